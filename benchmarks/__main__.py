@@ -9,17 +9,15 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-import pandas as pd
 import torch
 
 from benchmarks import report
-from benchmarks.case import Case, Settings, headline, several
+from benchmarks.case import Settings, headline, several
 from benchmarks.cases import CASES
 from benchmarks.memory import tells_resident
 from benchmarks.peers import PEERS
-from benchmarks.runner import Record, passed, run_table
+from benchmarks.runner import passed, run_table
 from snnipu.cli.info import collect
 from snnipu.training import write_atomically
 
@@ -29,24 +27,27 @@ SAME = ("device_name", "processor", "threads", "dtype", "versions")
 STOPPED = 130
 
 
-def environment(device: torch.device, dtype: str) -> Dict[str, Any]:
+def environment(arguments):
     """Return what a reader needs to judge or repeat a measurement."""
     found = collect()
     for name in ("braintrace", "dcls"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found["versions"][name] = metadata.version(name)
-    on_gpu = device.type == "cuda"
+    on_gpu = arguments.device.type == "cuda"
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device_name": torch.cuda.get_device_name(device) if on_gpu else found["processor"],
+        "device_name": torch.cuda.get_device_name(arguments.device) if on_gpu else found["processor"],
         "tf32": bool(on_gpu and torch.backends.cuda.matmul.allow_tf32),
         "threads": torch.get_num_threads(),
-        "dtype": dtype,
+        "dtype": arguments.dtype or "float32",
+        "case": arguments.case,
+        "settings": dict(arguments.settings),
+        "quick": arguments.quick,
         **found,
     }
 
 
-def described(found: Dict[str, Any]) -> str:
+def described(found):
     """Return a line on where the numbers come from."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
     native = found["native"]["in_use"] or "no native library"
@@ -57,78 +58,81 @@ def described(found: Dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def on_device(device: torch.device, threads: Optional[int]) -> Iterator[None]:
-    """Choose a GPU; its convolutions round factors to TF32 where matrix products do, as the record says."""
-    threads_before, tf32_before = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
-    torch.set_num_threads(threads or threads_before)
+def surroundings(arguments):
+    """Set threads and GPU, and let SIGTERM stop as Ctrl-C does.
+
+    Convolutions on a GPU round factors to TF32 where matrix products do, as the record says.
+    """
+    threads, tf32 = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    torch.set_num_threads(arguments.threads or threads)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     try:
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        with torch.cuda.device(arguments.device) if arguments.device.type == "cuda" else contextlib.nullcontext():
             yield
     finally:
-        torch.set_num_threads(threads_before)
-        torch.backends.cudnn.allow_tf32 = tf32_before
+        torch.set_num_threads(threads)
+        torch.backends.cudnn.allow_tf32 = tf32
+        signal.signal(signal.SIGTERM, handler)
 
 
-def chosen(text: str) -> Tuple[str, Any]:
-    """Parse ``name=value`` or ``name=value,value`` of a setting."""
+def setting(text):
+    """Parse ``name=value`` or ``name=value,value``."""
     name, _, values = text.partition("=")
-    usual = getattr(Settings(), name, None)
-    if not isinstance(usual, (int, float, str)):
+    kind = type(getattr(Settings(), name, None))
+    if kind not in (int, float, str):
         raise argparse.ArgumentTypeError(f"expected SETTING=VALUE[,VALUE], got {text!r}")
     try:
-        parsed = tuple(type(usual)(value) for value in values.split(","))
+        parsed = tuple(map(kind, values.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: {name} is a {type(usual).__name__}") from None
-    if not isinstance(usual, str) and min(parsed) <= 0 and name not in ("seed", "hidden_neurons"):
+        raise argparse.ArgumentTypeError(f"{text}: {name} is of type {kind.__name__}") from None
+    if kind is not str and (min(parsed) < 0 if name in ("seed", "hidden_neurons") else not min(parsed) > 0):
         raise argparse.ArgumentTypeError(f"{text}: {name} must be above 0")
+    if name in ("activity", "beta") and not max(parsed) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: {name} must be below 1")
     return name, parsed if len(parsed) > 1 else parsed[0]
 
 
-def device(text: str) -> torch.device:
-    try:
-        found = torch.device(text)
-    except RuntimeError:
-        found = torch.device("meta")
-    if found.type not in ("cpu", "cuda"):
+def device(text):
+    if text.partition(":")[0] not in ("cpu", "cuda"):
         raise argparse.ArgumentTypeError(f"unknown device {text!r}; known: cpu, cuda")
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if text != "cpu" and not torch.cuda.is_available():
         raise argparse.ArgumentTypeError(f"{text}: this PyTorch finds no CUDA device")
-    return found
+    return torch.device(text)
 
 
-def peers(text: str) -> List[str]:
+def peers(text):
     names = [] if text == "none" else text.split(",")
-    unknown = [name for name in names if name not in PEERS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"unknown peer {unknown[0]!r}; known: {', '.join(PEERS)}, or none")
+    for name in names:
+        if name not in PEERS:
+            raise argparse.ArgumentTypeError(f"unknown peer {name!r}; known: {', '.join(PEERS)}, or none")
     return names
 
 
-def output(text: str) -> Path:
+def output(text):
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: expected a file in a folder that exists")
     return path
 
 
-def parse(argv: Optional[Sequence[str]]) -> Tuple[argparse.ArgumentParser, argparse.Namespace]:
+def arguments_parser():
     listing = "\n".join(
         f"  {name:<12}{case.summary}\n{'':14}{' '.join(f'{key}={value}' for key, value in case.sizes.items())}"
         for name, case in CASES.items()
     )
-    known_peers = "\n".join(f"  {name:<13} {summary}" for name, summary in PEERS.items())
+    known = "\n".join(f"  {name:<13} {summary}" for name, summary in PEERS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Time snnipu beside its peers, interleaved, after checking what each contender computes.",
-        epilog=f"cases and their settings:\n{listing}\n\npeers:\n{known_peers}\n\n"
-        f"Exit status: 0 all checks passed, 1 a check is red (or snnipu failed), 2 wrong arguments, {STOPPED} stopped by "
-        "Ctrl-C; what was measured before is kept.",
+        epilog=f"cases and their settings:\n{listing}\n\npeers:\n{known}\n\n"
+        "Exit status: 0 all checks passed, 1 a check is red (or snnipu failed), 2 wrong arguments, 130 stopped by Ctrl-C; "
+        "what was measured before is kept.",
     )
     add = parser.add_argument
     add("case", nargs="?", default="all", choices=[*CASES, "all"], help="what to run; all: one table of each case")
-    add("settings", nargs="*", type=chosen, default=[], metavar="SETTING=VALUE", help="of the case; several: a sweep")
+    add("settings", nargs="*", type=setting, default=[], metavar="SETTING=VALUE", help="of the case; several: a sweep")
     add("--json", type=output, metavar="FILE", help="write the records, after each measurement")
     add("--chart", type=output, metavar="FILE.png", help="draw the results")
     add("--merge", type=Path, nargs="+", metavar="FILE", help="run nothing: the records of earlier runs as one")
@@ -140,152 +144,140 @@ def parse(argv: Optional[Sequence[str]]) -> Tuple[argparse.ArgumentParser, argpa
     add("--min-seconds", type=float, metavar="S", help="timing a table, at least (default: the case's)")
     add("--resident-memory", action="store_true", help="peak resident memory too, each in a process of its own (Linux)")
     add("--quick", action="store_true", help="small sizes, few rounds: does everything run? The times mean little")
-    arguments = parser.parse_args(argv)
-    if arguments.resident_memory and not tells_resident(arguments.device):
-        parser.error("argument --resident-memory: only on Linux, and only with --device cpu")
-    return parser, arguments
+    return parser
 
 
-def why_left_out(case: Case, arguments: argparse.Namespace) -> str:
+def why_left_out(case, arguments):
     """Return why the case does not run with these arguments, or an empty string."""
     if DTYPES[arguments.dtype or "float32"] not in case.dtypes:
         return f"it does not run in {arguments.dtype}"
     return "" if arguments.device.type in case.devices else f"it does not run on {arguments.device.type}"
 
 
-def tables_of(name: str, case: Case, arguments: argparse.Namespace) -> List[Settings]:
+def tables_of(name, case, arguments):
     """Return the settings of each table; raise ValueError where the case cannot run so."""
     values = {**case.sizes, **(case.quick if arguments.quick else {})}
     asked = {key: value for key, value in arguments.settings if key in values or arguments.case == name}
-    unknown = [key for key in asked if key not in values]
-    if unknown:
-        raise ValueError(f"{name} has no setting {unknown[0]}; it has {', '.join(values)}")
     for key, value in asked.items():
-        wrong = [one for one in several(value) if one not in case.choices.get(key, several(value))]
+        if key not in values:
+            raise ValueError(f"{name} has no setting {key}; it has {', '.join(values)}")
+        choices = case.choices.get(key, several(value))
+        wrong = [one for one in several(value) if one not in choices]
         if wrong:
-            raise ValueError(f"{key}: expected one of {', '.join(map(str, case.choices[key]))}, got {wrong[0]!r}")
+            raise ValueError(f"{key}: expected one of {', '.join(map(str, choices))}, got {wrong[0]!r}")
     values.update(asked)
     if arguments.case == "all":
         values = headline(values)
     where = {"device": arguments.device, "dtype": DTYPES[arguments.dtype or "float32"]}
     as_it_comes = not (asked or arguments.quick or arguments.dtype)
-    if as_it_comes and arguments.device.type == "cuda" and case.on_cuda:
-        return [Settings(**{**values, **where, **table}) for table in case.on_cuda]
-    return [Settings(**{**values, **where, **point}) for point in case.points(values)]
+    on_cuda = case.on_cuda if as_it_comes and arguments.device.type == "cuda" else ()
+    return [Settings(**{**values, **where, **point}) for point in on_cuda or case.points(values)]
 
 
-def merged(paths: Sequence[Path]) -> Tuple[List[Record], Dict[str, Any]]:
-    """Return the records of earlier runs on one machine, and the first one's environment; the last of a table counts."""
-    tables: Dict[Any, List[Record]] = {}
-    first: Dict[str, Any] = {}
+def merged(paths):
+    """Return the environment and the records of earlier runs on one machine; of a table the last run counts."""
+    tables = {}
+    documents = []
     for path in paths:
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            records, here = document["records"], document["environment"]
+            documents.append(json.loads(path.read_text(encoding="utf-8")))
+            tables.update({record["title"]: [] for record in documents[-1]["records"]})
+            other = [key for key in SAME if documents[-1]["environment"][key] != documents[0]["environment"][key]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no record: {error}") from None
-        first = first or here
-        other = [key for key in SAME if here.get(key) != first.get(key)]
         if other:
             raise ValueError(f"{path} has another {other[0]} than {paths[0]}")
-        tables.update({record["title"]: [] for record in records})
-        for record in records:
+        for record in documents[-1]["records"]:
             tables[record["title"]].append(record)
-    return [record for records in tables.values() for record in records], first
+    return documents[0]["environment"], [record for records in tables.values() for record in records]
 
 
-def tell(records: Sequence[Record]) -> pd.DataFrame:
+def tell(records):
     """Print tables; return the summary."""
-    summary = report.summarise(report.frame_of(records))
+    summary = report.summarise(records)
     for name, rows in summary.groupby("case", sort=False):
-        along = report.sweep_tables(CASES[name], rows)
-        usual = rows
-        for name_of_setting, value in headline(CASES[name].sizes).items():
-            here = usual[usual[name_of_setting] == value] if along and name_of_setting in usual else usual
+        case, usual = CASES[name], rows
+        along = report.sweep_tables(case, rows)
+        for key, value in headline(case.sizes).items() if along else ():
+            here = usual[usual[key] == value] if key in usual else usual
             usual = usual if here.empty else here
-        shown = dict.fromkeys(usual.title)
-        parts = [CASES[name].work, *along, *(report.table(rows[rows.title == title]) for title in shown)]
-        print("\n\n".join([*parts, f"Check: {CASES[name].check}", *report.notes(rows)]) + "\n")
-    print("\n".join(report.reasons(summary)))
+        whole = [report.table(table) for _, table in usual.groupby("title", sort=False)]
+        print("\n\n".join([case.work, *along, *whole, f"Check: {case.check}", report.remarks(rows)]) + "\n")
     return summary
 
 
-class Output:
-    """The records of a run, and the file that has them after each measurement."""
-
-    def __init__(self, path: Optional[Path], environment: Dict[str, Any], settings: Dict[str, Any]) -> None:
-        self.path, self.environment, self.settings = path, environment, settings
-        self.records: List[Record] = []
-        self._written = 0.0
-
-    def write(self, at_once: bool = True) -> None:
-        """Write the records; unless ``at_once``, not more often than once a second."""
-        if self.path is None or not (at_once or time.monotonic() - self._written > 1.0):
-            return
-        records = ",\n".join(json.dumps(record) for record in self.records)
-        head = json.dumps({"environment": self.environment, "settings": self.settings})
-        text = f'{head[:-1]},\n"records": [\n{records}\n]}}\n'
-        write_atomically(self.path, lambda file: file.write(text.encode("utf-8")))
-        self._written = time.monotonic()
+def write(path, found, records):
+    """Write the records, a line each."""
+    lines = ",\n".join(map(json.dumps, records))
+    text = f'{{"environment": {json.dumps(found)},\n"records": [\n{lines}\n]}}\n'
+    write_atomically(path, lambda file: file.write(text.encode("utf-8")))
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def run(tables, arguments, records, save):
+    """Run the tables, as far as they come; return True if they were stopped."""
+    try:
+        for number, (name, case, settings) in enumerate(tables, start=1):
+            min_seconds = 0.0 if arguments.quick else case.min_seconds
+            run_table(
+                name,
+                case,
+                settings,
+                records,
+                arguments.peers,
+                arguments.repeats or (2 if arguments.quick else case.repeats),
+                min_seconds if arguments.min_seconds is None else arguments.min_seconds,
+                resident=arguments.resident_memory,
+                memory_apart=case.memory_apart and not arguments.quick and tells_resident(arguments.device),
+                after_measurement=save,
+                tell=lambda stage, number=number: print(f"[{number}/{len(tables)}] {stage}", file=sys.stderr),
+            )
+    except KeyboardInterrupt:
+        print("stopped: what was measured is kept", file=sys.stderr)
+        return True
+    return False
+
+
+def main(argv=None):
     """Run the benchmarks that ``argv`` asks for; returns the exit status."""
-    parser, arguments = parse(argv)
-    asked = CASES if arguments.case == "all" else {arguments.case: CASES[arguments.case]}
-    left_out = {name: why_left_out(case, arguments) for name, case in asked.items()}
+    parser = arguments_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.resident_memory and not tells_resident(arguments.device):
+        parser.error("argument --resident-memory: only on Linux, and only with --device cpu")
+    cases = CASES if arguments.case == "all" else {arguments.case: CASES[arguments.case]}
+    left_out = {name: why_left_out(case, arguments) for name, case in cases.items()}
     if left_out.get(arguments.case):
         parser.error(f"{arguments.case}: {left_out[arguments.case]}")
-    stopped = False
-    with on_device(arguments.device, arguments.threads):
-        settings = {"case": arguments.case, "quick": arguments.quick, "asked": dict(arguments.settings)}
-        written = Output(arguments.json, environment(arguments.device, arguments.dtype or "float32"), settings)
+    with surroundings(arguments):
+        records, stopped, written = [], False, time.monotonic()
         try:
             if arguments.merge:
-                written.records, written.environment = merged(arguments.merge)
-                asked = {}
-            tables = [
-                (name, case, table)
-                for name, case in asked.items()
-                if not left_out[name]
-                for table in tables_of(name, case, arguments)
-            ]
+                found, records = merged(arguments.merge)
+            else:
+                found = environment(arguments)
+                ready = [(name, case) for name, case in cases.items() if not left_out[name]]
+                tables = [(name, case, table) for name, case in ready for table in tables_of(name, case, arguments)]
         except ValueError as error:
             parser.error(str(error))
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            for number, (name, case, table) in enumerate(tables, start=1):
-                min_seconds = arguments.min_seconds
-                if min_seconds is None:
-                    min_seconds = 0.0 if arguments.quick else case.min_seconds
-                run_table(
-                    name,
-                    case,
-                    table,
-                    written.records,
-                    arguments.peers,
-                    arguments.repeats or (2 if arguments.quick else case.repeats),
-                    min_seconds,
-                    resident=arguments.resident_memory,
-                    memory_apart=case.memory_apart and not arguments.quick and tells_resident(arguments.device),
-                    after_measurement=lambda: written.write(at_once=False),
-                    tell=lambda stage, number=number: print(f"[{number}/{len(tables)}] {stage}", file=sys.stderr),
-                )
-        except KeyboardInterrupt:
-            stopped = True
-            print("stopped: what was measured is kept", file=sys.stderr)
-        finally:
-            signal.signal(signal.SIGTERM, before)
-            written.write()
-    where = described(written.environment)
-    if written.records:
-        summary = tell(written.records)
+
+        def save():
+            """Not more often than once a second."""
+            nonlocal written
+            if arguments.json and time.monotonic() - written > 1.0:
+                write(arguments.json, found, records)
+                written = time.monotonic()
+
+        if not arguments.merge:
+            stopped = run(tables, arguments, records, save)
+    if arguments.json:
+        write(arguments.json, found, records)
+    if records:
+        summary = tell(records)
         if arguments.chart:
-            report.draw(CASES, summary, where, arguments.chart)
-    print("\n".join([*(f"{name} is left out: {why}" for name, why in left_out.items() if why), where]))
+            report.draw(CASES, summary, described(found), arguments.chart)
+    print("\n".join([*(f"{name} is left out: {why}" for name, why in left_out.items() if why), described(found)]))
     if arguments.quick:
         print("Small sizes (--quick): the times say that it runs, not how fast it is.")
-    return STOPPED if stopped else 0 if passed(written.records) else 1
+    return STOPPED if stopped else 0 if passed(records) else 1
 
 
 if __name__ == "__main__":

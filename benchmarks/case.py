@@ -92,23 +92,23 @@ class Contender:
 Values = Mapping[str, Any]
 
 
-def several(value: Any) -> Sequence[Any]:
+def several(value):
     """Return the values of a setting that may be swept."""
     return value if isinstance(value, tuple) else (value,)
 
 
-def headline(values: Values) -> Dict[str, Any]:
+def headline(values):
     """Return one value of each setting: the usual one where it is there, else the first."""
     usual = {name: getattr(Settings, name, None) for name in values}
     return {name: usual[name] if usual[name] in several(value) else several(value)[0] for name, value in values.items()}
 
 
-def product(values: Values) -> List[Dict[str, Any]]:
+def product(values):
     """Return the points of a sweep: every combination."""
     return [dict(zip(values, point)) for point in itertools.product(*map(several, values.values()))]
 
 
-def cross(values: Values) -> List[Dict[str, Any]]:
+def cross(values):
     """Return the points of a sweep along each setting, with the headline's values of the others."""
     swept = [(name, value) for name, all_values in values.items() for value in several(all_values)]
     points = [{**headline(values), name: value} for name, value in swept if isinstance(values[name], tuple)]
@@ -137,7 +137,7 @@ class Case:
         on_cuda: the tables on a GPU where nothing else is asked for.
         gives_back: whether each contender is timed in memory that it got itself.
         memory_apart: whether peak memory is that of a process of its own, where the system tells.
-        samples: yields the times of settings and a number of rounds, in place of interleaved calls of each ``step``.
+        samples: yields the times in place of :func:`benchmarks.timing.interleaved`, whose arguments it has.
         measured: what the data turned out to be.
     """
 
@@ -167,10 +167,10 @@ class Case:
     on_cuda: Sequence[Values] = ()
     gives_back: Callable[[Settings], bool] = lambda settings: False
     memory_apart: bool = False
-    samples: Optional[Callable[[Settings, int], Iterator[Tuple[str, Any]]]] = None
+    samples: Optional[Callable[..., Iterator[Tuple[str, Any]]]] = None
     measured: Callable[[Settings], Dict[str, Any]] = lambda settings: {}
 
-    def parameters_of(self, settings: Settings) -> Dict[str, Any]:
+    def parameters_of(self, settings):
         if self.parameters is not None:
             return self.parameters(settings)
         return {name: getattr(settings, name) for name in self.sizes}

@@ -1,17 +1,17 @@
 """Small programs in the style in which people write snnTorch; ``snn`` is the library that they import."""
 
-from dataclasses import replace
-
 import torch
+from snntorch import utils
 from torch import nn
 from torch.nn import functional
 
 import snnipu
-from benchmarks import loop_networks
-from benchmarks.loop_networks import CLASSES, INPUTS, batched_loss, tutorial_loss
 
+INPUTS, CLASSES = 784, 10
 # Inputs of the programs that read one vector a step, as of a sensor or an embedding.
 CHANNELS = 64
+# Output neurons of a class in population coding.
+PER_CLASS = 10
 # Weights and inputs are multiples of these: float32 sums of their products are exact in any order, so that no spike
 # depends on the order in which a matrix product adds up.
 WEIGHT_GRID, INPUT_GRID = 2.0**-12, 2.0**-4
@@ -19,10 +19,37 @@ _WEIGHTED = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding)
 
 
 def sparse_pixels(*shape, generator):
-    """Numbers between 0 and 1, of which four in five are 0."""
+    """Return numbers between 0 and 1, of which four in five are 0."""
     x = torch.rand(shape, generator=generator)
     on = torch.rand(shape, generator=generator) < 0.2
     return (x / INPUT_GRID).round() * INPUT_GRID * on
+
+
+def tutorial_loss(mem_rec, targets):
+    """Return the tutorial's loss: the sum over the steps of the cross-entropy of the membranes."""
+    loss = nn.CrossEntropyLoss()
+    loss_val = torch.zeros((1), dtype=mem_rec.dtype, device=mem_rec.device)
+    for step in range(mem_rec.shape[0]):
+        loss_val += loss(mem_rec[step], targets)
+    return loss_val
+
+
+def batched_loss(mem_rec, targets):
+    """Return the value of :func:`tutorial_loss` in one call: every step has the same number of samples."""
+    steps = mem_rec.shape[0]
+    return steps * functional.cross_entropy(mem_rec.flatten(0, 1), targets.repeat(steps))
+
+
+def forward_pass(net, steps, data, frames):
+    """The tutorials' function of this name."""
+    mem_rec = []
+    spk_rec = []
+    utils.reset(net)  # resets hidden states for all LIF neurons in net
+    for step in range(steps):
+        spk_out, mem_out = net(data[step] if frames else data)
+        spk_rec.append(spk_out)
+        mem_rec.append(mem_out)
+    return torch.stack(spk_rec), torch.stack(mem_rec)
 
 
 class Program(nn.Module):
@@ -30,37 +57,60 @@ class Program(nn.Module):
 
     Attributes:
         trains: whether :meth:`step` has the backward pass and the optimizer, too.
-        draws: whether :meth:`rewritten` draws random numbers for all steps at once: on a CPU those of the loop.
+        draws: whether :meth:`over_time` draws random numbers for all steps at once: on a CPU those of the loop.
+        frames: whether the input has a vector, or a frame, for each step.
+        recorded: which of the records of ``MultiStep`` the loss reads: 0 for spikes, 1 for membranes.
         optimizer: what updates the parameters.
-        terms: of :class:`~benchmarks.loop_networks.LoopNetwork`.
     """
 
-    trains = False
-    draws = False
-    optimizer: torch.optim.Optimizer
+    trains = draws = frames = False
+    recorded = 0
+
+    def __init__(self, snn, settings):
+        super().__init__()
+        self.snn, self.steps = snn, settings.steps
 
     @staticmethod
     def data(settings, generator):
-        """The input of one step."""
+        """Return the input of one step of training."""
         return sparse_pixels(settings.batch_size, INPUTS, generator=generator)
 
     @staticmethod
     def terms(settings):
+        """Return how many terms the longest sum of a gradient has that a convolution may make in one accumulator."""
         return 0
 
+    def record(self, x):
+        """Return what the loss reads, of all steps. The loop over time is here, or in what this calls."""
+        out = self(x)
+        return out[self.recorded] if isinstance(out, tuple) else out
+
+    def loss(self, record, x, targets):
+        """Return the loss; ``targets [B]`` are classes."""
+        return functional.cross_entropy(record.sum(0), targets)
+
+    def batched(self, record, x, targets):
+        """Return the same loss in one call, where the loop's has one for each step."""
+        return self.loss(record, x, targets)
+
     def step(self, x, targets):
-        """The loss, ``targets [B]`` are classes. What holds the loop over time is this or what this calls."""
-        spk_rec = self(x)
-        return functional.cross_entropy(spk_rec.sum(0), targets)
+        return self.loss(self.record(x), x, targets)
+
+    def layers(self):
+        """Return the modules of :class:`snnipu.MultiStep` in place of the loop, in the programs that it can say."""
+        raise NotImplementedError
+
+    def over_time(self, x):
+        """Return the record by :class:`snnipu.MultiStep`."""
+        return snnipu.MultiStep(*self.layers())(x, num_steps=None if self.frames else self.steps)[self.recorded]
 
     def rewritten(self, x, targets):
-        """The same loss with :class:`snnipu.MultiStep` in place of the loop, in the programs that it can say."""
-        raise NotImplementedError
+        return self.batched(self.over_time(x), x, targets)
 
     @classmethod
     def has_rewrite(cls, device):
-        """Whether :meth:`rewritten` gives the loop's numbers there."""
-        return cls.rewritten is not Program.rewritten and not (cls.draws and device.type != "cpu")
+        """Return True if :meth:`rewritten` gives the loop's numbers there."""
+        return cls.layers is not Program.layers and not (cls.draws and device.type != "cpu")
 
     def to_grid(self):
         """Round the weights to multiples of :data:`WEIGHT_GRID`."""
@@ -70,13 +120,22 @@ class Program(nn.Module):
                     parameter.copy_((parameter / WEIGHT_GRID).round() * WEIGHT_GRID)
 
 
-def _over_time(x, targets, layers, steps=None):
-    """The loss of :meth:`Program.step` of these layers as :class:`snnipu.MultiStep`."""
-    return functional.cross_entropy(snnipu.MultiStep(*layers)(x, num_steps=steps)[0].sum(0), targets)
+class _TutorialLoss:
+    """The loss of the tutorials' membranes."""
+
+    recorded = 1
+
+    def loss(self, record, x, targets):
+        return tutorial_loss(record, targets)
+
+    def batched(self, record, x, targets):
+        return batched_loss(record, targets)
 
 
 class _Frames(Program):
     """A program that reads another vector at each step."""
+
+    frames = True
 
     @staticmethod
     def data(settings, generator):
@@ -95,47 +154,80 @@ class _Images(Program):
         return settings.steps * settings.batch_size * 28 * 28
 
 
-class InForward(loop_networks.Tutorial5, Program):
-    """loop in forward"""
+class _TwoLayers(Program):
+    """Two linear layers and their neurons."""
 
-    def step(self, x, targets):
-        return tutorial_loss(self(x)[1], targets)
-
-    def rewritten(self, x, targets):
-        return batched_loss(self.over_time(x), targets)
-
-
-class InFunction(loop_networks.HiddenStates, Program):
-    """loop in a free function, hidden states"""
+    inputs = INPUTS
 
     def __init__(self, snn, settings):
-        layers = [
+        super().__init__(snn, settings)
+        self.fc1 = nn.Linear(self.inputs, settings.neurons)
+        self.fc2 = nn.Linear(settings.neurons, CLASSES)
+        self.lif1, self.lif2 = self.neurons(snn, settings)
+
+    def neurons(self, snn, settings):
+        return [snn.Leaky(beta=settings.beta) for _ in range(2)]
+
+    def layers(self):
+        return [self.fc1, self.lif1, self.fc2, self.lif2]
+
+
+class TutorialNet(_TutorialLoss, _TwoLayers):
+    """loop in forward"""
+
+    def forward(self, x):
+        mem1 = self.lif1.init_leaky()
+        mem2 = self.lif2.init_leaky()
+        spk2_rec = []
+        mem2_rec = []
+        for _ in range(self.steps):
+            cur1 = self.fc1(x)
+            spk1, mem1 = self.lif1(cur1, mem1)
+            cur2 = self.fc2(spk1)
+            spk2, mem2 = self.lif2(cur2, mem2)
+            spk2_rec.append(spk2)
+            mem2_rec.append(mem2)
+        return torch.stack(spk2_rec, dim=0), torch.stack(mem2_rec, dim=0)
+
+
+class HiddenStates(Program):
+    """Layers with hidden states; the loop is in a function."""
+
+    def __init__(self, snn, settings):
+        super().__init__(snn, settings)
+        self.net = nn.Sequential(*self.modules_of(snn, settings))
+
+    def record(self, x):
+        return forward_pass(self.net, self.steps, x, self.frames)[self.recorded]
+
+    def layers(self):
+        # Without hidden states MultiStep starts from zeros in each call.
+        for layer in self.net:
+            if isinstance(layer, snnipu.Leaky):
+                layer.init_hidden = False
+        return self.net
+
+
+class InFunction(_TutorialLoss, HiddenStates):
+    """loop in a free function, hidden states"""
+
+    def modules_of(self, snn, settings):
+        return [
             nn.Linear(INPUTS, settings.neurons),
             snn.Leaky(beta=settings.beta, init_hidden=True),
             nn.Linear(settings.neurons, CLASSES),
             snn.Leaky(beta=settings.beta, init_hidden=True, output=True),
         ]
-        super().__init__(layers, settings.steps)
-
-    def step(self, x, targets):
-        return tutorial_loss(loop_networks.forward_pass(self, self.steps, x, self.frames)[1], targets)
-
-    def rewritten(self, x, targets):
-        return batched_loss(self.over_time(x), targets)
 
 
-class InTraining(Program):
+class InTraining(_TwoLayers):
     """loop in the middle of the training function"""
 
     trains = True
+    layers = Program.layers
 
-    def __init__(self, snn, settings):
-        super().__init__()
-        self.snn, self.steps = snn, settings.steps
-        self.fc1 = nn.Linear(INPUTS, settings.neurons)
-        self.lif1 = snn.Leaky(beta=settings.beta, init_hidden=True)
-        self.fc2 = nn.Linear(settings.neurons, CLASSES)
-        self.lif2 = snn.Leaky(beta=settings.beta, init_hidden=True, output=True)
+    def neurons(self, snn, settings):
+        return [snn.Leaky(beta=settings.beta, init_hidden=True, output=output) for output in (False, True)]
 
     def forward(self, x):
         spk1 = self.lif1(self.fc1(x))
@@ -158,14 +250,10 @@ class InTraining(Program):
         return loss.detach()
 
 
-class Counters(Program):
+class Counters(_TwoLayers):
     """counters kept in place"""
 
-    def __init__(self, snn, settings):
-        super().__init__()
-        self.steps = settings.steps
-        self.fc1, self.lif1 = nn.Linear(INPUTS, settings.neurons), snn.Leaky(beta=settings.beta)
-        self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), snn.Leaky(beta=settings.beta)
+    layers = Program.layers
 
     def forward(self, x):
         mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
@@ -191,8 +279,7 @@ class Learnt(_Images):
     """learnt beta and threshold of each channel"""
 
     def __init__(self, snn, settings):
-        super().__init__()
-        self.steps = settings.steps
+        super().__init__(snn, settings)
         self.conv1, self.pool = nn.Conv2d(1, 8, 5), nn.AvgPool2d(2)
         self.lif1 = self._neuron(snn, settings, 8)
         self.conv2 = nn.Conv2d(8, 16, 5)
@@ -216,43 +303,19 @@ class Learnt(_Images):
             spk3_rec.append(spk3)
         return torch.stack(spk3_rec)
 
-    def rewritten(self, x, targets):
+    def layers(self):
         hidden = self.conv1, self.pool, self.lif1, self.conv2, self.pool, self.lif2
-        return _over_time(x, targets, [*hidden, self.flatten, self.fc, self.lif3], self.steps)
+        return [*hidden, self.flatten, self.fc, self.lif3]
 
 
-class _TwoLayers(_Frames):
-    def __init__(self, snn, settings):
-        super().__init__()
-        self.lif1, self.lif2 = self.neurons(snn, settings)
-        self.between = nn.Identity()
-        self.fc1, self.fc2 = nn.Linear(CHANNELS, settings.neurons), nn.Linear(settings.neurons, CLASSES)
-
-    def neurons(self, snn, settings):
-        return [snn.Leaky(beta=settings.beta) for _ in range(2)]
-
-    def forward(self, x):
-        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
-        spk_rec = []
-        for step in range(x.size(0)):
-            spk1, mem1 = self.lif1(self.fc1(x[step]), mem1)
-            spk2, mem2 = self.lif2(self.fc2(self.between(spk1)), mem2)
-            spk_rec.append(spk2)
-        return torch.stack(spk_rec)
-
-    def rewritten(self, x, targets):
-        return _over_time(x, targets, [self.fc1, self.lif1, self.between, self.fc2, self.lif2])
-
-
-class OneToOne(_Frames):
+class OneToOne(_TwoLayers, _Frames):
     """RLeaky, one-to-one"""
 
-    def __init__(self, snn, settings):
-        super().__init__()
-        neurons = settings.neurons
-        self.fc1 = nn.Linear(CHANNELS, neurons)
-        self.lif1 = snn.RLeaky(beta=settings.beta, V=torch.full((neurons,), 0.25), all_to_all=False)
-        self.fc2, self.lif2 = nn.Linear(neurons, CLASSES), snn.Leaky(beta=settings.beta)
+    inputs = CHANNELS
+
+    def neurons(self, snn, settings):
+        weight = torch.full((settings.neurons,), 0.25)
+        return snn.RLeaky(beta=settings.beta, V=weight, all_to_all=False), snn.Leaky(beta=settings.beta)
 
     def forward(self, x):
         spk1, mem1 = self.lif1.init_rleaky()
@@ -264,18 +327,15 @@ class OneToOne(_Frames):
             spk2_rec.append(spk2)
         return torch.stack(spk2_rec)
 
-    def rewritten(self, x, targets):
-        return _over_time(x, targets, [self.fc1, self.lif1, self.fc2, self.lif2])
 
-
-class AllToAll(_Frames):
+class AllToAll(_TwoLayers, _Frames):
     """RSynaptic, all-to-all"""
 
-    def __init__(self, snn, settings):
-        super().__init__()
-        self.fc1 = nn.Linear(CHANNELS, settings.neurons)
-        self.lif1 = snn.RSynaptic(alpha=0.8, beta=settings.beta, linear_features=settings.neurons)
-        self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), snn.Leaky(beta=settings.beta)
+    inputs = CHANNELS
+
+    def neurons(self, snn, settings):
+        recurrent = snn.RSynaptic(alpha=0.8, beta=settings.beta, linear_features=settings.neurons)
+        return recurrent, snn.Leaky(beta=settings.beta)
 
     def forward(self, x):
         spk1, syn1, mem1 = self.lif1.init_rsynaptic()
@@ -287,15 +347,12 @@ class AllToAll(_Frames):
             out.append(spk2)
         return torch.stack(out)
 
-    def rewritten(self, x, targets):
-        return _over_time(x, targets, [self.fc1, self.lif1, self.fc2, self.lif2])
-
 
 class Lstm(_Frames):
     """SLSTM"""
 
     def __init__(self, snn, settings):
-        super().__init__()
+        super().__init__(snn, settings)
         # snnTorch keeps the states only where both sizes are the same.
         self.slstm1 = snn.SLSTM(CHANNELS, CHANNELS, threshold=0.1)
         self.slstm2 = snn.SLSTM(CHANNELS, CHANNELS, threshold=0.1)
@@ -311,16 +368,18 @@ class Lstm(_Frames):
             outs.append(self.fc(spk2))
         return torch.stack(outs)
 
-    def rewritten(self, x, targets):
-        spk_rec = snnipu.MultiStep(self.slstm1, self.slstm2)(x)[0]
-        return functional.cross_entropy(self.fc(spk_rec).sum(0), targets)
+    def layers(self):
+        return [self.slstm1, self.slstm2]
+
+    def over_time(self, x):
+        return self.fc(super().over_time(x))
 
 
 class ByHand(_Frames):
     """recurrence by hand"""
 
     def __init__(self, snn, settings):
-        super().__init__()
+        super().__init__(snn, settings)
         self.neurons = settings.neurons
         self.inp, self.rec = nn.Linear(CHANNELS, self.neurons), nn.Linear(self.neurons, self.neurons)
         self.lif = snn.Leaky(beta=settings.beta)
@@ -341,8 +400,7 @@ class BatchNorm(_Images):
     """convolutions and batch norm in training"""
 
     def __init__(self, snn, settings):
-        super().__init__()
-        self.steps = settings.steps
+        super().__init__(snn, settings)
         self.conv1, self.bn1 = nn.Conv2d(1, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8)
         self.lif1 = snn.Leaky(beta=settings.beta)
         self.conv2, self.bn2 = nn.Conv2d(8, 16, 3, stride=2, bias=False), nn.BatchNorm2d(16)
@@ -360,12 +418,34 @@ class BatchNorm(_Images):
             spk_rec.append(spk3)
         return torch.stack(spk_rec)
 
-    def rewritten(self, x, targets):
+    def layers(self):
         hidden = self.conv1, self.bn1, self.lif1, self.conv2, self.bn2, self.lif2
-        return _over_time(x, targets, [*hidden, nn.Flatten(), self.fc, self.lif3], self.steps)
+        return [*hidden, nn.Flatten(), self.fc, self.lif3]
 
 
-class Dropout(_TwoLayers):
+class _Between(_TwoLayers, _Frames):
+    """A module between the layers."""
+
+    inputs = CHANNELS
+
+    def __init__(self, snn, settings):
+        super().__init__(snn, settings)
+        self.between = nn.Identity()
+
+    def forward(self, x):
+        mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
+        spk_rec = []
+        for step in range(x.size(0)):
+            spk1, mem1 = self.lif1(self.fc1(x[step]), mem1)
+            spk2, mem2 = self.lif2(self.fc2(self.between(spk1)), mem2)
+            spk_rec.append(spk2)
+        return torch.stack(spk_rec)
+
+    def layers(self):
+        return [self.fc1, self.lif1, self.between, self.fc2, self.lif2]
+
+
+class Dropout(_Between):
     """dropout"""
 
     draws = True
@@ -375,14 +455,10 @@ class Dropout(_TwoLayers):
         self.between = nn.Dropout(0.25)
 
 
-class RateCoding(Program):
+class RateCoding(_TwoLayers):
     """rate coding drawn in the loop"""
 
-    def __init__(self, snn, settings):
-        super().__init__()
-        self.steps = settings.steps
-        self.fc1, self.lif1 = nn.Linear(INPUTS, settings.neurons), snn.Leaky(beta=settings.beta)
-        self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), snn.Leaky(beta=settings.beta)
+    layers = Program.layers
 
     def forward(self, x):
         mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
@@ -398,32 +474,89 @@ class RateCoding(Program):
         return functional.cross_entropy(self(x), targets)
 
 
-class Convolutional(loop_networks.Convolutional, _Images):
+class Convolutional(HiddenStates, _Images):
     """convolutional, hidden states"""
 
-    def __init__(self, snn, settings):
-        super().__init__(snn, replace(settings, network="tutorial-6"))
+    channels, maps, side = 1, 64, 4
 
-    def step(self, x, targets):
-        spk_rec, _ = loop_networks.forward_pass(self, self.steps, x, self.frames)
-        return functional.cross_entropy(spk_rec.sum(0), targets)
+    def modules_of(self, snn, settings):
+        beta = settings.beta
+        return [
+            nn.Conv2d(self.channels, 12, 5),
+            nn.MaxPool2d(2),
+            snn.Leaky(beta=beta, init_hidden=True),
+            nn.Conv2d(12, self.maps, 5),
+            nn.MaxPool2d(2),
+            snn.Leaky(beta=beta, init_hidden=True),
+            nn.Flatten(),
+            nn.Linear(self.maps * self.side * self.side, CLASSES),
+            snn.Leaky(beta=beta, init_hidden=True, output=True),
+        ]
 
 
-class Autoencoder(loop_networks.Autoencoder, _Images):
+class Tutorial6(_TutorialLoss, Convolutional):
+    """convolutional, constant image, hidden states"""
+
+    terms = Program.terms
+
+
+class Tutorial7(Tutorial6):
+    """convolutional, event frames x[step], hidden states"""
+
+    channels, maps, side, frames = 2, 32, 5, True
+
+    @staticmethod
+    def data(settings, generator):
+        return sparse_pixels(settings.steps, settings.batch_size, 2, 34, 34, generator=generator)
+
+
+class Autoencoder(_Images):
     """autoencoder"""
 
-    def step(self, x, targets):
-        return functional.mse_loss(self(x)[-1], x)
-
-    def rewritten(self, x, targets):
-        return functional.mse_loss(self.over_time(x)[-1], x)
-
-
-class Regression(loop_networks.RegressionNet, Program):
-    """regression on membranes"""
+    recorded = 1
 
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
+        # A bias in front of a norm has no gradient but rounding.
+        self.conv1, self.norm = nn.Conv2d(1, 16, 3, padding=1, stride=2, bias=False), nn.BatchNorm2d(16)
+        self.lif1 = snn.Leaky(beta=settings.beta)
+        self.conv2 = nn.ConvTranspose2d(16, 1, 3, padding=1, output_padding=1, stride=2)
+        self.lif2 = snn.Leaky(beta=settings.beta, reset_mechanism="none")
+
+    def forward(self, x):
+        mem1 = self.lif1.init_leaky()
+        mem2 = self.lif2.init_leaky()
+        mem2_rec = []
+        for _ in range(self.steps):
+            spk1, mem1 = self.lif1(self.norm(self.conv1(x)), mem1)
+            _, mem2 = self.lif2(self.conv2(spk1), mem2)
+            mem2_rec.append(mem2)
+        return torch.stack(mem2_rec)
+
+    def layers(self):
+        return [self.conv1, self.norm, self.lif1, self.conv2, self.lif2]
+
+    def loss(self, record, x, targets):
+        return functional.mse_loss(record[-1], x)
+
+
+class AutoencoderOfAllSteps(Autoencoder):
+    """convolutions and batch norm in training"""
+
+    def loss(self, record, x, targets):
+        return functional.mse_loss(record, x.expand_as(record))
+
+
+class Regression(_Frames):
+    """regression on membranes"""
+
+    recorded = 1
+
+    def __init__(self, snn, settings):
+        super().__init__(snn, settings)
+        self.fc1 = nn.Linear(1, settings.neurons)
+        self.lif1 = snn.Leaky(beta=torch.full((settings.neurons,), settings.beta), learn_beta=True)
+        self.fc2 = nn.Linear(settings.neurons, 1)
         # The threshold takes part in no result: it has no gradient.
         self.lif2 = snn.Leaky(beta=settings.beta, learn_beta=True, learn_threshold=True, reset_mechanism="none")
 
@@ -431,11 +564,21 @@ class Regression(loop_networks.RegressionNet, Program):
     def data(settings, generator):
         return torch.rand(settings.steps, settings.batch_size, 1, generator=generator)
 
-    def step(self, x, targets):
-        return functional.mse_loss(self(x), x)
+    def forward(self, x):
+        mem1 = self.lif1.init_leaky()
+        mem2 = self.lif2.init_leaky()
+        mem2_rec = []
+        for step in range(x.shape[0]):
+            spk1, mem1 = self.lif1(self.fc1(x[step]), mem1)
+            _, mem2 = self.lif2(self.fc2(spk1), mem2)
+            mem2_rec.append(mem2)
+        return torch.stack(mem2_rec)
 
-    def rewritten(self, x, targets):
-        return functional.mse_loss(self.over_time(x), x)
+    def layers(self):
+        return [self.fc1, self.lif1, self.fc2, self.lif2]
+
+    def loss(self, record, x, targets):
+        return functional.mse_loss(record, x)
 
 
 class Attention(Program):
@@ -444,9 +587,8 @@ class Attention(Program):
     TOKENS = 16
 
     def __init__(self, snn, settings):
-        super().__init__()
-        self.width = settings.neurons // 4
-        self.steps, width = settings.steps, self.width
+        super().__init__(snn, settings)
+        self.width = width = settings.neurons // 4
         self.q, self.k, self.v = (nn.Linear(CHANNELS, width) for _ in range(3))
         self.q_lif, self.k_lif, self.v_lif = (snn.Leaky(beta=settings.beta) for _ in range(3))
         self.attn_lif = snn.Leaky(beta=settings.beta, threshold=0.5)
@@ -472,14 +614,13 @@ class Attention(Program):
         return torch.stack(logits)
 
 
-class Lists(Program):
+class Lists(_TwoLayers):
     """lists on self that grow from call to call"""
 
+    layers = Program.layers
+
     def __init__(self, snn, settings):
-        super().__init__()
-        self.steps = settings.steps
-        self.fc1, self.lif1 = nn.Linear(INPUTS, settings.neurons), snn.Leaky(beta=settings.beta)
-        self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), snn.Leaky(beta=settings.beta)
+        super().__init__(snn, settings)
         self.activity = []
 
     def forward(self, x):
@@ -493,7 +634,7 @@ class Lists(Program):
         return torch.stack(spk2_rec)
 
 
-class Subclass(_TwoLayers):
+class Subclass(_Between):
     """subclass that replaces a part of the step"""
 
     def neurons(self, snn, settings):
@@ -507,7 +648,7 @@ class Subclass(_TwoLayers):
         return [LeakyInput(beta=settings.beta, threshold=threshold) for threshold in (0.25, 0.05)]
 
 
-class Quantised(_TwoLayers):
+class Quantised(_Between):
     """quantised states"""
 
     def neurons(self, snn, settings):
@@ -521,7 +662,7 @@ class Tokens(Program):
     VOCABULARY = 100
 
     def __init__(self, snn, settings):
-        super().__init__()
+        super().__init__(snn, settings)
         width = settings.neurons // 4
         self.embedding = nn.Embedding(self.VOCABULARY, CHANNELS)
         self.fc1, self.lif1 = nn.Linear(CHANNELS, width), snn.Leaky(beta=settings.beta)
@@ -546,14 +687,58 @@ class Tokens(Program):
         return loss / (x.shape[1] - 1)
 
 
-class Population(loop_networks.PopulationNet, Program):
+class Population(Program):
     """population coding"""
 
-    def step(self, x, targets):
-        return loop_networks.count_loss(self(x), x)
+    def __init__(self, snn, settings):
+        super().__init__(snn, settings)
+        self.fc1 = nn.Linear(INPUTS, settings.neurons)
+        self.lif1 = snn.Leaky(beta=settings.beta)
+        self.fc2 = nn.Linear(settings.neurons, CLASSES * PER_CLASS)
+        self.lif2 = snn.Leaky(beta=settings.beta, threshold=0.2)
 
-    def rewritten(self, x, targets):
-        return loop_networks.count_loss(self.over_time(x), x)
+    def forward(self, x):
+        mem1 = self.lif1.init_leaky()
+        mem2 = self.lif2.init_leaky()
+        spk2_rec = []
+        for _ in range(self.steps):
+            spk1, mem1 = self.lif1(self.fc1(x), mem1)
+            spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
+            spk2_rec.append(spk2)
+        return torch.stack(spk2_rec)
+
+    def layers(self):
+        return [self.fc1, self.lif1, self.fc2, self.lif2]
+
+    def loss(self, record, x, targets):
+        counts = record.sum(0).view(-1, CLASSES, PER_CLASS).sum(2)
+        return functional.cross_entropy(counts, targets)
+
+
+class Deep(_TutorialLoss, Program):
+    """784-N-N/2-10, Synaptic, Alpha and RLeaky"""
+
+    def __init__(self, snn, settings):
+        super().__init__(snn, settings)
+        beta, neurons = settings.beta, settings.neurons
+        self.fc1, self.lif1 = nn.Linear(INPUTS, neurons), snn.Synaptic(alpha=0.8, beta=beta)
+        self.fc2, self.lif2 = nn.Linear(neurons, neurons // 2), snn.Alpha(alpha=0.95, beta=beta, threshold=0.3)
+        self.fc3, self.lif3 = nn.Linear(neurons // 2, CLASSES), snn.RLeaky(beta=beta, V=0.5, all_to_all=False)
+
+    def forward(self, x):
+        syn, mem1 = self.lif1.init_synaptic()
+        exc, inh, mem2 = self.lif2.init_alpha()
+        spk3, mem3 = self.lif3.init_rleaky()
+        mem3_rec = []
+        for _ in range(self.steps):
+            spk1, syn, mem1 = self.lif1(self.fc1(x), syn, mem1)
+            spk2, exc, inh, mem2 = self.lif2(self.fc2(spk1), exc, inh, mem2)
+            spk3, mem3 = self.lif3(self.fc3(spk2), spk3, mem3)
+            mem3_rec.append(mem3)
+        return torch.stack(mem3_rec)
+
+    def layers(self):
+        return [self.fc1, self.lif1, self.fc2, self.lif2, self.fc3, self.lif3]
 
 
 class Episode(Program):
@@ -562,7 +747,7 @@ class Episode(Program):
     MOVES, STEPS, ACTIONS = 8, 5, 4
 
     def __init__(self, snn, settings):
-        super().__init__()
+        super().__init__(snn, settings)
         width = settings.neurons // 4
         self.fc1, self.lif1 = nn.Linear(CHANNELS, width), snn.Leaky(beta=settings.beta)
         self.fc2, self.lif2 = nn.Linear(width, self.ACTIONS), snn.Leaky(beta=settings.beta, reset_mechanism="none")
@@ -594,7 +779,7 @@ class Episode(Program):
 
 
 PROGRAMS = {
-    "forward": InForward,
+    "forward": TutorialNet,
     "function": InFunction,
     "training": InTraining,
     "counters": Counters,
@@ -619,15 +804,22 @@ PROGRAMS = {
 }
 
 
-def make(name, snn, settings):
-    """The program ``name`` of a library: the same weights for every library."""
+# Networks of the tutorials and in their style, as unmodified loops.
+NETWORKS = {
+    "tutorial-5": TutorialNet,
+    "tutorial-6": Tutorial6,
+    "tutorial-7": Tutorial7,
+    "population": Population,
+    "regression": Regression,
+    "autoencoder": AutoencoderOfAllSteps,
+    "deep": Deep,
+}
+
+
+def make(kind, snn, settings):
+    """Return a program of a library, with the same weights for every library."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        program = PROGRAMS[name](snn, settings)
+        program = kind(snn, settings)
     program.to_grid()
     return program.to(settings.device)
-
-
-def title(name):
-    """What the program is an example of."""
-    return PROGRAMS[name].__doc__ or name

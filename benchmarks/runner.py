@@ -2,11 +2,11 @@
 
 import concurrent.futures
 import multiprocessing
-from typing import Any, Callable, Collection, Dict, Iterable, List, Optional
+from typing import Any, Callable, Collection, Dict, Iterable, List
 
 import torch
 
-from benchmarks.case import Case, Settings, Unavailable, Workload
+from benchmarks.case import Case, Settings, Unavailable
 from benchmarks.cases import CASES
 from benchmarks.memory import growth_here, peak_extra_bytes
 from benchmarks.timing import interleaved
@@ -16,21 +16,41 @@ OK, RED, UNAVAILABLE, FAILED = "ok", "red", "unavailable", "failed"
 Record = Dict[str, Any]
 
 
-def _growth_by_name(case: str, contender: str, settings: Settings, threads: int) -> Optional[int]:
-    return growth_here(CASES[case], contender, settings, threads)
+def _growth_by_name(case, *arguments):
+    return growth_here(CASES[case], *arguments)
 
 
-def resident_peak_bytes(case: str, contender: str, settings: Settings) -> Optional[int]:
-    """Return the growth of the resident memory of a fresh process in one step: fragmentation and all."""
+def resident_peak_bytes(case, contender, settings):
+    """Return the growth of the resident memory of a fresh process in one step, or None where it cannot run there."""
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
         return pool.submit(_growth_by_name, case, contender, settings, torch.get_num_threads()).result()
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error):
     """Return type and beginning of the message on one line: a compiler's error can fill pages."""
     message = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return message if len(message) <= 200 else message[:199] + "…"
+
+
+def _prepare(name, settings, contender, record, resident, memory_apart):
+    """Build and check a contender, and measure its memory; return its workload, or None where its check is red."""
+    workload = contender.build()
+    check = workload.check()
+    record.update(against=check.against, check=check.detail, compile_seconds=workload.compile_seconds)
+    if not check.passed:
+        record.update(status=RED, reason=check.detail)
+        return None
+    workload.step()
+    if resident or memory_apart:
+        record["resident_bytes"] = resident_peak_bytes(name, contender.name, settings)
+    if memory_apart:
+        record["peak_bytes"] = record.pop("resident_bytes")
+        if record["peak_bytes"] is None:
+            raise Unavailable("a process of its own has too little memory for it beside this one")
+    elif contender.torch_memory:
+        record["peak_bytes"] = peak_extra_bytes(workload.step, settings.device)
+    return workload
 
 
 def run_table(
@@ -38,9 +58,9 @@ def run_table(
     case: Case,
     settings: Settings,
     records: List[Record],
-    peers: Collection[str],
-    repeats: int,
-    min_seconds: float,
+    peers: Collection[str] = (),
+    repeats: int = 1,
+    min_seconds: float = 0.0,
     resident: bool = False,
     memory_apart: bool = False,
     after_measurement: Callable[[], None] = lambda: None,
@@ -49,81 +69,56 @@ def run_table(
     """Run the table of ``settings`` and append its records: one for each repetition of each contender.
 
     A contender without times has one record, whose ``status`` is ``red`` (its check failed), ``unavailable`` (not
-    installed, no compiler) or ``failed`` (it raised), with the reason. The others go on. ``after_measurement`` is
-    called whenever there is more to write.
+    installed, no compiler) or ``failed`` (it raised), with the reason. The others go on. A contender's first record also
+    has what there is once: its check and its memory. ``after_measurement`` is called whenever there is more to write.
     """
-    shared = {"case": name, "title": case.title(settings), **case.parameters_of(settings)}
-    shared["dtype"] = str(settings.dtype).replace("torch.", "")
-    rows: Dict[str, Record] = {}
+    title = case.title(settings)
+    table = {"case": name, "title": title, **case.parameters_of(settings)}
+    table["dtype"] = str(settings.dtype).replace("torch.", "")
+    first: Dict[str, Record] = {}
     workloads = {}
     for contender in case.contenders(settings):
         if contender.peer and contender.peer not in peers:
             continue
-        tell(f"{shared['title']}: checking {contender.label}")
-        row = rows[contender.name] = {**shared, "contender": contender.name, "label": contender.label}
-        row.update(own=not contender.peer, status=OK, reference=case.reference, floor=contender.floor)
-        row.update(note=contender.note, samples=contender.samples)
+        tell(f"{title}: checking {contender.label}")
+        record = {**table, "contender": contender.name, "label": contender.label, "own": not contender.peer}
+        record.update(status=OK, reference=case.reference, floor=contender.floor)
+        first[contender.name] = record
+        records.append(record)
         try:
-            workload = contender.build()
-            check = workload.check()
-            row.update(against=check.against, check=check.detail, compile_seconds=workload.compile_seconds)
-            if not check.passed:
-                row.update(status=RED, reason=check.detail)
-                continue
-            workload.step()
-            if resident or memory_apart:
-                row["resident_bytes"] = resident_peak_bytes(name, contender.name, settings)
-            if memory_apart:
-                row["peak_bytes"] = row.pop("resident_bytes")
-                if row["peak_bytes"] is None:
-                    raise Unavailable("a process of its own has too little memory for it beside this one")
-            elif contender.torch_memory:
-                row["peak_bytes"] = peak_extra_bytes(workload.step, settings.device)
-            workloads[contender.name] = workload
+            workload = _prepare(name, settings, contender, record, resident, memory_apart)
+            if workload is not None:
+                workloads[contender.name] = workload
         except Unavailable as error:
-            row.update(status=UNAVAILABLE, reason=str(error))
+            record.update(status=UNAVAILABLE, reason=str(error))
         except Exception as error:  # whatever a library raises, the other rows must go on
-            row.update(status=FAILED, reason=_reason(error))
-        finally:
-            records.append(row)
-            after_measurement()
-
-    tell(f"{shared['title']}: timing")
-    for contender_name, sample in (case.samples or _interleaved_of(case, workloads, min_seconds))(settings, repeats):
-        row = rows[contender_name]
-        if "round" in row:
-            row = {key: value for key, value in row.items() if key not in sample._fields}
-            records.append(row)
-        row.update(sample._asdict())
+            record.update(status=FAILED, reason=_reason(error))
+        record.update(note=contender.note, samples=contender.samples)
         after_measurement()
-    measured = case.measured(settings) if workloads else {}
-    for contender_name, workload in workloads.items():
+
+    tell(f"{title}: timing")
+    samples = (case.samples or interleaved)(
+        {contender: workload.step for contender, workload in workloads.items()},
+        settings,
+        repeats,
+        min_seconds,
+        slow_seconds=case.slow_seconds,
+        slow_rounds=case.slow_rounds,
+        before=release_memory if case.gives_back(settings) else None,
+    )
+    shared = (*table, "contender", "label", "own", "status", "reference", "floor")
+    for contender, sample in samples:
+        record = first[contender]
+        if "round" in record:
+            record = {key: record[key] for key in shared}
+            records.append(record)
+        record.update(sample._asdict())
+        after_measurement()
+    for contender, workload in workloads.items():
         spent = workload.phases() if workload.phases is not None else {}
-        measured_too = {phase: seconds / sum(spent.values()) for phase, seconds in spent.items()}
-        _update(records, rows[contender_name], {**measured_too, "measured": measured or None})
+        first[contender].update({phase: seconds / sum(spent.values()) for phase, seconds in spent.items()})
+        first[contender]["measured"] = case.measured(settings)
     after_measurement()
-
-
-def _interleaved_of(case: Case, workloads: Dict[str, Workload], min_seconds: float) -> Any:
-    def samples(settings: Settings, repeats: int) -> Any:
-        return interleaved(
-            {contender: workload.step for contender, workload in workloads.items()},
-            settings.device,
-            repeats,
-            min_seconds,
-            slow_seconds=case.slow_seconds,
-            slow_rounds=case.slow_rounds,
-            before=release_memory if case.gives_back(settings) else None,
-        )
-
-    return samples
-
-
-def _update(records: Iterable[Record], row: Record, more: Record) -> None:
-    """Add ``more`` to the records of the contender of ``row``."""
-    for record in records:
-        if (record["title"], record["contender"]) == (row["title"], row["contender"]):
-            record.update(more)
 
 
 def passed(records: Iterable[Record]) -> bool:

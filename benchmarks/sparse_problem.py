@@ -13,13 +13,15 @@ from snnipu.datasets import random_spikes
 from snnipu.training import scale_to_activity
 
 THRESHOLD = 1.0
+# All samples.
+EVERY = slice(None)
 FLOAT32_DIGITS, TF32_DIGITS = 24, 11
 
 Layers = List[torch.Tensor]
 
 
 def on_grid(weight, tf32=False):
-    """``weight`` ``[out, ...]`` rounded to multiples of a power of two so large that float32 sums of them are exact.
+    """Return ``weight`` ``[out, ...]`` rounded to multiples of a power of two so large that float32 sums of them are exact.
 
     Any sum of a row's weights is then the same in whatever order it is added up, and with it the spikes of a gather and
     of a matrix product. ``tf32``: also of one that rounds its factors to TF32, which these weights survive.
@@ -43,6 +45,8 @@ class SparseProblem:
         dense_x: the same, ``[T, B, N]`` or ``[T, B, C, H, W]``.
         weights: of each layer, on a grid: see :func:`on_grid`.
         targets: ``[B]``, classes.
+
+    A subclass has ``network()``, the network with these weights.
     """
 
     def __init__(self, settings):
@@ -51,7 +55,7 @@ class SparseProblem:
         self.generator = torch.Generator().manual_seed(settings.seed)
 
     def draw_input(self, *shape):
-        """``x`` and ``dense_x``, of ``shape``: N, or C, H and W."""
+        """Draw ``x`` and ``dense_x`` of ``shape``: N, or C, H and W."""
         settings = self.settings
         steps, batch, activity = settings.steps, settings.batch_size, settings.activity
         x = random_spikes(steps, batch, math.prod(shape), activity, self.generator, exact=False)
@@ -62,7 +66,7 @@ class SparseProblem:
         self.targets = torch.randint(classes, (self.settings.batch_size,), generator=self.generator).to(self.device)
 
     def scale(self, net, tolerance, tf32=False):
-        """``weights``: those of ``net``, scaled until each layer has the activity."""
+        """Set ``weights`` to those of ``net``, scaled until each layer has the activity."""
         with warnings.catch_warnings():
             # A layer of few neurons cannot have any activity; the measured one is told.
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -76,7 +80,7 @@ class SparseProblem:
         self.weights = [on_grid(layer.weight.detach(), tf32) for layer in net.layers]
 
     def filled(self, net):
-        """``net`` with these weights.
+        """Return ``net`` with these weights.
 
         On a GPU its layers have as many slots as their busiest row needs, as one would set them there: the host then
         waits for nothing.
@@ -86,31 +90,19 @@ class SparseProblem:
                 layer.weight.copy_(weight)
             if self.device.type == "cuda":
                 layers = net(self.x, all_layers=True)
-                assert isinstance(layers, list)
                 for layer, spikes in zip(net.layers, layers):
                     layer.max_spikes = max(1, int(spikes.counts[..., 1].max()))
         return net
 
-    def network(self):
-        """The network with these weights; nothing is dropped."""
-        raise NotImplementedError
-
-    def loss(self, spike_count, samples=None):
-        """Cross-entropy of the summed output spikes ``[B, ...]``; with a mask ``samples``, of these alone."""
-        count = spike_count.flatten(1)
-        if samples is None:
-            return functional.cross_entropy(count, self.targets)
-        return functional.cross_entropy(count[samples], self.targets[samples])
-
-    def gradients(self, spike_count, leaves, samples=None):
-        """Of the loss, as :meth:`loss` has it."""
-        return list(torch.autograd.grad(self.loss(spike_count, samples), leaves))
+    def gradients(self, spike_count, leaves, samples=EVERY):
+        """Return those of the cross-entropy of the summed output spikes ``[B, ...]``, of a mask of ``samples``."""
+        loss = functional.cross_entropy(spike_count.flatten(1)[samples], self.targets[samples])
+        return list(torch.autograd.grad(loss, leaves))
 
     def measured(self):
-        """Of the input and each layer: spikes and carried slots per neuron and step, and slots of the busiest step."""
+        """Return of the input and each layer: spikes and carried slots a neuron and step, slots of the busiest step."""
         with torch.no_grad():
             layers = self.network()(self.x, all_layers=True)
-        assert isinstance(layers, list)
         trains = [self.x, *layers]
         rows = self.settings.steps * self.settings.batch_size
         return {
@@ -126,32 +118,23 @@ class SnnTorchNet:
 
     Args:
         stages: of each layer, what is before its neurons.
-        beta, spike_grad: of the neurons.
+        beta, spike_grad, reset_mechanism: of the neurons.
         delay: whether every layer reads what its predecessor did in the step before; else in the same step.
     """
 
-    def __init__(
-        self,
-        stages,
-        beta,
-        spike_grad,
-        delay,
-    ):
+    def __init__(self, stages, beta, spike_grad, delay, reset_mechanism="zero"):
         self.stages, self.delay = stages, delay
-        self.lifs = [
-            snntorch.Leaky(beta=beta, threshold=THRESHOLD, spike_grad=spike_grad, reset_mechanism="zero").to(
-                weight.device
-            )
-            for weight in self.weights()
-        ]
+        options = {"threshold": THRESHOLD, "spike_grad": spike_grad, "reset_mechanism": reset_mechanism}
+        self.lifs = [snntorch.Leaky(beta=beta, **options).to(weight.device) for weight in self.weights()]
 
     def weights(self):
         kinds = (nn.Conv2d, nn.Linear)
         return [module.weight for modules in self.stages for module in modules if isinstance(module, kinds)]
 
-    def _run(self, x, spk_rec):
+    def _run(self, x, recorded):
         mems = [lif.reset_mem() for lif in self.lifs]
         spks = [x.new_zeros(x.shape[1], weight.shape[0]) for weight in self.weights()]
+        spk_rec = []
         for step in x:
             before = [step, *spks[:-1]]
             for index, (modules, lif) in enumerate(zip(self.stages, self.lifs)):
@@ -159,20 +142,16 @@ class SnnTorchNet:
                 for module in modules:
                     cur = module(cur)
                 spks[index], mems[index] = lif(cur, mems[index])
-            for record, spk in zip(reversed(spk_rec), reversed(spks)):
-                record.append(spk)
+            spk_rec.append(spks[-recorded:])
+        return [torch.stack(record) for record in zip(*spk_rec)]
 
     def all_layers(self, x):
-        """Spikes ``[T, B, ...]`` of every layer."""
-        spk_rec = [[] for _ in self.stages]
-        self._run(x, spk_rec)
-        return [torch.stack(record) for record in spk_rec]
+        """Return the spikes ``[T, B, ...]`` of every layer."""
+        return self._run(x, len(self.lifs))
 
     def __call__(self, x):
-        """Spikes ``[T, B, ...]`` of the last layer."""
-        spk_rec = [[]]
-        self._run(x, spk_rec)
-        return torch.stack(spk_rec[0])
+        """Return the spikes ``[T, B, ...]`` of the last layer."""
+        return self._run(x, 1)[0]
 
 
 def percent(settings):

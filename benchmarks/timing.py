@@ -8,6 +8,8 @@ from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional,
 
 import torch
 
+from benchmarks.case import Settings
+
 try:
     import resource
 except ImportError:  # Windows
@@ -53,7 +55,7 @@ def synchronise(device: torch.device) -> None:
 
 def interleaved(
     steps: Mapping[str, Callable[[], Any]],
-    device: torch.device,
+    settings: Settings,
     repeats: int,
     min_seconds: float,
     slow_seconds: Optional[float] = None,
@@ -62,7 +64,7 @@ def interleaved(
     clock: Callable[[], float] = time.perf_counter,
     usage: Callable[[], Optional[Usage]] = process_usage,
 ) -> Iterator[Tuple[str, Sample]]:
-    """Time ``steps`` side by side; yield each sample with the name of its step.
+    """Time ``steps`` side by side, on the device of ``settings``; yield each sample with the name of its step.
 
     Rounds go on until there are ``repeats`` of them and ``min_seconds`` have passed. A round visits the contenders in a
     new random order, so that none always runs in the caches its predecessor left. Each contender runs once untimed
@@ -87,6 +89,7 @@ def interleaved(
         used = () if before is None or after is None else ((b - a) / calls for a, b in zip(before, after))
         return Sample(number, calls, seconds, *used)
 
+    device = settings.device
     calls: Dict[str, int] = {}
     every: Dict[str, int] = {}
     for name, step in steps.items():

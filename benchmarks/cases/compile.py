@@ -1,23 +1,19 @@
 """An unmodified loop over time steps, and what compilers make of it: networks of snnTorch's tutorials in training."""
 
-
 import snntorch
-import torch
 
 import snnipu
 from benchmarks import peers
 from benchmarks.case import Case, Contender, several
-from benchmarks.cases.network import loss_and_gradients
-from benchmarks.checks import check_training
-from benchmarks.loop_networks import NETWORKS, forward_pass
-from benchmarks.training_step import adam, check_rounding, training_workload
+from benchmarks.cases.programs import Training
+from benchmarks.programs import NETWORKS, HiddenStates, forward_pass
 
 BATCHES = (1, 16, 64, 128)
 CONVOLUTIONAL = ("tutorial-6", "tutorial-7")
 
 
 def points(values):
-    """Return every network and batch size; those with several are for the convolutional networks alone."""
+    """Return every network and batch size; the usual batch sizes are for the convolutional networks alone."""
     batches = several(values["batch_size"])
     return [
         {**values, "network": network, "batch_size": batch}
@@ -27,75 +23,41 @@ def points(values):
 
 
 def contenders(settings):
-    name, steps, batch, device = settings.network, settings.steps, settings.batch_size, settings.device
-    generator = torch.Generator().manual_seed(settings.seed)
-    kind = NETWORKS[name]
-    in_function, frames = name in CONVOLUTIONAL, name == "tutorial-7"
-    x = torch.rand(kind.shape(steps, batch), generator=generator)
-    x = (x * (torch.rand(x.shape, generator=generator) < 0.2)).to(device)
+    training = Training(NETWORKS[settings.network], settings, of_network=False)
 
-    def network(snn):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            return kind.make(snn, settings).to(device)
+    def inductor(net):
+        return peers.compiled(net.step, settings.device)
 
-    def record(out):
-        return out[1] if isinstance(out, tuple) else out
-
-    def loop(net):
-        return lambda: record(forward_pass(net, steps, x, frames) if in_function else net(x))
-
-    def run(net, loss):
-        return loss_and_gradients(loss, list(net.parameters()))
-
-    def expected():
-        net = network(snntorch)
-        return run(net, lambda: kind.loss(loop(net)(), x))
-
-    def workload(net, loss, compiles=False):
-        def compared(tolerance):
-            return check_training(*run(net, loss), *expected(), tolerance, "snnTorch")
-
-        def check():
-            return check_rounding(compared, kind.tolerance, kind.rounding(steps, batch), device)
-
-        seconds = peers.compile_seconds(lambda: run(net, loss)) if compiles else None
-        return training_workload(adam(net), loss, check, device, seconds)
-
-    def eager(snn):
-        net = network(snn)
-        return workload(net, lambda: kind.loss(loop(net)(), x))
-
-    def multistep():
-        net = network(snnipu)
-        return workload(net, lambda: kind.batched(net.over_time(x), x))
-
-    def inductor():
-        net = network(snntorch)
-        run = loop(net)
-        return workload(net, peers.compiled(lambda: kind.loss(run(), x), device), compiles=True)
-
-    def compiled():
-        net = network(snnipu)
+    def compiled(net):
+        in_function = isinstance(net, HiddenStates)
         run = snnipu.compile(forward_pass if in_function else net)
-        given = (net, steps, x, frames) if in_function else (x,)
-        return workload(net, lambda: kind.batched(record(run(*given)), x), compiles=True)
+
+        def step(x, targets):
+            out = run(*((net.net, net.steps, x, net.frames) if in_function else (x,)))
+            return net.batched(out[net.recorded] if isinstance(out, tuple) else out, x, targets)
+
+        return step
 
     return [
-        Contender("snnipu-loop", "snnipu, the loop", lambda: eager(snnipu)),
+        Contender("snnipu-loop", "snnipu, the loop", lambda: training.workload(snnipu)),
         Contender(
             "snnipu-multistep",
             "snnipu MultiStep",
-            multistep,
+            lambda: training.workload(snnipu, lambda net: net.rewritten),
             note="the network rewritten, the loss in one call over all steps",
         ),
-        Contender("snntorch", "snnTorch, the loop", lambda: eager(snntorch), "snntorch"),
-        Contender("compile", "snnTorch loop, torch.compile", inductor, "compile"),
+        Contender("snntorch", "snnTorch, the loop", lambda: training.workload(snntorch), "snntorch"),
+        Contender(
+            "compile",
+            "snnTorch loop, torch.compile",
+            lambda: training.workload(snntorch, inductor, compiles=True),
+            "compile",
+        ),
         # The last one: what compiles above starts TorchDynamo anew.
         Contender(
             "snnipu-compiled",
             "snnipu, the loop compiled",
-            compiled,
+            lambda: training.workload(snnipu, compiled, compiles=True),
             note="snnipu.compile of the unmodified loop; the loss in one call over all steps, as MultiStep's",
         ),
     ]
@@ -108,7 +70,7 @@ CASE = Case(
         "targets for all."
     ),
     title=lambda settings: (
-        f"{settings.network}: {NETWORKS[settings.network].title}; one training step: T={settings.steps} × "
+        f"{settings.network}: {NETWORKS[settings.network].__doc__}; one training step: T={settings.steps} × "
         f"B={settings.batch_size} (N={settings.neurons})"
     ),
     contenders=contenders,

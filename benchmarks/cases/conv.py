@@ -14,7 +14,7 @@ from torch import nn
 import snnipu
 from benchmarks.case import Case, Check, Contender, Workload
 from benchmarks.checks import relative_error
-from benchmarks.sparse_problem import THRESHOLD, Layers, SnnTorchNet, SparseProblem, percent
+from benchmarks.sparse_problem import EVERY, THRESHOLD, Layers, SnnTorchNet, SparseProblem, percent
 from snnipu import SparseNetwork
 from snnipu.training import EventConfig
 
@@ -93,16 +93,16 @@ class Problem(SparseProblem):
 
     @functools.cached_property
     def _whole_reference(self):
-        return self._expected(None)
+        return self._expected(EVERY)
 
     def _expected(self, samples):
         net = self.by_snntorch()
         every = net.all_layers(self.dense_x)
         return [spikes.detach() for spikes in every], self.gradients(every[-1].sum(0), net.weights(), samples)
 
-    def reference(self, samples=None):
+    def reference(self, samples=EVERY):
         """Return the spikes of every layer and the gradients of the loss of ``samples``, by snnTorch's loop."""
-        return self._whole_reference if samples is None else self._expected(samples)
+        return self._whole_reference if samples is EVERY else self._expected(samples)
 
     def last_layer(self, samples):
         layers, gradients = self.reference(samples)
@@ -118,7 +118,7 @@ def compared(run, reference, against):
 
     One spike on the other side of the threshold changes the ones behind it, and with them gradients.
     """
-    (spikes, gradients), (expected, expected_gradients) = run(None), reference(None)
+    (spikes, gradients), (expected, expected_gradients) = run(EVERY), reference(EVERY)
     flipped = [s.flatten(2) != r.flatten(2) for s, r in zip(spikes, expected)]
     differing = sum(int(layer.sum()) for layer in flipped)
     total = sum(spike.numel() for spike in expected)

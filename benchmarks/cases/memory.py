@@ -2,7 +2,6 @@
 
 import functools
 import math
-import time
 from dataclasses import replace
 from typing import Callable
 
@@ -11,8 +10,7 @@ import torch
 from benchmarks import peers
 from benchmarks.case import Case, Check, Contender, Settings, Unavailable, Workload, several
 from benchmarks.cases import lif
-from benchmarks.memory import available_memory, peak_extra_bytes
-from benchmarks.timing import synchronise
+from benchmarks.memory import available_memory
 from snnipu.backends import release_memory
 
 ELEMENT_BYTES = 4
@@ -20,13 +18,10 @@ ELEMENT_BYTES = 4
 MEMORY_OF_ALL = 24
 # A size runs where so many times its tensor are available: x, the upstream gradient, all results at once, the copies.
 LEAST_MEMORY = 12
-# Beside a peer's own step: what snnipu keeps for its results, and norse's input.
-OTHERS = 4
-# A peer's time and memory are told from a step on a part of the samples, where the whole is larger.
-PROBE_ELEMENTS = 2**20
-LARGER_PROBE = 8
-# A peer that takes longer a call has no time: norse's loop over x[step] makes a gradient of all of x at every step.
-LONGEST_SECONDS = 20.0
+# Sequences that a peer needs at its peak, and those that snnipu keeps for its results and norse for its input.
+SEQUENCES_OF_PEERS = {"snntorch-unbind": 7, "spikingjelly": 9, "norse": 12}
+# Elements times steps from which on norse takes more than 20 s: 800 x 128 x 1024 takes 42.
+LOOP_LIMIT = 3e10
 # Parts of the results that are compared at a time.
 CHECKED_ELEMENTS = 2**24
 # A copy goes over blocks of this size, which no cache holds: it need not have six more sequences of memory.
@@ -96,49 +91,11 @@ work_of = functools.lru_cache(maxsize=1)(Work)
 Make = Callable[[lif.Work], Workload]
 
 
-def _part(settings, limit):
-    """Return settings with so many samples that x has about ``limit`` elements."""
-    samples = max(1, limit // (settings.steps * settings.neurons))
-    return replace(settings, batch_size=min(settings.batch_size, samples))
-
-
-def _warm_seconds(settings, make):
-    """Return the shortest of some calls, of which the first sets things up."""
-    workload, seconds = make(lif.Work(settings)), []
-    for _ in range(3):
-        start = time.perf_counter()
-        workload.step()
-        synchronise(settings.device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
-
-
-def _seconds(settings, make):
-    """Return the time of a step: that of a loop's calls and that of its samples, told apart by two parts."""
-    small, large = _part(settings, PROBE_ELEMENTS), _part(settings, PROBE_ELEMENTS * LARGER_PROBE)
-    seconds = _warm_seconds(small, make)
-    if seconds * elements(settings) / elements(small) <= LONGEST_SECONDS or large == small:
-        return seconds
-    more = max(0.0, _warm_seconds(large, make) - seconds)
-    return seconds + more / (large.batch_size - small.batch_size) * (settings.batch_size - small.batch_size)
-
-
-def _peak_bytes(settings, make):
-    """Return the memory of a step, in proportion to that on a part of the samples."""
-    small = _part(settings, PROBE_ELEMENTS)
-    workload = make(lif.Work(small))
-    workload.step()  # the first one sets things up
-    return peak_extra_bytes(workload.step, small.device) * elements(settings) / elements(small)
-
-
-def check_fits(settings, make):
+def check_fits(settings, contender):
     """Raise Unavailable where a step takes too long, or more memory than there is."""
-    if elements(settings) <= PROBE_ELEMENTS:
-        return
-    seconds = _seconds(settings, make)
-    if seconds > LONGEST_SECONDS:
-        raise Unavailable(f"would take about {seconds:.0f} s a step; those above {LONGEST_SECONDS:g} s do not run")
-    needed = _peak_bytes(settings, make) + OTHERS * elements(settings) * ELEMENT_BYTES
+    if contender == "norse" and settings.steps * elements(settings) > LOOP_LIMIT:
+        raise Unavailable("takes more than 20 s a step: its loop over x[step] makes a gradient of all of x at each")
+    needed = SEQUENCES_OF_PEERS[contender] * elements(settings) * ELEMENT_BYTES
     release_memory()
     available = available_memory(settings.device)
     if available is not None and needed > available:
@@ -153,15 +110,17 @@ def is_tight(settings):
 def contenders(settings):
     """Input and upstream gradient are made when the first contender is built."""
 
-    def peer(make):
+    def peer(name, make):
         def build(**more):
-            work, chosen = work_of(settings), functools.partial(make, **more)
-            check_fits(settings, chosen)
-            return chosen(work)
+            work = work_of(settings)
+            check_fits(settings, name)
+            return make(work, **more)
 
         return build
 
-    others = peers.multi_step_contenders(peer(lif.Work.spikingjelly), peer(lif.Work.norse), settings.device)
+    others = peers.multi_step_contenders(
+        peer("spikingjelly", lif.Work.spikingjelly), peer("norse", lif.Work.norse), settings.device
+    )
     return [
         Contender(
             "snnipu",
@@ -181,7 +140,7 @@ def contenders(settings):
         Contender(
             "snntorch-unbind",
             "snnTorch loop, x.unbind()",
-            peer(lif.Work.loop_unbind),
+            peer("snntorch-unbind", lif.Work.loop_unbind),
             "snntorch",
             "its fastest loop, and as the other libraries' its membranes are kept for backward: their floor is that of "
             "Leaky.sequence",

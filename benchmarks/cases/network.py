@@ -12,7 +12,7 @@ import snnipu
 from benchmarks import peers
 from benchmarks.case import Case, Contender, Workload
 from benchmarks.checks import check_training
-from benchmarks.loop_networks import CLASSES, INPUTS, TutorialNet, batched_loss, tutorial_loss
+from benchmarks.programs import CLASSES, INPUTS, TutorialNet, batched_loss, tutorial_loss
 
 # The neurons round as snnTorch's do; only the order of sums over steps and samples is free.
 SUMMATION_ORDER = 1e-5
@@ -32,7 +32,7 @@ class HoistedNet(TutorialNet):
         spk2_rec = []
         mem2_rec = []
         cur1 = self.fc1(x)
-        for _ in range(self.num_steps):
+        for _ in range(self.steps):
             spk1, mem1 = self.lif1(cur1, mem1)
             cur2 = self.fc2(spk1)
             spk2, mem2 = self.lif2(cur2, mem2)
@@ -66,7 +66,7 @@ def contenders(settings):
     def initial():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
-            net = TutorialNet(snntorch, settings.neurons, steps, beta)
+            net = TutorialNet(snntorch, settings)
         return [p.detach() for p in _linear_parameters(net)]
 
     def initialised(net, scale=1.0):
@@ -82,7 +82,7 @@ def contenders(settings):
 
     @functools.lru_cache(maxsize=1)
     def reference():
-        net = initialised(TutorialNet(snntorch, settings.neurons, steps, beta))
+        net = initialised(TutorialNet(snntorch, settings))
         return loss_and_gradients(tutorial_training(net), _linear_parameters(net))
 
     def follows(rule, scale):
@@ -122,7 +122,7 @@ def contenders(settings):
         return Workload(step, check, peers.compile_seconds(run) if compiles else None)
 
     def tutorial(snn, net_class=TutorialNet):
-        net = initialised(net_class(snn, settings.neurons, steps, beta))
+        net = initialised(net_class(snn, settings))
         return workload(net, tutorial_training(net))
 
     def multistep():
@@ -131,7 +131,7 @@ def contenders(settings):
         return workload(net, lambda: batched_loss(net(x, num_steps=steps)[1], targets))
 
     def compile_loop():
-        net = initialised(TutorialNet(snntorch, settings.neurons, steps, beta))
+        net = initialised(TutorialNet(snntorch, settings))
         return workload(net, peers.compiled(tutorial_training(net), device), compiles=True)
 
     def spikingjelly():

@@ -13,7 +13,7 @@ from benchmarks import braintrace, peers
 from benchmarks.case import Case, Contender, Unavailable, Workload
 from benchmarks.checks import check_close
 from benchmarks.memory import available_memory
-from benchmarks.sparse_problem import on_grid
+from benchmarks.sparse_problem import SnnTorchNet, on_grid
 
 INPUTS, OUTPUTS, CHUNK, LONG_CHUNK = 700, 20, 50, 200
 ACTIVITY = 0.02
@@ -66,27 +66,29 @@ class Problem:
             modules += [linear, snnipu.Leaky(beta=self.settings.beta, init_hidden=init_hidden)]
         return snnipu.MultiStep(*modules)
 
+    @torch.no_grad()
     def measured(self):
-        """Spikes per neuron and step of each layer."""
-        out, found = self.x, []
-        with torch.no_grad():
-            for module in self.network():
-                out = module(out) if isinstance(module, nn.Linear) else module.spikes(out)
-                if not isinstance(module, nn.Linear):
-                    found.append(float(out.mean()))
-        return {"activity": found}
+        """Return the spikes per neuron and step of each layer."""
+        net = SnnTorchNet([[linear] for linear in self.linears()], self.settings.beta, None, False, "subtract")
+        return {"activity": [float(spikes.mean()) for spikes in net.all_layers(self.x)]}
+
+    def by_snntorch(self, steps):
+        """Return the gradients of the beginning of the stream by a loop over snnTorch's neurons."""
+        net = SnnTorchNet([[linear] for linear in self.linears()], self.settings.beta, None, False, "subtract")
+        spikes = net(torch.cat(list(self.chunks(steps, CHUNK))))
+        return torch.autograd.grad(self.loss(spikes), net.weights())
 
     def loss(self, spk):
         """Of output spikes ``[T, B, outputs]``: linear, so that it is the same in any division."""
         return (spk * self.upstream).sum()
 
     def through_time(self, steps, net):
-        """The whole stream at once."""
+        """Return the gradients of the whole stream at once."""
         spk, _ = net(torch.cat(list(self.chunks(steps, CHUNK))))
         return list(torch.autograd.grad(self.loss(spk), list(net.parameters())))
 
     def truncated(self, steps, net):
-        """Chunk by chunk, by backpropagation through each, its states carried on: what people do to save memory."""
+        """Return those of each chunk by itself, its states carried on: what people do to save memory."""
         own = list(net.parameters())
         lifs = [module for module in net.modules() if isinstance(module, snnipu.Leaky)]
         for lif in lifs:
@@ -100,9 +102,7 @@ class Problem:
         return total
 
     def online(self, steps, online, length=CHUNK):
-        own = list(online.net.parameters())
-        for parameter in own:
-            parameter.grad = None
+        online.net.zero_grad()
         online.reset()
         for chunk in self.chunks(steps, length):
             spk = online(chunk, single=False)[0]
@@ -110,18 +110,16 @@ class Problem:
             for readout in online.readouts:
                 loss = loss + readout.square().sum() / readout[0].numel()
             loss.backward()
-        return [parameter.grad for parameter in own]
+        return [parameter.grad for parameter in online.net.parameters()]
 
     def spikingjelly(self, steps, net):
-        functional_, own = peers.spikingjelly("functional"), list(net.parameters())
-        for parameter in own:
-            parameter.grad = None
-        functional_.reset_net(net)
+        net.zero_grad()
+        peers.spikingjelly("functional").reset_net(net)
         for chunk in self.chunks(steps, CHUNK):
             for x in chunk:
                 out = net(x)
                 self.loss(out[0] if isinstance(out, list) else out).backward()
-        return [parameter.grad for parameter in own]
+        return [parameter.grad for parameter in net.parameters()]
 
     def spikingjelly_network(self, node):
         kind, atan = getattr(peers.spikingjelly("neuron"), node), peers.spikingjelly("surrogate").ATan
@@ -133,7 +131,9 @@ class Problem:
         return sequential(*modules)
 
     def by_steps(self, steps, traces, input_trace=True, at_once=False):
-        """SLTT, or with ``traces`` OTTT, step by step in plain PyTorch; ``at_once``: the reset is in the spike's step.
+        """Return SLTT's gradients, or with ``traces`` OTTT's, step by step in plain PyTorch.
+
+        ``at_once``: the reset is in the step of the spike.
 
         Each product has its value and the gradient of the layer below by the spikes, that of weights by their trace.
         """
@@ -159,12 +159,18 @@ class Problem:
         return [weight.grad for weight in own]
 
 
-def _compared(results, expected, against):
-    return check_close(results, expected, TOLERANCE, against)
-
-
 # One at a time: the next point of a sweep takes the place of the last.
 problem_of = functools.lru_cache(maxsize=1)(Problem)
+
+
+def workload(settings, run, expected, against, steps=CHECKED_STEPS, compared=slice(None)):
+    """Return the workload of ``run``, whose gradients are compared on the beginning of the stream."""
+    steps = min(steps, settings.steps)
+
+    def check():
+        return check_close(run(steps)[compared], expected(steps)[compared], TOLERANCE, against)
+
+    return Workload(lambda: run(settings.steps), check)
 
 
 def _of_time(settings):
@@ -174,62 +180,48 @@ def _of_time(settings):
     if available is not None and needed > available / 2:
         raise Unavailable(f"keeps {needed / 1e9:.1f} GB at least, of which {available / 1e9:.1f} GB are available")
     net = problem.network()
-
-    def check():
-        # Of a loop over snnTorch's neurons, on the beginning of the stream.
-        steps = min(CHECKED_STEPS, settings.steps)
-        linears, lifs = problem.linears(), [snntorch.Leaky(beta=settings.beta) for _ in problem.weights]
-        mems, spk_rec = [lif.reset_mem() for lif in lifs], []
-        for chunk in problem.chunks(steps, CHUNK):
-            for spk in chunk:
-                for number, (linear, lif) in enumerate(zip(linears, lifs)):
-                    spk, mems[number] = lif(linear(spk), mems[number])
-                spk_rec.append(spk)
-        loss = problem.loss(torch.stack(spk_rec))
-        expected = torch.autograd.grad(loss, [linear.weight for linear in linears])
-        return _compared(problem.through_time(steps, net), expected, "snnTorch")
-
-    return Workload(lambda: problem.through_time(settings.steps, net), check)
+    return workload(settings, lambda steps: problem.through_time(steps, net), problem.by_snntorch, "snnTorch")
 
 
 def _truncated(settings):
     problem = problem_of(settings)
-    net = problem.network(init_hidden=True)
-    steps = min(CHUNK, settings.steps)
-
-    def check():  # of one chunk it is the whole
-        return _compared(problem.truncated(steps, net), problem.through_time(steps, problem.network()), "BPTT")
-
-    return Workload(lambda: problem.truncated(settings.steps, net), check)
+    net, whole = problem.network(init_hidden=True), problem.network()
+    # Of one chunk it is the whole.
+    return workload(
+        settings,
+        lambda steps: problem.truncated(steps, net),
+        lambda steps: problem.through_time(steps, whole),
+        "BPTT",
+        CHUNK,
+    )
 
 
 def _by_rule(settings, rule, options, length=CHUNK):
     problem = problem_of(settings)
     online = snnipu.Online(problem.network(), rule=rule, **options)
-    steps = min(CHECKED_STEPS, settings.steps)
 
-    def check():
-        made = problem.online(steps, online, length)
-        if rule in ("sltt", "ottt"):
-            return _compared(made, problem.by_steps(steps, traces=rule == "ottt"), "explicit steps")
-        if rule == "decolle":
-            return _compared(made, problem.online(steps, online, length=1), "chunks of one step")
-        # The last layer's gradient is that of backpropagation: what a rule leaves out is below.
-        return _compared(made[-1:], problem.through_time(steps, online.net)[-1:], "BPTT, last layer")
+    def run(steps):
+        return problem.online(steps, online, length)
 
-    return Workload(lambda: problem.online(settings.steps, online, length), check)
+    if rule in ("sltt", "ottt"):
+        return workload(settings, run, lambda steps: problem.by_steps(steps, rule == "ottt"), "explicit steps")
+    if rule == "decolle":
+        return workload(settings, run, lambda steps: problem.online(steps, online, 1), "chunks of one step")
+    # The last layer's gradient is that of backpropagation: what a rule leaves out is below.
+    last = slice(-1, None)
+    return workload(
+        settings, run, lambda steps: problem.through_time(steps, online.net), "BPTT, last layer", compared=last
+    )
 
 
 def _spikingjelly(settings, node):
     problem = problem_of(settings)
     net = problem.spikingjelly_network(node)
-    steps = min(CHECKED_STEPS, settings.steps)
 
-    def check():
-        expected = problem.by_steps(steps, traces=node.startswith("OTTT"), input_trace=False, at_once=True)
-        return _compared(problem.spikingjelly(steps, net), expected, "its own rule")
+    def expected(steps):
+        return problem.by_steps(steps, traces=node.startswith("OTTT"), input_trace=False, at_once=True)
 
-    return Workload(lambda: problem.spikingjelly(settings.steps, net), check)
+    return workload(settings, lambda steps: problem.spikingjelly(steps, net), expected, "its own rule")
 
 
 def _braintrace(settings, rule, most):
@@ -237,18 +229,21 @@ def _braintrace(settings, rule, most):
         raise Unavailable(f"takes minutes for {settings.steps} steps; it is run for {most} at most")
     problem = problem_of(settings)
     options = {"decay_or_rank": settings.beta} if rule == "pp_prop" else {}
-    made = braintrace.stream(rule, problem.weights, settings.beta, problem.upstream, **options)
-    steps = min(CHECKED_STEPS, settings.steps)
+    stream = braintrace.stream(rule, problem.weights, settings.beta, problem.upstream, **options)
+    if rule == "D_RTRL":
+        return workload(
+            settings,
+            lambda steps: stream(problem.chunks(steps, CHUNK))[0],
+            lambda steps: problem.by_steps(steps, traces=True),
+            "explicit steps, as ottt",
+        )
 
-    def check():
-        grads, losses = made(problem.chunks(steps, CHUNK))
-        if rule == "D_RTRL":
-            return _compared(grads, problem.by_steps(steps, traces=True), "explicit steps, as ottt")
-        # Its rule leaves more out than any here: what can be compared is what the network makes of the stream.
+    def losses(steps):
         spk = problem.network()(torch.cat(list(problem.chunks(steps, CHUNK))))[0]
-        return _compared([losses], [(spk * problem.upstream).sum((1, 2))], "BPTT, losses")
+        return [(spk * problem.upstream).sum((1, 2))]
 
-    return Workload(lambda: made(problem.chunks(settings.steps, CHUNK))[0], check)
+    # Its rule leaves more out than any here: what can be compared is what the network makes of the stream.
+    return workload(settings, lambda steps: list(stream(problem.chunks(steps, CHUNK))[1:]), losses, "BPTT, losses")
 
 
 RULES = (

@@ -1,7 +1,5 @@
 """Small programs as people write them with snnTorch, with the import changed, compiled and rewritten: in training."""
 
-from typing import Callable
-
 import snntorch
 import torch
 
@@ -9,13 +7,11 @@ import snnipu
 from benchmarks import peers
 from benchmarks.case import Case, Contender, Workload
 from benchmarks.checks import check_training, summation_rounding
-from benchmarks.loop_networks import CLASSES
-from benchmarks.programs import PROGRAMS, make, title
+from benchmarks.programs import CLASSES, PROGRAMS, make
 from benchmarks.training_step import adam, check_rounding, training_workload
 from snnipu.compiler.automatic import alone
 
 TOLERANCE = 1e-5
-Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def automatic(function):
@@ -24,66 +20,79 @@ def automatic(function):
     return alone(function)
 
 
-def contenders(settings):
-    name, device = settings.program, settings.device
-    kind = PROGRAMS[name]
-    generator = torch.Generator().manual_seed(settings.seed)
-    x = kind.data(settings, generator).to(device)
-    targets = torch.randint(CLASSES, (settings.batch_size,), generator=generator).to(device)
+class Training:
+    """A training step of a program: the same input, targets and random numbers for every contender.
 
-    def program(library):
-        net = make(name, library, settings)
+    With ``of_network``, errors of gradients are relative to the largest gradient of the network.
+    """
+
+    def __init__(self, kind, settings, of_network=True):
+        self.kind, self.settings, self.of_network = kind, settings, of_network
+        generator = torch.Generator().manual_seed(settings.seed)
+        self.x = kind.data(settings, generator).to(settings.device)
+        self.targets = torch.randint(CLASSES, (settings.batch_size,), generator=generator).to(settings.device)
+
+    def program(self, library):
+        net = make(self.kind, library, self.settings)
         net.optimizer = adam(net)
         return net
 
-    def first_step(net, step):
+    def first_step(self, net, step):
         """Return the loss and the gradients of the training step from the initial weights."""
-        net.load_state_dict(make(name, snntorch, settings).state_dict(), strict=False)
-        torch.manual_seed(settings.seed)
+        initial = make(self.kind, snntorch, self.settings)
+        with torch.no_grad():
+            for parameter, value in zip(net.parameters(), initial.parameters()):
+                parameter.copy_(value)
+        torch.manual_seed(self.settings.seed)
         net.zero_grad()
-        loss = step(x, targets)
+        loss = step(self.x, self.targets)
         if not net.trains:
             loss.backward()
         return loss.detach(), [parameter.grad for parameter in net.parameters()]
 
-    def workload(library, of, compiles=False):
-        net = program(library)
-        step = of(net)
+    def workload(self, library, of=lambda net: net.step, compiles=False):
+        """Return the training step ``of`` a program of a library."""
+        net = self.program(library)
+        step, device = of(net), self.settings.device
 
         def compared(tolerance):
-            reference = program(snntorch)
-            expected = first_step(reference, reference.step)
-            return check_training(*first_step(net, step), *expected, tolerance, "snnTorch", of_network=True)
+            reference = self.program(snntorch)
+            expected = self.first_step(reference, reference.step)
+            return check_training(*self.first_step(net, step), *expected, tolerance, "snnTorch", self.of_network)
 
         def check():
-            return check_rounding(compared, TOLERANCE, summation_rounding(kind.terms(settings)), device)
+            return check_rounding(compared, TOLERANCE, summation_rounding(self.kind.terms(self.settings)), device)
 
-        seconds = peers.compile_seconds(lambda: first_step(net, step)) if compiles else None
+        seconds = peers.compile_seconds(lambda: self.first_step(net, step)) if compiles else None
         if net.trains:
-            return Workload(lambda: step(x, targets), check, seconds)
-        return training_workload(net.optimizer, lambda: step(x, targets), check, device, seconds)
+            return Workload(lambda: step(self.x, self.targets), check, seconds)
+        return training_workload(net.optimizer, lambda: step(self.x, self.targets), check, device, seconds)
 
+
+def contenders(settings):
+    kind = PROGRAMS[settings.program]
+    training = Training(kind, settings)
     rewritten = Contender(
         "snnipu-multistep",
         "MultiStep",
-        lambda: workload(snnipu, lambda net: net.rewritten),
+        lambda: training.workload(snnipu, lambda net: net.rewritten),
         note="the loop rewritten",
     )
     return [
         Contender(
             "snnipu-import",
             "import alone",
-            lambda: workload(snnipu, lambda net: net.step),
+            lambda: training.workload(snnipu),
             note="snnipu for snnTorch, the program as it is",
         ),
         Contender(
             "snnipu-automatic",
             "automatic",
-            lambda: workload(snnipu, lambda net: automatic(net.step), compiles=True),
+            lambda: training.workload(snnipu, lambda net: automatic(net.step), compiles=True),
             note="the same, its loop compiled; the program as it is",
         ),
-        *([rewritten] if kind.has_rewrite(device) else []),
-        Contender("snntorch", "snnTorch", lambda: workload(snntorch, lambda net: net.step), "snntorch"),
+        *([rewritten] if kind.has_rewrite(settings.device) else []),
+        Contender("snntorch", "snnTorch", lambda: training.workload(snntorch), "snntorch"),
     ]
 
 
@@ -94,7 +103,7 @@ CASE = Case(
         "targets and random numbers for all."
     ),
     title=lambda settings: (
-        f"{title(settings.program)}; one training step: T={settings.steps} × B={settings.batch_size} "
+        f"{PROGRAMS[settings.program].__doc__}; one training step: T={settings.steps} × B={settings.batch_size} "
         f"(N={settings.neurons})"
     ),
     contenders=contenders,

@@ -81,7 +81,7 @@ def _seconds(ranks, batch, settings, repeats):
     return seconds[True], seconds[False]
 
 
-def samples(settings, repeats):
+def samples(steps, settings, repeats, min_seconds, **options):
     """Yield the times of each kind, in processes of their own, which share the threads."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
