@@ -21,7 +21,6 @@ from benchmarks.runner import passed, run_table
 from snnipu.cli.info import collect
 from snnipu.training import write_atomically
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # What must be the same for times to stand side by side.
 SAME = ("device_name", "processor", "threads", "dtype", "versions")
 STOPPED = 130
@@ -93,27 +92,12 @@ def setting(text):
     return name, parsed if len(parsed) > 1 else parsed[0]
 
 
-def device(text):
-    if text.partition(":")[0] not in ("cpu", "cuda"):
-        raise argparse.ArgumentTypeError(f"unknown device {text!r}; known: cpu, cuda")
-    if text != "cpu" and not torch.cuda.is_available():
-        raise argparse.ArgumentTypeError(f"{text}: this PyTorch finds no CUDA device")
-    return torch.device(text)
-
-
 def peers(text):
     names = [] if text == "none" else text.split(",")
     for name in names:
         if name not in PEERS:
             raise argparse.ArgumentTypeError(f"unknown peer {name!r}; known: {', '.join(PEERS)}, or none")
     return names
-
-
-def output(text):
-    path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: expected a file in a folder that exists")
-    return path
 
 
 def arguments_parser():
@@ -133,11 +117,11 @@ def arguments_parser():
     add = parser.add_argument
     add("case", nargs="?", default="all", choices=[*CASES, "all"], help="what to run; all: one table of each case")
     add("settings", nargs="*", type=setting, default=[], metavar="SETTING=VALUE", help="of the case; several: a sweep")
-    add("--json", type=output, metavar="FILE", help="write the records, after each measurement")
-    add("--chart", type=output, metavar="FILE.png", help="draw the results")
+    add("--json", type=Path, metavar="FILE", help="write the records, after each measurement")
+    add("--chart", type=Path, metavar="FILE.png", help="draw the results")
     add("--merge", type=Path, nargs="+", metavar="FILE", help="run nothing: the records of earlier runs as one")
-    add("--device", type=device, default=torch.device("cpu"), metavar="{cpu,cuda}", help="where to run (default: cpu)")
-    add("--dtype", choices=list(DTYPES), help="element type (default: float32)")
+    add("--device", choices=["cpu", "cuda"], default="cpu", help="where to run (default: cpu)")
+    add("--dtype", choices=["float32", "float64", "float16", "bfloat16"], help="element type (default: float32)")
     add("--peers", type=peers, default=list(PEERS), metavar="LIST", help="comma-separated; default: all; or none")
     add("--threads", type=int, metavar="N", help="CPU threads (default: PyTorch's)")
     add("--repeats", type=int, metavar="N", help="rounds, at least (default: the case's)")
@@ -147,15 +131,12 @@ def arguments_parser():
     return parser
 
 
-def why_left_out(case, arguments):
-    """Return why the case does not run with these arguments, or an empty string."""
-    if DTYPES[arguments.dtype or "float32"] not in case.dtypes:
-        return f"it does not run in {arguments.dtype}"
-    return "" if arguments.device.type in case.devices else f"it does not run on {arguments.device.type}"
-
-
 def tables_of(name, case, arguments):
     """Return the settings of each table; raise ValueError where the case cannot run so."""
+    dtype = arguments.dtype or "float32"
+    where = {"device": arguments.device, "dtype": getattr(torch, dtype)}
+    if where["dtype"] not in case.dtypes or arguments.device.type not in case.devices:
+        raise ValueError(f"{name} does not run in {dtype} on {arguments.device.type}")
     values = {**case.sizes, **(case.quick if arguments.quick else {})}
     asked = {key: value for key, value in arguments.settings if key in values or arguments.case == name}
     for key, value in asked.items():
@@ -168,7 +149,6 @@ def tables_of(name, case, arguments):
     values.update(asked)
     if arguments.case == "all":
         values = headline(values)
-    where = {"device": arguments.device, "dtype": DTYPES[arguments.dtype or "float32"]}
     as_it_comes = not (asked or arguments.quick or arguments.dtype)
     on_cuda = case.on_cuda if as_it_comes and arguments.device.type == "cuda" else ()
     return [Settings(**{**values, **where, **point}) for point in on_cuda or case.points(values)]
@@ -241,23 +221,24 @@ def main(argv=None):
     """Run the benchmarks that ``argv`` asks for; returns the exit status."""
     parser = arguments_parser()
     arguments = parser.parse_args(argv)
+    arguments.device = torch.device(arguments.device)
+    if arguments.device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device: this PyTorch finds no CUDA device")
     if arguments.resident_memory and not tells_resident(arguments.device):
         parser.error("argument --resident-memory: only on Linux, and only with --device cpu")
-    cases = CASES if arguments.case == "all" else {arguments.case: CASES[arguments.case]}
-    left_out = {name: why_left_out(case, arguments) for name, case in cases.items()}
-    if left_out.get(arguments.case):
-        parser.error(f"{arguments.case}: {left_out[arguments.case]}")
+    tables, left_out, written = [], [], time.monotonic()
     with surroundings(arguments):
-        records, stopped, written = [], False, time.monotonic()
         try:
-            if arguments.merge:
-                found, records = merged(arguments.merge)
-            else:
-                found = environment(arguments)
-                ready = [(name, case) for name, case in cases.items() if not left_out[name]]
-                tables = [(name, case, table) for name, case in ready for table in tables_of(name, case, arguments)]
+            found, records = merged(arguments.merge) if arguments.merge else (environment(arguments), [])
         except ValueError as error:
             parser.error(str(error))
+        for name in () if arguments.merge else CASES if arguments.case == "all" else (arguments.case,):
+            try:
+                tables += [(name, CASES[name], settings) for settings in tables_of(name, CASES[name], arguments)]
+            except ValueError as error:
+                if arguments.case != "all":
+                    parser.error(str(error))
+                left_out.append(f"{error}: left out")
 
         def save():
             """Not more often than once a second."""
@@ -266,15 +247,16 @@ def main(argv=None):
                 write(arguments.json, found, records)
                 written = time.monotonic()
 
-        if not arguments.merge:
-            stopped = run(tables, arguments, records, save)
+        if arguments.json:  # what cannot be written is known before the run
+            write(arguments.json, found, records)
+        stopped = run(tables, arguments, records, save)
     if arguments.json:
         write(arguments.json, found, records)
     if records:
         summary = tell(records)
         if arguments.chart:
             report.draw(CASES, summary, described(found), arguments.chart)
-    print("\n".join([*(f"{name} is left out: {why}" for name, why in left_out.items() if why), described(found)]))
+    print("\n".join([*left_out, described(found)]))
     if arguments.quick:
         print("Small sizes (--quick): the times say that it runs, not how fast it is.")
     return STOPPED if stopped else 0 if passed(records) else 1

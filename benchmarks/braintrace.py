@@ -1,20 +1,9 @@
 """BrainTrace's online learning, compiled by JAX, of the same network: the peer's own extra, ``snnipu[braintrace]``."""
 
-from typing import Callable, Iterable, List
-
 import numpy as np
 import torch
 
 from benchmarks import peers
-
-# Gradients and losses of the steps of a stream in chunks.
-Stream = Callable[[Iterable[torch.Tensor]], "tuple[List[torch.Tensor], torch.Tensor]"]
-
-
-def _modules():
-    names = ("jax", "jax.numpy", "brainstate", "braintrace")
-    jax, jnp, brainstate, braintrace = (peers.imported(name, name.partition(".")[0], "braintrace") for name in names)
-    return jax, jnp, brainstate, braintrace
 
 
 def stream(rule, weights, beta, upstream, **options):
@@ -22,7 +11,8 @@ def stream(rule, weights, beta, upstream, **options):
 
     The loss of a step is its output spikes times ``upstream`` ``[B, outputs]``. States begin anew with each stream.
     """
-    jax, jnp, brainstate, braintrace = _modules()
+    names = ("jax", "jax.numpy", "brainstate", "braintrace")
+    jax, jnp, brainstate, braintrace = (peers.imported(name, name.partition(".")[0], "braintrace") for name in names)
 
     @jax.custom_jvp
     def spike(u):

@@ -70,13 +70,8 @@ def check_layer(parts, tolerance, against):
         flips += int(differs.sum())
         total += differs.numel()
         agrees = ~differs.any(dim=0)
-        if bool(agrees.all()):
-            part_error = relative_error(gradient, reference_gradient)  # without the copies that a selection makes
-        elif bool(agrees.any()):
-            part_error = relative_error(gradient[:, agrees], reference_gradient[:, agrees])
-        else:
-            part_error = float("inf")
-        error = max(error, part_error)
+        agreeing = (gradient[:, agrees], reference_gradient[:, agrees])
+        error = max(error, relative_error(*agreeing) if agrees.any() else float("inf"))
     return Check(
         flips <= tolerance.flips * total and error <= tolerance.gradient,
         against,

@@ -3,28 +3,24 @@
 import contextlib
 import ctypes
 import gc
+import itertools
 import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.case import Case, Settings, Unavailable
+from benchmarks.case import Unavailable
 from benchmarks.timing import synchronise
 from snnipu.backends import release_memory
 from snnipu.backends.memory import keep_freed_memory, memory_of_machine
 
 
-def peak_of_events(events: Iterable[Mapping[str, Any]]) -> int:
+def peak_of_events(events):
     """Return the largest running sum of the bytes of allocator events, in their order; frees are negative."""
-    live = peak = 0
-    for event in events:
-        live += int(event["args"]["Bytes"])
-        peak = max(peak, live)
-    return peak
+    return max(itertools.accumulate((int(event["args"]["Bytes"]) for event in events), initial=0))
 
 
 # <malloc.h>
@@ -32,7 +28,7 @@ _M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
 
 
 @contextlib.contextmanager
-def _large_blocks_apart() -> Iterator[None]:
+def _large_blocks_apart():
     """Keep large blocks outside glibc's heap meanwhile, as they are unless snnipu keeps freed memory.
 
     The profiler's small blocks stay. One that lands where a large block was leaves too little for the next: a loop that
@@ -50,7 +46,7 @@ def _large_blocks_apart() -> Iterator[None]:
         keep_freed_memory()
 
 
-def peak_extra_bytes(step: Callable[[], Any], device: torch.device) -> int:
+def peak_extra_bytes(step, device):
     """Return the bytes that ``step`` holds at its peak beyond what is allocated before it.
 
     On a CPU this is the largest sum of live bytes in the profiler's events of PyTorch's allocator. All libraries
@@ -83,7 +79,7 @@ def peak_extra_bytes(step: Callable[[], Any], device: torch.device) -> int:
     return peak_of_events(events)
 
 
-def available_memory(device: Optional[torch.device] = None) -> Optional[int]:
+def available_memory(device=None):
     """Return the bytes this process, or a GPU, can still give without swapping; None where the system does not tell."""
     if device is not None and device.type == "cuda":
         torch.cuda.empty_cache()  # what PyTorch keeps is free, too
@@ -98,17 +94,17 @@ def available_memory(device: Optional[torch.device] = None) -> Optional[int]:
     return max(0, min(free, memory_of_machine() - resident))
 
 
-def tells_resident(device: torch.device) -> bool:
+def tells_resident(device):
     """Return True if this system tells the peak of a process, and lets it be reset."""
     return device.type == "cpu" and Path("/proc/self/clear_refs").exists()
 
 
-def _status(field: str) -> int:
+def _status(field):
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field + ":"))
 
 
-def growth_here(case: Case, contender: str, settings: Settings, threads: int) -> Optional[int]:
+def growth_here(case, contender, settings, threads):
     """Return the growth of VmHWM over VmRSS during one warm step; None where the contender cannot run here."""
     torch.set_num_threads(threads)
     try:

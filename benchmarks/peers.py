@@ -3,15 +3,10 @@
 snnTorch is a dependency of snnipu; the others are optional and are only imported when a case builds their contender.
 """
 
-import functools
 import importlib
-import inspect
 import math
-import os
-import shutil
 import time
 import warnings
-from typing import Callable, Tuple
 
 import torch
 
@@ -27,19 +22,14 @@ PEERS = {
     "copy": "a copy of as many bytes as the work reads and writes at least: the floor of memory",
 }
 
-# A step: spikes and new states, of a current and the states.
-Rule = Callable[..., Tuple[torch.Tensor, ...]]
-
 
 def imported(module, package, extra="bench"):
     """Import ``module`` of a peer's ``package``; raise Unavailable where it is not there, with the extra that has it."""
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except Exception as error:  # a binary package built for another version may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             raise Unavailable(f'not installed: pip install "snnipu[{extra}]"') from error
-        raise Unavailable(f"installed, but its import fails: {type(error).__name__}: {error}") from error
-    except Exception as error:  # a binary package built for another version may raise anything
         raise Unavailable(f"installed, but its import fails: {type(error).__name__}: {error}") from error
 
 
@@ -48,25 +38,13 @@ def spikingjelly(module):
     return imported(f"spikingjelly.activation_based.{module}", "spikingjelly")
 
 
-def spikingjelly_lif(beta, store_v_seq=False, backend=None, hard_reset_slope=None):
+def spikingjelly_lif(beta, store_v_seq=False, hard_reset_slope=None):
     """Return SpikingJelly's ``LIFNode`` with snnTorch's recurrence: no input decay, a detached reset.
 
     The reset is by subtraction and the surrogate ATan(2); with ``hard_reset_slope`` to zero and SoftSign of that slope.
-    ``backend`` is ``"cupy"`` or ``"triton"``, of a SpikingJelly whose neurons have that argument.
     """
-    neuron, surrogate = spikingjelly("neuron"), spikingjelly("surrogate")
-    chosen = {}
-    if backend is not None:
-        if "backend" not in inspect.signature(neuron.LIFNode.__init__).parameters:
-            raise Unavailable(
-                "this SpikingJelly chooses its kernels itself, see its first row: "
-                "SJ_LIF_CUDA_IMPLEMENTATION=triton (or cuda, torch) in the environment chooses for it"
-            )
-        if backend == "cupy":
-            imported("cupy", "cupy")
-        chosen["backend"] = backend
-    soft = hard_reset_slope is None
-    return neuron.LIFNode(
+    surrogate, soft = spikingjelly("surrogate"), hard_reset_slope is None
+    return spikingjelly("neuron").LIFNode(
         tau=1 / (1 - beta),
         decay_input=False,
         v_threshold=1.0,
@@ -75,39 +53,26 @@ def spikingjelly_lif(beta, store_v_seq=False, backend=None, hard_reset_slope=Non
         detach_reset=True,
         step_mode="m",
         store_v_seq=store_v_seq,
-        **chosen,
     )
+
+
+def _scalars(dtype, device, **values):
+    return {name: torch.tensor(value, dtype=dtype, device=device) for name, value in values.items()}
 
 
 def norse_lif(beta, dtype, device):
-    """norse's ``LIFBoxCell`` (a LIF neuron without synaptic current) with decay ``beta`` and soft reset."""
+    """Return norse's ``LIFBoxCell`` (a LIF neuron without synaptic current) with decay ``beta`` and soft reset."""
     lif_box = imported("norse.torch.module.lif_box", "norse")
-    reset = imported("norse.torch.functional.reset", "norse")
-
-    def scalar(value):
-        return torch.tensor(value, dtype=dtype, device=device)
-
-    parameters = lif_box.LIFBoxParameters(
-        tau_mem_inv=scalar(1 - beta),
-        v_leak=scalar(0.0),
-        v_th=scalar(1.0),
-        v_reset=scalar(0.0),
-        reset_method=reset.reset_subtract,
-    )
-    return lif_box.LIFBoxCell(parameters, dt=1.0)
+    reset = imported("norse.torch.functional.reset", "norse").reset_subtract
+    scalars = _scalars(dtype, device, tau_mem_inv=1 - beta, v_leak=0.0, v_th=1.0, v_reset=0.0)
+    return lif_box.LIFBoxCell(lif_box.LIFBoxParameters(reset_method=reset, **scalars), dt=1.0)
 
 
 def norse_synaptic(alpha, beta, dtype):
-    """norse's ``LIFCell``, with synaptic decay ``alpha``, membrane decay ``beta`` and a reset to zero."""
-    lif = imported("norse.torch.functional.lif", "norse")
-    parameters = lif.LIFParameters(
-        tau_syn_inv=torch.tensor(1 - alpha, dtype=dtype),
-        tau_mem_inv=torch.tensor(1 - beta, dtype=dtype),
-        v_leak=torch.tensor(0.0, dtype=dtype),
-        v_th=torch.tensor(1.0, dtype=dtype),
-        v_reset=torch.tensor(0.0, dtype=dtype),
-        alpha=torch.tensor(1.0, dtype=dtype),
-    )
+    """Return norse's ``LIFCell``, with synaptic decay ``alpha``, membrane decay ``beta`` and a reset to zero."""
+    decays = {"tau_syn_inv": 1 - alpha, "tau_mem_inv": 1 - beta}
+    scalars = _scalars(dtype, None, **decays, v_leak=0.0, v_th=1.0, v_reset=0.0, alpha=1.0)
+    parameters = imported("norse.torch.functional.lif", "norse").LIFParameters(**scalars)
     return imported("norse.torch.module.lif", "norse").LIFCell(parameters, dt=1.0)
 
 
@@ -180,18 +145,10 @@ def forget_compiled():
     importlib.import_module("torch._dynamo").reset()
 
 
-def compiled(function, device):
-    """``torch.compile`` of the whole ``function`` (a graph break is an error: the row would not be what it says)."""
-    if not hasattr(torch, "compile"):
-        raise Unavailable(f"torch {torch.__version__} has no torch.compile")
-    compilers = (os.environ.get("CXX", ""), "g++", "clang++", "cl")
-    if device.type == "cpu" and not any(map(shutil.which, compilers)):
-        raise Unavailable("torch.compile needs a C++ compiler: install g++ or clang++, or set CXX")
+def compiled(function):
+    """Return ``torch.compile`` of all of ``function``: a graph break would make a row that is not what it says."""
     forget_compiled()
-    try:
-        return torch.compile(function, fullgraph=True)
-    except RuntimeError as error:  # this Python, or this system, is one that this PyTorch cannot compile on
-        raise Unavailable(f"torch.compile: {error}") from error
+    return torch.compile(function, fullgraph=True)
 
 
 # The time to compile a loop grows with its steps: longer ones are compiled step by step.
@@ -213,35 +170,23 @@ def compile_seconds(run):
     return time.perf_counter() - start
 
 
-def multi_step_contenders(spikingjelly, norse, device):
-    """Return the rows of libraries that run all steps of a layer by themselves, of what makes their workloads.
-
-    On CUDA ``spikingjelly`` is called with a ``backend``, too.
-    """
-    contenders = [
+def multi_step_contenders(spikingjelly, norse, floor=""):
+    """Return the rows of libraries that run all steps of a layer by themselves, of what makes their workloads."""
+    return [
         Contender(
             "spikingjelly",
             "SpikingJelly multi-step",
             spikingjelly,
-            peer="spikingjelly",
-            note="LIFNode resets in the step of the spike, snnTorch in the next one: the same work, other numbers",
+            "spikingjelly",
+            "LIFNode resets in the step of the spike, snnTorch in the next one: the same work, other numbers",
+            floor,
         ),
         Contender(
             "norse",
             "norse LIFBoxCell, Lift",
             norse,
-            peer="norse",
-            note="resets in the step of the spike, with gradient through the reset; norse's SuperSpike surrogate",
+            "norse",
+            "resets in the step of the spike, with gradient through the reset; norse's SuperSpike surrogate",
+            floor,
         ),
     ]
-    if device.type == "cuda":
-        contenders += [
-            Contender(
-                f"spikingjelly-{backend}",
-                f"SpikingJelly multi-step, {backend}",
-                functools.partial(spikingjelly, backend=backend),
-                peer="spikingjelly",
-            )
-            for backend in ("cupy", "triton")
-        ]
-    return contenders

@@ -57,13 +57,14 @@ class Program(nn.Module):
 
     Attributes:
         trains: whether :meth:`step` has the backward pass and the optimizer, too.
+        rewrites: whether :class:`snnipu.MultiStep` can say the loop.
         draws: whether :meth:`over_time` draws random numbers for all steps at once: on a CPU those of the loop.
         frames: whether the input has a vector, or a frame, for each step.
         recorded: which of the records of ``MultiStep`` the loss reads: 0 for spikes, 1 for membranes.
         optimizer: what updates the parameters.
     """
 
-    trains = draws = frames = False
+    trains = rewrites = draws = frames = False
     recorded = 0
 
     def __init__(self, snn, settings):
@@ -82,7 +83,9 @@ class Program(nn.Module):
 
     def record(self, x):
         """Return what the loss reads, of all steps. The loop over time is here, or in what this calls."""
-        out = self(x)
+        return self.select(self(x))
+
+    def select(self, out):
         return out[self.recorded] if isinstance(out, tuple) else out
 
     def loss(self, record, x, targets):
@@ -97,8 +100,8 @@ class Program(nn.Module):
         return self.loss(self.record(x), x, targets)
 
     def layers(self):
-        """Return the modules of :class:`snnipu.MultiStep` in place of the loop, in the programs that it can say."""
-        raise NotImplementedError
+        """Return the modules of :class:`snnipu.MultiStep` in place of the loop."""
+        return list(self.children())
 
     def over_time(self, x):
         """Return the record by :class:`snnipu.MultiStep`."""
@@ -110,7 +113,7 @@ class Program(nn.Module):
     @classmethod
     def has_rewrite(cls, device):
         """Return True if :meth:`rewritten` gives the loop's numbers there."""
-        return cls.layers is not Program.layers and not (cls.draws and device.type != "cpu")
+        return cls.rewrites and not (cls.draws and device.type != "cpu")
 
     def to_grid(self):
         """Round the weights to multiples of :data:`WEIGHT_GRID`."""
@@ -161,19 +164,18 @@ class _TwoLayers(Program):
 
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
-        self.fc1 = nn.Linear(self.inputs, settings.neurons)
-        self.fc2 = nn.Linear(settings.neurons, CLASSES)
-        self.lif1, self.lif2 = self.neurons(snn, settings)
+        lif1, lif2 = self.neurons(snn, settings)
+        self.fc1, self.lif1 = nn.Linear(self.inputs, settings.neurons), lif1
+        self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), lif2
 
     def neurons(self, snn, settings):
         return [snn.Leaky(beta=settings.beta) for _ in range(2)]
 
-    def layers(self):
-        return [self.fc1, self.lif1, self.fc2, self.lif2]
-
 
 class TutorialNet(_TutorialLoss, _TwoLayers):
     """loop in forward"""
+
+    rewrites = True
 
     def forward(self, x):
         mem1 = self.lif1.init_leaky()
@@ -198,7 +200,7 @@ class HiddenStates(Program):
         self.net = nn.Sequential(*self.modules_of(snn, settings))
 
     def record(self, x):
-        return forward_pass(self.net, self.steps, x, self.frames)[self.recorded]
+        return self.select(forward_pass(self.net, self.steps, x, self.frames))
 
     def layers(self):
         # Without hidden states MultiStep starts from zeros in each call.
@@ -210,6 +212,8 @@ class HiddenStates(Program):
 
 class InFunction(_TutorialLoss, HiddenStates):
     """loop in a free function, hidden states"""
+
+    rewrites = True
 
     def modules_of(self, snn, settings):
         return [
@@ -224,7 +228,6 @@ class InTraining(_TwoLayers):
     """loop in the middle of the training function"""
 
     trains = True
-    layers = Program.layers
 
     def neurons(self, snn, settings):
         return [snn.Leaky(beta=settings.beta, init_hidden=True, output=output) for output in (False, True)]
@@ -253,8 +256,6 @@ class InTraining(_TwoLayers):
 class Counters(_TwoLayers):
     """counters kept in place"""
 
-    layers = Program.layers
-
     def forward(self, x):
         mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
         out = torch.zeros(x.shape[0], CLASSES, device=x.device)
@@ -278,20 +279,19 @@ class Counters(_TwoLayers):
 class Learnt(_Images):
     """learnt beta and threshold of each channel"""
 
+    rewrites = True
+
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
         self.conv1, self.pool = nn.Conv2d(1, 8, 5), nn.AvgPool2d(2)
-        self.lif1 = self._neuron(snn, settings, 8)
         self.conv2 = nn.Conv2d(8, 16, 5)
-        self.lif2 = self._neuron(snn, settings, 16)
+        learn = {"learn_beta": True, "learn_threshold": True}
+        self.lif1, self.lif2 = (
+            snn.Leaky(beta=torch.full(shape, settings.beta), threshold=torch.full(shape, 0.5), **learn)
+            for shape in ((8, 1, 1), (16, 1, 1))
+        )
         self.flatten, self.fc = nn.Flatten(), nn.Linear(16 * 4 * 4, CLASSES)
-        self.lif3 = snn.Leaky(beta=settings.beta, threshold=0.5, learn_beta=True, learn_threshold=True)
-
-    @staticmethod
-    def _neuron(snn, settings, channels):
-        shape = channels, 1, 1
-        parameters = {"beta": torch.full(shape, settings.beta), "threshold": torch.full(shape, 0.5)}
-        return snn.Leaky(**parameters, learn_beta=True, learn_threshold=True)
+        self.lif3 = snn.Leaky(beta=settings.beta, threshold=0.5, **learn)
 
     def forward(self, x):
         mem1, mem2, mem3 = self.lif1.reset_mem(), self.lif2.reset_mem(), self.lif3.reset_mem()
@@ -311,7 +311,7 @@ class Learnt(_Images):
 class OneToOne(_TwoLayers, _Frames):
     """RLeaky, one-to-one"""
 
-    inputs = CHANNELS
+    rewrites, inputs = True, CHANNELS
 
     def neurons(self, snn, settings):
         weight = torch.full((settings.neurons,), 0.25)
@@ -331,7 +331,7 @@ class OneToOne(_TwoLayers, _Frames):
 class AllToAll(_TwoLayers, _Frames):
     """RSynaptic, all-to-all"""
 
-    inputs = CHANNELS
+    rewrites, inputs = True, CHANNELS
 
     def neurons(self, snn, settings):
         recurrent = snn.RSynaptic(alpha=0.8, beta=settings.beta, linear_features=settings.neurons)
@@ -350,6 +350,8 @@ class AllToAll(_TwoLayers, _Frames):
 
 class Lstm(_Frames):
     """SLSTM"""
+
+    rewrites = True
 
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
@@ -399,6 +401,8 @@ class ByHand(_Frames):
 class BatchNorm(_Images):
     """convolutions and batch norm in training"""
 
+    rewrites = True
+
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
         self.conv1, self.bn1 = nn.Conv2d(1, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8)
@@ -426,7 +430,7 @@ class BatchNorm(_Images):
 class _Between(_TwoLayers, _Frames):
     """A module between the layers."""
 
-    inputs = CHANNELS
+    rewrites, inputs = True, CHANNELS
 
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
@@ -457,8 +461,6 @@ class Dropout(_Between):
 
 class RateCoding(_TwoLayers):
     """rate coding drawn in the loop"""
-
-    layers = Program.layers
 
     def forward(self, x):
         mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
@@ -513,7 +515,7 @@ class Tutorial7(Tutorial6):
 class Autoencoder(_Images):
     """autoencoder"""
 
-    recorded = 1
+    rewrites, recorded = True, 1
 
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
@@ -533,9 +535,6 @@ class Autoencoder(_Images):
             mem2_rec.append(mem2)
         return torch.stack(mem2_rec)
 
-    def layers(self):
-        return [self.conv1, self.norm, self.lif1, self.conv2, self.lif2]
-
     def loss(self, record, x, targets):
         return functional.mse_loss(record[-1], x)
 
@@ -550,7 +549,7 @@ class AutoencoderOfAllSteps(Autoencoder):
 class Regression(_Frames):
     """regression on membranes"""
 
-    recorded = 1
+    rewrites, recorded = True, 1
 
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
@@ -573,9 +572,6 @@ class Regression(_Frames):
             _, mem2 = self.lif2(self.fc2(spk1), mem2)
             mem2_rec.append(mem2)
         return torch.stack(mem2_rec)
-
-    def layers(self):
-        return [self.fc1, self.lif1, self.fc2, self.lif2]
 
     def loss(self, record, x, targets):
         return functional.mse_loss(record, x)
@@ -616,8 +612,6 @@ class Attention(Program):
 
 class Lists(_TwoLayers):
     """lists on self that grow from call to call"""
-
-    layers = Program.layers
 
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
@@ -690,6 +684,8 @@ class Tokens(Program):
 class Population(Program):
     """population coding"""
 
+    rewrites = True
+
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
         self.fc1 = nn.Linear(INPUTS, settings.neurons)
@@ -707,9 +703,6 @@ class Population(Program):
             spk2_rec.append(spk2)
         return torch.stack(spk2_rec)
 
-    def layers(self):
-        return [self.fc1, self.lif1, self.fc2, self.lif2]
-
     def loss(self, record, x, targets):
         counts = record.sum(0).view(-1, CLASSES, PER_CLASS).sum(2)
         return functional.cross_entropy(counts, targets)
@@ -717,6 +710,8 @@ class Population(Program):
 
 class Deep(_TutorialLoss, Program):
     """784-N-N/2-10, Synaptic, Alpha and RLeaky"""
+
+    rewrites = True
 
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
@@ -736,9 +731,6 @@ class Deep(_TutorialLoss, Program):
             spk3, mem3 = self.lif3(self.fc3(spk2), spk3, mem3)
             mem3_rec.append(mem3)
         return torch.stack(mem3_rec)
-
-    def layers(self):
-        return [self.fc1, self.lif1, self.fc2, self.lif2, self.fc3, self.lif3]
 
 
 class Episode(Program):

@@ -11,20 +11,10 @@ from matplotlib.figure import Figure
 
 from snnipu.training import write_atomically
 
-COLUMNS = [
-    "case",
-    "title",
-    "contender",
-    "label",
-    "own",
-    "status",
+# Columns that no record may have had a reason for.
+COLUMNS = (
     "reason",
-    "reference",
-    "floor",
     "against",
-    "check",
-    "round",
-    "calls",
     "seconds",
     "faults",
     "user",
@@ -32,10 +22,7 @@ COLUMNS = [
     "peak_bytes",
     "resident_bytes",
     "compile_seconds",
-    "samples",
-    "note",
-    "measured",
-]
+)
 # What a summary has, with the heading and the format of a number.
 QUANTITIES = {
     "milliseconds": ("median ms", "{:.3g}"),
@@ -186,36 +173,33 @@ def draw(cases, summary, caption, path):
         for axis, where, group in along:
             panels += [(where or name, axis, quantity, group) for quantity in cases[name].charts]
         if not along:
-            panels += [(title, "label", "milliseconds", one) for title, one in rows.groupby("title", sort=False)]
+            panels += [(title, "title", "milliseconds", one) for title, one in rows.groupby("title", sort=False)]
     columns = min(3, len(panels))
     lines = math.ceil(len(panels) / columns)
-    longest = max(rows[axis].nunique() for _, axis, _, rows in panels)
-    figure = Figure(figsize=(6 * columns, 1 + lines * min(12, 3 + 0.3 * longest)), dpi=100, layout="constrained")
+    longest = max(len(rows) for *_, rows in panels)
+    figure = Figure(figsize=(6 * columns, 2 + lines * min(12, 2 + 0.1 * longest)), dpi=100, layout="constrained")
     handles = {}
     for axes, (title, axis, quantity, rows) in zip(figure.subplots(lines, columns, squeeze=False).flat, panels):
         own, peers = itertools.cycle(OWN_COLOURS), itertools.cycle(PEER_COLOURS)
         colours = {row.label: next(own if row.own else peers) for row in rows.drop_duplicates("label").itertuples()}
         heading, number = QUANTITIES[quantity]
-        options = {"ax": axes, "legend": False}
-        if axis == "label":
-            rows.plot.barh(x=axis, y=quantity, color=list(colours.values()), xlabel="", **options)
+        options = {"ax": axes, "legend": False, "color": colours}
+        wide = rows.pivot(index=axis, columns="label", values=quantity)
+        wide = wide.loc[list(dict.fromkeys(rows[axis])), list(colours)]
+        if pd.api.types.is_numeric_dtype(rows[axis]):
+            wide.plot(logx=True, logy=quantity == "milliseconds", marker="o", **options)
+            axes.set_xticks(list(wide.index), [f"{value:g}" for value in wide.index])
+            axes.minorticks_off()
         else:
-            wide = rows.pivot(index=axis, columns="label", values=quantity)
-            wide = wide.loc[list(dict.fromkeys(rows[axis])), list(colours)]
-            is_time = quantity == "milliseconds"
-            if pd.api.types.is_numeric_dtype(rows[axis]):
-                wide.plot(logx=True, logy=is_time, marker="o", color=colours, **options)
-                axes.set_xticks(list(wide.index), [f"{value:g}" for value in wide.index])
-                axes.minorticks_off()
-            else:
-                wide.plot.barh(logx=is_time, color=colours, width=0.8, **options)
-            handles.update(zip(colours, axes.get_legend_handles_labels()[0]))
-        if axes.containers:
+            wide.plot.barh(width=0.8, **options)
             axes.invert_yaxis()
             for bars in axes.containers:
                 axes.bar_label(bars, fmt=lambda value, number=number: number.format(value) if value else "", fontsize=7)
+        if axis == "title":
+            axes.set_yticks([])
+            axes.set_ylabel("")
+        handles.update(zip(colours, axes.get_legend_handles_labels()[0]))
         axes.set_title(f"{title}: {heading}", loc="left", fontsize=9)
-    if handles:
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2 * columns, fontsize=8)
     figure.suptitle("\n".join(textwrap.wrap(caption, 60 * columns)), fontsize=7)
     write_atomically(path, functools.partial(figure.savefig, format=path.suffix[1:].lower()))

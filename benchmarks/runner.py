@@ -2,18 +2,16 @@
 
 import concurrent.futures
 import multiprocessing
-from typing import Any, Callable, Collection, Dict, Iterable, List
 
 import torch
 
-from benchmarks.case import Case, Settings, Unavailable
+from benchmarks.case import Unavailable
 from benchmarks.cases import CASES
 from benchmarks.memory import growth_here, peak_extra_bytes
 from benchmarks.timing import interleaved
 from snnipu.backends import release_memory
 
 OK, RED, UNAVAILABLE, FAILED = "ok", "red", "unavailable", "failed"
-Record = Dict[str, Any]
 
 
 def _growth_by_name(case, *arguments):
@@ -54,18 +52,18 @@ def _prepare(name, settings, contender, record, resident, memory_apart):
 
 
 def run_table(
-    name: str,
-    case: Case,
-    settings: Settings,
-    records: List[Record],
-    peers: Collection[str] = (),
-    repeats: int = 1,
-    min_seconds: float = 0.0,
-    resident: bool = False,
-    memory_apart: bool = False,
-    after_measurement: Callable[[], None] = lambda: None,
-    tell: Callable[[str], None] = lambda stage: None,
-) -> None:
+    name,
+    case,
+    settings,
+    records,
+    peers=(),
+    repeats=1,
+    min_seconds=0.0,
+    resident=False,
+    memory_apart=False,
+    after_measurement=lambda: None,
+    tell=lambda stage: None,
+):
     """Run the table of ``settings`` and append its records: one for each repetition of each contender.
 
     A contender without times has one record, whose ``status`` is ``red`` (its check failed), ``unavailable`` (not
@@ -75,7 +73,7 @@ def run_table(
     title = case.title(settings)
     table = {"case": name, "title": title, **case.parameters_of(settings)}
     table["dtype"] = str(settings.dtype).replace("torch.", "")
-    first: Dict[str, Record] = {}
+    first = {}
     workloads = {}
     for contender in case.contenders(settings):
         if contender.peer and contender.peer not in peers:
@@ -114,13 +112,14 @@ def run_table(
             records.append(record)
         record.update(sample._asdict())
         after_measurement()
+    measured = case.measured(settings) if workloads else {}
     for contender, workload in workloads.items():
         spent = workload.phases() if workload.phases is not None else {}
         first[contender].update({phase: seconds / sum(spent.values()) for phase, seconds in spent.items()})
-        first[contender]["measured"] = case.measured(settings)
+        first[contender]["measured"] = measured
     after_measurement()
 
 
-def passed(records: Iterable[Record]) -> bool:
+def passed(records):
     """Return True if no check is red, and every row of snnipu's own ran."""
     return all(record["status"] == OK or (record["status"] != RED and not record["own"]) for record in records)

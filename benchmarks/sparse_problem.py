@@ -1,23 +1,27 @@
 """The problem of the cases on spike ids: random spikes, and a network whose layers all have their activity."""
 
+import contextlib
+import functools
 import math
 import warnings
-from typing import List
 
 import snntorch
 import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks import peers
+from benchmarks.case import Workload
+from benchmarks.checks import check_network
 from snnipu.datasets import random_spikes
 from snnipu.training import scale_to_activity
 
 THRESHOLD = 1.0
+# Of the surrogate.
+SLOPE = 10.0
 # All samples.
 EVERY = slice(None)
 FLOAT32_DIGITS, TF32_DIGITS = 24, 11
-
-Layers = List[torch.Tensor]
 
 
 def on_grid(weight, tf32=False):
@@ -70,13 +74,7 @@ class SparseProblem:
         with warnings.catch_warnings():
             # A layer of few neurons cannot have any activity; the measured one is told.
             warnings.simplefilter("ignore", RuntimeWarning)
-            try:
-                scale_to_activity(net, self.x, self.settings.activity, tolerance=tolerance)
-            except ValueError as error:
-                activity = f"{self.settings.activity:g}"
-                raise ValueError(
-                    f"activity: {activity} is out of reach of so few steps, samples and neurons: {error}"
-                ) from error
+            scale_to_activity(net, self.x, self.settings.activity, tolerance=tolerance)
         self.weights = [on_grid(layer.weight.detach(), tf32) for layer in net.layers]
 
     def filled(self, net):
@@ -154,6 +152,117 @@ class SnnTorchNet:
         return self._run(x, 1)[0]
 
 
-def percent(settings):
-    """Return the activity as titles have it."""
-    return f"{100 * settings.activity:.3g} %"
+@contextlib.contextmanager
+def full_precision():
+    """Compute matrix products on CUDA without TF32, for references."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+class LayeredProblem(SparseProblem):
+    """Layers of modules and neurons, whose spikes are the same in whatever order a product is added up.
+
+    A subclass has ``stages()``, the modules before the neurons of each layer.
+
+    Attributes:
+        delay: whether spikes take a step from layer to layer.
+        tolerance: of gradients.
+    """
+
+    delay = False
+    tolerance = 1e-4
+
+    def by_snntorch(self, spike_grad=None):
+        spike_grad = spike_grad or snntorch.surrogate.fast_sigmoid(slope=SLOPE)
+        return SnnTorchNet(self.stages(), self.settings.beta, spike_grad, self.delay)
+
+    def expected(self, forward, weights, samples=EVERY):
+        """Return spikes of every layer and weight gradients, in full precision."""
+        with full_precision():
+            layers = forward()
+            return [layer.detach() for layer in layers], self.gradients(layers[-1].sum(0), weights, samples)
+
+    def by_loop(self, spike_grad=None, samples=EVERY):
+        """Return what snnTorch's loop gives."""
+        net = self.by_snntorch(spike_grad)
+        return self.expected(lambda: net.all_layers(self.dense_x), net.weights(), samples)
+
+    @functools.cached_property
+    def reference(self):
+        return self.by_loop()
+
+    @functools.cached_property
+    def spikingjelly_reference(self):
+        """The same by SpikingJelly's update rule in plain PyTorch, with its soft-sign surrogate."""
+        rule = functools.partial(peers.over_time, peers.spikingjelly_rule(self.settings.beta, SLOPE))
+        stages = self.stages()
+        weights = [stage[-1].weight for stage in stages]
+        return self.expected(lambda: self.in_layers(stages, [rule] * len(stages)), weights)
+
+    def in_layers(self, stages, neurons, x=None):
+        """Return the spikes of every layer: its modules over all steps and samples as one batch, then its neurons.
+
+        With a delay a layer reads what arrives by the last step, and begins a step later.
+        """
+        out, every = self.dense_x if x is None else x, []
+        for index, (modules, neuron) in enumerate(zip(stages, neurons)):
+            arrived = out[:-1] if self.delay and index else out
+            rows = arrived.flatten(0, 1)
+            for module in modules:
+                rows = module(rows)
+            out = neuron(rows.unflatten(0, arrived.shape[:2]))
+            every.append(out)
+        return every
+
+    def compare(self, layers, gradients, expected, against="snnTorch"):
+        """Compare the spikes of the last layers, and the weight gradients."""
+        steps = self.settings.steps
+
+        def aligned(layer):  # the silent steps before a layer that began late
+            return torch.cat([layer.new_zeros(steps - len(layer), *layer.shape[1:]), layer]).detach()
+
+        expected_layers, expected_gradients = expected
+        wanted = map(aligned, expected_layers[-len(layers) :])
+        expected_gradients = expected_gradients if gradients else []
+        return check_network(
+            list(map(aligned, layers)), gradients, list(wanted), expected_gradients, self.tolerance, against
+        )
+
+    def workload(self, forward, weights, by_rule=False):
+        """Return the workload of ``forward``, which gives the spikes of one or more layers, the last of them the output."""
+
+        def train():
+            return self.gradients(forward()[-1].sum(0), weights)
+
+        @torch.no_grad()
+        def infer():
+            return forward()
+
+        def check():
+            layers = forward() if trains else infer()
+            gradients = self.gradients(layers[-1].sum(0), weights) if trains else []
+            if by_rule:
+                return self.compare(layers, gradients, self.spikingjelly_reference, "its own rule")
+            return self.compare(layers, gradients, self.reference)
+
+        trains = self.settings.work != "inference"
+        return Workload(train if trains else infer, check)
+
+    def snntorch_workload(self):
+        net = self.by_snntorch()
+        return self.workload(lambda: [net(self.dense_x)], net.weights())
+
+    def spikingjelly_workload(self):
+        stages = self.stages()
+        lifs = [peers.spikingjelly_lif(self.settings.beta, hard_reset_slope=SLOPE).to(self.device) for _ in stages]
+
+        def forward():
+            for lif in lifs:
+                lif.reset()
+            return self.in_layers(stages, lifs)
+
+        return self.workload(forward, [stage[-1].weight for stage in stages], by_rule=True)

@@ -4,23 +4,19 @@ import gc
 import math
 import random
 import time
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 import torch
-
-from benchmarks.case import Settings
 
 try:
     import resource
 except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
+    resource = None
 
 # A sample shorter than this is repeated: timer and interpreter jitter are then below 1 %.
 MIN_SAMPLE_SECONDS = 5e-3
-WARM_UP_CALLS = 2
 # A slow contender has at least as many samples, where there are as many rounds.
 SLOW_ROUNDS = 5
-Usage = Tuple[float, float, float]
 
 
 class Sample(NamedTuple):
@@ -39,7 +35,7 @@ class Sample(NamedTuple):
     system: Optional[float] = None
 
 
-def process_usage() -> Optional[Usage]:
+def process_usage():
     """Return page faults, user and system seconds of the process; None on a system that does not tell."""
     if resource is None:
         return None
@@ -47,23 +43,23 @@ def process_usage() -> Optional[Usage]:
     return used.ru_minflt, used.ru_utime, used.ru_stime
 
 
-def synchronise(device: torch.device) -> None:
+def synchronise(device):
     """Wait for what was started on ``device``."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def interleaved(
-    steps: Mapping[str, Callable[[], Any]],
-    settings: Settings,
-    repeats: int,
-    min_seconds: float,
-    slow_seconds: Optional[float] = None,
-    slow_rounds: int = SLOW_ROUNDS,
-    before: Optional[Callable[[], Any]] = None,
-    clock: Callable[[], float] = time.perf_counter,
-    usage: Callable[[], Optional[Usage]] = process_usage,
-) -> Iterator[Tuple[str, Sample]]:
+    steps,
+    settings,
+    repeats,
+    min_seconds,
+    slow_seconds=None,
+    slow_rounds=SLOW_ROUNDS,
+    before=None,
+    clock=time.perf_counter,
+    usage=process_usage,
+):
     """Time ``steps`` side by side, on the device of ``settings``; yield each sample with the name of its step.
 
     Rounds go on until there are ``repeats`` of them and ``min_seconds`` have passed. A round visits the contenders in a
@@ -77,7 +73,7 @@ def interleaved(
     ones a single one, so that what it undid is there again.
     """
 
-    def timed(step: Callable[[], Any], calls: int, number: int) -> Sample:
+    def timed(step, calls, number):
         synchronise(device)
         before = usage() if device.type == "cpu" else None
         start = clock()
@@ -89,18 +85,16 @@ def interleaved(
         used = () if before is None or after is None else ((b - a) / calls for a, b in zip(before, after))
         return Sample(number, calls, seconds, *used)
 
-    device = settings.device
-    calls: Dict[str, int] = {}
-    every: Dict[str, int] = {}
+    device, slow = settings.device, slow_seconds or math.inf
+    calls, every = {}, {}
     for name, step in steps.items():
         seconds = timed(step, 1, 0).seconds
-        if slow_seconds is None or seconds <= slow_seconds:
-            for _ in range(WARM_UP_CALLS - 1):
-                step()
+        if seconds <= slow:
+            step()
             seconds = timed(step, 1, 0).seconds
         calls[name] = max(1, math.ceil(MIN_SAMPLE_SECONDS / max(seconds, 1e-9)))
         most = max(1, repeats // slow_rounds)
-        every[name] = 1 if slow_seconds is None else min(max(1, math.ceil(seconds / slow_seconds)), most)
+        every[name] = min(max(1, math.ceil(seconds / slow)), most)
 
     order = list(steps)
     shuffle = random.Random(0).shuffle
@@ -119,10 +113,7 @@ def interleaved(
                     continue
                 if before is not None:
                     before()
-                    untimed = WARM_UP_CALLS if every[name] == 1 else 1
-                else:
-                    untimed = int(every[name] == 1)
-                for _ in range(untimed):
+                for _ in range((every[name] == 1) + (before is not None)):
                     steps[name]()
                 samples.append((name, timed(steps[name], calls[name], number)))
             if collector_was_on:

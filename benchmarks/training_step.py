@@ -8,7 +8,7 @@ from benchmarks.case import Workload
 from benchmarks.checks import both, without_onednn
 from benchmarks.timing import synchronise
 
-_PHASE_STEPS = 3
+PHASE_STEPS = 3
 # Of a gradient by a convolution over all samples and steps, and by one a step: 1e-4 was seen on an H200.
 CUDNN_ROUNDING = 1e-3
 
@@ -18,42 +18,32 @@ def adam(net):
     return torch.optim.Adam(net.parameters(), lr=5e-4)
 
 
-def training_workload(
-    optimizer,
-    loss,
-    check,
-    device,
-    compile_seconds=None,
-):
-    """Return the forward pass to the value of ``loss``, the backward pass and the optimizer's step, with their times."""
+def training_workload(optimizer, loss, check, device, compile_seconds=None):
+    """Return a training step: the forward pass to the value of ``loss``, the backward pass, the optimizer's step."""
+    values = []
 
-    def step(lap=lambda phase: None):
-        value = loss()
-        lap("forward")
+    def backward():
         optimizer.zero_grad()
-        value.backward()
-        lap("backward")
-        optimizer.step()
-        lap("optimizer")
-        return value
+        values.pop().backward()
 
-    def phases():
-        spent = {}
-        for _ in range(_PHASE_STEPS):
-            synchronise(device)
-            last = time.perf_counter()
+    phases = {"forward": lambda: values.append(loss()), "backward": backward, "optimizer": optimizer.step}
 
-            def lap(phase):
-                nonlocal last
+    def step():
+        for run in phases.values():
+            run()
+
+    def seconds_of_phases():
+        spent = dict.fromkeys(phases, 0.0)
+        for _ in range(PHASE_STEPS):
+            for name, run in phases.items():
                 synchronise(device)
-                now = time.perf_counter()
-                spent[phase] = spent.get(phase, 0.0) + (now - last) / _PHASE_STEPS
-                last = now
-
-            step(lap)
+                start = time.perf_counter()
+                run()
+                synchronise(device)
+                spent[name] += time.perf_counter() - start
         return spent
 
-    return Workload(step, check, compile_seconds, phases)
+    return Workload(step, check, compile_seconds, seconds_of_phases)
 
 
 def check_rounding(compared, tolerance, rounding, device):

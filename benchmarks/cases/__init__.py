@@ -1,35 +1,6 @@
-"""The cases, one module each."""
+"""The cases: a module each, found by its name, that has ``CASE``."""
 
-from benchmarks.cases import (
-    compile,
-    conv,
-    convolution,
-    delays,
-    layer,
-    lif,
-    memory,
-    network,
-    neurons,
-    online,
-    programs,
-    scale,
-    sparse,
-    zeros,
-)
+import importlib
+import pkgutil
 
-CASES = {
-    "compile": compile.CASE,
-    "conv": conv.CASE,
-    "convolution": convolution.CASE,
-    "delays": delays.CASE,
-    "layer": layer.CASE,
-    "lif": lif.CASE,
-    "memory": memory.CASE,
-    "network": network.CASE,
-    "neurons": neurons.CASE,
-    "online": online.CASE,
-    "programs": programs.CASE,
-    "scale": scale.CASE,
-    "sparse": sparse.CASE,
-    "zeros": zeros.CASE,
-}
+CASES = {name: importlib.import_module(f"{__name__}.{name}").CASE for _, name, _ in pkgutil.iter_modules(__path__)}

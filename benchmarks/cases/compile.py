@@ -26,7 +26,7 @@ def contenders(settings):
     training = Training(NETWORKS[settings.network], settings, of_network=False)
 
     def inductor(net):
-        return peers.compiled(net.step, settings.device)
+        return peers.compiled(net.step)
 
     def compiled(net):
         in_function = isinstance(net, HiddenStates)
@@ -34,7 +34,7 @@ def contenders(settings):
 
         def step(x, targets):
             out = run(*((net.net, net.steps, x, net.frames) if in_function else (x,)))
-            return net.batched(out[net.recorded] if isinstance(out, tuple) else out, x, targets)
+            return net.batched(net.select(out), x, targets)
 
         return step
 

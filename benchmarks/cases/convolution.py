@@ -4,7 +4,6 @@ The layers are those that ``conv`` measures with their neurons; the spikes are r
 """
 
 import functools
-from typing import List
 
 import torch
 from torch.nn import functional
@@ -12,13 +11,12 @@ from torch.nn import functional
 from benchmarks.case import Case, Contender, Workload
 from benchmarks.cases.conv import LAYERS
 from benchmarks.checks import check_close
-from benchmarks.sparse_problem import SparseProblem, percent
+from benchmarks.sparse_problem import SparseProblem
 from snnipu import SparseConv2d
 from snnipu.neurons.multistep import PART_BYTES
 
 # Sums over all places, samples and steps, which libraries add up one after the other, have an error of their own.
 TOLERANCES = {"currents": 1e-5, "weights": 1e-4}
-Tensors = List[torch.Tensor]
 
 
 class Problem(SparseProblem):
@@ -103,7 +101,7 @@ def title(settings):
     shape, out, kernel = LAYERS[settings.layer]
     works = {"currents": "currents", "weights": "gradient of the weights"}
     return (
-        f"Convolution {shape[0]}→{out}, {shape[1]}×{shape[2]}, {kernel}×{kernel}, {percent(settings)} active, "
+        f"Convolution {shape[0]}→{out}, {shape[1]}×{shape[2]}, {kernel}×{kernel}, {100 * settings.activity:.3g} % active, "
         f"{works[settings.work]}: T={settings.steps} × B={settings.batch_size}"
     )
 

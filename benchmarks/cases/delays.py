@@ -4,7 +4,6 @@ Forward, and the gradients of weights and delays.
 """
 
 import functools
-from typing import List
 
 import torch
 from torch.nn import functional
@@ -12,11 +11,10 @@ from torch.nn import functional
 from benchmarks import peers
 from benchmarks.case import Case, Contender, Workload, cross
 from benchmarks.checks import check_close
-from benchmarks.sparse_problem import SparseProblem, percent
+from benchmarks.sparse_problem import SparseProblem
 from snnipu import DelayLinear
 
 TOLERANCE = 1e-4
-Tensors = List[torch.Tensor]
 
 
 class Problem(SparseProblem):
@@ -77,6 +75,10 @@ class Problem(SparseProblem):
         kernel = kernel.scatter(2, places, torch.stack([weight * (1 - behind), weight * behind], -1))
         return functional.conv1d(functional.pad(x, (longest, 0)), kernel.flip(-1)).permute(2, 0, 1)
 
+    def workload(self, name):
+        step = getattr(self, name)
+        return Workload(step, lambda: self.check(step()))
+
     def check(self, results):
         weight, delay = (p.detach().double().requires_grad_() for p in (self.layer.weight, self.layer.delay))
         out = self._convolved(weight, delay, self.by_neuron.double())
@@ -90,12 +92,7 @@ problem_of = functools.lru_cache(maxsize=1)(Problem)
 
 def contenders(settings):
     def build(name):
-        def workload():
-            problem = problem_of(settings)
-            step = getattr(problem, name)
-            return Workload(step, lambda: problem.check(step()))
-
-        return workload
+        return lambda: problem_of(settings).workload(name)
 
     return [
         Contender("events", "snnipu DelayLinear, of spikes", build("events"), note="SparseSpikes"),
@@ -125,7 +122,7 @@ CASE = Case(
         "no gradient of the input."
     ),
     title=lambda settings: (
-        f"Delays up to {settings.longest_delay} steps, {settings.neurons}→{settings.neurons}, {percent(settings)} "
+        f"Delays up to {settings.longest_delay} steps, {settings.neurons}→{settings.neurons}, {100 * settings.activity:.3g} % "
         f"active: T={settings.steps} × B={settings.batch_size}"
     ),
     contenders=contenders,

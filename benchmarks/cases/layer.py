@@ -2,17 +2,13 @@
 
 import functools
 import math
-from typing import Callable
 
-import snntorch
 import torch
 from torch.nn import functional
 
-import snnipu
 from benchmarks import peers
-from benchmarks.case import Case, Contender, Workload
-from benchmarks.cases.lif import snntorch_loop
-from benchmarks.checks import check_layer, tolerance_for
+from benchmarks.case import Case, Contender
+from benchmarks.cases import lif
 
 # Share of the inputs that spike at each step.
 ACTIVITY = 0.1
@@ -22,93 +18,54 @@ CURRENT = 0.5
 # (and the numbers are TF32's), so that all contenders see the same currents.
 LARGEST_WEIGHT = 1023
 
-# Makes spikes of currents.
-Neurons = Callable[[torch.Tensor], torch.Tensor]
+
+class Work(lif.Work):
+    """Random spikes ``[T, B, n]`` in, and a matrix product before the neurons; no bias.
+
+    Attributes:
+        x: the weights ``[n, n]``.
+    """
+
+    slack = 10
+
+    def __init__(self, settings):
+        self.settings, self.parts = settings, [()]
+        self.beta, self.dtype, self.device = settings.beta, settings.dtype, settings.device
+        neurons, shape = settings.neurons, (settings.steps, settings.batch_size, settings.neurons)
+        where = {"generator": torch.Generator(self.device).manual_seed(settings.seed), "device": self.device}
+        self.input = (torch.rand(shape, **where) < ACTIVITY).to(self.dtype)
+        whole = torch.randint(-LARGEST_WEIGHT, LARGEST_WEIGHT + 1, (neurons, neurons), **where)
+        spread = math.sqrt(neurons * ACTIVITY / 3) * LARGEST_WEIGHT
+        self.x = (whole.to(self.dtype) * 2.0 ** round(math.log2(CURRENT / spread))).requires_grad_()
+        self.grad_spk = torch.randn(shape, dtype=self.dtype, **where)
+        self.reference = functools.lru_cache(maxsize=1)(self._reference)
+
+    def run(self, forward, leaf, grad_spk, parameters=()):
+        return super().run(lambda weight: forward(functional.linear(self.input, weight)), leaf, grad_spk)
+
+    def _leaves(self, x):
+        return x, self.grad_spk
+
+    def _flat(self, result):
+        """Return a row for each step and sample, or of a gradient for each input, and a column for each neuron."""
+        return result.flatten(0, 1) if result.dim() == 3 else result.t()
+
+    _columns = _flat
 
 
 def contenders(settings):
-    """Random spikes ``[T, B, n]`` in, weights ``[n, n]``, no bias."""
-    neurons, dtype, device, beta = settings.neurons, settings.dtype, settings.device, settings.beta
-
-    @functools.lru_cache(maxsize=1)
-    def data():
-        """Return input spikes, weights and the upstream gradient of the spikes."""
-        generator = torch.Generator(device).manual_seed(settings.seed)
-        shape = (settings.steps, settings.batch_size, neurons)
-        where = {"generator": generator, "device": device}
-        spikes = (torch.rand(shape, **where) < ACTIVITY).to(dtype)
-        whole = torch.randint(-LARGEST_WEIGHT, LARGEST_WEIGHT + 1, (neurons, neurons), **where)
-        spread = math.sqrt(neurons * ACTIVITY / 3) * LARGEST_WEIGHT
-        weight = whole.to(dtype) * 2.0 ** round(math.log2(CURRENT / spread))
-        return spikes, weight.requires_grad_(), torch.randn(shape, dtype=dtype, **where)
-
-    def run(neurons_, scale=1.0):
-        x, weight, upstream = data()
-        currents = functional.linear(x, weight)
-        spk = neurons_(currents if scale == 1 else currents * scale)
-        return spk, torch.autograd.grad(spk, weight, upstream)[0]
-
-    def snntorch_lif():
-        return snntorch.Leaky(beta=beta).to(device, dtype)
-
-    @functools.lru_cache(maxsize=1)
-    def reference():
-        lif = snntorch_lif()
-        return run(lambda currents: snntorch_loop(lif, currents.unbind())[0])
-
-    def workload(neurons_, rule=None, scale=1.0, compiles=False):
-        """Return the workload of a library, whose results must be snnTorch's or follow its own ``rule``."""
-
-        def check():
-            expected = reference() if rule is None else run(lambda data: peers.over_time(rule, data), scale)
-            tolerance = tolerance_for(dtype, device, rule is None)
-            # A neuron's spikes and the gradient of its weights.
-            (spk, gradient), (reference_spk, reference_gradient) = run(neurons_, scale), expected
-            rows = (spk.flatten(0, 1), gradient.t(), reference_spk.flatten(0, 1), reference_gradient.t())
-            tolerance = tolerance._replace(gradient=10 * tolerance.gradient)
-            return check_layer([rows], tolerance, "snnTorch" if rule is None else "its own rule")
-
-        step = functools.partial(run, neurons_, scale)
-        return Workload(step, check, peers.compile_seconds(step) if compiles else None)
-
-    def own():
-        lif = snnipu.Leaky(beta=beta).to(device, dtype)
-        return workload(lambda currents: lif.sequence(currents)[0])
-
-    def loop():
-        lif = snntorch_lif()
-        return workload(lambda currents: snntorch_loop(lif, currents.unbind())[0])
-
-    def compiled_step():
-        lif = snntorch_lif()
-        step = peers.compiled(lambda current, mem: lif(current, mem), device)
-        return workload(lambda currents: snntorch_loop(lif, currents.unbind(), step)[0], compiles=True)
-
-    def spikingjelly(backend=None):
-        lif = peers.spikingjelly_lif(beta, backend=backend).to(device)
-
-        def forward(currents):
-            lif.reset()
-            return lif(currents)
-
-        return workload(forward, peers.spikingjelly_rule(beta))
-
-    def norse():
-        lift = peers.norse_lift(peers.norse_lif(beta, dtype, device))
-        # norse multiplies its input by 1 - beta.
-        return workload(lambda currents: lift(currents)[0], peers.norse_rule(beta), 1 / (1 - beta))
-
+    work = Work(settings)
     return [
-        Contender("snnipu", "snnipu Leaky.sequence", own),
-        Contender("snntorch", "snnTorch loop", loop, "snntorch"),
+        Contender("snnipu", "snnipu Leaky.sequence", work.sequence),
+        Contender("snntorch", "snnTorch loop", work.loop_unbind, "snntorch"),
         Contender(
             "compile",
             "snnTorch step, torch.compile",
-            compiled_step,
+            work.compiled,
             "compile",
             "one step is compiled, and a loop in Python calls it",
         ),
-        *peers.multi_step_contenders(spikingjelly, norse, device),
+        *peers.multi_step_contenders(work.spikingjelly, work.norse),
     ]
 
 

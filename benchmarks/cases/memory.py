@@ -2,8 +2,6 @@
 
 import functools
 import math
-from dataclasses import replace
-from typing import Callable
 
 import torch
 
@@ -42,12 +40,13 @@ def points(values):
     release_memory()
     available = available_memory() or math.inf
     tables = [
-        {**values, **size} for size in sizes if LEAST_MEMORY * elements(Settings(**size)) * ELEMENT_BYTES <= available
+        {**values, **size} for size in sizes if LEAST_MEMORY * ELEMENT_BYTES * math.prod(size.values()) <= available
     ]
-    if not tables:
-        raise ValueError(
-            f"tensor: each size needs {LEAST_MEMORY} times its bytes, and {available / 1e9:.1f} GB are there"
-        )
+    if len(tables) < len(sizes):
+        told = f"tensor: a size needs {LEAST_MEMORY} times its bytes, of which {available / 1e9:.1f} GB are available"
+        if not tables:
+            raise ValueError(told)
+        print(f"{told}: {len(sizes) - len(tables)} left out")
     return sorted(tables, key=lambda table: elements(Settings(**table)))
 
 
@@ -88,7 +87,6 @@ class Work(lif.Work):
 
 # One at a time: the next point of a sweep takes the place of the last.
 work_of = functools.lru_cache(maxsize=1)(Work)
-Make = Callable[[lif.Work], Workload]
 
 
 def check_fits(settings, contender):
@@ -111,16 +109,13 @@ def contenders(settings):
     """Input and upstream gradient are made when the first contender is built."""
 
     def peer(name, make):
-        def build(**more):
+        def build():
             work = work_of(settings)
             check_fits(settings, name)
-            return make(work, **more)
+            return make(work)
 
         return build
 
-    others = peers.multi_step_contenders(
-        peer("spikingjelly", lif.Work.spikingjelly), peer("norse", lif.Work.norse), settings.device
-    )
     return [
         Contender(
             "snnipu",
@@ -146,7 +141,9 @@ def contenders(settings):
             "Leaky.sequence",
             "copy-24",
         ),
-        *(replace(contender, floor="copy-24") for contender in others),
+        *peers.multi_step_contenders(
+            peer("spikingjelly", lif.Work.spikingjelly), peer("norse", lif.Work.norse), "copy-24"
+        ),
         *(
             Contender(
                 f"copy-{traffic}",

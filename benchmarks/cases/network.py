@@ -1,26 +1,19 @@
 """snnTorch's tutorial network 784-1000-10: one whole training step on a constant input."""
 
-import functools
-from typing import Callable, Sequence, Tuple
-
 import snntorch
 import torch
 from torch import nn
-from torch.nn import functional
 
 import snnipu
 from benchmarks import peers
-from benchmarks.case import Case, Contender, Workload
+from benchmarks.case import Case, Contender
+from benchmarks.cases.programs import Training
 from benchmarks.checks import check_training
 from benchmarks.programs import CLASSES, INPUTS, TutorialNet, batched_loss, tutorial_loss
+from benchmarks.training_step import adam, training_workload
 
-# The neurons round as snnTorch's do; only the order of sums over steps and samples is free.
-SUMMATION_ORDER = 1e-5
 # A peer's rule may be evaluated in another order than here, which can flip a spike.
 PEER_RULE = 1e-3
-
-Loss = Callable[[], torch.Tensor]
-LossAndGradients = Tuple[torch.Tensor, Sequence[torch.Tensor]]
 
 
 class HoistedNet(TutorialNet):
@@ -41,102 +34,45 @@ class HoistedNet(TutorialNet):
         return torch.stack(spk2_rec, dim=0), torch.stack(mem2_rec, dim=0)
 
 
-def _linear_parameters(net):
-    return [p for module in net.modules() if isinstance(module, nn.Linear) for p in module.parameters()]
-
-
-def loss_and_gradients(loss, parameters):
-    value = loss()
-    return value.detach(), torch.autograd.grad(value, parameters)
-
-
 def contenders(settings):
-    """The input stands for a batch of images: about a fifth of the pixels are not zero."""
-    dtype, device, beta, steps = settings.dtype, settings.device, settings.beta, settings.steps
-    generator = torch.Generator().manual_seed(settings.seed)
-    shape = (settings.batch_size, INPUTS)
-    pixels = torch.rand(shape, generator=generator) * (torch.rand(shape, generator=generator) < 0.2)
-    x = pixels.to(device, dtype)
-    targets = torch.randint(CLASSES, (settings.batch_size,), generator=generator).to(device)
+    device, beta, steps = settings.device, settings.beta, settings.steps
+    training = Training(TutorialNet, settings, of_network=False)
+    x, targets = training.x, training.targets
 
-    def linears():
-        return [nn.Linear(INPUTS, settings.neurons), nn.Linear(settings.neurons, CLASSES)]
+    def compiled(net):
+        return peers.compiled(net.step)
 
-    @functools.lru_cache(maxsize=1)
-    def initial():
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            net = TutorialNet(snntorch, settings)
-        return [p.detach() for p in _linear_parameters(net)]
+    def linears(scale=1.0):
+        """Return layers with the weights of every contender (times ``scale``)."""
+        net = training.program(snntorch)
+        for parameter in net.parameters():
+            parameter.data *= scale
+        return nn.ModuleList([net.fc1, net.fc2])
 
-    def initialised(net, scale=1.0):
-        """Return ``net`` where it runs, with the same weights for every contender (times ``scale``)."""
-        net = net.to(device, dtype)
-        with torch.no_grad():
-            for parameter, value in zip(_linear_parameters(net), initial()):
-                parameter.copy_(value * scale)
-        return net
+    def follows(net, loss, rule):
+        """Return a training step of a peer, whose results must follow its own ``rule`` in plain PyTorch."""
 
-    def tutorial_training(net):
-        return lambda: tutorial_loss(net(x)[1], targets)
-
-    @functools.lru_cache(maxsize=1)
-    def reference():
-        net = initialised(TutorialNet(snntorch, settings))
-        return loss_and_gradients(tutorial_training(net), _linear_parameters(net))
-
-    def follows(rule, scale):
-        """Return loss and gradients of the same network in plain PyTorch with a peer's update rule."""
-        parameters = [(p * scale).to(device, dtype).requires_grad_() for p in initial()]
-        weight1, bias1, weight2, bias2 = parameters
-
-        def loss():
-            v1 = x.new_zeros(settings.batch_size, settings.neurons)
-            v2 = x.new_zeros(settings.batch_size, CLASSES)
+        def by_rule():
+            v1, v2 = x.new_zeros(settings.batch_size, settings.neurons), x.new_zeros(settings.batch_size, CLASSES)
             v2_rec = []
             for _ in range(steps):
-                spk1, v1 = rule(functional.linear(x, weight1, bias1), v1)
-                _, v2 = rule(functional.linear(spk1, weight2, bias2), v2)
+                spk1, v1 = rule(net[0](x), v1)
+                _, v2 = rule(net[1](spk1), v2)
                 v2_rec.append(v2)
             return tutorial_loss(torch.stack(v2_rec), targets)
 
-        return loss_and_gradients(loss, parameters)
-
-    def workload(net, loss, rule=None, scale=1.0, compiles=False):
-        """Return a training step, whose results must be snnTorch's or follow a peer's ``rule``."""
-        optimizer = torch.optim.Adam(net.parameters(), lr=5e-4, betas=(0.9, 0.999))
-        run = functools.partial(loss_and_gradients, loss, _linear_parameters(net))
-
-        def step():
-            loss_val = loss()
-            optimizer.zero_grad()
-            loss_val.backward()
-            optimizer.step()
-            return loss_val
+        def results(loss):
+            value = loss()
+            return value.detach(), torch.autograd.grad(value, list(net.parameters()))
 
         def check():
-            if rule is None:
-                return check_training(*run(), *reference(), SUMMATION_ORDER, "snnTorch")
-            return check_training(*run(), *follows(rule, scale), PEER_RULE, "its own rule")
+            return check_training(*results(loss), *results(by_rule), PEER_RULE, "its own rule")
 
-        return Workload(step, check, peers.compile_seconds(run) if compiles else None)
-
-    def tutorial(snn, net_class=TutorialNet):
-        net = initialised(net_class(snn, settings))
-        return workload(net, tutorial_training(net))
-
-    def multistep():
-        fc1, fc2 = linears()
-        net = initialised(snnipu.MultiStep(fc1, snnipu.Leaky(beta=beta), fc2, snnipu.Leaky(beta=beta)))
-        return workload(net, lambda: batched_loss(net(x, num_steps=steps)[1], targets))
-
-    def compile_loop():
-        net = initialised(TutorialNet(snntorch, settings))
-        return workload(net, peers.compiled(tutorial_training(net), device), compiles=True)
+        return training_workload(adam(net), loss, check, device)
 
     def spikingjelly():
-        lif1, lif2 = peers.spikingjelly_lif(beta), peers.spikingjelly_lif(beta, store_v_seq=True)
-        fc1, fc2, *_ = net = initialised(nn.ModuleList([*linears(), lif1, lif2]))
+        fc1, fc2 = net = linears()
+        lif1, lif2 = (peers.spikingjelly_lif(beta, store_v_seq=True).to(device) for _ in range(2))
 
         def loss():
             lif1.reset()
@@ -144,12 +80,11 @@ def contenders(settings):
             lif2(fc2(lif1(fc1(x.unsqueeze(0).repeat(steps, 1, 1)))))
             return batched_loss(lif2.v_seq, targets)
 
-        return workload(net, loss, peers.spikingjelly_rule(beta))
+        return follows(net, loss, peers.spikingjelly_rule(beta))
 
     def norse():
-        scale = 1 / (1 - beta)
-        fc1, fc2 = net = initialised(nn.ModuleList(linears()), scale)
-        lif1, lif2 = peers.norse_lif(beta, dtype, device), peers.norse_lif(beta, dtype, device)
+        fc1, fc2 = net = linears(1 / (1 - beta))
+        lif1, lif2 = (peers.norse_lif(beta, settings.dtype, device) for _ in range(2))
 
         def loss():
             state1 = state2 = None
@@ -160,30 +95,35 @@ def contenders(settings):
                 v2_rec.append(state2.v)
             return tutorial_loss(torch.stack(v2_rec), targets)
 
-        return workload(net, loss, peers.norse_rule(beta), scale)
+        return follows(net, loss, peers.norse_rule(beta))
 
     return [
         Contender(
             "snnipu-loop",
             "snnipu, tutorial loop",
-            lambda: tutorial(snnipu),
+            lambda: training.workload(snnipu),
             note="the tutorial's code with only the import changed",
         ),
         Contender(
             "snnipu-multistep",
             "snnipu MultiStep",
-            multistep,
+            lambda: training.workload(snnipu, lambda net: net.rewritten),
             note="net(x, num_steps=T): fc1 runs once, since its input is constant; the loss is one call over all steps",
         ),
-        Contender("snntorch", "snnTorch, tutorial loop", lambda: tutorial(snntorch), "snntorch"),
+        Contender("snntorch", "snnTorch, tutorial loop", lambda: training.workload(snntorch), "snntorch"),
         Contender(
             "snntorch-hoisted",
             "snnTorch loop, fc1 hoisted",
-            lambda: tutorial(snntorch, HoistedNet),
+            lambda: Training(HoistedNet, settings, of_network=False).workload(snntorch),
             "snntorch",
             "the tutorial's code with fc1 moved out of the loop by hand",
         ),
-        Contender("compile", "snnTorch loop, torch.compile", compile_loop, "compile"),
+        Contender(
+            "compile",
+            "snnTorch loop, torch.compile",
+            lambda: training.workload(snntorch, compiled, compiles=True),
+            "compile",
+        ),
         Contender(
             "spikingjelly",
             "SpikingJelly multi-step",

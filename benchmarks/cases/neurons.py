@@ -1,13 +1,10 @@
 """Every fused neuron of snnTorch over a sequence, beside its loop and the libraries that have such a neuron."""
 
 import functools
-from dataclasses import dataclass, field, replace
-from typing import Any, Mapping
+from typing import Any, Mapping, NamedTuple
 
-import snntorch
 import torch
 
-import snnipu
 from benchmarks import peers
 from benchmarks.case import Case, Contender
 from benchmarks.cases import memory
@@ -17,8 +14,7 @@ from benchmarks.cases import memory
 SPIKES_BYTES, STATE_BYTES = 20, 4
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A neuron of the table.
 
     Attributes:
@@ -30,17 +26,12 @@ class Kind:
 
     name: str
     states: int
-    keywords: Mapping[str, Any] = field(default_factory=dict)
+    keywords: Mapping[str, Any] = {}
     product: bool = False
 
     @property
     def spikes_are_state(self):
         return self.name.startswith("R")
-
-    @property
-    def returned(self):
-        """States that a step returns beside the spikes."""
-        return self.states - self.spikes_are_state
 
 
 KINDS = {
@@ -56,18 +47,6 @@ KINDS = {
 }
 
 
-def _loop(kind, layer, x):
-    """Return the spikes of all steps, each by a call."""
-    zeros = torch.zeros_like(x[0])
-    states = ((zeros, zeros),) if kind.name == "DeltaLeaky" else (zeros,) * kind.states
-    spk_rec = []
-    for current in x.unbind():
-        out = layer(current, *states)
-        states = out if kind.spikes_are_state else out[1:]
-        spk_rec.append(out[0])
-    return torch.stack(spk_rec)
-
-
 class Work(memory.Work):
     """The work of ``lif`` with another neuron; of those that have parameters, their gradients are computed, too."""
 
@@ -77,7 +56,7 @@ class Work(memory.Work):
         if self.kind.product:  # neurons of a sample depend on each other
             self.parts = [(0, settings.batch_size * settings.neurons)]
 
-    def layer(self, library):
+    def neuron(self, library):
         """Return the neuron of snnTorch or snnipu; both have the same weights."""
         keywords = dict(self.kind.keywords)
         if self.kind.product:
@@ -86,32 +65,21 @@ class Work(memory.Work):
             torch.manual_seed(self.settings.seed)
             return getattr(library, self.kind.name)(beta=self.beta, **keywords).to(self.device)
 
-    def _run(self, layer, forward, x, grad_spk):
-        spk = forward(x)
-        return (spk, *torch.autograd.grad(spk, [x, *layer.parameters()], grad_spk))
+    def loop_over(self, neuron, steps):
+        zeros = torch.zeros_like(steps[0])
+        states = ((zeros, zeros),) if self.kind.name == "DeltaLeaky" else (zeros,) * self.kind.states
+        spk_rec = []
+        for current in steps:
+            out = neuron(current, *states)
+            states = out if self.kind.spikes_are_state else out[1:]
+            spk_rec.append(out[0])
+        return torch.stack(spk_rec)
 
-    def _reference(self, start, stop):
-        x, grad_spk = self._leaves(self.x, start, stop)
+    def _leaves(self, x, *part):
+        leaves = super()._leaves(x, *part)
         if self.kind.product:
-            x, grad_spk = x.detach().reshape(self.shape).requires_grad_(), grad_spk.reshape(self.shape)
-        layer = self.layer(snntorch)
-        spk, grad_x, *_ = self._run(layer, functools.partial(_loop, self.kind, layer), x, grad_spk)
-        return spk.flatten(1), grad_x.flatten(1)
-
-    def _workload(self, layer, forward):
-        return self.as_snntorch(functools.partial(self._run, layer, forward, self.x, self.grad_spk))
-
-    def sequence(self):
-        layer = self.layer(snnipu)
-        return self._workload(layer, lambda x: layer.sequence(x)[0])
-
-    def spikes(self):
-        layer = self.layer(snnipu)
-        return self._workload(layer, layer.spikes)
-
-    def loop_unbind(self):
-        layer = self.layer(snntorch)
-        return self._workload(layer, functools.partial(_loop, self.kind, layer))
+            return [leaf.detach().reshape(self.shape).requires_grad_() for leaf in leaves]
+        return leaves
 
     def norse_synaptic(self):
         """Return the workload of norse's LIF neuron with a synaptic current."""
@@ -128,11 +96,12 @@ work_of = functools.lru_cache(maxsize=1)(Work)
 def contenders(settings):
     """Input and upstream gradient are made with the first contender."""
     kind = KINDS[settings.neuron]
-    all_bytes = SPIKES_BYTES + STATE_BYTES * kind.returned
+    returned = kind.states - kind.spikes_are_state
+    all_bytes = SPIKES_BYTES + STATE_BYTES * returned
     floor = "" if kind.product else "copy"
 
     def of(make, *arguments):
-        return lambda **more: make(work_of(settings), *arguments, **more)
+        return lambda: make(work_of(settings), *arguments)
 
     rows = [
         Contender("snnipu", "snnipu sequence", of(Work.sequence), floor=floor),
@@ -140,18 +109,13 @@ def contenders(settings):
         Contender("snntorch-unbind", "snnTorch loop", of(Work.loop_unbind), "snntorch", floor=floor),
     ]
     if settings.neuron == "Leaky":
-        others = peers.multi_step_contenders(of(Work.spikingjelly), of(Work.norse), settings.device)
-        # The lines of a sweep have one name for all neurons.
-        labels = {"spikingjelly": "SpikingJelly", "norse": "norse"}
-        rows += [
-            replace(c, label=labels.get(c.name, c.label), note=f"{c.label}: {c.note}", floor=floor) for c in others
-        ]
+        rows += peers.multi_step_contenders(of(Work.spikingjelly), of(Work.norse), floor)
     if settings.neuron == "Synaptic":
-        note = "LIFCell, Lift: resets to zero in the step of the spike, with gradient through the reset"
-        rows.append(Contender("norse", "norse", of(Work.norse_synaptic), "norse", note, floor))
+        note = "resets to zero in the step of the spike, with gradient through the reset"
+        rows.append(Contender("norse", "norse LIFCell, Lift", of(Work.norse_synaptic), "norse", note, floor))
     if floor:
         note = (
-            f"of {all_bytes} bytes a neuron and step: forward reads x and writes spikes and {kind.returned} states, "
+            f"of {all_bytes} bytes a neuron and step: forward reads x and writes spikes and {returned} states, "
             "backward reads x and the gradient of the spikes and writes that of x"
         )
         rows += [

@@ -1,7 +1,6 @@
 """Online learning beside backpropagation through time: a stream of T steps, forward and all gradients, in chunks."""
 
 import functools
-from typing import List
 
 import snntorch
 import torch
@@ -24,8 +23,6 @@ CHECKED_STEPS = 3 * CHUNK // 2
 # Bytes of a sample and step that backpropagation keeps of a neuron, or of an input: at least.
 KEPT_BYTES = 8
 
-Tensors = List[torch.Tensor]
-
 
 class Problem:
     """The same stream, weights and upstream gradient of the output spikes for every contender."""
@@ -45,38 +42,39 @@ class Problem:
         self.upstream = torch.randn(batch, OUTPUTS, generator=generator)
 
     def chunks(self, steps, length):
-        """The stream of ``steps``, in chunks."""
-        done = 0
-        while done < steps:
+        """Yield the stream of ``steps``, in chunks; what is drawn is a whole number of them, or all of the stream."""
+        for done in range(0, steps, length):
             start = done % len(self.x)
-            stop = min(start + length, len(self.x), start + steps - done)
-            yield self.x[start:stop]
-            done += stop - start
+            yield self.x[start : start + min(length, steps - done)]
+
+    def stream(self, steps):
+        return torch.cat(list(self.chunks(steps, CHUNK)))
 
     def linears(self):
-        made = [nn.Linear(weight.shape[1], weight.shape[0], bias=False) for weight in self.weights]
-        with torch.no_grad():
-            for linear, weight in zip(made, self.weights):
-                linear.weight.copy_(weight)
-        return made
+        linears = [nn.Linear(weight.shape[1], weight.shape[0], bias=False) for weight in self.weights]
+        for linear, weight in zip(linears, self.weights):
+            linear.weight.data.copy_(weight)
+        return linears
+
+    def layers(self, neuron):
+        """Return each linear layer and its neurons."""
+        return [module for linear in self.linears() for module in (linear, neuron())]
 
     def network(self, init_hidden=False):
-        modules = []
-        for linear in self.linears():
-            modules += [linear, snnipu.Leaky(beta=self.settings.beta, init_hidden=init_hidden)]
-        return snnipu.MultiStep(*modules)
+        return snnipu.MultiStep(*self.layers(lambda: snnipu.Leaky(beta=self.settings.beta, init_hidden=init_hidden)))
+
+    def snntorch_net(self):
+        return SnnTorchNet([[linear] for linear in self.linears()], self.settings.beta, None, False, "subtract")
 
     @torch.no_grad()
     def measured(self):
         """Return the spikes per neuron and step of each layer."""
-        net = SnnTorchNet([[linear] for linear in self.linears()], self.settings.beta, None, False, "subtract")
-        return {"activity": [float(spikes.mean()) for spikes in net.all_layers(self.x)]}
+        return {"activity": [float(spikes.mean()) for spikes in self.snntorch_net().all_layers(self.x)]}
 
     def by_snntorch(self, steps):
         """Return the gradients of the beginning of the stream by a loop over snnTorch's neurons."""
-        net = SnnTorchNet([[linear] for linear in self.linears()], self.settings.beta, None, False, "subtract")
-        spikes = net(torch.cat(list(self.chunks(steps, CHUNK))))
-        return torch.autograd.grad(self.loss(spikes), net.weights())
+        net = self.snntorch_net()
+        return torch.autograd.grad(self.loss(net(self.stream(steps))), net.weights())
 
     def loss(self, spk):
         """Of output spikes ``[T, B, outputs]``: linear, so that it is the same in any division."""
@@ -84,22 +82,20 @@ class Problem:
 
     def through_time(self, steps, net):
         """Return the gradients of the whole stream at once."""
-        spk, _ = net(torch.cat(list(self.chunks(steps, CHUNK))))
+        spk, _ = net(self.stream(steps))
         return list(torch.autograd.grad(self.loss(spk), list(net.parameters())))
 
     def truncated(self, steps, net):
         """Return those of each chunk by itself, its states carried on: what people do to save memory."""
-        own = list(net.parameters())
         lifs = [module for module in net.modules() if isinstance(module, snnipu.Leaky)]
+        net.zero_grad()
         for lif in lifs:
             lif.reset_mem()
-        total = [torch.zeros_like(parameter) for parameter in own]
         for chunk in self.chunks(steps, CHUNK):
-            for sum_, grad in zip(total, torch.autograd.grad(self.loss(net(chunk)[0]), own)):
-                sum_ += grad
+            self.loss(net(chunk)[0]).backward()
             for lif in lifs:
                 lif.mem = lif.mem.detach()
-        return total
+        return [parameter.grad for parameter in net.parameters()]
 
     def online(self, steps, online, length=CHUNK):
         online.net.zero_grad()
@@ -123,12 +119,9 @@ class Problem:
 
     def spikingjelly_network(self, node):
         kind, atan = getattr(peers.spikingjelly("neuron"), node), peers.spikingjelly("surrogate").ATan
-        modules = []
-        for linear in self.linears():
-            tau = 1 / (1 - self.settings.beta)
-            modules += [linear, kind(tau=tau, decay_input=False, v_reset=None, surrogate_function=atan())]
+        options = {"tau": 1 / (1 - self.settings.beta), "decay_input": False, "v_reset": None}
         sequential = peers.spikingjelly("layer").OTTTSequential if node.startswith("OTTT") else nn.Sequential
-        return sequential(*modules)
+        return sequential(*self.layers(lambda: kind(surrogate_function=atan(), **options)))
 
     def by_steps(self, steps, traces, input_trace=True, at_once=False):
         """Return SLTT's gradients, or with ``traces`` OTTT's, step by step in plain PyTorch.
@@ -239,7 +232,7 @@ def _braintrace(settings, rule, most):
         )
 
     def losses(steps):
-        spk = problem.network()(torch.cat(list(problem.chunks(steps, CHUNK))))[0]
+        spk = problem.network()(problem.stream(steps))[0]
         return [(spk * problem.upstream).sum((1, 2))]
 
     # Its rule leaves more out than any here: what can be compared is what the network makes of the stream.

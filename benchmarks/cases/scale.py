@@ -35,13 +35,7 @@ def _worker(rank, port, threads, settings, repeats):
     os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(threads)
     with joined(timeout=TIMEOUT) as ranks:
-        return {
-            name: seconds
-            for kind in ("strong", "weak")
-            for name, seconds in zip(
-                (kind, f"{kind}-alone"), _seconds(ranks, batch_of(kind, settings), settings, repeats)
-            )
-        }
+        return {**_seconds("strong", ranks, settings, repeats), **_seconds("weak", ranks, settings, repeats)}
 
 
 def batch_of(kind, settings):
@@ -49,13 +43,13 @@ def batch_of(kind, settings):
     return settings.batch_size * (settings.processes if kind.startswith("weak") else 1)
 
 
-def _seconds(ranks, batch, settings, repeats):
+def _seconds(kind, ranks, settings, repeats):
     """Return the seconds of each round with gradients averaged and without."""
     torch.manual_seed(0)
     neurons = settings.neurons
     network = MultiStep(nn.Linear(FEATURES, neurons), Leaky(beta=0.9), nn.Linear(neurons, CLASSES), Leaky(beta=0.9))
     optimizer = torch.optim.Adam(network.parameters())
-    own = ranks.share(batch)
+    own = ranks.share(batch_of(kind, settings))
     x = torch.rand(max(1, own.stop - own.start), FEATURES)
     labels = torch.randint(CLASSES, (len(x),))
     model = ranks.wrapped(network)
@@ -68,17 +62,17 @@ def _seconds(ranks, batch, settings, repeats):
             nn.functional.cross_entropy(spk.sum(0), labels).backward()
         optimizer.step()
 
-    seconds = {True: [], False: []}
+    seconds = {kind: [], f"{kind}-alone": []}
     for _ in range(3):
         step(True)
     for _ in range(repeats):
-        for averages in (True, False):
+        for name, times in seconds.items():
             ranks.any(False)  # all begin together
             started = time.perf_counter()
-            step(averages)
+            step(name == kind)
             # The slowest tells, in microseconds.
-            seconds[averages].append(ranks.largest(int(1e6 * (time.perf_counter() - started))) / 1e6)
-    return seconds[True], seconds[False]
+            times.append(ranks.largest(int(1e6 * (time.perf_counter() - started))) / 1e6)
+    return seconds
 
 
 def samples(steps, settings, repeats, min_seconds, **options):
@@ -90,7 +84,7 @@ def samples(steps, settings, repeats, min_seconds, **options):
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(settings.processes, mp_context=spawn) as pool:
         run = functools.partial(_worker, port=port, threads=threads, settings=settings, repeats=repeats)
-        found = list(pool.map(run, range(settings.processes)))[0]
+        found, *_ = pool.map(run, range(settings.processes))
     for kind, seconds in found.items():
         yield from ((kind, Sample(number, 1, value)) for number, value in enumerate(seconds))
 

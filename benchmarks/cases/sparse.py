@@ -4,22 +4,16 @@ The second threshold, the decay, the surrogate and the layers are those of Gruen
 on the IPU", arXiv 2311.04386, 2023; the spikes are random and the weights scaled, so that every layer has the activity.
 """
 
-import contextlib
 import functools
-from typing import Tuple
 
 import torch
-from snntorch import surrogate as snntorch_surrogate
+from snntorch import surrogate
 from torch import nn
-from torch.nn import functional
 
-from benchmarks import peers
-from benchmarks.case import Case, Check, Contender, Workload, cross
-from benchmarks.checks import check_network
-from benchmarks.sparse_problem import THRESHOLD, Layers, SnnTorchNet, SparseProblem, percent
-from snnipu.neurons.sparse_benchmark import SECOND_THRESHOLD, SURROGATE_SLOPE
-from snnipu.training import benchmark_network
-from snnipu.training.methods import sparse_network, sparse_ops
+from benchmarks.case import Case, Contender, Workload, cross
+from benchmarks.checks import both
+from benchmarks.sparse_problem import SLOPE, THRESHOLD, LayeredProblem
+from snnipu.training import METHODS, benchmark_network
 
 # Neurons of the input, of the hidden layers by their number, and of the output.
 NETWORKS = {
@@ -30,6 +24,7 @@ NETWORKS = {
     ),
     "shd": (700, {2: [1462, 1460], 3: [974] * 3, 4: [732, *[730] * 3], 5: [586, *[584] * 4]}, 20),
 }
+SECOND_THRESHOLD = 0.9
 GRADIENT_TOLERANCE = 1e-4
 # Of a gradient that goes through up to five products of two factors, each rounded to TF32's 11 bits.
 TF32_GRADIENT_TOLERANCE = 5e-3
@@ -37,8 +32,6 @@ TF32_GRADIENT_TOLERANCE = 5e-3
 HIGH_ACTIVITY = 0.2
 # What the weights are shifted by there, as a share of the largest.
 MEAN_SHIFT = 0.05
-
-Expected = Tuple[Layers, Layers]
 
 
 def network_sizes(settings):
@@ -48,33 +41,16 @@ def network_sizes(settings):
     return [inputs, *(hidden if settings.hidden_neurons else published[settings.hidden_layers]), outputs]
 
 
-@contextlib.contextmanager
-def full_precision():
-    """Compute matrix products on CUDA without TF32, for references."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def before(spikes, layer):
-    """Return what reaches ``layer``: all of the input, and of another layer what arrives by the last step.
-
-    Spikes take a step from layer to layer. A dense layer need not be shifted for it: it begins a step later.
-    """
-    return spikes if layer == 0 else spikes[:-1]
-
-
-class Problem(SparseProblem):
+class Problem(LayeredProblem):
     """Fully connected layers, a step apart."""
+
+    delay = True
 
     def __init__(self, settings):
         super().__init__(settings)
         self.sizes = network_sizes(settings)
         self.tf32 = self.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
-        self.gradient_tolerance = TF32_GRADIENT_TOLERANCE if self.tf32 else GRADIENT_TOLERANCE
+        self.tolerance = TF32_GRADIENT_TOLERANCE if self.tf32 else GRADIENT_TOLERANCE
         self.draw_input(self.sizes[0])
         self.draw_targets(self.sizes[-1])
         net = self._network(self.generator)
@@ -98,52 +74,18 @@ class Problem(SparseProblem):
         """Return the network with these weights; nothing is dropped."""
         return _with_path(self.filled(self._network(grad_threshold=grad_threshold)), path)
 
-    def linears(self):
+    def stages(self):
         """Return ``nn.Linear`` layers with these weights times the input scale, which no dense network has."""
         layers = [nn.Linear(w.shape[1], w.shape[0], bias=False) for w in self.weights]
         with torch.no_grad():
             for layer, weight in zip(layers, self.weights):
                 layer.weight.copy_(weight * self.input_scale)
-        return [layer.to(self.device) for layer in layers]
-
-    def by_snntorch(self, spike_grad):
-        return SnnTorchNet([[linear] for linear in self.linears()], self.settings.beta, spike_grad, delay=True)
-
-    def _by_loop(self, spike_grad):
-        net = self.by_snntorch(spike_grad)
-        with full_precision():
-            layers = net.all_layers(self.dense_x)
-            gradients = self.gradients(layers[-1].sum(0), net.weights())
-        return [layer.detach().bool() for layer in layers], gradients
-
-    @functools.cached_property
-    def reference(self):
-        """Spikes of every layer and weight gradients by snnTorch's loop."""
-        return self._by_loop(snntorch_surrogate.fast_sigmoid(slope=SURROGATE_SLOPE))
+        return [[layer.to(self.device)] for layer in layers]
 
     @functools.cached_property
     def selected_reference(self):
-        """The same with the gradient only of neurons above the second threshold: a surrogate that is cut off there."""
-        return self._by_loop(snntorch_surrogate.SFS(slope=SURROGATE_SLOPE, B=SECOND_THRESHOLD - THRESHOLD))
-
-    def in_layers(self, neurons, linears):
-        """Return the spikes of every layer: a product over all steps and samples, then its neurons."""
-        out = self.dense_x
-        every = []
-        for index, (linear, neuron) in enumerate(zip(linears, neurons)):
-            out = neuron(linear(before(out, index)))
-            every.append(out)
-        return every
-
-    @functools.cached_property
-    def spikingjelly_reference(self):
-        """The same by SpikingJelly's update rule in plain PyTorch, with its soft-sign surrogate."""
-        rule = peers.spikingjelly_rule(self.settings.beta, SURROGATE_SLOPE)
-        linears = self.linears()
-        with full_precision():
-            layers = self.in_layers([functools.partial(peers.over_time, rule)] * len(linears), linears)
-            gradients = self.gradients(layers[-1].sum(0), [linear.weight for linear in linears])
-        return [layer.detach().bool() for layer in layers], gradients
+        """The gradient only of neurons above the second threshold: the surrogate is cut off there."""
+        return self.by_loop(surrogate.SFS(slope=SLOPE, B=SECOND_THRESHOLD - THRESHOLD))
 
 
 def _with_path(net, path):
@@ -157,12 +99,7 @@ def _with_path(net, path):
 problem_of = functools.lru_cache(maxsize=1)(Problem)
 
 
-def aligned(layers, steps):
-    """Return layers that began late, with the silent steps before; the last ``steps`` in all."""
-    return [functional.pad(layer, (0, 0, 0, 0, steps - layer.shape[0], 0)) for layer in layers]
-
-
-def _sparse(settings, run, path="sparse"):
+def _sparse(settings, method, path="sparse"):
     problem = problem_of(settings)
     net = problem.network(path=path)
 
@@ -170,79 +107,24 @@ def _sparse(settings, run, path="sparse"):
         return problem.gradients(layers[-1].spike_count(), [layer.weight for layer in net.layers])
 
     def compare(net, expected):
-        layers = run(net, problem.x)
+        layers = METHODS[method](net, problem.x)
         # The dense networks have their weights times the input scale.
         scaled = [gradient / problem.input_scale for gradient in gradients(net, layers)]
-        spikes = [layer.to_dense().detach().bool() for layer in layers]
-        return check_network(spikes, scaled, *expected, problem.gradient_tolerance, "snnTorch")
+        return problem.compare([layer.to_dense() for layer in layers], scaled, expected)
 
     def check():
         every = compare(problem.network(grad_threshold=None, path=path), problem.reference)
-        selected = compare(net, problem.selected_reference)
-        told = f"second threshold {SECOND_THRESHOLD:g}: {selected.detail}; none: {every.detail}"
-        return Check(every.passed and selected.passed, selected.against, told)
+        return both(compare(net, problem.selected_reference), every, "without a second threshold")
 
-    return Workload(lambda: gradients(net, run(net, problem.x)), check)
-
-
-def _dense_workload(
-    problem,
-    weights,
-    forward,
-    expected,
-    against,
-    all_layers=None,
-):
-    """``forward`` tells the spikes ``[T', B, N]`` of one or more layers, the last of them the output."""
-
-    def check():
-        layers = (all_layers or forward)()
-        gradients = problem.gradients(layers[-1].sum(0), weights)
-        spikes = aligned([layer.detach() for layer in layers], problem.settings.steps)
-        wanted, wanted_gradients = expected()
-        wanted = aligned(wanted, problem.settings.steps)
-        return check_network(spikes, gradients, wanted, wanted_gradients, problem.gradient_tolerance, against)
-
-    return Workload(lambda: problem.gradients(forward()[-1].sum(0), weights), check)
-
-
-def _snntorch(settings):
-    problem = problem_of(settings)
-    net = problem.by_snntorch(snntorch_surrogate.fast_sigmoid(slope=SURROGATE_SLOPE))
-    return _dense_workload(
-        problem,
-        net.weights(),
-        lambda: [net(problem.dense_x)],
-        lambda: problem.reference,
-        "snnTorch",
-        lambda: net.all_layers(problem.dense_x),
-    )
+    return Workload(lambda: gradients(net, METHODS[method](net, problem.x)), check)
 
 
 def _dense(settings):
     problem = problem_of(settings)
     linears, leakies = zip(*(layer.to_dense() for layer in problem.network().layers))
     neurons = [lambda currents, leaky=leaky: leaky.sequence(currents)[0] for leaky in leakies]
-    weights = [linear.weight for linear in linears]
-    return _dense_workload(
-        problem, weights, lambda: problem.in_layers(neurons, linears), lambda: problem.reference, "snnTorch"
-    )
-
-
-def _spikingjelly(settings):
-    problem = problem_of(settings)
-    linears = problem.linears()
-    lifs = [
-        peers.spikingjelly_lif(settings.beta, hard_reset_slope=SURROGATE_SLOPE).to(settings.device) for _ in linears
-    ]
-
-    def forward():
-        for lif in lifs:
-            lif.reset()
-        return problem.in_layers(lifs, linears)
-
-    weights = [linear.weight for linear in linears]
-    return _dense_workload(problem, weights, forward, lambda: problem.spikingjelly_reference, "its own rule")
+    stages = [[linear] for linear in linears]
+    return problem.workload(lambda: problem.in_layers(stages, neurons), [linear.weight for linear in linears])
 
 
 def contenders(settings):
@@ -250,14 +132,14 @@ def contenders(settings):
     auto = Contender(
         "sparse-network-auto",
         "snnipu SparseNetwork, path='auto'",
-        functools.partial(_sparse, settings, sparse_network, "auto"),
+        functools.partial(_sparse, settings, "sparse_network", "auto"),
         note="gather or matrix product for each layer, by the activity of some calls before",
     )
     return [
         Contender(
             "sparse-network",
             "snnipu SparseNetwork",
-            functools.partial(_sparse, settings, sparse_network),
+            functools.partial(_sparse, settings, "sparse_network"),
             note="path='sparse' and max_spikes "
             + ("what the busiest row needs" if on_gpu else "None")
             + ": the sparse kernels at every activity, and nothing is dropped",
@@ -266,7 +148,7 @@ def contenders(settings):
         Contender(
             "sparse-ops",
             "snnipu sparse operators",
-            functools.partial(_sparse, settings, sparse_ops),
+            functools.partial(_sparse, settings, "sparse_ops"),
             note="sparse_linear, lif_sequence and select_spikes one by one, with a dense membrane between them",
         ),
         Contender(
@@ -279,14 +161,14 @@ def contenders(settings):
         Contender(
             "snntorch",
             "snnTorch loop",
-            functools.partial(_snntorch, settings),
+            lambda: problem_of(settings).snntorch_workload(),
             "snntorch",
             "nn.Linear and Leaky at every step; every neuron carries gradient",
         ),
         Contender(
             "spikingjelly",
             "SpikingJelly multi-step",
-            functools.partial(_spikingjelly, settings),
+            lambda: problem_of(settings).spikingjelly_workload(),
             "spikingjelly",
             "a matrix product a layer, then LIFNode with hard reset, which rounds its membrane in another order. "
             "SoftSign(10) is 5 times the others' surrogate; every neuron carries gradient",
@@ -302,7 +184,7 @@ CASE = Case(
         f"threshold {SECOND_THRESHOLD:g}, reset to zero, one step from layer to layer."
     ),
     title=lambda settings: (
-        f"Sparse network {'-'.join(map(str, network_sizes(settings)))}, {percent(settings)} active, forward + backward: "
+        f"Sparse network {'-'.join(map(str, network_sizes(settings)))}, {100 * settings.activity:.3g} % active, forward + backward: "
         f"T={settings.steps} × B={settings.batch_size}"
     ),
     contenders=contenders,

@@ -9,17 +9,12 @@ import functools
 from dataclasses import replace
 
 import torch
-from snntorch import surrogate as snntorch_surrogate
 from torch import nn
 
 import snnipu
-from benchmarks import peers
-from benchmarks.case import Case, Contender, Settings, Workload
-from benchmarks.checks import check_network
-from benchmarks.sparse_problem import THRESHOLD, SnnTorchNet, SparseProblem, on_grid, percent
+from benchmarks.case import Case, Contender, Settings
+from benchmarks.sparse_problem import SLOPE, THRESHOLD, LayeredProblem, on_grid
 
-SLOPE = 10.0
-GRADIENT_TOLERANCE = 1e-4
 CLASSES = 10
 # Half of the sums of weights of mean zero are negative: no scale brings more neurons to fire.
 MEAN = 0.25
@@ -43,14 +38,7 @@ NETWORKS = {
 }
 
 
-def _as_one_batch(modules, x):
-    rows = x.flatten(0, 1)
-    for module in modules:
-        rows = module(rows)
-    return rows.unflatten(0, x.shape[:2])
-
-
-class Problem(SparseProblem):
+class Problem(LayeredProblem):
     """One network, its input and targets; sums of its weights are exact, whatever their order."""
 
     def __init__(self, settings):
@@ -71,22 +59,22 @@ class Problem(SparseProblem):
         return snnipu.Leaky(
             beta=self.settings.beta,
             threshold=THRESHOLD,
-            spike_grad=snntorch_surrogate.fast_sigmoid(slope=SLOPE),
+            spike_grad=snnipu.surrogate.fast_sigmoid(SLOPE),
             reset_mechanism="zero",
         )
 
     @torch.no_grad()
     def _scaled(self, modules, x):
         """Draw the weights of the last module, scaled to the activity and rounded; return the spikes that ``x`` makes."""
-        neuron, layer = self._neuron(), modules[-1]
+        layer, spikes = modules[-1], self._neuron().spikes
         layer.weight.uniform_(-1, 1, generator=self.generator).add_(MEAN * self.settings.activity)
-        unscaled, low, high = _as_one_batch(modules, x), 0.0, 64.0
+        (unscaled,) = self.in_layers([modules], [lambda currents: currents], x)
+        low, high = 0.0, 64.0
         for _ in range(24):
             scale = (low + high) / 2
-            active = neuron.sequence(unscaled * scale)[0].mean()
-            low, high = (scale, high) if active < self.settings.activity else (low, scale)
+            low, high = (scale, high) if spikes(unscaled * scale).mean() < self.settings.activity else (low, scale)
         layer.weight.copy_(on_grid(layer.weight * high))
-        return neuron.sequence(_as_one_batch(modules, x))[0]
+        return self.in_layers([modules], [spikes], x)[0]
 
     def stages(self):
         """Return each layer's modules before its neurons, with these weights."""
@@ -98,26 +86,6 @@ class Problem(SparseProblem):
 
     def multistep(self):
         return snnipu.MultiStep(*[module for stage in self.stages() for module in (*stage, self._neuron())])
-
-    def by_snntorch(self):
-        spike_grad = snntorch_surrogate.fast_sigmoid(slope=SLOPE)
-        return SnnTorchNet(self.stages(), self.settings.beta, spike_grad, delay=False)
-
-    @functools.cached_property
-    def reference(self):
-        """Spikes of the last layer and weight gradients, by snnTorch's loop."""
-        net = self.by_snntorch()
-        spikes = net(self.dense_x)
-        return [spikes.detach()], self.gradients(spikes.sum(0), net.weights())
-
-    @functools.cached_property
-    def spikingjelly_reference(self):
-        """The same by SpikingJelly's update rule in plain PyTorch, with its soft-sign surrogate."""
-        rule = peers.spikingjelly_rule(self.settings.beta, SLOPE)
-        stages, out = self.stages(), self.dense_x
-        for stage in stages:
-            out = peers.over_time(rule, _as_one_batch(stage, out))
-        return [out.detach()], self.gradients(out.sum(0), [stage[-1].weight for stage in stages])
 
     def measured(self):
         """Return what ``MultiStep.paths`` tells of the layers."""
@@ -131,7 +99,9 @@ _problem = functools.lru_cache(maxsize=1)(Problem)
 
 def problem_of(settings):
     """Return the same problem for training and inference."""
-    return _problem(replace(settings, work=Settings.work))
+    problem = _problem(replace(settings, work=Settings.work))
+    problem.settings = settings
+    return problem
 
 
 def measured(settings):
@@ -139,58 +109,15 @@ def measured(settings):
         return problem_of(settings).measured()
 
 
-def _workload(settings, spikes, weights, by_rule=False):
-    problem, trains = problem_of(settings), settings.work == "training"
-
-    def train():
-        return problem.gradients(spikes().sum(0), weights)
-
-    def infer():
-        with torch.no_grad():
-            return [spikes()]
-
-    def check():
-        expected, expected_gradients = problem.spikingjelly_reference if by_rule else problem.reference
-        against = "its own rule" if by_rule else "snnTorch"
-        if not trains:
-            return check_network(infer(), [], expected, [], GRADIENT_TOLERANCE, against)
-        out = spikes()
-        gradients = problem.gradients(out.sum(0), weights)
-        return check_network([out], gradients, expected, expected_gradients, GRADIENT_TOLERANCE, against)
-
-    return Workload(train if trains else infer, check)
-
-
 def _multistep(settings, dense):
     problem = problem_of(settings)
     net = problem.multistep()
 
-    def spikes():
+    def forward():
         with snnipu.dense_only() if dense else contextlib.nullcontext():
-            return net(problem.dense_x)[0]
+            return [net(problem.dense_x)[0]]
 
-    return _workload(settings, spikes, [p for p in net.parameters() if p.dim() > 1])
-
-
-def _snntorch(settings):
-    problem = problem_of(settings)
-    net = problem.by_snntorch()
-    return _workload(settings, lambda: net(problem.dense_x), net.weights())
-
-
-def _spikingjelly(settings):
-    problem = problem_of(settings)
-    stages = problem.stages()
-    lifs = [peers.spikingjelly_lif(settings.beta, hard_reset_slope=SLOPE) for _ in stages]
-
-    def spikes():
-        out = problem.dense_x
-        for stage, lif in zip(stages, lifs):
-            lif.reset()
-            out = lif(_as_one_batch(stage, out))
-        return out
-
-    return _workload(settings, spikes, [stage[-1].weight for stage in stages], by_rule=True)
+    return problem.workload(forward, [p for p in net.parameters() if p.dim() > 1])
 
 
 def contenders(settings):
@@ -210,14 +137,14 @@ def contenders(settings):
         Contender(
             "snntorch",
             "snnTorch loop",
-            functools.partial(_snntorch, settings),
+            lambda: problem_of(settings).snntorch_workload(),
             "snntorch",
             "the layer and Leaky at every step",
         ),
         Contender(
             "spikingjelly",
             "SpikingJelly multi-step",
-            functools.partial(_spikingjelly, settings),
+            lambda: problem_of(settings).spikingjelly_workload(),
             "spikingjelly",
             "a product a layer, then LIFNode with hard reset",
         ),
@@ -228,7 +155,7 @@ def title(settings):
     network = NETWORKS[settings.network][2].format(settings.neurons)
     works = {"training": "forward + backward", "inference": "inference"}
     return (
-        f"Network {network}, {percent(settings)} active, {works[settings.work]}: T={settings.steps} × "
+        f"Network {network}, {100 * settings.activity:.3g} % active, {works[settings.work]}: T={settings.steps} × "
         f"B={settings.batch_size}"
     )
 
@@ -259,7 +186,7 @@ CASE = Case(
     devices=("cpu",),
     measured=measured,
     check=(
-        f"The output spikes equal and the weight gradients within {GRADIENT_TOLERANCE:.0e} of those of snnTorch's loop, "
+        "The output spikes equal and the weight gradients within 1e-4 of those of snnTorch's loop, "
         "or, for a library that rounds otherwise, of its own update rule in plain PyTorch."
     ),
 )

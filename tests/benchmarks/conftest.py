@@ -1,7 +1,14 @@
+"""``benchmarks`` is a package of the checkout, not of the wheel: behind what is installed, so that snnipu is that."""
+
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
-from benchmarks import Case, Check, Contender, Unavailable, Workload, run_case
+sys.path.append(str(Path(__file__).resolve().parent.parent.parent))
+
+from benchmarks.case import Case, Check, Contender, Workload
 
 
 @pytest.fixture(autouse=True)
@@ -13,53 +20,33 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def contender(name, passed=True, raises=None, peer=None, **fields):
-    """A contender that allocates 4 KiB a step, and counts its steps in ``contender.steps``."""
-    steps = []
-
-    def build():
-        if raises is not None:
-            raise raises
-
-        def step():
-            steps.append(name)
-            return torch.empty(1024)
-
-        return Workload(step, lambda: Check(passed, "a reference", f"detail of {name}", {"error": float("inf")}))
-
-    fields.setdefault("ratio_label", "" if peer else name)
-    result = Contender(name, f"label of {name}", build, peer=peer, **fields)
-    object.__setattr__(result, "steps", steps)
-    return result
-
-
-def make_case(*contenders):
-    return Case("case", "Title of the case", "Caption of the case.", list(contenders))
-
-
 @pytest.fixture
 def make_contender():
+    """Makes a contender that allocates 4 KiB a step, and counts its steps in the list ``steps``."""
+
+    def contender(name, peer="", passed=True, raises=None, steps=None, **fields):
+        def build():
+            if raises is not None:
+                raise raises
+
+            def step():
+                if steps is not None:
+                    steps.append(name)
+                return torch.empty(1024)
+
+            return Workload(step, lambda: Check(passed, "a reference", f"detail of {name}"))
+
+        return Contender(name, f"label of {name}", build, peer, **fields)
+
     return contender
 
 
 @pytest.fixture
-def run():
-    """Run a case of the given contenders, quickly."""
+def make_case():
+    """Makes a case of these contenders, whose tables have a number of steps."""
 
-    def run(*contenders, peers=("snntorch", "norse", "compile", "spikingjelly"), **arguments):
-        arguments = {"repeats": 2, "min_seconds": 0.0, **arguments}
-        return run_case(make_case(*contenders), peers, torch.device("cpu"), **arguments)
+    def case(*contenders, **fields):
+        values = {"sizes": {"steps": (1, 2)}, "quick": {"steps": 1}, "axes": ("steps",), **fields}
+        return Case("a summary", "The work.", lambda settings: f"T={settings.steps}", lambda _: contenders, **values)
 
-    return run
-
-
-@pytest.fixture
-def mixed_result(run):
-    """One row of every kind: own, reference peer, red, not installed, raising."""
-    return run(
-        contender("own", note="a note of its own"),
-        contender("snntorch", peer="snntorch"),
-        contender("wrong", peer="compile", passed=False),
-        contender("absent", peer="norse", raises=Unavailable('not installed: pip install "snnipu[bench]"')),
-        contender("raising", peer="spikingjelly", raises=TypeError("no float16\n  here")),
-    )
+    return case

@@ -77,7 +77,7 @@ def test_profiling_does_not_grow_with_the_steps_of_a_loop():
     """As many sequences as steps were resident, of which the loop needs a few."""
     code = """
 import torch
-from benchmarks import Settings
+from benchmarks.case import Settings
 from benchmarks.cases import lif
 from benchmarks.memory import peak_extra_bytes
 def most():  # getrusage would tell the most of the process that started this one, too

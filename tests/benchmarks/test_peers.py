@@ -3,7 +3,9 @@ import sys
 import pytest
 import torch
 
-from benchmarks import PEERS, Unavailable, peers
+from benchmarks import peers
+from benchmarks.case import Unavailable
+from benchmarks.peers import PEERS
 
 
 def unroll(rule, x):
@@ -32,7 +34,7 @@ def test_spikingjelly_rule_by_hand():
 
 def test_spikingjelly_hard_reset_rule_by_hand():
     x = torch.tensor([[0.6], [0.6], [0.1]], dtype=torch.float64)
-    spk, v, gradient = unroll(peers.spikingjelly_hard_reset_rule(0.9, 10.0), x)
+    spk, v, gradient = unroll(peers.spikingjelly_rule(0.9, 10.0), x)
     assert spk.flatten().tolist() == [0, 1, 0]
     assert v.flatten().tolist() == pytest.approx([0.6, 0, 0.1])
     slopes = [5 / (1 + 10 * abs(h - 1)) ** 2 for h in (0.6, 1.14, 0.1)]
@@ -60,7 +62,7 @@ def test_norse_rule_by_hand():
     ("package", "build"),
     [
         ("spikingjelly", lambda: peers.spikingjelly_lif(0.9)),
-        ("spikingjelly", lambda: peers.spikingjelly_hard_reset_lif(0.9, 10.0)),
+        ("spikingjelly", lambda: peers.spikingjelly_lif(0.9, hard_reset_slope=10.0)),
         ("norse", lambda: peers.norse_lif(0.9, torch.float32, torch.device("cpu"))),
     ],
 )
@@ -98,44 +100,6 @@ class TestOptionalPackages:
             build()
 
 
-def test_compile_without_compiler(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(Unavailable, match=r"g\+\+ or clang\+\+"):
-        peers.compiled(lambda x: x, torch.device("cpu"))
-
-
 def test_every_peer_has_a_summary():
     assert set(PEERS) == {"snntorch", "compile", "spikingjelly", "norse", "braintrace", "dcls", "copy"}
     assert all(PEERS.values())
-
-
-class NewNode:
-    def __init__(self, tau, **keywords):
-        self.given = keywords
-
-
-class OldNode:
-    def __init__(self, tau, backend="torch", **keywords):
-        self.given = {"backend": backend, **keywords}
-
-
-@pytest.mark.parametrize("node", [NewNode, OldNode])
-def test_spikingjelly_backend(node, monkeypatch):
-    """It reaches a SpikingJelly that has such an argument; another tells what to do."""
-
-    class Package:
-        LIFNode = node
-
-        @staticmethod
-        def ATan(alpha):
-            return alpha
-
-    monkeypatch.setattr(peers, "imported", lambda module, package: Package)
-    assert "backend" not in peers.spikingjelly_lif(0.9).given or node is OldNode
-    if node is OldNode:
-        assert peers.spikingjelly_lif(0.9, backend="triton").given["backend"] == "triton"
-        assert peers.spikingjelly_lif(0.9).given["backend"] == "torch"
-    else:
-        with pytest.raises(Unavailable, match="chooses its kernels itself"):
-            peers.spikingjelly_lif(0.9, backend="triton")

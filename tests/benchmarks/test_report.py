@@ -1,167 +1,142 @@
-import dataclasses
-import json
+"""Tables and the chart of records."""
+
+import math
 
 import pytest
-import torch
 
-from benchmarks import environment, report
+pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
 
-SETTINGS = {"steps": 5, "quick": True}
+from benchmarks import report
+
+
+def record(case="case", steps=1, contender="own", seconds=1.0, **fields):
+    row = {
+        "case": case,
+        "title": f"T={steps}",
+        "steps": steps,
+        "contender": contender,
+        "label": f"label of {contender}",
+    }
+    return {
+        **row,
+        "own": contender.startswith("own"),
+        "status": "ok",
+        "reference": "snntorch",
+        "floor": "copy" if contender == "own" else "",
+        "seconds": seconds,
+        "note": "",
+        "samples": None,
+        **fields,
+    }
 
 
 @pytest.fixture
-def machine():
-    return environment.record(torch.device("cpu"), torch.float32)
+def records():
+    """Own rows that are 4 and 2 times as fast as the reference for one step, and 1 and 0.5 times for two."""
+    rows = []
+    for steps in (1, 2):
+        for repetition in (-0.1, 0.0, 0.1):
+            rows += [
+                record(steps=steps, seconds=steps * steps + repetition, peak_bytes=2**20),
+                record(steps=steps, contender="own-2", seconds=2 * steps * steps + repetition),
+                record(steps=steps, contender="snntorch", seconds=4 + repetition, peak_bytes=2**22),
+                record(steps=steps, contender="copy", seconds=0.5 + repetition),
+            ]
+        rows.append(record(steps=steps, contender="wrong", status="red", seconds=None, reason="the spikes differ"))
+    return rows
 
 
-def test_text(mixed_result):
-    text = report.text(mixed_result)
-    lines = text.splitlines()
-    assert lines[:2] == ["Title of the case", "Caption of the case."]
-    own, snntorch, wrong, absent, raising = lines[5:10]
-    assert own.startswith("label of own [1]")
-    assert "pass (a reference)" in own
-    assert own.rstrip().endswith("100%")
-    assert len(own) == len(snntorch) == len(lines[3])
-    assert "RED, not timed: detail of wrong" in wrong
-    assert 'unavailable: not installed: pip install "snnipu[bench]"' in absent
-    assert "failed: TypeError: no float16 here" in raising
-    assert "[1] a note of its own" in text
+def test_summary_is_of_medians_and_of_each_table(records):
+    rows = report.summarise(records).set_index(["title", "contender"])
+    assert rows.milliseconds["T=2", "own"] == pytest.approx(4000)
+    assert (rows.lower["T=1", "own"], rows.upper["T=1", "own"]) == pytest.approx((950, 1050))
+    assert rows.speed["T=1", "own"] == pytest.approx(4)
+    assert rows.speed["T=2", "own-2"] == pytest.approx(0.5)
+    assert rows.of_copy["T=1", "own"] == pytest.approx(0.5)
+    assert rows.of_memory["T=1", "own"] == pytest.approx(0.25)
+    assert math.isnan(rows.of_copy["T=1", "snntorch"])
+    assert math.isnan(rows.milliseconds["T=1", "wrong"])
 
 
-def test_markdown_has_the_same_cells(mixed_result):
-    rows = [line for line in report.markdown(mixed_result).splitlines() if line.startswith("|")]
-    assert len({row.count("|") for row in rows}) == 1
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    assert [row for i, row in enumerate(cells) if i != 1] == [
-        row + [""] * (len(cells[0]) - len(row)) for row in report.table_rows(mixed_result)
-    ]
+def test_kernel_and_faults():
+    rows = [record(faults=faults, user=3.0, system=1.0) for faults in (1, 5, 6)]
+    (row,) = report.summarise(rows).itertuples()
+    assert row.faults == 5
+    assert row.kernel == pytest.approx(0.25)
 
 
-def test_without_reference_there_is_no_share_of_it(run, make_contender):
-    text = report.text(run(make_contender("own"), peers=[]))
-    assert "snnTorch  " not in text
-    assert "%" not in text
+def test_a_red_row_has_no_time_in_any_table(make_case, records):
+    summary = report.summarise(records)
+    case = make_case()
+    (along, _) = report.sweep_tables(case, summary)
+    whole = report.table(summary[summary.title == "T=1"])
+    for text in (along, whole):
+        (line,) = (line for line in text.splitlines() if "label of wrong" in line)
+        assert "RED" in line
+        assert not any(character.isdigit() for character in line)
+    assert "- label of wrong: red: the spikes differ" in report.remarks(summary)
 
 
-def test_red_own_row_leaves_a_dash(run, make_contender):
-    result = run(make_contender("own", passed=False), make_contender("peer", peer="norse"))
-    assert any("–" in row for row in report.table_rows(result))
-
-
-def test_only_failures_still_make_a_table(run, make_contender):
-    assert "RED" in report.text(run(make_contender("own", passed=False)))
+def test_tables_along_an_axis(make_case, records):
+    along, comparison = report.sweep_tables(make_case(), report.summarise(records))
+    lines = along.splitlines()
+    assert lines[0] == "### median ms against steps"
+    assert [cell.strip() for cell in lines[2].split("|")[2:4]] == ["1", "2"]
+    assert len({len(line) for line in lines[2:]}) == 1
+    # The speeds of the second row are 2 and 0.5: on logarithmic axes they cross 1 in the middle.
+    assert "label of own-2: break-even: 1.4." in comparison
+    assert "label of own: break-even: faster throughout." in comparison
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(0.25, "250"), (0.0123, "12.3"), (0.00151, "1.51"), (0.000042, "0.042"), (9.994, "9994")]
+    ("speeds", "expected"),
+    [
+        ([2.0, 0.5], math.sqrt(2)),
+        ([4.0, 0.5], 2 ** (2 / 3)),
+        ([2.0, 1.5], math.inf),
+        ([0.9, 2.0], 0.0),
+        ([math.nan, 2.0], math.inf),
+    ],
 )
-def test_milliseconds(seconds, said):
-    assert report.milliseconds(seconds) == said
+def test_break_even(speeds, expected):
+    assert report.break_even([1, 2], speeds) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("ratio", "said"), [(57.3, "57 ×"), (8.31, "8.3 ×"), (1.0, "1.0 ×"), (0.137, "0.14 ×")])
-def test_times(ratio, said):
-    assert report.times(ratio) == said
+def test_no_break_even_of_nothing():
+    assert math.isnan(report.break_even([1, 2], [math.nan, math.nan]))
 
 
-def test_json(mixed_result, machine):
-    document = json.loads(json.dumps(report.to_json([mixed_result], machine, SETTINGS), allow_nan=False))
-    assert list(document) == [
-        "schema",
-        "passed",
-        "environment",
-        "settings",
-        "memory_method",
-        "resident_memory_method",
-        "cases",
-        "sweeps",
-    ]
-    assert document["schema"] == report.SCHEMA
-    assert document["passed"] is False
-    assert document["settings"] == SETTINGS
-    assert document["sweeps"] == []
-    (case,) = document["cases"]
-    assert case["parameters"] == case["measured"] == {}
-    rows = {row["name"]: row for row in case["results"]}
-    assert list(rows) == ["own", "snntorch", "wrong", "absent", "raising"]
-    for row in rows.values():
-        assert list(row) == [
-            "name",
-            "label",
-            "own",
-            "peer",
-            "note",
-            "status",
-            "reason",
-            "check",
-            "time",
-            "ratios",
-            "copy_share",
-            "peak_bytes",
-            "resident_peak_bytes",
-            "peak_ratio",
-            "compile_s",
-            "phases",
-        ]
-    assert set(rows["own"]["time"]) == {
-        "median_s",
-        "lower_quartile_s",
-        "upper_quartile_s",
-        "rounds",
-        "calls_per_round",
-        "faults_per_call",
-        "system_share",
-    }
-    assert rows["own"]["copy_share"] is None
-    assert rows["own"]["own"] is True
-    assert rows["own"]["peak_ratio"] == 1.0
-    assert rows["snntorch"]["ratios"] == {"own": pytest.approx(mixed_result.results[1].ratios["own"])}
-    assert rows["wrong"]["time"] is None
-    assert rows["wrong"]["check"] == {
-        "passed": False,
-        "against": "a reference",
-        "detail": "detail of wrong",
-        "errors": {"error": None},
-    }
-    assert rows["absent"]["check"] is None
+def test_geometric_mean_over_names(make_case):
+    rows = [record(steps=name, contender=who, seconds=s) for name, who, s in (
+        ("a", "own", 1.0), ("a", "snntorch", 4.0), ("b", "own", 1.0), ("b", "snntorch", 0.25),
+    )]  # fmt: skip
+    along, comparison = report.sweep_tables(make_case(), report.summarise(rows))
+    assert comparison == "label of own: geometric mean of speeds 1.00 ×; below 0.97: 1 of 2."
+    # Names are rows.
+    assert [line.split("|")[1].strip() for line in along.splitlines()[4:]] == ["a", "b"]
 
 
-def test_columns_of_memory(mixed_result):
-    """Only where a row has them, or the case asks for them."""
-    assert not {"of copy", "faults", "kernel"} & set(report.table_rows(mixed_result)[0])
-    mixed_result.case = dataclasses.replace(mixed_result.case, show_faults=True)
-    own, snntorch = mixed_result.results[:2]
-    own.copy_share = 0.814
-    own.timing = dataclasses.replace(own.timing, faults=12345.0, system_share=0.25)
-    snntorch.timing = dataclasses.replace(snntorch.timing, faults=None, system_share=None)
-    heading, first, second = report.table_rows(mixed_result)[:3]
-    told = [dict(zip(heading, row)) for row in (first, second)]
-    assert [(row["of copy"], row["faults"], row["kernel"]) for row in told] == [("81%", "12,345", "25%"), ("–",) * 3]
-    assert "page faults a step" in report.reading_aid(mixed_result)
+def test_groups_of_the_other_parameters(make_case):
+    rows = [record(steps=steps, batch=batch) for steps in (1, 2) for batch in (3, 4)]
+    for row in rows:
+        row["title"] += f"B={row['batch']}"
+    case = make_case(sizes={"steps": (1, 2), "batch": (3, 4)})
+    found = [(axis, where, len(group)) for axis, where, group in report.groups_along(case, report.summarise(rows))]
+    assert found == [("steps", "batch 3", 2), ("steps", "batch 4", 2)]
 
 
-@pytest.mark.parametrize(("count", "said"), [(0.0, "0"), (0.25, "0.25"), (7.0, "7"), (41.5, "42"), (12345.0, "12,345")])
-def test_faults(count, said):
-    assert report.faults(count) == said
+@pytest.mark.parametrize("axes", [(), ("steps",)])
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_chart(make_case, records, axes, suffix, tmp_path):
+    path = tmp_path / f"chart{suffix}"
+    report.draw({"case": make_case(axes=axes)}, report.summarise(records), "where it was measured", path)
+    assert path.stat().st_size > 5000
+    if suffix == ".svg":
+        assert "where it was measured" in path.read_text(encoding="utf-8")
 
 
-def test_environment(machine):
-    assert machine["dtype"] == "float32"
-    assert machine["tf32"] is False
-    assert machine["threads"] == torch.get_num_threads()
-    assert machine["versions"]["torch"] == torch.__version__
-    assert machine["versions"]["snntorch"]
-    assert machine["cpu_model"]
-    assert "lif_sequence" in machine["backends"]
-    json.dumps(machine, allow_nan=False)
-
-
-def test_environment_line(machine):
-    line = report.environment_line(machine)
-    for said in (machine["cpu_model"], "float32", "thread", "snntorch", machine["date"], "lif_sequence: "):
-        assert said in line
-
-
-def test_version_of_what_is_not_installed():
-    assert environment.package_version("snnipu-no-such-package") is None
+def test_chart_of_names(make_case, tmp_path):
+    rows = [record(steps=name, contender=who) for name in ("a", "b") for who in ("own", "snntorch")]
+    report.draw({"case": make_case(charts=("speed",))}, report.summarise(rows), "", tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").stat().st_size > 5000

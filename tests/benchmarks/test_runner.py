@@ -1,135 +1,151 @@
+"""What a run records: of every kind of row, and of one that is stopped."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-import torch
 
-from benchmarks import Case, report, run_case
+from benchmarks import runner
+from benchmarks.case import Settings, Unavailable
+from benchmarks.runner import passed, run_table
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def by_name(result):
-    return {r.contender.name: r for r in result.results}
+def run(case, peers=("snntorch", "norse", "compile", "spikingjelly"), **arguments):
+    records = []
+    run_table("case", case, Settings(), records, peers, **{"repeats": 2, **arguments})
+    return records
 
 
-def test_every_kind_of_row(mixed_result):
-    rows = by_name(mixed_result)
-    assert {name: r.status for name, r in rows.items()} == {
+def rows(records):
+    """The first record of each contender."""
+    return {record["contender"]: record for record in reversed(records)}
+
+
+def test_every_kind_of_row(make_case, make_contender):
+    steps = []
+    records = run(
+        make_case(
+            make_contender("own", note="a note"),
+            make_contender("snntorch", "snntorch"),
+            make_contender("wrong", "compile", passed=False, steps=steps),
+            make_contender("absent", "norse", raises=Unavailable("not installed")),
+            make_contender("raising", "spikingjelly", raises=TypeError("no float16\n  here " + "x" * 500)),
+        )
+    )
+    found = rows(records)
+    assert {name: row["status"] for name, row in found.items()} == {
         "own": "ok",
         "snntorch": "ok",
         "wrong": "red",
         "absent": "unavailable",
         "raising": "failed",
     }
-    assert rows["absent"].reason == 'not installed: pip install "snnipu[bench]"'
-    assert rows["raising"].reason == "TypeError: no float16 here"
-    assert rows["wrong"].reason == "detail of wrong"
+    assert found["absent"]["reason"] == "not installed"
+    assert found["raising"]["reason"].startswith("TypeError: no float16 here xxx")
+    assert len(found["raising"]["reason"]) == 200
+    # A red check gives no time: the contender has not run.
+    assert found["wrong"]["reason"] == "detail of wrong"
+    assert not {"seconds", "peak_bytes"} & set(found["wrong"])
+    assert steps == []
+    assert not passed(records)
+    assert found["own"]["peak_bytes"] == 4096
+    assert (found["own"]["note"], found["own"]["against"]) == ("a note", "a reference")
 
 
-def test_red_gate_gives_no_time(mixed_result):
-    red = by_name(mixed_result)["wrong"]
-    assert red.timing is None
-    assert red.peak_bytes is None
-    assert red.ratios == {}
-    assert red.contender.steps == []
-    assert not mixed_result.passed
+def test_records_are_tidy(make_case, make_contender):
+    """One row for each repetition, each with what tells it from the others."""
+    records = run(make_case(make_contender("a"), make_contender("b")), repeats=3)
+    assert [(record["contender"], record["round"]) for record in records if record["contender"] == "a"] == [
+        ("a", 0),
+        ("a", 1),
+        ("a", 2),
+    ]
+    for record in records:
+        assert (record["case"], record["title"], record["steps"], record["status"]) == ("case", "T=25", 25, "ok")
+        assert record["seconds"] > 0
+    assert json.loads(json.dumps(records)) == records
 
 
-def test_ratios_are_of_medians(mixed_result):
-    rows = by_name(mixed_result)
-    assert rows["own"].ratios == {"own": 1.0}
-    assert rows["snntorch"].ratios["own"] == rows["snntorch"].timing.median / rows["own"].timing.median
+def test_only_asked_peers_run(make_case, make_contender):
+    steps = []
+    case = make_case(make_contender("own"), make_contender("p", "norse"), make_contender("q", "snntorch", steps=steps))
+    assert set(rows(run(case, ["norse"]))) == {"own", "p"}
+    assert steps == []
 
 
-def test_share_of_a_copy_is_of_medians(run, make_contender):
-    rows = by_name(
-        run(make_contender("own", floor="copy"), make_contender("copy", peer="copy"), peers=["copy"]),
-    )
-    assert rows["own"].copy_share == rows["copy"].timing.median / rows["own"].timing.median
-    assert rows["copy"].copy_share is None
+def test_passed(make_case, make_contender):
+    """A peer that cannot run is no failure; a row of snnipu's own is."""
+    own = make_contender("own")
+    assert passed(run(make_case(own, make_contender("peer", "norse", raises=ImportError("no")))))
+    assert not passed(run(make_case(make_contender("own", raises=RuntimeError("no")), own)))
 
 
-def test_no_share_of_a_copy_that_did_not_run(run, make_contender):
-    wrong = make_contender("copy", peer="copy", passed=False)
-    assert by_name(run(make_contender("own", floor="copy"), wrong, peers=["copy"]))["own"].copy_share is None
-    assert by_name(run(make_contender("own", floor="copy"), peers=[]))["own"].copy_share is None
+def test_memory_of_a_process_of_its_own(make_case, make_contender, monkeypatch):
+    found = {"a": 7, "b": None}
+    monkeypatch.setattr(runner, "resident_peak_bytes", lambda case, contender, settings: found[contender])
+    case = make_case(make_contender("a"), make_contender("b"))
+    both = rows(run(case, resident=True))
+    assert (both["a"]["resident_bytes"], both["a"]["peak_bytes"]) == (7, 4096)
+    apart = rows(run(case, memory_apart=True))
+    assert apart["a"]["peak_bytes"] == 7
+    assert apart["b"]["status"] == "unavailable"
 
 
-def test_peak_memory(mixed_result):
-    assert by_name(mixed_result)["own"].peak_bytes == 4096
-    assert mixed_result.memory_reference() == 4096
-
-
-def test_resident_memory_is_asked_for_by_name(run, make_contender):
-    asked = []
-    result = run(make_contender("a"), make_contender("b", passed=False), resident=lambda name: asked.append(name) or 7)
-    assert asked == ["a"]
-    assert by_name(result)["a"].resident_bytes == 7
-    assert by_name(result)["a"].peak_bytes > 7
-    assert "resident MiB" in report.text(result)
-
-
-def test_memory_apart_is_that_of_the_other_process(run, make_contender):
-    found = {"a": 7 * 2**20, "b": None}
-    result = run(make_contender("a"), make_contender("b"), resident=found.get, memory_apart=True)
-    rows = by_name(result)
-    assert rows["a"].peak_bytes == 7 * 2**20
-    assert rows["b"].status == "unavailable"
-    assert "resident MiB" not in report.text(result)
-    assert "peak: growth of VmHWM" in " ".join(report.text(result).split())
-
-
-def test_missing_or_raising_peer_is_no_failure(run, make_contender):
-    assert run(make_contender("own"), make_contender("peer", peer="norse", raises=ImportError("no"))).passed
-
-
-def test_raising_own_row_is_a_failure(run, make_contender):
-    result = run(make_contender("own", raises=RuntimeError("no")), make_contender("peer", peer="norse"))
-    assert not result.passed
-    assert by_name(result)["peer"].ratios == {}
-    assert by_name(result)["peer"].timing is not None
-
-
-def test_red_own_row_gives_no_ratio(run, make_contender):
-    result = run(make_contender("a", passed=False), make_contender("b"), make_contender("peer", peer="norse"))
-    assert not result.passed
-    assert list(by_name(result)["peer"].ratios) == ["b"]
-
-
-def test_only_asked_peers_run(run, make_contender):
-    own, asked, other = make_contender("own"), make_contender("p", peer="norse"), make_contender("q", peer="snntorch")
-    result = run(own, asked, other, peers=["norse"])
-    assert [r.contender.name for r in result.results] == ["own", "p"]
-    assert other.steps == []
-    assert result.memory_reference() is None
-
-
-def test_no_peer_at_all(run, make_contender):
-    result = run(make_contender("own"), make_contender("p", peer="norse"), peers=[])
-    assert [r.contender.name for r in result.results] == ["own"]
-    assert result.passed
-
-
-def test_stages_and_rounds_are_told(run, make_contender):
-    stages, rounds = [], []
-    run(make_contender("own"), repeats=3, on_stage=stages.append, on_round=lambda: rounds.append(1))
-    assert stages == ["case: checking label of own", "case: timing"]
-    assert len(rounds) == 3
-
-
-def test_long_reason_is_cut(run, make_contender):
-    result = run(make_contender("own"), make_contender("p", peer="norse", raises=ValueError("x" * 5000)))
-    reason = by_name(result)["p"].reason
-    assert reason.startswith("ValueError: xxx")
-    assert len(reason) == 200
-
-
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
-def test_a_stop_stops(run, make_contender, stop):
-    with pytest.raises(stop):
-        run(make_contender("own", raises=stop()))
-
-
-@pytest.mark.parametrize("alone", [False, True])
-def test_memory_of_the_contender_before_is_given_back(monkeypatch, make_contender, alone):
+def test_memory_of_the_contender_before_is_given_back(make_case, make_contender, monkeypatch):
     released = []
-    monkeypatch.setattr("benchmarks.runner.release_memory", lambda: released.append(1))
-    case = Case("case", "Title", "Caption.", [make_contender("a"), make_contender("b")], alone=alone)
-    run_case(case, [], torch.device("cpu"), repeats=3, min_seconds=0.0)
-    assert len(released) == (2 * 3 if alone else 0)
+    monkeypatch.setattr(runner, "release_memory", lambda: released.append(1))
+    for gives_back in (False, True):
+        run(
+            make_case(make_contender("a"), make_contender("b"), gives_back=lambda _, there=gives_back: there), repeats=3
+        )
+        assert len(released) == (2 * 3 if gives_back else 0)
+
+
+def test_a_stop_keeps_what_was_measured(make_case, make_contender):
+    records, saved = [], []
+    calls = []
+
+    def stop():
+        calls.append(1)
+        saved.append(len(records))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+
+    case = make_case(make_contender("a"), make_contender("b"))
+    with pytest.raises(KeyboardInterrupt):
+        run_table("case", case, Settings(), records, repeats=100, after_measurement=stop)
+    # Both are checked, then two repetitions are there.
+    assert len(records) == saved[-1] == 2
+    assert all("seconds" in record for record in records)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process is stopped otherwise")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_command_has_written_its_records(tmp_path, number):
+    """Also one that ends before its tables are done: all that was measured is in the file, and in the tables."""
+    pytest.importorskip("pandas")
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "benchmarks", "lif", "steps=2,3", "batch_size=2", "neurons=4", "--peers", "none"]
+    process = subprocess.Popen(
+        [*command, "--min-seconds", "600", "--json", str(out)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while '"seconds"' not in (out.read_text(encoding="utf-8") if out.exists() else ""):
+        assert process.poll() is None, process.communicate()
+    process.send_signal(number)
+    printed, told = process.communicate(timeout=120)
+    assert process.returncode == 130, told
+    assert "stopped: what was measured is kept" in told
+    records = json.loads(out.read_text(encoding="utf-8"))["records"]
+    assert {record["steps"] for record in records} == {2}
+    assert all(record["status"] == "ok" for record in records)
+    assert "T=2 × B=2 × N=4" in printed
