@@ -85,7 +85,7 @@ def setting(text):
         parsed = tuple(map(kind, values.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text}: {name} is of type {kind.__name__}") from None
-    if kind is not str and (min(parsed) < 0 if name in ("seed", "hidden_neurons") else not min(parsed) > 0):
+    if kind is not str and not (min(parsed) > 0 or name in ("seed", "hidden_neurons")):
         raise argparse.ArgumentTypeError(f"{text}: {name} must be above 0")
     if name in ("activity", "beta") and not max(parsed) < 1:
         raise argparse.ArgumentTypeError(f"{text}: {name} must be below 1")
@@ -111,8 +111,8 @@ def arguments_parser():
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Time snnipu beside its peers, interleaved, after checking what each contender computes.",
         epilog=f"cases and their settings:\n{listing}\n\npeers:\n{known}\n\n"
-        "Exit status: 0 all checks passed, 1 a check is red (or snnipu failed), 2 wrong arguments, 130 stopped by Ctrl-C; "
-        "what was measured before is kept.",
+        "Exit status: 0 all checks passed, 1 a check is red (or snnipu failed), 2 wrong arguments, 130 stopped by "
+        "Ctrl-C; what was measured before is kept.",
     )
     add = parser.add_argument
     add("case", nargs="?", default="all", choices=[*CASES, "all"], help="what to run; all: one table of each case")

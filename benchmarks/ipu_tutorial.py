@@ -21,12 +21,8 @@ import snnipu as snn
 from snnipu import poptorch
 
 KINDS = ("dense", "layers", "network")
-NUMBERS = (
-    ("--batch-size", 128, "samples"),
-    ("--steps", 25, "time steps"),
-    ("--slots", 128, "spikes of a sample and step that a layer passes on"),
-    ("--activity", 0.1, "share of the input that spikes"),
-)
+# Slots are the spikes of a sample and step that a layer passes on, activity is the share of the input that spikes.
+NUMBERS = {"--batch-size": 128, "--steps": 25, "--slots": 128, "--activity": 0.1}
 
 
 class Tutorial(nn.Module):
@@ -92,8 +88,8 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--sizes", default="784,1000,10", help="neurons of the input and of each layer")
-    for name, usual, text in NUMBERS:
-        parser.add_argument(name, type=type(usual), default=usual, help=text)
+    for name, usual in NUMBERS.items():
+        parser.add_argument(name, type=type(usual), default=usual, help=f"default: {usual}")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args(arguments)
     found = []

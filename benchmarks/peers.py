@@ -24,7 +24,7 @@ PEERS = {
 
 
 def imported(module, package, extra="bench"):
-    """Import ``module`` of a peer's ``package``; raise Unavailable where it is not there, with the extra that has it."""
+    """Import ``module`` of a peer's ``package``; raise Unavailable where it is not there, with the extra."""
     try:
         return importlib.import_module(module)
     except Exception as error:  # a binary package built for another version may raise anything

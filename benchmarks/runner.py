@@ -67,8 +67,8 @@ def run_table(
     """Run the table of ``settings`` and append its records: one for each repetition of each contender.
 
     A contender without times has one record, whose ``status`` is ``red`` (its check failed), ``unavailable`` (not
-    installed, no compiler) or ``failed`` (it raised), with the reason. The others go on. A contender's first record also
-    has what there is once: its check and its memory. ``after_measurement`` is called whenever there is more to write.
+    installed, no memory) or ``failed`` (it raised), with the reason. The others go on. A contender's first record
+    also has what there is once: its check and its memory. ``after_measurement`` is called when there is more to write.
     """
     title = case.title(settings)
     table = {"case": name, "title": title, **case.parameters_of(settings)}

@@ -25,7 +25,7 @@ FLOAT32_DIGITS, TF32_DIGITS = 24, 11
 
 
 def on_grid(weight, tf32=False):
-    """Return ``weight`` ``[out, ...]`` rounded to multiples of a power of two so large that float32 sums of them are exact.
+    """Return ``weight`` ``[out, ...]`` rounded to multiples of a power of two, so that float32 sums of them are exact.
 
     Any sum of a row's weights is then the same in whatever order it is added up, and with it the spikes of a gather and
     of a matrix product. ``tf32``: also of one that rounds its factors to TF32, which these weights survive.
@@ -233,7 +233,7 @@ class LayeredProblem(SparseProblem):
         )
 
     def workload(self, forward, weights, by_rule=False):
-        """Return the workload of ``forward``, which gives the spikes of one or more layers, the last of them the output."""
+        """Return the workload of ``forward``, which gives the spikes of one or more layers, the output the last."""
 
         def train():
             return self.gradients(forward()[-1].sum(0), weights)

@@ -66,8 +66,8 @@ def contenders(settings):
 CASE = Case(
     summary="networks of snnTorch's tutorials as an unmodified loop, compiled and not",
     work=(
-        "Forward over T steps, a loss on what was recorded, backward, one Adam step. The same initial weights, input and "
-        "targets for all."
+        "Forward over T steps, a loss on what was recorded, backward, one Adam step. The same initial weights, input "
+        "and targets for all."
     ),
     title=lambda settings: (
         f"{settings.network}: {NETWORKS[settings.network].__doc__}; one training step: T={settings.steps} × "

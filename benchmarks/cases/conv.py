@@ -201,8 +201,8 @@ CASE = Case(
     summary="convolutional networks of spike ids beside dense ones, against activity",
     work=(
         "From random input spikes, the spikes of all steps, the cross-entropy of the summed output spikes, and the "
-        "gradient of every weight, of a layer also of the input's values. Every layer has the activity, by the scale of "
-        f"its weights; threshold 1, second threshold {SECOND_THRESHOLD:g}, reset to zero."
+        "gradient of every weight, of a layer also of the input's values. Every layer has the activity, by the scale "
+        f"of its weights; threshold 1, second threshold {SECOND_THRESHOLD:g}, reset to zero."
     ),
     title=title,
     contenders=contenders,
@@ -220,8 +220,8 @@ CASE = Case(
     slow_seconds=0.1,
     measured=lambda settings: problem_of(settings).measured(),
     check=(
-        f"The spikes equal but for {FLIPS:.0e} of them, with membranes within rounding of the threshold, and for samples "
-        f"without such a spike the weight gradients within {GRADIENT_TOLERANCE:.0e} of those of snnTorch's loop; with the "
-        "second threshold, of the same network by dense convolutions."
+        f"The spikes equal but for {FLIPS:.0e} of them, with membranes within rounding of the threshold, and for "
+        f"samples without such a spike the weight gradients within {GRADIENT_TOLERANCE:.0e} of those of snnTorch's "
+        "loop; with the second threshold, of the same network by dense convolutions."
     ),
 )

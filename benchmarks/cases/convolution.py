@@ -99,10 +99,9 @@ def contenders(settings):
 
 def title(settings):
     shape, out, kernel = LAYERS[settings.layer]
-    works = {"currents": "currents", "weights": "gradient of the weights"}
     return (
-        f"Convolution {shape[0]}→{out}, {shape[1]}×{shape[2]}, {kernel}×{kernel}, {100 * settings.activity:.3g} % active, "
-        f"{works[settings.work]}: T={settings.steps} × B={settings.batch_size}"
+        f"Convolution {shape[0]}→{out}, {shape[1]}×{shape[2]}, {kernel}×{kernel}, {100 * settings.activity:.3g} % "
+        f"active, {settings.work}: T={settings.steps} × B={settings.batch_size}"
     )
 
 

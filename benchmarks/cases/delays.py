@@ -118,12 +118,12 @@ def contenders(settings):
 CASE = Case(
     summary="a linear layer with learnt delays beside a convolution over time, against activity and the longest delay",
     work=(
-        "From random input spikes the currents of all steps, and from an upstream gradient those of weights and delays; "
-        "no gradient of the input."
+        "From random input spikes the currents of all steps, and from an upstream gradient those of weights and "
+        "delays; no gradient of the input."
     ),
     title=lambda settings: (
-        f"Delays up to {settings.longest_delay} steps, {settings.neurons}→{settings.neurons}, {100 * settings.activity:.3g} % "
-        f"active: T={settings.steps} × B={settings.batch_size}"
+        f"Delays up to {settings.longest_delay} steps, {settings.neurons}→{settings.neurons}, "
+        f"{100 * settings.activity:.3g} % active: T={settings.steps} × B={settings.batch_size}"
     ),
     contenders=contenders,
     sizes={

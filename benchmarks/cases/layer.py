@@ -72,9 +72,9 @@ def contenders(settings):
 CASE = Case(
     summary="Linear layer n × n and LIF neurons over 500 steps, forward + backward, against n",
     work=(
-        f"From input spikes [T, B, n], {ACTIVITY:.0%} of them set: one matrix product over all steps, the spikes of all "
-        "steps, and from their upstream gradient that of the weights. For every library the product is taken out of the "
-        "loop. Threshold 1, reset by subtraction. The sizes are those of the Open Neuromorphic benchmark."
+        f"From input spikes [T, B, n], {ACTIVITY:.0%} of them set: one matrix product over all steps, the spikes of "
+        "all steps, and from their upstream gradient that of the weights. For every library the product is taken out "
+        "of the loop. Threshold 1, reset by subtraction. The sizes are those of the Open Neuromorphic benchmark."
     ),
     title=lambda settings: (
         f"Linear {settings.neurons} × {settings.neurons} and LIF, forward + backward: T={settings.steps} × "

@@ -146,8 +146,8 @@ def contenders(settings):
 CASE = Case(
     summary="snnTorch's tutorial network 784-neurons-10, one whole training step",
     work=(
-        "Forward over T steps of a constant input, the sum over the steps of the cross-entropy of the output membranes, "
-        "backward, one Adam step. The same initial weights, input and targets for all."
+        "Forward over T steps of a constant input, the sum over the steps of the cross-entropy of the output "
+        "membranes, backward, one Adam step. The same initial weights, input and targets for all."
     ),
     title=lambda settings: (
         f"Tutorial network {INPUTS}-{settings.neurons}-{CLASSES}, one training step: T={settings.steps} × "

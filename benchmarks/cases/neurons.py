@@ -9,9 +9,9 @@ from benchmarks import peers
 from benchmarks.case import Case, Contender
 from benchmarks.cases import memory
 
-# Bytes a neuron reads and writes in a step at least where it returns the spikes alone: forward x and the spikes,
-# backward x, the gradient of the spikes and that of x. A state that is returned is written, too.
-SPIKES_BYTES, STATE_BYTES = 20, 4
+# A neuron that returns the spikes alone reads and writes at least: forward x and the spikes, backward x, the gradient
+# of the spikes and that of x. A state that is returned is written, too.
+STATE_BYTES = 4
 
 
 class Kind(NamedTuple):
@@ -97,7 +97,7 @@ def contenders(settings):
     """Input and upstream gradient are made with the first contender."""
     kind = KINDS[settings.neuron]
     returned = kind.states - kind.spikes_are_state
-    all_bytes = SPIKES_BYTES + STATE_BYTES * returned
+    all_bytes = memory.SPIKES_BYTES + STATE_BYTES * returned
     floor = "" if kind.product else "copy"
 
     def of(make, *arguments):
@@ -123,9 +123,9 @@ def contenders(settings):
             Contender(
                 "copy-spikes",
                 "copy, spikes alone",
-                of(Work.copy, SPIKES_BYTES),
+                of(Work.copy, memory.SPIKES_BYTES),
                 "copy",
-                f"of {SPIKES_BYTES} bytes: the same where the spikes alone are returned",
+                f"of {memory.SPIKES_BYTES} bytes: the same where the spikes alone are returned",
                 "copy-spikes",
             ),
         ]
@@ -135,8 +135,8 @@ def contenders(settings):
 CASE = Case(
     summary="each of snnTorch's neurons alone over a sequence, forward + backward: share of a copy's speed",
     work=(
-        "From x [T, B, N], which requires a gradient, and an upstream gradient of the stacked spikes: the spikes of all "
-        "steps and the gradients of x and of the neuron's learnable parameters."
+        "From x [T, B, N], which requires a gradient, and an upstream gradient of the stacked spikes: the spikes of "
+        "all steps and the gradients of x and of the neuron's learnable parameters."
     ),
     title=lambda settings: (
         f"{settings.neuron} alone, forward + backward: T={settings.steps} × B={settings.batch_size} × "

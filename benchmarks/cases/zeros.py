@@ -65,7 +65,7 @@ class Problem(LayeredProblem):
 
     @torch.no_grad()
     def _scaled(self, modules, x):
-        """Draw the weights of the last module, scaled to the activity and rounded; return the spikes that ``x`` makes."""
+        """Draw the weights of the last module, scaled to the activity, on a grid; return the spikes of ``x``."""
         layer, spikes = modules[-1], self._neuron().spikes
         layer.weight.uniform_(-1, 1, generator=self.generator).add_(MEAN * self.settings.activity)
         (unscaled,) = self.in_layers([modules], [lambda currents: currents], x)
@@ -153,9 +153,8 @@ def contenders(settings):
 
 def title(settings):
     network = NETWORKS[settings.network][2].format(settings.neurons)
-    works = {"training": "forward + backward", "inference": "inference"}
     return (
-        f"Network {network}, {100 * settings.activity:.3g} % active, {works[settings.work]}: T={settings.steps} × "
+        f"Network {network}, {100 * settings.activity:.3g} % active, {settings.work}: T={settings.steps} × "
         f"B={settings.batch_size}"
     )
 
@@ -164,7 +163,7 @@ CASE = Case(
     summary="ordinary layers whose input is mostly zeros, training and inference, against activity",
     work=(
         "From random input spikes, the output spikes of all steps; in training the cross-entropy of their sum and the "
-        "gradient of every weight. Every layer has the activity, by the scale of its weights; threshold 1, reset to zero."
+        "gradient of every weight. Every layer has the activity, by the scale of its weights; threshold 1, reset to 0."
     ),
     title=title,
     contenders=contenders,

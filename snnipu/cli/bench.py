@@ -271,11 +271,9 @@ def why_red(contender: Contender, tolerance: float) -> str:
         keep = [number.shape[1:] == same.shape for number in numbers]
         numbers = [number[:, same] if kept else number for number, kept in zip(numbers, keep)]
         expected = [number[:, same] if kept else number for number, kept in zip(expected, keep)]
-    for number, wanted in zip(numbers, expected):
-        error = float((number - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
-        if not error <= tolerance:
-            return f"error {error:.1e} of a gradient or the loss (allowed: {tolerance:.0e})"
-    return ""
+    errors = [float((n - w).abs().max() / w.abs().max().clamp(min=1e-30)) for n, w in zip(numbers, expected)]
+    wrong = [error for error in errors if not error <= tolerance]
+    return f"error {wrong[0]:.1e} of a gradient or the loss (allowed: {tolerance:.0e})" if wrong else ""
 
 
 def seconds_of_rounds(steps: Sequence[Step], device: torch.device, least_seconds: float) -> List[List[float]]:
@@ -380,9 +378,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             require("matplotlib.figure", "bench", "a chart")
         except MissingExtra as error:
             parser.error(f"argument --chart: {error}")
-    threads = torch.get_num_threads()
+    threads, tables = torch.get_num_threads(), []
     torch.set_num_threads(arguments.threads or threads)
-    tables = []
     try:
         environment = collect()
         for name in CASES if arguments.case == "all" else [arguments.case]:

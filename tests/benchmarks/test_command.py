@@ -1,6 +1,9 @@
 """``python -m benchmarks``: what it writes, prints and refuses."""
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,10 +11,11 @@ import torch
 pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 
-from benchmarks.__main__ import main
+from benchmarks.__main__ import arguments_parser, main, tables_of
 from benchmarks.cases import CASES
 from benchmarks.memory import tells_resident
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 TINY = ["steps=3", "batch_size=2", "neurons=9", "--repeats", "2", "--min-seconds", "0"]
 
 
@@ -133,6 +137,23 @@ def test_what_cannot_be_written_is_known_before_the_run(monkeypatch, tmp_path):
     monkeypatch.setattr("benchmarks.__main__.run_table", lambda *_, **__: pytest.fail("it has run"))
     with pytest.raises(OSError, match="no_such_folder"):
         main(["lif", "--json", str(tmp_path / "no_such_folder" / "out.json")])
+
+
+def test_documented_commands_can_be_run():
+    """Each line of the documentation names a case and settings that there are."""
+    lines = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        lines += re.findall(r"python -m benchmarks( [^`\n]*)", text)
+    assert len(lines) > 30
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if "CASE" not in words and "--help" not in words:
+            arguments = arguments_parser().parse_args([word for word in words if word != "cuda" and word != "--device"])
+            arguments.device = torch.device("cpu")
+            for name in CASES if arguments.case == "all" else [arguments.case]:
+                if not (name == "memory" and arguments.case == "all"):
+                    assert tables_of(name, CASES[name], arguments)
 
 
 def test_help_lists_cases_settings_and_peers(capsys):

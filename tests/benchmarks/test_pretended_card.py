@@ -29,7 +29,10 @@ def test_bench_on_a_card(command, rows, tmp_path):
     record = tmp_path / "record.json"
     more = ["--device", "cuda", "--quick", "--peers", "copy", "--repeats", "1", "--json", str(record)]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "benchmarks", *command.split(), *more], capture_output=True, text=True, check=False
+        [sys.executable, str(SCRIPT), "benchmarks", *command.split(), *more],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(record.read_text(encoding="utf-8"))
