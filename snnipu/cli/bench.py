@@ -305,7 +305,7 @@ def seconds_of_rounds(steps: Sequence[Step], device: torch.device, least_seconds
 
 def run(case: Case, device: torch.device, least_seconds: float) -> List[Dict[str, Any]]:
     """Return a record for each contender: a red one has a reason and no times."""
-    records = []
+    records: List[Dict[str, Any]] = []
     for contender in case.contenders:
         reason = why_red(contender, case.tolerance)
         records.append({"case": case.name, "title": case.title, "contender": contender.label, "red": reason})
