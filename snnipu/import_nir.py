@@ -65,10 +65,10 @@ def _flat(graph: Any, nir: Any, prefix: str = "") -> Tuple[Dict[str, Any], Edges
 
 
 def _only(nodes: Dict[str, Any], kind: Any, name: str) -> str:
-    found = [key for key, node in nodes.items() if isinstance(node, kind)]
-    if len(found) != 1:
+    names = [key for key, node in nodes.items() if isinstance(node, kind)]
+    if len(names) != 1:
         raise Unsupported(f"node {name}: a graph inside a graph must have one {kind.__name__}")
-    return found[0]
+    return names[0]
 
 
 def _around(name: str, edges: Edges) -> Tuple[List[str], List[str]]:
@@ -183,11 +183,11 @@ def import_from_nir(graph: Any, *, dt: Optional[float] = None, spike_grad: Optio
         if not before:
             raise Unsupported(f"node {name} has no input")
         if not isinstance(node, nir.Output):
-            made = _modules(node, settings._replace(name=name, weights=loops.get(name)))
+            layers = _modules(node, settings._replace(name=name, weights=loops.get(name)))
         else:
-            made = [nn.Identity()] if len(before) > 1 else []
-        for position, module in enumerate(made):
-            key = name.replace(".", "_") + ("_scale" if position < len(made) - 1 else "")
+            layers = [nn.Identity()] if len(before) > 1 else []
+        for position, module in enumerate(layers):
+            key = name.replace(".", "_") + ("_scale" if position < len(layers) - 1 else "")
             while key in modules:
                 key += "_"
             modules[key], sources[key] = module, before

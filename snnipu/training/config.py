@@ -55,10 +55,10 @@ class Settings:
 
     def _check_values(self) -> None:
         """Check each value by itself. None is accepted where it is the default."""
-        for own in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, own.name)
-            if own.name in _ACCEPTED and not (value is None and own.default is None):
-                _check(own.name, value)
+        for setting in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, setting.name)
+            if setting.name in _ACCEPTED and not (value is None and setting.default is None):
+                _check(setting.name, value)
 
     def _check_rule(self) -> None:
         """A rule of online learning, and its chunks."""
