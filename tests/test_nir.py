@@ -148,8 +148,19 @@ def test_linear_layers_with_delays(delay, nodes, bias, tmp_path):
     assert_round_trip(net, x, tmp_path, exact=False)
 
 
-@pytest.mark.parametrize("module", [snn.DelayLinear(6, 6, 5, delay=1.0), snn.SynapticDelay(5, 1.0)])
-def test_a_subclass_of_a_delay_is_not_taken_for_it(module):
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(6, 6),
+        Integrator(snn.Leaky(0.9, reset_mechanism="none", init_hidden=True)),
+        Scale(2.0),
+        Threshold(1.0, snn.surrogate.atan()),
+        snn.DelayLinear(6, 6, 5, delay=1.0),
+        snn.SynapticDelay(5, 1.0),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_a_subclass_of_a_layer_is_not_taken_for_it(module):
     module.__class__ = type("Own", (type(module),), {"forward": lambda self, x: 2 * x})
     with pytest.raises(Unsupported, match=r"module 1 \(Own\) cannot be written to NIR"):
         export_to_nir(nn.Sequential(nn.Linear(6, 6), module), torch.rand(2, 6))
@@ -389,6 +400,13 @@ def test_a_unit_of_current_into_an_integrator(r, membrane):
     (neuron,) = (module for module in net.modules() if isinstance(module, snn.Leaky))
     net(torch.ones(1, 3))
     torch.testing.assert_close(neuron.mem, torch.full((1, 3), membrane))
+
+
+def test_graphs_in_graphs_in_graphs():
+    scale = nir.Scale(np.array([2.0, 3.0, 4.0]))
+    net = import_from_nir(graph_of(graph_of(graph_of(scale))))
+    assert [type(module).__name__ for module in net] == ["Scale"]
+    assert net(torch.ones(1, 3)).tolist() == [[2.0, 3.0, 4.0]]
 
 
 def test_graphs_in_graphs():

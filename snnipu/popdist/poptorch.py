@@ -49,8 +49,8 @@ class Options(_poptorch.Options):
         super().__init__()
         if ipus_per_replica is not None:
             checkNumIpusPerReplica(ipus_per_replica)
-        _poptorch.Options.replicationFactor(self, getNumLocalReplicas())
-        self.__dict__["_distributed"] = _Distributed()
+        self.set(replication_factor=getNumLocalReplicas())
+        self.__dict__["Distributed"] = _Distributed()
 
     def replicationFactor(self, replication_factor: int) -> NoReturn:
         """Refused."""

@@ -149,7 +149,7 @@ class OptimizerRunner:
                 "meanAccumulationAndReplicationReductionStrategy to poptorch.MeanReductionStrategy.Running (accum_type "
                 "is torch.float16), but the executable is already compiled."
             )
-        self._options._unfreeze()
+        self._options._freeze(False)
         training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
         self._options._freeze()
 

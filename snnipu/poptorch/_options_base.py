@@ -1,24 +1,69 @@
-"""The base of all option groups: a checked dictionary that freezes on first use."""
+"""The base of all option groups: a checked dictionary that freezes on first use, with methods made from a table."""
 
 import copy
-from typing import Any, Callable, ClassVar, Dict, List
+from inspect import Parameter, Signature
+from typing import Any, Callable, ClassVar, Dict, NamedTuple, Tuple
 
-from snnipu.poptorch._errors import FrozenOptions, InvalidArgument, UnknownName, suggestion
+from snnipu.poptorch._errors import FrozenOptions, InvalidArgument, UnknownName, check_enum, check_int, suggestion
+
+ABSENT = Parameter.empty
+Check = Callable[[Any, str], Any]  # (value, the option's name in errors) -> the value to store
+
+
+def unchecked(value: Any, name: str) -> Any:
+    return value
+
+
+class Option(NamedTuple):
+    """One option: a row in the table of a group.
+
+    Each row gives its group a method, unless the group defines one of that name or the name is no identifier.
+    """
+
+    name: str  # of the method, and in errors
+    argument: str
+    check: Check = unchecked  # of the method's argument, and of the attribute where the group stores the value
+    default: Any = ABSENT  # the value before any call; without it, the attribute exists only after a call
+    doc: str = "Checked and stored, with no effect on a host."
+    convert: Check = unchecked  # of the method's argument, before ``check``
+    call_default: Any = ABSENT  # of the method's argument
+    stored_as: str = ""  # if not ``argument``; a name with a leading "_" is not in repr and toDict
+    popart: str = ""  # the option of PopART that stores the value, instead of the group
+
+    @property
+    def place(self) -> str:
+        return self.stored_as or self.argument
+
+
+def at_least(minimum: int) -> Check:
+    return lambda value, name: check_int(value, name, minimum)
+
+
+def member_of(enum_type: Any) -> Check:
+    return lambda value, name: check_enum(value, name, enum_type)
 
 
 class OptionsDict:
     """Named values that only existing names and accepted values can change.
 
-    Values read and write as attributes (``options.device_iterations``); what a name accepts is in ``_validators``.
+    Values read and write as attributes (``options.device_iterations``); the accepted values are in ``_table``.
     Raises ``poptorch.Error`` naming the option for an unknown name, a value outside its range, and, once a model or a
     data loader has used the options, for every change.
     """
 
-    _validators: ClassVar[Dict[str, Callable[[Any], Any]]] = {}
+    _prefix: ClassVar[str] = ""  # of the group's options in errors
+    _table: ClassVar[Tuple[Option, ...]] = ()
 
-    def __init__(self, **default_values: Any) -> None:
-        self.__dict__["_is_frozen"] = False
-        self.__dict__["_values"] = dict(default_values)
+    def __init_subclass__(cls) -> None:
+        for row in vars(cls).get("_table", ()):
+            if row.name.isidentifier() and row.name not in vars(cls):
+                setattr(cls, row.name, _method(row, cls))
+
+    def __init__(self, **groups: "OptionsDict") -> None:
+        self.__dict__.update(groups, _is_frozen=False, _values={})
+        for row in self._table:
+            if row.default is not ABSENT:
+                self._store(row.place, copy.deepcopy(row.default))
 
     def set(self, **values: Any) -> None:
         """Change existing options."""
@@ -29,13 +74,19 @@ class OptionsDict:
                     f"Options: there is no option {name!r}{suggestion(name, self._values)} "
                     f"Known here: {', '.join(sorted(self._values))}"
                 )
-            self._values[name] = self._checked(name, value)
+            self.createOrSet(**{name: value})
 
     def createOrSet(self, **values: Any) -> None:
         """Change options, or add those that are not there yet."""
         self.checkIsFrozen()
         for name, value in values.items():
-            self._values[name] = self._checked(name, value)
+            for row in self._table:
+                if row.place == name:
+                    value = row.check(value, self._prefix + row.name)
+            self._store(name, value)
+
+    def _store(self, name: str, value: Any) -> None:
+        (self.__dict__ if name.startswith("_") else self._values)[name] = value
 
     def exists(self, option: str) -> bool:
         return option in self._values
@@ -55,30 +106,16 @@ class OptionsDict:
         """The options as a plain dictionary."""
         return dict(self._values)
 
-    def _checked(self, name: str, value: Any) -> Any:
-        validator = self._validators.get(name)
-        return value if validator is None else validator(value)
-
-    def _groups(self) -> List["OptionsDict"]:
-        return [value for value in self.__dict__.values() if isinstance(value, OptionsDict)]
-
-    def _set_frozen(self, frozen: bool) -> None:
+    def _freeze(self, frozen: bool = True) -> None:
         self.__dict__["_is_frozen"] = frozen
-        for group in self._groups():
-            group._set_frozen(frozen)
-
-    def _freeze(self) -> None:
-        self._set_frozen(True)
-
-    def _unfreeze(self) -> None:
-        self._set_frozen(False)
+        for group in self.__dict__.values():
+            if isinstance(group, OptionsDict):
+                group._freeze(frozen)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "OptionsDict":
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        for name, value in self.__dict__.items():
-            copied.__dict__[name] = copy.deepcopy(value, memo)
-        copied.__dict__["_is_frozen"] = False
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo), _is_frozen=False)
         return copied
 
     def __getattr__(self, name: str) -> Any:
@@ -87,18 +124,37 @@ class OptionsDict:
             return values[name]
         if name.startswith("__"):
             raise AttributeError(name)
-        known = [*values, *(public for public in dir(type(self)) if not public.startswith("_"))]
+        known = [*values, *(public for public in dir(self) if not public.startswith("_"))]
         raise UnknownName(f"Options: there is no option {name!r}{suggestion(name, known)}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            self.checkIsFrozen()
-            object.__setattr__(self, name, value)
-        else:
-            self.set(**{name: value})
+        (self.createOrSet if name.startswith("_") else self.set)(**{name: value})
 
     def __call__(self, option: str) -> Any:
         return getattr(self, option)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
+
+
+def _method(row: Option, group_type: Any) -> Callable[..., OptionsDict]:
+    name, kind = group_type._prefix + row.name, Parameter.POSITIONAL_OR_KEYWORD
+    signature = Signature([Parameter("self", kind), Parameter(row.argument, kind, default=row.call_default)])
+
+    def method(*args: Any, **kwargs: Any) -> OptionsDict:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}") from None
+        bound.apply_defaults()
+        group, value = bound.args
+        value = row.convert(value, name)
+        if row.popart:
+            group._Popart.set(row.popart, row.check(value, name))
+        else:
+            group.createOrSet(**{row.place: value})
+        return group
+
+    method.__name__, method.__qualname__, method.__doc__ = row.name, f"{group_type.__name__}.{row.name}", row.doc
+    method.__dict__["__signature__"] = signature
+    return method

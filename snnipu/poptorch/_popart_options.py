@@ -1,9 +1,9 @@
 """``Options._Popart``: settings of a PopART session. Checked by name and kind, and kept; a host has no session."""
 
-import copy
 from typing import Any, Dict
 
-from snnipu.poptorch._errors import FrozenOptions, InvalidArgument, InvalidType, check_int, suggestion
+from snnipu.poptorch._errors import InvalidArgument, InvalidType, check_int, suggestion
+from snnipu.poptorch._options_base import OptionsDict
 
 _BOOLS = """
 aliasZeroCopy automaticLossScalingSettings.enabled batchSerializationSettings.concatOnExecutionPhaseChange
@@ -50,25 +50,22 @@ _KINDS = {
 }
 
 
-class _PopartOptions:
+class _PopartOptions(OptionsDict):
     """Session options by PopART's names; enumerations are given as their integers.
 
     Raises ``poptorch.Error`` naming an unknown option at once; PopTorch itself does so when it compiles.
     """
 
     def __init__(self) -> None:
-        self._is_frozen = False
-        self.options: Dict[str, Any] = {}
-        self.set("instrumentWithHardwareCycleCounter", False)
-        self.set("rearrangeAnchorsOnHost", False)
+        super().__init__()
+        self._values.update(instrumentWithHardwareCycleCounter=False, rearrangeAnchorsOnHost=False)
 
-    def checkIsFrozen(self) -> None:
-        if self._is_frozen:
-            raise FrozenOptions(
-                "these options are frozen: a model or a DataLoader uses them. Change a copy (options.clone())."
-            )
+    @property
+    def options(self) -> Dict[str, Any]:
+        """The options as a dictionary."""
+        return self._values
 
-    def set(self, key: str, value: Any) -> "_PopartOptions":
+    def set(self, key: str, value: Any) -> "_PopartOptions":  # type: ignore[override]
         """Set one session option; returns self."""
         self.checkIsFrozen()
         if key not in _KINDS:
@@ -89,12 +86,3 @@ class _PopartOptions:
             raise InvalidType(f"_Popart.setPatterns: expected a dict of names to True or False, got {patterns!r}")
         self.set("patterns_level", check_int(level, "_Popart.setPatterns: level"))
         return self.set("patterns", patterns)
-
-    def __deepcopy__(self, memo: Dict[int, Any]) -> "_PopartOptions":
-        copied = type(self)()
-        memo[id(self)] = copied
-        copied.options = copy.deepcopy(self.options, memo)
-        return copied
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"

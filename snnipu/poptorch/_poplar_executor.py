@@ -662,7 +662,7 @@ def load(filename: str, edit_opts_fn: Optional[Callable[[Options], None]] = None
             f"{filename} was saved with export_model=False: wrap the model and call loadExecutable({filename!r}) on it"
         )
     options: Options = data["options"]
-    options._unfreeze()
+    options._freeze(False)
     if options.connection_type == ConnectionType.Never:
         options.deleteIfExists("ipu_version")
         options.connectionType(ConnectionType.Always)

@@ -10,7 +10,7 @@ from typing import Any, Dict
 from snnipu.poptorch._errors import Error
 from snnipu.poptorch._logging import logger
 
-_FORMAT = "snnipu.poptorch/1"
+_FORMAT = "snnipu.poptorch/2"  # 1: options were stored under other names
 
 
 def save(filename: str, **contents: Any) -> None:
@@ -32,5 +32,5 @@ def read(filename: str) -> Dict[str, Any]:
     except pickle.UnpicklingError as error:
         raise Error(f"{filename} is no model file: {error}") from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
-        raise Error(f"{filename} was not written by snnipu's host runtime of PopTorch")
+        raise Error(f"{filename} was not written by this version of snnipu's host runtime of PopTorch: compile again")
     return data

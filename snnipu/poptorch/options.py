@@ -1,19 +1,15 @@
 """``poptorch.Options`` and its groups (PopTorch user guide, "API reference", "Options").
 
 Every method returns the object it was called on, as PopTorch's do, and checks its arguments: a wrong value raises
-``poptorch.Error`` naming the option. What an option does here:
-
-* it changes the result: ``deviceIterations``, ``replicationFactor``, ``inputReplicaGrouping``, ``outputMode``,
-  ``randomSeed``, ``Training.gradientAccumulation``, ``Training.accumulationAndReplicationReductionType``,
-  ``Distributed``, ``connectionType``, ``setExecutionStrategy`` (checks only), ``anchorTensor``;
-* it concerns hardware, memory or logs: checked and kept, with no effect on a host.
+``poptorch.Error`` naming the option. The tables list the options with one argument; most of them concern hardware,
+memory or logs only, so a host checks and stores their value.
 """
 
 import copy
 import json
 import os
 from types import SimpleNamespace
-from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 
@@ -32,9 +28,18 @@ from snnipu.poptorch._errors import (
 from snnipu.poptorch._execution import PipelinedExecution, _IExecutionStrategy
 from snnipu.poptorch._hardware import IPU_VERSIONS
 from snnipu.poptorch._logging import logger
-from snnipu.poptorch._options_base import OptionsDict
+from snnipu.poptorch._options_base import Check, Option, OptionsDict, at_least, member_of
 from snnipu.poptorch._popart_options import _PopartOptions
 from snnipu.poptorch._tensor_locations import TensorLocationSettings, _TensorLocationOptions
+from snnipu.poptorch.enums import (
+    CommGroupType,
+    ConnectionType,
+    HalfFloatCastingBehavior,
+    MeanReductionStrategy,
+    OutputMode,
+    ReductionType,
+    SyncPattern,
+)
 
 __all__ = ["ConfigFileError", "Options", "TensorLocationSettings"]
 
@@ -49,118 +54,84 @@ class _JitOptions(OptionsDict):
         return self
 
 
+def _half_float_casting(value: Any, name: str) -> Any:
+    if check_enum(value, name, HalfFloatCastingBehavior) == HalfFloatCastingBehavior.FloatDowncastToHalf:
+        logger.warning(
+            "Precision.halfFloatCasting(FloatDowncastToHalf) has no effect: since PopTorch 3.0 operations on half "
+            "and float operands always compute in float. Cast the float operands to half to get the old behaviour."
+        )
+    return value
+
+
 class _PrecisionOptions(OptionsDict):
-    """``Options.Precision``: number formats."""
+    """``Options.Precision``: number formats. A host rounds to nearest and sums in float, whatever they say."""
 
-    def __init__(self, popart: _PopartOptions) -> None:
-        super().__init__()
-        self.__dict__["_popart"] = popart
-
-    def halfFloatCasting(self, half_float_casting: enums.HalfFloatCastingBehavior) -> "_PrecisionOptions":
-        """Deprecated: operations on half and float operands always compute in float, as in PopTorch 3."""
-        self.checkIsFrozen()
-        behaviour = enums.HalfFloatCastingBehavior
-        if check_enum(half_float_casting, "Precision.halfFloatCasting", behaviour) == behaviour.FloatDowncastToHalf:
-            logger.warning(
-                "Precision.halfFloatCasting(FloatDowncastToHalf) has no effect: since PopTorch 3.0 operations on half "
-                "and float operands always compute in float. Cast the float operands to half to get the old behaviour."
-            )
-        return self
-
-    def runningStatisticsAlwaysFloat(self, value: bool) -> "_PrecisionOptions":
-        """Deprecated: normalisation statistics keep the format that the model gives them."""
-        self.checkIsFrozen()
-        check_bool(value, "Precision.runningStatisticsAlwaysFloat")
-        return self
-
-    def enableFloatingPointExceptions(self, enabled: bool) -> "_PrecisionOptions":
-        """Stop on invalid arithmetic; no effect on a host."""
-        check_bool(enabled, "Precision.enableFloatingPointExceptions")
-        self._popart.set("enableFloatingPointChecks", enabled)
-        return self
-
-    def enableStochasticRounding(self, enabled: bool) -> "_PrecisionOptions":
-        """Round to half stochastically; a host rounds to nearest."""
-        check_bool(enabled, "Precision.enableStochasticRounding")
-        self._popart.set("enableStochasticRounding", enabled)
-        return self
+    _prefix = "Precision."
+    _table = (
+        Option("halfFloatCasting", "half_float_casting", _half_float_casting, stored_as="_casting"),
+        Option("runningStatisticsAlwaysFloat", "value", check_bool, stored_as="_statistics"),
+        Option("enableFloatingPointExceptions", "enabled", check_bool, popart="enableFloatingPointChecks"),
+        Option("enableStochasticRounding", "enabled", check_bool, popart="enableStochasticRounding"),
+    )
 
     def setPartialsType(self, dtype: torch.dtype) -> "_PrecisionOptions":
         """Format of partial sums: ``torch.float`` or ``torch.half``; a host always sums in float."""
         names = {torch.float32: "float", torch.float16: "half"}
         if dtype not in names:
             raise InvalidArgument(f"Precision.setPartialsType: expected torch.float or torch.half, got {dtype!r}")
-        self._popart.set("partialsTypeMatMuls", names[dtype])
-        self._popart.set("convolutionOptions", {"partialsType": names[dtype]})
+        self._Popart.set("partialsTypeMatMuls", names[dtype])
+        self._Popart.set("convolutionOptions", {"partialsType": names[dtype]})
         return self
 
 
-def _reduction(value: Any) -> enums.ReductionType:
-    name = "Training.accumulationAndReplicationReductionType"
-    if check_enum(value, name, enums.ReductionType) == enums.ReductionType.NoReduction:
+def _reduction(value: Any, name: str) -> Any:
+    if check_enum(value, name, ReductionType) == ReductionType.NoReduction:
         raise InvalidArgument(f"{name}: expected ReductionType.Mean or ReductionType.Sum, got NoReduction")
-    return enums.ReductionType(value)
+    return value
+
+
+def _dithering(value: Any, name: str) -> Dict[str, bool]:
+    return {"enableConvDithering": check_bool(value, name)}
 
 
 class _TrainingOptions(OptionsDict):
-    """``Options.Training``: for training models only."""
+    """``Options.Training``: for training models only. The last three have no effect on a host."""
 
-    _validators: ClassVar[Dict[str, Callable[[Any], Any]]] = {
-        "gradient_accumulation": lambda value: check_int(value, "Training.gradientAccumulation", 1),
-        "accumulation_and_replication_reduction_type": _reduction,
-        "meanAccumulationAndReplicationReductionStrategy": lambda value: check_enum(
-            value, "Training.setMeanAccumulationAndReplicationReductionStrategy", enums.MeanReductionStrategy
+    _prefix = "Training."
+    _table = (
+        Option("gradientAccumulation", "gradient_accumulation", at_least(1), 1, "Micro-batches in an optimizer step."),
+        Option(
+            "accumulationAndReplicationReductionType",
+            "reduction_type",
+            _reduction,
+            ReductionType.Mean,
+            "How gradients of micro-batches and replicas are combined: ``Mean`` (default) or ``Sum``.",
+            stored_as="accumulation_and_replication_reduction_type",
         ),
-    }
-
-    def __init__(self, popart: _PopartOptions) -> None:
-        super().__init__(
-            gradient_accumulation=1,
-            accumulation_and_replication_reduction_type=enums.ReductionType.Mean,
-            meanAccumulationAndReplicationReductionStrategy=enums.MeanReductionStrategy.Post,
-        )
-        self.__dict__["_popart"] = popart
-
-    def gradientAccumulation(self, gradient_accumulation: int) -> "_TrainingOptions":
-        """Micro-batches whose gradients are combined before one step of the optimizer (default 1)."""
-        self.set(gradient_accumulation=gradient_accumulation)
-        return self
-
-    def accumulationAndReplicationReductionType(self, reduction_type: enums.ReductionType) -> "_TrainingOptions":
-        """How gradients of micro-batches and replicas are combined: ``Mean`` (default) or ``Sum``."""
-        self.set(accumulation_and_replication_reduction_type=reduction_type)
-        return self
-
-    def setMeanAccumulationAndReplicationReductionStrategy(
-        self, mean_reduction_strategy: enums.MeanReductionStrategy
-    ) -> "_TrainingOptions":
-        """When the mean divides; the host accumulates in float and divides last."""
-        self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
-        return self
-
-    def setAutomaticLossScaling(self, enabled: bool) -> "_TrainingOptions":
-        """Let the device choose the loss scaling; the host uses the optimizer's ``loss_scaling``."""
-        check_bool(enabled, "Training.setAutomaticLossScaling")
-        self._popart.set("automaticLossScalingSettings.enabled", enabled)
-        return self
-
-    def setConvolutionDithering(self, enabled: bool) -> "_TrainingOptions":
-        """Spread convolutions over tiles; no effect on a host."""
-        check_bool(enabled, "Training.setConvolutionDithering")
-        self._popart.set("convolutionOptions", {"enableConvDithering": enabled})
-        return self
+        Option(
+            "setMeanAccumulationAndReplicationReductionStrategy",
+            "mean_reduction_strategy",
+            member_of(MeanReductionStrategy),
+            MeanReductionStrategy.Post,
+            "When the mean divides; the host accumulates in float and divides last.",
+            stored_as="meanAccumulationAndReplicationReductionStrategy",
+        ),
+        Option("setAutomaticLossScaling", "enabled", check_bool, popart="automaticLossScalingSettings.enabled"),
+        Option("setConvolutionDithering", "enabled", _dithering, popart="convolutionOptions"),
+    )
 
 
 class _DistributedOptions(OptionsDict):
     """``Options.Distributed``: this process among those that share the data."""
 
-    _validators: ClassVar[Dict[str, Callable[[Any], Any]]] = {
-        "num_distributed_processes": lambda value: check_int(value, "Distributed: num_processes", 1),
-        "distributed_process_id": lambda value: check_int(value, "Distributed: process_id"),
-    }
+    _table = (
+        Option("Distributed: num_processes", "num_distributed_processes", at_least(1), 1),
+        Option("Distributed: process_id", "distributed_process_id", check_int, 0),
+        Option("Distributed: ipuof_configs", "ipuof_configs", default={}),
+    )
 
     def __init__(self) -> None:
-        super().__init__(num_distributed_processes=1, distributed_process_id=0, ipuof_configs={})
+        super().__init__()
         _DistributedOptions.setEnvVarNames(self, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
 
     def disable(self) -> "_DistributedOptions":
@@ -194,8 +165,47 @@ class _DistributedOptions(OptionsDict):
         return int(self.num_distributed_processes)
 
 
-def _check_repeat_logs(value: Any) -> int:
-    return check_int(value, "maxRepeatLogs")
+def _proportions(value: Dict[str, float], name: str) -> Dict[int, float]:
+    proportions = {}
+    for key, proportion in value.items():
+        if not (isinstance(key, str) and key.startswith("IPU") and key[3:].isdigit()):
+            raise InvalidArgument(f"{name}: expected keys like 'IPU0', got {key!r}")
+        proportions[int(key[3:])] = check_fraction(proportion, f"{name}[{key!r}]")
+    return proportions
+
+
+def _synthetic_data_mode(value: Union[bool, int], name: str) -> int:
+    mode = 2 * value if isinstance(value, bool) else check_int(value, name)
+    if mode:
+        logger.warning("enableSyntheticData(True) has no effect on a host: the data given is used.")
+    return mode
+
+
+def _strategy(value: Any, name: str) -> _IExecutionStrategy:
+    if not isinstance(value, _IExecutionStrategy):
+        raise InvalidType(
+            f"{name}: expected a PipelinedExecution, ShardedExecution, ParallelPhasedExecution or "
+            f"SerialPhasedExecution, got {value!r}"
+        )
+    return value
+
+
+def _buffer_names(value: Any, name: str) -> List[str]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(buffer, str) for buffer in value):
+        raise InvalidType(f"{name}: expected a list of buffer names, got {value!r}")
+    return list(value)
+
+
+def _unlimited(value: Any, name: str) -> Any:
+    return 2**64 - 1 if value is None else value
+
+
+def _list(value: Any, name: str) -> List[Any]:
+    return list(value)
+
+
+def _as(enum_type: Any) -> Check:
+    return lambda value, name: enum_type(value)
 
 
 class Options(OptionsDict):
@@ -205,116 +215,122 @@ class Options(OptionsDict):
     The environment variables ``POPTORCH_CACHE_DIR`` and ``POPTORCH_DEFAULT_OPTIONS`` are read, as by PopTorch.
     """
 
-    _validators: ClassVar[Dict[str, Callable[[Any], Any]]] = {
-        "replication_factor": lambda value: check_int(value, "replicationFactor", 1),
-        "device_iterations": lambda value: check_int(value, "deviceIterations", 1),
-        "input_group_size": lambda value: check_int(value, "inputReplicaGrouping: input_group_size", 1),
-        "input_cgt": lambda value: check_enum(value, "inputReplicaGrouping", enums.CommGroupType),
-        "broadcast_buffers": lambda value: check_bool(value, "broadcastBuffers"),
-        "log_dir": lambda value: check_str(value, "logDir"),
-        "max_repeat_logs": _check_repeat_logs,
-        "auto_round_num_ipus": lambda value: check_bool(value, "autoRoundNumIPUs"),
-        "output_mode": lambda value: enums.OutputMode(value),
-        "output_return_period": lambda value: check_int(value, "outputMode: output_return_period", 1),
-        "connection_type": lambda value: enums.ConnectionType(value),
-        "sync_pattern": lambda value: enums.SyncPattern(value),
-        "model_name": lambda value: check_str(value, "modelName"),
-        "use_model": lambda value: check_bool(value, "useIpuModel"),
-        "ipu_id": lambda value: check_int(value, "useIpuId"),
-        "random_seed": lambda value: check_int(value, "randomSeed", -(2**63)),
-    }
+    _table = (
+        Option("replicationFactor", "replication_factor", at_least(1), 1, "Replicas, run one after another on a host."),
+        Option("inputReplicaGrouping: input_group_size", "input_group_size", at_least(1), 1),
+        Option("inputReplicaGrouping", "input_cgt", member_of(CommGroupType), CommGroupType.Consecutive),
+        Option(
+            "broadcastBuffers",
+            "broadcast_buffers",
+            check_bool,
+            True,
+            "True: replicas share their buffers, which they then must not change; False: each has its own.",
+            call_default=True,
+        ),
+        Option("deviceIterations", "device_iterations", at_least(1), 1, "Iterations (optimizer steps) of one call."),
+        Option("logDir", "log_dir", check_str, "."),
+        Option("maxRepeatLogs", "max_lines", check_int, 4, convert=_unlimited, stored_as="max_repeat_logs"),
+        Option("autoRoundNumIPUs", "auto_round_num_ipus", check_bool, False, call_default=True),
+        Option("anchorTensor", "anchored_tensors", default={}),
+        Option("outputMode", "output_mode", _as(OutputMode), OutputMode.Default),
+        Option("outputMode: output_return_period", "output_return_period", at_least(1), 1),
+        Option(
+            "connectionType",
+            "connection_type",
+            _as(ConnectionType),
+            ConnectionType.Always,
+            "When to attach to a device. With ``Never``, models compile but refuse to run, here as well.",
+            convert=member_of(ConnectionType),
+        ),
+        Option("syncPattern", "sync_pattern", _as(SyncPattern), SyncPattern.Full, convert=member_of(SyncPattern)),
+        Option("setAvailableMemoryProportion", "available_memory_proportion", default={}, convert=_proportions),
+        Option("randomSeed", "random_seed", at_least(-(2**63))),
+        Option("modelName", "name", check_str, stored_as="model_name"),
+        Option(
+            "useIpuModel",
+            "use_model",
+            check_bool,
+            doc="Run custom operators of ``ai.snnipu`` on the IPU model: tile by tile, counted, far slower than the "
+            "host. So does ``POPTORCH_IPU_MODEL=1``. All else runs on the host either way.",
+        ),
+        Option("useIpuId", "ipu_id", check_int),
+        Option("enableStableNorm", "enabled", check_bool, popart="enableStableNorm"),
+        Option(
+            "enableSyntheticData",
+            "enabled",
+            _synthetic_data_mode,
+            doc="True, False or a number of ``popart.SyntheticDataMode``. A host always uses the data it is given.",
+            popart="syntheticDataMode",
+        ),
+        Option("logCycleCount", "log_cycle_count", check_bool, popart="instrumentWithHardwareCycleCounter"),
+        Option(
+            "updatableNamedBuffers",
+            "buffers",
+            _buffer_names,
+            doc="Buffers that ``copyNamedBuffersToDevice`` copies.",
+            popart="updatableNamedBuffers",
+        ),
+        Option(
+            "setExecutionStrategy",
+            "strategy",
+            _strategy,
+            PipelinedExecution(),
+            "How the model's blocks are spread over IPUs; a host runs them in the order of the code.",
+            stored_as="_execution_strategy",
+        ),
+        Option(
+            "sourceLocationExcludes",
+            "excludes",
+            _list,
+            ["site-packages/torch", "site-packages/poptorch"],
+            stored_as="_source_location_excludes",
+        ),
+        Option(
+            "showCompilationProgressBar",
+            "show",
+            check_bool,
+            True,
+            "False: ``compilationTime`` is an error.",
+            call_default=True,
+            stored_as="_show_compilation_progress_bar",
+        ),
+        Option(
+            "relaxOptimizerAttributesChecks",
+            "relax",
+            check_bool,
+            False,
+            "Do not warn of optimizer attributes that PopTorch does not know.",
+            call_default=True,
+            stored_as="_relax_optimizer_checks",
+        ),
+    )
 
     def __init__(self) -> None:
-        super().__init__(
-            replication_factor=1,
-            input_group_size=1,
-            input_cgt=enums.CommGroupType.Consecutive,
-            broadcast_buffers=True,
-            device_iterations=1,
-            log_dir=".",
-            max_repeat_logs=4,
-            auto_round_num_ipus=False,
-            anchored_tensors={},
-            output_mode=enums.OutputMode.Default,
-            output_return_period=1,
-            connection_type=enums.ConnectionType.Always,
-            sync_pattern=enums.SyncPattern.Full,
-            available_memory_proportion={},
-        )
         popart = _PopartOptions()
-        self.__dict__.update(
-            _jit=_JitOptions(),
-            _popart=popart,
-            _precision=_PrecisionOptions(popart),
-            _training=_TrainingOptions(popart),
-            _distributed=_DistributedOptions(),
-            _tensor_locations=_TensorLocationOptions(),
-            _execution_strategy=PipelinedExecution(),
-            _source_location_excludes=["site-packages/torch", "site-packages/poptorch"],
-            _show_compilation_progress_bar=True,
-            _relax_optimizer_checks=False,
-            _module_namescope_enabled=True,
+        super().__init__(
+            Jit=_JitOptions(),
+            Precision=_PrecisionOptions(_Popart=popart),
+            Training=_TrainingOptions(_Popart=popart),
+            Distributed=_DistributedOptions(),
+            TensorLocations=_TensorLocationOptions(),
+            _Popart=popart,
         )
         cache = os.environ.get("POPTORCH_CACHE_DIR", "")
         if cache:
             self.enableExecutableCaching(cache)
         self.from_json(os.environ.get("POPTORCH_DEFAULT_OPTIONS", "{}"))
 
-    # Groups.
-
-    @property
-    def Jit(self) -> _JitOptions:
-        """Options of PyTorch's tracer."""
-        return self.__dict__["_jit"]
-
-    @property
-    def Precision(self) -> _PrecisionOptions:
-        """Options of number formats."""
-        return self.__dict__["_precision"]
-
-    @property
-    def Training(self) -> _TrainingOptions:
-        """Options for training models only."""
-        return self.__dict__["_training"]
-
-    @property
-    def Distributed(self) -> _DistributedOptions:
-        """Options of running in several processes."""
-        return self.__dict__["_distributed"]
-
-    @property
-    def TensorLocations(self) -> _TensorLocationOptions:
-        """Options of where tensors are stored."""
-        return self.__dict__["_tensor_locations"]
-
-    @property
-    def _Popart(self) -> _PopartOptions:
-        """Options of the PopART session."""
-        return self.__dict__["_popart"]
-
-    # What changes the result.
-
-    def deviceIterations(self, device_iterations: int) -> "Options":
-        """Iterations (training: optimizer steps) that one call runs (default 1)."""
-        self.set(device_iterations=device_iterations)
-        return self
-
-    def replicationFactor(self, replication_factor: int) -> "Options":
-        """Replicas of the model, each with its own micro-batch (default 1). A host runs them one after another."""
-        self.set(replication_factor=replication_factor)
-        return self
-
-    def inputReplicaGrouping(self, input_group_size: int, input_group_type: enums.CommGroupType) -> "Options":
+    def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> "Options":
         """Give groups of ``input_group_size`` replicas the same micro-batch.
 
         Raises ``poptorch.Error`` where the size does not divide ``replicationFactor`` (set that first), and for
         ``CommGroupType.All``.
         """
         check_int(input_group_size, "inputReplicaGrouping: input_group_size", 1)
-        check_enum(input_group_type, "inputReplicaGrouping: input_group_type", enums.CommGroupType)
-        if input_group_type == enums.CommGroupType.NoGrouping:
-            input_group_size, input_group_type = 1, enums.CommGroupType.Consecutive
-        if input_group_type == enums.CommGroupType.All:
+        check_enum(input_group_type, "inputReplicaGrouping: input_group_type", CommGroupType)
+        if input_group_type == CommGroupType.NoGrouping:
+            input_group_size, input_group_type = 1, CommGroupType.Consecutive
+        if input_group_type == CommGroupType.All:
             raise InvalidArgument("inputReplicaGrouping: input_group_type cannot be CommGroupType.All")
         if self.replication_factor % input_group_size:
             raise InvalidArgument(
@@ -324,10 +340,10 @@ class Options(OptionsDict):
         self.set(input_group_size=input_group_size, input_cgt=input_group_type)
         return self
 
-    def outputMode(self, output_mode: enums.OutputMode, output_return_period: Optional[int] = None) -> "Options":
+    def outputMode(self, output_mode: OutputMode, output_return_period: Optional[int] = None) -> "Options":
         """Which micro-batches' outputs a call returns; ``output_return_period`` is the N of ``EveryN``."""
-        check_enum(output_mode, "outputMode", enums.OutputMode)
-        if output_mode == enums.OutputMode.EveryN:
+        check_enum(output_mode, "outputMode", OutputMode)
+        if output_mode == OutputMode.EveryN:
             if output_return_period is None:
                 raise InvalidArgument("outputMode: EveryN needs a positive output_return_period")
             check_int(output_return_period, "outputMode: output_return_period", 1)
@@ -338,7 +354,7 @@ class Options(OptionsDict):
 
     def defaultOutputMode(self) -> bool:
         """True where no output mode was chosen."""
-        return bool(self.output_mode == enums.OutputMode.Default)
+        return bool(self.output_mode == OutputMode.Default)
 
     def randomSeed(self, random_seed: int) -> "Options":
         """Seed the random numbers of the model, now and when it is compiled."""
@@ -346,65 +362,12 @@ class Options(OptionsDict):
         torch.manual_seed(random_seed)
         return self
 
-    def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> "Options":
-        """How the model's blocks are spread over IPUs; a host runs them in the order of the code."""
-        self.checkIsFrozen()
-        if not isinstance(strategy, _IExecutionStrategy):
-            raise InvalidType(
-                "setExecutionStrategy: expected a PipelinedExecution, ShardedExecution, ParallelPhasedExecution or "
-                f"SerialPhasedExecution, got {strategy!r}"
-            )
-        self.__dict__["_execution_strategy"] = strategy
-        return self
-
-    def connectionType(self, connection_type: enums.ConnectionType) -> "Options":
-        """When to attach to a device. With ``Never``, models compile but refuse to run, here as well."""
-        self.set(connection_type=check_enum(connection_type, "connectionType", enums.ConnectionType))
-        return self
-
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> "Options":
         """Compile only, for an IPU of version 1, 2 or 21; the same as ``connectionType(ConnectionType.Never)``."""
         if ipu_version not in IPU_VERSIONS.values():
             raise InvalidArgument(f"useOfflineIpuTarget: expected ipu_version 1, 2 or 21, got {ipu_version!r}")
-        self.connectionType(enums.ConnectionType.Never)
+        self.connectionType(ConnectionType.Never)
         self.createOrSet(ipu_version=ipu_version)
-        return self
-
-    # Checked and kept, with no effect on a host.
-
-    def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> "Options":
-        """Round the number of IPUs up to a power of two."""
-        self.set(auto_round_num_ipus=auto_round_num_ipus)
-        return self
-
-    def setAvailableMemoryProportion(self, available_memory_proportion: Dict[str, float]) -> "Options":
-        """Temporary memory by IPU: ``{"IPU0": 0.5}``."""
-        proportions = {}
-        for key, proportion in available_memory_proportion.items():
-            if not (isinstance(key, str) and key.startswith("IPU") and key[3:].isdigit()):
-                raise InvalidArgument(f"setAvailableMemoryProportion: expected keys like 'IPU0', got {key!r}")
-            proportions[int(key[3:])] = check_fraction(proportion, f"setAvailableMemoryProportion[{key!r}]")
-        self.set(available_memory_proportion=proportions)
-        return self
-
-    def broadcastBuffers(self, broadcast_buffers: bool = True) -> "Options":
-        """Whether replicas share their buffers, which they then must not change; False: each has its own."""
-        self.set(broadcast_buffers=broadcast_buffers)
-        return self
-
-    def logDir(self, log_dir: str) -> "Options":
-        """Where log files go."""
-        self.set(log_dir=log_dir)
-        return self
-
-    def maxRepeatLogs(self, max_lines: Optional[int]) -> "Options":
-        """Lines after which a repeated message is left out; None: never."""
-        self.set(max_repeat_logs=2**64 - 1 if max_lines is None else max_lines)
-        return self
-
-    def modelName(self, name: str) -> "Options":
-        """A name for profiles."""
-        self.createOrSet(model_name=name)
         return self
 
     def enableExecutableCaching(self, path: Optional[str]) -> "Options":
@@ -412,45 +375,6 @@ class Options(OptionsDict):
         if path is not None:
             self._Popart.set("cachePath", os.fspath(path))
         self._Popart.set("enableEngineCaching", path is not None)
-        return self
-
-    def useIpuModel(self, use_model: bool) -> "Options":
-        """Run custom operators of ``ai.snnipu`` on the IPU model: tile by tile, counted, and far slower than the host.
-
-        So does ``POPTORCH_IPU_MODEL=1``. What else the model computes runs on the host either way.
-        """
-        self.createOrSet(use_model=use_model)
-        return self
-
-    def syncPattern(self, sync_pattern: enums.SyncPattern) -> "Options":
-        """How IPUs synchronise."""
-        self.set(sync_pattern=check_enum(sync_pattern, "syncPattern", enums.SyncPattern))
-        return self
-
-    def useIpuId(self, ipu_id: int) -> "Options":
-        """Use the device of this number."""
-        self.createOrSet(ipu_id=ipu_id)
-        return self
-
-    def enableStableNorm(self, enabled: bool) -> "Options":
-        """Use stable normalisation."""
-        self._Popart.set("enableStableNorm", check_bool(enabled, "enableStableNorm"))
-        return self
-
-    def enableSyntheticData(self, enabled: Union[bool, int]) -> "Options":
-        """Feed random data made on the device; a host always uses the data it is given.
-
-        ``enabled``: or a number of ``popart.SyntheticDataMode``, as Graphcore's examples have it.
-        """
-        mode = 2 * enabled if isinstance(enabled, bool) else check_int(enabled, "enableSyntheticData")
-        if mode:
-            logger.warning("enableSyntheticData(True) has no effect on a host: the data given is used.")
-        self._Popart.set("syntheticDataMode", mode)
-        return self
-
-    def logCycleCount(self, log_cycle_count: bool) -> "Options":
-        """Count IPU cycles; a host has none to count, so ``cycleCount()`` raises."""
-        self._Popart.set("instrumentWithHardwareCycleCounter", check_bool(log_cycle_count, "logCycleCount"))
         return self
 
     def enableProfiling(self, profile_dir: Optional[str] = None) -> "Options":
@@ -464,38 +388,20 @@ class Options(OptionsDict):
         self._Popart.setEngineOptions(engine)
         return self
 
-    def showCompilationProgressBar(self, show: bool = True) -> "Options":
-        """Show progress while compiling."""
-        return self._set_private("_show_compilation_progress_bar", check_bool(show, "showCompilationProgressBar"))
-
     def disableModuleNamescope(self) -> "Options":
         """Leave modules' names out of operators' names."""
-        return self._set_private("_module_namescope_enabled", False)
-
-    def relaxOptimizerAttributesChecks(self, relax: bool = True) -> "Options":
-        """Do not warn of optimizer attributes that PopTorch does not know."""
-        return self._set_private("_relax_optimizer_checks", check_bool(relax, "relaxOptimizerAttributesChecks"))
-
-    def sourceLocationExcludes(self, excludes: List[str]) -> "Options":
-        """Source files to leave out of debug information."""
-        return self._set_private("_source_location_excludes", list(excludes))
+        self.checkIsFrozen()
+        return self
 
     def appendToLocationExcludes(self, *excludes: str) -> "Options":
         """More source files to leave out of debug information."""
-        return self._set_private("_source_location_excludes", [*self._source_location_excludes, *excludes])
-
-    def updatableNamedBuffers(self, buffers: List[str]) -> "Options":
-        """Buffers that ``copyNamedBuffersToDevice`` copies."""
-        if not isinstance(buffers, (list, tuple)) or not all(isinstance(name, str) for name in buffers):
-            raise InvalidType(f"updatableNamedBuffers: expected a list of buffer names, got {buffers!r}")
-        self._Popart.set("updatableNamedBuffers", list(buffers))
-        return self
+        return self.sourceLocationExcludes([*self._source_location_excludes, *excludes])
 
     def anchorTensor(
         self,
         short_name: str,
         long_name: str,
-        output_mode: Optional[enums.OutputMode] = None,
+        output_mode: Optional[OutputMode] = None,
         output_return_period: int = 1,
     ) -> None:
         """Keep the tensor ``long_name`` of every call as ``short_name``, for ``getAnchoredTensor``.
@@ -507,9 +413,9 @@ class Options(OptionsDict):
         check_str(short_name, "anchorTensor: short_name")
         check_str(long_name, "anchorTensor: long_name")
         if output_mode is not None:
-            check_enum(output_mode, "anchorTensor: output_mode", enums.OutputMode)
+            check_enum(output_mode, "anchorTensor: output_mode", OutputMode)
         period = 1
-        if output_mode == enums.OutputMode.EveryN:
+        if output_mode == OutputMode.EveryN:
             period = check_int(output_return_period, "anchorTensor: output_return_period", 1)
         self.anchored_tensors[short_name] = [long_name, output_mode is None, output_mode, period]
 
@@ -563,15 +469,6 @@ class Options(OptionsDict):
         """A copy that is not frozen."""
         return copy.deepcopy(self)
 
-    def _set_frozen(self, frozen: bool) -> None:
-        super()._set_frozen(frozen)
-        self._Popart._is_frozen = frozen
-
-    def _set_private(self, name: str, value: Any) -> "Options":
-        self.checkIsFrozen()
-        self.__dict__[name] = value
-        return self
-
     def _replica_of_input(self) -> Tuple[int, List[int]]:
         """How many micro-batches the replicas of one step share, and which of them each replica reads."""
         replicas, size = self.replication_factor, self.input_group_size
@@ -580,16 +477,13 @@ class Options(OptionsDict):
                 f"inputReplicaGrouping: input_group_size {size} does not divide replicationFactor {replicas}"
             )
         groups = replicas // size
-        orthogonal = self.input_cgt == enums.CommGroupType.Orthogonal
+        orthogonal = self.input_cgt == CommGroupType.Orthogonal
         return groups, [replica % groups if orthogonal else replica // size for replica in range(replicas)]
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
-        groups = ", ".join(
-            f"{name}={getattr(self, name)!r}"
-            for name in ("Distributed", "Jit", "Precision", "TensorLocations", "Training", "_Popart")
-        )
-        return f"Options({values}, {groups})"
+        groups = ("Distributed", "Jit", "Precision", "TensorLocations", "Training", "_Popart")
+        values = {**self._values, **{name: getattr(self, name) for name in groups}}
+        return f"Options({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
 
 def _enum_or_same(value: Any) -> Any:

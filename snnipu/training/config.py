@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Dict, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from snnipu.neurons.sparse_benchmark import SECOND_THRESHOLD, benchmark_max_spikes
 from snnipu.training.methods import METHODS
@@ -53,19 +53,12 @@ class Settings:
         """Names and values, as they stand in a checkpoint and in the JSON report."""
         return asdict(self)  # type: ignore[call-overload,no-any-return]
 
-    def _check_training(self) -> None:
-        """Epochs, batches, learning rate, decay and seed."""
-        values = vars(self)
-        for name in ("steps", "epochs", "batch_size"):
-            check_positive_int(name, values[name])
-        if isinstance(values["seed"], bool) or not isinstance(values["seed"], int) or not 0 <= values["seed"] < 2**63:
-            raise ValueError(f"seed: expected an integer from 0 to 2**63 - 1, got {values['seed']!r}")
-        if not (is_number(values["lr"]) and 0 < values["lr"] < math.inf):
-            raise ValueError(f"lr: expected a number above 0, got {values['lr']!r}")
-        if not (is_number(values["lr_decay"]) and 0 < values["lr_decay"] <= 1):
-            raise ValueError(f"lr_decay: expected a number above 0 and up to 1, got {values['lr_decay']!r}")
-        if not (is_number(values["beta"]) and 0 <= values["beta"] <= 1):
-            raise ValueError(f"beta: expected a number from 0 to 1, got {values['beta']!r}")
+    def _check_values(self) -> None:
+        """Check each value by itself. None is accepted where it is the default."""
+        for setting in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, setting.name)
+            if setting.name in _ACCEPTED and not (value is None and setting.default is None):
+                _check(setting.name, value)
 
     def _check_rule(self) -> None:
         """A rule of online learning, and its chunks."""
@@ -136,12 +129,9 @@ class TrainConfig(Settings):
 
     def __post_init__(self) -> None:
         self._check_choice("dataset", DATASETS)
-        self._check_choice("engine", ENGINES)
-        self._check_choice("precision", PRECISIONS)
-        if self.bptt_steps is not None:
-            check_positive_int("bptt_steps", self.bptt_steps)
-            if self.engine != "snnipu":
-                raise ValueError(f"bptt_steps: only for the engine snnipu, not {self.engine}")
+        self._check_values()
+        if self.bptt_steps is not None and self.engine != "snnipu":
+            raise ValueError(f"bptt_steps: only for the engine snnipu, not {self.engine}")
         self._check_rule()
         if self.rule is not None:
             if self.engine != "snnipu":
@@ -149,7 +139,6 @@ class TrainConfig(Settings):
             if self.bptt_steps is not None:
                 raise ValueError("bptt_steps: a rule of online learning does not go back through time")
         check_positive_int("hidden", self.hidden)
-        self._check_training()
 
     @classmethod
     def for_dataset(cls, dataset: str = "digits", **settings: Any) -> "TrainConfig":
@@ -335,18 +324,15 @@ class EventConfig(Settings):
 
     def __post_init__(self) -> None:
         self._check_choice("dataset", EVENT_DATASETS)
-        self._check_choice("method", tuple(METHODS))
-        self._check_choice("network", NETWORKS)
+        self._check_values()
         if self.network == "conv" and self.dataset not in CONV_HIDDEN:
             raise ValueError(
                 f"network: expected fc for the data set {self.dataset}, got conv: only {' and '.join(CONV_HIDDEN)} "
                 "have maps"
             )
-        self._check_training()
         if self.beta == 1:
             raise ValueError("beta: expected a number below 1: the input is scaled with 1 - beta, got 1")
         self._check_layers()
-        self._check_choice("precision", PRECISIONS)
         if self.precision != "float32" and self.method != "dense":
             raise ValueError(f"precision: expected float32, got {self.precision!r}: sparse operators have no other")
         if self.method == "dense":
@@ -355,7 +341,6 @@ class EventConfig(Settings):
         self._check_grad_threshold()
         if self.delay not in (0, 1) or isinstance(self.delay, bool):
             raise ValueError(f"delay: expected 0 or 1, got {self.delay!r}")
-        self._check_choice("overflow_order", OVERFLOW_ORDERS)
         self._check_rule()
         if self.rule is not None:
             if self.method == "sparse_ops":
@@ -372,12 +357,6 @@ class EventConfig(Settings):
             self._check_absent(("rate_limit",), "a limit on a whole recording's mean, which is learnt in chunks")
         if self.initial_activity is None:
             self._check_absent(("initial_output_activity",), "initial_activity is none")
-        for name in ("initial_activity", "initial_output_activity", "rate_limit"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and 0 < value < 1):
-                raise ValueError(f"{name}: expected a number above 0 and below 1, got {value!r}")
-        if not (is_number(self.rate_strength) and 0 <= self.rate_strength < math.inf):
-            raise ValueError(f"rate_strength: expected a number from 0, got {self.rate_strength!r}")
         self._check_data()
 
     def _check_layers(self) -> None:
@@ -410,27 +389,21 @@ class EventConfig(Settings):
                 f"max_spikes: expected {layers} numbers, for the input, {layers - 2} hidden layers and the output, "
                 f"got {len(slots)}"
             )
-        for name, value in [("max_spikes", entry) for entry in slots] + [("input_slots", self.input_slots)]:
+        for value in slots:
             if value is not None:
-                check_positive_int(name, value)
+                check_positive_int("max_spikes", value)
         if self.slot_activity is not None:
-            if not (is_number(self.slot_activity) and 0 < self.slot_activity <= 1):
-                raise ValueError(f"slot_activity: expected a number above 0 and up to 1, got {self.slot_activity!r}")
             self._check_absent(("max_spikes",), "slot_activity tells the slots")
         elif self.input_slots is not None:
             raise ValueError("input_slots: only with slot_activity; max_spikes has an entry for the input")
 
     def _check_grad_threshold(self) -> None:
-        for name in ("grad_threshold", "grad_threshold_start"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and math.isfinite(value)):
-                raise ValueError(f"{name}: expected a finite number, got {value!r}")
         if self.grad_threshold is None:
             self._check_absent(("grad_threshold_start", "grad_threshold_every"), "there is no grad_threshold")
         elif self.grad_threshold_start is None:
             self._check_absent(("grad_threshold_every",), "there is no grad_threshold_start")
         else:
-            check_positive_int("grad_threshold_every", self.grad_threshold_every)
+            _check("grad_threshold_every", self.grad_threshold_every)
             if self.grad_threshold_start > self.grad_threshold:
                 raise ValueError(
                     f"grad_threshold_start: expected a number up to grad_threshold, {self.grad_threshold:g}, got "
@@ -441,18 +414,11 @@ class EventConfig(Settings):
         for name, having in _RECORDINGS_ONLY.items():
             if self.dataset not in having:
                 self._check_absent((name,), f"only for the data set {' or '.join(having)}")
-        for name in ("crop", "downsample"):
-            if getattr(self, name) is not None:
-                check_positive_int(name, getattr(self, name))
-        if self.step_us is not None and not (is_number(self.step_us) and 0 < self.step_us < math.inf):
-            raise ValueError(f"step_us: expected a number above 0, got {self.step_us!r}")
         if self.dataset != "randman":
             self._check_absent(_RANDMAN_ONLY, "only for the data set randman")
             return
-        for name in ("classes", "samples_per_class", "manifold_dim"):
-            check_positive_int(name, getattr(self, name))
-        if self.alpha is None or not (is_number(self.alpha) and 0 <= self.alpha < math.inf):
-            raise ValueError(f"alpha: expected a number from 0, got {self.alpha!r}")
+        for name in _RANDMAN_ONLY:
+            _check(name, getattr(self, name))
 
     def _check_absent(self, names: Sequence[str], reason: str) -> None:
         for name in names:
@@ -514,3 +480,47 @@ def is_number(value: Any) -> bool:
 def check_positive_int(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}: expected a positive integer, got {value!r}")
+
+
+def _check(name: str, value: Any) -> None:
+    expected, accepts = _ACCEPTED[name]
+    if not accepts(value):
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+
+
+_Accepted = Dict[str, Tuple[str, Callable[[Any], bool]]]
+
+
+def _numbers(expected: str, accepts: Callable[[Any], bool], *names: str) -> _Accepted:
+    return {name: (expected, lambda value: is_number(value) and accepts(value)) for name in names}
+
+
+def _one_of(name: str, choices: Sequence[str]) -> _Accepted:
+    return {name: (f"one of {', '.join(choices)}", choices.__contains__)}
+
+
+# What a setting accepts by itself, and how errors tell it.
+_ACCEPTED: _Accepted = {
+    **_numbers(
+        "a positive integer",
+        lambda value: isinstance(value, int) and value >= 1,
+        *("steps", "epochs", "batch_size", "bptt_steps", "input_slots", "grad_threshold_every"),
+        *("classes", "samples_per_class", "manifold_dim", "crop", "downsample"),
+    ),
+    **_numbers("an integer from 0 to 2**63 - 1", lambda value: isinstance(value, int) and 0 <= value < 2**63, "seed"),
+    **_numbers("a number above 0", lambda value: 0 < value < math.inf, "lr", "step_us"),
+    **_numbers("a number from 0", lambda value: 0 <= value < math.inf, "rate_strength", "alpha"),
+    **_numbers("a number from 0 to 1", lambda value: 0 <= value <= 1, "beta"),
+    **_numbers("a number above 0 and up to 1", lambda value: 0 < value <= 1, "lr_decay", "slot_activity"),
+    **_numbers(
+        "a number above 0 and below 1",
+        lambda value: 0 < value < 1,
+        *("initial_activity", "initial_output_activity", "rate_limit"),
+    ),
+    **_numbers("a finite number", math.isfinite, "grad_threshold", "grad_threshold_start"),
+    **_one_of("engine", ENGINES),
+    **_one_of("precision", PRECISIONS),
+    **_one_of("method", tuple(METHODS)),
+    **_one_of("network", NETWORKS),
+    **_one_of("overflow_order", OVERFLOW_ORDERS),
+}

@@ -20,6 +20,7 @@ from snnipu.training.checkpoint import (
     check_same_run,
     check_tensor,
 )
+from snnipu.training.config import check_positive_int
 from snnipu.training.online import OnlineSteps
 from snnipu.training.ranks import Ranks
 
@@ -127,8 +128,7 @@ class TrainingLoop:
         ranks: Optional[Ranks] = None,
         accumulate: int = 1,
     ) -> None:
-        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-            raise ValueError(f"accumulate: expected a positive integer, got {accumulate!r}")
+        check_positive_int("accumulate", accumulate)
         self.ranks = Ranks() if ranks is None else ranks
         self.accumulate = accumulate
         self.train_samples: int = description["train_samples"]
@@ -234,8 +234,7 @@ class TrainingLoop:
             DivergedError: the loss became infinite or NaN.
             ValueError: ``on_batches`` with more than one process; ``every`` is below 1.
         """
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every: expected a positive integer, got {every!r}")
+        check_positive_int("every", every)
         if on_batches is not None and self.ranks.size > 1:
             raise ValueError("on_batches: only for one process: the first step of an epoch is another there")
         if not self.history and self._running is None:

@@ -12,6 +12,7 @@ from snnipu.neurons import SparseNetwork
 from snnipu.neurons.sparse_leaky import SparseNeurons
 from snnipu.ops._sparse_layers import delayed
 from snnipu.spikes import SparseSpikes
+from snnipu.training.config import check_positive_int, is_number
 
 PerLayer = Union[float, Sequence[Optional[float]], None]
 # The scale is looked for within a factor of 2**20 of the weights as they are.
@@ -59,11 +60,11 @@ class GradThresholdSchedule:
         if not self._layers:
             raise ValueError("network: expected a module with SparseLeaky or SparseConvLeaky layers, got one without")
         for name, value in (("start", start), ("target", target)):
-            if not _is_number(value) or not math.isfinite(value):
+            if not is_number(value) or not math.isfinite(value):
                 raise ValueError(f"{name}: expected a finite number, got {value!r}")
         if start > target:
             raise ValueError(f"start: expected a number up to target={target:g}, got {start:g}")
-        _check_positive_int("every", every)
+        check_positive_int("every", every)
         self.start, self.target, self.every = float(start), float(target), every
         self._calls = 0
         self._apply()
@@ -162,11 +163,11 @@ def scale_to_activity(
         raise TypeError(f"network: expected a SparseNetwork, got {type(network).__name__}")
     targets = _per_layer("target", target, len(network.layers))
     for wanted in targets:
-        if wanted is not None and not (_is_number(wanted) and 0 < wanted < 1):
+        if wanted is not None and not (is_number(wanted) and 0 < wanted < 1):
             raise ValueError(f"target: expected numbers above 0 and below 1, got {wanted!r}")
-    if not (_is_number(tolerance) and tolerance > 0):
+    if not (is_number(tolerance) and tolerance > 0):
         raise ValueError(f"tolerance: expected a number above 0, got {tolerance!r}")
-    _check_positive_int("max_iterations", max_iterations)
+    check_positive_int("max_iterations", max_iterations)
     spikes = x.to_dense() if isinstance(x, SparseSpikes) else x
     if not isinstance(spikes, torch.Tensor):
         raise TypeError(f"x: expected SparseSpikes or a torch.Tensor, got {type(x).__name__}")
@@ -273,7 +274,7 @@ class ActivityRegularizer(nn.Module):
             for entry in value if isinstance(value, (list, tuple)) else [value]:
                 if entry is None and name != "strength":
                     continue
-                if not _is_number(entry) or not 0 <= entry <= highest:
+                if not is_number(entry) or not 0 <= entry <= highest:
                     raise ValueError(f"{name}: expected numbers from 0 to {highest:g}, got {entry!r}")
 
     def forward(
@@ -318,15 +319,6 @@ def _per_layer(name: str, value: Any, count: int) -> List[Any]:
     if len(value) != count:
         raise ValueError(f"{name}: expected {count} entries, one for each layer, got {len(value)}")
     return list(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check_positive_int(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}: expected a positive integer, got {value!r}")
 
 
 __all__ = ["ActivityRegularizer", "GradThresholdSchedule", "LayerScale", "scale_to_activity"]

@@ -520,9 +520,10 @@ def test_an_exported_executable_loads_into_a_new_wrapper(tmp_path):
     again.loadExecutable(file)
     with pytest.raises(poptorch.Error, match="input x: expected shape"):
         again(X)
-    (tmp_path / "other").write_bytes(pickle.dumps([1]))
-    with pytest.raises(poptorch.Error, match="was not written by"):
-        poptorch.load(str(tmp_path / "other"))
+    for content in ([1], {"format": "snnipu.poptorch/1"}):
+        (tmp_path / "other").write_bytes(pickle.dumps(content))
+        with pytest.raises(poptorch.Error, match="was not written by this version"):
+            poptorch.load(str(tmp_path / "other"))
 
 
 def test_the_seed_makes_a_model_repeat_itself():

@@ -1,5 +1,7 @@
 """Options: what each setter accepts, what it refuses, freezing and copying."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -148,6 +150,19 @@ def test_unknown_options_are_named_with_what_was_meant():
     assert not hasattr(opts, "nothing_like_it")
 
 
+def test_methods_take_their_argument_by_name_and_say_which_is_missing():
+    opts = poptorch.Options().deviceIterations(device_iterations=3)
+    assert opts.Training.gradientAccumulation(gradient_accumulation=2).gradient_accumulation == 2
+    assert opts.device_iterations == 3
+    assert opts.broadcastBuffers(False).broadcastBuffers().broadcast_buffers is True
+    with pytest.raises(TypeError, match="deviceIterations: missing a required argument: 'device_iterations'"):
+        opts.deviceIterations()
+    with pytest.raises(
+        TypeError, match=r"Precision\.enableStochasticRounding: got an unexpected keyword argument 'on'"
+    ):
+        opts.Precision.enableStochasticRounding(True, on=True)
+
+
 def test_values_read_and_write_as_attributes():
     opts = poptorch.Options().deviceIterations(5)
     assert opts.device_iterations == 5
@@ -171,6 +186,10 @@ def test_a_copy_changes_without_the_original():
     assert (opts.device_iterations, opts.Training.gradient_accumulation) == (2, 3)
     assert "enableOutlining" not in opts._Popart.options
     assert other._Popart.options["enableStochasticRounding"] is True
+    restored = pickle.loads(pickle.dumps(other))
+    assert repr(restored) == repr(other)
+    restored.Precision.enableStochasticRounding(False)
+    assert restored._Popart.options["enableStochasticRounding"] is False
 
 
 def test_a_wrapper_is_not_touched_by_options_used_elsewhere():
