@@ -76,28 +76,19 @@ template <SurrogateKind K, typename C> void spikeGradientOf(const SpikeGradient<
 } // namespace
 
 template <typename C> int spikeGradient(const SpikeGradient<C> &arguments, size_t rows, unsigned threads) {
-  switch (arguments.surrogate) {
-  case SNNIPU_LEAKY_STEP:
-    spikeGradientOf<SurrogateKind::LeakyStep>(arguments, rows, threads);
-    return Done;
-  case SNNIPU_TRIANGULAR:
-    spikeGradientOf<SurrogateKind::Triangular>(arguments, rows, threads);
-    return Done;
-  case SNNIPU_FAST_SIGMOID:
-    spikeGradientOf<SurrogateKind::FastSigmoid>(arguments, rows, threads);
-    return Done;
-  case SNNIPU_ATAN:
-    spikeGradientOf<SurrogateKind::ATan>(arguments, rows, threads);
-    return Done;
-  case SNNIPU_SIGMOID:
-    spikeGradientOf<SurrogateKind::Sigmoid>(arguments, rows, threads);
-    return Done;
-  case SNNIPU_SPIKE_RATE_ESCAPE:
-    spikeGradientOf<SurrogateKind::SpikeRateEscape>(arguments, rows, threads);
-    return Done;
-  default:
+  if (!isSurrogate(arguments.surrogate))
     return Unknown;
+  switch (static_cast<SurrogateKind>(arguments.surrogate)) {
+#define SNNIPU_CASE(Name)                                                                                              \
+  case SurrogateKind::Name:                                                                                            \
+    spikeGradientOf<SurrogateKind::Name>(arguments, rows, threads);                                                    \
+    return Done;
+    SNNIPU_SURROGATES(SNNIPU_CASE)
+#undef SNNIPU_CASE
+  case SurrogateKind::Any:
+    break;
   }
+  return Unknown;
 }
 
 template int spikeGradient(const SpikeGradient<float> &, size_t, unsigned);

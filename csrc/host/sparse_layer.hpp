@@ -204,7 +204,7 @@ template <template <typename> class Backward, typename C> int layerBackward(cons
   CheckedSpikes<C> spikes(layer.spikes, 1, false), own(layer.own, 1, false);
   if (!accepted(connection, spikes, layer.offered) || !accepted(connection, own, layer.offered))
     return BadSpikes;
-  if (!knownSurrogate(layer.surrogate) || !knownReset(layer.reset))
+  if (!isSurrogate(layer.surrogate) || !knownReset(layer.reset))
     return Unknown;
   const size_t additions = connection.additions(spikes.total(0), layer.spikes.rows());
   Backward<C> backward(connection, layer, spikes, threadsFor(additions, layer.offered));
