@@ -387,7 +387,7 @@ template <typename C> int lifPoolForward(const Call<C> &a) {
 }
 
 template <typename C> int lifPoolBackward(const Call<C> &a) {
-  const int32_t surrogate = static_cast<int32_t>(a.c.surrogate);
+  const int64_t surrogate = a.c.surrogate;
   if (!knownOptions(Windows(a.c.geometry), a.reset()) || !isSurrogate(surrogate))
     return Unknown;
   return lifPoolBackward(lifPool(a),

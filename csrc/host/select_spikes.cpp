@@ -329,17 +329,10 @@ int snnipu_select_spikes_fwd(snnipu_sparse_call *call) {
 
 int snnipu_select_spikes_bwd(snnipu_sparse_call *call) {
   return run(call, [](auto a) {
-    const snnipu::SpikeGradient<std::decay_t<decltype(a.number(0))>> arguments{a.in(a.c.grad),
-                                                                               a.in(a.c.slot_mem),
-                                                                               a.in(a.c.threshold),
-                                                                               a.c.ids_out,
-                                                                               a.c.counts_out,
-                                                                               a.out(a.c.grad_values),
-                                                                               size(a.c.own_slots),
-                                                                               a.c.threshold_size > 1,
-                                                                               static_cast<int32_t>(a.c.surrogate),
-                                                                               a.number(a.c.surrogate_a),
-                                                                               a.number(a.c.surrogate_b)};
+    const snnipu::SpikeGradient<std::decay_t<decltype(a.number(0))>> arguments{
+        a.in(a.c.grad), a.in(a.c.slot_mem),        a.in(a.c.threshold),      a.c.ids_out,
+        a.c.counts_out, a.out(a.c.grad_values),    size(a.c.own_slots),      a.c.threshold_size > 1,
+        a.c.surrogate,  a.number(a.c.surrogate_a), a.number(a.c.surrogate_b)};
     return snnipu::spikeGradient(arguments, a.rows(), snnipu::threadsFor(4 * a.rows() * arguments.slots, a.threads()));
   });
 }

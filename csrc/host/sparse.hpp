@@ -450,7 +450,7 @@ template <typename C> struct SpikeGradient {
   C *through;
   size_t slots;
   bool perNeuron;
-  int32_t surrogate;
+  int64_t surrogate;
   C a, b;
 };
 template <typename C> int spikeGradient(const SpikeGradient<C> &arguments, size_t rows, unsigned threads);

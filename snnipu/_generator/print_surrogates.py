@@ -43,7 +43,7 @@ def _lines(
 ) -> Tuple[List[str], str]:
     """Return a line for each operation, and the name of the result."""
     result, names = _record(function)
-    lines = []
+    lines: List[str] = []
     for value in needed([result], ()):
         if id(value) not in names:
             operands = [operand(o, names) for o in value.operands]
