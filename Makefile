@@ -1,5 +1,5 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
-# LONG_TESTS, BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, FUZZ_ARGS, SOAK_SECONDS,
+# LONG_TESTS, CASE, BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, FUZZ_ARGS, SOAK_SECONDS,
 # MUTANTS_SECONDS, MUTANTS_ARGS, CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX, WHEEL_TARGETS, MATRIX_ARGS.
 # The first target downloads PyTorch and compiles the native libraries for this processor, a line for each: about three
 # minutes of a processor. They are compiled again when their sources have changed.
@@ -16,7 +16,7 @@
 #   make fuzz-numbers  random networks against snnTorch's loop, for FUZZ_SECONDS from FUZZ_SEED on; prints what differs
 #   make soak      training loops of every kind for SOAK_SECONDS, disturbed; memory, files, threads and speed
 #   make mutants   faults planted in a copy of the package, for MUTANTS_SECONDS; prints those that no test notices
-#   make bench     snnipu beside its peers
+#   make bench     snnipu beside its peers: CASE=sparse, say, else a table of each; BENCH_ARGS="activity=0.02 --peers none"
 #   make lint      ruff, mypy, layers of imports, clang-format, C++ warnings
 #   make lint-tools  the newest versions of these tools, with the hashes by which make lint and CI install them
 #   make check-ipu what popc and the SDK's users compile, by Clang: vertices, graphs, PopART operators
@@ -30,7 +30,8 @@ PYTEST_ARGS ?=
 # all, none, or a number: one of the parts in which CI runs them.
 LONG_TESTS ?= none
 JOBS ?= 2
-BENCH_ARGS ?= --resident-memory
+CASE ?= all
+BENCH_ARGS ?=
 OUT ?= out
 MACHINE := $(shell uname -m)
 SANITIZE_ISA ?= $(if $(filter x86_64 amd64,$(MACHINE)),avx2,$(if $(filter aarch64 arm64,$(MACHINE)),neon,baseline))
@@ -193,7 +194,7 @@ matrix:
 
 bench: $(VENV)/.bench
 	mkdir -p $(OUT)/bench
-	$(BIN)/python -m snnipu bench --json $(OUT)/bench/bench.json --chart $(OUT)/bench/bench.png $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks $(CASE) $(BENCH_ARGS) --json $(OUT)/bench/$(CASE).json --chart $(OUT)/bench/$(CASE).png
 	@echo "chart and results: $(abspath $(OUT)/bench)"
 
 lint: lint-text

@@ -1,9 +1,8 @@
 """The published sparse networks on IPUs by the performance model: writes its JSON and its chart.
 
-python benchmarks/ipu_published.py [--json FILE] [--chart FILE]
+python benchmarks/ipu_published.py
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -13,14 +12,11 @@ from snnipu.ipu.charts import draw_published
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "ipu-model.json")
-    parser.add_argument("--chart", type=Path, default=ROOT / "docs" / "how-to" / "ipu-published.png")
-    arguments = parser.parse_args()
+def main():
     found = published.results()
-    arguments.json.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    draw_published(found, arguments.chart)
+    text = json.dumps(found, indent=1, allow_nan=False) + "\n"
+    (ROOT / "benchmarks" / "results" / "ipu-model.json").write_text(text, encoding="utf-8")
+    draw_published(found, ROOT / "docs" / "how-to" / "ipu-published.png")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
 
 import torch
 from torch import nn
@@ -22,51 +21,42 @@ import snnipu as snn
 from snnipu import poptorch
 
 KINDS = ("dense", "layers", "network")
+# Slots are the spikes of a sample and step that a layer passes on, activity is the share of the input that spikes.
+NUMBERS = {"--batch-size": 128, "--steps": 25, "--slots": 128, "--activity": 0.1}
 
 
 class Tutorial(nn.Module):
     """One of :data:`KINDS`; returns the spike counts of the last layer and their loss."""
 
-    def __init__(self, kind: str, sizes: List[int], slots: int) -> None:
+    def __init__(self, kind, sizes, slots):
         super().__init__()
         torch.manual_seed(0)
         caps = [min(size, slots) for size in sizes]
-        self.dense = kind == "dense"
+        self.dense, self.limit = kind == "dense", caps[0]
+        options = {"beta": 0.95, "input_scale": 4.0}
+        layers = list(zip(sizes, sizes[1:], caps[1:]))
         if kind == "dense":
-            self.net: nn.Module = snn.MultiStep(
-                *(
-                    module
-                    for before, after in zip(sizes, sizes[1:])
-                    for module in (nn.Linear(before, after), snn.Leaky(beta=0.95, spike_grad=snn.surrogate.atan()))
-                )
-            )
+            pairs = [(nn.Linear(n, m), snn.Leaky(beta=0.95, spike_grad=snn.surrogate.atan())) for n, m, _ in layers]
+            self.net = snn.MultiStep(*(module for pair in pairs for module in pair))
         elif kind == "layers":
-            self.net = nn.Sequential(
-                *(
-                    snn.SparseLeaky(before, after, beta=0.95, max_spikes=cap, input_scale=4.0, path="sparse")
-                    for before, after, cap in zip(sizes, sizes[1:], caps[1:])
-                )
-            )
+            sparse = [snn.SparseLeaky(n, m, max_spikes=cap, path="sparse", **options) for n, m, cap in layers]
+            self.net = nn.Sequential(*sparse)
         else:
-            self.net = snn.SparseNetwork(sizes, beta=0.95, max_spikes=caps, input_scale=4.0)
-        self.limit = caps[0]
+            self.net = snn.SparseNetwork(sizes, max_spikes=caps, **options)
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
-        if self.dense:
-            out = self.net(x)
-            counts = (out[0] if isinstance(out, tuple) else out).sum(0)
-        else:
-            spikes = snn.ops.dense_to_sparse(x, self.limit)
-            counts = self.net(spikes).spike_count()
+    def forward(self, x, labels):
+        sparse = None if self.dense else self.net(snn.ops.dense_to_sparse(x, self.limit))
+        counts = self.net(x)[0].sum(0) if sparse is None else sparse.spike_count()
         return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "none")
 
 
-def measure(kind: str, sizes: List[int], batch: int, steps: int, slots: int, activity: float) -> Dict[str, Any]:
-    """Two training steps."""
-    net = Tutorial(kind, sizes, slots)
+def measure(kind, sizes, asked):
+    """Return what two training steps take."""
+    net = Tutorial(kind, sizes, asked.slots)
     before = [weight.detach().clone() for weight in net.parameters()]
     torch.manual_seed(1)
-    x, labels = (torch.rand(steps, batch, sizes[0]) < activity).float(), torch.randint(sizes[-1], (batch,))
+    x = (torch.rand(asked.steps, asked.batch_size, sizes[0]) < asked.activity).float()
+    labels = torch.randint(sizes[-1], (asked.batch_size,))
     optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
     model = poptorch.trainingModel(net, poptorch.Options().useIpuModel(True), optimizer)
     seconds, losses = [], []
@@ -74,19 +64,16 @@ def measure(kind: str, sizes: List[int], batch: int, steps: int, slots: int, act
         start = time.perf_counter()
         losses.append(float(model(x, labels)[1].detach()))
         seconds.append(time.perf_counter() - start)
+    keys = ("compute_cycles", "exchange_cycles", "tile_memory_max_bytes")
     operators = [
-        {
-            "operator": entry["operator"],
-            "inputs": entry["inputs"][:1],
-            **{key: entry["report"][key] for key in ("compute_cycles", "exchange_cycles", "tile_memory_max_bytes")},
-        }
+        {"operator": entry["operator"], **{key: entry["report"][key] for key in keys}}
         for entry in model.ipuModelReport()
     ]
     return {
         "kind": kind,
         "sizes": sizes,
-        "batch_size": batch,
-        "steps": steps,
+        "batch_size": asked.batch_size,
+        "steps": asked.steps,
         "seconds_first": seconds[0],
         "seconds_next": seconds[1],
         "losses": losses,
@@ -97,24 +84,22 @@ def measure(kind: str, sizes: List[int], batch: int, steps: int, slots: int, act
     }
 
 
-def main(arguments: Optional[List[str]] = None) -> List[Dict[str, Any]]:
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--sizes", default="784,1000,10", help="neurons of the input and of each layer")
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--slots", type=int, default=128, help="spikes of a sample and step that a layer passes on")
-    parser.add_argument("--activity", type=float, default=0.1, help="share of the input that spikes")
+    for name, usual in NUMBERS.items():
+        parser.add_argument(name, type=type(usual), default=usual, help=f"default: {usual}")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args(arguments)
-    sizes = [int(size) for size in asked.sizes.split(",")]
     found = []
     for kind in asked.kind:
-        made = measure(kind, sizes, asked.batch_size, asked.steps, asked.slots, asked.activity)
-        found.append(made)
+        result = measure(kind, list(map(int, asked.sizes.split(","))), asked)
+        found.append(result)
         print(
-            f"{kind:8} first step {made['seconds_first']:5.1f} s, next {made['seconds_next']:5.1f} s; the model: "
-            f"{made['cycles'] / 1e6:.2f} million cycles, fullest tile {made['tile_memory_max_bytes'] / 1024:.0f} KiB",
+            f"{kind:8} first step {result['seconds_first']:5.1f} s, next {result['seconds_next']:5.1f} s; the model: "
+            f"{result['cycles'] / 1e6:.2f} million cycles, fullest tile {result['tile_memory_max_bytes'] / 1024:.0f} "
+            "KiB",
             flush=True,
         )
     if asked.json:

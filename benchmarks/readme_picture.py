@@ -1,23 +1,22 @@
 """The picture at the top of README: training steps of two networks, from the records in this folder.
 
-python benchmarks/readme_picture.py
+python -m benchmarks.readme_picture
 """
 
 import json
 from pathlib import Path
 
-import matplotlib
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from benchmarks.report import summarise
 
 RESULTS = Path(__file__).resolve().parent / "results"
 OURS, OTHERS = "#1f6f8b", "#b9c4c9"
-# Record, which table of it, title, rows by the record's names.
+# Record, what tells the table, title, rows by the record's names.
 PANELS = (
     (
         "cpu.json",
-        lambda case: case["name"] == "network",
+        "Tutorial network 784-1000-10,",
         "snnTorch's tutorial network, 784-1000-10\n25 steps, batch of 128",
         {
             "snntorch": "snnTorch",
@@ -28,9 +27,7 @@ PANELS = (
     ),
     (
         "sparse-cpu.json",
-        lambda case: (
-            case.get("parameters", {}).get("activity") == 0.02 and case.get("parameters", {}).get("hidden_layers") == 2
-        ),
+        "Sparse network 2312-1466-1466-10, 2 % active,",
         "2312-1466-1466-10, at 2 % activity\n100 steps, batch of 48",
         {
             "snntorch": "snnTorch",
@@ -42,25 +39,27 @@ PANELS = (
 )
 
 
-def main() -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(9.6, 2.7), constrained_layout=True)
-    for ax, (file, is_wanted, title, labels) in zip(axes, PANELS):
-        cases = json.loads((RESULTS / file).read_text(encoding="utf-8"))["cases"]
-        rows = {row["name"]: row for row in next(filter(is_wanted, cases))["results"]}
-        times = [1e3 * rows[name]["time"]["median_s"] for name in labels]
-        places = range(len(labels))[::-1]
-        colours = [OURS if name == list(labels)[-1] else OTHERS for name in labels]
-        ax.barh(places, times, color=colours, height=0.7)
-        for place, time in zip(places, times):
-            told = f"{time:,.0f} ms" if time > 100 else f"{time:.3g} ms"
-            told += "" if time == times[-1] else f"  ({time / times[-1]:.1f} ×)"
-            ax.text(time + 0.015 * max(times), place, told, va="center", fontsize=9)
-        ax.set_yticks(places, list(labels.values()), fontsize=9)
-        ax.set_title(title, fontsize=10, loc="left")
-        ax.set_xlim(0, 1.28 * max(times))
-        ax.xaxis.set_visible(False)
-        ax.spines[["top", "right", "bottom"]].set_visible(False)
-        ax.tick_params(left=False)
+def main():
+    figure = Figure(figsize=(9.6, 2.7), layout="constrained")
+    for axes, (file, table, title, labels) in zip(figure.subplots(1, 2), PANELS):
+        document = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+        if "records" in document:
+            rows = summarise([row for row in document["records"] if row["title"].startswith(table)])
+            medians = dict(zip(rows.contender, rows.milliseconds))
+        else:  # of version 0.2 and before
+            rows = next(case["results"] for case in document["cases"] if case["title"].startswith(table))
+            medians = {row["name"]: 1e3 * row["time"]["median_s"] for row in rows if row["time"]}
+        times = [medians[name] for name in labels]
+        bars = axes.barh(list(labels.values()), times, color=[*[OTHERS] * 3, OURS], height=0.7)
+        told = [f"{time:,.0f} ms" if time > 100 else f"{time:.3g} ms" for time in times]
+        told[:-1] = [f"{text}  ({time / times[-1]:.1f} ×)" for text, time in zip(told[:-1], times)]
+        axes.bar_label(bars, told, padding=4, fontsize=9)
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_xlim(0, 1.28 * max(times))
+        axes.xaxis.set_visible(False)
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+        axes.tick_params(left=False, labelsize=9)
     figure.savefig(RESULTS / "training-step.png", dpi=110, facecolor="white")
 
 

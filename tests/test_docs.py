@@ -149,6 +149,7 @@ def test_commands_and_options_exist(capsys):
 def test_options_named_beside_a_command_exist(capsys):
     """Options in running text belong to some command."""
     known = set().union(*(options_of(command, capsys) for command in COMMANDS)) | {"--version", "--editable"}
+    known |= set(re.findall(r'add\("(--[a-z-]+)"', text_of(ROOT / "benchmarks" / "__main__.py")))
     for page in PAGES:
         for option in re.findall(r"`(--[a-z][a-z-]*)", text_of(page)):
             assert option in known, (name_of(page), option)

@@ -48,7 +48,7 @@ def test_every_rule_learns(repository):
 
 
 def test_the_guide_names_no_command_that_is_not_run(repository):
-    """Those here run in tests/cli/test_torchrun.py, tests/cli/test_train.py and tests/benchmarking/test_scale.py."""
+    """Those here run in tests/cli/test_torchrun.py, tests/cli/test_train.py and tests/benchmarks/test_cases.py."""
     text = (repository / "docs" / "how-to" / "train-on-many-machines.md").read_text()
     blocks = re.findall(r"(<!-- not run: .* -->\n)?```sh\n(.*?)```", text, re.DOTALL)
     assert [code.strip() for mark, code in blocks if not mark] == [
@@ -56,5 +56,5 @@ def test_the_guide_names_no_command_that_is_not_run(repository):
         "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id run1 --rdzv-endpoint host1:29400 "
         "-m snnipu train",
         "python -m snnipu train --device ipu-model --replicas 2 --accumulate 2 --epochs 1",
-        "python -m snnipu bench scale --processes 1,2,4 --json scale.json --chart scale.png",
+        "python -m benchmarks scale processes=1,2,4 --json scale.json --chart scale.png",
     ]

@@ -57,3 +57,11 @@ def test_a_sub_interpreter_is_refused():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "snnipu runs in the main interpreter alone" in done.stderr
+
+
+def test_the_benchmarks_import_public_names_alone():
+    """No module of snnipu whose name begins with an underscore, and none of those names."""
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        for name in imported(ast.parse(path.read_text(encoding="utf-8")), name_of(path), path.stem == "__init__"):
+            private = [part for part in name.split(".") if part.startswith("_")]
+            assert not name.startswith("snnipu.") or not private, (path.name, name)

@@ -317,4 +317,4 @@ snn.utils.reset(stream)  # another stream begins
 #
 # - [Delays](../docs/how-to/delays.md): delays of axons, a Gaussian that narrows, event-driven layers with delays.
 # - [Load event data](../docs/how-to/load-event-data.md): other recordings, in the same way.
-# - `python -m snnipu bench delays`: what delays cost on your machine, beside a convolution over time.
+# - `python -m benchmarks delays` in a clone: what delays cost on your machine, beside a convolution over time.

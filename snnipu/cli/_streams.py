@@ -107,3 +107,14 @@ def output_path(*suffixes: str) -> Callable[[str], Path]:
         return path
 
     return parse
+
+
+def positive_integer(text: str) -> int:
+    """An option's whole number of 1 or more."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, but is {value}")
+    return value

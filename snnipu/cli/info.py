@@ -17,7 +17,6 @@ from snnipu import _native_sources, _wait_policy, backends, ops
 from snnipu._files import write_text
 from snnipu._names import is_installed
 from snnipu.backends import host, memory, popart_library
-from snnipu.benchmarking import environment
 from snnipu.cli._streams import output_path
 from snnipu.ipu import model
 
@@ -26,6 +25,23 @@ _TOLD = ("SNNIPU_", "POPTORCH_", "OMP_", "KMP_", "GOMP_", "MKL_", "MALLOC_", "GL
 _OPTIONAL = ("poptorch", "triton", "torchvision", "sklearn", "matplotlib", "spikingjelly", "norse")
 # Import name -> name of its distribution, where the two differ.
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+
+
+def _processor() -> str:
+    """Marketing name of the processor, or its architecture where the system does not tell."""
+    if sys.platform.startswith("linux"):
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                key, _, value = line.partition(":")
+                if key.strip() in ("model name", "Model"):
+                    return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _torch_instruction_set() -> Optional[str]:
+    """Instruction set of PyTorch's own CPU kernels; None where this PyTorch does not tell."""
+    capability = getattr(getattr(torch.backends, "cpu", None), "get_cpu_capability", None)
+    return None if capability is None else str(capability())
 
 
 def _version(module: str) -> Optional[str]:
@@ -69,6 +85,8 @@ def collect() -> Dict[str, Any]:
             "torch": torch.__version__,
             **{name: _version(name) for name in ("snntorch", "numpy", *_OPTIONAL)},
         },
+        "processor": _processor(),
+        "torch_instruction_set": _torch_instruction_set(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
         "native": {
             "folder": str(host.native_folder()),
@@ -140,7 +158,7 @@ def report(found: Dict[str, Any]) -> str:
     lines = [
         render(found),
         f"system          {platform.platform()}{', ' + libc if libc.strip() else ''}",
-        f"processor       {environment.cpu_model()}, PyTorch uses {environment.torch_instruction_set()}",
+        f"processor       {found['processor']}, PyTorch uses {found['torch_instruction_set']}",
         f"built by        {record.get('compiler', 'unknown')}, flags {record.get('flags', 'unknown')}",
         f"built from      {record.get('sources', 'unknown')}",
         f"environment     {', '.join(f'{name}={os.environ[name]}' for name in set_here) or 'nothing set'}",

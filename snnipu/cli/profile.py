@@ -12,8 +12,7 @@ from torch import nn
 from snnipu._files import write_text
 from snnipu._names import is_installed
 from snnipu._version import __version__
-from snnipu.cli._streams import output_path
-from snnipu.cli.bench import _positive_integer
+from snnipu.cli._streams import output_path, positive_integer
 from snnipu.ipu import report
 from snnipu.ipu.model import IpuModelError
 from snnipu.ipu.network import NetworkSpec
@@ -38,14 +37,14 @@ def _activity(text: str) -> List[float]:
 
 
 def _ipus(text: str) -> int:
-    value = _positive_integer(text)
+    value = positive_integer(text)
     if value > MAX_IPUS:
         raise argparse.ArgumentTypeError(f"must be at most {MAX_IPUS}, but is {value}")
     return value
 
 
 def _neurons_per_tile(text: str) -> int:
-    value = _positive_integer(text)
+    value = positive_integer(text)
     if value % 2:
         raise argparse.ArgumentTypeError(f"must be even, but is {value}")
     return value
@@ -77,9 +76,9 @@ def _parser() -> argparse.ArgumentParser:
         help="share of the neurons that spike in a step: one number, or one for each size, input first "
         f"(default: {DEFAULT_ACTIVITY})",
     )
-    add("--input-slots", type=_positive_integer, metavar="S", help="slots of the input (default: by its activity)")
-    add("--batch-size", type=_positive_integer, default=48, metavar="B", help="samples at once (default: 48)")
-    add("--steps", type=_positive_integer, default=100, metavar="T", help="time steps (default: 100)")
+    add("--input-slots", type=positive_integer, metavar="S", help="slots of the input (default: by its activity)")
+    add("--batch-size", type=positive_integer, default=48, metavar="B", help="samples at once (default: 48)")
+    add("--steps", type=positive_integer, default=100, metavar="T", help="time steps (default: 100)")
     add("--dtype", choices=list(DTYPES), default="float32", help="of the weights (default: float32)")
     add("--optimizer", choices=OPTIMIZERS, default="adam", help="whose state the tiles keep (default: adam)")
     add("--inference", action="store_true", help="no backward pass")

@@ -21,7 +21,7 @@ class Shares(NamedTuple):
     before_dense: float
 
 
-# Where forward and backward pass together cost the same: measured by `bench sparse`, see
+# Where forward and backward pass together cost the same: measured by `make bench CASE=sparse`, see
 # docs/how-to/choose-caps-and-thresholds.md. Pools are behind convolutions alone.
 LINEAR = Shares(currents=0.3, layer=0.3, gradient=0.25, with_pool=1.0, before_dense=1.0)
 # Layers of 3 x 3 and 5 x 5 kernels with neurons, of 16, 32 and 64 input channels, cost the same at 0.55 to 0.8 with the

@@ -1,12 +1,14 @@
-"""``python -m snnipu ... --device cuda`` without a card: Triton's kernels in its interpreter, on tensors of the CPU.
+"""``python -m snnipu ... --device cuda`` without a card, or ``benchmarks CASE``: Triton's kernels in its interpreter.
 
 What is measured means nothing; that each line has run, and each check is green, does.
 """
 
 import contextlib
+import importlib
 import os
 import sys
 import types
+from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -74,6 +76,9 @@ def main():
         module, *map(on_cpu, args), **{name: on_cpu(value) for name, value in kwargs.items()}
     )
     with OnCpu():
+        if sys.argv[1] == "benchmarks":
+            sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+            return importlib.import_module("benchmarks.__main__").main(sys.argv[2:])
         return command_line(sys.argv[1:])
 
 

@@ -1,0 +1,52 @@
+"""``benchmarks`` is a package of the checkout, not of the wheel: behind what is installed, so that snnipu is that."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parent.parent.parent))
+
+from benchmarks.case import Case, Check, Contender, Workload
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small steps on several threads mostly wait for each other, for long where other tests run beside them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def make_contender():
+    """Makes a contender that allocates 4 KiB a step, and counts its steps in the list ``steps``."""
+
+    def contender(name, peer="", passed=True, raises=None, steps=None, **fields):
+        def build():
+            if raises is not None:
+                raise raises
+
+            def step():
+                if steps is not None:
+                    steps.append(name)
+                return torch.empty(1024)
+
+            return Workload(step, lambda: Check(passed, "a reference", f"detail of {name}"))
+
+        return Contender(name, f"label of {name}", build, peer, **fields)
+
+    return contender
+
+
+@pytest.fixture
+def make_case():
+    """Makes a case of these contenders, whose tables have a number of steps."""
+
+    def case(*contenders, **fields):
+        values = {"sizes": {"steps": (1, 2)}, "quick": {"steps": 1}, "axes": ("steps",), **fields}
+        return Case("a summary", "The work.", lambda settings: f"T={settings.steps}", lambda _: contenders, **values)
+
+    return case

@@ -1,0 +1,422 @@
+"""Every case in a tiny size: each contender's check is green, and red where a result is wrong."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.versions import needs_backend, needs_compile
+
+import snnipu
+from benchmarks import peers, programs, sparse_problem
+from benchmarks.case import Case, Settings, Unavailable, cross, headline, product
+from benchmarks.cases import CASES, conv, delays, lif, memory, neurons, online, sparse, zeros
+from benchmarks.memory import available_memory
+from benchmarks.runner import run_table
+from snnipu.training import METHODS, EventConfig
+
+SMALL = Settings(steps=8, batch_size=3, neurons=24, activity=0.1, longest_delay=5, hidden_neurons=24)
+KEPT = ("tensor", "processes", "beta")
+# Further settings of a case, of which every contender must be right, too.
+MORE = {
+    "compile": [{"network": name} for name in list(programs.NETWORKS)[1:]],
+    "conv": [{"input": "layer-2-34x34"}],
+    "convolution": [{"work": "weights", "layer": "2-34x34"}],
+    "lif": [{"dtype": torch.float64}, {"dtype": torch.bfloat16}],
+    "neurons": [{"neuron": name} for name in list(neurons.KINDS)[1:]],
+    "online": [{"steps": 60}],
+    "programs": [{"program": name} for name in list(programs.PROGRAMS)[1:]],
+    "sparse": [{"hidden_layers": 3, "activity": 0.4}, {"input": "shd", "steps": 12}],
+    "zeros": [{"work": "inference"}],
+}
+# Compiled in a test of its own, or only in processes of their own.
+LEFT_OUT = {"compile", "snnipu-automatic", "snnipu-compiled"}
+
+
+def settings_of(name, **more):
+    case = CASES[name]
+    point = case.points(headline({**case.sizes, **case.quick}))[0]
+    sizes = {key: getattr(SMALL, key) for key in point if key not in (*case.choices, *KEPT)}
+    return replace(SMALL, **{**point, **sizes, **more})
+
+
+def build(name, contender, settings=None):
+    settings = settings_of(name) if settings is None else settings
+    try:
+        return next(row for row in CASES[name].contenders(settings) if row.name == contender).build()
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+def rows():
+    for name, case in CASES.items():
+        for more in [{}, *MORE.get(name, [])]:
+            for contender in case.contenders(settings_of(name, **more)):
+                if contender.name not in LEFT_OUT and name != "scale":
+                    what = "-".join([name, contender.name, *map(str, more.values())])
+                    yield pytest.param(name, more, contender.name, id=what)
+
+
+@pytest.mark.parametrize(("name", "more", "contender"), rows())
+def test_every_row_is_right(name, more, contender):
+    workload = build(name, contender, settings_of(name, **more))
+    check = workload.check()
+    assert check.passed, check.detail
+    workload.step()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_every_case_has(name):
+    case = CASES[name]
+    settings = settings_of(name)
+    names = [contender.name for contender in case.contenders(settings)]
+    assert len(set(names)) == len(names)
+    assert case.reference in names
+    assert all(contender.peer in ("", *peers.PEERS) for contender in case.contenders(settings))
+    assert any(not contender.peer for contender in case.contenders(settings))
+    assert {contender.floor for contender in case.contenders(settings)} <= {"", *names}
+    points = [Settings(**point) for point in case.points(dict(case.sizes))] if name != "memory" else [settings]
+    titles = [case.title(point) for point in points]
+    assert len(set(titles)) == len(titles)
+    assert set(case.quick) <= set(case.sizes)
+    assert set(case.axes) <= {*case.sizes, *case.parameters_of(settings)}
+
+
+@needs_compile
+@pytest.mark.parametrize("steps", [1, 3])
+def test_compiled_loop_and_step(steps, monkeypatch):
+    monkeypatch.setattr(peers, "LONGEST_COMPILED_LOOP", 1)
+    workload = build("lif", "compile", Settings(steps=steps, batch_size=2, neurons=5))
+    assert workload.compile_seconds > 0
+    assert workload.check().passed
+
+
+@needs_backend
+@pytest.mark.parametrize("name", ["training", "lists", "subclass", "rsynaptic", "rate"])
+def test_automatic_is_the_same_training(name):
+    check = build("programs", "snnipu-automatic", settings_of("programs", program=name)).check()
+    assert check.passed, check.detail
+
+
+@needs_backend
+@pytest.mark.parametrize("name", ["tutorial-5", "tutorial-7"])
+def test_compiled_is_the_same_training(name):
+    workload = build("compile", "snnipu-compiled", settings_of("compile", network=name))
+    assert workload.check().passed
+    assert set(workload.phases()) == {"forward", "backward", "optimizer"}
+
+
+def wrong_sequence(self, x, mem=None, right=snnipu.Leaky.sequence):
+    return right(self, 1.1 * x, mem)
+
+
+@pytest.mark.parametrize(
+    ("name", "contender", "target", "wrong"),
+    [
+        ("lif", "snnipu", (snnipu.Leaky, "sequence"), wrong_sequence),
+        ("layer", "snnipu", (snnipu.Leaky, "sequence"), wrong_sequence),
+        ("memory", "snnipu", (snnipu.Leaky, "sequence"), wrong_sequence),
+        ("neurons", "snnipu", (snnipu.Leaky, "sequence"), wrong_sequence),
+        ("sparse", "dense", (snnipu.Leaky, "sequence"), wrong_sequence),
+        (
+            "zeros",
+            "multistep",
+            (snnipu.Leaky, "over_time"),
+            lambda self, x, right=snnipu.Leaky.over_time, **more: right(self, 1.05 * x, **more),
+        ),
+        (
+            "delays",
+            "events",
+            (snnipu.DelayLinear, "forward"),
+            lambda self, x, right=snnipu.DelayLinear.forward: 1.001 * right(self, x),
+        ),
+        (
+            "convolution",
+            "sparse",
+            (snnipu.SparseConv2d, "forward"),
+            lambda self, x, right=snnipu.SparseConv2d.forward: 1.001 * right(self, x),
+        ),
+        (
+            "online",
+            "ottt",
+            (online.Problem, "by_steps"),
+            lambda *all_, right=online.Problem.by_steps, **more: [1.001 * grad for grad in right(*all_, **more)],
+        ),
+        (
+            "programs",
+            "snnipu-import",
+            (snnipu.Leaky, "forward"),
+            lambda self, x, mem=None, right=snnipu.Leaky.forward: right(self, 1.01 * x, mem),
+        ),
+        (
+            "network",
+            "snnipu-loop",
+            (snnipu.Leaky, "forward"),
+            lambda self, x, mem=None, right=snnipu.Leaky.forward: right(self, 1.01 * x, mem),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_results_are_red_and_not_timed(name, contender, target, wrong, monkeypatch):
+    settings = settings_of(name, program="counters", **({"steps": 30} if name in ("layer", "lif") else {}))
+    for problem in (sparse.problem_of, zeros._problem, memory.work_of, neurons.work_of):
+        problem.cache_clear()
+    if name == "zeros":  # its weights are drawn with right neurons
+        zeros.problem_of(settings)
+    chosen = [row for row in CASES[name].contenders(settings) if row.name == contender]
+    case = replace(CASES[name], contenders=lambda _: chosen, measured=lambda _: {})
+    monkeypatch.setattr(*target, wrong)
+    records = []
+    run_table(name, case, settings, records)
+    zeros._problem.cache_clear()
+    assert [record["status"] for record in records] == ["red"]
+    assert "seconds" not in records[0]
+
+
+def test_a_sparse_row_without_the_second_threshold_is_red(monkeypatch):
+    def wrong(network, x, right=METHODS["sparse_network"]):
+        for layer in network.layers:
+            layer.grad_threshold = None if layer.grad_threshold is None else 0.5
+        return right(network, x)
+
+    monkeypatch.setitem(METHODS, "sparse_network", wrong)
+    check = build("sparse", "sparse-network").check()
+    assert not check.passed
+    assert "0 of" in check.detail.split(";")[0]
+    problem = sparse.problem_of(settings_of("sparse"))
+    for every, selected in zip(problem.reference[1], problem.selected_reference[1]):
+        assert not torch.equal(every, selected)
+
+
+def test_a_flipped_spike_of_many_is_no_failure_of_a_convolution():
+    """Gradients are compared for the samples without one, of which there must be enough."""
+    spikes, gradient = torch.zeros(2, 4, 50_000), torch.ones(3)
+    flipped = spikes.clone()
+    flipped[0, 0, 0] = 1
+
+    def run(of, one):
+        return lambda samples: ([of], [gradient + (one if samples is conv.EVERY else 0)])
+
+    assert conv.compared(run(flipped, 1.0), run(spikes, 0.0), "it").passed
+    assert not conv.compared(run(spikes, 1.0), run(spikes, 0.0), "it").passed
+    flipped[0, :3, 0] = 1
+    assert not conv.compared(run(flipped, 0.0), run(spikes, 0.0), "it").passed
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_programs_have_spikes(name):
+    """A check of silent programs would compare nothing."""
+    import snntorch
+
+    kind, settings = programs.PROGRAMS[name], Settings(steps=25, batch_size=3, neurons=64)
+    net = programs.make(kind, snntorch, settings)
+    net.optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    spikes = []
+    for module in net.modules():
+        if isinstance(module, snntorch.SpikingNeuron):
+            module.register_forward_hook(
+                lambda module, given, out: spikes.append(float((out[0] if isinstance(out, tuple) else out).sum()))
+            )
+    torch.manual_seed(0)
+    loss = net.step(kind.data(settings, torch.Generator().manual_seed(0)), torch.arange(3))
+    if not net.trains:
+        loss.backward()
+    assert sum(spikes) > 0
+    moved = [parameter for parameter in net.parameters() if parameter.grad is not None and parameter.grad.any()]
+    assert len(moved) >= len(list(net.parameters())) - 1
+
+
+@pytest.mark.parametrize("neurons_", [20, 512])
+def test_layer_spikes(neurons_):
+    """Neither silent nor always on, whatever its size."""
+    spk, _ = build("layer", "snnipu", Settings(steps=20, batch_size=2, neurons=neurons_)).step()
+    assert 0.005 < spk.mean() < 0.3
+
+
+def test_every_fused_neuron_is_there():
+    fused = {name for name, kind in vars(snnipu).items() if getattr(kind, "__module__", "") == "snnipu.neurons.zoo"}
+    assert {kind.name for kind in neurons.KINDS.values()} == fused | {"Leaky"}
+
+
+@pytest.mark.parametrize("largest", [7, 10**9])
+@pytest.mark.parametrize(("traffic", "elements"), [(24, 3 * 576), (20, 2.5 * 576)])
+def test_copies_move_the_least_bytes(monkeypatch, largest, traffic, elements):
+    monkeypatch.setattr(memory, "COPY_ELEMENTS", largest)
+    work = memory.Work(SMALL)
+    workload = work.copy(traffic)
+    copied = []
+    copy_ = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda to, from_: copied.append(to.numel()) or copy_(to, from_))
+    workload.step()
+    assert sum(copied) == elements
+    assert workload.check().passed
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda to, from_: to)
+    assert not workload.check().passed
+    # The row of `lif`: each element is read once and written once.
+    assert 2 * lif.copy_of_least_traffic(work.x).step().numel() == 6 * work.x.numel()
+
+
+def test_references_are_computed_in_parts(monkeypatch):
+    """Of whatever size the parts are, a result must be right everywhere."""
+    sequence = snnipu.Leaky.sequence
+
+    def wrong(self, x, mem=None):
+        spk, mem = sequence(self, x, mem)
+        changed = spk.clone()
+        changed[-1, -1, -1] = 1 - changed[-1, -1, -1]
+        return changed, mem
+
+    for part in (None, 1, 100):
+        assert lif.Work(SMALL, part).sequence().check().passed
+    monkeypatch.setattr(snnipu.Leaky, "sequence", wrong)
+    for part in (None, 1, 100):
+        assert not lif.Work(SMALL, part).sequence().check().passed
+
+
+def test_what_there_is_no_memory_for(monkeypatch, capsys):
+    sizes = {"tensor": ("10x10x1000", "2x10x1000", "10x10x10000"), "beta": 0.9}  # 0.4, 0.08 and 4 MB
+    monkeypatch.setattr(memory, "available_memory", lambda device=None: 5_000_000)
+    assert [(point["steps"], point["neurons"]) for point in memory.points(sizes)] == [(2, 1000), (10, 1000)]
+    assert "1 left out" in capsys.readouterr().out
+    assert not memory.is_tight(SMALL)
+    with pytest.raises(Unavailable, match="needs about"):
+        memory.check_fits(Settings(steps=10, batch_size=10, neurons=10_000), "norse")
+    monkeypatch.setattr(memory, "available_memory", lambda device=None: 1)
+    assert memory.is_tight(SMALL)
+    with pytest.raises(ValueError, match="a size needs 12 times its bytes"):
+        memory.points(sizes)
+    monkeypatch.setattr(online, "available_memory", lambda: 1 << 20)
+    with pytest.raises(Unavailable, match="GB at least"):
+        CASES["online"].contenders(replace(SMALL, steps=5000))[0].build()
+
+
+def test_peers_that_take_too_long():
+    with pytest.raises(Unavailable, match="more than 20 s a step"):
+        memory.check_fits(Settings(steps=800, batch_size=128, neurons=1024), "norse")
+    row = next(c for c in CASES["online"].contenders(replace(SMALL, steps=1000)) if c.name == "braintrace-D-RTRL")
+    with pytest.raises(Unavailable, match="takes minutes for 1000 steps"):
+        row.build()
+
+
+def test_a_stream_has_its_length_whatever_is_drawn_of_it():
+    problem = online.Problem(replace(SMALL, steps=470))
+    chunks = list(problem.chunks(470, online.CHUNK))
+    assert sum(map(len, chunks)) == 470
+    assert max(map(len, chunks)) == online.CHUNK
+    assert torch.equal(torch.cat(chunks)[200:400], torch.cat(chunks)[:200])
+
+
+def test_delays_keep_away_from_whole_steps():
+    """There a peer's rounding would give a synapse's delay another derivative, and its check would be red."""
+    delay = delays.Problem(replace(SMALL, neurons=200)).layer.delay.detach()
+    assert 0 < float(delay.min()) < float(delay.max()) < SMALL.longest_delay
+    assert 0.009 < float((delay % 1).min()) < float((delay % 1).max()) < 0.991
+
+
+def test_convolutional_networks_are_those_of_the_trainer():
+    for name, (dataset, options) in {
+        "nmnist": ("nmnist", {}),
+        "dvs32": ("dvs", {"downsample": 4}),
+        "dvs64": ("dvs", {"downsample": 2}),
+    }.items():
+        hidden = EventConfig.for_dataset(dataset, network="conv", **options).hidden
+        layers = [layer if isinstance(layer, str) else f"FC{layer}" for layer in hidden]
+        assert conv.NETWORKS[name][1].startswith("-".join(layers) + "-FC")
+
+
+def test_measured_activity_is_the_one_asked_for():
+    settings = replace(SMALL, steps=40, batch_size=8, hidden_neurons=100, activity=0.05)
+    measured = sparse.Problem(settings).measured()
+    assert measured["activity"] == pytest.approx([0.05] * 4, rel=0.1)
+    # The input has no slots that only carry gradient.
+    assert measured["carried"][0] == measured["activity"][0]
+    assert all(c > a for c, a in zip(measured["carried"][1:], measured["activity"][1:]))
+    for work, first in (("training", True), ("inference", False)):
+        measured = zeros.measured(settings_of("zeros", network="conv", work=work))
+        assert [path.endswith("events") for path in measured["path"]] == [first, True, True, False]
+        assert measured["activity"] == pytest.approx([0.1] * 4, abs=0.02)
+
+
+def test_slots_on_a_gpu_are_what_the_busiest_row_needs(monkeypatch):
+    problem = sparse.Problem(settings_of("sparse"))
+    slots = problem.measured()["slots"][1:]
+    assert [layer.max_spikes for layer in problem.network().layers] == [None] * 3
+    problem.device = torch.device("cuda")
+    problem._network = sparse.Problem(settings_of("sparse"))._network
+    assert [layer.max_spikes for layer in problem.network(path="auto").layers] == slots
+    assert problem.network(path="auto").layers[0].path == "auto"
+    on_gpu = replace(settings_of("sparse"), device=torch.device("cuda"))
+    assert "sparse-network-auto" in [row.name for row in CASES["sparse"].contenders(on_gpu)]
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_sums_on_the_grid_are_exact_in_any_order(tf32):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(5, 1000, generator=generator)
+    rounded = sparse_problem.on_grid(weight, tf32)
+    assert (rounded - weight).abs().max() <= 2.0**-11 * weight.abs().max()
+    exact = rounded.double().sum(1)
+    for _ in range(3):
+        order = torch.randperm(1000, generator=generator)
+        assert torch.equal(rounded[:, order].cumsum(1)[:, -1].double(), exact)
+    # What it is for: these sums are not the same without it.
+    assert not torch.equal(weight.cumsum(1)[:, -1].double(), weight.double().sum(1))
+    mantissa, _ = torch.frexp(rounded)
+    assert torch.equal((mantissa * 2**11).round(), mantissa * 2**11) == tf32
+    assert torch.equal(sparse_problem.on_grid(torch.zeros(2, 3)), torch.zeros(2, 3))
+
+
+def test_references_are_computed_without_tf32():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        for allowed in (False, True):
+            matmul.allow_tf32 = allowed
+            with sparse_problem.full_precision():
+                assert not matmul.allow_tf32
+            assert matmul.allow_tf32 == allowed
+    finally:
+        matmul.allow_tf32 = before
+
+
+def test_points_of_sweeps():
+    values = {"activity": (0.01, 0.02), "hidden_layers": (2, 3), "steps": 5}
+    assert headline(values) == {"activity": 0.02, "hidden_layers": 2, "steps": 5}
+    assert len(product(values)) == 4
+    places = [(point["activity"], point["hidden_layers"]) for point in cross(values)]
+    assert places == [(0.01, 2), (0.02, 2), (0.02, 3)]
+    assert cross({"steps": 5}) == [{"steps": 5}]
+    compiled = CASES["compile"].points({"network": ("tutorial-5", "tutorial-6"), "batch_size": (1, 16, 64, 128)})
+    assert [(point["network"], point["batch_size"]) for point in compiled] == [
+        ("tutorial-5", 128),
+        *(("tutorial-6", batch) for batch in (1, 16, 64, 128)),
+    ]
+
+
+def test_batched_loss_is_the_tutorials_loss():
+    mem_rec = torch.randn(6, 4, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    targets = torch.tensor([1, 0, 9, 4])
+    torch.testing.assert_close(
+        programs.batched_loss(mem_rec, targets), programs.tutorial_loss(mem_rec, targets).reshape(())
+    )
+
+
+def test_available_memory():
+    found = available_memory()
+    assert found is None or found > 0
+    assert isinstance(CASES["lif"], Case)
+
+
+@pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this PyTorch has no gloo"
+)
+def test_one_and_two_processes():
+    """Each kind has as many samples as rounds, and a batch that grows with the processes where scaling is weak."""
+    for processes in (1, 2):
+        records = []
+        settings = Settings(steps=3, batch_size=8, neurons=16, processes=processes)
+        run_table("scale", CASES["scale"], settings, records, repeats=2)
+        assert len(records) == 4 * 2
+        samples = {record["contender"]: record["samples"] for record in records if "samples" in record}
+        assert samples["strong"] == 8
+        assert samples["weak"] == 8 * processes
+        assert all(record["seconds"] > 0 for record in records)

@@ -1,0 +1,165 @@
+"""``python -m benchmarks``: what it writes, prints and refuses."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
+
+from benchmarks.__main__ import arguments_parser, main, tables_of
+from benchmarks.cases import CASES
+from benchmarks.memory import tells_resident
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TINY = ["steps=3", "batch_size=2", "neurons=9", "--repeats", "2", "--min-seconds", "0"]
+
+
+def records_of(path):
+    return json.loads(path.read_text(encoding="utf-8"))["records"]
+
+
+def test_a_sweep(tmp_path, capsys):
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    asked = ["sparse", "activity=0.05,0.3", "hidden_layers=2,3", "--quick", "--peers", "snntorch"]
+    assert main([*asked, "--json", str(out), "--chart", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert document["environment"]["settings"] == {"activity": [0.05, 0.3], "hidden_layers": [2, 3]}
+    places = {(record["activity"], record["hidden_layers"]) for record in document["records"]}
+    assert places == {(0.05, 2), (0.3, 2), (0.05, 3)}
+    measured = document["records"][0]["measured"]
+    assert measured["activity"] == pytest.approx([0.05] * 4, rel=0.3)
+    assert measured["dropped"] == 0
+    assert "median ms against activity, hidden_layers 2" in printed
+    assert "median ms against hidden_layers, activity 0.05" in printed
+    assert "Small sizes (--quick)" in printed
+    assert picture.stat().st_size > 5000
+
+
+def test_all_has_one_table_of_each_case(monkeypatch, tmp_path, capsys):
+    ran = []
+    monkeypatch.setattr(
+        "benchmarks.__main__.run_table", lambda name, case, settings, *_, **__: ran.append((name, settings))
+    )
+    assert main(["--quick", "--dtype", "float32"]) == 0
+    assert [name for name, _ in ran] == list(CASES)
+    assert dict(ran)["neurons"].neuron == "Leaky"
+    ran.clear()
+    assert main(["--dtype", "float16"]) == 0
+    assert [(name, settings.dtype) for name, settings in ran] == [("lif", torch.float16)]
+    assert "sparse does not run in float16 on cpu: left out" in capsys.readouterr().out
+
+
+def test_runs_as_one(tmp_path, capsys):
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for steps, file in zip((3, 4), files):
+        assert main(["lif", f"steps={steps}", *TINY[1:], "--peers", "none", "--json", str(file)]) == 0
+    capsys.readouterr()
+    merged = tmp_path / "all.json"
+    merge = ["--merge", *map(str, files)]
+    assert main(["lif", *merge, "--json", str(merged)]) == 0
+    assert records_of(merged) == [record for file in files for record in records_of(file)]
+    assert "median ms against steps" in capsys.readouterr().out
+    # Of a table that is there twice the last counts.
+    assert main(["lif", "--merge", *map(str, [*files, files[0]]), "--json", str(merged)]) == 0
+    assert len(records_of(merged)) == len(records_of(files[0])) + len(records_of(files[1]))
+    other = json.loads(files[1].read_text(encoding="utf-8"))
+    other["environment"]["threads"] = 99
+    for text, said in ((json.dumps(other), "b.json has another threads than"), ("[]", "b.json is no record")):
+        files[1].write_text(text, encoding="utf-8")
+        with pytest.raises(SystemExit):
+            main(["lif", *merge])
+        assert said in capsys.readouterr().err
+
+
+def test_a_red_check_is_status_1(monkeypatch, tmp_path, capsys):
+    import snnipu
+
+    monkeypatch.setattr(snnipu.Leaky, "sequence", lambda self, x, mem=None: (x * 1.0, x))
+    out = tmp_path / "out.json"
+    assert main(["lif", *TINY, "--peers", "snntorch", "--json", str(out)]) == 1
+    printed = capsys.readouterr().out
+    assert "RED, not timed" in printed
+    assert "spikes differ" in printed
+    assert {record["contender"] for record in records_of(out) if "seconds" not in record} == {"snnipu"}
+
+
+@pytest.mark.skipif(not tells_resident(torch.device("cpu")), reason="the system does not tell")
+def test_resident_memory(tmp_path):
+    """Of a loop over snnTorch's neurons: the sequences it keeps, in a process of its own."""
+    out = tmp_path / "out.json"
+    sizes = ["steps=20", "batch_size=64", "neurons=1024", "--repeats", "1", "--min-seconds", "0", "--peers", "none"]
+    assert main(["lif", *sizes, "--resident-memory", "--json", str(out)]) == 0
+    (row,) = records_of(out)
+    assert 1.5 < row["resident_bytes"] / (20 * 64 * 1024 * 4) < 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "argument case"),
+        (["--peers", "snntorch,brian"], "argument --peers: unknown peer 'brian'"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["--dtype", "float8"], "argument --dtype"),
+        (["network", "--dtype", "float64"], "network does not run in float64 on cpu"),
+        (["lif", "steps=0"], "steps=0: steps must be above 0"),
+        (["lif", "steps=many"], "steps=many: steps is of type int"),
+        (["lif", "size=3"], "expected SETTING=VALUE[,VALUE], got 'size=3'"),
+        (["lif", "activity=0.1"], "lif has no setting activity; it has steps, batch_size, neurons, beta"),
+        (["sparse", "activity=0.1,1"], "activity must be below 1"),
+        (["sparse", "activity=nan"], "activity must be above 0"),
+        (["sparse", "hidden_layers=1"], "hidden_layers: expected one of 2, 3, 4, 5, got 1"),
+        (["sparse", "input=mnist"], "input: expected one of nmnist, shd, got 'mnist'"),
+        (["neurons", "neuron=Leaky,Neuron"], "got 'Neuron'"),
+        (["memory", "tensor=3x4"], "tensor: expected sizes TxBxN such as 100x128x1024"),
+    ],
+)
+def test_wrong_arguments_are_status_2(arguments, said, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_cuda_is_status_2(capsys):
+    with pytest.raises(SystemExit):
+        main(["--device", "cuda"])
+    assert "argument --device: this PyTorch finds no CUDA device" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_known_before_the_run(monkeypatch, tmp_path):
+    monkeypatch.setattr("benchmarks.__main__.run_table", lambda *_, **__: pytest.fail("it has run"))
+    with pytest.raises(OSError, match="no_such_folder"):
+        main(["lif", "--json", str(tmp_path / "no_such_folder" / "out.json")])
+
+
+def test_documented_commands_can_be_run():
+    """Each line of the documentation names a case and settings that there are."""
+    lines = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        lines += re.findall(r"python -m benchmarks( [^`\n]*)", text)
+    assert len(lines) > 30
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if "CASE" not in words and "--help" not in words:
+            arguments = arguments_parser().parse_args([word for word in words if word != "cuda" and word != "--device"])
+            arguments.device = torch.device("cpu")
+            for name in CASES if arguments.case == "all" else [arguments.case]:
+                if not (name == "memory" and arguments.case == "all"):
+                    assert tables_of(name, CASES[name], arguments)
+
+
+def test_help_lists_cases_settings_and_peers(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in CASES)
+    assert "hidden_layers=(2, 3, 4, 5)" in printed
+    assert "spikingjelly" in printed

@@ -1,0 +1,94 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import snnipu
+from benchmarks.memory import peak_extra_bytes, peak_of_events
+from benchmarks.timing import process_usage
+
+CPU = torch.device("cpu")
+KIB = 1024
+
+
+def block(kib):
+    return torch.empty(kib * KIB, dtype=torch.uint8)
+
+
+def events(*sizes):
+    return [{"args": {"Bytes": size}} for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "peak"),
+    [((), 0), ((5,), 5), ((5, -5, 7, -7), 7), ((5, 7, -5, 1), 12), ((-3, 2), 0), ((4, -4, 4, 4, -8), 8)],
+)
+def test_peak_of_events(sizes, peak):
+    assert peak_of_events(events(*sizes)) == peak
+
+
+def test_peak_of_a_known_pattern():
+    def step():
+        first = block(100)
+        second = block(50)
+        del first
+        third = block(80)
+        return second, third
+
+    assert peak_extra_bytes(step, CPU) == 150 * KIB
+
+
+def test_results_count_and_inputs_do_not():
+    x = torch.ones(64 * KIB // 4)
+    assert peak_extra_bytes(x.exp, CPU) == 64 * KIB
+    assert peak_extra_bytes(x.exp_, CPU) == 0
+
+
+def test_memory_saved_for_backward_counts():
+    x = torch.ones(16 * KIB, requires_grad=True)
+
+    def step():
+        y = x.exp()  # its result is saved for backward
+        return torch.autograd.grad(y.sum(), x)
+
+    # exp's result, the gradient of the sum (expanded: a scalar), and exp's gradient
+    assert 128 * KIB <= peak_extra_bytes(step, CPU) < 130 * KIB
+
+
+def test_same_answer_twice():
+    def step():
+        return [block(size) for size in (30, 20, 10)]
+
+    assert peak_extra_bytes(step, CPU) == peak_extra_bytes(step, CPU) == 60 * KIB
+
+
+def test_results_in_memory_of_the_call_before_count():
+    """The fused operators' results lie in blocks that are used again, of which the allocator hears once."""
+    x = torch.zeros(8, 64, 1024)
+    lif = snnipu.Leaky(beta=0.9)
+    lif.sequence(x)
+    sequence = x.numel() * 4
+    assert 2 * sequence <= peak_extra_bytes(lambda: lif.sequence(x), CPU) < 2.1 * sequence
+
+
+@pytest.mark.skipif(process_usage() is None or not sys.platform.startswith("linux"), reason="the system does not tell")
+def test_profiling_does_not_grow_with_the_steps_of_a_loop():
+    """As many sequences as steps were resident, of which the loop needs a few."""
+    code = """
+import torch
+from benchmarks.case import Settings
+from benchmarks.cases import lif
+from benchmarks.memory import peak_extra_bytes
+def most():  # getrusage would tell the most of the process that started this one, too
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:"))
+torch.set_num_threads(1)
+settings = Settings(steps=100, batch_size=64, neurons=1024)
+step = lif.Work(settings).loop().step
+step()
+before = most()
+peak_extra_bytes(step, settings.device)
+print((most() - before) * 1024 / (100 * 64 * 1024 * 4))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 20

@@ -1,0 +1,40 @@
+"""The command line's lines for a GPU, without one: see tests/support/pretended_card.py."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from snnipu.backends import triton
+
+SCRIPT = Path(__file__).resolve().parent.parent / "support" / "pretended_card.py"
+pytest.importorskip("triton.runtime.interpreter")
+
+
+@pytest.mark.parametrize(
+    ("command", "rows"),
+    [
+        ("lif steps=3 batch_size=2 neurons=8", {"snnipu"}),
+        ("memory tensor=3x2x8", {"snnipu", "snnipu-spikes", "copy-24", "copy-20"}),
+        ("neurons neuron=Synaptic steps=3 batch_size=2 neurons=8", {"snnipu", "snnipu-spikes", "copy"}),
+    ],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else "",
+)
+def test_bench_on_a_card(command, rows, tmp_path):
+    """Each check is of Triton's kernels. By hand the same goes for sparse and conv, which take minutes."""
+    if triton.unavailable_reason() is not None:
+        pytest.skip(triton.unavailable_reason())
+    record = tmp_path / "record.json"
+    more = ["--device", "cuda", "--quick", "--peers", "copy", "--repeats", "1", "--json", str(record)]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "benchmarks", *command.split(), *more],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads(record.read_text(encoding="utf-8"))
+    assert written["environment"]["device_name"] == "a pretended card"
+    assert {row["contender"] for row in written["records"] if row["status"] == "ok"} >= rows

@@ -1,0 +1,142 @@
+"""Tables and the chart of records."""
+
+import math
+
+import pytest
+
+pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
+
+from benchmarks import report
+
+
+def record(case="case", steps=1, contender="own", seconds=1.0, **fields):
+    row = {
+        "case": case,
+        "title": f"T={steps}",
+        "steps": steps,
+        "contender": contender,
+        "label": f"label of {contender}",
+    }
+    return {
+        **row,
+        "own": contender.startswith("own"),
+        "status": "ok",
+        "reference": "snntorch",
+        "floor": "copy" if contender == "own" else "",
+        "seconds": seconds,
+        "note": "",
+        "samples": None,
+        **fields,
+    }
+
+
+@pytest.fixture
+def records():
+    """Own rows that are 4 and 2 times as fast as the reference for one step, and 1 and 0.5 times for two."""
+    rows = []
+    for steps in (1, 2):
+        for repetition in (-0.1, 0.0, 0.1):
+            rows += [
+                record(steps=steps, seconds=steps * steps + repetition, peak_bytes=2**20),
+                record(steps=steps, contender="own-2", seconds=2 * steps * steps + repetition),
+                record(steps=steps, contender="snntorch", seconds=4 + repetition, peak_bytes=2**22),
+                record(steps=steps, contender="copy", seconds=0.5 + repetition),
+            ]
+        rows.append(record(steps=steps, contender="wrong", status="red", seconds=None, reason="the spikes differ"))
+    return rows
+
+
+def test_summary_is_of_medians_and_of_each_table(records):
+    rows = report.summarise(records).set_index(["title", "contender"])
+    assert rows.milliseconds["T=2", "own"] == pytest.approx(4000)
+    assert (rows.lower["T=1", "own"], rows.upper["T=1", "own"]) == pytest.approx((950, 1050))
+    assert rows.speed["T=1", "own"] == pytest.approx(4)
+    assert rows.speed["T=2", "own-2"] == pytest.approx(0.5)
+    assert rows.of_copy["T=1", "own"] == pytest.approx(0.5)
+    assert rows.of_memory["T=1", "own"] == pytest.approx(0.25)
+    assert math.isnan(rows.of_copy["T=1", "snntorch"])
+    assert math.isnan(rows.milliseconds["T=1", "wrong"])
+
+
+def test_kernel_and_faults():
+    rows = [record(faults=faults, user=3.0, system=1.0) for faults in (1, 5, 6)]
+    (row,) = report.summarise(rows).itertuples()
+    assert row.faults == 5
+    assert row.kernel == pytest.approx(0.25)
+
+
+def test_a_red_row_has_no_time_in_any_table(make_case, records):
+    summary = report.summarise(records)
+    case = make_case()
+    (along, _) = report.sweep_tables(case, summary)
+    whole = report.table(summary[summary.title == "T=1"])
+    for text in (along, whole):
+        (line,) = (line for line in text.splitlines() if "label of wrong" in line)
+        assert "RED" in line
+        assert not any(character.isdigit() for character in line)
+    assert "- label of wrong: red: the spikes differ" in report.remarks(summary)
+
+
+def test_tables_along_an_axis(make_case, records):
+    along, comparison = report.sweep_tables(make_case(), report.summarise(records))
+    lines = along.splitlines()
+    assert lines[0] == "### median ms against steps"
+    assert [cell.strip() for cell in lines[2].split("|")[2:4]] == ["1", "2"]
+    assert len({len(line) for line in lines[2:]}) == 1
+    # The speeds of the second row are 2 and 0.5: on logarithmic axes they cross 1 in the middle.
+    assert "label of own-2: break-even: 1.4." in comparison
+    assert "label of own: break-even: faster throughout." in comparison
+
+
+@pytest.mark.parametrize(
+    ("speeds", "expected"),
+    [
+        ([2.0, 0.5], math.sqrt(2)),
+        ([4.0, 0.5], 2 ** (2 / 3)),
+        ([2.0, 1.5], math.inf),
+        ([0.9, 2.0], 0.0),
+        ([math.nan, 2.0], math.inf),
+    ],
+)
+def test_break_even(speeds, expected):
+    assert report.break_even([1, 2], speeds) == pytest.approx(expected)
+
+
+def test_no_break_even_of_nothing():
+    assert math.isnan(report.break_even([1, 2], [math.nan, math.nan]))
+
+
+def test_geometric_mean_over_names(make_case):
+    rows = [record(steps=name, contender=who, seconds=s) for name, who, s in (
+        ("a", "own", 1.0), ("a", "snntorch", 4.0), ("b", "own", 1.0), ("b", "snntorch", 0.25),
+    )]  # fmt: skip
+    along, comparison = report.sweep_tables(make_case(), report.summarise(rows))
+    assert comparison == "label of own: geometric mean of speeds 1.00 ×; below 0.97: 1 of 2."
+    # Names are rows.
+    assert [line.split("|")[1].strip() for line in along.splitlines()[4:]] == ["a", "b"]
+
+
+def test_groups_of_the_other_parameters(make_case):
+    rows = [record(steps=steps, batch=batch) for steps in (1, 2) for batch in (3, 4)]
+    for row in rows:
+        row["title"] += f"B={row['batch']}"
+    case = make_case(sizes={"steps": (1, 2), "batch": (3, 4)})
+    found = [(axis, where, len(group)) for axis, where, group in report.groups_along(case, report.summarise(rows))]
+    assert found == [("steps", "batch 3", 2), ("steps", "batch 4", 2)]
+
+
+@pytest.mark.parametrize("axes", [(), ("steps",)])
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_chart(make_case, records, axes, suffix, tmp_path):
+    path = tmp_path / f"chart{suffix}"
+    report.draw({"case": make_case(axes=axes)}, report.summarise(records), "where it was measured", path)
+    assert path.stat().st_size > 5000
+    if suffix == ".svg":
+        assert "where it was measured" in path.read_text(encoding="utf-8")
+
+
+def test_chart_of_names(make_case, tmp_path):
+    rows = [record(steps=name, contender=who) for name in ("a", "b") for who in ("own", "snntorch")]
+    report.draw({"case": make_case(charts=("speed",))}, report.summarise(rows), "", tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").stat().st_size > 5000

@@ -1,0 +1,151 @@
+"""What a run records: of every kind of row, and of one that is stopped."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import runner
+from benchmarks.case import Settings, Unavailable
+from benchmarks.runner import passed, run_table
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def run(case, peers=("snntorch", "norse", "compile", "spikingjelly"), **arguments):
+    records = []
+    run_table("case", case, Settings(), records, peers, **{"repeats": 2, **arguments})
+    return records
+
+
+def rows(records):
+    """The first record of each contender."""
+    return {record["contender"]: record for record in reversed(records)}
+
+
+def test_every_kind_of_row(make_case, make_contender):
+    steps = []
+    records = run(
+        make_case(
+            make_contender("own", note="a note"),
+            make_contender("snntorch", "snntorch"),
+            make_contender("wrong", "compile", passed=False, steps=steps),
+            make_contender("absent", "norse", raises=Unavailable("not installed")),
+            make_contender("raising", "spikingjelly", raises=TypeError("no float16\n  here " + "x" * 500)),
+        )
+    )
+    found = rows(records)
+    assert {name: row["status"] for name, row in found.items()} == {
+        "own": "ok",
+        "snntorch": "ok",
+        "wrong": "red",
+        "absent": "unavailable",
+        "raising": "failed",
+    }
+    assert found["absent"]["reason"] == "not installed"
+    assert found["raising"]["reason"].startswith("TypeError: no float16 here xxx")
+    assert len(found["raising"]["reason"]) == 200
+    # A red check gives no time: the contender has not run.
+    assert found["wrong"]["reason"] == "detail of wrong"
+    assert not {"seconds", "peak_bytes"} & set(found["wrong"])
+    assert steps == []
+    assert not passed(records)
+    assert found["own"]["peak_bytes"] == 4096
+    assert (found["own"]["note"], found["own"]["against"]) == ("a note", "a reference")
+
+
+def test_records_are_tidy(make_case, make_contender):
+    """One row for each repetition, each with what tells it from the others."""
+    records = run(make_case(make_contender("a"), make_contender("b")), repeats=3)
+    assert [(record["contender"], record["round"]) for record in records if record["contender"] == "a"] == [
+        ("a", 0),
+        ("a", 1),
+        ("a", 2),
+    ]
+    for record in records:
+        assert (record["case"], record["title"], record["steps"], record["status"]) == ("case", "T=25", 25, "ok")
+        assert record["seconds"] > 0
+    assert json.loads(json.dumps(records)) == records
+
+
+def test_only_asked_peers_run(make_case, make_contender):
+    steps = []
+    case = make_case(make_contender("own"), make_contender("p", "norse"), make_contender("q", "snntorch", steps=steps))
+    assert set(rows(run(case, ["norse"]))) == {"own", "p"}
+    assert steps == []
+
+
+def test_passed(make_case, make_contender):
+    """A peer that cannot run is no failure; a row of snnipu's own is."""
+    own = make_contender("own")
+    assert passed(run(make_case(own, make_contender("peer", "norse", raises=ImportError("no")))))
+    assert not passed(run(make_case(make_contender("own", raises=RuntimeError("no")), own)))
+
+
+def test_memory_of_a_process_of_its_own(make_case, make_contender, monkeypatch):
+    found = {"a": 7, "b": None}
+    monkeypatch.setattr(runner, "resident_peak_bytes", lambda case, contender, settings: found[contender])
+    case = make_case(make_contender("a"), make_contender("b"))
+    both = rows(run(case, resident=True))
+    assert (both["a"]["resident_bytes"], both["a"]["peak_bytes"]) == (7, 4096)
+    apart = rows(run(case, memory_apart=True))
+    assert apart["a"]["peak_bytes"] == 7
+    assert apart["b"]["status"] == "unavailable"
+
+
+def test_memory_of_the_contender_before_is_given_back(make_case, make_contender, monkeypatch):
+    released = []
+    monkeypatch.setattr(runner, "release_memory", lambda: released.append(1))
+    for gives_back in (False, True):
+        run(
+            make_case(make_contender("a"), make_contender("b"), gives_back=lambda _, there=gives_back: there), repeats=3
+        )
+        assert len(released) == (2 * 3 if gives_back else 0)
+
+
+def test_a_stop_keeps_what_was_measured(make_case, make_contender):
+    records, saved = [], []
+    calls = []
+
+    def stop():
+        calls.append(1)
+        saved.append(len(records))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+
+    case = make_case(make_contender("a"), make_contender("b"))
+    with pytest.raises(KeyboardInterrupt):
+        run_table("case", case, Settings(), records, repeats=100, after_measurement=stop)
+    # Both are checked, then two repetitions are there.
+    assert len(records) == saved[-1] == 2
+    assert all("seconds" in record for record in records)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process is stopped otherwise")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_command_has_written_its_records(tmp_path, number):
+    """Also one that ends before its tables are done: all that was measured is in the file, and in the tables."""
+    pytest.importorskip("pandas")
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "benchmarks", "lif", "steps=2,3", "batch_size=2", "neurons=4", "--peers", "none"]
+    process = subprocess.Popen(
+        [*command, "--min-seconds", "600", "--json", str(out)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while '"seconds"' not in (out.read_text(encoding="utf-8") if out.exists() else ""):
+        assert process.poll() is None, process.communicate()
+    process.send_signal(number)
+    printed, told = process.communicate(timeout=120)
+    assert process.returncode == 130, told
+    assert "stopped: what was measured is kept" in told
+    records = json.loads(out.read_text(encoding="utf-8"))["records"]
+    assert {record["steps"] for record in records} == {2}
+    assert all(record["status"] == "ok" for record in records)
+    assert "T=2 × B=2 × N=4" in printed

@@ -1,0 +1,152 @@
+import gc
+import mmap
+
+import pytest
+
+from benchmarks.case import Settings
+from benchmarks.timing import MIN_SAMPLE_SECONDS, SLOW_ROUNDS, interleaved, process_usage
+
+WARM_UP_CALLS = 2
+
+
+class Clock:
+    """A clock that only moves when a step says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def fake_steps(clock, **seconds):
+    calls = []
+
+    def step(name, duration):
+        def run():
+            calls.append(name)
+            clock.now += duration
+
+        return run
+
+    return {name: step(name, duration) for name, duration in seconds.items()}, calls
+
+
+def measure(steps, repeats, min_seconds=0.0, **options):
+    """The samples of each step."""
+    samples = {name: [] for name in steps}
+    for name, sample in interleaved(steps, Settings(), repeats, min_seconds, **options):
+        samples[name].append(sample)
+    return samples
+
+
+def test_seconds_are_those_of_a_call():
+    clock = Clock()
+    steps, _ = fake_steps(clock, slow=1.0, fast=0.25)
+    samples = measure(steps, 5, clock=clock)
+    assert [sample.seconds for sample in samples["slow"]] == pytest.approx([1.0] * 5)
+    assert [sample.seconds for sample in samples["fast"]] == pytest.approx([0.25] * 5)
+    assert [sample.round for sample in samples["slow"]] == list(range(5))
+    assert samples["slow"][0].calls == 1
+
+
+def test_short_steps_are_repeated_until_a_sample_is_long_enough():
+    clock = Clock()
+    steps, _ = fake_steps(clock, short=1e-3)
+    sample = measure(steps, 2, clock=clock)["short"][0]
+    assert sample.calls == pytest.approx(MIN_SAMPLE_SECONDS / 1e-3, abs=1)
+    assert sample.seconds == pytest.approx(1e-3)
+
+
+def test_contenders_are_interleaved():
+    clock = Clock()
+    steps, calls = fake_steps(clock, a=1.0, b=1.0, c=1.0)
+    measure(steps, 4, clock=clock)
+    rounds = calls[3 * (WARM_UP_CALLS + 1) :]
+    # Every contender runs twice a round: once untimed, once timed.
+    assert len(rounds) == 4 * 3 * 2
+    for i in range(0, len(rounds), 6):
+        assert sorted(rounds[i : i + 6 : 2]) == ["a", "b", "c"]
+        assert rounds[i : i + 6 : 2] == rounds[i + 1 : i + 6 : 2]
+
+
+def test_slow_contenders_take_part_in_fewer_rounds():
+    clock = Clock()
+    steps, calls = fake_steps(clock, fast=0.05, slow=0.25, slower=9.0)
+    samples = measure(steps, 15, clock=clock, slow_seconds=0.1)
+    assert {name: len(found) for name, found in samples.items()} == {"fast": 15, "slow": 5, "slower": SLOW_ROUNDS}
+    # One call to find out how long it takes, then only timed ones.
+    assert calls.count("slower") == 1 + SLOW_ROUNDS
+    assert calls.count("fast") == WARM_UP_CALLS + 1 + 2 * 15
+    # They are spread over the run.
+    rounds = "".join(name[0] for name in calls if name != "slow").partition("s")[2]
+    assert max(map(len, rounds.split("s"))) <= 2 * 5
+
+
+@pytest.mark.parametrize("repeats", [1, 4, 6, 11])
+def test_slow_contenders_have_samples_however_few_rounds_there_are(repeats):
+    clock = Clock()
+    steps, _ = fake_steps(clock, slow=0.15, slower=9.0)
+    samples = measure(steps, repeats, clock=clock, slow_seconds=0.1)
+    assert all(min(repeats, SLOW_ROUNDS) <= len(found) <= repeats for found in samples.values())
+
+
+def test_least_rounds_and_what_is_called_before_each_contender():
+    """Untimed calls then come first, for slow ones too."""
+    clock = Clock()
+    steps, calls = fake_steps(clock, fast=0.05, slower=9.0)
+    limits = {"slow_seconds": 0.1, "slow_rounds": 1}
+    samples = measure(steps, 2, clock=clock, before=lambda: calls.append("before"), **limits)
+    assert [len(found) for found in samples.values()] == [2, 1]
+    turns = [turn.split() for turn in " ".join(calls).split("before")[1:]]
+    assert sorted(turns) == [["fast"] * (WARM_UP_CALLS + 1)] * 2 + [["slower"] * 2]
+
+
+def test_page_faults_and_time_of_the_kernel_are_those_of_timed_calls():
+    clock, used = Clock(), [0.0, 0.0, 0.0]
+    calls = []
+
+    def step():
+        calls.append(1)
+        clock.now += 1e-3
+        # Those of the first calls, which are not timed, do not count.
+        used[0] += 1000 if len(calls) <= WARM_UP_CALLS else 6
+        used[1] += 3e-3
+        used[2] += 1e-3
+
+    sample = measure({"a": step}, 3, clock=clock, usage=lambda: tuple(used))["a"][0]
+    assert sample.calls > 1
+    assert (sample.faults, sample.user, sample.system) == pytest.approx((6, 3e-3, 1e-3))
+    sample = measure({"a": lambda: None}, 1, usage=lambda: None)["a"][0]
+    assert sample.faults is sample.user is sample.system is None
+
+
+@pytest.mark.skipif(process_usage() is None, reason="the system does not tell")
+def test_first_touch_is_a_page_fault():
+    def touch():
+        with mmap.mmap(-1, 64 * mmap.PAGESIZE) as memory:
+            for place in range(0, len(memory), mmap.PAGESIZE):
+                memory[place] = 1
+
+    samples = measure({"touch": touch, "nothing": lambda: None}, 3)
+    # A page can be larger than the smallest.
+    assert min(sample.faults for sample in samples["touch"]) >= 1
+    assert min(sample.faults for sample in samples["nothing"]) < 0.5
+
+
+def test_rounds_go_on_for_min_seconds():
+    clock = Clock()
+    steps, _ = fake_steps(clock, only=1.0)
+    assert len(measure(steps, 1, 9.5, clock=clock)["only"]) == 5  # two calls of one second a round
+    assert measure({}, 3, 1.0) == {}
+
+
+def test_the_garbage_collector_is_left_as_it_was():
+    def fails_when_timed():
+        if not gc.isenabled():
+            raise RuntimeError("in a round")
+
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError, match="in a round"):
+        measure({"fails": fails_when_timed}, 1)
+    assert gc.isenabled()
