@@ -121,12 +121,12 @@ def load(name, path):
     return module
 
 
-def write_neurons(folder):
-    """The header with the steps and adjoints of all neurons, in ``folder``."""
+def write_generated(folder):
+    """Write the headers with all neurons and surrogates to ``folder``."""
     equations = runpy.run_path(str(ROOT / "snnipu" / "equations.py"))
     generator = load("_snnipu_generator", ROOT / "snnipu" / "_generator" / "__init__.py")
-    found = [generator.neuron(function, equations["OPTIONS"]) for function in equations["NEURONS"]]
-    (folder / "generated_neurons.hpp").write_text(generator.print_neurons(found))
+    for name, text in generator.headers(equations).items():
+        (folder / name).write_text(text)
 
 
 def model_units():
@@ -247,7 +247,7 @@ class BuildNative(build_ext):
         found = {name: [] for name in libraries}
         spent = dict.fromkeys(libraries, 0.0)
         with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(max_workers=processors) as pool:
-            write_neurons(Path(objects))
+            write_generated(Path(objects))
             futures = [pool.submit(compile_part, *part) for part in parts]
             try:
                 for future in as_completed(futures):

@@ -93,11 +93,11 @@ public:
 
 // Attributes of a surrogate gradient.
 struct SurrogateAttributes {
-  graph::Surrogate kind = graph::Surrogate::ATan;
+  graph::Surrogate kind = graph::Surrogate::Atan;
   float a = 0.0f, b = 0.0f;
 
   template <typename Visitor> void each(Visitor &&visit) {
-    visit("surrogate", kind, 6);
+    visit("surrogate", kind, static_cast<unsigned>(numSurrogates));
     visit("surrogate_a", a);
     visit("surrogate_b", b);
   }

@@ -12,7 +12,13 @@ state called ``spk`` is the output of the step before.
 The equations are those of snnTorch 1.0 (Eshraghian et al., "Training spiking neural networks using lessons from deep
 learning", Proc. IEEE 2023). Names: ``mem`` membrane, ``syn`` synaptic current, ``reset`` 1 where the membrane was above
 the threshold before the step.
+
+A surrogate gradient is a function of ``u``, the membrane above the threshold, of ``grad``, the gradient of the spike,
+and of up to two numbers; it returns ``grad`` times what takes the place of ``dS/du``. Kernels know a surrogate by its
+place in ``SURROGATES``.
 """
+
+import math
 
 # The values an option may take.
 OPTIONS = {"reset_mechanism": ("subtract", "zero", "none"), "reset_delay": (True, False)}
@@ -101,3 +107,36 @@ def delta_leaky(x, mem, mem_prev, *, beta, delta_threshold, spike):
 
 
 NEURONS = (leaky, lapicque, synaptic, alpha, rleaky, rsynaptic, delta_leaky)
+
+
+def leaky_step(u, grad, slope):
+    return grad.where(u > 0, slope * grad)
+
+
+def triangular(u, grad, threshold):
+    scaled = grad * threshold
+    return (-scaled).where(u >= 0, scaled)
+
+
+def fast_sigmoid(u, grad, slope, cutoff):
+    base = slope * u.abs() + 1
+    return (grad / (base * base)).masked_fill(u <= cutoff, 0.0)
+
+
+def atan(u, grad, alpha):
+    scaled = math.pi / 2 * alpha * u
+    return alpha / 2 / (1 + scaled * scaled) * grad
+
+
+def sigmoid(u, grad, slope):
+    # Even in u, so that exp never overflows.
+    e = (-(slope * u).abs()).exp()
+    base = e + 1
+    return grad * slope * e / (base * base)
+
+
+def spike_rate_escape(u, grad, beta, slope):
+    return grad * slope * (-beta * (u - 1).abs()).exp()
+
+
+SURROGATES = (leaky_step, triangular, fast_sigmoid, atan, sigmoid, spike_rate_escape)

@@ -2,7 +2,7 @@
 
 The forward pass of every surrogate is the Heaviside step ``S = H(u)``, ``u = mem - threshold``, ``H(0) = 0``; the
 backward pass puts a smooth function in the place of ``dS/du``. Equations: snnTorch's documentation of
-``snntorch.surrogate``; the kernels' are in ``csrc/neuron/surrogate.hpp``.
+``snntorch.surrogate``; those of the kernels are in ``snnipu.equations``.
 
 ``snnipu.surrogate.atan()`` and ``snntorch.surrogate.atan()`` are interchangeable wherever a ``spike_grad`` is expected.
 """
@@ -14,20 +14,27 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
 import snntorch.surrogate
 import torch
 
-from snnipu import _route
+from snnipu import _route, equations
 
 SpikeGrad = Callable[[torch.Tensor], torch.Tensor]
 
-# Kernels of csrc/neuron/surrogate.hpp, in the order of enum snnipu_surrogate in csrc/host/sparse.h.
-LEAKY_STEP, TRIANGULAR, FAST_SIGMOID, ATAN, SIGMOID, SPIKE_RATE_ESCAPE = range(6)
+
+# The numbers that each equation takes, after u and the gradient.
+_EQUATIONS = [(equation, len(inspect.signature(equation).parameters) - 2) for equation in equations.SURROGATES]
+_NUMBERS = {equation: number for number, equation in enumerate(equations.SURROGATES)}
 
 
 class Kernel(NamedTuple):
-    """A native surrogate and its two parameters."""
+    """A surrogate that kernels know: its place in ``snnipu.equations.SURROGATES``, and its two numbers."""
 
     id: int
     a: float
     b: float
+
+    @classmethod
+    def of(cls, equation: Callable[..., Any], a: float, b: float = 0.0) -> "Kernel":
+        """Return the kernel of this equation with these numbers."""
+        return cls(_NUMBERS[equation], a, b)
 
     def plain(self) -> Tuple[int, float, float]:
         """The three numbers as a tuple of Python's."""
@@ -35,27 +42,21 @@ class Kernel(NamedTuple):
 
     @property
     def is_zero(self) -> bool:
-        """Whether no gradient passes at all."""
-        return self.id == FAST_SIGMOID and self.b == math.inf
+        """Return True if no gradient passes at all."""
+        return self.id == _NUMBERS[equations.fast_sigmoid] and self.b == math.inf
 
 
 def surrogate_gradient(kernel: Kernel, u: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    """``grad * dS/du`` in plain PyTorch: the reference of csrc/neuron/surrogate.hpp."""
-    _, a, b = kernel
-    if kernel.id == LEAKY_STEP:
-        return torch.where(u > 0, grad, a * grad)
-    if kernel.id == TRIANGULAR:
-        return torch.where(u >= 0, -a * grad, a * grad)
-    if kernel.id == FAST_SIGMOID:
-        return torch.where(u <= b, torch.zeros_like(grad), grad / (a * u.abs() + 1.0) ** 2)
-    if kernel.id == ATAN:
-        return a / 2 / (1 + (math.pi / 2 * a * u) ** 2) * grad
-    if kernel.id == SIGMOID:
-        e = torch.exp(-(a * u).abs())
-        return grad * a * e / (e + 1) ** 2
-    if kernel.id == SPIKE_RATE_ESCAPE:
-        return grad * b * torch.exp(-a * (u - 1).abs())
-    raise ValueError(f"kernel must be one of the native surrogates, got {kernel}")
+    """Return ``grad * dS/du`` in plain PyTorch.
+
+    Raises:
+        ValueError: no surrogate has the number ``kernel.id``.
+    """
+    if kernel.id not in range(len(_EQUATIONS)):
+        raise ValueError(f"kernel must be one of the {len(_EQUATIONS)} native surrogates, got {kernel}")
+    equation, numbers = _EQUATIONS[kernel.id]
+    gradient: torch.Tensor = equation(u, grad, *kernel[1 : 1 + numbers])
+    return gradient
 
 
 class _Spike(torch.autograd.Function):
@@ -118,17 +119,17 @@ class Surrogate:
 
 
 _KERNELS: Dict[str, Callable[..., Kernel]] = {
-    "straight_through_estimator": lambda: Kernel(LEAKY_STEP, 1.0, 0.0),
-    "heaviside": lambda: Kernel(LEAKY_STEP, 0.0, 0.0),
-    "LSO": lambda slope: Kernel(LEAKY_STEP, slope, 0.0),
-    "triangular": lambda threshold: Kernel(TRIANGULAR, threshold, 0.0),
-    "fast_sigmoid": lambda slope: Kernel(FAST_SIGMOID, slope, -math.inf),
-    "SFS": lambda slope, B: Kernel(FAST_SIGMOID, slope, B),
+    "straight_through_estimator": lambda: Kernel.of(equations.leaky_step, 1.0),
+    "heaviside": lambda: Kernel.of(equations.leaky_step, 0.0),
+    "LSO": lambda slope: Kernel.of(equations.leaky_step, slope),
+    "triangular": lambda threshold: Kernel.of(equations.triangular, threshold),
+    "fast_sigmoid": lambda slope: Kernel.of(equations.fast_sigmoid, slope, -math.inf),
+    "SFS": lambda slope, B: Kernel.of(equations.fast_sigmoid, slope, B),
     # No gradient: cut off everywhere.
-    "no_gradient": lambda: Kernel(FAST_SIGMOID, 1.0, math.inf),
-    "atan": lambda alpha: Kernel(ATAN, alpha, 0.0),
-    "sigmoid": lambda slope: Kernel(SIGMOID, slope, 0.0),
-    "spike_rate_escape": lambda beta, slope: Kernel(SPIKE_RATE_ESCAPE, beta, slope),
+    "no_gradient": lambda: Kernel.of(equations.fast_sigmoid, 1.0, math.inf),
+    "atan": lambda alpha: Kernel.of(equations.atan, alpha),
+    "sigmoid": lambda slope: Kernel.of(equations.sigmoid, slope),
+    "spike_rate_escape": lambda beta, slope: Kernel.of(equations.spike_rate_escape, beta, slope),
 }
 
 # Evaluated in PyTorch by snnTorch's own function.

@@ -12,7 +12,7 @@ import torch
 from support.operators import needs_host_runtime
 
 import snnipu
-from snnipu import compiler, datasets, neurons, ops, poptorch, surrogate
+from snnipu import compiler, datasets, equations, neurons, ops, poptorch, surrogate
 from snnipu.cli import COMMANDS
 from snnipu.cli import main as command_line
 from snnipu.neurons import sparse_benchmark
@@ -292,7 +292,7 @@ def test_every_c_header_is_in_the_reference():
 def test_surrogate_table_is_the_code():
     table = text_of(ROOT / "docs" / "explanation" / "gradient.md").split("## Surrogates")[1]
     rows = [[cell.strip() for cell in line.split(" | ")] for line in table.splitlines() if re.match(r"\| `\w+\(", line)]
-    kernels = ["LeakyStep", "Triangular", "FastSigmoid", "ATan", "Sigmoid", "SpikeRateEscape"]
+    kernels = [equation.__name__ for equation in equations.SURROGATES]
     assert {re.match(r"\| `(\w+)", row[0]).group(1) for row in rows} == set(surrogate._FACTORIES)
     for row in rows:
         call = re.match(r"\| `([^`]+)`", row[0]).group(1)

@@ -7,7 +7,9 @@ import pytest
 import snntorch
 import torch
 
-from snnipu import surrogate
+import snnipu
+from snnipu import _generator, equations, surrogate
+from snnipu.backends import host
 
 FACTORIES = [
     ("straight_through_estimator", {}),
@@ -108,3 +110,37 @@ def test_snntorchs_other_names_resolve():
 def test_bad_parameters(build, message):
     with pytest.raises(TypeError, match=message):
         build()
+
+
+@pytest.mark.parametrize("number", [-1, len(equations.SURROGATES), 2**32])
+def test_a_number_without_a_surrogate_is_an_error_everywhere(number):
+    """A number of 2^32 is none of 0 that is cut off."""
+    kernel = surrogate.Kernel(number, 1.0, 0.0)
+    u = torch.rand(3, 4)
+    with pytest.raises(ValueError, match="kernel must be one of the 6 native surrogates"):
+        surrogate.surrogate_gradient(kernel, u, u)
+    if host.library is None:
+        return
+    lif = snnipu.Leaky(beta=0.9)
+    lif.spike_grad.kernel = kernel
+    x = torch.rand(3, 2, 4, requires_grad=True)
+    for out in (lif.sequence(x)[0], lif(x[0])[0]):
+        with pytest.raises(RuntimeError, match="refused its arguments"):
+            out.sum().backward()
+    layer = snnipu.SparseLeaky(4, 5, beta=0.9, spike_grad=lif.spike_grad)
+    with pytest.raises(RuntimeError, match="refused its arguments"):
+        layer(x).values.sum().backward()
+
+
+@pytest.mark.parametrize("equation", equations.SURROGATES)
+def test_an_equation_is_printed_for_both_languages(equation):
+    """One function is all that a surrogate is."""
+    cpp, triton = (show([equation]) for show in (_generator.print_surrogates, _generator.print_triton_surrogates))
+    name = "".join(part.capitalize() for part in equation.__name__.split("_"))
+    assert f"enum class SurrogateKind : unsigned {{ {name}, Any }};" in cpp
+    assert "if SURROGATE == 0:" in triton
+
+
+def test_an_equation_that_is_no_surrogate():
+    with pytest.raises(TypeError, match="must take u, grad and up to two numbers, got u, a"):
+        _generator.print_surrogates([lambda u, a: u])

@@ -12,7 +12,7 @@ namespace graph {
 struct LifSequenceOptions {
   Reset reset = Reset::Subtract;
   bool resetDelay = true;
-  Surrogate surrogate = Surrogate::ATan;
+  Surrogate surrogate = Surrogate::Atan;
   float surrogateA = 2.0f, surrogateB = 0.0f;
 };
 

@@ -13,7 +13,7 @@ struct SelectSpikesOptions {
   bool rotate = false;
   bool second = false; // whether there is a second threshold
   float gradThreshold = 0;
-  Surrogate surrogate = Surrogate::ATan;
+  Surrogate surrogate = Surrogate::Atan;
   float surrogateA = 2.0f, surrogateB = 0.0f;
 };
 

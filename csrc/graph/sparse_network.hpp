@@ -42,7 +42,7 @@ struct SparseNetworkOptions {
   bool rotate = false;
   bool unitInput = false;     // every input spike's value is 1
   bool inputGradient = false; // whether the gradient of the input's values is wanted
-  Surrogate surrogate = Surrogate::ATan;
+  Surrogate surrogate = Surrogate::Atan;
   float surrogateA = 2.0f, surrogateB = 0.0f;
 };
 

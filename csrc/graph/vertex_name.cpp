@@ -21,18 +21,11 @@ std::string argument(Reset reset) {
 
 std::string argument(Surrogate surrogate) {
   switch (surrogate) {
-  case Surrogate::LeakyStep:
-    return "snnipu::SurrogateKind::LeakyStep";
-  case Surrogate::Triangular:
-    return "snnipu::SurrogateKind::Triangular";
-  case Surrogate::FastSigmoid:
-    return "snnipu::SurrogateKind::FastSigmoid";
-  case Surrogate::ATan:
-    return "snnipu::SurrogateKind::ATan";
-  case Surrogate::Sigmoid:
-    return "snnipu::SurrogateKind::Sigmoid";
-  case Surrogate::SpikeRateEscape:
-    return "snnipu::SurrogateKind::SpikeRateEscape";
+#define SNNIPU_CASE(Name)                                                                                              \
+  case Surrogate::Name:                                                                                                \
+    return "snnipu::SurrogateKind::" #Name;
+    SNNIPU_SURROGATES(SNNIPU_CASE)
+#undef SNNIPU_CASE
   case Surrogate::Any: // the host's alone
     break;
   }

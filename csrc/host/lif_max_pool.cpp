@@ -322,8 +322,8 @@ template <Reset R, typename C> auto bandKernel(const LifPoolGradients<C> &g) {
     if constexpr (std::is_same_v<C, float>) {
       if (g.surrogate == SurrogateKind::FastSigmoid)
         return bandBackward<R, false>(band, FastSigmoid<C>{g.surrogateA, g.surrogateB}, g.grad, g.which, g.x);
-      if (g.surrogate == SurrogateKind::ATan)
-        return bandBackward<R, false>(band, ATan<C>{g.surrogateA, g.surrogateB}, g.grad, g.which, g.x);
+      if (g.surrogate == SurrogateKind::Atan)
+        return bandBackward<R, false>(band, Atan<C>{g.surrogateA, g.surrogateB}, g.grad, g.which, g.x);
     }
     return bandBackward<R, false>(band, any, g.grad, g.which, g.x);
   };
@@ -387,8 +387,8 @@ template <typename C> int lifPoolForward(const Call<C> &a) {
 }
 
 template <typename C> int lifPoolBackward(const Call<C> &a) {
-  const int32_t surrogate = static_cast<int32_t>(a.c.surrogate);
-  if (!knownOptions(Windows(a.c.geometry), a.reset()) || !knownSurrogate(surrogate))
+  const int64_t surrogate = a.c.surrogate;
+  if (!knownOptions(Windows(a.c.geometry), a.reset()) || !isSurrogate(surrogate))
     return Unknown;
   return lifPoolBackward(lifPool(a),
                          LifPoolGradients<C>{a.in(a.c.grad), a.c.which, a.out(a.c.grad_x), a.out(a.c.grad_beta),

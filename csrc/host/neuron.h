@@ -30,7 +30,7 @@ typedef struct snnipu_neuron_call {
   int64_t dtype;          /* enum snnipu_dtype */
   int64_t threads;        /* at most this many run */
   int64_t constant_input; /* x is the same at every step */
-  int64_t surrogate;      /* backward: enum snnipu_surrogate of host/sparse.h, */
+  int64_t surrogate;      /* backward: its place in SNNIPU_SURROGATES, */
   double surrogate_a;     /* and its parameters, in the order of csrc/neuron/surrogate.hpp */
   double surrogate_b;
   int64_t grad_constant; /* backward: bit 0 for grad_spk, bit 1 + s for grad_states[s]: [elements], the same at every

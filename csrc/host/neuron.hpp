@@ -42,23 +42,19 @@ template <typename Neuron, unsigned Variant, typename S, bool Shared>
 BackwardLoop<S> backwardLoop(SurrogateKind surrogate) {
   if constexpr (everySurrogate<Neuron, S>) {
     switch (surrogate) {
-    case SurrogateKind::LeakyStep:
-      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::LeakyStep, Shared>;
-    case SurrogateKind::Triangular:
-      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Triangular, Shared>;
-    case SurrogateKind::FastSigmoid:
-      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::FastSigmoid, Shared>;
-    case SurrogateKind::ATan:
-      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::ATan, Shared>;
-    case SurrogateKind::Sigmoid:
-      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Sigmoid, Shared>;
-    default:
-      return backwardSteps<Neuron, Variant, S, false, SurrogateKind::SpikeRateEscape, Shared>;
+#define SNNIPU_CASE(Name)                                                                                              \
+  case SurrogateKind::Name:                                                                                            \
+    return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Name, Shared>;
+      SNNIPU_SURROGATES(SNNIPU_CASE)
+#undef SNNIPU_CASE
+    case SurrogateKind::Any:
+      break;
     }
+    return nullptr;
   } else {
     if constexpr (Shared) {
-      if (surrogate == SurrogateKind::ATan)
-        return backwardSteps<Neuron, Variant, S, false, SurrogateKind::ATan, Shared>;
+      if (surrogate == SurrogateKind::Atan)
+        return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Atan, Shared>;
       if (surrogate == SurrogateKind::FastSigmoid)
         return backwardSteps<Neuron, Variant, S, false, SurrogateKind::FastSigmoid, Shared>;
     }
@@ -473,7 +469,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
 template <typename S, typename... Neuron> int runStoredNeuron(const snnipu_neuron_call &call, bool backward) {
   NeuronLoops<S> loops{};
   const auto surrogate = static_cast<SurrogateKind>(call.surrogate);
-  if (call.variant < 0 || (backward && !(surrogate <= SurrogateKind::SpikeRateEscape)))
+  if (call.variant < 0 || (backward && !isSurrogate(call.surrogate)))
     return 1;
   int number = 0;
   (void)((call.neuron == number++ &&

@@ -1,6 +1,7 @@
 // Neurons of snnipu/equations.py, by their place in its list.
 #include "generated_neurons.hpp"
 #include "host/neuron.hpp"
+#include "host/snnipu.h"
 
 namespace snnipu {
 
@@ -11,3 +12,5 @@ template <typename Neuron> constexpr bool sharedParameters<Neuron, float> = true
 } // namespace snnipu
 
 SNNIPU_NEURONS(SNNIPU_GENERATED_NEURONS)
+
+extern "C" int64_t snnipu_num_surrogates(void) { return snnipu::numSurrogates; }

@@ -76,28 +76,19 @@ template <SurrogateKind K, typename C> void spikeGradientOf(const SpikeGradient<
 } // namespace
 
 template <typename C> int spikeGradient(const SpikeGradient<C> &arguments, size_t rows, unsigned threads) {
-  switch (arguments.surrogate) {
-  case SNNIPU_LEAKY_STEP:
-    spikeGradientOf<SurrogateKind::LeakyStep>(arguments, rows, threads);
-    return Done;
-  case SNNIPU_TRIANGULAR:
-    spikeGradientOf<SurrogateKind::Triangular>(arguments, rows, threads);
-    return Done;
-  case SNNIPU_FAST_SIGMOID:
-    spikeGradientOf<SurrogateKind::FastSigmoid>(arguments, rows, threads);
-    return Done;
-  case SNNIPU_ATAN:
-    spikeGradientOf<SurrogateKind::ATan>(arguments, rows, threads);
-    return Done;
-  case SNNIPU_SIGMOID:
-    spikeGradientOf<SurrogateKind::Sigmoid>(arguments, rows, threads);
-    return Done;
-  case SNNIPU_SPIKE_RATE_ESCAPE:
-    spikeGradientOf<SurrogateKind::SpikeRateEscape>(arguments, rows, threads);
-    return Done;
-  default:
+  if (!isSurrogate(arguments.surrogate))
     return Unknown;
+  switch (static_cast<SurrogateKind>(arguments.surrogate)) {
+#define SNNIPU_CASE(Name)                                                                                              \
+  case SurrogateKind::Name:                                                                                            \
+    spikeGradientOf<SurrogateKind::Name>(arguments, rows, threads);                                                    \
+    return Done;
+    SNNIPU_SURROGATES(SNNIPU_CASE)
+#undef SNNIPU_CASE
+  case SurrogateKind::Any:
+    break;
   }
+  return Unknown;
 }
 
 template int spikeGradient(const SpikeGradient<float> &, size_t, unsigned);
@@ -338,17 +329,10 @@ int snnipu_select_spikes_fwd(snnipu_sparse_call *call) {
 
 int snnipu_select_spikes_bwd(snnipu_sparse_call *call) {
   return run(call, [](auto a) {
-    const snnipu::SpikeGradient<std::decay_t<decltype(a.number(0))>> arguments{a.in(a.c.grad),
-                                                                               a.in(a.c.slot_mem),
-                                                                               a.in(a.c.threshold),
-                                                                               a.c.ids_out,
-                                                                               a.c.counts_out,
-                                                                               a.out(a.c.grad_values),
-                                                                               size(a.c.own_slots),
-                                                                               a.c.threshold_size > 1,
-                                                                               static_cast<int32_t>(a.c.surrogate),
-                                                                               a.number(a.c.surrogate_a),
-                                                                               a.number(a.c.surrogate_b)};
+    const snnipu::SpikeGradient<std::decay_t<decltype(a.number(0))>> arguments{
+        a.in(a.c.grad), a.in(a.c.slot_mem),        a.in(a.c.threshold),      a.c.ids_out,
+        a.c.counts_out, a.out(a.c.grad_values),    size(a.c.own_slots),      a.c.threshold_size > 1,
+        a.c.surrogate,  a.number(a.c.surrogate_a), a.number(a.c.surrogate_b)};
     return snnipu::spikeGradient(arguments, a.rows(), snnipu::threadsFor(4 * a.rows() * arguments.slots, a.threads()));
   });
 }

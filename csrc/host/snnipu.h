@@ -17,6 +17,8 @@ SNNIPU_API const char *snnipu_version(void);
 SNNIPU_API const char *snnipu_isa(void);
 /* The best of them for this processor. */
 SNNIPU_API const char *snnipu_best_isa(void);
+/* Surrogates that backward functions know: numbers from 0 on, the order of snnipu/equations.py. */
+SNNIPU_API int64_t snnipu_num_surrogates(void);
 /* What runs the threads: "openmp" (the process's own OpenMP runtime) or "std::thread". */
 SNNIPU_API const char *snnipu_thread_runtime(void);
 /* Workers a vertex is split into, as on a tile, on the calling thread, run in ascending or descending order; for tests.

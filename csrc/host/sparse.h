@@ -16,15 +16,6 @@ extern "C" {
 #endif
 
 enum snnipu_reset { SNNIPU_RESET_SUBTRACT = 0, SNNIPU_RESET_ZERO = 1, SNNIPU_RESET_NONE = 2 };
-enum snnipu_surrogate {
-  SNNIPU_LEAKY_STEP = 0,
-  SNNIPU_TRIANGULAR = 1,
-  SNNIPU_FAST_SIGMOID = 2,
-  SNNIPU_ATAN = 3,
-  SNNIPU_SIGMOID = 4,
-  SNNIPU_SPIKE_RATE_ESCAPE = 5
-};
-
 typedef struct snnipu_sparse_call {
   int64_t dtype;   /* SNNIPU_F32 or SNNIPU_F64 */
   int64_t threads; /* at most this many run */
@@ -58,7 +49,7 @@ typedef struct snnipu_sparse_call {
   int64_t delay; /* at most steps */
   int64_t rotate;
   int64_t mode;                    /* of a pool: 0 maximum, 1 average, 2 sum */
-  int64_t surrogate;               /* enum snnipu_surrogate, */
+  int64_t surrogate;               /* its place in SNNIPU_SURROGATES, */
   double surrogate_a, surrogate_b; /* and its parameters, in the order of csrc/neuron/surrogate.hpp */
   /* Of a layer, forward, and of dense_to_sparse: called when own_slots is known, to set ids_out, values_out,
    * counts_out, dropped, and of a layer slot_mem, source and neuron_counts, and at last `most` to 1: where it ends

@@ -450,14 +450,10 @@ template <typename C> struct SpikeGradient {
   C *through;
   size_t slots;
   bool perNeuron;
-  int32_t surrogate;
+  int64_t surrogate;
   C a, b;
 };
 template <typename C> int spikeGradient(const SpikeGradient<C> &arguments, size_t rows, unsigned threads);
-inline bool knownSurrogate(int32_t surrogate) {
-  return surrogate >= SNNIPU_LEAKY_STEP && surrogate <= SNNIPU_SPIKE_RATE_ESCAPE;
-}
-
 // The most bits set in a row of words.
 size_t mostBits(const uint32_t *bits, size_t rows, size_t words);
 

@@ -95,7 +95,8 @@ template <typename C> struct LayerBackward {
   C *gradValues, *gradWeight, *gradBias, *gradRecurrent, *gradBeta, *gradThreshold, *gradCurrent;
   C inputScale;
   size_t delay;
-  int32_t reset, surrogate;
+  int32_t reset;
+  int64_t surrogate;
   C surrogateA, surrogateB;
   int32_t offered;
 
@@ -106,9 +107,8 @@ template <typename C> struct LayerBackward {
         gradValues(a.out(a.c.grad_values)), gradWeight(a.out(a.c.grad_weight)), gradBias(a.out(a.c.grad_bias)),
         gradRecurrent(a.out(a.c.grad_recurrent)), gradBeta(a.out(a.c.grad_beta)),
         gradThreshold(a.out(a.c.grad_threshold)), gradCurrent(a.out(a.c.grad_current)),
-        inputScale(a.number(a.c.input_scale)), delay(size(a.c.delay)), reset(a.reset()),
-        surrogate(static_cast<int32_t>(a.c.surrogate)), surrogateA(a.number(a.c.surrogate_a)),
-        surrogateB(a.number(a.c.surrogate_b)), offered(a.threads()) {}
+        inputScale(a.number(a.c.input_scale)), delay(size(a.c.delay)), reset(a.reset()), surrogate(a.c.surrogate),
+        surrogateA(a.number(a.c.surrogate_a)), surrogateB(a.number(a.c.surrogate_b)), offered(a.threads()) {}
 
   // through: what goes back through the spikes of rows of `slots` slots, the first of which is `slot`; grad: theirs.
   void behindSpikes(const C *grad, size_t slot, const int32_t *counts, size_t rows, size_t slots, C *through,
@@ -204,7 +204,7 @@ template <template <typename> class Backward, typename C> int layerBackward(cons
   CheckedSpikes<C> spikes(layer.spikes, 1, false), own(layer.own, 1, false);
   if (!accepted(connection, spikes, layer.offered) || !accepted(connection, own, layer.offered))
     return BadSpikes;
-  if (!knownSurrogate(layer.surrogate) || !knownReset(layer.reset))
+  if (!isSurrogate(layer.surrogate) || !knownReset(layer.reset))
     return Unknown;
   const size_t additions = connection.additions(spikes.total(0), layer.spikes.rows());
   Backward<C> backward(connection, layer, spikes, threadsFor(additions, layer.offered));

@@ -49,7 +49,7 @@ const snnipu::ipu_model::CodeletRegistration registrationOf_select_spikes("snnip
     SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::LeakyStep>),
     SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::Triangular>),
     SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::FastSigmoid>),
-    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::ATan>),
+    SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::Atan>),
     SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::Sigmoid>),
     SNNIPU_CODELET(fieldsOfSnnipuSelectSpikesBackward, snnipu::SelectSpikesBackward<float, snnipu::SurrogateKind::SpikeRateEscape>),
 });

@@ -34,18 +34,18 @@ template <typename V> Codelet fieldsOfSnnipuSurrogateSpikeBackward(const char *n
 
 const snnipu::ipu_model::CodeletRegistration registrationOf_surrogate_spike("snnipu", {
     SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpike, snnipu::SurrogateSpike<float>),
-    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SurrogateKind::LeakyStep>),
-    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SurrogateKind::Triangular>),
-    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SurrogateKind::FastSigmoid>),
-    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SurrogateKind::ATan>),
-    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SurrogateKind::Sigmoid>),
-    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SurrogateKind::SpikeRateEscape>),
     SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpike, snnipu::SurrogateSpike<half>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SurrogateKind::LeakyStep>),
     SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::SurrogateKind::LeakyStep>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SurrogateKind::Triangular>),
     SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::SurrogateKind::Triangular>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SurrogateKind::FastSigmoid>),
     SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::SurrogateKind::FastSigmoid>),
-    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::SurrogateKind::ATan>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SurrogateKind::Atan>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::SurrogateKind::Atan>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SurrogateKind::Sigmoid>),
     SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::SurrogateKind::Sigmoid>),
+    SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<float, snnipu::SurrogateKind::SpikeRateEscape>),
     SNNIPU_CODELET(fieldsOfSnnipuSurrogateSpikeBackward, snnipu::SurrogateSpikeBackward<half, snnipu::SurrogateKind::SpikeRateEscape>),
 });
 

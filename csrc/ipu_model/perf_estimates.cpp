@@ -41,7 +41,6 @@ constexpr Count clampUnit = 2 * (1 + select);
 constexpr Count absolute = 2 + select;
 constexpr Count division = 10;
 constexpr Count exponential = 62;
-constexpr Count atan = 5 + division;
 
 Count ceilDiv(Count a, Count b) { return (a + b - 1) / b; }
 
@@ -80,29 +79,31 @@ struct Asked {
   // Cycles of the tile, where the slowest worker takes so many instructions.
   Count cycles(Count instructions) const { return workers() * (workerInstructions + instructions) + supervisorCycles; }
 
+  // Of the operations of its struct; what is made of its numbers alone is made once.
   static Count surrogate(SurrogateKind kind) {
     switch (kind) {
-    case SurrogateKind::LeakyStep:
-      return 1 + select + 1;
-    case SurrogateKind::Triangular:
-      return 3 + select;
-    case SurrogateKind::FastSigmoid:
-      return absolute + 3 + division + 1 + select;
-    case SurrogateKind::ATan:
-      return atan;
-    case SurrogateKind::Sigmoid:
-      return absolute + 1 + exponential + 4 + division;
-    default:
-      return absolute + 4 + exponential; // SpikeRateEscape
+#define SNNIPU_CASE(Name)                                                                                              \
+  case SurrogateKind::Name:                                                                                            \
+    return instructions(snnipu::Name<float>::operations);
+      SNNIPU_SURROGATES(SNNIPU_CASE)
+#undef SNNIPU_CASE
+    case SurrogateKind::Any:
+      break;
     }
+    throw std::invalid_argument("unknown surrogate");
+  }
+  static Count instructions(const SurrogateOperations &o) {
+    return o.plain + o.selects * select + o.absolutes * absolute + o.divisions * division +
+           o.exponentials * exponential;
   }
   // Of a vertex that has it in its name.
   Count surrogate() const {
-    const char *const names[] = {"LeakyStep", "Triangular", "FastSigmoid", "ATan", "Sigmoid", "SpikeRateEscape"};
-    unsigned kind = 0;
-    while (kind < 5 && !is((std::string("SurrogateKind::") + names[kind]).c_str()))
-      ++kind;
-    return surrogate(static_cast<SurrogateKind>(kind));
+#define SNNIPU_CASE(Name)                                                                                              \
+  if (is("SurrogateKind::" #Name))                                                                                     \
+    return surrogate(SurrogateKind::Name);
+    SNNIPU_SURROGATES(SNNIPU_CASE)
+#undef SNNIPU_CASE
+    throw std::invalid_argument("no surrogate in " + vertex.getVertexName());
   }
   Count integrate() const { return is("Reset::None") ? 2 : 4; }
   Count carry() const { return is("Reset::Zero") ? 5 : is("Reset::None") ? 2 : 3; }
@@ -148,9 +149,10 @@ VertexPerfEstimate neuronBackward(const Asked &a) {
   const Count registers = ceilDiv(a.value("size"), 2), states = neuronStates(a, "initial"), read = move + 1;
   const Count steps = a.value("steps"), parameters = neuronParameters(a), share = a.share(registers);
   Count each = turn(neuronLoop(a, "Backward"));
-  // The probe is of ATan; which surrogate it is, is asked for every register.
+  // The probe is of Atan; which surrogate it is, is asked for every register.
   const Count dispatch = 5;
-  each = without(each + dispatch + a.surrogate(static_cast<SurrogateKind>(a.value("surrogate"))), atan);
+  each = without(each + dispatch + Asked::surrogate(static_cast<SurrogateKind>(a.value("surrogate"))),
+                 Asked::surrogate(SurrogateKind::Atan));
   each += a.isHalf() ? more("NeuronBackward_half", "NeuronBackward_Leaky_V0") + 2 * (states - 1) : 0;
   each +=
       a.flag("perElement") ? ceilDiv(more("NeuronForward_perElement", "NeuronForward_Leaky_V0") * parameters, 3) : 0;
@@ -171,8 +173,8 @@ VertexPerfEstimate surrogateSpike(const Asked &a) {
 
 VertexPerfEstimate surrogateSpikeBackward(const Asked &a) {
   const Count registers = ceilDiv(a.value("size"), 2);
-  // Beside the surrogate, what that of ATan has.
-  const Count around = without(turn("SurrogateSpikeBackward_ATan"), atan);
+  // Beside the surrogate, what that of Atan has.
+  const Count around = without(turn("SurrogateSpikeBackward_Atan"), Asked::surrogate(SurrogateKind::Atan));
   return {a.cycles(6 + a.share(registers) * (around + a.surrogate())), 8 * a.value("size")};
 }
 

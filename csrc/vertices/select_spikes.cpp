@@ -176,17 +176,11 @@ private:
   }
 };
 
-#define SNNIPU_SELECT_SPIKES_BACKWARD(C)                                                                               \
-  template class SelectSpikesBackward<C, SurrogateKind::LeakyStep>;                                                    \
-  template class SelectSpikesBackward<C, SurrogateKind::Triangular>;                                                   \
-  template class SelectSpikesBackward<C, SurrogateKind::FastSigmoid>;                                                  \
-  template class SelectSpikesBackward<C, SurrogateKind::ATan>;                                                         \
-  template class SelectSpikesBackward<C, SurrogateKind::Sigmoid>;                                                      \
-  template class SelectSpikesBackward<C, SurrogateKind::SpikeRateEscape>;
+#define SNNIPU_SELECT_SPIKES_BACKWARD(Name) template class SelectSpikesBackward<float, SurrogateKind::Name>;
 
 #if defined(__POPC__)
 template class SelectSpikes<float>;
-SNNIPU_SELECT_SPIKES_BACKWARD(float)
+SNNIPU_SURROGATES(SNNIPU_SELECT_SPIKES_BACKWARD)
 #endif
 
 } // namespace snnipu

@@ -263,13 +263,10 @@ public:
   }
 };
 
-#define SNNIPU_SPARSE_LIF_STEP_BACKWARD(R)                                                                             \
-  template class SparseLifStepBackward<float, R, SurrogateKind::LeakyStep>;                                            \
-  template class SparseLifStepBackward<float, R, SurrogateKind::Triangular>;                                           \
-  template class SparseLifStepBackward<float, R, SurrogateKind::FastSigmoid>;                                          \
-  template class SparseLifStepBackward<float, R, SurrogateKind::ATan>;                                                 \
-  template class SparseLifStepBackward<float, R, SurrogateKind::Sigmoid>;                                              \
-  template class SparseLifStepBackward<float, R, SurrogateKind::SpikeRateEscape>;
+#define SNNIPU_SPARSE_LIF_STEP_BACKWARD(Name)                                                                          \
+  template class SparseLifStepBackward<float, Reset::Subtract, SurrogateKind::Name>;                                   \
+  template class SparseLifStepBackward<float, Reset::Zero, SurrogateKind::Name>;                                       \
+  template class SparseLifStepBackward<float, Reset::None, SurrogateKind::Name>;
 
 #if defined(__POPC__)
 template class LoadStep<float>;
@@ -280,9 +277,7 @@ template class ClampUnit<float>;
 template class InsideUnit<float>;
 template class SumSlots<float>;
 template class SparseLinearWeightUpdate<float>;
-SNNIPU_SPARSE_LIF_STEP_BACKWARD(Reset::Subtract)
-SNNIPU_SPARSE_LIF_STEP_BACKWARD(Reset::Zero)
-SNNIPU_SPARSE_LIF_STEP_BACKWARD(Reset::None)
+SNNIPU_SURROGATES(SNNIPU_SPARSE_LIF_STEP_BACKWARD)
 #endif
 
 } // namespace snnipu

@@ -49,18 +49,14 @@ public:
   }
 };
 
-#define SNNIPU_SURROGATE_SPIKE(S)                                                                                      \
-  template class SurrogateSpike<S>;                                                                                    \
-  template class SurrogateSpikeBackward<S, SurrogateKind::LeakyStep>;                                                  \
-  template class SurrogateSpikeBackward<S, SurrogateKind::Triangular>;                                                 \
-  template class SurrogateSpikeBackward<S, SurrogateKind::FastSigmoid>;                                                \
-  template class SurrogateSpikeBackward<S, SurrogateKind::ATan>;                                                       \
-  template class SurrogateSpikeBackward<S, SurrogateKind::Sigmoid>;                                                    \
-  template class SurrogateSpikeBackward<S, SurrogateKind::SpikeRateEscape>;
+#define SNNIPU_SURROGATE_SPIKE_BACKWARD(Name)                                                                          \
+  template class SurrogateSpikeBackward<float, SurrogateKind::Name>;                                                   \
+  template class SurrogateSpikeBackward<half, SurrogateKind::Name>;
 
 #if defined(__POPC__)
-SNNIPU_SURROGATE_SPIKE(float)
-SNNIPU_SURROGATE_SPIKE(half)
+template class SurrogateSpike<float>;
+template class SurrogateSpike<half>;
+SNNIPU_SURROGATES(SNNIPU_SURROGATE_SPIKE_BACKWARD)
 #endif
 
 } // namespace snnipu

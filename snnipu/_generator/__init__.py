@@ -3,11 +3,15 @@
 Torch-free, with relative imports alone: ``setup.py`` runs it in pip's isolated build.
 """
 
+from typing import Any, Dict, Mapping
+
 from .graph import TraceError as TraceError
 from .neuron import Neuron as Neuron
 from .neuron import expression as expression
 from .neuron import neuron as neuron
 from .print_cpp import print_neurons as print_neurons
+from .print_surrogates import print_surrogates as print_surrogates
+from .print_surrogates import print_triton_surrogates as print_triton_surrogates
 from .print_triton import print_triton as print_triton
 from .step import Adjoint as Adjoint
 from .step import Reads as Reads
@@ -16,3 +20,12 @@ from .step import evaluate as evaluate
 from .step import needed as needed
 from .step import signature as signature
 from .step import variants as variants
+
+SURROGATES_HEADER = "generated_surrogates.hpp"
+
+
+def headers(equations: Mapping[str, Any]) -> Dict[str, str]:
+    """Return the headers that the C++ sources include, by file name; ``equations``: the names of ``equations.py``."""
+    neurons = [neuron(function, equations["OPTIONS"]) for function in equations["NEURONS"]]
+    surrogates = print_surrogates(equations["SURROGATES"])
+    return {"generated_neurons.hpp": print_neurons(neurons), SURROGATES_HEADER: surrogates}

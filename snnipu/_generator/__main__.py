@@ -4,16 +4,14 @@ import runpy
 import sys
 from pathlib import Path
 
-from . import neuron, print_neurons
-
-HEADER = "generated_neurons.hpp"
+from . import headers
 
 
 def main(folder: str) -> None:
     equations = runpy.run_path(str(Path(__file__).resolve().parent.parent / "equations.py"))
-    found = [neuron(function, equations["OPTIONS"]) for function in equations["NEURONS"]]
     Path(folder).mkdir(parents=True, exist_ok=True)
-    (Path(folder) / HEADER).write_text(print_neurons(found))
+    for name, text in headers(equations).items():
+        (Path(folder) / name).write_text(text)
 
 
 if __name__ == "__main__":

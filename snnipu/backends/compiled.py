@@ -23,11 +23,12 @@ import time
 import warnings
 from functools import lru_cache
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 
-from snnipu._generator import Neuron, print_neurons
+from snnipu import equations
+from snnipu._generator import SURROGATES_HEADER, Neuron, print_neurons, print_surrogates
 from snnipu._native_sources import FLAGS, HERE, X86_FLAGS, find_compiler, said_by
 from snnipu._version import __version__
 from snnipu.backends import host, neurons
@@ -149,9 +150,9 @@ def _compiler() -> _Compiler:
 def _find(neuron: Neuron, dtype: torch.dtype) -> neurons.Kernels:
     """Load the library of ``neuron``, made by an earlier run or now."""
     compiler, headers = _compiler(), sources()
-    text = print_neurons([neuron._replace(name=_STRUCT)])
+    text, surrogates = print_neurons([neuron._replace(name=_STRUCT)]), print_surrogates(equations.SURROGATES)
     flags = [*compiler.flags, f"-DSNNIPU_STORAGE={_STORAGE[dtype]}"]
-    made_of = [__version__, text, _SOURCE, _headers(headers), *compiler.words, compiler.version, *flags]
+    made_of = [__version__, text, surrogates, _SOURCE, _headers(headers), *compiler.words, compiler.version, *flags]
     key = hashlib.sha256(json.dumps([*made_of, platform.machine()]).encode()).hexdigest()[:32]
     folder = _folder()
     path = _kept(folder, key)
@@ -162,7 +163,13 @@ def _find(neuron: Neuron, dtype: torch.dtype) -> neurons.Kernels:
                 what = f"{neuron.name} for {str(dtype)[6:]}"
                 _say(f"compiling the neuron {what} with {compiler.words[0]}; it is kept in {folder}")
                 started = time.monotonic()
-                path = _keep(folder, key, _compiled(compiler.words, flags, headers, text, what))
+                path = _keep(
+                    folder,
+                    key,
+                    _compiled(
+                        compiler.words, flags, headers, {"neurons.hpp": text, SURROGATES_HEADER: surrogates}, what
+                    ),
+                )
                 _say(f"compiled {what} in {time.monotonic() - started:.1f} s")
     return neurons.kernels(neurons.prepared(_open(path)), 0)
 
@@ -176,11 +183,12 @@ def _open(path: Path) -> ctypes.CDLL:
         ) from None
 
 
-def _compiled(words: List[str], flags: List[str], headers: Path, text: str, what: str) -> bytes:
+def _compiled(words: List[str], flags: List[str], headers: Path, texts: Mapping[str, str], what: str) -> bytes:
     """The library, compiled in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="snnipu-") as work:
         place = Path(work)
-        (place / "neurons.hpp").write_text(text, encoding="utf-8")
+        for name, text in texts.items():
+            (place / name).write_text(text, encoding="utf-8")
         (place / "library.cpp").write_text(_SOURCE, encoding="utf-8")
         library = place / HERE.library("own")
         command = [*words, *flags, f"-I{headers}", f"-I{place}", str(place / "library.cpp"), "-o", str(library)]

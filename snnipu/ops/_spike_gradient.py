@@ -4,11 +4,12 @@ from typing import Optional, Tuple
 
 import torch
 
+from snnipu import equations
 from snnipu import surrogate as surrogates
 from snnipu.surrogate import Kernel, SpikeGrad
 
 # A gradient that passes unchanged: what the adjoint runs with when the surrogate was evaluated outside of it.
-IDENTITY = Kernel(surrogates.LEAKY_STEP, 1.0, 0.0)
+IDENTITY = Kernel.of(equations.leaky_step, 1.0)
 _DEFAULT = surrogates.as_surrogate(None)
 
 

@@ -142,5 +142,10 @@ def test_makefile_builds_both_files(tmp_path):
     out = tmp_path / "out"
     tools = [f"OUT={out}", f"POPC={fake}", f"CXX={fake}"]
     assert make(*tools).returncode == 0
-    assert sorted(path.name for path in out.iterdir()) == ["generated_neurons.hpp", "libsnnipu_popart.so", "snnipu.gp"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "generated_neurons.hpp",
+        "generated_surrogates.hpp",
+        "libsnnipu_popart.so",
+        "snnipu.gp",
+    ]
     assert "Nothing to be done" in make(*tools, LC_ALL="C").stdout

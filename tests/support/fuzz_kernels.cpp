@@ -426,7 +426,7 @@ void layer(Draw &draw, bool isMaps) {
     call.ids_out = call.source;
   call.grad = draw.numbers(call.dtype, rows * call.own_slots);
   call.surrogate = draw.size(0, draw.rarely() ? 9 : 5);
-  const bool known = call.surrogate <= SNNIPU_SPIKE_RATE_ESCAPE;
+  const bool known = call.surrogate < snnipu_num_surrogates();
   call.surrogate_a = static_cast<double>(draw.size(-2, 9));
   call.surrogate_b = 0.5;
   setGradients(draw, c);
@@ -466,7 +466,7 @@ void select(Draw &draw) {
   call.surrogate = draw.size(0, draw.rarely() ? 9 : 5);
   call.surrogate_a = static_cast<double>(draw.size(-2, 9));
   call.grad_values = draw.room(rows * call.own_slots * bytes);
-  run(draw, snnipu_select_spikes_bwd, call, false, call.surrogate <= SNNIPU_SPIKE_RATE_ESCAPE);
+  run(draw, snnipu_select_spikes_bwd, call, false, call.surrogate < snnipu_num_surrogates());
 }
 
 void nonzero(Draw &draw) {
@@ -673,7 +673,7 @@ void neuron(Draw &draw) {
     status = draw.status(snnipu_neuron_backward, call);
   }
   const bool known = hasNeuron(call.neuron, call.variant) && call.dtype <= SNNIPU_BF16 && all > 0 &&
-                     call.surrogate >= 0 && call.surrogate <= SNNIPU_SPIKE_RATE_ESCAPE;
+                     call.surrogate >= 0 && call.surrogate < snnipu_num_surrogates();
   if (status != (known ? 0 : 1) && !(known && status == 1 && !call.x))
     fail("status of a neuron", status);
   if (status == 1)

@@ -6,7 +6,8 @@ from ctypes import c_int64
 
 import torch
 
-from snnipu._generator import print_neurons
+from snnipu import equations
+from snnipu._generator import SURROGATES_HEADER, print_neurons, print_surrogates
 from snnipu.backends.neurons import Call
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -21,6 +22,7 @@ def compiled(neurons, folder, csrc, flags):
     """A library of ``neurons``, as a user's own would be."""
     folder.mkdir(exist_ok=True)
     (folder / "neurons.hpp").write_text(print_neurons(neurons))
+    (folder / SURROGATES_HEADER).write_text(print_surrogates(equations.SURROGATES))
     lines = ['#include "host/neuron.hpp"', '#include "neurons.hpp"', '#include "host/parallel.cpp"']
     (folder / "neurons.cpp").write_text("\n".join([*lines, "SNNIPU_NEURONS(SNNIPU_GENERATED_NEURONS)", ""]))
     command = ["g++", *FLAGS, *flags, f"-I{csrc}", f"-I{folder}", "-shared", str(folder / "neurons.cpp")]

@@ -212,7 +212,7 @@ def vertices():
 
 
 def generate(folder):
-    """The header of all neurons, in ``folder``."""
+    """Write the headers of all neurons and surrogates to ``folder``."""
     subprocess.run([sys.executable, "-m", "_generator", folder], cwd=CSRC.parent / "snnipu", check=True)
 
 
@@ -268,8 +268,7 @@ def measured(command):
                     sources,
                 )
             )
-        headers = [(CSRC / "neuron" / name).read_text() for name in ("leaky.hpp", "surrogate.hpp")]
-        headers.append((Path(folder) / "generated_neurons.hpp").read_text())
+        headers = [path.read_text() for path in (CSRC / "neuron" / "leaky.hpp", *Path(folder).glob("*.hpp"))]
     bodies = {}
     for text in texts[:-1]:
         bodies.update(functions(text))

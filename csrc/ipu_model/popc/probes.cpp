@@ -27,7 +27,7 @@ template <typename Vertex> inline void neuronBackward(Vertex &v) {
   v.hasGradSpk = Vertex::Neuron::outputState < 0;
   v.seedStates = v.hasGradSpk ? 0 : 1u << Vertex::Neuron::outputState;
   v.keptStates = (1u << Vertex::Neuron::states) - 1;
-  v.template computeFor<SurrogateKind::ATan>(0);
+  v.template computeFor<SurrogateKind::Atan>(0);
 }
 
 #define SNNIPU_NEURON_PROBES(N, W)                                                                                     \
@@ -101,7 +101,7 @@ SNNIPU_PROBE(DelayLinearValueGradient_half)
   sum = own;
 }
 SNNIPU_PROBE(SurrogateSpike)(SurrogateSpike<float> &v) { v.compute(0); }
-SNNIPU_PROBE(SurrogateSpikeBackward_ATan)(SurrogateSpikeBackward<float, SurrogateKind::ATan> &v) { v.compute(0); }
+SNNIPU_PROBE(SurrogateSpikeBackward_Atan)(SurrogateSpikeBackward<float, SurrogateKind::Atan> &v) { v.compute(0); }
 SNNIPU_PROBE(Cast_toHalf)(Cast<float, half> &v) { v.compute(0); }
 SNNIPU_PROBE(Cast_toFloat)(Cast<half, float> &v) { v.compute(0); }
 SNNIPU_PROBE(Zero)(Zero<float> &v) { v.compute(0); }

@@ -1,7 +1,5 @@
 """Neurons over a sequence on a GPU: launches of the kernels that ``snnipu._generator`` prints for each neuron."""
 
-import linecache
-import types
 from functools import lru_cache
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -11,7 +9,7 @@ from snnipu import _generator
 from snnipu._layout import layout
 from snnipu.backends import triton as backend
 from snnipu.backends.host import _upstream
-from snnipu.backends.triton.sequence import _constants, _geometry, _reduced
+from snnipu.backends.triton.sequence import _constants, _geometry, _reduced, define
 from snnipu.ops import _neurons
 from snnipu.ops.neuron_sequence import BackwardArguments, ForwardArguments
 from snnipu.surrogate import Kernel
@@ -29,10 +27,7 @@ class _Kernels:
         self.neuron = _neurons.find(name)
         own = self.neuron.name if self.neuron.name.isascii() else "neuron"
         text = _generator.print_triton([self.neuron._replace(name=own)], backend.version() >= _UNROLLS_SINCE)
-        file = f"<snnipu neuron {name}>"
-        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        self.module = module = types.ModuleType(f"{__name__}.{own}")
-        exec(compile(text, file, "exec"), vars(module))
+        self.module = module = define(f"neuron {name}", text)
         self.forward = getattr(module, f"{own}_fwd_kernel")
         self.backward = getattr(module, f"{own}_bwd_kernel")
 
@@ -166,7 +161,7 @@ def launch_backward(
             steps,
             elements // options["UNIT"],
             *counts,
-            *_constants(*kernel),
+            *_constants(kernel.a, kernel.b),
             VARIANT=variant,
             PER_ELEMENT=per_element,
             CONSTANT_INPUT=constant_input,

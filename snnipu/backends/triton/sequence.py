@@ -3,7 +3,8 @@
 Only what every Triton since 2.0 has is used in the kernels.
 """
 
-import math
+import linecache
+import types
 from functools import lru_cache
 from typing import Any, Dict, Optional, Tuple
 
@@ -11,14 +12,21 @@ import torch
 import triton
 import triton.language as tl
 
-from snnipu import surrogate as surrogates
+from snnipu import _generator, equations
 from snnipu.backends import triton as backend
 
-_LEAKY_STEP = tl.constexpr(surrogates.LEAKY_STEP)
-_TRIANGULAR = tl.constexpr(surrogates.TRIANGULAR)
-_FAST_SIGMOID = tl.constexpr(surrogates.FAST_SIGMOID)
-_ATAN = tl.constexpr(surrogates.ATAN)
-_SIGMOID = tl.constexpr(surrogates.SIGMOID)
+
+def define(name: str, text: str) -> Any:
+    """Return the module of this text, which Triton reads again when it compiles the module's functions."""
+    file = f"<snnipu {name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    module = types.ModuleType(f"{__name__}.{name}")
+    exec(compile(text, file, "exec"), vars(module))
+    return module
+
+
+# grad * dS/du: a function of u, grad, the numbers of _constants, and the surrogate's place in equations.SURROGATES.
+_through_spike = define("surrogates", _generator.print_triton_surrogates(equations.SURROGATES))._through_spike
 
 # Rows whose length is a multiple of it are aligned to the widest loads.
 _ALIGNED = 16
@@ -63,29 +71,6 @@ def _repeated(pointer, t, steps, elements, offsets, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _through_spike(u, grad, p, q, SURROGATE: tl.constexpr):
-    """grad * dS/du; p and q are those of _constants."""
-    if SURROGATE == _LEAKY_STEP:
-        out = tl.where(u > 0.0, grad, p * grad)
-    elif SURROGATE == _TRIANGULAR:
-        scaled = grad * p
-        out = tl.where(u >= 0.0, -scaled, scaled)
-    elif SURROGATE == _FAST_SIGMOID:
-        base = p * tl.abs(u) + 1.0
-        out = tl.where(u <= q, 0.0, grad / (base * base))
-    elif SURROGATE == _ATAN:
-        scaled = p * u
-        out = q / (1.0 + scaled * scaled) * grad
-    elif SURROGATE == _SIGMOID:
-        e = tl.exp(-tl.abs(p * u))
-        base = e + 1.0
-        out = grad * p * e / (base * base)
-    else:
-        out = grad * q * tl.exp(-p * tl.abs(u - 1.0))
-    return out
-
-
-@triton.jit
 def _store_sum(pointer, total, offsets, mask, PER_ELEMENT: tl.constexpr):
     """A sum over time for each element, or one for the program's block."""
     if PER_ELEMENT:
@@ -95,10 +80,9 @@ def _store_sum(pointer, total, offsets, mask, PER_ELEMENT: tl.constexpr):
 
 
 @lru_cache(maxsize=256)
-def _constants(surrogate: int, a: float, b: float) -> Tuple[float, ...]:
-    """The surrogate's p and q for the kernel, each as two float32."""
-    p, q = (math.pi / 2 * a, a / 2) if surrogate == surrogates.ATAN else (a, b)
-    return (*backend.split(p), *backend.split(q))
+def _constants(a: float, b: float) -> Tuple[float, ...]:
+    """The surrogate's numbers for the kernel, each as two float32."""
+    return (*backend.split(a), *backend.split(b))
 
 
 def _geometry(elements: int) -> Tuple[int, Dict[str, Any]]:

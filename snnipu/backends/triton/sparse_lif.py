@@ -466,7 +466,7 @@ def membrane_gradient(
                         packed,
                         dense,
                         number(a.input_scale, grad.dtype),
-                        *surrogate_constants(*surrogate),
+                        *surrogate_constants(*surrogate[1:]),
                         t,
                         steps,
                         batch,

@@ -461,7 +461,7 @@ def through_spikes(
                 counts,
                 dense,
                 through,
-                *surrogate_constants(surrogate, surrogate_a, surrogate_b),
+                *surrogate_constants(surrogate_a, surrogate_b),
                 slots,
                 num_neurons,
                 KIND=surrogate,

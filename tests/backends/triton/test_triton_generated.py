@@ -9,7 +9,7 @@ import torch
 from snnipu import _generator, equations, surrogate
 from snnipu._generator import print_triton
 
-KERNEL = surrogate.Kernel(surrogate.LEAKY_STEP, 0.3, 0.0)
+KERNEL = surrogate.Kernel.of(equations.leaky_step, 0.3)
 SIZE = 32
 
 
