@@ -5,6 +5,7 @@ import warnings
 from types import BuiltinMethodType, MethodType
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
+import snntorch
 import torch
 from torch.nn.utils import parametrize
 
@@ -100,9 +101,10 @@ class FusedNeuron(PlainStates):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _instances.hold_weakly()
-        if kwargs.get("reset_mechanism", "subtract") not in self.stock.reset_dict:
-            reset_code(kwargs["reset_mechanism"])
+        if "reset_mechanism" in kwargs:
+            self._check_mechanism(kwargs["reset_mechanism"])
         super().__init__(*args, **kwargs)
+        self._say_unlike()
         if not callable(self.spike_grad):
             raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
         known = as_surrogate(self.spike_grad)
@@ -127,13 +129,28 @@ class FusedNeuron(PlainStates):
 
     @reset_mechanism.setter
     def reset_mechanism(self, reset_mechanism: str) -> None:
-        if installed.RESET_IS_SET:
-            self.stock.reset_mechanism.fset(self, reset_mechanism)
-            return
-        code = reset_code(reset_mechanism)
-        self.reset_mechanism_val = torch.as_tensor(code, device=self.reset_mechanism_val.device)
-        self._reset_mechanism = reset_mechanism
-        self.state_function = getattr(self, _STATE_FUNCTIONS[code])
+        self._check_mechanism(reset_mechanism)
+        device = self.reset_mechanism_val.device
+        snntorch.SpikingNeuron.reset_mechanism.fset(self, reset_mechanism)
+        self.reset_mechanism_val = self.reset_mechanism_val.to(device)
+        self._say_unlike()
+        code = RESET_MECHANISMS.get(reset_mechanism)
+        if code is not None and hasattr(self, _STATE_FUNCTIONS[code]):
+            self.state_function = getattr(self, _STATE_FUNCTIONS[code])
+
+    def _check_mechanism(self, reset_mechanism: str) -> None:
+        """Refuse what neither the equations nor the installed snnTorch have."""
+        if reset_mechanism not in self.stock.reset_dict:
+            reset_code(reset_mechanism)
+
+    def _say_unlike(self) -> None:
+        """Say that the installed snnTorch's step is none that kernels have."""
+        if self._reset_mechanism not in self.fusable:
+            warnings.warn(
+                f"{self.stock.__name__} of snnTorch {snntorch.__version__} resets by {self._reset_mechanism!r} as no "
+                "kernel does: it runs step by step, in PyTorch",
+                stacklevel=4,
+            )
 
     @property
     def reset(self) -> torch.Tensor:
@@ -411,7 +428,9 @@ class FusedNeuron(PlainStates):
                 return None
             if state.shape != input_.shape:
                 state = None  # zeros, as in snnTorch
-            elif state.dtype != input_.dtype and not (name == "spk" and state.dtype == installed.spike_dtype(input_.dtype)):
+            elif state.dtype != input_.dtype and not (
+                name == "spk" and state.dtype == installed.spike_dtype(input_.dtype)
+            ):
                 return None
             taken.append(state)
         if any(p.dim() > 0 and p.dtype != input_.dtype for p in self._values().values() if isinstance(p, torch.Tensor)):

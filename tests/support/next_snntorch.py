@@ -60,7 +60,11 @@ MERGED = [
     Change(
         "The surrogate LSO has the gradient of a leaky step (374, 418).",
         [
-            ("surrogate.py", "return StochasticSpikeOperator.apply(x, slope)", "return LeakySpikeOperator.apply(x, slope)"),
+            (
+                "surrogate.py",
+                "return StochasticSpikeOperator.apply(x, slope)",
+                "return LeakySpikeOperator.apply(x, slope)",
+            ),
             ("surrogate.py", "        return grad\n\n\ndef LSO(", "        return grad, None\n\n\ndef LSO("),
         ],
     ),
@@ -118,8 +122,7 @@ MERGED = [
                 "                    self.beta, torch.FloatTensor\n                ):\n"
                 "                    if len(self.beta) == 1:\n"
                 "                        self.rnn.weight_hh_l0.fill_(self.beta[0])",
-                "elif self.beta.numel() == 1:\n"
-                "                    self.rnn.weight_hh_l0.fill_(self.beta.item())",
+                "elif self.beta.numel() == 1:\n                    self.rnn.weight_hh_l0.fill_(self.beta.item())",
             )
         ],
     ),
