@@ -148,6 +148,22 @@ def test_every_reset_mechanism(name, mechanism):
     torch.testing.assert_close(out[0] if isinstance(out, tuple) else out, spikes)
     if mechanism not in ours.fusable:
         assert not ours.runs_fused()
+        with pytest.warns(UserWarning, match=f"resets by '{mechanism}' as no kernel does"):
+            changed.reset_mechanism = mechanism
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_what_has_kernels_alone_refuses_a_reset_that_none_has(mechanism):
+    net = snn.MultiStep(nn.Linear(N, N), snn.Leaky(beta=0.5, reset_mechanism=mechanism), nn.Linear(N, 2))
+    sparse = {"beta": 0.5, "reset_mechanism": mechanism}
+    if mechanism in snn.Leaky.fusable:
+        assert isinstance(snn.SparseLeaky(N, N, **sparse).to_dense()[1], snn.Leaky)
+        assert snn.Online(net, rule="ottt")(torch.rand(2, 3, N)).shape == (2, 3, 2)
+        return
+    with pytest.raises(ValueError, match="dense twin" if mechanism == "zero" else "reset_mechanism must be"):
+        snn.SparseLeaky(N, N, **sparse).to_dense()
+    with pytest.raises(TypeError, match="its reset_mechanism is one that no kernel has"):
+        snn.Online(net, rule="ottt")(torch.rand(2, 3, N))
 
 
 class _Network(nn.Module):
