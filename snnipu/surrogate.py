@@ -9,12 +9,14 @@ backward pass puts a smooth function in the place of ``dS/du``. Equations: snnTo
 
 import inspect
 import math
+from functools import partial
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 import snntorch.surrogate
 import torch
 
 from snnipu import _route, equations
+from snnipu._names import installed
 
 SpikeGrad = Callable[[torch.Tensor], torch.Tensor]
 
@@ -64,7 +66,7 @@ class _Spike(torch.autograd.Function):
     def forward(ctx: Any, u: torch.Tensor, kernel: Kernel) -> torch.Tensor:
         ctx.save_for_backward(u)
         ctx.kernel = kernel
-        return (u > 0).float()
+        return (u > 0).to(installed.spike_dtype(u.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, None]:  # type: ignore[override]
@@ -73,7 +75,7 @@ class _Spike(torch.autograd.Function):
 
 
 def spike(u: torch.Tensor, kernel: Kernel) -> torch.Tensor:
-    """Spikes of ``u``, float32 of its shape, with a native surrogate's gradient."""
+    """Spikes of ``u``, of its shape and snnTorch's dtype, with a native surrogate's gradient."""
     return spike_of(u, *kernel)
 
 
@@ -85,25 +87,29 @@ def spike_of(u: torch.Tensor, number: int, a: float, b: float) -> torch.Tensor:
 class Surrogate:
     """A spike function ``S = H(u)`` with a surrogate gradient; call it with ``u`` as a function of snnTorch's.
 
-    ``kernel`` tells which native surrogate it is, or is None where the gradient is evaluated in PyTorch (random or
-    user-defined): the forward pass and the recurrence of the backward pass are fused all the same.
+    ``kernel`` tells which native surrogate it is, or is None where the gradient is evaluated in PyTorch (random,
+    user-defined, or of another formula in the installed snnTorch): the forward pass and the recurrence of the backward
+    pass are fused all the same.
     """
 
     def __init__(self, name: str, **parameters: Any) -> None:
         self.name = name
         self.parameters = parameters
         self._op = f"surrogate.{name}"
-        build = _KERNELS.get(name)
+        build = None if name in _OF_ANOTHER_FORMULA else _KERNELS.get(name)
         self.kernel: Optional[Kernel] = build(**parameters) if build else None
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor:
-        """Spikes of ``u = mem - threshold``, float32 of the same shape, differentiable through the surrogate."""
+        """Spikes of ``u = mem - threshold``, of the same shape, differentiable through the surrogate.
+
+        Their dtype is the installed snnTorch's: float32 in 1.0, that of ``u`` in a later one.
+        """
         if _route.uses_operator(self._op, "SurrogateSpike"):
             return _route.call("surrogate_spike", u, self.kernel)
         if self.kernel is not None:
             return spike(u, self.kernel)
-        function = getattr(snntorch.surrogate, _EVALUATED[self.name])
-        return function.apply(u, *self.parameters.values())
+        spikes: torch.Tensor = getattr(snntorch.surrogate, self.name)(*self.parameters.values())(u)
+        return spikes
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Surrogate):
@@ -132,8 +138,25 @@ _KERNELS: Dict[str, Callable[..., Kernel]] = {
     "spike_rate_escape": lambda beta, slope: Kernel.of(equations.spike_rate_escape, beta, slope),
 }
 
-# Evaluated in PyTorch by snnTorch's own function.
-_EVALUATED = {"SSO": "StochasticSpikeOperator", "custom_surrogate": "CustomSurrogate"}
+# Parameters with which each formula is compared with the installed snnTorch's.
+_TRIED: Dict[str, Tuple[float, ...]] = {
+    "straight_through_estimator": (),
+    "heaviside": (),
+    "LSO": (0.25,),
+    "triangular": (0.75,),
+    "fast_sigmoid": (10.0,),
+    "SFS": (5.0, 0.1),
+    "atan": (3.0,),
+    "sigmoid": (2.0,),
+    "spike_rate_escape": (1.5, 2.0),
+}
+
+
+_OF_ANOTHER_FORMULA = frozenset(
+    name
+    for name, arguments in _TRIED.items()
+    if not installed.has_gradient(name, arguments, partial(surrogate_gradient, _KERNELS[name](*arguments)))
+)
 
 
 def _number(name: str, value: Any) -> float:

@@ -14,8 +14,12 @@ __all__ = [name for name in dir(snntorch.utils) if not name.startswith("_")]
 
 
 def reset(net: nn.Module) -> None:
-    """Clear the hidden states of the neurons in ``net``: snnTorch's as its ``reset`` does, own ones and what is on its
-    way in a ``SynapticDelay`` or ``DelayLinear`` at any depth."""
+    """Clear the hidden states of the neurons in ``net``.
+
+    snnTorch's are reset as the installed ``snntorch.utils.reset`` does: up to 1.0 all neurons of the kinds that stand
+    directly in ``net``, in any network; in its next release those in ``net`` alone, at any depth. Own neurons, and what
+    is on its way in a ``SynapticDelay`` or ``DelayLinear``, are reset at any depth.
+    """
     for module in net.modules():
         if isinstance(module, OwnNeuron):
             module.reset_mem()

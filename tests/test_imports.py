@@ -65,3 +65,20 @@ def test_the_benchmarks_import_public_names_alone():
         for name in imported(ast.parse(path.read_text(encoding="utf-8")), name_of(path), path.stem == "__init__"):
             private = [part for part in name.split(".") if part.startswith("_")]
             assert not name.startswith("snnipu.") or not private, (path.name, name)
+
+
+def test_the_import_does_not_start_autograds_engine():
+    """The engine asks CUDA for its devices: after that CUDA_VISIBLE_DEVICES is not read, and a fork has no CUDA."""
+    code = (
+        "import torch, torch.autograd.graph as graph\n"
+        "class Engine:\n"
+        "    def run_backward(self, *a, **k): raise AssertionError('the engine was started')\n"
+        "real, torch.autograd.variable.Variable._execution_engine = (\n"
+        "    torch.autograd.variable.Variable._execution_engine, Engine())\n"
+        "import snnipu as snn\n"
+        "lif = snn.Leaky(beta=0.9); lif(torch.zeros(2, 3)); snn.RSynaptic(alpha=0.9, beta=0.8, linear_features=3)\n"
+        "try: lif(torch.zeros(2, 3, requires_grad=True))[0].sum().backward()\n"
+        "except AssertionError: print('it is seen')\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "it is seen", done.stderr

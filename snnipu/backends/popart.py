@@ -19,7 +19,7 @@ import torch
 
 from snnipu import _route
 from snnipu._layout import SINGLE_STEP, layout
-from snnipu._names import is_installed
+from snnipu._names import installed, is_installed
 from snnipu._version import __version__
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import RESET_MECHANISMS
@@ -189,9 +189,10 @@ def _surrogate_attributes(kernel: Optional[Kernel]) -> Dict[str, Any]:
 
 
 def call_surrogate_spike(u: torch.Tensor, kernel: Optional[Kernel]) -> torch.Tensor:
-    """``SurrogateSpike``: float32 spikes of ``u``, of its shape."""
+    """``SurrogateSpike``: spikes of ``u``, of its shape and snnTorch's dtype."""
     attributes = _surrogate_attributes(kernel)
-    return call("SurrogateSpike", [u], [torch.empty_like(u)], attributes)[0].float()
+    spikes = call("SurrogateSpike", [u], [torch.empty_like(u)], attributes)[0]
+    return spikes.to(installed.spike_dtype(u.dtype))
 
 
 def call_lif_sequence(

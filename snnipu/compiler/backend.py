@@ -9,6 +9,7 @@ import snntorch.utils
 import torch
 from torch.fx import GraphModule
 
+from snnipu._names import installed
 from snnipu.compiler import nodes, own_functions, periods, recurrences, reset, tracing
 from snnipu.compiler.emit import Emitter
 from snnipu.compiler.plan import STACK, Plan
@@ -51,7 +52,7 @@ def enable() -> None:
         allow_in_graph(step)
     allow_in_graph(reset.reset_others)
     allow_in_graph(spike_of)
-    if reset.reaches_others():
+    if installed.RESET_REACHES_OTHERS:  # one that does not is code as any other, and traced
         substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
     leaves.apart = disable(leaves.apart)
     # TorchDynamo makes wrong calls of weak references.

@@ -4,28 +4,11 @@ from typing import Any, Tuple
 
 import snntorch
 import torch
-from torch import nn
 
 from snnipu.ops import leaves
 
 # In the order in which snnTorch resets them.
 _KINDS = ("Lapicque", "Synaptic", "Leaky", "Alpha", "RLeaky", "RSynaptic", "SConv2dLSTM", "SLSTM")
-
-
-def reaches_others() -> bool:
-    """Whether the installed snnTorch's ``utils.reset`` resets neurons of other networks, found out by a call.
-
-    One that does not is code as any other, and traced.
-    """
-    neurons = snntorch.SpikingNeuron.instances
-    snntorch.SpikingNeuron.instances = []
-    try:
-        inside, outside = (snntorch.Leaky(beta=0.5, init_hidden=True) for _ in range(2))
-        outside.mem = torch.ones(1)
-        snntorch.utils.reset(nn.Sequential(inside))
-        return not outside.mem.any()
-    finally:
-        snntorch.SpikingNeuron.instances = neurons
 
 
 def reset(net: Any) -> None:

@@ -12,6 +12,8 @@ from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 import snntorch.functional.quant
 import torch
 
+from snnipu._names import installed
+
 _MAX_CELLS = 1 << 14
 # Values that the whole table of differences may hold at once where it is needed, 16 MiB of them in float32.
 _TABLE = 1 << 22
@@ -96,8 +98,12 @@ def _borders(levels: torch.Tensor) -> torch.Tensor:
 
 def _search(levels: torch.Tensor, dtype: torch.dtype, device: torch.device) -> _Search:
     """The search over ``levels`` (on the CPU) for values of ``dtype``."""
+    if installed.STATE_QUANT_KEEPS_DTYPE:
+        levels = levels.to(dtype)
     wide = levels.to(torch.promote_types(levels.dtype, dtype))
     none = wide.new_empty(0)
+    if wide.dtype not in (torch.float32, torch.float64):
+        return _Search(levels.to(device), None, none, None, none, none, none)
     gaps = wide.diff()
     # Away from its level a value's differences to the next ones round to the same: snnTorch then takes the first.
     precision = torch.finfo(wide.dtype).eps
@@ -177,7 +183,7 @@ class StateQuant:
         self._last: Tuple[Callable[[], Optional[torch.Tensor]], int] = (lambda: None, 0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The nearest level of every value, in the levels' dtype and x's shape."""
+        """The nearest level of every value, in x's shape; in the levels' dtype, or where snnTorch keeps it in x's."""
         last, version = self._last
         if last() is x and x._version == version:
             return x  # levels stay as they are: snnTorch quantizes a membrane once more before it fires

@@ -5,6 +5,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 import snntorch
 import torch
 
+from snnipu._names import installed
 from snnipu.backends import popart
 from snnipu.ops import leaves
 from snnipu.ops._arguments import is_compiling
@@ -41,7 +42,8 @@ class PlainStates(snntorch.SpikingNeuron):
         own = known is not None and known.kernel is not None and plain.__func__ is MEM_RESET
         if not own or is_compiling() or popart.on_ipu():
             return plain(mem)  # type: ignore[no-any-return]
-        return ((mem - self.threshold).detach() > 0).float()
+        u = (mem - self.threshold).detach()
+        return (u > 0).to(installed.spike_dtype(u.dtype))
 
     def _left_to_give(self, states: Sequence[Any]) -> Sequence[Any]:
         """What of a step's states snnTorch's code is given: in a trace none of them, but they are the neuron's own by

@@ -5,10 +5,13 @@ import warnings
 from types import BuiltinMethodType, MethodType
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+import snntorch
 import torch
 from torch.nn.utils import parametrize
 
+from snnipu import equations
 from snnipu._layout import SINGLE_STEP
+from snnipu._names import installed
 from snnipu.backends import has_kernels, popart
 from snnipu.backends.neuron_step import kernel_step, step_apply
 from snnipu.functional.quant import as_state_quant
@@ -104,6 +107,8 @@ class FusedNeuron(PlainStates):
     home: type  # which of ours it is, not a subclass of a user's
     # Those of the stock class: what a subclass or an instance may have in their place.
     stock_parts: Dict[str, Any]
+    # The reset mechanisms by which the installed snnTorch's step is the equation.
+    fusable: Tuple[str, ...] = tuple(RESET_MECHANISMS)
     # Of the equation's signature.
     state_names: Tuple[str, ...]
     parameter_names: Tuple[str, ...]
@@ -120,20 +125,24 @@ class FusedNeuron(PlainStates):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if isinstance(cls.__dict__.get("equation"), str):
+            cls.state_names, cls.parameter_names = _neurons.arguments(cls.equation)
         if "stock" in cls.__dict__:
             cls.__signature__ = inspect.signature(cls.stock)  # type: ignore[attr-defined]
             cls.home = cls
-            cls.stock_parts = {name: getattr(cls, name) for name in cls.parts}
+            cls.stock_parts = {name: getattr(cls, name) for name in cls.parts if hasattr(cls, name)}
             own = (f"_{name}" if name == "reset_mechanism" else name for name in cls.options)
             cls._keywords = tuple(dict.fromkeys((*_KEYWORDS, *own, *cls.parts)))
-        if isinstance(cls.__dict__.get("equation"), str):
-            cls.state_names, cls.parameter_names = _neurons.arguments(cls.equation)
+            names = (getattr(equations, cls.equation), cls.state_names, cls.parameter_names)
+            known = len(cls.stock_parts) == len(cls.parts)
+            cls.fusable = installed.reset_mechanisms(cls.stock, *names, equations.OPTIONS) if known else ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _instances.hold_weakly()
         if "reset_mechanism" in kwargs:
-            reset_code(kwargs["reset_mechanism"])
+            self._check_mechanism(kwargs["reset_mechanism"])
         super().__init__(*args, **kwargs)
+        self._say_unlike()
         if not callable(self.spike_grad):
             raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
         known = as_surrogate(self.spike_grad)
@@ -153,15 +162,33 @@ class FusedNeuron(PlainStates):
 
     @property
     def reset_mechanism(self) -> str:
-        """``"subtract"``, ``"zero"`` or ``"none"``; may be set at any time."""
+        """``"subtract"``, ``"zero"`` or ``"none"``, or another of the installed snnTorch's; may be set at any time."""
         return self._reset_mechanism
 
     @reset_mechanism.setter
     def reset_mechanism(self, reset_mechanism: str) -> None:
-        code = reset_code(reset_mechanism)
-        self.reset_mechanism_val = torch.as_tensor(code, device=self.reset_mechanism_val.device)
-        self._reset_mechanism = reset_mechanism
-        self.state_function = getattr(self, _STATE_FUNCTIONS[code])
+        self._check_mechanism(reset_mechanism)
+        device = self.reset_mechanism_val.device
+        snntorch.SpikingNeuron.reset_mechanism.fset(self, reset_mechanism)
+        self.reset_mechanism_val = self.reset_mechanism_val.to(device)
+        self._say_unlike()
+        code = RESET_MECHANISMS.get(reset_mechanism)
+        if code is not None and hasattr(self, _STATE_FUNCTIONS[code]):
+            self.state_function = getattr(self, _STATE_FUNCTIONS[code])
+
+    def _check_mechanism(self, reset_mechanism: str) -> None:
+        """Refuse what neither the equations nor the installed snnTorch have."""
+        if reset_mechanism not in self.stock.reset_dict:
+            reset_code(reset_mechanism)
+
+    def _say_unlike(self) -> None:
+        """Say that the installed snnTorch's step is none that kernels have."""
+        if self._reset_mechanism not in self.fusable:
+            warnings.warn(
+                f"{self.stock.__name__} of snnTorch {snntorch.__version__} resets by {self._reset_mechanism!r} as no "
+                "kernel does: it runs step by step, in PyTorch",
+                stacklevel=4,
+            )
 
     @property
     def reset(self) -> torch.Tensor:
@@ -203,6 +230,8 @@ class FusedNeuron(PlainStates):
         return isinstance(self.spike_grad, (BuiltinMethodType, MethodType))  # of C from PyTorch 2.14 on
 
     def _fuses(self) -> bool:
+        if self._reset_mechanism not in self.fusable:
+            return False
         return self._has_kernel() and not (self.inhibition or self.state_quant or self._replaced())
 
     def _has_kernel(self) -> bool:
@@ -227,7 +256,7 @@ class FusedNeuron(PlainStates):
         if leaves.tracing():
             leaves.look_up(self, self.stock_parts)
         function = getattr(self, "state_function", None)
-        if function is not None and self.stock_parts and not names:
+        if function is not None and self.stock_parts and not names and self._reset_mechanism in self.fusable:
             expected = self.stock_parts[_STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]]]
             # TorchDynamo of PyTorch 2.9 knows a bound method's code, not its __func__.
             if getattr(function, "__code__", None) is not expected.__code__:
@@ -248,6 +277,7 @@ class FusedNeuron(PlainStates):
         kernel = None if surrogate is None else surrogate.kernel
         replaced = self._replaced()
         is_stock = bool(kernel is None or self.inhibition or self.state_quant or replaced)
+        is_stock = is_stock or self._reset_mechanism not in self.fusable
         names = (*self.parts, *self.state_names, *self.parameter_names)
         description = own["_description"] = StepDescription(
             kind,
@@ -435,13 +465,15 @@ class FusedNeuron(PlainStates):
                 return None
             if state.shape != input_.shape:
                 state = None  # zeros, as in snnTorch
-            elif state.dtype != input_.dtype and not (name == "spk" and state.dtype == torch.float32):
+            elif state.dtype != input_.dtype and not (
+                name == "spk" and state.dtype == installed.spike_dtype(input_.dtype)
+            ):
                 return None
             taken.append(state)
         if any(p.dim() > 0 and p.dtype != input_.dtype for p in self._values().values() if isinstance(p, torch.Tensor)):
             return None
         made, after = self._kernel_step(input_, taken)
-        spk = made if made.dtype == torch.float32 else made.to(self._spike_dtype())
+        spk = made if made.dtype == torch.float32 else made.to(self._spike_dtype(made.dtype))
         for name, state in zip(names, after):
             setattr(self, name, spk if name == "spk" else state)
         if self.init_hidden and not self.output:
@@ -482,12 +514,11 @@ class FusedNeuron(PlainStates):
                 setattr(self, name, torch.zeros(0, device=self.threshold.device))
         return super().reset_mem()
 
-    def _spike_dtype(self) -> torch.dtype:
-        """snnTorch's step functions give float32, whatever the membrane."""
+    def _spike_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of snnTorch's spikes of a membrane of ``dtype``."""
         factor: Any = getattr(self, "graded_spikes_factor", None)
-        if isinstance(factor, torch.Tensor) and factor.dim() > 0:
-            return torch.promote_types(torch.float32, factor.dtype)
-        return torch.float32
+        found = installed.spike_dtype(dtype)
+        return torch.promote_types(found, factor.dtype) if isinstance(factor, torch.Tensor) and factor.dim() else found
 
     # ---- all steps
 

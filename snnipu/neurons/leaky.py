@@ -7,6 +7,7 @@ import snntorch
 import torch
 
 from snnipu._layout import SINGLE_STEP
+from snnipu._names import installed
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons.fused import FusedNeuron
@@ -23,9 +24,9 @@ _TENSOR, _FLOAT = torch.Tensor, torch.float32
 class Leaky(FusedNeuron, snntorch.Leaky):
     r"""First-order leaky integrate-and-fire neurons: ``snntorch.Leaky`` 1.0, fused.
 
-    Signature, defaults, numbers, gradients and ``state_dict`` are snnTorch's, and so are the dtypes of a step: spikes
-    are float32, and so is the membrane of 16-bit inputs. See ``snntorch.Leaky`` for the keywords. The equations are
-    those of :func:`snnipu.ops.lif_sequence`.
+    Signature, defaults, numbers, gradients and ``state_dict`` are snnTorch's, and so are the dtypes of a step: in
+    snnTorch 1.0 spikes are float32, and so is the membrane of 16-bit inputs; in a later one both keep the input's. See
+    ``snntorch.Leaky`` for the keywords. The equations are those of :func:`snnipu.ops.lif_sequence`.
 
     .. code-block:: python
 
@@ -172,7 +173,8 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         if dtype not in DTYPES:
             raise TypeError(f"input_ must be real and floating (or integer), got {input_.dtype}")
         # snnTorch rounds the decayed membrane to the state's narrower dtype, or to 16 bit: its own operations do.
-        rounds = dtype in _LOW_PRECISION and (not fresh or self._reset_mechanism == "none")
+        rounds = not fresh or self._reset_mechanism == "none" or installed.SPIKES_KEEP_DTYPE
+        rounds = rounds and dtype in _LOW_PRECISION
         rounds = rounds or not (fresh or state.dtype == dtype)
         fuses = self._fuses()
         surrogate = self._surrogate()
@@ -204,7 +206,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             after = made
             self._last_step = ("before", None if fresh else state.detach())
         if dtype == torch.float64:
-            spk = spk.to(self._promoted(torch.float32, (self.graded_spikes_factor,)))
+            spk = spk.to(self._promoted(installed.spike_dtype(dtype), (self.graded_spikes_factor,)))
         self.mem = after
         if self.init_hidden and not self.output:
             return spk

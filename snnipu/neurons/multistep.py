@@ -603,7 +603,7 @@ def _by_steps(name: str, module: nn.Module, x: torch.Tensor, state: Optional[Tup
         steps.append(out)
     out = _stack(name, module, steps)
     if hasattr(module, "runs_fused"):
-        # As the fused operator; snnTorch's steps give float32 for 16-bit inputs.
+        # As the fused operator; steps of snnTorch 1.0 give float32 for 16-bit inputs.
         out = _in_dtype(out, x.dtype)
     return out, state
 

@@ -229,6 +229,11 @@ class SparseNeurons(nn.Module):
             spike_grad=self.spike_grad,
             reset_mechanism=self.reset_mechanism,
         )
+        if self.reset_mechanism not in neuron.fusable:
+            raise ValueError(
+                f"{type(neuron).__name__} of the installed snnTorch resets by {self.reset_mechanism!r} in another way "
+                'than this layer, which has no dense twin; take reset_mechanism="subtract" or "none"'
+            )
         with torch.no_grad():
             linear.weight.copy_(self.weight * self.input_scale)
             if self.bias is not None and linear.bias is not None:

@@ -75,6 +75,9 @@ class Dynamics:
             "it has inhibition=True": getattr(neuron, "inhibition", False),
             "it has a state_quant": getattr(neuron, "state_quant", False),
             "it has hooks": is_hooked(neuron),
+            "its reset_mechanism is one that no kernel has": (
+                hasattr(neuron, "_reset_mechanism") and neuron._reset_mechanism not in neuron.fusable
+            ),
         }
         why = next((why for why, holds in reasons.items() if holds), "it replaces parts of its step")
         raise TypeError(f"module {name} ({type(neuron).__name__}) cannot learn online: {why}")

@@ -31,7 +31,8 @@ def _evaluate(spike_grad: SpikeGrad, u: torch.Tensor, grad: torch.Tensor) -> tor
     """grad * dS/du of a surrogate known only as a PyTorch function."""
     with torch.enable_grad():
         u = u.detach().requires_grad_()
-        return torch.autograd.grad(spike_grad(u), u, grad.float())[0]
+        spikes = spike_grad(u)
+        return torch.autograd.grad(spikes, u, grad.to(spikes.dtype))[0]
 
 
 def _through_evaluated(

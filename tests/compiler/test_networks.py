@@ -16,6 +16,7 @@ from torch import nn
 
 import snnipu as snn
 from snnipu import compiler, surrogate
+from snnipu._names import installed
 from snnipu.compiler import backend
 from snnipu.neurons import multistep
 from snnipu.ops import leaves
@@ -243,9 +244,10 @@ def test_under_autocast_and_in_double_precision():
     with torch.autocast("cpu", torch.bfloat16):
         found, expected = watched(x), net(x)
     for a, b in zip(found, expected):
-        assert a.dtype == b.dtype == torch.float32
+        assert a.dtype == b.dtype == installed.spike_dtype(torch.bfloat16)
         assert torch.equal(a, b)
-    assert all(neuron.rolled for neuron in watched.neurons)
+    # Where spikes and states are of 16 bits, snnTorch's operations round after each of them, and no kernel does.
+    assert [neuron.rolled for neuron in watched.neurons] == ([] if installed.SPIKES_KEEP_DTYPE else [True, True])
 
     fc, lif = nn.Linear(12, 9).double(), snn.Leaky(beta=0.9)
 
@@ -628,13 +630,13 @@ def test_a_compiled_network_is_saved_copied_and_reset():
     assert torch.equal(other(x)[1], compiled(x)[1])
 
 
-def test_reset_reaches_neurons_of_other_networks_as_snntorchs_does():
+def test_reset_reaches_neurons_of_other_networks_where_snntorchs_does():
     net, other = Convolutional(), Convolutional()
     x = torch.rand(2, 1, 8, 8)
     other(x)
     assert other[2].mem.any()
     Watched(forward_pass, fullgraph=True)(net, 3, x)
-    assert not other[2].mem.any()
+    assert bool(other[2].mem.any()) == (not installed.RESET_REACHES_OTHERS)
     assert net[2].mem.any()
 
 

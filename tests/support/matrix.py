@@ -1,8 +1,9 @@
 """The tests with other versions of Python, PyTorch, NumPy and snnTorch, each in an environment of its own.
 
 ``make matrix`` runs it. A row runs where its Python is on this machine; else it tells what is missing. Where pip finds
-PyTorch with CUDA alone, empty libraries stand for CUDA's, which are gigabytes (``cuda_stubs.py``). ``--installed``
-makes one row of the Python that runs this script, with the PyTorch that is installed for it: a system's own packages.
+PyTorch with CUDA alone, empty libraries stand for CUDA's, which are gigabytes (``cuda_stubs.py``). A snnTorch of
+``1.0.0+next`` is a copy of 1.0.0 that behaves as its next release (``next_snntorch.py``). ``--installed`` makes one row
+of the Python that runs this script, with the PyTorch that is installed for it: a system's own packages.
 """
 
 import argparse
@@ -18,12 +19,16 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional
 
 import cuda_stubs
+import next_snntorch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS = ["tests/ops", "tests/neurons", "tests/functional", "tests/compiler", "tests/test_passthrough.py"]
 TESTS += ["tests/test_surrogate.py", "tests/test_equations.py", "tests/test_generator.py", "tests/test_native.py"]
+TESTS += ["tests/test_installed.py"]
 # What is left out of an environment, by the beginnings of its names, and the folder of what stands for it.
 OF_CUDA, STUBS = ("nvidia-", "cuda-", "triton"), "cuda_stubs"
+# The folder, in an environment, of a copy of snnTorch that behaves as its next release, and what follows its version.
+COPY, NEXT = "next_snntorch", "+next"
 NEEDS = ["pytest", "pytest-xdist", "hypothesis", "expecttest"]
 
 
@@ -45,6 +50,7 @@ ROWS = [
     Row("3.11", "2.13.0", "1", "0.9.1"),
     Row("3.11", "2.13.0", "1", "0.9.4"),
     Row("3.11", "2.13.0", "2", "1.0.0"),
+    Row("3.11", "2.13.0", "2", f"1.0.0{NEXT}"),
     Row("3.12", "2.9.1", "2", "1.0.0"),
     Row("3.13", "2.13.0", "2", "1.0.0"),
     Row("3.14", "2.14.1", "2", "1.0.0"),
@@ -75,7 +81,7 @@ def requirements(row: Row) -> Dict[str, str]:
     return {
         "torch": f"torch=={row.torch}" if row.torch else "torch",
         "numpy": numpy,
-        "snntorch": f"snntorch=={row.snntorch}" if row.snntorch else "snntorch",
+        "snntorch": f"snntorch=={row.snntorch.replace(NEXT, '')}" if row.snntorch else "snntorch",
     }
 
 
@@ -114,13 +120,17 @@ def environment(row: Row, python: str, folder: Path, installed: bool) -> Path:
         needed = tuple(f"Requires-Dist: {name}" for name in OF_CUDA)
         metadata.write_text("".join(line for line in lines if not line.startswith(needed)), encoding="utf-8")
     subprocess.run([*pip, "install", wanted["snntorch"], wanted["numpy"], "tqdm", *NEEDS], check=True)
+    if row.snntorch.endswith(NEXT):
+        subprocess.run([str(own), next_snntorch.__file__, str(folder / COPY)], stdout=subprocess.DEVNULL, check=True)
     return own
 
 
 def variables(python: Path) -> Dict[str, str]:
     """Of the processes of an environment."""
-    stubs = python.parent.parent.absolute() / STUBS
-    return {**os.environ, **({"LD_LIBRARY_PATH": str(stubs)} if stubs.is_dir() else {})}
+    folder = python.parent.parent.absolute()
+    stubs, own = folder / STUBS, [str(folder / COPY)] if (folder / COPY).is_dir() else []
+    path = os.pathsep.join([*own, str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path, **({"LD_LIBRARY_PATH": str(stubs)} if stubs.is_dir() else {})}
 
 
 def versions(python: Path) -> Row:
@@ -135,7 +145,7 @@ def versions(python: Path) -> Row:
 def run_tests(python: Path, tests: List[str], jobs: int, log: Path) -> str:
     """pytest's last line."""
     command = [str(python), "-m", "pytest", "-q", "--show-capture=no", "--dist", "loadfile", "-n", str(jobs), *tests]
-    named = {"PYTHONPATH": str(ROOT), "SNNIPU_HYPOTHESIS_EXAMPLES": os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "5")}
+    named = {"SNNIPU_HYPOTHESIS_EXAMPLES": os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "5")}
     with log.open("w") as file:
         subprocess.run(
             command, cwd=str(ROOT), env={**variables(python), **named}, stdout=file, stderr=subprocess.STDOUT
