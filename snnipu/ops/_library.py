@@ -4,7 +4,7 @@ from typing import Callable, Dict, Optional
 
 import torch
 
-from snnipu.ops._arguments import PLAIN, is_eager
+from snnipu.ops._arguments import has_plain_memory, is_eager
 
 _definitions = torch.library.Library("snnipu", "DEF")
 
@@ -31,13 +31,11 @@ def unwatched(name: str, *tensors: Optional[torch.Tensor]) -> Callable:
     See :func:`is_eager`: of many arguments the dispatcher makes as much work as Python's own part of the operator.
     """
     first = tensors[0]
-    kernel = None if first is None else REGISTERED[name].get("CPU" if first.is_cpu else "CUDA")
-    plain = kernel is not None
-    for tensor in tensors:
-        plain = plain and (tensor is None or type(tensor) in PLAIN)
-    if plain and first is not None and is_eager(first):
-        return kernel  # type: ignore[return-value]
-    return getattr(torch.ops.snnipu, name)
+    if first is not None and is_eager(first):
+        kernel = REGISTERED[name].get("CPU" if first.is_cpu else "CUDA")
+        if kernel is not None and all(tensor is None or has_plain_memory(tensor) for tensor in tensors):
+            return kernel
+    return getattr(torch.ops.snnipu, name)  # type: ignore[no-any-return]
 
 
 def implement(name: str, key: str, function: Callable) -> None:
