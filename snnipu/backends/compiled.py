@@ -164,7 +164,7 @@ def _find(neuron: Neuron, dtype: torch.dtype) -> neurons.Kernels:
                 started = time.monotonic()
                 path = _keep(folder, key, _compiled(compiler.words, flags, headers, text, what))
                 _say(f"compiled {what} in {time.monotonic() - started:.1f} s")
-    return neurons.kernels(neurons.prepared(_open(path)), 0)
+    return neurons.kernels(neurons.prepared(_open(path)), 0, neuron)
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -1,6 +1,7 @@
 """The ``snnipu::`` operator library and what is registered in it."""
 
-from typing import Callable, Dict, Optional
+import functools
+from typing import Any, Callable, Dict, Optional
 
 import torch
 
@@ -21,8 +22,24 @@ def define(schema: str, *, reference: Callable, meta: Callable) -> Callable:
     _definitions.define(schema)
     REGISTERED[name] = {}
     implement(name, "CompositeExplicitAutograd", reference)
-    implement(name, "Meta", meta)
+    implement(name, "Meta", _of_meta_tensors(name, meta))
     return getattr(torch.ops.snnipu, name).default
+
+
+def _of_meta_tensors(name: str, meta: Callable) -> Callable:
+    """``meta``, which PyTorch also calls where only some of the tensors are on ``meta``: an error, as PyTorch's own."""
+
+    @functools.wraps(meta)
+    def checked(*arguments: Any) -> Any:
+        for argument in arguments:
+            for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
+                if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
+                    raise RuntimeError(
+                        f"snnipu::{name} expects all tensors to be on the same device, got meta and {tensor.device}"
+                    )
+        return meta(*arguments)
+
+    return checked
 
 
 def unwatched(name: str, *tensors: Optional[torch.Tensor]) -> Callable:
