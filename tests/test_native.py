@@ -147,10 +147,11 @@ def test_the_sanitizers_see_an_overrun():
     """The library is the one built for them: an output one element too short is reported."""
     done = run(
         "import torch\n"
-        "from snnipu.backends.sparse_call import run\n"
-        "slots = dict(ids=torch.zeros(1, 1).int(), values=torch.ones(1, 1), counts=torch.ones(1, 2).int())\n"
+        "from snnipu.backends import sparse_call\n"
+        "sparse_call.pointer = lambda name, tensor, dtype, size: tensor.data_ptr()\n"  # would refuse it
+        "slots = dict(ids=torch.zeros(1, 1, 1).int(), values=torch.ones(1, 1, 1), counts=torch.ones(1, 1, 2).int())\n"
         "sizes = dict(steps=1, batch=1, slots=1, cells=1, neurons=10)\n"
-        "run('sparse_to_dense_fwd', torch.float32, {'out': torch.empty(9), **slots, **sizes})\n"
+        "sparse_call.run('sparse_to_dense_fwd', torch.float32, {'out': torch.empty(1, 9), **slots, **sizes})\n"
     )
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr

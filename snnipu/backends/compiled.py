@@ -171,7 +171,7 @@ def _find(neuron: Neuron, dtype: torch.dtype) -> neurons.Kernels:
                     ),
                 )
                 _say(f"compiled {what} in {time.monotonic() - started:.1f} s")
-    return neurons.kernels(neurons.prepared(_open(path)), 0)
+    return neurons.kernels(neurons.prepared(_open(path)), 0, neuron)
 
 
 def _open(path: Path) -> ctypes.CDLL:

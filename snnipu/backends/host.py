@@ -124,6 +124,13 @@ def _check_sizes(steps: int, elements: int) -> None:
         raise ValueError(f"x must have at most {_MAX_SIZE} steps and elements a step, got {steps} and {elements}")
 
 
+def one_or_each(name: str, parameter: torch.Tensor, count: int) -> int:
+    """How many elements a parameter of ``count`` neurons has; raises for another number than one or theirs."""
+    if parameter.numel() != 1 and parameter.shape != (count,):
+        raise ValueError(f"{name} must have one element or shape [{count}], got shape {tuple(parameter.shape)}")
+    return parameter.numel()
+
+
 def _upstream(grad: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], bool]:
     """An upstream gradient as the kernel takes it; one that is the same at all steps, as of a sum over time, once."""
     if grad is None:

@@ -5,13 +5,14 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
+from snnipu._pointers import pointer_to_read
 from snnipu.backends import host, memory
 from snnipu.backends.sparse_call import run
 from snnipu.ops import _fixed
-from snnipu.ops._maps import PoolGeometry
+from snnipu.ops._maps import Geometry, PoolGeometry
 from snnipu.ops._slots import AS_NEEDED
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
-from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade, words
+from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade, pool_of, words
 from snnipu.ops.connections import Connection, Convolution2d, Delayed
 
 # A place with its lane, and the number of one in a window, as the kernels hold them.
@@ -23,8 +24,7 @@ Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 class _Packed(NamedTuple):
     weight: "weakref.ref[torch.Tensor]"
-    version: int
-    pointer: int
+    identity: _fixed.Identity
     fingerprint: Optional[int]
     packed: torch.Tensor
 
@@ -45,13 +45,9 @@ def packed_weight(weight: torch.Tensor, trusted: bool = False) -> torch.Tensor:
         return fixed.made_of(weight, _pack, _fingerprint)
     if weight.is_inference():
         return _pack(weight)
-    key = id(weight)
+    key, identity = id(weight), _fixed.identity(weight)
     known = _cache.get(key)
-    same = (
-        known is not None
-        and known.weight() is weight
-        and (known.version, known.pointer) == (weight._version, weight.data_ptr())
-    )
+    same = known is not None and known.weight() is weight and known.identity == identity
     if same and known is not None and trusted:
         return known.packed
     fingerprint = _fingerprint(weight) if same else None
@@ -59,7 +55,7 @@ def packed_weight(weight: torch.Tensor, trusted: bool = False) -> torch.Tensor:
         return known.packed
     packed = _pack(weight)
     reference = weakref.ref(weight, lambda _: _cache.pop(key, None))
-    _cache[key] = _Packed(reference, weight._version, weight.data_ptr(), fingerprint, packed)
+    _cache[key] = _Packed(reference, identity, fingerprint, packed)
     return packed
 
 
@@ -74,15 +70,16 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
 
 def _fingerprint(weight: torch.Tensor) -> int:
     assert host.library is not None
-    source = weight.detach().contiguous()
-    size = source.numel() * source.element_size()
-    return int(host.library.snnipu_fingerprint(source.data_ptr(), size, torch.get_num_threads()))
+    kept: List[torch.Tensor] = []
+    address = pointer_to_read("weight", weight.detach(), weight.dtype, weight.shape, kept)
+    size = weight.numel() * weight.element_size()
+    return int(host.library.snnipu_fingerprint(address, size, torch.get_num_threads()))
 
 
 def _room(like: torch.Tensor, steps: int, batch: int, slots: int) -> Dict[str, torch.Tensor]:
     """For spikes."""
     shape = (steps, batch, slots)
-    counts = torch.empty((steps, batch, 2), dtype=torch.int32)
+    counts = like.new_empty((steps, batch, 2), dtype=torch.int32)
     values = memory.varying(like, shape)
     ids = memory.varying(counts, shape)
     return {"ids_out": ids, "values_out": values, "counts_out": counts, "dropped": torch.empty_like(counts)}
@@ -116,11 +113,12 @@ def select_spikes_fwd(
     """CPU kernel of ``snnipu::select_spikes_fwd``."""
     steps, batch, neurons = mem.shape
     host._check_sizes(steps * batch, neurons)
-    fired = torch.empty((steps, batch, words(neurons)), dtype=torch.int32)
+    fired = mem.new_empty((steps, batch, words(neurons)), dtype=torch.int32)
     given = {"steps": steps, "batch": batch, "neurons": neurons, "fired": fired, "carried": torch.empty_like(fired)}
     most = 0
     if steps * batch:
-        levels = {"threshold": threshold, "threshold_size": threshold.numel(), "second_threshold": grad_threshold}
+        size = host.one_or_each("threshold", threshold, neurons)
+        levels = {"threshold": threshold, "threshold_size": size, "second_threshold": grad_threshold}
         is_second = {"has_second_threshold": grad_threshold is not None}
         most = run("above", mem.dtype, {**given, **levels, **is_second, "x": mem})
     slots = most if capacity == AS_NEEDED else capacity
@@ -152,7 +150,7 @@ def select_spikes_bwd(
             "grad": grad,
             "slot_mem": slot_mem,
             "threshold": threshold,
-            "threshold_size": threshold.numel(),
+            "threshold_size": host.one_or_each("threshold", threshold, mem.shape[2]),
             "ids_out": ids,
             "counts_out": counts,
             "surrogate": surrogate,
@@ -187,6 +185,8 @@ spike_count_bwd = sparse_to_dense_bwd
 
 def _dense_sizes(ids: torch.Tensor, dense: torch.Tensor) -> Dict[str, int]:
     steps, batch, slots = ids.shape
+    if dense.shape[:-1] not in ((steps, batch), (batch,)):
+        raise ValueError(f"grad must have shape [{steps}, {batch}, N] or [{batch}, N], got {tuple(dense.shape)}")
     cells = steps * batch if dense.dim() == 3 else batch
     return {"steps": steps, "batch": batch, "slots": slots, "cells": cells, "neurons": dense.shape[-1]}
 
@@ -194,7 +194,8 @@ def _dense_sizes(ids: torch.Tensor, dense: torch.Tensor) -> Dict[str, int]:
 def _to_dense(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
     """The carried values added up in ``dense``, ``[T, B, N]`` or, of all steps, ``[B, N]``, whatever that holds."""
     if ids.shape[0] * ids.shape[1]:
-        fields = {**_dense_sizes(ids, dense), "ids": ids, "values": values, "counts": counts, "out": dense}
+        sizes, out = _dense_sizes(ids, dense), dense.flatten(0, -2)
+        fields = {**sizes, "ids": ids, "values": values, "counts": counts, "out": out}
         run("sparse_to_dense_fwd", values.dtype, fields)
     return dense
 
@@ -202,7 +203,8 @@ def _to_dense(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, den
 def _from_dense(dense: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The elements of ``dense``, as of :func:`_to_dense`, at the carried slots of ``values``; 0 in padding."""
     if ids.shape[0] * ids.shape[1]:
-        fields = {**_dense_sizes(ids, dense), "ids": ids, "counts": counts, "values_out": values, "x": dense}
+        sizes, x = _dense_sizes(ids, dense), dense.flatten(0, -2)
+        fields = {**sizes, "ids": ids, "counts": counts, "values_out": values, "x": x}
         run("sparse_to_dense_bwd", dense.dtype, fields)
     return values
 
@@ -356,10 +358,16 @@ def delay_input_bwd(grad: torch.Tensor, weight: torch.Tensor, lags: torch.Tensor
 def _neurons(a: Any, connected: Connection) -> Dict[str, Any]:
     """What every call of a layer has."""
     given, recurrent = _given(a, connected), a.recurrent_weight
+    if a.delay < 0:
+        raise ValueError(f"delay must be 0 or more, got {a.delay}")
     if recurrent is not None:
+        if recurrent.shape != (connected.neurons, connected.neurons):
+            expected = (connected.neurons, connected.neurons)
+            raise ValueError(f"recurrent_weight must have shape {expected}, got {tuple(recurrent.shape)}")
         given["recurrent_weight"] = packed_weight(recurrent, trusted=isinstance(a, LayerBackward))
-    given["beta"], given["beta_size"] = a.beta, a.beta.numel()
-    given["threshold"], given["threshold_size"] = a.threshold, a.threshold.numel()
+    given["beta"], given["beta_size"] = a.beta, host.one_or_each("beta", a.beta, connected.parameters)
+    given["threshold"] = a.threshold
+    given["threshold_size"] = host.one_or_each("threshold", a.threshold, connected.parameters)
     given["input_scale"], given["reset"], given["delay"] = a.input_scale, a.reset, min(a.delay, given["steps"])
     return given
 
@@ -374,6 +382,8 @@ def layer_fwd(a: LayerForward) -> LayerMade:
         raise ValueError(f"window must be two sizes of at least 1 and at most {_MOST_IN_WINDOW} places, got {window}")
     if window is not None and a.capacity != AS_NEEDED:
         raise ValueError(f"capacity must be {AS_NEEDED}, as many slots as needed, with a pool, got {a.capacity}")
+    if window is not None:
+        pool_of(Geometry(*a.geometry), window)  # raises where there is none
     given = _neurons(a, connected)
     steps, batch = given["steps"], given["batch"]
     mem = memory.varying(a.weight, (steps, batch, *connected.kept_shape)) if a.store_mem else a.weight.new_empty(0)

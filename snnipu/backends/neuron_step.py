@@ -39,7 +39,7 @@ class Step:
         self.plan, self.kernel, self.dtype, self.silent = plan, kernel, dtype, silent
         self._on_cpu = on_cpu
         self.calls: Any = (
-            neurons.Steps(neurons.built(_neurons.BUILT[plan.neuron]), plan.variant, dtype)
+            neurons.ComparedSteps(neurons.built(_neurons.BUILT[plan.neuron]), plan.variant, dtype)
             if on_cpu
             else triton.single_steps(plan.neuron, plan.variant)
         )
@@ -146,9 +146,9 @@ class NeuronStep(torch.autograd.Function):
             return (None,) * (3 + len(need))
         x, *tensors = ctx.saved_tensors
         before, after, parameters = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
-        for tensor in (x, *before, *after):
+        for tensor in (x, *before, *after, *rows):
             if tensor is not None:
-                _check_saved(tensor, shape, step.dtype)
+                _compare("a tensor of the backward pass of a neuron", tensor, shape, step.dtype)
         grad_spk, *grad_states = rows
         if plan.output is not None:
             grad_states.insert(plan.output, None)
@@ -157,7 +157,7 @@ class NeuronStep(torch.autograd.Function):
         grad_parameters: List[Optional[torch.Tensor]] = []
         if parameters:
             for parameter, (size, _) in zip(parameters, ctx.sizes):
-                _check_saved(parameter, size, step.dtype)
+                _compare("a parameter of the backward pass of a neuron", parameter, size, step.dtype)
             learns = _neurons.wanted(plan.neuron, plan.variant, need[count:], grad_spk is not None, single=True)
             grad_parameters = [torch.empty_like(p) if wanted else None for p, wanted in zip(parameters, learns)]
         calls = step.calls.copy(unread.numel(), parameters if fixed is None else fixed)
@@ -181,12 +181,12 @@ class NeuronStep(torch.autograd.Function):
         return (None, None, grad_x, *grad_initial, *grad_parameters)
 
 
-def _check_saved(tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
-    """Check a tensor of the backward pass: a hook of ``saved_tensors_hooks`` may give back another one."""
-    if not (tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous()):
+def _compare(name: str, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    """Compare a tensor with the step's: a hook of ``saved_tensors_hooks`` may have given back another one."""
+    if not (tensor.shape == shape and tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg()):
         raise RuntimeError(
-            f"a tensor saved for the backward pass of a neuron must be contiguous, {dtype}, of shape {tuple(shape)}, "
-            f"got {tensor.dtype} of shape {tuple(tensor.shape)} and strides {tensor.stride()}"
+            f"{name} must be contiguous, {dtype}, of shape {tuple(shape)}, got {tensor.dtype} of shape "
+            f"{tuple(tensor.shape)} and strides {tensor.stride()}"
         )
 
 

@@ -9,9 +9,13 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
+from snnipu._generator import Neuron
 from snnipu._generator.neuron import MOST_PARAMETERS, MOST_STATES
 from snnipu._layout import layout
+from snnipu._pointers import Size, compared, pointer, pointer_to_read
 from snnipu.backends import host, memory
+from snnipu.ops import _neurons
+from snnipu.ops._arguments import compute_dtype
 from snnipu.ops.neuron_sequence import BackwardArguments, Constants, ForwardArguments
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -79,11 +83,18 @@ def _bits(number: float) -> int:
 
 
 class Kernels(NamedTuple):
-    """A neuron's place: a library's functions, and its number there."""
+    """A neuron's place: a library's functions, and its number there; how many states and parameters it has."""
 
     forward: Any
     backward: Any
     number: int
+    states: int
+    parameters: int
+
+    def check_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Raise ValueError for a number of parameters that the neuron does not have."""
+        if len(parameters) != self.parameters:
+            raise ValueError(f"parameters must be {self.parameters} tensors for this neuron, got {len(parameters)}")
 
 
 def prepared(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -96,16 +107,18 @@ if host.library is not None:
     prepared(host.library)
 
 
-def kernels(library: ctypes.CDLL, number: int) -> Kernels:
+def kernels(library: ctypes.CDLL, number: int, neuron: Neuron) -> Kernels:
     """The neuron of this number in a library that has been prepared."""
-    return Kernels(library.snnipu_neuron_forward, library.snnipu_neuron_backward, number)
+    # A neuron without parameters is given one for its dtype.
+    counts = len(neuron.states), max(1, len(neuron.parameters))
+    return Kernels(library.snnipu_neuron_forward, library.snnipu_neuron_backward, number, *counts)
 
 
 @lru_cache(maxsize=None)
 def built(number: int) -> Kernels:
     """Of a neuron that the native library has."""
     assert host.library is not None
-    return kernels(host.library, number)
+    return kernels(host.library, number, _neurons.find(list(_neurons.BUILT)[number]))
 
 
 class _Arguments:
@@ -115,38 +128,49 @@ class _Arguments:
         self, neuron: Kernels, variant: int, dtype: torch.dtype, steps: int, elements: int, constant_input: bool
     ) -> None:
         self.neuron = neuron
+        self.storage, self.compute, self.elements = dtype, compute_dtype(dtype), elements
         self.kept: List[torch.Tensor] = []
         self.words = words = _EMPTY[:]
         words[_NEURON] = neuron.number
         words[_VARIANT] = variant
-        words[_DTYPE] = _DTYPES[dtype]
+        words[_DTYPE] = _code(dtype)
         words[_THREADS] = torch.get_num_threads()
         words[_CONSTANT_INPUT] = constant_input
         words[_STEPS] = steps
         words[_ELEMENTS] = elements
 
-    def connect(self, place: int, tensor: Optional[torch.Tensor]) -> None:
+    def read(self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype, size: Size) -> None:
         if tensor is not None:
-            if not tensor.is_contiguous():
-                tensor = tensor.contiguous()
-                self.kept.append(tensor)
-            self.words[place] = tensor.data_ptr()
+            self.words[place] = pointer_to_read(name, tensor, dtype, size, self.kept)
 
-    def connect_all(self, place: int, tensors: Tensors) -> None:
-        for tensor in tensors:
-            if tensor is not None:
-                self.connect(place, tensor)
-            place += 1
+    def write(self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype, size: Size) -> None:
+        if tensor is not None:
+            self.words[place] = pointer(name, tensor, dtype, size)
 
-    def connect_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
-        if isinstance(parameters, Constants):
-            count = len(parameters)
-            self.words[_PARAMETERS : _PARAMETERS + count] = parameters.pointers
-            self.words[_PARAMETER_SIZES : _PARAMETER_SIZES + count] = parameters.sizes
+    def read_all(self, place: int, name: str, tensors: Tensors, dtype: torch.dtype, size: Size) -> None:
+        _check_count(name, tensors, self.neuron)
+        for number, tensor in enumerate(tensors):
+            self.read(place + number, name, tensor, dtype, size)
+
+    def write_all(self, place: int, name: str, tensors: Tensors, dtype: torch.dtype, size: Size) -> None:
+        _check_count(name, tensors, self.neuron)
+        for number, tensor in enumerate(tensors):
+            self.write(place + number, name, tensor, dtype, size)
+
+    def read_upstream(self, place: int, bit: int, name: str, grad: Optional[torch.Tensor], shape: torch.Size) -> None:
+        """A gradient of ``[T, ...]``; one that is the same at all steps, as of a sum over time, is read once."""
+        if grad is None:
             return
-        for place, parameter in enumerate(parameters):
-            self.connect(_PARAMETERS + place, parameter)
-            self.words[_PARAMETER_SIZES + place] = parameter.numel()
+        if grad.shape == shape and shape[0] > 1 and grad.stride(0) == 0:
+            grad, shape = grad[0], shape[1:]
+            self.words[_GRAD_CONSTANT] |= 1 << bit
+        self.read(place, name, grad, self.storage, shape)
+
+    def read_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
+        _connect_parameters(self.words, self.neuron, parameters, self.compute, self.elements, self.kept)
+
+    def write_grad_parameters(self, grads: Tensors) -> None:
+        _connect_grad_parameters(self.words, self.neuron, grads, self.compute)
 
     def set_surrogate(self, surrogate: int, a: float, b: float) -> None:
         words = self.words
@@ -158,8 +182,54 @@ class _Arguments:
             host._check(status, name)
 
 
+def _code(dtype: torch.dtype) -> int:
+    code = _DTYPES.get(dtype)
+    if code is None:
+        raise TypeError(f"x must be float32, float64, float16 or bfloat16, got {dtype}")
+    return code
+
+
+def _check_count(name: str, tensors: Tensors, neuron: Kernels, needed: bool = False) -> None:
+    """Raise ValueError for another number of tensors than the neuron has states; none are fine unless ``needed``."""
+    if len(tensors) != neuron.states and (tensors or needed):
+        raise ValueError(f"{name} must be {neuron.states} tensors for this neuron, got {len(tensors)}")
+
+
+def _connect_parameters(
+    words: "array[int]",
+    neuron: Kernels,
+    parameters: Sequence[torch.Tensor],
+    dtype: torch.dtype,
+    elements: int,
+    kept: List[torch.Tensor],
+) -> None:
+    neuron.check_parameters(parameters)
+    if isinstance(parameters, Constants):
+        if parameters.dtype is not dtype:
+            raise TypeError(f"parameters must be {dtype}, got {parameters.dtype}")
+        count = len(parameters)
+        words[_PARAMETERS : _PARAMETERS + count] = parameters.pointers
+        words[_PARAMETER_SIZES : _PARAMETER_SIZES + count] = parameters.sizes
+        return
+    for place, parameter in enumerate(parameters):
+        size = parameter.numel()
+        if size != 1 and (not size or elements % size):
+            raise ValueError(f"parameter {place} must have one element, or a divisor of {elements}, got {size}")
+        words[_PARAMETERS + place] = pointer_to_read(f"parameter {place}", parameter, dtype, size, kept)
+        words[_PARAMETER_SIZES + place] = size
+
+
+def _connect_grad_parameters(words: "array[int]", neuron: Kernels, grads: Tensors, dtype: torch.dtype) -> None:
+    if len(grads) > neuron.parameters:
+        raise ValueError(f"gradients must be at most {neuron.parameters} for this neuron, got {len(grads)}")
+    for place, grad in enumerate(grads):
+        size = words[_PARAMETER_SIZES + place]
+        words[_GRAD_PARAMETERS + place] = 0 if grad is None else pointer("a parameter's gradient", grad, dtype, size)
+
+
 def forward(kernels: Kernels, a: ForwardArguments) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
     """Spikes, states after each step (empty where not stored, by the bits of ``store``) and after the last."""
+    _check_count("initial", a.initial, kernels, needed=True)
     steps, step_shape, shape = layout(a.x, a.num_steps)
     elements = step_shape.numel()
     host._check_sizes(steps, elements)
@@ -169,12 +239,14 @@ def forward(kernels: Kernels, a: ForwardArguments) -> Tuple[torch.Tensor, List[t
     final = [memory.empty(like, step_shape) for _ in a.initial] if a.store_final else []
     if steps and elements:
         call = _Arguments(kernels, a.variant, a.x.dtype, steps, elements, a.num_steps is not None)
-        call.connect(_X, a.x)
-        call.connect_all(_INITIAL, [state if state is not None and state.numel() else None for state in a.initial])
-        call.connect_parameters(a.parameters)
-        call.connect(_SPK, spk)
-        call.connect_all(_STATES, [state if state.numel() else None for state in states])
-        call.connect_all(_FINAL, final)
+        given = [state if state is not None and state.numel() else None for state in a.initial]
+        storage, compute = call.storage, call.compute
+        call.read(_X, "x", a.x, storage, a.x.shape)
+        call.read_all(_INITIAL, "initial", given, compute, step_shape)
+        call.read_parameters(a.parameters)
+        call.write(_SPK, "spk", spk, storage, shape)
+        call.write_all(_STATES, "states", [state if state.numel() else None for state in states], storage, shape)
+        call.write_all(_FINAL, "final", final, compute, step_shape)
         call.run(kernels.forward, "neuron_sequence_fwd")
     else:
         for state, start in zip(final, a.initial):
@@ -188,31 +260,33 @@ def backward(kernels: Kernels, a: BackwardArguments) -> Tuple[torch.Tensor, List
 
     ``states``: those after each step, empty where the adjoint does not read them; None: computed again.
     """
+    _check_count("initial", a.initial, kernels, needed=True)
     stored = a.stored
-    steps, step_shape, _ = layout(stored, a.num_steps)
+    steps, step_shape, shape = layout(stored, a.num_steps)
     like = a.parameters[0]
     grad_x = memory.empty(stored, stored.shape)
     grad_initial = [like.new_empty(step_shape) if needed else None for needed in a.need_initial]
-    grad_parameters = [torch.empty_like(p) if needed else None for p, needed in zip(a.parameters, a.need_parameters)]
+    grad_parameters = [p.new_empty(p.shape) if needed else None for p, needed in zip(a.parameters, a.need_parameters)]
     elements = step_shape.numel()
     if steps and elements:
         call = _Arguments(kernels, a.variant, stored.dtype, steps, elements, a.num_steps is not None)
-        call.connect(_X, a.x)
+        storage, compute = call.storage, call.compute
+        call.read(_X, "x", a.x, storage, stored.shape)
         if a.states is not None:
-            call.connect_all(_STATES, [state if state.numel() else None for state in a.states])
+            _check_count("states", a.states, kernels, needed=True)
+            after = [state if state.numel() else None for state in a.states]
+            call.read_all(_STATES, "states", after, storage, shape)
         call.set_surrogate(a.surrogate, a.surrogate_a, a.surrogate_b)
-        call.connect_all(_INITIAL, a.initial)
-        call.connect_parameters(a.parameters)
-        for bit, grad in enumerate((a.grad_spk, *a.grad_states)):
-            if grad is not None:
-                if grad.shape[0] > 1 and grad.stride(0) == 0:  # of a sum over time, say: the same at all steps
-                    grad = grad[0]
-                    call.words[_GRAD_CONSTANT] |= 1 << bit
-                call.connect(_GRAD_STATES + bit - 1 if bit else _GRAD_SPK, grad)
-        call.connect_all(_GRAD_FINAL, a.grad_final)
-        call.connect(_GRAD_X, grad_x)
-        call.connect_all(_GRAD_INITIAL, grad_initial)
-        call.connect_all(_GRAD_PARAMETERS, grad_parameters)
+        call.read_all(_INITIAL, "initial", a.initial, compute, step_shape)
+        call.read_parameters(a.parameters)
+        call.read_upstream(_GRAD_SPK, 0, "grad_spk", a.grad_spk, shape)
+        _check_count("grad_states", a.grad_states, kernels, needed=True)
+        for place, grad in enumerate(a.grad_states):
+            call.read_upstream(_GRAD_STATES + place, 1 + place, "grad_states", grad, shape)
+        call.read_all(_GRAD_FINAL, "grad_final", a.grad_final, compute, step_shape)
+        call.write(_GRAD_X, "grad_x", grad_x, storage, stored.shape)
+        call.write_all(_GRAD_INITIAL, "grad_initial", grad_initial, compute, step_shape)
+        call.write_grad_parameters(grad_parameters)
         call.run(kernels.backward, "neuron_sequence_bwd")
     else:
         for gradient in (grad_x, *grad_parameters):
@@ -237,30 +311,23 @@ class Steps:
     dtype, and None is zeros. What is written must not be what is read.
     """
 
-    __slots__ = ("_kept", "_neuron", "_words")
+    __slots__ = ("_arguments", "_elements", "_kept", "_neuron", "_words")
 
     def __init__(self, neuron: Kernels, variant: int, dtype: torch.dtype) -> None:
-        self._neuron = neuron
-        self._words = _Arguments(neuron, variant, dtype, 1, 0, True).words
-        self._kept: Sequence[torch.Tensor] = ()
+        arguments = _Arguments(neuron, variant, dtype, 1, 0, True)
+        self._arguments, self._neuron, self._words = arguments, neuron, arguments.words
+        self._elements, self._kept = 0, arguments.kept
 
     def copy(self, elements: int, parameters: Sequence[torch.Tensor]) -> "Steps":
         """Return steps of another size with these parameters, in the compute dtype."""
-        copied = object.__new__(Steps)
-        copied._neuron = self._neuron
+        copied = object.__new__(type(self))
+        copied._arguments, copied._neuron, copied._elements = self._arguments, self._neuron, elements
         copied._words = words = self._words[:]
         words[_THREADS] = torch.get_num_threads()
         words[_ELEMENTS] = elements
-        if isinstance(parameters, Constants):
-            count = len(parameters)
-            words[_PARAMETERS : _PARAMETERS + count] = parameters.pointers
-            words[_PARAMETER_SIZES : _PARAMETER_SIZES + count] = parameters.sizes
-        else:
-            parameters = [parameter.contiguous() for parameter in parameters]
-            for place, parameter in enumerate(parameters):
-                words[_PARAMETERS + place] = parameter.data_ptr()
-                words[_PARAMETER_SIZES + place] = parameter.numel()
-        copied._kept = parameters
+        kept: List[torch.Tensor] = []
+        _connect_parameters(words, self._neuron, parameters, self._arguments.compute, elements, kept)
+        copied._kept = kept
         return copied
 
     def forward(
@@ -272,22 +339,47 @@ class Steps:
         copies: Sequence[Optional[torch.Tensor]] = (),
     ) -> None:
         """Writes ``spk``, the states ``after`` the step, and ``copies`` of them in x's dtype."""
-        words = self._words
-        words[_X] = x.data_ptr()
-        words[_SPK] = spk.data_ptr()
-        _point(words, _INITIAL, before)
-        _point(words, _FINAL, after)
+        kept: List[torch.Tensor] = []
+        storage, compute = self._arguments.storage, self._arguments.compute
+        self._read(_X, "x", x, storage, kept)
+        self._write(_SPK, "spk", spk, storage)
+        self._read_all(_INITIAL, "the states before", before, compute, kept)
+        self._write_all(_FINAL, "the states after", after, compute)
         if copies:
-            _point(words, _STATES, copies)
-        status = self._neuron.forward(words.buffer_info()[0])
+            self._write_all(_STATES, "copies of the states", copies, storage)
+        self._run(self._neuron.forward, "neuron_sequence_fwd")
+
+    def _read(
+        self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype, kept: List[torch.Tensor]
+    ) -> None:
+        if tensor is None:
+            self._words[place] = 0
+        else:
+            self._words[place] = pointer_to_read(name, tensor, dtype, self._elements, kept)
+
+    def _write(self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype) -> None:
+        self._words[place] = 0 if tensor is None else pointer(name, tensor, dtype, self._elements)
+
+    def _read_all(self, place: int, name: str, tensors: Tensors, dtype: torch.dtype, kept: List[torch.Tensor]) -> None:
+        _check_count(name, tensors, self._neuron)
+        for number, tensor in enumerate(tensors):
+            self._read(place + number, name, tensor, dtype, kept)
+
+    def _write_all(self, place: int, name: str, tensors: Tensors, dtype: torch.dtype) -> None:
+        _check_count(name, tensors, self._neuron)
+        for number, tensor in enumerate(tensors):
+            self._write(place + number, name, tensor, dtype)
+
+    def _run(self, function: Any, name: str) -> None:
+        status = function(self._words.buffer_info()[0])
         if status:
-            host._check(status, "neuron_sequence_fwd")
+            host._check(status, name)
 
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
         """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
         words = self._words
         words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, _bits(surrogate_a), _bits(surrogate_b)
-        _point(words, _GRAD_PARAMETERS, grad_parameters)
+        _connect_grad_parameters(words, self._neuron, grad_parameters, self._arguments.compute)
 
     def backward(
         self,
@@ -305,21 +397,36 @@ class Steps:
         ``after``: the states after the step; where one is None, all are computed again. Those that no gradient that is
         asked for depends on may be anything of their size; so may ``x``, which an adjoint may want for others.
         """
+        kept: List[torch.Tensor] = []
+        storage, compute = self._arguments.storage, self._arguments.compute
+        self._read(_X, "x", x, storage, kept)
+        self._read_all(_INITIAL, "the states before", before, compute, kept)
+        self._read_all(_STATES, "the states after", after, storage, kept)
+        self._read(_GRAD_SPK, "the spikes' gradient", grad_spk, storage, kept)
+        self._read_all(_GRAD_STATES, "the states' gradients", grad_states, storage, kept)
+        self._read_all(_GRAD_FINAL, "the gradients after", grad_after, compute, kept)
+        self._write(_GRAD_X, "grad_x", grad_x, storage)
+        self._write_all(_GRAD_INITIAL, "the gradients before", grad_before, compute)
+        self._run(self._neuron.backward, "neuron_sequence_bwd")
+
+
+class ComparedSteps(Steps):
+    """Steps whose caller has compared each tensor with the input, or has just made it."""
+
+    __slots__ = ()
+
+    def _read(
+        self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype, kept: List[torch.Tensor]
+    ) -> None:
+        self._words[place] = 0 if tensor is None else compared(tensor)
+
+    def _write(self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype) -> None:
+        self._words[place] = 0 if tensor is None else compared(tensor)
+
+    def _read_all(self, place: int, name: str, tensors: Tensors, dtype: torch.dtype, kept: List[torch.Tensor]) -> None:
+        self._write_all(place, name, tensors, dtype)
+
+    def _write_all(self, place: int, name: str, tensors: Tensors, dtype: torch.dtype) -> None:
         words = self._words
-        words[_X] = 0 if x is None else x.data_ptr()
-        _point(words, _INITIAL, before)
-        _point(words, _STATES, after)
-        words[_GRAD_SPK] = 0 if grad_spk is None else grad_spk.data_ptr()
-        _point(words, _GRAD_STATES, grad_states)
-        _point(words, _GRAD_FINAL, grad_after)
-        words[_GRAD_X] = grad_x.data_ptr()
-        _point(words, _GRAD_INITIAL, grad_before)
-        status = self._neuron.backward(words.buffer_info()[0])
-        if status:
-            host._check(status, "neuron_sequence_bwd")
-
-
-def _point(words: "array[int]", place: int, tensors: Tensors) -> None:
-    for tensor in tensors:
-        words[place] = 0 if tensor is None else tensor.data_ptr()
-        place += 1
+        for number, tensor in enumerate(tensors, place):
+            words[number] = 0 if tensor is None else compared(tensor)

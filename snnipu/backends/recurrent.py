@@ -9,10 +9,11 @@ import platform
 import sys
 from ctypes import c_int64, c_void_p
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence
 
 import torch
 
+from snnipu._pointers import pointer, pointer_to_read
 from snnipu.backends import host, neurons
 from snnipu.ops.recurrent_sequence import SPIKES, BackwardArguments, ForwardArguments, adds_to_input
 
@@ -50,6 +51,7 @@ def _is_known(a: Any, x: torch.Tensor, step: torch.Size) -> bool:
         x.dtype in _GEMM
         and len(step) > 1  # PyTorch multiplies a single vector otherwise
         and all(one is None or one.dtype == x.dtype for one in (a.weight, a.bias, *a.parameters))
+        and a.weight.shape == (step[-1], step[-1])
         and (a.bias is None or a.bias.shape == a.weight.shape[:1])
         and not a.geometry
         and not a.order
@@ -64,21 +66,17 @@ if host.library is not None:
     host.declare(host.library, "recurrent", Call, ("recurrent_forward", "recurrent_backward"))
 
 
-def _address(tensor: Optional[torch.Tensor]) -> int:
-    return 0 if tensor is None else tensor.data_ptr()  # of an empty one 0, too
-
-
-def _call(every: Any, neuron: Any, a: Any, num_states: int, bias: Optional[torch.Tensor]) -> Call:
-    made = Call()
+def _call(every: neurons._Arguments, neuron: Any, a: Any, num_states: int, bias: Optional[torch.Tensor]) -> Call:
+    made, dtype = Call(), every.compute
     made.all = every.words.buffer_info()[0]
     made.neuron = ctypes.cast(neuron, c_void_p).value
-    made.gemm = _gemm(a.weight.dtype)
+    made.gemm = _gemm(dtype)
     made.num_states, made.features = num_states, a.weight.shape[0]
     made.adds, made.transposed = adds_to_input(a.neuron), not a.weight.is_contiguous()
-    made.weight = a.weight.data_ptr()
+    weight = a.weight.t() if made.transposed else a.weight
+    made.weight = pointer_to_read("weight", weight, dtype, a.weight.shape, every.kept)
     if bias is not None:
-        every.kept.append(bias.contiguous())
-        made.bias = every.kept[-1].data_ptr()
+        made.bias = pointer_to_read("bias", bias, dtype, a.weight.shape[:1], every.kept)
     return made
 
 
@@ -95,17 +93,22 @@ def forward(
     if library is None or not _is_known(a, a.x, step_shape):
         return None
     every = neurons._Arguments(kernels, a.variant, a.x.dtype, len(spk), step_shape.numel(), a.num_steps is not None)
-    every.connect(neurons._X, a.x)
-    every.connect_parameters(a.parameters)
-    every.connect(neurons._SPK, spk)
+    dtype = every.compute
+    every.read(neurons._X, "x", a.x, dtype, a.x.shape)
+    every.read_parameters(a.parameters)
+    every.write(neurons._SPK, "spk", spk, dtype, spk.shape)
     final = [None if place == SPIKES else a.parameters[0].new_empty(step_shape) for place in range(len(states))]
-    every.connect_all(neurons._INITIAL, [None if p == SPIKES else one for p, one in enumerate(initial)][adds:])
-    every.connect_all(neurons._STATES, states[adds:])
-    every.connect_all(neurons._FINAL, final[adds:])
+    before = [None if place == SPIKES else state for place, state in enumerate(initial)]
+    every.read_all(neurons._INITIAL, "initial", before[adds:], dtype, step_shape)
+    kept = [state if state.numel() and place != SPIKES else None for place, state in enumerate(states)]
+    every.write_all(neurons._STATES, "states", kept[adds:], dtype, spk.shape)
+    every.write_all(neurons._FINAL, "final", final[adds:], dtype, step_shape)
     call = _call(every, kernels.forward, a, len(states) - adds, a.bias)
     first = initial[SPIKES]
-    call.first = _address(first)
-    call.incoming = _address(incoming)
+    if first is not None:
+        call.first = pointer_to_read("initial", first, dtype, step_shape, every.kept)
+    if a.store_incoming:
+        call.incoming = pointer("incoming", incoming, dtype, spk.shape)
     host._check(library.snnipu_recurrent_forward(ctypes.byref(call)), "neuron_recurrent_fwd")
     final[SPIKES] = spk[-1]
     return final
@@ -119,33 +122,39 @@ def backward(
     if library is None or not _is_known(a, a.spk, step_shape):
         return None
     every = neurons._Arguments(kernels, a.variant, a.spk.dtype, len(a.spk), step_shape.numel(), a.num_steps is not None)
-    every.connect(neurons._X, a.x)
-    every.connect_parameters(a.parameters)
-    every.connect(neurons._SPK, a.spk)
+    dtype, shape = every.compute, a.spk.shape
+    if a.x is not None:
+        every.read(neurons._X, "x", a.x, dtype, shape if a.num_steps is None else step_shape)
+    every.read_parameters(a.parameters)
+    every.read(neurons._SPK, "spk", a.spk, dtype, shape)
     every.set_surrogate(a.surrogate, a.surrogate_a, a.surrogate_b)
-    own = [place for place in range(len(a.states)) if place >= adds]
-    for at, place in enumerate(own):
-        if place != SPIKES:
-            every.connect(neurons._INITIAL + at, a.initial[place])
-            every.connect(neurons._STATES + at, a.states[place])
-            every.connect(neurons._GRAD_FINAL + at, grad_final[place])
-    upstream: List[Tuple[int, int, Optional[torch.Tensor]]] = [(0, neurons._GRAD_SPK, a.grad_spk)]
-    upstream += [(1 + at, neurons._GRAD_STATES + at, a.grad_states[place]) for at, place in enumerate(own)]
-    for bit, word, grad in upstream:
-        if grad is not None:
-            if grad.shape[0] > 1 and grad.stride(0) == 0:
-                grad = grad[0]
-                every.words[neurons._GRAD_CONSTANT] |= 1 << bit
-            every.connect(word, grad)
+
+    def own(tensors: Tensors) -> Tensors:
+        """Those of the neuron itself, without its spikes."""
+        return [None if place == SPIKES else tensor for place, tensor in enumerate(tensors)][adds:]
+
+    every.read_all(neurons._INITIAL, "initial", own(a.initial), dtype, step_shape)
+    after = own([state if state.numel() else None for state in a.states])
+    every.read_all(neurons._STATES, "states", after, dtype, shape)
+    every.read_all(neurons._GRAD_FINAL, "grad_final", own(grad_final), dtype, step_shape)
+    every.read_upstream(neurons._GRAD_SPK, 0, "grad_spk", a.grad_spk, shape)
+    neurons._check_count("grad_states", a.grad_states[adds:], kernels, needed=True)
+    for place, grad in enumerate(a.grad_states[adds:]):
+        every.read_upstream(neurons._GRAD_STATES + place, 1 + place, "grad_states", grad, shape)
     before: List[Optional[torch.Tensor]] = [
         None if place == SPIKES and not a.need_initial[SPIKES] else like.new_empty(step_shape)
         for place in range(len(a.states))
     ]
-    every.connect(neurons._GRAD_X, grad_rows)
-    every.connect_all(neurons._GRAD_INITIAL, [None if p == SPIKES else one for p, one in enumerate(before)][adds:])
-    every.connect_all(neurons._GRAD_PARAMETERS, total)
-    call = _call(every, kernels.backward, a, len(own), None)
-    call.incoming = _address(a.incoming)
-    call.grad_last, call.grad_first = _address(grad_final[SPIKES]), _address(before[SPIKES])
+    every.write(neurons._GRAD_X, "grad_x", grad_rows, dtype, shape)
+    every.write_all(neurons._GRAD_INITIAL, "grad_initial", own(before), dtype, step_shape)
+    every.write_grad_parameters(total)
+    call = _call(every, kernels.backward, a, len(a.states) - adds, None)
+    if a.incoming.numel():
+        call.incoming = pointer_to_read("incoming", a.incoming, dtype, shape, every.kept)
+    last, first = grad_final[SPIKES], before[SPIKES]
+    if last is not None:
+        call.grad_last = pointer_to_read("grad_final", last, dtype, step_shape, every.kept)
+    if first is not None:
+        call.grad_first = pointer("grad_initial", first, dtype, step_shape)
     host._check(library.snnipu_recurrent_backward(ctypes.byref(call)), "neuron_recurrent_bwd")
     return before

@@ -2,10 +2,11 @@
 
 import ctypes
 from ctypes import c_double, c_int64, c_void_p
-from typing import Any, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import torch
 
+from snnipu._pointers import pointer, pointer_to_read
 from snnipu.backends import host
 from snnipu.ops import spiking_lstm as operator
 
@@ -29,18 +30,16 @@ if host.library is not None:
     host.declare(host.library, "lstm", Call, ("lstm_forward", "lstm_backward"))
 
 
-def _address(tensor: Optional[torch.Tensor]) -> Optional[int]:
-    return None if tensor is None else tensor.data_ptr()
-
-
 class Pointwise:
-    """See :class:`snnipu.ops.spiking_lstm.Pointwise`; all tensors are contiguous."""
+    """See :class:`snnipu.ops.spiking_lstm.Pointwise`; what is written is contiguous."""
 
     def __init__(self, cell: operator.Cell, threshold: torch.Tensor, reset: int) -> None:
-        self.call = Call(dtype=_DTYPES[threshold.dtype], threads=torch.get_num_threads(), reset=reset)
+        self.dtype = threshold.dtype
+        self.call = Call(dtype=_DTYPES[self.dtype], threads=torch.get_num_threads(), reset=reset)
         self.call.tanh_gate = operator.tanh_gate(cell)
         self.call.threshold = threshold.item()
         self.known = ctypes.byref(self.call)
+        self.kept: List[torch.Tensor] = []
 
     def _run(self, backward: bool, like: torch.Tensor) -> None:
         if like.numel():
@@ -48,14 +47,22 @@ class Pointwise:
             library: Any = host.library
             function = library.snnipu_lstm_backward if backward else library.snnipu_lstm_forward
             host._check(function(self.known), f"spiking_lstm_{'bwd' if backward else 'fwd'}")
+        self.kept.clear()
+
+    def _read(self, name: str, tensor: Optional[torch.Tensor], shape: Sequence[int]) -> Optional[int]:
+        return None if tensor is None else pointer_to_read(name, tensor, self.dtype, tuple(shape), self.kept)
+
+    def _write(self, name: str, tensor: Optional[torch.Tensor], shape: Sequence[int]) -> Optional[int]:
+        return None if tensor is None else pointer(name, tensor, self.dtype, tuple(shape))
 
     def forward(self, gates: torch.Tensor, before: Tensors, after: Tensors) -> None:
         """Activations in the place of the gates, and the states after the step."""
         call, (syn, mem) = self.call, after
-        call.gates = gates.data_ptr()
-        call.syn_before, call.mem_before = map(_address, before)
-        call.syn, call.mem = _address(syn), _address(mem)
         assert syn is not None
+        shape = syn.shape
+        call.gates = self._write("gates", gates, _of_gates(shape))
+        call.syn_before, call.mem_before = (self._read(name, t, shape) for name, t in zip(("syn", "mem"), before))
+        call.syn, call.mem = self._write("syn", syn, shape), self._write("mem", mem, shape)
         self._run(False, syn)
 
     def backward(
@@ -70,14 +77,22 @@ class Pointwise:
         grad_reset: Optional[torch.Tensor],
     ) -> None:
         """Gradients of gates, of the cell state before the step and of the threshold at each neuron."""
-        call = self.call
-        call.gates, call.syn = activations.data_ptr(), syn.data_ptr()
-        call.syn_before, call.mem_before = map(_address, before)
-        call.grad_syn, call.grad_mem = map(_address, grad)
-        call.carried_syn, call.carried_mem = map(_address, carried)
-        call.grad_gates, call.grad_before = grad_gates.data_ptr(), grad_before.data_ptr()
-        call.grad_reset = _address(grad_reset)
+        call, shape = self.call, syn.shape
+        call.gates = self._read("activations", activations, _of_gates(shape))
+        call.syn = self._read("syns", syn, shape)
+        call.syn_before, call.mem_before = (self._read(name, t, shape) for name, t in zip(("syn", "mem"), before))
+        names = ("grad_syns", "grad_mems")
+        call.grad_syn, call.grad_mem = (self._read(name, t, shape) for name, t in zip(names, grad))
+        call.carried_syn, call.carried_mem = (self._read(name, t, shape) for name, t in zip(names, carried))
+        call.grad_gates = self._write("grad_gates", grad_gates, _of_gates(shape))
+        call.grad_before = self._write("grad_syn", grad_before, shape)
+        call.grad_reset = self._write("grad_threshold", grad_reset, shape)
         self._run(True, syn)
+
+
+def _of_gates(state: torch.Size) -> Sequence[int]:
+    """The shape of the gates of states ``[B, neurons, ...]``."""
+    return (state[0], 4 * state[1], *state[2:])
 
 
 def _pointwise(cell: operator.Cell, threshold: torch.Tensor, reset: int) -> operator.Pointwise:

@@ -20,6 +20,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
+from snnipu._pointers import pointer, pointer_to_read
 from snnipu._version import __version__
 from snnipu.backends import libraries
 from snnipu.ops._derivative import once_differentiable
@@ -270,9 +271,11 @@ def _memory_remedy(message: str) -> str:
 class Program:
     """A compiled operator, or its gradient operator."""
 
-    def __init__(self, lib: Any, key: _Key) -> None:
+    def __init__(self, lib: Any, key: _Key, forward: Sequence[TensorSpec] = ()) -> None:
         self._lib = lib
         self.key = key
+        # The outputs of the operator whose gradient this is.
+        self._forward = forward
         self._lock = threading.Lock()
         self._handle: Optional[int] = None
         self._handle = self._compile()
@@ -350,17 +353,26 @@ class Program:
         return TensorSpec(name, tuple(shape[axis] for axis in range(rank)))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """The outputs for inputs in the order of :attr:`sources`. Values are copied; tensors must be on the CPU."""
+        """The outputs for inputs in the order of :attr:`sources`. Values are copied; tensors must be on the CPU.
+
+        Raises:
+            TypeError, ValueError: an input that is not what the program was compiled for.
+        """
         if len(inputs) != len(self.sources):
             raise ValueError(f"{self.name} takes {len(self.sources)} inputs, got {len(inputs)}")
-        held = []
-        for number, tensor in enumerate(inputs):
+        held: List[torch.Tensor] = []
+        sources = (c_void_p * max(len(inputs), 1))()
+        for number, (tensor, source) in enumerate(zip(inputs, self.sources)):
+            name = f"{self.name}: input {number}"
             if tensor.device.type != "cpu":
-                raise ValueError(f"{self.name}: input {number} must be on the CPU, got {tensor.device}")
-            held.append(tensor.detach().to(BORDER.get(tensor.dtype, tensor.dtype)).contiguous())
-        made = [torch.empty(spec.shape, dtype=DTYPES[spec.type]) for spec in self.outputs]
-        sources = (c_void_p * max(len(held), 1))(*(tensor.data_ptr() for tensor in held))
-        results = (c_void_p * max(len(made), 1))(*(tensor.data_ptr() for tensor in made))
+                raise ValueError(f"{name} must be on the CPU, got {tensor.device}")
+            spec = (self.key.inputs if source.kind == IN else self._forward)[source.place]
+            held.append(tensor.detach().to(BORDER.get(tensor.dtype, tensor.dtype)))
+            sources[number] = pointer_to_read(name, held[-1], DTYPES[spec.type], spec.shape, held)
+        made = [torch.empty(spec.shape, dtype=DTYPES[spec.type], device="cpu") for spec in self.outputs]
+        results = (c_void_p * max(len(made), 1))()
+        for number, (tensor, spec) in enumerate(zip(made, self.outputs)):
+            results[number] = pointer(f"{self.name}: output {number}", tensor, DTYPES[spec.type], spec.shape)
         with self._lock:
             self._check(self._lib.run(self._handle, sources, results))
         return made
@@ -474,12 +486,19 @@ class IpuModel:
             if found in self._programs:
                 self._programs.move_to_end(found)
                 return self._programs[found]
-        made = Program(self.lib, key)
+        made = Program(self.lib, key, () if gradient is None else self._outputs(key))
         with self._lock:
             self._programs[found] = made
             while len(self._programs) > CACHED_PROGRAMS:
                 self._programs.popitem(last=False)
         return made
+
+    def _outputs(self, gradient: _Key) -> Sequence[TensorSpec]:
+        """Those of the operator whose gradient this is."""
+        key = gradient._replace(gradient=None)
+        with self._lock:
+            known = self._programs.get(_typed(key))
+        return (Program(self.lib, key) if known is None else known).outputs
 
     def apply(
         self,

@@ -25,7 +25,7 @@ class Product:
     def __init__(self, layer: Any, x: torch.Tensor, needs: Sequence[bool], need_x: bool = True) -> None:
         self.layer, self.shape, self.needs = layer, x.shape, needs
         with torch.no_grad():
-            self.events = _events(layer, x, layer.weight, learns_alone=needs[0] and not need_x)
+            self.events = _events(layer, x, learns_alone=needs[0] and not need_x)
         self._dense: Optional[torch.Tensor] = None
         self._own: List[torch.Tensor] = []
 
@@ -81,13 +81,12 @@ class Product:
         return [next(made) if need else None for need in self.needs]
 
 
-def _events(
-    layer: Any, x: torch.Tensor, weight: torch.Tensor, learns_alone: bool = False
-) -> Optional[sparse_input.Events]:
+def _events(layer: Any, x: torch.Tensor, learns_alone: bool) -> Optional[sparse_input.Events]:
+    weight, bias = layer.weight, layer.bias
     if isinstance(layer, nn.Linear):
-        return sparse_input.linear_events(x, weight)
+        return sparse_input.linear_events(x, weight, bias)
     sizes = (layer.stride, layer.padding, layer.dilation, layer.groups)
-    return sparse_input.convolution_events(x, weight, weight, *sizes, learns_alone=learns_alone)
+    return sparse_input.convolution_events(x, weight, bias, weight, *sizes, learns_alone=learns_alone)
 
 
 def _dense(layer: Any, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:

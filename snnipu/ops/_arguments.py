@@ -51,9 +51,14 @@ def is_direct(x: torch.Tensor, dispatched: bool = False) -> bool:
     return is_eager(x, dispatched) and x.is_cpu
 
 
+def has_plain_memory(x: torch.Tensor) -> bool:
+    """Return True if the memory of ``x`` holds its elements: no subclass, no sparse layout, no negation to come."""
+    return type(x) in PLAIN and x.layout is torch.strided and not x.is_neg()
+
+
 def is_eager(x: torch.Tensor, dispatched: bool = False) -> bool:
     """As :func:`is_direct`, of the memory of a GPU too."""
-    if is_compiling() or type(x) not in PLAIN or not (x.is_cpu or x.is_cuda):
+    if is_compiling() or not has_plain_memory(x) or not (x.is_cpu or x.is_cuda):
         return False
     watched: Any = False
     for watcher in _INTERPRETERS if dispatched else _WATCHERS:

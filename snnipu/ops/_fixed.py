@@ -3,17 +3,32 @@
 import contextlib
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 
 _thread = threading.local()
 
 
-class _Made(NamedTuple):
-    weight: "weakref.ref[torch.Tensor]"
+class Identity(NamedTuple):
+    """What tells a weight from itself later, where its values were changed as PyTorch counts, or by way of ``.data``
+    its memory, shape or dtype."""
+
     version: int
     pointer: int
+    dtype: torch.dtype
+    shape: Tuple[int, ...]
+    stride: Tuple[int, ...]
+
+
+def identity(weight: torch.Tensor) -> Identity:
+    version = 0 if weight.is_inference() else weight._version
+    return Identity(version, weight.data_ptr(), weight.dtype, weight.shape, weight.stride())
+
+
+class _Made(NamedTuple):
+    weight: "weakref.ref[torch.Tensor]"
+    identity: Identity
     fingerprint: int
     made: torch.Tensor
 
@@ -31,37 +46,29 @@ class FixedWeights:
         make: Callable[[torch.Tensor], torch.Tensor],
         fingerprint: Callable[[torch.Tensor], int],
     ) -> torch.Tensor:
-        """``make(weight)``, which is kept until the weight's version or memory is another; ``fingerprint``: of its
+        """``make(weight)``, which is kept until the weight's :class:`Identity` is another; ``fingerprint``: of its
         values."""
-        key, version = id(weight), _version(weight)
+        key, now = id(weight), identity(weight)
         known = self._made.get(key)
-        if (
-            known is not None
-            and known.weight() is weight
-            and (known.version, known.pointer) == (version, weight.data_ptr())
-        ):
+        if known is not None and known.weight() is weight and known.identity == now:
             return known.made
         self._fingerprint = fingerprint
         made = make(weight)
         reference = weakref.ref(weight, lambda _: self._made.pop(key, None))
-        self._made[key] = _Made(reference, version, weight.data_ptr(), fingerprint(weight), made)
+        self._made[key] = _Made(reference, now, fingerprint(weight), made)
         return made
 
     def check(self) -> None:
         """Raise where a weight's values are others than those that were used."""
         for known in list(self._made.values()):
             weight = known.weight()
-            if weight is None or (known.version, known.pointer) != (_version(weight), weight.data_ptr()):
+            if weight is None or known.identity != identity(weight):
                 continue  # nothing of it was used since
             if self._fingerprint is not None and self._fingerprint(weight) != known.fingerprint:
                 raise RuntimeError(
                     f"a weight of shape {list(weight.shape)} was changed within fixed_weights() by way of .data or "
                     "NumPy, which PyTorch does not count: results since then may be those of its values before"
                 )
-
-
-def _version(weight: torch.Tensor) -> int:
-    return 0 if weight.is_inference() else weight._version
 
 
 def of_this_thread() -> Optional[FixedWeights]:

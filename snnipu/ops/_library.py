@@ -1,10 +1,11 @@
 """The ``snnipu::`` operator library and what is registered in it."""
 
-from typing import Callable, Dict, Optional
+import functools
+from typing import Any, Callable, Dict, Optional
 
 import torch
 
-from snnipu.ops._arguments import PLAIN, is_eager
+from snnipu.ops._arguments import has_plain_memory, is_eager
 
 _definitions = torch.library.Library("snnipu", "DEF")
 
@@ -21,8 +22,24 @@ def define(schema: str, *, reference: Callable, meta: Callable) -> Callable:
     _definitions.define(schema)
     REGISTERED[name] = {}
     implement(name, "CompositeExplicitAutograd", reference)
-    implement(name, "Meta", meta)
+    implement(name, "Meta", _of_meta_tensors(name, meta))
     return getattr(torch.ops.snnipu, name).default
+
+
+def _of_meta_tensors(name: str, meta: Callable) -> Callable:
+    """``meta``, which PyTorch also calls where only some of the tensors are on ``meta``: an error, as PyTorch's own."""
+
+    @functools.wraps(meta)
+    def checked(*arguments: Any) -> Any:
+        for argument in arguments:
+            for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
+                if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
+                    raise RuntimeError(
+                        f"snnipu::{name} expects all tensors to be on the same device, got meta and {tensor.device}"
+                    )
+        return meta(*arguments)
+
+    return checked
 
 
 def unwatched(name: str, *tensors: Optional[torch.Tensor]) -> Callable:
@@ -31,13 +48,11 @@ def unwatched(name: str, *tensors: Optional[torch.Tensor]) -> Callable:
     See :func:`is_eager`: of many arguments the dispatcher makes as much work as Python's own part of the operator.
     """
     first = tensors[0]
-    kernel = None if first is None else REGISTERED[name].get("CPU" if first.is_cpu else "CUDA")
-    plain = kernel is not None
-    for tensor in tensors:
-        plain = plain and (tensor is None or type(tensor) in PLAIN)
-    if plain and first is not None and is_eager(first):
-        return kernel  # type: ignore[return-value]
-    return getattr(torch.ops.snnipu, name)
+    if first is not None and is_eager(first):
+        kernel = REGISTERED[name].get("CPU" if first.is_cpu else "CUDA")
+        if kernel is not None and all(tensor is None or has_plain_memory(tensor) for tensor in tensors):
+            return kernel
+    return getattr(torch.ops.snnipu, name)  # type: ignore[no-any-return]
 
 
 def implement(name: str, key: str, function: Callable) -> None:

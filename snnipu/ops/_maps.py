@@ -95,6 +95,18 @@ def conv_geometry(
     return found
 
 
+def fit_in_a_convolution(sizes: Geometry) -> bool:
+    """Return True if the sizes are those of a convolution."""
+    g = sizes
+    if min(*g[:10], *g[12:]) < 1 or min(g[10:12]) < 0 or g.in_channels % g.groups or g.out_channels % g.groups:
+        return False
+    spans = [dilation * (kernel - 1) + 1 for dilation, kernel in zip(g[12:14], g[6:8])]
+    return all(
+        size + 2 * padding >= span and out == (size + 2 * padding - span) // stride + 1
+        for size, padding, span, stride, out in zip(g[1:3], g[10:12], spans, g[8:10], g[4:6])
+    )
+
+
 class PoolGeometry(NamedTuple):
     """Sizes of a pool, as the operators take them: a list of these ints."""
 
@@ -137,6 +149,17 @@ def pool_geometry(map_shape: Tuple[int, int, int], kernel: Size, stride: Size, p
         out.append((map_shape[axis + 1] + 2 * padding[axis] - kernel[axis]) // stride[axis] + 1)
     every = [*map_shape, *out, *kernel, *stride, *padding]
     return PoolGeometry(*every)
+
+
+def fit_in_a_pool(sizes: PoolGeometry) -> bool:
+    """Return True if the sizes are those of a pool."""
+    g = sizes
+    if min(g[:9]) < 1 or min(g[9:]) < 0:
+        return False
+    return all(
+        2 * padding <= kernel and size + 2 * padding >= kernel and out == (size + 2 * padding - kernel) // stride + 1
+        for size, padding, kernel, stride, out in zip(g[1:3], g[9:], g[5:7], g[7:9], g[3:5])
+    )
 
 
 def spike_maps(

@@ -41,6 +41,11 @@ def windows(size: Sequence[int], kernel: Sequence[int], stride: Sequence[int]) -
     return Windows(*size, *kernel, *stride, *out)
 
 
+def fit_in_a_map(sizes: Windows) -> bool:
+    """Return True if the sizes are those of windows within a map."""
+    return windows(sizes[:2], sizes[2:4], sizes[4:6]) == sizes
+
+
 def windows_of(
     x: torch.Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any = 1, ceil_mode: bool = False
 ) -> Optional[Windows]:

@@ -8,11 +8,13 @@ import torch
 from snnipu import _generator, _route
 from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP, fits, in_order, layout, memory_order, permuted
+from snnipu._pointers import pointer
 from snnipu.ops import _library, _neurons
 from snnipu.ops._arguments import (
     PLAIN,
     Parameter,
     compute_dtype,
+    has_plain_memory,
     is_differentiated,
     is_direct,
     is_eager,
@@ -283,6 +285,7 @@ def bits(flags: Sequence[bool]) -> int:
 
 def _forward(direct: bool, x: torch.Tensor, initial: Sequence[Optional[torch.Tensor]], *arguments: Any) -> Made:
     """The operator, or where nobody looks its kernel: see :func:`is_eager`."""
+    direct = direct and all(state is None or has_plain_memory(state) for state in initial)
     run = _KERNELS_FWD.get("CPU" if x.is_cpu else "CUDA") if direct else None
     if run is None:
         run, initial = _fwd, [x.new_empty(0) if state is None else state for state in initial]
@@ -290,8 +293,8 @@ def _forward(direct: bool, x: torch.Tensor, initial: Sequence[Optional[torch.Ten
     return made
 
 
-def _backward(like: torch.Tensor, *arguments: Any) -> Made:
-    made: Made = _library.unwatched("neuron_sequence_bwd", like)(*arguments)
+def _backward(like: torch.Tensor, grads: Tensors, *arguments: Any) -> Made:
+    made: Made = _library.unwatched("neuron_sequence_bwd", like, *grads)(*arguments)
     return made
 
 
@@ -356,6 +359,7 @@ class NeuronSequence(torch.autograd.Function):
                 kept = [state.unsqueeze(0) if state.numel() else state for state in kept]
         grad_x, grad_initial, grad_parameters = _backward(
             parameters[0],
+            (grad_spk, *grad_states, *grad_final),
             grad_spk,
             grad_states,
             grad_final,
@@ -387,11 +391,12 @@ class Results(NamedTuple):
 
 
 class Constants(List[torch.Tensor]):
-    """Parameters made of numbers alone, which nobody may write into, and where they are."""
+    """Parameters of ``dtype`` made of numbers alone, which nobody may write into, and where they are."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
         super().__init__(tensors)
-        self.pointers = array("q", [tensor.data_ptr() for tensor in tensors])
+        self.dtype = dtype
+        self.pointers = array("q", [pointer("a constant parameter", tensor, dtype, 1) for tensor in tensors])
         self.sizes = array("q", [1] * len(tensors))
 
 
@@ -429,7 +434,8 @@ def constants(plan: _neurons.Plan, parameters: Mapping[str, Parameter], dtype: t
                     if isinstance(value, torch.Tensor)
                     else torch.tensor(value, dtype=dtype, device="cpu")
                     for value in derived
-                ]
+                ],
+                dtype,
             )
     return found
 

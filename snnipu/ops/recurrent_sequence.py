@@ -297,10 +297,10 @@ def _forward_steps(
     last = None if start is None else start.to(a.x.dtype).contiguous()
     for t, current in enumerate(currents):
         come = connection.of_zeros(step_shape) if last is None else connection(last)
-        if come is not None and come.dtype != like.dtype:
-            come = come.to(like.dtype)
         if adds:
             come = current = current if come is None else current + come
+        elif come is not None and come.dtype != like.dtype:
+            come = come.to(like.dtype)
         if a.store_incoming:
             arriving[t].zero_() if come is None else arriving[t].copy_(come)
         before[SPIKES] = come
@@ -355,7 +355,10 @@ def _backward_steps(
         after = [None if again else (spikes[t] if rows is None else rows[t]) for rows in kept]
         current = arriving[t] if adds else currents[t]
         grad_spk, come = upstream[0][t], carry[SPIKES]
+        if adds:  # input and spikes have the input's dtype, what is kept of them the states'
+            current = None if current is None else current.to(a.spk.dtype)
         if adds and come is not None:
+            come = come.to(a.spk.dtype)
             grad_spk = come if grad_spk is None else grad_spk + come
         one.backward(
             spikes[t] if current is None else current.contiguous(),  # not read, or needed

@@ -11,7 +11,7 @@ from torch.nn import grad as gradients
 
 from snnipu import _route
 from snnipu.ops import _break_even, _fixed, _library
-from snnipu.ops._arguments import PLAIN, count_nonzero, is_autocast, is_differentiated, is_direct
+from snnipu.ops._arguments import count_nonzero, has_plain_memory, is_autocast, is_differentiated, is_direct
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Geometry, unchecked_pair
 from snnipu.ops._slots import AS_NEEDED
@@ -88,18 +88,18 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] =
     Returns:
         ``[N, out]``.
     """
-    events = linear_events(x, weight)
+    events = linear_events(x, weight, bias)
     return F.linear(x, weight, bias) if events is None else events.product(x, weight, bias)
 
 
-def linear_events(x: torch.Tensor, weight: torch.Tensor) -> Optional["Events"]:
-    """The events by which :func:`linear` makes this product; None: the dense one is faster."""
+def linear_events(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> Optional["Events"]:
+    """The events by which :func:`linear` makes this product; None: the dense one is faster, or refuses it."""
     most = 0.0
     if x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]:
         fixed = _fixed.of_this_thread() is not None and type(weight) is torch.nn.Parameter
         fixed = fixed and not (torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad))
         most = _break_even.of_linear_input(weight.shape[0], weight.shape[1], x.shape[0], fixed)
-    slots = _slots(x, weight, most, weight.numel())
+    slots = _slots(x, weight, bias, most, weight.numel())
     return None if slots is None else Events(slots, None)
 
 
@@ -124,7 +124,7 @@ def conv2d(
         ``[N, out, H', W']``.
     """
     given = (stride, padding, dilation, groups)
-    events = convolution_events(x, weight, weight, *given, learns_alone=_learns_alone(x, weight))
+    events = convolution_events(x, weight, bias, weight, *given, learns_alone=_learns_alone(x, weight))
     return F.conv2d(x, weight, bias, *given) if events is None else events.product(x, weight, bias)
 
 
@@ -149,9 +149,9 @@ def conv1d(
         ``[N, out, L']``.
     """
     sizes = (_of_a_line(stride, 1), _of_a_line(padding, 0), _of_a_line(dilation, 1))
-    if x.dim() == weight.dim() == 3 and None not in sizes:
+    if x.dim() == weight.dim() == 3 and None not in sizes and has_plain_memory(x) and has_plain_memory(weight):
         maps, kernels = x.unsqueeze(2), weight.unsqueeze(2)  # of one line
-        events = convolution_events(maps, kernels, weight, *sizes, groups, learns_alone=_learns_alone(x, weight))
+        events = convolution_events(maps, kernels, bias, weight, *sizes, groups, learns_alone=_learns_alone(x, weight))
         if events is not None:
             return events.product(maps, kernels, bias).squeeze(2)
     return F.conv1d(x, weight, bias, stride, padding, dilation, groups)
@@ -172,6 +172,7 @@ def _learns_alone(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def convolution_events(
     x: torch.Tensor,
     weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
     parameter: torch.Tensor,
     stride: Any,
     padding: Any,
@@ -188,7 +189,7 @@ def convolution_events(
         return None
     stride = geometry.stride_y * geometry.stride_x
     most = _break_even.of_convolution_input(parameter.shape, groups, stride, learns_alone)
-    slots = _slots(x, parameter, most, geometry.positions * weight.numel())
+    slots = _slots(x, parameter, bias, most, geometry.positions * weight.numel())
     return None if slots is None else Events(slots, geometry)
 
 
@@ -304,22 +305,34 @@ class _Product(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias if need_bias else None, None, None, None, None
 
 
-def _slots(x: torch.Tensor, weight: torch.Tensor, most: float, products: int) -> Optional[Slots]:
+def _slots(
+    x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor], most: float, products: int
+) -> Optional[Slots]:
     """Ids, values and counts of what is not zero, where the product by events is the faster one.
 
     Args:
         most: the share of nonzero inputs up to which it is.
         products: multiplications of a row.
     """
-    limit = most if x.shape[0] * products >= _break_even.FEWEST_PRODUCTS else 0.0
-    slots = _chosen(x, weight, limit)
+    limit = most if most and x.shape[0] * products >= _break_even.FEWEST_PRODUCTS else 0.0
+    slots = _chosen(x, weight, bias, limit)
     choices: Optional[List[Choice]] = getattr(_switch, "choices", None)
     if choices is not None and is_direct(x, dispatched=True):
         choices.append(Choice(weight, x.numel(), count_nonzero(x), limit, slots is not None))
     return slots
 
 
-def _chosen(x: torch.Tensor, weight: torch.Tensor, most: float) -> Optional[Slots]:
+def _fits(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> bool:
+    """Return True if kernels can read weight and bias with ``x``; PyTorch broadcasts or refuses others."""
+    for tensor in (weight, bias):
+        if tensor is not None and not (
+            has_plain_memory(tensor) and tensor.dtype == x.dtype and tensor.device == x.device
+        ):
+            return False
+    return bias is None or bias.shape == weight.shape[:1]
+
+
+def _chosen(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor], most: float) -> Optional[Slots]:
     if (
         not most
         or not x.numel()
@@ -327,8 +340,7 @@ def _chosen(x: torch.Tensor, weight: torch.Tensor, most: float) -> Optional[Slot
         or "CPU" not in _library.REGISTERED["sparse_linear_fwd"]
         or not is_direct(x, dispatched=True)
         or x.dtype not in (torch.float32, torch.float64)
-        or type(weight) not in PLAIN
-        or weight.dtype != x.dtype
+        or not _fits(x, weight, bias)
         or is_autocast()
         or _route.on_ipu()
     ):

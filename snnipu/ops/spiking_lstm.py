@@ -424,13 +424,21 @@ def backward_by(
 ) -> MadeBackward:
     *given, needs = arguments
     a = Arguments(*given)
-    cell, steps = a.made(), len(syns)
+    cell, (steps, step) = a.made(), a.steps()
+    shape = (steps, *cell.shape(step))
+    for name, made, expected in (
+        ("activations", activations, (*shape[:2], 4 * shape[2], *shape[3:])),
+        ("syns", syns, shape),
+        ("mems", mems, shape),
+    ):
+        if made.shape != expected:
+            raise ValueError(f"{name} must have shape {expected}, got {tuple(made.shape)}")
     weight, one = cell.hidden_weight(), pointwise(cell, a.threshold, a.reset)
     upstream = list(zip(upstream_rows(grad_syns, steps), upstream_rows(grad_mems, steps)))
     first = tuple(None if state is None else state.contiguous() for state in (a.syn, a.mem))
     states = [first, *zip(syns.unbind(), mems.unbind())]
-    grad_gates = torch.empty_like(activations)
-    grad_reset = torch.empty_like(mems) if needs[3] and a.reset == 0 else None
+    grad_gates = activations.new_empty(activations.shape)
+    grad_reset = mems.new_empty(mems.shape) if needs[3] and a.reset == 0 else None
     carry = syns.new_empty(syns.shape[1:])
     carried: Tensors = [None, None]
     for t in reversed(range(steps)):

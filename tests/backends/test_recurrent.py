@@ -9,6 +9,7 @@ from torch import nn
 import snnipu as snn
 from snnipu import surrogate
 from snnipu.backends import host, kernels, neurons, recurrent
+from snnipu.ops import recurrent_sequence
 from snnipu.ops.recurrent_sequence import Connection, recurrent_apply
 
 pytestmark = pytest.mark.skipif(
@@ -143,6 +144,26 @@ def test_a_gradient_that_is_the_same_at_every_step(same, neuron, monkeypatch, ca
 
     assert_equal(*both(monkeypatch, gradients))
     assert calls == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reset_delay", [True, False])
+@pytest.mark.parametrize("neuron", NEURONS)
+def test_16_bit_steps_are_the_references(neuron, reset_delay, dtype, monkeypatch):
+    torch.manual_seed(0)
+    count, values = NEURONS[neuron]
+    x = torch.randn(STEPS, 3, 6, dtype=dtype, requires_grad=True)
+    connection = Connection(nn.Parameter(torch.randn(6, 6, dtype=dtype) / 2), nn.Parameter(torch.randn(6, dtype=dtype)))
+    learnt = {name: torch.full((6,), value, requires_grad=True) for name, value in values.items()}
+    arguments = (neuron, x, [None] * count, connection, learnt, reset_delay)
+    ours = made(*arguments)
+    monkeypatch.setattr(kernels, "_MEANS", recurrent_sequence._REFERENCE)
+    expected = made(*arguments)
+    assert ours[0][0].any()
+    for one, other in zip(ours[0], expected[0]):
+        assert torch.equal(one, other)
+    for one, other in zip(ours[1], expected[1]):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("bias", [torch.zeros(6, dtype=torch.float64), torch.zeros(5)], ids=["dtype", "size"])

@@ -485,5 +485,5 @@ def test_saved_tensors_that_a_hook_exchanges_are_refused(change):
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, change):
         _, mem = lif(x)
         spk, _ = lif(x, mem)
-    with pytest.raises(RuntimeError, match="saved for the backward pass of a neuron must be contiguous"):
+    with pytest.raises(RuntimeError, match="of the backward pass of a neuron must be contiguous"):
         spk.sum().backward()

@@ -152,6 +152,107 @@ def test_other_layouts_and_dtypes(events):
         sparse_input.linear(x[..., 0], torch.randn(5, 9))
 
 
+class Subclass(torch.Tensor):
+    pass
+
+
+def in_odd_strides(tensor):
+    return torch.stack([tensor, torch.full_like(tensor, 7)], -1)[..., 0]
+
+
+# What is made of an operand that the kernels read as it is: another layout, device, dtype or type.
+ODD = {
+    "negative": torch._neg_view,
+    "of a conjugate": lambda tensor: torch.complex(tensor, -tensor).conj().imag,
+    "strided": in_odd_strides,
+    "expanded": lambda tensor: tensor[:1].expand(tensor.shape),
+    "float64": torch.Tensor.double,
+    "bfloat16": torch.Tensor.bfloat16,
+    "int64": torch.Tensor.long,
+    "complex": lambda tensor: torch.complex(tensor, tensor).conj(),
+    "subclass": lambda tensor: tensor.as_subclass(Subclass),
+    "mkldnn": torch.Tensor.to_mkldnn,
+    "COO": torch.Tensor.to_sparse,
+    "empty": lambda tensor: tensor[:0],
+    "one element": lambda tensor: tensor[:1],
+    "one less": lambda tensor: tensor[:-1],
+    "one more": lambda tensor: torch.cat([tensor, tensor[:1]]),
+    "one dimension more": lambda tensor: tensor[..., None],
+    "no dimension": torch.Tensor.sum,
+}
+PRODUCTS = {
+    "linear": ((30, 40), (20, 40)),
+    "conv1d": ((4, 6, 30), (20, 6, 3)),
+    "conv2d": ((4, 6, 9, 9), (20, 6, 3, 3)),
+}
+
+
+def outcome(function, *operands):
+    try:
+        return function(*operands)
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("place", ["x", "weight", "bias"])
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_pytorch_takes_or_refuses_what_kernels_do_not_read(kind, place, odd, events):
+    torch.manual_seed(0)
+    shape, weight = PRODUCTS[kind]
+    operands = {"x": (torch.rand(shape) < 0.3).float(), "weight": torch.randn(weight), "bias": torch.randn(weight[:1])}
+    ours, pytorchs = getattr(sparse_input, kind), getattr(F, kind)
+    ours(*operands.values())
+    assert events == [True]
+    operands[place] = ODD[odd](operands[place])
+    with torch.no_grad():
+        made, expected = outcome(ours, *operands.values()), outcome(pytorchs, *operands.values())
+    assert type(made) is type(expected)
+    if isinstance(expected, tuple):
+        assert made == expected
+    else:
+        torch.testing.assert_close(made.to_dense(), expected.to_dense(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", ["x", "weight", "bias"])
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_operands_on_meta_are_pytorchs(kind, place, events, monkeypatch):
+    shape, weight = PRODUCTS[kind]
+    operands = {"x": torch.zeros(shape), "weight": torch.randn(weight), "bias": torch.randn(weight[:1])}
+    operands[place] = operands[place].to("meta")
+    # Not called: of such weights PyTorch 2.13 reads anything.
+    monkeypatch.setattr(F, kind, lambda *_: "PyTorch's")
+    assert getattr(sparse_input, kind)(*operands.values()) == "PyTorch's"
+
+
+@pytest.mark.parametrize(
+    ("place", "odd"),
+    [*((place, odd) for place in ("x", "weight", "bias") for odd in ("negative", "strided")), ("bias", "one element")],
+)
+def test_gradients_of_what_kernels_do_not_read(place, odd, events):
+    torch.manual_seed(0)
+    shape, weight = PRODUCTS["linear"]
+    results = []
+    for function in (sparse_input.linear, F.linear):
+        torch.manual_seed(0)
+        operands = {"x": (torch.rand(shape) < 0.3).float(), "weight": torch.randn(weight), "bias": torch.randn(20)}
+        for operand in operands.values():
+            operand.requires_grad_()
+        given = {**operands, place: ODD[odd](operands[place])}
+        out = function(*given.values())
+        out.backward(torch._neg_view(torch.randn_like(out)))
+        results.append([out.detach(), *(operand.grad for operand in operands.values())])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_with_one_bias_for_all_outputs(events):
+    layer, x = nn.Linear(40, 20), (torch.rand(7, 3, 40) < 0.2).float()
+    layer.bias = nn.Parameter(torch.ones(1))
+    snn.MultiStep(layer, snn.Leaky(beta=0.9))(x)[1].sum().backward()
+    assert layer.bias.grad.shape == (1,)
+    assert not any(events)
+
+
 def test_what_is_not_a_number_is_an_event(events):
     x = torch.zeros(4, 3)
     x[1, 2], x[2, 0], x[3, 1] = float("nan"), float("inf"), -0.0

@@ -1,0 +1,350 @@
+"""What reaches native code: an operator's tensor of another dtype, device, shape or layout than its own.
+
+The kernels give what the reference gives, or raise; under the address sanitizer no access is out of bounds.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from support import sparse_cases
+from support.sparse_cases import arguments, backward_values, case
+
+import snnipu
+from snnipu import _pointers, surrogate
+from snnipu.ops import _library, _neurons
+from snnipu.ops.max_pool2d import windows
+
+pytestmark = pytest.mark.skipif(
+    "CPU" not in _library.REGISTERED["sparse_linear_fwd"], reason="there are no CPU kernels"
+)
+STEPS, BATCH, NEURONS = 4, 3, 5
+KERNEL = surrogate.fast_sigmoid(slope=5).kernel
+
+
+# ---- arguments of every operator, as its schema has them
+
+
+def of_events():
+    """Operator -> arguments, of the event-driven ones."""
+    found = {}
+    sizes = {"neurons": NEURONS, "rows": (STEPS, BATCH), "rates": (0.4, 0.2), "graded": False}
+    for op in (*sparse_cases.OPS, sparse_cases.POOLED, sparse_cases.DELAYED):
+        recurrent = op == "sparse_lif_sequence"
+        values = case(op, inputs=7, recurrent=recurrent, each=True, **sizes)
+        if "values" in values:
+            values["values"] = values["values"].nan_to_num()
+        found[f"{op}_fwd"] = arguments(f"{op}_fwd", values)
+        made = reference(f"{op}_fwd")(*found[f"{op}_fwd"])
+        after = backward_values(op, values, made)
+        after["grad"] = after["grad"].nan_to_num()
+        after = {**values, **after, "num_neurons": NEURONS}
+        adjoint = sparse_cases.adjoint_of(op)
+        found.setdefault(adjoint, arguments(adjoint, after))
+    ids, values, counts, neurons = found["sparse_to_dense_fwd"]
+    found["spike_count_fwd"] = (ids, values, counts, neurons)
+    found["spike_count_bwd"] = (torch.randn(BATCH, neurons), ids, counts)
+    weight, _, geometry, lags = found["delay_linear_fwd"][3:]
+    found["delay_linear_input_bwd"] = (torch.randn(STEPS, BATCH, NEURONS), weight, lags, geometry[0])
+    return found
+
+
+def of_pools():
+    geometry = list(windows((5, 6), (2, 3), (2, 3)))
+    x, grad = torch.randn(BATCH, 2, 5, 6), torch.randn(BATCH, 2, 2, 2)
+    which = reference("max_pool2d_fwd")(x, geometry)[1]
+    steps, beta, threshold = torch.randn(STEPS, BATCH, 2, 5, 6), torch.rand(2), torch.rand(2)
+    found = {
+        "max_pool2d_fwd": (x, geometry),
+        "max_pool2d_bwd": (grad, which, geometry),
+        "avg_pool2d_fwd": (x, geometry),
+        "avg_pool2d_bwd": (grad, geometry),
+        "lif_max_pool2d_fwd": (steps, beta, threshold, geometry, None, 0),
+    }
+    out, which, _, _ = reference("lif_max_pool2d_fwd")(*found["lif_max_pool2d_fwd"])
+    read = (torch.randn_like(out), steps, beta, threshold, which, geometry, 0, *KERNEL, True, True)
+    return {**found, "lif_max_pool2d_bwd": read}
+
+
+def of_neurons():
+    """With a state whose initial value is given; the parameters of one neuron each."""
+    plan = _neurons.plan("synaptic", {"reset_mechanism": "subtract", "reset_delay": True})
+    x, step = torch.randn(STEPS, BATCH, NEURONS), (BATCH, NEURONS)
+    initial, parameters = [torch.randn(step) for _ in plan.states], [torch.rand(NEURONS) for _ in plan.names]
+    options = (plan.neuron, plan.variant, None)
+    all_states = (1 << len(initial)) - 1
+    found = {"neuron_sequence_fwd": (x, initial, parameters, *options, all_states, True)}
+    spk, states, final = reference("neuron_sequence_fwd")(*found["neuron_sequence_fwd"])
+    grads = (torch.randn_like(spk), [torch.randn_like(s) for s in states], [torch.randn_like(s) for s in final])
+    needs = ([True] * len(initial), [True] * len(parameters))
+    found["neuron_sequence_bwd"] = (*grads, x, initial, parameters, *options, *KERNEL, *needs, states)
+
+    weight, bias = torch.randn(NEURONS, NEURONS), torch.randn(NEURONS)
+    connection, before = (weight, bias, [], []), [torch.rand(step), *initial]
+    store = [False, *[True] * len(initial)]
+    given = (x, *connection, before, parameters, *options, store, True, True)
+    found["neuron_recurrent_fwd"] = given
+    spk, states, final, incoming = reference("neuron_recurrent_fwd")(*given)
+    upstream = (torch.randn_like(spk), [None, *(torch.randn_like(s) for s in states[1:])], [torch.randn(step)] * 3)
+    stored = (x, spk, states, incoming)
+    needs = (True, True, [True] * len(before), [True] * len(parameters))
+    found["neuron_recurrent_bwd"] = (*upstream, *stored, *connection, before, parameters, *options, *KERNEL, *needs)
+    return found
+
+
+def of_spiking_lstms():
+    x, syn, mem = torch.randn(STEPS, BATCH, NEURONS), torch.randn(BATCH, 6), torch.randn(BATCH, 6)
+    cell = [torch.randn(24, NEURONS), torch.randn(24, 6), torch.randn(24), torch.randn(24)]
+    given = (x, syn, mem, cell, [], torch.tensor(0.1), 0, None)
+    activations, syns, mems = reference("spiking_lstm_fwd")(*given)
+    grads = (torch.randn_like(syns), torch.randn_like(mems))
+    return {
+        "spiking_lstm_fwd": given,
+        "spiking_lstm_bwd": (*grads, activations, syns, mems, *given, [True] * 8),
+    }
+
+
+def reference(name):
+    return _library.REGISTERED[name]["CompositeExplicitAutograd"]
+
+
+def examples():
+    torch.manual_seed(0)
+    return {**of_events(), **of_pools(), **of_neurons(), **of_spiking_lstms()}
+
+
+NATIVE = sorted(name for name, kernels in _library.REGISTERED.items() if "CPU" in kernels)
+
+
+@pytest.fixture(scope="module")
+def given():
+    return examples()
+
+
+def test_every_operator_has_an_example(given):
+    assert sorted(given) == NATIVE
+
+
+# ---- one tensor changed
+
+
+def shrunk(dim):
+    def change(tensor):
+        if dim >= tensor.dim() or not tensor.shape[dim]:
+            return tensor[..., None]
+        return tensor.narrow(dim, 0, tensor.shape[dim] - 1).contiguous()
+
+    return change
+
+
+def in_odd_strides(tensor):
+    return torch.stack([tensor, torch.full_like(tensor, 7)], -1)[..., 0]
+
+
+def grown(tensor):
+    return torch.cat([tensor, tensor]) if tensor.dim() else tensor.repeat(2)
+
+
+# The values stay those of the tensor.
+LAYOUTS = {
+    "strided": in_odd_strides,
+    "transposed": lambda tensor: tensor.mT.contiguous().mT if tensor.dim() > 1 else in_odd_strides(tensor),
+    "negative": lambda tensor: torch._neg_view(-tensor) if tensor.is_floating_point() else tensor,
+    "of a conjugate": lambda t: torch.complex(t, -t).conj().imag if t.is_floating_point() else t,
+    "COO": torch.Tensor.to_sparse,
+}
+CHANGES = {
+    "float64": torch.Tensor.double,
+    "float32": torch.Tensor.float,
+    "float16": torch.Tensor.half,
+    "int64": torch.Tensor.long,
+    "int16": torch.Tensor.short,
+    "complex": lambda tensor: torch.complex(tensor.float(), tensor.float()),
+    "on meta": lambda tensor: tensor.to("meta"),
+    "zeros without memory": lambda t: torch._efficientzerotensor(t.shape) if t.is_floating_point() else t,
+    "expanded": lambda tensor: tensor[:1].expand(tensor.shape) if tensor.dim() else tensor.expand(3),
+    "empty": lambda tensor: tensor.new_empty(0),
+    "flat": lambda tensor: tensor.reshape(-1)[:-1],
+    "grown": grown,
+    "of the same size": lambda tensor: tensor.mT.contiguous() if tensor.dim() > 1 else tensor,
+    **{f"dimension {dim} smaller": shrunk(dim) for dim in range(5)},
+    **LAYOUTS,
+}
+
+
+def places(arguments):
+    """Where there are tensors: of an argument, or of one in a list."""
+    for place, value in enumerate(arguments):
+        if isinstance(value, torch.Tensor):
+            yield place, None
+        elif isinstance(value, (list, tuple)):
+            yield from ((place, inside) for inside, each in enumerate(value) if isinstance(each, torch.Tensor))
+
+
+def changed(arguments, at, change):
+    place, inside = at
+    arguments = list(arguments)
+    if inside is None:
+        arguments[place] = change(arguments[place])
+    else:
+        arguments[place] = list(arguments[place])
+        arguments[place][inside] = change(arguments[place][inside])
+    return arguments
+
+
+def tensors(made):
+    if isinstance(made, (list, tuple)):
+        return [tensor for part in made for tensor in tensors(part)]
+    return [made] if isinstance(made, torch.Tensor) else []
+
+
+def outcome(function, arguments):
+    try:
+        return tensors(function(*arguments))
+    except Exception as error:
+        return error
+
+
+def assert_same(made, expected, what):
+    if isinstance(made, Exception):
+        return
+    assert not isinstance(expected, Exception), f"{what}: the reference says {expected}"
+    for one, other in zip(made, expected):
+        torch.testing.assert_close(
+            one.to_dense(), other.to_dense(), rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda text: f"{what}: {text}"
+        )
+
+
+# What PyTorch itself computes in between, and our own functions call by the dispatcher alone.
+DISPATCHED = ("neuron_recurrent", "spiking_lstm")
+
+
+def ways(name):
+    """By the dispatcher, and as our own functions call it where nobody looks."""
+    found = {"dispatched": getattr(torch.ops.snnipu, name)}
+    return found if name.startswith(DISPATCHED) else {**found, "direct": _library.REGISTERED[name]["CPU"]}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_kernels_give_what_the_reference_gives_or_raise(name, given):
+    arguments = given[name]
+    expected = outcome(reference(name), arguments)
+    for way, function in ways(name).items():
+        made = outcome(function, arguments)
+        assert not isinstance(made, Exception), made
+        assert_same(made, expected, way)
+    for at in places(arguments):
+        for what, change in CHANGES.items():
+            others = changed(arguments, at, change)
+            if what == "on meta" and not any(tensor.is_cpu for tensor in tensors(others)):
+                continue  # what the operator takes
+            if what == "empty" and sparse_cases.schema(name).arguments[at[0]].name == "states":
+                continue  # not given: the kernel computes them again, where it needs them
+            expected = outcome(reference(name), others)
+            for way, function in ways(name).items():
+                made = outcome(function, others)
+                assert_same(made, expected, f"argument {at}, {what}, {way}")
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_layouts_are_taken(name, given):
+    """What has the values is read, however it lies: what is refused has no layout in memory."""
+    arguments = given[name]
+    for at in places(arguments):
+        for what in LAYOUTS.keys() - {"COO"}:
+            for way, function in ways(name).items():
+                made = outcome(function, changed(arguments, at, LAYOUTS[what]))
+                assert not isinstance(made, Exception), f"argument {at}, {what}, {way}: {made}"
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_numbers_of_tensors(name, given):
+    """A list with a tensor less, or with one more."""
+    arguments = given[name]
+    lists = {place for place, inside in places(arguments) if inside is not None}
+    for place in lists:
+        for other in (arguments[place][:-1], [*arguments[place], arguments[place][-1]], []):
+            others = [*arguments[:place], other, *arguments[place + 1 :]]
+            expected = outcome(reference(name), others)
+            for way, function in ways(name).items():
+                assert_same(outcome(function, others), expected, f"argument {place}, {len(other)} tensors, {way}")
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_sizes_that_do_not_fit_together(name, given):
+    """Numbers of a geometry are as good as shapes."""
+    arguments = given[name]
+    for place, value in enumerate(arguments):
+        if not isinstance(value, list) or not value or not all(type(number) is int for number in value):
+            continue
+        others = [[*value[:at], number + by, *value[at + 1 :]] for at, number in enumerate(value) for by in (-1, 1, 50)]
+        for other in (*others, value[:-1], [*value, 1], []):
+            with_other = [*arguments[:place], other, *arguments[place + 1 :]]
+            expected = outcome(reference(name), with_other)
+            for way, function in ways(name).items():
+                assert_same(outcome(function, with_other), expected, f"argument {place}, {other}, {way}")
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_default_device_is_not_the_kernels(name, given):
+    expected = outcome(reference(name), given[name])
+    with torch.device("meta"):
+        for way, function in ways(name).items():
+            made = outcome(function, given[name])
+            assert not isinstance(made, Exception), made
+            assert_same(made, expected, way)
+
+
+# ---- the one place
+
+
+PACKAGE = Path(snnipu.__file__).parent
+# File -> why it looks at addresses; native code gets none of them.
+LOOKS_AT_ADDRESSES = {
+    "_pointers.py": "the one place",
+    "backends/neuron_step.py": "whether a parameter was copied",
+    "backends/triton/sparse_linear.py": "whether a weight is the one that was packed",
+    "compiler/backend.py": "whether arguments share memory",
+    "export_nir.py": "which module made a tensor",
+    "neurons/_kept.py": "whether a parameter is the one that was read",
+    "neurons/paths.py": "which module has a weight",
+    "ops/_fixed.py": "whether a weight is the one that was packed",
+    "ops/recurrent_sequence.py": "whether rows are aligned",
+}
+
+
+def test_addresses_are_taken_in_one_place():
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        names = [node.attr for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Attribute)]
+        if "data_ptr" in names:
+            found[path.relative_to(PACKAGE).as_posix()] = names.count("data_ptr")
+    assert sorted(found) == sorted(LOOKS_AT_ADDRESSES)
+    assert found["_pointers.py"] == 1
+
+
+@pytest.mark.parametrize(
+    ("tensor", "error"),
+    [
+        (torch.zeros(2, 3, dtype=torch.float64), TypeError),
+        (torch.zeros(3, 2), ValueError),
+        (torch.zeros(6), ValueError),
+        (torch.zeros(2, 3, device="meta"), ValueError),
+        (torch.zeros(3, 2).t(), ValueError),
+        (torch._neg_view(torch.zeros(2, 3)), ValueError),
+        (torch.zeros(2, 3).to_sparse(), ValueError),
+        (torch._efficientzerotensor((2, 3)), ValueError),
+        (torch._efficientzerotensor((5, 2, 3))[4], ValueError),
+    ],
+)
+def test_what_has_no_address(tensor, error):
+    with pytest.raises(error, match=r"^gates must "):
+        _pointers.pointer("gates", tensor, torch.float32, (2, 3))
+
+
+def test_storage_that_was_given_back_has_no_address():
+    tensor = torch.zeros(2, 3)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="gates must have memory"):
+        _pointers.pointer("gates", tensor, torch.float32, (2, 3))
