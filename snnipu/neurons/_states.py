@@ -65,10 +65,18 @@ class PlainStates(snntorch.SpikingNeuron):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._hold_states()
+
+    def _hold_states(self) -> None:
+        """Make attributes of the states that snnTorch's constructor has made buffers."""
         for name in self._states():
             if name in self._buffers:
                 self.__dict__[name] = self._buffers.pop(name)
                 self._non_persistent_buffers_set.discard(name)
+
+    def _take_over(self) -> None:
+        """Prepare what snnTorch's constructor has built."""
+        raise NotImplementedError
 
     def _states(self) -> Tuple[str, ...]:
         """Their names."""

@@ -144,6 +144,9 @@ class FusedNeuron(PlainStates):
             self._check_mechanism(kwargs["reset_mechanism"])
         super().__init__(*args, **kwargs)
         self._say_unlike()
+        self._take_over()
+
+    def _take_over(self) -> None:
         if not callable(self.spike_grad):
             raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
         known = as_surrogate(self.spike_grad)

@@ -28,9 +28,15 @@ _SAID: Set[Tuple[Any, ...]] = set()
 class _SpikingLSTM(PlainStates):
     """The sequence of both."""
 
+    spike_grad: Any
+    state_quant: Any
     syn: torch.Tensor
     mem: torch.Tensor
     reset_mechanism_val: torch.Tensor
+
+    def _take_over(self) -> None:
+        self.spike_grad = as_surrogate(self.spike_grad) or self.spike_grad
+        self.state_quant = as_state_quant(self.state_quant)
 
     def _states(self) -> Tuple[str, ...]:
         return ("syn", "mem")
