@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
 from snnipu.compiler import auto, compile  # noqa: E402
+from snnipu.convert import from_snntorch, to_snntorch  # noqa: E402
 from snnipu.neurons import (  # noqa: E402
     SLSTM,
     Alpha,
@@ -82,10 +83,12 @@ __all__ = [
     "compile",
     "dense_only",
     "fixed_weights",
+    "from_snntorch",
     "neuron",
     "ops",
     "run_segments",
     "surrogate",
+    "to_snntorch",
 ]
 
 backends.warn_if_slow()

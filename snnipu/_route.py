@@ -6,7 +6,10 @@ registers itself here, so that operators know of no backend.
 
 from typing import Any, Optional
 
+import torch
+
 _backend: Any = None
+_exporting = getattr(getattr(torch, "compiler", None), "is_exporting", None)  # PyTorch 2.7
 
 
 def register(backend: Any) -> None:
@@ -28,6 +31,16 @@ def on_real_ipu() -> bool:
 def on_ipu() -> bool:
     """Whether modules run on an IPU here, a real one or a model."""
     return _backend is not None and bool(_backend.on_ipu())
+
+
+def is_exporting() -> bool:
+    """Return True while PyTorch records a program: ``torch.jit.trace``, ``torch.export``, the exporters to ONNX.
+
+    Neurons run PyTorch's operations then: other tools know no operators of ours. An IPU's backend has operators.
+    """
+    if torch._C._get_tracing_state() is None and (_exporting is None or not _exporting()):
+        return False
+    return not on_ipu()
 
 
 def call(name: str, *arguments: Any) -> Any:

@@ -13,6 +13,7 @@ import snntorch.functional.quant
 import torch
 
 from snnipu._names import installed
+from snnipu._route import is_exporting
 
 _MAX_CELLS = 1 << 14
 # Values that the whole table of differences may hold at once where it is needed, 16 MiB of them in float32.
@@ -158,6 +159,15 @@ class _StraightThrough(torch.autograd.Function):
         return grad, None
 
 
+class _StraightThroughTable(_StraightThrough):
+    """The same by a table, for tracers: no operation depends on a value, and tensors are the only arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        flat = x.reshape(-1).to(torch.promote_types(levels.dtype, x.dtype))
+        return _by_table(flat, levels).reshape(x.shape)
+
+
 class StateQuant:
     r"""A quantizer: the nearest of ``levels``, the gradient passed on as it is (straight-through).
 
@@ -184,6 +194,9 @@ class StateQuant:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The nearest level of every value, in x's shape; in the levels' dtype, or where snnTorch keeps it in x's."""
+        if is_exporting():
+            dtype = x.dtype if installed.STATE_QUANT_KEEPS_DTYPE else self.levels.dtype
+            return _StraightThroughTable.apply(x, self.levels.to(x.device, dtype))  # type: ignore[no-any-return]
         last, version = self._last
         if last() is x and x._version == version:
             return x  # levels stay as they are: snnTorch quantizes a membrane once more before it fires

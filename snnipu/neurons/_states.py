@@ -1,17 +1,56 @@
 """Hidden states as plain attributes of a neuron, which in snnTorch are buffers."""
 
-from typing import Any, Dict, Optional, Sequence, Tuple
+import itertools
+import threading
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import snntorch
 import torch
 
 from snnipu._names import installed
 from snnipu.backends import popart
+from snnipu.backends.neuron_step import NeuronStep
 from snnipu.ops import leaves
 from snnipu.ops._arguments import is_compiling
+from snnipu.ops.neuron_sequence import NeuronSequence
+from snnipu.ops.recurrent_sequence import RecurrentSequence
 from snnipu.surrogate import Surrogate, as_surrogate
 
+# What PyTorch calls the backward nodes of kernels.
+_MADE_BY_KERNELS = {f"{function.__name__}Backward" for function in (NeuronStep, NeuronSequence, RecurrentSequence)}
 MEM_RESET = snntorch.SpikingNeuron.mem_reset
+_numbers = itertools.count(1)
+
+
+class _Trace(threading.local):
+    """The last trace of ``torch.jit`` in this thread: its state, which is kept so that no other has its identity."""
+
+    state: Any = None
+    number = 0
+
+
+_trace = _Trace()
+
+
+def _trace_number() -> int:
+    """Return the number of the trace that ``torch.jit`` records in this thread; 0: none."""
+    state = torch._C._get_tracing_state()
+    if state is None:
+        return 0
+    if state is not _trace.state:
+        _trace.state, _trace.number = state, next(_numbers)
+    return _trace.number
+
+
+def _for_trace(state: Any) -> Any:
+    """Return a state as a trace may begin with it: what was computed before the trace has no gradient in it.
+
+    A trace runs no kernel of ours, and computes nothing that requires a gradient under ``torch.no_grad()``. Any other
+    state may be of the trace itself, which follows it; a state of before is PyTorch's error then.
+    """
+    if not isinstance(state, torch.Tensor) or state.grad_fn is None:
+        return state
+    return state.data if not torch.is_grad_enabled() or state.grad_fn.name() in _MADE_BY_KERNELS else state
 
 
 class PlainStates(snntorch.SpikingNeuron):
@@ -21,12 +60,23 @@ class PlainStates(snntorch.SpikingNeuron):
     anew for what the last call left in them.
     """
 
+    # The last trace with a step of this neuron: its number, the states it began with, and those after its last step.
+    _traced: Tuple[int, Dict[str, Any], Dict[str, Any]] = (0, {}, {})
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._hold_states()
+
+    def _hold_states(self) -> None:
+        """Make attributes of the states that snnTorch's constructor has made buffers."""
         for name in self._states():
             if name in self._buffers:
                 self.__dict__[name] = self._buffers.pop(name)
                 self._non_persistent_buffers_set.discard(name)
+
+    def _take_over(self) -> None:
+        """Prepare what snnTorch's constructor has built."""
+        raise NotImplementedError
 
     def _states(self) -> Tuple[str, ...]:
         """Their names."""
@@ -56,6 +106,39 @@ class PlainStates(snntorch.SpikingNeuron):
                 setattr(self, name, state)
         return ()
 
+    def _exported(self, step: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Run ``step``, which PyTorch records."""
+        own, number = self.__dict__, _trace_number()
+        if number:  # torch.export sees to constants itself
+            self._begin_trace(number)
+        buffers, reset = self._buffers, self._buffers.get("reset_mechanism_val")
+        constant = reset is not None and not getattr(self, "reset_delay", True)
+        if constant:  # snnTorch's step asks for the buffer's value
+            buffers["reset_mechanism_val"] = self.reset_dict[self._reset_mechanism]
+        try:
+            made = step(*args, **named)
+        finally:
+            if constant:
+                buffers["reset_mechanism_val"] = reset
+        if number:
+            before = self._traced[1]
+            own["_traced"] = (number, before, {name: own[name] for name in before})
+        return made
+
+    def _begin_trace(self, number: int) -> None:
+        """Let a trace begin with states that it can hold.
+
+        ``torch.jit.trace`` traces twice and compares: the second trace begins with the same states as the first.
+        """
+        own, (last, before, after) = self.__dict__, self._traced
+        if number == last:
+            return
+        now = {name: own[name] for name in self._states() if name in own}
+        if not after or any(now[name] is not state for name, state in after.items()):
+            before = {name: _for_trace(state) for name, state in now.items()}
+        own.update(before)
+        own["_traced"] = (number, before, {})
+
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         super()._apply(fn, *args, **kwargs)
         with torch.no_grad():
@@ -67,6 +150,7 @@ class PlainStates(snntorch.SpikingNeuron):
     def __getstate__(self) -> Dict[str, Any]:
         # What a forward pass left behind belongs to its autograd graph, which cannot be copied.
         state = self.__dict__.copy()
+        state.pop("_traced", None)
         for name in self._states():
             if isinstance(state.get(name), torch.Tensor):
                 state[name] = state[name].detach()

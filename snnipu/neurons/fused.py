@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from snnipu import equations
 from snnipu._layout import SINGLE_STEP
 from snnipu._names import installed
+from snnipu._route import is_exporting
 from snnipu.backends import has_kernels, popart
 from snnipu.backends.neuron_step import kernel_step, step_apply
 from snnipu.functional.quant import as_state_quant
@@ -143,6 +144,9 @@ class FusedNeuron(PlainStates):
             self._check_mechanism(kwargs["reset_mechanism"])
         super().__init__(*args, **kwargs)
         self._say_unlike()
+        self._take_over()
+
+    def _take_over(self) -> None:
         if not callable(self.spike_grad):
             raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
         known = as_surrogate(self.spike_grad)
@@ -230,7 +234,8 @@ class FusedNeuron(PlainStates):
         return isinstance(self.spike_grad, (BuiltinMethodType, MethodType))  # of C from PyTorch 2.14 on
 
     def _fuses(self) -> bool:
-        if self._reset_mechanism not in self.fusable:
+        # An exported sequence is a loop of exported steps.
+        if is_exporting() or self._reset_mechanism not in self.fusable:
             return False
         return self._has_kernel() and not (self.inhibition or self.state_quant or self._replaced())
 
@@ -426,6 +431,8 @@ class FusedNeuron(PlainStates):
         """One time step, as snnTorch's ``forward``: the same arguments, results, dtypes and errors."""
         if leaves.enabled and self._reset_in_trace():
             self._reset_hidden()
+        if is_exporting():
+            return self._exported(super().forward, input_, *states, **named)
         if is_compiling():
             made = self._fused_step(input_, states, named)
             if made is None and self.inhibition and leaves.tracing():

@@ -8,6 +8,7 @@ import torch
 
 from snnipu._layout import SINGLE_STEP
 from snnipu._names import installed
+from snnipu._route import is_exporting
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons.fused import FusedNeuron
@@ -150,6 +151,8 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             again = self._traced_again(input_, mem)
             if again is not None:
                 return again[0] if self.init_hidden and not self.output else again
+        if is_exporting():
+            return self._exported(super(FusedNeuron, self).forward, input_, mem)
         if not is_compiling():
             description = self._describe()
             if description.plan is not None:

@@ -13,6 +13,7 @@ from torch import nn
 from snnipu import _generator
 from snnipu._generator import TraceError
 from snnipu._layout import SINGLE_STEP
+from snnipu._route import is_exporting
 from snnipu.backends import popart, why_reference
 from snnipu.neurons._outside import outside
 from snnipu.neurons.fused import FusedNeuron
@@ -144,7 +145,9 @@ class OwnNeuron(FusedNeuron):
 
     def _fuses(self) -> bool:
         known = self._surrogate()
-        return known is not None and known.kernel is not None and not (popart.on_ipu_model() or popart.on_real_ipu())
+        if known is None or known.kernel is None or is_exporting():
+            return False
+        return not (popart.on_ipu_model() or popart.on_real_ipu())
 
     @property
     def spikes_are_state(self) -> bool:
@@ -207,7 +210,10 @@ class OwnNeuron(FusedNeuron):
             raise TypeError(f"{', '.join(names)} should not be passed as arguments while `init_hidden=True`")
         _check_missing(type(self).__name__, names, states, named)
         check_input(input_, 0, "[B, ...]")
-        starts = self._starts(given, input_.shape, input_)
+        return self._exported(self._step, input_, given) if is_exporting() else self._step(input_, given)
+
+    def _step(self, input_: torch.Tensor, given: Sequence[Optional[torch.Tensor]]) -> Any:
+        names, starts = self._states(), self._starts(given, input_.shape, input_)
         after: Sequence[torch.Tensor]
         if self._fuses():
             _say_reference(input_.device)

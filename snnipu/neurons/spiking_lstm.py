@@ -7,6 +7,7 @@ import snntorch
 import torch
 from torch import nn
 
+from snnipu._route import is_exporting
 from snnipu.functional.quant import StateQuant, as_state_quant
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked, is_plain
@@ -27,9 +28,15 @@ _SAID: Set[Tuple[Any, ...]] = set()
 class _SpikingLSTM(PlainStates):
     """The sequence of both."""
 
+    spike_grad: Any
+    state_quant: Any
     syn: torch.Tensor
     mem: torch.Tensor
     reset_mechanism_val: torch.Tensor
+
+    def _take_over(self) -> None:
+        self.spike_grad = as_surrogate(self.spike_grad) or self.spike_grad
+        self.state_quant = as_state_quant(self.state_quant)
 
     def _states(self) -> Tuple[str, ...]:
         return ("syn", "mem")
@@ -68,6 +75,7 @@ class _SpikingLSTM(PlainStates):
             self._has_plain_cell()
             and (not self.state_quant or isinstance(self.state_quant, StateQuant))
             and not self._replaced()
+            and not is_exporting()
         )
 
     def _has_plain_cell(self) -> bool:
@@ -83,10 +91,12 @@ class _SpikingLSTM(PlainStates):
         """One time step, as snnTorch's ``forward``."""
         if leaves.enabled and self._reset_in_trace():
             self.reset_mem()
-        made = self._traced(input_, syn, mem) if leaves.tracing() else None
+        if is_exporting():
+            return self._exported(super().forward, input_, syn, mem)
+        made = self._step_in_graph(input_, syn, mem) if leaves.tracing() else None
         return super().forward(input_, *self._left_to_give((syn, mem))) if made is None else made
 
-    def _traced(self, x: torch.Tensor, syn: Any, mem: Any) -> Any:
+    def _step_in_graph(self, x: torch.Tensor, syn: Any, mem: Any) -> Any:
         """The step as one node of a compiled graph; None where snnTorch's code is to be traced."""
         if (
             not isinstance(x, torch.Tensor)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from snnipu._names.stock import stock
+from snnipu._route import is_exporting
 from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS
 from snnipu.ops.lif_sequence import lif_apply
 from snnipu.surrogate import atan
@@ -20,6 +21,8 @@ class _Recurrence(_StateLeaky):
     kernel_truncation_steps: Any
 
     def _base_state_function(self, input_: torch.Tensor) -> torch.Tensor:
+        if is_exporting():
+            return super()._base_state_function(input_)
         truncated = self.kernel_truncation_steps is not None and self.kernel_truncation_steps < input_.shape[0]
         if truncated or input_.dtype not in DTYPES or input_.numel() == 0 or not bool((self.tau > 0).all()):
             return super()._base_state_function(input_)
