@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from snnipu.neurons._hooks import is_plain
+from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.multistep import _as_one_batch, is_random, is_stateless, runs_as_one_batch
 from snnipu.online.events import DenseOrSparse, Events, dense, takes_spikes
@@ -37,6 +37,7 @@ _AFFINE = (
     nn.Identity,
     nn.ZeroPad2d,
     nn.PixelShuffle,
+    nn.Upsample,
     nn.Dropout,
     nn.Dropout1d,
     nn.Dropout2d,
@@ -146,36 +147,42 @@ class Afferents:
             if not (is_stateless(module) or is_random(module)):
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     raise ValueError(
-                        f"module {name} ({kind}) is in training: it mixes samples, which no online rule can treat; "
-                        f"call .eval() on it, or leave it out"
+                        f"module {name} ({kind}) is in training, or has no running statistics: it mixes samples, which "
+                        f"no online rule can treat; call .eval() on it, or leave it out"
                     )
-                raise TypeError(
-                    f"module {name} ({kind}) cannot learn online: neurons of snnipu and PyTorch's stateless modules can"
-                    f"{dense_twin(module)}"
-                )
+                raise TypeError(f"module {name} ({kind}) cannot learn online: {why_not(module)}")
         for name, module in self.body if history else ():
-            if type(module) in _AFFINE and is_stateless(module):
-                continue
-            raise TypeError(
-                f"module {name} ({type(module).__name__}) stands between weights and their neurons, and is not the "
-                f'same linear function at every step: rule "{rule}" cannot carry traces through it; put it in front '
-                'of the weights, or take rule "sltt"'
-            )
+            if not _is_affine(module):
+                raise TypeError(
+                    f"module {name} ({type(module).__name__}) stands between weights and their neurons, and is not the "
+                    f'same linear function at every step: rule "{rule}" cannot carry traces through it; put it in '
+                    'front of the weights, without parameters of its own, or take rule "sltt"'
+                )
+
+    def check_linear(self) -> None:
+        """Raise for a module of the head whose derivative differs from step to step: e-prop cannot carry it."""
+        for name, module in self.head:
+            if not _is_affine(module):
+                raise TypeError(
+                    f"module {name} ({type(module).__name__}) stands between neurons and the next weights, and is not "
+                    'the same linear function at every step: rule "eprop" cannot carry through it what its readout '
+                    "remembers; take low_pass=False, or leave it out"
+                )
 
     def of_input(self, u: DenseOrSparse) -> DenseOrSparse:
         """What the body gets: ``[T, B, ...]``, or spikes."""
-        for _, module in self.head:
-            if takes_spikes(module):
-                u = module(u)
+        for named in self.head:
+            if takes_spikes(named[1]):
+                u = named[1](u)
             else:
-                u = _steps(module, u.to_dense() if isinstance(u, SparseSpikes) else u)
+                u = run_steps(named, u.to_dense() if isinstance(u, SparseSpikes) else u)
         if self.events is not None:
             return self.events.received(u)
         return u.to_dense() if isinstance(u, SparseSpikes) else u
 
     def of_body(self, given: DenseOrSparse) -> Made:
         direction, u, is_alone = Direction(), given, False
-        for place, (_, module) in enumerate(self.body):
+        for place, (name, module) in enumerate(self.body):
             if isinstance(u, SparseSpikes):
                 u = of_spikes(module, u, direction)
             elif _is_product(module, u):
@@ -187,7 +194,7 @@ class Afferents:
                 else:
                     u = under_autograd(direction, module, not place, rows).unflatten(0, steps)
             else:
-                u = module.sequence(u) if isinstance(module, DelayLinear) else _steps(module, u)
+                u = module.sequence(u) if isinstance(module, DelayLinear) else run_steps((name, module), u)
                 continue
             self.own_shape = self.own_shape if place else tuple(u.shape[2:])
         assert isinstance(u, torch.Tensor)
@@ -239,20 +246,15 @@ class Afferents:
     def of_zeros(self, u: DenseOrSparse) -> torch.Tensor:
         """What the body makes of one step of zeros: its constant ``[B, ...]``."""
         rows = torch.zeros_like(dense(u[:1]))
-        for _, module in self.body:
-            rows = _steps(module, rows)
+        for named in self.body:
+            rows = run_steps(named, rows)
         return rows[0]
 
-    def check_own(self, rule: str, u: DenseOrSparse) -> None:
-        """Raise where the neurons' traces are not those of their inputs ``u`` and the body is too much for them."""
+    def check_own(self, rule: str, advice: str) -> None:
+        """Raise if the body is not one for which each weight of each neuron can have a trace."""
         if not self.body:
             return
         (name, first), rest = self.body[0], self.body[1:]
-        if type(first) is nn.Linear and isinstance(u, torch.Tensor) and u.dim() != 3:
-            raise ValueError(
-                f'module {name} (Linear): rule "{rule}" needs a trace for each weight and neuron, and has them for '
-                f"steps of shape [B, {first.in_features}], not {tuple(u.shape[1:])}"
-            )
         if type(first) is nn.Linear or (has_product(first) and type(first) is nn.Conv2d):
             found = next((named for named in rest if type(named[1]) not in _BY_NUMBER), None)
             if found is None:
@@ -260,8 +262,20 @@ class Afferents:
             name, first = found
         raise TypeError(
             f'module {name} ({type(first).__name__}): rule "{rule}" needs a trace for each weight and neuron, and '
-            "has them for a linear layer or a Conv2d with normalisation, flattening or dropout behind it"
+            f"has them for a linear layer or a Conv2d with normalisation, flattening or dropout behind it; {advice}"
         )
+
+    def check_rows(self, rule: str, u: DenseOrSparse, advice: str) -> None:
+        """Raise if steps ``u`` have too many dimensions for a trace of each weight of each neuron."""
+        if not self.body or not isinstance(u, torch.Tensor) or u.dim() == 3:
+            return
+        name, first = self.body[0]
+        if type(first) is nn.Linear:
+            raise ValueError(
+                f'module {name} (Linear): rule "{rule}" needs a trace for each weight and neuron, and has them for '
+                f"steps of shape [B, {first.in_features}], not {tuple(u.shape[1:])}; put nn.Flatten() in front of it, "
+                f"or {advice}"
+            )
 
     def patches(self, u: torch.Tensor) -> torch.Tensor:
         """What each neuron's weights see of steps: ``[T, B, groups, weights, places]``."""
@@ -288,12 +302,17 @@ def affine(modules: Sequence[Named], trace: torch.Tensor, ones: torch.Tensor) ->
     if not modules:
         return trace
     rows = torch.cat([trace, torch.zeros_like(trace[:1])]).unsqueeze(0)
-    for _, module in modules:
-        rows = _steps(module, rows)
+    for named in modules:
+        rows = run_steps(named, rows)
     made, constant = rows[0].split([trace.shape[0], 1])
     if ones.dim():
         ones = ones.reshape(made.shape if ones.numel() == made.numel() else (-1, *[1] * (made.dim() - 1)))
     return made + (ones - 1) * constant
+
+
+def _is_affine(module: nn.Module) -> bool:
+    """Return True if the module is the same linear function at every step, up to a constant."""
+    return type(module) in _AFFINE and is_stateless(module)
 
 
 def _is_product(module: nn.Module, u: torch.Tensor) -> bool:
@@ -304,12 +323,26 @@ def _is_product(module: nn.Module, u: torch.Tensor) -> bool:
     )
 
 
-def dense_twin(module: nn.Module) -> str:
-    """Of an event-driven module, what an error says to take instead."""
-    return "; its to_dense() can, and leaves out zeros, too" if hasattr(module, "to_dense") else ""
+def why_not(module: nn.Module) -> str:
+    """Return the reason why no rule takes a module, and what to do."""
+    if hasattr(module, "to_dense"):
+        return "take its to_dense(), which leaves out zeros, too"
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        return "it has no weights yet; run the network once"
+    if is_hooked(module):
+        return "it has hooks, or there are hooks for all modules; remove them"
+    return (
+        "only neurons of snnipu and those modules of PyTorch that MultiStep runs as one batch can; replace it, or move "
+        "it in front of the network"
+    )
 
 
-def _steps(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def run_steps(named: Named, x: torch.Tensor) -> torch.Tensor:
+    """Run a module on steps ``[T, B, ...]``."""
+    name, module = named
     if not runs_as_one_batch(module, x.dim() - 1):
-        raise ValueError(f"{type(module).__name__} does not take steps of shape {tuple(x.shape[1:])}")
-    return _as_one_batch(module, x)
+        raise ValueError(
+            f"module {name} ({type(module).__name__}) does not take steps of shape {tuple(x.shape[1:])}, [B, ...]"
+        )
+    # A module must not change a tensor that the backward pass reads.
+    return _as_one_batch(module, x.clone() if getattr(module, "inplace", False) else x)

@@ -111,11 +111,14 @@ class Dynamics:
 
     def parameters(self, x: torch.Tensor) -> List[torch.Tensor]:
         """What the kernels take, made of the neuron's parameters under autograd."""
+        # Never those that are shared.
+        return list(kernel_arguments(self.plan, x, x.shape[1:], [], self._values())[1])
+
+    def _values(self) -> Dict[str, Any]:
         values = dict(self.neuron._values())
         if self.connection is not None:
             values[STRENGTH] = 1.0
-        # Never those that are shared.
-        return list(kernel_arguments(self.plan, x, x.shape[1:], [], values)[1])
+        return values
 
     def start(self, x: torch.Tensor) -> List[torch.Tensor]:
         """The states a sequence starts from."""
@@ -342,11 +345,18 @@ class Dynamics:
         cut = self.plan.output if self.strength is not None and not self.keeps_loop else None
         return [place for place in range(len(self.plan.states)) if place != cut]
 
-    def is_uniform(self, values: Sequence[torch.Tensor]) -> bool:
+    @cached_property
+    def is_uniform(self) -> bool:
         """Whether the history is the same for all neurons and samples: made of parameters of one element alone."""
-        plan = self.plan
+        plan, values = self.plan, self._values()
         read = _parameters_read(plan.neuron, plan.variant, tuple(self.remembers))
-        return read is not None and all(value.numel() == 1 for name, value in zip(plan.names, values) if name in read)
+        if read is None:
+            return False
+        tensors = [values[name] for name in plan.parameters]
+        is_single = [not isinstance(value, torch.Tensor) or value.numel() == 1 for value in tensors]
+        for _, operands in plan.operations:
+            is_single.append(all(is_single[place] for is_place, place in operands if is_place))
+        return all(place is None or is_single[place] for name, place in zip(plan.names, plan.places) if name in read)
 
     def of_one(self, chunk: Chunk) -> List[Gradients]:
         """Of each state that counts, after the chunk: what a neuron's input and states before owe it, where all neurons

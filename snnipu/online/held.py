@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.multistep import is_random
-from snnipu.online.afferents import Named, _steps, affine
+from snnipu.online.afferents import Named, affine, run_steps
 from snnipu.online.layer import Layer
 from snnipu.online.rules import Rule
 from snnipu.ops._arguments import compute_dtype
@@ -161,9 +161,9 @@ def _each_step(layer: Layer, x: torch.Tensor, mem: torch.Tensor, mems: torch.Ten
 
 def _body(body: Sequence[Named], x: torch.Tensor, detached: bool = False) -> torch.Tensor:
     """What the modules make of ``[T, B, ...]``; ``detached``: their weights get no gradient."""
-    for _, module in body:
+    for name, module in body:
         if not detached or not any(True for _ in module.parameters()):
-            x = _steps(module, x)
+            x = run_steps((name, module), x)
             continue
         m: Any = module
         weight, bias = m.weight.detach(), None if m.bias is None else m.bias.detach()

@@ -45,7 +45,8 @@ class Layer:
 
     def __init__(self, modules: Sequence[Any], named: Optional[Tuple[str, Any]], rule: Rule, is_first: bool) -> None:
         self.rule, self.is_first = rule, is_first
-        self.name, neuron = named if named is not None else ("", None)
+        neuron = None if named is None else named[1]
+        self.name: str = modules[-1][0] if named is None else named[0]
         self.dynamics = None if neuron is None else Dynamics(neuron, rule.keeps_reset, rule.keeps_loop)
         self.afferents = [Afferents(modules)]
         # An event-driven layer hands on spikes, one that is a linear map alone does not.
@@ -58,15 +59,48 @@ class Layer:
         # e-prop's own, [outputs, neurons]; None: that of the weights, or the layer is the last one.
         self.feedback: Optional[torch.nn.Parameter] = None
         self.is_readout = False
+        # True if the memory of e-prop's readout carries errors to earlier steps.
+        self.low_passes = False
+        # Not None if each weight of each neuron has a trace, instead of each input: advice for an error.
+        self.each_weight: Optional[str] = None
 
     def check(self) -> None:
+        """Raise for a module or a neuron that the rule cannot treat; the error names it."""
+        rule, dynamics = self.rule, self.dynamics
+        self.each_weight = None
         if self.events is not None:
             self.events.check()
-        has_traces = self.rule.history and self.dynamics is not None
+        self.check_modules()
+        if dynamics is None:
+            return
+        dynamics.check(self.name)
+        if not rule.history:
+            return
+        is_uniform = dynamics.is_uniform
+        if self.is_readout and self.low_passes and not is_uniform:
+            raise ValueError(
+                f'module {self.name} ({type(dynamics.neuron).__name__}): rule "eprop" passes errors through a leaky '
+                "readout, whose decay is the same for all neurons and whose membrane is not reset to zero; take "
+                'low_pass=False, or reset_mechanism="none"'
+            )
+        if not is_uniform:
+            self.each_weight = (
+                'take rule "sltt", or neurons with one decay for all, which are neither reset to zero nor recurrent'
+            )
+        elif self.low_passes and not self.is_readout:
+            self.each_weight = "take low_pass=False"
+        if self.each_weight is not None:
+            for afferents in self.afferents:
+                if afferents.parameters():
+                    afferents.check_own(rule.name, self.each_weight)
+
+    def check_modules(self) -> None:
+        """Raise for a module that the rule cannot treat."""
+        rule, has_traces = self.rule, self.rule.history and self.dynamics is not None
         for afferents in self.afferents:
-            afferents.check(self.rule.name, has_traces, self.is_first)
-        if self.dynamics is not None:
-            self.dynamics.check(self.name)
+            afferents.check(rule.name, has_traces, self.is_first)
+        if self.low_passes and not self.is_first and rule.options["feedback"] == "symmetric":
+            self.afferents[0].check_linear()
 
     @property
     def size(self) -> Optional[int]:
@@ -83,6 +117,7 @@ class Layer:
         first = self.afferents[0]
         work.leaf, entering = leaf_of(u, learns)
         work.inputs = [first.of_input(entering)]
+        self._check_rows(first, work.inputs[0], learns)
         seen, past = self._with_past(work.inputs[0], memory)
         made = first.of_body(seen)
         x = made.out
@@ -102,6 +137,7 @@ class Layer:
                 chunk, final = self.dynamics.run(x.detach(), initial, values)
             if len(self.afferents) > 1:
                 work.inputs.append(chunk.before[SPIKES].to(chunk.spk.dtype))
+                self._check_rows(self.afferents[1], work.inputs[1], learns)
                 work.made.append(self.afferents[1].of_body(work.inputs[1]))
                 chunk = chunk._replace(arrived=work.made[1].out.detach())
             work.chunk, work.after, out = chunk, Memory(final), [chunk.spk, *chunk.states]
@@ -117,6 +153,10 @@ class Layer:
             work.versions = [(p, p._version) for p in (*work.parameters, *own, *feedback)]
             out = list(_Learning.apply(work, out, *given))
         return work, out
+
+    def _check_rows(self, afferents: Afferents, u: DenseOrSparse, learns: bool) -> None:
+        if learns and self.each_weight is not None and afferents.parameters():
+            afferents.check_rows(self.rule.name, u, self.each_weight)
 
     def _check_precision(self, dtype: torch.dtype) -> None:
         if self.rule.history and self.dynamics is not None and compute_dtype(dtype) != dtype:
@@ -152,11 +192,8 @@ class Layer:
         after, dynamics, chunk, before = work.after, self.dynamics, work.chunk, work.before
         if not work.learns or not self.rule.history or dynamics is None or chunk is None:
             return after
-        is_uniform = dynamics.is_uniform(chunk.values)
+        is_uniform = dynamics.is_uniform
         seen = [given.detach() for given in work.inputs]
-        for afferents, given in () if is_uniform else zip(self.afferents, seen):
-            if afferents.parameters():
-                afferents.check_own(self.rule.name, given)
         for number, made in enumerate(work.made if by is None and is_uniform else ()):
             slots, x = made.slots, seen[number]
             if slots is not None and isinstance(x, torch.Tensor):

@@ -79,6 +79,9 @@ class Online(nn.Module):
     with the slots of their own call, and only neurons with a slot get an error. The traces are those of all spikes. A
     recurrent one needs ``reset_mechanism="subtract"`` or ``"none"``, and no ``max_spikes``.
 
+    An input ``x`` that requires a gradient gets that of each step by itself; ``"eprop"`` has one for it with
+    ``feedback="symmetric"`` and ``low_pass=False``.
+
     Args:
         net: a :class:`~snnipu.MultiStep` or an ``nn.Sequential`` of neurons of snnipu, event-driven layers and
             PyTorch's stateless modules, or a :class:`SparseNetwork` with ``delay=0``. ``init_hidden`` states are left
@@ -113,6 +116,8 @@ class Online(nn.Module):
         self._events: Dict[str, Events] = {}
         # Of e-prop's feedback and DECOLLE's readouts, one for each layer.
         self.matrices = nn.ParameterList()
+        # The layers' numbers of neurons when the matrices were made.
+        self._sizes: Optional[List[Optional[int]]] = None
         # What DECOLLE's local readouts made of the last chunk, [T, B, readouts] each.
         self.readouts: List[torch.Tensor] = []
         self._make_matrices()
@@ -125,6 +130,7 @@ class Online(nn.Module):
             outputs, count = sizes[-1], (0 if rule.options["feedback"] == "symmetric" else count - 1)
         elif rule.name != "decolle":
             return
+        self._sizes = sizes if count else None
         for layer, size in zip(layers[:count], sizes):
             if size is None or outputs is None:
                 raise TypeError(
@@ -151,9 +157,15 @@ class Online(nn.Module):
                 between = []
         if between or not layers:
             layers.append(Layer(between, None, rule, is_first=not layers))
-        for layer in layers:
-            layer.check()
         layers[-1].is_readout = True
+        for layer in layers:
+            layer.low_passes = bool(rule.options.get("low_pass")) and layers[-1].dynamics is not None
+            layer.check()
+        if self._sizes is not None and self._sizes != [layer.size for layer in layers]:
+            raise ValueError(
+                f'rule "{rule.name}" has matrices for layers of {self._sizes} neurons, and the network has others now: '
+                "make a new Online"
+            )
         if rule.name == "eprop":
             for layer, matrix in zip(layers, self.matrices):
                 layer.feedback = matrix
@@ -227,7 +239,7 @@ class Online(nn.Module):
         else:
             single = x.dim() in _step_dims(self.net) if single is None else single
             x = x.unsqueeze(0) if single else x
-        self._check(x)
+        self._check(x, layers)
         self.chunks += 1
         signals = Signals()
         works: List[Work] = []
@@ -236,6 +248,7 @@ class Online(nn.Module):
         for number, layer in enumerate(layers):
             work, out = layer.run(x, None if self._memory is None else self._memory[number], self, signals)
             works.append(work)
+            self._check_size(layer, out[0])
             x = layer.handed_on(out, layers[number + 1] if number + 1 < len(layers) else None)
             if is_local:
                 self.readouts.append(nn.functional.linear(out[0].flatten(2), self.matrices[number]))
@@ -243,6 +256,15 @@ class Online(nn.Module):
         self._memory = self._carried(layers, works)
         result = x if isinstance(x, SparseSpikes) else _as_returned(layers[-1], out)
         return _first(result) if single else result
+
+    def _check_size(self, layer: Layer, spk: torch.Tensor) -> None:
+        """Raise if the layer's matrix is for another number of neurons."""
+        count, size = spk.shape[2:].numel(), layer.size
+        if self._sizes is not None and size is not None and count != size:
+            raise ValueError(
+                f'module {layer.name}: rule "{self.rule.name}" has a matrix for {size} neurons, as many as the linear '
+                f"layer in front of them has outputs, and a step has {count}: put nn.Flatten() in front of that layer"
+            )
 
     def _refuse_held(self, what: str) -> None:
         if self._held is not None:
@@ -252,17 +274,11 @@ class Online(nn.Module):
         by = None
         last, chunk = layers[-1].dynamics, works[-1].chunk
         if self.rule.options.get("low_pass") and last is not None and chunk is not None:
-            if not last.is_uniform(chunk.values):
-                raise ValueError(
-                    f'module {layers[-1].name}: rule "eprop" passes errors through a leaky readout, whose decay is the '
-                    "same for all neurons and whose membrane is not reset to zero; take low_pass=False, or "
-                    'reset_mechanism="none"'
-                )
             with torch.no_grad():
                 by = filter_of(last, chunk)
         return [layer.remember(work, None if layer.is_readout else by) for layer, work in zip(layers, works)]
 
-    def _check(self, x: DenseOrSparse) -> None:
+    def _check(self, x: DenseOrSparse, layers: List[Layer]) -> None:
         if not len(x):
             raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")
         seen = (x.shape[1:], x.device, x.dtype)
@@ -271,6 +287,14 @@ class Online(nn.Module):
                 f"a stream goes on with steps of shape {tuple(self._seen[0])}, {self._seen[2]} on {self._seen[1]}; got "
                 f"{tuple(x.shape[1:])}, {x.dtype} on {x.device}: call reset() where another stream begins"
             )
+        given = x.values if isinstance(x, SparseSpikes) else x
+        if self.rule.name == "eprop" and given.requires_grad and torch.is_grad_enabled():
+            options = self.rule.options
+            if options["feedback"] != "symmetric" or layers[0].low_passes:
+                raise ValueError(
+                    'x must not require a gradient: rule "eprop" has one for it with feedback="symmetric" and '
+                    "low_pass=False alone; take these, or x.detach()"
+                )
         self._seen = seen
 
     def reset(self) -> None:
@@ -292,7 +316,13 @@ class Online(nn.Module):
         self._refuse_held("stream_state")
         shape, dtype = (None, None) if self._seen is None else (list(self._seen[0]), self._seen[2])
         memory = None if self._memory is None else [_plain(layer) for layer in self._memory]
-        return {"rule": self.rule.name, "chunks": self.chunks, "step": shape, "dtype": dtype, "layers": memory}
+        return {
+            "rule": self.rule.name,
+            "chunks": self.chunks,
+            "step": shape,
+            "dtype": dtype,
+            "layers": memory,
+        }
 
     def load_stream_state(self, state: Dict[str, Any]) -> None:
         """Go on in the middle of a stream, from what :meth:`stream_state` returned.

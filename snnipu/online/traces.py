@@ -43,7 +43,7 @@ def after(
     before: Optional[Traces],
 ) -> Traces:
     """The traces after a chunk."""
-    uniform = dynamics.is_uniform(chunk.values)
+    uniform = dynamics.is_uniform
     places = dynamics.remembers
     full = any(chunk.needs) or (not uniform and any(a.parameters() for a in afferents))
     wide = spread(chunk.values, chunk.initial[0]) if full else None

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import gc
 import weakref
 
@@ -161,6 +162,18 @@ def test_delays_in_front_learn_by_sltt_in_any_chunks(init_hidden):
         online(x.requires_grad_())
 
 
+@pytest.mark.parametrize("options", [{}, {"feedback": "random"}, {"feedback": "adaptive", "low_pass": False}])
+def test_an_input_that_e_prop_gives_no_gradient(options):
+    """Its errors are low-passed, or go to layers alone."""
+    online, x = snn.Online(network(), rule="eprop", **options), stream().requires_grad_()
+    with pytest.raises(ValueError, match=r'x must not require a gradient: rule "eprop" .* low_pass=False'):
+        online(x)
+    with torch.no_grad():
+        online(x)
+    snn.Online(network(), rule="eprop", low_pass=False)(x)[1].sum().backward()
+    assert x.grad.any()
+
+
 @snn.neuron(states=("mem",), parameters={"beta": 0.9, "threshold": 0.4})
 def Leak(x, mem, *, beta, threshold, spike):
     fired = spike(mem - threshold)
@@ -209,6 +222,24 @@ def test_a_neuron_of_ones_own(neuron):
             TypeError,
             "module 1 .ReLU. stands between weights and their neurons",
         ),
+        *(
+            (
+                lambda kind=kind, pool=pool: snn.Online(network(*pool, kind(), nn.Flatten()), rule="eprop"),
+                TypeError,
+                f"module {2 + len(pool)} .{type(kind()).__name__}. stands between neurons and .* low_pass=False",
+            )
+            for kind, pool in (
+                (nn.ReLU, []),
+                (nn.Tanh, []),
+                (functools.partial(nn.MaxPool1d, 1), [nn.Unflatten(1, (1, 12))]),
+                (nn.Dropout, []),
+            )
+        ),
+        (
+            lambda: snn.Online(network()[:-1].append(snn.Leaky(beta=0.9, reset_mechanism="zero")), rule="eprop"),
+            ValueError,
+            'module 3 .Leaky.: rule "eprop" passes errors through a leaky readout',
+        ),
         (
             lambda: snn.Online(snn.MultiStep(snn.DelayLinear(8, 6, 4), snn.Leaky(beta=0.9)), rule="ottt"),
             TypeError,
@@ -237,7 +268,7 @@ def _with_decays_of_their_own(*body, count):
     ("body", "count", "shape", "error", "match"),
     [
         # Of the same width: the traces of the first one fit the second.
-        ([nn.Linear(7, 5), nn.Linear(5, 5)], 5, (7,), TypeError, r"module 1 \(Linear\): rule .* behind it$"),
+        ([nn.Linear(7, 5), nn.Linear(5, 5)], 5, (7,), TypeError, r"module 1 \(Linear\): rule .* behind it; take"),
         ([nn.Conv1d(2, 4, 3)], 4, (2, 6), TypeError, r"module 0 \(Conv1d\): rule"),
         ([nn.Conv2d(2, 4, 3), nn.AvgPool2d(2), nn.Flatten()], 16, (2, 6, 6), TypeError, r"module 1 \(AvgPool2d\)"),
         ([nn.Conv2d(2, 4, 3, padding="same")], 6, (2, 6, 6), TypeError, r"module 0 \(Conv2d\)"),
@@ -497,7 +528,7 @@ def test_a_bias_alone_learns_from_mostly_zeros(maps):
 
 def test_steps_that_a_layer_does_not_take():
     online = snn.Online(snn.MultiStep(nn.Conv2d(1, 2, 3), snn.Leaky(beta=0.9)), rule="ottt")
-    with pytest.raises(ValueError, match=r"Conv2d does not take steps of shape \(2, 8\)"):
+    with pytest.raises(ValueError, match=r"module 0 \(Conv2d\) does not take steps of shape \(2, 8\)"):
         online(torch.zeros(3, 2, 8), single=False)
 
 
