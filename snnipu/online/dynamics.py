@@ -61,13 +61,16 @@ class Dynamics:
     def __init__(self, neuron: Any, keeps_reset: bool, keeps_loop: bool) -> None:
         self.neuron: Any = neuron
         self.keeps_reset, self.keeps_loop = keeps_reset, keeps_loop
+        # Kept for the backward pass: the neuron's attributes may change before it.
+        self.neuron_options: Dict[str, Any] = dict(neuron._options())
+        self.surrogate = neuron._surrogate()
 
     def check(self, name: str) -> None:
         """Raise where the kernels do not do what the neuron does."""
         neuron = self.neuron
         if neuron._fuses() and not neuron._replaces("forward", "reset_mem") and not is_hooked(neuron):
             return
-        known = neuron._surrogate()
+        known = self.surrogate
         reasons = {
             "its spike_grad is not a surrogate of snnipu.surrogate or snntorch.surrogate with a fixed function": (
                 known is None or known.kernel is None
@@ -85,7 +88,7 @@ class Dynamics:
         return _neurons.plan(self.neuron.equation, self._options())
 
     def _options(self) -> Dict[str, Any]:
-        options: Dict[str, Any] = dict(self.neuron._options())
+        options = dict(self.neuron_options)
         if not self.keeps_reset and self._is_built():
             changed = {"reset_mechanism": "none", "reset_delay": True}
             options.update((name, value) for name, value in changed.items() if name in options)
@@ -199,11 +202,11 @@ class Dynamics:
 
     def _is_cut(self) -> bool:
         """Whether the step that is differentiated leaves out a reset of the neuron's."""
-        return not self.keeps_reset and self._is_built() and self._options() != self.neuron._options()
+        return not self.keeps_reset and self._is_built() and self._options() != self.neuron_options
 
     def _fires_earlier(self) -> bool:
         """Whether spikes are decided on other states than those after the step, which has reset them."""
-        return self._is_cut() and not self.neuron._options().get("reset_delay", True)
+        return self._is_cut() and not self.neuron_options.get("reset_delay", True)
 
     def _remakes(self, needs: Sequence[bool]) -> bool:
         """Whether the states after a step are not what its adjoint is to read."""
@@ -220,7 +223,7 @@ class Dynamics:
         if self._is_cut() and self._reads_others(chunk.needs):
             made[:-1] = self._by_steps(chunk, self.plan)[:-1]
         if self._fires_earlier():
-            options = {**self.neuron._options(), "reset_delay": True}
+            options = {**self.neuron_options, "reset_delay": True}
             made[-1] = self._by_steps(chunk, _neurons.plan(self.neuron.equation, options))[-1]
         if self.plan.output is not None:
             made[self.plan.output] = chunk.states[self.plan.output]
@@ -331,7 +334,7 @@ class Dynamics:
 
     @property
     def _operator(self) -> "_Operator":
-        kernel = self.neuron._surrogate().kernel
+        kernel = self.surrogate.kernel
         return _Operator(self.plan.neuron, self.plan.variant, kernel.id, kernel.a, kernel.b)
 
     # ---- what the history is made of

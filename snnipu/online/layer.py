@@ -9,6 +9,7 @@ from snnipu.online.afferents import Afferents, Made
 from snnipu.online.dynamics import Chunk, Dynamics
 from snnipu.online.events import DenseOrSparse, leaf_of, of_slots
 from snnipu.online.rules import Rule
+from snnipu.online.weights import version
 from snnipu.ops._arguments import compute_dtype
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops.recurrent_sequence import SPIKES
@@ -148,9 +149,7 @@ class Layer:
         work.learns = learns and any(tensor.requires_grad for tensor in given)
         if work.learns:
             work.before = memory
-            owner: Any = self.events.layer if self.events is not None else self.dynamics and self.dynamics.neuron
-            own = [] if owner is None else list(owner.parameters())
-            work.versions = [(p, p._version) for p in (*work.parameters, *own, *feedback)]
+            work.keep(feedback)
             out = list(_Learning.apply(work, out, *given))
         return work, out
 
@@ -222,8 +221,26 @@ class Work:
         self.inputs: List[DenseOrSparse] = []
         self.made: List[Made] = []
         self.parameters: List[torch.nn.Parameter] = []
+        # Tensors that the backward pass reads, and their versions: parameters, and the chunk's tensors by name.
         self.versions: List[Tuple[torch.Tensor, int]] = []
+        self.chunk_versions: List[Tuple[str, torch.Tensor, int]] = []
         self.learns = self.done = False
+
+    def keep(self, feedback: Sequence[torch.Tensor]) -> None:
+        """Record the versions of the tensors that the backward pass reads."""
+        layer, chunk = self.layer, self.chunk
+        owner: Any = layer.events.layer if layer.events is not None else layer.dynamics and layer.dynamics.neuron
+        modules = [module for afferents in layer.afferents for _, module in afferents.body]
+        tensors: List[Any] = [tensor for module in modules for tensor in module._parameters.values()]
+        tensors += [*([] if owner is None else owner._parameters.values()), *feedback]
+        self.versions = [(tensor, version(tensor)) for tensor in tensors if tensor is not None]
+        if chunk is None or layer.dynamics is None:
+            return
+        states = [f"its {name}" for name in layer.dynamics.neuron._states()]
+        kept = [*zip(states, chunk.initial), *zip(states, chunk.states), *(("a parameter", v) for v in chunk.values)]
+        kept += [("its input", tensor) for tensor in (chunk.x, chunk.arrived) if tensor is not None]
+        kept += [("its spikes", chunk.spk)] if feedback else []
+        self.chunk_versions = [(what, tensor, version(tensor)) for what, tensor in kept]
 
     def check(self) -> None:
         """Raise where this chunk cannot learn any more."""
@@ -238,7 +255,15 @@ class Work:
                 f"{self.online.chunks}: call backward() for each chunk before the next one, and .detach() what a "
                 "later loss takes of an earlier chunk"
             )
-        if any(parameter._version != version for parameter, version in self.versions):
+        self.layer.check_modules()  # .train() may have been called since
+        changed = next((what for what, tensor, before in self.chunk_versions if version(tensor) != before), None)
+        if changed is not None:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{changed} in module {self.layer.name} of an online network, between chunk {self.number} and its "
+                "backward(); change a clone() of it"
+            )
+        if any(version(tensor) != before for tensor, before in self.versions):
             raise RuntimeError(
                 f"a parameter of an online network was changed in place between chunk {self.number} and its "
                 "backward(): call optimizer.step() behind it"
@@ -255,7 +280,7 @@ class Work:
     def release(self) -> None:
         """Let go of the chunk: who holds its result does not hold its memory."""
         self.before = self.chunk = None
-        self.inputs, self.made = [], []
+        self.inputs, self.made, self.chunk_versions = [], [], []
         del self.leaf
 
     def backward(self, upstream: Sequence[Gradient]) -> List[Gradient]:

@@ -96,7 +96,8 @@ class Online(nn.Module):
     Raises:
         TypeError, ValueError: no such rule or option; a module that the rule cannot treat, by name; a step of another
             shape, dtype or device in the middle of a stream.
-        RuntimeError: in ``backward``: a loss that reaches back into an earlier chunk, or a second call for one.
+        RuntimeError: in ``backward``: a loss that reaches back into an earlier chunk, or a second call for one; a
+            result, an input or a parameter that was changed in place after the call.
     """
 
     def __init__(self, net: nn.Module, rule: str = "ottt", **options: Any) -> None:
