@@ -17,9 +17,9 @@ import torch
 from snnipu._generator import Adjoint
 from snnipu._generator.graph import Operand, Value
 from snnipu._generator.step import Reads, is_one_of
-from snnipu.neurons._hooks import is_hooked
+from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.ops import _library, _neurons
-from snnipu.ops._arguments import compute_dtype
+from snnipu.ops._arguments import compute_dtype, is_autocast
 from snnipu.ops.neuron_sequence import kernel_arguments
 from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, Connection
 
@@ -71,6 +71,7 @@ class Dynamics:
         if neuron._fuses() and not neuron._replaces("forward", "reset_mem") and not is_hooked(neuron):
             return
         known = self.surrogate
+        all_to_all = getattr(neuron, "all_to_all", False)
         reasons = {
             "its spike_grad is not a surrogate of snnipu.surrogate or snntorch.surrogate with a fixed function": (
                 known is None or known.kernel is None
@@ -78,6 +79,9 @@ class Dynamics:
             "it has inhibition=True": getattr(neuron, "inhibition", False),
             "it has a state_quant": getattr(neuron, "state_quant", False),
             "it has hooks": is_hooked(neuron),
+            "it is recurrent, under torch.autocast": all_to_all and is_autocast(neuron.threshold.device.type),
+            "its recurrent layer must be a plain nn.Linear, or nn.Conv2d of stride 1 padded by zeros; remove its "
+            "parametrizations and hooks": all_to_all and (self.connection is None or not is_plain(neuron.recurrent)),
         }
         why = next((why for why, holds in reasons.items() if holds), "it replaces parts of its step")
         raise TypeError(f"module {name} ({type(neuron).__name__}) cannot learn online: {why}")
@@ -272,7 +276,7 @@ class Dynamics:
             values[place] = loop.expand(chunk.spk.shape[2:]).reshape(-1)
         made = self._adjoint(grad_spk, grad_states, grad_final, x, chunk.initial, values, chunk.states, needs)
         if cut is not None and chunk.needs[cut]:
-            of_strength = (made.x * chunk.before[SPIKES]).reshape(len(chunk.spk), -1, values[cut].numel())
+            of_strength = _rows(made.x * chunk.before[SPIKES], values[cut])
             made.parameters[cut] = of_strength.sum((0, 1)).reshape(values[cut].shape)
         return made
 
@@ -372,7 +376,13 @@ class Dynamics:
 
 def _by_neuron(steps: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Steps ``[T, B, ...]`` times one value for all or for each neuron."""
-    return (steps.reshape(len(steps), -1, value.numel()) * value.reshape(-1)).reshape(steps.shape)
+    return (_rows(steps, value) * value.reshape(-1)).reshape(steps.shape)
+
+
+def _rows(steps: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Reshape steps ``[T, B, ...]`` to ``[T, rows, n]``, where ``value`` has ``n`` elements."""
+    count = value.numel()
+    return steps.reshape(len(steps), steps.shape[1:].numel() // max(count, 1), count)  # 0 in an empty batch
 
 
 class _Operator(NamedTuple):
