@@ -11,6 +11,7 @@ from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.multistep import _as_one_batch, is_random, is_stateless, runs_as_one_batch
 from snnipu.online.events import DenseOrSparse, Events, dense, takes_spikes
 from snnipu.online.products import Direction, Product, has_product, of_spikes, under_autograd
+from snnipu.online.weights import is_computed
 from snnipu.ops._arguments import is_autocast
 from snnipu.ops.sparse_input import Slots
 from snnipu.spikes import SparseSpikes
@@ -327,6 +328,11 @@ def _is_product(module: nn.Module, u: torch.Tensor) -> bool:
 
 def why_not(module: nn.Module) -> str:
     """Return the reason why no rule takes a module, and what to do."""
+    if is_computed(module):
+        return (
+            "its weights are computed at each call, which only PyTorch's linear layers and convolutions may do; make "
+            "it a plain layer, for example by torch.nn.utils.parametrize.remove_parametrizations"
+        )
     if hasattr(module, "to_dense"):
         return "take its to_dense(), which leaves out zeros, too"
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):

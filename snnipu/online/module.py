@@ -18,6 +18,7 @@ from snnipu.online.held import Held
 from snnipu.online.layer import Layer, Memory, Part, Signals, Work, check_same, parts_of
 from snnipu.online.rules import RULES
 from snnipu.online.traces import Trace, Traces, filter_of
+from snnipu.online.weights import computed_once
 from snnipu.spikes import SparseSpikes
 
 # Dimensions of a step by the type of the first module that tells.
@@ -79,8 +80,10 @@ class Online(nn.Module):
     with the slots of their own call, and only neurons with a slot get an error. The traces are those of all spikes. A
     recurrent one needs ``reset_mechanism="subtract"`` or ``"none"``, and no ``max_spikes``.
 
-    An input ``x`` that requires a gradient gets that of each step by itself; ``"eprop"`` has one for it with
-    ``feedback="symmetric"`` and ``low_pass=False``.
+    Weights that a linear layer or a convolution computes from others (``weight_norm``, parametrizations, pruning) are
+    computed once in each chunk; the gradient reaches what they are computed from. An input ``x`` that requires a
+    gradient gets that of each step by itself; ``"eprop"`` has one for it with ``feedback="symmetric"`` and
+    ``low_pass=False``.
 
     Args:
         net: a :class:`~snnipu.MultiStep` or an ``nn.Sequential`` of neurons of snnipu, event-driven layers and
@@ -153,7 +156,7 @@ class Online(nn.Module):
             neuron: Any = module if isinstance(module, FusedNeuron) else None
             if neuron is None:
                 events = self._events_of(name, module) if is_event_driven(module) else None
-                between.append((name, module if events is None else events))
+                between.append((name, computed_once(name, module) if events is None else events))
                 neuron = None if events is None else events.neuron
             if neuron is not None:
                 layers.append(Layer(between, (name, neuron), rule, is_first=not layers))
