@@ -61,9 +61,8 @@ class Delays:
             self.register_buffer("delay", found)  # type: ignore[attr-defined]
 
     def _delays(self, delay: Any, max_delay: int) -> torch.Tensor:
-        sizes = (self.out_features, self.in_features)
         if delay is None:
-            return torch.empty(sizes)
+            return torch.empty(self.out_features, self.in_features)
         if isinstance(delay, bool) or not isinstance(delay, (int, float, torch.Tensor)):
             raise TypeError(f"delay must be a number, a torch.Tensor or None, got {delay!r}")
         found = torch.as_tensor(delay, dtype=None if isinstance(delay, torch.Tensor) else torch.get_default_dtype())
@@ -71,15 +70,17 @@ class Delays:
             raise TypeError(f"delay must be of real numbers, got {found.dtype}")
         if not found.is_floating_point():
             found = found.to(torch.get_default_dtype())
-        shapes = ((), sizes, (1, sizes[1]), (sizes[0], 1))
-        if tuple(found.shape) not in shapes:
-            raise ValueError(
-                f"delay must have shape {list(sizes)}, [1, {sizes[1]}], [{sizes[0]}, 1] or none, got "
-                f"{list(found.shape)}"
-            )
+        self._check_shape(found)
         if not bool(((found >= 0) & (found <= max_delay)).all()):
             raise ValueError(f"delay must be from 0 to max_delay = {max_delay}, got {delay!r}")
         return found.detach().clone()
+
+    def _check_shape(self, delay: torch.Tensor) -> None:
+        out, count = self.out_features, self.in_features
+        if tuple(delay.shape) not in ((), (out, count), (1, count), (out, 1)):
+            raise ValueError(
+                f"delay must have shape {[out, count]}, [1, {count}], [{out}, 1] or none, got {list(delay.shape)}"
+            )
 
     def _draw_delays(self) -> None:
         """Draw those that were not given uniformly."""
@@ -89,6 +90,15 @@ class Delays:
     def _taps(self) -> Delayed:
         """The connection, in the dtype that is computed in."""
         assert self.max_delay is not None
+        if not isinstance(self.delay, torch.Tensor):
+            raise TypeError(f"delay must be a torch.Tensor, got {self.delay!r}")
+        self._check_shape(self.delay)
+        if self.delay.device != self.weight.device:
+            raise ValueError(f"delay must be on the device of weight, {self.weight.device}, got {self.delay.device}")
+        if tuple(self.weight.shape) != (self.out_features, self.in_features):
+            raise ValueError(
+                f"weight must have shape {[self.out_features, self.in_features]}, got {list(self.weight.shape)}"
+            )
         weight = self.weight.to(compute_dtype(self.weight.dtype))
         return taps(weight, self.delay, self.max_delay, self.kernel, check_sigma(self.sigma))
 
@@ -162,7 +172,8 @@ class DelayLinear(Delays, nn.Module):
 
     Attributes:
         weight: ``[out, in]``.
-        delay: as given. Beyond ``[0, max_delay]`` it counts as the end, and has no gradient.
+        delay: as given. Beyond ``[0, max_delay]`` it counts as the end, and has no gradient. A synapse whose delay is
+            NaN gives NaN.
 
     Raises:
         TypeError, ValueError: the message names the argument; a call that goes on with another batch size.
@@ -235,21 +246,30 @@ class DelayLinear(Delays, nn.Module):
         steps, batch = x.shape[:2]
         arriving, before = delay_linear(followed(x, self.max_delay), self._taps()), self._coming
         if before is not None:
-            if before.shape[1] != batch or before.dtype != arriving.dtype or before.device != arriving.device:
+            expected = (self.max_delay, batch, self.out_features)
+            if before.shape != expected or before.dtype != arriving.dtype or before.device != arriving.device:
                 raise ValueError(
                     f"x must go on with the batch of {before.shape[1]} samples of the call before ({before.dtype} on "
-                    f"{before.device}), got {batch} ({arriving.dtype} on {arriving.device}): call reset_delay() where "
-                    "another sequence begins"
+                    f"{before.device}), and max_delay={before.shape[0]}, got {batch} ({arriving.dtype} on "
+                    f"{arriving.device}), and max_delay={self.max_delay}: call reset_delay() where another sequence "
+                    "begins"
                 )
             arriving = torch.cat([arriving[: self.max_delay] + before, arriving[self.max_delay :]])
         # A copy: a few steps do not hold the memory of a long call.
         out, self._coming = arriving[:steps], arriving[steps:].clone()
-        return out if self.bias is None else out + self.bias.to(out.dtype)
+        bias = self._bias(out.dtype)
+        return out if bias is None else out + bias
 
     def sequence(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:
         """All steps, with nothing on its way before them and whatever ``init_hidden`` is."""
         x, connected = self._checked(x), self._taps()
-        return self._arriving(x, connected, None if self.bias is None else self.bias.to(connected.weight.dtype))
+        return self._arriving(x, connected, self._bias(connected.weight.dtype))
+
+    def _bias(self, dtype: torch.dtype) -> Optional[torch.Tensor]:
+        bias = self.bias
+        if bias is not None and tuple(bias.shape) != (self.out_features,):
+            raise ValueError(f"bias must have shape [{self.out_features}], got {list(bias.shape)}")
+        return None if bias is None else bias.to(dtype)
 
     def _checked(self, x: Union[torch.Tensor, SparseSpikes]) -> Union[torch.Tensor, SparseSpikes]:
         if isinstance(x, SparseSpikes):

@@ -30,7 +30,8 @@ class SynapticDelay(nn.Module):
 
     Args:
         max_delay: the longest delay, in time steps.
-        delay: the delays: a number, or a tensor of one element or one for each channel.
+        delay: the delays: a number, or a tensor of one element or one for each channel. Where one
+            becomes NaN, its channel is NaN.
         channels: how many channels there are; None: what ``delay`` has, or one delay for all.
         learn_delay: whether they are a parameter; else a buffer.
         kernel: ``"linear"`` or ``"gaussian"``.
@@ -100,10 +101,16 @@ class SynapticDelay(nn.Module):
 
     def _step(self, x: torch.Tensor) -> torch.Tensor:
         self._check(x, 2, "[B, C, ...]")
-        if self._last and self._last[0].shape != x.shape:
+        last = self._last[0] if self._last else x
+        if last.shape != x.shape or last.dtype != x.dtype or last.device != x.device:
             raise ValueError(
-                f"x must have the shape {list(self._last[0].shape)} of the step before, got {list(x.shape)}: call "
-                "reset_delay() where another sequence begins"
+                f"x must have the shape {list(last.shape)} of the step before ({last.dtype} on {last.device}), got "
+                f"{list(x.shape)} ({x.dtype} on {x.device}): call reset_delay() where another sequence begins"
+            )
+        if self._last and len(self._last) != self.max_delay:
+            raise ValueError(
+                f"max_delay was {len(self._last)} at the step before, and is {self.max_delay}: call reset_delay() "
+                "where another sequence begins"
             )
         # From the first step on as many: each step of a compiled loop is then the same.
         known = [x, *(self._last or [torch.zeros_like(x)] * self.max_delay)]

@@ -11,6 +11,8 @@ from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.multistep import _as_one_batch, is_random, is_stateless, runs_as_one_batch
 from snnipu.online.events import DenseOrSparse, Events, dense, takes_spikes
 from snnipu.online.products import Direction, Product, has_product, of_spikes, under_autograd
+from snnipu.online.weights import is_computed
+from snnipu.ops._arguments import is_autocast
 from snnipu.ops.sparse_input import Slots
 from snnipu.spikes import SparseSpikes
 
@@ -215,7 +217,7 @@ class Afferents:
         product = made.direction.product if made.is_alone else None
         pairs = [] if product is not None else [(made.out, grad)]
         # A linear layer's own gradients of traces are products, too.
-        is_linear = product is not None and type(product.layer) is nn.Linear and constant is None
+        is_linear = product is not None and type(product.layer) is nn.Linear and constant is None and product.is_usual
         with torch.enable_grad():
             if constant is not None:
                 pairs.append((self.of_zeros(made.given), constant))
@@ -281,9 +283,9 @@ class Afferents:
         """What each neuron's weights see of steps: ``[T, B, groups, weights, places]``."""
         m: Any = self.body[0][1]
         if isinstance(m, nn.Linear):
-            return u.reshape(*u.shape[:2], 1, -1, 1)
+            return u.reshape(*u.shape[:2], 1, u.shape[2], 1)
         made = F.unfold(u.flatten(0, 1), m.kernel_size, m.dilation, m.padding, m.stride)
-        return made.reshape(*u.shape[:2], m.groups, -1, made.shape[-1])
+        return made.reshape(*u.shape[:2], m.groups, made.shape[1] // m.groups, made.shape[2])
 
     def of_own_traces(self, trace: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
         """As :meth:`of_trace` where every neuron has its own: ``[B, groups, outputs, places, weights]``."""
@@ -291,7 +293,7 @@ class Afferents:
         weight = m.weight.reshape(trace.shape[1], trace.shape[2], -1)
         made = torch.einsum("bgopk,gok->bgop", trace, weight)
         if m.bias is not None:
-            made = made + ones * m.bias.reshape(*trace.shape[1:3], 1)
+            made = made + ones * m.bias.expand(m.weight.shape[0]).reshape(*trace.shape[1:3], 1)
         shape = (made.shape[0], *self.own_shape)
         return affine(self.body[1:], made.reshape(shape), ones.reshape(shape))
 
@@ -301,7 +303,7 @@ def affine(modules: Sequence[Named], trace: torch.Tensor, ones: torch.Tensor) ->
     f(0)``. ``ones`` is one for all, for each sample or for each of the results."""
     if not modules:
         return trace
-    rows = torch.cat([trace, torch.zeros_like(trace[:1])]).unsqueeze(0)
+    rows = torch.cat([trace, trace.new_zeros(1, *trace.shape[1:])]).unsqueeze(0)
     for named in modules:
         rows = run_steps(named, rows)
     made, constant = rows[0].split([trace.shape[0], 1])
@@ -320,11 +322,17 @@ def _is_product(module: nn.Module, u: torch.Tensor) -> bool:
         has_product(module)
         and runs_as_one_batch(module, u.dim() - 1)
         and (type(module) is not nn.Linear or u.dim() == 3)
+        and not is_autocast(u.device.type)  # the operands are casts, which autograd has to know of
     )
 
 
 def why_not(module: nn.Module) -> str:
     """Return the reason why no rule takes a module, and what to do."""
+    if is_computed(module):
+        return (
+            "its weights are computed at each call, which only PyTorch's linear layers and convolutions may do; make "
+            "it a plain layer, for example by torch.nn.utils.parametrize.remove_parametrizations"
+        )
     if hasattr(module, "to_dense"):
         return "take its to_dense(), which leaves out zeros, too"
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):

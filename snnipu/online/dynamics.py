@@ -17,9 +17,9 @@ import torch
 from snnipu._generator import Adjoint
 from snnipu._generator.graph import Operand, Value
 from snnipu._generator.step import Reads, is_one_of
-from snnipu.neurons._hooks import is_hooked
+from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.ops import _library, _neurons
-from snnipu.ops._arguments import compute_dtype
+from snnipu.ops._arguments import compute_dtype, is_autocast
 from snnipu.ops.neuron_sequence import kernel_arguments
 from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, Connection
 
@@ -61,13 +61,17 @@ class Dynamics:
     def __init__(self, neuron: Any, keeps_reset: bool, keeps_loop: bool) -> None:
         self.neuron: Any = neuron
         self.keeps_reset, self.keeps_loop = keeps_reset, keeps_loop
+        # Kept for the backward pass: the neuron's attributes may change before it.
+        self.neuron_options: Dict[str, Any] = dict(neuron._options())
+        self.surrogate = neuron._surrogate()
 
     def check(self, name: str) -> None:
         """Raise where the kernels do not do what the neuron does."""
         neuron = self.neuron
         if neuron._fuses() and not neuron._replaces("forward", "reset_mem") and not is_hooked(neuron):
             return
-        known = neuron._surrogate()
+        known = self.surrogate
+        all_to_all = getattr(neuron, "all_to_all", False)
         reasons = {
             "its spike_grad is not a surrogate of snnipu.surrogate or snntorch.surrogate with a fixed function": (
                 known is None or known.kernel is None
@@ -78,6 +82,9 @@ class Dynamics:
             "its reset_mechanism is one that no kernel has": (
                 hasattr(neuron, "_reset_mechanism") and neuron._reset_mechanism not in neuron.fusable
             ),
+            "it is recurrent, under torch.autocast": all_to_all and is_autocast(neuron.threshold.device.type),
+            "its recurrent layer must be a plain nn.Linear, or nn.Conv2d of stride 1 padded by zeros; remove its "
+            "parametrizations and hooks": all_to_all and (self.connection is None or not is_plain(neuron.recurrent)),
         }
         why = next((why for why, holds in reasons.items() if holds), "it replaces parts of its step")
         raise TypeError(f"module {name} ({type(neuron).__name__}) cannot learn online: {why}")
@@ -88,7 +95,7 @@ class Dynamics:
         return _neurons.plan(self.neuron.equation, self._options())
 
     def _options(self) -> Dict[str, Any]:
-        options: Dict[str, Any] = dict(self.neuron._options())
+        options = dict(self.neuron_options)
         if not self.keeps_reset and self._is_built():
             changed = {"reset_mechanism": "none", "reset_delay": True}
             options.update((name, value) for name, value in changed.items() if name in options)
@@ -202,11 +209,11 @@ class Dynamics:
 
     def _is_cut(self) -> bool:
         """Whether the step that is differentiated leaves out a reset of the neuron's."""
-        return not self.keeps_reset and self._is_built() and self._options() != self.neuron._options()
+        return not self.keeps_reset and self._is_built() and self._options() != self.neuron_options
 
     def _fires_earlier(self) -> bool:
         """Whether spikes are decided on other states than those after the step, which has reset them."""
-        return self._is_cut() and not self.neuron._options().get("reset_delay", True)
+        return self._is_cut() and not self.neuron_options.get("reset_delay", True)
 
     def _remakes(self, needs: Sequence[bool]) -> bool:
         """Whether the states after a step are not what its adjoint is to read."""
@@ -223,7 +230,7 @@ class Dynamics:
         if self._is_cut() and self._reads_others(chunk.needs):
             made[:-1] = self._by_steps(chunk, self.plan)[:-1]
         if self._fires_earlier():
-            options = {**self.neuron._options(), "reset_delay": True}
+            options = {**self.neuron_options, "reset_delay": True}
             made[-1] = self._by_steps(chunk, _neurons.plan(self.neuron.equation, options))[-1]
         if self.plan.output is not None:
             made[self.plan.output] = chunk.states[self.plan.output]
@@ -272,7 +279,7 @@ class Dynamics:
             values[place] = loop.expand(chunk.spk.shape[2:]).reshape(-1)
         made = self._adjoint(grad_spk, grad_states, grad_final, x, chunk.initial, values, chunk.states, needs)
         if cut is not None and chunk.needs[cut]:
-            of_strength = (made.x * chunk.before[SPIKES]).reshape(len(chunk.spk), -1, values[cut].numel())
+            of_strength = _rows(made.x * chunk.before[SPIKES], values[cut])
             made.parameters[cut] = of_strength.sum((0, 1)).reshape(values[cut].shape)
         return made
 
@@ -334,7 +341,7 @@ class Dynamics:
 
     @property
     def _operator(self) -> "_Operator":
-        kernel = self.neuron._surrogate().kernel
+        kernel = self.surrogate.kernel
         return _Operator(self.plan.neuron, self.plan.variant, kernel.id, kernel.a, kernel.b)
 
     # ---- what the history is made of
@@ -372,7 +379,13 @@ class Dynamics:
 
 def _by_neuron(steps: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Steps ``[T, B, ...]`` times one value for all or for each neuron."""
-    return (steps.reshape(len(steps), -1, value.numel()) * value.reshape(-1)).reshape(steps.shape)
+    return (_rows(steps, value) * value.reshape(-1)).reshape(steps.shape)
+
+
+def _rows(steps: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Reshape steps ``[T, B, ...]`` to ``[T, rows, n]``, where ``value`` has ``n`` elements."""
+    count = value.numel()
+    return steps.reshape(len(steps), steps.shape[1:].numel() // max(count, 1), count)  # 0 in an empty batch
 
 
 class _Operator(NamedTuple):

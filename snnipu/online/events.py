@@ -27,6 +27,13 @@ DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 Named = Tuple[str, Any]
 _NEURONS = (SparseLeaky, SparseSynaptic, SparseConvLeaky)
 _MAPS = (SparseLinear, SparseConv2d)
+# Attributes of an event-driven layer that its linear map and neurons copy.
+_OPTIONS = (
+    "spike_grad",
+    "reset_mechanism",
+    *("in_features", "out_features", "max_delay", "kernel", "sigma"),
+    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
+)
 # Rules whose signals stay with the neurons that have a slot.
 RULES = ("sltt", "ottt")
 
@@ -109,24 +116,20 @@ class Events:
         self._made_of = self._parts()
         # A learnt parameter's view belongs to the graph of one call.
         self._has_views = False
-        self.linear = self._linear()
-        self.neuron = self._neuron() if isinstance(layer, SparseNeurons) else None
+        with torch.random.fork_rng(devices=()):  # their initial weights are replaced
+            self.linear = self._linear()
+            self.neuron = self._neuron() if isinstance(layer, SparseNeurons) else None
 
     def _parts(self) -> Sequence[Any]:
+        """Return the identity of the layer's tensors and the values of its options."""
         layer: Any = self.layer
-        return [
-            *layer.parameters(),
-            *layer.buffers(),
-            layer.__dict__.get("spike_grad"),
-            layer.__dict__.get("reset_mechanism"),
-        ]
+        tensors = [*layer.parameters(), *layer.buffers()]
+        views = [(id(t), t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+        return [views, *(layer.__dict__.get(name) for name in _OPTIONS)]
 
     def is_of(self, layer: Any) -> bool:
         """Whether this is still what ``layer`` is: of the same parameters and options."""
-        if layer is not self.layer or not is_plain(layer) or self._has_views:
-            return False
-        now = self._parts()
-        return len(now) == len(self._made_of) and all(a is b for a, b in zip(now, self._made_of))
+        return layer is self.layer and is_plain(layer) and not self._has_views and self._parts() == self._made_of
 
     @property
     def is_map(self) -> bool:
@@ -146,7 +149,10 @@ class Events:
             made = nn.Conv2d(*sizes, *where, bias=False, device="meta")
         elif getattr(layer, "max_delay", None) is not None:
             learns = isinstance(layer.delay, nn.Parameter)
-            made = DelayLinear(layer.in_features, layer.out_features, layer.max_delay, delay=0.0, learn_delay=learns)
+            kernel = {"kernel": layer.kernel, "sigma": layer.sigma}
+            made = DelayLinear(
+                layer.in_features, layer.out_features, layer.max_delay, delay=0.0, learn_delay=learns, **kernel
+            )
             made.delay = layer.delay
         else:
             made = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.multistep import is_random
 from snnipu.online.afferents import Named, affine, run_steps
-from snnipu.online.layer import Layer
+from snnipu.online.layer import Layer, check_same, parts_of
 from snnipu.online.rules import Rule
 from snnipu.ops._arguments import compute_dtype
 
@@ -61,6 +61,7 @@ class Held:
 
     def __init__(self, owner: nn.Module, layers: Sequence[Layer], rule: Rule, example: torch.Tensor) -> None:
         check(layers, rule)
+        self.parts = parts_of(layers)
         self.shape, self.dtype, self.rule, self.history = example.shape, example.dtype, rule, rule.history
         x = torch.zeros_like(example)
         with torch.no_grad():
@@ -83,6 +84,7 @@ class Held:
         self, owner: nn.Module, layers: Sequence[Layer], x: torch.Tensor, begins: Optional[torch.Tensor]
     ) -> List[torch.Tensor]:
         """What the last layer gives of a chunk: its output and its membranes."""
+        check_same(self.parts, parts_of(layers), "call prepare() again")
         check(layers, self.rule)  # options may have changed since
         if x.shape != self.shape or x.dtype != self.dtype:
             expected = f"{tuple(self.shape)} and {self.dtype}"

@@ -1,15 +1,18 @@
 """A neuron with the modules in front of it, learning online."""
 
+from itertools import zip_longest
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
+from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.online import traces as history
 from snnipu.online.afferents import Afferents, Made
 from snnipu.online.dynamics import Chunk, Dynamics
 from snnipu.online.events import DenseOrSparse, leaf_of, of_slots
 from snnipu.online.rules import Rule
-from snnipu.ops._arguments import compute_dtype
+from snnipu.online.weights import LAYERS, version
+from snnipu.ops._arguments import compute_dtype, is_autocast
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops.recurrent_sequence import SPIKES
 from snnipu.spikes import SparseSpikes
@@ -102,6 +105,36 @@ class Layer:
         if self.low_passes and not self.is_first and rule.options["feedback"] == "symmetric":
             self.afferents[0].check_linear()
 
+    def parts(self) -> List["Part"]:
+        """Describe each module as far as states and traces depend on it."""
+        modules = [named for afferents in self.afferents for named in (*afferents.head, *afferents.body)]
+        parts = [Part(name, type(module).__name__, (), _sizes(module)) for name, module in modules]
+        if self.dynamics is not None:
+            neuron = self.dynamics.neuron
+            parts.append(Part(self.name, type(neuron).__name__, tuple(neuron._states()), _sizes(neuron)))
+        return parts
+
+    def check_input(self, x: DenseOrSparse) -> None:
+        """Raise if the first layer does not take ``x``."""
+        if x.device.type == "meta":
+            raise ValueError("x must have values, got a tensor on the device meta")
+        if isinstance(x, SparseSpikes):
+            return
+        first = self.afferents[0]
+        name, module = first.body[0] if first.body else (self.name, None)
+        takes_any = isinstance(module, (torch.nn.Embedding, DelayLinear)) or first.events is not None
+        if takes_any and not x.is_complex():
+            return
+        if not x.is_floating_point():
+            raise TypeError(f"x must be a floating torch.Tensor, got {x.dtype}: call x.to(torch.get_default_dtype())")
+        if not isinstance(module, LAYERS):
+            return
+        weight, why = module.weight, f"as the weights of module {name} ({type(module).__name__})"
+        if x.dtype != weight.dtype and not is_autocast(x.device.type):
+            raise TypeError(f"x must be of {weight.dtype}, {why}, got {x.dtype}")
+        if x.device != weight.device:
+            raise ValueError(f"x must be on {weight.device}, {why}, got {x.device}")
+
     @property
     def size(self) -> Optional[int]:
         """How many neurons there are, where a linear layer tells."""
@@ -148,9 +181,7 @@ class Layer:
         work.learns = learns and any(tensor.requires_grad for tensor in given)
         if work.learns:
             work.before = memory
-            owner: Any = self.events.layer if self.events is not None else self.dynamics and self.dynamics.neuron
-            own = [] if owner is None else list(owner.parameters())
-            work.versions = [(p, p._version) for p in (*work.parameters, *own, *feedback)]
+            work.keep(feedback)
             out = list(_Learning.apply(work, out, *given))
         return work, out
 
@@ -209,6 +240,35 @@ class Layer:
         return after
 
 
+class Part(NamedTuple):
+    """A module of a network: its states, and its parameters' names, shapes and dtypes."""
+
+    name: str
+    kind: str
+    states: Tuple[str, ...]
+    parameters: Tuple[Tuple[str, torch.Size, torch.dtype], ...]
+
+    def __str__(self) -> str:
+        texts = [*self.states, *(f"{name} {list(shape)} {dtype}" for name, shape, dtype in self.parameters)]
+        return f"{self.name} ({self.kind}: {', '.join(texts)})" if texts else f"{self.name} ({self.kind})"
+
+
+def _sizes(module: torch.nn.Module) -> Tuple[Tuple[str, torch.Size, torch.dtype], ...]:
+    return tuple([(name, p.shape, p.dtype) for name, p in module._parameters.items() if p is not None and p.dim()])
+
+
+def parts_of(layers: Sequence[Layer]) -> List[Part]:
+    """Return the parts of a network, see :meth:`Layer.parts`."""
+    return [part for layer in layers for part in layer.parts()]
+
+
+def check_same(before: Sequence[Any], now: Sequence[Any], advice: str) -> None:
+    """Raise if a network has changed since its states and traces were made."""
+    if before != now:
+        old, new = next(pair for pair in zip_longest(before, now, fillvalue="none") if pair[0] != pair[1])
+        raise ValueError(f"the network has changed: there was module {old}, and now there is {new}; {advice}")
+
+
 class Work:
     """A layer's chunk, and its backward pass."""
 
@@ -216,14 +276,32 @@ class Work:
     after: Memory
 
     def __init__(self, layer: Layer, online: Any, signals: Signals) -> None:
-        self.layer, self.online, self.number, self.signals = layer, online, online.chunks, signals
+        self.layer, self.online, self.number, self.signals = layer, online, online.chunks + 1, signals
         self.before: Optional[Memory] = None
         self.chunk: Optional[Chunk] = None
         self.inputs: List[DenseOrSparse] = []
         self.made: List[Made] = []
         self.parameters: List[torch.nn.Parameter] = []
+        # Tensors that the backward pass reads, and their versions: parameters, and the chunk's tensors by name.
         self.versions: List[Tuple[torch.Tensor, int]] = []
+        self.chunk_versions: List[Tuple[str, torch.Tensor, int]] = []
         self.learns = self.done = False
+
+    def keep(self, feedback: Sequence[torch.Tensor]) -> None:
+        """Record the versions of the tensors that the backward pass reads."""
+        layer, chunk = self.layer, self.chunk
+        owner: Any = layer.events.layer if layer.events is not None else layer.dynamics and layer.dynamics.neuron
+        modules = [module for afferents in layer.afferents for _, module in afferents.body]
+        tensors: List[Any] = [tensor for module in modules for tensor in module._parameters.values()]
+        tensors += [*([] if owner is None else owner._parameters.values()), *feedback]
+        self.versions = [(tensor, version(tensor)) for tensor in tensors if tensor is not None]
+        if chunk is None or layer.dynamics is None:
+            return
+        states = [f"its {name}" for name in layer.dynamics.neuron._states()]
+        kept = [*zip(states, chunk.initial), *zip(states, chunk.states), *(("a parameter", v) for v in chunk.values)]
+        kept += [("its input", tensor) for tensor in (chunk.x, chunk.arrived) if tensor is not None]
+        kept += [("its spikes", chunk.spk)] if feedback else []
+        self.chunk_versions = [(what, tensor, version(tensor)) for what, tensor in kept]
 
     def check(self) -> None:
         """Raise where this chunk cannot learn any more."""
@@ -238,7 +316,15 @@ class Work:
                 f"{self.online.chunks}: call backward() for each chunk before the next one, and .detach() what a "
                 "later loss takes of an earlier chunk"
             )
-        if any(parameter._version != version for parameter, version in self.versions):
+        self.layer.check_modules()  # .train() may have been called since
+        changed = next((what for what, tensor, before in self.chunk_versions if version(tensor) != before), None)
+        if changed is not None:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{changed} in module {self.layer.name} of an online network, between chunk {self.number} and its "
+                "backward(); change a clone() of it"
+            )
+        if any(version(tensor) != before for tensor, before in self.versions):
             raise RuntimeError(
                 f"a parameter of an online network was changed in place between chunk {self.number} and its "
                 "backward(): call optimizer.step() behind it"
@@ -255,7 +341,7 @@ class Work:
     def release(self) -> None:
         """Let go of the chunk: who holds its result does not hold its memory."""
         self.before = self.chunk = None
-        self.inputs, self.made = [], []
+        self.inputs, self.made, self.chunk_versions = [], [], []
         del self.leaf
 
     def backward(self, upstream: Sequence[Gradient]) -> List[Gradient]:

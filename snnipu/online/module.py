@@ -15,9 +15,10 @@ from snnipu.neurons.sparse_network import SparseNetwork
 from snnipu.neurons.zoo import DeltaLeaky
 from snnipu.online.events import DenseOrSparse, Events, in_turn, is_event_driven
 from snnipu.online.held import Held
-from snnipu.online.layer import Layer, Memory, Signals, Work
+from snnipu.online.layer import Layer, Memory, Part, Signals, Work, check_same, parts_of
 from snnipu.online.rules import RULES
 from snnipu.online.traces import Trace, Traces, filter_of
+from snnipu.online.weights import computed_once
 from snnipu.spikes import SparseSpikes
 
 # Dimensions of a step by the type of the first module that tells.
@@ -79,8 +80,10 @@ class Online(nn.Module):
     with the slots of their own call, and only neurons with a slot get an error. The traces are those of all spikes. A
     recurrent one needs ``reset_mechanism="subtract"`` or ``"none"``, and no ``max_spikes``.
 
-    An input ``x`` that requires a gradient gets that of each step by itself; ``"eprop"`` has one for it with
-    ``feedback="symmetric"`` and ``low_pass=False``.
+    Weights that a linear layer or a convolution computes from others (``weight_norm``, parametrizations, pruning) are
+    computed once in each chunk; the gradient reaches what they are computed from. An input ``x`` that requires a
+    gradient gets that of each step by itself; ``"eprop"`` has one for it with ``feedback="symmetric"`` and
+    ``low_pass=False``.
 
     Args:
         net: a :class:`~snnipu.MultiStep` or an ``nn.Sequential`` of neurons of snnipu, event-driven layers and
@@ -95,8 +98,9 @@ class Online(nn.Module):
 
     Raises:
         TypeError, ValueError: no such rule or option; a module that the rule cannot treat, by name; a step of another
-            shape, dtype or device in the middle of a stream.
-        RuntimeError: in ``backward``: a loss that reaches back into an earlier chunk, or a second call for one.
+            shape, dtype or device in the middle of a stream, or other modules.
+        RuntimeError: in ``backward``: a loss that reaches back into an earlier chunk, or a second call for one; a
+            result, an input or a parameter that was changed in place after the call.
     """
 
     def __init__(self, net: nn.Module, rule: str = "ottt", **options: Any) -> None:
@@ -110,6 +114,8 @@ class Online(nn.Module):
         self.chunks = 0
         self._memory: Optional[List[Memory]] = None
         self._seen: Optional[Tuple[Any, ...]] = None
+        # The modules for which the stream has states and traces.
+        self._parts: Optional[List[Part]] = None
         # After prepare().
         self._held: Optional[Held] = None
         # Event-driven layers, by name, from call to call.
@@ -150,7 +156,7 @@ class Online(nn.Module):
             neuron: Any = module if isinstance(module, FusedNeuron) else None
             if neuron is None:
                 events = self._events_of(name, module) if is_event_driven(module) else None
-                between.append((name, module if events is None else events))
+                between.append((name, computed_once(name, module) if events is None else events))
                 neuron = None if events is None else events.neuron
             if neuron is not None:
                 layers.append(Layer(between, (name, neuron), rule, is_first=not layers))
@@ -198,7 +204,9 @@ class Online(nn.Module):
             raise ValueError(f"x must be a chunk, [Tc, B, ...], got {x!r}")
         for name in [name for name in self._buffers if name.startswith("held_")]:
             del self._buffers[name]
-        self._held = Held(self, self._layers(), self.rule, x)
+        layers = self._layers()
+        layers[0].check_input(x)
+        self._held = Held(self, layers, self.rule, x)
         self.reset()
 
     @property
@@ -239,11 +247,10 @@ class Online(nn.Module):
         else:
             single = x.dim() in _step_dims(self.net) if single is None else single
             x = x.unsqueeze(0) if single else x
-        self._check(x, layers)
-        self.chunks += 1
+        seen, parts = self._checked(x, layers)
         signals = Signals()
         works: List[Work] = []
-        self.readouts = []
+        readouts: List[torch.Tensor] = []
         is_local = self.rule.name == "decolle"
         for number, layer in enumerate(layers):
             work, out = layer.run(x, None if self._memory is None else self._memory[number], self, signals)
@@ -251,9 +258,12 @@ class Online(nn.Module):
             self._check_size(layer, out[0])
             x = layer.handed_on(out, layers[number + 1] if number + 1 < len(layers) else None)
             if is_local:
-                self.readouts.append(nn.functional.linear(out[0].flatten(2), self.matrices[number]))
+                readouts.append(nn.functional.linear(out[0].flatten(2), self.matrices[number]))
                 x = x.detach()
-        self._memory = self._carried(layers, works)
+        memory = self._carried(layers, works)
+        # A call that ends in an error leaves the stream where it was.
+        self._memory, self._seen, self._parts, self.readouts = memory, seen, parts, readouts
+        self.chunks += 1
         result = x if isinstance(x, SparseSpikes) else _as_returned(layers[-1], out)
         return _first(result) if single else result
 
@@ -278,7 +288,8 @@ class Online(nn.Module):
                 by = filter_of(last, chunk)
         return [layer.remember(work, None if layer.is_readout else by) for layer, work in zip(layers, works)]
 
-    def _check(self, x: DenseOrSparse, layers: List[Layer]) -> None:
+    def _checked(self, x: DenseOrSparse, layers: List[Layer]) -> Tuple[Tuple[Any, ...], List[Part]]:
+        """Check ``x`` and the network against the stream; return (shape of a step, device, dtype) and the modules."""
         if not len(x):
             raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")
         seen = (x.shape[1:], x.device, x.dtype)
@@ -287,6 +298,10 @@ class Online(nn.Module):
                 f"a stream goes on with steps of shape {tuple(self._seen[0])}, {self._seen[2]} on {self._seen[1]}; got "
                 f"{tuple(x.shape[1:])}, {x.dtype} on {x.device}: call reset() where another stream begins"
             )
+        parts = parts_of(layers)
+        if self._parts is not None:
+            check_same(self._parts, parts, "call reset() where another stream begins")
+        layers[0].check_input(x)
         given = x.values if isinstance(x, SparseSpikes) else x
         if self.rule.name == "eprop" and given.requires_grad and torch.is_grad_enabled():
             options = self.rule.options
@@ -295,14 +310,14 @@ class Online(nn.Module):
                     'x must not require a gradient: rule "eprop" has one for it with feedback="symmetric" and '
                     "low_pass=False alone; take these, or x.detach()"
                 )
-        self._seen = seen
+        return seen, parts
 
     def reset(self) -> None:
         """Begin a new sequence: the next call starts from the neurons' first states, without traces."""
         if self._held is not None:
             for buffer in self._held.buffers(self):
                 buffer.zero_()
-        self._memory, self._seen = None, None
+        self._memory, self._seen, self._parts = None, None, None
         self.chunks = 0
 
     def stream_state(self) -> Dict[str, Any]:
@@ -322,24 +337,26 @@ class Online(nn.Module):
             "step": shape,
             "dtype": dtype,
             "layers": memory,
+            "modules": None if self._parts is None else list(map(str, self._parts)),
         }
 
     def load_stream_state(self, state: Dict[str, Any]) -> None:
         """Go on in the middle of a stream, from what :meth:`stream_state` returned.
 
         Raises:
-            ValueError: it is of another rule, or of a network with another number of layers.
+            ValueError: it is of another rule, or of a network of other modules.
             RuntimeError: after :meth:`prepare`.
         """
         self._refuse_held("load_stream_state")
         if state["rule"] != self.rule.name:
             raise ValueError(f'the stream is of rule "{state["rule"]}", and this network\'s is "{self.rule.name}"')
-        layers, count = state["layers"], len(self._layers())
-        if layers is not None and len(layers) != count:
-            raise ValueError(f"the stream is of a network of {len(layers)} layers, and this one has {count}")
+        layers, modules = state["layers"], parts_of(self._layers())
+        if layers is not None:
+            check_same(state["modules"], list(map(str, modules)), "the stream is of another network")
         device = next(self.parameters()).device
         self.chunks = state["chunks"]
         self._seen = None if state["step"] is None else (torch.Size(state["step"]), device, state["dtype"])
+        self._parts = None if layers is None else modules
         self._memory = None if layers is None else [_memory(_on(layer, device)) for layer in layers]
 
 

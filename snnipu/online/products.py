@@ -24,6 +24,7 @@ class Product:
 
     def __init__(self, layer: Any, x: torch.Tensor, needs: Sequence[bool], need_x: bool = True) -> None:
         self.layer, self.shape, self.needs = layer, x.shape, needs
+        self.is_usual = _is_usual(layer.weight, layer.bias)
         with torch.no_grad():
             self.events = _events(layer, x, learns_alone=needs[0] and not need_x)
         self._dense: Optional[torch.Tensor] = None
@@ -79,6 +80,16 @@ class Product:
         wanted = [t for t in self._own if t.requires_grad]
         made = iter(torch.autograd.grad(self._dense, wanted, grad) if self._dense is not None and wanted else ())
         return [next(made) if need else None for need in self.needs]
+
+
+def _is_usual(weight: torch.Tensor, bias: Optional[torch.Tensor]) -> bool:
+    """Return True if the kernels take weight and bias. PyTorch refuses or broadcasts any others."""
+    if weight.is_neg():  # the memory of a lazily negated view holds the opposite signs
+        return False
+    if bias is None:
+        return True
+    like = bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and bias.device == weight.device
+    return like and not bias.is_neg()
 
 
 def _events(layer: Any, x: torch.Tensor, learns_alone: bool) -> Optional[sparse_input.Events]:

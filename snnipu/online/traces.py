@@ -43,7 +43,9 @@ def after(
     before: Optional[Traces],
 ) -> Traces:
     """The traces after a chunk."""
-    uniform = dynamics.is_uniform
+    # Traces of single weights cannot become traces of inputs again.
+    earlier = [] if before is None else [trace for state in before.inputs for trace in state if trace is not None]
+    uniform = dynamics.is_uniform and not any(trace.ones.dim() for trace in earlier)
     places = dynamics.remembers
     full = any(chunk.needs) or (not uniform and any(a.parameters() for a in afferents))
     wide = spread(chunk.values, chunk.initial[0]) if full else None
@@ -89,7 +91,9 @@ def _summed(
                 inputs, ones = inputs + by * trace.inputs, ones + by * trace.ones
         return Trace(inputs, ones)
     seen = [afferents.patches(dense(u))]
-    weights = row.x.reshape(*seen[0].shape[:3], -1, seen[0].shape[-1])
+    groups, positions = seen[0].shape[2], seen[0].shape[-1]
+    outputs = row.x.shape[2:].numel() // (groups * positions)
+    weights = row.x.reshape(*seen[0].shape[:3], outputs, positions)
     rows, ones = [weights], weights.sum(0)
     own: Pairs = []
     for place, trace in zip(places, before):

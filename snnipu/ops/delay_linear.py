@@ -50,9 +50,10 @@ def shares(delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Tu
 
 
 def _between(delay: torch.Tensor, max_delay: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """How far each clamped delay is behind a whole step, differentiable, and that step."""
-    first = delay.detach().floor()
-    return torch.where(first < max_delay, delay - first, 0), first
+    """Split clamped delays into a fraction, differentiable, and a whole step; NaN gives (NaN, 0)."""
+    unknown = torch.isnan(delay.detach())
+    first = torch.where(unknown, 0, delay.detach()).floor()
+    return torch.where(unknown | (first < max_delay), delay - first, 0), first
 
 
 def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Delayed:

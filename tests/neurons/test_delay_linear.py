@@ -114,6 +114,41 @@ def test_delays_beyond_the_ends_count_as_them_and_learn_no_more():
     assert torch.equal(inside.delay, layer.delay)
 
 
+@pytest.mark.parametrize("kernel", ["linear", "gaussian"])
+def test_infinite_delays_count_as_the_ends(kernel):
+    torch.manual_seed(0)
+    layer = layer_of(3, 4, 5, kernel=kernel)
+    x = spikes_of(8, 2, 3, 0.5, False)
+    made = []
+    for ends in ((-math.inf, math.inf), (0.0, 5.0)):
+        with torch.no_grad():
+            layer.delay[0], layer.delay[1] = ends
+        made.append(layer(x))
+    assert torch.equal(*made)
+
+
+@pytest.mark.parametrize("init_hidden", [False, True])
+@pytest.mark.parametrize("spikes", [False, True])
+@pytest.mark.parametrize("max_delay", [0, 3])
+@pytest.mark.parametrize("kernel", ["linear", "gaussian"])
+def test_what_arrives_by_a_delay_that_is_nan_is_nan(kernel, max_delay, spikes, init_hidden):
+    """So does a weight of NaN. Other outputs do not change."""
+    torch.manual_seed(0)
+    layer = layer_of(3, 4, max_delay, kernel=kernel, init_hidden=init_hidden)
+    x = spikes_of(8, 2, 3, 0.7, False)
+    given_x = snn.SparseSpikes.from_dense(x) if spikes else x
+    expected = layer(given_x)
+    layer.reset_delay()
+    with torch.no_grad():
+        layer.delay[1, 2] = math.nan
+    made = layer(given_x)
+    assert made[x[:, :, 2] != 0][:, 1].isnan().all()
+    assert torch.equal(made[:, :, [0, 2, 3]], expected[:, :, [0, 2, 3]])
+    made.sum().backward()
+    assert layer.weight.grad[1, 2].isnan()
+    assert layer.weight.grad.isnan().sum() == 1
+
+
 def test_a_narrow_gaussian_is_a_whole_delay():
     torch.manual_seed(0)
     layer = layer_of(5, 4, 6, torch.randint(0, 7, (4, 5)).float(), kernel="gaussian")
@@ -279,3 +314,32 @@ def test_bad_input():
     layer.sigma = -1
     with pytest.raises(ValueError, match="sigma must be above 0"):
         layer(torch.zeros(2, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("delay", torch.zeros(3, 2), r"delay must have shape \[2, 3\], \[1, 3\], \[2, 1\] or none, got \[3, 2\]"),
+        ("delay", torch.zeros(3), r"delay must have shape .* got \[3\]"),
+        ("delay", None, "delay must be a torch.Tensor, got None"),
+        ("delay", torch.zeros(2, 3, device="meta"), "delay must be on the device of weight, cpu, got meta"),
+        ("weight", torch.zeros(4, 3), r"weight must have shape \[2, 3\], got \[4, 3\]"),
+        ("bias", torch.zeros(1), r"bias must have shape \[2\], got \[1\]"),
+        ("bias", torch.zeros(5), r"bias must have shape \[2\], got \[5\]"),
+    ],
+)
+@pytest.mark.parametrize("init_hidden", [False, True])
+def test_parameters_of_other_shapes(name, value, match, init_hidden):
+    layer = snn.DelayLinear(3, 2, 4, bias=True, init_hidden=init_hidden)
+    setattr(layer, name, None if value is None else nn.Parameter(value))
+    with pytest.raises((TypeError, ValueError), match=match):
+        layer(torch.zeros(5, 1, 3))
+
+
+def test_another_longest_delay_in_the_middle_of_a_stream():
+    layer = snn.DelayLinear(3, 2, 4, init_hidden=True)
+    layer(torch.zeros(5, 1, 3))
+    for longest in (2, 6):
+        layer.max_delay = longest
+        with pytest.raises(ValueError, match=f"max_delay=4, got .* max_delay={longest}: call reset_delay"):
+            layer(torch.zeros(5, 1, 3))

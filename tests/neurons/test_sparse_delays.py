@@ -237,3 +237,19 @@ def test_paths_dtypes_and_copies():
 def test_what_has_no_delays_says_so(make, error, match):
     with pytest.raises(error, match=match):
         make()
+
+
+def test_a_neuron_with_a_delay_that_is_nan_is_silent():
+    """Its membrane is NaN. The other neurons spike as without it."""
+    torch.manual_seed(0)
+    layer = snn.SparseLeaky(6, 5, beta=0.9, threshold=0.2, max_delay=3)
+    with torch.no_grad():
+        layer.weight.abs_()
+    x = snn.SparseSpikes.from_dense(torch.ones(8, 2, 6))
+    expected = layer(x).to_dense()
+    assert expected.sum((0, 1)).all()
+    with torch.no_grad():
+        layer.delay[1, 2] = torch.nan
+    made = layer(x).to_dense()
+    assert torch.equal(made[..., [0, 2, 3, 4]], expected[..., [0, 2, 3, 4]])
+    assert not made[4:, :, 1].any()

@@ -156,9 +156,37 @@ def test_bad_arguments(arguments, options, error, match):
 def test_bad_input():
     layer = snn.SynapticDelay(3, channels=4)
     layer(torch.zeros(2, 4))
-    with pytest.raises(ValueError, match=r"x must have the shape \[2, 4\] of the step before, got \[3, 4\]"):
+    with pytest.raises(ValueError, match=r"x must have the shape \[2, 4\] of the step before .*, got \[3, 4\]"):
         layer(torch.zeros(3, 4))
+    with pytest.raises(
+        ValueError, match=r"of the step before .torch.float32 on cpu., got .*float64 on cpu.: call reset"
+    ):
+        layer(torch.zeros(2, 4).double())
+    for longest in (2, 4):
+        layer.max_delay = longest
+        with pytest.raises(ValueError, match=f"max_delay was 3 at the step before, and is {longest}: call reset_delay"):
+            layer(torch.zeros(2, 4))
+    layer.max_delay = 3
     with pytest.raises(ValueError, match=r"x must have shape \[B, C, ...\] of 4 channels, got \[2, 5\]"):
         layer(torch.zeros(2, 5))
     with pytest.raises(TypeError, match="x must be a floating"):
         layer(torch.zeros(2, 4).long())
+
+
+@pytest.mark.parametrize("kernel", ["linear", "gaussian"])
+@pytest.mark.parametrize("max_delay", [0, 3])
+def test_delays_that_are_not_finite(kernel, max_delay):
+    """NaN gives NaN, of its channel alone; what is infinite counts as the end."""
+    torch.manual_seed(0)
+    layer = snn.SynapticDelay(max_delay, torch.zeros(4), learn_delay=True, kernel=kernel)
+    ends = copy.deepcopy(layer)
+    with torch.no_grad():
+        layer.delay.copy_(torch.tensor([math.nan, math.inf, -math.inf, 0]))
+        ends.delay.copy_(torch.tensor([0.0, max_delay, 0, 0]))
+    x = torch.rand(6, 2, 4)
+    for made, expected in (
+        (layer.sequence(x), ends.sequence(x)),
+        (torch.stack([layer(step) for step in x]), torch.stack([ends(step) for step in x])),
+    ):
+        assert made[:, :, 0].isnan().all()
+        assert torch.equal(made[:, :, 1:], expected[:, :, 1:])

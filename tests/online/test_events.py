@@ -436,3 +436,61 @@ def hooked():
 def test_what_event_driven_layers_refuse(make, options, error, match):
     with pytest.raises(error, match=match):
         snn.Online(make(), **options)
+
+
+def _set(**values):
+    def change(layer):
+        for name, value in values.items():
+            setattr(layer, name, value)
+
+    return change
+
+
+def _replace_data(layer):
+    layer.beta.data = torch.full((6,), 0.1, dtype=torch.float64)
+
+
+CHANGED = {
+    "reset": ("leaky", _set(reset_mechanism="none")),
+    "decay": ("maps", _replace_data),
+    "kernel": ("delays", _set(kernel="gaussian", sigma=2.0)),
+    "sigma": ("gaussian", _set(sigma=0.3)),
+    "padding": ("maps", _set(padding=(1, 1), output_size=(6, 4, 4))),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_layer_that_changes_between_streams(what):
+    """The results stay those of the network."""
+    kind, change = CHANGED[what]
+    torch.manual_seed(0)
+    beta = torch.full((6,), 0.9)
+    if kind == "maps":
+        layer, shape = snn.SparseConvLeaky(1, 6, 3, padding=0, beta=beta, threshold=1.2), (1, 4, 4)
+    else:
+        delays = {} if kind == "leaky" else {"max_delay": 5}
+        layer, shape = snn.SparseLeaky(8, 6, beta=beta, threshold=1.2, reset_mechanism="zero", **delays), (8,)
+        if kind == "gaussian":
+            _set(kernel="gaussian", sigma=2.0)(layer)
+    layer = layer.double()
+    with torch.no_grad():
+        layer.weight.abs_()
+    x = (torch.rand(12, 3, *shape) < 0.4).double()
+    online, results = snn.Online(snn.MultiStep(layer), rule="sltt"), []
+    for changed in (False, True):
+        if changed:
+            change(layer)
+            online.reset()
+        with torch.no_grad():
+            results.append(online(x).to_dense())
+            assert torch.equal(results[-1], layer(x).to_dense())
+    assert results[0].shape != results[1].shape or not torch.equal(*results)
+
+
+@pytest.mark.parametrize("options", [{"max_delay": 3}, {"recurrent": True, "reset_mechanism": "subtract"}, {}])
+def test_no_random_number_is_drawn(options):
+    layer = snn.SparseLeaky(8, 6, beta=0.9, learn_beta=True, **options)
+    net = snn.MultiStep(layer, nn.Linear(6, 3))
+    before = torch.random.get_rng_state()
+    snn.Online(net, rule="sltt")(torch.zeros(3, 2, 8))
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -1,0 +1,229 @@
+"""Weights that are computed from others at each call: weight_norm, parametrizations, pruning, and what is refused."""
+
+import warnings
+
+import pytest
+import torch
+from online import drawn
+from torch import nn
+from torch.nn import utils
+from torch.nn.utils import parametrizations, parametrize, prune
+
+import snnipu as snn
+
+
+class Positive(nn.Module):
+    def forward(self, weight):
+        return weight.abs() + 0.01
+
+
+class Drifting(nn.Module):
+    """A parametrization with a state that changes at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, weight):
+        self.calls = self.calls + 1
+        return weight * (1 + 0.1 * self.calls)
+
+
+def _weight_norm(layer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # for parametrizations.weight_norm
+        utils.weight_norm(layer)
+
+
+def _of_both(layer):
+    parametrize.register_parametrization(layer, "weight", Positive())
+    parametrize.register_parametrization(layer, "bias", Positive())
+
+
+COMPUTED = {
+    "weight_norm hooks": _weight_norm,
+    "weight_norm": getattr(parametrizations, "weight_norm", _weight_norm),  # PyTorch 2.0 has none
+    "orthogonal": parametrizations.orthogonal,
+    "both": _of_both,
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    "pruned twice": lambda layer: [prune.random_unstructured(layer, "weight", 0.3) for _ in range(2)],
+    "spectral_norm hooks": lambda layer: utils.spectral_norm(layer).eval(),
+    "spectral_norm": lambda layer: parametrizations.spectral_norm(layer).eval(),
+}
+RULES = ["sltt", "ottt", "eprop", "eprop-now", "eprop-adaptive", "snap1"]
+
+
+def network(front):
+    torch.manual_seed(0)
+    maps = isinstance(front(), nn.Conv2d)
+    behind = [nn.Flatten(), nn.Linear(32, 3)] if maps else [nn.Linear(6, 3)]
+    neurons = snn.Leaky(beta=0.9, threshold=0.3), snn.Leaky(beta=0.8, reset_mechanism="none")
+    torch.manual_seed(0)
+    return snn.MultiStep(front(), neurons[0], *behind, neurons[1]).double()
+
+
+def stream(net):
+    torch.manual_seed(1)
+    return (torch.rand(12, 4, *((8,) if isinstance(net[0], nn.Linear) else (1, 4, 4))) < 0.5).double()
+
+
+def learn(net, rule, lengths, prepared=False):
+    name, options = drawn.RULES[rule]
+    torch.manual_seed(2)
+    online, x = snn.Online(net, rule=name, **options).double(), stream(net)
+    if prepared:
+        online.prepare(x[: lengths[0]])
+    net.zero_grad()
+    made = []
+    for chunk in x.split(lengths):
+        out = online(chunk)
+        sum(part.square().sum() for part in out).backward()
+        made.append(out[1].detach())
+    return torch.cat(made), {name: p.grad.clone() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    "front", [lambda: nn.Linear(8, 6), lambda: nn.Conv2d(1, 2, 3, padding=1)], ids=["rows", "maps"]
+)
+@pytest.mark.parametrize("computed", COMPUTED)
+@pytest.mark.parametrize("rule", RULES)
+def test_gradients_reach_what_a_weight_is_made_of(rule, computed, front):
+    if rule == "eprop-adaptive" and isinstance(front(), nn.Conv2d):
+        return  # it must know how many neurons there are
+    net = network(front)
+    COMPUTED[computed](net[0])
+    with torch.no_grad():
+        expected = net(stream(net))[1]
+    # By the gradients of the plain layer's weight and bias.
+    plain = network(front)
+    own = dict(net[0].named_parameters())
+    net[0](stream(net)[0])  # hooks compute the weight in a call
+    tensors = {name: getattr(net[0], name) for name in ("weight", "bias")}
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            getattr(plain[0], name).copy_(tensor)
+        plain[-2].load_state_dict(net[-2].state_dict())
+    _, of_plain = learn(plain, rule, [12])
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    upstream = [of_plain[f"0.{name}"] for name in tensors]
+    grads = torch.autograd.grad(list(tensors.values()), list(own.values()), upstream)
+    for lengths in ([12], [5, 1, 6], [1] * 12):
+        made, found = learn(net, rule, lengths)
+        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+        for name, grad in zip(own, grads):
+            assert grad.any()
+            torch.testing.assert_close(found[f"0.{name}"], grad, rtol=1e-8, atol=1e-9)
+        last = f"{len(net) - 2}.weight"
+        torch.testing.assert_close(found[last], of_plain[last], rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("computed", COMPUTED)
+@pytest.mark.parametrize("rule", ["sltt", "ottt"])
+def test_a_held_stream(rule, computed):
+    net = network(lambda: nn.Linear(8, 6))
+    COMPUTED[computed](net[0])
+    made, grads = learn(net, rule, [4, 4, 4])
+    held, found = learn(net, rule, [4, 4, 4], prepared=True)
+    torch.testing.assert_close(held, made, rtol=1e-9, atol=1e-9)
+    for name, grad in grads.items():
+        torch.testing.assert_close(found[name], grad, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("computed", ["weight_norm hooks", "weight_norm", "spectral_norm"])
+def test_an_optimizer_that_steps_before_the_backward_pass(computed):
+    net = network(lambda: nn.Linear(8, 6))
+    COMPUTED[computed](net[0])
+    online = snn.Online(net, rule="ottt")
+    loss = online(stream(net))[1].sum()
+    with torch.no_grad():
+        for name, p in net[0].named_parameters():
+            if name != "bias":
+                p.add_(0.1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    "computed",
+    [
+        utils.spectral_norm,
+        parametrizations.spectral_norm,
+        lambda layer: parametrize.register_parametrization(layer, "weight", Drifting()),
+    ],
+    ids=["hooks", "spectral_norm", "drifting"],
+)
+def test_weights_that_change_with_every_call(computed):
+    net = network(lambda: nn.Linear(8, 6))
+    computed(net[0])
+    with pytest.raises(
+        ValueError, match=r"module 0 \(Linear\) changes its buffers when its weight is .*\.eval\(\) on the"
+    ):
+        snn.Online(net, rule="ottt")
+    if computed is parametrizations.spectral_norm:
+        online = snn.Online(net.eval(), rule="ottt")
+        online(stream(net)[:3])
+        net.train()
+        with pytest.raises(ValueError, match="changes its buffers"):
+            online(stream(net)[3:])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_neurons_own_parameter(rule):
+    net = network(lambda: nn.Linear(8, 6))
+    net[1] = snn.Leaky(beta=0.8, threshold=0.3, learn_beta=True).double()
+    parametrize.register_parametrization(net[1], "beta", Positive())
+    _, whole = learn(net, rule, [12])
+    assert whole["1.parametrizations.beta.original"].any()
+    for lengths in ([5, 1, 6], [1] * 12):
+        for name, grad in learn(net, rule, lengths)[1].items():
+            torch.testing.assert_close(grad, whole[name], rtol=1e-8, atol=1e-9)
+
+
+def _recurrent(change):
+    neuron = snn.RLeaky(beta=0.9, linear_features=6)
+    change(neuron.recurrent)
+    return [nn.Linear(8, 6), neuron]
+
+
+def _changed(module, change):
+    change(module)
+    return [module, snn.Leaky(beta=0.9)]
+
+
+POSITIVE = lambda layer: parametrize.register_parametrization(layer, "weight", Positive())  # noqa: E731
+REFUSED = {
+    "recurrent": (lambda: _recurrent(POSITIVE), r"module 1 .RLeaky.*recurrent layer must be a plain .* remove"),
+    "recurrent hooks": (
+        lambda: _recurrent(_weight_norm),
+        r"module 1(\.recurrent)? .*(computed at each call|remove its)",
+    ),
+    "delays": (lambda: _changed(snn.DelayLinear(8, 6, 3), POSITIVE), r"module 0 .*computed at each call.*make it"),
+    "events": (lambda: _changed(snn.SparseLinear(8, 6), POSITIVE), r"module 0 .*computed at each call.*make it"),
+    "norm": (lambda: [nn.Linear(8, 6), *_changed(nn.LayerNorm(6), POSITIVE)], r"module 1 .*computed at each.*make it"),
+    "hooks": (
+        lambda: _changed(nn.Linear(8, 6), lambda layer: layer.register_forward_hook(lambda *_: None)),
+        r"module 0 .Linear. cannot learn online: it has hooks, .*; remove them",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused(what):
+    make, message = REFUSED[what]
+    with pytest.raises(TypeError, match=message):
+        snn.Online(snn.MultiStep(*make()), rule="sltt")
+
+
+@pytest.mark.parametrize("norm", [lambda: nn.LayerNorm(6), lambda: nn.GroupNorm(2, 6)], ids=["layer", "group"])
+@pytest.mark.parametrize("rule", ["ottt", "eprop", "snap1", "decolle"])
+def test_layer_norms(rule, norm):
+    """Traces do not go through them behind weights; `sltt` takes them."""
+    neurons = [snn.Leaky(beta=0.9), snn.Leaky(beta=0.9, reset_mechanism="none")]
+    behind = snn.MultiStep(nn.Linear(8, 6), norm(), neurons[0], nn.Linear(6, 3), neurons[1])
+    name, options = drawn.RULES[rule]
+    message = r"module 1 .* put it in front of the weights, without parameters of its own, or take rule .sltt.$"
+    with pytest.raises(TypeError, match=message):
+        snn.Online(behind, rule=name, **options)
+    online = snn.Online(behind, rule="sltt")
+    online(torch.rand(5, 4, 8))[1].sum().backward()
+    assert behind[1].weight.grad.any()

@@ -1,0 +1,259 @@
+"""What is changed in place between a chunk and its backward pass: PyTorch's error, or the gradients without it."""
+
+import copy
+
+import pytest
+import torch
+from online import drawn
+from torch import nn
+
+import snnipu as snn
+
+MODIFIED = "modified by an inplace operation"
+READOUTS = {
+    "leaky": lambda: snn.Leaky(beta=0.9, reset_mechanism="none"),
+    "leaky-subtract": lambda: snn.Leaky(beta=0.9, threshold=0.3),
+    "leaky-zero": lambda: snn.Leaky(beta=0.9, threshold=0.3, reset_mechanism="zero", learn_beta=True),
+    "leaky-at-once": lambda: snn.Leaky(beta=0.9, threshold=0.3, reset_delay=False, learn_threshold=True),
+    "synaptic": lambda: snn.Synaptic(alpha=0.8, beta=0.9, threshold=0.3, learn_alpha=True),
+    "alpha": lambda: snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1),
+    "rleaky": lambda: snn.RLeaky(beta=0.9, V=0.3, all_to_all=False, threshold=0.3),
+    "rleaky-all": lambda: snn.RLeaky(beta=0.9, linear_features=3, threshold=0.3),
+    "rsynaptic": lambda: snn.RSynaptic(alpha=0.8, beta=0.9, linear_features=3, threshold=0.3),
+    "delta": lambda: snn.DeltaLeaky(beta=0.9, delta_threshold=0.1),
+    "linear": None,
+}
+
+
+def network(readout="leaky"):
+    torch.manual_seed(0)
+    last = [] if READOUTS[readout] is None else [READOUTS[readout]()]
+    return snn.MultiStep(nn.Linear(8, 6), snn.Leaky(beta=0.9, threshold=0.3), nn.Linear(6, 3), *last).double()
+
+
+def stream(steps=6, inputs=8):
+    torch.manual_seed(1)
+    return (torch.rand(steps, 4, inputs) < 0.5).double()
+
+
+def learn(online, x, change=None, length=3):
+    """Return the gradients of a stream; ``change`` is called with each chunk and its results before ``backward()``."""
+    online.reset()
+    online.zero_grad()
+    for chunk in x.clone().split(length):
+        out = drawn.flat(online(chunk))
+        loss = sum(((place + 1) * part).sum() for place, part in enumerate(out))
+        loss = loss + sum((readout - 1).square().sum() for readout in online.readouts)
+        if change is not None:
+            change(chunk, out)
+        loss.backward()
+    return {name: p.grad.clone() for name, p in online.named_parameters() if p.grad is not None}
+
+
+# e-prop's low-pass is not for them.
+UNEVEN = ("leaky-zero", "leaky-at-once", "alpha")
+
+
+def learner(net, rule, readout="leaky"):
+    name, options = drawn.RULES[rule]
+    if name == "eprop" and readout in UNEVEN:
+        options = {**options, "low_pass": False}
+    return snn.Online(net, rule=name, **options).double()
+
+
+def right_or_pytorchs_error(online, x, change, length=3):
+    """Return True if ``change`` led to PyTorch's error; else the gradients must be the undisturbed ones."""
+    expected = learn(online, x, length=length)
+    found, error = {}, None
+    try:
+        found = learn(online, x, change, length)
+    except RuntimeError as raised:
+        error = raised
+    if error is not None:
+        assert MODIFIED in str(error)
+        return True
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, rtol=1e-9, atol=1e-9)
+    return False
+
+
+@pytest.mark.parametrize("how", ["whole", "view", "detached"])
+@pytest.mark.parametrize("readout", READOUTS)
+@pytest.mark.parametrize("rule", drawn.RULES)
+def test_a_result(rule, readout, how):
+    online, x = learner(network(readout), rule, readout), stream()
+    for place in range(len(drawn.flat(online(x)))):
+
+        def change(_, out, place=place):
+            part = out[place] if how == "whole" else out[place][1:] if how == "view" else out[place].detach()
+            part.zero_()
+
+        refused = right_or_pytorchs_error(online, x, change)
+        assert refused or readout != "leaky" or place == 0  # the membrane, which the surrogate reads
+
+
+def test_a_membrane_of_a_held_stream():
+    net, x = network(), stream()
+    online = snn.Online(net, rule="ottt")
+    online.prepare(x)
+    mem = online(x)[1]
+    loss = mem.square().sum()
+    mem.zero_()
+    with pytest.raises(RuntimeError, match=MODIFIED):
+        loss.backward()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5])
+@pytest.mark.parametrize("front", ["linear", "neuron", "delays"])
+@pytest.mark.parametrize("rule", ["sltt", "ottt", "eprop", "snap1"])
+def test_the_input(rule, front, share):
+    """Zeros left out or not."""
+    torch.manual_seed(0)
+    modules = {
+        "linear": lambda: [nn.Linear(512, 256), snn.Leaky(beta=0.9, threshold=0.1)],
+        "neuron": lambda: [snn.Synaptic(alpha=0.8, beta=0.9, threshold=0.3, learn_alpha=True), nn.Linear(512, 256)],
+        "delays": lambda: [snn.DelayLinear(512, 256, 3), snn.Leaky(beta=0.9, threshold=0.1)],
+    }
+    if front == "delays" and rule != "sltt":
+        return  # refused
+    net = snn.MultiStep(*modules[front](), nn.Linear(256, 3), snn.Leaky(beta=0.9, reset_mechanism="none")).double()
+    online = snn.Online(net, rule=rule, **({"low_pass": False} if rule == "eprop" else {}))
+    x = (torch.rand(40, 8, 512) < share).double()
+    right_or_pytorchs_error(online, x, lambda chunk, _: chunk.zero_(), length=20)
+
+
+@pytest.mark.parametrize("path", ["sparse", "dense"])
+def test_spikes_that_are_given(path):
+    torch.manual_seed(0)
+    net = snn.SparseNetwork([8, 6, 3], beta=0.9, threshold=0.3, delay=0).double()
+    for layer in net.layers:
+        layer.path = path
+    online, results = snn.Online(net, rule="ottt"), []
+    for changed in (False, True):
+        net.zero_grad()
+        online.reset()
+        spikes = snn.SparseSpikes.from_dense(stream())
+        loss = online(spikes).values.sum()
+        if changed:
+            spikes.values.zero_()
+        if changed and path == "sparse":
+            with pytest.raises(RuntimeError, match=MODIFIED):
+                loss.backward()
+            return
+        loss.backward()
+        results.append([p.grad.clone() for p in net.parameters()])
+    for grad, other in zip(*results):
+        assert torch.equal(grad, other)
+
+
+def _frozen(net):
+    net[2].weight.requires_grad_(False)
+
+
+CHANGES = {
+    "weight": (network, lambda net: net[2].weight.add_(0.1)),
+    "optimizer": (network, lambda net: torch.optim.SGD(net.parameters(), lr=0.1).step()),
+    "frozen": (lambda: (lambda net: (_frozen(net), net)[1])(network()), lambda net: net[2].weight.add_(0.1)),
+    "recurrent": (lambda: network("rleaky-all"), lambda net: net[3].recurrent.weight.add_(0.1)),
+    "threshold": (
+        lambda: snn.MultiStep(nn.Linear(8, 3), snn.Leaky(beta=0.9, threshold=torch.full((3,), 0.3))).double(),
+        lambda net: net[1].threshold.add_(0.1),
+    ),
+    "statistics": (
+        lambda: snn.MultiStep(nn.Linear(8, 3), nn.BatchNorm1d(3).eval(), snn.Leaky(beta=0.9)).double(),
+        lambda net: net[1].running_var.add_(1),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("rule", ["sltt", "ottt", "eprop-now", "snap1"])
+def test_the_network(rule, what):
+    make, change = CHANGES[what]
+    net = make()
+    online, x = learner(net, rule), stream()
+    learn(online, x)
+    online.reset()
+    online(x[:3])[-1].sum().backward()
+    loss = online(x[3:])[-1].sum()
+    with torch.no_grad():
+        change(net)
+    with pytest.raises(RuntimeError, match="changed in place between chunk 2 and its backward|" + MODIFIED):
+        loss.backward()
+
+
+@pytest.mark.parametrize("rule", ["sltt", "ottt", "eprop-now", "snap1"])
+def test_options_of_a_neuron(rule):
+    """The backward pass takes the options of the forward pass."""
+    net = network("leaky-zero")
+    online, x = learner(net, rule), stream()
+
+    def change(chunk, out):
+        for neuron in net[1::2]:
+            neuron.reset_mechanism, neuron.spike_grad = "none", snn.surrogate.fast_sigmoid()
+
+    expected = {}
+    for changed in (False, True):
+        other = copy.deepcopy(net)
+        net.load_state_dict(other.state_dict())
+        online.reset()
+        online.zero_grad()
+        loss = online(x)[1].square().sum()
+        if changed:
+            change(None, None)
+        loss.backward()
+        for name, p in net.named_parameters():
+            expected.setdefault(name, p.grad)
+            assert torch.equal(p.grad, expected[name])
+            assert p.grad.any()
+
+
+@pytest.mark.parametrize(("kind", "message"), [(nn.Dropout, "same linear function"), (nn.BatchNorm1d, "in training")])
+def test_a_module_in_training_from_then_on(kind, message):
+    module = kind(6) if kind is nn.BatchNorm1d else kind()
+    net = snn.MultiStep(nn.Linear(8, 6), module, snn.Leaky(beta=0.9)).double().eval()
+    online = snn.Online(net, rule="ottt")
+    loss = online(stream())[1].sum()
+    net.train()
+    with pytest.raises((TypeError, ValueError), match=message):
+        loss.backward()
+
+
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("readout", READOUTS)
+def test_the_stream_goes_on_from_states_of_its_own(readout, length):
+    """Results may be overwritten at any time."""
+    online, x = learner(network(readout), "sltt"), stream()
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            online.reset()
+            expected = [[part.clone() for part in drawn.flat(online(chunk))] for chunk in x.split(length)]
+            online.reset()
+            for chunk, parts in zip(x.split(length), expected):
+                out = drawn.flat(online(chunk))
+                for part, other in zip(out, parts):
+                    assert torch.equal(part, other)
+                with torch.no_grad():
+                    for part in out:
+                        part.fill_(7)
+
+
+@pytest.mark.parametrize("module", [nn.ReLU(inplace=True), nn.Dropout(inplace=True)], ids=["relu", "dropout"])
+@pytest.mark.parametrize("place", [0, 2, 3])
+@pytest.mark.parametrize("rule", ["sltt", "ottt", "decolle", "snap1"])
+def test_modules_that_work_in_place(rule, place, module):
+    """They give the gradients of the same modules without ``inplace``, wherever they stand."""
+    results = []
+    for inplace in (True, False):
+        module.inplace = inplace
+        net = network()
+        net.insert(place, module)
+        if place == 3 and rule != "sltt":
+            with pytest.raises(TypeError, match="module 3"):
+                learner(net, rule)
+            return
+        torch.manual_seed(2)
+        x = stream() - 0.5
+        results.append(learn(learner(net, rule), x))
+    for name, grad in results[0].items():
+        assert torch.equal(grad, results[1][name])
