@@ -135,6 +135,12 @@ class _SpikingLSTM(PlainStates):
         self.spk, self.syn, self.mem, self.reset = spk, syn, mem, None
         return spk if self.init_hidden and not self.output else (spk, syn, mem)
 
+    def _base_state_function(self, input_: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        if input_.dtype == torch.float64:  # snnTorch's step starts from zeros in float32: no cell of float64 takes them
+            self.syn, self.mem = self.syn.to(input_.dtype), self.mem.to(input_.dtype)
+        made: Tuple[torch.Tensor, torch.Tensor] = super()._base_state_function(input_)
+        return made
+
     def reset_mem(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Start from zeros: snnTorch's."""
         if leaves.tracing() or torch.jit.is_tracing():
@@ -161,7 +167,7 @@ class _SpikingLSTM(PlainStates):
             num_steps: number of steps of a constant input.
 
         Returns:
-            ``(spk, syn, mem)`` with time as first dimension.
+            ``(spk, syn, mem)`` with time as first dimension; spikes in x's dtype, where a step's are snnTorch's.
 
         Raises:
             TypeError: a state passed with ``init_hidden=True``; ``x`` or a state is no floating tensor.
@@ -189,12 +195,13 @@ class _SpikingLSTM(PlainStates):
             raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")
         if not self.runs_fused():
             self._say_slow()
-            return self._by_steps(x, syn, mem, num_steps)
+            spk, syns, mems = self._by_steps(x, syn, mem, num_steps)
+            return spk.to(x.dtype), syns, mems
         spk, syns, mems = spiking_lstm_sequence(self._cell(), self._neuron(), x, syn, mem, num_steps)
         if self.init_hidden:
             # A copy, so that the whole sequence's states are not kept.
             self.syn, self.mem = syns[-1].clone(), mems[-1].clone()
-        return spk, syns, mems
+        return spk.to(x.dtype), syns, mems
 
     def over_time(self, x: torch.Tensor, *, num_steps: Optional[int] = None, need_mem: bool = True) -> Any:
         """What ``MultiStep`` calls: :meth:`sequence`, or its spikes where a call returns them alone."""

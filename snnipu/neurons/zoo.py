@@ -55,6 +55,12 @@ class _Recurrent(FusedNeuron):
     """
 
     all_to_all: bool
+    spk: Any
+
+    def _base_state_function(self, input_: torch.Tensor) -> Any:
+        if self.all_to_all and input_.dtype == torch.float64:  # snnTorch's spikes are float32
+            self.spk = self.spk.to(input_.dtype)
+        return super()._base_state_function(input_)
 
     def _fuses(self) -> bool:
         return super()._fuses() and self._recurs()
@@ -159,8 +165,6 @@ class RSynaptic(_Recurrent, snntorch.RSynaptic):
     """
 
     equation, stock = "rsynaptic", snntorch.RSynaptic
-
-    spk: Any
 
     def _reset_hidden(self) -> None:
         spk = self.spk
