@@ -202,7 +202,7 @@ def test_reset_clears_what_snntorchs_does():
         library.utils.reset(copied)
         cleared.append([*found, net.states(), copied.states()])
     assert cleared[0] == cleared[1]
-    if not installed.RESET_REACHES_OTHERS:
+    if not installed.reset_reaches_others():
         assert not any(there for _, there in cleared[1][0])
         assert cleared[1][1] == before
         assert sum(there for _, there in before) > len(net.neurons())

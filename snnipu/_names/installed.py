@@ -1,6 +1,6 @@
 """Behaviour of the installed snnTorch, found by trying it: snnipu's neurons follow it, whatever its version.
 
-Each probe runs once, when snnipu is imported, and states which difference between versions it looks for.
+Each probe states which difference between versions it looks for. They run once, most of them when snnipu is imported.
 """
 
 import inspect
@@ -54,7 +54,7 @@ def _state_quant_keeps_dtype() -> bool:
         return bool(quantized.dtype == torch.float64)
 
 
-def _reset_reaches_others() -> bool:
+def reset_reaches_others() -> bool:
     """Return True if ``utils.reset(net)`` resets neurons of other networks, as up to snnTorch 1.0."""
     with _Plainly():
         inside, outside = (snntorch.Leaky(beta=0.5, init_hidden=True) for _ in range(2))
@@ -65,7 +65,6 @@ def _reset_reaches_others() -> bool:
 
 SPIKES_KEEP_DTYPE = _spikes_keep_dtype()
 STATE_QUANT_KEEPS_DTYPE = _state_quant_keeps_dtype()
-RESET_REACHES_OTHERS = _reset_reaches_others()
 
 
 def spike_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -52,7 +52,7 @@ def enable() -> None:
         allow_in_graph(step)
     allow_in_graph(reset.reset_others)
     allow_in_graph(spike_of)
-    if installed.RESET_REACHES_OTHERS:  # one that does not is code as any other, and traced
+    if installed.reset_reaches_others():  # one that does not is code as any other, and traced
         substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
     leaves.apart = disable(leaves.apart)
     # TorchDynamo makes wrong calls of weak references.

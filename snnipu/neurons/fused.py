@@ -172,13 +172,14 @@ class FusedNeuron(PlainStates):
     @reset_mechanism.setter
     def reset_mechanism(self, reset_mechanism: str) -> None:
         self._check_mechanism(reset_mechanism)
-        device = self.reset_mechanism_val.device
-        snntorch.SpikingNeuron.reset_mechanism.fset(self, reset_mechanism)
-        self.reset_mechanism_val = self.reset_mechanism_val.to(device)
-        self._say_unlike()
         code = RESET_MECHANISMS.get(reset_mechanism)
-        if code is not None and hasattr(self, _STATE_FUNCTIONS[code]):
+        if code is None or not hasattr(self, _STATE_FUNCTIONS[code]):  # of a later snnTorch
+            snntorch.SpikingNeuron.reset_mechanism.fset(self, reset_mechanism)
+        else:
+            self.reset_mechanism_val = torch.as_tensor(code, device=self.reset_mechanism_val.device)
+            self._reset_mechanism = reset_mechanism
             self.state_function = getattr(self, _STATE_FUNCTIONS[code])
+        self._say_unlike()
 
     def _check_mechanism(self, reset_mechanism: str) -> None:
         """Refuse what neither the equations nor the installed snnTorch have."""

@@ -359,7 +359,7 @@ def in_sixteen_bit(net, x):
     (syn, mem), mem2 = net.syn.reset_mem(), net.lif2.init_leaky()
     for t in range(STEPS):
         spk, syn, mem = net.syn(net.fc1(x[t]).bfloat16(), syn, mem)  # here
-        spk2, mem2 = net.lif2(net.fc2(spk), mem2)
+        spk2, mem2 = net.lif2(net.fc2(spk.float()), mem2)
     return spk2
 
 
