@@ -13,6 +13,8 @@
 #   make matrix    the tests with other versions of Python, PyTorch, NumPy and snnTorch, as far as they can be had here
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
 #   make fuzz      what libFuzzer and atheris find in the kernels and in what reads files, in FUZZ_SECONDS; needs CLANGXX
+#   make fuzz-calls  sequences of calls of every layer against fresh layers, for FUZZ_SECONDS from FUZZ_SEED on, under these
+#                  sanitizers; FUZZ_CALLS names options of tests/support/call_sequences.py
 #   make fuzz-numbers  random networks against snnTorch's loop, for FUZZ_SECONDS from FUZZ_SEED on; prints what differs
 #   make soak      training loops of every kind for SOAK_SECONDS, disturbed; memory, files, threads and speed
 #   make mutants   faults planted in a copy of the package, for MUTANTS_SECONDS; prints those that no test notices
@@ -38,11 +40,13 @@ SANITIZE_ISA ?= $(if $(filter x86_64 amd64,$(MACHINE)),avx2,$(if $(filter aarch6
 # Without optimisation no access is optimised away, and compiling takes half the time; the tests take as long as with it.
 SANITIZE_FLAGS ?= -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
-SANITIZE_TESTS ?= tests/ops
+SANITIZE_TESTS ?= tests/ops tests/test_call_sequences.py
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 0
 # --only layers nir, say; --help tells.
 FUZZ_ARGS ?=
+# --kinds Leaky SLSTM, say.
+FUZZ_CALLS ?=
 SOAK_SECONDS ?= 3600
 FUZZ_FLAGS := -fno-sanitize-recover=undefined -fsanitize=address,undefined
 FUZZ_KERNELS := -std=c++17 -Wall -Wextra -Icsrc tests/support/fuzz_kernels.cpp -l:libsnnipu-$(SANITIZE_ISA).so
@@ -76,7 +80,7 @@ WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aa
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel reproducible test-emulated bench lint lint-text lint-tools check-ipu check-counts docs notebooks sanitize fuzz fuzz-numbers soak mutants matrix clean
+.PHONY: demo test test-wheel wheel reproducible test-emulated bench lint lint-text lint-tools check-ipu check-counts docs notebooks sanitize fuzz fuzz-calls fuzz-numbers soak mutants matrix clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -235,12 +239,15 @@ notebooks: $(VENV)/.test
 
 # Python itself is not built for the sanitizers: their runtime is loaded ahead of it, and its leaks are its own. What
 # torch.compile makes of an operator is no kernel of ours. A report goes to stderr, past pytest.
+SANITIZED = cxx="$${CXX:-c++}" && env SNNIPU_NATIVE_DIR="$(abspath $(OUT))/sanitize/snnipu/_native" \
+	LD_PRELOAD="$$($$cxx -print-file-name=libasan.so) $$($$cxx -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+BUILD_SANITIZED = CXXFLAGS="$(CXXFLAGS) $(SANITIZE_FLAGS)" $(BIN)/python setup.py build_ext --isa $(SANITIZE_ISA) \
+	--build-lib $(OUT)/sanitize
+
 sanitize: $(VENV)/.test
-	CXXFLAGS="$(CXXFLAGS) $(SANITIZE_FLAGS)" $(BIN)/python setup.py build_ext --isa $(SANITIZE_ISA) \
-		--build-lib $(OUT)/sanitize
-	cxx="$${CXX:-c++}" && env SNNIPU_NATIVE_DIR="$(abspath $(OUT))/sanitize/snnipu/_native" \
-		LD_PRELOAD="$$($$cxx -print-file-name=libasan.so) $$($$cxx -print-file-name=libstdc++.so)" \
-		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 SNNIPU_HYPOTHESIS_EXAMPLES=10 \
+	$(BUILD_SANITIZED)
+	$(SANITIZED) SNNIPU_HYPOTHESIS_EXAMPLES=10 \
 		$(PYTEST) --capture=sys -k "not compile and not opcheck" $(PYTEST_ARGS) \
 		$(SANITIZE_TESTS) \
 		tests/test_native.py::test_every_instruction_set tests/test_native.py::test_the_sanitizers_see_an_overrun
@@ -257,6 +264,10 @@ fuzz: $(VENV)/.test
 		-Wl,-rpath,$(abspath $(OUT))/fuzz/snnipu/_native -o $(OUT)/fuzz/fuzz_kernels
 	$(BIN)/python tests/support/fuzz.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) --jobs $(JOBS) --kernels $(OUT)/fuzz/fuzz_kernels \
 		--folder $(OUT)/fuzz $(FUZZ_ARGS)
+
+fuzz-calls: $(VENV)/.test
+	$(BUILD_SANITIZED)
+	$(SANITIZED) $(BIN)/python tests/support/call_sequences.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) $(FUZZ_CALLS)
 
 fuzz-numbers: $(VENV)/.test
 	$(BIN)/python tests/support/differential.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
@@ -122,6 +122,16 @@ def _reached(text: str, shape: Tuple[int, int, int], kernel: int, stride: int, p
     if height < 1 or width < 1:
         raise ValueError(f"sizes: {text!r} does not fit into the maps before it, {shape[1]} x {shape[2]}")
     return height, width
+
+
+def _pools_of(layer: _Layer) -> Iterator[SparsePool2d]:
+    """With the sizes of their maps: the first call runs as all others do."""
+    assert layer.conv is not None
+    shape = layer.conv.out_shape
+    for mode, kernel, stride, padding in layer.pools:
+        made = SparsePool2d(kernel, stride, padding, mode=mode, input_size=shape)
+        yield made
+        shape = (shape[0], *_reached(str(made), shape, kernel, stride, padding))
 
 
 class SparseNetwork(nn.Module):
@@ -251,13 +261,7 @@ class SparseNetwork(nn.Module):
             sizes_of: Dict[str, Any] = {"stride": conv.stride, "padding": conv.padding, "input_size": conv.in_shape[1:]}
             made.append(SparseConvLeaky(ins, outs, conv.kernel, **sizes_of, **options))
         self.layers: Sequence[Any] = nn.ModuleList(made)  # type: ignore[assignment]
-        pools = {
-            str(i): nn.Sequential(
-                *(SparsePool2d(kernel, stride, padding, mode=mode) for mode, kernel, stride, padding in layer.pools)
-            )
-            for i, layer in enumerate(described)
-            if layer.pools
-        }
+        pools = {str(i): nn.Sequential(*_pools_of(layer)) for i, layer in enumerate(described) if layer.pools}
         self.pools: Any = nn.ModuleDict(pools) if pools else {}
         self._input: Optional[SpikeTotals] = None
         # Of the spikes behind the pool of a layer, in the last call.

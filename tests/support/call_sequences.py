@@ -1,0 +1,746 @@
+"""Sequences of calls of one layer, each against a fresh layer that makes this call alone: ``make fuzz-calls``.
+
+``python tests/support/call_sequences.py --seconds 600 --seed 0 --kinds Leaky`` prints each sequence in which a call
+gives other numbers, or another error, than the fresh layer, and the shortest such sequence that is left of it; under
+the address sanitizer, whatever reads or writes beyond an array ends it. ``--case Leaky:12`` runs one. A sequence is
+drawn from its kind and seed alone.
+"""
+
+import argparse
+import contextlib
+import copy
+import pathlib
+import random
+import sys
+import time
+import warnings
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+
+import torch
+from torch import nn
+
+import snnipu as snn
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.zeros import events_taken
+
+OPERATIONS = 12  # of a sequence
+DTYPES = [torch.float32] * 6 + [torch.float64] * 3 + [torch.float16, torch.bfloat16]
+FEATURES = 3  # of most layers: a shape that does not fit is an error of its own
+
+
+class Mismatch(AssertionError):
+    """A call that gives something else than a fresh layer's."""
+
+
+class Kind(NamedTuple):
+    """A layer, and what is called of it.
+
+    Attributes:
+        make: the layer, by options that the generator of numbers draws.
+        call: draws a call, with earlier results at hand; returns the operands that may learn, and a function of no
+            arguments that gives the results.
+        changes: whether parameters are exchanged between calls.
+        around: a context in which layers are called.
+    """
+
+    make: Callable[[random.Random], nn.Module]
+    call: Callable[[random.Random, nn.Module, List[torch.Tensor]], Tuple[List[torch.Tensor], Callable[[], Any]]]
+    changes: bool = True
+    around: Callable[[], Any] = contextlib.nullcontext
+
+
+class Refusal(NamedTuple):
+    """An error, without the frames that hold on to its graph."""
+
+    kind: type
+    text: str
+
+
+class Operation(NamedTuple):
+    """A call, or a change of the layer between calls, drawn from its seed."""
+
+    is_call: bool
+    seed: int
+
+
+# ---- operands
+
+
+def dense(draw: random.Random, shape: Tuple[int, ...], dtype: torch.dtype, spikes: bool = False) -> torch.Tensor:
+    """Numbers, or mostly zeros, in any layout."""
+    generator = torch.Generator().manual_seed(draw.randrange(2**31))
+    layout = draw.choice(LAYOUTS)
+    made = torch.randn(shape, generator=generator) * 1.5
+    if spikes:
+        made = made * (torch.rand(shape, generator=generator) < 0.3)
+    return laid(made.to(dtype), layout)
+
+
+LAYOUTS = ["contiguous"] * 4 + ["transposed", "strided", "expanded", "channels last", "offset", "negative"]
+
+
+def laid(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same shape, and but for ``expanded`` the same values."""
+    if layout == "transposed" and x.dim() > 1:
+        return x.transpose(0, -1).contiguous().transpose(0, -1)
+    if layout == "strided" and x.dim():
+        return torch.stack([x, torch.full_like(x, 7)], -1)[..., 0]
+    if layout == "expanded" and x.dim() and x.shape[0]:
+        return x[:1].expand(x.shape)
+    if layout == "channels last" and x.dim() in (4, 5):
+        return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+    if layout == "offset":
+        return torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape)
+    if layout == "negative":
+        return torch._neg_view(-x)
+    return x
+
+
+def own_dtype(draw: random.Random, layer: nn.Module) -> torch.dtype:
+    """Mostly that of the layer's weights, where it has any."""
+    weights = [p.dtype for p in layer.parameters() if p.dim() > 1]
+    return weights[0] if weights and draw.random() < 0.8 else draw.choice(DTYPES)
+
+
+def batches(draw: random.Random, *behind: int) -> Tuple[int, ...]:
+    return (draw.choice([2, 2, 2, 3, 1, 5, 0]), *behind)
+
+
+def rows(draw: random.Random) -> Tuple[int, ...]:
+    """A step of neurons: of one block of the kernels and of several, without a batch, and with more dimensions."""
+    chance = draw.random()
+    if chance < 0.8:
+        return batches(draw, FEATURES)
+    return draw.choice([(FEATURES,), batches(draw, 50, FEATURES), batches(draw, 2, 4, FEATURES), ()])
+
+
+def states_of(
+    draw: random.Random, count: int, shape: Tuple[int, ...], dtype: torch.dtype, earlier: List[torch.Tensor]
+) -> List[Any]:
+    """Given all, some or none; of an earlier call, or new; as the input is, or otherwise."""
+    given = draw.randrange(count + 1) if draw.random() < 0.2 else draw.choice([0, count])
+    made: List[Any] = []
+    for _ in range(given):
+        choice = draw.random()
+        # Of as many dimensions: PyTorch's LSTM cell ends the process otherwise.
+        earlier = [tensor for tensor in earlier if tensor.dim() == len(shape)]
+        fitting = [tensor for tensor in earlier if tensor.shape == shape]
+        if choice < 0.1:
+            made.append(None)
+        elif choice < 0.5 and fitting:
+            made.append(draw.choice(fitting))
+        elif choice < 0.6 and earlier:
+            made.append(draw.choice(earlier))
+        else:
+            own = draw.choice(DTYPES) if draw.random() < 0.2 else dtype
+            made.append(dense(draw, shape if draw.random() < 0.9 else shape[::-1], own))
+    return made
+
+
+# ---- neurons
+
+
+STEPS_AND_SEQUENCES = ("step", "step", "step", "sequence", "spikes", "constant", "reset")
+
+
+def neuron_call(
+    count: int,
+    shape: Callable[[random.Random], Tuple[int, ...]] = rows,
+    kinds: Tuple[str, ...] = STEPS_AND_SEQUENCES,
+) -> Callable[..., Any]:
+    """Steps, sequences and the spikes of sequences of a neuron with so many states."""
+
+    def call(draw: random.Random, layer: Any, earlier: List[torch.Tensor]) -> Any:
+        dtype, size, kind = own_dtype(draw, layer), shape(draw), draw.choice(kinds)
+        steps = () if kind in ("step", "constant") else (draw.choice([1, 2, 4, 0]),)
+        x = dense(draw, (*steps, *size), dtype)
+        takes = kind != "spikes" and (not layer.init_hidden or draw.random() < 0.1)
+        states = states_of(draw, count, size, dtype, earlier) if takes else []
+        operands = [x, *(state for state in states if state is not None)]
+        if kind == "reset":
+            return operands, lambda: [layer.reset_mem(), layer(x[0] if len(x) else x)]
+        if kind == "step":
+            return operands, lambda: layer(x, *states)
+        if kind == "constant":
+            return operands, lambda: layer.sequence(x, *states, num_steps=3)
+        return operands, lambda: layer.spikes(x) if kind == "spikes" else layer.sequence(x, *states)
+
+    return call
+
+
+def delta_call(draw: random.Random, layer: Any, earlier: List[torch.Tensor]) -> Any:
+    """Its two states are one argument."""
+    x = dense(draw, batches(draw, FEATURES), draw.choice(DTYPES))
+    state = states_of(draw, 2, tuple(x.shape), x.dtype, earlier)
+    if len(state) < 2 or None in state:
+        return [x], lambda: layer(x, layer.reset_mem())
+    return [x, *state], lambda: layer(x, tuple(state))
+
+
+def parameter(draw: random.Random) -> Any:
+    """A number, or one for each neuron."""
+    value = draw.choice([0.9, 0.5, 1.0])
+    kind = draw.randrange(4)
+    if kind == 0:
+        return torch.full((FEATURES,), value) - torch.arange(FEATURES) / 10
+    return torch.tensor(value, dtype=torch.float64) if kind == 1 else value
+
+
+def options(draw: random.Random, *learnt: str) -> Dict[str, Any]:
+    """Of a neuron; not all of them."""
+    made: Dict[str, Any] = {name: draw.random() < 0.5 for name in learnt}
+    made["reset_mechanism"] = draw.choice(["subtract", "zero", "none"])
+    made["init_hidden"] = draw.random() < 0.3
+    made["output"] = draw.random() < 0.5
+    made["threshold"] = draw.choice([1.0, 0.5])
+    return made
+
+
+def leaky(draw: random.Random) -> nn.Module:
+    delay = {"reset_delay": draw.random() < 0.7}
+    return snn.Leaky(beta=parameter(draw), **options(draw, "learn_beta", "learn_threshold"), **delay)
+
+
+def synaptic(draw: random.Random) -> nn.Module:
+    return snn.Synaptic(alpha=parameter(draw), beta=parameter(draw), **options(draw, "learn_alpha", "learn_beta"))
+
+
+def alpha(draw: random.Random) -> nn.Module:
+    return snn.Alpha(alpha=0.9, beta=0.8, **options(draw, "learn_beta"))
+
+
+def lapicque(draw: random.Random) -> nn.Module:
+    # Of a beta that learns snnTorch makes others, whose graph serves for one backward pass.
+    made = {"R": 5.1, "C": 5e-3} if draw.random() < 0.5 else {"beta": 0.9}
+    return snn.Lapicque(**made, time_step=1e-3, **options(draw))
+
+
+def recurrence(draw: random.Random) -> Dict[str, Any]:
+    if draw.random() < 0.5:
+        return {"all_to_all": False, "V": parameter(draw), "learn_recurrent": draw.random() < 0.5}
+    return {"all_to_all": True, "linear_features": FEATURES}
+
+
+def rleaky(draw: random.Random) -> nn.Module:
+    return snn.RLeaky(beta=0.9, **recurrence(draw), **options(draw, "learn_beta"))
+
+
+def rsynaptic(draw: random.Random) -> nn.Module:
+    return snn.RSynaptic(alpha=0.9, beta=0.8, **recurrence(draw), **options(draw, "learn_alpha"))
+
+
+def delta_leaky(draw: random.Random) -> nn.Module:
+    return snn.DeltaLeaky(beta=0.9, delta_threshold=0.1)
+
+
+@snn.neuron(states=("spk", "mem", "adapt"), parameters={"beta": 0.9, "rho": 0.8})
+def Adaptive(x, spk, mem, adapt, *, beta, rho, spike):
+    mem = beta * mem + x - spk.detach()
+    adapt = rho * adapt + spk
+    return spike(mem - 1.0 - 0.1 * adapt), mem, adapt
+
+
+def own_neuron(draw: random.Random) -> nn.Module:
+    return Adaptive(learn=draw.random() < 0.5, init_hidden=draw.random() < 0.3)
+
+
+def slstm(draw: random.Random) -> nn.Module:
+    hidden = FEATURES if draw.random() < 0.8 else FEATURES + 1
+    return snn.SLSTM(FEATURES, hidden, **options(draw, "learn_threshold"))
+
+
+def sconv_lstm(draw: random.Random) -> nn.Module:
+    return snn.SConv2dLSTM(2, 2, 3, **options(draw, "learn_threshold"))
+
+
+# ---- layers that take whole sequences
+
+
+def sequence_call(*behind: int, spikes: bool = True) -> Callable[..., Any]:
+    """Of dense tensors ``[T, B, ...]``, mostly zeros."""
+
+    def call(draw: random.Random, layer: Any, earlier: List[torch.Tensor]) -> Any:
+        steps = () if getattr(layer, "step_mode", False) else (draw.choice([1, 2, 4, 7]),)
+        x = dense(draw, (*steps, *batches(draw, *behind)), own_dtype(draw, layer), spikes)
+        forgets = draw.random() < 0.5
+
+        def run() -> Any:
+            if forgets and hasattr(layer, "reset_delay"):
+                layer.reset_delay()
+            return layer(x)
+
+        return [x], run
+
+    return call
+
+
+def events_call(*behind: int, spikes: float = 0.6) -> Callable[..., Any]:
+    """Of dense tensors and of spikes, at times within ``fixed_weights()``."""
+
+    def call(draw: random.Random, layer: Any, earlier: List[torch.Tensor]) -> Any:
+        shape = (draw.choice([1, 2, 4]), *batches(draw, *behind))
+        x: Any = dense(draw, shape, own_dtype(draw, layer), spikes=True)
+        operands, forgets = [x], draw.random() < 0.5
+        if draw.random() < spikes:
+            given = x.reshape(*shape[:2], -1)
+            x = snn.SparseSpikes.from_dense(given, draw.choice([None, 2]))
+            x = x.with_maps(behind) if len(behind) == 3 else x
+        context = snn.fixed_weights if draw.random() < 0.2 else contextlib.nullcontext
+        calls = draw.choice([1, 1, 2])
+
+        def run() -> Any:
+            if forgets and hasattr(layer, "reset_delay"):
+                layer.reset_delay()
+            with context():
+                return [layer(x) for _ in range(calls)]
+
+        return operands, run
+
+    return call
+
+
+def sparse_linear(draw: random.Random) -> nn.Module:
+    return snn.SparseLinear(FEATURES, 70 if draw.random() < 0.5 else 4, bias=draw.random() < 0.5)
+
+
+def sparse_options(draw: random.Random) -> Dict[str, Any]:
+    return {
+        "beta": 0.9,
+        "threshold": draw.choice([1.0, 0.3]),
+        "bias": draw.random() < 0.5,
+        "learn_beta": draw.random() < 0.5,
+        "learn_threshold": draw.random() < 0.5,
+        "reset_mechanism": draw.choice(["subtract", "zero", "none"]),
+        "grad_threshold": draw.choice([None, 0.2]),
+        "max_spikes": draw.choice([None, 2]),
+    }
+
+
+def sparse_leaky(draw: random.Random) -> nn.Module:
+    return snn.SparseLeaky(FEATURES, 4, **sparse_options(draw))
+
+
+def sparse_synaptic(draw: random.Random) -> nn.Module:
+    made = {name: value for name, value in sparse_options(draw).items() if name not in ("beta", "learn_beta")}
+    return snn.SparseSynaptic(FEATURES, 4, alpha=0.8, beta=0.9, **made)
+
+
+def sparse_network(draw: random.Random) -> nn.Module:
+    return snn.SparseNetwork([FEATURES, 4, 5], delay=draw.choice([0, 1]), **sparse_options(draw))
+
+
+def sparse_conv2d(draw: random.Random) -> nn.Module:
+    return snn.SparseConv2d(2, 3, 3, input_size=(5, 6), padding=draw.choice([0, 1]), bias=draw.random() < 0.5)
+
+
+def sparse_conv_leaky(draw: random.Random) -> nn.Module:
+    return snn.SparseConvLeaky(2, 3, 3, input_size=(5, 6), **sparse_options(draw))
+
+
+def sparse_pool2d(draw: random.Random) -> nn.Module:
+    return snn.SparsePool2d(2, input_size=(2, 5, 6), mode=draw.choice(["max", "average", "sum"]))
+
+
+def sparse_maps(draw: random.Random) -> nn.Module:
+    options = {**sparse_options(draw), "max_spikes": None, "path": draw.choice(["auto", "sparse", "dense"])}
+    return snn.SparseNetwork([(2, 5, 6), "3C3P1", draw.choice(["MP2", "AP2"]), "3C2", 4], delay=0, **options)
+
+
+def delay_linear(draw: random.Random) -> nn.Module:
+    kernel = draw.choice(["linear", "gaussian"])
+    return snn.DelayLinear(FEATURES, 4, 3, kernel=kernel, bias=draw.random() < 0.5, init_hidden=draw.random() < 0.4)
+
+
+def synaptic_delay(draw: random.Random) -> nn.Module:
+    step_mode = draw.random() < 0.5
+    return snn.SynapticDelay(3, channels=FEATURES, learn_delay=draw.random() < 0.5, step_mode=step_mode)
+
+
+def state_leaky(draw: random.Random) -> nn.Module:
+    return snn.StateLeaky(beta=0.9, channels=FEATURES, learn_beta=draw.random() < 0.5)
+
+
+def multistep(draw: random.Random) -> nn.Module:
+    neuron = draw.choice([leaky, synaptic, lapicque, rleaky])
+    norm = [nn.BatchNorm1d(FEATURES)] if draw.random() < 0.3 else []
+    return snn.MultiStep(nn.Linear(FEATURES, FEATURES, bias=draw.random() < 0.7), *norm, neuron(draw))
+
+
+def multistep_of_maps(draw: random.Random) -> nn.Module:
+    norm = [nn.BatchNorm2d(3)] if draw.random() < 0.3 else []
+    pool = draw.choice([nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Identity()])
+    convolution = nn.Conv2d(2, 3, 3, padding=draw.choice([0, "same"]), bias=draw.random() < 0.7)
+    return snn.MultiStep(convolution, *norm, snn.Leaky(beta=0.9), pool, nn.Flatten(), snn.Leaky(beta=0.8))
+
+
+def multistep_of_lines(draw: random.Random) -> nn.Module:
+    return snn.MultiStep(nn.Conv1d(2, 3, 3, bias=draw.random() < 0.7), snn.Leaky(beta=0.9))
+
+
+def online(draw: random.Random) -> nn.Module:
+    rule = draw.choice(["ottt", "sltt", "eprop", "decolle", "snap1"])
+    net = snn.MultiStep(nn.Linear(FEATURES, 4), snn.Leaky(beta=0.9), nn.Linear(4, FEATURES), snn.Leaky(beta=0.8))
+    return snn.Online(net, rule=rule, **({"readouts": 2} if rule == "decolle" else {}))
+
+
+def online_call(draw: random.Random, layer: Any, earlier: List[torch.Tensor]) -> Any:
+    shape = (draw.choice([1, 2, 4]), *batches(draw, FEATURES))
+    dtype = own_dtype(draw, layer)
+    chunks = [dense(draw, shape, dtype, spikes=True) for _ in range(draw.choice([1, 2]))]
+
+    def run() -> Any:
+        layer.reset()
+        for p in layer.parameters():
+            p.grad = None
+        made = []
+        for chunk in chunks:
+            out = flat(layer(chunk))
+            if torch.is_grad_enabled():
+                sum(part.sum() for part in out if part.requires_grad).backward()
+            made += [part.detach() for part in out]
+        return [*made, *(p.grad for p in layer.parameters())]
+
+    return [], run
+
+
+class Loop(nn.Module):
+    """A loop over time, compiled when it is first called."""
+
+    def __init__(self, neuron: nn.Module, feeds_back: bool) -> None:
+        super().__init__()
+        self.fc, self.neuron, self.feeds_back = nn.Linear(FEATURES, FEATURES), neuron, feeds_back
+        object.__setattr__(self, "run", snn.compile(self.loop))
+
+    def loop(self, x: torch.Tensor) -> torch.Tensor:
+        mem, spk, made = self.neuron.reset_mem(), torch.zeros_like(x[0]), []
+        for step in x:
+            current = self.fc(step)
+            spk, mem = self.neuron(current + spk if self.feeds_back else current, mem)
+            made.append(spk)
+        return torch.stack(made)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(x)
+
+
+def compiled(draw: random.Random) -> nn.Module:
+    return Loop(snn.Leaky(beta=parameter(draw), learn_beta=draw.random() < 0.5), draw.random() < 0.5)
+
+
+KINDS: Dict[str, Kind] = {
+    "Leaky": Kind(leaky, neuron_call(1)),
+    "Lapicque": Kind(lapicque, neuron_call(1)),
+    "Synaptic": Kind(synaptic, neuron_call(2)),
+    "Alpha": Kind(alpha, neuron_call(3)),
+    "RLeaky": Kind(rleaky, neuron_call(2)),
+    "RSynaptic": Kind(rsynaptic, neuron_call(3)),
+    "DeltaLeaky": Kind(delta_leaky, delta_call),
+    "own neuron": Kind(own_neuron, neuron_call(3)),
+    "SLSTM": Kind(slstm, neuron_call(2, lambda draw: batches(draw, FEATURES), STEPS_AND_SEQUENCES[:4])),
+    "SConv2dLSTM": Kind(sconv_lstm, neuron_call(2, lambda draw: batches(draw, 2, 4, 5), STEPS_AND_SEQUENCES[:4])),
+    "StateLeaky": Kind(state_leaky, sequence_call(FEATURES)),
+    "SparseLinear": Kind(sparse_linear, events_call(FEATURES)),
+    "SparseLeaky": Kind(sparse_leaky, events_call(FEATURES)),
+    "SparseSynaptic": Kind(sparse_synaptic, events_call(FEATURES)),
+    "SparseNetwork": Kind(sparse_network, events_call(FEATURES)),
+    "SparseConv2d": Kind(sparse_conv2d, events_call(2, 5, 6)),
+    "SparseConvLeaky": Kind(sparse_conv_leaky, events_call(2, 5, 6)),
+    "SparsePool2d": Kind(sparse_pool2d, events_call(2, 5, 6)),
+    "SparseNetwork of maps": Kind(sparse_maps, events_call(2, 5, 6)),
+    "DelayLinear": Kind(delay_linear, events_call(FEATURES)),
+    "SynapticDelay": Kind(synaptic_delay, sequence_call(FEATURES)),
+    "MultiStep": Kind(multistep, events_call(FEATURES), around=events_taken),
+    "MultiStep of maps": Kind(multistep_of_maps, events_call(2, 5, 6, spikes=0), around=events_taken),
+    "MultiStep of lines": Kind(multistep_of_lines, events_call(2, 9, spikes=0), around=events_taken),
+    "Online": Kind(online, online_call, around=events_taken),
+    "compiled": Kind(compiled, sequence_call(FEATURES)),
+}
+SLOW = ("compiled",)  # seconds a call: only where they are asked for
+
+
+# ---- changes between calls
+
+
+def named(layer: nn.Module) -> List[Tuple[nn.Module, str]]:
+    """Where parameters and buffers are, in the same order for equal layers."""
+    return [
+        (module, name)
+        for module in layer.modules()
+        for name in [*module._parameters, *module._buffers]
+        if isinstance(module._parameters.get(name, module._buffers.get(name)), torch.Tensor)
+    ]
+
+
+def change(draw: random.Random, layer: nn.Module) -> None:
+    """What programs do to a layer between calls."""
+    kind = draw.choice(CHANGES)
+    if kind in ("double", "float", "half", "bfloat16", "train", "eval", "zero_grad"):
+        getattr(layer, kind)()
+    elif kind == "to":
+        layer.to(draw.choice(DTYPES))
+    elif kind == "load":
+        layer.load_state_dict({name: value.clone() * 0.5 for name, value in layer.state_dict().items()})
+    elif kind == "assign" and named(layer):
+        module, name = draw.choice(named(layer))
+        value = getattr(module, name)
+        setattr(module, name, value.detach() * 0.75 if draw.random() < 0.5 else nn.Parameter(value.detach() * 0.75))
+    elif kind == "grad" and named(layer):
+        module, name = draw.choice(named(layer))
+        value = getattr(module, name)
+        value.requires_grad_(not value.requires_grad)
+    elif kind == "in place" and named(layer):
+        module, name = draw.choice(named(layer))
+        with torch.no_grad():
+            getattr(module, name).mul_(0.5)
+    elif kind == "data" and named(layer):
+        module, name = draw.choice(named(layer))
+        value = getattr(module, name)
+        value.data = other_data(draw, value.data)
+
+
+CHANGES = ["double", "float", "float", "half", "bfloat16", "to", "load", "assign", "grad", "in place", "train", "eval"]
+CHANGES += ["data"] * 4
+
+
+def other_data(draw: random.Random, data: torch.Tensor) -> torch.Tensor:
+    """Other values, another dtype or layout, and shapes that fit no more."""
+    kind = draw.choice(["values", "written", "dtype", "layout", "shape", "spread", "transposed"])
+    if kind == "values":
+        return data * 0.5
+    if kind == "written":
+        data.mul_(0.5)
+        return data
+    if kind == "dtype":
+        return data.to(draw.choice(DTYPES))
+    if kind == "layout":
+        return laid(data, draw.choice(LAYOUTS))
+    if kind == "spread":
+        return data.reshape(-1)[:1].expand(FEATURES).clone() if data.numel() else data
+    if kind == "transposed":
+        return data.transpose(0, -1) if data.dim() > 1 else data
+    return data.flatten()[: max(1, data.numel() - 1)]
+
+
+# ---- running them
+
+
+def flat(made: Any) -> List[torch.Tensor]:
+    """The tensors of results; of spikes what they hold, whatever padding does."""
+    if isinstance(made, torch.Tensor):
+        return [made]
+    if isinstance(made, snn.SparseSpikes):
+        return [made.to_dense(), made.counts]
+    if isinstance(made, (list, tuple)):
+        return [tensor for part in made for tensor in flat(part)]
+    return []
+
+
+def outcome(kind: Kind, seed: int, layer: nn.Module, earlier: List[torch.Tensor]) -> Any:
+    """The results of a call and its gradients, or its error."""
+    draw = random.Random(seed)
+    mode = draw.choice(["grad", "grad", "grad", "no grad", "inference"])
+    learns, upstream = [draw.random() < 0.7 for _ in range(4)], draw.randrange(2**31)
+    try:
+        operands, run = kind.call(draw, layer, earlier)
+        if mode != "grad":
+            with torch.inference_mode() if mode == "inference" else torch.no_grad(), kind.around():
+                return [result.clone() for result in flat(run())], []
+        operands = [tensor for tensor in operands if not tensor.is_inference()]
+        wanted = [tensor for tensor, learn in zip(operands, learns) if learn and tensor.is_floating_point()]
+        leaves = [tensor.requires_grad_() for tensor in wanted if tensor.is_leaf]
+        try:
+            with kind.around():
+                results = flat(run())
+                parameters = [p for p in layer.parameters() if p.requires_grad]
+                return [result.detach().clone() for result in results], gradients(
+                    results, [*leaves, *parameters], upstream
+                )
+        finally:
+            for leaf in leaves:
+                leaf.requires_grad_(False)
+    except Exception as error:
+        return Refusal(type(error), str(error))
+
+
+def gradients(results: List[torch.Tensor], inputs: List[torch.Tensor], seed: int) -> List[Any]:
+    generator, terms = torch.Generator().manual_seed(seed), []
+    for result in results:
+        weights = torch.randn(result.shape, generator=generator).to(result.dtype)
+        if result.requires_grad:
+            terms.append((result * weights).sum())
+    if not terms or not inputs:
+        return []
+    return list(torch.autograd.grad(sum(term.double() for term in terms), inputs, allow_unused=True))
+
+
+def check(found: Any, expected: Any) -> None:
+    if isinstance(found, Refusal) or isinstance(expected, Refusal):
+        told = [f"{each.kind.__name__}: {each.text}" if isinstance(each, Refusal) else "" for each in (found, expected)]
+        if not all(told) or found.kind is not expected.kind:
+            raise Mismatch(f"{told[0] or 'no error'}, and of a fresh layer {told[1] or 'no error'}")
+        return
+    for what, ours, theirs in zip(("result", "gradient"), found, expected):
+        if len(ours) != len(theirs):
+            raise Mismatch(f"{len(ours)} {what}s, and a fresh layer {len(theirs)}")
+        for place, (one, other) in enumerate(zip(ours, theirs)):
+            if (one is None) != (other is None):
+                raise Mismatch(f"{what} {place} is {'None' if one is None else 'not None'}, a fresh layer's is not so")
+            if one is None:
+                continue
+            if one.dtype != other.dtype or one.shape != other.shape:
+                raise Mismatch(
+                    f"{what} {place}: {one.dtype} {list(one.shape)}, a fresh layer's: {other.dtype} {list(other.shape)}"
+                )
+            if not torch.equal(one.nan_to_num(), other.nan_to_num()) or not torch.equal(one.isnan(), other.isnan()):
+                apart = float((one.double() - other.double()).abs().max())
+                raise Mismatch(f"{what} {place} differs from a fresh layer's by {apart}")
+
+
+def carried(value: Any) -> Any:
+    """A state without its graph."""
+    if isinstance(value, torch.Tensor):
+        with torch.inference_mode(value.is_inference()):
+            return value.detach().clone()
+    if isinstance(value, dict):
+        return dict(value)
+    return type(value)(carried(each) for each in value)
+
+
+def is_state(value: Any) -> bool:
+    if isinstance(value, dict):
+        return bool(value) and all(isinstance(each, float) for each in value.values())  # measured activity
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(each, torch.Tensor) for each in value)
+    return isinstance(value, torch.Tensor)
+
+
+def give_states(used: nn.Module, fresh: nn.Module) -> None:
+    """Cut the graphs of what the layer keeps from call to call, and give the fresh one the same."""
+    for one, other in zip(used.modules(), fresh.modules()):
+        for name in {*vars(one), *vars(other)}:
+            mine, theirs = vars(one).get(name), vars(other).get(name)
+            if is_state(mine):
+                vars(one)[name], vars(other)[name] = carried(mine), carried(mine)
+            elif is_state(theirs) and name in vars(one):
+                vars(other)[name] = copy.copy(mine)
+        for name, buffer in one._buffers.items():
+            if isinstance(buffer, torch.Tensor) and name in other._buffers:
+                value = carried(buffer)
+                other._buffers[name] = value.requires_grad_() if buffer.requires_grad else value
+
+
+def build(kind: Kind, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return kind.make(random.Random(seed))
+
+
+def drawn(kind: Kind, seed: int, count: int = OPERATIONS) -> List[Operation]:
+    draw = random.Random(seed + 1)
+    return [
+        Operation(not kind.changes or number in (0, count - 1) or draw.random() < 0.65, draw.randrange(2**31))
+        for number in range(count)
+    ]
+
+
+def altered(kind: Kind, seed: int, operations: List[Operation]) -> nn.Module:
+    """A new layer with all changes and without the calls."""
+    layer = build(kind, seed)
+    for operation in operations:
+        if not operation.is_call:
+            with contextlib.suppress(Exception):
+                change(random.Random(operation.seed), layer)
+    return layer
+
+
+def run(name: str, seed: int, operations: List[Operation]) -> None:
+    """Raise :class:`Mismatch` where a call gives something else than a fresh layer's."""
+    kind, earlier = KINDS[name], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        used = build(kind, seed)
+        for place, operation in enumerate(operations):
+            if not operation.is_call:
+                with contextlib.suppress(Exception):
+                    change(random.Random(operation.seed), used)
+                continue
+            fresh = altered(kind, seed, operations[:place])
+            give_states(used, fresh)
+            expected = outcome(kind, operation.seed, fresh, earlier)
+            found = outcome(kind, operation.seed, used, earlier)
+            check(found, expected)
+            if not isinstance(found, Refusal):
+                earlier = [*earlier, *found[0]][-8:]
+
+
+def failure(name: str, seed: int, operations: List[Operation]) -> str:
+    """What is wrong of a sequence; empty: nothing."""
+    try:
+        run(name, seed, operations)
+    except Mismatch as error:
+        return str(error)
+    return ""
+
+
+def shortened(name: str, seed: int, operations: List[Operation]) -> List[Operation]:
+    """What is left of a sequence that goes wrong, where no operation can be left out."""
+    place = 0
+    while place < len(operations):
+        fewer = [*operations[:place], *operations[place + 1 :]]
+        if failure(name, seed, fewer):
+            operations = fewer
+        else:
+            place += 1
+    return operations
+
+
+def described(name: str, seed: int, operations: List[Operation]) -> List[str]:
+    """The operations of a sequence, a line each."""
+    lines = [repr(build(KINDS[name], seed)).replace("\n", " ")]
+    for operation in operations:
+        draw = random.Random(operation.seed)
+        if operation.is_call:
+            mode = draw.choice(["grad", "grad", "grad", "no grad", "inference"])
+            lines.append(f"call of seed {operation.seed}, {mode}")
+        else:
+            lines.append(f"change of seed {operation.seed}: {draw.choice(CHANGES)}")
+    return lines
+
+
+def search(names: List[str], seed: int, seconds: float) -> int:
+    """Run sequences for so long; the number of those that go wrong."""
+    ends, wrong, sequences = time.monotonic() + seconds, 0, 0
+    while time.monotonic() < ends:
+        for name in names:
+            operations = drawn(KINDS[name], seed)
+            sequences += 1
+            error = failure(name, seed, operations)
+            if error:
+                wrong += 1
+                operations = shortened(name, seed, operations)
+                print(f"--case '{name}:{seed}': {failure(name, seed, operations)}", flush=True)
+                print("\n".join(f"  {line}" for line in described(name, seed, operations)), flush=True)
+        seed += 1
+    print(f"{sequences} sequences, {wrong} of them wrong; next seed {seed}")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="*", choices=sorted(KINDS), help="default: all but what takes long")
+    parser.add_argument("--case", help="KIND:SEED")
+    given = parser.parse_args()
+    if given.case:
+        name, _, seed = given.case.rpartition(":")
+        operations = drawn(KINDS[name], int(seed))
+        error = failure(name, int(seed), operations)
+        print("\n".join(described(name, int(seed), operations)), error or "nothing is wrong", sep="\n")
+        return bool(error)
+    names = given.kinds or [name for name in KINDS if name not in SLOW]
+    return min(1, search(names, given.seed, given.seconds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

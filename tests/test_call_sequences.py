@@ -1,0 +1,87 @@
+"""A few sequences of ``make fuzz-calls``, and that it sees what a layer brings along from an earlier call."""
+
+import pytest
+import torch
+from support import call_sequences
+from support.call_sequences import KINDS, SLOW, drawn, failure, shortened
+from support.versions import needs_backend
+
+import snnipu as snn
+from snnipu.backends import host, host_sparse
+from snnipu.ops import _fixed
+
+SEQUENCES = 5
+# Compiled at their first calls, by PyTorch or the machine's C++ compiler.
+COMPILED = {**dict.fromkeys(SLOW, 1), "own neuron": SEQUENCES}
+needs_native = pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
+
+
+def wrong(name, sequences):
+    return {seed: error for seed in range(sequences) if (error := failure(name, seed, drawn(KINDS[name], seed)))}
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in COMPILED])
+def test_calls_are_those_of_fresh_layers(name):
+    assert not wrong(name, SEQUENCES)
+
+
+@needs_backend
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_calls_are_those_of_fresh_layers(name):
+    assert not wrong(name, COMPILED[name])
+
+
+def seen(name, seeds=40):
+    """The first sequence that goes wrong, as short as it gets."""
+    seed = next(seed for seed in range(seeds) if failure(name, seed, drawn(KINDS[name], seed)))
+    return shortened(name, seed, drawn(KINDS[name], seed))
+
+
+def test_a_number_that_depends_on_earlier_calls_is_seen(monkeypatch):
+    sequence = snn.Leaky.sequence
+
+    def again(self, x, *states, **how):
+        self.calls = self.__dict__.get("calls", 0) + 1
+        made = sequence(self, x, *states, **how)
+        return made if self.calls == 1 else (made[0], made[1] * (1 + 1e-6))
+
+    monkeypatch.setattr(snn.Leaky, "sequence", again)
+    assert [operation.is_call for operation in seen("Leaky")] == [True, True]
+
+
+@needs_native
+def test_a_weight_that_was_packed_before_is_seen(monkeypatch):
+    """Its values are others, by way of .data; its memory and its version are not."""
+    monkeypatch.setattr(_fixed, "identity", lambda weight: id(weight))
+    monkeypatch.setattr(host_sparse, "_fingerprint", lambda weight: 0)
+    assert len(seen("SparseLinear")) <= 4
+
+
+def test_an_error_of_earlier_calls_is_seen(monkeypatch):
+    forward = snn.SynapticDelay.sequence
+
+    def refused(self, x):
+        made = forward(self, x)
+        self.shape = self.__dict__.get("shape", x.shape)
+        if self.shape != x.shape:
+            raise ValueError("x must have the shape of the first call")
+        return made
+
+    monkeypatch.setattr(snn.SynapticDelay, "sequence", refused)
+    assert [operation.is_call for operation in seen("SynapticDelay")] == [True, True]
+
+
+def test_what_differs_is_told():
+    check, refusal = call_sequences.check, call_sequences.Refusal
+    ones = torch.ones(2)
+    check(([ones], [None]), ([ones.clone()], [None]))
+    with pytest.raises(call_sequences.Mismatch, match="result 0 differs from a fresh layer's by 1"):
+        check(([ones], []), ([ones + 1], []))
+    with pytest.raises(
+        call_sequences.Mismatch, match=r"gradient 0: torch.float32 \[2\], a fresh layer's: torch.float64"
+    ):
+        check(([], [ones]), ([], [ones.double()]))
+    with pytest.raises(call_sequences.Mismatch, match="no error, and of a fresh layer ValueError: no"):
+        check(([], []), refusal(ValueError, "no"))
+    with pytest.raises(call_sequences.Mismatch, match="TypeError: a, and of a fresh layer ValueError: b"):
+        check(refusal(TypeError, "a"), refusal(ValueError, "b"))
