@@ -15,7 +15,7 @@ _stock: Any = snntorch.functional.loss
 
 
 def _numbered(spk_rec: torch.Tensor, device: Any) -> torch.Tensor:
-    """Return the spikes ``[T, ...]``, those of step ``t`` times ``t + 1``."""
+    """Return the spikes ``[T, ...]`` with step ``t`` multiplied by ``t + 1``."""
     steps = torch.arange(len(spk_rec), device=device) + 1
     return (spk_rec.transpose(0, -1) * steps).transpose(0, -1)
 
@@ -93,7 +93,7 @@ class SpikeTime(_stock.SpikeTime):  # type: ignore[misc]
                 return _stock.SpikeTime.MultiSpike.backward(ctx, grad_output)  # type: ignore[no-any-return]
             grad, steps = torch.zeros_like(spk_rec), _as_steps(times, len(spk_rec))
             for step, upstream in zip(steps, grad_output):
-                # One spike of each neuron at a time: of two at one step the later one counts, as in snnTorch.
+                # The n-th spikes one after the other: the last of several at one step counts, as in snnTorch.
                 grad.scatter_(0, step.unsqueeze(0), -upstream.unsqueeze(0).to(grad.dtype))
             return grad, None, None
 
