@@ -38,9 +38,9 @@ _STOCK: Dict[type, Any] = {
 }
 _OURS = {theirs: ours for ours, theirs in _STOCK.items()}
 _FUSED = (PlainStates, *_STOCK)
-# What a neuron has besides snnTorch's attributes and the states.
+# Attributes that only snnipu's neurons have, states aside.
 _PRIVATE = ("_resolved", "_last_step", "_description", "_traced")
-# One of them is a step's ``state_function``.
+# Methods of which ``state_function`` is one, by the reset mechanism.
 _STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")
 _SAID: Set[type] = set()
 
@@ -48,20 +48,21 @@ _SAID: Set[type] = set()
 def to_snntorch(net: Network) -> Network:
     """Copy a network, with snnTorch's own neurons in place of snnipu's.
 
-    The copy is for tools that know a neuron by its class or its module. It computes the same numbers.
+    The copy is for tools that know a neuron by its class or its module. It computes the same numbers, where snnTorch's
+    are finite; those of ``StateLeaky`` and ``LinearLeaky`` are the same up to rounding.
 
     Args:
-        net: any module. Its parameters, buffers, states, options, hooks and shared modules are copied as by
-            ``copy.deepcopy``; the copy's ``state_dict`` is that of ``net``.
+        net: any module. ``copy.deepcopy`` copies its parameters, buffers, states, options, hooks and shared modules.
 
     Returns:
-        The copy. Each neuron is of snnTorch's class, with the surrogate that snnTorch's factory gives for the same
-        parameters (``LSO``, whose gradient is an error in snnTorch, stays snnipu's). ``MultiStep``, ``DelayLinear`` and
-        other modules that are no neurons stay as they are; ``MultiStep`` runs snnTorch's neurons step by step.
+        The copy; its ``state_dict`` is that of ``net``. Each neuron is of snnTorch's class. Its surrogate is what
+        snnTorch's factory gives for the same parameters; ``LSO``, an error in snnTorch 1.0, stays snnipu's.
+        ``MultiStep``, ``DelayLinear`` and other modules that are no neurons are kept; ``MultiStep`` runs snnTorch's
+        neurons step by step.
 
     Raises:
-        TypeError: ``net`` is no module; it contains a neuron that snnTorch does not have: an event-driven layer, one of
-            :func:`snnipu.neuron`, a subclass of one's own, a parametrized neuron; or an ``Online``.
+        TypeError: ``net`` is no module. Or it contains a neuron that snnTorch does not have: an event-driven layer, a
+            neuron of :func:`snnipu.neuron`, an instance of a subclass, a parametrized neuron; or an ``Online``.
     """
     copied, found = _copied(net, "to_snntorch")
     for name, module in found:
@@ -75,14 +76,14 @@ def to_snntorch(net: Network) -> Network:
 
 
 def from_snntorch(net: Network) -> Network:
-    """Copy a network, with snnipu's neurons in place of snnTorch's own.
+    """Copy a network, with snnipu's neurons in place of snnTorch's own: the way back from :func:`to_snntorch`.
 
     Args:
-        net: any module; see :func:`to_snntorch`, whose way back this is.
+        net: any module.
 
     Returns:
-        The copy. Subclasses of snnTorch's neurons stay as they are, and a warning says so once for each class. So do
-        neurons that snnipu does not have.
+        The copy. Neurons that snnipu does not have are kept, and so are instances of subclasses of snnTorch's
+        neurons; a warning names each such class once.
 
     Raises:
         TypeError: ``net`` is no module.

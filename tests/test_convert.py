@@ -320,7 +320,7 @@ def test_a_reset_mechanism_set_in_snntorch_has_snntorchs_effect():
 
 
 class LeafTracer(torch.fx.Tracer):
-    """As hls4ml's: modules of snnTorch's stay whole."""
+    """A tracer like hls4ml's: snnTorch's modules stay whole."""
 
     def is_leaf_module(self, module, name):
         return module.__module__.startswith(("torch.nn", "snntorch")) and not isinstance(module, nn.Sequential)

@@ -36,15 +36,20 @@ def test_type_checkers_are_told_of_every_module():
     assert modules - told == {"surrogate"}  # imported for real
 
 
-@pytest.mark.parametrize("name", ["functional.loss", "functional.acc", "spikegen"])
+@pytest.mark.parametrize("name", ["functional.reg", "functional.acc", "spikegen"])
 def test_submodules(name):
     assert importlib.import_module(f"snnipu.{name}") is importlib.import_module(f"snntorch.{name}")
 
 
 def test_functional_has_snntorchs_names():
+    own = {"quant", "loss", "ce_rate_loss", "ce_temporal_loss", "mse_membrane_loss", "mse_temporal_loss"}
     for name in dir(snntorch.functional):
-        if not name.startswith("_") and name != "quant":
+        if not name.startswith("_") and name not in own:
             assert getattr(snn.functional, name) is getattr(snntorch.functional, name), name
+    for name in own - {"quant", "loss"}:
+        assert issubclass(getattr(snn.functional, name), getattr(snntorch.functional, name))
+        assert getattr(snn.functional.loss, name) is getattr(snn.functional, name)
+    assert snn.functional.loss.mse_count_loss is snntorch.functional.loss.mse_count_loss
     assert snn.functional.quant.__name__ == "snnipu.functional.quant"
     assert snn.functional.quant.math is snntorch.functional.quant.math
 

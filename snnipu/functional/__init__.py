@@ -1,4 +1,7 @@
-"""snnTorch's ``functional``: its losses, accuracies, regularizers and probes, and :mod:`snnipu.functional.quant`."""
+"""snnTorch's ``functional``: its losses, accuracies, regularizers and probes.
+
+Ours are :mod:`snnipu.functional.quant` and the losses of :mod:`snnipu.functional.loss`.
+"""
 
 from typing import Any, List
 
@@ -7,6 +10,15 @@ from snntorch.functional import *  # noqa: F403
 
 import snnipu.functional._probe
 import snnipu.functional.quant  # noqa: F401  (ours in place of snnTorch's, which the line above brings along)
+from snnipu.functional.loss import ce_rate_loss, ce_temporal_loss, mse_membrane_loss, mse_temporal_loss
+
+__all__ = [
+    *(name for name in dir(snntorch.functional) if not name.startswith("_")),
+    "ce_rate_loss",
+    "ce_temporal_loss",
+    "mse_membrane_loss",
+    "mse_temporal_loss",
+]
 
 
 def __getattr__(name: str) -> Any:

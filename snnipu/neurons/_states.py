@@ -16,7 +16,7 @@ from snnipu.ops.neuron_sequence import NeuronSequence
 from snnipu.ops.recurrent_sequence import RecurrentSequence
 from snnipu.surrogate import Surrogate, as_surrogate
 
-# What PyTorch calls the backward nodes of kernels.
+# Names that PyTorch gives the backward nodes of kernels.
 _MADE_BY_KERNELS = {f"{function.__name__}Backward" for function in (NeuronStep, NeuronSequence, RecurrentSequence)}
 MEM_RESET = snntorch.SpikingNeuron.mem_reset
 _numbers = itertools.count(1)

@@ -1,4 +1,4 @@
-"""What PyTorch traces and exports holds PyTorch's operations alone, and computes what the network computes."""
+"""Traces and exported programs hold PyTorch's operations alone, and compute what the network computes."""
 
 import copy
 import io
@@ -10,7 +10,7 @@ from torch import nn
 import snnipu as snn
 from snnipu import _route
 
-# Of PyTorch: that TorchScript is deprecated, that a trace depends on shapes, that a step sets attributes.
+# PyTorch's warnings: TorchScript is deprecated, a trace depends on shapes, a step sets attributes.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 STEPS, BATCH, SIZE = 3, 2, 6
@@ -151,7 +151,7 @@ def test_exported_programs_are_of_pytorchs_operations(name, form, strict):
 
 
 def maps():
-    """What MultiStep has operators of its own for, besides neurons."""
+    """Modules for which MultiStep has operators besides the neurons'."""
     torch.manual_seed(0)
     net = snn.MultiStep(
         nn.Conv2d(2, 3, 3, padding=1),

@@ -172,7 +172,7 @@ def test_quantized_states(name):
     neuron, x = make(snn, name, state_quant=snn.functional.quant.StateQuant(levels)), current(name)
     spk, *states = Loop(neuron)(x)
     assert [state.dtype for state in states] == [F64] * len(states)
-    if neuron.__dict__.get("reset_delay", True):  # else the reset comes behind the quantizer
+    if neuron.__dict__.get("reset_delay", True):  # else the reset follows the quantizer
         assert all(torch.isin(state, levels).all() for state in states)
     neuron.state_quant = quantizer  # of float32
     assert Loop(neuron)(x)[0].shape == spk.shape
