@@ -19,7 +19,10 @@ def _of_maps(maps: int, geometry: List[int], **tensors: torch.Tensor) -> Dict[st
 
 def _check_places(which: torch.Tensor, window: Windows, nowhere: Optional[int] = None) -> None:
     """Raise ValueError for a place that no window has: gradients are written there."""
-    outside = which >= window.kernel_height * window.kernel_width
+    places = window.kernel_height * window.kernel_width
+    if places > torch.iinfo(which.dtype).max:
+        return  # the dtype holds no other place; PyTorch would wrap the number that is compared
+    outside = which >= places
     if nowhere is not None:
         outside &= which != nowhere
     if bool(outside.any()):

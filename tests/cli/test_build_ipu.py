@@ -20,7 +20,7 @@ from snnipu.ipu import model as ipu_model
 ROOT = Path(__file__).resolve().parent.parent.parent
 SDK = "3.3.0-de1f8de2a7"
 # Generated before anything is compiled, and kept: it is older than what is made of it.
-NEURONS = "generated_neurons.hpp"
+GENERATED = ["generated_neurons.hpp", "generated_surrogates.hpp"]
 POPC = """#!/bin/sh
 if [ "$1" = --version ]; then
   echo "POPLAR version 3.3.0 (de1f8de2a7)"
@@ -118,7 +118,7 @@ def test_output_folder(compiler, tmp_path, capsys):
     assert main(["build-ipu", "--output", str(tmp_path / "here")]) == 0
     assert f"set SNNIPU_POPART_LIBRARY={tmp_path / 'here' / build.LIBRARY}" in capsys.readouterr().out
     files = sorted(path.name for path in (tmp_path / "here").iterdir())
-    assert files == [build.LOG, NEURONS, build.LIBRARY, build.CODELETS]
+    assert files == [build.LOG, *GENERATED, build.LIBRARY, build.CODELETS]
     assert not (tmp_path / "cache").exists()
 
 
@@ -189,7 +189,7 @@ def test_failed_compilation(said, shown, compiler, tmp_path, capsys):
     log = cached(tmp_path) / build.LOG
     assert f"the whole log: {log}" in error
     assert said.splitlines()[-1] in log.read_text()
-    assert sorted(path.name for path in cached(tmp_path).iterdir()) == [build.LOG, NEURONS]
+    assert sorted(path.name for path in cached(tmp_path).iterdir()) == [build.LOG, *GENERATED]
 
 
 def test_a_library_that_does_not_load(sdk, tmp_path, monkeypatch, capsys):
