@@ -308,6 +308,7 @@ LOOKS_AT_ADDRESSES = {
     "compiler/backend.py": "whether arguments share memory",
     "export_nir.py": "which module made a tensor",
     "neurons/paths.py": "which module has a weight",
+    "online/events.py": "whether a layer's tensors are those that its description was made of",
     "ops/_fixed.py": "whether a weight is the one that was packed",
     "ops/recurrent_sequence.py": "whether rows are aligned",
 }
