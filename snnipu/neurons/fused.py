@@ -436,6 +436,8 @@ class FusedNeuron(PlainStates):
             return self._exported(super().forward, input_, *states, **named)
         if is_compiling():
             made = self._fused_step(input_, states, named)
+            if made is None and self._replaced():
+                self._say_slow(stacklevel=6)
             if made is None and self.inhibition and leaves.tracing():
                 return leaves.apart(super().forward, input_, *states, **named)  # TorchDynamo fails at its indices
             if made is None:

@@ -185,6 +185,8 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         # what snnTorch's operations and the surrogate's do together may be one.
         evaluated = surrogate is not None and surrogate.kernel is None
         if ((rounds or evaluated or self._is_snntorchs_on_gpu(input_)) and not on_ipu) or not fuses:
+            if is_compiling() and self._replaced():
+                self._say_slow(stacklevel=6)
             self.mem = state
             if self.inhibition and leaves.tracing():
                 return leaves.apart(super(FusedNeuron, self).forward, input_)  # TorchDynamo fails at its indices
