@@ -20,12 +20,19 @@ class PlainStates(snntorch.SpikingNeuron):
     anew for what the last call left in them.
     """
 
+    # Copies are not: snnTorch lists neurons that are made, and resets those that it has listed.
+    _is_listed = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name in self._states():
             if name in self._buffers:
                 self.__dict__[name] = self._buffers.pop(name)
                 self._non_persistent_buffers_set.discard(name)
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._is_listed = False
 
     def _states(self) -> Tuple[str, ...]:
         """Their names."""
