@@ -1,18 +1,23 @@
 """The compiler finds the loop: ``snnipu.auto()``.
 
 A neuron that is called again and again while one frame runs is called by a loop over time. The function of that frame,
-or the loop alone (:mod:`snnipu.compiler.outline`), is compiled the next time it is called; the rest stays as it is.
+or the loop alone (:mod:`snnipu.compiler.outline`), is compiled the next time it is called. All other functions keep
+the code that Python made of them, but those with a loop inside another one, which may run once: these get branches in
+advance, as do the loops at the top level of a script or a cell. A branch is taken where compiled code has run.
 """
 
 import ast
 import builtins
 import contextlib
+import copy
 import functools
 import gc
 import inspect
 import itertools
 import logging
+import operator
 import os
+import re
 import sys
 import sysconfig
 import textwrap
@@ -28,6 +33,7 @@ from snnipu.compiler import backend, nodes, outline, reasons, shown, tracing
 from snnipu.compiler.lists import Lists, Read
 from snnipu.compiler.reasons import PACKAGES, Reason
 from snnipu.compiler.report import GraphReport
+from snnipu.compiler.sources import Source
 from snnipu.neurons._states import PlainStates
 from snnipu.ops._arguments import is_autocast
 from snnipu.surrogate import Surrogate
@@ -46,37 +52,40 @@ STEP, LEFT = 3, 0.75
 QUIET = 2000
 # So often the functions of a code are looked for among all objects.
 LOOKS = 4
-# A function that calls one of these is no graph.
-_EAGER_NAMES = {"backward", "item", "numpy", "tolist", "zero_grad", "print"}
 NO_NUMBER = "inside `with torch.device(...)`, or with a default device, PyTorch loses what `.item()` gives"
 OTHERS = "its network's neurons are snnTorch's own, not snnipu's"
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
-# Whose frames have no loops of a program's.
-_UNSEEN = (PACKAGES[0], PACKAGES[2])
+# By these a program sees Python's frames and the lives of objects, of which TorchDynamo has others.
+_OF_FRAMES = {
+    *(
+        "vars",
+        "dir",
+        "__dict__",
+        "__traceback__",
+        "_getframe",
+        "currentframe",
+        "f_back",
+        "weakref",
+        "gc",
+        "getrefcount",
+    ),
+}
 _LIBRARIES = ("torch.", "snntorch.", "snnipu.")
-_LIBRARY = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")})
+# Other packages: their loops are theirs.
+_INSTALLED = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_SITE = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _numbers = itertools.count(1)
 _SPIKE = Surrogate.__call__
 _APPLY = vars(torch.autograd.Function)["apply"]  # a class method of Python's or, from PyTorch 2.14 on, of C's
 
 
 class Unbound:
-    """In place of a variable that has no value: what is done with it is the error that it would be."""
+    """In place of a variable that has no value: no graph is made of what reads it."""
 
-    def __repr__(self) -> str:
-        return "<no value yet>"
-
-
-def _unbound(self: Unbound, *args: Any) -> Any:
-    raise UnboundLocalError("a variable is read before it has a value")
+    def __bool__(self) -> bool:
+        raise UnboundLocalError("a variable is read before it has a value")
 
 
-_OPERATORS = (
-    *("getattr", "bool", "eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub", "mul", "rmul"),
-    *("truediv", "neg", "call", "iter", "len", "getitem", "setitem"),
-)
-for _name in _OPERATORS:
-    setattr(Unbound, f"__{_name}__", _unbound)
 UNBOUND = Unbound()
 
 
@@ -121,6 +130,10 @@ def _spike(self: Surrogate, u: torch.Tensor) -> torch.Tensor:
     return _SPIKE(self, u)
 
 
+# A frame, and a loop in it, at the entry that is told; None: the frame itself.
+_Place = Tuple[Any, Optional["Site"], int]
+
+
 class AsItIs(Exception):
     """The loop is better not compiled."""
 
@@ -144,19 +157,31 @@ def _has_others_alone(values: Iterable[Any]) -> bool:
     return others and not ours
 
 
+def _count_hooks(values: Iterable[Any]) -> int:
+    """The hooks on modules among ``values`` and in them."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    modules = [part for value in values if isinstance(value, torch.nn.Module) for part in value.modules()]
+    return sum(len(getattr(module, name, ())) for module in modules for name in names)
+
+
 class Site:
-    """A function with a loop over time, or such a loop as a function: called eagerly, until it is to be compiled.
+    """A loop over time, or a function with one, by the name under which the program's code asks for it.
+
+    The program's own loop runs as long as this is False, and where a call returns nothing.
 
     Attributes:
-        function: what runs eagerly.
-        source: what is compiled: the same, its loops where the program has them, or without what it shows.
+        function: the loop as a function; None of a function that is compiled as a whole.
+        source: what is compiled: the same, or the loop without what it shows.
         after: what shows that then; None: it shows nothing.
         label: where it stands: file, line, function.
         nested: whether the loop stands in another one of its function.
+        entries: how often the program came to it.
         reports: one for each compilation.
         reasons: why it runs as it is, by whether gradients are enabled.
         notes: the program's lines of these reasons, and what to write instead.
     """
+
+    unbound = UNBOUND
 
     def __init__(
         self,
@@ -175,12 +200,13 @@ class Site:
         self.after, self._shown_to, self._shows = after, shown_to, shows
         self.label = label
         self.nested = nested
+        self.entries = 0
         self.waits_for: Optional[Site] = None
         self.reports: List[GraphReport] = []
         self.reasons: Dict[bool, str] = {}
         self.notes: List[Reason] = []
         self.wanted = False
-        self._compiled: Any = None
+        self._graphs: Any = None  # the code that is compiled, what compiles it, and the last function of it
         self._modes: Set[bool] = set()  # that have graphs: with and without gradients
         self._began = False
         self._again = False  # whether an error in a graph leaves all as it was before, but random numbers
@@ -189,9 +215,24 @@ class Site:
         self._useless: Dict[Any, int] = {}  # compilations, by what they were for
         self._passed: Dict[str, bool] = {}  # why single calls ran as they are
         self._lists = Lists()
+        self._hooks = 0  # that its modules had when it was left as it is
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.label})"
+
+    def __reduce__(self) -> Any:
+        """A function that is pickled with its global names, by cloudpickle say, runs as it is elsewhere."""
+        return bool, ()
+
+    def __bool__(self) -> bool:
+        if torch.compiler.is_compiling():
+            return False
+        self.entries += 1
+        return self.wanted and self.auto.searches
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """A tuple of what the loop sets, once it has run compiled; None: it has not."""
+        return self._run(self.source, args, {}, args)
 
     @property
     def compiled(self) -> bool:
@@ -225,65 +266,68 @@ class Site:
             lines += reason.told(f"step by step, {', '.join(names)}")
         return [lines[0], *(f"    {line}" for line in lines[1:])]
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """What runs in the function's place."""
-        if not (self.wanted and self.auto.searches) or torch.compiler.is_compiling():
-            return self.function(*args, **kwargs)
-        return self._run(args, kwargs)
-
-    def _run(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
-        why = OTHERS if _has_others_alone((*args, *kwargs.values())) else tracing.not_now()
+    def _run(self, source: Any, args: Sequence[Any], kwargs: Dict[str, Any], given: Sequence[Any]) -> Any:
+        """``given``: all values that the function knows besides global ones."""
+        why = OTHERS if _has_others_alone(given) else tracing.not_now()
         if why:
             if why not in self._passed and self.waits_for is None:
                 self._passed[why] = True
                 _LOG.warning("%s runs as it is: %s", self.label, why)
-            return self.function(*args, **kwargs)
+            return None
         grad = torch.is_grad_enabled()
         if self.waits_for is not None:
             self._calls += 1
             # A function that is compiled as a whole does not come here; one that only runs once does, again and again.
             if not self.waits_for.reasons and self._calls < 2:
-                return self.function(*args, **kwargs)
+                return None
             self.waits_for = None
-        if grad in self.reasons:
-            return self.function(*args, **kwargs)
+        if grad in self.reasons and not self._has_lost_hooks(given):
+            return None
         if self._shown_to is not None and not self._may_wait(args):
-            self.source, self.after, self._shown_to, self._compiled = self.function, None, None, None
+            self.source = source = self.function
+            self.after, self._shown_to, self._graphs = None, None, None
         with tracing.Restored():
-            if self._compiled is None:
-                self._compiled = self._compile()
+            compiled = self._compiled(source)
             before = len(self.reports)
-            lists = self._lists.watch(self._reached(args, kwargs)) if not before else {}
+            lists = self._lists.watch(self._reached(given)) if not before else {}
             self._began = False
             try:
                 with self._lists.aside():
-                    result = self._compiled(*args, **kwargs)
+                    result = compiled(*args, **kwargs)
             except Exception as error:
                 tracing.Restored.failed = True
                 full = _cause(error, torch._dynamo.exc.FailOnRecompileLimitHit)
                 if full is not None or _cause(error, tracing.Changed) is not None:
-                    self._compiled = None
-                    return self._run(args, kwargs)
+                    self._graphs = None
+                    return self._run(source, args, kwargs, given)
                 if self._began:
                     if not self._again:
                         raise
                     # The error with the lines of the program, which has done by then what stands before them.
                     if self._random is not None:
                         torch.set_rng_state(self._random)
-                    return self.function(*args, **kwargs)
+                    return None
                 if _cause(error, Read) is not None:
-                    return self.function(*args, **kwargs)
+                    return None
                 self._failures = 1 if self._runs >= FORGOTTEN else self._failures + 1
                 self._runs = 0
                 # Where other calls run compiled, one that cannot, a smaller last batch say, is not the end of it.
                 if not self.compiled or self._failures >= FAILURES:
+                    self._hooks = _count_hooks(given)
                     better = _cause(error, AsItIs)
                     self._refuse(grad, error) if better is None else self._leave(grad, str(better))
-            else:
-                self._lists.note(lists)
-                self._count(grad, len(self.reports) > before, (*args, *kwargs.values()))
-                return self._shown(result, args)
-        return self.function(*args, **kwargs)
+                return None
+            self._lists.note(lists)
+            self._count(grad, len(self.reports) > before, given)
+            return (self._shown(result, args),)
+
+    def _has_lost_hooks(self, given: Sequence[Any]) -> bool:
+        """Return True if hooks are no longer there for which it ran as it is: what looks at a network leaves again."""
+        if not self._hooks or self._hooks == _count_hooks(given):
+            return False
+        self._hooks = 0
+        self.reasons.clear()
+        return True
 
     def _may_wait(self, args: Sequence[Any]) -> bool:
         """Whether what the loop shows may come behind it."""
@@ -299,16 +343,32 @@ class Site:
         self.after(*args, result[-1])
         return result[:-1]
 
-    def _reached(self, args: Sequence[Any], kwargs: Dict[str, Any]) -> List[Any]:
+    def _reached(self, given: Sequence[Any]) -> List[Any]:
         """The objects that the function knows: its arguments, and those of its names that are global."""
         names = self.source.__code__.co_names
         outside = [self.source.__globals__[name] for name in names if name in self.source.__globals__]
-        return [*args, *kwargs.values(), *outside]
+        return [*given, *outside]
 
-    def _compile(self) -> Any:
+    def _compiled(self, source: Any) -> Any:
+        """The function, compiled; one of the same code has the same graphs."""
+        graphs = self._graphs
+        if graphs is None:
+            # Code of its own, so that what PyTorch keeps for it is not that of calls elsewhere.
+            code = source.__code__.replace()
+            graphs = code, tracing.one_graph(code, self._compile_graph(), self._traced), None, None
+        code, context, last, compiled = graphs
+        if source is not last:
+            compiled = context(_function_like(source, code))
+            self._graphs = code, context, source, compiled
+        return compiled
+
+    def _compile_graph(self) -> Any:
         def compile_graph(module: Any, example_inputs: Any, **options: Any) -> Any:
             self._lists.traced()
             codes = tracing.ResetCodes(module)
+            looks = sorted(_names_in(tracing.traced_code()) & _OF_FRAMES)
+            if looks:
+                raise AsItIs(f"what Python keeps of its variables and objects is another in a trace: {looks[0]}")
             if tracing.loses_a_result(module):
                 raise AsItIs(NO_NUMBER)
             autocast = is_autocast("cpu") or is_autocast("cuda")
@@ -335,9 +395,7 @@ class Site:
             self.auto.graph = run.__code__
             return run
 
-        # Code of its own, so that what PyTorch keeps for it is not that of calls elsewhere.
-        copy = _function_like(self.source, self.source.__code__.replace())
-        return tracing.one_graph(copy, compile_graph, self._traced)
+        return compile_graph
 
     @contextlib.contextmanager
     def _traced(self) -> Iterator[None]:
@@ -389,6 +447,30 @@ class Site:
             _LOG.warning("%s runs as it is: %s", self.label, reason)
 
 
+class Whole(Site):
+    """A function that is compiled as a whole."""
+
+    def __init__(self, auto: "Automatic", source: Any, label: str) -> None:
+        super().__init__(auto, None, label, source=source)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """A tuple of its result, likewise.
+
+        Args:
+            args: a function that has the variables that this one has from functions around it, or None; its arguments.
+        """
+        source, held, (cells, *args) = self.source, [], args  # type: ignore[assignment]
+        if cells is not None:
+            known = dict(zip(cells.__code__.co_freevars, cells.__closure__))
+            closure = tuple(known[name] for name in source.__code__.co_freevars)
+            if not all(map(operator.is_, closure, source.__closure__)):
+                code = source.__code__
+                source = types.FunctionType(code, source.__globals__, source.__name__, None, closure)
+                self.source = source
+            held = [cell.cell_contents for cell in closure]
+        return self._run(source, args, kwargs, (*args, *kwargs.values(), *held))
+
+
 def _likeness(value: Any) -> Any:
     """What two calls have in common that should need one compilation: their networks, and their tensors' sizes."""
     if isinstance(value, torch.Tensor):
@@ -437,6 +519,22 @@ def _cause(error: Optional[BaseException], kind: type) -> Optional[BaseException
     return error
 
 
+def _is_others(filename: str) -> bool:
+    """Whether code is of another package than the program and snnTorch."""
+    installed = filename.startswith((*PACKAGES, *_INSTALLED)) or _SITE.search(filename) is not None
+    return installed and not filename.startswith(PACKAGES[1])
+
+
+def _names_in(codes: Iterable[Any]) -> Set[str]:
+    """The attributes and global names in the program's own code."""
+    found: Set[str] = set()
+    for code in codes:
+        if not _is_others(code.co_filename):
+            inner = [one for one in code.co_consts if hasattr(one, "co_code")]
+            found |= {*code.co_names} | _names_in(inner)
+    return found
+
+
 class _Codes:
     """Numbers of code: equal ones have one number. The hash of a code goes through all that is in it, at each call."""
 
@@ -447,7 +545,7 @@ class _Codes:
     def _found(self, code: Any) -> Tuple[Any, int, bool]:
         found = self._seen.get(id(code))
         if found is None:
-            has_loops = not code.co_filename.startswith(_UNSEEN) and code.co_name not in _COMPREHENSIONS
+            has_loops = not _is_others(code.co_filename) and code.co_name not in _COMPREHENSIONS
             found = self._seen[id(code)] = code, self._numbers.setdefault(code, len(self._numbers)), has_loops
         return found
 
@@ -469,14 +567,14 @@ class Automatic:
     def __init__(self) -> None:
         self.sites: List[Site] = []
         self._codes = _Codes()
-        self._by_code: Dict[int, Site] = {}  # functions and outlined loops, by the code that runs eagerly
-        self._originals: Dict[Any, Any] = {}  # code of functions before their loops were taken out
-        self._files: Dict[str, bool] = {}
+        self._sources: Dict[str, Optional[Source]] = {}
+        self._hosts: Dict[str, outline.Host] = {}  # by the names that their code asks for
+        self._host_of: Dict[int, Optional[outline.Host]] = {}  # by their code
+        self._sites: Dict[str, Site] = {}  # by those names
         self._said: Dict[Any, bool] = {}
         self.told: Set[Any] = set()  # causes for which loops run as they are
         self._refused: Dict[int, List[str]] = {}  # what is told of loops that are no graph, by their function's code
-        self._in_vain: Dict[Any, int] = {}  # how often a code's loop was looked at, and nothing could be done
-        self._counts: Dict[Any, Dict[Any, Tuple[int, Any]]] = {}
+        self._counts: Dict[_Place, Dict[Any, Tuple[int, Any]]] = {}
         self._looked: Dict[int, int] = {}  # how often functions were looked for, by their code
         self._modules = 0
         self._runs_on: Any = None  # the frame of a function whose code was exchanged
@@ -515,10 +613,6 @@ class Automatic:
             function.__code__ = code
         self._changed.clear()
 
-    def skip(self, filename: str) -> None:
-        """A file whose loops are functions already."""
-        self._files[filename] = True
-
     def _rest(self) -> None:
         self._watching = False
         self._runs_on = None
@@ -527,12 +621,11 @@ class Automatic:
 
     def _install(self) -> None:
         auto = self
-        plain = torch.nn.Module.__call__
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
                 auto._saw(id(self), sys._getframe(1))
-            return plain(self, *args, **kwargs)
+            return torch.nn.Module.__call__(self, *args, **kwargs)  # which torch.fx exchanges while it traces
 
         # Where another compiler leaves a graph, what only looks is no function to compile.
         lookers: Tuple[Any, ...] = (call, _spike, _Apply.__call__)
@@ -572,17 +665,18 @@ class Automatic:
     def _saw(self, neuron: Any, frame: Any) -> None:
         """A neuron was called, or the surrogate of one that the program writes out."""
         self.adopt_all()  # a module that was loaded since may have no neuron but that
-        stack = []
+        places: List[_Place] = []
         while frame is not None:
             code = frame.f_code
             if code is self.graph:
                 return
             if self._codes.may_have_loops(code):
-                stack.append(frame)
+                places += [(frame, site, site.entries) for site in self._around(frame)]
+                places.append((frame, None, 0))
             frame = frame.f_back
         # Frames that have returned are let go of.
-        self._counts = {frame: self._counts.get(frame, {}) for frame in stack}
-        if self._runs_on not in self._counts:
+        self._counts = {place: self._counts.get(place, {}) for place in places}
+        if all(frame is not self._runs_on for frame, _, _ in places):
             self._runs_on = None
         self._quiet += 1
         if self._quiet > QUIET:
@@ -590,85 +684,154 @@ class Automatic:
             return
         found = decided = False
         inner: Any = None
-        for place, frame in enumerate(stack):
-            counts = self._counts[frame]
+        for place in places:
+            counts = self._counts[place]
             number, last = counts.get(neuron, (0, None))
-            # All calls that one frame makes are one call of the frame around it.
+            # All calls that one run of a loop makes are one call of the loop around it.
             if inner is None or last is not inner:
                 number += 1
             counts[neuron] = number, inner
             if not found and number >= CALLS:
-                found = self._found(frame, stack[place + 1 :], decided)
+                found = self._found(place[0], place[1], decided)
             if not (found or decided):
-                key = self._codes.number(frame.f_code)
-                site = self._by_code.get(key)
-                decided = (site is not None and site.wanted) or bool(self._refused.get(key))
+                decided = self._is_decided(place[0].f_code, place[1])
             inner = counts
 
-    def _found(self, frame: Any, outer: Sequence[Any], decided: bool) -> bool:
-        """A frame has a loop over time; returns whether an outer one need not be looked at.
+    def _around(self, frame: Any) -> List[Site]:
+        """The loops around the line that a frame is at, where its function is known, the innermost first."""
+        host = self._host(frame.f_code)
+        if host is None:
+            return []
+        sites = [(loop, self._sites.get(loop.name)) for loop in host.loops]
+        return [site for loop, site in sites if site is not None and loop.first <= frame.f_lineno <= loop.last]
+
+    def _host(self, code: Any) -> Optional[outline.Host]:
+        """What is known of code with branches; None of other code."""
+        key = self._codes.number(code)
+        if key not in self._host_of:
+            self._host_of[key] = next((self._hosts[name] for name in code.co_names if name in self._hosts), None)
+        return self._host_of[key]
+
+    def _is_decided(self, code: Any, site: Optional[Site]) -> bool:
+        """Whether a loop, or a function, runs as it is."""
+        if site is None:
+            host = self._host(code)
+            site = None if host is None else self._sites.get(host.call)
+        return (site is not None and site.wanted) or bool(self._refused.get(self._codes.number(code)))
+
+    def _found(self, frame: Any, site: Optional[Site], decided: bool) -> bool:
+        """There is a loop over time; returns whether an outer one need not be looked at.
 
         Args:
+            site: of the loop; None: it is known of the frame alone.
             decided: whether a loop inside runs as it is.
         """
         code = frame.f_code
-        key = self._codes.number(code)
-        site = self._by_code.get(key)
-        if site is not None:
-            if site.wanted:
-                return not site.reasons or site.compiled
-            site.wanted = True
-            self._quiet = 0
-            self.sites.append(site)
-            if not site.nested and outer:
-                site.waits_for = self._whole(outer[0].f_code)
+        if site is None and frame is self._runs_on:
             return True
-        if code.co_name == "<module>":
+        host = self._host(code)
+        if host is None and code.co_name == "<module>":
             if not decided:
                 self._say(code, f"{_place(code, frame.f_lineno)}: the loop over time is code of a module that runs")
             return True
-        if frame is self._runs_on:
-            return True
-        looked = key, len(self._originals)
-        if self._in_vain.get(looked, 0) >= LOOKS:
-            return False
-        outlined = self._outlined(code)
-        if outlined is not None:
+        if host is None:
+            host = self._take_out(code)
+            self._runs_on = self._runs_on if host is None else frame
+        elif self._sites.keys().isdisjoint(host.names):
             self._runs_on = frame
-        whole = self._whole(code if outlined is None else outlined)
-        if whole is None and outlined is not None:
-            return True
-        if whole is None:
+        if host is None:
             if not decided:
                 self._refuse(code, frame.f_lineno)
-            self._in_vain[looked] = self._in_vain.get(looked, 0) + 1
             return False
-        self._quiet = 0
-        return True
+        self.make_sites(host, frame.f_globals, code.co_filename)
+        whole = self._sites.get(host.call)
+        if site is None:
+            around = [loop for loop in host.loops if loop.first <= frame.f_lineno <= loop.last]
+            if len(around) == sum(first <= frame.f_lineno <= last for first, last in host.spans) == 1:
+                site = self._sites[around[0].name]  # no other one can be over time
+            elif around and frame is self._runs_on:
+                return True  # one of them, which its next run shows
+            elif whole is None:
+                if not decided:
+                    self._refuse(code, frame.f_lineno)
+                return False
+        for one in (site, None if site is not None and site.nested else whole):
+            if one is not None and not one.wanted:
+                one.wanted = True
+                one.waits_for = None if one is whole or one.nested else whole
+                self._quiet = 0
+                self.sites.append(one)
+        one = whole if site is None else site
+        return one is None or not one.reasons or one.compiled
 
-    def _outlined(self, code: Any) -> Optional[Any]:
-        """Take the loops out of a function that was made behind :func:`auto`, or by another one before its module's
-        were; returns its code then, None where it has none."""
-        found = None
-        for made, original in self._originals.items():
-            if original == code and made is not code:
-                found = made if self._put(code, made) else None
-                break
-        if found is not None:
-            # What makes such functions makes others.
-            for made, original in self._originals.items():
-                if original.co_flags & inspect.CO_OPTIMIZED and code in original.co_consts:  # no class, no module
-                    self._put(original, made)
-        return found
+    def make_sites(self, host: outline.Host, namespace: Dict[str, Any], filename: str) -> None:
+        """From now on the names that the code of a host asks for are not False."""
+        if not self._sites.keys().isdisjoint(host.names):
+            return
+        label, where = os.path.basename(filename), f" ({host.name})" if host.name[0] != "<" else ""
+        functions: Dict[str, Any] = {}
+        for loop in host.loops:
+            exec(compile(ast.Module(loop.functions, []), filename, "exec", dont_inherit=True), namespace, functions)
+        for function in functions.values():
+            function.__code__ = function.__code__.replace(co_name=host.name)
+        suffixes = {"source": outline.COMPILED, "after": outline.AFTER, "shown_to": outline.SHOWN_TO}
+        for loop in host.loops:
+            parts = {key: functions.get(loop.name + suffix) for key, suffix in suffixes.items()}
+            place = f"{label}:{loop.first}{where}"
+            self._sites[loop.name] = Site(self, functions[loop.name], place, loop.nested, shows=loop.shows, **parts)
+        if host.call:
+            code = host.original
+            cells = tuple(types.CellType() for _ in code.co_freevars)
+            whole = types.FunctionType(code, namespace, host.name, None, cells)
+            self._sites[host.call] = Whole(self, whole, f"{label}:{code.co_firstlineno}{where}")
+        namespace.update({outline.UNBOUND: UNBOUND, outline.KEPT: shown.kept})
+        namespace.update({name: self._sites[name] for name in host.names})
 
-    def _put(self, code: Any, made: Any) -> bool:
-        """Exchange the code of all functions that have it; returns whether there are any."""
-        functions = self._functions_with(code) if made.co_freevars == code.co_freevars else []
-        for function in functions:
-            self._changed.append((function, code))
-            function.__code__ = made
-            self._quiet = 0
-        return bool(functions)
+    def _take_out(self, code: Any) -> Optional[outline.Host]:
+        """Put branches into all functions of this code; None where that is not possible."""
+        number = self._codes.number(code)
+        self._looked[number] = self._looked.get(number, 0) + 1
+        if self._looked[number] > LOOKS:
+            return None
+        filename = code.co_filename
+        if filename not in self._sources:
+            self._sources[filename] = Source.of_file(filename)
+        source = self._sources[filename]
+        key = None if source is None else source.key(code)
+        if source is None or key is None:
+            return None
+        self.take_out(source, functools.partial(_is_at, key))
+        if self._host(source.newest(key)) is not None:
+            self._exchange(source, filename)
+        return self._host(source.newest(key))
+
+    def take_out(self, source: Source, wanted: Any, of_module: bool = False) -> Dict[str, Any]:
+        """Take the loops out of the wanted functions of a source; returns the global names that its code then needs."""
+        names = {name: host for host in source.take_out(_numbers, wanted, of_module) for name in host.names}
+        self._hosts.update(names)
+        return dict.fromkeys(names, False)
+
+    def _exchange(self, source: Source, filename: str) -> None:
+        """Let the functions of a source have its newest code, and make functions of it."""
+        names = [name for host in source.hosts for name in host.names]
+        for function in gc.get_objects():
+            if type(function) is types.FunctionType and function.__code__.co_filename == filename:
+                code = function.__code__
+                made = self._newest(code, source)
+                if made is not code and made.co_freevars == code.co_freevars:
+                    self._changed.append((function, code))
+                    for name in names:
+                        function.__globals__.setdefault(name, False)
+                    function.__code__ = made
+                    self._quiet = 0
+
+    def _newest(self, code: Any, source: Source) -> Any:
+        key = source.key(code)
+        newest = code if key is None else source.newest(key)
+        if self._host(newest) is not None:
+            return code if newest == code else newest
+        consts = [self._newest(one, source) if hasattr(one, "co_code") else one for one in code.co_consts]
+        return code if all(map(operator.is_, consts, code.co_consts)) else code.replace(co_consts=tuple(consts))
 
     def _refuse(self, code: Any, line: int) -> None:
         """Note why a loop around a line is neither compiled as a function of its own nor with its function."""
@@ -701,114 +864,26 @@ class Automatic:
         """Whether the loop of a function that is no graph is tried alone."""
         return any(other.waits_for is site for other in self.sites)
 
-    def _whole(self, code: Any) -> Optional[Site]:
-        """The site of a function, all of it; None where there is no such function."""
-        original = self._originals.get(code, code)
-        if code.co_name == "<module>" or set(original.co_names) & _EAGER_NAMES or original.co_flags & _GENERATOR:
-            return None
-        key = self._codes.number(code)
-        known = self._by_code.get(key)
-        if known is not None:
-            return known if known.wanted else None
-        sites = [self._exchange(one, original) for one in self._functions_with(code)]
-        found = next((site for site in sites if site is not None), None)
-        if found is not None:
-            self._by_code[key] = found
-        return found
+    # ---- programs
 
-    def _functions_with(self, code: Any) -> List[Any]:
-        """The functions of this code, as often as that is worth its time: a few times."""
-        key = self._codes.number(code)
-        self._looked[key] = self._looked.get(key, 0) + 1
-        if self._looked[key] > LOOKS:
-            return []
-        return [one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType) and one.__code__ is code]
-
-    def _exchange(self, function: Any, original: Any) -> Optional[Site]:
-        """Let a function's calls come to a site."""
-        code = function.__code__
-        name = f"{outline.PREFIX}call_{next(_numbers)}__"
-        free = code.co_freevars
-        lines = [f"def outer({', '.join(free)}):", " def inner(*args, **kwargs):", f"  return {name}(*args, **kwargs)"]
-        if free:
-            lines.append(f"  ({', '.join(free)},)")
-        namespace: Dict[str, Any] = {}
-        exec("\n".join([*lines, " return inner"]), namespace)
-        inner = next(one for one in namespace["outer"].__code__.co_consts if hasattr(one, "co_code"))
-        if inner.co_freevars != free or original.co_freevars != free:
-            return None
-        as_it_is, whole = _function_like(function, code), _function_like(function, original)
-        site = Site(self, as_it_is, f"{_place(code, code.co_firstlineno)} ({code.co_name})", source=whole)
-        site.wanted = True
-        self.sites.append(site)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return site.call(*args, **kwargs)
-
-        function.__globals__[name] = call
-        with contextlib.suppress(TypeError, ValueError):
-            function.__signature__ = inspect.signature(as_it_is)
-        self._changed.append((function, code))
-        function.__code__ = inner.replace(
-            co_name=code.co_name, co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
-        )
-        return site
-
-    # ---- programs whose loops become functions
-
-    def transform(self, tree: ast.Module, filename: str) -> Dict[str, Any]:
-        """Take the loops out of a program, in place; returns the global names that it then needs, if any."""
-        original = compile(tree, filename, "exec", dont_inherit=True)
-        loops = {loop.name: loop for loop in outline.outline(tree, _numbers)}
-        if not loops:
-            return {}
-        before = outline.code_of(original)
-        for key, code in outline.code_of(compile(tree, filename, "exec", dont_inherit=True)).items():
-            if key in before and code != before[key]:
-                self._originals[code] = before[key]
-
-        def register(function: Any) -> Any:
-            loop = loops[function.__name__]
-            names = {"source": outline.COMPILED, "after": outline.AFTER, "shown_to": outline.SHOWN_TO}
-            parts = {key: function.__globals__.get(loop.name + name) for key, name in names.items()}
-            for one in (function, *filter(None, parts.values())):
-                one.__code__ = one.__code__.replace(co_name=loop.host)
-            label = f"{os.path.basename(filename)}:{loop.line}" + (f" ({loop.host})" if loop.host[0] != "<" else "")
-            site = Site(self, function, label, loop.nested, shows=loop.shows, **parts)
-            self._by_code[self._codes.number(function.__code__)] = site
-
-            def call(*args: Any) -> Any:
-                return site.call(*args)
-
-            return call
-
-        return {outline.UNBOUND: UNBOUND, outline.REGISTER: register, outline.KEPT: shown.kept}
+    def outlined(self, tree: ast.Module, filename: str) -> Tuple[ast.Module, Dict[str, Any]]:
+        """A program whose loops may be compiled while it runs, and the global names that it then needs."""
+        try:
+            source = Source(copy.deepcopy(tree), filename)
+            names = self.take_out(source, outline.has_nested_loops, of_module=True)
+        except (SyntaxError, RecursionError):  # a cell that awaits something, say
+            return tree, {}
+        self._sources[filename] = source
+        return source.tree, names
 
     def adopt(self, module: types.ModuleType) -> None:
-        """Take the loops out of the functions and methods of a module that is loaded already."""
+        """Let the functions of a module that is loaded already have branches where they may be needed in advance."""
         filename = str(getattr(module, "__file__", None) or "")
-        if filename in self._files or not filename.endswith(".py") or filename.startswith((*PACKAGES, *_LIBRARY)):
+        if filename in self._sources or not filename.endswith(".py") or _is_others(filename):
             return
-        self._files[filename] = True
-        try:
-            with tokenize.open(filename) as file:
-                tree = ast.parse(file.read(), filename)
-            names = self.transform(tree, filename)
-        except (OSError, SyntaxError, UnicodeDecodeError):
-            return
-        if not names:
-            return
-        code = compile(tree, filename, "exec", dont_inherit=True)
-        made = outline.code_of(code)
-        vars(module).update(names)
-        loops = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith(outline.LOOP)]
-        exec(compile(ast.Module([*loops], []), filename, "exec", dont_inherit=True), vars(module))
-        for function in _functions_of(module):
-            one = made.get((function.__code__.co_name, function.__code__.co_firstlineno))
-            same = one is not None and one.co_freevars == function.__code__.co_freevars
-            if same and function.__code__ == self._originals.get(one):
-                self._changed.append((function, function.__code__))
-                function.__code__ = one
+        source = self._sources[filename] = Source.of_file(filename)
+        if source is not None and self.take_out(source, outline.has_nested_loops):
+            self._exchange(source, filename)
 
     def adopt_all(self) -> None:
         """The modules of the program that are loaded: those beside the script, or in the working directory."""
@@ -823,34 +898,6 @@ class Automatic:
                 self.adopt(module)
 
 
-def _functions_of(module: types.ModuleType) -> List[Any]:
-    """A module's own functions and methods, as far as they can be found from its names."""
-    found: List[Any] = []
-    waiting = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
-    seen = set()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, type):
-            if value.__module__ == module.__name__:
-                waiting.extend(vars(value).values())
-        elif isinstance(value, property):
-            waiting += [value.fget, value.fset]
-        else:
-            value = getattr(value, "__func__", value)
-            if isinstance(value, types.FunctionType):
-                with contextlib.suppress(ValueError):
-                    value = inspect.unwrap(value)
-            if isinstance(value, types.FunctionType) and value.__code__.co_filename == module.__file__:
-                found.append(value)
-    return found
-
-
-_GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-
-
 def _function_like(function: Any, code: Any) -> Any:
     made = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
@@ -858,6 +905,10 @@ def _function_like(function: Any, code: Any) -> Any:
     made.__kwdefaults__ = function.__kwdefaults__
     made.__module__, made.__qualname__ = function.__module__, function.__qualname__
     return made
+
+
+def _is_at(key: Any, function: outline.Function) -> bool:
+    return (function.name, outline.first_line(function)) == key
 
 
 def _place(code: Any, line: int) -> str:
@@ -871,7 +922,9 @@ class _Cells:
         self._auto, self._shell = auto, shell
 
     def visit(self, tree: ast.Module) -> ast.Module:
-        self._shell.user_ns.update(self._auto.transform(tree, "<cell>"))
+        if self._auto.searches:
+            tree, names = self._auto.outlined(tree, f"<cell {next(_numbers)}>")
+            self._shell.user_ns.update(names)
         return tree
 
 
@@ -921,22 +974,19 @@ def alone(function: Any) -> Any:
     Its code and that of its own loops are copies: nothing else runs compiled.
     """
     backend.enable()
-    automatic = Automatic()
-    plain = function.__func__
-    filename = plain.__code__.co_filename
-    with tokenize.open(filename) as file:
-        tree = ast.parse(file.read(), filename)
-    namespace = {**plain.__globals__, **automatic.transform(tree, filename)}
-    loops = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith(outline.LOOP)]
-    exec(compile(ast.Module([*loops], []), filename, "exec", dont_inherit=True), namespace)
-    code = outline.code_of(compile(tree, filename, "exec", dont_inherit=True))
-    found = code.get((plain.__code__.co_name, plain.__code__.co_firstlineno), plain.__code__)
-    outlined = types.FunctionType(found, namespace, plain.__name__, plain.__defaults__, plain.__closure__)
-    for site in automatic._by_code.values():
-        site.wanted = True
-    whole = Site(automatic, outlined, f"{_place(plain.__code__, found.co_firstlineno)}", source=plain)
-    whole.wanted = not set(plain.__code__.co_names) & _EAGER_NAMES
-    return types.MethodType(whole.call, function.__self__)
+    automatic, plain = Automatic(), function.__func__
+    namespace, filename = {**plain.__globals__}, plain.__code__.co_filename
+    source = Source.of_file(filename)
+    key = None if source is None else source.key(plain.__code__)
+    if source is None or key is None:
+        raise ValueError(f"the source of {plain.__qualname__} is not found")
+    names = automatic.take_out(source, functools.partial(_is_at, key))
+    for host in source.hosts:
+        automatic.make_sites(host, namespace, filename)
+    for name in names:
+        namespace[name].wanted = True
+    copied = types.FunctionType(source.newest(key), namespace, plain.__name__, plain.__defaults__, plain.__closure__)
+    return types.MethodType(copied, function.__self__)
 
 
 def _shell() -> Any:
@@ -962,10 +1012,9 @@ def run_script(script: str) -> None:
     """Run a script as ``__main__``, its loops over time compiled."""
     automatic = auto()
     with tokenize.open(script) as file:
-        tree = ast.parse(file.read(), script)
+        tree, names = automatic.outlined(ast.parse(file.read(), script), script)
     module = types.ModuleType("__main__")
-    vars(module).update(automatic.transform(tree, script), __file__=script, __builtins__=builtins)
-    automatic.skip(script)
+    vars(module).update(names, __file__=script, __builtins__=builtins)
     before = sys.modules["__main__"]
     sys.modules["__main__"] = module
     try:

@@ -63,6 +63,7 @@ def enable() -> None:
     # Else DistributedDataParallel's buckets cut a loop's graph into pieces, few of which have a neuron's steps.
     _set_in_all_threads("optimize_ddp", False)
     periods.enable()
+    tracing.correct()
     tracing.ResetCodes.enable()
     leaves.enabled = True
 

@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
 
 import torch
 
+from snnipu.compiler import tracing
 from snnipu.compiler.reasons import PACKAGES
 
 _LIBRARY = (*PACKAGES, *{str(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")})
@@ -70,8 +71,7 @@ class Lists:
             Read: a list that stands aside is read there.
         """
         self._left = True
-        get = getattr(torch._guards.TracingContext, "get_traced_code", None)
-        self._code = list(get() or ()) if get is not None else []
+        self._code = tracing.traced_code()
         if not self._code:
             return
         read = {name for _, name in self._grow if not _only_appends(self._code, name)}

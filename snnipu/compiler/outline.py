@@ -1,11 +1,21 @@
 """Loops of a program as functions of their own: so they can be compiled where the code around them cannot.
 
 A loop of a function becomes a function of the variables that it reads, which returns those that it sets; a loop of a
-module, a function of its global variables. The program does what it did, line numbers and tracebacks included.
+module, a function of its global variables. The loop itself stays where it is, in the other branch::
+
+    for __snnipu_out__ in __snnipu_loop_7__ and __snnipu_loop_7__(x, mem) or ():
+        mem = __snnipu_out__[0]
+        break
+    else:
+        for step in range(5): ...
+
+A function that may be compiled as a whole begins with such a branch. The names are False until a loop over time is
+found there. What they call returns a tuple of the result, or nothing where the program's own code is to run.
 """
 
 import ast
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+import copy
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from snnipu.compiler import shown
 
@@ -16,8 +26,8 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 PREFIX = "__snnipu_"
 # Names that end with underscores are the same in a class.
-LOOP, UNBOUND, REGISTER, KEPT, _OUT, _STEPS, _SHOWN = (
-    f"{PREFIX}{name}" for name in ("loop_", "unbound__", "register__", "kept__", "out__", "steps__", "shown__")
+LOOP, CALL, UNBOUND, KEPT, _OUT, _STEPS, _SHOWN = (
+    f"{PREFIX}{name}" for name in ("loop_", "call_", "unbound__", "kept__", "out__", "steps__", "shown__")
 )
 # What follows the name of a loop that shows something in those of the loop that does not, of what shows it then, and of
 # what returns the objects that are shown something, and the values that are read then.
@@ -26,8 +36,11 @@ COMPILED, AFTER, SHOWN_TO = "compiled__", "after__", "to__"
 # A loop with one of these has its results on the way: no compiler takes it as one graph.
 _LEARNING = {"backward", "zero_grad"}
 _EAGER_METHODS = {*_LEARNING, "numpy", "tolist", "update", "write", "set_description"}
-_LOOKING = {"locals", "vars", "eval", "exec", "super", "globals", "dir"}  # at the function that they are called in
+# These look at the function that they are called in.
+_LOOKING = {"locals", "vars", "eval", "exec", "super", "globals", "dir", "__class__"}
 _EAGER_FUNCTIONS = {*_LOOKING, "print", "input", "open"}
+# A function that calls one of these is no graph.
+_EAGER_NAMES = {"backward", "item", "numpy", "tolist", "zero_grad", "print"}
 _REFUSED = (
     ast.Return,
     ast.Yield,
@@ -40,6 +53,10 @@ _REFUSED = (
     ast.Delete,
     ast.ClassDef,
 )
+# Functions that are through with a generator when they return.
+_CONSUMERS = {"all", "any", "dict", "frozenset", "list", "max", "min", "set", "sorted", "sum", "tuple"}
+# Of the number of steps: to compute them once more gives the same number.
+_PURE = {"abs", "int", "len", "max", "min", "round", "item", "size", "sum", "amax", "amin"}
 
 
 class Loop(NamedTuple):
@@ -47,41 +64,91 @@ class Loop(NamedTuple):
 
     Attributes:
         name: the function's.
-        host: name of the function, or ``<module>``, in which the loop stands.
-        line: where it begins.
+        first, last: its lines.
         nested: whether it stands in another loop of its function.
         shows: the objects that it shows something, as the program names them.
+        functions: its function, and those of what it shows.
     """
 
     name: str
-    host: str
-    line: int
+    first: int
+    last: int
     nested: bool
-    shows: Tuple[str, ...] = ()
+    shows: Tuple[str, ...]
+    functions: List[ast.stmt]
 
 
-def outline(tree: ast.Module, numbers: Iterable[int]) -> List[Loop]:
-    """Take the loops out of a module, in place; the functions that they become are its first statements.
+class Host(NamedTuple):
+    """A function, or a module, whose loops became functions.
+
+    Attributes:
+        name: the function's, or ``<module>``.
+        original: its code before; None of a module.
+        call: what is called in its place; empty: it is not compiled as a whole.
+        loops: those that became functions.
+        spans: first and last line of all loops.
+    """
+
+    name: str
+    original: Any
+    call: str
+    loops: List[Loop]
+    spans: List[Tuple[int, int]]
+
+    @property
+    def names(self) -> List[str]:
+        return [*([self.call] if self.call else []), *(loop.name for loop in self.loops)]
+
+
+def outline(
+    tree: ast.Module, numbers: Iterable[int], chosen: Callable[[Function], Any], of_module: bool = False
+) -> List[Host]:
+    """Put branches beside the loops of a module's functions, in place.
 
     Args:
         tree: the module.
-        numbers: of the functions' names, each of which must be free in the module.
+        numbers: of the names, each of which must be free in the module.
+        chosen: returns the code of a function whose loops are wanted, None for another one.
+        of_module: whether loops outside of functions are wanted, too.
     """
-    work = _Outliner(iter(numbers))
-    tree.body = work.block(tree.body, None)
-    start = 0
-    for statement in tree.body:
-        docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-        if not docstring and not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
-            break
-        start += 1
-    tree.body[start:start] = work.functions
+    work = _Outliner(iter(numbers), chosen)
+    host = Host("<module>", None, "", [], [])
+    tree.body = work.block(tree.body, None, host if of_module else None)
     ast.fix_missing_locations(tree)
-    return work.loops
+    return [one for one in (host, *work.hosts) if one.names]
+
+
+def _has_text(function: Any) -> bool:
+    return ast.get_docstring(function, clean=False) is not None
+
+
+def first_line(function: Function) -> int:
+    """The first line, as the function's code has it."""
+    return min(one.lineno for one in (function, *function.decorator_list))
+
+
+def has_nested_loops(function: Function) -> bool:
+    """Whether a loop of a function stands in another one."""
+    loops = [one for one in _walk(function.body) if isinstance(one, _LOOPS)]
+    return any(isinstance(one, _LOOPS) for loop in loops for one in _walk(_statements(loop)))
+
+
+def _blocks(node: ast.AST) -> Iterator[List[ast.stmt]]:
+    """The blocks of a statement."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        if isinstance(block, list):
+            yield block
+    for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        yield part.body
+
+
+def _statements(node: ast.AST) -> List[ast.stmt]:
+    return [statement for block in _blocks(node) for statement in block]
 
 
 class _Scope:
-    """What is known of a function while its loops are taken out."""
+    """What is known of a function."""
 
     def __init__(self, node: Function, outer: Optional["_Scope"], owner: str) -> None:
         self.node = node
@@ -90,147 +157,197 @@ class _Scope:
         arguments = node.args
         given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         self.parameters = {one.arg for one in given if one is not None}
-        declared = [one for one in _walk(node.body) if isinstance(one, (ast.Global, ast.Nonlocal))]
+        inside = list(_walk(node.body))
+        declared = [one for one in inside if isinstance(one, (ast.Global, ast.Nonlocal))]
         self.foreign = {name for one in declared for name in one.names}
         self.locals = (self.parameters | stores) - self.foreign
         self.outer: Set[str] = set() if outer is None else outer.locals | outer.outer
+        # Those that may lose their value.
+        self.deleted = {one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Del)}
+        self.deleted |= {str(one.name) for one in inside if isinstance(one, ast.ExceptHandler)}
         # What functions inside see of this one's variables, and may change.
         self.cells: Set[str] = set()
         self.changed: Set[str] = set() if outer is None else set(outer.changed)
-        for one in ast.walk(node):
-            if one is not node and isinstance(one, (*_FUNCTIONS, ast.Lambda)):
-                changed = {n for part in ast.walk(one) if isinstance(part, ast.Nonlocal) for n in part.names}
-                self.cells |= (names_of([one])[0] | changed) & self.locals
-                self.changed |= changed
+        for one in _deferred(node.body):
+            changed = {n for part in ast.walk(one) if isinstance(part, ast.Nonlocal) for n in part.names}
+            self.cells |= (names_of([one])[0] | changed) & self.locals
+            self.changed |= changed
         self.looks = any(_is_call_of(one, {"locals", "vars", "eval", "exec", "dir"}) for one in ast.walk(node))
+        self.looks = self.looks or "locals" in self.locals | self.outer
+        self.is_plain = isinstance(node, ast.FunctionDef) and not any(
+            isinstance(one, (ast.Yield, ast.YieldFrom, ast.Await)) for one in inside
+        )
 
 
 class _Outliner:
-    def __init__(self, numbers: Any) -> None:
-        self.numbers = numbers
-        self.functions: List[ast.stmt] = []
-        self.loops: List[Loop] = []
+    def __init__(self, numbers: Iterator[int], chosen: Callable[[Function], Any]) -> None:
+        self.hosts: List[Host] = []
+        self._numbers, self._chosen = numbers, chosen
         self._owner = ""
-        self._depth = 0  # of loops in this function
 
-    def block(self, statements: List[ast.stmt], scope: Optional[_Scope]) -> List[ast.stmt]:
-        made: List[ast.stmt] = []
-        for statement in statements:
-            made.extend(self._statement(statement, scope))
-        return made
+    def block(
+        self, statements: List[ast.stmt], scope: Optional[_Scope], host: Optional[Host], depth: int = 0
+    ) -> List[ast.stmt]:
+        """The statements, with branches beside the loops of ``host``; ``depth``: of loops in this function."""
+        return [self._statement(node, scope, host, depth) for node in statements]
 
-    def _statement(self, node: ast.stmt, scope: Optional[_Scope]) -> List[ast.stmt]:
+    def _statement(self, node: ast.stmt, scope: Optional[_Scope], host: Optional[Host], depth: int) -> ast.stmt:
         if isinstance(node, _FUNCTIONS):
             inner = _Scope(node, scope, self._owner)
-            # A generator's or coroutine's loops stay where they are.
-            if not any(isinstance(one, (ast.Yield, ast.YieldFrom, ast.Await)) for one in _walk(node.body)):
-                depth, self._depth = self._depth, 0
-                node.body = self.block(node.body, inner)
-                self._depth = depth
-            return [node]
+            own = self._begun(node, inner)
+            node.body = self.block(node.body, inner, own)
+            if own is not None and own.call:
+                node.body.insert(_has_text(node), self._beginning(node, inner, own))
+            return node
         if isinstance(node, ast.ClassDef):
             owner, self._owner = self._owner, node.name
-            node.body = [one for part in node.body for one in self._in_class(part, scope)]
+            node.body = self.block(node.body, scope, None)
             self._owner = owner
-            return [node]
-        self._depth += isinstance(node, _LOOPS)
-        for name in ("body", "orelse", "finalbody"):
-            part = getattr(node, name, None)
-            if isinstance(part, list):
-                setattr(node, name, self.block(part, scope))
-        self._depth -= isinstance(node, _LOOPS)
-        for handler in getattr(node, "handlers", ()):
-            handler.body = self.block(handler.body, scope)
-        if isinstance(node, _LOOPS):
-            parts = shown.apart(node, _SHOWN, KEPT, set() if scope is None else scope.locals | scope.outer)
-            if _may_be_compiled(node if parts is None else parts.loop):
-                made = self._of_module(node, parts) if scope is None else self._of_function(node, scope, parts)
-                if made is not None:
-                    return made
-        return [node]
+            return node
+        plain = copy.deepcopy(node) if host is not None and isinstance(node, _LOOPS) else None
+        for block in _blocks(node):
+            block[:] = self.block(block, scope, host, depth + isinstance(node, _LOOPS))
+        if plain is None or host is None:
+            return node
+        span = node.lineno, node.end_lineno or node.lineno
+        host.spans.append(span)
+        parts = shown.apart(plain, _SHOWN, KEPT, set() if scope is None else scope.locals | scope.outer)
+        made = None
+        if _may_be_compiled(plain if parts is None else parts.loop):
+            made = self._of_module(plain, parts) if scope is None else self._of_function(node, plain, scope, parts)
+        if made is None:
+            return node
+        name, functions, branch = made
+        shows = () if parts is None else tuple(map(ast.unparse, parts.to))
+        host.loops.append(Loop(name, *span, depth > 0, shows, [_relocate(one, node) for one in functions]))
+        branch.orelse = [node]
+        return _relocate(branch, node)  # type: ignore[no-any-return]
 
-    def _in_class(self, node: ast.stmt, scope: Optional[_Scope]) -> List[ast.stmt]:
-        return self._statement(node, scope) if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) else [node]
+    def _begun(self, node: Function, scope: _Scope) -> Optional[Host]:
+        """The host of a function whose loops are wanted; None for another one."""
+        code = self._chosen(node) if scope.is_plain else None
+        if code is None:
+            return None
+        used = {one.id for one in _walk(node.body) if isinstance(one, ast.Name)} - scope.locals
+        used |= {one.attr for one in _walk(node.body) if isinstance(one, ast.Attribute)}
+        empty = len(node.body) == _has_text(node)
+        call = "" if empty or used & _EAGER_NAMES else f"{CALL}{next(self._numbers)}__"
+        self.hosts.append(Host(node.name, code, call, [], []))
+        return self.hosts[-1]
 
-    def _add(
+    def _beginning(self, node: Function, scope: _Scope, host: Host) -> ast.stmt:
+        """The branch with which a function begins that may be compiled as a whole."""
+        free, args = host.original.co_freevars, node.args
+        given = [f"lambda: ({', '.join(free)},)" if free else "None"]
+        given += [one.arg for one in (*args.posonlyargs, *args.args)]
+        given += [f"*{args.vararg.arg}"] if args.vararg else []
+        given += [f"{_mangled(one.arg, scope.owner)}={one.arg}" for one in args.kwonlyargs]
+        given += [f"**{args.kwarg.arg}"] if args.kwarg else []
+        (begins,) = _parsed(f"{_branch(host.call, given)}: return {_OUT}")
+        return _relocate(begins, node.body[_has_text(node)])  # type: ignore[no-any-return]
+
+    def _functions(
         self,
-        node: ast.stmt,
-        host: str,
+        loop: ast.stmt,
         arguments: Sequence[str],
         before: List[ast.stmt],
         results: Sequence[str],
         parts: Optional[shown.Parts],
-    ) -> ast.expr:
-        """A function of the loop; returns its name as an expression.
+    ) -> Tuple[str, List[ast.stmt]]:
+        """The functions of a loop, and their name.
 
         Args:
             before: statements in front of the loop.
             results: variables that it returns.
             parts: the loop that is compiled, and what it shows; None: it is the loop.
         """
-        name = f"{LOOP}{next(self.numbers)}__"
-        made = {name: [*before, node, *_returned(results)]}
+        name = f"{LOOP}{next(self._numbers)}__"
+        made = {name: [*before, loop, _returned(results)]}
         if parts is not None:
             first = _parsed(f"{_SHOWN} = []")
-            made[f"{name}{COMPILED}"] = [*before, *first, parts.loop, *_returned([*results, _SHOWN])]
+            made[f"{name}{COMPILED}"] = [*before, *first, parts.loop, _returned([*results, _SHOWN])]
             made[f"{name}{AFTER}"] = parts.after
             late: List[ast.expr] = [ast.Name(one, ast.Load()) for one in parts.late]
             shown_to = [ast.Tuple(each, ast.Load()) for each in (parts.to, late)]
             made[f"{name}{SHOWN_TO}"] = [ast.Return(ast.Tuple(list(shown_to), ast.Load()))]
-        for each, body in reversed(list(made.items())):
+        functions: List[ast.stmt] = []
+        for each, body in made.items():
             given = [*arguments, *([_SHOWN] if each.endswith(AFTER) else [])]
-            function = _parsed(f"def {each}({', '.join(given)}): pass")[0]
-            assert isinstance(function, ast.FunctionDef)
-            function.body, function.decorator_list = body, [ast.Name(REGISTER, ast.Load())] if each == name else []
-            _relocate(function, node)
-            self.functions.append(function)
-        shows = () if parts is None else tuple(map(ast.unparse, parts.to))
-        self.loops.append(Loop(name, host, node.lineno, self._depth > 0, shows))
-        return ast.Name(name, ast.Load())
+            (function,) = _parsed(f"def {each}({', '.join(given)}): pass")
+            function.body = body  # type: ignore[attr-defined]
+            functions.append(function)
+        return name, functions
 
-    def _of_module(self, node: ast.stmt, parts: Optional[shown.Parts]) -> Optional[List[ast.stmt]]:
-        _, stores = names_of([node])
-        _plain_assignments(node)
+    def _of_module(self, loop: ast.stmt, parts: Optional[shown.Parts]) -> Any:
+        if any(isinstance(one, ast.AnnAssign) for one in ast.walk(loop)):
+            return None  # a global variable has no annotation in a function
+        _, stores = names_of([loop])
         before: List[ast.stmt] = [ast.Global(sorted(stores))] if stores else []
-        called = ast.Expr(ast.Call(self._add(node, "<module>", (), before, (), parts), [], []))
-        return [_relocate(called, node)]
+        name, functions = self._functions(loop, (), before, (), parts)
+        return name, functions, _parsed(f"if {name} and {name}(): pass")[0]
 
-    def _of_function(self, node: ast.stmt, scope: _Scope, parts: Optional[shown.Parts]) -> Optional[List[ast.stmt]]:
-        loads, stores = names_of([node])
+    def _of_function(self, node: ast.stmt, loop: ast.stmt, scope: _Scope, parts: Optional[shown.Parts]) -> Any:
+        loads, stores = names_of([loop])
         known = scope.locals | scope.outer
         if scope.looks or stores & (scope.cells | scope.foreign) or (loads | stores) & scope.changed:
             return None
-        if any(isinstance(one, (*_FUNCTIONS, ast.Lambda)) for one in ast.walk(node)):
+        if next(_deferred([loop]), None) is not None:
             return None  # it may be called when the variables have changed
-        exposed, _ = _flow([node])
+        if scope.owner and _has_private_names(loop):
+            return None  # Python has other names for them in a class
+        exposed, _ = _flow([loop])
         arguments = sorted((loads - stores) & known | stores & exposed)
-        elsewhere = _loads_outside(scope.node, node) - {_OUT}
+        elsewhere = _loads_outside(scope.node, node)
         results = sorted(stores & (set(arguments) | elsewhere))
         sure = _surely_bound(scope, node)
-        if scope.owner and any(name.startswith("__") and not name.endswith("__") for name in loads | stores):
-            return None  # Python has other names for them in a class
-        every = [node, *([] if parts is None else [parts.loop, *parts.after, *parts.to])]
+        every = [loop, *([] if parts is None else [parts.loop, *parts.after, *parts.to])]
         if scope.owner:
             for one in every:
                 _mangle(one, scope.owner)
-        steps = _asked_of_tensors(node)
+        steps = _asked_of_tensors(loop)
         for one in every[:2] if steps else ():
             assert isinstance(one, ast.For)
             one.iter = ast.copy_location(ast.Name(_STEPS, ast.Load()), one.iter)
         fresh = [name for name in results if name not in arguments]
         before = _parsed("".join(f"{name} = {UNBOUND}\n" for name in fresh))
-        given = [*arguments, *([_STEPS] if steps else [])]
-        called = self._add(node, scope.node.name, given, before, results, parts)
-        given = [name if name in sure else f"locals().get({name!r}, {UNBOUND})" for name in arguments]
-        given += [steps] if steps else []
-        assert isinstance(called, ast.Name)
-        lines = [f"{_OUT} = {called.id}({', '.join(given)})"]
-        for place, name in enumerate(results):
-            set_it = f"{name} = {_OUT}[{place}]"
-            bound = name in arguments and name in sure
-            lines.append(set_it if bound else f"if {_OUT}[{place}] is not {UNBOUND}: {set_it}")
-        lines.append(f"{_OUT} = None")
-        return [_relocate(one, node) for one in _parsed("\n".join(lines))]
+        name, functions = self._functions(loop, [*arguments, *([_STEPS] if steps else [])], before, results, parts)
+        given = [each if each in sure else f"locals().get({each!r}, {name}.unbound)" for each in arguments]
+        lines = [f"{_branch(name, [*given, *([steps] if steps else [])])}:"]
+        for place, result in enumerate(results):
+            bound = result in arguments and result in sure
+            when = "" if bound else f"if {_OUT}[{place}] is not {name}.unbound: "
+            lines.append(f" {when}{result} = {_OUT}[{place}]")
+        return name, functions, _parsed("\n".join([*lines, f" del {_OUT}", " break"]))[0]
+
+
+def _branch(name: str, given: Iterable[str]) -> str:
+    return f"for {_OUT} in {name} and {name}({', '.join(given)}) or ()"
+
+
+def _deferred(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """The functions and generators that may run when what stands around them has run; not those in them."""
+    for node in body:
+        parts = list(ast.iter_child_nodes(node))
+        through = parts if isinstance(node, ast.Starred) else []
+        if isinstance(node, ast.Call) and (_is_call_of(node, _CONSUMERS) or getattr(node.func, "attr", "") == "join"):
+            through = list(node.args)
+        for one in through:
+            if isinstance(one, ast.GeneratorExp):
+                parts = [*(part for part in parts if part is not one), *ast.iter_child_nodes(one)]
+        if isinstance(node, (*_FUNCTIONS, ast.Lambda, ast.GeneratorExp)):
+            yield node
+        else:
+            yield from _deferred(parts)
+
+
+def _has_private_names(node: ast.AST) -> bool:
+    """Whether names that begin with two underscores are more than attributes."""
+    for one in ast.walk(node):
+        names = [getattr(one, field, None) for field in ("id", "arg", "name", "asname", "rest")]
+        names += getattr(one, "kwd_attrs", ())
+        if any(isinstance(name, str) and name.startswith("__") and not name.endswith("__") for name in names):
+            return True
+    return False
 
 
 def _asked_of_tensors(node: ast.stmt) -> str:
@@ -239,8 +356,9 @@ def _asked_of_tensors(node: ast.stmt) -> str:
     if not (isinstance(node, ast.For) and _is_call_of(node.iter, {"range"})):
         return ""
     calls = [one for one in ast.walk(node.iter) if isinstance(one, ast.Call) and one is not node.iter]
-    of_sizes = [_is_call_of(one, {"len"}) or getattr(one.func, "attr", "") == "size" for one in calls]
-    return "" if all(of_sizes) else ast.unparse(node.iter)
+    names = [getattr(one.func, "id", "") or getattr(one.func, "attr", "") for one in calls]
+    others = [name for name in names if name not in ("len", "size")]
+    return ast.unparse(node.iter) if others and _PURE.issuperset(names) else ""
 
 
 def _relocate(made: Any, node: ast.stmt) -> Any:
@@ -261,12 +379,10 @@ def _parsed(source: str) -> List[ast.stmt]:
     return statements
 
 
-def _returned(names: Sequence[str]) -> List[ast.stmt]:
+def _returned(names: Sequence[str]) -> ast.stmt:
     """The return statement that hands on the variables."""
-    if not names:
-        return []
     values: List[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
-    return [ast.Return(ast.Tuple(values, ast.Load()))]
+    return ast.Return(ast.Tuple(values, ast.Load()))
 
 
 def _is_call_of(node: ast.AST, names: Set[str]) -> bool:
@@ -275,7 +391,19 @@ def _is_call_of(node: ast.AST, names: Set[str]) -> bool:
 
 def _may_be_compiled(node: ast.stmt) -> bool:
     """Whether the loop calls something, and nothing that ends every graph."""
-    return any(isinstance(one, ast.Call) for one in ast.walk(node)) and obstacle(node) is None
+    calls = any(isinstance(one, ast.Call) for one in ast.walk(node))
+    return calls and obstacle(node) is None and not _leaves_another(getattr(node, "orelse", ()))
+
+
+def _leaves_another(statements: Iterable[ast.stmt]) -> bool:
+    """Whether a ``break`` or ``continue`` is one of a loop around these statements."""
+    for node in statements:
+        inside = node.orelse if isinstance(node, (*_LOOPS, ast.AsyncFor)) else _statements(node)
+        if isinstance(node, (ast.Break, ast.Continue)):
+            return True
+        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and _leaves_another(inside):
+            return True
+    return False
 
 
 def obstacle(node: ast.stmt) -> Optional[int]:
@@ -287,11 +415,10 @@ def obstacle(node: ast.stmt) -> Optional[int]:
 
 
 def _obstacles(node: ast.AST, under_if: bool) -> Iterator[int]:
-    if isinstance(node, (ast.stmt, ast.expr)):
-        functions, methods = (_LOOKING, _LEARNING) if under_if else (_EAGER_FUNCTIONS, _EAGER_METHODS)
-        method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods
-        if isinstance(node, _REFUSED) or method or _is_call_of(node, functions):
-            yield node.lineno
+    functions, methods = (_LOOKING, _LEARNING) if under_if else (_EAGER_FUNCTIONS, _EAGER_METHODS)
+    method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods
+    if isinstance(node, _REFUSED) or method or _is_call_of(node, functions) or _is_of_its_place(node):
+        yield getattr(node, "lineno", 0) or node.target.lineno  # type: ignore[attr-defined]
     for name, value in ast.iter_fields(node):
         inside = under_if or (isinstance(node, (ast.If, ast.IfExp)) and name != "test")
         for one in value if isinstance(value, list) else [value]:
@@ -299,27 +426,27 @@ def _obstacles(node: ast.AST, under_if: bool) -> Iterator[int]:
                 yield from _obstacles(one, inside)
 
 
-def _plain_assignments(node: ast.AST) -> None:
-    """A global variable has no annotation."""
-
-    class Plain(ast.NodeTransformer):
-        def visit_AnnAssign(self, one: ast.AnnAssign) -> Any:
-            if one.value is None:
-                return ast.copy_location(ast.Pass(), one)
-            return ast.copy_location(ast.Assign([one.target], one.value), one)
-
-        def visit_FunctionDef(self, one: ast.FunctionDef) -> Any:
-            return one
-
-    Plain().visit(node)
+def _is_of_its_place(node: ast.AST) -> bool:
+    """Whether it would do something else in another function."""
+    return (
+        (isinstance(node, ast.Name) and node.id in _LOOKING)
+        or (isinstance(node, ast.ExceptHandler) and bool(node.name))  # a variable that has no value behind it
+        or (isinstance(node, ast.ImportFrom) and node.names[0].name == "*")
+        or (isinstance(node, ast.comprehension) and bool(node.is_async))
+        or type(node).__name__ == "TypeAlias"
+    )
 
 
 def _mangle(node: ast.AST, owner: str) -> None:
     """Names that begin with two underscores, as Python has them in a class."""
-    stem = owner.lstrip("_")
     for one in ast.walk(node):
-        if isinstance(one, ast.Attribute) and stem and one.attr.startswith("__") and not one.attr.endswith("__"):
-            one.attr = f"_{stem}{one.attr}"
+        if isinstance(one, ast.Attribute):
+            one.attr = _mangled(one.attr, owner)
+
+
+def _mangled(name: str, owner: str) -> str:
+    stem = owner.lstrip("_")
+    return f"_{stem}{name}" if stem and name.startswith("__") and not name.endswith("__") else name
 
 
 def _walk(body: Iterable[ast.AST]) -> Iterable[ast.AST]:
@@ -350,6 +477,7 @@ def names_of(body: Iterable[ast.AST]) -> Tuple[Set[str], Set[str]]:
             stores.add(node.name)
         elif isinstance(node, _COMPREHENSIONS):
             inner, own = names_of(ast.iter_child_nodes(node))
+            loads |= names_of([node.generators[0].iter])[0]  # which is no part of its scope
             walrus = {one.target.id for one in ast.walk(node) if isinstance(one, ast.NamedExpr)}
             loads |= inner - (own - walrus)
             stores |= walrus
@@ -437,7 +565,7 @@ def _loads_outside(function: Function, node: ast.stmt) -> Set[str]:
 
 def _surely_bound(scope: _Scope, node: ast.stmt) -> Set[str]:
     """The variables that have a value whenever the loop begins."""
-    found = scope.parameters | scope.outer
+    found = scope.parameters
 
     def descend(statements: Sequence[ast.stmt], bound: Set[str]) -> Optional[Set[str]]:
         for statement in statements:
@@ -460,15 +588,4 @@ def _surely_bound(scope: _Scope, node: ast.stmt) -> Set[str]:
             bound = bound | _flow([statement])[1]
         return None
 
-    return descend(scope.node.body, found) or found
-
-
-def code_of(code: Any) -> Dict[Tuple[str, int], Any]:
-    """The functions' code in a module's code, by name and first line."""
-    found: Dict[Tuple[str, int], Any] = {}
-    waiting = [code]
-    while waiting:
-        one = waiting.pop()
-        found[one.co_name, one.co_firstlineno] = one
-        waiting.extend(constant for constant in one.co_consts if hasattr(constant, "co_code"))
-    return found
+    return (descend(scope.node.body, found) or found) - scope.deleted

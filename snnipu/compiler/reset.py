@@ -25,7 +25,7 @@ def reset(net: Any) -> None:
     leaves.note_reset(kinds)
     for module in net.modules():
         for name in kinds:
-            if isinstance(module, getattr(snntorch, name)):
+            if isinstance(module, getattr(snntorch, name)) and getattr(module, "_is_listed", True):
                 getattr(module, "_reset_hidden", module.reset_mem)()
                 if hasattr(module, "_reset_in_trace"):
                     module._reset_in_trace()

@@ -3,19 +3,24 @@
 import contextlib
 import ctypes
 import functools
+import operator
+import sys
 import threading
-from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import snntorch
 import torch
 
+from snnipu.ops._arguments import is_interpreted
+
+_CALL = torch.nn.Module.__call__
 _RESET = "reset_mechanism_val"
 # Graphs of one function, for sizes and lengths, before they are made anew. PyTorch's limit is 8, and ends them all.
 _GRAPHS = 64
 
 
-def one_graph(function: Any, backend: Callable[..., Any], around: Callable[[], ContextManager[None]]) -> Any:
-    """``torch.compile(function, backend=backend, fullgraph=True)``, with ``around()`` entered for each trace.
+def one_graph(code: Any, backend: Callable[..., Any], around: Callable[[], ContextManager[None]]) -> Any:
+    """``torch.compile(backend=backend, fullgraph=True)`` for functions of this code, with ``around()`` at each trace.
 
     A call for which there is a graph already enters nothing. A call that TorchDynamo does not look at runs as it is.
     """
@@ -28,7 +33,7 @@ def one_graph(function: Any, backend: Callable[..., Any], around: Callable[[], C
 
     @functools.wraps(trace)
     def traced(frame: Any, *args: Any, **kwargs: Any) -> Any:
-        if frame.f_code is not function.__code__:
+        if frame.f_code is not code:
             # The function runs as it is; what it calls does, too.
             return ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False)
         with around(), _settings():
@@ -37,7 +42,7 @@ def one_graph(function: Any, backend: Callable[..., Any], around: Callable[[], C
     context.callback = traced
     # Else such a call ends in an error when it has run, after which the loop would run again.
     context.fullgraph = False
-    return context(function)
+    return context
 
 
 @contextlib.contextmanager
@@ -55,6 +60,35 @@ def _settings() -> Iterator[None]:
         yield
 
 
+def correct() -> None:
+    """Correct what TorchDynamo computes otherwise than Python, without an error.
+
+    ``in`` takes the numbers in lists and tuples that are symbols for different from every constant: ``t in skip`` is
+    False (PyTorch's issue 153366). A ``random.Random`` draws in each call what it drew in the trace, in float64: its
+    methods end the graph.
+    """
+    from torch._dynamo import utils
+    from torch._dynamo.variables import ConstantVariable, lists, misc, tensor
+
+    plain: Any = utils.iter_contains
+
+    def known(value: Any) -> Any:
+        value = value.realize()
+        if isinstance(value, tensor.SymNodeVariable):
+            return ConstantVariable.create(value.evaluate_expr())
+        if isinstance(value, (lists.ListVariable, lists.TupleVariable)):
+            items = [known(item) for item in value.items]
+            return value if all(map(operator.is_, items, value.items)) else value.clone(items=items)
+        return value
+
+    @functools.wraps(plain)
+    def contains(items: Any, *others: Any, **keywords: Any) -> Any:
+        return plain([known(item) for item in items], *others, **keywords)
+
+    utils.iter_contains = lists.iter_contains = contains  # type: ignore[attr-defined]
+    misc.RandomVariable._supported_fn_names = set()
+
+
 class Changed(Exception):
     """A neuron's reset is another one than what was traced for."""
 
@@ -66,13 +100,26 @@ def not_now() -> str:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # type: ignore[attr-defined]
         return "what its backward pass needs is saved in another way there, as torch.utils.checkpoint does"
     # TorchDynamo does not look at such a call, nor ever again at its function.
+    if sys.gettrace() is not None:
+        return "a debugger, or what measures coverage, sees each of its lines there"
     if torch._C._len_torch_dispatch_stack():
         return "a TorchDispatchMode sees each of its operations there"
-    if torch.nn.modules.module._has_any_global_hook():
+    if _sees_functions():
+        return "a TorchFunctionMode sees each of its operations there"
+    if is_interpreted():
+        return "a tracer, or a transform of torch.func, sees each of its operations there"
+    if torch.nn.modules.module._has_any_global_hook() or torch.nn.Module.__call__ is not _CALL:
         return "a hook looks at the calls of all modules"
     if torch._dynamo.config.disable or _stance() == "force_eager":  # type: ignore[attr-defined]
         return "PyTorch is told to compile nothing there"
     return ""
+
+
+def _sees_functions() -> bool:
+    """Return True if a mode of the program's sees PyTorch's functions: a default device is PyTorch's own."""
+    count = torch._C._len_torch_function_stack()
+    modes = map(torch._C._get_function_stack_at, range(count))
+    return any(not type(mode).__module__.startswith("torch.utils._device") for mode in modes)
 
 
 def _stance() -> str:
@@ -94,6 +141,12 @@ def reads(names: Sequence[str]) -> bool:
     sources = {f"{scope}['{root}']{dot}{rest}" for root, dot, rest in roots for scope in "LG"}
     guards = torch._guards.TracingContext.get().guards_context.dynamo_guards
     return any(guard.name == one or guard.name.startswith(f"{one}[") for guard in guards for one in sources)
+
+
+def traced_code() -> List[Any]:
+    """The code that the trace that goes on has gone through, as far as this PyTorch tells."""
+    get = getattr(torch._guards.TracingContext, "get_traced_code", None)
+    return list(get() or ()) if get is not None else []
 
 
 def code_is(code: torch.Tensor, number: int) -> torch.Tensor:

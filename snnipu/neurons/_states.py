@@ -62,6 +62,8 @@ class PlainStates(snntorch.SpikingNeuron):
 
     # The last trace with a step of this neuron: its number, the states it began with, and those after its last step.
     _traced: Tuple[int, Dict[str, Any], Dict[str, Any]] = (0, {}, {})
+    # Copies are not: snnTorch lists neurons that are made, and resets those that it has listed.
+    _is_listed = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -77,6 +79,10 @@ class PlainStates(snntorch.SpikingNeuron):
     def _take_over(self) -> None:
         """Prepare what snnTorch's constructor has built."""
         raise NotImplementedError
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._is_listed = False
 
     def _states(self) -> Tuple[str, ...]:
         """Their names."""

@@ -42,6 +42,11 @@ def is_compiling() -> bool:
     return _is_compiling is not None and bool(_is_compiling())
 
 
+def is_interpreted() -> bool:
+    """Return True if a mode, a transform or a tracer takes PyTorch's operators for something else."""
+    return any(look() for look in _INTERPRETERS)
+
+
 def is_direct(x: torch.Tensor, dispatched: bool = False) -> bool:
     """Whether nothing stands between a call with ``x`` and a CPU's memory: no watcher, no other kind of tensor.
 

@@ -86,6 +86,8 @@ def is_reset(neuron: Any) -> bool:
     context = torch._guards.TracingContext.try_get()
     if context is None or context not in _resets:
         return False
+    if not getattr(neuron, "_is_listed", True):
+        return False
     counts, seen = _resets[context]
     count = sum(number for kind, number in counts.items() if isinstance(neuron, getattr(snntorch, kind)))
     before = seen.get(id(neuron), 0)

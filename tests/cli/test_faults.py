@@ -104,8 +104,8 @@ def test_full_disk_wherever_it_ends(monkeypatch, capsys, tmp_path):
         ("out.json", ["info", "--json", "out.json"]),
         ("out.json", ["profile", "--model", "10,10", "--json", "out.json"]),
         ("out.html", ["profile", "--model", "10,10", "--html", "out.html"]),
-        ("out.json", ["bench", "lif", "--quick", "--peers", "none", "--json", "out.json"]),
-        ("out.png", ["bench", "lif", "--quick", "--peers", "none", "--chart", "out.png"]),
+        ("out.json", ["bench", "lif", "--quick", "--json", "out.json"]),
+        ("out.png", ["bench", "lif", "--quick", "--chart", "out.png"]),
     ],
 )
 def test_full_disk_for_results(monkeypatch, capsys, tmp_path, name, arguments):
@@ -167,7 +167,7 @@ def test_closed_pipe(command, arguments):
 
 
 def test_closed_pipe_while_benchmarks_run(command):
-    process = command("bench", "lif", "--quick", "--peers", "none")
+    process = command("bench", "lif", "--quick")
     process.stdout.close()
     errors = process.stderr.read()
     assert process.wait(timeout=120) == CLOSED_PIPE

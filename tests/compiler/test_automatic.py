@@ -9,7 +9,6 @@ import pathlib
 import subprocess
 import sys
 import textwrap
-import types
 
 import numpy as np
 import pytest
@@ -940,12 +939,63 @@ def test_one_step_in_a_loop_over_batches_is_left_alone():
     assert not any(site.compiled for site in automatic._auto.sites)
 
 
-def test_classes_that_have_each_other_as_attributes():
-    module = types.ModuleType("cyclic")
-    module.__file__ = "cyclic.py"
-    source = "class A:\n def f(self): pass\nclass B:\n other = A\n def g(self): pass\nA.other, A.own = B, A\n"
-    exec(compile(source, "cyclic.py", "exec"), vars(module))
-    assert {function.__name__ for function in automatic._functions_of(module)} == {"f", "g"}
+READ = """
+import json
+
+
+def read(lines):
+    skipped, v = [], None
+    for line in lines:
+        try:
+            v = float(line)
+        except ValueError as e:
+            skipped.append(str(e))
+    return v, skipped
+
+
+def pairs(n):
+    return [(i, j) for i in range(n) for j in range(n)]
+
+
+class Table:
+    def rows(self):
+        for i in range(3):
+            for j in range(i):
+                yield i, j
+
+    def largest(self):
+        best = 0
+        for i, j in self.rows():
+            for k in (i, j):
+                best = max(best, k)
+        return best
+"""
+
+
+def test_functions_without_a_neuron_keep_the_code_that_python_made(auto, tmp_path, monkeypatch):
+    """Those with a loop inside another one run it as it is."""
+    monkeypatch.setattr(automatic.Automatic, "adopt_all", ADOPT_ALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "reading_module.py").write_text(READ)
+    import reading_module
+
+    monkeypatch.delitem(sys.modules, "reading_module")
+    functions = [reading_module.read, reading_module.pairs, reading_module.Table.rows]
+    before = [function.__code__ for function in (*functions, reading_module.Table.largest)]
+    net, x = Net(), numbers(1)[0]
+    sys.modules["reading_module"] = reading_module
+    for _ in range(3):
+        net(x)
+        assert reading_module.read(["1", "x", "3"]) == (3.0, ["could not convert string to float: 'x'"])
+        assert reading_module.Table().largest() == 2
+    assert all(function.__code__ is code for function, code in zip(functions, before))
+    largest = reading_module.Table.largest
+    assert largest.__code__ is not before[-1]
+    names = [name for name in largest.__code__.co_names if name.startswith("__snnipu")]
+    assert [vars(reading_module)[name] for name in names if "unbound" not in name] == [False] * 3
+    auto.stop()
+    assert largest.__code__ is before[-1]
 
 
 class Normalised(Net):
@@ -1450,13 +1500,14 @@ def test_a_loop_in_a_function_that_was_made_before():
     assert [site.compiled for site in sites if site.reports] == [True]
 
 
-def test_functions_are_not_looked_for_at_every_call(monkeypatch):
+def test_functions_are_not_looked_for_at_every_call(auto, monkeypatch):
     looked = []
-    plain = automatic.gc.get_referrers
-    monkeypatch.setattr(automatic.gc, "get_referrers", lambda code: looked.append(code) or plain(code))
-    auto, code = automatic._auto, compile("0", "nowhere.py", "eval")
+    plain = automatic.gc.get_objects
+    monkeypatch.setattr(automatic.gc, "get_objects", lambda: looked.append(1) or plain())
+    code = Net.forward.__code__
     for _ in range(20):
-        assert auto._whole(code.replace(co_name="function")) is None
+        auto._take_out(code)
+        auto._take_out(code.replace(co_name="another"))
     assert len(looked) <= automatic.LOOKS
 
 

@@ -1,0 +1,73 @@
+"""Files of a program, and the code of their functions before and after their loops were taken out."""
+
+import ast
+import linecache
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+
+from snnipu.compiler import outline
+
+Key = Tuple[str, int]
+
+
+class Source:
+    """A file, a script or a cell of a notebook.
+
+    Attributes:
+        tree: its statements, with branches beside the loops that were taken out.
+        hosts: the functions, or the module, whose loops those are.
+    """
+
+    def __init__(self, tree: ast.Module, filename: str) -> None:
+        """
+        Raises:
+            SyntaxError: Python does not compile it.
+        """
+        self.tree, self._filename = tree, filename
+        self.hosts: List[outline.Host] = []
+        self._versions: Dict[Key, List[Any]] = {}  # of a function's code, the first as the program has it
+        self._taken: Set[Key] = set()
+        self._compile()
+
+    @classmethod
+    def of_file(cls, filename: str) -> Optional["Source"]:
+        """The source of what was compiled under this name; None: there is none, or not of this Python."""
+        try:
+            return cls(ast.parse("".join(linecache.getlines(filename))), filename)
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            return None
+
+    def take_out(
+        self, numbers: Iterator[int], wanted: Callable[[outline.Function], bool], of_module: bool = False
+    ) -> List[outline.Host]:
+        """Take the loops out of the wanted functions, and out of the module where they are asked for."""
+
+        def chosen(function: outline.Function) -> Any:
+            key = function.name, outline.first_line(function)
+            if key in self._taken or key not in self._versions or not wanted(function):
+                return None
+            self._taken.add(key)
+            return self._versions[key][0]
+
+        hosts = outline.outline(self.tree, numbers, chosen, of_module)
+        if hosts:
+            self.hosts += hosts
+            self._compile()
+        return hosts
+
+    def key(self, code: Any) -> Optional[Key]:
+        """By what a function of this code is found here; None: it is not of this source."""
+        key = code.co_name, code.co_firstlineno
+        return key if code in self._versions.get(key, ()) else None
+
+    def newest(self, key: Key) -> Any:
+        """The code of a function, its loops taken out."""
+        return self._versions[key][-1]
+
+    def _compile(self) -> None:
+        waiting = [compile(self.tree, self._filename, "exec", dont_inherit=True)]
+        while waiting:
+            code = waiting.pop()
+            versions = self._versions.setdefault((code.co_name, code.co_firstlineno), [])
+            if code not in versions:
+                versions.append(code)
+            waiting.extend(constant for constant in code.co_consts if hasattr(constant, "co_code"))

@@ -1,0 +1,122 @@
+"""What Python reads of the step's number and of arguments: random programs, compiled and not."""
+
+import contextlib
+import linecache
+import os
+import random
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from support import readings
+from support.exact import exact, exact_numbers
+from support.versions import needs_backend
+
+import snnipu as snn
+
+pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
+PROGRAMS = int(os.environ.get("SNNIPU_READINGS_EXAMPLES", "6"))
+
+
+def outcome(program, *given):
+    try:
+        made, record, total = program.run(*given)
+    except Exception as error:
+        return type(error)
+    return made.detach(), [(type(one), one) for one in record], (type(total), total)
+
+
+def assert_alike(found, expected):
+    if isinstance(expected, type):
+        assert found is expected
+        return
+    assert not isinstance(found, type), found
+    assert found[1:] == expected[1:]
+    assert found[0].dtype == expected[0].dtype
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["auto", "compile"])
+@pytest.mark.parametrize("seed", range(PROGRAMS))
+def test_a_graph_is_for_what_python_has_read(seed, how, auto):
+    program, filename = readings.Writer(seed), f"<reading {how} {seed}>"
+    print(program.text())
+    linecache.cache[filename] = len(program.source), None, program.source.splitlines(True), filename
+    namespace = program.namespace()
+    exec(compile(program.source, filename, "exec"), namespace)
+    net, x = exact(readings.Net()), exact_numbers(readings.STEPS, readings.BATCH, readings.INPUTS)
+    with auto.paused():
+        expected = [outcome(program, namespace, net, x, value) for value in program.values]
+    if how == "compile":
+        auto.stop()
+        call = snn.compile(namespace["outer" if program.carrier == "held" else "f"])
+        found = [outcome(program, namespace, net, x, value, call) for value in program.values]
+    else:
+        found = [outcome(program, namespace, net, x, value) for value in program.values]
+    print(auto)
+    for one, other in zip(found, expected):
+        assert_alike(one, other)
+
+
+def test_programs_do_not_end_in_errors():
+    """They would all be alike."""
+    net, x = exact(readings.Net()), exact_numbers(readings.STEPS, readings.BATCH, readings.INPUTS)
+    sources = set()
+    for seed in range(200):
+        program = readings.Writer(seed)
+        namespace = program.namespace()
+        exec(program.source, namespace)
+        outcomes = [outcome(program, namespace, net, x, value) for value in program.values]
+        assert not [one for one in outcomes if isinstance(one, type)], program.text()
+        sources.add(program.source)
+    assert len(sources) > 190
+
+
+GENERATORS = {
+    "random.Random": lambda: random.Random(3),
+    "numpy.random.Generator": lambda: np.random.default_rng(3),
+    "numpy.random.RandomState": lambda: np.random.RandomState(3),
+}
+DRAWS = {
+    "random": "rng.random()",
+    "uniform": "rng.uniform(0.0, 2.0)",
+    "an integer": "(rng.randint(0, 3) if hasattr(rng, 'randint') else rng.integers(0, 4))",
+    "a decision": "(rng.random() < 0.5)",
+    "a tensor": "torch.tensor(rng.random())",
+    "one that is made in the loop": "random.Random(t).random()",
+}
+
+
+@pytest.mark.parametrize("how", ["auto", "compile"])
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("name", GENERATORS)
+def test_numbers_of_a_generator_of_the_programs(name, draw, how, auto):
+    """They are the loop's, in its order and dtype, in each call. The generator ends where the loop leaves it."""
+    if name.endswith("RandomState") and draw in ("random", "a decision", "a tensor"):
+        draws = DRAWS[draw].replace("random()", "random_sample()")
+    else:
+        draws = DRAWS[draw]
+    source = textwrap.dedent(f"""
+        def f(net, x):
+            mem, out = net.lif.init_leaky(), []
+            for t in range(len(x)):
+                spk, mem = net.lif(net.fc(x[t]) + {draws}, mem)
+                out.append(mem)
+            return torch.stack(out)
+    """)
+    filename = f"<draws {name} {draw} {how}>"
+    linecache.cache[filename] = len(source), None, source.splitlines(True), filename
+    net, x, found = exact(readings.Net()), exact_numbers(readings.STEPS, readings.BATCH, readings.INPUTS), []
+    for compiled in (False, True):
+        namespace = {"rng": GENERATORS[name](), "torch": torch, "random": random}
+        exec(compile(source, filename, "exec"), namespace)
+        call = namespace["f"]
+        with contextlib.nullcontext() if compiled and how == "auto" else auto.paused():
+            if compiled and how == "compile":
+                call = snn.compile(call)
+            results = [call(net, x).detach() for _ in range(4)]
+        found.append([*results, torch.tensor(namespace["rng"].uniform(0.0, 1.0))])
+    for own, expected in zip(*found):
+        assert own.dtype == expected.dtype
+        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)

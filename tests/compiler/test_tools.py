@@ -1,0 +1,403 @@
+"""What tools do with a network: with ``snn.auto()`` as without, and the network runs compiled afterwards as before."""
+
+import contextlib
+import copy
+import pickle
+import subprocess
+import sys
+import warnings
+
+import pytest
+import snntorch
+import torch
+from support.exact import exact, exact_numbers
+from support.versions import needs_backend
+from torch import nn
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+
+import snnipu as snn
+from snnipu import utils
+
+pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
+STEPS, BATCH, INPUTS = 5, 3, 4
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.lif = nn.Linear(INPUTS, 3), snn.Leaky(beta=0.5, threshold=0.25)
+
+    def forward(self, x):
+        mem, out = self.lif.init_leaky(), []
+        for step in range(STEPS):
+            _spk, mem = self.lif(self.fc(x[step]), mem)
+            out.append(mem)
+        return torch.stack(out)
+
+
+class Tracer(torch.fx.Tracer):
+    """Neurons and layers are nodes of its graphs."""
+
+    def is_leaf_module(self, module, name):
+        return isinstance(module, (nn.Linear, snntorch.SpikingNeuron))
+
+
+def by_fx(net, x):
+    graph = Tracer().trace(net)
+    modules = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    return torch.fx.GraphModule(net, graph)(x), modules
+
+
+def by_jit(net, x):
+    return torch.jit.trace(net, x, check_trace=False)(x)
+
+
+def by_make_fx(net, x):
+    return make_fx(net)(x)(x)
+
+
+def by_export(net, x):
+    return torch.export.export(net, (x,), strict=False).module()(x)
+
+
+def by_vmap(net, x):
+    return torch.func.vmap(net, in_dims=1, out_dims=1)(x)
+
+
+def by_jvp(net, x):
+    return torch.func.jvp(net, (x,), (x,))[1]
+
+
+def by_functional_call(net, x):
+    return torch.func.functional_call(net, {name: p * 2 for name, p in net.named_parameters()}, (x,))
+
+
+def by_forward_mode(net, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(net(forward_ad.make_dual(x, x))).tangent
+
+
+def by_function_mode(net, x):
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(getattr(function, "__name__", ""))
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        out = net(x)
+    return out, seen.count("linear"), seen.count("stack")
+
+
+def by_hooks(net, x):
+    """As summaries of networks look at their modules."""
+    seen = []
+    handles = [
+        module.register_forward_hook(lambda module, given, made: seen.append(type(module).__name__))
+        for module in net.modules()
+    ]
+    out = net(x)
+    for handle in handles:
+        handle.remove()
+    return out, seen
+
+
+def by_another_call(net, x):
+    """A tool that puts its own function in the place of all modules' calls."""
+    seen, plain = [], nn.Module.__call__
+
+    def call(self, *args, **kwargs):
+        seen.append(type(self).__name__)
+        return plain(self, *args, **kwargs)
+
+    nn.Module.__call__ = call
+    try:
+        return net(x), seen
+    finally:
+        nn.Module.__call__ = plain
+
+
+def by_trace(net, x):
+    lines = set()
+
+    def see(frame, event, argument):
+        if frame.f_code is not None and frame.f_code.co_name == "forward" and frame.f_code.co_filename == __file__:
+            lines.add(frame.f_lineno - frame.f_code.co_firstlineno)
+        return see
+
+    before = sys.gettrace()
+    sys.settrace(see)
+    try:
+        out = net(x)
+    finally:
+        sys.settrace(before)
+    return out, sorted(lines)
+
+
+TOOLS = [
+    *(by_fx, by_jit, by_make_fx, by_export, by_vmap, by_jvp, by_functional_call, by_forward_mode, by_function_mode),
+    *(by_hooks, by_another_call, by_trace),
+]
+
+
+def outcome(tool, net, x):
+    try:
+        return tool(net, x)
+    except (RuntimeError, NotImplementedError) as error:
+        return type(error), str(error).splitlines()[0]
+
+
+def assert_equal(found, expected):
+    assert type(found) is type(expected)
+    if isinstance(found, tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected):
+            assert_equal(one, other)
+    elif isinstance(found, torch.Tensor):
+        assert torch.equal(found, expected)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
+def test_a_tool_finds_what_it_finds_without(tool, before, auto):
+    """Before the loop is found, when it is to be compiled, and when it is. What looks on leaves it compiled."""
+    net, x = exact(Net()), exact_numbers(STEPS, BATCH, INPUTS)
+    with auto.paused():
+        expected, plain = outcome(tool, net, x), net(x)
+    for _ in range(before):
+        net(x)
+    assert_equal(outcome(tool, net, x), expected)
+    for _ in range(3):
+        assert torch.equal(net(x), plain)
+    assert any(site.compiled for site in auto.sites), str(auto)
+
+
+class Hidden(nn.Module):
+    """``utils.reset`` in ``forward``; ``way``: how a copy is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(INPUTS, 3)
+        self.lif = snn.Leaky(beta=0.5, threshold=0.25, init_hidden=True, output=True)
+        self.syn = snn.Synaptic(alpha=0.5, beta=0.5, init_hidden=True, output=True)
+
+    def forward(self, x):
+        utils.reset(self)
+        out = []
+        for step in range(STEPS):
+            spk, _ = self.lif(self.fc(x[step]))
+            out.append(self.syn(spk)[-1])
+        return torch.stack(out)
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda net: pickle.loads(pickle.dumps(net)), "copy": copy.copy}
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("way", COPIES)
+def test_copies_go_on_as_they_do_by_import(way, first, auto):
+    """snnTorch's reset leaves out the neurons of a copy, whichever of the two is compiled first."""
+    x, results = exact_numbers(STEPS, BATCH, INPUTS), []
+    for looks in (False, True):
+        torch.manual_seed(0)
+        with torch.no_grad(), contextlib.nullcontext() if looks else auto.paused():
+            net = exact(Hidden())
+            net(x)
+            nets = [net, COPIES[way](net)]
+            results.append([run(x) for _ in range(3) for run in (nets[::-1] if first else nets) for _ in range(2)])
+    for found, expected in zip(*results):
+        assert torch.equal(found, expected)
+    assert any(site.compiled for site in auto.sites)
+
+
+PICKLED = """
+import sys
+
+import cloudpickle
+import torch
+from torch import nn
+
+import snnipu as snn
+
+if sys.argv[2]:
+    found = snn.auto()
+
+
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        return (u > 0).float()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Base(nn.Module):
+    def step(self, x, mem):
+        return self.lif(self.fc(x), mem)
+
+
+class Net(Base):
+    def __init__(self, scale):
+        super().__init__()
+        self.fc, self.lif, self.spike, self.scale = nn.Linear(4, 3), snn.Leaky(beta=0.5), Spike.apply, scale
+
+    def forward(self, x):
+        mem, out = self.lif.init_leaky(), []
+        for step in range(5):
+            spk, mem = super().step(x[step] * self.scale, mem)
+            out.append(self.spike(mem - 0.25))
+        return torch.stack(out)
+
+
+def made(net):
+    def run(x):
+        total = 0
+        for part in x.split(2, dim=1):
+            mem = net.lif.init_leaky()
+            for step in range(5):
+                spk, mem = net.lif(net.fc(part[step]), mem)
+            total = total + mem.sum().item()
+        return total
+
+    return run
+
+
+torch.manual_seed(0)
+net, x = Net(2.0), torch.rand(5, 6, 4)
+run = made(net)
+for calls in range(4):
+    with torch.no_grad():
+        results = net(x), run(x)
+    with open(f"{sys.argv[1]}/{calls}", "wb") as file:
+        cloudpickle.dump((net, run, x, results), file)
+if sys.argv[2]:
+    print(found)
+    assert sum(site.compiled for site in found.sites) == 2
+"""
+UNPICKLES = """
+import pickle
+import sys
+
+import torch
+
+for calls in range(4):
+    with open(f"{sys.argv[1]}/{calls}", "rb") as file:
+        net, run, x, (out, total) = pickle.load(file)
+    with torch.no_grad():
+        assert torch.equal(net(x), out)
+        assert abs(run(x) - total) < 1e-4
+"""
+
+
+@pytest.mark.parametrize("looks", ["", "auto"])
+def test_cloudpickle(looks, tmp_path):
+    """Classes and functions of a script, before and after their loops are compiled; the other process knows nothing."""
+    pytest.importorskip("cloudpickle")
+    for name, text in (("writes.py", PICKLED), ("reads.py", UNPICKLES)):
+        script = tmp_path / name
+        script.write_text(text)
+        command = [sys.executable, str(script), str(tmp_path), *([looks] if name == "writes.py" else [])]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+
+OTHER = """
+def fit(step, data, epochs):
+    for _ in range(epochs):
+        for batch in data:
+            step(batch)
+
+
+def summary(net, x):
+    shapes = []
+    for module in net.modules():
+        if not list(module.children()):
+            shapes.append(type(module).__name__)
+    for _ in range(3):
+        net(x)
+    return shapes
+
+
+class Wrapper:
+    def __init__(self, net):
+        self.net = net
+
+    def run(self, x):
+        mem, total = self.net.lif.init_leaky(), 0
+        for step in range(len(x)):
+            spk, mem = self.net.lif(self.net.fc(x[step]), mem)
+            total = total + mem
+        return total
+"""
+
+
+def test_loops_of_other_packages_are_theirs(auto, tmp_path, monkeypatch, caplog):
+    """They are neither told as found or refused nor compiled."""
+    folder = tmp_path / "lib" / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "a_trainer.py").write_text(OTHER)
+    monkeypatch.syspath_prepend(folder)
+    import a_trainer
+
+    net, x = Net(), torch.rand(STEPS, BATCH, INPUTS)
+    code = a_trainer.Wrapper.run.__code__
+    for _ in range(4):
+        a_trainer.fit(lambda x: net(x).sum().backward(), [x] * 3, 2)
+        a_trainer.summary(net, x)
+        a_trainer.Wrapper(net).run(x)
+    assert a_trainer.Wrapper.run.__code__ is code
+    assert {line.split(":")[0] for line in str(auto).splitlines() if line[:1].strip()} == {"test_tools.py"}
+    assert any(site.compiled for site in auto.sites)
+    assert "a_trainer" not in caplog.text
+
+
+def test_lightning(auto, tmp_path, torchvision):
+    """The program's own loop is the network's."""
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Trained(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch, number):
+            return self.net(batch[0].transpose(0, 1)).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    data = torch.utils.data.TensorDataset(torch.rand(12, STEPS, INPUTS))
+    options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    trainer = lightning.Trainer(max_epochs=2, default_root_dir=tmp_path, **options)
+    trainer.fit(Trained(), torch.utils.data.DataLoader(data, batch_size=3))
+    assert {line.split(":")[0] for line in str(auto).splitlines() if line[:1].strip()} == {"test_tools.py"}
+    assert any(site.compiled for site in auto.sites)
+
+
+def test_a_warning_is_told_of_the_line_that_called(auto):
+    """Of a function that is found, and runs as it is or compiled."""
+
+    def warns(net, x):
+        warnings.warn("old", DeprecationWarning, stacklevel=2)
+        mem = net.lif.init_leaky()
+        for step in range(STEPS):
+            _spk, mem = net.lif(net.fc(x[step]), mem)
+        return mem
+
+    net, x = Net(), torch.rand(STEPS, BATCH, INPUTS)
+    lines = []
+    for _ in range(5):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warns(net, x)
+        lines += [(one.filename, one.lineno) for one in caught]
+    assert len(lines) == 5
+    assert len(set(lines)) == 1
+    assert lines[0][0] == __file__
