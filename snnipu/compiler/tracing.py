@@ -64,8 +64,8 @@ def correct() -> None:
     """Correct what TorchDynamo computes otherwise than Python, without an error.
 
     ``in`` takes the numbers in lists and tuples that are symbols for different from every constant: ``t in skip`` is
-    False (PyTorch's issue 153366), and a range of symbols ends in an error. A ``random.Random`` draws in each call what it drew in the trace, in float64: its
-    methods end the graph.
+    False (PyTorch's issue 153366). A range of symbols ends in an error. A ``random.Random`` draws in each call what it
+    drew in the trace, in float64: its methods end the graph.
     """
     from torch._dynamo import utils
     from torch._dynamo.variables import ConstantVariable, lists, misc, tensor
