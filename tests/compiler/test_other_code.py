@@ -91,6 +91,7 @@ def outcomes(group, how):
     return found["loops"], found["tests"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", branches.WAYS[1:])
 @pytest.mark.parametrize("group", GROUPS)
 def test_other_peoples_tests(group, how):
