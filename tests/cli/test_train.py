@@ -368,19 +368,19 @@ def test_checkpoint_of_another_run(capsys, arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("module", "package", "arguments"),
+    ("module", "package", "extra", "arguments"),
     [
-        ("sklearn.datasets", "scikit-learn", []),
-        ("torchvision.datasets", "torchvision", ["--dataset", "mnist", "--data-dir", "."]),
-        ("matplotlib", "matplotlib", ["--plot-dir", "pictures"]),
+        ("sklearn.datasets", "scikit-learn", "data", []),
+        ("torchvision.datasets", "torchvision", "vision", ["--dataset", "mnist", "--data-dir", "."]),
+        ("matplotlib", "matplotlib", "data", ["--plot-dir", "pictures"]),
     ],
 )
-def test_missing_packages(capsys, monkeypatch, module, package, arguments):
+def test_missing_packages(capsys, monkeypatch, module, package, extra, arguments):
     monkeypatch.setitem(sys.modules, module.split(".")[0], None)
     monkeypatch.setitem(sys.modules, module, None)
     error = fails(capsys, *arguments)
     assert f"needs {package}, which cannot be imported" in error
-    assert 'pip install "snnipu[data]"' in error
+    assert f'pip install "snnipu[{extra}]"' in error
 
 
 def test_mnist(mnist_folder, tmp_path):
