@@ -86,9 +86,8 @@ def shd(
         cache: where binned recordings are kept, as in :class:`EventDataset`: in memory and on the
             disk. The files are read once and are in memory, too, 4 bytes an event.
         download: let tonic download what is missing into ``root/SHD``. By default nothing is downloaded.
-        read_seconds: processor time that reading a file may take, and four times as much and 30 seconds by the clock:
-            damage can keep the HDF5 library busy for ever. None: those of the environment variable
-            ``SNNIPU_READ_SECONDS``, else 10 seconds and one for every 20 MB of the file.
+        read_seconds: time that reading a file may take: damage can keep the HDF5 library busy for ever. None: that of
+            the environment variable ``SNNIPU_READ_SECONDS``, else a minute and one second for every 5 MB of the file.
 
     Raises:
         MissingExtra: h5py is not installed, or tonic with ``download``.
