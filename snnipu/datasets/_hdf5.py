@@ -60,10 +60,7 @@ def read_recordings(path: str, seconds: Optional[float] = None) -> Recordings:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, str(PROCESS), os.path.abspath(path)]
     try:
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            timeout=limit,
-        )  # fmt: skip
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit)
     except subprocess.TimeoutExpired:
         raise damaged(
             path,
