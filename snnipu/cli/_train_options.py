@@ -407,8 +407,8 @@ def choose_config(options: argparse.Namespace, saved: Optional[Dict[str, Any]]) 
         if saved is None:
             return kind.for_dataset(**{"dataset": dataset, **asked})
         try:
-            stored = kind.from_dict(saved["config"])
-        except ValueError as error:
+            stored = kind(**saved["config"])
+        except (TypeError, ValueError) as error:
             raise training.CheckpointError(f"the checkpoint is damaged: {error}") from error
         settings = {**stored.to_dict(), **asked}
         training.check_same_run(stored.to_dict(), settings)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 from snnipu.neurons.sparse_benchmark import SECOND_THRESHOLD, benchmark_max_spikes
 from snnipu.training.methods import METHODS
@@ -14,11 +14,6 @@ ENGINES = ("snnipu", "snntorch")
 OVERFLOW_ORDERS = ("lowest", "rotate")
 PRECISIONS = ("float32", "bf16")
 NETWORKS = ("fc", "conv")
-# Settings that checkpoints may lack, with what was done without them.
-ADDED = {"precision": "float32", "bptt_steps": None, "network": "fc", "rule": None, "chunk": None}
-
-_Config = TypeVar("_Config", bound="Settings")
-
 # What differs between the data sets. With the decay, the last epochs settle instead of wandering about: runs that
 # differ in rounding only then end at the same accuracy.
 DATASET_DEFAULTS: Dict[str, Dict[str, Any]] = {
@@ -28,26 +23,12 @@ DATASET_DEFAULTS: Dict[str, Dict[str, Any]] = {
 
 
 class Settings:
-    """What configurations have in common: to and from dicts."""
-
-    @classmethod
-    def from_dict(cls: Type[_Config], values: Dict[str, Any]) -> _Config:
-        """The inverse of :meth:`to_dict`; raises ``ValueError`` where names are missing or unknown."""
-        names = cls.names()
-        values = cls.completed(values)
-        if set(values) != set(names):
-            raise ValueError(f"expected the settings {sorted(names)}, got {sorted(map(str, values))}")
-        return cls(**values)
+    """What configurations have in common. The inverse of :meth:`to_dict` is a call with its entries."""
 
     @classmethod
     def names(cls) -> Tuple[str, ...]:
         """The settings there are."""
         return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
-
-    @classmethod
-    def completed(cls, values: Dict[str, Any]) -> Dict[str, Any]:
-        """``values`` with the settings that a checkpoint of before them lacks."""
-        return {**{name: value for name, value in ADDED.items() if name in cls.names()}, **values}
 
     def to_dict(self) -> Dict[str, Any]:
         """Names and values, as they stand in a checkpoint and in the JSON report."""

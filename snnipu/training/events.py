@@ -1,7 +1,7 @@
 """Training on events: a :class:`snnipu.SparseNetwork`, run by one of three methods."""
 
 import itertools
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -12,7 +12,7 @@ from snnipu.neurons import SparseNetwork
 from snnipu.neurons.sparse_benchmark import benchmark_network
 from snnipu.spikes import SparseSpikes
 from snnipu.training.config import EventConfig
-from snnipu.training.loop import HISTORY_ENTRIES, Never, TrainingLoop, number, whole
+from snnipu.training.loop import Never, TrainingLoop
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS, Layers, Spikes, limited, num_spikes, overflow, spike_count
 from snnipu.training.online import OnlineSteps, peak_memory
@@ -26,32 +26,6 @@ _OPERATOR = {
     "fc": {"dense": "lif_sequence", "sparse_ops": "sparse_linear", "sparse_network": "sparse_lif_sequence"},
     "conv": {"dense": "lif_sequence", "sparse_ops": "sparse_conv2d", "sparse_network": "sparse_conv_lif_sequence"},
 }
-
-
-_RATE = number(0, 1)
-
-
-def _rates(values: Any) -> List[float]:
-    return [_RATE(value) for value in values]
-
-
-_COUNT = whole(0)
-
-
-def _counts(values: Any) -> List[int]:
-    return [_COUNT(value) for value in values]
-
-
-def _optional_number(value: Any) -> Optional[float]:
-    return None if value is None else number()(value)
-
-
-def _scale(scale: Any) -> LayerScale:
-    """What :meth:`EventTrainer._more_state` made a tuple of."""
-    if not isinstance(scale, (tuple, list)) or len(scale) != 5 or not isinstance(scale[4], bool):
-        raise ValueError(f"expected five entries a layer, got {scale!r}")
-    target = None if scale[3] is None else _RATE(scale[3])
-    return LayerScale(number(low=0)(scale[0]), _RATE(scale[1]), _RATE(scale[2]), target, scale[4])
 
 
 # Where slots are made as needed: spikes per neuron and step.
@@ -89,15 +63,6 @@ class EventTrainer(TrainingLoop):
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
 
-    entries: ClassVar[Dict[str, Callable[[Any], Any]]] = {
-        **HISTORY_ENTRIES,
-        "activity": _rates,
-        "overflow": _counts,
-        "input_activity": _RATE,
-        "input_overflow": _COUNT,
-        "train_overflow": _counts,
-        "grad_threshold": _optional_number,
-    }
     unit = "recordings"
     network: SparseNetwork
 
@@ -264,35 +229,15 @@ class EventTrainer(TrainingLoop):
         return {"schedule": None if self._schedule is None else self._schedule.state_dict(), "scaling": scaling}
 
     def _load_more_state(self, state: Dict[str, Any]) -> None:
-        layers = len(self.sizes) - 1
-        for record in state["history"]:
-            for name, length in (("activity", layers), ("overflow", layers), ("train_overflow", layers + 1)):
-                if len(record[name]) != length:
-                    raise ValueError(f"history: {name}: expected {length} numbers, got {record[name]!r}")
-        try:
-            scaling = [_scale(scale) for scale in state["scaling"]]
-        except ValueError as error:
-            raise ValueError(f"scaling: {error}") from error
-        # Weights are scaled before the first epoch, once.
-        wanted = [layers] if state["history"] or state["running"] else [0, layers]
-        if self.config.initial_activity is None:
-            wanted = [0]
-        if len(scaling) not in wanted:
-            raise ValueError(f"scaling: expected {wanted[-1]} layers, got {len(scaling)}")
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])
-        elif state["schedule"] is not None:
-            raise ValueError(f"schedule: expected None, got {state['schedule']!r}")
-        self.scaling = scaling
+        self.scaling = [LayerScale(*scale) for scale in state["scaling"]]
 
     def _running_state(self) -> Dict[str, Any]:
         return {"dropped": self._dropped.tolist()}
 
     def _load_running_state(self, state: Dict[str, Any]) -> None:
-        dropped = _counts(state["dropped"])
-        if len(dropped) != len(self.sizes):
-            raise ValueError(f"dropped: expected {len(self.sizes)} numbers, got {dropped!r}")
-        self._dropped = torch.tensor(dropped)
+        self._dropped = torch.tensor(state["dropped"])
 
     # ---- what `python -m snnipu train` tells
 
