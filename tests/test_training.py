@@ -65,12 +65,6 @@ def test_bad_settings(settings, message):
         config(**settings)
 
 
-def test_restarts_that_are_no_number_are_none(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "some")
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    assert training.restarts() == (0, 3)
-
-
 def test_settings_survive_the_round_trip():
     original = training.TrainConfig.for_dataset("mnist", seed=3)
     assert original.hidden == 1000

@@ -1,12 +1,12 @@
 """The options of ``python -m snnipu train``, each in one place, and the settings that they ask for."""
 
 import argparse
-import math
 import re
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 from snnipu import training
+from snnipu.cli._streams import positive_integer
 from snnipu.training.config import (
     CONV_DEFAULTS,
     CONV_HIDDEN,
@@ -43,26 +43,6 @@ class UsageError(Exception):
 # ---- values
 
 
-def positive_int(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
-    return value
-
-
-def positive_float(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return value
-
-
 def natural_int(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected an integer from 0, got {text!r}")
@@ -72,8 +52,8 @@ def natural_int(text: str) -> int:
 def hidden_layers(text: str) -> Tuple[Union[int, str], ...]:
     """``256,128``, or ``12C5-MP2-100``."""
     if not any(letter.isalpha() for letter in text):
-        return tuple(map(positive_int, text.split(",")))
-    return tuple(positive_int(part) if part.isdecimal() else part.upper() for part in re.split("[-,]", text))
+        return tuple(map(positive_integer, text.split(",")))
+    return tuple(positive_integer(part) if part.isdecimal() else part.upper() for part in re.split("[-,]", text))
 
 
 def none_or(kind: Callable[[str], Any], what: str = "") -> Callable[[str], Any]:
@@ -92,7 +72,7 @@ def none_or(kind: Callable[[str], Any], what: str = "") -> Callable[[str], Any]:
 
 def slot_numbers(text: str) -> Any:
     """``64``, ``none`` or ``64,16,none``: a number for all, or one for each."""
-    values = tuple(None if part == NONE else positive_int(part) for part in text.lower().split(","))
+    values = tuple(None if part == NONE else positive_integer(part) for part in text.lower().split(","))
     if len(values) > 1:
         return values
     return NONE if values[0] is None else values[0]
@@ -109,7 +89,7 @@ class Option(NamedTuple):
 
     Attributes:
         name: the setting, or the argument, that it sets.
-        kind: a function of its text, all its values, or, without a text, what it sets.
+        kind: a function of its text, all its values, or True for an option without a text.
         metavar: its value in the help.
         help: ``{default}`` stands for the defaults of the data sets.
         flag: where it is not the name with hyphens.
@@ -139,18 +119,17 @@ _RANDMAN = EVENT_DEFAULTS["randman"]
 OPTIONS: Dict[str, List[Option]] = {
     "network and schedule": [
         Option("dataset", (*training.DATASETS, *training.EVENT_DATASETS), "", f"default: {_IMAGES.dataset}"),
-        Option("steps", positive_int, "T", "time steps ({default})"),
+        Option("steps", positive_integer, "T", "time steps ({default})"),
         Option(
             "hidden", hidden_layers, "N[,N...]",
             "hidden neurons, for events of one or more layers ({default}); for --network conv layers such as "
             "12C5-MP2-32C5-MP2-100: convolutions to 12 and 32 maps by 5 x 5, maxima of 2 x 2, 100 neurons",
         ),
-        Option("epochs", positive_int, "N", "passes over the data ({default})"),
+        Option("epochs", positive_integer, "N", "passes over the data ({default})"),
         Option(
-            "batch_size", positive_int, "N",
+            "batch_size", positive_integer, "N",
             "samples that a step of the optimizer takes, over all processes ({default})",
         ),
-        Option("batch_size", positive_int, "N", "the same as --batch-size", "--global-batch"),
         Option("lr", float, "", "learning rate of Adam ({default})"),
         Option("lr_decay", float, "F", "multiplies the learning rate after each epoch ({default})"),
         Option("beta", float, "", "decay of the membrane per step ({default})"),
@@ -165,7 +144,7 @@ OPTIONS: Dict[str, List[Option]] = {
             "bf16: products and spikes in bfloat16, by autocast; for events with --method dense (default: float32)",
         ),
         Option(
-            "bptt_steps", positive_int, "N",
+            "bptt_steps", positive_integer, "N",
             "digits and mnist: truncated backpropagation through time: the gradient is cut off every N steps (default: "
             "it goes through all)",
         ),
@@ -175,29 +154,23 @@ OPTIONS: Dict[str, List[Option]] = {
             "--method dense, which are then the defaults, sltt and ottt with sparse_network, too (default: "
             "backpropagation through time)",
         ),
-        Option("chunk", positive_int, "N", f"with --rule: steps that are computed at a time (default: {CHUNK})"),
+        Option("chunk", positive_integer, "N", f"with --rule: steps that are computed at a time (default: {CHUNK})"),
     ],
     "parts of a batch, in turn; several processes: torchrun --nproc-per-node N -m snnipu train": [
         Option(
-            "accumulate", positive_int, "N",
+            "accumulate", positive_integer, "N",
             "compute each process's share of a batch in N parts, and step on the sum of their gradients",
             default=1, kept=True,
         ),
         Option(
-            "replicas", positive_int, "N",
-            "with --device ipu-model: N replicas, each with its share of a batch, as poptorch's replicationFactor; the "
-            "model runs them in turn (default: 1)",
-            kept=True,
-        ),
-        Option(
-            "checkpoint_steps", positive_int, "N",
+            "checkpoint_steps", positive_integer, "N",
             "digits and mnist: keep the states of every N-th step only, and compute the others again in the backward "
             "pass: less memory, the same numbers",
             kept=True, only=training.DATASETS,
         ),
         Option(
-            "timeout", positive_float, "S",
-            "seconds after which processes that wait for another give up and name it (default: %(default)g)",
+            "timeout", float, "S",
+            "seconds after which processes that wait for another give up (default: %(default)g)",
             default=training.TIMEOUT,
         ),
     ],
@@ -212,7 +185,6 @@ OPTIONS: Dict[str, List[Option]] = {
             "sparse_network (default): one operator a layer; sparse_ops: operator by operator; dense: matrix products "
             "over all steps, which has no slots and no second threshold",
         ),
-        Option("method", "dense", "", "the same as --method dense", "--dense"),
         Option(
             "slot_activity", number_or_none, "A",
             "share of the hidden neurons that have a slot for their spike in a step: 2 * floor(A * N / 2) slots "
@@ -220,7 +192,7 @@ OPTIONS: Dict[str, List[Option]] = {
             "--activity",
         ),
         Option(
-            "input_slots", none_or(positive_int), "N",
+            "input_slots", none_or(positive_integer), "N",
             "with --activity: slots of the input, or none: as many as needed ({default})",
         ),
         Option(
@@ -241,7 +213,7 @@ OPTIONS: Dict[str, List[Option]] = {
             "where the second threshold starts, or none: no schedule (default: -100)",
         ),
         Option(
-            "grad_threshold_every", positive_int, "N",
+            "grad_threshold_every", positive_integer, "N",
             "batches after which its distance to --grad-threshold is halved, again and again ({default})",
         ),
         Option(
@@ -268,14 +240,14 @@ OPTIONS: Dict[str, List[Option]] = {
         ),
         Option("download", True, "", "let torchvision download MNIST, tonic nmnist, shd and dvs, into --data-dir"),
         Option("step_us", float, "US", "recordings: a time step ({default}, else the recording over --steps)"),
-        Option("crop", positive_int, "N", "nmnist, dvs: the central N x N pixels only"),
-        Option("downsample", positive_int, "N", "dvs: squares of N x N pixels become one ({default})"),
-        Option("classes", positive_int, "N", f"randman: classes (default: {_RANDMAN['classes']})"),
+        Option("crop", positive_integer, "N", "nmnist, dvs: the central N x N pixels only"),
+        Option("downsample", positive_integer, "N", "dvs: squares of N x N pixels become one ({default})"),
+        Option("classes", positive_integer, "N", f"randman: classes (default: {_RANDMAN['classes']})"),
         Option(
-            "samples_per_class", positive_int, "N",
+            "samples_per_class", positive_integer, "N",
             f"randman: samples of a class, training and test (default: {_RANDMAN['samples_per_class']})",
         ),
-        Option("manifold_dim", positive_int, "D", "randman: of the manifolds (default: 1)"),
+        Option("manifold_dim", positive_integer, "D", "randman: of the manifolds (default: 1)"),
         Option("alpha", float, "", "randman: smoothness of the manifolds (default: 2)"),
         Option(
             "no_cache", True, "",
@@ -292,7 +264,7 @@ OPTIONS: Dict[str, List[Option]] = {
             default="auto", kept=True,
         ),
         Option(
-            "threads", positive_int, "N",
+            "threads", positive_integer, "N",
             "of the CPU (default: 1 for a small network, else PyTorch's number or OMP_NUM_THREADS)",
         ),
     ],
@@ -309,7 +281,7 @@ OPTIONS: Dict[str, List[Option]] = {
         ),
         Option("no_checkpoint", True, "", "save none"),
         Option(
-            "save_every", positive_int, "N",
+            "save_every", positive_integer, "N",
             "save the checkpoint after every N batches of an epoch, too, and when a signal stops the training",
             kept=True,
         ),
@@ -322,12 +294,12 @@ OPTIONS: Dict[str, List[Option]] = {
 
 
 _ALL = [option for options in OPTIONS.values() for option in options]
-_FIRST = {option.name: option for option in reversed(_ALL)}
+_FLAGS = {option.name: option.flag or f"--{option.name.replace('_', '-')}" for option in _ALL}
 
 
 def flag(name: str) -> str:
-    """``batch_size`` -> ``--batch-size``: of an option with several flags the first."""
-    return (_FIRST[name].flag if name in _FIRST else "") or f"--{name.replace('_', '-')}"
+    """``batch_size`` -> ``--batch-size``."""
+    return _FLAGS.get(name, name)
 
 
 def flag_message(message: str) -> str:
@@ -361,12 +333,10 @@ def build_parser() -> argparse.ArgumentParser:
                 kind.update(choices=option.kind, type=type(option.kind[0]))
             elif callable(option.kind):
                 kind.update(type=option.kind)
-            elif option.kind is True:
-                kind = {"action": "store_true"}
             else:
-                kind = {"action": "store_const", "const": option.kind}
+                kind = {"action": "store_true"}
             text = option.help.replace("{default}", _default(option.name))
-            group.add_argument(option.flag or flag(option.name), dest=option.name, help=text, **kind)
+            group.add_argument(flag(option.name), dest=option.name, help=text, **kind)
     return parser
 
 

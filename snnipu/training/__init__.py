@@ -31,7 +31,7 @@ from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSched
 from snnipu.training.methods import METHODS
 from snnipu.training.network import StepLoop, build_network, layer_activity
 from snnipu.training.online import RULES, SPIKE_RULES
-from snnipu.training.ranks import TIMEOUT, LostRankError, OtherRankError, Ranks, joined, restarts
+from snnipu.training.ranks import TIMEOUT, OtherRankError, Ranks, joined
 from snnipu.training.trainer import Trainer, backend_name
 
 __all__ = [
@@ -49,7 +49,6 @@ __all__ = [
     "EventTrainer",
     "GradThresholdSchedule",
     "LayerScale",
-    "LostRankError",
     "OtherRankError",
     "Ranks",
     "StepLoop",
@@ -68,7 +67,6 @@ __all__ = [
     "layer_activity",
     "load_checkpoint",
     "lock_checkpoint",
-    "restarts",
     "save_checkpoint",
     "scale_to_activity",
     "writable_file",

@@ -308,10 +308,9 @@ class TrainingLoop:
         """Forward and backward pass of ``weight`` times the loss; the loss, and the scores."""
         if self._online is not None:
             return self._online.learn(self._chunks(x), self.config.steps, labels, weight)
-        with self.ranks.watched(), self._autocast():
+        with self._autocast():
             loss, scores = model(x, labels)
-        with self.ranks.watched():
-            (loss if weight == 1 else loss * weight).backward()
+        (loss if weight == 1 else loss * weight).backward()
         return loss, scores
 
     def _batch_size(self, index: int) -> int:

@@ -121,7 +121,7 @@ def test_python_files(model_file, tmp_path):
         (["--model", "FILE", "--input-slots", "4"], "--input-slots is for sizes"),
         (["--model", "9,8,7", "--activity", "1.5"], "above 0 and up to 1"),
         (["--model", "9,8,7", "--activity", "0.1,0.2"], "activity must be one number, or 3"),
-        (["--model", "9,8,7", "--ipus", "0"], "at least 1"),
+        (["--model", "9,8,7", "--ipus", "0"], "expected a positive integer, got '0'"),
         (["--model", "9,8,7", "--ipus", "65"], "at most 64"),
         (["--model", "9,8,7", "--target", "mk9"], "invalid choice"),
         (["--model", "9,8,7", "--neurons-per-tile", "3"], "must be even"),
