@@ -410,7 +410,7 @@ def test_silent_data_names_the_setting(data):
         ({"max_spikes": 0}, "max_spikes: expected a positive integer, got 0"),
         ({"slot_activity": 2}, "slot_activity: expected a number above 0 and up to 1, got 2"),
         ({"slot_activity": 0.1, "max_spikes": 3}, "max_spikes: expected none, got 3: slot_activity tells the slots"),
-        ({"input_slots": 3}, "input_slots: only with slot_activity"),
+        ({"input_slots": 3}, "input_slots: expected none, got 3: only with slot_activity"),
         ({"overflow_order": "last"}, "overflow_order: expected one of lowest, rotate"),
         ({"grad_threshold": float("nan")}, "grad_threshold: expected a finite number"),
         ({"grad_threshold_start": -1.0}, "grad_threshold_start: expected none, got -1.0: there is no grad_threshold"),

@@ -7,7 +7,7 @@ import numpy as np
 
 from snnipu._extras import require
 from snnipu.datasets._hdf5 import Recordings, read_recordings, time_limit
-from snnipu.datasets._recordings import PathLike, damaged, fetch, step_length
+from snnipu.datasets._recordings import PathLike, damaged, find, step_length
 from snnipu.datasets.event_data import EventData, EventDataset
 
 UNITS = 700
@@ -103,20 +103,11 @@ def shd(
     step = step_length(num_steps, step_us, window_us, RECORDING_US)
     time_limit(0, read_seconds)  # a wrong one is told before a file is looked for
     require("h5py", extra="events", purpose="the Spiking Heidelberg Digits")
-    root = os.fspath(root)
-    if download:
-        fetch("SHD", root)
     names = ("shd_train.h5", "shd_test.h5")
-    places = [root, os.path.join(root, "SHD")]
-    found = [place for place in places if all(os.path.isfile(os.path.join(place, name)) for name in names)]
-    if not found:
-        what = f"does not hold {names[0]} and {names[1]}" if os.path.isdir(root) else "is not a folder"
-        raise FileNotFoundError(
-            f"root: no Spiking Heidelberg Digits: {root!r} {what}; download=True fetches the data set with tonic"
-        )
+    folder = find("Spiking Heidelberg Digits", "SHD", root, names, download)
 
     def part(name: str) -> EventDataset:
-        recordings = _Recordings(os.path.join(found[0], name), read_seconds)
+        recordings = _Recordings(os.path.join(folder, name), read_seconds)
         return EventDataset(
             recordings,
             recordings.labels(),
@@ -128,7 +119,7 @@ def shd(
             values=values,
             cache=cache,
             cache_key="shd",
-            files=os.path.join(found[0], name),
+            files=os.path.join(folder, name),
         )
 
     return EventData("shd", part(names[0]), part(names[1]), UNITS, num_steps, CLASSES)

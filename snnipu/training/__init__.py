@@ -24,7 +24,7 @@ from snnipu.training.checkpoint import (
     lock_checkpoint,
     save_checkpoint,
 )
-from snnipu.training.config import DATASETS, ENGINES, EVENT_DATASETS, EventConfig, TrainConfig
+from snnipu.training.config import DATASETS, ENGINES, EVENT_DATASETS, EventConfig, Settings, TrainConfig
 from snnipu.training.events import EventTrainer
 from snnipu.training.loop import DivergedError, TrainingLoop
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
@@ -32,7 +32,7 @@ from snnipu.training.methods import METHODS
 from snnipu.training.network import StepLoop, build_network, layer_activity
 from snnipu.training.online import RULES, SPIKE_RULES
 from snnipu.training.ranks import TIMEOUT, OtherRankError, Ranks, joined
-from snnipu.training.trainer import Trainer, backend_name
+from snnipu.training.trainer import Trainer
 
 __all__ = [
     "DATASETS",
@@ -51,12 +51,12 @@ __all__ = [
     "LayerScale",
     "OtherRankError",
     "Ranks",
+    "Settings",
     "StepLoop",
     "TrainConfig",
     "Trainer",
     "TrainingLoop",
     "WriteError",
-    "backend_name",
     "benchmark_max_spikes",
     "benchmark_network",
     "benchmark_slots",

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, Subset
 
+from snnipu.backends import backend_for
 from snnipu.datasets import EventData, event_loader
 from snnipu.neurons import SparseNetwork
 from snnipu.neurons.sparse_benchmark import benchmark_network
@@ -21,14 +22,7 @@ from snnipu.training.ranks import Ranks
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What runs a method's layers.
-_OPERATOR = {
-    "fc": {"dense": "lif_sequence", "sparse_ops": "sparse_linear", "sparse_network": "sparse_lif_sequence"},
-    "conv": {"dense": "lif_sequence", "sparse_ops": "sparse_conv2d", "sparse_network": "sparse_conv_lif_sequence"},
-}
-
-
-# Where slots are made as needed: spikes per neuron and step.
+# Spikes per neuron and step of a network of slots.
 _USUAL_ACTIVITY = 0.05
 
 
@@ -90,6 +84,7 @@ class EventTrainer(TrainingLoop):
         if config.rate_limit is not None and (self.ranks.size > 1 or accumulate > 1):
             raise ValueError("rate_limit: only for one process without accumulate: it limits means over a whole batch")
         self.data = data
+        self.backend = backend_for("lif_sequence", self.device)
         self.scaling: List[LayerScale] = []
         self._run = METHODS[config.method]
         if config.rule is not None and config.method == "sparse_network":
@@ -126,13 +121,6 @@ class EventTrainer(TrainingLoop):
         test = data.test if self.ranks.size == 1 else Subset(data.test, range(own.start, own.stop))
         self._test_loader = event_loader(test, config.batch_size, num_workers=workers)
         self._dropped = torch.zeros(len(self.sizes), dtype=torch.int64)
-
-    @property
-    def backend(self) -> str:
-        """Which code runs the method's layers."""
-        from snnipu.backends import backend_for
-
-        return backend_for(_OPERATOR[self.config.network][self.config.method], self.device)
 
     # ---- what the loop asks for
 
@@ -275,12 +263,9 @@ class EventTrainer(TrainingLoop):
 
     def multiplications(self) -> int:
         """Multiply-adds of the weights in the forward pass of a batch: how large the network is for its machine."""
-        config, sizes = self.config, self.sizes
-        shares = [1.0] * len(sizes)
-        if config.method != "dense":
-            shares = [_USUAL_ACTIVITY if slots is None else slots / n for n, slots in zip(sizes, config.slots(sizes))]
-        products = [neurons * layer.weight[0].numel() for neurons, layer in zip(sizes[1:], self.network.layers)]
-        return int(config.steps * config.batch_size * sum(share * dense for share, dense in zip(shares, products)))
+        products = sum(neurons * layer.weight[0].numel() for neurons, layer in zip(self.sizes[1:], self.network.layers))
+        share = 1 if self.config.method == "dense" else _USUAL_ACTIVITY
+        return int(self.config.steps * self.config.batch_size * products * share)
 
     def describe_epoch(self) -> str:
         """What the last epoch's line has to say besides loss and accuracies."""

@@ -6,6 +6,7 @@ import torch
 from snntorch.functional import ce_count_loss
 from torch import nn
 
+from snnipu.backends import backend_for
 from snnipu.datasets import ImageData
 from snnipu.neurons import MultiStep, run_segments
 from snnipu.training.config import TrainConfig, check_positive_int
@@ -76,7 +77,7 @@ class Trainer(TrainingLoop):
             self._online = OnlineSteps(self.network, config.rule)
         self.data = data
         self.checkpoint_steps = checkpoint_steps
-        self.backend = backend_name(config.engine, self.device)
+        self.backend = "snntorch" if config.engine == "snntorch" else backend_for("lif_sequence", self.device)
         self._loss = ce_count_loss()
         self._train_x = data.train_images.flatten(1).to(self.device)
         self._train_y = data.train_labels.to(self.device)
@@ -188,13 +189,3 @@ class Trainer(TrainingLoop):
             ),
             "training": plotting.training_curve(self.history, title=f"{data.name}, {config.hidden} hidden neurons"),
         }
-
-
-def backend_name(engine: str, device: torch.device) -> str:
-    """Which code runs the neurons: a backend of ``lif_sequence``, or ``"snntorch"`` for snnTorch's own."""
-    if engine == "snntorch":
-        return "snntorch"
-    from snnipu.backends import backend_for
-
-    name: str = backend_for("lif_sequence", device)
-    return name

@@ -180,7 +180,7 @@ def test_interrupt_before_the_first_epoch_reports_nothing(monkeypatch, tmp_path)
         (["--activity", "0.1", "--max-spikes", "3"], "argument --max-spikes: expected none, got 3: "),
         (["--max-spikes", "3,4"], "argument --max-spikes: expected 4 numbers, for the input, 2 hidden layers"),
         (["--max-spikes", "-1"], "argument --max-spikes: expected a positive integer, got '-1'"),
-        (["--max-spikes", "3", "--input-slots", "3"], "argument --input-slots: only with slot_activity"),
+        (["--max-spikes", "3", "--input-slots", "3"], "argument --input-slots: expected none, got 3: only with slot_"),
         (["--grad-threshold", "x"], "argument --grad-threshold: expected a number or none, got 'x'"),
         (["--grad-threshold-start", "2"], "argument --grad-threshold-start: expected a number up to grad_threshold"),
         (["--method", "dense", "--activity", "0.1"], "argument --activity: expected none, got 0.1: the dense method"),
