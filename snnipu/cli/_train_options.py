@@ -3,13 +3,12 @@
 import argparse
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type, Union
 
 from snnipu import training
 from snnipu.cli._streams import positive_integer
 from snnipu.training.config import (
     CONV_DEFAULTS,
-    CONV_HIDDEN,
     DATASET_DEFAULTS,
     EVENT_DEFAULTS,
     NETWORKS,
@@ -95,7 +94,6 @@ class Option(NamedTuple):
         flag: where it is not the name with hyphens.
         default: where there is none in the settings.
         kept: whether a run that is resumed needs it again: what is no setting, and so in no checkpoint.
-        only: the data sets that have it, where the settings do not tell.
     """
 
     name: str
@@ -105,16 +103,10 @@ class Option(NamedTuple):
     flag: str = ""
     default: Any = None
     kept: bool = False
-    only: Sequence[str] = ()
 
 
 _IMAGES = training.TrainConfig()
 _CONV = " and ".join(f"{values['grad_threshold']:g} for {name}" for name, values in CONV_DEFAULTS.items())
-_CONV_LAYERS = ", ".join(
-    f"{'-'.join(map(str, hidden))} for {dataset}" + (f" up to {side} x {side}" if len(sides) > 1 else "")
-    for dataset, sides in CONV_HIDDEN.items()
-    for side, hidden in sides.items()
-)
 _RANDMAN = EVENT_DEFAULTS["randman"]
 OPTIONS: Dict[str, List[Option]] = {
     "network and schedule": [
@@ -166,7 +158,7 @@ OPTIONS: Dict[str, List[Option]] = {
             "checkpoint_steps", positive_integer, "N",
             "digits and mnist: keep the states of every N-th step only, and compute the others again in the backward "
             "pass: less memory, the same numbers",
-            kept=True, only=training.DATASETS,
+            kept=True,
         ),
         Option(
             "timeout", float, "S",
@@ -178,7 +170,7 @@ OPTIONS: Dict[str, List[Option]] = {
         Option(
             "network", NETWORKS, "",
             "nmnist, dvs: fc, fully connected (default), or conv, the field's small network of convolutions, by "
-            f"default without delay and slots, with the second threshold {_CONV}; hidden layers: {_CONV_LAYERS}",
+            f"default without delay and slots, with the second threshold {_CONV}",
         ),
         Option(
             "method", tuple(training.METHODS), "",
@@ -254,10 +246,7 @@ OPTIONS: Dict[str, List[Option]] = {
             "recordings: keep no binned ones on the disk, and take none from there (they are in memory)",
             kept=True,
         ),
-        Option(
-            "workers", natural_int, "N", "events: processes that read recordings",
-            kept=True, only=training.EVENT_DATASETS,
-        ),
+        Option("workers", natural_int, "N", "events: processes that read recordings", kept=True),
         Option(
             "device", ("auto", "cpu", "cuda", IPU_MODEL), "",
             "ipu-model: the layers' operators on a model of an IPU, the rest on the CPU (default: auto, a GPU if any)",
@@ -366,7 +355,11 @@ def choose_config(options: argparse.Namespace, saved: Optional[Dict[str, Any]]) 
     if saved is not None and "dataset" in asked and isinstance(dataset, str):
         training.check_same_run({"dataset": dataset}, {"dataset": asked["dataset"]})
     kind = config_kind(dataset)
-    _check_dataset_has(options, dataset)
+    others = [name for name in asked if name not in kind.names()]
+    others += ["workers" if kind is training.TrainConfig else "checkpoint_steps"]
+    for name in others:
+        if vars(options)[name] is not None:
+            raise UsageError(f"argument {flag(name)}: not for --dataset {dataset}")
     if kind is training.TrainConfig and "hidden" in asked:
         if len(asked["hidden"]) > 1:
             raise UsageError(f"argument --hidden: expected one number for --dataset {dataset}, got several")
@@ -385,16 +378,3 @@ def choose_config(options: argparse.Namespace, saved: Optional[Dict[str, Any]]) 
         return kind(**settings)
     except ValueError as error:
         raise UsageError(f"argument {flag_message(str(error))}") from error
-
-
-def _check_dataset_has(options: argparse.Namespace, dataset: object) -> None:
-    """Raises UsageError for an option that only the other kind of data has."""
-    kinds: List[Tuple[Type[Config], Sequence[str]]] = [
-        (training.TrainConfig, training.DATASETS),
-        (training.EventConfig, training.EVENT_DATASETS),
-    ]
-    for option in _ALL:
-        having = [(kind, sets) for kind, sets in kinds if option.name in kind.names() or sets == option.only]
-        if len(having) == 1 and config_kind(dataset) is not having[0][0] and getattr(options, option.name) is not None:
-            wanted = " or ".join(having[0][1])
-            raise UsageError(f"argument {flag(option.name)}: only for --dataset {wanted}, not {dataset}")

@@ -27,7 +27,7 @@ from snnipu.cli._train_options import (
     resume_command,
 )
 from snnipu.cli._train_report import AnyTrainer, cache_lines, counts_of, draw, make_report, print_counts, print_epoch
-from snnipu.training.interrupt import StopRequest
+from snnipu.training.interrupt import stop_requests
 
 # Multiply-adds of a batch. Threads of a smaller network wait for each other longer than they compute, above all where
 # other processes take their turns: measured on two cores, see docs/how-to/speed-up.md.
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         cuda = options.device in ("auto", "cuda") and torch.cuda.is_available()
         with usage_errors("torchrun's variables", ValueError):
             ranks = held.enter_context(training.joined(cuda, options.timeout))
-        stop = held.enter_context(StopRequest())  # while processes wait to meet, a signal ends them at once
+        stop = held.enter_context(stop_requests())  # while processes wait to meet, a signal ends them at once
         return train(options, stop, ipu_model, held, ranks)
 
 
@@ -119,7 +119,7 @@ def prepare(
 
 def train(
     options: argparse.Namespace,
-    stop: StopRequest,
+    stop: List[int],
     ipu_model: Any,
     held: contextlib.ExitStack,
     ranks: training.Ranks,
@@ -174,7 +174,7 @@ def train(
             raise
         raise UsageError(data_message(error)) from error
 
-    signum = ranks.largest(stop.signum or 0)
+    signum = ranks.largest(stop[0] if stop else 0)
     if not ranks.is_first:
         return 0 if finished else 128 + signum
     if options.json is not None:
@@ -376,9 +376,8 @@ def data_message(error: Exception) -> str:
     _, found, rest = message.rpartition("root: ")
     if found:
         return f"argument --data-dir: {rest.strip()}"
-    words = {"num_steps": "steps", "num_classes": "classes", "dim": "manifold_dim"}
     first, _, rest = message.partition(" ")
-    name = words.get(first.rstrip(":"), first.rstrip(":"))
+    name = first.rstrip(":")
     if name not in {*training.TrainConfig.names(), *training.EventConfig.names()}:
         raise error
     return f"argument {flag(name)}: {rest}"

@@ -29,10 +29,10 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Place(NamedTuple):
-    """A recording: a file, and the number of the recording in it."""
+    """A recording: its file, and its number in the data set."""
 
     path: str
-    number: int = 0
+    number: int
 
 
 def folder() -> Optional[Path]:
@@ -53,18 +53,17 @@ class DiskCache:
     before it was read. Any number of processes and threads may use a cache at once.
 
     Args:
-        name: first part of the folder's name.
         settings: what the entries depend on besides the recordings' files: numbers, words, None, lists and dicts.
 
     Attributes:
         path: the folder; None: nothing is to be kept.
     """
 
-    def __init__(self, name: str, settings: Dict[str, Any]) -> None:
+    def __init__(self, settings: Dict[str, Any]) -> None:
         text = json.dumps([_FORMAT, __version__, sys.byteorder, settings], sort_keys=True)
         where = folder()
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.path: Optional[Path] = None if where is None else where / f"{name}-{digest}{_SUFFIX}"
+        self.path: Optional[Path] = None if where is None else where / f"{digest}{_SUFFIX}"
 
     def get(self, place: Place) -> Tuple[Optional[bytes], Optional[bytes]]:
         """Return the bytes of a recording, or None, and the state of the recording's file."""

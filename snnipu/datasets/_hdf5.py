@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple
 
 import numpy as np
 
@@ -26,37 +26,30 @@ class Recordings(NamedTuple):
     units: List[np.ndarray]
 
 
-def time_limit(file_bytes: int, seconds: Optional[float] = None) -> float:
-    """Seconds that reading a file may take: ``seconds``, else those of the environment, else by its size.
+def time_limit(file_bytes: int) -> float:
+    """Seconds that reading a file may take: those of the environment, else by its size.
 
     Raises:
         ValueError: not a number above 0.
     """
-    given: object = os.environ.get(VARIABLE) or None if seconds is None else seconds
-    name = VARIABLE if seconds is None else "read_seconds"
-    if given is None:
-        return SECONDS + file_bytes / BYTES_PER_SECOND
+    given = os.environ.get("SNNIPU_READ_SECONDS")
     try:
-        limit = float(given)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        limit = float(given) if given else SECONDS + file_bytes / BYTES_PER_SECOND
+    except ValueError:
         limit = 0
-    if isinstance(given, bool) or not 0 < limit <= threading.TIMEOUT_MAX:
-        raise ValueError(f"{name} must be a number of seconds above 0, got {given!r}")
+    if not 0 < limit <= threading.TIMEOUT_MAX:
+        raise ValueError(f"{VARIABLE} must be a number of seconds above 0, got {given!r}")
     return limit
 
 
-def read_recordings(path: str, seconds: Optional[float] = None) -> Recordings:
-    """Return labels, times and units of the file in its own types of numbers; their values are not checked.
-
-    Args:
-        path: the file, in the layout of the Heidelberg digits.
-        seconds: as :func:`time_limit` takes them.
+def read_recordings(path: str) -> Recordings:
+    """Return labels, times and units of a file in the layout of the Heidelberg digits; their values are not checked.
 
     Raises:
-        DamagedFileError: the HDF5 library finds no such recordings in it, crashes, or takes longer than that.
+        DamagedFileError: the HDF5 library finds no such recordings in it, crashes, or takes longer than the limit.
         OSError: there is no such file, or no process can be started.
     """
-    limit = time_limit(os.path.getsize(path), seconds)
+    limit = time_limit(os.path.getsize(path))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, str(PROCESS), os.path.abspath(path)]
     try:

@@ -205,14 +205,10 @@ class EventDataset(Dataset[Item]):
             raise ValueError("cache_key and files must both be given, for recordings that are kept on the disk")
         if files is None:
             return None
-        if not isinstance(self._cache_key, str) or not self._cache_key:
-            raise TypeError(f"cache_key must be a name, got {self._cache_key!r}")
-        if isinstance(files, (str, os.PathLike)):
-            path = os.path.abspath(os.fspath(files))
-            return [Place(path, number) for number in range(len(self))]
+        files = [files] * len(self) if isinstance(files, (str, os.PathLike)) else files
         if len(files) != len(self):
             raise ValueError(f"files must have one entry for each of {len(self)} recordings, got {len(files)}")
-        return [Place(os.path.abspath(os.fspath(path))) for path in files]
+        return [Place(os.path.abspath(os.fspath(path)), number) for number, path in enumerate(files)]
 
     def _settings(self) -> Dict[str, Any]:
         """All that decides what a recording becomes."""
@@ -226,8 +222,7 @@ class EventDataset(Dataset[Item]):
             self._binned_by, self._disk_cache = settings, None
             self._cache = None if self._cache is None else [None] * len(self)
         if self._disk_cache is None and self._places:
-            name = "".join(letter if letter.isalnum() else "_" for letter in str(self._cache_key).split()[0])
-            self._disk_cache = DiskCache(name, settings)
+            self._disk_cache = DiskCache(settings)
         return self._disk_cache
 
     @property

@@ -21,13 +21,13 @@ LONGEST_US = 60_000_000
 class _Recordings:
     """Recording ``i`` of an HDF5 file as times in microseconds and neuron ids; the file is read once, as a whole."""
 
-    def __init__(self, path: str, read_seconds: Optional[float]) -> None:
-        self._path, self._read_seconds = path, read_seconds
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._contents: Optional[Recordings] = None
 
     def _read(self) -> Recordings:
         if self._contents is None:
-            self._contents = read_recordings(self._path, self._read_seconds)
+            self._contents = read_recordings(self._path)
         return self._contents
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -72,7 +72,6 @@ def shd(
     overflow: str = "lowest",
     cache: Union[bool, str] = True,
     download: bool = False,
-    read_seconds: Optional[float] = None,
 ) -> EventData:
     """The Spiking Heidelberg Digits: 700 units, 20 classes (zero to nine, spoken in English and German).
 
@@ -86,8 +85,6 @@ def shd(
         cache: where binned recordings are kept, as in :class:`EventDataset`: in memory and on the
             disk. The files are read once and are in memory, too, 4 bytes an event.
         download: let tonic download what is missing into ``root/SHD``. By default nothing is downloaded.
-        read_seconds: time that reading a file may take: damage can keep the HDF5 library busy for ever. None: that of
-            the environment variable ``SNNIPU_READ_SECONDS``, else a minute and one second for every 5 MB of the file.
 
     Raises:
         MissingExtra: h5py is not installed, or tonic with ``download``.
@@ -101,13 +98,13 @@ def shd(
     spiking neural networks, IEEE Transactions on Neural Networks and Learning Systems 33 (2022).
     """
     step = step_length(num_steps, step_us, window_us, RECORDING_US)
-    time_limit(0, read_seconds)  # a wrong one is told before a file is looked for
+    time_limit(0)  # a wrong one is told before a file is looked for
     require("h5py", extra="events", purpose="the Spiking Heidelberg Digits")
     names = ("shd_train.h5", "shd_test.h5")
     folder = find("Spiking Heidelberg Digits", "SHD", root, names, download)
 
     def part(name: str) -> EventDataset:
-        recordings = _Recordings(os.path.join(folder, name), read_seconds)
+        recordings = _Recordings(os.path.join(folder, name))
         return EventDataset(
             recordings,
             recordings.labels(),

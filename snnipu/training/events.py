@@ -13,7 +13,7 @@ from snnipu.neurons import SparseNetwork
 from snnipu.neurons.sparse_benchmark import benchmark_network
 from snnipu.spikes import SparseSpikes
 from snnipu.training.config import EventConfig
-from snnipu.training.loop import Never, TrainingLoop
+from snnipu.training.loop import TrainingLoop
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS, Layers, Spikes, limited, num_spikes, overflow, spike_count
 from snnipu.training.online import OnlineSteps, peak_memory
@@ -120,7 +120,7 @@ class EventTrainer(TrainingLoop):
         own = self.ranks.share(len(data.test))
         test = data.test if self.ranks.size == 1 else Subset(data.test, range(own.start, own.stop))
         self._test_loader = event_loader(test, config.batch_size, num_workers=workers)
-        self._dropped = torch.zeros(len(self.sizes), dtype=torch.int64)
+        self._num_counts = 2 * len(self.sizes)
 
     # ---- what the loop asks for
 
@@ -137,9 +137,6 @@ class EventTrainer(TrainingLoop):
         except ValueError as error:
             raise ValueError(f"initial_activity: {error}") from error
 
-    def _before_epoch(self) -> None:
-        self._dropped.zero_()
-
     def _batches(self, done: int) -> Iterator[Tuple[SparseSpikes, torch.Tensor]]:
         self._shares.done = done
         for spikes, labels in self._train_loader:
@@ -150,8 +147,7 @@ class EventTrainer(TrainingLoop):
 
     def _forward(self, x: SparseSpikes, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         layers, dropped, _ = self._layers(x)
-        if self._counted:
-            self._dropped += dropped
+        self._count(dropped)
         scores = _scores(layers)
         loss = cross_entropy(scores, labels)
         if self._regularizer is not None:
@@ -168,8 +164,12 @@ class EventTrainer(TrainingLoop):
                 continue
             given = limited(self.network, chunk)
             yield given
-            if self._counted:  # the chunk has run when the next one is asked for
-                self._dropped += torch.tensor([overflow(given), *(self.network.overflow or ())])
+            # The chunk has run when the next one is asked for.
+            self._count(torch.tensor([overflow(given), *(self.network.overflow or ())]))
+
+    def _count(self, dropped: torch.Tensor) -> None:
+        if self._running is not None and self._counted:
+            self._running.dropped += dropped
 
     def _layers(self, x: SparseSpikes) -> Tuple[Layers, torch.Tensor, torch.Tensor]:
         """Spikes of every layer; spikes dropped and spikes kept, of the input and of every layer, int64."""
@@ -183,34 +183,27 @@ class EventTrainer(TrainingLoop):
         if self._schedule is not None:
             self._schedule.step()
 
-    @torch.no_grad()
-    def _evaluation(self, should_stop: Callable[[], bool] = Never) -> Dict[str, Any]:
-        correct, stopped = 0, False
-        all_dropped, all_kept = (torch.zeros(len(self.sizes), dtype=torch.int64) for _ in range(2))
-        for x, labels in self._test_loader:
-            stopped = should_stop()
-            if stopped:
-                break
-            with self._autocast():
-                layers, dropped, kept = self._layers(x.to(self.device))
-            correct += int((_scores(layers).argmax(1).cpu() == labels).sum())
-            all_dropped += dropped
-            all_kept += kept
-        correct, *counts = self._summed([correct, *all_dropped.tolist(), *all_kept.tolist()], stopped)
-        dropped_in_all, kept_in_all = counts[: len(self.sizes)], counts[len(self.sizes) :]
-        cells = [self.test_samples * self.config.steps * size for size in self.sizes]
-        activity = [count / cell for count, cell in zip(kept_in_all, cells)]
+    def _test_batches(self) -> Iterator[Tuple[SparseSpikes, torch.Tensor]]:
+        for spikes, labels in self._test_loader:
+            yield spikes.to(self.device), labels.to(self.device)
+
+    def _scores(self, x: SparseSpikes) -> Tuple[torch.Tensor, torch.Tensor]:
+        layers, dropped, kept = self._layers(x)
+        return _scores(layers), torch.cat([dropped, kept])
+
+    def _test_record(self, counts: List[int]) -> Dict[str, Any]:
+        dropped, kept = counts[: len(self.sizes)], counts[len(self.sizes) :]
+        activity = [count / (self.test_samples * self.config.steps * size) for count, size in zip(kept, self.sizes)]
         return {
-            "test_accuracy": correct / self.test_samples,
             "activity": activity[1:],
-            "overflow": dropped_in_all[1:],
+            "overflow": dropped[1:],
             "input_activity": activity[0],
-            "input_overflow": dropped_in_all[0],
+            "input_overflow": dropped[0],
         }
 
-    def _training_record(self) -> Dict[str, Any]:
+    def _training_record(self, dropped: List[int]) -> Dict[str, Any]:
         present = self._schedule.value if self._schedule is not None else self.config.grad_threshold
-        return {"train_overflow": self.ranks.sum(self._dropped).tolist(), "grad_threshold": present}
+        return {"train_overflow": dropped, "grad_threshold": present}
 
     def _more_state(self) -> Dict[str, Any]:
         scaling = [tuple(scale) for scale in self.scaling]
@@ -220,12 +213,6 @@ class EventTrainer(TrainingLoop):
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])
         self.scaling = [LayerScale(*scale) for scale in state["scaling"]]
-
-    def _running_state(self) -> Dict[str, Any]:
-        return {"dropped": self._dropped.tolist()}
-
-    def _load_running_state(self, state: Dict[str, Any]) -> None:
-        self._dropped = torch.tensor(state["dropped"])
 
     # ---- what `python -m snnipu train` tells
 

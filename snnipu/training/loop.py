@@ -5,7 +5,7 @@ import copy
 import math
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -35,6 +35,7 @@ class _Running:
     order: torch.Tensor
     loss: torch.Tensor
     correct: torch.Tensor
+    dropped: torch.Tensor  # spikes, of the input and of each layer, where there are slots
     batches: int = 0
     seconds: float = 0.0
 
@@ -107,6 +108,7 @@ class TrainingLoop:
             raise ValueError("rule: only for one process: gradients are there after each chunk")
         self._description = description
         self._counted = True
+        self._num_counts = 0
         self._batch_order = torch.Generator().manual_seed(config.seed)
         self._running: Optional[_Running] = None
 
@@ -132,20 +134,25 @@ class TrainingLoop:
         """An input in chunks of ``config.chunk`` steps, dense or spikes, where a rule of online learning trains."""
         raise NotImplementedError
 
-    def _evaluation(self, should_stop: Callable[[], bool]) -> Dict[str, Any]:
-        """``test_accuracy``, and what else the record of an epoch has to say about the test set."""
+    def _test_batches(self) -> Iterable[Tuple[Any, torch.Tensor]]:
+        """This process's share of the test set: inputs and labels."""
         raise NotImplementedError
+
+    def _scores(self, x: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Scores ``[B, classes]`` of test samples, and ``self._num_counts`` whole numbers to be summed over them."""
+        raise NotImplementedError
+
+    def _test_record(self, counts: List[int]) -> Dict[str, Any]:
+        """Entries of an epoch's record for these sums."""
+        return {}
 
     def _before_first_epoch(self) -> None:
         """Called once, before the first batch of a run that does not go on from a checkpoint."""
 
-    def _before_epoch(self) -> None:
-        """Called before the first batch of each epoch."""
-
     def _after_step(self) -> None:
         """Called after each step of the optimizer."""
 
-    def _training_record(self) -> Dict[str, Any]:
+    def _training_record(self, dropped: List[int]) -> Dict[str, Any]:
         """What else the record of an epoch has to say about the training."""
         return {}
 
@@ -155,13 +162,6 @@ class TrainingLoop:
 
     def _load_more_state(self, state: Dict[str, Any]) -> None:
         """The inverse of :meth:`_more_state`."""
-
-    def _running_state(self) -> Dict[str, Any]:
-        """What :meth:`_training_record` will be made of, of the epoch so far."""
-        return {}
-
-    def _load_running_state(self, state: Dict[str, Any]) -> None:
-        """The inverse of :meth:`_running_state`."""
 
     # ---- epochs
 
@@ -221,10 +221,9 @@ class TrainingLoop:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * self.config.lr_decay ** len(self.history)
         if self._running is None:
-            self._before_epoch()
-            correct = torch.zeros((), dtype=torch.int64, device=self.device)
-            order = self._batch_order.get_state()
-            self._running = _Running(order, torch.zeros((), device=self.device), correct)
+            loss, correct = torch.zeros((), device=self.device), torch.zeros((), dtype=torch.int64, device=self.device)
+            dropped = torch.zeros(self._num_counts // 2, dtype=torch.int64)
+            self._running = _Running(self._batch_order.get_state(), loss, correct, dropped)
         running = self._running
         # Made anew: the first step of each epoch reduces the gradients in the same order, after a resume, too.
         model = self.ranks.wrapped(_Step(self.network, self._forward))
@@ -269,7 +268,7 @@ class TrainingLoop:
             "train_accuracy": self.ranks.sum(running.correct).item() / self.train_samples,
             **evaluated,
             "seconds": running.seconds,
-            **self._training_record(),
+            **self._training_record(self.ranks.sum(running.dropped).tolist()),
         }
 
     def _check_finite(self, loss: float) -> None:
@@ -331,17 +330,22 @@ class TrainingLoop:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def _summed(self, counts: Sequence[int], stopped: bool) -> List[int]:
-        """Counts over all processes; raises Stopped in all of them where one of them ``stopped``."""
-        *total, stops = self.ranks.sum(torch.tensor([*counts, int(stopped)])).tolist()
+    @torch.no_grad()
+    def _evaluation(self, should_stop: Callable[[], bool]) -> Dict[str, Any]:
+        """Evaluate the test set; raises Stopped in all processes where one of them stops."""
+        correct, stopped, counts = 0, False, torch.zeros(self._num_counts, dtype=torch.int64)
+        for x, labels in self._test_batches():
+            stopped = should_stop()
+            if stopped or not len(labels):
+                break
+            with self._autocast():
+                scores, more = self._scores(x)
+            correct += int((scores.argmax(1) == labels).sum())
+            counts += more
+        stops, correct, *summed = self.ranks.sum(torch.tensor([int(stopped), correct, *counts.tolist()])).tolist()
         if stops:
             raise Stopped
-        return total
-
-    def evaluate(self, should_stop: Callable[[], bool] = Never) -> float:
-        """Accuracy on the test set, 0 to 1."""
-        accuracy: float = self._evaluation(should_stop)["test_accuracy"]
-        return accuracy
+        return {"test_accuracy": correct / self.test_samples, **self._test_record(summed)}
 
     def samples_per_second(self) -> Optional[float]:
         """Training samples per second over the finished epochs, evaluation excluded; None before the first."""
@@ -360,7 +364,7 @@ class TrainingLoop:
         running: Dict[str, Any] = {}
         order = self._batch_order.get_state()
         if self._running is not None:
-            running = {**vars(self._running), **self._running_state()}
+            running = {**vars(self._running), "dropped": self._running.dropped.tolist()}
             order = running.pop("order")
         return {
             "config": self.config.to_dict(),
@@ -409,8 +413,8 @@ class TrainingLoop:
         self._running = None
         if running:
             loss, correct = (running[name].to(self.device, copy=True) for name in ("loss", "correct"))
-            self._running = _Running(order, loss, correct, running["batches"], running["seconds"])
-            self._load_running_state(running)
+            dropped = torch.tensor(running.get("dropped", []), dtype=torch.int64)
+            self._running = _Running(order, loss, correct, dropped, running["batches"], running["seconds"])
 
     def _is_finite(self) -> bool:
         tensors = list(self.network.parameters())

@@ -1,6 +1,6 @@
 """Training on images, each held constant over the time steps."""
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
 
 import torch
 from snntorch.functional import ce_count_loss
@@ -10,7 +10,7 @@ from snnipu.backends import backend_for
 from snnipu.datasets import ImageData
 from snnipu.neurons import MultiStep, run_segments
 from snnipu.training.config import TrainConfig, check_positive_int
-from snnipu.training.loop import Never, TrainingLoop
+from snnipu.training.loop import TrainingLoop
 from snnipu.training.network import build_network, layer_activity
 from snnipu.training.online import OnlineSteps, peak_memory
 from snnipu.training.ranks import Ranks
@@ -118,19 +118,12 @@ class Trainer(TrainingLoop):
             spk, _ = self.network(x, num_steps=steps)
         return spk
 
-    @torch.no_grad()
-    def _evaluation(self, should_stop: Callable[[], bool] = Never) -> Dict[str, Any]:
-        correct, stopped = 0, False
+    def _test_batches(self) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
         own = self.ranks.share(len(self._test_y))
-        for x, labels in zip(self._test_x[own].split(EVALUATION_BATCH), self._test_y[own].split(EVALUATION_BATCH)):
-            stopped = should_stop()
-            if stopped or not len(labels):
-                break
-            with self._autocast():
-                spk = self._spikes(x).float()
-            correct += int((spk.sum(0).argmax(1) == labels).sum())
-        (correct,) = self._summed([correct], stopped)
-        return {"test_accuracy": correct / len(self._test_y)}
+        return zip(self._test_x[own].split(EVALUATION_BATCH), self._test_y[own].split(EVALUATION_BATCH))
+
+    def _scores(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        return self._spikes(x).float().sum(0), torch.zeros(0, dtype=torch.int64)
 
     def spike_rates(self) -> Dict[str, float]:
         """Mean spikes per neuron and step of each spiking layer over the test set."""
