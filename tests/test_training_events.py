@@ -348,7 +348,7 @@ def test_a_stop_in_the_first_epoch_scales_once(data):
     ("entry", "value"),
     [
         ("schedule", None),
-        ("schedule", {"calls": -1}),
+        ("schedule", {}),
         ("scaling", [(1.0,)]),
         ("scaling", None),
         ("model", {}),

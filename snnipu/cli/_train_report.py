@@ -30,14 +30,6 @@ def print_counts(entries: List[Dict[str, Any]]) -> None:
         )
 
 
-def cache_lines(trainer: AnyTrainer) -> List[str]:
-    """Where binned recordings are kept from run to run; none where they are not."""
-    data = trainer.data if isinstance(trainer, training.EventTrainer) else None
-    if data is None or data.train.cache_folder is None:
-        return []
-    return [f"binned recordings are kept in {data.train.cache_folder} (--no-cache: in memory only)"]
-
-
 def print_epoch(trainer: AnyTrainer) -> None:
     record = trainer.history[-1]
     speed = trainer.train_samples / record["seconds"]

@@ -26,7 +26,7 @@ from snnipu.cli._train_options import (
     flag_message,
     resume_command,
 )
-from snnipu.cli._train_report import AnyTrainer, cache_lines, counts_of, draw, make_report, print_counts, print_epoch
+from snnipu.cli._train_report import AnyTrainer, counts_of, draw, make_report, print_counts, print_epoch
 from snnipu.training.interrupt import stop_requests
 
 # Multiply-adds of a batch. Threads of a smaller network wait for each other longer than they compute, above all where
@@ -135,8 +135,6 @@ def train(
     if saved is not None:
         saved = go_on(trainer, saved, options.resume)
     say(trainer.describe(), flush=True)
-    for line in cache_lines(trainer):
-        say(line, flush=True)
     if ranks.size > 1:
         say(f"{ranks.size} processes, {torch.get_num_threads()} threads each", flush=True)
     if saved is not None:

@@ -1,7 +1,7 @@
 """Training on events: a :class:`snnipu.SparseNetwork`, run by one of three methods."""
 
 import itertools
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -18,9 +18,6 @@ from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSched
 from snnipu.training.methods import METHODS, Layers, Spikes, limited, num_spikes, overflow, spike_count
 from snnipu.training.online import OnlineSteps, peak_memory
 from snnipu.training.ranks import Ranks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Spikes per neuron and step of a network of slots.
 _USUAL_ACTIVITY = 0.05
@@ -238,15 +235,18 @@ class EventTrainer(TrainingLoop):
             f"network: {self.network_name}, beta={config.beta:g}, delay {config.delay}; method: "
             f"{config.method}; device: {self.device}; layers run by: {self.backend}{config.rule_in_words()}"
         )
-        if config.method == "dense":
-            return text
-        slots = ", ".join("as needed" if slot is None else str(slot) for slot in config.slots(self.sizes))
-        second = "none: every neuron carries gradient"
-        if config.grad_threshold is not None:
-            second = f"{config.grad_threshold:g}"
-            if config.grad_threshold_start is not None:
-                second += f", from {config.grad_threshold_start:g} on, halfway every {config.grad_threshold_every}"
-        return text + f"\nslots: {slots}; second threshold: {second}"
+        if config.method != "dense":
+            slots = ", ".join("as needed" if slot is None else str(slot) for slot in config.slots(self.sizes))
+            second = "none: every neuron carries gradient"
+            if config.grad_threshold is not None:
+                second = f"{config.grad_threshold:g}"
+                if config.grad_threshold_start is not None:
+                    second += f", from {config.grad_threshold_start:g} on, halfway every {config.grad_threshold_every}"
+            text += f"\nslots: {slots}; second threshold: {second}"
+        folder = data.train.cache_folder
+        return (
+            text if folder is None else f"{text}\nbinned recordings are kept in {folder} (--no-cache: in memory only)"
+        )
 
     def multiplications(self) -> int:
         """Multiply-adds of the weights in the forward pass of a batch: how large the network is for its machine."""
@@ -276,7 +276,7 @@ class EventTrainer(TrainingLoop):
         }
 
     @torch.no_grad()
-    def figures(self) -> Dict[str, "Figure"]:
+    def figures(self) -> Dict[str, Any]:
         """Pictures of test recordings of three different classes, and of the training."""
         from snnipu import plotting
 

@@ -1,6 +1,6 @@
 """Training on images, each held constant over the time steps."""
 
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 from snntorch.functional import ce_count_loss
@@ -14,9 +14,6 @@ from snnipu.training.loop import TrainingLoop
 from snnipu.training.network import build_network, layer_activity
 from snnipu.training.online import OnlineSteps, peak_memory
 from snnipu.training.ranks import Ranks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 EVALUATION_BATCH = 256
 
@@ -160,7 +157,7 @@ class Trainer(TrainingLoop):
         """Entries of the report that only image runs have."""
         return {"spikes_per_neuron_and_step": self.spike_rates()}
 
-    def figures(self) -> Dict[str, "Figure"]:
+    def figures(self) -> Dict[str, Any]:
         """Pictures of test images of three different classes, and of the training."""
         from snnipu import plotting
 
