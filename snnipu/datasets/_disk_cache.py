@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from snnipu._files import cache_folder
 from snnipu._version import __version__
@@ -26,13 +26,6 @@ _SETTLED_SECONDS = 2.0
 # A folder without it is not the cache's: SNNIPU_EVENT_CACHE may name a place of other things.
 _SUFFIX = ".events"
 _DIGEST_BYTES = hashlib.sha256().digest_size
-
-
-class Place(NamedTuple):
-    """A recording: its file, and its number in the data set."""
-
-    path: str
-    number: int
 
 
 def folder() -> Optional[Path]:
@@ -54,30 +47,32 @@ class DiskCache:
 
     Args:
         settings: what the entries depend on besides the recordings' files: numbers, words, None, lists and dicts.
+        files: the file of each recording.
 
     Attributes:
         path: the folder; None: nothing is to be kept.
     """
 
-    def __init__(self, settings: Dict[str, Any]) -> None:
+    def __init__(self, settings: Dict[str, Any], files: Sequence[str]) -> None:
         text = json.dumps([_FORMAT, __version__, sys.byteorder, settings], sort_keys=True)
+        self._files = files
         where = folder()
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.path: Optional[Path] = None if where is None else where / f"{digest}{_SUFFIX}"
 
-    def get(self, place: Place) -> Tuple[Optional[bytes], Optional[bytes]]:
+    def get(self, index: int) -> Tuple[Optional[bytes], Optional[bytes]]:
         """Return the bytes of a recording, or None, and the state of the recording's file."""
-        stamp = _stamp(place.path)
+        stamp = self._stamp(index)
         if self.path is None or stamp is None:
             return None, stamp
         try:
-            content = (self.path / _file_name(place)).read_bytes()
+            content = (self.path / self._file_name(index)).read_bytes()
         except OSError:
             return None, stamp
         digest, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-        return content if digest == _digest(place, stamp, content) else None, stamp
+        return content if digest == hashlib.sha256(stamp + content).digest() else None, stamp
 
-    def put(self, place: Place, stamp: Optional[bytes], content: bytes) -> None:
+    def put(self, index: int, stamp: Optional[bytes], content: bytes) -> None:
         """Keep ``content``; ``stamp`` is the state of the file that :meth:`get` gave before the recording was read."""
         if self.path is None or stamp is None or not _is_settled(stamp):
             return
@@ -85,7 +80,7 @@ class DiskCache:
             if not self.path.is_dir():
                 self.path.mkdir(parents=True, exist_ok=True)
                 _remove_oldest(self.path.parent)
-            (self.path / _file_name(place)).write_bytes(_digest(place, stamp, content) + content)
+            (self.path / self._file_name(index)).write_bytes(hashlib.sha256(stamp + content).digest() + content)
         except OSError as error:
             warnings.warn(
                 f"binned recordings are not kept on the disk, {self.path}: {error.strerror or error} "
@@ -94,32 +89,27 @@ class DiskCache:
                 stacklevel=2,
             )
 
+    def _file_name(self, index: int) -> str:
+        return hashlib.sha256(f"{index} {self._files[index]}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+    def _stamp(self, index: int) -> Optional[bytes]:
+        """The recording, and size and times of its file; None where there is no file."""
+        try:
+            status = os.stat(self._files[index])
+        except OSError:  # an error of whoever reads it
+            return None
+        times = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+        return f"{times} {self._file_name(index)}".encode()
+
 
 def _remove_oldest(root: Path) -> None:
     for path in sorted(root.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _file_name(place: Place) -> str:
-    return hashlib.sha256(repr(place).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
-def _stamp(path: str) -> Optional[bytes]:
-    try:
-        status = os.stat(path)
-    except OSError:  # an error of whoever reads it
-        return None
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode()
-
-
 def _is_settled(stamp: bytes) -> bool:
-    changed = max(map(int, stamp.split()[1:])) / 1e9
+    changed = max(map(int, stamp.split()[1:3])) / 1e9
     return not abs(time.time() - changed) < _SETTLED_SECONDS
 
 
-def _digest(place: Place, stamp: bytes, content: bytes) -> bytes:
-    named = repr((*place, stamp)).encode("utf-8", "surrogateescape")
-    return hashlib.sha256(named + content).digest()
-
-
-__all__ = ["DiskCache", "Place", "folder"]
+__all__ = ["DiskCache", "folder"]

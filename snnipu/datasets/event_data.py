@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from snnipu.datasets._disk_cache import DiskCache, Place
+from snnipu.datasets._disk_cache import DiskCache
 from snnipu.spikes import SparseSpikes, collate
 
 Item = Tuple[SparseSpikes, int]
@@ -143,6 +143,7 @@ class EventDataset(Dataset[Item]):
 
     Attributes:
         labels: int64 ``[samples]``; known without reading events.
+        num_steps, num_neurons, step: as given.
         cache_folder: where recordings are kept on the disk, in the folder of the environment variable
             ``SNNIPU_EVENT_CACHE``; None: they are not.
 
@@ -171,88 +172,63 @@ class EventDataset(Dataset[Item]):
         self.labels = torch.as_tensor(labels, dtype=torch.int64)
         if self.labels.dim() != 1:
             raise ValueError(f"labels must have one dimension, got shape {tuple(self.labels.shape)}")
-        self.num_steps, self.num_neurons, self.step = num_steps, num_neurons, step
-        self.max_spikes, self.overflow, self.values = max_spikes, overflow, values
+        self._binning: Dict[str, Any] = {"num_steps": num_steps, "num_neurons": num_neurons, "step": step}
+        self._binning.update(max_spikes=max_spikes, overflow=overflow, values=values)
+        self._form = (num_neurons, num_steps, values == "binary", max_spikes is not None)
         if not (isinstance(cache, (bool, str)) and cache in CACHES):
             raise ValueError(f"cache must be True, False, 'memory' or 'disk', got {cache!r}")
         self._cache: Optional[List[Optional[_Packed]]] = None
         if cache in (True, "memory"):
             self._cache = [None] * len(self.labels)
-        self._cache_key = cache_key
-        self._places: Optional[List[Place]] = None
-        if cache in (True, "disk"):
-            self._places = self._places_of(files, required=cache == "disk")
-        self._disk_cache: Optional[DiskCache] = None
-        self._binned_by = self._settings()
+        self._disk: Optional[DiskCache] = None
+        if cache == "disk" or (cache is True and (files is not None or cache_key is not None)):
+            if files is None or not cache_key:
+                raise ValueError("cache_key and files must both be given, for recordings that are kept on the disk")
+            files = [files] * len(self) if isinstance(files, (str, os.PathLike)) else files
+            if len(files) != len(self):
+                raise ValueError(f"files must have one entry for each of {len(self)} recordings, got {len(files)}")
+            self._disk = DiskCache({"key": cache_key, **self._binning}, [os.path.abspath(path) for path in files])
         self._bin([], [])  # wrong arguments are told here, not in a worker process
 
-    def _bin(self, times: Any, units: Any) -> SparseSpikes:
-        return SparseSpikes.from_events(
-            times,
-            units,
-            num_steps=self.num_steps,
-            num_neurons=self.num_neurons,
-            step=self.step,
-            max_spikes=self.max_spikes,
-            overflow=self.overflow,
-            values=self.values,
-            outside="drop",
-        )
+    @property
+    def num_steps(self) -> int:
+        return self._form[1]
 
-    def _places_of(self, files: Any, required: bool) -> Optional[List[Place]]:
-        """What tells the recordings apart on the disk; None: they are not kept there."""
-        if (files is None) != (self._cache_key is None) or (required and files is None):
-            raise ValueError("cache_key and files must both be given, for recordings that are kept on the disk")
-        if files is None:
-            return None
-        files = [files] * len(self) if isinstance(files, (str, os.PathLike)) else files
-        if len(files) != len(self):
-            raise ValueError(f"files must have one entry for each of {len(self)} recordings, got {len(files)}")
-        return [Place(os.path.abspath(os.fspath(path)), number) for number, path in enumerate(files)]
+    @property
+    def num_neurons(self) -> int:
+        return self._form[0]
 
-    def _settings(self) -> Dict[str, Any]:
-        """All that decides what a recording becomes."""
-        names = ("num_steps", "num_neurons", "step", "max_spikes", "overflow", "values")
-        return {"key": self._cache_key, **{name: getattr(self, name) for name in names}}
-
-    def _disk(self) -> Optional[DiskCache]:
-        """The disk's cache for the present settings, which may have been changed."""
-        settings = self._settings()
-        if settings != self._binned_by:
-            self._binned_by, self._disk_cache = settings, None
-            self._cache = None if self._cache is None else [None] * len(self)
-        if self._disk_cache is None and self._places:
-            self._disk_cache = DiskCache(settings)
-        return self._disk_cache
+    @property
+    def step(self) -> float:
+        step: float = self._binning["step"]
+        return step
 
     @property
     def cache_folder(self) -> Optional[Path]:
-        disk = self._disk()
-        return None if disk is None else disk.path
+        return None if self._disk is None else self._disk.path
+
+    def _bin(self, times: Any, units: Any) -> SparseSpikes:
+        return SparseSpikes.from_events(times, units, outside="drop", **self._binning)
 
     def _samples(self, indices: Iterable[Any]) -> List[_Packed]:
-        disk, total = self._disk(), len(self)
-        return [self._sample(_within(operator.index(index), total), disk) for index in indices]
+        return [self._sample(_within(operator.index(index), len(self))) for index in indices]
 
-    def _sample(self, index: int, disk: Optional[DiskCache]) -> _Packed:
+    def _sample(self, index: int) -> _Packed:
         packed = None if self._cache is None else self._cache[index]
         if packed is None:
-            packed = self._from_disk(index, disk)
+            packed = self._from_disk(index)
         if self._cache is not None:
             self._cache[index] = packed
         return packed
 
-    def _from_disk(self, index: int, disk: Optional[DiskCache]) -> _Packed:
+    def _from_disk(self, index: int) -> _Packed:
         """A recording of the disk's cache, read and binned where it is not there."""
-        place, stamp = None if self._places is None else self._places[index], None
-        binary, limited = self.values == "binary", self.max_spikes is not None
-        if disk is not None and place is not None:
-            content, stamp = disk.get(place)
-            if content is not None:
-                return _from_bytes(content, self.num_neurons, self.num_steps, binary, limited)
-        packed = _pack(self._bin(*self._read(index)), binary, limited)
-        if disk is not None and place is not None:
-            disk.put(place, stamp, _to_bytes(packed))
+        content, stamp = (None, None) if self._disk is None else self._disk.get(index)
+        if content is not None:
+            return _from_bytes(content, *self._form)
+        packed = _pack(self._bin(*self._read(index)), *self._form[2:])
+        if self._disk is not None:
+            self._disk.put(index, stamp, _to_bytes(packed))
         return packed
 
     def __len__(self) -> int:
@@ -280,11 +256,10 @@ class EventDataset(Dataset[Item]):
 
     def preload(self) -> "EventDataset":
         """Read and bin every recording now, into the cache, which must not be off; returns the data set itself."""
-        disk = self._disk()
-        if self._cache is None and disk is None:
+        if self._cache is None and self._disk is None:
             raise ValueError("preload needs a data set made with cache=True")
         for index in range(len(self)):
-            self._sample(index, disk)
+            self._sample(index)
         return self
 
     def __repr__(self) -> str:
