@@ -19,7 +19,6 @@ from snnipu.training.online import CHUNK, RULES
 
 Config = Union[training.TrainConfig, training.EventConfig]
 
-NONE = "none"
 IPU_MODEL = "ipu-model"
 DESCRIPTION = """\
 Train a spiking network on handwritten digits or, with --dataset randman, nmnist, shd, dvs or spoken_digits, on
@@ -56,13 +55,11 @@ def hidden_layers(text: str) -> Tuple[Union[int, str], ...]:
 
 
 def none_or(kind: Callable[[str], Any], what: str = "") -> Callable[[str], Any]:
-    """``kind``, or the word none, which an option not given must be told from."""
+    """``kind``, or the word none."""
 
     def read(text: str) -> Any:
-        if text.lower() == NONE:
-            return NONE
         try:
-            return kind(text)
+            return None if text.lower() == "none" else kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected {what} or none, got {text!r}") from None
 
@@ -71,10 +68,8 @@ def none_or(kind: Callable[[str], Any], what: str = "") -> Callable[[str], Any]:
 
 def slot_numbers(text: str) -> Any:
     """``64``, ``none`` or ``64,16,none``: a number for all, or one for each."""
-    values = tuple(None if part == NONE else positive_integer(part) for part in text.lower().split(","))
-    if len(values) > 1:
-        return values
-    return NONE if values[0] is None else values[0]
+    values = tuple(map(none_or(positive_integer), text.split(",")))
+    return values if len(values) > 1 else values[0]
 
 
 number_or_none = none_or(float, "a number")
@@ -283,6 +278,7 @@ OPTIONS: Dict[str, List[Option]] = {
 
 
 _ALL = [option for options in OPTIONS.values() for option in options]
+SETTINGS = {*training.TrainConfig.names(), *training.EventConfig.names()}
 _FLAGS = {option.name: option.flag or f"--{option.name.replace('_', '-')}" for option in _ALL}
 
 
@@ -317,7 +313,9 @@ def build_parser() -> argparse.ArgumentParser:
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for option in options:
-            kind: Dict[str, Any] = {"metavar": option.metavar or None, "default": option.default}
+            # A setting that is not given is absent: None is a value.
+            default = argparse.SUPPRESS if option.name in SETTINGS else option.default
+            kind: Dict[str, Any] = {"metavar": option.metavar or None, "default": default}
             if isinstance(option.kind, tuple):
                 kind.update(choices=option.kind, type=type(option.kind[0]))
             elif callable(option.kind):
@@ -333,8 +331,8 @@ def resume_command(options: argparse.Namespace, checkpoint: Path) -> List[str]:
     """The command that goes on from ``checkpoint``, which holds all settings, with the same data and outputs."""
     command = ["python", "-m", "snnipu", "train", "--resume", "--checkpoint", str(checkpoint)]
     for option in _ALL:
-        value = getattr(options, option.name)
-        if option.kept and value is not False and value != option.default:
+        value = getattr(options, option.name) if option.kept else None
+        if value is not None and value is not False and value != option.default:
             command += [flag(option.name), *([] if value is True else [str(value)])]
     return command
 
@@ -348,17 +346,14 @@ def config_kind(dataset: object) -> Type[Config]:
 
 def choose_config(options: argparse.Namespace, saved: Optional[Dict[str, Any]]) -> Config:
     """The settings asked for, over those of the checkpoint or, without one, the data set's defaults."""
-    known = {*training.TrainConfig.names(), *training.EventConfig.names()}
-    given = {name: value for name, value in vars(options).items() if name in known and value is not None}
-    asked: Dict[str, Any] = {name: None if value == NONE else value for name, value in given.items()}
+    asked = {name: value for name, value in vars(options).items() if name in SETTINGS}
     dataset = (saved["config"] if saved is not None else asked).get("dataset", training.TrainConfig.dataset)
     if saved is not None and "dataset" in asked and isinstance(dataset, str):
         training.check_same_run({"dataset": dataset}, {"dataset": asked["dataset"]})
     kind = config_kind(dataset)
-    others = [name for name in asked if name not in kind.names()]
-    others += ["workers" if kind is training.TrainConfig else "checkpoint_steps"]
-    for name in others:
-        if vars(options)[name] is not None:
+    absent = "workers" if kind is training.TrainConfig else "checkpoint_steps"
+    for name in [*asked, *([] if getattr(options, absent) is None else [absent])]:
+        if name not in kind.names():
             raise UsageError(f"argument {flag(name)}: not for --dataset {dataset}")
     if kind is training.TrainConfig and "hidden" in asked:
         if len(asked["hidden"]) > 1:

@@ -27,13 +27,9 @@ DEFAULT_ACTIVITY = 0.02
 
 def _activity(text: str) -> List[float]:
     try:
-        values = [float(part) for part in text.split(",")]
+        return [float(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a number, or one for each size, but is {text!r}") from None
-    for value in values:
-        if not 0 < value <= 1:
-            raise argparse.ArgumentTypeError(f"must be above 0 and up to 1, but is {value:g}")
-    return values
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,6 +18,7 @@ from snnipu._files import failure, write_text
 from snnipu._names import is_installed
 from snnipu.cli._train_options import (
     IPU_MODEL,
+    SETTINGS,
     Config,
     UsageError,
     build_parser,
@@ -311,7 +312,9 @@ def choose_checkpoint(options: argparse.Namespace) -> Optional[Path]:
             if getattr(options, name):
                 raise UsageError(f"argument --no-checkpoint: not allowed with {flag(name)}")
         return None
-    path: Path = options.checkpoint or Path("out") / f"train-{options.dataset or training.TrainConfig.dataset}.pt"
+    path: Path = (
+        options.checkpoint or Path("out") / f"train-{getattr(options, 'dataset', training.TrainConfig.dataset)}.pt"
+    )
     try:
         if options.checkpoint is None:
             make_folder(path.parent)
@@ -376,6 +379,6 @@ def data_message(error: Exception) -> str:
         return f"argument --data-dir: {rest.strip()}"
     first, _, rest = message.partition(" ")
     name = first.rstrip(":")
-    if name not in {*training.TrainConfig.names(), *training.EventConfig.names()}:
+    if name not in SETTINGS:
         raise error
     return f"argument {flag(name)}: {rest}"
