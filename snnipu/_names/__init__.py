@@ -10,7 +10,7 @@ from typing import Optional
 
 from snnipu._extras import require
 
-# What snnTorch imports there without depending on it.
+# Packages that modules of snnTorch import and its metadata does not require.
 _NEEDED = {"snntorch.spikeplot": ("pandas", "matplotlib")}
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 

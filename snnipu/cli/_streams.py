@@ -30,7 +30,7 @@ def guarded(name: str, run: Callable[[], int]) -> int:
     except OSError as error:
         if error.filename is not None or not (is_output_closed(error) or error.errno in NO_ROOM):
             raise
-        # Python flushes its streams once more when it ends: that goes nowhere.
+        # Python flushes its streams at its end, too: the null device takes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error, BrokenPipeError):
             return CLOSED_PIPE
@@ -39,7 +39,7 @@ def guarded(name: str, run: Callable[[], int]) -> int:
 
 
 def is_output_closed(error: BaseException) -> bool:
-    """True if nobody reads standard output any more, and ``error`` may come from that."""
+    """Return True if ``error`` is of a closed pipe and standard output is a closed pipe."""
     if not isinstance(error, BrokenPipeError) or not hasattr(select, "poll"):
         return False
     asked = select.poll()
@@ -48,7 +48,7 @@ def is_output_closed(error: BaseException) -> bool:
 
 
 def output_path(*suffixes: str) -> Callable[[str], Path]:
-    """A file that can be written, found out before the run; a device or a pipe is taken as it is."""
+    """Return an option's type: a file that can be written, checked before the run, or a device or a pipe."""
 
     def parse(text: str) -> Path:
         path = Path(text)
@@ -67,7 +67,7 @@ def output_path(*suffixes: str) -> Callable[[str], Path]:
 
 
 def positive_integer(text: str) -> int:
-    """An option's whole number of 1 or more."""
+    """Return the positive integer of an option's text."""
     try:
         value = int(text)
     except ValueError:

@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def usage_errors(subject: str, *kinds: Type[Exception]) -> Iterator[None]:
-    """Raise errors of these kinds as UsageErrors, but for a full disk's: that is no wrong argument."""
+    """Raise errors of these kinds as UsageErrors, except a WriteError: a full disk is no wrong argument."""
     try:
         yield
     except training.WriteError:
@@ -90,7 +90,7 @@ def usage_errors(subject: str, *kinds: Type[Exception]) -> Iterator[None]:
 def prepare(
     options: argparse.Namespace, held: contextlib.ExitStack, again: bool
 ) -> Tuple[Optional[Path], Optional[Dict[str, Any]]]:
-    """The first process's files, found writable, and the checkpoint that the run goes on from."""
+    """Check in the first process that its files can be written; return checkpoint and saved state to go on from."""
     if options.plot_dir is not None:
         with usage_errors("argument --plot-dir", OSError, MissingExtra):
             require("matplotlib", extra="data", purpose="--plot-dir")
@@ -125,7 +125,7 @@ def train(
     held: contextlib.ExitStack,
     ranks: training.Ranks,
 ) -> int:
-    # Of several agents of torchrun one may have started its processes again for its own one's sake.
+    # torchrun's agents count restarts separately: the first process's own count may be 0 after a restart.
     again = ranks.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
     checkpoint, saved = ranks.together(lambda: prepare(options, held, again) if ranks.is_first else (None, None))
     saved = ranks.from_first(saved)

@@ -17,13 +17,13 @@ from snnipu._files import cache_folder
 from snnipu._version import __version__
 
 VARIABLE = "SNNIPU_EVENT_CACHE"
-# Choices of settings that are kept; the one that was not added to for longest goes first.
+# Number of folders that are kept; the folder with the oldest last entry is removed first.
 KEPT = 50
-# Changed when the bytes of an entry change their meaning.
+# To be increased when the layout of an entry changes.
 _FORMAT = 2
 # A file that changed less long ago may change again without another time stamp.
 _SETTLED_SECONDS = 2.0
-# A folder without it is not the cache's: SNNIPU_EVENT_CACHE may name a place of other things.
+# The cache removes folders with this suffix alone: SNNIPU_EVENT_CACHE may hold other folders.
 _SUFFIX = ".events"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 

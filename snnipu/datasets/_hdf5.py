@@ -27,7 +27,7 @@ class Recordings(NamedTuple):
 
 
 def time_limit(file_bytes: int) -> float:
-    """Seconds that reading a file may take: those of the environment, else by its size.
+    """Return the seconds that reading a file may take, by the environment or by the size of the file.
 
     Raises:
         ValueError: not a number above 0.

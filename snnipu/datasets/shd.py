@@ -98,7 +98,7 @@ def shd(
     spiking neural networks, IEEE Transactions on Neural Networks and Learning Systems 33 (2022).
     """
     step = step_length(num_steps, step_us, window_us, RECORDING_US)
-    time_limit(0)  # a wrong one is told before a file is looked for
+    time_limit(0)  # a wrong limit is an error before a file is read
     require("h5py", extra="events", purpose="the Spiking Heidelberg Digits")
     names = ("shd_train.h5", "shd_test.h5")
     folder = find("Spiking Heidelberg Digits", "SHD", root, names, download)

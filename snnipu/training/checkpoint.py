@@ -42,7 +42,7 @@ def save_checkpoint(path: Path, state: Dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> Dict[str, Any]:
-    """Read what :func:`save_checkpoint` wrote, onto the CPU; nothing of it is read before its checksum is right.
+    """Read a file of :func:`save_checkpoint` onto the CPU; its contents are read only if the checksum is right.
 
     Raises:
         CheckpointError: there is no such file, it is damaged, or it is no checkpoint of this version of the package.

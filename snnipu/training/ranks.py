@@ -20,7 +20,7 @@ class OtherRankError(RuntimeError):
 
 
 class Ranks:
-    """One process of ``size``, which train one network; alone by default.
+    """A process of ``size``, which train one network; by default the only process.
 
     Attributes:
         rank: number of this process, from 0.
@@ -100,10 +100,10 @@ class Ranks:
 
 
 def _common_word(store: Any, rank: int, size: int, timeout: float) -> str:
-    """A word that the processes that are alive now agree on, and none of before knows.
+    """Return a word that is common to the living processes and new to the store.
 
-    torchrun keeps its store when it starts processes again, with the addresses of those that it killed. So each process
-    leaves a word that nobody had before it, and the first answers each word until all have come.
+    torchrun keeps its store when it starts processes again, with the addresses of the killed ones. Each process stores
+    a new word. The first process answers every word until each living process has confirmed its answer.
     """
     word, until = uuid.uuid4().hex, time.monotonic() + timeout
     if rank:
@@ -146,8 +146,8 @@ def joined(cuda: bool = False, timeout: float = TIMEOUT) -> Iterator[Ranks]:
     try:
         yield Ranks(rank, size, *local)
     finally:
-        # A DistributedDataParallel that an error's traceback holds goes after its group, and then PyTorch (2.13) waits
-        # for gloo's threads with Python's lock held; for ever, where one needs that lock to let go of the last sum.
+        # A traceback may free a DistributedDataParallel after its group. PyTorch (2.13) then waits for gloo's threads
+        # with Python's lock held, for ever if such a thread needs the lock to free the last sum. The pause lets it.
         time.sleep(0.01)
         distributed.destroy_process_group()
 
