@@ -95,11 +95,11 @@ $(VENV)/.snnipu: $(VENV)/.torch pyproject.toml setup.py snnipu/_version.py $(NAT
 
 # The extras of the package that is installed: nothing is built again.
 $(VENV)/.data: $(VENV)/.snnipu
-	$(PIP) "$(TORCHVISION)" "snnipu[data]"
+	$(PIP) "snnipu[data]"
 	touch $@
 
 $(VENV)/.test: $(VENV)/.data
-	$(PIP) "snnipu[test,docs]"
+	$(PIP) "$(TORCHVISION)" "snnipu[test,docs]"
 	# What its tests here import needs none of its dependencies, torchaudio among them.
 	$(PIP) --no-deps neurobench
 	touch $@
@@ -141,7 +141,7 @@ test-wheel: $(VENV)/.test
 	rm -rf build $(OUT)/wheel $(WHEEL_VENV) $(LIGHTNING_VENV)
 	$(PIP_WHEEL) --wheel-dir $(OUT)/wheel .
 	$(PYTHON) -m venv $(WHEEL_VENV)
-	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" "$(TORCHVISION)" \
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" \
 		"$$(ls $(OUT)/wheel/snnipu-*.whl)[data]"
 	$(PYTHON) -m venv $(LIGHTNING_VENV)
 	$(WHEEL_VENV)/bin/python -c "import site; print(site.getsitepackages()[0])" > \

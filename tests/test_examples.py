@@ -57,6 +57,6 @@ def test_the_guide_names_no_command_that_is_not_run(repository):
         "torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m snnipu train",
         "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id run1 --rdzv-endpoint host1:29400 "
         "-m snnipu train",
-        "python -m snnipu train --device ipu-model --replicas 2 --accumulate 2 --epochs 1",
+        "python -m snnipu train --device ipu-model --accumulate 4 --epochs 1",
         "python -m benchmarks scale processes=1,2,4 --json scale.json --chart scale.png",
     ]

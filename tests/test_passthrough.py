@@ -41,6 +41,14 @@ def test_submodules(name):
     assert importlib.import_module(f"snnipu.{name}") is importlib.import_module(f"snntorch.{name}")
 
 
+def test_spikeplot_names_the_extra_it_needs(monkeypatch):
+    for name in ("snnipu.spikeplot", "snntorch.spikeplot"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r'spikeplot needs pandas, .*pip install "snnipu\[plot\]"'):
+        importlib.import_module("snnipu.spikeplot")
+
+
 def test_functional_has_snntorchs_names():
     own = {"quant", "loss", "ce_rate_loss", "ce_temporal_loss", "mse_membrane_loss", "mse_temporal_loss"}
     for name in dir(snntorch.functional):

@@ -150,7 +150,7 @@ def test_writers_of_one_cache_of_recordings_are_killed(tmp_path, monkeypatch):
     expected, _ = recordings(tmp_path).batch(range(SAMPLES))
     found = set()
     for turn in range(ROUNDS):
-        # Every other one is begun anew: its first writes make the tables.
+        # Every other one is begun anew: its first writes make the folder.
         monkeypatch.setenv("SNNIPU_EVENT_CACHE", str(tmp_path / f"cache{turn // 2}"))
         killed_together(bin_recordings, tmp_path)
         dataset = recordings(tmp_path)

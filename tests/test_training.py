@@ -65,18 +65,10 @@ def test_bad_settings(settings, message):
         config(**settings)
 
 
-def test_restarts_that_are_no_number_are_none(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "some")
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    assert training.restarts() == (0, 3)
-
-
 def test_settings_survive_the_round_trip():
     original = training.TrainConfig.for_dataset("mnist", seed=3)
     assert original.hidden == 1000
-    assert training.TrainConfig.from_dict(original.to_dict()) == original
-    with pytest.raises(ValueError, match="expected the settings"):
-        training.TrainConfig.from_dict({"hidden": 3})
+    assert training.TrainConfig(**original.to_dict()) == original
 
 
 def test_engines_have_the_same_network():
@@ -231,31 +223,13 @@ def test_a_stop_between_batches_is_told_of(few_digits, monkeypatch):
     assert states == [3, 4]
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ({"batches": 0}, "running: expected an integer from 1 to 7, got 0"),
-        ({"batches": 8}, "running: expected an integer from 1 to 7, got 8"),
-        ({"loss": 1.0}, "running: loss: expected a tensor, got 1.0"),
-        ({"loss": torch.tensor(float("nan"))}, "running: loss: holds numbers that are not finite"),
-        ({"correct": torch.tensor(97)}, "running: expected an integer from 0 to 96, got 97"),
-        ({"correct": torch.tensor(3.0)}, "running: correct: expected torch.int64"),
-        ({"seconds": -1.0}, "running: expected a number from 0"),
-        ({"other": 1}, "running: other is not expected"),
-        (None, "running: loss is missing"),
-    ],
-)
-def test_damaged_epochs_under_way(few_digits, entries, message, monkeypatch):
+def test_an_epoch_under_way_that_does_not_fit(few_digits, monkeypatch):
     _, (state, *_) = between_batches(lambda: training.Trainer(config(epochs=1), few_digits), 3)
-    running = {"batches": 3} if entries is None else {**state["running"], **entries}
     trainer = training.Trainer(config(epochs=1), few_digits)
-    before = without_times(trainer.state_dict())
-    with pytest.raises(training.CheckpointError, match=f"the checkpoint is damaged: {message}"):
-        trainer.load_state_dict({**state, "running": running})
-    assert equal(without_times(trainer.state_dict()), before)
-    record = dict.fromkeys(("train_loss", "train_accuracy", "test_accuracy", "seconds"), 1.0)
-    with pytest.raises(training.CheckpointError, match="running: an epoch more than epochs=1"):
-        trainer.load_state_dict({**state, "history": [record]})
+    before = copy.deepcopy(trainer.state_dict())
+    with pytest.raises(training.CheckpointError, match="the checkpoint is damaged: KeyError: 'loss'"):
+        trainer.load_state_dict({**state, "running": {"batches": 3}})
+    assert equal(trainer.state_dict(), before)
     monkeypatch.setattr(trainer.ranks, "size", 2)
     with pytest.raises(training.CheckpointError, match="is of an epoch under way, which goes on in one process"):
         trainer.load_state_dict(state)
@@ -319,22 +293,21 @@ def test_unreadable_checkpoints(few_digits, tmp_path):
         with pytest.raises(training.CheckpointError, match="is damaged or no checkpoint: it has no checksum"):
             training.load_checkpoint(path)
     training.save_checkpoint(path, {"config": 3})
-    with pytest.raises(training.CheckpointError, match="its entry 'config' should be a dict"):
+    with pytest.raises(training.CheckpointError, match="is not a checkpoint of this version"):
         training.load_checkpoint(path)
 
 
 def test_checkpoints_of_other_versions(few_digits, tmp_path, monkeypatch):
-    path, state = tmp_path / "run.pt", training.Trainer(config(), few_digits).state_dict()
-    torch.save({"format": "snnipu-train-1", **{name: state[name] for name in state if name != "running"}}, path)
-    with pytest.raises(
-        training.CheckpointError, match=r"is of an earlier version of snnipu \(snnipu-train-1\) or damaged"
-    ):
-        training.load_checkpoint(path)
-    # What the guide tells those who trust such a file.
-    training.save_checkpoint(path, {"running": {}, **torch.load(path, weights_only=True)})
-    assert equal(training.load_checkpoint(path)["model"], dict(state["model"]))
+    path, trainer = tmp_path / "run.pt", training.Trainer(config(), few_digits)
+    state = trainer.state_dict()
+    # A setting of before it was one has its default, an unknown one is named.
+    older = {name: value for name, value in state["config"].items() if name not in ("precision", "rule", "chunk")}
+    trainer.load_state_dict({**state, "config": older})
+    with pytest.raises(training.CheckpointError, match=r"the checkpoint is damaged: TypeError: .*'new_setting'"):
+        trainer.load_state_dict({**state, "config": {**state["config"], "new_setting": 1}})
+    training.save_checkpoint(path, state)
     monkeypatch.setattr("snnipu.training.checkpoint.FORMAT", "snnipu-train-4")
-    with pytest.raises(training.CheckpointError, match="is not a checkpoint of this version"):
+    with pytest.raises(training.CheckpointError, match=r"is not a checkpoint of this version .* \(snnipu-train-4\)"):
         training.load_checkpoint(path)
 
 
@@ -344,15 +317,20 @@ def test_checkpoints_of_other_versions(few_digits, tmp_path, monkeypatch):
         ("model", {}),
         ("optimizer", {"state": {}, "param_groups": []}),
         ("optimizer", {}),
+        ("optimizer", {"state": {}, "param_groups": [{"params": [0]}]}),
         ("rng", {}),
         ("rng", {"batch_order": torch.zeros(3)}),
-        ("history", [{"train_loss": "low"}]),
+        ("history", 3),
     ],
 )
 def test_damaged_entries(few_digits, entry, value):
     trainer = training.Trainer(config(), few_digits)
+    before = copy.deepcopy(trainer.state_dict())
+    other = training.Trainer(config(epochs=1), few_digits)
+    other.fit()
     with pytest.raises(training.CheckpointError, match="the checkpoint is damaged"):
-        trainer.load_state_dict({**trainer.state_dict(), entry: value})
+        trainer.load_state_dict({**other.state_dict(), entry: value})
+    assert equal(trainer.state_dict(), before)
 
 
 def test_checkpoint_of_another_run(few_digits):
@@ -423,17 +401,6 @@ def test_600_damaged_checkpoints(trained, tmp_path):
     assert changed > 500
 
 
-def test_a_damaged_checkpoint_is_not_taken_for_an_old_one(trained, tmp_path):
-    path = tmp_path / "run.pt"
-    training.save_checkpoint(path, trained)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-78].replace(b"snnipu-train-3", b"snnipu-train-1"))
-    with pytest.raises(
-        training.CheckpointError, match=r"is of an earlier version of snnipu \(snnipu-train-1\) or damaged"
-    ):
-        training.load_checkpoint(path)
-
-
 def test_other_programs_read_a_checkpoint(trained, tmp_path):
     path = tmp_path / "run.pt"
     training.save_checkpoint(path, trained)
@@ -441,112 +408,6 @@ def test_other_programs_read_a_checkpoint(trained, tmp_path):
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         assert archive.comment == b"snnipu sha256 " + hashlib.sha256(path.read_bytes()[:-64]).hexdigest().encode()
-
-
-def moment(change):
-    """Changes the state of the first parameter."""
-
-    def apply(state):
-        state["optimizer"]["state"][0] = {**state["optimizer"]["state"][0], **change(state["optimizer"]["state"][0])}
-
-    return apply
-
-
-def group(**change):
-    return lambda state: state["optimizer"]["param_groups"][0].update(change)
-
-
-def record(**change):
-    return lambda state: state["history"][0].update(change)
-
-
-def weight(change):
-    def apply(state):
-        state["model"]["0.weight"] = change(state["model"]["0.weight"])
-
-    return apply
-
-
-NAN = float("nan")
-CRAFTED = {
-    "shape": (weight(lambda w: w[:-1].clone()), r"model: 0.weight: expected torch.float32 of shape \(8, 64\), got"),
-    "broadcast": (weight(lambda w: w[:1].clone()), r"got torch.float32 of shape \(1, 64\)"),
-    "type": (weight(lambda w: w.double()), r"model: 0.weight: .* got torch.float64"),
-    "NaN": (weight(lambda w: w * NAN), "model: 0.weight: holds numbers that are not finite"),
-    "no tensor": (weight(lambda w: w.tolist()), "model: 0.weight: expected a tensor, got list"),
-    "no weight": (lambda state: state["model"].pop("0.weight"), "model: 0.weight is missing"),
-    "more weights": (lambda state: state["model"].update(new=torch.zeros(1)), "model: new is not expected"),
-    "no state": (lambda state: state["optimizer"].pop("state"), "optimizer: state is missing"),
-    "empty state": (
-        lambda state: state["optimizer"]["state"].clear(),
-        "optimizer: state of the parameters: 0 is missing",
-    ),
-    "state of one": (
-        lambda state: state["optimizer"]["state"].pop(1),
-        "optimizer: state of the parameters: 1 is missing",
-    ),
-    "state of none": (lambda state: state["optimizer"]["state"].update({9: {}}), "parameters: 9 is not expected"),
-    "moment's shape": (
-        moment(lambda s: {"exp_avg": s["exp_avg"].T.clone()}),
-        r"parameter 0: exp_avg: expected .*\(64, 8\)",
-    ),
-    "moment's type": (moment(lambda s: {"exp_avg": s["exp_avg"].half()}), "parameter 0: exp_avg: .* got torch.float16"),
-    "infinite moment": (
-        moment(lambda s: {"exp_avg": s["exp_avg"] + 1e999}),
-        "exp_avg: holds numbers that are not finite",
-    ),
-    "negative moment": (
-        moment(lambda s: {"exp_avg_sq": s["exp_avg_sq"] - 1}),
-        "exp_avg_sq: expected no number below 0",
-    ),
-    "moments": (moment(lambda s: {"momentum": s["exp_avg"]}), "parameter 0: momentum is not expected"),
-    "negative step": (
-        moment(lambda s: {"step": torch.tensor(-3.0)}),
-        "step: expected a whole number above 0, got -3.0",
-    ),
-    "half a step": (moment(lambda s: {"step": torch.tensor(1.5)}), "step: expected a whole number above 0, got 1.5"),
-    "steps": (moment(lambda s: {"step": torch.ones(2)}), "step: expected a whole number above 0, got a tensor"),
-    "step NaN": (moment(lambda s: {"step": torch.tensor(NAN)}), "step: expected a whole number above 0, got nan"),
-    "lr": (group(lr=NAN), "param_groups: lr: expected a number above 0, got nan"),
-    "negative lr": (group(lr=-0.1), "param_groups: lr: expected a number above 0, got -0.1"),
-    "lr of another type": (group(lr="0.1"), "param_groups: lr: expected a number above 0, got '0.1'"),
-    "betas": (group(betas=(0.9, 0.5)), r"betas is \(0.9, 0.5\) there and \(0.9, 0.999\) here"),
-    "eps": (group(eps=0.0), "param_groups: eps is 0.0 there"),
-    "tensor": (group(eps=torch.zeros(2)), "param_groups: expected numbers and words only"),
-    "parameters": (group(params=[0, 1, 2]), r"params is \[0, 1, 2\] there"),
-    "no eps": (lambda state: state["optimizer"]["param_groups"][0].pop("eps"), "param_groups: eps is missing"),
-    "groups": (lambda state: state["optimizer"].update(param_groups=[]), "param_groups: expected 1 in a list"),
-    "generator": (
-        lambda state: state["rng"].update(batch_order=torch.zeros_like(state["rng"]["batch_order"])),
-        "rng: batch_order: not the state of a random number generator",
-    ),
-    "generator's type": (
-        lambda state: state["rng"].update(batch_order=torch.zeros(5056)),
-        "rng: batch_order: expected torch.uint8",
-    ),
-    "no generator": (lambda state: state["rng"].clear(), "KeyError: 'batch_order'"),
-    "loss": (record(train_loss=NAN), "history: train_loss of epoch 1: expected a finite number, got nan"),
-    "accuracy": (
-        record(test_accuracy=1.5),
-        "history: test_accuracy of epoch 1: expected a number from 0 to 1, got 1.5",
-    ),
-    "words": (record(test_accuracy="0.5"), "history: test_accuracy of epoch 1: expected a finite number, got '0.5'"),
-    "seconds": (record(seconds=-1.0), "history: seconds of epoch 1: expected a number from 0"),
-    "no record": (lambda state: state["history"].clear(), "optimizer: state of the parameters: 0 is not expected"),
-    "config": (lambda state: state["config"].update(lr=torch.zeros(2)), "'config' should hold numbers and words only"),
-}
-
-
-@pytest.mark.parametrize(("change", "message"), CRAFTED.values(), ids=CRAFTED)
-def test_wrong_contents_under_a_right_checksum(few_digits, trained, tmp_path, change, message):
-    path, state = tmp_path / "run.pt", copy.deepcopy(trained)
-    change(state)
-    training.save_checkpoint(path, state)
-    trainer = training.Trainer(config(hidden=8), few_digits)
-    before = copy.deepcopy(trainer.state_dict())
-    with pytest.raises(training.CheckpointError, match=f"damaged: .*{message}"):
-        trainer.load_state_dict(training.load_checkpoint(path))
-    assert equal(before, trainer.state_dict())
 
 
 def test_weights_that_overflow_in_the_last_step_are_no_epoch(few_digits):

@@ -217,16 +217,16 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(data, settings, tmp_path):
     trainer.load_state_dict(state)
     assert trainer.fit()
     assert equal(without_times(trainer.state_dict()), without_times(straight.state_dict()))
-    for dropped, message in (([1], "dropped: expected 4 numbers"), ([1, 2, 3, -1], "expected an integer from 0")):
-        with pytest.raises(training.CheckpointError, match=f"running: {message}"):
-            trainer.load_state_dict({**state, "running": {**state["running"], "dropped": dropped}})
 
 
 def test_record_tells_activity_and_overflow(data):
     trainer = training.EventTrainer(config(epochs=1, max_spikes=(1, 2, 2, 3)), data)
     trainer.fit()
     (record,) = trainer.history
-    assert set(record) == set(trainer.entries)
+    assert set(record) == {
+        *("train_loss", "train_accuracy", "test_accuracy", "seconds", "activity", "overflow"),
+        *("input_activity", "input_overflow", "train_overflow", "grad_threshold"),
+    }
     x, labels = data.test.batch(range(len(data.test)))
     layers = trainer.network(x, all_layers=True)
     assert record["activity"] == pytest.approx([layer.activity for layer in layers])
@@ -348,9 +348,8 @@ def test_a_stop_in_the_first_epoch_scales_once(data):
     ("entry", "value"),
     [
         ("schedule", None),
-        ("schedule", {"calls": -1}),
+        ("schedule", {}),
         ("scaling", [(1.0,)]),
-        ("scaling", [(float("nan"), 0.1, 0.1, None, True)] * 2),
         ("scaling", None),
         ("model", {}),
     ],
@@ -359,26 +358,6 @@ def test_damaged_entries(data, entry, value):
     trainer = training.EventTrainer(config(), data)
     with pytest.raises(training.CheckpointError, match="the checkpoint is damaged"):
         trainer.load_state_dict({**trainer.state_dict(), entry: value})
-
-
-@pytest.mark.parametrize(
-    ("entry", "value", "message"),
-    [
-        ("activity", [0.1], r"history: activity: expected \d numbers, got \[0.1\]"),
-        ("activity", [0.1, 1.1], "activity of epoch 1: expected a number from 0 to 1"),
-        ("overflow", [0, -1], "overflow of epoch 1: expected an integer from 0, got -1"),
-        ("train_overflow", [0, 0], r"history: train_overflow: expected \d numbers, got \[0, 0\]"),
-        ("input_overflow", 0.5, "input_overflow of epoch 1: expected an integer from 0, got 0.5"),
-        ("grad_threshold", float("inf"), "grad_threshold of epoch 1: expected a finite number, got inf"),
-    ],
-)
-def test_damaged_records(data, entry, value, message):
-    trainer = training.EventTrainer(config(epochs=1), data)
-    trainer.fit()
-    state = trainer.state_dict()
-    state["history"] = [{**state["history"][0], entry: value}]
-    with pytest.raises(training.CheckpointError, match=f"the checkpoint is damaged: .*{message}"):
-        training.EventTrainer(config(epochs=1), data).load_state_dict(state)
 
 
 def test_checkpoint_of_another_run(data):
@@ -432,7 +411,7 @@ def test_silent_data_names_the_setting(data):
         ({"max_spikes": 0}, "max_spikes: expected a positive integer, got 0"),
         ({"slot_activity": 2}, "slot_activity: expected a number above 0 and up to 1, got 2"),
         ({"slot_activity": 0.1, "max_spikes": 3}, "max_spikes: expected none, got 3: slot_activity tells the slots"),
-        ({"input_slots": 3}, "input_slots: only with slot_activity"),
+        ({"input_slots": 3}, "input_slots: expected none, got 3: only with slot_activity"),
         ({"overflow_order": "last"}, "overflow_order: expected one of lowest, rotate"),
         ({"grad_threshold": float("nan")}, "grad_threshold: expected a finite number"),
         ({"grad_threshold_start": -1.0}, "grad_threshold_start: expected none, got -1.0: there is no grad_threshold"),
@@ -486,7 +465,7 @@ def test_defaults_are_the_published_configurations():
     for dataset in training.EVENT_DATASETS:
         settings = training.EventConfig.for_dataset(dataset)
         assert (settings.grad_threshold, settings.grad_threshold_start) == (0.9, -100.0)
-        assert training.EventConfig.from_dict(settings.to_dict()) == settings
+        assert training.EventConfig(**settings.to_dict()) == settings
 
 
 def test_networks_of_convolutions_have_defaults_for_their_maps():
@@ -494,7 +473,7 @@ def test_networks_of_convolutions_have_defaults_for_their_maps():
     nmnist = build("nmnist", network="conv")
     assert nmnist.hidden == ("12C5", "MP2", "32C5", "MP2")
     assert (nmnist.num_hidden_layers, nmnist.delay, nmnist.max_spikes) == (2, 0, None)
-    assert training.EventConfig.from_dict(nmnist.to_dict()) == nmnist
+    assert training.EventConfig(**nmnist.to_dict()) == nmnist
     assert build("dvs", network="conv").hidden == ("16C5P2", "MP2", "32C3P1", "MP2", 512)
     assert (
         build("dvs", network="conv", downsample=2).hidden == build("dvs", network="conv", crop=64, downsample=1).hidden
@@ -507,7 +486,7 @@ def test_networks_of_convolutions_have_defaults_for_their_maps():
     assert build("nmnist", network="conv", max_spikes=(64, 900, 300, 10)).slots([1] * 4) == (64, 900, 300, 10)
     before = build("nmnist").to_dict()
     del before["network"]  # a checkpoint of before there was a choice
-    assert training.EventConfig.from_dict(before) == build("nmnist")
+    assert training.EventConfig(**before) == build("nmnist")
 
 
 @pytest.mark.parametrize(

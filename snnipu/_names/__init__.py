@@ -8,6 +8,10 @@ import sys
 from types import ModuleType
 from typing import Optional
 
+from snnipu._extras import require
+
+# Packages that modules of snnTorch import and its metadata does not require.
+_NEEDED = {"snntorch.spikeplot": ("pandas", "matplotlib")}
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
@@ -21,6 +25,8 @@ class AliasLoader(importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
+        for package in _NEEDED.get(self._target, ()):
+            require(package, extra="plot", purpose=self._target)
         # importlib hands out what stands in sys.modules after exec_module: the target keeps its own __spec__.
         sys.modules[module.__name__] = importlib.import_module(self._target)
 

@@ -1,15 +1,14 @@
 """The options of ``python -m snnipu train``, each in one place, and the settings that they ask for."""
 
 import argparse
-import math
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type, Union
 
 from snnipu import training
+from snnipu.cli._streams import positive_integer
 from snnipu.training.config import (
     CONV_DEFAULTS,
-    CONV_HIDDEN,
     DATASET_DEFAULTS,
     EVENT_DEFAULTS,
     NETWORKS,
@@ -20,7 +19,6 @@ from snnipu.training.online import CHUNK, RULES
 
 Config = Union[training.TrainConfig, training.EventConfig]
 
-NONE = "none"
 IPU_MODEL = "ipu-model"
 DESCRIPTION = """\
 Train a spiking network on handwritten digits or, with --dataset randman, nmnist, shd, dvs or spoken_digits, on
@@ -43,26 +41,6 @@ class UsageError(Exception):
 # ---- values
 
 
-def positive_int(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
-    return value
-
-
-def positive_float(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return value
-
-
 def natural_int(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected an integer from 0, got {text!r}")
@@ -72,18 +50,16 @@ def natural_int(text: str) -> int:
 def hidden_layers(text: str) -> Tuple[Union[int, str], ...]:
     """``256,128``, or ``12C5-MP2-100``."""
     if not any(letter.isalpha() for letter in text):
-        return tuple(map(positive_int, text.split(",")))
-    return tuple(positive_int(part) if part.isdecimal() else part.upper() for part in re.split("[-,]", text))
+        return tuple(map(positive_integer, text.split(",")))
+    return tuple(positive_integer(part) if part.isdecimal() else part.upper() for part in re.split("[-,]", text))
 
 
 def none_or(kind: Callable[[str], Any], what: str = "") -> Callable[[str], Any]:
-    """``kind``, or the word none, which an option not given must be told from."""
+    """``kind``, or the word none."""
 
     def read(text: str) -> Any:
-        if text.lower() == NONE:
-            return NONE
         try:
-            return kind(text)
+            return None if text.lower() == "none" else kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected {what} or none, got {text!r}") from None
 
@@ -92,10 +68,8 @@ def none_or(kind: Callable[[str], Any], what: str = "") -> Callable[[str], Any]:
 
 def slot_numbers(text: str) -> Any:
     """``64``, ``none`` or ``64,16,none``: a number for all, or one for each."""
-    values = tuple(None if part == NONE else positive_int(part) for part in text.lower().split(","))
-    if len(values) > 1:
-        return values
-    return NONE if values[0] is None else values[0]
+    values = tuple(map(none_or(positive_integer), text.split(",")))
+    return values if len(values) > 1 else values[0]
 
 
 number_or_none = none_or(float, "a number")
@@ -109,13 +83,12 @@ class Option(NamedTuple):
 
     Attributes:
         name: the setting, or the argument, that it sets.
-        kind: a function of its text, all its values, or, without a text, what it sets.
+        kind: a function of its text, all its values, or True for an option without a text.
         metavar: its value in the help.
         help: ``{default}`` stands for the defaults of the data sets.
         flag: where it is not the name with hyphens.
         default: where there is none in the settings.
         kept: whether a run that is resumed needs it again: what is no setting, and so in no checkpoint.
-        only: the data sets that have it, where the settings do not tell.
     """
 
     name: str
@@ -125,32 +98,25 @@ class Option(NamedTuple):
     flag: str = ""
     default: Any = None
     kept: bool = False
-    only: Sequence[str] = ()
 
 
 _IMAGES = training.TrainConfig()
 _CONV = " and ".join(f"{values['grad_threshold']:g} for {name}" for name, values in CONV_DEFAULTS.items())
-_CONV_LAYERS = ", ".join(
-    f"{'-'.join(map(str, hidden))} for {dataset}" + (f" up to {side} x {side}" if len(sides) > 1 else "")
-    for dataset, sides in CONV_HIDDEN.items()
-    for side, hidden in sides.items()
-)
 _RANDMAN = EVENT_DEFAULTS["randman"]
 OPTIONS: Dict[str, List[Option]] = {
     "network and schedule": [
         Option("dataset", (*training.DATASETS, *training.EVENT_DATASETS), "", f"default: {_IMAGES.dataset}"),
-        Option("steps", positive_int, "T", "time steps ({default})"),
+        Option("steps", positive_integer, "T", "time steps ({default})"),
         Option(
             "hidden", hidden_layers, "N[,N...]",
             "hidden neurons, for events of one or more layers ({default}); for --network conv layers such as "
             "12C5-MP2-32C5-MP2-100: convolutions to 12 and 32 maps by 5 x 5, maxima of 2 x 2, 100 neurons",
         ),
-        Option("epochs", positive_int, "N", "passes over the data ({default})"),
+        Option("epochs", positive_integer, "N", "passes over the data ({default})"),
         Option(
-            "batch_size", positive_int, "N",
+            "batch_size", positive_integer, "N",
             "samples that a step of the optimizer takes, over all processes ({default})",
         ),
-        Option("batch_size", positive_int, "N", "the same as --batch-size", "--global-batch"),
         Option("lr", float, "", "learning rate of Adam ({default})"),
         Option("lr_decay", float, "F", "multiplies the learning rate after each epoch ({default})"),
         Option("beta", float, "", "decay of the membrane per step ({default})"),
@@ -165,7 +131,7 @@ OPTIONS: Dict[str, List[Option]] = {
             "bf16: products and spikes in bfloat16, by autocast; for events with --method dense (default: float32)",
         ),
         Option(
-            "bptt_steps", positive_int, "N",
+            "bptt_steps", positive_integer, "N",
             "digits and mnist: truncated backpropagation through time: the gradient is cut off every N steps (default: "
             "it goes through all)",
         ),
@@ -175,29 +141,23 @@ OPTIONS: Dict[str, List[Option]] = {
             "--method dense, which are then the defaults, sltt and ottt with sparse_network, too (default: "
             "backpropagation through time)",
         ),
-        Option("chunk", positive_int, "N", f"with --rule: steps that are computed at a time (default: {CHUNK})"),
+        Option("chunk", positive_integer, "N", f"with --rule: steps that are computed at a time (default: {CHUNK})"),
     ],
     "parts of a batch, in turn; several processes: torchrun --nproc-per-node N -m snnipu train": [
         Option(
-            "accumulate", positive_int, "N",
+            "accumulate", positive_integer, "N",
             "compute each process's share of a batch in N parts, and step on the sum of their gradients",
             default=1, kept=True,
         ),
         Option(
-            "replicas", positive_int, "N",
-            "with --device ipu-model: N replicas, each with its share of a batch, as poptorch's replicationFactor; the "
-            "model runs them in turn (default: 1)",
+            "checkpoint_steps", positive_integer, "N",
+            "digits and mnist: keep the states of every N-th step only, and compute the others again in the backward "
+            "pass: less memory, the same numbers",
             kept=True,
         ),
         Option(
-            "checkpoint_steps", positive_int, "N",
-            "digits and mnist: keep the states of every N-th step only, and compute the others again in the backward "
-            "pass: less memory, the same numbers",
-            kept=True, only=training.DATASETS,
-        ),
-        Option(
-            "timeout", positive_float, "S",
-            "seconds after which processes that wait for another give up and name it (default: %(default)g)",
+            "timeout", float, "S",
+            "seconds after which processes that wait for another give up (default: %(default)g)",
             default=training.TIMEOUT,
         ),
     ],
@@ -205,14 +165,13 @@ OPTIONS: Dict[str, List[Option]] = {
         Option(
             "network", NETWORKS, "",
             "nmnist, dvs: fc, fully connected (default), or conv, the field's small network of convolutions, by "
-            f"default without delay and slots, with the second threshold {_CONV}; hidden layers: {_CONV_LAYERS}",
+            f"default without delay and slots, with the second threshold {_CONV}",
         ),
         Option(
             "method", tuple(training.METHODS), "",
             "sparse_network (default): one operator a layer; sparse_ops: operator by operator; dense: matrix products "
             "over all steps, which has no slots and no second threshold",
         ),
-        Option("method", "dense", "", "the same as --method dense", "--dense"),
         Option(
             "slot_activity", number_or_none, "A",
             "share of the hidden neurons that have a slot for their spike in a step: 2 * floor(A * N / 2) slots "
@@ -220,7 +179,7 @@ OPTIONS: Dict[str, List[Option]] = {
             "--activity",
         ),
         Option(
-            "input_slots", none_or(positive_int), "N",
+            "input_slots", none_or(positive_integer), "N",
             "with --activity: slots of the input, or none: as many as needed ({default})",
         ),
         Option(
@@ -241,7 +200,7 @@ OPTIONS: Dict[str, List[Option]] = {
             "where the second threshold starts, or none: no schedule (default: -100)",
         ),
         Option(
-            "grad_threshold_every", positive_int, "N",
+            "grad_threshold_every", positive_integer, "N",
             "batches after which its distance to --grad-threshold is halved, again and again ({default})",
         ),
         Option(
@@ -268,31 +227,28 @@ OPTIONS: Dict[str, List[Option]] = {
         ),
         Option("download", True, "", "let torchvision download MNIST, tonic nmnist, shd and dvs, into --data-dir"),
         Option("step_us", float, "US", "recordings: a time step ({default}, else the recording over --steps)"),
-        Option("crop", positive_int, "N", "nmnist, dvs: the central N x N pixels only"),
-        Option("downsample", positive_int, "N", "dvs: squares of N x N pixels become one ({default})"),
-        Option("classes", positive_int, "N", f"randman: classes (default: {_RANDMAN['classes']})"),
+        Option("crop", positive_integer, "N", "nmnist, dvs: the central N x N pixels only"),
+        Option("downsample", positive_integer, "N", "dvs: squares of N x N pixels become one ({default})"),
+        Option("classes", positive_integer, "N", f"randman: classes (default: {_RANDMAN['classes']})"),
         Option(
-            "samples_per_class", positive_int, "N",
+            "samples_per_class", positive_integer, "N",
             f"randman: samples of a class, training and test (default: {_RANDMAN['samples_per_class']})",
         ),
-        Option("manifold_dim", positive_int, "D", "randman: of the manifolds (default: 1)"),
+        Option("manifold_dim", positive_integer, "D", "randman: of the manifolds (default: 1)"),
         Option("alpha", float, "", "randman: smoothness of the manifolds (default: 2)"),
         Option(
             "no_cache", True, "",
             "recordings: keep no binned ones on the disk, and take none from there (they are in memory)",
             kept=True,
         ),
-        Option(
-            "workers", natural_int, "N", "events: processes that read recordings",
-            kept=True, only=training.EVENT_DATASETS,
-        ),
+        Option("workers", natural_int, "N", "events: processes that read recordings", kept=True),
         Option(
             "device", ("auto", "cpu", "cuda", IPU_MODEL), "",
             "ipu-model: the layers' operators on a model of an IPU, the rest on the CPU (default: auto, a GPU if any)",
             default="auto", kept=True,
         ),
         Option(
-            "threads", positive_int, "N",
+            "threads", positive_integer, "N",
             "of the CPU (default: 1 for a small network, else PyTorch's number or OMP_NUM_THREADS)",
         ),
     ],
@@ -309,7 +265,7 @@ OPTIONS: Dict[str, List[Option]] = {
         ),
         Option("no_checkpoint", True, "", "save none"),
         Option(
-            "save_every", positive_int, "N",
+            "save_every", positive_integer, "N",
             "save the checkpoint after every N batches of an epoch, too, and when a signal stops the training",
             kept=True,
         ),
@@ -322,12 +278,13 @@ OPTIONS: Dict[str, List[Option]] = {
 
 
 _ALL = [option for options in OPTIONS.values() for option in options]
-_FIRST = {option.name: option for option in reversed(_ALL)}
+SETTINGS = {*training.TrainConfig.names(), *training.EventConfig.names()}
+_FLAGS = {option.name: option.flag or f"--{option.name.replace('_', '-')}" for option in _ALL}
 
 
 def flag(name: str) -> str:
-    """``batch_size`` -> ``--batch-size``: of an option with several flags the first."""
-    return (_FIRST[name].flag if name in _FIRST else "") or f"--{name.replace('_', '-')}"
+    """``batch_size`` -> ``--batch-size``."""
+    return _FLAGS.get(name, name)
 
 
 def flag_message(message: str) -> str:
@@ -356,17 +313,17 @@ def build_parser() -> argparse.ArgumentParser:
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for option in options:
-            kind: Dict[str, Any] = {"metavar": option.metavar or None, "default": option.default}
+            # A setting that is not given is absent: None is a value.
+            default = argparse.SUPPRESS if option.name in SETTINGS else option.default
+            kind: Dict[str, Any] = {"metavar": option.metavar or None, "default": default}
             if isinstance(option.kind, tuple):
                 kind.update(choices=option.kind, type=type(option.kind[0]))
             elif callable(option.kind):
                 kind.update(type=option.kind)
-            elif option.kind is True:
-                kind = {"action": "store_true"}
             else:
-                kind = {"action": "store_const", "const": option.kind}
+                kind = {"action": "store_true"}
             text = option.help.replace("{default}", _default(option.name))
-            group.add_argument(option.flag or flag(option.name), dest=option.name, help=text, **kind)
+            group.add_argument(flag(option.name), dest=option.name, help=text, **kind)
     return parser
 
 
@@ -374,8 +331,8 @@ def resume_command(options: argparse.Namespace, checkpoint: Path) -> List[str]:
     """The command that goes on from ``checkpoint``, which holds all settings, with the same data and outputs."""
     command = ["python", "-m", "snnipu", "train", "--resume", "--checkpoint", str(checkpoint)]
     for option in _ALL:
-        value = getattr(options, option.name)
-        if option.kept and value is not False and value != option.default:
+        value = getattr(options, option.name) if option.kept else None
+        if value is not None and value is not False and value != option.default:
             command += [flag(option.name), *([] if value is True else [str(value)])]
     return command
 
@@ -389,14 +346,15 @@ def config_kind(dataset: object) -> Type[Config]:
 
 def choose_config(options: argparse.Namespace, saved: Optional[Dict[str, Any]]) -> Config:
     """The settings asked for, over those of the checkpoint or, without one, the data set's defaults."""
-    known = {*training.TrainConfig.names(), *training.EventConfig.names()}
-    given = {name: value for name, value in vars(options).items() if name in known and value is not None}
-    asked: Dict[str, Any] = {name: None if value == NONE else value for name, value in given.items()}
+    asked = {name: value for name, value in vars(options).items() if name in SETTINGS}
     dataset = (saved["config"] if saved is not None else asked).get("dataset", training.TrainConfig.dataset)
     if saved is not None and "dataset" in asked and isinstance(dataset, str):
         training.check_same_run({"dataset": dataset}, {"dataset": asked["dataset"]})
     kind = config_kind(dataset)
-    _check_dataset_has(options, dataset)
+    absent = "workers" if kind is training.TrainConfig else "checkpoint_steps"
+    for name in [*asked, *([] if getattr(options, absent) is None else [absent])]:
+        if name not in kind.names():
+            raise UsageError(f"argument {flag(name)}: not for --dataset {dataset}")
     if kind is training.TrainConfig and "hidden" in asked:
         if len(asked["hidden"]) > 1:
             raise UsageError(f"argument --hidden: expected one number for --dataset {dataset}, got several")
@@ -407,24 +365,11 @@ def choose_config(options: argparse.Namespace, saved: Optional[Dict[str, Any]]) 
         if saved is None:
             return kind.for_dataset(**{"dataset": dataset, **asked})
         try:
-            stored = kind.from_dict(saved["config"])
-        except ValueError as error:
+            stored = kind(**saved["config"])
+        except (TypeError, ValueError) as error:
             raise training.CheckpointError(f"the checkpoint is damaged: {error}") from error
         settings = {**stored.to_dict(), **asked}
         training.check_same_run(stored.to_dict(), settings)
         return kind(**settings)
     except ValueError as error:
         raise UsageError(f"argument {flag_message(str(error))}") from error
-
-
-def _check_dataset_has(options: argparse.Namespace, dataset: object) -> None:
-    """Raises UsageError for an option that only the other kind of data has."""
-    kinds: List[Tuple[Type[Config], Sequence[str]]] = [
-        (training.TrainConfig, training.DATASETS),
-        (training.EventConfig, training.EVENT_DATASETS),
-    ]
-    for option in _ALL:
-        having = [(kind, sets) for kind, sets in kinds if option.name in kind.names() or sets == option.only]
-        if len(having) == 1 and config_kind(dataset) is not having[0][0] and getattr(options, option.name) is not None:
-            wanted = " or ".join(having[0][1])
-            raise UsageError(f"argument {flag(option.name)}: only for --dataset {wanted}, not {dataset}")

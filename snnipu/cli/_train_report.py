@@ -30,19 +30,6 @@ def print_counts(entries: List[Dict[str, Any]]) -> None:
         )
 
 
-def cache_lines(trainer: AnyTrainer) -> List[str]:
-    """Where binned recordings are kept from run to run, and how many are there; none where they are not."""
-    data = trainer.data if isinstance(trainer, training.EventTrainer) else None
-    if data is None or data.train.cache_file is None:
-        return []
-    there = [part.disk_usage() for part in (data.train, data.test)]
-    return [
-        f"binned recordings are kept in {data.train.cache_file.parent}: {sum(part.recordings for part in there):,} of "
-        f"{len(data.train) + len(data.test):,} are there, {sum(part.bytes for part in there) / 2**20:.1f} MiB "
-        "(--no-cache: in memory only)"
-    ]
-
-
 def print_epoch(trainer: AnyTrainer) -> None:
     record = trainer.history[-1]
     speed = trainer.train_samples / record["seconds"]

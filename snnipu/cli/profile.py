@@ -1,8 +1,8 @@
 """``python -m snnipu profile``: what a network would need and take on IPUs, by a model of the machine."""
 
 import argparse
-import importlib.util
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Union
@@ -19,7 +19,7 @@ from snnipu.ipu.network import NetworkSpec
 from snnipu.ipu.operators import OperatorsProfile, runs_by_operators
 from snnipu.planning.network import DTYPES, OPTIMIZERS
 from snnipu.planning.performance import estimate
-from snnipu.planning.search import MAX_IPUS, plan
+from snnipu.planning.search import plan
 from snnipu.planning.targets import TARGETS
 
 DEFAULT_ACTIVITY = 0.02
@@ -27,27 +27,9 @@ DEFAULT_ACTIVITY = 0.02
 
 def _activity(text: str) -> List[float]:
     try:
-        values = [float(part) for part in text.split(",")]
+        return [float(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a number, or one for each size, but is {text!r}") from None
-    for value in values:
-        if not 0 < value <= 1:
-            raise argparse.ArgumentTypeError(f"must be above 0 and up to 1, but is {value:g}")
-    return values
-
-
-def _ipus(text: str) -> int:
-    value = positive_integer(text)
-    if value > MAX_IPUS:
-        raise argparse.ArgumentTypeError(f"must be at most {MAX_IPUS}, but is {value}")
-    return value
-
-
-def _neurons_per_tile(text: str) -> int:
-    value = positive_integer(text)
-    if value % 2:
-        raise argparse.ArgumentTypeError(f"must be even, but is {value}")
-    return value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         help="sizes, input first, such as 2312,1466,1466,10; or a Python file that defines `model`, a module or a "
         "function that returns one; FILE.py:NAME for another name",
     )
-    add("--ipus", type=_ipus, default=1, metavar="N", help="IPUs to spread the layers over (default: 1)")
+    add("--ipus", type=positive_integer, default=1, metavar="N", help="IPUs to spread the layers over (default: 1)")
     add("--target", choices=list(TARGETS), default="mk2", help="kind of IPU (default: mk2)")
     add(
         "--activity",
@@ -82,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=list(DTYPES), default="float32", help="of the weights (default: float32)")
     add("--optimizer", choices=OPTIMIZERS, default="adam", help="whose state the tiles keep (default: adam)")
     add("--inference", action="store_true", help="no backward pass")
-    add("--neurons-per-tile", type=_neurons_per_tile, metavar="N", help="at least so many (default: tried out)")
+    add("--neurons-per-tile", type=positive_integer, metavar="N", help="at least so many (default: tried out)")
     add("--json", type=output_path(), metavar="FILE", help="write figures and plan as JSON")
     add("--html", type=output_path(".html", ".htm"), metavar="FILE", help="write a report with maps of the tiles")
     return parser
@@ -96,25 +78,19 @@ def _load(path: Path, name: str) -> nn.Module:
     """The module that a Python file defines as ``name``."""
     if not path.is_file():
         raise ModelError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location("snnipu_profiled_model", path)
-    if spec is None or spec.loader is None:
-        raise ModelError(f"{path} is no Python file")
-    namespace = importlib.util.module_from_spec(spec)
     # As for a script: its neighbours can be imported.
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        spec.loader.exec_module(namespace)
-        if not hasattr(namespace, name):
-            raise ModelError(f"{path} defines no {name!r}")
-        found: Any = getattr(namespace, name)
+        namespace = runpy.run_path(str(path), run_name="snnipu_profiled_model")
+        found: Any = namespace.get(name)
         if not isinstance(found, nn.Module) and callable(found):
             found = found()
-    except ModelError:
-        raise
     except (Exception, SystemExit) as error:
         raise ModelError(f"{path} raised {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)
+    if name not in namespace:
+        raise ModelError(f"{path} defines no {name!r}")
     if not isinstance(found, nn.Module):
         raise ModelError(f"{name} of {path} must be a torch.nn.Module, or return one, but is {type(found).__name__}")
     return found
@@ -132,12 +108,9 @@ def _network(arguments: argparse.Namespace) -> Union[NetworkSpec, OperatorsProfi
     activity = arguments.activity[0] if len(arguments.activity) == 1 else arguments.activity
     text: str = arguments.model
     if text.replace(",", "").replace(" ", "").replace("-", "").isdigit():
-        try:
-            sizes = [int(part) for part in text.split(",")]
-        except ValueError:
-            raise ModelError(f"sizes are positive whole numbers, separated by commas, but is {text!r}") from None
-        if any(size < 1 for size in sizes):
-            raise ModelError(f"sizes are positive whole numbers, but is {text!r}")
+        sizes = [int(part) if part.strip().isdigit() else 0 for part in text.split(",")]
+        if min(sizes) < 1:
+            raise ModelError(f"sizes are positive whole numbers, separated by commas, but is {text!r}")
         return NetworkSpec.from_sizes(sizes, activity, arguments.input_slots, **more)
     file, _, name = text.rpartition(":") if text.rpartition(":")[0].endswith(".py") else (text, "", "model")
     if not file.endswith(".py"):
@@ -176,17 +149,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Plan and predict what ``argv`` asks for; returns the exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    made = None
     try:
         network = _network(arguments)
+        if isinstance(network, NetworkSpec):
+            made = plan(network, arguments.target, arguments.ipus, neurons_per_tile=arguments.neurons_per_tile)
     except (ModelError, TypeError, ValueError, IpuModelError) as error:
         parser.error(f"argument --model: {error}")
-    if isinstance(network, OperatorsProfile):
+    if made is None:
         print(network)
         if arguments.json:
             document = {"format": report.FORMAT, "snnipu": __version__, **network.to_dict()}
             write_text(arguments.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
         return 0
-    made = plan(network, arguments.target, arguments.ipus, neurons_per_tile=arguments.neurons_per_tile)
     performance = estimate(made) if made.layers else None
     print(report.text(performance) if performance is not None else report.plan_only_text(made))
     if arguments.json:

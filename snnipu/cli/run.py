@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import List, Optional
 
 from snnipu import _dropin
-from snnipu.cli._streams import failing_stream
+from snnipu.cli._streams import is_output_closed
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,7 +107,7 @@ def main(argv: List[str]) -> int:
         print("snnipu run: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and failing_stream(error) is not None:
+        if is_output_closed(error):
             raise
         traceback = _of_script(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)

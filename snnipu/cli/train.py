@@ -6,8 +6,9 @@ import json
 import os
 import shlex
 import sys
+import traceback
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Type
 
 import torch
 
@@ -17,6 +18,7 @@ from snnipu._files import failure, write_text
 from snnipu._names import is_installed
 from snnipu.cli._train_options import (
     IPU_MODEL,
+    SETTINGS,
     Config,
     UsageError,
     build_parser,
@@ -25,8 +27,8 @@ from snnipu.cli._train_options import (
     flag_message,
     resume_command,
 )
-from snnipu.cli._train_report import AnyTrainer, cache_lines, counts_of, draw, make_report, print_counts, print_epoch
-from snnipu.training.interrupt import StopRequest
+from snnipu.cli._train_report import AnyTrainer, counts_of, draw, make_report, print_counts, print_epoch
+from snnipu.training.interrupt import stop_requests
 
 # Multiply-adds of a batch. Threads of a smaller network wait for each other longer than they compute, above all where
 # other processes take their turns: measured on two cores, see docs/how-to/speed-up.md.
@@ -45,10 +47,13 @@ def main(argv: List[str]) -> int:
         parser.error(f"{own_name()}{error}")
     except training.OtherRankError:  # it says why itself
         return 2
-    except training.LostRankError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(1)  # PyTorch's threads may still wait for who is gone
+    except RuntimeError:
+        if "RANK" not in os.environ:
+            raise
+        traceback.print_exc()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)  # PyTorch's threads may still wait for a process that is gone
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -65,40 +70,64 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as held, running_on(options.device) as ipu_model:
         held.callback(torch.set_num_threads, threads)
         cuda = options.device in ("auto", "cuda") and torch.cuda.is_available()
-        ranks = as_usage_error(lambda: held.enter_context(training.joined(cuda, options.timeout)), ValueError)
-        stop = held.enter_context(StopRequest())  # while processes wait to meet, a signal ends them at once
+        with usage_errors("torchrun's variables", ValueError):
+            ranks = held.enter_context(training.joined(cuda, options.timeout))
+        stop = held.enter_context(stop_requests())  # while processes wait to meet, a signal ends them at once
         return train(options, stop, ipu_model, held, ranks)
 
 
-def prepare(options: argparse.Namespace, held: contextlib.ExitStack) -> Tuple[Optional[Path], Optional[Dict[str, Any]]]:
-    """Of the first process: its files, found writable, and the checkpoint that the run goes on from."""
+@contextlib.contextmanager
+def usage_errors(subject: str, *kinds: Type[Exception]) -> Iterator[None]:
+    """Raise errors of these kinds as UsageErrors, except a WriteError: a full disk is no wrong argument."""
+    try:
+        yield
+    except training.WriteError:
+        raise
+    except kinds as error:
+        raise UsageError(f"{subject}: {error}") from error
+
+
+def prepare(
+    options: argparse.Namespace, held: contextlib.ExitStack, again: bool
+) -> Tuple[Optional[Path], Optional[Dict[str, Any]]]:
+    """Check in the first process that its files can be written; return checkpoint and saved state to go on from."""
     if options.plot_dir is not None:
-        as_usage_error(lambda: require("matplotlib", extra="data", purpose="--plot-dir"), MissingExtra)
-        as_usage_error(lambda: make_picture_folder(options.plot_dir), OSError, "argument --plot-dir: ")
+        with usage_errors("argument --plot-dir", OSError, MissingExtra):
+            require("matplotlib", extra="data", purpose="--plot-dir")
+            make_folder(options.plot_dir)
+            training.writable_file(options.plot_dir / "raster.png")
     if options.json is not None:
-        options.json = as_usage_error(lambda: training.writable_file(options.json), OSError, "argument --json: ")
+        with usage_errors("argument --json", OSError):
+            options.json = training.writable_file(options.json)
     checkpoint = choose_checkpoint(options)
     if checkpoint is None:
         return None, None
-    lock_for_run(checkpoint, held)
-    if options.resume:
-        return checkpoint, training.load_checkpoint(checkpoint)
-    if training.restarts()[0] and checkpoint.exists():
+    try:
+        held.enter_context(training.lock_checkpoint(checkpoint))
+    except training.CheckpointError as error:
+        raise UsageError(
+            f"argument --checkpoint: {error}; --checkpoint FILE names another place, --no-checkpoint saves none"
+        ) from error
+    if options.resume or (again and checkpoint.exists()):
         try:
             return checkpoint, training.load_checkpoint(checkpoint)
         except training.CheckpointError as error:
+            if options.resume:
+                raise
             print(f"starting anew: {error}", file=sys.stderr)
     return checkpoint, None
 
 
 def train(
     options: argparse.Namespace,
-    stop: StopRequest,
+    stop: List[int],
     ipu_model: Any,
     held: contextlib.ExitStack,
     ranks: training.Ranks,
 ) -> int:
-    checkpoint, saved = ranks.together(lambda: prepare(options, held) if ranks.is_first else (None, None))
+    # torchrun's agents count restarts separately: the first process's own count may be 0 after a restart.
+    again = ranks.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
+    checkpoint, saved = ranks.together(lambda: prepare(options, held, again) if ranks.is_first else (None, None))
     saved = ranks.from_first(saved)
     trainer = ranks.together(lambda: set_up(options, ipu_model is not None, saved, ranks))
     torch.set_num_threads(choose_threads(trainer, options))
@@ -107,8 +136,6 @@ def train(
     if saved is not None:
         saved = go_on(trainer, saved, options.resume)
     say(trainer.describe(), flush=True)
-    for line in cache_lines(trainer):
-        say(line, flush=True)
     if ranks.size > 1:
         say(f"{ranks.size} processes, {torch.get_num_threads()} threads each", flush=True)
     if saved is not None:
@@ -146,7 +173,7 @@ def train(
             raise
         raise UsageError(data_message(error)) from error
 
-    signum = ranks.largest(stop.signum or 0)
+    signum = ranks.largest(stop[0] if stop else 0)
     if not ranks.is_first:
         return 0 if finished else 128 + signum
     if options.json is not None:
@@ -204,37 +231,19 @@ def set_up(
     """Settings, data, network."""
     device = choose_device(options.device, ranks)
     config = choose_config(options, saved if options.resume else None)
-    if on_ipu_model and isinstance(config, training.TrainConfig) and config.engine != "snnipu":
-        raise UsageError(f"argument --engine: {config.engine} does not run on the IPU model; --device cpu does")
-    if on_ipu_model and config.precision != "float32":
-        raise UsageError(f"argument --precision: {config.precision} does not run on the IPU model; --device cpu does")
-    if on_ipu_model and config.rule is not None:
-        raise UsageError(f"argument --rule: {config.rule} does not run on the IPU model; --device cpu does")
+    for name, wanted in (("engine", "snnipu"), ("precision", "float32"), ("rule", None)):
+        value = getattr(config, name, wanted)
+        if on_ipu_model and value != wanted:
+            raise UsageError(f"argument {flag(name)}: {value} does not run on the IPU model; --device cpu does")
     if options.save_every is not None and ranks.size > 1:
         raise UsageError("argument --save-every: only for one process; several save after each epoch")
-    if options.replicas is not None and not on_ipu_model:
-        raise UsageError(f"argument --replicas: only for --device {IPU_MODEL}; torchrun starts several processes")
     data = ranks.local_first(lambda: load_data(config, options)) if options.download else load_data(config, options)
-    return make_trainer(config, data, device, options, ranks)
-
-
-def lock_for_run(checkpoint: Path, held: contextlib.ExitStack) -> None:
-    """Keep other runs from ``checkpoint`` until ``held`` is left."""
     try:
-        held.enter_context(training.lock_checkpoint(checkpoint))
-    except training.CheckpointError as error:
-        raise UsageError(
-            f"argument --checkpoint: {error}; --checkpoint FILE names another place, --no-checkpoint saves none"
-        ) from error
-
-
-def as_usage_error(action: Callable[[], Any], kind: Any, prefix: str = "") -> Any:
-    try:
-        return action()
-    except training.WriteError:  # a full disk is no wrong argument
-        raise
-    except kind as error:
-        raise UsageError(f"{prefix}{error}") from error
+        if isinstance(config, training.EventConfig):
+            return training.EventTrainer(config, data, device, options.workers or 0, ranks, options.accumulate)
+        return training.Trainer(config, data, device, ranks, options.accumulate, options.checkpoint_steps)
+    except ValueError as error:
+        raise UsageError(f"argument {flag_message(str(error))}") from error
 
 
 @contextlib.contextmanager
@@ -297,49 +306,35 @@ def make_folder(folder: Path) -> None:
         raise failure(f"cannot make the folder {folder}", error) from error
 
 
-def make_picture_folder(folder: Path) -> None:
-    """Make ``folder``, and prove that a file can be written in it."""
-    make_folder(folder)
-    training.writable_file(folder / "raster.png")
-
-
 def choose_checkpoint(options: argparse.Namespace) -> Optional[Path]:
     if options.no_checkpoint:
-        given_with = ("checkpoint", "resume", "save_every")
-        for name, given in ((flag(name), getattr(options, name)) for name in given_with):
-            if given:
-                raise UsageError(f"argument --no-checkpoint: not allowed with {name}")
+        for name in ("checkpoint", "resume", "save_every"):
+            if getattr(options, name):
+                raise UsageError(f"argument --no-checkpoint: not allowed with {flag(name)}")
         return None
-    if options.checkpoint is not None:
-        explicit: Path = as_usage_error(
-            lambda: training.writable_file(options.checkpoint), OSError, "argument --checkpoint: "
-        )
-        return explicit
-    path = Path("out") / f"train-{options.dataset or training.TrainConfig().dataset}.pt"
+    path: Path = (
+        options.checkpoint or Path("out") / f"train-{getattr(options, 'dataset', training.TrainConfig.dataset)}.pt"
+    )
     try:
-        make_folder(path.parent)
+        if options.checkpoint is None:
+            make_folder(path.parent)
         training.writable_file(path)
     except training.WriteError:
         raise
     except OSError as error:
-        if options.resume:
+        if options.resume or options.checkpoint is not None:
             raise UsageError(f"argument --checkpoint: {error}") from error
         print(f"no checkpoint will be saved: {error} (--checkpoint FILE names another place)", file=sys.stderr)
         return None
     return path
 
 
-def load_data(config: Config, options: argparse.Namespace) -> Union[datasets.ImageData, datasets.EventData]:
-    dataset = config.dataset
-    downloads = dataset != "spoken_digits"
+def load_data(config: Config, options: argparse.Namespace) -> Any:
+    """The :class:`ImageData` or :class:`EventData` of the settings."""
+    dataset, downloads = config.dataset, config.dataset != "spoken_digits"
     if options.data_dir is None and dataset not in ("digits", "randman"):
-        holds = {"mnist": "MNIST/raw", "nmnist": "Train and Test", "shd": "shd_train.h5 and shd_test.h5"}
-        holds.update(dvs="ibmGestureTrain and ibmGestureTest", spoken_digits="recordings/*.wav")
-        by = "torchvision" if dataset == "mnist" else "tonic"
-        fetch = f" (--download lets {by} fetch it)" if downloads else ""
-        raise UsageError(
-            f"argument --data-dir: needed for --dataset {dataset}: the folder that holds {holds[dataset]}{fetch}"
-        )
+        fetch = "; --download fetches it into that folder" if downloads else ""
+        raise UsageError(f"argument --data-dir: needed for --dataset {dataset}{fetch}")
     if options.download and not downloads:
         raise UsageError(f"argument --download: not for --dataset {dataset}")
     try:
@@ -356,37 +351,21 @@ def load_data(config: Config, options: argparse.Namespace) -> Union[datasets.Ima
 
 
 def load_events(config: training.EventConfig, options: argparse.Namespace) -> datasets.EventData:
+    values = config.to_dict()
     if config.dataset == "randman":
-        assert config.alpha is not None
+        names = {"num_classes": "classes", "samples_per_class": "samples_per_class", "dim": "manifold_dim"}
         return datasets.randman(
-            num_classes=config.classes or 0,
-            samples_per_class=config.samples_per_class or 0,
-            num_steps=config.steps,
-            dim=config.manifold_dim or 0,
-            alpha=config.alpha,
+            num_steps=config.steps, alpha=values["alpha"], **{name: values[own] for name, own in names.items()}
         )
-    settings: Dict[str, Any] = {"num_steps": config.steps, "step_us": config.step_us}
-    settings["cache"] = "memory" if options.no_cache else True
-    if config.dataset == "spoken_digits":
-        return datasets.spoken_digits(options.data_dir, **settings)
-    settings["download"] = options.download
-    if config.dataset == "shd":
-        return datasets.shd(options.data_dir, **settings)
-    if config.dataset == "nmnist":
-        return datasets.nmnist(options.data_dir, crop=config.crop, **settings)
-    return datasets.dvs_gesture(options.data_dir, crop=config.crop, downsample=config.downsample or 1, **settings)
-
-
-def make_trainer(
-    config: Config, data: Any, device: torch.device, options: argparse.Namespace, ranks: training.Ranks
-) -> AnyTrainer:
-    parts = options.accumulate * (options.replicas or 1)
-    try:
-        if isinstance(config, training.EventConfig):
-            return training.EventTrainer(config, data, device, options.workers or 0, ranks, parts)
-        return training.Trainer(config, data, device, ranks, parts, options.checkpoint_steps)
-    except ValueError as error:
-        raise UsageError(f"argument {flag_message(str(error))}") from error
+    given = ("step_us", "crop", "downsample")
+    settings: Dict[str, Any] = {name: values[name] for name in given if values[name] is not None}
+    if options.download:
+        settings["download"] = True
+    read = datasets.dvs_gesture if config.dataset == "dvs" else getattr(datasets, config.dataset)
+    data: datasets.EventData = read(
+        options.data_dir, config.steps, cache="memory" if options.no_cache else True, **settings
+    )
+    return data
 
 
 def data_message(error: Exception) -> str:
@@ -398,9 +377,8 @@ def data_message(error: Exception) -> str:
     _, found, rest = message.rpartition("root: ")
     if found:
         return f"argument --data-dir: {rest.strip()}"
-    words = {"num_steps": "steps", "num_classes": "classes", "dim": "manifold_dim"}
     first, _, rest = message.partition(" ")
-    name = words.get(first.rstrip(":"), first.rstrip(":"))
-    if name not in {*training.TrainConfig.names(), *training.EventConfig.names()}:
+    name = first.rstrip(":")
+    if name not in SETTINGS:
         raise error
     return f"argument {flag(name)}: {rest}"

@@ -1,7 +1,7 @@
 """What the readers of event recordings share: time windows, event cameras, downloads."""
 
 import os
-from typing import Any, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -116,18 +116,26 @@ def check_order(path: str, times: np.ndarray) -> None:
         raise damaged(path, f"time runs backwards, from {times[at]:g} to {times[at + 1]:g} at event {at + 1}")
 
 
-def fetch(name: str, root: str) -> None:
-    """Let tonic fetch both parts of ``tonic.datasets.<name>`` into ``root/<name>``, where they are not there yet.
+def find(title: str, name: str, root: PathLike, parts: Sequence[str], download: bool) -> str:
+    """Return the folder, ``root`` or ``root/<name>``, that holds all ``parts``; with ``download`` tonic fetches them.
 
     Raises:
         MissingExtra: tonic is not installed.
         RuntimeError: the download failed.
+        FileNotFoundError: there is no such folder.
     """
-    tonics: Any = getattr(require("tonic.datasets", extra="events", purpose=f"downloading {name}"), name)
-    for train in (True, False):
-        try:
-            tonics(save_to=root, train=train)
-        except Exception as error:
-            raise RuntimeError(
-                f"root: {name} could not be downloaded into {root!r}: {type(error).__name__} {error}"
-            ) from error
+    root = os.fspath(root)
+    if download:
+        tonics: Any = getattr(require("tonic.datasets", extra="events", purpose=f"downloading {name}"), name)
+        for train in (True, False):
+            try:
+                tonics(save_to=root, train=train)
+            except Exception as error:
+                raise RuntimeError(
+                    f"root: {name} could not be downloaded into {root!r}: {type(error).__name__} {error}"
+                ) from error
+    for folder in (root, os.path.join(root, name)):
+        if all(os.path.exists(os.path.join(folder, part)) for part in parts):
+            return folder
+    what = f"does not hold {parts[0]} and {parts[1]}" if os.path.isdir(root) else "is not a folder"
+    raise FileNotFoundError(f"root: no {title}: {root!r} {what}; download=True fetches the data set with tonic")

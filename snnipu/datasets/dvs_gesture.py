@@ -14,7 +14,7 @@ from snnipu.datasets._recordings import (
     Size,
     check_pixels,
     damaged,
-    fetch,
+    find,
     read_bytes,
     step_length,
 )
@@ -58,22 +58,17 @@ def read_events(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
 
 
 def _array(path: str, data: bytes) -> np.ndarray:
-    """The numbers ``[events, 4]`` of a ``.npy`` file; no memory is asked for before the header fits the file."""
+    """The numbers ``[events, 4]`` of a ``.npy`` file."""
     stream = io.BytesIO(data)
     try:
-        version = npy.read_magic(stream)
-        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
-        shape, by_column, dtype = read_header(stream)
+        events: np.ndarray = npy.read_array(stream, allow_pickle=False)
     except Exception as error:  # a damaged header is a damaged Python literal: it fails in any way
-        raise damaged(path, f"no header of a .npy file: {type(error).__name__} {error}") from error
-    if len(shape) != 2 or shape[1] != 4 or dtype.kind not in "iuf":
-        raise damaged(path, f"expected numbers [events, 4], got {dtype} {shape}")
-    start, bytes_of_events = stream.tell(), shape[0] * 4 * dtype.itemsize
-    if start + bytes_of_events != len(data):
-        raise damaged(
-            path, f"{len(data) - start} bytes behind the header, {bytes_of_events} expected for {shape[0]} events"
-        )
-    return np.frombuffer(data, dtype, offset=start).reshape(shape, order="F" if by_column else "C")
+        raise damaged(path, f"no array of a .npy file: {type(error).__name__} {error}") from error
+    if events.ndim != 2 or events.shape[1] != 4 or events.dtype.kind not in "iuf":
+        raise damaged(path, f"expected numbers [events, 4], got {events.dtype} {events.shape}")
+    if stream.tell() != len(data):
+        raise damaged(path, f"{len(data) - stream.tell()} bytes behind the events")
+    return events
 
 
 class _Recordings:
@@ -152,20 +147,11 @@ def dvs_gesture(
     """
     step = step_length(num_steps, step_us, window_us, WINDOW_US)
     camera = Camera.of(SIDE, SIDE, crop, downsample, merge_polarity)
-    root = os.fspath(root)
-    if download:
-        fetch("DVSGesture", root)
     names = ("ibmGestureTrain", "ibmGestureTest")
-    places = [root, os.path.join(root, "DVSGesture")]
-    found = [place for place in places if all(os.path.isdir(os.path.join(place, name)) for name in names)]
-    if not found:
-        what = f"has no folders {names[0]} and {names[1]}" if os.path.isdir(root) else "is not a folder"
-        raise FileNotFoundError(
-            f"root: no DVS128 Gesture: {root!r} {what}; download=True fetches the data set with tonic"
-        )
+    folder = find("DVS128 Gesture", "DVSGesture", root, names, download)
 
     def part(name: str) -> EventDataset:
-        paths, labels = _files(os.path.join(found[0], name))
+        paths, labels = _files(os.path.join(folder, name))
         return EventDataset(
             _Recordings(paths, camera),
             labels,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from snnipu.datasets._disk_cache import DiskCache, Place, Usage
+from snnipu.datasets._disk_cache import DiskCache
 from snnipu.spikes import SparseSpikes, collate
 
 Item = Tuple[SparseSpikes, int]
@@ -19,8 +19,6 @@ Batch = Tuple[SparseSpikes, torch.Tensor]
 Reader = Callable[[int], Tuple[Any, Any]]
 # What an argument ``cache`` may be: where binned recordings are kept.
 CACHES = (True, False, "memory", "disk")
-# Recordings that preload looks up and keeps at a time.
-_PRELOADED = 512
 
 
 class _Packed(NamedTuple):
@@ -48,34 +46,25 @@ def _ids_type(num_neurons: int) -> Any:
 
 
 def _to_bytes(packed: _Packed) -> bytes:
-    optional = (packed.values, packed.dropped)
-    head = [packed.outside, len(packed.counts), len(packed.ids), *(part is not None for part in optional)]
-    parts = [np.array(head, np.int64), packed.counts, packed.ids, *(part for part in optional if part is not None)]
-    return b"".join(part.tobytes() for part in parts)
+    head = np.array([packed.outside, len(packed.ids)], np.int64)
+    parts = (head, packed.counts, packed.ids, packed.values, packed.dropped)
+    return b"".join(part.tobytes() for part in parts if part is not None)
 
 
-def _from_bytes(content: bytes, num_neurons: int, num_steps: int, binary: bool, limited: bool) -> Optional[_Packed]:
-    """The inverse of :func:`_to_bytes`; None where it is no such sample."""
-    if len(content) < 40:
-        return None
-    outside, steps, spikes, has_values, has_dropped = np.frombuffer(content, np.int64, 5).tolist()
-    if (steps, has_values, has_dropped) != (num_steps, not binary, limited) or min(outside, spikes) < 0:
-        return None
-    ids_type = _ids_type(num_neurons)
-    types = [(np.int32, steps), (ids_type, spikes), (np.float32, spikes * has_values), (np.int32, steps * has_dropped)]
-    if len(content) != 40 + sum(np.dtype(kind).itemsize * number for kind, number in types):
-        return None
-    parts, at = [], 40
-    for kind, number in types:
+def _from_bytes(content: bytes, num_neurons: int, num_steps: int, binary: bool, limited: bool) -> _Packed:
+    """The inverse of :func:`_to_bytes` under the same settings."""
+    outside, spikes = np.frombuffer(content, np.int64, 2).tolist()
+    parts, at = [], 16
+    for kind, number in (
+        (np.int32, num_steps),
+        (_ids_type(num_neurons), spikes),
+        (np.float32, 0 if binary else spikes),
+        (np.int32, num_steps if limited else 0),
+    ):
         parts.append(np.frombuffer(content, kind, number, at))
         at += parts[-1].nbytes
     counts, ids, values, dropped = parts
-    within = [(counts, num_neurons), (ids, num_neurons - 1), (dropped, np.inf)]
-    if any(part.size and (part.min() < 0 or part.max() > most) for part, most in within):
-        return None
-    if counts.sum(dtype=np.int64) != spikes:
-        return None
-    return _Packed(counts, ids, values if has_values else None, dropped if has_dropped else None, outside)
+    return _Packed(counts, ids, None if binary else values, dropped if limited else None, outside)
 
 
 def _unpack(samples: Sequence[_Packed], num_neurons: int) -> SparseSpikes:
@@ -154,7 +143,8 @@ class EventDataset(Dataset[Item]):
 
     Attributes:
         labels: int64 ``[samples]``; known without reading events.
-        cache_file: where recordings are kept on the disk, in the folder of the environment variable
+        num_steps, num_neurons, step: as given.
+        cache_folder: where recordings are kept on the disk, in the folder of the environment variable
             ``SNNIPU_EVENT_CACHE``; None: they are not.
 
     Raises:
@@ -182,112 +172,64 @@ class EventDataset(Dataset[Item]):
         self.labels = torch.as_tensor(labels, dtype=torch.int64)
         if self.labels.dim() != 1:
             raise ValueError(f"labels must have one dimension, got shape {tuple(self.labels.shape)}")
-        self.num_steps, self.num_neurons, self.step = num_steps, num_neurons, step
-        self.max_spikes, self.overflow, self.values = max_spikes, overflow, values
+        self._binning: Dict[str, Any] = {"num_steps": num_steps, "num_neurons": num_neurons, "step": step}
+        self._binning.update(max_spikes=max_spikes, overflow=overflow, values=values)
+        self._form = (num_neurons, num_steps, values == "binary", max_spikes is not None)
         if not (isinstance(cache, (bool, str)) and cache in CACHES):
             raise ValueError(f"cache must be True, False, 'memory' or 'disk', got {cache!r}")
         self._cache: Optional[List[Optional[_Packed]]] = None
         if cache in (True, "memory"):
             self._cache = [None] * len(self.labels)
-        self._cache_key = cache_key
-        self._places: Optional[List[Place]] = None
-        if cache in (True, "disk"):
-            self._places = self._places_of(files, required=cache == "disk")
-        self._disk_cache: Optional[DiskCache] = None
-        self._binned_by = self._settings()
+        self._disk: Optional[DiskCache] = None
+        if cache == "disk" or (cache is True and (files is not None or cache_key is not None)):
+            if files is None or not cache_key:
+                raise ValueError("cache_key and files must both be given, for recordings that are kept on the disk")
+            files = [files] * len(self) if isinstance(files, (str, os.PathLike)) else files
+            if len(files) != len(self):
+                raise ValueError(f"files must have one entry for each of {len(self)} recordings, got {len(files)}")
+            self._disk = DiskCache({"key": cache_key, **self._binning}, [os.path.abspath(path) for path in files])
         self._bin([], [])  # wrong arguments are told here, not in a worker process
 
-    def _bin(self, times: Any, units: Any) -> SparseSpikes:
-        return SparseSpikes.from_events(
-            times,
-            units,
-            num_steps=self.num_steps,
-            num_neurons=self.num_neurons,
-            step=self.step,
-            max_spikes=self.max_spikes,
-            overflow=self.overflow,
-            values=self.values,
-            outside="drop",
-        )
-
-    def _places_of(self, files: Any, required: bool) -> Optional[List[Place]]:
-        """What tells the recordings apart on the disk; None: they are not kept there."""
-        if (files is None) != (self._cache_key is None) or (required and files is None):
-            raise ValueError("cache_key and files must both be given, for recordings that are kept on the disk")
-        if files is None:
-            return None
-        if not isinstance(self._cache_key, str) or not self._cache_key:
-            raise TypeError(f"cache_key must be a name, got {self._cache_key!r}")
-        if isinstance(files, (str, os.PathLike)):
-            path = os.path.abspath(os.fspath(files))
-            return [Place(path, number) for number in range(len(self))]
-        if len(files) != len(self):
-            raise ValueError(f"files must have one entry for each of {len(self)} recordings, got {len(files)}")
-        return [Place(os.path.abspath(os.fspath(path))) for path in files]
-
-    def _settings(self) -> Dict[str, Any]:
-        """All that decides what a recording becomes."""
-        names = ("num_steps", "num_neurons", "step", "max_spikes", "overflow", "values")
-        return {"key": self._cache_key, **{name: getattr(self, name) for name in names}}
-
-    def _disk(self) -> Optional[DiskCache]:
-        """The disk's cache for the present settings, which may have been changed."""
-        settings = self._settings()
-        if settings != self._binned_by:
-            self._binned_by, self._disk_cache = settings, None
-            self._cache = None if self._cache is None else [None] * len(self)
-        if self._disk_cache is None and self._places:
-            try:
-                folder = os.path.commonpath([os.path.dirname(place.path) for place in self._places])
-            except ValueError:  # on several drives
-                folder = ""
-            name = "".join(letter if letter.isalnum() else "_" for letter in str(self._cache_key).split()[0])
-            self._disk_cache = DiskCache(name, {**settings, "folder": folder})
-        return self._disk_cache
+    @property
+    def num_steps(self) -> int:
+        return self._form[1]
 
     @property
-    def cache_file(self) -> Optional[Path]:
-        disk = self._disk()
-        return None if disk is None else disk.path
+    def num_neurons(self) -> int:
+        return self._form[0]
 
-    def disk_usage(self) -> Usage:
-        """``(recordings, bytes)`` of :attr:`cache_file`; what is out of date is counted, too."""
-        disk = self._disk()
-        return Usage(0, 0) if disk is None else disk.usage()
+    @property
+    def step(self) -> float:
+        step: float = self._binning["step"]
+        return step
+
+    @property
+    def cache_folder(self) -> Optional[Path]:
+        return None if self._disk is None else self._disk.path
+
+    def _bin(self, times: Any, units: Any) -> SparseSpikes:
+        return SparseSpikes.from_events(times, units, outside="drop", **self._binning)
 
     def _samples(self, indices: Iterable[Any]) -> List[_Packed]:
-        total = len(self)
-        asked = [_within(operator.index(index), total) for index in indices]
-        disk = self._disk()
-        known: Dict[int, _Packed] = {}
+        return [self._sample(_within(operator.index(index), len(self))) for index in indices]
+
+    def _sample(self, index: int) -> _Packed:
+        packed = None if self._cache is None else self._cache[index]
+        if packed is None:
+            packed = self._from_disk(index)
         if self._cache is not None:
-            known = {at: packed for at in asked for packed in [self._cache[at]] if packed is not None}
-        missing = [at for at in dict.fromkeys(asked) if at not in known]
-        if not missing:
-            return [known[at] for at in asked]
-        stamps: Dict[int, Optional[bytes]] = {}
-        if disk is not None and self._places is not None:
-            for at, found in zip(missing, disk.get([self._places[at] for at in missing])):
-                stamps[at] = found.stamp
-                if found.content is not None:
-                    form = (self.num_neurons, self.num_steps, self.values == "binary", self.max_spikes is not None)
-                    packed = _from_bytes(found.content, *form)
-                    if packed is not None:
-                        known[at] = packed
-        new: List[int] = []
-        try:
-            for at in missing:
-                if at not in known:
-                    spikes = self._bin(*self._read(at))
-                    known[at] = _pack(spikes, binary=self.values == "binary", limited=self.max_spikes is not None)
-                    new.append(at)
-        finally:  # those before a damaged one are kept
-            if disk is not None and self._places is not None:
-                disk.put([(self._places[at], stamps[at], _to_bytes(known[at])) for at in new])
-        if self._cache is not None:
-            for at in missing:
-                self._cache[at] = known[at]
-        return [known[at] for at in asked]
+            self._cache[index] = packed
+        return packed
+
+    def _from_disk(self, index: int) -> _Packed:
+        """A recording of the disk's cache, read and binned where it is not there."""
+        content, stamp = (None, None) if self._disk is None else self._disk.get(index)
+        if content is not None:
+            return _from_bytes(content, *self._form)
+        packed = _pack(self._bin(*self._read(index)), *self._form[2:])
+        if self._disk is not None:
+            self._disk.put(index, stamp, _to_bytes(packed))
+        return packed
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -314,10 +256,10 @@ class EventDataset(Dataset[Item]):
 
     def preload(self) -> "EventDataset":
         """Read and bin every recording now, into the cache, which must not be off; returns the data set itself."""
-        if self._cache is None and self._disk() is None:
+        if self._cache is None and self._disk is None:
             raise ValueError("preload needs a data set made with cache=True")
-        for begin in range(0, len(self), _PRELOADED):
-            self._samples(range(begin, min(begin + _PRELOADED, len(self))))
+        for index in range(len(self)):
+            self._sample(index)
         return self
 
     def __repr__(self) -> str:

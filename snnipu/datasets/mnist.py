@@ -24,7 +24,7 @@ def mnist(root: Union[str, "os.PathLike[str]"], download: bool = False) -> Image
 
     Source: LeCun, Cortes & Burges, The MNIST database of handwritten digits.
     """
-    torchvision_datasets = require("torchvision.datasets", extra="data", purpose="the MNIST data set")
+    torchvision_datasets = require("torchvision.datasets", extra="vision", purpose="the MNIST data set")
     root = os.fspath(root)
     if download:
         try:

@@ -12,7 +12,7 @@ from snnipu.datasets._recordings import (
     check_order,
     check_pixels,
     damaged,
-    fetch,
+    find,
     read_bytes,
     step_length,
 )
@@ -130,17 +130,10 @@ def nmnist(
     """
     step = step_length(num_steps, step_us, window_us, SACCADE_US if first_saccade else RECORDING_US)
     camera = Camera.of(SIDE, SIDE, crop, 1, merge_polarity)
-    root = os.fspath(root)
-    if download:
-        fetch("NMNIST", root)
-    places = [root, os.path.join(root, "NMNIST")]
-    found = [place for place in places if all(os.path.isdir(os.path.join(place, part)) for part in ("Train", "Test"))]
-    if not found:
-        what = "has no folders Train and Test" if os.path.isdir(root) else "is not a folder"
-        raise FileNotFoundError(f"root: no N-MNIST: {root!r} {what}; download=True fetches the data set with tonic")
+    folder = find("N-MNIST", "NMNIST", root, ("Train", "Test"), download)
 
     def part(name: str) -> EventDataset:
-        paths, labels = _files(os.path.join(found[0], name))
+        paths, labels = _files(os.path.join(folder, name))
         return EventDataset(
             _Recordings(paths, camera, SACCADE_US if first_saccade else None),
             labels,

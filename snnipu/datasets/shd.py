@@ -7,7 +7,7 @@ import numpy as np
 
 from snnipu._extras import require
 from snnipu.datasets._hdf5 import Recordings, read_recordings, time_limit
-from snnipu.datasets._recordings import PathLike, damaged, fetch, step_length
+from snnipu.datasets._recordings import PathLike, damaged, find, step_length
 from snnipu.datasets.event_data import EventData, EventDataset
 
 UNITS = 700
@@ -21,13 +21,13 @@ LONGEST_US = 60_000_000
 class _Recordings:
     """Recording ``i`` of an HDF5 file as times in microseconds and neuron ids; the file is read once, as a whole."""
 
-    def __init__(self, path: str, read_seconds: Optional[float]) -> None:
-        self._path, self._read_seconds = path, read_seconds
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._contents: Optional[Recordings] = None
 
     def _read(self) -> Recordings:
         if self._contents is None:
-            self._contents = read_recordings(self._path, self._read_seconds)
+            self._contents = read_recordings(self._path)
         return self._contents
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -72,7 +72,6 @@ def shd(
     overflow: str = "lowest",
     cache: Union[bool, str] = True,
     download: bool = False,
-    read_seconds: Optional[float] = None,
 ) -> EventData:
     """The Spiking Heidelberg Digits: 700 units, 20 classes (zero to nine, spoken in English and German).
 
@@ -86,9 +85,6 @@ def shd(
         cache: where binned recordings are kept, as in :class:`EventDataset`: in memory and on the
             disk. The files are read once and are in memory, too, 4 bytes an event.
         download: let tonic download what is missing into ``root/SHD``. By default nothing is downloaded.
-        read_seconds: processor time that reading a file may take, and four times as much and 30 seconds by the clock:
-            damage can keep the HDF5 library busy for ever. None: those of the environment variable
-            ``SNNIPU_READ_SECONDS``, else 10 seconds and one for every 20 MB of the file.
 
     Raises:
         MissingExtra: h5py is not installed, or tonic with ``download``.
@@ -102,22 +98,13 @@ def shd(
     spiking neural networks, IEEE Transactions on Neural Networks and Learning Systems 33 (2022).
     """
     step = step_length(num_steps, step_us, window_us, RECORDING_US)
-    time_limit(0, read_seconds)  # a wrong one is told before a file is looked for
+    time_limit(0)  # a wrong limit is an error before a file is read
     require("h5py", extra="events", purpose="the Spiking Heidelberg Digits")
-    root = os.fspath(root)
-    if download:
-        fetch("SHD", root)
     names = ("shd_train.h5", "shd_test.h5")
-    places = [root, os.path.join(root, "SHD")]
-    found = [place for place in places if all(os.path.isfile(os.path.join(place, name)) for name in names)]
-    if not found:
-        what = f"does not hold {names[0]} and {names[1]}" if os.path.isdir(root) else "is not a folder"
-        raise FileNotFoundError(
-            f"root: no Spiking Heidelberg Digits: {root!r} {what}; download=True fetches the data set with tonic"
-        )
+    folder = find("Spiking Heidelberg Digits", "SHD", root, names, download)
 
     def part(name: str) -> EventDataset:
-        recordings = _Recordings(os.path.join(found[0], name), read_seconds)
+        recordings = _Recordings(os.path.join(folder, name))
         return EventDataset(
             recordings,
             recordings.labels(),
@@ -129,7 +116,7 @@ def shd(
             values=values,
             cache=cache,
             cache_key="shd",
-            files=os.path.join(found[0], name),
+            files=os.path.join(folder, name),
         )
 
     return EventData("shd", part(names[0]), part(names[1]), UNITS, num_steps, CLASSES)

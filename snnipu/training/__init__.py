@@ -24,15 +24,15 @@ from snnipu.training.checkpoint import (
     lock_checkpoint,
     save_checkpoint,
 )
-from snnipu.training.config import DATASETS, ENGINES, EVENT_DATASETS, EventConfig, TrainConfig
+from snnipu.training.config import DATASETS, ENGINES, EVENT_DATASETS, EventConfig, Settings, TrainConfig
 from snnipu.training.events import EventTrainer
 from snnipu.training.loop import DivergedError, TrainingLoop
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS
 from snnipu.training.network import StepLoop, build_network, layer_activity
 from snnipu.training.online import RULES, SPIKE_RULES
-from snnipu.training.ranks import TIMEOUT, LostRankError, OtherRankError, Ranks, joined, restarts
-from snnipu.training.trainer import Trainer, backend_name
+from snnipu.training.ranks import TIMEOUT, OtherRankError, Ranks, joined
+from snnipu.training.trainer import Trainer
 
 __all__ = [
     "DATASETS",
@@ -49,15 +49,14 @@ __all__ = [
     "EventTrainer",
     "GradThresholdSchedule",
     "LayerScale",
-    "LostRankError",
     "OtherRankError",
     "Ranks",
+    "Settings",
     "StepLoop",
     "TrainConfig",
     "Trainer",
     "TrainingLoop",
     "WriteError",
-    "backend_name",
     "benchmark_max_spikes",
     "benchmark_network",
     "benchmark_slots",
@@ -68,7 +67,6 @@ __all__ = [
     "layer_activity",
     "load_checkpoint",
     "lock_checkpoint",
-    "restarts",
     "save_checkpoint",
     "scale_to_activity",
     "writable_file",

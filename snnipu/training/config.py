@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 from snnipu.neurons.sparse_benchmark import SECOND_THRESHOLD, benchmark_max_spikes
 from snnipu.training.methods import METHODS
@@ -14,11 +14,6 @@ ENGINES = ("snnipu", "snntorch")
 OVERFLOW_ORDERS = ("lowest", "rotate")
 PRECISIONS = ("float32", "bf16")
 NETWORKS = ("fc", "conv")
-# Settings that checkpoints may lack, with what was done without them.
-ADDED = {"precision": "float32", "bptt_steps": None, "network": "fc", "rule": None, "chunk": None}
-
-_Config = TypeVar("_Config", bound="Settings")
-
 # What differs between the data sets. With the decay, the last epochs settle instead of wandering about: runs that
 # differ in rounding only then end at the same accuracy.
 DATASET_DEFAULTS: Dict[str, Dict[str, Any]] = {
@@ -27,58 +22,67 @@ DATASET_DEFAULTS: Dict[str, Dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
 class Settings:
-    """What configurations have in common: to and from dicts."""
+    """The settings of every run; two runs with equal settings on one machine give equal results.
 
-    @classmethod
-    def from_dict(cls: Type[_Config], values: Dict[str, Any]) -> _Config:
-        """The inverse of :meth:`to_dict`; raises ``ValueError`` where names are missing or unknown."""
-        names = cls.names()
-        values = cls.completed(values)
-        if set(values) != set(names):
-            raise ValueError(f"expected the settings {sorted(names)}, got {sorted(map(str, values))}")
-        return cls(**values)
+    Attributes:
+        dataset: the data set.
+        steps: time steps T of a sample.
+        epochs: passes over the training set.
+        batch_size: samples in a batch, over all processes.
+        lr: learning rate of Adam in the first epoch.
+        lr_decay: factor of the learning rate after each epoch, above 0 and up to 1.
+        beta: decay of the membrane per step, 0 to 1.
+        seed: seeds the initial weights and the order of the batches.
+        precision: ``"float32"``, or ``"bf16"`` for products and spikes in bfloat16, by ``torch.autocast``.
+        rule: ``"sltt"``, ``"ottt"``, ``"eprop"`` (without its low-pass) or ``"snap1"``: learn by this rule of
+            :class:`snnipu.Online`; None: by backpropagation through time.
+        chunk: steps that are computed at a time, with ``rule``; None: 50.
+    """
+
+    dataset: str = "digits"
+    steps: int = 25
+    epochs: int = 15
+    batch_size: int = 32
+    lr: float = 1e-3
+    lr_decay: float = 0.92
+    beta: float = 0.9
+    seed: int = 0
+    precision: str = "float32"
+    rule: Optional[str] = None
+    chunk: Optional[int] = None
 
     @classmethod
     def names(cls) -> Tuple[str, ...]:
         """The settings there are."""
-        return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
-
-    @classmethod
-    def completed(cls, values: Dict[str, Any]) -> Dict[str, Any]:
-        """``values`` with the settings that a checkpoint of before them lacks."""
-        return {**{name: value for name, value in ADDED.items() if name in cls.names()}, **values}
+        return tuple(field.name for field in fields(cls))
 
     def to_dict(self) -> Dict[str, Any]:
-        """Names and values, as they stand in a checkpoint and in the JSON report."""
-        return asdict(self)  # type: ignore[call-overload,no-any-return]
+        """Names and values, as they stand in a checkpoint and in the JSON report; a call with them is the inverse."""
+        return asdict(self)
 
     def _check_values(self) -> None:
-        """Check each value by itself. None is accepted where it is the default."""
-        for setting in fields(self):  # type: ignore[arg-type]
+        """Check each value by itself, where None is accepted if it is the default, and the rule with its chunks."""
+        for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.name in _ACCEPTED and not (value is None and setting.default is None):
                 _check(setting.name, value)
-
-    def _check_rule(self) -> None:
-        """A rule of online learning, and its chunks."""
-        rule, chunk = vars(self)["rule"], vars(self)["chunk"]
-        if rule is None:
-            if chunk is not None:
+        if self.rule is None:
+            if self.chunk is not None:
                 raise ValueError("chunk: only with a rule of online learning")
             return
-        if rule == "decolle":
+        if self.rule == "decolle":
             raise ValueError("rule: decolle learns by readouts of its own, which no network here has: snn.Online does")
         self._check_choice("rule", RULES)
-        object.__setattr__(self, "chunk", CHUNK if chunk is None else chunk)
-        check_positive_int("chunk", vars(self)["chunk"])
-        if vars(self)["precision"] != "float32":
+        object.__setattr__(self, "chunk", CHUNK if self.chunk is None else self.chunk)
+        check_positive_int("chunk", self.chunk)
+        if self.precision != "float32":
             raise ValueError("precision: expected float32 with a rule of online learning")
 
     def rule_in_words(self) -> str:
         """What a description of the run adds for a rule of online learning."""
-        values = vars(self)
-        return "" if values["rule"] is None else f"; online by {values['rule']}, chunks of {values['chunk']} steps"
+        return "" if self.rule is None else f"; online by {self.rule}, chunks of {self.chunk} steps"
 
     def _check_choice(self, name: str, allowed: Sequence[str]) -> None:
         value = getattr(self, name)
@@ -88,56 +92,31 @@ class Settings:
 
 @dataclass(frozen=True)
 class TrainConfig(Settings):
-    """The settings of a run on images; two runs with equal settings on one machine give equal results.
+    """The settings of a run on images, in addition to those of every run.
 
     Attributes:
         dataset: ``"digits"`` or ``"mnist"``.
         engine: ``"snnipu"``, or ``"snntorch"`` for snnTorch's own step loop from the same initial weights.
-        steps: time steps T that an image is shown.
         hidden: hidden neurons.
-        epochs: passes over the training set.
-        batch_size: images in a batch, over all processes.
-        lr: learning rate of Adam in the first epoch.
-        lr_decay: what the learning rate is multiplied with after each epoch, above 0 and up to 1.
-        beta: decay of the membrane per step, 0 to 1.
-        seed: seeds the initial weights and the order of the batches.
-        precision: ``"float32"``, or ``"bf16"`` for products and spikes in bfloat16, by ``torch.autocast``.
         bptt_steps: steps after which the gradient through time is cut off (truncated backpropagation through time);
-            None: it goes through all steps. Only of the engine ``"snnipu"``.
-        rule: ``"sltt"``, ``"ottt"``, ``"eprop"`` (without its low-pass) or ``"snap1"``: learn by this rule of
-            :class:`snnipu.Online`; None: by backpropagation through time. Only of the engine ``"snnipu"``.
-        chunk: steps that are computed at a time, with ``rule``; None: 50.
+            None: it goes through all steps. As ``rule``, only of the engine ``"snnipu"``.
 
     Raises:
         ValueError: an argument is out of its range; the message starts with its name.
     """
 
-    dataset: str = "digits"
     engine: str = "snnipu"
-    steps: int = 25
     hidden: int = 128
-    epochs: int = 15
-    batch_size: int = 32
-    lr: float = 1e-3
-    lr_decay: float = 0.92
-    beta: float = 0.9
-    seed: int = 0
-    precision: str = "float32"
     bptt_steps: Optional[int] = None
-    rule: Optional[str] = None
-    chunk: Optional[int] = None
 
     def __post_init__(self) -> None:
         self._check_choice("dataset", DATASETS)
         self._check_values()
-        if self.bptt_steps is not None and self.engine != "snnipu":
-            raise ValueError(f"bptt_steps: only for the engine snnipu, not {self.engine}")
-        self._check_rule()
-        if self.rule is not None:
-            if self.engine != "snnipu":
-                raise ValueError(f"rule: only for the engine snnipu, not {self.engine}")
-            if self.bptt_steps is not None:
-                raise ValueError("bptt_steps: a rule of online learning does not go back through time")
+        for name in ("bptt_steps", "rule"):
+            if getattr(self, name) is not None and self.engine != "snnipu":
+                raise ValueError(f"{name}: only for the engine snnipu, not {self.engine}")
+        if self.rule is not None and self.bptt_steps is not None:
+            raise ValueError("bptt_steps: a rule of online learning does not go back through time")
         check_positive_int("hidden", self.hidden)
 
     @classmethod
@@ -237,9 +216,9 @@ _SPARSE_ONLY = (
     "grad_threshold_start",
     "grad_threshold_every",
 )
-_OF_OUTPUT = ("initial_output_activity",)
 _RANDMAN_ONLY = ("classes", "samples_per_class", "manifold_dim", "alpha")
-_RECORDINGS_ONLY = {
+_ONLY_FOR = {
+    **dict.fromkeys(_RANDMAN_ONLY, ("randman",)),
     "step_us": ("nmnist", "shd", "dvs", "spoken_digits"),
     "crop": ("nmnist", "dvs"),
     "downsample": ("dvs",),
@@ -248,16 +227,14 @@ _RECORDINGS_ONLY = {
 
 @dataclass(frozen=True)
 class EventConfig(Settings):
-    """The settings of a run on events; two runs with equal settings on one machine give equal results.
+    """The settings of a run on events, in addition to those of every run.
 
     Attributes:
         dataset: ``"randman"``, ``"nmnist"``, ``"shd"``, ``"dvs"`` or ``"spoken_digits"``.
         method: ``"sparse_network"``, ``"sparse_ops"`` or ``"dense"``; see :mod:`snnipu.training.methods`.
-        steps: time steps T of a recording.
         network: ``"fc"``, fully connected layers, or ``"conv"``, convolutions of an event camera's maps.
         hidden: hidden neurons, one entry a layer; with ``"conv"``, layers as :class:`snnipu.SparseNetwork` has them,
             such as ``("12C5", "MP2", "32C5", "MP2", 100)``.
-        epochs, batch_size, lr, lr_decay, beta, seed: as in :class:`TrainConfig`.
         delay: steps from layer to layer, 0 or 1.
         slot_activity: share of the hidden neurons that have a slot, by
             :func:`~snnipu.training.benchmark_slots`; None: ``max_spikes`` tells.
@@ -280,24 +257,21 @@ class EventConfig(Settings):
         step_us: microseconds of a time step of a recording; None: the data set's default. Not of Randman.
         crop: use the central ``crop`` x ``crop`` pixels of an event camera only; None: all of them.
         downsample: take squares of so many pixels' side as one; of ``"dvs"``.
-        precision: as in :class:`TrainConfig`; ``"bf16"`` with ``method="dense"`` only.
-        rule, chunk: as in :class:`TrainConfig`; with ``delay=0`` and ``method="dense"``, which are then defaults, or by
-            ``"sltt"`` and ``"ottt"`` with ``method="sparse_network"``.
+        precision: ``"bf16"`` with ``method="dense"`` only.
+        rule: with ``delay=0`` and ``method="dense"``, which are then defaults, or by ``"sltt"`` and ``"ottt"`` with
+            ``method="sparse_network"``.
 
     Raises:
         ValueError: an argument is out of its range, or does not go with another; the message starts with its name.
     """
 
-    dataset: str
     method: str = "sparse_network"
     steps: int = 100
     hidden: Tuple[Any, ...] = (256,)
     epochs: int = 10
     batch_size: int = 48
-    lr: float = 1e-3
     lr_decay: float = 1.0
     beta: float = 0.95
-    seed: int = 0
     delay: int = 1
     slot_activity: Optional[float] = None
     input_slots: Optional[int] = None
@@ -317,47 +291,59 @@ class EventConfig(Settings):
     step_us: Optional[float] = None
     crop: Optional[int] = None
     downsample: Optional[int] = None
-    precision: str = "float32"
     network: str = "fc"
-    rule: Optional[str] = None
-    chunk: Optional[int] = None
 
     def __post_init__(self) -> None:
         self._check_choice("dataset", EVENT_DATASETS)
-        self._check_values()
         if self.network == "conv" and self.dataset not in CONV_HIDDEN:
             raise ValueError(
                 f"network: expected fc for the data set {self.dataset}, got conv: only {' and '.join(CONV_HIDDEN)} "
                 "have maps"
             )
+        self._check_values()
         if self.beta == 1:
             raise ValueError("beta: expected a number below 1: the input is scaled with 1 - beta, got 1")
         self._check_layers()
         if self.precision != "float32" and self.method != "dense":
             raise ValueError(f"precision: expected float32, got {self.precision!r}: sparse operators have no other")
-        if self.method == "dense":
-            self._check_absent(_SPARSE_ONLY, "the dense method has no slots and no second threshold")
+        for names, is_so, reason in (
+            (_SPARSE_ONLY, self.method == "dense", "the dense method has no slots and no second threshold"),
+            (("max_spikes",), self.slot_activity is not None, "slot_activity tells the slots"),
+            (("input_slots",), self.slot_activity is None, "only with slot_activity; max_spikes has the input's, too"),
+            (_SPARSE_ONLY[-2:], self.grad_threshold is None, "there is no grad_threshold"),
+            (_SPARSE_ONLY[-1:], self.grad_threshold_start is None, "there is no grad_threshold_start"),
+            (("initial_output_activity",), self.initial_activity is None, "initial_activity is none"),
+            (("rate_limit",), self.rule is not None, "a limit on a whole recording's mean, which is learnt in chunks"),
+            *(
+                ((name,), self.dataset not in having, f"only for the data set {' or '.join(having)}")
+                for name, having in _ONLY_FOR.items()
+            ),
+        ):
+            for name in names:
+                if is_so and getattr(self, name) is not None:
+                    raise ValueError(f"{name}: expected none, got {getattr(self, name)!r}: {reason}")
+        if self.dataset == "randman":
+            for name in _RANDMAN_ONLY:
+                _check(name, getattr(self, name))
+        if self.grad_threshold_start is not None and self.grad_threshold is not None:
+            _check("grad_threshold_every", self.grad_threshold_every)
+            if self.grad_threshold_start > self.grad_threshold:
+                raise ValueError(
+                    f"grad_threshold_start: expected a number up to grad_threshold, {self.grad_threshold:g}, got "
+                    f"{self.grad_threshold_start:g}"
+                )
         self._check_slots()
-        self._check_grad_threshold()
         if self.delay not in (0, 1) or isinstance(self.delay, bool):
             raise ValueError(f"delay: expected 0 or 1, got {self.delay!r}")
-        self._check_rule()
-        if self.rule is not None:
-            if self.method == "sparse_ops":
-                raise ValueError(
-                    f"method: expected dense or sparse_network with a rule of online learning, got {self.method!r}"
-                )
-            if self.method != "dense" and self.rule not in SPIKE_RULES:
-                raise ValueError(
-                    f"method: expected dense with the rule {self.rule}, got {self.method!r}, which learns online by "
-                    f"{' or '.join(SPIKE_RULES)}"
-                )
-            if self.delay:
-                raise ValueError("delay: expected 0 with a rule of online learning, got 1")
-            self._check_absent(("rate_limit",), "a limit on a whole recording's mean, which is learnt in chunks")
-        if self.initial_activity is None:
-            self._check_absent(("initial_output_activity",), "initial_activity is none")
-        self._check_data()
+        if self.rule is None:
+            return
+        if self.delay:
+            raise ValueError("delay: expected 0 with a rule of online learning, got 1")
+        if self.method != "dense" and (self.method == "sparse_ops" or self.rule not in SPIKE_RULES):
+            raise ValueError(
+                f"method: expected dense with the rule {self.rule}, or sparse_network with {' or '.join(SPIKE_RULES)}, "
+                f"got {self.method!r}"
+            )
 
     def _check_layers(self) -> None:
         hidden: Any = self.hidden
@@ -380,10 +366,10 @@ class EventConfig(Settings):
         return sum(not (isinstance(part, str) and part[1:2] == "P") for part in self.hidden)
 
     def _check_slots(self) -> None:
-        layers = self.num_hidden_layers + 2
         if isinstance(self.max_spikes, (list, tuple)):
             object.__setattr__(self, "max_spikes", tuple(self.max_spikes))
         slots = self.max_spikes if isinstance(self.max_spikes, tuple) else (self.max_spikes,)
+        layers = self.num_hidden_layers + 2
         if isinstance(self.max_spikes, tuple) and len(slots) != layers:
             raise ValueError(
                 f"max_spikes: expected {layers} numbers, for the input, {layers - 2} hidden layers and the output, "
@@ -392,38 +378,6 @@ class EventConfig(Settings):
         for value in slots:
             if value is not None:
                 check_positive_int("max_spikes", value)
-        if self.slot_activity is not None:
-            self._check_absent(("max_spikes",), "slot_activity tells the slots")
-        elif self.input_slots is not None:
-            raise ValueError("input_slots: only with slot_activity; max_spikes has an entry for the input")
-
-    def _check_grad_threshold(self) -> None:
-        if self.grad_threshold is None:
-            self._check_absent(("grad_threshold_start", "grad_threshold_every"), "there is no grad_threshold")
-        elif self.grad_threshold_start is None:
-            self._check_absent(("grad_threshold_every",), "there is no grad_threshold_start")
-        else:
-            _check("grad_threshold_every", self.grad_threshold_every)
-            if self.grad_threshold_start > self.grad_threshold:
-                raise ValueError(
-                    f"grad_threshold_start: expected a number up to grad_threshold, {self.grad_threshold:g}, got "
-                    f"{self.grad_threshold_start:g}"
-                )
-
-    def _check_data(self) -> None:
-        for name, having in _RECORDINGS_ONLY.items():
-            if self.dataset not in having:
-                self._check_absent((name,), f"only for the data set {' or '.join(having)}")
-        if self.dataset != "randman":
-            self._check_absent(_RANDMAN_ONLY, "only for the data set randman")
-            return
-        for name in _RANDMAN_ONLY:
-            _check(name, getattr(self, name))
-
-    def _check_absent(self, names: Sequence[str], reason: str) -> None:
-        for name in names:
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name}: expected none, got {getattr(self, name)!r}: {reason}")
 
     @classmethod
     def for_dataset(cls, dataset: str, **settings: Any) -> "EventConfig":
@@ -434,37 +388,32 @@ class EventConfig(Settings):
         Defaults make way for settings that they do not go with: slots for other slots, and for other hidden layers;
         slots and second threshold for ``method="dense"``.
         """
-        threshold = {"grad_threshold": SECOND_THRESHOLD, "grad_threshold_start": -100.0}
-        defaults = {**threshold, **EVENT_DEFAULTS.get(dataset, {})}
+        defaults: Dict[str, Any] = {"dataset": dataset, "grad_threshold": SECOND_THRESHOLD}
+        defaults.update(grad_threshold_start=-100.0, **EVENT_DEFAULTS.get(dataset, {}))
         if settings.get("rule") is not None:
-            settings = {"method": "dense", "delay": 0, **settings}
-        given = settings.keys()
+            defaults.update(method="dense", delay=0)
         if settings.get("network") == "conv" and dataset in CONV_HIDDEN:
             pixels = settings.get("downsample", defaults.get("downsample")) or 1
             side = (settings.get("crop") or _SIDES[dataset]) // pixels if is_number(pixels) else 0
             fitting = [hidden for most, hidden in CONV_HIDDEN[dataset].items() if side <= most]
-            kept = {name: value for name, value in defaults.items() if name not in (*_SPARSE_ONLY, *_OF_OUTPUT)}
-            defaults = {**kept, "hidden": fitting[0] if fitting else None, "delay": 0, **CONV_DEFAULTS[dataset]}
-        if "max_spikes" in given:
-            dropped = {"slot_activity", "input_slots"}
-        elif "slot_activity" in given:
-            dropped = {"max_spikes"} if settings["slot_activity"] is not None else {"max_spikes", "input_slots"}
-        elif "hidden" in given and "max_spikes" in defaults:
+            for name in (*_SPARSE_ONLY, "initial_output_activity"):
+                defaults.pop(name, None)
+            defaults.update(hidden=fitting[0] if fitting else None, delay=0, **CONV_DEFAULTS[dataset])
+        if "max_spikes" in settings:
+            defaults.update(slot_activity=None, input_slots=None)
+        elif "slot_activity" in settings:
+            defaults.pop("max_spikes", None)
+        elif "hidden" in settings and "max_spikes" in defaults:
             # A share in place of the numbers, the input as it was.
-            slots = defaults["max_spikes"]
+            slots = defaults.pop("max_spikes")
             defaults.update(slot_activity=slots[1] / defaults["hidden"][0], input_slots=slots[0])
-            dropped = {"max_spikes"}
-        else:
-            dropped = set()
-        if settings.get("grad_threshold", 0) is None:
-            dropped |= {"grad_threshold_start", "grad_threshold_every"}
-        elif settings.get("grad_threshold_start", 0) is None:
-            dropped |= {"grad_threshold_every"}
-        if settings.get("method") == "dense":
-            dropped |= set(_SPARSE_ONLY)
-        if settings.get("initial_activity", 0) is None:
-            dropped |= {"initial_output_activity"}
-        return cls(**{"dataset": dataset, **{k: v for k, v in defaults.items() if k not in dropped}, **settings})
+        while True:
+            try:
+                return cls(**{**defaults, **settings})
+            except ValueError as error:
+                name = str(error).partition(":")[0]
+                if name in settings or defaults.pop(name, None) is None:
+                    raise
 
     def slots(self, sizes: Sequence[int]) -> Tuple[Optional[int], ...]:
         """Slots of the input and of each layer of a network of ``sizes``; None: as many as needed."""

@@ -1,60 +1,25 @@
 """Training on events: a :class:`snnipu.SparseNetwork`, run by one of three methods."""
 
 import itertools
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, Subset
 
+from snnipu.backends import backend_for
 from snnipu.datasets import EventData, event_loader
 from snnipu.neurons import SparseNetwork
 from snnipu.neurons.sparse_benchmark import benchmark_network
 from snnipu.spikes import SparseSpikes
 from snnipu.training.config import EventConfig
-from snnipu.training.loop import HISTORY_ENTRIES, Never, TrainingLoop, number, whole
+from snnipu.training.loop import TrainingLoop
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS, Layers, Spikes, limited, num_spikes, overflow, spike_count
 from snnipu.training.online import OnlineSteps, peak_memory
 from snnipu.training.ranks import Ranks
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# What runs a method's layers.
-_OPERATOR = {
-    "fc": {"dense": "lif_sequence", "sparse_ops": "sparse_linear", "sparse_network": "sparse_lif_sequence"},
-    "conv": {"dense": "lif_sequence", "sparse_ops": "sparse_conv2d", "sparse_network": "sparse_conv_lif_sequence"},
-}
-
-
-_RATE = number(0, 1)
-
-
-def _rates(values: Any) -> List[float]:
-    return [_RATE(value) for value in values]
-
-
-_COUNT = whole(0)
-
-
-def _counts(values: Any) -> List[int]:
-    return [_COUNT(value) for value in values]
-
-
-def _optional_number(value: Any) -> Optional[float]:
-    return None if value is None else number()(value)
-
-
-def _scale(scale: Any) -> LayerScale:
-    """What :meth:`EventTrainer._more_state` made a tuple of."""
-    if not isinstance(scale, (tuple, list)) or len(scale) != 5 or not isinstance(scale[4], bool):
-        raise ValueError(f"expected five entries a layer, got {scale!r}")
-    target = None if scale[3] is None else _RATE(scale[3])
-    return LayerScale(number(low=0)(scale[0]), _RATE(scale[1]), _RATE(scale[2]), target, scale[4])
-
-
-# Where slots are made as needed: spikes per neuron and step.
+# Spikes per neuron and step of a network of slots.
 _USUAL_ACTIVITY = 0.05
 
 
@@ -89,15 +54,6 @@ class EventTrainer(TrainingLoop):
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
 
-    entries: ClassVar[Dict[str, Callable[[Any], Any]]] = {
-        **HISTORY_ENTRIES,
-        "activity": _rates,
-        "overflow": _counts,
-        "input_activity": _RATE,
-        "input_overflow": _COUNT,
-        "train_overflow": _counts,
-        "grad_threshold": _optional_number,
-    }
     unit = "recordings"
     network: SparseNetwork
 
@@ -125,6 +81,7 @@ class EventTrainer(TrainingLoop):
         if config.rate_limit is not None and (self.ranks.size > 1 or accumulate > 1):
             raise ValueError("rate_limit: only for one process without accumulate: it limits means over a whole batch")
         self.data = data
+        self.backend = backend_for("lif_sequence", self.device)
         self.scaling: List[LayerScale] = []
         self._run = METHODS[config.method]
         if config.rule is not None and config.method == "sparse_network":
@@ -160,14 +117,7 @@ class EventTrainer(TrainingLoop):
         own = self.ranks.share(len(data.test))
         test = data.test if self.ranks.size == 1 else Subset(data.test, range(own.start, own.stop))
         self._test_loader = event_loader(test, config.batch_size, num_workers=workers)
-        self._dropped = torch.zeros(len(self.sizes), dtype=torch.int64)
-
-    @property
-    def backend(self) -> str:
-        """Which code runs the method's layers."""
-        from snnipu.backends import backend_for
-
-        return backend_for(_OPERATOR[self.config.network][self.config.method], self.device)
+        self._num_counts = 2 * len(self.sizes)
 
     # ---- what the loop asks for
 
@@ -184,9 +134,6 @@ class EventTrainer(TrainingLoop):
         except ValueError as error:
             raise ValueError(f"initial_activity: {error}") from error
 
-    def _before_epoch(self) -> None:
-        self._dropped.zero_()
-
     def _batches(self, done: int) -> Iterator[Tuple[SparseSpikes, torch.Tensor]]:
         self._shares.done = done
         for spikes, labels in self._train_loader:
@@ -197,8 +144,7 @@ class EventTrainer(TrainingLoop):
 
     def _forward(self, x: SparseSpikes, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         layers, dropped, _ = self._layers(x)
-        if self._counted:
-            self._dropped += dropped
+        self._count(dropped)
         scores = _scores(layers)
         loss = cross_entropy(scores, labels)
         if self._regularizer is not None:
@@ -215,8 +161,12 @@ class EventTrainer(TrainingLoop):
                 continue
             given = limited(self.network, chunk)
             yield given
-            if self._counted:  # the chunk has run when the next one is asked for
-                self._dropped += torch.tensor([overflow(given), *(self.network.overflow or ())])
+            # The chunk has run when the next one is asked for.
+            self._count(torch.tensor([overflow(given), *(self.network.overflow or ())]))
+
+    def _count(self, dropped: torch.Tensor) -> None:
+        if self._running is not None and self._counted:
+            self._running.dropped += dropped
 
     def _layers(self, x: SparseSpikes) -> Tuple[Layers, torch.Tensor, torch.Tensor]:
         """Spikes of every layer; spikes dropped and spikes kept, of the input and of every layer, int64."""
@@ -230,69 +180,36 @@ class EventTrainer(TrainingLoop):
         if self._schedule is not None:
             self._schedule.step()
 
-    @torch.no_grad()
-    def _evaluation(self, should_stop: Callable[[], bool] = Never) -> Dict[str, Any]:
-        correct, stopped = 0, False
-        all_dropped, all_kept = (torch.zeros(len(self.sizes), dtype=torch.int64) for _ in range(2))
-        for x, labels in self._test_loader:
-            stopped = should_stop()
-            if stopped:
-                break
-            with self._autocast():
-                layers, dropped, kept = self._layers(x.to(self.device))
-            correct += int((_scores(layers).argmax(1).cpu() == labels).sum())
-            all_dropped += dropped
-            all_kept += kept
-        correct, *counts = self._summed([correct, *all_dropped.tolist(), *all_kept.tolist()], stopped)
-        dropped_in_all, kept_in_all = counts[: len(self.sizes)], counts[len(self.sizes) :]
-        cells = [self.test_samples * self.config.steps * size for size in self.sizes]
-        activity = [count / cell for count, cell in zip(kept_in_all, cells)]
+    def _test_batches(self) -> Iterator[Tuple[SparseSpikes, torch.Tensor]]:
+        for spikes, labels in self._test_loader:
+            yield spikes.to(self.device), labels.to(self.device)
+
+    def _scores(self, x: SparseSpikes) -> Tuple[torch.Tensor, torch.Tensor]:
+        layers, dropped, kept = self._layers(x)
+        return _scores(layers), torch.cat([dropped, kept])
+
+    def _test_record(self, counts: List[int]) -> Dict[str, Any]:
+        dropped, kept = counts[: len(self.sizes)], counts[len(self.sizes) :]
+        activity = [count / (self.test_samples * self.config.steps * size) for count, size in zip(kept, self.sizes)]
         return {
-            "test_accuracy": correct / self.test_samples,
             "activity": activity[1:],
-            "overflow": dropped_in_all[1:],
+            "overflow": dropped[1:],
             "input_activity": activity[0],
-            "input_overflow": dropped_in_all[0],
+            "input_overflow": dropped[0],
         }
 
-    def _training_record(self) -> Dict[str, Any]:
+    def _training_record(self, dropped: List[int]) -> Dict[str, Any]:
         present = self._schedule.value if self._schedule is not None else self.config.grad_threshold
-        return {"train_overflow": self.ranks.sum(self._dropped).tolist(), "grad_threshold": present}
+        return {"train_overflow": dropped, "grad_threshold": present}
 
     def _more_state(self) -> Dict[str, Any]:
         scaling = [tuple(scale) for scale in self.scaling]
         return {"schedule": None if self._schedule is None else self._schedule.state_dict(), "scaling": scaling}
 
     def _load_more_state(self, state: Dict[str, Any]) -> None:
-        layers = len(self.sizes) - 1
-        for record in state["history"]:
-            for name, length in (("activity", layers), ("overflow", layers), ("train_overflow", layers + 1)):
-                if len(record[name]) != length:
-                    raise ValueError(f"history: {name}: expected {length} numbers, got {record[name]!r}")
-        try:
-            scaling = [_scale(scale) for scale in state["scaling"]]
-        except ValueError as error:
-            raise ValueError(f"scaling: {error}") from error
-        # Weights are scaled before the first epoch, once.
-        wanted = [layers] if state["history"] or state["running"] else [0, layers]
-        if self.config.initial_activity is None:
-            wanted = [0]
-        if len(scaling) not in wanted:
-            raise ValueError(f"scaling: expected {wanted[-1]} layers, got {len(scaling)}")
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])
-        elif state["schedule"] is not None:
-            raise ValueError(f"schedule: expected None, got {state['schedule']!r}")
-        self.scaling = scaling
-
-    def _running_state(self) -> Dict[str, Any]:
-        return {"dropped": self._dropped.tolist()}
-
-    def _load_running_state(self, state: Dict[str, Any]) -> None:
-        dropped = _counts(state["dropped"])
-        if len(dropped) != len(self.sizes):
-            raise ValueError(f"dropped: expected {len(self.sizes)} numbers, got {dropped!r}")
-        self._dropped = torch.tensor(dropped)
+        self.scaling = [LayerScale(*scale) for scale in state["scaling"]]
 
     # ---- what `python -m snnipu train` tells
 
@@ -318,24 +235,24 @@ class EventTrainer(TrainingLoop):
             f"network: {self.network_name}, beta={config.beta:g}, delay {config.delay}; method: "
             f"{config.method}; device: {self.device}; layers run by: {self.backend}{config.rule_in_words()}"
         )
-        if config.method == "dense":
-            return text
-        slots = ", ".join("as needed" if slot is None else str(slot) for slot in config.slots(self.sizes))
-        second = "none: every neuron carries gradient"
-        if config.grad_threshold is not None:
-            second = f"{config.grad_threshold:g}"
-            if config.grad_threshold_start is not None:
-                second += f", from {config.grad_threshold_start:g} on, halfway every {config.grad_threshold_every}"
-        return text + f"\nslots: {slots}; second threshold: {second}"
+        if config.method != "dense":
+            slots = ", ".join("as needed" if slot is None else str(slot) for slot in config.slots(self.sizes))
+            second = "none: every neuron carries gradient"
+            if config.grad_threshold is not None:
+                second = f"{config.grad_threshold:g}"
+                if config.grad_threshold_start is not None:
+                    second += f", from {config.grad_threshold_start:g} on, halfway every {config.grad_threshold_every}"
+            text += f"\nslots: {slots}; second threshold: {second}"
+        folder = data.train.cache_folder
+        return (
+            text if folder is None else f"{text}\nbinned recordings are kept in {folder} (--no-cache: in memory only)"
+        )
 
     def multiplications(self) -> int:
         """Multiply-adds of the weights in the forward pass of a batch: how large the network is for its machine."""
-        config, sizes = self.config, self.sizes
-        shares = [1.0] * len(sizes)
-        if config.method != "dense":
-            shares = [_USUAL_ACTIVITY if slots is None else slots / n for n, slots in zip(sizes, config.slots(sizes))]
-        products = [neurons * layer.weight[0].numel() for neurons, layer in zip(sizes[1:], self.network.layers)]
-        return int(config.steps * config.batch_size * sum(share * dense for share, dense in zip(shares, products)))
+        products = sum(neurons * layer.weight[0].numel() for neurons, layer in zip(self.sizes[1:], self.network.layers))
+        share = 1 if self.config.method == "dense" else _USUAL_ACTIVITY
+        return int(self.config.steps * self.config.batch_size * products * share)
 
     def describe_epoch(self) -> str:
         """What the last epoch's line has to say besides loss and accuracies."""
@@ -359,7 +276,7 @@ class EventTrainer(TrainingLoop):
         }
 
     @torch.no_grad()
-    def figures(self) -> Dict[str, "Figure"]:
+    def figures(self) -> Dict[str, Any]:
         """Pictures of test recordings of three different classes, and of the training."""
         from snnipu import plotting
 

@@ -1,37 +1,28 @@
 """Ctrl-C as a question that the training loop asks between batches, instead of an exception anywhere."""
 
+import contextlib
 import signal
 import threading
-from types import FrameType, TracebackType
-from typing import Any, Dict, Optional, Type
+from typing import Any, Iterator, List
 
 
-class StopRequest:
-    """Within the ``with`` block, the first SIGINT or SIGTERM sets ``signum``; a second one acts at once, as ever.
+@contextlib.contextmanager
+def stop_requests() -> Iterator[List[int]]:
+    """Yield a list to which the first SIGINT or SIGTERM of the block adds its number; a second one acts at once.
 
-    Outside the main thread, where Python takes no signal handlers, it does nothing.
+    Outside the main thread, where Python takes no signal handlers, it stays empty.
     """
+    requests: List[int] = []
 
-    def __init__(self) -> None:
-        self.signum: Optional[int] = None
-        self._previous: Dict[int, Any] = {}
-
-    def __bool__(self) -> bool:
-        return self.signum is not None
-
-    def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                self._previous[signum] = signal.signal(signum, self._handle)
-        return self
-
-    def _handle(self, signum: int, frame: Optional[FrameType]) -> None:
-        self.signum = signum
+    def handle(signum: int, frame: Any) -> None:
+        requests.append(signum)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
-        for signum, handler in self._previous.items():
+    signums = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    previous = {signum: signal.signal(signum, handle) for signum in signums}
+    try:
+        yield requests
+    finally:
+        for signum, handler in previous.items():
             signal.signal(signum, handler)

@@ -5,21 +5,13 @@ import copy
 import math
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, ClassVar, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
 from tqdm import tqdm
 
-from snnipu.training.checkpoint import (
-    CheckpointError,
-    check_generator,
-    check_model,
-    check_names,
-    check_optimizer,
-    check_same_run,
-    check_tensor,
-)
+from snnipu.training.checkpoint import CheckpointError, check_same_run
 from snnipu.training.config import check_positive_int
 from snnipu.training.online import OnlineSteps
 from snnipu.training.ranks import Ranks
@@ -36,39 +28,6 @@ class Stopped(Exception):
 Never: Callable[[], bool] = lambda: False  # noqa: E731
 
 
-def number(low: float = -math.inf, high: float = math.inf) -> Callable[[Any], float]:
-    """Reads a finite number from ``low`` to ``high``; anything else is a ValueError."""
-
-    def read(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f"expected a finite number, got {value!r}")
-        if not low <= value <= high:
-            raise ValueError(f"expected a number from {low:g} to {high:g}, got {value!r}")
-        return float(value)
-
-    return read
-
-
-# What an entry of a record is read with: a damaged checkpoint must not put anything else there.
-HISTORY_ENTRIES: Dict[str, Callable[[Any], Any]] = {
-    "train_loss": number(),
-    "train_accuracy": number(0, 1),
-    "test_accuracy": number(0, 1),
-    "seconds": number(low=0),
-}
-
-
-def whole(low: int, high: Optional[int] = None) -> Callable[[Any], int]:
-    """Reads an integer from ``low`` to ``high``; anything else is a ValueError."""
-
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-            raise ValueError(f"expected an integer from {low}{'' if high is None else f' to {high}'}, got {value!r}")
-        return value
-
-    return read
-
-
 @dataclass
 class _Running:
     """An epoch under way: the batch order's state before it, and its sums so far."""
@@ -76,6 +35,7 @@ class _Running:
     order: torch.Tensor
     loss: torch.Tensor
     correct: torch.Tensor
+    dropped: torch.Tensor  # spikes, of the input and of each layer, where there are slots
     batches: int = 0
     seconds: float = 0.0
 
@@ -108,7 +68,7 @@ class TrainingLoop:
 
     Attributes:
         network: the network.
-        history: one dict a finished epoch, with the entries of ``self.entries``.
+        history: one dict a finished epoch.
         train_samples, test_samples: sizes of the two sets.
 
     Raises:
@@ -117,7 +77,6 @@ class TrainingLoop:
 
     # What a progress bar and messages call a sample.
     unit = "samples"
-    entries: ClassVar[Dict[str, Callable[[Any], Any]]] = HISTORY_ENTRIES
 
     def __init__(
         self,
@@ -149,6 +108,7 @@ class TrainingLoop:
             raise ValueError("rule: only for one process: gradients are there after each chunk")
         self._description = description
         self._counted = True
+        self._num_counts = 0
         self._batch_order = torch.Generator().manual_seed(config.seed)
         self._running: Optional[_Running] = None
 
@@ -174,20 +134,25 @@ class TrainingLoop:
         """An input in chunks of ``config.chunk`` steps, dense or spikes, where a rule of online learning trains."""
         raise NotImplementedError
 
-    def _evaluation(self, should_stop: Callable[[], bool]) -> Dict[str, Any]:
-        """``test_accuracy``, and what else the record of an epoch has to say about the test set."""
+    def _test_batches(self) -> Iterable[Tuple[Any, torch.Tensor]]:
+        """This process's share of the test set: inputs and labels."""
         raise NotImplementedError
+
+    def _scores(self, x: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Scores ``[B, classes]`` of test samples, and ``self._num_counts`` whole numbers to be summed over them."""
+        raise NotImplementedError
+
+    def _test_record(self, counts: List[int]) -> Dict[str, Any]:
+        """Entries of an epoch's record for these sums."""
+        return {}
 
     def _before_first_epoch(self) -> None:
         """Called once, before the first batch of a run that does not go on from a checkpoint."""
 
-    def _before_epoch(self) -> None:
-        """Called before the first batch of each epoch."""
-
     def _after_step(self) -> None:
         """Called after each step of the optimizer."""
 
-    def _training_record(self) -> Dict[str, Any]:
+    def _training_record(self, dropped: List[int]) -> Dict[str, Any]:
         """What else the record of an epoch has to say about the training."""
         return {}
 
@@ -197,13 +162,6 @@ class TrainingLoop:
 
     def _load_more_state(self, state: Dict[str, Any]) -> None:
         """The inverse of :meth:`_more_state`."""
-
-    def _running_state(self) -> Dict[str, Any]:
-        """What :meth:`_training_record` will be made of, of the epoch so far."""
-        return {}
-
-    def _load_running_state(self, state: Dict[str, Any]) -> None:
-        """The inverse of :meth:`_running_state`."""
 
     # ---- epochs
 
@@ -244,7 +202,7 @@ class TrainingLoop:
             try:
                 record = self._run_epoch(should_stop, progress, on_batches, every)
             except BaseException as error:
-                self._restore(finished)
+                self._apply(finished)
                 if isinstance(error, Stopped):
                     return False
                 raise
@@ -263,10 +221,9 @@ class TrainingLoop:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * self.config.lr_decay ** len(self.history)
         if self._running is None:
-            self._before_epoch()
-            correct = torch.zeros((), dtype=torch.int64, device=self.device)
-            order = self._batch_order.get_state()
-            self._running = _Running(order, torch.zeros((), device=self.device), correct)
+            loss, correct = torch.zeros((), device=self.device), torch.zeros((), dtype=torch.int64, device=self.device)
+            dropped = torch.zeros(self._num_counts // 2, dtype=torch.int64)
+            self._running = _Running(self._batch_order.get_state(), loss, correct, dropped)
         running = self._running
         # Made anew: the first step of each epoch reduces the gradients in the same order, after a resume, too.
         model = self.ranks.wrapped(_Step(self.network, self._forward))
@@ -311,7 +268,7 @@ class TrainingLoop:
             "train_accuracy": self.ranks.sum(running.correct).item() / self.train_samples,
             **evaluated,
             "seconds": running.seconds,
-            **self._training_record(),
+            **self._training_record(self.ranks.sum(running.dropped).tolist()),
         }
 
     def _check_finite(self, loss: float) -> None:
@@ -350,10 +307,9 @@ class TrainingLoop:
         """Forward and backward pass of ``weight`` times the loss; the loss, and the scores."""
         if self._online is not None:
             return self._online.learn(self._chunks(x), self.config.steps, labels, weight)
-        with self.ranks.watched(), self._autocast():
+        with self._autocast():
             loss, scores = model(x, labels)
-        with self.ranks.watched():
-            (loss if weight == 1 else loss * weight).backward()
+        (loss if weight == 1 else loss * weight).backward()
         return loss, scores
 
     def _batch_size(self, index: int) -> int:
@@ -374,17 +330,22 @@ class TrainingLoop:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def _summed(self, counts: Sequence[int], stopped: bool) -> List[int]:
-        """Counts over all processes; raises Stopped in all of them where one of them ``stopped``."""
-        *total, stops = self.ranks.sum(torch.tensor([*counts, int(stopped)])).tolist()
+    @torch.no_grad()
+    def _evaluation(self, should_stop: Callable[[], bool]) -> Dict[str, Any]:
+        """Evaluate the test set; raises Stopped in all processes where one of them stops."""
+        correct, stopped, counts = 0, False, torch.zeros(self._num_counts, dtype=torch.int64)
+        for x, labels in self._test_batches():
+            stopped = should_stop()
+            if stopped or not len(labels):
+                break
+            with self._autocast():
+                scores, more = self._scores(x)
+            correct += int((scores.argmax(1) == labels).sum())
+            counts += more
+        stops, correct, *summed = self.ranks.sum(torch.tensor([int(stopped), correct, *counts.tolist()])).tolist()
         if stops:
             raise Stopped
-        return total
-
-    def evaluate(self, should_stop: Callable[[], bool] = Never) -> float:
-        """Accuracy on the test set, 0 to 1."""
-        accuracy: float = self._evaluation(should_stop)["test_accuracy"]
-        return accuracy
+        return {"test_accuracy": correct / self.test_samples, **self._test_record(summed)}
 
     def samples_per_second(self) -> Optional[float]:
         """Training samples per second over the finished epochs, evaluation excluded; None before the first."""
@@ -403,9 +364,8 @@ class TrainingLoop:
         running: Dict[str, Any] = {}
         order = self._batch_order.get_state()
         if self._running is not None:
-            order = self._running.order
-            running = {name: getattr(self._running, name) for name in ("batches", "loss", "correct", "seconds")}
-            running.update(self._running_state())
+            running = {**vars(self._running), "dropped": self._running.dropped.tolist()}
+            order = running.pop("order")
         return {
             "config": self.config.to_dict(),
             "data": dict(self._description),
@@ -420,85 +380,41 @@ class TrainingLoop:
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Go on from ``state``, which may come from a run that had fewer ``epochs`` set, and from another device.
 
-        All of it is checked first: an error leaves the trainer as it was.
+        An error leaves the trainer as it was.
 
         Raises:
             CheckpointError: ``state`` is of another network, data set or schedule, or is damaged.
         """
-        check_same_run(self.config.completed(state["config"]), self.config.to_dict())
-        check_same_run(state["data"], self._description)
-        if len(state["history"]) > self.config.epochs:
-            raise CheckpointError(
-                f"the checkpoint has {len(state['history'])} epochs behind it, more than epochs={self.config.epochs}"
-            )
+        before = copy.deepcopy(self.state_dict())
         try:
-            history = [self._read_record(index, record) for index, record in enumerate(state["history"])]
-            check_model(state["model"], self.network.state_dict())
-            running, order = state["running"], check_generator(state["rng"]["batch_order"], self._batch_order)
-            optimizer = check_optimizer(state["optimizer"], self.optimizer, trained=bool(history or running))
-            self._check_running(running, len(history))
-            self._load_more_state({**state, "history": history})
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            raise CheckpointError(f"the checkpoint is damaged: {what}") from error
-        self._apply(state["model"], optimizer, order, history, running)
+            check_same_run(type(self.config)(**state["config"]).to_dict(), self.config.to_dict())
+            check_same_run(state["data"], self._description)
+            if len(state["history"]) > self.config.epochs:
+                raise CheckpointError(
+                    f"the checkpoint has {len(state['history'])} epochs behind it, more than "
+                    f"epochs={self.config.epochs}"
+                )
+            if state["running"] and self.ranks.size > 1:
+                raise CheckpointError("the checkpoint is of an epoch under way, which goes on in one process")
+            self._apply(state)
+        except CheckpointError:
+            raise
+        except Exception as error:  # entries that do not fit fail anywhere in PyTorch
+            self._apply(before)
+            raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
 
-    def _check_running(self, running: Dict[str, Any], epochs: int) -> None:
-        """Raise where ``running`` is no epoch under way behind so many, and take what a subclass has."""
-        if not running:
-            return
-        if self.ranks.size > 1:
-            raise CheckpointError("the checkpoint is of an epoch under way, which goes on in one process")
-        batches = -(-self.train_samples // self.config.batch_size)
-        read: Dict[str, Callable[[Any], Any]] = {
-            "batches": whole(1, batches),
-            "loss": lambda loss: check_tensor("loss", loss, torch.zeros(())),
-            "correct": lambda found: check_tensor("correct", found, torch.zeros((), dtype=torch.int64)),
-            "seconds": number(low=0),
-        }
-        check_names("running", running, [*read, *self._running_state()])
-        if epochs >= self.config.epochs:
-            raise ValueError(f"running: an epoch more than epochs={self.config.epochs}")
-        try:
-            for name, entry in read.items():
-                entry(running[name])
-            seen = min(running["batches"] * self.config.batch_size, self.train_samples)
-            whole(0, seen)(int(running["correct"]))
-            self._load_running_state({name: entry for name, entry in running.items() if name not in read})
-        except ValueError as error:
-            raise ValueError(f"running: {error}") from error
-
-    def _read_record(self, index: int, record: Dict[str, Any]) -> Dict[str, Any]:
-        read = {}
-        for name, entry in self.entries.items():
-            try:
-                read[name] = entry(record[name])
-            except ValueError as error:
-                raise ValueError(f"history: {name} of epoch {index + 1}: {error}") from error
-        return read
-
-    def _restore(self, state: Dict[str, Any]) -> None:
-        """Go back to an own state, which need not be checked, and whatever it holds is better than half an epoch."""
+    def _apply(self, state: Dict[str, Any]) -> None:
         self._load_more_state(state)
-        self._check_running(state["running"], len(state["history"]))
-        self._apply(state["model"], state["optimizer"], state["rng"]["batch_order"], state["history"], state["running"])
-
-    def _apply(
-        self,
-        model: Dict[str, Any],
-        optimizer: Dict[str, Any],
-        order: torch.Tensor,
-        history: List[Dict[str, Any]],
-        running: Dict[str, Any],
-    ) -> None:
-        self.network.load_state_dict(model)
-        self.optimizer.load_state_dict(optimizer)
+        self.network.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        order, running = state["rng"]["batch_order"], state["running"]
         self._batch_order.set_state(order)
-        self.history = history
+        self.history = [dict(record) for record in state["history"]]
         self._running = None
         if running:
             loss, correct = (running[name].to(self.device, copy=True) for name in ("loss", "correct"))
-            self._running = _Running(order, loss, correct, running["batches"], running["seconds"])
+            dropped = torch.tensor(running.get("dropped", []), dtype=torch.int64)
+            self._running = _Running(order, loss, correct, dropped, running["batches"], running["seconds"])
 
     def _is_finite(self) -> bool:
         tensors = list(self.network.parameters())

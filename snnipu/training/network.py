@@ -54,28 +54,16 @@ def build_network(config: TrainConfig, num_features: int, num_classes: int) -> n
         )
 
 
-def run_sequence(lif: snntorch.Leaky, current: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Spikes and membranes ``[T, B, neurons]`` of one layer for its input current of the same shape."""
-    if isinstance(lif, Leaky):
-        spk, mem = lif.sequence(current)
-        return spk, mem
-    mem = torch.zeros_like(current[0])
-    steps = []
-    for step in current:
-        spk, mem = lif(step, mem)
-        steps.append((spk, mem))
-    return torch.stack([spk for spk, _ in steps]), torch.stack([mem for _, mem in steps])
-
-
 @torch.no_grad()
 def layer_activity(network: nn.Sequential, x: torch.Tensor, num_steps: int) -> List[Tuple[torch.Tensor, torch.Tensor]]:
     """Spikes and membranes, ``[T, B, neurons]``, of every spiking layer for ``x`` ``[B, features]`` held constant."""
     layers: List[Tuple[torch.Tensor, torch.Tensor]] = []
-    out = x
+    modules: List[nn.Module] = []
     for module in network:
+        modules.append(module)
         if isinstance(module, snntorch.Leaky):
-            layers.append(run_sequence(module, out if layers else out.expand(num_steps, *out.shape)))
-            out = layers[-1][0]
-        else:
-            out = module(out)
+            part = MultiStep(*modules)
+            spk, mem = part(layers[-1][0]) if layers else part(x, num_steps=num_steps)
+            layers.append((spk, mem))
+            modules = []
     return layers

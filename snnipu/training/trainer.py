@@ -1,21 +1,19 @@
 """Training on images, each held constant over the time steps."""
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 from snntorch.functional import ce_count_loss
 from torch import nn
 
+from snnipu.backends import backend_for
 from snnipu.datasets import ImageData
 from snnipu.neurons import MultiStep, run_segments
 from snnipu.training.config import TrainConfig, check_positive_int
-from snnipu.training.loop import Never, TrainingLoop
+from snnipu.training.loop import TrainingLoop
 from snnipu.training.network import build_network, layer_activity
 from snnipu.training.online import OnlineSteps, peak_memory
 from snnipu.training.ranks import Ranks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 EVALUATION_BATCH = 256
 
@@ -76,7 +74,7 @@ class Trainer(TrainingLoop):
             self._online = OnlineSteps(self.network, config.rule)
         self.data = data
         self.checkpoint_steps = checkpoint_steps
-        self.backend = backend_name(config.engine, self.device)
+        self.backend = "snntorch" if config.engine == "snntorch" else backend_for("lif_sequence", self.device)
         self._loss = ce_count_loss()
         self._train_x = data.train_images.flatten(1).to(self.device)
         self._train_y = data.train_labels.to(self.device)
@@ -117,19 +115,12 @@ class Trainer(TrainingLoop):
             spk, _ = self.network(x, num_steps=steps)
         return spk
 
-    @torch.no_grad()
-    def _evaluation(self, should_stop: Callable[[], bool] = Never) -> Dict[str, Any]:
-        correct, stopped = 0, False
+    def _test_batches(self) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
         own = self.ranks.share(len(self._test_y))
-        for x, labels in zip(self._test_x[own].split(EVALUATION_BATCH), self._test_y[own].split(EVALUATION_BATCH)):
-            stopped = should_stop()
-            if stopped or not len(labels):
-                break
-            with self._autocast():
-                spk = self._spikes(x).float()
-            correct += int((spk.sum(0).argmax(1) == labels).sum())
-        (correct,) = self._summed([correct], stopped)
-        return {"test_accuracy": correct / len(self._test_y)}
+        return zip(self._test_x[own].split(EVALUATION_BATCH), self._test_y[own].split(EVALUATION_BATCH))
+
+    def _scores(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        return self._spikes(x).float().sum(0), torch.zeros(0, dtype=torch.int64)
 
     def spike_rates(self) -> Dict[str, float]:
         """Mean spikes per neuron and step of each spiking layer over the test set."""
@@ -166,7 +157,7 @@ class Trainer(TrainingLoop):
         """Entries of the report that only image runs have."""
         return {"spikes_per_neuron_and_step": self.spike_rates()}
 
-    def figures(self) -> Dict[str, "Figure"]:
+    def figures(self) -> Dict[str, Any]:
         """Pictures of test images of three different classes, and of the training."""
         from snnipu import plotting
 
@@ -188,13 +179,3 @@ class Trainer(TrainingLoop):
             ),
             "training": plotting.training_curve(self.history, title=f"{data.name}, {config.hidden} hidden neurons"),
         }
-
-
-def backend_name(engine: str, device: torch.device) -> str:
-    """Which code runs the neurons: a backend of ``lif_sequence``, or ``"snntorch"`` for snnTorch's own."""
-    if engine == "snntorch":
-        return "snntorch"
-    from snnipu.backends import backend_for
-
-    name: str = backend_for("lif_sequence", device)
-    return name

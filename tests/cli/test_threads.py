@@ -90,10 +90,7 @@ def test_how_large_networks_are(arguments, one, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     options = train.build_parser().parse_args(arguments)
-    config = train.choose_config(options, None)
-    trainer = train.make_trainer(
-        config, train.load_data(config, options), torch.device("cpu"), options, training.Ranks()
-    )
+    trainer = train.set_up(options, False, None, training.Ranks())
     assert train.choose_threads(trainer, options) == (1 if one else 3)
 
 

@@ -77,21 +77,18 @@ def test_on_the_ipu_model(monkeypatch, capsys, tmp_path):
 
 @needs_host_runtime
 @needs_library
-def test_replicas_on_the_ipu_model(monkeypatch, capsys, tmp_path):
-    """Two replicas with two parts each learn what the whole batch teaches, as the shares of two processes do."""
+def test_parts_of_a_batch_on_the_ipu_model(monkeypatch, tmp_path):
+    """Four parts, as of two replicas with two each, learn what the whole batch teaches."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
     arguments = ["--epochs", 1, "--hidden", 8, "--steps", 3]
-    replicas = ["--device", "ipu-model", "--replicas", 2, "--accumulate", 2]
-    assert run(*arguments, *replicas, "--checkpoint", "ipu.pt", "--json", "ipu.json") == 0
+    parts = ["--device", "ipu-model", "--accumulate", 4]
+    assert run(*arguments, *parts, "--checkpoint", "ipu.pt", "--json", "ipu.json") == 0
     assert run(*arguments, "--device", "cpu", "--checkpoint", "cpu.pt") == 0
     own, whole = (training.load_checkpoint(tmp_path / name)["model"] for name in ("ipu.pt", "cpu.pt"))
     for name in whole:
         torch.testing.assert_close(own[name], whole[name], rtol=1e-4, atol=1e-6)
     counted = json.loads((tmp_path / "ipu.json").read_text())
-    assert counted["accumulate"] == 4
     assert [3, 32, 8] in [entry["inputs"][0] for entry in counted["ipu_model"]]  # a quarter of the batch
-    capsys.readouterr()
-    assert "argument --replicas: only for --device ipu-model" in fails(capsys, "--replicas", 2)
 
 
 def test_memory_and_precision_options(capsys, tmp_path):
@@ -124,7 +121,7 @@ def test_memory_and_precision_options(capsys, tmp_path):
     capsys.readouterr()
     message = "argument --precision: expected float32, got 'bf16': sparse operators have no other"
     assert message in fails(capsys, "--dataset", "randman", "--precision", "bf16")
-    assert "argument --bptt-steps: only for --dataset digits or mnist" in fails(
+    assert "argument --bptt-steps: not for --dataset randman" in fails(
         capsys, "--dataset", "randman", "--bptt-steps", 2
     )
 
@@ -372,19 +369,19 @@ def test_checkpoint_of_another_run(capsys, arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("module", "package", "arguments"),
+    ("module", "package", "extra", "arguments"),
     [
-        ("sklearn.datasets", "scikit-learn", []),
-        ("torchvision.datasets", "torchvision", ["--dataset", "mnist", "--data-dir", "."]),
-        ("matplotlib", "matplotlib", ["--plot-dir", "pictures"]),
+        ("sklearn.datasets", "scikit-learn", "data", []),
+        ("torchvision.datasets", "torchvision", "vision", ["--dataset", "mnist", "--data-dir", "."]),
+        ("matplotlib", "matplotlib", "data", ["--plot-dir", "pictures"]),
     ],
 )
-def test_missing_packages(capsys, monkeypatch, module, package, arguments):
+def test_missing_packages(capsys, monkeypatch, module, package, extra, arguments):
     monkeypatch.setitem(sys.modules, module.split(".")[0], None)
     monkeypatch.setitem(sys.modules, module, None)
     error = fails(capsys, *arguments)
     assert f"needs {package}, which cannot be imported" in error
-    assert 'pip install "snnipu[data]"' in error
+    assert f'pip install "snnipu[{extra}]"' in error
 
 
 def test_mnist(mnist_folder, tmp_path):

@@ -175,13 +175,13 @@ def test_interrupt_before_the_first_epoch_reports_nothing(monkeypatch, tmp_path)
         (["--method", "gemm"], "argument --method: invalid choice: 'gemm'"),
         (["--hidden", "12,0"], "argument --hidden: expected a positive integer, got '0'"),
         (["--hidden", "12,"], "argument --hidden: expected a positive integer, got ''"),
-        (["--engine", "snntorch"], "argument --engine: only for --dataset digits or mnist, not randman"),
+        (["--engine", "snntorch"], "argument --engine: not for --dataset randman"),
         (["--activity", "0"], "argument --activity: expected a number above 0 and up to 1, got 0.0"),
         (["--activity", "few"], "argument --activity: expected a number or none, got 'few'"),
         (["--activity", "0.1", "--max-spikes", "3"], "argument --max-spikes: expected none, got 3: "),
         (["--max-spikes", "3,4"], "argument --max-spikes: expected 4 numbers, for the input, 2 hidden layers"),
         (["--max-spikes", "-1"], "argument --max-spikes: expected a positive integer, got '-1'"),
-        (["--max-spikes", "3", "--input-slots", "3"], "argument --input-slots: only with slot_activity"),
+        (["--max-spikes", "3", "--input-slots", "3"], "argument --input-slots: expected none, got 3: only with slot_"),
         (["--grad-threshold", "x"], "argument --grad-threshold: expected a number or none, got 'x'"),
         (["--grad-threshold-start", "2"], "argument --grad-threshold-start: expected a number up to grad_threshold"),
         (["--method", "dense", "--activity", "0.1"], "argument --activity: expected none, got 0.1: the dense method"),
@@ -211,9 +211,7 @@ def test_bad_arguments(capsys, arguments, message):
 
 @pytest.mark.parametrize("dataset", ["nmnist", "shd", "dvs", "spoken_digits"])
 def test_recordings_need_a_folder(capsys, dataset, tmp_path):
-    assert f"argument --data-dir: needed for --dataset {dataset}: the folder that holds " in fails(
-        capsys, "--dataset", dataset
-    )
+    assert f"argument --data-dir: needed for --dataset {dataset}" in fails(capsys, "--dataset", dataset)
     if dataset == "shd":
         pytest.importorskip("h5py")
     error = fails(capsys, "--dataset", dataset, "--data-dir", tmp_path)
@@ -224,14 +222,11 @@ def test_recordings_need_a_folder(capsys, dataset, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--method", "dense"],
-            "argument --method: only for --dataset randman or nmnist or shd or dvs or spoken_",
-        ),
-        (["--activity", "0.1"], "argument --activity: only for --dataset randman"),
-        (["--classes", "3"], "argument --classes: only for --dataset randman"),
+        (["--method", "dense"], "argument --method: not for --dataset digits"),
+        (["--activity", "0.1"], "argument --activity: not for --dataset digits"),
+        (["--classes", "3"], "argument --classes: not for --dataset digits"),
         (["--hidden", "16,16"], "argument --hidden: expected one number for --dataset digits, got several"),
-        (["--workers", "1"], "argument --workers: only for --dataset randman"),
+        (["--workers", "1"], "argument --workers: not for --dataset digits"),
     ],
 )
 def test_options_of_events_with_digits(capsys, arguments, message):
@@ -307,8 +302,8 @@ def test_convolutions_learn_and_resume(tmp_path, capsys):
     arguments = ["--dataset", "nmnist", "--data-dir", "data", "--network", "conv", "--steps", "8", "--step-us", "2500"]
     arguments += ["--hidden", "4C5S2-MP2-8C3-MP2", "--batch-size", "8", "--lr", "0.01", "--device", "cpu"]
     curves = {}
-    for method in ("--dense", "--method=sparse_ops", "--method=sparse_network"):
-        free = [] if method == "--dense" else ["--grad-threshold", "none"]
+    for method in ("--method=dense", "--method=sparse_ops", "--method=sparse_network"):
+        free = [] if method == "--method=dense" else ["--grad-threshold", "none"]
         assert train.main([*arguments, method, *free, "--epochs", "4", "--json", "r.json", "--no-checkpoint"]) == 0
         report = json.loads((tmp_path / "r.json").read_text())
         assert report["sizes"] == [2312, 900, 200, 10]
@@ -317,20 +312,20 @@ def test_convolutions_learn_and_resume(tmp_path, capsys):
         curves[method] = [record["train_loss"] for record in report["history"]]
         assert "network: 2x34x34-4C5S2-MP2-8C3-MP2-FC10, beta=0.95, delay 0; " in capsys.readouterr().out
     for curve in curves.values():
-        assert curve == pytest.approx(curves["--dense"], rel=1e-3)
+        assert curve == pytest.approx(curves["--method=dense"], rel=1e-3)
         assert curve[-1] < 0.9 * curve[0]
-    assert train.main([*arguments, "--dense", "--epochs", "2", "--checkpoint", "part.pt"]) == 0
+    assert train.main([*arguments, "--method=dense", "--epochs", "2", "--checkpoint", "part.pt"]) == 0
     more = ["--resume", "--checkpoint", "part.pt", "--data-dir", "data", "--epochs", "4", "--device", "cpu"]
     assert train.main([*more, "--json", "r.json"]) == 0
     report = json.loads((tmp_path / "r.json").read_text())
-    assert [record["train_loss"] for record in report["history"]] == curves["--dense"]
+    assert [record["train_loss"] for record in report["history"]] == curves["--method=dense"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--dataset", "randman", "--network", "conv"], "argument --network: expected fc for the data set randman"),
-        (["--dataset", "digits", "--network", "conv"], "argument --network: only for --dataset randman or nmnist"),
+        (["--dataset", "digits", "--network", "conv"], "argument --network: not for --dataset digits"),
         (["--dataset", "digits", "--hidden", "12C5"], "argument --hidden: expected a number for --dataset digits"),
         (["--hidden", "12C5-0"], "argument --hidden: expected a positive integer, got '0'"),
         (["--dataset", "nmnist", "--hidden", "12C5"], "argument --hidden: '12C5' is a layer of network conv"),
@@ -370,14 +365,11 @@ def test_binned_recordings_are_kept_on_the_disk(tmp_path, monkeypatch, capsys):
     arguments = ["--dataset", "nmnist", "--data-dir", "data", "--steps", "10", "--hidden", "4", "--epochs", "1"]
     arguments += ["--batch-size", "4", "--device", "cpu", "--initial-activity", "none", "--json", "report.json"]
     losses = []
-    for there, more in ((None, ["--no-cache"]), (0, []), (32, []), (None, ["--no-cache"])):
+    for more in (["--no-cache"], [], [], ["--no-cache"]):
         assert train.main([*arguments, "--no-checkpoint", *more]) == 0
-        output = capsys.readouterr().out
-        kept = f"binned recordings are kept in {tmp_path / 'kept'}: {there} of 32 are there, "
-        assert (kept if there is not None else "network: ") in output
-        assert ("binned recordings" in output) == (there is not None)
+        assert (f"binned recordings are kept in {tmp_path / 'kept'}" in capsys.readouterr().out) == (not more)
         losses.append(json.loads((tmp_path / "report.json").read_text())["history"][0]["train_loss"])
-        assert (tmp_path / "kept").exists() == (losses[1:] != [])
+        assert len(list((tmp_path / "kept").rglob("*.events/*"))) == (32 if losses[1:] else 0)
     assert len(set(losses)) == 1
 
 

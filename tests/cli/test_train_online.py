@@ -109,7 +109,7 @@ def test_spikes_that_are_dropped_in_chunks_are_counted():
         ("--rule ottt --bptt-steps 5", "argument --bptt-steps: a rule of online learning"),
         ("--rule ottt --checkpoint-steps 5", "argument --checkpoint-steps: a rule of online learning"),
         ("--rule ottt --precision bf16", "argument --precision: expected float32 with a rule"),
-        ("--rule ottt --dataset randman --method sparse_ops", "argument --method: expected dense or sparse_network"),
+        ("--rule ottt --dataset randman --method sparse_ops", "argument --method: expected dense with the rule ottt"),
         (
             f"--rule ottt {EVENTS} --overflow-order rotate --max-spikes 4",
             'argument --rule: module SparseNetwork: with overflow="rotate"',

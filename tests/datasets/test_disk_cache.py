@@ -1,9 +1,9 @@
 """Binned recordings on the disk: used again, never out of date, never wrong."""
 
+import errno
 import multiprocessing
 import os
 import pickle
-import sqlite3
 import sys
 import warnings
 
@@ -42,7 +42,6 @@ def write(path, index, change=0):
 def folder(tmp_path, monkeypatch):
     """Recordings, and a cache that believes their time stamps at once."""
     monkeypatch.setattr(_disk_cache, "_SETTLED_SECONDS", 0)
-    monkeypatch.setattr(_disk_cache, "_told", set())
     monkeypatch.setenv("SNNIPU_EVENT_CACHE", str(tmp_path / "cache"))
     for index, path in enumerate(Recordings(tmp_path).paths):
         write(path, index)
@@ -69,7 +68,7 @@ def same(one, other):
 
 def expected(folder, **options):
     dataset = make(folder, **{**options, "cache": False})
-    assert dataset.cache_file is None
+    assert dataset.cache_folder is None
     return dataset
 
 
@@ -92,7 +91,7 @@ def test_what_is_on_the_disk_is_not_read_again(folder, options):
     first = make(folder, **options)
     same(first, expected(folder, **options))
     assert first._read.read == list(range(SAMPLES))
-    assert caches(folder) == [first.cache_file]
+    assert caches(folder) == [first.cache_folder]
     again = make(folder, **options)
     for _ in range(2):
         same(again, expected(folder, **options))
@@ -118,15 +117,14 @@ def test_every_setting_has_a_file_of_its_own(folder):
         )
     ]
     assert all(len(dataset._read.read) == SAMPLES for dataset in made)
-    assert len(caches(folder)) == len({dataset.cache_file for dataset in made}) == len(made)
+    assert len(caches(folder)) == len({dataset.cache_folder for dataset in made}) == len(made)
 
 
-def test_settings_changed_later_are_those_of_the_cache(folder):
-    dataset = make(folder).preload()
-    dataset.num_steps = 7
-    same(dataset, expected(folder, num_steps=7))
-    same(make(folder), expected(folder))
-    same(make(folder, num_steps=7), expected(folder, num_steps=7))
+def test_settings_stay_as_they_are(folder):
+    dataset = make(folder)
+    for name in ("num_steps", "num_neurons", "step"):
+        with pytest.raises(AttributeError):
+            setattr(dataset, name, 7)
 
 
 def test_a_changed_file_is_read_again(folder):
@@ -170,45 +168,22 @@ def test_a_damaged_recording_is_named_and_not_kept(folder):
         make(folder)[3]
 
 
-def test_a_damaged_entry_is_made_anew(folder):
-    path = make(folder).preload().cache_file
-    database = sqlite3.connect(path)
-    (content,) = database.execute("SELECT content FROM recordings WHERE path LIKE '%7.npy'").fetchone()
-    flipped = bytearray(content)
-    flipped[len(content) // 2] ^= 1
-    for wrong in (bytes(flipped), content[:-2], b"", "text", None):
-        with database:
-            database.execute("UPDATE recordings SET content = ? WHERE path LIKE '%7.npy'", (wrong,))
-        for read in ([7], []):
-            dataset = make(folder)
-            same(dataset, expected(folder))
-            assert dataset._read.read == read
-    with database:  # one recording's in place of another's
-        database.execute(
-            "UPDATE recordings SET (stamp, content, checksum) = "
-            "(SELECT stamp, content, checksum FROM recordings WHERE path LIKE '%8.npy') WHERE path LIKE '%7.npy'"
-        )
-    same(make(folder), expected(folder))
-    database.close()
-
-
 def test_a_damaged_file_never_gives_other_recordings(folder):
-    path = make(folder).preload().cache_file
-    content = path.read_bytes()
+    entries = sorted(make(folder).preload().cache_folder.iterdir())
+    assert len(entries) == SAMPLES
+    contents = [path.read_bytes() for path in entries]
     wanted = expected(folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _, data in variants(content, 60, seed=0):
-            path.write_bytes(data)
-            same(make(folder), wanted)
-            same(make(folder), wanted)
-    _disk_cache._told.clear()
-    path.write_bytes(b"no database" * 100)
-    with pytest.warns(RuntimeWarning, match="is damaged .* made anew"):
-        same(make(folder), wanted)
-    dataset = make(folder)
-    same(dataset, wanted)
-    assert dataset._read.read == []
+    random = np.random.default_rng(0)
+    for _, data in variants(contents[0], 20, seed=0):
+        entries[0].write_bytes(data)
+        entries[1].write_bytes(contents[1][: random.integers(len(contents[1]))])
+        # One recording's in place of another's.
+        entries[2].write_bytes(contents[3])
+        for read in ((2, 3), (0,)):
+            dataset = make(folder)
+            same(dataset, wanted)
+            assert len(dataset._read.read) in read
+        assert [path.read_bytes() for path in entries] == contents
 
 
 def fill(folder, start, turn):
@@ -246,48 +221,32 @@ def test_loader(folder, workers):
             assert sum(len(labels) for _, labels in loader) == SAMPLES
         if not workers:
             assert len(dataset._read.read) == read
-    assert make(folder)._disk().usage().recordings == SAMPLES
+    assert len(list(make(folder).cache_folder.iterdir())) == SAMPLES
 
 
-def test_size_is_bounded(folder, monkeypatch):
-    oldest, newer = (make(folder, key=name).preload().cache_file for name in ("a", "b"))
-    os.utime(newer, (1, 1))
-    make(folder, key="b")[0]  # asking for it makes it the newer one
-    os.utime(oldest, (2, 2))
-    size = newer.stat().st_size
-    monkeypatch.setenv("SNNIPU_EVENT_CACHE_SIZE", str(int(2.5 * size)))
-    make(folder, key="c").preload()
-    third = make(folder, key="d").preload().cache_file
-    assert not oldest.exists()
-    assert third.exists()
-    monkeypatch.setenv("SNNIPU_EVENT_CACHE_SIZE", "1K")
-    dataset = make(folder, key="d", step=9)
-    dataset[1]
-    with pytest.warns(RuntimeWarning, match="has grown to SNNIPU_EVENT_CACHE_SIZE=1K: no more"):
-        dataset[2]
-    assert dataset._disk().usage().recordings == 1
-    assert caches(folder) == [dataset.cache_file]
-    monkeypatch.setenv("SNNIPU_EVENT_CACHE_SIZE", "much")
-    with pytest.raises(ValueError, match="SNNIPU_EVENT_CACHE_SIZE must be a size such as 512M or 4G, got 'much'"):
-        make(folder, key="e")[1]
+def test_the_oldest_settings_make_way(folder, monkeypatch):
+    monkeypatch.setattr(_disk_cache, "KEPT", 2)
+    (folder / "cache" / "of somebody else").mkdir(parents=True)
+    first, second = (make(folder, key=name).preload().cache_folder for name in ("a", "b"))
+    os.utime(first, (1, 1))
+    third = make(folder, key="c").preload().cache_folder
+    assert caches(folder) == sorted([second, third, folder / "cache" / "of somebody else"])
 
 
-@pytest.mark.parametrize("what", ["folder", "file", "database"])
+@pytest.mark.parametrize("what", ["root", "folder", "disk"])
 def test_where_nothing_can_be_written_the_work_goes_on(folder, monkeypatch, what):
-    if what == "folder":  # a file stands in its place
+    if what == "root":  # a file stands in its place
         (folder / "cache").write_text("")
-    elif what == "file":
-        make(folder).cache_file.mkdir(parents=True)
+    elif what == "folder":
+        (folder / "cache").mkdir()
+        make(folder).cache_folder.write_text("")
     else:
 
         def full(*_, **__):
-            raise sqlite3.OperationalError("database or disk is full")
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(_disk_cache.sqlite3, "connect", full)
+        monkeypatch.setattr("pathlib.Path.write_bytes", full)
     with pytest.warns(RuntimeWarning, match="not kept on the disk, .*SNNIPU_EVENT_CACHE names another"):
-        same(make(folder), expected(folder))
-    with warnings.catch_warnings():  # once
-        warnings.simplefilter("error")
         same(make(folder), expected(folder))
 
 
@@ -295,14 +254,14 @@ def test_nothing_is_written_where_that_is_asked_for(folder, monkeypatch):
     for cache in ("memory", False):
         dataset = make(folder, cache=cache)
         dataset.batch(range(SAMPLES))
-        assert dataset.cache_file is None
+        assert dataset.cache_folder is None
     monkeypatch.setenv("SNNIPU_EVENT_CACHE", "0")
-    assert make(folder).preload().cache_file is None
+    assert make(folder).preload().cache_folder is None
     assert caches(folder) == []
     monkeypatch.delenv("SNNIPU_EVENT_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "xdg"))
-    assert make(folder).cache_file.parent == folder / "xdg" / "snnipu" / "events"
-    assert datasets.randman(4, 2, 5).train.cache_file is None
+    assert make(folder).cache_folder.parent == folder / "xdg" / "snnipu" / "events"
+    assert datasets.randman(4, 2, 5).train.cache_folder is None
 
 
 def test_wrong_arguments(folder):
@@ -311,7 +270,6 @@ def test_wrong_arguments(folder):
         ({"cache": 1}, ValueError, "cache must be"),
         ({"key": None}, ValueError, "cache_key and files must both be given"),
         ({"files": None}, ValueError, "cache_key and files must both be given"),
-        ({"key": 3}, TypeError, "cache_key must be a name, got 3"),
         ({"files": ["a"]}, ValueError, "files must have one entry for each of 9 recordings, got 1"),
     ]:
         with pytest.raises(error, match=message):

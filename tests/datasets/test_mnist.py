@@ -65,7 +65,7 @@ def test_images_and_labels_of_different_lengths(torchvision, tmp_path):
 def test_without_torchvision(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(MissingExtra, match=r'torchvision.*pip install "snnipu\[data\]"'):
+    with pytest.raises(MissingExtra, match=r'torchvision.*pip install "snnipu\[vision\]"'):
         datasets.mnist(tmp_path)
 
 

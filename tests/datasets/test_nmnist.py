@@ -149,7 +149,7 @@ def test_file_that_went_away(folder):
 def test_missing_data(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"root: no N-MNIST: .*absent' is not a folder; download=True"):
         datasets.nmnist(tmp_path / "absent")
-    with pytest.raises(FileNotFoundError, match=r"root: no N-MNIST: .* has no folders Train and Test"):
+    with pytest.raises(FileNotFoundError, match=r"root: no N-MNIST: .* does not hold Train and Test"):
         datasets.nmnist(tmp_path)
     (tmp_path / "Train" / "0").mkdir(parents=True)
     (tmp_path / "Test").mkdir()

@@ -111,7 +111,7 @@ def test_damaged_files(folder):
     with damaged(r"labels of shape \(1,\), spikes/times of shape \(2,\) and spikes/units"):
         datasets.shd(folder)
     write(path, [], [])
-    with damaged("it holds no recording"):
+    with damaged("it holds no recordings"):
         datasets.shd(folder)
     write(path, [ONE], [20])
     with damaged("labels must be whole numbers from 0 to 19"):

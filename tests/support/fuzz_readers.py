@@ -153,36 +153,10 @@ def shd(content):
 
     path = written(content)
     try:
-        found = read_recordings(str(path), seconds=5)
+        found = read_recordings(str(path))
     except datasets.DamagedFileError as error:
         return says(error, f"damaged file {path}: ")
     assert len({len(column) for column in found}) == 1
-
-
-# ---- the cache of binned recordings: an entry whose checksum fits
-
-FORMS = [(binary, limited) for binary in (True, False) for limited in (True, False)]
-
-
-def cache_seeds():
-    from snnipu.datasets import event_data
-    from snnipu.spikes import SparseSpikes
-
-    events = (np.array([0, 0, 1, 4]), np.array([3, 5, 3, 0]))
-    spikes = SparseSpikes.from_events(*events, num_steps=5, num_neurons=6, step=1, max_spikes=2)
-    return [
-        bytes([number]) + event_data._to_bytes(event_data._pack(spikes, *form)) for number, form in enumerate(FORMS)
-    ]
-
-
-def cache(content):
-    from snnipu.datasets import event_data
-    from snnipu.spikes import check_ids
-
-    packed = event_data._from_bytes(content[1:], 6, 5, *FORMS[content[0] % 4 if content else 0])
-    if packed is not None:
-        found = event_data._unpack([packed], 6)
-        check_ids(found.ids, found.counts, 6)
 
 
 # ---- saved spikes
@@ -363,7 +337,6 @@ READERS = {
     "spoken-digits": (spoken_digits, wave_seeds),
     "mnist": (mnist, idx_seeds),
     "shd": (shd, shd_seeds),
-    "cache": (cache, cache_seeds),
     "spikes": (spikes, spikes_seeds),
     "checkpoint": (checkpoint, checkpoint_seeds),
     "profile": (profile, profile_seeds),
