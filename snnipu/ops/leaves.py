@@ -13,7 +13,6 @@ import torch
 from snnipu._layout import SINGLE_STEP
 from snnipu.ops import _neurons
 from snnipu.ops import spiking_lstm as lstm
-from snnipu.ops.lif_sequence import MECHANISMS, lif_apply
 from snnipu.ops.neuron_sequence import neuron_apply
 from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, Connection, recurrent_apply
 from snnipu.surrogate import Kernel, Surrogate
@@ -107,58 +106,6 @@ def _surrogate(number: int, a: float, b: float) -> Surrogate:
         # TorchDynamo asks what comes out, whose form does not depend on them; to look at them would fix them.
         a, b = 1.0, 0.0
     return _surrogate_of(number, a, b)
-
-
-def lif_step(
-    x: torch.Tensor,
-    states: Tensors,
-    parameters: Sequence[torch.Tensor],
-    kernel: Tuple[int, float, float],
-    options: Tuple[int, bool],
-    rolls: str,
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """``snnipu.ops.lif_step`` once its arguments have been checked: ``(spk, mem)``.
-
-    Args:
-        states: ``(mem,)``; None: zeros.
-        parameters: beta, threshold, graded_spikes_factor.
-        kernel: the fields of a ``surrogate.Kernel``.
-        options: code of the reset mechanism, reset_delay.
-        rolls: why the step must stay a step; empty where it need not.
-    """
-    beta, threshold, graded = parameters
-    reset, delay = options
-    spk, mem, _ = lif_apply(x, states[0], beta, threshold, graded, SINGLE_STEP, reset, delay, _surrogate(*kernel))
-    assert mem is not None
-    return spk, mem
-
-
-def lif_over_time(
-    x: torch.Tensor,
-    num_steps: Optional[int],
-    states: Tensors,
-    parameters: Sequence[torch.Tensor],
-    kernel: Tuple[int, float, float],
-    options: Tuple[int, bool],
-    store: Sequence[bool],
-    need_final: bool,
-) -> Tuple[Optional[torch.Tensor], ...]:
-    """All steps of :func:`lif_step`: ``(spk, mem, last mem)``, None for what is not asked for."""
-    beta, threshold, graded = parameters
-    reset, delay = options
-    return lif_apply(
-        x,
-        states[0],
-        beta,
-        threshold,
-        graded,
-        num_steps,
-        reset,
-        delay,
-        _surrogate(*kernel),
-        need_mem=store[0],
-        need_last=need_final,
-    )
 
 
 def neuron_step(
@@ -293,33 +240,6 @@ def _connection(
     return Connection(weight, bias, options[3]), dict(zip(options[1], values))
 
 
-def lif_fed_back(
-    x: torch.Tensor,
-    num_steps: Optional[int],
-    states: Tensors,
-    parameters: Sequence[Optional[torch.Tensor]],
-    kernel: Tuple[int, float, float],
-    options: Tuple[int, bool],
-    store: Sequence[bool],
-    need_final: bool,
-    connection: Sequence[Any],
-) -> Tuple[Optional[torch.Tensor], ...]:
-    """:func:`neuron_fed_back` of :func:`lif_step`."""
-    reset, delay = options
-    chosen = (("reset_mechanism", MECHANISMS[reset]), ("reset_delay", delay))
-    return neuron_fed_back(
-        x,
-        num_steps,
-        states,
-        parameters,
-        kernel,
-        ("leaky", ("beta", "threshold", "graded_spikes_factor"), chosen),
-        store,
-        need_final,
-        connection,
-    )
-
-
 def neuron_fed_back(
     x: torch.Tensor,
     num_steps: Optional[int],
@@ -408,14 +328,13 @@ def _lstm(
 
 # Step -> the same over time.
 SEQUENCES = {
-    lif_step: lif_over_time,
     neuron_step: neuron_over_time,
     recurrent_step: recurrent_over_time,
     spiking_lstm_step: spiking_lstm_over_time,
 }
 
 # Step -> the same over time where the spikes come back through a layer, and are added to the input.
-FED_BACK = {lif_step: lif_fed_back, neuron_step: neuron_fed_back}
+FED_BACK = {neuron_step: neuron_fed_back}
 
 
 def restarts(step: Any, parameters: Sequence[Any], options: Any) -> bool:

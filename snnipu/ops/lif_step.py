@@ -1,4 +1,4 @@
-"""One time step of leaky integrate-and-fire neurons: ``lif_sequence`` over one step."""
+"""One time step of leaky integrate-and-fire neurons: ``neuron_sequence`` of the equation ``leaky`` over one step."""
 
 from typing import Optional, Tuple
 
@@ -6,7 +6,7 @@ import torch
 
 from snnipu._layout import SINGLE_STEP
 from snnipu.ops._arguments import Parameter, check_input, reset_code
-from snnipu.ops.lif_sequence import lif_apply
+from snnipu.ops.neuron_sequence import neuron_apply
 from snnipu.surrogate import SpikeGrad
 
 
@@ -26,9 +26,16 @@ def lif_step(
     Equations, arguments, dtypes and errors are those of :func:`lif_sequence`.
     """
     check_input(x, 0, "[B, ...]")
-    reset = reset_code(reset_mechanism)
-    spk, after, _ = lif_apply(
-        x, mem, beta, threshold, graded_spikes_factor, SINGLE_STEP, reset, bool(reset_delay), spike_grad
+    reset_code(reset_mechanism)
+    made = neuron_apply(
+        "leaky",
+        x,
+        [mem],
+        {"beta": beta, "threshold": threshold, "graded_spikes_factor": graded_spikes_factor},
+        options={"reset_mechanism": reset_mechanism, "reset_delay": bool(reset_delay)},
+        num_steps=SINGLE_STEP,
+        spike_grad=spike_grad,
     )
+    after = made.states[0]
     assert after is not None
-    return spk, after
+    return made.spk, after

@@ -11,13 +11,13 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Protocol,
 import torch
 from torch.nn import functional as F
 
-from snnipu import _generator
 from snnipu import surrogate as surrogates
 from snnipu._layout import fits, in_order, layout, memory_order, permuted, upstream_rows
 from snnipu.ops import _library, _neurons
 from snnipu.ops._arguments import Parameter, compute_dtype, state_argument
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops.neuron_sequence import Results, _functions, kernel_arguments, spread
+from snnipu.ops._reference import ReferenceStep, Tensors, spread, sum_to_parameter
+from snnipu.ops.neuron_sequence import Results, kernel_arguments
 from snnipu.surrogate import Kernel, SpikeGrad
 
 # The parameter that one-to-one neurons multiply their spikes by, and the state it multiplies.
@@ -27,7 +27,6 @@ _ALIGNMENT = 64
 
 MadeForward = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor], torch.Tensor]
 MadeBackward = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
-Tensors = Sequence[Optional[torch.Tensor]]
 
 _NEURON = "Tensor[] parameters, str neuron, int variant, SymInt? num_steps"
 _CONNECTION = "Tensor weight, Tensor? bias, SymInt[] geometry, SymInt[] order"
@@ -134,32 +133,21 @@ class _Steps(Protocol):
 
 
 class ReferenceSteps:
-    """The recorded step and adjoint in plain PyTorch."""
+    """Single steps of a neuron in plain PyTorch: a :class:`_Steps`."""
 
     def __init__(self, neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
-        self.dtype = x.dtype
-        self.names, self.parameters = _neurons.find(neuron).parameters, list(parameters)
-        self.adjoint = _neurons.adjoint(neuron, variant)
-        self.step = self.adjoint.step
-        self.texts = _neurons.derived_texts(neuron, variant)
+        self.step = ReferenceStep(neuron, variant, [spread(p, x.shape) for p in parameters], x.dtype)
+        self.names = _neurons.find(neuron).parameters
+        self.zero = parameters[0].new_zeros(x.shape)
         self.kernel = Kernel(0, 0.0, 0.0)
         self.grad_parameters: Tensors = ()
 
-    def _given(self, like: torch.Tensor, x: Optional[torch.Tensor], before: Tensors) -> Any:
-        by_text = dict(zip(self.names, self.parameters))
-        given = {id(v): spread(by_text[text], like.shape) for v, text in zip(self.step.derived, self.texts)}
-        zero = self.parameters[0].new_zeros(like.shape)
-        given.update((id(v), zero if state is None else state) for v, state in zip(self.step.before, before))
-        if x is not None:
-            given[id(self.step.x)] = x.to(zero.dtype)
-        return given, zero
+    def _filled(self, tensors: Tensors) -> List[torch.Tensor]:
+        return [self.zero if tensor is None else tensor.to(self.zero.dtype) for tensor in tensors]
 
     def forward(self, x: torch.Tensor, before: Tensors, spk: torch.Tensor, after: Tensors) -> None:
-        given, _ = self._given(x, x, before)
-        made = _generator.evaluate([self.step.spk, *self.step.after], given, **_functions(self.dtype))
-        for to, value in zip((spk, *after), made):
-            if to is not None:
-                to.copy_(value.expand(x.shape))
+        made = self.step(x.to(self.zero.dtype), self._filled(before))
+        _write(made, (spk, *after), self.zero)
 
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
         self.kernel, self.grad_parameters = Kernel(surrogate, surrogate_a, surrogate_b), grad_parameters
@@ -175,31 +163,30 @@ class ReferenceSteps:
         grad_x: torch.Tensor,
         grad_before: Tensors,
     ) -> None:
-        adjoint = self.adjoint
-        given, zero = self._given(grad_x, x, before)
-        for place, value in adjoint.kept:
-            tensor = after[place]
-            if tensor is not None and all(state is not None for state in after):
-                given[id(value)] = tensor.to(zero.dtype)
-        output = self.step.output_state
-        outside = [grad_spk if place == output else grad for place, grad in enumerate(grad_states)]
-        if output is None:
-            given[id(adjoint.grad_spk)] = zero if grad_spk is None else grad_spk.to(zero.dtype)
-        for value, carried, own in zip(adjoint.grad_after, grad_after, outside):
-            given[id(value)] = (zero if carried is None else carried) + (zero if own is None else own.to(zero.dtype))
-        given.update((id(value), zero) for value in adjoint.seeds)
-        sums = {t: grad for t, grad in zip(self.texts, adjoint.grad_derived) if grad is not None}
-        wanted = [t for t, to in zip(self.names, self.grad_parameters) if to is not None and t in sums]
-        results = [adjoint.grad_x, *adjoint.grad_before, *(sums[text] for text in wanted)]
-        made = _generator.evaluate(results, given, **_functions(self.dtype, self.kernel))
-        for to, value in zip((grad_x, *grad_before), made):
+        output = self.step.step.output_state
+        outside = self._filled([grad_spk if place == output else grad for place, grad in enumerate(grad_states)])
+        known = all(state is not None for state in after)
+        current, spikes = self._filled([x, grad_spk])
+        made, carry, sums = self.step.adjoint(
+            current,
+            self._filled(before),
+            self._filled(after) if known else [None] * len(after),
+            spikes,
+            [carried + grad for carried, grad in zip(self._filled(grad_after), outside)],
+            [self.zero] * len(outside),
+            lambda u, grad: surrogates.surrogate_gradient(self.kernel, u, grad),
+        )
+        _write((made, *carry), (grad_x, *grad_before), self.zero)
+        for name, to in zip(self.names, self.grad_parameters):
             if to is not None:
-                to.copy_(zero if value is None else value.expand(zero.shape))
-        by_text = dict(zip(wanted, made[1 + len(grad_before) :]))
-        for text, to in zip(self.names, self.grad_parameters):
-            if to is not None:
-                whole = by_text.get(text, zero).expand(zero.shape)
-                to.copy_((whole.sum() if to.numel() == 1 else whole.reshape(-1, to.numel()).sum(0)).reshape(to.shape))
+                total = sums.get(name)
+                to.copy_(sum_to_parameter((self.zero if total is None else total).expand(self.zero.shape), to))
+
+
+def _write(made: Tensors, to: Tensors, zero: torch.Tensor) -> None:
+    for target, value in zip(to, made):
+        if target is not None:
+            target.copy_(zero if value is None else value.expand(zero.shape))
 
 
 def _by_steps(*arguments: Any) -> None:
