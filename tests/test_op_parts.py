@@ -152,7 +152,6 @@ def test_no_c_function_is_without_a_row():
 def test_popart_operators():
     """Those of the table, and no others: the sparse operators get theirs with a row that says so."""
     named = {f"{custom_ops.DOMAIN}.{camel(name)}:1" for row in KERNELS.values() for name in row["popart"]}
-    named.add(f"{custom_ops.DOMAIN}.NeuronSequence:1")  # of the generated neurons
     named.add(f"{custom_ops.DOMAIN}.DelayLinear:1")  # of a layer with delays
     assert {name for name in custom_ops.registered() if name.startswith(custom_ops.DOMAIN + ".")} == named
     cells = [row[COLUMNS.index("popart")] for row in table("kernels")]
