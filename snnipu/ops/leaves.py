@@ -124,18 +124,9 @@ def neuron_step(
         options: the equation's name, its parameters' names, its options.
         rolls: why the step must stay a step; empty where it need not.
     """
-    name, names, chosen = options
-    made = neuron_apply(
-        name,
-        x,
-        states,
-        dict(zip(names, parameters)),
-        options=dict(chosen),
-        num_steps=SINGLE_STEP,
-        spike_grad=_surrogate(*kernel),
-    )
-    found: List[Any] = [made.spk, *made.states]
-    return tuple(found)
+    store = [True] * len(states)
+    made: Tuple[Any, ...] = neuron_over_time(x, SINGLE_STEP, states, parameters, kernel, options, store, False)
+    return made[: 1 + len(states)]
 
 
 def neuron_over_time(
@@ -259,22 +250,19 @@ def neuron_fed_back(
     Returns:
         What :func:`neuron_over_time` does, then the last spikes or None.
     """
-    name, names, chosen = options
     spikes, weight, bias, geometry = connection
-    made = recurrent_apply(
-        name,
+    spk, _, *rest = recurrent_over_time(
         x,
+        num_steps,
         (spikes, *states),
-        {key: value for key, value in zip(names, parameters) if value is not None},
-        Connection(weight, bias, geometry),
-        options=dict(chosen),
-        num_steps=num_steps,
-        spike_grad=_surrogate(*kernel),
-        store=(False, *store),
-        need_final=need_final,
+        (*parameters, weight, bias),
+        kernel,
+        (*options, geometry),
+        (False, *store),
+        need_final,
     )
-    final = made.final if made.final is not None else [None] * len(made.states)
-    return (made.spk, *made.states[1:], *final[1:], final[0])
+    after, (last, *final) = rest[: len(states)], rest[len(states) :]
+    return (spk, *after, *final, last)
 
 
 def spiking_lstm_step(

@@ -9,25 +9,15 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
 
-from snnipu.ops import _library
 from snnipu.ops._arguments import learnt_decay
 from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._records import define
 from snnipu.ops._reference import ReferenceStep, leaky_adjoint, leaky_step
 from snnipu.ops.max_pool2d import Windows, max_pool2d_bwd_reference, max_pool2d_fwd_reference, windows
 from snnipu.surrogate import Kernel, surrogate_gradient
 
 # In the place of a place in a window: no neuron of it carries gradient.
 NOWHERE = 255
-
-_SCHEMA_FWD = (
-    "lif_max_pool2d_fwd(Tensor x, Tensor beta, Tensor threshold, int[] geometry, float? grad_threshold, int reset) -> "
-    "(Tensor out, Tensor which, Tensor counts, Tensor pooled)"
-)
-_SCHEMA_BWD = (
-    "lif_max_pool2d_bwd(Tensor grad, Tensor x, Tensor beta, Tensor threshold, Tensor which, int[] geometry, int reset, "
-    "int surrogate, float surrogate_a, float surrogate_b, bool need_beta, bool need_threshold) -> "
-    "(Tensor grad_x, Tensor grad_beta, Tensor grad_threshold)"
-)
 
 ForwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 BackwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -150,8 +140,18 @@ def _bwd_meta(*arguments: Any) -> BackwardResult:
     )
 
 
-_fwd = _library.define(_SCHEMA_FWD, reference=lif_max_pool2d_fwd_reference, meta=_fwd_meta)
-_bwd = _library.define(_SCHEMA_BWD, reference=lif_max_pool2d_bwd_reference, meta=_bwd_meta)
+_fwd = define(
+    lif_max_pool2d_fwd_reference,
+    _fwd_meta,
+    "(Tensor out, Tensor which, Tensor counts, Tensor pooled)",
+    ForwardArguments,
+)
+_bwd = define(
+    lif_max_pool2d_bwd_reference,
+    _bwd_meta,
+    "(Tensor grad_x, Tensor grad_beta, Tensor grad_threshold)",
+    BackwardArguments,
+)
 
 
 class _LifMaxPool2d(torch.autograd.Function):

@@ -9,6 +9,33 @@ from snnipu.ops.neuron_sequence import neuron_apply
 from snnipu.surrogate import SpikeGrad
 
 
+def leaky_apply(
+    x: torch.Tensor,
+    mem: Optional[torch.Tensor],
+    num_steps: Optional[int],
+    beta: Parameter,
+    threshold: Parameter,
+    graded_spikes_factor: Parameter,
+    reset_mechanism: str,
+    reset_delay: bool,
+    spike_grad: Optional[SpikeGrad],
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return spikes and membranes of ``leaky``, once x has been checked."""
+    reset_code(reset_mechanism)
+    made = neuron_apply(
+        "leaky",
+        x,
+        [mem],
+        {"beta": beta, "threshold": threshold, "graded_spikes_factor": graded_spikes_factor},
+        options={"reset_mechanism": reset_mechanism, "reset_delay": bool(reset_delay)},
+        num_steps=num_steps,
+        spike_grad=spike_grad,
+    )
+    mems = made.states[0]
+    assert mems is not None
+    return made.spk, mems
+
+
 def lif_sequence(
     x: torch.Tensor,
     mem: Optional[torch.Tensor] = None,
@@ -61,16 +88,6 @@ def lif_sequence(
     learning", Proc. IEEE 2023.
     """
     check_sequence(x, num_steps)
-    reset_code(reset_mechanism)
-    made = neuron_apply(
-        "leaky",
-        x,
-        [mem],
-        {"beta": beta, "threshold": threshold, "graded_spikes_factor": graded_spikes_factor},
-        options={"reset_mechanism": reset_mechanism, "reset_delay": bool(reset_delay)},
-        num_steps=num_steps,
-        spike_grad=spike_grad,
+    return leaky_apply(
+        x, mem, num_steps, beta, threshold, graded_spikes_factor, reset_mechanism, reset_delay, spike_grad
     )
-    mems = made.states[0]
-    assert mems is not None
-    return made.spk, mems

@@ -5,8 +5,8 @@ from typing import Optional, Tuple
 import torch
 
 from snnipu._layout import SINGLE_STEP
-from snnipu.ops._arguments import Parameter, check_input, reset_code
-from snnipu.ops.neuron_sequence import neuron_apply
+from snnipu.ops._arguments import Parameter, check_input
+from snnipu.ops.lif_sequence import leaky_apply
 from snnipu.surrogate import SpikeGrad
 
 
@@ -26,16 +26,6 @@ def lif_step(
     Equations, arguments, dtypes and errors are those of :func:`lif_sequence`.
     """
     check_input(x, 0, "[B, ...]")
-    reset_code(reset_mechanism)
-    made = neuron_apply(
-        "leaky",
-        x,
-        [mem],
-        {"beta": beta, "threshold": threshold, "graded_spikes_factor": graded_spikes_factor},
-        options={"reset_mechanism": reset_mechanism, "reset_delay": bool(reset_delay)},
-        num_steps=SINGLE_STEP,
-        spike_grad=spike_grad,
+    return leaky_apply(
+        x, mem, SINGLE_STEP, beta, threshold, graded_spikes_factor, reset_mechanism, reset_delay, spike_grad
     )
-    after = made.states[0]
-    assert after is not None
-    return made.spk, after

@@ -22,30 +22,22 @@ from snnipu.ops._arguments import (
     state_argument,
 )
 from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._records import define
 from snnipu.ops._reference import ReferenceStep, Tensors, spread, sum_to_parameter
 from snnipu.surrogate import Kernel, SpikeGrad
 
 Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
 
-# For torch.jit.trace, which knows no lists of bools and none with gaps: a bit for each state that is stored, and an
-# initial state without elements for zeros.
-_SCHEMA_FWD = (
-    "neuron_sequence_fwd(Tensor x, Tensor[] initial, Tensor[] parameters, str neuron, int variant, SymInt? num_steps, "
-    "int store, bool store_final) -> (Tensor spk, Tensor[] states, Tensor[] final)"
-)
-_SCHEMA_BWD = (
-    "neuron_sequence_bwd(Tensor? grad_spk, Tensor?[] grad_states, Tensor?[] grad_final, Tensor? x, Tensor?[] initial, "
-    "Tensor[] parameters, str neuron, int variant, SymInt? num_steps, int surrogate, float surrogate_a, "
-    "float surrogate_b, bool[] need_initial, bool[] need_parameters, Tensor[]? states=None) -> "
-    "(Tensor grad_x, Tensor[] grad_initial, Tensor[] grad_parameters)"
-)
-
 
 class ForwardArguments(NamedTuple):
-    """Of ``neuron_sequence_fwd``, in the order of its schema."""
+    """Of ``neuron_sequence_fwd``, in the order of its schema.
+
+    For torch.jit.trace, which knows no lists of bools and none with gaps: ``store`` has a bit for each state that is
+    stored, and an initial state without elements, or None in a direct call, stands for zeros.
+    """
 
     x: torch.Tensor
-    initial: Tensors
+    initial: Sequence[torch.Tensor]
     parameters: Sequence[torch.Tensor]
     neuron: str
     variant: int
@@ -211,8 +203,15 @@ def _bwd_meta(*arguments: Any) -> Made:
     )
 
 
-_fwd = _library.define(_SCHEMA_FWD, reference=neuron_sequence_fwd_reference, meta=_fwd_meta)
-_library.define(_SCHEMA_BWD, reference=neuron_sequence_bwd_reference, meta=_bwd_meta)
+_fwd = define(
+    neuron_sequence_fwd_reference, _fwd_meta, "(Tensor spk, Tensor[] states, Tensor[] final)", ForwardArguments
+)
+define(
+    neuron_sequence_bwd_reference,
+    _bwd_meta,
+    "(Tensor grad_x, Tensor[] grad_initial, Tensor[] grad_parameters)",
+    BackwardArguments,
+)
 _KERNELS_FWD = _library.REGISTERED["neuron_sequence_fwd"]
 
 

@@ -6,16 +6,17 @@ is the connection's product and the fused step, without autograd; the backward p
 the connection's gradients are one product over all steps.
 """
 
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch.nn import functional as F
 
 from snnipu import surrogate as surrogates
 from snnipu._layout import fits, in_order, layout, memory_order, permuted, upstream_rows
-from snnipu.ops import _library, _neurons
+from snnipu.ops import _neurons
 from snnipu.ops._arguments import Parameter, compute_dtype, state_argument
 from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._records import define
 from snnipu.ops._reference import ReferenceStep, Tensors, spread, sum_to_parameter
 from snnipu.ops.neuron_sequence import Results, kernel_arguments
 from snnipu.surrogate import Kernel, SpikeGrad
@@ -27,20 +28,6 @@ _ALIGNMENT = 64
 
 MadeForward = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor], torch.Tensor]
 MadeBackward = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
-
-_NEURON = "Tensor[] parameters, str neuron, int variant, SymInt? num_steps"
-_CONNECTION = "Tensor weight, Tensor? bias, SymInt[] geometry, SymInt[] order"
-_SCHEMA_FWD = (
-    f"neuron_recurrent_fwd(Tensor x, {_CONNECTION}, Tensor?[] initial, {_NEURON}, bool[] store, bool store_incoming, "
-    "bool store_final) -> (Tensor spk, Tensor[] states, Tensor[] final, Tensor incoming)"
-)
-_SCHEMA_BWD = (
-    "neuron_recurrent_bwd(Tensor? grad_spk, Tensor?[] grad_states, Tensor?[] grad_final, Tensor? x, Tensor spk, "
-    f"Tensor[] states, Tensor incoming, {_CONNECTION}, Tensor?[] initial, {_NEURON}, int surrogate, "
-    "float surrogate_a, float surrogate_b, bool need_weight, bool need_bias, bool[] need_initial, "
-    "bool[] need_parameters) -> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor[] grad_initial, "
-    "Tensor[] grad_parameters)"
-)
 
 
 class Connection(NamedTuple):
@@ -110,30 +97,8 @@ class Connection(NamedTuple):
         return (in_order(row, self.order) if self.order else row).contiguous()
 
 
-class _Steps(Protocol):
-    """Single steps of a neuron; see :class:`snnipu.backends.neurons.Steps`."""
-
-    def forward(self, x: torch.Tensor, before: Tensors, spk: torch.Tensor, after: Tensors) -> None: ...
-
-    def differentiate(
-        self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors
-    ) -> None: ...
-
-    def backward(
-        self,
-        x: Optional[torch.Tensor],
-        before: Tensors,
-        after: Tensors,
-        grad_spk: Optional[torch.Tensor],
-        grad_states: Tensors,
-        grad_after: Tensors,
-        grad_x: torch.Tensor,
-        grad_before: Tensors,
-    ) -> None: ...
-
-
 class ReferenceSteps:
-    """Single steps of a neuron in plain PyTorch: a :class:`_Steps`."""
+    """Single steps of a neuron in plain PyTorch, as :class:`snnipu.backends.neurons.Steps`."""
 
     def __init__(self, neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
         self.step = ReferenceStep(neuron, variant, [spread(p, x.shape) for p in parameters], x.dtype)
@@ -196,7 +161,7 @@ def _by_steps(*arguments: Any) -> None:
 class Means(NamedTuple):
     """What the operator's loop is made with."""
 
-    steps: Callable[..., _Steps]
+    steps: Callable[..., Any]  # ReferenceSteps, or what has its methods
     empty: Callable[[torch.Tensor, Sequence[int]], torch.Tensor]  # ``tensor.new_empty(shape)``
     used: Callable[..., None]  # told the results
     # All steps in one call: given arguments and results it returns the states after the last step, or their gradients
@@ -439,8 +404,18 @@ def _bwd_meta(*arguments: Any) -> MadeBackward:
     )
 
 
-_fwd = _library.define(_SCHEMA_FWD, reference=neuron_recurrent_fwd_reference, meta=_fwd_meta)
-_bwd = _library.define(_SCHEMA_BWD, reference=neuron_recurrent_bwd_reference, meta=_bwd_meta)
+_fwd = define(
+    neuron_recurrent_fwd_reference,
+    _fwd_meta,
+    "(Tensor spk, Tensor[] states, Tensor[] final, Tensor incoming)",
+    ForwardArguments,
+)
+_bwd = define(
+    neuron_recurrent_bwd_reference,
+    _bwd_meta,
+    "(Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor[] grad_initial, Tensor[] grad_parameters)",
+    BackwardArguments,
+)
 
 
 class _Options(NamedTuple):

@@ -20,6 +20,7 @@ from snnipu import _route
 from snnipu._layout import upstream_rows
 from snnipu.ops import _library
 from snnipu.ops._arguments import is_autocast, is_compiling, is_differentiated
+from snnipu.ops._records import declared, define
 
 # Where nothing is kept for a backward pass, so many numbers of gates are computed at once: 64 MiB in float32.
 _CHUNK = 1 << 24
@@ -360,15 +361,6 @@ class ReferencePointwise:
         grad_before.copy_(grad_syn * f)
 
 
-_CELL = "Tensor? syn, Tensor? mem, Tensor?[] cell, int[] padding, Tensor threshold, int reset, SymInt? num_steps"
-_SCHEMA_FWD = f"spiking_lstm_fwd(Tensor x, {_CELL}) -> (Tensor activations, Tensor syns, Tensor mems)"
-_SCHEMA_BWD = (
-    f"spiking_lstm_bwd(Tensor? grad_syns, Tensor? grad_mems, Tensor activations, Tensor syns, Tensor mems, Tensor x, "
-    f"{_CELL}, bool[] needs) -> (Tensor grad_x, Tensor grad_syn, Tensor grad_mem, Tensor grad_threshold, "
-    "Tensor[] grad_cell)"
-)
-
-
 class Arguments(NamedTuple):
     """Of ``spiking_lstm_fwd``, in the order of its schema; no ``padding``: a :class:`LinearCell`."""
 
@@ -376,7 +368,7 @@ class Arguments(NamedTuple):
     syn: Optional[torch.Tensor]
     mem: Optional[torch.Tensor]
     cell: Tensors
-    padding: Sequence[int]
+    padding: List[int]
     threshold: torch.Tensor
     reset: int
     num_steps: Optional[int]
@@ -500,8 +492,14 @@ def _bwd_meta(grad_syns: Any, grad_mems: Any, activations: Any, syns: Any, mems:
     )
 
 
-_fwd = _library.define(_SCHEMA_FWD, reference=spiking_lstm_fwd_reference, meta=_fwd_meta)
-_bwd = _library.define(_SCHEMA_BWD, reference=spiking_lstm_bwd_reference, meta=_bwd_meta)
+_fwd = define(spiking_lstm_fwd_reference, _fwd_meta, "(Tensor activations, Tensor syns, Tensor mems)", Arguments)
+_bwd = _library.define(
+    "spiking_lstm_bwd(Tensor? grad_syns, Tensor? grad_mems, Tensor activations, Tensor syns, Tensor mems, "
+    f"{declared(Arguments)}, bool[] needs) -> (Tensor grad_x, Tensor grad_syn, Tensor grad_mem, Tensor grad_threshold, "
+    "Tensor[] grad_cell)",
+    reference=spiking_lstm_bwd_reference,
+    meta=_bwd_meta,
+)
 
 
 class SpikingLSTM(torch.autograd.Function):
