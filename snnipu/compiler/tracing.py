@@ -64,8 +64,8 @@ def correct() -> None:
     """Correct what TorchDynamo computes otherwise than Python, without an error.
 
     ``in`` takes the numbers in lists and tuples that are symbols for different from every constant: ``t in skip`` is
-    False (PyTorch's issue 153366). A ``random.Random`` draws in each call what it drew in the trace, in float64: its
-    methods end the graph.
+    False (PyTorch's issue 153366). A range of symbols ends in an error. A ``random.Random`` draws in each call what it
+    drew in the trace, in float64: its methods end the graph.
     """
     from torch._dynamo import utils
     from torch._dynamo.variables import ConstantVariable, lists, misc, tensor
@@ -85,7 +85,13 @@ def correct() -> None:
     def contains(items: Any, *others: Any, **keywords: Any) -> Any:
         return plain([known(item) for item in items], *others, **keywords)
 
+    def bound_of(place: int) -> Callable[[Any], Any]:
+        return lambda numbers: known(numbers.items[place]).as_python_constant()
+
     utils.iter_contains = lists.iter_contains = contains  # type: ignore[attr-defined]
+    for place, name in enumerate(("start", "stop", "step")):
+        if hasattr(lists.RangeVariable, name):
+            setattr(lists.RangeVariable, name, bound_of(place))
     misc.RandomVariable._supported_fn_names = set()
 
 

@@ -1,10 +1,11 @@
-"""Leaky integrate-and-fire neurons over a whole sequence: ``neuron_sequence`` of the equation ``leaky``."""
+"""Leaky integrate-and-fire neurons, over a sequence or one step: ``neuron_sequence`` of the equation ``leaky``."""
 
 from typing import Optional, Tuple
 
 import torch
 
-from snnipu.ops._arguments import Parameter, check_sequence, reset_code
+from snnipu._layout import SINGLE_STEP
+from snnipu.ops._arguments import Parameter, check_input, check_sequence, reset_code
 from snnipu.ops.neuron_sequence import neuron_apply
 from snnipu.surrogate import SpikeGrad
 
@@ -90,4 +91,25 @@ def lif_sequence(
     check_sequence(x, num_steps)
     return leaky_apply(
         x, mem, num_steps, beta, threshold, graded_spikes_factor, reset_mechanism, reset_delay, spike_grad
+    )
+
+
+def lif_step(
+    x: torch.Tensor,
+    mem: Optional[torch.Tensor] = None,
+    *,
+    beta: Parameter,
+    threshold: Parameter = 1.0,
+    reset_mechanism: str = "subtract",
+    spike_grad: Optional[SpikeGrad] = None,
+    graded_spikes_factor: Parameter = 1.0,
+    reset_delay: bool = True,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """One time step of :func:`lif_sequence`: ``x`` is ``[B, ...]``, and so are ``mem`` and the results ``(spk, mem)``.
+
+    Equations, arguments, dtypes and errors are those of :func:`lif_sequence`.
+    """
+    check_input(x, 0, "[B, ...]")
+    return leaky_apply(
+        x, mem, SINGLE_STEP, beta, threshold, graded_spikes_factor, reset_mechanism, reset_delay, spike_grad
     )
