@@ -219,9 +219,9 @@ class OwnNeuron(FusedNeuron):
             _say_reference(input_.device)
             spk, after = self._kernel_step(input_, starts)
         else:
-            plan = _neurons.plan(self.equation, self._options())
-            how = (SINGLE_STEP, self.spike_grad, [False] * len(names), True)
-            spk, _, last = apply_in_pytorch(plan, input_, starts, self._values(), *how)
+            # Also of a surrogate by its function, which other tools can record.
+            how = (self._options(), SINGLE_STEP, lambda u: self.spike_grad(u), [False] * len(names), True)
+            spk, _, last = apply_in_pytorch(self.equation, input_, starts, self._values(), *how)
             assert last is not None
             after = last
         if self.init_hidden:

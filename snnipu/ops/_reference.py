@@ -24,16 +24,25 @@ class ReferenceStep:
     Args:
         neuron: name by which the operators know the equation.
         variant: number of a choice of its options.
-        values: parameters of the kernels, each of which broadcasts to a step.
+        parameters: parameters as the kernels take them.
+        step_shape: shape of a step.
         storage: dtype of the stored states; a spike is decided on the membrane as it is stored.
     """
 
-    def __init__(self, neuron: str, variant: int, values: Sequence[torch.Tensor], storage: torch.dtype) -> None:
+    def __init__(
+        self,
+        neuron: str,
+        variant: int,
+        parameters: Sequence[torch.Tensor],
+        step_shape: torch.Size,
+        storage: torch.dtype,
+    ) -> None:
         found = _neurons.find(neuron)
         self.neuron, self.variant, self.step = neuron, variant, found.steps[variant]
+        self.zero = parameters[0].new_zeros(step_shape)
         self._names = [_generator.expression(value) for value in self.step.derived]
-        named = dict(zip(found.parameters, values))
-        self._derived = {id(value): named[name] for value, name in zip(self.step.derived, self._names)}
+        named = dict(zip(found.parameters, parameters))
+        self._derived = {id(v): spread(named[name], step_shape) for v, name in zip(self.step.derived, self._names)}
         self._functions: Dict[str, Callable[..., Any]] = {
             "spike": lambda u: (u > 0).to(u.dtype),
             "stored": lambda value: value.to(storage).to(value.dtype),
@@ -44,30 +53,41 @@ class ReferenceStep:
         """The recorded adjoint."""
         return _neurons.adjoint(self.neuron, self.variant)
 
-    def __call__(self, x: torch.Tensor, before: Sequence[torch.Tensor], **functions: Any) -> List[torch.Tensor]:
+    def filled(self, tensors: Tensors) -> List[torch.Tensor]:
+        """Return the tensors in the dtype that is computed in; zeros for those that are None or empty."""
+        zero = self.zero
+        return [zero if tensor is None or not tensor.numel() else tensor.to(zero.dtype) for tensor in tensors]
+
+    def _evaluate(
+        self, results: Sequence[Any], values: Sequence[Any], tensors: Sequence[torch.Tensor], functions: Dict[str, Any]
+    ) -> List[torch.Tensor]:
+        given = {**self._derived, **{id(value): tensor for value, tensor in zip(values, tensors)}}
+        made = _generator.evaluate(results, given, **{**self._functions, **functions})
+        return [self.zero if value is None else value.expand(self.zero.shape) for value in made]
+
+    def __call__(self, x: torch.Tensor, before: Tensors, **functions: Any) -> List[torch.Tensor]:
         """Return spikes and states after the step; ``functions``: ``spike`` in place of the Heaviside step."""
         step = self.step
-        given = {**self._derived, id(step.x): x, **{id(value): state for value, state in zip(step.before, before)}}
-        return _generator.evaluate([step.spk, *step.after], given, **{**self._functions, **functions})
+        tensors = self.filled([x, *before])
+        return self._evaluate([step.spk, *step.after], (step.x, *step.before), tensors, functions)
 
     def output(self, after: Tensors, **functions: Any) -> torch.Tensor:
         """Return the spikes from the states after the step, None for the spikes; ``functions`` as in a call."""
-        given = {**self._derived, **{id(v): state for v, state in zip(self.step.after, after) if state is not None}}
-        spikes: torch.Tensor = _generator.evaluate([self.step.spk], given, **{**self._functions, **functions})[0]
-        return spikes
+        known = [value for value, state in zip(self.step.after, after) if state is not None]
+        tensors = self.filled([state for state in after if state is not None])
+        return self._evaluate([self.step.spk], known, tensors, functions)[0]
 
     def adjoint(
         self,
-        x: torch.Tensor,
-        before: Sequence[torch.Tensor],
+        x: Optional[torch.Tensor],
+        before: Tensors,
         after: Tensors,
-        grad_spk: torch.Tensor,
-        grad_after: Sequence[torch.Tensor],
-        seeds: Sequence[torch.Tensor],
-        surrogate: Callable[..., Any],
+        grad_spk: Optional[torch.Tensor],
+        grad_after: Tensors,
+        seeds: Tensors,
         **functions: Any,
-    ) -> Tuple[Optional[torch.Tensor], List[torch.Tensor], Dict[str, Optional[torch.Tensor]]]:
-        """Return the gradients of x, of the states before the step and, by name, of the parameters; None is zero.
+    ) -> Tuple[torch.Tensor, List[torch.Tensor], Dict[str, torch.Tensor]]:
+        """Return the gradients of x, of the states before the step and, by name, of the parameters.
 
         Args:
             x: input of the step.
@@ -76,31 +96,25 @@ class ReferenceStep:
             grad_spk: gradient of the spikes.
             grad_after: gradients of the states after the step.
             seeds: gradients of the states before the step, to which those by the step are added.
-            surrogate: function of ``u`` and the spike's gradient.
-            functions: ``spike`` in place of the Heaviside step.
+            functions: ``surrogate``, of ``u`` and the spike's gradient, and ``spike`` as in a call.
         """
-        recorded = self.recorded
-        given = {**self._derived, id(self.step.x): x, id(recorded.grad_spk): grad_spk}
-        for values, tensors in (
-            (self.step.before, before),
-            (recorded.grad_after, grad_after),
-            (recorded.seeds, seeds),
-        ):
-            given.update((id(value), tensor) for value, tensor in zip(values, tensors))
-        for place, value in recorded.kept:
-            state = after[place]
-            if state is not None:
-                given[id(value)] = state
+        step, recorded = self.step, self.recorded
+        values = [step.x, *step.before, recorded.grad_spk, *recorded.grad_after, *recorded.seeds]
+        tensors = self.filled([x, *before, grad_spk, *grad_after, *seeds])
+        known = [(value, after[place]) for place, value in recorded.kept if after[place] is not None]
+        values += [value for value, _ in known]
+        tensors += self.filled([state for _, state in known])
         results = [recorded.grad_x, *recorded.grad_before, *recorded.grad_derived]
-        grad_x, *others = _generator.evaluate(results, given, surrogate=surrogate, **{**self._functions, **functions})
-        return grad_x, others[: len(before)], dict(zip(self._names, others[len(before) :]))
+        made = self._evaluate(results, values, tensors, functions)
+        count = 1 + len(before)
+        return made[0], made[1:count], dict(zip(self._names, made[count:]))
 
 
-def leaky_step(beta: torch.Tensor, threshold: torch.Tensor, reset: int) -> ReferenceStep:
+def leaky_step(beta: torch.Tensor, threshold: torch.Tensor, reset: int, step_shape: torch.Size) -> ReferenceStep:
     """Return the step of ``leaky`` with a delayed reset; ``reset``: code of the mechanism."""
     plan = _neurons.plan("leaky", {"reset_mechanism": list(RESET_MECHANISMS)[reset], "reset_delay": True})
     given = {"beta": beta, "threshold": threshold, "graded_spikes_factor": torch.ones_like(threshold)}
-    return ReferenceStep("leaky", plan.variant, plan.derive(given, None), threshold.dtype)
+    return ReferenceStep("leaky", plan.variant, plan.derive(given, None), step_shape, threshold.dtype)
 
 
 def leaky_adjoint(
@@ -115,14 +129,9 @@ def leaky_adjoint(
         before: membranes before the step.
         fired: 1 where they are above the threshold.
     """
-    zero = torch.zeros_like(grad_mem)
-    arguments = (zero, [before], [zero], grad_spk, [grad_mem], [zero])
-    grad_x, (carry,), sums = step.adjoint(*arguments, surrogate=lambda u, grad: grad, spike=lambda u: fired)
-    of_beta, of_threshold = sums["clamp(beta, 0.0, 1.0)"], sums["threshold"]
-    assert grad_x is not None
-    assert of_beta is not None
-    assert of_threshold is not None
-    return grad_x, carry, of_beta, of_threshold
+    functions = {"surrogate": lambda u, grad: grad, "spike": lambda u: fired}
+    grad_x, (carry,), sums = step.adjoint(None, [before], [step.zero], grad_spk, [grad_mem], [None], **functions)
+    return grad_x, carry, sums["clamp(beta, 0.0, 1.0)"], sums["threshold"]
 
 
 def sum_to_parameter(total: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -173,7 +173,7 @@ def forward_reference(a: LayerForward) -> LayerMade:
     if a.bias is not None:
         current = current + connected.per_neuron(a.bias)
     threshold = connected.per_neuron(a.threshold)
-    step = leaky_step(connected.per_neuron(a.beta), threshold, a.reset)
+    step = leaky_step(connected.per_neuron(a.beta), threshold, a.reset, current.shape[1:])
     state = own = current.new_zeros(current.shape[1:])
     recurrent = None if a.recurrent_weight is None else FullyConnected(a.recurrent_weight)
     mems: List[torch.Tensor] = []
@@ -254,7 +254,7 @@ def _membrane_gradient(a: LayerBackward) -> Tuple[torch.Tensor, torch.Tensor, to
     connected, kernel = a.connection, Kernel(a.surrogate, a.surrogate_a, a.surrogate_b)
     steps, batch = a.ids.shape[:2]
     threshold = connected.per_neuron(a.threshold)
-    step = leaky_step(connected.per_neuron(a.beta), threshold, a.reset)
+    step = leaky_step(connected.per_neuron(a.beta), threshold, a.reset, torch.Size((batch, connected.neurons)))
     zeros = a.slot_mem.new_zeros(batch, connected.neurons)
     g = a.slot_mem.new_zeros(steps, batch, connected.neurons)
     above = unpack_bits(a.fired, connected.neurons).to(g.dtype)

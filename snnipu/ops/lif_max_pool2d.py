@@ -5,7 +5,7 @@ carries gradient is what would have had a slot: with a second threshold, the fir
 the first above that threshold.
 """
 
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
@@ -69,6 +69,11 @@ def _per_map(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.reshape(-1, 1, 1)
 
 
+def _step(a: Union[ForwardArguments, BackwardArguments]) -> ReferenceStep:
+    maps = a.x.shape[2:]
+    return leaky_step(_per_map(a.beta).expand(maps), _per_map(a.threshold).expand(maps), a.reset, a.x.shape[1:])
+
+
 def _membranes(x: torch.Tensor, neurons: ReferenceStep) -> torch.Tensor:
     """``[T + 1, B, C, H, W]``, from zeros before the first step."""
     made = [torch.zeros_like(x[0])]
@@ -84,7 +89,7 @@ def _reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def lif_max_pool2d_fwd_reference(*arguments: Any) -> ForwardResult:
     """What ``snnipu::lif_max_pool2d_fwd`` computes, in plain PyTorch."""
     a = ForwardArguments(*arguments)
-    neurons = leaky_step(_per_map(a.beta), _per_map(a.threshold), a.reset)
+    neurons = _step(a)
     mem = _membranes(a.x, neurons)[1:]
     fired = mem - _per_map(a.threshold) > 0
     carried = torch.ones_like(fired) if a.grad_threshold is None else fired | (mem > a.grad_threshold)
@@ -106,7 +111,7 @@ def lif_max_pool2d_bwd_reference(*arguments: Any) -> BackwardResult:
     places, nowhere = a.which.flatten(0, 1), a.which.flatten(0, 1) == NOWHERE
     upstream = a.grad.flatten(0, 1).masked_fill(nowhere, 0)
     at_spikes = max_pool2d_bwd_reference(upstream, places.masked_fill(nowhere, 0), a.geometry).reshape(a.x.shape)
-    neurons = leaky_step(_per_map(a.beta), _per_map(a.threshold), a.reset)
+    neurons = _step(a)
     mem = _membranes(a.x, neurons)
     distance = mem - _per_map(a.threshold)
     through, above = surrogate_gradient(kernel, distance[1:], at_spikes), (distance > 0).to(a.x.dtype)

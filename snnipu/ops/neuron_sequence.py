@@ -1,6 +1,7 @@
 """Any neuron of ``snnipu.equations`` over a sequence: schema, meta, autograd, reference."""
 
 from array import array
+from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -23,7 +24,7 @@ from snnipu.ops._arguments import (
 )
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
-from snnipu.ops._reference import ReferenceStep, Tensors, spread, sum_to_parameter
+from snnipu.ops._reference import ReferenceStep, Tensors, sum_to_parameter
 from snnipu.surrogate import Kernel, SpikeGrad
 
 Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
@@ -82,12 +83,12 @@ def neuron_sequence_fwd_reference(*arguments: Any, **functions: Callable[..., to
     ``functions``: ``spike`` in place of the Heaviside step.
     """
     a = ForwardArguments(*arguments)
-    _, step_shape, shape = layout(a.x, a.num_steps)
+    _, _, shape = layout(a.x, a.num_steps)
     rows, states = _loop(a, **functions)
     empty = a.x.new_empty(0)
     stored = [torch.stack(row).to(a.x.dtype).reshape(shape) if row else a.x.new_empty(shape) for row in rows]
-    final = [state.to(a.parameters[0].dtype).expand(step_shape).clone() for state in states] if a.store_final else []
-    return stored[0], [row if a.store >> place & 1 else empty for place, row in enumerate(stored[1:])], final
+    kept = [row if a.store >> place & 1 else empty for place, row in enumerate(stored[1:])]
+    return stored[0], kept, [state.clone() for state in states] if a.store_final else []
 
 
 def _loop(
@@ -96,21 +97,15 @@ def _loop(
     """Return the rows of the spikes and of each state after every step, and the last states."""
     assert a.x is not None
     steps, step_shape, _ = layout(a.x, a.num_steps)
-    dtype = a.parameters[0].dtype
-    step = ReferenceStep(a.neuron, a.variant, [spread(p, step_shape) for p in a.parameters], a.x.dtype)
-    states = _or_zeros(a.initial, a.parameters[0].new_zeros(step_shape))
+    step = ReferenceStep(a.neuron, a.variant, a.parameters, step_shape, a.x.dtype)
+    states = step.filled(a.initial)
     rows: List[List[torch.Tensor]] = [[] for _ in range(1 + len(states))]
     for t in range(steps):
-        current = (a.x[t] if a.num_steps is None else a.x).to(dtype)
-        made = [value.expand(step_shape) for value in step(current, states, **functions)]
+        made = step(a.x[t] if a.num_steps is None else a.x, states, **functions)
         states = made[1:]
         for row, value in zip(rows, made):
             row.append(value)
     return rows, states
-
-
-def _or_zeros(tensors: Tensors, zero: torch.Tensor) -> List[torch.Tensor]:
-    return [zero if tensor is None or not tensor.numel() else tensor for tensor in tensors]
 
 
 def neuron_sequence_bwd_reference(*arguments: Any) -> Made:
@@ -122,53 +117,45 @@ def neuron_sequence_bwd_reference(*arguments: Any) -> Made:
     a = BackwardArguments(*arguments)
     like = a.stored
     steps, step_shape, _ = layout(like, a.num_steps)
-    dtype = a.parameters[0].dtype
-    step = ReferenceStep(a.neuron, a.variant, [spread(p, step_shape) for p in a.parameters], like.dtype)
+    step = ReferenceStep(a.neuron, a.variant, a.parameters, step_shape, like.dtype)
     output = step.step.output_state
-    zero = a.parameters[0].new_zeros(step_shape)
-    after: List[Sequence[Optional[torch.Tensor]]]
+
+    def rows_of(sequence: Optional[torch.Tensor]) -> Tensors:
+        if sequence is None or sequence.numel() != steps * step_shape.numel():
+            return [None] * steps
+        return sequence.reshape(steps, *step_shape).unbind()
+
+    states: Tensors = [None] * len(a.initial) if a.states is None else a.states
+    after = [rows_of(state) for state in states]
+    befores: List[Tensors] = list(after)
     if a.states is None:
-        after = [[None] * steps for _ in a.initial]
-        befores = _loop(a)[0][1:]
-    else:
-        after = [
-            state.to(dtype).reshape(steps, *step_shape).unbind() if state.numel() else [None] * steps
-            for state in a.states
-        ]
-        befores = [_or_zeros(rows, zero) for rows in after]
-        if output is not None and step.recorded.remakes_output and not a.states[output].numel():
-            befores[output] = [step.output(row) for row in zip(*after)]
+        befores = [*_loop(a)[0][1:]]
+    elif output is not None and step.recorded.remakes_output and not a.states[output].numel():
+        befores[output] = [step.output(row) for row in zip(*after)]
     # The states before each step.
-    befores = [[state, *rows] for state, rows in zip(_or_zeros(a.initial, zero), befores)]
-    constant = a.num_steps is not None
-
-    def row(grad: Optional[torch.Tensor], t: int) -> torch.Tensor:
-        return zero if grad is None else grad.reshape(steps, *step_shape)[t].to(dtype)
-
-    def surrogate(u: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        return surrogates.surrogate_gradient(Kernel(a.surrogate, a.surrogate_a, a.surrogate_b), u, grad)
-
+    befores = [[state, *rows] for state, rows in zip(a.initial, befores)]
+    currents = [a.x] * steps if a.num_steps is not None else rows_of(a.x)
     # Of a neuron whose output is a state, that state's gradient is the output's.
-    outside = [a.grad_spk if place == output else grad for place, grad in enumerate(a.grad_states)]
-    carry = [zero if grad is None else grad for grad in (a.grad_final or [None] * len(outside))]
+    outside = [rows_of(a.grad_spk if place == output else grad) for place, grad in enumerate(a.grad_states)]
+    of_spikes = rows_of(a.grad_spk)
+    carry = step.filled(a.grad_final or [None] * len(outside))
     if steps:
-        carry = [value + row(grad, steps - 1) for value, grad in zip(carry, outside)]
-    grad_x = [zero] * steps
-    sums = dict.fromkeys(_neurons.find(a.neuron).parameters, zero)
+        carry = [value + grad for value, grad in zip(carry, step.filled([rows[-1] for rows in outside]))]
+    grad_x = [step.zero] * steps
+    sums = dict.fromkeys(_neurons.find(a.neuron).parameters, step.zero)
+    kernel = Kernel(a.surrogate, a.surrogate_a, a.surrogate_b)
     for t in range(steps - 1, -1, -1):
-        made, carry, of_parameters = step.adjoint(
-            zero if a.x is None else (a.x[t] if not constant else a.x).to(dtype),
+        grad_x[t], carry, of_parameters = step.adjoint(
+            currents[t],
             [rows[t] for rows in befores],
             [rows[t] for rows in after],
-            row(a.grad_spk, t),
+            of_spikes[t],
             carry,
-            [row(grad, t - 1) if t else zero for grad in outside],
-            surrogate,
+            [rows[t - 1] if t else None for rows in outside],
+            surrogate=partial(surrogates.surrogate_gradient, kernel),
         )
-        grad_x[t] = zero if made is None else made.expand(step_shape)
-        carry = [grad.expand(step_shape) for grad in carry]
-        sums.update((name, sums[name] + grad) for name, grad in of_parameters.items() if grad is not None)
-    if constant:
+        sums.update((name, sums[name] + grad) for name, grad in of_parameters.items())
+    if a.num_steps is not None:
         whole = torch.stack(grad_x[::-1]).sum(0).to(like.dtype).reshape(step_shape)
     else:
         whole = torch.stack(grad_x).to(like.dtype) if steps else torch.zeros_like(like)
@@ -446,10 +433,7 @@ def neuron_apply(
     store = [True] * len(states) if store is None else list(store)
     on_ipu = _route.uses_operator(neuron, "NeuronSequence")
     if kernel is None and not on_ipu:
-        given = (x, states, parameters, num_steps, spike_grad, store, need_final)
-        if known is None or not plan.spikes_of_states:
-            return apply_in_pytorch(plan, *given)
-        return _apply_evaluated(plan, options, *given)
+        return apply_in_pytorch(neuron, x, states, parameters, options, num_steps, spike_grad, store, need_final)
     order = None if on_ipu else memory_order(x, num_steps)
     if order is not None and all(fits(argument, step_shape) for argument in (*states, *parameters.values())):
         # Neurons are independent: they are taken as they lie.
@@ -489,63 +473,44 @@ def neuron_apply(
 
 
 def apply_in_pytorch(
-    plan: _neurons.Plan,
+    neuron: str,
     x: torch.Tensor,
     states: Sequence[Optional[torch.Tensor]],
     parameters: Mapping[str, Parameter],
+    options: Mapping[str, Any],
     num_steps: Optional[int],
     spike_grad: Any,
     store: Sequence[bool],
     need_final: bool,
 ) -> Results:
-    """:func:`neuron_apply` by PyTorch's operations and autograd: for a ``spike_grad`` that no kernel has."""
+    """:func:`neuron_apply` of a ``spike_grad`` that no kernel has: by PyTorch's operations and autograd.
+
+    Of a surrogate the states are the kernels', where none of them depends on the spikes' gradient.
+    """
     if not callable(spike_grad):
         raise TypeError(f"spike_grad must be callable or None, got {spike_grad!r}")
-    initial, values, _ = kernel_arguments(plan, x, layout(x, num_steps)[1], states, parameters)
-    spk, made, final = neuron_sequence_fwd_reference(
-        x,
-        initial,
-        values,
-        plan.neuron,
-        plan.variant,
-        num_steps,
-        bits(store),
-        need_final,
-        spike=lambda u: spike_grad(u).to(u.dtype),
-    )
-    return Results(spk, [s if stored else None for s, stored in zip(made, store)], final if need_final else None)
-
-
-def _apply_evaluated(
-    plan: _neurons.Plan,
-    options: Mapping[str, Any],
-    x: torch.Tensor,
-    states: Sequence[Optional[torch.Tensor]],
-    parameters: Mapping[str, Parameter],
-    num_steps: Optional[int],
-    spike_grad: Any,
-    store: Sequence[bool],
-    need_final: bool,
-) -> Results:
-    """:func:`neuron_apply` where no state depends on the spikes' gradient: kernels, and spikes made of the states."""
-    made = neuron_apply(
-        plan.neuron,
-        x,
-        states,
-        parameters,
-        options=options,
-        num_steps=num_steps,
-        spike_grad=surrogates.Surrogate("no_gradient"),
-        need_final=need_final,
-    )
+    plan = _neurons.plan(neuron, options)
     steps, step_shape, shape = layout(x, num_steps)
-    _, values, _ = kernel_arguments(plan, x, step_shape, states, parameters)
-    step = ReferenceStep(plan.neuron, plan.variant, [spread(v, step_shape) for v in values], x.dtype)
-    stored = [state.to(values[0].dtype) for state in made.states if state is not None]
-    rows = [state.reshape(steps, *step_shape).unbind() for state in stored]
-    spikes = [step.output(row, spike=lambda u: spike_grad(u).to(u.dtype)) for row in zip(*rows)]
-    spk = torch.stack(spikes).to(x.dtype).reshape(shape) if spikes else made.spk
-    return Results(spk, [s if stored else None for s, stored in zip(made.states, store)], made.final)
+    initial, values, _ = kernel_arguments(plan, x, step_shape, states, parameters)
+
+    def spike(u: torch.Tensor) -> torch.Tensor:
+        return spike_grad(u).to(u.dtype)  # type: ignore[no-any-return]
+
+    after: Tensors
+    if plan.spikes_of_states and surrogates.as_surrogate(spike_grad) is not None:
+        silent, every = surrogates.Surrogate("no_gradient").kernel, [True] * len(states)
+        assert silent is not None
+        made = run_kernels(neuron, plan.variant, x, initial, values, num_steps, silent, every, need_final, plan)
+        step = ReferenceStep(neuron, plan.variant, values, step_shape, x.dtype)
+        rows = [state.reshape(steps, *step_shape).unbind() for state in made.states if state is not None]
+        spikes = [step.output(row, spike=spike) for row in zip(*rows)]
+        spk = torch.stack(spikes).to(x.dtype).reshape(shape) if spikes else made.spk
+        after, final = made.states, made.final
+    else:
+        arguments = (x, initial, values, neuron, plan.variant, num_steps, bits(store), need_final)
+        spk, after, last = neuron_sequence_fwd_reference(*arguments, spike=spike)
+        final = last if need_final else None
+    return Results(spk, [s if stored else None for s, stored in zip(after, store)], final)
 
 
 def run_kernels(

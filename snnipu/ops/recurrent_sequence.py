@@ -6,6 +6,7 @@ is the connection's product and the fused step, without autograd; the backward p
 the connection's gradients are one product over all steps.
 """
 
+from functools import partial
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -17,7 +18,7 @@ from snnipu.ops import _neurons
 from snnipu.ops._arguments import Parameter, compute_dtype, state_argument
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
-from snnipu.ops._reference import ReferenceStep, Tensors, spread, sum_to_parameter
+from snnipu.ops._reference import ReferenceStep, Tensors, sum_to_parameter
 from snnipu.ops.neuron_sequence import Results, kernel_arguments
 from snnipu.surrogate import Kernel, SpikeGrad
 
@@ -101,18 +102,13 @@ class ReferenceSteps:
     """Single steps of a neuron in plain PyTorch, as :class:`snnipu.backends.neurons.Steps`."""
 
     def __init__(self, neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
-        self.step = ReferenceStep(neuron, variant, [spread(p, x.shape) for p in parameters], x.dtype)
+        self.step = ReferenceStep(neuron, variant, parameters, x.shape, x.dtype)
         self.names = _neurons.find(neuron).parameters
-        self.zero = parameters[0].new_zeros(x.shape)
         self.kernel = Kernel(0, 0.0, 0.0)
         self.grad_parameters: Tensors = ()
 
-    def _filled(self, tensors: Tensors) -> List[torch.Tensor]:
-        return [self.zero if tensor is None else tensor.to(self.zero.dtype) for tensor in tensors]
-
     def forward(self, x: torch.Tensor, before: Tensors, spk: torch.Tensor, after: Tensors) -> None:
-        made = self.step(x.to(self.zero.dtype), self._filled(before))
-        _write(made, (spk, *after), self.zero)
+        _write(self.step(x, before), (spk, *after))
 
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
         self.kernel, self.grad_parameters = Kernel(surrogate, surrogate_a, surrogate_b), grad_parameters
@@ -128,30 +124,28 @@ class ReferenceSteps:
         grad_x: torch.Tensor,
         grad_before: Tensors,
     ) -> None:
-        output = self.step.step.output_state
-        outside = self._filled([grad_spk if place == output else grad for place, grad in enumerate(grad_states)])
-        known = all(state is not None for state in after)
-        current, spikes = self._filled([x, grad_spk])
-        made, carry, sums = self.step.adjoint(
-            current,
-            self._filled(before),
-            self._filled(after) if known else [None] * len(after),
-            spikes,
-            [carried + grad for carried, grad in zip(self._filled(grad_after), outside)],
-            [self.zero] * len(outside),
-            lambda u, grad: surrogates.surrogate_gradient(self.kernel, u, grad),
+        step, missing = self.step, [None] * len(before)
+        output = step.step.output_state
+        outside = step.filled([grad_spk if place == output else grad for place, grad in enumerate(grad_states)])
+        made, carry, sums = step.adjoint(
+            x,
+            before,
+            after if all(state is not None for state in after) else missing,
+            grad_spk,
+            [carried + grad for carried, grad in zip(step.filled(grad_after), outside)],
+            missing,
+            surrogate=partial(surrogates.surrogate_gradient, self.kernel),
         )
-        _write((made, *carry), (grad_x, *grad_before), self.zero)
+        _write((made, *carry), (grad_x, *grad_before))
         for name, to in zip(self.names, self.grad_parameters):
             if to is not None:
-                total = sums.get(name)
-                to.copy_(sum_to_parameter((self.zero if total is None else total).expand(self.zero.shape), to))
+                to.copy_(sum_to_parameter(sums.get(name, step.zero), to))
 
 
-def _write(made: Tensors, to: Tensors, zero: torch.Tensor) -> None:
+def _write(made: Sequence[torch.Tensor], to: Tensors) -> None:
     for target, value in zip(to, made):
         if target is not None:
-            target.copy_(zero if value is None else value.expand(zero.shape))
+            target.copy_(value)
 
 
 def _by_steps(*arguments: Any) -> None:
