@@ -11,7 +11,7 @@ pass over the gates. The backward pass walks back likewise; the weights' gradien
 """
 
 from dataclasses import dataclass
-from typing import Any, Callable, List, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch.nn import functional as F
@@ -277,37 +277,8 @@ def spiking_lstm_step(
 # ---- the operator
 
 
-class Pointwise(Protocol):
-    """What follows the products in a step: the reference below, or a kernel."""
-
-    def forward(
-        self,
-        gates: torch.Tensor,
-        before: Tensors,
-        after: Tensors,
-    ) -> None:
-        """Activations in the place of the gates; states after the step, cell and hidden, for those before it."""
-
-    def backward(
-        self,
-        activations: torch.Tensor,
-        before: Tensors,
-        syn: torch.Tensor,
-        grad: Tensors,
-        carried: Tensors,
-        grad_gates: torch.Tensor,
-        grad_before: torch.Tensor,
-        grad_reset: Optional[torch.Tensor],
-    ) -> None:
-        """Gradients of gates, of the cell state before the step and of the threshold at each neuron.
-
-        From two of the states after the step that are added: the loss's own, and those that come from the step after.
-        ``grad_before`` may be the latter's memory.
-        """
-
-
 class ReferencePointwise:
-    """In plain PyTorch."""
+    """What follows the products in a step, in plain PyTorch; a kernel has the same methods."""
 
     def __init__(self, cell: Cell, threshold: torch.Tensor, reset: int) -> None:
         self.threshold, self.reset = threshold, reset
@@ -321,6 +292,7 @@ class ReferencePointwise:
         return (torch.zeros_like(like) if mem is None else mem) - self.threshold > 0
 
     def forward(self, gates: torch.Tensor, before: Tensors, after: Tensors) -> None:
+        """Activations in the place of the gates; states after the step, cell and hidden, for those before it."""
         parts = i, f, g, o = self._split(gates)
         for part in parts:
             part.tanh_() if part is g else part.sigmoid_()
@@ -343,6 +315,11 @@ class ReferencePointwise:
         grad_before: torch.Tensor,
         grad_reset: Optional[torch.Tensor],
     ) -> None:
+        """Gradients of gates, of the cell state before the step and of the threshold at each neuron.
+
+        From two of the states after the step that are added: the loss's own, and those that come from the step after.
+        ``grad_before`` may be the latter's memory.
+        """
         i, f, g, o = self._split(activations)
         both = [[one for one in pair if one is not None] for pair in zip(grad, carried)]
         grad_syn, grad_mem = (_sum(pair, syn) for pair in both)
@@ -383,7 +360,7 @@ class Arguments(NamedTuple):
 
 Made = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 MadeBackward = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, List[torch.Tensor]]
-MakePointwise = Callable[[Cell, torch.Tensor, int], Pointwise]
+MakePointwise = Callable[[Cell, torch.Tensor, int], Any]
 
 
 def forward_by(pointwise: MakePointwise, *arguments: Any) -> Made:
