@@ -12,7 +12,7 @@ Tensors = Sequence[Optional[torch.Tensor]]
 
 
 def spread(parameter: torch.Tensor, step_shape: torch.Size) -> torch.Tensor:
-    """A parameter as the ops take it (one value, or one for each element modulo its length), as [*step_shape]."""
+    """Return a parameter as the ops take it (one value, or one for each element modulo its length) as [*step_shape]."""
     if parameter.numel() == 1:
         return parameter.reshape(()).expand(step_shape)
     return parameter.reshape(-1).repeat(step_shape.numel() // max(parameter.numel(), 1)).reshape(step_shape)
@@ -37,11 +37,11 @@ class ReferenceStep:
         step_shape: torch.Size,
         storage: torch.dtype,
     ) -> None:
-        found = _neurons.find(neuron)
-        self.neuron, self.variant, self.step = neuron, variant, found.steps[variant]
+        equation = _neurons.find(neuron)
+        self.neuron, self.variant, self.step = neuron, variant, equation.steps[variant]
         self.zero = parameters[0].new_zeros(step_shape)
         self._names = [_generator.expression(value) for value in self.step.derived]
-        named = dict(zip(found.parameters, parameters))
+        named = dict(zip(equation.parameters, parameters))
         self._derived = {id(v): spread(named[name], step_shape) for v, name in zip(self.step.derived, self._names)}
         self._functions: Dict[str, Callable[..., Any]] = {
             "spike": lambda u: (u > 0).to(u.dtype),
@@ -62,8 +62,8 @@ class ReferenceStep:
         self, results: Sequence[Any], values: Sequence[Any], tensors: Sequence[torch.Tensor], functions: Dict[str, Any]
     ) -> List[torch.Tensor]:
         given = {**self._derived, **{id(value): tensor for value, tensor in zip(values, tensors)}}
-        made = _generator.evaluate(results, given, **{**self._functions, **functions})
-        return [self.zero if value is None else value.expand(self.zero.shape) for value in made]
+        computed = _generator.evaluate(results, given, **{**self._functions, **functions})
+        return [self.zero if tensor is None else tensor.expand(self.zero.shape) for tensor in computed]
 
     def __call__(self, x: torch.Tensor, before: Tensors, **functions: Any) -> List[torch.Tensor]:
         """Return spikes and states after the step; ``functions``: ``spike`` in place of the Heaviside step."""
@@ -105,9 +105,9 @@ class ReferenceStep:
         values += [value for value, _ in known]
         tensors += self.filled([state for _, state in known])
         results = [recorded.grad_x, *recorded.grad_before, *recorded.grad_derived]
-        made = self._evaluate(results, values, tensors, functions)
-        count = 1 + len(before)
-        return made[0], made[1:count], dict(zip(self._names, made[count:]))
+        grad_x, *grads = self._evaluate(results, values, tensors, functions)
+        count = len(before)
+        return grad_x, grads[:count], dict(zip(self._names, grads[count:]))
 
 
 def leaky_step(beta: torch.Tensor, threshold: torch.Tensor, reset: int, step_shape: torch.Size) -> ReferenceStep:

@@ -31,7 +31,7 @@ Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
 
 
 class ForwardArguments(NamedTuple):
-    """Of ``neuron_sequence_fwd``, in the order of its schema.
+    """Arguments of ``neuron_sequence_fwd``, in the order of its schema.
 
     For torch.jit.trace, which knows no lists of bools and none with gaps: ``store`` has a bit for each state that is
     stored, and an initial state without elements, or None in a direct call, stands for zeros.
@@ -78,7 +78,7 @@ class BackwardArguments(NamedTuple):
 
 
 def neuron_sequence_fwd_reference(*arguments: Any, **functions: Callable[..., torch.Tensor]) -> Made:
-    """What ``snnipu::neuron_sequence_fwd`` computes, in plain PyTorch: the recorded step, looped.
+    """Compute ``snnipu::neuron_sequence_fwd`` in plain PyTorch: loop the recorded step.
 
     ``functions``: ``spike`` in place of the Heaviside step.
     """
@@ -101,9 +101,8 @@ def _loop(
     states = step.filled(a.initial)
     rows: List[List[torch.Tensor]] = [[] for _ in range(1 + len(states))]
     for t in range(steps):
-        made = step(a.x[t] if a.num_steps is None else a.x, states, **functions)
-        states = made[1:]
-        for row, value in zip(rows, made):
+        spk, *states = step(a.x[t] if a.num_steps is None else a.x, states, **functions)
+        for row, value in zip(rows, (spk, *states)):
             row.append(value)
     return rows, states
 
@@ -483,9 +482,9 @@ def apply_in_pytorch(
     store: Sequence[bool],
     need_final: bool,
 ) -> Results:
-    """:func:`neuron_apply` of a ``spike_grad`` that no kernel has: by PyTorch's operations and autograd.
+    """Run :func:`neuron_apply` by PyTorch's operations and autograd, for a ``spike_grad`` that no kernel has.
 
-    Of a surrogate the states are the kernels', where none of them depends on the spikes' gradient.
+    Kernels compute the states of a surrogate, unless a state depends on the gradient of the spikes.
     """
     if not callable(spike_grad):
         raise TypeError(f"spike_grad must be callable or None, got {spike_grad!r}")
@@ -500,12 +499,13 @@ def apply_in_pytorch(
     if plan.spikes_of_states and surrogates.as_surrogate(spike_grad) is not None:
         silent, every = surrogates.Surrogate("no_gradient").kernel, [True] * len(states)
         assert silent is not None
-        made = run_kernels(neuron, plan.variant, x, initial, values, num_steps, silent, every, need_final, plan)
+        spk, after, final = run_kernels(
+            neuron, plan.variant, x, initial, values, num_steps, silent, every, need_final, plan
+        )
         step = ReferenceStep(neuron, plan.variant, values, step_shape, x.dtype)
-        rows = [state.reshape(steps, *step_shape).unbind() for state in made.states if state is not None]
+        rows = [state.reshape(steps, *step_shape).unbind() for state in after if state is not None]
         spikes = [step.output(row, spike=spike) for row in zip(*rows)]
-        spk = torch.stack(spikes).to(x.dtype).reshape(shape) if spikes else made.spk
-        after, final = made.states, made.final
+        spk = torch.stack(spikes).to(x.dtype).reshape(shape) if spikes else spk
     else:
         arguments = (x, initial, values, neuron, plan.variant, num_steps, bits(store), need_final)
         spk, after, last = neuron_sequence_fwd_reference(*arguments, spike=spike)

@@ -278,7 +278,7 @@ def spiking_lstm_step(
 
 
 class ReferencePointwise:
-    """What follows the products in a step, in plain PyTorch; a kernel has the same methods."""
+    """Operations of a step after its products, in plain PyTorch; a kernel has the same methods."""
 
     def __init__(self, cell: Cell, threshold: torch.Tensor, reset: int) -> None:
         self.threshold, self.reset = threshold, reset
