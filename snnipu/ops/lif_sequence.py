@@ -105,7 +105,7 @@ def lif_step(
     graded_spikes_factor: Parameter = 1.0,
     reset_delay: bool = True,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Run one time step of :func:`lif_sequence`: ``x`` is ``[B, ...]``, and so are ``mem`` and the results ``(spk, mem)``.
+    """Run one step of :func:`lif_sequence`: ``x``, ``mem`` and the results ``(spk, mem)`` are ``[B, ...]``.
 
     Equations, arguments, dtypes and errors are those of :func:`lif_sequence`.
     """
