@@ -4,8 +4,8 @@ takes here, and what the model counts.
     python benchmarks/ipu_tutorial.py [--kind dense layers network] [--json FILE]
 
 ``dense`` is the tutorial's network, with ``snn.Leaky`` on products that PyTorch makes on the host; ``layers`` its
-event-driven twin of SparseLinear, LifSequence and SelectSpikes; ``network`` that of the operator SparseNetwork, with a
-step from layer to layer. Seconds are this machine's, for a training step of ``poptorch.trainingModel``: the first one
+event-driven twin of SparseLinear, NeuronSequence and SelectSpikes; ``network`` that of the operator SparseNetwork, with
+a step from layer to layer. Seconds are this machine's, for a training step of ``poptorch.trainingModel``: the first one
 makes the programs, the second only runs them. Cycles and memory are the model's.
 """
 

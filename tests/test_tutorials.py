@@ -150,8 +150,8 @@ def test_ipu_model_runs(repository, tmp_path, monkeypatch):
     host, model = re.findall(r"24 batches in .* training accuracy ([\d.]+) %", text)
     assert abs(float(host) - float(model)) < 2
     assert float(model) > 60
-    assert "LifSequence (gradient), 60 neurons" in text
-    assert "IpuModelError: IPU model, LifSequence: graph_memory_allocation_error: tile 0 needs" in text
+    assert "NeuronSequence (gradient), 60 neurons" in text
+    assert "IpuModelError: IPU model, NeuronSequence: graph_memory_allocation_error: tile 0 needs" in text
     assert "RuntimeError: Leaky cannot run on an IPU" in text
     phases = re.findall(r"counted +([\d,]+), predicted +([\d,]+) cycles a time step", text)
     assert len(phases) == 6

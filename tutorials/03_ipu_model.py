@@ -166,9 +166,9 @@ print(excerpt("csrc/graph/surrogate_spike.cpp", "poplar::Tensor surrogateSpike("
 
 # %% [markdown]
 # And `custom_ops/surrogate_spike.cpp` registers it with PopART, the framework below PopTorch, as operator
-# `SurrogateSpike` of domain `ai.snnipu`, with another operator for its gradient. `LifSequence`, which is `Leaky` over
-# all time steps, is made of the same three parts. In Python, `snn.Leaky` calls `poptorch.custom_op("LifSequence")`
-# when PopTorch traces it.
+# `SurrogateSpike` of domain `ai.snnipu`, with another operator for its gradient. `NeuronSequence`, which is any neuron
+# over all time steps, is made of the same three parts. In Python, `snn.Leaky` calls
+# `poptorch.custom_op("NeuronSequence")` when PopTorch traces it.
 #
 # ## Training through the operator
 #

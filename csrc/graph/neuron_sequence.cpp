@@ -22,7 +22,6 @@ template <typename Neuron> NeuronInfo infoOf(const char *type) {
           Neuron::variants,
           {std::begin(Neuron::stateNames), std::end(Neuron::stateNames)},
           {std::begin(Neuron::parameterNames), std::end(Neuron::parameterNames)},
-          {std::begin(Neuron::choices), std::end(Neuron::choices)},
           Neuron::outputState,
           [] {
             std::vector<AdjointReads> reads;

@@ -18,8 +18,7 @@ struct NeuronInfo {
   std::string name, type; // of the equation; of the struct
   unsigned states, parameters, variants;
   std::vector<std::string> stateNames, parameterNames;
-  std::vector<unsigned> choices; // the variant of each choice of options
-  int outputState;               // the state that is the output, or -1
+  int outputState; // the state that is the output, or -1
   // By variant: what the adjoint reads, and the parameters that have a gradient, by bits.
   std::vector<AdjointReads> reads;
   std::vector<unsigned> gradients;

@@ -71,15 +71,16 @@ if host.library is not None:
     _library.implement("neuron_sequence_bwd", "CPU", neuron_sequence_bwd)
     _library.implement("neuron_recurrent_fwd", "CPU", neuron_recurrent_fwd)
     _library.implement("neuron_recurrent_bwd", "CPU", neuron_recurrent_bwd)
-    _library.implement("spiking_lstm_fwd", "CPU", spiking_lstm.spiking_lstm_fwd)
-    _library.implement("spiking_lstm_bwd", "CPU", spiking_lstm.spiking_lstm_bwd)
-    _library.implement("dense_to_sparse_fwd", "CPU", host_sparse.dense_to_sparse_fwd)
-    _library.implement("sparse_to_dense_fwd", "CPU", host_sparse.sparse_to_dense_fwd)
-    _library.implement("sparse_to_dense_bwd", "CPU", host_sparse.sparse_to_dense_bwd)
-    _library.implement("spike_count_fwd", "CPU", host_sparse.spike_count_fwd)
-    _library.implement("spike_count_bwd", "CPU", host_sparse.spike_count_bwd)
-    _library.implement("select_spikes_fwd", "CPU", host_sparse.select_spikes_fwd)
-    _library.implement("select_spikes_bwd", "CPU", host_sparse.select_spikes_bwd)
+    for _kernels, _operators in (
+        (spiking_lstm, ("spiking_lstm_fwd", "spiking_lstm_bwd")),
+        (host_sparse, ("dense_to_sparse_fwd", "sparse_to_dense_fwd", "sparse_to_dense_bwd")),
+        (host_sparse, ("spike_count_fwd", "spike_count_bwd", "select_spikes_fwd", "select_spikes_bwd")),
+        (host_sparse, ("sparse_pool2d_fwd", "sparse_pool2d_bwd")),
+        (host_pool, ("max_pool2d_fwd", "max_pool2d_bwd", "avg_pool2d_fwd", "avg_pool2d_bwd")),
+        (host_pool, ("lif_max_pool2d_fwd", "lif_max_pool2d_bwd")),
+    ):
+        for _operator in _operators:
+            _library.implement(_operator, "CPU", getattr(_kernels, _operator))
     for _currents in (SPARSE_LINEAR, SPARSE_CONV2D):
         _currents.forward.implement("CPU", host_sparse.currents_fwd)
         _currents.backward.implement("CPU", host_sparse.currents_bwd)
@@ -90,14 +91,6 @@ if host.library is not None:
         _layer.forward.implement("CPU", host_sparse.layer_fwd)
         _layer.backward.implement("CPU", host_sparse.layer_bwd)
     WITH_POOL.forward.implement("CPU", host_sparse.layer_fwd)
-    _library.implement("sparse_pool2d_fwd", "CPU", host_sparse.sparse_pool2d_fwd)
-    _library.implement("sparse_pool2d_bwd", "CPU", host_sparse.sparse_pool2d_bwd)
-    _library.implement("max_pool2d_fwd", "CPU", host_pool.max_pool2d_fwd)
-    _library.implement("max_pool2d_bwd", "CPU", host_pool.max_pool2d_bwd)
-    _library.implement("avg_pool2d_fwd", "CPU", host_pool.avg_pool2d_fwd)
-    _library.implement("avg_pool2d_bwd", "CPU", host_pool.avg_pool2d_bwd)
-    _library.implement("lif_max_pool2d_fwd", "CPU", host_pool.lif_max_pool2d_fwd)
-    _library.implement("lif_max_pool2d_bwd", "CPU", host_pool.lif_max_pool2d_bwd)
 # By the modules that Triton is imported with, at their first call.
 for _module, _operators in (
     ("neurons", ("neuron_sequence_fwd", "neuron_sequence_bwd")),

@@ -22,7 +22,6 @@ from snnipu._layout import SINGLE_STEP, layout
 from snnipu._names import installed, is_installed
 from snnipu._version import __version__
 from snnipu.ops import _neurons
-from snnipu.ops._arguments import RESET_MECHANISMS
 from snnipu.ops._maps import Geometry, PoolGeometry
 from snnipu.ops._sparse_currents import currents_apply
 from snnipu.ops.connections import Delayed
@@ -193,32 +192,6 @@ def call_surrogate_spike(u: torch.Tensor, kernel: Optional[Kernel]) -> torch.Ten
     attributes = _surrogate_attributes(kernel)
     spikes = call("SurrogateSpike", [u], [torch.empty_like(u)], attributes)[0]
     return spikes.to(installed.spike_dtype(u.dtype))
-
-
-def call_lif_sequence(
-    x: torch.Tensor,
-    mem: Optional[torch.Tensor],
-    parameters: Sequence[torch.Tensor],
-    num_steps: Optional[int],
-    reset: int,
-    reset_delay: bool,
-    kernel: Optional[Kernel],
-) -> List[torch.Tensor]:
-    """``LifSequence``: spikes and membranes, of the shapes that :func:`snnipu._layout.layout` tells.
-
-    ``parameters``: beta, threshold and graded_spikes_factor, each one value, or one for each element of the trailing
-    dimensions. Raises RuntimeError for a surrogate that is not native.
-    """
-    surrogate = _surrogate_attributes(kernel)
-    steps, step_shape, shape = layout(x, num_steps)
-    if num_steps == SINGLE_STEP:
-        x = x.unsqueeze(0)
-    elif num_steps is not None:
-        x = x.unsqueeze(0).expand(steps, *step_shape)
-    first = x.new_zeros(step_shape, dtype=parameters[0].dtype) if mem is None else mem
-    attributes = {"reset": reset, "reset_delay": int(reset_delay), **surrogate}
-    made = call("LifSequence", [x, first, *parameters], [torch.empty_like(x)] * 2, attributes)
-    return [out.reshape(shape) for out in made]
 
 
 def call_neuron_sequence(
@@ -638,31 +611,6 @@ def sparse_pool2d(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Seq
     floats = own_values.dtype
     own = [own_ids.to(floats), own_values.to(values.dtype), own_counts.to(floats)]
     return [*own, torch.zeros_like(own_values).detach()]
-
-
-def lif_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
-    """``ai.snnipu.LifSequence``, version 1, on the host.
-
-    Args:
-        inputs: x ``[T, B, ...]``, mem0 ``[B, ...]``, beta, threshold, graded_spikes_factor (each one value, or one for
-            each element of the trailing dimensions, flattened).
-        attributes: ``reset`` (0 subtract, 1 zero, 2 none), ``reset_delay`` (0 or 1), ``surrogate`` (see
-            ``enum snnipu_surrogate``), ``surrogate_a``, ``surrogate_b``.
-
-    Returns:
-        spk, mem ``[T, B, ...]``; differentiable in every input.
-    """
-    names = ("x", "mem0", "beta", "threshold", "graded")
-    _expect("LifSequence", inputs, names, attributes, "reset", "reset_delay", *_SURROGATE)
-    if attributes["reset"] not in RESET_MECHANISMS.values():
-        raise ValueError(f"LifSequence: reset must be 0, 1 or 2, got {attributes['reset']!r}")
-    mechanism = list(RESET_MECHANISMS)[attributes["reset"]]
-    plan = _neurons.plan("leaky", {"reset_mechanism": mechanism, "reset_delay": bool(attributes["reset_delay"])})
-    x, mem0, beta, threshold, graded = inputs
-    own = plan.derive({"beta": beta, "threshold": threshold, "graded_spikes_factor": graded}, beta)
-    made = run_kernels("leaky", plan.variant, x, [mem0], own, None, _kernel(attributes), [True], plan=plan)
-    assert made.states[0] is not None
-    return [made.spk, made.states[0]]
 
 
 def neuron_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:

@@ -31,7 +31,7 @@ if host.library is not None:
 
 
 class Pointwise:
-    """See :class:`snnipu.ops.spiking_lstm.Pointwise`; what is written is contiguous."""
+    """See :class:`snnipu.ops.spiking_lstm.ReferencePointwise`; what is written is contiguous."""
 
     def __init__(self, cell: operator.Cell, threshold: torch.Tensor, reset: int) -> None:
         self.dtype = threshold.dtype
@@ -95,7 +95,7 @@ def _of_gates(state: torch.Size) -> Sequence[int]:
     return (state[0], 4 * state[1], *state[2:])
 
 
-def _pointwise(cell: operator.Cell, threshold: torch.Tensor, reset: int) -> operator.Pointwise:
+def _pointwise(cell: operator.Cell, threshold: torch.Tensor, reset: int) -> Any:
     known = threshold.dtype in _DTYPES and threshold.numel() == 1
     return (Pointwise if known else operator.ReferencePointwise)(cell, threshold, reset)
 

@@ -515,7 +515,7 @@ class Emitter:
         bundle, call = series.bundle, series.bundle.nodes[0]
         if not isinstance(bundle, Chain):
             return nodes.name_of(call) not in _NOT_KEPT
-        if call.target not in (leaves.lif_step, leaves.neuron_step) or bundle.feedback is not None:
+        if call.target is not leaves.neuron_step or bundle.feedback is not None:
             return True
         return series is not bundle.series[0] or leaves.output_state(call.target, call.args[4]) is not None
 

@@ -473,9 +473,8 @@ class Memory:
         source = node.args[0] if node.args else None
         if name_of(node) == "getitem" and isinstance(source, Node) and source.target in leaves.SEQUENCES:
             # Each result of a neuron is memory of its own, unless its spikes are a state.
-            apart = source.target in (leaves.lif_step, leaves.neuron_step) and (
-                leaves.output_state(source.target, source.args[4]) is None
-            )
+            is_neuron = source.target is leaves.neuron_step
+            apart = is_neuron and leaves.output_state(source.target, source.args[4]) is None
             return [(source, node.args[1])] if apart else [source]
         return [one for one in node.all_input_nodes if may_be_memory(one)]
 

@@ -260,7 +260,7 @@ class Plan:
         alone: Dict[Any, List[Found]] = {}
         for chain in found:
             step = chain.steps[0]
-            if len(chain.steps) == 1 and step.target in rules.ELEMENTWISE_STEPS and not self.fixed & {step}:
+            if len(chain.steps) == 1 and step.target is leaves.neuron_step and not self.fixed & {step}:
                 alone.setdefault((chain.name, step.target, step.args[2:]), []).append(chain)
         groups = {}
         for chains in alone.values():

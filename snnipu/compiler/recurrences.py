@@ -23,7 +23,6 @@ from snnipu.compiler.cycles import components
 from snnipu.compiler.plan import Plan, is_step, module_of
 from snnipu.compiler.runs import Argument, Before, Fixed, Given, Runs, Same, form_of, has_several, runs_of
 from snnipu.ops import _neurons, leaves
-from snnipu.ops.lif_sequence import MECHANISMS
 
 _LOG = logging.getLogger("snnipu.compiler")
 # What makes spikes of a membrane, though nothing of the step takes them up again: the same kernel does it.
@@ -352,11 +351,7 @@ def _added(x: Value, of: Sum, value: Callable[[Argument], Any]) -> Any:
 def _stepped(node: Node, arguments: List[Any], spike: Any) -> Tuple[Any, ...]:
     """What a neuron's step does, with symbols: spikes and states."""
     given: Any = node.args[4]
-    if node.target is leaves.lif_step:
-        name, names = "leaky", ("beta", "threshold", "graded_spikes_factor")
-        options = {"reset_mechanism": MECHANISMS[given[0]], "reset_delay": given[1]}
-    else:
-        name, names, options = given[0], given[1], dict(given[2])
+    name, names, options = given[0], given[1], dict(given[2])
     neuron = _neurons.find(name)
     x, *others = arguments
     states, parameters = others[: len(neuron.states)], others[len(neuron.states) :]

@@ -694,10 +694,6 @@ RULES: Dict[str, Callable[[Call], Optional[Make]]] = {
 }
 
 
-# A neuron's steps that are given their states, or begin anew, one by one: what they do to each number they do to all.
-ELEMENTWISE_STEPS = (leaves.lif_step, leaves.neuron_step)
-
-
 def _step(call: Call) -> Optional[Make]:
     """A neuron's steps none of which goes on from the one before."""
     x, states, _, _, _, rolls = call.args
@@ -719,7 +715,7 @@ def _own_function(call: Call) -> Optional[Make]:
 
 def over_time(call: Call) -> Optional[Make]:
     """How the call runs over time; None: it does not."""
-    rule = _step if call.node.target in ELEMENTWISE_STEPS else RULES.get(name_of(call.node))
+    rule = _step if call.node.target is leaves.neuron_step else RULES.get(name_of(call.node))
     if own_functions.is_called_directly(call.node):
         rule = _own_function
     if rule is None or not call.args:

@@ -55,7 +55,7 @@ def form_of(node: Any) -> Any:
 
 def is_neuron(node: Node) -> bool:
     """Whether the call is a neuron's step that has an equation, and may be a part of a sequence."""
-    return node.target in (leaves.lif_step, leaves.neuron_step) and not node.args[5]
+    return node.target is leaves.neuron_step and not node.args[5]
 
 
 def has_several(node: Node) -> bool:

@@ -285,7 +285,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """``LifSequence``, or ``LifSequence (gradient)``."""
+        """``NeuronSequence``, or ``NeuronSequence (gradient)``."""
         return self.key.name + (" (gradient)" if self.key.gradient is not None else "")
 
     def _check(self, status: int) -> None:
@@ -418,7 +418,7 @@ class IpuModel:
     .. code-block:: python
 
         model = IpuModel(IpuModelTarget("mk2", tiles_per_ipu=16))
-        spk, mem = model.apply("LifSequence", [x, mem0, beta, threshold, graded], attributes)   # differentiable
+        (spk,) = model.apply("SurrogateSpike", [u], attributes)   # differentiable
         for program in model.programs():
             print(program.name, program.report())
 

@@ -20,8 +20,7 @@ from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons._states import MEM_RESET, PlainStates
 from snnipu.ops import _neurons, leaves
-from snnipu.ops._arguments import RESET_MECHANISMS, check_input, is_compiling, reset_code
-from snnipu.ops.lif_sequence import check_num_steps
+from snnipu.ops._arguments import RESET_MECHANISMS, check_sequence, is_compiling, reset_code
 from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.surrogate import Kernel, Surrogate, as_surrogate
 
@@ -628,11 +627,7 @@ class FusedNeuron(PlainStates):
         need_final: bool = False,
     ) -> Tuple[Any, Optional[List[torch.Tensor]]]:
         self._on_ipu()
-        if num_steps is None:
-            check_input(x, 1, "[T, B, ...]")
-        else:
-            check_input(x, 0, "[B, ...]")
-            check_num_steps(num_steps)
+        check_sequence(x, num_steps)
         step_shape = x.shape[1:] if num_steps is None else x.shape
         if self.init_hidden and all(state is None for state in states):
             states = self._hidden(step_shape)

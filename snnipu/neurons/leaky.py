@@ -1,25 +1,23 @@
 """``snnipu.Leaky``: snnTorch's leaky integrate-and-fire layer on fused kernels."""
 
 import warnings
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Tuple, Union
 
 import snntorch
 import torch
 
-from snnipu._layout import SINGLE_STEP
 from snnipu._names import installed
 from snnipu._route import is_exporting
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import leaves
-from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS, is_compiling
-from snnipu.ops.lif_sequence import lif_apply
-from snnipu.ops.neuron_sequence import Results
+from snnipu.ops._arguments import DTYPES, is_compiling
 from snnipu.surrogate import SpikeGrad
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 _TENSOR, _FLOAT = torch.Tensor, torch.float32
+_PARAMETERS = ("beta", "threshold", "graded_spikes_factor")
 
 
 class Leaky(FusedNeuron, snntorch.Leaky):
@@ -36,10 +34,11 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         spk, mem = lif.sequence(x)       # all steps at once, x [T, B, ...]
 
     Fused: every reset mechanism and delay, scalar and per-neuron ``beta``, ``threshold`` and ``graded_spikes_factor``,
-    learnable or not, and every surrogate of ``snntorch.surrogate``, given as ours or as snnTorch's. snnTorch's own code
-    runs for ``inhibition``, ``state_quant``, any other ``spike_grad``, and where a subclass or an instance replaces a
-    part of snnTorch's step (``fire``, ``mem_reset``, ``state_function``, ``_base_*``, or a parameter by a property);
-    the last is said once, as a warning. Where ``forward`` is replaced, :meth:`sequence` calls it for each step.
+    learnable or not, and every surrogate of ``snntorch.surrogate``, given as ours
+    or as snnTorch's. snnTorch's own code runs for ``inhibition``, ``state_quant``, any other ``spike_grad``, and where
+    a subclass or an instance replaces a part of snnTorch's step (``fire``, ``mem_reset``, ``state_function``,
+    ``_base_*``, or a parameter by a property); the last is said once, as a warning. Where ``forward`` is replaced,
+    :meth:`sequence` calls it for each step.
 
     Differences from snnTorch:
 
@@ -97,33 +96,13 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         return self._surrogate() is not None
 
     def _on_ipu(self) -> bool:
-        on_ipu = popart.uses_operator("Leaky", "LifSequence")
+        on_ipu = popart.uses_operator("Leaky", "NeuronSequence")
         if on_ipu and not self._fuses():
             raise RuntimeError(
                 "Leaky cannot run on an IPU with inhibition, state_quant, a spike_grad that is a Python function, or "
                 "parts of its step replaced: its PopART operator has none of these"
             )
         return on_ipu
-
-    def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
-        surrogate = self._surrogate()
-        assert surrogate is not None
-        if surrogate.kernel is not None and not popart.on_ipu():
-            return super()._kernels(x, states, **how)
-        spk, mem, last = lif_apply(
-            x,
-            states[0],
-            self.beta,
-            self.threshold,
-            self.graded_spikes_factor,
-            how["num_steps"],
-            RESET_MECHANISMS[self._reset_mechanism],
-            self.reset_delay,
-            surrogate,
-            need_mem=how.get("store", (True,))[0],
-            need_last=how.get("need_final", False),
-        )
-        return Results(spk, [mem], None if last is None else [last])
 
     def forward(  # type: ignore[override]  # its state may be given by name
         self, input_: torch.Tensor, mem: Optional[torch.Tensor] = None
@@ -179,12 +158,11 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         rounds = not fresh or self._reset_mechanism == "none" or installed.SPIKES_KEEP_DTYPE
         rounds = rounds and dtype in _LOW_PRECISION
         rounds = rounds or not (fresh or state.dtype == dtype)
-        fuses = self._fuses()
         surrogate = self._surrogate()
         # A surrogate in PyTorch, a fused step beside it takes longer than snnTorch's; a sequence does not. In a trace,
         # what snnTorch's operations and the surrogate's do together may be one.
         evaluated = surrogate is not None and surrogate.kernel is None
-        if ((rounds or evaluated or self._is_snntorchs_on_gpu(input_)) and not on_ipu) or not fuses:
+        if ((rounds or evaluated or self._is_snntorchs_on_gpu(input_)) and not on_ipu) or not self._fuses():
             if is_compiling() and self._replaced():
                 self._say_slow(stacklevel=6)
             self.mem = state
@@ -193,23 +171,10 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             return super(FusedNeuron, self).forward(input_)  # snnTorch's
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
         current = input_ if input_.dtype == dtype else input_.to(dtype)
-        if leaves.tracing() and surrogate is not None and surrogate.kernel is not None:
-            spk, after = leaves.lif_step(
-                current,
-                (None if fresh else state,),
-                (self.beta, self.threshold, self.graded_spikes_factor),
-                surrogate.kernel.plain(),
-                (RESET_MECHANISMS[self.reset_mechanism], self.reset_delay),
-                "hooks" if is_hooked(self) else "",
-            )
-            self._last_step = ("compiled", None)
-            if dtype == torch.float32 and not is_hooked(self):
-                self._note_in_trace()
-        else:
-            spk, (made,), _ = self._kernels(current, [None if fresh else state], num_steps=SINGLE_STEP)
-            assert made is not None
-            after = made
-            self._last_step = ("before", None if fresh else state.detach())
+        spk, (after,) = self._kernel_step(current, [None if fresh else state])
+        assert after is not None
+        if leaves.tracing() and dtype == torch.float32 and not is_hooked(self):
+            self._note_in_trace()
         if dtype == torch.float64:
             spk = spk.to(self._promoted(installed.spike_dtype(dtype), (self.graded_spikes_factor,)))
         self.mem = after
@@ -256,12 +221,13 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             return None
         kernel = None if surrogate is None else surrogate.kernel
         assert kernel is not None
-        spk, after = leaves.lif_step(
+        options = (("reset_mechanism", self.reset_mechanism), ("reset_delay", self.reset_delay))
+        spk, after = leaves.neuron_step(
             input_,
             (state,),
             (self.beta, self.threshold, self.graded_spikes_factor),
             (*kernel,),
-            (RESET_MECHANISMS[self.reset_mechanism], self.reset_delay),
+            ("leaky", _PARAMETERS, options),
             "",
         )
         object.__setattr__(self, "mem", after)  # what nn.Module's does in the end, after much to trace

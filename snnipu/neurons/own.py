@@ -18,8 +18,8 @@ from snnipu.backends import popart, why_reference
 from snnipu.neurons._outside import outside
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import _neurons, leaves
-from snnipu.ops._arguments import check_input, compute_dtype, parameter_argument, state_argument
-from snnipu.ops.neuron_sequence import neuron_apply, spread
+from snnipu.ops._arguments import check_input, compute_dtype, state_argument
+from snnipu.ops.neuron_sequence import apply_in_pytorch, neuron_apply
 from snnipu.surrogate import SpikeGrad, as_surrogate
 
 Value = Union[float, torch.Tensor]
@@ -214,12 +214,16 @@ class OwnNeuron(FusedNeuron):
 
     def _step(self, input_: torch.Tensor, given: Sequence[Optional[torch.Tensor]]) -> Any:
         names, starts = self._states(), self._starts(given, input_.shape, input_)
-        after: Sequence[torch.Tensor]
+        after: Sequence[Any]
         if self._fuses():
             _say_reference(input_.device)
             spk, after = self._kernel_step(input_, starts)
         else:
-            spk, after = self._in_pytorch(input_, starts)
+            # Also of a surrogate by its function, which other tools can record.
+            how = (self._options(), SINGLE_STEP, lambda u: self.spike_grad(u), [False] * len(names), True)
+            spk, _, last = apply_in_pytorch(self.equation, input_, starts, self._values(), *how)
+            assert last is not None
+            after = last
         if self.init_hidden:
             for name, state in zip(names, after):
                 setattr(self, name, state)
@@ -242,26 +246,6 @@ class OwnNeuron(FusedNeuron):
             need_final=True,
         )
         return result.spk, result.final
-
-    def _in_pytorch(
-        self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]]
-    ) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-        """The recorded step by PyTorch's operations, differentiated by autograd."""
-        step = _neurons.find(self.equation).steps[0]
-        dtype = compute_dtype(x.dtype)
-        given = {id(step.x): x.to(dtype)}
-        for value, state in zip(step.before, states):
-            given[id(value)] = x.new_zeros(x.shape, dtype=dtype) if state is None else state
-        for name, value in self._values().items():
-            given[id(step.raw[name])] = spread(parameter_argument(name, value, x.shape, x), x.shape)
-        functions = {
-            "spike": lambda u: self.spike_grad(u).to(dtype),
-            "stored": lambda value: value.to(x.dtype).to(dtype),
-        }
-        spk, *after = (
-            value.expand(x.shape) for value in _generator.evaluate([step.spk, *step.after], given, **functions)
-        )
-        return spk.to(x.dtype), after
 
     def sequence(self, x: torch.Tensor, *states: Optional[torch.Tensor], num_steps: Optional[int] = None) -> Any:
         if not self.init_hidden:

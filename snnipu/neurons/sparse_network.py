@@ -14,11 +14,10 @@ from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.sparse_conv import SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path
-from snnipu.ops._arguments import is_compiling, reset_code
+from snnipu.ops._arguments import is_compiling, learnt_decay, reset_code
 from snnipu.ops._break_even import CONVOLUTION, LINEAR
 from snnipu.ops._slots import check_max_spikes, overflow_code
 from snnipu.ops._spike_gradient import fused
-from snnipu.ops.lif_sequence import learnt_decay
 from snnipu.spikes import SparseSpikes, SpikeTotals
 from snnipu.surrogate import SpikeGrad
 

@@ -13,8 +13,7 @@ from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons._states import PlainStates
 from snnipu.ops import leaves
-from snnipu.ops._arguments import check_input, is_autocast, reset_code
-from snnipu.ops.lif_sequence import check_num_steps
+from snnipu.ops._arguments import check_sequence, is_autocast, reset_code
 from snnipu.ops.spiking_lstm import Cell, ConvCell, LinearCell, Neuron, spiking_lstm_sequence
 from snnipu.surrogate import SpikeGrad, as_surrogate
 
@@ -173,11 +172,7 @@ class _SpikingLSTM(PlainStates):
             TypeError: a state passed with ``init_hidden=True``; ``x`` or a state is no floating tensor.
             ValueError: a shape that does not fit; the message names the argument.
         """
-        if num_steps is None:
-            check_input(x, 1, "[T, B, ...]")
-        else:
-            check_input(x, 0, "[B, ...]")
-            check_num_steps(num_steps)
+        check_sequence(x, num_steps)
         step = x.shape[1:] if num_steps is None else x.shape
         self._check_step(step)
         shape = self._cell().shape(step)

@@ -6,9 +6,8 @@ import torch
 
 from snnipu._names.stock import stock
 from snnipu._route import is_exporting
-from snnipu.ops._arguments import DTYPES, RESET_MECHANISMS
-from snnipu.ops.lif_sequence import lif_apply
-from snnipu.surrogate import atan
+from snnipu.ops._arguments import DTYPES
+from snnipu.ops.lif_sequence import lif_sequence
 
 _StateLeaky: Any = stock("StateLeaky")
 _LinearLeaky: Any = stock("LinearLeaky")
@@ -27,10 +26,7 @@ class _Recurrence(_StateLeaky):
         if truncated or input_.dtype not in DTYPES or input_.numel() == 0 or not bool((self.tau > 0).all()):
             return super()._base_state_function(input_)
         decay = torch.exp(-1 / self.tau.to(input_.device))
-        one, no_reset = torch.ones(()), RESET_MECHANISMS["none"]
-        _, mem, _ = lif_apply(input_, None, decay, one, one, None, no_reset, True, atan())
-        assert mem is not None
-        return mem
+        return lif_sequence(input_, beta=decay, reset_mechanism="none")[1]
 
 
 class StateLeaky(_Recurrence):

@@ -7,8 +7,7 @@ from snnipu.ops import lif_max_pool2d as _lif_max_pool2d  # noqa: F401  not publ
 from snnipu.ops import max_pool2d as _max_pool2d  # noqa: F401  not public
 from snnipu.ops import spike_count as _spike_count
 from snnipu.ops.dense_to_sparse import dense_to_sparse
-from snnipu.ops.lif_sequence import lif_sequence
-from snnipu.ops.lif_step import lif_step
+from snnipu.ops.lif_sequence import lif_sequence, lif_step
 from snnipu.ops.select_spikes import select_spikes
 from snnipu.ops.sparse_conv2d import sparse_conv2d
 from snnipu.ops.sparse_conv_lif_sequence import sparse_conv_lif_sequence

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
+from snnipu import _route
+
 Parameter = Union[float, torch.Tensor]
 RESET_MECHANISMS = {"subtract": 0, "zero": 1, "none": 2}
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -110,6 +112,34 @@ def check_input(x: object, minimum_dims: int, shape: str) -> None:
         raise TypeError(f"x must be float32, float64, float16 or bfloat16, got {x.dtype}")
     if x.dim() < minimum_dims:
         raise ValueError(f"x must have shape {shape}, got {tuple(x.shape)}")
+
+
+def check_num_steps(num_steps: object) -> None:
+    """``num_steps`` is a positive int."""
+    if not isinstance(num_steps, int) or isinstance(num_steps, bool):
+        raise TypeError(f"num_steps must be an int, got {num_steps!r}")
+    if num_steps < 1:
+        raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+
+
+def check_sequence(x: object, num_steps: object) -> None:
+    """``x`` is ``[T, B, ...]``, or with a number of steps ``[B, ...]``."""
+    if num_steps is None:
+        check_input(x, 1, "[T, B, ...]")
+    else:
+        check_input(x, 0, "[B, ...]")
+        check_num_steps(num_steps)
+
+
+def learnt_decay(beta: torch.Tensor) -> torch.Tensor:
+    """``beta``, where it learns clamped to [0, 1] by PyTorch itself.
+
+    Whether a beta of exactly 0 or 1 has a gradient is for the installed PyTorch to say: ``clamp`` passed the gradient
+    at its bounds up to PyTorch 2.13, and has none there in 2.15. The kernels clamp too, and pass it there; on an IPU
+    that is what counts.
+    """
+    learns = beta.requires_grad and torch.is_grad_enabled()
+    return beta.clamp(0, 1) if learns and not _route.on_real_ipu() else beta
 
 
 def reset_code(reset_mechanism: str) -> int:

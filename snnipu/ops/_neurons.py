@@ -10,7 +10,7 @@ from snnipu import equations
 from snnipu._generator import Adjoint, Neuron, Reads, TraceError, expression, neuron, print_neurons, signature
 from snnipu._generator.graph import Value
 from snnipu._generator.operations import OPERATIONS
-from snnipu._generator.step import needed
+from snnipu._generator.step import is_one_of, needed
 
 # In the order in which setup.py compiles them: a neuron's number in the native library.
 BUILT = {function.__name__: number for number, function in enumerate(equations.NEURONS)}
@@ -73,6 +73,7 @@ class Plan(NamedTuple):
     reads_for: Tuple[Reads, ...]  # and of each that the kernels take
     reads_all: Reads  # for all of them
     remakes_output: bool  # kernels on CPUs then read no states that are the output
+    spikes_of_states: bool  # the spikes are no state, and made of the states after the step and parameters alone
 
     def given(self, reads: Reads) -> int:
         """Of the states that are read, by bits, those that kernels on CPUs must be given after each step."""
@@ -139,7 +140,15 @@ def _plan(name: str, variant: int) -> Plan:
         *reads(name, variant),
         reads_all(name, variant),
         adjoint(name, variant).remakes_output,
+        _has_spikes_of_states(adjoint(name, variant)),
     )
+
+
+def _has_spikes_of_states(adjoint: Adjoint) -> bool:
+    leaves = adjoint.leaves()
+    made_of = needed([adjoint.step.spk], leaves)
+    is_made = all(value.operation != "input" or is_one_of(value, leaves) for value in made_of)
+    return is_made and adjoint.step.output_state is None
 
 
 @lru_cache(maxsize=None)

@@ -1,6 +1,6 @@
-"""Operators whose arguments and results are records: the schema is made from the records' fields."""
+"""Operators' schemas, made from the fields of records or from the signature of the reference."""
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Type, get_type_hints
+from typing import Any, Callable, Dict, List, Optional, Sequence, Type, Union, get_type_hints
 
 import torch
 
@@ -13,8 +13,44 @@ _TYPES = {
     float: "float",
     Optional[float]: "float?",
     bool: "bool",
+    str: "str",
     List[int]: "int[]",
+    Sequence[int]: "SymInt[]",
+    Optional[int]: "SymInt?",
+    Sequence[bool]: "bool[]",
+    Sequence[torch.Tensor]: "Tensor[]",
+    Sequence[Optional[torch.Tensor]]: "Tensor?[]",
+    Optional[Sequence[torch.Tensor]]: "Tensor[]?",
 }
+
+
+def define(
+    reference: Callable[..., Any],
+    meta: Callable[..., Any],
+    results: str = "Tensor",
+    arguments: Optional[Type[Any]] = None,
+) -> Callable[..., Any]:
+    """Define the operator of ``reference``, whose name is the operator's and ``_reference``.
+
+    Args:
+        reference: reference kernel.
+        meta: meta kernel.
+        results: results in the schema's words.
+        arguments: named tuple of the arguments; None: those of the reference's signature.
+
+    Returns:
+        The operator.
+    """
+    name = reference.__name__[: -len("_reference")]
+    schema = f"{name}({declared(arguments or reference, defaults=True)}) -> {results}"
+    return _library.define(schema, reference=reference, meta=meta)
+
+
+def declared(source: Union[Type[Any], Callable[..., Any]], without: Sequence[str] = (), defaults: bool = False) -> str:
+    """Return the arguments of a schema that the fields of a named tuple, or a function's arguments, stand for."""
+    types = {name: kind for name, kind in get_type_hints(source).items() if name not in (*without, "return")}
+    left_out = getattr(source, "_field_defaults", {}) if defaults else {}
+    return ", ".join(f"{_TYPES[kind]} {name}{'=None' if name in left_out else ''}" for name, kind in types.items())
 
 
 class Operator:
@@ -34,10 +70,10 @@ class Operator:
         if results is not None:
             self._missing_results = [place for place, field in enumerate(results._fields) if field in without]
             # What is None in a record is an empty tensor here.
-            returned = f"({_declared(results, without).replace('?', '')})"
+            returned = f"({declared(results, without).replace('?', '')})"
         # The kernels that take records, by what PyTorch calls in their place.
         self._functions: Dict[Callable[..., Any], Callable[[Any], Any]] = {}
-        self.schema = f"{name}({_declared(arguments, without)}) -> {returned}"
+        self.schema = f"{name}({declared(arguments, without)}) -> {returned}"
 
     def define(self, reference: Callable[[Any], Any], meta: Callable[[Any], Any]) -> None:
         """With its reference and its meta kernel, which take and return records."""
@@ -85,8 +121,3 @@ def _left(record: Sequence[Any], missing: Sequence[int]) -> List[Any]:
     for place in reversed(missing):
         del values[place]
     return values
-
-
-def _declared(record: Type[Any], without: Sequence[str]) -> str:
-    types = get_type_hints(record)
-    return ", ".join(f"{_TYPES[types[field]]} {field}" for field in record._fields if field not in without)

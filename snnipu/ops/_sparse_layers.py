@@ -5,11 +5,11 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from snnipu.ops._arguments import Parameter, parameter_argument, reset_code
+from snnipu.ops._arguments import RESET_MECHANISMS, Parameter, learnt_decay, parameter_argument, reset_code
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops._leaky import LeakyStep
 from snnipu.ops._maps import Geometry, PoolGeometry, as_list, pool_geometry
 from snnipu.ops._records import Operator
+from snnipu.ops._reference import leaky_adjoint, leaky_step
 from snnipu.ops._slots import (
     AS_NEEDED,
     capacity_argument,
@@ -24,7 +24,7 @@ from snnipu.ops._slots import (
 from snnipu.ops._sparse_currents import spikes_only
 from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
 from snnipu.ops.connections import Connection, FullyConnected, connection, parameter_gradient
-from snnipu.ops.lif_sequence import learnt_decay, lif_apply
+from snnipu.ops.lif_sequence import lif_sequence
 from snnipu.ops.select_spikes import grad_threshold_argument, select_spikes, spike_values
 from snnipu.ops.sparse_pool2d import MODES, sparse_pool2d_fwd_reference
 from snnipu.spikes import SparseSpikes
@@ -172,21 +172,22 @@ def forward_reference(a: LayerForward) -> LayerMade:
     current = delayed(current * a.input_scale, a.delay)
     if a.bias is not None:
         current = current + connected.per_neuron(a.bias)
-    step = LeakyStep(connected.per_neuron(a.beta), connected.per_neuron(a.threshold), a.reset)
+    threshold = connected.per_neuron(a.threshold)
+    step = leaky_step(connected.per_neuron(a.beta), threshold, a.reset, current.shape[1:])
     state = own = current.new_zeros(current.shape[1:])
     recurrent = None if a.recurrent_weight is None else FullyConnected(a.recurrent_weight)
     mems: List[torch.Tensor] = []
     for x in current:
         if recurrent is not None:
             x = x + recurrent.currents(own) * a.input_scale
-        state = step(state, x)
+        state = step(x, [state])[1]
         mems.append(state)
         if recurrent is not None:
             # The neurons see the spikes that were given a slot: t + 1 steps, so that "rotate" knows the time.
-            ids, counts, _ = _selected(torch.stack(mems), step, a)
+            ids, counts, _ = _selected(torch.stack(mems), threshold, a)
             own = spikes_only(spike_values(ids, counts, state.dtype), ids, counts, connected.neurons)[-1]
     mem = torch.stack(mems) if mems else torch.zeros_like(current)
-    ids, counts, dropped = _selected(mem, step, a)
+    ids, counts, dropped = _selected(mem, threshold, a)
     made = LayerMade(
         ids,
         spike_values(ids, counts, mem.dtype),
@@ -195,14 +196,16 @@ def forward_reference(a: LayerForward) -> LayerMade:
         None,
         None,
         gather(mem, ids, counts),
-        pack_bits(step.above(mem)),
+        pack_bits(mem - threshold > 0),
         connected.to_kept(mem) if a.store_mem else mem.new_empty(0),
     )
     return made if a.window is None else _behind_pool(made, a)
 
 
-def _selected(mem: torch.Tensor, step: LeakyStep, a: LayerForward) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    fired = step.above(mem)
+def _selected(
+    mem: torch.Tensor, threshold: torch.Tensor, a: LayerForward
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    fired = mem - threshold > 0
     carried = torch.ones_like(fired) if a.grad_threshold is None else mem > a.grad_threshold
     if a.window is not None:
         return select(fired, carried, AS_NEEDED, False)
@@ -251,7 +254,7 @@ def _membrane_gradient(a: LayerBackward) -> Tuple[torch.Tensor, torch.Tensor, to
     connected, kernel = a.connection, Kernel(a.surrogate, a.surrogate_a, a.surrogate_b)
     steps, batch = a.ids.shape[:2]
     threshold = connected.per_neuron(a.threshold)
-    step = LeakyStep(connected.per_neuron(a.beta), threshold, a.reset)
+    step = leaky_step(connected.per_neuron(a.beta), threshold, a.reset, torch.Size((batch, connected.neurons)))
     zeros = a.slot_mem.new_zeros(batch, connected.neurons)
     g = a.slot_mem.new_zeros(steps, batch, connected.neurons)
     above = unpack_bits(a.fired, connected.neurons).to(g.dtype)
@@ -267,9 +270,9 @@ def _membrane_gradient(a: LayerBackward) -> Tuple[torch.Tensor, torch.Tensor, to
         through = through_spikes(kernel, a.slot_mem[now], threshold, ids, counts, upstream)
         # Before the first step the membrane is 0, which is above a negative threshold.
         before = zeros if mem is None or t == 0 else mem[t - 1]
-        fired = above[t - 1] if t > 0 else step.above(zeros).to(g.dtype)
+        fired = above[t - 1] if t > 0 else (zeros - threshold > 0).to(g.dtype)
         spread = scatter(through, ids, counts, connected.neurons)[0]
-        g[t], carry, of_beta, of_threshold = step.adjoint(spread, carry, before, fired)
+        g[t], carry, of_beta, of_threshold = leaky_adjoint(step, spread, carry, before, fired)
         sum_beta, sum_threshold = sum_beta + of_beta, sum_threshold + of_threshold
     return g, sum_beta, sum_threshold
 
@@ -505,7 +508,7 @@ def spikes_of_current(
     current = delayed(current * scale if scale != 1 else current, options.delay)
     current = current if bias is None else current + bias
     # The surrogate is the selection's: nothing reads the spikes of this operator.
-    _, mem, _ = lif_apply(current, None, beta, threshold, 1.0, None, options.reset, True, None)
-    assert mem is not None
+    mechanism = list(RESET_MECHANISMS)[options.reset]
+    _, mem = lif_sequence(current, beta=beta, threshold=threshold, reset_mechanism=mechanism)
     level = options.grad_threshold
     return select_spikes(mem, threshold, level, max_spikes, spike_grad=spike_grad, overflow=overflow)

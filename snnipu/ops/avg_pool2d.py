@@ -3,25 +3,22 @@
 Not public: ``MultiStep`` and compiled loops pool by it. PyTorch's own kernel takes several times as long.
 """
 
-from typing import Any, List, Optional
+from typing import Any, Optional, Sequence
 
 import torch
 from torch.nn import functional as F
 
-from snnipu.ops import _library
+from snnipu.ops._records import define
 from snnipu.ops.max_pool2d import Windows, windows_of
 
-_SCHEMA_FWD = "avg_pool2d_fwd(Tensor x, SymInt[] geometry) -> Tensor"
-_SCHEMA_BWD = "avg_pool2d_bwd(Tensor grad, SymInt[] geometry) -> Tensor"
 
-
-def avg_pool2d_fwd_reference(x: torch.Tensor, geometry: List[int]) -> torch.Tensor:
+def avg_pool2d_fwd_reference(x: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
     """What ``snnipu::avg_pool2d_fwd`` computes, in plain PyTorch."""
     w = Windows(*geometry)
     return F.avg_pool2d(x, (w.kernel_height, w.kernel_width), (w.stride_height, w.stride_width))
 
 
-def avg_pool2d_bwd_reference(grad: torch.Tensor, geometry: List[int]) -> torch.Tensor:
+def avg_pool2d_bwd_reference(grad: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
     """What ``snnipu::avg_pool2d_bwd`` computes, in plain PyTorch."""
     w = Windows(*geometry)
     kernel, stride = (w.kernel_height, w.kernel_width), (w.stride_height, w.stride_width)
@@ -30,16 +27,16 @@ def avg_pool2d_bwd_reference(grad: torch.Tensor, geometry: List[int]) -> torch.T
     return made
 
 
-def _fwd_meta(x: torch.Tensor, geometry: List[int]) -> torch.Tensor:
+def _fwd_meta(x: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
     return x.new_empty((*x.shape[:2], *geometry[6:]))
 
 
-def _bwd_meta(grad: torch.Tensor, geometry: List[int]) -> torch.Tensor:
+def _bwd_meta(grad: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
     return grad.new_empty((*grad.shape[:2], *geometry[:2]))
 
 
-_fwd = _library.define(_SCHEMA_FWD, reference=avg_pool2d_fwd_reference, meta=_fwd_meta)
-_bwd = _library.define(_SCHEMA_BWD, reference=avg_pool2d_bwd_reference, meta=_bwd_meta)
+_fwd = define(avg_pool2d_fwd_reference, _fwd_meta)
+_bwd = define(avg_pool2d_bwd_reference, _bwd_meta)
 
 
 class _AvgPool2d(torch.autograd.Function):

@@ -4,9 +4,10 @@ from typing import Any, List, Optional, Tuple, Union
 
 import torch
 
-from snnipu.ops import _library, _sparse_currents
+from snnipu.ops import _sparse_currents
 from snnipu.ops._arguments import is_differentiated
 from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._records import define
 from snnipu.ops._slots import capacity_argument
 from snnipu.ops.connections import Delayed
 from snnipu.spikes import SparseSpikes
@@ -15,22 +16,20 @@ OPERATORS = _sparse_currents.define("delay_linear", without=["synapses"])
 KERNELS = ("linear", "gaussian")
 
 
-def _input_bwd_reference(grad: torch.Tensor, weight: torch.Tensor, lags: torch.Tensor, span: int) -> torch.Tensor:
+def delay_linear_input_bwd_reference(
+    grad: torch.Tensor, weight: torch.Tensor, lags: torch.Tensor, span: int
+) -> torch.Tensor:
     """The gradient of a dense input, from that of the currents."""
     made = Delayed(weight, lags, span).adjoint(grad, None)[0]
     assert made is not None
     return made
 
 
-def _input_bwd_meta(grad: torch.Tensor, weight: torch.Tensor, lags: torch.Tensor, span: int) -> torch.Tensor:
+def _input_bwd_meta(grad: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
     return grad.new_empty((*grad.shape[:2], weight.shape[0]))
 
 
-_input_bwd = _library.define(
-    "delay_linear_input_bwd(Tensor grad, Tensor weight, Tensor lags, int span) -> Tensor",
-    reference=_input_bwd_reference,
-    meta=_input_bwd_meta,
-)
+_input_bwd = define(delay_linear_input_bwd_reference, _input_bwd_meta)
 
 
 def shares(delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Tuple[torch.Tensor, torch.Tensor]:

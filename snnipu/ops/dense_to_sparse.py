@@ -5,15 +5,10 @@ from typing import Any, Optional, Tuple
 import torch
 
 from snnipu import _route
-from snnipu.ops import _library
 from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._records import define
 from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, select
 from snnipu.spikes import SparseSpikes
-
-_SCHEMA_FWD = (
-    "dense_to_sparse_fwd(Tensor x, int capacity, bool rotate) -> "
-    "(Tensor ids, Tensor values, Tensor counts, Tensor dropped)"
-)
 
 
 def dense_to_sparse_fwd_reference(
@@ -24,7 +19,9 @@ def dense_to_sparse_fwd_reference(
     return ids, gather(x, ids, counts), counts, dropped
 
 
-def meta_slots(x: torch.Tensor, capacity: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def meta_slots(
+    x: torch.Tensor, capacity: int, *_: Any
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Shapes and dtypes of ids, values, counts and dropped."""
     shape = (*x.shape[:2], capacity if capacity >= 0 else x.shape[2])
     pair = (*x.shape[:2], 2)
@@ -32,13 +29,7 @@ def meta_slots(x: torch.Tensor, capacity: int) -> Tuple[torch.Tensor, torch.Tens
     return x.new_empty(shape, dtype=torch.int32), x.new_empty(shape), counts, torch.empty_like(counts)
 
 
-def _fwd_meta(
-    x: torch.Tensor, capacity: int, rotate: bool
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return meta_slots(x, capacity)
-
-
-_library.define(_SCHEMA_FWD, reference=dense_to_sparse_fwd_reference, meta=_fwd_meta)
+define(dense_to_sparse_fwd_reference, meta_slots, "(Tensor ids, Tensor values, Tensor counts, Tensor dropped)")
 
 
 class DenseToSparse(torch.autograd.Function):

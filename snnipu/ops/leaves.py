@@ -13,7 +13,6 @@ import torch
 from snnipu._layout import SINGLE_STEP
 from snnipu.ops import _neurons
 from snnipu.ops import spiking_lstm as lstm
-from snnipu.ops.lif_sequence import MECHANISMS, lif_apply
 from snnipu.ops.neuron_sequence import neuron_apply
 from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, Connection, recurrent_apply
 from snnipu.surrogate import Kernel, Surrogate
@@ -109,58 +108,6 @@ def _surrogate(number: int, a: float, b: float) -> Surrogate:
     return _surrogate_of(number, a, b)
 
 
-def lif_step(
-    x: torch.Tensor,
-    states: Tensors,
-    parameters: Sequence[torch.Tensor],
-    kernel: Tuple[int, float, float],
-    options: Tuple[int, bool],
-    rolls: str,
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """``snnipu.ops.lif_step`` once its arguments have been checked: ``(spk, mem)``.
-
-    Args:
-        states: ``(mem,)``; None: zeros.
-        parameters: beta, threshold, graded_spikes_factor.
-        kernel: the fields of a ``surrogate.Kernel``.
-        options: code of the reset mechanism, reset_delay.
-        rolls: why the step must stay a step; empty where it need not.
-    """
-    beta, threshold, graded = parameters
-    reset, delay = options
-    spk, mem, _ = lif_apply(x, states[0], beta, threshold, graded, SINGLE_STEP, reset, delay, _surrogate(*kernel))
-    assert mem is not None
-    return spk, mem
-
-
-def lif_over_time(
-    x: torch.Tensor,
-    num_steps: Optional[int],
-    states: Tensors,
-    parameters: Sequence[torch.Tensor],
-    kernel: Tuple[int, float, float],
-    options: Tuple[int, bool],
-    store: Sequence[bool],
-    need_final: bool,
-) -> Tuple[Optional[torch.Tensor], ...]:
-    """All steps of :func:`lif_step`: ``(spk, mem, last mem)``, None for what is not asked for."""
-    beta, threshold, graded = parameters
-    reset, delay = options
-    return lif_apply(
-        x,
-        states[0],
-        beta,
-        threshold,
-        graded,
-        num_steps,
-        reset,
-        delay,
-        _surrogate(*kernel),
-        need_mem=store[0],
-        need_last=need_final,
-    )
-
-
 def neuron_step(
     x: torch.Tensor,
     states: Tensors,
@@ -177,18 +124,9 @@ def neuron_step(
         options: the equation's name, its parameters' names, its options.
         rolls: why the step must stay a step; empty where it need not.
     """
-    name, names, chosen = options
-    made = neuron_apply(
-        name,
-        x,
-        states,
-        dict(zip(names, parameters)),
-        options=dict(chosen),
-        num_steps=SINGLE_STEP,
-        spike_grad=_surrogate(*kernel),
-    )
-    found: List[Any] = [made.spk, *made.states]
-    return tuple(found)
+    store = [True] * len(states)
+    made: Tuple[Any, ...] = neuron_over_time(x, SINGLE_STEP, states, parameters, kernel, options, store, False)
+    return made[: 1 + len(states)]
 
 
 def neuron_over_time(
@@ -293,33 +231,6 @@ def _connection(
     return Connection(weight, bias, options[3]), dict(zip(options[1], values))
 
 
-def lif_fed_back(
-    x: torch.Tensor,
-    num_steps: Optional[int],
-    states: Tensors,
-    parameters: Sequence[Optional[torch.Tensor]],
-    kernel: Tuple[int, float, float],
-    options: Tuple[int, bool],
-    store: Sequence[bool],
-    need_final: bool,
-    connection: Sequence[Any],
-) -> Tuple[Optional[torch.Tensor], ...]:
-    """:func:`neuron_fed_back` of :func:`lif_step`."""
-    reset, delay = options
-    chosen = (("reset_mechanism", MECHANISMS[reset]), ("reset_delay", delay))
-    return neuron_fed_back(
-        x,
-        num_steps,
-        states,
-        parameters,
-        kernel,
-        ("leaky", ("beta", "threshold", "graded_spikes_factor"), chosen),
-        store,
-        need_final,
-        connection,
-    )
-
-
 def neuron_fed_back(
     x: torch.Tensor,
     num_steps: Optional[int],
@@ -339,22 +250,19 @@ def neuron_fed_back(
     Returns:
         What :func:`neuron_over_time` does, then the last spikes or None.
     """
-    name, names, chosen = options
     spikes, weight, bias, geometry = connection
-    made = recurrent_apply(
-        name,
+    spk, _, *rest = recurrent_over_time(
         x,
+        num_steps,
         (spikes, *states),
-        {key: value for key, value in zip(names, parameters) if value is not None},
-        Connection(weight, bias, geometry),
-        options=dict(chosen),
-        num_steps=num_steps,
-        spike_grad=_surrogate(*kernel),
-        store=(False, *store),
-        need_final=need_final,
+        (*parameters, weight, bias),
+        kernel,
+        (*options, geometry),
+        (False, *store),
+        need_final,
     )
-    final = made.final if made.final is not None else [None] * len(made.states)
-    return (made.spk, *made.states[1:], *final[1:], final[0])
+    after, (last, *final) = rest[: len(states)], rest[len(states) :]
+    return (spk, *after, *final, last)
 
 
 def spiking_lstm_step(
@@ -408,14 +316,13 @@ def _lstm(
 
 # Step -> the same over time.
 SEQUENCES = {
-    lif_step: lif_over_time,
     neuron_step: neuron_over_time,
     recurrent_step: recurrent_over_time,
     spiking_lstm_step: spiking_lstm_over_time,
 }
 
 # Step -> the same over time where the spikes come back through a layer, and are added to the input.
-FED_BACK = {lif_step: lif_fed_back, neuron_step: neuron_fed_back}
+FED_BACK = {neuron_step: neuron_fed_back}
 
 
 def restarts(step: Any, parameters: Sequence[Any], options: Any) -> bool:

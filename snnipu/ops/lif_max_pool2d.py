@@ -5,29 +5,19 @@ carries gradient is what would have had a slot: with a second threshold, the fir
 the first above that threshold.
 """
 
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
-from snnipu.ops import _library
+from snnipu.ops._arguments import learnt_decay
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops._leaky import LeakyStep
-from snnipu.ops.lif_sequence import learnt_decay
+from snnipu.ops._records import define
+from snnipu.ops._reference import ReferenceStep, leaky_adjoint, leaky_step
 from snnipu.ops.max_pool2d import Windows, max_pool2d_bwd_reference, max_pool2d_fwd_reference, windows
 from snnipu.surrogate import Kernel, surrogate_gradient
 
 # In the place of a place in a window: no neuron of it carries gradient.
 NOWHERE = 255
-
-_SCHEMA_FWD = (
-    "lif_max_pool2d_fwd(Tensor x, Tensor beta, Tensor threshold, int[] geometry, float? grad_threshold, int reset) -> "
-    "(Tensor out, Tensor which, Tensor counts, Tensor pooled)"
-)
-_SCHEMA_BWD = (
-    "lif_max_pool2d_bwd(Tensor grad, Tensor x, Tensor beta, Tensor threshold, Tensor which, int[] geometry, int reset, "
-    "int surrogate, float surrogate_a, float surrogate_b, bool need_beta, bool need_threshold) -> "
-    "(Tensor grad_x, Tensor grad_beta, Tensor grad_threshold)"
-)
 
 ForwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 BackwardResult = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -79,11 +69,16 @@ def _per_map(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.reshape(-1, 1, 1)
 
 
-def _membranes(x: torch.Tensor, neurons: LeakyStep) -> torch.Tensor:
+def _step(a: Union[ForwardArguments, BackwardArguments]) -> ReferenceStep:
+    maps = a.x.shape[2:]
+    return leaky_step(_per_map(a.beta).expand(maps), _per_map(a.threshold).expand(maps), a.reset, a.x.shape[1:])
+
+
+def _membranes(x: torch.Tensor, neurons: ReferenceStep) -> torch.Tensor:
     """``[T + 1, B, C, H, W]``, from zeros before the first step."""
     made = [torch.zeros_like(x[0])]
     for step in x:
-        made.append(neurons(made[-1], step))
+        made.append(neurons(step, [made[-1]])[1])
     return torch.stack(made)
 
 
@@ -94,9 +89,9 @@ def _reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def lif_max_pool2d_fwd_reference(*arguments: Any) -> ForwardResult:
     """What ``snnipu::lif_max_pool2d_fwd`` computes, in plain PyTorch."""
     a = ForwardArguments(*arguments)
-    neurons = LeakyStep(_per_map(a.beta), _per_map(a.threshold), a.reset)
+    neurons = _step(a)
     mem = _membranes(a.x, neurons)[1:]
-    fired = neurons.above(mem)
+    fired = mem - _per_map(a.threshold) > 0
     carried = torch.ones_like(fired) if a.grad_threshold is None else fired | (mem > a.grad_threshold)
     rank = fired.to(a.x.dtype) + carried.to(a.x.dtype)
     best, which = max_pool2d_fwd_reference(rank.flatten(0, 1), a.geometry)
@@ -116,14 +111,14 @@ def lif_max_pool2d_bwd_reference(*arguments: Any) -> BackwardResult:
     places, nowhere = a.which.flatten(0, 1), a.which.flatten(0, 1) == NOWHERE
     upstream = a.grad.flatten(0, 1).masked_fill(nowhere, 0)
     at_spikes = max_pool2d_bwd_reference(upstream, places.masked_fill(nowhere, 0), a.geometry).reshape(a.x.shape)
-    neurons = LeakyStep(_per_map(a.beta), _per_map(a.threshold), a.reset)
+    neurons = _step(a)
     mem = _membranes(a.x, neurons)
-    through = surrogate_gradient(kernel, mem[1:] - _per_map(a.threshold), at_spikes)
-    above = neurons.above(mem).to(a.x.dtype)
+    distance = mem - _per_map(a.threshold)
+    through, above = surrogate_gradient(kernel, distance[1:], at_spikes), (distance > 0).to(a.x.dtype)
     carry = torch.zeros_like(a.x[0])
     made = []
     for t in reversed(range(a.x.shape[0])):
-        grad_x, carry, *own = neurons.adjoint(through[t], carry, mem[t], above[t])
+        grad_x, carry, *own = leaky_adjoint(neurons, through[t], carry, mem[t], above[t])
         made.append((grad_x, *own))
     grad_x, of_beta, of_threshold = (torch.stack(rows) for rows in zip(*reversed(made)))
     inside = torch.where((a.beta >= 0) & (a.beta <= 1), torch.ones_like(a.beta), torch.zeros_like(a.beta))
@@ -150,8 +145,18 @@ def _bwd_meta(*arguments: Any) -> BackwardResult:
     )
 
 
-_fwd = _library.define(_SCHEMA_FWD, reference=lif_max_pool2d_fwd_reference, meta=_fwd_meta)
-_bwd = _library.define(_SCHEMA_BWD, reference=lif_max_pool2d_bwd_reference, meta=_bwd_meta)
+_fwd = define(
+    lif_max_pool2d_fwd_reference,
+    _fwd_meta,
+    "(Tensor out, Tensor which, Tensor counts, Tensor pooled)",
+    ForwardArguments,
+)
+_bwd = define(
+    lif_max_pool2d_bwd_reference,
+    _bwd_meta,
+    "(Tensor grad_x, Tensor grad_beta, Tensor grad_threshold)",
+    BackwardArguments,
+)
 
 
 class _LifMaxPool2d(torch.autograd.Function):

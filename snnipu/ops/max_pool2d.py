@@ -4,7 +4,7 @@ Not public: ``MultiStep`` and compiled loops pool by it. PyTorch's own kernel ta
 places of eight bytes.
 """
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch.nn import functional as F
@@ -12,12 +12,10 @@ from torch.nn import functional as F
 from snnipu.ops import _library
 from snnipu.ops._arguments import is_direct
 from snnipu.ops._maps import unchecked_pair
+from snnipu.ops._records import define
 
 # A place in a window is a byte.
 _MOST_PLACES = 256
-
-_SCHEMA_FWD = "max_pool2d_fwd(Tensor x, SymInt[] geometry) -> (Tensor out, Tensor which)"
-_SCHEMA_BWD = "max_pool2d_bwd(Tensor grad, Tensor which, SymInt[] geometry) -> Tensor"
 
 
 class Windows(NamedTuple):
@@ -73,7 +71,7 @@ def _places_in_map(which: torch.Tensor, w: Windows) -> torch.Tensor:
     return (row * w.width + column).flatten(2)
 
 
-def max_pool2d_fwd_reference(x: torch.Tensor, geometry: List[int]) -> Tuple[torch.Tensor, torch.Tensor]:
+def max_pool2d_fwd_reference(x: torch.Tensor, geometry: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
     """What ``snnipu::max_pool2d_fwd`` computes, in plain PyTorch."""
     w = Windows(*geometry)
     kernel, stride = (w.kernel_height, w.kernel_width), (w.stride_height, w.stride_width)
@@ -84,24 +82,24 @@ def max_pool2d_fwd_reference(x: torch.Tensor, geometry: List[int]) -> Tuple[torc
     return out, (row * w.kernel_width + column).to(torch.uint8)
 
 
-def max_pool2d_bwd_reference(grad: torch.Tensor, which: torch.Tensor, geometry: List[int]) -> torch.Tensor:
+def max_pool2d_bwd_reference(grad: torch.Tensor, which: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
     """What ``snnipu::max_pool2d_bwd`` computes, in plain PyTorch."""
     w = Windows(*geometry)
     maps = grad.new_zeros((*grad.shape[:2], w.height * w.width))
     return maps.scatter_add_(2, _places_in_map(which, w), grad.flatten(2)).unflatten(2, (w.height, w.width))
 
 
-def _fwd_meta(x: torch.Tensor, geometry: List[int]) -> Tuple[torch.Tensor, torch.Tensor]:
+def _fwd_meta(x: torch.Tensor, geometry: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
     out = x.new_empty((*x.shape[:2], *geometry[6:]))
     return out, torch.empty_like(out, dtype=torch.uint8)
 
 
-def _bwd_meta(grad: torch.Tensor, which: torch.Tensor, geometry: List[int]) -> torch.Tensor:
+def _bwd_meta(grad: torch.Tensor, which: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
     return grad.new_empty((*grad.shape[:2], *geometry[:2]))
 
 
-_fwd = _library.define(_SCHEMA_FWD, reference=max_pool2d_fwd_reference, meta=_fwd_meta)
-_bwd = _library.define(_SCHEMA_BWD, reference=max_pool2d_bwd_reference, meta=_bwd_meta)
+_fwd = define(max_pool2d_fwd_reference, _fwd_meta, "(Tensor out, Tensor which)")
+_bwd = define(max_pool2d_bwd_reference, _bwd_meta)
 
 
 class _MaxPool2d(torch.autograd.Function):

@@ -1,11 +1,12 @@
 """Any neuron of ``snnipu.equations`` over a sequence: schema, meta, autograd, reference."""
 
 from array import array
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
-from snnipu import _generator, _route
+from snnipu import _route
 from snnipu import surrogate as surrogates
 from snnipu._layout import SINGLE_STEP, fits, in_order, layout, memory_order, permuted
 from snnipu._pointers import pointer
@@ -22,30 +23,22 @@ from snnipu.ops._arguments import (
     state_argument,
 )
 from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._records import define
+from snnipu.ops._reference import ReferenceStep, Tensors, sum_to_parameter
 from snnipu.surrogate import Kernel, SpikeGrad
 
-Tensors = Sequence[Optional[torch.Tensor]]
 Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
-
-# For torch.jit.trace, which knows no lists of bools and none with gaps: a bit for each state that is stored, and an
-# initial state without elements for zeros.
-_SCHEMA_FWD = (
-    "neuron_sequence_fwd(Tensor x, Tensor[] initial, Tensor[] parameters, str neuron, int variant, SymInt? num_steps, "
-    "int store, bool store_final) -> (Tensor spk, Tensor[] states, Tensor[] final)"
-)
-_SCHEMA_BWD = (
-    "neuron_sequence_bwd(Tensor? grad_spk, Tensor?[] grad_states, Tensor?[] grad_final, Tensor? x, Tensor?[] initial, "
-    "Tensor[] parameters, str neuron, int variant, SymInt? num_steps, int surrogate, float surrogate_a, "
-    "float surrogate_b, bool[] need_initial, bool[] need_parameters, Tensor[]? states=None) -> "
-    "(Tensor grad_x, Tensor[] grad_initial, Tensor[] grad_parameters)"
-)
 
 
 class ForwardArguments(NamedTuple):
-    """Of ``neuron_sequence_fwd``, in the order of its schema."""
+    """Arguments of ``neuron_sequence_fwd``, in the order of its schema.
+
+    For torch.jit.trace, which knows no lists of bools and none with gaps: ``store`` has a bit for each state that is
+    stored, and an initial state without elements, or None in a direct call, stands for zeros.
+    """
 
     x: torch.Tensor
-    initial: Tensors
+    initial: Sequence[torch.Tensor]
     parameters: Sequence[torch.Tensor]
     neuron: str
     variant: int
@@ -84,75 +77,34 @@ class BackwardArguments(NamedTuple):
         raise ValueError("x must be given to snnipu::neuron_sequence_bwd where no state is")
 
 
-def spread(parameter: torch.Tensor, step_shape: torch.Size) -> torch.Tensor:
-    """A parameter as the ops take it (one value, or one for each element modulo its length), as [*step_shape]."""
-    if parameter.numel() == 1:
-        return parameter.reshape(()).expand(step_shape)
-    return parameter.reshape(-1).repeat(step_shape.numel() // max(parameter.numel(), 1)).reshape(step_shape)
+def neuron_sequence_fwd_reference(*arguments: Any, **functions: Callable[..., torch.Tensor]) -> Made:
+    """Compute ``snnipu::neuron_sequence_fwd`` in plain PyTorch: loop the recorded step.
 
-
-def _functions(storage: torch.dtype, kernel: Optional[Kernel] = None) -> Dict[str, Callable[..., torch.Tensor]]:
-    return {
-        "spike": lambda u: (u > 0).to(u.dtype),
-        # A spike is decided on the membrane as it is stored.
-        "stored": lambda value: value.to(storage).to(value.dtype),
-        "surrogate": lambda u, grad: surrogates.surrogate_gradient(kernel, u, grad) if kernel else grad,
-    }
-
-
-def neuron_sequence_fwd_reference(*arguments: Any) -> Made:
-    """What ``snnipu::neuron_sequence_fwd`` computes, in plain PyTorch: the recorded step, looped."""
+    ``functions``: ``spike`` in place of the Heaviside step.
+    """
     a = ForwardArguments(*arguments)
-    steps, step_shape, shape = layout(a.x, a.num_steps)
-    made, befores = _loop(a.x, a.initial, a.parameters, a.neuron, a.variant, a.num_steps)
-    like = a.parameters[0]
+    _, _, shape = layout(a.x, a.num_steps)
+    rows, states = _loop(a, **functions)
     empty = a.x.new_empty(0)
-    if not steps:
-        states = [a.x.new_empty(shape) if a.store >> place & 1 else empty for place in range(len(a.initial))]
-        return a.x.new_empty(shape), states, [state.clone() for state in befores[0]] if a.store_final else []
-    rows = [
-        torch.stack([row[place].to(a.x.dtype) for row in made]).reshape(shape) for place in range(1 + len(a.initial))
-    ]
-    final = [state.to(like.dtype).expand(step_shape).clone() for state in made[-1][1:]] if a.store_final else []
-    kept = [row if a.store >> place & 1 else a.x.new_empty(0) for place, row in enumerate(rows[1:])]
-    return rows[0], kept, final
+    stored = [torch.stack(row).to(a.x.dtype).reshape(shape) if row else a.x.new_empty(shape) for row in rows]
+    kept = [row if a.store >> place & 1 else empty for place, row in enumerate(stored[1:])]
+    return stored[0], kept, [state.clone() for state in states] if a.store_final else []
 
 
 def _loop(
-    x: torch.Tensor,
-    initial: Sequence[Optional[torch.Tensor]],
-    parameters: Sequence[torch.Tensor],
-    neuron: str,
-    variant: int,
-    num_steps: Optional[int],
-) -> Tuple[List[List[torch.Tensor]], List[List[torch.Tensor]]]:
-    """Spikes and states after every step, and the states before every step."""
-    found = _neurons.find(neuron)
-    step = found.steps[variant]
-    steps, step_shape, _ = layout(x, num_steps)
-    derived = _derived(neuron, variant, parameters, step_shape)
-    zeros = parameters[0].new_zeros(step_shape)
-    states = [zeros if state is None or not state.numel() else state for state in initial]
-    made, befores = [], [states]
+    a: Union[ForwardArguments, "BackwardArguments"], **functions: Callable[..., torch.Tensor]
+) -> Tuple[List[List[torch.Tensor]], List[torch.Tensor]]:
+    """Return the rows of the spikes and of each state after every step, and the last states."""
+    assert a.x is not None
+    steps, step_shape, _ = layout(a.x, a.num_steps)
+    step = ReferenceStep(a.neuron, a.variant, a.parameters, step_shape, a.x.dtype)
+    states = step.filled(a.initial)
+    rows: List[List[torch.Tensor]] = [[] for _ in range(1 + len(states))]
     for t in range(steps):
-        current = (x[t] if num_steps is None else x).to(parameters[0].dtype)
-        given = {id(step.x): current, **{id(v): tensor for v, tensor in zip(step.before, states)}, **derived}
-        row = _generator.evaluate([step.spk, *step.after], given, **_functions(x.dtype))
-        row = [value.expand(step_shape) for value in row]
-        states = row[1:]
-        made.append(row)
-        befores.append(states)
-    return made, befores
-
-
-def _derived(
-    neuron: str, variant: int, parameters: Sequence[torch.Tensor], step_shape: torch.Size
-) -> Dict[int, torch.Tensor]:
-    """The tensors of the values of parameters alone, by what they stand for."""
-    found = _neurons.find(neuron)
-    by_text = dict(zip(found.parameters, parameters))
-    texts = _neurons.derived_texts(neuron, variant)
-    return {id(value): spread(by_text[text], step_shape) for value, text in zip(found.steps[variant].derived, texts)}
+        spk, *states = step(a.x[t] if a.num_steps is None else a.x, states, **functions)
+        for row, value in zip(rows, (spk, *states)):
+            row.append(value)
+    return rows, states
 
 
 def neuron_sequence_bwd_reference(*arguments: Any) -> Made:
@@ -162,79 +114,57 @@ def neuron_sequence_bwd_reference(*arguments: Any) -> Made:
     which may be missing otherwise, where the adjoint does not read it.
     """
     a = BackwardArguments(*arguments)
-    found, adjoint = _neurons.find(a.neuron), _neurons.adjoint(a.neuron, a.variant)
-    step = adjoint.step
     like = a.stored
     steps, step_shape, _ = layout(like, a.num_steps)
-    dtype = a.parameters[0].dtype
-    derived = _derived(a.neuron, a.variant, a.parameters, step_shape)
-    texts = _neurons.derived_texts(a.neuron, a.variant)
-    zero = a.parameters[0].new_zeros(step_shape)
+    step = ReferenceStep(a.neuron, a.variant, a.parameters, step_shape, like.dtype)
+    output = step.step.output_state
+
+    def rows_of(sequence: Optional[torch.Tensor]) -> Tensors:
+        if sequence is None or sequence.numel() != steps * step_shape.numel():
+            return [None] * steps
+        return sequence.reshape(steps, *step_shape).unbind()
+
+    states: Tensors = [None] * len(a.initial) if a.states is None else a.states
+    after = [rows_of(state) for state in states]
+    befores: List[Tensors] = list(after)
     if a.states is None:
-        assert a.x is not None
-        _, befores = _loop(a.x, a.initial, a.parameters, a.neuron, a.variant, a.num_steps)
-    else:
-        befores = [[zero if state is None else state for state in a.initial]]
-        rows = [
-            state.to(dtype).reshape(steps, *step_shape) if state.numel() else zero.expand(steps, *step_shape)
-            for state in a.states
-        ]
-        output = step.output_state
-        if output is not None and adjoint.remakes_output and not a.states[output].numel():
-            functions = _functions(like.dtype, Kernel(a.surrogate, a.surrogate_a, a.surrogate_b))
-            given = {id(value): rows[number] for number, value in adjoint.others}
-            rows[output] = _generator.evaluate([step.spk], {**given, **derived}, **functions)[0]
-        befores += [[row[t] for row in rows] for t in range(steps)]
-    constant = a.num_steps is not None
-
-    def row(grad: Optional[torch.Tensor], t: int) -> torch.Tensor:
-        return zero if grad is None else grad.reshape(steps, *step_shape)[t].to(dtype)
-
+        befores = [*_loop(a)[0][1:]]
+    elif output is not None and step.recorded.remakes_output and not a.states[output].numel():
+        befores[output] = [step.output(row) for row in zip(*after)]
+    # The states before each step.
+    befores = [[state, *rows] for state, rows in zip(a.initial, befores)]
+    currents = [a.x] * steps if a.num_steps is not None else rows_of(a.x)
     # Of a neuron whose output is a state, that state's gradient is the output's.
-    outside = [a.grad_spk if place == step.output_state else grad for place, grad in enumerate(a.grad_states)]
-    carry = [zero if grad is None else grad for grad in (a.grad_final or [None] * len(outside))]
+    outside = [rows_of(a.grad_spk if place == output else grad) for place, grad in enumerate(a.grad_states)]
+    of_spikes = rows_of(a.grad_spk)
+    carry = step.filled(a.grad_final or [None] * len(outside))
     if steps:
-        carry = [value + row(grad, steps - 1) for value, grad in zip(carry, outside)]
-    grad_x = [zero] * steps
-    sums: Dict[str, torch.Tensor] = dict.fromkeys(found.parameters, zero)
-    functions = _functions(like.dtype, Kernel(a.surrogate, a.surrogate_a, a.surrogate_b))
+        carry = [value + grad for value, grad in zip(carry, step.filled([rows[-1] for rows in outside]))]
+    grad_x = [step.zero] * steps
+    sums = dict.fromkeys(_neurons.find(a.neuron).parameters, step.zero)
+    kernel = Kernel(a.surrogate, a.surrogate_a, a.surrogate_b)
     for t in range(steps - 1, -1, -1):
-        current = zero if a.x is None else (a.x[t] if not constant else a.x).to(dtype)
-        given = {id(adjoint.step.x): current, id(adjoint.grad_spk): row(a.grad_spk, t), **derived}
-        seeds = [row(grad, t - 1) if t else zero for grad in outside]
-        for values, tensors in (
-            (step.before, befores[t]),
-            (adjoint.grad_after, carry),
-            (adjoint.seeds, seeds),
-        ):
-            given.update((id(value), tensor) for value, tensor in zip(values, tensors))
-        if a.states is not None:
-            given.update(
-                (id(value), befores[t + 1][number]) for number, value in adjoint.kept if a.states[number].numel()
-            )
-        results = _generator.evaluate([adjoint.grad_x, *adjoint.grad_before, *adjoint.grad_derived], given, **functions)
-        results = [zero if result is None else result.expand(step_shape) for result in results]
-        grad_x[t] = results[0]
-        carry = results[1 : 1 + len(carry)]
-        for text, result in zip(texts, results[1 + len(carry) :]):
-            sums[text] = sums[text] + result
-    if constant:
+        grad_x[t], carry, of_parameters = step.adjoint(
+            currents[t],
+            [rows[t] for rows in befores],
+            [rows[t] for rows in after],
+            of_spikes[t],
+            carry,
+            [rows[t - 1] if t else None for rows in outside],
+            surrogate=partial(surrogates.surrogate_gradient, kernel),
+        )
+        sums.update((name, sums[name] + grad) for name, grad in of_parameters.items())
+    if a.num_steps is not None:
         whole = torch.stack(grad_x[::-1]).sum(0).to(like.dtype).reshape(step_shape)
     else:
         whole = torch.stack(grad_x).to(like.dtype) if steps else torch.zeros_like(like)
     empty = a.parameters[0].new_empty(0)
-
-    def reduced(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        if like.numel() == 1:
-            return total.sum().reshape(like.shape)
-        return total.reshape(-1, like.numel()).sum(0).reshape(like.shape)
-
     return (
         whole,
         [value.clone() if needed else empty for value, needed in zip(carry, a.need_initial)],
         [
-            reduced(sums[text], p) if needed else empty
-            for text, p, needed in zip(found.parameters, a.parameters, a.need_parameters)
+            sum_to_parameter(total, p) if needed else empty
+            for total, p, needed in zip(sums.values(), a.parameters, a.need_parameters)
         ],
     )
 
@@ -259,8 +189,15 @@ def _bwd_meta(*arguments: Any) -> Made:
     )
 
 
-_fwd = _library.define(_SCHEMA_FWD, reference=neuron_sequence_fwd_reference, meta=_fwd_meta)
-_library.define(_SCHEMA_BWD, reference=neuron_sequence_bwd_reference, meta=_bwd_meta)
+_fwd = define(
+    neuron_sequence_fwd_reference, _fwd_meta, "(Tensor spk, Tensor[] states, Tensor[] final)", ForwardArguments
+)
+define(
+    neuron_sequence_bwd_reference,
+    _bwd_meta,
+    "(Tensor grad_x, Tensor[] grad_initial, Tensor[] grad_parameters)",
+    BackwardArguments,
+)
 _KERNELS_FWD = _library.REGISTERED["neuron_sequence_fwd"]
 
 
@@ -491,10 +428,11 @@ def neuron_apply(
     plan = _neurons.plan(neuron, options)
     step_shape = layout(x, num_steps)[1]
     known = surrogates.as_surrogate(spike_grad)
-    if known is None or known.kernel is None:
-        raise TypeError(f"spike_grad must be a surrogate of snnipu or snnTorch, got {spike_grad!r}")
+    kernel = None if known is None else known.kernel
     store = [True] * len(states) if store is None else list(store)
     on_ipu = _route.uses_operator(neuron, "NeuronSequence")
+    if kernel is None and not on_ipu:
+        return apply_in_pytorch(neuron, x, states, parameters, options, num_steps, spike_grad, store, need_final)
     order = None if on_ipu else memory_order(x, num_steps)
     if order is not None and all(fits(argument, step_shape) for argument in (*states, *parameters.values())):
         # Neurons are independent: they are taken as they lie.
@@ -517,22 +455,62 @@ def neuron_apply(
         )
     own, values, constant = kernel_arguments(plan, x, step_shape, states, parameters)
     variant, output = plan.variant, plan.output
-    if not on_ipu:
+    if kernel is not None and not on_ipu:
         learns = getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
-        silent = known.kernel.is_zero and plan.output is None and not learns
-        how = (num_steps, known.kernel, store, need_final, plan, constant, silent)
+        silent = kernel.is_zero and plan.output is None and not learns
+        how = (num_steps, kernel, store, need_final, plan, constant, silent)
         return run_kernels(neuron, variant, x, own, values, *how)
     asked = [stored or need_final for stored in store]
     read = plan.reads_all.states
-    spk, after = _route.call(
-        "neuron_sequence", neuron, variant, read, x, own, values, num_steps, asked, output, known.kernel
-    )
+    spk, after = _route.call("neuron_sequence", neuron, variant, read, x, own, values, num_steps, asked, output, kernel)
     if output is not None:
         after[output] = spk
     # Copies: a view would keep all steps.
     last = [state if num_steps == SINGLE_STEP else state[-1].clone() for state in after if state is not None]
     final = [state.to(compute_dtype(x.dtype)) for state in last]
     return Results(spk, [s if stored else None for s, stored in zip(after, store)], final if need_final else None)
+
+
+def apply_in_pytorch(
+    neuron: str,
+    x: torch.Tensor,
+    states: Sequence[Optional[torch.Tensor]],
+    parameters: Mapping[str, Parameter],
+    options: Mapping[str, Any],
+    num_steps: Optional[int],
+    spike_grad: Any,
+    store: Sequence[bool],
+    need_final: bool,
+) -> Results:
+    """Run :func:`neuron_apply` by PyTorch's operations and autograd, for a ``spike_grad`` that no kernel has.
+
+    Kernels compute the states of a surrogate, unless a state depends on the gradient of the spikes.
+    """
+    if not callable(spike_grad):
+        raise TypeError(f"spike_grad must be callable or None, got {spike_grad!r}")
+    plan = _neurons.plan(neuron, options)
+    steps, step_shape, shape = layout(x, num_steps)
+    initial, values, _ = kernel_arguments(plan, x, step_shape, states, parameters)
+
+    def spike(u: torch.Tensor) -> torch.Tensor:
+        return spike_grad(u).to(u.dtype)  # type: ignore[no-any-return]
+
+    after: Tensors
+    if plan.spikes_of_states and surrogates.as_surrogate(spike_grad) is not None:
+        silent, every = surrogates.Surrogate("no_gradient").kernel, [True] * len(states)
+        assert silent is not None
+        spk, after, final = run_kernels(
+            neuron, plan.variant, x, initial, values, num_steps, silent, every, need_final, plan
+        )
+        step = ReferenceStep(neuron, plan.variant, values, step_shape, x.dtype)
+        rows = [state.reshape(steps, *step_shape).unbind() for state in after if state is not None]
+        spikes = [step.output(row, spike=spike) for row in zip(*rows)]
+        spk = torch.stack(spikes).to(x.dtype).reshape(shape) if spikes else spk
+    else:
+        arguments = (x, initial, values, neuron, plan.variant, num_steps, bits(store), need_final)
+        spk, after, last = neuron_sequence_fwd_reference(*arguments, spike=spike)
+        final = last if need_final else None
+    return Results(spk, [s if stored else None for s, stored in zip(after, store)], final)
 
 
 def run_kernels(

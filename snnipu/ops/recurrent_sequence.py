@@ -6,18 +6,20 @@ is the connection's product and the fused step, without autograd; the backward p
 the connection's gradients are one product over all steps.
 """
 
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch.nn import functional as F
 
-from snnipu import _generator
 from snnipu import surrogate as surrogates
 from snnipu._layout import fits, in_order, layout, memory_order, permuted, upstream_rows
-from snnipu.ops import _library, _neurons
+from snnipu.ops import _neurons
 from snnipu.ops._arguments import Parameter, compute_dtype, state_argument
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops.neuron_sequence import Results, _functions, kernel_arguments, spread
+from snnipu.ops._records import define
+from snnipu.ops._reference import ReferenceStep, Tensors, sum_to_parameter
+from snnipu.ops.neuron_sequence import Results, kernel_arguments
 from snnipu.surrogate import Kernel, SpikeGrad
 
 # The parameter that one-to-one neurons multiply their spikes by, and the state it multiplies.
@@ -27,21 +29,6 @@ _ALIGNMENT = 64
 
 MadeForward = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor], torch.Tensor]
 MadeBackward = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
-Tensors = Sequence[Optional[torch.Tensor]]
-
-_NEURON = "Tensor[] parameters, str neuron, int variant, SymInt? num_steps"
-_CONNECTION = "Tensor weight, Tensor? bias, SymInt[] geometry, SymInt[] order"
-_SCHEMA_FWD = (
-    f"neuron_recurrent_fwd(Tensor x, {_CONNECTION}, Tensor?[] initial, {_NEURON}, bool[] store, bool store_incoming, "
-    "bool store_final) -> (Tensor spk, Tensor[] states, Tensor[] final, Tensor incoming)"
-)
-_SCHEMA_BWD = (
-    "neuron_recurrent_bwd(Tensor? grad_spk, Tensor?[] grad_states, Tensor?[] grad_final, Tensor? x, Tensor spk, "
-    f"Tensor[] states, Tensor incoming, {_CONNECTION}, Tensor?[] initial, {_NEURON}, int surrogate, "
-    "float surrogate_a, float surrogate_b, bool need_weight, bool need_bias, bool[] need_initial, "
-    "bool[] need_parameters) -> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor[] grad_initial, "
-    "Tensor[] grad_parameters)"
-)
 
 
 class Connection(NamedTuple):
@@ -111,55 +98,17 @@ class Connection(NamedTuple):
         return (in_order(row, self.order) if self.order else row).contiguous()
 
 
-class _Steps(Protocol):
-    """Single steps of a neuron; see :class:`snnipu.backends.neurons.Steps`."""
-
-    def forward(self, x: torch.Tensor, before: Tensors, spk: torch.Tensor, after: Tensors) -> None: ...
-
-    def differentiate(
-        self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors
-    ) -> None: ...
-
-    def backward(
-        self,
-        x: Optional[torch.Tensor],
-        before: Tensors,
-        after: Tensors,
-        grad_spk: Optional[torch.Tensor],
-        grad_states: Tensors,
-        grad_after: Tensors,
-        grad_x: torch.Tensor,
-        grad_before: Tensors,
-    ) -> None: ...
-
-
 class ReferenceSteps:
-    """The recorded step and adjoint in plain PyTorch."""
+    """Single steps of a neuron in plain PyTorch, as :class:`snnipu.backends.neurons.Steps`."""
 
     def __init__(self, neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
-        self.dtype = x.dtype
-        self.names, self.parameters = _neurons.find(neuron).parameters, list(parameters)
-        self.adjoint = _neurons.adjoint(neuron, variant)
-        self.step = self.adjoint.step
-        self.texts = _neurons.derived_texts(neuron, variant)
+        self.step = ReferenceStep(neuron, variant, parameters, x.shape, x.dtype)
+        self.names = _neurons.find(neuron).parameters
         self.kernel = Kernel(0, 0.0, 0.0)
         self.grad_parameters: Tensors = ()
 
-    def _given(self, like: torch.Tensor, x: Optional[torch.Tensor], before: Tensors) -> Any:
-        by_text = dict(zip(self.names, self.parameters))
-        given = {id(v): spread(by_text[text], like.shape) for v, text in zip(self.step.derived, self.texts)}
-        zero = self.parameters[0].new_zeros(like.shape)
-        given.update((id(v), zero if state is None else state) for v, state in zip(self.step.before, before))
-        if x is not None:
-            given[id(self.step.x)] = x.to(zero.dtype)
-        return given, zero
-
     def forward(self, x: torch.Tensor, before: Tensors, spk: torch.Tensor, after: Tensors) -> None:
-        given, _ = self._given(x, x, before)
-        made = _generator.evaluate([self.step.spk, *self.step.after], given, **_functions(self.dtype))
-        for to, value in zip((spk, *after), made):
-            if to is not None:
-                to.copy_(value.expand(x.shape))
+        _write(self.step(x, before), (spk, *after))
 
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
         self.kernel, self.grad_parameters = Kernel(surrogate, surrogate_a, surrogate_b), grad_parameters
@@ -175,31 +124,28 @@ class ReferenceSteps:
         grad_x: torch.Tensor,
         grad_before: Tensors,
     ) -> None:
-        adjoint = self.adjoint
-        given, zero = self._given(grad_x, x, before)
-        for place, value in adjoint.kept:
-            tensor = after[place]
-            if tensor is not None and all(state is not None for state in after):
-                given[id(value)] = tensor.to(zero.dtype)
-        output = self.step.output_state
-        outside = [grad_spk if place == output else grad for place, grad in enumerate(grad_states)]
-        if output is None:
-            given[id(adjoint.grad_spk)] = zero if grad_spk is None else grad_spk.to(zero.dtype)
-        for value, carried, own in zip(adjoint.grad_after, grad_after, outside):
-            given[id(value)] = (zero if carried is None else carried) + (zero if own is None else own.to(zero.dtype))
-        given.update((id(value), zero) for value in adjoint.seeds)
-        sums = {t: grad for t, grad in zip(self.texts, adjoint.grad_derived) if grad is not None}
-        wanted = [t for t, to in zip(self.names, self.grad_parameters) if to is not None and t in sums]
-        results = [adjoint.grad_x, *adjoint.grad_before, *(sums[text] for text in wanted)]
-        made = _generator.evaluate(results, given, **_functions(self.dtype, self.kernel))
-        for to, value in zip((grad_x, *grad_before), made):
+        step, missing = self.step, [None] * len(before)
+        output = step.step.output_state
+        outside = step.filled([grad_spk if place == output else grad for place, grad in enumerate(grad_states)])
+        made, carry, sums = step.adjoint(
+            x,
+            before,
+            after if all(state is not None for state in after) else missing,
+            grad_spk,
+            [carried + grad for carried, grad in zip(step.filled(grad_after), outside)],
+            missing,
+            surrogate=partial(surrogates.surrogate_gradient, self.kernel),
+        )
+        _write((made, *carry), (grad_x, *grad_before))
+        for name, to in zip(self.names, self.grad_parameters):
             if to is not None:
-                to.copy_(zero if value is None else value.expand(zero.shape))
-        by_text = dict(zip(wanted, made[1 + len(grad_before) :]))
-        for text, to in zip(self.names, self.grad_parameters):
-            if to is not None:
-                whole = by_text.get(text, zero).expand(zero.shape)
-                to.copy_((whole.sum() if to.numel() == 1 else whole.reshape(-1, to.numel()).sum(0)).reshape(to.shape))
+                to.copy_(sum_to_parameter(sums.get(name, step.zero), to))
+
+
+def _write(made: Sequence[torch.Tensor], to: Tensors) -> None:
+    for target, value in zip(to, made):
+        if target is not None:
+            target.copy_(value)
 
 
 def _by_steps(*arguments: Any) -> None:
@@ -209,7 +155,7 @@ def _by_steps(*arguments: Any) -> None:
 class Means(NamedTuple):
     """What the operator's loop is made with."""
 
-    steps: Callable[..., _Steps]
+    steps: Callable[..., Any]  # ReferenceSteps, or what has its methods
     empty: Callable[[torch.Tensor, Sequence[int]], torch.Tensor]  # ``tensor.new_empty(shape)``
     used: Callable[..., None]  # told the results
     # All steps in one call: given arguments and results it returns the states after the last step, or their gradients
@@ -452,8 +398,18 @@ def _bwd_meta(*arguments: Any) -> MadeBackward:
     )
 
 
-_fwd = _library.define(_SCHEMA_FWD, reference=neuron_recurrent_fwd_reference, meta=_fwd_meta)
-_bwd = _library.define(_SCHEMA_BWD, reference=neuron_recurrent_bwd_reference, meta=_bwd_meta)
+_fwd = define(
+    neuron_recurrent_fwd_reference,
+    _fwd_meta,
+    "(Tensor spk, Tensor[] states, Tensor[] final, Tensor incoming)",
+    ForwardArguments,
+)
+_bwd = define(
+    neuron_recurrent_bwd_reference,
+    _bwd_meta,
+    "(Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor[] grad_initial, Tensor[] grad_parameters)",
+    BackwardArguments,
+)
 
 
 class _Options(NamedTuple):

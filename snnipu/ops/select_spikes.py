@@ -5,23 +5,14 @@ from typing import Any, Optional, Tuple
 import torch
 
 from snnipu import _route
-from snnipu.ops import _library
 from snnipu.ops._arguments import Parameter, parameter_argument
 from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._records import define
 from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, scatter, select
 from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
 from snnipu.ops.dense_to_sparse import dense_argument, meta_slots
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import Kernel, SpikeGrad
-
-_SCHEMA_FWD = (
-    "select_spikes_fwd(Tensor mem, Tensor threshold, float? grad_threshold, int capacity, bool rotate) -> "
-    "(Tensor ids, Tensor values, Tensor counts, Tensor dropped)"
-)
-_SCHEMA_BWD = (
-    "select_spikes_bwd(Tensor grad, Tensor mem, Tensor threshold, Tensor ids, Tensor counts, int surrogate, "
-    "float surrogate_a, float surrogate_b) -> (Tensor grad_mem, Tensor through)"
-)
 
 
 def select_spikes_fwd_reference(
@@ -56,26 +47,17 @@ def select_spikes_bwd_reference(
 
 
 def _fwd_meta(
-    mem: torch.Tensor, threshold: torch.Tensor, grad_threshold: Optional[float], capacity: int, rotate: bool
+    mem: torch.Tensor, _threshold: torch.Tensor, _level: Optional[float], capacity: int, _rotate: bool
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return meta_slots(mem, capacity)
 
 
-def _bwd_meta(
-    grad: torch.Tensor,
-    mem: torch.Tensor,
-    threshold: torch.Tensor,
-    ids: torch.Tensor,
-    counts: torch.Tensor,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+def _bwd_meta(grad: torch.Tensor, mem: torch.Tensor, *_: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(mem, memory_format=torch.contiguous_format), grad.new_empty(grad.shape)
 
 
-_library.define(_SCHEMA_FWD, reference=select_spikes_fwd_reference, meta=_fwd_meta)
-_library.define(_SCHEMA_BWD, reference=select_spikes_bwd_reference, meta=_bwd_meta)
+define(select_spikes_fwd_reference, _fwd_meta, "(Tensor ids, Tensor values, Tensor counts, Tensor dropped)")
+define(select_spikes_bwd_reference, _bwd_meta, "(Tensor grad_mem, Tensor through)")
 
 
 def threshold_gradient(through: torch.Tensor, ids: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:

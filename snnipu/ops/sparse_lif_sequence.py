@@ -6,11 +6,10 @@ import torch
 
 from snnipu import _route
 from snnipu.ops import _sparse_layers
-from snnipu.ops._arguments import Parameter
+from snnipu.ops._arguments import Parameter, learnt_decay
 from snnipu.ops._slots import check_spikes, overflow_code
 from snnipu.ops._sparse_layers import delayed
 from snnipu.ops.connections import FullyConnected
-from snnipu.ops.lif_sequence import learnt_decay
 from snnipu.ops.sparse_linear import bias_argument, weight_argument
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import SpikeGrad

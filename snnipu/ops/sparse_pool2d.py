@@ -9,20 +9,12 @@ from snnipu.ops import _library
 from snnipu.ops._arguments import is_compiling
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Pair, PoolGeometry, as_list, pair, pool_geometry, spike_maps
+from snnipu.ops._records import define
 from snnipu.ops._slots import AS_NEEDED, check_ids, check_spikes, gather, scatter, select
 from snnipu.spikes import SparseSpikes
 
 # "lp" pools and others have no sparse form.
 MODES = {"max": 0, "average": 1, "sum": 2}
-
-_SCHEMA_FWD = (
-    "sparse_pool2d_fwd(Tensor ids, Tensor values, Tensor counts, int[] geometry, int mode, int capacity) -> "
-    "(Tensor ids_out, Tensor values_out, Tensor counts_out, Tensor source)"
-)
-_SCHEMA_BWD = (
-    "sparse_pool2d_bwd(Tensor grad, Tensor ids, Tensor counts, Tensor ids_out, Tensor counts_out, Tensor source, "
-    "int[] geometry, int mode) -> Tensor"
-)
 
 
 def _windows(x: torch.Tensor, sizes: PoolGeometry, padding_value: float) -> torch.Tensor:
@@ -109,21 +101,12 @@ def _fwd_meta(
     return ids.new_empty(shape), values.new_empty(shape), counts.new_empty(counts.shape), source
 
 
-def _bwd_meta(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    counts: torch.Tensor,
-    ids_out: torch.Tensor,
-    counts_out: torch.Tensor,
-    source: torch.Tensor,
-    geometry: List[int],
-    mode: int,
-) -> torch.Tensor:
+def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, *_: Any) -> torch.Tensor:
     return grad.new_empty(ids.shape)
 
 
-_library.define(_SCHEMA_FWD, reference=sparse_pool2d_fwd_reference, meta=_fwd_meta)
-_library.define(_SCHEMA_BWD, reference=sparse_pool2d_bwd_reference, meta=_bwd_meta)
+define(sparse_pool2d_fwd_reference, _fwd_meta, "(Tensor ids_out, Tensor values_out, Tensor counts_out, Tensor source)")
+define(sparse_pool2d_bwd_reference, _bwd_meta)
 # No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
 _library.implement("sparse_pool2d_fwd", "CUDA", sparse_pool2d_fwd_reference)
 _library.implement("sparse_pool2d_bwd", "CUDA", sparse_pool2d_bwd_reference)

@@ -5,13 +5,10 @@ from typing import Any, Tuple
 import torch
 
 from snnipu import _route
-from snnipu.ops import _library
 from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._records import define
 from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
 from snnipu.spikes import SparseSpikes
-
-_SCHEMA_FWD = "sparse_to_dense_fwd(Tensor ids, Tensor values, Tensor counts, int num_neurons) -> Tensor"
-_SCHEMA_BWD = "sparse_to_dense_bwd(Tensor grad, Tensor ids, Tensor counts) -> Tensor"
 
 
 def sparse_to_dense_fwd_reference(
@@ -32,12 +29,12 @@ def _fwd_meta(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num
     return values.new_empty((*ids.shape[:2], num_neurons))
 
 
-def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return grad.new_empty(ids.shape)
 
 
-_library.define(_SCHEMA_FWD, reference=sparse_to_dense_fwd_reference, meta=_fwd_meta)
-_library.define(_SCHEMA_BWD, reference=sparse_to_dense_bwd_reference, meta=_bwd_meta)
+define(sparse_to_dense_fwd_reference, _fwd_meta)
+define(sparse_to_dense_bwd_reference, _bwd_meta)
 
 
 class SparseToDense(torch.autograd.Function):

@@ -6,10 +6,8 @@ import torch
 
 from snnipu.ops import _library
 from snnipu.ops._arguments import is_eager
+from snnipu.ops._records import define
 from snnipu.spikes import SparseSpikes
-
-_SCHEMA_FWD = "spike_count_fwd(Tensor ids, Tensor values, Tensor counts, int num_neurons) -> Tensor"
-_SCHEMA_BWD = "spike_count_bwd(Tensor grad, Tensor ids, Tensor counts) -> Tensor"
 
 
 def _cells(ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
@@ -39,12 +37,12 @@ def _fwd_meta(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num
     return values.new_empty((ids.shape[1], num_neurons))
 
 
-def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return grad.new_empty(ids.shape)
 
 
-_library.define(_SCHEMA_FWD, reference=spike_count_fwd_reference, meta=_fwd_meta)
-_library.define(_SCHEMA_BWD, reference=spike_count_bwd_reference, meta=_bwd_meta)
+define(spike_count_fwd_reference, _fwd_meta)
+define(spike_count_bwd_reference, _bwd_meta)
 
 
 class SpikeCount(torch.autograd.Function):

@@ -11,7 +11,7 @@ pass over the gates. The backward pass walks back likewise; the weights' gradien
 """
 
 from dataclasses import dataclass
-from typing import Any, Callable, List, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch.nn import functional as F
@@ -20,6 +20,7 @@ from snnipu import _route
 from snnipu._layout import upstream_rows
 from snnipu.ops import _library
 from snnipu.ops._arguments import is_autocast, is_compiling, is_differentiated
+from snnipu.ops._records import declared, define
 
 # Where nothing is kept for a backward pass, so many numbers of gates are computed at once: 64 MiB in float32.
 _CHUNK = 1 << 24
@@ -276,37 +277,8 @@ def spiking_lstm_step(
 # ---- the operator
 
 
-class Pointwise(Protocol):
-    """What follows the products in a step: the reference below, or a kernel."""
-
-    def forward(
-        self,
-        gates: torch.Tensor,
-        before: Tensors,
-        after: Tensors,
-    ) -> None:
-        """Activations in the place of the gates; states after the step, cell and hidden, for those before it."""
-
-    def backward(
-        self,
-        activations: torch.Tensor,
-        before: Tensors,
-        syn: torch.Tensor,
-        grad: Tensors,
-        carried: Tensors,
-        grad_gates: torch.Tensor,
-        grad_before: torch.Tensor,
-        grad_reset: Optional[torch.Tensor],
-    ) -> None:
-        """Gradients of gates, of the cell state before the step and of the threshold at each neuron.
-
-        From two of the states after the step that are added: the loss's own, and those that come from the step after.
-        ``grad_before`` may be the latter's memory.
-        """
-
-
 class ReferencePointwise:
-    """In plain PyTorch."""
+    """Operations of a step after its products, in plain PyTorch; a kernel has the same methods."""
 
     def __init__(self, cell: Cell, threshold: torch.Tensor, reset: int) -> None:
         self.threshold, self.reset = threshold, reset
@@ -320,6 +292,7 @@ class ReferencePointwise:
         return (torch.zeros_like(like) if mem is None else mem) - self.threshold > 0
 
     def forward(self, gates: torch.Tensor, before: Tensors, after: Tensors) -> None:
+        """Activations in the place of the gates; states after the step, cell and hidden, for those before it."""
         parts = i, f, g, o = self._split(gates)
         for part in parts:
             part.tanh_() if part is g else part.sigmoid_()
@@ -342,6 +315,11 @@ class ReferencePointwise:
         grad_before: torch.Tensor,
         grad_reset: Optional[torch.Tensor],
     ) -> None:
+        """Gradients of gates, of the cell state before the step and of the threshold at each neuron.
+
+        From two of the states after the step that are added: the loss's own, and those that come from the step after.
+        ``grad_before`` may be the latter's memory.
+        """
         i, f, g, o = self._split(activations)
         both = [[one for one in pair if one is not None] for pair in zip(grad, carried)]
         grad_syn, grad_mem = (_sum(pair, syn) for pair in both)
@@ -360,15 +338,6 @@ class ReferencePointwise:
         grad_before.copy_(grad_syn * f)
 
 
-_CELL = "Tensor? syn, Tensor? mem, Tensor?[] cell, int[] padding, Tensor threshold, int reset, SymInt? num_steps"
-_SCHEMA_FWD = f"spiking_lstm_fwd(Tensor x, {_CELL}) -> (Tensor activations, Tensor syns, Tensor mems)"
-_SCHEMA_BWD = (
-    f"spiking_lstm_bwd(Tensor? grad_syns, Tensor? grad_mems, Tensor activations, Tensor syns, Tensor mems, Tensor x, "
-    f"{_CELL}, bool[] needs) -> (Tensor grad_x, Tensor grad_syn, Tensor grad_mem, Tensor grad_threshold, "
-    "Tensor[] grad_cell)"
-)
-
-
 class Arguments(NamedTuple):
     """Of ``spiking_lstm_fwd``, in the order of its schema; no ``padding``: a :class:`LinearCell`."""
 
@@ -376,7 +345,7 @@ class Arguments(NamedTuple):
     syn: Optional[torch.Tensor]
     mem: Optional[torch.Tensor]
     cell: Tensors
-    padding: Sequence[int]
+    padding: List[int]
     threshold: torch.Tensor
     reset: int
     num_steps: Optional[int]
@@ -391,7 +360,7 @@ class Arguments(NamedTuple):
 
 Made = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 MadeBackward = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, List[torch.Tensor]]
-MakePointwise = Callable[[Cell, torch.Tensor, int], Pointwise]
+MakePointwise = Callable[[Cell, torch.Tensor, int], Any]
 
 
 def forward_by(pointwise: MakePointwise, *arguments: Any) -> Made:
@@ -500,8 +469,14 @@ def _bwd_meta(grad_syns: Any, grad_mems: Any, activations: Any, syns: Any, mems:
     )
 
 
-_fwd = _library.define(_SCHEMA_FWD, reference=spiking_lstm_fwd_reference, meta=_fwd_meta)
-_bwd = _library.define(_SCHEMA_BWD, reference=spiking_lstm_bwd_reference, meta=_bwd_meta)
+_fwd = define(spiking_lstm_fwd_reference, _fwd_meta, "(Tensor activations, Tensor syns, Tensor mems)", Arguments)
+_bwd = _library.define(
+    "spiking_lstm_bwd(Tensor? grad_syns, Tensor? grad_mems, Tensor activations, Tensor syns, Tensor mems, "
+    f"{declared(Arguments)}, bool[] needs) -> (Tensor grad_x, Tensor grad_syn, Tensor grad_mem, Tensor grad_threshold, "
+    "Tensor[] grad_cell)",
+    reference=spiking_lstm_bwd_reference,
+    meta=_bwd_meta,
+)
 
 
 class SpikingLSTM(torch.autograd.Function):

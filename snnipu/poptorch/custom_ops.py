@@ -19,7 +19,6 @@ HostImplementation = Callable[[List[torch.Tensor], Dict[str, Any]], Sequence[tor
 _registry: Dict[Tuple[str, str, int], HostImplementation] = {}
 
 _OWN: Dict[Tuple[str, str, int], HostImplementation] = {
-    ("LifSequence", DOMAIN, 1): popart.lif_sequence,
     ("NeuronSequence", DOMAIN, 1): popart.neuron_sequence,
     ("SurrogateSpike", DOMAIN, 1): popart.surrogate_spike,
     ("SelectSpikes", DOMAIN, 1): popart.select_spikes,

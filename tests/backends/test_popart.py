@@ -18,8 +18,9 @@ from snnipu.ops.sparse_pool2d import mode_code
 
 KERNEL = surrogate.fast_sigmoid(10).kernel
 ATTRIBUTES = {
-    "reset": 1,
-    "reset_delay": 1,
+    "neuron": "leaky",
+    "variant": 2,
+    "states": 1,
     "surrogate": KERNEL.id,
     "surrogate_a": KERNEL.a,
     "surrogate_b": -math.inf,
@@ -28,14 +29,14 @@ ATTRIBUTES = {
 
 def call(inputs, attributes):
     example = [torch.empty_like(inputs[0])] * 2
-    return poptorch.custom_op(inputs, "LifSequence", "ai.snnipu", 1, example, attributes)
+    return poptorch.custom_op(inputs, "NeuronSequence", "ai.snnipu", 1, example, attributes)
 
 
 def test_custom_op_equals_the_op():
     torch.manual_seed(0)
     x, mem0 = torch.randn(5, 2, 7, requires_grad=True), torch.randn(2, 7)
     beta, threshold, graded = torch.rand(7), torch.tensor(0.8), torch.tensor(1.0)
-    spk, mem = call([x, mem0, beta, threshold, graded], ATTRIBUTES)
+    spk, mem = call([x, mem0, threshold, beta, graded], ATTRIBUTES)
     expected = ops.lif_sequence(
         x, mem0, beta=beta, threshold=threshold, reset_mechanism="zero", spike_grad=surrogate.fast_sigmoid(10)
     )
@@ -51,7 +52,6 @@ def test_any_neuron_as_a_custom_op_is_the_op():
     x, syn, mem = torch.randn(5, 2, 7), torch.randn(2, 7), torch.randn(2, 7)
     parameters = [torch.tensor([value]) for value in (0.3, 0.8, 0.9, 1.0)]  # in the order of the struct
     attributes = {**ATTRIBUTES, "neuron": "synaptic", "variant": 0, "states": 3}
-    del attributes["reset"], attributes["reset_delay"]
     made = poptorch.custom_op(
         [x, syn, mem, *parameters], "NeuronSequence", "ai.snnipu", 1, [torch.empty_like(x)] * 3, attributes
     )
@@ -62,10 +62,10 @@ def test_any_neuron_as_a_custom_op_is_the_op():
 
 def test_bad_arguments():
     x = torch.zeros(3, 2)
-    with pytest.raises(ValueError, match="LifSequence takes 5 inputs"):
+    with pytest.raises(ValueError, match="NeuronSequence takes 5 inputs"):
         call([x], ATTRIBUTES)
-    with pytest.raises(ValueError, match="LifSequence takes the attributes"):
-        call([x, x[0], x[0], x[0], x[0]], {"reset": 1})
+    with pytest.raises(ValueError, match="NeuronSequence takes the attributes"):
+        call([x, x[0], x[0], x[0], x[0]], {"neuron": "leaky"})
 
 
 def test_a_real_poptorch_is_refused_while_it_traces(monkeypatch):
@@ -226,7 +226,7 @@ def test_a_library_of_another_version_is_refused(monkeypatch, tmp_path):
         subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
         monkeypatch.setenv("SNNIPU_POPART_LIBRARY", str(path))
         if version == snn.__version__:
-            assert popart.uses_operator("Leaky", "LifSequence")
+            assert popart.uses_operator("Leaky", "NeuronSequence")
         else:
             with pytest.raises(RuntimeError, match=r"is of version 0\.0\.0, the package of"):
-                popart.uses_operator("Leaky", "LifSequence")
+                popart.uses_operator("Leaky", "NeuronSequence")

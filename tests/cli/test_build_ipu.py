@@ -243,7 +243,7 @@ def test_layers_say_how_to_build(sdk, no_library_beside, tmp_path, monkeypatch):
     with pytest.raises(
         RuntimeError, match=r"Leaky cannot run on an IPU: .*`python -m snnipu build-ipu` builds them"
     ) as e:
-        popart.uses_operator("Leaky", "LifSequence")
+        popart.uses_operator("Leaky", "NeuronSequence")
     assert str(tmp_path / "native") in str(e.value)
     assert str(tmp_path / "cache") in str(e.value)
 
@@ -309,7 +309,7 @@ def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monk
         "sys.modules['poptorch'] = real; from snnipu.backends import popart, popart_library; "
         "from pathlib import Path; popart._POPTORCH_INSTALLED = True; "
         "popart_library.native_folder = lambda: Path('/nowhere'); "
-        "print(popart.uses_operator('Leaky', 'LifSequence'), *(lib._name for lib in popart._loaded.values()))"
+        "print(popart.uses_operator('Leaky', 'NeuronSequence'), *(lib._name for lib in popart._loaded.values()))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split() == ["True", str(library)], done.stderr

@@ -254,7 +254,7 @@ def test_delays_are_counted_and_their_length_costs_nothing(tmp_path):
     names = [operator["name"] for operator in found["short"]]
     assert names.count("DelayLinear") == names.count("DelayLinear (gradient)") == names.count("SparseLinear") == 1
     assert found["long"] == found["short"]
-    assert [operator["name"] for operator in found["dense"]][:2] == ["DelayLinear", "LifSequence"]
+    assert [operator["name"] for operator in found["dense"]][:2] == ["DelayLinear", "NeuronSequence"]
     assert all(operator["cycles"] > 0 for operator in found["dense"])
 
 

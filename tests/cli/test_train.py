@@ -64,10 +64,10 @@ def test_on_the_ipu_model(monkeypatch, capsys, tmp_path):
     assert own["test_accuracy"] == host["test_accuracy"]
     assert own["history"][0]["train_loss"] == pytest.approx(host["history"][0]["train_loss"], rel=1e-5)
     counted = {entry["operator"] for entry in own["ipu_model"]}
-    assert counted == {"LifSequence", "LifSequence (gradient)"}
+    assert counted == {"NeuronSequence", "NeuronSequence (gradient)"}
     assert all(entry["cycles"] > 0 and entry["tile_memory_max_bytes"] > 0 for entry in own["ipu_model"])
     assert "ipu_model" not in host
-    assert "LifSequence (gradient), 5 x 128 x 16: " in capsys.readouterr().out
+    assert "NeuronSequence (gradient), 5 x 128 x 16: " in capsys.readouterr().out
     assert "argument --engine: snntorch does not run on the IPU model" in fails(
         capsys, "--device", "ipu-model", "--engine", "snntorch"
     )

@@ -135,7 +135,7 @@ def test_on_the_ipu_model(method, monkeypatch):
     assert own["train_overflow"] == host["train_overflow"]
     assert own["activity"] == pytest.approx(host["activity"])
     assert own["history"][0]["train_loss"] == pytest.approx(host["history"][0]["train_loss"], rel=1e-5)
-    used = {"dense": "LifSequence", "sparse_ops": "SelectSpikes", "sparse_network": "SparseNetwork"}[method]
+    used = {"dense": "NeuronSequence", "sparse_ops": "SelectSpikes", "sparse_network": "SparseNetwork"}[method]
     assert {used, f"{used} (gradient)"} <= {entry["operator"] for entry in own["ipu_model"]}
 
 

@@ -220,8 +220,8 @@ def test_convolutions_bit_by_bit_what_multistep_gives(part_bytes, constant, monk
     net = Convolutional()
     watched = Watched(forward_pass, fullgraph=True)
     calls = []
-    lif = leaves.lif_apply
-    monkeypatch.setattr(leaves, "lif_apply", lambda *a, **k: (calls.append(a[0].shape[0]), lif(*a, **k))[1])
+    apply = leaves.neuron_apply
+    monkeypatch.setattr(leaves, "neuron_apply", lambda *a, **k: (calls.append(a[1].shape[0]), apply(*a, **k))[1])
     for batch in (2, 3, 1):
         x = torch.rand(*(() if constant else (5,)), batch, 1, 8, 8) * 3
         calls.clear()

@@ -187,7 +187,7 @@ void oneGradient() {
   std::cout << "gradients " << graph.growGradients({{out[1], "grad"}}).count(x) << '\n';
 }
 
-// Three layers of SparseLinear, LifSequence and SelectSpikes in one graph, forward and backward in one program: the
+// Three layers of SparseLinear, NeuronSequence and SelectSpikes in one graph, forward and backward in one program: the
 // largest gradient of each weight.
 void chain() {
   constexpr int64_t steps = 6, batch = 3;
@@ -211,8 +211,9 @@ void chain() {
   surrogate.set("surrogate_a", 2.0f);
   surrogate.set("surrogate_b", 0.0f);
   Attributes lif = surrogate, select = surrogate, dense, linear;
-  lif.set("reset", int64_t(0));
-  lif.set("reset_delay", int64_t(1));
+  lif.set("neuron", std::string("leaky"));
+  lif.set("variant", int64_t(0));
+  lif.set("states", int64_t(1));
   select.set("rotate", int64_t(0));
   select.set("has_grad_threshold", int64_t(1));
   select.set("grad_threshold", 0.0f);
@@ -228,9 +229,9 @@ void chain() {
     const auto current =
         graph.addOp({"ai.snnipu", "SparseLinear", 1}, linear, {spikes[0], spikes[1], spikes[2], weights.back()}, 1);
     const auto membrane = graph.addOp(
-        {"ai.snnipu", "LifSequence", 1}, lif,
-        {current[0], input(name + ".mem0", {batch, neurons}, constant(0)), input(name + ".beta", {1}, constant(0.9f)),
-         input(name + ".threshold", {1}, constant(1)), input(name + ".graded", {1}, constant(1))},
+        {"ai.snnipu", "NeuronSequence", 1}, lif,
+        {current[0], input(name + ".mem0", {batch, neurons}, constant(0)), input(name + ".threshold", {1}, constant(1)),
+         input(name + ".decay", {1}, constant(0.9f)), input(name + ".graded", {1}, constant(1))},
         2);
     select.set("capacity", neurons);
     spikes = graph.addOp({"ai.snnipu", "SelectSpikes", 1}, select,

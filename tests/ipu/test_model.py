@@ -14,7 +14,8 @@ from snnipu.backends import popart
 from snnipu.ipu import model as ipu_model
 from snnipu.ipu.model import IpuModel, IpuModelError, IpuModelTarget, IpuModelUnavailable, TensorSpec
 
-ATTRIBUTES = {"reset": 0, "reset_delay": 1, "surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
+LEAKY = {"neuron": "leaky", "variant": 0, "states": 1}
+ATTRIBUTES = {**LEAKY, "surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
 
 
 @pytest.fixture
@@ -31,11 +32,11 @@ def lif_inputs(dtype=torch.float32, grad=True):
     torch.manual_seed(0)
     x = torch.randn(6, 3, 5).to(dtype).requires_grad_(grad)
     mem0, beta = torch.randn(3, 5).requires_grad_(grad), torch.rand(5).requires_grad_(grad)
-    return [x, mem0, beta, torch.tensor(0.7).requires_grad_(grad), torch.tensor(1.2).requires_grad_(grad)]
+    return [x, mem0, torch.tensor(0.7).requires_grad_(grad), beta, torch.tensor(1.2).requires_grad_(grad)]
 
 
 def expected_lif(inputs):
-    x, mem0, beta, threshold, graded = inputs
+    x, mem0, threshold, beta, graded = inputs
     return ops.lif_sequence(
         x, mem0, beta=beta, threshold=threshold, graded_spikes_factor=graded, spike_grad=surrogate.atan(2.0)
     )
@@ -43,7 +44,7 @@ def expected_lif(inputs):
 
 def check_lif(model, rtol=0.0):
     inputs = lif_inputs()
-    made, wanted = model.apply("LifSequence", inputs, ATTRIBUTES), expected_lif(inputs)
+    made, wanted = model.apply("NeuronSequence", inputs, ATTRIBUTES), expected_lif(inputs)
     for out, expected in zip(made, wanted):
         assert torch.equal(out, expected)
     torch.manual_seed(1)
@@ -151,7 +152,7 @@ def test_reports(model):
     assert model.programs()[0].estimate()["cycles"] == 1000
     assert set(model.operators()) == {
         ("ai.snnipu", "Scale", 1),
-        ("ai.snnipu", "LifSequence", 1),
+        ("ai.snnipu", "NeuronSequence", 1),
         ("ai.snnipu", "SurrogateSpike", 1),
     }
 
@@ -199,7 +200,7 @@ def test_targets(monkeypatch):
 
 @needs_library
 @pytest.mark.parametrize("target", ["mk2:1", "mk2:4", "bow:16", "mk1:3:2"])
-def test_lif_sequence_on_the_model(target):
+def test_leaky_on_the_model(target):
     """Outputs equal the host kernels'; sums over samples may be in another order."""
     check_lif(IpuModel(IpuModelTarget.from_text(target)), rtol=1e-5)
 
@@ -207,9 +208,9 @@ def test_lif_sequence_on_the_model(target):
 @needs_library
 def test_report_of_the_model():
     model = IpuModel(IpuModelTarget("mk2", 8))
-    model.apply("LifSequence", lif_inputs(grad=False), ATTRIBUTES)
+    model.apply("NeuronSequence", lif_inputs(grad=False), ATTRIBUTES)
     (found,) = model.reports()
-    assert found["operator"] == "LifSequence"
+    assert found["operator"] == "NeuronSequence"
     assert found["report"]
 
 

@@ -306,9 +306,9 @@ def test_the_plan_is_not_slower_than_the_layers_one_by_one():
         operators = [
             ("SparseLinear", [*of_input, TensorSpec("FLOAT", (neurons, inputs))], {"unit_values": 0}, [0]),
             (
-                "LifSequence",
+                "NeuronSequence",
                 [rows, TensorSpec("FLOAT", (batch, neurons)), one, one, one],
-                {"reset": 1, "reset_delay": 1, **surrogate},
+                {"neuron": "leaky", "variant": 2, "states": 1, **surrogate},
                 [1],
             ),
             (

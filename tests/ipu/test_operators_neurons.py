@@ -80,12 +80,35 @@ def test_every_variant(name, variant):
 
 
 @pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
-@pytest.mark.parametrize(("name", "kept"), [("synaptic", 3), ("alpha", 0), ("rleaky", 2)])
+@pytest.mark.parametrize(("name", "kept"), [("leaky", 1), ("synaptic", 3), ("alpha", 0), ("rleaky", 2)])
 def test_machines(tiles, ipus, name, kept):
     model = machine(tiles, ipus)
     outputs = 1 + bin(kept).count("1")
     check(model, name, 0, case(name), kept, paths=[range(outputs), [0], [outputs - 1]])
     check(model, name, 0, case(name, neurons=11, per_neuron=False), kept)
+
+
+def test_on_a_whole_ipu():
+    """More than two neurons on each tile, a rest on the last one."""
+    check(machine(0, options=()), "leaky", 0, case("leaky", steps=8, batch=16, neurons=501), 1)
+
+
+def test_neurons_are_spread_by_twos():
+    """At least two neurons to a tile: a vector of the machine."""
+    model = machine(0, options=())
+    forward(model, "NeuronSequence", case("leaky", steps=2, batch=1, neurons=9), attributes_of("leaky", 0, 1))
+    (program,) = model.programs()
+    (step,) = [step for step in program.report()["steps"] if step["name"].endswith("forward")]
+    assert step["vertices"] == step["tiles"] == 5
+
+
+def test_tile_memory_is_refused():
+    """A sequence that no tile can hold, on one tile."""
+    inputs = case("leaky", steps=200, batch=8, neurons=100)
+    with pytest.raises(IpuModelError) as caught:
+        forward(machine(1, options=()), "NeuronSequence", inputs, attributes_of("leaky", 0, 1))
+    assert caught.value.kind == "graph_memory_allocation_error"
+    assert "tile 0" in str(caught.value)
 
 
 @pytest.mark.parametrize("surrogate", sorted(SURROGATES))
@@ -124,6 +147,8 @@ def test_kept_states_in_both_types(dtype):
         (lambda i, a: a.update(states=4), "states of synaptic has bits for 2 states, got 4"),
         (lambda i, a: a.update(neuron="rleaky", states=1), "a bit for state 0, which is its output"),
         (lambda i, a: a.pop("states"), "no attribute states"),
+        (lambda i, a: a.update(surrogate=6), "surrogate must be from 0 to 5, got 6"),
+        (lambda i, a: a.pop("surrogate_a"), "no attribute surrogate_a"),
         (lambda i, a: a.update(slope=1.0), "has no attribute slope"),
         (lambda i, a: i.pop(), "takes x, state, state, parameter, parameter, parameter, parameter: input 6 is missing"),
         (lambda i, a: i.append(torch.rand(1)), "takes x, state, .*: input 7 is too many"),

@@ -17,8 +17,8 @@ pytestmark = [
     pytest.mark.skipif(not SCRIPT.is_file(), reason="needs the benchmarks of the source tree"),
 ]
 OPERATORS = {
-    "dense": {"LifSequence"},
-    "layers": {"DenseToSparse", "SparseLinear", "LifSequence", "SelectSpikes", "SparseToDense"},
+    "dense": {"NeuronSequence"},
+    "layers": {"DenseToSparse", "SparseLinear", "NeuronSequence", "SelectSpikes", "SparseToDense"},
     "network": {"DenseToSparse", "SparseNetwork", "SparseToDense"},
 }
 

@@ -26,11 +26,6 @@ def select(**more):
 
 # Inputs, attributes, and the outputs that have a gradient.
 CASES = {
-    "LifSequence": lambda: (
-        [torch.randn(T, B, N), torch.randn(B, N), torch.rand(N), torch.rand(N), torch.rand(N)],
-        {"reset": 1, "reset_delay": 0, **SURROGATE},
-        (0, 1),
-    ),
     "NeuronSequence": lambda: (
         [torch.randn(T, B, N), *torch.randn(3, B, N), *torch.rand(5, N)],
         {"neuron": "alpha", "variant": 0, "states": 0, **SURROGATE},
@@ -83,7 +78,6 @@ CASES = {
     ),
 }
 HALF = {  # what may be float16
-    "LifSequence": (0,),
     "NeuronSequence": (0,),
     "SurrogateSpike": (0,),
     "SelectSpikes": (0,),

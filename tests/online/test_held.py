@@ -185,7 +185,7 @@ def test_poptorch_trains_as_eager_loops_do(rule, on_model, monkeypatch):
             if on_model:
                 names = [operator["operator"] for operator in training.ipuModelReport()]
                 assert names
-                assert all(name.startswith("LifSequence") for name in names)
+                assert all(name.startswith("NeuronSequence") for name in names)
         losses.append(torch.stack(own))
         weights.append([p.detach().clone() for p in net.parameters()])
     assert len(set(losses[0].tolist())) == 6
@@ -238,7 +238,7 @@ bare = snn.Online(snn.MultiStep(nn.Linear(20, 16), snn.Leaky(beta=0.9)))
     assert (long["batch_size"], long["chunk"]) == (4, 10)
     # A membrane and a trace of each neuron and input, and a number for each sample.
     assert long["kept_bytes"] == 4 * 4 * ((16 + 20 + 1) + (5 + 16 + 1))
-    assert {operator["name"] for operator in long["operators"]} == {"LifSequence", "LifSequence (gradient)"}
+    assert {operator["name"] for operator in long["operators"]} == {"NeuronSequence", "NeuronSequence (gradient)"}
     assert profile("half")["dtype"] == "float16"
     for name, options, message in (
         ("bare", [], "after its prepare"),

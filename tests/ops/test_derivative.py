@@ -22,10 +22,11 @@ def spikes():
 
 
 def on_ipu_model():
-    x, parameters = leaf(3, 2, 4), [torch.tensor([value]) for value in (0.9, 1.0, 1.0)]
-    attributes = {"reset": 0, "reset_delay": 1, "surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
+    x, parameters = leaf(3, 2, 4), [torch.tensor([value]) for value in (1.0, 0.9, 1.0)]
+    neuron = {"neuron": "leaky", "variant": 0, "states": 1}
+    attributes = {**neuron, "surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
     model: IpuModel = machine(2, options=())
-    return x, model.apply("LifSequence", [x, torch.zeros(2, 4), *parameters], attributes)[1]
+    return x, model.apply("NeuronSequence", [x, torch.zeros(2, 4), *parameters], attributes)[1]
 
 
 def of_values(function):

@@ -86,7 +86,7 @@ def test_training_goes_through_the_model(fake, step_by_step):
     assert runs.count(False) == calls
     assert runs.count(True) >= calls - 2 * 3  # what the loss does not depend on has no gradient
     names = {entry["operator"] for entry in model.ipuModelReport()}
-    assert names == {"LifSequence", "LifSequence (gradient)"}
+    assert names == {"NeuronSequence", "NeuronSequence (gradient)"}
 
 
 def test_the_environment_asks_for_it(fake, monkeypatch):
@@ -113,7 +113,7 @@ def test_inference_and_what_runs_outside_of_a_wrapper(fake):
     net = Net().eval()
     model = poptorch.inferenceModel(net, on_model())
     assert torch.equal(model(data()[0]), net(data()[0]).detach())
-    assert [entry for entry in fake.log if entry[0] == "run"] == [("run", "LifSequence", None)] * 2
+    assert [entry for entry in fake.log if entry[0] == "run"] == [("run", "NeuronSequence", None)] * 2
     assert net.seen == [True, False]
 
 
@@ -277,7 +277,7 @@ def test_without_the_library_the_first_operator_says_so(monkeypatch, tmp_path):
 def test_training_on_the_library(monkeypatch):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
     _, model = check_same(on_model())
-    assert {entry["operator"] for entry in model.ipuModelReport()} == {"LifSequence", "LifSequence (gradient)"}
+    assert {entry["operator"] for entry in model.ipuModelReport()} == {"NeuronSequence", "NeuronSequence (gradient)"}
     for name in ("fast_sigmoid", "atan", "sigmoid", "straight_through_estimator", "triangular", "spike_rate_escape"):
         check_surrogate(getattr(snn.surrogate, name)(), on_model())
 
@@ -340,10 +340,9 @@ def test_event_driven_layers_on_the_library(monkeypatch, kind, overflow, target)
     ran = {entry["operator"] for entry in model.ipuModelReport()}
     if kind == "network":
         assert {"SparseNetwork", "SparseNetwork (gradient)"} <= ran
-        assert "LifSequence" not in ran
+        assert "NeuronSequence" not in ran
     else:
-        neurons = "NeuronSequence" if kind == "synaptic layers" else "LifSequence"
-        assert {"SparseLinear (gradient)", "SelectSpikes (gradient)", f"{neurons} (gradient)"} <= ran
+        assert {"SparseLinear (gradient)", "SelectSpikes (gradient)", "NeuronSequence (gradient)"} <= ran
 
 
 @needs_library
@@ -585,7 +584,7 @@ def test_recurrent_layers_learn_on_the_library(monkeypatch, kind):
     assert torch.equal(counts, other)
     assert counts.any()
     assert {"SparseNetwork", "SparseNetwork (gradient)"} <= ran
-    assert "LifSequence" not in ran
+    assert "NeuronSequence" not in ran
 
 
 class Later(snn.SparseLeaky):

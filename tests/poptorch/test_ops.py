@@ -282,23 +282,24 @@ def test_snnipus_own_operator_is_found():
 
     kernel = as_surrogate(None).kernel
     attributes = {
-        "reset": 0,
-        "reset_delay": 1,
+        "neuron": "leaky",
+        "variant": 0,
+        "states": 1,
         "surrogate": kernel.id,
         "surrogate_a": kernel.a,
         "surrogate_b": kernel.b,
     }
     x = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0))
-    values = [torch.full((1,), value) for value in (0.9, 1.0, 1.0)]
+    values = [torch.full((1,), value) for value in (1.0, 0.9, 1.0)]
 
     def by_custom_op(x):
         inputs = [x, torch.zeros_like(x[0]), *values]
-        return poptorch.custom_op(inputs, "LifSequence", "ai.snnipu", 1, [x, x], attributes)
+        return poptorch.custom_op(inputs, "NeuronSequence", "ai.snnipu", 1, [x, x], attributes)
 
     expected = snnipu.Leaky(beta=0.9).sequence(x)
     for got, want in zip(infer(by_custom_op, x), expected):
         assert torch.equal(got, want)
-    assert "ai.snnipu.LifSequence:1" in poptorch.custom_ops.registered()
+    assert "ai.snnipu.NeuronSequence:1" in poptorch.custom_ops.registered()
 
 
 def test_another_executor_can_take_operators_over_inside_wrappers(scaled_add):

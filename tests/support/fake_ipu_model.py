@@ -10,7 +10,7 @@ from snnipu.backends import popart
 from snnipu.ipu.model import DTYPES, GRAD_OUT, IN
 from snnipu.surrogate import Kernel, surrogate_gradient
 
-LIF_ATTRIBUTES = ["reset", "reset_delay", "surrogate", "surrogate_a", "surrogate_b"]
+NEURON_ATTRIBUTES = ["neuron", "variant", "states", "surrogate", "surrogate_a", "surrogate_b"]
 
 
 def values(pointer, count):
@@ -25,7 +25,7 @@ class Request:
 
 
 class FakeLibrary:
-    """``LifSequence``, ``SurrogateSpike``, ``Scale`` (factor x; a negative factor fails to compile, 13 to run)."""
+    """``NeuronSequence`` of ``leaky``, ``SurrogateSpike``, ``Scale`` (a factor below 0 fails to compile, 13 to run)."""
 
     def __init__(self):
         self.requests, self.programs, self.log, self.freed = {}, {}, [], []
@@ -48,7 +48,8 @@ class FakeLibrary:
         return self.failure
 
     def operators(self):
-        listed = [("Scale", ["factor"]), ("LifSequence", LIF_ATTRIBUTES), ("SurrogateSpike", LIF_ATTRIBUTES[2:])]
+        surrogate = NEURON_ATTRIBUTES[3:]
+        listed = [("Scale", ["factor"]), ("NeuronSequence", NEURON_ATTRIBUTES), ("SurrogateSpike", surrogate)]
         return json.dumps(
             [
                 {"domain": "ai.snnipu", "name": name, "version": 1, "inputs": [], "outputs": [], "attributes": names}
@@ -96,7 +97,7 @@ class FakeLibrary:
 
     def compile(self, request, out):
         asked = self.requests[request]
-        if asked.name not in ("Scale", "LifSequence", "SurrogateSpike"):
+        if asked.name not in ("Scale", "NeuronSequence", "SurrogateSpike"):
             return self._fail(f"popart_error: no operator {asked.name}")
         if asked.attributes.get("factor", 0) < 0:
             return self._fail("graph_memory_allocation_error: tile 3 holds 700 KiB of 624: use more tiles")
@@ -129,7 +130,7 @@ class FakeLibrary:
         asked = self.programs[program]
         if asked.gradient is not None:
             return asked.inputs
-        return [asked.inputs[0]] * (2 if asked.name == "LifSequence" else 1)
+        return [asked.inputs[0]] * (1 + bin(asked.attributes.get("states", 0)).count("1"))
 
     def outputs(self, program):
         return len(self._outputs(program))
@@ -174,10 +175,11 @@ class FakeLibrary:
             return [
                 (given[0] > 0).float() if asked.gradient is None else surrogate_gradient(kernel, given[1], given[0])
             ]
-        grads, inputs = ([], given) if asked.gradient is None else (given[: len(asked.gradient)], given[-5:])
+        count = len(asked.gradient or ())
+        grads, inputs = given[:count], given[count:]
         inputs = [tensor.requires_grad_() for tensor in inputs]
         with torch.enable_grad():
-            made = popart.lif_sequence(inputs, a)
+            made = popart.neuron_sequence(inputs, a)
             if asked.gradient is None:
                 return [out.detach() for out in made]
             found = torch.autograd.grad([made[place] for place in asked.gradient], inputs, grads, allow_unused=True)
