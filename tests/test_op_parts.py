@@ -114,7 +114,7 @@ def test_schemas_and_kernels(op):
 
 # Operators without a public function, and their C functions: what MultiStep and
 # SparseNetwork run in the place of modules.
-INTERNAL = {f"{pool}_{way}" for pool in ("max_pool2d", "avg_pool2d", "lif_max_pool2d") for way in ("fwd", "bwd")}
+INTERNAL = {f"{pool}_{way}" for pool in ("max_pool2d", "avg_pool2d") for way in ("fwd", "bwd")}
 # A layer's with delays.
 INTERNAL |= {"delay_linear_fwd", "delay_linear_bwd", "delay_linear_input_bwd"}
 # Likewise, by the C functions of others: a layer's without its pool, sparse_to_dense's for SparseSpikes.spike_count.

@@ -96,8 +96,6 @@ if host.library is not None:
     _library.implement("max_pool2d_bwd", "CPU", host_pool.max_pool2d_bwd)
     _library.implement("avg_pool2d_fwd", "CPU", host_pool.avg_pool2d_fwd)
     _library.implement("avg_pool2d_bwd", "CPU", host_pool.avg_pool2d_bwd)
-    _library.implement("lif_max_pool2d_fwd", "CPU", host_pool.lif_max_pool2d_fwd)
-    _library.implement("lif_max_pool2d_bwd", "CPU", host_pool.lif_max_pool2d_bwd)
 # By the modules that Triton is imported with, at their first call.
 for _module, _operators in (
     ("neurons", ("neuron_sequence_fwd", "neuron_sequence_bwd")),
