@@ -1,10 +1,11 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
-# LONG_TESTS, CASE, BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, FUZZ_ARGS, SOAK_SECONDS,
+# CASE, BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, FUZZ_ARGS, SOAK_SECONDS,
 # MUTANTS_SECONDS, MUTANTS_ARGS, CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX, WHEEL_TARGETS, MATRIX_ARGS.
 # The first target downloads PyTorch and compiles the native libraries for this processor, a line for each: about three
 # minutes of a processor. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
-#   make test      the tests but for those that take seconds each; with LONG_TESTS=all these, too
+#   make test      the tests but for those that are marked slow
+#   make test-all  all tests
 #   make wheel     wheels for Linux (x86-64, aarch64), macOS (arm64) and Windows (x86-64), in dist, checked
 #   make reproducible  two builds of a wheel give equal bytes
 #   make test-emulated  their libraries for Windows and aarch64, run by Wine and qemu where these are installed
@@ -29,8 +30,6 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 PYTEST_ARGS ?=
-# all, none, or a number: one of the parts in which CI runs them.
-LONG_TESTS ?= none
 JOBS ?= 2
 CASE ?= all
 BENCH_ARGS ?=
@@ -80,7 +79,7 @@ WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aa
 # A failed native build must not go unnoticed here.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-wheel wheel reproducible test-emulated bench lint lint-text lint-tools check-ipu check-counts docs notebooks sanitize fuzz fuzz-calls fuzz-numbers soak mutants matrix clean
+.PHONY: demo test test-all test-wheel wheel reproducible test-emulated bench lint lint-text lint-tools check-ipu check-counts docs notebooks sanitize fuzz fuzz-calls fuzz-numbers soak mutants matrix clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -130,9 +129,12 @@ demo: $(VENV)/.data
 	@echo "pictures and results: $(abspath $(OUT)/demo)"
 
 # Bytecode is kept, also where the environment says otherwise: the tests start hundreds of processes that import us.
-test: export PYTHONDONTWRITEBYTECODE :=
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test
-	$(PYTEST) --long-tests=$(LONG_TESTS) $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(VENV)/.test
+	$(PYTEST) $(PYTEST_ARGS)
 
 # The libraries of the editable installation go into the wheel: nothing is compiled again.
 test-wheel: $(VENV)/.test

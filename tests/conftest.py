@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.turns import TURNS, in_turn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Before PyTorch is imported, and as the commands have it: threads that spin for long while they wait, those of dense
@@ -42,38 +41,9 @@ def pytest_configure(config):
         config.option.loadscopereorder = False  # of pytest-xdist, which would begin with the files of most tests
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--long-tests",
-        default="all",
-        metavar="all|none|N",
-        help=f"of the tests of tests/long_tests.txt, all, none, or the Nth of {TURNS} parts, N being any number",
-    )
-
-
-def _turn(config):
-    """The part of the long tests that runs; None: no part. ``config`` does not ask for all."""
-    asked = config.getoption("--long-tests")
-    if asked != "none" and not asked.isdigit():
-        raise pytest.UsageError(f"--long-tests must be all, none or a number, got {asked!r}")
-    return None if asked == "none" else int(asked)
-
-
-def pytest_report_header(config):
-    if config.getoption("--long-tests") == "all":
-        return []
-    turn = _turn(config)
-    told = "none" if turn is None else f"part {turn % TURNS + 1} of {TURNS}"
-    return [f"long tests: {told}; --long-tests=all runs all of them"]
-
-
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
     names = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: names.get(Path(str(item.fspath)).stem, len(LONGEST)))
-    if config.getoption("--long-tests") != "all":
-        runs = in_turn([item.nodeid for item in items], _turn(config))
-        config.hook.pytest_deselected(items=[item for item, run in zip(items, runs) if not run])
-        items[:] = [item for item, run in zip(items, runs) if run]
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -25,6 +25,7 @@ def test_calls_are_those_of_fresh_layers(name):
     assert not wrong(name, SEQUENCES)
 
 
+@pytest.mark.slow
 @needs_backend
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_calls_are_those_of_fresh_layers(name):

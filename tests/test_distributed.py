@@ -207,6 +207,7 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_processes_are_one(engine, ranks):
     """The modules return SparseSpikes, in which the engines must find the tensors with a graph."""
@@ -222,6 +223,7 @@ def test_two_processes_are_one(engine, ranks):
             torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["steps", "chunks"])
 def test_each_process_keeps_its_own_states(kind, ranks):
     expected = own_states(lambda net: net)[kind]

@@ -79,6 +79,7 @@ WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 WITH_DIFF = [page for page in PAGES if blocks(page, "diff")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
 def test_python_code_runs(page, tmp_path, monkeypatch):
     """A page's blocks run in order, as one script."""
@@ -303,6 +304,7 @@ def test_surrogate_table_is_the_code():
         assert row[2] == expected, call
 
 
+@pytest.mark.slow
 def test_reference_is_built_without_a_warning(tmp_path):
     for module in ("sphinx", "myst_nb", "furo"):
         pytest.importorskip(module)

@@ -27,6 +27,7 @@ def run(command, repository):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["lightning", "accelerate"])
 def test_two_processes_learn(package, repository):
     if importlib.util.find_spec(package) is None:
@@ -39,6 +40,7 @@ def test_two_processes_learn(package, repository):
     assert 0.5 < float(accuracy) <= 1  # of three classes
 
 
+@pytest.mark.slow
 def test_every_rule_learns(repository):
     small = "--seeds 1 --epochs 6 --samples 20 --steps 50 --dim 1 --hidden 64 --lr 0.005"
     text = run([sys.executable, "examples/train_online.py", *small.split()], repository)

@@ -15,6 +15,7 @@ FOUND = {
 NEEDS = {"nir": "nir", "mnist": "torchvision", "shd": "h5py"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", fuzz_readers.READERS)
 def test_a_file_is_read_or_refused(name):

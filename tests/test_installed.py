@@ -318,6 +318,7 @@ assert loss(torch.rand(3, 1, 4, dtype=torch.float64), torch.tensor([1])).dtype =
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(snntorch.__version__ != "1.0.0", reason="the copies are of snnTorch 1.0.0")
 @pytest.mark.parametrize("resets", [False, True], ids=["next", "next and its resets"])
 def test_with_the_next_snntorch(resets, tmp_path, repository):

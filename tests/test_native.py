@@ -52,6 +52,7 @@ def test_native_library_is_there_where_it_is_required():
     assert host.library is not None, host.unavailable_reason
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("isa", host.available_isas())
 def test_every_instruction_set(isa):
@@ -63,6 +64,7 @@ def test_every_instruction_set(isa):
     assert done.stdout.strip() == isa
 
 
+@pytest.mark.slow
 @needs_native
 def test_the_best_instruction_set_is_chosen():
     environment = {k: v for k, v in os.environ.items() if k != "SNNIPU_ISA"}
@@ -136,12 +138,14 @@ def test_no_library_is_loaded_that_the_processor_cannot_run(monkeypatch, built, 
             host._load()
 
 
+@pytest.mark.slow
 @needs_native
 def test_unknown_instruction_set():
     done = run(CHECK, SNNIPU_ISA="avx9000")
     assert "SNNIPU_ISA must be one of" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "__asan_init"), reason="for make sanitize: no address sanitizer")
 def test_the_sanitizers_see_an_overrun():
     """The library is the one built for them: an output one element too short is reported."""
@@ -158,6 +162,7 @@ def test_the_sanitizers_see_an_overrun():
     assert "csrc/host/select_spikes.cpp" in done.stderr
 
 
+@pytest.mark.slow
 def test_without_the_library_the_reference_runs_and_says_so_once(tmp_path):
     done = run(CHECK, SNNIPU_NATIVE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -166,11 +171,13 @@ def test_without_the_library_the_reference_runs_and_says_so_once(tmp_path):
     assert "SNNIPU_REQUIRE_NATIVE=1 pip install" in done.stderr
 
 
+@pytest.mark.slow
 def test_why_the_build_failed_is_told(tmp_path):
     (tmp_path / "build_failed.txt").write_text("no C++ compiler found\n")
     assert "was not built (no C++ compiler found)" in run(CHECK, SNNIPU_NATIVE_DIR=str(tmp_path)).stderr
 
 
+@pytest.mark.slow
 @needs_native
 def test_a_library_of_another_version_is_refused(tmp_path):
     other = __version__.translate(str.maketrans("0123456789", "9876543210"))
@@ -184,6 +191,7 @@ def test_a_library_of_another_version_is_refused(tmp_path):
     assert done.stdout.strip() == "None"
 
 
+@pytest.mark.slow
 def test_a_damaged_library_is_told(tmp_path):
     (tmp_path / "libsnnipu-baseline.so").write_bytes(b"not a library")
     assert "cannot be loaded" in run(CHECK, SNNIPU_NATIVE_DIR=str(tmp_path)).stderr

@@ -40,6 +40,7 @@ if os.environ.get("SNNIPU_TEST_NEON") != "all":  # it takes minutes
     FILES = ["test_lif_sequence.py", "test_neuron_sequence.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_kernels(emulated, file):
     run_tests(emulated, file)

@@ -81,6 +81,7 @@ def runs():
                     yield pytest.param(number, options, shape, dtype, id=f"{name}-{shape}-{dtype}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "options", "shape", "dtype"), list(runs()))
 def test_it_equals_the_loop(library, number, options, shape, dtype):
     """Spikes, states and the gradients of the input and of the first states bit by bit."""
@@ -132,6 +133,7 @@ def test_it_equals_the_loop(library, number, options, shape, dtype):
         assert all(torch.equal(one, other) for one, other in zip(alone[1], found[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_nothing(library, threads):
     number, options = 1, {"reset_mechanism": "subtract", "reset_delay": True}

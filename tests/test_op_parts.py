@@ -1,7 +1,6 @@
-"""No op lacks a part: the tables in CONTRIBUTING.md are checked for every op of ``snnipu.ops``."""
+"""No operator lacks a part: docs/explanation/adding-an-op.md tells of them, and the registries are compared here."""
 
 import ast
-import itertools
 import re
 from pathlib import Path
 
@@ -15,80 +14,18 @@ from snnipu.ops import _library
 from snnipu.poptorch import custom_ops
 
 ROOT = Path(__file__).resolve().parent.parent
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+# Operators that run by their reference alone: on every device, and on CUDA.
+BY_REFERENCE = {"listed_linear_fwd", "listed_linear_bwd"}
+ON_CPUS_ALONE = {f"{name}_{way}" for name in ("max_pool2d", "avg_pool2d", "spiking_lstm") for way in ("fwd", "bwd")}
+ON_CPUS_ALONE |= {"sparse_conv_lif_pool_fwd"}
+# The gradient of these is another operator.
+ADJOINT_OF_ANOTHER = {"dense_to_sparse", "sparse_conv_lif_pool"}
+# A network of fully connected layers is one PopART operator; on a host it is its layers.
+ON_AN_IPU_ALONE = {"SparseNetwork"}
 
 
-def table(name):
-    """The rows of the table between the marks of this name, as lists of cells."""
-    text = CONTRIBUTING.split(f"<!-- {name}:begin -->")[1].split(f"<!-- {name}:end -->")[0]
-    rows = [line.strip().strip("|").split("|") for line in text.strip().splitlines()]
-    return [[cell.strip() for cell in row] for row in rows[2:]]
-
-
-def code(cell):
-    return [piece.strip("`") for piece in re.findall(r"`[^`]+`", cell)]
-
-
-def camel(name):
-    return "".join(word.capitalize() for word in name.split("_"))
-
-
-COLUMNS = ("kernels", "backend", "function", "vertex", "maths", "popart", "triton")
-KERNELS = {code(row[0])[0]: dict(zip(COLUMNS, map(code, row))) for row in table("kernels")}
-# op -> placeholder -> what it stands for, in turn
-OPS = {
-    code(op)[0]: {"op": code(op), "operator": code(operators), **KERNELS[code(kernels)[0]]}
-    for op, operators, kernels in table("ops")
-}
-PARTS = [(part, code(file)[0], code(holds)) for part, file, holds in table("parts")]
-
-
-def fill(patterns, names):
-    """The patterns with their placeholders replaced, once for every combination of what those stand for."""
-    wanted = {word.lower() for pattern in patterns for word in re.findall(r"<(\w+)>", pattern)}
-    columns = sorted({"operator" if word == "group" else word for word in wanted})
-    for values in itertools.product(*(names[column] for column in columns)):
-        chosen = dict(zip(columns, values))
-        chosen["group"] = re.sub("_(fwd|bwd)$", "", chosen.get("operator", ""))
-        for word in list(chosen):
-            chosen[camel(word)] = camel(chosen[word])
-        yield [re.sub(r"<(\w+)>", lambda match, chosen=chosen: chosen[match.group(1)], p) for p in patterns]
-
-
-def missing_parts(names):
-    """What of CONTRIBUTING.md's list is not there, one line each."""
-    missing = []
-    for part, file, holds in PARTS:
-        for path, piece in (filled for pattern in holds for filled in fill([file, pattern], names)):
-            if not (ROOT / path).is_file():
-                missing.append(f"{part}: there is no {path}")
-            elif piece not in (ROOT / path).read_text(encoding="utf-8"):
-                missing.append(f"{part}: {path} lacks {piece}")
-    return missing
-
-
-def test_every_op_is_listed():
-    assert sorted(OPS) == sorted(ops.__all__)
-    assert {names["kernels"][0] for names in OPS.values()} == set(KERNELS)
-
-
-@pytest.mark.parametrize("op", sorted(ops.__all__))
-def test_no_part_is_missing(op):
-    assert missing_parts(OPS[op]) == []
-
-
-@pytest.mark.parametrize("column", sorted(OPS["sparse_linear"]))
-def test_a_missing_part_is_noticed(column):
-    """A name that is nowhere makes every part missing that is told with it, and no other."""
-    missing = missing_parts({**OPS["sparse_linear"], column: ["no_such_name"]})
-    words = {column, "group"} if column == "operator" else {column}
-    about = [
-        part
-        for part, file, holds in PARTS
-        if words & {word.lower() for word in re.findall(r"<(\w+)>", " ".join([file, *holds]))}
-    ]
-    assert [part for part, _, _ in PARTS if any(line.startswith(part + ": ") for line in missing)] == about
-    assert about
+def text_of(*path):
+    return ROOT.joinpath(*path).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("op", sorted(ops.__all__))
@@ -100,68 +37,60 @@ def test_docstring(op):
         docstring = getattr(ops, referred[0]).__doc__
     for section in (".. math::", "Args:", "Returns:", "Raises:", "Source:"):
         assert section in docstring, section
-    assert getattr(ops, op).__module__ == f"snnipu.ops.{op}"
 
 
 @pytest.mark.parametrize("op", sorted(ops.__all__))
-def test_schemas_and_kernels(op):
-    expected = {"CompositeExplicitAutograd", "Meta", "CUDA"} | ({"CPU"} if host.library is not None else set())
-    assert len(OPS[op]["operator"]) == 2
-    for name in OPS[op]["operator"]:
-        assert set(_library.REGISTERED[name]) >= expected
-        assert callable(getattr(torch.ops.snnipu, name))
-
-
-# Operators without a public function, and their C functions: what MultiStep and
-# SparseNetwork run in the place of modules.
-INTERNAL = {f"{pool}_{way}" for pool in ("max_pool2d", "avg_pool2d") for way in ("fwd", "bwd")}
-# A layer's with delays.
-INTERNAL |= {"delay_linear_fwd", "delay_linear_bwd", "delay_linear_input_bwd"}
-# Likewise, by the C functions of others: a layer's without its pool, sparse_to_dense's for SparseSpikes.spike_count.
-BY_OTHERS = {"sparse_conv_lif_pool_fwd", "spike_count_fwd", "spike_count_bwd"}
-# By their reference everywhere: a pruned matrix as a list.
-BY_REFERENCE = {"listed_linear_fwd", "listed_linear_bwd"}
-
-
-# A neuron's sequence, with a C interface of its own.
-BY_A_NEURON = {"spiking_lstm_fwd", "spiking_lstm_bwd"}
-
-
-def test_no_operator_is_without_an_op():
-    # Of the generated neurons, whose list of parts is docs/explanation/adding-a-neuron.md.
-    generated = {"neuron_recurrent_fwd", "neuron_recurrent_bwd"}
-    assert set(_library.REGISTERED) - generated - INTERNAL - BY_OTHERS - BY_REFERENCE - BY_A_NEURON == {
-        name for names in OPS.values() for name in names["operator"]
-    }
-
-
-@pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
-@pytest.mark.parametrize("kernels", sorted(KERNELS))
-def test_c_functions(kernels):
-    for function in KERNELS[kernels]["function"]:
-        assert hasattr(host.library, f"snnipu_{function}"), function
-
-
-def test_no_c_function_is_without_a_row():
-    header = (ROOT / "csrc" / "host" / "sparse.h").read_text(encoding="utf-8")
-    declared = re.findall(r"^SNNIPU_SPARSE\((\w+)\);", header, re.MULTILINE)
-    listed = [function for row in KERNELS.values() for function in row["function"]]
-    assert sorted(declared) == sorted([*listed, *INTERNAL]) == sorted(sparse_call.FUNCTIONS)
-
-
-def test_popart_operators():
-    """Those of the table, and no others: the sparse operators get theirs with a row that says so."""
-    named = {f"{custom_ops.DOMAIN}.{camel(name)}:1" for row in KERNELS.values() for name in row["popart"]}
-    named.add(f"{custom_ops.DOMAIN}.NeuronSequence:1")  # of the generated neurons
-    named.add(f"{custom_ops.DOMAIN}.DelayLinear:1")  # of a layer with delays
-    assert {name for name in custom_ops.registered() if name.startswith(custom_ops.DOMAIN + ".")} == named
-    cells = [row[COLUMNS.index("popart")] for row in table("kernels")]
-    assert all(row["popart"] or "none yet" in cell for row, cell in zip(KERNELS.values(), cells))
-
-
-@pytest.mark.parametrize("op", sorted(ops.__all__))
-def test_contract_has_tests(op):
-    tree = ast.parse((ROOT / "tests" / "ops" / f"test_{op}.py").read_text(encoding="utf-8"))
+def test_contract_and_reference(op):
+    tree = ast.parse(text_of("tests", "ops", f"test_{op}.py"))
     tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
     assert "test_bad_input" in tests or op in sparse_cases.OPS  # whose contract is tests/ops/test_sparse_contract.py
     assert len(tests) > 1
+    assert f"snnipu.ops.{op}" in text_of("docs", "reference", "ops.md")
+
+
+@pytest.mark.parametrize("name", sorted(_library.REGISTERED))
+def test_kernels(name):
+    wanted = {"CompositeExplicitAutograd", "Meta"}
+    if name not in BY_REFERENCE:
+        wanted |= {"CPU"} if host.library is not None else set()
+        wanted |= set() if name in ON_CPUS_ALONE else {"CUDA"}
+    assert set(_library.REGISTERED[name]) == wanted
+    assert callable(getattr(torch.ops.snnipu, name))
+
+
+def test_every_operator_has_a_gradient():
+    names = set(_library.REGISTERED)
+    assert all(name.endswith(("_fwd", "_bwd")) for name in names)
+    forward = {name[:-4] for name in names if name.endswith("_fwd")}
+    assert {name for name in forward if f"{name}_bwd" not in names} == ADJOINT_OF_ANOTHER
+
+
+def test_c_functions():
+    """Those of the header are those that Python calls, and the library exports them."""
+    declared = re.findall(r"^SNNIPU_SPARSE\((\w+)\);", text_of("csrc", "host", "sparse.h"), re.MULTILINE)
+    assert sorted(declared) == sorted(sparse_call.FUNCTIONS)
+    if host.library is not None:
+        assert [name for name in declared if not hasattr(host.library, f"snnipu_{name}")] == []
+
+
+def test_popart_operators():
+    """Each has its description, its graph builder and what stands for it on a host."""
+    described = {
+        name: path.stem
+        for path in (ROOT / "custom_ops").glob("*.cpp")
+        for name in re.findall(r"^const Registered<(\w+)>", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    own = {name.split(":")[0].rpartition(".")[2] for name in custom_ops.registered() if custom_ops.DOMAIN in name}
+    assert own == set(described) - ON_AN_IPU_ALONE
+    for name, file in described.items():
+        description = text_of("custom_ops", f"{file}.cpp")
+        assert f'name = "{name}"' in description
+        builders = re.findall(r'#include "graph/(\w+)\.hpp"', description)
+        assert builders
+        assert all((ROOT / "csrc" / "graph" / f"{builder}.cpp").is_file() for builder in builders)
+
+
+def test_sources_are_built():
+    setup = text_of("setup.py")
+    sources = {path.name for path in (ROOT / "csrc" / "host").glob("*.cpp")}
+    assert {name for name in sources if f"host/{name}" not in setup} == set()

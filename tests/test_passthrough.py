@@ -64,6 +64,7 @@ def test_utils_has_snntorchs_names():
     assert not layer.mem.any()
 
 
+@pytest.mark.slow
 def test_names_resolve_in_a_fresh_process():
     code = (
         "import snnipu as snn, snntorch\n"

@@ -106,6 +106,7 @@ def test_activity_curve_is_in_percent(tmp_path):
     assert len(plotting.activity_curve([[0.1]]).axes) == 1
 
 
+@pytest.mark.slow
 def test_silent_network_and_single_epoch(tmp_path):
     silent = torch.zeros(5, 1, 4)
     png(plotting.raster(torch.zeros(1, 8, 8), torch.tensor([0]), silent, silent), tmp_path)

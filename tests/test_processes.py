@@ -54,6 +54,7 @@ def trained(net, x):
     return [*results, *(value.detach().clone() for value in net.parameters())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [layers, neurons, maps, delays])
 def test_16_threads_train_at_once(make):
     """Networks of their own, whose numbers are those of one thread that trains them one after the other."""
@@ -138,6 +139,7 @@ def bin_recordings(folder, number):
             recordings(folder)[index]
 
 
+@pytest.mark.slow
 @needs_kill
 def test_writers_of_one_cache_of_recordings_are_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(_disk_cache, "_SETTLED_SECONDS", 0)

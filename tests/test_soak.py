@@ -11,6 +11,7 @@ from support import soak
 from support.versions import needs_backend
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",

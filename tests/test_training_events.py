@@ -417,6 +417,7 @@ def test_silent_data_names_the_setting(data):
 # ---- settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

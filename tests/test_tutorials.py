@@ -86,6 +86,7 @@ def percent_behind(words, text):
     return float(text.split(words)[1].split(" %")[0])
 
 
+@pytest.mark.slow
 def test_leaky_mnist_poptorch_runs(repository, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     settings = {
@@ -107,6 +108,7 @@ def test_leaky_mnist_poptorch_runs(repository, tmp_path, monkeypatch):
 SMALL_SPARSE = {"SNNIPU_TUTORIAL_HIDDEN": "200", "SNNIPU_TUTORIAL_EPOCHS": "6", "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["nmnist", "randman"])
 def test_sparse_nmnist_runs(repository, tmp_path, monkeypatch, request, source):
     """On recordings, where there are any, and on what takes their place."""
@@ -129,6 +131,7 @@ def test_sparse_nmnist_runs(repository, tmp_path, monkeypatch, request, source):
     assert pictures == 8
 
 
+@pytest.mark.slow
 @needs_library
 def test_ipu_model_runs(repository, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
@@ -158,6 +161,7 @@ def test_ipu_model_runs(repository, tmp_path, monkeypatch):
     assert pictures == 5
 
 
+@pytest.mark.slow
 @needs_library
 @pytest.mark.parametrize(("source", "samples", "epochs"), [("nmnist", 32, 1), ("moving bars", 64, 3)])
 def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, request, source, samples, epochs):
@@ -185,6 +189,7 @@ def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, reques
     assert pictures == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["spoken_digits", "made-up words"])
 def test_delays_run(repository, tmp_path, monkeypatch, request, source):
     folder = tmp_path / "nothing"
@@ -208,6 +213,7 @@ def test_delays_run(repository, tmp_path, monkeypatch, request, source):
     assert pictures == 3
 
 
+@pytest.mark.slow
 def test_compile_a_loop_runs(repository, tmp_path, monkeypatch):
     if NO_COMPILE is not None:
         pytest.skip(str(NO_COMPILE))
@@ -220,6 +226,7 @@ def test_compile_a_loop_runs(repository, tmp_path, monkeypatch):
     assert pictures == 1
 
 
+@pytest.mark.slow
 def test_learn_online_runs(repository, tmp_path, monkeypatch):
     """Half a minute of the stream: it is not learnt yet, and memory is as flat as in ten."""
     text, pictures = outputs_of(

@@ -31,6 +31,7 @@ import torch
 
 from snnipu.compiler import backend, nodes, outline, reasons, shown, tracing
 from snnipu.compiler.lists import Lists, Read
+from snnipu.compiler.patches import Patches
 from snnipu.compiler.reasons import PACKAGES, Reason
 from snnipu.compiler.report import GraphReport
 from snnipu.compiler.sources import Source
@@ -57,18 +58,16 @@ OTHERS = "its network's neurons are snnTorch's own, not snnipu's"
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
 # By these a program sees Python's frames and the lives of objects, of which TorchDynamo has others.
 _OF_FRAMES = {
-    *(
-        "vars",
-        "dir",
-        "__dict__",
-        "__traceback__",
-        "_getframe",
-        "currentframe",
-        "f_back",
-        "weakref",
-        "gc",
-        "getrefcount",
-    ),
+    "vars",
+    "dir",
+    "__dict__",
+    "__traceback__",
+    "_getframe",
+    "currentframe",
+    "f_back",
+    "weakref",
+    "gc",
+    "getrefcount",
 }
 _LIBRARIES = ("torch.", "snntorch.", "snnipu.")
 # Other packages: their loops are theirs.
@@ -582,8 +581,9 @@ class Automatic:
         self._paused = 0
         self._watching = False
         self._changed: List[Tuple[Any, Any]] = []
+        self._patches = Patches()
         self.graph: Any = None  # the code of what runs a compiled graph: neurons that it calls show no loop
-        self.searches = True
+        self.searches = False
 
     def __str__(self) -> str:
         # A function, and the loop in it that was tried alone, often run as they are for one cause.
@@ -605,6 +605,29 @@ class Automatic:
             if not self._paused:
                 self._install()
 
+    def start(self) -> None:
+        """Begin the search, also once it was stopped; nothing happens while it goes on."""
+        backend.enable(self)
+        if not self.searches:
+            self.searches = True
+            self._patches.replace(snntorch.SpikingNeuron, "__init__", self._of_new_neurons())
+            self._patches.replace(Surrogate, "__call__", _spike)
+            self._patches.replace(torch.autograd.Function, "apply", _apply)
+        self.adopt_all()
+        self.watch()
+
+    def _of_new_neurons(self) -> Any:
+        """A new neuron may be called by a loop that nobody has seen, in a module that was not loaded."""
+        plain, automatic = snntorch.SpikingNeuron.__init__, self
+
+        @functools.wraps(plain)
+        def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+            plain(self, *args, **kwargs)
+            automatic.adopt_all()
+            automatic.watch()
+
+        return initialise
+
     def stop(self) -> None:
         """Find no further loops, and let those that were found run as they are."""
         self.searches = False
@@ -612,6 +635,8 @@ class Automatic:
         for function, code in reversed(self._changed):
             function.__code__ = code
         self._changed.clear()
+        self._patches.undo()
+        backend.disable(self)
 
     def _rest(self) -> None:
         self._watching = False
@@ -632,8 +657,6 @@ class Automatic:
         for one in lookers:
             torch._dynamo.eval_frame.skip_code(one.__code__)
         snntorch.SpikingNeuron.__call__ = call
-        Surrogate.__call__ = _spike  # type: ignore[method-assign]
-        torch.autograd.Function.apply = _apply  # type: ignore[method-assign, assignment]
         _looks[:] = [self]
 
     def _uninstall(self) -> None:
@@ -814,9 +837,14 @@ class Automatic:
     def _exchange(self, source: Source, filename: str) -> None:
         """Let the functions of a source have its newest code, and make functions of it."""
         names = [name for host in source.hosts for name in host.names]
+        # What is compiled in a function's place has its code, and must not have branches.
+        apart = {id(host.original) for host in source.hosts}
+        apart |= {id(site._graphs[0]) for site in self._sites.values() if site._graphs is not None}
         for function in gc.get_objects():
             if type(function) is types.FunctionType and function.__code__.co_filename == filename:
                 code = function.__code__
+                if id(code) in apart:
+                    continue
                 made = self._newest(code, source)
                 if made is not code and made.co_freevars == code.co_freevars:
                     self._changed.append((function, code))
@@ -955,16 +983,12 @@ def auto() -> Automatic:
         RuntimeError: this PyTorch cannot compile.
     """
     global _auto
-    backend.enable()
     if _auto is None:
         _auto = Automatic()
         shell = _shell()
         if shell is not None:
             shell.ast_transformers.append(_Cells(_auto, shell))
-        _watch_new_neurons(_auto)
-    _auto.searches = True
-    _auto.adopt_all()
-    _auto.watch()
+    _auto.start()
     return _auto
 
 
@@ -975,6 +999,7 @@ def alone(function: Any) -> Any:
     """
     backend.enable()
     automatic, plain = Automatic(), function.__func__
+    automatic.searches = True
     namespace, filename = {**plain.__globals__}, plain.__code__.co_filename
     source = Source.of_file(filename)
     key = None if source is None else source.key(plain.__code__)
@@ -992,20 +1017,6 @@ def alone(function: Any) -> Any:
 def _shell() -> Any:
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
-
-
-def _watch_new_neurons(automatic: Automatic) -> None:
-    """A new neuron may be called by a loop that nobody has seen, in a module that was not loaded."""
-    plain = snntorch.SpikingNeuron.__init__
-
-    @functools.wraps(plain)
-    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain(self, *args, **kwargs)
-        if automatic.searches:
-            automatic.adopt_all()
-            automatic.watch()
-
-    snntorch.SpikingNeuron.__init__ = initialise  # type: ignore[method-assign]
 
 
 def run_script(script: str) -> None:

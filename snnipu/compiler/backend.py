@@ -1,5 +1,6 @@
 """The backend ``snnipu`` of ``torch.compile``."""
 
+import functools
 import logging
 import sys
 import time
@@ -12,6 +13,7 @@ from torch.fx import GraphModule
 from snnipu._names import installed
 from snnipu.compiler import nodes, own_functions, periods, recurrences, reset, tracing
 from snnipu.compiler.emit import Emitter
+from snnipu.compiler.patches import Patches
 from snnipu.compiler.plan import STACK, Plan
 from snnipu.compiler.prepare import prepare
 from snnipu.compiler.report import GraphReport, report_of
@@ -32,12 +34,18 @@ def version() -> Tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
-def enable() -> None:
-    """Make neurons' steps known to TorchDynamo as functions that it does not look into.
+# What is replaced while anybody compiles, and who does: ``snnipu.auto()``, or this module's own functions.
+_patches = Patches()
+_users: Set[Any] = set()
+
+
+def enable(user: Any = "compile") -> None:
+    """Make neurons' steps known to TorchDynamo as functions that it does not look into, until ``user`` is done.
 
     Raises:
         RuntimeError: PyTorch is too old, or cannot compile with this Python.
     """
+    _users.add(user)
     if leaves.enabled:
         return
     if version() < OLDEST:
@@ -45,37 +53,40 @@ def enable() -> None:
             f"the backend snnipu needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later: torch.compile of earlier ones "
             f"does not see all that a neuron's step depends on; this is {torch.__version__}. MultiStep runs with any"
         )
-    from torch._dynamo import allow_in_graph, disable
-    from torch._dynamo.decorators import substitute_in_graph
+    disable_in_traces = torch._dynamo.disable  # type: ignore[attr-defined]
 
-    for step in leaves.SEQUENCES:
-        allow_in_graph(step)
-    allow_in_graph(reset.reset_others)
-    allow_in_graph(spike_of)
-    if installed.reset_reaches_others():  # one that does not is code as any other, and traced
-        substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
-    leaves.apart = disable(leaves.apart)
+    _register()
+    _patches.replace(leaves, "apart", disable_in_traces(leaves.apart))
     # TorchDynamo makes wrong calls of weak references.
     for name in ("__len__", "__getitem__", "__setitem__"):
-        setattr(WeakInstances, name, disable(getattr(WeakInstances, name)))
+        _patches.replace(WeakInstances, name, disable_in_traces(getattr(WeakInstances, name)))
     # Else a hook that is registered after compilation is not called. The guards cost no time that can be measured.
-    _set_in_all_threads("skip_nnmodule_hook_guards", False)
+    _patches.configure("skip_nnmodule_hook_guards", False)
     # Else DistributedDataParallel's buckets cut a loop's graph into pieces, few of which have a neuron's steps.
-    _set_in_all_threads("optimize_ddp", False)
-    periods.enable()
-    tracing.correct()
-    tracing.ResetCodes.enable()
-    leaves.enabled = True
+    _patches.configure("optimize_ddp", False)
+    periods.enable(_patches)
+    tracing.correct(_patches)
+    tracing.ResetCodes.enable(_patches)
+    _patches.replace(leaves, "enabled", True)
 
 
-def _set_in_all_threads(name: str, value: bool) -> None:
-    """A setting of TorchDynamo's: in newer versions what is set holds in its own thread or context alone."""
-    from torch._dynamo import config
+def disable(user: Any) -> None:
+    """Undo :func:`enable` where nobody else compiles."""
+    _users.discard(user)
+    if not _users:
+        _patches.undo()
 
-    setattr(config, name, value)
-    entry: Any = getattr(config, "_config", {}).get(name)
-    if hasattr(entry, "default"):
-        entry.default = value
+
+@functools.lru_cache(maxsize=None)
+def _register() -> None:
+    """Tell TorchDynamo once which functions stand in a graph as they are."""
+    from torch._dynamo import allow_in_graph
+    from torch._dynamo.decorators import substitute_in_graph
+
+    for function in (*leaves.SEQUENCES, reset.reset_others, spike_of, tracing.code_is):
+        allow_in_graph(function)
+    if installed.reset_reaches_others():  # one that does not is code as any other, and traced
+        substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
 
 
 def roll(module: GraphModule, whole: bool = False) -> Tuple[GraphModule, Plan]:

@@ -23,6 +23,7 @@ import torch
 from torch.fx import Node
 
 from snnipu.compiler import nodes, own_functions
+from snnipu.compiler.patches import Patches
 from snnipu.ops import leaves
 from snnipu.surrogate import spike_of
 
@@ -114,7 +115,7 @@ class _Loop:
 _loops: "weakref.WeakKeyDictionary[Any, Dict[Any, _Loop]]" = weakref.WeakKeyDictionary()
 
 
-def enable() -> None:
+def enable(patches: Patches) -> None:
     """Let TorchDynamo's interpreters copy what repeats."""
     from torch._dynamo import symbolic_convert
 
@@ -130,7 +131,7 @@ def enable() -> None:
     for kind in kinds:
         table = getattr(kind, "dispatch_table", None)
         if isinstance(table, list):
-            kind.dispatch_table = [for_iter if entry is own else entry for entry in table]
+            patches.replace(kind, "dispatch_table", [for_iter if entry is own else entry for entry in table])
 
 
 # Heads of loops that could not be copied: their code and where they stand in it.

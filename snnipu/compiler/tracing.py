@@ -11,6 +11,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional
 import snntorch
 import torch
 
+from snnipu.compiler.patches import Patches
 from snnipu.ops._arguments import is_interpreted
 
 _CALL = torch.nn.Module.__call__
@@ -60,12 +61,12 @@ def _settings() -> Iterator[None]:
         yield
 
 
-def correct() -> None:
+def correct(patches: Patches) -> None:
     """Correct what TorchDynamo computes otherwise than Python, without an error.
 
     ``in`` takes the numbers in lists and tuples that are symbols for different from every constant: ``t in skip`` is
-    False (PyTorch's issue 153366). A ``random.Random`` draws in each call what it drew in the trace, in float64: its
-    methods end the graph.
+    False (PyTorch's issue 153366). A range of symbols ends in an error. A ``random.Random`` draws in each call what it
+    drew in the trace, in float64: its methods end the graph.
     """
     from torch._dynamo import utils
     from torch._dynamo.variables import ConstantVariable, lists, misc, tensor
@@ -85,8 +86,15 @@ def correct() -> None:
     def contains(items: Any, *others: Any, **keywords: Any) -> Any:
         return plain([known(item) for item in items], *others, **keywords)
 
-    utils.iter_contains = lists.iter_contains = contains  # type: ignore[attr-defined]
-    misc.RandomVariable._supported_fn_names = set()
+    def bound_of(place: int) -> Callable[[Any], Any]:
+        return lambda numbers: known(numbers.items[place]).as_python_constant()
+
+    for module in (utils, lists):
+        patches.replace(module, "iter_contains", contains)
+    for place, name in enumerate(("start", "stop", "step")):
+        if hasattr(lists.RangeVariable, name):
+            patches.replace(lists.RangeVariable, name, bound_of(place))
+    patches.replace(misc.RandomVariable, "_supported_fn_names", set())
 
 
 class Changed(Exception):
@@ -195,7 +203,7 @@ class ResetCodes:
             cls._thread.reads = before
 
     @classmethod
-    def enable(cls) -> None:
+    def enable(cls, patches: Patches) -> None:
         """Let snnTorch's neurons have them."""
 
         def reads(self: Any) -> bool:
@@ -215,9 +223,8 @@ class ResetCodes:
         # TorchDynamo calls them, by these names, and takes what they return for constants.
         for name, function in (("_reads_reset_code", reads), ("_reset_code", number)):
             function.__name__ = name
-            setattr(snntorch.SpikingNeuron, name, torch.compiler.assume_constant_result(function))
-        torch._dynamo.allow_in_graph(code_is)  # type: ignore[attr-defined]
-        setattr(snntorch.SpikingNeuron, _RESET, property(value))
+            patches.replace(snntorch.SpikingNeuron, name, torch.compiler.assume_constant_result(function))
+        patches.replace(snntorch.SpikingNeuron, _RESET, property(value))
 
 
 def _of_python(name: str, result: Any, *arguments: Any) -> Optional[Callable[..., Any]]:

@@ -11,41 +11,12 @@ from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.multistep import _as_one_batch, is_random, is_stateless, runs_as_one_batch
 from snnipu.online.events import DenseOrSparse, Events, dense, takes_spikes
 from snnipu.online.products import Direction, Product, has_product, of_spikes, under_autograd
-from snnipu.online.weights import is_computed
+from snnipu.online.weights import LAYERS, is_computed
 from snnipu.ops._arguments import is_autocast
 from snnipu.ops.sparse_input import Slots
 from snnipu.spikes import SparseSpikes
 
-# The same linear function of the parameters and of the input at every step, up to a constant.
-_AFFINE = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.Flatten,
-    nn.Unflatten,
-    nn.Identity,
-    nn.ZeroPad2d,
-    nn.PixelShuffle,
-    nn.Upsample,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-)
-# Of these, those that take each number by itself.
+# Layers that take each number by itself.
 _BY_NUMBER = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
@@ -57,6 +28,20 @@ _BY_NUMBER = (
     nn.Dropout1d,
     nn.Dropout2d,
     nn.Dropout3d,
+)
+# Layers that are the same linear function of the parameters and of the input at every step, up to a constant.
+_AFFINE = (
+    *LAYERS,
+    *_BY_NUMBER,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+    nn.ZeroPad2d,
+    nn.PixelShuffle,
+    nn.Upsample,
 )
 Named = Tuple[str, nn.Module]
 

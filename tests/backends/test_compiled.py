@@ -84,6 +84,7 @@ def kept():
     return sorted(compiled.cache_folder().glob("*.so"))
 
 
+@pytest.mark.slow
 def test_it_is_compiled_once_and_kept(compiler, monkeypatch, capfd):
     assert load(monkeypatch) is not None
     said = capfd.readouterr().err
@@ -106,6 +107,7 @@ def in_a_process():
     sys.exit(0 if compiled.kernels(NAME, _neurons.find(NAME), torch.float32) else 1)
 
 
+@pytest.mark.slow
 def test_many_processes_compile_once(compiler, monkeypatch, capfd):
     monkeypatch.setenv("SLOW", "1")
     context = multiprocessing.get_context("fork")
@@ -126,6 +128,7 @@ def compile_again(number):
         compiled.kernels(NAME, _neurons.find(NAME), torch.float32)
 
 
+@pytest.mark.slow
 @needs_kill
 def test_processes_that_compile_are_killed(compiler, library, monkeypatch, tmp_path):
     content = library.read_bytes()

@@ -34,6 +34,7 @@ def run(code, **environment):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "set_here"),
     [
@@ -132,6 +133,7 @@ def step():
 KINDS = {"sequence": SEQUENCE, "spikes": SPIKES, "convolutions": CONVOLUTIONS, "sparse": SPARSE, "maps": MAPS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_step_makes_no_page_faults(kind):
     """In the steady state; tensors of more than 32 MiB, which glibc by itself maps anew in each step."""
@@ -143,6 +145,7 @@ def test_a_training_step_makes_no_page_faults(kind):
         assert int(run(code, SNNIPU_KEEP_FREED_MEMORY="0")[0]) > 5000
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_told_and_given_back():
     code = """
 import torch
@@ -159,6 +162,7 @@ print(backends.kept_memory())
     assert left < 2**20
 
 
+@pytest.mark.slow
 def test_the_heap_does_not_grow_unasked():
     """Small blocks that stay, between large ones that go."""
     code = """
@@ -173,6 +177,7 @@ for step in range(60):
     assert int(run(code + PEAK)[0]) < 1000
 
 
+@pytest.mark.slow
 def test_no_more_than_the_limit_is_kept():
     """What lies between blocks in use, too, where glibc's own limit does not reach."""
     code = """
@@ -228,6 +233,7 @@ HOLDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_memory_in_use_is_left_alone(blocks, holder):
     lif = snn.Leaky(beta=0.9)
@@ -333,6 +339,7 @@ def test_poisoned_blocks(monkeypatch):
     assert torch.equal(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_goes_on():
     code = """
@@ -351,6 +358,7 @@ print(os.waitpid(child, 0)[1])
     assert run(code) == ["0"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_of_one_thread_goes_on_where_its_parent_had_several():
     code = """
@@ -420,6 +428,7 @@ print(backends.kept_memory() // 2**20)
 """
 
 
+@pytest.mark.slow
 def test_soak():
     """Threads, shapes that change, errors in backward, results kept and dropped in any order; blocks are poisoned."""
     steps = os.environ.get("SNNIPU_SOAK_STEPS", "60")

@@ -112,6 +112,7 @@ def allocator(tmp_path_factory):
     return folder / "allocator.so"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_memory_is_an_error_and_no_more(allocator, threads):

@@ -90,6 +90,7 @@ def assert_equal(one, other):
         assert ours is None or torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "features"), SIZES)
 @pytest.mark.parametrize("neuron", NEURONS)

@@ -81,6 +81,7 @@ def test_what_every_case_has(name):
     assert set(case.axes) <= {*case.sizes, *case.parameters_of(settings)}
 
 
+@pytest.mark.slow
 @needs_compile
 @pytest.mark.parametrize("steps", [1, 3])
 def test_compiled_loop_and_step(steps, monkeypatch):
@@ -90,6 +91,7 @@ def test_compiled_loop_and_step(steps, monkeypatch):
     assert workload.check().passed
 
 
+@pytest.mark.slow
 @needs_backend
 @pytest.mark.parametrize("name", ["training", "lists", "subclass", "rsynaptic", "rate"])
 def test_automatic_is_the_same_training(name):
@@ -97,6 +99,7 @@ def test_automatic_is_the_same_training(name):
     assert check.passed, check.detail
 
 
+@pytest.mark.slow
 @needs_backend
 @pytest.mark.parametrize("name", ["tutorial-5", "tutorial-7"])
 def test_compiled_is_the_same_training(name):
@@ -406,6 +409,7 @@ def test_available_memory():
     assert isinstance(CASES["lif"], Case)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this PyTorch has no gloo"
 )

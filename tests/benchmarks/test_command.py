@@ -23,6 +23,7 @@ def records_of(path):
     return json.loads(path.read_text(encoding="utf-8"))["records"]
 
 
+@pytest.mark.slow
 def test_a_sweep(tmp_path, capsys):
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
     asked = ["sparse", "activity=0.05,0.3", "hidden_layers=2,3", "--quick", "--peers", "snntorch"]
@@ -89,6 +90,7 @@ def test_a_red_check_is_status_1(monkeypatch, tmp_path, capsys):
     assert {record["contender"] for record in records_of(out) if "seconds" not in record} == {"snnipu"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not tells_resident(torch.device("cpu")), reason="the system does not tell")
 def test_resident_memory(tmp_path):
     """Of a loop over snnTorch's neurons: the sequences it keeps, in a process of its own."""

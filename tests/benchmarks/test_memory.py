@@ -72,6 +72,7 @@ def test_results_in_memory_of_the_call_before_count():
     assert 2 * sequence <= peak_extra_bytes(lambda: lif.sequence(x), CPU) < 2.1 * sequence
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(process_usage() is None or not sys.platform.startswith("linux"), reason="the system does not tell")
 def test_profiling_does_not_grow_with_the_steps_of_a_loop():
     """As many sequences as steps were resident, of which the loop needs a few."""

@@ -13,6 +13,7 @@ SCRIPT = Path(__file__).resolve().parent.parent / "support" / "pretended_card.py
 pytest.importorskip("triton.runtime.interpreter")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "rows"),
     [

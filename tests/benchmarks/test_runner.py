@@ -124,6 +124,7 @@ def test_a_stop_keeps_what_was_measured(make_case, make_contender):
     assert all("seconds" in record for record in records)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is stopped otherwise")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_command_has_written_its_records(tmp_path, number):

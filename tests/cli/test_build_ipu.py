@@ -248,6 +248,7 @@ def test_layers_say_how_to_build(sdk, no_library_beside, tmp_path, monkeypatch):
     assert str(tmp_path / "cache") in str(e.value)
 
 
+@pytest.mark.slow
 def test_an_installed_package_has_the_sources(compiler, tmp_path):
     """The build that makes a wheel copies all that the Makefile names; the copy builds on its own."""
     # What setup.py needs; pip brings it where it builds in isolation.
@@ -274,6 +275,7 @@ def test_an_installed_package_has_the_sources(compiler, tmp_path):
     assert str(ROOT / "csrc") not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 @needs_library
 def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monkeypatch, capsys):

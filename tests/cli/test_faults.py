@@ -96,6 +96,7 @@ def test_full_disk_wherever_it_ends(monkeypatch, capsys, tmp_path):
         assert path.read_bytes() == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -146,6 +147,7 @@ def test_full_disk_before_the_start(monkeypatch, capsys, tmp_path, option):
     assert "error: cannot write in " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_full_standard_output(command, unbuffered):
@@ -156,6 +158,7 @@ def test_full_standard_output(command, unbuffered):
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["info"], ["--help"]])
 def test_closed_pipe(command, arguments):
     reader, writer = os.pipe()
@@ -166,6 +169,7 @@ def test_closed_pipe(command, arguments):
     assert (process.returncode, errors) == (CLOSED_PIPE, "")
 
 
+@pytest.mark.slow
 def test_closed_pipe_while_benchmarks_run(command):
     process = command("bench", "lif", "--quick")
     process.stdout.close()
@@ -175,6 +179,7 @@ def test_closed_pipe_while_benchmarks_run(command):
     assert "Exception ignored" not in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "status", "unbuffered"),
     [
@@ -198,6 +203,7 @@ def test_closed_pipe_of_a_script(command, tmp_path, code, status, unbuffered):
     assert status == 1 or errors == ""
 
 
+@pytest.mark.slow
 def test_closed_pipe_while_training(command, tmp_path):
     """As ``python -m snnipu train | head -1``: it ends without a word, and the checkpoint goes on."""
     pytest.importorskip("sklearn")
@@ -224,6 +230,7 @@ def test_an_error_that_is_not_of_the_streams_is_not_hidden(capsys):
             _streams.guarded("name", fail)
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_checkpoint(command, capsys, tmp_path):
     pytest.importorskip("sklearn")
     first = command("train", *SMALL, "--epochs", "100000", "--checkpoint", "run.pt")
@@ -267,6 +274,7 @@ cli.main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_killed_while_it_writes_a_checkpoint(repository, tmp_path, capsys):
     """Of the third epoch: two are kept, and what comes after them is what an uninterrupted run has."""
     pytest.importorskip("sklearn")

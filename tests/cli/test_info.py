@@ -33,6 +33,7 @@ def test_json(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == found
 
 
+@pytest.mark.slow
 def test_says_why_the_library_is_missing(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "snnipu", "info"],

@@ -90,6 +90,7 @@ def test_what_does_not_fit(tmp_path, capsys):
     assert "Does not fit" in page.read_text()
 
 
+@pytest.mark.slow
 def test_no_plan_at_all(tmp_path):
     out, page = tmp_path / "out.json", tmp_path / "out.html"
     assert run("--model", ",".join(["10"] * 1500), "--activity", "0.3", "--json", out, "--html", page) == 0
@@ -324,6 +325,7 @@ def test_published_network_on_more_ipus():
     assert rows[2]["ipus_used"] <= rows[2]["ipus"]
 
 
+@pytest.mark.slow
 @needs_host_runtime
 @needs_library
 def test_the_guide_to_convolutions_shows_what_it_prints(repository, tmp_path, capsys):

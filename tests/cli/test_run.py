@@ -115,6 +115,7 @@ def finish(process):
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drop_in", [True, False])
 def test_a_script_runs_unmodified_and_learns(script, snnipu, drop_in):
     arguments = [*(["--drop-in"] if drop_in else []), script(DIGITS), "--epochs", "4"]
@@ -125,6 +126,7 @@ def test_a_script_runs_unmodified_and_learns(script, snnipu, drop_in):
     assert float(accuracy) > 0.85
 
 
+@pytest.mark.slow
 def test_every_way_to_import_poptorch_gives_one_module(script, snnipu):
     status, out, err = finish(
         snnipu(
@@ -161,6 +163,7 @@ def test_every_way_to_import_poptorch_gives_one_module(script, snnipu):
     assert "poptorch.autocast is not available" in lines[2]
 
 
+@pytest.mark.slow
 def test_drop_in_resolves_every_name_of_snntorch(script, snnipu):
     status, out, err = finish(
         snnipu(
@@ -233,11 +236,13 @@ def test_arguments_path_and_name_are_the_scripts(script, snnipu, tmp_path):
     assert out == "__main__ ['--drop-in', '-x', '1'] 42 True\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "status"), [("3", 3), ("", 0), ("'stopped'", 1)])
 def test_exit_codes_pass_through(script, snnipu, code, status):
     assert finish(snnipu(script(f"import sys; sys.exit({code})")))[0] == status
 
 
+@pytest.mark.slow
 def test_exceptions_show_the_scripts_own_traceback(script, snnipu):
     status, _, err = finish(
         snnipu(
@@ -258,6 +263,7 @@ def test_exceptions_show_the_scripts_own_traceback(script, snnipu):
     assert "snnipu" not in err
 
 
+@pytest.mark.slow
 def test_a_syntax_error_is_shown(script, snnipu):
     status, _, err = finish(snnipu(script("def")))
     assert status == 1
@@ -265,6 +271,7 @@ def test_a_syntax_error_is_shown(script, snnipu):
     assert "script.py" in err
 
 
+@pytest.mark.slow
 def test_an_interrupt_gives_130(script, snnipu):
     process = snnipu(script("import time; print('ready', flush=True); time.sleep(60)"))
     assert process.stdout.readline() == "ready\n"
@@ -292,6 +299,7 @@ def test_help_names_its_options(capsys):
     assert "SCRIPT" in out
 
 
+@pytest.mark.slow
 def test_spawned_workers_find_the_same_modules(script, snnipu, tmp_path):
     made = script(
         """

@@ -23,15 +23,18 @@ def info(*command, **environment):
     return json.loads(done.stdout)["native"]
 
 
+@pytest.mark.slow
 def test_threads_of_our_commands_wait_briefly():
     assert info("-m", "snnipu")["waiting"] == {"GOMP_SPINCOUNT": _wait_policy.SPIN_COUNT}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "value"), [("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "7")])
 def test_the_users_own_policy_stays(name, value):
     assert info("-m", "snnipu", **{name: value})["waiting"] == {name: value}
 
 
+@pytest.mark.slow
 def test_a_program_that_imports_us_is_left_alone(tmp_path):
     code = "import sys; from snnipu.cli import main; sys.exit(main(sys.argv[1:]))"
     assert info("-c", code)["waiting"] == {}

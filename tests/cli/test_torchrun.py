@@ -78,6 +78,7 @@ def epochs(folder):
     return re.findall(r"^epoch (\d+)/", (folder / "log").read_text(), re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", range(RUNS))
 def test_killed_processes_end_with_the_same_weights(run, two_agents, tmp_path):
     """Any of them, at any time, also while they start."""
@@ -120,6 +121,7 @@ def two_agents(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_two_agents_train_one_network(two_agents):
     logs = [(two_agents / name).read_text() for name in ("log", "other")]
     assert sorted(log.count("test accuracy: ") for log in logs) == [0, 1]

@@ -129,6 +129,7 @@ def test_memory_and_precision_options(capsys, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_report_and_pictures(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert run("--json", "report.json", "--plot-dir", "new/pictures", "--no-checkpoint", "--device", "cpu") == 0
@@ -152,6 +153,7 @@ def test_report_and_pictures(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "report.json"]
 
 
+@pytest.mark.slow
 def test_one_hidden_neuron_and_one_step_are_enough(tmp_path):
     pytest.importorskip("matplotlib")
     assert (
@@ -190,6 +192,7 @@ def test_an_old_checkpoint_is_announced(capsys):
     assert "run.pt will be replaced after the first epoch" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_loses_only_the_running_epoch(repository, tmp_path, signum):
     pytest.importorskip("matplotlib")
@@ -251,6 +254,7 @@ def test_second_interrupt_acts_at_once(monkeypatch, capsys):
     assert "interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_engines_reach_the_same_accuracy():
     accuracy = {}
     for engine in ("snnipu", "snntorch"):

@@ -93,6 +93,7 @@ def test_methods_agree_where_nothing_is_dropped():
     assert losses["sparse_network"] == pytest.approx(losses["dense"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_pictures(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert run("--hidden", 8, "--plot-dir", "pictures", "--no-checkpoint") == 0

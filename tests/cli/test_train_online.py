@@ -30,6 +30,7 @@ def weights(state):
     return torch.cat([value.flatten() for value in state["model"].values()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", DATA)
 def test_of_one_step_it_is_backpropagation(data):
     """With parts of a batch, too. Of more steps it is another gradient."""
@@ -46,6 +47,7 @@ def test_of_one_step_it_is_backpropagation(data):
     assert not torch.allclose(weights(online), weights(longer), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", training.RULES)
 @pytest.mark.parametrize("data", DATA)
 def test_resume_gives_what_an_uninterrupted_run_gives(data, rule, capsys):
@@ -64,6 +66,7 @@ def test_resume_gives_what_an_uninterrupted_run_gives(data, rule, capsys):
     assert torch.equal(weights(parts), weights(straight))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", DATA)
 def test_a_run_that_is_stopped_goes_on_with_the_next_batch(data, monkeypatch, capsys):
     """By Ctrl-C in the second epoch, a batch behind the last checkpoint: that batch is not lost."""

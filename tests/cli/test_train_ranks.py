@@ -149,6 +149,7 @@ def learnt(tmp_path_factory):
     return [torch.load(folder / f"learnt{rank}.pt") for rank in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_three_processes_are_one(kind, learnt):
     """Unequal shares, empty ones, parts of batches: in double, so that only the order of additions differs."""
@@ -203,6 +204,7 @@ def test_bad_environments(monkeypatch):
 # ---- the command
 
 
+@pytest.mark.slow
 def test_the_first_speaks_and_writes_and_another_number_goes_on(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert train.main([*SMALL, "--checkpoint", "one.pt", "--json", "one.json", "--epochs", "3"]) == 0
@@ -221,6 +223,7 @@ def test_the_first_speaks_and_writes_and_another_number_goes_on(tmp_path, capsys
     same_curves(one, last)
 
 
+@pytest.mark.slow
 def test_sigterm_at_one_ends_all(tmp_path):
     processes = start(tmp_path, 2, train.main, command(*LONG, "--checkpoint", "run.pt"))
     wait_for(tmp_path / "out0", "epoch 1/")
@@ -230,6 +233,7 @@ def test_sigterm_at_one_ends_all(tmp_path):
     assert shlex.split(resume)[:5] == ["python", "-m", "snnipu", "train", "--resume"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGSTOP"])
 def test_who_waits_names_who_is_gone(end, tmp_path):
     processes = start(tmp_path, 3, train.main, command(*LONG, "--no-checkpoint", "--timeout", "4"))
@@ -264,6 +268,7 @@ def test_who_is_missing_is_known_after_the_store_is_gone(monkeypatch):
         raise RuntimeError("gloo")
 
 
+@pytest.mark.slow
 def test_the_process_that_fails_says_why(tmp_path):
     processes = start(tmp_path, 2, train.main, lambda rank: ([*SMALL, "--lr", "-1" if rank else "1"],))
     assert statuses(processes) == [2, 2]
@@ -271,6 +276,7 @@ def test_the_process_that_fails_says_why(tmp_path):
     assert "error" not in (tmp_path / "err0").read_text()
 
 
+@pytest.mark.slow
 def test_checkpoints_between_batches_are_refused(tmp_path):
     processes = start(tmp_path, 2, train.main, command(*SMALL, "--save-every", "2"))
     assert statuses(processes) == [2, 2]

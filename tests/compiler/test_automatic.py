@@ -148,6 +148,7 @@ def test_the_loop_is_found(run):
     assert {neuron.steps for neuron in compiled[0].reports[0].neurons} == {STEPS}
 
 
+@pytest.mark.slow
 def test_another_compiler_sees_pytorchs_functions():
     """What looks at their calls is no frame to compile, where a hook ends a graph."""
     net, x = Net(), numbers(1)[0]
@@ -218,6 +219,7 @@ AROUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("why", AROUND)
 def test_calls_that_pytorch_does_not_compile_run_once(auto, caplog, why, first):
@@ -278,6 +280,7 @@ def test_an_error_in_a_graph_is_the_loops_own(auto):
     assert torch.equal(net.eval()(words), net(words))
 
 
+@pytest.mark.slow
 def test_more_sizes_than_graphs(auto, monkeypatch):
     """All of a search over sizes runs compiled: at PyTorch's limit none did any more."""
     monkeypatch.setattr(tracing, "_GRAPHS", 2)
@@ -320,6 +323,7 @@ def test_a_closure_and_keyword_arguments():
     assert inspect.signature(run) == signature
 
 
+@pytest.mark.slow
 def test_training_and_evaluation_and_other_lengths():
     def run(net, x):
         with torch.no_grad():
@@ -347,6 +351,7 @@ class OfEither(nn.Module):
         return torch.stack(spikes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_network_of_snntorchs_neurons_beside_ours(first, auto, caplog):
     """It runs as it is, and ours compiled, whichever comes first."""
@@ -378,6 +383,7 @@ class Mixed(OfEither):
         return torch.stack(out)
 
 
+@pytest.mark.slow
 def test_snntorchs_neurons_in_a_network_of_ours(auto):
     net, x = Mixed(), torch.randn(STEPS, BATCH, INPUTS)
     assert torch.equal(net(x), net(x))
@@ -416,6 +422,7 @@ def evaluator():
     return tracing._evaluator and tracing._evaluator(tracing._interpreter())
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_refused_leaves_pythons_frames_as_they_were():
     """TorchDynamo's evaluation of them would make each call of a function in the process slower."""
     before = evaluator()
@@ -442,6 +449,7 @@ def test_frames_are_put_back_after_an_error_by_the_last_thread_inside(failed, mo
     assert put == (["python"] if failed else [])
 
 
+@pytest.mark.slow
 def test_a_call_for_which_there_is_a_graph_does_not_pause_the_search(auto, monkeypatch):
     paused = []
     plain = auto.paused
@@ -487,6 +495,7 @@ def halves(record):
     return record[:half], record[half:]
 
 
+@pytest.mark.slow
 @needs_newer_dynamo
 def test_lists_that_grow_from_call_to_call():
     made = []
@@ -522,6 +531,7 @@ class KeepsItsMembrane(Net):
         return self.fc2(self.mem)
 
 
+@pytest.mark.slow
 def test_a_list_beside_a_state_on_the_object(auto):
     gc.disable()
     try:
@@ -531,6 +541,7 @@ def test_a_list_beside_a_state_on_the_object(auto):
     assert [len(site.reports) for site in sites if site.compiled] == [2]
 
 
+@pytest.mark.slow
 def test_a_list_that_is_emptied_and_exchanged_between_calls():
     lengths = []
 
@@ -557,6 +568,7 @@ class OnceTooMany(Appending):
             raise RuntimeError("in the middle")
 
 
+@pytest.mark.slow
 @needs_newer_dynamo
 def test_an_error_leaves_the_lists_on_their_objects():
     net, data = OnceTooMany(), numbers(5)
@@ -610,6 +622,7 @@ def run(x):
 """
 
 
+@pytest.mark.slow
 def test_a_module_without_neurons_that_is_loaded_later(auto, tmp_path, monkeypatch):
     monkeypatch.setattr(automatic.Automatic, "adopt_all", ADOPT_ALL)
     monkeypatch.chdir(tmp_path)
@@ -624,6 +637,7 @@ def test_a_module_without_neurons_that_is_loaded_later(auto, tmp_path, monkeypat
     assert "compiled: 6 steps" in str(auto), str(auto)
 
 
+@pytest.mark.slow
 @needs_newer_dynamo
 def test_a_list_that_is_read_later():
     def run(net, x):
@@ -650,6 +664,7 @@ class Growing(Appending):
         assert self.spikes
 
 
+@pytest.mark.slow
 @needs_newer_dynamo
 @pytest.mark.parametrize("alias", [False, True])
 def test_a_loop_that_is_compiled_anew_at_every_call_is_left_alone(caplog, alias):
@@ -716,6 +731,7 @@ def test_numbers_that_python_keeps():
     assert f"compiled: {STEPS} steps of lif1, lif2" in str(automatic._auto)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["with", "default"])
 def test_numbers_that_python_keeps_inside_a_device(auto, device):
     """PyTorch's graph has None for them."""
@@ -759,6 +775,7 @@ class Counted(Net):
         return torch.stack(spikes) * self.last + self.calls
 
 
+@pytest.mark.slow
 @needs_newer_dynamo
 def test_numbers_that_an_object_counts_are_no_reason_to_compile_anew():
     data, torch_seed = numbers(9), 1
@@ -816,6 +833,7 @@ def entangled_beside_what_ends_a_graph(net, x):
     return mem2
 
 
+@pytest.mark.slow
 def test_the_record_tells_of_loops_that_are_left_as_they_are():
     compare(entangled_beside_what_ends_a_graph)
     compare(in_forward, make=Deciding)
@@ -879,6 +897,7 @@ class Blocks(nn.Module):
         return torch.stack(out)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not installed.reset_reaches_others(), reason="the installed snnTorch's reset is of one network")
 def test_a_reset_reaches_neurons_that_other_modules_have():
     assert any(site.compiled for site in compare(in_forward, make=Blocks))
@@ -907,6 +926,7 @@ class TwoHalves(Blocks):
         return torch.stack(out)
 
 
+@pytest.mark.slow
 def test_a_reset_of_that_network_alone(monkeypatch):
     monkeypatch.setattr(utils, "reset", reset_alone)
     before = list(snntorch.SpikingNeuron.instances)
@@ -925,6 +945,7 @@ def test_an_error_of_the_program_is_the_programs():
     assert torch.isfinite(net(data[0])).all()
 
 
+@pytest.mark.slow
 def test_one_step_in_a_loop_over_batches_is_left_alone():
     net = nn.Sequential(nn.Linear(INPUTS, 2), snn.Leaky(0.9, init_hidden=True))
 
@@ -1137,6 +1158,7 @@ def test_a_loop_of_snntorchs_own_that_learns(auto):
     assert "write the loop over time in the network" in str(auto)
 
 
+@pytest.mark.slow
 def test_after_stop_all_runs_as_it_is():
     net, data = Net(), numbers()
     code = Net.forward.__code__
@@ -1187,6 +1209,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_a_traceback_begins_with_the_scripts_own_lines(tmp_path):
     script = tmp_path / "fails.py"
     script.write_text("import snntorch\n1 // 0\n")
@@ -1197,6 +1220,7 @@ def test_a_traceback_begins_with_the_scripts_own_lines(tmp_path):
     assert "ZeroDivisionError" in found.stderr
 
 
+@pytest.mark.slow
 def test_a_script_with_all_of_it_at_its_top_level(tmp_path):
     script = tmp_path / "my.py"
     script.write_text(textwrap.dedent(SCRIPT))
@@ -1289,6 +1313,7 @@ class OfOwnNeurons(nn.Module):
         return torch.stack(spikes)
 
 
+@pytest.mark.slow
 @needs_dynamo_of_2_12
 @pytest.mark.parametrize("make", [WrittenWithFunction, WithFunctionOfBefore, OfOwnNeurons])
 def test_a_loop_of_a_neuron_with_a_function_of_the_programs_is_found(make):
@@ -1328,6 +1353,7 @@ def by_name(net):
     net.lif.reset_mechanism = "none"
 
 
+@pytest.mark.slow
 @needs_dynamo_of_2_12
 @pytest.mark.parametrize("change", [in_place, by_name])
 def test_a_neuron_that_decides_by_the_code_of_its_reset(change, auto):
@@ -1355,6 +1381,7 @@ def as_it_is(auto, net, x):
         auto.searches = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [in_place, by_name])
 def test_such_a_neuron_in_what_nobody_checks(change, auto):
     """The graph ends where it decides."""
@@ -1414,6 +1441,7 @@ print(sum(len(site.reports) for site in found.sites if "run" in site.label))
 """
 
 
+@pytest.mark.slow
 def test_functions_that_a_script_makes_later(tmp_path):
     """Their loops are compiled alone where the function is no graph, and those of functions that are made anew."""
     script = tmp_path / "script.py"
@@ -1534,6 +1562,7 @@ class ABlockForEachLayer(Net):
         return x
 
 
+@pytest.mark.slow
 def test_a_block_for_each_layer_is_compiled_for_each():
     sites = compare(in_forward, make=ABlockForEachLayer, most=5)
     site = next(site for site in sites if site.reports)

@@ -109,6 +109,7 @@ NEURONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_spellings_are_one_operator_with_the_loops_numbers(spelling, graphs):
     net, x = Recurrent(SPELLINGS[spelling]), torch.randn(STEPS, BATCH, 5)
@@ -117,6 +118,7 @@ def test_spellings_are_one_operator_with_the_loops_numbers(spelling, graphs):
     assert rolled(graphs) == BOTH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NEURONS)
 def test_neurons(kind, graphs):
     net, x = Recurrent(SPELLINGS["layer"], NEURONS[kind]()), torch.randn(STEPS, BATCH, 5)
@@ -154,6 +156,7 @@ def test_a_neuron_of_ones_own(graphs):
     assert rolled(graphs) == BOTH
 
 
+@pytest.mark.slow
 def test_the_first_step_has_nothing_before_it(graphs):
     net, x = Recurrent(SPELLINGS["layer"], start="none"), torch.randn(STEPS, BATCH, 5)
     compare(net, x)
@@ -228,6 +231,7 @@ class TwoLayers(nn.Module):
         return [torch.stack(rows), *spks, *mems]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("across", [False, True])
 def test_layers(across, graphs):
     net, x = TwoLayers(across), torch.randn(STEPS, BATCH, 5) * 2
@@ -281,6 +285,7 @@ KEPT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KEPT)
 def test_other_recurrence_stays_a_loop(kind, graphs):
     net, x = Recurrent(KEPT[kind]), torch.randn(STEPS, BATCH, 5)
@@ -322,6 +327,7 @@ class Shown(Recurrent):
         return [torch.stack(rows), back]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Alternating, Late, Shown])
 def test_other_loops_stay_loops(kind, graphs):
     net, x = kind(None), torch.randn(STEPS, BATCH, 5)
@@ -351,6 +357,7 @@ def test_spikes_before_the_first_step_have_a_gradient():
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_autocast_runs_as_the_loop():
     net, x = Recurrent(SPELLINGS["layer"]), torch.randn(STEPS, BATCH, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -390,6 +397,7 @@ def test_the_operator_is_its_reference(monkeypatch, dtype, undelayed):
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["zeros", "none"])
 @pytest.mark.parametrize("neuron", ["graded", "synaptic undelayed"])
 def test_in_parts_of_time_the_spikes_are_handed_on(neuron, start, graphs, monkeypatch):

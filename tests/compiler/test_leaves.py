@@ -131,6 +131,7 @@ def rolled(graphs):
     return [(neuron.steps, neuron.rolled) for graph in graphs for neuron in (*graph.neurons, *graph.unfused)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEURONS)
 def test_a_loop_over_it_is_one_operator_with_snntorchs_numbers(name, graphs):
     net, x = built(name)
@@ -141,6 +142,7 @@ def test_a_loop_over_it_is_one_operator_with_snntorchs_numbers(name, graphs):
     assert rolled(graphs) == [(STEPS, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rleaky", "rsynaptic", "slstm", "sconv2dlstm", "slstm other size"])
 def test_hidden_states_after_a_call_are_the_loops(name, graphs):
     net, x = built(name, hidden=True, output=True)
@@ -154,6 +156,7 @@ def test_hidden_states_after_a_call_are_the_loops(name, graphs):
     assert rolled(graphs) == [(STEPS, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rleaky", "rsynaptic", "slstm"])
 def test_utils_reset_resets_what_snntorchs_does(name):
     net, x = built(name, hidden=True, output=True)
@@ -208,6 +211,7 @@ class GoesOn(Loop):
         return [*(torch.stack(row) for row in zip(*rows)), *states]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rleaky", "rsynaptic", "slstm"])
 def test_a_loop_goes_on_from_states_and_their_gradient(name):
     net, x = built(name)
@@ -241,6 +245,7 @@ def test_a_hook_on_the_recurrent_layer_sees_every_step():
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 def test_a_hook_on_the_neuron_keeps_it_step_by_step():
     net, x = built("slstm")
     net.neuron.register_forward_hook(lambda module, given, out: None)
@@ -347,6 +352,7 @@ def test_a_spike_function_runs_over_time():
     assert [operator.times for operator in report.graphs[0].operators if operator.name == "spike_of"] == [1]
 
 
+@pytest.mark.slow
 def test_another_compiler_is_given_surrogates_as_numbers():
     torch.manual_seed(1)
     net, x = SumOfSpikes(), torch.randn(STEPS, BATCH, WIDTH)
@@ -354,6 +360,7 @@ def test_another_compiler_is_given_surrogates_as_numbers():
     compare(net, copy.deepcopy(net), x, compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 2])
 def test_a_state_given_to_a_layer_that_hides_it_is_an_error(step, monkeypatch):
     monkeypatch.setattr(backend, "strict", False)

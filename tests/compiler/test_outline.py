@@ -311,6 +311,7 @@ BLOCK = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.sets(NAMES), st.lists(BLOCK, min_size=1, max_size=4))
 def test_random_programs_do_what_they_did(bound, blocks):

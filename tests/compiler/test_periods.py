@@ -603,11 +603,13 @@ def _copied(loop: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     return len(copied)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", COPIED)
 def test_steps_that_repeat_are_copied(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _copied(loop, monkeypatch) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", WHOLE)
 def test_steps_that_may_differ_are_traced(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _copied(loop, monkeypatch) == 0
@@ -647,6 +649,7 @@ def _fills_one_under_two_names(net: Any, x: torch.Tensor, record: List[Any], oth
     return mem
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "traced_sources" not in inspect.getsource(output_graph), reason="this TorchDynamo does not tell what it reached"
 )
@@ -681,6 +684,7 @@ def test_lists_that_a_loop_is_given(loop: Any, shared: bool, copied: int, monkey
     assert len(copies) == copied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_end", [False, True])
 def test_an_error_while_copying_traces_the_loop_whole(monkeypatch: pytest.MonkeyPatch, at_end: bool) -> None:
     own, tried = periods._copy, []

@@ -23,6 +23,7 @@ def _strict(monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 def test_compiled_programs_give_what_the_loop_gives(seed, monkeypatch):
     program = loop_programs.Writer(seed)

@@ -652,6 +652,7 @@ def compare_numbers(after, expected, instead):
             torch.testing.assert_close(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "make", "program", "other", "instead"),
     [
@@ -677,6 +678,7 @@ def test_what_keeps_a_neuron_and_what_helps(kind, make, program, other, instead)
     compare_numbers(instead, expected, numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "make", "program", "instead"),
     [pytest.param(*row, id=row[0], marks=needs_dynamo_of_2_12 if row[0] == "function" else ()) for row in OPERATORS],
@@ -716,6 +718,7 @@ def test_a_class_method_resets_more_than_a_graph_has():
     torch.testing.assert_close(numbers, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "make", "program", "instead"), BREAKS, ids=[f"{row[0]}-{row[2].__name__}" for row in BREAKS]
 )

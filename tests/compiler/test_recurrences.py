@@ -223,6 +223,7 @@ def compare(net, x, exact=True, gradients=1e-4, **how):
             torch.testing.assert_close(a, b, rtol=gradients, atol=gradients / 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param(way, marks=needs_dynamo_of_2_12 if way in OWN else ()) for way in WAYS])
 def test_a_neuron_that_is_written_out(way):
     net, x = Written(*WAYS[way]), torch.randn(STEPS, BATCH, WIDTH) * 2
@@ -288,6 +289,7 @@ def rolled_as_one(net, x):
     return sum(found), len(found) - sum(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SUMS)
 def test_inputs_that_a_neuron_only_adds_are_added_first(way):
     net, x = Summed(SUMS[way]), torch.randn(STEPS, BATCH, WIDTH)
@@ -295,6 +297,7 @@ def test_inputs_that_a_neuron_only_adds_are_added_first(way):
     assert rolled_as_one(net, x) == (1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", NO_SUMS)
 def test_inputs_that_are_no_summands_stay(way):
     net, x = Summed(NO_SUMS[way]), torch.randn(STEPS, BATCH, WIDTH) / 2
@@ -356,6 +359,7 @@ class Reduced(nn.Module):
         return [torch.stack(rows), syn]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_a_state_is_changed_between_steps(recurrent):
     net, x = Reduced(recurrent), torch.randn(STEPS, BATCH, 1, 4, 5)
@@ -409,6 +413,7 @@ def compare_networks(net, x):
     compare(net, x, exact=False, gradients=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SUBCLASSES)
 def test_a_subclass(kind):
     net, x = Network(SUBCLASSES[kind]), torch.randn(STEPS, BATCH, WIDTH) * 2
@@ -461,6 +466,7 @@ def fatigued(net, x, spk, syn_exc, syn_inh, mem):
 AROUND = {"inhibited": inhibited, "bounded": bounded, "reset again": reset_again, "fatigued": fatigued}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", AROUND)
 def test_what_is_done_around_a_neuron(way):
     net, x = Around(AROUND[way]), torch.randn(STEPS, BATCH, WIDTH) * 2
@@ -539,6 +545,7 @@ ADAPTIVE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ADAPTIVE)
 def test_what_a_neuron_adapts_to(way):
     steps = 2 * STEPS
@@ -559,6 +566,7 @@ def rolled(net, x):
     return bool(report.neurons) and all(neuron.rolled for neuron in report.neurons)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["bounded", "reset again"])
 @pytest.mark.parametrize("taken", [lambda rows: torch.stack(rows[::2]), lambda rows: rows[-1]], ids=["some", "last"])
 def test_results_of_some_steps_alone(way, taken):
@@ -567,6 +575,7 @@ def test_results_of_some_steps_alone(way, taken):
     assert rolled(net, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["inhibited", "reset again", "fatigued"])
 def test_under_a_default_device(way):
     """``1 - spk`` is another call there."""
@@ -595,6 +604,7 @@ class Counted(Written):
         return torch.stack(rows), total, first
 
 
+@pytest.mark.slow
 def test_what_learns_nothing():
     net, x = Counted(), torch.randn(STEPS, BATCH, WIDTH) * 2
     made = [one.requires_grad for one in snn.compile(net)(x)]
@@ -626,6 +636,7 @@ def test_on_cuda(kind):
     assert all(neuron.rolled for neuron in report.neurons)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["subtracted", "adaptive"])
 def test_nothing_is_stacked(way):
     """Where only sums and the last states are returned."""
@@ -757,6 +768,7 @@ UNUSUAL = {
 }
 
 
+@pytest.mark.slow
 @needs_dynamo_of_2_12
 @pytest.mark.parametrize("kind", [*UNUSUAL, "none of these"])
 def test_functions_that_are_not_recorded(kind):
@@ -794,6 +806,7 @@ def test_a_function_that_draws_numbers():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_functions_are_told_apart():
     """By their backward pass, their numbers and their class."""
     x = torch.randn(STEPS, BATCH, WIDTH) * 2
@@ -827,6 +840,7 @@ KEPT = [two_inputs, over_neurons, two_surrogates, not_recorded, in_double_precis
 KEPT += [sum_with_a_factor, bounded_by_a_tensor]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", KEPT)
 def test_what_is_no_step_of_a_neuron_stays(step):
     net, x = Written(step, zeros(1)), torch.randn(STEPS, BATCH, WIDTH) * 2
@@ -869,6 +883,7 @@ def test_a_weight_that_the_loop_changes_is_read_anew():
     assert torch.equal(one.gate, other.gate)
 
 
+@pytest.mark.slow
 def test_other_sizes_and_a_second_compiler():
     net = Written(*WAYS["adaptive"])
     compiled = snn.compile(net)
@@ -916,6 +931,7 @@ class Cells(nn.Module):
         return [total, *(one for state in states for one in state)]
 
 
+@pytest.mark.slow
 def test_layers_of_a_neuron_that_is_written_out():
     net, x = Cells(), torch.randn(STEPS, BATCH, WIDTH) * 2
     compare_networks(net, x)
@@ -981,6 +997,7 @@ def without_gradient(net, t, x, mem):
     return spk, mem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [another_bound, spikes_that_make_the_input, without_gradient])
 def test_steps_that_differ_and_inputs_that_are_results(step):
     net, x = Later(step), torch.randn(STEPS, BATCH, WIDTH) * 2
@@ -1011,6 +1028,7 @@ class ResetToZero(nn.Module):
         return [torch.stack(spikes)]
 
 
+@pytest.mark.slow
 def test_steps_that_are_looked_at_from_step_to_step():
     """One of 60 steps of this neuron needs all steps before: Python's stack ended, and the loop stayed as it was."""
     net, x = ResetToZero(), torch.randn(60, BATCH, 5) * 2
@@ -1036,6 +1054,7 @@ STOCK = {
 }
 
 
+@pytest.mark.slow
 @needs_dynamo_of_2_12
 @pytest.mark.parametrize("spelled", SURROGATES)
 @pytest.mark.parametrize("kind", STOCK)

@@ -167,6 +167,7 @@ ACCUMULATORS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ACCUMULATORS)
 def test_statistics_in_place_do_not_keep_neurons_from_rolling(body):
     reports = _same(Loop(body), torch.rand(STEPS, 5, 6) * 2)
@@ -230,6 +231,7 @@ class Records(Loop):
         return (out, torch.stack(self.record)) if self.record else out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [_older_name, _record_of_one_tensor, _promoted, _whole_numbers])
 def test_other_names_and_dtypes_of_what_is_changed_in_place(body):
     reports = _same(Records(body), torch.rand(STEPS, 5, 6) * 2)
@@ -385,6 +387,7 @@ MODES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", [True, False])
 @pytest.mark.parametrize("body", MODES)
 def test_parts_without_gradient(body, gradient):
@@ -451,6 +454,7 @@ NORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small", [2**13, 0])
 @pytest.mark.parametrize("name", NORMS)
 def test_batch_norms_in_training_are_one_over_time(name, small, monkeypatch):
@@ -461,6 +465,7 @@ def test_batch_norms_in_training_are_one_over_time(name, small, monkeypatch):
     assert times(reports, "batch_norm") == (STEPS, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1d", "2d", "momentum 1", "no averages"])
 def test_batch_norms_of_one_batch_are_one(name):
     make, shape = NORMS[name]
@@ -482,6 +487,7 @@ COUNTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
 @pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS)
 def test_what_is_counted_at_each_step_is_counted_as_often(count, dtype):
@@ -671,6 +677,7 @@ TAKEN = {
 ROUNDED = ("mean", "mm", "matmul", "bmm", "std", "var", "norm", "scaled_dot_product_attention")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TAKEN)
 @pytest.mark.parametrize("rows", [6, 4])
 def test_a_rule_takes_what_it_can_and_gives_the_loops_values(name, rows):
@@ -731,6 +738,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("rows", [6, 4])
 def test_what_a_rule_leaves_or_takes_has_the_loops_values(name, rows):
@@ -759,6 +767,7 @@ def test_dropout_of_channels_draws_the_loops_masks(shape, transposed):
     assert neurons(reports) == [(STEPS, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["self", "memory", "masked", "weights", "rows"])
 def test_attention_of_all_steps_is_one_call(kind):
     class Net(nn.Module):
@@ -943,6 +952,7 @@ NOT_INDEXED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [*INDEXED, *NOT_INDEXED])
 def test_indices_of_all_steps_are_one(form):
     index = {**INDEXED, **NOT_INDEXED}[form]
@@ -961,6 +971,7 @@ def test_indices_of_all_steps_are_one(form):
     assert report.code.count("= l_x_[") == (STEPS if form in NOT_INDEXED else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["reversed", "middle", "end", "before", "along", "shapes"])
 def test_plans_of_inputs_records_and_connections(kind):
     net, x = Planned(kind), torch.randn(STEPS, 4, 6) * 2

@@ -266,6 +266,7 @@ def of_three_calls(run, capsys, caplog):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [*COMPILED, *AS_IT_IS], ids=lambda run: run.__name__)
 def test_what_is_shown_is_what_the_loop_shows(run, auto, capsys, caplog):
     caplog.set_level(logging.INFO, logger=LOG.name)

@@ -11,6 +11,7 @@ pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
 SCRIPTS = int(os.environ.get("SNNIPU_SURROUNDINGS_EXAMPLES", "4"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SCRIPTS))
 def test_a_script_does_what_it_does_without(seed, tmp_path, monkeypatch):
     records = []

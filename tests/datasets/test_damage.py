@@ -176,6 +176,7 @@ def shd_content(tmp_path_factory):
     return path.read_bytes()
 
 
+@pytest.mark.slow
 def test_shd(tmp_path, shd_content):
     """In whatever way the HDF5 library fails: by an error, a crash, too much memory, or without an end."""
     (tmp_path / "shd_test.h5").write_bytes(shd_content)

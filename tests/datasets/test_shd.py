@@ -124,6 +124,7 @@ def test_damaged_files(folder):
             datasets.shd(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recording", "message"),
     [

@@ -130,6 +130,7 @@ def test_other_sounds_are_refused(folder, options, message):
         train.batch(at)
 
 
+@pytest.mark.slow
 def test_recordings(data_folder):
     """The data set itself: its parts, and speech in the channels of speech."""
     folder = data_folder / "fsdd"

@@ -26,6 +26,7 @@ def difficult_values(levels):
     return torch.cat([levels, middle, above, below, *far, odd])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_levels_are_snntorchs(dtype):
     torch.manual_seed(0)

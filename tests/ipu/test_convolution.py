@@ -82,6 +82,7 @@ def programs(model, plan):
     return [model.compile("SparseConv2d", inputs, attributes, gradient=which) for which in (None, [0])]
 
 
+@pytest.mark.slow
 @needs_library
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", LAYERS)
@@ -96,6 +97,7 @@ def test_figures_are_those_of_the_ipu_model(name, dtype):
     assert 0.65 * cycles < plan.predicted_cycles() < 1.35 * cycles
 
 
+@pytest.mark.slow
 @needs_library
 def test_other_plans_are_slower():
     """Of a few ways to spread a layer, the one that is taken is the fastest that the model knows, or nearly so."""

@@ -141,6 +141,7 @@ def test_a_tile_over_its_memory_is_named_with_a_remedy():
     assert ipu.plan(spec([20000, 12000, 10], 0.01, optimizer="sgd"), ipus=8).fits
 
 
+@pytest.mark.slow
 def test_too_few_tiles():
     made = ipu.plan(spec([10] * 1500, 0.3))
     assert not made.fits
@@ -312,6 +313,7 @@ def test_wrong_arguments(call, message):
 # ---- the published networks
 
 
+@pytest.mark.slow
 def test_published_chart(tmp_path):
     pytest.importorskip("matplotlib")
     from snnipu.ipu import charts

@@ -251,6 +251,7 @@ def poptorch_runs(model):
         poptorch._tracing.set_execution_hook(before)
 
 
+@pytest.mark.slow
 @needs_library
 @needs_host_runtime
 @pytest.mark.parametrize(

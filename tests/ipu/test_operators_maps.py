@@ -82,6 +82,7 @@ def test_sparse_conv2d(tiles, ipus, plan):
     check_conv(machine(tiles, ipus), CONVOLUTIONS["3x3"], plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_sizes_of_convolutions(name, plan):

@@ -39,11 +39,13 @@ def case(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sound", "declaredWrite", "declaredAlias"])
 def test_sound_operator(case, name):
     assert case(name) == "ran 2 6"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -94,6 +94,7 @@ def popc():
     return run
 
 
+@pytest.mark.slow
 def test_the_tables_of_codelets_are_those_of_the_vertices(popc):
     done = popc("--check")
     assert done.returncode == 0, done.stdout
@@ -181,11 +182,13 @@ def test_popc_refuses(popc, tmp_path, field, message):
 # --- tensors and execution
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tensors", "mappings", "runs", "noRace", "racesByDefinition"])
 def test_against_the_definition(case, name):
     assert case(name) == ["ok"]
 
 
+@pytest.mark.slow
 def test_half(case):
     # 0.1, the largest half, a subnormal, -2, infinity.
     assert case("halves") == [f"{0x2E66} {0x7BFF} 2 {0xC000} {0x7C00} "]

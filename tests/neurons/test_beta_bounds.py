@@ -154,6 +154,7 @@ def test_equals_snntorch_under_this_pytorch(beta, reset):
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
+@pytest.mark.slow
 @needs_compile
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled(backend):

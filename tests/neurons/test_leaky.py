@@ -386,6 +386,7 @@ def test_gradients_of_a_membrane_itself():
     torch.testing.assert_close([own_input, *own], [of_input, *wanted])
 
 
+@pytest.mark.slow
 @needs_compile
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiles_into_one_graph(backend):

@@ -492,6 +492,7 @@ def test_wrong_modules_are_refused_when_the_network_is_built():
         net(torch.rand(2, 3, 3))
 
 
+@pytest.mark.slow
 @needs_compile
 def test_numbers_of_steps_are_compiled_once():
     """PyTorch takes the first as a constant, and from the second on any."""

@@ -70,6 +70,7 @@ def looped(function, x, states, parameters, **options):
     return [torch.stack(values) for values in zip(*rows)]
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (9, 3, N), (70, 2, 4, 33)], ids=str)
@@ -224,6 +225,7 @@ def test_states_are_no_buffers():
     assert layer.double().mem.dtype == torch.float64
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_sixteen_bits(dtype):
@@ -305,6 +307,7 @@ def test_numbers_from_outside_are_those_of_the_call(monkeypatch):
     assert results == [3.25, 7.25, 13.25, 13.5, 14.5]
 
 
+@pytest.mark.slow
 @needs_native
 @needs_backend
 def test_a_compiled_loop_is_one_sequence(monkeypatch):
@@ -373,6 +376,7 @@ def test_copies():
     assert torch.equal(fresh.sequence(x)[0], layer.spikes(x))
 
 
+@pytest.mark.slow
 def test_a_class_of_a_module_is_unpickled_in_another_process(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "import snnipu as snn\n\n\n"
@@ -620,6 +624,7 @@ def Squaring(x, mem, *, beta, threshold, spike):
     return spk, beta * mem + x * x - spk * threshold
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("kind", [Adaptive, Squaring])
 def test_writes_into_what_a_step_was_given_or_gave_do_not_reach_its_gradient(kind):

@@ -77,6 +77,7 @@ def compare(own, expected, places=()):
             assert (one - other).abs().max() <= 1e-5 * max(scale, other.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", OPTIONS, ids=lambda chosen: "-".join(map(str, chosen.values())))
 @pytest.mark.parametrize("learns", [False, True], ids=["fixed", "learns"])
 @pytest.mark.parametrize("through", CONNECTIONS)
@@ -159,6 +160,7 @@ def atan_spike(u):
     return hard + (smooth - smooth.detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("through", ["linear", "conv"])
 @pytest.mark.parametrize("by", ["reference", "Triton"])

@@ -62,6 +62,7 @@ def Adapting(x, mem, adapt, *, beta, rho, threshold, spike):
     return spk, beta * mem + x - spk.detach() * threshold, rho * adapt + spk.detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize(
     "make",

@@ -96,6 +96,7 @@ def compare(layer, x, sparse):
     return dense
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reset", ["zero", "subtract", "none"])
 @pytest.mark.parametrize("kind", ["leaky", "recurrent", "synaptic"])
 @given(

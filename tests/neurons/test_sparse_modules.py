@@ -66,6 +66,7 @@ def test_copies_after_a_forward(name):
         assert all(a is not b for a, b in zip(copied.parameters(), layer.parameters()))
 
 
+@pytest.mark.slow
 @needs_compile
 @pytest.mark.parametrize(("kind", "path"), [("dense", "auto"), ("spikes", "auto"), ("spikes", "sparse")])
 @pytest.mark.parametrize("name", OF_FEATURES)

@@ -242,6 +242,7 @@ def test_one_entry_for_each_layer():
 # ---- caps and second thresholds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("overflow", ["lowest", "rotate"])
 @pytest.mark.parametrize(

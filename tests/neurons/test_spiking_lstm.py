@@ -158,6 +158,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("kind", "reset", "states", "steps"), CASES)
 def test_the_kernels_are_the_reference(kind, reset, states, steps, dtype):
@@ -178,6 +179,7 @@ def test_the_kernels_are_the_reference(kind, reset, states, steps, dtype):
                 assert grad.shape == shape
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_the_operators_are_whole(kind):

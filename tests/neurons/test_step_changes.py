@@ -165,6 +165,7 @@ UNFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*replaces")
 @pytest.mark.parametrize("change", ["nothing", "back", *CHANGES])
 @pytest.mark.parametrize("init_hidden", [False, True], ids=["given", "hidden"])

@@ -103,6 +103,7 @@ def test_each_call_of_a_network_starts_anew_inside_modules_and_with_hooks():
             snn.run_segments(snn.MultiStep(module, snn.Leaky(beta=0.9)), x, 2)
 
 
+@pytest.mark.slow
 @needs_backend
 def test_a_compiled_loop_is_the_loop():
     """From nothing on its way, and going on with what the call before left."""

@@ -85,6 +85,7 @@ def test_every_kind_is_tried():
     assert known == {*drawn.KINDS, *drawn.WEIGHTS, nn.Embedding}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", drawn.KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("rule", drawn.RULES)
 def test_each_kind_between_neurons(rule, kind, masks):
@@ -118,6 +119,7 @@ def test_each_kind_between_neurons(rule, kind, masks):
         assert found["net.0.weight"].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(12))
 def test_networks_that_are_drawn(part, masks):
     """Layers, neurons, rules, frozen weights and an input that learns: equal in all divisions, or refused by name."""

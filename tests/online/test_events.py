@@ -102,6 +102,7 @@ def gradients(net):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["sparse", "dense"])
 @pytest.mark.parametrize("rule", ["sltt", "ottt"])
 @pytest.mark.parametrize("name", NETWORKS)

@@ -188,6 +188,7 @@ def Gated(x, mem, *, beta, threshold, spike):
     return spike(mem - threshold), mem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("neuron", [Leak, Gated])
 def test_a_neuron_of_ones_own(neuron):
     torch.manual_seed(0)
@@ -400,6 +401,7 @@ def test_a_stream_of_another_network_is_refused():
         longer.load_stream_state(made.stream_state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["nothing", "error"])
 @pytest.mark.parametrize(
     ("rule", "options"), [("sltt", {}), ("ottt", {}), ("eprop", {}), ("decolle", {"readouts": 3}), ("snap1", {})]

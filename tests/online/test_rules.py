@@ -103,6 +103,7 @@ def learn(online, x, length, with_readouts=False):
     return [torch.cat(parts) for parts in zip(*made)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("neuron", NEURONS)
 def test_a_stream_in_chunks_has_the_gradients_of_explicit_steps(neuron, rule):

@@ -57,6 +57,7 @@ def drift(first, second):
     return max(float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-3)) for a, b in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's memory")
 @pytest.mark.parametrize(("rule", "options", "leaky"), RULES)
 def test_memory_is_flat_and_traces_do_not_drift(rule, options, leaky):

@@ -149,6 +149,7 @@ def test_multistep_is_the_loop(pool, runs, calls):
     assert len(calls) == count  # PyTorch's own kernel is for that layout
 
 
+@pytest.mark.slow
 @needs_native
 @needs_backend
 @pytest.mark.parametrize(("pool", "runs"), [*AVERAGES, (lambda x: F.avg_pool2d(x, kernel_size=2, stride=1), True)])

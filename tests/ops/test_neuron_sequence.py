@@ -118,6 +118,7 @@ def test_the_same_bits_for_any_number_of_threads():
         assert all(torch.equal(one, two) for one, two in zip(results[0], other))
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_one_parameter_learns(name, variant):
@@ -217,6 +218,7 @@ def test_every_surrogate(spike_grad, reset, delay):
             assert relative_error(own, wanted) <= (1e-5 if dtype == torch.float32 else 1e-12)
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("name", ["leaky", "synaptic"])
 @pytest.mark.parametrize(("steps", "neurons"), [(1, 40000), (7, 450), (3000, 300)])

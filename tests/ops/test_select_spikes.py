@@ -112,6 +112,7 @@ def test_with_rotation_every_neuron_has_its_turn():
     assert ops.select_spikes(mem, max_spikes=3).spike_count().tolist() == [[10.0] * 3 + [0.0] * 7] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overflow", ["lowest", "rotate"])
 @pytest.mark.parametrize("max_spikes", [None, 0, 1, 7, 64, 1000])
 @pytest.mark.parametrize("neurons", SIZES)

@@ -258,6 +258,7 @@ def variants(grids):
 TRIED = [("CPU", op) for op in GRIDS] + [(other, op) for other in ("Triton", "CUDA") for op in IN_TRITON]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("provider", "op"), TRIED)
 def test_kernels_equal_the_reference(provider, op, kernels):
     for options in variants((GRIDS if provider == "CPU" else IN_TRITON)[op]):
@@ -267,6 +268,7 @@ def test_kernels_equal_the_reference(provider, op, kernels):
 WITH_NEEDS = [op for op in GRIDS if op in (*cases.WEIGHTED, cases.POOLED, cases.DELAYED)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("provider", "op"), [pair for pair in TRIED if pair[1] in WITH_NEEDS])
 def test_kernels_equal_the_reference_whatever_gradients_are_needed(provider, op, kernels):
     # On a CPU where many inputs carry gradient the values' one is a product.
@@ -277,6 +279,7 @@ def test_kernels_equal_the_reference_whatever_gradients_are_needed(provider, op,
         assert_is_the_reference(kernels, op, each_need=True, **options, **maps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", KERNELS)
 def test_workers_and_threads_do_not_change_a_bit(op):
     kernels = _cpu(None)

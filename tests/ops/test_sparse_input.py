@@ -80,6 +80,7 @@ def cut(given, spatial):
     return given[:spatial] if isinstance(given, tuple) else given
 
 
+@pytest.mark.slow
 @given(
     st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
     st.tuples(st.integers(1, 11), st.integers(1, 11)),
@@ -412,6 +413,7 @@ def loop(net, x):
     return torch.stack(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", INPUTS)
 @pytest.mark.parametrize("kind", ["multistep", pytest.param("compiled", marks=needs_backend)])
 def test_networks_take_events_and_give_the_loops_numbers(kind, layers, monkeypatch):

@@ -129,6 +129,7 @@ def test_equals_snntorch_on_linear(name, reset, delay, poisoned):
     assert expected["weight"].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 1, 3])
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("name", [*FUSED, "default"])
@@ -144,6 +145,7 @@ def test_recurrent_equals_the_dense_network(name, reset, delay, poisoned):
 # ---- with caps and second thresholds: the same selection as a mask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overflow", ["lowest", "rotate"])
 @pytest.mark.parametrize("max_spikes", [None, 0, 1, 20, 64, 1000])
 @pytest.mark.parametrize("neurons", SIZES)
@@ -155,6 +157,7 @@ def test_sizes_and_caps(neurons, max_spikes, overflow, poisoned):
         assert_same(both(spikes, some(30, neurons, *names), **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad_threshold", [None, 0.3, -1e30, float("-inf"), 0.7, 2.0])
 @pytest.mark.parametrize("reset", RESETS)
 def test_second_threshold(grad_threshold, reset, poisoned):
@@ -171,6 +174,7 @@ def test_second_threshold(grad_threshold, reset, poisoned):
             assert torch.equal(results[1][0].counts[..., 0], results[1][0].counts[..., 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SURROGATES)
 @pytest.mark.parametrize("reset", RESETS)
 def test_surrogates(name, reset, poisoned):
@@ -264,6 +268,7 @@ def test_nobody_and_everybody_spikes(reset, bias, poisoned):
         assert results[1][0].num_spikes == (15 * most if bias > 0 else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("inputs", "dtype"), [(192, torch.float64), (193, torch.float32), (400, torch.float32)])
 @pytest.mark.parametrize(("graded", "shuffled"), [(False, False), (True, False), (False, True)])
 def test_many_spikes_of_many_inputs(inputs, dtype, graded, shuffled, poisoned):

@@ -212,6 +212,7 @@ def layers(draw, surrogates, only_maps=False):
     return spikes, shape, keywords, tensors, options, name
 
 
+@pytest.mark.slow
 @settings(tried, max_examples=2 * EXAMPLES)
 @given(layers(list(SURROGATES)))
 def test_layers(layer):
@@ -243,6 +244,7 @@ def test_layers(layer):
         assert_close(own[key].grad, leaf.grad, terms, precision, key)
 
 
+@pytest.mark.slow
 @needs_kernel("sparse_conv_lif_pool_fwd")
 @tried
 @given(layers(["fast_sigmoid"], only_maps=True), st.integers(1, 3), st.integers(1, 3))
@@ -372,6 +374,7 @@ def of_kernels(draw):
     return op, options
 
 
+@pytest.mark.slow
 @needs_kernel("sparse_linear_fwd")
 @settings(tried, max_examples=4 * EXAMPLES)
 @given(of_kernels(), st.booleans())

@@ -118,6 +118,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_model(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))

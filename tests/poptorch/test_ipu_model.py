@@ -308,6 +308,7 @@ class Events(nn.Module):
         return counts, out, poptorch.identity_loss(loss, "none")
 
 
+@pytest.mark.slow
 @needs_library
 @pytest.mark.parametrize("kind", ["network", "sparse layers", "dense layers", "synaptic layers"])
 @pytest.mark.parametrize("overflow", ["lowest", "rotate"])

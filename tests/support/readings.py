@@ -96,6 +96,19 @@ KINDS = {
             *("t in {a}[:-1]", "t in tuple({a})", "all(k >= t for k in {a})", "{a}.copy().pop() == t", "{a} < [t]"),
         ),
     ),
+    "ranges": (
+        lambda r: range(r.randrange(3), r.choice((3, 4, 5)), r.choice((1, 2))),
+        (
+            "t in {a}",
+            "t not in {a}",
+            "len({a})",
+            "{a}[0] + t",
+            "sum({a})",
+            "t in list({a})",
+            "max({a}) > t",
+            "t in {a}[1:]",
+        ),
+    ),
     "pairs of lists": (
         lambda r: ([r.randrange(STEPS), 1], (r.randrange(STEPS), (r.randrange(STEPS),))),
         ("t in {a}[0]", "t in {a}[1]", "t in {a}[1][1]", "[t, 1] in {a}", "t in (*{a}[0], *{a}[1])", "{a}[1][0] == t"),

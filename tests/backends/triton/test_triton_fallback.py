@@ -46,6 +46,7 @@ def test_registered_for_cuda(operator):
     assert _library.REGISTERED[operator]["CUDA"].__name__ == operator
 
 
+@pytest.mark.slow
 def test_import_leaves_triton_alone():
     """As import time, and as a Triton that does not work must not break the CPU."""
     script = "import sys, snnipu, torch; "
@@ -76,6 +77,7 @@ def test_what_runs_is_told(missing, monkeypatch, capsys):
     assert "a reason" in told["reason"]
 
 
+@pytest.mark.slow
 def test_triton_that_cannot_be_imported():
     """The reason names what went wrong."""
     said = run_python(

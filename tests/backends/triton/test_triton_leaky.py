@@ -89,6 +89,7 @@ def assert_same(
             assert_backward(kernels, arguments, tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
 @pytest.mark.parametrize("reset", range(3), ids=RESETS)
 @pytest.mark.parametrize("spike_grad", SURROGATES, ids=lambda s: s.name)
@@ -97,6 +98,7 @@ def test_resets_and_surrogates(kernels, spike_grad, reset, delay):
     assert_same(kernels, x, mem0, parameters_of(None), None, reset, delay, spike_grad.kernel, recompute=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2, 7])
 @pytest.mark.parametrize("neurons", [1, 5, 63, 1000])
 @pytest.mark.parametrize("per_neuron", [False, True], ids=["scalar", "per neuron"])
@@ -109,6 +111,7 @@ def test_sizes(kernels, steps, neurons, per_neuron):
         assert_same(kernels, x, None, parameters, None, 0, delay, surrogate.atan().kernel, recompute=neurons < 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3, 4, 5, 8, 9, 19])
 def test_what_is_asked_for_in_advance(kernels, steps):
     """Sequences shorter and longer than the kernel reads ahead."""
@@ -203,6 +206,7 @@ def test_shapes_of_parameters(kernels, counts):
     assert_same(kernels, x, None, parameters, None, 0, True, surrogate.atan().kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [0, 1, 9])
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
 def test_constant_input_and_single_step(kernels, num_steps, delay):

@@ -75,6 +75,7 @@ def check(kernels, name, variant, shape, dtype=torch.float32, constant=None, per
         assert not one.numel() or relative_error(one, other, terms) <= tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_every_variant(kernels, name, variant):
     check(kernels, name, variant, (3, 2, 33))
@@ -152,6 +153,7 @@ def test_empty(kernels):
                 assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_single_steps(kernels, interpreted, name, variant):
     """As those of the CPU: spikes and states bit by bit, gradients up to the order of sums."""

@@ -91,6 +91,7 @@ def _recorded(name):
 WIDE = {torch.float64: ".v2.b64", torch.float32: ".v2.b32", torch.float16: ".b32", torch.bfloat16: ".b32"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(_neurons.BUILT))
 def test_every_neuron(kernels, compiled, name):
     """With all that a call may have; the backward pass launches the forward kernel, too."""
@@ -107,11 +108,13 @@ def assert_wide(launches, dtype):
     assert f"st.global{WIDE[dtype]}" in launches[0].ptx
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 def test_dtypes(kernels, compiled, dtype):
     assert_wide(compile_both(kernels, compiled, arguments_of("synaptic", dtype=dtype), learn=True), dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [True, False], ids=["states given", "states computed again"])
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
@@ -149,6 +152,7 @@ def resident_share(launch):
     return min(2048, 65536 // (registers * threads) * threads) / 2048
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "given", "moved"),
     # Forward x, spikes and states; the same without states; backward two of three sequences read, one written.
@@ -160,6 +164,7 @@ def test_what_a_step_moves_and_how_many_threads_there_are(kernels, compiled, nam
     assert min(map(resident_share, launches)) >= 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
 @pytest.mark.parametrize("reset", RESETS)
 def test_resets(kernels, compiled, reset, delay):
@@ -169,6 +174,7 @@ def test_resets(kernels, compiled, reset, delay):
         assert len(compile_both(kernels, compiled, forward, learn=True, given=given)) == 2 + (not given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("spike_grad", SURROGATES, ids=lambda s: s.name)
 def test_surrogates_of_leaky(kernels, compiled, spike_grad, dtype):
@@ -183,6 +189,7 @@ def test_constant_input(kernels, compiled):
     assert [launch.kernel[-10:] for launch in launches] == ["fwd_kernel", "fwd_kernel", "bwd_kernel"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spike_grad", SURROGATES[1:5], ids=lambda s: s.name)
 def test_surrogates(kernels, compiled, spike_grad):
     forward = arguments_of("synaptic")
@@ -200,6 +207,7 @@ def everything(x, mem, slow, *, tau, gain, spike):
     return spk, mem - spk.detach(), 1 / (slow**2 + 1) + torch.log(x * x + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lambda dtype: str(dtype)[6:])
 def test_a_neuron_of_a_user(kernels, compiled, dtype):
     name = _neurons.register(everything, {})
@@ -207,6 +215,7 @@ def test_a_neuron_of_a_user(kernels, compiled, dtype):
     assert [launch.kernel for launch in launches] == ["everything_fwd_kernel", "everything_bwd_kernel"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["leaky", "synaptic"])
 def test_compiled_once_for_every_length_and_shape(name, kernels, compiled):
     """What a kernel is compiled for are alignments, of which there are few, and no shape."""

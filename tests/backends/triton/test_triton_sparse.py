@@ -164,6 +164,7 @@ def test_what_is_out_of_range_of_maps_is_not_read(kernels):
     assert grads[1].item() == 1 + 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 def test_compiled_for_a_gpu(capability, compiled):
     from snnipu.backends.triton import sparse

@@ -49,6 +49,7 @@ def launched(compiled, capability, *calls):
     return {launch.kernel: launch for launch in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_every_kernel(dtype, capability, sparse, compiled):
@@ -108,6 +109,7 @@ def test_slots_as_needed(sparse, compiled, monkeypatch):
     assert set(kernels) == {"found_kernel", "select_kernel"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reset", range(3), ids=["subtract", "zero", "none"])
 def test_layer_of_one_neuron(reset, sparse, compiled):
     """Sizes of 1 are constants to Triton."""
@@ -116,6 +118,7 @@ def test_layer_of_one_neuron(reset, sparse, compiled):
         launched(compiled, 80, *layer_calls(sparse, 1, 1, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [False, True], ids=["feed-forward", "recurrent"])
 def test_compiled_once_for_every_number_of_steps_samples_and_slots(recurrent, sparse, compiled):
     keys = {}

@@ -1,0 +1,91 @@
+"""After ``stop()`` nothing of PyTorch, snnTorch or snnipu is replaced any longer."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+from support.versions import needs_backend
+
+pytestmark = [needs_backend]
+
+SCRIPT = """
+    import sys, types
+    import torch, snntorch
+    import snnipu as snn
+
+    PACKAGES = ("torch", "snntorch", "snnipu")
+
+
+    def of_packages(name):
+        return name.split(".")[0] in PACKAGES
+
+
+    def holders():
+        modules = [each for name, each in sys.modules.items() if of_packages(name) and type(each) is types.ModuleType]
+        values = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+        return [*modules, *dict.fromkeys(value for value in values if of_packages(value.__module__))]
+
+
+    def attributes():
+        return {(id(holder), name): value for holder in KEPT for name, value in vars(holder).items()}
+
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.lif = torch.nn.Linear(4, 3), snn.Leaky(beta=0.9)
+
+        def forward(self, x):
+            mem, out = self.lif.reset_mem(), []
+            for step in range(len(x)):
+                spk, mem = self.lif(self.fc(x[step]), mem)
+                out.append(spk)
+            return torch.stack(out)
+
+
+    torch.compile(lambda x: x.sum() + 1, backend="eager")(torch.ones(2))
+    net, x = Net(), torch.rand(6, 2, 4)
+    KEPT = holders()
+    names = {id(holder): getattr(holder, "__name__", "") for holder in KEPT}
+    settings = {name: getattr(torch._dynamo.config, name) for name in ("optimize_ddp", "skip_nnmodule_hook_guards")}
+    code, before = Net.forward.__code__, attributes()
+
+
+    def replaced():
+        now = attributes()
+        keys = [key for key in before.keys() | now.keys() if before.get(key, KEPT) is not now.get(key, KEPT)]
+        # PyTorch itself counts in classes, and sets what a module has besides functions.
+        kinds = {id(holder): types.FunctionType if type(holder) is types.ModuleType else object for holder in KEPT}
+        found = [(now.get(key, before.get(key)), key) for key in keys]
+        found = [key for value, key in found if isinstance(value, kinds[key[0]]) and not isinstance(value, int)]
+        return sorted(f"{names[holder]}.{name}" for holder, name in found)
+
+
+    for run in range(2):
+        found = snn.auto()
+        for _ in range(4):
+            net(x)
+        print(found)
+        assert any(site.compiled for site in found.sites), found
+        searching = {"SpikingNeuron.__call__", "SpikingNeuron.__init__", "Surrogate.__call__", "Function.apply"}
+        assert searching <= {*replaced()}, replaced()
+        found.stop()
+        assert replaced() == [], replaced()
+        assert Net.forward.__code__ is code
+        assert settings == {name: getattr(torch._dynamo.config, name) for name in settings}
+        net(x)
+    snn.compile(net)(x)
+    found = snn.auto()
+    found.stop()
+    left = replaced()
+    assert "SpikingNeuron.reset_mechanism_val" in left and "Function.apply" not in left, left
+"""
+
+
+def test_stop_leaves_nothing_replaced(repository, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    environment = {**os.environ, "PYTHONPATH": str(repository), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
