@@ -43,11 +43,9 @@ SOURCES[1] += [
     "host/sparse_conv.cpp",
     "host/sparse_pool.cpp",
     "host/delay_linear.cpp",
-    "host/avg_pool.cpp",
     "host/recurrent.cpp",
     "host/spiking_lstm.cpp",
-    "host/max_pool.cpp",
-    "host/lif_max_pool.cpp",
+    "host/dense_pool.cpp",
     "host/parallel.cpp",
     "host/library.cpp",
 ]

@@ -1,7 +1,14 @@
-// SparseLinear and its gradient: a linear layer on spike ids.
-//   inputs   ids, values [T, B, S], counts [T, B, 2], weight [N, I], and bias [N] where there is a fifth one
+// SparseLinear, DelayLinear and their gradients: a linear layer on spike ids, whose synapses have a time each in the
+// second.
+//   inputs   ids, values [T, B, S], counts [T, B, 2], weight [N, I], with delays [I, N, taps] and lags [I, N], and bias
+//            [N] where there is one more
 //   outputs  y [T, B, N], of the values' type
-// values and weight are FLOAT or FLOAT16, each for itself; ids, counts and bias FLOAT, and so are all sums.
+//   attributes  unit_values: 1 where every value is 1; plan: neurons of a tile, rows (time, sample) of a group of
+//   tiles,
+//            with delays samples
+// A spike of input i at t arrives at neuron n with weight[i, n, tap] at t + lags[i, n] + tap; behind the last step it
+// is lost. Lags are whole numbers, which have no gradient. values and weight are FLOAT or FLOAT16, each for itself; the
+// others FLOAT, and so are all sums.
 #include "operator.hpp"
 
 #include "graph/sparse_linear.hpp"
@@ -9,56 +16,86 @@
 namespace snnipu {
 namespace ops {
 
-struct SparseLinearAttributes {
+struct LinearAttributes {
   bool unitValues = false;
+  popart::Attributes::Ints plan;
 
-  template <typename Visitor> void each(Visitor &&visit) { visit("unit_values", unitValues); }
+  template <typename Visitor> void each(Visitor &&visit) {
+    visit("unit_values", unitValues);
+    visit("plan", plan, std::size_t{2});
+  }
+
+  graph::SparseLinearPlan planned() const {
+    return {static_cast<std::size_t>(plan[0]), static_cast<std::size_t>(plan[1])};
+  }
 };
 
-struct SparseLinear : Described<SparseLinear, SparseLinearAttributes> {
-  enum { Ids, Values, Counts, Weight, Bias, InputCount };
+template <typename D, bool Delayed> struct Linear : Described<D, LinearAttributes> {
+  using At = Lowering<D>;
+  enum { Ids, Values, Counts, Weight, Lags, Bias = Delayed ? 5 : 4, InputCount };
 
-  static constexpr const char *name = "SparseLinear";
   static Fields inputs() {
-    return {{"ids"}, {"values", FloatOrHalf}, {"counts"}, {"weight", FloatOrHalf}, {"bias", Float, true}};
+    Fields fields = {{"ids"}, {"values", FloatOrHalf}, {"counts"}, {"weight", FloatOrHalf}};
+    if (Delayed)
+      fields.push_back({"lags"});
+    fields.push_back({"bias", Float, true});
+    return fields;
   }
   static Fields outputs() { return {{"y", FloatOrHalf}}; }
 
-  static Infos shapes(const Attributes &, const InfoOf &in) {
-    return {likeRows(in(Values), in(Weight).dim(0), in(Values).dataType())};
+  static void checkInputs(const popart::Op &op, const LinearAttributes &) {
+    if (Delayed && op.inInfo(Weight).rank() != 3)
+      throw popart::error("{}: weight must be [inputs, neurons, taps], got {}", op.opid, op.inInfo(Weight));
   }
-  static Gradient gradient(const Attributes &) {
+  static Infos shapes(const LinearAttributes &, const InfoOf &in) {
+    return {likeRows(in(Values), in(Weight).dim(Delayed ? 1 : 0), in(Values).dataType())};
+  }
+  static Gradient gradient(const LinearAttributes &) {
     Gradient gradient = {{gradientOf(0)}, {}};
     gradient.readEveryInput(InputCount);
     return gradient;
   }
 
-  static bool laysOut(const Attributes &, const Source &source, bool) { return source == input(Weight); }
-  static poplar::Tensor layOut(const Lowering<SparseLinear> &at, const Source &weight,
-                               const poplar::DebugContext &name) {
+  static bool laysOut(const LinearAttributes &, const Source &source, bool) {
+    return !Delayed && source == input(Weight);
+  }
+  static poplar::Tensor layOut(const At &at, const Source &weight, const poplar::DebugContext &name) {
     const std::vector<std::size_t> shape = at.info(weight).shape_szt(), spikes = at.info(input(Ids)).shape_szt();
     return graph::createSparseLinearWeight(at.graph(), shape.at(0), shape.at(1), spikes.at(0) * spikes.at(1),
-                                           spikes.at(2), poplarType(at.info(weight)), name);
+                                           at.attributes().planned(), poplarType(at.info(weight)), name);
   }
 
-  static graph::SparseLinearInputs tensors(const Lowering<SparseLinear> &at) {
-    return {at.slots(), at.in(Weight), at.in(Bias), {}};
+  static graph::SparseLinearInputs tensors(const At &at) {
+    return {at.slots(), at.in(Weight), at.in(Bias), Delayed ? at.in(Lags) : poplar::Tensor()};
   }
-  static void grow(const Lowering<SparseLinear> &at, poplar::program::Sequence &prog) {
-    at.set(0, graph::sparseLinear(at.graph(), tensors(at), at.attributes().unitValues, prog, at.label()));
+  static void grow(const At &at, poplar::program::Sequence &prog) {
+    const LinearAttributes &attributes = at.attributes();
+    at.set(0,
+           graph::sparseLinear(at.graph(), tensors(at), attributes.planned(), attributes.unitValues, prog, at.label()));
   }
-  static void growGradient(const Lowering<SparseLinear> &at, poplar::program::Sequence &prog) {
-    const graph::SparseLinearGradients out = graph::sparseLinearGrad(at.graph(), at.at(gradientOf(0)), tensors(at),
-                                                                     at.attributes().unitValues, prog, at.label());
+  static void growGradient(const At &at, poplar::program::Sequence &prog) {
+    const LinearAttributes &attributes = at.attributes();
+    const graph::SparseLinearGradients out = graph::sparseLinearGrad(
+        at.graph(), at.at(gradientOf(0)), tensors(at), attributes.planned(), attributes.unitValues, prog, at.label());
     at.setZeros(Ids);
     at.set(Values, out.values);
     at.setZeros(Counts);
     at.set(Weight, out.weight);
+    if (Delayed)
+      at.setZeros(Lags);
     at.set(Bias, out.bias);
   }
 };
 
+struct SparseLinear : Linear<SparseLinear, false> {
+  static constexpr const char *name = "SparseLinear";
+};
+struct DelayLinear : Linear<DelayLinear, true> {
+  static constexpr const char *name = "DelayLinear";
+};
+
 const Registered<SparseLinear> sparseLinear;
+const Registered<DelayLinear> delayLinear;
 
 } // namespace ops
 } // namespace snnipu

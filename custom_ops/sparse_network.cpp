@@ -4,11 +4,11 @@
 //            weight [N, N]
 //   outputs  for each layer ids, values [T, B, slots], counts, dropped [T, B, 2], mem [T, B, N]
 //   attributes, one entry for each layer: slots, has_grad_threshold, grad_threshold, input_scale; for all of them:
-//            reset, rotate, has_bias, unit_values, input_gradient, surrogate, surrogate_a, surrogate_b. Optional:
-//            recurrent, 0 or 1 for each layer: whether it reads its own spikes of the step before; plan, for each layer
-//            its first tile, n, n pairs (neurons on a tile, how many such tiles follow one another), g, g pairs
+//            reset, rotate, has_bias, unit_values, input_gradient, surrogate, surrogate_a, surrogate_b; plan, for each
+//            layer its first tile, n, n pairs (neurons on a tile, how many such tiles follow one another), g, g pairs
 //            (samples of a group of such tiles, how many such groups follow one another), its first selection tile, m,
-//            m pairs (samples on a tile, how many such tiles)
+//            m pairs (samples on a tile, how many such tiles). Optional: recurrent, 0 or 1 for each layer: whether it
+//            reads its own spikes of the step before
 // Values, of the input and of all layers, are FLOAT or FLOAT16, and each layer's weights are; all else is FLOAT: state,
 // sums, parameters. Gradients come in through the values of any layer; mem is for the backward pass and carries none.
 #include "operator.hpp"
@@ -32,7 +32,7 @@ struct NetworkAttributes {
     visit("slots", slots);
     visit("has_grad_threshold", second);
     visit("recurrent", recurrent, ReadAttributes::Optional());
-    visit("plan", plan, ReadAttributes::Optional());
+    visit("plan", plan);
     visit("grad_threshold", gradThreshold);
     visit("input_scale", inputScale);
     visit("reset", reset, 3);
@@ -95,15 +95,13 @@ template <typename Shape> graph::SparseNetworkOptions optionsOf(const NetworkAtt
     const std::vector<std::size_t> shape = weight(l);
     options.layers.push_back({shape.at(1), shape.at(0), static_cast<std::size_t>(a.slots[i]), a.second[i] != 0,
                               a.gradThreshold[i], a.inputScale[i], a.isRecurrent(i)});
-    if (!a.plan.empty()) {
-      graph::LayerPlan layer;
-      layer.firstTile = plan.next();
-      layer.neurons = plan.runs();
-      layer.groups = plan.runs();
-      layer.firstSelectionTile = plan.next();
-      layer.rows = plan.runs();
-      options.plan.push_back(layer);
-    }
+    graph::LayerPlan layer;
+    layer.firstTile = plan.next();
+    layer.neurons = plan.runs();
+    layer.groups = plan.runs();
+    layer.firstSelectionTile = plan.next();
+    layer.rows = plan.runs();
+    options.plan.push_back(layer);
   }
   if (!plan.atEnd())
     throw popart::error("SparseNetwork: attribute plan has more entries than its layers need");
@@ -189,15 +187,14 @@ struct SparseNetwork : Described<SparseNetwork, NetworkAttributes> {
                                const poplar::DebugContext &name) {
     const std::vector<std::size_t> ids = at.info(input(Ids)).shape_szt();
     if (source.kind != popart::GradOpInType::In)
-      return graph::createNetworkMembranes(at.graph(), options(at),
-                                           static_cast<std::size_t>(source.index / OutputsOfLayer), ids.at(0),
-                                           ids.at(1), ids.at(2), name);
+      return graph::createNetworkMembranes(
+          at.graph(), options(at), static_cast<std::size_t>(source.index / OutputsOfLayer), ids.at(0), ids.at(1), name);
     poplar::Tensor weight;
     eachParameter(at.attributes(), [&](int layer, Attributes::Parameters which, int place) {
       if (place == source.index)
-        weight = graph::createNetworkWeight(at.graph(), options(at), static_cast<std::size_t>(layer),
-                                            which == Attributes::Recurrent, ids.at(1), ids.at(2),
-                                            poplarType(at.info(source)), name);
+        weight =
+            graph::createNetworkWeight(at.graph(), options(at), static_cast<std::size_t>(layer),
+                                       which == Attributes::Recurrent, ids.at(1), poplarType(at.info(source)), name);
     });
     return weight;
   }

@@ -25,14 +25,6 @@ std::vector<Block> blocksOf(const std::vector<std::size_t> &neurons, std::size_t
   return blocks;
 }
 
-std::vector<Block> blocksOver(std::size_t neurons, std::size_t firstTile, std::size_t tiles) {
-  const std::size_t pairs = (neurons + 1) / 2, share = 2 * ((pairs + tiles - 1) / tiles);
-  std::vector<std::size_t> counts;
-  for (std::size_t first = 0; first < neurons; first += share)
-    counts.push_back(std::min(share, neurons - first));
-  return blocksOf(counts, firstTile);
-}
-
 void Copies::add(const Tensor &from, const Tensor &to) {
   Pairs &pairs = types_[to.elementType().toString()];
   pairs.from.push_back(from.flatten());
@@ -78,15 +70,6 @@ Tensor BlockArray::whole() const {
   for (std::size_t i = 0; i < parts_.size(); ++i)
     held.push_back(parts_[i].slice(0, blocks_[i].neurons, 1));
   return held.size() == 1 ? held[0] : concat(held, 1);
-}
-
-Tensor createWeight(poplar::Graph &graph, const std::vector<Block> &blocks, std::size_t inputs,
-                    const poplar::Type &type, const poplar::DebugContext &debug) {
-  // Without padding: a tensor of the optimiser's has none.
-  std::vector<Block> held = blocks;
-  for (Block &block : held)
-    block.lanes = block.neurons;
-  return BlockArray(graph, held, type, inputs, debug).whole().transpose();
 }
 
 std::vector<Tensor> blocksIn(poplar::Graph &graph, const std::vector<Block> &blocks, const Tensor &array, float padding,

@@ -18,8 +18,6 @@ struct Block {
   std::size_t tile, first, neurons, lanes;
 };
 
-// Neurons in equal and even shares over tiles [firstTile, firstTile + tiles): at least two on a tile.
-std::vector<Block> blocksOver(std::size_t neurons, std::size_t firstTile, std::size_t tiles);
 // neurons[i] of them on tile firstTile + i.
 std::vector<Block> blocksOf(const std::vector<std::size_t> &neurons, std::size_t firstTile);
 
@@ -58,10 +56,6 @@ private:
   std::vector<Block> blocks_;
   std::vector<poplar::Tensor> parts_;
 };
-
-// A matrix [neurons][inputs], laid out so that blocksIn() finds it where it is wanted.
-poplar::Tensor createWeight(poplar::Graph &graph, const std::vector<Block> &blocks, std::size_t inputs,
-                            const poplar::Type &type, const poplar::DebugContext &debug);
 
 // Of an array [rows][neurons], [rows][lanes] for each block: where it lies on the block's tile already, or a copy
 // there, with `padding` in the lanes that no neuron has.

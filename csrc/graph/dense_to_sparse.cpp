@@ -23,13 +23,10 @@ SlotTensors denseToSparse(poplar::Graph &graph, const Tensor &x, std::size_t cap
   const RowSpread spread(graph, rows);
   const Tensor dense = x.reshape({rows, neurons});
   const Bits bits = bitsAbove(graph, spread, dense, {}, false, 0.0f, prog, {info, "bits"});
-  const SlotTensors slots =
+  SlotTensors slots =
       slotsOfBits(graph, spread, bits.fired, bits.carried, batch, neurons, capacity, rotate, prog, {info, "slots"});
-  const Tensor values = gatherSlots(graph, spread, dense, slots.ids, slots.counts, prog, {info, "values"});
-  return {floatsOfIds(graph, spread, slots.ids, prog, {info, "ids"}).reshape({steps, batch, capacity}),
-          inType(graph, spread, values, type, prog, {info, "valuesOfType"}).reshape({steps, batch, capacity}),
-          floatsOfIds(graph, spread, slots.counts, prog, {info, "counts"}).reshape({steps, batch, 2}),
-          floatsOfIds(graph, spread, slots.dropped, prog, {info, "dropped"}).reshape({steps, batch, 2})};
+  slots.values = gatherSlots(graph, spread, dense, slots.ids, slots.counts, prog, {info, "values"});
+  return slotsOfRows(graph, spread, slots, batch, type, prog, info);
 }
 
 } // namespace graph

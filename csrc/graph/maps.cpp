@@ -30,17 +30,15 @@ void checkMaps(const char *op, const MapSizes &in, const MapSizes &out, const Ke
 
 Tensor placesOfFloats(poplar::Graph &graph, const RowSpread &spread, const Tensor &ids, const MapSizes &maps,
                       poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
-  const poplar::ComputeSet cs = graph.addComputeSet(debug);
   const Tensor to = spread.variable(graph, poplar::UNSIGNED_INT, ids.dim(1), debug);
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    VertexBuilder(graph, cs, "snnipu::PlacesOfFloats", tile)
-        .connect("from", spread.part(ids, tile))
-        .connect("to", spread.part(to, tile))
-        .count("size", spread.count(tile) * ids.dim(1))
+  runOnRows(graph, spread, "snnipu::PlacesOfFloats", prog, debug, [&](RowVertex &vertex) {
+    vertex.rows("from", ids)
+        .rows("to", to)
+        .count("size", vertex.held * ids.dim(1))
         .count("channels", maps.channels)
         .count("height", maps.height)
         .count("width", maps.width);
-  prog.add(poplar::program::Execute(cs));
+  });
   return to;
 }
 

@@ -10,7 +10,6 @@ namespace graph {
 namespace {
 
 using poplar::Tensor;
-using poplar::program::Execute;
 using poplar::program::Sequence;
 
 void check(const Tensor &mem, const Tensor &threshold, const SelectSpikesOptions &options) {
@@ -36,20 +35,18 @@ Bits bitsAbove(poplar::Graph &graph, const RowSpread &spread, const Tensor &x, c
   const Bits bits = {spread.variable(graph, poplar::UNSIGNED_INT, words, {info, "fired"}),
                      spread.variable(graph, poplar::UNSIGNED_INT, words, {info, "carried"})};
   const Tensor limit = threshold.valid() ? threshold.flatten() : nothing(graph, poplar::FLOAT);
-  const poplar::ComputeSet cs = graph.addComputeSet({info, "above"});
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    VertexBuilder(graph, cs, vertexName("Above", x.elementType()), tile)
-        .connect("x", spread.part(x, tile))
+  runOnRows(graph, spread, vertexName("Above", x.elementType()), prog, {info, "above"}, [&](RowVertex &vertex) {
+    vertex.rows("x", x)
+        .rows("fired", bits.fired)
+        .rows("carried", bits.carried)
         .connect("threshold", limit)
-        .connect("fired", spread.part(bits.fired, tile))
-        .connect("carried", spread.part(bits.carried, tile))
         .set("gradThreshold", gradThreshold)
-        .count("rows", spread.count(tile))
+        .count("rows", vertex.held)
         .count("neurons", neurons)
         .set("perNeuron", limit.numElements() > 1)
         .set("second", second)
         .set("nonzero", !threshold.valid());
-  prog.add(Execute(cs));
+  });
   return bits;
 }
 
@@ -63,11 +60,7 @@ SlotTensors selectSpikes(poplar::Graph &graph, const Tensor &mem, const Tensor &
                               options.gradThreshold, prog, {info, "bits"});
   const SlotTensors slots = slotsOfBits(graph, spread, bits.fired, bits.carried, batch, neurons, options.capacity,
                                         options.rotate, prog, {info, "slots"});
-  return {floatsOfIds(graph, spread, slots.ids, prog, {info, "ids"}).reshape({steps, batch, options.capacity}),
-          inType(graph, spread, slots.values, mem.elementType(), prog, {info, "valuesOfType"})
-              .reshape({steps, batch, options.capacity}),
-          floatsOfIds(graph, spread, slots.counts, prog, {info, "counts"}).reshape({steps, batch, 2}),
-          floatsOfIds(graph, spread, slots.dropped, prog, {info, "dropped"}).reshape({steps, batch, 2})};
+  return slotsOfRows(graph, spread, slots, batch, mem.elementType(), prog, info);
 }
 
 SelectSpikesGradients selectSpikesGrad(poplar::Graph &graph, const Tensor &gradValues, const Tensor &mem,
@@ -78,30 +71,27 @@ SelectSpikesGradients selectSpikesGrad(poplar::Graph &graph, const Tensor &gradV
   const poplar::DebugInfo info(debug, "snnipu");
   const std::size_t rows = mem.dim(0) * mem.dim(1), neurons = mem.dim(2), slots = ids.dim(2);
   const RowSpread spread(graph, rows);
-  const Tensor id = idsOfFloats(graph, spread, ids.reshape({rows, slots}), neurons, prog, {info, "ids"});
-  const Tensor count = idsOfFloats(graph, spread, counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
-  const Tensor slotMem = gatherSlots(graph, spread, mem.reshape({rows, neurons}), id, count, prog, {info, "slotMem"});
+  const SlotTensors at = rowsOfSlots(graph, spread, {ids, gradValues, counts, {}}, neurons, prog, info);
+  const Tensor slotMem =
+      gatherSlots(graph, spread, mem.reshape({rows, neurons}), at.ids, at.counts, prog, {info, "slotMem"});
   const Tensor through = spread.variable(graph, poplar::FLOAT, slots, {info, "through"});
-  const Tensor grad =
-      inType(graph, spread, gradValues.reshape({rows, slots}), poplar::FLOAT, prog, {info, "gradInFloat"});
-  const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"});
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    VertexBuilder(graph, cs, vertexName("SelectSpikesBackward", poplar::FLOAT, options.surrogate), tile)
-        .connect("grad", spread.part(grad, tile))
-        .connect("mem", spread.part(slotMem, tile))
-        .connect("threshold", threshold.flatten())
-        .connect("ids", spread.part(id, tile))
-        .connect("counts", spread.part(count, tile))
-        .connect("through", spread.part(through, tile))
-        .set("surrogateA", options.surrogateA)
-        .set("surrogateB", options.surrogateB)
-        .count("rows", spread.count(tile))
-        .count("slots", slots)
-        .set("perNeuron", threshold.numElements() > 1);
-  prog.add(Execute(cs));
   const bool perNeuron = threshold.numElements() > 1;
+  runOnRows(graph, spread, vertexName("SelectSpikesBackward", poplar::FLOAT, options.surrogate), prog,
+            {info, "backward"}, [&](RowVertex &vertex) {
+              vertex.rows("grad", at.values)
+                  .rows("mem", slotMem)
+                  .rows("ids", at.ids)
+                  .rows("counts", at.counts)
+                  .rows("through", through)
+                  .connect("threshold", threshold.flatten())
+                  .set("surrogateA", options.surrogateA)
+                  .set("surrogateB", options.surrogateB)
+                  .count("rows", vertex.held)
+                  .count("slots", slots)
+                  .set("perNeuron", perNeuron);
+            });
   // Gradients of a neuron's threshold are summed in float.
-  const Tensor dense = scatterSlots(graph, spread, through, id, count, neurons,
+  const Tensor dense = scatterSlots(graph, spread, through, at.ids, at.counts, neurons,
                                     perNeuron ? poplar::FLOAT : mem.elementType(), prog, {info, "gradMem"});
   SelectSpikesGradients out;
   out.mem = inType(graph, spread, dense, mem.elementType(), prog, {info, "gradMemOfType"}).reshape(mem.shape());

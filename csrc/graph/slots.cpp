@@ -63,63 +63,75 @@ Tensor inType(poplar::Graph &graph, const RowSpread &spread, const Tensor &rows,
 
 Tensor idsOfFloats(poplar::Graph &graph, const RowSpread &spread, const Tensor &from, std::size_t limit, Sequence &prog,
                    const poplar::DebugContext &debug) {
-  const poplar::ComputeSet cs = graph.addComputeSet(debug);
   const Tensor to = spread.variable(graph, poplar::INT, from.dim(1), debug);
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    VertexBuilder(graph, cs, "snnipu::IdsOfFloats", tile)
-        .connect("from", spread.part(from, tile))
-        .connect("to", spread.part(to, tile))
-        .count("size", spread.count(tile) * from.dim(1))
-        .count("limit", limit);
-  prog.add(Execute(cs));
+  runOnRows(graph, spread, "snnipu::IdsOfFloats", prog, debug, [&](RowVertex &vertex) {
+    vertex.rows("from", from).rows("to", to).count("size", vertex.held * from.dim(1)).count("limit", limit);
+  });
   return to;
 }
 
 Tensor floatsOfIds(poplar::Graph &graph, const RowSpread &spread, const Tensor &from, Sequence &prog,
                    const poplar::DebugContext &debug) {
-  const poplar::ComputeSet cs = graph.addComputeSet(debug);
   const Tensor to = spread.variable(graph, poplar::FLOAT, from.dim(1), debug);
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    VertexBuilder(graph, cs, "snnipu::FloatsOfIds", tile)
-        .connect("from", spread.part(from, tile))
-        .connect("to", spread.part(to, tile))
-        .count("size", spread.count(tile) * from.dim(1));
-  prog.add(Execute(cs));
+  runOnRows(graph, spread, "snnipu::FloatsOfIds", prog, debug, [&](RowVertex &vertex) {
+    vertex.rows("from", from).rows("to", to).count("size", vertex.held * from.dim(1));
+  });
   return to;
+}
+
+SlotTensors rowsOfSlots(poplar::Graph &graph, const RowSpread &spread, const SlotTensors &spikes, std::size_t neurons,
+                        Sequence &prog, const poplar::DebugInfo &info) {
+  const std::size_t slots = spikes.ids.dim(2);
+  SlotTensors rows;
+  rows.ids = idsOfFloats(graph, spread, spikes.ids.reshape({spread.rows(), slots}), neurons, prog, {info, "ids"});
+  rows.counts =
+      idsOfFloats(graph, spread, spikes.counts.reshape({spread.rows(), 2}), slots + 1, prog, {info, "counts"});
+  if (spikes.values.valid())
+    rows.values = inType(graph, spread, spikes.values.reshape({spread.rows(), slots}), poplar::FLOAT, prog,
+                         {info, "valuesInFloat"});
+  return rows;
+}
+
+SlotTensors slotsOfRows(poplar::Graph &graph, const RowSpread &spread, const SlotTensors &rows, std::size_t batch,
+                        const poplar::Type &type, Sequence &prog, const poplar::DebugInfo &info) {
+  const auto bySteps = [&](const Tensor &of) { return of.reshape({spread.rows() / batch, batch, of.dim(1)}); };
+  SlotTensors out;
+  out.ids = bySteps(floatsOfIds(graph, spread, rows.ids, prog, {info, "ids"}));
+  out.values = bySteps(inType(graph, spread, rows.values, type, prog, {info, "valuesOfType"}));
+  out.counts = bySteps(floatsOfIds(graph, spread, rows.counts, prog, {info, "counts"}));
+  if (rows.dropped.valid())
+    out.dropped = bySteps(floatsOfIds(graph, spread, rows.dropped, prog, {info, "dropped"}));
+  return out;
 }
 
 Tensor gatherSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor &dense, const Tensor &ids,
                    const Tensor &counts, Sequence &prog, const poplar::DebugContext &debug) {
-  const poplar::ComputeSet cs = graph.addComputeSet(debug);
   const Tensor values = spread.variable(graph, poplar::FLOAT, ids.dim(1), debug);
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    VertexBuilder(graph, cs, vertexName("GatherSlots", dense.elementType()), tile)
-        .connect("dense", spread.part(dense, tile))
-        .connect("ids", spread.part(ids, tile))
-        .connect("counts", spread.part(counts, tile))
-        .connect("values", spread.part(values, tile))
-        .count("rows", spread.count(tile))
+  runOnRows(graph, spread, vertexName("GatherSlots", dense.elementType()), prog, debug, [&](RowVertex &vertex) {
+    vertex.rows("dense", dense)
+        .rows("ids", ids)
+        .rows("counts", counts)
+        .rows("values", values)
+        .count("rows", vertex.held)
         .count("slots", ids.dim(1))
         .count("neurons", dense.dim(1));
-  prog.add(Execute(cs));
+  });
   return values;
 }
 
 Tensor scatterSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor &values, const Tensor &ids,
                     const Tensor &counts, std::size_t neurons, const poplar::Type &type, Sequence &prog,
                     const poplar::DebugContext &debug) {
-  const poplar::ComputeSet cs = graph.addComputeSet(debug);
   const Tensor dense = spread.variable(graph, type, neurons, debug);
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    VertexBuilder(graph, cs, vertexName("ScatterSlots", type), tile)
-        .connect("values", spread.part(values, tile))
-        .connect("ids", spread.part(ids, tile))
-        .connect("counts", spread.part(counts, tile))
-        .connect("dense", spread.part(dense, tile))
-        .count("rows", spread.count(tile))
+  runOnRows(graph, spread, vertexName("ScatterSlots", type), prog, debug, [&](RowVertex &vertex) {
+    vertex.rows("values", values)
+        .rows("ids", ids)
+        .rows("counts", counts)
+        .rows("dense", dense)
+        .count("rows", vertex.held)
         .count("slots", ids.dim(1))
         .count("neurons", neurons);
-  prog.add(Execute(cs));
+  });
   return dense;
 }
 
@@ -148,16 +160,14 @@ void addSumSlots(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &part
 
 Tensor ascendingRows(poplar::Graph &graph, const RowSpread &spread, const Tensor &ids, const Tensor &counts,
                      Sequence &prog, const poplar::DebugContext &debug) {
-  const poplar::ComputeSet cs = graph.addComputeSet(debug);
   const Tensor out = spread.variable(graph, poplar::INT, 1, debug);
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    VertexBuilder(graph, cs, "snnipu::Ascending", tile)
-        .connect("ids", spread.part(ids, tile))
-        .connect("counts", spread.part(counts, tile))
-        .connect("out", spread.part(out, tile))
-        .count("rows", spread.count(tile))
+  runOnRows(graph, spread, "snnipu::Ascending", prog, debug, [&](RowVertex &vertex) {
+    vertex.rows("ids", ids)
+        .rows("counts", counts)
+        .rows("out", out)
+        .count("rows", vertex.held)
         .count("slots", ids.dim(1));
-  prog.add(Execute(cs));
+  });
   return out;
 }
 

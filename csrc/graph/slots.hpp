@@ -4,6 +4,8 @@
 // are INT. Values are FLOAT or HALF between operators, and FLOAT within one.
 #pragma once
 
+#include "graph/vertex_builder.hpp"
+
 #include <poplar/Graph.hpp>
 #include <poplar/Program.hpp>
 
@@ -46,6 +48,47 @@ public:
 private:
   std::size_t rows_, share_;
 };
+
+// A vertex for the rows of a tile.
+class RowVertex : public VertexBuilder {
+public:
+  RowVertex(poplar::Graph &graph, poplar::ComputeSet cs, const std::string &name, const RowSpread &spread,
+            std::size_t tile)
+      : VertexBuilder(graph, cs, name, tile), held(spread.count(tile)), spread_(spread), tile_(tile) {}
+
+  const std::size_t held; // rows
+
+  // What the tile has of a tensor of rows.
+  poplar::Tensor part(const poplar::Tensor &of) const { return spread_.part(of, tile_); }
+  RowVertex &rows(const char *field, const poplar::Tensor &of) {
+    connect(field, part(of));
+    return *this;
+  }
+
+private:
+  const RowSpread &spread_;
+  std::size_t tile_;
+};
+
+// Runs a vertex on each tile of the rows; body(vertex) sets its fields.
+template <typename Body>
+void runOnRows(poplar::Graph &graph, const RowSpread &spread, const std::string &name, poplar::program::Sequence &prog,
+               const poplar::DebugContext &debug, const Body &body) {
+  const poplar::ComputeSet cs = graph.addComputeSet(debug);
+  for (std::size_t tile = 0; tile < spread.tiles(); ++tile) {
+    RowVertex vertex(graph, cs, name, spread, tile);
+    body(vertex);
+  }
+  prog.add(poplar::program::Execute(cs));
+}
+
+// Spikes as they are between operators, of `neurons`, as rows: ids and counts in integers, and values, where they are
+// valid, in FLOAT.
+SlotTensors rowsOfSlots(poplar::Graph &graph, const RowSpread &spread, const SlotTensors &spikes, std::size_t neurons,
+                        poplar::program::Sequence &prog, const poplar::DebugInfo &info);
+// And back: [steps, batch, ...], values in `type`. dropped may be invalid.
+SlotTensors slotsOfRows(poplar::Graph &graph, const RowSpread &spread, const SlotTensors &rows, std::size_t batch,
+                        const poplar::Type &type, poplar::program::Sequence &prog, const poplar::DebugInfo &info);
 
 // The rows [rows][width] in another type, FLOAT or HALF; themselves where they have it.
 poplar::Tensor inType(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &rows,

@@ -1,6 +1,6 @@
 #include "graph/sparse_conv2d.hpp"
 
-#include "graph/blocks.hpp"
+#include "graph/shared_blocks.hpp"
 #include "graph/spread.hpp"
 #include "graph/vertex_name.hpp"
 
@@ -49,12 +49,12 @@ void checkPlan(const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan) {
 struct MapDivision {
   std::vector<Block> blocks; // output channels; tile: without those of the parts before
   std::vector<MapRange> bands, shares;
-  std::size_t tiles, inputs;
+  std::size_t tiles;
 
   MapDivision(const poplar::Graph &graph, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan,
               std::size_t rows)
       : bands(sharesOf(sizes.out.height, plan.lines)), shares(sharesOf(rows, plan.rows)),
-        tiles(graph.getTarget().getNumTiles()), inputs(sizes.inputs()) {
+        tiles(graph.getTarget().getNumTiles()) {
     const std::size_t own = sizes.out.channels / sizes.groups;
     for (std::size_t group = 0; group < sizes.groups; ++group)
       for (const MapRange &channels : sharesOf(own, plan.channels))
@@ -77,35 +77,11 @@ struct MapDivision {
         body(share, band, blocksOn(share, band));
   }
 
-  // body(tile, begin, end) of the inputs of a block, which the tiles that have it share.
-  template <typename Body> void forInputs(std::size_t block, const Body &body) const {
-    const std::size_t holders = shares.size() * bands.size();
-    const std::size_t size = std::max(leastMapInputs, (inputs + holders - 1) / holders);
-    std::size_t holder = 0;
-    for (const MapRange &range : sharesOf(inputs, size)) {
-      body(tile(holder / bands.size(), holder % bands.size(), block), range.begin, range.end);
-      ++holder;
-    }
-  }
-  // [inputs][lanes] for each block, or without padding [inputs][neurons], so shared.
-  std::vector<Tensor> shared(poplar::Graph &graph, const poplar::Type &type, bool padding,
-                             const poplar::DebugContext &debug) const {
-    std::vector<Tensor> parts;
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      const Tensor part = graph.addVariable(type, {inputs, padding ? blocks[i].lanes : blocks[i].neurons}, debug);
-      forInputs(i, [&](std::size_t tile, std::size_t begin, std::size_t end) {
-        graph.setTileMapping(part.slice(begin, end, 0), static_cast<unsigned>(tile));
-      });
-      parts.push_back(part);
-    }
-    return parts;
-  }
-  // [out, inputs] of such parts.
-  Tensor whole(const std::vector<Tensor> &parts) const {
-    std::vector<Tensor> held;
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      held.push_back(parts[i].slice(0, blocks[i].neurons, 1));
-    return concat(held, 1).transpose();
+  // The blocks of all parts: with what the tiles that have the same channels hold in common.
+  SharedBlocks ofParts() const {
+    std::vector<std::vector<Block>> parts;
+    forParts([&](std::size_t, std::size_t, const std::vector<Block> &own) { parts.push_back(own); });
+    return SharedBlocks(parts, leastMapInputs);
   }
 };
 
@@ -215,9 +191,9 @@ std::vector<std::vector<Tensor>> kernelsIn(poplar::Graph &graph, const ConvLayou
 Tensor createSparseConv2dWeight(poplar::Graph &graph, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan,
                                 std::size_t rows, const poplar::Type &type, const poplar::DebugContext &debug) {
   checkPlan(sizes, plan);
-  const MapDivision division(graph, sizes, plan, rows);
-  // Without padding: a tensor of the optimiser's has none.
-  return division.whole(division.shared(graph, type, false, debug))
+  return MapDivision(graph, sizes, plan, rows)
+      .ofParts()
+      .matrix(graph, type, sizes.inputs(), debug)
       .reshape({sizes.out.channels, sizes.groupInputs(), sizes.kernel.height, sizes.kernel.width});
 }
 
@@ -307,11 +283,11 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
     weights = kernelsIn(graph, layout, in.weight, copies, info);
   copies.run(prog, {info, "load"});
   const poplar::ComputeSet clear = graph.addComputeSet({info, "zero"});
-  std::vector<BlockArray> gradWeights;
+  std::vector<std::vector<Tensor>> gradWeights;
   division.forParts([&](std::size_t, std::size_t, const std::vector<Block> &blocks) {
-    gradWeights.emplace_back(graph, blocks, poplar::FLOAT, division.inputs,
-                             poplar::DebugContext{info, "gradients of kernels"});
-    zeroBlocks(graph, blocks, gradWeights.back().parts(), clear);
+    gradWeights.push_back(
+        BlockArray(graph, blocks, poplar::FLOAT, sizes.inputs(), {info, "gradients of kernels"}).parts());
+    zeroBlocks(graph, blocks, gradWeights.back(), clear);
   });
   prog.add(Execute(clear));
   const auto maps = layout.maps(graph, {info, "maps"});
@@ -386,30 +362,17 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
     if (needValues)
       prog.add(Execute(sum));
   });
-  // The sum over the parts, each tile its share of the inputs.
-  std::vector<Tensor> totals = division.shared(graph, poplar::FLOAT, true, {info, "gradients of kernels"});
-  const poplar::ComputeSet cs = graph.addComputeSet({info, "parts"});
-  for (std::size_t i = 0; i < blockCount; ++i)
-    division.forInputs(i, [&](std::size_t tile, std::size_t begin, std::size_t end) {
-      std::vector<Tensor> found;
-      for (const BlockArray &own : gradWeights)
-        found.push_back(own[i].slice(begin, end, 0).flatten());
-      addSumRows(graph, cs, concat(found), found.size(), totals[i].slice(begin, end, 0).flatten(), 1.0f, tile);
-    });
-  prog.add(Execute(cs));
+  const poplar::Type type = in.weight.elementType();
+  const SharedBlocks parts = division.ofParts();
+  const poplar::ComputeSet sumParts = graph.addComputeSet({info, "parts"}),
+                           half = graph.addComputeSet({info, "gradients of kernels in half"});
   SparseConv2dGradients out;
-  if (in.weight.elementType() == poplar::HALF) {
-    const std::vector<Tensor> halves =
-        division.shared(graph, poplar::HALF, true, {info, "gradients of kernels in half"});
-    const poplar::ComputeSet cast = graph.addComputeSet({info, "gradients of kernels in half"});
-    for (std::size_t i = 0; i < blockCount; ++i)
-      division.forInputs(i, [&](std::size_t tile, std::size_t begin, std::size_t end) {
-        addCast(graph, cast, totals[i].slice(begin, end, 0), halves[i].slice(begin, end, 0), tile);
-      });
-    prog.add(Execute(cast));
-    totals = halves;
-  }
-  out.weight = division.whole(totals).reshape(in.weight.shape());
+  out.weight = parts.sumOfGroups(graph, gradWeights, type, sumParts, half, {info, "gradients of kernels"})
+                   .reshape(in.weight.shape());
+  if (parts.size() > 1)
+    prog.add(Execute(sumParts));
+  if (type == poplar::HALF)
+    prog.add(Execute(half));
   if (needValues)
     out.values =
         inType(graph, layout.spread, gradValues, in.spikes.values.elementType(), prog, {info, "gradValuesOfType"})

@@ -1,6 +1,6 @@
 #include "graph/sparse_linear.hpp"
 
-#include "graph/blocks.hpp"
+#include "graph/shared_blocks.hpp"
 #include "graph/spread.hpp"
 #include "graph/vertex_builder.hpp"
 #include "graph/vertex_name.hpp"
@@ -8,7 +8,6 @@
 #include "neuron/sparse.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 
 namespace snnipu {
@@ -22,95 +21,28 @@ using poplar::program::Sequence;
 // Every tile gets all spikes of its rows, as many rows at a time as fit into this.
 constexpr std::size_t bytesAtOnce = 48 * 1024;
 
-// Which tile does what: blocks of neurons, and groups of tiles that each have all blocks and a share of the rows. More
-// groups leave fewer spikes to each tile, and need more neurons on it: weights are there once for every group. With
-// delays the steps of a sample belong together, and the rows that are shared out are samples, with the slots of all
-// their steps.
-struct Division {
-  std::vector<Block> blocks; // of the first group
-  std::size_t groups = 1, tilesOfGroup = 1;
+[[noreturn]] void refuseLinear(bool delayed, const std::string &what) {
+  throw std::invalid_argument(std::string(delayed ? "delay_linear: " : "sparse_linear: ") + what);
+}
 
-  // taps: of each synapse, with delays; 0: there are none.
-  Division(const poplar::Graph &graph, std::size_t neurons, std::size_t inputs, std::size_t rows, std::size_t slots,
-           const poplar::Type &type, std::size_t taps = 0) {
-    const std::size_t tiles = graph.getTarget().getNumTiles();
-    const double weight = type == poplar::HALF ? 2.0 : 4.0, ways = static_cast<double>(std::max<std::size_t>(1, taps));
-    // Cycles of a spike and a neuron, forwards and backwards: with delays neurons are gone to one by one.
-    const double synapse = taps == 0 ? 9.5 : 30.0 + 27.0 * ways;
-    // Weights, their gradient, and what is received of the others' gradients: not more than half of a tile.
-    const double most = 0.5 * static_cast<double>(graph.getTarget().getBytesPerTile());
-    double least = std::numeric_limits<double>::infinity();
-    std::size_t share = 0;
-    for (std::size_t lanes = 2; lanes <= blockLanes; lanes += 2) {
-      const std::size_t count = (neurons + lanes - 1) / lanes;
-      if (count > tiles)
-        continue;
-      const double synapses = static_cast<double>(inputs * lanes), held = synapses * ways;
-      const double width = static_cast<double>(lanes), lags = taps == 0 ? 0.0 : 4.0 * synapses;
-      for (const std::size_t wanted : {std::min(rows, tiles / count), std::size_t(1)}) {
-        const std::size_t own = (rows + wanted - 1) / wanted, shares = (rows + own - 1) / own;
-        if (held * (weight + (shares > 1 ? 8.0 : 4.0)) + lags > most)
-          continue;
-        // Cycles: spikes that arrive and are worked on, forwards and backwards; weights cleared, fetched and summed.
-        const double spikes = static_cast<double>(own * slots);
-        const double cycles =
-            spikes * (28.0 + synapse * width) + held * (4.0 + (shares > 1 ? 6.0 + 0.5 * weight : 0.0));
-        if (cycles < least) {
-          least = cycles;
-          share = lanes;
-          groups = shares;
-        }
-      }
-      if (neurons <= lanes)
-        break;
-    }
-    if (share == 0) { // as little to a tile as there is
-      blocks = blocksOver(neurons, 0, tiles);
-    } else {
-      std::vector<std::size_t> counts;
-      for (std::size_t first = 0; first < neurons; first += share)
-        counts.push_back(std::min(share, neurons - first));
-      blocks = blocksOf(counts, 0);
-    }
-    tilesOfGroup = blocks.back().tile + 1;
-  }
-
-  std::vector<Block> blocksOfGroup(std::size_t group, bool padding = true) const {
-    std::vector<Block> own = blocks;
-    for (Block &block : own) {
-      block.tile += group * tilesOfGroup;
-      block.lanes = padding ? block.lanes : block.neurons;
-    }
-    return own;
-  }
-
-  // [inputs][lanes] for each block, its inputs in equal shares over the groups.
-  std::vector<Tensor> shared(poplar::Graph &graph, const poplar::Type &type, std::size_t inputs, bool padding,
-                             const poplar::DebugContext &debug) const {
-    std::vector<Tensor> parts;
-    for (const Block &block : blocksOfGroup(0, padding)) {
-      const Tensor part = graph.addVariable(type, {inputs, block.lanes}, debug);
-      forShares(inputs, [&](std::size_t group, std::size_t begin, std::size_t end) {
-        graph.setTileMapping(part.slice(begin, end, 0), static_cast<unsigned>(block.tile + group * tilesOfGroup));
-      });
-      parts.push_back(part);
-    }
-    return parts;
-  }
-  // body(group, begin, end) of the inputs.
-  template <typename Body> void forShares(std::size_t inputs, const Body &body) const {
-    const std::size_t share = (inputs + groups - 1) / groups;
-    for (std::size_t begin = 0, group = 0; begin < inputs; begin += share, ++group)
-      body(group, begin, std::min(inputs, begin + share));
-  }
-  // [inputs, neurons] of such parts.
-  Tensor whole(const std::vector<Tensor> &parts) const {
-    std::vector<Tensor> held;
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      held.push_back(parts[i].slice(0, blocks[i].neurons, 1));
-    return concat(held, 1);
-  }
-};
+// Groups of tiles that each have all neurons and a share of the rows; with delays the steps of a sample belong
+// together, and the rows that are shared out are samples.
+SharedBlocks linearBlocks(const poplar::Graph &graph, const SparseLinearPlan &plan, std::size_t neurons,
+                          std::size_t rows, bool delayed) {
+  const std::size_t tiles = graph.getTarget().getNumTiles();
+  if (plan.neurons == 0 || plan.rows == 0)
+    refuseLinear(delayed, "plan must have 1 or more neurons and rows");
+  std::vector<std::size_t> counts;
+  for (std::size_t first = 0; first < neurons; first += plan.neurons)
+    counts.push_back(std::min(plan.neurons, neurons - first));
+  std::vector<std::vector<Block>> groups = {blocksOf(counts, 0)};
+  for (std::size_t first = plan.rows; first < rows; first += plan.rows)
+    groups.push_back(blocksOf(counts, groups.size() * counts.size()));
+  if (groups.size() * counts.size() > tiles)
+    refuseLinear(delayed, "the plan must give neurons and rows to " + std::to_string(tiles) + " tiles, got " +
+                              std::to_string(groups.size() * counts.size()));
+  return SharedBlocks(groups);
+}
 
 struct Rows {
   std::size_t begin, end;
@@ -124,20 +56,17 @@ struct BlockLayout {
   std::size_t steps, batch, slots, rows, inputs, neurons;
   std::size_t taps; // 0: without delays
   RowSpread spread;
-  Division division;
+  SharedBlocks blocks;
   // [rows][...], those of a group together; ids and counts as integers, values in float. Lags as integers.
   Tensor ids, values, counts, lags;
 
-  BlockLayout(poplar::Graph &graph, const SparseLinearInputs &in, bool unitValues, Sequence &prog,
-              const poplar::DebugInfo &info)
+  BlockLayout(poplar::Graph &graph, const SparseLinearInputs &in, const SparseLinearPlan &plan, bool unitValues,
+              Sequence &prog, const poplar::DebugInfo &info)
       : steps((check(in), in.spikes.ids.dim(0))), batch(in.spikes.ids.dim(1)), slots(in.spikes.ids.dim(2)),
         rows(steps * batch), inputs(in.weight.dim(in.lags.valid() ? 0 : 1)),
         neurons(in.weight.dim(in.lags.valid() ? 1 : 0)), taps(in.lags.valid() ? in.weight.dim(2) : 0),
-        spread(graph, rows),
-        division(taps ? Division(graph, neurons, inputs, batch, steps * slots, in.weight.elementType(), taps)
-                      : Division(graph, neurons, inputs, rows, slots, in.weight.elementType())) {
-    const std::size_t shared = taps ? batch : rows;
-    share_ = (shared + division.groups - 1) / division.groups;
+        spread(graph, rows), blocks(linearBlocks(graph, plan, neurons, taps ? batch : rows, taps > 0)),
+        share_(std::min(plan.rows, taps ? batch : rows)) {
     lines_ = taps ? steps : share_;
     chunk_ = std::min(lines_, std::max<std::size_t>(1, bytesAtOnce / (8 * slots + 12) / (taps ? share_ : 1)));
     ids = idsOfFloats(graph, spread, byGroup(in.spikes.ids), inputs, prog, {info, "ids"});
@@ -154,7 +83,7 @@ struct BlockLayout {
     std::vector<Tensor> parts;
     if (!taps)
       return of.reshape({rows, of.dim(2)});
-    for (std::size_t group = 0; group < division.groups; ++group) {
+    for (std::size_t group = 0; group < blocks.size(); ++group) {
       const Rows own = samplesOfGroup(group);
       parts.push_back(of.slice(own.begin, own.end, 1).reshape({steps * own.count(), of.dim(2)}));
     }
@@ -164,7 +93,7 @@ struct BlockLayout {
     std::vector<Tensor> parts;
     if (!taps)
       return of.reshape({steps, batch, of.dim(1)});
-    for (std::size_t group = 0; group < division.groups; ++group) {
+    for (std::size_t group = 0; group < blocks.size(); ++group) {
       const Rows own = rowsOfGroup(group);
       parts.push_back(of.slice(own.begin, own.end).reshape({steps, own.count() / steps, of.dim(1)}));
     }
@@ -208,11 +137,10 @@ struct BlockLayout {
 
 private:
   static void check(const SparseLinearInputs &in) {
-    const char *const name = in.lags.valid() ? "delay_linear" : "sparse_linear";
-    checkSlots(name, in.spikes);
-    const auto refuse = [name](const std::string &what) { throw std::invalid_argument(name + (": " + what)); };
-    const poplar::Type type = in.weight.elementType();
     const bool delayed = in.lags.valid();
+    checkSlots(delayed ? "delay_linear" : "sparse_linear", in.spikes);
+    const auto refuse = [delayed](const std::string &what) { refuseLinear(delayed, what); };
+    const poplar::Type type = in.weight.elementType();
     if (in.weight.rank() != (delayed ? 3 : 2) || in.weight.numElements() == 0 ||
         (type != poplar::FLOAT && type != poplar::HALF))
       refuse(std::string("weight must be FLOAT or HALF ") +
@@ -235,40 +163,39 @@ private:
 Tensor rowsOf(const Tensor &of, Rows rows) { return of.slice(rows.begin, rows.end, 0).flatten(); }
 
 // An array [rows][neurons] in the blocks of each group.
-std::vector<std::vector<Tensor>> inGroups(poplar::Graph &graph, const Division &division, const Tensor &array,
+std::vector<std::vector<Tensor>> inGroups(poplar::Graph &graph, const SharedBlocks &groups, const Tensor &array,
                                           Copies &copies, const poplar::DebugContext &debug) {
   std::vector<std::vector<Tensor>> parts;
-  for (std::size_t group = 0; group < division.groups; ++group)
-    parts.push_back(blocksIn(graph, division.blocksOfGroup(group), array, 0.0f, copies, debug));
+  for (std::size_t group = 0; group < groups.size(); ++group)
+    parts.push_back(blocksIn(graph, groups[group], array, 0.0f, copies, debug));
   return parts;
 }
 
 } // namespace
 
 Tensor createSparseLinearWeight(poplar::Graph &graph, std::size_t neurons, std::size_t inputs, std::size_t rows,
-                                std::size_t slots, const poplar::Type &type, const poplar::DebugContext &debug) {
-  const Division division(graph, neurons, inputs, rows, slots, type);
-  // Without padding: a tensor of the optimiser's has none.
-  return division.whole(division.shared(graph, type, inputs, false, debug)).transpose();
+                                const SparseLinearPlan &plan, const poplar::Type &type,
+                                const poplar::DebugContext &debug) {
+  return linearBlocks(graph, plan, neurons, rows, false).matrix(graph, type, inputs, debug);
 }
 
-Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool unitValues, Sequence &prog,
-                    const poplar::DebugContext &debug) {
+Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, const SparseLinearPlan &plan, bool unitValues,
+                    Sequence &prog, const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
-  const BlockLayout layout(graph, in, unitValues, prog, info);
-  const Division &division = layout.division;
+  const BlockLayout layout(graph, in, plan, unitValues, prog, info);
+  const SharedBlocks &groups = layout.blocks;
   Copies copies;
-  const auto weights = inGroups(graph, division, layout.byInputs(in.weight), copies, {info, "weight"});
+  const auto weights = inGroups(graph, groups, layout.byInputs(in.weight), copies, {info, "weight"});
   std::vector<std::vector<Tensor>> lags;
   if (layout.taps)
-    lags = inGroups(graph, division, layout.lags, copies, {info, "lags"});
+    lags = inGroups(graph, groups, layout.lags, copies, {info, "lags"});
   const Tensor noBias = zeros(graph, {1}, {info, "noBias"});
   std::vector<std::vector<Tensor>> biases;
   std::vector<BlockArray> out;
-  for (std::size_t group = 0; group < division.groups; ++group) {
-    biases.push_back(parameterIn(graph, division.blocksOfGroup(group), in.bias.valid() ? in.bias : noBias, 0.0f, copies,
-                                 {info, "bias"}));
-    out.emplace_back(graph, division.blocksOfGroup(group), poplar::FLOAT, layout.rowsOfGroup(group).count(),
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    biases.push_back(
+        parameterIn(graph, groups[group], in.bias.valid() ? in.bias : noBias, 0.0f, copies, {info, "bias"}));
+    out.emplace_back(graph, groups[group], poplar::FLOAT, layout.rowsOfGroup(group).count(),
                      poplar::DebugContext{info, "out"});
   }
   copies.run(prog, {info, "load"});
@@ -278,14 +205,14 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool uni
                                : vertexName("SparseLinearForward", in.weight.elementType(), poplar::UNSIGNED_INT);
   layout.forChunks([&](std::size_t first) {
     const poplar::ComputeSet cs = graph.addComputeSet({info, "forward"});
-    for (std::size_t group = 0; group < division.groups; ++group) {
+    for (std::size_t group = 0; group < groups.size(); ++group) {
       const Rows rows = layout.chunkOf(group, first);
       if (rows.count() == 0)
         continue;
       const Tensor ids = rowsOf(layout.ids, rows);
       const Tensor values = unitValues ? unread : rowsOf(layout.values, rows);
       const Tensor counts = rowsOf(layout.counts, rows);
-      const std::vector<Block> blocks = division.blocksOfGroup(group);
+      const std::vector<Block> &blocks = groups[group];
       for (std::size_t i = 0; i < blocks.size(); ++i) {
         VertexBuilder vertex(graph, cs, name, blocks[i].tile);
         vertex.connect("weight", weights[group][i].flatten())
@@ -318,12 +245,12 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool uni
   const bool half = in.spikes.values.elementType() == poplar::HALF;
   const poplar::ComputeSet cast = graph.addComputeSet({info, "half"});
   std::vector<Tensor> wholes;
-  for (std::size_t group = 0; group < division.groups; ++group) {
+  for (std::size_t group = 0; group < groups.size(); ++group) {
     if (!half) {
       wholes.push_back(out[group].whole());
       continue;
     }
-    const std::vector<Block> held = division.blocksOfGroup(group);
+    const std::vector<Block> &held = groups[group];
     const BlockArray halves(graph, held, poplar::HALF, layout.rowsOfGroup(group).count(), {info, "outInHalf"});
     for (std::size_t i = 0; i < held.size(); ++i)
       addCast(graph, cast, out[group][i], halves[i], held[i].tile);
@@ -335,35 +262,35 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool uni
 }
 
 SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad, const SparseLinearInputs &in,
-                                       bool unitValues, Sequence &prog, const poplar::DebugContext &debug) {
+                                       const SparseLinearPlan &plan, bool unitValues, Sequence &prog,
+                                       const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
-  const BlockLayout layout(graph, in, unitValues, prog, info);
-  const Division &division = layout.division;
+  const BlockLayout layout(graph, in, plan, unitValues, prog, info);
+  const SharedBlocks &groups = layout.blocks;
   if ((grad.elementType() != poplar::FLOAT && grad.elementType() != poplar::HALF) ||
       grad.numElements() != layout.rows * layout.neurons)
-    throw std::invalid_argument(std::string(layout.taps ? "delay_linear" : "sparse_linear") +
-                                ": the gradient must be FLOAT or HALF [steps, batch, neurons], got " +
-                                grad.shapeToString());
+    refuseLinear(layout.taps > 0,
+                 "the gradient must be FLOAT or HALF [steps, batch, neurons], got " + grad.shapeToString());
   const Tensor order =
       ascendingRows(graph, layout.spread, layout.ids, layout.counts, prog, {info, "ascending"}).flatten();
   Copies copies;
-  const auto weights = inGroups(graph, division, layout.byInputs(in.weight), copies, {info, "weight"});
+  const auto weights = inGroups(graph, groups, layout.byInputs(in.weight), copies, {info, "weight"});
   std::vector<std::vector<Tensor>> grads, lags;
   if (layout.taps)
-    lags = inGroups(graph, division, layout.lags, copies, {info, "lags"});
+    lags = inGroups(graph, groups, layout.lags, copies, {info, "lags"});
   const Tensor rowsOfGrad = layout.byGroup(grad.reshape({layout.steps, layout.batch, layout.neurons}));
-  for (std::size_t group = 0; group < division.groups; ++group) {
+  for (std::size_t group = 0; group < groups.size(); ++group) {
     const Rows rows = layout.rowsOfGroup(group);
-    grads.push_back(blocksIn(graph, division.blocksOfGroup(group), rowsOfGrad.slice(rows.begin, rows.end), 0.0f, copies,
-                             {info, "grad"}));
+    grads.push_back(
+        blocksIn(graph, groups[group], rowsOfGrad.slice(rows.begin, rows.end), 0.0f, copies, {info, "grad"}));
   }
   copies.run(prog, {info, "load"});
   const poplar::ComputeSet clear = graph.addComputeSet({info, "zero"}), cast = graph.addComputeSet({info, "float"});
-  std::vector<BlockArray> gradWeights;
-  for (std::size_t group = 0; group < division.groups; ++group) {
-    const std::vector<Block> blocks = division.blocksOfGroup(group);
-    gradWeights.emplace_back(graph, blocks, poplar::FLOAT, layout.ways(), poplar::DebugContext{info, "gradWeight"});
-    zeroBlocks(graph, blocks, gradWeights[group].parts(), clear);
+  std::vector<std::vector<Tensor>> gradWeights;
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    const std::vector<Block> &blocks = groups[group];
+    gradWeights.push_back(BlockArray(graph, blocks, poplar::FLOAT, layout.ways(), {info, "gradWeight"}).parts());
+    zeroBlocks(graph, blocks, gradWeights[group], clear);
     for (std::size_t i = 0; grad.elementType() == poplar::HALF && i < blocks.size(); ++i) {
       const Tensor inFloat = graph.addVariable(poplar::FLOAT, grads[group][i].shape(), {info, "gradInFloat"});
       graph.setTileMapping(inFloat, static_cast<unsigned>(blocks[i].tile));
@@ -377,12 +304,11 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
   const Tensor gradValues = graph.addVariable(poplar::FLOAT, {layout.rows, layout.slots}, {info, "gradValues"});
   const Tensor unread = nothing(graph, poplar::FLOAT);
   // What the blocks of a group find for the values of a chunk, one after the other in the same memory.
-  const std::size_t count = division.blocks.size(), most = layout.chunk() * layout.slots;
-  const Tensor partials = graph.addVariable(poplar::FLOAT, {division.groups, count, most}, {info, "partial"});
-  for (std::size_t group = 0; group < division.groups; ++group)
+  const std::size_t count = groups[0].size(), most = layout.chunk() * layout.slots;
+  const Tensor partials = graph.addVariable(poplar::FLOAT, {groups.size(), count, most}, {info, "partial"});
+  for (std::size_t group = 0; group < groups.size(); ++group)
     for (std::size_t i = 0; i < count; ++i)
-      graph.setTileMapping(partials[group][i],
-                           static_cast<unsigned>(division.blocks[i].tile + group * division.tilesOfGroup));
+      graph.setTileMapping(partials[group][i], static_cast<unsigned>(groups[group][i].tile));
   const std::string update =
       vertexName(layout.taps ? "DelayLinearWeightUpdate" : "SparseLinearWeightUpdate", poplar::FLOAT);
   const std::string valueGradient =
@@ -390,12 +316,12 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
                   : vertexName("SparseLinearValueGradient", in.weight.elementType(), poplar::UNSIGNED_INT);
   layout.forChunks([&](std::size_t first) {
     const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"}), sum = graph.addComputeSet({info, "sum"});
-    for (std::size_t group = 0; group < division.groups; ++group) {
+    for (std::size_t group = 0; group < groups.size(); ++group) {
       const Rows rows = layout.chunkOf(group, first);
       const std::size_t held = rows.count(), size = held * layout.slots;
       if (held == 0)
         continue;
-      const std::vector<Block> blocks = division.blocksOfGroup(group);
+      const std::vector<Block> &blocks = groups[group];
       const Tensor ids = rowsOf(layout.ids, rows), counts = rowsOf(layout.counts, rows);
       const Tensor values = unitValues ? unread : rowsOf(layout.values, rows);
       // All steps with delays, else those of the spikes.
@@ -437,64 +363,26 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
       }
       // The sum over the blocks, each tile of the group its share of the slots.
       addSumSlots(graph, sum, partials[group].slice(0, size, 1), counts, layout.slots,
-                  gradValues.slice(rows.begin, rows.end, 0).flatten(), division.tilesOfGroup,
-                  [&](std::size_t tile) { return group * division.tilesOfGroup + tile; });
+                  gradValues.slice(rows.begin, rows.end, 0).flatten(), blocks.back().tile + 1 - blocks[0].tile,
+                  [&](std::size_t tile) { return blocks[0].tile + tile; });
     }
     prog.add(Execute(cs));
     prog.add(Execute(sum));
   });
-  // The sum over the groups, each tile its share of the inputs.
-  std::vector<Tensor> totals = gradWeights[0].parts();
-  if (division.groups > 1) {
-    totals = division.shared(graph, poplar::FLOAT, layout.ways(), true, {info, "gradWeight"});
-    const poplar::ComputeSet cs = graph.addComputeSet({info, "groups"});
-    for (std::size_t i = 0; i < count; ++i)
-      division.forShares(layout.ways(), [&](std::size_t group, std::size_t begin, std::size_t end) {
-        std::vector<Tensor> found;
-        for (const BlockArray &own : gradWeights)
-          found.push_back(own[i].slice(begin, end, 0).flatten());
-        addSumRows(graph, cs, concat(found), found.size(), totals[i].slice(begin, end, 0).flatten(), 1.0f,
-                   division.blocks[i].tile + group * division.tilesOfGroup);
-      });
-    prog.add(Execute(cs));
-  }
+  const poplar::Type type = in.weight.elementType();
+  const poplar::ComputeSet sum = graph.addComputeSet({info, "groups"}),
+                           half = graph.addComputeSet({info, "gradWeightInHalf"});
   SparseLinearGradients out;
-  if (in.weight.elementType() == poplar::HALF) {
-    const std::vector<Tensor> halves =
-        division.shared(graph, poplar::HALF, layout.ways(), true, {info, "gradWeightInHalf"});
-    const poplar::ComputeSet cs = graph.addComputeSet({info, "gradWeightInHalf"});
-    for (std::size_t i = 0; i < count; ++i)
-      division.forShares(layout.ways(), [&](std::size_t group, std::size_t begin, std::size_t end) {
-        addCast(graph, cs, totals[i].slice(begin, end, 0), halves[i].slice(begin, end, 0),
-                division.blocks[i].tile + group * division.tilesOfGroup);
-      });
-    prog.add(Execute(cs));
-    totals = halves;
-  }
-  out.weight = layout.asWeight(division.whole(totals));
+  out.weight =
+      layout.asWeight(groups.sumOfGroups(graph, gradWeights, type, sum, half, {info, "gradWeight"}).transpose());
+  if (groups.size() > 1)
+    prog.add(Execute(sum));
+  if (type == poplar::HALF)
+    prog.add(Execute(half));
   out.values = layout.bySteps(
       inType(graph, layout.spread, gradValues, in.spikes.values.elementType(), prog, {info, "gradValuesOfType"}));
-  if (in.bias.valid()) {
-    std::vector<BlockArray> sums;
-    const poplar::ComputeSet cs = graph.addComputeSet({info, "bias"}), last = graph.addComputeSet({info, "biasGroups"});
-    for (std::size_t group = 0; group < division.groups; ++group) {
-      const std::vector<Block> blocks = division.blocksOfGroup(group);
-      const Rows rows = layout.rowsOfGroup(group);
-      sums.emplace_back(graph, blocks, poplar::FLOAT, 1, poplar::DebugContext{info, "gradBias"});
-      for (std::size_t i = 0; i < count; ++i)
-        addSumRows(graph, cs, grads[group][i].flatten(), rows.count(), sums[group][i].flatten(), 1.0f, blocks[i].tile);
-    }
-    prog.add(Execute(cs));
-    const BlockArray total(graph, division.blocks, poplar::FLOAT, 1, {info, "gradBias"});
-    for (std::size_t i = 0; i < count; ++i) {
-      std::vector<Tensor> found;
-      for (const BlockArray &own : sums)
-        found.push_back(own[i].flatten());
-      addSumRows(graph, last, concat(found), found.size(), total[i].flatten(), 1.0f, division.blocks[i].tile);
-    }
-    prog.add(Execute(last));
-    out.bias = total.whole().reshape(in.bias.shape());
-  }
+  if (in.bias.valid())
+    out.bias = groups.sumOfRows(graph, grads, in.bias, prog, {info, "bias"});
   return out;
 }
 

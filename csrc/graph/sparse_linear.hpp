@@ -16,15 +16,23 @@ struct SparseLinearInputs {
   poplar::Tensor lags;
 };
 
-// The weight laid out as sparseLinear() works on it for spikes of `rows` (time, sample) with `slots` each: the tiles
-// that have the same neurons, each for other rows, hold an equal share of their inputs.
+// How the work is spread over tiles: groups of them that each have all neurons, and a share of the rows (time, sample),
+// with delays of the samples. snnipu.planning.linear makes the plan.
+struct SparseLinearPlan {
+  std::size_t neurons; // of a tile
+  std::size_t rows;    // of a group
+};
+
+// The weight laid out as sparseLinear() works on it for spikes of `rows` (time, sample): the tiles that have the same
+// neurons, each for other rows, hold an equal share of their inputs.
 poplar::Tensor createSparseLinearWeight(poplar::Graph &graph, std::size_t neurons, std::size_t inputs, std::size_t rows,
-                                        std::size_t slots, const poplar::Type &type, const poplar::DebugContext &debug);
+                                        const SparseLinearPlan &plan, const poplar::Type &type,
+                                        const poplar::DebugContext &debug);
 
 // unitValues: every spike's value is 1, and values are not read. Returns [steps, batch, neurons] in the type of the
 // values; sums are in float.
-poplar::Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, bool unitValues,
-                            poplar::program::Sequence &prog, const poplar::DebugContext &debug);
+poplar::Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, const SparseLinearPlan &plan,
+                            bool unitValues, poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
 struct SparseLinearGradients {
   poplar::Tensor values, weight;
@@ -33,7 +41,7 @@ struct SparseLinearGradients {
 
 // grad: FLOAT or HALF. Gradients are of their inputs' types.
 SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const poplar::Tensor &grad, const SparseLinearInputs &in,
-                                       bool unitValues, poplar::program::Sequence &prog,
+                                       const SparseLinearPlan &plan, bool unitValues, poplar::program::Sequence &prog,
                                        const poplar::DebugContext &debug);
 
 } // namespace graph

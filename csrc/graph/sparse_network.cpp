@@ -1,6 +1,6 @@
 #include "graph/sparse_network.hpp"
 
-#include "graph/blocks.hpp"
+#include "graph/shared_blocks.hpp"
 #include "graph/spread.hpp"
 #include "graph/vertex_builder.hpp"
 
@@ -203,11 +203,7 @@ std::size_t total(const std::vector<std::size_t> &counts) {
   return std::accumulate(counts.begin(), counts.end(), std::size_t(0));
 }
 
-std::vector<LayerPlan> planOf(const poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t batch,
-                              std::size_t inputSlots) {
-  const std::size_t tiles = graph.getTarget().getNumTiles();
-  if (options.plan.empty())
-    return planNetwork(tiles, batch, inputSlots, options.layers);
+void checkPlan(const SparseNetworkOptions &options, std::size_t tiles, std::size_t batch) {
   if (options.plan.size() != options.layers.size())
     refuse("the plan must have an entry for each layer");
   for (std::size_t l = 0; l < options.plan.size(); ++l) {
@@ -221,12 +217,19 @@ std::vector<LayerPlan> planOf(const poplar::Graph &graph, const SparseNetworkOpt
     if (total(at.rows) != batch || at.firstSelectionTile + at.rows.size() > tiles)
       refuse(name + "sample of the batch" + one);
   }
-  return options.plan;
+}
+
+// The groups' blocks: with what they hold in common.
+SharedBlocks sharedBlocks(const std::vector<Group> &groups) {
+  std::vector<std::vector<Block>> blocks;
+  for (const Group &group : groups)
+    blocks.push_back(group.blocks);
+  return SharedBlocks(blocks);
 }
 
 class Network {
 public:
-  std::size_t steps, batch, inputSlots;
+  std::size_t steps, batch;
   std::vector<Layer> layers;
 
   Network(poplar::Graph &graph, const SlotTensors &input, const std::vector<NetworkParameters> &parameters,
@@ -234,11 +237,11 @@ public:
     checkSlots("sparse_network", input);
     steps = input.ids.dim(0);
     batch = input.ids.dim(1);
-    inputSlots = input.ids.dim(2);
     const std::size_t tiles = graph.getTarget().getNumTiles();
     if (options.layers.empty() || parameters.size() != options.layers.size())
       refuse("there must be a layer, and parameters for each");
-    const std::vector<LayerPlan> plan = planOf(graph, options, batch, inputSlots);
+    checkPlan(options, tiles, batch);
+    const std::vector<LayerPlan> &plan = options.plan;
     for (std::size_t l = 0; l < plan.size(); ++l) {
       const NetworkLayer &what = options.layers[l];
       const NetworkParameters &own = parameters[l];
@@ -320,14 +323,11 @@ public:
       prog.add(poplar::program::Copy(of.reshape({steps, batch * of.dim(1)}), sequence));
       return sequence;
     };
-    const auto integers = [&](const Tensor &of, std::size_t width, std::size_t limit) {
-      return idsOfFloats(graph, spread, of.reshape({steps * batch, width}), limit, prog, {info, "ids"});
-    };
-    const Tensor ids = integers(from.ids, to.slots, neurons), counts = integers(from.counts, 2, to.slots + 1);
-    to.ids = here(ids);
-    to.counts = here(counts);
+    const SlotTensors rows = rowsOfSlots(graph, spread, {from.ids, {}, from.counts, {}}, neurons, prog, info);
+    to.ids = here(rows.ids);
+    to.counts = here(rows.counts);
     if (withOrder)
-      to.order = here(ascendingRows(graph, spread, ids, counts, prog, {info, "ascending"}));
+      to.order = here(ascendingRows(graph, spread, rows.ids, rows.counts, prog, {info, "ascending"}));
     if (withValues)
       to.values = floats(graph, samples, from.values, to.slots, prog, info);
     return to;
@@ -341,71 +341,6 @@ public:
     return here;
   }
 };
-
-// Sums over the samples, and over the neurons where `like` has one element, at the end of the backward pass.
-Tensor sumOfRows(poplar::Graph &graph, const std::vector<Group> &groups, const std::vector<BlockArray> &arrays,
-                 const Tensor &like, Sequence &prog, const poplar::DebugContext &debug) {
-  const poplar::DebugInfo info(debug, "snnipu");
-  const ComputeSet cs = graph.addComputeSet({info, "rows"});
-  std::vector<BlockArray> sums;
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    sums.emplace_back(graph, groups[g].blocks, poplar::FLOAT, 1, poplar::DebugContext{info, "sums"});
-    for (std::size_t i = 0; i < groups[g].blocks.size(); ++i)
-      addSumRows(graph, cs, arrays[g][i].flatten(), groups[g].rows(), sums[g][i].flatten(), 1.0f,
-                 groups[g].blocks[i].tile);
-  }
-  prog.add(Execute(cs));
-  Tensor all = sums[0].whole();
-  if (groups.size() > 1) {
-    const std::vector<Block> &blocks = groups[0].blocks;
-    const BlockArray totals(graph, blocks, poplar::FLOAT, 1, {info, "totals"});
-    const ComputeSet last = graph.addComputeSet({info, "groups"});
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      std::vector<Tensor> found;
-      for (const BlockArray &own : sums)
-        found.push_back(own[i].flatten());
-      addSumRows(graph, last, concat(found), found.size(), totals[i].flatten(), 1.0f, blocks[i].tile);
-    }
-    prog.add(Execute(last));
-    all = totals.whole();
-  }
-  if (like.numElements() == all.numElements())
-    return all.reshape(like.shape());
-  return sumOfAll(graph, all, 1.0f, prog, {info, "neurons"}).reshape(like.shape());
-}
-
-// The sum of the groups' arrays [inputs][lanes], each group its share of the inputs; `type`: what it is handed on in.
-Tensor sumOfGroups(poplar::Graph &graph, const std::vector<Group> &groups, const std::vector<BlockArray> &arrays,
-                   std::size_t inputs, const poplar::Type &type, ComputeSet sum, ComputeSet cast,
-                   const poplar::DebugInfo &info) {
-  const std::vector<Block> &blocks = groups[0].blocks;
-  const std::size_t share = (inputs + groups.size() - 1) / groups.size();
-  std::vector<Tensor> wholes;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    Tensor total = arrays[0][i];
-    if (groups.size() > 1)
-      total = graph.addVariable(poplar::FLOAT, {inputs, blocks[i].lanes}, {info, "gradWeight"});
-    const Tensor made =
-        type == poplar::FLOAT ? total : graph.addVariable(type, {inputs, blocks[i].lanes}, {info, "gradWeightInHalf"});
-    for (std::size_t begin = 0, g = 0; begin < inputs; begin += share, ++g) {
-      const std::size_t end = std::min(inputs, begin + share), tile = groups[g].blocks[i].tile;
-      const Tensor part = total.slice(begin, end, 0);
-      if (groups.size() > 1) {
-        std::vector<Tensor> found;
-        for (const BlockArray &own : arrays)
-          found.push_back(own[i].slice(begin, end, 0).flatten());
-        graph.setTileMapping(part, static_cast<unsigned>(tile));
-        addSumRows(graph, sum, concat(found), found.size(), part.flatten(), 1.0f, tile);
-      }
-      if (type != poplar::FLOAT) {
-        graph.setTileMapping(made.slice(begin, end, 0), static_cast<unsigned>(tile));
-        addCast(graph, cast, part, made.slice(begin, end, 0), tile);
-      }
-    }
-    wholes.push_back(made.slice(0, blocks[i].neurons, 1));
-  }
-  return (wholes.size() == 1 ? wholes[0] : concat(wholes, 1)).transpose();
-}
 
 // Bits of the blocks, [batch][pieces], as words of 32 neurons, [batch][words]. Neighbouring blocks that end with a word
 // are merged on the tile of one of them: the tile that selects would take longer for all of them than all else does.
@@ -447,72 +382,19 @@ Tensor mergeBits(poplar::Graph &graph, ComputeSet cs, const std::vector<Block> &
 
 } // namespace
 
-std::vector<LayerPlan> planNetwork(std::size_t tiles, std::size_t batch, std::size_t inputSlots,
-                                   const std::vector<NetworkLayer> &layers) {
-  const std::size_t count = layers.size();
-  const auto work = [&](std::size_t l) {
-    const std::size_t own = layers[l].recurrent ? layers[l].slots : 0;
-    return static_cast<double>(layers[l].neurons) *
-           static_cast<double>((l ? layers[l - 1].slots : inputSlots) + own + 1);
-  };
-  double total = 0;
-  for (std::size_t l = 0; l < count; ++l)
-    total += work(l);
-  std::vector<LayerPlan> plan(count);
-  // Too few tiles for each layer to have some of its own: all have all.
-  const bool shared = tiles < 4 * count;
-  const std::size_t selecting = shared ? 1 : std::max<std::size_t>(1, std::min(batch, tiles / (8 * count)));
-  const std::size_t left = shared ? tiles : tiles - count * selecting;
-  std::size_t next = 0;
-  for (std::size_t l = 0; l < count; ++l) {
-    const std::size_t pairs = (layers[l].neurons + 1) / 2;
-    std::size_t own = left;
-    if (!shared)
-      own = std::max<std::size_t>(1, static_cast<std::size_t>(static_cast<double>(left) * work(l) / total));
-    // Those behind it must get a tile each.
-    if (!shared)
-      own = std::min(own, tiles - next - selecting - (count - 1 - l) * (selecting + 1));
-    own = std::min(own, pairs);
-    const std::size_t share = 2 * ((pairs + own - 1) / own);
-    plan[l].firstTile = shared ? 0 : next;
-    for (std::size_t first = 0; first < layers[l].neurons; first += share)
-      plan[l].neurons.push_back(std::min(share, layers[l].neurons - first));
-    next += plan[l].neurons.size();
-    plan[l].groups = {batch};
-    plan[l].rows = shares(batch, selecting);
-    plan[l].firstSelectionTile = shared ? l % tiles : next;
-    next += plan[l].rows.size();
-  }
-  return plan;
-}
-
 Tensor createNetworkWeight(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer, bool recurrent,
-                           std::size_t batch, std::size_t inputSlots, const poplar::Type &type,
-                           const poplar::DebugContext &debug) {
-  const std::vector<LayerPlan> plan = planOf(graph, options, batch, inputSlots);
-  const std::vector<Group> groups = groupsOf(plan.at(layer));
+                           std::size_t batch, const poplar::Type &type, const poplar::DebugContext &debug) {
+  checkPlan(options, graph.getTarget().getNumTiles(), batch);
   const NetworkLayer &what = options.layers.at(layer);
-  const std::size_t inputs = recurrent ? what.neurons : what.inputs;
-  if (groups.size() == 1)
-    return createWeight(graph, groups[0].blocks, inputs, type, debug);
-  // Each group gets a copy: it lies as its gradient does, a share of the inputs on the tiles of each.
-  const std::size_t share = (inputs + groups.size() - 1) / groups.size();
-  std::vector<Tensor> parts;
-  for (std::size_t i = 0; i < groups[0].blocks.size(); ++i) {
-    const Tensor part = graph.addVariable(type, {inputs, groups[0].blocks[i].neurons}, debug);
-    for (std::size_t begin = 0, g = 0; begin < inputs; begin += share, ++g)
-      graph.setTileMapping(part.slice(begin, std::min(inputs, begin + share), 0),
-                           static_cast<unsigned>(groups[g].blocks[i].tile));
-    parts.push_back(part);
-  }
-  return (parts.size() == 1 ? parts[0] : concat(parts, 1)).transpose();
+  // Each group gets a copy: it lies as its gradient does.
+  return sharedBlocks(groupsOf(options.plan[layer])).matrix(graph, type, recurrent ? what.neurons : what.inputs, debug);
 }
 
 Tensor createNetworkMembranes(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
-                              std::size_t steps, std::size_t batch, std::size_t inputSlots,
-                              const poplar::DebugContext &debug) {
+                              std::size_t steps, std::size_t batch, const poplar::DebugContext &debug) {
+  checkPlan(options, graph.getTarget().getNumTiles(), batch);
   std::vector<BlockArray> parts;
-  for (const Group &group : groupsOf(planOf(graph, options, batch, inputSlots).at(layer)))
+  for (const Group &group : groupsOf(options.plan[layer]))
     parts.emplace_back(graph, group.blocks, poplar::FLOAT, steps * group.rows(), debug);
   return wholeOf(parts, steps);
 }
@@ -822,7 +704,7 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
 
   // Sums of each group.
   struct Sums {
-    std::vector<BlockArray> weight, recurrentWeight, bias, beta, threshold;
+    std::vector<std::vector<Tensor>> weight, recurrentWeight, bias, beta, threshold;
   };
   std::vector<Sums> sums(count);
   bool threeSums = false;
@@ -847,20 +729,20 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
       const Group &group = layer.groups[g];
       const std::vector<Block> &blocks = group.blocks;
       const auto rowsOfBlocks = [&](std::size_t rows, const char *name) {
-        return BlockArray(graph, blocks, poplar::FLOAT, rows, {inLayer, name});
+        return BlockArray(graph, blocks, poplar::FLOAT, rows, {inLayer, name}).parts();
       };
       Sums &own = sums[l];
       own.weight.push_back(rowsOfBlocks(layer.what.inputs, "weight gradients"));
       if (recurrent) {
         own.recurrentWeight.push_back(rowsOfBlocks(layer.what.neurons, "recurrent weight gradients"));
-        zeroBlocks(graph, blocks, own.recurrentWeight.back().parts(), prepare);
+        zeroBlocks(graph, blocks, own.recurrentWeight.back(), prepare);
       }
       own.bias.push_back(rowsOfBlocks(group.rows(), "gradBias"));
       own.beta.push_back(rowsOfBlocks(group.rows(), "gradBeta"));
       own.threshold.push_back(rowsOfBlocks(group.rows(), "gradThreshold"));
-      const BlockArray carry = rowsOfBlocks(group.rows(), "carry"), grad = rowsOfBlocks(group.rows(), "grad");
-      for (const std::vector<Tensor> &parts : {own.weight.back().parts(), own.bias.back().parts(),
-                                               own.beta.back().parts(), own.threshold.back().parts(), carry.parts()})
+      const std::vector<Tensor> carry = rowsOfBlocks(group.rows(), "carry"), grad = rowsOfBlocks(group.rows(), "grad");
+      for (const std::vector<Tensor> &parts :
+           {own.weight.back(), own.bias.back(), own.beta.back(), own.threshold.back(), carry})
         zeroBlocks(graph, blocks, parts, prepare);
       const Tensor history =
           outputs[l].mem.slice(group.begin, group.end, 1).reshape({steps * group.rows(), layer.what.neurons});
@@ -962,18 +844,19 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
   prog.add(poplar::program::Repeat(static_cast<unsigned>(steps), body, {info, "steps"}));
   const ComputeSet sumGroups = graph.addComputeSet({info, "groups"});
   for (std::size_t l = 0; l < count; ++l) {
-    const std::vector<Group> &groups = net.layers[l].groups;
+    const SharedBlocks blocks = sharedBlocks(net.layers[l].groups);
     const NetworkParameters &like = parameters[l];
+    const auto weightOf = [&](const std::vector<std::vector<Tensor>> &arrays, const poplar::Type &type) {
+      return blocks.sumOfGroups(graph, arrays, type, sumGroups, cast, {info, "gradWeight"});
+    };
     NetworkParameters own;
-    own.weight = sumOfGroups(graph, groups, sums[l].weight, net.layers[l].what.inputs, like.weight.elementType(),
-                             sumGroups, cast, info);
+    own.weight = weightOf(sums[l].weight, like.weight.elementType());
     if (net.layers[l].what.recurrent)
-      own.recurrentWeight = sumOfGroups(graph, groups, sums[l].recurrentWeight, net.layers[l].what.neurons,
-                                        like.recurrentWeight.elementType(), sumGroups, cast, info);
-    own.beta = sumOfRows(graph, groups, sums[l].beta, like.beta, prog, {info, "beta"});
-    own.threshold = sumOfRows(graph, groups, sums[l].threshold, like.threshold, prog, {info, "threshold"});
+      own.recurrentWeight = weightOf(sums[l].recurrentWeight, like.recurrentWeight.elementType());
+    own.beta = blocks.sumOfRows(graph, sums[l].beta, like.beta, prog, {info, "beta"});
+    own.threshold = blocks.sumOfRows(graph, sums[l].threshold, like.threshold, prog, {info, "threshold"});
     if (like.bias.valid())
-      own.bias = sumOfRows(graph, groups, sums[l].bias, like.bias, prog, {info, "bias"});
+      own.bias = blocks.sumOfRows(graph, sums[l].bias, like.bias, prog, {info, "bias"});
     out.parameters.push_back(own);
   }
   prog.add(Execute(sumGroups));

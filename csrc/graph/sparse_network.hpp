@@ -37,7 +37,7 @@ struct NetworkLayer {
 
 struct SparseNetworkOptions {
   std::vector<NetworkLayer> layers;
-  std::vector<LayerPlan> plan; // empty: planNetwork()'s
+  std::vector<LayerPlan> plan; // snnipu.ipu.plan makes it, by a model of the machine
   Reset reset = Reset::Zero;
   bool rotate = false;
   bool unitInput = false;     // every input spike's value is 1
@@ -58,15 +58,9 @@ struct NetworkOutputs {
   poplar::Tensor mem; // FLOAT [steps, batch, neurons]: what the backward pass needs, where it needs it
 };
 
-// Where nobody made a plan (snnipu.ipu.plan makes them by a model of the machine): neurons by work, neurons times slots
-// of the input, at least two to a tile; one group; selection beside them, a sample to a tile where there are tiles
-// enough. Works for any number of tiles.
-std::vector<LayerPlan> planNetwork(std::size_t tiles, std::size_t batch, std::size_t inputSlots,
-                                   const std::vector<NetworkLayer> &layers);
-
 // The weight of a layer, or its recurrent one, laid out as the network works on it.
 poplar::Tensor createNetworkWeight(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
-                                   bool recurrent, std::size_t batch, std::size_t inputSlots, const poplar::Type &type,
+                                   bool recurrent, std::size_t batch, const poplar::Type &type,
                                    const poplar::DebugContext &debug);
 
 // Values of the layers' spikes are in the type of the input's; membranes, sums and gradients are in float. Throws
@@ -78,8 +72,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
 
 // The membranes of a layer, NetworkOutputs::mem, laid out as the backward pass reads them.
 poplar::Tensor createNetworkMembranes(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
-                                      std::size_t steps, std::size_t batch, std::size_t inputSlots,
-                                      const poplar::DebugContext &debug);
+                                      std::size_t steps, std::size_t batch, const poplar::DebugContext &debug);
 
 struct NetworkGradients {
   poplar::Tensor inputValues; // in the values' type; zeros without options.inputGradient

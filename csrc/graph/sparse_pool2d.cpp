@@ -11,7 +11,6 @@ namespace graph {
 namespace {
 
 using poplar::Tensor;
-using poplar::program::Execute;
 using poplar::program::Sequence;
 
 void check(const SparsePool2dOptions &options) {
@@ -54,43 +53,38 @@ PooledSlots sparsePool2d(poplar::Graph &graph, const SlotTensors &spikes, const 
   const Tensor fired = spread.variable(graph, poplar::UNSIGNED_INT, words, {info, "fired"});
   const Tensor carried = spread.variable(graph, poplar::UNSIGNED_INT, words, {info, "carried"});
   const std::size_t workers = graph.getTarget().getNumWorkerContexts();
-  const poplar::ComputeSet cs = graph.addComputeSet({info, "windows"}), take = graph.addComputeSet({info, "bits"});
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile) {
-    const std::size_t held = spread.count(tile);
-    VertexBuilder pool(graph, cs, vertexName("SparsePoolWindows", poplar::FLOAT), tile);
-    setMaps(pool, options.out);
-    setKernel(pool, options.kernel, options.in);
-    pool.connect("places", spread.part(places, tile))
-        .connect("values", spread.part(values, tile))
-        .connect("counts", spread.part(counts, tile))
-        .connect("value", spread.part(value, tile))
-        .connect("reached", spread.part(reached, tile))
-        .connect("source", max ? spread.part(source, tile) : unread)
-        .count("rows", held)
-        .count("slots", slots)
-        .count("shares", std::min(options.out.channels, (workers + held - 1) / held))
-        .set("max", max);
-    VertexBuilder bits(graph, take, vertexName("SparsePoolBits", poplar::FLOAT), tile);
-    setMaps(bits, options.out);
-    setKernel(bits, options.kernel, options.in);
-    bits.connect("value", spread.part(value, tile))
-        .connect("reached", spread.part(reached, tile))
-        .connect("fired", spread.part(fired, tile))
-        .connect("carried", spread.part(carried, tile))
+  runOnRows(graph, spread, vertexName("SparsePoolWindows", poplar::FLOAT), prog, {info, "windows"},
+            [&](RowVertex &vertex) {
+              setMaps(vertex, options.out);
+              setKernel(vertex, options.kernel, options.in);
+              vertex.rows("places", places)
+                  .rows("values", values)
+                  .rows("counts", counts)
+                  .rows("value", value)
+                  .rows("reached", reached)
+                  .connect("source", max ? vertex.part(source) : unread)
+                  .count("rows", vertex.held)
+                  .count("slots", slots)
+                  .count("shares", std::min(options.out.channels, (workers + vertex.held - 1) / vertex.held))
+                  .set("max", max);
+            });
+  runOnRows(graph, spread, vertexName("SparsePoolBits", poplar::FLOAT), prog, {info, "bits"}, [&](RowVertex &vertex) {
+    setMaps(vertex, options.out);
+    setKernel(vertex, options.kernel, options.in);
+    vertex.rows("value", value)
+        .rows("reached", reached)
+        .rows("fired", fired)
+        .rows("carried", carried)
         .set("divisor", divisorOf(options))
-        .count("rows", held)
+        .count("rows", vertex.held)
         .set("max", max);
-  }
-  prog.add(Execute(cs));
-  prog.add(Execute(take));
+  });
   const SlotTensors found =
       slotsOfBits(graph, spread, fired, carried, batch, neurons, options.capacity, false, prog, {info, "slots"});
   const std::vector<std::size_t> shape = {steps, batch, options.capacity};
   const Tensor pooled = gatherSlots(graph, spread, value, found.ids, found.counts, prog, {info, "values"});
   PooledSlots out;
-  out.slots.ids = floatsOfIds(graph, spread, found.ids, prog, {info, "ids"}).reshape(shape);
-  out.slots.values = inType(graph, spread, pooled, type, prog, {info, "valuesOfType"}).reshape(shape);
-  out.slots.counts = floatsOfIds(graph, spread, found.counts, prog, {info, "counts"}).reshape({steps, batch, 2});
+  out.slots = slotsOfRows(graph, spread, {found.ids, pooled, found.counts, {}}, batch, type, prog, info);
   out.source = max ? gatherSlots(graph, spread, source, found.ids, found.counts, prog, {info, "source"}).reshape(shape)
                    : zeros(graph, shape, {info, "noSource"});
   return out;
@@ -122,20 +116,18 @@ Tensor sparsePool2dGrad(poplar::Graph &graph, const Tensor &ids, const Tensor &c
       placesOfFloats(graph, spread, ids.reshape({rows, slots}), options.in, prog, {info, "spikes of all steps"});
   const Tensor count = idsOfFloats(graph, spread, counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
   const Tensor gradValues = spread.variable(graph, poplar::FLOAT, slots, {info, "gradValues"});
-  const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"});
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile) {
-    VertexBuilder back(graph, cs, vertexName("SparsePoolGradient", poplar::FLOAT), tile);
-    setMaps(back, options.out);
-    setKernel(back, options.kernel, options.in);
-    back.connect("places", spread.part(places, tile))
-        .connect("counts", spread.part(count, tile))
-        .connect("dense", spread.part(dense, tile))
-        .connect("gradValues", spread.part(gradValues, tile))
-        .set("divisor", divisorOf(options))
-        .count("rows", spread.count(tile))
-        .count("slots", slots);
-  }
-  prog.add(Execute(cs));
+  runOnRows(graph, spread, vertexName("SparsePoolGradient", poplar::FLOAT), prog, {info, "backward"},
+            [&](RowVertex &vertex) {
+              setMaps(vertex, options.out);
+              setKernel(vertex, options.kernel, options.in);
+              vertex.rows("places", places)
+                  .rows("counts", count)
+                  .rows("dense", dense)
+                  .rows("gradValues", gradValues)
+                  .set("divisor", divisorOf(options))
+                  .count("rows", vertex.held)
+                  .count("slots", slots);
+            });
   return inType(graph, spread, gradValues, type, prog, {info, "gradValuesOfType"}).reshape(ids.shape());
 }
 

@@ -20,7 +20,7 @@ typedef struct snnipu_sparse_call {
   int64_t dtype;   /* SNNIPU_F32 or SNNIPU_F64 */
   int64_t threads; /* at most this many run */
   int64_t steps, batch, slots, inputs;
-  int64_t neurons;         /* without geometry; of lif_max_pool2d the channels, of max_pool2d all maps */
+  int64_t neurons;         /* without geometry; of dense pools all maps */
   int64_t own_slots;       /* of the layer or pool. Layers, forward, and dense_to_sparse: -1 for as many as the fullest
                               row needs */
   const int64_t *geometry; /* of a convolution: channels, height and width of the input, the same of the output, kernel
@@ -69,7 +69,7 @@ typedef struct snnipu_sparse_call {
   int64_t most;                  /* out: the most neurons carried in a row, slots in use in a row */
   const void *x;                 /* C: dense input */
   void *out;                     /* C: dense output */
-  uint8_t *which;                /* of dense pools: place in its window of what is seen */
+  uint8_t *which;                /* of max_pool2d: place in its window of what is seen */
   int64_t cells;                 /* of sparse_to_dense */
   const void *grad;              /* C: of out, or of values_out */
   void *grad_x, *grad_values, *grad_weight, *grad_bias, *grad_recurrent, *grad_beta, *grad_threshold; /* C; or NULL */
@@ -135,13 +135,6 @@ SNNIPU_SPARSE(max_pool2d_bwd);
 /* out: the average of each of these windows, added up row by row. Backward: grad -> grad_x. */
 SNNIPU_SPARSE(avg_pool2d_fwd);
 SNNIPU_SPARSE(avg_pool2d_bwd);
-/* Leaky integrate-and-fire neurons of maps x [steps, batch, neurons, height, width], delayed reset, and the maximum of
- * their spikes' windows, which lie side by side: windows of max_pool2d whose stride is their size, of up to 255 places.
- *   out         of the windows, 1 where a neuron fires; most: how many of them
- *   which       place of the first neuron that fires, else of the first that carries gradient, 255: nowhere
- *   counts_out  neurons that fire, and that carry gradient */
-SNNIPU_SPARSE(lif_max_pool2d_fwd);
-SNNIPU_SPARSE(lif_max_pool2d_bwd);
 
 /* sizeof(snnipu_sparse_call), against which a caller checks its own. */
 SNNIPU_API int64_t snnipu_sparse_call_size(void);

@@ -1,5 +1,5 @@
 // Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.
-// Sources: f5ef4a5b82cfae95858ffe2ff5aff30822f89268eea09d8b4570243fc11f776f
+// Sources: b4325bce0884af434d59c3daed92d87c2505179a748a47f080d3680b1066dbc6
 // clang-format off
 #include "ipu_model/counts.hpp"
 

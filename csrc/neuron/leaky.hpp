@@ -79,18 +79,18 @@ namespace leaky {
 // -0, which sums are unchanged by.
 template <typename V> inline V nothing() { return splat<V>(-0.0); }
 
-template <typename V, typename Surrogate> struct AdjointLane : Lane<V> {
-  const Surrogate &slope;
-  V u, fromSpk, fromMem;
+// Of a gradient that has passed the spike function already; the reset is known.
+template <typename V> struct CarryLane : Lane<V> {
+  V reset, fromMem;
   LeakyGradients<V> *result;
 
   V x() const { return splat<V>(0); }
-  template <unsigned> V after() const { return u; }
-  V spike(V v) const { return heaviside(v); }
-  V gradSpk() const { return fromSpk; }
+  template <unsigned> V after() const { return splat<V>(0); }
+  V spike(V) const { return reset; }
+  V gradSpk() const { return splat<V>(0); }
   template <unsigned> V gradAfter() const { return fromMem; }
   template <unsigned> V seed() const { return nothing<V>(); }
-  V surrogate(V v, V grad) const { return slope.gradient(v, grad); }
+  V surrogate(V, V) const { return nothing<V>(); }
   bool parameterGradients() const { return true; }
   template <unsigned> bool wants() const { return true; }
   void gradX(V v) const { result->gradX = v; }
@@ -103,35 +103,13 @@ template <typename V, typename Surrogate> struct AdjointLane : Lane<V> {
   }
 };
 
-// Of a gradient that has passed the spike function already; the reset is known.
-struct Passed {
-  template <typename V> V gradient(V, V) const { return nothing<V>(); }
-};
-template <typename V> struct CarryLane : AdjointLane<V, Passed> {
-  V reset;
-
-  V spike(V) const { return reset; }
-};
-
 } // namespace leaky
-
-// u, memBefore: membranes after the step and before it; gradSpk, gradMem: from the spikes and from the step after.
-template <Reset R, typename V, typename Surrogate>
-inline LeakyGradients<V> leakyAdjoint(const LeakyParameters<V> &p, const Surrogate &surrogate, V u, V memBefore,
-                                      V gradSpk, V gradMem) {
-  LeakyGradients<V> result{};
-  Leaky::adjoint<leaky::variant<R>>(
-      leaky::AdjointLane<V, Surrogate>{{p, memBefore}, surrogate, u, gradSpk, gradMem, &result});
-  return result;
-}
 
 // Where a membrane's gradient goes, that through the spike function in it. memBefore, reset: of the step before.
 template <Reset R, typename V>
 inline LeakyGradients<V> leakyCarry(const LeakyParameters<V> &p, V gradU, V memBefore, V reset) {
   LeakyGradients<V> result{};
-  const V zero = splat<V>(0);
-  Leaky::adjoint<leaky::variant<R>>(
-      leaky::CarryLane<V>{{{p, memBefore}, leaky::Passed{}, zero, zero, gradU, &result}, reset});
+  Leaky::adjoint<leaky::variant<R>>(leaky::CarryLane<V>{{p, memBefore}, reset, gradU, &result});
   return result;
 }
 

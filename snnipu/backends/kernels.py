@@ -77,7 +77,6 @@ if host.library is not None:
         (host_sparse, ("spike_count_fwd", "spike_count_bwd", "select_spikes_fwd", "select_spikes_bwd")),
         (host_sparse, ("sparse_pool2d_fwd", "sparse_pool2d_bwd")),
         (host_pool, ("max_pool2d_fwd", "max_pool2d_bwd", "avg_pool2d_fwd", "avg_pool2d_bwd")),
-        (host_pool, ("lif_max_pool2d_fwd", "lif_max_pool2d_bwd")),
     ):
         for _operator in _operators:
             _library.implement(_operator, "CPU", getattr(_kernels, _operator))

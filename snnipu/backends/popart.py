@@ -9,6 +9,7 @@ The operators' library for a real PopTorch is the one that :func:`snnipu.backend
 
 import contextlib
 import ctypes
+import inspect
 import os
 import sys
 import threading
@@ -301,18 +302,37 @@ def call_sparse_to_dense(spikes: SparseSpikes) -> torch.Tensor:
 
 def call_sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
     """``SparseLinear``: ``[T, B, out]``."""
-    slots = _slots(spikes)
-    example = slots[1].new_empty((*spikes.shape[:2], weight.shape[0]))
-    inputs = [*slots, _weight(weight), *([] if bias is None else [bias.float()])]
-    return call("SparseLinear", inputs, [example], {"unit_values": 0})[0]
+    steps, batch, _ = spikes.shape
+    return _call_linear("SparseLinear", spikes, weight, None, bias, steps * batch, spikes.capacity)
 
 
 def call_delay_linear(spikes: SparseSpikes, connected: Delayed, bias: Optional[torch.Tensor]) -> torch.Tensor:
     """``DelayLinear``: ``[T, B, out]``."""
-    slots, weight = _slots(spikes), _weight(connected.weight)
-    example = slots[1].new_empty((*spikes.shape[:2], weight.shape[1]))
-    inputs = [*slots, weight, connected.lags.float(), *([] if bias is None else [bias.float()])]
-    return call("DelayLinear", inputs, [example], {"unit_values": 0})[0]
+    steps, batch, _ = spikes.shape
+    return _call_linear("DelayLinear", spikes, connected.weight, connected.lags, bias, batch, steps * spikes.capacity)
+
+
+def _call_linear(
+    operator: str,
+    spikes: SparseSpikes,
+    weight: torch.Tensor,
+    lags: Optional[torch.Tensor],
+    bias: Optional[torch.Tensor],
+    rows: int,
+    slots: int,
+) -> torch.Tensor:
+    from snnipu.planning.linear import plan_linear
+
+    weight = _weight(weight)
+    if lags is None:
+        (neurons, inputs), taps = weight.shape, 0
+    else:
+        inputs, neurons, taps = weight.shape
+    # Of no rows the operator tells that it takes none.
+    plan = plan_linear(neurons, inputs, max(1, rows), slots, weight.element_size(), *_machine(), taps)
+    tensors = [*_slots(spikes), weight, *(each.float() for each in (lags, bias) if each is not None)]
+    example = tensors[1].new_empty((*spikes.shape[:2], neurons))
+    return call(operator, tensors, [example], {"unit_values": 0, "plan": list(plan)})[0]
 
 
 def call_sparse_conv2d(
@@ -450,7 +470,7 @@ def call_sparse_network(
         "unit_values": 0,
         "input_gradient": int(spikes.requires_grad),
         **_surrogate_attributes(kernel),
-        **({"plan": list(plan)} if plan else {}),
+        "plan": list(plan),
     }
     made = call("SparseNetwork", inputs, examples, attributes)
     every = []
@@ -488,126 +508,160 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype == torch.float16 else tensor
 
 
-def surrogate_spike(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
-    """``ai.snnipu.SurrogateSpike``, version 1: spikes of u, of its shape and type."""
-    _expect("SurrogateSpike", inputs, ("u",), attributes, *_SURROGATE)
-    return [spike(inputs[0], _kernel(attributes)).to(inputs[0].dtype)]
+_Outputs = Sequence[torch.Tensor]
+_HostOperator = Callable[[List[torch.Tensor], Dict[str, Any]], _Outputs]
+HOST_OPERATORS: Dict[Tuple[str, str, int], _HostOperator] = {}
 
 
-def select_spikes(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
-    """``ai.snnipu.SelectSpikes``, version 1.
+def _operator(function: Callable[..., _Outputs]) -> Callable[..., _Outputs]:
+    """Decorator: what stands for the operator of this name.
 
-    Args:
-        inputs: mem ``[T, B, N]``, may be float16; threshold of one element or ``[N]``.
-        attributes: ``capacity``, ``rotate``, ``has_grad_threshold``, ``grad_threshold``, and the surrogate's.
-
-    Returns:
-        ids, values ``[T, B, capacity]``, counts, dropped ``[T, B, 2]``, all floats; values of the type of mem.
+    The signature is the operator's description: its inputs, of which the last may be missing where it has a default,
+    and behind the asterisk its attributes.
     """
-    keys = ("capacity", "rotate", "has_grad_threshold", "grad_threshold", *_SURROGATE)
-    _expect("SelectSpikes", inputs, ("mem", "threshold"), attributes, *keys)
-    second = attributes["grad_threshold"] if attributes["has_grad_threshold"] else None
-    capacity, rotate = attributes["capacity"], bool(attributes["rotate"])
-    mem, threshold = inputs
-    made = SelectSpikes.apply(_wide(mem), threshold, second, capacity, rotate, _kernel(attributes), None)
+    operator = "".join(part.capitalize() for part in function.__name__.split("_"))
+    inputs: List[str] = []
+    attributes: List[str] = []
+    required = 0
+    for parameter in inspect.signature(function).parameters.values():
+        names = attributes if parameter.kind is parameter.KEYWORD_ONLY else inputs
+        names.append(parameter.name)
+        required += names is inputs and parameter.default is parameter.empty
+
+    def run(tensors: List[torch.Tensor], given: Dict[str, Any]) -> _Outputs:
+        names = inputs if len(tensors) == len(inputs) else inputs[:required]
+        _expect(operator, tensors, names, given, *attributes)
+        return function(*tensors, **given)
+
+    HOST_OPERATORS[operator, DOMAIN, VERSION] = run
+    return function
+
+
+@_operator
+def surrogate_spike(u: torch.Tensor, *, surrogate: int, surrogate_a: float, surrogate_b: float) -> _Outputs:
+    """Return spikes of u, of its shape and type."""
+    return [spike(u, Kernel(surrogate, surrogate_a, surrogate_b)).to(u.dtype)]
+
+
+@_operator
+def select_spikes(
+    mem: torch.Tensor,
+    threshold: torch.Tensor,
+    *,
+    capacity: int,
+    rotate: int,
+    has_grad_threshold: int,
+    grad_threshold: float,
+    surrogate: int,
+    surrogate_a: float,
+    surrogate_b: float,
+) -> _Outputs:
+    """Return ids, values ``[T, B, capacity]``, counts, dropped ``[T, B, 2]``, all floats; values of the type of mem.
+
+    ``mem [T, B, N]`` may be float16; threshold has one element or ``[N]``.
+    """
+    second = grad_threshold if has_grad_threshold else None
+    kernel = Kernel(surrogate, surrogate_a, surrogate_b)
+    made = SelectSpikes.apply(_wide(mem), threshold, second, capacity, bool(rotate), kernel, None)
     return _as_floats(made, mem.dtype)
 
 
-def dense_to_sparse(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
-    """``ai.snnipu.DenseToSparse``, version 1: x ``[T, B, N]`` to what ``SelectSpikes`` returns."""
-    _expect("DenseToSparse", inputs, ("x",), attributes, "capacity", "rotate")
-    made = DenseToSparse.apply(_wide(inputs[0]), attributes["capacity"], bool(attributes["rotate"]))
-    return _as_floats(made, inputs[0].dtype)
+@_operator
+def dense_to_sparse(x: torch.Tensor, *, capacity: int, rotate: int) -> _Outputs:
+    """Return what ``SelectSpikes`` does, of ``x [T, B, N]``."""
+    return _as_floats(DenseToSparse.apply(_wide(x), capacity, bool(rotate)), x.dtype)
 
 
-def sparse_to_dense(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
-    """``ai.snnipu.SparseToDense``, version 1: ids, values, counts to ``[T, B, num_neurons]`` of values' type."""
-    _expect("SparseToDense", inputs, ("ids", "values", "counts"), attributes, "num_neurons")
-    ids, values, counts = inputs
-    made = SparseToDense.apply(_wide(values), ids.int(), counts.int(), attributes["num_neurons"])
-    return [made.to(values.dtype)]
+@_operator
+def sparse_to_dense(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, *, num_neurons: int) -> _Outputs:
+    """Return ``[T, B, num_neurons]`` of values' type."""
+    return [SparseToDense.apply(_wide(values), ids.int(), counts.int(), num_neurons).to(values.dtype)]
 
 
-def sparse_linear(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
-    """``ai.snnipu.SparseLinear``, version 1.
+@_operator
+def sparse_linear(
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor] = None,
+    *,
+    unit_values: int,
+    plan: Sequence[int],
+) -> _Outputs:
+    """Return ``[T, B, out]`` of the values' type.
 
-    Args:
-        inputs: ids, values, counts, floats; weight ``[out, in]``; bias ``[out]`` where there is a fifth one. Values and
-            weight may be float16, each for itself.
-        attributes: ``unit_values``: 1 where all values are 1.
-
-    Returns:
-        ``[T, B, out]`` of the values' type.
+    ids and counts are floats; ``weight [out, in]``, ``bias [out]``. Values and weight may be float16, each for itself.
+    ``unit_values`` is 1 where all values are 1; ``plan`` changes no result here.
     """
-    names = ("ids", "values", "counts", "weight", "bias")[: 5 if len(inputs) == 5 else 4]
-    _expect("SparseLinear", inputs, names, attributes, "unit_values")
-    ids, values, counts, weight = inputs[:4]
-    bias = inputs[4] if len(inputs) == 5 else None
     slots = (ids.int(), _wide(values), counts.int())
     return [currents_apply(linear_operators, *slots, _wide(weight), bias).to(values.dtype)]
 
 
-def delay_linear(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
-    """``ai.snnipu.DelayLinear``, version 1.
+@_operator
+def delay_linear(
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    lags: torch.Tensor,
+    bias: Optional[torch.Tensor] = None,
+    *,
+    unit_values: int,
+    plan: Sequence[int],
+) -> _Outputs:
+    """Return what ``SparseLinear`` does, with delays.
 
-    Args:
-        inputs: ids, values, counts, floats; weight ``[in, out, taps]``; lags ``[in, out]``, whole numbers, when the
-            first tap of a synapse arrives, the others each a step behind the one before; bias ``[out]`` where there is
-            a sixth one. Values and weight may be float16, each for itself.
-        attributes: ``unit_values``: 1 where all values are 1.
-
-    Returns:
-        ``[T, B, out]`` of the values' type.
+    ``weight [in, out, taps]``; ``lags [in, out]``, whole numbers, when the first tap of a synapse arrives, the others
+    each a step behind the one before.
     """
-    names = ("ids", "values", "counts", "weight", "lags", "bias")[: 6 if len(inputs) == 6 else 5]
-    _expect("DelayLinear", inputs, names, attributes, "unit_values")
-    ids, values, counts, weight, lags = inputs[:5]
-    bias = inputs[5] if len(inputs) == 6 else None
     spikes = SparseSpikes._trusted(ids.int(), _wide(values), counts.int(), weight.shape[0])
     # A spike's last tap is at most this far from it.
     connected = Delayed(_wide(weight), lags.int(), int(lags.max()) + weight.shape[2])
     return [delayed_currents(spikes, connected, bias).to(values.dtype)]
 
 
-def sparse_conv2d(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
-    """``ai.snnipu.SparseConv2d``, version 1.
+@_operator
+def sparse_conv2d(
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor] = None,
+    *,
+    geometry: List[int],
+    plan: Sequence[int],
+    input_gradient: int,
+) -> _Outputs:
+    """Return ``[T, B, neurons of the output]`` of the values' type.
 
-    Args:
-        inputs: ids, values, counts, floats; weight ``[out, in / groups, kh, kw]``; bias ``[out]`` where there is a
-            fifth one. Values and weight may be float16, each for itself.
-        attributes: ``geometry``, as :class:`snnipu.ops._maps.Geometry`; ``plan`` and ``input_gradient``, which change
-            no result here.
-
-    Returns:
-        ``[T, B, neurons of the output]`` of the values' type.
+    As ``SparseLinear``, with ``weight [out, in / groups, kh, kw]``; ``geometry`` as
+    :class:`snnipu.ops._maps.Geometry`. ``plan`` and ``input_gradient`` change no result here.
     """
-    names = ("ids", "values", "counts", "weight", "bias")[: 5 if len(inputs) == 5 else 4]
-    _expect("SparseConv2d", inputs, names, attributes, "geometry", "plan", "input_gradient")
-    ids, values, counts, weight = inputs[:4]
-    bias = inputs[4] if len(inputs) == 5 else None
     slots = (ids.int(), _wide(values), counts.int())
-    sizes = attributes["geometry"]
-    return [currents_apply(conv2d_operators, *slots, _wide(weight), bias, sizes).to(values.dtype)]
+    return [currents_apply(conv2d_operators, *slots, _wide(weight), bias, geometry).to(values.dtype)]
 
 
-def sparse_pool2d(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
-    """``ai.snnipu.SparsePool2d``, version 1.
+@_operator
+def sparse_pool2d(
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    geometry: List[int],
+    mode: int,
+    capacity: int,
+) -> _Outputs:
+    """Return ids, values ``[T, B, capacity]``, counts ``[T, B, 2]``, and source ``[T, B, capacity]``, which is zeros
+    here; values of the input's type.
 
-    Args:
-        inputs: ids, values, counts, floats; values may be float16.
-        attributes: ``geometry``, as :class:`snnipu.ops._maps.PoolGeometry`; ``mode``; ``capacity``, slots enough for
-            all that is reached.
-
-    Returns:
-        ids, values ``[T, B, capacity]``, counts ``[T, B, 2]``, and source ``[T, B, capacity]``, which is zeros here;
-        values of the input's type.
+    ``geometry`` as :class:`snnipu.ops._maps.PoolGeometry`; ``capacity`` is enough for all that is reached.
     """
-    _expect("SparsePool2d", inputs, ("ids", "values", "counts"), attributes, "geometry", "mode", "capacity")
-    if attributes["mode"] not in MODES.values():
-        raise ValueError(f"SparsePool2d: mode must be from 0 to 2, got {attributes['mode']}")
-    ids, values, counts = inputs
-    sizes = (attributes["geometry"], attributes["mode"], attributes["capacity"])
-    own_ids, own_values, own_counts = SparsePool2d.apply(_wide(values), ids.int(), counts.int(), *sizes)
+    if mode not in MODES.values():
+        raise ValueError(f"SparsePool2d: mode must be from 0 to 2, got {mode}")
+    own_ids, own_values, own_counts = SparsePool2d.apply(
+        _wide(values), ids.int(), counts.int(), geometry, mode, capacity
+    )
     floats = own_values.dtype
     own = [own_ids.to(floats), own_values.to(values.dtype), own_counts.to(floats)]
     return [*own, torch.zeros_like(own_values).detach()]

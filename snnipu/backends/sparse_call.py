@@ -13,7 +13,7 @@ from snnipu._pointers import pointer, pointer_to_read
 from snnipu.backends import host
 from snnipu.ops._maps import Geometry, PoolGeometry, fit_in_a_convolution, fit_in_a_pool
 from snnipu.ops._sparse_layers import words as words_of
-from snnipu.ops.max_pool2d import Windows, fit_in_a_map
+from snnipu.ops.dense_pool2d import Windows, fit_in_a_map
 from snnipu.spikes import check_ids
 
 _DTYPES = {torch.float32: 0, torch.float64: 1}
@@ -165,17 +165,11 @@ def _delays() -> Dict[str, Function]:
 
 
 def _dense_pools() -> Dict[str, Function]:
-    steps_of, windows_of = (*_ROWS, *_MAPS), (*_ROWS, *_WINDOWS)
-    neurons: Dict[str, _Size] = {**_NEURON, "x": steps_of}
-    made: Dict[str, _Size] = {"out": windows_of, "which": windows_of, "counts_out": _PAIRS}
-    grads: Dict[str, _Size] = {"grad_x": steps_of, **{f"grad_{name}": size for name, size in _NEURON.items()}}
     return {
         "max_pool2d_fwd": Function({"x": _MAPS}, {"out": _WINDOWS, "which": _WINDOWS}, Windows),
         "max_pool2d_bwd": Function({"grad": _WINDOWS, "which": _WINDOWS}, {"grad_x": _MAPS}, Windows),
         "avg_pool2d_fwd": Function({"x": _MAPS}, {"out": _WINDOWS}, Windows),
         "avg_pool2d_bwd": Function({"grad": _WINDOWS}, {"grad_x": _MAPS}, Windows),
-        "lif_max_pool2d_fwd": Function(neurons, made, Windows),
-        "lif_max_pool2d_bwd": Function({**neurons, "grad": windows_of, "which": windows_of}, grads, Windows),
     }
 
 

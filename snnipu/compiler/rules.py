@@ -13,9 +13,8 @@ from torch.fx import Graph, Node
 from snnipu.compiler import helpers, own_functions
 from snnipu.compiler.nodes import ELEMENTWISE, OWN, argument, bound, is_tensor, key_of, name_of, training, value_of
 from snnipu.ops import leaves, sparse_input
-from snnipu.ops.avg_pool2d import avg_pool2d
 from snnipu.ops.batch_norm import batch_norm_over_time
-from snnipu.ops.max_pool2d import max_pool2d
+from snnipu.ops.dense_pool2d import avg_pool2d, max_pool2d
 
 # (graph, arguments, keywords) -> node; in the arguments the sequences stand for what was Lifted.
 Make = Callable[[Graph, Tuple[Any, ...], Dict[str, Any]], Node]

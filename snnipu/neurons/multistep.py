@@ -16,9 +16,8 @@ from snnipu.neurons.paths import Paths, Watch
 from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.ops import sparse_input
 from snnipu.ops._arguments import check_num_steps, is_direct
-from snnipu.ops.avg_pool2d import avg_pool2d
 from snnipu.ops.batch_norm import SMALL_STEP, batch_norm_over_time
-from snnipu.ops.max_pool2d import max_pool2d
+from snnipu.ops.dense_pool2d import avg_pool2d, max_pool2d
 from snnipu.spikes import SparseSpikes
 
 # Modules whose output at a step is a function of that step's input alone, the same at every step.

@@ -12,18 +12,18 @@ from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.multistep import Join, part_lengths
 from snnipu.neurons.sparse_leaky import Parameter, SparseNeurons
 from snnipu.neurons.sparse_linear import check_features, check_path
-from snnipu.ops._arguments import compute_dtype, is_compiling, is_direct, parameter_argument, reset_code
+from snnipu.ops._arguments import compute_dtype, is_compiling, is_direct
 from snnipu.ops._break_even import CONVOLUTION, is_dense, of_convolution
 from snnipu.ops._maps import Pair, Size, maps_of, pair
 from snnipu.ops._slots import check_delay
 from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
-from snnipu.ops.lif_max_pool2d import fits, lif_max_pool2d
+from snnipu.ops.dense_pool2d import max_pool2d
 from snnipu.ops.sparse_conv2d import check_groups
 from snnipu.ops.sparse_conv_lif_sequence import Maps, sparse_conv_lif_pool
 from snnipu.ops.sparse_pool2d import mode_code
 from snnipu.spikes import SparseSpikes, SpikeTotals, check_map_shape
-from snnipu.surrogate import SpikeGrad
+from snnipu.surrogate import SpikeGrad, atan
 
 DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 MapSize = Optional[Tuple[int, int]]
@@ -87,13 +87,6 @@ class _OnMaps(nn.Module):
         elif self.input_size != (height, width):
             raise ValueError(f"x must be maps of {self.input_size}, as input_size says, got {(height, width)}")
 
-    def dense_maps(self, x: DenseOrSparse, break_even: float) -> Optional[torch.Tensor]:
-        """The input as dense maps, where with this break-even the layer is to run densely, and there are any."""
-        if isinstance(x, torch.Tensor) and not self._is_dense(x, break_even):
-            return None
-        maps = self.chosen(x, break_even)
-        return maps if isinstance(maps, torch.Tensor) and maps.numel() else None
-
     def _is_dense(self, x: DenseOrSparse, break_even: float) -> bool:
         compiled = popart.uses_operator("event-driven layers on maps", "SparseConv2d") or is_compiling()
         # Where the operators are faster on a GPU has not been measured.
@@ -130,11 +123,9 @@ class _OnMaps(nn.Module):
         if x.device != self.weight.device:
             raise ValueError(f"x must be on the device of the layer, {self.weight.device}, got {x.device}")
 
-    def _convolved(
-        self, x: torch.Tensor, bias: Optional[torch.Tensor] = None, weight: Optional[torch.Tensor] = None
-    ) -> torch.Tensor:
-        """Of dense maps, some steps as one batch; ``weight``: another one than the layer's."""
-        weight = self.weight if weight is None else weight
+    def _convolved(self, x: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Of dense maps, some steps as one batch."""
+        weight = self.weight
 
         def convolved(part: torch.Tensor) -> torch.Tensor:
             maps = part.to(weight.dtype).flatten(0, 1)
@@ -401,7 +392,7 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
             and pool.mode == "max"
             and pool.input_size is not None
             and pool.input_size == self._out_shape()
-            and fits(pool.kernel_size, pool.stride, pool.padding)
+            and (pool.stride, pool.padding) == (pool.kernel_size, (0, 0))
             and self.max_spikes is None
             and fused(self.spike_grad)[0] is not None
             and (weight := self.weight).device.type == "cpu"
@@ -422,33 +413,17 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         """What the last call fired, where its slots were not made."""
         self._last = SpikeTotals(counts, math.prod(self._out_shape() or ()), None)
 
-    def pooled_densely(self, x: torch.Tensor, pool: "SparsePool2d", delay: int) -> Tuple[torch.Tensor, float]:
-        """Dense spikes ``[T, B, out, h, w]`` behind ``pool``, from dense maps, and their activity; see
-        :meth:`pools_in_one`.
-
-        The gradient is that of the slots that selection would have made.
-        """
-        scaled = self.weight if self.input_scale == 1 else self.weight * self.input_scale
-        current = self._convolved(x, self.bias if delay == 0 else None, scaled)
-        if delay:
-            current = delayed(current, delay)
-            current = current if self.bias is None else current + self._per_neuron(self.bias)
-        if current.dtype not in (torch.float32, torch.float64):  # under autocast
-            current = current.float()
-        channels = (self.out_channels,)
-        kernel, _ = fused(self.spike_grad)
-        assert kernel is not None
-        made = lif_max_pool2d(
-            current,
-            parameter_argument("beta", self.beta, channels, current),
-            parameter_argument("threshold", self.threshold, channels, current),
-            pool.kernel_size,
-            self.grad_threshold,
-            reset_code(self.reset_mechanism),
-            kernel,
-        )
-        self._count(made.counts)
-        return made.maps, int(made.spikes) / made.maps.numel()
+    def pooled_densely(self, x: torch.Tensor, pool: "SparsePool2d", delay: int) -> torch.Tensor:
+        """Return dense spikes ``[T, B, out, h, w]`` behind ``pool``, from dense maps, where every neuron carries
+        gradient; see :meth:`pools_in_one`."""
+        current = self._convolved(x)
+        if self.input_scale != 1:
+            current = current * self.input_scale
+        spk = self.stepped(delayed(current, delay), spike_grad=self.spike_grad or atan()).spk
+        fired = spk.detach().flatten(2).sum(2).int()
+        self._count(torch.stack([fired, torch.full_like(fired, math.prod(spk.shape[2:]))], 2))
+        maps: torch.Tensor = max_pool2d(spk.flatten(0, 1), pool.kernel_size)
+        return maps.unflatten(0, spk.shape[:2])
 
     # ---- to and from nn.Conv2d + Leaky
 

@@ -135,9 +135,16 @@ class SparseNeurons(nn.Module):
         return mem, made.final
 
     def stepped(
-        self, current: torch.Tensor, before: Optional[List[torch.Tensor]] = None, goes_on: bool = False
+        self,
+        current: torch.Tensor,
+        before: Optional[List[torch.Tensor]] = None,
+        goes_on: bool = False,
+        spike_grad: Optional[SpikeGrad] = None,
     ) -> Results:
-        """The neurons over what arrives, to which the bias is added: spikes, and of the states the membranes."""
+        """The neurons over what arrives, to which the bias is added: spikes, and of the states the membranes.
+
+        With ``spike_grad`` the spikes carry gradient, and no membranes are stored.
+        """
         if self.bias is not None:
             current = current + self._per_neuron(self.bias)
         kind, values = self.neuron, self._parameter_values()
@@ -150,7 +157,8 @@ class SparseNeurons(nn.Module):
             [None] * (1 + others) if before is None else before,
             {**{name: self._per_neuron(values[name]) for name in values}, _FACTOR: 1.0},
             options={"reset_mechanism": self.reset_mechanism, **self._delayed_reset},
-            store=[False] * others + [True],
+            spike_grad=spike_grad,
+            store=[False] * others + [spike_grad is None],
             need_final=goes_on,
         )
 

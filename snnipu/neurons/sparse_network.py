@@ -15,7 +15,7 @@ from snnipu.neurons.sparse_conv import SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
 from snnipu.neurons.sparse_linear import check_features, check_path, choose_path
 from snnipu.ops._arguments import is_compiling, learnt_decay, reset_code
-from snnipu.ops._break_even import CONVOLUTION, LINEAR
+from snnipu.ops._break_even import CONVOLUTION_AND_POOL
 from snnipu.ops._slots import check_max_spikes, overflow_code
 from snnipu.ops._spike_gradient import fused
 from snnipu.spikes import SparseSpikes, SpikeTotals
@@ -263,8 +263,6 @@ class SparseNetwork(nn.Module):
         pools = {str(i): nn.Sequential(*_pools_of(layer)) for i, layer in enumerate(described) if layer.pools}
         self.pools: Any = nn.ModuleDict(pools) if pools else {}
         self._input: Optional[SpikeTotals] = None
-        # Of the spikes behind the pool of a layer, in the last call.
-        self._activity_behind: Dict[int, float] = {}
         self.ipu_plan: Optional[Plan] = None
 
     def forward(
@@ -306,24 +304,17 @@ class SparseNetwork(nn.Module):
         layer = layers[index]
         pool = None if all_layers or is_compiling() or popart.on_ipu() else self._pool_in_one(layers, index)
         if pool is not None:
-            if self._next_is_dense(layers, index):
-                before_maps = isinstance(layers[index + 1], SparseConvLeaky)
-                maps = layer.dense_maps(x, CONVOLUTION.before_dense if before_maps else CONVOLUTION.with_pool)
-                if maps is not None:
-                    made, self._activity_behind[index] = layer.pooled_densely(maps, pool, delay)
-                    return made, None
-            x = layer.chosen(x, CONVOLUTION.with_pool)
+            following = layers[index + 1] if index + 1 < len(layers) else None
+            hands_on_maps = layer.grad_threshold is None and layer.path == getattr(following, "path", None) == "dense"
+            x = layer.chosen(x, CONVOLUTION_AND_POOL)
             if isinstance(x, SparseSpikes):
-                seen = layer.pooled_sparsely(x, pool, delay)
-                self._note_activity(layers, index, seen)
-                return seen, None
+                return layer.pooled_sparsely(x, pool, delay), None
+            if hands_on_maps and x.numel():
+                return layer.pooled_densely(x, pool, delay), None
         if isinstance(x, torch.Tensor) and index and not isinstance(layer, SparseConvLeaky):
             x = x.flatten(2)
         spikes: SparseSpikes = layer(x, delay=delay)
-        out = self.pooled(index, spikes)
-        if pool is not None:
-            self._note_activity(layers, index, out)
-        return out, spikes
+        return self.pooled(index, spikes), spikes
 
     def _pool_in_one(self, layers: List[Any], index: int) -> Optional[SparsePool2d]:
         """The pool of a layer that runs with it as one operator."""
@@ -335,23 +326,6 @@ class SparseNetwork(nn.Module):
         if len(every) != 1 or not is_plain(pools):
             return None
         return every[0] if layer.pools_in_one(every[0]) else None
-
-    def _note_activity(self, layers: List[Any], index: int, behind: SparseSpikes) -> None:
-        """For :meth:`_next_is_dense`, where it is to be read."""
-        if index + 1 < len(layers) and layers[index + 1].path == "auto":
-            self._activity_behind[index] = behind.activity
-
-    def _next_is_dense(self, layers: List[Any], index: int) -> bool:
-        """Whether the layer behind this one runs densely: as the activity of its input in the call before tells."""
-        if index + 1 == len(layers):
-            return False
-        following = layers[index + 1]
-        if following.path != "auto":
-            return bool(following.path == "dense")
-        limit = LINEAR.layer
-        if isinstance(following, SparseConvLeaky):
-            limit = CONVOLUTION.layer if self._pool_in_one(layers, index + 1) is None else CONVOLUTION.with_pool
-        return self._activity_behind.get(index, 0.0) > limit
 
     def pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:
         """The spikes of a layer behind its pools."""

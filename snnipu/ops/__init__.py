@@ -2,9 +2,7 @@
 
 from snnipu import spikes
 from snnipu.ops import _events, _slots
-from snnipu.ops import avg_pool2d as _avg_pool2d  # noqa: F401  not public
-from snnipu.ops import lif_max_pool2d as _lif_max_pool2d  # noqa: F401  not public
-from snnipu.ops import max_pool2d as _max_pool2d  # noqa: F401  not public
+from snnipu.ops import dense_pool2d as _dense_pool2d  # noqa: F401  not public
 from snnipu.ops import spike_count as _spike_count
 from snnipu.ops.dense_to_sparse import dense_to_sparse
 from snnipu.ops.lif_sequence import lif_sequence, lif_step

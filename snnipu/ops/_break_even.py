@@ -15,19 +15,17 @@ class Shares(NamedTuple):
     currents: float
     layer: float
     gradient: float  # of the values
-    # Of a layer that runs with its pool as one operator, sparsely or densely, and of one whose spikes, behind the pool,
-    # go into a convolution that runs densely: neither then selects them.
-    with_pool: float
-    before_dense: float
 
 
 # Where forward and backward pass together cost the same: measured by `make bench CASE=sparse`, see
-# docs/how-to/choose-caps-and-thresholds.md. Pools are behind convolutions alone.
-LINEAR = Shares(currents=0.3, layer=0.3, gradient=0.25, with_pool=1.0, before_dense=1.0)
+# docs/how-to/choose-caps-and-thresholds.md.
+LINEAR = Shares(currents=0.3, layer=0.3, gradient=0.25)
 # Layers of 3 x 3 and 5 x 5 kernels with neurons, of 16, 32 and 64 input channels, cost the same at 0.55 to 0.8 with the
 # backward pass, and at 0.4 to 0.7 without; a convolution by itself, whose output channels fill the kernels' registers,
 # at 0.5 to 0.7, of eight layers.
-CONVOLUTION = Shares(currents=0.5, layer=0.6, gradient=0.85, with_pool=0.9, before_dense=0.2)
+CONVOLUTION = Shares(currents=0.5, layer=0.6, gradient=0.85)
+# The same for a layer that runs with its pool as one operator.
+CONVOLUTION_AND_POOL = 0.9
 _CHANNELS_AT_ONCE = 16
 # Of a pruned matrix as a list, times the share of synapses that are left: PyTorch's indexing takes 14 ns for a pair of
 # spike and synapse, its matrix product 0.02 for each of all synapses.
@@ -35,7 +33,7 @@ LISTED = 0.0012
 
 
 # With delays a dense product has a term for each step of the longest one.
-ALWAYS_SPARSE = Shares(currents=1.0, layer=1.0, gradient=1.0, with_pool=1.0, before_dense=1.0)
+ALWAYS_SPARSE = Shares(currents=1.0, layer=1.0, gradient=1.0)
 
 # Of an ordinary layer's input, whose gradient stays a dense product: up to which share of nonzero numbers events are
 # faster, converting included. A linear layer's by how many outputs it has at least, less ROWS_OF_WEIGHTS / rows and
@@ -85,7 +83,7 @@ def of_convolution_input(weight: Sequence[int], groups: int, stride: int, learns
 def of_list(left: float) -> Shares:
     """Of a pruned matrix, for the share of its synapses that are left."""
     share = min(1.0, LISTED / left) if left else 1.0
-    return Shares(currents=share, layer=share, gradient=share, with_pool=1.0, before_dense=1.0)
+    return Shares(currents=share, layer=share, gradient=share)
 
 
 def of_convolution(channels: int) -> float:

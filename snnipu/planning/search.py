@@ -186,7 +186,7 @@ def operator_plan(
     ipus: int,
 ) -> Tuple[int, ...]:
     """The plan that ``SparseNetwork`` gets on an IPU where nobody chose one, as :meth:`Plan.attribute` has it: that of
-    :func:`plan`, for slots that are all in use. Empty where there are too few tiles for one."""
+    :func:`plan`, for slots that are all in use. Where there are too few tiles for one, each layer is on all tiles."""
     expected = tuple(map(float, slots))
     network = NetworkSpec(
         sizes,
@@ -198,7 +198,19 @@ def operator_plan(
         training=training,
         recurrent=recurrent if any(recurrent) else (),
     )
-    return tuple(plan(network, target, ipus).attribute())
+    found = plan(network, target, ipus)
+    if not found.layers:
+        found = replace(found, layers=_on_all_tiles(network, found.tiles))
+    return tuple(found.attribute())
+
+
+def _on_all_tiles(network: NetworkSpec, tiles: int) -> Tuple[LayerPlan, ...]:
+    """Each layer on all tiles, one group; each selects on one tile."""
+    batch = (network.batch_size,)
+    return tuple(
+        LayerPlan(index + 1, 0, _balanced(size, min(tiles, cycles.vectors(size)), 2), batch, index % tiles, batch)
+        for index, size in enumerate(network.sizes[1:])
+    )
 
 
 # Of a tile's memory, what the states of one layer may take until its backward pass.

@@ -7,12 +7,12 @@ whole machine and counted, and zeros go on in its place.
 
 import copy
 import math
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import torch
 from torch import nn
 
-from snnipu.ipu.model import DTYPES, IpuModel, IpuModelTarget, Program, TensorSpec
+from snnipu.ipu.model import DTYPES, IpuModel, IpuModelTarget, Program
 from snnipu.ipu.network import HEADROOM
 from snnipu.ipu.operators import OperatorFigures, OperatorsProfile, runs_by_operators
 from snnipu.neurons import DelayLinear, SparseConv2d, SparseConvLeaky, SparseLinear, SparseNetwork
@@ -45,16 +45,8 @@ class _CountingModel(IpuModel):
         super().__init__(target)
         self.called: List[Program] = []
 
-    def compile(
-        self,
-        name: str,
-        inputs: Sequence[TensorSpec],
-        attributes: Dict[str, Any],
-        domain: str = "ai.snnipu",
-        version: int = 1,
-        gradient: Optional[Sequence[int]] = None,
-    ) -> Any:
-        program = super().compile(name, inputs, attributes, domain, version, gradient)
+    def compile(self, *arguments: Any, **options: Any) -> Any:
+        program = super().compile(*arguments, **options)
         self.called.append(program)
         return _Counted(program)
 

@@ -20,14 +20,7 @@ _registry: Dict[Tuple[str, str, int], HostImplementation] = {}
 
 _OWN: Dict[Tuple[str, str, int], HostImplementation] = {
     ("NeuronSequence", DOMAIN, 1): popart.neuron_sequence,
-    ("SurrogateSpike", DOMAIN, 1): popart.surrogate_spike,
-    ("SelectSpikes", DOMAIN, 1): popart.select_spikes,
-    ("DenseToSparse", DOMAIN, 1): popart.dense_to_sparse,
-    ("SparseToDense", DOMAIN, 1): popart.sparse_to_dense,
-    ("SparseLinear", DOMAIN, 1): popart.sparse_linear,
-    ("DelayLinear", DOMAIN, 1): popart.delay_linear,
-    ("SparseConv2d", DOMAIN, 1): popart.sparse_conv2d,
-    ("SparsePool2d", DOMAIN, 1): popart.sparse_pool2d,
+    **popart.HOST_OPERATORS,
 }
 
 

@@ -1,6 +1,8 @@
 """The PopART operator's interface on machines without PopART, and the refusal where a real PopTorch traces."""
 
+import inspect
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -8,11 +10,13 @@ import types
 
 import pytest
 import torch
+from support.operators import needs_library
 from torch import nn
 
 import snnipu as snn
 from snnipu import ops, poptorch, surrogate
 from snnipu.backends import popart
+from snnipu.ipu.model import IpuModel
 from snnipu.ops._maps import conv_geometry, pool_geometry
 from snnipu.ops.sparse_pool2d import mode_code
 
@@ -122,7 +126,7 @@ def test_sparse_operators_equal_the_ops():
     same_spikes(made, expected)
     weight, bias = torch.randn(6, 9, requires_grad=True), torch.randn(6)
     inputs = [*made[:3], weight, bias]
-    (out,) = custom("SparseLinear", inputs, [(4, 3, 6)], {"unit_values": 0})
+    (out,) = custom("SparseLinear", inputs, [(4, 3, 6)], {"unit_values": 0, "plan": [2, 4]})
     wanted = ops.sparse_linear(expected, weight, bias)
     assert torch.equal(out, wanted)
     pairs = [torch.autograd.grad(each.square().sum(), (mem, weight), retain_graph=True) for each in (out, wanted)]
@@ -167,6 +171,20 @@ def test_operators_on_maps_are_those_of_the_host(mode, with_bias):
     assert torch.equal(pairs[0][0], pairs[1][0])
     with pytest.raises(ValueError, match="mode must be from 0 to 2"):
         custom("SparsePool2d", slots, [(1,)] * 4, {**attributes, "mode": 3})
+
+
+@needs_library
+@pytest.mark.parametrize("operator", sorted(popart.HOST_OPERATORS))
+def test_operators_are_described_alike(operator):
+    """Inputs and attributes of what runs on the host are those of the C++ description."""
+    name, domain, version = operator
+    described = IpuModel().operators()[domain, name, version]
+    snake = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    parameters = inspect.signature(getattr(popart, snake)).parameters.values()
+    keys = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    inputs = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    assert [each["name"] for each in described["inputs"]] == inputs
+    assert sorted(described["attributes"]) == sorted(keys)
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,8 @@ void chain() {
   for (std::size_t layer = 1; layer < sizes.size(); ++layer) {
     const std::string name = "layer" + std::to_string(layer);
     const int64_t neurons = sizes[layer];
+    // Two tiles, for half of the rows each time.
+    linear.set("plan", Attributes::Ints{neurons / 2, steps * batch / 2});
     weights.push_back(input(name + ".weight", {neurons, sizes[layer - 1]}, [&] { return 0.7f * normal(random); }));
     const auto current =
         graph.addOp({"ai.snnipu", "SparseLinear", 1}, linear, {spikes[0], spikes[1], spikes[2], weights.back()}, 1);

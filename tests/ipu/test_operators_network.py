@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.operators import MACHINES, SURROGATES, backward, forward, machine, needs_model_and_host
+from support.operators import MACHINES, SURROGATES, backward, compiled, forward, machine, needs_model_and_host
 
 from snnipu import SparseSpikes
 from snnipu.ipu import NetworkSpec
@@ -254,7 +254,7 @@ def test_bad_attributes(changes, message):
     (ids, values, counts), parameters, attributes = network()
     inputs = [ids.float(), values, counts.float(), *(tensor for layer in parameters for tensor in layer)]
     with pytest.raises(IpuModelError, match=message):
-        forward(machine(24), "SparseNetwork", inputs, {**attributes, **changes})
+        forward(machine(24), "SparseNetwork", inputs, {**attributes, "plan": PLAN, **changes})
 
 
 def test_membranes_carry_no_gradient():
@@ -278,7 +278,7 @@ def programs(model, sizes, slots, steps, batch, plan=None, recurrent=None):
     tensors = [*spikes, *(tensor for layer in parameters for tensor in layer)]
     specs = [spec_of(tensor.float(), "SparseNetwork") for tensor in tensors]
     last = 5 * (len(parameters) - 1) + 1
-    return [model.compile("SparseNetwork", specs, attributes, gradient=which) for which in (None, [last])]
+    return [compiled(model, "SparseNetwork", specs, attributes, which) for which in (None, [last])]
 
 
 def cycles_of(program):
@@ -319,9 +319,7 @@ def test_the_plan_is_not_slower_than_the_layers_one_by_one():
             ),
         ]
         for name, specs, attributes, gradient in operators:
-            parts += sum(
-                cycles_of(model.compile(name, specs, attributes, gradient=which)) for which in (None, gradient)
-            )
+            parts += sum(cycles_of(compiled(model, name, specs, attributes, which)) for which in (None, gradient))
     assert own <= parts
 
 

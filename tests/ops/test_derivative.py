@@ -69,15 +69,7 @@ class NoGradient(torch.autograd.Function):
         return None
 
 
-def of_maps(x):
-    from snnipu.ops.lif_max_pool2d import lif_max_pool2d
-
-    one = torch.ones(1)
-    return lif_max_pool2d(x, 0.9 * one, one, (2, 2), None, 0, snn.surrogate.atan().kernel).maps
-
-
 MORE = {
-    "lif_max_pool2d": lambda: of_tensor(of_maps, 3, 2, 2, 4, 4),
     "sparse_pool2d": lambda: of_values(
         lambda made: ops.sparse_pool2d(made, (1, 5), mode="sum", input_size=(1, 1, 5)).values
     ),

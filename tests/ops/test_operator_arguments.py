@@ -14,7 +14,7 @@ from support.sparse_cases import arguments, backward_values, case
 import snnipu
 from snnipu import _pointers, surrogate
 from snnipu.ops import _library, _neurons
-from snnipu.ops.max_pool2d import windows
+from snnipu.ops.dense_pool2d import windows
 
 pytestmark = pytest.mark.skipif(
     "CPU" not in _library.REGISTERED["sparse_linear_fwd"], reason="there are no CPU kernels"
@@ -54,17 +54,12 @@ def of_pools():
     geometry = list(windows((5, 6), (2, 3), (2, 3)))
     x, grad = torch.randn(BATCH, 2, 5, 6), torch.randn(BATCH, 2, 2, 2)
     which = reference("max_pool2d_fwd")(x, geometry)[1]
-    steps, beta, threshold = torch.randn(STEPS, BATCH, 2, 5, 6), torch.rand(2), torch.rand(2)
-    found = {
+    return {
         "max_pool2d_fwd": (x, geometry),
         "max_pool2d_bwd": (grad, which, geometry),
         "avg_pool2d_fwd": (x, geometry),
         "avg_pool2d_bwd": (grad, geometry),
-        "lif_max_pool2d_fwd": (steps, beta, threshold, geometry, None, 0),
     }
-    out, which, _, _ = reference("lif_max_pool2d_fwd")(*found["lif_max_pool2d_fwd"])
-    read = (torch.randn_like(out), steps, beta, threshold, which, geometry, 0, *KERNEL, True, True)
-    return {**found, "lif_max_pool2d_bwd": read}
 
 
 def of_neurons():

@@ -496,7 +496,9 @@ def test_operators_on_spike_ids_by_name(monkeypatch, dtype):
             slots, counts = x.new_empty(4, 3, 5), torch.empty(4, 3, 2)
             made = [torch.empty(4, 3, 5), slots, counts, counts]
             ids, values, found, _ = op("DenseToSparse", [x], made, capacity=5, rotate=0)
-            (current,) = op("SparseLinear", [ids, values, found, self.weight], [x.new_empty(4, 3, 6)], unit_values=0)
+            (current,) = op(
+                "SparseLinear", [ids, values, found, self.weight], [x.new_empty(4, 3, 6)], unit_values=0, plan=[2, 6]
+            )
             spikes = op("SelectSpikes", [current, torch.full((1,), 0.5)], made, **select)
             (dense,) = op("SparseToDense", spikes[:3], [x.new_empty(4, 3, 6)], num_neurons=6)
             return (ids, values, current, *spikes, dense, poptorch.identity_loss(dense.float().sum(), "none"))

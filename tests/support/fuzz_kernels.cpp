@@ -558,38 +558,23 @@ void densePool(Draw &draw) {
   snnipu_sparse_call call = {};
   call.dtype = draw.size(0, 1);
   call.threads = draw.size(1, 3);
-  const int64_t kind = draw.size(0, 2); // the maximum, of neurons' spikes, the average
-  const bool neurons = kind == 1;
+  const bool average = draw.coin();
   int64_t s[8];
   for (int axis = 0; axis < 2; ++axis) {
     s[2 + axis] = draw.size(1, draw.rarely() ? 17 : 4);
-    s[4 + axis] = neurons ? s[2 + axis] : draw.size(1, 4);
+    s[4 + axis] = draw.size(1, 4);
     s[axis] = draw.size(s[2 + axis], s[2 + axis] + 13);
     s[6 + axis] = (s[axis] - s[2 + axis]) / s[4 + axis] + 1;
   }
   call.geometry = s;
   const int64_t places = s[2] * s[3], bytes = draw.bytes(call.dtype);
   call.neurons = draw.size(1, 9);
-  call.steps = neurons ? draw.size(1, 6) : 1;
-  call.batch = neurons ? draw.size(1, 4) : 1;
-  const int64_t maps = call.steps * call.batch * call.neurons, in = maps * s[0] * s[1], out = maps * s[6] * s[7];
+  const int64_t in = call.neurons * s[0] * s[1], out = call.neurons * s[6] * s[7];
   call.x = draw.numbers(call.dtype, in);
   call.out = draw.room(out * bytes);
   call.which = draw.room<uint8_t>(out);
-  if (neurons && places > 255)
-    return; // by Python
-  if (neurons) {
-    call.beta_size = draw.coin() ? 1 : call.neurons;
-    call.threshold_size = draw.coin() ? 1 : call.neurons;
-    call.beta = draw.numbers(call.dtype, call.beta_size);
-    call.threshold = draw.numbers(call.dtype, call.threshold_size);
-    call.reset = draw.size(0, 2);
-    call.has_second_threshold = draw.coin();
-    call.second_threshold = static_cast<double>(draw.size(-4, 4)) / 2;
-    call.counts_out = draw.room<int32_t>(8 * call.steps * call.batch);
-  }
-  const auto forward = kind == 0 ? snnipu_max_pool2d_fwd : neurons ? snnipu_lif_max_pool2d_fwd : snnipu_avg_pool2d_fwd;
-  const auto backward = kind == 0 ? snnipu_max_pool2d_bwd : neurons ? snnipu_lif_max_pool2d_bwd : snnipu_avg_pool2d_bwd;
+  const auto forward = average ? snnipu_avg_pool2d_fwd : snnipu_max_pool2d_fwd;
+  const auto backward = average ? snnipu_avg_pool2d_bwd : snnipu_max_pool2d_bwd;
   const int status = draw.status(forward, call);
   if (status != (places > 256 ? 3 : 0))
     fail("status of a pool", status);
@@ -598,12 +583,6 @@ void densePool(Draw &draw) {
   draw.forgetRoom();
   call.grad = draw.numbers(call.dtype, out);
   call.grad_x = draw.room(in * bytes);
-  call.surrogate = draw.size(0, 5);
-  call.surrogate_a = static_cast<double>(draw.size(-2, 9));
-  if (neurons) {
-    call.grad_beta = draw.maybeRoom(call.beta_size * bytes);
-    call.grad_threshold = draw.maybeRoom(call.threshold_size * bytes);
-  }
   run(draw, backward, call, false);
 }
 

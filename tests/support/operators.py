@@ -8,6 +8,8 @@ from snnipu import poptorch
 from snnipu.backends import host
 from snnipu.ipu import model as ipu_model
 from snnipu.ipu.model import IpuModel, IpuModelTarget, spec_of
+from snnipu.planning.linear import plan_linear
+from snnipu.planning.search import operator_plan
 
 needs_library = pytest.mark.skipif(not ipu_model.available(), reason=f"no IPU model: {ipu_model.unavailable_reason()}")
 needs_host_runtime = pytest.mark.skipif(
@@ -29,13 +31,42 @@ def machine(tiles, ipus=1, options=STRICT):
     return IpuModel(IpuModelTarget("mk2", tiles, ipus, options))
 
 
+def planned(model, name, shapes, attributes):
+    """Attributes with the plan that layers would ask for, where the operator takes one and none is given."""
+    if "plan" in attributes or name not in ("SparseLinear", "DelayLinear", "SparseNetwork"):
+        return attributes
+    (steps, batch, slots), weight = shapes[0], shapes[3]
+    if name == "SparseNetwork":
+        recurrent = attributes.get("recurrent", [0] * len(attributes["slots"]))
+        places, place = [], 3
+        for reads_itself in recurrent:
+            places.append(place)
+            place += 3 + attributes["has_bias"] + reads_itself
+        sizes = (weight[1], *(shapes[place][0] for place in places))
+        all_slots = (min(slots, weight[1]), *map(min, attributes["slots"], sizes[1:]))
+        plan = operator_plan(
+            sizes, all_slots, tuple(map(bool, recurrent)), batch, steps, "float32", True, *model.machine()
+        )
+    elif name == "DelayLinear":
+        plan = plan_linear(weight[1], weight[0], batch, steps * slots, 4, *model.machine(), *weight[2:])
+    else:
+        plan = plan_linear(*weight, steps * batch, slots, 4, *model.machine())
+    return {**attributes, "plan": list(plan)}
+
+
+def compiled(model, name, specs, attributes, gradient=None):
+    return model.compile(
+        name, specs, planned(model, name, [spec.shape for spec in specs], attributes), gradient=gradient
+    )
+
+
 def forward(model, name, inputs, attributes):
-    return model.compile(name, [spec_of(tensor, name) for tensor in inputs], attributes).run(inputs)
+    return compiled(model, name, [spec_of(tensor, name) for tensor in inputs], attributes).run(inputs)
 
 
 def backward(model, name, inputs, attributes, outputs, upstream):
     """Gradients by input, where ``upstream`` has the outputs' (None: not on the path to the loss)."""
     which = [place for place, grad in enumerate(upstream) if grad is not None]
-    program = model.compile(name, [spec_of(tensor, name) for tensor in inputs], attributes, gradient=which)
+    program = compiled(model, name, [spec_of(tensor, name) for tensor in inputs], attributes, which)
     tensors = {ipu_model.GRAD_OUT: upstream, ipu_model.IN: inputs, ipu_model.OUT: outputs}
     return dict(zip(program.targets, program.run([tensors[source.kind][source.place] for source in program.sources])))

@@ -1,7 +1,7 @@
-"""The largest value of each window of maps, with its place kept in a byte: schema, meta, autograd, reference.
+"""The maximum and the average of each window of dense maps: schemas, metas, autograd, references.
 
-Not public: ``MultiStep`` and compiled loops pool by it. PyTorch's own kernel takes several times as long, and keeps
-places of eight bytes.
+Not public: ``MultiStep`` and compiled loops pool by them. PyTorch's own kernels take several times as long. They keep
+the place of a maximum in eight bytes, ours in one.
 """
 
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
@@ -29,6 +29,14 @@ class Windows(NamedTuple):
     stride_width: int
     out_height: int
     out_width: int
+
+    @property
+    def kernel(self) -> Tuple[int, int]:
+        return self.kernel_height, self.kernel_width
+
+    @property
+    def stride(self) -> Tuple[int, int]:
+        return self.stride_height, self.stride_width
 
 
 def windows(size: Sequence[int], kernel: Sequence[int], stride: Sequence[int]) -> Optional[Windows]:
@@ -74,8 +82,7 @@ def _places_in_map(which: torch.Tensor, w: Windows) -> torch.Tensor:
 def max_pool2d_fwd_reference(x: torch.Tensor, geometry: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
     """What ``snnipu::max_pool2d_fwd`` computes, in plain PyTorch."""
     w = Windows(*geometry)
-    kernel, stride = (w.kernel_height, w.kernel_width), (w.stride_height, w.stride_width)
-    out, places = F.max_pool2d(x, kernel, stride, return_indices=True)
+    out, places = F.max_pool2d(x, w.kernel, w.stride, return_indices=True)
     row, column = places // w.width, places % w.width
     row -= torch.arange(w.out_height, device=x.device)[:, None] * w.stride_height
     column -= torch.arange(w.out_width, device=x.device) * w.stride_width
@@ -89,45 +96,78 @@ def max_pool2d_bwd_reference(grad: torch.Tensor, which: torch.Tensor, geometry: 
     return maps.scatter_add_(2, _places_in_map(which, w), grad.flatten(2)).unflatten(2, (w.height, w.width))
 
 
-def _fwd_meta(x: torch.Tensor, geometry: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
-    out = x.new_empty((*x.shape[:2], *geometry[6:]))
-    return out, torch.empty_like(out, dtype=torch.uint8)
+def avg_pool2d_fwd_reference(x: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
+    """What ``snnipu::avg_pool2d_fwd`` computes, in plain PyTorch."""
+    w = Windows(*geometry)
+    return F.avg_pool2d(x, w.kernel, w.stride)
 
 
-def _bwd_meta(grad: torch.Tensor, which: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
+def avg_pool2d_bwd_reference(grad: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
+    """What ``snnipu::avg_pool2d_bwd`` computes, in plain PyTorch."""
+    w = Windows(*geometry)
+    maps = grad.new_empty((*grad.shape[:2], w.height, w.width))
+    gradient: torch.Tensor = torch.ops.aten.avg_pool2d_backward(
+        grad, maps, w.kernel, w.stride, (0, 0), False, True, None
+    )
+    return gradient
+
+
+def _avg_fwd_meta(x: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
+    return x.new_empty((*x.shape[:2], *geometry[6:]))
+
+
+def _avg_bwd_meta(grad: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
     return grad.new_empty((*grad.shape[:2], *geometry[:2]))
 
 
-_fwd = define(max_pool2d_fwd_reference, _fwd_meta, "(Tensor out, Tensor which)")
-_bwd = define(max_pool2d_bwd_reference, _bwd_meta)
+def _max_fwd_meta(x: torch.Tensor, geometry: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
+    out = _avg_fwd_meta(x, geometry)
+    return out, torch.empty_like(out, dtype=torch.uint8)
 
 
-class _MaxPool2d(torch.autograd.Function):
+def _max_bwd_meta(grad: torch.Tensor, which: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
+    return _avg_bwd_meta(grad, geometry)
+
+
+_max_fwd = define(max_pool2d_fwd_reference, _max_fwd_meta, "(Tensor out, Tensor which)")
+_max_bwd = define(max_pool2d_bwd_reference, _max_bwd_meta)
+_avg_fwd = define(avg_pool2d_fwd_reference, _avg_fwd_meta)
+_avg_bwd = define(avg_pool2d_bwd_reference, _avg_bwd_meta)
+
+
+class DensePool2d(torch.autograd.Function):
+    """The pool, of averages or of maxima."""
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: Windows) -> torch.Tensor:  # type: ignore[override]
-        out, which = _fwd(x, w)
+    def forward(ctx: Any, x: torch.Tensor, w: Windows, average: bool) -> torch.Tensor:  # type: ignore[override]
         ctx.windows = w
+        if average:
+            return _avg_fwd(x, w)
+        out, which = _max_fwd(x, w)
         ctx.save_for_backward(which)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Adjoint.apply(grad, *ctx.saved_tensors, ctx.windows), None
+        return _Adjoint.apply(grad, ctx.windows, *ctx.saved_tensors), None, None
 
 
 class _Adjoint(torch.autograd.Function):
-    """Linear in the gradient: its own adjoint takes the values at the places."""
+    """Linear in the gradient; of maxima at the places ``which``, else of averages."""
 
     @staticmethod
-    def forward(ctx: Any, grad: torch.Tensor, which: torch.Tensor, w: Windows) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, grad: torch.Tensor, w: Windows, *which: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         ctx.windows = w
-        ctx.save_for_backward(which)
-        return _bwd(grad, which, w)
+        ctx.save_for_backward(*which)
+        return _max_bwd(grad, *which, w) if which else _avg_bwd(grad, w)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        w = ctx.windows
+        if not ctx.saved_tensors:
+            return DensePool2d.apply(grad, w, True), None
         (which,) = ctx.saved_tensors
-        return grad.flatten(2).gather(2, _places_in_map(which, ctx.windows)).view(which.shape), None, None
+        return grad.flatten(2).gather(2, _places_in_map(which, w)).view(which.shape), None, None
 
 
 def max_pool2d(
@@ -142,6 +182,22 @@ def max_pool2d(
     """``F.max_pool2d``: the same numbers and gradients, by our kernel where there is one for ``x`` as it lies."""
     w = None if return_indices else windows_of(x, kernel_size, stride, padding, dilation, ceil_mode)
     if w is not None:
-        return _MaxPool2d.apply(x, w)
+        return DensePool2d.apply(x, w, False)
     pool: Any = F.max_pool2d
     return pool(x, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=return_indices)
+
+
+def avg_pool2d(
+    x: torch.Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Optional[int] = None,
+) -> Any:
+    """``F.avg_pool2d``: the same numbers and gradients, by our kernel where there is one for ``x`` as it lies."""
+    w = None if divisor_override is not None else windows_of(x, kernel_size, stride, padding, ceil_mode=ceil_mode)
+    if w is not None:
+        return DensePool2d.apply(x, w, True)
+    return F.avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)

@@ -1,0 +1,193 @@
+// Pools of dense maps and their adjoints: the maximum, whose place is kept, and the average, in PyTorch's order of
+// sums.
+#include "host/sparse.hpp"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+namespace snnipu {
+namespace {
+
+// A place in a window is kept in a byte.
+constexpr size_t MostPlaces = 256;
+constexpr size_t Columns = 256; // of a row, done together
+constexpr size_t Lanes = 16;
+
+struct Windows {
+  size_t height, width, kernelHeight, kernelWidth, strideHeight, strideWidth, outHeight, outWidth;
+
+  explicit Windows(const int64_t *g)
+      : height(size(g[0])), width(size(g[1])), kernelHeight(size(g[2])), kernelWidth(size(g[3])),
+        strideHeight(size(g[4])), strideWidth(size(g[5])), outHeight(size(g[6])), outWidth(size(g[7])) {}
+
+  size_t in() const { return height * width; }
+  size_t out() const { return outHeight * outWidth; }
+  size_t places() const { return kernelHeight * kernelWidth; }
+  // Of a place of a window, behind the window's first one.
+  std::array<size_t, MostPlaces> offsets() const {
+    std::array<size_t, MostPlaces> found{};
+    for (size_t place = 0; place < places(); ++place)
+      found[place] = place / kernelWidth * width + place % kernelWidth;
+    return found;
+  }
+};
+
+constexpr size_t MapsOfABlock = 16;
+
+// body(call, windows, map) for each map.
+template <typename Body> int forMaps(snnipu_sparse_call *call, const Body &body) {
+  return run(call, [&](auto a) -> int {
+    const Windows w(a.c.geometry);
+    if (w.places() > MostPlaces)
+      return BadSpikes;
+    const size_t count = size(a.c.neurons);
+    parallelFor((count + MapsOfABlock - 1) / MapsOfABlock, threadsFor(count * w.in(), a.threads()), [&](size_t block) {
+      for (size_t map = block * MapsOfABlock; map < std::min(count, (block + 1) * MapsOfABlock); ++map)
+        body(a, w, map);
+    });
+    return Done;
+  });
+}
+
+// The larger of two values, with its place: as in PyTorch the first of equal ones, and the last NaN. Places are of the
+// values' size, as the lanes of a vector are.
+template <typename C, typename Place> inline void meet(C &largest, Place &which, C other, Place at) {
+  const bool taken = (other > largest) | (other != other);
+  largest = taken ? other : largest;
+  which = taken ? at : which;
+}
+
+// The windows of some columns of a row; `Stride` 0: another one, known at run time. Whole vectors, where what lies
+// behind the row may be read, up to `end`: rows are short.
+template <typename C, size_t Stride>
+void columns(const Windows &w, const C *__restrict__ in, const C *end, C *__restrict__ out, uint8_t *__restrict__ which,
+             size_t wanted) {
+  using Place = std::conditional_t<sizeof(C) == 4, int32_t, int64_t>;
+  const size_t stride = Stride ? Stride : w.strideWidth;
+  const size_t whole = (wanted + Lanes - 1) / Lanes * Lanes;
+  const size_t last = (w.kernelHeight - 1) * w.width + (whole - 1) * stride + w.kernelWidth - 1;
+  const size_t count = last < static_cast<size_t>(end - in) ? whole : wanted;
+  C largest[Columns];
+  Place places[Columns];
+  std::fill(largest, largest + count, -std::numeric_limits<C>::infinity());
+  std::fill(places, places + count, 0);
+  for (size_t y = 0; y < w.kernelHeight; ++y, in += w.width) {
+    const auto place = static_cast<Place>(y * w.kernelWidth);
+    if (Stride == 2 && w.kernelWidth == 2) {
+      for (size_t x = 0; x < count; ++x) {
+        C value = largest[x];
+        Place at = places[x];
+        meet(value, at, in[2 * x], place);
+        meet(value, at, in[2 * x + 1], place + 1);
+        largest[x] = value;
+        places[x] = at;
+      }
+      continue;
+    }
+    for (size_t k = 0; k < w.kernelWidth; ++k)
+      for (size_t x = 0; x < count; ++x)
+        meet(largest[x], places[x], in[stride * x + k], place + static_cast<Place>(k));
+  }
+  std::copy(largest, largest + wanted, out);
+  std::copy(places, places + wanted, which);
+}
+
+// Of a row of windows.
+template <typename C> void largestOfRow(const Windows &w, const C *in, const C *end, C *out, uint8_t *which) {
+  const auto some = w.strideWidth == 1 ? columns<C, 1> : w.strideWidth == 2 ? columns<C, 2> : columns<C, 0>;
+  for (size_t x = 0; x < w.outWidth; x += Columns)
+    some(w, in + x * w.strideWidth, end, out + x, which + x, std::min(Columns, w.outWidth - x));
+}
+
+template <typename C> void largestOfMap(const Windows &w, const C *in, const C *end, C *out, uint8_t *which) {
+  for (size_t y = 0; y < w.outHeight; ++y)
+    largestOfRow(w, in + y * w.strideHeight * w.width, end, out + y * w.outWidth, which + y * w.outWidth);
+}
+
+template <typename C> void gradientOfMap(const Windows &w, const C *grad, const uint8_t *which, C *gradIn) {
+  const std::array<size_t, MostPlaces> offsets = w.offsets();
+  std::fill(gradIn, gradIn + w.in(), C(0));
+  for (size_t y = 0; y < w.outHeight; ++y)
+    for (size_t x = 0; x < w.outWidth; ++x)
+      gradIn[y * w.strideHeight * w.width + x * w.strideWidth + offsets[*which++]] += *grad++;
+}
+
+template <typename C> void averagesOfMap(const Windows &w, const C *in, C *__restrict__ out) {
+  const size_t stride = w.strideWidth, count = w.outWidth;
+  const bool pairs = w.strideWidth == 2 && w.kernelWidth == 2;
+  const auto places = static_cast<C>(w.places());
+  for (size_t y = 0; y < w.outHeight; ++y, out += count) {
+    std::fill(out, out + count, C(0));
+    for (size_t ky = 0; ky < w.kernelHeight; ++ky) {
+      const C *const line = in + (y * w.strideHeight + ky) * w.width;
+      if (pairs)
+        for (size_t x = 0; x < count; ++x)
+          out[x] = (out[x] + line[2 * x]) + line[2 * x + 1];
+      else
+        for (size_t kx = 0; kx < w.kernelWidth; ++kx)
+          for (size_t x = 0; x < count; ++x)
+            out[x] += line[stride * x + kx];
+    }
+    for (size_t x = 0; x < count; ++x)
+      out[x] /= places;
+  }
+}
+
+template <typename C> void gradientOfAverages(const Windows &w, const C *grad, C *__restrict__ gradIn) {
+  const size_t stride = w.strideWidth;
+  const bool pairs = w.strideWidth == 2 && w.kernelWidth == 2;
+  const auto places = static_cast<C>(w.places());
+  C shares[Columns];
+  std::fill(gradIn, gradIn + w.in(), C(0));
+  for (size_t y = 0; y < w.outHeight; ++y, grad += w.outWidth)
+    for (size_t first = 0; first < w.outWidth; first += Columns) {
+      const size_t count = std::min(Columns, w.outWidth - first);
+      for (size_t x = 0; x < count; ++x)
+        shares[x] = grad[first + x] / places;
+      for (size_t ky = 0; ky < w.kernelHeight; ++ky) {
+        C *const line = gradIn + (y * w.strideHeight + ky) * w.width + first * stride;
+        if (pairs)
+          for (size_t x = 0; x < count; ++x) {
+            line[2 * x] += shares[x];
+            line[2 * x + 1] += shares[x];
+          }
+        else // the last place first: what a value gets is added up from window to window
+          for (size_t kx = w.kernelWidth; kx-- > 0;)
+            for (size_t x = 0; x < count; ++x)
+              line[stride * x + kx] += shares[x];
+      }
+    }
+}
+
+} // namespace
+} // namespace snnipu
+
+extern "C" {
+
+int snnipu_max_pool2d_fwd(snnipu_sparse_call *call) {
+  return snnipu::forMaps(call, [](auto &a, const snnipu::Windows &w, std::size_t map) {
+    const auto *const x = a.in(a.c.x), *const end = x + snnipu::size(a.c.neurons) * w.in();
+    snnipu::largestOfMap(w, x + map * w.in(), end, a.out(a.c.out) + map * w.out(), a.c.which + map * w.out());
+  });
+}
+
+int snnipu_max_pool2d_bwd(snnipu_sparse_call *call) {
+  return snnipu::forMaps(call, [](auto &a, const snnipu::Windows &w, std::size_t map) {
+    snnipu::gradientOfMap(w, a.in(a.c.grad) + map * w.out(), a.c.which + map * w.out(),
+                          a.out(a.c.grad_x) + map * w.in());
+  });
+}
+
+int snnipu_avg_pool2d_fwd(snnipu_sparse_call *call) {
+  return snnipu::forMaps(call, [](auto &a, const snnipu::Windows &w, std::size_t map) {
+    snnipu::averagesOfMap(w, a.in(a.c.x) + map * w.in(), a.out(a.c.out) + map * w.out());
+  });
+}
+
+int snnipu_avg_pool2d_bwd(snnipu_sparse_call *call) {
+  return snnipu::forMaps(call, [](auto &a, const snnipu::Windows &w, std::size_t map) {
+    snnipu::gradientOfAverages(w, a.in(a.c.grad) + map * w.out(), a.out(a.c.grad_x) + map * w.in());
+  });
+}
+}
