@@ -145,7 +145,7 @@ class EventTrainer(TrainingLoop):
     def _forward(self, x: SparseSpikes, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         layers, dropped, _ = self._layers(x)
         self._count(dropped)
-        scores = _scores(layers)
+        scores = _spike_counts(layers)
         loss = cross_entropy(scores, labels)
         if self._regularizer is not None:
             loss = loss + self._regularizer(layers[:-1])
@@ -186,7 +186,7 @@ class EventTrainer(TrainingLoop):
 
     def _scores(self, x: SparseSpikes) -> Tuple[torch.Tensor, torch.Tensor]:
         layers, dropped, kept = self._layers(x)
-        return _scores(layers), torch.cat([dropped, kept])
+        return _spike_counts(layers), torch.cat([dropped, kept])
 
     def _test_record(self, counts: List[int]) -> Dict[str, Any]:
         dropped, kept = counts[: len(self.sizes)], counts[len(self.sizes) :]
@@ -321,7 +321,7 @@ class _Shares(Sampler[List[int]]):
         return len(self._all) - self.done
 
 
-def _scores(layers: Layers) -> torch.Tensor:
+def _spike_counts(layers: Layers) -> torch.Tensor:
     out = layers[-1]
     # Sums of many spikes are no numbers of bfloat16.
     return spike_count(out.float() if isinstance(out, torch.Tensor) else out)
