@@ -39,7 +39,7 @@ _STOCK: Dict[type, Any] = {
 _OURS = {theirs: ours for ours, theirs in _STOCK.items()}
 _FUSED = (PlainStates, *_STOCK)
 # Attributes that only snnipu's neurons have, states aside.
-_PRIVATE = ("_resolved", "_last_step", "_description", "_traced")
+_PRIVATE = ("_resolved", "_last_step", "_description", "_traced", "_is_listed")
 # Methods of which ``state_function`` is one, by the reset mechanism.
 _STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")
 _SAID: Set[type] = set()
