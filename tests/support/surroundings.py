@@ -1230,8 +1230,10 @@ class Writer:
         lines += [call, f"show('{number}: out', out)", f"show('{number}: mem', mem)"]
         lines += [event.after for event in events if event.after]
         lines += [self.pick(*LOSSES), f"show('{number}: loss', loss)"]
+        # After snn.auto() the graph of another compiler has the neurons' kernels, which have no second derivative.
+        passes = [one for one in PASSES if not ("create_graph" in one and "torch.compile(run" in call)]
         backward = (
-            self.pick(*(one for one in PASSES if not self._is_known(one)))
+            self.pick(*(one for one in passes if not self._is_known(one)))
             if self.chance(0.85)
             else "show('no pass', loss)"
         )
