@@ -775,8 +775,6 @@ KNOWN = {
     "torch.autograd.grad(loss, mem": "a gradient of the last membrane is without what comes by the stacked ones",
     "mem.register_hook(lambda grad: SEEN.append(told": "the same",
 }
-# snnTorch's utils.reset, in a loop that is not compiled, leaves out neurons that were copied: docs/how-to/compile.md.
-KNOWN_OF_HIDDEN_STATES = ("copy.deepcopy(", "pickle.loads(")
 # Gradients that are nothing but rounding, in front of a norm, become steps of Adam.
 KNOWN_OF_NORM = ("torch.optim.Adam", "lbfgs(")
 KINDS = ((MODES, 4), (CALLS, 3), (INPUTS, 3), (CHANGES, 6), (HOOKS, 3), (AFTER, 3))
@@ -1110,7 +1108,7 @@ class Writer:
 
     def _is_known(self, *texts: str) -> bool:
         """Whether a difference is known of what has these texts."""
-        known = [*KNOWN, *{"hidden": KNOWN_OF_HIDDEN_STATES, "norm": KNOWN_OF_NORM}.get(self.network_name, ())]
+        known = [*KNOWN, *(KNOWN_OF_NORM if self.network_name == "norm" else ())]
         return any(part in text for part in known for text in texts)
 
     def _script(self) -> str:
