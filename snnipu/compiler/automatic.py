@@ -623,8 +623,9 @@ class Automatic:
         @functools.wraps(plain)
         def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
             plain(self, *args, **kwargs)
-            automatic.adopt_all()
-            automatic.watch()
+            if automatic.searches:  # after stop() a function that another package put around this one still calls it
+                automatic.adopt_all()
+                automatic.watch()
 
         return initialise
 

@@ -12,6 +12,9 @@
 
 The last row lasts from :func:`snnipu.auto` to ``stop()``; the others as long as anybody compiles. At import snnipu
 replaces ``SpikingNeuron.instances`` alone, by a list that does not keep neurons alive.
+
+TorchDynamo also registers functions for the whole process: neurons' steps as functions that it does not look into, and
+``reset.reset`` in place of ``snntorch.utils.reset`` in traces. PyTorch has no way to undo a registration.
 """  # noqa: E501
 
 from typing import Any, Callable, List, Tuple
@@ -28,7 +31,7 @@ class Patches:
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of a class or a module until :meth:`undo`."""
         before = vars(owner).get(name, _ABSENT)
-        self._undo.append((delattr, (owner, name)) if before is _ABSENT else (setattr, (owner, name, before)))
+        self._undo.append((_put_back, (owner, name, value, before)))
         setattr(owner, name, value)
 
     def configure(self, name: str, value: Any) -> None:
@@ -51,3 +54,13 @@ class Patches:
         while self._undo:
             put_back, arguments = self._undo.pop()
             put_back(*arguments)
+
+
+def _put_back(owner: Any, name: str, value: Any, before: Any) -> None:
+    """Set an attribute to what it was, unless somebody else has replaced ``value`` since."""
+    if vars(owner).get(name, _ABSENT) is not value:
+        return
+    if before is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, before)

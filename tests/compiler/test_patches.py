@@ -7,6 +7,8 @@ import textwrap
 
 from support.versions import needs_backend
 
+from snnipu.compiler import patches
+
 pytestmark = [needs_backend]
 
 SCRIPT = """
@@ -89,3 +91,16 @@ def test_stop_leaves_nothing_replaced(repository, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(repository), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_what_another_package_replaces_afterwards_stays():
+    class Owner:
+        kept, replaced = 1, 2
+
+    made = patches.Patches()
+    for name in ("kept", "replaced", "new"):
+        made.replace(Owner, name, object())
+    Owner.replaced = "another package's"
+    made.undo()
+    assert (Owner.kept, Owner.replaced) == (1, "another package's")
+    assert not hasattr(Owner, "new")
