@@ -29,7 +29,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set,
 import snntorch
 import torch
 
-from snnipu.compiler import backend, nodes, outline, reasons, shown, tracing
+from snnipu.compiler import backend, discovery, nodes, outline, reasons, shown, tracing
 from snnipu.compiler.lists import Lists, Read
 from snnipu.compiler.patches import Patches
 from snnipu.compiler.reasons import PACKAGES, Reason
@@ -895,7 +895,9 @@ class Automatic:
 
     # ---- programs
 
-    def outlined(self, tree: ast.Module, filename: str) -> Tuple[ast.Module, Dict[str, Any]]:
+    def outlined(
+        self, tree: ast.Module, filename: str, namespace: Optional[Dict[str, Any]] = None
+    ) -> Tuple[ast.Module, Dict[str, Any]]:
         """A program whose loops may be compiled while it runs, and the global names that it then needs."""
         try:
             source = Source(copy.deepcopy(tree), filename)
@@ -952,7 +954,7 @@ class _Cells:
 
     def visit(self, tree: ast.Module) -> ast.Module:
         if self._auto.searches:
-            tree, names = self._auto.outlined(tree, f"<cell {next(_numbers)}>")
+            tree, names = self._auto.outlined(tree, f"<cell {next(_numbers)}>", self._shell.user_ns)
             self._shell.user_ns.update(names)
         return tree
 
@@ -985,7 +987,7 @@ def auto() -> Automatic:
     """
     global _auto
     if _auto is None:
-        _auto = Automatic()
+        _auto = discovery.Discovery() if os.environ.get("SNNIPU_LOOPS") else Automatic()  # type: ignore[assignment]
         shell = _shell()
         if shell is not None:
             shell.ast_transformers.append(_Cells(_auto, shell))
@@ -1023,9 +1025,9 @@ def _shell() -> Any:
 def run_script(script: str) -> None:
     """Run a script as ``__main__``, its loops over time compiled."""
     automatic = auto()
-    with tokenize.open(script) as file:
-        tree, names = automatic.outlined(ast.parse(file.read(), script), script)
     module = types.ModuleType("__main__")
+    with tokenize.open(script) as file:
+        tree, names = automatic.outlined(ast.parse(file.read(), script), script, vars(module))
     vars(module).update(names, __file__=script, __builtins__=builtins)
     before = sys.modules["__main__"]
     sys.modules["__main__"] = module

@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from snnipu._names import installed
-from snnipu.compiler import nodes, own_functions, periods, recurrences, reset, tracing
+from snnipu.compiler import distribute, nodes, own_functions, periods, recurrences, reset, tracing
 from snnipu.compiler.emit import Emitter
 from snnipu.compiler.patches import Patches
 from snnipu.compiler.plan import STACK, Plan
@@ -83,7 +83,7 @@ def _register() -> None:
     from torch._dynamo import allow_in_graph
     from torch._dynamo.decorators import substitute_in_graph
 
-    for function in (*leaves.SEQUENCES, reset.reset_others, spike_of, tracing.code_is):
+    for function in (*leaves.SEQUENCES, reset.reset_others, spike_of, tracing.code_is, *distribute.MARKS):
         allow_in_graph(function)
     if installed.reset_reaches_others():  # one that does not is code as any other, and traced
         substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)

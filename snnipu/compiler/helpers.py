@@ -1,6 +1,6 @@
 """What compiled graphs call besides PyTorch's own functions: time as a dimension in front of the others."""
 
-from typing import Any, Sequence
+from typing import Any, List, Sequence, Tuple
 
 import torch
 
@@ -67,3 +67,118 @@ def own_copy(x: torch.Tensor) -> torch.Tensor:
 def not_kept(made: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
     """``made``, in memory of its own where a backward pass may need ``sequence``, of which it may be a view."""
     return made.clone() if made.requires_grad and (made is sequence or made._is_view()) else made
+
+
+def clock(num_steps: int, first: int) -> List[int]:
+    """The clock of each step (:data:`snnipu.compiler.distribute.OFFSET`)."""
+    return list(range(first, first + num_steps))
+
+
+def last(sequence: torch.Tensor) -> torch.Tensor:
+    """The value of the last step, in memory of its own."""
+    return sequence[-1].clone()
+
+
+def one_later(first: Any, sequence: torch.Tensor) -> torch.Tensor:
+    """A sequence one step later, with ``first`` in front; its last value is left out."""
+    if not isinstance(first, torch.Tensor):
+        first = sequence.new_full(sequence.shape[1:], first or 0)
+    return torch.cat((first.expand(sequence.shape[1:]).unsqueeze(0), sequence[:-1]))
+
+
+def sums(first: Any, sequence: torch.Tensor) -> torch.Tensor:
+    """``first`` plus the sum of all values up to each step."""
+    made = sequence.cumsum(0)
+    return made if first is None else made + first
+
+
+def total(first: Any, sequence: torch.Tensor) -> torch.Tensor:
+    """``first`` plus the sum of all values."""
+    made = sequence.sum(0)
+    return made if first is None else first + made
+
+
+def as_tensor(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Numbers of all steps as a tensor."""
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+def _at(index: Any, step: int) -> Any:
+    """An index at one step: the lists in it hold one number for each step."""
+    if isinstance(index, tuple):
+        return tuple([_at(one, step) for one in index])
+    if isinstance(index, slice):
+        return slice(_at(index.start, step), _at(index.stop, step), _at(index.step, step))
+    return index[step] if isinstance(index, list) else index
+
+
+def _progression(numbers: Sequence[int]) -> int:
+    """The distance between numbers that is the same for all neighbours; 0: there is none."""
+    by = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    return by if all(b - a == by for a, b in zip(numbers, numbers[1:])) else 0
+
+
+def steps_at(index: Tuple[Any, ...], dims: int) -> Any:
+    """One index for all steps, and the dimension of time in what it gives; None: there is none."""
+    places = [place for place, one in enumerate(index) if isinstance(one, list)]
+    if len(places) != 1 or any(isinstance(one, slice) and list in map(type, (one.start, one.stop)) for one in index):
+        return None
+    place, numbers = places[0], index[places[0]]
+    by = _progression(numbers)
+    if by < 1 or numbers[0] < 0:
+        return None
+    left = dims - sum(one is not None and one is not Ellipsis for one in index)
+    dim = sum(left if one is Ellipsis else not isinstance(one, int) for one in index[:place])
+    return (*index[:place], slice(numbers[0], numbers[-1] + 1, by), *index[place + 1 :]), dim
+
+
+def take_steps(x: torch.Tensor, index: Tuple[Any, ...], num_steps: int) -> torch.Tensor:
+    """``x[index]`` of all steps, time first; a list in the index has the number of each step."""
+    found = steps_at(index, x.dim())
+    if found is None or x.dim() == 0:
+        return torch.stack([x[_at(index, step)] for step in range(num_steps)])
+    every, dim = found
+    for size, one in zip(x.shape, index):  # raises the error that the step has
+        if isinstance(one, list) and one[-1] >= size:
+            x[_at(index, num_steps - 1)]
+    made = x[every]
+    return made.movedim(dim, 0) if dim else made
+
+
+def set_steps(x: torch.Tensor, index: Tuple[Any, ...], sequence: torch.Tensor) -> None:
+    """``x[index] = value`` of all steps."""
+    found = steps_at(index, x.dim())
+    if found is None:
+        for step, value in enumerate(sequence.unbind()):
+            x[_at(index, step)] = value
+        return
+    every, dim = found
+    x[every] = sequence.movedim(0, dim)
+
+
+def each_step(
+    run: Any, num_steps: int, states: Sequence[Any], given: Sequence[Any], sequences: Sequence[bool]
+) -> Tuple[Tuple[Any, ...], Sequence[Any]]:
+    """Operations step by step: what they give over time, and the last states.
+
+    Args:
+        run: called with the states and what the step is given; returns results, and the next states.
+        sequences: whether what is given has a value for each step.
+    """
+    parts = [
+        one.unbind() if isinstance(one, torch.Tensor) and varies else one for one, varies in zip(given, sequences)
+    ]
+    made = []
+    for step in range(num_steps):
+        now = [part[step] if varies else part for part, varies in zip(parts, sequences)]
+        results, states = run(*states, *now)
+        made.append(results)
+    return tuple([_joined_steps(same) for same in zip(*made)]), states
+
+
+def _joined_steps(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], torch.Tensor):
+        return torch.stack(list(values))
+    if isinstance(values[0], (tuple, list)):
+        return tuple([_joined_steps(same) for same in zip(*values)])
+    return list(values)

@@ -209,7 +209,7 @@ def changed_by(node: Node) -> List[Node]:
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
         return tensors if schema.is_mutable else []
-    if getattr(node.target, "__module__", "") in ("snnipu.ops.leaves", "snnipu.compiler.helpers"):
+    if getattr(node.target, "__module__", "") in ("snnipu.ops.leaves", "snnipu.compiler.helpers", "snnipu.compiler.distribute"):
         return []
     return tensors
 
@@ -439,6 +439,10 @@ _FRESH = (ELEMENTWISE - _MAY_BE_ARGUMENT) | {
 }
 
 
+# Functions that mark values: what a step takes from the step before is memory of the loop's own.
+FRESH_MARKS: Set[Any] = set()
+
+
 class Memory:
     """Which nodes may share memory with which: what may be a view of something is taken for one.
 
@@ -599,7 +603,7 @@ def is_fresh(node: Node) -> bool:
     """Whether the result is memory of its own."""
     if name_of(node) in _IN_PLACE_OPERATORS:
         return not (node.args and is_tensor(node.args[0]))
-    return name_of(node) in _FRESH or node.target in leaves.SEQUENCES
+    return name_of(node) in _FRESH or node.target in leaves.SEQUENCES or node.target in FRESH_MARKS
 
 
 def _only_statistics(node: Node) -> bool:

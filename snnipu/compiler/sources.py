@@ -37,7 +37,11 @@ class Source:
             return None
 
     def take_out(
-        self, numbers: Iterator[int], wanted: Callable[[outline.Function], bool], of_module: bool = False
+        self,
+        numbers: Iterator[int],
+        wanted: Callable[[outline.Function], bool],
+        of_module: bool = False,
+        by: Callable[..., List[outline.Host]] = outline.outline,
     ) -> List[outline.Host]:
         """Take the loops out of the wanted functions, and out of the module where they are asked for."""
 
@@ -48,7 +52,7 @@ class Source:
             self._taken.add(key)
             return self._versions[key][0]
 
-        hosts = outline.outline(self.tree, numbers, chosen, of_module)
+        hosts = by(self.tree, numbers, chosen, of_module)
         if hosts:
             self.hosts += hosts
             self._compile()

@@ -1,0 +1,225 @@
+"""The bodies of a program's loops as functions.
+
+A loop stays where it is, and a branch stands beside it::
+
+    for __snnipu_out__ in __snnipu_loop_7__ and __snnipu_loop_7__(range(5), x, mem) or ():
+        mem = __snnipu_out__[0]
+        break
+    else:
+        for step in range(5): ...
+
+What is called there (:class:`snnipu.compiler.loop.Loop`) is false where the loop runs as Python compiled it. It is given
+what the loop goes through and the variables that its body reads, and returns those that the body sets.
+"""
+
+import ast
+import copy
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+from snnipu.compiler import outline, shown
+from snnipu.compiler.outline import (
+    _OUT,
+    _SHOWN,
+    LOOP,
+    UNBOUND,
+    Function,
+    Host,
+    _branch,
+    _deferred,
+    _flow,
+    _has_private_names,
+    _is_call_of,
+    _loads_outside,
+    _mangle,
+    _Outliner,
+    _parsed,
+    _returned,
+    _Scope,
+    _surely_bound,
+    names_of,
+)
+
+_HEADS = {"enumerate", "zip", "reversed"}
+CALLED, ITEM = f"{outline.PREFIX}called__", f"{outline.PREFIX}item__"
+# What follows the name of a loop in those of its functions: the body, the body that keeps what it shows, what shows that.
+BODY, KEEPING, AFTER, SHOWN_TO = "body__", "keeping__", "after__", "to__"
+
+
+class Parts(NamedTuple):
+    """The functions of a loop, and where the variables that the body returns are among those that it takes, or -1."""
+
+    functions: List[ast.stmt]
+    carries: Tuple[int, ...]
+
+
+def outlined(
+    tree: ast.Module, numbers: Iterable[int], chosen: Callable[[Function], Any], of_module: bool = False
+) -> List[Host]:
+    """Put branches beside the loops of a module's functions, in place, as :func:`snnipu.compiler.outline.outline`."""
+    work = Bodies(iter(numbers), chosen)
+    work.tree = tree
+    host = Host("<module>", None, "", [], [])
+    tree.body = work.block(tree.body, None, host if of_module else None)
+    ast.fix_missing_locations(tree)
+    return [one for one in (host, *work.hosts) if one.names]
+
+
+class Bodies(_Outliner):
+    """Puts branches beside loops whose bodies may be functions."""
+
+    tree: Any = None
+
+    def _begun(self, node: Any, scope: _Scope) -> Optional[Host]:
+        code = self._chosen(node) if scope.is_plain else None
+        if code is None:
+            return None
+        self.hosts.append(Host(node.name, code, "", [], []))
+        return self.hosts[-1]
+
+    def _of_module(self, loop: ast.stmt, parts: Optional[shown.Parts]) -> Any:
+        if any(isinstance(one, ast.AnnAssign) for one in ast.walk(loop)):
+            return None  # a global variable has no annotation in a function
+        loads, stores = names_of([loop])
+        # Functions may read the variables that the loop sets, or set those that it reads.
+        inner = [one for one in ast.walk(self.tree) if isinstance(one, (*outline._FUNCTIONS, ast.Lambda))]
+        read = {one.id for function in inner for one in ast.walk(function) if isinstance(one, ast.Name)}
+        if stores & read & _globals_of(inner, stores):
+            return None
+        module = ast.FunctionDef(
+            name="module", args=_no_arguments(), body=self.tree.body, decorator_list=[], lineno=1, col_offset=0
+        )
+        known = names_of(self.tree.body)[1]
+        return self._made(loop, loop, parts, known, _loads_outside(module, loop) | stores, set(), "")
+
+    def _of_function(self, node: ast.stmt, loop: ast.stmt, scope: _Scope, parts: Optional[shown.Parts]) -> Any:
+        loads, stores = names_of([loop])
+        if scope.looks or stores & (scope.cells | scope.foreign) or (loads | stores) & scope.changed:
+            return None
+        if scope.owner and _has_private_names(loop):
+            return None
+        known, elsewhere = scope.locals | scope.outer, _loads_outside(scope.node, node)
+        return self._made(node, loop, parts, known, elsewhere, _surely_bound(scope, node), scope.owner)
+
+    def _made(self, node: Any, loop: Any, parts: Any, known: Any, elsewhere: Any, bound: Any, owner: str) -> Any:
+        """The name of a loop, its functions and its branch; None: its body is no function."""
+        if not isinstance(loop, ast.For) or loop.orelse or any(isinstance(one, ast.Break) for one in _own(loop.body)):
+            return None
+        if next(_deferred([loop]), None) is not None:
+            return None
+        given = _head(loop.iter)
+        if given is None:
+            return None
+        target = ast.Assign([loop.target], ast.Name(ITEM, ast.Load()))
+        statements: List[Any] = [target, *loop.body]
+        loads, stores = names_of(statements)
+        exposed, surely = _flow(statements)
+        results = stores & (exposed | elsewhere)
+        arguments = sorted((loads - stores - {ITEM}) & known | stores & exposed | results - surely)
+        ordered = sorted(results | set(arguments) & stores)
+        if owner:
+            for one in (loop, *([] if parts is None else [parts.loop, *parts.after, *parts.to])):
+                _mangle(one, owner)
+        name = f"{LOOP}{next(self._numbers)}__"
+        made = {BODY: self._body(loop, target, arguments, ordered)}
+        taken = {BODY: [ITEM, *arguments]}
+        if parts is not None:
+            made[KEEPING] = self._body(parts.loop, target, arguments, ordered)
+            made[AFTER] = parts.after
+            late: List[ast.expr] = [ast.Name(one, ast.Load()) for one in parts.late]
+            made[SHOWN_TO] = [ast.Return(ast.Tuple([ast.Tuple(each, ast.Load()) for each in (parts.to, late)], ast.Load()))]
+            taken.update({KEEPING: [ITEM, *arguments, _SHOWN], AFTER: [*arguments, _SHOWN], SHOWN_TO: arguments})
+        functions: List[Any] = []
+        for part, body in made.items():
+            (function,) = _parsed(f"def {name}{part}({', '.join(taken[part])}): pass")
+            function.body = body  # type: ignore[attr-defined]
+            functions.append(function)
+        carries = tuple(arguments.index(each) if each in arguments else -1 for each in ordered)
+        scope = "locals" if known is not None and bound else "locals"
+        values = [each if each in bound else f"{scope}().get({each!r}, {name}.unbound)" for each in arguments]
+        lines = [f"{_branch(name, [given, *values])}:"]
+        for place, each in enumerate(ordered):
+            sure = each in arguments and each in bound
+            when = "" if sure else f"if {_OUT}[{place}] is not {name}.unbound: "
+            lines.append(f" {when}{each} = {_OUT}[{place}]")
+        self.carries[name] = carries
+        return name, functions, _parsed("\n".join([*lines, f" del {_OUT}", " break"]))[0]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.carries = CARRIES
+
+    def _body(self, loop: Any, target: ast.stmt, arguments: Sequence[str], results: Sequence[str]) -> List[Any]:
+        returned = _returned(results)
+        fresh = [each for each in results if each not in arguments]
+        before = _parsed("".join(f"{each} = {UNBOUND}\n" for each in fresh))
+        body = [_Continue(returned).visit(one) for one in copy.deepcopy(loop.body)]
+        return [*before, copy.deepcopy(target), *body, copy.deepcopy(returned)]
+
+
+CARRIES: Any = {}
+
+
+def _no_arguments() -> ast.arguments:
+    return ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+
+
+def _globals_of(functions: Iterable[Any], names: Any) -> Any:
+    """Those of the names that functions may take for global variables."""
+    found = set()
+    for function in functions:
+        loads, stores = names_of(function.body if isinstance(function.body, list) else [function.body])
+        given = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+        declared = {n for one in ast.walk(function) if isinstance(one, ast.Global) for n in one.names}
+        found |= (loads - (stores - declared) - given) | declared
+    return found & names
+
+
+def _own(statements: Any) -> Any:
+    """The statements of a loop, without those of loops in it."""
+    for one in statements:
+        yield one
+        if not isinstance(one, (ast.For, ast.While, ast.FunctionDef, ast.ClassDef)):
+            yield from _own(outline._statements(one))
+        elif isinstance(one, (ast.For, ast.While)):
+            yield from _own(one.orelse)
+
+
+class _Continue(ast.NodeTransformer):
+    """Puts ``return`` in the place of ``continue``."""
+
+    def __init__(self, returned: ast.stmt) -> None:
+        self._returned = returned
+
+    def visit_Continue(self, node: ast.Continue) -> Any:
+        return ast.copy_location(ast.Return(self._returned.value), node)  # type: ignore[attr-defined]
+
+    def _skip(self, node: Any) -> Any:
+        node.orelse = [self.visit(one) for one in node.orelse]
+        return node
+
+    visit_For = visit_While = _skip
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        return node
+
+
+def _head(node: ast.expr) -> Optional[str]:
+    """What a loop goes through, as an expression that may be computed before it is known who runs the loop."""
+    if isinstance(node, ast.Call) and _is_call_of(node, _HEADS) and not node.keywords:
+        inner = [_head(one) for one in node.args]
+        if None in inner:
+            return None
+        return f"{CALLED}({ast.unparse(node.func)}, ({''.join(f'{one}, ' for one in inner)}))"
+    calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
+    names = [getattr(one.func, "id", "") or getattr(one.func, "attr", "") for one in calls]
+    if any(isinstance(one, (ast.Yield, ast.Await, ast.NamedExpr, ast.Lambda, ast.GeneratorExp, ast.Starred)) for one in ast.walk(node)):
+        return None
+    if not set(names) <= _PURE:
+        return None
+    return ast.unparse(node)
+
+
+_PURE = {
+    *("range", "len", "size", "int", "unbind", "transpose", "permute", "movedim", "t", "split", "chunk", "float", "to"),
+    *("max", "min", "round", "item", "sum", "amax", "amin", "abs", "unsqueeze", "squeeze", "view", "reshape", "list"),
+}

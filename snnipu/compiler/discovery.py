@@ -1,0 +1,219 @@
+"""Where a program's loops are found: in its modules, its script and the cells of a notebook.
+
+:func:`snnipu.auto` puts a branch beside each loop whose body calls something (:mod:`snnipu.compiler.bodies`): in the
+functions of the program's modules that are loaded, in those of modules that are imported later, in the cells of a
+notebook that run later, and, with ``python -m snnipu run --compile``, in the script itself. The first run of a loop
+shows whether it is one over time (:class:`snnipu.compiler.loop.Loop`).
+"""
+
+import ast
+import copy
+import functools
+import importlib.abc
+import itertools
+import logging
+import os
+import re
+import sys
+import sysconfig
+import types
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from snnipu.compiler import backend, bodies, loop, outline, shown
+from snnipu.compiler.loop import Called, Loop
+from snnipu.compiler.reasons import PACKAGES
+from snnipu.compiler.sources import Source
+
+_LOG = logging.getLogger("snnipu.compiler")
+_INSTALLED = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_SITE = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_numbers = itertools.count(1)
+# After so many calls of neurons nobody looks for functions that are defined later.
+QUIET = 2000
+
+
+class Unbound:
+    """In place of a variable that has no value: no graph is made of what reads it."""
+
+    def __bool__(self) -> bool:
+        raise UnboundLocalError("a variable is read before it has a value")
+
+
+UNBOUND = Unbound()
+
+
+def _is_others(filename: str) -> bool:
+    """Return True if code is of another package than the program."""
+    return filename.startswith((*PACKAGES, *_INSTALLED)) or _SITE.search(filename) is not None
+
+
+class Discovery:
+    """The loops that were found, and what became of them; ``str`` gives a table."""
+
+    def __init__(self) -> None:
+        self.loops: List[Loop] = []
+        self.searches = False
+        self._sources: Dict[str, Optional[Source]] = {}
+        self._changed: List[Tuple[Any, Any]] = []
+        self._names: List[Tuple[Dict[str, Any], str]] = []
+        self._finder = _Finder(self)
+        self._size, self._calls = 0, 0
+
+    def __str__(self) -> str:
+        found = [line for one in self.loops for line in one.told()]
+        return "\n".join(found) or "no loop over time was found yet"
+
+    def start(self) -> None:
+        backend.enable(self)
+        if not self.searches:
+            self.searches = True
+            sys.meta_path.insert(0, self._finder)
+            loop.listen(self._look_again)
+        self.adopt_all()
+
+    def stop(self) -> None:
+        self.searches = False
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        loop.rest(self._look_again)
+        for function, code in reversed(self._changed):
+            function.__code__ = code
+        self._changed.clear()
+        for one in self.loops:
+            one.stopped = True
+        self._sources.clear()
+        backend.disable(self)
+
+    def _look_again(self) -> None:
+        """The script may have defined functions since."""
+        main = sys.modules.get("__main__")
+        size = 0 if main is None else len(vars(main))
+        self._calls += 1
+        if size != self._size:
+            self._size = size
+            self.adopt_all()
+        if self._calls > QUIET:
+            loop.rest(self._look_again)
+
+    # ---- programs
+
+    def outlined(
+        self, tree: ast.Module, filename: str, namespace: Optional[Dict[str, Any]] = None
+    ) -> Tuple[ast.Module, Dict[str, Any]]:
+        """A script or cell with branches beside its loops, whose names are put into ``namespace``."""
+        try:
+            source = Source(copy.deepcopy(tree), filename)
+            hosts = source.take_out(_numbers, lambda function: True, True, bodies.outlined)
+        except (SyntaxError, RecursionError):  # a cell that awaits something, say
+            return tree, {}
+        self._sources[filename] = source
+        for host in hosts:
+            self._make(host, {} if namespace is None else namespace, filename)
+        return source.tree, {}
+
+    def _make(self, host: outline.Host, namespace: Dict[str, Any], filename: str) -> None:
+        """Give the code of a host what it asks for by name."""
+        label, where = os.path.basename(filename), f" ({host.name})" if host.name[0] != "<" else ""
+        namespace.update({outline.UNBOUND: UNBOUND, bodies.CALLED: Called, outline.KEPT: shown.kept})
+        for one in host.loops:
+            made: Dict[str, Any] = {}
+            exec(compile(ast.Module(one.functions, []), filename, "exec", dont_inherit=True), namespace, made)
+            for function in made.values():
+                function.__code__ = function.__code__.replace(co_name=host.name)
+            parts = [made.get(one.name + part) for part in (bodies.BODY, bodies.KEEPING, bodies.AFTER, bodies.SHOWN_TO)]
+            place = f"{label}:{one.first}{where}"
+            self.loops.append(Loop(parts[0], place, bodies.CARRIES.pop(one.name), *parts[1:]))
+            self.loops[-1].unbound = UNBOUND
+            namespace[one.name] = self.loops[-1]
+            self._names.append((namespace, one.name))
+
+    def adopt(self, module: types.ModuleType) -> None:
+        """Put branches into the functions of a module of the program."""
+        filename = str(getattr(module, "__file__", None) or "")
+        if not filename.endswith(".py") or _is_others(filename):
+            return
+        if filename not in self._sources:
+            source = Source.of_file(filename)
+            self._sources[filename] = source
+            if source is not None:
+                for host in source.take_out(_numbers, lambda function: True, False, bodies.outlined):
+                    self._make(host, vars(module), filename)
+        source = self._sources[filename]
+        if source is not None and source.hosts:
+            for function in functions_of(module):
+                self._exchange(function, source)
+
+    def _exchange(self, function: types.FunctionType, source: Source) -> None:
+        code = function.__code__
+        made = self._newest(code, source)
+        if made is not code and made.co_freevars == code.co_freevars:
+            self._changed.append((function, code))
+            function.__code__ = made
+
+    def _newest(self, code: Any, source: Source) -> Any:
+        key = source.key(code)
+        return code if key is None else source.newest(key)
+
+    def adopt_all(self) -> None:
+        """Put branches into the modules beside the script, and in the working directory."""
+        main = getattr(sys.modules.get("__main__"), "__file__", None)
+        folders = {os.getcwd(), os.path.dirname(os.path.abspath(main)) if main else os.getcwd()}
+        for module in list(sys.modules.values()):
+            filename = getattr(module, "__file__", None)
+            if isinstance(filename, str) and filename.startswith(tuple(folder + os.sep for folder in folders)):
+                self.adopt(module)
+
+
+def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
+    """The functions and methods of a module."""
+    waiting: List[Any] = list(vars(module).values())
+    seen = set()
+    for value in waiting:  # which grows
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (staticmethod, classmethod)):
+            value = value.__func__
+        if isinstance(value, property):
+            waiting += [value.fget, value.fset]
+        elif isinstance(value, types.FunctionType):
+            if value.__module__ == module.__name__:
+                yield value
+            waiting.append(getattr(value, "__wrapped__", None))
+        elif isinstance(value, type) and value.__module__ == module.__name__:
+            waiting.extend(vars(value).values())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets modules that are imported have branches."""
+
+    def __init__(self, found: Discovery) -> None:
+        self._found = found
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                origin = str(spec.origin or "")
+                if origin.endswith(".py") and not _is_others(origin) and hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader, self._found)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any, found: Discovery) -> None:
+        self._loader, self._found = loader, found
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._loader.exec_module(module)
+        if self._found.searches:
+            self._found.adopt(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

@@ -1,0 +1,704 @@
+"""Loop distribution: the graph of one step of a loop as a graph of all steps.
+
+The body of a loop over time is one graph, in which :func:`carried` marks the values that a step takes from the step
+before, :func:`result` those that it hands on, and :func:`collected` those that the program keeps of each step. With an
+edge from each result back to the value that is carried, the strongly connected components of this graph say what
+becomes of it (Allen and Kennedy, 1990). Each component becomes one of these, the first that fits:
+
+| component | becomes |
+| --- | --- |
+| does not depend on the step | the same operation, once |
+| a number that depends on the step alone | a list of numbers |
+| ``x[t]``, ``x[:, t]``, ``x[t * n : t * n + n]`` | a view of ``x``, time first |
+| an operation without a cycle that has a rule (:mod:`snnipu.compiler.rules`) | the operation over all steps |
+| a value of the step before, without a cycle | the sequence, one step later |
+| a neuron's step and its states | the neuron over all steps |
+| a neuron's step whose spikes come back through one layer | the recurrent neuron over all steps |
+| an addition to its own result | a cumulative sum, or a sum where only the last value is wanted |
+| elementwise arithmetic | a generated neuron over all steps (:mod:`snnipu.compiler.arithmetic`) |
+| random numbers | drawn step by step, in the loop's order |
+| anything else | a loop over this component alone |
+
+Operations in place that are visible outside of a step end the distribution: the loop then runs as it is written. Batch
+norms in training update their averages in the order of the steps.
+"""
+
+import operator
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from snnipu.compiler import helpers, nodes, own_functions, rules
+from snnipu.compiler.cycles import components
+from snnipu.compiler.plan import _fed_back, is_output, is_step
+from snnipu.compiler.prepare import prepare
+from snnipu.compiler.rules import Call, Lifted
+from snnipu.ops import leaves
+
+CLOCK = "snnipu_clock"
+# PyTorch traces 0 and 1 as numbers of their own. The clock is the step's number and this.
+OFFSET = 2
+
+
+class Refused(Exception):
+    """The loop is not distributed; the reason is told."""
+
+
+def carried(value: torch.Tensor, number: int) -> torch.Tensor:
+    """Mark a tensor that a step takes from the step before."""
+    return value
+
+
+def result(value: torch.Tensor, number: int) -> torch.Tensor:
+    """Mark a tensor that a step hands on, by the number of the value that is carried."""
+    return value
+
+
+def collected(value: torch.Tensor, number: int) -> torch.Tensor:
+    """Mark a tensor of which the program keeps that of each step."""
+    return value
+
+
+MARKS = (carried, result, collected)
+nodes.FRESH_MARKS.add(carried)
+
+
+class Body:
+    """The graph of one step.
+
+    Attributes:
+        graph: the operations, in a form in which equal things look alike.
+        clock: the number of the step; None: no operation needs it.
+        before: the nodes of the values that are carried, by their numbers.
+        after: what the step hands on in their place.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        own_functions.find(module.graph)
+        self.module = module
+        graph = Graph()
+        kept: Dict[Any, Any] = {}
+        graph.output(graph.graph_copy(module.graph, kept))
+        for old, new in kept.items():
+            new.meta = dict(old.meta)
+        own_functions.call_directly(graph)
+        prepare(graph)
+        _without_dead_code(graph)
+        self.graph = graph
+        self.clock: Optional[Node] = None
+        self.before: Dict[int, Node] = {}
+        self.after: Dict[int, Node] = {}
+        for node in graph.nodes:
+            if node.op == "placeholder" and str(node.target).strip("_") == f"L_{CLOCK}":
+                self.clock = node
+            if node.target is carried:
+                self.before[node.args[1]] = node
+            elif node.target is result:
+                self.after[node.args[1]] = _unmarked(node)
+        self.number_of = {node: number for number, node in self.before.items()}
+
+
+def _unmarked(node: Any) -> Any:
+    """The value that results and records are marks of."""
+    while isinstance(node, Node) and node.target in (result, collected):
+        node = node.args[0]
+    return node
+
+
+def _without_dead_code(graph: Graph) -> None:
+    """Erase calls whose results nobody takes, and that have no effect."""
+    for node in reversed(graph.nodes):
+        if node.users or node.op not in ("call_function", "call_method", "get_attr"):
+            continue
+        if node.op == "get_attr" or not (nodes.changed_by(node) or nodes.is_random(node) or nodes.is_barrier(node)):
+            graph.erase_node(node)
+
+
+@dataclass
+class First:
+    """The first step of a loop, whose operations are those of the later ones, and whose values are not.
+
+    Attributes:
+        inputs: its inputs, by those of the later steps.
+        starts: what it takes where later steps take the value with this number: an input, a number or None.
+    """
+
+    body: Body
+    inputs: Dict[Node, Node]
+    starts: Dict[int, Any]
+
+
+def compared(steady: Body, first: Body) -> First:
+    """Compare the first step with the later ones, operation by operation.
+
+    Raises:
+        Refused: they do something else.
+    """
+    found = First(first, {}, {})
+    same: Dict[Node, Node] = {}
+
+    def compare(one: Any, other: Any) -> None:
+        if isinstance(one, Node) and one.target is carried:
+            number = one.args[1]
+            if isinstance(other, Node):
+                if other.target is not carried or other.args[1] != number:
+                    raise Refused("its first step takes something else")
+                other = other.args[0]
+            if found.starts.setdefault(number, other) is not other:
+                raise Refused("its first step takes two values where later ones take one")
+        elif isinstance(one, Node) and one.op == "placeholder":
+            fits = isinstance(other, Node) and other.op == "placeholder"
+            if not fits or found.inputs.setdefault(one, other) is not other:
+                raise Refused("its first step takes something else")
+        elif isinstance(one, Node):
+            if same.get(one) is not other:
+                raise Refused("its first step does something else")
+        elif isinstance(one, (tuple, list)):
+            if type(one) is not type(other) or len(one) != len(other):
+                raise Refused("its first step does something else")
+            for a, b in zip(one, other):
+                compare(a, b)
+        elif isinstance(one, dict):
+            compare(list(one), list(other))
+            compare(list(one.values()), list(other.values()))
+        elif isinstance(one, slice):
+            compare((one.start, one.stop, one.step), (other.start, other.stop, other.step))
+        elif one != other:
+            raise Refused("its first step does something else")
+
+    lists = [
+        [node for node in body.graph.nodes if node.op != "placeholder" and node.target is not carried]
+        for body in (steady, first)
+    ]
+    if len(lists[0]) != len(lists[1]):
+        raise Refused("its first step does something else")
+    for one, other in zip(*lists):
+        if one.op != other.op or one.target != other.target:
+            raise Refused("its first step does something else")
+        compare(one.args, other.args)
+        compare(one.kwargs, other.kwargs)
+        same[one] = other
+    return found
+
+
+def _is_number(node: Node) -> bool:
+    """Return True if the node's value is a number of Python's, known or a symbol."""
+    return isinstance(nodes.value_of(node), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+class Distribution:
+    """The graph of all steps of a body.
+
+    The graph's inputs are those of the body, without the clock, and then the number of steps and of the first one.
+
+    Attributes:
+        module: the graph.
+        neurons: names of the neurons' steps that are one operator.
+        alone: the operations that run step by step.
+    """
+
+    def __init__(self, body: Body, first: Optional["First"] = None) -> None:
+        """
+        Args:
+            first: the first step, which takes values of another form; None: it does not.
+
+        Raises:
+            Refused: the loop runs as it is written.
+        """
+        self.body = body
+        self._first = first
+        self.graph = Graph()
+        self.neurons: List[Node] = []
+        self.alone: List[Node] = []
+        self._constant: Dict[Node, Any] = {}  # values that are the same at each step
+        self._sequence: Dict[Node, Any] = {}  # tensors with time first
+        self._numbers: Dict[Node, Any] = {}  # lists of numbers
+        self._final: Dict[Node, Any] = {}
+        self._modules: Dict[str, GraphModule] = {}
+        self._attributes = {**{name: value for name, value in vars(body.module).items()}}
+        self._varying = self._find_varying()
+        self._refuse_effects()
+        self.draws = any(map(nodes.is_random, body.graph.nodes))
+        self.has_effects = bool(nodes.Memory(body.graph).changes)
+        self._write()
+        self.module = GraphModule({**_attributes_of(body.module), **self._modules}, self.graph)
+
+    # ---- what depends on the step
+
+    def _find_varying(self) -> Set[Node]:
+        """Return the nodes whose values differ from step to step."""
+        body = self.body
+        found: Set[Node] = set()
+        if body.clock is not None:
+            found.add(body.clock)
+        found.update(node for node in body.graph.nodes if nodes.is_random(node) or nodes.is_norm_in_training(node))
+        found.update(node for number, node in body.before.items() if body.after.get(number) is not node)
+        waiting = list(found)
+        while waiting:
+            for user in waiting.pop().users:
+                if user not in found and user.op != "output":
+                    found.add(user)
+                    waiting.append(user)
+        return found
+
+    def _refuse_effects(self) -> None:
+        graph = self.body.graph
+        if any(nodes.is_barrier(node) and node.target not in MARKS for node in graph.nodes):
+            raise Refused("it changes the gradient mode, or autocast, on its way")
+        memory = nodes.Memory(graph)
+        self._records: Dict[Node, Node] = {}
+        for node, changed in memory.changes.items():
+            if nodes.is_norm_in_training(node) or _counts(node):
+                continue
+            target = changed[0]
+            if nodes.name_of(node) == "setitem" and not node.users and self._is_record(target):
+                self._records[node] = target
+                continue
+            raise Refused(f"it changes a tensor in place: {nodes.name_of(node) or node.target}")
+
+    def _is_record(self, target: Node) -> bool:
+        """Return True if a tensor is only written into, by steps."""
+        return target.op == "placeholder" and all(
+            nodes.name_of(user) == "setitem" and user.args[0] is target for user in target.users
+        )
+
+    # ---- writing
+
+    def _write(self) -> None:
+        body = self.body
+        first = self._first
+        inputs = [node for node in (body if first is None else first.body).graph.nodes if node.op == "placeholder"]
+        self._inputs = {node: self.graph.placeholder(str(node.name)) for node in inputs}
+        for node in body.graph.nodes:
+            if node.op == "placeholder" and node is not body.clock:
+                given = node if first is None else first.inputs.get(node)
+                if given is not None:
+                    self._constant[node] = self._inputs[given]
+        self.steps = self.graph.placeholder("num_steps")
+        self.first = self.graph.placeholder("first_step")
+        draws = [node for node in body.graph.nodes if nodes.is_random(node)]
+        order = {node: place for place, node in enumerate(body.graph.nodes)}
+
+        def needs(node: Node) -> List[Node]:
+            found = list(node.all_input_nodes)
+            if node in body.number_of:
+                after = body.after.get(body.number_of[node])
+                found += [after] if isinstance(after, Node) and after is not node else []
+            if len(draws) > 1 and node in draws:
+                found.append(draws[draws.index(node) - 1])
+            return found
+
+        output = next(reversed(body.graph.nodes))
+        effects = [n for n in body.graph.nodes if n in self._records or _counts(n) or nodes.is_norm_in_training(n)]
+        for component in components([*effects, *draws, output], needs):
+            component.sort(key=order.__getitem__)
+            if len(component) == 1 and component[0] not in needs(component[0]):
+                self._write_node(component[0])
+            else:
+                self._write_cycle(component)
+        self.graph.lint()
+
+    def _write_node(self, node: Node) -> None:
+        if node in self._sequence or node in self._final:
+            return  # a result of a neuron
+        if node.op == "placeholder":
+            if node is self.body.clock:
+                self._numbers[node] = self._call(helpers.clock, self.steps, self.first)
+        elif node.op == "output":
+            self.graph.output(map_arg(node.args[0], self._output))
+        elif node.target in (result, collected):
+            return
+        elif node.target is carried:
+            if node not in self._varying:
+                self._constant[node] = self.constant(node.args[0])
+        elif node in self._records:
+            target, index, value = node.args
+            self._call(helpers.set_steps, self.constant(target), self._index(index), self._any_sequence(value))
+        elif _counts(node):
+            by = self._call(operator.mul, self.steps, node.args[1])
+            self.graph.call_method("add_", (self.constant(node.args[0]), by))
+        elif node not in self._varying:
+            self._constant[node] = self.graph.node_copy(node, self.constant)
+        elif _is_number(node):
+            self._numbers[node] = self._each_step([node])[node]
+        else:
+            self._write_operation(node)
+
+    def _write_operation(self, node: Node) -> None:
+        name = nodes.name_of(node)
+        if name in ("getitem", "select") and not self._varies(node.args[0]):
+            self._sequence[node] = self._slices(node)
+            return
+        lifted: Dict[Node, Lifted] = {}
+
+        def lift(argument: Node) -> Any:
+            argument = _unmarked(argument)
+            if not self._varies(argument):
+                return argument
+            if argument not in lifted:
+                value = nodes.value_of(argument)
+                if _is_number(argument):
+                    value = self._number_like(node)
+                lifted[argument] = Lifted(value, argument)
+            return lifted[argument]
+
+        def given(argument: Any) -> Any:
+            if isinstance(argument, Lifted):
+                if _is_number(argument.source):
+                    return self._call(
+                        helpers.as_tensor, self._numbers[argument.source], argument.value.dtype, argument.value.device
+                    )
+                return self.sequence(argument.source)
+            return self.constant(argument) if isinstance(argument, Node) else argument
+
+        call = Call(node, rules.changed(node.args, lambda a: lift(a) if isinstance(a, Node) else a), {})
+        call.kwargs = rules.changed(node.kwargs, lambda a: lift(a) if isinstance(a, Node) else a)
+        ready = all(value.value is not None for value in lifted.values()) and bool(lifted)
+        make = rules.over_time(call) if ready and not nodes.is_random(node) else None
+        if make is not None:
+            args, kwargs = rules.changed(call.args, given), rules.changed(call.kwargs, given)
+            self._sequence[node] = make(self.graph, args, kwargs)
+        else:
+            self._sequence.update(self._each_step([node]))
+
+    def _number_like(self, node: Node) -> Any:
+        """Return a tensor of no dimension in the place of a number, where that gives the same result; else None."""
+        out = nodes.value_of(node)
+        tensors = [nodes.value_of(one) for one in node.all_input_nodes if nodes.is_tensor(one)]
+        if nodes.name_of(node) not in nodes.ELEMENTWISE or not isinstance(out, torch.Tensor) or not tensors:
+            return None
+        dtypes = {one.dtype for one in tensors}
+        if len(dtypes) > 1 or not tensors[0].dtype.is_floating_point or any(one.dim() == 0 for one in tensors):
+            return None
+        return tensors[0].new_empty(())
+
+    # ---- values
+
+    def _varies(self, node: Any) -> bool:
+        return isinstance(node, Node) and _unmarked(node) in self._varying
+
+    def constant(self, node: Any) -> Any:
+        return self._constant[_unmarked(node)]
+
+    def sequence(self, node: Node) -> Any:
+        """Return the tensor over all steps, time first."""
+        node = _unmarked(node)
+        if node not in self._sequence:
+            if node.target is not carried:
+                raise Refused(f"{node} is asked for as a sequence")  # pragma: no cover
+            number = self.body.number_of[node]
+            after = self.body.after[number]
+            made = self._any_sequence(after)
+            self._sequence[node] = self._call(helpers.one_later, self._start(node), made)
+        return self._sequence[node]
+
+    def _any_sequence(self, node: Any) -> Any:
+        """Return a sequence, also of a value that is the same at each step."""
+        if self._varies(node):
+            return self.sequence(node)
+        return self._call(helpers.held, self.constant(node) if isinstance(node, Node) else node, self.steps)
+
+    def _value(self, node: Node) -> Any:
+        """Return a sequence, a list of numbers, or a value that is the same at each step."""
+        if node in self._numbers:
+            return self._numbers[node]
+        return self.sequence(node) if self._varies(node) else self.constant(node)
+
+    def _start(self, before: Node) -> Any:
+        """Return the value with which the first step begins."""
+        if self._first is None:
+            return self.constant(before.args[0])
+        start = self._first.starts.get(self.body.number_of[before])
+        return self._inputs[start] if isinstance(start, Node) else start
+
+    def _output(self, node: Any) -> Any:
+        if not isinstance(node, Node):
+            return node
+        if node.target is collected:
+            return self._any_sequence(node)
+        return self._last(_unmarked(node))
+
+    def _last(self, node: Node) -> Any:
+        """Return the value after the last step, in memory of its own."""
+        if not self._varies(node):
+            return self.constant(node)
+        if node in self._final:
+            return self._final[node]
+        if node in self._numbers:
+            return self._call(operator.getitem, self._numbers[node], -1)
+        if not isinstance(nodes.value_of(node), torch.Tensor):
+            raise Refused(f"the program takes {node}, which is no tensor")
+        self._final[node] = self._call(helpers.last, self.sequence(node))
+        return self._final[node]
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Node:
+        return self.graph.call_function(function, args)
+
+    # ---- slices
+
+    def _index(self, index: Any) -> Any:
+        """Return an index in which what differs from step to step is a list."""
+
+        def replaced(one: Any) -> Any:
+            if not isinstance(one, Node):
+                return one
+            if not self._varies(one):
+                return self.constant(one)
+            if one not in self._numbers:
+                raise Refused("an index is a tensor that differs from step to step")
+            return self._numbers[one]
+
+        return rules.changed(index if isinstance(index, tuple) else (index,), replaced)
+
+    def _slices(self, node: Node) -> Node:
+        """Return the parts of a tensor that the steps take, time first."""
+        if nodes.name_of(node) == "select":
+            dim = nodes.argument(node, "dim", node.args[1] if len(node.args) > 1 else 0)
+            at = node.args[2] if len(node.args) > 2 else node.kwargs["index"]
+            dims = nodes.value_of(node.args[0]).dim()
+            index: Any = (*(slice(None) for _ in range(dim % dims)), at)
+        else:
+            index = node.args[1]
+        if not nodes.is_tensor(node.args[0]) or any(nodes.is_tensor(one) for one in nodes.leaves_of(index)):
+            return self._each_step([node])[node]
+        return self._call(helpers.take_steps, self.constant(node.args[0]), self._index(index), self.steps)
+
+    # ---- cycles
+
+    def _write_cycle(self, component: List[Node]) -> None:
+        inside = set(component)
+        for kind in (self._as_neuron, self._as_sum, self._as_arithmetic):
+            if kind(component, inside):
+                return
+        made = self._each_step(component)
+        for node, value in made.items():
+            (self._numbers if _is_number(node) else self._sequence)[node] = value
+
+    def _outside_users(self, node: Node, inside: Set[Node]) -> List[Node]:
+        return [user for user in node.users if user not in inside]
+
+    def _wants_sequence(self, node: Node, inside: Set[Node]) -> bool:
+        """Return True if more than the last value of a node is wanted outside of its component."""
+        waiting = self._outside_users(node, inside)
+        for user in waiting:  # which grows
+            if user.target is result:
+                waiting.extend(one for one in user.users if one.op != "output")
+            elif user.op != "output":
+                return True
+        number = next((number for number, after in self.body.after.items() if after is node), None)
+        before = self.body.before.get(number) if number is not None else None  # type: ignore[arg-type]
+        return before is not None and bool(self._outside_users(before, inside))
+
+    def _as_neuron(self, component: List[Node], inside: Set[Node]) -> bool:
+        steps = [node for node in component if is_step(node)]
+        if len(steps) != 1 or steps[0].args[5]:
+            return False
+        (step,) = steps
+        states: Any = step.args[1]
+        taken = [node for node in component if nodes.name_of(node) == "getitem" and node.args[0] is step]
+        before = [node for node in component if node.target is carried]
+        feedback = None
+        own = {step, *taken, *before}
+        if inside != own:
+            feedback = self._find_feedback(step, inside, own)
+            if feedback is None:
+                return False
+        others = [*nodes.leaves_of(step.args[2]), *nodes.leaves_of(step.args[3]), *nodes.leaves_of(step.args[4])]
+        if any(self._varies(one) for one in others):
+            return False
+        for place, state in enumerate(states):
+            if not isinstance(state, Node) or not self._varies(state):
+                continue
+            if state not in before:
+                return False
+            after = self.body.after[self.body.number_of[state]]
+            if nodes.name_of(after) != "getitem" or after.args[0] is not step:
+                return False
+            if after.args[1] != place + 1 and not (after.args[1] == 0 and is_output(step, place)):
+                return False
+        x = step.args[0] if feedback is None else feedback.other
+        if x in inside:
+            return False
+        self._write_neuron(step, x, feedback, inside)
+        return True
+
+    def _find_feedback(self, step: Node, inside: Set[Node], own: Set[Node]) -> Any:
+        """Return the layer through which the neuron's spikes come back to its input; None: there is no such layer."""
+        if step.target not in leaves.FED_BACK or leaves.output_state(step.target, step.args[4]) is not None:
+            return None
+        for given, layer, other in _fed_back(step, set()):
+            source = _unmarked(given)
+            if source.target is not carried or source not in inside:
+                continue
+            after = self.body.after[self.body.number_of[source]]
+            spikes = nodes.name_of(after) == "getitem" and after.args == (step, 0)
+            total: Any = step.args[0]
+            product = next(one for one in total.args if one is not other)
+            if spikes and inside == {*own, total, product} and other not in inside:
+                return _Feedback(source, other, *layer)
+        return None
+
+    def _write_neuron(self, step: Node, x: Any, feedback: Any, inside: Set[Node]) -> None:
+        constant = not self._varies(x)
+        outputs: Dict[int, List[Node]] = {}
+        for user in step.users:
+            if nodes.name_of(user) == "getitem":
+                outputs.setdefault(user.args[1], []).append(user)
+        states: Any = step.args[1]
+        wanted = {place: any(self._wants_sequence(n, inside) for n in found) for place, found in outputs.items()}
+        store = tuple(
+            wanted.get(place + 1, False) or is_output(step, place) or step.target is not leaves.neuron_step
+            for place in range(len(states))
+        )
+        starts = tuple(self._state(state) for state in states)
+        more: Tuple[Any, ...] = ()
+        over_time: Any = leaves.SEQUENCES[step.target]
+        if feedback is not None:
+            over_time, more = leaves.FED_BACK[step.target], (self._connection(feedback),)
+        given = self.constant(x) if constant else self.sequence(x)
+        parameters, kernel, options = (map_arg(step.args[place], self.constant) for place in (2, 3, 4))
+        made = self.graph.call_function(
+            over_time,
+            (given, self.steps if constant else None, starts, parameters, kernel, options, store, True, *more),
+        )
+        self.neurons.append(step)
+        count = 1 + len(states)
+        for place, found in outputs.items():
+            for node in found:
+                if place == 0 or store[place - 1]:
+                    self._sequence[node] = self._call(operator.getitem, made, place)
+                if place:
+                    self._final[node] = self._call(operator.getitem, made, count + place - 1)
+
+    def _state(self, state: Any) -> Any:
+        if not isinstance(state, Node):
+            return state
+        return self._start(state) if self._varies(state) else self.constant(state)
+
+    def _connection(self, feedback: "_Feedback") -> Tuple[Any, ...]:
+        weight = self.constant(feedback.weight)
+        if feedback.transposed:
+            weight = self._call(torch.t, weight)
+        bias = None if feedback.bias is None else self.constant(feedback.bias)
+        if feedback.minus:
+            weight = self._call(torch.neg, weight)
+            bias = None if bias is None else self._call(torch.neg, bias)
+        return self._start(feedback.spikes), weight, bias, feedback.geometry
+
+    def _as_sum(self, component: List[Node], inside: Set[Node]) -> bool:
+        """Write ``total = total + x`` as a sum over time."""
+        before = [node for node in component if node.target is carried]
+        if len(component) != 2 or len(before) != 1:
+            return False
+        (add,) = (node for node in component if node is not before[0])
+        if nodes.name_of(add) not in ("add", "iadd") or len(add.args) != 2 or add.kwargs or before[0] not in add.args:
+            return False
+        other = add.args[0] if add.args[1] is before[0] else add.args[1]
+        value = nodes.value_of(add)
+        if other is before[0] or not isinstance(other, Node) or not isinstance(value, torch.Tensor):
+            return False
+        if not nodes.is_tensor(other) or nodes.value_of(other).dtype != value.dtype:
+            return False
+        if nodes.key_of(nodes.value_of(before[0])) != nodes.key_of(value):
+            return False
+        parts = self._any_sequence(other)
+        if self._wants_sequence(add, inside) or self._outside_users(before[0], inside):
+            self._sequence[add] = self._call(helpers.sums, self._start(before[0]), parts)
+        else:
+            self._final[add] = self._call(helpers.total, self._start(before[0]), parts)
+        return True
+
+    def _as_arithmetic(self, component: List[Node], inside: Set[Node]) -> bool:
+        return False
+
+    # ---- step by step
+
+    def _each_step(self, component: Sequence[Node]) -> Dict[Node, Any]:
+        """Run operations step by step, and return what they give over time."""
+        inside = set(component)
+        states = [(node, self.body.after[self.body.number_of[node]]) for node in component if node.target is carried]
+        calls = [node for node in component if node.target is not carried]
+        nexts = [_unmarked(after) for _, after in states]
+        outside: Dict[Node, None] = {}
+        for node in (*(one for call in calls for one in call.all_input_nodes), *nexts):
+            if isinstance(node, Node) and _unmarked(node) not in inside:
+                outside[_unmarked(node)] = None
+        given = [self._value(node) for node in outside]
+        sequences = tuple(self._varies(node) for node in outside)
+        body = Graph()
+        made: Dict[Node, Any] = {}
+        for node in (*(node for node, _ in states), *outside):
+            made[node] = body.placeholder(node.name)
+        for node in calls:
+            made[node] = body.node_copy(node, lambda one: made[_unmarked(one)])
+        wanted = [node for node in calls if self._used_outside(node, inside)]
+        after = tuple(made[node] if isinstance(node, Node) else node for node in nexts)
+        body.output((tuple(made[node] for node in wanted), after))
+        body.lint()
+        name = f"steps_{len(self._modules)}"
+        self._modules[name] = GraphModule(_attributes_of(self.body.module), body)
+        starts = tuple(self._start(node) for node, _ in states)
+        call = self._call(
+            helpers.each_step,
+            self.graph.get_attr(name),
+            self.steps,
+            starts,
+            tuple(given),
+            sequences,
+        )
+        self.alone.extend(node for node in calls if not _is_number(node))
+        series = self._call(operator.getitem, call, 0)
+        finals = self._call(operator.getitem, call, 1)
+        for place, node in enumerate(nexts):
+            if isinstance(node, Node):
+                self._final.setdefault(node, self._call(operator.getitem, finals, place))
+        return {node: self._call(operator.getitem, series, place) for place, node in enumerate(wanted)}
+
+    def _used_outside(self, node: Node, inside: Set[Node]) -> bool:
+        if self._outside_users(node, inside):
+            return True
+        return any(
+            after is node and any(user not in inside for user in self.body.before[number].users)
+            for number, after in self.body.after.items()
+            if number in self.body.before
+        )
+
+
+@dataclass
+class _Feedback:
+    """A layer that gives a neuron's spikes of the step before back to its input."""
+
+    spikes: Node
+    other: Node
+    weight: Node
+    bias: Optional[Node]
+    geometry: Tuple[int, ...]
+    transposed: bool
+    minus: bool
+
+
+def _attributes_of(module: GraphModule) -> Dict[str, Any]:
+    """Return what a graph's ``get_attr`` nodes may name."""
+    return {str(node.target): _attribute(module, str(node.target)) for node in module.graph.nodes if node.op == "get_attr"}
+
+
+def _attribute(module: Any, name: str) -> Any:
+    for part in name.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def _counts(node: Node) -> bool:
+    """Return True if a call adds a number to a tensor of whole numbers, which nobody reads."""
+    return (
+        node.op == "call_method"
+        and node.target == "add_"
+        and not node.users
+        and len(node.args) == 2
+        and not node.kwargs
+        and type(node.args[1]) is int
+        and nodes.value_of(node.args[0]).dtype == torch.int64
+    )
