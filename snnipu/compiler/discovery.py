@@ -19,8 +19,9 @@ import sysconfig
 import types
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from snnipu.compiler import backend, bodies, loop, outline, shown
-from snnipu.compiler.loop import Called, Loop
+from snnipu.compiler import backend, bodies, calls, outline, shown
+from snnipu.compiler.items import Called
+from snnipu.compiler.loop import Loop
 from snnipu.compiler.reasons import PACKAGES
 from snnipu.compiler.sources import Source
 
@@ -68,14 +69,14 @@ class Discovery:
         if not self.searches:
             self.searches = True
             sys.meta_path.insert(0, self._finder)
-            loop.listen(self._look_again)
+            calls.listen(self._look_again)
         self.adopt_all()
 
     def stop(self) -> None:
         self.searches = False
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
-        loop.rest(self._look_again)
+        calls.rest(self._look_again)
         for function, code in reversed(self._changed):
             function.__code__ = code
         self._changed.clear()
@@ -93,7 +94,7 @@ class Discovery:
             self._size = size
             self.adopt_all()
         if self._calls > QUIET:
-            loop.rest(self._look_again)
+            calls.rest(self._look_again)
 
     # ---- programs
 

@@ -47,6 +47,11 @@ class Refused(Exception):
     """The loop is not distributed; the reason is told."""
 
 
+def clock(value: torch.Tensor) -> torch.Tensor:
+    """Mark a tensor whose first size is the clock."""
+    return value
+
+
 def carried(value: torch.Tensor, number: int) -> torch.Tensor:
     """Mark a tensor that a step takes from the step before."""
     return value
@@ -57,12 +62,17 @@ def result(value: torch.Tensor, number: int) -> torch.Tensor:
     return value
 
 
+def kept(value: torch.Tensor, number: int) -> torch.Tensor:
+    """Mark a tensor of which the program takes that of the last step."""
+    return value
+
+
 def collected(value: torch.Tensor, number: int) -> torch.Tensor:
     """Mark a tensor of which the program keeps that of each step."""
     return value
 
 
-MARKS = (carried, result, collected)
+MARKS = (clock, carried, result, kept, collected)
 nodes.FRESH_MARKS.add(carried)
 
 
@@ -91,9 +101,16 @@ class Body:
         self.clock: Optional[Node] = None
         self.before: Dict[int, Node] = {}
         self.after: Dict[int, Node] = {}
+        sizes = [nodes.value_of(node).shape[0] for node in module.graph.nodes if node.target is clock]
+        if len(sizes) != 1 or not isinstance(sizes[0], torch.SymInt):
+            raise Refused("its steps depend on their number")
         for node in graph.nodes:
-            if node.op == "placeholder" and str(node.target).strip("_") == f"L_{CLOCK}":
+            value = nodes.value_of(node)
+            if isinstance(value, torch.SymInt) and nodes.size_key(value) == nodes.size_key(sizes[0]):
+                if node.op != "placeholder" or self.clock is not None:
+                    raise Refused("its number is computed in another way")
                 self.clock = node
+        for node in graph.nodes:
             if node.target is carried:
                 self.before[node.args[1]] = node
             elif node.target is result:
@@ -103,7 +120,7 @@ class Body:
 
 def _unmarked(node: Any) -> Any:
     """The value that results and records are marks of."""
-    while isinstance(node, Node) and node.target in (result, collected):
+    while isinstance(node, Node) and node.target in (result, kept, collected):
         node = node.args[0]
     return node
 
@@ -309,7 +326,7 @@ class Distribution:
                 self._numbers[node] = self._call(helpers.clock, self.steps, self.first)
         elif node.op == "output":
             self.graph.output(map_arg(node.args[0], self._output))
-        elif node.target in (result, collected):
+        elif node.target in (result, kept, collected):
             return
         elif node.target is carried:
             if node not in self._varying:
@@ -484,7 +501,7 @@ class Distribution:
         """Return True if more than the last value of a node is wanted outside of its component."""
         waiting = self._outside_users(node, inside)
         for user in waiting:  # which grows
-            if user.target is result:
+            if user.target in (result, kept):
                 waiting.extend(one for one in user.users if one.op != "output")
             elif user.op != "output":
                 return True

@@ -1,0 +1,98 @@
+"""How often the neurons and surrogates of snnipu are called, while somebody wants to know."""
+
+import contextlib
+import threading
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import torch
+
+from snnipu.neurons._states import PlainStates
+from snnipu.surrogate import Surrogate
+
+
+class _Calls(threading.local):
+    """The neurons and surrogates that are called while a loop is looked at, and whether another loop ran meanwhile."""
+
+    seen: Optional[Dict[int, int]] = None
+    has_loop = False
+
+
+calls = _Calls()
+_lock = threading.RLock()
+_SURROGATE_CALL = Surrogate.__call__
+# Who is told of each call of a neuron: those who count, and ``snnipu.auto()``.
+_listeners: List[Callable[[], None]] = []
+
+
+def _neuron_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if not torch.compiler.is_compiling():
+        _count(self)
+        for listener in tuple(_listeners):
+            listener()
+    return torch.nn.Module.__call__(self, *args, **kwargs)
+
+
+def _surrogate_call(self: Any, u: torch.Tensor) -> torch.Tensor:
+    if not torch.compiler.is_compiling():
+        _count(self)
+    return _SURROGATE_CALL(self, u)
+
+
+def _count(called: Any) -> None:
+    if calls.seen is not None:
+        calls.seen[id(called)] = calls.seen.get(id(called), 0) + 1
+
+
+def listen(listener: Callable[[], None]) -> None:
+    """Call ``listener`` at each call of a neuron of snnipu, until :func:`rest`."""
+    with _lock:
+        _listeners.append(listener)
+        PlainStates.__call__ = _neuron_call  # type: ignore[method-assign]
+        Surrogate.__call__ = _surrogate_call  # type: ignore[method-assign]
+
+
+def rest(listener: Callable[[], None]) -> None:
+    """Call it no longer."""
+    with _lock:
+        if listener in _listeners:
+            _listeners.remove(listener)
+        if not _listeners and "__call__" in vars(PlainStates):
+            del PlainStates.__call__
+            Surrogate.__call__ = _SURROGATE_CALL  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Nobody is told of calls: TorchDynamo traces the classes as they are."""
+    if not _listeners:
+        yield
+        return
+    with _lock:
+        before = list(_listeners)
+        for one in before:
+            rest(one)
+    try:
+        yield
+    finally:
+        for one in before:
+            listen(one)
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[None]:
+    """How often the neurons and surrogates of snnipu are called inside."""
+    outer = calls.seen, calls.has_loop
+    calls.seen, calls.has_loop = {}, False
+
+    def nobody() -> None:
+        pass
+
+    listen(nobody)
+    try:
+        yield
+    finally:
+        rest(nobody)
+        seen, calls.seen = calls.seen, outer[0]
+        for key, number in (seen or {}).items() if outer[0] is not None else ():
+            outer[0][key] = outer[0].get(key, 0) + number
+        calls.has_loop = calls.has_loop or outer[1]

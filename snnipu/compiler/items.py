@@ -1,0 +1,74 @@
+"""What a loop goes through: its items by the number of the step."""
+
+import builtins
+from typing import Any, Callable, List, NamedTuple, Tuple
+
+import torch
+
+from snnipu.compiler.distribute import Refused
+
+# Fewer tensors in a list are none of a loop over time.
+_FEWEST = 3
+
+
+class Called(NamedTuple):
+    """A call in the head of a loop that is not made yet."""
+
+    function: Any
+    arguments: Tuple[Any, ...]
+
+
+class Items:
+    """The items of a loop by their number.
+
+    Attributes:
+        text: the item of step ``t`` as an expression, in which ``I`` are the values that it needs.
+        values: these.
+    """
+
+    def __init__(self, given: Any) -> None:
+        """
+        Args:
+            given: what the loop goes through; a call of ``enumerate`` or ``zip`` as a tuple: function, arguments.
+
+        Raises:
+            Refused: the items are not known by their number.
+        """
+        self.values: List[Any] = []
+        self.text, self.count = self._read(given)
+
+    def _value(self, value: Any) -> str:
+        self.values.append(value)
+        return f"I[{len(self.values) - 1}]"
+
+    def _read(self, given: Any) -> Tuple[str, int]:
+        if isinstance(given, Called):
+            return self._called(given)
+        if isinstance(given, range):
+            return self._numbers(given.start, given.step), len(given)
+        if isinstance(given, torch.Tensor) and given.dim():
+            return f"{self._value(given)}[t]", given.shape[0]
+        if isinstance(given, (list, tuple)) and given and all(isinstance(one, torch.Tensor) for one in given):
+            if len({(one.shape, one.dtype, one.device) for one in given}) == 1 and len(given) >= _FEWEST:
+                return f"{self._value(torch.stack(list(given)))}[t]", len(given)
+        raise Refused(f"it goes through a {type(given).__name__}")
+
+    def _numbers(self, start: int, by: int) -> str:
+        text = "t" if by == 1 else f"{self._value(by)} * t"
+        return f"({self._value(start)} + {text})" if start else text
+
+    def _called(self, given: "Called") -> Tuple[str, int]:
+        if given.function is builtins.enumerate and 1 <= len(given.arguments) <= 2:
+            inner, count = self._read(given.arguments[0])
+            start = given.arguments[1] if len(given.arguments) > 1 else 0
+            if type(start) is int:
+                return f"({self._numbers(start, 1)}, {inner})", count
+        if given.function is builtins.zip and given.arguments:
+            read = [self._read(one) for one in given.arguments]
+            return f"({''.join(f'{text}, ' for text, _ in read)})", min(count for _, count in read)
+        if given.function is builtins.reversed and len(given.arguments) == 1 and isinstance(given.arguments[0], range):
+            return self._read(given.arguments[0][::-1])
+        raise Refused(f"it goes through what {getattr(given.function, '__name__', given.function)} returns")
+
+    def reader(self) -> Callable[[int], Any]:
+        return eval(f"lambda t: {self.text}", {"I": self.values})  # type: ignore[no-any-return]

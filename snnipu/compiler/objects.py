@@ -1,0 +1,254 @@
+"""The objects that a loop's body can reach, what they have at one moment, and what a step changes of it."""
+
+import contextlib
+import functools
+import types
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+
+import torch
+
+from snnipu.compiler.distribute import Refused
+from snnipu.neurons._states import PlainStates
+
+# Objects that are looked at, and items of a list or a dictionary whose changes are noticed.
+_MOST, _MOST_ITEMS = 4000, 1000
+_LIBRARIES = ("torch.", "numpy", "matplotlib", "tqdm", "logging", "builtins", "snnipu.", "snntorch.", "collections")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_PASSED = (types.ModuleType, torch.Tensor, str, bytes, int, float, bool, torch.Size, torch.dtype, torch.device)
+_OF_MODULES = set(vars(torch.nn.Module()))
+
+# From where an object is known, then attributes and items: ("argument", 2), ("attribute", "lif1").
+Path = Tuple[Any, ...]
+
+
+class Missing:
+    """In place of a value that is not there."""
+
+
+class Place(NamedTuple):
+    """An attribute of an object, or an item of a list or a dictionary, which is found by a path."""
+
+    path: Path
+    key: Any
+    is_attribute: bool
+
+    def get(self, owner: Any) -> Any:
+        return getattr(owner, self.key, Missing) if self.is_attribute else _item(owner, self.key)
+
+    def set(self, owner: Any, value: Any) -> None:
+        if not self.is_attribute:
+            owner[self.key] = value
+        elif value is Missing:
+            delattr(owner, self.key)
+        else:
+            setattr(owner, self.key, value)
+
+    def text(self, owner: str) -> str:
+        return f"{owner}.{self.key}" if self.is_attribute else f"{owner}[{self.key!r}]"
+
+
+def _item(owner: Any, key: Any) -> Any:
+    try:
+        return owner[key]
+    except (KeyError, IndexError):
+        return Missing
+
+
+def found(path: Path, arguments: Sequence[Any]) -> Any:
+    """The object of a path.
+
+    Raises:
+        LookupError, AttributeError: there is none.
+    """
+    (kind, where), *steps = path
+    if kind == "argument":
+        value = arguments[where]
+    elif kind == "global":
+        value = where.space[where.name]
+    else:
+        value = where.cell_contents
+    for kind, name in steps:
+        value = type(value) if kind == "class" else getattr(value, name) if kind == "attribute" else value[name]
+    return value
+
+
+class _Global:
+    """A global variable of a module."""
+
+    def __init__(self, space: Dict[str, Any], name: str) -> None:
+        self.space, self.name = space, name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Global) and other.space is self.space and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash((id(self.space), self.name))
+
+
+class _Owner(NamedTuple):
+    """An object at one moment."""
+
+    object: Any
+    path: Path
+    values: Dict[Any, Any]
+    length: int
+
+
+class Changes(NamedTuple):
+    """What differs between two moments: places with other values, and those whose lists grew, by how many items."""
+
+    places: Set[Place]
+    grown: Dict[Place, int]
+
+
+class Objects:
+    """What objects have at one moment."""
+
+    def __init__(self, arguments: Sequence[Any], function: Any) -> None:
+        self._owners: Dict[int, _Owner] = {}
+        self._lists: Dict[int, List[Place]] = {}  # where lists are known
+        waiting = [(value, (("argument", place),)) for place, value in enumerate(arguments)]
+        waiting += _known_to(function)
+        seen: Set[int] = set()
+        for value, path in waiting:  # which grows
+            if id(value) not in seen and value is not None and not isinstance(value, _PASSED) and len(seen) < _MOST:
+                seen.add(id(value))
+                waiting += self._looked(value, path)
+        self._arguments = {id(one): place for place, one in enumerate(arguments) if isinstance(one, list)}
+
+    def _looked(self, value: Any, path: Path) -> List[Tuple[Any, Path]]:
+        """Note what an object has; returns what is known from there."""
+        if isinstance(value, (staticmethod, classmethod)):
+            return [(value.__func__, _to(path, ("attribute", "__func__")))]
+        if isinstance(value, types.MethodType):
+            return [(getattr(value, name), _to(path, ("attribute", name))) for name in ("__self__", "__func__")]
+        if isinstance(value, functools.partial):
+            parts = [(value.func, _to(path, ("attribute", "func"))), (value.args, _to(path, ("attribute", "args")))]
+            return [*parts, (value.keywords, _to(path, ("attribute", "keywords")))]
+        if isinstance(value, property):
+            return [(one, ()) for one in (value.fget, value.fset)]
+        if isinstance(value, types.FunctionType):
+            return _known_to(value) if _is_own(value.__module__) else []
+        if isinstance(value, tuple):
+            return [(one, _to(path, ("item", place))) for place, one in enumerate(value)]
+        more: List[Tuple[Any, Path]] = []
+        kind = "attribute"
+        if isinstance(value, (list, dict)):
+            kind = "item"
+            items = enumerate(value) if isinstance(value, list) else value.items()
+            values = dict(items) if len(value) <= _MOST_ITEMS else {}
+        elif isinstance(value, type):
+            if not _is_own(value.__module__):
+                return []
+            values = {name: one for name, one in vars(value).items() if name[:2] != "__"}
+            more = [(one, ()) for one in value.__bases__]
+        elif hasattr(value, "__dict__") and (isinstance(value, torch.nn.Module) or _is_own(type(value).__module__)):
+            values = _attributes(value)
+            if isinstance(value, torch.nn.Module):
+                more = [(one, _to(path, ("attribute", name))) for name, one in value._modules.items()]
+                more += [(hook, ()) for name in _HOOKS for hook in getattr(value, name, {}).values()]
+            more.append((type(value), _to(path, ("class", ""))))
+        else:
+            return []
+        length = len(value) if isinstance(value, list) else 0
+        self._owners[id(value)] = _Owner(value, path, values, length)
+        for key, one in values.items():
+            if isinstance(one, list):
+                self._lists.setdefault(id(one), []).append(Place(path, key, kind == "attribute"))
+        return [*more, *((one, _to(path, (kind, key))) for key, one in values.items())]
+
+    def changes(self, later: "Objects") -> Changes:
+        """What a later moment has changed.
+
+        Raises:
+            Refused: no loop can be told from it.
+        """
+        made = Changes(set(), {})
+        for key, owner in self._owners.items():
+            if key not in later._owners:
+                continue
+            after = later._owners[key]
+            is_list = isinstance(owner.object, list)
+            if is_list and after.length != owner.length:
+                if after.length < owner.length or any(after.values.get(k) is not v for k, v in owner.values.items()):
+                    raise Refused("the items of a list change that has not one length")
+                made.grown[self._holder(key, owner)] = after.length - owner.length
+                continue
+            for name in {**owner.values, **after.values}:
+                if owner.values.get(name, Missing) is not after.values.get(name, Missing):
+                    if not owner.path:
+                        raise Refused(f"it sets `{name}` of an object that it knows by a hook, or a base class")
+                    made.places.add(Place(owner.path, name, not isinstance(owner.object, (list, dict))))
+        # A list that is an attribute is another list once it grows: `self.record = self.record + [spk]`.
+        return made
+
+    def _holder(self, key: int, owner: _Owner) -> Place:
+        """Where a list that grows is known, in one place alone."""
+        holders = self._lists.get(key, [])
+        if key in self._arguments and not holders:
+            return Place((("argument", self._arguments[key]),), None, False)
+        if len(holders) != 1 or not holders[0].path or key in self._arguments:
+            if not holders and len(owner.path) == 1 and owner.path[0][0] == "global":
+                return Place(owner.path, None, False)
+            raise Refused("a list that grows is known by several names")
+        return holders[0]
+
+    def value(self, place: Place) -> Any:
+        """What a place had."""
+        for owner in self._owners.values():
+            if owner.path == place.path:
+                return owner.values.get(place.key, Missing)
+        return Missing
+
+    def undo(self, later: "Objects") -> None:
+        """Let all objects have what they had."""
+        for key, owner in self._owners.items():
+            after = later._owners.get(key)
+            if after is None:
+                continue
+            if isinstance(owner.object, list) and after.length > owner.length:
+                del owner.object[owner.length :]
+            for name, value in owner.values.items():
+                if after.values.get(name, Missing) is not value:
+                    Place(owner.path, name, not isinstance(owner.object, (list, dict))).set(owner.object, value)
+
+
+def _to(path: Path, step: Any) -> Path:
+    """A path that goes on; none where there was none."""
+    return (*path, step) if path else ()
+
+
+def _attributes(owner: Any) -> Dict[str, Any]:
+    """The attributes that a step may set."""
+    if isinstance(owner, PlainStates):
+        own = [name for name in vars(owner) if name[0] != "_" and name not in _OF_MODULES]
+        return {name: getattr(owner, name) for name in (*own, *owner._states()) if hasattr(owner, name)}
+    values = dict(vars(owner))
+    if isinstance(owner, torch.nn.Module):
+        values = {name: value for name, value in values.items() if name not in _OF_MODULES}
+        values.update(owner._buffers)
+    return values
+
+
+def _is_own(module: Any) -> bool:
+    """Return True if a module of this name is the program's."""
+    return isinstance(module, str) and not module.startswith(_LIBRARIES)
+
+
+def _known_to(function: Any) -> List[Tuple[Any, Path]]:
+    """The objects that a function knows by names."""
+    known: List[Tuple[Any, Path]] = [(one, ()) for one in function.__defaults__ or ()]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            known.append((cell.cell_contents, (("cell", cell),)))
+    space = function.__globals__
+    for code in _codes(function.__code__):
+        known += [(space[name], (("global", _Global(space, name)),)) for name in code.co_names if name in space]
+    return known
+
+
+def _codes(code: Any) -> Iterator[Any]:
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _codes(one)

@@ -1,0 +1,413 @@
+"""The body of a loop as one graph, by ``torch.compile``, and its runs."""
+
+import contextlib
+import itertools
+import threading
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import torch
+
+from snnipu.compiler import distribute, nodes, shown
+from snnipu.compiler.calls import unwatched
+from snnipu.compiler.distribute import CLOCK, OFFSET, Body, Distribution, Refused
+from snnipu.compiler.objects import Missing, Objects, Path, Place, found
+
+# Tensors in one value that is carried.
+_LEAVES = 256
+# Graphs of one body, for sizes, lengths and modes.
+_GRAPHS = 64
+
+
+class Peel(Exception):
+    """The first step is not one like the others."""
+
+
+class Relook(Exception):
+    """The body sets something else than what it set when it was looked at."""
+
+
+class Recorder:
+    """In place of a list to which the body appends: it can do nothing else."""
+
+    def __init__(self) -> None:
+        self.items: List[Any] = []
+
+    def append(self, value: Any) -> None:
+        self.items.append(value)
+
+
+def marked(value: Any, mark: Callable[[torch.Tensor, int], torch.Tensor], first: int, count: List[int]) -> Any:
+    """A value whose tensors are marked, and numbered from ``first`` on; ``count`` grows by one for each leaf."""
+    if isinstance(value, (tuple, list)):
+        found = [marked(one, mark, first, count) for one in value]
+        return found if isinstance(value, list) else tuple(found)
+    if isinstance(value, dict):
+        return {key: marked(one, mark, first, count) for key, one in value.items()}
+    count.append(0)
+    return mark(value, first + len(count)) if isinstance(value, torch.Tensor) else value
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from tensors_of(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from tensors_of(one)
+
+
+
+class Spec(NamedTuple):
+    """What one step hands to the next one.
+
+    Attributes:
+        text: the item as an expression of the number of the step.
+        variables: places of variables among those that the body takes.
+        places: attributes and items.
+        counters: numbers among both, and by what they grow at each step.
+        grown: lists that grow; without a key: a variable.
+        in_place: variables whose tensor a step changes.
+    """
+
+    text: str
+    variables: Tuple[int, ...]
+    places: Tuple[Place, ...]
+    counters: Tuple[Tuple[Any, int], ...]
+    grown: Tuple[Place, ...]
+    in_place: Tuple[int, ...]
+
+    @staticmethod
+    def owners(places: Sequence[Place], arguments: Sequence[Any]) -> List[Any]:
+        """The objects of places.
+
+        Raises:
+            Relook: there is none.
+        """
+        try:
+            return [found(place.path, arguments) for place in places]
+        except (LookupError, AttributeError, TypeError, ValueError):
+            raise Relook from None
+
+    def lists(self, arguments: Sequence[Any]) -> List[Any]:
+        """The lists that grow."""
+        owners = self.owners(self.grown, arguments)
+        return [owner if place.key is None else place.get(owner) for place, owner in zip(self.grown, owners)]
+
+
+class Guards:
+    """What the trace of a body took for true of the number of the step."""
+
+    def __init__(self, body: Body) -> None:
+        """
+        Raises:
+            Refused: the trace is that of one step alone.
+        """
+        self._conditions: List[Any] = []
+        self._symbols: Dict[Any, Callable[[Sequence[Any]], int]] = {}
+        self._known: Dict[Any, bool] = {}
+        inputs = [node for node in body.module.graph.nodes if node.op == "placeholder"]
+        size = nodes.value_of(next(node for node in body.module.graph.nodes if node.target is distribute.clock)).shape[0]
+        if not isinstance(size, torch.SymInt):
+            raise Refused("its steps depend on their number")
+        self._clock, environment = size.node.expr, size.node.shape_env
+        for place, node in enumerate(inputs):
+            value = nodes.value_of(node)
+            if isinstance(value, torch.SymInt):
+                self._symbols.setdefault(value.node.expr, lambda given, place=place: int(given[place]))
+            for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+                if isinstance(size, torch.SymInt):
+                    self._symbols.setdefault(
+                        size.node.expr, lambda given, place=place, dim=dim: int(given[place].shape[dim])
+                    )
+        fixed = [one for symbol, value in environment.replacements.items() for one in (symbol, *value.free_symbols)]
+        if getattr(self._clock, "is_Integer", False) or self._clock in fixed:
+            raise Refused("its steps depend on their number")
+        for guard in environment.guards:
+            if self._clock in guard.expr.free_symbols:
+                self._conditions.append(guard.expr)
+
+    def hold(self, inputs: Sequence[Any], first: int, steps: int) -> bool:
+        """Return True if all steps from ``first`` on are like the one that was traced."""
+        if not self._conditions:
+            return True
+        needed = {symbol for one in self._conditions for symbol in one.free_symbols} - {self._clock}
+        if not needed <= self._symbols.keys():
+            return False
+        values = {symbol: self._symbols[symbol](inputs) for symbol in needed}
+        key = first, steps, tuple(values.values())
+        if key not in self._known:
+            self._known[key] = all(
+                bool(one.subs({**values, self._clock: step + OFFSET}))
+                for one in self._conditions
+                for step in range(first, first + steps)
+            )
+        return self._known[key]
+
+
+class _Now(threading.local):
+    """The run that goes on in this thread: its first step, their number, the graph that has begun."""
+
+    first = 0
+    steps = 0
+    began: Optional[Distribution] = None
+    random: Any = None
+    look: Any = None
+    before: Optional[Objects] = None  # what objects had when a new graph was made
+
+
+class Traced:
+    """The body of a loop, traced.
+
+    Attributes:
+        neurons: names of the neurons' steps that are one operator.
+        alone: operations that run step by step.
+        code: the newest graph as Python.
+        peeled: why the first step runs as it is.
+    """
+
+    def __init__(self, loop: Any, spec: Spec, count: int) -> None:
+        self.loop, self.spec = loop, spec
+        self.neurons: List[str] = []
+        self.alone: List[str] = []
+        self.code = self.peeled = ""
+        self.traces = 0
+        self._steady: List[Body] = []
+        self._now = _Now()
+        numbered = [place for place, _ in spec.counters if isinstance(place, Place)]
+        self._owned = [*spec.places, *numbered, *(one for one in spec.grown if one.key is not None)]
+        self.source = self._written(count)
+        space: Dict[str, Any] = {
+            "marked": marked,
+            "Recorder": Recorder,
+            "body": loop.body if loop.keeping is None else loop.keeping,
+            **{mark.__name__: mark for mark in distribute.MARKS},
+        }
+        exec(self.source, space)
+        self._step = torch.compile(space["step"], backend=self._capture, fullgraph=True)
+        self._clock = torch.empty(2 + OFFSET, 0)
+        torch._dynamo.mark_dynamic(self._clock, 0)  # type: ignore[attr-defined]
+
+    def _written(self, count: int) -> str:
+        """The function that is traced: one step, with all values that it takes as arguments, and marked."""
+        spec, loop = self.spec, self.loop
+        names = [f"a{place}" for place in range(count)]
+        where = {place: place.text(f"C[{number}]") for number, place in enumerate(self._owned)}
+        lists = {one.path[0][1] for one in spec.grown if one.key is None}
+        lines = [f"def step({CLOCK}, C, V, N, I, A):", f" t = clock({CLOCK}).shape[0] - {OFFSET}"]
+        lines += [f" {name} = A[{place}]" for place, name in enumerate(names)]
+        values = [*(names[place] for place in spec.variables), *(where[place] for place in spec.places)]
+        for number, text in enumerate(values):
+            lines.append(f" {text} = marked(V[{number}], carried, {number * _LEAVES}, [])")
+        for number, (place, by) in enumerate(spec.counters):
+            text = where[place] if isinstance(place, Place) else names[place]
+            lines.append(f" {text} = N[{number}] + {by} * t")
+        lists = [names[one.path[0][1]] if one.key is None else where[one] for one in spec.grown]
+        for number, text in enumerate(lists):
+            lines += [f" l{number} = {text}", f" {text} = Recorder()"]
+        given = [spec.text, *names]
+        if loop.keeping is not None:
+            lines.append(" told = Recorder()")
+            given.append("told")
+        results = [f"r{number}" for number in range(len(loop.carries))]
+        lines.append(f" {''.join(f'{one}, ' for one in results) or 'none'} = body({', '.join(given)})")
+        of = {place: results[number] for number, place in enumerate(loop.carries) if place >= 0}
+        values = [*(of[place] for place in spec.variables), *(where[place] for place in spec.places)]
+        lines += [f" c{n} = marked({text}, result, {n * _LEAVES}, [])" for n, text in enumerate(values)]
+        lines += [f" {text} = c{n}" for n, text in enumerate(values)]
+        others = [one for one, place in zip(results, loop.carries) if place not in spec.variables]
+        lines += [f" {one} = marked({one}, kept, 0, [])" for one in others]
+        records = [*lists, *(["told"] if loop.keeping is not None else [])]
+        lines += [f" k{n} = marked({text}.items, collected, 0, [])" for n, text in enumerate(records)]
+        lines += [f" {text} = l{number}" for number, text in enumerate(lists)]
+        kept = "".join(f"k{number}, " for number in range(len(records)))
+        lines.append(f" return ({''.join(f'{one}, ' for one in results)}), ({kept})")
+        return "\n".join(lines)
+
+    def run(self, run: Any, look: Callable[[], Objects]) -> Tuple[Any, ...]:
+        """Run the remaining steps; returns what the body does."""
+        spec, loop, now = self.spec, self.loop, self._now
+        now.began = now.before = None
+        if run.items.text != spec.text:
+            raise Relook
+        if loop.shown_to is not None and not _may_wait(loop, run.arguments):
+            raise Refused("what it shows cannot wait until it is over")
+        first, steps = run.step, run.items.count - run.step
+        arguments = list(run.arguments)
+        owners = spec.owners(self._owned, arguments)
+        values = [arguments[place] for place in spec.variables]
+        values += [place.get(owner) for place, owner in zip(spec.places, owners)]
+        if Missing in values:
+            raise Peel
+        numbers = []
+        for place, by in spec.counters:
+            number = place.get(owners[self._owned.index(place)]) if isinstance(place, Place) else arguments[place]
+            if type(number) is not int:
+                raise Peel if number is Missing else Relook
+            numbers.append(number - by * first)
+        lists = spec.lists(arguments)
+        if not all(type(one) is list for one in lists):
+            raise Relook
+        now.first, now.steps, now.look = first, steps, look
+        state = torch.get_rng_state()
+        with torch._dynamo.config.patch(recompile_limit=_GRAPHS), unwatched():
+            results, kept = self._step(self._clock, owners, _apart(values), numbers, run.items.values, arguments)
+        if now.before is not None:
+            self._check(now.before, look(), lists, state)
+        for to, items in zip(lists, kept):
+            _extend(to, items, steps)
+        if loop.after is not None:
+            told: List[Any] = []
+            _extend(told, kept[-1], steps)
+            loop.after(*run.arguments, told)
+        starts = [arguments[place] for place in spec.in_place]
+        run.results = results
+        run.carry()
+        for start, place in zip(starts, spec.in_place):
+            start.copy_(run.arguments[place])
+            run.arguments[place] = start
+        return tuple([run.arguments[place] if place >= 0 else value for value, place in zip(results, loop.carries)])
+
+    def _check(self, before: Objects, after: Objects, lists: Sequence[Any], state: torch.Tensor) -> None:
+        """Undo the first run of a graph that has set something else than what was seen when the loop was looked at."""
+        changes = before.changes(after)
+        known = {*self.spec.places, *(place for place, _ in self.spec.counters)}
+        if not changes.grown and changes.places <= known:
+            return
+        before.undo(after)
+        torch.set_rng_state(state)
+        if self._now.began is not None and self._now.began.has_effects:
+            raise Refused("it sets something that it did not set before, and changes tensors in place")
+        raise Relook
+
+    def has_begun(self, error: BaseException) -> bool:
+        """Return True if an error comes from a graph, whose run is undone.
+
+        Raises:
+            BaseException: the error, where it cannot be undone.
+        """
+        now = self._now
+        if now.began is None:
+            return False
+        if now.began.has_effects:
+            raise error
+        if now.began.draws:
+            torch.set_rng_state(now.random)
+        return True
+
+    def _capture(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.traces += 1
+        _refuse_unmarked(module)
+        body = Body(module)
+        guards = Guards(body)
+        self._now.before = self._now.look()
+        if not _is_steady(module):
+            return self._runner(None, guards, body)
+        made = Distribution(body)
+        if not made.neurons:
+            raise Refused("no neuron's steps become one operator")
+        self._steady.append(body)
+        self.neurons, self.alone = [str(node) for node in made.neurons], [str(node) for node in made.alone]
+        self.code = made.module.code
+        return self._runner(made, guards)
+
+    def _runner(self, made: Optional[Distribution], guards: Guards, first: Optional[Body] = None) -> Callable[..., Any]:
+        now, known = self._now, [made]
+
+        def run(*inputs: Any) -> Any:
+            if known[0] is None and first is not None:
+                known[0] = self._of_first(first)
+            made = known[0]
+            if made is None:
+                raise Peel
+            if not guards.hold(inputs, now.first, now.steps):
+                self.peeled = "its steps depend on their number"
+                raise Peel
+            now.began = made
+            if made.draws:
+                now.random = torch.get_rng_state()
+            return made.module.forward(*inputs, now.steps, now.first + OFFSET)
+
+        return run
+
+    def _of_first(self, first: Body) -> Optional[Distribution]:
+        """The graph of all steps for values before the first step that have another form than those after it."""
+        for steady in self._steady:
+            try:
+                return Distribution(steady, distribute.compared(steady, first))
+            except Refused as refused:
+                self.peeled = str(refused)
+        return None
+
+
+def _refuse_unmarked(module: torch.fx.GraphModule) -> None:
+    """Refuse a graph that gives more tensors than those that the loop asks for: it sets something else."""
+    output = next(reversed(module.graph.nodes))
+    for node in nodes.leaves_of(output.args[0]):
+        if node.target not in distribute.MARKS and nodes.is_tensor(node):
+            raise Relook
+
+
+def _apart(values: List[Any]) -> List[Any]:
+    """The values, no two of which are one tensor: a graph is made for tensors that are one."""
+    seen: Set[int] = set()
+    for place, value in enumerate(values):
+        if isinstance(value, torch.Tensor) and id(value) in seen:
+            values[place] = value.view_as(value)
+        seen.add(id(value))
+    return values
+
+
+def _is_steady(module: torch.fx.GraphModule) -> bool:
+    """Return True if a step hands on values of the form that it takes."""
+    forms: Dict[Any, Dict[int, Any]] = {distribute.carried: {}, distribute.result: {}}
+    for node in module.graph.nodes:
+        if node.target in forms:
+            forms[node.target][node.args[1]] = nodes.key_of(nodes.value_of(node))
+    before, after = forms.values()
+    return all(before.get(number) == form for number, form in after.items())
+
+
+def _extend(to: List[Any], items: Sequence[Any], steps: int) -> None:
+    """Append what the steps appended, step after step."""
+    parts = [_of_steps(one, steps) for one in items]
+    to.extend(itertools.chain.from_iterable(zip(*parts)))
+
+
+def _of_steps(value: Any, steps: int) -> Sequence[Any]:
+    if isinstance(value, torch.Tensor):
+        return Steps.apply(value)  # type: ignore[no-any-return]
+    if isinstance(value, (tuple, list)):
+        return [type(value)(same) for same in zip(*(_of_steps(one, steps) for one in value))]
+    return [value] * steps
+
+
+class Steps(torch.autograd.Function):
+    """The steps of a sequence as tensors that the program may change in place, each in memory of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, sequence: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        copy = sequence.clone(memory_format=torch.contiguous_format)
+        size, stride = copy.shape[1:], copy.stride()[1:]
+        storage, by = copy.untyped_storage(), copy.stride(0)
+        return tuple([copy.new_empty(0).set_(storage, step * by, size, stride) for step in range(copy.shape[0])])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        first = next(one for one in grads if one is not None)
+        return torch.stack([torch.zeros_like(first) if one is None else one for one in grads])
+
+
+def storage(tensor: torch.Tensor) -> int:
+    """What tells a tensor's memory from others'."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _may_wait(loop: Any, arguments: Sequence[Any]) -> bool:
+    """Return True if what a loop shows may come behind it."""
+    try:
+        return shown.may_wait(*loop.shown_to(*arguments))
+    except Exception:
+        return False  # the program's own error comes at its line
