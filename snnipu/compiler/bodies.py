@@ -40,7 +40,7 @@ from snnipu.compiler.outline import (
 )
 
 _HEADS = {"enumerate", "zip", "reversed"}
-CALLED, ITEM = f"{outline.PREFIX}called__", f"{outline.PREFIX}item__"
+CALLED, ITEM, AT = (f"{outline.PREFIX}{name}__" for name in ("called", "item", "at"))
 # What follows the name of a loop in those of its functions: the body, the body that keeps what it shows, what shows that.
 BODY, KEEPING, AFTER, SHOWN_TO = "body__", "keeping__", "after__", "to__"
 
@@ -121,13 +121,14 @@ class Bodies(_Outliner):
                 _mangle(one, owner)
         name = f"{LOOP}{next(self._numbers)}__"
         made = {BODY: self._body(loop, target, arguments, ordered)}
-        taken = {BODY: [ITEM, *arguments]}
+        traced = [_Indices().visit(one) for one in self._body(loop if parts is None else parts.loop, target, arguments, ordered)]
+        made[KEEPING] = traced
+        taken = {BODY: [ITEM, *arguments], KEEPING: [ITEM, *arguments, *([] if parts is None else [_SHOWN])]}
         if parts is not None:
-            made[KEEPING] = self._body(parts.loop, target, arguments, ordered)
             made[AFTER] = parts.after
             late: List[ast.expr] = [ast.Name(one, ast.Load()) for one in parts.late]
             made[SHOWN_TO] = [ast.Return(ast.Tuple([ast.Tuple(each, ast.Load()) for each in (parts.to, late)], ast.Load()))]
-            taken.update({KEEPING: [ITEM, *arguments, _SHOWN], AFTER: [*arguments, _SHOWN], SHOWN_TO: arguments})
+            taken.update({AFTER: [*arguments, _SHOWN], SHOWN_TO: arguments})
         functions: List[Any] = []
         for part, body in made.items():
             (function,) = _parsed(f"def {name}{part}({', '.join(taken[part])}): pass")
@@ -201,6 +202,30 @@ class _Continue(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         return node
+
+
+class _Indices(ast.NodeTransformer):
+    """Puts a function in the place of ``x[:, step]``: TorchDynamo fixes a number in such an index."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        self.generic_visit(node)
+        index: Any = node.slice
+        index = getattr(index, "value", index) if type(index).__name__ == "Index" else index
+        if not isinstance(node.ctx, ast.Load) or not isinstance(index, ast.Tuple):
+            return node
+        parts = [_slice(one) for one in index.elts]
+        if not any(isinstance(one, (ast.Name, ast.BinOp)) for one in index.elts):
+            return node
+        call = ast.Call(ast.Name(AT, ast.Load()), [node.value, ast.Tuple(parts, ast.Load())], [])
+        return ast.copy_location(call, node)
+
+
+def _slice(node: Any) -> Any:
+    """A part of an index as an expression."""
+    if not isinstance(node, ast.Slice):
+        return node
+    bounds = [ast.Constant(None) if one is None else one for one in (node.lower, node.upper, node.step)]
+    return ast.copy_location(ast.Call(ast.Name("slice", ast.Load()), bounds, []), node)
 
 
 def _head(node: ast.expr) -> Optional[str]:

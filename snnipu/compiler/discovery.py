@@ -24,6 +24,7 @@ from snnipu.compiler.items import Called
 from snnipu.compiler.loop import Loop
 from snnipu.compiler.reasons import PACKAGES
 from snnipu.compiler.sources import Source
+from snnipu.compiler.trace import at
 
 _LOG = logging.getLogger("snnipu.compiler")
 _INSTALLED = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -115,7 +116,7 @@ class Discovery:
     def _make(self, host: outline.Host, namespace: Dict[str, Any], filename: str) -> None:
         """Give the code of a host what it asks for by name."""
         label, where = os.path.basename(filename), f" ({host.name})" if host.name[0] != "<" else ""
-        namespace.update({outline.UNBOUND: UNBOUND, bodies.CALLED: Called, outline.KEPT: shown.kept})
+        namespace.update({outline.UNBOUND: UNBOUND, bodies.CALLED: Called, outline.KEPT: shown.kept, bodies.AT: at})
         for one in host.loops:
             made: Dict[str, Any] = {}
             exec(compile(ast.Module(one.functions, []), filename, "exec", dont_inherit=True), namespace, made)

@@ -31,7 +31,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from snnipu.compiler import helpers, nodes, own_functions, rules
+from snnipu.compiler import arithmetic, helpers, nodes, own_functions, rules
 from snnipu.compiler.cycles import components
 from snnipu.compiler.plan import _fed_back, is_output, is_step
 from snnipu.compiler.prepare import prepare
@@ -77,16 +77,24 @@ nodes.FRESH_MARKS.add(carried)
 
 
 class Body:
-    """The graph of one step.
+    """The graph of one step, with neurons in the places of elementwise recurrences.
 
     Attributes:
         graph: the operations, in a form in which equal things look alike.
-        clock: the number of the step; None: no operation needs it.
+        clocks: the nodes that give the clock, the number of the step and :data:`OFFSET`.
+        marks: the functions that mark nodes.
+        varying: the nodes whose values differ from step to step.
         before: the nodes of the values that are carried, by their numbers.
         after: what the step hands on in their place.
     """
 
+    marks = MARKS
+
     def __init__(self, module: GraphModule) -> None:
+        """
+        Raises:
+            Refused: it is not known what the number of the step is.
+        """
         own_functions.find(module.graph)
         self.module = module
         graph = Graph()
@@ -98,7 +106,7 @@ class Body:
         prepare(graph)
         _without_dead_code(graph)
         self.graph = graph
-        self.clock: Optional[Node] = None
+        self.clocks: Set[Node] = set()
         self.before: Dict[int, Node] = {}
         self.after: Dict[int, Node] = {}
         sizes = [nodes.value_of(node).shape[0] for node in module.graph.nodes if node.target is clock]
@@ -107,15 +115,28 @@ class Body:
         for node in graph.nodes:
             value = nodes.value_of(node)
             if isinstance(value, torch.SymInt) and nodes.size_key(value) == nodes.size_key(sizes[0]):
-                if node.op != "placeholder" or self.clock is not None:
-                    raise Refused("its number is computed in another way")
-                self.clock = node
+                self.clocks.add(node)
         for node in graph.nodes:
             if node.target is carried:
                 self.before[node.args[1]] = node
             elif node.target is result:
                 self.after[node.args[1]] = _unmarked(node)
         self.number_of = {node: number for number, node in self.before.items()}
+        self.varying = self._find_varying()
+        arithmetic.as_neurons(self)
+
+    def _find_varying(self) -> Set[Node]:
+        """Return the nodes whose values differ from step to step."""
+        found = set(self.clocks)
+        found.update(node for node in self.graph.nodes if nodes.is_random(node) or nodes.is_norm_in_training(node))
+        found.update(node for number, node in self.before.items() if self.after.get(number) is not node)
+        waiting = list(found)
+        for node in waiting:  # which grows
+            for user in node.users:
+                if user not in found and user.op != "output":
+                    found.add(user)
+                    waiting.append(user)
+        return found
 
 
 def _unmarked(node: Any) -> Any:
@@ -236,45 +257,39 @@ class Distribution:
         self._final: Dict[Node, Any] = {}
         self._modules: Dict[str, GraphModule] = {}
         self._attributes = {**{name: value for name, value in vars(body.module).items()}}
-        self._varying = self._find_varying()
-        self._refuse_effects()
+        self._find_effects()
         self.draws = any(map(nodes.is_random, body.graph.nodes))
-        self.has_effects = bool(nodes.Memory(body.graph).changes)
+        self.has_effects = bool(self.memory.changes)
         self._write()
         self.module = GraphModule({**_attributes_of(body.module), **self._modules}, self.graph)
 
-    # ---- what depends on the step
+    def _find_effects(self) -> None:
+        """Find what changes tensors in place that are known outside of a step: records, counts and others.
 
-    def _find_varying(self) -> Set[Node]:
-        """Return the nodes whose values differ from step to step."""
-        body = self.body
-        found: Set[Node] = set()
-        if body.clock is not None:
-            found.add(body.clock)
-        found.update(node for node in body.graph.nodes if nodes.is_random(node) or nodes.is_norm_in_training(node))
-        found.update(node for number, node in body.before.items() if body.after.get(number) is not node)
-        waiting = list(found)
-        while waiting:
-            for user in waiting.pop().users:
-                if user not in found and user.op != "output":
-                    found.add(user)
-                    waiting.append(user)
-        return found
-
-    def _refuse_effects(self) -> None:
+        Raises:
+            Refused: the modes of PyTorch change on the way.
+        """
         graph = self.body.graph
         if any(nodes.is_barrier(node) and node.target not in MARKS for node in graph.nodes):
             raise Refused("it changes the gradient mode, or autocast, on its way")
-        memory = nodes.Memory(graph)
+        memory = self.memory = nodes.Memory(graph)
         self._records: Dict[Node, Node] = {}
+        self._in_order: List[List[Node]] = []  # what runs step by step, for it sees what others change
+        roots: Dict[Any, None] = {}
         for node, changed in memory.changes.items():
             if nodes.is_norm_in_training(node) or _counts(node):
                 continue
-            target = changed[0]
-            if nodes.name_of(node) == "setitem" and not node.users and self._is_record(target):
-                self._records[node] = target
+            if nodes.name_of(node) == "setitem" and not node.users and self._is_record(changed[0]):
+                self._records[node] = changed[0]
                 continue
-            raise Refused(f"it changes a tensor in place: {nodes.name_of(node) or node.target}")
+            roots.update(dict.fromkeys(memory.root(one) for one in changed))
+        for root in roots:
+            self._in_order.append([
+                node
+                for node in graph.nodes
+                if node.op.startswith("call")
+                and (any(memory.root(one) == root for one in (*node.all_input_nodes, node) if one in memory))
+            ])
 
     def _is_record(self, target: Node) -> bool:
         """Return True if a tensor is only written into, by steps."""
@@ -290,7 +305,7 @@ class Distribution:
         inputs = [node for node in (body if first is None else first.body).graph.nodes if node.op == "placeholder"]
         self._inputs = {node: self.graph.placeholder(str(node.name)) for node in inputs}
         for node in body.graph.nodes:
-            if node.op == "placeholder" and node is not body.clock:
+            if node.op == "placeholder" and node not in body.clocks:
                 given = node if first is None else first.inputs.get(node)
                 if given is not None:
                     self._constant[node] = self._inputs[given]
@@ -304,13 +319,14 @@ class Distribution:
             if node in body.number_of:
                 after = body.after.get(body.number_of[node])
                 found += [after] if isinstance(after, Node) and after is not node else []
-            if len(draws) > 1 and node in draws:
-                found.append(draws[draws.index(node) - 1])
+            for together in (draws, *self._in_order):
+                if len(together) > 1 and node in together:
+                    found.append(together[together.index(node) - 1])
             return found
 
         output = next(reversed(body.graph.nodes))
         effects = [n for n in body.graph.nodes if n in self._records or _counts(n) or nodes.is_norm_in_training(n)]
-        for component in components([*effects, *draws, output], needs):
+        for component in components([*effects, *draws, *(n for each in self._in_order for n in each), output], needs):
             component.sort(key=order.__getitem__)
             if len(component) == 1 and component[0] not in needs(component[0]):
                 self._write_node(component[0])
@@ -321,15 +337,16 @@ class Distribution:
     def _write_node(self, node: Node) -> None:
         if node in self._sequence or node in self._final:
             return  # a result of a neuron
-        if node.op == "placeholder":
-            if node is self.body.clock:
-                self._numbers[node] = self._call(helpers.clock, self.steps, self.first)
+        if node in self.body.clocks:
+            self._numbers[node] = self._call(helpers.clock, self.steps, self.first)
+        elif node.op == "placeholder":
+            pass
         elif node.op == "output":
             self.graph.output(map_arg(node.args[0], self._output))
         elif node.target in (result, kept, collected):
             return
         elif node.target is carried:
-            if node not in self._varying:
+            if node not in self.body.varying:
                 self._constant[node] = self.constant(node.args[0])
         elif node in self._records:
             target, index, value = node.args
@@ -337,12 +354,20 @@ class Distribution:
         elif _counts(node):
             by = self._call(operator.mul, self.steps, node.args[1])
             self.graph.call_method("add_", (self.constant(node.args[0]), by))
-        elif node not in self._varying:
+        elif node not in self.body.varying:
             self._constant[node] = self.graph.node_copy(node, self.constant)
         elif _is_number(node):
-            self._numbers[node] = self._each_step([node])[node]
+            self._numbers[node] = self._number(node)
         else:
             self._write_operation(node)
+
+    def _number(self, node: Node) -> Any:
+        """Return a list of the numbers of all steps."""
+        taken = node.all_input_nodes
+        name = nodes.name_of(node)
+        if getattr(operator, name or "none", None) is not node.target or not all(map(_is_number, taken)):
+            return self._each_step([node])[node]
+        return self._call(helpers.each_number, name, self.steps, map_arg(node.args, self._value))
 
     def _write_operation(self, node: Node) -> None:
         name = nodes.name_of(node)
@@ -395,7 +420,7 @@ class Distribution:
     # ---- values
 
     def _varies(self, node: Any) -> bool:
-        return isinstance(node, Node) and _unmarked(node) in self._varying
+        return isinstance(node, Node) and _unmarked(node) in self.body.varying
 
     def constant(self, node: Any) -> Any:
         return self._constant[_unmarked(node)]
@@ -487,7 +512,7 @@ class Distribution:
 
     def _write_cycle(self, component: List[Node]) -> None:
         inside = set(component)
-        for kind in (self._as_neuron, self._as_sum, self._as_arithmetic):
+        for kind in (self._as_neuron, self._as_sum):
             if kind(component, inside):
                 return
         made = self._each_step(component)
@@ -628,9 +653,6 @@ class Distribution:
             self._final[add] = self._call(helpers.total, self._start(before[0]), parts)
         return True
 
-    def _as_arithmetic(self, component: List[Node], inside: Set[Node]) -> bool:
-        return False
-
     # ---- step by step
 
     def _each_step(self, component: Sequence[Node]) -> Dict[Node, Any]:
@@ -652,6 +674,10 @@ class Distribution:
         for node in calls:
             made[node] = body.node_copy(node, lambda one: made[_unmarked(one)])
         wanted = [node for node in calls if self._used_outside(node, inside)]
+        changed = {node for each in self._in_order for node in each}
+        for node in wanted:
+            if node in changed and nodes.is_tensor(node):
+                made[node] = body.call_method("clone", (made[node],))
         after = tuple(made[node] if isinstance(node, Node) else node for node in nexts)
         body.output((tuple(made[node] for node in wanted), after))
         body.lint()

@@ -1,5 +1,6 @@
 """What compiled graphs call besides PyTorch's own functions: time as a dimension in front of the others."""
 
+import operator
 from typing import Any, List, Sequence, Tuple
 
 import torch
@@ -72,6 +73,12 @@ def not_kept(made: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
 def clock(num_steps: int, first: int) -> List[int]:
     """The clock of each step (:data:`snnipu.compiler.distribute.OFFSET`)."""
     return list(range(first, first + num_steps))
+
+
+def each_number(name: str, num_steps: int, given: Sequence[Any]) -> List[Any]:
+    """A function of :mod:`operator` of the numbers of each step; what is a list has one for each step."""
+    function = getattr(operator, name)
+    return [function(*(one[step] if type(one) is list else one for one in given)) for step in range(num_steps)]
 
 
 def last(sequence: torch.Tensor) -> torch.Tensor:

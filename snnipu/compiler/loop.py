@@ -17,7 +17,7 @@ from snnipu.compiler import reasons, tracing
 from snnipu.compiler.calls import calls, counting
 from snnipu.compiler.distribute import Refused
 from snnipu.compiler.items import Items
-from snnipu.compiler.objects import Missing, Objects, Place
+from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place
 from snnipu.compiler.trace import Peel, Relook, Spec, Traced, storage, tensors_of
 
 _LOG = logging.getLogger("snnipu.compiler")
@@ -40,8 +40,8 @@ class Loop:
         body: called with the item and the variables that the loop reads; returns the variables that it sets.
         label: where it stands: file, line, function.
         carries: for each variable that ``body`` returns, its place among those that it takes, or -1.
-        keeping: the body without what it shows, for which it keeps the values; None: it shows nothing.
-        after: what shows them.
+        traced: the body as it is traced: without what it shows, for which it keeps the values.
+        after: what shows them; None: there is nothing.
         shown_to: what returns the objects that are shown something, and the values that are read then.
         reason: why it runs as it is written; empty: it does not.
         runs: how often it was distributed.
@@ -50,10 +50,10 @@ class Loop:
     unbound: Any = None
 
     def __init__(
-        self, body: Any, label: str, carries: Sequence[int], keeping: Any = None, after: Any = None, shown_to: Any = None
+        self, body: Any, label: str, carries: Sequence[int], traced: Any,  after: Any = None, shown_to: Any = None
     ) -> None:
         self.body, self.label, self.carries = body, label, tuple(carries)
-        self.keeping, self.after, self.shown_to = keeping, after, shown_to
+        self.traced, self.after, self.shown_to = traced, after, shown_to
         self.reason = ""
         self.note: Optional[reasons.Reason] = None
         self.error: Optional[BaseException] = None
@@ -190,6 +190,8 @@ class _Run:
                     continue
                 in_place.append(place)
             variables.add(place)
+        written = {place for place in places if place.key == LAST_STEP}
+        places -= written
         counters: Dict[Any, int] = {}
         for place in (*places, *variables):
             if isinstance(place, Place):
@@ -206,6 +208,7 @@ class _Run:
             tuple(sorted(counters.items(), key=repr)),
             tuple(sorted(grown, key=repr)),
             tuple(sorted(in_place)),
+            tuple(sorted(written, key=repr)),
         )
         self._refuse_aliases(spec)
         return spec

@@ -15,6 +15,8 @@ _MOST, _MOST_ITEMS = 4000, 1000
 _LIBRARIES = ("torch.", "numpy", "matplotlib", "tqdm", "logging", "builtins", "snnipu.", "snntorch.", "collections")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _PASSED = (types.ModuleType, torch.Tensor, str, bytes, int, float, bool, torch.Size, torch.dtype, torch.device)
+# What a neuron keeps of its last step, which its next step does not need.
+LAST_STEP = "_last_step"
 _OF_MODULES = set(vars(torch.nn.Module()))
 
 # From where an object is known, then attributes and items: ("argument", 2), ("attribute", "lif1").
@@ -222,7 +224,7 @@ def _attributes(owner: Any) -> Dict[str, Any]:
     """The attributes that a step may set."""
     if isinstance(owner, PlainStates):
         own = [name for name in vars(owner) if name[0] != "_" and name not in _OF_MODULES]
-        return {name: getattr(owner, name) for name in (*own, *owner._states()) if hasattr(owner, name)}
+        return {name: getattr(owner, name) for name in (*own, *owner._states(), LAST_STEP) if hasattr(owner, name)}
     values = dict(vars(owner))
     if isinstance(owner, torch.nn.Module):
         values = {name: value for name, value in values.items() if name not in _OF_MODULES}

@@ -36,6 +36,22 @@ class Recorder:
         self.items.append(value)
 
 
+def at(value: Any, index: Tuple[Any, ...]) -> Any:
+    """``value[index]``; of a tensor by ``select`` where a part of the index is a number."""
+    if not isinstance(value, torch.Tensor) or any(isinstance(one, bool) for one in index):
+        return value[index]
+    if any(not isinstance(one, (int, slice)) for one in index):
+        return value[index]
+    made = value
+    for dim in range(len(index) - 1, -1, -1):
+        one = index[dim]
+        if isinstance(one, int):
+            made = torch.select(made, dim, one)
+        elif one != slice(None):
+            made = made[(slice(None),) * dim + (one,)]
+    return made
+
+
 def marked(value: Any, mark: Callable[[torch.Tensor, int], torch.Tensor], first: int, count: List[int]) -> Any:
     """A value whose tensors are marked, and numbered from ``first`` on; ``count`` grows by one for each leaf."""
     if isinstance(value, (tuple, list)):
@@ -69,6 +85,7 @@ class Spec(NamedTuple):
         counters: numbers among both, and by what they grow at each step.
         grown: lists that grow; without a key: a variable.
         in_place: variables whose tensor a step changes.
+        written: places that no step reads.
     """
 
     text: str
@@ -77,6 +94,7 @@ class Spec(NamedTuple):
     counters: Tuple[Tuple[Any, int], ...]
     grown: Tuple[Place, ...]
     in_place: Tuple[int, ...]
+    written: Tuple[Place, ...]
 
     @staticmethod
     def owners(places: Sequence[Place], arguments: Sequence[Any]) -> List[Any]:
@@ -176,12 +194,12 @@ class Traced:
         self._steady: List[Body] = []
         self._now = _Now()
         numbered = [place for place, _ in spec.counters if isinstance(place, Place)]
-        self._owned = [*spec.places, *numbered, *(one for one in spec.grown if one.key is not None)]
+        self._owned = [*spec.places, *numbered, *(one for one in spec.grown if one.key is not None), *spec.written]
         self.source = self._written(count)
         space: Dict[str, Any] = {
             "marked": marked,
             "Recorder": Recorder,
-            "body": loop.body if loop.keeping is None else loop.keeping,
+            "body": loop.traced,
             **{mark.__name__: mark for mark in distribute.MARKS},
         }
         exec(self.source, space)
@@ -200,6 +218,7 @@ class Traced:
         values = [*(names[place] for place in spec.variables), *(where[place] for place in spec.places)]
         for number, text in enumerate(values):
             lines.append(f" {text} = marked(V[{number}], carried, {number * _LEAVES}, [])")
+        lines += [f" {where[place]} = None" for place in spec.written]
         for number, (place, by) in enumerate(spec.counters):
             text = where[place] if isinstance(place, Place) else names[place]
             lines.append(f" {text} = N[{number}] + {by} * t")
@@ -207,7 +226,7 @@ class Traced:
         for number, text in enumerate(lists):
             lines += [f" l{number} = {text}", f" {text} = Recorder()"]
         given = [spec.text, *names]
-        if loop.keeping is not None:
+        if loop.after is not None:
             lines.append(" told = Recorder()")
             given.append("told")
         results = [f"r{number}" for number in range(len(loop.carries))]
@@ -216,9 +235,10 @@ class Traced:
         values = [*(of[place] for place in spec.variables), *(where[place] for place in spec.places)]
         lines += [f" c{n} = marked({text}, result, {n * _LEAVES}, [])" for n, text in enumerate(values)]
         lines += [f" {text} = c{n}" for n, text in enumerate(values)]
+        lines += [f" {where[place]} = marked({where[place]}, kept, 0, [])" for place in spec.written]
         others = [one for one, place in zip(results, loop.carries) if place not in spec.variables]
         lines += [f" {one} = marked({one}, kept, 0, [])" for one in others]
-        records = [*lists, *(["told"] if loop.keeping is not None else [])]
+        records = [*lists, *(["told"] if loop.after is not None else [])]
         lines += [f" k{n} = marked({text}.items, collected, 0, [])" for n, text in enumerate(records)]
         lines += [f" {text} = l{number}" for number, text in enumerate(lists)]
         kept = "".join(f"k{number}, " for number in range(len(records)))
@@ -272,7 +292,7 @@ class Traced:
     def _check(self, before: Objects, after: Objects, lists: Sequence[Any], state: torch.Tensor) -> None:
         """Undo the first run of a graph that has set something else than what was seen when the loop was looked at."""
         changes = before.changes(after)
-        known = {*self.spec.places, *(place for place, _ in self.spec.counters)}
+        known = {*self.spec.places, *self.spec.written, *(place for place, _ in self.spec.counters)}
         if not changes.grown and changes.places <= known:
             return
         before.undo(after)
