@@ -14,7 +14,7 @@ what the loop goes through and the variables that its body reads, and returns th
 
 import ast
 import copy
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Set, Tuple
 
 from snnipu.compiler import outline, shown
 from snnipu.compiler.outline import (
@@ -40,16 +40,9 @@ from snnipu.compiler.outline import (
 )
 
 _HEADS = {"enumerate", "zip", "reversed"}
-CALLED, ITEM, AT = (f"{outline.PREFIX}{name}__" for name in ("called", "item", "at"))
+CALLED, ITEM, AT, STACK = (f"{outline.PREFIX}{name}__" for name in ("called", "item", "at", "stack"))
 # What follows the name of a loop in those of its functions: the body, the body that keeps what it shows, what shows that.
 BODY, KEEPING, AFTER, SHOWN_TO = "body__", "keeping__", "after__", "to__"
-
-
-class Parts(NamedTuple):
-    """The functions of a loop, and where the variables that the body returns are among those that it takes, or -1."""
-
-    functions: List[ast.stmt]
-    carries: Tuple[int, ...]
 
 
 def outlined(
@@ -75,6 +68,17 @@ class Bodies(_Outliner):
             return None
         self.hosts.append(Host(node.name, code, "", [], []))
         return self.hosts[-1]
+
+    def _statement(self, node: ast.stmt, scope: Optional[_Scope], host: Optional[Host], depth: int) -> ast.stmt:
+        """A function's records are found before its loops."""
+        if isinstance(node, outline._FUNCTIONS):
+            before, self.records = self.records, _records_of(node)
+            made = super()._statement(node, scope, host, depth)
+            if any(loop.name in self.carries for one in self.hosts[-1:] for loop in one.loops):
+                _Stacks(self.records).visit(made)
+            self.records = before
+            return made
+        return super()._statement(node, scope, host, depth)
 
     def _of_module(self, loop: ast.stmt, parts: Optional[shown.Parts]) -> Any:
         if any(isinstance(one, ast.AnnAssign) for one in ast.walk(loop)):
@@ -142,12 +146,14 @@ class Bodies(_Outliner):
             sure = each in arguments and each in bound
             when = "" if sure else f"if {_OUT}[{place}] is not {name}.unbound: "
             lines.append(f" {when}{each} = {_OUT}[{place}]")
-        self.carries[name] = carries
+        records = tuple(place for place, each in enumerate(arguments) if each in self.records)
+        self.carries[name] = carries, records
         return name, functions, _parsed("\n".join([*lines, f" del {_OUT}", " break"]))[0]
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.carries = CARRIES
+        self.records: Set[str] = set()
 
     def _body(self, loop: Any, target: ast.stmt, arguments: Sequence[str], results: Sequence[str]) -> List[Any]:
         returned = _returned(results)
@@ -173,6 +179,66 @@ def _globals_of(functions: Iterable[Any], names: Any) -> Any:
         declared = {n for one in ast.walk(function) if isinstance(one, ast.Global) for n in one.names}
         found |= (loads - (stores - declared) - given) | declared
     return found & names
+
+
+def _records_of(function: Function) -> Set[str]:
+    """The lists of a function that its loops append to, and that nothing else sees but ``torch.stack``."""
+    appended, stacked, stored = set(), set(), set()
+    uses: Any = {}
+    plain: Any = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name):
+            (uses if isinstance(node.ctx, ast.Load) else plain).setdefault(node.id, []).append(node)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List) and not node.value.elts:
+            stored |= {one.id for one in node.targets if isinstance(one, ast.Name)}
+        name = _stacked(node) or _appended(node)
+        if name is not None:
+            (stacked if _stacked(node) else appended).add(name.id)
+            uses.setdefault(name.id, []).remove(name) if name in uses.get(name.id, []) else plain.setdefault(
+                f"{name.id} passed", []
+            ).append(name)
+    found = set()
+    for name in appended & stacked & stored:
+        passed = plain.get(f"{name} passed", [])
+        if all(any(one is other for other in passed) for one in uses.get(name, [])):
+            assigned = [one for one in ast.walk(function) if isinstance(one, ast.Assign) and name in names_of(one.targets)[1]]
+            if all(isinstance(one.value, ast.List) and not one.value.elts for one in assigned) and len(assigned) == len(plain[name]):
+                found.add(name)
+    inner = [one for one in ast.walk(function) if isinstance(one, (*outline._FUNCTIONS, ast.Lambda)) and one is not function]
+    hidden = {one.id for each in inner for one in ast.walk(each) if isinstance(one, ast.Name)}
+    declared = {n for one in ast.walk(function) if isinstance(one, (ast.Global, ast.Nonlocal)) for n in one.names}
+    return found - hidden - declared
+
+
+def _stacked(node: ast.AST) -> Optional[ast.Name]:
+    """The variable whose items ``torch.stack`` is given."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "stack" and node.args:
+        first, of = node.args[0], node.func.value
+        if isinstance(first, ast.Name) and isinstance(of, ast.Name) and of.id == "torch":
+            return first
+    return None
+
+
+def _appended(node: ast.AST) -> Optional[ast.Name]:
+    """The variable that a statement appends to."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
+        return call.func.value if isinstance(call.func.value, ast.Name) else None
+    return None
+
+
+class _Stacks(ast.NodeTransformer):
+    """Lets ``torch.stack`` of records take the sequences that compiled loops put into them."""
+
+    def __init__(self, names: Set[str]) -> None:
+        self._names = names
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        name = _stacked(node)
+        if name is None or name.id not in self._names:
+            return node
+        return ast.copy_location(ast.Call(ast.Name(STACK, ast.Load()), [node.func, *node.args], node.keywords), node)
 
 
 def _own(statements: Any) -> Any:

@@ -24,7 +24,7 @@ from snnipu.compiler.items import Called
 from snnipu.compiler.loop import Loop
 from snnipu.compiler.reasons import PACKAGES
 from snnipu.compiler.sources import Source
-from snnipu.compiler.trace import at
+from snnipu.compiler.trace import at, stack
 
 _LOG = logging.getLogger("snnipu.compiler")
 _INSTALLED = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -116,7 +116,7 @@ class Discovery:
     def _make(self, host: outline.Host, namespace: Dict[str, Any], filename: str) -> None:
         """Give the code of a host what it asks for by name."""
         label, where = os.path.basename(filename), f" ({host.name})" if host.name[0] != "<" else ""
-        namespace.update({outline.UNBOUND: UNBOUND, bodies.CALLED: Called, outline.KEPT: shown.kept, bodies.AT: at})
+        namespace.update({outline.UNBOUND: UNBOUND, bodies.CALLED: Called, outline.KEPT: shown.kept, bodies.AT: at, bodies.STACK: stack})
         for one in host.loops:
             made: Dict[str, Any] = {}
             exec(compile(ast.Module(one.functions, []), filename, "exec", dont_inherit=True), namespace, made)
@@ -124,7 +124,7 @@ class Discovery:
                 function.__code__ = function.__code__.replace(co_name=host.name)
             parts = [made.get(one.name + part) for part in (bodies.BODY, bodies.KEEPING, bodies.AFTER, bodies.SHOWN_TO)]
             place = f"{label}:{one.first}{where}"
-            self.loops.append(Loop(parts[0], place, bodies.CARRIES.pop(one.name), *parts[1:]))
+            self.loops.append(Loop(parts[0], place, *bodies.CARRIES.pop(one.name), *parts[1:]))
             self.loops[-1].unbound = UNBOUND
             namespace[one.name] = self.loops[-1]
             self._names.append((namespace, one.name))

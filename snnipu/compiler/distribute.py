@@ -128,7 +128,7 @@ class Body:
     def _find_varying(self) -> Set[Node]:
         """Return the nodes whose values differ from step to step."""
         found = set(self.clocks)
-        found.update(node for node in self.graph.nodes if nodes.is_random(node) or nodes.is_norm_in_training(node))
+        found.update(node for node in self.graph.nodes if nodes.is_random(node))
         found.update(node for number, node in self.before.items() if self.after.get(number) is not node)
         waiting = list(found)
         for node in waiting:  # which grows
@@ -354,6 +354,10 @@ class Distribution:
         elif _counts(node):
             by = self._call(operator.mul, self.steps, node.args[1])
             self.graph.call_method("add_", (self.constant(node.args[0]), by))
+        elif node not in self.body.varying and nodes.is_norm_in_training(node):
+            names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+            given = {name: map_arg(one, self.constant) for name, one in nodes.bound(node, names).items()}
+            self._constant[node] = self.graph.call_function(helpers.norm_again, (self.steps,), given)
         elif node not in self.body.varying:
             self._constant[node] = self.graph.node_copy(node, self.constant)
         elif _is_number(node):

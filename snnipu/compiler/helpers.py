@@ -105,6 +105,12 @@ def total(first: Any, sequence: torch.Tensor) -> torch.Tensor:
     return made if first is None else first + made
 
 
+def norm_again(num_steps: int, input: torch.Tensor, **named: Any) -> torch.Tensor:
+    """``batch_norm`` of one and the same batch at each step; the running averages are those of all, to rounding."""
+    momentum = named.pop("momentum", 0.1)
+    return torch.nn.functional.batch_norm(input, momentum=1 - (1 - momentum) ** num_steps, **named)
+
+
 def as_tensor(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Numbers of all steps as a tensor."""
     return torch.tensor(numbers, dtype=dtype, device=device)

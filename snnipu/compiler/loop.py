@@ -40,6 +40,7 @@ class Loop:
         body: called with the item and the variables that the loop reads; returns the variables that it sets.
         label: where it stands: file, line, function.
         carries: for each variable that ``body`` returns, its place among those that it takes, or -1.
+        records: places of lists among the variables that it takes, which nothing sees but ``torch.stack``.
         traced: the body as it is traced: without what it shows, for which it keeps the values.
         after: what shows them; None: there is nothing.
         shown_to: what returns the objects that are shown something, and the values that are read then.
@@ -50,9 +51,9 @@ class Loop:
     unbound: Any = None
 
     def __init__(
-        self, body: Any, label: str, carries: Sequence[int], traced: Any,  after: Any = None, shown_to: Any = None
+        self, body: Any, label: str, carries: Sequence[int], records: Sequence[int], traced: Any,  after: Any = None, shown_to: Any = None
     ) -> None:
-        self.body, self.label, self.carries = body, label, tuple(carries)
+        self.body, self.label, self.carries, self.records = body, label, tuple(carries), set(records)
         self.traced, self.after, self.shown_to = traced, after, shown_to
         self.reason = ""
         self.note: Optional[reasons.Reason] = None
@@ -103,7 +104,7 @@ class _Run:
 
     def __init__(self, loop: Loop, items: Items, arguments: List[Any]) -> None:
         self.loop, self.items, self.arguments = loop, items, arguments
-        self.at = items.reader()
+        self._at: Any = None
         self.step = 0
         self.results: Tuple[Any, ...] = ()
 
@@ -119,7 +120,9 @@ class _Run:
 
     def written(self) -> None:
         """Run one step as it is written."""
-        self.results = self.loop.body(self.at(self.step), *self.arguments)
+        if self._at is None:
+            self._at = self.items.reader()
+        self.results = self.loop.body(self._at(self.step), *self.arguments)
         self.carry()
         self.step += 1
 
@@ -150,7 +153,7 @@ class _Run:
             versions.append(_versions(self.arguments))
         again = [key for key in called[0] if key in called[1]]
         if not again or has_loop or any(called[1][key] >= FEWEST for key in again):
-            loop.looks += 1
+            loop.looks += not moments[0].has_others()
             if loop.looks >= LOOKS and not loop.plans:
                 loop.refuse("it is no loop over time", quiet=True)
             return

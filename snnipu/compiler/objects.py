@@ -5,6 +5,7 @@ import functools
 import types
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
+import snntorch
 import torch
 
 from snnipu.compiler.distribute import Refused
@@ -194,6 +195,11 @@ class Objects:
                 return Place(owner.path, None, False)
             raise Refused("a list that grows is known by several names")
         return holders[0]
+
+    def has_others(self) -> bool:
+        """Return True if there are neurons of snnTorch's own, which nothing makes one operator."""
+        neurons = [one.object for one in self._owners.values() if isinstance(one.object, snntorch.SpikingNeuron)]
+        return any(type(one).__module__.startswith("snntorch.") for one in neurons)
 
     def value(self, place: Place) -> Any:
         """What a place had."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import re
 import threading
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -12,10 +13,15 @@ from snnipu.compiler.calls import unwatched
 from snnipu.compiler.distribute import CLOCK, OFFSET, Body, Distribution, Refused
 from snnipu.compiler.objects import Missing, Objects, Path, Place, found
 
+# Names of ours among the program's global variables.
+_NAME = "__snnipu_of_"
+_KNOWN = ("marked", "Recorder", *(mark.__name__ for mark in distribute.MARKS))
 # Tensors in one value that is carried.
 _LEAVES = 256
 # Graphs of one body, for sizes, lengths and modes.
 _GRAPHS = 64
+# PyTorch's own limit is 8.
+_FEW = 6
 
 
 class Peel(Exception):
@@ -196,14 +202,13 @@ class Traced:
         numbered = [place for place, _ in spec.counters if isinstance(place, Place)]
         self._owned = [*spec.places, *numbered, *(one for one in spec.grown if one.key is not None), *spec.written]
         self.source = self._written(count)
-        space: Dict[str, Any] = {
-            "marked": marked,
-            "Recorder": Recorder,
-            "body": loop.traced,
-            **{mark.__name__: mark for mark in distribute.MARKS},
-        }
-        exec(self.source, space)
-        self._step = torch.compile(space["step"], backend=self._capture, fullgraph=True)
+        known: Dict[str, Any] = {"marked": marked, "Recorder": Recorder, "body": loop.traced}
+        known.update({mark.__name__: mark for mark in distribute.MARKS})
+        # The program's own global variables: TorchDynamo looks for those of other modules by the module's name.
+        space, made = loop.body.__globals__, {}  # type: ignore[var-annotated]
+        space.update({f"{_NAME}{name}": value for name, value in known.items() if name != "body"})
+        exec(self.source, space, made)
+        self._step = torch.compile(made["step"], backend=self._capture, fullgraph=True)
         self._clock = torch.empty(2 + OFFSET, 0)
         torch._dynamo.mark_dynamic(self._clock, 0)  # type: ignore[attr-defined]
 
@@ -213,7 +218,7 @@ class Traced:
         names = [f"a{place}" for place in range(count)]
         where = {place: place.text(f"C[{number}]") for number, place in enumerate(self._owned)}
         lists = {one.path[0][1] for one in spec.grown if one.key is None}
-        lines = [f"def step({CLOCK}, C, V, N, I, A):", f" t = clock({CLOCK}).shape[0] - {OFFSET}"]
+        lines = [f"def step({CLOCK}, C, V, N, I, A, body):", f" t = clock({CLOCK}).shape[0] - {OFFSET}"]
         lines += [f" {name} = A[{place}]" for place, name in enumerate(names)]
         values = [*(names[place] for place in spec.variables), *(where[place] for place in spec.places)]
         for number, text in enumerate(values):
@@ -224,7 +229,7 @@ class Traced:
             lines.append(f" {text} = N[{number}] + {by} * t")
         lists = [names[one.path[0][1]] if one.key is None else where[one] for one in spec.grown]
         for number, text in enumerate(lists):
-            lines += [f" l{number} = {text}", f" {text} = Recorder()"]
+            lines.append(f" {text} = Recorder()")
         given = [spec.text, *names]
         if loop.after is not None:
             lines.append(" told = Recorder()")
@@ -240,10 +245,10 @@ class Traced:
         lines += [f" {one} = marked({one}, kept, 0, [])" for one in others]
         records = [*lists, *(["told"] if loop.after is not None else [])]
         lines += [f" k{n} = marked({text}.items, collected, 0, [])" for n, text in enumerate(records)]
-        lines += [f" {text} = l{number}" for number, text in enumerate(lists)]
+        lines += [f" {where[one]} = None" for one in spec.grown if one.key is not None]
         kept = "".join(f"k{number}, " for number in range(len(records)))
         lines.append(f" return ({''.join(f'{one}, ' for one in results)}), ({kept})")
-        return "\n".join(lines)
+        return re.sub(rf"\b({'|'.join(_KNOWN)})\b(?=[(,])", rf"{_NAME}\1", "\n".join(lines))
 
     def run(self, run: Any, look: Callable[[], Objects]) -> Tuple[Any, ...]:
         """Run the remaining steps; returns what the body does."""
@@ -271,12 +276,23 @@ class Traced:
             raise Relook
         now.first, now.steps, now.look = first, steps, look
         state = torch.get_rng_state()
-        with torch._dynamo.config.patch(recompile_limit=_GRAPHS), unwatched():
-            results, kept = self._step(self._clock, owners, _apart(values), numbers, run.items.values, arguments)
+        # A setting of PyTorch takes long to set.
+        more = torch._dynamo.config.patch(recompile_limit=_GRAPHS) if self.traces >= _FEW else contextlib.nullcontext()
+        with more, unwatched():
+            try:
+                results, kept = self._step(self._clock, owners, _apart(values), numbers, run.items.values, arguments, loop.traced)
+            finally:
+                for place, to in zip(spec.grown, lists):
+                    if place.key is not None:
+                        place.set(owners[self._owned.index(place)], to)
         if now.before is not None:
             self._check(now.before, look(), lists, state)
-        for to, items in zip(lists, kept):
-            _extend(to, items, steps)
+        for place, to, items in zip(spec.grown, lists, kept):
+            is_record = place.key is None and place.path[0][0] == "argument" and place.path[0][1] in loop.records
+            if is_record and len(items) == 1 and isinstance(items[0], torch.Tensor):
+                to.append(Record(items[0]))
+            else:
+                _extend(to, items, steps)
         if loop.after is not None:
             told: List[Any] = []
             _extend(told, kept[-1], steps)
@@ -387,6 +403,24 @@ def _is_steady(module: torch.fx.GraphModule) -> bool:
             forms[node.target][node.args[1]] = nodes.key_of(nodes.value_of(node))
     before, after = forms.values()
     return all(before.get(number) == form for number, form in after.items())
+
+
+class Record:
+    """In a list that nothing sees but ``torch.stack``: what the steps of a compiled loop have appended."""
+
+    def __init__(self, sequence: torch.Tensor) -> None:
+        self.sequence = sequence
+
+
+def stack(function: Any, given: Any, dim: int = 0, **named: Any) -> Any:
+    """``torch.stack`` of a list that may have records in it."""
+    if type(given) is not list or not any(type(one) is Record for one in given):
+        return function(given, dim, **named)
+    parts = [one.sequence if type(one) is Record else one.unsqueeze(0) for one in given]
+    if function is not torch.stack or named:
+        return function([step for part in parts for step in part.unbind()], dim, **named)
+    made = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
+    return made if dim == 0 else made.movedim(0, dim).contiguous()
 
 
 def _extend(to: List[Any], items: Sequence[Any], steps: int) -> None:
