@@ -277,13 +277,15 @@ class _Indices(ast.NodeTransformer):
         self.generic_visit(node)
         index: Any = node.slice
         index = getattr(index, "value", index) if type(index).__name__ == "Index" else index
-        if not isinstance(node.ctx, ast.Load) or not isinstance(index, ast.Tuple):
+        if not isinstance(node.ctx, ast.Load) or not isinstance(index, (ast.Tuple, ast.Slice)):
             return node
-        parts = [_slice(one) for one in index.elts]
-        if not any(isinstance(one, (ast.Name, ast.BinOp)) for one in index.elts):
+        parts = index.elts if isinstance(index, ast.Tuple) else [index]
+        bounds = [one for part in parts for one in ((part.lower, part.upper) if isinstance(part, ast.Slice) else (part,))]
+        if not any(isinstance(one, (ast.Name, ast.BinOp)) for one in bounds):
             return node
-        call = ast.Call(ast.Name(AT, ast.Load()), [node.value, ast.Tuple(parts, ast.Load())], [])
-        return ast.copy_location(call, node)
+        made = [_slice(one) for one in parts]
+        given = ast.Tuple(made, ast.Load()) if isinstance(index, ast.Tuple) else made[0]
+        return ast.copy_location(ast.Call(ast.Name(AT, ast.Load()), [node.value, given], []), node)
 
 
 def _slice(node: Any) -> Any:

@@ -146,6 +146,15 @@ def _unmarked(node: Any) -> Any:
     return node
 
 
+def changed_input(node: Node) -> Optional[Node]:
+    """The input whose memory, changed in place, a call returns; None: it returns something else."""
+    while node.op.startswith("call") and node.args and nodes.changed_by(node) == [node.args[0]]:
+        node = node.args[0]  # type: ignore[assignment]
+        if node.op == "placeholder":
+            return node
+    return None
+
+
 def _without_dead_code(graph: Graph) -> None:
     """Erase calls whose results nobody takes, and that have no effect."""
     for node in reversed(graph.nodes):
@@ -288,6 +297,7 @@ class Distribution:
                 node
                 for node in graph.nodes
                 if node.op.startswith("call")
+                and node.target not in MARKS
                 and (any(memory.root(one) == root for one in (*node.all_input_nodes, node) if one in memory))
             ])
 
@@ -375,7 +385,7 @@ class Distribution:
 
     def _write_operation(self, node: Node) -> None:
         name = nodes.name_of(node)
-        if name in ("getitem", "select") and not self._varies(node.args[0]):
+        if name in ("getitem", "select", "narrow") and not self._varies(node.args[0]):
             self._sequence[node] = self._slices(node)
             return
         lifted: Dict[Node, Lifted] = {}
@@ -469,6 +479,9 @@ class Distribution:
 
     def _last(self, node: Node) -> Any:
         """Return the value after the last step, in memory of its own."""
+        changed = changed_input(node)
+        if changed is not None:
+            return self.constant(changed)
         if not self._varies(node):
             return self.constant(node)
         if node in self._final:
@@ -501,6 +514,13 @@ class Distribution:
 
     def _slices(self, node: Node) -> Node:
         """Return the parts of a tensor that the steps take, time first."""
+        if nodes.name_of(node) == "narrow":
+            dims = nodes.value_of(node.args[0]).dim()
+            if len(node.args) != 4:
+                return self._each_step([node])[node]
+            dim, start, length = node.args[1:]
+            made = [self._value(one) if isinstance(one, Node) else one for one in (start, length)]
+            return self._call(helpers.take_windows, self.constant(node.args[0]), dim % dims, *made, self.steps)
         if nodes.name_of(node) == "select":
             dim = nodes.argument(node, "dim", node.args[1] if len(node.args) > 1 else 0)
             at = node.args[2] if len(node.args) > 2 else node.kwargs["index"]

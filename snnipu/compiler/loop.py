@@ -196,18 +196,22 @@ class _Run:
         written = {place for place in places if place.key == LAST_STEP}
         places -= written
         counters: Dict[Any, int] = {}
+        numbers: Set[Any] = set()
         for place in (*places, *variables):
             if isinstance(place, Place):
                 history = [moment.value(place) for moment in moments]
             else:
                 history = [moment[place] for moment in values]
             by = _counted(place, history)
-            if by is not None:
+            if by is not None and by is not Missing:
                 counters[place] = by
+            elif by is Missing:
+                numbers.add(place)
         spec = Spec(
             self.items.text,
             tuple(sorted(variables - counters.keys())),
             tuple(sorted(places - counters.keys(), key=repr)),
+            tuple(sorted(numbers, key=repr)),
             tuple(sorted(counters.items(), key=repr)),
             tuple(sorted(grown, key=repr)),
             tuple(sorted(in_place)),
@@ -260,8 +264,8 @@ class _Run:
         loop.refuse("its first steps differ from each other")
 
 
-def _counted(place: Any, history: Sequence[Any]) -> Optional[int]:
-    """By what a number grows at each step; None: it is no number.
+def _counted(place: Any, history: Sequence[Any]) -> Any:
+    """By what a number grows at each step; Missing: only the graph tells; None: it is no number.
 
     Raises:
         Refused: it is no tensor, and what it is at the next step cannot be told.
@@ -271,9 +275,10 @@ def _counted(place: Any, history: Sequence[Any]) -> Optional[int]:
     if before is Missing or last is Missing:
         raise Refused(f"`{name}` appears")
     if type(last) is int and type(before) is int:
-        if first is not Missing and not (type(first) is int and before - first == last - before):
-            raise Refused(f"`{name}` is a number that changes unevenly")
-        return last - before
+        even = first is Missing or (type(first) is int and before - first == last - before)
+        return last - before if even else Missing
+    if type(last) is float and type(before) in (int, float):
+        return Missing
     if type(last) in (int, float, bool, str, type(None)) and (type(last) is not type(before) or last != before):
         raise Refused(f"`{name}` is no tensor, and changes")
     return None

@@ -42,17 +42,39 @@ class Recorder:
         self.items.append(value)
 
 
-def at(value: Any, index: Tuple[Any, ...]) -> Any:
-    """``value[index]``; of a tensor by ``select`` where a part of the index is a number."""
-    if not isinstance(value, torch.Tensor) or any(isinstance(one, bool) for one in index):
+_OF_NUMBERS = {int: torch.int64, float: torch.float64}
+
+
+class Number:
+    """A number in what a graph gives: the tensor that it is made of."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def plain(value: Any) -> Any:
+    """What a graph gives, as the program has it."""
+    if type(value) is Number:
+        return value.tensor.item()
+    if isinstance(value, (tuple, list)):
+        return type(value)([plain(one) for one in value])
+    return {key: plain(one) for key, one in value.items()} if type(value) is dict else value
+
+
+def at(value: Any, index: Any) -> Any:
+    """``value[index]``; of a tensor by ``select`` and ``narrow`` where a part of the index is a number or a slice."""
+    if not isinstance(value, torch.Tensor):
         return value[index]
-    if any(not isinstance(one, (int, slice)) for one in index):
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(one, bool) or not isinstance(one, (int, slice)) for one in parts):
         return value[index]
     made = value
-    for dim in range(len(index) - 1, -1, -1):
-        one = index[dim]
+    for dim in range(len(parts) - 1, -1, -1):
+        one = parts[dim]
         if isinstance(one, int):
             made = torch.select(made, dim, one)
+        elif isinstance(one.start, int) and isinstance(one.stop, int) and one.step is None and one.start >= 0:
+            made = torch.narrow(made, dim, one.start, one.stop - one.start)
         elif one != slice(None):
             made = made[(slice(None),) * dim + (one,)]
     return made
@@ -66,6 +88,8 @@ def marked(value: Any, mark: Callable[[torch.Tensor, int], torch.Tensor], first:
     if isinstance(value, dict):
         return {key: marked(one, mark, first, count) for key, one in value.items()}
     count.append(0)
+    if mark is not distribute.carried and (type(value) is float or type(value) is int):
+        return Number(mark(torch.scalar_tensor(value, dtype=_OF_NUMBERS[type(value)]), first + len(count)))
     return mark(value, first + len(count)) if isinstance(value, torch.Tensor) else value
 
 
@@ -88,6 +112,7 @@ class Spec(NamedTuple):
         text: the item as an expression of the number of the step.
         variables: places of variables among those that the body takes.
         places: attributes and items.
+        numbers: those of both that are numbers, of which only the graph tells what comes next.
         counters: numbers among both, and by what they grow at each step.
         grown: lists that grow; without a key: a variable.
         in_place: variables whose tensor a step changes.
@@ -97,6 +122,7 @@ class Spec(NamedTuple):
     text: str
     variables: Tuple[int, ...]
     places: Tuple[Place, ...]
+    numbers: Tuple[Any, ...]
     counters: Tuple[Tuple[Any, int], ...]
     grown: Tuple[Place, ...]
     in_place: Tuple[int, ...]
@@ -221,8 +247,10 @@ class Traced:
         lines = [f"def step({CLOCK}, C, V, N, I, A, body):", f" t = clock({CLOCK}).shape[0] - {OFFSET}"]
         lines += [f" {name} = A[{place}]" for place, name in enumerate(names)]
         values = [*(names[place] for place in spec.variables), *(where[place] for place in spec.places)]
+        are_numbers = [place in spec.numbers for place in (*spec.variables, *spec.places)]
         for number, text in enumerate(values):
-            lines.append(f" {text} = marked(V[{number}], carried, {number * _LEAVES}, [])")
+            item = ".item()" if are_numbers[number] else ""
+            lines.append(f" {text} = marked(V[{number}], carried, {number * _LEAVES}, []){item}")
         lines += [f" {where[place]} = None" for place in spec.written]
         for number, (place, by) in enumerate(spec.counters):
             text = where[place] if isinstance(place, Place) else names[place]
@@ -263,8 +291,13 @@ class Traced:
         owners = spec.owners(self._owned, arguments)
         values = [arguments[place] for place in spec.variables]
         values += [place.get(owner) for place, owner in zip(spec.places, owners)]
-        if Missing in values:
+        if any(one is Missing for one in values):
             raise Peel
+        for number, place in enumerate((*spec.variables, *spec.places)):
+            if place in spec.numbers:
+                if type(values[number]) not in _OF_NUMBERS:
+                    raise Relook
+                values[number] = torch.tensor(values[number], dtype=_OF_NUMBERS[type(values[number])])
         numbers = []
         for place, by in spec.counters:
             number = place.get(owners[self._owned.index(place)]) if isinstance(place, Place) else arguments[place]
@@ -277,7 +310,9 @@ class Traced:
         now.first, now.steps, now.look = first, steps, look
         state = torch.get_rng_state()
         # A setting of PyTorch takes long to set.
-        more = torch._dynamo.config.patch(recompile_limit=_GRAPHS) if self.traces >= _FEW else contextlib.nullcontext()
+        few = self.traces < _FEW and self.traces and not self.spec.numbers
+        settings = {"recompile_limit": _GRAPHS, "capture_scalar_outputs": True}
+        more = contextlib.nullcontext() if few else torch._dynamo.config.patch(settings)
         with more, unwatched():
             try:
                 results, kept = self._step(self._clock, owners, _apart(values), numbers, run.items.values, arguments, loop.traced)
@@ -285,6 +320,10 @@ class Traced:
                 for place, to in zip(spec.grown, lists):
                     if place.key is not None:
                         place.set(owners[self._owned.index(place)], to)
+        for place in spec.numbers:
+            if isinstance(place, Place):
+                place.set(owners[self._owned.index(place)], plain(place.get(owners[self._owned.index(place)])))
+        results = plain(results)
         if now.before is not None:
             self._check(now.before, look(), lists, state)
         for place, to, items in zip(spec.grown, lists, kept):
@@ -381,7 +420,7 @@ def _refuse_unmarked(module: torch.fx.GraphModule) -> None:
     """Refuse a graph that gives more tensors than those that the loop asks for: it sets something else."""
     output = next(reversed(module.graph.nodes))
     for node in nodes.leaves_of(output.args[0]):
-        if node.target not in distribute.MARKS and nodes.is_tensor(node):
+        if node.target not in distribute.MARKS and nodes.is_tensor(node) and distribute.changed_input(node) is None:
             raise Relook
 
 
@@ -396,13 +435,18 @@ def _apart(values: List[Any]) -> List[Any]:
 
 
 def _is_steady(module: torch.fx.GraphModule) -> bool:
-    """Return True if a step hands on values of the form that it takes."""
-    forms: Dict[Any, Dict[int, Any]] = {distribute.carried: {}, distribute.result: {}}
+    """Return True if a step hands on values of the form that it takes, as far as it needs them."""
+    before: Dict[int, Any] = {}
+    after: Dict[int, Any] = {}
+    unread: Set[int] = set()
     for node in module.graph.nodes:
-        if node.target in forms:
-            forms[node.target][node.args[1]] = nodes.key_of(nodes.value_of(node))
-    before, after = forms.values()
-    return all(before.get(number) == form for number, form in after.items())
+        if node.target is distribute.carried:
+            before[node.args[1]] = nodes.key_of(nodes.value_of(node))
+            if not node.users:
+                unread.add(node.args[1])
+        elif node.target is distribute.result:
+            after[node.args[1]] = nodes.key_of(nodes.value_of(node))
+    return all(number in unread or before.get(number) == form for number, form in after.items())
 
 
 class Record:
@@ -432,6 +476,8 @@ def _extend(to: List[Any], items: Sequence[Any], steps: int) -> None:
 def _of_steps(value: Any, steps: int) -> Sequence[Any]:
     if isinstance(value, torch.Tensor):
         return Steps.apply(value)  # type: ignore[no-any-return]
+    if type(value) is Number:
+        return value.tensor.tolist()  # type: ignore[no-any-return]
     if isinstance(value, (tuple, list)):
         return [type(value)(same) for same in zip(*(_of_steps(one, steps) for one in value))]
     return [value] * steps
