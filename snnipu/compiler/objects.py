@@ -191,9 +191,7 @@ class Objects:
         if key in self._arguments and not holders:
             return Place((("argument", self._arguments[key]),), None, False)
         if len(holders) != 1 or not holders[0].path or key in self._arguments:
-            if not holders and len(owner.path) == 1 and owner.path[0][0] == "global":
-                return Place(owner.path, None, False)
-            raise Refused("a list that grows is known by several names")
+            raise Refused("a list that grows is a global variable, or has several names")
         return holders[0]
 
     def has_others(self) -> bool:

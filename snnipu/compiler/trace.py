@@ -66,18 +66,29 @@ def at(value: Any, index: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value[index]
     parts = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(one, bool) or not isinstance(one, (int, slice)) for one in parts):
+    if any(isinstance(one, bool) or not (isinstance(one, (int, slice)) or one is Ellipsis) for one in parts):
         return value[index]
+    cut = [place for place, one in enumerate(parts) if one is Ellipsis]
+    if len(cut) > 1:
+        return value[index]
+    front, back = (parts[: cut[0]], parts[cut[0] + 1 :]) if cut else (parts, ())
     made = value
-    for dim in range(len(parts) - 1, -1, -1):
-        one = parts[dim]
-        if isinstance(one, int):
-            made = torch.select(made, dim, one)
-        elif isinstance(one.start, int) and isinstance(one.stop, int) and one.step is None and one.start >= 0:
-            made = torch.narrow(made, dim, one.start, one.stop - one.start)
-        elif one != slice(None):
-            made = made[(slice(None),) * dim + (one,)]
+    for place, one in enumerate(back):
+        made = _part(made, place - len(back), one)
+    for dim in range(len(front) - 1, -1, -1):
+        made = _part(made, dim, front[dim])
     return made
+
+
+def _part(value: torch.Tensor, dim: int, one: Any) -> torch.Tensor:
+    """One dimension of a tensor by a number or a slice."""
+    if isinstance(one, int):
+        return torch.select(value, dim, one)
+    if one == slice(None):
+        return value
+    if isinstance(one.start, int) and isinstance(one.stop, int) and one.step is None and one.start >= 0:
+        return torch.narrow(value, dim, one.start, one.stop - one.start)
+    return value[(slice(None),) * (dim % value.dim()) + (one,)]
 
 
 def marked(value: Any, mark: Callable[[torch.Tensor, int], torch.Tensor], first: int, count: List[int]) -> Any:
