@@ -14,6 +14,8 @@ from snnipu.ops._slots import AS_NEEDED
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
 from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade, pool_of, words
 from snnipu.ops.connections import Connection, Convolution2d, Delayed
+from snnipu.ops.select_spikes import SelectBackward
+from snnipu.ops.sparse_pool2d import PoolBackward
 
 # A place with its lane, and the number of one in a window, as the kernels hold them.
 _MOST_PLACES = 2**26 - 1
@@ -128,38 +130,30 @@ def select_spikes_fwd(
     return _slots_of(made)
 
 
-def select_spikes_bwd(
-    grad: torch.Tensor,
-    mem: torch.Tensor,
-    threshold: torch.Tensor,
-    ids: torch.Tensor,
-    counts: torch.Tensor,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+def select_spikes_bwd(*arguments: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     """CPU kernel of ``snnipu::select_spikes_bwd``."""
-    steps, batch, slots = ids.shape
-    slot_mem = sparse_to_dense_bwd(mem, ids, counts)
+    a = SelectBackward(*arguments)
+    steps, batch, slots = a.ids.shape
+    slot_mem = sparse_to_dense_bwd(a.mem, a.ids, a.counts)
     through = memory.varying(slot_mem, slot_mem.shape)
     if steps * batch:
         fields = {
             "steps": steps,
             "batch": batch,
             "own_slots": slots,
-            "grad": grad,
+            "grad": a.grad,
             "slot_mem": slot_mem,
-            "threshold": threshold,
-            "threshold_size": host.one_or_each("threshold", threshold, mem.shape[2]),
-            "ids_out": ids,
-            "counts_out": counts,
-            "surrogate": surrogate,
-            "surrogate_a": surrogate_a,
-            "surrogate_b": surrogate_b,
+            "threshold": a.threshold,
+            "threshold_size": host.one_or_each("threshold", a.threshold, a.mem.shape[2]),
+            "ids_out": a.ids,
+            "counts_out": a.counts,
+            "surrogate": a.surrogate,
+            "surrogate_a": a.surrogate_a,
+            "surrogate_b": a.surrogate_b,
             "grad_values": through,
         }
-        run("select_spikes_bwd", mem.dtype, fields)
-    return sparse_to_dense_fwd(ids, through, counts, mem.shape[2]), through
+        run("select_spikes_bwd", a.mem.dtype, fields)
+    return sparse_to_dense_fwd(a.ids, through, a.counts, a.mem.shape[2]), through
 
 
 def sparse_to_dense_fwd(
@@ -494,35 +488,14 @@ def sparse_pool2d_fwd(
     return ids_out, values_out, counts_out, source
 
 
-def sparse_pool2d_bwd(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    counts: torch.Tensor,
-    ids_out: torch.Tensor,
-    counts_out: torch.Tensor,
-    source: torch.Tensor,
-    geometry: List[int],
-    mode: int,
-) -> torch.Tensor:
+def sparse_pool2d_bwd(*arguments: Any) -> torch.Tensor:
     """CPU kernel of ``snnipu::sparse_pool2d_bwd``."""
-    steps, batch, slots = ids.shape
-    grad_values = memory.varying(grad, ids.shape)
+    a = PoolBackward(*arguments)
+    steps, batch, slots = a.ids.shape
+    grad_values = memory.varying(a.grad, a.ids.shape)
     if steps * batch:
-        fields = {
-            "steps": steps,
-            "batch": batch,
-            "slots": slots,
-            "inputs": PoolGeometry(*geometry).inputs,
-            "own_slots": ids_out.shape[2],
-            "geometry": geometry,
-            "mode": mode,
-            "grad": grad,
-            "ids": ids,
-            "counts": counts,
-            "ids_out": ids_out,
-            "counts_out": counts_out,
-            "source": source if mode == 0 else None,
-            "grad_values": grad_values,
-        }
-        run("sparse_pool2d_bwd", grad.dtype, fields)
+        sizes = {"steps": steps, "batch": batch, "slots": slots, "inputs": PoolGeometry(*a.geometry).inputs}
+        fields = {**a._asdict(), **sizes, "own_slots": a.ids_out.shape[2], "grad_values": grad_values}
+        fields["source"] = a.source if a.mode == 0 else None
+        run("sparse_pool2d_bwd", a.grad.dtype, fields)
     return grad_values

@@ -16,6 +16,7 @@ from snnipu._pointers import Size, compared, pointer, pointer_to_read
 from snnipu.backends import host, memory
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import compute_dtype
+from snnipu.ops._reference import StepBackward
 from snnipu.ops.neuron_sequence import BackwardArguments, Constants, ForwardArguments
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -381,32 +382,21 @@ class Steps:
         words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, _bits(surrogate_a), _bits(surrogate_b)
         _connect_grad_parameters(words, self._neuron, grad_parameters, self._arguments.compute)
 
-    def backward(
-        self,
-        x: Optional[torch.Tensor],
-        before: Tensors,
-        after: Tensors,
-        grad_spk: Optional[torch.Tensor],
-        grad_states: Tensors,
-        grad_after: Tensors,
-        grad_x: torch.Tensor,
-        grad_before: Tensors,
-    ) -> None:
-        """Writes ``grad_x`` and ``grad_before``.
+    def backward(self, a: StepBackward) -> None:
+        """Write ``grad_x`` and ``grad_before``.
 
-        ``after``: the states after the step; where one is None, all are computed again. Those that no gradient that is
-        asked for depends on may be anything of their size; so may ``x``, which an adjoint may want for others.
+        States and inputs that no requested gradient reads may be any tensors of the right size.
         """
         kept: List[torch.Tensor] = []
         storage, compute = self._arguments.storage, self._arguments.compute
-        self._read(_X, "x", x, storage, kept)
-        self._read_all(_INITIAL, "the states before", before, compute, kept)
-        self._read_all(_STATES, "the states after", after, storage, kept)
-        self._read(_GRAD_SPK, "the spikes' gradient", grad_spk, storage, kept)
-        self._read_all(_GRAD_STATES, "the states' gradients", grad_states, storage, kept)
-        self._read_all(_GRAD_FINAL, "the gradients after", grad_after, compute, kept)
-        self._write(_GRAD_X, "grad_x", grad_x, storage)
-        self._write_all(_GRAD_INITIAL, "the gradients before", grad_before, compute)
+        self._read(_X, "x", a.x, storage, kept)
+        self._read_all(_INITIAL, "the states before", a.before, compute, kept)
+        self._read_all(_STATES, "the states after", a.after, storage, kept)
+        self._read(_GRAD_SPK, "the spikes' gradient", a.grad_spk, storage, kept)
+        self._read_all(_GRAD_STATES, "the states' gradients", a.grad_states, storage, kept)
+        self._read_all(_GRAD_FINAL, "the gradients after", a.grad_after, compute, kept)
+        self._write(_GRAD_X, "grad_x", a.grad_x, storage)
+        self._write_all(_GRAD_INITIAL, "the gradients before", a.grad_before, compute)
         self._run(self._neuron.backward, "neuron_sequence_bwd")
 
 

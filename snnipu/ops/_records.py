@@ -29,19 +29,21 @@ def define(
     meta: Callable[..., Any],
     results: str = "Tensor",
     arguments: Optional[Type[Any]] = None,
+    name: Optional[str] = None,
 ) -> Callable[..., Any]:
-    """Define the operator of ``reference``, whose name is the operator's and ``_reference``.
+    """Define an operator.
 
     Args:
         reference: reference kernel.
         meta: meta kernel.
         results: results in the schema's words.
         arguments: named tuple of the arguments; None: those of the reference's signature.
+        name: name of the operator; None: the name of ``reference`` without ``_reference``.
 
     Returns:
         The operator.
     """
-    name = reference.__name__[: -len("_reference")]
+    name = name or reference.__name__[: -len("_reference")]
     schema = f"{name}({declared(arguments or reference, defaults=True)}) -> {results}"
     return _library.define(schema, reference=reference, meta=meta)
 

@@ -22,7 +22,7 @@ from snnipu.ops._slots import (
     stored_membranes,
 )
 from snnipu.ops._sparse_currents import spikes_only
-from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
+from snnipu.ops._spike_gradient import IDENTITY, fused, through_spikes
 from snnipu.ops.connections import Connection, FullyConnected, connection, parameter_gradient
 from snnipu.ops.lif_sequence import lif_sequence
 from snnipu.ops.select_spikes import grad_threshold_argument, select_spikes, spike_values
@@ -454,7 +454,7 @@ class SparseLayer(torch.autograd.Function):
             kernel = IDENTITY
             level = connection(weight, o.geometry).per_neuron(threshold)
             assert o.neurons.spike_grad is not None
-            grad = evaluate(o.neurons.spike_grad, slot_mem, level, ids_out, counts_out, grad)
+            grad = through_spikes(o.neurons.spike_grad, slot_mem, level, ids_out, counts_out, grad)
         need = ctx.needs_input_grad[1:7]
         tensors = (grad.contiguous(), ids, values, counts, weight, recurrent_weight, beta, threshold)
         read = (o.geometry, o.neurons.input_scale, o.neurons.reset, o.neurons.delay)

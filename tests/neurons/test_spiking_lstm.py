@@ -233,7 +233,8 @@ def test_threads_change_no_bit():
             syn, mem, grad_mem, *made = torch.randn(7, rows, 8).unbind()
             one = kind(make(snn, SHAPES["linear"])._cell(), torch.tensor(0.1), 0)
             one.forward(gates, [syn, mem], made[:2])
-            one.backward(gates, [syn, mem], made[0], [None, grad_mem], [None, None], grad_gates, *made[2:])
+            grads = [None, grad_mem], [None, None], grad_gates, *made[2:]
+            one.backward(op.PointwiseBackward(gates, [syn, mem], made[0], *grads))
             results.append([gates, grad_gates, *made])
     finally:
         torch.set_num_threads(threads)
