@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from snnipu import _route
 from snnipu._layout import upstream_rows
 from snnipu.ops import _library
-from snnipu.ops._arguments import is_autocast, is_compiling, is_differentiated
+from snnipu.ops._arguments import is_autocast, is_differentiated
+from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import declared, define
 
 # Where nothing is kept for a backward pass, so many numbers of gates are computed at once: 64 MiB in float32.
@@ -493,8 +494,7 @@ _bwd = _library.define(
 class SpikingLSTM(torch.autograd.Function):
     """Forward and backward operator as one differentiable function: cell and hidden states after each step.
 
-    Kept for the backward pass: the gates' activations, the states, and what was given. A second derivative is
-    PyTorch's, by :func:`_plain`.
+    Kept for the backward pass: the gates' activations, the states, and what was given.
     """
 
     @staticmethod
@@ -509,14 +509,13 @@ class SpikingLSTM(torch.autograd.Function):
         return syns, mems
 
     @staticmethod
+    @once_differentiable("spiking_lstm")
     def backward(ctx: Any, grad_syns: Optional[torch.Tensor], grad_mems: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
         padding, reset, num_steps = ctx.how
         activations, syns, mems, *given = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[1:])
         if grad_syns is None and grad_mems is None:
             return (None,) * (1 + len(needs))
-        if torch.is_grad_enabled() and not is_compiling():
-            return (None, *_differentiable(ctx.how, given, needs, (grad_syns, grad_mems)))
         x, syn, mem, threshold, *cell = given
         grad_x, grad_syn, grad_mem, grad_threshold, grad_cell = _bwd(
             grad_syns,
@@ -560,20 +559,6 @@ def _plain(quantise: Any, how: Tuple[Any, ...], x: torch.Tensor, *tensors: Optio
         syn, mem = neuron.after(*_cell(cell.activations(gates), syn), mem)
         made.append((syn, mem))
     return torch.stack([one[0] for one in made]), torch.stack([one[1] for one in made])
-
-
-def _differentiable(how: Tuple[Any, ...], given: Tensors, needs: Sequence[bool], grads: Tensors) -> Tensors:
-    """Gradients that have a derivative themselves."""
-    wanted = [tensor for tensor, need in zip(given, needs) if need and tensor is not None]
-    with torch.enable_grad():
-        made = _plain(None, how, *given)  # type: ignore[arg-type]
-    pairs = [(one, grad) for one, grad in zip(made, grads) if grad is not None]
-    found = iter(
-        torch.autograd.grad(
-            [one for one, _ in pairs], wanted, [grad for _, grad in pairs], create_graph=True, allow_unused=True
-        )
-    )
-    return [next(found) if need else None for need in needs]
 
 
 def spiking_lstm_sequence(
