@@ -7,7 +7,9 @@ The library is torch-free and is loaded with ctypes. Environment: ``SNNIPU_ISA``
 
 import ctypes
 import os
+import struct
 from ctypes import c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import lru_cache
 from typing import Any, Iterable, List, Optional, Tuple, Type
 
 import torch
@@ -90,6 +92,13 @@ try:
 except NativeLibraryError as error:
     library = None
     unavailable_reason = str(error)
+
+
+@lru_cache(maxsize=256)
+def word(number: float) -> int:
+    """Return a double's bits as a word of a call."""
+    (bits,) = struct.unpack("q", struct.pack("d", number))
+    return int(bits)
 
 
 def declare(library: Any, name: str, call: Type[ctypes.Structure], functions: Iterable[str]) -> None:

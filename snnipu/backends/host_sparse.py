@@ -177,29 +177,29 @@ def spike_count_fwd(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tenso
 spike_count_bwd = sparse_to_dense_bwd
 
 
-def _dense_sizes(ids: torch.Tensor, dense: torch.Tensor) -> Dict[str, int]:
+def _run_dense(
+    name: str, ids: torch.Tensor, counts: torch.Tensor, dense: torch.Tensor, **tensors: torch.Tensor
+) -> None:
+    """Run a kernel between slots and ``dense``, ``[T, B, N]`` or, of all steps, ``[B, N]``."""
     steps, batch, slots = ids.shape
+    if not steps * batch:
+        return
     if dense.shape[:-1] not in ((steps, batch), (batch,)):
         raise ValueError(f"grad must have shape [{steps}, {batch}, N] or [{batch}, N], got {tuple(dense.shape)}")
     cells = steps * batch if dense.dim() == 3 else batch
-    return {"steps": steps, "batch": batch, "slots": slots, "cells": cells, "neurons": dense.shape[-1]}
+    sizes = {"steps": steps, "batch": batch, "slots": slots, "cells": cells, "neurons": dense.shape[-1]}
+    run(name, dense.dtype, {**sizes, "ids": ids, "counts": counts, **tensors})
 
 
 def _to_dense(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
-    """The carried values added up in ``dense``, ``[T, B, N]`` or, of all steps, ``[B, N]``, whatever that holds."""
-    if ids.shape[0] * ids.shape[1]:
-        sizes, out = _dense_sizes(ids, dense), dense.flatten(0, -2)
-        fields = {**sizes, "ids": ids, "values": values, "counts": counts, "out": out}
-        run("sparse_to_dense_fwd", values.dtype, fields)
+    """Return ``dense``, whatever it held, with the sums of the carried values."""
+    _run_dense("sparse_to_dense_fwd", ids, counts, dense, values=values, out=dense.flatten(0, -2))
     return dense
 
 
 def _from_dense(dense: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The elements of ``dense``, as of :func:`_to_dense`, at the carried slots of ``values``; 0 in padding."""
-    if ids.shape[0] * ids.shape[1]:
-        sizes, x = _dense_sizes(ids, dense), dense.flatten(0, -2)
-        fields = {**sizes, "ids": ids, "counts": counts, "values_out": values, "x": x}
-        run("sparse_to_dense_bwd", dense.dtype, fields)
+    """Return ``values`` with the elements of ``dense`` at the carried slots; 0 in padding."""
+    _run_dense("sparse_to_dense_bwd", ids, counts, dense, values_out=values, x=dense.flatten(0, -2))
     return values
 
 

@@ -1,7 +1,6 @@
 """Neurons over a sequence on CPU threads: the C interface of csrc/host/neuron.h."""
 
 import ctypes
-import struct
 from array import array
 from ctypes import c_double, c_int64, c_void_p
 from functools import lru_cache
@@ -74,13 +73,6 @@ _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
     _GRAD_INITIAL,
     _GRAD_PARAMETERS,
 ) = (getattr(Call, name).offset // 8 for name in (field[0] for field in Call._fields_))
-
-
-@lru_cache(maxsize=256)
-def _bits(number: float) -> int:
-    """A double as a word."""
-    word: int = struct.unpack("q", struct.pack("d", number))[0]
-    return word
 
 
 class Kernels(NamedTuple):
@@ -175,7 +167,7 @@ class _Arguments:
 
     def set_surrogate(self, surrogate: int, a: float, b: float) -> None:
         words = self.words
-        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, _bits(a), _bits(b)
+        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, host.word(a), host.word(b)
 
     def run(self, function: Any, name: str) -> None:
         status = function(self.words.buffer_info()[0])
@@ -379,7 +371,11 @@ class Steps:
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
         """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
         words = self._words
-        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, _bits(surrogate_a), _bits(surrogate_b)
+        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = (
+            surrogate,
+            host.word(surrogate_a),
+            host.word(surrogate_b),
+        )
         _connect_grad_parameters(words, self._neuron, grad_parameters, self._arguments.compute)
 
     def backward(self, a: StepBackward) -> None:

@@ -1,7 +1,6 @@
 """Calls of the event-driven operators and of pools: the C interface of csrc/host/sparse.h."""
 
 import ctypes
-import struct
 from array import array
 from ctypes import c_double, c_int64, c_void_p
 from functools import lru_cache
@@ -56,13 +55,6 @@ _DTYPE, _THREADS, _MOST, _OWN_SLOTS, _ROOM_PLACE = (
     _PLACES[name] for name in ("dtype", "threads", "most", "own_slots", "room")
 )
 _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
-
-
-@lru_cache(maxsize=256)
-def _bits(number: float) -> int:
-    """A double as a word."""
-    word: int = struct.unpack("q", struct.pack("d", number))[0]
-    return word
 
 
 class Taps(NamedTuple):
@@ -266,7 +258,7 @@ def _fill(
         elif value is None:
             continue
         elif kind is float:
-            words[_REAL[name]] = _bits(value)
+            words[_REAL[name]] = host.word(value)
         elif kind is list or kind is tuple:
             numbers = _numbers(tuple(value))
             kept.append(numbers)  # another thread may make the cache drop it

@@ -1,6 +1,6 @@
 """Operators' schemas, made from the fields of records or from the signature of the reference."""
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Type, Union, get_type_hints
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Type, Union, get_type_hints
 
 import torch
 
@@ -109,6 +109,14 @@ class Operator:
             return function(record)
         made = run(*_left(record, self._missing))
         return made if self.results is None else self.results._make(_filled(made, self._missing_results))
+
+
+class Operators(NamedTuple):
+    """Forward and backward operator of one connectivity."""
+
+    name: str
+    forward: Operator
+    backward: Operator
 
 
 def _filled(given: Sequence[Any], missing: Sequence[int]) -> List[Any]:

@@ -8,7 +8,7 @@ import torch
 from snnipu.ops._arguments import RESET_MECHANISMS, Parameter, learnt_decay, parameter_argument, reset_code
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Geometry, PoolGeometry, as_list, pool_geometry
-from snnipu.ops._records import Operator
+from snnipu.ops._records import Operator, Operators
 from snnipu.ops._reference import leaky_adjoint, leaky_step
 from snnipu.ops._slots import (
     AS_NEEDED,
@@ -306,20 +306,12 @@ def _backward_meta(a: LayerBackward) -> LayerGradients:
     )
 
 
-class Layer(NamedTuple):
-    """The operators of a connectivity; with a pool the backward one is that of the layer alone."""
-
-    name: str
-    forward: Operator
-    backward: Operator
-
-
 _OF_POOLS = ("source", "neuron_counts", "window")
 
 
-def define(name: str, without: Sequence[str]) -> Layer:
+def define(name: str, without: Sequence[str]) -> Operators:
     """``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
-    found = Layer(
+    found = Operators(
         name,
         Operator(f"{name}_fwd", LayerForward, LayerMade, [*without, *_OF_POOLS]),
         Operator(f"{name}_bwd", LayerBackward, LayerGradients, without),
@@ -329,8 +321,11 @@ def define(name: str, without: Sequence[str]) -> Layer:
     return found
 
 
-def define_with_pool(name: str, layer: Layer, without: Sequence[str]) -> Layer:
-    """``snnipu::<name>_fwd``: a layer with a pool of windows that lie side by side behind it."""
+def define_with_pool(name: str, layer: Operators, without: Sequence[str]) -> Operators:
+    """``snnipu::<name>_fwd``: a layer with a pool of windows that lie side by side behind it.
+
+    Its backward operator is the layer's.
+    """
     found = layer._replace(forward=Operator(f"{name}_fwd", LayerForward, LayerMade, [*without, "dropped"]))
     found.forward.define(forward_reference, _forward_meta)
     return found
@@ -384,7 +379,7 @@ def neurons_argument(
 
 
 class _Options(NamedTuple):
-    layer: Layer
+    layer: Operators
     neurons: NeuronOptions
     geometry: Optional[List[int]]
     capacity: int
@@ -464,7 +459,7 @@ class SparseLayer(torch.autograd.Function):
 
 
 def layer_apply(
-    layer: Layer,
+    layer: Operators,
     spikes: SparseSpikes,
     connected: Connection,
     bias: Optional[torch.Tensor],
