@@ -2,6 +2,7 @@
 
 import json
 
+import ipu_published as published
 import numpy as np
 import pytest
 import torch
@@ -9,7 +10,6 @@ from torch import nn
 
 import snnipu as snn
 from snnipu import ipu
-from snnipu.ipu import published
 from snnipu.planning import cycles
 from snnipu.planning.mapping import CATEGORIES, layer_memory, selection_memory
 from snnipu.planning.performance import summary
@@ -316,17 +316,15 @@ def test_wrong_arguments(call, message):
 @pytest.mark.slow
 def test_published_chart(tmp_path):
     pytest.importorskip("matplotlib")
-    from snnipu.ipu import charts
-
     found = published.results(activities=(0.005, 0.02, 0.1), ipus=(1, 2), neurons_per_tile=(2, 16))
     assert all(row["fits"] for row in found["depth"])
     for row in found["depth"]:
         assert sum(row["shares"].values()) == pytest.approx(1)
         assert row["bound"] == "compute"
     assert {row["fits"] for row in found["many_neurons"]} == {True, False}
-    charts.draw_published(found, tmp_path / "chart.png")
+    published.draw_published(found, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").stat().st_size > 20000
-    low, high = charts.implied_a100(found["depth"])
+    low, high = published.implied_a100(found["depth"])
     assert high == 2 * low
 
 
