@@ -2,14 +2,12 @@
 
 import ctypes
 from array import array
-from ctypes import c_double, c_int64, c_void_p
 from functools import lru_cache
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from snnipu._generator import Neuron
-from snnipu._generator.neuron import MOST_PARAMETERS, MOST_STATES
 from snnipu._layout import layout
 from snnipu._pointers import Size, compared, pointer, pointer_to_read
 from snnipu.backends import host, memory
@@ -20,31 +18,7 @@ from snnipu.ops.neuron_sequence import BackwardArguments, Constants, ForwardArgu
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 Tensors = Sequence[Optional[torch.Tensor]]
-
-
-class Call(ctypes.Structure):
-    """``snnipu_neuron_call``."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("neuron", "variant", "dtype", "threads", "constant_input", "surrogate")),
-        *((name, c_double) for name in ("surrogate_a", "surrogate_b")),
-        *((name, c_int64) for name in ("grad_constant", "steps", "elements")),
-        ("x", c_void_p),
-        ("initial", c_void_p * MOST_STATES),
-        ("parameters", c_void_p * MOST_PARAMETERS),
-        ("parameter_sizes", c_int64 * MOST_PARAMETERS),
-        ("spk", c_void_p),
-        ("states", c_void_p * MOST_STATES),
-        ("final", c_void_p * MOST_STATES),
-        ("grad_spk", c_void_p),
-        ("grad_states", c_void_p * MOST_STATES),
-        ("grad_final", c_void_p * MOST_STATES),
-        ("grad_x", c_void_p),
-        ("grad_initial", c_void_p * MOST_STATES),
-        ("grad_parameters", c_void_p * MOST_PARAMETERS),
-    ]
-
-
+Call: Any = host.struct_of("neuron", "neuron.h")
 # A call is filled in as an array of words, which takes a third of the time of a structure's fields.
 _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
 (

@@ -1,7 +1,6 @@
 """A spiking LSTM's step behind its products on CPU threads, float32 and float64: csrc/host/spiking_lstm.h."""
 
 import ctypes
-from ctypes import c_double, c_int64, c_void_p
 from functools import partial
 from typing import Any, List, Optional, Sequence
 
@@ -13,20 +12,7 @@ from snnipu.ops import spiking_lstm as operator
 
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 Tensors = Sequence[Optional[torch.Tensor]]
-
-
-class Call(ctypes.Structure):
-    """``snnipu_lstm_call``."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("dtype", "threads", "rows", "width", "tanh_gate", "reset")),
-        ("threshold", c_double),
-        *((name, c_void_p) for name in ("gates", "syn_before", "mem_before", "syn", "mem")),
-        *((name, c_void_p) for name in ("grad_syn", "grad_mem", "carried_syn", "carried_mem")),
-        *((name, c_void_p) for name in ("grad_gates", "grad_before", "grad_reset")),
-    ]
-
-
+Call: Any = host.struct_of("lstm", "spiking_lstm.h")
 if host.library is not None:
     host.declare(host.library, "lstm", Call, ("lstm_forward", "lstm_backward"))
 
