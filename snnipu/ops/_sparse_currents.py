@@ -82,7 +82,8 @@ def _forward_meta(a: CurrentsForward) -> torch.Tensor:
     return a.weight.new_empty((*a.ids.shape[:2], a.connection.neurons))
 
 
-def _backward_meta(a: CurrentsBackward) -> CurrentsGradients:
+def gradients_meta(a: Any) -> CurrentsGradients:
+    """Return the gradients of a backward record, or of its first fields, without values."""
     return CurrentsGradients(
         a.weight.new_empty(a.ids.shape) if a.need_values else None,
         a.weight.new_empty(a.weight.shape) if a.need_weight else None,
@@ -98,7 +99,7 @@ def define(name: str, without: Sequence[str]) -> Operators:
         Operator(f"{name}_bwd", CurrentsBackward, CurrentsGradients, without),
     )
     found.forward.define(forward_reference, _forward_meta)
-    found.backward.define(backward_reference, _backward_meta)
+    found.backward.define(backward_reference, gradients_meta)
     return found
 
 

@@ -200,7 +200,7 @@ def test_shares_make_a_whole_and_steps_add_up():
     found = ipu.estimate(ipu.plan(spec()))
     assert found.compute_share + found.exchange_share + found.sync_share == pytest.approx(1)
     steps = found.plan.network.steps
-    update = found.direction_cycles("update")
+    update = sum(phase.cycles + phase.sync for phase in found.phases if phase.direction == "update")
     assert found.cycles_per_batch == pytest.approx(steps * found.cycles_per_step + update)
     assert found.samples_per_s == pytest.approx(48 * 1.33e9 / found.cycles_per_batch)
     assert 0 < found.balance <= 1
