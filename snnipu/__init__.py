@@ -22,71 +22,24 @@ from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
 from snnipu.compiler import auto, compile  # noqa: E402
 from snnipu.convert import from_snntorch, to_snntorch  # noqa: E402
-from snnipu.neurons import (  # noqa: E402
-    SLSTM,
-    Alpha,
-    DelayLinear,
-    DeltaLeaky,
-    Lapicque,
-    Leaky,
-    LinearLeaky,
-    ListedLinear,
-    MultiStep,
-    RLeaky,
-    RSynaptic,
-    SConv2dLSTM,
-    SparseConv2d,
-    SparseConvLeaky,
-    SparseLeaky,
-    SparseLinear,
-    SparseNetwork,
-    SparsePool2d,
-    SparseSynaptic,
-    StateLeaky,
-    Synaptic,
-    SynapticDelay,
-    neuron,
-    run_segments,
-)
+from snnipu.neurons import *  # noqa: E402, F403
+from snnipu.neurons import __all__ as _neurons  # noqa: E402
 from snnipu.online import Online  # noqa: E402
 from snnipu.ops._fixed import fixed_weights  # noqa: E402
 from snnipu.ops.sparse_input import dense_only  # noqa: E402
 from snnipu.spikes import SparseSpikes  # noqa: E402
 
 __all__ = [
-    "SLSTM",
-    "Alpha",
-    "DelayLinear",
-    "DeltaLeaky",
-    "Lapicque",
-    "Leaky",
-    "LinearLeaky",
-    "ListedLinear",
-    "MultiStep",
+    *_neurons,
     "Online",
-    "RLeaky",
-    "RSynaptic",
-    "SConv2dLSTM",
-    "SparseConv2d",
-    "SparseConvLeaky",
-    "SparseLeaky",
-    "SparseLinear",
-    "SparseNetwork",
-    "SparsePool2d",
     "SparseSpikes",
-    "SparseSynaptic",
-    "StateLeaky",
-    "Synaptic",
-    "SynapticDelay",
     "__version__",
     "auto",
     "compile",
     "dense_only",
     "fixed_weights",
     "from_snntorch",
-    "neuron",
     "ops",
-    "run_segments",
     "surrogate",
     "to_snntorch",
 ]

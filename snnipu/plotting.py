@@ -164,11 +164,7 @@ def training_curve(history: Sequence[Dict[str, float]], title: str = "training")
     )
     accuracy_axis.set(ylabel="accuracy (%)")
     accuracy_axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.08))
-    for axis in (loss_axis, accuracy_axis):
-        axis.set(xlabel="epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
+    _by_epoch(loss_axis, accuracy_axis)
     return figure
 
 
@@ -314,14 +310,18 @@ def activity_curve(
     panels[0].set_ylim(0, 1.08 * max([top / 1.05, *shown]))
     if dropped is not None:
         panels[1].set(ylabel="spikes dropped (% of the layer's)", ylim=(0, max(panels[1].get_ylim()[1], 1.0)))
-    for axis in panels:
+    _by_epoch(*panels)
+    handles, texts = panels[0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="outside lower center", ncols=min(layers, 6), frameon=False)
+    return figure
+
+
+def _by_epoch(*axes: Any) -> None:
+    for axis in axes:
         axis.set(xlabel="epoch")
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    handles, texts = panels[0].get_legend_handles_labels()
-    figure.legend(handles, texts, loc="outside lower center", ncols=min(layers, 6), frameon=False)
-    return figure
 
 
 def _shades(count: int) -> List[Tuple[float, float, float]]:

@@ -109,18 +109,6 @@ class SparseSpikes:
         _check_outside(outside)
         map_shape = check_map_shape(map_shape, num_neurons)
         _check_contents(ids, counts, num_neurons)
-        self._set(ids, values, counts, num_neurons, dropped, outside, map_shape)
-
-    def _set(
-        self,
-        ids: torch.Tensor,
-        values: torch.Tensor,
-        counts: torch.Tensor,
-        num_neurons: int,
-        dropped: Optional[torch.Tensor],
-        outside: int = 0,
-        map_shape: MapShape = None,
-    ) -> None:
         self.ids, self.values, self.counts = ids, values, counts
         self.num_neurons, self.dropped, self.outside, self.map_shape = num_neurons, dropped, outside, map_shape
 
@@ -137,8 +125,13 @@ class SparseSpikes:
     ) -> "SparseSpikes":
         """What an op of this package returned: nothing is checked."""
         spikes = cls.__new__(cls)
-        spikes._set(ids, values, counts, num_neurons, dropped, outside, map_shape)
+        spikes.ids, spikes.values, spikes.counts = ids, values, counts
+        spikes.num_neurons, spikes.dropped, spikes.outside, spikes.map_shape = num_neurons, dropped, outside, map_shape
         return spikes
+
+    def _with(self, **changed: Any) -> "SparseSpikes":
+        """Return these spikes with some attributes replaced; nothing is checked."""
+        return self._trusted(**{**{name: getattr(self, name) for name in _STATE}, **changed})
 
     # ---- saving and copying
 
@@ -158,7 +151,7 @@ class SparseSpikes:
         _check_outside(state["outside"])
         state = {**state, "map_shape": check_map_shape(state.get("map_shape"), state["num_neurons"])}
         _check_contents(state["ids"], state["counts"], state["num_neurons"])
-        self._set(**state)
+        vars(self).update(state)
 
     def __copy__(self) -> "SparseSpikes":
         return self._map(lambda tensor: tensor)
@@ -327,26 +320,15 @@ class SparseSpikes:
             at = (slice(None),) * dim + (part,)
             ids, values, counts = ids[at], values[at], counts[at]
             dropped = None if dropped is None else dropped[at]
-        return self._trusted(ids, values, counts, self.num_neurons, dropped, map_shape=self.map_shape)
+        return self._with(ids=ids, values=values, counts=counts, dropped=dropped, outside=0)
 
     def _map(self, change: Any) -> "SparseSpikes":
         dropped = None if self.dropped is None else change(self.dropped)
-        return self._trusted(
-            change(self.ids),
-            change(self.values),
-            change(self.counts),
-            self.num_neurons,
-            dropped,
-            self.outside,
-            self.map_shape,
-        )
+        return self._with(ids=change(self.ids), values=change(self.values), counts=change(self.counts), dropped=dropped)
 
     def with_maps(self, map_shape: MapShape) -> "SparseSpikes":
         """The same spikes, of neurons that are those of maps ``(C, H, W)``; None: of a row of neurons."""
-        map_shape = check_map_shape(map_shape, self.num_neurons)
-        return self._trusted(
-            self.ids, self.values, self.counts, self.num_neurons, self.dropped, self.outside, map_shape
-        )
+        return self._with(map_shape=check_map_shape(map_shape, self.num_neurons))
 
     def to(self, *args: Any, **kwargs: Any) -> "SparseSpikes":
         """As ``torch.Tensor.to``: a device moves all, a floating dtype changes ``values``."""
@@ -369,15 +351,7 @@ class SparseSpikes:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def detach(self) -> "SparseSpikes":
-        return self._trusted(
-            self.ids,
-            self.values.detach(),
-            self.counts,
-            self.num_neurons,
-            self.dropped,
-            self.outside,
-            self.map_shape,
-        )
+        return self._with(values=self.values.detach())
 
     def _totals(self) -> SpikeTotals:
         return SpikeTotals(self.counts, self.num_neurons, self.dropped)
@@ -392,15 +366,7 @@ class SparseSpikes:
     def trim(self) -> "SparseSpikes":
         """With as many slots as the busiest step needs."""
         most = int(self.counts[..., 1].max()) if self.counts.numel() else 0
-        return self._trusted(
-            self.ids[..., :most].contiguous(),
-            self.values[..., :most].contiguous(),
-            self.counts,
-            self.num_neurons,
-            self.dropped,
-            self.outside,
-            self.map_shape,
-        )
+        return self._with(ids=self.ids[..., :most].contiguous(), values=self.values[..., :most].contiguous())
 
     def limit(self, max_spikes: int, *, overflow: str = "lowest") -> "SparseSpikes":
         """In at most ``max_spikes`` slots; what does not fit is dropped in the order of ``overflow`` and counted."""
@@ -408,7 +374,7 @@ class SparseSpikes:
         values = self.values.gather(2, slots)
         if self.dropped is not None:
             dropped = dropped + self.dropped
-        return self._trusted(ids, values, counts, self.num_neurons, dropped, self.outside, self.map_shape)
+        return self._with(ids=ids, values=values, counts=counts, dropped=dropped)
 
     @classmethod
     def cat(cls, parts: Sequence["SparseSpikes"]) -> "SparseSpikes":

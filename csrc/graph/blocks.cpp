@@ -1,5 +1,6 @@
 #include "graph/blocks.hpp"
 
+#include "graph/spread.hpp"
 #include "graph/vertex_builder.hpp"
 #include "graph/vertex_name.hpp"
 
@@ -30,8 +31,6 @@ void Copies::add(const Tensor &from, const Tensor &to) {
   pairs.from.push_back(from.flatten());
   pairs.to.push_back(to.flatten());
 }
-
-void Copies::zero(poplar::Graph &graph, const Tensor &to) { fill(graph, 0.0f, to); }
 
 void Copies::fill(poplar::Graph &graph, float value, const Tensor &to) {
   Tensor &constant = types_[to.elementType().toString()].constants[value];
@@ -87,8 +86,7 @@ std::vector<Tensor> blocksIn(poplar::Graph &graph, const std::vector<Block> &blo
         continue;
       }
     }
-    const Tensor copy = graph.addVariable(array.elementType(), {array.dim(0), block.lanes}, debug);
-    graph.setTileMapping(copy, static_cast<unsigned>(block.tile));
+    const Tensor copy = variableOn(graph, block.tile, array.elementType(), {array.dim(0), block.lanes}, debug);
     copies.add(part, copy.slice(0, block.neurons, 1));
     if (block.lanes != block.neurons)
       copies.fill(graph, padding, copy.slice(block.neurons, block.lanes, 1));
@@ -102,8 +100,7 @@ std::vector<Tensor> parameterIn(poplar::Graph &graph, const std::vector<Block> &
   std::vector<Tensor> parts;
   const Tensor flat = parameter.flatten();
   for (const Block &block : blocks) {
-    const Tensor copy = graph.addVariable(parameter.elementType(), {block.lanes}, debug);
-    graph.setTileMapping(copy, static_cast<unsigned>(block.tile));
+    const Tensor copy = variableOn(graph, block.tile, parameter.elementType(), {block.lanes}, debug);
     copies.add(flat.numElements() == 1 ? flat.broadcast(static_cast<unsigned>(block.neurons), 0)
                                        : flat.slice(block.first, block.first + block.neurons),
                copy.slice(0, block.neurons));

@@ -25,8 +25,6 @@ std::vector<Block> blocksOf(const std::vector<std::size_t> &neurons, std::size_t
 class Copies {
 public:
   void add(const poplar::Tensor &from, const poplar::Tensor &to);
-  // Zeros; FLOAT or HALF.
-  void zero(poplar::Graph &graph, const poplar::Tensor &to);
   // One value all over.
   void fill(poplar::Graph &graph, float value, const poplar::Tensor &to);
   void run(poplar::program::Sequence &prog, const poplar::DebugContext &debug);

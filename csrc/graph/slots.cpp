@@ -137,7 +137,7 @@ Tensor scatterSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor 
 
 void addSumSlots(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &partial, const Tensor &counts,
                  std::size_t slots, const Tensor &out, std::size_t tiles,
-                 const std::function<std::size_t(std::size_t)> &tileOf) {
+                 const std::function<std::size_t(std::size_t)> &tileOf, const Tensor &upstream, float scale) {
   const std::size_t size = out.numElements(), share = 2 * (((size + 1) / 2 + tiles - 1) / tiles);
   const Tensor unread = nothing(graph, poplar::FLOAT), rows = counts.reshape({size / slots, 2});
   for (std::size_t begin = 0, i = 0; begin < size; begin += share, ++i) {
@@ -146,15 +146,15 @@ void addSumSlots(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &part
     graph.setTileMapping(to, static_cast<unsigned>(tile));
     VertexBuilder(graph, cs, vertexName("SumSlots", poplar::FLOAT), tile)
         .connect("partial", partial.slice(begin, end, 1).flatten())
-        .connect("upstream", unread)
+        .connect("upstream", upstream.valid() ? upstream.slice(begin, end) : unread)
         .connect("counts", rows.slice(begin / slots, (end - 1) / slots + 1, 0).flatten())
         .connect("out", to)
-        .set("scale", 1.0f)
+        .set("scale", scale)
         .count("blocks", partial.dim(0))
         .count("size", end - begin)
         .count("slots", slots)
         .count("offset", begin % slots)
-        .set("hasUpstream", false);
+        .set("hasUpstream", upstream.valid());
   }
 }
 

@@ -110,11 +110,13 @@ poplar::Tensor scatterSlots(poplar::Graph &graph, const RowSpread &spread, const
                             const poplar::Type &type, poplar::program::Sequence &prog,
                             const poplar::DebugContext &debug);
 
-// out = the sum of partial [parts][rows * slots] over the parts, at the carried slots of rows with these counts, 0 in
-// padding; out: [rows * slots], which is put on the tiles that sum it. tileOf(i): the i-th of `tiles` that share it.
+// out = scale * the sum of partial [parts][rows * slots] over the parts, and upstream [rows * slots], which may be
+// invalid, at the carried slots of rows with these counts, 0 in padding. out: [rows * slots], which is put on the tiles
+// that sum it. tileOf(i): the i-th of `tiles` that share it.
 void addSumSlots(poplar::Graph &graph, poplar::ComputeSet cs, const poplar::Tensor &partial,
                  const poplar::Tensor &counts, std::size_t slots, const poplar::Tensor &out, std::size_t tiles,
-                 const std::function<std::size_t(std::size_t)> &tileOf);
+                 const std::function<std::size_t(std::size_t)> &tileOf, const poplar::Tensor &upstream = {},
+                 float scale = 1.0f);
 
 // INT [rows][1]: whether the ids of a row's spikes ascend.
 poplar::Tensor ascendingRows(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &ids,

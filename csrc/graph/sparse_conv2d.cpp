@@ -128,10 +128,9 @@ struct ConvLayout {
     std::vector<std::vector<Tensor>> parts;
     division.forParts([&](std::size_t, std::size_t band, const std::vector<Block> &blocks) {
       parts.emplace_back();
-      for (const Block &block : blocks) {
-        parts.back().push_back(graph.addVariable(poplar::FLOAT, {chunk_, placesOf(band), block.lanes}, debug));
-        graph.setTileMapping(parts.back().back(), static_cast<unsigned>(block.tile));
-      }
+      for (const Block &block : blocks)
+        parts.back().push_back(
+            variableOn(graph, block.tile, poplar::FLOAT, {chunk_, placesOf(band), block.lanes}, debug));
     });
     return parts;
   }
@@ -345,8 +344,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
               .connect("gradValues", partials[share][band * blockCount + i].slice(0, held * layout.slots));
         }
         if (in.bias.valid()) {
-          const Tensor total = graph.addVariable(poplar::FLOAT, {block.lanes}, {info, "gradBias"});
-          graph.setTileMapping(total, static_cast<unsigned>(block.tile));
+          const Tensor total = variableOn(graph, block.tile, poplar::FLOAT, {block.lanes}, {info, "gradBias"});
           addSumRows(graph, cs, map, held * places, total, 1.0f, block.tile);
           biasSums[i].push_back(total);
         }

@@ -292,8 +292,8 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
     gradWeights.push_back(BlockArray(graph, blocks, poplar::FLOAT, layout.ways(), {info, "gradWeight"}).parts());
     zeroBlocks(graph, blocks, gradWeights[group], clear);
     for (std::size_t i = 0; grad.elementType() == poplar::HALF && i < blocks.size(); ++i) {
-      const Tensor inFloat = graph.addVariable(poplar::FLOAT, grads[group][i].shape(), {info, "gradInFloat"});
-      graph.setTileMapping(inFloat, static_cast<unsigned>(blocks[i].tile));
+      const Tensor inFloat =
+          variableOn(graph, blocks[i].tile, poplar::FLOAT, grads[group][i].shape(), {info, "gradInFloat"});
       addCast(graph, cast, grads[group][i], inFloat, blocks[i].tile);
       grads[group][i] = inFloat;
     }

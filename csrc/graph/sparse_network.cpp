@@ -80,10 +80,8 @@ public:
 
   Tensor at(std::size_t tile) {
     Tensor &counter = counters_[tile];
-    if (!counter.valid()) {
-      counter = graph_.addVariable(poplar::UNSIGNED_INT, {1}, {info_, "step"});
-      graph_.setTileMapping(counter, static_cast<unsigned>(tile));
-    }
+    if (!counter.valid())
+      counter = variableOn(graph_, tile, poplar::UNSIGNED_INT, {1}, {info_, "step"});
     return counter;
   }
   void advance(ComputeSet cs, unsigned by) {
@@ -363,10 +361,9 @@ Tensor mergeBits(poplar::Graph &graph, ComputeSet cs, const std::vector<Block> &
       continue;
     }
     const std::size_t tile = blocks[begin + turn % (end - begin)].tile, batch = pieces[0].dim(0);
-    const Tensor out = graph.addVariable(poplar::UNSIGNED_INT, {batch, (neurons + 31) / 32}, {info, "words"});
+    const Tensor out = variableOn(graph, tile, poplar::UNSIGNED_INT, {batch, (neurons + 31) / 32}, {info, "words"});
     const Tensor constant =
         graph.addConstant(poplar::UNSIGNED_INT, {widths.size()}, poplar::ArrayRef<unsigned>(widths), {info, "widths"});
-    graph.setTileMapping(out, static_cast<unsigned>(tile));
     graph.setTileMapping(constant, static_cast<unsigned>(tile));
     VertexBuilder(graph, cs, "snnipu::MergeBits", tile)
         .connect("bits", concat(pieces, 1).flatten())
@@ -443,8 +440,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
       Group &group = layer.groups[g];
       const std::vector<Block> &blocks = group.blocks;
       for (const Block &block : blocks) {
-        const Tensor second = graph.addVariable(poplar::FLOAT, {block.lanes}, {info, "gradThreshold"});
-        graph.setTileMapping(second, static_cast<unsigned>(block.tile));
+        const Tensor second = variableOn(graph, block.tile, poplar::FLOAT, {block.lanes}, {info, "gradThreshold"});
         // Without a second threshold every neuron carries gradient.
         copies.fill(graph, layer.what.second ? layer.what.gradThreshold : -std::numeric_limits<float>::infinity(),
                     second.slice(0, block.neurons));
@@ -460,10 +456,8 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
       for (std::size_t i = 0; i < blocks.size(); ++i) {
         const Block &block = blocks[i];
         const std::size_t words = block.neurons > 32 ? 2 : 1;
-        for (std::vector<Tensor> *bits : {&fired, &carried}) {
-          bits->push_back(graph.addVariable(poplar::UNSIGNED_INT, {group.rows(), words}, {info, "bits"}));
-          graph.setTileMapping(bits->back(), static_cast<unsigned>(block.tile));
-        }
+        for (std::vector<Tensor> *bits : {&fired, &carried})
+          bits->push_back(variableOn(graph, block.tile, poplar::UNSIGNED_INT, {group.rows(), words}, {info, "bits"}));
         VertexBuilder(graph, prepare, vertexName("ClampUnit", poplar::FLOAT), block.tile)
             .connect("values", group.beta[i])
             .count("size", block.lanes);
@@ -516,8 +510,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
     std::vector<Tensor> starts;
     for (const Samples::Piece &piece : samples.pieces()) {
       const std::size_t rows = piece.end - piece.begin;
-      const Tensor start = graph.addVariable(poplar::UNSIGNED_INT, {1}, {info, "start"});
-      graph.setTileMapping(start, static_cast<unsigned>(piece.tile));
+      const Tensor start = variableOn(graph, piece.tile, poplar::UNSIGNED_INT, {1}, {info, "start"});
       starts.push_back(start);
       const auto part = [&](const Tensor &of, std::size_t width) { return samples.part(of, piece, width); };
       VertexBuilder(graph, select, vertexName("SelectSpikes", poplar::FLOAT), piece.tile)
@@ -538,9 +531,8 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
         addCast(graph, convert, part(recorded, slots), part(valuesOut, slots), piece.tile);
       // Ids leave as floats.
       const auto leave = [&](const Tensor &now, const Tensor &out, std::size_t width) {
-        const Tensor sequence =
-            graph.addVariable(poplar::INT, {steps * rows * width}, {inLayer, "spikes of all steps, integers"});
-        graph.setTileMapping(sequence, static_cast<unsigned>(piece.tile));
+        const Tensor sequence = variableOn(graph, piece.tile, poplar::INT, {steps * rows * width},
+                                           {inLayer, "spikes of all steps, integers"});
         storeStep(graph, record, step, part(now, width), sequence, 1, piece.tile);
         VertexBuilder(graph, convert, "snnipu::FloatsOfIds", piece.tile)
             .connect("from", sequence)
@@ -680,23 +672,10 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
         found = sums;
       }
       const Tensor out = graph.addVariable(poplar::FLOAT, {1, size}, {info, "gradValues"});
-      const Tensor own = plus.valid() ? plus.slice(group.begin * slots, group.end * slots, 1) : plus;
-      const Tensor ownCounts = counts.slice(2 * group.begin, 2 * group.end, 1);
-      forShares(blocks.size(), [&](std::size_t i, std::size_t from, std::size_t to) {
-        const Tensor part = out.slice(from, to, 1).flatten();
-        graph.setTileMapping(part, static_cast<unsigned>(blocks[i].tile));
-        VertexBuilder(graph, second, vertexName("SumSlots", poplar::FLOAT), blocks[i].tile)
-            .connect("partial", found.slice(from, to, 1).flatten())
-            .connect("upstream", own.valid() ? own.slice(from, to, 1).flatten() : unread)
-            .connect("counts", ownCounts.slice(2 * (from / slots), 2 * ((to - 1) / slots + 1), 1).flatten())
-            .connect("out", part)
-            .set("scale", net.layers[l].what.inputScale)
-            .count("blocks", found.dim(0))
-            .count("size", to - from)
-            .count("slots", slots)
-            .count("offset", from % slots)
-            .set("hasUpstream", own.valid());
-      });
+      addSumSlots(
+          graph, second, found, group.part(counts, 2), slots, out.flatten(), blocks.size(),
+          [&](std::size_t i) { return blocks[i].tile; }, plus.valid() ? group.part(plus, slots) : plus,
+          net.layers[l].what.inputScale);
       outs.push_back(out);
     }
     return concat(outs, 1);

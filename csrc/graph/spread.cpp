@@ -57,23 +57,13 @@ Tensor cyclic(const Tensor &tensor, std::size_t begin, std::size_t count) {
   return concat(pieces);
 }
 
-Tensor nothing(poplar::Graph &graph, const poplar::Type &type) {
-  const Tensor empty = graph.addVariable(type, {0});
-  graph.setTileMapping(empty, 0);
-  return empty;
-}
+Tensor nothing(poplar::Graph &graph, const poplar::Type &type) { return variableOn(graph, 0, type, {0}); }
 
-void zero(poplar::Graph &graph, const Spread &spread, const std::vector<Tensor> &arrays,
-          poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
-  const poplar::ComputeSet cs = graph.addComputeSet(debug);
-  for (const Tensor &array : arrays)
-    for (std::size_t piece = 0; piece < spread.pieces(); ++piece) {
-      const Tensor part = spread.part(array, piece);
-      VertexBuilder(graph, cs, vertexName("Zero", array.elementType()), spread.tile(piece))
-          .connect("out", part)
-          .count("size", part.numElements());
-    }
-  prog.add(poplar::program::Execute(cs));
+Tensor variableOn(poplar::Graph &graph, std::size_t tile, const poplar::Type &type, poplar::ArrayRef<std::size_t> shape,
+                  const poplar::DebugContext &debug) {
+  const Tensor variable = graph.addVariable(type, shape, debug);
+  graph.setTileMapping(variable, static_cast<unsigned>(tile));
+  return variable;
 }
 
 void addSumRows(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &in, std::size_t rows, const Tensor &out,
@@ -101,8 +91,7 @@ static Tensor sumParts(poplar::Graph &graph, const std::vector<Tensor> &parts, p
   const poplar::ComputeSet cs = graph.addComputeSet(debug);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const std::size_t size = parts[i].numElements(), count = std::min(workers, std::max<std::size_t>(1, size / 4));
-    const Tensor out = graph.addVariable(parts[i].elementType(), {count}, debug);
-    graph.setTileMapping(out, static_cast<unsigned>(i % tiles));
+    const Tensor out = variableOn(graph, i % tiles, parts[i].elementType(), {count}, debug);
     VertexBuilder(graph, cs, vertexName("SumParts", parts[i].elementType()), i % tiles)
         .connect("in", parts[i].flatten())
         .connect("out", out)
@@ -125,8 +114,7 @@ Tensor sumOfAll(poplar::Graph &graph, const Tensor &vector, float scale, poplar:
       groups.push_back(left.slice(begin, std::min(left.numElements(), begin + group)));
     left = sumParts(graph, groups, prog, {info, "groups"});
   }
-  const Tensor total = graph.addVariable(left.elementType(), {1}, {info, "total"});
-  graph.setTileMapping(total, 0);
+  const Tensor total = variableOn(graph, 0, left.elementType(), {1}, {info, "total"});
   const poplar::ComputeSet last = graph.addComputeSet({info, "sum"});
   addSumRows(graph, last, left, left.numElements(), total, scale, 0);
   prog.add(poplar::program::Execute(last));

@@ -41,9 +41,9 @@ poplar::Tensor cyclic(const poplar::Tensor &tensor, std::size_t begin, std::size
 // One element that is on no tile: what a field is connected to that is not read.
 poplar::Tensor nothing(poplar::Graph &graph, const poplar::Type &type);
 
-// Sets all pieces to 0.
-void zero(poplar::Graph &graph, const Spread &spread, const std::vector<poplar::Tensor> &arrays,
-          poplar::program::Sequence &prog, const poplar::DebugContext &debug);
+// A variable on one tile.
+poplar::Tensor variableOn(poplar::Graph &graph, std::size_t tile, const poplar::Type &type,
+                          poplar::ArrayRef<std::size_t> shape, const poplar::DebugContext &debug = {});
 
 // Copies numbers of one type to numbers of another, FLOAT and HALF, on a tile.
 void addCast(poplar::Graph &graph, poplar::ComputeSet cs, const poplar::Tensor &from, const poplar::Tensor &to,

@@ -32,7 +32,7 @@ from snnipu._generator import SURROGATES_HEADER, Neuron, print_neurons, print_su
 from snnipu._native_sources import FLAGS, HERE, X86_FLAGS, find_compiler, said_by
 from snnipu._version import __version__
 from snnipu.backends import host, neurons
-from snnipu.backends.libraries import PACKAGE
+from snnipu.backends.libraries import header_folder
 
 try:
     import fcntl
@@ -119,14 +119,6 @@ def _warn(reason: str) -> None:
 # ---- what a library is made of
 
 
-def sources() -> Path:
-    """The folder of the headers: the package's copy, or that of its checkout."""
-    for folder in (PACKAGE / "_ipu_sources" / "csrc", PACKAGE.parent / "csrc"):
-        if (folder / "host" / "neuron.hpp").is_file():
-            return folder
-    raise CompileError(f"the headers of neurons are neither in {PACKAGE / '_ipu_sources'} nor in a checkout")
-
-
 @lru_cache(maxsize=None)
 def _headers(folder: Path) -> str:
     digest = hashlib.sha256()
@@ -149,7 +141,7 @@ def _compiler() -> _Compiler:
 
 def _find(neuron: Neuron, dtype: torch.dtype) -> neurons.Kernels:
     """Load the library of ``neuron``, made by an earlier run or now."""
-    compiler, headers = _compiler(), sources()
+    compiler, headers = _compiler(), header_folder()
     text, surrogates = print_neurons([neuron._replace(name=_STRUCT)]), print_surrogates(equations.SURROGATES)
     flags = [*compiler.flags, f"-DSNNIPU_STORAGE={_STORAGE[dtype]}"]
     made_of = [__version__, text, surrogates, _SOURCE, _headers(headers), *compiler.words, compiler.version, *flags]

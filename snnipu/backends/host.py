@@ -7,7 +7,10 @@ The library is torch-free and is loaded with ctypes. Environment: ``SNNIPU_ISA``
 
 import ctypes
 import os
-from ctypes import c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+import re
+import struct
+from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import lru_cache
 from typing import Any, Iterable, List, Optional, Tuple, Type
 
 import torch
@@ -15,12 +18,13 @@ import torch
 from snnipu._native_sources import HERE
 from snnipu._version import __version__
 from snnipu.backends import memory
-from snnipu.backends.libraries import BUILD_HINT, find, native_folder
+from snnipu.backends.libraries import BUILD_HINT, find, header_folder, native_folder
 
 # Sizes are 32-bit in a vertex, as on a tile.
 _MAX_SIZE = 2**32 - 1
 # Instruction sets of x86-64; each has those before it.
 _LEVELS = ("baseline", "avx2", "avx512")
+_NUMBERS = {"int64_t": c_int64, "double": c_double}
 # What PyTorch's allocator says, by which training tools know that a smaller batch is worth a try.
 _AS_PYTORCH_SAYS = "DefaultCPUAllocator: can't allocate memory"
 
@@ -90,6 +94,29 @@ try:
 except NativeLibraryError as error:
     library = None
     unavailable_reason = str(error)
+
+
+@lru_cache(maxsize=256)
+def word(number: float) -> int:
+    """Return a double's bits as a word of a call."""
+    (bits,) = struct.unpack("q", struct.pack("d", number))
+    return int(bits)
+
+
+def struct_of(name: str, header: str) -> Type[ctypes.Structure]:
+    """Return the struct ``snnipu_NAME_call`` of ``csrc/host/HEADER``, all of whose fields have 64 bits."""
+    text = re.sub(r"/\*.*?\*/", "", (header_folder() / "host" / header).read_text(encoding="utf-8"), flags=re.DOTALL)
+    lengths = {constant: int(value) for constant, value in re.findall(r"(\w+) = (\d+)", text)}
+    (body,) = re.findall(rf"struct snnipu_{name}_call {{(.*?);\s*}}", text, re.DOTALL)
+    fields: List[Tuple[str, Any]] = []
+    for declaration in body.split(";"):
+        # Other types are pointers.
+        kind: Any = c_void_p if "*" in declaration else _NUMBERS.get(declaration.split()[0], c_void_p)
+        if "void (*" in declaration:
+            kind = ctypes.CFUNCTYPE(None, c_void_p)
+        for field, length in re.findall(r"(\w+)(?:\[(\w+)\])?(?=,|$|\)\()", declaration):
+            fields.append((field, kind * lengths[length] if length else kind))
+    return type(f"snnipu_{name}_call", (ctypes.Structure,), {"_fields_": fields})
 
 
 def declare(library: Any, name: str, call: Type[ctypes.Structure], functions: Iterable[str]) -> None:

@@ -1,5 +1,6 @@
 """The host backend of the pools of dense maps: float32 and float64, through csrc/host/sparse.h."""
 
+from functools import partial
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -24,31 +25,30 @@ def _check_places(which: torch.Tensor, window: Windows) -> None:
         raise ValueError(f"which must hold places in windows of {window.kernel_height} x {window.kernel_width}")
 
 
+def _forward(name: str, x: torch.Tensor, geometry: List[int], **more: torch.Tensor) -> torch.Tensor:
+    out = memory.empty(x, (*x.shape[:2], *geometry[6:]))
+    run(name, x.dtype, _of_maps(geometry, x=x, out=out, **more))
+    return out
+
+
+def _backward(name: str, grad: torch.Tensor, geometry: List[int], **more: torch.Tensor) -> torch.Tensor:
+    grad_x = memory.empty(grad, (*grad.shape[:2], *geometry[:2]))
+    run(name, grad.dtype, _of_maps(geometry, grad=grad, grad_x=grad_x, **more))
+    return grad_x
+
+
 def max_pool2d_fwd(x: torch.Tensor, geometry: List[int]) -> Tuple[torch.Tensor, torch.Tensor]:
     """CPU kernel of ``snnipu::max_pool2d_fwd``."""
-    out = memory.empty(x, (*x.shape[:2], *geometry[6:]))
-    which = out.new_empty(out.shape, dtype=torch.uint8)
-    run("max_pool2d_fwd", x.dtype, _of_maps(geometry, x=x, out=out, which=which))
-    return out, which
+    which = x.new_empty((*x.shape[:2], *geometry[6:]), dtype=torch.uint8)
+    return _forward("max_pool2d_fwd", x, geometry, which=which), which
 
 
 def max_pool2d_bwd(grad: torch.Tensor, which: torch.Tensor, geometry: List[int]) -> torch.Tensor:
     """CPU kernel of ``snnipu::max_pool2d_bwd``."""
-    grad_x = memory.empty(grad, (*grad.shape[:2], *geometry[:2]))
     _check_places(which, Windows(*geometry))
-    run("max_pool2d_bwd", grad.dtype, _of_maps(geometry, grad=grad, which=which, grad_x=grad_x))
-    return grad_x
+    return _backward("max_pool2d_bwd", grad, geometry, which=which)
 
 
-def avg_pool2d_fwd(x: torch.Tensor, geometry: List[int]) -> torch.Tensor:
-    """CPU kernel of ``snnipu::avg_pool2d_fwd``."""
-    out = memory.empty(x, (*x.shape[:2], *geometry[6:]))
-    run("avg_pool2d_fwd", x.dtype, _of_maps(geometry, x=x, out=out))
-    return out
-
-
-def avg_pool2d_bwd(grad: torch.Tensor, geometry: List[int]) -> torch.Tensor:
-    """CPU kernel of ``snnipu::avg_pool2d_bwd``."""
-    grad_x = memory.empty(grad, (*grad.shape[:2], *geometry[:2]))
-    run("avg_pool2d_bwd", grad.dtype, _of_maps(geometry, grad=grad, grad_x=grad_x))
-    return grad_x
+# CPU kernels of the operators.
+avg_pool2d_fwd = partial(_forward, "avg_pool2d_fwd")
+avg_pool2d_bwd = partial(_backward, "avg_pool2d_bwd")

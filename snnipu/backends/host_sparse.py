@@ -14,6 +14,8 @@ from snnipu.ops._slots import AS_NEEDED
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
 from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade, pool_of, words
 from snnipu.ops.connections import Connection, Convolution2d, Delayed
+from snnipu.ops.select_spikes import SelectBackward
+from snnipu.ops.sparse_pool2d import PoolBackward
 
 # A place with its lane, and the number of one in a window, as the kernels hold them.
 _MOST_PLACES = 2**26 - 1
@@ -128,38 +130,30 @@ def select_spikes_fwd(
     return _slots_of(made)
 
 
-def select_spikes_bwd(
-    grad: torch.Tensor,
-    mem: torch.Tensor,
-    threshold: torch.Tensor,
-    ids: torch.Tensor,
-    counts: torch.Tensor,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+def select_spikes_bwd(*arguments: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     """CPU kernel of ``snnipu::select_spikes_bwd``."""
-    steps, batch, slots = ids.shape
-    slot_mem = sparse_to_dense_bwd(mem, ids, counts)
+    a = SelectBackward(*arguments)
+    steps, batch, slots = a.ids.shape
+    slot_mem = sparse_to_dense_bwd(a.mem, a.ids, a.counts)
     through = memory.varying(slot_mem, slot_mem.shape)
     if steps * batch:
         fields = {
             "steps": steps,
             "batch": batch,
             "own_slots": slots,
-            "grad": grad,
+            "grad": a.grad,
             "slot_mem": slot_mem,
-            "threshold": threshold,
-            "threshold_size": host.one_or_each("threshold", threshold, mem.shape[2]),
-            "ids_out": ids,
-            "counts_out": counts,
-            "surrogate": surrogate,
-            "surrogate_a": surrogate_a,
-            "surrogate_b": surrogate_b,
+            "threshold": a.threshold,
+            "threshold_size": host.one_or_each("threshold", a.threshold, a.mem.shape[2]),
+            "ids_out": a.ids,
+            "counts_out": a.counts,
+            "surrogate": a.surrogate,
+            "surrogate_a": a.surrogate_a,
+            "surrogate_b": a.surrogate_b,
             "grad_values": through,
         }
-        run("select_spikes_bwd", mem.dtype, fields)
-    return sparse_to_dense_fwd(ids, through, counts, mem.shape[2]), through
+        run("select_spikes_bwd", a.mem.dtype, fields)
+    return sparse_to_dense_fwd(a.ids, through, a.counts, a.mem.shape[2]), through
 
 
 def sparse_to_dense_fwd(
@@ -183,29 +177,29 @@ def spike_count_fwd(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tenso
 spike_count_bwd = sparse_to_dense_bwd
 
 
-def _dense_sizes(ids: torch.Tensor, dense: torch.Tensor) -> Dict[str, int]:
+def _run_dense(
+    name: str, ids: torch.Tensor, counts: torch.Tensor, dense: torch.Tensor, **tensors: torch.Tensor
+) -> None:
+    """Run a kernel between slots and ``dense``, ``[T, B, N]`` or, of all steps, ``[B, N]``."""
     steps, batch, slots = ids.shape
+    if not steps * batch:
+        return
     if dense.shape[:-1] not in ((steps, batch), (batch,)):
         raise ValueError(f"grad must have shape [{steps}, {batch}, N] or [{batch}, N], got {tuple(dense.shape)}")
     cells = steps * batch if dense.dim() == 3 else batch
-    return {"steps": steps, "batch": batch, "slots": slots, "cells": cells, "neurons": dense.shape[-1]}
+    sizes = {"steps": steps, "batch": batch, "slots": slots, "cells": cells, "neurons": dense.shape[-1]}
+    run(name, dense.dtype, {**sizes, "ids": ids, "counts": counts, **tensors})
 
 
 def _to_dense(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
-    """The carried values added up in ``dense``, ``[T, B, N]`` or, of all steps, ``[B, N]``, whatever that holds."""
-    if ids.shape[0] * ids.shape[1]:
-        sizes, out = _dense_sizes(ids, dense), dense.flatten(0, -2)
-        fields = {**sizes, "ids": ids, "values": values, "counts": counts, "out": out}
-        run("sparse_to_dense_fwd", values.dtype, fields)
+    """Return ``dense``, whatever it held, with the sums of the carried values."""
+    _run_dense("sparse_to_dense_fwd", ids, counts, dense, values=values, out=dense.flatten(0, -2))
     return dense
 
 
 def _from_dense(dense: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The elements of ``dense``, as of :func:`_to_dense`, at the carried slots of ``values``; 0 in padding."""
-    if ids.shape[0] * ids.shape[1]:
-        sizes, x = _dense_sizes(ids, dense), dense.flatten(0, -2)
-        fields = {**sizes, "ids": ids, "counts": counts, "values_out": values, "x": x}
-        run("sparse_to_dense_bwd", dense.dtype, fields)
+    """Return ``values`` with the elements of ``dense`` at the carried slots; 0 in padding."""
+    _run_dense("sparse_to_dense_bwd", ids, counts, dense, values_out=values, x=dense.flatten(0, -2))
     return values
 
 
@@ -494,35 +488,14 @@ def sparse_pool2d_fwd(
     return ids_out, values_out, counts_out, source
 
 
-def sparse_pool2d_bwd(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    counts: torch.Tensor,
-    ids_out: torch.Tensor,
-    counts_out: torch.Tensor,
-    source: torch.Tensor,
-    geometry: List[int],
-    mode: int,
-) -> torch.Tensor:
+def sparse_pool2d_bwd(*arguments: Any) -> torch.Tensor:
     """CPU kernel of ``snnipu::sparse_pool2d_bwd``."""
-    steps, batch, slots = ids.shape
-    grad_values = memory.varying(grad, ids.shape)
+    a = PoolBackward(*arguments)
+    steps, batch, slots = a.ids.shape
+    grad_values = memory.varying(a.grad, a.ids.shape)
     if steps * batch:
-        fields = {
-            "steps": steps,
-            "batch": batch,
-            "slots": slots,
-            "inputs": PoolGeometry(*geometry).inputs,
-            "own_slots": ids_out.shape[2],
-            "geometry": geometry,
-            "mode": mode,
-            "grad": grad,
-            "ids": ids,
-            "counts": counts,
-            "ids_out": ids_out,
-            "counts_out": counts_out,
-            "source": source if mode == 0 else None,
-            "grad_values": grad_values,
-        }
-        run("sparse_pool2d_bwd", grad.dtype, fields)
+        sizes = {"steps": steps, "batch": batch, "slots": slots, "inputs": PoolGeometry(*a.geometry).inputs}
+        fields = {**a._asdict(), **sizes, "own_slots": a.ids_out.shape[2], "grad_values": grad_values}
+        fields["source"] = a.source if a.mode == 0 else None
+        run("sparse_pool2d_bwd", a.grad.dtype, fields)
     return grad_values

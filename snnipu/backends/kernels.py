@@ -25,17 +25,13 @@ def _found(neuron: str, dtype: torch.dtype) -> Optional[neurons.Kernels]:
 def neuron_sequence_fwd(*arguments: Any) -> operator.Made:
     a = operator.ForwardArguments(*arguments)
     found = _found(a.neuron, a.x.dtype)
-    if found is None:
-        return operator.neuron_sequence_fwd_reference(*arguments)
-    return neurons.forward(found, a)
+    return operator.neuron_sequence_fwd_reference(*arguments) if found is None else neurons.forward(found, a)
 
 
 def neuron_sequence_bwd(*arguments: Any) -> operator.Made:
     a = operator.BackwardArguments(*arguments)
     found = _found(a.neuron, a.stored.dtype)
-    if found is None:
-        return operator.neuron_sequence_bwd_reference(*arguments)
-    return neurons.backward(found, a)
+    return operator.neuron_sequence_bwd_reference(*arguments) if found is None else neurons.backward(found, a)
 
 
 def _steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Any:

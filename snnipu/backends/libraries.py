@@ -35,6 +35,14 @@ def _has_libraries(folder: Path) -> bool:
     return any(folder.glob(_native_sources.HERE.library("*")))
 
 
+def header_folder() -> Path:
+    """Return the folder of the C headers: the package's copy, or that of its checkout."""
+    for folder in (PACKAGE / "_ipu_sources" / "csrc", PACKAGE.parent / "csrc"):
+        if (folder / "host" / "neuron.hpp").is_file():
+            return folder
+    raise FileNotFoundError(f"the headers of neurons are neither in {PACKAGE / '_ipu_sources'} nor in a checkout")
+
+
 def own_folder() -> Path:
     """The folder of the package itself."""
     return PACKAGE / "_native"

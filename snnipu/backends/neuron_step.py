@@ -15,6 +15,7 @@ from snnipu.backends import host, neurons, popart, triton
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import PLAIN, Parameter, is_eager
 from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._reference import StepBackward
 from snnipu.ops.neuron_sequence import Constants, Results, constants, neuron_apply
 from snnipu.surrogate import Kernel, SpikeGrad
 
@@ -162,16 +163,9 @@ class NeuronStep(torch.autograd.Function):
             grad_parameters = [torch.empty_like(p) if wanted else None for p, wanted in zip(parameters, learns)]
         calls = step.calls.copy(unread.numel(), parameters if fixed is None else fixed)
         calls.differentiate(*step.kernel, grad_parameters)
-        calls.backward(
-            unread if x is None else x,
-            before,
-            [unread if state is None else state for state in after],
-            grad_spk,
-            grad_states,
-            (),
-            grad_x,
-            grad_initial,
-        )
+        after = [unread if state is None else state for state in after]
+        x = unread if x is None else x
+        calls.backward(StepBackward(x, grad_spk, before, after, grad_states, (), grad_x, grad_initial))
         for place, grad in enumerate(grad_parameters):
             if grad is not None:
                 given = ctx.sizes[place][1]

@@ -1,50 +1,24 @@
 """Neurons over a sequence on CPU threads: the C interface of csrc/host/neuron.h."""
 
 import ctypes
-import struct
 from array import array
-from ctypes import c_double, c_int64, c_void_p
 from functools import lru_cache
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from snnipu._generator import Neuron
-from snnipu._generator.neuron import MOST_PARAMETERS, MOST_STATES
 from snnipu._layout import layout
 from snnipu._pointers import Size, compared, pointer, pointer_to_read
 from snnipu.backends import host, memory
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import compute_dtype
+from snnipu.ops._reference import StepBackward
 from snnipu.ops.neuron_sequence import BackwardArguments, Constants, ForwardArguments
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 Tensors = Sequence[Optional[torch.Tensor]]
-
-
-class Call(ctypes.Structure):
-    """``snnipu_neuron_call``."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("neuron", "variant", "dtype", "threads", "constant_input", "surrogate")),
-        *((name, c_double) for name in ("surrogate_a", "surrogate_b")),
-        *((name, c_int64) for name in ("grad_constant", "steps", "elements")),
-        ("x", c_void_p),
-        ("initial", c_void_p * MOST_STATES),
-        ("parameters", c_void_p * MOST_PARAMETERS),
-        ("parameter_sizes", c_int64 * MOST_PARAMETERS),
-        ("spk", c_void_p),
-        ("states", c_void_p * MOST_STATES),
-        ("final", c_void_p * MOST_STATES),
-        ("grad_spk", c_void_p),
-        ("grad_states", c_void_p * MOST_STATES),
-        ("grad_final", c_void_p * MOST_STATES),
-        ("grad_x", c_void_p),
-        ("grad_initial", c_void_p * MOST_STATES),
-        ("grad_parameters", c_void_p * MOST_PARAMETERS),
-    ]
-
-
+Call: Any = host.struct_of("neuron", "neuron.h")
 # A call is filled in as an array of words, which takes a third of the time of a structure's fields.
 _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
 (
@@ -73,13 +47,6 @@ _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
     _GRAD_INITIAL,
     _GRAD_PARAMETERS,
 ) = (getattr(Call, name).offset // 8 for name in (field[0] for field in Call._fields_))
-
-
-@lru_cache(maxsize=256)
-def _bits(number: float) -> int:
-    """A double as a word."""
-    word: int = struct.unpack("q", struct.pack("d", number))[0]
-    return word
 
 
 class Kernels(NamedTuple):
@@ -174,7 +141,7 @@ class _Arguments:
 
     def set_surrogate(self, surrogate: int, a: float, b: float) -> None:
         words = self.words
-        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, _bits(a), _bits(b)
+        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, host.word(a), host.word(b)
 
     def run(self, function: Any, name: str) -> None:
         status = function(self.words.buffer_info()[0])
@@ -378,35 +345,28 @@ class Steps:
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
         """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
         words = self._words
-        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, _bits(surrogate_a), _bits(surrogate_b)
+        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = (
+            surrogate,
+            host.word(surrogate_a),
+            host.word(surrogate_b),
+        )
         _connect_grad_parameters(words, self._neuron, grad_parameters, self._arguments.compute)
 
-    def backward(
-        self,
-        x: Optional[torch.Tensor],
-        before: Tensors,
-        after: Tensors,
-        grad_spk: Optional[torch.Tensor],
-        grad_states: Tensors,
-        grad_after: Tensors,
-        grad_x: torch.Tensor,
-        grad_before: Tensors,
-    ) -> None:
-        """Writes ``grad_x`` and ``grad_before``.
+    def backward(self, a: StepBackward) -> None:
+        """Write ``grad_x`` and ``grad_before``.
 
-        ``after``: the states after the step; where one is None, all are computed again. Those that no gradient that is
-        asked for depends on may be anything of their size; so may ``x``, which an adjoint may want for others.
+        States and inputs that no requested gradient reads may be any tensors of the right size.
         """
         kept: List[torch.Tensor] = []
         storage, compute = self._arguments.storage, self._arguments.compute
-        self._read(_X, "x", x, storage, kept)
-        self._read_all(_INITIAL, "the states before", before, compute, kept)
-        self._read_all(_STATES, "the states after", after, storage, kept)
-        self._read(_GRAD_SPK, "the spikes' gradient", grad_spk, storage, kept)
-        self._read_all(_GRAD_STATES, "the states' gradients", grad_states, storage, kept)
-        self._read_all(_GRAD_FINAL, "the gradients after", grad_after, compute, kept)
-        self._write(_GRAD_X, "grad_x", grad_x, storage)
-        self._write_all(_GRAD_INITIAL, "the gradients before", grad_before, compute)
+        self._read(_X, "x", a.x, storage, kept)
+        self._read_all(_INITIAL, "the states before", a.before, compute, kept)
+        self._read_all(_STATES, "the states after", a.after, storage, kept)
+        self._read(_GRAD_SPK, "the spikes' gradient", a.grad_spk, storage, kept)
+        self._read_all(_GRAD_STATES, "the states' gradients", a.grad_states, storage, kept)
+        self._read_all(_GRAD_FINAL, "the gradients after", a.grad_after, compute, kept)
+        self._write(_GRAD_X, "grad_x", a.grad_x, storage)
+        self._write_all(_GRAD_INITIAL, "the gradients before", a.grad_before, compute)
         self._run(self._neuron.backward, "neuron_sequence_bwd")
 
 

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import platform
 import sys
-from ctypes import c_int64, c_void_p
+from ctypes import c_void_p
 from pathlib import Path
 from typing import Any, List, Optional, Sequence
 
@@ -21,16 +21,7 @@ Tensors = Sequence[Optional[torch.Tensor]]
 # Of a step: larger ones take PyTorch's threads for the sum, too, and the calls between them take no time.
 _MOST_ELEMENTS = 1 << 16
 _GEMM = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
-
-
-class Call(ctypes.Structure):
-    """``snnipu_recurrent_call``."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("all", "neuron", "gemm")),
-        *((name, c_int64) for name in ("num_states", "features", "adds", "transposed")),
-        *((name, c_void_p) for name in ("weight", "bias", "first", "incoming", "grad_last", "grad_first")),
-    ]
+Call: Any = host.struct_of("recurrent", "recurrent.h")
 
 
 @functools.lru_cache(maxsize=None)

@@ -1,7 +1,6 @@
 """Calls of the event-driven operators and of pools: the C interface of csrc/host/sparse.h."""
 
 import ctypes
-import struct
 from array import array
 from ctypes import c_double, c_int64, c_void_p
 from functools import lru_cache
@@ -18,33 +17,7 @@ from snnipu.spikes import check_ids
 
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 _BAD_SPIKES, _NO_ROOM = 3, 4
-
-
-class Call(ctypes.Structure):
-    """``snnipu_sparse_call``."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("dtype", "threads", "steps", "batch", "slots", "inputs", "neurons")),
-        ("own_slots", c_int64),
-        *((name, c_void_p) for name in ("geometry", "window", "lags", "ids", "values", "counts")),
-        *((name, c_void_p) for name in ("weight", "recurrent_weight", "bias", "beta", "threshold", "neuron_threshold")),
-        *((name, c_int64) for name in ("beta_size", "threshold_size")),
-        ("second_threshold", c_double),
-        ("has_second_threshold", c_int64),
-        ("input_scale", c_double),
-        *((name, c_int64) for name in ("reset", "delay", "rotate", "mode", "surrogate")),
-        *((name, c_double) for name in ("surrogate_a", "surrogate_b")),
-        ("room", ctypes.CFUNCTYPE(None, c_void_p)),
-        *((name, c_void_p) for name in ("ids_out", "values_out", "counts_out", "dropped", "slot_mem", "source")),
-        *((name, c_void_p) for name in ("neuron_counts", "fired", "carried", "mem")),
-        ("most", c_int64),
-        *((name, c_void_p) for name in ("x", "out", "which")),
-        ("cells", c_int64),
-        *((name, c_void_p) for name in ("grad", "grad_x", "grad_values", "grad_weight", "grad_bias")),
-        *((name, c_void_p) for name in ("grad_recurrent", "grad_beta", "grad_threshold", "grad_current")),
-    ]
-
-
+Call: Any = host.struct_of("sparse", "sparse.h")
 _TYPES: Dict[str, Any] = {field[0]: field[1] for field in Call._fields_}
 _ROOM = _TYPES["room"]
 # A call is filled in as an array of words, which takes a third of the time of a structure's fields.
@@ -56,13 +29,6 @@ _DTYPE, _THREADS, _MOST, _OWN_SLOTS, _ROOM_PLACE = (
     _PLACES[name] for name in ("dtype", "threads", "most", "own_slots", "room")
 )
 _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
-
-
-@lru_cache(maxsize=256)
-def _bits(number: float) -> int:
-    """A double as a word."""
-    word: int = struct.unpack("q", struct.pack("d", number))[0]
-    return word
 
 
 class Taps(NamedTuple):
@@ -266,7 +232,7 @@ def _fill(
         elif value is None:
             continue
         elif kind is float:
-            words[_REAL[name]] = _bits(value)
+            words[_REAL[name]] = host.word(value)
         elif kind is list or kind is tuple:
             numbers = _numbers(tuple(value))
             kept.append(numbers)  # another thread may make the cache drop it

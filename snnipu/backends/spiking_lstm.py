@@ -1,7 +1,7 @@
 """A spiking LSTM's step behind its products on CPU threads, float32 and float64: csrc/host/spiking_lstm.h."""
 
 import ctypes
-from ctypes import c_double, c_int64, c_void_p
+from functools import partial
 from typing import Any, List, Optional, Sequence
 
 import torch
@@ -12,20 +12,7 @@ from snnipu.ops import spiking_lstm as operator
 
 _DTYPES = {torch.float32: 0, torch.float64: 1}
 Tensors = Sequence[Optional[torch.Tensor]]
-
-
-class Call(ctypes.Structure):
-    """``snnipu_lstm_call``."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("dtype", "threads", "rows", "width", "tanh_gate", "reset")),
-        ("threshold", c_double),
-        *((name, c_void_p) for name in ("gates", "syn_before", "mem_before", "syn", "mem")),
-        *((name, c_void_p) for name in ("grad_syn", "grad_mem", "carried_syn", "carried_mem")),
-        *((name, c_void_p) for name in ("grad_gates", "grad_before", "grad_reset")),
-    ]
-
-
+Call: Any = host.struct_of("lstm", "spiking_lstm.h")
 if host.library is not None:
     host.declare(host.library, "lstm", Call, ("lstm_forward", "lstm_backward"))
 
@@ -65,29 +52,19 @@ class Pointwise:
         call.syn, call.mem = self._write("syn", syn, shape), self._write("mem", mem, shape)
         self._run(False, syn)
 
-    def backward(
-        self,
-        activations: torch.Tensor,
-        before: Tensors,
-        syn: torch.Tensor,
-        grad: Tensors,
-        carried: Tensors,
-        grad_gates: torch.Tensor,
-        grad_before: torch.Tensor,
-        grad_reset: Optional[torch.Tensor],
-    ) -> None:
-        """Gradients of gates, of the cell state before the step and of the threshold at each neuron."""
-        call, shape = self.call, syn.shape
-        call.gates = self._read("activations", activations, _of_gates(shape))
-        call.syn = self._read("syns", syn, shape)
-        call.syn_before, call.mem_before = (self._read(name, t, shape) for name, t in zip(("syn", "mem"), before))
+    def backward(self, a: operator.PointwiseBackward) -> None:
+        """Write the gradients of the gates, of the cell state before the step and of the threshold."""
+        call, shape = self.call, a.syn.shape
+        call.gates = self._read("activations", a.activations, _of_gates(shape))
+        call.syn = self._read("syns", a.syn, shape)
+        call.syn_before, call.mem_before = (self._read(name, t, shape) for name, t in zip(("syn", "mem"), a.before))
         names = ("grad_syns", "grad_mems")
-        call.grad_syn, call.grad_mem = (self._read(name, t, shape) for name, t in zip(names, grad))
-        call.carried_syn, call.carried_mem = (self._read(name, t, shape) for name, t in zip(names, carried))
-        call.grad_gates = self._write("grad_gates", grad_gates, _of_gates(shape))
-        call.grad_before = self._write("grad_syn", grad_before, shape)
-        call.grad_reset = self._write("grad_threshold", grad_reset, shape)
-        self._run(True, syn)
+        call.grad_syn, call.grad_mem = (self._read(name, t, shape) for name, t in zip(names, a.grad))
+        call.carried_syn, call.carried_mem = (self._read(name, t, shape) for name, t in zip(names, a.carried))
+        call.grad_gates = self._write("grad_gates", a.grad_gates, _of_gates(shape))
+        call.grad_before = self._write("grad_syn", a.grad_before, shape)
+        call.grad_reset = self._write("grad_threshold", a.grad_reset, shape)
+        self._run(True, a.syn)
 
 
 def _of_gates(state: torch.Size) -> Sequence[int]:
@@ -100,11 +77,6 @@ def _pointwise(cell: operator.Cell, threshold: torch.Tensor, reset: int) -> Any:
     return (Pointwise if known else operator.ReferencePointwise)(cell, threshold, reset)
 
 
-def spiking_lstm_fwd(*arguments: Any) -> operator.Made:
-    """CPU kernel of ``snnipu::spiking_lstm_fwd``."""
-    return operator.forward_by(_pointwise, *arguments)
-
-
-def spiking_lstm_bwd(*arguments: Any) -> operator.MadeBackward:
-    """CPU kernel of ``snnipu::spiking_lstm_bwd``."""
-    return operator.backward_by(_pointwise, *arguments)
+# CPU kernels of the operators.
+spiking_lstm_fwd = partial(operator.forward_by, _pointwise)
+spiking_lstm_bwd = partial(operator.backward_by, _pointwise)

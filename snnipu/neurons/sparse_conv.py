@@ -15,7 +15,6 @@ from snnipu.neurons.sparse_linear import check_features, check_path
 from snnipu.ops._arguments import compute_dtype, is_compiling, is_direct
 from snnipu.ops._break_even import CONVOLUTION, is_dense, of_convolution
 from snnipu.ops._maps import Pair, Size, maps_of, pair
-from snnipu.ops._slots import check_delay
 from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.dense_pool2d import max_pool2d
@@ -47,6 +46,7 @@ class _OnMaps(nn.Module):
     """A layer whose input is maps of one size, that of its construction or of its first call."""
 
     weight: torch.Tensor
+    bias: Optional[torch.Tensor]
     in_channels: int
     path: str
 
@@ -60,6 +60,7 @@ class _OnMaps(nn.Module):
         dilation: Pair,
         groups: int,
         input_size: Optional[Pair],
+        bias: bool,
     ) -> None:
         self.in_channels = check_features("in_channels", in_channels)
         self.out_channels = check_features("out_channels", out_channels)
@@ -70,6 +71,15 @@ class _OnMaps(nn.Module):
         self.padding = padding_argument(padding, self.kernel_size, self.dilation, self.stride)
         self.groups = groups
         self.input_size: MapSize = None if input_size is None else pair("input_size", input_size, 1)
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, *self.kernel_size))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+
+    def reset_parameters(self) -> None:
+        """Draw ``nn.Conv2d``'s initial weights."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.weight[0].numel())
+            nn.init.uniform_(self.bias, -bound, bound)
 
     def _maps(self) -> Dict[str, Any]:
         """Sizes, as ops take them."""
@@ -163,14 +173,6 @@ class _OnMaps(nn.Module):
         return ", ".join(parts)
 
 
-def init_like_conv(weight: torch.Tensor, bias: Optional[torch.Tensor]) -> None:
-    """``nn.Conv2d``'s initial values."""
-    nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
-    if bias is not None:
-        bound = 1 / math.sqrt(weight[0].numel())
-        nn.init.uniform_(bias, -bound, bound)
-
-
 class SparseConv2d(_OnMaps):
     r"""``nn.Conv2d`` whose input is spikes: the weights that lead from a spike, added where they lead to.
 
@@ -205,15 +207,9 @@ class SparseConv2d(_OnMaps):
         path: str = "auto",
     ) -> None:
         super().__init__()
-        self._set_maps(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, input_size)
-        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, *self.kernel_size))
-        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self._set_maps(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, input_size, bias)
         self.path = check_path(path)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """``nn.Conv2d``'s initial weights."""
-        init_like_conv(self.weight, self.bias)
 
     def forward(self, x: DenseOrSparse) -> torch.Tensor:
         """``x``: SparseSpikes, or a dense ``[T, B, C, H, W]`` of any real dtype -> ``[T, B, out, H', W']``."""
@@ -227,7 +223,7 @@ class SparseConv2d(_OnMaps):
         return self._repr_of_maps() + (", bias=True" if self.bias is not None else "") + path
 
 
-class SparseConvLeaky(SparseNeurons, _OnMaps):
+class SparseConvLeaky(_OnMaps, SparseNeurons):
     r"""``nn.Conv2d`` and leaky integrate-and-fire neurons as one event-driven layer.
 
     As :class:`SparseLeaky`, on maps: with ``max_spikes=None`` and ``grad_threshold=None`` the layer equals
@@ -287,98 +283,35 @@ class SparseConvLeaky(SparseNeurons, _OnMaps):
         path: str = "auto",
     ) -> None:
         super().__init__()
-        self._set_maps(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, input_size)
-        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, *self.kernel_size))
-        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self._set_maps(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, input_size, bias)
         self._neurons = out_channels
-        self._set_neurons(
-            {"beta": beta, "threshold": threshold},
-            {"beta": learn_beta, "threshold": learn_threshold},
-            grad_threshold,
-            max_spikes,
-            reset_mechanism,
-            spike_grad,
-            input_scale,
-            overflow,
-            path,
-        )
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """``nn.Conv2d``'s initial weights."""
-        init_like_conv(self.weight, self.bias)
+        self._set_neurons(locals())
 
     def _per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
         return parameter if parameter.numel() == 1 else parameter.reshape(-1, 1, 1)
 
-    def forward(self, x: DenseOrSparse, *, delay: int = 0) -> SparseSpikes:
-        """All time steps of a batch.
+    def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
+        """Return the layer's spikes by one operator if ``x`` is spikes; it equals the parts."""
+        if not isinstance(x, SparseSpikes):
+            return super()._spikes(x, delay)
+        return ops.sparse_conv_lif_sequence(
+            x, self.weight, self.bias, **self._neuron_options(), **self._maps(), delay=delay
+        )
 
-        Args:
-            x: SparseSpikes of ``in_channels * H * W`` neurons, or a dense ``[T, B, in_channels, H, W]`` of any real
-                dtype (bool: True is a spike). A dense tensor that needs a gradient gets the whole of it, by way of the
-                dense convolution, unless ``path="sparse"``: then only its nonzero elements do.
-            delay: steps that the input takes to arrive.
-
-        Returns:
-            SparseSpikes of ``out_channels * H' * W'`` neurons, with their ``map_shape``.
-
-        Raises:
-            TypeError, ValueError: ``x`` of another type, shape, size or device; the message says which.
-        """
-        check_delay(delay)
-        chosen = self.chosen(x)
-        if isinstance(chosen, SparseSpikes):
-            out = ops.sparse_conv_lif_sequence(
-                chosen,
-                self.weight,
-                self.bias,
-                **self._neuron_options(),
-                **self._maps(),
-                delay=delay,
-            )
-        else:
-            out = self._dense(chosen, delay)
-        self._last = out._totals()
-        return out
-
-    def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
-        """Membranes ``[T, B, out, H', W']`` for ``x``, dense: to look at, or for a loss on them."""
-        check_delay(delay)
-        chosen = self.chosen(x)
-        if isinstance(chosen, SparseSpikes):
-            return self._integrate(ops.sparse_conv2d(chosen, self.weight, **self._maps()), delay)
-        return self._integrate(self._convolved(chosen), delay)
-
-    def weighted(self, x: torch.Tensor) -> torch.Tensor:
+    def weighted(self, x: DenseOrSparse) -> torch.Tensor:
+        if isinstance(x, SparseSpikes):
+            return ops.sparse_conv2d(x, self.weight, **self._maps())
         if self.input_size is None:
             raise ValueError("input_size must be known: give it, or call the layer first")
         return self._convolved(x.reshape(*x.shape[:2], self.in_channels, *self.input_size))
 
-    def _dense(self, x: torch.Tensor, delay: int) -> SparseSpikes:
-        """The layer by dense convolution, fused neurons and selection: what the sparse operator equals."""
-        mem = self._dense_membranes(x, delay)
-        shape = (mem.shape[2], mem.shape[3], mem.shape[4])
-        threshold = self.threshold
-        if threshold.numel() > 1:
-            threshold = threshold.reshape(-1).repeat_interleave(shape[1] * shape[2])
-        return ops.select_spikes(
-            mem.flatten(2),
-            threshold,
-            self.grad_threshold,
-            self.max_spikes,
-            spike_grad=self.spike_grad,
-            overflow=self.overflow_order,
-        ).with_maps(shape)
-
-    def _dense_membranes(self, x: torch.Tensor, delay: int) -> torch.Tensor:
-        lengths = [x.shape[0]] if delay else self._part_lengths(x)
-        if len(lengths) < 2:
-            return self._integrate(self._convolved(x), delay)
+    def _membranes(self, x: DenseOrSparse, delay: int) -> torch.Tensor:
+        if isinstance(x, SparseSpikes) or delay or len(lengths := self._part_lengths(x)) < 2:
+            return super()._membranes(x, delay)
         state: Optional[List[torch.Tensor]] = None
         made: List[torch.Tensor] = []
         for part in x.split(lengths):
-            mem, state = self._integrated(self._convolved(part), delay, state, goes_on=True)
+            mem, state = self.integrated(self.weighted(part), delay, state, goes_on=True)
             made.append(mem)
         joined: torch.Tensor = Join.apply(*made)
         return joined

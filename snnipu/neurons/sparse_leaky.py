@@ -49,37 +49,32 @@ class SparseNeurons(nn.Module):
         if names[0] == "spk" or names[-1] != "mem":
             raise TypeError(f"{cls.__name__}: {cls.neuron.__name__} does not fire by its last state alone")
 
-    def _set_neurons(
-        self,
-        parameters: Mapping[str, Parameter],
-        learnt: Mapping[str, bool],
-        grad_threshold: Optional[float],
-        max_spikes: Optional[int],
-        reset_mechanism: str,
-        spike_grad: Optional[SpikeGrad],
-        input_scale: float,
-        overflow: str,
-        path: str,
-    ) -> None:
-        reset_code(reset_mechanism)
-        check_max_spikes(max_spikes)
-        overflow_code(overflow)
+    def _set_neurons(self, options: Mapping[str, Any]) -> None:
+        """Take the neurons' parameters and options from the constructor's arguments, and draw the weights."""
+        spike_grad, input_scale = options["spike_grad"], options["input_scale"]
+        self.reset_mechanism, self.max_spikes = options["reset_mechanism"], options["max_spikes"]
+        self.overflow_order = options["overflow"]
+        reset_code(self.reset_mechanism)
+        check_max_spikes(self.max_spikes)
+        overflow_code(self.overflow_order)
         fused(spike_grad)
         if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)) or input_scale == 0:
             raise ValueError(f"input_scale must be a number other than 0, got {input_scale!r}")
         _neurons.prepare(self.neuron.equation)  # nothing that torch.compile could trace
         for name in self.parameter_names:
-            self._register(name, parameters[name], learnt[name])
-        self.grad_threshold = grad_threshold_argument(grad_threshold)
-        self.max_spikes = max_spikes
-        self.reset_mechanism = reset_mechanism
+            self._register(name, options[name], options[f"learn_{name}"])
+        self.grad_threshold = grad_threshold_argument(options["grad_threshold"])
         known = as_surrogate(spike_grad)
         self.spike_grad = spike_grad if known is None else known
         self.input_scale = float(input_scale)
-        self.overflow_order = overflow
-        self.path = check_path(path)
+        self.path = check_path(options["path"])
         self._last: Optional[SpikeTotals] = None
         self._measured = DeviceActivity()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights."""
+        raise NotImplementedError
 
     # Set by _register.
     beta: torch.Tensor
@@ -111,22 +106,71 @@ class SparseNeurons(nn.Module):
         load_scalars(self, state_dict, prefix, self.parameter_names)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def weighted(self, x: torch.Tensor) -> torch.Tensor:
-        """The weighted input ``[T, B, ...]`` of dense spikes ``[T, B, N]``, without ``input_scale`` and bias."""
+    def forward(self, x: DenseOrSparse, *, delay: int = 0) -> SparseSpikes:
+        """Run all time steps of a batch.
+
+        Args:
+            x: SparseSpikes of the input's neurons, or a dense tensor of any real dtype (bool: True is a spike):
+                ``[T, B, in_features]``, or ``[T, B, in_channels, H, W]``. A dense tensor that needs a gradient gets the
+                whole of it, by way of the dense product, unless ``path="sparse"``: then only its nonzero elements do.
+            delay: steps that the input takes to arrive, besides the delays of the synapses.
+
+        Returns:
+            SparseSpikes of the layer's neurons; of maps with their ``map_shape``.
+
+        Raises:
+            TypeError, ValueError: ``x`` of another type, shape, size or device; the message says which.
+        """
+        check_delay(delay)
+        out = self._spikes(self.chosen(x), delay)
+        self._last = out._totals()
+        return out
+
+    def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
+        """Return the membranes ``[T, B, ...]`` for ``x``, dense: to look at, or for a loss on them."""
+        check_delay(delay)
+        return self._membranes(self.chosen(x), delay)
+
+    # The input in the form whose product is to be computed.
+    chosen: Any
+
+    def weighted(self, x: DenseOrSparse) -> torch.Tensor:
+        """Return the weighted input ``[T, B, ...]`` of spikes, without ``input_scale`` and bias."""
         raise NotImplementedError
+
+    def _membranes(self, x: DenseOrSparse, delay: int) -> torch.Tensor:
+        return self.integrated(self.weighted(x), delay)[0]
+
+    def selected(self, mem: torch.Tensor) -> SparseSpikes:
+        """Return the slots of membranes ``[T, B, ...]``."""
+        threshold, maps = self.threshold, mem.shape[2:]
+        if len(maps) == 3 and threshold.numel() > 1:
+            threshold = threshold.reshape(-1).repeat_interleave(maps[1] * maps[2])
+        spikes = ops.select_spikes(
+            mem.flatten(2),
+            threshold,
+            self.grad_threshold,
+            self.max_spikes,
+            spike_grad=self.spike_grad,
+            overflow=self.overflow_order,
+        )
+        return spikes.with_maps((maps[0], maps[1], maps[2])) if len(maps) == 3 else spikes
+
+    def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
+        """Return the layer's spikes by its parts."""
+        return self.selected(self._membranes(x, delay))
 
     def _per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
         """A parameter as it spreads over a step of the membranes."""
         return parameter
 
-    def _integrate(self, current: torch.Tensor, delay: int) -> torch.Tensor:
-        """Membranes from the weighted spikes."""
-        return self._integrated(current, delay)[0]
-
-    def _integrated(
+    def integrated(
         self, current: torch.Tensor, delay: int, before: Optional[List[torch.Tensor]] = None, goes_on: bool = False
     ) -> Tuple[torch.Tensor, Optional[List[torch.Tensor]]]:
-        """From the states ``before`` the first step, None for zeros; the last ones too, where it ``goes_on``."""
+        """Return the membranes from the weighted spikes, and the last states if ``goes_on``.
+
+        ``before``: states before the first step; None: zeros.
+        """
         if self.input_scale != 1:
             current = current * self.input_scale
         made = self.stepped(delayed(current, delay), before, goes_on)
@@ -305,31 +349,6 @@ class FullyConnectedNeurons(Delays, SparseNeurons):
         init_like_linear(self.weight, self.bias)
         self._draw_delays()
 
-    def forward(self, x: DenseOrSparse, *, delay: int = 0) -> SparseSpikes:
-        """All time steps of a batch.
-
-        Args:
-            x: SparseSpikes of ``in_features`` neurons, or a dense ``[T, B, in]`` of any real dtype (bool: True is a
-                spike). A dense tensor that needs a gradient gets the whole of it, by way of the matrix product, unless
-                ``path="sparse"``: then only its nonzero elements do.
-            delay: steps that the input takes to arrive, besides the delays of the synapses.
-
-        Returns:
-            SparseSpikes of ``out_features`` neurons.
-
-        Raises:
-            TypeError, ValueError: ``x`` of another type, shape or device; the message says which.
-        """
-        check_delay(delay)
-        out = self._spikes(self._chosen(x), delay)
-        self._last = out._totals()
-        return out
-
-    def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
-        """Membranes ``[T, B, out]`` for ``x``, dense: to look at, or for a loss on them. Not for recurrent layers."""
-        check_delay(delay)
-        return self._integrate(self.weighted(self._chosen(x)), delay)
-
     def weighted(self, x: DenseOrSparse) -> torch.Tensor:
         if self.max_delay is not None:
             x = x if isinstance(x, SparseSpikes) else x.to(compute_dtype(self.weight.dtype))
@@ -338,23 +357,10 @@ class FullyConnectedNeurons(Delays, SparseNeurons):
             return ops.sparse_linear(x, self.weight)
         return nn.functional.linear(x.to(self.weight.dtype), self.weight)
 
-    def _chosen(self, x: DenseOrSparse) -> DenseOrSparse:
-        return choose_path(x, self.weight, self._path_of(x), self._measured)
-
-    def _path_of(self, x: DenseOrSparse) -> str:
+    def chosen(self, x: DenseOrSparse) -> DenseOrSparse:
         # With delays no dense product is faster.
-        return "sparse" if self.max_delay is not None and isinstance(x, SparseSpikes) else self.path
-
-    def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
-        """The layer by its parts."""
-        return ops.select_spikes(
-            self._integrate(self.weighted(x), delay),
-            self.threshold,
-            self.grad_threshold,
-            self.max_spikes,
-            spike_grad=self.spike_grad,
-            overflow=self.overflow_order,
-        )
+        path = "sparse" if self.max_delay is not None and isinstance(x, SparseSpikes) else self.path
+        return choose_path(x, self.weight, path, self._measured)
 
     def to_dense(self) -> nn.Sequential:
         """``nn.Sequential`` of ``nn.Linear``, or :class:`DelayLinear`, and the neuron with the same parameters; the
@@ -473,18 +479,7 @@ class SparseLeaky(FullyConnectedNeurons):
         if fused(spike_grad)[1] is not None and recurrent:
             raise ValueError(f"spike_grad must be a fused surrogate where recurrent=True, got {spike_grad!r}")
         self.recurrent_weight = nn.Parameter(torch.empty(out_features, out_features)) if recurrent else None
-        self._set_neurons(
-            {"beta": beta, "threshold": threshold},
-            {"beta": learn_beta, "threshold": learn_threshold},
-            grad_threshold,
-            max_spikes,
-            reset_mechanism,
-            spike_grad,
-            input_scale,
-            overflow,
-            path,
-        )
-        self.reset_parameters()
+        self._set_neurons(locals())
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -496,12 +491,13 @@ class SparseLeaky(FullyConnectedNeurons):
             raise ValueError("membranes: a recurrent layer's membranes depend on its spikes and are not kept")
         return super().membranes(x, delay=delay)
 
-    def _chosen(self, x: DenseOrSparse) -> DenseOrSparse:
-        path = "sparse" if self.recurrent_weight is not None else self._path_of(x)
-        return choose_path(x, self.weight, path, self._measured)
+    def chosen(self, x: DenseOrSparse) -> DenseOrSparse:
+        if self.recurrent_weight is not None:
+            return choose_path(x, self.weight, "sparse", self._measured)
+        return super().chosen(x)
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
-        """As one operator, where spikes are given; what it gives equals the parts."""
+        """Return the layer's spikes by one operator if ``x`` is spikes; it equals the parts."""
         if not isinstance(x, SparseSpikes) or (self.max_delay is not None and self.recurrent_weight is None):
             return super()._spikes(x, delay)
         weight = self.weight

@@ -318,14 +318,16 @@ class SparseNetwork(nn.Module):
 
     def _pool_in_one(self, layers: List[Any], index: int) -> Optional[SparsePool2d]:
         """The pool of a layer that runs with it as one operator."""
-        layer = layers[index]
-        if not isinstance(layer, SparseConvLeaky) or str(index) not in self.pools:
+        layer, pools = layers[index], self._pools(index)
+        if not isinstance(layer, SparseConvLeaky) or len(pools) != 1 or not is_plain(pools):
             return None
-        pools = self.pools[str(index)]
-        every = [*pools]
-        if len(every) != 1 or not is_plain(pools):
-            return None
-        return every[0] if layer.pools_in_one(every[0]) else None
+        return pools[0] if layer.pools_in_one(pools[0]) else None
+
+    def _pools(self, index: int) -> Any:
+        """Return the pools behind a layer."""
+        if str(index) in self.pools:
+            return self.pools[str(index)]
+        return ()
 
     def pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:
         """The spikes of a layer behind its pools."""
@@ -334,13 +336,10 @@ class SparseNetwork(nn.Module):
 
     def pooled_densely(self, index: int, spikes: torch.Tensor) -> torch.Tensor:
         """Dense spikes of a layer, ``[T, B, ...]``, behind its pools: ``[T, B, N]``."""
-        if str(index) in self.pools:
-            steps, batch = spikes.shape[:2]
-            maps = spikes.flatten(0, 1)
-            for pool in self.pools[str(index)]:
-                maps = pool.to_dense()(maps)
-            spikes = maps.reshape(steps, batch, *maps.shape[1:])
-        return spikes.flatten(2)
+        maps = spikes.flatten(0, 1)
+        for pool in self._pools(index):
+            maps = pool.to_dense()(maps)
+        return maps.unflatten(0, spikes.shape[:2]).flatten(2)
 
     @property
     def on_maps(self) -> bool:
@@ -444,14 +443,19 @@ class SparseNetwork(nn.Module):
 
     def _dense_places(self) -> List[int]:
         """Of each layer, the number of its ``nn.Linear`` or ``nn.Conv2d`` in the dense network."""
-        places, at, flat = [], 0, True
-        for index, layer in enumerate(self.layers):
-            maps = isinstance(layer, SparseConvLeaky)
-            at += not maps and not flat  # nn.Flatten
-            places.append(at)
-            flat = not maps
-            at += 2 + (len(self.pools[str(index)]) if str(index) in self.pools else 0)
+        places, at = [], 0
+        for flattens, _, pools in self._dense_parts():
+            places.append(at + flattens)
+            at += flattens + 2 + len(pools)
         return places
+
+    def _dense_parts(self) -> Iterator[Tuple[bool, Any, Any]]:
+        """Yield of each layer whether ``nn.Flatten`` stands before it, the layer, and its pools."""
+        maps_before = False
+        for index, layer in enumerate(self.layers):
+            on_maps = isinstance(layer, SparseConvLeaky)
+            yield maps_before and not on_maps, layer, self._pools(index)
+            maps_before = on_maps
 
     def load_dense_state_dict(self, state: Dict[str, torch.Tensor]) -> None:
         """The inverse of :meth:`dense_state_dict`; raises ValueError where keys or shapes do not fit."""
@@ -484,13 +488,9 @@ class SparseNetwork(nn.Module):
         if self.delay and len(self.layers) > 1:
             raise ValueError("to_dense: MultiStep hands spikes on within a step, and this network has delay=1")
         modules: List[nn.Module] = []
-        flat = True
-        for index, layer in enumerate(self.layers):
-            maps = isinstance(layer, SparseConvLeaky)
-            modules += [] if maps or flat else [nn.Flatten()]
-            modules += [*layer.to_dense()]
-            modules += [pool.to_dense() for pool in self.pools[str(index)]] if str(index) in self.pools else []
-            flat = not maps
+        for flattens, layer, pools in self._dense_parts():
+            modules += [nn.Flatten()] if flattens else []
+            modules += [*layer.to_dense(), *(pool.to_dense() for pool in pools)]
         return MultiStep(*modules)
 
     def extra_repr(self) -> str:

@@ -70,15 +70,4 @@ class SparseSynaptic(FullyConnectedNeurons):
     ) -> None:
         super().__init__()
         self._set_features(in_features, out_features, bias, max_delay, delay, learn_delay)
-        self._set_neurons(
-            {"alpha": alpha, "beta": beta, "threshold": threshold},
-            {"alpha": learn_alpha, "beta": learn_beta, "threshold": learn_threshold},
-            grad_threshold,
-            max_spikes,
-            reset_mechanism,
-            spike_grad,
-            input_scale,
-            overflow,
-            path,
-        )
-        self.reset_parameters()
+        self._set_neurons(locals())

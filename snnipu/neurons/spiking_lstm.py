@@ -1,5 +1,6 @@
 """``snnipu.SLSTM`` and ``snnipu.SConv2dLSTM``: snnTorch's spiking LSTMs, the input's part for all steps at once."""
 
+import inspect
 import warnings
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -15,7 +16,7 @@ from snnipu.neurons._states import PlainStates
 from snnipu.ops import leaves
 from snnipu.ops._arguments import check_sequence, is_autocast, reset_code
 from snnipu.ops.spiking_lstm import Cell, ConvCell, LinearCell, Neuron, spiking_lstm_sequence
-from snnipu.surrogate import SpikeGrad, as_surrogate
+from snnipu.surrogate import as_surrogate
 
 _NEURON_STEP = ("fire", "mem_reset")
 _CELL_STEP = ("_base_state_function", "_base_state_reset_zero", "_base_sub", "_base_zero", "_base_int")
@@ -33,7 +34,26 @@ class _SpikingLSTM(PlainStates):
     mem: torch.Tensor
     reset_mechanism_val: torch.Tensor
 
+    # snnTorch's class, and which of ours it is, not a subclass of a user's.
+    stock: Any
+    home: type
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "stock" in cls.__dict__:
+            cls.__signature__ = inspect.signature(cls.stock)  # type: ignore[attr-defined]
+            cls.home = cls
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _instances.hold_weakly()
+        if "reset_mechanism" in kwargs:
+            reset_code(kwargs["reset_mechanism"])
+        super().__init__(*args, **kwargs)
+        self._take_over()
+
     def _take_over(self) -> None:
+        if not callable(self.spike_grad):
+            raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
         self.spike_grad = as_surrogate(self.spike_grad) or self.spike_grad
         self.state_quant = as_state_quant(self.state_quant)
 
@@ -54,13 +74,13 @@ class _SpikingLSTM(PlainStates):
     def _replaced(self) -> List[str]:
         """Names of what a subclass or this instance has in place of parts of the step."""
         kind, own = type(self), self.__dict__
-        stock = SLSTM if isinstance(self, SLSTM) else SConv2dLSTM
+        home = self.home
         parts = (*_NEURON_STEP, *_CELL_STEP, *_CALLS)
         if leaves.tracing():
             leaves.look_up(self, parts)
-        names = [name for name in parts if name in own or getattr(kind, name) is not getattr(stock, name)]
+        names = [name for name in parts if name in own or getattr(kind, name) is not getattr(home, name)]
         function = getattr(getattr(self, "state_function", None), "__code__", None)
-        if not names and not any(function is getattr(stock, name).__code__ for name in _STATE_FUNCTIONS):
+        if not names and not any(function is getattr(home, name).__code__ for name in _STATE_FUNCTIONS):
             names.append("state_function")
         return names
 
@@ -233,9 +253,9 @@ class _SpikingLSTM(PlainStates):
         key = (type(self), *names)
         if names and key not in _SAID:
             _SAID.add(key)
-            stock = "SLSTM" if isinstance(self, SLSTM) else "SConv2dLSTM"
             warnings.warn(
-                f"{type(self).__name__} replaces {', '.join(names)} of {stock}: it runs step by step", stacklevel=4
+                f"{type(self).__name__} replaces {', '.join(names)} of {self.home.__name__}: it runs step by step",
+                stacklevel=4,
             )
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -261,39 +281,14 @@ class SLSTM(_SpikingLSTM, snntorch.SLSTM):
 
     lstm_cell: nn.LSTMCell
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        threshold: Any = 1.0,
-        spike_grad: Optional[SpikeGrad] = None,
-        surrogate_disable: bool = False,
-        init_hidden: bool = False,
-        inhibition: bool = False,
-        learn_threshold: bool = False,
-        reset_mechanism: str = "none",
-        state_quant: Any = False,
-        output: bool = False,
-    ) -> None:
-        super().__init__(
-            input_size,
-            hidden_size,
-            bias=bias,
-            threshold=threshold,
-            spike_grad=_spike_function(spike_grad, reset_mechanism),
-            surrogate_disable=surrogate_disable,
-            init_hidden=init_hidden,
-            inhibition=inhibition,
-            learn_threshold=learn_threshold,
-            reset_mechanism=reset_mechanism,
-            state_quant=as_state_quant(state_quant),
-            output=output,
-        )
-        if input_size != hidden_size:
+    stock = snntorch.SLSTM
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.input_size != self.hidden_size:
             warnings.warn(
-                f"SLSTM with input_size {input_size} and hidden_size {hidden_size}: as snnTorch's, it starts from "
-                "zeros in every step, for its states are kept only where the two are the same",
+                f"SLSTM with input_size {self.input_size} and hidden_size {self.hidden_size}: as snnTorch's, it starts "
+                "from zeros in every step, for its states are kept only where the two are the same",
                 stacklevel=2,
             )
 
@@ -327,41 +322,7 @@ class SConv2dLSTM(_SpikingLSTM, snntorch.SConv2dLSTM):
 
     conv: nn.Conv2d
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Any,
-        bias: bool = True,
-        max_pool: Any = 0,
-        avg_pool: Any = 0,
-        threshold: Any = 1.0,
-        spike_grad: Optional[SpikeGrad] = None,
-        surrogate_disable: bool = False,
-        init_hidden: bool = False,
-        inhibition: bool = False,
-        learn_threshold: bool = False,
-        reset_mechanism: str = "none",
-        state_quant: Any = False,
-        output: bool = False,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            bias=bias,
-            max_pool=max_pool,
-            avg_pool=avg_pool,
-            threshold=threshold,
-            spike_grad=_spike_function(spike_grad, reset_mechanism),
-            surrogate_disable=surrogate_disable,
-            init_hidden=init_hidden,
-            inhibition=inhibition,
-            learn_threshold=learn_threshold,
-            reset_mechanism=reset_mechanism,
-            state_quant=as_state_quant(state_quant),
-            output=output,
-        )
+    stock = snntorch.SConv2dLSTM
 
     def _part(self) -> nn.Module:
         return self.conv
@@ -376,12 +337,3 @@ class SConv2dLSTM(_SpikingLSTM, snntorch.SConv2dLSTM):
 
     def _cell(self) -> Cell:
         return ConvCell(self.conv.weight, self.conv.bias, self.padding, self.max_pool, self.avg_pool)
-
-
-def _spike_function(spike_grad: Optional[SpikeGrad], reset_mechanism: str) -> Optional[SpikeGrad]:
-    """Check what snnTorch does not; its surrogates as ours, which can be pickled."""
-    if spike_grad is not None and not callable(spike_grad):
-        raise TypeError(f"spike_grad must be callable or None, got {spike_grad!r}")
-    reset_code(reset_mechanism)
-    _instances.hold_weakly()
-    return as_surrogate(spike_grad) or spike_grad

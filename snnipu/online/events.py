@@ -19,7 +19,6 @@ from snnipu.ops._arguments import compute_dtype
 from snnipu.ops._break_even import of_convolution
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._slots import scatter
-from snnipu.ops.select_spikes import select_spikes
 from snnipu.ops.sparse_input import Slots
 from snnipu.spikes import SparseSpikes, SpikeTotals
 
@@ -232,17 +231,9 @@ class Events:
             counts = torch.count_nonzero(spk.detach().flatten(2), 2).int()[..., None].expand(-1, -1, 2)
             layer._last = SpikeTotals(counts, spk.shape[2:].numel(), None)
             return spk
-        threshold = layer._per_neuron(layer.threshold.detach())
-        if threshold.numel() > 1:
-            threshold = threshold.expand(spk.shape[2:]).reshape(-1)
         with torch.no_grad():
-            mem = states[-1].detach().flatten(2)
-            chosen = select_spikes(
-                mem, threshold, layer.grad_threshold, layer.max_spikes, overflow=layer.overflow_order
-            )
+            chosen = layer.selected(states[-1].detach())
         layer._last = chosen._totals()
-        if self.is_map:
-            chosen = chosen.with_maps((spk.shape[2], spk.shape[3], spk.shape[4]))
         return with_values(chosen, _Chosen.apply(spk, chosen)) if spk.requires_grad else chosen
 
 

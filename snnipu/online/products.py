@@ -11,7 +11,8 @@ from torch.nn import grad as gradients
 from snnipu.ops import sparse_input
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import as_list
-from snnipu.ops._sparse_currents import Currents, CurrentsBackward, CurrentsForward
+from snnipu.ops._records import Operators
+from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward
 from snnipu.ops.sparse_conv2d import OPERATORS as CONVOLUTION
 from snnipu.ops.sparse_conv2d import conv_argument, conv_weight_argument
 from snnipu.ops.sparse_linear import OPERATORS as LINEAR
@@ -154,7 +155,7 @@ class _EventProduct(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any,
         direction: Direction,
-        operators: Currents,
+        operators: Operators,
         geometry: Any,
         x: SparseSpikes,
         values: torch.Tensor,

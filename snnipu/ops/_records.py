@@ -1,6 +1,6 @@
 """Operators' schemas, made from the fields of records or from the signature of the reference."""
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Type, Union, get_type_hints
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Type, Union, get_type_hints
 
 import torch
 
@@ -29,19 +29,21 @@ def define(
     meta: Callable[..., Any],
     results: str = "Tensor",
     arguments: Optional[Type[Any]] = None,
+    name: Optional[str] = None,
 ) -> Callable[..., Any]:
-    """Define the operator of ``reference``, whose name is the operator's and ``_reference``.
+    """Define an operator.
 
     Args:
         reference: reference kernel.
         meta: meta kernel.
         results: results in the schema's words.
         arguments: named tuple of the arguments; None: those of the reference's signature.
+        name: name of the operator; None: the name of ``reference`` without ``_reference``.
 
     Returns:
         The operator.
     """
-    name = reference.__name__[: -len("_reference")]
+    name = name or reference.__name__[: -len("_reference")]
     schema = f"{name}({declared(arguments or reference, defaults=True)}) -> {results}"
     return _library.define(schema, reference=reference, meta=meta)
 
@@ -107,6 +109,14 @@ class Operator:
             return function(record)
         made = run(*_left(record, self._missing))
         return made if self.results is None else self.results._make(_filled(made, self._missing_results))
+
+
+class Operators(NamedTuple):
+    """Forward and backward operator of one connectivity."""
+
+    name: str
+    forward: Operator
+    backward: Operator
 
 
 def _filled(given: Sequence[Any], missing: Sequence[int]) -> List[Any]:

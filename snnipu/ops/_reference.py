@@ -1,6 +1,6 @@
 """A neuron's step and its adjoint by PyTorch's operations: the definition of what the kernels compute."""
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -9,6 +9,28 @@ from snnipu.ops import _neurons
 from snnipu.ops._arguments import RESET_MECHANISMS
 
 Tensors = Sequence[Optional[torch.Tensor]]
+
+
+class StepBackward(NamedTuple):
+    """Arguments of one step's adjoint, contiguous rows of a step. None stands for zeros, or is not written.
+
+    Attributes:
+        x: input of the step.
+        grad_spk: gradient of the spikes.
+        before, after: states before and after the step; if one of ``after`` is None, all are computed again.
+        grad_states: gradients of the states after the step as results.
+        grad_after: gradients of the states after the step from the next step.
+        grad_x, grad_before: results.
+    """
+
+    x: Optional[torch.Tensor]
+    grad_spk: Optional[torch.Tensor]
+    before: Tensors
+    after: Tensors
+    grad_states: Tensors
+    grad_after: Tensors
+    grad_x: torch.Tensor
+    grad_before: Tensors
 
 
 def spread(parameter: torch.Tensor, step_shape: torch.Size) -> torch.Tensor:

@@ -5,7 +5,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from snnipu.ops._derivative import once_differentiable
-from snnipu.ops._records import Operator
+from snnipu.ops._records import Operator, Operators
 from snnipu.ops._slots import check_ids, gather, scatter
 from snnipu.ops.connections import Connection, connection
 
@@ -82,7 +82,8 @@ def _forward_meta(a: CurrentsForward) -> torch.Tensor:
     return a.weight.new_empty((*a.ids.shape[:2], a.connection.neurons))
 
 
-def _backward_meta(a: CurrentsBackward) -> CurrentsGradients:
+def gradients_meta(a: Any) -> CurrentsGradients:
+    """Return the gradients of a backward record, or of its first fields, without values."""
     return CurrentsGradients(
         a.weight.new_empty(a.ids.shape) if a.need_values else None,
         a.weight.new_empty(a.weight.shape) if a.need_weight else None,
@@ -90,23 +91,15 @@ def _backward_meta(a: CurrentsBackward) -> CurrentsGradients:
     )
 
 
-class Currents(NamedTuple):
-    """The operators of a connectivity."""
-
-    name: str
-    forward: Operator
-    backward: Operator
-
-
-def define(name: str, without: Sequence[str]) -> Currents:
+def define(name: str, without: Sequence[str]) -> Operators:
     """``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
-    found = Currents(
+    found = Operators(
         name,
         Operator(f"{name}_fwd", CurrentsForward, None, without),
         Operator(f"{name}_bwd", CurrentsBackward, CurrentsGradients, without),
     )
     found.forward.define(forward_reference, _forward_meta)
-    found.backward.define(backward_reference, _backward_meta)
+    found.backward.define(backward_reference, gradients_meta)
     return found
 
 
@@ -116,7 +109,7 @@ class SparseCurrents(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,
-        operators: Currents,
+        operators: Operators,
         geometry: Optional[List[int]],
         values: torch.Tensor,
         weight: torch.Tensor,
@@ -146,7 +139,7 @@ class SparseCurrents(torch.autograd.Function):
 
 
 def currents_apply(
-    operators: Currents,
+    operators: Operators,
     ids: torch.Tensor,
     values: torch.Tensor,
     counts: torch.Tensor,

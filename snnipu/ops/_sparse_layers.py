@@ -8,7 +8,7 @@ import torch
 from snnipu.ops._arguments import RESET_MECHANISMS, Parameter, learnt_decay, parameter_argument, reset_code
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Geometry, PoolGeometry, as_list, pool_geometry
-from snnipu.ops._records import Operator
+from snnipu.ops._records import Operator, Operators
 from snnipu.ops._reference import leaky_adjoint, leaky_step
 from snnipu.ops._slots import (
     AS_NEEDED,
@@ -21,8 +21,8 @@ from snnipu.ops._slots import (
     select,
     stored_membranes,
 )
-from snnipu.ops._sparse_currents import spikes_only
-from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
+from snnipu.ops._sparse_currents import gradients_meta, spikes_only
+from snnipu.ops._spike_gradient import IDENTITY, fused, through_spikes
 from snnipu.ops.connections import Connection, FullyConnected, connection, parameter_gradient
 from snnipu.ops.lif_sequence import lif_sequence
 from snnipu.ops.select_spikes import grad_threshold_argument, select_spikes, spike_values
@@ -228,7 +228,6 @@ def backward_reference(a: LayerBackward) -> LayerGradients:
     """
     connected, steps = a.connection, a.ids.shape[0]
     g, sum_beta, sum_threshold = _membrane_gradient(a)
-    inside = torch.where((a.beta >= 0) & (a.beta <= 1), torch.ones_like(a.beta), torch.zeros_like(a.beta))
     # What reached the input, at the step it came from.
     early = torch.cat([g[a.delay :], torch.zeros_like(g[: min(a.delay, steps)])]) * a.input_scale
     dense = spikes_only(a.values, a.ids, a.counts, connected.inputs) if a.need_weight else None
@@ -238,10 +237,25 @@ def backward_reference(a: LayerBackward) -> LayerGradients:
         spikes = spike_values(a.ids_out, a.counts_out, g.dtype)
         own = delayed(spikes_only(spikes, a.ids_out, a.counts_out, connected.neurons), 1)
         grad_recurrent = FullyConnected(a.recurrent_weight).adjoint(g * a.input_scale, own, False)[1]
+    grad_values = None if grad_dense is None else gather(grad_dense, a.ids, a.counts)
+    return gradients_of_sums(a, grad_values, grad_weight, grad_recurrent, g, sum_beta, sum_threshold)
+
+
+def gradients_of_sums(
+    a: LayerBackward,
+    grad_values: Optional[torch.Tensor],
+    grad_weight: Optional[torch.Tensor],
+    grad_recurrent: Optional[torch.Tensor],
+    grad: torch.Tensor,
+    sum_beta: torch.Tensor,
+    sum_threshold: torch.Tensor,
+) -> LayerGradients:
+    """Return a layer's gradients; ``grad``, of the membranes, and the sums are ``[..., neurons]``."""
+    connected, inside = a.connection, (a.beta >= 0) & (a.beta <= 1)
     return LayerGradients(
-        None if grad_dense is None else gather(grad_dense, a.ids, a.counts),
+        grad_values,
         grad_weight,
-        connected.per_parameter(g) if a.need_bias else None,
+        connected.per_parameter(grad) if a.need_bias else None,
         grad_recurrent,
         parameter_gradient(connected, sum_beta, a.beta) * inside if a.need_beta else None,
         parameter_gradient(connected, sum_threshold, a.threshold) if a.need_threshold else None,
@@ -297,29 +311,19 @@ def _forward_meta(a: LayerForward) -> LayerMade:
 def _backward_meta(a: LayerBackward) -> LayerGradients:
     neurons = a.connection.neurons
     return LayerGradients(
-        a.weight.new_empty(a.ids.shape) if a.need_values else None,
-        a.weight.new_empty(a.weight.shape) if a.need_weight else None,
-        a.weight.new_empty(a.connection.parameters) if a.need_bias else None,
+        *gradients_meta(a),
         a.weight.new_empty((neurons, neurons)) if a.need_recurrent else None,
         a.weight.new_empty(a.beta.shape) if a.need_beta else None,
         a.weight.new_empty(a.threshold.shape) if a.need_threshold else None,
     )
 
 
-class Layer(NamedTuple):
-    """The operators of a connectivity; with a pool the backward one is that of the layer alone."""
-
-    name: str
-    forward: Operator
-    backward: Operator
-
-
 _OF_POOLS = ("source", "neuron_counts", "window")
 
 
-def define(name: str, without: Sequence[str]) -> Layer:
+def define(name: str, without: Sequence[str]) -> Operators:
     """``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
-    found = Layer(
+    found = Operators(
         name,
         Operator(f"{name}_fwd", LayerForward, LayerMade, [*without, *_OF_POOLS]),
         Operator(f"{name}_bwd", LayerBackward, LayerGradients, without),
@@ -329,8 +333,11 @@ def define(name: str, without: Sequence[str]) -> Layer:
     return found
 
 
-def define_with_pool(name: str, layer: Layer, without: Sequence[str]) -> Layer:
-    """``snnipu::<name>_fwd``: a layer with a pool of windows that lie side by side behind it."""
+def define_with_pool(name: str, layer: Operators, without: Sequence[str]) -> Operators:
+    """``snnipu::<name>_fwd``: a layer with a pool of windows that lie side by side behind it.
+
+    Its backward operator is the layer's.
+    """
     found = layer._replace(forward=Operator(f"{name}_fwd", LayerForward, LayerMade, [*without, "dropped"]))
     found.forward.define(forward_reference, _forward_meta)
     return found
@@ -384,7 +391,7 @@ def neurons_argument(
 
 
 class _Options(NamedTuple):
-    layer: Layer
+    layer: Operators
     neurons: NeuronOptions
     geometry: Optional[List[int]]
     capacity: int
@@ -454,7 +461,7 @@ class SparseLayer(torch.autograd.Function):
             kernel = IDENTITY
             level = connection(weight, o.geometry).per_neuron(threshold)
             assert o.neurons.spike_grad is not None
-            grad = evaluate(o.neurons.spike_grad, slot_mem, level, ids_out, counts_out, grad)
+            grad = through_spikes(o.neurons.spike_grad, slot_mem, level, ids_out, counts_out, grad)
         need = ctx.needs_input_grad[1:7]
         tensors = (grad.contiguous(), ids, values, counts, weight, recurrent_weight, beta, threshold)
         read = (o.geometry, o.neurons.input_scale, o.neurons.reset, o.neurons.delay)
@@ -464,7 +471,7 @@ class SparseLayer(torch.autograd.Function):
 
 
 def layer_apply(
-    layer: Layer,
+    layer: Operators,
     spikes: SparseSpikes,
     connected: Connection,
     bias: Optional[torch.Tensor],

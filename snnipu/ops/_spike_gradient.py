@@ -1,6 +1,6 @@
 """The surrogate gradient at the slots of SparseSpikes."""
 
-from typing import Optional, Tuple
+from typing import Optional, Tuple, Union
 
 import torch
 
@@ -29,34 +29,24 @@ def at_slots(parameter: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return parameter.reshape(()) if parameter.numel() == 1 else parameter.reshape(-1)[ids.long()]
 
 
-def _in_use(ids: torch.Tensor, counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    return torch.where(torch.arange(ids.shape[2], device=ids.device) < counts[..., 1:], values, 0)
-
-
 def through_spikes(
-    kernel: Kernel,
+    surrogate: Union[Kernel, SpikeGrad],
     slot_mem: torch.Tensor,
     threshold: torch.Tensor,
     ids: torch.Tensor,
     counts: torch.Tensor,
     grad: torch.Tensor,
 ) -> torch.Tensor:
-    """Gradient behind the spike function at every slot; 0 in padding."""
+    """Return the gradient behind the spike function at every slot, 0 in padding.
+
+    ``surrogate``: a kernel's, or a PyTorch function.
+    """
     u = slot_mem - at_slots(threshold, ids)
-    return _in_use(ids, counts, surrogates.surrogate_gradient(kernel, u, grad))
-
-
-def evaluate(
-    spike_grad: SpikeGrad,
-    slot_mem: torch.Tensor,
-    threshold: torch.Tensor,
-    ids: torch.Tensor,
-    counts: torch.Tensor,
-    grad: torch.Tensor,
-) -> torch.Tensor:
-    """:func:`through_spikes` of a surrogate known only as a PyTorch function."""
-    with torch.enable_grad():
-        u = (slot_mem - at_slots(threshold, ids)).detach().requires_grad_()
-        spikes = spike_grad(u)
-        through = torch.autograd.grad(spikes, u, grad.to(spikes.dtype))[0]
-    return _in_use(ids, counts, through)
+    if isinstance(surrogate, Kernel):
+        through = surrogates.surrogate_gradient(surrogate, u, grad)
+    else:
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            spikes = surrogate(u)
+            through = torch.autograd.grad(spikes, u, grad.to(spikes.dtype))[0]
+    return torch.where(torch.arange(ids.shape[2], device=ids.device) < counts[..., 1:], through, 0)

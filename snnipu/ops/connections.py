@@ -1,7 +1,7 @@
 """How the neurons of a layer are connected to its input: all that a connectivity has to say, in plain PyTorch."""
 
 from dataclasses import dataclass
-from typing import Iterator, List, Optional, Protocol, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -11,51 +11,24 @@ from snnipu.ops._maps import Geometry
 MaybeTensor = Optional[torch.Tensor]
 
 
-class Connection(Protocol):
-    """Weights between ``inputs`` and ``neurons``, of which each parameter (a bias, a beta) belongs to one, or to all of
-    a channel. Dense spikes are ``[T, B, inputs]``, currents and membranes ``[T, B, neurons]``."""
+class Connection:
+    """Weights between ``inputs`` and ``neurons``.
 
-    @property
-    def weight(self) -> torch.Tensor: ...
+    Dense spikes are ``[T, B, inputs]``, currents and membranes ``[T, B, neurons]``. Each parameter, such as a bias or a
+    beta, is one neuron's; of a convolution it is a channel's.
+    """
+
+    weight: torch.Tensor
+    break_even: Shares = LINEAR
+
     @property
     def geometry(self) -> Optional[List[int]]:
         """As operators take it, see :func:`connection`."""
+        return None
 
     @property
-    def inputs(self) -> int: ...
-    @property
-    def neurons(self) -> int: ...
-    @property
-    def parameters(self) -> int:
-        """How many a layer has of a parameter that is not the same for all."""
-
-    @property
-    def break_even(self) -> Shares: ...
-    @property
-    def kept_shape(self) -> Tuple[int, ...]:
-        """Of a step's membranes, as a layer stores them for its backward pass."""
-
-    def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
-        """The weighted spikes."""
-
-    def adjoint(self, grad: torch.Tensor, dense: MaybeTensor, spikes: bool = True) -> Tuple[MaybeTensor, MaybeTensor]:
-        """From the currents' gradient that of the dense spikes, where ``spikes``, and the weight's, where ``dense``."""
-
-    def per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A parameter of one element, or one element for each neuron."""
-
-    def per_parameter(self, total: torch.Tensor) -> torch.Tensor:
-        """Sums of ``[..., neurons]``: its adjoint."""
-
-    def to_kept(self, mem: torch.Tensor) -> torch.Tensor:
-        """``[T, B, neurons]`` as ``[T, B, *kept_shape]``."""
-
-    def from_kept(self, kept: torch.Tensor) -> torch.Tensor:
-        """The inverse, in any dimensions of that order."""
-
-
-class _Separate:
-    """Neurons that have nothing in common: a parameter is one neuron's."""
+    def inputs(self) -> int:
+        raise NotImplementedError
 
     @property
     def neurons(self) -> int:
@@ -63,39 +36,45 @@ class _Separate:
 
     @property
     def parameters(self) -> int:
+        """How many a layer has of a parameter that is not the same for all."""
         return self.neurons
 
     @property
     def kept_shape(self) -> Tuple[int, ...]:
+        """Of a step's membranes, as a layer stores them for its backward pass."""
         return (self.neurons,)
 
+    def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
+        """Return the weighted spikes."""
+        raise NotImplementedError
+
+    def adjoint(self, grad: torch.Tensor, dense: MaybeTensor, spikes: bool = True) -> Tuple[MaybeTensor, MaybeTensor]:
+        """From the currents' gradient that of the dense spikes, where ``spikes``, and the weight's, where ``dense``."""
+        raise NotImplementedError
+
     def per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return a parameter of one element, or one element for each neuron."""
         return parameter
 
     def per_parameter(self, total: torch.Tensor) -> torch.Tensor:
+        """Return the sums of ``[..., neurons]``: its adjoint."""
         return total.reshape(-1, self.neurons).sum(0)
 
     def to_kept(self, mem: torch.Tensor) -> torch.Tensor:
+        """Return ``[T, B, neurons]`` as ``[T, B, *kept_shape]``."""
         return mem
 
     def from_kept(self, kept: torch.Tensor) -> torch.Tensor:
+        """The inverse, in any dimensions of that order."""
         return kept
 
 
 # No named tuples: TorchDynamo 2.9 cannot read properties of theirs.
 @dataclass(eq=False)
-class FullyConnected(_Separate):
+class FullyConnected(Connection):
     """A matrix ``[neurons, inputs]``."""
 
     weight: torch.Tensor
-
-    @property
-    def geometry(self) -> Optional[List[int]]:
-        return None
-
-    @property
-    def break_even(self) -> Shares:
-        return LINEAR
 
     @property
     def inputs(self) -> int:
@@ -121,7 +100,7 @@ _PAIRS = 1 << 20
 
 
 @dataclass(eq=False)
-class Listed(_Separate):
+class Listed(Connection):
     """A matrix ``[neurons, inputs] = sizes`` of which some synapses are left.
 
     ``weight`` ``[kept]`` holds their weights, ``synapses`` ``[2, kept]``, int64, the neuron and the input of each, by
@@ -138,7 +117,7 @@ class Listed(_Separate):
         return list(self.sizes)
 
     @property
-    def break_even(self) -> Shares:
+    def break_even(self) -> Shares:  # type: ignore[override]
         return of_list(self.weight.shape[0] / (self.neurons * self.inputs))
 
     @property
@@ -193,7 +172,7 @@ class Listed(_Separate):
 
 
 @dataclass(eq=False)
-class Delayed(_Separate):
+class Delayed(Connection):
     """Every neuron sees every input, at times of their own.
 
     ``weight`` ``[inputs, neurons, taps]``: a spike arrives at a neuron once for each tap, the first time ``lags``
@@ -203,14 +182,11 @@ class Delayed(_Separate):
     weight: torch.Tensor
     lags: torch.Tensor
     span: int
+    break_even = ALWAYS_SPARSE
 
     @property
     def geometry(self) -> Optional[List[int]]:
         return [self.span, self.weight.shape[2]]
-
-    @property
-    def break_even(self) -> Shares:
-        return ALWAYS_SPARSE
 
     @property
     def inputs(self) -> int:
@@ -253,19 +229,16 @@ class Delayed(_Separate):
 
 
 @dataclass(eq=False)
-class Convolution2d:
+class Convolution2d(Connection):
     """Kernels ``[out channels, in channels / groups, height, width]``; a parameter belongs to a channel."""
 
     weight: torch.Tensor
     sizes: Geometry
+    break_even = CONVOLUTION
 
     @property
     def geometry(self) -> Optional[List[int]]:
         return list(self.sizes)
-
-    @property
-    def break_even(self) -> Shares:
-        return CONVOLUTION
 
     @property
     def inputs(self) -> int:

@@ -539,12 +539,9 @@ def run_kernels(
         reads = None
         if plan is not None and True in kept:
             reads = _reads_of_kept(plan, x, parameters, num_steps, kept, constant)
-        if constant:
-            options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, parameters, silent)
-            spk, *others = NeuronSequence.apply(options, x, *initial)
-        else:
-            options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, None, silent)
-            spk, *others = NeuronSequence.apply(options, *tensors)
+        shared = parameters if constant else None
+        options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, shared, silent)
+        spk, *others = NeuronSequence.apply(options, x, *initial, *(() if constant else parameters))
     else:
         spk, states, last = _forward(
             constant or is_eager(x), x, initial, parameters, neuron, variant, num_steps, bits(kept), need_final

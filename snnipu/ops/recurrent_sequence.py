@@ -18,7 +18,7 @@ from snnipu.ops import _neurons
 from snnipu.ops._arguments import Parameter, compute_dtype, state_argument
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
-from snnipu.ops._reference import ReferenceStep, Tensors, sum_to_parameter
+from snnipu.ops._reference import ReferenceStep, StepBackward, Tensors, sum_to_parameter
 from snnipu.ops.neuron_sequence import Results, kernel_arguments
 from snnipu.surrogate import Kernel, SpikeGrad
 
@@ -113,30 +113,20 @@ class ReferenceSteps:
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
         self.kernel, self.grad_parameters = Kernel(surrogate, surrogate_a, surrogate_b), grad_parameters
 
-    def backward(
-        self,
-        x: Optional[torch.Tensor],
-        before: Tensors,
-        after: Tensors,
-        grad_spk: Optional[torch.Tensor],
-        grad_states: Tensors,
-        grad_after: Tensors,
-        grad_x: torch.Tensor,
-        grad_before: Tensors,
-    ) -> None:
-        step, missing = self.step, [None] * len(before)
+    def backward(self, a: StepBackward) -> None:
+        step, missing = self.step, [None] * len(a.before)
         output = step.step.output_state
-        outside = step.filled([grad_spk if place == output else grad for place, grad in enumerate(grad_states)])
+        outside = step.filled([a.grad_spk if place == output else grad for place, grad in enumerate(a.grad_states)])
         made, carry, sums = step.adjoint(
-            x,
-            before,
-            after if all(state is not None for state in after) else missing,
-            grad_spk,
-            [carried + grad for carried, grad in zip(step.filled(grad_after), outside)],
+            a.x,
+            a.before,
+            a.after if all(state is not None for state in a.after) else missing,
+            a.grad_spk,
+            [carried + grad for carried, grad in zip(step.filled(a.grad_after), outside)],
             missing,
             surrogate=partial(surrogates.surrogate_gradient, self.kernel),
         )
-        _write((made, *carry), (grad_x, *grad_before))
+        _write((made, *carry), (a.grad_x, *a.grad_before))
         for name, to in zip(self.names, self.grad_parameters):
             if to is not None:
                 to.copy_(sum_to_parameter(sums.get(name, step.zero), to))
@@ -307,14 +297,16 @@ def _backward_steps(
             come = come.to(a.spk.dtype)
             grad_spk = come if grad_spk is None else grad_spk + come
         one.backward(
-            spikes[t] if current is None else current.contiguous(),  # not read, or needed
-            before[adds:],
-            after[adds:],
-            grad_spk,
-            [rows[t] for rows in upstream[1 + adds :]],
-            carry[adds:],
-            gradients[t],
-            spare[t % 2][adds:],
+            StepBackward(
+                spikes[t] if current is None else current.contiguous(),  # not read, or needed
+                grad_spk,
+                before[adds:],
+                after[adds:],
+                [rows[t] for rows in upstream[1 + adds :]],
+                carry[adds:],
+                gradients[t],
+                spare[t % 2][adds:],
+            )
         )
         carry = list(spare[t % 2])
         if t or a.need_initial[SPIKES]:
@@ -364,14 +356,8 @@ def backward_by(means: Means, *arguments: Any) -> MadeBackward:
     )
 
 
-def neuron_recurrent_fwd_reference(*arguments: Any) -> MadeForward:
-    """What ``snnipu::neuron_recurrent_fwd`` computes, in plain PyTorch."""
-    return forward_by(_REFERENCE, *arguments)
-
-
-def neuron_recurrent_bwd_reference(*arguments: Any) -> MadeBackward:
-    """What ``snnipu::neuron_recurrent_bwd`` computes, in plain PyTorch."""
-    return backward_by(_REFERENCE, *arguments)
+neuron_recurrent_fwd_reference = partial(forward_by, _REFERENCE)
+neuron_recurrent_bwd_reference = partial(backward_by, _REFERENCE)
 
 
 def _fwd_meta(*arguments: Any) -> MadeForward:
@@ -403,12 +389,14 @@ _fwd = define(
     _fwd_meta,
     "(Tensor spk, Tensor[] states, Tensor[] final, Tensor incoming)",
     ForwardArguments,
+    "neuron_recurrent_fwd",
 )
 _bwd = define(
     neuron_recurrent_bwd_reference,
     _bwd_meta,
     "(Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor[] grad_initial, Tensor[] grad_parameters)",
     BackwardArguments,
+    "neuron_recurrent_bwd",
 )
 
 

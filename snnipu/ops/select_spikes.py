@@ -1,6 +1,6 @@
 """Spikes of a dense membrane, by two thresholds: public function, schema, meta, autograd, reference."""
 
-from typing import Any, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -9,7 +9,7 @@ from snnipu.ops._arguments import Parameter, parameter_argument
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
 from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, scatter, select
-from snnipu.ops._spike_gradient import IDENTITY, evaluate, fused, through_spikes
+from snnipu.ops._spike_gradient import IDENTITY, fused, through_spikes
 from snnipu.ops.dense_to_sparse import dense_argument, meta_slots
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import Kernel, SpikeGrad
@@ -30,20 +30,25 @@ def spike_values(ids: torch.Tensor, counts: torch.Tensor, dtype: torch.dtype) ->
     return (torch.arange(ids.shape[2], device=ids.device) < counts[..., :1]).to(dtype)
 
 
-def select_spikes_bwd_reference(
-    grad: torch.Tensor,
-    mem: torch.Tensor,
-    threshold: torch.Tensor,
-    ids: torch.Tensor,
-    counts: torch.Tensor,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """What ``snnipu::select_spikes_bwd`` computes, in plain PyTorch; ``through`` is the gradient at each slot."""
-    kernel = Kernel(surrogate, surrogate_a, surrogate_b)
-    through = through_spikes(kernel, gather(mem, ids, counts), threshold, ids, counts, grad)
-    return scatter(through, ids, counts, mem.shape[2]).contiguous(), through
+class SelectBackward(NamedTuple):
+    """Arguments of ``select_spikes_bwd``, in the order of its schema."""
+
+    grad: torch.Tensor
+    mem: torch.Tensor
+    threshold: torch.Tensor
+    ids: torch.Tensor
+    counts: torch.Tensor
+    surrogate: int
+    surrogate_a: float
+    surrogate_b: float
+
+
+def select_spikes_bwd_reference(*arguments: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Compute ``snnipu::select_spikes_bwd`` in plain PyTorch; ``through`` is the gradient at each slot."""
+    a = SelectBackward(*arguments)
+    kernel = Kernel(a.surrogate, a.surrogate_a, a.surrogate_b)
+    through = through_spikes(kernel, gather(a.mem, a.ids, a.counts), a.threshold, a.ids, a.counts, a.grad)
+    return scatter(through, a.ids, a.counts, a.mem.shape[2]).contiguous(), through
 
 
 def _fwd_meta(
@@ -57,7 +62,7 @@ def _bwd_meta(grad: torch.Tensor, mem: torch.Tensor, *_: Any) -> Tuple[torch.Ten
 
 
 define(select_spikes_fwd_reference, _fwd_meta, "(Tensor ids, Tensor values, Tensor counts, Tensor dropped)")
-define(select_spikes_bwd_reference, _bwd_meta, "(Tensor grad_mem, Tensor through)")
+define(select_spikes_bwd_reference, _bwd_meta, "(Tensor grad_mem, Tensor through)", SelectBackward)
 
 
 def threshold_gradient(through: torch.Tensor, ids: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
@@ -102,7 +107,7 @@ class SelectSpikes(torch.autograd.Function):
         kernel = ctx.kernel
         if kernel is None:
             kernel = IDENTITY
-            grad = evaluate(ctx.spike_grad, gather(mem, ids, counts), threshold, ids, counts, grad)
+            grad = through_spikes(ctx.spike_grad, gather(mem, ids, counts), threshold, ids, counts, grad)
         grad_mem, through = torch.ops.snnipu.select_spikes_bwd(
             grad.contiguous(), mem, threshold, ids, counts, kernel.id, kernel.a, kernel.b
         )

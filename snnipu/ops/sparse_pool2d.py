@@ -1,6 +1,6 @@
 """Pools of maps on spike ids: public function, schema, meta, autograd, reference."""
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -68,28 +68,33 @@ def sparse_pool2d_fwd_reference(
     return ids_out, values_out, counts_out, source
 
 
-def sparse_pool2d_bwd_reference(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    counts: torch.Tensor,
-    ids_out: torch.Tensor,
-    counts_out: torch.Tensor,
-    source: torch.Tensor,
-    geometry: List[int],
-    mode: int,
-) -> torch.Tensor:
-    """What ``snnipu::sparse_pool2d_bwd`` computes, in plain PyTorch."""
-    sizes = PoolGeometry(*geometry)
-    if mode == MODES["max"]:
-        return scatter(grad, source, counts_out, ids.shape[2]).contiguous()
-    dense = scatter(grad, ids_out, counts_out, sizes.neurons)
-    if mode == MODES["average"]:
+class PoolBackward(NamedTuple):
+    """Arguments of ``sparse_pool2d_bwd``, in the order of its schema."""
+
+    grad: torch.Tensor
+    ids: torch.Tensor
+    counts: torch.Tensor
+    ids_out: torch.Tensor
+    counts_out: torch.Tensor
+    source: torch.Tensor
+    geometry: List[int]
+    mode: int
+
+
+def sparse_pool2d_bwd_reference(*arguments: Any) -> torch.Tensor:
+    """Compute ``snnipu::sparse_pool2d_bwd`` in plain PyTorch."""
+    a = PoolBackward(*arguments)
+    sizes = PoolGeometry(*a.geometry)
+    if a.mode == MODES["max"]:
+        return scatter(a.grad, a.source, a.counts_out, a.ids.shape[2]).contiguous()
+    dense = scatter(a.grad, a.ids_out, a.counts_out, sizes.neurons)
+    if a.mode == MODES["average"]:
         dense = dense / (sizes.kernel_height * sizes.kernel_width)
-    every = torch.arange(sizes.inputs, device=ids.device).reshape(1, 1, -1) + 1
+    every = torch.arange(sizes.inputs, device=a.ids.device).reshape(1, 1, -1) + 1
     places = _windows(every.to(torch.float64), sizes, 0.0)[0, 0].long()  # 0: padding
     cells = dense.new_zeros(*dense.shape[:2], sizes.inputs + 1)
     cells.index_add_(2, places.reshape(-1), dense.repeat_interleave(places.shape[1], 2))
-    return gather(cells[..., 1:], ids, counts)
+    return gather(cells[..., 1:], a.ids, a.counts)
 
 
 def _fwd_meta(
@@ -106,7 +111,7 @@ def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 define(sparse_pool2d_fwd_reference, _fwd_meta, "(Tensor ids_out, Tensor values_out, Tensor counts_out, Tensor source)")
-define(sparse_pool2d_bwd_reference, _bwd_meta)
+define(sparse_pool2d_bwd_reference, _bwd_meta, arguments=PoolBackward)
 # No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
 _library.implement("sparse_pool2d_fwd", "CUDA", sparse_pool2d_fwd_reference)
 _library.implement("sparse_pool2d_bwd", "CUDA", sparse_pool2d_bwd_reference)

@@ -29,12 +29,12 @@ def _fwd_meta(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num
     return values.new_empty((*ids.shape[:2], num_neurons))
 
 
-def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+def values_meta(grad: torch.Tensor, ids: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return grad.new_empty(ids.shape)
 
 
 define(sparse_to_dense_fwd_reference, _fwd_meta)
-define(sparse_to_dense_bwd_reference, _bwd_meta)
+define(sparse_to_dense_bwd_reference, values_meta)
 
 
 class SparseToDense(torch.autograd.Function):

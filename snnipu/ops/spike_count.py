@@ -7,6 +7,7 @@ import torch
 from snnipu.ops import _library
 from snnipu.ops._arguments import is_eager
 from snnipu.ops._records import define
+from snnipu.ops.sparse_to_dense import values_meta
 from snnipu.spikes import SparseSpikes
 
 
@@ -37,12 +38,8 @@ def _fwd_meta(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num
     return values.new_empty((ids.shape[1], num_neurons))
 
 
-def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return grad.new_empty(ids.shape)
-
-
 define(spike_count_fwd_reference, _fwd_meta)
-define(spike_count_bwd_reference, _bwd_meta)
+define(spike_count_bwd_reference, values_meta)
 
 
 class SpikeCount(torch.autograd.Function):

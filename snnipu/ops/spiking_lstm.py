@@ -11,6 +11,7 @@ pass over the gates. The backward pass walks back likewise; the weights' gradien
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -19,7 +20,8 @@ from torch.nn import functional as F
 from snnipu import _route
 from snnipu._layout import upstream_rows
 from snnipu.ops import _library
-from snnipu.ops._arguments import is_autocast, is_compiling, is_differentiated
+from snnipu.ops._arguments import is_autocast, is_differentiated
+from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import declared, define
 
 # Where nothing is kept for a backward pass, so many numbers of gates are computed at once: 64 MiB in float32.
@@ -277,6 +279,30 @@ def spiking_lstm_step(
 # ---- the operator
 
 
+class PointwiseBackward(NamedTuple):
+    """Arguments of a step's adjoint behind the products. Tensors in pairs are of the cell and the hidden state.
+
+    Attributes:
+        activations: of the gates.
+        before: states before the step; None: zeros.
+        syn: cell state after the step.
+        grad: gradients of the states after the step, of the loss itself; None: zeros.
+        carried: gradients of the same states that the step after gave.
+        grad_gates: result.
+        grad_before: result for the cell state; may be the memory of ``carried``.
+        grad_reset: result for the threshold at each neuron, or None.
+    """
+
+    activations: torch.Tensor
+    before: Tensors
+    syn: torch.Tensor
+    grad: Tensors
+    carried: Tensors
+    grad_gates: torch.Tensor
+    grad_before: torch.Tensor
+    grad_reset: Optional[torch.Tensor]
+
+
 class ReferencePointwise:
     """Operations of a step after its products, in plain PyTorch; a kernel has the same methods."""
 
@@ -304,38 +330,24 @@ class ReferencePointwise:
             assert to is not None
             to.copy_(made)
 
-    def backward(
-        self,
-        activations: torch.Tensor,
-        before: Tensors,
-        syn: torch.Tensor,
-        grad: Tensors,
-        carried: Tensors,
-        grad_gates: torch.Tensor,
-        grad_before: torch.Tensor,
-        grad_reset: Optional[torch.Tensor],
-    ) -> None:
-        """Gradients of gates, of the cell state before the step and of the threshold at each neuron.
-
-        From two of the states after the step that are added: the loss's own, and those that come from the step after.
-        ``grad_before`` may be the latter's memory.
-        """
-        i, f, g, o = self._split(activations)
-        both = [[one for one in pair if one is not None] for pair in zip(grad, carried)]
-        grad_syn, grad_mem = (_sum(pair, syn) for pair in both)
+    def backward(self, a: PointwiseBackward) -> None:
+        """Write the gradients of the gates, of the cell state before the step and of the threshold."""
+        i, f, g, o = self._split(a.activations)
+        both = [[part for part in pair if part is not None] for pair in zip(a.grad, a.carried)]
+        grad_syn, grad_mem = (_sum(pair, a.syn) for pair in both)
         if self.reset < 2:
-            reset = self._reset(before[1], syn)
-            if grad_reset is not None:
-                grad_reset.copy_(-grad_mem * reset)
+            reset = self._reset(a.before[1], a.syn)
+            if a.grad_reset is not None:
+                a.grad_reset.copy_(-grad_mem * reset)
             grad_mem = grad_mem.masked_fill(reset, 0) if self.reset == 1 else grad_mem
-        tanh = syn.tanh()
+        tanh = a.syn.tanh()
         grad_syn = grad_syn + grad_mem * o * (1 - tanh * tanh)
-        grad_i, grad_f, grad_g, grad_o = self._split(grad_gates)
+        grad_i, grad_f, grad_g, grad_o = self._split(a.grad_gates)
         grad_i.copy_(grad_syn * g * i * (1 - i))
-        grad_f.zero_() if before[0] is None else grad_f.copy_(grad_syn * before[0] * f * (1 - f))
+        grad_f.zero_() if a.before[0] is None else grad_f.copy_(grad_syn * a.before[0] * f * (1 - f))
         grad_g.copy_(grad_syn * i * (1 - g * g))
         grad_o.copy_(grad_mem * tanh * o * (1 - o))
-        grad_before.copy_(grad_syn * f)
+        a.grad_before.copy_(grad_syn * f)
 
 
 class Arguments(NamedTuple):
@@ -412,7 +424,7 @@ def backward_by(
     carried: Tensors = [None, None]
     for t in reversed(range(steps)):
         grad, row = grad_gates[t], None if grad_reset is None else grad_reset[t]
-        one.backward(activations[t], states[t], syns[t], upstream[t], carried, grad, carry, row)
+        one.backward(PointwiseBackward(activations[t], states[t], syns[t], upstream[t], carried, grad, carry, row))
         carried = [carry, cell.grad_hidden(grad, syns[0], weight) if t or needs[2] else None]
     grads = grad_gates.flatten(0, 1) if a.num_steps is None else grad_gates.sum(0)
     fed = [(grad_gates[1:].flatten(0, 1), mems[:-1].flatten(0, 1))] if steps > 1 else []
@@ -435,14 +447,8 @@ def backward_by(
     )
 
 
-def spiking_lstm_fwd_reference(*arguments: Any) -> Made:
-    """What ``snnipu::spiking_lstm_fwd`` computes, in plain PyTorch."""
-    return forward_by(ReferencePointwise, *arguments)
-
-
-def spiking_lstm_bwd_reference(*arguments: Any) -> MadeBackward:
-    """What ``snnipu::spiking_lstm_bwd`` computes, in plain PyTorch."""
-    return backward_by(ReferencePointwise, *arguments)
+spiking_lstm_fwd_reference = partial(forward_by, ReferencePointwise)
+spiking_lstm_bwd_reference = partial(backward_by, ReferencePointwise)
 
 
 def _fwd_meta(*arguments: Any) -> Made:
@@ -469,7 +475,13 @@ def _bwd_meta(grad_syns: Any, grad_mems: Any, activations: Any, syns: Any, mems:
     )
 
 
-_fwd = define(spiking_lstm_fwd_reference, _fwd_meta, "(Tensor activations, Tensor syns, Tensor mems)", Arguments)
+_fwd = define(
+    spiking_lstm_fwd_reference,
+    _fwd_meta,
+    "(Tensor activations, Tensor syns, Tensor mems)",
+    Arguments,
+    "spiking_lstm_fwd",
+)
 _bwd = _library.define(
     "spiking_lstm_bwd(Tensor? grad_syns, Tensor? grad_mems, Tensor activations, Tensor syns, Tensor mems, "
     f"{declared(Arguments)}, bool[] needs) -> (Tensor grad_x, Tensor grad_syn, Tensor grad_mem, Tensor grad_threshold, "
@@ -482,8 +494,7 @@ _bwd = _library.define(
 class SpikingLSTM(torch.autograd.Function):
     """Forward and backward operator as one differentiable function: cell and hidden states after each step.
 
-    Kept for the backward pass: the gates' activations, the states, and what was given. A second derivative is
-    PyTorch's, by :func:`_plain`.
+    Kept for the backward pass: the gates' activations, the states, and what was given.
     """
 
     @staticmethod
@@ -498,14 +509,13 @@ class SpikingLSTM(torch.autograd.Function):
         return syns, mems
 
     @staticmethod
+    @once_differentiable("spiking_lstm")
     def backward(ctx: Any, grad_syns: Optional[torch.Tensor], grad_mems: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
         padding, reset, num_steps = ctx.how
         activations, syns, mems, *given = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[1:])
         if grad_syns is None and grad_mems is None:
             return (None,) * (1 + len(needs))
-        if torch.is_grad_enabled() and not is_compiling():
-            return (None, *_differentiable(ctx.how, given, needs, (grad_syns, grad_mems)))
         x, syn, mem, threshold, *cell = given
         grad_x, grad_syn, grad_mem, grad_threshold, grad_cell = _bwd(
             grad_syns,
@@ -549,20 +559,6 @@ def _plain(quantise: Any, how: Tuple[Any, ...], x: torch.Tensor, *tensors: Optio
         syn, mem = neuron.after(*_cell(cell.activations(gates), syn), mem)
         made.append((syn, mem))
     return torch.stack([one[0] for one in made]), torch.stack([one[1] for one in made])
-
-
-def _differentiable(how: Tuple[Any, ...], given: Tensors, needs: Sequence[bool], grads: Tensors) -> Tensors:
-    """Gradients that have a derivative themselves."""
-    wanted = [tensor for tensor, need in zip(given, needs) if need and tensor is not None]
-    with torch.enable_grad():
-        made = _plain(None, how, *given)  # type: ignore[arg-type]
-    pairs = [(one, grad) for one, grad in zip(made, grads) if grad is not None]
-    found = iter(
-        torch.autograd.grad(
-            [one for one, _ in pairs], wanted, [grad for _, grad in pairs], create_graph=True, allow_unused=True
-        )
-    )
-    return [next(found) if need else None for need in needs]
 
 
 def spiking_lstm_sequence(

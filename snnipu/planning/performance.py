@@ -89,10 +89,6 @@ class Performance:
         kinds, steps = ("compute", "exchange", "sync"), self.plan.network.steps
         return sum(self._sum(kind, "forward", "backward") for kind in kinds) / steps
 
-    def direction_cycles(self, direction: str) -> float:
-        """Cycles per batch of ``forward``, ``backward`` or ``update``."""
-        return sum(self._sum(kind, direction) for kind in ("compute", "exchange", "sync"))
-
     @property
     def compute_share(self) -> float:
         return self._sum("compute") / self.cycles_per_batch
@@ -232,37 +228,33 @@ class _Estimator:
         )
         short = {layer.layer: cycles.RECEIVE * 2.0 * layer.word_tiles for layer in layers}
         self.exchange("fired bits to the selection tiles", "forward", bits, links, short)
-        slowest, where = 0.0, 0
-        for layer in layers:
-            entry, first = layer.layer, layer.first_selection_tile
-            carried = network.slots[entry] if network.training else network.spikes[entry]
-            for offset, samples in enumerate(layer.rows):
-                cost = cycles.select_spikes(samples, words[entry], carried, network.slots[entry])
-                self.tile_cycles[first + offset] += cost
-                slowest, where = (cost, entry) if cost > slowest else (slowest, where)
-        self.phases.append(Phase("spike selection", "forward", "compute", slowest, self.sync, where))
-        self.kept_spikes(layers)
+        seen = network.slots if network.training else network.spikes
+        self.select(
+            "spike selection",
+            "forward",
+            layers,
+            lambda entry, samples: cycles.select_spikes(samples, words[entry], seen[entry], network.slots[entry]),
+        )
+        # Ids, values and counts of the step are kept, and ids made floats in the end.
+        self.select(
+            "spikes that are kept",
+            "forward",
+            layers,
+            lambda entry, samples: (
+                2 * (cycles.each(samples * network.slots[entry], 5) + cycles.each(2 * samples, 5))
+                + cycles.each(samples * network.slots[entry], 7)
+            ),
+        )
 
-    def kept_spikes(self, layers: Sequence[LayerPlan]) -> None:
-        """Ids, values and counts of the step are kept, and ids made floats in the end."""
+    def select(self, name: str, direction: str, layers: Sequence[LayerPlan], cost: Callable[[int, int], float]) -> None:
+        """Add a phase of the layers' selection tiles; ``cost`` takes a layer's number and a tile's samples."""
         slowest, where = 0.0, 0
         for layer in layers:
             for offset, samples in enumerate(layer.rows):
-                slots = samples * self.network.slots[layer.layer]
-                cost = 2 * (cycles.each(slots, 5) + cycles.each(2 * samples, 5)) + cycles.each(slots, 7)
-                self.tile_cycles[layer.first_selection_tile + offset] += cost
-                slowest, where = (cost, layer.layer) if cost > slowest else (slowest, where)
-        self.phases.append(Phase("spikes that are kept", "forward", "compute", slowest, self.sync, where))
-
-    def spikes_of_the_step(self, layers: Sequence[LayerPlan]) -> None:
-        """Backwards: each selection tile brings what it kept: ids of two steps, gradients of their values."""
-        slowest, where = 0.0, 0
-        for layer in layers:
-            for offset, samples in enumerate(layer.rows):
-                cost = 3 * cycles.each(samples * self.network.slots[layer.layer], 8)
-                self.tile_cycles[layer.first_selection_tile + offset] += cost
-                slowest, where = (cost, layer.layer) if cost > slowest else (slowest, where)
-        self.phases.append(Phase("spikes of the step", "backward", "compute", slowest, self.sync, where))
+                spent = cost(layer.layer, samples)
+                self.tile_cycles[layer.first_selection_tile + offset] += spent
+                slowest, where = (spent, layer.layer) if spent > slowest else (slowest, where)
+        self.phases.append(Phase(name, direction, "compute", slowest, self.sync, where))
 
     def _own_weights(self, layer: LayerPlan, width: int) -> int:
         """Weights of a tile that its optimiser updates: the groups share them."""
@@ -284,7 +276,13 @@ class _Estimator:
 
     def backward(self, layers: Sequence[LayerPlan]) -> None:
         network = self.network
-        self.spikes_of_the_step(layers)
+        # Each selection tile brings what it kept: ids of two steps, gradients of their values.
+        self.select(
+            "spikes of the step",
+            "backward",
+            layers,
+            lambda entry, samples: 3 * cycles.each(samples * network.slots[entry], 8),
+        )
         arriving = {
             layer.layer: layer.samples
             * (self._train_bytes(layer.layer) + network.slots[layer.layer] * FLOAT + sum(self._trains_read(layer)))

@@ -1,13 +1,14 @@
 """Three ways to run a ``SparseNetwork``: dense products, sparse operators one by one, and the layers' own operator."""
 
-from typing import Any, Callable, Dict, List, Tuple, Union
+from typing import Callable, Dict, List, Union
 
 import torch
 
 from snnipu import ops
-from snnipu.neurons import SparseConvLeaky, SparseNetwork
+from snnipu.neurons import SparseNetwork
 from snnipu.ops._sparse_layers import delayed
 from snnipu.spikes import SparseSpikes
+from snnipu.surrogate import atan
 
 Spikes = Union[torch.Tensor, SparseSpikes]
 Layers = List[Spikes]
@@ -22,22 +23,11 @@ def dense(network: SparseNetwork, x: SparseSpikes) -> Layers:
     out = ops.sparse_to_dense(x)
     layers: Layers = []
     for index, layer in enumerate(network.layers):
-        spikes, _ = _neurons(layer, layer.weighted(out), network.delay if index else 0)
+        current = delayed(layer.weighted(out) * layer.input_scale, network.delay if index else 0)
+        spikes = layer.stepped(current, spike_grad=layer.spike_grad or atan()).spk
         layers.append(spikes.flatten(2))
         out = network.pooled_densely(index, spikes)
     return layers
-
-
-def _neurons(layer: Any, weighted: torch.Tensor, delay: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Spikes and membranes of a layer's neurons, in the shape of its weighted spikes."""
-    current = delayed(weighted * layer.input_scale, delay)
-    return ops.lif_sequence(
-        current if layer.bias is None else current + layer._per_neuron(layer.bias),
-        beta=layer._per_neuron(layer.beta),
-        threshold=layer._per_neuron(layer.threshold),
-        reset_mechanism=layer.reset_mechanism,
-        spike_grad=layer.spike_grad,
-    )
 
 
 def sparse_ops(network: SparseNetwork, x: SparseSpikes) -> Layers:
@@ -45,26 +35,10 @@ def sparse_ops(network: SparseNetwork, x: SparseSpikes) -> Layers:
     out = limited(network, x)
     layers: Layers = []
     for index, layer in enumerate(network.layers):
-        threshold, maps = layer.threshold, None
-        if isinstance(layer, SparseConvLeaky):
-            geometry = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups")}
-            current = ops.sparse_conv2d(out, layer.weight, input_size=layer.input_size, **geometry)
-            maps = (current.shape[2], current.shape[3], current.shape[4])
-            if threshold.numel() > 1:
-                threshold = threshold.repeat_interleave(maps[1] * maps[2])
-        else:
-            current = layer.weighted(out)
-        _, mem = _neurons(layer, current, network.delay if index else 0)
-        spikes = ops.select_spikes(
-            mem.flatten(2),
-            threshold,
-            layer.grad_threshold,
-            layer.max_spikes,
-            spike_grad=layer.spike_grad,
-            overflow=layer.overflow_order,
-        ).with_maps(maps)
+        mem, _ = layer.integrated(layer.weighted(out), network.delay if index else 0)
+        spikes = layer.selected(mem)
         layers.append(spikes)
-        out = network.pools[str(index)](spikes) if str(index) in network.pools else spikes
+        out = network.pooled(index, spikes)
     return layers
 
 

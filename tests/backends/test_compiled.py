@@ -302,10 +302,10 @@ def test_each_has_a_library_of_its_own(compiler, monkeypatch, tmp_path, what):
         monkeypatch.setattr(compiled, "said_by", lambda words: "another 2.0")
     elif what == "header":
         folder = tmp_path / "csrc"
-        shutil.copytree(compiled.sources(), folder)
+        shutil.copytree(compiled.header_folder(), folder)
         with (folder / "neuron" / "sequence.hpp").open("a") as file:
             file.write("//\n")
-        monkeypatch.setattr(compiled, "sources", lambda: folder)
+        monkeypatch.setattr(compiled, "header_folder", lambda: folder)
     else:
         neuron = neuron._replace(parameters=[*neuron.parameters, "other"])
     assert compiled.kernels(NAME, neuron, dtype) is not None

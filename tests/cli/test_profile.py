@@ -3,6 +3,7 @@
 import json
 import re
 
+import ipu_published as published
 import pytest
 import torch
 from support.operators import needs_host_runtime, needs_library
@@ -10,7 +11,6 @@ from support.operators import needs_host_runtime, needs_library
 import snnipu as snn
 from snnipu import ipu
 from snnipu.cli import main as command_line
-from snnipu.ipu import published
 from snnipu.ipu.model import IpuModelError
 
 PINNED = {

@@ -27,9 +27,10 @@ class Currents(FullyConnectedNeurons):
     def __init__(self, parameters, **options):
         super().__init__()
         self._set_features(INPUTS, NEURONS, False)
-        learnt = dict.fromkeys(parameters, False)
-        self._set_neurons(parameters, learnt, None, None, "zero", None, 1.0, "lowest", "sparse")
-        self.reset_parameters()
+        learnt = dict.fromkeys([f"learn_{name}" for name in parameters], False)
+        given = dict.fromkeys(("grad_threshold", "max_spikes", "spike_grad"))
+        given.update(reset_mechanism="zero", input_scale=1.0, overflow="lowest", path="sparse")
+        self._set_neurons({**parameters, **learnt, **given})
 
 
 class SparseAlpha(Currents):

@@ -49,6 +49,7 @@ OPERATORS = {
     "sparse_to_dense": lambda: of_values(ops.sparse_to_dense),
     "sparse_linear": lambda: of_values(lambda made: ops.sparse_linear(made, WEIGHT)),
     "sparse_lif_sequence": lambda: of_values(lambda made: ops.sparse_lif_sequence(made, WEIGHT, beta=0.9).values),
+    "spiking_lstm": lambda: of_tensor(lambda x: snn.SLSTM(4, 4).sequence(x)[2], 3, 2, 4),
     "PopART operators": on_ipu_model,
 }
 CASES = [

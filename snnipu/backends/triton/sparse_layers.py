@@ -9,8 +9,7 @@ from snnipu.backends.triton.sparse_conv import gather_maps, gradients_of_maps
 from snnipu.backends.triton.sparse_lif import membrane_gradient, selected
 from snnipu.backends.triton.sparse_linear import gather_weights, grad_values_of, grad_weight_of
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
-from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade
-from snnipu.ops.connections import parameter_gradient
+from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade, gradients_of_sums
 from snnipu.ops.sparse_conv2d import OPERATORS as CONV2D
 from snnipu.ops.sparse_conv_lif_sequence import OPERATORS as CONV_LIF
 from snnipu.ops.sparse_lif_sequence import OPERATORS as LIF
@@ -69,18 +68,12 @@ def layer_bwd(a: LayerBackward) -> LayerGradients:
     mem = a.mem if stored is None else connected.from_kept(stored).flatten(2)
     parameters = (connected.per_neuron(a.beta), connected.per_neuron(a.threshold))
     dense, sum_grad, sum_beta, sum_threshold = membrane_gradient(a, mem, *parameters)
-    inside = (a.beta >= 0) & (a.beta <= 1)
     grad_recurrent = None
     if a.need_recurrent:
         ones = torch.ones_like(a.slot_mem)
         grad_recurrent = grad_weight_of(dense, a.ids_out, ones, a.counts_out, connected.neurons, a.input_scale, 1)
-    return LayerGradients(
-        *_gradients(a, dense, a.input_scale, a.delay),
-        connected.per_parameter(sum_grad) if a.need_bias else None,
-        grad_recurrent,
-        parameter_gradient(connected, sum_beta, a.beta) * inside if a.need_beta else None,
-        parameter_gradient(connected, sum_threshold, a.threshold) if a.need_threshold else None,
-    )
+    grads = _gradients(a, dense, a.input_scale, a.delay)
+    return gradients_of_sums(a, *grads, grad_recurrent, sum_grad, sum_beta, sum_threshold)
 
 
 sparse_linear_fwd, sparse_linear_bwd = LINEAR.forward.kernel(currents_fwd), LINEAR.backward.kernel(currents_bwd)

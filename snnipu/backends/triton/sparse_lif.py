@@ -29,6 +29,7 @@ from snnipu.backends.triton.sparse_maths import (
 )
 from snnipu.backends.triton.sparse_select import Selection, carried_in_row, through_spikes
 from snnipu.ops._sparse_layers import LayerBackward, LayerForward
+from snnipu.ops.select_spikes import SelectBackward
 
 # Neurons to a program: one for each thread of four warps, so that a warp makes a word of bits.
 _NEURON_BLOCK = 128
@@ -438,16 +439,8 @@ def membrane_gradient(
             )
 
     if a.recurrent_weight is None:
-        dense, _ = through_spikes(
-            grad,
-            slot_mem,
-            threshold,
-            ids_out,
-            counts_out,
-            *surrogate,
-            neurons,
-            at_slots=True,
-        )
+        behind = SelectBackward(grad, slot_mem, threshold, ids_out, counts_out, *surrogate)
+        dense, _ = through_spikes(behind, neurons, at_slots=True)
         if dense.numel():
             adjoint(dense, 0, steps, resume=False)
     else:

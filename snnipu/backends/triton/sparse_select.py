@@ -20,6 +20,7 @@ from snnipu.backends.triton.sparse_maths import (
     surrogate_constants,
     through_spike,
 )
+from snnipu.ops.select_spikes import SelectBackward
 
 Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -432,22 +433,14 @@ def spike_count_fwd(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tenso
     return total
 
 
-def through_spikes(
-    grad: torch.Tensor,
-    mem: torch.Tensor,
-    threshold: torch.Tensor,
-    ids: torch.Tensor,
-    counts: torch.Tensor,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-    num_neurons: int,
-    at_slots: bool,
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """The gradient behind the spike function: dense ``[T, B, N]``, and at the slots unless the membranes are there."""
-    device = backend.check_launch(grad, mem, threshold, ids, counts)
-    grad, mem, threshold = grad.contiguous(), mem.contiguous(), threshold.contiguous()
-    ids, counts = ids.contiguous(), counts.contiguous()
+def through_spikes(a: SelectBackward, num_neurons: int, at_slots: bool) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradient behind the spike function, dense ``[T, B, N]`` and at the slots.
+
+    ``at_slots``: the membranes are those of the slots, and the second result is empty.
+    """
+    tensors = a[:5]
+    device = backend.check_launch(*tensors)
+    grad, mem, threshold, ids, counts = (tensor.contiguous() for tensor in tensors)
     dense = mem.new_zeros((*ids.shape[:2], num_neurons))
     through = mem.new_empty(0 if at_slots else ids.shape)
     if ids.numel():
@@ -461,10 +454,10 @@ def through_spikes(
                 counts,
                 dense,
                 through,
-                *surrogate_constants(surrogate_a, surrogate_b),
+                *surrogate_constants(a.surrogate_a, a.surrogate_b),
                 slots,
                 num_neurons,
-                KIND=surrogate,
+                KIND=a.surrogate,
                 PER_NEURON=threshold.numel() > 1,
                 AT_SLOTS=at_slots,
                 STORE=not at_slots,
@@ -474,17 +467,7 @@ def through_spikes(
     return dense, through
 
 
-def select_spikes_bwd(
-    grad: torch.Tensor,
-    mem: torch.Tensor,
-    threshold: torch.Tensor,
-    ids: torch.Tensor,
-    counts: torch.Tensor,
-    surrogate: int,
-    surrogate_a: float,
-    surrogate_b: float,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+def select_spikes_bwd(*arguments: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     """CUDA kernel of ``snnipu::select_spikes_bwd``."""
-    return through_spikes(
-        grad, mem, threshold, ids, counts, surrogate, surrogate_a, surrogate_b, mem.shape[2], at_slots=False
-    )
+    a = SelectBackward(*arguments)
+    return through_spikes(a, a.mem.shape[2], at_slots=False)

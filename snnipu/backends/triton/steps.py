@@ -1,11 +1,13 @@
 """Single steps of a neuron on a GPU: of loops, and of neurons whose spikes come back through a layer."""
 
-from typing import Any, List, Optional, Sequence
+from functools import partial
+from typing import List, Optional, Sequence
 
 import torch
 
 from snnipu.backends.triton.neurons import Tensors, _reads, launch_backward, launch_forward
 from snnipu.ops import recurrent_sequence
+from snnipu.ops._reference import StepBackward
 from snnipu.surrogate import Kernel
 
 
@@ -38,38 +40,28 @@ class Steps:
         """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
         self._kernel, self._sums = Kernel(surrogate, surrogate_a, surrogate_b), grad_parameters
 
-    def backward(
-        self,
-        x: Optional[torch.Tensor],
-        before: Tensors,
-        after: Tensors,
-        grad_spk: Optional[torch.Tensor],
-        grad_states: Tensors,
-        grad_after: Tensors,
-        grad_x: torch.Tensor,
-        grad_before: Tensors,
-    ) -> None:
-        """Writes ``grad_x`` and ``grad_before``; the arguments are those of the CPU's."""
-        x = grad_x if x is None else x  # not read
+    def backward(self, a: StepBackward) -> None:
+        """Write ``grad_x`` and ``grad_before``."""
+        x = a.grad_x if a.x is None else a.x  # not read
         need = [grad is not None for grad in self._sums] or [False] * len(self._parameters)
         read, _ = _reads(self._name, self._variant, any(need))
-        kept: List[Optional[torch.Tensor]] = [state if place in read else None for place, state in enumerate(after)]
+        kept: List[Optional[torch.Tensor]] = [state if place in read else None for place, state in enumerate(a.after)]
         if any(kept[place] is None for place in read):
             kept = [self._parameters[0].new_empty(x.shape) if place in read else None for place in range(len(kept))]
-            self.forward(x, before, None, [None] * len(kept), kept)
+            self.forward(x, a.before, None, [None] * len(kept), kept)
         made = launch_backward(
             (self._name, self._variant),
             self._kernel,
             x,
-            before,
+            a.before,
             kept,
             self._parameters,
             False,
             (1, x.numel()),
-            (grad_spk, False),
-            [(grad, False) for grad in grad_states],
-            grad_after or [None] * len(before),
-            (grad_x, grad_before),
+            (a.grad_spk, False),
+            [(grad, False) for grad in a.grad_states],
+            a.grad_after or [None] * len(a.before),
+            (a.grad_x, a.grad_before),
             need,
         )
         for into, gradient in zip(self._sums, made):
@@ -84,11 +76,6 @@ _MEANS = recurrent_sequence.Means(
 )
 
 
-def neuron_recurrent_fwd(*arguments: Any) -> recurrent_sequence.MadeForward:
-    """CUDA kernels of ``snnipu::neuron_recurrent_fwd``."""
-    return recurrent_sequence.forward_by(_MEANS, *arguments)
-
-
-def neuron_recurrent_bwd(*arguments: Any) -> recurrent_sequence.MadeBackward:
-    """CUDA kernels of ``snnipu::neuron_recurrent_bwd``."""
-    return recurrent_sequence.backward_by(_MEANS, *arguments)
+# CUDA kernels of the operators.
+neuron_recurrent_fwd = partial(recurrent_sequence.forward_by, _MEANS)
+neuron_recurrent_bwd = partial(recurrent_sequence.backward_by, _MEANS)
