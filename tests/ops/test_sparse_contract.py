@@ -10,7 +10,6 @@ import pytest
 import torch
 from oracle import (
     assert_all_equal,
-    poison_new_tensors,
     reference_of,
     relative_error,
     soft,
@@ -39,16 +38,6 @@ KERNELS = (*cases.OPS, cases.POOLED, cases.DELAYED)
 SIZES = [1, 5, 63, 64, 65, 200]
 ROWS = [(0, 2), (3, 0), (0, 0), (1, 1), (1, 5), (50, 1), (2, 40)]
 DTYPES = (torch.float32, torch.float64)
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def poisoned(monkeypatch):
-    poison_new_tensors(monkeypatch)
 
 
 # ---- who computes
@@ -164,6 +153,18 @@ GRIDS = {
         },
         {"grad_threshold": SECOND, "delay": [0, 1, 3, 6, 9], "reset": RESETS, "bias": BOTH, "recurrent": BOTH},
         {"rows": ROWS, "rates": [*RATES, (0.0, 0.0)], "recurrent": BOTH, "store_mem": BOTH},
+        # Tiles of inputs, of 192 or 96, and several chunks of time.
+        {
+            "inputs": [192, 193, 400],
+            "rows": [(11, 50)],
+            "rates": [(0.3, 0.1)],
+            "neurons": [70],
+            "delay": [0, 2],
+            "graded": BOTH,
+            "shuffled": BOTH,
+            "threshold": [torch.tensor(4.0)],
+            "grad_threshold": [3.0],
+        },
     ],
     CONV_LIF: [
         {"geometry": [*MAPS.values()], "neurons": [2, 66], "reset": RESETS, "capacity": [AS_NEEDED, 20]},

@@ -4,74 +4,11 @@ import pytest
 import torch
 from oracle import (
     needs_kernel,
-    on_grid,
-    poison_new_tensors,
     random_spikes,
-    relative_error,
 )
 
-from snnipu import SparseSpikes, ops, surrogate
 from snnipu.ops._maps import conv_geometry
 from snnipu.ops._slots import AS_NEEDED
-
-SPIKES = SparseSpikes.from_dense(torch.ones(2, 1, 2 * 3 * 4)).with_maps((2, 3, 4))
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def poisoned(monkeypatch):
-    poison_new_tensors(monkeypatch)
-
-
-@pytest.mark.parametrize("reset", ["subtract", "zero", "none"])
-@pytest.mark.parametrize("delay", [0, 1])
-def test_equals_the_layers_one_by_one(reset, delay, poisoned):
-    """Convolution, fused neurons and selection, whose gradients PyTorch chains."""
-    spikes = random_spikes(9, 3, 3 * 8 * 8, 0.1, 0.1).with_maps((3, 8, 8))
-    own, other = (
-        [t.requires_grad_() for t in leaves] for leaves in _twice(on_grid(20, 3, 3, 3), torch.rand(20) / 2 + 0.4)
-    )
-    values = [spikes.values.nan_to_num(0).requires_grad_() for _ in range(2)]
-    results = []
-    for (weight, beta), slot_values, fused in ((own, values[0], True), (other, values[1], False)):
-        x = SparseSpikes._trusted(spikes.ids, slot_values, spikes.counts, 192, map_shape=(3, 8, 8))
-        options = {"spike_grad": surrogate.fast_sigmoid(10)}
-        if fused:
-            out = ops.sparse_conv_lif_sequence(
-                x, weight, beta=beta, threshold=0.5, grad_threshold=0.25, reset_mechanism=reset, delay=delay, **options
-            )
-        else:
-            current = ops.sparse_conv2d(x, weight)
-            current = torch.cat([torch.zeros_like(current[:delay]), current[: 9 - delay]])
-            _, mem = ops.lif_sequence(
-                current, beta=beta.reshape(-1, 1, 1), threshold=0.5, reset_mechanism=reset, **options
-            )
-            out = ops.select_spikes(mem.flatten(2), 0.5, 0.25, **options)
-        weights = torch.arange(out.num_neurons).float()[out.ids.long()] % 7
-        used = torch.arange(out.capacity) < out.counts[..., 1:]
-        out.values.backward(torch.where(used, weights, torch.zeros(())))
-        results.append((out, weight.grad, beta.grad, slot_values.grad))
-    assert results[0][0].num_spikes > 50
-    for name in ("ids", "counts", "values"):
-        assert torch.equal(getattr(results[0][0], name), getattr(results[1][0], name)), name
-    for a, b in zip(results[0][1:], results[1][1:]):
-        assert relative_error(a, b) <= 1e-5
-
-
-def _twice(*tensors):
-    return [t.clone() for t in tensors], [t.clone() for t in tensors]
-
-
-def test_dropped_spikes_are_counted():
-    out = ops.sparse_conv_lif_sequence(SPIKES, torch.ones(5, 2, 2, 2), beta=0.5, max_spikes=4, grad_threshold=0.5)
-    assert out.counts.tolist() == [[[4, 4]], [[4, 4]]]
-    assert out.dropped.tolist() == [[[26, 26]], [[26, 26]]]
-    assert out.overflow == 52
-    assert out.map_shape == (5, 2, 3)
 
 
 @needs_kernel("sparse_conv_lif_sequence_fwd")
