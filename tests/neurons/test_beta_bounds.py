@@ -1,10 +1,8 @@
 """A beta that learns, at the bounds 0 and 1: its gradient is that of PyTorch's ``clamp``, whichever PyTorch it is."""
 
 import pytest
-import snntorch
 import torch
 from support.operators import needs_host_runtime, needs_library
-from support.versions import needs_compile
 
 import snnipu as snn
 from snnipu import ops, poptorch
@@ -141,31 +139,6 @@ def test_beyond_the_bounds_there_is_none(caller):
     assert gradient[:2].tolist() == [0, 0]
     assert gradient[2] != 0
     assert gradient[3] == 0  # as torch.clamp's
-
-
-@pytest.mark.parametrize("beta", [0.0, 1.0, -0.5, 1.5, 0.7])
-@pytest.mark.parametrize("reset", ["subtract", "zero", "none"])
-def test_equals_snntorch_under_this_pytorch(beta, reset):
-    gradients = []
-    for source in (snntorch, snn):
-        layer = source.Leaky(beta=beta, learn_beta=True, threshold=0.4, reset_mechanism=reset)
-        by_step(layer, current()).backward()
-        gradients.append(layer.beta.grad)
-    torch.testing.assert_close(gradients[1], gradients[0])
-
-
-@pytest.mark.slow
-@needs_compile
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled(backend):
-    layer = snn.Leaky(beta=BETAS, learn_beta=True)
-    compiled = torch.compile(lambda x: layer.sequence(x)[1].sum(), backend=backend, fullgraph=True)
-    gradients = []
-    for run in (compiled, lambda x: layer.sequence(x)[1].sum()):
-        layer.zero_grad()
-        run(current()).backward()
-        gradients.append(layer.beta.grad.clone())
-    torch.testing.assert_close(gradients[0], gradients[1])
 
 
 @needs_host_runtime

@@ -76,30 +76,6 @@ def test_traces(name, before):
         assert torch.equal(own, wanted)
 
 
-class Hidden(nn.Module):
-    def __init__(self, neuron):
-        super().__init__()
-        self.fc, self.neuron = nn.Linear(6, 4), neuron
-
-    def forward(self, x):
-        self.neuron.reset_mem()
-        return torch.stack([self.neuron(self.fc(step)) for step in x])
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize(
-    "neuron",
-    [lambda: snn.Leaky(beta=0.9, init_hidden=True), lambda: snn.SLSTM(4, 4, init_hidden=True)],
-    ids=["Leaky", "SLSTM"],
-)
-def test_traces_after_a_step_of_training(neuron):
-    net, x = Hidden(neuron()), torch.rand(3, 2, 6)
-    net(x).sum().backward()
-    with torch.no_grad():
-        traced = torch.jit.trace(net, (x,), check_trace=False)
-    assert torch.equal(traced(x + 1), net(x + 1))
-
-
 def test_snntorchs_probe_finds_the_states():
     found = []
     for module in (snn, snntorch):

@@ -73,6 +73,13 @@ NETS = {
     "surrogate in Python": lambda: (snn.Leaky(beta=0.8, spike_grad=lambda u: torch.sigmoid(5 * u)),),
     "snnTorch's": lambda: (snntorch.Synaptic(alpha=0.7, beta=0.8),),
     "init_hidden": lambda: (snn.Leaky(beta=0.8, init_hidden=True),),
+    "synaptic": lambda: (snn.Synaptic(alpha=0.7, beta=torch.rand(6), learn_alpha=True, learn_beta=True),),
+    "alpha": lambda: (snn.Alpha(alpha=0.9, beta=0.6),),
+    "lapicque": lambda: (snn.Lapicque(beta=0.8, learn_threshold=True),),
+    "rleaky": lambda: (snn.RLeaky(beta=0.8, V=torch.rand(6), all_to_all=False, learn_beta=True),),
+    "rleaky to all": lambda: (snn.RLeaky(beta=0.8, linear_features=6),),
+    "rsynaptic": lambda: (snn.RSynaptic(alpha=0.6, beta=0.8, V=0.5, all_to_all=False),),
+    "delta": lambda: (snn.DeltaLeaky(beta=0.8, delta_threshold=0.2),),
     "inhibition": lambda: (snn.Leaky(beta=0.8, inhibition=True),),
     "batch norm": lambda: (nn.BatchNorm1d(6), snn.Leaky(beta=0.8)),
     "cell": lambda: (nn.GRUCell(6, 6),),
@@ -84,7 +91,6 @@ NETS = {
 @pytest.mark.parametrize("constant", [False, True], ids=["sequence", "constant"])
 @pytest.mark.parametrize("name", NETS)
 def test_parts_give_what_one_piece_gives(in_parts, name, constant):
-    torch.manual_seed(0)
     net = snn.MultiStep(nn.Linear(5, 6), *NETS[name](), nn.Linear(6, 6), nn.Tanh(), snn.Leaky(beta=0.9, threshold=0.2))
     # Double, as few rows and many are not multiplied in the same order. snnTorch's neurons give float32 spikes.
     net = net if name == "snnTorch's" else net.double()
@@ -113,7 +119,6 @@ def test_states_are_handed_on_as_they_are_computed(in_parts, dtype, need_mem):
 
 @pytest.mark.skipif(NO_HALF_RELU is not None, reason=str(NO_HALF_RELU))
 def test_init_hidden_goes_on_between_calls(in_parts):
-    torch.manual_seed(0)
     net = snn.MultiStep(nn.ReLU(), snn.Leaky(beta=0.9, init_hidden=True)).half()
 
     def function():
@@ -129,7 +134,6 @@ def test_init_hidden_goes_on_between_calls(in_parts):
 
 
 def test_layouts_pass_through(in_parts):
-    torch.manual_seed(0)
     net = snn.MultiStep(nn.Conv2d(2, 4, 3, padding=1), snn.Leaky(beta=torch.rand(4, 1, 1))).double()
     net = net.to(memory_format=torch.channels_last)
     x = torch.randn(6 * 3, 2, 5, 5, dtype=torch.float64).to(memory_format=torch.channels_last).unflatten(0, (6, 3))
@@ -198,15 +202,3 @@ def test_transforms_of_large_inputs(name, monkeypatch):
     expected = sum((value * net.get_parameter(key).grad).sum() for key, value in parameters.items())
     torch.testing.assert_close(tangent, expected, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(torch.vmap(net)(x[None])[0], net(x), rtol=1e-4, atol=1e-5)
-
-
-def test_few_channels_count_as_many_in_a_part(monkeypatch):
-    """oneDNN works on maps of 16 channels and more: parts are to stay as small as it sees them."""
-    lengths = []
-    monkeypatch.setattr(multistep, "part_lengths", lambda steps, size: lengths.append(size) or [steps])
-    net = snn.MultiStep(nn.Conv2d(1, 4, 3, padding=1), snn.Leaky(beta=0.9, init_hidden=True))
-    net(torch.rand(2, 3, 1, 8, 8))
-    assert lengths == [3 * 16 * 8 * 8 * 4]
-    net = snn.MultiStep(nn.Conv2d(1, 20, 3, padding=1), snn.Leaky(beta=0.9, init_hidden=True))
-    net(torch.rand(2, 3, 1, 8, 8))
-    assert lengths[1] == 3 * 20 * 8 * 8 * 4

@@ -115,7 +115,6 @@ def test_explain_names_the_products():
 
 
 def test_a_first_convolution_takes_events_where_it_learns():
-    torch.manual_seed(0)
     net = snn.MultiStep(nn.Conv2d(2, 16, 5), snn.Leaky(beta=0.9))
     x = (torch.rand(4, 8, 2, 34, 34) < 0.05).float()
     assert net.paths(x)[0].runs_as.endswith("events")

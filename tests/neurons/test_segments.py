@@ -76,7 +76,6 @@ def Adapting(x, mem, adapt, *, beta, rho, threshold, spike):
 )
 def test_neurons_of_several_states(make, checkpoint):
     """Whatever was run before: without init_hidden they start anew."""
-    torch.manual_seed(0)
     net = snn.MultiStep(nn.Linear(6, 20), make(), nn.Linear(20, 4), snn.Leaky(beta=0.8, threshold=0.2)).double()
     snn.run_segments(net, inputs(7), 3, checkpoint=False)
     whole, parts = inputs().requires_grad_(), inputs().requires_grad_()

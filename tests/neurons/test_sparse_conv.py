@@ -15,11 +15,6 @@ from snnipu.neurons import multistep
 from snnipu.training import scale_to_activity
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def maps(rate=0.15, T=5, B=3, C=2, H=9, W=8):
     return (torch.rand(T, B, C, H, W) < rate).float()
 
@@ -105,17 +100,6 @@ def test_dense_in_parts_of_time(options, monkeypatch):
         assert torch.equal(some[0], found[0][0])
         for own, other in zip(some[1:], found[0][1:]):
             torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_dtypes(dtype):
-    layer = snn.SparseConvLeaky(2, 4, 3, beta=0.8, threshold=0.3, path="sparse").to(dtype)
-    x = sparse(maps())
-    out = layer(x)
-    assert out.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    out.values.sum().backward()
-    assert layer.weight.grad.dtype == dtype
-    assert bool(layer.weight.grad.any())
 
 
 def test_what_a_dense_tensor_may_be():
@@ -275,30 +259,22 @@ def test_a_dense_tensor_as_input_of_one_operator(monkeypatch):
     assert empty.shape == (0, 3, 10)
 
 
-def test_network_with_delay_and_caps():
-    net = snn.SparseNetwork(
-        [(2, 12, 11), "4C3-MP2", 10], beta=0.8, threshold=0.05, max_spikes=[20, 30, 5], grad_threshold=0.02
-    )
-    x = maps(T=7, H=12, W=11, rate=0.4)
-    first, out = net(x, all_layers=True)
-    assert first.capacity == 30
-    assert net.overflow[0] > 0
+def test_a_dense_input_in_few_slots():
+    net = network(max_spikes=[20, None, None, None])
+    x = maps(H=12, W=11, rate=0.4)
+    expected = net(sparse(x)).to_dense()
     assert net.input_overflow > 0
-    assert not out.counts[0].any()  # nothing has arrived yet
-    out.values.sum().backward()
-    assert bool(net.layers[0].weight.grad.any())
+    for other in (x, x.bool(), x.flatten(2)):
+        assert torch.equal(net(other).to_dense(), expected)
 
 
-def test_two_training_steps_copies_and_files():
+def test_copies_and_files():
     net = network(learn_beta=True, grad_threshold=0.05)
-    x, labels = sparse(maps(H=12, W=11)), torch.tensor([0, 1, 2])
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    before = [p.detach().clone() for p in net.parameters()]
-    for _ in range(2):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x).spike_count(), labels).backward()
-        optimizer.step()
-    assert any(not torch.equal(own, old) for own, old in zip(net.parameters(), before))
+    x = sparse(maps(H=12, W=11))
+    net(x).spike_count().square().sum().backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.01 * parameter.grad
     expected = net(x).to_dense()
     file = io.BytesIO()
     torch.save(net.state_dict(), file)

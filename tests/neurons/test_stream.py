@@ -34,7 +34,6 @@ def fresh(neuron):
 @pytest.mark.parametrize("output", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_steps_as_they_come_are_the_sequence(name, output, dtype):
-    torch.manual_seed(0)
     neuron = NEURONS[name](init_hidden=True, output=output)
     if dtype == torch.float64:
         neuron.double()
@@ -72,7 +71,6 @@ def test_a_step_is_no_sequence(name, monkeypatch):
 @pytest.mark.parametrize("output", [False, True])
 @torch.no_grad()
 def test_a_result_that_is_written_to_is_no_state(name, output):
-    torch.manual_seed(0)
     neuron = NEURONS[name](init_hidden=True, output=output)
     x = torch.randn(4, 1, 2, 40) * 3
     net = fresh(neuron)
