@@ -22,67 +22,59 @@ from snnipu.ops.sparse_pool2d import mode_code
 
 KERNEL = surrogate.fast_sigmoid(10).kernel
 ATTRIBUTES = {
-    "neuron": "leaky",
-    "variant": 2,
-    "states": 1,
+    "variant": 0,
     "surrogate": KERNEL.id,
     "surrogate_a": KERNEL.a,
     "surrogate_b": -math.inf,
 }
 
 
-def call(inputs, attributes):
-    example = [torch.empty_like(inputs[0])] * 2
-    return poptorch.custom_op(inputs, "NeuronSequence", "ai.snnipu", 1, example, attributes)
+def custom(name, inputs, shapes, attributes):
+    return poptorch.custom_op(inputs, name, "ai.snnipu", 1, [torch.empty(shape) for shape in shapes], attributes)
 
 
-def test_custom_op_equals_the_op():
-    torch.manual_seed(0)
-    x, mem0 = torch.randn(5, 2, 7, requires_grad=True), torch.randn(2, 7)
-    beta, threshold, graded = torch.rand(7), torch.tensor(0.8), torch.tensor(1.0)
-    spk, mem = call([x, mem0, threshold, beta, graded], ATTRIBUTES)
-    expected = ops.lif_sequence(
-        x, mem0, beta=beta, threshold=threshold, reset_mechanism="zero", spike_grad=surrogate.fast_sigmoid(10)
-    )
-    assert torch.equal(spk, expected[0])
-    assert torch.equal(mem, expected[1])
-    gradients = [torch.autograd.grad(out.sum(), x, retain_graph=True)[0] for out in (spk, expected[0])]
-    assert torch.equal(*gradients)
-
-
-def test_any_neuron_as_a_custom_op_is_the_op():
-    torch.manual_seed(0)
-    neuron = snn.Synaptic(alpha=0.8, beta=0.9, threshold=0.3, spike_grad=surrogate.fast_sigmoid(10))
-    x, syn, mem = torch.randn(5, 2, 7), torch.randn(2, 7), torch.randn(2, 7)
-    parameters = [torch.tensor([value]) for value in (0.3, 0.8, 0.9, 1.0)]  # in the order of the struct
-    attributes = {**ATTRIBUTES, "neuron": "synaptic", "variant": 0, "states": 3}
-    made = poptorch.custom_op(
-        [x, syn, mem, *parameters], "NeuronSequence", "ai.snnipu", 1, [torch.empty_like(x)] * 3, attributes
-    )
-    expected = neuron.sequence(x, syn, mem)
-    assert [each.shape for each in made] == [x.shape] * 3
-    assert all(torch.equal(own, wanted) for own, wanted in zip(made, expected))
+@pytest.mark.parametrize(
+    ("neuron", "parameters", "attributes"),
+    [  # parameters in the order of the struct
+        (snn.Leaky(beta=0.9, threshold=0.3), (0.3, 0.9, 1.0), {"neuron": "leaky", "states": 1}),
+        (snn.Synaptic(alpha=0.8, beta=0.9, threshold=0.3), (0.3, 0.8, 0.9, 1.0), {"neuron": "synaptic", "states": 3}),
+    ],
+)
+def test_a_neuron_as_a_custom_op_is_the_op(neuron, parameters, attributes):
+    neuron.spike_grad = surrogate.fast_sigmoid(10)
+    count = len(parameters) - 2
+    x, states = torch.randn(5, 2, 7, requires_grad=True), [torch.randn(2, 7) for _ in range(count)]
+    inputs = [x, *states, *(torch.tensor([value]) for value in parameters)]
+    made = custom("NeuronSequence", inputs, [x.shape] * (1 + count), {**ATTRIBUTES, **attributes})
+    expected = neuron.sequence(x, *states)
+    assert all(map(torch.equal, made, expected))
+    assert torch.equal(*(torch.autograd.grad(out[0].sum(), x)[0] for out in (made, expected)))
 
 
 def test_bad_arguments():
     x = torch.zeros(3, 2)
     with pytest.raises(ValueError, match="NeuronSequence takes 5 inputs"):
-        call([x], ATTRIBUTES)
+        custom("NeuronSequence", [x], [x.shape] * 2, {**ATTRIBUTES, "neuron": "leaky", "states": 1})
     with pytest.raises(ValueError, match="NeuronSequence takes the attributes"):
-        call([x, x[0], x[0], x[0], x[0]], {"neuron": "leaky"})
+        custom("NeuronSequence", [x, x[0], x[0], x[0], x[0]], [x.shape] * 2, {"neuron": "leaky"})
 
 
-def test_a_real_poptorch_is_refused_while_it_traces(monkeypatch):
-    tracing = True
-    real = types.ModuleType("poptorch")
-    real.isRunningOnIpu = lambda: tracing
-    monkeypatch.setitem(sys.modules, "poptorch", real)
+@pytest.fixture
+def real(monkeypatch):
+    """A PopTorch that traces."""
+    module = types.ModuleType("poptorch")
+    module.isRunningOnIpu = lambda: True
+    monkeypatch.setitem(sys.modules, "poptorch", module)
     monkeypatch.setattr(popart, "_POPTORCH_INSTALLED", True)
+    return module
+
+
+def test_a_real_poptorch_is_refused_while_it_traces(real):
     lif = snn.Leaky(beta=0.9)
     for run in (lambda: lif(torch.zeros(2, 3)), lambda: lif.sequence(torch.zeros(4, 2, 3))):
         with pytest.raises(RuntimeError, match="no PopART operators"):
             run()
-    tracing = False
+    real.isRunningOnIpu = lambda: False
     assert lif.sequence(torch.zeros(4, 2, 3))[0].shape == (4, 2, 3)
 
 
@@ -108,13 +100,8 @@ def same_spikes(made, expected):
     assert torch.equal(values, expected.values)
 
 
-def custom(name, inputs, shapes, attributes):
-    return poptorch.custom_op(inputs, name, "ai.snnipu", 1, [torch.empty(shape) for shape in shapes], attributes)
-
-
 def test_sparse_operators_equal_the_ops():
     """Ids and counts are floats between operators; gradients flow through the values."""
-    torch.manual_seed(0)
     mem = torch.randn(4, 3, 9, requires_grad=True)
     slots, counts = (4, 3, 5), (4, 3, 2)
     attributes = {"capacity": 5, "rotate": 1, "has_grad_threshold": 1, "grad_threshold": 0.1}
@@ -145,7 +132,6 @@ def test_sparse_operators_equal_the_ops():
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_operators_on_maps_are_those_of_the_host(mode, with_bias):
     """A convolution of maps [2, 5, 6], and pools of the same; a plan is only for tiles."""
-    torch.manual_seed(0)
     x = torch.rand(4, 3, 60) * (torch.rand(4, 3, 60) < 0.2)
     spikes = ops.dense_to_sparse(x, 20).with_maps((2, 5, 6)).requires_grad_()
     slots = [spikes.ids.float(), spikes.values, spikes.counts.float()]
@@ -216,11 +202,7 @@ def test_wrong_inputs_of_sparse_operators(name, inputs, message):
     ],
     ids=lambda layer: type(layer).__name__,
 )
-def test_a_real_poptorch_without_the_library_refuses_event_driven_layers(layer, monkeypatch, tmp_path):
-    real = types.ModuleType("poptorch")
-    real.isRunningOnIpu = lambda: True
-    monkeypatch.setitem(sys.modules, "poptorch", real)
-    monkeypatch.setattr(popart, "_POPTORCH_INSTALLED", True)
+def test_a_real_poptorch_without_the_library_refuses_event_driven_layers(layer, real, monkeypatch, tmp_path):
     monkeypatch.setenv("SNNIPU_POPART_LIBRARY", str(tmp_path / "libsnnipu_popart.so"))
     with pytest.raises(RuntimeError, match=r"no PopART operators of snnipu in .*libsnnipu_popart.so"):
         layer(torch.zeros(2, 3, 8))
@@ -229,14 +211,10 @@ def test_a_real_poptorch_without_the_library_refuses_event_driven_layers(layer, 
         layer(torch.zeros(2, 3, 8))
 
 
-def test_a_library_of_another_version_is_refused(monkeypatch, tmp_path):
+def test_a_library_of_another_version_is_refused(real, monkeypatch, tmp_path):
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    real = types.ModuleType("poptorch")
-    real.isRunningOnIpu = lambda: True
-    monkeypatch.setitem(sys.modules, "poptorch", real)
-    monkeypatch.setattr(popart, "_POPTORCH_INSTALLED", True)
     for version, name in (("0.0.0", "old.so"), (snn.__version__, "same.so")):
         source = tmp_path / "version.c"
         source.write_text(f'const char *snnipu_popart_version(void) {{ return "{version}"; }}\n')
