@@ -78,13 +78,6 @@ def test_it_is_its_definition(sizes, shape, kernel, activity, flags, seed):
     compare(layer, spikes_of(steps, batch, inputs, activity, graded), spikes)
 
 
-@pytest.mark.parametrize("kernel", ["linear", "gaussian"])
-@pytest.mark.parametrize("sizes", [(30, 3, 200, 130, 10), (4, 40, 1, 1, 200), (3, 70, 17, 200, 1)])
-def test_large_and_odd_sizes(sizes, kernel):
-    steps, batch, inputs, outputs, longest = sizes
-    compare(layer_of(inputs, outputs, longest, kernel=kernel), spikes_of(steps, batch, inputs, 0.1, False))
-
-
 def test_a_spike_arrives_between_steps():
     layer = snn.DelayLinear(1, 1, 4, delay=1.25, learn_delay=False)
     with torch.no_grad():

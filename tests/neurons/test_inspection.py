@@ -10,17 +10,6 @@ from torch import nn
 
 import snnipu as snn
 
-
-class Dense(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        out = self.inner(x)
-        return out.to_dense() if isinstance(out, snn.SparseSpikes) else out
-
-
 MODULES = {
     "Leaky": lambda: snn.Leaky(beta=0.9, learn_beta=True),
     "Leaky, per neuron": lambda: snn.Leaky(beta=torch.rand(6), threshold=torch.rand(6)),
@@ -51,29 +40,6 @@ def test_members_and_text(name):
     other(X.to("meta"))
     inspect.getmembers(other)
     assert repr(other)
-
-
-def fresh(module):
-    """A layer goes on from its last membrane, as snnTorch's does."""
-    if isinstance(module.inner, snn.Leaky):
-        module.inner.reset_mem()
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("before", [False, True], ids=["fresh", "after a forward"])
-def test_traces(name, before):
-    module = Dense(MODULES[name]())
-    if before:
-        module(X)
-    fresh(module)
-    with torch.no_grad():
-        traced = torch.jit.trace(module, (X,), check_trace=False)
-        fresh(module)
-        expected = module(X)
-    out = traced(X)
-    for own, wanted in zip(*((o if isinstance(o, tuple) else (o,)) for o in (out, expected))):
-        assert torch.equal(own, wanted)
 
 
 def test_snntorchs_probe_finds_the_states():

@@ -7,7 +7,6 @@ import pickle
 import pytest
 import torch
 from oracle import relative_error
-from torch import nn
 
 import snnipu as snn
 from snnipu import SparseSpikes
@@ -30,55 +29,6 @@ OPTIONS = [
     {"reset_mechanism": "subtract", "learn_threshold": True, "input_scale": 0.5},
     {"reset_mechanism": "none", "learn_beta": True},
 ]
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("path", ["sparse", "dense", "auto"])
-def test_equals_conv2d_and_leaky(options, path):
-    layer = snn.SparseConvLeaky(2, 4, 3, path=path, **{"beta": 0.8, "threshold": 0.3, **options})
-    twin = snn.MultiStep(*layer.to_dense())
-    x = maps()
-    out, (spk, _) = layer(sparse(x)), twin(x)
-    assert out.num_spikes > 10
-    assert torch.equal(out.to_dense(), spk.flatten(2))
-    assert out.map_shape == tuple(spk.shape[2:])
-    assert layer.activity == pytest.approx(float(spk.detach().mean()))
-    upstream = torch.randn_like(spk)
-    (out.to_dense() * upstream.flatten(2)).sum().backward()
-    (spk * upstream).sum().backward()
-    for (name, own), other in zip(layer.named_parameters(), twin.parameters()):
-        grad = other.grad * layer.input_scale if name == "weight" else other.grad
-        assert relative_error(own.grad.flatten(), grad.flatten(), upstream) < 1e-5, name
-    _, mem = twin(x)
-    assert relative_error(layer.membranes(x), mem) < 1e-6
-
-
-LEARN = ["weight", "bias", "beta", "threshold", "values"]
-
-
-@pytest.mark.parametrize("rate", [0.05, 0.5, 0.95])
-@pytest.mark.parametrize("bits", range(1, 2 ** len(LEARN)))
-def test_any_of_the_gradients(bits, rate):
-    """Each alone, the others frozen, and every combination; from 85 % on that of values is a dense convolution's."""
-    wanted = {name for place, name in enumerate(LEARN) if bits >> place & 1}
-    x = sparse(maps(rate).double())
-    found = []
-    for path in ("sparse", "dense"):
-        torch.manual_seed(1)
-        options = {"beta": 0.9, "threshold": 0.3, "bias": True, "learn_beta": True, "learn_threshold": True}
-        layer = snn.SparseConvLeaky(2, 4, 3, path=path, **options).double()
-        for name, parameter in layer.named_parameters():
-            parameter.requires_grad_(name in wanted)
-        spikes = x.detach().requires_grad_("values" in wanted)
-        layer(spikes).spike_count().square().sum().backward()
-        grads = {name: parameter.grad for name, parameter in layer.named_parameters()}
-        found.append({**grads, "values": spikes.values.grad})
-    for name in LEARN:
-        own, other = (grads[name] for grads in found)
-        if name in wanted:
-            torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
-        else:
-            assert own is None
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -115,20 +65,6 @@ def test_what_a_dense_tensor_may_be():
     other = x.clone().requires_grad_()
     twin(other)[0].sum().backward()
     assert relative_error(leaf.grad, other.grad) < 1e-5
-
-
-def test_conv2d():
-    layer = snn.SparseConv2d(2, 4, 3, padding=1, bias=True, path="sparse")
-    twin = nn.Conv2d(2, 4, 3, padding=1)
-    twin.load_state_dict(layer.state_dict())
-    x = maps()
-    out, expected = layer(sparse(x)), twin(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-    assert torch.allclose(out, expected, atol=1e-6)
-    assert torch.allclose(layer(x), expected, atol=1e-6)
-    out.square().sum().backward()
-    expected.square().sum().backward()
-    assert relative_error(layer.weight.grad, twin.weight.grad) < 1e-5
-    assert relative_error(layer.bias.grad, twin.bias.grad) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -68,24 +68,6 @@ def test_a_recurrent_layer_whose_delays_are_one_number():
         torch.testing.assert_close(delayed.get_parameter(name).grad, parameter.grad, **TIGHT)
 
 
-@pytest.mark.parametrize("alpha", [None, 0.8])
-def test_the_dense_twin(alpha):
-    layer = layer_of(9, 7, alpha=alpha, max_delay=5, bias=True, delay=torch.rand(1, 9) * 5, input_scale=0.5)
-    x = (torch.rand(12, 2, 9, dtype=torch.float64) < 0.4).double()
-    assert torch.equal(snn.MultiStep(*layer.to_dense())(x)[0], layer(x).to_dense())
-    other = layer_of(9, 7, alpha=alpha, max_delay=5, bias=True, delay=torch.zeros(1, 9), input_scale=0.25)
-    other.load_dense_state_dict(layer.dense_state_dict())
-    assert torch.equal(other(x).to_dense(), layer(x).to_dense())
-    torch.testing.assert_close(other.delay, layer.delay, rtol=0, atol=0)
-    without = layer_of(9, 7, alpha=alpha, bias=True)
-    with pytest.raises(ValueError, match=r"state must not hold 0\.delay"):
-        without.load_dense_state_dict(layer.dense_state_dict())
-    with pytest.raises(ValueError, match=r"state must hold 0\.delay"):
-        layer.load_dense_state_dict(without.dense_state_dict())
-    with pytest.raises(ValueError, match=r"delay must have shape \(1, 9\), got \(7, 9\)"):
-        layer.load_dense_state_dict({**layer.dense_state_dict(), "0.delay": torch.zeros(7, 9)})
-
-
 def test_paths_dtypes_and_copies():
     layer = snn.SparseLeaky(9, 7, beta=0.9, threshold=0.3, max_delay=5)
     x = torch.rand(12, 2, 9) < 0.4

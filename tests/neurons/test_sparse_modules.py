@@ -71,6 +71,66 @@ def test_spikes_of_any_real_dtype(name, path, dtype):
             assert torch.equal(own, expected)
 
 
+EACH = torch.linspace(0.3, 1, 4)
+LEARNT = {"learn_beta": True, "learn_threshold": True}
+DELAYED = {"max_delay": 5, "delay": torch.linspace(0, 5, 6)[None]}
+DENSE = [
+    *(("SparseLeaky", {"reset_mechanism": reset, "bias": True, **LEARNT}) for reset in ("subtract", "zero", "none")),
+    ("SparseLeaky", {"beta": EACH, "threshold": EACH.flip(0), "spike_grad": surrogate.fast_sigmoid(10)}),
+    ("SparseLeaky", DELAYED),
+    ("SparseSynaptic", {"alpha": EACH, "bias": True}),
+    ("SparseSynaptic", DELAYED),
+    ("SparseConvLeaky", {"stride": 2, "padding": (1, 0), "threshold": EACH, "bias": True}),
+    ("SparseConvLeaky", {"groups": 2, "dilation": 2, "padding": "same", "beta": EACH, **LEARNT}),
+    ("SparseConvLeaky", {"reset_mechanism": "subtract", "learn_threshold": True}),
+    ("SparseNetwork", {"delay": 0, "bias": True, "reset_mechanism": "subtract", **LEARNT}),
+    ("SparseNetwork", {"delay": 0, "beta": [0.8, EACH]}),
+]
+
+
+def last_name(item):
+    return item[0].rpartition(".")[2]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize(("name", "options"), DENSE)
+def test_to_and_from_the_dense_twin(name, options, scale, path):
+    """Its spikes and gradients, and its state, which another layer loads."""
+
+    def make(**changed):
+        return MODULES[name](**{"threshold": 0.4, "input_scale": scale, "path": path, **options, **changed}).double()
+
+    layer, other = make(), make(beta=0.1 if "beta" not in options or name == "SparseNetwork" else EACH * 0)
+    shape = (2, 9, 8) if name == "SparseConvLeaky" else (6,)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter *= 1 if parameter.dim() < 2 else 3
+    x = (torch.rand(9, 3, *shape, dtype=torch.float64) < 0.3).double().requires_grad_()
+    spikes = snn.SparseSpikes.from_dense(x.detach().flatten(2))
+    twin = layer.to_dense()
+    twin = twin if isinstance(twin, snn.MultiStep) else snn.MultiStep(*twin)
+    spk = twin(x)[0]
+    assert 0.02 < spk.mean() < 0.98
+    upstream = torch.randn_like(spk)
+    (spk * upstream).sum().backward()
+    for given in (x, spikes.with_maps(shape) if len(shape) == 3 else spikes):
+        layer.zero_grad()
+        out = layer(given)
+        assert torch.equal(out.to_dense().reshape(spk.shape), spk)
+        (out.to_dense() * upstream.flatten(2)).sum().backward()
+        own, expected = (sorted(net.named_parameters(), key=last_name) for net in (layer, twin))
+        assert list(map(last_name, own)) == list(map(last_name, expected))
+        for (key, parameter), (_, other_parameter) in zip(own, expected):
+            factor = scale if key.endswith("weight") else 1
+            torch.testing.assert_close(parameter.grad.flatten(), other_parameter.grad.flatten() * factor)
+    state = layer.dense_state_dict()
+    assert state.keys() == twin.state_dict().keys()
+    twin.load_state_dict(state)
+    other.load_dense_state_dict(state)
+    assert torch.equal(other(x).to_dense().reshape(spk.shape), spk)
+
+
 @pytest.mark.parametrize("name", OF_FEATURES)
 def test_copies_after_a_forward(name):
     options = {"spike_grad": surrogate.sigmoid(5), "learn_beta": True} if name in OF_NEURONS else {}

@@ -13,10 +13,9 @@ from oracle import (
     relative_error,
     slots_of,
 )
-from torch import nn
 
 import snnipu as snn
-from snnipu import SparseSpikes, surrogate
+from snnipu import SparseSpikes
 
 PATHS = ["auto", "sparse", "dense"]
 SIZES = [40, 65, 33, 7]
@@ -221,40 +220,6 @@ def test_parameters_and_state_dict():
     names = {name for name, _ in net.named_parameters()}
     assert names == {f"layers.{i}.{name}" for i in range(3) for name in ("weight", "bias", "beta")}
     assert set(net.state_dict()) == names | {f"layers.{i}.threshold" for i in range(3)}
-
-
-@pytest.mark.parametrize(
-    "keywords",
-    [
-        {},
-        {"bias": True, "learn_beta": True, "learn_threshold": True, "reset_mechanism": "subtract"},
-        {"beta": [torch.linspace(0, 1, 65), 0.8, 0.7], "input_scale": 0.5, "spike_grad": surrogate.fast_sigmoid(10)},
-    ],
-    ids=",".join,
-)
-def test_to_and_from_the_dense_stack(keywords):
-    net = made(delay=0, **keywords)
-    spikes = random_spikes(9, 3, 40, 0.3, 0.0)
-    dense = net.to_dense()
-    assert isinstance(dense, snn.MultiStep)
-    spk, _ = dense(densified(spikes.values, spikes))
-    out = net(spikes)
-    assert spk.any()
-    assert torch.equal(out.to_dense(), spk)
-    upstream = torch.randn_like(spk)
-    (spk * upstream).sum().backward()
-    (out.to_dense() * upstream).sum().backward()
-    linears = [module for module in dense.modules() if isinstance(module, nn.Linear)]
-    for layer, linear in zip(net.layers, linears):
-        assert relative_error(layer.weight.grad, linear.weight.grad * layer.input_scale) <= 1e-5
-
-    state = net.dense_state_dict()
-    assert state.keys() == dense.state_dict().keys()
-    dense.load_state_dict(state)
-    options = {"bias": False, "input_scale": 1.0, "reset_mechanism": "zero", **keywords, "beta": 0.1}
-    other = snn.SparseNetwork(SIZES, delay=0, threshold=9.0, **options)
-    other.load_dense_state_dict(state)
-    assert torch.equal(other(spikes).to_dense(), spk)
 
 
 def test_to_dense_with_a_delay():

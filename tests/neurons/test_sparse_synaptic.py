@@ -1,7 +1,5 @@
 """``snnipu.SparseSynaptic``, and event-driven layers of other neurons by the same way: against snnTorch's steps."""
 
-import pickle
-
 import pytest
 import snntorch
 import torch
@@ -95,35 +93,10 @@ def test_what_has_no_slot_is_dropped_and_carries_no_gradient(overflow):
     assert layer.overflow > 0
 
 
-@pytest.mark.parametrize("delay", [1, 3, STEPS + 2])
-def test_delay(delay):
-    layer, x = layer_of(), spikes_in()
-    _, slots, *_ = oracle(layer, x, delay=min(delay, STEPS))
-    assert_slots(layer(x, delay=delay), slots)
-
-
 @pytest.mark.parametrize("neuron", [snn.RLeaky, snn.DeltaLeaky], ids=lambda kind: kind.__name__)
 def test_neurons_that_fire_otherwise_are_refused(neuron):
     with pytest.raises(TypeError, match=f"Other: {neuron.__name__} does not fire by its last state alone"):
         type("Other", (FullyConnectedNeurons,), {"neuron": neuron})
-
-
-def test_dense_twin_and_its_state():
-    each = torch.linspace(0.5, 0.9, NEURONS)
-    layer, x = layer_of(alpha=each, learn_alpha=True, input_scale=2.0), spikes_in()
-    twin = layer.to_dense()
-    assert (type(twin[1]), twin[1].alpha.requires_grad, twin[1].beta.requires_grad) == (snn.Synaptic, True, False)
-    spk, _, _ = twin[1].sequence(twin[0](x))
-    assert torch.equal(layer(x).to_dense(), spk)
-    assert torch.equal(snn.MultiStep(*twin)(x)[0], spk)
-    other = layer_of(alpha=torch.zeros(NEURONS), beta=0.1)
-    other.load_dense_state_dict(layer.dense_state_dict())
-    assert torch.equal(other(x).to_dense(), spk)  # it has the weight that the twin has
-    with pytest.raises(ValueError, match=r"state must hold \['0.bias', '0.weight', '1.alpha', '1.beta', '1.threshold'"):
-        other.load_dense_state_dict(twin[0].state_dict())
-    again = pickle.loads(pickle.dumps(layer))
-    again.load_state_dict(layer.state_dict())
-    assert torch.equal(again(x).to_dense(), spk)
 
 
 def test_beside_other_layers():

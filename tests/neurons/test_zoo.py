@@ -432,18 +432,6 @@ def test_parameters_of_one_element_load(name):
     assert (one.threshold.shape, one.threshold.item()) == ((), saved["threshold"].item())
 
 
-@pytest.mark.parametrize("name", ["Leaky", "Synaptic", "Lapicque"])
-def test_spikes_have_snntorchs_dtype_in_float64(name):
-    """float32, or what graded_spikes_factor makes of it."""
-    x = torch.rand(3, 2, N, dtype=torch.float64) * 3
-    for factor in (torch.tensor(1.5, dtype=torch.float64), spread(0.5, 2).double()):
-        ours, theirs = twins(name, **NEURONS[name][0])
-        ours.graded_spikes_factor = theirs.graded_spikes_factor = factor
-        for expected, own in zip(theirs(x[0]), ours(x[0])):
-            assert own.dtype == expected.dtype
-            assert torch.equal(own, expected)
-
-
 @pytest.mark.parametrize("name", ["Lapicque", "Synaptic", "Leaky"])
 @pytest.mark.parametrize("single", [True, False])
 def test_what_is_made_of_the_parameters_follows_them(name, single):

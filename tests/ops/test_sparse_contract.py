@@ -35,7 +35,6 @@ from snnipu.ops import _library
 
 LIF, CONV_LIF = cases.LAYERS
 KERNELS = (*cases.OPS, cases.POOLED, cases.DELAYED)
-SIZES = [1, 5, 63, 64, 65, 200]
 ROWS = [(0, 2), (3, 0), (0, 0), (1, 1), (1, 5), (50, 1), (2, 40)]
 DTYPES = (torch.float32, torch.float64)
 
@@ -101,59 +100,13 @@ MAPS = {
 }
 # Of 64 and of 96 places: of who fires, whole words of 64 bits, and of 32.
 WORDS = [((1, 8, width), (1, 1), (1, 1), (0, 0), (1, 1), 1) for width in (8, 12)]
-WINDOWS = [
-    ((5, 7, 6), (2, 2), (2, 2), (0, 0)),
-    ((3, 5, 6), (3, 2), (2, 2), (1, 0)),
-    ((2, 7, 8), (2, 1), (3, 2), (1, 0)),
-]
-# Option -> what it is tried with; all with each other. Surrogates take turns.
+# Option -> what it is tried with; all with each other. Surrogates take turns. On a CPU test_sparse_properties draws
+# cases: these have more blocks than groups of them, several chunks of time, and tiles of inputs, of 192 or 96.
 GRIDS = {
-    "sparse_linear": [
-        {"neurons": SIZES, "inputs": [1, 64, 200], "rates": RATES, "bias": BOTH, "dtype": DTYPES},
-        # More blocks than groups of them; several chunks of time.
-        {"neurons": [1100], "inputs": [20], "rows": [(20, 30)], "rates": [(0.1, 0.05)]},
-    ],
-    cases.DELAYED: [
-        {"neurons": SIZES, "inputs": [1, 64], "rates": RATES, "bias": BOTH, "dtype": DTYPES},
-        {"rows": ROWS, "max_delay": [0, 1, 6, 60], "taps": [1]},
-        {"rows": ROWS[3:], "max_delay": [1, 60], "taps": [2]},
-        {"max_delay": [3, 12], "taps": [4], "dtype": DTYPES},
-    ],
-    "sparse_conv2d": [{"neurons": [2, 18, 66], "geometry": [*MAPS.values()], "rates": RATES[1:], "dtype": DTYPES}],
-    "sparse_to_dense": [{"neurons": SIZES, "rates": [*RATES, (0.0, 0.0)], "shuffled": BOTH, "dtype": DTYPES}],
-    "sparse_pool2d": [{"geometry": WINDOWS, "mode": [0, 1, 2], "graded": BOTH, "shuffled": BOTH, "dtype": DTYPES}],
-    "dense_to_sparse": [
-        {
-            "neurons": SIZES,
-            "capacity": [AS_NEEDED, 0, 1, 17, 64],
-            "rates": [(0.0, 0), (0.3, 0), (1.0, 0)],
-            "rotate": BOTH,
-            "dtype": DTYPES,
-        }
-    ],
-    "select_spikes": [
-        {
-            "neurons": SIZES,
-            "capacity": [AS_NEEDED, 0, 1, 17, 64],
-            "grad_threshold": SECOND,
-            "each": BOTH,
-            "rotate": BOTH,
-            "dtype": DTYPES,
-        }
-    ],
+    "sparse_linear": [{"neurons": [1100], "inputs": [20], "rows": [(20, 30)], "rates": [(0.1, 0.05)]}],
+    "sparse_conv2d": [{"neurons": [18], "geometry": [*MAPS.values()], "dtype": DTYPES}],
     LIF: [
-        {
-            "neurons": SIZES,
-            "reset": RESETS,
-            "capacity": [AS_NEEDED, 0, 1, 20, 64],
-            "rotate": BOTH,
-            "recurrent": BOTH,
-            "each": [True],
-            "dtype": DTYPES,
-        },
-        {"grad_threshold": SECOND, "delay": [0, 1, 3, 6, 9], "reset": RESETS, "bias": BOTH, "recurrent": BOTH},
-        {"rows": ROWS, "rates": [*RATES, (0.0, 0.0)], "recurrent": BOTH, "store_mem": BOTH},
-        # Tiles of inputs, of 192 or 96, and several chunks of time.
+        {"capacity": [AS_NEEDED, 20, 64], "rotate": BOTH, "recurrent": BOTH, "each": [True]},
         {
             "inputs": [192, 193, 400],
             "rows": [(11, 50)],
@@ -168,24 +121,8 @@ GRIDS = {
     ],
     CONV_LIF: [
         {"geometry": [*MAPS.values()], "neurons": [2, 66], "reset": RESETS, "capacity": [AS_NEEDED, 20]},
-        {
-            "grad_threshold": SECOND,
-            "delay": [0, 1, 9],
-            "reset": RESETS,
-            "bias": BOTH,
-            "each": [True],
-            "rotate": [True],
-            "capacity": [90],
-            "dtype": DTYPES,
-        },
-        {"rows": ROWS[:5], "rates": [*RATES, (0.0, 0.0)], "store_mem": BOTH},
         {"geometry": [MAPS["many places"]], "neurons": [70], "rates": [(0.02, 0.1), (0.4, 0.1)], "dtype": DTYPES},
         {"geometry": WORDS, "neurons": [3], "rows": [(3, 2)], "reset": RESETS},
-    ],
-    cases.POOLED: [
-        {"window": [[1, 1], [2, 2], [2, 3], [3, 1]], "neurons": [3, 66], "reset": RESETS, "delay": [0, 1]},
-        {"grad_threshold": SECOND, "each": BOTH, "dtype": DTYPES},
-        {"rows": ROWS[:5]},
     ],
 }
 # As the interpreter is slow: the weights' gradient has a program for each input.
@@ -266,11 +203,12 @@ def test_kernels_equal_the_reference(provider, op, kernels):
         assert_is_the_reference(kernels, op, **options)
 
 
-WITH_NEEDS = [op for op in GRIDS if op in (*cases.WEIGHTED, cases.POOLED, cases.DELAYED)]
+NEEDY = (*cases.WEIGHTED, cases.POOLED, cases.DELAYED)
+WITH_NEEDS = [(who, op) for who in ("CPU", "Triton", "CUDA") for op in NEEDY if who == "CPU" or op in IN_TRITON]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("provider", "op"), [pair for pair in TRIED if pair[1] in WITH_NEEDS])
+@pytest.mark.parametrize(("provider", "op"), WITH_NEEDS)
 def test_kernels_equal_the_reference_whatever_gradients_are_needed(provider, op, kernels):
     # On a CPU where many inputs carry gradient the values' one is a product.
     rows, each, rates = ((3, 2), BOTH, [(0.2, 0.1), (0.1, 0.05)]) if provider == "CPU" else ((2, 1), [True], RATES[1:2])

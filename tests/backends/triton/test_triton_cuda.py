@@ -1,14 +1,11 @@
 """The public LIF ops on a CUDA device: kernels against the reference there, graphs, compilation, no waiting."""
 
-import itertools
-
 import pytest
 import torch
-from oracle import FUSED, reference_of, relative_error
-from support.leaky_operator import RESETS, backward_arguments, flat, forward_arguments
+from oracle import FUSED, relative_error
 
 import snnipu
-from snnipu import backends, ops, surrogate
+from snnipu import backends, ops
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device")
 CUDA = torch.device("cuda")
@@ -22,45 +19,6 @@ def _kernels():
 
 def random(*shape, dtype=torch.float32):
     return torch.randn(shape, device=CUDA, dtype=dtype)
-
-
-def parameters_of(count, dtype):
-    compute = torch.float64 if dtype == torch.float64 else torch.float32
-    if count is None:
-        return tuple(torch.tensor(value, dtype=compute, device=CUDA) for value in (0.85, 0.6, 1.25))
-    ranges = ((1.4, -0.2), (1, 0.2), (1, 0.5))
-    return tuple(torch.rand(count, dtype=compute, device=CUDA) * scale + low for scale, low in ranges)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
-@pytest.mark.parametrize("reset", range(3), ids=RESETS)
-def test_kernels_equal_the_reference(reset, delay, dtype):
-    """Forward bit by bit; gradients from stored and from recomputed membranes."""
-    operators = torch.ops.snnipu
-    for (steps, batch, neurons), count, state in itertools.product(
-        [(1, 1, 1), (2, 3, 5), (7, 2, 63), (20, 4, 1000), (3, 64, 65536)], (False, True), (False, True)
-    ):
-        x = random(steps, batch, neurons, dtype=dtype)
-        parameters = parameters_of(neurons if count else None, dtype)
-        mem0 = random(batch, neurons, dtype=parameters[0].dtype) if state else None
-        forward = forward_arguments(x, mem0, parameters, None, reset, delay)
-        made = operators.neuron_sequence_fwd(*forward)
-        for own, other in zip(flat(made), flat(reference_of("neuron_sequence_fwd")(*forward))):
-            assert torch.equal(own, other)
-        _, (mem,), (last,) = made
-        upstream, grad_last = (torch.randn_like(x), torch.randn_like(x)), torch.randn_like(last)
-        tolerance = {torch.float64: 1e-12, torch.float16: 1e-3, torch.bfloat16: 2**-6}.get(dtype, 1e-5)
-        for states in (mem, None):
-            arguments = backward_arguments(
-                forward, upstream, surrogate.atan().kernel, grad_last=grad_last, states=states
-            )
-            expected = reference_of("neuron_sequence_bwd")(*arguments)
-            for index, (own, other) in enumerate(zip(flat(operators.neuron_sequence_bwd(*arguments)), flat(expected))):
-                # What a sum in float32 is off by grows with the root of the number of its terms.
-                count = x.numel() / max(1, other.numel())
-                terms = None if index < 2 else expected[0].double() * count**0.5
-                assert relative_error(own, other, terms) <= (tolerance if index == 0 else min(tolerance, 1e-5))
 
 
 @pytest.mark.parametrize("name", FUSED)

@@ -160,10 +160,25 @@ def bare(x, mem, other, *, spike):
     return spike(mem - 0.5), mem, torch.sigmoid(other) - 0.1 * x.abs()
 
 
-def test_a_neuron_of_a_user(kernels):
-    name = _neurons.register(bare, {})
+def bent(x, mem, slow, *, tau, spike):
+    u = torch.tanh(mem) + torch.sigmoid(slow).clamp(0.1, max=0.7) - 0.3
+    slow = torch.maximum(slow / 3, torch.minimum(x, mem)) - slow.abs() * mem.sign()
+    mem = torch.where(x > 0.2, (mem * mem + 1) ** 0.5, mem.relu()) * tau
+    return spike(u), mem, 1 / (slow**2 + 1) + torch.exp(-mem * mem)
+
+
+def with_a_gradient_of_its_own(x, mem, *, tau, spike):
+    u = mem * tau + x
+    spk = (u > 0.1).float().of((u, tau), lambda g: (g * (1 - u.tanh() * u.tanh()), g * x))
+    return spk, u - spk * 0.3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("function", [bare, bent, with_a_gradient_of_its_own])
+def test_a_neuron_of_a_user(kernels, function, dtype):
+    name = _neurons.register(function, {})
     for shape, constant in (((4, 2, 9), None), ((2, 9), 4)):
-        check(kernels, name, 0, shape, constant=constant, close=True)
+        check(kernels, name, 0, shape, dtype, constant, close=True)
 
 
 # beta, threshold and graded factor.

@@ -249,26 +249,6 @@ def test_every_run_gives_the_same_bits():
     assert all(map(torch.equal, *results))
 
 
-def test_layers_on_the_gpu_train_as_on_the_cpu():
-    networks = [
-        snnipu.SparseNetwork([30, 40, 5], beta=0.9, max_spikes=[20, 20, 5], grad_threshold=0.4, path=path)
-        for path in ("sparse", "auto")
-    ]
-    with torch.no_grad():
-        for layer in networks[0].layers:
-            layer.weight.copy_(on_grid(*layer.weight.shape, step=256) + 1 / 16)
-    networks[1].load_state_dict(networks[0].state_dict())
-    networks[1].to(CUDA)
-    x = SparseSpikes.from_dense((torch.rand(12, 6, 30) < 0.2).float(), 20)
-    labels = torch.randint(5, (6,))
-    losses = [train(networks[0], x, labels), train(networks[1], x.to(CUDA), labels.to(CUDA)).cpu()]
-    assert relative_error(*losses) <= 1e-6
-    for own, other in zip(networks[1].layers, networks[0].layers):
-        assert relative_error(own.weight.grad.cpu(), other.weight.grad) <= 1e-4
-    assert networks[0].activity == networks[1].activity
-    assert networks[0].overflow == networks[1].overflow
-
-
 def test_more_than_two_billion_elements(large_memory):
     """Offsets have 64 bits."""
     mem = torch.zeros(33, 64, 2**20, device=CUDA)
