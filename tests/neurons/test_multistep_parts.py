@@ -5,6 +5,7 @@ import copy
 import pytest
 import snntorch
 import torch
+from support.loops import kinds, neuron_of
 from support.versions import NO_HALF_RELU
 from torch import nn
 
@@ -67,19 +68,10 @@ def assert_same(whole, parts, exact=True):
 
 
 NETS = {
-    "leaky": lambda: (snn.Leaky(beta=0.8, learn_beta=True, learn_threshold=True),),
-    "immediate": lambda: (snn.Leaky(beta=0.8, reset_mechanism="zero", reset_delay=False),),
-    "per neuron": lambda: (snn.Leaky(beta=torch.rand(6), learn_beta=True, reset_mechanism="none"),),
+    **{name: lambda name=name: (neuron_of(name, 6),) for name in kinds(6)},
     "surrogate in Python": lambda: (snn.Leaky(beta=0.8, spike_grad=lambda u: torch.sigmoid(5 * u)),),
     "snnTorch's": lambda: (snntorch.Synaptic(alpha=0.7, beta=0.8),),
     "init_hidden": lambda: (snn.Leaky(beta=0.8, init_hidden=True),),
-    "synaptic": lambda: (snn.Synaptic(alpha=0.7, beta=torch.rand(6), learn_alpha=True, learn_beta=True),),
-    "alpha": lambda: (snn.Alpha(alpha=0.9, beta=0.6),),
-    "lapicque": lambda: (snn.Lapicque(beta=0.8, learn_threshold=True),),
-    "rleaky": lambda: (snn.RLeaky(beta=0.8, V=torch.rand(6), all_to_all=False, learn_beta=True),),
-    "rleaky to all": lambda: (snn.RLeaky(beta=0.8, linear_features=6),),
-    "rsynaptic": lambda: (snn.RSynaptic(alpha=0.6, beta=0.8, V=0.5, all_to_all=False),),
-    "delta": lambda: (snn.DeltaLeaky(beta=0.8, delta_threshold=0.2),),
     "inhibition": lambda: (snn.Leaky(beta=0.8, inhibition=True),),
     "batch norm": lambda: (nn.BatchNorm1d(6), snn.Leaky(beta=0.8)),
     "cell": lambda: (nn.GRUCell(6, 6),),
