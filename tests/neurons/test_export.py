@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+from neurons.test_own import Adaptive
 from support.loops import kinds, neuron_of
 from torch import nn
 
@@ -26,14 +27,6 @@ NEURONS = {
     "an own one": lambda **how: Adaptive(**how),
 }
 EXPORTED = ["Leaky", "Leaky, to zero at once", "Leaky, quantized", "RLeaky", "SLSTM", "an own one"]
-
-
-@snn.neuron(states=("mem", "adapt"), parameters={"beta": 0.9, "rho": 0.98, "strength": 1.7, "threshold": 1.0})
-def Adaptive(x, mem, adapt, *, beta, rho, strength, threshold, spike):
-    spk = spike(mem - threshold - strength * adapt)
-    mem = beta * mem + x - spk.detach() * threshold
-    adapt = rho * adapt + spk
-    return spk, mem, adapt
 
 
 class Loop(nn.Module):
