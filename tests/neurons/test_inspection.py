@@ -56,16 +56,6 @@ def test_snntorchs_probe_finds_the_states():
     assert all(torch.equal(own, wanted) for own, wanted in zip(*found))
 
 
-def test_what_the_last_forward_was_is_none_before_the_first():
-    net = snn.SparseNetwork([6, 5, 4], beta=0.9)
-    assert net.activity is net.overflow is net.input_activity is None
-    assert net.layers[0].activity is net.layers[0].overflow is None
-    net.layers[0](X)
-    assert net.activity is None  # the other layer has seen nothing
-    net(X)
-    assert [type(each) for each in net.activity + net.overflow] == [float, float, int, int]
-
-
 def test_repr_tells_parameters_where_there_is_data():
     layer = snn.SparseLeaky(6, 4, beta=0.5)
     assert "beta=0.5" in repr(layer)

@@ -162,6 +162,22 @@ def test_what_is_kept(delay):
         assert not layer.spikes(x).requires_grad
 
 
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("through", ["linear", "conv"])
+def test_layouts(name, through):
+    connection, shape = CONNECTIONS[through]
+    ours, theirs = twins(name, connection, beta=learning(name, connection)["beta"])
+    batch_first = torch.randn(shape[0], 6, *shape[1:]).transpose(0, 1)
+    last = torch.randn(6, *shape[:1], *shape[2:], shape[1]).movedim(-1, 2) * 2
+    for x in (batch_first, last):
+        results = []
+        for layer in (ours, theirs):
+            own = x.clone().requires_grad_()
+            out = layer.sequence(own) if layer is ours else loop(layer, own)
+            results.append((out, gradients(out, [own, *layer.parameters()])))
+        compare(*results)
+
+
 def applied(neuron, x, states, connection=None, reset_delay=True):
     """By the operator, with final states."""
     values = {name: torch.tensor(0.8) for name in ("beta", "threshold", "graded_spikes_factor")}

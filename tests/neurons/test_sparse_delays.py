@@ -68,6 +68,17 @@ def test_a_recurrent_layer_whose_delays_are_one_number():
         torch.testing.assert_close(delayed.get_parameter(name).grad, parameter.grad, **TIGHT)
 
 
+def test_dense_states_of_other_delays():
+    layer = layer_of(9, 7, max_delay=5, bias=True, delay=torch.rand(1, 9) * 5)
+    without = layer_of(9, 7, bias=True)
+    with pytest.raises(ValueError, match=r"state must not hold 0\.delay"):
+        without.load_dense_state_dict(layer.dense_state_dict())
+    with pytest.raises(ValueError, match=r"state must hold 0\.delay"):
+        layer.load_dense_state_dict(without.dense_state_dict())
+    with pytest.raises(ValueError, match=r"delay must have shape \(1, 9\), got \(7, 9\)"):
+        layer.load_dense_state_dict({**layer.dense_state_dict(), "0.delay": torch.zeros(7, 9)})
+
+
 def test_paths_dtypes_and_copies():
     layer = snn.SparseLeaky(9, 7, beta=0.9, threshold=0.3, max_delay=5)
     x = torch.rand(12, 2, 9) < 0.4

@@ -110,7 +110,7 @@ def test_to_and_from_the_dense_twin(name, options, scale, path):
     spikes = snn.SparseSpikes.from_dense(x.detach().flatten(2))
     twin = layer.to_dense()
     twin = twin if isinstance(twin, snn.MultiStep) else snn.MultiStep(*twin)
-    spk = twin(x)[0]
+    spk, *_, mem = twin(x)
     assert 0.02 < spk.mean() < 0.98
     upstream = torch.randn_like(spk)
     (spk * upstream).sum().backward()
@@ -118,6 +118,8 @@ def test_to_and_from_the_dense_twin(name, options, scale, path):
         layer.zero_grad()
         out = layer(given)
         assert torch.equal(out.to_dense().reshape(spk.shape), spk)
+        if hasattr(layer, "membranes"):
+            torch.testing.assert_close(layer.membranes(given), mem)
         (out.to_dense() * upstream.flatten(2)).sum().backward()
         own, expected = (sorted(net.named_parameters(), key=last_name) for net in (layer, twin))
         assert list(map(last_name, own)) == list(map(last_name, expected))

@@ -166,6 +166,14 @@ def test_no_sample(rule, neuron):
     assert not any(grad.any() for grad in grads)
 
 
+@pytest.mark.parametrize("neuron", ["leaky", "zero", "recurrent"])
+@pytest.mark.parametrize("rule", ["sltt", "ottt", "eprop", "snap1"])
+def test_no_sample_of_maps(rule, neuron):
+    hidden = snn.RLeaky(beta=0.9, conv2d_channels=2, kernel_size=3) if neuron == "recurrent" else NEURONS[neuron]()
+    net = snn.MultiStep(nn.Conv2d(1, 2, 3, padding=1), hidden, nn.Flatten(), nn.Linear(32, 3), leaky())
+    assert not any(grad.any() for grad in learn(online(net, rule), torch.zeros(6, 0, 1, 4, 4)))
+
+
 # ---- weights and biases that kernels would read otherwise
 
 
@@ -195,6 +203,17 @@ def test_a_bias_that_pytorch_refuses(share):
         net[0].bias = nn.Parameter(bias)
         with pytest.raises(RuntimeError, match=r"size of tensor|expanded size|same dtype|expected"):
             online(net)(x)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5])
+def test_weights_with_their_signs_elsewhere(share):
+    x, results = (torch.rand(40, 8, 512) < share).double(), []
+    weight = torch.randn(256, 512, dtype=torch.float64)
+    for lazily in (True, False):
+        net = snn.MultiStep(nn.Linear(512, 256, bias=False), leaky()).double()
+        net[0].weight = nn.Parameter(torch._neg_view(-weight) if lazily else weight)
+        results.append([grad.clone() for grad in learn(online(net), x, 20)])
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
 
 # ---- 16 bits
