@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import FUSED, RESETS, boxcar, relative_error, snntorch_loop, soft
 from support.leaky_operator import leaky_loop
+from support.loops import by_steps
 
 from snnipu import ops, surrogate
 
@@ -175,37 +176,23 @@ def test_nan_and_infinity_propagate_as_in_snntorch():
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (3, 5), (2, 3, 4, 4)])
-@pytest.mark.parametrize("reset", ["subtract", "zero", "none"])
+@pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_steps_make_a_sequence(shape, reset, dtype):
-    x = torch.randn(6, *shape).to(dtype)
+    # Between calls the state is rounded to 16 bit; within a sequence it is float32.
+    x = torch.randn(1 if dtype == torch.bfloat16 else 6, *shape).to(dtype).requires_grad_()
+    beta = torch.tensor(0.8, requires_grad=True)
+    keywords = {"beta": beta, "threshold": 0.5, "reset_mechanism": reset}
     results = []
-    for by_steps in (True, False):
-        leaf = x.clone().requires_grad_()
-        beta = torch.tensor(0.8, requires_grad=True)
-        keywords = {"beta": beta, "threshold": 0.5, "reset_mechanism": reset}
-        if by_steps:
-            mem, spks, mems = None, [], []
-            for current in leaf:
-                spk, mem = ops.lif_step(current, mem, **keywords)
-                spks.append(spk)
-                mems.append(mem)
-            spk, mem = torch.stack(spks), torch.stack(mems)
-        else:
-            spk, mem = ops.lif_sequence(leaf, **keywords)
-        assert spk.dtype == mem.dtype == dtype
-        (spk.sum() + (mem.float() ** 2).sum()).backward()
-        results.append((spk.detach(), mem.detach(), leaf.grad, beta.grad))
-    (spk, mem, grad, grad_beta), (expected_spk, expected_mem, expected_grad, expected_beta) = results
-    if dtype == torch.bfloat16:
-        # Between the calls the state is rounded to 16 bit; within a sequence it is float32.
-        assert (spk != expected_spk).float().mean() < 0.1
-        assert torch.allclose(mem[0], expected_mem[0])
-    else:
-        assert torch.equal(spk, expected_spk)
-        assert torch.equal(mem, expected_mem)
-        assert torch.allclose(grad, expected_grad, rtol=1e-5, atol=1e-6)
-        assert torch.allclose(grad_beta, expected_beta, rtol=1e-5)
+    for made in (
+        by_steps(lambda current, mem: ops.lif_step(current, mem, **keywords), x, [None]),
+        ops.lif_sequence(x, **keywords),
+    ):
+        assert made[0].dtype == made[1].dtype == dtype
+        loss = made[0].sum() + made[1].float().square().sum()
+        results.append([*made, *torch.autograd.grad(loss, [x, beta])])
+    assert all(map(torch.equal, results[0][:2], results[1][:2]))
+    torch.testing.assert_close(results[0][2:], results[1][2:], rtol=1e-5, atol=1e-6)
 
 
 X = torch.zeros(4, 2, 3)

@@ -401,20 +401,25 @@ def test_compiles_into_one_graph(op):
 CHANGES = {
     "an id too large": (lambda v: v["ids"][1, 0].fill_(v["inputs"]), "ids must .*, got {inputs} at step 1, sample 0"),
     "an id below 0": (lambda v: v["ids"][1, 0].fill_(-1), "ids must be from 0 to {last}, got -1 at step 1, sample 0"),
+    "an id of the last step": (
+        lambda v: v["ids"][2, 1].fill_(v["inputs"]),
+        "ids must be from 0 to {last}, got {inputs} at step 2, sample 1",
+    ),
     "more than slots": (lambda v: v["counts"][2, 1].fill_(999), "counts must satisfy .* at step 2, sample 1"),
     "a count below 0": (lambda v: v["counts"][2, 1, 0].fill_(-1), "counts must satisfy"),
     "fewer carried than spikes": (lambda v: v["counts"][2, 1, 1].fill_(0), "counts must satisfy"),
 }
 
 
+@pytest.mark.parametrize("delay", [0, 1])  # with which spikes of the last step arrive at none
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
     ("provider", "op"),
     [*(("CPU", op) for op in cases.OF_SPIKES), *(("reference", op) for op in (*cases.CURRENTS, "sparse_to_dense"))],
 )
-def test_ids_and_counts_changed_after_construction_are_noticed(provider, op, change, kernels):
+def test_ids_and_counts_changed_after_construction_are_noticed(provider, op, change, delay, kernels):
     """Before the forward pass, and between it and the backward pass."""
-    values = case(op, rows=(3, 2), rates=(0.9, 0.0))
+    values = case(op, rows=(3, 2), rates=(0.9, 0.0), delay=delay, each=delay == 1)
     made = reference_of(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
     values = backward_values(op, values, made)
     alter, message = CHANGES[change]
