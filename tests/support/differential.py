@@ -636,50 +636,25 @@ def learnt(online, x, weights, cuts):
 
 
 def learners(draw, rule):
-    """Modules of a network that learns online, the shape of a step, and whether they are linear and neurons alone."""
-    made, plain = [], draw.random() < 0.6
-    if plain:
-        shape = (draw.randint(1, 12),)
-    else:
-        channels, side = draw.randint(1, 4), draw.randint(4, 8)
-        shape = (channels, side, side)
-        out = draw.randint(1, 5)
-        made.append(
-            nn.Conv2d(channels, out, draw.choice([1, 3]), padding=draw.choice([0, 1]), bias=draw.random() < 0.8)
-        )
-        if draw.random() < 0.4:
-            made.append(nn.BatchNorm2d(out).eval())
-    width = shape[0]
-
-    def neuron_of(step, last):
-        while True:
-            kind, options = neuron(draw, step)
+    """Linear layers and neurons of a network that learns online, and the shape of a step."""
+    made, width = [], draw.randint(1, 12)
+    shape = (width,)
+    for last in [False] * draw.randint(0, 2) + [True]:
+        out = draw.randint(1, 12)
+        made.append(nn.Linear(width, out))
+        width = out
+        if last and rule == "eprop":
+            made.append(snn.Leaky(beta=draw.uniform(0.3, 1), threshold=0.7, reset_mechanism="none"))
+        while isinstance(made[-1], nn.Linear):
+            kind, options = neuron(draw, (out,))
             options["init_hidden"] = False
-            if kind != "DeltaLeaky" and plain:
+            if kind != "DeltaLeaky":
                 options["spike_grad"] = None  # the explicit steps'
             if kind == "Lapicque":
                 options["learn_beta"] = False  # as snnTorch's, it can be differentiated once
-            if last and rule == "eprop":
-                return snn.Leaky(beta=draw.uniform(0.3, 1), threshold=0.7, reset_mechanism="none")
-            try:
-                return getattr(snn, kind)(**options)
-            except (TypeError, ValueError):  # as snnTorch's
-                continue
-
-    if not plain:
-        side = nn.Sequential(*made)(torch.zeros(1, *shape)).shape
-        made.append(neuron_of(tuple(side[1:]), False))
-        if draw.random() < 0.5 and min(side[2:]) > 1 and rule != "eprop":
-            made.append(draw.choice([nn.AvgPool2d, nn.MaxPool2d])(2))
-        made.append(nn.Flatten())
-        with torch.no_grad():
-            width = nn.Sequential(*[m for m in made if not is_neuron(m)])(torch.zeros(1, *shape)).shape[1]
-    for last in [False] * draw.randint(0, 2) + [True]:
-        out = draw.randint(1, 12)
-        made.append(nn.Linear(width, out, bias=plain or draw.random() < 0.8))
-        made.append(neuron_of((out,), last))
-        width = out
-    return made, shape, plain
+            with contextlib.suppress(TypeError, ValueError):  # as snnTorch's
+                made.append(getattr(snn, kind)(**options))
+    return made, shape
 
 
 def online(seed):
@@ -696,9 +671,12 @@ def online(seed):
         behind = [nn.Flatten()] if len(shape) == 3 and not isinstance(first, snn.SparseConvLeaky) else []
         behind = [snn.Leaky(beta=0.8), *behind] if not hasattr(first, "beta") else behind
         net = snn.MultiStep(first, *behind, nn.Linear(flat_size, 3), snn.Leaky(beta=0.9)).double()
+    elif draw.random() < 0.6:
+        modules, shape = learners(draw, rule)
+        net, plain = snn.MultiStep(*modules).double(), True
     else:
-        modules, shape, plain = learners(draw, rule)
-        net = snn.MultiStep(*modules).double()
+        net, shape = drawn.network(draw, rule)
+        net.eval()
     options = {}
     if rule == "decolle":
         options["readouts"] = draw.randint(1, 4)
