@@ -94,9 +94,10 @@ def same(own, expected, terms=None):
     assert relative_error(own.double(), expected.double(), terms) <= 1e-5
 
 
+@pytest.mark.parametrize("single", [False, True], ids=["sequence", "steps"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("name", "keywords", "chosen"), CASES)
-def test_sequences_are_snntorchs(name, keywords, chosen, dtype):
+def test_numbers_and_gradients_are_snntorchs(name, keywords, chosen, dtype, single):
     ours, theirs = twins(name, **keywords, **chosen)
     assert ours.runs_fused()
     x = random(9, 2, N, dtype=dtype)
@@ -104,7 +105,8 @@ def test_sequences_are_snntorchs(name, keywords, chosen, dtype):
     results = []
     for layer in (ours, theirs):
         inputs = [x.clone().requires_grad_(), *(state.clone().requires_grad_() for state in initial)]
-        out = layer.sequence(*inputs) if layer is ours else by_steps(layer, inputs[0], inputs[1:])
+        by_one = single or layer is theirs
+        out = by_steps(layer, inputs[0], inputs[1:]) if by_one else layer.sequence(*inputs)
         generator = torch.Generator().manual_seed(1)
         loss = sum((part * torch.randn(part.shape, generator=generator)).sum() for part in out)
         parameters = [p for p in layer.parameters() if p.requires_grad]
@@ -112,7 +114,10 @@ def test_sequences_are_snntorchs(name, keywords, chosen, dtype):
     (own, own_grads), (expected, expected_grads) = results
     assert 0.01 < (expected[0] != 0).double().mean() < 0.99
     for one, other in zip(own, expected):
-        assert torch.equal(one, other.to(dtype))
+        assert one.dtype == (other.dtype if single else dtype)
+        assert torch.equal(one, other.to(one.dtype))
+    if single and name != "DeltaLeaky":
+        assert torch.equal(ours.reset, theirs.reset)
     scale = expected_grads[0].double()
     for place, (one, other) in enumerate(zip(own_grads, expected_grads)):
         if other is None:
@@ -122,23 +127,6 @@ def test_sequences_are_snntorchs(name, keywords, chosen, dtype):
         else:
             # Sums of parameters' gradients cancel. In float64 snnTorch's go through float32 spikes.
             same(one, other, scale * 9 if place > len(initial) else None)
-
-
-@pytest.mark.parametrize(("name", "keywords", "chosen"), CASES)
-def test_steps_are_snntorchs(name, keywords, chosen):
-    ours, theirs = twins(name, **keywords, **chosen)
-    x = random(6, 2, N)
-    states = [torch.zeros(2, N) for _ in STATES[name]]
-    own_x, their_x = x.clone().requires_grad_(), x.clone().requires_grad_()
-    own, expected = by_steps(ours, own_x, states), by_steps(theirs, their_x, states)
-    for one, other in zip(own, expected):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
-    sum(part.square().sum() for part in own).backward()
-    sum(part.square().sum() for part in expected).backward()
-    same(own_x.grad, their_x.grad)
-    if name != "DeltaLeaky":
-        assert torch.equal(ours.reset, theirs.reset)
 
 
 def test_a_step_runs_the_kernel(monkeypatch):
