@@ -42,6 +42,24 @@ def test_members_and_text(name):
     assert repr(other)
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("Sparse")])
+def test_traces_of_event_driven_layers(name):
+    """Before and after a forward; those of neurons are in test_export.py."""
+
+    class Dense(nn.Module):
+        def forward(self, x):
+            out = self.inner(x)
+            return out.to_dense() if isinstance(out, snn.SparseSpikes) else out
+
+    net = Dense()
+    net.inner = MODULES[name]()
+    for _ in range(2):
+        with torch.no_grad():
+            traced = torch.jit.trace(net, (X,), check_trace=False)
+            assert torch.equal(traced(X), net(X))
+
+
 def test_snntorchs_probe_finds_the_states():
     found = []
     for module in (snn, snntorch):
