@@ -331,15 +331,11 @@ def test_what_is_replaced_or_hooked_runs_by_steps(kind):
         assert torch.allclose(ours, wanted, atol=1e-5)
 
 
-def test_double_pickle_and_copies():
+def test_pickles_and_copies():
     for kind, shape in SHAPES.items():
         neuron = make(snn, shape).double()
         x = torch.randn(shape, dtype=torch.float64)
         expected = neuron.sequence(x)
-        assert expected[1].dtype == torch.float64
-        if kind == "linear":
-            zeros = torch.zeros(shape[1], 8, dtype=torch.float64)
-            assert relative_error(expected[1], loop(make(snntorch, shape).double(), x, zeros, zeros)[1]) <= 1e-12
         if kind != "forgetful":  # there snnTorch's step has float32 zeros for its states
             neuron(x[0].requires_grad_(), *(state[0] for state in expected[1:]))
         for twin in (pickle.loads(pickle.dumps(neuron)), copy.deepcopy(neuron)):

@@ -455,6 +455,21 @@ def twins(draw, delays=(0, 1)):
     return net, twin, sizes[0] if on_maps else (sizes[0],)
 
 
+def agree(results, x, trained=True):
+    """Outputs and gradients of events, and of their layers; a gradient of ``x`` is where there is an event."""
+    (found, found_x, found_grads), (expected, expected_x, grads) = results
+    same("result", found, expected, 1e-9)
+    if expected_x is not None:
+        where = x != 0
+        same("gradient of x", found_x[where], expected_x[where], 1e-9 * scale_of({"x": expected_x}))
+    largest = scale_of(grads)
+    for key, grad in grads.items():
+        grad = torch.zeros_like(found_grads[key]) if grad is None and found_grads[key] is not None else grad
+        same(f"gradient of {key}", found_grads[key], grad, 1e-9 * largest)
+    COMPARED["calls"] += 1
+    COMPARED["gradients"] += trained
+
+
 def events(seed):
     """A ``SparseNetwork`` by its kernels and by its dense twin."""
     draw = random.Random(seed)
@@ -480,16 +495,7 @@ def events(seed):
                 weight = torch.randn(dense.shape, generator=torch.Generator().manual_seed(seed), dtype=dense.dtype)
                 (dense * weight).sum().backward()
             results.append((dense.detach(), leaf.grad, {name: p.grad for name, p in one.named_parameters()}))
-        (found, found_x, found_grads), (expected, expected_x, grads) = results
-        same("spikes", found, expected, 1e-9)
-        largest = scale_of(grads)
-        if expected_x is not None and found_x is not None:
-            where = x != 0  # where there is an event
-            same("gradient of x", found_x[where], expected_x[where], 1e-9 * largest)
-        for key, grad in grads.items():
-            same(f"gradient of {key}", found_grads[key], grad, 1e-9 * largest)
-        COMPARED["calls"] += 1
-        COMPARED["gradients"] += train and dense.requires_grad
+        agree(results, x, dense.requires_grad)
         with torch.no_grad():
             for p, q in zip(net.parameters(), twin.parameters()):
                 added = 0.1 * torch.randn_like(p)
@@ -611,16 +617,7 @@ def event_layers(seed):
             weight = torch.randn_like(made) if weight is None else weight
             (made * weight).sum().backward()
             results.append((made.detach(), leaf.grad, {name: p.grad for name, p in layer.named_parameters()}))
-        (found, found_x, found_grads), (expected, expected_x, grads) = results
-        same("result", found, expected, 1e-9)
-        largest = scale_of(grads)
-        where = x != 0  # spikes have a gradient where there are any
-        same("gradient of x", found_x[where], expected_x[where], 1e-9 * scale_of({"x": expected_x}))
-        for key, grad in grads.items():
-            grad = torch.zeros_like(found_grads[key]) if grad is None and found_grads[key] is not None else grad
-            same(f"gradient of {key}", found_grads[key], grad, 1e-9 * largest)
-        COMPARED["calls"] += 1
-        COMPARED["gradients"] += 1
+        agree(results, x)
         with torch.no_grad():
             for p in layer.parameters():
                 p.add_(0.1 * torch.randn_like(p))
