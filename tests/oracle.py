@@ -1,6 +1,5 @@
 """Independent definitions the package is checked against: snnTorch's own loop and comparisons."""
 
-import inspect
 import itertools
 from typing import NamedTuple
 
@@ -38,10 +37,6 @@ def relative_error(actual, expected, terms=None):
     if terms is not None:
         scale = torch.maximum(scale, terms.double().abs().max())
     return ((actual - expected).abs().max() / scale.clamp_min(1e-30)).item()
-
-
-def keyword_names(function):
-    return list(inspect.signature(function).parameters)
 
 
 # ---- spike ids

@@ -14,9 +14,8 @@ import torch
 from support.killed import ROUNDS, killed_together, needs_kill
 
 from snnipu import _native_sources
-from snnipu.backends import compiled, host, kernels
+from snnipu.backends import compiled, host
 from snnipu.ops import _neurons
-from snnipu.ops import neuron_sequence as operator
 
 pytestmark = [
     pytest.mark.skipif(host.library is None, reason=host.unavailable_reason or ""),
@@ -337,16 +336,3 @@ def test_a_stopped_process_is_not_waited_for_forever(compiler, monkeypatch, capf
     assert load(monkeypatch) is not None
     assert "another process compiles a neuron" in capfd.readouterr().err
     process.communicate("\n")
-
-
-def test_what_the_compiler_gives_is_right(library, monkeypatch):
-    """The compiled kernel against the reference."""
-    monkeypatch.setenv("SNNIPU_NEURONS_DIR", str(library.parent))
-    forget(monkeypatch)
-    values = [torch.tensor(0.9)]
-    arguments = (X, [None], values, NAME, 0, None, 0b1, True)
-    own, expected = kernels.neuron_sequence_fwd(*arguments), operator.neuron_sequence_fwd_reference(*arguments)
-    assert torch.equal(own[0], expected[0])
-    assert torch.equal(own[1][0], expected[1][0])
-    assert list(compiled._loaded) == [(NAME, torch.float32)]
-    assert compiled._loaded[NAME, torch.float32] is not None

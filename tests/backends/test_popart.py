@@ -1,5 +1,6 @@
 """The PopART operator's interface on machines without PopART, and the refusal where a real PopTorch traces."""
 
+import contextlib
 import inspect
 import math
 import re
@@ -10,6 +11,7 @@ import types
 
 import pytest
 import torch
+from oracle import assert_all_equal
 from support.operators import needs_library
 from torch import nn
 
@@ -17,72 +19,65 @@ import snnipu as snn
 from snnipu import ops, poptorch, surrogate
 from snnipu.backends import popart
 from snnipu.ipu.model import IpuModel
-from snnipu.ops._maps import conv_geometry, pool_geometry
-from snnipu.ops.sparse_pool2d import mode_code
+from snnipu.planning.targets import TARGETS
 
 KERNEL = surrogate.fast_sigmoid(10).kernel
 ATTRIBUTES = {
-    "neuron": "leaky",
-    "variant": 2,
-    "states": 1,
+    "variant": 0,
     "surrogate": KERNEL.id,
     "surrogate_a": KERNEL.a,
     "surrogate_b": -math.inf,
 }
 
 
-def call(inputs, attributes):
-    example = [torch.empty_like(inputs[0])] * 2
-    return poptorch.custom_op(inputs, "NeuronSequence", "ai.snnipu", 1, example, attributes)
+def custom(name, inputs, shapes, attributes):
+    return poptorch.custom_op(inputs, name, "ai.snnipu", 1, [torch.empty(shape) for shape in shapes], attributes)
 
 
-def test_custom_op_equals_the_op():
-    torch.manual_seed(0)
-    x, mem0 = torch.randn(5, 2, 7, requires_grad=True), torch.randn(2, 7)
-    beta, threshold, graded = torch.rand(7), torch.tensor(0.8), torch.tensor(1.0)
-    spk, mem = call([x, mem0, threshold, beta, graded], ATTRIBUTES)
-    expected = ops.lif_sequence(
-        x, mem0, beta=beta, threshold=threshold, reset_mechanism="zero", spike_grad=surrogate.fast_sigmoid(10)
-    )
-    assert torch.equal(spk, expected[0])
-    assert torch.equal(mem, expected[1])
-    gradients = [torch.autograd.grad(out.sum(), x, retain_graph=True)[0] for out in (spk, expected[0])]
-    assert torch.equal(*gradients)
-
-
-def test_any_neuron_as_a_custom_op_is_the_op():
-    torch.manual_seed(0)
-    neuron = snn.Synaptic(alpha=0.8, beta=0.9, threshold=0.3, spike_grad=surrogate.fast_sigmoid(10))
-    x, syn, mem = torch.randn(5, 2, 7), torch.randn(2, 7), torch.randn(2, 7)
-    parameters = [torch.tensor([value]) for value in (0.3, 0.8, 0.9, 1.0)]  # in the order of the struct
-    attributes = {**ATTRIBUTES, "neuron": "synaptic", "variant": 0, "states": 3}
-    made = poptorch.custom_op(
-        [x, syn, mem, *parameters], "NeuronSequence", "ai.snnipu", 1, [torch.empty_like(x)] * 3, attributes
-    )
-    expected = neuron.sequence(x, syn, mem)
-    assert [each.shape for each in made] == [x.shape] * 3
-    assert all(torch.equal(own, wanted) for own, wanted in zip(made, expected))
+@pytest.mark.parametrize(
+    ("neuron", "parameters", "attributes"),
+    [  # parameters in the order of the struct
+        (snn.Leaky(beta=0.9, threshold=0.3), (0.3, 0.9, 1.0), {"neuron": "leaky", "states": 1}),
+        (snn.Synaptic(alpha=0.8, beta=0.9, threshold=0.3), (0.3, 0.8, 0.9, 1.0), {"neuron": "synaptic", "states": 3}),
+    ],
+)
+def test_a_neuron_as_a_custom_op_is_the_op(neuron, parameters, attributes):
+    neuron.spike_grad = surrogate.fast_sigmoid(10)
+    count = len(parameters) - 2
+    x, states = torch.randn(5, 2, 7, requires_grad=True), [torch.randn(2, 7) for _ in range(count)]
+    inputs = [x, *states, *(torch.tensor([value]) for value in parameters)]
+    made = custom("NeuronSequence", inputs, [x.shape] * (1 + count), {**ATTRIBUTES, **attributes})
+    expected = neuron.sequence(x, *states)
+    assert all(map(torch.equal, made, expected))
+    assert torch.equal(*(torch.autograd.grad(out[0].sum(), x)[0] for out in (made, expected)))
 
 
 def test_bad_arguments():
     x = torch.zeros(3, 2)
     with pytest.raises(ValueError, match="NeuronSequence takes 5 inputs"):
-        call([x], ATTRIBUTES)
+        custom("NeuronSequence", [x], [x.shape] * 2, {**ATTRIBUTES, "neuron": "leaky", "states": 1})
     with pytest.raises(ValueError, match="NeuronSequence takes the attributes"):
-        call([x, x[0], x[0], x[0], x[0]], {"neuron": "leaky"})
+        custom("NeuronSequence", [x, x[0], x[0], x[0], x[0]], [x.shape] * 2, {"neuron": "leaky"})
+    with pytest.raises(ValueError, match="mode must be from 0 to 2"):
+        custom("SparsePool2d", [x] * 3, [(1,)] * 4, {"geometry": [], "mode": 3, "capacity": 1})
 
 
-def test_a_real_poptorch_is_refused_while_it_traces(monkeypatch):
-    tracing = True
-    real = types.ModuleType("poptorch")
-    real.isRunningOnIpu = lambda: tracing
-    monkeypatch.setitem(sys.modules, "poptorch", real)
+@pytest.fixture
+def real(monkeypatch):
+    """A PopTorch that traces."""
+    module = types.ModuleType("poptorch")
+    module.isRunningOnIpu = lambda: True
+    monkeypatch.setitem(sys.modules, "poptorch", module)
     monkeypatch.setattr(popart, "_POPTORCH_INSTALLED", True)
+    return module
+
+
+def test_a_real_poptorch_is_refused_while_it_traces(real):
     lif = snn.Leaky(beta=0.9)
     for run in (lambda: lif(torch.zeros(2, 3)), lambda: lif.sequence(torch.zeros(4, 2, 3))):
         with pytest.raises(RuntimeError, match="no PopART operators"):
             run()
-    tracing = False
+    real.isRunningOnIpu = lambda: False
     assert lif.sequence(torch.zeros(4, 2, 3))[0].shape == (4, 2, 3)
 
 
@@ -100,77 +95,44 @@ def test_the_host_runtime_is_not_a_real_poptorch():
     assert model(torch.ones(4, 2, 3)).shape == (4, 2, 3)
 
 
-def same_spikes(made, expected):
-    ids, values, counts, dropped = made
-    for got, wanted in ((ids, expected.ids), (counts, expected.counts), (dropped, expected.dropped)):
-        assert got.is_floating_point()
-        assert torch.equal(got, wanted.to(got.dtype))
-    assert torch.equal(values, expected.values)
+class OnHost:
+    """An IPU model of the operators that run on the host."""
+
+    def operators(self):
+        return {(domain, name, version) for name, domain, version in popart.HOST_OPERATORS}
+
+    def machine(self):
+        return TARGETS["mk2"], 1
 
 
-def custom(name, inputs, shapes, attributes):
-    return poptorch.custom_op(inputs, name, "ai.snnipu", 1, [torch.empty(shape) for shape in shapes], attributes)
-
-
-def test_sparse_operators_equal_the_ops():
-    """Ids and counts are floats between operators; gradients flow through the values."""
-    torch.manual_seed(0)
-    mem = torch.randn(4, 3, 9, requires_grad=True)
-    slots, counts = (4, 3, 5), (4, 3, 2)
-    attributes = {"capacity": 5, "rotate": 1, "has_grad_threshold": 1, "grad_threshold": 0.1}
-    surrogate_of = {"surrogate": KERNEL.id, "surrogate_a": KERNEL.a, "surrogate_b": KERNEL.b}
-    made = custom(
-        "SelectSpikes", [mem, torch.tensor([0.4])], [slots, slots, counts, counts], {**attributes, **surrogate_of}
-    )
-    expected = ops.select_spikes(mem, 0.4, 0.1, 5, spike_grad=surrogate.fast_sigmoid(10), overflow="rotate")
-    same_spikes(made, expected)
-    weight, bias = torch.randn(6, 9, requires_grad=True), torch.randn(6)
-    inputs = [*made[:3], weight, bias]
-    (out,) = custom("SparseLinear", inputs, [(4, 3, 6)], {"unit_values": 0, "plan": [2, 4]})
-    wanted = ops.sparse_linear(expected, weight, bias)
-    assert torch.equal(out, wanted)
-    pairs = [torch.autograd.grad(each.square().sum(), (mem, weight), retain_graph=True) for each in (out, wanted)]
-    for got, gradient in zip(*pairs):
-        assert torch.equal(got, gradient)
-        assert got.any()
-    (dense,) = custom("SparseToDense", made[:3], [(4, 3, 9)], {"num_neurons": 9})
-    assert torch.equal(dense, expected.to_dense())
-    again = custom("DenseToSparse", [dense.detach()], [slots, slots, counts, counts], {"capacity": 5, "rotate": 0})
-    same_spikes(again, ops.dense_to_sparse(dense.detach(), 5))
-    (spk,) = custom("SurrogateSpike", [mem], [mem.shape], surrogate_of)
-    assert torch.equal(spk, (mem > 0).float())
+def of_operators(mem, matrix, filters, bias, mode):
+    """What the operators make of membranes ``[T, B, 60]``, which are maps [2, 5, 6]."""
+    spike_grad = surrogate.fast_sigmoid(10)
+    spikes = ops.select_spikes(mem, 0.4, 0.1, 20, spike_grad=spike_grad, overflow="rotate")
+    maps, dense = spikes.with_maps((2, 5, 6)), spikes.to_dense()
+    made = [spikes, ops.dense_to_sparse(dense.detach(), 5), ops.sparse_pool2d(maps, 2, mode=mode)]
+    return [
+        *(part for each in made for part in (each.counts, each.dropped, each.to_dense()) if part is not None),
+        ops.sparse_linear(spikes, matrix, bias),
+        ops.sparse_conv2d(maps, filters, bias, stride=(1, 2), padding=(1, 0)).flatten(2),
+        spike_grad(mem),
+    ]
 
 
 @pytest.mark.parametrize("mode", ["max", "average", "sum"])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_operators_on_maps_are_those_of_the_host(mode, with_bias):
-    """A convolution of maps [2, 5, 6], and pools of the same; a plan is only for tiles."""
-    torch.manual_seed(0)
-    x = torch.rand(4, 3, 60) * (torch.rand(4, 3, 60) < 0.2)
-    spikes = ops.dense_to_sparse(x, 20).with_maps((2, 5, 6)).requires_grad_()
-    slots = [spikes.ids.float(), spikes.values, spikes.counts.float()]
-    weight, bias = torch.randn(3, 2, 2, 3, requires_grad=True), torch.randn(3) if with_bias else None
-    geometry = conv_geometry(weight, (5, 6), (1, 2), (1, 0), (1, 1), 1)
-    attributes = {"geometry": list(geometry), "plan": [3, 1, 1], "input_gradient": 1}
-    inputs = [*slots, weight, *([bias] if with_bias else [])]
-    (out,) = custom("SparseConv2d", inputs, [(4, 3, geometry.neurons)], attributes)
-    wanted = ops.sparse_conv2d(spikes, weight, bias, stride=(1, 2), padding=(1, 0)).flatten(2)
-    assert torch.equal(out, wanted)
-    pairs = [torch.autograd.grad(each.square().sum(), (spikes.values, weight)) for each in (out, wanted)]
-    for got, gradient in zip(*pairs):
-        assert torch.equal(got, gradient)
-        assert got.any()
-    sizes = pool_geometry((2, 5, 6), (2, 2), (2, 2), (0, 0))
-    capacity = popart.pool_slots(sizes, 20)
-    attributes = {"geometry": list(sizes), "mode": mode_code(mode), "capacity": capacity}
-    made = custom("SparsePool2d", slots, [(4, 3, capacity)] * 2 + [(4, 3, 2), (4, 3, capacity)], attributes)
-    expected = ops.sparse_pool2d(spikes, 2, mode=mode)
-    pooled = snn.SparseSpikes(made[0].int(), made[1], made[2].int(), sizes.neurons)
-    assert torch.equal(pooled.to_dense(), expected.to_dense())
-    pairs = [torch.autograd.grad(each.square().sum(), spikes.values) for each in (made[1], expected.values)]
-    assert torch.equal(pairs[0][0], pairs[1][0])
-    with pytest.raises(ValueError, match="mode must be from 0 to 2"):
-        custom("SparsePool2d", slots, [(1,)] * 4, {**attributes, "mode": 3})
+def test_sparse_operators_equal_the_ops(mode, with_bias):
+    """Between operators ids and counts are floats, as their examples say; gradients flow through the values."""
+    leaves = [torch.randn(shape, requires_grad=True) for shape in ((4, 3, 60), (3, 60), (3, 2, 2, 3))]
+    given = [*leaves, torch.randn(3) if with_bias else None, mode]
+    results = []
+    for run in (popart.running_on(OnHost(), poptorch.custom_op), contextlib.nullcontext()):
+        with run:
+            made = of_operators(*given)
+        loss = sum(part.square().sum() for part in made if part.requires_grad)
+        results.append([*(part.float() for part in made), *torch.autograd.grad(loss, leaves)])
+    assert_all_equal(results)
+    assert all(part.any() for part in results[0])
 
 
 @needs_library
@@ -216,11 +178,7 @@ def test_wrong_inputs_of_sparse_operators(name, inputs, message):
     ],
     ids=lambda layer: type(layer).__name__,
 )
-def test_a_real_poptorch_without_the_library_refuses_event_driven_layers(layer, monkeypatch, tmp_path):
-    real = types.ModuleType("poptorch")
-    real.isRunningOnIpu = lambda: True
-    monkeypatch.setitem(sys.modules, "poptorch", real)
-    monkeypatch.setattr(popart, "_POPTORCH_INSTALLED", True)
+def test_a_real_poptorch_without_the_library_refuses_event_driven_layers(layer, real, monkeypatch, tmp_path):
     monkeypatch.setenv("SNNIPU_POPART_LIBRARY", str(tmp_path / "libsnnipu_popart.so"))
     with pytest.raises(RuntimeError, match=r"no PopART operators of snnipu in .*libsnnipu_popart.so"):
         layer(torch.zeros(2, 3, 8))
@@ -229,14 +187,10 @@ def test_a_real_poptorch_without_the_library_refuses_event_driven_layers(layer, 
         layer(torch.zeros(2, 3, 8))
 
 
-def test_a_library_of_another_version_is_refused(monkeypatch, tmp_path):
+def test_a_library_of_another_version_is_refused(real, monkeypatch, tmp_path):
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    real = types.ModuleType("poptorch")
-    real.isRunningOnIpu = lambda: True
-    monkeypatch.setitem(sys.modules, "poptorch", real)
-    monkeypatch.setattr(popart, "_POPTORCH_INSTALLED", True)
     for version, name in (("0.0.0", "old.so"), (snn.__version__, "same.so")):
         source = tmp_path / "version.c"
         source.write_text(f'const char *snnipu_popart_version(void) {{ return "{version}"; }}\n')

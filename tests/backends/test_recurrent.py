@@ -96,7 +96,6 @@ def assert_equal(one, other):
 @pytest.mark.parametrize("neuron", NEURONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_call_gives_the_bits_of_single_ones(neuron, kind, rows, features, dtype, monkeypatch, calls):
-    torch.manual_seed(0)
     count, parameters = NEURONS[neuron]
     weight = nn.Parameter(torch.randn(features, features, dtype=dtype) / 2)
     bias = nn.Parameter((torch.randn(features, 2, dtype=dtype) / 2)[:, 0]) if "bias" in kind else None
@@ -122,7 +121,6 @@ def test_one_call_gives_the_bits_of_single_ones(neuron, kind, rows, features, dt
 @pytest.mark.parametrize("neuron", NEURONS)
 @pytest.mark.parametrize("same", [(True, True), (True, False), (False, True)], ids=["both", "spikes", "states"])
 def test_a_gradient_that_is_the_same_at_every_step(same, neuron, monkeypatch, calls):
-    torch.manual_seed(0)
     count, values = NEURONS[neuron]
     parameters = {name: torch.tensor(value, requires_grad=True) for name, value in values.items()}
     x = torch.randn(STEPS, 3, 6, requires_grad=True)
@@ -151,7 +149,6 @@ def test_a_gradient_that_is_the_same_at_every_step(same, neuron, monkeypatch, ca
 @pytest.mark.parametrize("reset_delay", [True, False])
 @pytest.mark.parametrize("neuron", NEURONS)
 def test_16_bit_steps_are_the_references(neuron, reset_delay, dtype, monkeypatch):
-    torch.manual_seed(0)
     count, values = NEURONS[neuron]
     x = torch.randn(STEPS, 3, 6, dtype=dtype, requires_grad=True)
     connection = Connection(nn.Parameter(torch.randn(6, 6, dtype=dtype) / 2), nn.Parameter(torch.randn(6, dtype=dtype)))

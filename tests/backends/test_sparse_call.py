@@ -20,20 +20,6 @@ def slots():
     }
 
 
-def test_fields_by_name():
-    out = torch.full((1, 4), float("nan"))
-    sparse_call.run("sparse_to_dense_fwd", torch.float32, {"out": out, **slots(), **SIZES})
-    assert out.tolist() == [[0, 5, 0, 2]]
-
-
-def test_what_is_not_contiguous_is_read():
-    given, out = slots(), torch.empty(1, 4)
-    given["values"] = torch.tensor([2.0, 7.0, 5.0, 7.0])[::2].reshape(1, 1, 2)
-    given["ids"] = torch.tensor([3, 7, 1, 7], dtype=torch.int32)[::2].reshape(1, 1, 2)
-    sparse_call.run("sparse_to_dense_fwd", torch.float32, {"out": out, **given, **SIZES})
-    assert out.tolist() == [[0, 5, 0, 2]]
-
-
 def test_what_is_not_contiguous_is_not_written():
     with pytest.raises(ValueError, match=r"out must be a contiguous .* got torch.float32 of shape \(1, 4\)"):
         sparse_call.run("sparse_to_dense_fwd", torch.float32, {"out": torch.empty(1, 8)[:, ::2], **slots(), **SIZES})
@@ -59,20 +45,6 @@ def test_a_tensor_that_does_not_fit_is_refused(field, wrong, error):
 def test_a_dtype_that_no_function_takes_is_refused():
     with pytest.raises(TypeError, match=r"takes float32 and float64, got torch.float16"):
         sparse_call.run("sparse_to_dense_fwd", torch.float16, {"out": torch.empty(1, 4), **slots(), **SIZES})
-
-
-def test_every_tensor_of_a_function_is_a_field():
-    for name, function in sparse_call.FUNCTIONS.items():
-        tensors = {*function.reads, *function.writes}
-        assert tensors <= set(sparse_call._POINTERS), name
-        assert not set(function.reads) & set(function.writes), name
-
-
-def test_where_an_id_is_out_of_range_is_told():
-    with pytest.raises(ValueError, match="ids must be from 0 to 2, got 3 at step 0, sample 0, slot 0"):
-        sparse_call.run(
-            "sparse_to_dense_fwd", torch.float32, {"out": torch.empty(1, 3), **slots(), **SIZES, "neurons": 3}
-        )
 
 
 @pytest.mark.parametrize("wrong", [{"threshold_size": 1.0}, {"input_scale": 1}, {"beta": 0.5}, {"no_such_field": 1}])

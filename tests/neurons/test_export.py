@@ -1,10 +1,13 @@
 """Traces and exported programs hold PyTorch's operations alone, and compute what the network computes."""
 
 import copy
+import functools
 import io
 
 import pytest
 import torch
+from neurons.test_own import Adaptive
+from support.loops import kinds, neuron_of
 from torch import nn
 
 import snnipu as snn
@@ -15,31 +18,15 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 STEPS, BATCH, SIZE = 3, 2, 6
 NEURONS = {
-    "Leaky": lambda **how: snn.Leaky(beta=0.9, **how),
-    "Leaky, learning": lambda **how: snn.Leaky(beta=torch.rand(SIZE), learn_beta=True, learn_threshold=True, **how),
-    "Leaky, to zero at once": lambda **how: snn.Leaky(beta=0.9, reset_mechanism="zero", reset_delay=False, **how),
+    **{name: functools.partial(neuron_of, name, SIZE) for name in kinds(SIZE) if name != "DeltaLeaky"},
     "Leaky, quantized": lambda **how: snn.Leaky(
         beta=0.9, state_quant=snn.functional.quant.state_quant(num_bits=4), **how
     ),
     "Leaky, inhibition": lambda **how: snn.Leaky(beta=0.9, inhibition=True, **how),
-    "Synaptic": lambda **how: snn.Synaptic(alpha=0.8, beta=0.9, **how),
-    "Alpha": lambda **how: snn.Alpha(alpha=0.9, beta=0.8, **how),
-    "Lapicque": lambda **how: snn.Lapicque(beta=0.9, **how),
-    "RLeaky": lambda **how: snn.RLeaky(beta=0.9, linear_features=SIZE, **how),
-    "RLeaky, one to one": lambda **how: snn.RLeaky(beta=0.9, V=0.5, all_to_all=False, reset_delay=False, **how),
-    "RSynaptic": lambda **how: snn.RSynaptic(alpha=0.8, beta=0.9, linear_features=SIZE, **how),
     "SLSTM": lambda **how: snn.SLSTM(SIZE, SIZE, **how),
     "an own one": lambda **how: Adaptive(**how),
 }
 EXPORTED = ["Leaky", "Leaky, to zero at once", "Leaky, quantized", "RLeaky", "SLSTM", "an own one"]
-
-
-@snn.neuron(states=("mem", "adapt"), parameters={"beta": 0.9, "rho": 0.98, "strength": 1.7, "threshold": 1.0})
-def Adaptive(x, mem, adapt, *, beta, rho, strength, threshold, spike):
-    spk = spike(mem - threshold - strength * adapt)
-    mem = beta * mem + x - spk.detach() * threshold
-    adapt = rho * adapt + spk
-    return spk, mem, adapt
 
 
 class Loop(nn.Module):

@@ -149,22 +149,6 @@ def test_sequences_are_of_the_inputs_dtype(name, steps_differ, expected):
     assert_close(snn.MultiStep(neuron)(x), wanted)
 
 
-def test_layers_in_multistep():
-    torch.manual_seed(0)
-    net = snn.MultiStep(
-        snn.SLSTM(SIZE, SIZE),
-        nn.Linear(SIZE, SIZE),
-        snn.RLeaky(0.75, linear_features=SIZE),
-        nn.Linear(SIZE, SIZE),
-        snn.RSynaptic(0.75, 0.5, linear_features=SIZE),
-        nn.Linear(SIZE, SIZE),
-    ).to(F64)
-    out = net(current("SLSTM"))
-    out.sum().backward()
-    assert out.dtype == F64
-    assert net[0].lstm_cell.weight_ih.grad.any()
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_quantized_states(name):
     quantizer = snn.functional.quant.state_quant(num_bits=8)

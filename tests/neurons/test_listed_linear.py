@@ -4,17 +4,11 @@ import pytest
 import torch
 from oracle import random_spikes, relative_error
 from support.operators import needs_library
-from support.versions import needs_compile
 from torch.nn.utils import prune
 
 import snnipu as snn
 from snnipu import poptorch
 from snnipu.ops import connections
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
 
 
 def pruned(inputs=30, outputs=20, left=0.2, bias=True, path="sparse", dtype=torch.float64):
@@ -120,22 +114,6 @@ def test_back_and_pruned_again():
     assert torch.equal(small.listed().synapses, smaller.synapses)
 
 
-def test_training():
-    """Steps of an optimizer with momentum and weight decay are those of the masked layer; what is pruned stays so."""
-    layer, spikes = pruned(), random_spikes(6, 4, 30, 0.3).to(torch.float64)
-    small, target = layer.listed(), torch.randn(6, 4, 20, dtype=torch.float64)
-    for each in (layer, small):
-        optimizer = torch.optim.AdamW(each.parameters(), lr=0.01, weight_decay=0.1)
-        for _ in range(5):
-            optimizer.zero_grad()
-            (each(spikes) - target).square().sum().backward()
-            optimizer.step()
-    assert relative_error(small.to_linear().weight, layer.listed().to_linear().weight) <= 1e-9
-    assert torch.equal(layer.listed().synapses, small.synapses)
-    net = snn.MultiStep(small, snn.Leaky(0.9))
-    assert net(spikes)[0].shape == (6, 4, 20)
-
-
 def test_copies_and_files():
     layer, spikes = pruned(dtype=torch.float32).listed(), random_spikes(6, 4, 30)
     out = layer(spikes)
@@ -153,29 +131,6 @@ def test_copies_and_files():
             other.load_state_dict({**state, "synapses": synapses})
     with torch.no_grad():  # half precision computes in single
         assert layer.half()(spikes).dtype == torch.float32
-
-
-@needs_compile
-def test_one_graph_and_its_operators():
-    layer, spikes = pruned(path="sparse", dtype=torch.float32).listed(), random_spikes(4, 3, 30, slack=0)
-    torch._dynamo.reset()
-    values = spikes.values.nan_to_num()
-
-    def loss(values):
-        return layer(snn.SparseSpikes._trusted(spikes.ids, values, spikes.counts, 30)).square().sum()
-
-    made = []
-    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
-        given = values.clone().requires_grad_()
-        made.append([function(given), *torch.autograd.grad(function(given), [given, layer.weight, layer.bias])])
-    assert all(torch.equal(*pair) for pair in zip(*made))
-    sizes, ids = [20, 30], torch.where(spikes.ids < 0, 0, spikes.ids)
-    given = (ids, values, spikes.counts, layer.weight.detach())
-    forward, backward = torch.ops.snnipu.listed_linear_fwd, torch.ops.snnipu.listed_linear_bwd
-    torch.library.opcheck(forward, (*given, None, sizes, layer.synapses))
-    for need in (True, False):
-        arguments = (torch.ones(4, 3, 20), *given, sizes, need, True, not need, layer.synapses)
-        torch.library.opcheck(backward, arguments)
 
 
 def test_second_derivative_and_changed_synapses():

@@ -5,6 +5,7 @@ import copy
 import pytest
 import snntorch
 import torch
+from support.loops import kinds, neuron_of
 from support.versions import NO_HALF_RELU
 from torch import nn
 
@@ -67,9 +68,7 @@ def assert_same(whole, parts, exact=True):
 
 
 NETS = {
-    "leaky": lambda: (snn.Leaky(beta=0.8, learn_beta=True, learn_threshold=True),),
-    "immediate": lambda: (snn.Leaky(beta=0.8, reset_mechanism="zero", reset_delay=False),),
-    "per neuron": lambda: (snn.Leaky(beta=torch.rand(6), learn_beta=True, reset_mechanism="none"),),
+    **{name: lambda name=name: (neuron_of(name, 6),) for name in kinds(6)},
     "surrogate in Python": lambda: (snn.Leaky(beta=0.8, spike_grad=lambda u: torch.sigmoid(5 * u)),),
     "snnTorch's": lambda: (snntorch.Synaptic(alpha=0.7, beta=0.8),),
     "init_hidden": lambda: (snn.Leaky(beta=0.8, init_hidden=True),),
@@ -84,7 +83,6 @@ NETS = {
 @pytest.mark.parametrize("constant", [False, True], ids=["sequence", "constant"])
 @pytest.mark.parametrize("name", NETS)
 def test_parts_give_what_one_piece_gives(in_parts, name, constant):
-    torch.manual_seed(0)
     net = snn.MultiStep(nn.Linear(5, 6), *NETS[name](), nn.Linear(6, 6), nn.Tanh(), snn.Leaky(beta=0.9, threshold=0.2))
     # Double, as few rows and many are not multiplied in the same order. snnTorch's neurons give float32 spikes.
     net = net if name == "snnTorch's" else net.double()
@@ -113,7 +111,6 @@ def test_states_are_handed_on_as_they_are_computed(in_parts, dtype, need_mem):
 
 @pytest.mark.skipif(NO_HALF_RELU is not None, reason=str(NO_HALF_RELU))
 def test_init_hidden_goes_on_between_calls(in_parts):
-    torch.manual_seed(0)
     net = snn.MultiStep(nn.ReLU(), snn.Leaky(beta=0.9, init_hidden=True)).half()
 
     def function():
@@ -129,7 +126,6 @@ def test_init_hidden_goes_on_between_calls(in_parts):
 
 
 def test_layouts_pass_through(in_parts):
-    torch.manual_seed(0)
     net = snn.MultiStep(nn.Conv2d(2, 4, 3, padding=1), snn.Leaky(beta=torch.rand(4, 1, 1))).double()
     net = net.to(memory_format=torch.channels_last)
     x = torch.randn(6 * 3, 2, 5, 5, dtype=torch.float64).to(memory_format=torch.channels_last).unflatten(0, (6, 3))
@@ -198,15 +194,3 @@ def test_transforms_of_large_inputs(name, monkeypatch):
     expected = sum((value * net.get_parameter(key).grad).sum() for key, value in parameters.items())
     torch.testing.assert_close(tangent, expected, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(torch.vmap(net)(x[None])[0], net(x), rtol=1e-4, atol=1e-5)
-
-
-def test_few_channels_count_as_many_in_a_part(monkeypatch):
-    """oneDNN works on maps of 16 channels and more: parts are to stay as small as it sees them."""
-    lengths = []
-    monkeypatch.setattr(multistep, "part_lengths", lambda steps, size: lengths.append(size) or [steps])
-    net = snn.MultiStep(nn.Conv2d(1, 4, 3, padding=1), snn.Leaky(beta=0.9, init_hidden=True))
-    net(torch.rand(2, 3, 1, 8, 8))
-    assert lengths == [3 * 16 * 8 * 8 * 4]
-    net = snn.MultiStep(nn.Conv2d(1, 20, 3, padding=1), snn.Leaky(beta=0.9, init_hidden=True))
-    net(torch.rand(2, 3, 1, 8, 8))
-    assert lengths[1] == 3 * 20 * 8 * 8 * 4

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from oracle import relative_error
+from support.loops import by_steps
 from support.operators import needs_host_runtime, needs_library
 from support.versions import needs_backend
 from torch import nn
@@ -77,7 +78,6 @@ def looped(function, x, states, parameters, **options):
 @pytest.mark.parametrize("per_neuron", [False, True], ids=["scalar", "per neuron"])
 def test_it_is_the_loop_of_its_step(shape, dtype, per_neuron):
     """Spikes and states bit by bit, gradients of the input, the states and what learns; then the same by steps."""
-    torch.manual_seed(0)
     values = {
         name: torch.linspace(0.5, 1, shape[-1]) * value if per_neuron else value for name, value in VALUES.items()
     }
@@ -91,7 +91,7 @@ def test_it_is_the_loop_of_its_step(shape, dtype, per_neuron):
         lambda x, states: looped(
             adaptive, x, states, {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
         ),
-        lambda x, states: stepped(layer, x, states),
+        lambda x, states: by_steps(layer, x, states),
     ):
         inputs = [value.clone().requires_grad_() for value in (x, *initial)]
         out = run(inputs[0], inputs[1:])
@@ -108,14 +108,6 @@ def test_it_is_the_loop_of_its_step(shape, dtype, per_neuron):
             assert relative_error(one, other, terms if place > 2 else None) <= tolerance
 
 
-def stepped(layer, x, states):
-    rows = []
-    for current in x:
-        spk, *states = layer(current, *states)
-        rows.append([spk, *states])
-    return [torch.stack(values) for values in zip(*rows)]
-
-
 @needs_native
 def test_sequences_run_the_compiled_kernel(monkeypatch):
     calls = []
@@ -125,45 +117,6 @@ def test_sequences_run_the_compiled_kernel(monkeypatch):
     layer.sequence(random(4, 2, N))
     layer(random(2, N))
     assert calls == [1, 1]
-
-
-def test_two_training_steps_change_what_learns_and_nothing_else():
-    torch.manual_seed(0)
-    net = snn.MultiStep(nn.Linear(5, N), Adaptive(learn="beta"), nn.Linear(N, 3), Adaptive(learn=True))
-    before = copy.deepcopy(net.state_dict())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        sum(part.square().sum() for part in net(random(7, 2, 5))).backward()
-        optimizer.step()
-    changed = {name for name, value in net.state_dict().items() if not torch.equal(value, before[name])}
-    assert changed >= {"0.weight", "1.beta", "2.weight", *(f"3.{name}" for name in ("beta", "strength", "threshold"))}
-    assert not changed & {"1.rho", "1.strength", "1.threshold"}
-    assert set(before) == {f"{place}.{name}" for place in (1, 3) for name in VALUES} | {
-        f"{place}.{name}" for place in (0, 2) for name in ("weight", "bias")
-    }
-
-
-@pytest.mark.parametrize("constant", [False, True], ids=["sequence", "constant"])
-def test_in_multistep_in_parts_of_time(constant, monkeypatch):
-    torch.manual_seed(0)
-    layer = Adaptive(learn=True, beta=torch.rand(N))
-    x = random(2, N) if constant else random(8, 2, N)
-    net = snn.MultiStep(nn.ReLU(), layer, nn.Identity(), copy.deepcopy(layer))
-    results = []
-    for limit in (2**40, 2 * N * 4 * 3):
-        monkeypatch.setattr("snnipu.neurons.multistep.PART_BYTES", limit)
-        own_x = x.clone().requires_grad_()
-        out = net(own_x, num_steps=8 if constant else None)
-        loss = out[0].sum() + out[2].square().sum()
-        results.append((*out, *torch.autograd.grad(loss, [own_x, layer.beta, layer.strength])))
-    for one, other in zip(*results):
-        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
-    by_hand = stepped(
-        net[3], stepped(layer, torch.relu(x if not constant else x.expand(8, 2, N)), [None] * 2)[0], [None] * 2
-    )
-    for one, other in zip(results[0], by_hand):
-        assert torch.equal(one, other)
 
 
 def test_hooks_are_called_for_every_step():
@@ -234,7 +187,7 @@ def test_sixteen_bits(dtype):
     x = random(6, 2, N, dtype=dtype)
     out = layer.sequence(x)
     by_python = Adaptive(spike_grad=own_spike).sequence(x)
-    rows = stepped(layer, x, [None, None])
+    rows = by_steps(layer, x, [None, None])
     assert rows[1].dtype == torch.float32
     for one, other, row in zip(out, by_python, rows):
         assert one.dtype == other.dtype == dtype
@@ -248,7 +201,6 @@ def test_sixteen_bits(dtype):
 
 
 def test_a_surrogate_that_is_a_python_function_is_looped():
-    torch.manual_seed(0)
     x, upstream = random(9, 2, N), random(9, 2, N)
     grads = []
     for spike_grad in (surrogate.atan(2.0), own_spike):
@@ -514,11 +466,7 @@ X = torch.randn(3, 2, N)
             ValueError,
             r"mem must have the shape of one step of x, \(2, 13\)",
         ),
-        (lambda layer: layer.sequence(X, None, None, None), TypeError, "Adaptive has the states mem, adapt, got 3"),
-        (lambda layer: layer.sequence(X.long()), TypeError, "x must be float32"),
         (lambda layer: layer.sequence(X[..., :5]), ValueError, r"beta must broadcast to one step of x, \(2, 5\)"),
-        (lambda layer: layer.sequence([1.0]), TypeError, "x must be a torch.Tensor"),
-        (lambda layer: layer.sequence(X[0, 0, 0]), ValueError, "x must have shape"),
         (lambda layer: layer(X[0], X[0], X[0], X[0]), TypeError, "Adaptive has the states mem, adapt, got 3"),
         (lambda layer: layer(X[0], X, None), ValueError, "mem must have the shape"),
         (lambda layer: layer(X[0], syn=X[0]), TypeError, "Adaptive has no state 'syn'; it has mem, adapt"),
@@ -535,20 +483,6 @@ def test_errors_name_the_argument(call, error, match, fused):
     spike_grad = None if fused else own_spike
     with pytest.raises(error, match=match):
         call(Adaptive(beta=torch.rand(N), spike_grad=spike_grad))
-
-
-def test_empty_sequences_and_layouts():
-    layer = Adaptive(beta=torch.rand(6, 1, 1))
-    x = torch.randn(4, 2, 3, 5, 6).permute(0, 1, 4, 2, 3)
-    for one, other in zip(layer.sequence(x), layer.sequence(x.contiguous())):
-        assert one.stride() == x.stride()
-        assert torch.equal(one, other)
-    for shape in ((0, 2, N), (3, 0, N)):
-        empty = torch.zeros(shape, requires_grad=True)
-        out = Adaptive().sequence(empty)
-        assert all(part.shape == shape for part in out)
-        out[0].sum().backward()
-        assert empty.grad.shape == shape
 
 
 def test_other_devices_run_the_reference_and_say_so_once(monkeypatch):

@@ -112,21 +112,3 @@ def test_explain_names_the_products():
     assert [p.limit for p in report.products] == [pytest.approx(0.14), 0.0]
     assert report.products[0].activity == x.double().mean().item()
     assert "fc1      Linear  events   5." in str(report)
-
-
-def test_a_first_convolution_takes_events_where_it_learns():
-    torch.manual_seed(0)
-    net = snn.MultiStep(nn.Conv2d(2, 16, 5), snn.Leaky(beta=0.9))
-    x = (torch.rand(4, 8, 2, 34, 34) < 0.05).float()
-    assert net.paths(x)[0].runs_as.endswith("events")
-    with torch.no_grad():
-        assert net.paths(x)[0].runs_as.endswith("dense")
-        expected = net(x)[0]
-    spikes = net(x)[0]
-    assert torch.equal(spikes, expected)
-    spikes.sum().backward()
-    made = [p.grad.clone() for p in net[0].parameters()]
-    net.zero_grad()
-    with snn.dense_only():
-        net(x)[0].sum().backward()
-    torch.testing.assert_close(made, [p.grad for p in net[0].parameters()], rtol=1e-4, atol=1e-4)

@@ -1,13 +1,13 @@
 """RLeaky and RSynaptic whose spikes come back through a linear layer or a convolution: snnTorch's numbers, fused."""
 
 import copy
-import pickle
 
 import pytest
 import snntorch
 import torch
 from oracle import relative_error
 from support.interpreter import interpreted  # noqa: F401
+from support.loops import by_steps
 from torch import nn
 
 import snnipu as snn
@@ -46,12 +46,7 @@ def twins(name, connection, **keywords):
 
 
 def loop(layer, x, states=None):
-    states = [torch.zeros_like(x[0]) for _ in layer_states(layer)] if states is None else states
-    rows = []
-    for current in x:
-        states = layer(current, *states)
-        rows.append(states)
-    return [torch.stack(values) for values in zip(*rows)]
+    return by_steps(layer, x, states or [torch.zeros_like(x[0]) for _ in layer_states(layer)])
 
 
 def layer_states(layer):
@@ -83,7 +78,6 @@ def compare(own, expected, places=()):
 @pytest.mark.parametrize("through", CONNECTIONS)
 @pytest.mark.parametrize("name", KINDS)
 def test_sequences_are_snntorchs(name, through, learns, chosen):
-    torch.manual_seed(0)
     connection, shape = CONNECTIONS[through]
     ours, theirs = twins(name, connection, **(learning(name, connection) if learns else {}), **chosen)
     assert ours.runs_fused()
@@ -111,7 +105,6 @@ def test_sequences_are_snntorchs(name, through, learns, chosen):
 @pytest.mark.parametrize("through", ["linear", "conv"])
 @pytest.mark.parametrize("name", KINDS)
 def test_steps_are_snntorchs(name, through, chosen):
-    torch.manual_seed(0)
     connection, shape = CONNECTIONS[through]
     ours, theirs = twins(name, connection, **learning(name, connection), **chosen)
     results = []
@@ -123,50 +116,12 @@ def test_steps_are_snntorchs(name, through, chosen):
     compare(*results)
 
 
-@pytest.mark.parametrize("chosen", OPTIONS, ids=lambda chosen: "-".join(map(str, chosen.values())))
-@pytest.mark.parametrize("name", KINDS)
-def test_float64_is_the_equation(name, chosen):
-    """snnTorch's step hands float32 spikes to a float64 layer, and fails; the reference is the equation, looped."""
-    torch.manual_seed(0)
-    layer = getattr(snn, name)(
-        **{**KINDS[name], **learning(name, CONNECTIONS["linear"][0])}, linear_features=N, **chosen
-    )
-    layer.double()
-    x = (torch.randn(7, 3, N) * 2).double().requires_grad_()
-    equation = getattr(equations, layer.equation)
-    values = {k: getattr(layer, k) for k in ("alpha", "beta", "threshold", "graded_spikes_factor") if hasattr(layer, k)}
-    options = {k: v for k, v in chosen.items() if k in layer.options}
-    states, rows = [torch.zeros(3, N).double() for _ in layer_states(layer)], []
-    for current in x:
-        arrived = layer.recurrent(states[0])
-        spike = atan_spike
-        states = equation(current, arrived, *states[1:], **values, V=torch.tensor(1.0), spike=spike, **options)
-        rows.append(states)
-    expected = [torch.stack(part) for part in zip(*rows)]
-    expected_grads = gradients(expected, [x, *layer.parameters()])
-    out = layer.sequence(x)
-    for one, other in zip(out, expected):
-        assert one.dtype == torch.float64
-        assert torch.equal(one, other)
-    for one, other in zip(gradients(out, [x, *layer.parameters()]), expected_grads):
-        assert relative_error(one, other) <= 1e-12
-    steps = loop(layer, x)
-    assert torch.equal(steps[-1], expected[-1])
-
-
-def atan_spike(u):
-    hard = (u > 0).to(u.dtype)
-    smooth = torch.atan(torch.pi * u) / torch.pi
-    return hard + (smooth - smooth.detach())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("through", ["linear", "conv"])
 @pytest.mark.parametrize("by", ["reference", "Triton"])
 def test_operator_is_its_reference(name, through, by, monkeypatch, request):
     """The loop with the recorded step and adjoint in PyTorch: what other devices run, and what kernels keep to."""
-    torch.manual_seed(0)
     forward, backward = operator.neuron_recurrent_fwd_reference, operator.neuron_recurrent_bwd_reference
     if by == "Triton":
         kernels = request.getfixturevalue("interpreted")("steps")
@@ -192,19 +147,6 @@ def test_operator_is_its_reference(name, through, by, monkeypatch, request):
             assert torch.equal(one, other)
         for one, other in zip(results[0][1], results[1][1]):
             assert relative_error(one.double(), other.double()) <= (1e-5 if dtype == torch.float32 else 0.02)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_no_autograd_in_the_steps(name, monkeypatch):
-    """One node for all steps; and the weight's gradient is one product."""
-    products = []
-    own = operator.Connection.grad_own
-    monkeypatch.setattr(operator.Connection, "grad_own", lambda *args: products.append(args[3:]) or own(*args))
-    layer = getattr(snn, name)(**KINDS[name], linear_features=N)
-    out = layer.spikes(torch.randn(9, 3, N))
-    assert out.grad_fn.name() == "RecurrentSequenceBackward"
-    out.sum().backward()
-    assert products == [(True, False), (False, True)]
 
 
 @pytest.mark.parametrize("delay", [True, False])
@@ -236,17 +178,6 @@ def test_layouts(name, through):
         compare(*results)
 
 
-@pytest.mark.parametrize("through", ["linear", "conv"])
-def test_initial_states_with_gaps(through):
-    torch.manual_seed(0)
-    connection, shape = CONNECTIONS[through]
-    ours, theirs = twins("RLeaky", connection, reset_delay=False)
-    x = torch.randn(4, *shape)
-    states = [torch.rand(*shape, 2)[..., 0].round(), torch.randn(*shape, 2)[..., 0]]
-    for one, other in zip(ours.sequence(x, *states), loop(theirs, x, states)):
-        assert torch.equal(one, other)
-
-
 def applied(neuron, x, states, connection=None, reset_delay=True):
     """By the operator, with final states."""
     values = {name: torch.tensor(0.8) for name in ("beta", "threshold", "graded_spikes_factor")}
@@ -267,7 +198,6 @@ def applied(neuron, x, states, connection=None, reset_delay=True):
 @pytest.mark.parametrize("delay", [True, False])
 def test_spikes_that_are_added_to_the_input(delay):
     """Of a neuron that has no place for them; kept is no input, but its sum with them."""
-    torch.manual_seed(0)
     connection = nn.Linear(N, N)
     leaky = snn.Leaky(
         beta=0.8, threshold=0.8, graded_spikes_factor=0.8, spike_grad=surrogate.fast_sigmoid(5), reset_delay=delay
@@ -288,7 +218,6 @@ def test_spikes_that_are_added_to_the_input(delay):
 
 @pytest.mark.parametrize("neuron", ["leaky", "rleaky"])
 def test_a_gradient_of_final_states_that_is_one_number(neuron):
-    torch.manual_seed(0)
     x = torch.randn(4, 3, N, requires_grad=True)
     final = applied(neuron, x, [None, None]).final
     whole, one_by_one = (
@@ -305,70 +234,7 @@ def test_final_spikes_have_memory_of_their_own():
     assert out.spk[-1].any()
 
 
-def test_a_threshold_may_change_before_the_backward_pass():
-    torch.manual_seed(0)
-    layer = snn.RLeaky(beta=0.8, linear_features=N, learn_threshold=True)
-    x = torch.randn(4, 3, N, requires_grad=True)
-    spk = layer.spikes(x)
-    (expected,) = torch.autograd.grad(spk.sum(), x, retain_graph=True)
-    layer.threshold.data.fill_(5)
-    assert torch.equal(torch.autograd.grad(spk.sum(), x)[0], expected)
-
-
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("constant", [False, True], ids=["sequence", "constant"])
-def test_in_multistep(name, constant, monkeypatch):
-    torch.manual_seed(0)
-    ours, theirs = twins(name, {"linear_features": N})
-    x = torch.randn(2, N) * 2 if constant else torch.randn(8, 2, N) * 2
-    results = []
-    for layer in (ours, theirs):
-        own = x.clone().requires_grad_()
-        out = snn.MultiStep(nn.ReLU(), layer)(own, num_steps=8 if constant else None)
-        results.append((out, gradients(out, [own, *layer.parameters()])))
-    compare(*results)
-    monkeypatch.setattr("snnipu.neurons.multistep.PART_BYTES", 2 * N * 4 * 3)
-    own = x.clone().requires_grad_()
-    out = snn.MultiStep(nn.ReLU(), ours)(own, num_steps=8 if constant else None)
-    compare((out, gradients(out, [own, *ours.parameters()])), results[1])
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_init_hidden_over_several_calls(name):
-    torch.manual_seed(0)
-    ours, theirs = twins(name, {"linear_features": N}, init_hidden=True)
-    x = torch.randn(9, 2, N) * 2
-    expected = torch.stack([theirs(current) for current in x])
-    got = torch.cat([ours.sequence(x[:4])[0], ours.spikes(x[4:7]), torch.stack([ours(current) for current in x[7:]])])
-    assert torch.equal(got, expected)
-    for state in layer_states(ours):
-        assert torch.equal(getattr(ours, state), getattr(theirs, state))
-    ours.reset_mem()
-    assert torch.equal(snn.MultiStep(ours)(x), expected)
-
-
-def test_training_steps_follow_snntorchs():
-    torch.manual_seed(0)
-    ours, theirs = twins("RSynaptic", {"linear_features": N}, learn_alpha=True)
-    x, target = torch.randn(6, 4, N) * 2, torch.rand(4, N)
-    losses = []
-    for layer in (ours, theirs):
-        optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
-        for _ in range(3):
-            optimizer.zero_grad()
-            out = layer.spikes(x) if layer is ours else loop(layer, x)[0]
-            loss = (out.mean(0) - target).square().mean()
-            loss.backward()
-            optimizer.step()
-        losses.append(loss.detach())
-    torch.testing.assert_close(*losses)
-    copied = pickle.loads(pickle.dumps(ours))
-    assert torch.equal(copied.spikes(x), ours.spikes(x))
-    assert torch.equal(copy.deepcopy(ours).spikes(x), ours.spikes(x))
-
-
 def test_a_frozen_or_biasless_connection():
-    torch.manual_seed(0)
     ours, theirs = twins("RLeaky", {"linear_features": N}, learn_recurrent=False)
     x = torch.randn(6, 4, N) * 2
     for layer in (ours, theirs):
@@ -413,7 +279,6 @@ def parametrized(layer):
 
 @pytest.mark.parametrize("change", [hooked, subclassed, own_forward, parametrized])
 def test_a_replaced_connection_is_called(change):
-    torch.manual_seed(0)
     ours, theirs = twins("RLeaky", {"linear_features": N})
     change(ours), change(theirs)
     x = torch.randn(6, 4, N) * 2
@@ -424,7 +289,6 @@ def test_a_replaced_connection_is_called(change):
 
 
 def test_autocast_is_snntorchs():
-    torch.manual_seed(0)
     ours, theirs = twins("RLeaky", {"linear_features": N})
     x = torch.randn(6, 4, N) * 2
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -435,24 +299,25 @@ def test_autocast_is_snntorchs():
 
 
 @pytest.mark.parametrize(
-    ("keywords", "x", "error", "match"),
+    ("keywords", "given", "error", "match"),
     [
         ({"linear_features": N}, torch.randn(3, 2, 5), ValueError, r"x must have steps of shape \[..., 13\].*\(2, 5\)"),
         ({"linear_features": N}, torch.randn(3), ValueError, r"x must have steps of shape \[..., 13\].*\(\)"),
         ({"linear_features": N}, torch.randn(3, 2, N).double(), TypeError, "dtype and the device of recurrent.weight"),
+        (
+            {"linear_features": N},
+            (torch.randn(3, 2, N), None, torch.zeros(3, N)),
+            ValueError,
+            "mem must have the shape of one step",
+        ),
         (CONNECTIONS["conv"][0], torch.randn(3, 2, 4, 5, 5), ValueError, r"\[B, 3, H, W\].*\(2, 4, 5, 5\)"),
         ({"conv2d_channels": 3, "kernel_size": 2}, torch.randn(3, 2, 3, 5, 5), ValueError, "must keep it"),
     ],
 )
-def test_errors_name_the_argument(keywords, x, error, match):
+def test_errors_name_the_argument(keywords, given, error, match):
+    given = given if isinstance(given, tuple) else (given,)
     with pytest.raises(error, match=match):
-        snn.RLeaky(beta=0.8, **keywords).sequence(x)
-
-
-def test_a_wrong_state_is_named():
-    layer = snn.RLeaky(beta=0.8, linear_features=N)
-    with pytest.raises(ValueError, match="mem must have the shape of one step"):
-        layer.sequence(torch.randn(3, 2, N), None, torch.zeros(3, N))
+        snn.RLeaky(beta=0.8, **keywords).sequence(*given)
 
 
 def test_empty_sequences():
@@ -466,11 +331,3 @@ def test_empty_sequences():
     states = [torch.ones(2, N, requires_grad=True) for _ in range(2)]
     spk = layer.sequence(torch.zeros(0, 2, N), *states)[0]
     assert not any(grad.any() for grad in torch.autograd.grad(spk.sum(), states))
-
-
-def test_second_derivatives_are_refused():
-    layer = snn.RLeaky(beta=0.8, linear_features=N)
-    x = torch.randn(3, 2, N, requires_grad=True)
-    (grad,) = torch.autograd.grad(layer.spikes(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="neuron_recurrent"):
-        grad.sum().backward()

@@ -3,6 +3,7 @@
 import pytest
 import snntorch
 import torch
+from neurons.test_own import Adaptive
 from torch import nn
 
 import snnipu as snn
@@ -56,12 +57,6 @@ def test_a_call_in_segments_is_the_call(steps, checkpoint, init_hidden):
         torch.testing.assert_close(parts[1].mem, whole[1].mem)
 
 
-@snn.neuron(states=("mem", "adapt"), parameters={"beta": 0.9, "rho": 0.8, "threshold": 0.3})
-def Adapting(x, mem, adapt, *, beta, rho, threshold, spike):
-    spk = spike(mem - threshold - adapt)
-    return spk, beta * mem + x - spk.detach() * threshold, rho * adapt + spk.detach()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize(
@@ -70,13 +65,12 @@ def Adapting(x, mem, adapt, *, beta, rho, threshold, spike):
         lambda: snn.Synaptic(alpha=0.7, beta=0.8, threshold=0.3),
         lambda: snn.RLeaky(beta=0.9, threshold=0.3, V=0.2, all_to_all=False),
         lambda: snn.RLeaky(beta=0.9, threshold=0.3, linear_features=20),
-        lambda: Adapting(),
+        lambda: Adaptive(threshold=0.3),
     ],
     ids=["Synaptic", "RLeaky one-to-one", "RLeaky all-to-all", "own"],
 )
 def test_neurons_of_several_states(make, checkpoint):
     """Whatever was run before: without init_hidden they start anew."""
-    torch.manual_seed(0)
     net = snn.MultiStep(nn.Linear(6, 20), make(), nn.Linear(20, 4), snn.Leaky(beta=0.8, threshold=0.2)).double()
     snn.run_segments(net, inputs(7), 3, checkpoint=False)
     whole, parts = inputs().requires_grad_(), inputs().requires_grad_()

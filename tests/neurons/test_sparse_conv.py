@@ -7,17 +7,11 @@ import pickle
 import pytest
 import torch
 from oracle import relative_error
-from torch import nn
 
 import snnipu as snn
 from snnipu import SparseSpikes
 from snnipu.neurons import multistep
 from snnipu.training import scale_to_activity
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
 
 
 def maps(rate=0.15, T=5, B=3, C=2, H=9, W=8):
@@ -35,55 +29,6 @@ OPTIONS = [
     {"reset_mechanism": "subtract", "learn_threshold": True, "input_scale": 0.5},
     {"reset_mechanism": "none", "learn_beta": True},
 ]
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("path", ["sparse", "dense", "auto"])
-def test_equals_conv2d_and_leaky(options, path):
-    layer = snn.SparseConvLeaky(2, 4, 3, path=path, **{"beta": 0.8, "threshold": 0.3, **options})
-    twin = snn.MultiStep(*layer.to_dense())
-    x = maps()
-    out, (spk, _) = layer(sparse(x)), twin(x)
-    assert out.num_spikes > 10
-    assert torch.equal(out.to_dense(), spk.flatten(2))
-    assert out.map_shape == tuple(spk.shape[2:])
-    assert layer.activity == pytest.approx(float(spk.detach().mean()))
-    upstream = torch.randn_like(spk)
-    (out.to_dense() * upstream.flatten(2)).sum().backward()
-    (spk * upstream).sum().backward()
-    for (name, own), other in zip(layer.named_parameters(), twin.parameters()):
-        grad = other.grad * layer.input_scale if name == "weight" else other.grad
-        assert relative_error(own.grad.flatten(), grad.flatten(), upstream) < 1e-5, name
-    _, mem = twin(x)
-    assert relative_error(layer.membranes(x), mem) < 1e-6
-
-
-LEARN = ["weight", "bias", "beta", "threshold", "values"]
-
-
-@pytest.mark.parametrize("rate", [0.05, 0.5, 0.95])
-@pytest.mark.parametrize("bits", range(1, 2 ** len(LEARN)))
-def test_any_of_the_gradients(bits, rate):
-    """Each alone, the others frozen, and every combination; from 85 % on that of values is a dense convolution's."""
-    wanted = {name for place, name in enumerate(LEARN) if bits >> place & 1}
-    x = sparse(maps(rate).double())
-    found = []
-    for path in ("sparse", "dense"):
-        torch.manual_seed(1)
-        options = {"beta": 0.9, "threshold": 0.3, "bias": True, "learn_beta": True, "learn_threshold": True}
-        layer = snn.SparseConvLeaky(2, 4, 3, path=path, **options).double()
-        for name, parameter in layer.named_parameters():
-            parameter.requires_grad_(name in wanted)
-        spikes = x.detach().requires_grad_("values" in wanted)
-        layer(spikes).spike_count().square().sum().backward()
-        grads = {name: parameter.grad for name, parameter in layer.named_parameters()}
-        found.append({**grads, "values": spikes.values.grad})
-    for name in LEARN:
-        own, other = (grads[name] for grads in found)
-        if name in wanted:
-            torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
-        else:
-            assert own is None
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -107,17 +52,6 @@ def test_dense_in_parts_of_time(options, monkeypatch):
             torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_dtypes(dtype):
-    layer = snn.SparseConvLeaky(2, 4, 3, beta=0.8, threshold=0.3, path="sparse").to(dtype)
-    x = sparse(maps())
-    out = layer(x)
-    assert out.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    out.values.sum().backward()
-    assert layer.weight.grad.dtype == dtype
-    assert bool(layer.weight.grad.any())
-
-
 def test_what_a_dense_tensor_may_be():
     x = maps()
     layer = snn.SparseConvLeaky(2, 4, 3, input_size=(9, 8), beta=0.8, threshold=0.3)
@@ -131,20 +65,6 @@ def test_what_a_dense_tensor_may_be():
     other = x.clone().requires_grad_()
     twin(other)[0].sum().backward()
     assert relative_error(leaf.grad, other.grad) < 1e-5
-
-
-def test_conv2d():
-    layer = snn.SparseConv2d(2, 4, 3, padding=1, bias=True, path="sparse")
-    twin = nn.Conv2d(2, 4, 3, padding=1)
-    twin.load_state_dict(layer.state_dict())
-    x = maps()
-    out, expected = layer(sparse(x)), twin(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-    assert torch.allclose(out, expected, atol=1e-6)
-    assert torch.allclose(layer(x), expected, atol=1e-6)
-    out.square().sum().backward()
-    expected.square().sum().backward()
-    assert relative_error(layer.weight.grad, twin.weight.grad) < 1e-5
-    assert relative_error(layer.bias.grad, twin.bias.grad) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -275,30 +195,22 @@ def test_a_dense_tensor_as_input_of_one_operator(monkeypatch):
     assert empty.shape == (0, 3, 10)
 
 
-def test_network_with_delay_and_caps():
-    net = snn.SparseNetwork(
-        [(2, 12, 11), "4C3-MP2", 10], beta=0.8, threshold=0.05, max_spikes=[20, 30, 5], grad_threshold=0.02
-    )
-    x = maps(T=7, H=12, W=11, rate=0.4)
-    first, out = net(x, all_layers=True)
-    assert first.capacity == 30
-    assert net.overflow[0] > 0
+def test_a_dense_input_in_few_slots():
+    net = network(max_spikes=[20, None, None, None])
+    x = maps(H=12, W=11, rate=0.4)
+    expected = net(sparse(x)).to_dense()
     assert net.input_overflow > 0
-    assert not out.counts[0].any()  # nothing has arrived yet
-    out.values.sum().backward()
-    assert bool(net.layers[0].weight.grad.any())
+    for other in (x, x.bool(), x.flatten(2)):
+        assert torch.equal(net(other).to_dense(), expected)
 
 
-def test_two_training_steps_copies_and_files():
+def test_copies_and_files():
     net = network(learn_beta=True, grad_threshold=0.05)
-    x, labels = sparse(maps(H=12, W=11)), torch.tensor([0, 1, 2])
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    before = [p.detach().clone() for p in net.parameters()]
-    for _ in range(2):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x).spike_count(), labels).backward()
-        optimizer.step()
-    assert any(not torch.equal(own, old) for own, old in zip(net.parameters(), before))
+    x = sparse(maps(H=12, W=11))
+    net(x).spike_count().square().sum().backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.01 * parameter.grad
     expected = net(x).to_dense()
     file = io.BytesIO()
     torch.save(net.state_dict(), file)

@@ -1,18 +1,11 @@
 """``snnipu.SparseLinear``."""
 
-import inspect
-
 import pytest
 import torch
 from oracle import at_slots, densified, on_grid, random_spikes, relative_error
 from torch import nn
 
 import snnipu as snn
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
 
 
 def made(inputs, outputs, bias=True, path="auto"):
@@ -23,13 +16,6 @@ def made(inputs, outputs, bias=True, path="auto"):
         if bias:
             layer.bias.copy_(on_grid(outputs))
     return layer
-
-
-def test_signature():
-    parameters = inspect.signature(snn.SparseLinear).parameters
-    assert list(parameters) == ["in_features", "out_features", "bias", "path"]
-    assert parameters["bias"].default is False
-    assert parameters["path"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_is_a_linear_layer():
@@ -76,29 +62,6 @@ def test_the_gradient_of_the_input(path):
     layer(dense).sum().backward()
     # The zeros of a dense input have a gradient, but where it was made sparse on request.
     assert torch.equal(dense.grad, expected * (dense != 0) if path == "sparse" else expected)
-
-
-def test_read_out():
-    """Spikes -> SparseLinear -> Leaky.sequence."""
-    spikes = random_spikes(7, 3, 30)
-    layer, leaky = made(30, 10), snn.Leaky(beta=0.9)
-    spk, mem = leaky.sequence(layer(spikes))
-    twin = nn.Linear(30, 10)
-    twin.load_state_dict(layer.state_dict())
-    expected_spk, expected_mem = snn.Leaky(beta=0.9).sequence(twin(densified(spikes.values, spikes)))
-    assert torch.equal(spk, expected_spk)
-    assert torch.equal(mem, expected_mem)
-    mem.sum().backward()
-    expected_mem.sum().backward()
-    assert relative_error(layer.weight.grad, twin.weight.grad) <= 1e-6
-
-
-def test_double_precision():
-    layer = made(30, 20).to(torch.float64)
-    for x in (random_spikes(6, 4, 30), torch.rand(6, 4, 30).round()):
-        assert layer(x).dtype == torch.float64
-    spikes = random_spikes(6, 4, 30)
-    assert torch.equal(layer(spikes), nn.functional.linear(spikes.to_dense().double(), layer.weight, layer.bias))
 
 
 def test_repr():

@@ -1,12 +1,10 @@
 """``snnipu.SparseSynaptic``, and event-driven layers of other neurons by the same way: against snnTorch's steps."""
 
-import inspect
-import pickle
-
 import pytest
 import snntorch
 import torch
-from oracle import RESETS, SURROGATES, assert_slots, masked_spikes, on_grid, relative_error, trimmed
+from oracle import RESETS, assert_slots, masked_spikes, on_grid, relative_error, trimmed
+from support.loops import by_steps
 from torch import nn
 
 import snnipu as snn
@@ -14,37 +12,6 @@ from snnipu import ipu
 from snnipu.neurons.sparse_leaky import FullyConnectedNeurons
 
 STEPS, BATCH, INPUTS, NEURONS = 11, 3, 40, 65
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-class Currents(FullyConnectedNeurons):
-    """Any neuron of snnipu's as a layer."""
-
-    def __init__(self, parameters, **options):
-        super().__init__()
-        self._set_features(INPUTS, NEURONS, False)
-        learnt = dict.fromkeys([f"learn_{name}" for name in parameters], False)
-        given = dict.fromkeys(("grad_threshold", "max_spikes", "spike_grad"))
-        given.update(reset_mechanism="zero", input_scale=1.0, overflow="lowest", path="sparse")
-        self._set_neurons({**parameters, **learnt, **given})
-
-
-class SparseAlpha(Currents):
-    neuron = snn.Alpha
-
-
-class SparseLapicque(Currents):
-    neuron = snn.Lapicque
-
-    def _dense_twin(self, linear):
-        linear.weight.data.copy_(self.weight.detach())
-        names = ("R", "C", "time_step", "threshold")
-        values = {name: getattr(self, name) for name in names}
-        return nn.Sequential(linear, snn.Lapicque(beta=False, reset_mechanism=self.reset_mechanism, **values))
 
 
 def layer_of(**keywords):
@@ -62,17 +29,7 @@ def spikes_in(rate=0.2):
     return (torch.rand(STEPS, BATCH, INPUTS) < rate).float()
 
 
-def by_steps(neuron, x, states):
-    """Spikes and membranes of snnTorch's layer, one step after the other."""
-    found = []
-    states = [torch.zeros_like(x[0]) for _ in range(states)]
-    for current in x:
-        spk, *states = neuron(current, *states)
-        found.append((spk, states[-1]))
-    return [torch.stack(each) for each in zip(*found)]
-
-
-def oracle(layer, x, spike_grad=None, delay=0):
+def oracle(layer, x, delay=0):
     """``nn.Linear``'s product and snnTorch's neuron on copies of the layer's parameters: the spikes that have a slot,
     slots, membranes, copies."""
     own = {name: torch.nn.Parameter(value.detach().clone()) for name, value in layer.state_dict().items()}
@@ -83,14 +40,14 @@ def oracle(layer, x, spike_grad=None, delay=0):
     current = torch.cat([torch.zeros_like(current[:delay]), current[: STEPS - delay]])
     if layer.bias is not None:
         current = current + own["bias"]
-    _, mem = by_steps(neuron, current, 2)
-    options = {"max_spikes": layer.max_spikes, "overflow": layer.overflow_order, "spike_grad": spike_grad}
+    mem = by_steps(neuron, current, [torch.zeros_like(current[0])] * 2)[-1]
+    options = {"max_spikes": layer.max_spikes, "overflow": layer.overflow_order}
     spk, slots = masked_spikes(mem, own["threshold"], layer.grad_threshold, **options)
     return spk, trimmed(slots) if layer.max_spikes is None else slots, mem, own
 
 
-def assert_equals_oracle(layer, x, spike_grad=None, dense=None):
-    spk, slots, mem, own = oracle(layer, x.to_dense() if dense is None else dense, spike_grad)
+def assert_equals_oracle(layer, x, dense=None):
+    spk, slots, mem, own = oracle(layer, x.to_dense() if dense is None else dense)
     out = layer(x)
     assert out.spike_count().sum() > 0
     assert_slots(out, slots)
@@ -118,13 +75,11 @@ def test_equals_linear_and_synaptic(path, reset_mechanism, per_neuron):
     assert_equals_oracle(layer, snn.SparseSpikes.from_dense(spikes_in()))
 
 
-@pytest.mark.parametrize("name", SURROGATES)
-def test_surrogates_and_the_inputs_gradient(name):
-    ours, theirs = SURROGATES[name]
+def test_the_gradient_of_the_input():
     x = snn.SparseSpikes.from_dense(spikes_in())
     dense = x.to_dense().requires_grad_()
     x.values.requires_grad_()
-    assert_equals_oracle(layer_of(spike_grad=ours, learn_beta=True, path="sparse"), x, theirs, dense)
+    assert_equals_oracle(layer_of(learn_beta=True, path="sparse"), x, dense)
     used = torch.arange(x.capacity) < x.counts[..., 1:]
     taken = torch.where(used, dense.grad.gather(2, x.ids.long()), 0.0)
     assert relative_error(x.values.grad, taken) < 1e-5
@@ -138,58 +93,10 @@ def test_what_has_no_slot_is_dropped_and_carries_no_gradient(overflow):
     assert layer.overflow > 0
 
 
-@pytest.mark.parametrize("delay", [1, 3, STEPS + 2])
-def test_delay(delay):
-    layer, x = layer_of(), spikes_in()
-    _, slots, *_ = oracle(layer, x, delay=min(delay, STEPS))
-    assert_slots(layer(x, delay=delay), slots)
-
-
-@pytest.mark.parametrize(
-    ("made", "states"),
-    [
-        (lambda: SparseAlpha({"alpha": 0.9, "beta": 0.8, "threshold": 0.5}), 3),
-        (lambda: SparseLapicque({"R": 2.0, "C": 3.0, "time_step": 1.0, "threshold": 0.3}), 1),
-    ],
-    ids=["Alpha", "Lapicque"],
-)
-def test_other_neurons_are_a_line_each(made, states):
-    layer, x = made(), spikes_in()
-    with torch.no_grad():
-        layer.weight.copy_(on_grid(NEURONS, INPUTS) + 1 / 16)
-    linear, neuron = layer.to_dense()
-    expected, _ = by_steps(lambda *given: neuron(*given), linear(x), states)
-    upstream = torch.randn_like(expected)
-    (expected * upstream).sum().backward()
-    out = layer(x)
-    assert torch.equal(out.to_dense().detach(), expected.detach())
-    assert out.spike_count().sum() > 0
-    (out.to_dense() * upstream).sum().backward()
-    assert relative_error(layer.weight.grad, linear.weight.grad) < 1e-5
-
-
 @pytest.mark.parametrize("neuron", [snn.RLeaky, snn.DeltaLeaky], ids=lambda kind: kind.__name__)
 def test_neurons_that_fire_otherwise_are_refused(neuron):
     with pytest.raises(TypeError, match=f"Other: {neuron.__name__} does not fire by its last state alone"):
         type("Other", (FullyConnectedNeurons,), {"neuron": neuron})
-
-
-def test_dense_twin_and_its_state():
-    each = torch.linspace(0.5, 0.9, NEURONS)
-    layer, x = layer_of(alpha=each, learn_alpha=True, input_scale=2.0), spikes_in()
-    twin = layer.to_dense()
-    assert (type(twin[1]), twin[1].alpha.requires_grad, twin[1].beta.requires_grad) == (snn.Synaptic, True, False)
-    spk, _, _ = twin[1].sequence(twin[0](x))
-    assert torch.equal(layer(x).to_dense(), spk)
-    assert torch.equal(snn.MultiStep(*twin)(x)[0], spk)
-    other = layer_of(alpha=torch.zeros(NEURONS), beta=0.1)
-    other.load_dense_state_dict(layer.dense_state_dict())
-    assert torch.equal(other(x).to_dense(), spk)  # it has the weight that the twin has
-    with pytest.raises(ValueError, match=r"state must hold \['0.bias', '0.weight', '1.alpha', '1.beta', '1.threshold'"):
-        other.load_dense_state_dict(twin[0].state_dict())
-    again = pickle.loads(pickle.dumps(layer))
-    again.load_state_dict(layer.state_dict())
-    assert torch.equal(again(x).to_dense(), spk)
 
 
 def test_beside_other_layers():
@@ -222,11 +129,7 @@ def test_scaling_weights_runs_the_layers_own_neurons():
     assert found.activity == pytest.approx(0.1, rel=0.25)
 
 
-def test_signature_and_errors():
-    ours, leaky = (inspect.signature(kind).parameters for kind in (snn.SparseSynaptic, snn.SparseLeaky))
-    assert set(ours) - set(leaky) == {"alpha", "learn_alpha"}
-    assert set(leaky) - set(ours) == {"recurrent"}
-    assert all(ours[name].default == leaky[name].default for name in set(ours) & set(leaky))
+def test_repr_and_errors():
     assert repr(snn.SparseSynaptic(3, 4, alpha=0.5, beta=0.9)) == (
         "SparseSynaptic(in_features=3, out_features=4, alpha=0.5, beta=0.9, threshold=1, reset_mechanism='zero')"
     )

@@ -56,9 +56,3 @@ def test_growing_states_are_snntorchs():
     own, theirs = (library.StateLeaky(beta=1.5, channels=2) for library in (snn, snntorch))
     x = torch.randn(5, 2, 2)
     assert torch.equal(own(x)[1], theirs(x)[1])
-
-
-def test_multistep():
-    net = snn.MultiStep(snn.LinearLeaky(beta=0.9, in_features=4, out_features=3), torch.nn.Linear(3, 2))
-    x = torch.randn(6, 2, 4)
-    assert torch.allclose(net(x), net[1](net[0](x)[0]), atol=1e-6)

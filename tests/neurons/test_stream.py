@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.loops import kinds, neuron_of
 from support.operators import needs_host_runtime
 from torch import nn
 
@@ -10,15 +11,7 @@ from snnipu.neurons.fused import FusedNeuron
 
 pytestmark = needs_host_runtime
 
-NEURONS = {
-    "Leaky": lambda **how: snn.Leaky(0.9, **how),
-    "Leaky, learnt, to zero": lambda **how: snn.Leaky(torch.rand(40), learn_beta=True, reset_mechanism="zero", **how),
-    "Lapicque": lambda **how: snn.Lapicque(beta=0.9, **how),
-    "Synaptic": lambda **how: snn.Synaptic(alpha=0.8, beta=0.9, **how),
-    "Alpha": lambda **how: snn.Alpha(alpha=0.9, beta=0.8, **how),
-    "RLeaky": lambda **how: snn.RLeaky(beta=0.9, linear_features=40, **how),
-    "RSynaptic": lambda **how: snn.RSynaptic(alpha=0.8, beta=0.9, linear_features=40, **how),
-}
+NEURONS = [name for name in kinds(40) if name != "DeltaLeaky"]
 
 
 def parts(made):
@@ -34,8 +27,7 @@ def fresh(neuron):
 @pytest.mark.parametrize("output", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_steps_as_they_come_are_the_sequence(name, output, dtype):
-    torch.manual_seed(0)
-    neuron = NEURONS[name](init_hidden=True, output=output)
+    neuron = neuron_of(name, 40, init_hidden=True, output=output)
     if dtype == torch.float64:
         neuron.double()
     x = torch.randn(12, 3, 40).mul(2).to(dtype)
@@ -60,7 +52,7 @@ def test_steps_as_they_come_are_the_sequence(name, output, dtype):
 @pytest.mark.parametrize("name", NEURONS)
 def test_a_step_is_no_sequence(name, monkeypatch):
     """From the first one on."""
-    neuron = NEURONS[name](init_hidden=True)
+    neuron = neuron_of(name, 40, init_hidden=True)
     net = fresh(neuron)
     monkeypatch.setattr(FusedNeuron, "_sequence", lambda *_, **__: pytest.fail("a sequence"))
     with torch.no_grad():
@@ -72,8 +64,7 @@ def test_a_step_is_no_sequence(name, monkeypatch):
 @pytest.mark.parametrize("output", [False, True])
 @torch.no_grad()
 def test_a_result_that_is_written_to_is_no_state(name, output):
-    torch.manual_seed(0)
-    neuron = NEURONS[name](init_hidden=True, output=output)
+    neuron = neuron_of(name, 40, init_hidden=True, output=output)
     x = torch.randn(4, 1, 2, 40) * 3
     net = fresh(neuron)
     expected = [[part.clone() for part in parts(net(step))] for step in x]

@@ -25,7 +25,6 @@ def definition(x, delay, max_delay, kernel, sigma):
 @pytest.mark.parametrize("shape", [(9, 2, 5), (4, 3, 5, 2, 3), (1, 1, 5)])
 @pytest.mark.parametrize("max_delay", [0, 1, 6])
 def test_steps_and_sequences_are_the_definition(kernel, shape, max_delay):
-    torch.manual_seed(0)
     delay = torch.rand(5, dtype=torch.float64) * max_delay
     delay[0], delay[1], delay[2] = 0, max_delay, max_delay // 2
     layer = snn.SynapticDelay(max_delay, delay, learn_delay=True, kernel=kernel, sigma=0.8)
@@ -58,7 +57,6 @@ def test_one_delay_for_all_and_sequence_mode():
 
 
 def test_in_a_network_and_reset():
-    torch.manual_seed(0)
     x = (torch.rand(8, 2, 6) < 0.5).float()
     delay = snn.SynapticDelay(3, 1.5, channels=4, learn_delay=True)
     net = snn.MultiStep(nn.Linear(6, 4), snn.Leaky(beta=0.9, threshold=0.3), delay, nn.Linear(4, 2))
@@ -178,7 +176,6 @@ def test_bad_input():
 @pytest.mark.parametrize("max_delay", [0, 3])
 def test_delays_that_are_not_finite(kernel, max_delay):
     """NaN gives NaN, of its channel alone; what is infinite counts as the end."""
-    torch.manual_seed(0)
     layer = snn.SynapticDelay(max_delay, torch.zeros(4), learn_delay=True, kernel=kernel)
     ends = copy.deepcopy(layer)
     with torch.no_grad():

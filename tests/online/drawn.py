@@ -173,6 +173,7 @@ def network(draw, rule):
 
 
 def flat(out):
+    out = out.to_dense() if isinstance(out, snn.SparseSpikes) else out
     return [part for each in out for part in flat(each)] if isinstance(out, tuple) else [out]
 
 

@@ -212,18 +212,3 @@ def test_what_is_refused(what):
     make, message = REFUSED[what]
     with pytest.raises(TypeError, match=message):
         snn.Online(snn.MultiStep(*make()), rule="sltt")
-
-
-@pytest.mark.parametrize("norm", [lambda: nn.LayerNorm(6), lambda: nn.GroupNorm(2, 6)], ids=["layer", "group"])
-@pytest.mark.parametrize("rule", ["ottt", "eprop", "snap1", "decolle"])
-def test_layer_norms(rule, norm):
-    """Traces do not go through them behind weights; `sltt` takes them."""
-    neurons = [snn.Leaky(beta=0.9), snn.Leaky(beta=0.9, reset_mechanism="none")]
-    behind = snn.MultiStep(nn.Linear(8, 6), norm(), neurons[0], nn.Linear(6, 3), neurons[1])
-    name, options = drawn.RULES[rule]
-    message = r"module 1 .* put it in front of the weights, without parameters of its own, or take rule .sltt.$"
-    with pytest.raises(TypeError, match=message):
-        snn.Online(behind, rule=name, **options)
-    online = snn.Online(behind, rule="sltt")
-    online(torch.rand(5, 4, 8))[1].sum().backward()
-    assert behind[1].weight.grad.any()

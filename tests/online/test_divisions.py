@@ -90,7 +90,6 @@ def test_every_kind_is_tried():
 @pytest.mark.parametrize("rule", drawn.RULES)
 def test_each_kind_between_neurons(rule, kind, masks):
     """Gradients are equal in all divisions, or the module is refused: exactly those that the rule cannot carry."""
-    torch.manual_seed(0)
     make, dims = drawn.KINDS[kind]
     shape = drawn.STEPS[dims or 1]
     between = make(shape).double().eval()

@@ -108,7 +108,6 @@ def test_a_membrane_of_a_held_stream():
 @pytest.mark.parametrize("rule", ["sltt", "ottt", "eprop", "snap1"])
 def test_the_input(rule, front, share):
     """Zeros left out or not."""
-    torch.manual_seed(0)
     modules = {
         "linear": lambda: [nn.Linear(512, 256), snn.Leaky(beta=0.9, threshold=0.1)],
         "neuron": lambda: [snn.Synaptic(alpha=0.8, beta=0.9, threshold=0.3, learn_alpha=True), nn.Linear(512, 256)],
@@ -124,7 +123,6 @@ def test_the_input(rule, front, share):
 
 @pytest.mark.parametrize("path", ["sparse", "dense"])
 def test_spikes_that_are_given(path):
-    torch.manual_seed(0)
     net = snn.SparseNetwork([8, 6, 3], beta=0.9, threshold=0.3, delay=0).double()
     for layer in net.layers:
         layer.path = path

@@ -18,7 +18,6 @@ def test_as_spikingjelly(node, bias):
 
     Where a membrane is above the threshold after its reset, snnTorch resets it once more: here none is.
     """
-    torch.manual_seed(0)
     linears = [nn.Linear(20, 30, bias=bias), nn.Linear(30, 10, bias=bias), nn.Linear(10, 5, bias=bias)]
     own, theirs = [], []
     for linear in linears:

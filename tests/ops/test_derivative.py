@@ -44,6 +44,7 @@ OPERATORS = {
     "neuron_sequence": lambda: of_tensor(lambda x: ops.lif_sequence(x, beta=0.9)[1], 3, 2, 4),
     "neuron_sequence, one step": lambda: of_tensor(lambda x: ops.lif_step(x, beta=0.9)[0], 2, 4),
     "neuron_step": lambda: of_tensor(lambda x: snn.Leaky(beta=0.9)(x)[0], 2, 4),
+    "neuron_recurrent": lambda: of_tensor(snn.RLeaky(beta=0.8, linear_features=4).spikes, 3, 2, 4),
     "select_spikes": lambda: of_tensor(lambda x: ops.select_spikes(x).values, 3, 2, 4),
     "dense_to_sparse": lambda: of_tensor(lambda x: ops.dense_to_sparse(x).values, 3, 2, 4),
     "sparse_to_dense": lambda: of_values(ops.sparse_to_dense),

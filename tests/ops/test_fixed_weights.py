@@ -173,7 +173,6 @@ def test_a_layer_that_goes_takes_its_copy_along():
 
 @torch.no_grad()
 def test_recurrent_layers_and_networks():
-    torch.manual_seed(0)
     net = nn.Sequential(
         snn.SparseLeaky(40, 60, beta=0.9, threshold=0.3, recurrent=True),
         snn.SparseLeaky(60, 20, beta=0.9, threshold=0.2),

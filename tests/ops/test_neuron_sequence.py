@@ -6,8 +6,7 @@ import itertools
 import pytest
 import torch
 import torch.utils._python_dispatch
-from oracle import relative_error
-from support import leaky_operator
+from oracle import FUSED, assert_all_equal, relative_error, with_threads
 from support.leaky_operator import flat
 
 import snnipu as snn
@@ -48,13 +47,16 @@ def upstream_of(out, number):
     return torch.randn_like(spk), grads, [torch.randn_like(state) for state in final]
 
 
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 2e-3, torch.bfloat16: 2**-6}
+
+
 @needs_native
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_kernel_equals_the_reference(name, variant, dtype):
-    torch.manual_seed(0)
+    """States of the backward pass are computed again, or given, and then read in place of the input."""
     neuron = _neurons.find(name)
-    output = neuron.steps[variant].output_state
+    output, read = neuron.steps[variant].output_state, _neurons.reads_all(name, variant)
     for shape, constant, per_neuron, initial in (
         ((6, 3, 45), None, True, True),
         ((3, 45), 5, False, False),
@@ -67,55 +69,38 @@ def test_kernel_equals_the_reference(name, variant, dtype):
         for one, other in zip(flat(own), flat(expected)):
             assert one.dtype == other.dtype
             assert torch.equal(one, other)
-        grads = upstream_of(expected, constant)
         need = ([True] * len(states), [True] * len(parameters))
-        backward = (*grads, x, states, parameters, name, variant, constant, *KERNEL, *need)
-        own, expected = kernels.neuron_sequence_bwd(*backward), operator.neuron_sequence_bwd_reference(*backward)
-        tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-        terms = expected[0].double().abs().sum() / expected[0].numel() * x.numel() ** 0.5
-        for one, other in zip([own[0], *own[1]], [expected[0], *expected[1]]):
-            assert relative_error(one, other) <= tolerance
-        for one, other in zip(own[2], expected[2]):
-            assert relative_error(one, other, terms) <= tolerance
-
-
-@needs_native
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", list(_neurons.BUILT))
-def test_sixteen_bits(name, dtype):
-    torch.manual_seed(0)
-    x, states, parameters = arguments_of(name, 0, (5, 2, 33), dtype)
-    output = _neurons.find(name).steps[0].output_state
-    store = stored(place != output for place in range(len(states)))
-    forward = (x, states, parameters, name, 0, None, store, True)
-    own, expected = kernels.neuron_sequence_fwd(*forward), operator.neuron_sequence_fwd_reference(*forward)
-    for one, other in zip(flat(own), flat(expected)):
-        assert torch.equal(one, other)
-    backward = (*upstream_of(own, None), x, states, parameters, name, 0, None, *KERNEL)
-    backward = (*backward, [True] * len(states), [False] * len(parameters))
-    own, expected = kernels.neuron_sequence_bwd(*backward), operator.neuron_sequence_bwd_reference(*backward)
-    least = 2e-3 if dtype == torch.float16 else 2**-6
-    assert relative_error(own[0].double(), expected[0].double()) <= least
+        ways = [(x, [])]
+        if constant is None:
+            after = operator.neuron_sequence_fwd_reference(*forward[:6], stored([True] * len(states)), False)[1]
+            kept = [state if read.states >> place & 1 else x.new_empty(0) for place, state in enumerate(after)]
+            ways.append((x if read.x or not read.states else None, [kept]))
+        grads = upstream_of(expected, constant)
+        # Leaky has kernels for each surrogate.
+        wide = name == "leaky" and dtype in (torch.float32, torch.float64)
+        surrogates = [ours for ours, _ in FUSED.values()] if wide else [surrogate.atan()]
+        for (first, last), spike_grad in itertools.product(ways, surrogates):
+            backward = (*grads, first, states, parameters, name, variant, constant, *spike_grad.kernel, *need, *last)
+            own = torch.ops.snnipu.neuron_sequence_bwd(*backward)
+            expected = operator.neuron_sequence_bwd_reference(*backward)
+            terms = expected[0].double().abs().sum() / expected[0].numel() * x.numel() ** 0.5
+            for one, other in zip(flat(own), flat(expected)):
+                of_parameter = any(one is each for each in own[2])
+                assert one.dtype == other.dtype
+                assert relative_error(one, other, terms if of_parameter else None) <= TOLERANCES[dtype]
 
 
 @needs_native
 def test_the_same_bits_for_any_number_of_threads():
-    torch.manual_seed(0)
     x, states, parameters = arguments_of("synaptic", 0, (12, 20, 1000), torch.float32, per_neuron=False)
-    results = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            out = kernels.neuron_sequence_fwd(x, states, parameters, "synaptic", 0, None, 0b11, True)
-            grads = (out[0], list(out[1]), list(out[2]))
-            back = (*grads, x, states, parameters, "synaptic", 0, None, *KERNEL, [True] * 2, [True] * len(parameters))
-            made = kernels.neuron_sequence_bwd(*back)
-            results.append([out[0], *out[1], *out[2], made[0], *made[1], *made[2]])
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(one, two) for one, two in zip(results[0], other))
+
+    def run():
+        out = kernels.neuron_sequence_fwd(x, states, parameters, "synaptic", 0, None, 0b11, True)
+        grads = (out[0], list(out[1]), list(out[2]))
+        back = (*grads, x, states, parameters, "synaptic", 0, None, *KERNEL, [True] * 2, [True] * len(parameters))
+        return flat(out) + flat(kernels.neuron_sequence_bwd(*back))
+
+    assert_all_equal(with_threads(run, (1, 2, 3)))
 
 
 @pytest.mark.slow
@@ -123,7 +108,6 @@ def test_the_same_bits_for_any_number_of_threads():
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_one_parameter_learns(name, variant):
     """No more states are read, or given, than its gradient takes."""
-    torch.manual_seed(0)
     x, states, parameters = arguments_of(name, variant, (6, 3, 45), torch.float64)
     plan = _neurons.plan(name, next(chosen for chosen, number in _neurons.find(name).options if number == variant))
     after = operator.neuron_sequence_fwd_reference(
@@ -147,84 +131,12 @@ def test_one_parameter_learns(name, variant):
                 assert relative_error(own[2][place], expected[2][place], terms) <= 1e-12
 
 
-@needs_native
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-@pytest.mark.parametrize(("name", "variant"), VARIANTS)
-def test_states_that_are_given(name, variant, dtype):
-    """The backward pass reads them in place of the input."""
-    torch.manual_seed(0)
-    neuron = _neurons.find(name)
-    x, states, parameters = arguments_of(name, variant, (6, 3, 45), dtype)
-    after = operator.neuron_sequence_fwd_reference(
-        x, states, parameters, name, variant, None, stored([True] * len(states)), False
-    )[1]
-    grads = (torch.randn_like(x), [torch.randn_like(x) for _ in states], [])
-    if neuron.steps[variant].output_state is not None:
-        grads[1][neuron.steps[variant].output_state] = None
-    read = _neurons.reads_all(name, variant)
-    kept = [state if read.states >> place & 1 else x.new_empty(0) for place, state in enumerate(after)]
-    what = (states, parameters, name, variant, None, *KERNEL, [True] * len(states), [True] * len(parameters), kept)
-    given = x if read.x or not read.states else None
-    expected = operator.neuron_sequence_bwd_reference(*grads, given, *what)
-    own = torch.ops.snnipu.neuron_sequence_bwd(*grads, given, *what)
-    least = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 2e-3}[dtype]
-    terms = expected[0].double().abs().sum() / expected[0].numel() * x.numel() ** 0.5
-    for one, other in zip([own[0], *own[1]], [expected[0], *expected[1]]):
-        assert one.dtype == other.dtype
-        assert relative_error(one.double(), other.double()) <= least
-    for one, other in zip(own[2], expected[2]):
-        assert relative_error(one.double(), other.double(), terms) <= least
-
-
-SURROGATES = [
-    surrogate.straight_through_estimator(),
-    surrogate.triangular(0.7),
-    surrogate.fast_sigmoid(10),
-    surrogate.atan(3.0),
-    surrogate.heaviside(),
-    surrogate.sigmoid(2.0),
-    surrogate.spike_rate_escape(1.5, 2.0),
-    surrogate.SFS(5, 0.1),
-]
-
-
-@needs_native
-@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
-@pytest.mark.parametrize("reset", range(3), ids=leaky_operator.RESETS)
-@pytest.mark.parametrize("spike_grad", SURROGATES, ids=lambda s: s.name)
-def test_every_surrogate(spike_grad, reset, delay):
-    """Of Leaky, which has kernels for each; states that are given and states that are computed again: the same bits."""
-    torch.manual_seed(0)
-    for dtype in (torch.float32, torch.float64):
-        x, mem0 = torch.randn(5, 3, 45, dtype=dtype), torch.randn(3, 45, dtype=dtype)
-        parameters = [torch.rand(45, dtype=dtype) + low for low in (0.1, 0.4, 0.5)]
-        forward = leaky_operator.forward_arguments(x, mem0, parameters, None, reset, delay)
-        made, expected = kernels.neuron_sequence_fwd(*forward), operator.neuron_sequence_fwd_reference(*forward)
-        assert all(torch.equal(own, other) for own, other in zip(flat(made), flat(expected)))
-        spk, (mem,), (last,) = expected
-        assert torch.equal(last, mem[-1])
-        upstream, grad_last = (torch.randn_like(spk), torch.randn_like(mem)), torch.randn_like(last)
-        again, saved = (
-            leaky_operator.backward_arguments(forward, upstream, spike_grad.kernel, grad_last=grad_last, states=states)
-            for states in (None, mem)
-        )
-        given, computed = kernels.neuron_sequence_bwd(*saved), kernels.neuron_sequence_bwd(*again)
-        expected = operator.neuron_sequence_bwd_reference(*saved)
-        expected_again = operator.neuron_sequence_bwd_reference(*again)
-        for own, other, wanted, wanted_again in zip(*map(flat, (given, computed, expected, expected_again))):
-            assert own.shape == wanted.shape
-            assert torch.equal(own, other)
-            assert torch.equal(wanted, wanted_again)
-            assert relative_error(own, wanted) <= (1e-5 if dtype == torch.float32 else 1e-12)
-
-
 @pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("name", ["leaky", "synaptic"])
 @pytest.mark.parametrize(("steps", "neurons"), [(1, 40000), (7, 450), (3000, 300)])
 def test_states_computed_again_give_the_same_bits(name, steps, neurons):
     """Blocks of every size: many of them, one, and such as are cut small because of a long sequence."""
-    torch.manual_seed(0)
     for variant in range(len(_neurons.find(name).steps)):
         x, states, parameters = arguments_of(name, variant, (steps, neurons), torch.float32, initial=False)
         every = stored([True] * len(states))
@@ -265,45 +177,23 @@ def test_who_watches_sees_the_operators(name, single):
     assert {"snnipu::neuron_sequence_fwd", "snnipu::neuron_sequence_bwd"} <= set(mode.names)
 
 
-def test_opcheck():
-    if not hasattr(torch.library, "opcheck"):
-        pytest.skip("torch.library.opcheck came with torch 2.4")
+@pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
+@pytest.mark.parametrize("steps", [None, 0, 3])
+@pytest.mark.parametrize(("store", "final"), [(0b00, True), (0b01, False), (0b11, True), (0b11, False)])
+def test_opcheck(steps, store, final):
     tests = ("test_schema", "test_faketensor")
-    for constant, final in itertools.product((None, 3), (True, False)):
-        shape = (2, 5) if constant else (4, 2, 5)
-        x, states, parameters = arguments_of("synaptic", 0, shape, torch.float32, constant)
-        forward = (x, states, parameters, "synaptic", 0, constant, 0b01, final)
-        torch.library.opcheck(torch.ops.snnipu.neuron_sequence_fwd.default, forward, test_utils=tests)
-        out = torch.ops.snnipu.neuron_sequence_fwd(*forward)
-        grads = upstream_of(out, constant)
-        grads = (grads[0], grads[1], grads[2] or [None, None])
-        need = ([True, False], [True] * len(parameters))
-        backward = (*grads, x, states, parameters, "synaptic", 0, constant, *KERNEL, *need)
-        torch.library.opcheck(torch.ops.snnipu.neuron_sequence_bwd.default, backward, test_utils=tests)
-
-
-@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
-def test_opcheck_with_states_that_are_given(delay):
-    if not hasattr(torch.library, "opcheck"):
-        pytest.skip("torch.library.opcheck came with torch 2.4")
-    scalars = [torch.tensor(value) for value in (0.9, 1.0, 1.0)]
-    tests = ("test_schema", "test_faketensor")
-    for steps, store in itertools.product((None, 0, 3), (True, False)):
-        x = torch.randn(3, 2, 5) if steps is None else torch.randn(2, 5)
-        forward = leaky_operator.forward_arguments(x, None, scalars, steps, 0, delay, store, not store)
-        torch.library.opcheck(torch.ops.snnipu.neuron_sequence_fwd.default, forward, test_utils=tests)
-        if steps == 0:
-            continue
-        spk, (mem,), last = torch.ops.snnipu.neuron_sequence_fwd(*forward)
-        backward = leaky_operator.backward_arguments(
-            forward,
-            (torch.randn_like(spk), None),
-            KERNEL,
-            (True, True, False, True),
-            last[0] if last else None,
-            mem if store and steps is None else None,
-        )
-        torch.library.opcheck(torch.ops.snnipu.neuron_sequence_bwd.default, backward, test_utils=tests)
+    shape = (4, 2, 5) if steps is None else (2, 5)
+    x, states, parameters = arguments_of("synaptic", 0, shape, torch.float32, steps)
+    forward = (x, states, parameters, "synaptic", 0, steps, store, final)
+    torch.library.opcheck(torch.ops.snnipu.neuron_sequence_fwd.default, forward, test_utils=tests)
+    if steps == 0:
+        return
+    out = torch.ops.snnipu.neuron_sequence_fwd(*forward)
+    grads = upstream_of(out, steps)
+    given = [list(out[1])] if store == 0b11 and steps is None else []
+    need = ([True, False], [True] * len(parameters))
+    backward = (*grads[:2], grads[2] or [None, None], x, *forward[1:6], *KERNEL, *need, *given)
+    torch.library.opcheck(torch.ops.snnipu.neuron_sequence_bwd.default, backward, test_utils=tests)
 
 
 def test_what_a_step_saves_cannot_be_changed_by_the_caller():

@@ -17,18 +17,23 @@ pytestmark = needs_host_runtime
 
 
 @pytest.fixture
-def events(monkeypatch):
-    """Takes events whatever the size and the share; gives how often they were taken."""
-    taken = []
-    slots = sparse_input._slots
+def taken(monkeypatch):
+    """Whether events were taken, of each product that might."""
+    found, slots = [], sparse_input._slots
 
     def counted(*args):
         made = slots(*args)
-        taken.append(made is not None)
+        found.append(made is not None)
         return made
 
-    always(monkeypatch)
     monkeypatch.setattr(sparse_input, "_slots", counted)
+    return found
+
+
+@pytest.fixture
+def events(taken, monkeypatch):
+    """The same, where they are taken whatever the size and the share."""
+    always(monkeypatch)
     return taken
 
 
@@ -135,22 +140,13 @@ def test_convolutions_that_stay_dense(events):
             sparse_input.conv1d(x[..., 0].contiguous(), weight[..., 0], **{two: (1, 2)})
 
 
-def test_other_layouts_and_dtypes(events):
+def test_other_layouts(events):
     x = (torch.rand(30, 8, 2) < 0.2).float()
     weight = torch.randn(5, 8)
     for rows in (x[..., 0], x[..., 1].t().contiguous().t(), x[::2, :, 0]):
         for w in (weight, torch.randn(8, 5).t()):
             torch.testing.assert_close(sparse_input.linear(rows, w), F.linear(rows, w))
     assert events == [True] * 6
-    for dtype in (torch.bfloat16, torch.float16):
-        assert torch.equal(
-            sparse_input.linear(x[..., 0].to(dtype), weight.to(dtype)), F.linear(x[..., 0].to(dtype), weight.to(dtype))
-        )
-    empty = sparse_input.linear(x[:0, :, 0], weight)
-    assert empty.shape == (0, 5)
-    assert events[6:] == [False] * 3
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        sparse_input.linear(x[..., 0], torch.randn(5, 9))
 
 
 class Subclass(torch.Tensor):
@@ -199,7 +195,6 @@ def outcome(function, *operands):
 @pytest.mark.parametrize("place", ["x", "weight", "bias"])
 @pytest.mark.parametrize("kind", PRODUCTS)
 def test_pytorch_takes_or_refuses_what_kernels_do_not_read(kind, place, odd, events):
-    torch.manual_seed(0)
     shape, weight = PRODUCTS[kind]
     operands = {"x": (torch.rand(shape) < 0.3).float(), "weight": torch.randn(weight), "bias": torch.randn(weight[:1])}
     ours, pytorchs = getattr(sparse_input, kind), getattr(F, kind)
@@ -231,7 +226,6 @@ def test_operands_on_meta_are_pytorchs(kind, place, events, monkeypatch):
     [*((place, odd) for place in ("x", "weight", "bias") for odd in ("negative", "strided")), ("bias", "one element")],
 )
 def test_gradients_of_what_kernels_do_not_read(place, odd, events):
-    torch.manual_seed(0)
     shape, weight = PRODUCTS["linear"]
     results = []
     for function in (sparse_input.linear, F.linear):
@@ -244,14 +238,6 @@ def test_gradients_of_what_kernels_do_not_read(place, odd, events):
         out.backward(torch._neg_view(torch.randn_like(out)))
         results.append([out.detach(), *(operand.grad for operand in operands.values())])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-
-
-def test_a_layer_with_one_bias_for_all_outputs(events):
-    layer, x = nn.Linear(40, 20), (torch.rand(7, 3, 40) < 0.2).float()
-    layer.bias = nn.Parameter(torch.ones(1))
-    snn.MultiStep(layer, snn.Leaky(beta=0.9))(x)[1].sum().backward()
-    assert layer.bias.grad.shape == (1,)
-    assert not any(events)
 
 
 def test_what_is_not_a_number_is_an_event(events):
@@ -304,16 +290,7 @@ def test_a_second_derivative_is_refused_by_name(events):
     assert weight.grad is not None
 
 
-def test_the_choice_is_by_size_and_share(monkeypatch):
-    taken, slots = [], sparse_input._slots
-
-    def counted(*args):
-        made = slots(*args)
-        taken.append(made is not None)
-        return made
-
-    monkeypatch.setattr(sparse_input, "_slots", counted)
-
+def test_the_choice_is_by_size_and_share(taken):
     def linear(rows, inputs, outputs, share):
         torch.manual_seed(0)
         sparse_input.linear((torch.rand(rows, inputs) < share).float(), torch.randn(outputs, inputs))
@@ -416,15 +393,7 @@ def loop(net, x):
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", INPUTS)
 @pytest.mark.parametrize("kind", ["multistep", pytest.param("compiled", marks=needs_backend)])
-def test_networks_take_events_and_give_the_loops_numbers(kind, layers, monkeypatch):
-    taken, slots = [], sparse_input._slots
-
-    def counted(*args):
-        made = slots(*args)
-        taken.append(made is not None)
-        return made
-
-    monkeypatch.setattr(sparse_input, "_slots", counted)
+def test_networks_take_events_and_give_the_loops_numbers(kind, layers, taken):
     x = (torch.rand(10, 16, *INPUTS[layers]) < 0.05).float()
     results = []
     for way in (loop, kind):
@@ -463,7 +432,6 @@ def test_hooks_and_subclasses_keep_their_call():
 
 @pytest.mark.parametrize("value", [1.0, 0.5])
 def test_of_spikes_the_ids_alone_are_kept(events, value):
-    torch.manual_seed(0)
     x = value * (torch.rand(30, 40) < 0.2).float()
     x[3] = 0
     weight, upstream = torch.randn(20, 40, requires_grad=True), torch.randn(30, 20)

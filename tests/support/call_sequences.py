@@ -14,7 +14,7 @@ import random
 import sys
 import time
 import warnings
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, List, NamedTuple, Tuple
 
 import torch
 from torch import nn
@@ -67,7 +67,7 @@ class Operation(NamedTuple):
 # ---- operands
 
 
-def dense(draw: random.Random, shape: Tuple[int, ...], dtype: torch.dtype, spikes: bool = False) -> torch.Tensor:
+def dense(draw, shape, dtype, spikes=False):
     """Numbers, or mostly zeros, in any layout."""
     generator = torch.Generator().manual_seed(draw.randrange(2**31))
     layout = draw.choice(LAYOUTS)
@@ -80,7 +80,7 @@ def dense(draw: random.Random, shape: Tuple[int, ...], dtype: torch.dtype, spike
 LAYOUTS = ["contiguous"] * 4 + ["transposed", "strided", "expanded", "channels last", "offset", "negative"]
 
 
-def laid(x: torch.Tensor, layout: str) -> torch.Tensor:
+def laid(x, layout):
     """The same shape, and but for ``expanded`` the same values."""
     if layout == "transposed" and x.dim() > 1:
         return x.transpose(0, -1).contiguous().transpose(0, -1)
@@ -97,17 +97,17 @@ def laid(x: torch.Tensor, layout: str) -> torch.Tensor:
     return x
 
 
-def own_dtype(draw: random.Random, layer: nn.Module) -> torch.dtype:
+def own_dtype(draw, layer):
     """Mostly that of the layer's weights, where it has any."""
     weights = [p.dtype for p in layer.parameters() if p.dim() > 1]
     return weights[0] if weights and draw.random() < 0.8 else draw.choice(DTYPES)
 
 
-def batches(draw: random.Random, *behind: int) -> Tuple[int, ...]:
+def batches(draw, *behind):
     return (draw.choice([2, 2, 2, 3, 1, 5, 0]), *behind)
 
 
-def rows(draw: random.Random) -> Tuple[int, ...]:
+def rows(draw):
     """A step of neurons: of one block of the kernels and of several, without a batch, and with more dimensions."""
     chance = draw.random()
     if chance < 0.8:
@@ -115,12 +115,10 @@ def rows(draw: random.Random) -> Tuple[int, ...]:
     return draw.choice([(FEATURES,), batches(draw, 50, FEATURES), batches(draw, 2, 4, FEATURES), ()])
 
 
-def states_of(
-    draw: random.Random, count: int, shape: Tuple[int, ...], dtype: torch.dtype, earlier: List[torch.Tensor]
-) -> List[Any]:
+def states_of(draw, count, shape, dtype, earlier):
     """Given all, some or none; of an earlier call, or new; as the input is, or otherwise."""
     given = draw.randrange(count + 1) if draw.random() < 0.2 else draw.choice([0, count])
-    made: List[Any] = []
+    made = []
     for _ in range(given):
         choice = draw.random()
         # Of as many dimensions: PyTorch's LSTM cell ends the process otherwise.
@@ -145,13 +143,13 @@ STEPS_AND_SEQUENCES = ("step", "step", "step", "sequence", "spikes", "constant",
 
 
 def neuron_call(
-    count: int,
-    shape: Callable[[random.Random], Tuple[int, ...]] = rows,
-    kinds: Tuple[str, ...] = STEPS_AND_SEQUENCES,
-) -> Callable[..., Any]:
+    count,
+    shape=rows,
+    kinds=STEPS_AND_SEQUENCES,
+):
     """Steps, sequences and the spikes of sequences of a neuron with so many states."""
 
-    def call(draw: random.Random, layer: Any, earlier: List[torch.Tensor]) -> Any:
+    def call(draw, layer, earlier):
         dtype, size, kind = own_dtype(draw, layer), shape(draw), draw.choice(kinds)
         steps = () if kind in ("step", "constant") else (draw.choice([1, 2, 4, 0]),)
         x = dense(draw, (*steps, *size), dtype)
@@ -169,7 +167,7 @@ def neuron_call(
     return call
 
 
-def delta_call(draw: random.Random, layer: Any, earlier: List[torch.Tensor]) -> Any:
+def delta_call(draw, layer, earlier):
     """Its two states are one argument."""
     x = dense(draw, batches(draw, FEATURES), draw.choice(DTYPES))
     state = states_of(draw, 2, tuple(x.shape), x.dtype, earlier)
@@ -178,7 +176,7 @@ def delta_call(draw: random.Random, layer: Any, earlier: List[torch.Tensor]) -> 
     return [x, *state], lambda: layer(x, tuple(state))
 
 
-def parameter(draw: random.Random) -> Any:
+def parameter(draw):
     """A number, or one for each neuron."""
     value = draw.choice([0.9, 0.5, 1.0])
     kind = draw.randrange(4)
@@ -187,9 +185,9 @@ def parameter(draw: random.Random) -> Any:
     return torch.tensor(value, dtype=torch.float64) if kind == 1 else value
 
 
-def options(draw: random.Random, *learnt: str) -> Dict[str, Any]:
+def options(draw, *learnt):
     """Of a neuron; not all of them."""
-    made: Dict[str, Any] = {name: draw.random() < 0.5 for name in learnt}
+    made = {name: draw.random() < 0.5 for name in learnt}
     made["reset_mechanism"] = draw.choice(["subtract", "zero", "none"])
     made["init_hidden"] = draw.random() < 0.3
     made["output"] = draw.random() < 0.5
@@ -197,40 +195,40 @@ def options(draw: random.Random, *learnt: str) -> Dict[str, Any]:
     return made
 
 
-def leaky(draw: random.Random) -> nn.Module:
+def leaky(draw):
     delay = {"reset_delay": draw.random() < 0.7}
     return snn.Leaky(beta=parameter(draw), **options(draw, "learn_beta", "learn_threshold"), **delay)
 
 
-def synaptic(draw: random.Random) -> nn.Module:
+def synaptic(draw):
     return snn.Synaptic(alpha=parameter(draw), beta=parameter(draw), **options(draw, "learn_alpha", "learn_beta"))
 
 
-def alpha(draw: random.Random) -> nn.Module:
+def alpha(draw):
     return snn.Alpha(alpha=0.9, beta=0.8, **options(draw, "learn_beta"))
 
 
-def lapicque(draw: random.Random) -> nn.Module:
+def lapicque(draw):
     # Of a beta that learns snnTorch makes others, whose graph serves for one backward pass.
     made = {"R": 5.1, "C": 5e-3} if draw.random() < 0.5 else {"beta": 0.9}
     return snn.Lapicque(**made, time_step=1e-3, **options(draw))
 
 
-def recurrence(draw: random.Random) -> Dict[str, Any]:
+def recurrence(draw):
     if draw.random() < 0.5:
         return {"all_to_all": False, "V": parameter(draw), "learn_recurrent": draw.random() < 0.5}
     return {"all_to_all": True, "linear_features": FEATURES}
 
 
-def rleaky(draw: random.Random) -> nn.Module:
+def rleaky(draw):
     return snn.RLeaky(beta=0.9, **recurrence(draw), **options(draw, "learn_beta"))
 
 
-def rsynaptic(draw: random.Random) -> nn.Module:
+def rsynaptic(draw):
     return snn.RSynaptic(alpha=0.9, beta=0.8, **recurrence(draw), **options(draw, "learn_alpha"))
 
 
-def delta_leaky(draw: random.Random) -> nn.Module:
+def delta_leaky(draw):
     return snn.DeltaLeaky(beta=0.9, delta_threshold=0.1)
 
 
@@ -241,31 +239,31 @@ def Adaptive(x, spk, mem, adapt, *, beta, rho, spike):
     return spike(mem - 1.0 - 0.1 * adapt), mem, adapt
 
 
-def own_neuron(draw: random.Random) -> nn.Module:
+def own_neuron(draw):
     return Adaptive(learn=draw.random() < 0.5, init_hidden=draw.random() < 0.3)
 
 
-def slstm(draw: random.Random) -> nn.Module:
+def slstm(draw):
     hidden = FEATURES if draw.random() < 0.8 else FEATURES + 1
     return snn.SLSTM(FEATURES, hidden, **options(draw, "learn_threshold"))
 
 
-def sconv_lstm(draw: random.Random) -> nn.Module:
+def sconv_lstm(draw):
     return snn.SConv2dLSTM(2, 2, 3, **options(draw, "learn_threshold"))
 
 
 # ---- layers that take whole sequences
 
 
-def sequence_call(*behind: int, spikes: bool = True) -> Callable[..., Any]:
+def sequence_call(*behind, spikes=True):
     """Of dense tensors ``[T, B, ...]``, mostly zeros."""
 
-    def call(draw: random.Random, layer: Any, earlier: List[torch.Tensor]) -> Any:
+    def call(draw, layer, earlier):
         steps = () if getattr(layer, "step_mode", False) else (draw.choice([1, 2, 4, 7]),)
         x = dense(draw, (*steps, *batches(draw, *behind)), own_dtype(draw, layer), spikes)
         forgets = draw.random() < 0.5
 
-        def run() -> Any:
+        def run():
             if forgets and hasattr(layer, "reset_delay"):
                 layer.reset_delay()
             return layer(x)
@@ -275,12 +273,12 @@ def sequence_call(*behind: int, spikes: bool = True) -> Callable[..., Any]:
     return call
 
 
-def events_call(*behind: int, spikes: float = 0.6) -> Callable[..., Any]:
+def events_call(*behind, spikes=0.6):
     """Of dense tensors and of spikes, at times within ``fixed_weights()``."""
 
-    def call(draw: random.Random, layer: Any, earlier: List[torch.Tensor]) -> Any:
+    def call(draw, layer, earlier):
         shape = (draw.choice([1, 2, 4]), *batches(draw, *behind))
-        x: Any = dense(draw, shape, own_dtype(draw, layer), spikes=True)
+        x = dense(draw, shape, own_dtype(draw, layer), spikes=True)
         operands, forgets = [x], draw.random() < 0.5
         if draw.random() < spikes:
             given = x.reshape(*shape[:2], -1)
@@ -289,7 +287,7 @@ def events_call(*behind: int, spikes: float = 0.6) -> Callable[..., Any]:
         context = snn.fixed_weights if draw.random() < 0.2 else contextlib.nullcontext
         calls = draw.choice([1, 1, 2])
 
-        def run() -> Any:
+        def run():
             if forgets and hasattr(layer, "reset_delay"):
                 layer.reset_delay()
             with context():
@@ -300,11 +298,11 @@ def events_call(*behind: int, spikes: float = 0.6) -> Callable[..., Any]:
     return call
 
 
-def sparse_linear(draw: random.Random) -> nn.Module:
+def sparse_linear(draw):
     return snn.SparseLinear(FEATURES, 70 if draw.random() < 0.5 else 4, bias=draw.random() < 0.5)
 
 
-def sparse_options(draw: random.Random) -> Dict[str, Any]:
+def sparse_options(draw):
     return {
         "beta": 0.9,
         "threshold": draw.choice([1.0, 0.3]),
@@ -317,79 +315,79 @@ def sparse_options(draw: random.Random) -> Dict[str, Any]:
     }
 
 
-def sparse_leaky(draw: random.Random) -> nn.Module:
+def sparse_leaky(draw):
     return snn.SparseLeaky(FEATURES, 4, **sparse_options(draw))
 
 
-def sparse_synaptic(draw: random.Random) -> nn.Module:
+def sparse_synaptic(draw):
     made = {name: value for name, value in sparse_options(draw).items() if name not in ("beta", "learn_beta")}
     return snn.SparseSynaptic(FEATURES, 4, alpha=0.8, beta=0.9, **made)
 
 
-def sparse_network(draw: random.Random) -> nn.Module:
+def sparse_network(draw):
     return snn.SparseNetwork([FEATURES, 4, 5], delay=draw.choice([0, 1]), **sparse_options(draw))
 
 
-def sparse_conv2d(draw: random.Random) -> nn.Module:
+def sparse_conv2d(draw):
     return snn.SparseConv2d(2, 3, 3, input_size=(5, 6), padding=draw.choice([0, 1]), bias=draw.random() < 0.5)
 
 
-def sparse_conv_leaky(draw: random.Random) -> nn.Module:
+def sparse_conv_leaky(draw):
     return snn.SparseConvLeaky(2, 3, 3, input_size=(5, 6), **sparse_options(draw))
 
 
-def sparse_pool2d(draw: random.Random) -> nn.Module:
+def sparse_pool2d(draw):
     return snn.SparsePool2d(2, input_size=(2, 5, 6), mode=draw.choice(["max", "average", "sum"]))
 
 
-def sparse_maps(draw: random.Random) -> nn.Module:
+def sparse_maps(draw):
     options = {**sparse_options(draw), "max_spikes": None, "path": draw.choice(["auto", "sparse", "dense"])}
     return snn.SparseNetwork([(2, 5, 6), "3C3P1", draw.choice(["MP2", "AP2"]), "3C2", 4], delay=0, **options)
 
 
-def delay_linear(draw: random.Random) -> nn.Module:
+def delay_linear(draw):
     kernel = draw.choice(["linear", "gaussian"])
     return snn.DelayLinear(FEATURES, 4, 3, kernel=kernel, bias=draw.random() < 0.5, init_hidden=draw.random() < 0.4)
 
 
-def synaptic_delay(draw: random.Random) -> nn.Module:
+def synaptic_delay(draw):
     step_mode = draw.random() < 0.5
     return snn.SynapticDelay(3, channels=FEATURES, learn_delay=draw.random() < 0.5, step_mode=step_mode)
 
 
-def state_leaky(draw: random.Random) -> nn.Module:
+def state_leaky(draw):
     return snn.StateLeaky(beta=0.9, channels=FEATURES, learn_beta=draw.random() < 0.5)
 
 
-def multistep(draw: random.Random) -> nn.Module:
+def multistep(draw):
     neuron = draw.choice([leaky, synaptic, lapicque, rleaky])
     norm = [nn.BatchNorm1d(FEATURES)] if draw.random() < 0.3 else []
     return snn.MultiStep(nn.Linear(FEATURES, FEATURES, bias=draw.random() < 0.7), *norm, neuron(draw))
 
 
-def multistep_of_maps(draw: random.Random) -> nn.Module:
+def multistep_of_maps(draw):
     norm = [nn.BatchNorm2d(3)] if draw.random() < 0.3 else []
     pool = draw.choice([nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Identity()])
     convolution = nn.Conv2d(2, 3, 3, padding=draw.choice([0, "same"]), bias=draw.random() < 0.7)
     return snn.MultiStep(convolution, *norm, snn.Leaky(beta=0.9), pool, nn.Flatten(), snn.Leaky(beta=0.8))
 
 
-def multistep_of_lines(draw: random.Random) -> nn.Module:
+def multistep_of_lines(draw):
     return snn.MultiStep(nn.Conv1d(2, 3, 3, bias=draw.random() < 0.7), snn.Leaky(beta=0.9))
 
 
-def online(draw: random.Random) -> nn.Module:
+def online(draw):
     rule = draw.choice(["ottt", "sltt", "eprop", "decolle", "snap1"])
     net = snn.MultiStep(nn.Linear(FEATURES, 4), snn.Leaky(beta=0.9), nn.Linear(4, FEATURES), snn.Leaky(beta=0.8))
     return snn.Online(net, rule=rule, **({"readouts": 2} if rule == "decolle" else {}))
 
 
-def online_call(draw: random.Random, layer: Any, earlier: List[torch.Tensor]) -> Any:
+def online_call(draw, layer, earlier):
     shape = (draw.choice([1, 2, 4]), *batches(draw, FEATURES))
     dtype = own_dtype(draw, layer)
     chunks = [dense(draw, shape, dtype, spikes=True) for _ in range(draw.choice([1, 2]))]
 
-    def run() -> Any:
+    def run():
         layer.reset()
         for p in layer.parameters():
             p.grad = None
@@ -407,12 +405,12 @@ def online_call(draw: random.Random, layer: Any, earlier: List[torch.Tensor]) ->
 class Loop(nn.Module):
     """A loop over time, compiled when it is first called."""
 
-    def __init__(self, neuron: nn.Module, feeds_back: bool) -> None:
+    def __init__(self, neuron, feeds_back):
         super().__init__()
         self.fc, self.neuron, self.feeds_back = nn.Linear(FEATURES, FEATURES), neuron, feeds_back
         object.__setattr__(self, "run", snn.compile(self.loop))
 
-    def loop(self, x: torch.Tensor) -> torch.Tensor:
+    def loop(self, x):
         mem, spk, made = self.neuron.reset_mem(), torch.zeros_like(x[0]), []
         for step in x:
             current = self.fc(step)
@@ -420,15 +418,15 @@ class Loop(nn.Module):
             made.append(spk)
         return torch.stack(made)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.run(x)
 
 
-def compiled(draw: random.Random) -> nn.Module:
+def compiled(draw):
     return Loop(snn.Leaky(beta=parameter(draw), learn_beta=draw.random() < 0.5), draw.random() < 0.5)
 
 
-KINDS: Dict[str, Kind] = {
+KINDS = {
     "Leaky": Kind(leaky, neuron_call(1)),
     "Lapicque": Kind(lapicque, neuron_call(1)),
     "Synaptic": Kind(synaptic, neuron_call(2)),
@@ -462,7 +460,7 @@ SLOW = ("compiled",)  # seconds a call: only where they are asked for
 # ---- changes between calls
 
 
-def named(layer: nn.Module) -> List[Tuple[nn.Module, str]]:
+def named(layer):
     """Where parameters and buffers are, in the same order for equal layers."""
     return [
         (module, name)
@@ -472,7 +470,7 @@ def named(layer: nn.Module) -> List[Tuple[nn.Module, str]]:
     ]
 
 
-def change(draw: random.Random, layer: nn.Module) -> None:
+def change(draw, layer):
     """What programs do to a layer between calls."""
     kind = draw.choice(CHANGES)
     if kind in ("double", "float", "half", "bfloat16", "train", "eval", "zero_grad"):
@@ -503,7 +501,7 @@ CHANGES = ["double", "float", "float", "half", "bfloat16", "to", "load", "assign
 CHANGES += ["data"] * 4
 
 
-def other_data(draw: random.Random, data: torch.Tensor) -> torch.Tensor:
+def other_data(draw, data):
     """Other values, another dtype or layout, and shapes that fit no more."""
     kind = draw.choice(["values", "written", "dtype", "layout", "shape", "spread", "transposed"])
     if kind == "values":
@@ -525,7 +523,7 @@ def other_data(draw: random.Random, data: torch.Tensor) -> torch.Tensor:
 # ---- running them
 
 
-def flat(made: Any) -> List[torch.Tensor]:
+def flat(made):
     """The tensors of results; of spikes what they hold, whatever padding does."""
     if isinstance(made, torch.Tensor):
         return [made]
@@ -536,7 +534,7 @@ def flat(made: Any) -> List[torch.Tensor]:
     return []
 
 
-def outcome(kind: Kind, seed: int, layer: nn.Module, earlier: List[torch.Tensor]) -> Any:
+def outcome(kind, seed, layer, earlier):
     """The results of a call and its gradients, or its error."""
     draw = random.Random(seed)
     mode = draw.choice(["grad", "grad", "grad", "no grad", "inference"])
@@ -563,7 +561,7 @@ def outcome(kind: Kind, seed: int, layer: nn.Module, earlier: List[torch.Tensor]
         return Refusal(type(error), str(error))
 
 
-def gradients(results: List[torch.Tensor], inputs: List[torch.Tensor], seed: int) -> List[Any]:
+def gradients(results, inputs, seed):
     generator, terms = torch.Generator().manual_seed(seed), []
     for result in results:
         weights = torch.randn(result.shape, generator=generator).to(result.dtype)
@@ -574,7 +572,7 @@ def gradients(results: List[torch.Tensor], inputs: List[torch.Tensor], seed: int
     return list(torch.autograd.grad(sum(term.double() for term in terms), inputs, allow_unused=True))
 
 
-def check(found: Any, expected: Any) -> None:
+def check(found, expected):
     if isinstance(found, Refusal) or isinstance(expected, Refusal):
         told = [f"{each.kind.__name__}: {each.text}" if isinstance(each, Refusal) else "" for each in (found, expected)]
         if not all(told) or found.kind is not expected.kind:
@@ -597,7 +595,7 @@ def check(found: Any, expected: Any) -> None:
                 raise Mismatch(f"{what} {place} differs from a fresh layer's by {apart}")
 
 
-def carried(value: Any) -> Any:
+def carried(value):
     """A state without its graph."""
     if isinstance(value, torch.Tensor):
         with torch.inference_mode(value.is_inference()):
@@ -607,7 +605,7 @@ def carried(value: Any) -> Any:
     return type(value)(carried(each) for each in value)
 
 
-def is_state(value: Any) -> bool:
+def is_state(value):
     if isinstance(value, dict):
         return bool(value) and all(isinstance(each, float) for each in value.values())  # measured activity
     if isinstance(value, (list, tuple)):
@@ -615,7 +613,7 @@ def is_state(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def give_states(used: nn.Module, fresh: nn.Module) -> None:
+def give_states(used, fresh):
     """Cut the graphs of what the layer keeps from call to call, and give the fresh one the same."""
     for one, other in zip(used.modules(), fresh.modules()):
         for name in {*vars(one), *vars(other)}:
@@ -630,12 +628,12 @@ def give_states(used: nn.Module, fresh: nn.Module) -> None:
                 other._buffers[name] = value.requires_grad_() if buffer.requires_grad else value
 
 
-def build(kind: Kind, seed: int) -> nn.Module:
+def build(kind, seed):
     torch.manual_seed(seed)
     return kind.make(random.Random(seed))
 
 
-def drawn(kind: Kind, seed: int, count: int = OPERATIONS) -> List[Operation]:
+def drawn(kind, seed, count=OPERATIONS):
     draw = random.Random(seed + 1)
     return [
         Operation(not kind.changes or number in (0, count - 1) or draw.random() < 0.65, draw.randrange(2**31))
@@ -643,7 +641,7 @@ def drawn(kind: Kind, seed: int, count: int = OPERATIONS) -> List[Operation]:
     ]
 
 
-def altered(kind: Kind, seed: int, operations: List[Operation]) -> nn.Module:
+def altered(kind, seed, operations):
     """A new layer with all changes and without the calls."""
     layer = build(kind, seed)
     for operation in operations:
@@ -653,7 +651,7 @@ def altered(kind: Kind, seed: int, operations: List[Operation]) -> nn.Module:
     return layer
 
 
-def run(name: str, seed: int, operations: List[Operation]) -> None:
+def run(name, seed, operations):
     """Raise :class:`Mismatch` where a call gives something else than a fresh layer's."""
     kind, earlier = KINDS[name], []
     with warnings.catch_warnings():
@@ -673,7 +671,7 @@ def run(name: str, seed: int, operations: List[Operation]) -> None:
                 earlier = [*earlier, *found[0]][-8:]
 
 
-def failure(name: str, seed: int, operations: List[Operation]) -> str:
+def failure(name, seed, operations):
     """What is wrong of a sequence; empty: nothing."""
     try:
         run(name, seed, operations)
@@ -682,7 +680,7 @@ def failure(name: str, seed: int, operations: List[Operation]) -> str:
     return ""
 
 
-def shortened(name: str, seed: int, operations: List[Operation]) -> List[Operation]:
+def shortened(name, seed, operations):
     """What is left of a sequence that goes wrong, where no operation can be left out."""
     place = 0
     while place < len(operations):
@@ -694,7 +692,7 @@ def shortened(name: str, seed: int, operations: List[Operation]) -> List[Operati
     return operations
 
 
-def described(name: str, seed: int, operations: List[Operation]) -> List[str]:
+def described(name, seed, operations):
     """The operations of a sequence, a line each."""
     lines = [repr(build(KINDS[name], seed)).replace("\n", " ")]
     for operation in operations:
@@ -707,7 +705,7 @@ def described(name: str, seed: int, operations: List[Operation]) -> List[str]:
     return lines
 
 
-def search(names: List[str], seed: int, seconds: float) -> int:
+def search(names, seed, seconds):
     """Run sequences for so long; the number of those that go wrong."""
     ends, wrong, sequences = time.monotonic() + seconds, 0, 0
     while time.monotonic() < ends:
@@ -725,7 +723,7 @@ def search(names: List[str], seed: int, seconds: float) -> int:
     return wrong
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)

@@ -24,6 +24,7 @@ import snnipu as snn
 from snnipu import equations
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from online import drawn
 from online import steps as explicit_steps
 from support import delays
 from support.zeros import events_taken
@@ -454,6 +455,21 @@ def twins(draw, delays=(0, 1)):
     return net, twin, sizes[0] if on_maps else (sizes[0],)
 
 
+def agree(results, x, trained=True):
+    """Outputs and gradients of events, and of their layers; a gradient of ``x`` is where there is an event."""
+    (found, found_x, found_grads), (expected, expected_x, grads) = results
+    same("result", found, expected, 1e-9)
+    if expected_x is not None:
+        where = x != 0
+        same("gradient of x", found_x[where], expected_x[where], 1e-9 * scale_of({"x": expected_x}))
+    largest = scale_of(grads)
+    for key, grad in grads.items():
+        grad = torch.zeros_like(found_grads[key]) if grad is None and found_grads[key] is not None else grad
+        same(f"gradient of {key}", found_grads[key], grad, 1e-9 * largest)
+    COMPARED["calls"] += 1
+    COMPARED["gradients"] += trained
+
+
 def events(seed):
     """A ``SparseNetwork`` by its kernels and by its dense twin."""
     draw = random.Random(seed)
@@ -479,16 +495,7 @@ def events(seed):
                 weight = torch.randn(dense.shape, generator=torch.Generator().manual_seed(seed), dtype=dense.dtype)
                 (dense * weight).sum().backward()
             results.append((dense.detach(), leaf.grad, {name: p.grad for name, p in one.named_parameters()}))
-        (found, found_x, found_grads), (expected, expected_x, grads) = results
-        same("spikes", found, expected, 1e-9)
-        largest = scale_of(grads)
-        if expected_x is not None and found_x is not None:
-            where = x != 0  # where there is an event
-            same("gradient of x", found_x[where], expected_x[where], 1e-9 * largest)
-        for key, grad in grads.items():
-            same(f"gradient of {key}", found_grads[key], grad, 1e-9 * largest)
-        COMPARED["calls"] += 1
-        COMPARED["gradients"] += train and dense.requires_grad
+        agree(results, x, dense.requires_grad)
         with torch.no_grad():
             for p, q in zip(net.parameters(), twin.parameters()):
                 added = 0.1 * torch.randn_like(p)
@@ -610,16 +617,7 @@ def event_layers(seed):
             weight = torch.randn_like(made) if weight is None else weight
             (made * weight).sum().backward()
             results.append((made.detach(), leaf.grad, {name: p.grad for name, p in layer.named_parameters()}))
-        (found, found_x, found_grads), (expected, expected_x, grads) = results
-        same("result", found, expected, 1e-9)
-        largest = scale_of(grads)
-        where = x != 0  # spikes have a gradient where there are any
-        same("gradient of x", found_x[where], expected_x[where], 1e-9 * scale_of({"x": expected_x}))
-        for key, grad in grads.items():
-            grad = torch.zeros_like(found_grads[key]) if grad is None and found_grads[key] is not None else grad
-            same(f"gradient of {key}", found_grads[key], grad, 1e-9 * largest)
-        COMPARED["calls"] += 1
-        COMPARED["gradients"] += 1
+        agree(results, x)
         with torch.no_grad():
             for p in layer.parameters():
                 p.add_(0.1 * torch.randn_like(p))
@@ -630,68 +628,30 @@ def event_layers(seed):
 
 def learnt(online, x, weights, cuts):
     """What a stream gives that is cut after so many steps, and the gradients of the weighted sum of all."""
-    online.zero_grad()
-    online.reset()
-    leaf = x.clone().requires_grad_(x.requires_grad)
-    made, begin = [], 0
-    for end in (*cuts, len(x)):
-        out = densely(online(leaf[begin:end]))
-        total = sum((part * weight[begin:end]).sum() for part, weight in zip(out, weights))
-        for readout in online.readouts:
-            total = total + (readout - 1).pow(2).sum()
-        if total.requires_grad:
-            total.backward()
-        made.append([part.detach() for part in out])
-        begin = end
-    grads = {name: p.grad for name, p in online.named_parameters()}
-    return [torch.cat(parts) for parts in zip(*made)], grads, leaf.grad
+    lengths = [end - begin for begin, end in zip((0, *cuts), (*cuts, len(x)))]
+    return drawn.learn(online, x, weights, lengths)[:2]
 
 
 def learners(draw, rule):
-    """Modules of a network that learns online, the shape of a step, and whether they are linear and neurons alone."""
-    made, plain = [], draw.random() < 0.6
-    if plain:
-        shape = (draw.randint(1, 12),)
-    else:
-        channels, side = draw.randint(1, 4), draw.randint(4, 8)
-        shape = (channels, side, side)
-        out = draw.randint(1, 5)
-        made.append(
-            nn.Conv2d(channels, out, draw.choice([1, 3]), padding=draw.choice([0, 1]), bias=draw.random() < 0.8)
-        )
-        if draw.random() < 0.4:
-            made.append(nn.BatchNorm2d(out).eval())
-    width = shape[0]
-
-    def neuron_of(step, last):
-        while True:
-            kind, options = neuron(draw, step)
+    """Linear layers and neurons of a network that learns online, and the shape of a step."""
+    made, width = [], draw.randint(1, 12)
+    shape = (width,)
+    for last in [False] * draw.randint(0, 2) + [True]:
+        out = draw.randint(1, 12)
+        made.append(nn.Linear(width, out))
+        width = out
+        if last and rule == "eprop":
+            made.append(snn.Leaky(beta=draw.uniform(0.3, 1), threshold=0.7, reset_mechanism="none"))
+        while isinstance(made[-1], nn.Linear):
+            kind, options = neuron(draw, (out,))
             options["init_hidden"] = False
-            if kind != "DeltaLeaky" and plain:
+            if kind != "DeltaLeaky":
                 options["spike_grad"] = None  # the explicit steps'
             if kind == "Lapicque":
                 options["learn_beta"] = False  # as snnTorch's, it can be differentiated once
-            if last and rule == "eprop":
-                return snn.Leaky(beta=draw.uniform(0.3, 1), threshold=0.7, reset_mechanism="none")
-            try:
-                return getattr(snn, kind)(**options)
-            except (TypeError, ValueError):  # as snnTorch's
-                continue
-
-    if not plain:
-        side = nn.Sequential(*made)(torch.zeros(1, *shape)).shape
-        made.append(neuron_of(tuple(side[1:]), False))
-        if draw.random() < 0.5 and min(side[2:]) > 1 and rule != "eprop":
-            made.append(draw.choice([nn.AvgPool2d, nn.MaxPool2d])(2))
-        made.append(nn.Flatten())
-        with torch.no_grad():
-            width = nn.Sequential(*[m for m in made if not is_neuron(m)])(torch.zeros(1, *shape)).shape[1]
-    for last in [False] * draw.randint(0, 2) + [True]:
-        out = draw.randint(1, 12)
-        made.append(nn.Linear(width, out, bias=plain or draw.random() < 0.8))
-        made.append(neuron_of((out,), last))
-        width = out
-    return made, shape, plain
+            with contextlib.suppress(TypeError, ValueError):  # as snnTorch's
+                made.append(getattr(snn, kind)(**options))
+    return made, shape
 
 
 def online(seed):
@@ -708,9 +668,12 @@ def online(seed):
         behind = [nn.Flatten()] if len(shape) == 3 and not isinstance(first, snn.SparseConvLeaky) else []
         behind = [snn.Leaky(beta=0.8), *behind] if not hasattr(first, "beta") else behind
         net = snn.MultiStep(first, *behind, nn.Linear(flat_size, 3), snn.Leaky(beta=0.9)).double()
+    elif draw.random() < 0.6:
+        modules, shape = learners(draw, rule)
+        net, plain = snn.MultiStep(*modules).double(), True
     else:
-        modules, shape, plain = learners(draw, rule)
-        net = snn.MultiStep(*modules).double()
+        net, shape = drawn.network(draw, rule)
+        net.eval()
     options = {}
     if rule == "decolle":
         options["readouts"] = draw.randint(1, 4)
@@ -732,7 +695,7 @@ def online(seed):
     weights = [torch.randn_like(part) for part in whole]
     try:
         with events_taken():
-            made, found, _ = learnt(learner, x, weights, cuts)
+            made, found = learnt(learner, x, weights, cuts)
     except (TypeError, ValueError) as error:
         if plain:
             raise
@@ -758,7 +721,7 @@ def online(seed):
             expected = learnt(learner, x, weights, [])[1]
     largest = scale_of(expected)
     for name, grad in expected.items():
-        same(f"{rule}, gradient of {name}", found[name], grad, 1e-9 * largest)
+        same(f"{rule}, gradient of {name}", found.get(name), grad, 1e-9 * largest)
     COMPARED["calls"] += 1
     COMPARED["gradients"] += 1
 

@@ -4,15 +4,13 @@ import functools
 import importlib
 import importlib.util
 import sys
-import types
-from typing import Callable, Dict, Set
 
 import pytest
 
 from snnipu.backends import triton as backend
 
 # Modules as the interpreter needs them, from the first test that uses it to the next.
-_interpreted: Dict[str, types.ModuleType] = {}
+_interpreted = {}
 
 
 def _is_kernel_module(name):
@@ -45,7 +43,7 @@ def _without_repetition(monkeypatch):
     if not hasattr(interpreter.InterpretedFunction, "rewrite"):  # an older Triton's tests take their time
         return
     launch, call = interpreter.GridExecutor.__call__, interpreter.InterpretedFunction.__call__
-    exchanged: Set[int] = set()  # modules whose Triton is the interpreter's, in this launch
+    exchanged = set()  # modules whose Triton is the interpreter's, in this launch
 
     def launch_anew(executor, *args, **kwargs):
         exchanged.clear()
@@ -71,7 +69,7 @@ def _without_repetition(monkeypatch):
 
 
 @pytest.fixture
-def interpreted(monkeypatch) -> Callable[[str], types.ModuleType]:
+def interpreted(monkeypatch):
     """``interpreted("neurons")`` is ``snnipu.backends.triton.neurons`` with its kernels run by the interpreter.
 
     Triton decides when a kernel is defined, and its own library is made of kernels: during the test both are imported
@@ -91,7 +89,7 @@ def interpreted(monkeypatch) -> Callable[[str], types.ModuleType]:
         _interpreted.update(_exchange(compiled))
 
 
-def small_blocks(interpreted, monkeypatch) -> types.ModuleType:
+def small_blocks(interpreted, monkeypatch):
     """The event-driven operators; several blocks of a row and a last one that is not full, gradients by kernels."""
     for name, constant, value in (
         ("sparse_linear", "by_product", lambda *_: False),

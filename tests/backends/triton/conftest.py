@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Tuple
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ class Launch(NamedTuple):
     resources: Dict[str, int]  # registers, and bytes a thread has in memory: REG, STACK, SHARED, LOCAL
 
 
-def _resources(cubin: bytes) -> Dict[str, int]:
+def _resources(cubin):
     """What ``cuobjdump``, which Triton brings, tells of a compiled kernel."""
     nvidia = importlib.import_module("triton.backends.nvidia")
     program = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
@@ -83,7 +83,7 @@ def _compile(kernel, arguments, options, capability):
 
 
 @pytest.fixture
-def compiled(monkeypatch, tmp_path) -> Callable[..., List[Launch]]:
+def compiled(monkeypatch, tmp_path):
     """``compiled(function, *arguments, capability=90)``: the launches of ``function``, compiled for such a GPU.
 
     None of them runs: outputs of kernels are not set. No GPU is needed, as Triton brings NVIDIA's assembler.
@@ -98,7 +98,7 @@ def compiled(monkeypatch, tmp_path) -> Callable[..., List[Launch]]:
     jit = importlib.import_module("triton.runtime.jit")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(backend, "check_launch", lambda *tensors: torch.device("cpu"))
-    done: Dict[Tuple[Any, ...], Launch] = {}
+    done = {}
 
     def launches(function, *arguments, capability=90):
         found = []

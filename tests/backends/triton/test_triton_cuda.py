@@ -1,24 +1,14 @@
 """The public LIF ops on a CUDA device: kernels against the reference there, graphs, compilation, no waiting."""
 
-import copy
-import itertools
-
 import pytest
-import snntorch
 import torch
-from oracle import reference_of, relative_error
-from support.leaky_operator import RESETS, backward_arguments, flat, forward_arguments
+from oracle import FUSED, relative_error
 
 import snnipu
-from snnipu import backends, ops, surrogate
+from snnipu import backends, ops
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device")
 CUDA = torch.device("cuda")
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
@@ -31,64 +21,13 @@ def random(*shape, dtype=torch.float32):
     return torch.randn(shape, device=CUDA, dtype=dtype)
 
 
-def parameters_of(count, dtype):
-    compute = torch.float64 if dtype == torch.float64 else torch.float32
-    if count is None:
-        return tuple(torch.tensor(value, dtype=compute, device=CUDA) for value in (0.85, 0.6, 1.25))
-    ranges = ((1.4, -0.2), (1, 0.2), (1, 0.5))
-    return tuple(torch.rand(count, dtype=compute, device=CUDA) * scale + low for scale, low in ranges)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
-@pytest.mark.parametrize("reset", range(3), ids=RESETS)
-def test_kernels_equal_the_reference(reset, delay, dtype):
-    """Forward bit by bit; gradients from stored and from recomputed membranes."""
-    operators = torch.ops.snnipu
-    for (steps, batch, neurons), count, state in itertools.product(
-        [(1, 1, 1), (2, 3, 5), (7, 2, 63), (20, 4, 1000), (3, 64, 65536)], (False, True), (False, True)
-    ):
-        x = random(steps, batch, neurons, dtype=dtype)
-        parameters = parameters_of(neurons if count else None, dtype)
-        mem0 = random(batch, neurons, dtype=parameters[0].dtype) if state else None
-        forward = forward_arguments(x, mem0, parameters, None, reset, delay)
-        made = operators.neuron_sequence_fwd(*forward)
-        for own, other in zip(flat(made), flat(reference_of("neuron_sequence_fwd")(*forward))):
-            assert torch.equal(own, other)
-        _, (mem,), (last,) = made
-        upstream, grad_last = (torch.randn_like(x), torch.randn_like(x)), torch.randn_like(last)
-        tolerance = {torch.float64: 1e-12, torch.float16: 1e-3, torch.bfloat16: 2**-6}.get(dtype, 1e-5)
-        for states in (mem, None):
-            arguments = backward_arguments(
-                forward, upstream, surrogate.atan().kernel, grad_last=grad_last, states=states
-            )
-            expected = reference_of("neuron_sequence_bwd")(*arguments)
-            for index, (own, other) in enumerate(zip(flat(operators.neuron_sequence_bwd(*arguments)), flat(expected))):
-                # What a sum in float32 is off by grows with the root of the number of its terms.
-                count = x.numel() / max(1, other.numel())
-                terms = None if index < 2 else expected[0].double() * count**0.5
-                assert relative_error(own, other, terms) <= (tolerance if index == 0 else min(tolerance, 1e-5))
-
-
-SURROGATES = [
-    surrogate.straight_through_estimator(),
-    surrogate.triangular(0.7),
-    surrogate.fast_sigmoid(10),
-    surrogate.atan(3.0),
-    surrogate.sigmoid(2.0),
-    surrogate.spike_rate_escape(1.5, 2.0),
-    surrogate.SFS(5, 0.1),
-    surrogate.SSO(0.1, 0.0),
-]
-
-
-@pytest.mark.parametrize("spike_grad", SURROGATES, ids=lambda s: s.name)
-def test_gradients_are_those_of_the_cpu(spike_grad):
+@pytest.mark.parametrize("name", FUSED)
+def test_gradients_are_those_of_the_cpu(name):
     x, upstream = torch.randn(6, 3, 70), torch.randn(6, 3, 70)
     results = []
     for device in ("cpu", "cuda"):
         leaf = x.to(device, copy=True).requires_grad_()
-        spk, mem = ops.lif_sequence(leaf, beta=0.9, spike_grad=spike_grad)
+        spk, mem = ops.lif_sequence(leaf, beta=0.9, spike_grad=FUSED[name][0])
         ((spk + mem) * upstream.to(device)).sum().backward()
         results.append((spk.detach().cpu(), leaf.grad.cpu()))
     assert torch.equal(results[0][0], results[1][0])
@@ -174,20 +113,6 @@ def test_autocast(dtype):
     assert spk.dtype == mem.dtype == dtype
     (spk.float().sum() + mem.float().sum()).backward()
     assert layer.beta.grad.dtype == net.weight.grad.dtype == torch.float32
-
-
-@pytest.mark.parametrize("reset", RESETS)
-def test_module_equals_snntorch(reset):
-    x = random(10, 8, 200)
-    ours, theirs = (library.Leaky(beta=0.9, reset_mechanism=reset).to(CUDA) for library in (snnipu, snntorch))
-    spk, mem = ours.sequence(x)
-    state = theirs.init_leaky()
-    for t in range(10):
-        expected, state = theirs(x[t], state)
-        assert torch.equal(spk[t], expected)
-        assert torch.equal(mem[t], state)
-    again = copy.deepcopy(ours).sequence(x)[0]
-    assert torch.equal(again, spk)
 
 
 def test_every_run_gives_the_same_bits():

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from oracle import FUSED
 from support.leaky_operator import RESETS
 
 from snnipu import surrogate
@@ -13,14 +14,6 @@ from snnipu._generator.print_triton_kernels import AHEAD
 from snnipu.backends import triton as backend
 from snnipu.ops import _neurons
 
-SURROGATES = [
-    surrogate.LSO(0.3),
-    surrogate.triangular(0.7),
-    surrogate.fast_sigmoid(10),
-    surrogate.atan(3.0),
-    surrogate.sigmoid(2.0),
-    surrogate.spike_rate_escape(1.5, 2.0),
-]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 ATAN = surrogate.atan().kernel
 
@@ -176,10 +169,10 @@ def test_resets(kernels, compiled, reset, delay):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("spike_grad", SURROGATES, ids=lambda s: s.name)
-def test_surrogates_of_leaky(kernels, compiled, spike_grad, dtype):
+@pytest.mark.parametrize("name", FUSED)
+def test_surrogates_of_leaky(kernels, compiled, name, dtype):
     forward = arguments_of("leaky", dtype=dtype)
-    arguments = backward_arguments(forward, spike_grad.kernel, learn=True, given=True)
+    arguments = backward_arguments(forward, FUSED[name][0].kernel, learn=True, given=True)
     (back,) = compiled(kernels.neuron_sequence_bwd, *arguments)
     assert_in_registers(back)
 
@@ -187,15 +180,6 @@ def test_surrogates_of_leaky(kernels, compiled, spike_grad, dtype):
 def test_constant_input(kernels, compiled):
     launches = compile_both(kernels, compiled, arguments_of("leaky", constant=7))
     assert [launch.kernel[-10:] for launch in launches] == ["fwd_kernel", "fwd_kernel", "bwd_kernel"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spike_grad", SURROGATES[1:5], ids=lambda s: s.name)
-def test_surrogates(kernels, compiled, spike_grad):
-    forward = arguments_of("synaptic")
-    launches = compiled(kernels.neuron_sequence_bwd, *backward_arguments(forward, spike_grad.kernel))
-    for launch in launches:
-        assert_in_registers(launch)
 
 
 def everything(x, mem, slow, *, tau, gain, spike):

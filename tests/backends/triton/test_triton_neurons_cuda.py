@@ -6,8 +6,9 @@ import pytest
 import snntorch
 import torch
 from neurons.test_own import Adaptive, Recurrent
-from neurons.test_zoo import CASES, STATES, loop
+from neurons.test_zoo import CASES, STATES
 from oracle import relative_error
+from support.loops import by_steps
 
 import snnipu as snn
 from snnipu import backends
@@ -74,7 +75,9 @@ def test_single_steps_are_snntorchs(name, keywords, chosen, monkeypatch):
     x = torch.randn(4, 2, 13, device=CUDA) * 4
     for fewest in (0, 1 << 21):
         monkeypatch.setattr(fused, "FEWEST_OF_A_STEP", fewest)
-        own, expected = (loop(layer, x, [torch.zeros(2, 13, device=CUDA) for _ in STATES[name]]) for layer in layers)
+        own, expected = (
+            by_steps(layer, x, [torch.zeros(2, 13, device=CUDA) for _ in STATES[name]]) for layer in layers
+        )
         assert all(map(torch.equal, own, expected))
 
 
@@ -94,7 +97,11 @@ def test_all_to_all(name, through, monkeypatch):
     x = torch.randn(9, *step, device=CUDA) * 2
     monkeypatch.setattr(fused, "FEWEST_OF_A_STEP", 0)
     results = []
-    for layer, run in ((theirs, loop), (ours, loop), (ours, lambda layer, x, states: layer.sequence(x, *states))):
+    for layer, run in (
+        (theirs, by_steps),
+        (ours, by_steps),
+        (ours, lambda layer, x, states: layer.sequence(x, *states)),
+    ):
         own = x.clone().requires_grad_()
         made = run(layer, own, [torch.zeros(step, device=CUDA) for _ in STATES[name]])
         seeds = [torch.randn(part.shape, generator=torch.Generator().manual_seed(1)).to(CUDA) for part in made]

@@ -15,11 +15,6 @@ from snnipu.ops._maps import conv_geometry
 from snnipu.ops._slots import AS_NEEDED
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def kernels(interpreted, monkeypatch):
     poison_new_tensors(monkeypatch)
