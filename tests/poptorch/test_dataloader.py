@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from support.poptorch_models import model_of
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, TensorDataset
 
 from snnipu import poptorch
@@ -66,13 +67,12 @@ def test_the_last_batch_is_kept_on_request(mode, caplog):
 
 
 def test_a_batch_feeds_a_model():
-    class Double(torch.nn.Module):
-        def forward(self, n, x):
-            assert n.shape == (4,)
-            return x * 2
+    def forward(self, n, x):
+        assert n.shape == (4,)
+        return x * 2
 
     opts = options(3, 2)
-    model = poptorch.inferenceModel(Double(), opts)
+    model = poptorch.inferenceModel(model_of(forward), opts)
     for n, x in poptorch.DataLoader(opts, dataset(48), batch_size=4):
         assert torch.equal(model(n, x), x * 2)
 

@@ -4,41 +4,21 @@ import logging
 
 import pytest
 import torch
+from support.poptorch_models import model_of
 
 from snnipu import poptorch
 
 X = torch.arange(6.0).reshape(2, 3)
 
 
-class Run(torch.nn.Module):
-    """Runs a function as forward."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
-
-
 def infer(function, *args, opts=None):
-    return poptorch.inferenceModel(Run(function), opts)(*args)
-
-
-class Trained(torch.nn.Module):
-    """A model whose forward marks as loss what a function makes of its parameter."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.ones(2, 3))
-        self.function = function
-
-    def forward(self, x):
-        return poptorch.identity_loss(self.function(self.w * x), "sum")
+    return poptorch.inferenceModel(model_of(lambda self, *args: function(*args)), opts)(*args)
 
 
 def gradient(function):
-    model = Trained(function)
+    """The gradient of a parameter of which the function makes a loss."""
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    model = model_of(lambda self, x: poptorch.identity_loss(function(self.w * x), "sum"), w=weight)
     poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))(X)
     return 1 - model.w.detach()
 

@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from support.poptorch_models import model_of
 
 from snnipu import poptorch
 
@@ -80,20 +81,12 @@ def test_trajectories_are_those_of_torch(name, arguments):
 def test_gradients_of_sparse_embeddings_are_dense(name):
     def trained(sparse):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Embedding(10, 3, sparse=sparse), torch.nn.Linear(3, 1))
-
-        class Loss(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.model = model
-
-            def forward(self, ids):
-                return poptorch.identity_loss(self.model(ids).square().mean(), "mean")
-
+        net = torch.nn.Sequential(torch.nn.Embedding(10, 3, sparse=sparse), torch.nn.Linear(3, 1))
+        model = model_of(lambda self, ids: poptorch.identity_loss(self.net(ids).square().mean(), "mean"), net=net)
         options = poptorch.Options()
         options.Training.gradientAccumulation(2)
         optimizer = getattr(poptorch.optim, name)(model.parameters(), lr=0.1)
-        wrapped = poptorch.trainingModel(Loss(), options, optimizer)
+        wrapped = poptorch.trainingModel(model, options, optimizer)
         for _ in range(2):
             wrapped(torch.arange(8) % 5)
         return model.state_dict()
