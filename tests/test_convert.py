@@ -131,17 +131,6 @@ def test_there_and_back(name, after_a_step):
     assert_equal(steps(again, name), steps(back, name))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_from_snntorch_gives_what_snnipu_builds(name):
-    stock, neuron = make(snntorch, name), make(snn, name)
-    neuron.load_state_dict(stock.state_dict())
-    made = snn.from_snntorch(stock)
-    assert type(made) is type(neuron)
-    assert_same_state(made, stock)
-    assert vars(made).keys() == vars(neuron).keys()
-    assert_equal(steps(made, name), steps(neuron, name))
-
-
 class Net(nn.Module):
     """Shared, nested and unregistered neurons; hooks; a neuron's method held by another module."""
 

@@ -8,9 +8,8 @@ from support.versions import needs_backend, needs_compile
 
 import snnipu
 from benchmarks import peers, programs, sparse_problem
-from benchmarks.case import Case, Settings, Unavailable, cross, headline, product
+from benchmarks.case import Settings, Unavailable, cross, headline, product
 from benchmarks.cases import CASES, conv, delays, lif, memory, neurons, online, sparse, zeros
-from benchmarks.memory import available_memory
 from benchmarks.runner import run_table
 from snnipu.training import METHODS, EventConfig
 
@@ -228,13 +227,6 @@ def test_programs_have_spikes(name):
     assert len(moved) >= len(list(net.parameters())) - 1
 
 
-@pytest.mark.parametrize("neurons_", [20, 512])
-def test_layer_spikes(neurons_):
-    """Neither silent nor always on, whatever its size."""
-    spk, _ = build("layer", "snnipu", Settings(steps=20, batch_size=2, neurons=neurons_)).step()
-    assert 0.005 < spk.mean() < 0.3
-
-
 def test_every_fused_neuron_is_there():
     fused = {name for name, kind in vars(snnipu).items() if getattr(kind, "__module__", "") == "snnipu.neurons.zoo"}
     assert {kind.name for kind in neurons.KINDS.values()} == fused | {"Leaky"}
@@ -339,18 +331,6 @@ def test_measured_activity_is_the_one_asked_for():
         assert measured["activity"] == pytest.approx([0.1] * 4, abs=0.02)
 
 
-def test_slots_on_a_gpu_are_what_the_busiest_row_needs(monkeypatch):
-    problem = sparse.Problem(settings_of("sparse"))
-    slots = problem.measured()["slots"][1:]
-    assert [layer.max_spikes for layer in problem.network().layers] == [None] * 3
-    problem.device = torch.device("cuda")
-    problem._network = sparse.Problem(settings_of("sparse"))._network
-    assert [layer.max_spikes for layer in problem.network(path="auto").layers] == slots
-    assert problem.network(path="auto").layers[0].path == "auto"
-    on_gpu = replace(settings_of("sparse"), device=torch.device("cuda"))
-    assert "sparse-network-auto" in [row.name for row in CASES["sparse"].contenders(on_gpu)]
-
-
 @pytest.mark.parametrize("tf32", [False, True])
 def test_sums_on_the_grid_are_exact_in_any_order(tf32):
     generator = torch.Generator().manual_seed(0)
@@ -368,19 +348,6 @@ def test_sums_on_the_grid_are_exact_in_any_order(tf32):
     assert torch.equal(sparse_problem.on_grid(torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
-def test_references_are_computed_without_tf32():
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_tf32
-    try:
-        for allowed in (False, True):
-            matmul.allow_tf32 = allowed
-            with sparse_problem.full_precision():
-                assert not matmul.allow_tf32
-            assert matmul.allow_tf32 == allowed
-    finally:
-        matmul.allow_tf32 = before
-
-
 def test_points_of_sweeps():
     values = {"activity": (0.01, 0.02), "hidden_layers": (2, 3), "steps": 5}
     assert headline(values) == {"activity": 0.02, "hidden_layers": 2, "steps": 5}
@@ -393,20 +360,6 @@ def test_points_of_sweeps():
         ("tutorial-5", 128),
         *(("tutorial-6", batch) for batch in (1, 16, 64, 128)),
     ]
-
-
-def test_batched_loss_is_the_tutorials_loss():
-    mem_rec = torch.randn(6, 4, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    targets = torch.tensor([1, 0, 9, 4])
-    torch.testing.assert_close(
-        programs.batched_loss(mem_rec, targets), programs.tutorial_loss(mem_rec, targets).reshape(())
-    )
-
-
-def test_available_memory():
-    found = available_memory()
-    assert found is None or found > 0
-    assert isinstance(CASES["lif"], Case)
 
 
 @pytest.mark.slow

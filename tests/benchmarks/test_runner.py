@@ -71,13 +71,6 @@ def test_records_are_tidy(make_case, make_contender):
     assert json.loads(json.dumps(records)) == records
 
 
-def test_only_asked_peers_run(make_case, make_contender):
-    steps = []
-    case = make_case(make_contender("own"), make_contender("p", "norse"), make_contender("q", "snntorch", steps=steps))
-    assert set(rows(run(case, ["norse"]))) == {"own", "p"}
-    assert steps == []
-
-
 def test_passed(make_case, make_contender):
     """A peer that cannot run is no failure; a row of snnipu's own is."""
     own = make_contender("own")

@@ -40,16 +40,6 @@ def measure(steps, repeats, min_seconds=0.0, **options):
     return samples
 
 
-def test_seconds_are_those_of_a_call():
-    clock = Clock()
-    steps, _ = fake_steps(clock, slow=1.0, fast=0.25)
-    samples = measure(steps, 5, clock=clock)
-    assert [sample.seconds for sample in samples["slow"]] == pytest.approx([1.0] * 5)
-    assert [sample.seconds for sample in samples["fast"]] == pytest.approx([0.25] * 5)
-    assert [sample.round for sample in samples["slow"]] == list(range(5))
-    assert samples["slow"][0].calls == 1
-
-
 def test_short_steps_are_repeated_until_a_sample_is_long_enough():
     clock = Clock()
     steps, _ = fake_steps(clock, short=1e-3)
@@ -81,14 +71,6 @@ def test_slow_contenders_take_part_in_fewer_rounds():
     # They are spread over the run.
     rounds = "".join(name[0] for name in calls if name != "slow").partition("s")[2]
     assert max(map(len, rounds.split("s"))) <= 2 * 5
-
-
-@pytest.mark.parametrize("repeats", [1, 4, 6, 11])
-def test_slow_contenders_have_samples_however_few_rounds_there_are(repeats):
-    clock = Clock()
-    steps, _ = fake_steps(clock, slow=0.15, slower=9.0)
-    samples = measure(steps, repeats, clock=clock, slow_seconds=0.1)
-    assert all(min(repeats, SLOW_ROUNDS) <= len(found) <= repeats for found in samples.values())
 
 
 def test_least_rounds_and_what_is_called_before_each_contender():

@@ -131,14 +131,6 @@ def test_damaged_file(folder, events, message):
         train[2]
 
 
-@pytest.mark.parametrize("keep", [0, 50, 150])
-def test_cut_off_file(folder, keep):
-    path = folder / "ibmGestureTrain" / "user02_led" / "10.npy"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"root: damaged file .*10.npy"):
-        datasets.dvs_gesture(folder).train[2]
-
-
 @pytest.mark.parametrize(
     ("events", "message"),
     [

@@ -5,7 +5,6 @@ import torch
 
 from snnipu import SparseSpikes
 from snnipu.datasets import random_spikes
-from snnipu.datasets.random_spikes import _others
 
 
 def seeded(seed=0):
@@ -91,13 +90,6 @@ def test_memory_goes_with_the_spikes(exact):
     spikes = random_spikes(8, 2, 2**30, 1e-6, seeded(), exact=exact)
     assert spikes.num_spikes == pytest.approx(8 * 2 * 2**30 * 1e-6, rel=0.05)
     assert spikes.ids.max() > 2**29
-
-
-def test_others():
-    cells = torch.tensor([0, 1, 4, 8, 9])
-    assert _others(cells, 10).tolist() == [2, 3, 5, 6, 7]
-    assert _others(cells[:0], 3).tolist() == [0, 1, 2]
-    assert _others(torch.arange(3), 3).tolist() == []
 
 
 WRONG = [

@@ -174,19 +174,3 @@ def test_pickles_and_copies():
 def test_bad_levels(levels, error):
     with pytest.raises(error, match="levels must be"):
         quant.StateQuant(levels)
-
-
-@pytest.mark.parametrize("centred", [True, False])
-def test_levels_that_crowd_have_cells(centred):
-    """Cells that shrink towards where the levels crowd: no search in the borders, and still snnTorch's numbers."""
-    ours = quant.state_quant(8, uniform=False, thr_centered=centred)
-    search = quant._search(ours.levels, torch.float32, torch.device("cpu"))
-    assert search.cells is not None
-    near = [search.borders, *(torch.nextafter(search.borders, to.expand(255)) for to in torch.tensor([9.0, -9.0]))]
-    x = torch.cat([*near, ours.levels])
-    assert torch.equal(ours(x), snntorch.functional.quant.state_quant(8, uniform=False, thr_centered=centred)(x))
-
-
-def test_negative_zero_at_the_centre_of_the_cells():
-    bits = quant._ordered_bits(torch.tensor([-1e-40, -0.0, 0.0, 1e-40]), 0.0).tolist()
-    assert bits[0] < bits[1] == bits[2] < bits[3]
