@@ -453,23 +453,6 @@ def test_norses_graphs(dt):
         assert torch.allclose(snn.MultiStep(own)(x), expected, atol=1e-6)
 
 
-def test_norses_synapses():
-    """norse's LIFCell adds its input to the current as it is; its exporter leaves ``w_in`` at 1 all the same."""
-    norse = pytest.importorskip("norse.torch", reason="norse is not installed")
-    net = norse.SequentialState(nn.Linear(10, 6), norse.LIFCell())
-    graph = norse.to_nir(net, torch.randn(1, 10), dt=1.0)
-    node = next(node for node in graph.nodes.values() if isinstance(node, nir.CubaLIF))
-    node.w_in = np.asarray(node.tau_syn) / 0.001
-    own, state = import_from_nir(graph, dt=0.001), None
-    spikes = 0
-    with torch.no_grad():
-        for step in torch.randn(60, 2, 10) * 3:
-            out, state = net(step, state)
-            assert torch.equal(own(step), out)
-            spikes += out.sum()
-    assert spikes > 10
-
-
 @pytest.mark.parametrize(("found", "enough"), [("1.0.1", False), ("1.0.6", True), ("1.0.6.dev3", True), ("1.1", True)])
 def test_an_older_nir_is_refused(found, enough, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda _: found)

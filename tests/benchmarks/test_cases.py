@@ -7,11 +7,11 @@ import torch
 from support.versions import needs_backend, needs_compile
 
 import snnipu
-from benchmarks import peers, programs, sparse_problem
+from benchmarks import peers, programs
 from benchmarks.case import Settings, Unavailable, cross, headline, product
 from benchmarks.cases import CASES, conv, delays, lif, memory, neurons, online, sparse, zeros
 from benchmarks.runner import run_table
-from snnipu.training import METHODS, EventConfig
+from snnipu.training import METHODS
 
 SMALL = Settings(steps=8, batch_size=3, neurons=24, activity=0.1, longest_delay=5, hidden_neurons=24)
 KEPT = ("tensor", "processes", "beta")
@@ -232,24 +232,6 @@ def test_every_fused_neuron_is_there():
     assert {kind.name for kind in neurons.KINDS.values()} == fused | {"Leaky"}
 
 
-@pytest.mark.parametrize("largest", [7, 10**9])
-@pytest.mark.parametrize(("traffic", "elements"), [(24, 3 * 576), (20, 2.5 * 576)])
-def test_copies_move_the_least_bytes(monkeypatch, largest, traffic, elements):
-    monkeypatch.setattr(memory, "COPY_ELEMENTS", largest)
-    work = memory.Work(SMALL)
-    workload = work.copy(traffic)
-    copied = []
-    copy_ = torch.Tensor.copy_
-    monkeypatch.setattr(torch.Tensor, "copy_", lambda to, from_: copied.append(to.numel()) or copy_(to, from_))
-    workload.step()
-    assert sum(copied) == elements
-    assert workload.check().passed
-    monkeypatch.setattr(torch.Tensor, "copy_", lambda to, from_: to)
-    assert not workload.check().passed
-    # The row of `lif`: each element is read once and written once.
-    assert 2 * lif.copy_of_least_traffic(work.x).step().numel() == 6 * work.x.numel()
-
-
 def test_references_are_computed_in_parts(monkeypatch):
     """Of whatever size the parts are, a result must be right everywhere."""
     sequence = snnipu.Leaky.sequence
@@ -284,14 +266,6 @@ def test_what_there_is_no_memory_for(monkeypatch, capsys):
         CASES["online"].contenders(replace(SMALL, steps=5000))[0].build()
 
 
-def test_peers_that_take_too_long():
-    with pytest.raises(Unavailable, match="more than 20 s a step"):
-        memory.check_fits(Settings(steps=800, batch_size=128, neurons=1024), "norse")
-    row = next(c for c in CASES["online"].contenders(replace(SMALL, steps=1000)) if c.name == "braintrace-D-RTRL")
-    with pytest.raises(Unavailable, match="takes minutes for 1000 steps"):
-        row.build()
-
-
 def test_a_stream_has_its_length_whatever_is_drawn_of_it():
     problem = online.Problem(replace(SMALL, steps=470))
     chunks = list(problem.chunks(470, online.CHUNK))
@@ -307,17 +281,6 @@ def test_delays_keep_away_from_whole_steps():
     assert 0.009 < float((delay % 1).min()) < float((delay % 1).max()) < 0.991
 
 
-def test_convolutional_networks_are_those_of_the_trainer():
-    for name, (dataset, options) in {
-        "nmnist": ("nmnist", {}),
-        "dvs32": ("dvs", {"downsample": 4}),
-        "dvs64": ("dvs", {"downsample": 2}),
-    }.items():
-        hidden = EventConfig.for_dataset(dataset, network="conv", **options).hidden
-        layers = [layer if isinstance(layer, str) else f"FC{layer}" for layer in hidden]
-        assert conv.NETWORKS[name][1].startswith("-".join(layers) + "-FC")
-
-
 def test_measured_activity_is_the_one_asked_for():
     settings = replace(SMALL, steps=40, batch_size=8, hidden_neurons=100, activity=0.05)
     measured = sparse.Problem(settings).measured()
@@ -329,23 +292,6 @@ def test_measured_activity_is_the_one_asked_for():
         measured = zeros.measured(settings_of("zeros", network="conv", work=work))
         assert [path.endswith("events") for path in measured["path"]] == [first, True, True, False]
         assert measured["activity"] == pytest.approx([0.1] * 4, abs=0.02)
-
-
-@pytest.mark.parametrize("tf32", [False, True])
-def test_sums_on_the_grid_are_exact_in_any_order(tf32):
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(5, 1000, generator=generator)
-    rounded = sparse_problem.on_grid(weight, tf32)
-    assert (rounded - weight).abs().max() <= 2.0**-11 * weight.abs().max()
-    exact = rounded.double().sum(1)
-    for _ in range(3):
-        order = torch.randperm(1000, generator=generator)
-        assert torch.equal(rounded[:, order].cumsum(1)[:, -1].double(), exact)
-    # What it is for: these sums are not the same without it.
-    assert not torch.equal(weight.cumsum(1)[:, -1].double(), weight.double().sum(1))
-    mantissa, _ = torch.frexp(rounded)
-    assert torch.equal((mantissa * 2**11).round(), mantissa * 2**11) == tf32
-    assert torch.equal(sparse_problem.on_grid(torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
 def test_points_of_sweeps():

@@ -66,38 +66,29 @@ def test_norse_rule_by_hand():
         ("norse", lambda: peers.norse_lif(0.9, torch.float32, torch.device("cpu"))),
     ],
 )
-class TestOptionalPackages:
-    def forget(self, monkeypatch, package):
-        for name in list(sys.modules):
-            if name == package or name.startswith(package + "."):
-                monkeypatch.delitem(sys.modules, name)
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (None, r'not installed: pip install "snnipu\[bench\]"'),
+        ("raise RuntimeError('built for another torch')", "import fails: RuntimeError: built for another torch"),
+        ("import snnipu_no_such_package", r"import fails: .*snnipu_no_such_package"),
+    ],
+)
+def test_a_peer_that_cannot_be_imported(monkeypatch, tmp_path, package, build, code, said):
+    class Hidden:
+        def find_spec(self, fullname, path=None, target=None):
+            if fullname == package and code is None:
+                raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
-    def test_not_installed(self, monkeypatch, package, build):
-        class Hide:
-            def find_spec(self, fullname, path=None, target=None):
-                if fullname == package:
-                    raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-
-        self.forget(monkeypatch, package)
-        monkeypatch.setattr(sys, "meta_path", [Hide(), *sys.meta_path])
-        with pytest.raises(Unavailable, match=r'not installed: pip install "snnipu\[bench\]"'):
-            build()
-
-    def test_installed_but_broken(self, monkeypatch, tmp_path, package, build):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").write_text("raise RuntimeError('built for another torch')")
-        self.forget(monkeypatch, package)
-        monkeypatch.syspath_prepend(str(tmp_path))
-        with pytest.raises(Unavailable, match="import fails: RuntimeError: built for another torch"):
-            build()
-
-    def test_lacks_a_dependency(self, monkeypatch, tmp_path, package, build):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").write_text("import snnipu_no_such_package")
-        self.forget(monkeypatch, package)
-        monkeypatch.syspath_prepend(str(tmp_path))
-        with pytest.raises(Unavailable, match=r"import fails: .*snnipu_no_such_package"):
-            build()
+    for name in list(sys.modules):
+        if name == package or name.startswith(package + "."):
+            monkeypatch.delitem(sys.modules, name)
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text(code or "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
+    with pytest.raises(Unavailable, match=said):
+        build()
 
 
 def test_every_peer_has_a_summary():

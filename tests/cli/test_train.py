@@ -236,22 +236,6 @@ def test_second_interrupt_acts_at_once(monkeypatch, capsys):
     assert "interrupted" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_engines_reach_the_same_accuracy():
-    accuracy = {}
-    for engine in ("snnipu", "snntorch"):
-        arguments = ["--hidden", "64", "--steps", "10", "--epochs", "5", "--batch-size", "64", "--lr", "2e-3"]
-        assert (
-            train.main([*arguments, "--engine", engine, "--no-checkpoint", "--json", "r.json", "--device", "cpu"]) == 0
-        )
-        with open("r.json") as file:
-            report = json.load(file)
-        accuracy[engine] = report["test_accuracy"]
-        assert (report["backend"] == "snntorch") == (engine == "snntorch")
-    assert min(accuracy.values()) > 0.9
-    assert abs(accuracy["snnipu"] - accuracy["snntorch"]) < 0.03
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

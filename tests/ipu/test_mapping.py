@@ -10,7 +10,6 @@ from torch import nn
 import snnipu as snn
 from snnipu import ipu
 from snnipu.ipu import published
-from snnipu.planning import cycles
 from snnipu.planning.mapping import CATEGORIES, layer_memory, selection_memory
 from snnipu.planning.performance import summary
 
@@ -183,17 +182,6 @@ def test_plan_is_printed_and_drawn(tmp_path):
 
 
 # ---- the performance model
-
-
-def test_formulas():
-    """Six workers and a supervisor; ids read again beyond a group of four vectors; less than PopLibs' gather."""
-    assert cycles.multi_vertex(100) == 11 + 6 * (29 + 100)
-    assert cycles.gather(10, 4) == 10 * (5 + 4 * 2)
-    assert cycles.over_groups(16, lambda group: cycles.gather(1, group)) == 2 * 5 + 8 * 2
-    assert cycles.over_groups(10, lambda group: cycles.gather(1, group)) == 2 * 5 + 5 * 2
-    assert all(cycles.gather(1, group) < 19 + 2 * group for group in (1, 4))
-    assert cycles.exchange(4097, 4) == 1025
-    assert cycles.share(13) == 3
 
 
 def test_shares_make_a_whole_and_steps_add_up():

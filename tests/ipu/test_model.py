@@ -198,22 +198,6 @@ def test_targets(monkeypatch):
 # ---- the library itself
 
 
-@needs_library
-@pytest.mark.parametrize("target", ["mk2:1", "mk2:4", "bow:16", "mk1:3:2"])
-def test_leaky_on_the_model(target):
-    """Outputs equal the host kernels'; sums over samples may be in another order."""
-    check_lif(IpuModel(IpuModelTarget.from_text(target)), rtol=1e-5)
-
-
-@needs_library
-def test_report_of_the_model():
-    model = IpuModel(IpuModelTarget("mk2", 8))
-    model.apply("NeuronSequence", lif_inputs(grad=False), ATTRIBUTES)
-    (found,) = model.reports()
-    assert found["operator"] == "NeuronSequence"
-    assert found["report"]
-
-
 def counted(sizes, activity, batch_size, steps, recurrent):
     """A network's plan, what the performance model predicts for it, and cycles of the compute sets of a step by the
     IPU model, which runs the network's operator and gradient on that plan."""
