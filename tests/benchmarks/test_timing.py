@@ -73,36 +73,6 @@ def test_slow_contenders_take_part_in_fewer_rounds():
     assert max(map(len, rounds.split("s"))) <= 2 * 5
 
 
-def test_least_rounds_and_what_is_called_before_each_contender():
-    """Untimed calls then come first, for slow ones too."""
-    clock = Clock()
-    steps, calls = fake_steps(clock, fast=0.05, slower=9.0)
-    limits = {"slow_seconds": 0.1, "slow_rounds": 1}
-    samples = measure(steps, 2, clock=clock, before=lambda: calls.append("before"), **limits)
-    assert [len(found) for found in samples.values()] == [2, 1]
-    turns = [turn.split() for turn in " ".join(calls).split("before")[1:]]
-    assert sorted(turns) == [["fast"] * (WARM_UP_CALLS + 1)] * 2 + [["slower"] * 2]
-
-
-def test_page_faults_and_time_of_the_kernel_are_those_of_timed_calls():
-    clock, used = Clock(), [0.0, 0.0, 0.0]
-    calls = []
-
-    def step():
-        calls.append(1)
-        clock.now += 1e-3
-        # Those of the first calls, which are not timed, do not count.
-        used[0] += 1000 if len(calls) <= WARM_UP_CALLS else 6
-        used[1] += 3e-3
-        used[2] += 1e-3
-
-    sample = measure({"a": step}, 3, clock=clock, usage=lambda: tuple(used))["a"][0]
-    assert sample.calls > 1
-    assert (sample.faults, sample.user, sample.system) == pytest.approx((6, 3e-3, 1e-3))
-    sample = measure({"a": lambda: None}, 1, usage=lambda: None)["a"][0]
-    assert sample.faults is sample.user is sample.system is None
-
-
 @pytest.mark.skipif(process_usage() is None, reason="the system does not tell")
 def test_first_touch_is_a_page_fault():
     def touch():
