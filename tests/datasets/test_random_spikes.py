@@ -97,8 +97,6 @@ WRONG = [
     ({"batch_size": 1.0}, TypeError, "batch_size must be an int"),
     ({"num_neurons": 0}, ValueError, "num_neurons must be"),
     ({"activity": 1.1}, ValueError, "activity must be from 0 to 1"),
-    ({"activity": float("nan")}, ValueError, "activity must be"),
-    ({"max_spikes": -1}, ValueError, "max_spikes must be"),
     ({"overflow": "highest"}, ValueError, "overflow must be"),
 ]
 
