@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from support.commands import refusal
 from support.operators import needs_host_runtime, needs_library
 
 import snnipu as snn
@@ -127,10 +128,9 @@ def test_python_files(model_file, tmp_path):
 )
 def test_wrong_arguments(arguments, message, model_file, capsys, monkeypatch):
     monkeypatch.chdir(model_file.parent)
-    with pytest.raises(SystemExit) as stopped:
-        run(*(argument.replace("FILE", str(model_file)) for argument in arguments))
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal(
+        capsys, lambda: run(*(argument.replace("FILE", str(model_file)) for argument in arguments))
+    )
 
 
 MAPS = """
@@ -265,10 +265,7 @@ def test_delays_are_counted_and_their_length_costs_nothing(tmp_path):
 @needs_host_runtime
 def test_wrong_arguments_for_layers_on_maps(name, arguments, message, maps_file, capsys, monkeypatch):
     monkeypatch.chdir(maps_file.parent)
-    with pytest.raises(SystemExit) as stopped:
-        run("--model", f"{maps_file}:{name}", *arguments)
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal(capsys, lambda: run("--model", f"{maps_file}:{name}", *arguments))
 
 
 @needs_host_runtime
@@ -277,10 +274,7 @@ def test_without_the_library_layers_on_maps_are_refused(maps_file, capsys, monke
         raise IpuModelError("there is no library of the IPU model")
 
     monkeypatch.setattr("snnipu.ipu.model.library", missing)
-    with pytest.raises(SystemExit) as stopped:
-        run("--model", maps_file)
-    assert stopped.value.code == 2
-    assert "there is no library of the IPU model" in capsys.readouterr().err
+    assert "there is no library of the IPU model" in refusal(capsys, lambda: run("--model", maps_file))
 
 
 def test_the_guide_shows_what_it_prints(repository, capsys):

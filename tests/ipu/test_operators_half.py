@@ -16,24 +16,6 @@ T, B, N, SLOTS = 4, 5, 70, 9
 SELECT = {"capacity": SLOTS, "rotate": 0, "has_grad_threshold": 1, "grad_threshold": 0.25}
 
 
-def test_spikes_that_differ_are_near_the_threshold():
-    """Membranes that float16 does not hold."""
-    model = machine(128, options=())
-    torch.manual_seed(0)
-    neurons = 500
-    mem, threshold = 1.5 + 0.2 * torch.randn(20, 50, neurons), 1.3 + 0.4 * torch.rand(neurons)
-    attributes = {**SELECT, **SURROGATE, "capacity": neurons, "has_grad_threshold": 0}
-    dense = []
-    for of in (mem, mem.half()):
-        ids, values, counts, _ = forward(model, "SelectSpikes", [of, threshold], attributes)
-        dense.append(torch.ops.snnipu.sparse_to_dense_fwd(ids.int(), values.float(), counts.int(), neurons))
-    more, fewer = dense[1] > dense[0], dense[1] < dense[0]
-    differ = more | fewer
-    # Numbers from 1 to 2 are 2^-10 apart: rounding moves them by half of it.
-    assert float((mem - threshold).abs()[differ].max()) <= 2.0**-11 + 1e-7
-    count = int(differ.sum())
-    assert 0 < count < 1e-3 * differ.numel()
-    assert abs(int(more.sum()) - int(fewer.sum())) <= 4 * count**0.5
 
 
 SIZES, CAPS = (40, 37, 21, 10), (12, 9, 8, 10)
