@@ -1,6 +1,5 @@
 """Independent definitions the package is checked against: snnTorch's own loop and comparisons."""
 
-import inspect
 import itertools
 from typing import NamedTuple
 
@@ -40,8 +39,6 @@ def relative_error(actual, expected, terms=None):
     return ((actual - expected).abs().max() / scale.clamp_min(1e-30)).item()
 
 
-def keyword_names(function):
-    return list(inspect.signature(function).parameters)
 
 
 # ---- spike ids

@@ -286,16 +286,6 @@ def test_spike_count_in_a_transform():
     assert torch.equal(derivative, count(tangent))
 
 
-def test_activity_and_overflow_are_of_spikes_only():
-    spikes = random_spikes(6, 3, 20, 0.3, 0.4)
-    dense = spikes.to_dense()
-    assert spikes.counts[..., 1].sum() > spikes.counts[..., 0].sum()
-    assert spikes.num_spikes == int((dense == 1).sum())
-    assert spikes.activity == pytest.approx(float(dense.mean()), rel=1e-6)
-    limited = spikes.limit(3)
-    assert limited.overflow == spikes.num_spikes - limited.num_spikes > 0
-
-
 # ---- parts and copies
 
 

@@ -84,12 +84,6 @@ def test_bad_settings(settings, message):
         config(**settings)
 
 
-def test_settings_survive_the_round_trip():
-    original = training.TrainConfig.for_dataset("mnist", seed=3)
-    assert original.hidden == 1000
-    assert training.TrainConfig(**original.to_dict()) == original
-
-
 def test_engines_have_the_same_network():
     ours, snntorchs = (training.build_network(config(engine=engine), 64, 10) for engine in training.ENGINES)
     assert isinstance(ours, snn.MultiStep)
@@ -104,13 +98,6 @@ def test_engines_have_the_same_network():
     ):
         assert torch.equal(spk, spk_snntorch)
         torch.testing.assert_close(mem, mem_snntorch)
-
-
-def test_building_leaves_the_global_random_state():
-    torch.manual_seed(7)
-    state = torch.get_rng_state()
-    training.build_network(config(seed=1), 64, 10)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_equal_settings_give_equal_results(make, whole):
@@ -341,20 +328,6 @@ def test_checkpoint_of_another_run(few_digits):
     ahead = {**state, "history": [dict.fromkeys(("train_loss", "train_accuracy", "test_accuracy", "seconds"), 1.0)] * 3}
     with pytest.raises(training.CheckpointError, match="has 3 epochs behind it, more than epochs=2"):
         training.Trainer(config(), few_digits).load_state_dict(ahead)
-
-
-def test_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("old")
-
-    def fail(file):
-        file.write(b"half")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        training.write_atomically(path, fail)
-    assert path.read_text() == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 def test_spike_rates_and_speed(few_digits):

@@ -210,15 +210,6 @@ def test_rates_are_limited(data):
     assert activity[1] < 0.8 * activity[0]
 
 
-def test_checkpoint_of_another_run(data):
-    state = training.EventTrainer(config(), data).state_dict()
-    other = config(method="sparse_ops", hidden=(20, 16))
-    with pytest.raises(
-        training.CheckpointError, match="method is 'sparse_network' there and 'sparse_ops' here, hidden"
-    ):
-        training.EventTrainer(other, data).load_state_dict(state)
-
-
 def test_workers_change_nothing(data):
     states = []
     for workers in (0, 1):

@@ -9,7 +9,7 @@ from support.versions import needs_backend, needs_compile
 import snnipu
 from benchmarks import peers, programs
 from benchmarks.case import Settings, Unavailable, cross, headline, product
-from benchmarks.cases import CASES, conv, delays, lif, memory, neurons, online, sparse, zeros
+from benchmarks.cases import CASES, conv, memory, neurons, online, sparse, zeros
 from benchmarks.runner import run_table
 from snnipu.training import METHODS
 
@@ -230,55 +230,6 @@ def test_programs_have_spikes(name):
 def test_every_fused_neuron_is_there():
     fused = {name for name, kind in vars(snnipu).items() if getattr(kind, "__module__", "") == "snnipu.neurons.zoo"}
     assert {kind.name for kind in neurons.KINDS.values()} == fused | {"Leaky"}
-
-
-def test_references_are_computed_in_parts(monkeypatch):
-    """Of whatever size the parts are, a result must be right everywhere."""
-    sequence = snnipu.Leaky.sequence
-
-    def wrong(self, x, mem=None):
-        spk, mem = sequence(self, x, mem)
-        changed = spk.clone()
-        changed[-1, -1, -1] = 1 - changed[-1, -1, -1]
-        return changed, mem
-
-    for part in (None, 1, 100):
-        assert lif.Work(SMALL, part).sequence().check().passed
-    monkeypatch.setattr(snnipu.Leaky, "sequence", wrong)
-    for part in (None, 1, 100):
-        assert not lif.Work(SMALL, part).sequence().check().passed
-
-
-def test_what_there_is_no_memory_for(monkeypatch, capsys):
-    sizes = {"tensor": ("10x10x1000", "2x10x1000", "10x10x10000"), "beta": 0.9}  # 0.4, 0.08 and 4 MB
-    monkeypatch.setattr(memory, "available_memory", lambda device=None: 5_000_000)
-    assert [(point["steps"], point["neurons"]) for point in memory.points(sizes)] == [(2, 1000), (10, 1000)]
-    assert "1 left out" in capsys.readouterr().out
-    assert not memory.is_tight(SMALL)
-    with pytest.raises(Unavailable, match="needs about"):
-        memory.check_fits(Settings(steps=10, batch_size=10, neurons=10_000), "norse")
-    monkeypatch.setattr(memory, "available_memory", lambda device=None: 1)
-    assert memory.is_tight(SMALL)
-    with pytest.raises(ValueError, match="a size needs 12 times its bytes"):
-        memory.points(sizes)
-    monkeypatch.setattr(online, "available_memory", lambda: 1 << 20)
-    with pytest.raises(Unavailable, match="GB at least"):
-        CASES["online"].contenders(replace(SMALL, steps=5000))[0].build()
-
-
-def test_a_stream_has_its_length_whatever_is_drawn_of_it():
-    problem = online.Problem(replace(SMALL, steps=470))
-    chunks = list(problem.chunks(470, online.CHUNK))
-    assert sum(map(len, chunks)) == 470
-    assert max(map(len, chunks)) == online.CHUNK
-    assert torch.equal(torch.cat(chunks)[200:400], torch.cat(chunks)[:200])
-
-
-def test_delays_keep_away_from_whole_steps():
-    """There a peer's rounding would give a synapse's delay another derivative, and its check would be red."""
-    delay = delays.Problem(replace(SMALL, neurons=200)).layer.delay.detach()
-    assert 0 < float(delay.min()) < float(delay.max()) < SMALL.longest_delay
-    assert 0.009 < float((delay % 1).min()) < float((delay % 1).max()) < 0.991
 
 
 def test_measured_activity_is_the_one_asked_for():

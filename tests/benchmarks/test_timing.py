@@ -1,10 +1,9 @@
 import gc
-import mmap
 
 import pytest
 
 from benchmarks.case import Settings
-from benchmarks.timing import MIN_SAMPLE_SECONDS, SLOW_ROUNDS, interleaved, process_usage
+from benchmarks.timing import MIN_SAMPLE_SECONDS, SLOW_ROUNDS, interleaved
 
 WARM_UP_CALLS = 2
 
@@ -71,19 +70,6 @@ def test_slow_contenders_take_part_in_fewer_rounds():
     # They are spread over the run.
     rounds = "".join(name[0] for name in calls if name != "slow").partition("s")[2]
     assert max(map(len, rounds.split("s"))) <= 2 * 5
-
-
-@pytest.mark.skipif(process_usage() is None, reason="the system does not tell")
-def test_first_touch_is_a_page_fault():
-    def touch():
-        with mmap.mmap(-1, 64 * mmap.PAGESIZE) as memory:
-            for place in range(0, len(memory), mmap.PAGESIZE):
-                memory[place] = 1
-
-    samples = measure({"touch": touch, "nothing": lambda: None}, 3)
-    # A page can be larger than the smallest.
-    assert min(sample.faults for sample in samples["touch"]) >= 1
-    assert min(sample.faults for sample in samples["nothing"]) < 0.5
 
 
 def test_rounds_go_on_for_min_seconds():

@@ -1,6 +1,5 @@
 import json
 import os
-import signal
 
 import pytest
 import torch
@@ -86,17 +85,6 @@ def test_dropped_spikes_are_told_in_the_line_of_the_epoch(capsys):
     assert report["input_overflow"] > 0
 
 
-@pytest.mark.slow
-def test_pictures(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert run("--hidden", 8, "--plot-dir", "pictures", "--no-checkpoint") == 0
-    output = capsys.readouterr().out.replace(os.sep, "/")
-    for name in ("raster", "training", "activity"):
-        assert (tmp_path / "pictures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert f"picture: pictures/{name}.png" in output
-    assert len(os.listdir(tmp_path / "pictures")) == 3
-
-
 @needs_host_runtime
 @needs_library
 @pytest.mark.parametrize(
@@ -122,14 +110,6 @@ def test_on_the_ipu_model(arguments, used, monkeypatch, tmp_path):
     assert own["activity"] == pytest.approx(host["activity"])
     assert own["history"][0]["train_loss"] == pytest.approx(host["history"][0]["train_loss"], rel=1e-5)
     assert used | {f"{name} (gradient)" for name in used} <= {entry["operator"] for entry in own["ipu_model"]}
-
-
-def test_interrupt_before_the_first_epoch_reports_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(training.EventTrainer, "_before_first_epoch", lambda _: os.kill(os.getpid(), signal.SIGINT))
-    assert run("--json", "report.json", "--plot-dir", "pictures") == 130
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["test_accuracy"] is report["activity"] is report["overflow"] is report["train_overflow"] is None
-    assert os.listdir(tmp_path / "pictures") == []
 
 
 @pytest.mark.parametrize(

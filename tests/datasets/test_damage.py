@@ -96,8 +96,6 @@ def test_nmnist(tmp_path, little_memory, request, real):
     some_of_each(found)
 
 
-
-
 def dvs_is_valid(data, shape, columns):
     """What the guide says of such a recording; ``columns`` is what NumPy reads of the file."""
     times, x, y, polarity = columns

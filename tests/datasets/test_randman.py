@@ -80,10 +80,6 @@ def test_classes_are_told_apart_by_spike_times():
     assert (nearest == data.test.labels).double().mean() > 0.9
 
 
-def test_few_steps():
-    assert steps_of(datasets.randman(**{**SMALL, "num_steps": 1}).test).eq(0).all()
-
-
 @pytest.mark.parametrize("cutoff", [None, 1])
 @pytest.mark.parametrize("alpha", [0, 1e-9, 0.5, 3, 100.0])
 def test_smoothness_and_cutoff(alpha, cutoff):

@@ -149,12 +149,6 @@ def test_too_few_tiles():
         ipu.estimate(made)
 
 
-def test_mk1_holds_less():
-    network = spec([2312, 8000, 10], 0.02, steps=50)
-    assert ipu.plan(network, "mk2").fits
-    assert not ipu.plan(network, "mk1").fits
-
-
 def test_more_ipus_than_there_is_work_for():
     made = ipu.plan(spec([100, 50, 10], 0.1), ipus=4)
     assert made.ipus_used == 1
@@ -312,8 +306,3 @@ def test_published_chart(tmp_path):
     assert (tmp_path / "chart.png").stat().st_size > 20000
     low, high = charts.implied_a100(found["depth"])
     assert high == 2 * low
-
-
-def test_dense_ceiling():
-    """Six operations a weight, sample and step."""
-    assert published.dense_ceiling(spec([10, 5, 2], 0.1, steps=3), 1800.0) == pytest.approx(1800 / (6 * 60 * 3))

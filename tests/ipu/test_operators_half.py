@@ -16,8 +16,6 @@ T, B, N, SLOTS = 4, 5, 70, 9
 SELECT = {"capacity": SLOTS, "rotate": 0, "has_grad_threshold": 1, "grad_threshold": 0.25}
 
 
-
-
 SIZES, CAPS = (40, 37, 21, 10), (12, 9, 8, 10)
 
 
