@@ -39,8 +39,6 @@ def relative_error(actual, expected, terms=None):
     return ((actual - expected).abs().max() / scale.clamp_min(1e-30)).item()
 
 
-
-
 # ---- spike ids
 
 

@@ -11,7 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from oracle import at_slots, densified, random_spikes
+from oracle import assert_slots, at_slots, densified, random_spikes, slots_of
 from torch.utils.data import DataLoader, Dataset
 
 import snnipu as snn
@@ -390,29 +390,28 @@ def test_trim():
     assert trimmed.ids.is_contiguous()
 
 
-def test_limit():
-    ids = torch.tensor([7, 1, 5, 3, 0, 2, 6, 9], dtype=torch.int32).repeat(3, 1, 1)
-    values = torch.tensor([4.0, 1.0, 3.0, 2.0, 0.0, 0.0, 0.0, 0.0]).repeat(3, 1, 1).requires_grad_()
-    counts = torch.tensor([4, 7], dtype=torch.int32).repeat(3, 1, 1)
-    spikes = SparseSpikes(ids, values, counts, 8, dropped=torch.ones(3, 1, 2, dtype=torch.int32))
-    limited = spikes.limit(6)
-    assert limited.ids.tolist() == [[[1, 3, 5, 7, 0, 2]]] * 3
-    assert limited.values.tolist() == [[[1.0, 2.0, 3.0, 4.0, 0.0, 0.0]]] * 3
-    assert limited.counts.tolist() == [[[4, 6]]] * 3
-    assert limited.dropped.tolist() == [[[1, 2]]] * 3
-    limited.values.backward(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).repeat(3, 1, 1))
-    assert values.grad.tolist() == [[[4.0, 1.0, 3.0, 2.0, 5.0, 6.0, 0.0, 0.0]]] * 3
-    # From 0, 3 and 6 on.
-    rotated = spikes.limit(3, overflow="rotate")
-    assert rotated.ids.tolist() == [[[1, 3, 5]], [[3, 5, 7]], [[1, 3, 7]]]
-    assert rotated.values.tolist() == [[[1.0, 2.0, 3.0]], [[2.0, 3.0, 4.0]], [[1.0, 2.0, 4.0]]]
-    assert rotated.dropped.tolist() == [[[2, 5]]] * 3
-    assert spikes.limit(0).capacity == 0
-    assert spikes.limit(0).overflow == 15
+@pytest.mark.parametrize("overflow", ["lowest", "rotate"])
+@pytest.mark.parametrize("most", [0, 3, 6])
+def test_limit(most, overflow):
+    """Spikes come before slots that only carry gradient; what was dropped before counts, too."""
+    drawn = torch.rand(4, 3, 12)
+    fired, carried = drawn < 0.4, drawn < 0.7
+    whole, expected = slots_of(fired, carried), slots_of(fired, carried, most, overflow)
+    spikes = SparseSpikes(*whole[:3], 12, dropped=torch.ones(4, 3, 2, dtype=torch.int32)).requires_grad_()
+    limited = spikes.limit(most, overflow=overflow)
+    assert_slots(limited, expected._replace(dropped=expected.dropped + 1))
+    assert limited.overflow == int(expected.dropped[..., 0].sum()) + 12
+    upstream = torch.randn(4, 3, 12)
+    limited.values.backward(at_slots(upstream, limited))
+    assert torch.equal(spikes.values.grad, at_slots(upstream * expected.taken, spikes))
     assert torch.equal(spikes.limit(100).to_dense(), spikes.to_dense())
-    for wrong, error in ((-1, ValueError), (1.5, TypeError), (True, TypeError), (None, TypeError)):
-        with pytest.raises(error, match="max_spikes must be"):
-            spikes.limit(wrong)
+
+
+@pytest.mark.parametrize(("wrong", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), (None, TypeError)])
+def test_bad_limit(wrong, error):
+    spikes = SparseSpikes(**parts())
+    with pytest.raises(error, match="max_spikes must be"):
+        spikes.limit(wrong)
     with pytest.raises(ValueError, match="overflow must be"):
         spikes.limit(2, overflow="highest")
 

@@ -204,6 +204,9 @@ def test_ids_out_of_range_stay_in_memory():
     assert dense.tolist() == [[[2.0, 0.0, 0.0, 1.0]]]
 
 
+SLOT_INPUTS = [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), torch.zeros(2, 3, 2)]
+
+
 @pytest.mark.parametrize(
     ("name", "inputs", "attributes", "message"),
     [
@@ -212,28 +215,13 @@ def test_ids_out_of_range_stay_in_memory():
         ("DenseToSparse", [torch.zeros(3, 4)], {"capacity": 1, "rotate": 0}, "three dimensions"),
         (
             "DelayLinear",
-            [*[torch.zeros(2, 3, 4)] * 2, torch.zeros(2, 3, 2), torch.zeros(6, 5), torch.zeros(6, 5)],
+            [*SLOT_INPUTS, torch.zeros(6, 5), torch.zeros(6, 5)],
             {"unit_values": 0},
-            r"weight must be \[inputs, neurons, taps\]",
+            "weight must be .inp",
         ),
-        (
-            "DelayLinear",
-            [*[torch.zeros(2, 3, 4)] * 2, torch.zeros(2, 3, 2), torch.zeros(6, 5, 2), torch.zeros(5, 6)],
-            {"unit_values": 0},
-            r"delay_linear: lags must be FLOAT \[inputs, neurons\]",
-        ),
-        (
-            "SparseToDense",
-            [torch.zeros(2, 3, 4)] * 3,
-            {"num_neurons": 4},
-            r"counts must have shape \[steps, batch, 2\]",
-        ),
-        (
-            "SparseToDense",
-            [torch.zeros(2, 3, 4).int(), torch.zeros(2, 3, 4), torch.zeros(2, 3, 2)],
-            {"num_neurons": 4},
-            "ids must be FLOAT",
-        ),
+        ("DelayLinear", [*SLOT_INPUTS, torch.zeros(6, 5, 2), torch.zeros(5, 6)], {"unit_values": 0}, "lags must be FL"),
+        ("SparseToDense", [torch.zeros(2, 3, 4)] * 3, {"num_neurons": 4}, "counts must have shape .steps, batch, 2"),
+        ("SparseToDense", [SLOT_INPUTS[0].int(), *SLOT_INPUTS[1:]], {"num_neurons": 4}, "ids must be FLOAT"),
     ],
 )
 def test_bad_input(name, inputs, attributes, message):
