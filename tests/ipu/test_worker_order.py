@@ -13,9 +13,13 @@ from support.operators import (
     backward,
     forward,
     machine,
+    needs_host_runtime,
     needs_model_and_host,
+    planned,
     slots_of,
 )
+
+from snnipu import poptorch
 
 pytestmark = needs_model_and_host
 
@@ -163,3 +167,31 @@ def test_half_rounds_the_results_alone(name, halved, tiles, ipus):
         scale = float(wanted[place].abs().max()) if name == "SparseNetwork" else 1.0
         close = {"rtol": 2.0**-10, "atol": 2.0**-20 * scale} if place in halved else {"rtol": 1e-6, "atol": 1e-6}
         torch.testing.assert_close(got.float(), wanted[place], **close)
+
+
+@needs_host_runtime
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"SparseNetwork"}))
+def test_by_name_on_the_host(name, half):
+    """``poptorch.custom_op`` where no model is in use: types, values and gradients are the model's."""
+    model, halved = machine(3), HALF[name] if half else ()
+    outputs, gradients = run(name, model, halved, halved)
+    torch.manual_seed(0)
+    inputs, attributes, with_gradient = CASES[name]()
+    inputs = [(tensor.half() if place in halved else tensor).requires_grad_() for place, tensor in enumerate(inputs)]
+    attributes = planned(model, name, [tuple(tensor.shape) for tensor in inputs], attributes)
+    made = poptorch.custom_op(inputs, name, "ai.snnipu", 1, outputs, attributes=attributes)
+    upstream = [torch.randn(out.shape).half() if place in with_gradient else None for place, out in enumerate(outputs)]
+    found = torch.autograd.grad(
+        [made[place] for place in with_gradient],
+        inputs,
+        [upstream[place].to(made[place].dtype) for place in with_gradient],
+        allow_unused=True,
+    )
+    if name == "SparsePool2d":  # the last one is for its gradient alone
+        made, outputs = made[:3], outputs[:3]
+    tolerance = 2e-3 if half else 2e-5
+    for got, wanted in zip([*made, *found], [*outputs, *(gradients[place] for place in range(len(inputs)))]):
+        if got is not None:
+            assert got.dtype == wanted.dtype
+            torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)

@@ -275,67 +275,21 @@ def test_event_driven_layers_on_the_library(monkeypatch, kind, overflow, target)
 
 
 @needs_library
-@pytest.mark.parametrize("planned", [False, True])
-def test_a_network_learns_on_the_library(monkeypatch, planned):
-    """As one operator, on tiles of its own choice or a plan's."""
+@pytest.mark.parametrize(("kind", "planned"), [("network", False), ("network", True), ("sparse layers", False)])
+def test_layers_learn_on_the_library(monkeypatch, kind, planned):
+    """As one operator, on tiles of its own choice or a plan's, and as operators of each layer."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2" if planned else "mk2:16")
 
     def make():
-        net = Events("network")
+        net = Events(kind)
         if planned:
             network = ipu.NetworkSpec.from_module(net, 0.2, batch_size=3, steps=7)
             net.layers.ipu_plan = ipu.plan(network, neurons_per_tile=4, selection_tiles=2)
         return net
 
     close = {"rtol": 1e-4, "atol": 1e-5}
-    made = check_training(make, [inputs(7, 3, 20)] * 5, poptorch.optim.Adam, close=close, outputs_close=close, lr=0.02)
-    assert made.outputs[-1][2] < made.outputs[0][2]
-
-
-class Classifier(nn.Module):
-    """Three event-driven layers that tell which third of the inputs is active."""
-
-    def __init__(self, kind):
-        super().__init__()
-        torch.manual_seed(0)
-        sizes, more = [24, 20, 16, 3], {"input_scale": 2.0, "bias": True}
-        if kind == "one operator":
-            self.layers = snn.SparseNetwork(sizes, beta=0.9, max_spikes=[12, 10, 8, 3], **more)
-        else:
-            self.layers = nn.Sequential(
-                *(
-                    snn.SparseLeaky(a, b, beta=0.9, max_spikes=slots, path="sparse", **more)
-                    for a, b, slots in zip(sizes, sizes[1:], (10, 8, 3))
-                )
-            )
-
-    def forward(self, x, labels):
-        counts = self.layers(x).spike_count()
-        return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "none")
-
-
-@needs_library
-@pytest.mark.parametrize("kind", ["one operator", "operators of each layer"])
-def test_three_layers_learn_on_the_library(monkeypatch, kind):
-    """Gradients reach every weight: the loss falls, and the training is the host's, step by step."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
-    torch.manual_seed(3)
-    labels = torch.arange(12) % 3
-    rate = 0.05 + 0.4 * nn.functional.one_hot(labels, 3).float().repeat_interleave(8, dim=1)
-    batches = [((torch.rand(8, 12, 24) < rate).float(), labels)] * 25
-    close = {"rtol": 1e-4, "atol": 1e-5}
-    made = check_training(
-        lambda: Classifier(kind),
-        batches,
-        poptorch.optim.Adam,
-        close=close,
-        outputs_close={"rtol": 1e-5, "atol": 1e-5},
-        lr=0.02,
-    )
-    assert made.outputs[-1][1] < 0.5 * made.outputs[0][1]
-    ran = operators(made.model)
-    assert ("SparseNetwork (gradient)" in ran) == (kind == "one operator")
-    assert ("SparseLinear (gradient)" in ran) == (kind != "one operator")
+    made = check_training(make, [inputs(7, 3, 20)] * 25, poptorch.optim.Adam, close=close, outputs_close=close, lr=0.02)
+    assert made.outputs[-1][2] < 0.8 * made.outputs[0][2]
 
 
 def make_in_half(make, whole):
@@ -370,38 +324,6 @@ def test_in_half(monkeypatch, kind, whole):
     # Other parameters get a gradient through the rounded weights.
     check_training(make, [(x.half() if whole else x,)], close={"rtol": 2.0**-10, "atol": 1e-4}, lr=0.5)
     assert set(taken) == {torch.float16}
-
-
-@needs_library
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_operators_on_spike_ids_by_name(monkeypatch, dtype):
-    """``poptorch.custom_op`` itself, on the model and on the host: the same shapes, types and values."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
-    surrogate = {"surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
-    select = {"capacity": 5, "rotate": 0, "has_grad_threshold": 0, "grad_threshold": 0.0, **surrogate}
-
-    def op(name, inputs, examples, **attributes):
-        return poptorch.custom_op(inputs, name, "ai.snnipu", 1, examples, attributes=attributes)
-
-    class Chain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.weight = nn.Parameter(torch.randn(6, 9).to(dtype))
-
-        def forward(self, x):
-            slots, counts = x.new_empty(4, 3, 5), torch.empty(4, 3, 2)
-            made = [torch.empty(4, 3, 5), slots, counts, counts]
-            ids, values, found, _ = op("DenseToSparse", [x], made, capacity=5, rotate=0)
-            (current,) = op(
-                "SparseLinear", [ids, values, found, self.weight], [x.new_empty(4, 3, 6)], unit_values=0, plan=[2, 6]
-            )
-            spikes = op("SelectSpikes", [current, torch.full((1,), 0.5)], made, **select)
-            (dense,) = op("SparseToDense", spikes[:3], [x.new_empty(4, 3, 6)], num_neurons=6)
-            return (dense, ids, values, current, *spikes, poptorch.identity_loss(dense.float().sum(), "none"))
-
-    torch.manual_seed(1)
-    check_training(Chain, [((torch.randn(4, 3, 9) * (torch.rand(4, 3, 9) < 0.5)).to(dtype),)], lr=1.0)
 
 
 @needs_library
