@@ -1,7 +1,7 @@
 """The PopART operators with values and weights that float16 does not hold, on the IPU model, against runs in float32.
 
 These may move a membrane over its threshold: such spikes are few, as many of them too many as too few, and each of them
-near it. test_worker_order.py has numbers that float16 holds.
+near it. test_every_operator.py has numbers that float16 holds.
 """
 
 import pytest

@@ -67,20 +67,6 @@ def test_dense_to_sparse(tiles, ipus, rotate):
     assert torch.equal(got, torch.ops.snnipu.sparse_to_dense_fwd(ids, grad, counts, N))
 
 
-@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
-def test_sparse_to_dense(tiles, ipus):
-    model = machine(tiles, ipus)
-    ids, values, counts = spikes(unit=False)
-    inputs, grad = as_floats(ids, values, counts), torch.randn(T, B, N)
-    made = forward(model, "SparseToDense", inputs, {"num_neurons": N})
-    assert torch.equal(made[0], torch.ops.snnipu.sparse_to_dense_fwd(ids, values, counts, N))
-    got = backward(model, "SparseToDense", inputs, {"num_neurons": N}, made, [grad])
-    assert torch.equal(got[1], torch.ops.snnipu.sparse_to_dense_bwd(grad, ids, counts))
-    # Carriers: without them PopART would drop the gradient of whoever made the spikes.
-    assert torch.equal(got[0], torch.zeros(T, B, SLOTS))
-    assert torch.equal(got[2], torch.zeros(T, B, 2))
-
-
 def on_the_host(slots, parameters, bias, grad):
     """Currents, and the gradients of values, weight and bias: of delayed currents in float64."""
     ids, values, counts = slots
