@@ -1,8 +1,8 @@
-"""All operators, forward and backward: no result depends on the order of a tile's workers, float16 but rounds the
-results of float32, and by its name on a host an operator gives what it gives on the model.
+"""What holds for every PopART operator, forward and backward.
 
-Ids, counts, parameters, states and sums are float32 whatever the values are, so that a run with numbers that float16
-holds differs from float32 by the rounding of its outputs alone.
+No result depends on the order in which the workers of a tile run. Ids, counts, parameters, states and sums are float32
+whatever the values are: a run with numbers that float16 holds differs from float32 by the rounding of its outputs alone.
+By its name on a host an operator gives what it gives on the model.
 """
 
 import pytest
