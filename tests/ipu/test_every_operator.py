@@ -1,8 +1,8 @@
 """What holds for every PopART operator, forward and backward.
 
 No result depends on the order in which the workers of a tile run. Ids, counts, parameters, states and sums are float32
-whatever the values are: a run with numbers that float16 holds differs from float32 by the rounding of its outputs alone.
-By its name on a host an operator gives what it gives on the model.
+whatever the values are: numbers that float16 holds give results that differ by their rounding alone. By its name on a
+host an operator gives what it gives on the model.
 """
 
 import pytest
