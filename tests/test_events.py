@@ -94,20 +94,6 @@ def random_events(number=5000, steps=20, batch=4, neurons=300, seed=0):
     return times, units, random.integers(0, batch, number)
 
 
-@pytest.mark.parametrize("values", ["binary", "count"])
-@pytest.mark.parametrize("slots", [None, 40])
-def test_order_of_the_events_does_not_matter(values, slots):
-    times, units, samples = random_events()
-    order = np.lexsort((units, samples, times))
-    size = {"num_steps": 20, "num_neurons": 300, "step": 10, "values": values, "max_spikes": slots}
-    one = SparseSpikes.from_events(times, units, samples, **size)
-    other = SparseSpikes.from_events(times[order], units[order], samples[order], **size)
-    for name in ("ids", "values", "counts", "dropped"):
-        assert torch.equal(getattr(one, name), getattr(other, name)), name
-    check(one, *naive(times, units, samples, 20, 4, 300, 10, slots), values, slots)
-    assert (one.overflow > 0) == (slots is not None)
-
-
 CONVERSIONS = {
     "list": list,
     "uint8": lambda x: x.astype(np.uint8),
@@ -172,30 +158,6 @@ def test_batch_size():
     assert SparseSpikes.from_events([0], [0], [2], num_steps=1, num_neurons=1, batch_size=5).batch_size == 5
     spikes = SparseSpikes.from_events([0, 1], [1, 0], num_steps=2, num_neurons=2, batch_size=2)
     assert spikes.to_dense().tolist() == [[[0, 1], [0, 0]], [[1, 0], [0, 0]]]
-
-
-def test_slots():
-    every = {"times": np.repeat(np.arange(4), 5), "units": np.tile(np.arange(5), 4), "num_steps": 4, "num_neurons": 5}
-    assert SparseSpikes.from_events(**every).capacity == 5
-    assert SparseSpikes.from_events(**every, max_spikes=9).capacity == 5  # no more than neurons
-    lowest = SparseSpikes.from_events(**every, max_spikes=2)
-    assert lowest.ids[:, 0].tolist() == [[0, 1]] * 4
-    assert lowest.overflow == 12
-    # Step t starts at id t * 2 % 5; what is kept is stored by ascending id.
-    rotating = SparseSpikes.from_events(**every, max_spikes=2, overflow="rotate")
-    assert rotating.ids[:, 0].tolist() == [[0, 1], [2, 3], [0, 4], [1, 2]]
-    assert rotating.dropped.tolist() == [[[3, 3]]] * 4
-    none = SparseSpikes.from_events(**every, max_spikes=0, overflow="rotate")
-    assert none.ids.shape == (4, 1, 0)
-    assert none.overflow == 20
-
-
-def test_rotation_keeps_counts_with_their_units():
-    units = [0] + [1] * 2 + [2] * 3 + [3] * 4
-    arguments = {"num_steps": 2, "num_neurons": 4, "max_spikes": 3, "overflow": "rotate", "values": "count"}
-    spikes = SparseSpikes.from_events([1] * 10, units, **arguments)
-    assert spikes.ids[1, 0].tolist() == [0, 1, 3]
-    assert spikes.values[1, 0].tolist() == [1, 2, 4]
 
 
 def test_a_time_belongs_to_the_step_it_starts():

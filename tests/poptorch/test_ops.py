@@ -250,32 +250,6 @@ def test_operators_and_outputs_that_are_not_there_are_named(scaled_add):
         poptorch.custom_op([X, 1], "ScaledAdd", "test.domain", 1, [X, X])
 
 
-def test_snnipus_own_operator_is_found():
-    import snnipu
-    from snnipu.surrogate import as_surrogate
-
-    kernel = as_surrogate(None).kernel
-    attributes = {
-        "neuron": "leaky",
-        "variant": 0,
-        "states": 1,
-        "surrogate": kernel.id,
-        "surrogate_a": kernel.a,
-        "surrogate_b": kernel.b,
-    }
-    x = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0))
-    values = [torch.full((1,), value) for value in (1.0, 0.9, 1.0)]
-
-    def by_custom_op(x):
-        inputs = [x, torch.zeros_like(x[0]), *values]
-        return poptorch.custom_op(inputs, "NeuronSequence", "ai.snnipu", 1, [x, x], attributes)
-
-    expected = snnipu.Leaky(beta=0.9).sequence(x)
-    for got, want in zip(infer(by_custom_op, x), expected):
-        assert torch.equal(got, want)
-    assert "ai.snnipu.NeuronSequence:1" in poptorch.custom_ops.registered()
-
-
 def test_another_executor_can_take_operators_over_inside_wrappers(scaled_add):
     from snnipu.poptorch import _tracing
 
