@@ -297,9 +297,8 @@ class Hostile:
 def test_bad_checkpoints(capsys, tmp_path):
     path = tmp_path / "run.pt"
     run("--checkpoint", path)
-    whole = path.read_bytes()
     capsys.readouterr()
-    for content in (b"", os.urandom(1000), whole[:-500], pickle.dumps(Hostile(), protocol=2)):
+    for content in (path.read_bytes()[:-500], pickle.dumps(Hostile(), protocol=2)):
         path.write_bytes(content)
         assert f"argument --checkpoint: {path} is damaged" in fails(capsys, "--checkpoint", path, "--resume")
     assert not (tmp_path / "owned").exists()

@@ -652,18 +652,6 @@ CASE(ownRace) {
   m.engine(Execute(cs));
 }
 
-CASE(noRace) {
-  // Shared inputs, outputs side by side, and the same elements in another compute set.
-  const Tensor x = m.variable(FLOAT, {8}, "x", 0), y = m.variable(FLOAT, {8}, "y", 0);
-  const ComputeSet first = m.graph.addComputeSet(), second = m.graph.addComputeSet();
-  for (unsigned i = 0; i < 2; ++i)
-    m.addTo(first, x.slice(0, 4), y.flatten().subSample(2, 0).slice(2 * i, 2 * i + 2).flatten(), 1, i);
-  m.addTo(first, x.slice(0, 4), y.slice(1, 8).subSample(2, 0), 1, 0);
-  m.addTo(second, y, x, 1, 0);
-  m.engine(Sequence({Execute(first), Execute(second)}));
-  std::cout << "ok\n";
-}
-
 // Against the plain definition, on random intervals.
 CASE(racesByDefinition) {
   std::mt19937 random(3);
