@@ -269,8 +269,12 @@ def test_what_cannot_be_planned(module, message):
     ("call", "message"),
     [
         (lambda: ipu.plan(spec(), "mk3"), "target must be one of mk1, mk2, bow"),
+        (lambda: ipu.plan(spec(), ipus=0), "ipus must be from 1"),
+        (lambda: ipu.plan(spec(), selection_tiles=0), "selection_tiles must be at least 1"),
         (lambda: ipu.plan(spec(), neurons_per_tile=3), "neurons_per_tile must be even"),
         (lambda: spec([5]), "sizes must have an entry for the input"),
+        (lambda: spec([5, 0]), "num_neurons|sizes must be positive"),
+        (lambda: spec(dtype="int8"), "dtype must be one of"),
         (lambda: spec(activity=0.0), "activity must be above 0"),
         (lambda: spec(activity=[0.1, 0.1]), "activity must be one number, or 4"),
         (lambda: spec(batch_size=0), "batch_size must be an int from 1 to"),
