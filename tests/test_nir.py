@@ -551,6 +551,7 @@ class Unknown(nir.NIRNode):
     [
         (lambda: None, {}, TypeError, "graph must be a nir.NIRGraph, got NoneType"),
         (lambda: graph_of(lif()), {"dt": 0}, ValueError, "dt must be positive"),
+        (lambda: graph_of(lif(tau=-1.0)), {}, ValueError, "node n0: tau must be positive"),
         (lambda: graph_of(lif(tau=1e-5)), {}, ValueError, "node n0: tau = 1e-05 is shorter than the time step"),
         (lambda: graph_of(lif(v_reset=-0.5)), {}, Unsupported, r"node n0 \(LIF\): v_reset -0.5 must be v_leak 0.0"),
         (lambda: graph_of(Unknown()), {}, Unsupported, "node n0: Unknown of NIR has no module"),

@@ -129,11 +129,13 @@ def test_pyplot_is_left_alone():
     [
         (lambda x: plotting.raster(x[0], torch.zeros(2), x[0], x), "hidden_spikes: expected .*T, B, neurons"),
         (lambda x: plotting.raster(x[:2], torch.zeros(3), x, x), "labels: expected one entry for each of the 2"),
+        (lambda x: plotting.raster(x[:2], torch.zeros(2), x, x[1:]), "output_spikes: expected 5 steps"),
         (lambda x: plotting.membranes(x, x), "mem: expected .*T, neurons"),
         (lambda x: plotting.membranes(x[0], x[1, :1]), "spikes: expected the shape of mem"),
         (lambda x: plotting.membranes(x[0], x[1], names=["one"]), "names: expected 4"),
         (lambda x: plotting.layer_rasters([x], torch.zeros(2)), "layers: expected an input and one or more layers"),
         (lambda x: plotting.layer_rasters([x, x[1:]], torch.zeros(2)), r"layers: expected \(5, 2\) steps and samples"),
+        (lambda x: plotting.layer_rasters([x, x], torch.zeros(3)), "labels: expected one for each of the 2 samples"),
         (lambda x: plotting.layer_rasters([x, x], torch.zeros(2), ["in"]), "names: expected 2 of them, got 1"),
         (lambda x: plotting.activity_curve([]), "activity: expected at least one epoch"),
         (lambda x: plotting.activity_curve([[0.1], [0.1, 0.2]]), "activity: expected 1 layers in every epoch"),

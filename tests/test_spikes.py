@@ -326,6 +326,7 @@ def test_indexing(index):
     ("index", "error", "message"),
     [
         (0, TypeError, "use 0:1 in place of 0"),
+        (None, TypeError, "slices, lists and tensors as indices, got NoneType"),
         ((slice(None), 2), TypeError, "use 2:3 in place of 2"),
         ((slice(None),) * 3, IndexError, "two dimensions to index, time and batch, got 3"),
         (torch.zeros(2, 2, dtype=torch.int64), TypeError, "tensors of one dimension as indices, got 2"),

@@ -245,6 +245,7 @@ def test_silent_data_names_the_setting(data):
         ({"method": "gemm"}, "method: expected one of dense, sparse_ops, sparse_network"),
         ({"hidden": ()}, "hidden: expected one number of neurons or several"),
         ({"hidden": (8, 0)}, "hidden: expected a positive integer, got 0"),
+        ({"beta": 1}, "beta: expected a number below 1"),
         ({"delay": 2}, "delay: expected 0 or 1, got 2"),
         ({"max_spikes": (1, 2)}, "max_spikes: expected 3 numbers, for the input, 1 hidden layers and the output"),
         ({"slot_activity": 2}, "slot_activity: expected a number above 0 and up to 1, got 2"),
