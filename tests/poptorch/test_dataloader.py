@@ -294,6 +294,7 @@ def test_wrong_arguments_are_named(make, message):
     [
         ({"shuffle": True}, r"shuffling in several processes needs poptorch\.Options\.randomSeed"),
         ({"batch_size": None}, "batch_size=None does not go with auto_distributed_partitioning"),
+        ({"batch_sampler": [[0]]}, "batch_sampler excludes auto_distributed_partitioning"),
         ({"dataset": Counting()}, "does not support an IterableDataset"),
         ({"batch_size": 30}, "less than one combined batch of 30 for each of 2 processes"),
     ],

@@ -425,6 +425,7 @@ def test_a_block_that_begins_often_keeps_its_id():
         (lambda: poptorch.Phase("A", poptorch.Stage("B")), "Phase: expected only stages or only block ids"),
         (lambda: poptorch.Phase("A", "B").ipus(0, 1), "the phase has 1 stages, got 2 ipus"),
         (lambda: poptorch.PipelinedExecution("A", "A"), "block 'A' is in more than one stage"),
+        (lambda: poptorch.PipelinedExecution(3), "expected block ids, stages or one AutoStage, got 3"),
         (lambda: poptorch.PipelinedExecution("A").stage("B"), r"unknown block 'B'; known: \['A'\]"),
         (lambda: poptorch.SerialPhasedExecution(), "expected at least one phase"),
         (lambda: poptorch.SerialPhasedExecution("A").setTensorsLiveness(0), "expected one of Liveness.AlwaysLive"),
