@@ -156,6 +156,7 @@ def between_batches(make, every, **stop):
     return states
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_the_middle_of_an_epoch(make, batches, whole, tmp_path):
     """With its counts of dropped spikes, and the second threshold on its way; the evaluation is asked last."""
     states = between_batches(make, 2)

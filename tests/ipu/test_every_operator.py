@@ -148,6 +148,7 @@ def halves():
         yield from ((name, halved) for halved in chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tiles", "ipus"), [*MACHINES, (16, 1)])
 @pytest.mark.parametrize(("name", "halved"), list(halves()))
 def test_half_rounds_the_results_alone(name, halved, tiles, ipus):
@@ -170,6 +171,7 @@ def test_half_rounds_the_results_alone(name, halved, tiles, ipus):
         torch.testing.assert_close(got.float(), wanted[place], **close)
 
 
+@pytest.mark.slow
 @needs_host_runtime
 @pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
 @pytest.mark.parametrize("half", [False, True])

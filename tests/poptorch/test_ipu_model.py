@@ -274,6 +274,7 @@ def test_event_driven_layers_on_the_library(monkeypatch, kind, overflow, target)
         assert {"SparseLinear (gradient)", "SelectSpikes (gradient)", "NeuronSequence (gradient)"} <= ran
 
 
+@pytest.mark.slow
 @needs_library
 @pytest.mark.parametrize(("kind", "planned"), [("network", False), ("network", True), ("sparse layers", False)])
 def test_layers_learn_on_the_library(monkeypatch, kind, planned):
