@@ -144,17 +144,6 @@ def test_errors_name_the_operator_and_the_kind(model, fake):
         program.run([torch.ones(1, device="meta")])
 
 
-def test_reports(model):
-    model.apply("Scale", [torch.ones(2, 3)], {"factor": 1.0})
-    assert model.reports() == [
-        {"operator": "Scale", "inputs": [[2, 3]], "target": "mk2", "report": {"name": "Scale", "cycles": 1000}}
-    ]
-    assert model.programs()[0].estimate()["cycles"] == 1000
-    assert set(model.operators()) == {
-        ("ai.snnipu", "Scale", 1),
-        ("ai.snnipu", "NeuronSequence", 1),
-        ("ai.snnipu", "SurrogateSpike", 1),
-    }
 
 
 def test_without_the_library_it_says_how_to_build_it(tmp_path, monkeypatch):
