@@ -139,6 +139,7 @@ def test_pyplot_is_left_alone():
         (lambda x: plotting.layer_rasters([x, x], torch.zeros(2), ["in"]), "names: expected 2 of them, got 1"),
         (lambda x: plotting.activity_curve([]), "activity: expected at least one epoch"),
         (lambda x: plotting.activity_curve([[0.1], [0.1, 0.2]]), "activity: expected 1 layers in every epoch"),
+        (lambda x: plotting.activity_curve([[0.1]], ["a", "b"]), "names: expected 1 of them, got 2"),
         (lambda x: plotting.activity_curve([[0.1]], dropped=[[1]]), "cells: needed with dropped"),
         (lambda x: plotting.activity_curve([[0.1]], dropped=[], cells=[9]), "dropped: expected 1 epochs"),
         (lambda x: plotting.training_curve([]), "history: expected at least one epoch"),

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from snnipu import SparseSpikes, datasets
 from snnipu.spikes import collate
@@ -191,3 +191,16 @@ def test_workers_start_from_what_was_preloaded():
     dataset = make().preload()
     dataset._read = None  # reading would fail
     assert len(seen(datasets.event_loader(dataset, 3, num_workers=1))) == 9
+
+
+def test_plain_loader():
+    """The data set does not need event_loader."""
+    dataset = make()
+    for (spikes, labels), (expected, expected_labels) in zip(
+        DataLoader(dataset, 4, collate_fn=collate), datasets.event_loader(dataset, 4)
+    ):
+        same(spikes.trim(), expected)
+        assert torch.equal(labels, expected_labels)
+    fetched = dataset.__getitems__([3, 4, 5])
+    assert [label for _, label in fetched] == [3, 0, 1]
+    assert [label for _, label in fetched[1:]] == [0, 1]

@@ -144,8 +144,6 @@ def test_errors_name_the_operator_and_the_kind(model, fake):
         program.run([torch.ones(1, device="meta")])
 
 
-
-
 def test_without_the_library_it_says_how_to_build_it(tmp_path, monkeypatch):
     monkeypatch.setenv("SNNIPU_NATIVE_DIR", str(tmp_path))
     monkeypatch.setattr(ipu_model, "_library", None)
