@@ -47,7 +47,7 @@ def kind(request):
 
 @pytest.fixture
 def make(kind, few_digits, recordings):
-    """Settings -> a trainer of this kind."""
+    """Return a function from settings to a trainer of this kind."""
     build, settings, _ = KINDS[kind]
     trainer, data = (training.Trainer, few_digits) if build is config else (training.EventTrainer, recordings)
     return lambda **more: trainer(build(**settings, **more), data)
@@ -60,7 +60,7 @@ def batches(kind):
 
 @pytest.fixture
 def whole(make):
-    """The state of a run that nothing disturbs."""
+    """Return the state of a run that nothing disturbs."""
     trainer = make()
     assert trainer.fit()
     return trainer.state_dict()
@@ -131,7 +131,7 @@ def test_an_error_takes_the_running_epoch_back(few_digits):
 
 
 def loaded(make, state, path, **settings):
-    """A new trainer with a state that went through a file."""
+    """Return a new trainer with a state that went through a file."""
     training.save_checkpoint(path, state)
     trainer = make(**settings)
     trainer.load_state_dict(training.load_checkpoint(path))
@@ -149,7 +149,7 @@ def test_resumed_run_equals_the_uninterrupted_one(make, whole, tmp_path):
 
 
 def between_batches(make, every, **stop):
-    """The states that a run had between batches."""
+    """Return the states that a run had between batches."""
     states, trainer = [], make()
     finished = trainer.fit(on_batches=lambda t: states.append(copy.deepcopy(t.state_dict())), every=every, **stop)
     assert finished != bool(stop)

@@ -32,7 +32,7 @@ def dense_of(spikes):
 
 
 def learnt(method, x, labels, sizes, activity=None, **settings):
-    """Spikes of every layer and gradients of their weights, in double precision."""
+    """Return spikes of every layer and gradients of their weights, in double precision."""
     generator = torch.Generator().manual_seed(0)
     net = training.benchmark_network(sizes, decay=0.9, generator=generator, **settings).double()
     if activity is not None:

@@ -83,7 +83,7 @@ def outputs_of(repository, tmp_path, monkeypatch, name, settings):
 
 
 def folder_of(request, tmp_path, source, name, part=""):
-    """The folder with a data set's files; an empty one for what takes their place. Skips without the files."""
+    """Return the folder of a data set, or an empty one for what takes its place; skip without the files."""
     if source != name:
         return tmp_path / "nothing"
     folder = request.getfixturevalue("data_folder")

@@ -29,7 +29,7 @@ def run(*arguments):
 
 
 def report_of(*arguments):
-    """The report of a run, of randman unless the arguments name another data set."""
+    """Return the report of a run, of randman unless the arguments name another data set."""
     small = [] if "--dataset" in arguments else SMALL
     assert train.main([*small, *map(str, arguments), "--json", "report.json", "--no-checkpoint"]) == 0
     with open("report.json") as file:

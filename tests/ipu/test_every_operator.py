@@ -109,7 +109,10 @@ HALF = {  # what may be float16
 
 
 def run(name, model, halved=(), rounded=()):
-    """All outputs, and the gradients by input: some inputs in float16, or in float32 of numbers that float16 holds."""
+    """Return all outputs, and the gradients by input.
+
+    Inputs are in float16 where they are ``halved``, and hold numbers of float16 where they are ``rounded``.
+    """
     torch.manual_seed(0)
     inputs, attributes, with_gradient = CASES[name]()
     inputs = [tensor.half().float() if place in rounded else tensor for place, tensor in enumerate(inputs)]
@@ -140,7 +143,7 @@ def test_shuffled_workers(name, half):
 
 
 def halves():
-    """Each operator with float16 values, weights and both. Dense neurons and pools have tests of their own."""
+    """Yield each operator with float16 values, weights and both; dense neurons and pools have other tests."""
     for name in sorted(set(CASES) - {"NeuronSequence", "SurrogateSpike", "SparsePool2d"}):
         places = HALF[name]
         chosen = [places] if len(places) == 1 else [places, places[1:]]
@@ -184,19 +187,19 @@ def test_by_name_on_the_host(name, half, tiles, ipus):
     inputs, attributes, with_gradient = CASES[name]()
     inputs = [(tensor.half() if place in halved else tensor).requires_grad_() for place, tensor in enumerate(inputs)]
     attributes = planned(model, name, [tuple(tensor.shape) for tensor in inputs], attributes)
-    made = poptorch.custom_op(inputs, name, "ai.snnipu", 1, outputs, attributes=attributes)
+    host = poptorch.custom_op(inputs, name, "ai.snnipu", 1, outputs, attributes=attributes)
     upstream = [torch.randn(out.shape).half() if place in with_gradient else None for place, out in enumerate(outputs)]
-    found = torch.autograd.grad(
-        [made[place] for place in with_gradient],
+    grads = torch.autograd.grad(
+        [host[place] for place in with_gradient],
         inputs,
-        [upstream[place].to(made[place].dtype) for place in with_gradient],
+        [upstream[place].to(host[place].dtype) for place in with_gradient],
         allow_unused=True,
     )
     if name == "SparsePool2d":  # the last one is for its gradient alone
-        made, outputs = made[:3], outputs[:3]
+        host, outputs = host[:3], outputs[:3]
     # Products may be rounded once with their sum, sums be in another order.
     tolerance = 2e-3 if half else 0 if name in ("DenseToSparse", "SparseToDense") else 2e-5
-    for got, wanted in zip([*made, *found], [*outputs, *(gradients[place] for place in range(len(inputs)))]):
+    for got, wanted in zip([*host, *grads], [*outputs, *(gradients[place] for place in range(len(inputs)))]):
         if got is not None:
             assert got.dtype == wanted.dtype
             torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)

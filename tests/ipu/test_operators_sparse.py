@@ -68,7 +68,7 @@ def test_dense_to_sparse(tiles, ipus, rotate):
 
 
 def on_the_host(slots, parameters, bias, grad):
-    """Currents, and the gradients of values, weight and bias: of delayed currents in float64."""
+    """Return currents, and the gradients of values, weight and bias; of delayed currents in float64."""
     ids, values, counts = slots
     needs = (True, True, bias is not None)
     if len(parameters) == 1:
@@ -85,7 +85,7 @@ def on_the_host(slots, parameters, bias, grad):
 
 
 def check_linear(model, slots, parameters, unit=1, bias=False, atol=2e-5):
-    """SparseLinear with a weight, DelayLinear with a weight and lags. Return compute sets of the forward pass."""
+    """Compare SparseLinear, or with lags DelayLinear, with the host; return the steps of the forward pass."""
     weight, name = parameters[0], "SparseLinear" if len(parameters) == 1 else "DelayLinear"
     out = weight.shape[0 if len(parameters) == 1 else 1]
     offset, grad = torch.randn(out) if bias else None, torch.randn(*slots[0].shape[:2], out)
@@ -108,7 +108,7 @@ def check_linear(model, slots, parameters, unit=1, bias=False, atol=2e-5):
 
 
 def parameters_of(kind, taps=2, out=37, inputs=N, longest=0):
-    """A weight; with delays lags, too: up to the last step, beyond it, or none at all."""
+    """Return a weight, and with delays lags: up to the last step, beyond it, or none."""
     if kind == "plain":
         return [torch.randn(out, inputs)]
     longest = {"short": T - 1, "long": 3 * T, "none": 0}.get(kind, longest)

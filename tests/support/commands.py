@@ -4,7 +4,7 @@ import pytest
 
 
 def refusal(capsys, call):
-    """What a command says on standard error as it ends with the status of a wrong argument."""
+    """Return what a command prints on standard error; it must end with the status of a wrong argument."""
     with pytest.raises(SystemExit) as stopped:
         call()
     assert stopped.value.code == 2

@@ -31,12 +31,12 @@ SURROGATES = {0: (0.3, 0.0), 1: (0.7, 0.0), 2: (25.0, -math.inf), 3: (2.0, 0.0),
 
 
 def slots_of(x, slots):
-    """Ids, values and counts of the spikes of a dense tensor."""
+    """Return ids, values and counts of the spikes of a dense tensor."""
     return torch.ops.snnipu.dense_to_sparse_fwd(x, slots, False)[:3]
 
 
 def as_floats(ids, values, counts):
-    """Spikes as a PopART operator takes them."""
+    """Return spikes as a PopART operator takes them."""
     return [ids.float(), values, counts.float()]
 
 

@@ -4,8 +4,8 @@ import torch
 
 
 def model_of(forward, **members):
-    """A module with these attributes whose ``forward`` is a function of it and of its inputs."""
-    made = type("Model", (torch.nn.Module,), {"forward": forward})()
+    """Return a module with these attributes whose ``forward`` is a function of the module and its inputs."""
+    module = type("Model", (torch.nn.Module,), {"forward": forward})()
     for name, member in members.items():
-        setattr(made, name, member)
-    return made
+        setattr(module, name, member)
+    return module

@@ -1,4 +1,4 @@
-"""Small runs of the trainers, and when two of them are equal."""
+"""Settings of small runs of the trainers, and comparisons of runs."""
 
 import torch
 
