@@ -1,8 +1,6 @@
 """A few sequences of ``make fuzz-calls``, and that it sees what a layer brings along from an earlier call."""
 
 import pytest
-import torch
-from support import call_sequences
 from support.call_sequences import KINDS, SLOW, drawn, failure, shortened
 from support.versions import needs_backend
 
@@ -70,19 +68,3 @@ def test_an_error_of_earlier_calls_is_seen(monkeypatch):
 
     monkeypatch.setattr(snn.SynapticDelay, "sequence", refused)
     assert [operation.is_call for operation in seen("SynapticDelay")] == [True, True]
-
-
-def test_what_differs_is_told():
-    check, refusal = call_sequences.check, call_sequences.Refusal
-    ones = torch.ones(2)
-    check(([ones], [None]), ([ones.clone()], [None]))
-    with pytest.raises(call_sequences.Mismatch, match="result 0 differs from a fresh layer's by 1"):
-        check(([ones], []), ([ones + 1], []))
-    with pytest.raises(
-        call_sequences.Mismatch, match=r"gradient 0: torch.float32 \[2\], a fresh layer's: torch.float64"
-    ):
-        check(([], [ones]), ([], [ones.double()]))
-    with pytest.raises(call_sequences.Mismatch, match="no error, and of a fresh layer ValueError: no"):
-        check(([], []), refusal(ValueError, "no"))
-    with pytest.raises(call_sequences.Mismatch, match="TypeError: a, and of a fresh layer ValueError: b"):
-        check(refusal(TypeError, "a"), refusal(ValueError, "b"))

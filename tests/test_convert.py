@@ -131,17 +131,6 @@ def test_there_and_back(name, after_a_step):
     assert_equal(steps(again, name), steps(back, name))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_from_snntorch_gives_what_snnipu_builds(name):
-    stock, neuron = make(snntorch, name), make(snn, name)
-    neuron.load_state_dict(stock.state_dict())
-    made = snn.from_snntorch(stock)
-    assert type(made) is type(neuron)
-    assert_same_state(made, stock)
-    assert vars(made).keys() == vars(neuron).keys()
-    assert_equal(steps(made, name), steps(neuron, name))
-
-
 class Net(nn.Module):
     """Shared, nested and unregistered neurons; hooks; a neuron's method held by another module."""
 
@@ -338,23 +327,6 @@ def hidden():
 def test_tracers_know_the_copys_neurons_by_their_module():
     graph = LeafTracer().trace(snn.to_snntorch(hidden()))
     assert [node.target for node in graph.nodes if node.op == "call_module"] == ["0", "1", "2", "3"]
-
-
-def test_hls4ml_converts_the_copy(tmp_path):
-    pytest.importorskip("hls4ml.contrib.snntorch", reason="hls4ml knows snnTorch's neurons after 1.3.0")
-    import hls4ml
-
-    net = snn.to_snntorch(hidden())
-    config = hls4ml.utils.config_from_pytorch_model(net, (SIZE,), granularity="name", backend="Vitis")
-    model = hls4ml.converters.convert_from_pytorch_model(
-        net, output_dir=str(tmp_path), backend="Vitis", io_type="io_parallel", hls_config=config
-    )
-    layers = list(model.get_layers())
-    assert [layer.class_name for layer in layers] == ["Input", "Dense", "LIFNeuron", "Dense", "LIFNeuron"]
-    assert (layers[2].weights["beta_vec"].data == net[1].beta.numpy()).all()
-    assert layers[2].get_attr("threshold") == pytest.approx(1.2)
-    assert layers[4].get_attr("beta") == pytest.approx(0.9)
-    assert layers[4].get_attr("reset_mechanism") == "zero"
 
 
 def test_every_neuron_of_ours_is_here():

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -10,8 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import snnipu as snn
 from snnipu import _generator, equations, surrogate
 from snnipu._generator import Adjoint, Step, TraceError
+from snnipu.backends import host
+from snnipu.backends import neurons as kernels
 
 EXAMPLES = int(os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "50"))
 KERNEL = surrogate.atan(2.0).kernel
@@ -231,6 +235,41 @@ def test_random_steps_adjoint_is_autograds(made, seed):
     values = {f"p{i}": torch.randn(5, dtype=torch.float64) for i in range(parameters)}
     for one, other in check(function, None, x, initial, values):
         assert_close(one, other, 1e-10)
+
+
+@snn.neuron(states=("mem", "adapt"), parameters={"beta": 0.9, "rho": 0.8, "strength": 0.3, "threshold": 1.0})
+def Rising(x, mem, adapt, *, beta, rho, strength, threshold, spike):
+    spk = spike(mem - threshold - strength * adapt)
+    rises = torch.sigmoid(mem).clamp(max=0.9)
+    return spk, beta * mem * (1 - spk) + x, torch.where(adapt > 2, adapt / 2, rho * adapt) + spk * rises**2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(host.library is None or not shutil.which("g++"), reason="no native library, or no g++")
+def test_operations_that_no_neuron_of_ours_has(monkeypatch):
+    """Compiled for a CPU they give what the loop gives; exp is ours."""
+    calls, run = [], kernels.forward
+    monkeypatch.setattr(kernels, "forward", lambda *arguments: calls.append(1) or run(*arguments))
+    torch.manual_seed(0)
+    layer = Rising(spike_grad=surrogate.atan(2.0)).double()
+    x = torch.randn(40, 2, 19, dtype=torch.float64) * 1.5
+
+    def looped(current):
+        states, rows = [torch.zeros_like(x[0])] * 2, []
+        for step in current:
+            spk, *states = Rising.step(step, *states, **dict(layer.named_buffers()), spike=Spike.apply)
+            rows.append([spk, *states])
+        return [torch.stack(values) for values in zip(*rows)]
+
+    results = []
+    for sequence in (layer.sequence, looped):
+        leaf = x.clone().requires_grad_()
+        out = sequence(leaf)
+        results.append([*out, torch.autograd.grad(sum((part * x).sum() for part in out), leaf)[0]])
+    assert calls == [1]
+    assert 0.02 < results[0][0].mean() < 0.98
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def refused(function):

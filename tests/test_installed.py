@@ -333,13 +333,6 @@ def test_with_the_next_snntorch(resets, tmp_path, repository):
     assert "passed" in result.stdout
 
 
-def test_the_copy_is_of_snntorch_1_0_0(tmp_path, monkeypatch):
-    other = next_snntorch.Change("It cannot be done.", [("utils.py", "no such text", "")])
-    monkeypatch.setattr(next_snntorch, "MERGED", [other])
-    with pytest.raises(ValueError, match=r"utils\.py has no 'no such text'"):
-        next_snntorch.make(tmp_path)
-
-
 def test_latency_and_parallel_neurons_are_snntorchs():
     assert snn.spikegen.latency is spikegen.latency
     assert snn.LeakyParallel is snntorch.LeakyParallel

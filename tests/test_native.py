@@ -64,14 +64,6 @@ def test_every_instruction_set(isa):
     assert done.stdout.strip() == isa
 
 
-@pytest.mark.slow
-@needs_native
-def test_the_best_instruction_set_is_chosen():
-    environment = {k: v for k, v in os.environ.items() if k != "SNNIPU_ISA"}
-    done = subprocess.run([sys.executable, "-c", CHECK], env=environment, stdout=subprocess.PIPE, check=True)
-    assert done.stdout.decode().strip() == host.library.snnipu_best_isa().decode()
-
-
 @needs_native
 @pytest.mark.skipif(not (sys.platform == "linux" and platform.machine() == "x86_64"), reason="of Linux on x86-64")
 @pytest.mark.parametrize("isa", host.available_isas())

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -40,18 +41,33 @@ def delays():
     return snn.MultiStep(net), torch.bernoulli(torch.full((12, 5, 80), 0.1))
 
 
+def dense(out):
+    out = out[0] if isinstance(out, tuple) else out
+    return out.to_dense() if isinstance(out, snn.SparseSpikes) else out
+
+
 def trained(net, x):
     """Parameters after some steps, and the outputs on the way."""
     optimizer, results = torch.optim.SGD(net.parameters(), lr=0.1), []
     for _ in range(STEPS):
-        out = net(x)
-        out = out[0] if isinstance(out, tuple) else out
-        out = out.to_dense() if isinstance(out, snn.SparseSpikes) else out
+        out = dense(net(x))
         optimizer.zero_grad()
         out.square().mean().backward()
         optimizer.step()
         results.append(out.detach().clone())
     return [*results, *(value.detach().clone() for value in net.parameters())]
+
+
+def at_once(work, arguments):
+    """Results of a function, in a thread for each of its arguments."""
+    begin = threading.Barrier(THREADS)
+
+    def begun(argument):
+        begin.wait()
+        return work(*argument)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(begun, arguments))
 
 
 @pytest.mark.slow
@@ -65,20 +81,8 @@ def test_16_threads_train_at_once(make):
             return make()
 
     expected = [trained(*made(seed)) for seed in range(THREADS)]
-    several, found, begin = [made(seed) for seed in range(THREADS)], [None] * THREADS, threading.Barrier(THREADS)
-
-    def work(number):
-        begin.wait()
-        found[number] = trained(*several[number])
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number in range(THREADS):
-        assert found[number] is not None
-        assert all(map(torch.equal, found[number], expected[number])), number
+    for number, found in enumerate(at_once(trained, [made(seed) for seed in range(THREADS)])):
+        assert all(map(torch.equal, found, expected[number])), number
 
 
 @pytest.mark.parametrize("make", [layers, neurons, maps])
@@ -88,26 +92,11 @@ def test_16_threads_ask_one_network(make):
 
     def asked(x):
         with torch.no_grad():
-            out = net(x)
-        out = out[0] if isinstance(out, tuple) else out
-        return out.to_dense() if isinstance(out, snn.SparseSpikes) else out
+            return [dense(net(x)).clone() for _ in range(STEPS)]
 
-    expected = [asked(x).clone() for x in xs]
-    found, begin = [[] for _ in xs], threading.Barrier(THREADS)
-
-    def work(number):
-        begin.wait()
-        for _ in range(STEPS):
-            found[number].append(asked(xs[number]))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for results, right in zip(found, expected):
-        assert len(results) == STEPS
-        assert all(torch.equal(result, right) for result in results)
+    expected = [asked(x) for x in xs]
+    for found, right in zip(at_once(asked, [(x,) for x in xs]), expected):
+        assert all(map(torch.equal, found, right))
 
 
 # ---- killed

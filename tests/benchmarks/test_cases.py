@@ -7,12 +7,11 @@ import torch
 from support.versions import needs_backend, needs_compile
 
 import snnipu
-from benchmarks import peers, programs, sparse_problem
-from benchmarks.case import Case, Settings, Unavailable, cross, headline, product
-from benchmarks.cases import CASES, conv, delays, lif, memory, neurons, online, sparse, zeros
-from benchmarks.memory import available_memory
+from benchmarks import peers, programs
+from benchmarks.case import Settings, Unavailable, cross, headline, product
+from benchmarks.cases import CASES, conv, memory, neurons, online, sparse, zeros
 from benchmarks.runner import run_table
-from snnipu.training import METHODS, EventConfig
+from snnipu.training import METHODS
 
 SMALL = Settings(steps=8, batch_size=3, neurons=24, activity=0.1, longest_delay=5, hidden_neurons=24)
 KEPT = ("tensor", "processes", "beta")
@@ -228,102 +227,9 @@ def test_programs_have_spikes(name):
     assert len(moved) >= len(list(net.parameters())) - 1
 
 
-@pytest.mark.parametrize("neurons_", [20, 512])
-def test_layer_spikes(neurons_):
-    """Neither silent nor always on, whatever its size."""
-    spk, _ = build("layer", "snnipu", Settings(steps=20, batch_size=2, neurons=neurons_)).step()
-    assert 0.005 < spk.mean() < 0.3
-
-
 def test_every_fused_neuron_is_there():
     fused = {name for name, kind in vars(snnipu).items() if getattr(kind, "__module__", "") == "snnipu.neurons.zoo"}
     assert {kind.name for kind in neurons.KINDS.values()} == fused | {"Leaky"}
-
-
-@pytest.mark.parametrize("largest", [7, 10**9])
-@pytest.mark.parametrize(("traffic", "elements"), [(24, 3 * 576), (20, 2.5 * 576)])
-def test_copies_move_the_least_bytes(monkeypatch, largest, traffic, elements):
-    monkeypatch.setattr(memory, "COPY_ELEMENTS", largest)
-    work = memory.Work(SMALL)
-    workload = work.copy(traffic)
-    copied = []
-    copy_ = torch.Tensor.copy_
-    monkeypatch.setattr(torch.Tensor, "copy_", lambda to, from_: copied.append(to.numel()) or copy_(to, from_))
-    workload.step()
-    assert sum(copied) == elements
-    assert workload.check().passed
-    monkeypatch.setattr(torch.Tensor, "copy_", lambda to, from_: to)
-    assert not workload.check().passed
-    # The row of `lif`: each element is read once and written once.
-    assert 2 * lif.copy_of_least_traffic(work.x).step().numel() == 6 * work.x.numel()
-
-
-def test_references_are_computed_in_parts(monkeypatch):
-    """Of whatever size the parts are, a result must be right everywhere."""
-    sequence = snnipu.Leaky.sequence
-
-    def wrong(self, x, mem=None):
-        spk, mem = sequence(self, x, mem)
-        changed = spk.clone()
-        changed[-1, -1, -1] = 1 - changed[-1, -1, -1]
-        return changed, mem
-
-    for part in (None, 1, 100):
-        assert lif.Work(SMALL, part).sequence().check().passed
-    monkeypatch.setattr(snnipu.Leaky, "sequence", wrong)
-    for part in (None, 1, 100):
-        assert not lif.Work(SMALL, part).sequence().check().passed
-
-
-def test_what_there_is_no_memory_for(monkeypatch, capsys):
-    sizes = {"tensor": ("10x10x1000", "2x10x1000", "10x10x10000"), "beta": 0.9}  # 0.4, 0.08 and 4 MB
-    monkeypatch.setattr(memory, "available_memory", lambda device=None: 5_000_000)
-    assert [(point["steps"], point["neurons"]) for point in memory.points(sizes)] == [(2, 1000), (10, 1000)]
-    assert "1 left out" in capsys.readouterr().out
-    assert not memory.is_tight(SMALL)
-    with pytest.raises(Unavailable, match="needs about"):
-        memory.check_fits(Settings(steps=10, batch_size=10, neurons=10_000), "norse")
-    monkeypatch.setattr(memory, "available_memory", lambda device=None: 1)
-    assert memory.is_tight(SMALL)
-    with pytest.raises(ValueError, match="a size needs 12 times its bytes"):
-        memory.points(sizes)
-    monkeypatch.setattr(online, "available_memory", lambda: 1 << 20)
-    with pytest.raises(Unavailable, match="GB at least"):
-        CASES["online"].contenders(replace(SMALL, steps=5000))[0].build()
-
-
-def test_peers_that_take_too_long():
-    with pytest.raises(Unavailable, match="more than 20 s a step"):
-        memory.check_fits(Settings(steps=800, batch_size=128, neurons=1024), "norse")
-    row = next(c for c in CASES["online"].contenders(replace(SMALL, steps=1000)) if c.name == "braintrace-D-RTRL")
-    with pytest.raises(Unavailable, match="takes minutes for 1000 steps"):
-        row.build()
-
-
-def test_a_stream_has_its_length_whatever_is_drawn_of_it():
-    problem = online.Problem(replace(SMALL, steps=470))
-    chunks = list(problem.chunks(470, online.CHUNK))
-    assert sum(map(len, chunks)) == 470
-    assert max(map(len, chunks)) == online.CHUNK
-    assert torch.equal(torch.cat(chunks)[200:400], torch.cat(chunks)[:200])
-
-
-def test_delays_keep_away_from_whole_steps():
-    """There a peer's rounding would give a synapse's delay another derivative, and its check would be red."""
-    delay = delays.Problem(replace(SMALL, neurons=200)).layer.delay.detach()
-    assert 0 < float(delay.min()) < float(delay.max()) < SMALL.longest_delay
-    assert 0.009 < float((delay % 1).min()) < float((delay % 1).max()) < 0.991
-
-
-def test_convolutional_networks_are_those_of_the_trainer():
-    for name, (dataset, options) in {
-        "nmnist": ("nmnist", {}),
-        "dvs32": ("dvs", {"downsample": 4}),
-        "dvs64": ("dvs", {"downsample": 2}),
-    }.items():
-        hidden = EventConfig.for_dataset(dataset, network="conv", **options).hidden
-        layers = [layer if isinstance(layer, str) else f"FC{layer}" for layer in hidden]
-        assert conv.NETWORKS[name][1].startswith("-".join(layers) + "-FC")
 
 
 def test_measured_activity_is_the_one_asked_for():
@@ -339,48 +245,6 @@ def test_measured_activity_is_the_one_asked_for():
         assert measured["activity"] == pytest.approx([0.1] * 4, abs=0.02)
 
 
-def test_slots_on_a_gpu_are_what_the_busiest_row_needs(monkeypatch):
-    problem = sparse.Problem(settings_of("sparse"))
-    slots = problem.measured()["slots"][1:]
-    assert [layer.max_spikes for layer in problem.network().layers] == [None] * 3
-    problem.device = torch.device("cuda")
-    problem._network = sparse.Problem(settings_of("sparse"))._network
-    assert [layer.max_spikes for layer in problem.network(path="auto").layers] == slots
-    assert problem.network(path="auto").layers[0].path == "auto"
-    on_gpu = replace(settings_of("sparse"), device=torch.device("cuda"))
-    assert "sparse-network-auto" in [row.name for row in CASES["sparse"].contenders(on_gpu)]
-
-
-@pytest.mark.parametrize("tf32", [False, True])
-def test_sums_on_the_grid_are_exact_in_any_order(tf32):
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(5, 1000, generator=generator)
-    rounded = sparse_problem.on_grid(weight, tf32)
-    assert (rounded - weight).abs().max() <= 2.0**-11 * weight.abs().max()
-    exact = rounded.double().sum(1)
-    for _ in range(3):
-        order = torch.randperm(1000, generator=generator)
-        assert torch.equal(rounded[:, order].cumsum(1)[:, -1].double(), exact)
-    # What it is for: these sums are not the same without it.
-    assert not torch.equal(weight.cumsum(1)[:, -1].double(), weight.double().sum(1))
-    mantissa, _ = torch.frexp(rounded)
-    assert torch.equal((mantissa * 2**11).round(), mantissa * 2**11) == tf32
-    assert torch.equal(sparse_problem.on_grid(torch.zeros(2, 3)), torch.zeros(2, 3))
-
-
-def test_references_are_computed_without_tf32():
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_tf32
-    try:
-        for allowed in (False, True):
-            matmul.allow_tf32 = allowed
-            with sparse_problem.full_precision():
-                assert not matmul.allow_tf32
-            assert matmul.allow_tf32 == allowed
-    finally:
-        matmul.allow_tf32 = before
-
-
 def test_points_of_sweeps():
     values = {"activity": (0.01, 0.02), "hidden_layers": (2, 3), "steps": 5}
     assert headline(values) == {"activity": 0.02, "hidden_layers": 2, "steps": 5}
@@ -393,20 +257,6 @@ def test_points_of_sweeps():
         ("tutorial-5", 128),
         *(("tutorial-6", batch) for batch in (1, 16, 64, 128)),
     ]
-
-
-def test_batched_loss_is_the_tutorials_loss():
-    mem_rec = torch.randn(6, 4, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    targets = torch.tensor([1, 0, 9, 4])
-    torch.testing.assert_close(
-        programs.batched_loss(mem_rec, targets), programs.tutorial_loss(mem_rec, targets).reshape(())
-    )
-
-
-def test_available_memory():
-    found = available_memory()
-    assert found is None or found > 0
-    assert isinstance(CASES["lif"], Case)
 
 
 @pytest.mark.slow

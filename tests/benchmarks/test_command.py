@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.commands import refusal
 
 pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
@@ -106,33 +107,23 @@ def test_resident_memory(tmp_path):
     [
         (["nothing"], "argument case"),
         (["--peers", "snntorch,brian"], "argument --peers: unknown peer 'brian'"),
-        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (["--dtype", "float8"], "argument --dtype"),
         (["network", "--dtype", "float64"], "network does not run in float64 on cpu"),
         (["lif", "steps=0"], "steps=0: steps must be above 0"),
-        (["lif", "steps=many"], "steps=many: steps is of type int"),
         (["lif", "size=3"], "expected SETTING=VALUE[,VALUE], got 'size=3'"),
         (["lif", "activity=0.1"], "lif has no setting activity; it has steps, batch_size, neurons, beta"),
         (["sparse", "activity=0.1,1"], "activity must be below 1"),
-        (["sparse", "activity=nan"], "activity must be above 0"),
         (["sparse", "hidden_layers=1"], "hidden_layers: expected one of 2, 3, 4, 5, got 1"),
-        (["sparse", "input=mnist"], "input: expected one of nmnist, shd, got 'mnist'"),
-        (["neurons", "neuron=Leaky,Neuron"], "got 'Neuron'"),
         (["memory", "tensor=3x4"], "tensor: expected sizes TxBxN such as 100x128x1024"),
     ],
 )
 def test_wrong_arguments_are_status_2(arguments, said, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    assert said in capsys.readouterr().err
+    assert said in refusal(capsys, lambda: main(arguments))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_cuda_is_status_2(capsys):
-    with pytest.raises(SystemExit):
-        main(["--device", "cuda"])
-    assert "argument --device: this PyTorch finds no CUDA device" in capsys.readouterr().err
+    assert "argument --device: this PyTorch finds no CUDA device" in refusal(capsys, lambda: main(["--device", "cuda"]))
 
 
 def test_what_cannot_be_written_is_known_before_the_run(monkeypatch, tmp_path):

@@ -59,13 +59,6 @@ def test_summary_is_of_medians_and_of_each_table(records):
     assert math.isnan(rows.milliseconds["T=1", "wrong"])
 
 
-def test_kernel_and_faults():
-    rows = [record(faults=faults, user=3.0, system=1.0) for faults in (1, 5, 6)]
-    (row,) = report.summarise(rows).itertuples()
-    assert row.faults == 5
-    assert row.kernel == pytest.approx(0.25)
-
-
 def test_a_red_row_has_no_time_in_any_table(make_case, records):
     summary = report.summarise(records)
     case = make_case()
@@ -103,29 +96,6 @@ def test_break_even(speeds, expected):
     assert report.break_even([1, 2], speeds) == pytest.approx(expected)
 
 
-def test_no_break_even_of_nothing():
-    assert math.isnan(report.break_even([1, 2], [math.nan, math.nan]))
-
-
-def test_geometric_mean_over_names(make_case):
-    rows = [record(steps=name, contender=who, seconds=s) for name, who, s in (
-        ("a", "own", 1.0), ("a", "snntorch", 4.0), ("b", "own", 1.0), ("b", "snntorch", 0.25),
-    )]  # fmt: skip
-    along, comparison = report.sweep_tables(make_case(), report.summarise(rows))
-    assert comparison == "label of own: geometric mean of speeds 1.00 ×; below 0.97: 1 of 2."
-    # Names are rows.
-    assert [line.split("|")[1].strip() for line in along.splitlines()[4:]] == ["a", "b"]
-
-
-def test_groups_of_the_other_parameters(make_case):
-    rows = [record(steps=steps, batch=batch) for steps in (1, 2) for batch in (3, 4)]
-    for row in rows:
-        row["title"] += f"B={row['batch']}"
-    case = make_case(sizes={"steps": (1, 2), "batch": (3, 4)})
-    found = [(axis, where, len(group)) for axis, where, group in report.groups_along(case, report.summarise(rows))]
-    assert found == [("steps", "batch 3", 2), ("steps", "batch 4", 2)]
-
-
 @pytest.mark.parametrize("axes", [(), ("steps",)])
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_chart(make_case, records, axes, suffix, tmp_path):
@@ -134,9 +104,3 @@ def test_chart(make_case, records, axes, suffix, tmp_path):
     assert path.stat().st_size > 5000
     if suffix == ".svg":
         assert "where it was measured" in path.read_text(encoding="utf-8")
-
-
-def test_chart_of_names(make_case, tmp_path):
-    rows = [record(steps=name, contender=who) for name in ("a", "b") for who in ("own", "snntorch")]
-    report.draw({"case": make_case(charts=("speed",))}, report.summarise(rows), "", tmp_path / "chart.png")
-    assert (tmp_path / "chart.png").stat().st_size > 5000

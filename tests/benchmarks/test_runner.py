@@ -57,27 +57,6 @@ def test_every_kind_of_row(make_case, make_contender):
     assert (found["own"]["note"], found["own"]["against"]) == ("a note", "a reference")
 
 
-def test_records_are_tidy(make_case, make_contender):
-    """One row for each repetition, each with what tells it from the others."""
-    records = run(make_case(make_contender("a"), make_contender("b")), repeats=3)
-    assert [(record["contender"], record["round"]) for record in records if record["contender"] == "a"] == [
-        ("a", 0),
-        ("a", 1),
-        ("a", 2),
-    ]
-    for record in records:
-        assert (record["case"], record["title"], record["steps"], record["status"]) == ("case", "T=25", 25, "ok")
-        assert record["seconds"] > 0
-    assert json.loads(json.dumps(records)) == records
-
-
-def test_only_asked_peers_run(make_case, make_contender):
-    steps = []
-    case = make_case(make_contender("own"), make_contender("p", "norse"), make_contender("q", "snntorch", steps=steps))
-    assert set(rows(run(case, ["norse"]))) == {"own", "p"}
-    assert steps == []
-
-
 def test_passed(make_case, make_contender):
     """A peer that cannot run is no failure; a row of snnipu's own is."""
     own = make_contender("own")
@@ -94,16 +73,6 @@ def test_memory_of_a_process_of_its_own(make_case, make_contender, monkeypatch):
     apart = rows(run(case, memory_apart=True))
     assert apart["a"]["peak_bytes"] == 7
     assert apart["b"]["status"] == "unavailable"
-
-
-def test_memory_of_the_contender_before_is_given_back(make_case, make_contender, monkeypatch):
-    released = []
-    monkeypatch.setattr(runner, "release_memory", lambda: released.append(1))
-    for gives_back in (False, True):
-        run(
-            make_case(make_contender("a"), make_contender("b"), gives_back=lambda _, there=gives_back: there), repeats=3
-        )
-        assert len(released) == (2 * 3 if gives_back else 0)
 
 
 def test_a_stop_keeps_what_was_measured(make_case, make_contender):

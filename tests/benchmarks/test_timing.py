@@ -1,10 +1,9 @@
 import gc
-import mmap
 
 import pytest
 
 from benchmarks.case import Settings
-from benchmarks.timing import MIN_SAMPLE_SECONDS, SLOW_ROUNDS, interleaved, process_usage
+from benchmarks.timing import MIN_SAMPLE_SECONDS, SLOW_ROUNDS, interleaved
 
 WARM_UP_CALLS = 2
 
@@ -40,16 +39,6 @@ def measure(steps, repeats, min_seconds=0.0, **options):
     return samples
 
 
-def test_seconds_are_those_of_a_call():
-    clock = Clock()
-    steps, _ = fake_steps(clock, slow=1.0, fast=0.25)
-    samples = measure(steps, 5, clock=clock)
-    assert [sample.seconds for sample in samples["slow"]] == pytest.approx([1.0] * 5)
-    assert [sample.seconds for sample in samples["fast"]] == pytest.approx([0.25] * 5)
-    assert [sample.round for sample in samples["slow"]] == list(range(5))
-    assert samples["slow"][0].calls == 1
-
-
 def test_short_steps_are_repeated_until_a_sample_is_long_enough():
     clock = Clock()
     steps, _ = fake_steps(clock, short=1e-3)
@@ -81,57 +70,6 @@ def test_slow_contenders_take_part_in_fewer_rounds():
     # They are spread over the run.
     rounds = "".join(name[0] for name in calls if name != "slow").partition("s")[2]
     assert max(map(len, rounds.split("s"))) <= 2 * 5
-
-
-@pytest.mark.parametrize("repeats", [1, 4, 6, 11])
-def test_slow_contenders_have_samples_however_few_rounds_there_are(repeats):
-    clock = Clock()
-    steps, _ = fake_steps(clock, slow=0.15, slower=9.0)
-    samples = measure(steps, repeats, clock=clock, slow_seconds=0.1)
-    assert all(min(repeats, SLOW_ROUNDS) <= len(found) <= repeats for found in samples.values())
-
-
-def test_least_rounds_and_what_is_called_before_each_contender():
-    """Untimed calls then come first, for slow ones too."""
-    clock = Clock()
-    steps, calls = fake_steps(clock, fast=0.05, slower=9.0)
-    limits = {"slow_seconds": 0.1, "slow_rounds": 1}
-    samples = measure(steps, 2, clock=clock, before=lambda: calls.append("before"), **limits)
-    assert [len(found) for found in samples.values()] == [2, 1]
-    turns = [turn.split() for turn in " ".join(calls).split("before")[1:]]
-    assert sorted(turns) == [["fast"] * (WARM_UP_CALLS + 1)] * 2 + [["slower"] * 2]
-
-
-def test_page_faults_and_time_of_the_kernel_are_those_of_timed_calls():
-    clock, used = Clock(), [0.0, 0.0, 0.0]
-    calls = []
-
-    def step():
-        calls.append(1)
-        clock.now += 1e-3
-        # Those of the first calls, which are not timed, do not count.
-        used[0] += 1000 if len(calls) <= WARM_UP_CALLS else 6
-        used[1] += 3e-3
-        used[2] += 1e-3
-
-    sample = measure({"a": step}, 3, clock=clock, usage=lambda: tuple(used))["a"][0]
-    assert sample.calls > 1
-    assert (sample.faults, sample.user, sample.system) == pytest.approx((6, 3e-3, 1e-3))
-    sample = measure({"a": lambda: None}, 1, usage=lambda: None)["a"][0]
-    assert sample.faults is sample.user is sample.system is None
-
-
-@pytest.mark.skipif(process_usage() is None, reason="the system does not tell")
-def test_first_touch_is_a_page_fault():
-    def touch():
-        with mmap.mmap(-1, 64 * mmap.PAGESIZE) as memory:
-            for place in range(0, len(memory), mmap.PAGESIZE):
-                memory[place] = 1
-
-    samples = measure({"touch": touch, "nothing": lambda: None}, 3)
-    # A page can be larger than the smallest.
-    assert min(sample.faults for sample in samples["touch"]) >= 1
-    assert min(sample.faults for sample in samples["nothing"]) < 0.5
 
 
 def test_rounds_go_on_for_min_seconds():

@@ -114,14 +114,6 @@ def test_what_is_up_to_date_is_left(compiler, tmp_path, capsys):
     assert library.stat().st_mtime_ns > before
 
 
-def test_output_folder(compiler, tmp_path, capsys):
-    assert main(["build-ipu", "--output", str(tmp_path / "here")]) == 0
-    assert f"set SNNIPU_POPART_LIBRARY={tmp_path / 'here' / build.LIBRARY}" in capsys.readouterr().out
-    files = sorted(path.name for path in (tmp_path / "here").iterdir())
-    assert files == [build.LOG, *GENERATED, build.LIBRARY, build.CODELETS]
-    assert not (tmp_path / "cache").exists()
-
-
 def test_dry_run_runs_nothing(compiler, tmp_path, capsys):
     assert main(["build-ipu", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()

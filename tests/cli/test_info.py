@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from support.commands import refusal
 
 from snnipu.backends import host
 from snnipu.cli import info, main
@@ -77,9 +78,9 @@ def test_says_why_there_is_no_cuda(monkeypatch, capsys):
 
 
 def test_bad_arguments(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        info.main(["--json", str(tmp_path / "missing" / "info.json")])
-    assert "argument --json: " in capsys.readouterr().err
+    assert "argument --json: " in refusal(
+        capsys, lambda: info.main(["--json", str(tmp_path / "missing" / "info.json")])
+    )
     with pytest.raises(SystemExit) as stop:
         main(["info", "--no-such-option"])
     assert stop.value.code == 2
@@ -88,10 +89,7 @@ def test_bad_arguments(tmp_path, capsys):
 def test_no_or_unknown_command(capsys):
     assert main([]) == 2
     assert "train" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stop:
-        main(["fly"])
-    assert stop.value.code == 2
-    assert "invalid choice: 'fly'" in capsys.readouterr().err
+    assert "invalid choice: 'fly'" in refusal(capsys, lambda: main(["fly"]))
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
     assert stop.value.code == 0

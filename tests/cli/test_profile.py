@@ -6,6 +6,7 @@ import re
 import ipu_published as published
 import pytest
 import torch
+from support.commands import refusal
 from support.operators import needs_host_runtime, needs_library
 
 import snnipu as snn
@@ -53,14 +54,24 @@ def run(*arguments):
     return command_line(["profile", *map(str, arguments)])
 
 
-def test_table_json_and_html(tmp_path, capsys):
-    out, page = tmp_path / "out.json", tmp_path / "out.html"
+@pytest.fixture
+def document_of(tmp_path):
+    """Runs the command, and returns what it writes as JSON."""
+
+    def document(*arguments):
+        assert run(*arguments, "--json", tmp_path / "out.json") == 0
+        return json.loads((tmp_path / "out.json").read_text())
+
+    return document
+
+
+def test_table_json_and_html(document_of, tmp_path, capsys):
+    page = tmp_path / "out.html"
     options = ["--target", "bow", "--ipus", "2", "--activity", "0.05", "--batch-size", "8", "--steps", "20"]
-    assert run("--model", "300,101,101,10", *options, "--json", out, "--html", page) == 0
+    document = document_of("--model", "300,101,101,10", *options, "--html", page)
     said = capsys.readouterr().out
     assert "not measured" in said
     assert "samples per second" in said
-    document = json.loads(out.read_text())
     assert set(document) >= PINNED
     assert document["fits"] is True
     assert document["samples_per_s"] > 0
@@ -80,10 +91,9 @@ def test_table_json_and_html(tmp_path, capsys):
         assert heading in text
 
 
-def test_what_does_not_fit(tmp_path, capsys):
-    out, page = tmp_path / "out.json", tmp_path / "out.html"
-    assert run("--model", "20000,12000,10", "--json", out, "--html", page) == 0
-    document = json.loads(out.read_text())
+def test_what_does_not_fit(document_of, tmp_path, capsys):
+    page = tmp_path / "out.html"
+    document = document_of("--model", "20000,12000,10", "--html", page)
     assert (document["fits"], document["samples_per_s"], document["bound"]) == (False, None, "memory")
     assert "KiB" in document["problems"][0]
     assert "does not fit" in capsys.readouterr().out
@@ -91,21 +101,18 @@ def test_what_does_not_fit(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_no_plan_at_all(tmp_path):
-    out, page = tmp_path / "out.json", tmp_path / "out.html"
-    assert run("--model", ",".join(["10"] * 1500), "--activity", "0.3", "--json", out, "--html", page) == 0
-    document = json.loads(out.read_text())
+def test_no_plan_at_all(document_of, tmp_path):
+    page = tmp_path / "out.html"
+    document = document_of("--model", ",".join(["10"] * 1500), "--activity", "0.3", "--html", page)
     assert set(document) >= PINNED
     assert document["fits"] is False
     assert "cannot hold" in page.read_text()
 
 
-def test_python_files(model_file, tmp_path):
-    out = tmp_path / "out.json"
-    assert run("--model", model_file, "--json", out, "--activity", "0.1") == 0
-    assert json.loads(out.read_text())["plan"]["network"]["slots"] == [12, 6, 10]
-    assert run("--model", f"{model_file}:build", "--json", out, "--inference", "--activity", "0.1,0.1,0.3") == 0
-    network = json.loads(out.read_text())["plan"]["network"]
+def test_python_files(model_file, document_of):
+    assert document_of("--model", model_file, "--activity", "0.1")["plan"]["network"]["slots"] == [12, 6, 10]
+    options = ["--inference", "--activity", "0.1,0.1,0.3"]
+    network = document_of("--model", f"{model_file}:build", *options)["plan"]["network"]
     assert (network["sizes"], network["training"]) == ([80, 40, 10], False)
 
 
@@ -113,7 +120,6 @@ def test_python_files(model_file, tmp_path):
     ("arguments", "message"),
     [
         (["--model", "300"], "sizes must have an entry for the input"),
-        (["--model", "300,0,10"], "positive whole numbers"),
         (["--model", "net.txt"], "expected sizes such as"),
         (["--model", "missing.py"], "there is no file missing.py"),
         (["--model", "FILE:absent"], "defines no 'absent'"),
@@ -121,21 +127,16 @@ def test_python_files(model_file, tmp_path):
         (["--model", "FILE:broken"], "raised OSError: no such weights"),
         (["--model", "FILE", "--input-slots", "4"], "--input-slots is for sizes"),
         (["--model", "9,8,7", "--activity", "1.5"], "above 0 and up to 1"),
-        (["--model", "9,8,7", "--activity", "0.1,0.2"], "activity must be one number, or 3"),
-        (["--model", "9,8,7", "--ipus", "0"], "expected a positive integer, got '0'"),
         (["--model", "9,8,7", "--ipus", "65"], "ipus must be from 1 to 64, got 65"),
-        (["--model", "9,8,7", "--target", "mk9"], "invalid choice"),
-        (["--model", "9,8,7", "--neurons-per-tile", "3"], "neurons_per_tile must be even"),
         (["--model", "9,8,7", "--html", "out.txt"], "must end in"),
         ([], "--model"),
     ],
 )
 def test_wrong_arguments(arguments, message, model_file, capsys, monkeypatch):
     monkeypatch.chdir(model_file.parent)
-    with pytest.raises(SystemExit) as stopped:
-        run(*(argument.replace("FILE", str(model_file)) for argument in arguments))
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal(
+        capsys, lambda: run(*(argument.replace("FILE", str(model_file)) for argument in arguments))
+    )
 
 
 MAPS = """
@@ -156,14 +157,12 @@ def maps_file(tmp_path):
 
 @needs_host_runtime
 @needs_library
-def test_layers_on_maps_are_counted_operator_by_operator(maps_file, tmp_path, capsys):
-    out = tmp_path / "out.json"
-    options = ["--batch-size", 4, "--steps", 10, "--target", "mk1", "--ipus", 2, "--json", out]
-    assert run("--model", maps_file, *options) == 0
+def test_layers_on_maps_are_counted_operator_by_operator(maps_file, document_of, capsys):
+    options = ["--batch-size", 4, "--steps", 10, "--target", "mk1", "--ipus", 2]
+    document = document_of("--model", maps_file, *options)
     said = capsys.readouterr().out
     assert "convolution 2x12x12 to 6x10x10 on " in said
     assert "not measured" in said
-    document = json.loads(out.read_text())
     assert document["fits"] is True
     assert document["target"]["name"] == "mk1"
     names = [operator["name"] for operator in document["operators"]]
@@ -180,32 +179,15 @@ def test_layers_on_maps_are_counted_operator_by_operator(maps_file, tmp_path, ca
     assert document["samples_per_s"] == pytest.approx(4 * 1.6e9 / total)
     for operator in document["operators"]:
         assert f"{operator['cycles']:,.0f}" in said
-    assert run("--model", maps_file, *options, "--inference", "--dtype", "float16") == 0
-    document = json.loads(out.read_text())
+    document = document_of("--model", maps_file, *options, "--inference", "--dtype", "float16")
     assert [operator["name"] for operator in document["operators"]] == forwards
 
 
 @needs_host_runtime
 @needs_library
-def test_layers_on_maps_that_do_not_fit(maps_file, tmp_path, capsys):
-    out = tmp_path / "out.json"
-    assert (
-        run(
-            "--model",
-            f"{maps_file}:large",
-            "--target",
-            "mk1",
-            "--json",
-            out,
-            "--steps",
-            120,
-            "--batch-size",
-            4,
-            "--inference",
-        )
-        == 0
-    )
-    document = json.loads(out.read_text())
+def test_layers_on_maps_that_do_not_fit(maps_file, document_of, capsys):
+    options = ["--target", "mk1", "--steps", 120, "--batch-size", 4, "--inference"]
+    document = document_of("--model", f"{maps_file}:large", *options)
     assert (document["fits"], document["samples_per_s"]) == (False, 0)
     assert "What helps: fewer time steps or samples at once" in document["problems"][0]
     assert "does not fit: SparseConv2d" in capsys.readouterr().out
@@ -235,9 +217,9 @@ def test_counting_runs_nothing_and_changes_nothing(monkeypatch):
 
 @needs_host_runtime
 @needs_library
-def test_delays_are_counted_and_their_length_costs_nothing(tmp_path):
+def test_delays_are_counted_and_their_length_costs_nothing(document_of, tmp_path):
     """A network, and a layer in a MultiStep: the figures of delays up to 5 steps are those of up to 100."""
-    file, out = tmp_path / "delayed.py", tmp_path / "out.json"
+    file = tmp_path / "delayed.py"
     file.write_text(
         "import snnipu as snn\n"
         "def short(longest=5):\n"
@@ -247,10 +229,10 @@ def test_delays_are_counted_and_their_length_costs_nothing(tmp_path):
         "def dense():\n"
         "    return snn.MultiStep(snn.DelayLinear(40, 30, 5), snn.Leaky(beta=0.9))\n"
     )
-    found = {}
-    for name in ("short", "long", "dense"):
-        assert run("--model", f"{file}:{name}", "--steps", 20, "--batch-size", 4, "--json", out) == 0
-        found[name] = json.loads(out.read_text())["operators"]
+    found = {
+        name: document_of("--model", f"{file}:{name}", "--steps", 20, "--batch-size", 4)["operators"]
+        for name in ("short", "long", "dense")
+    }
     names = [operator["name"] for operator in found["short"]]
     assert names.count("DelayLinear") == names.count("DelayLinear (gradient)") == names.count("SparseLinear") == 1
     assert found["long"] == found["short"]
@@ -270,10 +252,7 @@ def test_delays_are_counted_and_their_length_costs_nothing(tmp_path):
 @needs_host_runtime
 def test_wrong_arguments_for_layers_on_maps(name, arguments, message, maps_file, capsys, monkeypatch):
     monkeypatch.chdir(maps_file.parent)
-    with pytest.raises(SystemExit) as stopped:
-        run("--model", f"{maps_file}:{name}", *arguments)
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal(capsys, lambda: run("--model", f"{maps_file}:{name}", *arguments))
 
 
 @needs_host_runtime
@@ -282,10 +261,7 @@ def test_without_the_library_layers_on_maps_are_refused(maps_file, capsys, monke
         raise IpuModelError("there is no library of the IPU model")
 
     monkeypatch.setattr("snnipu.ipu.model.library", missing)
-    with pytest.raises(SystemExit) as stopped:
-        run("--model", maps_file)
-    assert stopped.value.code == 2
-    assert "there is no library of the IPU model" in capsys.readouterr().err
+    assert "there is no library of the IPU model" in refusal(capsys, lambda: run("--model", maps_file))
 
 
 def test_the_guide_shows_what_it_prints(repository, capsys):

@@ -264,14 +264,6 @@ def test_exceptions_show_the_scripts_own_traceback(script, snnipu):
 
 
 @pytest.mark.slow
-def test_a_syntax_error_is_shown(script, snnipu):
-    status, _, err = finish(snnipu(script("def")))
-    assert status == 1
-    assert "SyntaxError" in err
-    assert "script.py" in err
-
-
-@pytest.mark.slow
 def test_an_interrupt_gives_130(script, snnipu):
     process = snnipu(script("import time; print('ready', flush=True); time.sleep(60)"))
     assert process.stdout.readline() == "ready\n"
@@ -288,15 +280,6 @@ def test_a_missing_script_is_an_error_of_usage(capsys, tmp_path):
     with pytest.raises(SystemExit) as exit_info:
         run.main([])
     assert exit_info.value.code == 2
-
-
-def test_help_names_its_options(capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        run.main(["--help"])
-    assert exit_info.value.code == 0
-    out = capsys.readouterr().out
-    assert "--drop-in" in out
-    assert "SCRIPT" in out
 
 
 @pytest.mark.slow

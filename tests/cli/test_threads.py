@@ -76,24 +76,6 @@ def test_a_small_network_has_one_thread(network, arguments, environment, threads
     assert train.choose_threads(network, train.build_parser().parse_args(arguments)) == threads
 
 
-@pytest.mark.parametrize(
-    ("arguments", "one"),
-    [
-        ([], True),
-        (["--hidden", "3000", "--batch-size", "256"], False),
-        (["--dataset", "randman", "--samples-per-class", "20"], False),
-        (["--dataset", "randman", "--samples-per-class", "20", "--hidden", "16", "--max-spikes", "8"], True),
-    ],
-)
-def test_how_large_networks_are(arguments, one, tmp_path, monkeypatch):
-    pytest.importorskip("sklearn")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    options = train.build_parser().parse_args(arguments)
-    trainer = train.set_up(options, False, None, training.Ranks())
-    assert train.choose_threads(trainer, options) == (1 if one else 3)
-
-
 def test_threads_are_told(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,5 @@
 import json
 import os
-import signal
 
 import pytest
 import torch
@@ -16,6 +15,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:layer .* in place of:RuntimeWarn
 RANDMAN = ["--dataset", "randman", "--classes", "3", "--samples-per-class", "10", "--steps", "12", "--batch-size", "8"]
 SMALL = [*RANDMAN, "--hidden", "12,8", "--epochs", "2", "--device", "cpu"]
 
+CONVOLUTIONS = ["--dataset", "nmnist", "--data-dir", "data", "--network", "conv", "--step-us", "2500"]
+CONVOLUTIONS += ["--batch-size", "8", "--lr", "0.01"]
+
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
@@ -27,7 +29,9 @@ def run(*arguments):
 
 
 def report_of(*arguments):
-    assert run(*arguments, "--json", "report.json", "--no-checkpoint") == 0
+    """Return the report of a run, of randman unless the arguments name another data set."""
+    small = [] if "--dataset" in arguments else SMALL
+    assert train.main([*small, *map(str, arguments), "--json", "report.json", "--no-checkpoint"]) == 0
     with open("report.json") as file:
         return json.load(file)
 
@@ -81,124 +85,43 @@ def test_dropped_spikes_are_told_in_the_line_of_the_epoch(capsys):
     assert report["input_overflow"] > 0
 
 
-def test_methods_agree_where_nothing_is_dropped():
-    free = ["--max-spikes", "none", "--grad-threshold", "none"]
-    losses = {}
-    for method in training.METHODS:
-        report = report_of("--method", method, *(free if method != "dense" else []))
-        losses[method] = [record["train_loss"] for record in report["history"]]
-        assert report["slots"] == [None] * 4
-        assert report["grad_threshold"] is None
-    assert losses["sparse_ops"] == pytest.approx(losses["dense"], rel=1e-3)
-    assert losses["sparse_network"] == pytest.approx(losses["dense"], rel=1e-3)
-
-
-@pytest.mark.slow
-def test_pictures(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert run("--hidden", 8, "--plot-dir", "pictures", "--no-checkpoint") == 0
-    output = capsys.readouterr().out.replace(os.sep, "/")
-    for name in ("raster", "training", "activity"):
-        assert (tmp_path / "pictures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert f"picture: pictures/{name}.png" in output
-    assert len(os.listdir(tmp_path / "pictures")) == 3
-
-
-def test_same_seed_same_result():
-    losses = [
-        [record["train_loss"] for record in report_of("--seed", seed, "--epochs", 1)["history"]] for seed in (3, 3, 4)
-    ]
-    assert losses[0] == losses[1] != losses[2]
-
-
-def test_resume_gives_what_an_uninterrupted_run_gives(capsys):
-    assert run("--epochs", 3, "--checkpoint", "straight.pt") == 0
-    assert run("--epochs", 1, "--checkpoint", "parts.pt") == 0
-    assert train.main(["--resume", "--checkpoint", "parts.pt", "--epochs", "3", "--device", "cpu"]) == 0
-    assert "resumed after epoch 1" in capsys.readouterr().out
-    straight, parts = (torch.load(f"{name}.pt", weights_only=True) for name in ("straight", "parts"))
-    assert straight["config"] == parts["config"]
-    assert straight["schedule"] == parts["schedule"] == {"calls": 9}
-    for name, value in straight["model"].items():
-        assert torch.equal(value, parts["model"][name]), name
-    for ours, theirs in zip(straight["history"], parts["history"]):
-        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
-
-
 @needs_host_runtime
 @needs_library
-@pytest.mark.parametrize("method", training.METHODS)
-def test_on_the_ipu_model(method, monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "used"),
+    [
+        (["--method", "dense"], {"NeuronSequence"}),
+        (["--method", "sparse_ops"], {"SelectSpikes"}),
+        (["--method", "sparse_network"], {"SparseNetwork"}),
+        (
+            [*CONVOLUTIONS, "--hidden", "4C5S2-MP2-6C3", "--steps", "6", "--method", "sparse_ops"],
+            {"SparseConv2d", "SparsePool2d"},
+        ),
+    ],
+    ids=["dense", "sparse_ops", "sparse_network", "convolutions"],
+)
+def test_on_the_ipu_model(arguments, used, monkeypatch, tmp_path):
+    """The host's losses, and the operators of the layers in the report."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
-    host, own = (report_of("--method", method, "--epochs", 1, "--device", name) for name in ("cpu", "ipu-model"))
+    write_recordings(tmp_path / "data", samples=4)
+    host, own = (report_of(*arguments, "--epochs", 1, "--device", name) for name in ("cpu", "ipu-model"))
     assert own["backend"] == "ipu-model"
     assert own["train_overflow"] == host["train_overflow"]
     assert own["activity"] == pytest.approx(host["activity"])
     assert own["history"][0]["train_loss"] == pytest.approx(host["history"][0]["train_loss"], rel=1e-5)
-    used = {"dense": "NeuronSequence", "sparse_ops": "SelectSpikes", "sparse_network": "SparseNetwork"}[method]
-    assert {used, f"{used} (gradient)"} <= {entry["operator"] for entry in own["ipu_model"]}
-
-
-def test_interrupt_keeps_the_finished_epochs(monkeypatch, capsys, tmp_path):
-    batches = training.EventTrainer._batches
-
-    def interrupted(trainer, done):
-        for index, batch in enumerate(batches(trainer, done)):
-            if len(trainer.history) == 1 and index == 1:
-                os.kill(os.getpid(), signal.SIGINT)
-            yield batch
-
-    monkeypatch.setattr(training.EventTrainer, "_batches", interrupted)
-    assert run("--epochs", 5, "--json", "report.json", "--workers", 0) == 130
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert (report["finished"], report["epochs_done"]) == (False, 1)
-    output = capsys.readouterr().out.replace(os.sep, "/")
-    assert "stopped after 1 of 5 epochs" in output
-    assert "--resume --checkpoint out/train-randman.pt --workers 0 " in output
-    assert "report.json" in output.splitlines()[output.splitlines().index("resume with:") + 1]
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    assert train.main(["--resume", "--checkpoint", "out/train-randman.pt", "--epochs", "2"]) == 0
-
-
-def test_interrupt_before_the_first_epoch_reports_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(training.EventTrainer, "_before_first_epoch", lambda _: os.kill(os.getpid(), signal.SIGINT))
-    assert run("--json", "report.json", "--plot-dir", "pictures") == 130
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["test_accuracy"] is report["activity"] is report["overflow"] is report["train_overflow"] is None
-    assert os.listdir(tmp_path / "pictures") == []
+    assert used | {f"{name} (gradient)" for name in used} <= {entry["operator"] for entry in own["ipu_model"]}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "gemm"], "argument --method: invalid choice: 'gemm'"),
         (["--hidden", "12,0"], "argument --hidden: expected a positive integer, got '0'"),
-        (["--hidden", "12,"], "argument --hidden: expected a positive integer, got ''"),
         (["--engine", "snntorch"], "argument --engine: not for --dataset randman"),
-        (["--activity", "0"], "argument --activity: expected a number above 0 and up to 1, got 0.0"),
         (["--activity", "few"], "argument --activity: expected a number or none, got 'few'"),
         (["--activity", "0.1", "--max-spikes", "3"], "argument --max-spikes: expected none, got 3: "),
         (["--max-spikes", "3,4"], "argument --max-spikes: expected 4 numbers, for the input, 2 hidden layers"),
-        (["--max-spikes", "-1"], "argument --max-spikes: expected a positive integer, got '-1'"),
-        (["--max-spikes", "3", "--input-slots", "3"], "argument --input-slots: expected none, got 3: only with slot_"),
         (["--grad-threshold", "x"], "argument --grad-threshold: expected a number or none, got 'x'"),
-        (["--grad-threshold-start", "2"], "argument --grad-threshold-start: expected a number up to grad_threshold"),
-        (["--method", "dense", "--activity", "0.1"], "argument --activity: expected none, got 0.1: the dense method"),
-        (["--method", "dense", "--grad-threshold", "0.1"], "argument --grad-threshold: expected none, got 0.1: the "),
-        (["--initial-activity", "1"], "argument --initial-activity: expected a number above 0 and below 1"),
-        (
-            ["--initial-output-activity", "0"],
-            "argument --initial-output-activity: expected a number above 0 and below 1",
-        ),
-        (
-            ["--initial-activity", "none", "--initial-output-activity", "0.1"],
-            "argument --initial-output-activity: expected none, got 0.1: initial_activity is none",
-        ),
-        (["--delay", "2"], "argument --delay: invalid choice: 2"),
-        (["--beta", "1"], "argument --beta: expected a number below 1"),
         (["--crop", "2"], "argument --crop: expected none, got 2: only for the data set nmnist or dvs"),
-        (["--step-us", "2"], "argument --step-us: expected none, got 2.0: only for the data set nmnist or shd or dvs"),
         (["--workers", "-1"], "argument --workers: expected an integer from 0, got '-1'"),
         (["--batch-size", "25"], "argument --batch-size: 25 is larger than the training set of randman, 24 recordings"),
         (["--classes", "1", "--samples-per-class", "1"], "argument --samples-per-class: "),
@@ -234,23 +157,6 @@ def test_options_of_events_with_digits(capsys, arguments, message):
     assert message in fails(capsys, *arguments)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--method", "dense"], "method is 'sparse_network' there and 'dense' here"),
-        (["--hidden", "12"], "hidden is (12, 8) there and (12,) here"),
-        (["--dataset", "digits"], "dataset is 'randman' there and 'digits' here"),
-        (["--grad-threshold", "none"], "grad_threshold is 0.9 there and None here"),
-    ],
-)
-def test_checkpoint_of_another_run(capsys, arguments, message):
-    run("--epochs", 1, "--checkpoint", "run.pt")
-    capsys.readouterr()
-    error = fails(capsys, "--checkpoint", "run.pt", "--resume", *arguments)
-    assert error.startswith("python -m snnipu train: error: argument --checkpoint: the checkpoint ")
-    assert message in error
-
-
 def write_recordings(folder, samples):
     """N-MNIST files in which the digits 0 and 1 light different rows."""
     generator = torch.Generator().manual_seed(0)
@@ -272,8 +178,7 @@ def test_nmnist(tmp_path):
     write_recordings(tmp_path / "data", samples=8)
     arguments = ["--dataset", "nmnist", "--data-dir", "data", "--steps", "20", "--hidden", "20", "--epochs", "3"]
     arguments += ["--batch-size", "4", "--lr", "0.01", "--activity", "0.2", "--grad-threshold-every", "1"]
-    assert train.main([*arguments, "--json", "report.json", "--no-checkpoint"]) == 0
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = report_of(*arguments)
     assert report["sizes"] == [2312, 20, 10]
     assert report["slots"] == [64, 4, 10]
     assert report["step_us"] == 1000
@@ -287,25 +192,22 @@ def test_spoken_digits(tmp_path, capsys):
             for speaker, octaves in (("ann", 0), ("bob", 0.1)):
                 sound = tone(200 * 2 ** (0.4 * digit + octaves), 0.1 + 0.01 * number)
                 write_sound(tmp_path / "data" / f"{digit}_{speaker}_{number}.wav", sound)
-    arguments = ["--dataset", "spoken_digits", "--data-dir", "data", "--no-checkpoint"]
+    arguments = ["--dataset", "spoken_digits", "--data-dir", "data"]
     assert "argument --download: not for --dataset spoken_digits" in fails(capsys, *arguments, "--download")
     arguments += ["--steps", "20", "--hidden", "30", "--epochs", "25", "--batch-size", "10", "--lr", "0.01"]
-    assert train.main([*arguments, "--json", "report.json"]) == 0
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = report_of(*arguments)
     assert (report["train_samples"], report["test_samples"], report["sizes"]) == (40, 20, [70, 30, 10])
     assert report["test_accuracy"] > 0.6
 
 
-def test_convolutions_learn_and_resume(tmp_path, capsys):
-    """The same curve by all methods where nothing is dropped, and from a checkpoint on."""
+def test_convolutions_learn(tmp_path, capsys):
+    """The same curve by all methods where nothing is dropped."""
     write_recordings(tmp_path / "data", samples=8)
-    arguments = ["--dataset", "nmnist", "--data-dir", "data", "--network", "conv", "--steps", "8", "--step-us", "2500"]
-    arguments += ["--hidden", "4C5S2-MP2-8C3-MP2", "--batch-size", "8", "--lr", "0.01", "--device", "cpu"]
+    arguments = [*CONVOLUTIONS, "--hidden", "4C5S2-MP2-8C3-MP2", "--steps", "8", "--epochs", "4", "--device", "cpu"]
     curves = {}
     for method in ("--method=dense", "--method=sparse_ops", "--method=sparse_network"):
         free = [] if method == "--method=dense" else ["--grad-threshold", "none"]
-        assert train.main([*arguments, method, *free, "--epochs", "4", "--json", "r.json", "--no-checkpoint"]) == 0
-        report = json.loads((tmp_path / "r.json").read_text())
+        report = report_of(*arguments, method, *free)
         assert report["sizes"] == [2312, 900, 200, 10]
         assert (report["network"], report["hidden"]) == ("conv", ["4C5S2", "MP2", "8C3", "MP2"])
         assert len(report["activity"]) == 3
@@ -314,11 +216,6 @@ def test_convolutions_learn_and_resume(tmp_path, capsys):
     for curve in curves.values():
         assert curve == pytest.approx(curves["--method=dense"], rel=1e-3)
         assert curve[-1] < 0.9 * curve[0]
-    assert train.main([*arguments, "--method=dense", "--epochs", "2", "--checkpoint", "part.pt"]) == 0
-    more = ["--resume", "--checkpoint", "part.pt", "--data-dir", "data", "--epochs", "4", "--device", "cpu"]
-    assert train.main([*more, "--json", "r.json"]) == 0
-    report = json.loads((tmp_path / "r.json").read_text())
-    assert [record["train_loss"] for record in report["history"]] == curves["--method=dense"]
 
 
 @pytest.mark.parametrize(
@@ -338,37 +235,17 @@ def test_wrong_networks(tmp_path, capsys, arguments, message):
     assert message in fails(capsys, *arguments, "--data-dir", ".", "--batch-size", "2", "--no-checkpoint")
 
 
-@needs_host_runtime
-@needs_library
-def test_event_driven_convolutions_on_the_ipu_model(tmp_path, monkeypatch, capsys):
-    """The host's losses, and their operators in the report."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
-    write_recordings(tmp_path / "data", samples=4)
-    arguments = ["--dataset", "nmnist", "--data-dir", "data", "--network", "conv", "--hidden", "4C5S2-MP2-6C3"]
-    arguments += ["--steps", "6", "--step-us", "2500", "--batch-size", "8", "--epochs", "2", "--lr", "0.01"]
-    arguments += ["--method=sparse_ops", "--no-checkpoint", "--json", "r.json"]
-    reports = []
-    for device in ("ipu-model", "cpu"):
-        assert train.main([*arguments, "--device", device]) == 0
-        capsys.readouterr()
-        reports.append(json.loads((tmp_path / "r.json").read_text()))
-    losses = [[record["train_loss"] for record in report["history"]] for report in reports]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    ran = {entry["operator"] for entry in reports[0]["ipu_model"]}
-    assert {"SparseConv2d", "SparseConv2d (gradient)", "SparsePool2d", "SparsePool2d (gradient)"} <= ran
-
-
 def test_binned_recordings_are_kept_on_the_disk(tmp_path, monkeypatch, capsys):
     write_recordings(tmp_path / "data", samples=8)
     monkeypatch.setenv("SNNIPU_EVENT_CACHE", str(tmp_path / "kept"))
     monkeypatch.setattr("snnipu.datasets._disk_cache._SETTLED_SECONDS", 0)
     arguments = ["--dataset", "nmnist", "--data-dir", "data", "--steps", "10", "--hidden", "4", "--epochs", "1"]
-    arguments += ["--batch-size", "4", "--device", "cpu", "--initial-activity", "none", "--json", "report.json"]
+    arguments += ["--batch-size", "4", "--device", "cpu", "--initial-activity", "none"]
     losses = []
     for more in (["--no-cache"], [], [], ["--no-cache"]):
-        assert train.main([*arguments, "--no-checkpoint", *more]) == 0
+        report = report_of(*arguments, *more)
         assert (f"binned recordings are kept in {tmp_path / 'kept'}" in capsys.readouterr().out) == (not more)
-        losses.append(json.loads((tmp_path / "report.json").read_text())["history"][0]["train_loss"])
+        losses.append(report["history"][0]["train_loss"])
         assert len(list((tmp_path / "kept").rglob("*.events/*"))) == (32 if losses[1:] else 0)
     assert len(set(losses)) == 1
 

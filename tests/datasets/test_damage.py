@@ -14,7 +14,6 @@ from snnipu.datasets import _hdf5
 from snnipu.datasets._hdf5 import read_recordings, time_limit
 from snnipu.datasets.dvs_gesture import read_events as read_dvs_gesture
 from snnipu.datasets.nmnist import read_events as read_nmnist
-from snnipu.datasets.spoken_digits import read_sound
 
 VARIANTS = 150
 
@@ -94,22 +93,6 @@ def test_nmnist(tmp_path, little_memory, request, real):
     for name, data, events in found:
         got = None if events is None else list(zip(*(column.tolist() for column in events)))
         assert got == nmnist_events(data), name
-    some_of_each(found)
-
-
-def test_spoken_digits(tmp_path, little_memory):
-    """What is not refused has all the samples that its header announces."""
-    samples = np.random.default_rng(2).integers(-(2**15), 2**15, 300).astype("<i2")
-    header = struct.pack(
-        "<4sI4s4sIHHIIHH4sI", b"RIFF", 636, b"WAVE", b"fmt ", 16, 1, 1, 8000, 16000, 2, 16, b"data", 600
-    )
-    content = header + samples.tobytes()
-    found = outcomes(read_sound, content, tmp_path / "1.wav", often=[(0, 44)])
-    for name, data, sound in found:
-        if sound is not None:
-            end = data.index(b"data") + 8
-            announced = struct.unpack("<I", data[end - 4 : end])[0]
-            assert np.array_equal(sound * 2**15, np.frombuffer(data[end : end + announced // 2 * 2], "<i2")), name
     some_of_each(found)
 
 

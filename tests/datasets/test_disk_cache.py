@@ -1,11 +1,8 @@
 """Binned recordings on the disk: used again, never out of date, never wrong."""
 
 import errno
-import multiprocessing
 import os
 import pickle
-import sys
-import warnings
 
 import numpy as np
 import pytest
@@ -184,32 +181,6 @@ def test_a_damaged_file_never_gives_other_recordings(folder):
             same(dataset, wanted)
             assert len(dataset._read.read) in read
         assert [path.read_bytes() for path in entries] == contents
-
-
-def fill(folder, start, turn):
-    start.wait()
-    warnings.simplefilter("error")
-    _disk_cache._SETTLED_SECONDS = 0
-    dataset = make(folder, cache="disk")
-    order = np.random.default_rng(turn).permutation(SAMPLES).repeat(3).tolist()
-    for index in order:
-        dataset[index]
-    same(dataset, make(folder, cache=False))
-
-
-def test_several_processes_at_once(folder):
-    context = multiprocessing.get_context("fork" if sys.platform.startswith("linux") else "spawn")
-    start = context.Event()
-    processes = [context.Process(target=fill, args=(folder, start, turn)) for turn in range(4)]
-    for process in processes:
-        process.start()
-    start.set()
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0
-    dataset = make(folder)
-    same(dataset, expected(folder))
-    assert dataset._read.read == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])

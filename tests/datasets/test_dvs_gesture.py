@@ -80,35 +80,6 @@ def test_types(tmp_path, dtype):
     assert np.array_equal(np.stack([x, y, polarity], 1), EVENTS[:, :3])
 
 
-def test_reads_what_tonic_reads(tmp_path):
-    tonic_datasets = pytest.importorskip("tonic.datasets")
-    random = np.random.default_rng(0)
-    files = {}
-    for user in range(10):  # tonic wants 100 files
-        for label in range(11):
-            events = random.integers(0, 128, (20, 4))
-            events[:, 2] %= 2
-            events[:, 3] = np.sort(events[:, 3]) * 5
-            events[0, 3] = 0
-            files[f"user{user:02}_lab/{label}"] = events
-    write(tmp_path / "DVSGesture", files)
-    (tmp_path / "DVSGesture" / "ibmGestureTrain.tar.gz").write_bytes(b"")
-    theirs = tonic_datasets.DVSGesture(save_to=str(tmp_path), train=True)
-    ours = datasets.dvs_gesture(tmp_path, 700, step_us=1000, values="count").train
-    assert len(ours) == len(theirs) == 110
-
-    def key(label, events):
-        return label, sorted(events)
-
-    got = [key(label, [(t, n) for t, n, number in places(s) for _ in range(int(number))]) for s, label in ours]
-    expected = []
-    for index in range(len(theirs)):
-        events, label = theirs[index]
-        units = (events["p"].astype(int) * 128 + events["y"]) * 128 + events["x"]
-        expected.append(key(label, [(int(t) // 1000, int(n)) for t, n in zip(events["t"], units)]))
-    assert sorted(got) == sorted(expected)
-
-
 DAMAGE = {
     "off the sensor": (np.array([[128, 0, 0, 1]]), "event 0 is at x=128, y=0, outside"),
     "negative": (np.array([[0, -1, 0, 1]]), "event 0 is at x=0, y=-1"),
@@ -129,14 +100,6 @@ def test_damaged_file(folder, events, message):
     train = datasets.dvs_gesture(folder).train
     with pytest.raises(datasets.DamagedFileError, match=rf"root: damaged file .*user02_led.10.npy: .*{message}"):
         train[2]
-
-
-@pytest.mark.parametrize("keep", [0, 50, 150])
-def test_cut_off_file(folder, keep):
-    path = folder / "ibmGestureTrain" / "user02_led" / "10.npy"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"root: damaged file .*10.npy"):
-        datasets.dvs_gesture(folder).train[2]
 
 
 @pytest.mark.parametrize(

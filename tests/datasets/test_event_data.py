@@ -204,15 +204,3 @@ def test_plain_loader():
     fetched = dataset.__getitems__([3, 4, 5])
     assert [label for _, label in fetched] == [3, 0, 1]
     assert [label for _, label in fetched[1:]] == [0, 1]
-
-
-def test_loader_refuses_what_data_loader_refuses():
-    with pytest.raises(ValueError, match="batch_size"):
-        datasets.event_loader(make(), 0)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_pinned_memory():
-    spikes, labels = next(iter(datasets.event_loader(make(), 4, pin_memory=True)))
-    assert spikes.ids.is_pinned()
-    assert labels.is_pinned()

@@ -168,19 +168,13 @@ def test_folder_that_is_no_label(folder):
 
 
 WRONG = {
-    "num_steps": {"num_steps": 0},
-    "num_steps ": {"num_steps": 1.5},
-    "step_us": {"step_us": 0},
-    "step_us ": {"step_us": float("nan")},
+    "num_steps": {"num_steps": 1.5},
+    "step_us": {"step_us": float("nan")},
     "window_us": {"window_us": -1},
     "step_us and window_us": {"step_us": 1, "window_us": 1},
     "crop": {"crop": 35},
-    "crop ": {"crop": (24, 0)},
-    "crop  ": {"crop": (24,)},
-    "crop   ": {"crop": True},
+    "crop ": {"crop": (24,)},
     "values": {"values": "sum"},
-    "max_spikes": {"max_spikes": -1},
-    "overflow": {"overflow": "highest"},
 }
 
 
@@ -231,16 +225,6 @@ def test_equals_tonics_reader_on_real_recordings(recordings):
         expected = tonic_io.read_mnist_file(str(path), dtype)
         for name, column in zip("txyp", read_events(str(path))):
             assert np.array_equal(column, expected[name]), (path, name)
-
-
-def test_equals_tonics_reader_with_overflows(tmp_path):
-    tonic_io = pytest.importorskip("tonic.io")
-    path = tmp_path / "one.bin"
-    turn = event(0, 240, 0, 0)
-    path.write_bytes(turn + event(1, 2, 0, 8000) + turn + event(3, 4, 1, 5) + turn + turn + event(5, 6, 0, 7))
-    expected = tonic_io.read_mnist_file(str(path), np.dtype([("x", int), ("y", int), ("t", int), ("p", int)]))
-    for name, column in zip("txyp", read_events(str(path))):
-        assert column.tolist() == expected[name].tolist(), name
 
 
 def test_real_recordings(recordings):

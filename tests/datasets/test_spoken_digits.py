@@ -86,12 +86,6 @@ def test_split_by_speaker(folder):
             datasets.spoken_digits(folder, test_speakers=wrong)
 
 
-def test_workers_read_the_same_events(folder):
-    data = datasets.spoken_digits(folder, 30, cache=False)
-    ((spikes, _),) = datasets.event_loader(data.train, 8, num_workers=1)
-    assert spikes.to_dense().equal(data.train.batch(range(8))[0].to_dense())
-
-
 def test_missing_and_misnamed(folder, tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"root: no Free Spoken Digit Dataset: .*absent' is not a folder; it is"

@@ -112,51 +112,39 @@ def loop(neuron, x):
     return tuple(torch.stack(parts) for parts in zip(*outs))
 
 
-@pytest.mark.parametrize("reset_mechanism", ["subtract", "zero", "none"])
+NEURONS = {
+    **{
+        f"Leaky, {reset}": ("Leaky", {"beta": 0.9, "learn_beta": True, "reset_mechanism": reset})
+        for reset in ("subtract", "zero", "none")
+    },
+    "Synaptic": ("Synaptic", {"alpha": 0.8, "beta": 0.9}),
+    "Alpha": ("Alpha", {"alpha": 0.9, "beta": 0.8}),
+    "Lapicque": ("Lapicque", {"beta": 0.9}),
+    "RLeaky": ("RLeaky", {"beta": 0.9, "all_to_all": False, "V": 0.3}),
+    "RSynaptic": ("RSynaptic", {"alpha": 0.8, "beta": 0.9, "all_to_all": False, "V": 0.3}),
+    "SLSTM": ("SLSTM", {"input_size": 20, "hidden_size": 20, "threshold": 0.1}),
+}
+
+
 @pytest.mark.parametrize("given", [quant, snntorch_quant])
-def test_leaky(reset_mechanism, given):
-    torch.manual_seed(0)
-    x = torch.randn(7, 3, 20)
+@pytest.mark.parametrize("name", NEURONS)
+def test_neurons(name, given):
+    """Steps and gradients; of Leaky, whose quantizer is ours whichever was given, the whole sequence, too."""
+    kind, keywords = NEURONS[name]
+    x = torch.randn(5, 3, 20, generator=torch.Generator().manual_seed(0))
     results = []
-    for kind, quantizer in ((snntorch, snntorch_quant), (snn, given)):
-        lif = kind.Leaky(
-            0.9, learn_beta=True, reset_mechanism=reset_mechanism, state_quant=quantizer.state_quant(4, threshold=1)
-        )
-        current = x.clone().requires_grad_()
-        spk, mem = lif.sequence(current) if kind is snn else loop(lif, current)
-        (spk.sum() + (mem * x).sum()).backward()
-        results.append((spk, mem, current.grad, lif.beta.grad))
-        if kind is snn:
-            assert isinstance(lif.state_quant, quant.StateQuant)
-            again = loop(lif, x)
-            assert torch.equal(again[0], spk)
-            assert torch.equal(again[1], mem)
-    for own, expected in zip(results[1], results[0]):
-        assert torch.equal(own, expected)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda q: snn.Synaptic(0.8, 0.9, state_quant=q),
-        lambda q: snn.Alpha(0.9, 0.8, state_quant=q),
-        lambda q: snn.Lapicque(beta=0.9, state_quant=q),
-        lambda q: snn.RLeaky(0.9, all_to_all=False, V=0.3, state_quant=q),
-        lambda q: snn.RSynaptic(0.8, 0.9, all_to_all=False, V=0.3, state_quant=q),
-        lambda q: snn.SLSTM(20, 20, threshold=0.1, state_quant=q),
-    ],
-)
-def test_other_neurons(make):
-    torch.manual_seed(0)
-    x = torch.randn(5, 3, 20)
-    results = []
-    for module in (snntorch_quant, quant):
+    for source, quantizer in ((snntorch if kind == "Leaky" else snn, snntorch_quant), (snn, given)):
         torch.manual_seed(1)
+        neuron = getattr(source, kind)(**keywords, state_quant=quantizer.state_quant(4, threshold=1))
         current = x.clone().requires_grad_()
-        outs = loop(make(module.state_quant(5)), current)
-        sum(out.sum() for out in outs).backward()
-        results.append((*outs, current.grad))
-    for own, expected in zip(results[1], results[0]):
+        outs = loop(neuron, current)
+        if source is snn and kind == "Leaky":
+            assert isinstance(neuron.state_quant, quant.StateQuant)
+            outs = neuron.sequence(current)
+            assert all(map(torch.equal, outs, loop(neuron, x)))
+        sum((out * x).sum() for out in outs).backward()
+        results.append((*outs, current.grad, *([neuron.beta.grad] if kind == "Leaky" else [])))
+    for own, expected in zip(*results):
         assert torch.equal(own, expected)
 
 
@@ -174,19 +162,3 @@ def test_pickles_and_copies():
 def test_bad_levels(levels, error):
     with pytest.raises(error, match="levels must be"):
         quant.StateQuant(levels)
-
-
-@pytest.mark.parametrize("centred", [True, False])
-def test_levels_that_crowd_have_cells(centred):
-    """Cells that shrink towards where the levels crowd: no search in the borders, and still snnTorch's numbers."""
-    ours = quant.state_quant(8, uniform=False, thr_centered=centred)
-    search = quant._search(ours.levels, torch.float32, torch.device("cpu"))
-    assert search.cells is not None
-    near = [search.borders, *(torch.nextafter(search.borders, to.expand(255)) for to in torch.tensor([9.0, -9.0]))]
-    x = torch.cat([*near, ours.levels])
-    assert torch.equal(ours(x), snntorch.functional.quant.state_quant(8, uniform=False, thr_centered=centred)(x))
-
-
-def test_negative_zero_at_the_centre_of_the_cells():
-    bits = quant._ordered_bits(torch.tensor([-1e-40, -0.0, 0.0, 1e-40]), 0.0).tolist()
-    assert bits[0] < bits[1] == bits[2] < bits[3]

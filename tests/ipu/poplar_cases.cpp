@@ -1,4 +1,4 @@
-// Cases for tests/ipu/test_poplar.py, one for each name of the table at the end: a program of the model's Poplar that
+// Cases for tests/ipu/test_poplar.py, each CASE: a program of the model's Poplar that
 // prints what it found. A case that is refused prints the error's class and message.
 #include <poplar/DeviceManager.hpp>
 #include <poplar/Engine.hpp>
@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <numeric>
@@ -220,6 +221,19 @@ std::vector<float> ramp(std::size_t size) {
   return values;
 }
 
+// A case by its name, with a machine of these tiles and IPUs; `what` is the command's second argument.
+std::map<std::string, std::function<void(const std::string &)>> cases;
+#define CASE(NAME, ...)                                                                                                \
+  void NAME(Machine &, const std::string &);                                                                           \
+  const bool NAME##IsACase = cases                                                                                     \
+                                 .emplace(#NAME,                                                                       \
+                                          [](const std::string &what) {                                                \
+                                            Machine m{__VA_ARGS__};                                                    \
+                                            NAME(m, what);                                                             \
+                                          })                                                                           \
+                                 .second;                                                                              \
+  void NAME([[maybe_unused]] Machine &m, [[maybe_unused]] const std::string &what)
+
 // --- tensors and mappings
 
 // Elements as numbers, beside the tensor that should see them.
@@ -257,7 +271,7 @@ struct Twin {
   }
 };
 
-void tensors() {
+CASE(tensors) {
   std::mt19937 random(1);
   const auto upTo = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
   unsigned strided = 0;
@@ -350,7 +364,7 @@ void tensors() {
   std::cout << "ok\n";
 }
 
-void mappings() {
+CASE(mappings) {
   std::mt19937 random(2);
   for (unsigned round = 0; round < 100; ++round) {
     Machine m(5);
@@ -379,7 +393,6 @@ void mappings() {
     check(matches(m.graph.clone(tensor), [&](std::size_t i) { return tiles[i]; }), "a clone's");
     check(matches(tensor.reverse(0), [&](std::size_t i) { return tiles[39 - i]; }), "a reversed tensor's");
   }
-  Machine m(4);
   const Tensor linear = m.graph.addVariable(FLOAT, {10}, VariableMappingMethod::LINEAR, "linear");
   const auto mapping = m.graph.getTileMapping(linear);
   check(mapping[0][0] == Interval(0, 3) && mapping[3][0] == Interval(9, 10), "a linear mapping");
@@ -388,8 +401,7 @@ void mappings() {
 
 // --- execution
 
-void runs() {
-  Machine m;
+CASE(runs) {
   const Tensor x = m.variable(FLOAT, {3, 8}, "x", 0), y = m.variable(FLOAT, {3, 8}, "y", 1);
   const ComputeSet cs = m.graph.addComputeSet("columns");
   // Columns: neither side is contiguous, and x lies elsewhere.
@@ -409,8 +421,7 @@ void runs() {
   std::cout << "ok\n";
 }
 
-void halves() {
-  Machine m;
+CASE(halves) {
   const Tensor x = m.variable(HALF, {5}, "x", 0), y = m.variable(HALF, {5}, "y", 0);
   const ComputeSet cs = m.graph.addComputeSet();
   m.vertex(cs, "AddTo<half>", {{"from", x}, {"to", y}, {"size", 5}}, 0);
@@ -429,8 +440,7 @@ void halves() {
   check(half::fromFloat(1.0f + 0x1p-11f) == 0x3c00 && half::fromFloat(1.0f + 0x1.8p-10f) == 0x3c02, "ties to even");
 }
 
-void loops() {
-  Machine m;
+CASE(loops) {
   const Tensor i = m.variable(INT, {}, "i", 0), limit = m.variable(INT, {}, "limit", 0);
   const Tensor below = m.variable(BOOL, {}, "below", 0), other = m.variable(INT, {}, "other", 1);
   const ComputeSet step = m.graph.addComputeSet("step"), test = m.graph.addComputeSet("test");
@@ -456,8 +466,7 @@ void loops() {
     std::cout << each.name << ' ' << each.executions << '\n';
 }
 
-void streams() {
-  Machine m;
+CASE(streams) {
   const Tensor x = m.variable(FLOAT, {2}, "x", 0), y = m.variable(FLOAT, {2}, "y", 1);
   const ComputeSet cs = m.graph.addComputeSet();
   m.addTo(cs, x, y, 100, 1);
@@ -483,8 +492,7 @@ void streams() {
   std::cout << snnipu::ipu_model::report(engine).hostBytes << '\n';
 }
 
-void constants() {
-  Machine m;
+CASE(constants) {
   const Tensor c = m.graph.addConstant<int>(INT, {3}, {4, 5, 6}, "c"), x = m.variable(INT, {3}, "x", 1);
   m.graph.setTileMapping(c, 0);
   Engine engine = m.engine(Sequence({Copy(c, x), WriteUndef(x.slice(1, 2))}));
@@ -493,8 +501,7 @@ void constants() {
   m.engine(Copy(x, c));
 }
 
-void virtualGraph() {
-  Machine m(8, 2);
+CASE(virtualGraph, 8, 2) {
   Graph part = m.graph.createVirtualGraph({2, 5}), second = m.graph.createVirtualGraph(8, 16);
   const Tensor a = part.addVariable(INT, {4}, VariableMappingMethod::LINEAR, "a");
   const Tensor b = second.addVariable(INT, {1}, "b");
@@ -510,8 +517,7 @@ void virtualGraph() {
 
 // --- accounts
 
-void accounts() {
-  Machine m(3, 2);
+CASE(accounts, 3, 2) {
   const Tensor x = m.variable(FLOAT, {100}, "x", 0), y = m.variable(FLOAT, {4, 5}, "y", 1);
   const Tensor z = m.variable(FLOAT, {10}, "z", 4), w = m.variable(FLOAT, {1}, "w", 2);
   const ComputeSet all = m.graph.addComputeSet("all"), plain = m.graph.addComputeSet("plain");
@@ -530,8 +536,7 @@ void accounts() {
             << snnipu::ipu_model::report(engine).cycles() << '\n';
 }
 
-void messages() {
-  Machine m(9);
+CASE(messages, 9) {
   const Tensor spread = m.graph.addVariable(FLOAT, {8}, "spread"), there = m.variable(FLOAT, {16}, "there", 8);
   for (unsigned tile = 0; tile < 8; ++tile)
     m.graph.setTileMapping(spread[tile], tile);
@@ -541,9 +546,8 @@ void messages() {
     std::cout << snnipu::ipu_model::estimate(engine, program).exchangeCycles << '\n';
 }
 
-void layout() {
+CASE(layout, 2) {
   // Columns of a matrix whose tiles hold those columns: they lie together. A row of it does not.
-  Machine m(2);
   const Tensor x = m.graph.addVariable(FLOAT, {4, 6}, "x"), y = m.graph.addVariable(FLOAT, {2, 12}, "y");
   const ComputeSet columns = m.graph.addComputeSet("columns"), row = m.graph.addComputeSet("row");
   for (unsigned tile = 0; tile < 2; ++tile) {
@@ -560,7 +564,7 @@ void layout() {
   }
 }
 
-void machines() {
+CASE(machines) {
   for (const char *name : {"ipu1", "ipu2", "bow"}) {
     const Target target = Target::createIPUTarget(2, name);
     std::cout << name << ' ' << target.getNumTiles() << ' ' << target.getBytesPerTile() << ' '
@@ -570,7 +574,7 @@ void machines() {
 }
 
 // As Graphcore's tutorials set a model up, and map what they add.
-void tutorials() {
+CASE(tutorials) {
   IPUModel model("ipu2");
   model.tilesPerIPU = 4;
   model.minIPUSyncDelay = 7;
@@ -595,9 +599,8 @@ void tutorials() {
   poputil::mapTensorLinearly(graph, other, 1, 0);
 }
 
-void estimators() {
+CASE(estimators) {
   // Every vertex of the package has one.
-  Machine m;
   m.graph.addCodelets("snnipu.gp");
   for (const std::string &name : snnipu::ipu_model::codeletNames("snnipu"))
     std::cout << name << '\n';
@@ -617,8 +620,7 @@ void estimators() {
 
 // --- what is refused
 
-void unmapped() {
-  Machine m;
+CASE(unmapped) {
   const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.graph.addVariable(FLOAT, {6}, "forgotten");
   m.graph.setTileMapping(y.slice(0, 4), 0);
   const ComputeSet cs = m.graph.addComputeSet("add");
@@ -626,8 +628,7 @@ void unmapped() {
   m.engine(Execute(cs));
 }
 
-void race() {
-  Machine m;
+CASE(race) {
   const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.variable(FLOAT, {6}, "shared", 0);
   const ComputeSet cs = m.graph.addComputeSet("both");
   m.addTo(cs, x.slice(0, 4), y.slice(0, 4), 1, 0);
@@ -635,8 +636,7 @@ void race() {
   m.engine(Execute(cs));
 }
 
-void readWriteRace() {
-  Machine m;
+CASE(readWriteRace) {
   const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.variable(FLOAT, {6}, "y", 0);
   const Tensor z = m.variable(FLOAT, {6}, "z", 0);
   const ComputeSet cs = m.graph.addComputeSet("both");
@@ -645,29 +645,15 @@ void readWriteRace() {
   m.engine(Execute(cs));
 }
 
-void ownRace() {
-  Machine m;
+CASE(ownRace) {
   const Tensor x = m.variable(FLOAT, {6}, "x", 0);
   const ComputeSet cs = m.graph.addComputeSet("shift");
   m.addTo(cs, x.slice(0, 5), x.slice(1, 6), 1, 0);
   m.engine(Execute(cs));
 }
 
-void noRace() {
-  // Shared inputs, outputs side by side, and the same elements in another compute set.
-  Machine m;
-  const Tensor x = m.variable(FLOAT, {8}, "x", 0), y = m.variable(FLOAT, {8}, "y", 0);
-  const ComputeSet first = m.graph.addComputeSet(), second = m.graph.addComputeSet();
-  for (unsigned i = 0; i < 2; ++i)
-    m.addTo(first, x.slice(0, 4), y.flatten().subSample(2, 0).slice(2 * i, 2 * i + 2).flatten(), 1, i);
-  m.addTo(first, x.slice(0, 4), y.slice(1, 8).subSample(2, 0), 1, 0);
-  m.addTo(second, y, x, 1, 0);
-  m.engine(Sequence({Execute(first), Execute(second)}));
-  std::cout << "ok\n";
-}
-
 // Against the plain definition, on random intervals.
-void racesByDefinition() {
+CASE(racesByDefinition) {
   std::mt19937 random(3);
   unsigned refused = 0;
   for (unsigned round = 0; round < 400; ++round) {
@@ -710,82 +696,60 @@ void racesByDefinition() {
   std::cout << "ok\n";
 }
 
-void memoryOver(const char *option) {
-  Machine m(4);
+CASE(memoryOver, 4) {
   const Tensor x = m.variable(FLOAT, {100000}, "small", 2), y = m.variable(FLOAT, {140000}, "weights of layer 3", 2);
   const ComputeSet cs = m.graph.addComputeSet();
   m.addTo(cs, x.slice(0, 2), y.slice(0, 2), 1, 2);
-  Engine engine(m.graph, Execute(cs), option ? OptionFlags{{"tileMemory", option}} : OptionFlags{});
+  Engine engine(m.graph, Execute(cs), what.empty() ? OptionFlags{} : OptionFlags{{"tileMemory", what}});
   const auto report = snnipu::ipu_model::report(engine);
   std::cout << report.fits << ' ' << report.fullestTile() << ' ' << report.tileMemory[2].variables << '\n';
 }
 
-void noSuchTile() {
-  Machine m;
-  m.variable(FLOAT, {1}, "x", 4);
-}
+CASE(noSuchTile) { m.variable(FLOAT, {1}, "x", 4); }
 
-void vertexOnNoSuchTile() {
-  Machine m;
+CASE(vertexOnNoSuchTile) {
   const Tensor x = m.variable(FLOAT, {1}, "x", 0), y = m.variable(FLOAT, {1}, "y", 0);
   m.addTo(m.graph.addComputeSet(), x, y, 1, 5888);
 }
 
-void vertexOnNoTile() {
-  Machine m;
+CASE(vertexOnNoTile) {
   const Tensor x = m.variable(INT, {}, "x", 0);
   const ComputeSet cs = m.graph.addComputeSet("set");
   m.graph.addVertex(cs, "Increment", {{"value", x}});
   m.engine(Execute(cs));
 }
 
-void unconnected() {
-  Machine m;
+CASE(unconnected) {
   const Tensor x = m.variable(FLOAT, {1}, "x", 0);
   const ComputeSet cs = m.graph.addComputeSet("set");
   m.vertex(cs, "AddTo<float>", {{"from", x}, {"by", 1}, {"size", 1}}, 0);
   m.engine(Execute(cs));
 }
 
-void memberNotSet() {
-  Machine m;
+CASE(memberNotSet) {
   const Tensor x = m.variable(FLOAT, {1}, "x", 0), y = m.variable(FLOAT, {1}, "y", 0);
   const ComputeSet cs = m.graph.addComputeSet("set");
   m.vertex(cs, "AddTo<float>", {{"from", x}, {"to", y}, {"by", 1}}, 0);
   m.engine(Execute(cs));
 }
 
-void wrongType() {
-  Machine m;
+CASE(wrongType) {
   const Tensor x = m.variable(HALF, {3}, "x", 0);
   m.graph.connect(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["from"], x);
 }
 
-void wrongRank() {
-  Machine m;
+CASE(wrongRank) {
   const Tensor x = m.variable(FLOAT, {3, 2}, "x", 0);
   m.graph.connect(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["from"], x);
 }
 
-void wrongValue() {
-  Machine m;
-  m.graph.setInitialValue(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["size"], -1);
-}
+CASE(wrongValue) { m.graph.setInitialValue(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["size"], -1); }
 
-void unknownField() {
-  Machine m;
-  m.graph.setInitialValue(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["sise"], 1);
-}
+CASE(unknownField) { m.graph.setInitialValue(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["sise"], 1); }
 
-void unknownVertex() {
-  Machine m;
-  m.graph.addVertex(m.graph.addComputeSet(), "AddTo<double>");
-}
+CASE(unknownVertex) { m.graph.addVertex(m.graph.addComputeSet(), "AddTo<double>"); }
 
-void unknownCodelets() {
-  Machine m;
-  m.graph.addCodelets("/opt/others.gp");
-}
+CASE(unknownCodelets) { m.graph.addCodelets("/opt/others.gp"); }
 
 void estimateOf(const OptionFlags &options) {
   Machine m;
@@ -795,19 +759,18 @@ void estimateOf(const OptionFlags &options) {
   Engine engine = m.engine(Execute(cs), options);
   std::cout << "cycles " << snnipu::ipu_model::estimate(engine).computeCycles << '\n';
 }
-void noEstimate() { estimateOf({{"estimates", "required"}}); }
-void defaultEstimate() { estimateOf({}); }
+CASE(noEstimate) { estimateOf({{"estimates", "required"}}); }
+CASE(defaultEstimate) { estimateOf({}); }
 
 // A field that asks for 8 bytes, and lies 4 behind a variable's start on its tile.
-void misaligned(const char *what) {
-  Machine m;
+CASE(misaligned) {
   const Tensor x = m.variable(FLOAT, {5}, "x", 0), y = m.variable(FLOAT, {4}, "y", 0);
   const ComputeSet cs = m.graph.addComputeSet("set");
   const VertexRef vertex = m.graph.addVertex(cs, "Pairs", {{"from", x.slice(1, 5)}, {"to", y}});
   m.graph.setTileMapping(vertex, 0);
-  m.graph.setInitialValue(vertex["skip"], what == std::string("access") ? 1u : 0u);
+  m.graph.setInitialValue(vertex["skip"], what == "access" ? 1u : 0u);
   m.graph.setPerfEstimate(vertex, 100);
-  Engine engine = m.engine(Execute(cs), {{"misaligned", what == std::string("refuse") ? "refuse" : "copy"}});
+  Engine engine = m.engine(Execute(cs), {{"misaligned", what == "refuse" ? "refuse" : "copy"}});
   std::cout << "cycles " << snnipu::ipu_model::estimate(engine).computeCycles << '\n';
   const float values[5] = {0, 1, 2, 3, 4};
   engine.writeTensor("x", values, values + 5);
@@ -817,7 +780,7 @@ void misaligned(const char *what) {
   std::cout << found[0] << ' ' << found[3] << '\n';
 }
 
-void printed() {
+CASE(printed) {
   const Device device = DeviceManager::createDeviceManager().getDevices(TargetType::IPU, 1)[0];
   std::cout << DeviceManager::createDeviceManager().getDevices(TargetType::CPU, 1).size() << ' ' << device.attach()
             << ' ' << device.getTarget().getNumTiles() << '\n';
@@ -831,57 +794,48 @@ void printed() {
   engine.run();
 }
 
-void unknownOption() {
-  Machine m;
-  m.engine(Sequence(), {{"treads", "2"}});
-}
+CASE(unknownOption) { m.engine(Sequence(), {{"treads", "2"}}); }
 
-void notLoaded() {
-  Machine m;
+CASE(notLoaded) {
   Engine engine(m.graph, Sequence());
   engine.run();
 }
 
-void copyOfOtherSize() {
-  Machine m;
+CASE(copyOfOtherSize) {
   const Tensor x = m.variable(INT, {3}, "x", 0);
   Copy(x, x.slice(0, 2));
 }
 
 // --- workers
 
-void lastWorker(const char *order) {
-  Machine m;
+CASE(lastWorker) {
   const Tensor x = m.variable(UNSIGNED_INT, {}, "x", 3);
   const ComputeSet cs = m.graph.addComputeSet("set");
   m.vertex(cs, "LastWorker", {{"last", x}}, 3);
-  Engine engine = m.engine(Execute(cs), {{"workerOrder", order}});
+  Engine engine = m.engine(Execute(cs), {{"workerOrder", what}});
   engine.run();
   print(read<unsigned>(engine, "x", 1));
 }
 
-void tickets(const char *order) {
-  Machine m;
+CASE(tickets) {
   const Tensor x = m.variable(UNSIGNED_INT, {6}, "x", 0);
   const ComputeSet cs = m.graph.addComputeSet("set");
   m.vertex(cs, "Tickets", {{"ticket", x}, {"next", 0}}, 0);
-  Engine engine = m.engine(Execute(cs), {{"workerOrder", order}});
+  Engine engine = m.engine(Execute(cs), {{"workerOrder", what}});
   engine.run();
   print(read<unsigned>(engine, "x", 6));
 }
 
-void inTurns(const char *together) {
-  Machine m;
+CASE(inTurns) {
   const Tensor x = m.variable(HALF, {7}, "x", 0);
   const ComputeSet cs = m.graph.addComputeSet("set");
-  m.vertex(cs, "InTurns", {{"to", x}, {"size", 7}, {"together", std::atoi(together)}}, 0);
+  m.vertex(cs, "InTurns", {{"to", x}, {"size", 7}, {"together", std::stoi(what)}}, 0);
   Engine engine = m.engine(Execute(cs), {{"workerOrder", "check"}});
   engine.run();
   print(read<half>(engine, "x", 7));
 }
 
-void guards() {
-  Machine m;
+CASE(guards) {
   const Tensor x = m.variable(INT, {4}, "x", 0);
   const ComputeSet cs = m.graph.addComputeSet("set");
   m.vertex(cs, "TooFar", {{"to", x.slice(0, 3)}, {"size", 3}}, 0);
@@ -890,61 +844,11 @@ void guards() {
 }
 
 int main(int argc, char **argv) {
-  using Case = void (*)(const char *);
-#define CASE(NAME)                                                                                                     \
-  {                                                                                                                    \
-#NAME, [](const char *) { NAME(); }                                                                                \
-  }
-  const std::map<std::string, Case> cases = {
-      CASE(tensors),
-      CASE(mappings),
-      CASE(runs),
-      CASE(halves),
-      CASE(loops),
-      CASE(streams),
-      CASE(constants),
-      CASE(virtualGraph),
-      CASE(accounts),
-      CASE(layout),
-      CASE(messages),
-      CASE(machines),
-      CASE(tutorials),
-      CASE(estimators),
-      CASE(unmapped),
-      CASE(race),
-      CASE(readWriteRace),
-      CASE(ownRace),
-      CASE(noRace),
-      CASE(racesByDefinition),
-      CASE(noSuchTile),
-      CASE(vertexOnNoSuchTile),
-      CASE(vertexOnNoTile),
-      CASE(unconnected),
-      CASE(memberNotSet),
-      CASE(wrongType),
-      CASE(wrongRank),
-      CASE(wrongValue),
-      CASE(unknownField),
-      CASE(unknownVertex),
-      CASE(unknownCodelets),
-      CASE(noEstimate),
-      CASE(defaultEstimate),
-      CASE(printed),
-      {"misaligned", misaligned},
-      CASE(unknownOption),
-      CASE(notLoaded),
-      CASE(copyOfOtherSize),
-      CASE(guards),
-      {"memoryOver", memoryOver},
-      {"lastWorker", lastWorker},
-      {"tickets", tickets},
-      {"inTurns", inTurns},
-  };
   const auto found = cases.find(argc > 1 ? argv[1] : "");
   if (found == cases.end())
     return 2;
   try {
-    found->second(argc > 2 ? argv[2] : nullptr);
+    found->second(argc > 2 ? argv[2] : "");
   } catch (const poplar_error &error) {
     std::cout << error.name() << ": " << error.what() << '\n';
   } catch (const std::exception &error) {

@@ -12,32 +12,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "csrc" / "ipu_model" / "popc" / "counts.py"
 pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="needs the sources")
 
-# Two loops, one in the other: the inner one adds a vector, the outer one stores.
-ASSEMBLY = """
-probe_Sum:
-\t.fnstart
-\tpush\t{r4, lr}
-.LBB0_1:
-\tvmov.i32\td16, #0x0
-.LBB0_2:
-\tvldr\td17, [r0]                     @ 8-byte load
-\tvbsl\td18, d17, d16
-\tvmla.f32\td16, d17, d18
-\tadd\tr0, r0, #8
-\tsubs\tr1, r1, #1
-\tbne\t.LBB0_2
-\tvstr\td16, [r2]
-\tbne\t.LBB0_1
-\tbl\thelper
-\tpop\t{r4, pc}
-.Lfunc_end0:
-\t.size\tprobe_Sum, .Lfunc_end0-probe_Sum
-\t.fnend
-helper:
-\tbx\tlr
-\t.fnend
-"""
-
 
 @pytest.fixture(scope="module")
 def counts():
@@ -45,17 +19,6 @@ def counts():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_innermost_loop_by_class(counts):
-    bodies = counts.functions(ASSEMBLY)
-    assert set(bodies) == {"probe_Sum", "helper"}
-    found = counts.counted(counts.hottest(bodies["probe_Sum"]))
-    # A selection is three instructions of a tile, a multiplication and addition two.
-    assert found == {"load": 1, "select": 3, "arithmetic": 2, "integer": 2, "branch": 1}
-    assert counts.with_callees(bodies, "probe_Sum") == 12 + 1
-    with pytest.raises(counts.CountError, match="no loop"):
-        counts.hottest(bodies["helper"])
 
 
 def test_names_of_symbols(counts):
@@ -105,17 +68,3 @@ def test_comments_and_layout_are_not_counted_again(counts, tmp_path, monkeypatch
     assert counts.fingerprint() == known
     vertex.write_text(text.replace("+=", "-=", 1))
     assert counts.fingerprint() != known
-
-
-def test_what_is_further_off_is_told(counts):
-    sizes, loops = counts.written()
-    as_measured = {name: {"all": count} for name, count in loops.items()}
-    assert counts.differences(sizes, as_measured) == []
-    twice = {**as_measured, "gather_4": {"all": 2 * loops["gather_4"]}}
-    assert counts.differences(sizes, twice) == [
-        f"loop gather_4: {loops['gather_4']} instructions in counts.cpp, {2 * loops['gather_4']} now"
-    ]
-    name = next(iter(sizes))
-    assert counts.differences({key: value for key, value in sizes.items() if key != name}, as_measured) == [
-        f"codelet {name} is in one of them only"
-    ]

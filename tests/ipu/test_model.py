@@ -144,19 +144,6 @@ def test_errors_name_the_operator_and_the_kind(model, fake):
         program.run([torch.ones(1, device="meta")])
 
 
-def test_reports(model):
-    model.apply("Scale", [torch.ones(2, 3)], {"factor": 1.0})
-    assert model.reports() == [
-        {"operator": "Scale", "inputs": [[2, 3]], "target": "mk2", "report": {"name": "Scale", "cycles": 1000}}
-    ]
-    assert model.programs()[0].estimate()["cycles"] == 1000
-    assert set(model.operators()) == {
-        ("ai.snnipu", "Scale", 1),
-        ("ai.snnipu", "NeuronSequence", 1),
-        ("ai.snnipu", "SurrogateSpike", 1),
-    }
-
-
 def test_without_the_library_it_says_how_to_build_it(tmp_path, monkeypatch):
     monkeypatch.setenv("SNNIPU_NATIVE_DIR", str(tmp_path))
     monkeypatch.setattr(ipu_model, "_library", None)
@@ -196,22 +183,6 @@ def test_targets(monkeypatch):
 
 
 # ---- the library itself
-
-
-@needs_library
-@pytest.mark.parametrize("target", ["mk2:1", "mk2:4", "bow:16", "mk1:3:2"])
-def test_leaky_on_the_model(target):
-    """Outputs equal the host kernels'; sums over samples may be in another order."""
-    check_lif(IpuModel(IpuModelTarget.from_text(target)), rtol=1e-5)
-
-
-@needs_library
-def test_report_of_the_model():
-    model = IpuModel(IpuModelTarget("mk2", 8))
-    model.apply("NeuronSequence", lif_inputs(grad=False), ATTRIBUTES)
-    (found,) = model.reports()
-    assert found["operator"] == "NeuronSequence"
-    assert found["report"]
 
 
 def counted(sizes, activity, batch_size, steps, recurrent):

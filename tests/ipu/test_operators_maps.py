@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.operators import MACHINES, backward, forward, machine, needs_model_and_host
+from support.operators import MACHINES, as_floats, backward, forward, machine, needs_model_and_host, slots_of
 
 from snnipu.backends.popart import pool_slots
 from snnipu.ipu.model import IpuModelError
@@ -17,15 +17,11 @@ def spikes(neurons, density=0.15, slots=SLOTS, seed=0, held=False):
     """ids, values, counts of random spikes and gradient-only slots."""
     torch.manual_seed(seed)
     x = torch.randn(T, B, neurons) * (torch.rand(T, B, neurons) < density)
-    ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(x, slots, False)
+    ids, values, counts = slots_of(x, slots)
     # Behind the spikes, a few that only carry gradient.
     counts[..., 0] -= torch.randint(0, 4, counts.shape[:2]).clamp(max=counts[..., 0])
     values[torch.arange(slots) >= counts[..., :1]] = 0
     return ids, values.half().float() if held else values, counts
-
-
-def as_floats(ids, values, counts):
-    return [ids.float(), values, counts.float()]
 
 
 def geometry(in_channels, size, out, kernel, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1):
@@ -56,24 +52,29 @@ def weight_of(sizes):
     return torch.randn(sizes.out_channels, sizes.in_channels // sizes.groups, sizes.kernel_height, sizes.kernel_width)
 
 
-def check_conv(model, sizes, plan, bias=True):
-    ids, values, counts = spikes(sizes.inputs)
-    weight, offset, grad = weight_of(sizes), torch.randn(sizes.out_channels), torch.randn(T, B, sizes.neurons)
+def check_conv(model, sizes, plan, bias=True, slots=None, unit=False, atol=2e-5):
+    ids, values, counts = spikes(sizes.inputs) if slots is None else slots
+    if unit:
+        values = (torch.arange(SLOTS) < counts[..., :1]).float()
+    weight, offset = weight_of(sizes), torch.randn(sizes.out_channels)
+    grad = torch.randn(*ids.shape[:2], sizes.neurons)
     inputs = [*as_floats(ids, values, counts), weight, *([offset] if bias else [])]
     expected = torch.ops.snnipu.sparse_conv2d_fwd(ids, values, counts, weight, offset if bias else None, list(sizes))
     (made,) = forward(model, "SparseConv2d", inputs, attributes(sizes, plan))
+    if unit:  # of spikes that come one after the other, each adds its weights, as on the host
+        assert torch.equal(made, expected)
     torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
     got = backward(model, "SparseConv2d", inputs, attributes(sizes, plan), [made], [grad])
     wanted = torch.ops.snnipu.sparse_conv2d_bwd(grad, ids, values, counts, weight, list(sizes), True, True, bias)
-    carried = torch.arange(SLOTS) < counts[..., 1:]
-    torch.testing.assert_close(got[1][carried], wanted[0][carried], rtol=1e-5, atol=2e-5)
+    carried = torch.arange(ids.shape[2]) < counts[..., 1:]
+    torch.testing.assert_close(got[1][carried], wanted[0][carried], rtol=1e-5, atol=atol)
     assert not got[1][~carried].any()
     for place, gradient in zip((3, 4), wanted[1:]):
         if place < len(inputs):
-            torch.testing.assert_close(got[place], gradient, rtol=1e-5, atol=2e-5)
+            torch.testing.assert_close(got[place], gradient, rtol=1e-5, atol=atol)
     # Carriers: without them PopART would drop the gradient of whoever made the spikes.
-    assert torch.equal(got[0], torch.zeros(T, B, SLOTS))
-    assert torch.equal(got[2], torch.zeros(T, B, 2))
+    for place in (0, 2):
+        assert torch.equal(got[place], torch.zeros_like(inputs[place]))
 
 
 @pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
@@ -92,33 +93,15 @@ def test_sizes_of_convolutions(name, plan):
 def test_rows_in_pieces():
     """More spikes and maps than a tile works on at a time: sums go on from one piece to the next."""
     torch.manual_seed(0)
-    sizes = geometry(2, (24, 24), 6, (3, 3))
-    x = torch.randn(10, 6, sizes.inputs) * (torch.rand(10, 6, sizes.inputs) < 0.05)
-    ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(x, 90, False)
-    weight, offset, grad = weight_of(sizes), torch.randn(6), torch.randn(10, 6, sizes.neurons)
-    inputs = [*as_floats(ids, values, counts), weight, offset]
-    model = machine(2, options=())
-    (made,) = forward(model, "SparseConv2d", inputs, attributes(sizes, (6, 22, 30)))
-    expected = torch.ops.snnipu.sparse_conv2d_fwd(ids, values, counts, weight, offset, list(sizes))
-    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+    sizes, model = geometry(2, (24, 24), 6, (3, 3)), machine(2, options=())
+    slots = slots_of(torch.randn(10, 6, sizes.inputs) * (torch.rand(10, 6, sizes.inputs) < 0.05), 90)
+    check_conv(model, sizes, (6, 22, 30), slots=slots, atol=2e-4)
     names = [step["name"] for step in model.programs()[0].report()["steps"]]
     assert sum(name.endswith("forward") for name in names) > 1
-    got = backward(model, "SparseConv2d", inputs, attributes(sizes, (6, 22, 30)), [made], [grad])
-    wanted = torch.ops.snnipu.sparse_conv2d_bwd(grad, ids, values, counts, weight, list(sizes), True, True, True)
-    for place, gradient in zip((1, 3, 4), wanted):
-        torch.testing.assert_close(got[place], gradient, rtol=1e-5, atol=2e-4)
 
 
 def test_unit_spikes_are_summed_in_the_hosts_order():
-    """Of spikes that come one after the other, each adds its weights: as on the host where it goes spike by spike."""
-    sizes = CONVOLUTIONS["strides"]
-    ids, values, counts = spikes(sizes.inputs)
-    values = (torch.arange(SLOTS) < counts[..., :1]).float()
-    weight = weight_of(sizes)
-    (made,) = forward(
-        machine(4), "SparseConv2d", [*as_floats(ids, values, counts), weight], attributes(sizes, (2, 1, 1))
-    )
-    assert torch.equal(made, torch.ops.snnipu.sparse_conv2d_fwd(ids, values, counts, weight, None, list(sizes)))
+    check_conv(machine(4), CONVOLUTIONS["strides"], (2, 1, 1), bias=False, unit=True)
 
 
 def test_no_gradient_of_the_input_unless_asked_for():
@@ -195,8 +178,9 @@ def check_pool(model, sizes, mode, positive, half=False):
 
 @pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
 @pytest.mark.parametrize("mode", MODES)
-def test_sparse_pool2d(tiles, ipus, mode):
-    check_pool(machine(tiles, ipus), POOLS["2x2"], mode, positive=True)
+@pytest.mark.parametrize(("name", "half"), [("2x2", False), ("padded", True)])
+def test_sparse_pool2d(tiles, ipus, mode, name, half):
+    check_pool(machine(tiles, ipus), POOLS[name], mode, positive=not half, half=half)
 
 
 @pytest.mark.parametrize("positive", [True, False])
@@ -217,35 +201,6 @@ def test_slots_of_pools_are_enough(name):
     assert pool_slots(sizes, 3) == min(3 * pool_slots(sizes, 1), sizes.neurons)
 
 
-@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
-@pytest.mark.parametrize("mode", MODES)
-def test_pools_of_half_values(tiles, ipus, mode):
-    check_pool(machine(tiles, ipus), POOLS["padded"], mode, positive=False, half=True)
-
-
-@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
-@pytest.mark.parametrize(("half_values", "half_weight"), [(True, False), (False, True), (True, True)])
-def test_convolutions_in_half(tiles, ipus, half_values, half_weight):
-    """Sums are in float32 whatever the values and weights are: numbers that float16 holds differ by the rounding of the
-    outputs alone."""
-    model, sizes = machine(tiles, ipus), CONVOLUTIONS["3x3"]
-    ids, values, counts = spikes(sizes.inputs, held=True)
-    weight, offset = weight_of(sizes).half().float(), torch.randn(sizes.out_channels)
-    grad = torch.randn(T, B, sizes.neurons).half().float()
-    inputs = [*as_floats(ids, values, counts), weight, offset]
-    asked = attributes(sizes, PLANS[2])
-    expected = forward(model, "SparseConv2d", inputs, asked)
-    wanted = backward(model, "SparseConv2d", inputs, asked, expected, [grad])
-    halved = list(inputs)
-    halved[1], halved[3] = (values.half() if half_values else values), (weight.half() if half_weight else weight)
-    made = forward(model, "SparseConv2d", halved, asked)
-    assert torch.equal(made[0], expected[0].to(halved[1].dtype))
-    got = backward(model, "SparseConv2d", halved, asked, made, [grad.to(halved[1].dtype)])
-    for place in (1, 3, 4):
-        assert got[place].dtype == halved[place].dtype
-        assert torch.equal(got[place], wanted[place].to(halved[place].dtype))
-
-
 def test_ids_out_of_range_stay_in_memory():
     """Nothing checks ids on an IPU: they are held to the neurons there are, NaN to 0."""
     ids, counts = torch.tensor([[[-5.0, 1e9, float("nan")]]]), torch.tensor([[[3.0, 99.0]]])
@@ -261,48 +216,26 @@ def test_ids_out_of_range_stay_in_memory():
 
 SLOT_INPUTS = [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), torch.zeros(2, 3, 2)]
 SIZES = CONVOLUTIONS["3x3"]
+CONV_INPUTS = [*SLOT_INPUTS, weight_of(SIZES)]
+POOLED = {"geometry": list(POOLS["2x2"]), "mode": 0, "capacity": 4}
 
 
 @pytest.mark.parametrize(
-    ("name", "inputs", "asked", "message"),
+    ("inputs", "asked", "message"),
     [
-        ("SparseConv2d", [*SLOT_INPUTS, weight_of(SIZES)], attributes(SIZES[:-1], PLANS[0]), "geometry must have 15"),
-        ("SparseConv2d", [*SLOT_INPUTS, weight_of(SIZES)], attributes(SIZES, (2, 1)), "plan must have 3 entries"),
-        ("SparseConv2d", [*SLOT_INPUTS, weight_of(SIZES)], attributes(SIZES, (65, 1, 1)), "from 1 to 64 channels"),
-        ("SparseConv2d", [*SLOT_INPUTS, weight_of(SIZES)[1:]], attributes(SIZES, PLANS[0]), "weight must be .out, in"),
-        ("SparseConv2d", [*SLOT_INPUTS, weight_of(SIZES), torch.zeros(3)], attributes(SIZES, PLANS[0]), "bias must be"),
-        (
-            "SparseConv2d",
-            [*SLOT_INPUTS, weight_of(SIZES)],
-            attributes(SIZES._replace(out_height=4), PLANS[0]),
-            "makes maps of 5 x 7, not of 4 x 7",
-        ),
-        (
-            "SparseConv2d",
-            [SLOT_INPUTS[0].half(), *SLOT_INPUTS[1:], weight_of(SIZES)],
-            attributes(SIZES, PLANS[0]),
-            "ids",
-        ),
-        (
-            "SparsePool2d",
-            SLOT_INPUTS,
-            {"geometry": list(POOLS["2x2"]), "mode": 3, "capacity": 4},
-            "mode must be from 0 to 2",
-        ),
-        (
-            "SparsePool2d",
-            SLOT_INPUTS,
-            {"geometry": list(POOLS["2x2"]), "mode": 0, "capacity": 0},
-            "capacity must be 1 or more",
-        ),
-        (
-            "SparsePool2d",
-            SLOT_INPUTS,
-            {"geometry": [0, *POOLS["2x2"][1:]], "mode": 0, "capacity": 4},
-            "sizes of maps, kernels, strides and dilations must be 1 or more",
-        ),
+        (CONV_INPUTS, attributes(SIZES[:-1], PLANS[0]), "geometry must have 15"),
+        (CONV_INPUTS, attributes(SIZES, (2, 1)), "plan must have 3 entries"),
+        (CONV_INPUTS, attributes(SIZES, (65, 1, 1)), "from 1 to 64 channels"),
+        ([*SLOT_INPUTS, weight_of(SIZES)[1:]], attributes(SIZES, PLANS[0]), "weight must be .out, in"),
+        ([*CONV_INPUTS, torch.zeros(3)], attributes(SIZES, PLANS[0]), "bias must be"),
+        (CONV_INPUTS, attributes(SIZES._replace(out_height=4), PLANS[0]), "makes maps of 5 x 7, not of 4 x 7"),
+        ([SLOT_INPUTS[0].half(), *CONV_INPUTS[1:]], attributes(SIZES, PLANS[0]), "ids"),
+        (SLOT_INPUTS, {**POOLED, "mode": 3}, "mode must be from 0 to 2"),
+        (SLOT_INPUTS, {**POOLED, "capacity": 0}, "capacity must be 1 or more"),
+        (SLOT_INPUTS, {**POOLED, "geometry": [0, *POOLS["2x2"][1:]]}, "sizes of maps, kernels, strides and dilations"),
     ],
 )
-def test_bad_input(name, inputs, asked, message):
+def test_bad_input(inputs, asked, message):
+    name = "SparsePool2d" if "mode" in asked else "SparseConv2d"
     with pytest.raises(IpuModelError, match=message):
         forward(machine(4), name, inputs, asked)

@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from support.operators import MACHINES, SURROGATES, backward, compiled, forward, machine, needs_model_and_host
+from support.operators import (
+    MACHINES,
+    SURROGATE,
+    SURROGATES,
+    as_floats,
+    backward,
+    compiled,
+    forward,
+    machine,
+    needs_model_and_host,
+    slots_of,
+)
 
 from snnipu import SparseSpikes
 from snnipu.ipu import NetworkSpec
@@ -35,7 +46,7 @@ def network(
     """Spikes, parameters of each layer and attributes."""
     torch.manual_seed(seed)
     x = (torch.rand(steps, batch, sizes[0]) < 0.25) * (1.0 if unit else torch.randn(steps, batch, sizes[0]))
-    ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(x, slots[0], False)
+    ids, values, counts = slots_of(x, slots[0])
     layers = len(sizes) - 1
     recurrent = recurrent or [0] * layers
     parameters = []
@@ -55,9 +66,7 @@ def network(
         "has_bias": int(bias),
         "unit_values": int(unit),
         "input_gradient": 1,
-        "surrogate": 3,
-        "surrogate_a": 2.0,
-        "surrogate_b": 0.0,
+        **SURROGATE,
         **({"recurrent": recurrent} if any(recurrent) else {}),
         **changes,
     }
@@ -146,8 +155,22 @@ def test_surrogates(surrogate):
     check(machine(16), *network(surrogate=surrogate, surrogate_a=a, surrogate_b=b), paths=((2,),))
 
 
-def test_every_neuron_carries_gradient():
-    check(machine(16), *network(slots=(12, 37, 21, 10), has_grad_threshold=[0, 0, 0]))
+@pytest.mark.parametrize(
+    ("tiles", "changes"),
+    [
+        (16, {"slots": (12, 37, 21, 10), "has_grad_threshold": [0, 0, 0]}),  # every neuron carries gradient
+        (16, {"input_gradient": 0}),
+        (4, {"sizes": (40, 11), "slots": (12, 6)}),
+        # Partial gradients of a layer's own spikes are summed in two stages, too.
+        (64, {"sizes": (40, 80, 10), "slots": (12, 20, 10), "recurrent": [1, 1]}),
+        # Blocks of 64 and less, several to a tile; their bits do not end where words do.
+        (4, {"sizes": (40, 301, 70, 10), "slots": (20, 60, 30, 10)}),
+        # Nothing has arrived at a second layer yet.
+        (8, {"sizes": (40, 37), "slots": (12, 9), "steps": 1}),
+    ],
+)
+def test_sizes_and_options(tiles, changes):
+    check(machine(tiles), *network(**changes))
 
 
 def test_ids_in_any_order():
@@ -158,14 +181,6 @@ def test_ids_in_any_order():
         ids[t, 0, :count] = ids[t, 0, :count].flip(0)
         assert count > 2
     check(machine(16), (ids, values, counts), parameters, attributes)
-
-
-def test_without_the_gradient_of_the_input():
-    check(machine(16), *network(input_gradient=0))
-
-
-def test_one_layer():
-    check(machine(4), *network(sizes=(40, 11), slots=(12, 6)))
 
 
 @pytest.mark.parametrize(("tiles", "ipus"), [(1, 1), (4, 1), (0, 1), (24, 2)])
@@ -184,22 +199,6 @@ def test_one_recurrent_layer(reset, bias, rotate, second):
     check(machine(8), *made)
 
 
-def test_many_tiles_of_a_recurrent_layer():
-    """Partial gradients of its own spikes are summed in two stages, too."""
-    check(machine(64), *network((40, 80, 10), (12, 20, 10), recurrent=[1, 1]))
-
-
-def test_many_neurons_to_a_tile():
-    """Blocks of 64 and less, several to a tile; their bits do not end where words do."""
-    check(machine(4), *network(sizes=(40, 301, 70, 10), slots=(20, 60, 30, 10)), paths=((2,),))
-
-
-def test_one_step():
-    """Nothing has arrived at the second layer yet."""
-    spikes, parameters, attributes = network(sizes=(40, 37), slots=(12, 9), steps=1)
-    check(machine(8), spikes, parameters, attributes)
-
-
 def test_runs_again():
     """A program starts over: states, counters and sums are as at first."""
     model = machine(16)
@@ -216,10 +215,11 @@ PLAN = [
 ]
 
 
-def test_plan():
+@pytest.mark.parametrize("recurrent", [None, [0, 1, 0]])
+def test_plan(recurrent):
     """Neurons and samples where the plan has them: 9 tiles of 4 neurons and one of 1; 3 tiles of 7 neurons, once for
     each of 3 groups of samples, which have a copy of the weights each; and so on."""
-    spikes, parameters, attributes = network()
+    spikes, parameters, attributes = network(recurrent=recurrent)
     model = machine(24)
     check(model, spikes, parameters, {**attributes, "plan": PLAN})
     steps = {step["name"].rsplit("/", 1)[-1]: step for step in model.programs()[0].report()["steps"]}
@@ -228,21 +228,12 @@ def test_plan():
     assert steps["lif"]["executions"] == T
 
 
-def test_plan_of_recurrent_layers():
-    """Each group has a copy of the recurrent weights, too."""
-    spikes, parameters, attributes = network(recurrent=[0, 1, 0])
-    check(machine(24), spikes, parameters, {**attributes, "plan": PLAN})
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"slots": [9, 8]}, "an entry for each layer"),
-        ({"slots": [9, 0, 10]}, "slots must be 1 or more"),
-        ({"recurrent": [0, 0]}, "an entry for each layer"),
         ({"recurrent": [0, 2, 0]}, "recurrent 0 or 1"),
         ({"plan": PLAN[:-1]}, "plan ends too early"),
-        ({"plan": [*PLAN, 1]}, "more entries"),
         ({"plan": [1000, *PLAN[1:]]}, "each of its neurons to one of 24 tiles"),
         ({"plan": [*PLAN[:-2], 4, 1]}, "each sample of the batch to one of 24 tiles"),
         ({"plan": [*PLAN[:-5], 4, 1, *PLAN[-3:]]}, "each sample of the batch to one of the groups"),
@@ -252,7 +243,7 @@ def test_plan_of_recurrent_layers():
 )
 def test_bad_attributes(changes, message):
     (ids, values, counts), parameters, attributes = network()
-    inputs = [ids.float(), values, counts.float(), *(tensor for layer in parameters for tensor in layer)]
+    inputs = [*as_floats(ids, values, counts), *(tensor for layer in parameters for tensor in layer)]
     with pytest.raises(IpuModelError, match=message):
         forward(machine(24), "SparseNetwork", inputs, {**attributes, "plan": PLAN, **changes})
 
@@ -260,7 +251,7 @@ def test_bad_attributes(changes, message):
 def test_membranes_carry_no_gradient():
     """A loss on them would be without effect, and is refused."""
     (ids, values, counts), parameters, attributes = network()
-    inputs = [ids.float(), values, counts.float(), *(tensor for layer in parameters for tensor in layer)]
+    inputs = [*as_floats(ids, values, counts), *(tensor for layer in parameters for tensor in layer)]
     model = machine(16)
     made = forward(model, "SparseNetwork", inputs, attributes)
     upstream = [None] * len(made)
@@ -302,19 +293,18 @@ def test_the_plan_is_not_slower_than_the_layers_one_by_one():
         rows = TensorSpec("FLOAT", (steps, batch, neurons))
         of_input = [TensorSpec("FLOAT", (steps, batch, slots_in))] * 2 + [TensorSpec("FLOAT", (steps, batch, 2))]
         one = TensorSpec("FLOAT", (1,))
-        surrogate = {"surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
         operators = [
             ("SparseLinear", [*of_input, TensorSpec("FLOAT", (neurons, inputs))], {"unit_values": 0}, [0]),
             (
                 "NeuronSequence",
                 [rows, TensorSpec("FLOAT", (batch, neurons)), one, one, one],
-                {"neuron": "leaky", "variant": 2, "states": 1, **surrogate},
+                {"neuron": "leaky", "variant": 2, "states": 1, **SURROGATE},
                 [1],
             ),
             (
                 "SelectSpikes",
                 [rows, one],
-                {"capacity": slots_out, "rotate": 0, "has_grad_threshold": 1, "grad_threshold": 0.2, **surrogate},
+                {"capacity": slots_out, "rotate": 0, "has_grad_threshold": 1, "grad_threshold": 0.2, **SURROGATE},
                 [1],
             ),
         ]

@@ -183,7 +183,7 @@ def test_popc_refuses(popc, tmp_path, field, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tensors", "mappings", "runs", "noRace", "racesByDefinition"])
+@pytest.mark.parametrize("name", ["tensors", "mappings", "runs", "racesByDefinition"])
 def test_against_the_definition(case, name):
     assert case(name) == ["ok"]
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.poptorch_models import model_of
 
 from snnipu import poptorch
 from snnipu.poptorch import OutputMode
@@ -9,15 +10,12 @@ from snnipu.poptorch import OutputMode
 D, A, R = 2, 3, 2
 
 
-class Echo(torch.nn.Module):
-    """Returns its micro-batch and the sum of it; trains nothing to speak of."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        return x, x.sum(), poptorch.identity_loss((self.w * x).sum(), "none")
+def echo():
+    """A model that returns its micro-batch and the sum of it, and trains nothing to speak of."""
+    return model_of(
+        lambda self, x: (x, x.sum(), poptorch.identity_loss((self.w * x).sum(), "none")),
+        w=torch.nn.Parameter(torch.zeros(1)),
+    )
 
 
 def options(mode=None, period=None, accumulation=A):
@@ -45,14 +43,14 @@ def micro(*positions, size=2):
     ],
 )
 def test_training_outputs_in_order(mode, period, positions):
-    model = poptorch.trainingModel(Echo(), options(mode, period))
+    model = poptorch.trainingModel(echo(), options(mode, period))
     x, total, _ = model(torch.arange(24.0))
     assert torch.equal(x, micro(*positions))
     assert torch.equal(total, torch.stack([micro(p).sum() for p in positions]))
 
 
 def test_training_outputs_summed_per_replica():
-    model = poptorch.trainingModel(Echo(), options(OutputMode.Sum))
+    model = poptorch.trainingModel(echo(), options(OutputMode.Sum))
     x, total, _ = model(torch.arange(24.0))
     of_replica = [[micro(p) for p in range(r, 12, R)] for r in range(R)]
     assert torch.equal(x, torch.cat([torch.stack(pieces).sum(0) for pieces in of_replica]))
@@ -70,25 +68,22 @@ def test_training_outputs_summed_per_replica():
     ],
 )
 def test_inference_outputs_in_order(mode, period, positions):
-    model = poptorch.inferenceModel(Echo(), options(mode, period, accumulation=1))
+    model = poptorch.inferenceModel(echo(), options(mode, period, accumulation=1))
     assert torch.equal(model(torch.arange(8.0))[0], micro(*positions))
 
 
 def test_scalars_stay_scalars_where_there_is_one_of_them():
-    assert poptorch.inferenceModel(Echo())(torch.arange(4.0))[1].shape == ()
-    one = poptorch.trainingModel(Echo(), poptorch.Options().deviceIterations(2))
+    assert poptorch.inferenceModel(echo())(torch.arange(4.0))[1].shape == ()
+    one = poptorch.trainingModel(echo(), poptorch.Options().deviceIterations(2))
     assert one(torch.arange(4.0))[1].shape == ()
-    two = poptorch.trainingModel(Echo(), poptorch.Options().replicationFactor(2))
+    two = poptorch.trainingModel(echo(), poptorch.Options().replicationFactor(2))
     assert two(torch.arange(4.0))[1].shape == (2,)
 
 
 def test_structure_of_outputs_is_kept():
-    class Nested(torch.nn.Module):
-        def forward(self, x, y):
-            return {"b": x, "a": [y, (x + y, "text", None)]}
-
+    nested = model_of(lambda self, x, y: {"b": x, "a": [y, (x + y, "text", None)]})
     opts = poptorch.Options().deviceIterations(2)
-    out = poptorch.inferenceModel(Nested(), opts)(torch.arange(4.0), torch.ones(4))
+    out = poptorch.inferenceModel(nested, opts)(torch.arange(4.0), torch.ones(4))
     assert list(out) == ["b", "a"]
     assert torch.equal(out["b"], torch.arange(4.0))
     assert torch.equal(out["a"][1][0], torch.arange(4.0) + 1)
@@ -143,13 +138,13 @@ def test_accumulated_training_equals_big_batches(iterations, accumulation, repli
 )
 def test_replicas_of_a_group_read_the_same_input(grouping, first_of_replica):
     opts = poptorch.Options().replicationFactor(4).inputReplicaGrouping(2, grouping)
-    out, _, _ = poptorch.inferenceModel(Echo(), opts)(torch.arange(4.0))
+    out, _, _ = poptorch.inferenceModel(echo(), opts)(torch.arange(4.0))
     assert torch.equal(out, micro(*first_of_replica))
 
 
 @pytest.mark.parametrize("size", [23, 1])
 def test_a_batch_that_does_not_divide_names_the_input(size):
-    model = poptorch.trainingModel(Echo(), options())
+    model = poptorch.trainingModel(echo(), options())
     with pytest.raises(poptorch.Error, match=r"input x of shape \(\d+,\).*deviceIterations \(2\).* = 12"):
         model(torch.arange(float(size)))
     with pytest.raises(AssertionError):  # PopTorch's own kind of error for it
@@ -157,30 +152,29 @@ def test_a_batch_that_does_not_divide_names_the_input(size):
 
 
 def test_a_scalar_input_divides_into_one_micro_batch_only():
-    class Square(torch.nn.Module):
-        def forward(self, x):
-            return x * x
+    def square():
+        return model_of(lambda self, x: x * x)
 
-    assert poptorch.inferenceModel(Square())(torch.tensor(3.0)) == 9
+    assert poptorch.inferenceModel(square())(torch.tensor(3.0)) == 9
     with pytest.raises(poptorch.Error, match="input x of shape"):
-        poptorch.inferenceModel(Square(), poptorch.Options().deviceIterations(2))(torch.tensor(3.0))
+        poptorch.inferenceModel(square(), poptorch.Options().deviceIterations(2))(torch.tensor(3.0))
 
 
 def test_a_period_that_does_not_divide_the_iterations_is_refused():
     opts = poptorch.Options().deviceIterations(4).outputMode(OutputMode.EveryN, 3)
     with pytest.raises(poptorch.Error, match="output_return_period that divides deviceIterations"):
-        poptorch.inferenceModel(Echo(), opts)
+        poptorch.inferenceModel(echo(), opts)
 
 
 def test_accumulation_in_inference_is_refused():
     opts = poptorch.Options()
     opts.Training.gradientAccumulation(2)
     with pytest.raises(poptorch.Error, match=r"Training\.gradientAccumulation is 2"):
-        poptorch.inferenceModel(Echo(), opts)
+        poptorch.inferenceModel(echo(), opts)
 
 
 def test_performance_counters_time_the_last_call():
-    model = poptorch.inferenceModel(Echo(), poptorch.Options().deviceIterations(3))
+    model = poptorch.inferenceModel(echo(), poptorch.Options().deviceIterations(3))
     assert model.getPerfCounters()["input"] == [[]]
     assert model.getLatency() == (0.0, 0.0, 0.0)
     model(torch.arange(6.0))

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from support.poptorch_models import model_of
 
 from snnipu import poptorch
 
@@ -30,15 +31,12 @@ Y = torch.arange(8) % 3
 # Losses.
 
 
-class WithLosses(torch.nn.Module):
-    def __init__(self, losses):
-        super().__init__()
-        self.fc = torch.nn.Linear(4, 3)
-        self.losses = losses
-
+def with_losses(losses):
     def forward(self, x):
         out = self.fc(x)
-        return out, self.losses(out)
+        return out, losses(out)
+
+    return model_of(forward, fc=torch.nn.Linear(4, 3))
 
 
 def mse(out):
@@ -56,7 +54,7 @@ def mse(out):
     ],
 )
 def test_the_loss_is_the_one_that_no_other_is_built_on(losses):
-    model = WithLosses(losses)
+    model = with_losses(losses)
     before = copy.deepcopy(model.state_dict())
     trained = poptorch.trainingModel(model)
     for _ in range(2):
@@ -65,11 +63,12 @@ def test_the_loss_is_the_one_that_no_other_is_built_on(losses):
 
 
 def test_the_loss_need_not_be_returned():
-    class Silent(WithLosses):
-        def forward(self, x):
-            return super().forward(x)[0]
+    def forward(self, x):
+        out = self.fc(x)
+        mse(out)
+        return out
 
-    model = Silent(mse)
+    model = model_of(forward, fc=torch.nn.Linear(4, 3))
     reference = copy.deepcopy(model)
     poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))(X)
     mse(reference(X)).backward()
@@ -87,7 +86,7 @@ def test_the_loss_need_not_be_returned():
     ],
 )
 def test_a_loss_that_cannot_be_found_or_used_is_refused(losses, message):
-    model = poptorch.trainingModel(WithLosses(losses))
+    model = poptorch.trainingModel(with_losses(losses))
     for run in (model.compile, model):
         with pytest.raises(poptorch.Error, match=message):
             run(X)
@@ -95,7 +94,7 @@ def test_a_loss_that_cannot_be_found_or_used_is_refused(losses, message):
 
 
 def test_a_model_without_weights_to_train_runs_all_the_same():
-    model = WithLosses(mse).requires_grad_(False)
+    model = with_losses(mse).requires_grad_(False)
     out, loss = poptorch.trainingModel(model)(X)
     torch.testing.assert_close(loss, mse(out))
 
@@ -196,12 +195,11 @@ def test_training_in_several_processes_needs_them_in_one_group():
 def test_is_running_on_ipu_only_inside_forward():
     seen = []
 
-    class Probe(torch.nn.Module):
-        def forward(self, x):
-            seen.append((poptorch.isRunningOnIpu(), torch.is_grad_enabled()))
-            return x
+    def forward(self, x):
+        seen.append((poptorch.isRunningOnIpu(), torch.is_grad_enabled()))
+        return x
 
-    model = poptorch.inferenceModel(Probe())
+    model = poptorch.inferenceModel(model_of(forward))
     model.compile(X)
     model(X)
     assert seen == [(True, False)] * 2
@@ -223,11 +221,7 @@ def test_the_ipus_that_the_host_stands_for(monkeypatch):
 
 
 def test_a_failing_forward_leaves_nothing_behind():
-    class Broken(torch.nn.Module):
-        def forward(self, x):
-            raise KeyError("mine")
-
-    model = poptorch.inferenceModel(Broken())
+    model = poptorch.inferenceModel(model_of(lambda self, x: {}["mine"]))
     with pytest.raises(KeyError, match="mine"):
         model(X)
     assert not poptorch.isRunningOnIpu()
@@ -235,15 +229,7 @@ def test_a_failing_forward_leaves_nothing_behind():
 
 
 def test_modules_keep_the_mode_that_they_were_compiled_in():
-    class Dropping(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.drop = torch.nn.Dropout(0.5)
-
-        def forward(self, x):
-            return self.drop(x)
-
-    model = Dropping().eval()
+    model = model_of(lambda self, x: self.drop(x), drop=torch.nn.Dropout(0.5)).eval()
     compiled = poptorch.inferenceModel(model)
     assert torch.equal(compiled(X), X)
     model.train()
@@ -254,18 +240,11 @@ def test_modules_keep_the_mode_that_they_were_compiled_in():
 
 
 def test_compile_changes_neither_weights_nor_statistics_nor_random_numbers():
-    class Normed(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = torch.nn.Linear(4, 4)
-            self.norm = torch.nn.BatchNorm1d(4)
-            self.calls = 0
-
-        def forward(self, x):
-            self.calls += 1
-            return poptorch.identity_loss(self.norm(self.fc(x) * torch.rand(1)), "sum")
-
-    model = Normed()
+    model = model_of(
+        lambda self, x: poptorch.identity_loss(self.norm(self.fc(x) * torch.rand(1)), "sum"),
+        fc=torch.nn.Linear(4, 4),
+        norm=torch.nn.BatchNorm1d(4),
+    )
     before = copy.deepcopy(model.state_dict())
     wrapped = poptorch.trainingModel(model)
     state = torch.get_rng_state()
@@ -277,17 +256,12 @@ def test_compile_changes_neither_weights_nor_statistics_nor_random_numbers():
 
 
 def test_a_parameter_replaced_in_forward_is_refused():
-    class Replacing(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.ones(4))
-
-        def forward(self, x):
-            self.w = torch.nn.Parameter(self.w * 2)
-            return x * self.w
+    def forward(self, x):
+        self.w = torch.nn.Parameter(self.w * 2)
+        return x * self.w
 
     with pytest.raises(poptorch.Error, match="Parameter w is reassigned within the model"):
-        poptorch.inferenceModel(Replacing())(X)
+        poptorch.inferenceModel(model_of(forward, w=torch.nn.Parameter(torch.ones(4))))(X)
 
 
 # Inputs.
@@ -310,11 +284,10 @@ def test_changed_inputs_are_refused_and_named(wrap):
 
 
 def test_arguments_are_matched_to_the_parameters_of_forward():
-    class Many(torch.nn.Module):
-        def forward(self, a, *rest, scale=1, **named):
-            return a * scale + sum(rest) + named.get("extra", 0)
+    def forward(self, a, *rest, scale=1, **named):
+        return a * scale + sum(rest) + named.get("extra", 0)
 
-    model = poptorch.inferenceModel(Many())
+    model = poptorch.inferenceModel(model_of(forward))
     out = model(X, X, X, scale=2, extra=X)
     assert torch.allclose(out, 5 * X)
     with pytest.raises(poptorch.Error, match="input scale: expected 2 but got 3"):
@@ -342,11 +315,8 @@ def test_arguments_that_do_not_fit_are_named(args, kwargs, message):
 
 
 def test_inputs_inside_structures_are_split_and_checked():
-    class Nested(torch.nn.Module):
-        def forward(self, pair, table):
-            return pair[0] + table["b"]
-
-    model = poptorch.inferenceModel(Nested(), poptorch.Options().deviceIterations(2))
+    nested = model_of(lambda self, pair, table: pair[0] + table["b"])
+    model = poptorch.inferenceModel(nested, poptorch.Options().deviceIterations(2))
     assert torch.equal(model((X, [Y]), {"b": X}), 2 * X)
     with pytest.raises(poptorch.Error, match=r"input pair\[1\]\[0\]: expected shape"):
         model((X, [Y[:4]]), {"b": X})
@@ -367,13 +337,10 @@ def test_types_of_the_users_own_take_part_through_a_parser():
         def reconstruct(self, original_structure, tensor_iterator):
             return Pair(next(tensor_iterator), next(tensor_iterator))
 
-    class Swap(torch.nn.Module):
-        def forward(self, pair):
-            return Pair(pair.second, pair.first)
-
+    swap = model_of(lambda self, pair: Pair(pair.second, pair.first))
     poptorch.registerCustomArgParser(Pair, PairParser())
     try:
-        model = poptorch.inferenceModel(Swap(), poptorch.Options().deviceIterations(2))
+        model = poptorch.inferenceModel(swap, poptorch.Options().deviceIterations(2))
         out = model(Pair(X, 2 * X))
         assert torch.equal(out.first, 2 * X)
         assert torch.equal(out.second, X)
@@ -413,15 +380,7 @@ def test_outputs_can_be_saved_and_turned_into_arrays(tmp_path):
 
 
 def test_an_output_is_not_the_input_or_a_weight():
-    class Same(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.ones(2))
-
-        def forward(self, x):
-            return x, self.w
-
-    model = Same()
+    model = model_of(lambda self, x: (x, self.w), w=torch.nn.Parameter(torch.ones(2)))
     x = torch.ones(4)
     out, weight = poptorch.inferenceModel(model)(x)
     out.zero_()
@@ -464,25 +423,22 @@ def test_an_offline_target_compiles_and_refuses_to_run():
 
 
 def test_named_buffers_must_be_announced():
-    class Buffered(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("offset", torch.ones(1))
+    def buffered():
+        model = model_of(lambda self, x: x + self.offset)
+        model.register_buffer("offset", torch.ones(1))
+        return model
 
-        def forward(self, x):
-            return x + self.offset
-
-    plain = poptorch.inferenceModel(Buffered())
+    plain = poptorch.inferenceModel(buffered())
     plain(X)
     with pytest.raises(poptorch.Error, match="updatableNamedBuffers"):
         plain.copyNamedBuffersToDevice()
-    model = poptorch.inferenceModel(Buffered(), poptorch.Options().updatableNamedBuffers(["offset"]))
+    model = poptorch.inferenceModel(buffered(), poptorch.Options().updatableNamedBuffers(["offset"]))
     model(X)
     model.offset.add_(1)
     model.copyNamedBuffersToDevice()
     assert torch.equal(model(X), X + 2)
     with pytest.raises(poptorch.Error, match=r"no buffers \['ofset'\]"):
-        poptorch.inferenceModel(Buffered(), poptorch.Options().updatableNamedBuffers(["ofset"]))(X)
+        poptorch.inferenceModel(buffered(), poptorch.Options().updatableNamedBuffers(["ofset"]))(X)
 
 
 def test_a_saved_training_model_goes_on_where_it_stopped(tmp_path):
@@ -527,13 +483,12 @@ def test_an_exported_executable_loads_into_a_new_wrapper(tmp_path):
 
 
 def test_the_seed_makes_a_model_repeat_itself():
-    class Random(torch.nn.Module):
-        def forward(self, x):
-            return x + torch.rand_like(x)
+    def random():
+        return model_of(lambda self, x: x + torch.rand_like(x))
 
-    outs = [poptorch.inferenceModel(Random(), poptorch.Options().randomSeed(7))(X) for _ in range(2)]
+    outs = [poptorch.inferenceModel(random(), poptorch.Options().randomSeed(7))(X) for _ in range(2)]
     assert torch.equal(*outs)
-    model = poptorch.inferenceModel(Random())
+    model = poptorch.inferenceModel(random())
     model.compile(X)
     state = model.rng_state
     first = model(X)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.operators import needs_host_runtime
+from support.poptorch_models import model_of
 
 import snnipu as snn
 from snnipu import poptorch
@@ -11,19 +12,9 @@ pytestmark = needs_host_runtime
 X = torch.tensor([[1.0, -2.0, 3.0]])
 
 
-class Calls(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        self.weight = torch.nn.Parameter(torch.ones(1))
-        self.scale = torch.tensor(2.0)
-
-    def forward(self, x):
-        return self.function(self, x)
-
-
-def run(function, x=X):
-    return poptorch.inferenceModel(Calls(function))(x)
+def run(function):
+    model = model_of(function, weight=torch.nn.Parameter(torch.ones(1)), scale=torch.tensor(2.0))
+    return poptorch.inferenceModel(model)(X)
 
 
 def branch(model, x):
@@ -93,12 +84,11 @@ def test_neurons_are_not_asked():
 
 
 def test_what_depends_on_the_values_of_dummy_inputs_compiles():
-    class Slice(torch.nn.Module):
-        def forward(self, x, start):
-            cut = poptorch.dynamic_slice(x, 0, start, 2, 1)
-            return poptorch.dynamic_update(x, cut + 1, 0, start, 2)
+    def forward(self, x, start):
+        cut = poptorch.dynamic_slice(x, 0, start, 2, 1)
+        return poptorch.dynamic_update(x, cut + 1, 0, start, 2)
 
-    model = poptorch.inferenceModel(Slice())
+    model = poptorch.inferenceModel(model_of(forward))
     x = torch.arange(4.0)
     model.compile(torch.zeros(4), torch.tensor([20]))
     assert torch.equal(model(x, torch.tensor([1])), torch.tensor([0.0, 2.0, 3.0, 3.0]))
@@ -109,13 +99,8 @@ def test_what_depends_on_the_values_of_dummy_inputs_compiles():
 # What the optimizer compiles in.
 
 
-class Loss(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = torch.nn.Linear(3, 1)
-
-    def forward(self, x):
-        return poptorch.identity_loss(self.fc(x).square().sum(), "sum")
+def squares():
+    return model_of(lambda self, x: poptorch.identity_loss(self.fc(x).square().sum(), "sum"), fc=torch.nn.Linear(3, 1))
 
 
 STRATEGY = poptorch.MeanReductionStrategy
@@ -132,7 +117,7 @@ STRATEGY = poptorch.MeanReductionStrategy
     ],
 )
 def test_accumulators_in_half_take_the_running_mean(make, strategy):
-    model = Loss()
+    model = squares()
     wrapped = poptorch.trainingModel(model, poptorch.Options(), make(model.parameters()))
     assert wrapped.options.Training.meanAccumulationAndReplicationReductionStrategy == strategy
 
@@ -146,7 +131,7 @@ def test_accumulators_in_half_take_the_running_mean(make, strategy):
     ],
 )
 def test_what_is_compiled_in_cannot_change(name, value, message):
-    model = Loss()
+    model = squares()
     optimizer = poptorch.optim.Adam(model.parameters())
     wrapped = poptorch.trainingModel(model, poptorch.Options(), optimizer)
     wrapped(X)
@@ -162,7 +147,7 @@ def anchored(mode=None, period=1, names=("Gradient___fc.weight",), **more):
     opts = poptorch.Options().deviceIterations(4)
     for number, name in enumerate(names):
         opts.anchorTensor(str(number), name, mode, period)
-    model = Loss()
+    model = squares()
     wrapped = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
     return model, wrapped
 

@@ -4,6 +4,7 @@ import pytest
 import snntorch
 import torch
 from support.fake_ipu_model import FakeLibrary
+from support.ipu_training import check_training, on_model, operators
 from support.operators import needs_host_runtime, needs_library
 from torch import nn
 
@@ -53,60 +54,34 @@ def data():
     return torch.rand(BATCH, 8), torch.randint(3, (BATCH,))
 
 
-def train(options, steps=3, **more):
-    net = Net(**more)
-    model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.5))
-    outputs = [model(*data()) for _ in range(steps)]
-    return net, model, outputs
-
-
-def check_same(fake_options, **more):
-    net, model, outputs = train(fake_options, **more)
-    expected_net, _, expected = train(poptorch.Options(), **more)
-    for (counts, loss), (wanted_counts, wanted_loss) in zip(outputs, expected):
-        assert torch.equal(counts, wanted_counts)
-        torch.testing.assert_close(loss, wanted_loss)
-    for (name, weight), wanted in zip(net.named_parameters(), expected_net.parameters()):
-        torch.testing.assert_close(weight, wanted, msg=name)
-    return net, model
-
-
-def on_model():
-    return poptorch.Options().useIpuModel(True)
+def check_net(**more):
+    return check_training(lambda: Net(**more), [data()] * 3, lr=0.5)
 
 
 @pytest.mark.parametrize("step_by_step", [False, True])
 def test_training_goes_through_the_model(fake, step_by_step):
-    net, model = check_same(on_model(), step_by_step=step_by_step)
-    assert all(net.seen)
-    assert len(net.seen) == 3
+    made = check_net(step_by_step=step_by_step)
+    assert made.net.seen == [True] * 3
     # Two layers a call forwards, and as many backwards, or a step each.
     calls = 2 * 3 * (STEPS if step_by_step else 1)
     runs = [entry[2] is not None for entry in fake.log if entry[0] == "run"]
     assert runs.count(False) == calls
     assert runs.count(True) >= calls - 2 * 3  # what the loss does not depend on has no gradient
-    names = {entry["operator"] for entry in model.ipuModelReport()}
-    assert names == {"NeuronSequence", "NeuronSequence (gradient)"}
+    assert set(operators(made.model)) == {"NeuronSequence", "NeuronSequence (gradient)"}
 
 
 def test_the_environment_asks_for_it(fake, monkeypatch):
-    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
-    train(poptorch.Options(), steps=1)
-    assert fake.log
-    monkeypatch.setenv("POPTORCH_IPU_MODEL", "0")
-    fake.log.clear()
-    train(poptorch.Options(), steps=1)
-    assert fake.log == []
+    for value, asked in (("1", True), ("0", False)):
+        monkeypatch.setenv("POPTORCH_IPU_MODEL", value)
+        fake.log.clear()
+        model = poptorch.inferenceModel(Net())
+        model(data()[0])
+        assert bool(fake.log) == asked
+    with pytest.raises(poptorch.Error, match="no IPU model in use"):
+        model.ipuModelReport()
     monkeypatch.setenv("POPTORCH_IPU_MODEL", "yes")
     with pytest.raises(poptorch.Error, match="POPTORCH_IPU_MODEL must be 0 or 1"):
         poptorch.inferenceModel(Net())
-
-
-def test_without_it_the_host_runs(fake):
-    _, model, _ = train(poptorch.Options().useIpuModel(False), steps=1)
-    assert fake.log == []
-    with pytest.raises(poptorch.Error, match="no IPU model in use"):
-        model.ipuModelReport()
 
 
 def test_inference_and_what_runs_outside_of_a_wrapper(fake):
@@ -127,51 +102,17 @@ def test_the_target_is_the_environments(fake, monkeypatch):
         poptorch.inferenceModel(Net(), on_model())
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        snn.SparseNetwork([8, 5, 3], beta=0.9),
-        snn.SparseLeaky(8, 5, beta=0.9),
-        snn.SparseSynaptic(8, 5, alpha=0.5, beta=0.9),
-        snn.SparseLinear(8, 5),
-    ],
-    ids=lambda layer: type(layer).__name__,
-)
-def test_what_has_no_operator_is_refused(fake, layer):
-    class Sparse(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
+class Inner(nn.Module):
+    """A layer inside of another one."""
 
-        def forward(self, x):
-            out = self.layer(x)
-            return out if isinstance(out, torch.Tensor) else out.to_dense()
-
-    x = torch.ones(2, 3, 8)
-    with pytest.raises(RuntimeError, match="event-driven layers cannot run on the IPU model"):
-        poptorch.inferenceModel(Sparse(), on_model())(x)
-    assert poptorch.inferenceModel(Sparse())(x).shape[:2] == (2, 3)
-    # The refusal leaves nothing behind.
-    layer(x)
-
-
-@pytest.mark.parametrize(
-    "options", [{"inhibition": True}, {"state_quant": lambda mem: mem}, {"spike_grad": lambda u: (u > 0).float()}]
-)
-def test_what_the_operator_does_not_know_is_refused(fake, options):
-    with pytest.raises(RuntimeError, match="Leaky cannot run on an IPU with inhibition, state_quant"):
-        poptorch.inferenceModel(Net(**options), on_model())(data()[0])
-
-
-class OfSnntorch(nn.Module):
-    def __init__(self, make):
+    def __init__(self, layer):
         super().__init__()
-        self.fc = nn.Linear(8, 4)
-        self.inner = nn.ModuleDict({"lif": make()})
+        self.inner = nn.ModuleDict({"lif": layer})
 
     def forward(self, x):
-        out = self.inner["lif"](self.fc(x))
-        return out[0] if isinstance(out, tuple) else out
+        out = self.inner["lif"](x)
+        out = out[0] if isinstance(out, tuple) else out
+        return out if isinstance(out, torch.Tensor) else out.to_dense()
 
 
 class Doubled(snn.Leaky):
@@ -179,39 +120,52 @@ class Doubled(snn.Leaky):
         return 2 * super()._base_state_function(input_)
 
 
+EVENT_DRIVEN = "event-driven layers cannot run on the IPU model"
+
+
 @pytest.mark.parametrize(
-    ("make", "name"),
+    ("make", "message"),
     [
-        (lambda: snntorch.Leaky(beta=0.9), "snntorch.Leaky"),
-        (lambda: snntorch.Synaptic(alpha=0.9, beta=0.8, init_hidden=True), "snntorch.Synaptic"),
-        (lambda: snntorch.LeakyParallel(4, 4), "snntorch.LeakyParallel"),
+        (lambda: snn.SparseNetwork([8, 5, 3], beta=0.9), EVENT_DRIVEN),
+        (lambda: snn.SparseLeaky(8, 5, beta=0.9), EVENT_DRIVEN),
+        (lambda: snn.SparseSynaptic(8, 5, alpha=0.5, beta=0.9), EVENT_DRIVEN),
+        (lambda: snn.SparseLinear(8, 5), EVENT_DRIVEN),
+        (lambda: snntorch.Leaky(beta=0.9), r"inner\.lif, a snntorch.Leaky, cannot run on the IPU model"),
+        (lambda: snntorch.Synaptic(alpha=0.9, beta=0.8, init_hidden=True), r"inner\.lif, a snntorch.Synaptic, cannot"),
+        (lambda: snntorch.LeakyParallel(8, 4), r"inner\.lif, a snntorch.LeakyParallel, cannot"),
+        (lambda: snn.MultiStep(nn.Linear(8, 4), snntorch.Leaky(beta=0.9)), r"lif\.1, a snntorch.Leaky, cannot run"),
+        (lambda: Doubled(beta=0.9), r"Leaky cannot run on an IPU with .* parts of its step replaced"),
+        *(
+            (
+                lambda options=options: snn.Leaky(beta=0.9, **options),
+                "Leaky cannot run on an IPU with inhibition, state",
+            )
+            for options in (
+                {"inhibition": True},
+                {"state_quant": lambda mem: mem},
+                {"spike_grad": lambda u: (u > 0).float()},
+            )
+        ),
+        (
+            lambda: snn.Leaky(beta=0.9, spike_grad=snn.surrogate.custom_surrogate(lambda u, grad, spikes: grad)),
+            "spike_grad cannot run on an IPU",
+        ),
     ],
 )
-def test_neurons_without_an_operator_are_refused_by_name(fake, make, name):
-    x = torch.rand(BATCH, 8)
-    with pytest.raises(RuntimeError, match=rf"inner\.lif, a {name}, cannot run on the IPU model"):
-        poptorch.inferenceModel(OfSnntorch(make), on_model())(x)
-    assert poptorch.inferenceModel(OfSnntorch(make))(x).shape == (BATCH, 4)
+def test_what_has_no_operator_is_refused_by_name(fake, make, message):
+    layer = make()
+    x = torch.rand(3, 8) if getattr(layer, "inhibition", False) else torch.rand(2, 3, 8)
+    with pytest.raises(RuntimeError, match=message):
+        poptorch.inferenceModel(Inner(layer), on_model())(x)
     # The refusal leaves nothing behind.
-    assert snntorch.Leaky(beta=0.9)(x)[0].shape == (BATCH, 8)
-
-
-def test_neurons_inside_of_multistep_are_refused_by_name(fake):
-    net = snn.MultiStep(nn.Linear(8, 4), snntorch.Leaky(beta=0.9))
-    with pytest.raises(RuntimeError, match=r"1, a snntorch.Leaky, cannot run on the IPU model"):
-        poptorch.inferenceModel(net, on_model())(torch.rand(3, BATCH, 8))
-
-
-def test_a_neuron_with_a_part_replaced_is_refused(fake):
-    with pytest.raises(RuntimeError, match=r"Leaky cannot run on an IPU with .* parts of its step replaced"):
-        poptorch.inferenceModel(OfSnntorch(lambda: Doubled(beta=0.9)), on_model())(torch.rand(BATCH, 8))
+    assert poptorch.inferenceModel(Inner(make()))(x).shape[:-1] == x.shape[:-1]
+    layer(x)
 
 
 def test_neurons_of_snntorch_with_a_surrogate_that_has_an_operator_run(fake):
-    net = OfSnntorch(lambda: snntorch.Leaky(beta=0.9, spike_grad=snn.surrogate.atan()))
-    model = poptorch.inferenceModel(net, on_model())
+    model = poptorch.inferenceModel(Inner(snntorch.Leaky(beta=0.9, spike_grad=snn.surrogate.atan())), on_model())
     model(torch.rand(BATCH, 8))
-    assert [entry["operator"] for entry in model.ipuModelReport()] == ["SurrogateSpike"]
+    assert operators(model) == ["SurrogateSpike"]
 
 
 class Spike(nn.Module):
@@ -225,29 +179,15 @@ class Spike(nn.Module):
         return spk, poptorch.identity_loss((spk - 0.3).square().sum(), "sum")
 
 
-def check_surrogate(spike_grad, options):
-    made, expected = Spike(spike_grad), Spike(spike_grad)
-    x = torch.tensor([[1.0, 2.0, -0.5, 0.1, 3.0]])
-    outputs = [
-        poptorch.trainingModel(net, chosen, poptorch.optim.SGD(net.parameters(), lr=0.1))(x)
-        for net, chosen in ((made, options), (expected, poptorch.Options()))
-    ]
-    assert torch.equal(outputs[0][0], outputs[1][0])
-    torch.testing.assert_close(made.weight, expected.weight)
-    assert not torch.equal(made.weight, Spike(spike_grad).weight)
+def check_surrogate(spike_grad):
+    check_training(lambda: Spike(spike_grad), [(torch.tensor([[1.0, 2.0, -0.5, 0.1, 3.0]]),)], lr=0.1)
 
 
 def test_surrogates_by_themselves(fake):
-    check_surrogate(snn.surrogate.fast_sigmoid(10), on_model())
+    check_surrogate(snn.surrogate.fast_sigmoid(10))
     assert ("run", "SurrogateSpike", [0]) in fake.log
     with pytest.raises(RuntimeError, match="spike_grad cannot run on an IPU"):
-        check_surrogate(snn.surrogate.custom_surrogate(lambda u, grad, spikes: grad), on_model())
-
-
-def test_a_surrogate_in_python_is_refused(fake):
-    net = Net(spike_grad=snn.surrogate.custom_surrogate(lambda u, grad, spikes: grad))
-    with pytest.raises(RuntimeError, match="spike_grad cannot run on an IPU"):
-        poptorch.inferenceModel(net, on_model())(data()[0])
+        check_surrogate(snn.surrogate.custom_surrogate(lambda u, grad, spikes: grad))
 
 
 def test_operators_of_others_stay_on_the_host(fake):
@@ -276,10 +216,9 @@ def test_without_the_library_the_first_operator_says_so(monkeypatch, tmp_path):
 @needs_library
 def test_training_on_the_library(monkeypatch):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
-    _, model = check_same(on_model())
-    assert {entry["operator"] for entry in model.ipuModelReport()} == {"NeuronSequence", "NeuronSequence (gradient)"}
+    assert set(operators(check_net().model)) == {"NeuronSequence", "NeuronSequence (gradient)"}
     for name in ("fast_sigmoid", "atan", "sigmoid", "straight_through_estimator", "triangular", "spike_rate_escape"):
-        check_surrogate(getattr(snn.surrogate, name)(), on_model())
+        check_surrogate(getattr(snn.surrogate, name)())
 
 
 class Events(nn.Module):
@@ -308,6 +247,12 @@ class Events(nn.Module):
         return counts, out, poptorch.identity_loss(loss, "none")
 
 
+def inputs(*shape):
+    """One batch of random spikes."""
+    torch.manual_seed(2)
+    return ((torch.rand(shape) < 0.4).float(),)
+
+
 @pytest.mark.slow
 @needs_library
 @pytest.mark.parametrize("kind", ["network", "sparse layers", "dense layers", "synaptic layers"])
@@ -316,112 +261,57 @@ class Events(nn.Module):
 def test_event_driven_layers_on_the_library(monkeypatch, kind, overflow, target):
     """Per-layer operators: spikes and the gradients of every weight are the host kernels'."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
-    torch.manual_seed(2)
-    x = (torch.rand(7, 3, 20) < 0.4).float()
-    results = []
-    for options in (on_model(), poptorch.Options()):
-        net = Events(kind, overflow)
-        before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
-        model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.1))
-        outputs = model(x)
-        assert [name for name, weight in net.named_parameters() if torch.equal(weight, before[name])] == []
-        results.append((model, net, outputs))
-    (model, made, outputs), (_, expected, wanted) = results
-    assert torch.equal(outputs[0], wanted[0])
-    assert outputs[0].any()
-    torch.testing.assert_close(outputs[1:], wanted[1:])
-    for (name, weight), other in zip(made.named_parameters(), expected.named_parameters()):
-        torch.testing.assert_close(
-            weight, other[1], rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
-        )
+    made = check_training(lambda: Events(kind, overflow), [inputs(7, 3, 20)], lr=0.1)
+    ran = set(operators(made.model))
     if kind == "network":
-        assert made.layers.activity == pytest.approx(expected.layers.activity)
-        assert made.layers.overflow == expected.layers.overflow
-    ran = {entry["operator"] for entry in model.ipuModelReport()}
-    if kind == "network":
+        expected = Events(kind, overflow)
+        expected(*inputs(7, 3, 20))
+        assert made.net.layers.activity == pytest.approx(expected.layers.activity)
+        assert made.net.layers.overflow == expected.layers.overflow
         assert {"SparseNetwork", "SparseNetwork (gradient)"} <= ran
         assert "NeuronSequence" not in ran
     else:
         assert {"SparseLinear (gradient)", "SelectSpikes (gradient)", "NeuronSequence (gradient)"} <= ran
 
 
+@pytest.mark.slow
 @needs_library
-@pytest.mark.parametrize("planned", [False, True])
-def test_a_network_learns_on_the_library(monkeypatch, planned):
-    """As one operator, on tiles of its own choice or a plan's; weights after five steps are the host's."""
+@pytest.mark.parametrize(("kind", "planned"), [("network", False), ("network", True), ("sparse layers", False)])
+def test_layers_learn_on_the_library(monkeypatch, kind, planned):
+    """As one operator, on tiles of its own choice or a plan's, and as operators of each layer."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2" if planned else "mk2:16")
-    torch.manual_seed(2)
-    x = (torch.rand(7, 3, 20) < 0.4).float()
-    losses = []
-    for options in (on_model(), poptorch.Options()):
-        net = Events("network")
+
+    def make():
+        net = Events(kind)
         if planned:
             network = ipu.NetworkSpec.from_module(net, 0.2, batch_size=3, steps=7)
             net.layers.ipu_plan = ipu.plan(network, neurons_per_tile=4, selection_tiles=2)
-        model = poptorch.trainingModel(net, options, poptorch.optim.Adam(net.parameters(), lr=0.02))
-        losses.append([float(model(x)[2]) for _ in range(5)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert losses[0][-1] < losses[0][0]
+        return net
+
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    made = check_training(make, [inputs(7, 3, 20)] * 25, poptorch.optim.Adam, close=close, outputs_close=close, lr=0.02)
+    assert made.outputs[-1][2] < 0.8 * made.outputs[0][2]
 
 
-class Classifier(nn.Module):
-    """Three event-driven layers that tell which third of the inputs is active."""
+def make_in_half(make, whole):
+    """All parameters in float16, or the layers' weights alone."""
 
-    def __init__(self, kind):
-        super().__init__()
-        torch.manual_seed(0)
-        sizes, more = [24, 20, 16, 3], {"input_scale": 2.0, "bias": True}
-        if kind == "one operator":
-            self.layers = snn.SparseNetwork(sizes, beta=0.9, max_spikes=[12, 10, 8, 3], **more)
-        else:
-            self.layers = nn.Sequential(
-                *(
-                    snn.SparseLeaky(a, b, beta=0.9, max_spikes=slots, path="sparse", **more)
-                    for a, b, slots in zip(sizes, sizes[1:], (10, 8, 3))
-                )
-            )
+    def halved():
+        net = make()
+        for name, weight in net.named_parameters():
+            if whole or name.endswith("weight"):
+                weight.data = weight.data.half()
+        return net
 
-    def forward(self, x, labels):
-        counts = self.layers(x).spike_count()
-        return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "none")
+    return halved
 
 
 @needs_library
-@pytest.mark.parametrize("kind", ["one operator", "operators of each layer"])
-def test_three_layers_learn_on_the_library(monkeypatch, kind):
-    """Gradients reach every weight: the loss falls, and the training is the host's, step by step."""
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("kind", ["network", "sparse layers", "dense layers", "recurrent"])
+def test_in_half(monkeypatch, kind, whole):
+    """Weights in float16 stay so on the tiles, as their gradients do; likewise ``model.half()``. All is the host's."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
-    torch.manual_seed(3)
-    labels = torch.arange(12) % 3
-    rate = 0.05 + 0.4 * nn.functional.one_hot(labels, 3).float().repeat_interleave(8, dim=1)
-    x = (torch.rand(8, 12, 24) < rate).float()
-    runs = []
-    for options in (on_model(), poptorch.Options()):
-        net = Classifier(kind)
-        before = {name: weight.detach().clone() for name, weight in net.named_parameters() if "weight" in name}
-        model = poptorch.trainingModel(net, options, poptorch.optim.Adam(net.parameters(), lr=0.02))
-        losses = [float(model(x, labels)[1]) for _ in range(25)]
-        assert len(before) == 3
-        for name, weight in before.items():
-            assert float((net.get_parameter(name).detach() - weight).abs().max()) > 0.05, name
-        runs.append((losses, net, model))
-    (losses, made, model), (wanted, expected, _) = runs
-    assert losses[-1] < 0.5 * losses[0]
-    assert losses == pytest.approx(wanted, rel=1e-5)
-    for (name, weight), other in zip(made.named_parameters(), expected.parameters()):
-        torch.testing.assert_close(weight, other, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
-    ran = {entry["operator"] for entry in model.ipuModelReport()}
-    assert ("SparseNetwork (gradient)" in ran) == (kind == "one operator")
-    assert ("SparseLinear (gradient)" in ran) == (kind != "one operator")
-
-
-@needs_library
-@pytest.mark.parametrize("kind", ["network", "sparse layers"])
-def test_weights_in_half(monkeypatch, kind):
-    """They stay in float16 on the tiles, and so does their gradient; all else is as on the host."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
-    torch.manual_seed(2)
-    x = (torch.rand(7, 3, 20) < 0.4).float()
     taken = []
     apply = ipu_model.IpuModel.apply
 
@@ -430,112 +320,22 @@ def test_weights_in_half(monkeypatch, kind):
         return apply(model, name, inputs, *rest)
 
     monkeypatch.setattr(ipu_model.IpuModel, "apply", record)
-    results = []
-    for options in (on_model(), poptorch.Options()):
-        net = Events(kind)
-        layers = [layer for layer in net.modules() if isinstance(layer, snn.SparseLeaky)] + [net.head]
-        before = []
-        for layer in layers:
-            layer.weight.data = layer.weight.data.half()
-            before.append(layer.weight.detach().clone())
-        model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.5))
-        results.append((model(x)[0], layers, before))
-    assert taken == [torch.float16] * 4
-    (counts, layers, before), (wanted, expected, _) = results
-    assert torch.equal(counts, wanted)
-    for layer, other, old in zip(layers, expected, before):
-        assert layer.weight.dtype == torch.float16
-        step = float((other.weight.detach() - old).abs().max())
-        assert step > 0
-        # The gradient, a sum in float32, and the weight are rounded: a unit in the last place of either.
-        torch.testing.assert_close(layer.weight, other.weight, rtol=2.0**-10, atol=2.0**-10 * step)
-
-
-@needs_library
-@pytest.mark.parametrize("kind", ["network", "sparse layers", "dense layers"])
-def test_a_whole_model_in_half(monkeypatch, kind):
-    """``model.half()``, as scripts for an IPU have it: what the host makes of it."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
-    torch.manual_seed(2)
-    x = (torch.rand(7, 3, 20) < 0.4).half()
-    results = []
-    for options in (on_model(), poptorch.Options()):
-        net = Events(kind).half()
-        before = [weight.detach().clone() for weight in net.parameters()]
-        model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.5))
-        outputs = model(x)
-        results.append((outputs, net, before))
-    (outputs, made, before), (wanted, expected, _) = results
-    assert torch.equal(outputs[0], wanted[0])
-    torch.testing.assert_close(outputs[1:], wanted[1:])
-    for old, weight, other in zip(before, made.parameters(), expected.parameters()):
-        assert weight.dtype == torch.float16
-        step = float((other.detach() - old).abs().max())
-        assert step > 0
-        torch.testing.assert_close(weight, other, rtol=2.0**-10, atol=2.0**-10 * step)
-
-
-@needs_library
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_operators_on_spike_ids_by_name(monkeypatch, dtype):
-    """``poptorch.custom_op`` itself, on the model and on the host: the same shapes, types and values."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
-    surrogate = {"surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
-    select = {"capacity": 5, "rotate": 0, "has_grad_threshold": 0, "grad_threshold": 0.0, **surrogate}
-
-    def op(name, inputs, examples, **attributes):
-        return poptorch.custom_op(inputs, name, "ai.snnipu", 1, examples, attributes=attributes)
-
-    class Chain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.weight = nn.Parameter(torch.randn(6, 9).to(dtype))
-
-        def forward(self, x):
-            slots, counts = x.new_empty(4, 3, 5), torch.empty(4, 3, 2)
-            made = [torch.empty(4, 3, 5), slots, counts, counts]
-            ids, values, found, _ = op("DenseToSparse", [x], made, capacity=5, rotate=0)
-            (current,) = op(
-                "SparseLinear", [ids, values, found, self.weight], [x.new_empty(4, 3, 6)], unit_values=0, plan=[2, 6]
-            )
-            spikes = op("SelectSpikes", [current, torch.full((1,), 0.5)], made, **select)
-            (dense,) = op("SparseToDense", spikes[:3], [x.new_empty(4, 3, 6)], num_neurons=6)
-            return (ids, values, current, *spikes, dense, poptorch.identity_loss(dense.float().sum(), "none"))
-
-    torch.manual_seed(1)
-    x = (torch.randn(4, 3, 9) * (torch.rand(4, 3, 9) < 0.5)).to(dtype)
-    results = []
-    for options in (on_model(), poptorch.Options()):
-        net = Chain()
-        model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=1.0))
-        results.append((model(x), net.weight.detach().clone(), Chain().weight.detach()))
-    (outputs, weight, before), (wanted, other, _) = results
-    assert not torch.equal(weight, before)
-    for got, expected in zip(outputs, wanted):
-        assert got.dtype == expected.dtype
-        torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(weight, other)
+    x = inputs(7, 3, 20)[0]
+    make = make_in_half(lambda: Recurrent("layer") if kind == "recurrent" else Events(kind), whole)
+    # Other parameters get a gradient through the rounded weights.
+    check_training(make, [(x.half() if whole else x,)], close={"rtol": 2.0**-10, "atol": 1e-4}, lr=0.5)
+    assert set(taken) == {torch.float16}
 
 
 @needs_library
 def test_layers_without_delay_run_one_by_one(monkeypatch):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
     torch.manual_seed(0)
-    net = nn.Sequential(snn.SparseNetwork([20, 14, 4], beta=0.9, max_spikes=[12, 8, 4], delay=0, input_scale=4.0))
-
-    class Counts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = net
-
-        def forward(self, x):
-            return self.net(x).spike_count()
-
-    x = (torch.rand(7, 3, 20) < 0.4).float()
-    model = poptorch.inferenceModel(Counts(), on_model())
-    assert torch.equal(model(x), Counts()(x).detach())
-    assert "SparseNetwork" not in {entry["operator"] for entry in model.ipuModelReport()}
+    net = Inner(snn.SparseNetwork([20, 14, 4], beta=0.9, max_spikes=[12, 8, 4], delay=0, input_scale=4.0))
+    x = inputs(7, 3, 20)[0]
+    model = poptorch.inferenceModel(net, on_model())
+    assert torch.equal(model(x), net(x).detach())
+    assert "SparseNetwork" not in operators(model)
 
 
 class Recurrent(nn.Module):
@@ -565,28 +365,16 @@ class Recurrent(nn.Module):
 def test_recurrent_layers_learn_on_the_library(monkeypatch, kind):
     """Three training steps are the host's, every parameter of them; in inference, too."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
-    torch.manual_seed(1)
-    x = (torch.rand(8, 6, 20) < 0.3).float()
-    runs = []
-    for options in (on_model(), poptorch.Options()):
-        net = Recurrent(kind)
-        before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
-        model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.02))
-        losses = [float(model(x)[1]) for _ in range(3)]
-        for name, weight in before.items():
-            assert not torch.equal(net.get_parameter(name), weight), name
-        ran = {entry["operator"] for entry in model.ipuModelReport()} if not runs else None
-        model.detachFromDevice()
-        options = on_model() if not runs else poptorch.Options()
-        runs.append((losses, net, ran, poptorch.inferenceModel(net, options)(x)[0]))
-    (losses, made, ran, counts), (wanted, expected, _, other) = runs
-    assert losses == pytest.approx(wanted, rel=1e-5)
-    for (name, weight), same in zip(made.named_parameters(), expected.parameters()):
-        torch.testing.assert_close(weight, same, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
-    assert torch.equal(counts, other)
-    assert counts.any()
-    assert {"SparseNetwork", "SparseNetwork (gradient)"} <= ran
+    x = inputs(8, 6, 20)
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    made = check_training(lambda: Recurrent(kind), [x] * 3, close=close, outputs_close=close, lr=0.02)
+    ran = operators(made.model)
+    assert {"SparseNetwork", "SparseNetwork (gradient)"} <= set(ran)
     assert "NeuronSequence" not in ran
+    made.model.detachFromDevice()
+    counts = poptorch.inferenceModel(made.net, on_model())(*x)[0]
+    assert torch.equal(counts, made.net(*x)[0].detach())
+    assert counts.any()
 
 
 class Later(snn.SparseLeaky):
@@ -627,31 +415,6 @@ def test_layers_of_a_network_that_are_watched_or_replaced_run_by_themselves(monk
     if kind != "subclass":
         assert len(seen) >= 2
         assert set(seen) == {snn.SparseSpikes}
-
-
-@needs_library
-@pytest.mark.parametrize("whole", [False, True])
-def test_recurrent_layers_in_half(monkeypatch, whole):
-    """Both weights in float16, or all of the model."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
-    torch.manual_seed(2)
-    x = (torch.rand(7, 3, 20) < 0.4).float()
-    runs = []
-    for options in (on_model(), poptorch.Options()):
-        net = Recurrent("layer")
-        weights = [net.layers.weight, net.layers.recurrent_weight]
-        for weight in net.parameters() if whole else weights:
-            weight.data = weight.data.half()
-        before = [weight.detach().clone() for weight in weights]
-        model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.5))
-        runs.append((model(x.half() if whole else x)[0], weights, before))
-    (counts, weights, before), (wanted, expected, _) = runs
-    assert torch.equal(counts, wanted)
-    for weight, other, old in zip(weights, expected, before):
-        assert weight.dtype == torch.float16
-        step = float((other.detach() - old).abs().max())
-        assert step > 0
-        torch.testing.assert_close(weight, other, rtol=2.0**-10, atol=2.0**-10 * step)
 
 
 @needs_library

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.ipu_training import check_training, on_model, operators
 from support.operators import needs_host_runtime, needs_model_and_host
 from torch import nn
 
@@ -12,10 +13,6 @@ from snnipu.ipu.model import IpuModelError
 
 pytestmark = [needs_host_runtime, *needs_model_and_host]
 T, B, SHAPE = 6, 4, (2, 9, 10)
-
-
-def on_model():
-    return poptorch.Options().useIpuModel(True)
 
 
 def layer(*sizes, **options):
@@ -81,39 +78,17 @@ def data():
     return (torch.rand(T, B, *SHAPE) < 0.25).float(), torch.arange(B) % 5
 
 
-def trained(options, steps=3, make=Net, **more):
-    net = make(**more)
-    before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
-    model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.3))
-    x, labels = data()
-    outputs = []
-    for _ in range(steps):
-        # The time is first: the model sees the samples there.
-        outputs.append(model(x, labels))
-    for name, weight in before.items():
-        assert not torch.equal(net.get_parameter(name), weight), name
-    return net, outputs, model
-
-
-def check_same(host=None, **more):
-    made, outputs, model = trained(on_model(), **more)
-    expected, wanted, _ = trained(poptorch.Options(), **{**more, **(host or {})})
-    for (counts, loss), (same, other) in zip(outputs, wanted):
-        assert torch.equal(counts, same)
-        torch.testing.assert_close(loss, other)
-    assert wanted[0][0].any()
-    for (name, weight), other in zip(made.named_parameters(), expected.parameters()):
-        scale = float(other.detach().abs().max())
-        tolerance = 2.0**-10 if weight.dtype == torch.float16 else 1e-5
-        torch.testing.assert_close(weight, other.to(weight.dtype), rtol=tolerance, atol=tolerance * scale, msg=name)
-    return model
+def check_same(make=Net, steps=3, host=None, **more):
+    """Outputs and weights are the host's; return what the model ran."""
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    on_host = None if host is None else lambda: make(**{**more, **host})
+    return check_training(lambda: make(**more), [data()] * steps, host=on_host, close=close, lr=0.3).model
 
 
 @pytest.mark.parametrize("target", ["mk2:1", "mk2:4", "mk2", "mk2:3:2"])
 def test_training_on_machines(monkeypatch, target):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
-    model = check_same()
-    ran = {entry["operator"] for entry in model.ipuModelReport()}
+    ran = set(operators(check_same()))
     assert {"SparseConv2d", "SparseConv2d (gradient)", "SparsePool2d", "SparsePool2d (gradient)"} <= ran
 
 
@@ -153,21 +128,20 @@ class Dense(nn.Module):
 
     def forward(self, x, labels):
         y = self.last(self.first(x)).sum((0, 3, 4))
-        return y.detach().round(), poptorch.identity_loss(nn.functional.cross_entropy(y, labels), "mean")
+        return 1 + y.detach().round(), poptorch.identity_loss(nn.functional.cross_entropy(y, labels), "mean")
 
 
 @pytest.mark.parametrize(("path", "convolutions"), [("auto", 1), ("sparse", 2), ("dense", 0)])
 def test_paths(monkeypatch, path, convolutions):
     """A graph cannot look at its data: by itself a dense tensor stays dense there, and spikes stay spikes."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
-    model = check_same(make=Dense, path=path)
-    names = [entry["operator"] for entry in model.ipuModelReport()]
-    assert names.count("SparseConv2d") == convolutions
+    model = check_same(lambda: Dense(path))
+    assert operators(model).count("SparseConv2d") == convolutions
 
 
 def test_the_first_layer_finds_no_gradient_of_its_input(monkeypatch):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
-    _, _, model = trained(on_model(), steps=1)
+    model = check_same(steps=1)
     entries = [entry for entry in model.ipuModelReport() if entry["operator"] == "SparseConv2d (gradient)"]
     steps = [{step["name"].rsplit("/", 1)[-1] for step in entry["report"]["steps"]} for entry in entries]
     assert sorted("sum" in names for names in steps) == [False, True]

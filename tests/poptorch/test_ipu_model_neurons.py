@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from support.ipu_training import check_training, on_model, operators
 from support.operators import needs_host_runtime, needs_library
 from torch import nn
 
@@ -24,11 +25,11 @@ LAYERS = {
 
 
 class Net(nn.Module):
-    def __init__(self, make, how, **options):
+    def __init__(self, make, how):
         super().__init__()
         torch.manual_seed(0)
         self.how = how
-        self.fc1, self.layer = nn.Linear(8, 12), make(spike_grad=snn.surrogate.fast_sigmoid(slope=10), **options)
+        self.fc1, self.layer = nn.Linear(8, 12), make(spike_grad=snn.surrogate.fast_sigmoid(slope=10))
         self.fc2, self.lif = nn.Linear(12, 3), snn.Leaky(beta=0.8, threshold=0.5)
         self.multistep = snn.MultiStep(self.fc1, self.layer, self.fc2, self.lif) if how == "multistep" else None
 
@@ -52,48 +53,34 @@ class Net(nn.Module):
         return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "mean")
 
 
-def train(options, make, how, **more):
-    net = Net(make, how, **more)
+def check(monkeypatch, name, how, target="mk2:4"):
+    """Return the operators that ran."""
+    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
     torch.manual_seed(1)
-    x, labels = 6 * torch.rand(BATCH, 8), torch.randint(3, (BATCH,))
-    model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.05))
+    batches = [(6 * torch.rand(BATCH, 8), torch.randint(3, (BATCH,)))] * 3
+    close = {"rtol": 1e-5, "atol": 1e-5}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return net, model, [model(x, labels) for _ in range(3)]
-
-
-def check(monkeypatch, make, how, target="mk2:4", **more):
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
-    net, model, made = train(poptorch.Options().useIpuModel(True), make, how, **more)
-    expected_net, _, expected = train(poptorch.Options(), make, how, **more)
-    for (counts, loss), (wanted_counts, wanted_loss) in zip(made, expected):
-        torch.testing.assert_close(counts, wanted_counts, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(loss, wanted_loss)
-    assert torch.equal(made[0][0], expected[0][0])
-    for (name, weight), wanted in zip(net.named_parameters(), expected_net.parameters()):
-        torch.testing.assert_close(weight, wanted, rtol=1e-5, atol=1e-5, msg=lambda said, name=name: f"{name}: {said}")
-    return net, [entry["operator"] for entry in model.ipuModelReport()]
+        made = check_training(lambda: Net(LAYERS[name], how), batches, close=close, outputs_close=close, lr=0.05)
+    return operators(made.model)
 
 
 @pytest.mark.parametrize("how", ["sequence", "multistep", "steps"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_training(monkeypatch, name, how):
-    net, ran = check(monkeypatch, LAYERS[name], how)
+    ran = check(monkeypatch, name, how)
     assert {"NeuronSequence", "NeuronSequence (gradient)"} <= set(ran)
     assert "SurrogateSpike" not in ran
-    before = Net(LAYERS[name], how).state_dict()
-    for key, value in net.named_parameters():
-        assert not torch.equal(value, before[key]), key
 
 
 @pytest.mark.parametrize("target", ["mk2:1", "mk2", "mk2:3:2"])
 def test_targets(monkeypatch, target):
-    check(monkeypatch, LAYERS["Synaptic"], "sequence", target)
+    check(monkeypatch, "Synaptic", "sequence", target)
 
 
 def model_of(net, monkeypatch):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
-    return poptorch.inferenceModel(net, poptorch.Options().useIpuModel(True))
+    return poptorch.inferenceModel(net, on_model())
 
 
 def test_delta_leaky(monkeypatch):
@@ -105,7 +92,7 @@ def test_delta_leaky(monkeypatch):
     (spk, (mem, before)), (wanted, (wanted_mem, wanted_before)) = model(x), net(x)
     for got, expected in ((spk, wanted), (mem, wanted_mem), (before, wanted_before)):
         assert torch.equal(got, expected.detach())
-    assert [entry["operator"] for entry in model.ipuModelReport()] == ["NeuronSequence"]
+    assert operators(model) == ["NeuronSequence"]
 
 
 class Sequence(nn.Module):
@@ -140,4 +127,4 @@ def test_what_the_operator_does_not_know_runs_step_by_step(monkeypatch):
     model = model_of(snn.MultiStep(nn.Linear(8, 5), net), monkeypatch)
     x = torch.randn(STEPS, BATCH, 8)
     assert torch.equal(model(x)[0], snn.MultiStep(model._model[0], net)(x)[0].detach())
-    assert {entry["operator"] for entry in model.ipuModelReport()} == {"SurrogateSpike"}
+    assert set(operators(model)) == {"SurrogateSpike"}

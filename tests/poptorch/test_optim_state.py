@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from support.operators import needs_host_runtime
+from support.poptorch_models import model_of
 
 from snnipu import poptorch
 
@@ -13,14 +14,9 @@ X = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
 optim = poptorch.optim
 
 
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.fc = torch.nn.Linear(3, 2)
-
-    def forward(self, x):
-        return poptorch.identity_loss(self.fc(x).square().sum(), "sum")
+def net():
+    torch.manual_seed(0)
+    return model_of(lambda self, x: poptorch.identity_loss(self.fc(x).square().sum(), "sum"), fc=torch.nn.Linear(3, 2))
 
 
 def step(model, optimizer, times=1):
@@ -65,7 +61,7 @@ ACCUMULATORS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_goes_on_from_the_names_alone(kind):
-    straight, model = Net(), Net()
+    straight, model = net(), net()
     step(straight, KINDS[kind](straight.parameters()), 4)
     first = KINDS[kind](model.parameters())
     step(model, first, 2)
@@ -81,7 +77,7 @@ def test_training_goes_on_from_the_names_alone(kind):
 
 
 def test_adams_entries_are_its_moments():
-    model = Net()
+    model = net()
     optimizer = optim.Adam(model.parameters(), lr=0.1)
     step(model, optimizer, 2)
     saved = optimizer.state_dict()["ipu_state"]
@@ -93,7 +89,7 @@ def test_adams_entries_are_its_moments():
 
 
 def test_the_velocity_has_the_loss_scaling_in_it():
-    model = Net()
+    model = net()
     optimizer = KINDS["SGD"](model.parameters())
     step(model, optimizer, 2)
     saved = optimizer.state_dict()["ipu_state"]["Accl1___fc.weight"]
@@ -101,7 +97,7 @@ def test_the_velocity_has_the_loss_scaling_in_it():
 
 
 def test_hyperparameters_that_may_change_are_there():
-    model = Net()
+    model = net()
     adam = optim.Adam(model.parameters(), lr=0.1, weight_decay=0.02, loss_scaling=4.0)
     wrapped = poptorch.trainingModel(model, poptorch.Options(), adam)
     assert adam.state_dict()["ipu_param"] is None
@@ -116,7 +112,7 @@ def test_hyperparameters_that_may_change_are_there():
 
 
 def test_sgd_has_them_scaled():
-    model = Net()
+    model = net()
     sgd = optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5, loss_scaling=4.0)
     options = poptorch.Options().replicationFactor(3)
     options.Training.gradientAccumulation(2)
@@ -128,14 +124,14 @@ def test_sgd_has_them_scaled():
 
 
 def test_a_loss_scaling_that_may_not_change_is_not_there():
-    model = Net()
+    model = net()
     adam = optim.Adam(model.parameters(), lr=0.1)
     poptorch.trainingModel(model, poptorch.Options(), adam).compile(X)
     assert sorted(adam.state_dict()["ipu_param"]) == [f"learningRate___specific___fc.{w}" for w in ("bias", "weight")]
 
 
 def test_accumulators_in_half_are_written_so():
-    model = Net()
+    model = net()
     adam = optim.Adam(model.parameters(), lr=0.1, first_order_momentum_accum_type=torch.float16)
     step(model, adam)
     saved = adam.state_dict()["ipu_state"]
@@ -154,7 +150,7 @@ def test_accumulators_in_half_are_written_so():
     ],
 )
 def test_what_does_not_fit_is_refused(entry, value, message):
-    model = Net()
+    model = net()
     saved = optim.Adam(model.parameters(), lr=0.1)
     step(model, saved)
     state = as_from_an_ipu(saved.state_dict())
@@ -170,7 +166,7 @@ def test_what_does_not_fit_is_refused(entry, value, message):
 
 
 def test_unknown_hyperparameters_are_refused():
-    model = Net()
+    model = net()
     optimizer = optim.Adam(model.parameters())
     state = {**optimizer.state_dict(), "ipu_state": {}, "ipu_param": {"lerningRate___specific___fc.weight": 1}}
     with pytest.raises(poptorch.Error, match=r"unknown entry 'lerningRate___specific___fc.weight' of 'ipu_param'"):
@@ -178,7 +174,7 @@ def test_unknown_hyperparameters_are_refused():
 
 
 def test_an_entry_that_is_missing_leaves_what_was_there():
-    model = Net()
+    model = net()
     adam = optim.Adam(model.parameters(), lr=0.1)
     wrapped = poptorch.trainingModel(model, poptorch.Options(), adam)
     wrapped(X[:1])
@@ -193,7 +189,7 @@ def test_an_entry_that_is_missing_leaves_what_was_there():
 
 
 def test_checkpoints_in_files(tmp_path):
-    model = Net()
+    model = net()
     adam = optim.Adam(model.parameters(), lr=0.1)
     step(model, adam)
     torch.save(adam.state_dict(), tmp_path / "adam.pt")

@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from support.operators import needs_host_runtime
+from support.poptorch_models import model_of
 
 import snnipu as snn
 from snnipu import poptorch
@@ -48,13 +49,8 @@ class Integrator(torch.nn.Module):
         return self.mem
 
 
-class Nested(torch.nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.layer = Integrator(kind)
-
-    def forward(self, x):
-        return self.layer(x) + 0
+def nested(kind):
+    return model_of(lambda self, x: self.layer(x) + 0, layer=Integrator(kind))
 
 
 X = torch.ones(3, 2)
@@ -68,7 +64,7 @@ def options(**values):
     return made
 
 
-@pytest.mark.parametrize("model", [Integrator, Nested])
+@pytest.mark.parametrize("model", [Integrator, nested])
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("replaced", "mem"), ("in place", "mem"), ("made", "mem"), ("new", "fresh"), ("list", "mems")],
@@ -91,21 +87,17 @@ def test_a_buffer_lasts(warnings):
 
 
 def test_a_plain_state_does_not_reach_the_next_step_of_training():
-    class Trained(Integrator):
-        def __init__(self):
-            super().__init__("replaced")
-            self.weight = torch.nn.Parameter(torch.ones(2))
-
-        def forward(self, x):
-            return poptorch.identity_loss(super().forward(self.weight * x).sum(), "sum")
-
-    model = Trained()
+    model = model_of(
+        lambda self, x: poptorch.identity_loss(self.layer(self.weight * x).sum(), "sum"),
+        layer=Integrator("replaced"),
+        weight=torch.nn.Parameter(torch.ones(2)),
+    )
     wrapped = poptorch.trainingModel(model, poptorch.Options(), torch.optim.SGD(model.parameters(), lr=0.0))
     assert [float(wrapped(X)) for _ in range(3)] == [6.0] * 3
 
 
 def test_a_tensor_changed_by_the_host_counts():
-    wrapped = poptorch.inferenceModel(Nested("replaced"))
+    wrapped = poptorch.inferenceModel(nested("replaced"))
     wrapped(X)
     wrapped.model.layer.mem = torch.full((2,), 4.0)
     assert torch.equal(wrapped(X), X + 2)
@@ -113,16 +105,11 @@ def test_a_tensor_changed_by_the_host_counts():
 
 
 def test_numbers_and_lists_of_them_stay_the_hosts():
-    class Counting(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.seen = []
+    def forward(self, x):
+        self.seen.append(poptorch.isRunningOnIpu())
+        return x
 
-        def forward(self, x):
-            self.seen.append(poptorch.isRunningOnIpu())
-            return x
-
-    model = Counting()
+    model = model_of(forward, seen=[])
     wrapped = poptorch.inferenceModel(model)
     for _ in range(3):
         wrapped(X)
@@ -142,38 +129,35 @@ def test_hidden_states_of_neurons_start_anew(warnings):
     ("change", "message"), [("replace", "Buffer y is reassigned"), ("remove", "Buffer y is removed")]
 )
 def test_buffers_are_neither_replaced_nor_removed(change, message):
-    class Changing(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("y", torch.zeros(1))
+    def forward(self, x):
+        if change == "replace":
+            self.y = self.y + 1
+        else:
+            del self.y
+        return x
 
-        def forward(self, x):
-            if change == "replace":
-                self.y = self.y + 1
-            else:
-                del self.y
-            return x
-
+    model = model_of(forward)
+    model.register_buffer("y", torch.zeros(1))
     with pytest.raises(poptorch.Error, match=message):
-        poptorch.inferenceModel(Changing())(X)
+        poptorch.inferenceModel(model)(X)
 
 
 # Replicas.
 
 
-class Summing(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("total", torch.zeros(1))
-
+def summing():
     def forward(self, x):
         self.total.copy_(self.total + x)
         return poptorch.identity_loss(self.total, "none")
 
+    model = model_of(forward)
+    model.register_buffer("total", torch.zeros(1))
+    return model
+
 
 def test_each_replica_has_its_own_buffers():
     opts = options(replicationFactor=3, broadcastBuffers=False, deviceIterations=2)
-    model = Summing()
+    model = summing()
     wrapped = poptorch.inferenceModel(model, opts)
     x = torch.tensor([1.0, 10.0, 100.0] * 2)
     for call in range(1, 4):
@@ -198,7 +182,7 @@ def test_statistics_of_a_replica_are_those_of_its_own_batches():
 
 
 @pytest.mark.parametrize(
-    ("model", "x"), [(Summing, torch.rand(2)), (lambda: torch.nn.BatchNorm1d(1), torch.rand(4, 1))]
+    ("model", "x"), [(summing, torch.rand(2)), (lambda: torch.nn.BatchNorm1d(1), torch.rand(4, 1))]
 )
 def test_changed_buffers_cannot_be_shared(model, x):
     with pytest.raises(poptorch.Error, match=r"does not support broadcasting buffers.*broadcastBuffers\(False\)"):

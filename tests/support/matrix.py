@@ -23,7 +23,7 @@ import next_snntorch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS = ["tests/ops", "tests/neurons", "tests/functional", "tests/compiler", "tests/test_passthrough.py"]
-TESTS += ["tests/test_surrogate.py", "tests/test_equations.py", "tests/test_generator.py", "tests/test_native.py"]
+TESTS += ["tests/test_surrogate.py", "tests/test_generator.py", "tests/test_native.py"]
 TESTS += ["tests/test_installed.py"]
 # What is left out of an environment, by the beginnings of its names, and the folder of what stands for it.
 OF_CUDA, STUBS = ("nvidia-", "cuda-", "triton"), "cuda_stubs"

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from snnipu import poptorch
 from snnipu.backends import host
@@ -24,7 +25,19 @@ needs_model_and_host = [
 MACHINES = [(1, 1), (4, 1), (0, 1), (3, 2)]
 # Every vertex twice, in two orders of its workers, with guards around its fields.
 STRICT = (("workerOrder", "check"), ("guardFields", "true"))
+# Attributes of an operator with a surrogate.
+SURROGATE = {"surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
 SURROGATES = {0: (0.3, 0.0), 1: (0.7, 0.0), 2: (25.0, -math.inf), 3: (2.0, 0.0), 4: (5.0, 0.0), 5: (1.5, 0.8)}
+
+
+def slots_of(x, slots):
+    """Return ids, values and counts of the spikes of a dense tensor."""
+    return torch.ops.snnipu.dense_to_sparse_fwd(x, slots, False)[:3]
+
+
+def as_floats(ids, values, counts):
+    """Return spikes as a PopART operator takes them."""
+    return [ids.float(), values, counts.float()]
 
 
 def machine(tiles, ipus=1, options=STRICT):

@@ -1,0 +1,53 @@
+"""Compare training loops through PopTorch on the IPU model with the same loops on the host."""
+
+from collections import namedtuple
+
+import torch
+
+from snnipu import poptorch
+
+Run = namedtuple("Run", "net outputs model before")
+
+
+def on_model():
+    return poptorch.Options().useIpuModel(True)
+
+
+def operators(model):
+    """Return the names of the operators that the IPU model ran for a wrapped model."""
+    return [entry["operator"] for entry in model.ipuModelReport()]
+
+
+def trained(options, make, batches, optimizer, **arguments):
+    """Train a network by a step for each batch, in which every parameter must change."""
+    net = make()
+    before = [weight.detach().clone() for weight in net.parameters()]
+    model = poptorch.trainingModel(net, options, optimizer(net.parameters(), **arguments))
+    outputs = [model(*batch) for batch in batches]
+    for (name, weight), initial in zip(net.named_parameters(), before):
+        assert not torch.equal(weight, initial), name
+    return Run(net, outputs, model, before)
+
+
+def check_training(make, batches, optimizer=poptorch.optim.SGD, host=None, close=None, outputs_close=None, **arguments):
+    """Train on the model and on the host, compare outputs and weights, and return the run on the model.
+
+    The first output is a count of spikes, which must be equal in the first step. ``host`` makes the host's network
+    where it is another one.
+    """
+    run = trained(on_model(), make, batches, optimizer, **arguments)
+    expected = trained(poptorch.Options(), host or make, batches, optimizer, **arguments)
+    assert torch.equal(run.outputs[0][0], expected.outputs[0][0])
+    assert expected.outputs[0][0].any()
+    for outputs, wanted in zip(run.outputs, expected.outputs):
+        torch.testing.assert_close(outputs, wanted, **(outputs_close or {}))
+    weights = zip(run.net.named_parameters(), expected.net.parameters(), expected.before)
+    for (name, weight), wanted, initial in weights:
+        tolerance = close or {"rtol": 1e-5, "atol": 1e-6}
+        if weight.dtype == torch.float16:
+            # Gradient and weight are rounded, by a unit in the last place of either.
+            tolerance = {"rtol": 2.0**-10, "atol": 2.0**-10 * float((wanted.detach() - initial).abs().max())}
+        torch.testing.assert_close(
+            weight, wanted.to(weight.dtype), **tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    return run
