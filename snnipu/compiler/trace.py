@@ -280,7 +280,8 @@ class Traced:
         lines += [f" c{n} = marked({text}, result, {n * _LEAVES}, [])" for n, text in enumerate(values)]
         lines += [f" {text} = c{n}" for n, text in enumerate(values)]
         lines += [f" {where[place]} = marked({where[place]}, kept, 0, [])" for place in spec.written]
-        others = [one for one, place in zip(results, loop.carries) if place not in spec.variables]
+        counted = [place for place, _ in spec.counters]
+        others = [one for one, place in zip(results, loop.carries) if place not in (*spec.variables, *counted)]
         lines += [f" {one} = marked({one}, kept, 0, [])" for one in others]
         records = [*lists, *(["told"] if loop.after is not None else [])]
         lines += [f" k{n} = marked({text}.items, collected, 0, [])" for n, text in enumerate(records)]
@@ -357,10 +358,13 @@ class Traced:
 
     def _check(self, before: Objects, after: Objects, lists: Sequence[Any], state: torch.Tensor) -> None:
         """Undo the first run of a graph that has set something else than what was seen when the loop was looked at."""
-        changes = before.changes(after)
         known = {*self.spec.places, *self.spec.written, *(place for place, _ in self.spec.counters)}
-        if not changes.grown and changes.places <= known:
-            return
+        try:
+            changes = before.changes(after)
+            if not changes.grown and changes.places <= known:
+                return
+        except Refused:
+            pass
         before.undo(after)
         torch.set_rng_state(state)
         if self._now.began is not None and self._now.began.has_effects:
@@ -446,18 +450,29 @@ def _apart(values: List[Any]) -> List[Any]:
 
 
 def _is_steady(module: torch.fx.GraphModule) -> bool:
-    """Return True if a step hands on values of the form that it takes, as far as it needs them."""
+    """Return True if a step hands on values of the form that it takes.
+
+    Sizes of a value that no operation reads are compared as they are now: nothing makes their symbols one.
+    """
     before: Dict[int, Any] = {}
-    after: Dict[int, Any] = {}
-    unread: Set[int] = set()
     for node in module.graph.nodes:
         if node.target is distribute.carried:
-            before[node.args[1]] = nodes.key_of(nodes.value_of(node))
-            if not node.users:
-                unread.add(node.args[1])
-        elif node.target is distribute.result:
-            after[node.args[1]] = nodes.key_of(nodes.value_of(node))
-    return all(number in unread or before.get(number) == form for number, form in after.items())
+            before[node.args[1]] = node
+    for node in module.graph.nodes:
+        if node.target is distribute.result:
+            value, taken = nodes.value_of(node), before.get(node.args[1])
+            if taken is None:
+                return False
+            same = nodes.key_of(nodes.value_of(taken)) == nodes.key_of(value)
+            if not same and (taken.users or _form_now(nodes.value_of(taken)) != _form_now(value)):
+                return False
+    return True
+
+
+def _form_now(value: Any) -> Any:
+    """Shape, dtype and device of a tensor in the call that is traced."""
+    sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]
+    return sizes, value.dtype, value.device
 
 
 class Record:
