@@ -201,7 +201,11 @@ class _Operations:
         # The last ones first: a filter whose result another one takes up is a part of that one's step.
         for component in reversed(list(components(list(self.arguments), needs))):
             inside = set(component)
-            if not any(isinstance(one, Before) and self.after(one.mark) in inside for n in component for one in self.arguments[n]):
+            if not any(
+                isinstance(one, Before) and self.after(one.mark) in inside
+                for n in component
+                for one in self.arguments[n]
+            ):
                 continue
             if inside & taken or all(map(_is_neuron, (n for n in component if nodes.name_of(n) != "getitem"))):
                 continue
@@ -371,7 +375,10 @@ class _Recording:
                 return True
             numbers = [k for k, after in body.after.items() if after is node]
             if any(user.op == "output" or set(user.users) for user in handed):
-                return any(number not in body.before or body.before[number] not in marks for number in numbers) or not numbers
+                return (
+                    any(number not in body.before or body.before[number] not in marks for number in numbers)
+                    or not numbers
+                )
         return False
 
     def _reaching(self, around: Set[Node]) -> Set[Node]:
@@ -522,7 +529,9 @@ class _Neuron(NamedTuple):
                 x = write(operator.sub if minus else operator.add, (x, one), one, like)
         options = (self.name, tuple(f"p{place}" for place in range(len(self.parameters))), ())
         values = tuple(nodes.value_of(node) for node in self.results)
-        step = write(leaves.neuron_step, (x, self.starts, self.parameters, self.kernel, options, ""), self.results[0], values)
+        step = write(
+            leaves.neuron_step, (x, self.starts, self.parameters, self.kernel, options, ""), self.results[0], values
+        )
         body.varying.update((x, step))
         made: Dict[Node, Node] = {}
         for place, node in enumerate(self.results):

@@ -959,7 +959,7 @@ class _Cells:
         return tree
 
 
-_auto: Optional[Automatic] = None
+_auto: Any = None
 
 
 def auto() -> Automatic:
@@ -987,12 +987,12 @@ def auto() -> Automatic:
     """
     global _auto
     if _auto is None:
-        _auto = discovery.Discovery() if os.environ.get("SNNIPU_LOOPS") else Automatic()  # type: ignore[assignment]
+        _auto = discovery.Discovery() if os.environ.get("SNNIPU_LOOPS") else Automatic()
         shell = _shell()
         if shell is not None:
             shell.ast_transformers.append(_Cells(_auto, shell))
     _auto.start()
-    return _auto
+    return _auto  # type: ignore[no-any-return]
 
 
 def alone(function: Any) -> Any:

@@ -8,13 +8,14 @@ A loop stays where it is, and a branch stands beside it::
     else:
         for step in range(5): ...
 
-What is called there (:class:`snnipu.compiler.loop.Loop`) is false where the loop runs as Python compiled it. It is given
-what the loop goes through and the variables that its body reads, and returns those that the body sets.
+What is called there (:class:`snnipu.compiler.loop.Loop`) is false where the loop runs as Python compiled it. It is
+given what the loop goes through and the variables that its body reads, and returns those that the body sets.
 """
 
 import ast
 import copy
-from typing import Any, Callable, Iterable, List, Optional, Sequence, Set, Tuple
+from collections import Counter
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from snnipu.compiler import outline, shown
 from snnipu.compiler.outline import (
@@ -41,7 +42,10 @@ from snnipu.compiler.outline import (
 
 _HEADS = {"enumerate", "zip", "reversed"}
 CALLED, ITEM, AT, STACK = (f"{outline.PREFIX}{name}__" for name in ("called", "item", "at", "stack"))
-# What follows the name of a loop in those of its functions: the body, the body that keeps what it shows, what shows that.
+# For each loop, which of its variables a step hands to the next one, and which are records.
+CARRIES: Dict[str, Tuple[Tuple[int, ...], Tuple[int, ...]]] = {}
+# What follows the name of a loop in those of its functions: the body, the one that is traced, what shows what that
+# keeps, to whom.
 BODY, KEEPING, AFTER, SHOWN_TO = "body__", "keeping__", "after__", "to__"
 
 
@@ -62,6 +66,10 @@ class Bodies(_Outliner):
 
     tree: Any = None
 
+    def __init__(self, numbers: Iterator[int], chosen: Callable[[Function], Any]) -> None:
+        super().__init__(numbers, chosen)
+        self.records: Set[str] = set()  # of the function that is looked at
+
     def _begun(self, node: Any, scope: _Scope) -> Optional[Host]:
         code = self._chosen(node) if scope.is_plain else None
         if code is None:
@@ -74,7 +82,7 @@ class Bodies(_Outliner):
         if isinstance(node, outline._FUNCTIONS):
             before, self.records = self.records, _records_of(node)
             made = super()._statement(node, scope, host, depth)
-            if any(loop.name in self.carries for one in self.hosts[-1:] for loop in one.loops):
+            if any(loop.name in CARRIES for one in self.hosts[-1:] for loop in one.loops):
                 _Stacks(self.records).visit(made)
             self.records = before
             return made
@@ -83,7 +91,7 @@ class Bodies(_Outliner):
     def _of_module(self, loop: ast.stmt, parts: Optional[shown.Parts]) -> Any:
         if any(isinstance(one, ast.AnnAssign) for one in ast.walk(loop)):
             return None  # a global variable has no annotation in a function
-        loads, stores = names_of([loop])
+        _, stores = names_of([loop])
         # Functions may read the variables that the loop sets, or set those that it reads.
         inner = [one for one in ast.walk(self.tree) if isinstance(one, (*outline._FUNCTIONS, ast.Lambda))]
         read = {one.id for function in inner for one in ast.walk(function) if isinstance(one, ast.Name)}
@@ -125,13 +133,18 @@ class Bodies(_Outliner):
                 _mangle(one, owner)
         name = f"{LOOP}{next(self._numbers)}__"
         made = {BODY: self._body(loop, target, arguments, ordered)}
-        traced = [_Indices().visit(one) for one in self._body(loop if parts is None else parts.loop, target, arguments, ordered)]
+        traced = [
+            _Indices().visit(one)
+            for one in self._body(loop if parts is None else parts.loop, target, arguments, ordered)
+        ]
         made[KEEPING] = traced
         taken = {BODY: [ITEM, *arguments], KEEPING: [ITEM, *arguments, *([] if parts is None else [_SHOWN])]}
         if parts is not None:
             made[AFTER] = parts.after
             late: List[ast.expr] = [ast.Name(one, ast.Load()) for one in parts.late]
-            made[SHOWN_TO] = [ast.Return(ast.Tuple([ast.Tuple(each, ast.Load()) for each in (parts.to, late)], ast.Load()))]
+            made[SHOWN_TO] = [
+                ast.Return(ast.Tuple([ast.Tuple(each, ast.Load()) for each in (parts.to, late)], ast.Load()))
+            ]
             taken.update({AFTER: [*arguments, _SHOWN], SHOWN_TO: arguments})
         functions: List[Any] = []
         for part, body in made.items():
@@ -139,21 +152,15 @@ class Bodies(_Outliner):
             function.body = body  # type: ignore[attr-defined]
             functions.append(function)
         carries = tuple(arguments.index(each) if each in arguments else -1 for each in ordered)
-        scope = "locals" if known is not None and bound else "locals"
-        values = [each if each in bound else f"{scope}().get({each!r}, {name}.unbound)" for each in arguments]
+        values = [each if each in bound else f"locals().get({each!r}, {name}.unbound)" for each in arguments]
         lines = [f"{_branch(name, [given, *values])}:"]
         for place, each in enumerate(ordered):
             sure = each in arguments and each in bound
             when = "" if sure else f"if {_OUT}[{place}] is not {name}.unbound: "
             lines.append(f" {when}{each} = {_OUT}[{place}]")
         records = tuple(place for place, each in enumerate(arguments) if each in self.records)
-        self.carries[name] = carries, records
+        CARRIES[name] = carries, records
         return name, functions, _parsed("\n".join([*lines, f" del {_OUT}", " break"]))[0]
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.carries = CARRIES
-        self.records: Set[str] = set()
 
     def _body(self, loop: Any, target: ast.stmt, arguments: Sequence[str], results: Sequence[str]) -> List[Any]:
         returned = _returned(results)
@@ -161,9 +168,6 @@ class Bodies(_Outliner):
         before = _parsed("".join(f"{each} = {UNBOUND}\n" for each in fresh))
         body = [_Continue(returned).visit(one) for one in copy.deepcopy(loop.body)]
         return [*before, copy.deepcopy(target), *body, copy.deepcopy(returned)]
-
-
-CARRIES: Any = {}
 
 
 def _no_arguments() -> ast.arguments:
@@ -183,31 +187,27 @@ def _globals_of(functions: Iterable[Any], names: Any) -> Any:
 
 def _records_of(function: Function) -> Set[str]:
     """The lists of a function that its loops append to, and that nothing else sees but ``torch.stack``."""
-    appended, stacked, stored = set(), set(), set()
-    uses: Any = {}
-    plain: Any = {}
-    for node in ast.walk(function):
-        if isinstance(node, ast.Name):
-            (uses if isinstance(node.ctx, ast.Load) else plain).setdefault(node.id, []).append(node)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List) and not node.value.elts:
-            stored |= {one.id for one in node.targets if isinstance(one, ast.Name)}
-        name = _stacked(node) or _appended(node)
-        if name is not None:
-            (stacked if _stacked(node) else appended).add(name.id)
-            uses.setdefault(name.id, []).remove(name) if name in uses.get(name.id, []) else plain.setdefault(
-                f"{name.id} passed", []
-            ).append(name)
-    found = set()
-    for name in appended & stacked & stored:
-        passed = plain.get(f"{name} passed", [])
-        if all(any(one is other for other in passed) for one in uses.get(name, [])):
-            assigned = [one for one in ast.walk(function) if isinstance(one, ast.Assign) and name in names_of(one.targets)[1]]
-            if all(isinstance(one.value, ast.List) and not one.value.elts for one in assigned) and len(assigned) == len(plain[name]):
-                found.add(name)
-    inner = [one for one in ast.walk(function) if isinstance(one, (*outline._FUNCTIONS, ast.Lambda)) and one is not function]
+    inside = list(ast.walk(function))
+    inner = [one for one in inside if isinstance(one, (*outline._FUNCTIONS, ast.Lambda)) and one is not function]
     hidden = {one.id for each in inner for one in ast.walk(each) if isinstance(one, ast.Name)}
-    declared = {n for one in ast.walk(function) if isinstance(one, (ast.Global, ast.Nonlocal)) for n in one.names}
-    return found - hidden - declared
+    hidden |= {name for one in inside if isinstance(one, (ast.Global, ast.Nonlocal)) for name in one.names}
+    names = [one for one in inside if isinstance(one, ast.Name)]
+    loads = Counter(one.id for one in names if isinstance(one.ctx, ast.Load))
+    stores = Counter(one.id for one in names if not isinstance(one.ctx, ast.Load))
+    stacked = Counter(one.id for one in map(_stacked, inside) if one is not None)
+    appended = Counter(one.id for one in map(_appended, inside) if one is not None)
+    emptied = Counter(
+        target.id
+        for one in inside
+        if isinstance(one, ast.Assign) and isinstance(one.value, ast.List) and not one.value.elts
+        for target in one.targets
+        if isinstance(target, ast.Name)
+    )
+    return {
+        name
+        for name in appended.keys() & stacked.keys() - hidden
+        if loads[name] == appended[name] + stacked[name] and stores[name] == emptied[name] > 0
+    }
 
 
 def _stacked(node: ast.AST) -> Optional[ast.Name]:
@@ -280,7 +280,9 @@ class _Indices(ast.NodeTransformer):
         if not isinstance(node.ctx, ast.Load) or not isinstance(index, (ast.Tuple, ast.Slice)):
             return node
         parts = index.elts if isinstance(index, ast.Tuple) else [index]
-        bounds = [one for part in parts for one in ((part.lower, part.upper) if isinstance(part, ast.Slice) else (part,))]
+        bounds = [
+            one for part in parts for one in ((part.lower, part.upper) if isinstance(part, ast.Slice) else (part,))
+        ]
         if not any(isinstance(one, (ast.Name, ast.BinOp)) for one in bounds):
             return node
         made = [_slice(one) for one in parts]
@@ -305,7 +307,10 @@ def _head(node: ast.expr) -> Optional[str]:
         return f"{CALLED}({ast.unparse(node.func)}, ({''.join(f'{one}, ' for one in inner)}))"
     calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
     names = [getattr(one.func, "id", "") or getattr(one.func, "attr", "") for one in calls]
-    if any(isinstance(one, (ast.Yield, ast.Await, ast.NamedExpr, ast.Lambda, ast.GeneratorExp, ast.Starred)) for one in ast.walk(node)):
+    if any(
+        isinstance(one, (ast.Yield, ast.Await, ast.NamedExpr, ast.Lambda, ast.GeneratorExp, ast.Starred))
+        for one in ast.walk(node)
+    ):
         return None
     if not set(names) <= _PURE:
         return None

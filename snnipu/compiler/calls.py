@@ -93,6 +93,8 @@ def counting() -> Iterator[None]:
     finally:
         rest(nobody)
         seen, calls.seen = calls.seen, outer[0]
-        for key, number in (seen or {}).items() if outer[0] is not None else ():
-            outer[0][key] = outer[0].get(key, 0) + number
+        before = outer[0]
+        if before is not None:
+            for key, number in (seen or {}).items():
+                before[key] = before.get(key, 0) + number
         calls.has_loop = calls.has_loop or outer[1]

@@ -8,7 +8,6 @@ shows whether it is one over time (:class:`snnipu.compiler.loop.Loop`).
 
 import ast
 import copy
-import functools
 import importlib.abc
 import itertools
 import logging
@@ -116,7 +115,15 @@ class Discovery:
     def _make(self, host: outline.Host, namespace: Dict[str, Any], filename: str) -> None:
         """Give the code of a host what it asks for by name."""
         label, where = os.path.basename(filename), f" ({host.name})" if host.name[0] != "<" else ""
-        namespace.update({outline.UNBOUND: UNBOUND, bodies.CALLED: Called, outline.KEPT: shown.kept, bodies.AT: at, bodies.STACK: stack})
+        namespace.update(
+            {
+                outline.UNBOUND: UNBOUND,
+                bodies.CALLED: Called,
+                outline.KEPT: shown.kept,
+                bodies.AT: at,
+                bodies.STACK: stack,
+            }
+        )
         for one in host.loops:
             made: Dict[str, Any] = {}
             exec(compile(ast.Module(one.functions, []), filename, "exec", dont_inherit=True), namespace, made)

@@ -121,7 +121,7 @@ class Body:
                 self.before[node.args[1]] = node
             elif node.target is result:
                 self.after[node.args[1]] = _unmarked(node)
-        self.number_of = {node: number for number, node in self.before.items()}
+        self.number_of: Dict[Any, int] = {node: number for number, node in self.before.items()}
         self.varying = self._find_varying()
         arithmetic.as_neurons(self)
 
@@ -189,7 +189,7 @@ def compared(steady: Body, first: Body) -> First:
 
     def compare(one: Any, other: Any) -> None:
         if isinstance(one, Node) and one.target is carried:
-            number = one.args[1]
+            number: Any = one.args[1]
             if isinstance(other, Node):
                 if other.target is not carried or other.args[1] != number:
                     raise Refused("its first step takes something else")
@@ -265,7 +265,6 @@ class Distribution:
         self._numbers: Dict[Node, Any] = {}  # lists of numbers
         self._final: Dict[Node, Any] = {}
         self._modules: Dict[str, GraphModule] = {}
-        self._attributes = {**{name: value for name, value in vars(body.module).items()}}
         self._find_effects()
         self.draws = any(map(nodes.is_random, body.graph.nodes))
         self.has_effects = bool(self.memory.changes)
@@ -293,13 +292,15 @@ class Distribution:
                 continue
             roots.update(dict.fromkeys(memory.root(one) for one in changed))
         for root in roots:
-            self._in_order.append([
-                node
-                for node in graph.nodes
-                if node.op.startswith("call")
-                and node.target not in MARKS
-                and (any(memory.root(one) == root for one in (*node.all_input_nodes, node) if one in memory))
-            ])
+            self._in_order.append(
+                [
+                    node
+                    for node in graph.nodes
+                    if node.op.startswith("call")
+                    and node.target not in MARKS
+                    and (any(memory.root(one) == root for one in (*node.all_input_nodes, node) if one in memory))
+                ]
+            )
 
     def _is_record(self, target: Node) -> bool:
         """Return True if a tensor is only written into, by steps."""
@@ -612,7 +613,7 @@ class Distribution:
         outputs: Dict[int, List[Node]] = {}
         for user in step.users:
             if nodes.name_of(user) == "getitem":
-                outputs.setdefault(user.args[1], []).append(user)
+                outputs.setdefault(int(user.args[1]), []).append(user)  # type: ignore[arg-type]
         states: Any = step.args[1]
         wanted = {place: any(self._wants_sequence(n, inside) for n in found) for place, found in outputs.items()}
         store = tuple(
@@ -621,9 +622,10 @@ class Distribution:
         )
         starts = tuple(self._state(state) for state in states)
         more: Tuple[Any, ...] = ()
-        over_time: Any = leaves.SEQUENCES[step.target]
+        target: Any = step.target
+        over_time: Any = leaves.SEQUENCES[target]
         if feedback is not None:
-            over_time, more = leaves.FED_BACK[step.target], (self._connection(feedback),)
+            over_time, more = leaves.FED_BACK[target], (self._connection(feedback),)
         given = self.constant(x) if constant else self.sequence(x)
         parameters, kernel, options = (map_arg(step.args[place], self.constant) for place in (2, 3, 4))
         made = self.graph.call_function(
@@ -749,7 +751,9 @@ class _Feedback:
 
 def _attributes_of(module: GraphModule) -> Dict[str, Any]:
     """Return what a graph's ``get_attr`` nodes may name."""
-    return {str(node.target): _attribute(module, str(node.target)) for node in module.graph.nodes if node.op == "get_attr"}
+    return {
+        str(node.target): _attribute(module, str(node.target)) for node in module.graph.nodes if node.op == "get_attr"
+    }
 
 
 def _attribute(module: Any, name: str) -> Any:

@@ -187,9 +187,7 @@ def each_step(
         run: called with the states and what the step is given; returns results, and the next states.
         sequences: whether what is given has a value for each step.
     """
-    parts = [
-        one.unbind() if isinstance(one, torch.Tensor) and varies else one for one, varies in zip(given, sequences)
-    ]
+    parts = [one.unbind() if isinstance(one, torch.Tensor) and varies else one for one, varies in zip(given, sequences)]
     made = []
     for step in range(num_steps):
         now = [part[step] if varies else part for part, varies in zip(parts, sequences)]

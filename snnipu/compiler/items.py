@@ -48,9 +48,9 @@ class Items:
             return self._numbers(given.start, given.step), len(given)
         if isinstance(given, torch.Tensor) and given.dim():
             return f"{self._value(given)}[t]", given.shape[0]
-        if isinstance(given, (list, tuple)) and given and all(isinstance(one, torch.Tensor) for one in given):
-            if len({(one.shape, one.dtype, one.device) for one in given}) == 1 and len(given) >= _FEWEST:
-                return f"{self._value(torch.stack(list(given)))}[t]", len(given)
+        tensors = isinstance(given, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in given)
+        if tensors and len(given) >= _FEWEST and len({(one.shape, one.dtype, one.device) for one in given}) == 1:
+            return f"{self._value(torch.stack(list(given)))}[t]", len(given)
         raise Refused(f"it goes through a {type(given).__name__}")
 
     def _numbers(self, start: int, by: int) -> str:

@@ -51,7 +51,14 @@ class Loop:
     unbound: Any = None
 
     def __init__(
-        self, body: Any, label: str, carries: Sequence[int], records: Sequence[int], traced: Any,  after: Any = None, shown_to: Any = None
+        self,
+        body: Any,
+        label: str,
+        carries: Sequence[int],
+        records: Sequence[int],
+        traced: Any,
+        after: Any = None,
+        shown_to: Any = None,
     ) -> None:
         self.body, self.label, self.carries, self.records = body, label, tuple(carries), set(records)
         self.traced, self.after, self.shown_to = traced, after, shown_to
@@ -298,5 +305,5 @@ def _versions(values: Sequence[Any]) -> List[Any]:
 
 def _random_state() -> Any:
     """The state of Python's and NumPy's generators."""
-    kind, words, place, *rest = numpy.random.get_state()
-    return random.getstate(), kind, words.tobytes(), place, rest  # type: ignore[union-attr]
+    words: Any = numpy.random.get_state()
+    return random.getstate(), words[0], words[1].tobytes(), words[2:]

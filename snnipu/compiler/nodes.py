@@ -209,7 +209,11 @@ def changed_by(node: Node) -> List[Node]:
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
         return tensors if schema.is_mutable else []
-    if getattr(node.target, "__module__", "") in ("snnipu.ops.leaves", "snnipu.compiler.helpers", "snnipu.compiler.distribute"):
+    if getattr(node.target, "__module__", "") in (
+        "snnipu.ops.leaves",
+        "snnipu.compiler.helpers",
+        "snnipu.compiler.distribute",
+    ):
         return []
     return tensors
 

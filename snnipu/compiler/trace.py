@@ -11,7 +11,7 @@ import torch
 from snnipu.compiler import distribute, nodes, shown
 from snnipu.compiler.calls import unwatched
 from snnipu.compiler.distribute import CLOCK, OFFSET, Body, Distribution, Refused
-from snnipu.compiler.objects import Missing, Objects, Path, Place, found
+from snnipu.compiler.objects import Missing, Objects, Place, found
 
 # Names of ours among the program's global variables.
 _NAME = "__snnipu_of_"
@@ -115,7 +115,6 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(one)
 
 
-
 class Spec(NamedTuple):
     """What one step hands to the next one.
 
@@ -166,22 +165,22 @@ class Guards:
             Refused: the trace is that of one step alone.
         """
         self._conditions: List[Any] = []
-        self._symbols: Dict[Any, Callable[[Sequence[Any]], int]] = {}
+        self._symbols: Dict[Any, Tuple[int, int]] = {}  # the input, and its dimension; -1: it is a number
         self._known: Dict[Any, bool] = {}
         inputs = [node for node in body.module.graph.nodes if node.op == "placeholder"]
-        size = nodes.value_of(next(node for node in body.module.graph.nodes if node.target is distribute.clock)).shape[0]
+        size = nodes.value_of(next(node for node in body.module.graph.nodes if node.target is distribute.clock)).shape[
+            0
+        ]
         if not isinstance(size, torch.SymInt):
             raise Refused("its steps depend on their number")
         self._clock, environment = size.node.expr, size.node.shape_env
         for place, node in enumerate(inputs):
             value = nodes.value_of(node)
             if isinstance(value, torch.SymInt):
-                self._symbols.setdefault(value.node.expr, lambda given, place=place: int(given[place]))
+                self._symbols.setdefault(value.node.expr, (place, -1))
             for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
                 if isinstance(size, torch.SymInt):
-                    self._symbols.setdefault(
-                        size.node.expr, lambda given, place=place, dim=dim: int(given[place].shape[dim])
-                    )
+                    self._symbols.setdefault(size.node.expr, (place, dim))
         fixed = [one for symbol, value in environment.replacements.items() for one in (symbol, *value.free_symbols)]
         if getattr(self._clock, "is_Integer", False) or self._clock in fixed:
             raise Refused("its steps depend on their number")
@@ -196,7 +195,10 @@ class Guards:
         needed = {symbol for one in self._conditions for symbol in one.free_symbols} - {self._clock}
         if not needed <= self._symbols.keys():
             return False
-        values = {symbol: self._symbols[symbol](inputs) for symbol in needed}
+        values = {}
+        for symbol in needed:
+            place, dim = self._symbols[symbol]
+            values[symbol] = int(inputs[place] if dim < 0 else inputs[place].shape[dim])
         key = first, steps, tuple(values.values())
         if key not in self._known:
             self._known[key] = all(
@@ -254,7 +256,6 @@ class Traced:
         spec, loop = self.spec, self.loop
         names = [f"a{place}" for place in range(count)]
         where = {place: place.text(f"C[{number}]") for number, place in enumerate(self._owned)}
-        lists = {one.path[0][1] for one in spec.grown if one.key is None}
         lines = [f"def step({CLOCK}, C, V, N, I, A, body):", f" t = clock({CLOCK}).shape[0] - {OFFSET}"]
         lines += [f" {name} = A[{place}]" for place, name in enumerate(names)]
         values = [*(names[place] for place in spec.variables), *(where[place] for place in spec.places)]
@@ -267,8 +268,7 @@ class Traced:
             text = where[place] if isinstance(place, Place) else names[place]
             lines.append(f" {text} = N[{number}] + {by} * t")
         lists = [names[one.path[0][1]] if one.key is None else where[one] for one in spec.grown]
-        for number, text in enumerate(lists):
-            lines.append(f" {text} = Recorder()")
+        lines += [f" {text} = Recorder()" for text in lists]
         given = [spec.text, *names]
         if loop.after is not None:
             lines.append(" told = Recorder()")
@@ -327,7 +327,9 @@ class Traced:
         more = contextlib.nullcontext() if few else torch._dynamo.config.patch(settings)
         with more, unwatched():
             try:
-                results, kept = self._step(self._clock, owners, _apart(values), numbers, run.items.values, arguments, loop.traced)
+                results, kept = self._step(
+                    self._clock, owners, _apart(values), numbers, run.items.values, arguments, loop.traced
+                )
             finally:
                 for place, to in zip(spec.grown, lists):
                     if place.key is not None:
