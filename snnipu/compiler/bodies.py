@@ -319,5 +319,20 @@ def _head(node: ast.expr) -> Optional[str]:
 
 _PURE = {
     *("range", "len", "size", "int", "unbind", "transpose", "permute", "movedim", "t", "split", "chunk", "float", "to"),
-    *("max", "min", "round", "item", "sum", "amax", "amin", "abs", "unsqueeze", "squeeze", "view", "reshape", "list"),
+    *(
+        "max",
+        "min",
+        "round",
+        "item",
+        "sum",
+        "amax",
+        "amin",
+        "abs",
+        "unsqueeze",
+        "squeeze",
+        "view",
+        "reshape",
+        "list",
+        "flip",
+    ),
 }

@@ -155,7 +155,7 @@ class _Run:
                 self.written()
                 called.append(dict(calls.seen or {}))
                 has_loop = has_loop or calls.has_loop
-            moments.append(self._objects())
+            moments.append(Objects(self.arguments, self.loop.body, moments[0]))
             values.append(list(self.arguments))
             versions.append(_versions(self.arguments))
         again = [key for key in called[0] if key in called[1]]
@@ -241,14 +241,14 @@ class _Run:
     # ---- later runs
 
     def _distribute(self, looked: bool = False) -> None:
-        loop = self.loop
+        loop, plan = self.loop, self.loop.plans[-1]
         for first in (self.step, self.step + 1):
-            if self.step < first:
+            if self.step < first or (plan.first_as_written and not self.step):
                 self.written()
             if self.items.count - self.step < 2:
                 return
             try:
-                self.results = loop.plans[-1].run(self, self._objects)
+                self.results = plan.run(self, self._objects)
                 self.step = self.items.count
                 loop.runs += 1
                 return
@@ -259,8 +259,11 @@ class _Run:
                 if isinstance(cause, Relook) and not looked:
                     self._look()
                     return
-                if loop.plans[-1].has_begun(error):
+                if plan.has_begun(error):
                     return  # the error comes again, with the lines of the program
+                if cause is None and plan.neurons and not self.step:
+                    plan.first_as_written = True
+                    continue
                 loop.error = error
                 if cause is not None:
                     loop.refuse(str(cause))

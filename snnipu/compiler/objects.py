@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import types
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import snntorch
 import torch
@@ -107,7 +107,13 @@ class Changes(NamedTuple):
 class Objects:
     """What objects have at one moment."""
 
-    def __init__(self, arguments: Sequence[Any], function: Any) -> None:
+    def __init__(self, arguments: Sequence[Any], function: Any, before: Optional["Objects"] = None) -> None:
+        """
+        Args:
+            arguments, function: from where objects are known.
+            before: an earlier moment, whose objects keep their paths.
+        """
+        self._paths = {} if before is None else {key: one.path for key, one in before._owners.items() if one.path}
         self._owners: Dict[int, _Owner] = {}
         self._lists: Dict[int, List[Place]] = {}  # where lists are known
         waiting = [(value, (("argument", place),)) for place, value in enumerate(arguments)]
@@ -121,6 +127,7 @@ class Objects:
 
     def _looked(self, value: Any, path: Path) -> List[Tuple[Any, Path]]:
         """Note what an object has; returns what is known from there."""
+        path = self._paths.get(id(value), path)
         if isinstance(value, (staticmethod, classmethod)):
             return [(value.__func__, _to(path, ("attribute", "__func__")))]
         if isinstance(value, types.MethodType):

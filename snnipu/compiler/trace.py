@@ -227,7 +227,8 @@ class Traced:
         neurons: names of the neurons' steps that are one operator.
         alone: operations that run step by step.
         code: the newest graph as Python.
-        peeled: why the first step runs as it is.
+        first_as_written: whether the first step runs as it is.
+        peeled: why it does.
     """
 
     def __init__(self, loop: Any, spec: Spec, count: int) -> None:
@@ -235,6 +236,7 @@ class Traced:
         self.neurons: List[str] = []
         self.alone: List[str] = []
         self.code = self.peeled = ""
+        self.first_as_written = False
         self.traces = 0
         self._steady: List[Body] = []
         self._now = _Now()

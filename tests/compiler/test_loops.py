@@ -1,0 +1,467 @@
+"""Loop distribution: programs give what they give without it, and what is not distributed runs as it is written."""
+
+import importlib.util
+import itertools
+import linecache
+import pickle
+import random
+import sys
+from types import SimpleNamespace
+
+import pytest
+import snntorch
+import torch
+from support import loop_programs, surroundings
+from support.versions import needs_backend
+
+import snnipu as snn
+from benchmarks import programs
+from benchmarks.cases.programs import Training
+from snnipu.compiler import backend, discovery, helpers
+from snnipu.compiler.items import Called, Items
+from snnipu.compiler.objects import Objects
+from snnipu.compiler.trace import Record, Steps, at, stack
+
+pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
+HEAD = """
+import random
+import torch
+from torch import nn
+from torch.nn import functional as F
+from snntorch import utils
+import snnipu as snn
+
+SEEN = []
+
+
+class Box(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        ctx.save_for_backward(u)
+        return (u > 0).float()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * (ctx.saved_tensors[0].abs() < 0.5).float()
+
+
+class Decay(snn.Leaky):
+    def _base_state_function(self, input_):
+        return self.beta.clamp(0, 1) * self.mem + 0.5 * input_
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.lif1 = nn.Linear(4, 6), snn.Leaky(beta=0.8, threshold=0.4)
+        self.fc2, self.lif2 = nn.Linear(6, 4), snn.Synaptic(alpha=0.7, beta=0.8, threshold=0.3)
+        self.hidden = snn.Leaky(beta=0.9, threshold=0.4, init_hidden=True)
+        self.decay, self.norm = Decay(beta=0.7, threshold=0.3), nn.BatchNorm1d(6)
+        self.cells = nn.ModuleList([snn.Leaky(beta=0.6, threshold=0.3) for _ in range(2)])
+        self.back = snn.RLeaky(beta=0.8, all_to_all=False, V=0.5, threshold=0.4)
+        self.count, self.trace, self.seen = 0, [], {"steps": 0}
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x):
+"""
+START = "mem, (syn2, mem2), rec = self.lif1.reset_mem(), self.lif2.reset_mem(), []"
+STEP = "spk, mem = self.lif1(self.fc1(x[step]), mem)"
+BOTH = f"{STEP}\n    spk2, syn2, mem2 = self.lif2(self.fc2(spk), syn2, mem2)"
+LOOP = "for step in range(x.shape[0]):"
+DISTRIBUTED = {
+    "states": f"{START}\n{LOOP}\n    {BOTH}\n    rec.append(spk2)\nreturn torch.stack(rec), mem, mem2",
+    "stacked along 1": f"{START}\n{LOOP}\n    {BOTH}\n    rec.append(mem2)\nreturn torch.stack(rec, dim=1), mem",
+    "lists": f"{START}\n{LOOP}\n    {STEP}\n    rec.append((spk, mem))\nreturn [one for pair in rec for one in pair]",
+    "hidden": (
+        "utils.reset(self)\nrec = []\nfor now in x:\n    rec.append(self.hidden(self.fc1(now)))\n"
+        "return torch.stack(rec)"
+    ),
+    "items": (
+        f"{START}\nfor step, now in enumerate(x):\n    spk, mem = self.lif1(self.fc1(now), mem)\nreturn spk, mem, step"
+    ),
+    "backwards": (
+        f"{START}\nfor step in reversed(range(x.shape[0])):\n    {STEP}\n    rec.append(spk)\nreturn rec[-1], mem"
+    ),
+    "pairs": (
+        f"{START}\nfor a, b in zip(x, x.flip(0)):\n    spk, mem = self.lif1(self.fc1(a + b), mem)\nreturn spk, mem"
+    ),
+    "counters": (
+        f"{START}\nout, rates = torch.zeros(x.shape[1], 6), torch.zeros(2)\n{LOOP}\n    {STEP}\n    out += spk\n"
+        "    rates[0] += spk.mean()\n    self.total += mem.detach().sum()\n    self.count += 1\n"
+        "    self.seen['steps'] += 2\nreturn out, rates, mem"
+    ),
+    "numbers": (
+        f"{START}\ntotal = 0.0\n{LOOP}\n    {STEP}\n    total += spk.mean().item()\nreturn mem, torch.tensor(total)"
+    ),
+    "by index": (
+        f"{START}\nout = torch.zeros(*x.shape[:2], 6)\n{LOOP}\n    {STEP}\n    out[step] = mem\nreturn out, mem"
+    ),
+    "list of states": (
+        "mems = [cell.reset_mem() for cell in self.cells]\nrec = []\n"
+        f"{LOOP}\n    now = self.fc1(x[step])\n    for i, cell in enumerate(self.cells):\n"
+        "        now, mems[i] = cell(now, mems[i])\n    rec.append(now)\nreturn torch.stack(rec), *mems"
+    ),
+    "before": (
+        f"{START}\nlast = torch.zeros(x.shape[1], 6)\n{LOOP}\n    now = self.fc1(x[step])\n"
+        "    spk, mem = self.lif1(now - last, mem)\n    last = now\nreturn spk, mem"
+    ),
+    "windows": (
+        f"{START}\ny = x.transpose(0, 1)\n{LOOP}\n    spk, mem = self.lif1(self.fc1(y[:, step]), mem)\nreturn spk, mem"
+    ),
+    "norm": f"{START}\n{LOOP}\n    spk, mem = self.lif1(self.norm(self.fc1(x[step])), mem)\nreturn spk, mem",
+    "dropout": f"{START}\n{LOOP}\n    spk, mem = self.lif1(F.dropout(self.fc1(x[step]), 0.25), mem)\nreturn spk, mem",
+    "written out": (
+        f"{START}\nmem = torch.zeros(x.shape[1], 6)\n{LOOP}\n    mem = 0.8 * mem + self.fc1(x[step])\n"
+        "    spk = Box.apply(mem - 0.4)\n    out, self.hidden.mem = self.lif1(spk, mem)\n    mem = mem - spk * 0.4\n"
+        "    rec.append(spk)\nreturn torch.stack(rec), mem"
+    ),
+    "subclass": (
+        f"{START}\nmem = self.decay.reset_mem()\n{LOOP}\n    spk, mem = self.decay(self.fc1(x[step]), mem)\n"
+        "return spk, mem"
+    ),
+    "recurrent": (
+        "spk, mem = self.back.reset_mem()\nrec = []\n"
+        f"{LOOP}\n    spk, mem = self.back(self.fc1(x[step]), spk, mem)\n    rec.append(mem)\n"
+        "return torch.stack(rec), spk"
+    ),
+    "without the first": (
+        f"{START}\n{LOOP}\n    if step == 0:\n        total = torch.zeros(())\n    {STEP}\n"
+        "    total = total + spk.sum()\nreturn total, mem"
+    ),
+    "continued": (
+        f"{START}\n{LOOP}\n    {STEP}\n    if self.count > 5:\n        continue\n    rec.append(spk)\n"
+        "return torch.stack(rec), mem"
+    ),
+    "on itself": f"{START}\n{LOOP}\n    {STEP}\n    self.trace.append(mem.detach())\nreturn mem, len(self.trace)",
+    "printed": f"{START}\n{LOOP}\n    {STEP}\n    print(step, float(spk.sum()))\nreturn mem",
+}
+AS_WRITTEN = {
+    "every second step": f"{START}\n{LOOP}\n    {STEP}\n    if step % 2:\n        rec.append(spk)\nreturn rec[-1], mem",
+    "random numbers of Python": f"{START}\n{LOOP}\n    {STEP}\n    mem = mem + random.random()\nreturn spk, mem",
+    "a global list": f"{START}\n{LOOP}\n    {STEP}\n    SEEN.append(mem.detach())\nreturn mem, len(SEEN)",
+    "kept and changed": (
+        f"{START}\ntotal = torch.zeros(6)\n{LOOP}\n    {STEP}\n    total += spk.sum(0)\n    rec.append(total)\n"
+        "return torch.stack(rec), mem"
+    ),
+    "text": f"{START}\nname = ''\n{LOOP}\n    {STEP}\n    name = name + 'x'\nreturn mem, len(name)",
+    "through two neurons": (
+        f"{START}\nback = torch.zeros(x.shape[1], 4)\n{LOOP}\n    spk, mem = self.lif1(self.fc1(x[step] + back), mem)\n"
+        "    spk2, syn2, mem2 = self.lif2(self.fc2(spk), syn2, mem2)\n    back = spk2\nreturn spk2, mem"
+    ),
+}
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Make a module of a source, once as it is and once with branches beside its loops, and what has found them."""
+    searches = []
+
+    def make(source):
+        modules = []
+        for _ in range(2):
+            name = f"looped_{next(_numbers)}"
+            path = tmp_path / f"{name}.py"
+            path.write_text(source)
+            spec = importlib.util.spec_from_file_location(name, path)
+            module = importlib.util.module_from_spec(spec)
+            monkeypatch.setitem(sys.modules, name, module)
+            torch.manual_seed(0)
+            spec.loader.exec_module(module)
+            modules.append(module)
+        torch._dynamo.reset()
+        found = discovery.Discovery()
+        backend.enable(found)
+        found.searches = True
+        searches.append(found)
+        found.adopt(modules[1])
+        return *modules, found
+
+    yield make
+    for found in searches:
+        found.stop()
+    linecache.clearcache()
+
+
+def network(module):
+    torch.manual_seed(1)
+    return module.Net()
+
+
+def called(net, x, capsys):
+    """What a call of a network gives, prints, and leaves behind."""
+    torch.manual_seed(2)
+    random.seed(3)
+    net.zero_grad()
+    x = x.clone().requires_grad_(torch.is_grad_enabled())
+    out = net(x)
+    out = list(out) if isinstance(out, (tuple, list)) else [out]
+    learnt = [one for one in out if isinstance(one, torch.Tensor) and one.requires_grad]
+    if learnt:
+        sum((one * (1 + place)).sum() for place, one in enumerate(learnt)).backward()
+    left = {name: value for name, value in vars(net).items() if name in ("count", "trace", "seen")}
+    states = [neuron.mem for neuron in net.modules() if isinstance(neuron, snntorch.SpikingNeuron)]
+    grads = [x.grad, *(parameter.grad for parameter in net.parameters())]
+    return [out, states, [*net.buffers()], grads, left, torch.get_rng_state(), capsys.readouterr().out]
+
+
+def alike(one, other):
+    if isinstance(one, torch.Tensor):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-5)
+        assert one.requires_grad == other.requires_grad
+    elif isinstance(one, (tuple, list)):
+        assert len(one) == len(other)
+        for pair in zip(one, other):
+            alike(*pair)
+    elif isinstance(one, dict):
+        alike([*one.items()], [*other.items()])
+    else:
+        assert one == other
+
+
+def compare(body, made, capsys, shapes=((5, 3), (5, 3), (7, 3), (5, 2), (2, 3), (5, 3))):
+    body = body.replace("\n", "\n        ")
+    plain, looped, found = made(f"{HEAD}        {body}\n")
+    nets = network(plain), network(looped)
+    for number, shape in enumerate(shapes):
+        x = torch.rand(*shape, 4, generator=torch.Generator().manual_seed(number)) * 2
+        with torch.set_grad_enabled(number != 4):
+            alike(*(called(net, x, capsys) for net in nets))
+    return found, nets
+
+
+SOON = ("states", "counters")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SOON else pytest.mark.slow) for n in DISTRIBUTED])
+def test_distributed_loops_give_what_they_give(name, made, capsys):
+    found, _ = compare(DISTRIBUTED[name], made, capsys)
+    (loop,) = [one for one in found.loops if one.plans]
+    assert loop.runs >= 4, loop.told()
+    assert loop.label in str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AS_WRITTEN)
+def test_other_loops_run_as_they_are_written(name, made, capsys):
+    found, _ = compare(AS_WRITTEN[name], made, capsys)
+    assert [one for one in found.loops if one.reason]
+    assert all(one.runs == 0 for one in found.loops)
+
+
+@pytest.mark.slow
+def test_a_loop_with_other_neurons_after_some_calls(made, capsys):
+    """States of neurons that are new have another form; their code is another one."""
+    plain, looped, found = made(f"{HEAD}        " + DISTRIBUTED["states"].replace("\n", "\n        ") + "\n")
+    nets = network(plain), network(looped)
+    for number in range(8):
+        if number == 3:
+            for net, module in zip(nets, (plain, looped)):
+                net.lif1 = snn.Leaky(beta=0.5)
+                net.lif1.spike_grad = module.Box.apply
+        alike(
+            *(called(net, torch.rand(5, 3, 4, generator=torch.Generator().manual_seed(number)), capsys) for net in nets)
+        )
+    assert found.loops[0].runs > 4
+
+
+@pytest.mark.slow
+def test_several_networks_take_turns(made, capsys):
+    plain, looped, found = made(f"{HEAD}        " + DISTRIBUTED["hidden"].replace("\n", "\n        ") + "\n")
+    nets = [(network(plain), network(looped)) for _ in range(3)]
+    for number in range(9):
+        x = torch.rand(5, 3, 4, generator=torch.Generator().manual_seed(number)) * 2
+        alike(*(called(net, x, capsys) for net in nets[number % 3]))
+    assert found.loops[0].runs >= 7
+
+
+@pytest.mark.slow
+def test_what_a_new_graph_sets_unexpectedly_is_undone(made, capsys):
+    """A hook that is registered later changes what no step has changed before."""
+    _, nets = compare(DISTRIBUTED["states"], made, capsys, shapes=((5, 3),) * 3)
+    for net in nets:
+        net.hooked = []
+        net.lif1.register_forward_hook(lambda module, given, out, net=net: net.hooked.append(1))
+    for _ in range(3):
+        alike(*(called(net, torch.rand(5, 3, 4, generator=torch.Generator()), capsys) for net in nets))
+        alike(*(net.hooked for net in nets))
+
+
+@pytest.mark.slow
+def test_errors_of_the_program(made, capsys):
+    """An error is the program's own, after calls that ran compiled."""
+    _, nets = compare(DISTRIBUTED["states"], made, capsys, shapes=((5, 3),) * 3)
+    for net in nets:
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            net(torch.rand(5, 3, 9))
+    alike(*(called(net, torch.ones(5, 3, 4), capsys) for net in nets))
+
+
+def test_results_may_be_changed_in_place(made):
+    _, looped, found = made(f"{HEAD}        " + DISTRIBUTED["lists"].replace("\n", "\n        ") + "\n")
+    net = network(looped)
+    for _ in range(3):
+        out = net(torch.rand(5, 3, 4))
+        before = [one.detach().clone() for one in out]
+        out[0].mul_(2)
+        out[3].add_(1)
+        torch.testing.assert_close(out[0].detach(), before[0] * 2)
+        torch.testing.assert_close(out[1].detach(), before[1])
+        sum(one.sum() for one in out).backward()
+    assert found.loops[0].runs == 3
+
+
+def test_pickled_networks(made, capsys):
+    _, (_, net) = compare(DISTRIBUTED["states"], made, capsys, shapes=((5, 3),) * 3)
+    other = pickle.loads(pickle.dumps(net))
+    alike(*(called(one, torch.ones(5, 3, 4), capsys) for one in (net, other)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", programs.PROGRAMS)
+def test_programs_of_the_benchmark(program):
+    settings = SimpleNamespace(
+        steps=5, batch_size=4, neurons=64, beta=0.9, program=program, seed=0, device=torch.device("cpu")
+    )
+    torch._dynamo.reset()
+    found = discovery.Discovery()
+    backend.enable(found)
+    found.searches = True
+    found.adopt(programs)
+    try:
+        workload = Training(programs.PROGRAMS[program], settings).workload(snn)
+        for _ in range(3):
+            check = workload.check()
+            assert check.passed, check.detail
+        assert program == "quantised" or any(one.runs for one in found.loops), str(found)
+    finally:
+        found.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 12, 2))
+def test_random_programs(seed, made):
+    program = loop_programs.Writer(seed)
+    given = "\n".join(
+        [
+            *("import torch", "from torch import nn", "from torch.nn import functional as F", "import snnipu as snn"),
+            *("from snnipu import surrogate", "from snntorch import utils", "from support.loop_programs import Spike"),
+        ]
+    )
+    nets = [network(module) for module in made(f"{given}\n{program.source}")[:2]]
+    for batch in (*program.batches, program.batches[0]):
+        x = torch.rand(program.steps, batch, *program.input) * 2 - 0.5
+        wanted, got = (loop_programs.run(net, net, x, program.train) for net in nets)
+        alike(list(got.values()), list(wanted.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [4, 10, 24, 56, 86])
+def test_random_scripts(seed, tmp_path, monkeypatch):
+    """Those that were told apart while this was written."""
+    monkeypatch.setenv("SNNIPU_LOOPS", "1")
+    records = []
+    for auto in ("", "1"):
+        monkeypatch.setenv(surroundings.AUTO, auto)
+        (tmp_path / f"auto{auto}").mkdir()
+        records.append(surroundings.play(seed, tmp_path / f"auto{auto}"))
+    assert surroundings.differences(seed, *records) == []
+
+
+# ---- parts
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        ([0, 1, 2],),
+        ([1, 3, 5],),
+        ([4, 2, 0],),
+        ([0, 2, 3],),
+        ([-3, -2, -1],),
+        (slice(None), [0, 1, 2]),
+        (slice(None), slice(1, 3), [1, 2, 3]),
+        (Ellipsis, [0, 1, 2]),
+        (slice([0, 2, 4], [2, 4, 6]),),
+        ([0, 1, 2], slice(None), 2),
+    ],
+)
+def test_steps_of_a_tensor(index):
+    x = torch.rand(6, 6, 6)
+    wanted = torch.stack([x[helpers._at(index, step)] for step in range(3)])
+    assert torch.equal(helpers.take_steps(x, index, 3), wanted)
+    copies = x.clone(), x.clone()
+    value = torch.rand(wanted.shape)
+    for step in range(3):
+        copies[0][helpers._at(index, step)] = value[step]
+    helpers.set_steps(copies[1], index, value)
+    assert torch.equal(*copies)
+
+
+@pytest.mark.parametrize(("start", "length"), [([0, 1, 2], 1), ([0, 2, 4], 2), ([1, 2, 3], 3), ([4, 2, 0], 2)])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_windows_of_a_tensor(start, length, dim):
+    x = torch.rand(6, 7, 8)
+    wanted = torch.stack([x.narrow(dim, one, length) for one in start])
+    assert torch.equal(helpers.take_windows(x, dim, start, length, 3), wanted)
+
+
+def test_steps_out_of_range():
+    with pytest.raises(IndexError, match=r"out of bounds|out of range"):
+        helpers.take_steps(torch.rand(2, 3), ([0, 1, 2],), 3)
+
+
+@pytest.mark.parametrize("index", [(slice(None), 1), (0, slice(1, 3)), (..., 2), (0, ..., slice(0, 1)), (None, 1), 2])
+def test_indices(index):
+    x = torch.rand(3, 4, 5)
+    assert torch.equal(at(x, index), x[index])
+
+
+def test_indices_of_other_things():
+    assert at([3, 4, 5], slice(1, 2)) == [4]
+    assert at({(1, 2): 5}, (1, 2)) == 5
+
+
+def test_steps_and_stacks():
+    sequence = torch.rand(4, 2, 3, requires_grad=True)
+    steps = Steps.apply(sequence * 1)
+    (steps[1] * 3).sum().backward()
+    assert torch.equal(sequence.grad, torch.tensor([0.0, 3, 0, 0])[:, None, None].expand(4, 2, 3))
+    rows = [torch.zeros(2, 3), Record(sequence.detach()), torch.ones(2, 3)]
+    wanted = torch.cat([torch.zeros(1, 2, 3), sequence.detach(), torch.ones(1, 2, 3)])
+    for dim in (0, 1, 2, -1):
+        assert torch.equal(stack(torch.stack, rows, dim=dim), torch.stack(list(wanted), dim=dim))
+    assert torch.equal(stack(torch.stack, [torch.ones(2)] * 2), torch.ones(2, 2))
+
+
+def test_items():
+    x = torch.rand(4, 2)
+    read = Items(Called(zip, (Called(enumerate, (x, 3)), range(8, 0, -2)))).reader()
+    assert [read(t)[0][0] for t in range(4)] == [3, 4, 5, 6]
+    assert [read(t)[1] for t in range(4)] == [8, 6, 4, 2]
+    assert torch.equal(read(2)[0][1], x[2])
+    for given in ("text", iter([1]), Called(print, (x,)), [1, 2, 3]):
+        with pytest.raises(Exception, match="goes through"):
+            Items(given)
+
+
+def test_objects_are_put_back():
+    class Owner:
+        def __init__(self):
+            self.number, self.rows, self.inner = 1, [1, 2], {"a": torch.ones(2)}
+
+    owner = Owner()
+
+    def function():
+        return None
+
+    before = Objects([owner, [owner]], function)
+    owner.number, owner.inner["a"] = 2, torch.zeros(2)
+    owner.rows.append(3)
+    after = Objects([owner, [owner]], function)
+    changes = before.changes(after)
+    assert {place.key for place in changes.places} == {"number", "a"}
+    assert [place.key for place in changes.grown] == ["rows"]
+    before.undo(after)
+    assert (owner.number, owner.rows) == (1, [1, 2])
+    assert torch.equal(owner.inner["a"], torch.ones(2))
