@@ -35,17 +35,22 @@ def version() -> Tuple[int, ...]:
 
 
 # What is replaced while anybody compiles, and who does: ``snnipu.auto()``, or this module's own functions.
-_patches = Patches()
+_patches, _patches_of_steps = Patches(), Patches()
 _users: Set[Any] = set()
 
 
-def enable(user: Any = "compile") -> None:
+def enable(user: Any = "compile", unrolled: bool = True) -> None:
     """Make neurons' steps known to TorchDynamo as functions that it does not look into, until ``user`` is done.
+
+    Args:
+        unrolled: whether traces have all steps of a loop, for which more of TorchDynamo is replaced.
 
     Raises:
         RuntimeError: PyTorch is too old, or cannot compile with this Python.
     """
     _users.add(user)
+    if unrolled and leaves.enabled and not _patches_of_steps:
+        _enable_steps()
     if leaves.enabled:
         return
     if version() < OLDEST:
@@ -64,16 +69,23 @@ def enable(user: Any = "compile") -> None:
     _patches.configure("skip_nnmodule_hook_guards", False)
     # Else DistributedDataParallel's buckets cut a loop's graph into pieces, few of which have a neuron's steps.
     _patches.configure("optimize_ddp", False)
-    periods.enable(_patches)
-    tracing.correct(_patches)
-    tracing.ResetCodes.enable(_patches)
     _patches.replace(leaves, "enabled", True)
+    if unrolled:
+        _enable_steps()
+
+
+def _enable_steps() -> None:
+    """Replace what traces of all steps of a loop need."""
+    periods.enable(_patches_of_steps)
+    tracing.correct(_patches_of_steps)
+    tracing.ResetCodes.enable(_patches_of_steps)
 
 
 def disable(user: Any) -> None:
     """Undo :func:`enable` where nobody else compiles."""
     _users.discard(user)
     if not _users:
+        _patches_of_steps.undo()
         _patches.undo()
 
 

@@ -65,7 +65,7 @@ class Discovery:
         return "\n".join(found) or "no loop over time was found yet"
 
     def start(self) -> None:
-        backend.enable(self)
+        backend.enable(self, unrolled=False)
         if not self.searches:
             self.searches = True
             sys.meta_path.insert(0, self._finder)

@@ -28,6 +28,9 @@ class Patches:
     def __init__(self) -> None:
         self._undo: List[Tuple[Callable[..., None], Tuple[Any, ...]]] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._undo)
+
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of a class or a module until :meth:`undo`."""
         before = vars(owner).get(name, _ABSENT)

@@ -137,6 +137,8 @@ DISTRIBUTED = {
 }
 AS_WRITTEN = {
     "every second step": f"{START}\n{LOOP}\n    {STEP}\n    if step % 2:\n        rec.append(spk)\nreturn rec[-1], mem",
+    "some steps": f"{START}\n{LOOP}\n    {STEP}\n    if step in (1, 3):\n        mem = mem * 0.5\nreturn spk, mem",
+    "one of a list": f"{START}\nby = [1, 0.5, 2, 1, 3, 1, 1]\n{LOOP}\n    {STEP}\n    mem = mem * by[step]\nreturn mem",
     "random numbers of Python": f"{START}\n{LOOP}\n    {STEP}\n    mem = mem + random.random()\nreturn spk, mem",
     "a global list": f"{START}\n{LOOP}\n    {STEP}\n    SEEN.append(mem.detach())\nreturn mem, len(SEEN)",
     "kept and changed": (
@@ -171,7 +173,7 @@ def made(tmp_path, monkeypatch):
             modules.append(module)
         torch._dynamo.reset()
         found = discovery.Discovery()
-        backend.enable(found)
+        backend.enable(found, unrolled=False)
         found.searches = True
         searches.append(found)
         found.adopt(modules[1])
@@ -325,7 +327,7 @@ def test_programs_of_the_benchmark(program):
     )
     torch._dynamo.reset()
     found = discovery.Discovery()
-    backend.enable(found)
+    backend.enable(found, unrolled=False)
     found.searches = True
     found.adopt(programs)
     try:
