@@ -178,6 +178,15 @@ class First:
     starts: Dict[int, Any]
 
 
+def _same_kind(one: Node, other: Node) -> bool:
+    """Return True if what is right for one input is right for another one, which may have other sizes."""
+    a, b = nodes.value_of(one), nodes.value_of(other)
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return type(a) is type(b) and (isinstance(a, (torch.SymInt, torch.SymFloat)) or a == b)
+    ones = [[type(size) is int and size < 2 for size in each.shape] for each in (a, b)]
+    return a.dtype == b.dtype and a.device == b.device and ones[0] == ones[1]
+
+
 def compared(steady: Body, first: Body) -> First:
     """Compare the first step with the later ones, operation by operation.
 
@@ -191,14 +200,14 @@ def compared(steady: Body, first: Body) -> First:
         if isinstance(one, Node) and one.target is carried:
             number: Any = one.args[1]
             if isinstance(other, Node):
-                if other.target is not carried or other.args[1] != number:
+                if other.target is not carried:
                     raise Refused("its first step takes something else")
-                other = other.args[0]
+                other = other.args[0]  # also of another variable: a neuron's state, where it is not given one
             if found.starts.setdefault(number, other) is not other:
                 raise Refused("its first step takes two values where later ones take one")
         elif isinstance(one, Node) and one.op == "placeholder":
             fits = isinstance(other, Node) and other.op == "placeholder"
-            if not fits or found.inputs.setdefault(one, other) is not other:
+            if not fits or not _same_kind(one, other) or found.inputs.setdefault(one, other) is not other:
                 raise Refused("its first step takes something else")
         elif isinstance(one, Node):
             if same.get(one) is not other:
@@ -225,7 +234,10 @@ def compared(steady: Body, first: Body) -> First:
     for one, other in zip(*lists):
         if one.op != other.op or one.target != other.target:
             raise Refused("its first step does something else")
-        compare(one.args, other.args)
+        taken = other.args
+        if nodes.name_of(one) == "add" and len(taken) == 2 and type(taken[1]) in (int, float):
+            taken = taken[::-1] if getattr(one.args[0], "target", None) is carried else taken  # 0 + x is x + 0
+        compare(one.args, taken)
         compare(one.kwargs, other.kwargs)
         same[one] = other
     return found
