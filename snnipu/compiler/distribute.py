@@ -200,9 +200,10 @@ def compared(steady: Body, first: Body) -> First:
         if isinstance(one, Node) and one.target is carried:
             number: Any = one.args[1]
             if isinstance(other, Node):
-                if other.target is not carried:
+                # Also of another variable: a neuron's state, where it is not given one. A number is not marked.
+                other = other.args[0] if other.target is carried else other
+                if other.op != "placeholder":
                     raise Refused("its first step takes something else")
-                other = other.args[0]  # also of another variable: a neuron's state, where it is not given one
             if found.starts.setdefault(number, other) is not other:
                 raise Refused("its first step takes two values where later ones take one")
         elif isinstance(one, Node) and one.op == "placeholder":
