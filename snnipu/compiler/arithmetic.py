@@ -1,7 +1,7 @@
-"""Neurons that a program writes out, or whose step a subclass changes: elementwise operations with a cycle.
+"""Neurons written as arithmetic in the program: elementwise operations whose result is an input of the next step.
 
-The operations of one step are recorded as the step of a neuron, as :func:`snnipu.neuron` records a function, and a call
-of that neuron takes their place in the body: what follows treats it like any other neuron.
+The operations of one step are recorded as the step of a neuron, as :func:`snnipu.neuron` records a function. A call of
+that neuron replaces them in the body, and the distribution treats it like any other neuron.
 """
 
 import functools
@@ -23,32 +23,32 @@ from snnipu.compiler.own_functions import COPIES, NUMBERS, SAME
 from snnipu.ops import _neurons, leaves
 
 _LOG = logging.getLogger("snnipu.compiler")
-# What makes spikes of a membrane, though nothing of the step takes them up again: the same kernel does it.
+# Operations that turn a membrane into spikes. They join the kernel although the next step does not read their result.
 _BEHIND = ("add", "sub", "mul", "gt", "ge", "float", "to", "spike_of", "getitem")
-# In place of a surrogate where a step has no spikes.
+# The fields of a surrogate for a step without spikes.
 _NO_SPIKES = (0, 1.0, 0.0)
 
 
 class Same(NamedTuple):
-    """An argument that is a result of the same step."""
+    """An argument computed in the same step."""
 
     node: Node
 
 
 class Before(NamedTuple):
-    """An argument that is a result of the step before."""
+    """An argument computed in the previous step."""
 
     mark: Node
 
 
 class Given(NamedTuple):
-    """An argument that comes from outside, and is of a step's form."""
+    """An argument computed outside of the neuron, with the shape of a state."""
 
     node: Node
 
 
 class Fixed(NamedTuple):
-    """An argument that is the same at all steps."""
+    """An argument with the same value at all steps."""
 
     value: Any
 
@@ -57,14 +57,14 @@ Argument = Union[Same, Before, Given, Fixed]
 
 
 class Term(NamedTuple):
-    """A summand; the sum of a step's inputs is added before the neuron runs."""
+    """A summand. Several inputs of a step are added before the neuron runs."""
 
     minus: bool
     of: Any
 
 
 class Sum(NamedTuple):
-    """Nodes that add: the one whose result is the sum, the others whose results only it takes."""
+    """A tree of additions: the node of the sum, and the inner nodes that only this sum reads."""
 
     node: Node
     inner: Tuple[Node, ...]
@@ -77,7 +77,7 @@ def _say(missing: str) -> None:
 
 
 def as_neurons(body: Any) -> None:
-    """Put neurons in the places of a body's recurrences of elementwise operations."""
+    """Replace the elementwise recurrences of a body by neurons."""
     taken: Set[Node] = set()
     for form in dict.fromkeys(form_of(mark) for mark in body.before.values()):
         if form[1] is not torch.float32 or not form[0]:
@@ -90,7 +90,7 @@ def as_neurons(body: Any) -> None:
 
 
 def _neurons_and_sums(body: Any) -> Set[Node]:
-    """The nodes of cycles that are a neuron's own, or one addition."""
+    """Return the nodes of neurons' cycles, and of sums: the distribution has better forms for both."""
 
     def needs(node: Node) -> List[Node]:
         after = body.after.get(body.number_of[node]) if node in body.number_of else None
@@ -109,7 +109,7 @@ def _neurons_and_sums(body: Any) -> Set[Node]:
 
 
 def form_of(node: Any) -> Any:
-    """Shape, dtype and device; of a neuron's step those of its spikes."""
+    """Return shape, dtype and device; for a neuron's step, of its spikes."""
     value = nodes.value_of(node)
     if isinstance(value, (tuple, list)) and value and len({nodes.key_of(one) for one in value}) == 1:
         value = value[0]
@@ -127,7 +127,7 @@ def _has_several(node: Node) -> bool:
 
 
 def _given_to(node: Node) -> List[Any]:
-    """What a call takes; of a neuron's step the input, its states and its parameters."""
+    """Return the arguments of a call; for a neuron's step the input, the states and the parameters."""
     if own_functions.is_own(node):
         return own_functions.given(node)
     if not _is_neuron(node):
@@ -137,7 +137,7 @@ def _given_to(node: Node) -> List[Any]:
 
 
 class _Operations:
-    """The operations of a body that may be recorded, with results of one form."""
+    """The operations of a body that can be recorded, with results of one shape, dtype and device."""
 
     def __init__(self, body: Any, form: Any) -> None:
         self.body, self.form = body, form
@@ -150,7 +150,7 @@ class _Operations:
                 self.arguments[node] = arguments
 
     def _arguments_of(self, node: Node) -> Optional[List[Argument]]:
-        """What a call takes; None: it cannot be recorded."""
+        """Return the arguments of a call, or None if the call cannot be recorded."""
         if node.op not in ("call_function", "call_method") or node in self.effects or node in self.body.number_of:
             return None
         if node in self.others:
@@ -190,7 +190,7 @@ class _Operations:
         return spreads and form_of(value)[1:] == (torch.float32, self.form[2])
 
     def after(self, mark: Node) -> Any:
-        """What the step hands on in the place of a value that it takes."""
+        """Return the new value of a carried variable."""
         return self.body.after[self.body.number_of[mark]]
 
     def neurons(self, taken: Set[Node]) -> Iterator["_Neuron"]:
@@ -222,7 +222,7 @@ class _Operations:
 
 
 class _Recording:
-    """Operations that are to be the step of a neuron; ``more``: with what stands around their recurrence."""
+    """Operations that become the step of a neuron; with ``more``, also their elementwise neighbours."""
 
     def __init__(self, of: _Operations, inside: Set[Node], taken: Set[Node], more: bool) -> None:
         self.of, self.inside, self.taken = of, set(inside), taken
@@ -238,7 +238,7 @@ class _Recording:
         self.kernel: Any = None
 
     def _taken_by(self, node: Node) -> List[Argument]:
-        """What an operation takes, as the step sees it."""
+        """Return the arguments of an operation, seen from the chosen step."""
         made: List[Argument] = []
         for one in self.of.arguments[node]:
             if isinstance(one, Same) and one.node not in self.inside:
@@ -253,7 +253,7 @@ class _Recording:
             yield from self._taken_by(node)
 
     def _take_in(self) -> None:
-        """What is done with the input alone."""
+        """Include elementwise operations that only prepare the input."""
         while True:
             given = {one.node for one in self._arguments() if isinstance(one, Given)}
             if len(given) != 1:
@@ -267,7 +267,7 @@ class _Recording:
             self.inside.add(node)
 
     def _take_on(self) -> None:
-        """What makes spikes of the results."""
+        """Include operations that turn results into spikes."""
         waiting = [node for node in self.of.body.graph.nodes if node in self.inside]
         for node in waiting:  # which grows
             for user in node.users:
@@ -280,7 +280,7 @@ class _Recording:
                     waiting.append(user)
 
     def _sum_of(self, node: Node) -> Sum:
-        """A node that adds or subtracts, taken apart."""
+        """Return the summands of a node that adds or subtracts."""
         inner: List[Node] = []
         terms: List[Term] = []
         for place, one in enumerate(self._taken_by(node)):
@@ -294,7 +294,7 @@ class _Recording:
         return Sum(node, tuple(inner), tuple(terms))
 
     def _inputs(self) -> Optional[Tuple[Term, ...]]:
-        """The summands of the step's input; None where it has several that do not belong to one sum."""
+        """Return the summands of the step's input, or None if several inputs are not summands of one sum."""
         given = [one for one in self._arguments() if isinstance(one, Given)]
         if len({one.node for one in given}) == 1:
             return (Term(False, given[0].node),)
@@ -304,12 +304,12 @@ class _Recording:
             return None
         self.sum = min(whole, key=lambda one: len(one.inner))
         terms = [Term(term.minus, term.of.node) for term in self.sum.terms if isinstance(term.of, Given)]
-        # Last what the neuron's own results make: that sum may be a recurrent layer's.
+        # The feedback is the last summand: this sum may then become a recurrent layer.
         behind = self._made_of_results()
         return tuple(sorted(terms, key=lambda term: (term.of in behind, term.minus)))
 
     def _made_of_results(self) -> Set[Node]:
-        """The nodes of the body that take a result of this step, in the same step or the next one."""
+        """Return the nodes that depend on a result of this step, in the same step or a later one."""
         body = self.of.body
         found: Set[Node] = set()
         waiting = list(self.inside)
@@ -322,7 +322,7 @@ class _Recording:
         return found
 
     def neuron(self) -> Optional["_Neuron"]:
-        """The neuron; None where it is none, or has no kernel here."""
+        """Return the neuron, or None if the operations are no neuron or have no kernel on this machine."""
         if self.inside & self.taken:
             return None
         inputs = self._inputs()
@@ -338,7 +338,7 @@ class _Recording:
         results = list(dict.fromkeys((*before, *outside)))
         if not results or any(form_of(node) != self.of.form or _has_several(node) for node in results):
             return None
-        # What comes back through a layer must be the spikes.
+        # The result that feeds back through a layer must be the spikes.
         around = self._made_of_results()
         cyclic = self._reaching(around)
         fed = [node for node in outside if cyclic & {*node.users}]
@@ -366,7 +366,7 @@ class _Recording:
         )
 
     def _is_taken(self, node: Node, marks: Set[Node]) -> bool:
-        """Return True if something outside takes a node's result, also that of the step before."""
+        """Return True if a node outside of the step reads this result, of this step or of the previous one."""
         body = self.of.body
         if set(node.users) - self.inside:
             users = set(node.users) - self.inside
@@ -382,7 +382,7 @@ class _Recording:
         return False
 
     def _reaching(self, around: Set[Node]) -> Set[Node]:
-        """Those of the nodes around from which a result comes back to this step."""
+        """Return the nodes ``around`` on which an input of this step depends."""
         body = self.of.body
         found: Set[Node] = set()
         waiting = [one.node for one in self._arguments() if isinstance(one, Given)]
@@ -397,7 +397,7 @@ class _Recording:
         return found
 
     def _recorded(self, name: str, spk: Node, states: Sequence[Node]) -> str:
-        """The name by which operators know the step."""
+        """Register the step with the operators, and return its name."""
         for node in self.order:
             for at, one in enumerate(self._taken_by(node)):
                 spike = nodes.name_of(node) == "spike_of" and at > 0
@@ -442,7 +442,7 @@ class _Recording:
         return made
 
     def _use(self, kernel: Any) -> None:
-        """A spike has this surrogate."""
+        """Note the surrogate of a spike."""
         if self.kernel is not None and tuple(kernel) != self.kernel:
             raise TraceError("two surrogates in one step")
         self.kernel = tuple(kernel)
@@ -453,16 +453,16 @@ def _adds(node: Node) -> bool:
 
 
 def _added(x: Value, of: Sum, value: Callable[[Argument], Any]) -> Any:
-    """A sum, ``x`` being that of its inputs, which stands where the first of them does."""
+    """Return a sum in which ``x`` replaces all inputs."""
     inputs = [at for at, term in enumerate(of.terms) if isinstance(term.of, Given)]
     terms = [(at == inputs[0] or not term.minus, term) for at, term in enumerate(of.terms) if at not in inputs[1:]]
     (_, first), *others = [(plus, x if isinstance(term.of, Given) else value(term.of)) for plus, term in terms]
-    # The first summand of a sum is one that is added.
+    # The first summand has no minus sign.
     return functools.reduce(lambda total, one: total + one[1] if one[0] else total - one[1], others, first)
 
 
 def _stepped(node: Node, arguments: List[Any], spike: Any) -> Tuple[Any, ...]:
-    """What a neuron's step does, with symbols: spikes and states."""
+    """Return spikes and states of a neuron's step, with symbols as arguments."""
     given: Any = node.args[4]
     name, names, options = given[0], given[1], dict(given[2])
     neuron = _neurons.find(name)
@@ -476,7 +476,7 @@ def _stepped(node: Node, arguments: List[Any], spike: Any) -> Tuple[Any, ...]:
 
 
 def _module_kind(node: Node) -> str:
-    """The class of the innermost module whose call made a node."""
+    """Return the class of the innermost module that computes a node."""
     stack = node.meta.get("nn_module_stack") or {}
     for _, kind in reversed(list(stack.values())):
         return getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1])
@@ -484,7 +484,7 @@ def _module_kind(node: Node) -> str:
 
 
 class _Neuron(NamedTuple):
-    """A neuron that was found in a body.
+    """A neuron found in a body.
 
     Attributes:
         name: by which operators know it.
@@ -506,7 +506,7 @@ class _Neuron(NamedTuple):
     form: Any
 
     def put(self, body: Any) -> None:
-        """Write its step in the place of its members."""
+        """Replace the members by a call of the neuron."""
         graph = body.graph
         order = {node: place for place, node in enumerate(graph.nodes)}
         needed = [*(term.of for term in self.given), *self.parameters, *(one for one in self.starts if one is not None)]
@@ -551,7 +551,7 @@ class _Neuron(NamedTuple):
 
 
 def _in_order(graph: Any) -> None:
-    """Let each node stand behind what it takes."""
+    """Move each node behind its arguments."""
     placed: Set[Node] = set()
     anchor: Any = None
     for node in list(graph.nodes):
@@ -563,7 +563,7 @@ def _in_order(graph: Any) -> None:
 
 
 def _unplaced(node: Node, placed: Set[Node]) -> List[Node]:
-    """A node and what it takes that stands nowhere yet, in order."""
+    """Return a node and its arguments that have no place yet, in order."""
     found: List[Node] = []
     stack: List[Tuple[Node, bool]] = [(node, False)]
     seen: Set[Node] = set()

@@ -1,6 +1,6 @@
 """The bodies of a program's loops as functions.
 
-A loop stays where it is, and a branch stands beside it::
+The loop keeps its place in the code. A branch is put in front of it::
 
     for __snnipu_out__ in __snnipu_loop_7__ and __snnipu_loop_7__(range(5), x, mem) or ():
         mem = __snnipu_out__[0]
@@ -8,8 +8,8 @@ A loop stays where it is, and a branch stands beside it::
     else:
         for step in range(5): ...
 
-What is called there (:class:`snnipu.compiler.loop.Loop`) is false where the loop runs as Python compiled it. It is
-given what the loop goes through and the variables that its body reads, and returns those that the body sets.
+The name is a :class:`snnipu.compiler.loop.Loop`, which is false if the program's loop is to run. Its arguments are the
+iterable and the variables that the body reads; its results are the variables that the body sets.
 """
 
 import ast
@@ -42,17 +42,16 @@ from snnipu.compiler.outline import (
 
 _HEADS = {"enumerate", "zip", "reversed"}
 CALLED, ITEM, AT, STACK = (f"{outline.PREFIX}{name}__" for name in ("called", "item", "at", "stack"))
-# For each loop, which of its variables a step hands to the next one, and which are records.
+# For each loop, the variables that the next step reads, and those that are records.
 CARRIES: Dict[str, Tuple[Tuple[int, ...], Tuple[int, ...]]] = {}
-# What follows the name of a loop in those of its functions: the body, the one that is traced, what shows what that
-# keeps, to whom.
+# Suffixes of a loop's functions: the body, the traced body, the calls that print or log, the objects they write to.
 BODY, KEEPING, AFTER, SHOWN_TO = "body__", "keeping__", "after__", "to__"
 
 
 def outlined(
     tree: ast.Module, numbers: Iterable[int], chosen: Callable[[Function], Any], of_module: bool = False
 ) -> List[Host]:
-    """Put branches beside the loops of a module's functions, in place, as :func:`snnipu.compiler.outline.outline`."""
+    """Put branches in front of the loops of a module's functions, in place."""
     work = Bodies(iter(numbers), chosen)
     work.tree = tree
     host = Host("<module>", None, "", [], [])
@@ -62,7 +61,7 @@ def outlined(
 
 
 class Bodies(_Outliner):
-    """Puts branches beside loops whose bodies may be functions."""
+    """Puts branches in front of loops whose bodies can be functions."""
 
     tree: Any = None
 
@@ -78,7 +77,7 @@ class Bodies(_Outliner):
         return self.hosts[-1]
 
     def _statement(self, node: ast.stmt, scope: Optional[_Scope], host: Optional[Host], depth: int) -> ast.stmt:
-        """A function's records are found before its loops."""
+        """Find the records of a function before its loops."""
         if isinstance(node, outline._FUNCTIONS):
             before, self.records = self.records, _records_of(node)
             made = super()._statement(node, scope, host, depth)
@@ -113,7 +112,7 @@ class Bodies(_Outliner):
         return self._made(node, loop, parts, known, elsewhere, _surely_bound(scope, node), scope.owner)
 
     def _made(self, node: Any, loop: Any, parts: Any, known: Any, elsewhere: Any, bound: Any, owner: str) -> Any:
-        """The name of a loop, its functions and its branch; None: its body is no function."""
+        """Return name, functions and branch of a loop, or None if its body cannot be a function."""
         if not isinstance(loop, ast.For) or loop.orelse or any(isinstance(one, ast.Break) for one in _own(loop.body)):
             return None
         if next(_deferred([loop]), None) is not None:
@@ -175,7 +174,7 @@ def _no_arguments() -> ast.arguments:
 
 
 def _globals_of(functions: Iterable[Any], names: Any) -> Any:
-    """Those of the names that functions may take for global variables."""
+    """Return the names that functions may read or set as global variables."""
     found = set()
     for function in functions:
         loads, stores = names_of(function.body if isinstance(function.body, list) else [function.body])
@@ -186,7 +185,7 @@ def _globals_of(functions: Iterable[Any], names: Any) -> Any:
 
 
 def _records_of(function: Function) -> Set[str]:
-    """The lists of a function that its loops append to, and that nothing else sees but ``torch.stack``."""
+    """Return the lists of a function that are only appended to and given to ``torch.stack``."""
     inside = list(ast.walk(function))
     inner = [one for one in inside if isinstance(one, (*outline._FUNCTIONS, ast.Lambda)) and one is not function]
     hidden = {one.id for each in inner for one in ast.walk(each) if isinstance(one, ast.Name)}
@@ -211,7 +210,7 @@ def _records_of(function: Function) -> Set[str]:
 
 
 def _stacked(node: ast.AST) -> Optional[ast.Name]:
-    """The variable whose items ``torch.stack`` is given."""
+    """Return the variable in a call ``torch.stack(variable)``."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "stack" and node.args:
         first, of = node.args[0], node.func.value
         if isinstance(first, ast.Name) and isinstance(of, ast.Name) and of.id == "torch":
@@ -220,7 +219,7 @@ def _stacked(node: ast.AST) -> Optional[ast.Name]:
 
 
 def _appended(node: ast.AST) -> Optional[ast.Name]:
-    """The variable that a statement appends to."""
+    """Return the variable in a statement ``variable.append(...)``."""
     call = node.value if isinstance(node, ast.Expr) else None
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
         return call.func.value if isinstance(call.func.value, ast.Name) else None
@@ -228,7 +227,7 @@ def _appended(node: ast.AST) -> Optional[ast.Name]:
 
 
 class _Stacks(ast.NodeTransformer):
-    """Lets ``torch.stack`` of records take the sequences that compiled loops put into them."""
+    """Replaces ``torch.stack`` of records by a function that knows the sequences of compiled loops."""
 
     def __init__(self, names: Set[str]) -> None:
         self._names = names
@@ -242,7 +241,7 @@ class _Stacks(ast.NodeTransformer):
 
 
 def _own(statements: Any) -> Any:
-    """The statements of a loop, without those of loops in it."""
+    """Yield the statements of a loop, without those of inner loops."""
     for one in statements:
         yield one
         if not isinstance(one, (ast.For, ast.While, ast.FunctionDef, ast.ClassDef)):
@@ -252,7 +251,7 @@ def _own(statements: Any) -> Any:
 
 
 class _Continue(ast.NodeTransformer):
-    """Puts ``return`` in the place of ``continue``."""
+    """Replaces ``continue`` by ``return``."""
 
     def __init__(self, returned: ast.stmt) -> None:
         self._returned = returned
@@ -271,7 +270,7 @@ class _Continue(ast.NodeTransformer):
 
 
 class _Indices(ast.NodeTransformer):
-    """Puts a function in the place of ``x[:, step]``: TorchDynamo fixes a number in such an index."""
+    """Replaces ``x[:, step]`` by a function call: TorchDynamo makes a number in such an index a constant."""
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         self.generic_visit(node)
@@ -291,7 +290,7 @@ class _Indices(ast.NodeTransformer):
 
 
 def _slice(node: Any) -> Any:
-    """A part of an index as an expression."""
+    """Return a part of an index as an expression."""
     if not isinstance(node, ast.Slice):
         return node
     bounds = [ast.Constant(None) if one is None else one for one in (node.lower, node.upper, node.step)]
@@ -299,7 +298,7 @@ def _slice(node: Any) -> Any:
 
 
 def _head(node: ast.expr) -> Optional[str]:
-    """What a loop goes through, as an expression that may be computed before it is known who runs the loop."""
+    """Return the iterable of a loop as an expression without side effects, or None if it may have some."""
     if isinstance(node, ast.Call) and _is_call_of(node, _HEADS) and not node.keywords:
         inner = [_head(one) for one in node.args]
         if None in inner:

@@ -1,4 +1,4 @@
-"""How often the neurons and surrogates of snnipu are called, while somebody wants to know."""
+"""Counts of the calls of snnipu's neurons and surrogates."""
 
 import contextlib
 import threading
@@ -11,7 +11,7 @@ from snnipu.surrogate import Surrogate
 
 
 class _Calls(threading.local):
-    """The neurons and surrogates that are called while a loop is looked at, and whether another loop ran meanwhile."""
+    """The calls of neurons and surrogates during a step, and whether another loop over time ran in it."""
 
     seen: Optional[Dict[int, int]] = None
     has_loop = False
@@ -20,7 +20,7 @@ class _Calls(threading.local):
 calls = _Calls()
 _lock = threading.RLock()
 _SURROGATE_CALL = Surrogate.__call__
-# Who is told of each call of a neuron: those who count, and ``snnipu.auto()``.
+# Functions that are called at each call of a neuron.
 _listeners: List[Callable[[], None]] = []
 
 
@@ -44,7 +44,7 @@ def _count(called: Any) -> None:
 
 
 def listen(listener: Callable[[], None]) -> None:
-    """Call ``listener`` at each call of a neuron of snnipu, until :func:`rest`."""
+    """Call ``listener`` at each call of a neuron, until :func:`rest`."""
     with _lock:
         _listeners.append(listener)
         PlainStates.__call__ = _neuron_call  # type: ignore[method-assign]
@@ -52,7 +52,7 @@ def listen(listener: Callable[[], None]) -> None:
 
 
 def rest(listener: Callable[[], None]) -> None:
-    """Call it no longer."""
+    """Stop calling ``listener``."""
     with _lock:
         if listener in _listeners:
             _listeners.remove(listener)
@@ -63,7 +63,7 @@ def rest(listener: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Nobody is told of calls: TorchDynamo traces the classes as they are."""
+    """Remove the listeners during a trace: TorchDynamo sees the plain classes."""
     if not _listeners:
         yield
         return
@@ -80,7 +80,7 @@ def unwatched() -> Iterator[None]:
 
 @contextlib.contextmanager
 def counting() -> Iterator[None]:
-    """How often the neurons and surrogates of snnipu are called inside."""
+    """Count the calls of neurons and surrogates in ``calls.seen``."""
     outer = calls.seen, calls.has_loop
     calls.seen, calls.has_loop = {}, False
 

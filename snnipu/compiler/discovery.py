@@ -1,6 +1,6 @@
-"""Where a program's loops are found: in its modules, its script and the cells of a notebook.
+"""Search for loops in a program's modules, its script and the cells of a notebook.
 
-:func:`snnipu.auto` puts a branch beside each loop whose body calls something (:mod:`snnipu.compiler.bodies`): in the
+:func:`snnipu.auto` puts a branch in front of each loop that calls something (:mod:`snnipu.compiler.bodies`): in the
 functions of the program's modules that are loaded, in those of modules that are imported later, in the cells of a
 notebook that run later, and, with ``python -m snnipu run --compile``, in the script itself. The first run of a loop
 shows whether it is one over time (:class:`snnipu.compiler.loop.Loop`).
@@ -29,12 +29,12 @@ _LOG = logging.getLogger("snnipu.compiler")
 _INSTALLED = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _SITE = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _numbers = itertools.count(1)
-# After so many calls of neurons nobody looks for functions that are defined later.
+# The search for functions that are defined later ends after this number of calls of neurons.
 QUIET = 2000
 
 
 class Unbound:
-    """In place of a variable that has no value: no graph is made of what reads it."""
+    """The value of an unbound variable. TorchDynamo makes no graph of an operation on it."""
 
     def __bool__(self) -> bool:
         raise UnboundLocalError("a variable is read before it has a value")
@@ -49,7 +49,7 @@ def _is_others(filename: str) -> bool:
 
 
 class Discovery:
-    """The loops that were found, and what became of them; ``str`` gives a table."""
+    """The loops of a program, and how they run; ``str`` gives a table."""
 
     def __init__(self) -> None:
         self.loops: List[Loop] = []
@@ -86,7 +86,7 @@ class Discovery:
         backend.disable(self)
 
     def _look_again(self) -> None:
-        """The script may have defined functions since."""
+        """Search again if the script has defined functions since the last search."""
         main = sys.modules.get("__main__")
         size = 0 if main is None else len(vars(main))
         self._calls += 1
@@ -101,7 +101,7 @@ class Discovery:
     def outlined(
         self, tree: ast.Module, filename: str, namespace: Optional[Dict[str, Any]] = None
     ) -> Tuple[ast.Module, Dict[str, Any]]:
-        """A script or cell with branches beside its loops, whose names are put into ``namespace``."""
+        """Return a script or cell with branches in front of its loops, whose names are added to ``namespace``."""
         try:
             source = Source(copy.deepcopy(tree), filename)
             hosts = source.take_out(_numbers, lambda function: True, True, bodies.outlined)
@@ -113,7 +113,7 @@ class Discovery:
         return source.tree, {}
 
     def _make(self, host: outline.Host, namespace: Dict[str, Any], filename: str) -> None:
-        """Give the code of a host what it asks for by name."""
+        """Define the names that the code of a host reads."""
         label, where = os.path.basename(filename), f" ({host.name})" if host.name[0] != "<" else ""
         namespace.update(
             {
@@ -174,7 +174,7 @@ class Discovery:
 
 
 def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
-    """The functions and methods of a module."""
+    """Yield the functions and methods of a module."""
     waiting: List[Any] = list(vars(module).values())
     seen = set()
     for value in waiting:  # which grows
@@ -194,7 +194,7 @@ def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets modules that are imported have branches."""
+    """Puts branches into modules at their import."""
 
     def __init__(self, found: Discovery) -> None:
         self._found = found

@@ -1,26 +1,25 @@
 """Loop distribution: the graph of one step of a loop as a graph of all steps.
 
-The body of a loop over time is one graph, in which :func:`carried` marks the values that a step takes from the step
-before, :func:`result` those that it hands on, and :func:`collected` those that the program keeps of each step. With an
-edge from each result back to the value that is carried, the strongly connected components of this graph say what
-becomes of it (Allen and Kennedy, 1990). Each component becomes one of these, the first that fits:
+The body of a loop over time is one graph. In it, :func:`carried` marks values of the previous step, :func:`result`
+their new values, and :func:`collected` values that the program keeps of each step. With an edge from each new value to the
+carried one, each strongly connected component of this graph becomes one of these (Allen and Kennedy, 1990):
 
 | component | becomes |
 | --- | --- |
-| does not depend on the step | the same operation, once |
+| constant over time | the operation, once |
 | a number that depends on the step alone | a list of numbers |
 | ``x[t]``, ``x[:, t]``, ``x[t * n : t * n + n]`` | a view of ``x``, time first |
 | an operation without a cycle that has a rule (:mod:`snnipu.compiler.rules`) | the operation over all steps |
-| a value of the step before, without a cycle | the sequence, one step later |
+| a value of the previous step, without a cycle | the sequence, delayed by one step |
 | a neuron's step and its states | the neuron over all steps |
-| a neuron's step whose spikes come back through one layer | the recurrent neuron over all steps |
+| a neuron's step with feedback of its spikes through a layer | the recurrent neuron over all steps |
 | an addition to its own result | a cumulative sum, or a sum where only the last value is wanted |
 | elementwise arithmetic | a generated neuron over all steps (:mod:`snnipu.compiler.arithmetic`) |
 | random numbers | drawn step by step, in the loop's order |
 | anything else | a loop over this component alone |
 
-Operations in place that are visible outside of a step end the distribution: the loop then runs as it is written. Batch
-norms in training update their averages in the order of the steps.
+Operations that change a tensor of the program in place run step by step, in the loop's order. Batch norms in training
+update their averages in this order, too.
 """
 
 import operator
@@ -39,12 +38,12 @@ from snnipu.compiler.rules import Call, Lifted
 from snnipu.ops import leaves
 
 CLOCK = "snnipu_clock"
-# PyTorch traces 0 and 1 as numbers of their own. The clock is the step's number and this.
+# The clock is the step's number plus this: PyTorch traces 0 and 1 as constants.
 OFFSET = 2
 
 
 class Refused(Exception):
-    """The loop is not distributed; the reason is told."""
+    """The loop cannot be distributed, for the given reason."""
 
 
 def clock(value: torch.Tensor) -> torch.Tensor:
@@ -53,22 +52,22 @@ def clock(value: torch.Tensor) -> torch.Tensor:
 
 
 def carried(value: torch.Tensor, number: int) -> torch.Tensor:
-    """Mark a tensor that a step takes from the step before."""
+    """Mark a tensor of the previous step."""
     return value
 
 
 def result(value: torch.Tensor, number: int) -> torch.Tensor:
-    """Mark a tensor that a step hands on, by the number of the value that is carried."""
+    """Mark the new value of the carried tensor with this number."""
     return value
 
 
 def kept(value: torch.Tensor, number: int) -> torch.Tensor:
-    """Mark a tensor of which the program takes that of the last step."""
+    """Mark a tensor whose value after the last step the program reads."""
     return value
 
 
 def collected(value: torch.Tensor, number: int) -> torch.Tensor:
-    """Mark a tensor of which the program keeps that of each step."""
+    """Mark a tensor whose values at all steps the program reads."""
     return value
 
 
@@ -77,15 +76,15 @@ nodes.FRESH_MARKS.add(carried)
 
 
 class Body:
-    """The graph of one step, with neurons in the places of elementwise recurrences.
+    """The graph of one step, with neurons in place of elementwise recurrences.
 
     Attributes:
-        graph: the operations, in a form in which equal things look alike.
-        clocks: the nodes that give the clock, the number of the step and :data:`OFFSET`.
+        graph: the operations, normalised (:mod:`snnipu.compiler.prepare`).
+        clocks: the nodes of the clock, which is the step's number plus :data:`OFFSET`.
         marks: the functions that mark nodes.
-        varying: the nodes whose values differ from step to step.
-        before: the nodes of the values that are carried, by their numbers.
-        after: what the step hands on in their place.
+        varying: the nodes that are not constant over time.
+        before: the nodes of carried values, by number.
+        after: the nodes of their new values, by number.
     """
 
     marks = MARKS
@@ -93,7 +92,7 @@ class Body:
     def __init__(self, module: GraphModule) -> None:
         """
         Raises:
-            Refused: it is not known what the number of the step is.
+            Refused: the step's number is unknown.
         """
         own_functions.find(module.graph)
         self.module = module
@@ -126,7 +125,7 @@ class Body:
         arithmetic.as_neurons(self)
 
     def _find_varying(self) -> Set[Node]:
-        """Return the nodes whose values differ from step to step."""
+        """Return the nodes that are not constant over time."""
         found = set(self.clocks)
         found.update(node for node in self.graph.nodes if nodes.is_random(node))
         found.update(node for number, node in self.before.items() if self.after.get(number) is not node)
@@ -140,14 +139,14 @@ class Body:
 
 
 def _unmarked(node: Any) -> Any:
-    """The value that results and records are marks of."""
+    """Return the node below marks of results and records."""
     while isinstance(node, Node) and node.target in (result, kept, collected):
         node = node.args[0]
     return node
 
 
 def changed_input(node: Node) -> Optional[Node]:
-    """The input whose memory, changed in place, a call returns; None: it returns something else."""
+    """Return the input that a call changes in place and returns, or None."""
     while node.op.startswith("call") and node.args and nodes.changed_by(node) == [node.args[0]]:
         node = node.args[0]  # type: ignore[assignment]
         if node.op == "placeholder":
@@ -156,7 +155,7 @@ def changed_input(node: Node) -> Optional[Node]:
 
 
 def _without_dead_code(graph: Graph) -> None:
-    """Erase calls whose results nobody takes, and that have no effect."""
+    """Erase calls without users and side effects."""
     for node in reversed(graph.nodes):
         if node.users or node.op not in ("call_function", "call_method", "get_attr"):
             continue
@@ -166,11 +165,11 @@ def _without_dead_code(graph: Graph) -> None:
 
 @dataclass
 class First:
-    """The first step of a loop, whose operations are those of the later ones, and whose values are not.
+    """The first step of a loop, with the operations of the later ones on values of another shape or type.
 
     Attributes:
-        inputs: its inputs, by those of the later steps.
-        starts: what it takes where later steps take the value with this number: an input, a number or None.
+        inputs: its inputs, by the inputs of the later steps.
+        starts: for each carried value, the initial value: an input, a number or None.
     """
 
     body: Body
@@ -179,7 +178,7 @@ class First:
 
 
 def _same_kind(one: Node, other: Node) -> bool:
-    """Return True if what is right for one input is right for another one, which may have other sizes."""
+    """Return True if a graph for one input is valid for the other one, whose sizes may differ."""
     a, b = nodes.value_of(one), nodes.value_of(other)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return type(a) is type(b) and (isinstance(a, (torch.SymInt, torch.SymFloat)) or a == b)
@@ -263,10 +262,10 @@ class Distribution:
     def __init__(self, body: Body, first: Optional["First"] = None) -> None:
         """
         Args:
-            first: the first step, which takes values of another form; None: it does not.
+            first: the first step, if its values have another shape or type.
 
         Raises:
-            Refused: the loop runs as it is written.
+            Refused: the loop cannot be distributed.
         """
         self.body = body
         self._first = first
@@ -285,17 +284,17 @@ class Distribution:
         self.module = GraphModule({**_attributes_of(body.module), **self._modules}, self.graph)
 
     def _find_effects(self) -> None:
-        """Find what changes tensors in place that are known outside of a step: records, counts and others.
+        """Find the operations that change tensors of the program in place.
 
         Raises:
-            Refused: the modes of PyTorch change on the way.
+            Refused: the gradient mode or autocast changes within a step.
         """
         graph = self.body.graph
         if any(nodes.is_barrier(node) and node.target not in MARKS for node in graph.nodes):
             raise Refused("it changes the gradient mode, or autocast, on its way")
         memory = self.memory = nodes.Memory(graph)
         self._records: Dict[Node, Node] = {}
-        self._in_order: List[List[Node]] = []  # what runs step by step, for it sees what others change
+        self._in_order: List[List[Node]] = []  # groups of nodes on memory that is changed in place
         roots: Dict[Any, None] = {}
         for node, changed in memory.changes.items():
             if nodes.is_norm_in_training(node) or _counts(node):
@@ -316,7 +315,7 @@ class Distribution:
             )
 
     def _is_record(self, target: Node) -> bool:
-        """Return True if a tensor is only written into, by steps."""
+        """Return True if the body only writes into a tensor."""
         return target.op == "placeholder" and all(
             nodes.name_of(user) == "setitem" and user.args[0] is target for user in target.users
         )
@@ -360,7 +359,7 @@ class Distribution:
 
     def _write_node(self, node: Node) -> None:
         if node in self._sequence or node in self._final:
-            return  # a result of a neuron
+            return  # results of a neuron
         if node in self.body.clocks:
             self._numbers[node] = self._call(helpers.clock, self.steps, self.first)
         elif node.op == "placeholder":
@@ -435,7 +434,7 @@ class Distribution:
             self._sequence.update(self._each_step([node]))
 
     def _number_like(self, node: Node) -> Any:
-        """Return a tensor of no dimension in the place of a number, where that gives the same result; else None."""
+        """Return a tensor without dimensions that can replace a number in an operation, or None."""
         out = nodes.value_of(node)
         tensors = [nodes.value_of(one) for one in node.all_input_nodes if nodes.is_tensor(one)]
         if nodes.name_of(node) not in nodes.ELEMENTWISE or not isinstance(out, torch.Tensor) or not tensors:
@@ -466,19 +465,19 @@ class Distribution:
         return self._sequence[node]
 
     def _any_sequence(self, node: Any) -> Any:
-        """Return a sequence, also of a value that is the same at each step."""
+        """Return a value over all steps, also a constant one."""
         if self._varies(node):
             return self.sequence(node)
         return self._call(helpers.held, self.constant(node) if isinstance(node, Node) else node, self.steps)
 
     def _value(self, node: Node) -> Any:
-        """Return a sequence, a list of numbers, or a value that is the same at each step."""
+        """Return a sequence, a list of numbers, or a constant."""
         if node in self._numbers:
             return self._numbers[node]
         return self.sequence(node) if self._varies(node) else self.constant(node)
 
     def _start(self, before: Node) -> Any:
-        """Return the value with which the first step begins."""
+        """Return the initial value of a carried node."""
         if self._first is None:
             return self.constant(before.args[0])
         start = self._first.starts.get(self.body.number_of[before])
@@ -492,7 +491,7 @@ class Distribution:
         return self._last(_unmarked(node))
 
     def _last(self, node: Node) -> Any:
-        """Return the value after the last step, in memory of its own."""
+        """Return a copy of the value after the last step."""
         changed = changed_input(node)
         if changed is not None:
             return self.constant(changed)
@@ -513,7 +512,7 @@ class Distribution:
     # ---- slices
 
     def _index(self, index: Any) -> Any:
-        """Return an index in which what differs from step to step is a list."""
+        """Return an index with a list of numbers in place of each number that varies."""
 
         def replaced(one: Any) -> Any:
             if not isinstance(one, Node):
@@ -527,7 +526,7 @@ class Distribution:
         return rules.changed(index if isinstance(index, tuple) else (index,), replaced)
 
     def _slices(self, node: Node) -> Node:
-        """Return the parts of a tensor that the steps take, time first."""
+        """Return the parts of a tensor that the steps read, time first."""
         if nodes.name_of(node) == "narrow":
             dims = nodes.value_of(node.args[0]).dim()
             if len(node.args) != 4:
@@ -561,7 +560,7 @@ class Distribution:
         return [user for user in node.users if user not in inside]
 
     def _wants_sequence(self, node: Node, inside: Set[Node]) -> bool:
-        """Return True if more than the last value of a node is wanted outside of its component."""
+        """Return True if a node outside of the component reads more than the last value."""
         waiting = self._outside_users(node, inside)
         for user in waiting:  # which grows
             if user.target in (result, kept):
@@ -606,7 +605,7 @@ class Distribution:
         return True
 
     def _find_feedback(self, step: Node, inside: Set[Node], own: Set[Node]) -> Any:
-        """Return the layer through which the neuron's spikes come back to its input; None: there is no such layer."""
+        """Return the layer of a feedback from the neuron's spikes to its input, or None."""
         if step.target not in leaves.FED_BACK or leaves.output_state(step.target, step.args[4]) is not None:
             return None
         for given, layer, other in _fed_back(step, set()):
@@ -695,7 +694,7 @@ class Distribution:
     # ---- step by step
 
     def _each_step(self, component: Sequence[Node]) -> Dict[Node, Any]:
-        """Run operations step by step, and return what they give over time."""
+        """Run operations step by step, and return their results over time."""
         inside = set(component)
         states = [(node, self.body.after[self.body.number_of[node]]) for node in component if node.target is carried]
         calls = [node for node in component if node.target is not carried]
@@ -751,7 +750,7 @@ class Distribution:
 
 @dataclass
 class _Feedback:
-    """A layer that gives a neuron's spikes of the step before back to its input."""
+    """A layer from a neuron's spikes of the previous step to its input."""
 
     spikes: Node
     other: Node
@@ -763,7 +762,7 @@ class _Feedback:
 
 
 def _attributes_of(module: GraphModule) -> Dict[str, Any]:
-    """Return what a graph's ``get_attr`` nodes may name."""
+    """Return the attributes of a module that its graph reads."""
     return {
         str(node.target): _attribute(module, str(node.target)) for node in module.graph.nodes if node.op == "get_attr"
     }
@@ -776,7 +775,7 @@ def _attribute(module: Any, name: str) -> Any:
 
 
 def _counts(node: Node) -> bool:
-    """Return True if a call adds a number to a tensor of whole numbers, which nobody reads."""
+    """Return True if a call only adds an integer to a counter tensor."""
     return (
         node.op == "call_method"
         and node.target == "add_"

@@ -76,18 +76,18 @@ def clock(num_steps: int, first: int) -> List[int]:
 
 
 def each_number(name: str, num_steps: int, given: Sequence[Any]) -> List[Any]:
-    """A function of :mod:`operator` of the numbers of each step; what is a list has one for each step."""
+    """Apply a function of :mod:`operator` at each step; a list in ``given`` has a number for each step."""
     function = getattr(operator, name)
     return [function(*(one[step] if type(one) is list else one for one in given)) for step in range(num_steps)]
 
 
 def last(sequence: torch.Tensor) -> torch.Tensor:
-    """The value of the last step, in memory of its own."""
+    """Return a copy of the value of the last step."""
     return sequence[-1].clone()
 
 
 def one_later(first: Any, sequence: torch.Tensor) -> torch.Tensor:
-    """A sequence one step later, with ``first`` in front; its last value is left out."""
+    """Delay a sequence by one step, with ``first`` as its first value."""
     if not isinstance(first, torch.Tensor):
         first = sequence.new_full(sequence.shape[1:], first or 0)
     return torch.cat((first.expand(sequence.shape[1:]).unsqueeze(0), sequence[:-1]))
@@ -132,7 +132,7 @@ def _progression(numbers: Sequence[int]) -> int:
 
 
 def steps_at(index: Tuple[Any, ...], dims: int) -> Any:
-    """One index for all steps, and the dimension of time in what it gives; None: there is none."""
+    """Return an index of all steps together and the dimension of time in its result, or None."""
     places = [place for place, one in enumerate(index) if isinstance(one, list)]
     if len(places) != 1 or any(isinstance(one, slice) and list in map(type, (one.start, one.stop)) for one in index):
         return None
@@ -181,11 +181,11 @@ def set_steps(x: torch.Tensor, index: Tuple[Any, ...], sequence: torch.Tensor) -
 def each_step(
     run: Any, num_steps: int, states: Sequence[Any], given: Sequence[Any], sequences: Sequence[bool]
 ) -> Tuple[Tuple[Any, ...], Sequence[Any]]:
-    """Operations step by step: what they give over time, and the last states.
+    """Run operations step by step, and return their results over time and the last states.
 
     Args:
-        run: called with the states and what the step is given; returns results, and the next states.
-        sequences: whether what is given has a value for each step.
+        run: takes the states and the inputs of a step; returns its results and the next states.
+        sequences: whether each input is a sequence.
     """
     parts = [one.unbind() if isinstance(one, torch.Tensor) and varies else one for one, varies in zip(given, sequences)]
     made = []

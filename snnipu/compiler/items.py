@@ -1,4 +1,4 @@
-"""What a loop goes through: its items by the number of the step."""
+"""The items of a loop, by the number of the step."""
 
 import builtins
 from typing import Any, Callable, List, NamedTuple, Tuple
@@ -12,27 +12,27 @@ _FEWEST = 3
 
 
 class Called(NamedTuple):
-    """A call in the head of a loop that is not made yet."""
+    """A call in the head of a loop, with its arguments."""
 
     function: Any
     arguments: Tuple[Any, ...]
 
 
 class Items:
-    """The items of a loop by their number.
+    """The items of a loop, by the number of the step.
 
     Attributes:
         text: the item of step ``t`` as an expression, in which ``I`` are the values that it needs.
-        values: these.
+        values: the values of ``I``.
     """
 
     def __init__(self, given: Any) -> None:
         """
         Args:
-            given: what the loop goes through; a call of ``enumerate`` or ``zip`` as a tuple: function, arguments.
+            given: the iterable; a call of ``enumerate``, ``zip`` or ``reversed`` is a :class:`Called`.
 
         Raises:
-            Refused: the items are not known by their number.
+            Refused: the items cannot be read by number.
         """
         self.values: List[Any] = []
         self.text, self.count = self._read(given)

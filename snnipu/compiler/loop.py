@@ -1,9 +1,9 @@
-"""A loop over time while the program runs: its first steps as they are written, the others distributed.
+"""Runs of a loop over time.
 
-The loop's body is a function of the item and of the variables that it reads; it returns those that it sets. What else a
-step hands to the next one (attributes of objects, items of lists and dictionaries) is found by looking at the objects
-that the body can reach, before and after the first two steps. The body is then traced once
-(:mod:`snnipu.compiler.trace`), and :mod:`snnipu.compiler.distribute` makes a graph of all steps of it.
+The loop's body is a function of the item and of the variables that it reads; it returns the variables that it sets. A
+step can also pass values to the next step in attributes of objects and in items of lists and dictionaries. These are
+found by comparing the objects that the body can reach, before and after the first two steps. The body is then traced
+once (:mod:`snnipu.compiler.trace`), and :mod:`snnipu.compiler.distribute` makes a graph of all steps.
 """
 
 import logging
@@ -21,12 +21,12 @@ from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place
 from snnipu.compiler.trace import Peel, Relook, Spec, Traced, storage, tensors_of
 
 _LOG = logging.getLogger("snnipu.compiler")
-# A loop with fewer steps runs as it is written.
+# Loops with fewer steps are not compiled.
 FEWEST = 3
-# So many steps run as they are written before the body is traced.
+# Steps that run in Python, and are observed, before the body is traced.
 LOOKED_AT = 2
-# So many runs without a neuron that is called again show that a loop is none over time; and so many that found
-# something else, that it cannot be told what it does.
+# A loop is no loop over time if no neuron was called twice in this number of runs. A loop is not compiled if it has set
+# different attributes in this number of runs.
 LOOKS, MOST_PLANS = 3, 4
 
 
@@ -38,14 +38,14 @@ class Loop:
 
     Attributes:
         body: called with the item and the variables that the loop reads; returns the variables that it sets.
-        label: where it stands: file, line, function.
-        carries: for each variable that ``body`` returns, its place among those that it takes, or -1.
-        records: places of lists among the variables that it takes, which nothing sees but ``torch.stack``.
-        traced: the body as it is traced: without what it shows, for which it keeps the values.
-        after: what shows them; None: there is nothing.
-        shown_to: what returns the objects that are shown something, and the values that are read then.
-        reason: why it runs as it is written; empty: it does not.
-        runs: how often it was distributed.
+        label: file, line and function.
+        carries: for each result of ``body``, its position among the arguments, or -1.
+        records: positions of lists among the arguments that only ``torch.stack`` reads.
+        traced: the body for the trace, which stores the values that are printed or logged.
+        after: the calls that print or log, after the compiled loop; None: there are none.
+        shown_to: returns the objects that these calls write to, and the values that they read.
+        reason: why the program's own loop runs; empty if the compiled one does.
+        runs: how often the compiled loop ran.
     """
 
     unbound: Any = None
@@ -74,11 +74,11 @@ class Loop:
         return not (self.reason or self.stopped or torch.compiler.is_compiling())
 
     def __reduce__(self) -> Any:
-        """A function that is pickled with its global names, by cloudpickle say, runs as it is elsewhere."""
+        """Pickle as False: cloudpickle stores functions with their global names, and the program's loop then runs."""
         return bool, ()
 
     def __call__(self, given: Any, *arguments: Any) -> Optional[Tuple[Any, ...]]:
-        """Run the loop; None: it is to run as it is written, and nothing has been done."""
+        """Run the loop and return its variables, or return None: the program's own loop is to run."""
         try:
             items = Items(given)
         except Refused as refused:
@@ -89,7 +89,7 @@ class Loop:
         return (_Run(self, items, list(arguments)).run(),)
 
     def refuse(self, reason: str, note: Optional[reasons.Reason] = None, quiet: bool = False) -> None:
-        """From now on it runs as it is written."""
+        """Let the program's own loop run from now on."""
         if self.reason:
             return
         self.reason, self.note = reason, note
@@ -97,7 +97,7 @@ class Loop:
             _LOG.warning("%s runs as it is: %s", self.label, reason)
 
     def told(self) -> List[str]:
-        """Lines of a text: what is done with it."""
+        """Return lines of text: how the loop runs, and why."""
         if self.runs and not self.reason:
             return [f"{self.label}  compiled: {', '.join(self.plans[-1].neurons)}"]
         if not self.plans and not self.note:
@@ -107,7 +107,7 @@ class Loop:
 
 
 class _Run:
-    """One run of a loop."""
+    """A run of a loop."""
 
     def __init__(self, loop: Loop, items: Items, arguments: List[Any]) -> None:
         self.loop, self.items, self.arguments = loop, items, arguments
@@ -126,7 +126,7 @@ class _Run:
         return self.results
 
     def written(self) -> None:
-        """Run one step as it is written."""
+        """Run a step in Python."""
         if self._at is None:
             self._at = self.items.reader()
         self.results = self.loop.body(self._at(self.step), *self.arguments)
@@ -134,15 +134,15 @@ class _Run:
         self.step += 1
 
     def carry(self) -> None:
-        """Let the next step take what this one has set."""
+        """Make the results of a step the arguments of the next one."""
         for value, place in zip(self.results, self.loop.carries):
             if place >= 0:
                 self.arguments[place] = value
 
-    # ---- a run that is looked at
+    # ---- the first run
 
     def _look(self) -> None:
-        """Run two steps as they are written, and distribute the others where that is a loop over time."""
+        """Run two steps in Python and observe them; run the others compiled if this is a loop over time."""
         loop = self.loop
         if self.items.count - self.step < FEWEST:
             return
@@ -228,7 +228,7 @@ class _Run:
         return spec
 
     def _refuse_aliases(self, spec: Spec) -> None:
-        """A tensor that each step changes must be known by its variable alone."""
+        """Refuse a tensor that each step changes in place if a list or another variable holds it, too."""
         changed = {storage(self.arguments[place]) for place in spec.in_place}
         if not changed:
             return
@@ -275,10 +275,10 @@ class _Run:
 
 
 def _counted(place: Any, history: Sequence[Any]) -> Any:
-    """By what a number grows at each step; Missing: only the graph tells; None: it is no number.
+    """Return the increment of a number per step, Missing if it is not constant, or None for other values.
 
     Raises:
-        Refused: it is no tensor, and what it is at the next step cannot be told.
+        Refused: the value is no tensor or number, and changes.
     """
     first, before, last = history
     name = place.key if isinstance(place, Place) else f"variable {place}"
@@ -295,7 +295,7 @@ def _counted(place: Any, history: Sequence[Any]) -> Any:
 
 
 def _cause(error: BaseException) -> Optional[BaseException]:
-    """The error of ours that TorchDynamo raises again as another one."""
+    """Return the error of this package that TorchDynamo has wrapped in another one."""
     cause: Optional[BaseException] = error
     while cause is not None and not isinstance(cause, (Peel, Relook, Refused)):
         cause = cause.__cause__ or getattr(cause, "inner_exception", None)
@@ -307,6 +307,6 @@ def _versions(values: Sequence[Any]) -> List[Any]:
 
 
 def _random_state() -> Any:
-    """The state of Python's and NumPy's generators."""
+    """Return the state of Python's and NumPy's random generators."""
     words: Any = numpy.random.get_state()
     return random.getstate(), words[0], words[1].tobytes(), words[2:]

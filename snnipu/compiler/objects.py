@@ -1,4 +1,4 @@
-"""The objects that a loop's body can reach, what they have at one moment, and what a step changes of it."""
+"""Snapshots of the objects that a loop's body can reach, and their differences."""
 
 import contextlib
 import functools
@@ -11,25 +11,25 @@ import torch
 from snnipu.compiler.distribute import Refused
 from snnipu.neurons._states import PlainStates
 
-# Objects that are looked at, and items of a list or a dictionary whose changes are noticed.
+# The largest number of objects in a snapshot, and of items of a list or a dictionary.
 _MOST, _MOST_ITEMS = 4000, 1000
 _LIBRARIES = ("torch.", "numpy", "matplotlib", "tqdm", "logging", "builtins", "snnipu.", "snntorch.", "collections")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _PASSED = (types.ModuleType, torch.Tensor, str, bytes, int, float, bool, torch.Size, torch.dtype, torch.device)
-# What a neuron keeps of its last step, which its next step does not need.
+# A neuron's record of its last step, which no step reads.
 LAST_STEP = "_last_step"
 _OF_MODULES = set(vars(torch.nn.Module()))
 
-# From where an object is known, then attributes and items: ("argument", 2), ("attribute", "lif1").
+# An argument, global variable or closure cell, then attributes and items: (("argument", 2), ("attribute", "lif1")).
 Path = Tuple[Any, ...]
 
 
 class Missing:
-    """In place of a value that is not there."""
+    """Marks an attribute or item that does not exist."""
 
 
 class Place(NamedTuple):
-    """An attribute of an object, or an item of a list or a dictionary, which is found by a path."""
+    """An attribute of an object, or an item of a list or a dictionary."""
 
     path: Path
     key: Any
@@ -58,10 +58,10 @@ def _item(owner: Any, key: Any) -> Any:
 
 
 def found(path: Path, arguments: Sequence[Any]) -> Any:
-    """The object of a path.
+    """Return the object of a path.
 
     Raises:
-        LookupError, AttributeError: there is none.
+        LookupError, AttributeError: the object does not exist.
     """
     (kind, where), *steps = path
     if kind == "argument":
@@ -89,7 +89,7 @@ class _Global:
 
 
 class _Owner(NamedTuple):
-    """An object at one moment."""
+    """The attributes or items of an object."""
 
     object: Any
     path: Path
@@ -98,20 +98,20 @@ class _Owner(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What differs between two moments: places with other values, and those whose lists grew, by how many items."""
+    """Differences of two snapshots: places with another value, and longer lists with their number of new items."""
 
     places: Set[Place]
     grown: Dict[Place, int]
 
 
 class Objects:
-    """What objects have at one moment."""
+    """A snapshot of attributes and items."""
 
     def __init__(self, arguments: Sequence[Any], function: Any, before: Optional["Objects"] = None) -> None:
         """
         Args:
-            arguments, function: from where objects are known.
-            before: an earlier moment, whose objects keep their paths.
+            arguments, function: the roots; all objects that they reach are in the snapshot.
+            before: an earlier snapshot, whose paths are used again.
         """
         self._paths = {} if before is None else {key: one.path for key, one in before._owners.items() if one.path}
         self._owners: Dict[int, _Owner] = {}
@@ -126,7 +126,7 @@ class Objects:
         self._arguments = {id(one): place for place, one in enumerate(arguments) if isinstance(one, list)}
 
     def _looked(self, value: Any, path: Path) -> List[Tuple[Any, Path]]:
-        """Note what an object has; returns what is known from there."""
+        """Store the attributes or items of an object, and return the objects in them."""
         path = self._paths.get(id(value), path)
         if isinstance(value, (staticmethod, classmethod)):
             return [(value.__func__, _to(path, ("attribute", "__func__")))]
@@ -168,10 +168,10 @@ class Objects:
         return [*more, *((one, _to(path, (kind, key))) for key, one in values.items())]
 
     def changes(self, later: "Objects") -> Changes:
-        """What a later moment has changed.
+        """Compare with a later snapshot.
 
         Raises:
-            Refused: no loop can be told from it.
+            Refused: the change cannot be repeated by a compiled loop.
         """
         made = Changes(set(), {})
         for key, owner in self._owners.items():
@@ -189,11 +189,10 @@ class Objects:
                     if not owner.path:
                         raise Refused(f"it sets `{name}` of an object that it knows by a hook, or a base class")
                     made.places.add(Place(owner.path, name, not isinstance(owner.object, (list, dict))))
-        # A list that is an attribute is another list once it grows: `self.record = self.record + [spk]`.
         return made
 
     def _holder(self, key: int, owner: _Owner) -> Place:
-        """Where a list that grows is known, in one place alone."""
+        """Return the only place of a list that grows."""
         holders = self._lists.get(key, [])
         if key in self._arguments and not holders:
             return Place((("argument", self._arguments[key]),), None, False)
@@ -202,19 +201,19 @@ class Objects:
         return holders[0]
 
     def has_others(self) -> bool:
-        """Return True if there are neurons of snnTorch's own, which nothing makes one operator."""
+        """Return True if there are neurons of snnTorch, which have no kernels."""
         neurons = [one.object for one in self._owners.values() if isinstance(one.object, snntorch.SpikingNeuron)]
         return any(type(one).__module__.startswith("snntorch.") for one in neurons)
 
     def value(self, place: Place) -> Any:
-        """What a place had."""
+        """Return the value of a place."""
         for owner in self._owners.values():
             if owner.path == place.path:
                 return owner.values.get(place.key, Missing)
         return Missing
 
     def undo(self, later: "Objects") -> None:
-        """Let all objects have what they had."""
+        """Restore the attributes and items of this snapshot."""
         for key, owner in self._owners.items():
             after = later._owners.get(key)
             if after is None:
@@ -227,12 +226,12 @@ class Objects:
 
 
 def _to(path: Path, step: Any) -> Path:
-    """A path that goes on; none where there was none."""
+    """Return a longer path; an empty path stays empty."""
     return (*path, step) if path else ()
 
 
 def _attributes(owner: Any) -> Dict[str, Any]:
-    """The attributes that a step may set."""
+    """Return the attributes that a step may set."""
     if isinstance(owner, PlainStates):
         own = [name for name in vars(owner) if name[0] != "_" and name not in _OF_MODULES]
         return {name: getattr(owner, name) for name in (*own, *owner._states(), LAST_STEP) if hasattr(owner, name)}
@@ -249,7 +248,7 @@ def _is_own(module: Any) -> bool:
 
 
 def _known_to(function: Any) -> List[Tuple[Any, Path]]:
-    """The objects that a function knows by names."""
+    """Return the objects in a function's defaults, closure and global names."""
     known: List[Tuple[Any, Path]] = [(one, ()) for one in function.__defaults__ or ()]
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):

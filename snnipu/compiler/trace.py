@@ -1,4 +1,4 @@
-"""The body of a loop as one graph, by ``torch.compile``, and its runs."""
+"""Trace the body of a loop by ``torch.compile``, and run the graph of all steps."""
 
 import contextlib
 import itertools
@@ -13,27 +13,27 @@ from snnipu.compiler.calls import unwatched
 from snnipu.compiler.distribute import CLOCK, OFFSET, Body, Distribution, Refused
 from snnipu.compiler.objects import Missing, Objects, Place, found
 
-# Names of ours among the program's global variables.
+# The prefix of names that are added to the program's global variables.
 _NAME = "__snnipu_of_"
 _KNOWN = ("marked", "Recorder", *(mark.__name__ for mark in distribute.MARKS))
-# Tensors in one value that is carried.
+# The largest number of tensors in a carried variable.
 _LEAVES = 256
-# Graphs of one body, for sizes, lengths and modes.
+# The largest number of graphs of a body.
 _GRAPHS = 64
 # PyTorch's own limit is 8.
 _FEW = 6
 
 
 class Peel(Exception):
-    """The first step is not one like the others."""
+    """The first step differs from the later ones; it is to run in Python."""
 
 
 class Relook(Exception):
-    """The body sets something else than what it set when it was looked at."""
+    """The body sets other attributes or items than it did in the observed steps."""
 
 
 class Recorder:
-    """In place of a list to which the body appends: it can do nothing else."""
+    """Replaces a list during the trace. It can only be appended to."""
 
     def __init__(self) -> None:
         self.items: List[Any] = []
@@ -46,14 +46,14 @@ _OF_NUMBERS = {int: torch.int64, float: torch.float64}
 
 
 class Number:
-    """A number in what a graph gives: the tensor that it is made of."""
+    """A number among the results of a graph, as a tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
 
 
 def plain(value: Any) -> Any:
-    """What a graph gives, as the program has it."""
+    """Return results of a graph with numbers in place of :class:`Number`."""
     if type(value) is Number:
         return value.tensor.item()
     if isinstance(value, (tuple, list)):
@@ -81,7 +81,7 @@ def at(value: Any, index: Any) -> Any:
 
 
 def _part(value: torch.Tensor, dim: int, one: Any) -> torch.Tensor:
-    """One dimension of a tensor by a number or a slice."""
+    """Index a dimension of a tensor by a number or a slice."""
     if isinstance(one, int):
         return torch.select(value, dim, one)
     if one == slice(None):
@@ -92,7 +92,7 @@ def _part(value: torch.Tensor, dim: int, one: Any) -> torch.Tensor:
 
 
 def marked(value: Any, mark: Callable[[torch.Tensor, int], torch.Tensor], first: int, count: List[int]) -> Any:
-    """A value whose tensors are marked, and numbered from ``first`` on; ``count`` grows by one for each leaf."""
+    """Return a value with its tensors marked and numbered from ``first`` on; ``count`` gets an item for each leaf."""
     if isinstance(value, (tuple, list)):
         found = [marked(one, mark, first, count) for one in value]
         return found if isinstance(value, list) else tuple(found)
@@ -116,16 +116,16 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 class Spec(NamedTuple):
-    """What one step hands to the next one.
+    """The values that a step passes to the next one.
 
     Attributes:
-        text: the item as an expression of the number of the step.
-        variables: places of variables among those that the body takes.
+        text: the item, as an expression of the step's number.
+        variables: positions of variables among the body's arguments.
         places: attributes and items.
-        numbers: those of both that are numbers, of which only the graph tells what comes next.
-        counters: numbers among both, and by what they grow at each step.
-        grown: lists that grow; without a key: a variable.
-        in_place: variables whose tensor a step changes.
+        numbers: variables and places that are numbers without a constant increment.
+        counters: variables and places that are numbers with a constant increment.
+        grown: lists that grow; a list without a key is a variable.
+        in_place: variables whose tensor a step changes in place.
         written: places that no step reads.
     """
 
@@ -140,10 +140,10 @@ class Spec(NamedTuple):
 
     @staticmethod
     def owners(places: Sequence[Place], arguments: Sequence[Any]) -> List[Any]:
-        """The objects of places.
+        """Return the objects of places.
 
         Raises:
-            Relook: there is none.
+            Relook: an object does not exist.
         """
         try:
             return [found(place.path, arguments) for place in places]
@@ -151,18 +151,18 @@ class Spec(NamedTuple):
             raise Relook from None
 
     def lists(self, arguments: Sequence[Any]) -> List[Any]:
-        """The lists that grow."""
+        """Return the lists that grow."""
         owners = self.owners(self.grown, arguments)
         return [owner if place.key is None else place.get(owner) for place, owner in zip(self.grown, owners)]
 
 
 class Guards:
-    """What the trace of a body took for true of the number of the step."""
+    """The conditions on the step's number under which a trace is valid."""
 
     def __init__(self, body: Body) -> None:
         """
         Raises:
-            Refused: the trace is that of one step alone.
+            Refused: the trace is valid for a single step.
         """
         self._conditions: List[Any] = []
         self._symbols: Dict[Any, Tuple[int, int]] = {}  # the input, and its dimension; -1: it is a number
@@ -189,7 +189,7 @@ class Guards:
                 self._conditions.append(guard.expr)
 
     def hold(self, inputs: Sequence[Any], first: int, steps: int) -> bool:
-        """Return True if all steps from ``first`` on are like the one that was traced."""
+        """Return True if the trace is valid for all steps from ``first`` on."""
         if not self._conditions:
             return True
         needed = {symbol for one in self._conditions for symbol in one.free_symbols} - {self._clock}
@@ -210,25 +210,25 @@ class Guards:
 
 
 class _Now(threading.local):
-    """The run that goes on in this thread: its first step, their number, the graph that has begun."""
+    """The current run of this thread: first step, number of steps, and the graph that has started."""
 
     first = 0
     steps = 0
     began: Optional[Distribution] = None
     random: Any = None
     look: Any = None
-    before: Optional[Objects] = None  # what objects had when a new graph was made
+    before: Optional[Objects] = None  # the snapshot before the first run of a graph
 
 
 class Traced:
-    """The body of a loop, traced.
+    """The traced body of a loop.
 
     Attributes:
         neurons: names of the neurons' steps that are one operator.
         alone: operations that run step by step.
         code: the newest graph as Python.
-        first_as_written: whether the first step runs as it is.
-        peeled: why it does.
+        first_as_written: whether the first step runs in Python.
+        peeled: why the first step runs in Python.
     """
 
     def __init__(self, loop: Any, spec: Spec, count: int) -> None:
@@ -254,7 +254,7 @@ class Traced:
         torch._dynamo.mark_dynamic(self._clock, 0)  # type: ignore[attr-defined]
 
     def _written(self, count: int) -> str:
-        """The function that is traced: one step, with all values that it takes as arguments, and marked."""
+        """Return the source of the traced function: a step with marked inputs and results."""
         spec, loop = self.spec, self.loop
         names = [f"a{place}" for place in range(count)]
         where = {place: place.text(f"C[{number}]") for number, place in enumerate(self._owned)}
@@ -293,7 +293,7 @@ class Traced:
         return re.sub(rf"\b({'|'.join(_KNOWN)})\b(?=[(,])", rf"{_NAME}\1", "\n".join(lines))
 
     def run(self, run: Any, look: Callable[[], Objects]) -> Tuple[Any, ...]:
-        """Run the remaining steps; returns what the body does."""
+        """Run the remaining steps, and return the results of the last one."""
         spec, loop, now = self.spec, self.loop, self._now
         now.began = now.before = None
         if run.items.text != spec.text:
@@ -361,7 +361,7 @@ class Traced:
         return tuple([run.arguments[place] if place >= 0 else value for value, place in zip(results, loop.carries)])
 
     def _check(self, before: Objects, after: Objects, lists: Sequence[Any], state: torch.Tensor) -> None:
-        """Undo the first run of a graph that has set something else than what was seen when the loop was looked at."""
+        """Undo the first run of a graph if it has set attributes or items that the observed steps did not set."""
         known = {*self.spec.places, *self.spec.written, *(place for place, _ in self.spec.counters)}
         try:
             changes = before.changes(after)
@@ -376,10 +376,10 @@ class Traced:
         raise Relook
 
     def has_begun(self, error: BaseException) -> bool:
-        """Return True if an error comes from a graph, whose run is undone.
+        """Return True if an error occurred in a graph without side effects.
 
         Raises:
-            BaseException: the error, where it cannot be undone.
+            BaseException: the error itself, if the graph has side effects.
         """
         now = self._now
         if now.began is None:
@@ -426,7 +426,7 @@ class Traced:
         return run
 
     def _of_first(self, first: Body) -> Optional[Distribution]:
-        """The graph of all steps for values before the first step that have another form than those after it."""
+        """Return the graph of all steps for initial values with another shape or type, or None."""
         for steady in self._steady:
             try:
                 return Distribution(steady, distribute.compared(steady, first))
@@ -436,7 +436,7 @@ class Traced:
 
 
 def _refuse_unmarked(module: torch.fx.GraphModule) -> None:
-    """Refuse a graph that gives more tensors than those that the loop asks for: it sets something else."""
+    """Refuse a graph with unmarked results: the body sets an attribute that the observed steps did not set."""
     output = next(reversed(module.graph.nodes))
     for node in nodes.leaves_of(output.args[0]):
         if node.target not in distribute.MARKS and nodes.is_tensor(node) and distribute.changed_input(node) is None:
@@ -444,7 +444,7 @@ def _refuse_unmarked(module: torch.fx.GraphModule) -> None:
 
 
 def _apart(values: List[Any]) -> List[Any]:
-    """The values, no two of which are one tensor: a graph is made for tensors that are one."""
+    """Return the values without repeated tensors: a graph for repeated tensors would be valid for those only."""
     seen: Set[int] = set()
     for place, value in enumerate(values):
         if isinstance(value, torch.Tensor) and id(value) in seen:
@@ -454,9 +454,9 @@ def _apart(values: List[Any]) -> List[Any]:
 
 
 def _is_steady(module: torch.fx.GraphModule) -> bool:
-    """Return True if a step hands on values of the form that it takes.
+    """Return True if results have shape, dtype and device of the values that they replace.
 
-    Sizes of a value that no operation reads are compared as they are now: nothing makes their symbols one.
+    Unread values are compared by their sizes in this call, because no operation has unified their symbols.
     """
     before: Dict[int, Any] = {}
     for node in module.graph.nodes:
@@ -474,20 +474,20 @@ def _is_steady(module: torch.fx.GraphModule) -> bool:
 
 
 def _form_now(value: Any) -> Any:
-    """Shape, dtype and device of a tensor in the call that is traced."""
+    """Return shape, dtype and device of a tensor in the traced call."""
     sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]
     return sizes, value.dtype, value.device
 
 
 class Record:
-    """In a list that nothing sees but ``torch.stack``: what the steps of a compiled loop have appended."""
+    """The items that a compiled loop appended to a list that only ``torch.stack`` reads."""
 
     def __init__(self, sequence: torch.Tensor) -> None:
         self.sequence = sequence
 
 
 def stack(function: Any, given: Any, dim: int = 0, **named: Any) -> Any:
-    """``torch.stack`` of a list that may have records in it."""
+    """Return ``torch.stack`` of a list that may contain records."""
     if type(given) is not list or not any(type(one) is Record for one in given):
         return function(given, dim, **named)
     parts = [one.sequence if type(one) is Record else one.unsqueeze(0) for one in given]
@@ -498,7 +498,7 @@ def stack(function: Any, given: Any, dim: int = 0, **named: Any) -> Any:
 
 
 def _extend(to: List[Any], items: Sequence[Any], steps: int) -> None:
-    """Append what the steps appended, step after step."""
+    """Append the items of all steps, in order."""
     parts = [_of_steps(one, steps) for one in items]
     to.extend(itertools.chain.from_iterable(zip(*parts)))
 
@@ -514,7 +514,7 @@ def _of_steps(value: Any, steps: int) -> Sequence[Any]:
 
 
 class Steps(torch.autograd.Function):
-    """The steps of a sequence as tensors that the program may change in place, each in memory of its own."""
+    """The steps of a sequence as separate tensors, which the program can change in place."""
 
     @staticmethod
     def forward(ctx: Any, sequence: torch.Tensor) -> Any:
@@ -531,12 +531,12 @@ class Steps(torch.autograd.Function):
 
 
 def storage(tensor: torch.Tensor) -> int:
-    """What tells a tensor's memory from others'."""
+    """Return the address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()
 
 
 def _may_wait(loop: Any, arguments: Sequence[Any]) -> bool:
-    """Return True if what a loop shows may come behind it."""
+    """Return True if the loop can print and log after its last step."""
     try:
         return shown.may_wait(*loop.shown_to(*arguments))
     except Exception:
