@@ -1,8 +1,8 @@
 """Loop distribution: the graph of one step of a loop as a graph of all steps.
 
 The body of a loop over time is one graph. In it, :func:`carried` marks values of the previous step, :func:`result`
-their new values, and :func:`collected` values that the program keeps of each step. With an edge from each new value to the
-carried one, each strongly connected component of this graph becomes one of these (Allen and Kennedy, 1990):
+their new values, and :func:`collected` values that the program keeps of each step. With an edge from each new value to
+the carried one, each strongly connected component of this graph becomes one of these (Allen and Kennedy, 1990):
 
 | component | becomes |
 | --- | --- |
