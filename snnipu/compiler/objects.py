@@ -1,5 +1,6 @@
 """Snapshots of the objects that a loop's body can reach, and their differences."""
 
+import collections
 import contextlib
 import functools
 import types
@@ -115,14 +116,17 @@ class Objects:
         """
         self._paths = {} if before is None else {key: one.path for key, one in before._owners.items() if one.path}
         self._owners: Dict[int, _Owner] = {}
+        self._names: Dict[Any, Tuple[Any, Any]] = {}  # global variables and closure cells, and their values
+        self._others: Dict[int, Tuple[Any, List[Any]]] = {}  # sets, deques and long lists, and their items
         self._lists: Dict[int, List[Place]] = {}  # where lists are known
         waiting = [(value, (("argument", place),)) for place, value in enumerate(arguments)]
-        waiting += _known_to(function)
+        waiting += self._known_to(function)
         seen: Set[int] = set()
         for value, path in waiting:  # which grows
             if id(value) not in seen and value is not None and not isinstance(value, _PASSED) and len(seen) < _MOST:
                 seen.add(id(value))
                 waiting += self._looked(value, path)
+        self._is_whole = len(seen) < _MOST
         self._arguments = {id(one): place for place, one in enumerate(arguments) if isinstance(one, list)}
 
     def _looked(self, value: Any, path: Path) -> List[Tuple[Any, Path]]:
@@ -138,21 +142,28 @@ class Objects:
         if isinstance(value, property):
             return [(one, ()) for one in (value.fget, value.fset)]
         if isinstance(value, types.FunctionType):
-            return _known_to(value) if _is_own(value.__module__) else []
+            return self._known_to(value) if _is_own(value.__module__) else []
         if isinstance(value, tuple):
             return [(one, _to(path, ("item", place))) for place, one in enumerate(value)]
+        if isinstance(value, (set, collections.deque)):
+            self._others[id(value)] = value, list(value)
+            return [(one, ()) for one in value]
         more: List[Tuple[Any, Path]] = []
         kind = "attribute"
         if isinstance(value, (list, dict)):
             kind = "item"
             items = enumerate(value) if isinstance(value, list) else value.items()
             values = dict(items) if len(value) <= _MOST_ITEMS else {}
+            if len(value) > _MOST_ITEMS:
+                self._others[id(value)] = value, list(value.values() if isinstance(value, dict) else value)
         elif isinstance(value, type):
             if not _is_own(value.__module__):
                 return []
             values = {name: one for name, one in vars(value).items() if name[:2] != "__"}
             more = [(one, ()) for one in value.__bases__]
-        elif hasattr(value, "__dict__") and (isinstance(value, torch.nn.Module) or _is_own(type(value).__module__)):
+        elif (hasattr(value, "__dict__") or hasattr(type(value), "__slots__")) and (
+            isinstance(value, torch.nn.Module) or _is_own(type(value).__module__)
+        ):
             values = _attributes(value)
             if isinstance(value, torch.nn.Module):
                 more = [(one, _to(path, ("attribute", name))) for name, one in value._modules.items()]
@@ -167,12 +178,35 @@ class Objects:
                 self._lists.setdefault(id(one), []).append(Place(path, key, kind == "attribute"))
         return [*more, *((one, _to(path, (kind, key))) for key, one in values.items())]
 
+    def _known_to(self, function: Any) -> List[Tuple[Any, Path]]:
+        """Return the objects in a function's defaults, closure and global names."""
+        known: List[Tuple[Any, Path]] = [(one, ()) for one in function.__defaults__ or ()]
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):
+                known.append((cell.cell_contents, (("cell", cell),)))
+                self._names[id(cell)] = cell, cell.cell_contents
+        space = function.__globals__
+        for name in [name for code in _codes(function.__code__) for name in code.co_names if name in space]:
+            variable = _Global(space, name)
+            known.append((space[name], (("global", variable),)))
+            self._names[id(space), name] = variable, space[name]
+        return known
+
     def changes(self, later: "Objects") -> Changes:
         """Compare with a later snapshot.
 
         Raises:
             Refused: the change cannot be repeated by a compiled loop.
         """
+        if not (self._is_whole and later._is_whole):
+            raise Refused("it can reach too many objects")
+        for key, (_, value) in self._names.items():
+            if later._names.get(key, (None, value))[1] is not value:
+                raise Refused("it sets a global variable, or a variable of a function around it")
+        for other, (_, items) in self._others.items():
+            after = later._others.get(other, (None, items))[1]
+            if len(after) != len(items) or any(one is not two for one, two in zip(items, after)):
+                raise Refused("it changes a set, a deque or a list of many items")
         made = Changes(set(), {})
         for key, owner in self._owners.items():
             if key not in later._owners:
@@ -214,6 +248,15 @@ class Objects:
 
     def undo(self, later: "Objects") -> None:
         """Restore the attributes and items of this snapshot."""
+        for holder, value in self._names.values():
+            if isinstance(holder, _Global):
+                holder.space[holder.name] = value
+            else:
+                holder.cell_contents = value
+        for other, items in self._others.values():
+            if isinstance(other, (set, collections.deque)):
+                other.clear()
+                (other.update if isinstance(other, set) else other.extend)(items)
         for key, owner in self._owners.items():
             after = later._owners.get(key)
             if after is None:
@@ -235,28 +278,23 @@ def _attributes(owner: Any) -> Dict[str, Any]:
     if isinstance(owner, PlainStates):
         own = [name for name in vars(owner) if name[0] != "_" and name not in _OF_MODULES]
         return {name: getattr(owner, name) for name in (*own, *owner._states(), LAST_STEP) if hasattr(owner, name)}
-    values = dict(vars(owner))
+    values = dict(getattr(owner, "__dict__", {}))
+    slots = [name for kind in type(owner).__mro__ for name in _slots(kind)]
+    values.update({name: getattr(owner, name) for name in slots if hasattr(owner, name)})
     if isinstance(owner, torch.nn.Module):
         values = {name: value for name, value in values.items() if name not in _OF_MODULES}
         values.update(owner._buffers)
     return values
 
 
+def _slots(kind: type) -> Sequence[str]:
+    slots = vars(kind).get("__slots__", ())
+    return [slots] if isinstance(slots, str) else [name for name in slots if name[:2] != "__"]
+
+
 def _is_own(module: Any) -> bool:
     """Return True if a module of this name is the program's."""
     return isinstance(module, str) and not module.startswith(_LIBRARIES)
-
-
-def _known_to(function: Any) -> List[Tuple[Any, Path]]:
-    """Return the objects in a function's defaults, closure and global names."""
-    known: List[Tuple[Any, Path]] = [(one, ()) for one in function.__defaults__ or ()]
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):
-            known.append((cell.cell_contents, (("cell", cell),)))
-    space = function.__globals__
-    for code in _codes(function.__code__):
-        known += [(space[name], (("global", _Global(space, name)),)) for name in code.co_names if name in space]
-    return known
 
 
 def _codes(code: Any) -> Iterator[Any]:

@@ -24,6 +24,7 @@ from snnipu.compiler.trace import Record, Steps, at, stack
 
 pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
 HEAD = """
+import collections
 import random
 import torch
 from torch import nn
@@ -31,7 +32,12 @@ from torch.nn import functional as F
 from snntorch import utils
 import snnipu as snn
 
-SEEN = []
+SEEN, KNOWN, LAST, CALLS = [], set(), collections.deque(maxlen=3), 0
+
+
+def add_one():
+    global CALLS
+    CALLS += 1
 
 
 class Box(torch.autograd.Function):
@@ -140,6 +146,11 @@ AS_WRITTEN = {
     "some steps": f"{START}\n{LOOP}\n    {STEP}\n    if step in (1, 3):\n        mem = mem * 0.5\nreturn spk, mem",
     "one of a list": f"{START}\nby = [1, 0.5, 2, 1, 3, 1, 1]\n{LOOP}\n    {STEP}\n    mem = mem * by[step]\nreturn mem",
     "random numbers of Python": f"{START}\n{LOOP}\n    {STEP}\n    mem = mem + random.random()\nreturn spk, mem",
+    "a global number": (
+        f"global CALLS\n{START}\nmem = self.lif1.reset_mem()\n{LOOP}\n    {STEP}\n    add_one()\nreturn spk, mem, CALLS"
+    ),
+    "a set": f"{START}\n{LOOP}\n    {STEP}\n    KNOWN.add(step)\nreturn spk, mem, sorted(KNOWN)",
+    "a deque": f"{START}\n{LOOP}\n    {STEP}\n    LAST.append(mem.detach())\nreturn spk, mem, *LAST",
     "a global list": f"{START}\n{LOOP}\n    {STEP}\n    SEEN.append(mem.detach())\nreturn mem, len(SEEN)",
     "kept and changed": (
         f"{START}\ntotal = torch.zeros(6)\n{LOOP}\n    {STEP}\n    total += spk.sum(0)\n    rec.append(total)\n"
