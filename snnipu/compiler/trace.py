@@ -84,8 +84,9 @@ def _part(value: torch.Tensor, dim: int, one: Any) -> torch.Tensor:
     """Index a dimension of a tensor by a number or a slice."""
     if isinstance(one, int):
         return torch.select(value, dim, one)
-    if one == slice(None):
+    if one.start is None and one.stop is None and one.step is None:
         return value
+    # Comparing slices would make their numbers constants.
     if isinstance(one.start, int) and isinstance(one.stop, int) and one.step is None and one.start >= 0:
         return torch.narrow(value, dim, one.start, one.stop - one.start)
     return value[(slice(None),) * (dim % value.dim()) + (one,)]

@@ -114,6 +114,10 @@ DISTRIBUTED = {
     "windows": (
         f"{START}\ny = x.transpose(0, 1)\n{LOOP}\n    spk, mem = self.lif1(self.fc1(y[:, step]), mem)\nreturn spk, mem"
     ),
+    "parts": (
+        f"{START}\ny = x.repeat_interleave(2, 0)\n{LOOP}\n    now = y[2 * step : 2 * step + 2].sum(0)\n"
+        "    spk, mem = self.lif1(self.fc1(now * y[..., 1:2][step]), mem)\nreturn spk, mem"
+    ),
     "norm": f"{START}\n{LOOP}\n    spk, mem = self.lif1(self.norm(self.fc1(x[step])), mem)\nreturn spk, mem",
     "dropout": f"{START}\n{LOOP}\n    spk, mem = self.lif1(F.dropout(self.fc1(x[step]), 0.25), mem)\nreturn spk, mem",
     "written out": (
