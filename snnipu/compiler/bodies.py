@@ -81,10 +81,11 @@ class Bodies(_Outliner):
         if isinstance(node, outline._FUNCTIONS):
             before, self.records = self.records, _records_of(node)
             made = super()._statement(node, scope, host, depth)
-            if any(loop.name in CARRIES for one in self.hosts[-1:] for loop in one.loops):
-                _Stacks(self.records).visit(made)
+            _Stacks(self.records).visit(made)
             self.records = before
             return made
+        if isinstance(node, ast.Try):
+            return node  # variables of finished steps are lost in an error, and the program may go on
         return super()._statement(node, scope, host, depth)
 
     def _of_module(self, loop: ast.stmt, parts: Optional[shown.Parts]) -> Any:
@@ -199,6 +200,7 @@ def _records_of(function: Function) -> Set[str]:
         target.id
         for one in inside
         if isinstance(one, ast.Assign) and isinstance(one.value, ast.List) and not one.value.elts
+        if len(one.targets) == 1
         for target in one.targets
         if isinstance(target, ast.Name)
     )
@@ -316,22 +318,5 @@ def _head(node: ast.expr) -> Optional[str]:
     return ast.unparse(node)
 
 
-_PURE = {
-    *("range", "len", "size", "int", "unbind", "transpose", "permute", "movedim", "t", "split", "chunk", "float", "to"),
-    *(
-        "max",
-        "min",
-        "round",
-        "item",
-        "sum",
-        "amax",
-        "amin",
-        "abs",
-        "unsqueeze",
-        "squeeze",
-        "view",
-        "reshape",
-        "list",
-        "flip",
-    ),
-}
+# Functions without side effects. A method of this name may be the program's, with side effects.
+_PURE = {"range", "len", "int", "size", "min", "max", "abs", "round"}

@@ -12,22 +12,17 @@ import importlib.abc
 import itertools
 import logging
 import os
-import re
 import sys
-import sysconfig
 import types
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from snnipu.compiler import backend, bodies, calls, outline, shown
 from snnipu.compiler.items import Called
 from snnipu.compiler.loop import Loop
-from snnipu.compiler.reasons import PACKAGES
-from snnipu.compiler.sources import Source
+from snnipu.compiler.sources import Source, is_others
 from snnipu.compiler.trace import at, stack
 
 _LOG = logging.getLogger("snnipu.compiler")
-_INSTALLED = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_SITE = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _numbers = itertools.count(1)
 # The search for functions that are defined later ends after this number of calls of neurons.
 QUIET = 2000
@@ -41,11 +36,6 @@ class Unbound:
 
 
 UNBOUND = Unbound()
-
-
-def _is_others(filename: str) -> bool:
-    """Return True if code is of another package than the program."""
-    return filename.startswith((*PACKAGES, *_INSTALLED)) or _SITE.search(filename) is not None
 
 
 class Discovery:
@@ -139,7 +129,7 @@ class Discovery:
     def adopt(self, module: types.ModuleType) -> None:
         """Put branches into the functions of a module of the program."""
         filename = str(getattr(module, "__file__", None) or "")
-        if not filename.endswith(".py") or _is_others(filename):
+        if not filename.endswith(".py") or is_others(filename):
             return
         if filename not in self._sources:
             source = Source.of_file(filename)
@@ -206,7 +196,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 origin = str(spec.origin or "")
-                if origin.endswith(".py") and not _is_others(origin) and hasattr(spec.loader, "exec_module"):
+                if origin.endswith(".py") and not is_others(origin) and hasattr(spec.loader, "exec_module"):
                     spec.loader = _Loader(spec.loader, self._found)
                 return spec
         return None

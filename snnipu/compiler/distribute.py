@@ -66,12 +66,17 @@ def kept(value: torch.Tensor, number: int) -> torch.Tensor:
     return value
 
 
+def counted(value: torch.Tensor, number: int) -> torch.Tensor:
+    """Mark a counter as a tensor, whose value after the last step is checked."""
+    return value
+
+
 def collected(value: torch.Tensor, number: int) -> torch.Tensor:
     """Mark a tensor whose values at all steps the program reads."""
     return value
 
 
-MARKS = (clock, carried, result, kept, collected)
+MARKS = (clock, carried, result, kept, counted, collected)
 nodes.FRESH_MARKS.add(carried)
 
 
@@ -80,6 +85,7 @@ class Body:
 
     Attributes:
         graph: the operations, normalised (:mod:`snnipu.compiler.prepare`).
+        learns: whether gradients were enabled in the trace.
         clocks: the nodes of the clock, which is the step's number plus :data:`OFFSET`.
         marks: the functions that mark nodes.
         varying: the nodes that are not constant over time.
@@ -96,6 +102,7 @@ class Body:
         """
         own_functions.find(module.graph)
         self.module = module
+        self.learns = torch.is_grad_enabled()
         graph = Graph()
         kept: Dict[Any, Any] = {}
         graph.output(graph.graph_copy(module.graph, kept))
@@ -140,7 +147,7 @@ class Body:
 
 def _unmarked(node: Any) -> Any:
     """Return the node below marks of results and records."""
-    while isinstance(node, Node) and node.target in (result, kept, collected):
+    while isinstance(node, Node) and node.target in (result, kept, counted, collected):
         node = node.args[0]
     return node
 
@@ -182,6 +189,8 @@ def _same_kind(one: Node, other: Node) -> bool:
     a, b = nodes.value_of(one), nodes.value_of(other)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return type(a) is type(b) and (isinstance(a, (torch.SymInt, torch.SymFloat)) or a == b)
+    if a.requires_grad != b.requires_grad:
+        return False
     ones = [[type(size) is int and size < 2 for size in each.shape] for each in (a, b)]
     return a.dtype == b.dtype and a.device == b.device and ones[0] == ones[1]
 
@@ -192,6 +201,8 @@ def compared(steady: Body, first: Body) -> First:
     Raises:
         Refused: they do something else.
     """
+    if steady.learns != first.learns:
+        raise Refused("its first step is traced in another gradient mode")
     found = First(first, {}, {})
     same: Dict[Node, Node] = {}
 
@@ -280,6 +291,15 @@ class Distribution:
         self._find_effects()
         self.draws = any(map(nodes.is_random, body.graph.nodes))
         self.has_effects = bool(self.memory.changes)
+        first_inputs = (body if first is None else first.body).graph
+        changed = {self.memory.root(one) for each in self.memory.changes.values() for one in each}
+        shared = {node for node in body.graph.nodes if node.op == "placeholder" and self.memory.root(node) in changed}
+        names = [node for node in first_inputs.nodes if node.op == "placeholder"]
+        self._changed_inputs = [
+            names.index(node if first is None else first.inputs[node])
+            for node in shared
+            if nodes.is_tensor(node) and (first is None or node in first.inputs)
+        ]
         self._write()
         self.module = GraphModule({**_attributes_of(body.module), **self._modules}, self.graph)
 
@@ -293,11 +313,14 @@ class Distribution:
         if any(nodes.is_barrier(node) and node.target not in MARKS for node in graph.nodes):
             raise Refused("it changes the gradient mode, or autocast, on its way")
         memory = self.memory = nodes.Memory(graph)
+        averages = [nodes.argument(node, "running_mean") for node in graph.nodes if nodes.is_norm_in_training(node)]
+        if len(set(averages)) < len(averages):
+            raise Refused("it uses a batch norm twice in a step")
         self._records: Dict[Node, Node] = {}
         self._in_order: List[List[Node]] = []  # groups of nodes on memory that is changed in place
         roots: Dict[Any, None] = {}
         for node, changed in memory.changes.items():
-            if nodes.is_norm_in_training(node) or _counts(node):
+            if nodes.is_norm_in_training(node) or self._counts(node):
                 continue
             if nodes.name_of(node) == "setitem" and not node.users and self._is_record(changed[0]):
                 self._records[node] = changed[0]
@@ -313,6 +336,22 @@ class Distribution:
                     and (any(memory.root(one) == root for one in (*node.all_input_nodes, node) if one in memory))
                 ]
             )
+
+    def _counts(self, node: Node) -> bool:
+        """Return True if a call only adds an integer to a counter tensor that no other call reads."""
+        return _adds_integer(node) and set(node.args[0].users) == {node}  # type: ignore[union-attr]
+
+    def check(self, inputs: Sequence[Any]) -> None:
+        """
+        Raises:
+            Refused: an input that the graph changes shares memory with another one.
+        """
+        if not self._changed_inputs:
+            return
+        storages = [one.untyped_storage().data_ptr() if isinstance(one, torch.Tensor) else 0 for one in inputs]
+        for place in self._changed_inputs:
+            if storages[place] and storages.count(storages[place]) > 1:
+                raise Refused("it changes a tensor in place that has another name")
 
     def _is_record(self, target: Node) -> bool:
         """Return True if the body only writes into a tensor."""
@@ -348,7 +387,7 @@ class Distribution:
             return found
 
         output = next(reversed(body.graph.nodes))
-        effects = [n for n in body.graph.nodes if n in self._records or _counts(n) or nodes.is_norm_in_training(n)]
+        effects = [n for n in body.graph.nodes if n in self._records or self._counts(n) or nodes.is_norm_in_training(n)]
         for component in components([*effects, *draws, *(n for each in self._in_order for n in each), output], needs):
             component.sort(key=order.__getitem__)
             if len(component) == 1 and component[0] not in needs(component[0]):
@@ -366,15 +405,16 @@ class Distribution:
             pass
         elif node.op == "output":
             self.graph.output(map_arg(node.args[0], self._output))
-        elif node.target in (result, kept, collected):
+        elif node.target in (result, kept, counted, collected):
             return
         elif node.target is carried:
             if node not in self.body.varying:
                 self._constant[node] = self.constant(node.args[0])
         elif node in self._records:
             target, index, value = node.args
-            self._call(helpers.set_steps, self.constant(target), self._index(index), self._any_sequence(value))
-        elif _counts(node):
+            made = self._any_sequence(value) if isinstance(value, Node) else value
+            self._call(helpers.set_steps, self.constant(target), self._index(index), made, self.steps)
+        elif self._counts(node):
             by = self._call(operator.mul, self.steps, node.args[1])
             self.graph.call_method("add_", (self.constant(node.args[0]), by))
         elif node not in self.body.varying and nodes.is_norm_in_training(node):
@@ -398,6 +438,11 @@ class Distribution:
 
     def _write_operation(self, node: Node) -> None:
         name = nodes.name_of(node)
+        taken: Any = node.args[0] if node.args else None
+        if node.target is torch.scalar_tensor and taken in self._numbers and set(node.kwargs) == {"dtype"}:
+            value, numbers = nodes.value_of(node), self._numbers[taken]
+            self._sequence[node] = self._call(helpers.as_tensor, numbers, value.dtype, value.device)
+            return
         if name in ("getitem", "select", "narrow") and not self._varies(node.args[0]):
             self._sequence[node] = self._slices(node)
             return
@@ -486,9 +531,13 @@ class Distribution:
     def _output(self, node: Any) -> Any:
         if not isinstance(node, Node):
             return node
-        if node.target is collected:
-            return self._any_sequence(node)
-        return self._last(_unmarked(node))
+        made = self._any_sequence(node) if node.target is collected else self._last(_unmarked(node))
+        value = nodes.value_of(_unmarked(node))
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        detached = (
+            floating and not value.requires_grad and self._varies(node) and changed_input(_unmarked(node)) is None
+        )
+        return self.graph.call_method("detach", (made,)) if detached else made
 
     def _last(self, node: Node) -> Any:
         """Return a copy of the value after the last step."""
@@ -563,7 +612,7 @@ class Distribution:
         """Return True if a node outside of the component reads more than the last value."""
         waiting = self._outside_users(node, inside)
         for user in waiting:  # which grows
-            if user.target in (result, kept):
+            if user.target in (result, kept, counted):
                 waiting.extend(one for one in user.users if one.op != "output")
             elif user.op != "output":
                 return True
@@ -680,11 +729,14 @@ class Distribution:
         value = nodes.value_of(add)
         if other is before[0] or not isinstance(other, Node) or not isinstance(value, torch.Tensor):
             return False
-        if not nodes.is_tensor(other) or nodes.value_of(other).dtype != value.dtype:
+        if not nodes.is_tensor(other) or nodes.value_of(other).dtype != value.dtype or value.dtype is torch.bool:
             return False
         if nodes.key_of(nodes.value_of(before[0])) != nodes.key_of(value):
             return False
         parts = self._any_sequence(other)
+        missing = value.dim() - nodes.value_of(other).dim()
+        if missing:
+            parts = self._call(helpers.widen, parts, missing)
         if self._wants_sequence(add, inside) or self._outside_users(before[0], inside):
             self._sequence[add] = self._call(helpers.sums, self._start(before[0]), parts)
         else:
@@ -774,8 +826,8 @@ def _attribute(module: Any, name: str) -> Any:
     return module
 
 
-def _counts(node: Node) -> bool:
-    """Return True if a call only adds an integer to a counter tensor."""
+def _adds_integer(node: Node) -> bool:
+    """Return True if a call adds an integer to a tensor of integers, and nothing reads its result."""
     return (
         node.op == "call_method"
         and node.target == "add_"

@@ -95,13 +95,13 @@ def one_later(first: Any, sequence: torch.Tensor) -> torch.Tensor:
 
 def sums(first: Any, sequence: torch.Tensor) -> torch.Tensor:
     """``first`` plus the sum of all values up to each step."""
-    made = sequence.cumsum(0)
+    made = sequence.cumsum(0, dtype=sequence.dtype)
     return made if first is None else made + first
 
 
 def total(first: Any, sequence: torch.Tensor) -> torch.Tensor:
     """``first`` plus the sum of all values."""
-    made = sequence.sum(0)
+    made = sequence.sum(0, dtype=sequence.dtype)
     return made if first is None else first + made
 
 
@@ -167,15 +167,18 @@ def take_windows(x: torch.Tensor, dim: int, start: Any, length: Any, num_steps: 
     return windows.movedim(dim, 0).movedim(-1, dim + 1)
 
 
-def set_steps(x: torch.Tensor, index: Tuple[Any, ...], sequence: torch.Tensor) -> None:
-    """``x[index] = value`` of all steps."""
+def set_steps(x: torch.Tensor, index: Tuple[Any, ...], value: Any, num_steps: int) -> None:
+    """``x[index] = value`` of all steps; a tensor has the values of all steps, a number or list is as in each_step."""
     found = steps_at(index, x.dim())
-    if found is None:
-        for step, value in enumerate(sequence.unbind()):
-            x[_at(index, step)] = value
+    per_step = isinstance(value, (torch.Tensor, list))
+    if found is None or not isinstance(value, torch.Tensor):
+        for step in range(num_steps):
+            x[_at(index, step)] = value[step] if per_step else value
         return
     every, dim = found
-    x[every] = sequence.movedim(0, dim)
+    part = x[every].movedim(dim, 0)
+    missing = part.dim() - value.dim()
+    part.copy_(widen(value, missing) if missing > 0 else value)
 
 
 def each_step(

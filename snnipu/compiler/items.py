@@ -50,7 +50,7 @@ class Items:
             return f"{self._value(given)}[t]", given.shape[0]
         tensors = isinstance(given, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in given)
         if tensors and len(given) >= _FEWEST and len({(one.shape, one.dtype, one.device) for one in given}) == 1:
-            return f"{self._value(torch.stack(list(given)))}[t]", len(given)
+            return f"{self._value(given)}[t]", len(given)
         raise Refused(f"it goes through a {type(given).__name__}")
 
     def _numbers(self, start: int, by: int) -> str:
@@ -69,6 +69,15 @@ class Items:
         if given.function is builtins.reversed and len(given.arguments) == 1 and isinstance(given.arguments[0], range):
             return self._read(given.arguments[0][::-1])
         raise Refused(f"it goes through what {getattr(given.function, '__name__', given.function)} returns")
+
+    def tensors(self) -> List[Any]:
+        """Return the values of ``I`` for a graph: a list of tensors is one tensor."""
+        return [torch.stack(list(one)) if isinstance(one, (list, tuple)) else one for one in self.values]
+
+    def versions(self) -> List[Any]:
+        """Return what tells whether lists of tensors, or these tensors, have changed."""
+        lists = [one for one in self.values if isinstance(one, (list, tuple))]
+        return [(id(one), one._version) for each in lists for one in each]
 
     def reader(self) -> Callable[[int], Any]:
         return eval(f"lambda t: {self.text}", {"I": self.values})  # type: ignore[no-any-return]

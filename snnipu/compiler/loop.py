@@ -114,6 +114,7 @@ class _Run:
         self._at: Any = None
         self.step = 0
         self.results: Tuple[Any, ...] = ()
+        self._first: Optional[Objects] = None  # the snapshot before the observed steps
 
     def run(self) -> Tuple[Any, ...]:
         if self.loop.plans:
@@ -148,14 +149,15 @@ class _Run:
             return
         called: List[Dict[int, int]] = []
         moments, values, versions = [self._objects()], [list(self.arguments)], [_versions(self.arguments)]
-        random_state = _random_state()
+        self._first = moments[0]
+        random_state, items = _random_state(), self.items.versions()
         has_loop = False
         for _ in range(LOOKED_AT):
             with counting():
                 self.written()
                 called.append(dict(calls.seen or {}))
                 has_loop = has_loop or calls.has_loop
-            moments.append(Objects(self.arguments, self.loop.body, moments[0]))
+            moments.append(self._objects())
             values.append(list(self.arguments))
             versions.append(_versions(self.arguments))
         again = [key for key in called[0] if key in called[1]]
@@ -167,6 +169,8 @@ class _Run:
         try:
             if _random_state() != random_state:
                 raise Refused("it draws random numbers of Python's or NumPy's")
+            if self.items.versions() != items:
+                raise Refused("it changes the tensors that it goes through")
             spec = self._spec(moments, values, versions)
         except Refused as refused:
             loop.refuse(str(refused))
@@ -182,7 +186,7 @@ class _Run:
         self._distribute(looked=True)
 
     def _objects(self) -> Objects:
-        return Objects(self.arguments, self.loop.body)
+        return Objects(self.arguments, self.loop.body, self._first)
 
     def _spec(
         self, moments: Sequence[Objects], values: Sequence[Sequence[Any]], versions: Sequence[Sequence[Any]]
@@ -256,8 +260,8 @@ class _Run:
                 cause = _cause(error)
                 if isinstance(cause, Peel):
                     continue
-                if isinstance(cause, Relook) and not looked:
-                    self._look()
+                if isinstance(cause, Relook):
+                    self._look() if not looked else loop.refuse(str(cause))
                     return
                 if plan.has_begun(error):
                     return  # the error comes again, with the lines of the program

@@ -1,22 +1,25 @@
 """Snapshots of the objects that a loop's body can reach, and their differences."""
 
-import collections
+import collections.abc
 import contextlib
 import functools
 import types
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+import numpy as np
 import snntorch
 import torch
 
 from snnipu.compiler.distribute import Refused
+from snnipu.compiler.reasons import PACKAGES
+from snnipu.compiler.sources import is_others
 from snnipu.neurons._states import PlainStates
 
 # The largest number of objects in a snapshot, and of items of a list or a dictionary.
 _MOST, _MOST_ITEMS = 4000, 1000
-_LIBRARIES = ("torch.", "numpy", "matplotlib", "tqdm", "logging", "builtins", "snnipu.", "snntorch.", "collections")
+_LIBRARIES = ("torch", "numpy", "matplotlib", "tqdm", "logging", "builtins", "snnipu", "snntorch", "collections")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_PASSED = (types.ModuleType, torch.Tensor, str, bytes, int, float, bool, torch.Size, torch.dtype, torch.device)
+_PASSED = (torch.Tensor, str, bytes, int, float, bool, torch.Size, torch.dtype, torch.device)
 # A neuron's record of its last step, which no step reads.
 LAST_STEP = "_last_step"
 _OF_MODULES = set(vars(torch.nn.Module()))
@@ -119,6 +122,7 @@ class Objects:
         self._names: Dict[Any, Tuple[Any, Any]] = {}  # global variables and closure cells, and their values
         self._others: Dict[int, Tuple[Any, List[Any]]] = {}  # sets, deques and long lists, and their items
         self._lists: Dict[int, List[Place]] = {}  # where lists are known
+        self._has_iterators = False
         waiting = [(value, (("argument", place),)) for place, value in enumerate(arguments)]
         waiting += self._known_to(function)
         seen: Set[int] = set()
@@ -145,6 +149,18 @@ class Objects:
             return self._known_to(value) if _is_own(value.__module__) else []
         if isinstance(value, tuple):
             return [(one, _to(path, ("item", place))) for place, one in enumerate(value)]
+        if isinstance(value, types.ModuleType):
+            if is_others(str(getattr(value, "__file__", None) or PACKAGES[0])):
+                return []
+            for name, one in vars(value).items():
+                self._names[id(vars(value)), name] = _Global(vars(value), name), one
+            return [(one, ()) for one in vars(value).values() if not isinstance(one, types.ModuleType)]
+        if isinstance(value, np.ndarray):
+            self._others[id(value)] = value, [hash(value.tobytes())] if value.size <= _MOST_ITEMS else []
+            return []
+        if isinstance(value, collections.abc.Iterator):
+            self._has_iterators = True
+            return []
         if isinstance(value, (set, collections.deque)):
             self._others[id(value)] = value, list(value)
             return [(one, ()) for one in value]
@@ -180,7 +196,8 @@ class Objects:
 
     def _known_to(self, function: Any) -> List[Tuple[Any, Path]]:
         """Return the objects in a function's defaults, closure and global names."""
-        known: List[Tuple[Any, Path]] = [(one, ()) for one in function.__defaults__ or ()]
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        known: List[Tuple[Any, Path]] = [(one, ()) for one in defaults]
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):
                 known.append((cell.cell_contents, (("cell", cell),)))
@@ -200,13 +217,15 @@ class Objects:
         """
         if not (self._is_whole and later._is_whole):
             raise Refused("it can reach too many objects")
+        if self._has_iterators or later._has_iterators:
+            raise Refused("it can reach an iterator")
         for key, (_, value) in self._names.items():
             if later._names.get(key, (None, value))[1] is not value:
                 raise Refused("it sets a global variable, or a variable of a function around it")
         for other, (_, items) in self._others.items():
             after = later._others.get(other, (None, items))[1]
-            if len(after) != len(items) or any(one is not two for one, two in zip(items, after)):
-                raise Refused("it changes a set, a deque or a list of many items")
+            if len(after) != len(items) or not all(map(_is_same, items, after)):
+                raise Refused("it changes a set, a deque, an array or a list of many items")
         made = Changes(set(), {})
         for key, owner in self._owners.items():
             if key not in later._owners:
@@ -276,7 +295,8 @@ def _to(path: Path, step: Any) -> Path:
 def _attributes(owner: Any) -> Dict[str, Any]:
     """Return the attributes that a step may set."""
     if isinstance(owner, PlainStates):
-        own = [name for name in vars(owner) if name[0] != "_" and name not in _OF_MODULES]
+        caches = () if type(owner).__module__.startswith("snnipu.") else _caches(type(owner))
+        own = [name for name in vars(owner) if name not in _OF_MODULES and (name[0] != "_" or name in caches)]
         return {name: getattr(owner, name) for name in (*own, *owner._states(), LAST_STEP) if hasattr(owner, name)}
     values = dict(getattr(owner, "__dict__", {}))
     slots = [name for kind in type(owner).__mro__ for name in _slots(kind)]
@@ -287,6 +307,17 @@ def _attributes(owner: Any) -> Dict[str, Any]:
     return values
 
 
+def _caches(kind: type) -> Set[str]:
+    """Return the names with an underscore that the program's subclass of a neuron reads or sets."""
+    kinds = [one for one in kind.__mro__ if _is_own(one.__module__)]
+    functions = [value for one in kinds for value in vars(one).values() if isinstance(value, types.FunctionType)]
+    return {name for each in functions for code in _codes(each.__code__) for name in code.co_names if name[0] == "_"}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is int and type(other) is int and one == other)
+
+
 def _slots(kind: type) -> Sequence[str]:
     slots = vars(kind).get("__slots__", ())
     return [slots] if isinstance(slots, str) else [name for name in slots if name[:2] != "__"]
@@ -294,7 +325,7 @@ def _slots(kind: type) -> Sequence[str]:
 
 def _is_own(module: Any) -> bool:
     """Return True if a module of this name is the program's."""
-    return isinstance(module, str) and not module.startswith(_LIBRARIES)
+    return isinstance(module, str) and module.split(".")[0] not in _LIBRARIES
 
 
 def _codes(code: Any) -> Iterator[Any]:

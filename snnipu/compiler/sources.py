@@ -2,11 +2,22 @@
 
 import ast
 import linecache
+import os
+import re
+import sysconfig
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from snnipu.compiler import outline
+from snnipu.compiler.reasons import PACKAGES
 
 Key = Tuple[str, int]
+_INSTALLED = tuple({str(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_SITE = re.compile(r"[/\\](site|dist)-packages[/\\]")
+
+
+def is_others(filename: str) -> bool:
+    """Return True if code is of another package than the program."""
+    return filename.startswith((*PACKAGES, *_INSTALLED)) or _SITE.search(filename) is not None
 
 
 class Source:

@@ -20,6 +20,8 @@ _KNOWN = ("marked", "Recorder", *(mark.__name__ for mark in distribute.MARKS))
 _LEAVES = 256
 # The largest number of graphs of a body.
 _GRAPHS = 64
+# After this number of errors in graphs a loop is not compiled.
+_FAILURES = 3
 # PyTorch's own limit is 8.
 _FEW = 6
 
@@ -30,6 +32,9 @@ class Peel(Exception):
 
 class Relook(Exception):
     """The body sets other attributes or items than it did in the observed steps."""
+
+    def __str__(self) -> str:
+        return "it sets other attributes, or items of other objects, than in its first steps"
 
 
 class Recorder:
@@ -42,7 +47,10 @@ class Recorder:
         self.items.append(value)
 
 
-_OF_NUMBERS = {int: torch.int64, float: torch.float64}
+_OF_NUMBERS = {int: torch.int64, float: torch.float64, bool: torch.bool}
+
+
+_Ellipsis = type(Ellipsis)  # an identity test would make the numbers of a slice constants
 
 
 class Number:
@@ -66,9 +74,9 @@ def at(value: Any, index: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value[index]
     parts = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(one, bool) or not (isinstance(one, (int, slice)) or one is Ellipsis) for one in parts):
+    if any(isinstance(one, bool) or not isinstance(one, (int, slice, _Ellipsis)) for one in parts):
         return value[index]
-    cut = [place for place, one in enumerate(parts) if one is Ellipsis]
+    cut = [place for place, one in enumerate(parts) if isinstance(one, _Ellipsis)]
     if len(cut) > 1:
         return value[index]
     front, back = (parts[: cut[0]], parts[cut[0] + 1 :]) if cut else (parts, ())
@@ -93,14 +101,20 @@ def _part(value: torch.Tensor, dim: int, one: Any) -> torch.Tensor:
 
 
 def marked(value: Any, mark: Callable[[torch.Tensor, int], torch.Tensor], first: int, count: List[int]) -> Any:
-    """Return a value with its tensors marked and numbered from ``first`` on; ``count`` gets an item for each leaf."""
-    if isinstance(value, (tuple, list)):
+    """Return a value with its tensors marked and numbered from ``first`` on; ``count`` gets an item for each leaf.
+
+    Raises:
+        TypeError: a tuple, list or dictionary of another class, which a graph cannot return.
+    """
+    if type(value) is tuple or type(value) is list:
         found = [marked(one, mark, first, count) for one in value]
-        return found if isinstance(value, list) else tuple(found)
-    if isinstance(value, dict):
+        return found if type(value) is list else tuple(found)
+    if type(value) is dict:
         return {key: marked(one, mark, first, count) for key, one in value.items()}
+    if isinstance(value, (tuple, list, dict)) and not isinstance(value, torch.Size):
+        raise TypeError("a tuple, list or dictionary of another class")
     count.append(0)
-    if mark is not distribute.carried and (type(value) is float or type(value) is int):
+    if mark is not distribute.carried and type(value) in _OF_NUMBERS:
         return Number(mark(torch.scalar_tensor(value, dtype=_OF_NUMBERS[type(value)]), first + len(count)))
     return mark(value, first + len(count)) if isinstance(value, torch.Tensor) else value
 
@@ -210,6 +224,12 @@ class Guards:
         return self._known[key]
 
 
+class _Graph:
+    """A graph of a body; it is wrong if its first run has set other values than a step does."""
+
+    is_wrong = False
+
+
 class _Now(threading.local):
     """The current run of this thread: first step, number of steps, and the graph that has started."""
 
@@ -218,6 +238,7 @@ class _Now(threading.local):
     began: Optional[Distribution] = None
     random: Any = None
     look: Any = None
+    graph: Any = None
     before: Optional[Objects] = None  # the snapshot before the first run of a graph
 
 
@@ -238,6 +259,7 @@ class Traced:
         self.alone: List[str] = []
         self.code = self.peeled = ""
         self.first_as_written = False
+        self.failures = 0
         self.traces = 0
         self._steady: List[Body] = []
         self._now = _Now()
@@ -285,12 +307,15 @@ class Traced:
         lines += [f" {where[place]} = marked({where[place]}, kept, 0, [])" for place in spec.written]
         counted = [place for place, _ in spec.counters]
         others = [one for one, place in zip(results, loop.carries) if place not in (*spec.variables, *counted)]
+        counters = [where[place] if isinstance(place, Place) else of[place] for place in counted]
+        lines += [f" m{n} = marked({text}, counted, {n}, [])" for n, text in enumerate(counters)]
         lines += [f" {one} = marked({one}, kept, 0, [])" for one in others]
         records = [*lists, *(["told"] if loop.after is not None else [])]
         lines += [f" k{n} = marked({text}.items, collected, 0, [])" for n, text in enumerate(records)]
         lines += [f" {where[one]} = None" for one in spec.grown if one.key is not None]
         kept = "".join(f"k{number}, " for number in range(len(records)))
-        lines.append(f" return ({''.join(f'{one}, ' for one in results)}), ({kept})")
+        ends = "".join(f"m{number}, " for number in range(len(counters)))
+        lines.append(f" return ({''.join(f'{one}, ' for one in results)}), ({kept}), ({ends})")
         return re.sub(rf"\b({'|'.join(_KNOWN)})\b(?=[(,])", rf"{_NAME}\1", "\n".join(lines))
 
     def run(self, run: Any, look: Callable[[], Objects]) -> Tuple[Any, ...]:
@@ -330,8 +355,8 @@ class Traced:
         more = contextlib.nullcontext() if few else torch._dynamo.config.patch(settings)
         with more, unwatched():
             try:
-                results, kept = self._step(
-                    self._clock, owners, _apart(values), numbers, run.items.values, arguments, loop.traced
+                results, kept, ends = self._step(
+                    self._clock, owners, _apart(values), numbers, run.items.tensors(), arguments, loop.traced
                 )
             finally:
                 for place, to in zip(spec.grown, lists):
@@ -341,8 +366,9 @@ class Traced:
             if isinstance(place, Place):
                 place.set(owners[self._owned.index(place)], plain(place.get(owners[self._owned.index(place)])))
         results = plain(results)
+        wanted = [number + by * (first + steps) for number, (_, by) in zip(numbers, spec.counters)]
         if now.before is not None:
-            self._check(now.before, look(), lists, state)
+            self._check(now.before, look(), lists, state, plain(ends) == tuple(wanted))
         for place, to, items in zip(spec.grown, lists, kept):
             is_record = place.key is None and place.path[0][0] == "argument" and place.path[0][1] in loop.records
             if is_record and len(items) == 1 and isinstance(items[0], torch.Tensor):
@@ -361,17 +387,20 @@ class Traced:
             run.arguments[place] = start
         return tuple([run.arguments[place] if place >= 0 else value for value, place in zip(results, loop.carries)])
 
-    def _check(self, before: Objects, after: Objects, lists: Sequence[Any], state: torch.Tensor) -> None:
+    def _check(
+        self, before: Objects, after: Objects, lists: Sequence[Any], state: torch.Tensor, are_counted: bool
+    ) -> None:
         """Undo the first run of a graph if it has set attributes or items that the observed steps did not set."""
         known = {*self.spec.places, *self.spec.written, *(place for place, _ in self.spec.counters)}
         try:
             changes = before.changes(after)
-            if not changes.grown and changes.places <= known:
+            if are_counted and not changes.grown and changes.places <= known:
                 return
         except Refused:
             pass
         before.undo(after)
         torch.set_rng_state(state)
+        self._now.graph.is_wrong = True
         if self._now.began is not None and self._now.began.has_effects:
             raise Refused("it sets something that it did not set before, and changes tensors in place")
         raise Relook
@@ -389,6 +418,9 @@ class Traced:
             raise error
         if now.began.draws:
             torch.set_rng_state(now.random)
+        self.failures += 1
+        if self.failures >= _FAILURES:
+            self.loop.refuse(f"its graph fails: {type(error).__name__}: {error}")
         return True
 
     def _capture(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -399,7 +431,7 @@ class Traced:
         self._now.before = self._now.look()
         if not _is_steady(module):
             return self._runner(None, guards, body)
-        made = Distribution(body)
+        made = _distributed(body)
         if not made.neurons:
             raise Refused("no neuron's steps become one operator")
         self._steady.append(body)
@@ -409,8 +441,12 @@ class Traced:
 
     def _runner(self, made: Optional[Distribution], guards: Guards, first: Optional[Body] = None) -> Callable[..., Any]:
         now, known = self._now, [made]
+        graph = _Graph()
 
         def run(*inputs: Any) -> Any:
+            now.graph = graph
+            if graph.is_wrong:
+                raise Relook
             if known[0] is None and first is not None:
                 known[0] = self._of_first(first)
             made = known[0]
@@ -419,6 +455,7 @@ class Traced:
             if not guards.hold(inputs, now.first, now.steps):
                 self.peeled = "its steps depend on their number"
                 raise Peel
+            made.check(inputs)
             now.began = made
             if made.draws:
                 now.random = torch.get_rng_state()
@@ -430,10 +467,17 @@ class Traced:
         """Return the graph of all steps for initial values with another shape or type, or None."""
         for steady in self._steady:
             try:
-                return Distribution(steady, distribute.compared(steady, first))
+                return _distributed(steady, distribute.compared(steady, first))
             except Refused as refused:
                 self.peeled = str(refused)
         return None
+
+
+def _distributed(body: Body, first: Optional[distribute.First] = None) -> Distribution:
+    try:
+        return Distribution(body, first)
+    except (LookupError, ValueError, RuntimeError) as error:
+        raise Refused(f"its graph could not be made: {type(error).__name__}: {error}") from error
 
 
 def _refuse_unmarked(module: torch.fx.GraphModule) -> None:
@@ -511,6 +555,8 @@ def _of_steps(value: Any, steps: int) -> Sequence[Any]:
         return value.tensor.tolist()  # type: ignore[no-any-return]
     if isinstance(value, (tuple, list)):
         return [type(value)(same) for same in zip(*(_of_steps(one, steps) for one in value))]
+    if type(value) is dict:
+        return [dict(zip(value, same)) for same in zip(*(_of_steps(one, steps) for one in value.values()))]
     return [value] * steps
 
 

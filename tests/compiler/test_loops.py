@@ -25,6 +25,7 @@ from snnipu.compiler.trace import Record, Steps, at, stack
 pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
 HEAD = """
 import collections
+import itertools
 import random
 import torch
 from torch import nn
@@ -33,6 +34,7 @@ from snntorch import utils
 import snnipu as snn
 
 SEEN, KNOWN, LAST, CALLS = [], set(), collections.deque(maxlen=3), 0
+COUNT = itertools.count()
 
 
 def add_one():
@@ -89,7 +91,8 @@ DISTRIBUTED = {
         f"{START}\nfor step in reversed(range(x.shape[0])):\n    {STEP}\n    rec.append(spk)\nreturn rec[-1], mem"
     ),
     "pairs": (
-        f"{START}\nfor a, b in zip(x, x.flip(0)):\n    spk, mem = self.lif1(self.fc1(a + b), mem)\nreturn spk, mem"
+        f"{START}\ny = x.flip(0)\nfor a, b in zip(x, y):\n    spk, mem = self.lif1(self.fc1(a + b), mem)\n"
+        "return spk, mem"
     ),
     "counters": (
         f"{START}\nout, rates = torch.zeros(x.shape[1], 6), torch.zeros(2)\n{LOOP}\n    {STEP}\n    out += spk\n"
@@ -143,6 +146,29 @@ DISTRIBUTED = {
         "return torch.stack(rec), mem"
     ),
     "on itself": f"{START}\n{LOOP}\n    {STEP}\n    self.trace.append(mem.detach())\nreturn mem, len(self.trace)",
+    "dictionaries": (
+        f"{START}\n{LOOP}\n    {STEP}\n    rec.append({{'spk': spk, 'at': step, 'late': step > 2}})\n"
+        "return [value for row in rec for value in row.values()]"
+    ),
+    "whole numbers": (
+        f"{START}\ncount = torch.zeros(x.shape[1], 6, dtype=torch.int32)\n{LOOP}\n    {STEP}\n"
+        "    count = count + spk.int()\nreturn count, mem"
+    ),
+    "a wider sum": (
+        f"{START}\ntotal = torch.zeros(6)\n{LOOP}\n    {STEP}\n    total = total + mem.mean()\nreturn total, mem"
+    ),
+    "broadcast records": (
+        f"{START}\nout, ones = torch.zeros(x.shape[0], 7), torch.zeros(9)\n{LOOP}\n    {STEP}\n"
+        "    out[step] = mem.mean()\n    ones[step] = 1\nreturn out, ones, mem"
+    ),
+    "detached feedback": (
+        f"{START}\nlast = torch.zeros(x.shape[1], 6)\n{LOOP}\n    spk, mem = self.lif1(self.fc1(x[step]) + last, mem)\n"
+        "    last = spk.detach()\nreturn spk, mem, last"
+    ),
+    "a function inside": (
+        f"def twice(v):\n    return v * 2\n{START}\n{LOOP}\n    {STEP}\n    rec.append(spk)\n"
+        "return torch.stack(rec), twice(mem)"
+    ),
     "printed": f"{START}\n{LOOP}\n    {STEP}\n    print(step, float(spk.sum()))\nreturn mem",
 }
 AS_WRITTEN = {
@@ -153,6 +179,21 @@ AS_WRITTEN = {
     "a global number": (
         f"global CALLS\n{START}\nmem = self.lif1.reset_mem()\n{LOOP}\n    {STEP}\n    add_one()\nreturn spk, mem, CALLS"
     ),
+    "a counter that turns": (
+        f"{START}\nk = 0\n{LOOP}\n    spk, mem = self.lif1(self.fc1(x[step]) * (1 + k), mem)\n    k = (k + 1) % 3\n"
+        "return spk, mem, k"
+    ),
+    "one norm twice": (
+        f"{START}\n{LOOP}\n    spk, mem = self.lif1(self.norm(self.norm(self.fc1(x[step]))), mem)\nreturn spk, mem"
+    ),
+    "other tuples": (
+        f"{START}\n{LOOP}\n    {STEP}\n    rec.append(mem.max(1))\nreturn rec[-1].values, rec[0].indices, mem"
+    ),
+    "items changed": (
+        f"{START}\nxs = [one.clone() for one in x]\nfor now in xs:\n    now.clamp_(0, 1)\n"
+        "    spk, mem = self.lif1(self.fc1(now), mem)\nreturn spk, mem, *xs"
+    ),
+    "an iterator": f"{START}\n{LOOP}\n    {STEP}\n    mem = mem + next(COUNT)\nreturn spk, mem",
     "a set": f"{START}\n{LOOP}\n    {STEP}\n    KNOWN.add(step)\nreturn spk, mem, sorted(KNOWN)",
     "a deque": f"{START}\n{LOOP}\n    {STEP}\n    LAST.append(mem.detach())\nreturn spk, mem, *LAST",
     "a global list": f"{START}\n{LOOP}\n    {STEP}\n    SEEN.append(mem.detach())\nreturn mem, len(SEEN)",
@@ -280,6 +321,19 @@ def test_a_loop_with_other_neurons_after_some_calls(made, capsys):
             *(called(net, torch.rand(5, 3, 4, generator=torch.Generator().manual_seed(number)), capsys) for net in nets)
         )
     assert found.loops[0].runs > 4
+
+
+@pytest.mark.slow
+def test_counters_of_one_mode(made, capsys):
+    body = f"{START}\n{LOOP}\n    {STEP}\n    if self.training:\n        self.count += 1\nreturn spk, mem"
+    plain, looped, _ = made(f"{HEAD}        " + body.replace("\n", "\n        ") + "\n")
+    nets = network(plain), network(looped)
+    for number in range(8):
+        for net in nets:
+            net.train(number % 3 != 2)
+        alike(
+            *(called(net, torch.rand(5, 3, 4, generator=torch.Generator().manual_seed(number)), capsys) for net in nets)
+        )
 
 
 @pytest.mark.slow
@@ -411,7 +465,7 @@ def test_steps_of_a_tensor(index):
     value = torch.rand(wanted.shape)
     for step in range(3):
         copies[0][helpers._at(index, step)] = value[step]
-    helpers.set_steps(copies[1], index, value)
+    helpers.set_steps(copies[1], index, value, 3)
     assert torch.equal(*copies)
 
 
