@@ -348,7 +348,7 @@ class Distribution:
         """
         if not self._changed_inputs:
             return
-        storages = [one.untyped_storage().data_ptr() if isinstance(one, torch.Tensor) else 0 for one in inputs]
+        storages = [helpers.storage(one) if isinstance(one, torch.Tensor) else 0 for one in inputs]
         for place in self._changed_inputs:
             if storages[place] and storages.count(storages[place]) > 1:
                 raise Refused("it changes a tensor in place that has another name")

@@ -75,6 +75,11 @@ def clock(num_steps: int, first: int) -> List[int]:
     return list(range(first, first + num_steps))
 
 
+def storage(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage."""
+    return tensor.untyped_storage().data_ptr()
+
+
 def each_number(name: str, num_steps: int, given: Sequence[Any]) -> List[Any]:
     """Apply a function of :mod:`operator` at each step; a list in ``given`` has a number for each step."""
     function = getattr(operator, name)

@@ -16,9 +16,10 @@ import torch
 from snnipu.compiler import reasons, tracing
 from snnipu.compiler.calls import calls, counting
 from snnipu.compiler.distribute import Refused
+from snnipu.compiler.helpers import storage
 from snnipu.compiler.items import Items
 from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place
-from snnipu.compiler.trace import Peel, Relook, Spec, Traced, storage, tensors_of
+from snnipu.compiler.trace import Peel, Relook, Spec, Traced, tensors_of
 
 _LOG = logging.getLogger("snnipu.compiler")
 # Loops with fewer steps are not compiled.

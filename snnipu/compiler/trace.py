@@ -577,11 +577,6 @@ class Steps(torch.autograd.Function):
         return torch.stack([torch.zeros_like(first) if one is None else one for one in grads])
 
 
-def storage(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's storage."""
-    return tensor.untyped_storage().data_ptr()
-
-
 def _may_wait(loop: Any, arguments: Sequence[Any]) -> bool:
     """Return True if the loop can print and log after its last step."""
     try:

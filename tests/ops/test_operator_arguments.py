@@ -301,7 +301,7 @@ LOOKS_AT_ADDRESSES = {
     "backends/neuron_step.py": "whether a parameter was copied",
     "backends/triton/sparse_linear.py": "whether a weight is the one that was packed",
     "compiler/backend.py": "whether arguments share memory",
-    "compiler/trace.py": "whether variables of a loop share memory",
+    "compiler/helpers.py": "whether variables of a loop share memory",
     "export_nir.py": "which module made a tensor",
     "neurons/paths.py": "which module has a weight",
     "online/events.py": "whether a layer's tensors are those that its description was made of",
