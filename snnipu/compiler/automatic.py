@@ -30,6 +30,7 @@ import snntorch
 import torch
 
 from snnipu.compiler import backend, discovery, nodes, outline, reasons, shown, tracing
+from snnipu.compiler.discovery import UNBOUND
 from snnipu.compiler.lists import Lists, Read
 from snnipu.compiler.patches import Patches
 from snnipu.compiler.reasons import PACKAGES, Reason
@@ -76,16 +77,6 @@ _SITE = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _numbers = itertools.count(1)
 _SPIKE = Surrogate.__call__
 _APPLY = vars(torch.autograd.Function)["apply"]  # a class method of Python's or, from PyTorch 2.14 on, of C's
-
-
-class Unbound:
-    """In place of a variable that has no value: no graph is made of what reads it."""
-
-    def __bool__(self) -> bool:
-        raise UnboundLocalError("a variable is read before it has a value")
-
-
-UNBOUND = Unbound()
 
 
 _looks: List["Automatic"] = []  # who looks at the calls of neurons

@@ -22,6 +22,7 @@ _lock = threading.RLock()
 _SURROGATE_CALL = Surrogate.__call__
 # Functions that are called at each call of a neuron.
 _listeners: List[Callable[[], None]] = []
+_traces: List[None] = []  # an item for each trace that runs
 
 
 def _neuron_call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -47,8 +48,7 @@ def listen(listener: Callable[[], None]) -> None:
     """Call ``listener`` at each call of a neuron, until :func:`rest`."""
     with _lock:
         _listeners.append(listener)
-        PlainStates.__call__ = _neuron_call  # type: ignore[method-assign]
-        Surrogate.__call__ = _surrogate_call  # type: ignore[method-assign]
+        _update()
 
 
 def rest(listener: Callable[[], None]) -> None:
@@ -56,26 +56,34 @@ def rest(listener: Callable[[], None]) -> None:
     with _lock:
         if listener in _listeners:
             _listeners.remove(listener)
-        if not _listeners and "__call__" in vars(PlainStates):
-            del PlainStates.__call__
-            Surrogate.__call__ = _SURROGATE_CALL  # type: ignore[method-assign]
+        _update()
+
+
+def _update() -> None:
+    """Replace the calls of neurons and surrogates while there are listeners and no trace."""
+    if _listeners and not _traces:
+        PlainStates.__call__ = _neuron_call  # type: ignore[method-assign]
+        Surrogate.__call__ = _surrogate_call  # type: ignore[method-assign]
+    elif "__call__" in vars(PlainStates):
+        del PlainStates.__call__
+        Surrogate.__call__ = _SURROGATE_CALL  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Remove the listeners during a trace: TorchDynamo sees the plain classes."""
+    """Restore the calls during a trace: TorchDynamo sees the plain classes."""
     if not _listeners:
         yield
         return
     with _lock:
-        before = list(_listeners)
-        for one in before:
-            rest(one)
+        _traces.append(None)
+        _update()
     try:
         yield
     finally:
-        for one in before:
-            listen(one)
+        with _lock:
+            _traces.pop()
+            _update()
 
 
 @contextlib.contextmanager

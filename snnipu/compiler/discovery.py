@@ -10,7 +10,6 @@ import ast
 import copy
 import importlib.abc
 import itertools
-import logging
 import os
 import sys
 import types
@@ -22,7 +21,6 @@ from snnipu.compiler.loop import Loop
 from snnipu.compiler.sources import Source, is_others
 from snnipu.compiler.trace import at, stack
 
-_LOG = logging.getLogger("snnipu.compiler")
 _numbers = itertools.count(1)
 # The search for functions that are defined later ends after this number of calls of neurons.
 QUIET = 2000
@@ -46,7 +44,6 @@ class Discovery:
         self.searches = False
         self._sources: Dict[str, Optional[Source]] = {}
         self._changed: List[Tuple[Any, Any]] = []
-        self._names: List[Tuple[Dict[str, Any], str]] = []
         self._finder = _Finder(self)
         self._size, self._calls = 0, 0
 
@@ -124,7 +121,6 @@ class Discovery:
             self.loops.append(Loop(parts[0], place, *bodies.CARRIES.pop(one.name), *parts[1:]))
             self.loops[-1].unbound = UNBOUND
             namespace[one.name] = self.loops[-1]
-            self._names.append((namespace, one.name))
 
     def adopt(self, module: types.ModuleType) -> None:
         """Put branches into the functions of a module of the program."""

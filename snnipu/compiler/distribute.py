@@ -268,6 +268,7 @@ class Distribution:
         module: the graph.
         neurons: names of the neurons' steps that are one operator.
         alone: the operations that run step by step.
+        changed_inputs: positions of the inputs that the graph changes in place.
     """
 
     def __init__(self, body: Body, first: Optional["First"] = None) -> None:
@@ -295,7 +296,7 @@ class Distribution:
         changed = {self.memory.root(one) for each in self.memory.changes.values() for one in each}
         shared = {node for node in body.graph.nodes if node.op == "placeholder" and self.memory.root(node) in changed}
         names = [node for node in first_inputs.nodes if node.op == "placeholder"]
-        self._changed_inputs = [
+        self.changed_inputs = [
             names.index(node if first is None else first.inputs[node])
             for node in shared
             if nodes.is_tensor(node) and (first is None or node in first.inputs)
@@ -313,7 +314,8 @@ class Distribution:
         if any(nodes.is_barrier(node) and node.target not in MARKS for node in graph.nodes):
             raise Refused("it changes the gradient mode, or autocast, on its way")
         memory = self.memory = nodes.Memory(graph)
-        averages = [nodes.argument(node, "running_mean") for node in graph.nodes if nodes.is_norm_in_training(node)]
+        norms = [node for node in graph.nodes if nodes.is_norm_in_training(node)]
+        averages = [one for one in (nodes.argument(node, "running_mean") for node in norms) if one is not None]
         if len(set(averages)) < len(averages):
             raise Refused("it uses a batch norm twice in a step")
         self._records: Dict[Node, Node] = {}
@@ -346,10 +348,10 @@ class Distribution:
         Raises:
             Refused: an input that the graph changes shares memory with another one.
         """
-        if not self._changed_inputs:
+        if not self.changed_inputs:
             return
         storages = [helpers.storage(one) if isinstance(one, torch.Tensor) else 0 for one in inputs]
-        for place in self._changed_inputs:
+        for place in self.changed_inputs:
             if storages[place] and storages.count(storages[place]) > 1:
                 raise Refused("it changes a tensor in place that has another name")
 

@@ -1,4 +1,4 @@
-"""What the compiler replaces of PyTorch, of snnTorch and of snnipu's own classes, and how it is undone.
+"""Replacement of attributes of PyTorch, snnTorch and snnipu, and its undoing.
 
 | replaced | why |
 | --- | --- |
@@ -12,6 +12,10 @@
 
 The last row lasts from :func:`snnipu.auto` to ``stop()``; the others as long as anybody compiles. At import snnipu
 replaces ``SpikingNeuron.instances`` alone, by a list that does not keep neurons alive.
+
+With ``SNNIPU_LOOPS=1`` :func:`snnipu.auto` leaves the classes of PyTorch and snnTorch as they are. From ``auto()`` to
+``stop()`` it replaces ``__call__`` of snnipu's neurons and surrogates, and the code of the program's functions with
+loops, and it adds a finder to ``sys.meta_path``. The names of branches stay in the program's global variables.
 
 TorchDynamo also registers functions for the whole process: neurons' steps as functions that it does not look into, and
 ``reset.reset`` in place of ``snntorch.utils.reset`` in traces. PyTorch has no way to undo a registration.

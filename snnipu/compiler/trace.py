@@ -183,9 +183,8 @@ class Guards:
         self._symbols: Dict[Any, Tuple[int, int]] = {}  # the input, and its dimension; -1: it is a number
         self._known: Dict[Any, bool] = {}
         inputs = [node for node in body.module.graph.nodes if node.op == "placeholder"]
-        size = nodes.value_of(next(node for node in body.module.graph.nodes if node.target is distribute.clock)).shape[
-            0
-        ]
+        clock = next(node for node in body.module.graph.nodes if node.target is distribute.clock)
+        size = nodes.value_of(clock).shape[0]
         if not isinstance(size, torch.SymInt):
             raise Refused("its steps depend on their number")
         self._clock, environment = size.node.expr, size.node.shape_env
@@ -240,6 +239,7 @@ class _Now(threading.local):
     look: Any = None
     graph: Any = None
     before: Optional[Objects] = None  # the snapshot before the first run of a graph
+    saved: Sequence[Tuple[torch.Tensor, torch.Tensor]] = ()  # the tensors that this run changes in place, and copies
 
 
 class Traced:
@@ -368,7 +368,7 @@ class Traced:
         results = plain(results)
         wanted = [number + by * (first + steps) for number, (_, by) in zip(numbers, spec.counters)]
         if now.before is not None:
-            self._check(now.before, look(), lists, state, plain(ends) == tuple(wanted))
+            self._check(now.before, look(), state, plain(ends) == tuple(wanted))
         for place, to, items in zip(spec.grown, lists, kept):
             is_record = place.key is None and place.path[0][0] == "argument" and place.path[0][1] in loop.records
             if is_record and len(items) == 1 and isinstance(items[0], torch.Tensor):
@@ -387,9 +387,7 @@ class Traced:
             run.arguments[place] = start
         return tuple([run.arguments[place] if place >= 0 else value for value, place in zip(results, loop.carries)])
 
-    def _check(
-        self, before: Objects, after: Objects, lists: Sequence[Any], state: torch.Tensor, are_counted: bool
-    ) -> None:
+    def _check(self, before: Objects, after: Objects, state: torch.Tensor, are_counted: bool) -> None:
         """Undo the first run of a graph if it has set attributes or items that the observed steps did not set."""
         known = {*self.spec.places, *self.spec.written, *(place for place, _ in self.spec.counters)}
         try:
@@ -400,9 +398,10 @@ class Traced:
             pass
         before.undo(after)
         torch.set_rng_state(state)
+        with torch.no_grad():
+            for tensor, value in self._now.saved:
+                tensor.copy_(value)
         self._now.graph.is_wrong = True
-        if self._now.began is not None and self._now.began.has_effects:
-            raise Refused("it sets something that it did not set before, and changes tensors in place")
         raise Relook
 
     def has_begun(self, error: BaseException) -> bool:
@@ -456,6 +455,8 @@ class Traced:
                 self.peeled = "its steps depend on their number"
                 raise Peel
             made.check(inputs)
+            changed = [] if now.before is None else [inputs[place] for place in made.changed_inputs]
+            now.saved = [(one, one.detach().clone()) for one in changed]
             now.began = made
             if made.draws:
                 now.random = torch.get_rng_state()

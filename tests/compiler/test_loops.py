@@ -347,9 +347,10 @@ def test_several_networks_take_turns(made, capsys):
 
 
 @pytest.mark.slow
-def test_what_a_new_graph_sets_unexpectedly_is_undone(made, capsys):
+@pytest.mark.parametrize("name", ["states", "norm", "counters"])
+def test_what_a_new_graph_sets_unexpectedly_is_undone(name, made, capsys):
     """A hook that is registered later changes what no step has changed before."""
-    _, nets = compare(DISTRIBUTED["states"], made, capsys, shapes=((5, 3),) * 3)
+    _, nets = compare(DISTRIBUTED[name], made, capsys, shapes=((5, 3),) * 3)
     for net in nets:
         net.hooked = []
         net.lif1.register_forward_hook(lambda module, given, out, net=net: net.hooked.append(1))
@@ -429,7 +430,7 @@ def test_random_programs(seed, made):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [4, 10, 24, 56, 86])
 def test_random_scripts(seed, tmp_path, monkeypatch):
-    """Those that were told apart while this was written."""
+    """Scripts that earlier versions of the compiler got wrong."""
     monkeypatch.setenv("SNNIPU_LOOPS", "1")
     records = []
     for auto in ("", "1"):
