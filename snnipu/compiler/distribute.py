@@ -32,7 +32,7 @@ from torch.fx.node import map_arg
 
 from snnipu.compiler import arithmetic, helpers, nodes, own_functions, rules
 from snnipu.compiler.cycles import components
-from snnipu.compiler.plan import _fed_back, is_output, is_step
+from snnipu.compiler.steps import fed_back, is_output, is_step
 from snnipu.compiler.prepare import prepare
 from snnipu.compiler.rules import Call, Lifted
 from snnipu.ops import leaves
@@ -659,7 +659,7 @@ class Distribution:
         """Return the layer of a feedback from the neuron's spikes to its input, or None."""
         if step.target not in leaves.FED_BACK or leaves.output_state(step.target, step.args[4]) is not None:
             return None
-        for given, layer, other in _fed_back(step, set()):
+        for given, layer, other in fed_back(step, set()):
             source = _unmarked(given)
             if source.target is not carried or source not in inside:
                 continue

@@ -13,6 +13,7 @@ from snnipu.backends import has_kernels
 from snnipu.compiler import nodes, rules
 from snnipu.compiler.cycles import components
 from snnipu.compiler.reasons import Reason, reason
+from snnipu.compiler.steps import fed_back, is_output, is_step, module_of
 from snnipu.compiler.rules import Call, Lifted, Make
 from snnipu.ops import leaves
 
@@ -179,10 +180,6 @@ class Found:
 _DEEPEST = 200
 # Python's calls that are open then.
 STACK = 3000
-
-
-def is_step(node: Node) -> bool:
-    return node.op == "call_function" and node.target in leaves.SEQUENCES
 
 
 class Plan:
@@ -365,7 +362,7 @@ class Plan:
             return
         if any(self.place[steps[0].all_input_nodes[0]] < self.place[b] < self.place[steps[-1]] for b in self.barriers):
             return
-        found = [_fed_back(step, self.fixed) for step in steps]
+        found = [fed_back(step, self.fixed) for step in steps]
         own = [_taken(step, 0) for step in steps[:-1]]
         later = [next((one for one in some if one[0] in taken), None) for some, taken in zip(found[1:], own)]
         if later[0] is None or any(one is None or one[1] != later[0][1] for one in later):
@@ -792,78 +789,12 @@ class Plan:
         raise AssertionError("a way of data alone")
 
 
-def module_of(node: Node, of: Optional[type] = None) -> Tuple[str, str]:
-    """Name and class of the module whose call made the node, the innermost one, or that of the class ``of``."""
-    stack = node.meta.get("nn_module_stack") or {}
-    for name, kind in reversed(list(stack.values())):
-        if of is None or (isinstance(kind, type) and issubclass(kind, of)):
-            short = re.sub(r"\['(\w+)'\]", r".\1", re.sub(r"^L\['(self|\w)'\]\.", "", str(name)))
-            short = re.sub(r"^[GL]\.", "", short)
-            return short, getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1])
-    return node.name, ""
-
-
 def _taken(step: Node, output: int) -> List[Node]:
     """The nodes that take a result of a step."""
     return [user for user in step.users if nodes.name_of(user) == "getitem" and user.args[1] == output]
 
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-
-
-def _fed_back(step: Node, fixed: Set[Node]) -> List[Tuple[Node, Tuple[Any, ...], Any]]:
-    """What a layer is given whose output is added to the step's input, or subtracted, the layer, and the other part."""
-    found: List[Tuple[Node, Tuple[Any, ...], Any]] = []
-    total: Any = step.args[0]
-    value = nodes.value_of(total)
-    minus = nodes.name_of(total) == "sub"
-    if not (minus or nodes.name_of(total) == "add") or len(total.args) != 2 or total.kwargs:
-        return found
-    if set(total.users) != {step}:
-        return found
-    if not has_kernels(value.device) or value.dtype not in (torch.float32, torch.float64):
-        return found
-    for product, other in (total.args[::-1],) if minus else (total.args, total.args[::-1]):
-        if not isinstance(product, Node) or not isinstance(other, Node) or set(product.users) != {total}:
-            continue
-        layer = _layer(product)
-        given: Any = product.args[0] if product.args else None
-        if layer is None or not isinstance(given, Node) or fixed & {total, product, given}:
-            continue
-        key = nodes.key_of(value)
-        if all(nodes.is_tensor(one) and nodes.key_of(nodes.value_of(one)) == key for one in (product, other, given)):
-            found.append((given, (*layer, minus), other))
-    return found
-
-
-def _layer(product: Node) -> Optional[Tuple[Node, Optional[Node], Tuple[int, ...], bool]]:
-    """Weight, bias, geometry of a ``Connection``, whether the weight is transposed; None: no such layer."""
-    name = nodes.name_of(product)
-    bound = nodes.bound(product, _CONV)
-    weight: Any = bound.get("weight")
-    bias: Any = bound.get("bias")
-    if name in ("matmul", "mm") and len(product.args) == 2 and not product.kwargs:
-        return (weight, None, (), True) if nodes.is_tensor(weight) and nodes.value_of(weight).dim() == 2 else None
-    if not nodes.is_tensor(weight) or not (bias is None or nodes.is_tensor(bias)):
-        return None
-    if name == "linear":
-        return weight, bias, (), False
-    if name != "conv2d" or nodes.value_of(weight).dim() != 4 or nodes.value_of(product).dim() != 4:
-        return None
-    stride, padding, dilation = (
-        (size, size) if type(size) is int else size
-        for size in (bound.get("stride", 1), bound.get("padding", 0), bound.get("dilation", 1))
-    )
-    groups = bound.get("groups", 1)
-    sizes = [padding, dilation, (groups,)]
-    if any(isinstance(size, str) or len(size) > 2 or any(type(n) is not int for n in size) for size in sizes):
-        return None
-    return (weight, bias, (*padding, *dilation, groups), False) if tuple(stride) == (1, 1) else None
-
-
-def is_output(step: Node, state: int) -> bool:
-    """Whether a state of the neuron is its spikes."""
-    return leaves.output_state(step.target, step.args[4]) == state
 
 
 def _outputs(steps: Sequence[Node]) -> List[List[List[Node]]]:

@@ -20,7 +20,7 @@ from snnipu._generator.graph import Value
 from snnipu._generator.step import OUTPUT
 from snnipu.compiler import nodes, own_functions
 from snnipu.compiler.cycles import components
-from snnipu.compiler.plan import Plan, is_step, module_of
+from snnipu.compiler.plan import Plan
 from snnipu.compiler.runs import Argument, Before, Fixed, Given, Runs, Same, form_of, has_several, runs_of
 from snnipu.ops import _neurons, leaves
 

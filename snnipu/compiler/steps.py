@@ -1,0 +1,80 @@
+"""Steps of neurons in a graph, and layers from their spikes back to their inputs."""
+
+import re
+from typing import Any, List, Optional, Set, Tuple
+
+from torch.fx import Node
+
+from snnipu.backends import has_kernels
+from snnipu.compiler import nodes
+from snnipu.ops import leaves
+
+
+def is_step(node: Node) -> bool:
+    return node.op == "call_function" and node.target in leaves.SEQUENCES
+
+
+def is_output(step: Node, state: int) -> bool:
+    """Whether a state of the neuron is its spikes."""
+    return leaves.output_state(step.target, step.args[4]) == state
+
+
+def module_of(node: Node, of: Optional[type] = None) -> Tuple[str, str]:
+    """Name and class of the module whose call made the node, the innermost one, or that of the class ``of``."""
+    stack = node.meta.get("nn_module_stack") or {}
+    for name, kind in reversed(list(stack.values())):
+        if of is None or (isinstance(kind, type) and issubclass(kind, of)):
+            short = re.sub(r"\['(\w+)'\]", r".\1", re.sub(r"^L\['(self|\w)'\]\.", "", str(name)))
+            short = re.sub(r"^[GL]\.", "", short)
+            return short, getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1])
+    return node.name, ""
+
+
+def fed_back(step: Node, fixed: Set[Node]) -> List[Tuple[Node, Tuple[Any, ...], Any]]:
+    """What a layer is given whose output is added to the step's input, or subtracted, the layer, and the other part."""
+    found: List[Tuple[Node, Tuple[Any, ...], Any]] = []
+    total: Any = step.args[0]
+    value = nodes.value_of(total)
+    minus = nodes.name_of(total) == "sub"
+    if not (minus or nodes.name_of(total) == "add") or len(total.args) != 2 or total.kwargs:
+        return found
+    if set(total.users) != {step}:
+        return found
+    if not has_kernels(value.device) or value.dtype not in (torch.float32, torch.float64):
+        return found
+    for product, other in (total.args[::-1],) if minus else (total.args, total.args[::-1]):
+        if not isinstance(product, Node) or not isinstance(other, Node) or set(product.users) != {total}:
+            continue
+        layer = _layer(product)
+        given: Any = product.args[0] if product.args else None
+        if layer is None or not isinstance(given, Node) or fixed & {total, product, given}:
+            continue
+        key = nodes.key_of(value)
+        if all(nodes.is_tensor(one) and nodes.key_of(nodes.value_of(one)) == key for one in (product, other, given)):
+            found.append((given, (*layer, minus), other))
+    return found
+
+
+def _layer(product: Node) -> Optional[Tuple[Node, Optional[Node], Tuple[int, ...], bool]]:
+    """Weight, bias, geometry of a ``Connection``, whether the weight is transposed; None: no such layer."""
+    name = nodes.name_of(product)
+    bound = nodes.bound(product, _CONV)
+    weight: Any = bound.get("weight")
+    bias: Any = bound.get("bias")
+    if name in ("matmul", "mm") and len(product.args) == 2 and not product.kwargs:
+        return (weight, None, (), True) if nodes.is_tensor(weight) and nodes.value_of(weight).dim() == 2 else None
+    if not nodes.is_tensor(weight) or not (bias is None or nodes.is_tensor(bias)):
+        return None
+    if name == "linear":
+        return weight, bias, (), False
+    if name != "conv2d" or nodes.value_of(weight).dim() != 4 or nodes.value_of(product).dim() != 4:
+        return None
+    stride, padding, dilation = (
+        (size, size) if type(size) is int else size
+        for size in (bound.get("stride", 1), bound.get("padding", 0), bound.get("dilation", 1))
+    )
+    groups = bound.get("groups", 1)
+    sizes = [padding, dilation, (groups,)]
+    if any(isinstance(size, str) or len(size) > 2 or any(type(n) is not int for n in size) for size in sizes):
+        return None
+    return (weight, bias, (*padding, *dilation, groups), False) if tuple(stride) == (1, 1) else None
