@@ -2,18 +2,24 @@
 
 :func:`snnipu.auto` puts a branch in front of each loop that calls something (:mod:`snnipu.compiler.bodies`): in the
 functions of the program's modules that are loaded, in those of modules that are imported later, in the cells of a
-notebook that run later, and, with ``python -m snnipu run --compile``, in the script itself. The first run of a loop
-shows whether it is one over time (:class:`snnipu.compiler.loop.Loop`).
+notebook that run later, and, with ``python -m snnipu run --compile``, in the script itself. :func:`snnipu.compile` does
+so in the functions that a network or a function can call, for its own calls. The first run of a loop shows whether it
+is one over time (:class:`snnipu.compiler.loop.Loop`).
 """
 
 import ast
 import copy
+import functools
 import importlib.abc
 import itertools
 import os
 import sys
+import threading
 import types
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+import weakref
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+
+import torch
 
 from snnipu.compiler import backend, bodies, calls, outline, shown
 from snnipu.compiler.items import Called
@@ -36,13 +42,29 @@ class Unbound:
 UNBOUND = Unbound()
 
 
+class _Calls(threading.local):
+    """The number of calls of compiled objects that run in this thread."""
+
+    depth = 0
+
+
 class Discovery:
-    """The loops of a program, and how they run; ``str`` gives a table."""
+    """The loops of a program, and how they run; ``str`` gives a table.
+
+    Attributes:
+        loops: those that have a branch.
+        searches: whether all loops of the program may run compiled: :func:`snnipu.auto` was called, and not ``stop()``.
+        calls: the calls of compiled objects, in which loops may run compiled, too.
+        stops: how often the branches were taken away.
+    """
 
     def __init__(self) -> None:
         self.loops: List[Loop] = []
         self.searches = False
+        self.calls = _Calls()
+        self.stops = 0
         self._sources: Dict[str, Optional[Source]] = {}
+        self._spaces: Dict[str, Any] = {}  # the global variables of each file's functions
         self._changed: List[Tuple[Any, Any]] = []
         self._finder = _Finder(self)
         self._size, self._calls = 0, 0
@@ -51,8 +73,13 @@ class Discovery:
         found = [line for one in self.loops for line in one.told()]
         return "\n".join(found) or "no loop over time was found yet"
 
+    def is_on(self) -> bool:
+        """Return True if loops may run compiled in this thread."""
+        return self.searches or self.calls.depth > 0
+
     def start(self) -> None:
-        backend.enable(self, unrolled=False)
+        """Search for loops in all of the program."""
+        backend.enable(self)
         if not self.searches:
             self.searches = True
             sys.meta_path.insert(0, self._finder)
@@ -60,12 +87,16 @@ class Discovery:
         self.adopt_all()
 
     def stop(self) -> None:
+        """End the search. All functions have their own code again; compiled objects change it at their next call."""
         self.searches = False
+        self.stops += 1
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
         calls.rest(self._look_again)
-        for function, code in reversed(self._changed):
-            function.__code__ = code
+        for reference, code in reversed(self._changed):
+            function = reference()
+            if function is not None:
+                function.__code__ = code
         self._changed.clear()
         for one in self.loops:
             one.stopped = True
@@ -85,19 +116,18 @@ class Discovery:
 
     # ---- programs
 
-    def outlined(
-        self, tree: ast.Module, filename: str, namespace: Optional[Dict[str, Any]] = None
-    ) -> Tuple[ast.Module, Dict[str, Any]]:
+    def outlined(self, tree: ast.Module, filename: str, namespace: Dict[str, Any]) -> ast.Module:
         """Return a script or cell with branches in front of its loops, whose names are added to ``namespace``."""
         try:
             source = Source(copy.deepcopy(tree), filename)
             hosts = source.take_out(_numbers, lambda function: True, True, bodies.outlined)
         except (SyntaxError, RecursionError):  # a cell that awaits something, say
-            return tree, {}
+            return tree
         self._sources[filename] = source
+        self._spaces[filename] = namespace
         for host in hosts:
-            self._make(host, {} if namespace is None else namespace, filename)
-        return source.tree, {}
+            self._make(host, namespace, filename)
+        return source.tree
 
     def _make(self, host: outline.Host, namespace: Dict[str, Any], filename: str) -> None:
         """Define the names that the code of a host reads."""
@@ -119,35 +149,50 @@ class Discovery:
             parts = [made.get(one.name + part) for part in (bodies.BODY, bodies.KEEPING, bodies.AFTER, bodies.SHOWN_TO)]
             place = f"{label}:{one.first}{where}"
             self.loops.append(Loop(parts[0], place, *bodies.CARRIES.pop(one.name), *parts[1:]))
-            self.loops[-1].unbound = UNBOUND
+            self.loops[-1].unbound, self.loops[-1].is_on = UNBOUND, self.is_on
             namespace[one.name] = self.loops[-1]
 
     def adopt(self, module: types.ModuleType) -> None:
         """Put branches into the functions of a module of the program."""
         filename = str(getattr(module, "__file__", None) or "")
-        if not filename.endswith(".py") or is_others(filename):
+        if filename.endswith(".py") and not is_others(filename):
+            for function in functions_of(module):
+                self.adopt_function(function)
+
+    def adopt_function(self, function: types.FunctionType) -> None:
+        """Put branches into a function."""
+        code, filename = function.__code__, function.__code__.co_filename
+        if is_others(filename):
             return
         if filename not in self._sources:
-            source = Source.of_file(filename)
-            self._sources[filename] = source
+            source = self._sources[filename] = Source.of_file(filename)
+            self._spaces[filename] = function.__globals__
             if source is not None:
                 for host in source.take_out(_numbers, lambda function: True, False, bodies.outlined):
-                    self._make(host, vars(module), filename)
+                    self._make(host, function.__globals__, filename)
         source = self._sources[filename]
-        if source is not None and source.hosts:
-            for function in functions_of(module):
-                self._exchange(function, source)
-
-    def _exchange(self, function: types.FunctionType, source: Source) -> None:
-        code = function.__code__
-        made = self._newest(code, source)
+        if self._spaces.get(filename) is not function.__globals__:
+            return  # the file runs twice, as a script and as a module
+        key = None if source is None or not source.hosts else source.key(code)
+        made = code if source is None or key is None else source.newest(key)
         if made is not code and made.co_freevars == code.co_freevars:
-            self._changed.append((function, code))
+            self._changed.append((weakref.ref(function), code))
             function.__code__ = made
 
-    def _newest(self, code: Any, source: Source) -> Any:
-        key = source.key(code)
-        return code if key is None else source.newest(key)
+    def adopt_all_of(self, called: Any) -> None:
+        """Put branches into the functions that a network or a function can call, those of its own modules included."""
+        parts = called.modules() if isinstance(called, torch.nn.Module) else [called]
+        functions: List[types.FunctionType] = []
+        for part in parts:
+            for kind in type(part).__mro__:
+                functions += functions_in(vars(kind).values(), kind.__module__)
+            functions += functions_in([part, *getattr(part, "__dict__", {}).values()])
+        names = {function.__module__ for function in functions if not is_others(function.__code__.co_filename)}
+        for function in functions:
+            self.adopt_function(function)
+        for name in names - {None}:
+            if isinstance(sys.modules.get(name), types.ModuleType):
+                self.adopt(sys.modules[name])
 
     def adopt_all(self) -> None:
         """Put branches into the modules beside the script, and in the working directory."""
@@ -161,21 +206,28 @@ class Discovery:
 
 def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
     """Yield the functions and methods of a module."""
-    waiting: List[Any] = list(vars(module).values())
+    return functions_in(vars(module).values(), module.__name__)
+
+
+def functions_in(values: Iterable[Any], module: Optional[str] = None) -> Iterator[types.FunctionType]:
+    """Yield the functions among values and in classes, those of a module or of any one."""
+    waiting = list(values)
     seen = set()
     for value in waiting:  # which grows
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, (staticmethod, classmethod)):
+        if isinstance(value, (staticmethod, classmethod, types.MethodType)):
             value = value.__func__
-        if isinstance(value, property):
+        if isinstance(value, functools.partial):
+            waiting.append(value.func)
+        elif isinstance(value, property):
             waiting += [value.fget, value.fset]
         elif isinstance(value, types.FunctionType):
-            if value.__module__ == module.__name__:
+            if module in (None, value.__module__):
                 yield value
             waiting.append(getattr(value, "__wrapped__", None))
-        elif isinstance(value, type) and value.__module__ == module.__name__:
+        elif isinstance(value, type) and value.__module__ == module:
             waiting.extend(vars(value).values())
 
 

@@ -32,9 +32,9 @@ from torch.fx.node import map_arg
 
 from snnipu.compiler import arithmetic, helpers, nodes, own_functions, rules
 from snnipu.compiler.cycles import components
-from snnipu.compiler.steps import fed_back, is_output, is_step
 from snnipu.compiler.prepare import prepare
 from snnipu.compiler.rules import Call, Lifted
+from snnipu.compiler.steps import fed_back, is_output, is_step
 from snnipu.ops import leaves
 
 CLOCK = "snnipu_clock"
@@ -267,7 +267,7 @@ class Distribution:
     Attributes:
         module: the graph.
         neurons: names of the neurons' steps that are one operator.
-        alone: the operations that run step by step.
+        cycles: the operations that run step by step, each with those that it runs together with.
         changed_inputs: positions of the inputs that the graph changes in place.
     """
 
@@ -283,7 +283,7 @@ class Distribution:
         self._first = first
         self.graph = Graph()
         self.neurons: List[Node] = []
-        self.alone: List[Node] = []
+        self.cycles: Dict[Node, Sequence[Node]] = {}
         self._constant: Dict[Node, Any] = {}  # values that are the same at each step
         self._sequence: Dict[Node, Any] = {}  # tensors with time first
         self._numbers: Dict[Node, Any] = {}  # lists of numbers
@@ -784,7 +784,7 @@ class Distribution:
             tuple(given),
             sequences,
         )
-        self.alone.extend(node for node in calls if not _is_number(node))
+        self.cycles.update({node: component for node in calls if not _is_number(node)})
         series = self._call(operator.getitem, call, 0)
         finals = self._call(operator.getitem, call, 1)
         for place, node in enumerate(nexts):

@@ -8,7 +8,7 @@ once (:mod:`snnipu.compiler.trace`), and :mod:`snnipu.compiler.distribute` makes
 
 import logging
 import random
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy
 import torch
@@ -19,6 +19,7 @@ from snnipu.compiler.distribute import Refused
 from snnipu.compiler.helpers import storage
 from snnipu.compiler.items import Items
 from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place
+from snnipu.compiler.steps import is_step
 from snnipu.compiler.trace import Peel, Relook, Spec, Traced, tensors_of
 
 _LOG = logging.getLogger("snnipu.compiler")
@@ -47,9 +48,13 @@ class Loop:
         shown_to: returns the objects that these calls write to, and the values that they read.
         reason: why the program's own loop runs; empty if the compiled one does.
         runs: how often the compiled loop ran.
+        entries: how often the program came to the loop.
+        steps: the number of steps of the last run.
+        is_on: returns True if loops may run compiled.
     """
 
     unbound: Any = None
+    is_on: Callable[[], bool] = staticmethod(lambda: True)
 
     def __init__(
         self,
@@ -67,12 +72,15 @@ class Loop:
         self.note: Optional[reasons.Reason] = None
         self.error: Optional[BaseException] = None
         self.stopped = False
-        self.runs = 0
+        self.runs = self.entries = self.steps = 0
         self.looks = 0
         self.plans: List[Traced] = []
 
     def __bool__(self) -> bool:
-        return not (self.reason or self.stopped or torch.compiler.is_compiling())
+        if self.stopped or torch.compiler.is_compiling() or not self.is_on():
+            return False
+        self.entries += 1
+        return not self.reason
 
     def __reduce__(self) -> Any:
         """Pickle as False: cloudpickle stores functions with their global names, and the program's loop then runs."""
@@ -97,11 +105,22 @@ class Loop:
         if not quiet:
             _LOG.warning("%s runs as it is: %s", self.label, reason)
 
+    def is_over_time(self) -> bool:
+        """Return True if the loop calls neurons at each step."""
+        return bool(self.plans or self.note)
+
+    def _neurons(self) -> str:
+        """Return how many neurons are one operator, and how many run step by step."""
+        made: Any = self.plans[-1].made
+        one, alone = len(made.neurons), sum(map(is_step, made.cycles))
+        found = f"{one} layer{'s'[: one > 1]} of neurons over {self.steps} steps"
+        return f"{found}, {alone} step by step" if alone else found
+
     def told(self) -> List[str]:
         """Return lines of text: how the loop runs, and why."""
         if self.runs and not self.reason:
-            return [f"{self.label}  compiled: {', '.join(self.plans[-1].neurons)}"]
-        if not self.plans and not self.note:
+            return [f"{self.label}  compiled: {self._neurons()}"]
+        if not self.is_over_time():
             return []
         lines = [f"{self.label}  as it is, {self.reason}"]
         return [*lines, *(f"    {line}" for line in (self.note.told("the cause") if self.note else ()))]
@@ -254,7 +273,7 @@ class _Run:
                 return
             try:
                 self.results = plan.run(self, self._objects)
-                self.step = self.items.count
+                self.step = loop.steps = self.items.count
                 loop.runs += 1
                 return
             except Exception as error:
@@ -266,7 +285,7 @@ class _Run:
                     return
                 if plan.has_begun(error):
                     return  # the error comes again, with the lines of the program
-                if cause is None and plan.neurons and not self.step:
+                if cause is None and plan.made is not None and not self.step:
                     plan.first_as_written = True
                     continue
                 loop.error = error

@@ -1,31 +1,31 @@
-"""What the compiler made of a graph, and why not more."""
+"""What the compiler made of a loop over time, and why not more."""
 
-import traceback
-from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import snntorch
-from torch.fx import GraphModule, Node
+import torch
+from torch.fx import Node
 
 from snnipu.compiler import nodes, rules
-from snnipu.compiler.parts import Stretch
-from snnipu.compiler.plan import Bundle, Plan, is_step, module_of
-from snnipu.compiler.reasons import Line, Reason, line_of, of_break, reason
+from snnipu.compiler.distribute import MARKS, Distribution
+from snnipu.compiler.reasons import Line, Reason, line_of, reason
+from snnipu.compiler.steps import is_step, module_of
 from snnipu.neurons.paths import Path, text_table
+
+_UNTOLD = ("getitem", "setitem", "stack", "select", "narrow")
 
 
 @dataclass(frozen=True)
 class Neuron:
-    """A layer of neurons, or what goes on with its states, in one graph.
+    """A layer of neurons in a loop.
 
     Attributes:
         name: as the network calls it.
         kind: its class.
         line: where it is called.
-        steps: time steps that the graph has of it.
+        steps: the number of steps.
         reason: why they are not one operator; None: they are.
-        place: of the first step, in the program's order.
     """
 
     name: str
@@ -33,7 +33,6 @@ class Neuron:
     line: str
     steps: int
     reason: Optional[Reason]
-    place: int = 0
 
     @property
     def rolled(self) -> bool:
@@ -45,15 +44,15 @@ class Neuron:
 
 
 @dataclass(frozen=True)
-class Batched:
+class Operator:
     """An operator around the neurons.
 
     Attributes:
         name: PyTorch's name of it.
         line: where it stands.
-        calls: how often the loop calls it.
-        times: how often the rolled graph does.
-        reason: why more often than once; None: it is not known, or called once.
+        calls: how often the program's loop calls it.
+        times: how often the compiled loop does.
+        reason: why more often than once; None: it is called once.
     """
 
     name: str
@@ -64,33 +63,34 @@ class Batched:
 
 
 @dataclass(frozen=True)
-class GraphReport:
-    """One graph.
+class LoopReport:
+    """A loop that ran.
 
     Attributes:
-        neurons, operators: what was found in it.
-        unfused: neurons whose steps are operators of PyTorch, which are among ``operators``.
-        nodes: their number before and after rolling.
-        seconds: that rolling took.
-        failed: the error that left the graph as it was; empty: none.
-        graph_break: why the graph ends although the function does not; None where it does.
-        code: the rolled graph as Python, then those of what runs in parts of time.
+        label: file, line and function.
+        neurons, operators: those of its body, in the program's order.
+        runs_as: ``compiled``, or why the program's own loop runs.
+        reason: the line of the program for which it does, and what to write instead; None: it is not known.
+        code: the graph of all steps as Python.
     """
 
-    neurons: Tuple[Neuron, ...]
-    unfused: Tuple[Neuron, ...]
-    operators: Tuple[Batched, ...]
-    nodes: Tuple[int, int]
-    seconds: float
-    failed: str
-    graph_break: Optional[Reason]
-    code: str
+    label: str
+    neurons: Tuple[Neuron, ...] = ()
+    operators: Tuple[Operator, ...] = ()
+    runs_as: str = "compiled"
+    reason: Optional[Reason] = None
+    code: str = ""
 
     def told(self) -> List[str]:
-        """Lines of a text: neurons, operators, then why some of them are called at every step."""
+        """Return lines of text: neurons, operators, then why some of them are called at each step."""
+        if self.runs_as != "compiled":
+            return [
+                f"{self.label} runs as it is: {self.runs_as}",
+                *(self.reason.told("the cause") if self.reason else ()),
+            ]
         notes: Dict[Any, Tuple[List[str], List[Line]]] = {}
 
-        def note(one: Union[Neuron, Batched]) -> str:
+        def note(one: Union[Neuron, Operator]) -> str:
             if one.reason is None:
                 return ""
             # The lines of a way on which results come back belong together.
@@ -102,166 +102,97 @@ class GraphReport:
 
         neurons = [
             (n.name, n.kind, n.line, str(n.steps), f"step by step {note(n)}" if n.reason else "one operator")
-            for n in sorted((*self.neurons, *self.unfused), key=lambda neuron: neuron.place)
+            for n in self.neurons
         ]
         operators = [(o.name, o.line, str(o.calls), str(o.times), note(o)) for o in self.operators]
-        lines = text_table(("neuron", "kind", "line", "steps", "runs as"), neurons) if neurons else ["no neurons"]
+        lines = [self.label, "", *text_table(("neuron", "kind", "line", "steps", "runs as"), neurons)]
         if operators:
             lines += ["", *text_table(("operator", "line", "in the loop", "now", "why"), operators)]
         for number, (key, (names, own)) in enumerate(notes.items(), 1):
             why = replace(key, lines=tuple(dict.fromkeys(own)))
             lines += ["", *why.told(f"[{number}] {', '.join(dict.fromkeys(names))}")]
-        lines += ["", f"{self.nodes[0]} nodes before, {self.nodes[1]} after; rolled in {self.seconds:.2f} s"]
-        return [*lines, *([f"left as it was: {self.failed}"] if self.failed else [])]
+        return lines
 
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`snnipu.compiler.explain` returns; ``str`` gives tables.
+    """The result of :func:`snnipu.compiler.explain`; ``str`` gives tables.
 
     Attributes:
-        graphs: one for each graph, in the order in which they were compiled.
-        seconds: of the whole first call: tracing, rolling, and one run.
-        refused: the first line that TorchDynamo cannot trace; None: there is none.
-        alone: names of the module's neurons that no graph has over time, where graphs end early.
+        loops: the loops that ran.
+        seconds: of the whole call, with the time to compile.
         products: linear layers and convolutions that looked whether their input is mostly zeros.
     """
 
-    graphs: Tuple[GraphReport, ...]
+    loops: Tuple[LoopReport, ...]
     seconds: float
-    refused: Optional[Reason] = None
-    alone: Tuple[str, ...] = ()
     products: Tuple[Path, ...] = ()
 
     @property
     def neurons(self) -> List[Neuron]:
-        return [one for graph in self._shown() for one in (*graph.neurons, *graph.unfused)]
+        return [neuron for loop in self.loops for neuron in loop.neurons]
 
     @property
-    def graph_breaks(self) -> List[Reason]:
-        """Where graphs end, one for each line, the first one of the program first."""
-        found = [self.refused, *(graph.graph_break for graph in self.graphs)]
-        first = {one.lines: one for one in reversed(found) if one is not None}
-        return [first[lines] for lines in reversed(list(first)) if lines or len(first) == 1]
-
-    def _shown(self) -> List[GraphReport]:
-        """A loop with a graph break in it is no graph: what its steps call is, each a graph of single steps."""
-        return [one for one in self.graphs if not self.graph_breaks or any(n.steps > 1 for n in one.neurons)]
+    def operators(self) -> List[Operator]:
+        return [operator for loop in self.loops for operator in loop.operators]
 
     def __str__(self) -> str:
         lines: List[str] = []
-        for one in self.graph_breaks:
-            lines += [*one.told("graph break"), ""]
-        if self.alone:
-            lines += [
-                f"neurons of no compiled loop, for one with a graph break in it runs as it is: {', '.join(self.alone)}",
-                "",
-            ]
-        shown = self._shown()
-        for number, graph in enumerate(shown):
-            if len(shown) > 1:
-                lines += [f"graph {number + 1} of {len(shown)}", ""]
-            lines += [*graph.told(), ""]
+        for loop in self.loops:
+            lines += [*loop.told(), ""]
+        if not self.loops:
+            lines += ["no loop over time steps ran", ""]
         products = [product.cells for product in self.products if product.limit]
         if products:
             lines += [*text_table(("product", "kind", "runs by", "input not zero", "events up to"), products), ""]
-        lines.append(f"first call, compilation included: {self.seconds:.2f} s")
+        lines.append(f"the call, compilation included: {self.seconds:.2f} s")
         return "\n".join(lines)
 
 
-def report_of(
-    module: GraphModule, rolled: GraphModule, plan: Optional[Plan], seconds: float, failed: str
-) -> GraphReport:
-    """What was made of ``module``."""
-    neurons: Tuple[Neuron, ...] = ()
-    unfused: Tuple[Neuron, ...] = ()
-    operators: Tuple[Batched, ...] = ()
-    if plan is not None:
-        neurons = _neurons(plan)
-        unfused = _unfused(plan, {neuron.name for neuron in neurons})
-        operators = _operators(module, plan, {neuron.name: neuron.reason for neuron in unfused})
-    graphs = [rolled]
-    for node in rolled.graph.nodes:
-        stretch = getattr(rolled, str(node.target), None) if node.op == "get_attr" else None
-        if isinstance(stretch, Stretch) and stretch.body is not None:
-            graphs.append(stretch.body)
-    return GraphReport(
-        neurons,
-        unfused,
-        operators,
-        (len(module.graph.nodes), sum(len(graph.graph.nodes) for graph in graphs)),
-        seconds,
-        failed,
-        _graph_break(module),
-        "\n".join(graph.code for graph in graphs),
-    )
-
-
-def _neurons(plan: Plan) -> Tuple[Neuron, ...]:
-    """Neurons in the order in which the program calls them; the steps that stay steps for one reason as one."""
-    steps: Dict[Any, List[Node]] = {}
-    for chain in plan.chains:
-        alone = chain.steps[0] if chain.reason is None else None
-        key = (chain.name, chain.kind, line_of(chain.steps[0]), chain.reason, chain.apart, alone)
-        steps.setdefault(key, []).extend(chain.steps)
-    return tuple(
-        Neuron(name, kind, line, len(found) + apart, why, plan.place[found[0]])
-        for (name, kind, line, why, apart, _), found in steps.items()
-    )
-
-
-def _unfused(plan: Plan, known: Set[str]) -> Tuple[Neuron, ...]:
-    """The neurons whose steps are no nodes, called as often as most of their operators."""
-    calls: Dict[Tuple[str, str], List[Node]] = {}
-    for node in plan.graph.nodes:
+def report_of(label: str, made: Distribution, steps: int) -> LoopReport:
+    """Return the report of a compiled loop."""
+    neurons: Dict[Any, Neuron] = {}
+    unfused: Dict[str, Reason] = {}
+    for node in made.body.graph.nodes:
         name, kind = module_of(node, snntorch.SpikingNeuron)
-        if kind and name not in known and node.op in ("call_function", "call_method"):
-            calls.setdefault((name, kind), []).append(node)
+        if is_step(node):
+            name, kind = module_of(node)
+            key = name, kind, line_of(node)
+            why = why_alone(node, made) if node in made.cycles else None
+            neurons.setdefault(key, Neuron(*key, steps, why))
+    known = {name for name, _, _ in neurons}
+    for node in made.body.graph.nodes:
+        name, kind = module_of(node, snntorch.SpikingNeuron)
+        if kind and name not in known and _is_call(node):
+            unfused.setdefault(name, reason("unfused", node))
+            neurons.setdefault((name, kind), Neuron(name, kind, line_of(node), steps, unfused[name]))
+    return LoopReport(label, tuple(neurons.values()), _operators(made, steps, unfused), code=made.module.code)
+
+
+def _is_call(node: Node) -> bool:
+    return (
+        node.op in ("call_function", "call_method")
+        and node.target not in MARKS
+        and not is_step(node)
+        and isinstance(nodes.value_of(node), (torch.Tensor, tuple, list))
+        and nodes.name_of(node) not in _UNTOLD
+    )
+
+
+def _operators(made: Distribution, steps: int, unfused: Dict[str, Reason]) -> Tuple[Operator, ...]:
+    """Return the operators of a loop by name and line."""
+    calls = [node for node in made.body.graph.nodes if _is_call(node)]
+    groups: Dict[Tuple[str, str], List[Node]] = {}
+    for node in calls:
+        groups.setdefault((_name(node), line_of(node)), []).append(node)
     found = []
-    for (name, kind), made in calls.items():
-        times = Counter((node.target, str(node.meta.get("stack_trace"))) for node in made)
-        steps = Counter(times.values()).most_common(1)[0][0]
-        found.append(Neuron(name, kind, line_of(made[0]), steps, reason("unfused", made[0]), plan.place[made[0]]))
-    return tuple(found)
-
-
-def _operators(module: GraphModule, plan: Plan, unfused: Dict[str, Optional[Reason]]) -> Tuple[Batched, ...]:
-    """Operators that the loop calls, by name and line."""
-
-    def key(node: Node) -> Tuple[str, str]:
-        return _name(node), line_of(node)
-
-    def counts(node: Node) -> bool:
-        name = nodes.name_of(node)
-        return (
-            node.op in ("call_function", "call_method", "call_module")
-            and not is_step(node)
-            and not nodes.is_barrier(node)
-            and name
-            not in (
-                "getitem",
-                "setitem",
-                "stack",
-            )
-        )
-
-    steps = min((len(chain.steps) for chain in plan.chains if len(chain.steps) > 1), default=2)
-    calls = Counter(key(node) for node in module.graph.nodes if counts(node))
-    units: Dict[Tuple[str, str], List[Any]] = {}
-    for node in plan.graph.nodes:
-        if counts(node):
-            units.setdefault(key(node), []).append((plan.unit(node), node))
-    found = []
-    for (name, line), number in calls.items():
-        if number < steps:
-            continue
-        there = units.get((name, line), [])
-        separate = list(dict.fromkeys(unit for unit, _ in there))
-        single = [node for unit, node in there if not isinstance(unit, Bundle)]
+    for (name, line), same in groups.items():
+        alone = [node for node in same if node in made.cycles]
         why = None
-        if len(single) > 1:
-            why = unfused.get(module_of(single[0], snntorch.SpikingNeuron)[0]) or _why_not(single, plan)
-        found.append(Batched(name, line, number, len(separate), why))
+        if alone:
+            why = unfused.get(module_of(alone[0], snntorch.SpikingNeuron)[0]) or why_alone(alone[0], made)
+        times = len(same) + len(alone) * (steps - 1)
+        found.append(Operator(name, line, len(same) * steps, times, why))
     return tuple(found)
 
 
@@ -269,29 +200,63 @@ def _name(node: Node) -> str:
     return nodes.name_of(node) or getattr(node.target, "__name__", str(node.target))
 
 
-def _why_not(calls: Sequence[Node], plan: Plan) -> Optional[Reason]:
-    """Why the calls of an operator, one a step, are not one; None: what it takes is there one step at a time."""
-    node = calls[0]
-    if node in plan.random:
+def why_alone(node: Node, made: Distribution) -> Reason:
+    """Return the reason that an operation runs step by step: the component of the graph that it is in."""
+    component = made.cycles[node]
+    if len(component) == 1:
+        return _why_single(node, made)
+    steps = [one for one in component if is_step(one)]
+    if not steps:
+        return reason("recurrent", *(_path(node, component, made) or [node]))
+    if len({module_of(one) for one in steps}) > 1:
+        return reason("feedback_others", *_path(steps[0], component, made))
+    path, inside = _path(steps[0], component, made), set(component) & made.body.number_of.keys()
+    if not path:
+        # The neuron's own state comes back, changed.
+        numbers = [made.body.number_of[one] for one in nodes.leaves_of(steps[0].args[1]) if one in inside]
+        after = [made.body.after[number] for number in numbers]
+        changed = [one for one in after if isinstance(one, Node) and nodes.name_of(one) != "getitem"]
+        return reason("state", *changed[:1])
+    between = {nodes.name_of(one) for one in path if not is_step(one)}
+    return reason("feedback_elementwise" if between <= nodes.ELEMENTWISE else "feedback_layer", *path)
+
+
+def _path(node: Node, component: Sequence[Node], made: Distribution) -> List[Node]:
+    """Return the shortest way on which the results of a node come back to it, the node first.
+
+    The way to a neuron's step ends at its input, and does not go through its states.
+    """
+    inside, body = set(component), made.body
+    came: Dict[Node, Optional[Node]] = {node: None}
+    waiting = [node]
+    for one in waiting:  # which grows
+        users = [user for user in one.users if user in inside]
+        users += [body.before[n] for n, after in body.after.items() if after is one and body.before.get(n) in inside]
+        for user in users:
+            if user is node and (not is_step(node) or node.args[0] is one):
+                path: List[Any] = [one]
+                while came[path[-1]] is not None:
+                    path.append(came[path[-1]])
+                return [n for n in reversed(path) if n.target not in MARKS and nodes.name_of(n) != "getitem"]
+            if user not in came:
+                came[user] = one
+                waiting.append(user)
+    return []
+
+
+def _why_single(node: Node, made: Distribution) -> Reason:
+    """Return the reason that an operation without a cycle runs step by step."""
+    if is_step(node):
+        if node.args[5]:
+            return reason(str(node.args[5]), node)
+        varying = [one for one in nodes.leaves_of(node.args[2]) if one in made.body.varying]
+        return reason("parameter", *varying[:1]) if varying else reason("restarted", node)
+    if nodes.is_random(node):
         return reason("masks" if "dropout" in _name(node) else "random", node)
-    if node in plan.reasons:
-        return plan.reasons[node]
     if getattr(node.target, "__name__", "") == "autograd_function_apply":
         return reason("function", node)
-    if node in plan.memory.changes and nodes.name_of(node):
+    if node in made.memory.changes and nodes.name_of(node):
         return reason("in_place", node)
-    if not node.all_input_nodes:
-        return None
     if nodes.name_of(node) not in rules.RULES:
         return reason("unknown", node)
-    numbers = [[one for one in call.args if not isinstance(one, Node)] for call in calls[:2]]
-    return reason("numbers", node) if numbers[0] != numbers[-1] else None
-
-
-def _graph_break(module: GraphModule) -> Optional[Reason]:
-    why = getattr(module, "compile_subgraph_reason", None)
-    if why is None or not getattr(why, "graph_break", False):
-        return None
-    stack = traceback.format_list(list(getattr(why, "user_stack", None) or []))
-    said = str(why.reason).strip().splitlines()
-    return of_break("".join(stack), said[0] if said else "")
+    return reason("numbers", node)

@@ -3,11 +3,14 @@
 import re
 from typing import Any, List, Optional, Set, Tuple
 
+import torch
 from torch.fx import Node
 
 from snnipu.backends import has_kernels
 from snnipu.compiler import nodes
 from snnipu.ops import leaves
+
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
 def is_step(node: Node) -> bool:
@@ -24,7 +27,7 @@ def module_of(node: Node, of: Optional[type] = None) -> Tuple[str, str]:
     stack = node.meta.get("nn_module_stack") or {}
     for name, kind in reversed(list(stack.values())):
         if of is None or (isinstance(kind, type) and issubclass(kind, of)):
-            short = re.sub(r"\['(\w+)'\]", r".\1", re.sub(r"^L\['(self|\w)'\]\.", "", str(name)))
+            short = re.sub(r"\['(\w+)'\]", r".\1", re.sub(r"^L\['(self|\w)'\](\[\d+\])?\.", "", str(name)))
             short = re.sub(r"^[GL]\.", "", short)
             return short, getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1])
     return node.name, ""

@@ -246,18 +246,15 @@ class Traced:
     """The traced body of a loop.
 
     Attributes:
-        neurons: names of the neurons' steps that are one operator.
-        alone: operations that run step by step.
-        code: the newest graph as Python.
+        made: the newest graph of all steps.
         first_as_written: whether the first step runs in Python.
         peeled: why the first step runs in Python.
     """
 
     def __init__(self, loop: Any, spec: Spec, count: int) -> None:
         self.loop, self.spec = loop, spec
-        self.neurons: List[str] = []
-        self.alone: List[str] = []
-        self.code = self.peeled = ""
+        self.made: Optional[Distribution] = None
+        self.peeled = ""
         self.first_as_written = False
         self.failures = 0
         self.traces = 0
@@ -434,8 +431,7 @@ class Traced:
         if not made.neurons:
             raise Refused("no neuron's steps become one operator")
         self._steady.append(body)
-        self.neurons, self.alone = [str(node) for node in made.neurons], [str(node) for node in made.alone]
-        self.code = made.module.code
+        self.made = made
         return self._runner(made, guards)
 
     def _runner(self, made: Optional[Distribution], guards: Guards, first: Optional[Body] = None) -> Callable[..., Any]:
