@@ -15,108 +15,161 @@ iterable and the variables that the body reads; its results are the variables th
 import ast
 import copy
 from collections import Counter
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from snnipu.compiler import outline, shown
+from snnipu.compiler import shown
 from snnipu.compiler.outline import (
-    _OUT,
-    _SHOWN,
-    LOOP,
-    UNBOUND,
+    FUNCTIONS,
+    LOOPS,
     Function,
-    Host,
-    _branch,
-    _deferred,
-    _flow,
-    _has_private_names,
-    _is_call_of,
-    _loads_outside,
-    _mangle,
-    _Outliner,
-    _parsed,
-    _returned,
-    _Scope,
-    _surely_bound,
+    Scope,
+    blocks,
+    deferred,
+    flow,
+    has_private_names,
+    is_call_of,
+    loads_outside,
+    mangle,
+    may_be_compiled,
     names_of,
+    statements_of,
+    surely_bound,
 )
 
+PREFIX = "__snnipu_"
+# Names that end with underscores are the same in a class.
+LOOP, UNBOUND, KEPT, _OUT, _SHOWN = (f"{PREFIX}{name}" for name in ("loop_", "unbound__", "kept__", "out__", "shown__"))
 _HEADS = {"enumerate", "zip", "reversed"}
-CALLED, ITEM, AT, STACK = (f"{outline.PREFIX}{name}__" for name in ("called", "item", "at", "stack"))
+CALLED, ITEM, AT, STACK = (f"{PREFIX}{name}__" for name in ("called", "item", "at", "stack"))
 # For each loop, the variables that the next step reads, and those that are records.
 CARRIES: Dict[str, Tuple[Tuple[int, ...], Tuple[int, ...]]] = {}
 # Suffixes of a loop's functions: the body, the traced body, the calls that print or log, the objects they write to.
 BODY, KEEPING, AFTER, SHOWN_TO = "body__", "keeping__", "after__", "to__"
 
 
+class Loop(NamedTuple):
+    """A loop that became a function.
+
+    Attributes:
+        name: of the function.
+        first: the number of its first line.
+        functions: the functions of its body, and of the calls that print or log.
+    """
+
+    name: str
+    first: int
+    functions: List[ast.stmt]
+
+
+class Host(NamedTuple):
+    """A function, or a module, whose loops became functions.
+
+    Attributes:
+        name: of the function, or ``<module>``.
+        loops: those that became functions.
+    """
+
+    name: str
+    loops: List[Loop]
+
+
 def outlined(
-    tree: ast.Module, numbers: Iterable[int], chosen: Callable[[Function], Any], of_module: bool = False
+    tree: ast.Module, numbers: Iterable[int], chosen: Callable[[Function], bool], of_module: bool = False
 ) -> List[Host]:
     """Put branches in front of the loops of a module's functions, in place."""
-    work = Bodies(iter(numbers), chosen)
-    work.tree = tree
-    host = Host("<module>", None, "", [], [])
+    work = Bodies(tree, iter(numbers), chosen)
+    host = Host("<module>", [])
     tree.body = work.block(tree.body, None, host if of_module else None)
     ast.fix_missing_locations(tree)
-    return [one for one in (host, *work.hosts) if one.names]
+    return [one for one in (host, *work.hosts) if one.loops]
 
 
-class Bodies(_Outliner):
-    """Puts branches in front of loops whose bodies can be functions."""
+class Bodies:
+    """Puts branches in front of loops whose bodies can be functions.
 
-    tree: Any = None
+    Attributes:
+        hosts: the functions with such loops.
+        records: lists of the current function that only ``torch.stack`` reads.
+    """
 
-    def __init__(self, numbers: Iterator[int], chosen: Callable[[Function], Any]) -> None:
-        super().__init__(numbers, chosen)
-        self.records: Set[str] = set()  # of the function that is looked at
+    def __init__(self, tree: ast.Module, numbers: Iterator[int], chosen: Callable[[Function], bool]) -> None:
+        self.hosts: List[Host] = []
+        self.records: Set[str] = set()
+        self._tree, self._numbers, self._chosen = tree, numbers, chosen
+        self._owner = ""  # the current class
 
-    def _begun(self, node: Any, scope: _Scope) -> Optional[Host]:
-        code = self._chosen(node) if scope.is_plain else None
-        if code is None:
-            return None
-        self.hosts.append(Host(node.name, code, "", [], []))
-        return self.hosts[-1]
+    def block(self, statements: List[ast.stmt], scope: Optional[Scope], host: Optional[Host]) -> List[ast.stmt]:
+        """Return the statements with branches in front of the loops of ``host``."""
+        return [self._statement(node, scope, host) for node in statements]
 
-    def _statement(self, node: ast.stmt, scope: Optional[_Scope], host: Optional[Host], depth: int) -> ast.stmt:
-        """Find the records of a function before its loops."""
-        if isinstance(node, outline._FUNCTIONS):
-            before, self.records = self.records, _records_of(node)
-            made = super()._statement(node, scope, host, depth)
-            _Stacks(self.records).visit(made)
-            self.records = before
-            return made
+    def _statement(self, node: ast.stmt, scope: Optional[Scope], host: Optional[Host]) -> ast.stmt:
+        if isinstance(node, FUNCTIONS):
+            return self._function(node, scope)
+        if isinstance(node, ast.ClassDef):
+            owner, self._owner = self._owner, node.name
+            node.body = self.block(node.body, scope, None)
+            self._owner = owner
+            return node
         if isinstance(node, ast.Try):
             return node  # variables of finished steps are lost in an error, and the program may go on
-        return super()._statement(node, scope, host, depth)
+        plain = copy.deepcopy(node) if host is not None and isinstance(node, LOOPS) else None
+        for block in blocks(node):
+            block[:] = self.block(block, scope, host)
+        if plain is None or host is None:
+            return node
+        parts = shown.apart(plain, _SHOWN, KEPT, set() if scope is None else scope.locals | scope.outer)
+        made = None
+        if may_be_compiled(plain if parts is None else parts.loop):
+            made = self._of_module(plain, parts) if scope is None else self._of_function(node, plain, scope, parts)
+        if made is None:
+            return node
+        name, functions, branch = made
+        host.loops.append(Loop(name, node.lineno, [_relocate(one, node) for one in functions]))
+        branch.orelse = [node]
+        return _relocate(branch, node)  # type: ignore[no-any-return]
+
+    def _function(self, node: Function, outer: Optional[Scope]) -> ast.stmt:
+        """Put branches into a function, whose records are found before its loops."""
+        scope = Scope(node, outer, self._owner)
+        host = None
+        if scope.is_plain and self._chosen(node):
+            host = Host(node.name, [])
+            self.hosts.append(host)
+        before, self.records = self.records, _records_of(node)
+        node.body = self.block(node.body, scope, host)
+        _Stacks(self.records).visit(node)
+        self.records = before
+        return node
 
     def _of_module(self, loop: ast.stmt, parts: Optional[shown.Parts]) -> Any:
         if any(isinstance(one, ast.AnnAssign) for one in ast.walk(loop)):
             return None  # a global variable has no annotation in a function
         _, stores = names_of([loop])
         # Functions may read the variables that the loop sets, or set those that it reads.
-        inner = [one for one in ast.walk(self.tree) if isinstance(one, (*outline._FUNCTIONS, ast.Lambda))]
+        inner = [one for one in ast.walk(self._tree) if isinstance(one, (*FUNCTIONS, ast.Lambda))]
         read = {one.id for function in inner for one in ast.walk(function) if isinstance(one, ast.Name)}
         if stores & read & _globals_of(inner, stores):
             return None
         module = ast.FunctionDef(
-            name="module", args=_no_arguments(), body=self.tree.body, decorator_list=[], lineno=1, col_offset=0
+            name="module", args=_no_arguments(), body=self._tree.body, decorator_list=[], lineno=1, col_offset=0
         )
-        known = names_of(self.tree.body)[1]
-        return self._made(loop, loop, parts, known, _loads_outside(module, loop) | stores, set(), "")
+        known = names_of(self._tree.body)[1]
+        return self._made(loop, loop, parts, known, loads_outside(module, loop) | stores, set(), "")
 
-    def _of_function(self, node: ast.stmt, loop: ast.stmt, scope: _Scope, parts: Optional[shown.Parts]) -> Any:
+    def _of_function(self, node: ast.stmt, loop: ast.stmt, scope: Scope, parts: Optional[shown.Parts]) -> Any:
         loads, stores = names_of([loop])
         if scope.looks or stores & (scope.cells | scope.foreign) or (loads | stores) & scope.changed:
             return None
-        if scope.owner and _has_private_names(loop):
+        if scope.owner and has_private_names(loop):
             return None
-        known, elsewhere = scope.locals | scope.outer, _loads_outside(scope.node, node)
-        return self._made(node, loop, parts, known, elsewhere, _surely_bound(scope, node), scope.owner)
+        known, elsewhere = scope.locals | scope.outer, loads_outside(scope.node, node)
+        return self._made(node, loop, parts, known, elsewhere, surely_bound(scope, node), scope.owner)
 
     def _made(self, node: Any, loop: Any, parts: Any, known: Any, elsewhere: Any, bound: Any, owner: str) -> Any:
         """Return name, functions and branch of a loop, or None if its body cannot be a function."""
         if not isinstance(loop, ast.For) or loop.orelse or any(isinstance(one, ast.Break) for one in _own(loop.body)):
             return None
-        if next(_deferred([loop]), None) is not None:
+        if next(deferred([loop]), None) is not None:
             return None
         given = _head(loop.iter)
         if given is None:
@@ -124,13 +177,13 @@ class Bodies(_Outliner):
         target = ast.Assign([loop.target], ast.Name(ITEM, ast.Load()))
         statements: List[Any] = [target, *loop.body]
         loads, stores = names_of(statements)
-        exposed, surely = _flow(statements)
+        exposed, surely = flow(statements)
         results = stores & (exposed | elsewhere)
         arguments = sorted((loads - stores - {ITEM}) & known | stores & exposed | results - surely)
         ordered = sorted(results | set(arguments) & stores)
         if owner:
             for one in (loop, *([] if parts is None else [parts.loop, *parts.after, *parts.to])):
-                _mangle(one, owner)
+                mangle(one, owner)
         name = f"{LOOP}{next(self._numbers)}__"
         made = {BODY: self._body(loop, target, arguments, ordered)}
         traced = [
@@ -188,7 +241,7 @@ def _globals_of(functions: Iterable[Any], names: Any) -> Any:
 def _records_of(function: Function) -> Set[str]:
     """Return the lists of a function that are only appended to and given to ``torch.stack``."""
     inside = list(ast.walk(function))
-    inner = [one for one in inside if isinstance(one, (*outline._FUNCTIONS, ast.Lambda)) and one is not function]
+    inner = [one for one in inside if isinstance(one, (*FUNCTIONS, ast.Lambda)) and one is not function]
     hidden = {one.id for each in inner for one in ast.walk(each) if isinstance(one, ast.Name)}
     hidden |= {name for one in inside if isinstance(one, (ast.Global, ast.Nonlocal)) for name in one.names}
     names = [one for one in inside if isinstance(one, ast.Name)]
@@ -247,7 +300,7 @@ def _own(statements: Any) -> Any:
     for one in statements:
         yield one
         if not isinstance(one, (ast.For, ast.While, ast.FunctionDef, ast.ClassDef)):
-            yield from _own(outline._statements(one))
+            yield from _own(statements_of(one))
         elif isinstance(one, (ast.For, ast.While)):
             yield from _own(one.orelse)
 
@@ -301,7 +354,7 @@ def _slice(node: Any) -> Any:
 
 def _head(node: ast.expr) -> Optional[str]:
     """Return the iterable of a loop as an expression without side effects, or None if it may have some."""
-    if isinstance(node, ast.Call) and _is_call_of(node, _HEADS) and not node.keywords:
+    if isinstance(node, ast.Call) and is_call_of(node, _HEADS) and not node.keywords:
         inner = [_head(one) for one in node.args]
         if None in inner:
             return None
@@ -320,3 +373,31 @@ def _head(node: ast.expr) -> Optional[str]:
 
 # Functions without side effects. A method of this name may be the program's, with side effects.
 _PURE = {"range", "len", "int", "size", "min", "max", "abs", "round"}
+
+
+def _branch(name: str, given: Iterable[str]) -> str:
+    return f"for {_OUT} in {name} and {name}({', '.join(given)}) or ()"
+
+
+def _relocate(made: Any, node: ast.stmt) -> Any:
+    """New nodes stand where the loop does."""
+    for one in ast.walk(made):
+        if "lineno" in one._attributes and not hasattr(one, "lineno"):
+            ast.copy_location(one, node)
+    return made
+
+
+def _parsed(source: str) -> List[ast.stmt]:
+    """New statements, which stand nowhere yet."""
+    statements = ast.parse(source).body
+    for statement in statements:
+        for one in ast.walk(statement):
+            for name in one._attributes:
+                one.__dict__.pop(name, None)
+    return statements
+
+
+def _returned(names: Sequence[str]) -> ast.stmt:
+    """The return statement that hands on the variables."""
+    values: List[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
+    return ast.Return(ast.Tuple(values, ast.Load()))

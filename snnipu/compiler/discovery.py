@@ -21,7 +21,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
-from snnipu.compiler import backend, bodies, calls, outline, shown
+from snnipu.compiler import backend, bodies, calls, shown
 from snnipu.compiler.items import Called
 from snnipu.compiler.loop import Loop
 from snnipu.compiler.sources import Source, is_others
@@ -120,7 +120,7 @@ class Discovery:
         """Return a script or cell with branches in front of its loops, whose names are added to ``namespace``."""
         try:
             source = Source(copy.deepcopy(tree), filename)
-            hosts = source.take_out(_numbers, lambda function: True, True, bodies.outlined)
+            hosts = source.take_out(_numbers, of_module=True)
         except (SyntaxError, RecursionError):  # a cell that awaits something, say
             return tree
         self._sources[filename] = source
@@ -129,14 +129,14 @@ class Discovery:
             self._make(host, namespace, filename)
         return source.tree
 
-    def _make(self, host: outline.Host, namespace: Dict[str, Any], filename: str) -> None:
+    def _make(self, host: bodies.Host, namespace: Dict[str, Any], filename: str) -> None:
         """Define the names that the code of a host reads."""
         label, where = os.path.basename(filename), f" ({host.name})" if host.name[0] != "<" else ""
         namespace.update(
             {
-                outline.UNBOUND: UNBOUND,
+                bodies.UNBOUND: UNBOUND,
                 bodies.CALLED: Called,
-                outline.KEPT: shown.kept,
+                bodies.KEPT: shown.kept,
                 bodies.AT: at,
                 bodies.STACK: stack,
             }
@@ -168,7 +168,7 @@ class Discovery:
             source = self._sources[filename] = Source.of_file(filename)
             self._spaces[filename] = function.__globals__
             if source is not None:
-                for host in source.take_out(_numbers, lambda function: True, False, bodies.outlined):
+                for host in source.take_out(_numbers):
                     self._make(host, function.__globals__, filename)
         source = self._sources[filename]
         if self._spaces.get(filename) is not function.__globals__:

@@ -37,37 +37,10 @@ def attention_over_time(query: torch.Tensor, key: torch.Tensor, value: torch.Ten
     return out.unflatten(1, steps).transpose(0, 1), None if weights is None else weights.unflatten(0, steps)
 
 
-def record(x: torch.Tensor) -> torch.Tensor:
-    """A sequence as ``torch.stack`` of its steps gives it."""
-    return x.contiguous()
-
-
-def record_along(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """A sequence as ``torch.stack`` of its steps along ``dim`` gives it."""
-    return x.movedim(0, dim).contiguous()
-
-
-def joined(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """A sequence as ``torch.cat`` of its steps along ``dim`` gives it."""
-    if dim < 0:
-        dim += x.dim() - 1
-    return x.movedim(0, dim).flatten(dim, dim + 1).contiguous()
-
-
 def reshaped(x: torch.Tensor, *sizes: Any) -> torch.Tensor:
     """Each step ``reshape``d."""
     shape: Sequence[Any] = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
     return x.reshape(x.shape[0], *shape)
-
-
-def own_copy(x: torch.Tensor) -> torch.Tensor:
-    """The same in memory of its own, for whoever gets it may change it."""
-    return x.clone()
-
-
-def not_kept(made: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """``made``, in memory of its own where a backward pass may need ``sequence``, of which it may be a view."""
-    return made.clone() if made.requires_grad and (made is sequence or made._is_view()) else made
 
 
 def clock(num_steps: int, first: int) -> List[int]:

@@ -86,11 +86,6 @@ def value_of(argument: Any) -> Any:
     return argument.meta.get("example_value") if isinstance(argument, Node) else argument
 
 
-def values_of(arguments: Any) -> Tuple[Any, ...]:
-    """:func:`value_of` each of several arguments."""
-    return tuple(value_of(argument) for argument in arguments)
-
-
 def is_tensor(argument: Any) -> bool:
     return isinstance(value_of(argument), torch.Tensor)
 
@@ -570,32 +565,6 @@ def written_inputs(graph: Graph) -> List[Node]:
 
 
 _PRODUCTS = {"linear", "conv1d", "conv2d", "conv3d", "matmul", "mm", "bmm", "addmm"}
-
-
-def may_run_again(graph: Graph) -> bool:
-    """Whether all but random numbers is as before where the graph ends in an error: it changes nothing from outside,
-    and no modes."""
-    memory = Memory(graph)
-    roots = {memory.root(node) for changed in memory.changes.values() for node in changed}
-    return not any(
-        memory.root(node) in roots if node.op in ("placeholder", "get_attr") else is_barrier(node)
-        for node in graph.nodes
-    )
-
-
-def of_several_dtypes(graph: Graph) -> str:
-    """The name of a product whose operands have different floating dtypes, which is an error that no trace meets.
-
-    Empty: there is none, or autocast makes them one.
-    """
-    if any("autocast" in str(getattr(node.target, "__name__", "")) for node in graph.nodes):
-        return ""
-    for node in graph.nodes:
-        values = [value_of(one) for one in node.args[:3]] if name_of(node) in _PRODUCTS else []
-        dtypes = {one.dtype for one in values if isinstance(one, torch.Tensor) and one.dtype.is_floating_point}
-        if len(dtypes) > 1:
-            return name_of(node)
-    return ""
 
 
 def may_be_memory(node: Node) -> bool:

@@ -5,7 +5,7 @@ import os
 import re
 import textwrap
 from dataclasses import dataclass
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 import snntorch
 import torch
@@ -260,12 +260,3 @@ def of_error(error: BaseException) -> Reason:
     first = lines[0] if lines else type(error).__name__
     explanation = next((line.partition(": ")[2] for line in lines if line.startswith("Explanation:")), "")
     return of_break(str(error).rpartition("from user code:")[2], explanation or first)
-
-
-def of_compiling_anew() -> Optional[Reason]:
-    """Why TorchDynamo has compiled the last function again; None: it does not say."""
-    from torch._dynamo import utils
-
-    metrics = utils.get_compilation_metrics()
-    lines = frames(str(getattr(metrics[-1], "recompile_reason", ""))) if metrics else []
-    return Reason("anew", tuple(lines[-1:])) if lines else None

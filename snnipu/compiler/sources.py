@@ -5,9 +5,9 @@ import linecache
 import os
 import re
 import sysconfig
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from snnipu.compiler import outline
+from snnipu.compiler import bodies, outline
 from snnipu.compiler.reasons import PACKAGES
 
 Key = Tuple[str, int]
@@ -24,8 +24,8 @@ class Source:
     """A file, a script or a cell of a notebook.
 
     Attributes:
-        tree: its statements, with branches beside the loops that were taken out.
-        hosts: the functions, or the module, whose loops those are.
+        tree: its statements, with branches in front of loops.
+        hosts: the functions with such loops, or the module.
     """
 
     def __init__(self, tree: ast.Module, filename: str) -> None:
@@ -34,9 +34,8 @@ class Source:
             SyntaxError: Python does not compile it.
         """
         self.tree, self._filename = tree, filename
-        self.hosts: List[outline.Host] = []
+        self.hosts: List[bodies.Host] = []
         self._versions: Dict[Key, List[Any]] = {}  # of a function's code, the first as the program has it
-        self._taken: Set[Key] = set()
         self._compile()
 
     @classmethod
@@ -50,20 +49,14 @@ class Source:
     def take_out(
         self,
         numbers: Iterator[int],
-        wanted: Callable[[outline.Function], bool],
         of_module: bool = False,
-        by: Callable[..., List[outline.Host]] = outline.outline,
-    ) -> List[outline.Host]:
-        """Take the loops out of the wanted functions, and out of the module where they are asked for."""
+    ) -> List[bodies.Host]:
+        """Put branches into the functions, and in front of the module's own loops if they are asked for."""
 
-        def chosen(function: outline.Function) -> Any:
-            key = function.name, outline.first_line(function)
-            if key in self._taken or key not in self._versions or not wanted(function):
-                return None
-            self._taken.add(key)
-            return self._versions[key][0]
+        def chosen(function: outline.Function) -> bool:
+            return (function.name, outline.first_line(function)) in self._versions
 
-        hosts = by(self.tree, numbers, chosen, of_module)
+        hosts = bodies.outlined(self.tree, numbers, chosen, of_module)
         if hosts:
             self.hosts += hosts
             self._compile()
