@@ -9,7 +9,6 @@ from benchmarks.case import Case, Contender, Workload
 from benchmarks.checks import check_training, summation_rounding
 from benchmarks.programs import CLASSES, PROGRAMS, make
 from benchmarks.training_step import adam, check_rounding, training_workload
-from snnipu.compiler.automatic import alone
 
 TOLERANCE = 1e-5
 
@@ -17,7 +16,7 @@ TOLERANCE = 1e-5
 def automatic(function):
     """Compile ``function``, which has or calls a loop over time, without a change of the program."""
     peers.forget_compiled()
-    return alone(function)
+    return snnipu.compile(function)
 
 
 class Training:

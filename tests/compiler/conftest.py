@@ -1,41 +1,30 @@
-"""What tests of the compiler share."""
+"""Fixtures of the compiler's tests."""
 
-import importlib
 import traceback
 
 import pytest
-import snntorch
 import torch
 from torch._dynamo import exc, guards
 
 import snnipu as snn
-from snnipu.compiler import automatic, backend
+from snnipu.compiler import automatic, discovery
 
 
 @pytest.fixture
-def graphs(monkeypatch):
-    """The reports of the graphs that ``snn.compile`` makes, in their order, as they are made."""
-    importlib.import_module("snnipu.compiler.entry")  # which keeps the function that it finds
-    found, run = [], backend.compile_graph
-
-    def collect(module, inputs, *, options=None, observer=found.append):
-        return run(module, inputs, options=options, observer=observer)
-
-    monkeypatch.setattr(backend, "compile_graph", collect)
-    return found
-
-
-@pytest.fixture
-def auto(monkeypatch, request):
-    """A search of its own for each test, in the test's module: the others are all tests that the process has read."""
+def found(monkeypatch):
+    """The loops of this test alone: those that ``snn.compile`` and ``snn.auto`` find in it."""
     torch._dynamo.reset()
-    monkeypatch.setattr(automatic, "_auto", None)
-    monkeypatch.setattr(snntorch.SpikingNeuron, "__init__", snntorch.SpikingNeuron.__init__)
-    monkeypatch.setattr(automatic.Automatic, "adopt_all", lambda self: self.adopt(request.module))
-    found = snn.auto()
-    yield found
-    found.stop()
-    assert "__call__" not in vars(snntorch.SpikingNeuron)
+    loops = discovery.Discovery()
+    monkeypatch.setattr(automatic, "_found", loops)
+    yield loops
+    loops.stop()
+
+
+@pytest.fixture
+def auto(found, monkeypatch, request):
+    """``snn.auto()`` in the test's module: the other modules are all tests that the process has read."""
+    monkeypatch.setattr(discovery.Discovery, "adopt_all", lambda self: self.adopt(request.module))
+    return snn.auto()
 
 
 @pytest.fixture(autouse=True)

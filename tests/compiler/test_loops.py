@@ -229,7 +229,7 @@ def made(tmp_path, monkeypatch):
             modules.append(module)
         torch._dynamo.reset()
         found = discovery.Discovery()
-        backend.enable(found, unrolled=False)
+        backend.enable(found)
         found.searches = True
         searches.append(found)
         found.adopt(modules[1])
@@ -397,7 +397,7 @@ def test_programs_of_the_benchmark(program):
     )
     torch._dynamo.reset()
     found = discovery.Discovery()
-    backend.enable(found, unrolled=False)
+    backend.enable(found)
     found.searches = True
     found.adopt(programs)
     try:
@@ -431,7 +431,6 @@ def test_random_programs(seed, made):
 @pytest.mark.parametrize("seed", [4, 10, 24, 56, 86])
 def test_random_scripts(seed, tmp_path, monkeypatch):
     """Scripts that earlier versions of the compiler got wrong."""
-    monkeypatch.setenv("SNNIPU_LOOPS", "1")
     records = []
     for auto in ("", "1"):
         monkeypatch.setenv(surroundings.AUTO, auto)
