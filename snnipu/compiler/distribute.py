@@ -135,6 +135,8 @@ class Body:
         """Return the nodes that are not constant over time."""
         found = set(self.clocks)
         found.update(node for node in self.graph.nodes if nodes.is_random(node))
+        # A backward pass that is not linear has its own gradient at each step.
+        found.update(filter(own_functions.is_not_linear, self.graph.nodes))
         found.update(node for number, node in self.before.items() if self.after.get(number) is not node)
         waiting = list(found)
         for node in waiting:  # which grows

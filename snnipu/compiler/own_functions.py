@@ -126,6 +126,11 @@ def is_applied(node: Node) -> bool:
     return getattr(node.target, "__name__", "") == "autograd_function_apply"
 
 
+def is_not_linear(node: Node) -> bool:
+    """Return True if the backward pass of a function may not be linear in the gradient."""
+    return is_applied(node) and not (nodes.OWN in node.meta and node.meta[nodes.OWN].is_linear)
+
+
 def find(graph: Graph) -> None:
     """Note what functions of one result are with the nodes that call them, in copies of the graph, too."""
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""A graph in a form in which the same thing looks the same: before chains are looked for."""
+"""Normal form of a graph: equal operations look equal."""
 
 import functools
 import operator
@@ -8,8 +8,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from snnipu.compiler import nodes, own_functions, rules
-from snnipu.ops import leaves
+from snnipu.compiler import nodes, rules
 
 _CASTS = {
     "float": torch.float32,
@@ -19,37 +18,14 @@ _CASTS = {
 }
 
 
-def prepare(graph: Graph, fix_numbers: bool = False) -> None:
+def prepare(graph: Graph) -> None:
     """Rewrite the graph in place; every number it computes stays the same."""
-    if fix_numbers:
-        _fix_numbers(graph)
     _without_gradient_modes(graph)
     _drop_casts(graph)
     _differences(graph)
     _out_of_place(graph)
-    _count_once(graph)
-    _records_as_stacks(graph)
-    _merge_equal(graph)
-    if _norms_of_constants(graph):
-        _merge_equal(graph)
     _masks_apart(graph)
     _noise_apart(graph)
-
-
-def _fix_numbers(graph: Graph) -> None:
-    """Numbers of surrogates as they are now, for compilers that want to know them: to read one guards it."""
-    for node in graph.nodes:
-        if node.op != "call_function" or not (node.target in leaves.SEQUENCES or nodes.name_of(node) == "spike_of"):
-            continue
-        steps = not nodes.name_of(node)
-        numbers: Any = node.args[3] if steps else node.args[1:]
-        fixed = tuple(_as_now(number) for number in numbers)
-        node.args = (*node.args[:3], fixed, *node.args[4:]) if steps else (node.args[0], *fixed)
-
-
-def _as_now(number: Any) -> Any:
-    value = nodes.value_of(number)
-    return float(value) if isinstance(value, torch.SymFloat) else number
 
 
 def _without_gradient_modes(graph: Graph) -> None:
@@ -224,167 +200,6 @@ def _same_out_of_place(graph: Graph, node: Node) -> Optional[Node]:
 _OUT_OF_PLACE = (
     nodes.ELEMENTWISE - {"detach", "zeros_like", "ones_like", "clone", "where", "heaviside", "copysign"}
 ) | {"dropout", "index_add", "scatter_add"}
-
-
-def _count_once(graph: Graph) -> None:
-    """A number of the module that is counted up at each step, by whole numbers, and looked at by nobody: at once."""
-    for node in graph.nodes:
-        value = nodes.value_of(node)
-        if node.op not in ("placeholder", "get_attr") or not isinstance(value, torch.Tensor):
-            continue
-        counts: List[Any] = list(node.users)
-        if (
-            len(counts) < 2
-            or value.dtype != torch.int64
-            or any(one.op != "call_method" or one.target != "add_" or one.users for one in counts)
-            or any(len(one.args) != 2 or one.kwargs or type(one.args[1]) is not int for one in counts)
-            or any(nodes.is_barrier(other) for other in graph.nodes)
-        ):
-            continue
-        counts[0].args = (node, sum(one.args[1] for one in counts))
-        for one in counts[1:]:
-            graph.erase_node(one)
-
-
-def _records_as_stacks(graph: Graph) -> None:
-    """``record = torch.zeros(T, ...)`` whose every step is set once, in order, before it is read: a stack."""
-    for node in list(graph.nodes):
-        if nodes.name_of(node) not in ("zeros", "empty", "ones", "full", "zeros_like", "empty_like", "new_zeros"):
-            continue
-        value = nodes.value_of(node)
-        users = list(node.users)
-        writes = [user for user in users if nodes.name_of(user) == "setitem" and user.args[0] is node]
-        if not isinstance(value, torch.Tensor) or not writes or value.dim() == 0 or value.requires_grad:
-            continue
-        order = {n: place for place, n in enumerate(graph.nodes)}
-        rest = [user for user in users if user not in writes]
-        last = max(writes, key=order.__getitem__)
-        if any(order[user] < order[last] for user in rest) or any(user.users for user in writes):
-            continue
-        dim, places = _places([write.args[1] for write in writes])
-        given = [write.args[2] for write in writes]
-        steps = value.shape[dim] if dim < value.dim() else -1
-        if not isinstance(steps, int) or places != list(range(steps)):
-            continue
-        shape = (*value.shape[:dim], *value.shape[dim + 1 :])
-        wanted = nodes.key_of(value)
-        if any(
-            not isinstance(one, Node)
-            or not nodes.is_tensor(one)
-            or nodes.key_of(nodes.value_of(one)) != (tuple(map(nodes.size_key, shape)), *wanted[1:])
-            for one in given
-        ):
-            continue
-        if any(one in nodes.changed_memory(graph)[0] - {node, *writes} for one in given):
-            continue
-        with graph.inserting_after(last):
-            stack = graph.call_function(torch.stack, (given,), {"dim": dim})
-        stack.meta.update({key: item for key, item in last.meta.items() if key != "example_value"})
-        stack.meta["example_value"] = value
-        for user in rest:
-            user.replace_input_with(node, stack)
-        for write in writes:
-            graph.erase_node(write)
-        if not node.users:
-            graph.erase_node(node)
-
-
-def _places(indices: List[Any]) -> Tuple[int, Optional[List[int]]]:
-    """The dimension that is indexed, and where."""
-    if isinstance(indices[0], tuple):
-        dim = len(indices[0]) - 1
-        if any(not isinstance(one, tuple) or one[:-1] != (slice(None),) * dim for one in indices):
-            return 0, None
-        indices = [one[-1] for one in indices]
-    else:
-        dim = 0
-    return dim, indices if all(type(one) is int for one in indices) else None
-
-
-def _is_shown(node: Node) -> bool:
-    """Whether a result of the graph may be the node's memory."""
-    seen, waiting = {node}, [node]
-    while waiting:
-        for user in waiting.pop().users:
-            if user.op == "output":
-                return True
-            if user not in seen and not nodes.is_fresh(user):
-                seen.add(user)
-                waiting.append(user)
-    return False
-
-
-# Calls without a tensor that give the same at every step.
-_SAME_NUMBERS = {"arange", "full", "ones", "zeros"}
-
-
-def _merge_equal(graph: Graph) -> None:
-    """Calls with the same arguments give the same result: of a constant input, say."""
-    changed, _ = nodes.changed_memory(graph)
-    if any(nodes.is_barrier(node) for node in graph.nodes):
-        return
-    known: Dict[Any, Node] = {}
-    for node in list(graph.nodes):
-        name = nodes.name_of(node)
-        own = own_functions.is_called_directly(node) and node.meta[nodes.OWN].is_linear
-        known_name = own or name in rules.RULES or name in _SAME_NUMBERS
-        if node.op not in ("call_function", "call_method") or not known_name:
-            continue
-        if name in _SAME_NUMBERS and _is_shown(node):
-            continue
-        if node in changed or nodes.is_random(node):
-            continue
-        if any(source in changed and not nodes.is_norm_in_training(source) for source in node.all_input_nodes):
-            continue
-        try:
-            key = (node.op, node.target, _hashable(node.args), _hashable(node.kwargs))
-            first = known.setdefault(key, node)
-        except TypeError:
-            continue
-        if first is not node:
-            node.replace_all_uses_with(first, propagate_meta=False)
-            graph.erase_node(node)
-
-
-def _norms_of_constants(graph: Graph) -> bool:
-    """Batch norms in training of one and the same batch, one after the other: one, of the momentum that all have.
-
-    The running averages are those of all of them, to rounding. Returns whether there were any.
-    """
-    if any(nodes.is_barrier(node) for node in graph.nodes):
-        return False
-    found = False
-    alike: Dict[Any, List[Node]] = {}
-    for node in graph.nodes:
-        if nodes.is_norm_in_training(node):
-            alike.setdefault((_hashable(node.args), _hashable(node.kwargs)), []).append(node)
-    for same in alike.values():
-        first = same[0]
-        names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-        given = nodes.bound(first, names)
-        momentum = given.get("momentum", 0.1)
-        statistics = [given.get(name) for name in names[1:3]]
-        if len(same) < 2 or type(momentum) is not float:
-            continue
-        if any(isinstance(one, Node) and set(one.users) != set(same) for one in statistics):
-            continue
-        first.args = (given.pop("input"),)
-        first.kwargs = {**given, "momentum": 1 - (1 - momentum) ** len(same)}
-        for node in same[1:]:
-            node.replace_all_uses_with(first, propagate_meta=False)
-            graph.erase_node(node)
-        found = True
-    return found
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return type(value).__name__, tuple(map(_hashable, value))
-    if isinstance(value, dict):
-        return tuple((key, _hashable(item)) for key, item in value.items())
-    if isinstance(value, slice):
-        return "slice", _hashable((value.start, value.stop, value.step))
-    return type(value).__name__, value
 
 
 def _symbols(graph: Graph) -> Dict[Any, Node]:

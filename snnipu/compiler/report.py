@@ -257,6 +257,6 @@ def _why_single(node: Node, made: Distribution) -> Reason:
         return reason("function", node)
     if node in made.memory.changes and nodes.name_of(node):
         return reason("in_place", node)
-    if nodes.name_of(node) not in rules.RULES:
-        return reason("unknown", node)
-    return reason("numbers", node)
+    numbers = [one for one in node.all_input_nodes if not nodes.is_tensor(one) and one in made.body.varying]
+    known = nodes.name_of(node) in rules.RULES and numbers
+    return reason("numbers" if known else "unknown", node)

@@ -53,6 +53,16 @@ class Box(torch.autograd.Function):
         return grad * (ctx.saved_tensors[0].abs() < 0.5).float()
 
 
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight):
+        return weight.round(decimals=1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clamp(-0.1, 0.1)
+
+
 class Decay(snn.Leaky):
     def _base_state_function(self, input_):
         return self.beta.clamp(0, 1) * self.mem + 0.5 * input_
@@ -78,6 +88,10 @@ BOTH = f"{STEP}\n    spk2, syn2, mem2 = self.lif2(self.fc2(spk), syn2, mem2)"
 LOOP = "for step in range(x.shape[0]):"
 DISTRIBUTED = {
     "states": f"{START}\n{LOOP}\n    {BOTH}\n    rec.append(spk2)\nreturn torch.stack(rec), mem, mem2",
+    "a backward pass that is not linear": (
+        f"{START}\n{LOOP}\n    spk, mem = self.lif1(F.linear(x[step], Clipped.apply(self.fc1.weight)), mem)\n"
+        "return spk, mem"
+    ),
     "stacked along 1": f"{START}\n{LOOP}\n    {BOTH}\n    rec.append(mem2)\nreturn torch.stack(rec, dim=1), mem",
     "lists": f"{START}\n{LOOP}\n    {STEP}\n    rec.append((spk, mem))\nreturn [one for pair in rec for one in pair]",
     "hidden": (
