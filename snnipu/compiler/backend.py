@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from snnipu._names import installed
 from snnipu.compiler import distribute, nodes, reset
 from snnipu.compiler.patches import Patches
+from snnipu.compiler.private import dynamo
 from snnipu.neurons._instances import WeakInstances
 from snnipu.ops import leaves
 from snnipu.surrogate import spike_of
@@ -41,8 +42,7 @@ def check_version() -> None:
             f"the compiler needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later: torch.compile of earlier ones "
             f"does not see all that a neuron's step depends on; this is {torch.__version__}. MultiStep runs with any"
         )
-    # Raises the error of a Python that PyTorch cannot compile with.
-    torch._dynamo.disable  # type: ignore[attr-defined]  # noqa: B018
+    dynamo()  # raises the error of a Python that PyTorch cannot compile with
 
 
 def enable(user: Any = "compile") -> None:
@@ -55,12 +55,11 @@ def enable(user: Any = "compile") -> None:
     if leaves.enabled:
         return
     check_version()
-    disable_in_traces = torch._dynamo.disable  # type: ignore[attr-defined]
     _register()
-    _patches.replace(leaves, "apart", disable_in_traces(leaves.apart))
+    _patches.replace(leaves, "apart", torch.compiler.disable(leaves.apart))
     # TorchDynamo makes wrong calls of weak references.
     for name in ("__len__", "__getitem__", "__setitem__"):
-        _patches.replace(WeakInstances, name, disable_in_traces(getattr(WeakInstances, name)))
+        _patches.replace(WeakInstances, name, torch.compiler.disable(getattr(WeakInstances, name)))
     # Else a hook that is registered after compilation is not called. The guards cost no time that can be measured.
     _patches.configure("skip_nnmodule_hook_guards", False)
     # Else DistributedDataParallel's buckets cut a loop's graph into pieces, few of which have a neuron's steps.
@@ -78,13 +77,10 @@ def disable(user: Any) -> None:
 @functools.lru_cache(maxsize=None)
 def _register() -> None:
     """Tell TorchDynamo once which functions stand in a graph as they are."""
-    from torch._dynamo import allow_in_graph
-    from torch._dynamo.decorators import substitute_in_graph
-
     for function in (*leaves.SEQUENCES, reset.reset_others, spike_of, *distribute.MARKS):
-        allow_in_graph(function)
+        torch.compiler.allow_in_graph(function)
     if installed.reset_reaches_others():  # one that does not is code as any other, and traced
-        substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
+        torch.compiler.substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
 
 
 def whole(function: Any, *, then: Any = None, **keywords: Any) -> Any:
@@ -122,9 +118,7 @@ def compile_graph(
     rolled = module
     run = rolled.forward
     if then is not None:
-        from torch._dynamo import lookup_backend
-
-        run = lookup_backend(then)(rolled, example_inputs)
+        run = dynamo().lookup_backend(then)(rolled, example_inputs)
     return run if rolled is module else _apart(module, run)
 
 

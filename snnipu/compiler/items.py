@@ -6,6 +6,7 @@ from typing import Any, Callable, List, NamedTuple, Tuple
 import torch
 
 from snnipu.compiler.distribute import Refused
+from snnipu.compiler.private import version_of
 
 # Fewer tensors in a list are none of a loop over time.
 _FEWEST = 3
@@ -77,7 +78,7 @@ class Items:
     def versions(self) -> List[Any]:
         """Return what tells whether lists of tensors, or these tensors, have changed."""
         lists = [one for one in self.values if isinstance(one, (list, tuple))]
-        return [(id(one), one._version) for each in lists for one in each]
+        return [(id(one), version_of(one)) for each in lists for one in each]
 
     def reader(self) -> Callable[[int], Any]:
         return eval(f"lambda t: {self.text}", {"I": self.values})  # type: ignore[no-any-return]

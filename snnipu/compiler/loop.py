@@ -13,12 +13,13 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import numpy
 import torch
 
-from snnipu.compiler import reasons, tracing
+from snnipu.compiler import reasons
 from snnipu.compiler.calls import calls, counting
 from snnipu.compiler.distribute import Refused
 from snnipu.compiler.helpers import storage
 from snnipu.compiler.items import Items
 from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place
+from snnipu.compiler.private import hindrance, version_of
 from snnipu.compiler.steps import is_step
 from snnipu.compiler.trace import Peel, Relook, Spec, Traced, tensors_of
 
@@ -48,6 +49,7 @@ class Loop:
         shown_to: returns the objects that these calls write to, and the values that they read.
         reason: why the program's own loop runs; empty if the compiled one does.
         runs: how often the compiled loop ran.
+        hindrance: why the last run was not to be compiled.
         entries: how often the program came to the loop.
         steps: the number of steps of the last run.
         is_on: returns True if loops may run compiled.
@@ -74,6 +76,7 @@ class Loop:
         self.stopped = False
         self.runs = self.entries = self.steps = 0
         self.looks = 0
+        self.hindrance = ""
         self.plans: List[Traced] = []
 
     def __bool__(self) -> bool:
@@ -93,7 +96,8 @@ class Loop:
         except Refused as refused:
             self.refuse(str(refused), quiet=True)
             return None
-        if items.count < FEWEST or tracing.not_now():
+        self.hindrance = hindrance()
+        if items.count < FEWEST or self.hindrance:
             return None
         return (_Run(self, items, list(arguments)).run(),)
 
@@ -107,7 +111,7 @@ class Loop:
 
     def is_over_time(self) -> bool:
         """Return True if the loop calls neurons at each step."""
-        return bool(self.plans or self.note)
+        return bool(self.plans or self.note or self.hindrance)
 
     def _neurons(self) -> str:
         """Return how many neurons are one operator, and how many run step by step."""
@@ -122,7 +126,7 @@ class Loop:
             return [f"{self.label}  compiled: {self._neurons()}"]
         if not self.is_over_time():
             return []
-        lines = [f"{self.label}  as it is, {self.reason}"]
+        lines = [f"{self.label}  as it is, {self.reason or self.hindrance}"]
         return [*lines, *(f"    {line}" for line in (self.note.told("the cause") if self.note else ()))]
 
 
@@ -327,7 +331,7 @@ def _cause(error: BaseException) -> Optional[BaseException]:
 
 
 def _versions(values: Sequence[Any]) -> List[Any]:
-    return [one._version if isinstance(one, torch.Tensor) and not one.is_inference() else None for one in values]
+    return [version_of(one) if isinstance(one, torch.Tensor) else None for one in values]
 
 
 def _random_state() -> Any:

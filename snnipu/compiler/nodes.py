@@ -12,10 +12,10 @@ from torch.fx.node import map_arg
 from torch.nn import functional
 
 from snnipu import surrogate
+from snnipu.compiler.private import FUNCTIONAL, LOG_USE
 from snnipu.ops import leaves
 
-_NN = getattr(torch._C, "_nn", None)
-_NAMESPACES = [torch, functional, operator, surrogate, *([_NN] if _NN is not None else [])]
+_NAMESPACES = [torch, functional, operator, surrogate, FUNCTIONAL]
 _RANDOM = {
     "bernoulli",
     "bernoulli_",
@@ -590,7 +590,7 @@ def _only_statistics(node: Node) -> bool:
 
 def is_barrier(node: Node) -> bool:
     """Whether the call changes how later ones run: gradient mode, autocast."""
-    if node.op != "call_function" or name_of(node) or node.target is torch._C._log_api_usage_once:
+    if node.op != "call_function" or name_of(node) or node.target is LOG_USE:
         return False
     return not may_be_tensorial(node)
 

@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 from snnipu._generator import TraceError
 from snnipu._generator.graph import FUNCTIONS, Value
 from snnipu.compiler import nodes
+from snnipu.compiler.private import SET_GRAD
 
 # PyTorch's further names of operations that are recorded.
 SAME = {
@@ -101,7 +102,7 @@ def _is_linear(backward: Graph) -> bool:
 
 
 def _is_elementwise(node: Node) -> bool:
-    if node.op in ("placeholder", "output") or node.target is torch._C._set_grad_enabled:
+    if node.op in ("placeholder", "output") or node.target is SET_GRAD:
         return True
     return nodes.name_of(node) in nodes.ELEMENTWISE | {"float"} and not nodes.leaves_of(list(node.kwargs.values()))
 
@@ -198,7 +199,7 @@ def _runs(graph: Graph) -> Any:
     made = Graph()
     found: Dict[Node, Node] = {}
     for node in graph.nodes:
-        if node.target is not torch._C._set_grad_enabled:
+        if node.target is not SET_GRAD:
             found[node] = made.node_copy(node, found.__getitem__)
     return GraphModule({}, made).forward
 
@@ -316,7 +317,7 @@ class _Pass:
     def _do(self, node: Node) -> None:
         if nodes.leaves_of(list(node.kwargs.values())):
             raise TraceError("keywords of a pass that are not known")
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is SET_GRAD:
             return
         name = nodes.name_of(node)
         if name == "setitem":

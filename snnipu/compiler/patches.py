@@ -1,27 +1,23 @@
-"""Replacement of attributes of PyTorch, snnTorch and snnipu, and its undoing.
+"""Replacement of attributes of PyTorch and snnipu, and its undoing.
 
-| replaced | why |
-| --- | --- |
-| ``torch._dynamo.utils.iter_contains``, ``RangeVariable.start``, ``stop``, ``step`` | ``t in skip`` is False where the numbers are symbols |
-| ``RandomVariable._supported_fn_names`` | a ``random.Random`` draws in each call what it drew in the trace |
-| ``dispatch_table`` of TorchDynamo's interpreters | :mod:`snnipu.compiler.periods` copies the steps of a loop that repeat |
-| ``torch._dynamo.config``: ``skip_nnmodule_hook_guards``, ``optimize_ddp`` | hooks of later are called; graphs of loops are not cut |
-| ``SpikingNeuron.reset_mechanism_val`` and what it reads | programs' own neurons decide by this number |
-| ``WeakInstances``, ``leaves.apart`` | TorchDynamo does not look into them |
-| ``SpikingNeuron.__call__``, ``__init__``, ``Surrogate.__call__``, ``Function.apply`` | ``snnipu.auto()`` finds loops by calls |
+| replaced | why | from, to |
+| --- | --- | --- |
+| ``torch._dynamo.config``: ``skip_nnmodule_hook_guards``, ``optimize_ddp`` | a hook that is registered later is called; DistributedDataParallel does not cut graphs | the first compilation, ``stop()`` |
+| ``WeakInstances.__len__``, ``__getitem__``, ``__setitem__``, ``leaves.apart``, ``leaves.enabled`` | TorchDynamo sees neurons' steps as functions, and does not look into them | the same |
+| ``__call__`` of snnipu's neurons and surrogates | calls in the first steps of a loop are counted | ``auto()``, ``stop()``; else during these steps |
+| ``__code__`` of the program's functions with loops | branches in front of the loops | ``auto()`` or a call of a compiled object, ``stop()`` |
+| ``sys.meta_path`` | branches in modules that are imported later | ``auto()``, ``stop()`` |
 
-The last row lasts from :func:`snnipu.auto` to ``stop()``; the others as long as anybody compiles. At import snnipu
-replaces ``SpikingNeuron.instances`` alone, by a list that does not keep neurons alive.
-
-With ``SNNIPU_LOOPS=1`` :func:`snnipu.auto` leaves the classes of PyTorch and snnTorch as they are. From ``auto()`` to
-``stop()`` it replaces ``__call__`` of snnipu's neurons and surrogates, and the code of the program's functions with
-loops, and it adds a finder to ``sys.meta_path``. The names of branches stay in the program's global variables.
+At import snnipu replaces ``SpikingNeuron.instances`` alone, by a list that does not keep neurons alive. The names of
+branches stay in the program's global variables. No class of PyTorch or snnTorch is changed.
 
 TorchDynamo also registers functions for the whole process: neurons' steps as functions that it does not look into, and
 ``reset.reset`` in place of ``snntorch.utils.reset`` in traces. PyTorch has no way to undo a registration.
 """  # noqa: E501
 
 from typing import Any, Callable, List, Tuple
+
+from snnipu.compiler.private import dynamo
 
 _ABSENT = object()
 
@@ -46,8 +42,7 @@ class Patches:
 
         In newer versions a setting that is set holds in its own thread or context alone: its default is set as well.
         """
-        from torch._dynamo import config
-
+        config = dynamo().config
         before = getattr(config, name)
         self._undo.append((setattr, (config, name, before)))
         setattr(config, name, value)

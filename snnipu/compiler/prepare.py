@@ -9,6 +9,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from snnipu.compiler import nodes, rules
+from snnipu.compiler.private import SET_GRAD
 
 _CASTS = {
     "float": torch.float32,
@@ -35,14 +36,14 @@ def _without_gradient_modes(graph: Graph) -> None:
     """
     own = torch.is_grad_enabled()
     barriers = [node for node in graph.nodes if nodes.is_barrier(node)]
-    modes = [node.args[0] for node in barriers if node.target is torch._C._set_grad_enabled]
+    modes = [node.args[0] for node in barriers if node.target is SET_GRAD]
     if not barriers or len(modes) < len(barriers) or modes[-1] is not own or (True in modes and not own):
         return
     changes = nodes.Memory(graph).changes
     inside: List[Node] = []
     enabled: Any = own
     for node in graph.nodes:
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is SET_GRAD:
             enabled = node.args[0]
         elif not enabled and node.op not in ("placeholder", "get_attr", "output"):
             inside.append(node)

@@ -12,6 +12,7 @@ from snnipu.compiler import distribute, nodes, shown
 from snnipu.compiler.calls import unwatched
 from snnipu.compiler.distribute import CLOCK, OFFSET, Body, Distribution, Refused
 from snnipu.compiler.objects import Missing, Objects, Place, found
+from snnipu.compiler.private import dynamo
 
 # The prefix of names that are added to the program's global variables.
 _NAME = "__snnipu_of_"
@@ -271,7 +272,7 @@ class Traced:
         exec(self.source, space, made)
         self._step = torch.compile(made["step"], backend=self._capture, fullgraph=True)
         self._clock = torch.empty(2 + OFFSET, 0)
-        torch._dynamo.mark_dynamic(self._clock, 0)  # type: ignore[attr-defined]
+        dynamo().mark_dynamic(self._clock, 0)
 
     def _written(self, count: int) -> str:
         """Return the source of the traced function: a step with marked inputs and results."""
@@ -349,7 +350,7 @@ class Traced:
         # A setting of PyTorch takes long to set.
         few = self.traces < _FEW and self.traces and not self.spec.numbers
         settings = {"recompile_limit": _GRAPHS, "capture_scalar_outputs": True}
-        more = contextlib.nullcontext() if few else torch._dynamo.config.patch(settings)
+        more = contextlib.nullcontext() if few else dynamo().config.patch(settings)
         with more, unwatched():
             try:
                 results, kept, ends = self._step(

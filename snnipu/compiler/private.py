@@ -1,0 +1,52 @@
+"""What the compiler needs of PyTorch beyond its public interface. No other file of the compiler uses private names."""
+
+import sys
+from typing import Any
+
+import torch
+
+from snnipu.ops._arguments import is_interpreted
+
+# Functions that stand in TorchDynamo's graphs.
+SET_GRAD, LOG_USE = torch._C._set_grad_enabled, torch._C._log_api_usage_once
+FUNCTIONAL = torch._C._nn
+_CALL = torch.nn.Module.__call__
+
+
+def dynamo() -> Any:
+    """Return TorchDynamo's module, which takes long to import."""
+    import torch._dynamo
+
+    return torch._dynamo
+
+
+def version_of(tensor: torch.Tensor) -> Any:
+    """Return how often a tensor was changed in place; None for a tensor that does not count it."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def hindrance() -> str:
+    """Return why a call cannot be compiled, whatever its function, or an empty text."""
+    # torch.utils.checkpoint counts these tensors in the forward pass and in its repetition: both have to run alike.
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # type: ignore[attr-defined]
+        return "what its backward pass needs is saved in another way, as torch.utils.checkpoint does"
+    # TorchDynamo does not look at such a call, nor ever again at its function.
+    if sys.gettrace() is not None:
+        return "a debugger, or a tool that measures coverage, sees each of its lines"
+    if torch._C._len_torch_dispatch_stack():
+        return "a TorchDispatchMode sees each of its operations"
+    if _sees_functions():
+        return "a TorchFunctionMode sees each of its operations"
+    if is_interpreted():
+        return "a tracer, or a transform of torch.func, sees each of its operations"
+    if torch.nn.modules.module._has_any_global_hook() or torch.nn.Module.__call__ is not _CALL:
+        return "a hook looks at the calls of all modules"
+    if dynamo().config.disable or dynamo().eval_frame._stance.stance == "force_eager":
+        return "PyTorch is told to compile nothing"
+    return ""
+
+
+def _sees_functions() -> bool:
+    """Return True if a mode of the program sees PyTorch's functions: a default device is PyTorch's own."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(not type(mode).__module__.startswith("torch.utils._device") for mode in modes)
