@@ -9,7 +9,8 @@ import torch
 from torch.fx import GraphModule
 
 from snnipu._names import installed
-from snnipu.compiler import distribute, nodes, reset
+from snnipu.compiler import nodes, reset
+from snnipu.compiler.marks import MARKS
 from snnipu.compiler.patches import Patches
 from snnipu.compiler.private import dynamo
 from snnipu.neurons._instances import WeakInstances
@@ -77,7 +78,7 @@ def disable(user: Any) -> None:
 @functools.lru_cache(maxsize=None)
 def _register() -> None:
     """Tell TorchDynamo once which functions stand in a graph as they are."""
-    for function in (*leaves.SEQUENCES, reset.reset_others, spike_of, *distribute.MARKS):
+    for function in (*leaves.SEQUENCES, reset.reset_others, spike_of, *MARKS):
         torch.compiler.allow_in_graph(function)
     if installed.reset_reaches_others():  # one that does not is code as any other, and traced
         torch.compiler.substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)

@@ -32,52 +32,23 @@ from torch.fx.node import map_arg
 
 from snnipu.compiler import arithmetic, helpers, nodes, own_functions, rules
 from snnipu.compiler.cycles import components
+from snnipu.compiler.marks import (
+    MARKS,
+    Refused,
+    carried,
+    changed_input,
+    clock,
+    collected,
+    counted,
+    is_number,
+    kept,
+    result,
+    unmarked,
+)
 from snnipu.compiler.prepare import prepare
 from snnipu.compiler.rules import Call, Lifted
 from snnipu.compiler.steps import fed_back, is_output, is_step
 from snnipu.ops import leaves
-
-CLOCK = "snnipu_clock"
-# The clock is the step's number plus this: PyTorch traces 0 and 1 as constants.
-OFFSET = 2
-
-
-class Refused(Exception):
-    """The loop cannot be distributed, for the given reason."""
-
-
-def clock(value: torch.Tensor) -> torch.Tensor:
-    """Mark a tensor whose first size is the clock."""
-    return value
-
-
-def carried(value: torch.Tensor, number: int) -> torch.Tensor:
-    """Mark a tensor of the previous step."""
-    return value
-
-
-def result(value: torch.Tensor, number: int) -> torch.Tensor:
-    """Mark the new value of the carried tensor with this number."""
-    return value
-
-
-def kept(value: torch.Tensor, number: int) -> torch.Tensor:
-    """Mark a tensor whose value after the last step the program reads."""
-    return value
-
-
-def counted(value: torch.Tensor, number: int) -> torch.Tensor:
-    """Mark a counter as a tensor, whose value after the last step is checked."""
-    return value
-
-
-def collected(value: torch.Tensor, number: int) -> torch.Tensor:
-    """Mark a tensor whose values at all steps the program reads."""
-    return value
-
-
-MARKS = (clock, carried, result, kept, counted, collected)
-nodes.FRESH_MARKS.add(carried)
 
 
 class Body:
@@ -126,7 +97,7 @@ class Body:
             if node.target is carried:
                 self.before[node.args[1]] = node
             elif node.target is result:
-                self.after[node.args[1]] = _unmarked(node)
+                self.after[node.args[1]] = unmarked(node)
         self.number_of: Dict[Any, int] = {node: number for number, node in self.before.items()}
         self.varying = self._find_varying()
         arithmetic.as_neurons(self)
@@ -145,22 +116,6 @@ class Body:
                     found.add(user)
                     waiting.append(user)
         return found
-
-
-def _unmarked(node: Any) -> Any:
-    """Return the node below marks of results and records."""
-    while isinstance(node, Node) and node.target in (result, kept, counted, collected):
-        node = node.args[0]
-    return node
-
-
-def changed_input(node: Node) -> Optional[Node]:
-    """Return the input that a call changes in place and returns, or None."""
-    while node.op.startswith("call") and node.args and nodes.changed_by(node) == [node.args[0]]:
-        node = node.args[0]  # type: ignore[assignment]
-        if node.op == "placeholder":
-            return node
-    return None
 
 
 def _without_dead_code(graph: Graph) -> None:
@@ -184,81 +139,6 @@ class First:
     body: Body
     inputs: Dict[Node, Node]
     starts: Dict[int, Any]
-
-
-def _same_kind(one: Node, other: Node) -> bool:
-    """Return True if a graph for one input is valid for the other one, whose sizes may differ."""
-    a, b = nodes.value_of(one), nodes.value_of(other)
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return type(a) is type(b) and (isinstance(a, (torch.SymInt, torch.SymFloat)) or a == b)
-    if a.requires_grad != b.requires_grad:
-        return False
-    ones = [[type(size) is int and size < 2 for size in each.shape] for each in (a, b)]
-    return a.dtype == b.dtype and a.device == b.device and ones[0] == ones[1]
-
-
-def compared(steady: Body, first: Body) -> First:
-    """Compare the first step with the later ones, operation by operation.
-
-    Raises:
-        Refused: they do something else.
-    """
-    if steady.learns != first.learns:
-        raise Refused("its first step is traced in another gradient mode")
-    found = First(first, {}, {})
-    same: Dict[Node, Node] = {}
-
-    def compare(one: Any, other: Any) -> None:
-        if isinstance(one, Node) and one.target is carried:
-            number: Any = one.args[1]
-            if isinstance(other, Node):
-                # Also of another variable: a neuron's state, where it is not given one. A number is not marked.
-                other = other.args[0] if other.target is carried else other
-                if other.op != "placeholder":
-                    raise Refused("its first step takes something else")
-            if found.starts.setdefault(number, other) is not other:
-                raise Refused("its first step takes two values where later ones take one")
-        elif isinstance(one, Node) and one.op == "placeholder":
-            fits = isinstance(other, Node) and other.op == "placeholder"
-            if not fits or not _same_kind(one, other) or found.inputs.setdefault(one, other) is not other:
-                raise Refused("its first step takes something else")
-        elif isinstance(one, Node):
-            if same.get(one) is not other:
-                raise Refused("its first step does something else")
-        elif isinstance(one, (tuple, list)):
-            if type(one) is not type(other) or len(one) != len(other):
-                raise Refused("its first step does something else")
-            for a, b in zip(one, other):
-                compare(a, b)
-        elif isinstance(one, dict):
-            compare(list(one), list(other))
-            compare(list(one.values()), list(other.values()))
-        elif isinstance(one, slice):
-            compare((one.start, one.stop, one.step), (other.start, other.stop, other.step))
-        elif one != other:
-            raise Refused("its first step does something else")
-
-    lists = [
-        [node for node in body.graph.nodes if node.op != "placeholder" and node.target is not carried]
-        for body in (steady, first)
-    ]
-    if len(lists[0]) != len(lists[1]):
-        raise Refused("its first step does something else")
-    for one, other in zip(*lists):
-        if one.op != other.op or one.target != other.target:
-            raise Refused("its first step does something else")
-        taken = other.args
-        if nodes.name_of(one) == "add" and len(taken) == 2 and type(taken[1]) in (int, float):
-            taken = taken[::-1] if getattr(one.args[0], "target", None) is carried else taken  # 0 + x is x + 0
-        compare(one.args, taken)
-        compare(one.kwargs, other.kwargs)
-        same[one] = other
-    return found
-
-
-def _is_number(node: Node) -> bool:
-    """Return True if the node's value is a number of Python's, known or a symbol."""
-    return isinstance(nodes.value_of(node), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 class Distribution:
@@ -427,7 +307,7 @@ class Distribution:
             self._constant[node] = self.graph.call_function(helpers.norm_again, (self.steps,), given)
         elif node not in self.body.varying:
             self._constant[node] = self.graph.node_copy(node, self.constant)
-        elif _is_number(node):
+        elif is_number(node):
             self._numbers[node] = self._number(node)
         else:
             self._write_operation(node)
@@ -436,7 +316,7 @@ class Distribution:
         """Return a list of the numbers of all steps."""
         taken = node.all_input_nodes
         name = nodes.name_of(node)
-        if getattr(operator, name or "none", None) is not node.target or not all(map(_is_number, taken)):
+        if getattr(operator, name or "none", None) is not node.target or not all(map(is_number, taken)):
             return self._each_step([node])[node]
         return self._call(helpers.each_number, name, self.steps, map_arg(node.args, self._value))
 
@@ -453,19 +333,19 @@ class Distribution:
         lifted: Dict[Node, Lifted] = {}
 
         def lift(argument: Node) -> Any:
-            argument = _unmarked(argument)
+            argument = unmarked(argument)
             if not self._varies(argument):
                 return argument
             if argument not in lifted:
                 value = nodes.value_of(argument)
-                if _is_number(argument):
+                if is_number(argument):
                     value = self._number_like(node)
                 lifted[argument] = Lifted(value, argument)
             return lifted[argument]
 
         def given(argument: Any) -> Any:
             if isinstance(argument, Lifted):
-                if _is_number(argument.source):
+                if is_number(argument.source):
                     return self._call(
                         helpers.as_tensor, self._numbers[argument.source], argument.value.dtype, argument.value.device
                     )
@@ -496,14 +376,14 @@ class Distribution:
     # ---- values
 
     def _varies(self, node: Any) -> bool:
-        return isinstance(node, Node) and _unmarked(node) in self.body.varying
+        return isinstance(node, Node) and unmarked(node) in self.body.varying
 
     def constant(self, node: Any) -> Any:
-        return self._constant[_unmarked(node)]
+        return self._constant[unmarked(node)]
 
     def sequence(self, node: Node) -> Any:
         """Return the tensor over all steps, time first."""
-        node = _unmarked(node)
+        node = unmarked(node)
         if node not in self._sequence:
             if node.target is not carried:
                 raise Refused(f"{node} is asked for as a sequence")  # pragma: no cover
@@ -535,12 +415,10 @@ class Distribution:
     def _output(self, node: Any) -> Any:
         if not isinstance(node, Node):
             return node
-        made = self._any_sequence(node) if node.target is collected else self._last(_unmarked(node))
-        value = nodes.value_of(_unmarked(node))
+        made = self._any_sequence(node) if node.target is collected else self._last(unmarked(node))
+        value = nodes.value_of(unmarked(node))
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-        detached = (
-            floating and not value.requires_grad and self._varies(node) and changed_input(_unmarked(node)) is None
-        )
+        detached = floating and not value.requires_grad and self._varies(node) and changed_input(unmarked(node)) is None
         return self.graph.call_method("detach", (made,)) if detached else made
 
     def _last(self, node: Node) -> Any:
@@ -607,7 +485,7 @@ class Distribution:
                 return
         made = self._each_step(component)
         for node, value in made.items():
-            (self._numbers if _is_number(node) else self._sequence)[node] = value
+            (self._numbers if is_number(node) else self._sequence)[node] = value
 
     def _outside_users(self, node: Node, inside: Set[Node]) -> List[Node]:
         return [user for user in node.users if user not in inside]
@@ -662,7 +540,7 @@ class Distribution:
         if step.target not in leaves.FED_BACK or leaves.output_state(step.target, step.args[4]) is not None:
             return None
         for given, layer, other in fed_back(step, set()):
-            source = _unmarked(given)
+            source = unmarked(given)
             if source.target is not carried or source not in inside:
                 continue
             after = self.body.after[self.body.number_of[source]]
@@ -754,11 +632,11 @@ class Distribution:
         inside = set(component)
         states = [(node, self.body.after[self.body.number_of[node]]) for node in component if node.target is carried]
         calls = [node for node in component if node.target is not carried]
-        nexts = [_unmarked(after) for _, after in states]
+        nexts = [unmarked(after) for _, after in states]
         outside: Dict[Node, None] = {}
         for node in (*(one for call in calls for one in call.all_input_nodes), *nexts):
-            if isinstance(node, Node) and _unmarked(node) not in inside:
-                outside[_unmarked(node)] = None
+            if isinstance(node, Node) and unmarked(node) not in inside:
+                outside[unmarked(node)] = None
         given = [self._value(node) for node in outside]
         sequences = tuple(self._varies(node) for node in outside)
         body = Graph()
@@ -766,7 +644,7 @@ class Distribution:
         for node in (*(node for node, _ in states), *outside):
             made[node] = body.placeholder(node.name)
         for node in calls:
-            made[node] = body.node_copy(node, lambda one: made[_unmarked(one)])
+            made[node] = body.node_copy(node, lambda one: made[unmarked(one)])
         wanted = [node for node in calls if self._used_outside(node, inside)]
         changed = {node for each in self._in_order for node in each}
         for node in wanted:
@@ -786,7 +664,7 @@ class Distribution:
             tuple(given),
             sequences,
         )
-        self.cycles.update({node: component for node in calls if not _is_number(node)})
+        self.cycles.update({node: component for node in calls if not is_number(node)})
         series = self._call(operator.getitem, call, 0)
         finals = self._call(operator.getitem, call, 1)
         for place, node in enumerate(nexts):

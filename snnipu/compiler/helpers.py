@@ -44,7 +44,7 @@ def reshaped(x: torch.Tensor, *sizes: Any) -> torch.Tensor:
 
 
 def clock(num_steps: int, first: int) -> List[int]:
-    """The clock of each step (:data:`snnipu.compiler.distribute.OFFSET`)."""
+    """The clock of each step (:data:`snnipu.compiler.marks.OFFSET`)."""
     return list(range(first, first + num_steps))
 
 

@@ -5,7 +5,7 @@ from typing import Any, Callable, List, NamedTuple, Tuple
 
 import torch
 
-from snnipu.compiler.distribute import Refused
+from snnipu.compiler.marks import Refused
 from snnipu.compiler.private import version_of
 
 # Fewer tensors in a list are none of a loop over time.

@@ -15,9 +15,9 @@ import torch
 
 from snnipu.compiler import reasons
 from snnipu.compiler.calls import calls, counting
-from snnipu.compiler.distribute import Refused
 from snnipu.compiler.helpers import storage
 from snnipu.compiler.items import Items
+from snnipu.compiler.marks import Refused
 from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place
 from snnipu.compiler.private import hindrance, version_of
 from snnipu.compiler.steps import is_step

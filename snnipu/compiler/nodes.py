@@ -207,7 +207,7 @@ def changed_by(node: Node) -> List[Node]:
     if getattr(node.target, "__module__", "") in (
         "snnipu.ops.leaves",
         "snnipu.compiler.helpers",
-        "snnipu.compiler.distribute",
+        "snnipu.compiler.marks",
     ):
         return []
     return tensors

@@ -10,7 +10,7 @@ import numpy as np
 import snntorch
 import torch
 
-from snnipu.compiler.distribute import Refused
+from snnipu.compiler.marks import Refused
 from snnipu.compiler.reasons import PACKAGES
 from snnipu.compiler.sources import is_others
 from snnipu.neurons._states import PlainStates

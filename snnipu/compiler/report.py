@@ -8,7 +8,8 @@ import torch
 from torch.fx import Node
 
 from snnipu.compiler import nodes, rules
-from snnipu.compiler.distribute import MARKS, Distribution
+from snnipu.compiler.distribute import Distribution
+from snnipu.compiler.marks import MARKS
 from snnipu.compiler.reasons import Line, Reason, line_of, reason
 from snnipu.compiler.steps import is_step, module_of
 from snnipu.neurons.paths import Path, text_table

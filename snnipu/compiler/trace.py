@@ -8,15 +8,26 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import torch
 
-from snnipu.compiler import distribute, nodes, shown
+from snnipu.compiler import nodes, shown
 from snnipu.compiler.calls import unwatched
-from snnipu.compiler.distribute import CLOCK, OFFSET, Body, Distribution, Refused
+from snnipu.compiler.distribute import Body, Distribution, First
+from snnipu.compiler.first import compared
+from snnipu.compiler.marks import (
+    CLOCK,
+    MARKS,
+    OFFSET,
+    Refused,
+    carried,
+    changed_input,
+    clock,
+    result,
+)
 from snnipu.compiler.objects import Missing, Objects, Place, found
 from snnipu.compiler.private import dynamo
 
 # The prefix of names that are added to the program's global variables.
 _NAME = "__snnipu_of_"
-_KNOWN = ("marked", "Recorder", *(mark.__name__ for mark in distribute.MARKS))
+_KNOWN = ("marked", "Recorder", *(mark.__name__ for mark in MARKS))
 # The largest number of tensors in a carried variable.
 _LEAVES = 256
 # The largest number of graphs of a body.
@@ -115,7 +126,7 @@ def marked(value: Any, mark: Callable[[torch.Tensor, int], torch.Tensor], first:
     if isinstance(value, (tuple, list, dict)) and not isinstance(value, torch.Size):
         raise TypeError("a tuple, list or dictionary of another class")
     count.append(0)
-    if mark is not distribute.carried and type(value) in _OF_NUMBERS:
+    if mark is not carried and type(value) in _OF_NUMBERS:
         return Number(mark(torch.scalar_tensor(value, dtype=_OF_NUMBERS[type(value)]), first + len(count)))
     return mark(value, first + len(count)) if isinstance(value, torch.Tensor) else value
 
@@ -184,8 +195,8 @@ class Guards:
         self._symbols: Dict[Any, Tuple[int, int]] = {}  # the input, and its dimension; -1: it is a number
         self._known: Dict[Any, bool] = {}
         inputs = [node for node in body.module.graph.nodes if node.op == "placeholder"]
-        clock = next(node for node in body.module.graph.nodes if node.target is distribute.clock)
-        size = nodes.value_of(clock).shape[0]
+        mark = next(node for node in body.module.graph.nodes if node.target is clock)
+        size = nodes.value_of(mark).shape[0]
         if not isinstance(size, torch.SymInt):
             raise Refused("its steps depend on their number")
         self._clock, environment = size.node.expr, size.node.shape_env
@@ -265,7 +276,7 @@ class Traced:
         self._owned = [*spec.places, *numbered, *(one for one in spec.grown if one.key is not None), *spec.written]
         self.source = self._written(count)
         known: Dict[str, Any] = {"marked": marked, "Recorder": Recorder, "body": loop.traced}
-        known.update({mark.__name__: mark for mark in distribute.MARKS})
+        known.update({mark.__name__: mark for mark in MARKS})
         # The program's own global variables: TorchDynamo looks for those of other modules by the module's name.
         space, made = loop.body.__globals__, {}  # type: ignore[var-annotated]
         space.update({f"{_NAME}{name}": value for name, value in known.items() if name != "body"})
@@ -465,16 +476,18 @@ class Traced:
         """Return the graph of all steps for initial values with another shape or type, or None."""
         for steady in self._steady:
             try:
-                return _distributed(steady, distribute.compared(steady, first))
+                return _distributed(steady, compared(steady, first))
             except Refused as refused:
                 self.peeled = str(refused)
         return None
 
 
-def _distributed(body: Body, first: Optional[distribute.First] = None) -> Distribution:
+def _distributed(body: Body, first: Optional[First] = None) -> Distribution:
     try:
         return Distribution(body, first)
-    except (LookupError, ValueError, RuntimeError) as error:
+    except Refused:
+        raise
+    except Exception as error:
         raise Refused(f"its graph could not be made: {type(error).__name__}: {error}") from error
 
 
@@ -482,7 +495,7 @@ def _refuse_unmarked(module: torch.fx.GraphModule) -> None:
     """Refuse a graph with unmarked results: the body sets an attribute that the observed steps did not set."""
     output = next(reversed(module.graph.nodes))
     for node in nodes.leaves_of(output.args[0]):
-        if node.target not in distribute.MARKS and nodes.is_tensor(node) and distribute.changed_input(node) is None:
+        if node.target not in MARKS and nodes.is_tensor(node) and changed_input(node) is None:
             raise Relook
 
 
@@ -503,10 +516,10 @@ def _is_steady(module: torch.fx.GraphModule) -> bool:
     """
     before: Dict[int, Any] = {}
     for node in module.graph.nodes:
-        if node.target is distribute.carried:
+        if node.target is carried:
             before[node.args[1]] = node
     for node in module.graph.nodes:
-        if node.target is distribute.result:
+        if node.target is result:
             value, taken = nodes.value_of(node), before.get(node.args[1])
             if taken is None:
                 return False

@@ -1,0 +1,80 @@
+"""The first step of a loop, whose initial values may have another shape or type than those of later steps."""
+
+from typing import Any, Dict
+
+import torch
+from torch.fx import Node
+
+from snnipu.compiler import nodes
+from snnipu.compiler.distribute import Body, First
+from snnipu.compiler.marks import Refused, carried
+
+
+def _same_kind(one: Node, other: Node) -> bool:
+    """Return True if a graph for one input is valid for the other one, whose sizes may differ."""
+    a, b = nodes.value_of(one), nodes.value_of(other)
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return type(a) is type(b) and (isinstance(a, (torch.SymInt, torch.SymFloat)) or a == b)
+    if a.requires_grad != b.requires_grad:
+        return False
+    ones = [[type(size) is int and size < 2 for size in each.shape] for each in (a, b)]
+    return a.dtype == b.dtype and a.device == b.device and ones[0] == ones[1]
+
+
+def compared(steady: Body, first: Body) -> First:
+    """Compare the first step with the later ones, operation by operation.
+
+    Raises:
+        Refused: they do something else.
+    """
+    if steady.learns != first.learns:
+        raise Refused("its first step is traced in another gradient mode")
+    found = First(first, {}, {})
+    same: Dict[Node, Node] = {}
+
+    def compare(one: Any, other: Any) -> None:
+        if isinstance(one, Node) and one.target is carried:
+            number: Any = one.args[1]
+            if isinstance(other, Node):
+                # Also of another variable: a neuron's state, where it is not given one. A number is not marked.
+                other = other.args[0] if other.target is carried else other
+                if other.op != "placeholder":
+                    raise Refused("its first step takes something else")
+            if found.starts.setdefault(number, other) is not other:
+                raise Refused("its first step takes two values where later ones take one")
+        elif isinstance(one, Node) and one.op == "placeholder":
+            fits = isinstance(other, Node) and other.op == "placeholder"
+            if not fits or not _same_kind(one, other) or found.inputs.setdefault(one, other) is not other:
+                raise Refused("its first step takes something else")
+        elif isinstance(one, Node):
+            if same.get(one) is not other:
+                raise Refused("its first step does something else")
+        elif isinstance(one, (tuple, list)):
+            if type(one) is not type(other) or len(one) != len(other):
+                raise Refused("its first step does something else")
+            for a, b in zip(one, other):
+                compare(a, b)
+        elif isinstance(one, dict):
+            compare(list(one), list(other))
+            compare(list(one.values()), list(other.values()))
+        elif isinstance(one, slice):
+            compare((one.start, one.stop, one.step), (other.start, other.stop, other.step))
+        elif one != other:
+            raise Refused("its first step does something else")
+
+    lists = [
+        [node for node in body.graph.nodes if node.op != "placeholder" and node.target is not carried]
+        for body in (steady, first)
+    ]
+    if len(lists[0]) != len(lists[1]):
+        raise Refused("its first step does something else")
+    for one, other in zip(*lists):
+        if one.op != other.op or one.target != other.target:
+            raise Refused("its first step does something else")
+        taken = other.args
+        if nodes.name_of(one) == "add" and len(taken) == 2 and type(taken[1]) in (int, float):
+            taken = taken[::-1] if getattr(one.args[0], "target", None) is carried else taken  # 0 + x is x + 0
+        compare(one.args, taken)
+        compare(one.kwargs, other.kwargs)
+        same[one] = other
+    return found
