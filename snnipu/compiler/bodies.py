@@ -325,13 +325,16 @@ class _Continue(ast.NodeTransformer):
 
 
 class _Indices(ast.NodeTransformer):
-    """Replaces ``x[:, step]`` by a function call: TorchDynamo makes a number in such an index a constant."""
+    """Replaces ``x[:, step]`` by a call of ``at``, and ``x[:, step] = y`` by ``at(...)[...] = y``.
+
+    TorchDynamo makes a number in such an index a constant.
+    """
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         self.generic_visit(node)
         index: Any = node.slice
         index = getattr(index, "value", index) if type(index).__name__ == "Index" else index
-        if not isinstance(node.ctx, ast.Load) or not isinstance(index, (ast.Tuple, ast.Slice)):
+        if isinstance(node.ctx, ast.Del) or not isinstance(index, (ast.Tuple, ast.Slice)):
             return node
         parts = index.elts if isinstance(index, ast.Tuple) else [index]
         bounds = [
@@ -341,7 +344,11 @@ class _Indices(ast.NodeTransformer):
             return node
         made = [_slice(one) for one in parts]
         given = ast.Tuple(made, ast.Load()) if isinstance(index, ast.Tuple) else made[0]
-        return ast.copy_location(ast.Call(ast.Name(AT, ast.Load()), [node.value, given], []), node)
+        is_set = isinstance(node.ctx, ast.Store)
+        part: ast.expr = ast.Call(ast.Name(AT, ast.Load()), [node.value, given, ast.Constant(is_set)], [])
+        if is_set:
+            part = ast.Subscript(part, ast.Constant(...), node.ctx)
+        return ast.copy_location(part, node)
 
 
 def _slice(node: Any) -> Any:

@@ -200,17 +200,18 @@ class Distribution:
         averages = [one for one in (nodes.argument(node, "running_mean") for node in norms) if one is not None]
         if len(set(averages)) < len(averages):
             raise Refused("it uses a batch norm twice in a step")
-        self._records: Dict[Node, Node] = {}
+        self._records: Dict[Node, Tuple[Node, List[Any]]] = {}
         self._in_order: List[List[Node]] = []  # groups of nodes on memory that is changed in place
         roots: Dict[Any, None] = {}
         for node, changed in memory.changes.items():
             if nodes.is_norm_in_training(node) or self._counts(node):
                 continue
-            if nodes.name_of(node) == "setitem" and not node.users and self._is_record(changed[0]):
-                self._records[node] = changed[0]
-                continue
             roots.update(dict.fromkeys(memory.root(one) for one in changed))
         for root in roots:
+            writes = self._writes(root)
+            self._records.update(writes)
+            if writes:
+                continue
             self._in_order.append(
                 [
                     node
@@ -237,11 +238,33 @@ class Distribution:
             if storages[place] and storages.count(storages[place]) > 1:
                 raise Refused("it changes a tensor in place that has another name")
 
-    def _is_record(self, target: Node) -> bool:
-        """Return True if the body only writes into a tensor."""
-        return target.op == "placeholder" and all(
-            nodes.name_of(user) == "setitem" and user.args[0] is target for user in target.users
-        )
+    def _writes(self, root: Any) -> Dict[Node, Tuple[Node, List[Any]]]:
+        """Return tensor and index of each ``setitem`` if the body only writes to this memory, always at one time."""
+        group = {node for node in self.body.graph.nodes if node in self.memory and self.memory.root(node) == root}
+        found: Dict[Node, Tuple[Node, List[Any]]] = {}
+        times = set()
+        for node in group:
+            if not set(node.users) <= group:
+                return {}
+            if node not in self.memory.changes:
+                continue
+            if nodes.name_of(node) != "setitem" or node.args[2] in group:
+                return {}
+            base, index = node.args[:2]
+            index = [] if index is ... else list(index) if isinstance(index, tuple) else [index]
+            while nodes.name_of(base) == "select" and len(base.args) == 3:
+                base, dim, number = base.args
+                dim %= nodes.value_of(base).dim()
+                index += [slice(None)] * (dim - len(index))
+                index.insert(dim, number)
+            varying = [one for one in nodes.leaves_of(index) if self._varies(one)]
+            if base.op != "placeholder" or not all(map(is_number, varying)):
+                return {}
+            if any(one is None or one is ... or nodes.is_tensor(one) for one in index):
+                return {}
+            times.add((base, tuple(str(one) if nodes.leaves_of(one) else None for one in index)))
+            found[node] = base, index
+        return found if len(times) == 1 else {}
 
     # ---- writing
 
@@ -262,6 +285,8 @@ class Distribution:
 
         def needs(node: Node) -> List[Node]:
             found = list(node.all_input_nodes)
+            if node in self._records:
+                found = nodes.leaves_of([*self._records[node], node.args[2]])
             if node in body.number_of:
                 after = body.after.get(body.number_of[node])
                 found += [after] if isinstance(after, Node) and after is not node else []
@@ -295,9 +320,10 @@ class Distribution:
             if node not in self.body.varying:
                 self._constant[node] = self.constant(node.args[0])
         elif node in self._records:
-            target, index, value = node.args
+            target, index = self._records[node]
+            value = node.args[2]
             made = self._any_sequence(value) if isinstance(value, Node) else value
-            self._call(helpers.set_steps, self.constant(target), self._index(index), made, self.steps)
+            self._call(helpers.set_steps, self.constant(target), self._index(tuple(index)), made, self.steps)
         elif self._counts(node):
             by = self._call(operator.mul, self.steps, node.args[1])
             self.graph.call_method("add_", (self.constant(node.args[0]), by))

@@ -149,14 +149,13 @@ def set_steps(x: torch.Tensor, index: Tuple[Any, ...], value: Any, num_steps: in
     """``x[index] = value`` of all steps; a tensor has the values of all steps, a number or list is as in each_step."""
     found = steps_at(index, x.dim())
     per_step = isinstance(value, (torch.Tensor, list))
-    if found is None or not isinstance(value, torch.Tensor):
+    part = None if found is None else x[found[0]].movedim(found[1], 0)
+    missing = 0 if part is None or not isinstance(value, torch.Tensor) else part.dim() - value.dim()
+    if part is None or not isinstance(value, torch.Tensor) or len(part) < num_steps or missing < 0:
         for step in range(num_steps):
             x[_at(index, step)] = value[step] if per_step else value
         return
-    every, dim = found
-    part = x[every].movedim(dim, 0)
-    missing = part.dim() - value.dim()
-    part.copy_(widen(value, missing) if missing > 0 else value)
+    part.copy_(widen(value, missing))
 
 
 def each_step(

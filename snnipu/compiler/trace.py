@@ -81,15 +81,18 @@ def plain(value: Any) -> Any:
     return {key: plain(one) for key, one in value.items()} if type(value) is dict else value
 
 
-def at(value: Any, index: Any) -> Any:
-    """``value[index]``; of a tensor by ``select`` and ``narrow`` where a part of the index is a number or a slice."""
-    if not isinstance(value, torch.Tensor):
-        return value[index]
+def at(value: Any, index: Any, is_set: bool = False) -> Any:
+    """``value[index]``; of a tensor by ``select`` and ``narrow`` where a part of the index is a number or a slice.
+
+    Raises:
+        TypeError: the part is set, and is no view of a tensor.
+    """
     parts = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(one, bool) or not isinstance(one, (int, slice, _Ellipsis)) for one in parts):
-        return value[index]
     cut = [place for place, one in enumerate(parts) if isinstance(one, _Ellipsis)]
-    if len(cut) > 1:
+    is_view = not any(isinstance(one, bool) or not isinstance(one, (int, slice, _Ellipsis)) for one in parts)
+    if not isinstance(value, torch.Tensor) or not is_view or len(cut) > 1:
+        if is_set:
+            raise TypeError("it sets items of other objects than tensors")
         return value[index]
     front, back = (parts[: cut[0]], parts[cut[0] + 1 :]) if cut else (parts, ())
     made = value

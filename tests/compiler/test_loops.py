@@ -119,6 +119,15 @@ DISTRIBUTED = {
     "by index": (
         f"{START}\nout = torch.zeros(*x.shape[:2], 6)\n{LOOP}\n    {STEP}\n    out[step] = mem\nreturn out, mem"
     ),
+    "by column": (
+        f"{START}\nout = torch.zeros(2, x.shape[1], x.shape[0], 6)\n{LOOP}\n"
+        "    out[0, :, step], mem = self.lif1(self.fc1(x[step]), mem)\n    out[1, ..., step, :] = mem[None]\n"
+        "return out, mem"
+    ),
+    "by two indices": (
+        f"{START}\nout = torch.zeros(x.shape[0] + 1, x.shape[1], 6)\n{LOOP}\n    {STEP}\n    out[step] = mem\n"
+        "    out[step + 1] = spk\n    out[step, :2] += spk[:2]\nreturn out, mem"
+    ),
     "list of states": (
         "mems = [cell.reset_mem() for cell in self.cells]\nrec = []\n"
         f"{LOOP}\n    now = self.fc1(x[step])\n    for i, cell in enumerate(self.cells):\n"
