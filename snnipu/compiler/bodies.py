@@ -135,6 +135,8 @@ class Bodies:
         if scope.is_plain and self._chosen(node):
             host = Host(node.name, [])
             self.hosts.append(host)
+        lists = _records_of(_InPlace().visit(copy.deepcopy(node)), may_be_returned=True)
+        _InPlace(lists).visit(node)
         before, self.records = self.records, _records_of(node)
         node.body = self.block(node.body, scope, host)
         _Stacks(self.records).visit(node)
@@ -238,30 +240,38 @@ def _globals_of(functions: Iterable[Any], names: Any) -> Any:
     return found & names
 
 
-def _records_of(function: Function) -> Set[str]:
-    """Return the lists of a function that are only appended to and given to ``torch.stack``."""
+def _records_of(function: Function, may_be_returned: bool = False) -> Set[str]:
+    """Return the lists of a function that are only appended to and given to ``torch.stack``, or returned."""
     inside = list(ast.walk(function))
     inner = [one for one in inside if isinstance(one, (*FUNCTIONS, ast.Lambda)) and one is not function]
     hidden = {one.id for each in inner for one in ast.walk(each) if isinstance(one, ast.Name)}
     hidden |= {name for one in inside if isinstance(one, (ast.Global, ast.Nonlocal)) for name in one.names}
-    names = [one for one in inside if isinstance(one, ast.Name)]
+    hidden |= {one.arg for one in inside if isinstance(one, ast.arg)}
+    is_over = may_be_returned and not any(getattr(one, "finalbody", ()) for one in inside)
+    changed = [one for one in map(_appended, inside) if one is not None]
+    appended = Counter(one.id for one in changed)
+    known = {*changed, *(n for one in inside if is_over and isinstance(one, ast.Return) for n in ast.walk(one))}
+    names = {one for one in inside if isinstance(one, ast.Name) and one not in known}
     loads = Counter(one.id for one in names if isinstance(one.ctx, ast.Load))
     stores = Counter(one.id for one in names if not isinstance(one.ctx, ast.Load))
-    stacked = Counter(one.id for one in map(_stacked, inside) if one is not None)
-    appended = Counter(one.id for one in map(_appended, inside) if one is not None)
-    emptied = Counter(
-        target.id
-        for one in inside
-        if isinstance(one, ast.Assign) and isinstance(one.value, ast.List) and not one.value.elts
-        if len(one.targets) == 1
-        for target in one.targets
-        if isinstance(target, ast.Name)
-    )
+    stacked = Counter(one.id for one in map(_stacked, inside) if one in names)
+    assigned = [one for one in inside if isinstance(one, ast.Assign) and len(one.targets) == 1]
+    emptied = Counter(name for one in assigned for name in _emptied(one.targets[0], one.value))
     return {
         name
-        for name in appended.keys() & stacked.keys() - hidden
-        if loads[name] == appended[name] + stacked[name] and stores[name] == emptied[name] > 0
+        for name in appended.keys() - hidden
+        if may_be_returned or stacked[name]
+        if loads[name] == stacked[name] and stores[name] == emptied[name] > 0
     }
+
+
+def _emptied(target: ast.expr, value: ast.expr) -> Iterator[str]:
+    """Yield the variables that an assignment makes empty lists."""
+    if isinstance(target, ast.Name) and isinstance(value, ast.List) and not value.elts:
+        yield target.id
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        for pair in zip(target.elts, value.elts):
+            yield from _emptied(*pair)
 
 
 def _stacked(node: ast.AST) -> Optional[ast.Name]:
@@ -274,11 +284,29 @@ def _stacked(node: ast.AST) -> Optional[ast.Name]:
 
 
 def _appended(node: ast.AST) -> Optional[ast.Name]:
-    """Return the variable in a statement ``variable.append(...)``."""
+    """Return the variable in a statement ``v.append(...)``, ``v.extend(...)`` or ``v += [...]``."""
     call = node.value if isinstance(node, ast.Expr) else None
-    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
-        return call.func.value if isinstance(call.func.value, ast.Name) else None
-    return None
+    of: Any = node.target if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "extend"):
+        of = call.func.value
+    return of if isinstance(of, ast.Name) else None
+
+
+class _InPlace(ast.NodeTransformer):
+    """Replaces ``v = v + [...]`` by ``v += [...]``, for some variables or for all."""
+
+    def __init__(self, names: Optional[Set[str]] = None) -> None:
+        self._names = names
+
+    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
+        target, value = node.targets[0], node.value
+        if not isinstance(target, ast.Name) or not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
+            return node
+        if len(node.targets) > 1 or target.id != getattr(value.left, "id", "") or not isinstance(value.right, ast.List):
+            return node
+        if self._names is not None and target.id not in self._names:
+            return node
+        return ast.copy_location(ast.AugAssign(target, value.op, value.right), node)
 
 
 class _Stacks(ast.NodeTransformer):

@@ -58,6 +58,13 @@ class Recorder:
     def append(self, value: Any) -> None:
         self.items.append(value)
 
+    def extend(self, values: Any) -> None:
+        self.items.extend(values)
+
+    def __iadd__(self, values: Any) -> "Recorder":
+        self.items.extend(values)
+        return self
+
 
 _OF_NUMBERS = {int: torch.int64, float: torch.float64, bool: torch.bool}
 
@@ -179,6 +186,10 @@ class Spec(NamedTuple):
             return [found(place.path, arguments) for place in places]
         except (LookupError, AttributeError, TypeError, ValueError):
             raise Relook from None
+
+    def grown_variables(self) -> List[int]:
+        """Return the positions of variables that are lists that grow."""
+        return [place.path[0][1] for place in self.grown if place.key is None]
 
     def lists(self, arguments: Sequence[Any]) -> List[Any]:
         """Return the lists that grow."""
@@ -313,6 +324,7 @@ class Traced:
         results = [f"r{number}" for number in range(len(loop.carries))]
         lines.append(f" {''.join(f'{one}, ' for one in results) or 'none'} = body({', '.join(given)})")
         of = {place: results[number] for number, place in enumerate(loop.carries) if place >= 0}
+        lines += [f" {of[place]} = None" for place in spec.grown_variables() if place in of]
         values = [*(of[place] for place in spec.variables), *(where[place] for place in spec.places)]
         lines += [f" c{n} = marked({text}, result, {n * _LEAVES}, [])" for n, text in enumerate(values)]
         lines += [f" {text} = c{n}" for n, text in enumerate(values)]
@@ -392,7 +404,8 @@ class Traced:
             _extend(told, kept[-1], steps)
             loop.after(*run.arguments, told)
         starts = [arguments[place] for place in spec.in_place]
-        run.results = results
+        grown = spec.grown_variables()
+        run.results = tuple([arguments[at] if at in grown else one for one, at in zip(results, loop.carries)])
         run.carry()
         for start, place in zip(starts, spec.in_place):
             start.copy_(run.arguments[place])

@@ -94,6 +94,11 @@ DISTRIBUTED = {
     ),
     "stacked along 1": f"{START}\n{LOOP}\n    {BOTH}\n    rec.append(mem2)\nreturn torch.stack(rec, dim=1), mem",
     "lists": f"{START}\n{LOOP}\n    {STEP}\n    rec.append((spk, mem))\nreturn [one for pair in rec for one in pair]",
+    "lists that are added": (
+        f"{START}\nspikes, rows = [], []\n{LOOP}\n    {STEP}\n    rec += [spk, mem]\n    spikes = spikes + [spk]\n"
+        "    rows.extend((mem, step))\n    self.trace += [mem.detach()]\n"
+        "return [*rec, *spikes, *rows, torch.stack(spikes)]"
+    ),
     "hidden": (
         "utils.reset(self)\nrec = []\nfor now in x:\n    rec.append(self.hidden(self.fc1(now)))\n"
         "return torch.stack(rec)"
@@ -218,6 +223,9 @@ AS_WRITTEN = {
     ),
     "an iterator": f"{START}\n{LOOP}\n    {STEP}\n    mem = mem + next(COUNT)\nreturn spk, mem",
     "a set": f"{START}\n{LOOP}\n    {STEP}\n    KNOWN.add(step)\nreturn spk, mem, sorted(KNOWN)",
+    "two names of a list": (
+        f"{START}\nrec = []\nfirst = rec\n{LOOP}\n    {STEP}\n    rec = rec + [spk]\nreturn [mem, *first, *rec]"
+    ),
     "a deque": f"{START}\n{LOOP}\n    {STEP}\n    LAST.append(mem.detach())\nreturn spk, mem, *LAST",
     "a global list": f"{START}\n{LOOP}\n    {STEP}\n    SEEN.append(mem.detach())\nreturn mem, len(SEEN)",
     "kept and changed": (
