@@ -18,7 +18,7 @@
 #
 # snnTorch's tutorial network visits its time steps in a Python loop. Here that loop is taken through four stages, with
 # a picture of where the time goes: snnTorch's neurons, snnipu's with only the import changed, the loop compiled,
-# unchanged, by `torch.compile` with the backend `snnipu`, and the network rewritten as `MultiStep`.
+# unchanged, by `snn.compile`, and the network rewritten as `MultiStep`.
 #
 # You need `pip install ".[tutorials]"` in a clone. `SNNIPU_TUTORIAL_HIDDEN` sets the hidden neurons (default 1000).
 
@@ -79,13 +79,14 @@ def training_step(forward):
 # %% [markdown]
 # ## Four stages
 #
-# The same weights for all. Compilation happens in the first call.
+# The same weights for all. The first call of a compiled loop runs two steps as they are written, and compiles the others;
+# later calls run all steps compiled.
 
 # %%
 reference = Net(snntorch)
 net = Net(snn)
 net.load_state_dict(reference.state_dict())
-compiled = snn.compile(net)  # torch.compile(net, backend="snnipu")
+compiled = snn.compile(net)
 multi_step = snn.MultiStep(net.fc1, net.lif1, net.fc2, net.lif2)
 
 stages = {
@@ -94,6 +95,7 @@ stages = {
     "compiled": compiled,
     "MultiStep": lambda x: multi_step(x, num_steps=num_steps)[1],
 }
+training_step(compiled)
 results = {name: training_step(forward) for name, forward in stages.items()}
 assert torch.equal(results["compiled"], results["MultiStep"])
 agreement = (results["compiled"] - results["snnTorch"]).abs().max().item()
