@@ -1,7 +1,7 @@
 """The items of a loop, by the number of the step."""
 
 import builtins
-from typing import Any, Callable, List, NamedTuple, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Tuple
 
 import torch
 
@@ -17,6 +17,13 @@ class Called(NamedTuple):
 
     function: Any
     arguments: Tuple[Any, ...]
+    keywords: Mapping[str, Any] = {}
+
+    def made(self) -> Any:
+        """Call it."""
+        return self.function(
+            *(one.made() if isinstance(one, Called) else one for one in self.arguments), **self.keywords
+        )
 
 
 class Items:
@@ -25,6 +32,7 @@ class Items:
     Attributes:
         text: the item of step ``t`` as an expression, in which ``I`` are the values that it needs.
         values: the values of ``I``.
+        bars: progress bars of tqdm around them, and calls that make such bars.
     """
 
     def __init__(self, given: Any) -> None:
@@ -36,6 +44,7 @@ class Items:
             Refused: the items cannot be read by number.
         """
         self.values: List[Any] = []
+        self.bars: List[Any] = []
         self.text, self.count = self._read(given)
 
     def _value(self, value: Any) -> str:
@@ -43,6 +52,12 @@ class Items:
         return f"I[{len(self.values) - 1}]"
 
     def _read(self, given: Any) -> Tuple[str, int]:
+        of = given.function if isinstance(given, Called) else type(given)
+        if str(of.__module__).split(".")[0] == "tqdm":
+            self.bars.append(given)
+            if not isinstance(given, Called):
+                return self._read(given.iterable)
+            return self._read(range(*given.arguments) if of.__name__ == "trange" else given.arguments[0])
         if isinstance(given, Called):
             return self._called(given)
         if isinstance(given, range):

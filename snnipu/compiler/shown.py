@@ -23,7 +23,6 @@ _FUNCTIONS = {
     *("abs", "bool", "float", "format", "int", "list", "max", "min", "repr", "round", "sorted", "str", "sum", "tuple"),
 }
 _LIBRARIES = {"math", "np", "numpy", "torch"}
-_BARS = {"tqdm", "trange"}
 _SHOWING = {
     *("tqdm", "logging", "loguru", "rich", "alive_progress", "progressbar", "tensorboardX", "io", "_io", "ipykernel"),
 }
@@ -89,8 +88,7 @@ def apart(loop: ast.stmt, name: str, keep: str, own: AbstractSet[str] = frozense
     work = _Apart(loop, name, keep, own)
     for block in (loop.body, loop.orelse):
         work.visit_block(block)
-    bar = work.without_bar(loop)
-    if not work.calls and bar is None:
+    if not work.calls:
         return None
     which, given = f"{name}which", f"{name}given"
     branches = []
@@ -100,18 +98,10 @@ def apart(loop: ast.stmt, name: str, keep: str, own: AbstractSet[str] = frozense
         assert isinstance(branch, ast.If)
         branch.body.append(statement)
         branches.append(branch)
-    after: List[ast.stmt] = []
-    if branches:
-        show = ast.parse(f"for {which}, {given} in {name}: pass").body[0]
-        assert isinstance(show, ast.For)
-        show.body = list(branches)
-        after.append(show)
-    if bar is not None:
-        shown = ast.parse(f"for {which} in _: pass").body[0]
-        assert isinstance(shown, ast.For)
-        shown.iter = bar
-        after.append(shown)
-    return Parts(loop, after, work.to, sorted(work.late))
+    show = ast.parse(f"for {which}, {given} in {name}: pass").body[0]
+    assert isinstance(show, ast.For)
+    show.body = list(branches)
+    return Parts(loop, [show], work.to, sorted(work.late))
 
 
 class _Apart:
@@ -137,22 +127,6 @@ class _Apart:
                 for name in ("body", "orelse"):
                     if isinstance(getattr(statement, name, None), list):
                         self.visit_block(getattr(statement, name))
-
-    def without_bar(self, loop: ast.stmt) -> Optional[ast.expr]:
-        """Take a progress bar from around what the loop goes through; returns the bar."""
-        if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
-            return None
-        bar = loop.iter
-        named = bar.func.attr if isinstance(bar.func, ast.Attribute) else getattr(bar.func, "id", "")
-        inside = bar.args[0] if bar.args and not isinstance(bar.args[0], ast.Starred) else None
-        if named not in _BARS or inside is None or not _names(bar).isdisjoint(self._set):
-            return None
-        # Only numbers: what else is gone through may be used up, or be read again.
-        steps = ast.Call(ast.Name("range", ast.Load()), bar.args, []) if named == "trange" else inside
-        if not (isinstance(steps, ast.Call) and getattr(steps.func, "id", "") == "range"):
-            return None
-        loop.iter = ast.copy_location(steps, bar)
-        return copy.deepcopy(bar)
 
     def _receiver(self, statement: ast.stmt) -> Optional[ast.expr]:
         """What a statement of these shows its values to, ``print`` itself included; None: it is none of these."""

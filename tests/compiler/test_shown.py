@@ -344,11 +344,6 @@ def test_what_is_not_taken_out(body):
     assert shown.apart(loop, "S", "K") is None
 
 
-@pytest.mark.parametrize("steps", ["tqdm(x)", "tqdm(range(t))", "tqdm(*x)", "bar(range(3))", "tqdm()"])
-def test_bars_that_stay(steps):
-    assert shown.apart(ast.parse(f"for t in {steps}:\n f(t)").body[0], "S", "K") is None
-
-
 def test_what_may_change_is_not_kept():
     for value in (None, True, 2, 0.5, "a", torch.Size([2]), (1, ("b", None))):
         assert shown.kept(value) == value
