@@ -66,6 +66,7 @@ class Recorder:
         return self
 
 
+_numbers = itertools.count(1)
 _OF_NUMBERS = {int: torch.int64, float: torch.float64, bool: torch.bool}
 
 
@@ -294,7 +295,8 @@ class Traced:
         # The program's own global variables: TorchDynamo looks for those of other modules by the module's name.
         space, made = loop.body.__globals__, {}  # type: ignore[var-annotated]
         space.update({f"{_NAME}{name}": value for name, value in known.items() if name != "body"})
-        exec(self.source, space, made)
+        # PyTorch keeps the sizes that have changed by file and line.
+        exec(compile(self.source, f"<step {next(_numbers)} of {loop.label}>", "exec"), space, made)
         self._step = torch.compile(made["step"], backend=self._capture, fullgraph=True)
         self._clock = torch.empty(2 + OFFSET, 0)
         dynamo().mark_dynamic(self._clock, 0)
@@ -528,7 +530,7 @@ def _apart(values: List[Any]) -> List[Any]:
 def _is_steady(module: torch.fx.GraphModule) -> bool:
     """Return True if results have shape, dtype and device of the values that they replace.
 
-    Unread values are compared by their sizes in this call, because no operation has unified their symbols.
+    Their sizes in this call are compared: operations do not always unify the symbols of sizes.
     """
     before: Dict[int, Any] = {}
     for node in module.graph.nodes:
@@ -539,8 +541,7 @@ def _is_steady(module: torch.fx.GraphModule) -> bool:
             value, taken = nodes.value_of(node), before.get(node.args[1])
             if taken is None:
                 return False
-            same = nodes.key_of(nodes.value_of(taken)) == nodes.key_of(value)
-            if not same and (taken.users or _form_now(nodes.value_of(taken)) != _form_now(value)):
+            if _form_now(nodes.value_of(taken)) != _form_now(value):
                 return False
     return True
 
