@@ -12,21 +12,26 @@ import copy
 import functools
 import importlib.abc
 import itertools
+import logging
 import os
 import sys
 import threading
 import types
 import weakref
+from collections import Counter
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
 from snnipu.compiler import backend, bodies, calls, shown
 from snnipu.compiler.items import Called
-from snnipu.compiler.loop import Loop
+from snnipu.compiler.loop import FEWEST, Loop
+from snnipu.compiler.reasons import PACKAGES
+from snnipu.compiler.report import report_of
 from snnipu.compiler.sources import Source, is_others
 from snnipu.compiler.trace import at, stack
 
+_LOG = logging.getLogger("snnipu.compiler")
 _numbers = itertools.count(1)
 # The search for functions that are defined later ends after this number of calls of neurons.
 QUIET = 2000
@@ -68,9 +73,15 @@ class Discovery:
         self._changed: List[Tuple[Any, Any]] = []
         self._finder = _Finder(self)
         self._size, self._calls = 0, 0
+        self._of_script: Counter[str] = Counter()
 
     def __str__(self) -> str:
-        found = [line for one in self.loops for line in one.told()]
+        found: List[str] = []
+        for loop in self.loops:
+            found += loop.told()
+            made = loop.made
+            if made is not None:
+                found += [f"    {line}" for line in report_of(loop.label, made, loop.steps).notes() if line]
         return "\n".join(found) or "no loop over time was found yet"
 
     def is_on(self) -> bool:
@@ -104,7 +115,12 @@ class Discovery:
         backend.disable(self)
 
     def _look_again(self) -> None:
-        """Search again if the script has defined functions since the last search."""
+        """Search again if the script has defined functions since the last search; called at each call of a neuron."""
+        frame: Any = sys._getframe()
+        while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
+            frame = frame.f_back
+        if frame is not None and frame.f_code.co_name == "<module>":
+            self._say_of_script(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
         main = sys.modules.get("__main__")
         size = 0 if main is None else len(vars(main))
         self._calls += 1
@@ -113,6 +129,13 @@ class Discovery:
             self.adopt_all()
         if self._calls > QUIET:
             calls.rest(self._look_again)
+
+    def _say_of_script(self, place: str) -> None:
+        """Log once that a line at the top level of the script, which runs already, cannot be compiled."""
+        self._of_script[place] += 1
+        if self._of_script[place] == FEWEST:
+            what = "the loop is at the top level of a script that calls snn.auto() itself"
+            _LOG.warning("%s runs as it is: %s; `python -m snnipu run --compile` compiles it", place, what)
 
     # ---- programs
 

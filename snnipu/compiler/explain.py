@@ -45,9 +45,8 @@ def explain(function: Any, *inputs: Any, **keywords: Any) -> Report:
     modules = [one for one in (function, *inputs, *keywords.values()) if isinstance(one, torch.nn.Module)]
     loops: List[LoopReport] = []
     for loop in ran:
-        made = loop.plans[-1].made if loop.plans and not loop.reason else None
-        if made is not None:
-            loops.append(report_of(loop.label, made, loop.steps))
+        if loop.made is not None:
+            loops.append(report_of(loop.label, loop.made, loop.steps))
         elif loop.is_over_time():
             loops.append(LoopReport(loop.label, runs_as=loop.reason or "it has too few steps", reason=loop.note))
     return Report(tuple(loops), seconds, paths.of_choices(choices, modules))

@@ -16,6 +16,7 @@ import torch
 
 from snnipu.compiler import reasons
 from snnipu.compiler.calls import calls, counting
+from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.helpers import storage
 from snnipu.compiler.items import Called, Items
 from snnipu.compiler.marks import Refused
@@ -114,16 +115,21 @@ class Loop:
         """Return True if the loop calls neurons at each step."""
         return bool(self.plans or self.note or self.hindrance)
 
+    @property
+    def made(self) -> Optional[Distribution]:
+        """The graph of all steps; None: the loop runs in Python."""
+        return self.plans[-1].made if self.plans and self.runs and not self.reason else None
+
     def _neurons(self) -> str:
         """Return how many neurons are one operator, and how many run step by step."""
-        made: Any = self.plans[-1].made
+        made: Any = self.made
         one, alone = len(made.neurons), sum(map(is_step, made.cycles))
         found = f"{one} layer{'s'[: one > 1]} of neurons over {self.steps} steps"
         return f"{found}, {alone} step by step" if alone else found
 
     def told(self) -> List[str]:
         """Return lines of text: how the loop runs, and why."""
-        if self.runs and not self.reason:
+        if self.made is not None:
             return [f"{self.label}  compiled: {self._neurons()}"]
         if not self.is_over_time():
             return []
@@ -304,7 +310,7 @@ class _Run:
                     continue
                 loop.error = error
                 if cause is not None:
-                    loop.refuse(str(cause))
+                    loop.refuse(str(cause), getattr(cause, "note", None))
                 else:
                     why = reasons.of_error(error)
                     loop.refuse(f"refused: {why.why}" + "".join(f" ({line.place})" for line in why.lines), why)

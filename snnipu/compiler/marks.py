@@ -6,6 +6,7 @@ import torch
 from torch.fx import Node
 
 from snnipu.compiler import nodes
+from snnipu.compiler.reasons import Reason
 
 CLOCK = "snnipu_clock"
 # The clock is the step's number plus this: PyTorch traces 0 and 1 as constants.
@@ -13,7 +14,15 @@ OFFSET = 2
 
 
 class Refused(Exception):
-    """The loop cannot be distributed, for the given reason."""
+    """The loop cannot be distributed, for the given reason.
+
+    Attributes:
+        note: the lines of the program that cause it; None: they are not known.
+    """
+
+    def __init__(self, why: str, note: Optional[Reason] = None) -> None:
+        super().__init__(why)
+        self.note = note
 
 
 def clock(value: torch.Tensor) -> torch.Tensor:

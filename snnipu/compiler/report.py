@@ -10,7 +10,7 @@ from torch.fx import Node
 from snnipu.compiler import nodes, rules
 from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.marks import MARKS
-from snnipu.compiler.reasons import Line, Reason, line_of, reason
+from snnipu.compiler.reasons import Reason, line_of, reason
 from snnipu.compiler.steps import is_step, module_of
 from snnipu.neurons.paths import Path, text_table
 
@@ -89,30 +89,43 @@ class LoopReport:
                 f"{self.label} runs as it is: {self.runs_as}",
                 *(self.reason.told("the cause") if self.reason else ()),
             ]
-        notes: Dict[Any, Tuple[List[str], List[Line]]] = {}
-
-        def note(one: Union[Neuron, Operator]) -> str:
-            if one.reason is None:
-                return ""
-            # The lines of a way on which results come back belong together.
-            key = one.reason if one.reason.comes_back else replace(one.reason, lines=())
-            names, lines = notes.setdefault(key, ([], []))
-            names.append(one.name)
-            lines.extend(one.reason.lines)
-            return f"[{list(notes).index(key) + 1}]"
-
+        notes = self._notes()
         neurons = [
-            (n.name, n.kind, n.line, str(n.steps), f"step by step {note(n)}" if n.reason else "one operator")
+            (n.name, n.kind, n.line, str(n.steps), f"step by step {_mark(n, notes)}" if n.reason else "one operator")
             for n in self.neurons
         ]
-        operators = [(o.name, o.line, str(o.calls), str(o.times), note(o)) for o in self.operators]
+        operators = [(o.name, o.line, str(o.calls), str(o.times), _mark(o, notes)) for o in self.operators]
         lines = [self.label, "", *text_table(("neuron", "kind", "line", "steps", "runs as"), neurons)]
         if operators:
             lines += ["", *text_table(("operator", "line", "in the loop", "now", "why"), operators)]
-        for number, (key, (names, own)) in enumerate(notes.items(), 1):
+        return [*lines, *self.notes()]
+
+    def notes(self) -> List[str]:
+        """Return lines of text: why some neurons and operators are called at each step."""
+        lines: List[str] = []
+        for number, (key, same) in enumerate(self._notes().items(), 1):
+            own = [line for one in same if one.reason is not None for line in one.reason.lines]
             why = replace(key, lines=tuple(dict.fromkeys(own)))
-            lines += ["", *why.told(f"[{number}] {', '.join(dict.fromkeys(names))}")]
+            lines += ["", *why.told(f"[{number}] {', '.join(dict.fromkeys(one.name for one in same))}")]
         return lines
+
+    def _notes(self) -> Dict[Reason, List[Union[Neuron, Operator]]]:
+        """Return the reasons, with what is called at each step for them."""
+        notes: Dict[Reason, List[Union[Neuron, Operator]]] = {}
+        called: List[Union[Neuron, Operator]] = [*self.neurons, *self.operators]
+        for one in called:
+            if one.reason is not None:
+                notes.setdefault(_key(one.reason), []).append(one)
+        return notes
+
+
+def _key(reason: Reason) -> Reason:
+    """Return the reason without its lines, unless they are a way on which results come back."""
+    return reason if reason.comes_back else replace(reason, lines=())
+
+
+def _mark(one: Union[Neuron, Operator], notes: Dict[Reason, List[Union[Neuron, Operator]]]) -> str:
+    return "" if one.reason is None else f"[{list(notes).index(_key(one.reason)) + 1}]"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from snnipu.compiler.marks import (
 )
 from snnipu.compiler.objects import Missing, Objects, Place, found
 from snnipu.compiler.private import dynamo
+from snnipu.compiler.report import why_alone
+from snnipu.compiler.steps import is_step
 
 # The prefix of names that are added to the program's global variables.
 _NAME = "__snnipu_of_"
@@ -459,7 +461,9 @@ class Traced:
             return self._runner(None, guards, body)
         made = _distributed(body)
         if not made.neurons:
-            raise Refused("no neuron's steps become one operator")
+            steps = [node for node in made.cycles if is_step(node)]
+            note = why_alone(steps[0], made) if steps else None
+            raise Refused("no neuron's steps become one operator", note)
         self._steady.append(body)
         self.made = made
         return self._runner(made, guards)
