@@ -519,6 +519,8 @@ class _Neuron(NamedTuple):
                 last = graph.create_node("call_function", target, arguments, name="recurrence")
             last.meta.update({key: of.meta[key] for key in ("stack_trace", "nn_module_stack") if key in of.meta})
             last.meta["example_value"] = value
+            if any(one in body.varying for one in last.all_input_nodes):
+                body.varying.add(last)
             return last
 
         x: Any = None
@@ -532,7 +534,7 @@ class _Neuron(NamedTuple):
         step = write(
             leaves.neuron_step, (x, self.starts, self.parameters, self.kernel, options, ""), self.results[0], values
         )
-        body.varying.update((x, step))
+        body.varying.add(step)
         made: Dict[Node, Node] = {}
         for place, node in enumerate(self.results):
             one = write(operator.getitem, (step, place), node, values[place])

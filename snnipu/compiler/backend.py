@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 from snnipu._names import installed
-from snnipu.compiler import nodes, reset
+from snnipu.compiler import nodes, reset, unrolled
 from snnipu.compiler.marks import MARKS
 from snnipu.compiler.patches import Patches
 from snnipu.compiler.private import dynamo
@@ -116,7 +116,12 @@ def compile_graph(
     if unknown:
         raise ValueError(f"options of the backend snnipu are {', '.join(_OPTIONS)}, got {', '.join(sorted(unknown))}")
     then = (options or {}).get("then")
-    rolled = module
+    found = None
+    try:
+        found = unrolled.rolled(module, whole=then is not None)
+    except Exception as error:
+        _LOG.warning("a graph runs without sequences: %s: %s", type(error).__name__, error)
+    rolled = module if found is None else found.module
     run = rolled.forward
     if then is not None:
         run = dynamo().lookup_backend(then)(rolled, example_inputs)

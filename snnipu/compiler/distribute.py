@@ -66,8 +66,11 @@ class Body:
 
     marks = MARKS
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, clocks: Sequence[Node] = ()) -> None:
         """
+        Args:
+            clocks: the nodes of ``module`` that are the clock; without any, it is the first size of a marked tensor.
+
         Raises:
             Refused: the step's number is unknown.
         """
@@ -83,16 +86,9 @@ class Body:
         prepare(graph)
         _without_dead_code(graph)
         self.graph = graph
-        self.clocks: Set[Node] = set()
+        self.clocks: Set[Node] = {kept[node] for node in clocks} or self._find_clocks()
         self.before: Dict[int, Node] = {}
         self.after: Dict[int, Node] = {}
-        sizes = [nodes.value_of(node).shape[0] for node in module.graph.nodes if node.target is clock]
-        if len(sizes) != 1 or not isinstance(sizes[0], torch.SymInt):
-            raise Refused("its steps depend on their number")
-        for node in graph.nodes:
-            value = nodes.value_of(node)
-            if isinstance(value, torch.SymInt) and nodes.size_key(value) == nodes.size_key(sizes[0]):
-                self.clocks.add(node)
         for node in graph.nodes:
             if node.target is carried:
                 self.before[node.args[1]] = node
@@ -101,6 +97,15 @@ class Body:
         self.number_of: Dict[Any, int] = {node: number for number, node in self.before.items()}
         self.varying = self._find_varying()
         arithmetic.as_neurons(self)
+
+    def _find_clocks(self) -> Set[Node]:
+        """Return the nodes that are the first size of the marked tensor."""
+        sizes = [nodes.value_of(node).shape[0] for node in self.module.graph.nodes if node.target is clock]
+        if len(sizes) != 1 or not isinstance(sizes[0], torch.SymInt):
+            raise Refused("its steps depend on their number")
+        values = {node: nodes.value_of(node) for node in self.graph.nodes}
+        key = nodes.size_key(sizes[0])
+        return {node for node, one in values.items() if isinstance(one, torch.SymInt) and nodes.size_key(one) == key}
 
     def _find_varying(self) -> Set[Node]:
         """Return the nodes that are not constant over time."""
@@ -150,6 +155,7 @@ class Distribution:
         module: the graph.
         neurons: names of the neurons' steps that are one operator.
         cycles: the operations that run step by step, each with those that it runs together with.
+        modules: the modules that the graph calls, by name.
         changed_inputs: positions of the inputs that the graph changes in place.
     """
 
@@ -170,7 +176,7 @@ class Distribution:
         self._sequence: Dict[Node, Any] = {}  # tensors with time first
         self._numbers: Dict[Node, Any] = {}  # lists of numbers
         self._final: Dict[Node, Any] = {}
-        self._modules: Dict[str, GraphModule] = {}
+        self.modules: Dict[str, GraphModule] = {}
         self._find_effects()
         self.draws = any(map(nodes.is_random, body.graph.nodes))
         self.has_effects = bool(self.memory.changes)
@@ -184,7 +190,7 @@ class Distribution:
             if nodes.is_tensor(node) and (first is None or node in first.inputs)
         ]
         self._write()
-        self.module = GraphModule({**_attributes_of(body.module), **self._modules}, self.graph)
+        self.module = GraphModule({**attributes_of(body.module), **self.modules}, self.graph)
 
     def _find_effects(self) -> None:
         """Find the operations that change tensors of the program in place.
@@ -679,8 +685,8 @@ class Distribution:
         after = tuple(made[node] if isinstance(node, Node) else node for node in nexts)
         body.output((tuple(made[node] for node in wanted), after))
         body.lint()
-        name = f"steps_{len(self._modules)}"
-        self._modules[name] = GraphModule(_attributes_of(self.body.module), body)
+        name = f"steps_{len(self.modules)}"
+        self.modules[name] = GraphModule(attributes_of(self.body.module), body)
         starts = tuple(self._start(node) for node, _ in states)
         call = self._call(
             helpers.each_step,
@@ -721,7 +727,7 @@ class _Feedback:
     minus: bool
 
 
-def _attributes_of(module: GraphModule) -> Dict[str, Any]:
+def attributes_of(module: GraphModule) -> Dict[str, Any]:
     """Return the attributes of a module that its graph reads."""
     return {
         str(node.target): _attribute(module, str(node.target)) for node in module.graph.nodes if node.op == "get_attr"

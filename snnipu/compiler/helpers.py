@@ -59,6 +59,11 @@ def each_number(name: str, num_steps: int, given: Sequence[Any]) -> List[Any]:
     return [function(*(one[step] if type(one) is list else one for one in given)) for step in range(num_steps)]
 
 
+def apart(sequence: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+    """Return the value of each step, in memory of its own."""
+    return tuple([one.clone() for one in sequence.unbind()])
+
+
 def last(sequence: torch.Tensor) -> torch.Tensor:
     """Return a copy of the value of the last step."""
     return sequence[-1].clone()

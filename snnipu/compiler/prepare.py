@@ -21,12 +21,17 @@ _CASTS = {
 
 def prepare(graph: Graph) -> None:
     """Rewrite the graph in place; every number it computes stays the same."""
+    simplify(graph)
+    _masks_apart(graph)
+    _noise_apart(graph)
+
+
+def simplify(graph: Graph) -> None:
+    """Rewrite operations that have several forms. Equal steps of a loop stay equal."""
     _without_gradient_modes(graph)
     _drop_casts(graph)
     _differences(graph)
     _out_of_place(graph)
-    _masks_apart(graph)
-    _noise_apart(graph)
 
 
 def _without_gradient_modes(graph: Graph) -> None:
@@ -64,7 +69,8 @@ def _without_gradient_modes(graph: Graph) -> None:
         if not value.requires_grad and (not may or source in changes.get(node, ())):
             return source
         if source not in detached:
-            with graph.inserting_before(node):
+            # Behind the source, which is in the same step or before the loop.
+            with graph.inserting_after(source):
                 detached[source] = graph.call_method("detach", (source,))
             detached[source].meta.update(node.meta)
             detached[source].meta["example_value"] = value.detach()
@@ -203,7 +209,7 @@ _OUT_OF_PLACE = (
 ) | {"dropout", "index_add", "scatter_add"}
 
 
-def _symbols(graph: Graph) -> Dict[Any, Node]:
+def symbols(graph: Graph) -> Dict[Any, Node]:
     """Symbols of sizes, by the inputs that have them."""
     return {
         nodes.size_key(nodes.value_of(node)): node
@@ -212,7 +218,7 @@ def _symbols(graph: Graph) -> Dict[Any, Node]:
     }
 
 
-def _shape(value: torch.Tensor, sizes: Dict[Any, Node]) -> Tuple[Any, ...]:
+def shape_of(value: torch.Tensor, sizes: Dict[Any, Node]) -> Tuple[Any, ...]:
     """The sizes of a tensor as arguments of a call; None for one that no input has."""
     return tuple(size if isinstance(size, int) else sizes.get(nodes.size_key(size)) for size in value.shape)
 
@@ -222,13 +228,13 @@ _NOISE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
 
 def _noise_apart(graph: Graph) -> None:
     """``randn_like(x)`` as ``randn`` of the same shape, which draws the same numbers and need not wait for ``x``."""
-    sizes = _symbols(graph)
+    sizes = symbols(graph)
     for node in graph.nodes:
         value = nodes.value_of(node)
         made = _NOISE.get(node.target)
         if node.op != "call_function" or made is None or len(node.args) != 1 or not isinstance(value, torch.Tensor):
             continue
-        shape = _shape(value, sizes)
+        shape = shape_of(value, sizes)
         if None in shape or not value.is_contiguous() or not set(node.kwargs) <= {"dtype", "device"}:
             continue
         node.target, node.args = made, (shape,)
@@ -240,7 +246,7 @@ def _masks_apart(graph: Graph) -> None:
 
     A mask is dropout of ones, which draws the same numbers where the tensor is dense in its dimensions' order.
     """
-    sizes = _symbols(graph)
+    sizes = symbols(graph)
     for node in list(graph.nodes):
         name = nodes.name_of(node)
         if node.op != "call_function" or node.target is not getattr(torch.nn.functional, name, None):
@@ -255,7 +261,7 @@ def _masks_apart(graph: Graph) -> None:
             continue
         if not isinstance(value, torch.Tensor) or not 0 < given < 1 or not value.dtype.is_floating_point:
             continue
-        shape = _shape(value, sizes)
+        shape = shape_of(value, sizes)
         if name == "dropout":
             if not value.is_contiguous():
                 continue
