@@ -9,15 +9,13 @@ import torch
 from snnipu._names import installed
 from snnipu._route import is_exporting
 from snnipu.backends import popart
-from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import leaves
 from snnipu.ops._arguments import DTYPES, is_compiling
 from snnipu.surrogate import SpikeGrad
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
-_TENSOR, _FLOAT = torch.Tensor, torch.float32
-_PARAMETERS = ("beta", "threshold", "graded_spikes_factor")
+_FLOAT = torch.float32
 
 
 class Leaky(FusedNeuron, snntorch.Leaky):
@@ -126,10 +124,6 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         """
         if leaves.enabled and self._reset_in_trace():
             self.reset_mem()
-        if leaves.enabled and self._known_in_trace():
-            again = self._traced_again(input_, mem)
-            if again is not None:
-                return again[0] if self.init_hidden and not self.output else again
         if is_exporting():
             return self._exported(super(FusedNeuron, self).forward, input_, mem)
         if not is_compiling():
@@ -173,8 +167,6 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         current = input_ if input_.dtype == dtype else input_.to(dtype)
         spk, (after,) = self._kernel_step(current, [None if fresh else state])
         assert after is not None
-        if leaves.tracing() and dtype == torch.float32 and not is_hooked(self):
-            self._note_in_trace()
         if dtype == torch.float64:
             spk = spk.to(self._promoted(installed.spike_dtype(dtype), (self.graded_spikes_factor,)))
         self.mem = after
@@ -192,46 +184,6 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             return False
         self.mem = mem
         return True
-
-    @leaves.at_trace_time
-    def _known_in_trace(self) -> bool:
-        return leaves.is_known(self)
-
-    @leaves.at_trace_time
-    def _note_in_trace(self) -> bool:
-        return leaves.note(self)
-
-    def _traced_again(
-        self, input_: torch.Tensor, mem: Optional[torch.Tensor]
-    ) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
-        """A further step of this layer in one trace, whose checks and guards the first one made; None: not this one."""
-        if mem is None:
-            state = self.mem
-        elif self.init_hidden:
-            return None
-        else:
-            state = mem
-        spike_grad, surrogate = self._resolved
-        if self.spike_grad is not spike_grad or self.inhibition or self.state_quant:
-            return None
-        # Global names cost less to trace than attributes.
-        if not isinstance(state, _TENSOR) or state.shape != input_.shape:
-            return None
-        if input_.dtype != _FLOAT or state.dtype != _FLOAT:
-            return None
-        kernel = None if surrogate is None else surrogate.kernel
-        assert kernel is not None
-        options = (("reset_mechanism", self.reset_mechanism), ("reset_delay", self.reset_delay))
-        spk, after = leaves.neuron_step(
-            input_,
-            (state,),
-            (self.beta, self.threshold, self.graded_spikes_factor),
-            (*kernel,),
-            ("leaky", _PARAMETERS, options),
-            "",
-        )
-        object.__setattr__(self, "mem", after)  # what nn.Module's does in the end, after much to trace
-        return spk, after
 
     def _promoted(self, dtype: torch.dtype, parameters: Optional[Tuple[torch.Tensor, ...]] = None) -> torch.dtype:
         """``dtype`` after arithmetic with the parameters: those of no dimension do not widen a floating dtype."""

@@ -46,25 +46,6 @@ def apart(function: Any, *args: Any, **keywords: Any) -> Any:
     return function(*args, **keywords)
 
 
-# Neurons whose step was traced in full, and by whom: the guards of that trace are there.
-_known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
-
-
-def note(neuron: Any) -> bool:
-    """The trace that goes on has seen a step of this neuron with all its checks."""
-    context = torch._guards.TracingContext.try_get()
-    if context is not None:
-        _known[neuron] = weakref.ref(context)
-    return True
-
-
-def is_known(neuron: Any) -> bool:
-    """Whether it has."""
-    context = torch._guards.TracingContext.try_get()
-    reference = _known.get(neuron)
-    return context is not None and reference is not None and reference() is context
-
-
 # What snntorch.utils.reset has reset in a trace: how often each kind, and how often a neuron had been by its last step.
 _resets: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
