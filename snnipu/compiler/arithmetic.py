@@ -536,12 +536,13 @@ class _Neuron(NamedTuple):
         )
         body.varying.add(step)
         made: Dict[Node, Node] = {}
+        own: Dict[int, Node] = {}  # a state can be the spikes
         for place, node in enumerate(self.results):
             one = write(operator.getitem, (step, place), node, values[place])
             body.varying.add(one)
-            if node in made:
-                continue
-            made[node] = one
+            if place and self.starts[place - 1] in body.number_of:
+                own[body.number_of[self.starts[place - 1]]] = one
+            made.setdefault(node, one)
         for node, one in made.items():
             for user in list(node.users):
                 if user not in self.members:
@@ -549,6 +550,7 @@ class _Neuron(NamedTuple):
             for number, after in body.after.items():
                 if after is node:
                     body.after[number] = one
+        body.after.update(own)
         _in_order(graph)
 
 

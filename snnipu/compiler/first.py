@@ -1,6 +1,6 @@
 """The first step of a loop, whose initial values may have another shape or type than those of later steps."""
 
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import torch
 from torch.fx import Node
@@ -8,6 +8,7 @@ from torch.fx import Node
 from snnipu.compiler import nodes
 from snnipu.compiler.distribute import Body, First
 from snnipu.compiler.marks import Refused, carried
+from snnipu.ops import leaves
 
 
 def _same_kind(one: Node, other: Node) -> bool:
@@ -77,4 +78,27 @@ def compared(steady: Body, first: Body) -> First:
         compare(one.args, taken)
         compare(one.kwargs, other.kwargs)
         same[one] = other
+        for mark in nodes.leaves_of((one.args, one.kwargs)):
+            if mark.target is carried and not _may_be_expanded(mark.args[1], found, one, other):
+                raise Refused("an operation of its first step reads a value of another shape")
     return found
+
+
+def _may_be_expanded(number: Any, found: First, reader: Node, first_reader: Node) -> bool:
+    """Return True if an operation can read an initial value that is expanded to the shape of the later ones."""
+    start, after = found.starts[number], found.body.after.get(number)
+    if not isinstance(after, Node) or not nodes.is_tensor(after):
+        return False
+    wanted = sizes_of(nodes.value_of(after))
+    if isinstance(start, Node) and nodes.is_tensor(start) and sizes_of(nodes.value_of(start)) == wanted:
+        return True
+    made = nodes.value_of(first_reader)
+    if reader.target not in leaves.SEQUENCES and nodes.name_of(reader) not in nodes.ELEMENTWISE:
+        return False
+    sizes = [sizes_of(one) for one in (made if isinstance(made, tuple) else (made,))]
+    return all(one == torch.broadcast_shapes(one, wanted) for one in sizes)
+
+
+def sizes_of(value: torch.Tensor) -> Tuple[int, ...]:
+    """Return the sizes of a tensor in the traced call."""
+    return tuple([size if isinstance(size, int) else size.node.hint for size in value.shape])

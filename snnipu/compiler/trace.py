@@ -11,7 +11,7 @@ import torch
 from snnipu.compiler import nodes, shown
 from snnipu.compiler.calls import unwatched
 from snnipu.compiler.distribute import Body, Distribution, First
-from snnipu.compiler.first import compared
+from snnipu.compiler.first import compared, sizes_of
 from snnipu.compiler.marks import (
     CLOCK,
     MARKS,
@@ -552,8 +552,7 @@ def _is_steady(module: torch.fx.GraphModule) -> bool:
 
 def _form_now(value: Any) -> Any:
     """Return shape, dtype and device of a tensor in the traced call."""
-    sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]
-    return sizes, value.dtype, value.device
+    return sizes_of(value), value.dtype, value.device
 
 
 class Record:

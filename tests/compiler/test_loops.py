@@ -95,6 +95,14 @@ DISTRIBUTED = {
         f"{START}\n{LOOP}\n    spk, mem = self.lif1(F.linear(x[step], Clipped.apply(self.fc1.weight)), mem)\n"
         "return spk, mem"
     ),
+    "spikes in the next input": (
+        f"{START}\nlast = 0\n{LOOP}\n    spk, mem = self.lif1(self.fc1(x[step]) + 0.1 * last, mem)\n    last = spk\n"
+        "return last, mem"
+    ),
+    "a first value of another shape": (
+        f"{START}\nlast = torch.ones(1, 4)\n{LOOP}\n"
+        "    spk, mem = self.lif1(self.fc1(x[step]) + (0.1 * last).sum(), mem)\n    last = x[step]\nreturn spk, mem"
+    ),
     "stacked along 1": f"{START}\n{LOOP}\n    {BOTH}\n    rec.append(mem2)\nreturn torch.stack(rec, dim=1), mem",
     "lists": f"{START}\n{LOOP}\n    {STEP}\n    rec.append((spk, mem))\nreturn [one for pair in rec for one in pair]",
     "lists that are added": (
