@@ -143,7 +143,8 @@ class _Operations:
         self.body, self.form = body, form
         self.arguments: Dict[Node, List[Argument]] = {}
         self.others = _neurons_and_sums(body)
-        self.effects = {*nodes.changed_memory(body.graph)[0], *(n for n in body.graph.nodes if nodes.is_random(n))}
+        self.effects = {*body.ordered, *filter(nodes.is_random, body.graph.nodes)}
+        self.effects |= nodes.changed_memory(body.graph)[0]
         for node in body.graph.nodes:
             arguments = self._arguments_of(node)
             if arguments is not None:

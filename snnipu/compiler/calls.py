@@ -9,9 +9,16 @@ import torch
 from snnipu.neurons._states import PlainStates
 from snnipu.surrogate import Surrogate
 
+# A neuron is called less often in one step of a loop over time; layers may have one surrogate.
+FEW, MANY = 3, 20
+
 
 class _Calls(threading.local):
-    """The calls of neurons and surrogates during a step, and whether another loop over time ran in it."""
+    """The calls of neurons and surrogates during a step, and whether another loop over time ran in it.
+
+    Attributes:
+        seen: the number of calls of each neuron, by its id, and of each surrogate, by the negative of its id.
+    """
 
     seen: Optional[Dict[int, int]] = None
     has_loop = False
@@ -27,7 +34,7 @@ _traces: List[None] = []  # an item for each trace that runs
 
 def _neuron_call(self: Any, *args: Any, **kwargs: Any) -> Any:
     if not torch.compiler.is_compiling():
-        _count(self)
+        _count(id(self))
         for listener in tuple(_listeners):
             listener()
     return torch.nn.Module.__call__(self, *args, **kwargs)
@@ -35,13 +42,18 @@ def _neuron_call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _surrogate_call(self: Any, u: torch.Tensor) -> torch.Tensor:
     if not torch.compiler.is_compiling():
-        _count(self)
+        _count(-id(self))
     return _SURROGATE_CALL(self, u)
 
 
-def _count(called: Any) -> None:
+def _count(key: int) -> None:
     if calls.seen is not None:
-        calls.seen[id(called)] = calls.seen.get(id(called), 0) + 1
+        calls.seen[key] = calls.seen.get(key, 0) + 1
+
+
+def has_loop_over_time(seen: Dict[int, int]) -> bool:
+    """Return True if a step calls one neuron, or one surrogate, so often that it has a loop over time itself."""
+    return any(number >= (FEW if key > 0 else MANY) for key, number in seen.items())
 
 
 def listen(listener: Callable[[], None]) -> None:

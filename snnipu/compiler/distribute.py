@@ -59,6 +59,7 @@ class Body:
         learns: whether gradients were enabled in the trace.
         clocks: the nodes of the clock, which is the step's number plus :data:`OFFSET`.
         marks: the functions that mark nodes.
+        ordered: the calls on inputs that a step changes in place.
         varying: the nodes that are not constant over time.
         before: the nodes of carried values, by number.
         after: the nodes of their new values, by number.
@@ -95,6 +96,7 @@ class Body:
             elif node.target is result:
                 self.after[node.args[1]] = unmarked(node)
         self.number_of: Dict[Any, int] = {node: number for number, node in self.before.items()}
+        self.ordered = self._find_ordered()
         self.varying = self._find_varying()
         arithmetic.as_neurons(self)
 
@@ -107,9 +109,24 @@ class Body:
         key = nodes.size_key(sizes[0])
         return {node for node, one in values.items() if isinstance(one, torch.SymInt) and nodes.size_key(one) == key}
 
+    def _find_ordered(self) -> Set[Node]:
+        """Return the calls that change an input in place, or read such an input.
+
+        Counters and running averages are left out if no other call reads them.
+        """
+        memory = nodes.Memory(self.graph)
+        changed = {memory.root(one) for each in memory.changes.values() for one in each}
+        inputs = {memory.root(node) for node in self.graph.nodes if node.op in ("placeholder", "get_attr")}
+        found: Set[Node] = set()
+        for root in changed & inputs:
+            group = on_memory(self.graph, memory, root)
+            if len(group) > 1 or not (nodes.is_norm_in_training(group[0]) or _adds_integer(group[0])):
+                found.update(group)
+        return found
+
     def _find_varying(self) -> Set[Node]:
         """Return the nodes that are not constant over time."""
-        found = set(self.clocks)
+        found = {*self.clocks, *self.ordered}
         found.update(node for node in self.graph.nodes if nodes.is_random(node))
         # A backward pass that is not linear has its own gradient at each step.
         found.update(filter(own_functions.is_not_linear, self.graph.nodes))
@@ -121,6 +138,17 @@ class Body:
                     found.add(user)
                     waiting.append(user)
         return found
+
+
+def on_memory(graph: Graph, memory: nodes.Memory, root: Any) -> List[Node]:
+    """Return the calls that read or change a memory."""
+    return [
+        node
+        for node in graph.nodes
+        if node.op.startswith("call")
+        and node.target not in MARKS
+        and any(memory.root(one) == root for one in (*node.all_input_nodes, node) if one in memory)
+    ]
 
 
 def _without_dead_code(graph: Graph) -> None:
@@ -202,35 +230,22 @@ class Distribution:
         if any(nodes.is_barrier(node) and node.target not in MARKS for node in graph.nodes):
             raise Refused("it changes the gradient mode, or autocast, on its way")
         memory = self.memory = nodes.Memory(graph)
-        norms = [node for node in graph.nodes if nodes.is_norm_in_training(node)]
-        averages = [one for one in (nodes.argument(node, "running_mean") for node in norms) if one is not None]
-        if len(set(averages)) < len(averages):
-            raise Refused("it uses a batch norm twice in a step")
         self._records: Dict[Node, Tuple[Node, List[Any]]] = {}
         self._in_order: List[List[Node]] = []  # groups of nodes on memory that is changed in place
         roots: Dict[Any, None] = {}
         for node, changed in memory.changes.items():
-            if nodes.is_norm_in_training(node) or self._counts(node):
-                continue
-            roots.update(dict.fromkeys(memory.root(one) for one in changed))
+            if node in self.body.ordered or not (nodes.is_norm_in_training(node) or _adds_integer(node)):
+                roots.update(dict.fromkeys(memory.root(one) for one in changed))
         for root in roots:
             writes = self._writes(root)
             self._records.update(writes)
             if writes:
                 continue
-            self._in_order.append(
-                [
-                    node
-                    for node in graph.nodes
-                    if node.op.startswith("call")
-                    and node.target not in MARKS
-                    and (any(memory.root(one) == root for one in (*node.all_input_nodes, node) if one in memory))
-                ]
-            )
+            self._in_order.append(on_memory(graph, memory, root))
 
     def _counts(self, node: Node) -> bool:
         """Return True if a call only adds an integer to a counter tensor that no other call reads."""
-        return _adds_integer(node) and set(node.args[0].users) == {node}  # type: ignore[union-attr]
+        return _adds_integer(node) and node not in self.body.ordered
 
     def check(self, inputs: Sequence[Any]) -> None:
         """

@@ -15,7 +15,7 @@ import numpy
 import torch
 
 from snnipu.compiler import reasons
-from snnipu.compiler.calls import calls, counting
+from snnipu.compiler.calls import calls, counting, has_loop_over_time
 from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.helpers import storage
 from snnipu.compiler.items import Called, Items
@@ -78,7 +78,7 @@ class Loop:
         self.stopped = False
         self.runs = self.entries = self.steps = 0
         self.looks = 0
-        self.hindrance = ""
+        self.hindrance, self._is_told = "", False
         self.plans: List[Traced] = []
 
     def __bool__(self) -> bool:
@@ -107,13 +107,13 @@ class Loop:
         """Let the program's own loop run from now on."""
         if self.reason:
             return
-        self.reason, self.note = reason, note
+        self.reason, self.note, self._is_told = reason, note, not quiet
         if not quiet:
             _LOG.warning("%s runs as it is: %s", self.label, reason)
 
     def is_over_time(self) -> bool:
         """Return True if the loop calls neurons at each step."""
-        return bool(self.plans or self.note or self.hindrance)
+        return bool(self.plans or self._is_told or self.hindrance)
 
     @property
     def made(self) -> Optional[Distribution]:
@@ -201,7 +201,7 @@ class _Run:
             values.append(list(self.arguments))
             versions.append(_versions(self.arguments))
         again = [key for key in called[0] if key in called[1]]
-        if not again or has_loop or any(called[1][key] >= FEWEST for key in again):
+        if not again or has_loop or has_loop_over_time(called[1]):
             loop.looks += not moments[0].has_others()
             if loop.looks >= LOOKS and not loop.plans:
                 loop.refuse("it is no loop over time", quiet=True)
@@ -268,18 +268,22 @@ class _Run:
             tuple(sorted(in_place)),
             tuple(sorted(written, key=repr)),
         )
-        self._refuse_aliases(spec)
+        self.refuse_aliases(spec)
         return spec
 
-    def _refuse_aliases(self, spec: Spec) -> None:
-        """Refuse a tensor that each step changes in place if a list or another variable holds it, too."""
-        changed = {storage(self.arguments[place]) for place in spec.in_place}
-        if not changed:
+    def refuse_aliases(self, spec: Spec) -> None:
+        """Refuse a tensor that each step changes in place if a list or another variable holds it, too.
+
+        Raises:
+            Refused: there is such a tensor.
+        """
+        changed = {storage(one) for place in spec.in_place for one in tensors_of(self.arguments[place])}
+        if not spec.in_place:
             return
         lists = [items[-4:] for items in spec.lists(self.arguments)]
         others = [value for place, value in enumerate(self.arguments) if place not in spec.in_place]
         others += [place.get(owner) for place, owner in zip(spec.places, spec.owners(spec.places, self.arguments))]
-        if any(storage(one) in changed for one in tensors_of([*lists, *others])):
+        if len(changed) < len(spec.in_place) or any(storage(one) in changed for one in tensors_of([*lists, *others])):
             raise Refused("it changes a tensor in place that it keeps, or that has another name")
 
     # ---- later runs

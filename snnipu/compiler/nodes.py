@@ -194,7 +194,7 @@ def changed_by(node: Node) -> List[Node]:
         first = [n for n in node.args[:1] if isinstance(n, Node)]
         if name in _IN_PLACE_OPERATORS or name in ("setitem", "delitem"):
             return first
-        if name.endswith("_") and not name.endswith("__"):
+        if name.endswith("_") and not name.endswith("__") and name not in ELEMENTWISE:
             return tensors
         if argument(node, "inplace", False) is not False:
             return tensors
@@ -281,7 +281,6 @@ ELEMENTWISE = {
     "hardtanh",
     "heaviside",
     "hypot",
-    "inv",
     "isfinite",
     "isinf",
     "isnan",
@@ -299,7 +298,7 @@ ELEMENTWISE = {
     "logical_or",
     "logical_xor",
     "logit",
-    "logsigmoid",
+    "log_sigmoid",
     "lt",
     "masked_fill",
     "maximum",
@@ -350,12 +349,6 @@ ELEMENTWISE = {
     "xor",
     "zeros_like",
     "invert",
-    "and",
-    "or",
-    "__and__",
-    "__or__",
-    "__xor__",
-    "__invert__",
 }
 # Of them, those that may return their argument, or a view of it.
 _MAY_BE_ARGUMENT = {"detach", "positive"}

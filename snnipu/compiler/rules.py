@@ -626,9 +626,10 @@ RULES: Dict[str, Callable[[Call], Optional[Make]]] = {
             "avg_pool{}d",
             "adaptive_avg_pool{}d",
             "adaptive_max_pool{}d",
-            "lp_pool{}d",
         )
     },
+    "lp_pool1d": _maps(1),
+    "lp_pool2d": _maps(2),
     "conv1d": _convolution(1, sparse_input.conv1d),
     "conv2d": _convolution(2, sparse_input.conv2d),
     "max_pool2d": _pool2d(max_pool2d),

@@ -22,7 +22,7 @@ from snnipu.compiler.marks import (
     clock,
     result,
 )
-from snnipu.compiler.objects import Missing, Objects, Place, found
+from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place, found
 from snnipu.compiler.private import dynamo
 from snnipu.compiler.report import why_alone
 from snnipu.compiler.steps import is_step
@@ -354,6 +354,7 @@ class Traced:
             raise Relook
         if loop.shown_to is not None and not _may_wait(loop, run.arguments):
             raise Refused("what it shows cannot wait until it is over")
+        run.refuse_aliases(spec)
         first, steps = run.step, run.items.count - run.step
         arguments = list(run.arguments)
         owners = spec.owners(self._owned, arguments)
@@ -421,7 +422,8 @@ class Traced:
         known = {*self.spec.places, *self.spec.written, *(place for place, _ in self.spec.counters)}
         try:
             changes = before.changes(after)
-            if are_counted and not changes.grown and changes.places <= known:
+            # A neuron of the program's own has no last step where it runs in Python.
+            if are_counted and not changes.grown and all(one.key == LAST_STEP for one in changes.places - known):
                 return
         except Refused:
             pass

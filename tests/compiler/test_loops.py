@@ -212,6 +212,9 @@ DISTRIBUTED = {
         f"{START}\nfor step in tqdm.tqdm(range(x.shape[0]), desc=f'of {{len(x)}}: ', {BAR}):\n    {STEP}\n"
         f"bar = tqdm.trange(x.shape[0], {BAR})\nfor step, _ in enumerate(bar):\n    {STEP}\nreturn spk, mem, bar.n"
     ),
+    "one norm twice": (
+        f"{START}\n{LOOP}\n    spk, mem = self.lif1(self.norm(self.norm(self.fc1(x[step]))), mem)\nreturn spk, mem"
+    ),
     "printed": f"{START}\n{LOOP}\n    {STEP}\n    print(step, float(spk.sum()))\nreturn mem",
 }
 AS_WRITTEN = {
@@ -229,9 +232,6 @@ AS_WRITTEN = {
     "a counter that turns": (
         f"{START}\nk = 0\n{LOOP}\n    spk, mem = self.lif1(self.fc1(x[step]) * (1 + k), mem)\n    k = (k + 1) % 3\n"
         "return spk, mem, k"
-    ),
-    "one norm twice": (
-        f"{START}\n{LOOP}\n    spk, mem = self.lif1(self.norm(self.norm(self.fc1(x[step]))), mem)\nreturn spk, mem"
     ),
     "other tuples": (
         f"{START}\n{LOOP}\n    {STEP}\n    rec.append(mem.max(1))\nreturn rec[-1].values, rec[0].indices, mem"
