@@ -1,8 +1,17 @@
 """Neurons over time, one call after the other."""
 
+import copy
+import functools
+import itertools
+import linecache
+
 import torch
+from snntorch import utils
+from torch import nn
+from torch.nn import functional
 
 import snnipu as snn
+from snnipu import compiler
 
 
 def by_steps(layer, x, states):
@@ -41,3 +50,129 @@ def kinds(size):
 def neuron_of(name, size, source=snn, **how):
     kind, keywords = kinds(size)[name]
     return getattr(source, kind)(**keywords, **how)
+
+
+# ---- loops that run compiled
+
+NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lif, self.map = snn.Leaky(beta=0.5, learn_beta=True), nn.Linear(6, 6)
+        {init}
+    def forward(self, x):
+        mem, out, rec = self.lif.reset_mem(), torch.zeros_like(x[0]), []
+        {start}
+        for t in range(len(x)):
+            {step}
+            rec.append(mem)
+        return {result}
+"""
+_files = itertools.count()
+
+
+def network(step, init="pass", start="pass", result="torch.stack(rec), out", **names):
+    """Make a network of the statements in its loop, before it and in its constructor, and what it returns."""
+    lines = {"init": (init, 8), "start": (start, 8), "step": (step, 12)}
+    given = {name: text.replace("\n", "\n" + " " * indent) for name, (text, indent) in lines.items()}
+    return made(NET.format(result=result, **given), **names)
+
+
+def made(source, **names):
+    """Make the network ``Net`` of a source, which tracebacks show, too."""
+    name = f"program_{next(_files)}.py"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    given = {
+        "__name__": name,
+        "torch": torch,
+        "nn": nn,
+        "F": functional,
+        "snn": snn,
+        "surrogate": snn.surrogate,
+        "utils": utils,
+        **names,
+    }
+    exec(compile(source, name, "exec"), given)
+    return given["Net"]()
+
+
+def outcome(call, net, x, learns=True):
+    """Return what a call gives and leaves behind: results, gradients, numbers and tensors of modules, random state."""
+    torch.manual_seed(3)
+    net.zero_grad()
+    x = x.clone().requires_grad_(learns and x.is_floating_point())
+    with torch.set_grad_enabled(learns):
+        out = call(x)
+    out = out if isinstance(out, (tuple, list)) else [out]
+    left = {f"result {place}": one.detach().clone() for place, one in enumerate(out)}
+    left["learns"] = [one.requires_grad for one in out]
+    weights = torch.Generator().manual_seed(4)
+    losses = [(one * torch.randn(one.shape, generator=weights).to(one)).sum() for one in out if one.requires_grad]
+    if losses:
+        sum(losses).backward()
+    for name, one in (("x", x), *net.named_parameters()):
+        left[f"gradient of {name}"] = None if one.grad is None else one.grad.clone()
+    for name, module in net.named_modules():
+        for key, one in {**vars(module), **dict(module.named_buffers(recurse=False))}.items():
+            if isinstance(one, torch.Tensor) and key != "reset":  # a step as one operator has none
+                left[f"{name}.{key}"] = one.detach().clone()
+                # What a call leaves is given to the next one without its history.
+                if one.grad_fn is not None:
+                    setattr(module, key, one.detach())
+            elif type(one) in (int, float, bool) and key[0] != "_":
+                left[f"{name}.{key}"] = one
+    left["random state"] = torch.get_rng_state()
+    return left
+
+
+def check(made, wanted, rtol=1e-5, atol=1e-5):
+    """Check that two outcomes are equal, to rounding; that of gradients is relative to the largest one."""
+    assert not made.keys() ^ wanted.keys()
+    gradients = [one for name, one in wanted.items() if name.startswith("gradient") and one is not None]
+    largest = max((float(one.abs().max()) for one in gradients if one.numel()), default=0.0)
+    for name, one in wanted.items():
+        if not isinstance(one, torch.Tensor) or made[name] is None:
+            assert made[name] == one, f"{name} is {made[name]}, expected {one}"
+            continue
+        loose = atol * max(1.0, largest if name.startswith("gradient") else 1.0)
+        torch.testing.assert_close(
+            made[name], one, rtol=rtol, atol=loose, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def compared(net, *inputs, learns=True, call=None, **tolerances):
+    """Check that calls of a network give and leave the same with its loops compiled; its parameters change in between.
+
+    Args:
+        inputs: of the calls. One alone is followed by itself, then by a smaller batch and fewer steps of it.
+        call: calls a network with an input; the network itself.
+
+    Returns:
+        The report of the last call.
+    """
+    other = copy.deepcopy(net)
+    compiled = snn.compile(other)
+    if len(inputs) == 1:
+        inputs = (*inputs, *inputs, inputs[0][:-1, :-1].contiguous())
+
+    def both(x):
+        wanted = outcome(functools.partial(call, net) if call else net, net, x, learns)
+        check(outcome(functools.partial(call, compiled) if call else compiled, other, x, learns), wanted, **tolerances)
+        with torch.no_grad():
+            for parameter in (*net.parameters(), *other.parameters()):
+                parameter.mul_(0.95)
+
+    for x in inputs[:-1]:
+        both(x)
+    return compiler.explain(both, inputs[-1])
+
+
+def rolled(report):
+    """Return the steps of each layer of neurons, and whether they are one operator."""
+    return [(neuron.steps, neuron.rolled) for neuron in report.neurons]
+
+
+def times(report, name):
+    """Return how often the loop calls an operator, and how often the compiled one does."""
+    found = [one for one in report.operators if one.name == name]
+    return sum(one.calls for one in found), sum(one.times for one in found)
