@@ -151,36 +151,53 @@ class _Apart:
             root = root.value
         return place if isinstance(root, ast.Name) and root.id not in self._set else None
 
+    def _receivers(self, statement: ast.stmt) -> Optional[List[ast.expr]]:
+        """Return the receivers of a statement, or of all that stand under an ``if`` whose condition the loop sets."""
+        if not isinstance(statement, ast.If):
+            receiver = self._receiver(statement)
+            return None if receiver is None or ast.unparse(receiver) in self._read else [receiver]
+        found = [self._receivers(one) for one in (*statement.body, *statement.orelse)]
+        if None in found or _names(statement.test).isdisjoint(self._set):
+            return None
+        return [one for each in found for one in each or ()]
+
     def _kept(self, statement: ast.stmt) -> Optional[ast.stmt]:
         """What keeps the values of a call, which is noted; None: it is none of these."""
-        receiver = self._receiver(statement)
-        if receiver is None or ast.unparse(receiver) in self._read:
-            return None
-        if any(isinstance(one, _REFUSED) for one in ast.walk(statement)):
+        receivers = self._receivers(statement)
+        if receivers is None or any(isinstance(one, _REFUSED) for one in ast.walk(statement)):
             return None
         later = copy.deepcopy(statement)
         values: Dict[str, str] = {}
-        if isinstance(later, ast.Assign) and isinstance(later.targets[0], ast.Subscript):
-            fits = self._take(later, "value", values) and self._take(later.targets[0], "slice", values)
-        else:
-            call: Any = later.value  # type: ignore[attr-defined]
-            fits = all(self._take(call.args, place, values) for place in range(len(call.args)))
-            fits = fits and all(self._take(keyword, "value", values) for keyword in call.keywords)
-        if not fits:
+        if not self._take_all(later, values):
             return None
         # Appended arrays have the memory of what is changed afterwards.
-        appends = isinstance(later, ast.Expr) and _gives_numpy(later.value)
+        appends = any(isinstance(one, ast.Expr) and _gives_numpy(one.value) for one in ast.walk(later))
         if appends and any(_names(ast.parse(value)) & self._changed for value in values):
             return None
         taken = ", ".join([*(f"{self._keep}({value})" for value in values), ""]) if values else ""
         made = ast.parse(f"{self._name}.append(({len(self.calls)}, ({taken})))").body[0]
+        if isinstance(statement, ast.If) and isinstance(statement.test, ast.BoolOp) and not statement.orelse:
+            # ``verbose``, say, is read at the step: if it is false, nothing is kept.
+            fixed = [one for one in statement.test.values if _names(one).isdisjoint(self._set)]
+            if fixed and isinstance(statement.test.op, ast.And) and fixed == statement.test.values[: len(fixed)]:
+                made = ast.If(ast.BoolOp(ast.And(), [*fixed, ast.Constant(True)]), [made], [])
         self.calls.append((later, values))
-        if ast.unparse(receiver) != "print":
-            self.to.append(copy.deepcopy(receiver))
+        self.to.extend(copy.deepcopy(one) for one in receivers if ast.unparse(one) != "print")
         for one in ast.walk(made):
             if "lineno" in one._attributes:
                 ast.copy_location(one, statement)
         return made
+
+    def _take_all(self, later: Any, values: Dict[str, str]) -> bool:
+        """Put variables for the values that a statement reads; returns whether the rest may be computed later."""
+        if isinstance(later, ast.If):
+            inside = all(self._take_all(one, values) for one in (*later.body, *later.orelse))
+            return self._take(later, "test", values) and inside
+        if isinstance(later, ast.Assign):
+            return self._take(later, "value", values) and self._take(later.targets[0], "slice", values)
+        call = later.value
+        fits = all(self._take(call.args, place, values) for place in range(len(call.args)))
+        return fits and all(self._take(keyword, "value", values) for keyword in call.keywords)
 
     def _take(self, holder: Any, place: Any, values: Dict[str, str]) -> bool:
         """Put variables for the values that an expression reads; returns whether the rest may be computed later."""

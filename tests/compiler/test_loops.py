@@ -214,6 +214,10 @@ DISTRIBUTED = {
     ),
     "one norm twice": (
         f"{START}\n{LOOP}\n    spk, mem = self.lif1(self.norm(self.norm(self.fc1(x[step]))), mem)\nreturn spk, mem"
+    "printed at some steps": (
+        f"{START}\nverbose = self.training\n{LOOP}\n    {STEP}\n    if step % 2:\n        print(float(spk.sum()))\n"
+        "    elif spk.sum() > 3:\n        print('many')\n    if verbose and step == 3:\n        print(mem.dim())\n"
+        "    if step == 99:\n        mem = mem * 0.5\nreturn mem"
     ),
     "printed": f"{START}\n{LOOP}\n    {STEP}\n    print(step, float(spk.sum()))\nreturn mem",
 }

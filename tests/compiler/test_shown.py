@@ -311,6 +311,7 @@ def test_an_error_of_what_is_shown_is_the_programs_own(auto):
         ("print(len(a), a)", "(0, (K(len(a)), K(a)))"),
         ("x.y.append(a.tolist())", "(0, (K(a),))"),
         ("y[t, :] = a.numpy()", "(0, (K(a), K(t)))"),
+        ("if t % 2 and a.n:\n  print(a.n)\n else:\n  print(b)", "(0, (K(a.n), K(b), K(t)))"),
     ],
 )
 def test_what_is_kept_for_later(body, kept):
@@ -336,6 +337,7 @@ def test_what_is_kept_for_later(body, kept):
         "rows.append(a.numpy())\n a[0] = 1",
         "rows.append(a.numpy())\n a.add_(1)",
         "try:\n  print(a)\n except ValueError:\n  pass",
+        "if t:\n  print(g(a))",
         "g().append(a.numpy())",
     ],
 )
