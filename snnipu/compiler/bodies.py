@@ -43,8 +43,9 @@ _HEADS, _BARS = {"enumerate", "zip", "reversed"}, {"tqdm", "trange"}
 CALLED, ITEM, AT, STACK = (f"{PREFIX}{name}__" for name in ("called", "item", "at", "stack"))
 # For each loop, the variables that the next step reads, and those that are records.
 CARRIES: Dict[str, Tuple[Tuple[int, ...], Tuple[int, ...]]] = {}
-# Suffixes of a loop's functions: the body, the traced body, the calls that print or log, the objects they write to.
-BODY, KEEPING, AFTER, SHOWN_TO = "body__", "keeping__", "after__", "to__"
+# Suffixes of a loop's functions: the body, the traced body, the calls that print or log, the objects they write to, the
+# modes of the traced body.
+PARTS = BODY, KEEPING, AFTER, SHOWN_TO, MODES = "body__", "keeping__", "after__", "to__", "modes__"
 
 
 class Loop(NamedTuple):
@@ -188,12 +189,16 @@ class Bodies:
                 mangle(one, owner)
         name = f"{LOOP}{next(self._numbers)}__"
         made = {BODY: self._body(loop, target, arguments, ordered)}
-        traced = [
-            _Indices().visit(one)
-            for one in self._body(loop if parts is None else parts.loop, target, arguments, ordered)
-        ]
-        made[KEEPING] = traced
-        taken = {BODY: [ITEM, *arguments], KEEPING: [ITEM, *arguments, *([] if parts is None else [_SHOWN])]}
+        traced = loop if parts is None else parts.loop
+        around: Any = traced.body[0]
+        # The loop sets its target outside of the block.
+        apart = results & names_of([loop.target])[1] or stores & names_of(getattr(around, "items", ()))[0]
+        if len(traced.body) == 1 and _is_mode(around) and not apart:
+            made[MODES] = [ast.Return(ast.Tuple([one.context_expr for one in around.items], ast.Load()))]
+            traced.body = around.body
+        made[KEEPING] = [_Indices().visit(one) for one in self._body(traced, target, arguments, ordered)]
+        taken = {MODES: arguments, BODY: [ITEM, *arguments]}
+        taken[KEEPING] = [ITEM, *arguments, *([] if parts is None else [_SHOWN])]
         if parts is not None:
             made[AFTER] = parts.after
             late: List[ast.expr] = [ast.Name(one, ast.Load()) for one in parts.late]
@@ -223,6 +228,13 @@ class Bodies:
         before = _parsed("".join(f"{each} = {UNBOUND}\n" for each in fresh))
         body = [_Continue(returned).visit(one) for one in copy.deepcopy(loop.body)]
         return [*before, copy.deepcopy(target), *body, copy.deepcopy(returned)]
+
+
+def _is_mode(node: ast.stmt) -> bool:
+    """Return True for ``with torch.no_grad():`` and ``with torch.autocast(...):``."""
+    calls = [one.context_expr for one in node.items] if isinstance(node, ast.With) else [None]
+    named = [ast.unparse(one.func).split(".") if isinstance(one, ast.Call) else [""] for one in calls]
+    return all(one[0] == "torch" and one[-1] in ("no_grad", "autocast") for one in named)
 
 
 def _no_arguments() -> ast.arguments:

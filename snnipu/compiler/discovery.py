@@ -169,7 +169,7 @@ class Discovery:
             exec(compile(ast.Module(one.functions, []), filename, "exec", dont_inherit=True), namespace, made)
             for function in made.values():
                 function.__code__ = function.__code__.replace(co_name=host.name)
-            parts = [made.get(one.name + part) for part in (bodies.BODY, bodies.KEEPING, bodies.AFTER, bodies.SHOWN_TO)]
+            parts = [made.get(one.name + part) for part in bodies.PARTS]
             place = f"{label}:{one.first}{where}"
             self.loops.append(Loop(parts[0], place, *bodies.CARRIES.pop(one.name), *parts[1:]))
             self.loops[-1].unbound, self.loops[-1].is_on = UNBOUND, self.is_on

@@ -7,6 +7,7 @@ once (:mod:`snnipu.compiler.trace`), and :mod:`snnipu.compiler.distribute` makes
 """
 
 import collections
+import contextlib
 import logging
 import random
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
@@ -49,6 +50,7 @@ class Loop:
         traced: the body for the trace, which stores the values that are printed or logged.
         after: the calls that print or log, after the compiled loop; None: there are none.
         shown_to: returns the objects that these calls write to, and the values that they read.
+        modes: returns the modes of PyTorch in which the traced body runs.
         reason: why the program's own loop runs; empty if the compiled one does.
         runs: how often the compiled loop ran.
         hindrance: why the last run was not to be compiled.
@@ -69,9 +71,10 @@ class Loop:
         traced: Any,
         after: Any = None,
         shown_to: Any = None,
+        modes: Any = None,
     ) -> None:
         self.body, self.label, self.carries, self.records = body, label, tuple(carries), set(records)
-        self.traced, self.after, self.shown_to = traced, after, shown_to
+        self.traced, self.after, self.shown_to, self.modes = traced, after, shown_to, modes
         self.reason = ""
         self.note: Optional[reasons.Reason] = None
         self.error: Optional[BaseException] = None
@@ -296,7 +299,10 @@ class _Run:
             if self.items.count - self.step < 2:
                 return
             try:
-                self.results = plan.run(self, self._objects)
+                with contextlib.ExitStack() as modes:
+                    for mode in () if loop.modes is None else loop.modes(*self.arguments):
+                        modes.enter_context(mode)
+                    self.results = plan.run(self, self._objects)
                 self.step = loop.steps = self.items.count
                 loop.runs += 1
                 return

@@ -214,6 +214,12 @@ DISTRIBUTED = {
     ),
     "one norm twice": (
         f"{START}\n{LOOP}\n    spk, mem = self.lif1(self.norm(self.norm(self.fc1(x[step]))), mem)\nreturn spk, mem"
+    ),
+    "without gradients": (
+        f"{START}\n{LOOP}\n    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, x.shape[1] > 2):\n"
+        "        spk, mem = self.lif1(self.fc1(x[step]), mem)\n        if self.count > 5:\n            continue\n"
+        "        rec.append(spk)\n        print(spk.requires_grad)\nreturn torch.stack(rec), mem, x"
+    ),
     "printed at some steps": (
         f"{START}\nverbose = self.training\n{LOOP}\n    {STEP}\n    if step % 2:\n        print(float(spk.sum()))\n"
         "    elif spk.sum() > 3:\n        print('many')\n    if verbose and step == 3:\n        print(mem.dim())\n"
