@@ -16,6 +16,8 @@ from snnipu._names import installed
 from snnipu._route import is_exporting
 
 _MAX_CELLS = 1 << 14
+# So many levels are compared one by one in a compiled loop.
+_FEW = 16
 # Values that the whole table of differences may hold at once where it is needed, 16 MiB of them in float32.
 _TABLE = 1 << 22
 
@@ -168,6 +170,21 @@ class _StraightThroughTable(_StraightThrough):
         return _by_table(flat, levels).reshape(x.shape)
 
 
+class _StraightThroughComparisons(_StraightThrough):
+    """The same, level by level, as operations of a neuron's step that the compiler knows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, levels: str) -> torch.Tensor:  # type: ignore[override]
+        first, *others = map(float, levels.split())
+        least = (first - x).abs()
+        out = torch.where(least < 0, x, first)  # which no distance is: the first level in x's dtype
+        for level in others:
+            distance = (level - x).abs()
+            is_nearer = distance < least
+            out, least = torch.where(is_nearer, level, out), torch.where(is_nearer, distance, least)
+        return out
+
+
 class StateQuant:
     r"""A quantizer: the nearest of ``levels``, the gradient passed on as it is (straight-through).
 
@@ -190,6 +207,8 @@ class StateQuant:
             raise ValueError(f"levels must be a floating tensor [L], got {levels.dtype} of shape {tuple(levels.shape)}")
         self.levels = levels.detach()
         self._searches: Dict[Tuple[torch.dtype, torch.device], _Search] = {}
+        few = levels.numel() <= _FEW and levels.dtype == torch.float32 and bool(levels.isfinite().all())
+        self._text = " ".join(map(repr, levels.tolist())) if few else ""  # on which TorchDynamo has a guard
         self._last: Tuple[Callable[[], Optional[torch.Tensor]], int] = (lambda: None, 0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -197,6 +216,8 @@ class StateQuant:
         if is_exporting():
             dtype = x.dtype if installed.STATE_QUANT_KEEPS_DTYPE else self.levels.dtype
             return _StraightThroughTable.apply(x, self.levels.to(x.device, dtype))  # type: ignore[no-any-return]
+        if self._text and torch.compiler.is_compiling() and x.dtype == torch.float32:
+            return _StraightThroughComparisons.apply(x, self._text)  # type: ignore[no-any-return]
         last, version = self._last
         if last() is x and x._version == version:
             return x  # levels stay as they are: snnTorch quantizes a membrane once more before it fires

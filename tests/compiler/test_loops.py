@@ -466,7 +466,7 @@ def test_programs_of_the_benchmark(program):
         for _ in range(3):
             check = workload.check()
             assert check.passed, check.detail
-        assert program == "quantised" or any(one.runs for one in found.loops), str(found)
+        assert any(one.runs for one in found.loops), str(found)
     finally:
         found.stop()
 

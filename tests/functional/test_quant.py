@@ -8,7 +8,7 @@ import pytest
 import snntorch
 import torch
 from snntorch.functional import quant as snntorch_quant
-from support.versions import NO_MASKS_IN_MODES
+from support.versions import NO_MASKS_IN_MODES, needs_backend
 
 import snnipu as snn
 from snnipu.functional import quant
@@ -68,6 +68,18 @@ def test_shapes_and_gradient():
         assert torch.equal(x.grad, weight)
     x = torch.randn(4, 6).t()
     assert torch.equal(ours(x), snntorch_quant.state_quant(4)(x))
+
+
+@needs_backend
+@pytest.mark.parametrize("levels", [[0.5], [1.0, 1.0, 3.0], [-1.0, float("inf")], [float("nan"), 0.0, 1.0], None])
+def test_levels_in_a_graph(levels):
+    """A graph compares few levels one by one."""
+    ours = quant.state_quant(4, uniform=False) if levels is None else quant.StateQuant(torch.tensor(levels))
+    x = difficult_values(ours.levels).requires_grad_()
+    out = torch.compile(lambda x: ours(x), backend="eager")(x)
+    assert torch.equal(out.nan_to_num(7.0), snntorch_quant.StateQuant.apply(x, ours.levels).nan_to_num(7.0))
+    out.backward(x.detach())
+    assert torch.equal(x.grad.nan_to_num(7.0), x.detach().nan_to_num(7.0))
 
 
 def test_a_result_changed_in_place_is_quantized_again():
