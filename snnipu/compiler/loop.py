@@ -51,6 +51,7 @@ class Loop:
         after: the calls that print or log, after the compiled loop; None: there are none.
         shown_to: returns the objects that these calls write to, and the values that they read.
         modes: returns the modes of PyTorch in which the traced body runs.
+        has_neurons: whether its steps call neurons of snnipu; those of other loops may be written out.
         reason: why the program's own loop runs; empty if the compiled one does.
         runs: how often the compiled loop ran.
         hindrance: why the last run was not to be compiled.
@@ -82,6 +83,7 @@ class Loop:
         self.runs = self.entries = self.steps = 0
         self.looks = 0
         self.hindrance, self._is_told = "", False
+        self.has_neurons = False
         self.plans: List[Traced] = []
 
     def __bool__(self) -> bool:
@@ -110,6 +112,8 @@ class Loop:
         """Let the program's own loop run from now on."""
         if self.reason:
             return
+        if not self.has_neurons and not self.runs:
+            self.plans, note, quiet = [], None, True
         self.reason, self.note, self._is_told = reason, note, not quiet
         if not quiet:
             _LOG.warning("%s runs as it is: %s", self.label, reason)
@@ -204,7 +208,9 @@ class _Run:
             values.append(list(self.arguments))
             versions.append(_versions(self.arguments))
         again = [key for key in called[0] if key in called[1]]
-        if not again or has_loop or has_loop_over_time(called[1]):
+        loop.has_neurons = loop.has_neurons or bool(again)
+        may_be = again or moments[0].has_functions()
+        if not may_be or has_loop or has_loop_over_time(called[1]):
             loop.looks += not moments[0].has_others()
             if loop.looks >= LOOKS and not loop.plans:
                 loop.refuse("it is no loop over time", quiet=True)

@@ -258,6 +258,11 @@ class Objects:
         neurons = [one.object for one in self._owners.values() if isinstance(one.object, snntorch.SpikingNeuron)]
         return any(type(one).__module__.startswith("snntorch.") for one in neurons)
 
+    def has_functions(self) -> bool:
+        """Return True if there are autograd functions of the program: they may be spikes."""
+        kinds = [one.object for one in self._owners.values() if isinstance(one.object, type)]
+        return any(issubclass(one, torch.autograd.Function) for one in kinds)
+
     def value(self, place: Place) -> Any:
         """Return the value of a place."""
         for owner in self._owners.values():

@@ -16,7 +16,7 @@ from snnipu._names import installed
 from snnipu._route import is_exporting
 
 _MAX_CELLS = 1 << 14
-# So many levels are compared one by one in a compiled loop.
+# The most levels that a compiled loop compares one by one.
 _FEW = 16
 # Values that the whole table of differences may hold at once where it is needed, 16 MiB of them in float32.
 _TABLE = 1 << 22

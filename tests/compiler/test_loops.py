@@ -167,6 +167,10 @@ DISTRIBUTED = {
         "    spk = Box.apply(mem - 0.4)\n    out, self.hidden.mem = self.lif1(spk, mem)\n    mem = mem - spk * 0.4\n"
         "    rec.append(spk)\nreturn torch.stack(rec), mem"
     ),
+    "without neurons": (
+        f"mem, rec = torch.zeros(x.shape[1], 6), []\n{LOOP}\n    mem = 0.8 * mem + self.fc1(x[step])\n"
+        "    spk = Box.apply(mem - 0.4)\n    mem = mem - spk * 0.4\n    rec.append(spk)\nreturn torch.stack(rec), mem"
+    ),
     "subclass": (
         f"{START}\nmem = self.decay.reset_mem()\n{LOOP}\n    spk, mem = self.decay(self.fc1(x[step]), mem)\n"
         "return spk, mem"
@@ -233,6 +237,7 @@ AS_WRITTEN = {
         f"{START}\nfor step in tqdm.trange(x.shape[0], {BAR}):\n    {STEP}\n    mem = mem * (1 + (step == 2))\n"
         "return spk, mem"
     ),
+    "no neurons": "for step in range(3):\n    x = x + Box.apply(self.fc1(x)) @ self.fc2.weight.t()\nreturn x, step",
     "some steps": f"{START}\n{LOOP}\n    {STEP}\n    if step in (1, 3):\n        mem = mem * 0.5\nreturn spk, mem",
     "one of a list": f"{START}\nby = [1, 0.5, 2, 1, 3, 1, 1]\n{LOOP}\n    {STEP}\n    mem = mem * by[step]\nreturn mem",
     "random numbers of Python": f"{START}\n{LOOP}\n    {STEP}\n    mem = mem + random.random()\nreturn spk, mem",
