@@ -73,7 +73,7 @@ def found(path: Path, arguments: Sequence[Any]) -> Any:
     elif kind == "global":
         value = where.space[where.name]
     else:
-        value = where.cell_contents
+        value = where.cell.cell_contents
     for kind, name in steps:
         value = type(value) if kind == "class" else getattr(value, name) if kind == "attribute" else value[name]
     return value
@@ -90,6 +90,19 @@ class _Global:
 
     def __hash__(self) -> int:
         return hash((id(self.space), self.name))
+
+
+class _Cell:
+    """A variable of a function around another one. Python's cells are compared by their contents."""
+
+    def __init__(self, cell: Any) -> None:
+        self.cell = cell
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Cell) and other.cell is self.cell
+
+    def __hash__(self) -> int:
+        return id(self.cell)
 
 
 class _Owner(NamedTuple):
@@ -200,7 +213,7 @@ class Objects:
         known: List[Tuple[Any, Path]] = [(one, ()) for one in defaults]
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):
-                known.append((cell.cell_contents, (("cell", cell),)))
+                known.append((cell.cell_contents, (("cell", _Cell(cell)),)))
                 self._names[id(cell)] = cell, cell.cell_contents
         space = function.__globals__
         for name in [name for code in _codes(function.__code__) for name in code.co_names if name in space]:

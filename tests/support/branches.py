@@ -1,83 +1,60 @@
-"""Other people's tests with branches beside all their loops: they must do what they do without.
+"""Other people's tests with branches in front of all their loops: they must do what they do without.
 
 ``python tests/support/branches.py HOW RESULTS PREFIXES TESTS...`` runs modules of tests, unittest's or, after
 ``pytest:``, pytest's. The modules that begin with one of PREFIXES are imported through :class:`Importer`. The outcome
 of each test is written as JSON.
 
 HOW: ``plain``: as Python compiles them; ``untaken``: with branches that are not taken, as most are after
-``snn.auto()``; ``loops``: as if each loop were one over time, whose function runs, in Python, in its place;
-``functions``: as if each function were compiled as a whole.
+``snn.auto()``; ``loops``: the functions of the loops' bodies run in Python, step after step.
 """
 
 import ast
 import importlib.abc
 import importlib.machinery
-import itertools
 import json
 import sys
 import tokenize
-import types
 import unittest
 
-from snnipu.compiler import outline
-from snnipu.compiler.sources import Source
+from snnipu.compiler.discovery import Discovery
+from snnipu.compiler.items import Called
+from snnipu.compiler.loop import Loop
 
-UNBOUND = object()
-WAYS = ("plain", "untaken", "loops", "functions")
-
-
-class Taken:
-    """In place of a loop's name: its function runs, as if the loop were one over time that is compiled."""
-
-    unbound = UNBOUND
-
-    def __init__(self, function):
-        self.function = function
-
-    def __call__(self, *args):
-        return (self.function(*args),)
+WAYS = ("plain", "untaken", "loops")
 
 
-class Untaken(Taken):
-    """Nothing has run: the loop itself is to."""
+class Taken(Loop):
+    """A loop whose body runs as a function for each item of a sequence."""
 
-    def __call__(self, /, *args, **kwargs):
-        return None
+    def __bool__(self):
+        return True
 
-
-class Whole:
-    """In place of the name of a function that is compiled as a whole: its code before runs."""
-
-    def __init__(self, code, namespace):
-        self.code, self.namespace = code, namespace
-
-    def __call__(self, cells, /, *args, **kwargs):
-        names = dict(zip(cells.__code__.co_freevars, cells.__closure__)) if cells else {}
-        closure = tuple(names[name] for name in self.code.co_freevars)
-        return (types.FunctionType(self.code, self.namespace, self.code.co_name, None, closure)(*args, **kwargs),)
+    def __call__(self, given, *arguments):
+        items, values, results = steps_of(given), list(arguments), None
+        for item in items or ():
+            results = self.body(item, *values)
+            for value, place in zip(results, self.carries):
+                if place >= 0:
+                    values[place] = value
+        return None if results is None else (results,)
 
 
-def functions_of(hosts, namespace, filename="program.py"):
-    """The loops as functions, by name."""
-    found = {}
-    for host in hosts:
-        for loop in host.loops:
-            exec(compile(ast.Module(loop.functions, []), filename, "exec", dont_inherit=True), namespace, found)
-    return found
+def steps_of(given):
+    """Return the items of a sequence that no step can change; None: it is none."""
+    if isinstance(given, Called):
+        inner = [steps_of(one) if isinstance(one, Called) else one for one in given.arguments]
+        fit = all(isinstance(one, (range, tuple, str, int)) for one in inner)
+        return tuple(given.function(*inner)) if fit and given.function in (enumerate, zip, reversed) else None
+    return given if isinstance(given, (range, tuple, str)) else None
 
 
-def with_branches(tree, filename, namespace, how, of_module=True):
-    """The code of a module with branches beside all loops, and the hosts; ``namespace`` is given what it asks for."""
-    source = Source(tree, filename)
-    hosts = source.take_out(itertools.count(), lambda function: True, of_module)
-    functions = functions_of(hosts, namespace, filename)
-    namespace.setdefault(outline.UNBOUND, UNBOUND)
-    for host in hosts:
-        taken = Taken if how == "loops" else Untaken
-        namespace.update({loop.name: taken(functions[loop.name]) for loop in host.loops})
-        if host.call:
-            namespace[host.call] = Whole(host.original, namespace) if how == "functions" else Untaken(None)
-    return compile(source.tree, filename, "exec", dont_inherit=True), hosts
+def with_branches(tree, filename, namespace, how):
+    """The code of a module with branches in front of all loops, and these; their names are added to ``namespace``."""
+    found = Discovery()
+    tree = found.outlined(tree, filename, namespace)
+    for loop in found.loops:
+        loop.__class__ = Taken if how == "loops" else Loop
+    return compile(tree, filename, "exec", dont_inherit=True), found.loops
 
 
 class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -108,8 +85,8 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if self.how == "plain":
             code = compile(tree, module.__file__, "exec", dont_inherit=True)
         else:
-            code, hosts = with_branches(tree, module.__file__, vars(module), self.how)
-            self.loops += sum(len(host.loops) for host in hosts)
+            code, loops = with_branches(tree, module.__file__, vars(module), self.how)
+            self.loops += len(loops)
         exec(code, vars(module))
 
 
