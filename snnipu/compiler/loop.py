@@ -24,16 +24,16 @@ from snnipu.compiler.marks import Refused
 from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place
 from snnipu.compiler.private import hindrance, version_of
 from snnipu.compiler.steps import is_step
-from snnipu.compiler.trace import Peel, Relook, Spec, Traced, tensors_of
+from snnipu.compiler.trace import Peel, Recount, Relook, Spec, Traced, tensors_of
 
 _LOG = logging.getLogger("snnipu.compiler")
 # Loops with fewer steps are not compiled.
 FEWEST = 3
 # Steps that run in Python, and are observed, before the body is traced.
 LOOKED_AT = 2
-# A loop is no loop over time if no neuron was called twice in this number of runs. A loop is not compiled if it has set
-# different attributes in this number of runs.
-LOOKS, MOST_PLANS = 3, 4
+# A loop is no loop over time if no neuron was called twice in this number of runs. Steps are observed this number of
+# times in a run. A loop is not compiled if it has set different attributes in this number of runs.
+LOOKS, MOST_LOOKS, MOST_PLANS = 3, 2, 4
 
 
 # ---- the loop
@@ -151,6 +151,7 @@ class _Run:
         self.loop, self.items, self.arguments = loop, items, arguments
         self._at: Any = None
         self.step = 0
+        self.looks = 0
         self.results: Tuple[Any, ...] = ()
         self._first: Optional[Objects] = None  # the snapshot before the observed steps
         self._bars = [iter(one.made() if isinstance(one, Called) else one) for one in items.bars]
@@ -192,6 +193,7 @@ class _Run:
     def _look(self) -> None:
         """Run two steps in Python and observe them; run the others compiled if this is a loop over time."""
         loop = self.loop
+        self.looks += 1
         if self.items.count - self.step < FEWEST:
             return
         called: List[Dict[int, int]] = []
@@ -244,18 +246,24 @@ class _Run:
         grown = {**changes[0].grown, **changes[1].grown}
         places: Set[Any] = {one for each in changes for one in each.places} - set(grown)
         variables: Set[Any] = set()
+        counters: Dict[Any, int] = {}
         in_place: List[int] = []
         lists = {place.path[0][1] for place in grown if place.path[0][0] == "argument" and place.key is None}
         for place in {place for place in self.loop.carries if place >= 0} - lists:
             history = [moment[place] for moment in values]
             if all(one is history[0] for one in history):
-                if not isinstance(history[0], torch.Tensor) or versions[0][place] == versions[-1][place]:
+                if isinstance(history[0], torch.Tensor):
+                    if versions[0][place] == versions[-1][place]:
+                        continue
+                    in_place.append(place)
+                elif type(history[0]) in (int, bool):
+                    counters[place] = 0  # the trace shows whether no step changes it
                     continue
-                in_place.append(place)
+                else:
+                    continue
             variables.add(place)
         written = {place for place in places if place.key == LAST_STEP}
         places -= written
-        counters: Dict[Any, int] = {}
         numbers: Set[Any] = set()
         for place in (*places, *variables):
             if isinstance(place, Place):
@@ -316,8 +324,11 @@ class _Run:
                 cause = _cause(error)
                 if isinstance(cause, Peel):
                     continue
+                if isinstance(cause, Recount):
+                    loop.plans[-1] = Traced(loop, plan.spec.recounted(cause.number), len(self.arguments))
+                    return self._distribute(looked)
                 if isinstance(cause, Relook):
-                    self._look() if not looked else loop.refuse(str(cause))
+                    self._look_again(plan, looked, str(cause))
                     return
                 if plan.has_begun(error):
                     return  # the error comes again, with the lines of the program
@@ -332,6 +343,16 @@ class _Run:
                     loop.refuse(f"refused: {why.why}" + "".join(f" ({line.place})" for line in why.lines), why)
                 return
         loop.refuse("its first steps differ from each other")
+
+    def _look_again(self, plan: Traced, looked: bool, why: str) -> None:
+        """Observe two further steps: the spikes that change a number may come late."""
+        ends = self.looks == MOST_LOOKS
+        if ends and self.loop.entries >= LOOKS:
+            return self.loop.refuse(why)
+        if looked:
+            self.loop.plans.remove(plan)
+        if not ends:
+            self._look()
 
 
 def _counted(place: Any, history: Sequence[Any]) -> Any:
@@ -357,7 +378,7 @@ def _counted(place: Any, history: Sequence[Any]) -> Any:
 def _cause(error: BaseException) -> Optional[BaseException]:
     """Return the error of this package that TorchDynamo has wrapped in another one."""
     cause: Optional[BaseException] = error
-    while cause is not None and not isinstance(cause, (Peel, Relook, Refused)):
+    while cause is not None and not isinstance(cause, (Peel, Recount, Relook, Refused)):
         cause = cause.__cause__ or getattr(cause, "inner_exception", None)
     return cause
 

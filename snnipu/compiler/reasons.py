@@ -122,6 +122,10 @@ KINDS: Dict[str, Kind] = {
         "the size of a tensor depends on values of another one",
         "make such tensors, those of spikegen say, outside of the function",
     ),
+    "list": Kind(
+        "a list that grows in the loop is read in it",
+        "keep what the next step needs in a variable, and read the list after the loop",
+    ),
     "prints": Kind("it prints, logs or shows progress", "do that after the loop, or between batches"),
     "clock": Kind("it reads the clock", "measure the whole loop"),
     "resets": Kind(
@@ -247,6 +251,8 @@ def of_break(trace: str, said: str) -> Reason:
         kind = "resets"
     elif deeper and os.path.basename(deeper[-1]) == "shown.py":
         kind = "prints"
+    elif deeper and os.path.basename(deeper[-1]) == "trace.py":
+        kind = "list"
     elif deeper:
         # What a neuron calls decides by values; where the neuron itself does, they are its input's size.
         of_neurons = [bool(re.search(_NEURONS, file)) for file in deeper]

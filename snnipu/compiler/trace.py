@@ -20,6 +20,7 @@ from snnipu.compiler.marks import (
     carried,
     changed_input,
     clock,
+    counted,
     result,
 )
 from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place, found
@@ -51,6 +52,14 @@ class Relook(Exception):
         return "it sets other attributes, or items of other objects, than in its first steps"
 
 
+class Recount(Exception):
+    """The counter with this number has no constant increment."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
 class Recorder:
     """Replaces a list during the trace. It can only be appended to."""
 
@@ -59,6 +68,11 @@ class Recorder:
 
     def append(self, value: Any) -> None:
         self.items.append(value)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a list is read in the loop that appends to it")
+
+    __eq__ = __bool__  # type: ignore[assignment]
 
     def extend(self, values: Any) -> None:
         self.items.extend(values)
@@ -194,6 +208,14 @@ class Spec(NamedTuple):
         """Return the positions of variables that are lists that grow."""
         return [place.path[0][1] for place in self.grown if place.key is None]
 
+    def recounted(self, number: int) -> "Spec":
+        """Return a copy in which a counter is one of the numbers."""
+        place = self.counters[number][0]
+        name = "places" if isinstance(place, Place) else "variables"
+        more: Any = {name: tuple(sorted((*getattr(self, name), place), key=repr if name == "places" else None))}
+        numbers = tuple(sorted((*self.numbers, place), key=repr))
+        return self._replace(counters=tuple(one for one in self.counters if one[0] != place), numbers=numbers, **more)
+
     def lists(self, arguments: Sequence[Any]) -> List[Any]:
         """Return the lists that grow."""
         owners = self.owners(self.grown, arguments)
@@ -211,6 +233,7 @@ class Guards:
         self._conditions: List[Any] = []
         self._symbols: Dict[Any, Tuple[int, int]] = {}  # the input, and its dimension; -1: it is a number
         self._known: Dict[Any, bool] = {}
+        self._starts: List[Tuple[int, Any]] = []  # counters and their values before the first step
         inputs = [node for node in body.module.graph.nodes if node.op == "placeholder"]
         mark = next(node for node in body.module.graph.nodes if node.target is clock)
         size = nodes.value_of(mark).shape[0]
@@ -231,8 +254,38 @@ class Guards:
             if self._clock in guard.expr.free_symbols:
                 self._conditions.append(guard.expr)
 
-    def hold(self, inputs: Sequence[Any], first: int, steps: int) -> bool:
-        """Return True if the trace is valid for all steps from ``first`` on."""
+    def prove(self, module: torch.fx.GraphModule, counters: Sequence[Tuple[Any, int]]) -> None:
+        """Prove that counters have constant increments, and that no other number of the program depends on a step.
+
+        Raises:
+            Recount: a counter has no constant increment.
+            Relook: an attribute or item is such a number.
+        """
+        marked = [node for node in module.graph.nodes if node.target is counted]
+        known = set()
+        for node in marked:
+            (value,), number = node.args[0].args, node.args[1] - 1
+            known.add(value)
+            value = nodes.value_of(value) if isinstance(value, torch.fx.Node) else int(value)
+            if isinstance(value, (torch.SymBool, torch.SymFloat)):
+                raise Recount(number)
+            value = value.node.expr if isinstance(value, torch.SymInt) else value
+            start = (value - counters[number][1] * (self._clock - OFFSET + 1)).expand()
+            if not (start.is_Integer or start in self._symbols) or start == self._clock:
+                raise Recount(number)
+            self._starts.append((number, start))
+        for node in nodes.leaves_of(next(reversed(module.graph.nodes)).args[0]):
+            value = nodes.value_of(node)
+            is_number = node not in known and isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat))
+            if is_number and not value.node.expr.free_symbols <= self._symbols.keys() - {self._clock}:
+                raise Relook
+
+    def hold(self, inputs: Sequence[Any], first: int, steps: int, numbers: Sequence[int]) -> bool:
+        """Return True if the trace is valid for all steps from ``first`` on, with these values of the counters."""
+        for number, start in self._starts:
+            place, _ = self._symbols.get(start, (0, 0))
+            if numbers[number] != (int(start) if start.is_Integer else inputs[place]):
+                return False
         if not self._conditions:
             return True
         needed = {symbol for one in self._conditions for symbol in one.free_symbols} - {self._clock}
@@ -263,6 +316,7 @@ class _Now(threading.local):
 
     first = 0
     steps = 0
+    numbers: Sequence[int] = ()  # the values of the counters
     began: Optional[Distribution] = None
     random: Any = None
     look: Any = None
@@ -318,7 +372,7 @@ class Traced:
         lines += [f" {where[place]} = None" for place in spec.written]
         for number, (place, by) in enumerate(spec.counters):
             text = where[place] if isinstance(place, Place) else names[place]
-            lines.append(f" {text} = N[{number}] + {by} * t")
+            lines.append(f" {text} = N[{number}]" + (f" + {by} * t" if by else ""))
         lists = [names[one.path[0][1]] if one.key is None else where[one] for one in spec.grown]
         lines += [f" {text} = Recorder()" for text in lists]
         given = [spec.text, *names]
@@ -370,13 +424,13 @@ class Traced:
         numbers = []
         for place, by in spec.counters:
             number = place.get(owners[self._owned.index(place)]) if isinstance(place, Place) else arguments[place]
-            if type(number) is not int:
+            if type(number) is not int and (by or type(number) is not bool):
                 raise Peel if number is Missing else Relook
-            numbers.append(number - by * first)
+            numbers.append(number - by * first if by else number)
         lists = spec.lists(arguments)
         if not all(type(one) is list for one in lists):
             raise Relook
-        now.first, now.steps, now.look = first, steps, look
+        now.first, now.steps, now.look, now.numbers = first, steps, look, numbers
         state = torch.get_rng_state()
         # A setting of PyTorch takes long to set.
         few = self.traces < _FEW and self.traces and not self.spec.numbers
@@ -458,6 +512,7 @@ class Traced:
         _refuse_unmarked(module)
         body = Body(module)
         guards = Guards(body)
+        guards.prove(module, self.spec.counters)
         self._now.before = self._now.look()
         if not _is_steady(module):
             return self._runner(None, guards, body)
@@ -483,7 +538,7 @@ class Traced:
             made = known[0]
             if made is None:
                 raise Peel
-            if not guards.hold(inputs, now.first, now.steps):
+            if not guards.hold(inputs, now.first, now.steps, now.numbers):
                 self.peeled = "its steps depend on their number"
                 raise Peel
             made.check(inputs)

@@ -89,6 +89,8 @@ STEP = "spk, mem = self.lif1(self.fc1(x[step]), mem)"
 BOTH = f"{STEP}\n    spk2, syn2, mem2 = self.lif2(self.fc2(spk), syn2, mem2)"
 BAR = "file=sys.stdout, mininterval=1e9, bar_format='{desc}{n}/{total};'"
 LOOP = "for step in range(x.shape[0]):"
+# Without spikes in the first steps.
+LATE = f"torch.nn.init.zeros_(self.fc1.bias)\nx = x * (torch.arange(len(x)).view(-1, 1, 1) > 1)\n{START}"
 DISTRIBUTED = {
     "states": f"{START}\n{LOOP}\n    {BOTH}\n    rec.append(spk2)\nreturn torch.stack(rec), mem, mem2",
     "a backward pass that is not linear": (
@@ -231,7 +233,29 @@ DISTRIBUTED = {
     ),
     "printed": f"{START}\n{LOOP}\n    {STEP}\n    print(step, float(spk.sum()))\nreturn mem",
 }
+DISTRIBUTED.update(
+    {
+        "numbers of late spikes": (
+            f"{LATE}\ncount, even = 0, 0\n{LOOP}\n    {STEP}\n    count += int(spk.sum())\n"
+            "    even += 1 + int(spk.sum())\nreturn mem, count, even"
+        ),
+        "late spikes that an object counts": (
+            f"{LATE}\n{LOOP}\n    {STEP}\n    self.seen['steps'] += int(spk.sum())\nreturn mem"
+        ),
+        "a number that changes late": (
+            f"{START}\nk, n = 0, 0\n{LOOP}\n    spk, mem = self.lif1(self.fc1(x[step]) * (1 + k), mem)\n"
+            "    k = step // 3\n    n += 2 * (step // 2)\nreturn mem, k, n"
+        ),
+    }
+)
 AS_WRITTEN = {
+    "a switch": (
+        f"{START}\nlate = False\n{LOOP}\n    {STEP}\n    if late:\n        mem = mem * 0.5\n    late = step > 2\n"
+        "return spk, mem, late"
+    ),
+    "a list that is asked for": (
+        f"{START}\n{LOOP}\n    {STEP}\n    if rec:\n        mem = mem * 0.5\n    rec.append(mem)\nreturn rec"
+    ),
     "every second step": f"{START}\n{LOOP}\n    {STEP}\n    if step % 2:\n        rec.append(spk)\nreturn rec[-1], mem",
     "a bar": (
         f"{START}\nfor step in tqdm.trange(x.shape[0], {BAR}):\n    {STEP}\n    mem = mem * (1 + (step == 2))\n"
