@@ -48,7 +48,6 @@ KINDS: Dict[str, Kind] = {
         "a hook looks at every call",
         "remove the hook, and collect in the loop what it looks at: record.append(spk)",
     ),
-    "one_step": Kind("called once", "compile the function that contains the loop over time"),
     "restarted": Kind(
         "a step does not go on from the state of the step before",
         "reset before the loop, and give each step the state that the step before returned",
@@ -61,11 +60,6 @@ KINDS: Dict[str, Kind] = {
         "a parameter is changed between steps",
         f"change it after the loop; where spikes change it at once, make it a state of {_OWN}",
     ),
-    "form": Kind(
-        "the input has another shape or dtype than at the step before", "give inputs of one shape and one dtype"
-    ),
-    "options": Kind("the surrogate or an option is changed between steps", "set it before the loop"),
-    "spikes_in_place": Kind("the spikes are changed in place", "write spk = spk * mask for spk *= mask"),
     "feedback_elementwise": Kind(
         "the input is computed from the neuron's own result of the step before",
         f"let it be {_ELEMENTWISE}, or write both as {_OWN}, which has that result as a state",
@@ -78,10 +72,6 @@ KINDS: Dict[str, Kind] = {
         "the result comes back at the next step through another neuron",
         "this model is a loop however it is written; where it may be another one, let each neuron's spikes come back "
         f"to itself by {_FED_BACK}",
-    ),
-    "mode": Kind(
-        "gradients or autocast are switched at every step, before this line",
-        "put the `with` around the whole loop",
     ),
     "random_order": Kind(
         "random numbers are drawn between the steps, in the loop's order, by calls that take a neuron's result",
@@ -132,17 +122,8 @@ KINDS: Dict[str, Kind] = {
         "snnTorch's class methods reset or detach all neurons that there are, those of other networks, too",
         "snntorch.utils.reset(net), or the method of each neuron: lif.reset_mem(), lif.mem = lif.mem.detach()",
     ),
-    "learns": Kind(
-        "this loop of snnTorch's own learns between its steps",
-        "write the loop over time in the network or in a function of yours, and the loss behind it",
-    ),
     "neuron": Kind("the neuron's step cannot be traced", _FUSED),
     "break": Kind("this line ends the graph", "move it behind the loop"),
-    # Functions that are compiled again and again.
-    "anew": Kind(
-        "what this line reads has changed since the call before",
-        "begin with a new list or number in the function, and give it to the object after the loop",
-    ),
 }
 # A line that TorchDynamo cannot trace, with what it says of it: the first kind whose pattern is in there.
 _BREAKS = (

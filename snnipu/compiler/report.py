@@ -220,19 +220,32 @@ def why_alone(node: Node, made: Distribution) -> Reason:
     if len(component) == 1:
         return _why_single(node, made)
     steps = [one for one in component if is_step(one)]
+    hooked = [one for one in steps if one.args[5]]
+    if hooked:
+        return reason(str(hooked[0].args[5]), hooked[0])
+    drawn = [one for one in component if nodes.is_random(one)]
+    if drawn:
+        return reason("random_order", *drawn)
     if not steps:
         return reason("recurrent", *(_path(node, component, made) or [node]))
-    if len({module_of(one) for one in steps}) > 1:
-        return reason("feedback_others", *_path(steps[0], component, made))
-    path, inside = _path(steps[0], component, made), set(component) & made.body.number_of.keys()
-    if not path:
-        # The neuron's own state comes back, changed.
-        numbers = [made.body.number_of[one] for one in nodes.leaves_of(steps[0].args[1]) if one in inside]
-        after = [made.body.after[number] for number in numbers]
-        changed = [one for one in after if isinstance(one, Node) and nodes.name_of(one) != "getitem"]
-        return reason("state", *changed[:1])
-    between = {nodes.name_of(one) for one in path if not is_step(one)}
-    return reason("feedback_elementwise" if between <= nodes.ELEMENTWISE else "feedback_layer", *path)
+    path = _path(steps[0], component, made)
+    if path and len({module_of(one) for one in steps}) > 1:
+        return reason("feedback_others", *path)
+    if path:
+        between = {nodes.name_of(one) for one in path if not is_step(one)}
+        return reason("feedback_elementwise" if between <= nodes.ELEMENTWISE else "feedback_layer", *path)
+    changes = [one for one in component if nodes.name_of(one) and one in made.memory.changes]
+    if changes:
+        roots = {made.memory.root(one) for each in changes for one in made.memory.changes[each]}
+        given = {made.memory.root(one) for step in steps for one in nodes.leaves_of(step.args[2])}
+        kind = "written" if nodes.name_of(changes[0]) == "setitem" else "parameter" if roots & given else "in_place"
+        return reason(kind, *changes[:1])
+    # The neuron's own state comes back, changed.
+    inside = set(component) & made.body.number_of.keys()
+    numbers = [made.body.number_of[one] for one in nodes.leaves_of(steps[0].args[1]) if one in inside]
+    after = [made.body.after[number] for number in numbers]
+    changed = [one for one in after if isinstance(one, Node) and nodes.name_of(one) != "getitem"]
+    return reason("state", *(changed or steps)[:1])
 
 
 def _path(node: Node, component: Sequence[Node], made: Distribution) -> List[Node]:
