@@ -1,6 +1,5 @@
 """What Python reads of the step's number and of arguments: random programs, compiled and not."""
 
-import contextlib
 import linecache
 import os
 import random
@@ -17,6 +16,13 @@ import snnipu as snn
 
 pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
 PROGRAMS = int(os.environ.get("SNNIPU_READINGS_EXAMPLES", "6"))
+
+
+def executed(source, filename, namespace):
+    """Execute a program whose source Python finds by this name."""
+    linecache.cache[filename] = len(source), None, source.splitlines(True), filename
+    exec(compile(source, filename, "exec"), namespace)
+    return namespace
 
 
 def outcome(program, *given):
@@ -37,25 +43,18 @@ def assert_alike(found, expected):
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("how", ["auto", "compile"])
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(PROGRAMS))
-def test_a_graph_is_for_what_python_has_read(seed, how, auto):
-    program, filename = readings.Writer(seed), f"<reading {how} {seed}>"
+def test_a_graph_is_for_what_python_has_read(seed, found):
+    program = readings.Writer(seed)
     print(program.text())
-    linecache.cache[filename] = len(program.source), None, program.source.splitlines(True), filename
-    namespace = program.namespace()
-    exec(compile(program.source, filename, "exec"), namespace)
+    namespace = executed(program.source, f"<reading {seed}>", program.namespace())
     net, x = exact(readings.Net()), exact_numbers(readings.STEPS, readings.BATCH, readings.INPUTS)
-    with auto.paused():
-        expected = [outcome(program, namespace, net, x, value) for value in program.values]
-    if how == "compile":
-        auto.stop()
-        call = snn.compile(namespace["outer" if program.carrier == "held" else "f"])
-        found = [outcome(program, namespace, net, x, value, call) for value in program.values]
-    else:
-        found = [outcome(program, namespace, net, x, value) for value in program.values]
-    print(auto)
-    for one, other in zip(found, expected):
+    expected = [outcome(program, namespace, net, x, value) for value in program.values]
+    call = snn.compile(namespace["outer" if program.carrier == "held" else "f"])
+    made = [outcome(program, namespace, net, x, value, call) for value in program.values]
+    print(found)
+    for one, other in zip(made, expected):
         assert_alike(one, other)
 
 
@@ -88,15 +87,14 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("how", ["auto", "compile"])
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("name", GENERATORS)
-def test_numbers_of_a_generator_of_the_programs(name, draw, how, auto):
+def test_numbers_of_a_generator_of_the_programs(name, draw, found):
     """They are the loop's, in its order and dtype, in each call. The generator ends where the loop leaves it."""
-    if name.endswith("RandomState") and draw in ("random", "a decision", "a tensor"):
-        draws = DRAWS[draw].replace("random()", "random_sample()")
-    else:
-        draws = DRAWS[draw]
+    draws = DRAWS[draw]
+    if name.endswith("RandomState"):
+        draws = draws.replace("rng.random()", "rng.random_sample()")
     source = textwrap.dedent(f"""
         def f(net, x):
             mem, out = net.lif.init_leaky(), []
@@ -105,18 +103,13 @@ def test_numbers_of_a_generator_of_the_programs(name, draw, how, auto):
                 out.append(mem)
             return torch.stack(out)
     """)
-    filename = f"<draws {name} {draw} {how}>"
-    linecache.cache[filename] = len(source), None, source.splitlines(True), filename
-    net, x, found = exact(readings.Net()), exact_numbers(readings.STEPS, readings.BATCH, readings.INPUTS), []
+    net, x, made = exact(readings.Net()), exact_numbers(readings.STEPS, readings.BATCH, readings.INPUTS), []
     for compiled in (False, True):
         namespace = {"rng": GENERATORS[name](), "torch": torch, "random": random}
-        exec(compile(source, filename, "exec"), namespace)
-        call = namespace["f"]
-        with contextlib.nullcontext() if compiled and how == "auto" else auto.paused():
-            if compiled and how == "compile":
-                call = snn.compile(call)
-            results = [call(net, x).detach() for _ in range(4)]
-        found.append([*results, torch.tensor(namespace["rng"].uniform(0.0, 1.0))])
-    for own, expected in zip(*found):
+        call = executed(source, f"<draws {name} {draw}>", namespace)["f"]
+        call = snn.compile(call) if compiled else call
+        results = [call(net, x).detach() for _ in range(4)]
+        made.append([*results, torch.tensor(namespace["rng"].uniform(0.0, 1.0))])
+    for own, expected in zip(*made):
         assert own.dtype == expected.dtype
         torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)

@@ -1291,13 +1291,10 @@ def _as_before(folder: Path, arguments: List[str]) -> Iterator[None]:
     import snnipu as snn
     from snnipu.compiler import automatic
 
-    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain(self, *args, **kwargs)
-
     plain, before, modules = snntorch.SpikingNeuron.__init__, os.getcwd(), set(sys.modules)
     kept = [(nn.Linear, "forward"), (nn.functional, "linear"), (snn.Leaky, "forward")]
     values = [(owner, key, vars(owner)[key]) for owner, key in kept]
-    automatic._auto = None
+    automatic._found = None
     torch._dynamo.reset()
     given, sys.argv = sys.argv, arguments
     os.chdir(folder)
@@ -1305,9 +1302,9 @@ def _as_before(folder: Path, arguments: List[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        if automatic._auto is not None:
-            automatic._auto.stop()
-            automatic._auto = None
+        if automatic._found is not None:
+            automatic._found.stop()
+            automatic._found = None
         snntorch.SpikingNeuron.__init__ = plain  # type: ignore[method-assign]
         sys.path.remove(str(folder))
         sys.argv = given
