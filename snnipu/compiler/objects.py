@@ -3,6 +3,7 @@
 import collections.abc
 import contextlib
 import functools
+import random
 import types
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -171,6 +172,11 @@ class Objects:
         if isinstance(value, np.ndarray):
             self._others[id(value)] = value, [hash(value.tobytes())] if value.size <= _MOST_ITEMS else []
             return []
+        if isinstance(value, random.Random):
+            # That of the system has no state, and is another one at each look.
+            is_system = isinstance(value, random.SystemRandom)
+            self._others[id(value)] = value, [object() if is_system else hash(value.getstate())]
+            return []
         if isinstance(value, collections.abc.Iterator):
             self._has_iterators = True
             return []
@@ -238,7 +244,7 @@ class Objects:
         for other, (_, items) in self._others.items():
             after = later._others.get(other, (None, items))[1]
             if len(after) != len(items) or not all(map(_is_same, items, after)):
-                raise Refused("it changes a set, a deque, an array or a list of many items")
+                raise Refused("it changes a set, a deque, an array, a list of many items or a random generator")
         made = Changes(set(), {})
         for key, owner in self._owners.items():
             if key not in later._owners:

@@ -642,9 +642,11 @@ def _of_steps(value: Any, steps: int) -> Sequence[Any]:
     if type(value) is Number:
         return value.tensor.tolist()  # type: ignore[no-any-return]
     if isinstance(value, (tuple, list)):
-        return [type(value)(same) for same in zip(*(_of_steps(one, steps) for one in value))]
+        parts = [_of_steps(one, steps) for one in value]
+        return [type(value)([part[step] for part in parts]) for step in range(steps)]
     if type(value) is dict:
-        return [dict(zip(value, same)) for same in zip(*(_of_steps(one, steps) for one in value.values()))]
+        rows = {key: _of_steps(one, steps) for key, one in value.items()}
+        return [{key: row[step] for key, row in rows.items()} for step in range(steps)]
     return [value] * steps
 
 
