@@ -4,17 +4,12 @@ Inputs, weights and thresholds are no round numbers: that a membrane is as near 
 probability of about 1e-7 for each spike.
 """
 
-import linecache
 import random
 from typing import Any, Dict, List, Tuple
 
 import torch
-from snntorch import utils
+from support import loops
 from torch import nn
-from torch.nn import functional
-
-import snnipu as snn
-from snnipu import surrogate
 
 WIDTH, CHANNELS, SIDE = 4, 2, 4
 # Kind, arguments, states, whether it takes maps (None: whatever comes).
@@ -438,20 +433,8 @@ class Writer:
 
 def make(source: str, seed: int) -> nn.Module:
     """The network of a program."""
-    name = f"program_{seed}.py"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # for tracebacks
-    names: Dict[str, Any] = {
-        "torch": torch,
-        "nn": nn,
-        "F": functional,
-        "snn": snn,
-        "surrogate": surrogate,
-        "utils": utils,
-        "Spike": Spike,
-    }
-    exec(compile(source, name, "exec"), names)
     torch.manual_seed(seed)
-    net: nn.Module = names["Net"]()
+    net: nn.Module = loops.made(source, Spike=Spike)
     return net
 
 
