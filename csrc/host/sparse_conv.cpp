@@ -66,8 +66,7 @@ struct SideBySide {
     return to;
   }
   // The windows of a channel whose bits are set, and the neurons that are seen of them. Bit by bit of its number in the
-  // window, numbers[bit * apart] tells the neuron. Bits: how many there are; 0: any.
-  template <unsigned Bits>
+  // window, numbers[bit * apart] tells the neuron.
   Found append(const uint64_t *seen, const uint64_t *numbers, size_t apart, Channel channel, Found to) const {
     for (size_t word = 0; word < wordsOf(count); ++word) {
 #if defined(SNNIPU_AVX512)
@@ -80,7 +79,7 @@ struct SideBySide {
         const unsigned at = static_cast<unsigned>(__builtin_ctzll(left));
         const size_t window = 64 * word + at;
         size_t number = 0;
-        for (unsigned bit = 0; bit < (Bits > 0 ? Bits : bits); ++bit)
+        for (unsigned bit = 0; bit < bits; ++bit)
           number |= (numbers[bit * apart + word] >> at & 1) << bit;
         const uint32_t from = place[window] + distance[number];
         *to.ids++ = channel.id + static_cast<uint32_t>(window);
@@ -337,9 +336,7 @@ private:
                                           static_cast<uint32_t>((first_ + own) * places), static_cast<uint32_t>(own),
                                           lanes_};
         const uint64_t *const seen = bits + own * words, *const numbers = others + size + own * words;
-        to = !pooled             ? windows.append(seen, channel, to)
-             : windows.bits == 2 ? windows.append<2>(seen, numbers, size, channel, to)
-                                 : windows.append<0>(seen, numbers, size, channel, to);
+        to = pooled ? windows.append(seen, numbers, size, channel, to) : windows.append(seen, channel, to);
       }
     C *const mem = kept.mem.room(total);
     const uint32_t *const offsets = offsets_.data();
@@ -421,13 +418,6 @@ template <typename C> size_t setFired(const KeptConv<C> &kept, size_t row, uint3
   for (size_t block = 0; block < kept.blocks.count(); ++block) {
     const size_t held = kept.blocks.held(block);
     const uint64_t *from = kept.events[block * kept.batch + sample].fired.data() + t * held * words;
-    if (places % 64 == 0) { // whole words, as the caller has them
-      std::memcpy(bits, from, held * words * sizeof(uint64_t));
-      bits += held * words * (sizeof(uint64_t) / sizeof(uint32_t));
-      for (size_t word = 0; word < held * words; ++word)
-        count += static_cast<size_t>(__builtin_popcountll(from[word]));
-      continue;
-    }
     for (size_t channel = 0; channel < held; ++channel)
       for (size_t first = 0; first < places; first += 64, ++from) {
         count += static_cast<size_t>(__builtin_popcountll(*from));

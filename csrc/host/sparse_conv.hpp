@@ -151,15 +151,6 @@ template <typename C, unsigned Most, typename Body> inline void forPlaceGroups(u
   for (; lane < lanes; lane += registerLanes<C>)
     body(lane, Registers<Register<C>, 1>{});
 }
-// body(lanes), lanes being a constant where the group has all of them: addresses are then one number apart.
-template <typename V, unsigned K, typename Body>
-inline void withLanes(size_t count, Registers<V, K>, const Body &body) {
-  constexpr size_t all = K * lanes<V>;
-  if (count == all)
-    body(std::integral_constant<size_t, all>{});
-  else
-    body(count);
-}
 #if SNNIPU_LANE_BYTES >= 64
 constexpr unsigned registersForKernelRow = 10;
 #else
@@ -575,18 +566,8 @@ private:
           sum += load<V>(packed(block) + weight + i) * load<V>(grad + place + i);
       });
       if (own)
-        to[slot] = sumOf(sum);
+        to[slot] = sumLanes(sum);
     }
-  }
-
-  template <typename V> static C sumOf(V sum) {
-    constexpr unsigned width = lanes<V>;
-    if constexpr (width > 4)
-      return sumOf(addHalves(sum));
-    C total = 0;
-    for (unsigned lane = 0; lane < width; ++lane)
-      total += sum[lane];
-    return total;
   }
 
   // Slots of the block's group by the line of the input that they come from.
@@ -710,14 +691,12 @@ private:
                                     static_cast<std::ptrdiff_t>(above * map.stride * lanes),
                                 scale + lane, to ? packed(block) + weight : nullptr, sums ? sums + weight : nullptr,
                                 ky + part + lane == 0};
-            withLanes(lanes, group, [&](auto apart) {
-              if (sums && to)
-                ofRow<columns, true, true>(row, fired, other, group, apart);
-              else if (sums)
-                ofRow<columns, true, false>(row, fired, other, group, apart);
-              else
-                ofRow<columns, false, true>(row, fired, other, group, apart);
-            });
+            if (sums && to)
+              ofRow<columns, true, true>(row, fired, other, group, lanes);
+            else if (sums)
+              ofRow<columns, true, false>(row, fired, other, group, lanes);
+            else
+              ofRow<columns, false, true>(row, fired, other, group, lanes);
           });
       }
     }
@@ -728,16 +707,8 @@ private:
   }
 
   static void sumPartials(const C *partial, const SlotsByLine &slots, C *to) {
-    const auto at = [partial](size_t slot) { return load<Register<C>>(partial + slot * registerLanes<C>); };
-    size_t begin = 0;
-    for (; begin + 4 <= slots.count; begin += 4) {
-      C four[4] = {};
-      addFourSums(four, at(begin), at(begin + 1), at(begin + 2), at(begin + 3));
-      for (size_t i = 0; i < 4; ++i)
-        to[slots.slot(begin + i)] = four[i];
-    }
-    for (; begin < slots.count; ++begin)
-      to[slots.slot(begin)] = sumOf(at(begin));
+    for (size_t at = 0; at < slots.count; ++at)
+      to[slots.slot(at)] = sumLanes(load<Register<C>>(partial + at * registerLanes<C>));
   }
 
   // Slots of some lines of one channel, and their products with the weights: a register of each.
@@ -755,8 +726,8 @@ private:
   };
 
   // Of each slot a gradient is read once: for the sums of its weights, where it fired, and for its products.
-  template <unsigned Columns, bool Sums, bool Products, typename Group, typename Lanes>
-  static void ofRow(const KernelRow row, const Span fired, const Span others, Group, const Lanes lanes) {
+  template <unsigned Columns, bool Sums, bool Products, typename Group>
+  static void ofRow(const KernelRow row, const Span fired, const Span others, Group, const size_t lanes) {
     Group sum[Columns], weight[Columns];
     for (unsigned column = 0; column < Columns; ++column) {
       sum[column].clear();
