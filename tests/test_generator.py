@@ -79,6 +79,11 @@ def backward(step, adjoint, x, befores, derived, grads):
     return torch.stack(grad_x[::-1]), carry, sums
 
 
+def derive(step, parameters):
+    """The derived parameters, by PyTorch under autograd."""
+    return _generator.evaluate(step.derived, {id(value): parameters[name] for name, value in step.raw.items()})
+
+
 def check(function, options, x, initial, parameters):
     """The recorded step and adjoint against ``function`` looped under autograd. Returns the relative errors."""
     step = Step(function, options)
@@ -92,7 +97,7 @@ def check(function, options, x, initial, parameters):
         states = [spk, *states] if step.output_state is not None else states
         outputs.append(states if step.output_state is not None else [spk, *states])
     expected = [torch.stack(torch.broadcast_tensors(*values)) for values in zip(*outputs)]
-    derived = step.derive(parameters)
+    derived = derive(step, parameters)
     with torch.no_grad():
         found, befores = forward(step, x, initial, derived)
     for one, other in zip(found, expected):
@@ -104,7 +109,7 @@ def check(function, options, x, initial, parameters):
     with torch.no_grad():
         grad_x, grad_initial, sums = backward(step, adjoint, x, befores, derived, grads)
     # The way through the derived parameters is PyTorch's.
-    through = [(value, total) for value, total in zip(step.derive(parameters), sums) if value.requires_grad]
+    through = [(value, total) for value, total in zip(derive(step, parameters), sums) if value.requires_grad]
     tensors = list(parameters.values())
     values = [value for value, _ in through]
     totals = [total.sum_to_size(value.shape) for value, total in through]

@@ -358,7 +358,7 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
                 .count("taps", layout.taps);
         } else {
           weightUpdate.set("scale", 1.0f).set("ascending", false);
-          ofValues.connect("ids", ids.reinterpret(poplar::UNSIGNED_INT)).set("accumulate", false);
+          ofValues.connect("ids", ids.reinterpret(poplar::UNSIGNED_INT));
         }
       }
       // The sum over the blocks, each tile of the group its share of the slots.

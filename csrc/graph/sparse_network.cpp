@@ -778,8 +778,7 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
                 .connect("gradValues", partials.found[g][i])
                 .count("rows", group.rows())
                 .count("slots", spikes.slots)
-                .count("lanes", block.lanes)
-                .set("accumulate", false);
+                .count("lanes", block.lanes);
         };
         addWeights(from, unit, group.weight[i], layer.what.inputs, own.weight[g][i], partial[l]);
         if (recurrent)

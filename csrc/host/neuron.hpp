@@ -44,7 +44,7 @@ BackwardLoop<S> backwardLoop(SurrogateKind surrogate) {
     switch (surrogate) {
 #define SNNIPU_CASE(Name)                                                                                              \
   case SurrogateKind::Name:                                                                                            \
-    return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Name, Shared>;
+    return backwardSteps<Neuron, Variant, S, SurrogateKind::Name, Shared>;
       SNNIPU_SURROGATES(SNNIPU_CASE)
 #undef SNNIPU_CASE
     case SurrogateKind::Any:
@@ -54,11 +54,11 @@ BackwardLoop<S> backwardLoop(SurrogateKind surrogate) {
   } else {
     if constexpr (Shared) {
       if (surrogate == SurrogateKind::Atan)
-        return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Atan, Shared>;
+        return backwardSteps<Neuron, Variant, S, SurrogateKind::Atan, Shared>;
       if (surrogate == SurrogateKind::FastSigmoid)
-        return backwardSteps<Neuron, Variant, S, false, SurrogateKind::FastSigmoid, Shared>;
+        return backwardSteps<Neuron, Variant, S, SurrogateKind::FastSigmoid, Shared>;
     }
-    return backwardSteps<Neuron, Variant, S, false, SurrogateKind::Any, Shared>;
+    return backwardSteps<Neuron, Variant, S, SurrogateKind::Any, Shared>;
   }
 }
 
@@ -66,10 +66,10 @@ template <typename Neuron, typename S, unsigned Variant> void setLoops(NeuronLoo
   loops.reads = Neuron::reads[Variant];
   loops.readsFor = Neuron::readsFor[Variant];
   loops.remakesOutput = Neuron::remakesOutput[Variant];
-  loops.forward[0] = forwardSteps<Neuron, Variant, S, false>;
+  loops.forward[0] = forwardSteps<Neuron, Variant, S>;
   loops.backward[0] = backwardLoop<Neuron, Variant, S, false>(surrogate);
   constexpr bool shared = sharedParameters<Neuron, S>;
-  loops.forward[1] = forwardSteps<Neuron, Variant, S, false, shared>;
+  loops.forward[1] = forwardSteps<Neuron, Variant, S, shared>;
   loops.backward[1] = backwardLoop<Neuron, Variant, S, shared>(surrogate);
 }
 

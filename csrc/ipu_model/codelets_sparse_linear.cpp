@@ -41,8 +41,7 @@ template <typename V> Codelet fieldsOfSnnipuSparseLinearValueGradient(const char
       .field("gradValues", &V::gradValues)
       .field("rows", &V::rows)
       .field("slots", &V::slots)
-      .field("lanes", &V::lanes)
-      .field("accumulate", &V::accumulate);
+      .field("lanes", &V::lanes);
 }
 
 const snnipu::ipu_model::CodeletRegistration registrationOf_sparse_linear("snnipu", {

@@ -56,13 +56,6 @@ template <typename V> Codelet fieldsOfSnnipuClampUnit(const char *name) {
       .field("size", &V::size);
 }
 
-template <typename V> Codelet fieldsOfSnnipuInsideUnit(const char *name) {
-  return CodeletOf<V>(name)
-      .field("raw", &V::raw)
-      .field("values", &V::values)
-      .field("size", &V::size);
-}
-
 template <typename V> Codelet fieldsOfSnnipuSumSlots(const char *name) {
   return CodeletOf<V>(name)
       .field("partial", &V::partial)
@@ -125,7 +118,6 @@ const snnipu::ipu_model::CodeletRegistration registrationOf_sparse_network("snni
     SNNIPU_CODELET(fieldsOfSnnipuStoreStep, snnipu::StoreStep<float>),
     SNNIPU_CODELET(fieldsOfSnnipuStoreStep, snnipu::StoreStep<int>),
     SNNIPU_CODELET(fieldsOfSnnipuClampUnit, snnipu::ClampUnit<float>),
-    SNNIPU_CODELET(fieldsOfSnnipuInsideUnit, snnipu::InsideUnit<float>),
     SNNIPU_CODELET(fieldsOfSnnipuSumSlots, snnipu::SumSlots<float>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLinearWeightUpdate, snnipu::SparseLinearWeightUpdate<float>),
     SNNIPU_CODELET(fieldsOfSnnipuSparseLifStepBackward, snnipu::SparseLifStepBackward<float, snnipu::Reset::Subtract, snnipu::SurrogateKind::LeakyStep>),

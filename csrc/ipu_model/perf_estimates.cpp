@@ -204,8 +204,7 @@ VertexPerfEstimate sparseLinearValueGradient(const Asked &a) {
     // A slot: the product, the sum of two lanes, and its place in gradValues.
     return 8 + rows * (14 + registers * move + slots * (5 + registers * (move + 2) + 6));
   });
-  const Count cleared = a.flag("accumulate") ? 0 : rows * slots * 2;
-  return {a.cycles(9 + all + cleared), 2 * a.value("rows") * slots * lanes};
+  return {a.cycles(9 + all + rows * slots * 2), 2 * a.value("rows") * slots * lanes};
 }
 
 VertexPerfEstimate sparseLinearWeightUpdate(const Asked &a) {
@@ -472,7 +471,6 @@ const std::map<std::string, VertexPerfEstimate (*)(const Asked &)> estimates = {
     {"snnipu::FloatsOfIds", elementwise},
     {"snnipu::Zero", elementwise},
     {"snnipu::ClampUnit", elementwise},
-    {"snnipu::InsideUnit", elementwise},
     {"snnipu::LoadStep", elementwise},
     {"snnipu::StoreStep", elementwise},
     {"snnipu::Advance", advance},

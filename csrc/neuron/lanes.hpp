@@ -387,36 +387,8 @@ template <typename V> inline Element<V> sumLanes(V v) {
     return sumLanes(addHalves(v));
 }
 
-// Sums of the lanes until N are left.
-template <unsigned N, typename V> inline VectorN<Element<V>, N> sumTo(V v) {
-  if constexpr (lanes<V> == N)
-    return v;
-  else
-    return sumTo<N>(addHalves(v));
-}
-
 // Adds the sums of the lanes of four vectors to to[0 .. 4).
 template <typename V> inline void addFourSums(Element<V> *to, V a, V b, V c, V d) {
-#if defined(SNNIPU_AVX)
-  if constexpr (std::is_same_v<Element<V>, float> && lanes<V> >= 8) {
-    const __m256 p = reinterpret_cast<__m256>(sumTo<8>(a)), q = reinterpret_cast<__m256>(sumTo<8>(b));
-    const __m256 r = reinterpret_cast<__m256>(sumTo<8>(c)), s = reinterpret_cast<__m256>(sumTo<8>(d));
-    const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(p, q), _mm256_hadd_ps(r, s));
-    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
-    _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
-    return;
-  }
-#endif
-#if defined(SNNIPU_SSE2)
-  if constexpr (std::is_same_v<Element<V>, float> && lanes<V> == 4) {
-    __m128 p = reinterpret_cast<__m128>(a), q = reinterpret_cast<__m128>(b);
-    __m128 r = reinterpret_cast<__m128>(c), s = reinterpret_cast<__m128>(d);
-    _MM_TRANSPOSE4_PS(p, q, r, s);
-    const __m128 sums = _mm_add_ps(_mm_add_ps(p, r), _mm_add_ps(q, s));
-    _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
-    return;
-  }
-#endif
   to[0] += sumLanes(a);
   to[1] += sumLanes(b);
   to[2] += sumLanes(c);

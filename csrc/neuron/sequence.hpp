@@ -167,7 +167,7 @@ template <typename Neuron, unsigned Variant, typename V, typename Row, typename 
   }
 };
 
-template <typename Neuron, unsigned Variant, typename S, bool Singles, bool Shared = false>
+template <typename Neuron, unsigned Variant, typename S, bool Shared = false>
 void forwardSteps(const ForwardSteps<S> &a, ElementRange range) {
   using C = Compute<S>;
   using Parameters = SequenceParameters<C, Neuron::parameters, Shared>;
@@ -188,7 +188,7 @@ void forwardSteps(const ForwardSteps<S> &a, ElementRange range) {
       row.kept[s] = a.kept[s] ? a.kept[s] + t * a.keptStride : nullptr;
     }
     const Row now = row;
-    forRegisters<C, Singles>(range, [now](std::size_t i, auto lane) {
+    forRegisters<C, false>(range, [now](std::size_t i, auto lane) {
       prefetch(now.xNext + i);
       Neuron::template step<Variant>(ForwardLane<Neuron, Variant, decltype(lane), Row, S>{now, i});
     });
@@ -241,7 +241,7 @@ struct BackwardLane {
   template <unsigned P> void gradParameter(V v) const { store(row.sum[P] + i, load<V>(row.sum[P] + i) + v); }
 };
 
-template <typename Neuron, unsigned Variant, typename S, bool Singles, SurrogateKind K, bool Shared = false>
+template <typename Neuron, unsigned Variant, typename S, SurrogateKind K, bool Shared = false>
 void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
   using C = Compute<S>;
   using Parameters = SequenceParameters<C, Neuron::parameters, Shared>;
@@ -274,7 +274,7 @@ void backwardSteps(const BackwardSteps<S> &a, ElementRange range) {
     }
     row.gradX = a.gradX + t * a.gradXStride;
     const Row now = row;
-    forRegisters<C, Singles>(range, [now, surrogate](std::size_t i, auto lane) {
+    forRegisters<C, false>(range, [now, surrogate](std::size_t i, auto lane) {
       if (now.gradSpkNext)
         prefetch(now.gradSpkNext + i);
       for (unsigned s = 0; s < Neuron::states; ++s) {

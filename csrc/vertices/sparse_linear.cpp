@@ -113,19 +113,6 @@ private:
         };
         // body(slot, its row of grad) for all slots.
         const auto forSlots = [&](unsigned slot, unsigned until, const auto &body) {
-          if constexpr (OfValues) {
-            for (; slot + 4 <= until; slot += 4) {
-              V products[4];
-              for (unsigned i = 0; sets && i < 4; ++i)
-                gradValues[slot + i] = C(0);
-              for (unsigned i = 0; i < 4; ++i) {
-                const C *const from = gradOf(slot + i);
-                body(slot + i, from);
-                products[i] = own.products(from);
-              }
-              addFourSums(&gradValues[slot], products[0], products[1], products[2], products[3]);
-            }
-          }
           for (; slot < until; ++slot) {
             const C *const from = gradOf(slot);
             body(slot, from);
@@ -144,7 +131,7 @@ private:
   }
 };
 
-// gradValues[row][slot] = (accumulate: itself, else 0) + weight[id] . grad[row], at every carried slot.
+// gradValues[row][slot] = weight[id] . grad[row], at every carried slot.
 template <typename S, typename Id> class SparseLinearValueGradient : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -157,7 +144,6 @@ public:
   unsigned rows;
   unsigned slots;
   unsigned lanes;
-  bool accumulate;
 
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), rows);
@@ -169,7 +155,7 @@ public:
         C *const to = &gradValues[first];
         const unsigned carried = static_cast<unsigned>(counts[2 * row + 1]);
         const auto of = [&](unsigned slot) { return &weight[static_cast<std::size_t>(id[slot]) * lanes + lane]; };
-        for (unsigned slot = 0; !accumulate && lane == 0 && slot < carried; ++slot)
+        for (unsigned slot = 0; lane == 0 && slot < carried; ++slot)
           to[slot] = C(0);
         Group g;
         g.loadFrom(&grad[static_cast<std::size_t>(row) * lanes + lane]);

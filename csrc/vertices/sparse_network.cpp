@@ -108,20 +108,6 @@ public:
   }
 };
 
-// The gradient of beta, where it is not clamped.
-template <typename C> class InsideUnit : public poplar::MultiVertex {
-public:
-  In<C> raw;
-  Through<C> values;
-  unsigned size;
-
-  void compute(unsigned workerId) {
-    const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
-    for (unsigned i = range.begin; i < range.end; ++i)
-      values[i] = clampUnit(SingleLane<C>{raw[i]})[0] == raw[i] ? values[i] : C(0);
-  }
-};
-
 // out = upstream + scale * the sum over the blocks, at consecutive slots; 0 in padding, which blocks leave as it was.
 template <typename C> class SumSlots : public poplar::MultiVertex {
 public:
@@ -274,7 +260,6 @@ template class LoadStep<int>;
 template class StoreStep<float>;
 template class StoreStep<int>;
 template class ClampUnit<float>;
-template class InsideUnit<float>;
 template class SumSlots<float>;
 template class SparseLinearWeightUpdate<float>;
 SNNIPU_SURROGATES(SNNIPU_SPARSE_LIF_STEP_BACKWARD)

@@ -25,12 +25,6 @@ class Neuron(NamedTuple):
                 return number
         raise TraceError(f"{self.name} has no options {options}")
 
-    def derive(self, variant: int, parameters: Mapping[str, Any], one: Any) -> List[Any]:
-        """The kernels' parameters from tensors by name; ``one`` stands for those that the variant does not read."""
-        step = self.steps[variant]
-        found = dict(zip([expression(value) for value in step.derived], step.derive(parameters)))
-        return [found.get(text, one) for text in self.parameters]
-
 
 def neuron(function: Callable[..., Any], values: Optional[Mapping[str, Sequence[Any]]] = None) -> Neuron:
     """The variants of an equation, those alone that differ; ``values`` are the values its options may take."""

@@ -117,11 +117,6 @@ class Step:
                     found.append(other)
         return found
 
-    def derive(self, parameters: Mapping[str, Any]) -> List[Any]:
-        """The derived parameters, from tensors by name: by PyTorch, under autograd."""
-        given = {id(value): parameters[name] for name, value in self.raw.items()}
-        return evaluate(self.derived, given)
-
 
 def is_one_of(value: Operand, values: Sequence[Value]) -> bool:
     return any(value is other for other in values)

@@ -116,7 +116,6 @@ SNNIPU_PROBE(SumSlots)(SumSlots<float> &v) {
 }
 SNNIPU_PROBE(SumParts)(SumParts<float> &v) { v.compute(0); }
 SNNIPU_PROBE(ClampUnit)(ClampUnit<float> &v) { v.compute(0); }
-SNNIPU_PROBE(InsideUnit)(InsideUnit<float> &v) { v.compute(0); }
 
 // A kernel's line of a spike, for a group of registers.
 #define SNNIPU_KERNEL_LINE(S, K)                                                                                       \
