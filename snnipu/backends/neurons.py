@@ -91,6 +91,8 @@ def built(number: int) -> Kernels:
 class _Arguments:
     """A call, and the tensors it points at."""
 
+    __slots__ = ("compute", "elements", "kept", "neuron", "storage", "words")
+
     def __init__(
         self, neuron: Kernels, variant: int, dtype: torch.dtype, steps: int, elements: int, constant_input: bool
     ) -> None:
@@ -107,12 +109,10 @@ class _Arguments:
         words[_ELEMENTS] = elements
 
     def read(self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype, size: Size) -> None:
-        if tensor is not None:
-            self.words[place] = pointer_to_read(name, tensor, dtype, size, self.kept)
+        self.words[place] = 0 if tensor is None else pointer_to_read(name, tensor, dtype, size, self.kept)
 
     def write(self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype, size: Size) -> None:
-        if tensor is not None:
-            self.words[place] = pointer(name, tensor, dtype, size)
+        self.words[place] = 0 if tensor is None else pointer(name, tensor, dtype, size)
 
     def read_all(self, place: int, name: str, tensors: Tensors, dtype: torch.dtype, size: Size) -> None:
         _check_count(name, tensors, self.neuron)
@@ -134,10 +134,33 @@ class _Arguments:
         self.read(place, name, grad, self.storage, shape)
 
     def read_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
-        _connect_parameters(self.words, self.neuron, parameters, self.compute, self.elements, self.kept)
+        words, dtype, elements = self.words, self.compute, self.elements
+        self.neuron.check_parameters(parameters)
+        if isinstance(parameters, Constants):
+            if parameters.dtype is not dtype:
+                raise TypeError(f"parameters must be {dtype}, got {parameters.dtype}")
+            count = len(parameters)
+            words[_PARAMETERS : _PARAMETERS + count] = parameters.pointers
+            words[_PARAMETER_SIZES : _PARAMETER_SIZES + count] = parameters.sizes
+            return
+        for place, parameter in enumerate(parameters):
+            size = parameter.numel()
+            if size != 1 and (not size or elements % size):
+                raise ValueError(f"parameter {place} must have one element, or a divisor of {elements}, got {size}")
+            words[_PARAMETERS + place] = pointer_to_read(f"parameter {place}", parameter, dtype, size, self.kept)
+            words[_PARAMETER_SIZES + place] = size
 
     def write_grad_parameters(self, grads: Tensors) -> None:
-        _connect_grad_parameters(self.words, self.neuron, grads, self.compute)
+        if len(grads) > self.neuron.parameters:
+            raise ValueError(f"gradients must be at most {self.neuron.parameters} for this neuron, got {len(grads)}")
+        for place, grad in enumerate(grads):
+            self.write(
+                _GRAD_PARAMETERS + place,
+                "a parameter's gradient",
+                grad,
+                self.compute,
+                self.words[_PARAMETER_SIZES + place],
+            )
 
     def set_surrogate(self, surrogate: int, a: float, b: float) -> None:
         words = self.words
@@ -145,6 +168,7 @@ class _Arguments:
 
     def run(self, function: Any, name: str) -> None:
         status = function(self.words.buffer_info()[0])
+        self.kept = []
         if status:
             host._check(status, name)
 
@@ -160,38 +184,6 @@ def _check_count(name: str, tensors: Tensors, neuron: Kernels, needed: bool = Fa
     """Raise ValueError for another number of tensors than the neuron has states; none are fine unless ``needed``."""
     if len(tensors) != neuron.states and (tensors or needed):
         raise ValueError(f"{name} must be {neuron.states} tensors for this neuron, got {len(tensors)}")
-
-
-def _connect_parameters(
-    words: "array[int]",
-    neuron: Kernels,
-    parameters: Sequence[torch.Tensor],
-    dtype: torch.dtype,
-    elements: int,
-    kept: List[torch.Tensor],
-) -> None:
-    neuron.check_parameters(parameters)
-    if isinstance(parameters, Constants):
-        if parameters.dtype is not dtype:
-            raise TypeError(f"parameters must be {dtype}, got {parameters.dtype}")
-        count = len(parameters)
-        words[_PARAMETERS : _PARAMETERS + count] = parameters.pointers
-        words[_PARAMETER_SIZES : _PARAMETER_SIZES + count] = parameters.sizes
-        return
-    for place, parameter in enumerate(parameters):
-        size = parameter.numel()
-        if size != 1 and (not size or elements % size):
-            raise ValueError(f"parameter {place} must have one element, or a divisor of {elements}, got {size}")
-        words[_PARAMETERS + place] = pointer_to_read(f"parameter {place}", parameter, dtype, size, kept)
-        words[_PARAMETER_SIZES + place] = size
-
-
-def _connect_grad_parameters(words: "array[int]", neuron: Kernels, grads: Tensors, dtype: torch.dtype) -> None:
-    if len(grads) > neuron.parameters:
-        raise ValueError(f"gradients must be at most {neuron.parameters} for this neuron, got {len(grads)}")
-    for place, grad in enumerate(grads):
-        size = words[_PARAMETER_SIZES + place]
-        words[_GRAD_PARAMETERS + place] = 0 if grad is None else pointer("a parameter's gradient", grad, dtype, size)
 
 
 def forward(kernels: Kernels, a: ForwardArguments) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
@@ -271,30 +263,35 @@ def backward(kernels: Kernels, a: BackwardArguments) -> Tuple[torch.Tensor, List
     )
 
 
-class Steps:
+class Steps(_Arguments):
     """Single steps, a call each, for neurons between whose steps something else happens.
 
     Rows are contiguous, as one step of x; those of ``before``, ``after`` and of the states' gradients have the compute
     dtype, and None is zeros. What is written must not be what is read.
     """
 
-    __slots__ = ("_arguments", "_elements", "_kept", "_neuron", "_words")
+    __slots__ = ("_parameters",)
+
+    _parameters: List[torch.Tensor]
 
     def __init__(self, neuron: Kernels, variant: int, dtype: torch.dtype) -> None:
-        arguments = _Arguments(neuron, variant, dtype, 1, 0, True)
-        self._arguments, self._neuron, self._words = arguments, neuron, arguments.words
-        self._elements, self._kept = 0, arguments.kept
+        super().__init__(neuron, variant, dtype, 1, 0, True)
 
     def copy(self, elements: int, parameters: Sequence[torch.Tensor]) -> "Steps":
         """Return steps of another size with these parameters, in the compute dtype."""
         copied = object.__new__(type(self))
-        copied._arguments, copied._neuron, copied._elements = self._arguments, self._neuron, elements
-        copied._words = words = self._words[:]
+        copied.neuron, copied.storage, copied.compute, copied.elements = (
+            self.neuron,
+            self.storage,
+            self.compute,
+            elements,
+        )
+        copied.words = words = self.words[:]
         words[_THREADS] = torch.get_num_threads()
         words[_ELEMENTS] = elements
-        kept: List[torch.Tensor] = []
-        _connect_parameters(words, self._neuron, parameters, self._arguments.compute, elements, kept)
-        copied._kept = kept
+        copied.kept = []
+        copied.read_parameters(parameters)
+        copied._parameters, copied.kept = copied.kept, []
         return copied
 
     def forward(
@@ -306,68 +303,35 @@ class Steps:
         copies: Sequence[Optional[torch.Tensor]] = (),
     ) -> None:
         """Writes ``spk``, the states ``after`` the step, and ``copies`` of them in x's dtype."""
-        kept: List[torch.Tensor] = []
-        storage, compute = self._arguments.storage, self._arguments.compute
-        self._read(_X, "x", x, storage, kept)
-        self._write(_SPK, "spk", spk, storage)
-        self._read_all(_INITIAL, "the states before", before, compute, kept)
-        self._write_all(_FINAL, "the states after", after, compute)
+        storage, compute, size = self.storage, self.compute, self.elements
+        self.read(_X, "x", x, storage, size)
+        self.write(_SPK, "spk", spk, storage, size)
+        self.read_all(_INITIAL, "the states before", before, compute, size)
+        self.write_all(_FINAL, "the states after", after, compute, size)
         if copies:
-            self._write_all(_STATES, "copies of the states", copies, storage)
-        self._run(self._neuron.forward, "neuron_sequence_fwd")
-
-    def _read(
-        self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype, kept: List[torch.Tensor]
-    ) -> None:
-        if tensor is None:
-            self._words[place] = 0
-        else:
-            self._words[place] = pointer_to_read(name, tensor, dtype, self._elements, kept)
-
-    def _write(self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype) -> None:
-        self._words[place] = 0 if tensor is None else pointer(name, tensor, dtype, self._elements)
-
-    def _read_all(self, place: int, name: str, tensors: Tensors, dtype: torch.dtype, kept: List[torch.Tensor]) -> None:
-        _check_count(name, tensors, self._neuron)
-        for number, tensor in enumerate(tensors):
-            self._read(place + number, name, tensor, dtype, kept)
-
-    def _write_all(self, place: int, name: str, tensors: Tensors, dtype: torch.dtype) -> None:
-        _check_count(name, tensors, self._neuron)
-        for number, tensor in enumerate(tensors):
-            self._write(place + number, name, tensor, dtype)
-
-    def _run(self, function: Any, name: str) -> None:
-        status = function(self._words.buffer_info()[0])
-        if status:
-            host._check(status, name)
+            self.write_all(_STATES, "copies of the states", copies, storage, size)
+        self.run(self.neuron.forward, "neuron_sequence_fwd")
 
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
         """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
-        words = self._words
-        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = (
-            surrogate,
-            host.word(surrogate_a),
-            host.word(surrogate_b),
-        )
-        _connect_grad_parameters(words, self._neuron, grad_parameters, self._arguments.compute)
+        self.set_surrogate(surrogate, surrogate_a, surrogate_b)
+        self.write_grad_parameters(grad_parameters)
 
     def backward(self, a: StepBackward) -> None:
         """Write ``grad_x`` and ``grad_before``.
 
         States and inputs that no requested gradient reads may be any tensors of the right size.
         """
-        kept: List[torch.Tensor] = []
-        storage, compute = self._arguments.storage, self._arguments.compute
-        self._read(_X, "x", a.x, storage, kept)
-        self._read_all(_INITIAL, "the states before", a.before, compute, kept)
-        self._read_all(_STATES, "the states after", a.after, storage, kept)
-        self._read(_GRAD_SPK, "the spikes' gradient", a.grad_spk, storage, kept)
-        self._read_all(_GRAD_STATES, "the states' gradients", a.grad_states, storage, kept)
-        self._read_all(_GRAD_FINAL, "the gradients after", a.grad_after, compute, kept)
-        self._write(_GRAD_X, "grad_x", a.grad_x, storage)
-        self._write_all(_GRAD_INITIAL, "the gradients before", a.grad_before, compute)
-        self._run(self._neuron.backward, "neuron_sequence_bwd")
+        storage, compute, size = self.storage, self.compute, self.elements
+        self.read(_X, "x", a.x, storage, size)
+        self.read_all(_INITIAL, "the states before", a.before, compute, size)
+        self.read_all(_STATES, "the states after", a.after, storage, size)
+        self.read(_GRAD_SPK, "the spikes' gradient", a.grad_spk, storage, size)
+        self.read_all(_GRAD_STATES, "the states' gradients", a.grad_states, storage, size)
+        self.read_all(_GRAD_FINAL, "the gradients after", a.grad_after, compute, size)
+        self.write(_GRAD_X, "grad_x", a.grad_x, storage, size)
+        self.write_all(_GRAD_INITIAL, "the gradients before", a.grad_before, compute, size)
+        self.run(self.neuron.backward, "neuron_sequence_bwd")
 
 
 class ComparedSteps(Steps):
@@ -375,18 +339,12 @@ class ComparedSteps(Steps):
 
     __slots__ = ()
 
-    def _read(
-        self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype, kept: List[torch.Tensor]
-    ) -> None:
-        self._words[place] = 0 if tensor is None else compared(tensor)
+    def read(self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype, size: Size) -> None:
+        self.words[place] = 0 if tensor is None else compared(tensor)
 
-    def _write(self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype) -> None:
-        self._words[place] = 0 if tensor is None else compared(tensor)
-
-    def _read_all(self, place: int, name: str, tensors: Tensors, dtype: torch.dtype, kept: List[torch.Tensor]) -> None:
-        self._write_all(place, name, tensors, dtype)
-
-    def _write_all(self, place: int, name: str, tensors: Tensors, dtype: torch.dtype) -> None:
-        words = self._words
+    def read_all(self, place: int, name: str, tensors: Tensors, dtype: torch.dtype, size: Size) -> None:
+        words = self.words
         for number, tensor in enumerate(tensors, place):
             words[number] = 0 if tensor is None else compared(tensor)
+
+    write, write_all = read, read_all
