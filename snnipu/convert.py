@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from snnipu import neurons
 from snnipu._names.stock import stock
 from snnipu.neurons import _instances
-from snnipu.neurons._states import PlainStates
+from snnipu.neurons._states import STATE_FUNCTIONS, PlainStates
 from snnipu.neurons.own import OwnNeuron
 from snnipu.neurons.sparse_leaky import SparseNeurons
 from snnipu.online import Online
@@ -40,8 +40,6 @@ _OURS = {theirs: ours for ours, theirs in _STOCK.items()}
 _FUSED = (PlainStates, *_STOCK)
 # Attributes that only snnipu's neurons have, states aside.
 _PRIVATE = ("_resolved", "_last_step", "_description", "_traced", "_is_listed")
-# Methods of which ``state_function`` is one, by the reset mechanism.
-_STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")
 _SAID: Set[type] = set()
 
 
@@ -172,7 +170,7 @@ def _make_ours(neuron: Any) -> None:
 def _bind_state_function(neuron: Any, before: type) -> None:
     """Let ``state_function`` be the method of the class that the neuron has now."""
     function = getattr(neuron.__dict__.get("state_function"), "__func__", None)
-    for name in _STATE_FUNCTIONS:
+    for name in STATE_FUNCTIONS:
         if function is not None and function is getattr(before, name, None):
             neuron.state_function = getattr(neuron, name)
 

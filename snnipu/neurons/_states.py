@@ -1,5 +1,6 @@
 """Hidden states as plain attributes of a neuron, which in snnTorch are buffers."""
 
+import inspect
 import itertools
 import threading
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
@@ -10,6 +11,7 @@ import torch
 from snnipu._names import installed
 from snnipu.backends import popart
 from snnipu.backends.neuron_step import NeuronStep
+from snnipu.functional.quant import as_state_quant
 from snnipu.ops import leaves
 from snnipu.ops._arguments import is_compiling
 from snnipu.ops.neuron_sequence import NeuronSequence
@@ -19,6 +21,7 @@ from snnipu.surrogate import Surrogate, as_surrogate
 # Names that PyTorch gives the backward nodes of kernels.
 _MADE_BY_KERNELS = {f"{function.__name__}Backward" for function in (NeuronStep, NeuronSequence, RecurrentSequence)}
 MEM_RESET = snntorch.SpikingNeuron.mem_reset
+STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
 _numbers = itertools.count(1)
 
 
@@ -64,6 +67,17 @@ class PlainStates(snntorch.SpikingNeuron):
     _traced: Tuple[int, Dict[str, Any], Dict[str, Any]] = (0, {}, {})
     # Copies are not: snnTorch lists neurons that are made, and resets those that it has listed.
     _is_listed = True
+    # snnTorch's class, and which of ours it is, not a subclass of a user's.
+    stock: Any
+    home: type
+    spike_grad: Any
+    state_quant: Any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "stock" in cls.__dict__:
+            cls.__signature__ = inspect.signature(cls.stock)  # type: ignore[attr-defined]
+            cls.home = cls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -78,7 +92,10 @@ class PlainStates(snntorch.SpikingNeuron):
 
     def _take_over(self) -> None:
         """Prepare what snnTorch's constructor has built."""
-        raise NotImplementedError
+        if not callable(self.spike_grad):
+            raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
+        self.spike_grad = as_surrogate(self.spike_grad) or self.spike_grad
+        self.state_quant = as_state_quant(self.state_quant)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -91,6 +108,18 @@ class PlainStates(snntorch.SpikingNeuron):
     def _surrogate(self) -> Optional[Surrogate]:
         """What the kernels take for ``spike_grad``, which may be exchanged at any time."""
         return as_surrogate(self.spike_grad)
+
+    @leaves.at_trace_time
+    def _reset_in_trace(self) -> bool:
+        return leaves.is_reset(self)
+
+    def reset_mem(self) -> Any:
+        """Start from zeros: snnTorch's."""
+        if leaves.tracing() or torch.jit.is_tracing():
+            # Zeros whatever their shape: the graph does not depend on the last call's.
+            for name in self._states():
+                setattr(self, name, torch.zeros(0, device=self.threshold.device))
+        return super().reset_mem()
 
     def mem_reset(self, mem: torch.Tensor) -> torch.Tensor:
         """The detached reset signal: snnTorch's, without a surrogate gradient that nobody reads."""

@@ -1,6 +1,5 @@
 """snnTorch's neurons on fused kernels: what they have in common. Their equations are those of ``snnipu.equations``."""
 
-import inspect
 import warnings
 from types import BuiltinMethodType, MethodType
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -15,10 +14,9 @@ from snnipu._names import installed
 from snnipu._route import is_exporting
 from snnipu.backends import has_kernels, popart
 from snnipu.backends.neuron_step import kernel_step, step_apply
-from snnipu.functional.quant import as_state_quant
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
-from snnipu.neurons._states import MEM_RESET, PlainStates
+from snnipu.neurons._states import MEM_RESET, STATE_FUNCTIONS, PlainStates
 from snnipu.ops import _neurons, leaves
 from snnipu.ops._arguments import RESET_MECHANISMS, check_sequence, is_compiling, reset_code
 from snnipu.ops.neuron_sequence import Results, neuron_apply
@@ -29,7 +27,6 @@ _SAID: Set[Tuple[Any, ...]] = set()
 # kernels as PyTorch to launch snnTorch's few operations: 0.6 ms of Leaky, forward and backward, on an H200. The bound
 # itself is an estimate.
 FEWEST_OF_A_STEP = 1 << 21
-_STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
 # Attributes of every neuron on which its step depends.
 _KEYWORDS = ("spike_grad", "inhibition", "state_quant", "state_function")
 
@@ -102,9 +99,7 @@ class FusedNeuron(PlainStates):
     equation: str
     options: Tuple[str, ...] = ("reset_mechanism",)
     # What snnTorch's step consists of.
-    parts: Tuple[str, ...] = ("_base_state_function", *_STATE_FUNCTIONS, "fire", "mem_reset")
-    stock: Any
-    home: type  # which of ours it is, not a subclass of a user's
+    parts: Tuple[str, ...] = ("_base_state_function", *STATE_FUNCTIONS, "fire", "mem_reset")
     # Those of the stock class: what a subclass or an instance may have in their place.
     stock_parts: Dict[str, Any]
     # The reset mechanisms by which the installed snnTorch's step is the equation.
@@ -114,8 +109,6 @@ class FusedNeuron(PlainStates):
     parameter_names: Tuple[str, ...]
 
     reset_mechanism_val: torch.Tensor
-    spike_grad: Any
-    state_quant: Any
     _reset_mechanism: str
     # Whether snnTorch's step takes so many operations that kernels are faster at any size.
     has_long_step = False
@@ -128,8 +121,6 @@ class FusedNeuron(PlainStates):
         if isinstance(cls.__dict__.get("equation"), str):
             cls.state_names, cls.parameter_names = _neurons.arguments(cls.equation)
         if "stock" in cls.__dict__:
-            cls.__signature__ = inspect.signature(cls.stock)  # type: ignore[attr-defined]
-            cls.home = cls
             cls.stock_parts = {name: getattr(cls, name) for name in cls.parts if hasattr(cls, name)}
             own = (f"_{name}" if name == "reset_mechanism" else name for name in cls.options)
             cls._keywords = tuple(dict.fromkeys((*_KEYWORDS, *own, *cls.parts)))
@@ -146,14 +137,9 @@ class FusedNeuron(PlainStates):
         self._take_over()
 
     def _take_over(self) -> None:
-        if not callable(self.spike_grad):
-            raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
-        known = as_surrogate(self.spike_grad)
-        if known is not None:
-            self.spike_grad = known
-        self.state_quant = as_state_quant(self.state_quant)
+        super()._take_over()
         _neurons.prepare(self.equation)  # nothing that torch.compile could trace
-        self._resolved: Tuple[Any, Optional[Surrogate]] = (self.spike_grad, known)
+        self._resolved: Tuple[Any, Optional[Surrogate]] = (self.spike_grad, as_surrogate(self.spike_grad))
         # What `reset` is made from: the reset signal itself, or the membrane before the step (None: zeros).
         self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
 
@@ -172,12 +158,12 @@ class FusedNeuron(PlainStates):
     def reset_mechanism(self, reset_mechanism: str) -> None:
         self._check_mechanism(reset_mechanism)
         code = RESET_MECHANISMS.get(reset_mechanism)
-        if code is None or not hasattr(self, _STATE_FUNCTIONS[code]):  # of a later snnTorch
+        if code is None or not hasattr(self, STATE_FUNCTIONS[code]):  # of a later snnTorch
             snntorch.SpikingNeuron.reset_mechanism.fset(self, reset_mechanism)
         else:
             self.reset_mechanism_val = torch.as_tensor(code, device=self.reset_mechanism_val.device)
             self._reset_mechanism = reset_mechanism
-            self.state_function = getattr(self, _STATE_FUNCTIONS[code])
+            self.state_function = getattr(self, STATE_FUNCTIONS[code])
         self._say_unlike()
 
     def _check_mechanism(self, reset_mechanism: str) -> None:
@@ -262,7 +248,7 @@ class FusedNeuron(PlainStates):
             leaves.look_up(self, self.stock_parts)
         function = getattr(self, "state_function", None)
         if function is not None and self.stock_parts and not names and self._reset_mechanism in self.fusable:
-            expected = self.stock_parts[_STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]]]
+            expected = self.stock_parts[STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]]]
             # TorchDynamo of PyTorch 2.9 knows a bound method's code, not its __func__.
             if getattr(function, "__code__", None) is not expected.__code__:
                 names.append("state_function")
@@ -417,10 +403,6 @@ class FusedNeuron(PlainStates):
             return spk
         return (spk, *after) if names[0] != "spk" else (spk, *after[1:])
 
-    @leaves.at_trace_time
-    def _reset_in_trace(self) -> bool:
-        return leaves.is_reset(self)
-
     def _reset_hidden(self) -> None:
         """Resets this neuron as snnTorch's ``reset_hidden`` does, in a trace."""
         self.reset_mem()
@@ -512,14 +494,6 @@ class FusedNeuron(PlainStates):
             (self.equation, tuple(values), tuple(self._options().items())),
             why_not,
         )
-
-    def reset_mem(self) -> Any:
-        """Start from zeros: snnTorch's."""
-        if leaves.tracing() or torch.jit.is_tracing():
-            # Zeros whatever their shape: the graph does not depend on the last call's.
-            for name in self._states():
-                setattr(self, name, torch.zeros(0, device=self.threshold.device))
-        return super().reset_mem()
 
     def _spike_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of snnTorch's spikes of a membrane of ``dtype``."""

@@ -1,6 +1,5 @@
 """``snnipu.SLSTM`` and ``snnipu.SConv2dLSTM``: snnTorch's spiking LSTMs, the input's part for all steps at once."""
 
-import inspect
 import warnings
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -9,40 +8,26 @@ import torch
 from torch import nn
 
 from snnipu._route import is_exporting
-from snnipu.functional.quant import StateQuant, as_state_quant
+from snnipu.functional.quant import StateQuant
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked, is_plain
-from snnipu.neurons._states import PlainStates
+from snnipu.neurons._states import STATE_FUNCTIONS, PlainStates
 from snnipu.ops import leaves
 from snnipu.ops._arguments import check_sequence, is_autocast, reset_code
 from snnipu.ops.spiking_lstm import Cell, ConvCell, LinearCell, Neuron, spiking_lstm_sequence
-from snnipu.surrogate import as_surrogate
 
 _NEURON_STEP = ("fire", "mem_reset")
 _CELL_STEP = ("_base_state_function", "_base_state_reset_zero", "_base_sub", "_base_zero", "_base_int")
 _CALLS = ("forward", "reset_mem")
-_STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
 _SAID: Set[Tuple[Any, ...]] = set()
 
 
 class _SpikingLSTM(PlainStates):
     """The sequence of both."""
 
-    spike_grad: Any
-    state_quant: Any
     syn: torch.Tensor
     mem: torch.Tensor
     reset_mechanism_val: torch.Tensor
-
-    # snnTorch's class, and which of ours it is, not a subclass of a user's.
-    stock: Any
-    home: type
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "stock" in cls.__dict__:
-            cls.__signature__ = inspect.signature(cls.stock)  # type: ignore[attr-defined]
-            cls.home = cls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _instances.hold_weakly()
@@ -50,12 +35,6 @@ class _SpikingLSTM(PlainStates):
             reset_code(kwargs["reset_mechanism"])
         super().__init__(*args, **kwargs)
         self._take_over()
-
-    def _take_over(self) -> None:
-        if not callable(self.spike_grad):
-            raise TypeError(f"spike_grad must be callable or None, got {self.spike_grad!r}")
-        self.spike_grad = as_surrogate(self.spike_grad) or self.spike_grad
-        self.state_quant = as_state_quant(self.state_quant)
 
     def _states(self) -> Tuple[str, ...]:
         return ("syn", "mem")
@@ -80,7 +59,7 @@ class _SpikingLSTM(PlainStates):
             leaves.look_up(self, parts)
         names = [name for name in parts if name in own or getattr(kind, name) is not getattr(home, name)]
         function = getattr(getattr(self, "state_function", None), "__code__", None)
-        if not names and not any(function is getattr(home, name).__code__ for name in _STATE_FUNCTIONS):
+        if not names and not any(function is getattr(home, name).__code__ for name in STATE_FUNCTIONS):
             names.append("state_function")
         return names
 
@@ -101,10 +80,6 @@ class _SpikingLSTM(PlainStates):
         """Whether surrogate and cell are those that the operator knows."""
         part = self._part()
         return self._kernel_known() and type(part) in (nn.LSTMCell, nn.Conv2d) and is_plain(part)
-
-    @leaves.at_trace_time
-    def _reset_in_trace(self) -> bool:
-        return leaves.is_reset(self)
 
     def forward(self, input_: torch.Tensor, syn: Optional[torch.Tensor] = None, mem: Any = None) -> Any:
         """One time step, as snnTorch's ``forward``."""
@@ -158,15 +133,6 @@ class _SpikingLSTM(PlainStates):
         if input_.dtype == torch.float64:  # snnTorch's step starts from zeros in float32: no cell of float64 takes them
             self.syn, self.mem = self.syn.to(input_.dtype), self.mem.to(input_.dtype)
         made: Tuple[torch.Tensor, torch.Tensor] = super()._base_state_function(input_)
-        return made
-
-    def reset_mem(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Start from zeros: snnTorch's."""
-        if leaves.tracing() or torch.jit.is_tracing():
-            # Zeros whatever their shape: the graph does not depend on the last call's.
-            self.syn = torch.zeros(0, device=self.threshold.device)
-            self.mem = torch.zeros(0, device=self.threshold.device)
-        made: Tuple[torch.Tensor, torch.Tensor] = super().reset_mem()
         return made
 
     def sequence(
@@ -230,7 +196,7 @@ class _SpikingLSTM(PlainStates):
     def _reset_code(self) -> int:
         # By its code: TorchDynamo 2.9 has no name of a method.
         code = self.state_function.__code__
-        return [code is getattr(type(self), name).__code__ for name in _STATE_FUNCTIONS].index(True)
+        return [code is getattr(type(self), name).__code__ for name in STATE_FUNCTIONS].index(True)
 
     def _by_steps(
         self, x: torch.Tensor, syn: Optional[torch.Tensor], mem: Optional[torch.Tensor], num_steps: Optional[int]
