@@ -203,10 +203,6 @@ def _write_flatten(module: Any, shape: Shape, settings: Settings) -> Any:
     return settings.nir.Flatten(np.array(shape), start - 1, -1 if end == dims - 1 else end - 1)
 
 
-def _with_batch(dim: Any) -> int:
-    return int(dim) + (int(dim) >= 0)
-
-
 # Delays.
 
 

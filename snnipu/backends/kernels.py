@@ -90,12 +90,12 @@ if host.library is not None:
 for _module, _operators in (
     ("neurons", ("neuron_sequence_fwd", "neuron_sequence_bwd")),
     ("steps", ("neuron_recurrent_fwd", "neuron_recurrent_bwd")),
-    ("sparse", ("dense_to_sparse_fwd", "sparse_to_dense_fwd", "sparse_to_dense_bwd")),
-    ("sparse", ("spike_count_fwd", "spike_count_bwd")),
-    ("sparse", ("select_spikes_fwd", "select_spikes_bwd", "sparse_linear_fwd", "sparse_linear_bwd")),
-    ("sparse", ("sparse_lif_sequence_fwd", "sparse_lif_sequence_bwd", "sparse_conv2d_fwd", "sparse_conv2d_bwd")),
-    ("sparse", ("sparse_conv_lif_sequence_fwd", "sparse_conv_lif_sequence_bwd")),
-    ("sparse", ("delay_linear_fwd", "delay_linear_bwd", "delay_linear_input_bwd")),
+    ("sparse_select", ("dense_to_sparse_fwd", "sparse_to_dense_fwd", "sparse_to_dense_bwd")),
+    ("sparse_select", ("spike_count_fwd", "spike_count_bwd", "select_spikes_fwd", "select_spikes_bwd")),
+    ("sparse_layers", ("sparse_linear_fwd", "sparse_linear_bwd", "sparse_conv2d_fwd", "sparse_conv2d_bwd")),
+    ("sparse_layers", ("sparse_lif_sequence_fwd", "sparse_lif_sequence_bwd")),
+    ("sparse_layers", ("sparse_conv_lif_sequence_fwd", "sparse_conv_lif_sequence_bwd")),
+    ("delay_linear", ("delay_linear_fwd", "delay_linear_bwd", "delay_linear_input_bwd")),
 ):
     for _operator in _operators:
         _library.implement(_operator, "CUDA", triton.lazily(_module, _operator))

@@ -110,6 +110,3 @@ def _remove_oldest(root: Path) -> None:
 def _is_settled(stamp: bytes) -> bool:
     changed = max(map(int, stamp.split()[1:3])) / 1e9
     return not abs(time.time() - changed) < _SETTLED_SECONDS
-
-
-__all__ = ["DiskCache", "folder"]

@@ -168,6 +168,3 @@ def dvs_gesture(
 
     train, test = part(names[0]), part(names[1])
     return EventData("dvs_gesture", train, test, camera.num_neurons, num_steps, CLASSES, camera.shape)
-
-
-__all__ = ["dvs_gesture"]

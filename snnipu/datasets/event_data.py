@@ -331,6 +331,3 @@ def event_loader(
         # Workers keep what they have cached.
         persistent_workers=num_workers > 0,
     )
-
-
-__all__ = ["EventData", "EventDataset", "event_loader"]

@@ -149,6 +149,3 @@ def nmnist(
         )
 
     return EventData("nmnist", part("Train"), part("Test"), camera.num_neurons, num_steps, CLASSES, camera.shape)
-
-
-__all__ = ["nmnist"]

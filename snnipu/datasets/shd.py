@@ -120,6 +120,3 @@ def shd(
         )
 
     return EventData("shd", part(names[0]), part(names[1]), UNITS, num_steps, CLASSES)
-
-
-__all__ = ["shd"]

@@ -226,6 +226,3 @@ def spoken_digits(
         )
 
     return EventData("spoken_digits", part(False), part(True), channels, num_steps, CLASSES)
-
-
-__all__ = ["Cochlea", "spoken_digits"]

@@ -24,16 +24,6 @@ def keeps_own_state(module: torch.nn.Module) -> bool:
     return any(base.__module__.startswith(("snntorch.", "snnipu.")) for base in type(module).__mro__)
 
 
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, (list, tuple, set)):
-        return any(isinstance(element, torch.Tensor) for element in value)
-    if isinstance(value, dict):
-        return any(isinstance(element, torch.Tensor) for element in value.values())
-    return False
-
-
 def _tensors(value: Any) -> List[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
@@ -75,7 +65,7 @@ class _Held:
         if any(tensor._version != version for (tensor, _), version in zip(self.tensors, self.versions)):
             return True
         return self.content is not None and (
-            not _same_elements(self.value, self.content) and (_holds_tensor(self.value) or _holds_tensor(self.content))
+            not _same_elements(self.value, self.content) and bool(_tensors(self.value) or _tensors(self.content))
         )
 
     def restore(self) -> None:
@@ -157,7 +147,7 @@ class CompiledAttributes:
                     self._warn_of_hidden_state(path or type(neuron).__name__, replaced)
 
     def _warn(self, path: str, name: str, new: Any, old: Any) -> None:
-        if not (_holds_tensor(new) or _holds_tensor(old)):
+        if not (_tensors(new) or _tensors(old)):
             return
         full = f"{path}.{name}" if path else name
         if full not in self._warned:

@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 
-from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType
+from snnipu.poptorch._errors import InvalidArgument, InvalidType
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._structure import flatten, rebuild
 from snnipu.poptorch.options import Options
@@ -240,6 +240,3 @@ def border_output(tensor: torch.Tensor) -> torch.Tensor:
 def check_model(model: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise InvalidType(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-
-
-__all__ = ["Error", "InputParser", "Inputs", "TensorSpec", "border_output", "check_model", "check_same", "split"]

@@ -11,12 +11,8 @@ Events: :class:`EventConfig` and :class:`EventTrainer`. Training at low activity
 """
 
 from snnipu._files import WriteError, writable_file, write_atomically
-from snnipu.neurons.sparse_benchmark import (
-    benchmark_max_spikes,
-    benchmark_network,
-    benchmark_slots,
-    benchmark_weights_,
-)
+from snnipu.neurons.sparse_benchmark import benchmark_max_spikes, benchmark_network, benchmark_weights_
+from snnipu.planning.network import benchmark_slots
 from snnipu.training.checkpoint import (
     CheckpointError,
     check_same_run,

@@ -75,6 +75,3 @@ def num_spikes(spikes: Spikes) -> int:
 def overflow(spikes: Spikes) -> int:
     """Spikes that were dropped for want of slots."""
     return spikes.overflow if isinstance(spikes, SparseSpikes) else 0
-
-
-__all__ = ["METHODS", "dense", "limited", "num_spikes", "overflow", "sparse_network", "sparse_ops", "spike_count"]

@@ -150,6 +150,3 @@ def joined(cuda: bool = False, timeout: float = TIMEOUT) -> Iterator[Ranks]:
         # with Python's lock held, for ever if such a thread needs the lock to free the last sum. The pause lets it.
         time.sleep(0.01)
         distributed.destroy_process_group()
-
-
-__all__ = ["TIMEOUT", "OtherRankError", "Ranks", "joined"]

@@ -4,6 +4,7 @@ import functools
 import importlib
 import importlib.util
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,6 +90,12 @@ def interpreted(monkeypatch):
         _interpreted.update(_exchange(compiled))
 
 
+def event_driven(module_of):
+    """The event-driven operators by name, whichever module they are in."""
+    modules = map(module_of, ("sparse_layers", "sparse_select", "delay_linear"))
+    return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
+
+
 def small_blocks(interpreted, monkeypatch):
     """The event-driven operators; several blocks of a row and a last one that is not full, gradients by kernels."""
     for name, constant, value in (
@@ -99,4 +106,4 @@ def small_blocks(interpreted, monkeypatch):
         ("sparse_conv", "_PLACE_BLOCK", 16),
     ):
         monkeypatch.setattr(interpreted(name), constant, value)
-    return interpreted("sparse")
+    return event_driven(interpreted)

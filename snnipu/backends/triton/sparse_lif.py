@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from snnipu.backends import triton as backend
+from snnipu.backends.triton.sequence import _constants as surrogate_constants
+from snnipu.backends.triton.sequence import _through_spike as through_spike
 from snnipu.backends.triton.sparse_linear import add_weights, dot_block, packed_weight, slot_dots
 from snnipu.backends.triton.sparse_maths import (
-    AS_NEEDED,
-    WORD_BITS,
     block_of,
     clamp_unit,
     membrane_adjoint,
@@ -22,13 +22,11 @@ from snnipu.backends.triton.sparse_maths import (
     number,
     per_neuron,
     scalar,
-    surrogate_constants,
-    through_spike,
     where_all,
-    words,
 )
 from snnipu.backends.triton.sparse_select import Selection, carried_in_row, through_spikes
-from snnipu.ops._sparse_layers import LayerBackward, LayerForward
+from snnipu.ops._slots import AS_NEEDED
+from snnipu.ops._sparse_layers import WORD_BITS, LayerBackward, LayerForward, words
 from snnipu.ops.select_spikes import SelectBackward
 
 # Neurons to a program: one for each thread of four warps, so that a warp makes a word of bits.

@@ -9,19 +9,9 @@ import triton.language as tl
 
 from snnipu.backends.triton.neuron_maths import _clamp
 from snnipu.backends.triton.neurons import generated
-from snnipu.backends.triton.sequence import _constants as surrogate_constants
-from snnipu.backends.triton.sequence import _through_spike as through_spike
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import RESET_MECHANISMS
-from snnipu.ops._slots import AS_NEEDED
 from snnipu.ops._spike_gradient import IDENTITY
-
-WORD_BITS = 32
-
-
-def words(num_neurons: int) -> int:
-    """32-bit words of one bit a neuron."""
-    return (num_neurons + WORD_BITS - 1) // WORD_BITS
 
 
 def block_of(size: int, least: int, most: int) -> int:
@@ -94,20 +84,3 @@ def per_neuron(pointer, cols, mask, PER_NEURON: tl.constexpr):
     else:
         value = tl.load(pointer)
     return value
-
-
-__all__ = [
-    "AS_NEEDED",
-    "WORD_BITS",
-    "block_of",
-    "clamp_unit",
-    "membrane_adjoint",
-    "next_membrane",
-    "number",
-    "per_neuron",
-    "scalar",
-    "surrogate_constants",
-    "through_spike",
-    "where_all",
-    "words",
-]

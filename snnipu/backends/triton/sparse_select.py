@@ -11,15 +11,15 @@ import triton
 import triton.language as tl
 
 from snnipu.backends import triton as backend
+from snnipu.backends.triton.sequence import _constants as surrogate_constants
+from snnipu.backends.triton.sequence import _through_spike as through_spike
 from snnipu.backends.triton.sparse_maths import (
-    AS_NEEDED,
     block_of,
     number,
     per_neuron,
     scalar,
-    surrogate_constants,
-    through_spike,
 )
+from snnipu.ops._slots import AS_NEEDED
 from snnipu.ops.select_spikes import SelectBackward
 
 Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

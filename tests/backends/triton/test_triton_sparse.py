@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 from oracle import assert_all_equal, poison_new_tensors, reference_of
-from support.interpreter import small_blocks
+from support.interpreter import event_driven, small_blocks
 from support.sparse_cases import arguments, assert_is_the_reference, backward_values, case
 
 from snnipu.ops._maps import conv_geometry
@@ -86,7 +86,7 @@ def test_sums_are_in_the_order_of_the_slots(inputs, neurons, kernels):
 
 
 def test_gradients_of_many_slots_are_matrix_products(interpreted, monkeypatch):
-    module, of_linear = interpreted("sparse"), interpreted("sparse_linear")
+    module, of_linear = event_driven(interpreted), interpreted("sparse_linear")
     asked = []
     monkeypatch.setattr(of_linear, "by_product", lambda slots, inputs, _: bool(asked.append((slots, inputs))) or True)
 
@@ -162,14 +162,16 @@ def test_what_is_out_of_range_of_maps_is_not_read(kernels):
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 def test_compiled_for_a_gpu(capability, compiled):
-    from snnipu.backends.triton import sparse
+    from snnipu.backends.triton import sparse_layers
 
     op = "sparse_conv_lif_sequence"
     forward, backward = f"{op}_fwd", f"{op}_bwd"
     values = case(op, 6, rows=(3, 2), each=True, capacity=9, geometry=((4, 3, 3), (3, 2), (1, 1), (0, 0), (1, 1), 2))
-    launches = compiled(sparse.sparse_conv_lif_sequence_fwd, *arguments(forward, values), capability=capability)
+    launches = compiled(sparse_layers.sparse_conv_lif_sequence_fwd, *arguments(forward, values), capability=capability)
     values = backward_values(op, values, reference_of(forward)(*arguments(forward, values)))
-    launches += compiled(sparse.sparse_conv_lif_sequence_bwd, *arguments(backward, values), capability=capability)
+    launches += compiled(
+        sparse_layers.sparse_conv_lif_sequence_bwd, *arguments(backward, values), capability=capability
+    )
     found = {launch.kernel: launch for launch in launches}
     for name in ("gather_maps_kernel", "grad_taps_kernel"):
         assert "atom" not in found[name].ptx

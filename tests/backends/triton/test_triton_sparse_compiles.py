@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 import torch
+from support.interpreter import event_driven
 from support.sparse_cases import arguments, case
 
 from snnipu import surrogate
@@ -18,7 +19,7 @@ def sparse(monkeypatch):
         pytest.skip(backend.unavailable_reason())
     linear = importlib.import_module("snnipu.backends.triton.sparse_linear")
     monkeypatch.setattr(linear, "by_product", lambda *_: False)
-    return importlib.import_module("snnipu.backends.triton.sparse")
+    return event_driven(lambda name: importlib.import_module(f"snnipu.backends.triton.{name}"))
 
 
 def layer_calls(sparse, neurons, inputs, capacity=4, input_slots=5, **options):
