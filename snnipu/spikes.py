@@ -9,6 +9,8 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 import torch
 import torch.utils._pytree as pytree
 
+from snnipu._checks import check_device
+
 Index = Union[slice, Sequence[int], torch.Tensor]
 MapShape = Optional[Tuple[int, int, int]]
 _TIME_MAJOR = "[T, B, S]"
@@ -516,8 +518,7 @@ def _check_types(ids: object, values: object, counts: object, num_neurons: objec
         assert isinstance(tensor, torch.Tensor)
         if tuple(tensor.shape) != shapes[name]:
             raise ValueError(f"{name} must have shape {shapes[name]}, as ids says, got {tuple(tensor.shape)}")
-        if tensor.device != ids.device:
-            raise ValueError(f"{name} must be on the device of ids, {ids.device}, got {tensor.device}")
+        check_device(name, tensor, "ids", ids.device)
 
 
 def _check_outside(outside: object) -> None:

@@ -206,7 +206,7 @@ WRONG = {
     "batch_size": (ValueError, "batch_size must be an int", {"batch_size": -1}),
     "step 0": (ValueError, "step must be a number above 0", {"step": 0}),
     "infinite step": (ValueError, "step must be", {"step": math.inf}),
-    "max_spikes": (ValueError, "max_spikes must be 0 or more", {"max_spikes": -1}),
+    "max_spikes": (ValueError, "max_spikes must be at least 0", {"max_spikes": -1}),
     "overflow": (ValueError, "overflow must be 'lowest' or 'rotate'", {"overflow": "highest"}),
     "values": (ValueError, "values must be 'binary' or 'count'", {"values": "sum"}),
     "outside": (ValueError, "outside must be 'raise' or 'drop'", {"outside": "clamp"}),

@@ -6,6 +6,7 @@ from typing import Optional, Tuple
 import numpy as np
 import torch
 
+from snnipu._checks import check_int
 from snnipu.datasets.event_data import EventData, EventDataset
 
 
@@ -81,19 +82,12 @@ def randman(
     spiking neural networks, Neural Computation 33 (2021), who give this data set its name. The defaults are those of
     the published runs on sparse networks, arXiv 2311.04386.
     """
-    sizes = {
-        "num_neurons": (num_neurons, 1),
-        "num_classes": (num_classes, 1),
-        "samples_per_class": (samples_per_class, 2),
-        "num_steps": (num_steps, 1),
-        "dim": (dim, 1),
-    }
-    sizes.update({} if cutoff is None else {"cutoff": (cutoff, 1)})
-    for name, (value, least) in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-        if value < least:
-            raise ValueError(f"{name} must be {least} or more, got {value}")
+    check_int("num_neurons", num_neurons)
+    check_int("num_classes", num_classes)
+    check_int("samples_per_class", samples_per_class, 2)
+    check_int("num_steps", num_steps)
+    check_int("dim", dim)
+    check_int("cutoff", cutoff, or_none=True)
     if not 0 <= alpha < math.inf:
         raise ValueError(f"alpha must be a number of 0 or more, got {alpha!r}")
     held_out = round(samples_per_class * test_fraction) if 0 < test_fraction < 1 else 0
@@ -124,6 +118,3 @@ def randman(
 
     train = samples_per_class - held_out
     return EventData("randman", part(by_sample[:train]), part(by_sample[train:]), num_neurons, num_steps, num_classes)
-
-
-__all__ = ["randman"]

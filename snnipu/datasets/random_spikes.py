@@ -5,6 +5,7 @@ from typing import Optional
 
 import torch
 
+from snnipu._checks import check_int
 from snnipu.ops._slots import check_max_spikes, overflow_code, pick
 from snnipu.spikes import SparseSpikes, check_num_neurons
 
@@ -34,11 +35,8 @@ def random_spikes(
     Raises:
         TypeError, ValueError: an argument is out of range.
     """
-    for name, value in (("num_steps", num_steps), ("batch_size", batch_size)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-        if value < 0:
-            raise ValueError(f"{name} must be 0 or more, got {value}")
+    check_int("num_steps", num_steps, 0)
+    check_int("batch_size", batch_size, 0)
     check_num_neurons(num_neurons)
     if not 0 <= activity <= 1:
         raise ValueError(f"activity must be from 0 to 1, got {activity!r}")
@@ -94,6 +92,3 @@ def _others(cells: torch.Tensor, total: int) -> torch.Tensor:
     others = torch.arange(total - len(cells))
     # Before cell c there are c - i others, if it is the i-th.
     return others + torch.searchsorted(cells - torch.arange(len(cells)), others, right=True)
-
-
-__all__ = ["random_spikes"]

@@ -7,21 +7,13 @@ import torch
 from torch import nn
 
 from snnipu import _route
-from snnipu.neurons.sparse_linear import check_features, init_like_linear
+from snnipu._checks import check_device, check_int
+from snnipu.neurons.sparse_linear import init_like_linear
 from snnipu.ops._arguments import compute_dtype
 from snnipu.ops.connections import Delayed
 from snnipu.ops.delay_linear import KERNELS, by_products, delay_linear, followed, taps
 from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.spikes import SparseSpikes
-
-
-def check_max_delay(max_delay: object) -> int:
-    """``max_delay`` is an int of 0 or more."""
-    if isinstance(max_delay, bool) or not isinstance(max_delay, int):
-        raise TypeError(f"max_delay must be an int, got {max_delay!r}")
-    if max_delay < 0:
-        raise ValueError(f"max_delay must be 0 or more, got {max_delay}")
-    return max_delay
 
 
 def check_kernel(kernel: object) -> str:
@@ -52,7 +44,7 @@ class Delays:
     _drawn = False
 
     def _set_delays(self, max_delay: int, delay: Any, learn: bool) -> None:
-        self.max_delay = check_max_delay(max_delay)
+        self.max_delay = check_int("max_delay", max_delay, 0)
         found = self._delays(delay, self.max_delay)
         self._drawn = delay is None
         if learn:
@@ -93,8 +85,7 @@ class Delays:
         if not isinstance(self.delay, torch.Tensor):
             raise TypeError(f"delay must be a torch.Tensor, got {self.delay!r}")
         self._check_shape(self.delay)
-        if self.delay.device != self.weight.device:
-            raise ValueError(f"delay must be on the device of weight, {self.weight.device}, got {self.delay.device}")
+        check_device("delay", self.delay, "weight", self.weight.device)
         if tuple(self.weight.shape) != (self.out_features, self.in_features):
             raise ValueError(
                 f"weight must have shape {[self.out_features, self.in_features]}, got {list(self.weight.shape)}"
@@ -206,8 +197,8 @@ class DelayLinear(Delays, nn.Module):
         self.init_hidden = init_hidden
         # The currents on their way [max_delay, B, out] behind the last call, and None before the first.
         self._coming: Optional[torch.Tensor] = None
-        self.in_features = check_features("in_features", in_features)
-        self.out_features = check_features("out_features", out_features)
+        self.in_features = check_int("in_features", in_features)
+        self.out_features = check_int("out_features", out_features)
         self.kernel, self.sigma = check_kernel(kernel), check_sigma(sigma)
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
@@ -281,8 +272,7 @@ class DelayLinear(Delays, nn.Module):
             x = dense_argument("x", x)
             if x.shape[2] != self.in_features:
                 raise ValueError(f"x must have shape [T, B, in_features={self.in_features}], got {tuple(x.shape)}")
-        if x.device != self.weight.device:
-            raise ValueError(f"x must be on the device of the layer, {self.weight.device}, got {x.device}")
+        check_device("x", x, "the layer", self.weight.device)
         return x
 
     def extra_repr(self) -> str:

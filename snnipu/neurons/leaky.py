@@ -6,12 +6,13 @@ from typing import Any, Optional, Tuple, Union
 import snntorch
 import torch
 
+from snnipu._checks import DTYPES
 from snnipu._names import installed
 from snnipu._route import is_exporting
 from snnipu.backends import popart
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import leaves
-from snnipu.ops._arguments import DTYPES, is_compiling
+from snnipu.ops._arguments import is_compiling
 from snnipu.surrogate import SpikeGrad
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)

@@ -7,6 +7,7 @@ import snntorch
 import torch
 from torch import nn
 
+from snnipu._checks import check_int
 from snnipu._layout import memory_order
 from snnipu._names.stock import stock
 from snnipu.backends import memory, popart
@@ -15,7 +16,7 @@ from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.paths import Paths, Watch
 from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.ops import sparse_input
-from snnipu.ops._arguments import check_num_steps, is_direct
+from snnipu.ops._arguments import is_direct
 from snnipu.ops.batch_norm import SMALL_STEP, batch_norm_over_time
 from snnipu.ops.dense_pool2d import avg_pool2d, max_pool2d
 from snnipu.spikes import SparseSpikes
@@ -350,7 +351,7 @@ def _state_buffers(network: nn.Module) -> Iterator[str]:
 
 def _check_input(x: Any, num_steps: Optional[int]) -> None:
     if num_steps is not None:
-        check_num_steps(num_steps)
+        check_int("num_steps", num_steps)
     if isinstance(x, SparseSpikes):
         if num_steps is not None:
             raise TypeError(

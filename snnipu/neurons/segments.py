@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as run_again
 
+from snnipu._checks import check_int
 from snnipu.backends import memory
 from snnipu.neurons._states import PlainStates
 from snnipu.neurons.multistep import MultiStep, is_hooked, is_random, is_stateless, takes_whole_sequences
@@ -55,13 +56,9 @@ def run_segments(
             not known: a recurrent layer or cell, an event-driven layer, batch norm in training, a module of one's own
             without the attribute ``stateless = True``.
     """
-    for name, number in (("steps", steps), ("num_steps", num_steps), ("detach_every", detach_every)):
-        if number is None and name != "steps":
-            continue
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"{name} must be an int, got {number!r}")
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
+    check_int("steps", steps)
+    check_int("num_steps", num_steps, or_none=True)
+    check_int("detach_every", detach_every, or_none=True)
     if detach_every is not None and detach_every % steps:
         raise ValueError(f"detach_every must be a multiple of steps={steps}, got {detach_every}")
     if not isinstance(network, MultiStep):

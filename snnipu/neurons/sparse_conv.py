@@ -1,20 +1,21 @@
 """Event-driven layers on maps: ``snnipu.SparseConv2d``, ``snnipu.SparseConvLeaky`` and ``snnipu.SparsePool2d``."""
 
 import math
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import nn
 
 from snnipu import ops
+from snnipu._checks import check_device, check_int
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.multistep import Join, part_lengths
 from snnipu.neurons.sparse_leaky import Parameter, SparseNeurons
-from snnipu.neurons.sparse_linear import check_features, check_path
+from snnipu.neurons.sparse_linear import check_path
 from snnipu.ops._arguments import compute_dtype, is_compiling, is_direct
 from snnipu.ops._break_even import CONVOLUTION, is_dense, of_convolution
-from snnipu.ops._maps import Pair, Size, maps_of, pair
+from snnipu.ops._maps import Pair, Size, maps_of, pair, reached
 from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.dense_pool2d import max_pool2d
@@ -50,29 +51,21 @@ class _OnMaps(nn.Module):
     in_channels: int
     path: str
 
-    def _set_maps(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Pair,
-        stride: Pair,
-        padding: Union[Pair, str],
-        dilation: Pair,
-        groups: int,
-        input_size: Optional[Pair],
-        bias: bool,
-    ) -> None:
-        self.in_channels = check_features("in_channels", in_channels)
-        self.out_channels = check_features("out_channels", out_channels)
-        check_groups(groups, in_channels, "in_channels")
-        check_groups(groups, out_channels, "out_channels")
-        self.kernel_size = pair("kernel_size", kernel_size, 1)
-        self.stride, self.dilation = pair("stride", stride, 1), pair("dilation", dilation, 1)
-        self.padding = padding_argument(padding, self.kernel_size, self.dilation, self.stride)
-        self.groups = groups
-        self.input_size: MapSize = None if input_size is None else pair("input_size", input_size, 1)
-        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, *self.kernel_size))
-        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+    def _set_maps(self, options: Mapping[str, Any]) -> None:
+        """Take the sizes from the constructor's arguments."""
+        self.in_channels = check_int("in_channels", options["in_channels"])
+        self.out_channels = check_int("out_channels", options["out_channels"])
+        self.groups: int = options["groups"]
+        check_groups(self.groups, self.in_channels, "in_channels")
+        check_groups(self.groups, self.out_channels, "out_channels")
+        self.kernel_size, self.stride, self.dilation = (
+            pair(name, options[name], 1) for name in ("kernel_size", "stride", "dilation")
+        )
+        self.padding = padding_argument(options["padding"], self.kernel_size, self.dilation, self.stride)
+        size = options["input_size"]
+        self.input_size: MapSize = None if size is None else pair("input_size", size, 1)
+        self.weight = nn.Parameter(torch.empty(self.out_channels, self.in_channels // self.groups, *self.kernel_size))
+        self.bias = nn.Parameter(torch.empty(self.out_channels)) if options["bias"] else None
 
     def reset_parameters(self) -> None:
         """Draw ``nn.Conv2d``'s initial weights."""
@@ -83,13 +76,7 @@ class _OnMaps(nn.Module):
 
     def _maps(self) -> Dict[str, Any]:
         """Sizes, as ops take them."""
-        return {
-            "input_size": self.input_size,
-            "stride": self.stride,
-            "padding": self.padding,
-            "dilation": self.dilation,
-            "groups": self.groups,
-        }
+        return {name: getattr(self, name) for name in ("input_size", "stride", "padding", "dilation", "groups")}
 
     def _fixed(self, height: int, width: int) -> None:
         if self.input_size is None:
@@ -106,7 +93,7 @@ class _OnMaps(nn.Module):
         """The input in the form whose convolution is to be computed: spikes, or dense maps ``[T, B, C, H, W]``."""
         if isinstance(x, SparseSpikes):
             shape = maps_of(x, self.in_channels, self.input_size)
-            self._check_device(x)
+            check_device("x", x, "the layer", self.weight.device)
             self._fixed(*shape[1:])
             if self._is_dense(x, break_even):
                 return x.to_dense().reshape(*x.ids.shape[:2], *shape)
@@ -123,15 +110,11 @@ class _OnMaps(nn.Module):
             raise TypeError(f"x must be real, got {x.dtype}")
         if x.dtype not in (torch.float32, torch.float64):
             x = x.to(compute_dtype(self.weight.dtype))
-        self._check_device(x)
+        check_device("x", x, "the layer", self.weight.device)
         self._fixed(*x.shape[3:])
         if self._is_dense(x, break_even):
             return x
         return ops.dense_to_sparse(x.flatten(2)).with_maps((x.shape[2], x.shape[3], x.shape[4]))
-
-    def _check_device(self, x: DenseOrSparse) -> None:
-        if x.device != self.weight.device:
-            raise ValueError(f"x must be on the device of the layer, {self.weight.device}, got {x.device}")
 
     def _convolved(self, x: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Of dense maps, some steps as one batch."""
@@ -159,11 +142,8 @@ class _OnMaps(nn.Module):
         """Channels, height and width; None where the input's size is not known yet."""
         if self.input_size is None:
             return None
-        out = []
-        for axis in (0, 1):
-            reach = self.dilation[axis] * (self.kernel_size[axis] - 1) + 1
-            out.append((self.input_size[axis] + 2 * self.padding[axis] - reach) // self.stride[axis] + 1)
-        return self.out_channels, out[0], out[1]
+        height, width = map(reached, self.input_size, self.kernel_size, self.stride, self.padding, self.dilation)
+        return self.out_channels, height, width
 
     def _repr_of_maps(self) -> str:
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
@@ -207,7 +187,7 @@ class SparseConv2d(_OnMaps):
         path: str = "auto",
     ) -> None:
         super().__init__()
-        self._set_maps(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, input_size, bias)
+        self._set_maps(locals())
         self.path = check_path(path)
         self.reset_parameters()
 
@@ -283,7 +263,7 @@ class SparseConvLeaky(_OnMaps, SparseNeurons):
         path: str = "auto",
     ) -> None:
         super().__init__()
-        self._set_maps(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, input_size, bias)
+        self._set_maps(locals())
         self._neurons = out_channels
         self._set_neurons(locals())
 
@@ -419,7 +399,7 @@ class SparsePool2d(nn.Module):
             if not isinstance(input_size, (tuple, list)) or len(input_size) != 3:
                 raise TypeError(f"input_size must be (channels, height, width) or None, got {input_size!r}")
             for size in input_size:
-                check_features("input_size", size)
+                check_int("input_size", size)
             self.input_size = check_map_shape(input_size, math.prod(input_size))
 
     def forward(self, x: DenseOrSparse) -> SparseSpikes:

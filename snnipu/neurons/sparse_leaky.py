@@ -6,14 +6,15 @@ import torch
 from torch import nn
 
 from snnipu import ops
+from snnipu._checks import check_int
 from snnipu.neurons.delay_linear import DelayLinear, Delays
 from snnipu.neurons.fused import FusedNeuron, load_scalars, values_of
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.sparse_activity import DeviceActivity
-from snnipu.neurons.sparse_linear import check_features, check_path, choose_path, init_like_linear
+from snnipu.neurons.sparse_linear import check_path, choose_path, init_like_linear
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import compute_dtype, reset_code
-from snnipu.ops._slots import check_delay, check_max_spikes, overflow_code
+from snnipu.ops._slots import check_max_spikes, overflow_code
 from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.neuron_sequence import Results, neuron_apply
@@ -121,14 +122,14 @@ class SparseNeurons(nn.Module):
         Raises:
             TypeError, ValueError: ``x`` of another type, shape, size or device; the message says which.
         """
-        check_delay(delay)
+        check_int("delay", delay, 0)
         out = self._spikes(self.chosen(x), delay)
         self._last = out._totals()
         return out
 
     def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
         """Return the membranes ``[T, B, ...]`` for ``x``, dense: to look at, or for a loss on them."""
-        check_delay(delay)
+        check_int("delay", delay, 0)
         return self._membranes(self.chosen(x), delay)
 
     # The input in the form whose product is to be computed.
@@ -334,8 +335,8 @@ class FullyConnectedNeurons(Delays, SparseNeurons):
         delay: Union[float, torch.Tensor, None] = None,
         learn_delay: bool = True,
     ) -> None:
-        self.in_features = check_features("in_features", in_features)
-        self.out_features = check_features("out_features", out_features)
+        self.in_features = check_int("in_features", in_features)
+        self.out_features = check_int("out_features", out_features)
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self._neurons = self.out_features

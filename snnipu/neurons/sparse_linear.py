@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from snnipu import ops
+from snnipu._checks import check_device, check_int
 from snnipu.backends import backend_for, popart
 from snnipu.neurons.sparse_activity import DeviceActivity
 from snnipu.ops._arguments import compute_dtype, is_compiling
@@ -26,15 +27,6 @@ def check_path(path: object) -> str:
     if path not in PATHS:
         raise ValueError(f"path must be 'auto', 'sparse' or 'dense', got {path!r}")
     return str(path)
-
-
-def check_features(name: str, value: object) -> int:
-    """``value`` is a positive int."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return value
 
 
 def _dense_on_gpu(x: SparseSpikes, weight: torch.Tensor, measured: DeviceActivity) -> bool:
@@ -69,7 +61,7 @@ def choose(x: DenseOrSparse, connected: Connection, path: str, measured: DeviceA
         x = dense_argument("x", x)
         if x.shape[2] != in_features:
             raise ValueError(f"x must have shape [T, B, in_features={in_features}], got {tuple(x.shape)}")
-    _check_device(x, weight)
+    check_device("x", x, "the layer", weight.device)
 
     def on_gpu(spikes: SparseSpikes) -> bool:
         return not compiled and _dense_on_gpu(spikes, weight, measured)
@@ -78,11 +70,6 @@ def choose(x: DenseOrSparse, connected: Connection, path: str, measured: DeviceA
     if isinstance(x, SparseSpikes):
         return x.to_dense() if dense else x
     return x if dense else ops.dense_to_sparse(x)
-
-
-def _check_device(x: DenseOrSparse, weight: torch.Tensor) -> None:
-    if x.device != weight.device:
-        raise ValueError(f"x must be on the device of the layer, {weight.device}, got {x.device}")
 
 
 def init_like_linear(weight: torch.Tensor, bias: Optional[torch.Tensor]) -> None:
@@ -114,9 +101,7 @@ class SparseLinear(nn.Linear):
     takes_whole_sequences = True  # in a MultiStep
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False, *, path: str = "auto") -> None:
-        super().__init__(
-            check_features("in_features", in_features), check_features("out_features", out_features), bias=bias
-        )
+        super().__init__(check_int("in_features", in_features), check_int("out_features", out_features), bias=bias)
         self.path = check_path(path)
         self._measured = DeviceActivity()
 
@@ -181,8 +166,8 @@ class ListedLinear(nn.Module):
         self, in_features: int, out_features: int, synapses: torch.Tensor, bias: bool = False, *, path: str = "auto"
     ) -> None:
         super().__init__()
-        self.in_features = check_features("in_features", in_features)
-        self.out_features = check_features("out_features", out_features)
+        self.in_features = check_int("in_features", in_features)
+        self.out_features = check_int("out_features", out_features)
         self.register_buffer("synapses", check_synapses(synapses, self._sizes))
         self.weight = nn.Parameter(torch.empty(self.synapses.shape[1], device=self.synapses.device))
         self.bias = nn.Parameter(torch.empty(out_features, device=self.synapses.device)) if bias else None

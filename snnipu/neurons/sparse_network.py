@@ -8,14 +8,16 @@ import torch
 from torch import nn
 
 from snnipu import ops
+from snnipu._checks import check_int
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.sparse_conv import SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
-from snnipu.neurons.sparse_linear import check_features, check_path, choose_path
+from snnipu.neurons.sparse_linear import check_path, choose_path
 from snnipu.ops._arguments import is_compiling, learnt_decay, reset_code
 from snnipu.ops._break_even import CONVOLUTION_AND_POOL
+from snnipu.ops._maps import reached
 from snnipu.ops._slots import check_max_spikes, overflow_code
 from snnipu.ops._spike_gradient import fused
 from snnipu.spikes import SparseSpikes, SpikeTotals
@@ -69,12 +71,12 @@ def _described(sizes: Sequence[Any]) -> Tuple[int, List[_Layer]]:
         if len(first) != 3:
             raise ValueError(f"sizes must begin with a number of neurons or (channels, height, width), got {first!r}")
         shape = (
-            check_features("sizes", first[0]),
-            check_features("sizes", first[1]),
-            check_features("sizes", first[2]),
+            check_int("sizes", first[0]),
+            check_int("sizes", first[1]),
+            check_int("sizes", first[2]),
         )
     else:
-        shape = check_features("sizes", first)
+        shape = check_int("sizes", first)
     inputs = shape if isinstance(shape, int) else math.prod(shape)
     layers: List[_Layer] = []
     for part in others:
@@ -86,7 +88,7 @@ def _described(sizes: Sequence[Any]) -> Tuple[int, List[_Layer]]:
                 raise ValueError(
                     f"sizes: {text!r} is no layer: expected such as '12C5', '32C3S2P1', 'MP2', 'FC10' or 10"
                 )
-            neurons = check_features("sizes", int(full[1]) if full is not None else part)
+            neurons = check_int("sizes", int(full[1]) if full is not None else part)
             before = shape if isinstance(shape, int) else math.prod(shape)
             shape = neurons
             layers.append(_Layer(before, neurons, None, [], shape))
@@ -107,7 +109,7 @@ def _described(sizes: Sequence[Any]) -> Tuple[int, List[_Layer]]:
             continue
         assert conv is not None
         kernel, stride, padding = int(conv[2]), int(conv["stride"] or 1), int(conv["padding"] or 0)
-        out = (check_features("sizes", int(conv[1])), *_reached(text, shape, kernel, stride, padding))
+        out = (check_int("sizes", int(conv[1])), *_reached(text, shape, kernel, stride, padding))
         layers.append(_Layer(math.prod(shape), math.prod(out), _Conv(shape, out, kernel, stride, padding), [], out))
         shape = out
     return inputs, layers
@@ -117,7 +119,7 @@ def _reached(text: str, shape: Tuple[int, int, int], kernel: int, stride: int, p
     """Height and width behind a window of this size."""
     if kernel < 1 or stride < 1:
         raise ValueError(f"sizes: {text!r} must have a window and a stride of at least 1")
-    height, width = ((size + 2 * padding - kernel) // stride + 1 for size in shape[1:])
+    height, width = (reached(size, kernel, stride, padding) for size in shape[1:])
     if height < 1 or width < 1:
         raise ValueError(f"sizes: {text!r} does not fit into the maps before it, {shape[1]} x {shape[2]}")
     return height, width

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
+from snnipu._checks import DTYPES
 from snnipu._names.stock import stock
 from snnipu._route import is_exporting
-from snnipu.ops._arguments import DTYPES
 from snnipu.ops.lif_sequence import lif_sequence
 
 _StateLeaky: Any = stock("StateLeaky")

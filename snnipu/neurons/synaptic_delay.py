@@ -5,7 +5,8 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 import torch
 from torch import nn
 
-from snnipu.neurons.delay_linear import check_kernel, check_max_delay, check_sigma
+from snnipu._checks import check_int
+from snnipu.neurons.delay_linear import check_kernel, check_sigma
 from snnipu.ops.delay_linear import shares
 
 
@@ -55,7 +56,8 @@ class SynapticDelay(nn.Module):
         step_mode: bool = True,
     ) -> None:
         super().__init__()
-        self.max_delay, self.kernel, self.sigma = check_max_delay(max_delay), check_kernel(kernel), check_sigma(sigma)
+        self.max_delay = check_int("max_delay", max_delay, 0)
+        self.kernel, self.sigma = check_kernel(kernel), check_sigma(sigma)
         self.step_mode = step_mode
         found = self._delays(delay, channels)
         if learn_delay:
@@ -73,11 +75,7 @@ class SynapticDelay(nn.Module):
         if found.is_complex() or found.dtype == torch.bool:
             raise TypeError(f"delay must be of real numbers, got {found.dtype}")
         found = found if found.is_floating_point() else found.to(torch.get_default_dtype())
-        if channels is not None:
-            if isinstance(channels, bool) or not isinstance(channels, int):
-                raise TypeError(f"channels must be an int or None, got {channels!r}")
-            if channels < 1:
-                raise ValueError(f"channels must be 1 or more, got {channels}")
+        check_int("channels", channels, or_none=True)
         if found.dim() > 1 or (channels is not None and found.numel() not in (1, channels)):
             wanted = "one element, or one for each channel"
             wanted = wanted if channels is None else f"1 or channels = {channels} elements"

@@ -7,12 +7,11 @@ import torch
 from torch.autograd import forward_ad
 
 from snnipu import _route
+from snnipu._checks import check_int, check_tensor
 
 Parameter = Union[float, torch.Tensor]
 RESET_MECHANISMS = {"subtract": 0, "zero": 1, "none": 2}
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
 
 # PyTorch 2.1 is the first that can tell.
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
@@ -104,22 +103,11 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def check_input(x: object, minimum_dims: int, shape: str) -> None:
+def check_input(x: Any, minimum_dims: int, shape: str) -> None:
     """``x`` is a floating tensor of at least ``minimum_dims`` dimensions."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
-    if x.dtype not in DTYPES:
-        raise TypeError(f"x must be float32, float64, float16 or bfloat16, got {x.dtype}")
+    check_tensor("x", x, common=True)
     if x.dim() < minimum_dims:
         raise ValueError(f"x must have shape {shape}, got {tuple(x.shape)}")
-
-
-def check_num_steps(num_steps: object) -> None:
-    """``num_steps`` is a positive int."""
-    if not isinstance(num_steps, int) or isinstance(num_steps, bool):
-        raise TypeError(f"num_steps must be an int, got {num_steps!r}")
-    if num_steps < 1:
-        raise ValueError(f"num_steps must be at least 1, got {num_steps}")
 
 
 def check_sequence(x: object, num_steps: object) -> None:
@@ -128,7 +116,7 @@ def check_sequence(x: object, num_steps: object) -> None:
         check_input(x, 1, "[T, B, ...]")
     else:
         check_input(x, 0, "[B, ...]")
-        check_num_steps(num_steps)
+        check_int("num_steps", num_steps)
 
 
 def learnt_decay(beta: torch.Tensor) -> torch.Tensor:
@@ -152,10 +140,7 @@ def reset_code(reset_mechanism: str) -> int:
 
 def state_argument(name: str, value: torch.Tensor, shape: torch.Size, x: torch.Tensor) -> torch.Tensor:
     """``value`` in the compute dtype; it must have ``shape`` and be on x's device."""
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor or None, got {type(value).__name__}")
-    if not value.dtype.is_floating_point:
-        raise TypeError(f"{name} must be floating, got {value.dtype}")
+    check_tensor(name, value, or_none=True)
     if value.shape != shape:
         raise ValueError(f"{name} must have the shape of one step of x, {tuple(shape)}, got {tuple(value.shape)}")
     if value.device != x.device:

@@ -33,6 +33,11 @@ def unchecked_pair(size: Any) -> Size:
     return (int(size[0]), int(size[-1])) if isinstance(size, (tuple, list)) else (int(size), int(size))
 
 
+def reached(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
+    """Return at how many places along ``size`` a window fits; below 1 where at none."""
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
 class Geometry(NamedTuple):
     """Sizes of a convolution, as the operators take them: a list of these ints."""
 
@@ -87,7 +92,7 @@ def conv_geometry(
                 f"kernel_size: the kernel's {name}, {reach} with its dilation, must be at most that of the input with "
                 f"its padding, {size[axis] + 2 * padding[axis]}"
             )
-        out.append((size[axis] + 2 * padding[axis] - reach) // stride[axis] + 1)
+        out.append(reached(size[axis], kernel[axis], stride[axis], padding[axis], dilation[axis]))
     every = [weight.shape[1] * groups, *size, weight.shape[0], *out, *kernel, *stride, *padding, *dilation, groups]
     found = Geometry(*every)
     check_num_neurons(found.inputs)
@@ -100,11 +105,7 @@ def fit_in_a_convolution(sizes: Geometry) -> bool:
     g = sizes
     if min(*g[:10], *g[12:]) < 1 or min(g[10:12]) < 0 or g.in_channels % g.groups or g.out_channels % g.groups:
         return False
-    spans = [dilation * (kernel - 1) + 1 for dilation, kernel in zip(g[12:14], g[6:8])]
-    return all(
-        size + 2 * padding >= span and out == (size + 2 * padding - span) // stride + 1
-        for size, padding, span, stride, out in zip(g[1:3], g[10:12], spans, g[8:10], g[4:6])
-    )
+    return list(g[4:6]) == [reached(*each) for each in zip(g[1:3], g[6:8], g[8:10], g[10:12], g[12:14])]
 
 
 class PoolGeometry(NamedTuple):
@@ -146,7 +147,7 @@ def pool_geometry(map_shape: Tuple[int, int, int], kernel: Size, stride: Size, p
                 f"kernel_size: the window's {name}, {kernel[axis]}, must be at most that of the input with its "
                 f"padding, {map_shape[axis + 1] + 2 * padding[axis]}"
             )
-        out.append((map_shape[axis + 1] + 2 * padding[axis] - kernel[axis]) // stride[axis] + 1)
+        out.append(reached(map_shape[axis + 1], kernel[axis], stride[axis], padding[axis]))
     every = [*map_shape, *out, *kernel, *stride, *padding]
     return PoolGeometry(*every)
 
@@ -154,12 +155,9 @@ def pool_geometry(map_shape: Tuple[int, int, int], kernel: Size, stride: Size, p
 def fit_in_a_pool(sizes: PoolGeometry) -> bool:
     """Return True if the sizes are those of a pool."""
     g = sizes
-    if min(g[:9]) < 1 or min(g[9:]) < 0:
+    if min(g[:9]) < 1 or min(g[9:]) < 0 or any(2 * padding > kernel for padding, kernel in zip(g[9:], g[5:7])):
         return False
-    return all(
-        2 * padding <= kernel and size + 2 * padding >= kernel and out == (size + 2 * padding - kernel) // stride + 1
-        for size, padding, kernel, stride, out in zip(g[1:3], g[9:], g[5:7], g[7:9], g[3:5])
-    )
+    return list(g[3:5]) == [reached(*each) for each in zip(g[1:3], g[5:7], g[7:9], g[9:])]
 
 
 def spike_maps(

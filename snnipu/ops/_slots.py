@@ -4,8 +4,9 @@ from typing import Optional, Tuple
 
 import torch
 
+from snnipu._checks import check_int
 from snnipu.ops._arguments import is_compiling
-from snnipu.spikes import SparseSpikes, check_ids
+from snnipu.spikes import SparseSpikes
 
 OVERFLOWS = {"lowest": False, "rotate": True}
 # Capacity of an op that makes as many slots as the busiest row needs.
@@ -20,21 +21,8 @@ def overflow_code(overflow: str) -> bool:
 
 
 def check_max_spikes(max_spikes: object) -> None:
-    """``max_spikes`` is None or an int of 0 or more."""
-    if max_spikes is None:
-        return
-    if isinstance(max_spikes, bool) or not isinstance(max_spikes, int):
-        raise TypeError(f"max_spikes must be an int or None, got {max_spikes!r}")
-    if max_spikes < 0:
-        raise ValueError(f"max_spikes must be 0 or more, got {max_spikes}")
-
-
-def check_delay(delay: object) -> None:
-    """``delay`` is an int of 0 or more."""
-    if isinstance(delay, bool) or not isinstance(delay, int):
-        raise TypeError(f"delay must be an int, got {delay!r}")
-    if delay < 0:
-        raise ValueError(f"delay must be 0 or more, got {delay}")
+    """Check that ``max_spikes`` is None or an int of 0 or more."""
+    check_int("max_spikes", max_spikes, 0, or_none=True)
 
 
 def capacity_argument(max_spikes: Optional[int], num_neurons: int, x: torch.Tensor) -> int:
@@ -114,9 +102,7 @@ def limit(
     spikes: SparseSpikes, max_spikes: int, overflow: str
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """:func:`keep` for ``SparseSpikes.limit``, its arguments checked."""
-    check_max_spikes(max_spikes)
-    if max_spikes is None:
-        raise TypeError("max_spikes must be an int, got None")
+    check_int("max_spikes", max_spikes, 0)
     return keep(spikes.ids, spikes.counts, spikes.num_neurons, max_spikes, overflow_code(overflow))
 
 
@@ -177,20 +163,3 @@ def check_spikes(name: str, spikes: object) -> SparseSpikes:
     if not isinstance(spikes, SparseSpikes):
         raise TypeError(f"{name} must be a snnipu.SparseSpikes, got {type(spikes).__name__}")
     return spikes
-
-
-__all__ = [
-    "AS_NEEDED",
-    "capacity_argument",
-    "check_delay",
-    "check_ids",
-    "check_max_spikes",
-    "check_spikes",
-    "first_ids",
-    "gather",
-    "keep",
-    "overflow_code",
-    "pick",
-    "scatter",
-    "select",
-]

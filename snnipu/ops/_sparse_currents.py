@@ -6,8 +6,9 @@ import torch
 
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import Operator, Operators
-from snnipu.ops._slots import check_ids, gather, scatter
+from snnipu.ops._slots import gather, scatter
 from snnipu.ops.connections import Connection, connection
+from snnipu.spikes import check_ids
 
 
 class CurrentsForward(NamedTuple):

@@ -5,6 +5,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
+from snnipu._checks import check_int
 from snnipu.ops._arguments import RESET_MECHANISMS, Parameter, learnt_decay, parameter_argument, reset_code
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Geometry, PoolGeometry, as_list, pool_geometry
@@ -13,8 +14,6 @@ from snnipu.ops._reference import leaky_adjoint, leaky_step
 from snnipu.ops._slots import (
     AS_NEEDED,
     capacity_argument,
-    check_delay,
-    check_ids,
     gather,
     overflow_code,
     scatter,
@@ -27,7 +26,7 @@ from snnipu.ops.connections import Connection, FullyConnected, connection, param
 from snnipu.ops.lif_sequence import lif_sequence
 from snnipu.ops.select_spikes import grad_threshold_argument, select_spikes, spike_values
 from snnipu.ops.sparse_pool2d import MODES, sparse_pool2d_fwd_reference
-from snnipu.spikes import SparseSpikes
+from snnipu.spikes import SparseSpikes, check_ids
 from snnipu.surrogate import Kernel, SpikeGrad
 
 WORD_BITS = 32
@@ -373,7 +372,7 @@ def neurons_argument(
     spike_grad: Optional[SpikeGrad],
 ) -> Neurons:
     """The neurons of a layer; raises where something does not fit."""
-    check_delay(delay)
+    check_int("delay", delay, 0)
     if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)):
         raise TypeError(f"input_scale must be a number, got {input_scale!r}")
     shape = (connected.parameters,)

@@ -5,6 +5,7 @@ from typing import Any, Optional, Tuple
 import torch
 
 from snnipu import _route
+from snnipu._checks import check_tensor
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
 from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, select
@@ -88,12 +89,9 @@ def dense_to_sparse(x: torch.Tensor, max_spikes: Optional[int] = None, *, overfl
     return SparseSpikes._trusted(ids, values, counts, x.shape[2], dropped)
 
 
-def dense_argument(name: str, x: object) -> torch.Tensor:
+def dense_argument(name: str, x: Any) -> torch.Tensor:
     """``x`` as float32 or float64; it is a floating tensor ``[T, B, N]`` with at least one neuron."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-    if not x.dtype.is_floating_point:
-        raise TypeError(f"{name} must be floating, got {x.dtype}")
+    check_tensor(name, x)
     if x.dim() != 3 or x.shape[2] == 0:
         raise ValueError(f"{name} must have shape [T, B, N] with N of 1 or more, got {tuple(x.shape)}")
     return x if x.dtype in (torch.float32, torch.float64) else x.float()

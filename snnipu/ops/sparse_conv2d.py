@@ -5,8 +5,9 @@ from typing import Optional
 import torch
 
 from snnipu import _route
+from snnipu._checks import check_device, check_int, check_tensor
 from snnipu.ops import _sparse_currents
-from snnipu.ops._arguments import DTYPES, compute_dtype
+from snnipu.ops._arguments import compute_dtype
 from snnipu.ops._maps import Geometry, Pair, as_list, conv_geometry, maps_of, pair
 from snnipu.ops._slots import check_spikes
 from snnipu.ops.sparse_linear import bias_argument
@@ -74,25 +75,19 @@ def sparse_conv2d(
     return out.reshape(*out.shape[:2], *out_shape)
 
 
-def conv_weight_argument(weight: object, spikes: SparseSpikes, groups: object) -> torch.Tensor:
+def conv_weight_argument(weight: torch.Tensor, spikes: SparseSpikes, groups: object) -> torch.Tensor:
     """``weight`` in the compute dtype; it is ``[out, in / groups, kh, kw]`` and on the spikes' device."""
-    if not isinstance(weight, torch.Tensor):
-        raise TypeError(f"weight must be a torch.Tensor, got {type(weight).__name__}")
-    if weight.dtype not in DTYPES:
-        raise TypeError(f"weight must be float32, float64, float16 or bfloat16, got {weight.dtype}")
+    check_tensor("weight", weight, common=True)
     if weight.dim() != 4 or weight.numel() == 0:
         raise ValueError(f"weight must have shape [out, in / groups, kh, kw], got {tuple(weight.shape)}")
-    if weight.device != spikes.device:
-        raise ValueError(f"weight must be on the device of the spikes, {spikes.device}, got {weight.device}")
+    check_device("weight", weight, "the spikes", spikes.device)
     check_groups(groups, weight.shape[0], "weight's output channels")
     return weight.to(compute_dtype(weight.dtype))
 
 
 def check_groups(groups: object, channels: int, meaning: str) -> None:
-    """``groups`` is a positive int that divides ``channels``."""
-    if isinstance(groups, bool) or not isinstance(groups, int):
-        raise TypeError(f"groups must be an int, got {groups!r}")
-    if groups < 1 or channels % groups:
+    """Check that ``groups`` is a positive int that divides ``channels``."""
+    if channels % check_int("groups", groups):
         raise ValueError(f"groups must divide {meaning}, {channels}, got {groups}")
 
 

@@ -5,6 +5,7 @@ from typing import Optional, cast
 import torch
 
 from snnipu import _route
+from snnipu._checks import check_device, check_tensor
 from snnipu.ops import _sparse_layers
 from snnipu.ops._arguments import Parameter, learnt_decay
 from snnipu.ops._slots import check_spikes, overflow_code
@@ -20,16 +21,10 @@ OPERATORS = _sparse_layers.define("sparse_lif_sequence", without=["geometry"])
 def _recurrent_argument(recurrent_weight: torch.Tensor, weight: torch.Tensor, own_gradient: bool) -> torch.Tensor:
     """The recurrent weight in the type of ``weight``; raises where it does not fit, or the surrogate is a function."""
     neurons = weight.shape[0]
-    if not isinstance(recurrent_weight, torch.Tensor):
-        raise TypeError(f"recurrent_weight must be a torch.Tensor or None, got {type(recurrent_weight).__name__}")
-    if not recurrent_weight.dtype.is_floating_point:
-        raise TypeError(f"recurrent_weight must be floating, got {recurrent_weight.dtype}")
+    check_tensor("recurrent_weight", recurrent_weight, or_none=True)
     if recurrent_weight.shape != (neurons, neurons):
         raise ValueError(f"recurrent_weight must have shape {(neurons, neurons)}, got {tuple(recurrent_weight.shape)}")
-    if recurrent_weight.device != weight.device:
-        raise ValueError(
-            f"recurrent_weight must be on the device of weight, {weight.device}, got {recurrent_weight.device}"
-        )
+    check_device("recurrent_weight", recurrent_weight, "weight", weight.device)
     if own_gradient:
         raise ValueError(
             "spike_grad must be a fused surrogate of snnipu.surrogate with recurrent_weight: the gradient goes "

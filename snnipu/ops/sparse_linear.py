@@ -5,8 +5,9 @@ from typing import Optional
 import torch
 
 from snnipu import _route
+from snnipu._checks import check_device, check_tensor
 from snnipu.ops import _sparse_currents
-from snnipu.ops._arguments import DTYPES, compute_dtype
+from snnipu.ops._arguments import compute_dtype
 from snnipu.ops._slots import check_spikes
 from snnipu.spikes import SparseSpikes
 
@@ -48,19 +49,15 @@ def sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[tor
     return _sparse_currents.currents_apply(OPERATORS, spikes.ids, values, spikes.counts, weight, bias)
 
 
-def weight_argument(name: str, weight: object, spikes: SparseSpikes) -> torch.Tensor:
+def weight_argument(name: str, weight: torch.Tensor, spikes: SparseSpikes) -> torch.Tensor:
     """``weight`` in the compute dtype; it is ``[out, in]`` for the neurons of ``spikes`` and on their device."""
-    if not isinstance(weight, torch.Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(weight).__name__}")
-    if weight.dtype not in DTYPES:
-        raise TypeError(f"{name} must be float32, float64, float16 or bfloat16, got {weight.dtype}")
+    check_tensor(name, weight, common=True)
     if weight.dim() != 2 or weight.shape[1] != spikes.num_neurons or weight.shape[0] == 0:
         raise ValueError(
             f"{name} must have shape [out, {spikes.num_neurons}], for spikes of {spikes.num_neurons} neurons, got "
             f"{tuple(weight.shape)}"
         )
-    if weight.device != spikes.device:
-        raise ValueError(f"{name} must be on the device of the spikes, {spikes.device}, got {weight.device}")
+    check_device(name, weight, "the spikes", spikes.device)
     return weight.to(compute_dtype(weight.dtype))
 
 
@@ -72,6 +69,5 @@ def bias_argument(bias: object, weight: torch.Tensor) -> Optional[torch.Tensor]:
         raise TypeError(f"bias must be a floating torch.Tensor or None, got {bias!r}")
     if bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape {(weight.shape[0],)}, as weight says, got {tuple(bias.shape)}")
-    if bias.device != weight.device:
-        raise ValueError(f"bias must be on the device of weight, {weight.device}, got {bias.device}")
+    check_device("bias", bias, "weight", weight.device)
     return bias.to(weight.dtype)

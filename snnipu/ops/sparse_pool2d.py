@@ -10,8 +10,8 @@ from snnipu.ops._arguments import is_compiling
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Pair, PoolGeometry, as_list, pair, pool_geometry, spike_maps
 from snnipu.ops._records import define
-from snnipu.ops._slots import AS_NEEDED, check_ids, check_spikes, gather, scatter, select
-from snnipu.spikes import SparseSpikes
+from snnipu.ops._slots import AS_NEEDED, check_spikes, gather, scatter, select
+from snnipu.spikes import SparseSpikes, check_ids
 
 # "lp" pools and others have no sparse form.
 MODES = {"max": 0, "average": 1, "sum": 2}

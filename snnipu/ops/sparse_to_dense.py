@@ -7,8 +7,8 @@ import torch
 from snnipu import _route
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
-from snnipu.ops._slots import check_ids, check_spikes, gather, scatter
-from snnipu.spikes import SparseSpikes
+from snnipu.ops._slots import check_spikes, gather, scatter
+from snnipu.spikes import SparseSpikes, check_ids
 
 
 def sparse_to_dense_fwd_reference(

@@ -93,7 +93,7 @@ def test_memory_goes_with_the_spikes(exact):
 
 
 WRONG = [
-    ({"num_steps": -1}, ValueError, "num_steps must be 0 or more"),
+    ({"num_steps": -1}, ValueError, "num_steps must be at least 0"),
     ({"batch_size": 1.0}, TypeError, "batch_size must be an int"),
     ({"num_neurons": 0}, ValueError, "num_neurons must be"),
     ({"activity": 1.1}, ValueError, "activity must be from 0 to 1"),

@@ -255,7 +255,7 @@ def test_the_operators():
     ("arguments", "options", "error", "match"),
     [
         ((0, 3, 4), {}, ValueError, "in_features"),
-        ((3, 3, -1), {}, ValueError, "max_delay must be 0 or more, got -1"),
+        ((3, 3, -1), {}, ValueError, "max_delay must be at least 0, got -1"),
         ((3, 3, 1.5), {}, TypeError, "max_delay must be an int"),
         ((3, 2, 4), {"delay": 5.0}, ValueError, "delay must be from 0 to max_delay = 4"),
         ((3, 2, 4), {"delay": math.nan}, ValueError, "delay must be from 0 to max_delay = 4"),

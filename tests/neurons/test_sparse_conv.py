@@ -293,7 +293,7 @@ def test_bad_input():
     ]:
         with pytest.raises(error, match=message):
             layer(x)
-    with pytest.raises(ValueError, match="delay must be 0 or more"):
+    with pytest.raises(ValueError, match="delay must be at least 0"):
         layer(maps(), delay=-1)
     with pytest.raises(ValueError, match="input_size must be given"):
         snn.SparseConvLeaky(2, 4, 3, beta=0.9)(sparse(maps()).with_maps(None))

@@ -99,7 +99,7 @@ def test_paths_dtypes_and_copies():
     ("make", "error", "match"),
     [
         (lambda: snn.SparseLeaky(3, 2, beta=0.9, delay=1.0), ValueError, "delay needs max_delay"),
-        (lambda: snn.SparseLeaky(3, 2, beta=0.9, max_delay=-1), ValueError, "max_delay must be 0 or more"),
+        (lambda: snn.SparseLeaky(3, 2, beta=0.9, max_delay=-1), ValueError, "max_delay must be at least 0"),
         (
             lambda: snn.SparseLeaky(3, 2, beta=0.9, max_delay=2, delay=3.0),
             ValueError,

@@ -186,7 +186,7 @@ def test_bad_input(name):
                     function(x)
         if hasattr(layer, "membranes"):
             for function in (layer, layer.membranes):
-                with pytest.raises(ValueError, match="delay must be 0 or more, got -1"):
+                with pytest.raises(ValueError, match="delay must be at least 0, got -1"):
                     function(torch.ones(2, 3, 6), delay=-1)
                 with pytest.raises(TypeError, match=r"delay must be an int, got 1\.0"):
                     function(torch.ones(2, 3, 6), delay=1.0)
@@ -205,7 +205,7 @@ def test_bad_input(name):
         ({"grad_threshold": "x"}, TypeError, "grad_threshold must be a number or None"),
         ({"grad_threshold": float("nan")}, ValueError, "grad_threshold must not be NaN"),
         ({"max_spikes": 1.5}, TypeError, "max_spikes must be an int or None"),
-        ({"max_spikes": -2}, ValueError, "max_spikes must be 0 or more"),
+        ({"max_spikes": -2}, ValueError, "max_spikes must be at least 0"),
         ({"reset_mechanism": "substract"}, ValueError, "reset_mechanism must be"),
         ({"spike_grad": 25}, TypeError, "spike_grad must be callable"),
         ({"input_scale": "1"}, ValueError, "input_scale must be a number"),

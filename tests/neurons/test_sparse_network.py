@@ -314,7 +314,7 @@ def test_repr():
         ),
         ({"grad_threshold": [0.5]}, ValueError, "grad_threshold must have 2 entries"),
         ({"max_spikes": [4, 4]}, ValueError, "max_spikes must have 3 entries, one for the input and for each layer"),
-        ({"max_spikes": [-1, 4, 3]}, ValueError, "max_spikes must be 0 or more, got -1"),
+        ({"max_spikes": [-1, 4, 3]}, ValueError, "max_spikes must be at least 0, got -1"),
         ({"max_spikes": [4, 4, 2.5]}, TypeError, "max_spikes must be an int or None, got 2.5"),
         ({"input_scale": [1.0]}, ValueError, "input_scale must have 2 entries"),
         ({"input_scale": [1.0, 0]}, ValueError, "input_scale must be a number other than 0, got 0"),

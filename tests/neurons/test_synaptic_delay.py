@@ -138,11 +138,11 @@ def test_a_compiled_loop_is_the_loop():
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "match"),
     [
-        ((-1,), {}, ValueError, "max_delay must be 0 or more"),
+        ((-1,), {}, ValueError, "max_delay must be at least 0"),
         ((3, "x"), {}, TypeError, "delay must be a number"),
         ((3, math.nan), {}, ValueError, "delay must be finite"),
         ((3, torch.ones(2)), {"channels": 3}, ValueError, "delay must have 1 or channels = 3 elements"),
-        ((3,), {"channels": 0}, ValueError, "channels must be 1 or more"),
+        ((3,), {"channels": 0}, ValueError, "channels must be at least 1"),
         ((3,), {"channels": 2.0}, TypeError, "channels must be an int or None"),
         ((3,), {"kernel": "box"}, ValueError, "kernel"),
     ],

@@ -581,7 +581,7 @@ BAD = {
         ("beta", torch.rand(4), ValueError, r"beta must broadcast .*\(3,\), got .* \(4,\)"),
         ("beta", torch.rand(3, **META), ValueError, "beta must be on"),
         ("reset_mechanism", "substract", ValueError, "reset_mechanism must be 'subtract', 'zero' or 'none'"),
-        ("delay", -1, ValueError, "delay must be 0 or more, got -1"),
+        ("delay", -1, ValueError, "delay must be at least 0, got -1"),
         ("delay", 1.0, TypeError, "delay must be an int, got 1.0"),
         ("delay", True, TypeError, "delay must be an int"),
         ("input_scale", "1", TypeError, "input_scale must be a number, got '1'"),
@@ -600,7 +600,7 @@ BAD = {
     (*SELECTS, "dense_to_sparse"): [
         ("max_spikes", 2.0, TypeError, "max_spikes must be an int or None, got 2.0"),
         ("max_spikes", True, TypeError, "max_spikes must be an int or None"),
-        ("max_spikes", -1, ValueError, "max_spikes must be 0 or more, got -1"),
+        ("max_spikes", -1, ValueError, "max_spikes must be at least 0, got -1"),
         ("overflow", "highest", ValueError, "overflow must be 'lowest' or 'rotate', got 'highest'"),
         ("overflow", None, ValueError, "overflow must be 'lowest' or 'rotate'"),
     ],
