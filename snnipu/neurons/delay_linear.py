@@ -32,6 +32,16 @@ def check_sigma(sigma: object) -> float:
     return float(sigma)
 
 
+def delay_argument(delay: Any) -> torch.Tensor:
+    """Return ``delay`` as a floating tensor of its own."""
+    if isinstance(delay, bool) or not isinstance(delay, (int, float, torch.Tensor)):
+        raise TypeError(f"delay must be a number or a torch.Tensor, got {delay!r}")
+    found = torch.as_tensor(delay, dtype=None if isinstance(delay, torch.Tensor) else torch.get_default_dtype())
+    if found.is_complex() or found.dtype == torch.bool:
+        raise TypeError(f"delay must be of real numbers, got {found.dtype}")
+    return (found if found.is_floating_point() else found.to(torch.get_default_dtype())).detach().clone()
+
+
 class Delays:
     """A module's delays, one for each synapse or shared: of ``weight`` ``[out_features, in_features]``."""
 
@@ -55,17 +65,11 @@ class Delays:
     def _delays(self, delay: Any, max_delay: int) -> torch.Tensor:
         if delay is None:
             return torch.empty(self.out_features, self.in_features)
-        if isinstance(delay, bool) or not isinstance(delay, (int, float, torch.Tensor)):
-            raise TypeError(f"delay must be a number, a torch.Tensor or None, got {delay!r}")
-        found = torch.as_tensor(delay, dtype=None if isinstance(delay, torch.Tensor) else torch.get_default_dtype())
-        if found.is_complex() or found.dtype == torch.bool:
-            raise TypeError(f"delay must be of real numbers, got {found.dtype}")
-        if not found.is_floating_point():
-            found = found.to(torch.get_default_dtype())
+        found = delay_argument(delay)
         self._check_shape(found)
         if not bool(((found >= 0) & (found <= max_delay)).all()):
             raise ValueError(f"delay must be from 0 to max_delay = {max_delay}, got {delay!r}")
-        return found.detach().clone()
+        return found
 
     def _check_shape(self, delay: torch.Tensor) -> None:
         out, count = self.out_features, self.in_features

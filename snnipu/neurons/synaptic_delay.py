@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from snnipu._checks import check_int
-from snnipu.neurons.delay_linear import check_kernel, check_sigma
+from snnipu.neurons.delay_linear import check_kernel, check_sigma, delay_argument
 from snnipu.ops.delay_linear import shares
 
 
@@ -69,12 +69,7 @@ class SynapticDelay(nn.Module):
         self._last: List[torch.Tensor] = []
 
     def _delays(self, delay: Any, channels: Optional[int]) -> torch.Tensor:
-        if isinstance(delay, bool) or not isinstance(delay, (int, float, torch.Tensor)):
-            raise TypeError(f"delay must be a number or a torch.Tensor, got {delay!r}")
-        found = torch.as_tensor(delay).detach().clone()
-        if found.is_complex() or found.dtype == torch.bool:
-            raise TypeError(f"delay must be of real numbers, got {found.dtype}")
-        found = found if found.is_floating_point() else found.to(torch.get_default_dtype())
+        found = delay_argument(delay)
         check_int("channels", channels, or_none=True)
         if found.dim() > 1 or (channels is not None and found.numel() not in (1, channels)):
             wanted = "one element, or one for each channel"
