@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 
 _backend: Any = None
-_exporting = getattr(getattr(torch, "compiler", None), "is_exporting", None)  # PyTorch 2.7
+_compiler = getattr(torch, "compiler", None)  # PyTorch 2.1
 
 
 def register(backend: Any) -> None:
@@ -38,7 +38,8 @@ def is_exporting() -> bool:
 
     Neurons run PyTorch's operations then: other tools know no operators of ours. An IPU's backend has operators.
     """
-    if torch._C._get_tracing_state() is None and (_exporting is None or not _exporting()):
+    # torch.compiler.is_exporting is True in each trace of TorchDynamo of PyTorch 2.9; the flag exists from 2.7 on.
+    if torch._C._get_tracing_state() is None and not getattr(_compiler, "_is_exporting_flag", False):
         return False
     return not on_ipu()
 

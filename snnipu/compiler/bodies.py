@@ -402,7 +402,10 @@ def _slice(node: Any) -> Any:
 def _head(node: ast.expr) -> Optional[str]:
     """Return the iterable of a loop as an expression without side effects, or None if it may have some."""
     is_bar = isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in _BARS
-    if isinstance(node, ast.Call) and (is_bar or (is_call_of(node, _HEADS) and not node.keywords)):
+    is_unbind = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unbind"
+    if is_unbind and _head(node.func.value) is None:  # type: ignore[attr-defined]
+        return None
+    if isinstance(node, ast.Call) and (is_bar or is_unbind or (is_call_of(node, _HEADS) and not node.keywords)):
         inner = [_head(one) for one in node.args]
         named = [(repr(one.arg), _head(one.value)) for one in node.keywords if one.arg]
         if None in (*inner, *(value for _, value in named)) or len(named) < len(node.keywords):
@@ -421,8 +424,26 @@ def _head(node: ast.expr) -> Optional[str]:
     return ast.unparse(node)
 
 
-# Functions without side effects. A method of this name may be the program's, with side effects.
-_PURE = {"range", "len", "int", "size", "min", "max", "abs", "round"}
+# Functions and methods of tensors without side effects, which the program's own loop calls once more.
+_PURE = {
+    *(
+        "range",
+        "len",
+        "int",
+        "size",
+        "min",
+        "max",
+        "abs",
+        "round",
+        "float",
+        "to",
+        "detach",
+        "contiguous",
+        "view",
+        "reshape",
+    ),
+    *("transpose", "permute", "movedim", "swapaxes", "flip", "squeeze", "unsqueeze", "flatten", "unflatten", "t"),
+}
 
 
 def _branch(name: str, given: Iterable[str]) -> str:

@@ -316,7 +316,7 @@ class Distribution:
                     found.append(together[together.index(node) - 1])
             return found
 
-        output = next(reversed(body.graph.nodes))
+        output = next(iter(reversed(body.graph.nodes)))
         effects = [n for n in body.graph.nodes if n in self._records or self._counts(n) or nodes.is_norm_in_training(n)]
         for component in components([*effects, *draws, *(n for each in self._in_order for n in each), output], needs):
             component.sort(key=order.__getitem__)

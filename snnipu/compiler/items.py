@@ -1,7 +1,7 @@
 """The items of a loop, by the number of the step."""
 
 import builtins
-from typing import Any, Callable, List, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -24,6 +24,24 @@ class Called(NamedTuple):
         return self.function(
             *(one.made() if isinstance(one, Called) else one for one in self.arguments), **self.keywords
         )
+
+
+def _unbound(given: Called) -> Optional[torch.Tensor]:
+    """Return the tensor of ``x.unbind(dim)`` or ``torch.unbind(x, dim)``, time first, or None for another call."""
+    owner, values = getattr(given.function, "__self__", None), list(given.arguments)
+    if isinstance(owner, torch.Tensor) and getattr(given.function, "__name__", "") == "unbind":
+        values.insert(0, owner)
+    elif given.function is not torch.unbind:
+        return None
+    dim = given.keywords.get("dim", values[1] if len(values) > 1 else 0)
+    if (
+        values
+        and isinstance(values[0], torch.Tensor)
+        and type(dim) is int
+        and -values[0].dim() <= dim < values[0].dim()
+    ):
+        return values[0].movedim(dim, 0)
+    return None  # the program's own error
 
 
 class Items:
@@ -84,6 +102,9 @@ class Items:
             return f"({''.join(f'{text}, ' for text, _ in read)})", min(count for _, count in read)
         if given.function is builtins.reversed and len(given.arguments) == 1 and isinstance(given.arguments[0], range):
             return self._read(given.arguments[0][::-1])
+        unbound = _unbound(given)
+        if unbound is not None:
+            return self._read(unbound)
         raise Refused(f"it goes through what {getattr(given.function, '__name__', given.function)} returns")
 
     def tensors(self) -> List[Any]:

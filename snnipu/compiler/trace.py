@@ -274,7 +274,7 @@ class Guards:
             if not (start.is_Integer or start in self._symbols) or start == self._clock:
                 raise Recount(number)
             self._starts.append((number, start))
-        for node in nodes.leaves_of(next(reversed(module.graph.nodes)).args[0]):
+        for node in nodes.leaves_of(next(iter(reversed(module.graph.nodes))).args[0]):
             value = nodes.value_of(node)
             is_number = node not in known and isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat))
             if is_number and not value.node.expr.free_symbols <= self._symbols.keys() - {self._clock}:
@@ -572,7 +572,7 @@ def _distributed(body: Body, first: Optional[First] = None) -> Distribution:
 
 def _refuse_unmarked(module: torch.fx.GraphModule) -> None:
     """Refuse a graph with unmarked results: the body sets an attribute that the observed steps did not set."""
-    output = next(reversed(module.graph.nodes))
+    output = next(iter(reversed(module.graph.nodes)))
     for node in nodes.leaves_of(output.args[0]):
         if node.target not in MARKS and nodes.is_tensor(node) and changed_input(node) is None:
             raise Relook

@@ -155,6 +155,10 @@ DISTRIBUTED = {
         f"{START}\nlast = torch.zeros(x.shape[1], 6)\n{LOOP}\n    now = self.fc1(x[step])\n"
         "    spk, mem = self.lif1(now - last, mem)\n    last = now\nreturn spk, mem"
     ),
+    "unbound": (
+        f"{START}\nfor now in x.transpose(0, 1).unbind(dim=1):\n    spk, mem = self.lif1(self.fc1(now), mem)\n"
+        "    rec.append(spk)\nreturn torch.stack(rec), mem"
+    ),
     "windows": (
         f"{START}\ny = x.transpose(0, 1)\n{LOOP}\n    spk, mem = self.lif1(self.fc1(y[:, step]), mem)\nreturn spk, mem"
     ),
