@@ -246,6 +246,10 @@ DISTRIBUTED.update(
         "late spikes that an object counts": (
             f"{LATE}\n{LOOP}\n    {STEP}\n    self.seen['steps'] += int(spk.sum())\nreturn mem"
         ),
+        "a counter that turns": (
+            f"{START}\nk = 0\n{LOOP}\n    spk, mem = self.lif1(self.fc1(x[step]) * (1 + k), mem)\n    k = (k + 1) % 3\n"
+            "return spk, mem, k"
+        ),
         "a number that changes late": (
             f"{START}\nk, n = 0, 0\n{LOOP}\n    spk, mem = self.lif1(self.fc1(x[step]) * (1 + k), mem)\n"
             "    k = step // 3\n    n += 2 * (step // 2)\nreturn mem, k, n"
@@ -271,10 +275,6 @@ AS_WRITTEN = {
     "random numbers of Python": f"{START}\n{LOOP}\n    {STEP}\n    mem = mem + random.random()\nreturn spk, mem",
     "a global number": (
         f"global CALLS\n{START}\nmem = self.lif1.reset_mem()\n{LOOP}\n    {STEP}\n    add_one()\nreturn spk, mem, CALLS"
-    ),
-    "a counter that turns": (
-        f"{START}\nk = 0\n{LOOP}\n    spk, mem = self.lif1(self.fc1(x[step]) * (1 + k), mem)\n    k = (k + 1) % 3\n"
-        "return spk, mem, k"
     ),
     "other tuples": (
         f"{START}\n{LOOP}\n    {STEP}\n    rec.append(mem.max(1))\nreturn rec[-1].values, rec[0].indices, mem"
