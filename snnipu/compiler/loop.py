@@ -292,7 +292,8 @@ class _Run:
         """Refuse a tensor that each step changes in place if a list or another variable holds it, too.
 
         Raises:
-            Refused: there is such a tensor.
+            Peel: there is such a tensor before the first step, mem = spk = total = torch.zeros(...).
+            Refused: there is one later.
         """
         changed = {storage(one) for place in spec.in_place for one in tensors_of(self.arguments[place])}
         if not spec.in_place:
@@ -301,6 +302,8 @@ class _Run:
         others = [value for place, value in enumerate(self.arguments) if place not in spec.in_place]
         others += [place.get(owner) for place, owner in zip(spec.places, spec.owners(spec.places, self.arguments))]
         if len(changed) < len(spec.in_place) or any(storage(one) in changed for one in tensors_of([*lists, *others])):
+            if not self.step:
+                raise Peel
             raise Refused("it changes a tensor in place that it keeps, or that has another name")
 
     # ---- later runs

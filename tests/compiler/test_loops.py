@@ -177,6 +177,10 @@ DISTRIBUTED = {
         f"mem, rec = torch.zeros(x.shape[1], 6), []\n{LOOP}\n    mem = 0.8 * mem + self.fc1(x[step])\n"
         "    spk = Box.apply(mem - 0.4)\n    mem = mem - spk * 0.4\n    rec.append(spk)\nreturn torch.stack(rec), mem"
     ),
+    "a first tensor of three names": (
+        f"mem = spk = total = torch.zeros(x.shape[1], 6)\n{LOOP}\n    mem = 0.8 * mem * (1 - spk) + self.fc1(x[step])\n"
+        "    spk = Box.apply(mem - 0.4)\n    total += spk\nreturn total, mem"
+    ),
     "subclass": (
         f"{START}\nmem = self.decay.reset_mem()\n{LOOP}\n    spk, mem = self.decay(self.fc1(x[step]), mem)\n"
         "return spk, mem"
