@@ -22,7 +22,7 @@ def _same_kind(one: Node, other: Node) -> bool:
     return a.dtype == b.dtype and a.device == b.device and ones[0] == ones[1]
 
 
-def compared(steady: Body, first: Body) -> First:
+def matched(steady: Body, first: Body) -> First:
     """Compare the first step with the later ones, operation by operation.
 
     Raises:

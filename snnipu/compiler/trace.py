@@ -11,7 +11,7 @@ import torch
 from snnipu.compiler import nodes, shown
 from snnipu.compiler.calls import unwatched
 from snnipu.compiler.distribute import Body, Distribution, First
-from snnipu.compiler.first import compared, sizes_of
+from snnipu.compiler.first import matched, sizes_of
 from snnipu.compiler.marks import (
     CLOCK,
     MARKS,
@@ -555,7 +555,7 @@ class Traced:
         """Return the graph of all steps for initial values with another shape or type, or None."""
         for steady in self._steady:
             try:
-                return _distributed(steady, compared(steady, first))
+                return _distributed(steady, matched(steady, first))
             except Refused as refused:
                 self.peeled = str(refused)
         return None

@@ -118,3 +118,6 @@ def benchmark_network(
         )
     benchmark_weights_(network, gain, generator)
     return network
+
+
+__all__ = ["benchmark_max_spikes", "benchmark_network", "benchmark_slots", "benchmark_weights_"]

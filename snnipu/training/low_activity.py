@@ -316,3 +316,6 @@ def _per_layer(name: str, value: Any, count: int) -> List[Any]:
     if len(value) != count:
         raise ValueError(f"{name}: expected {count} entries, one for each layer, got {len(value)}")
     return list(value)
+
+
+__all__ = ["ActivityRegularizer", "GradThresholdSchedule", "LayerScale", "scale_to_activity"]
