@@ -121,7 +121,7 @@ def compile_graph(
         found = unrolled.rolled(module, whole=then is not None)
     except Exception as error:
         _LOG.warning("a graph runs without sequences: %s: %s", type(error).__name__, error)
-    rolled = module if found is None else found.module
+    rolled = module if found is None else found
     run = rolled.forward
     if then is not None:
         run = dynamo().lookup_backend(then)(rolled, example_inputs)

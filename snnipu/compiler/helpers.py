@@ -64,6 +64,11 @@ def apart(sequence: torch.Tensor) -> Tuple[torch.Tensor, ...]:
     return tuple([one.clone() for one in sequence.unbind()])
 
 
+def stacked(sequence: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """Return the values of all steps stacked, in memory of their own."""
+    return torch.cat((sequence.movedim(0, dim),), dim)
+
+
 def last(sequence: torch.Tensor) -> torch.Tensor:
     """Return a copy of the value of the last step."""
     return sequence[-1].clone()
