@@ -537,12 +537,11 @@ class _Neuron(NamedTuple):
         )
         body.varying.add(step)
         made: Dict[Node, Node] = {}
-        own: Dict[int, Node] = {}  # a state can be the spikes
         for place, node in enumerate(self.results):
             one = write(operator.getitem, (step, place), node, values[place])
             body.varying.add(one)
-            if place and self.starts[place - 1] in body.number_of:
-                own[body.number_of[self.starts[place - 1]]] = one
+            if place and node is self.results[0]:
+                body.spike_states.add((step, place - 1))
             made.setdefault(node, one)
         for node, one in made.items():
             for user in list(node.users):
@@ -551,7 +550,6 @@ class _Neuron(NamedTuple):
             for number, after in body.after.items():
                 if after is node:
                     body.after[number] = one
-        body.after.update(own)
         _in_order(graph)
 
 

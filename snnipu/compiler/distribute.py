@@ -63,6 +63,7 @@ class Body:
         varying: the nodes that are not constant over time.
         before: the nodes of carried values, by number.
         after: the nodes of their new values, by number.
+        spike_states: states of generated neurons that are their spikes: a neuron's step, and the number of the state.
     """
 
     marks = MARKS
@@ -95,6 +96,7 @@ class Body:
                 self.before[node.args[1]] = node
             elif node.target is result:
                 self.after[node.args[1]] = unmarked(node)
+        self.spike_states: Set[Tuple[Node, int]] = set()
         self.number_of: Dict[Any, int] = {node: number for number, node in self.before.items()}
         self.ordered = self._find_ordered()
         self.varying = self._find_varying()
@@ -574,7 +576,8 @@ class Distribution:
             after = self.body.after[self.body.number_of[state]]
             if nodes.name_of(after) != "getitem" or after.args[0] is not step:
                 return False
-            if after.args[1] != place + 1 and not (after.args[1] == 0 and is_output(step, place)):
+            is_spikes = is_output(step, place) or (step, place) in self.body.spike_states
+            if after.args[1] != place + 1 and not (after.args[1] == 0 and is_spikes):
                 return False
         x = step.args[0] if feedback is None else feedback.other
         if x in inside:
