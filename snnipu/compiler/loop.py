@@ -310,7 +310,7 @@ class _Run:
 
     def _distribute(self, looked: bool = False) -> None:
         loop, plan = self.loop, self.loop.plans[-1]
-        for first in (self.step, self.step + 1):
+        for first in range(self.step, self.step + LOOKED_AT + 1):
             if self.step < first or (plan.first_as_written and not self.step):
                 self.written()
             if self.items.count - self.step < 2:

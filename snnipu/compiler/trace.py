@@ -514,7 +514,7 @@ class Traced:
         guards = Guards(body)
         guards.prove(module, self.spec.counters)
         self._now.before = self._now.look()
-        if not _is_steady(module):
+        if not _is_steady(module, self._now.before.has_functions()):
             return self._runner(None, guards, body)
         made = _distributed(body)
         if not made.neurons:
@@ -588,10 +588,12 @@ def _apart(values: List[Any]) -> List[Any]:
     return values
 
 
-def _is_steady(module: torch.fx.GraphModule) -> bool:
+def _is_steady(module: torch.fx.GraphModule, has_functions: bool) -> bool:
     """Return True if results have shape, dtype and device of the values that they replace.
 
-    Their sizes in this call are compared: operations do not always unify the symbols of sizes.
+    Their sizes in this call are compared: operations do not always unify the symbols of sizes. With functions of the
+    program's own, results have to require gradients as these values do: TorchDynamo traces a function without its
+    backward pass where nothing that it takes requires gradients, as the zeros of a first step.
     """
     before: Dict[int, Any] = {}
     for node in module.graph.nodes:
@@ -603,6 +605,8 @@ def _is_steady(module: torch.fx.GraphModule) -> bool:
             if taken is None:
                 return False
             if _form_now(nodes.value_of(taken)) != _form_now(value):
+                return False
+            if has_functions and nodes.value_of(taken).requires_grad != value.requires_grad:
                 return False
     return True
 

@@ -177,6 +177,12 @@ DISTRIBUTED = {
         f"mem, rec = torch.zeros(x.shape[1], 6), []\n{LOOP}\n    mem = 0.8 * mem + self.fc1(x[step])\n"
         "    spk = Box.apply(mem - 0.4)\n    mem = mem - spk * 0.4\n    rec.append(spk)\nreturn torch.stack(rec), mem"
     ),
+    "gradients from the third step on": (
+        f"syn, mem, rec = torch.zeros(x.shape[1], 6), torch.zeros(x.shape[1], 6), []\n{LOOP}\n"
+        "    spk = Box.apply(mem - 0.4)\n    now = 0.9 * syn + self.fc1(x[step])\n"
+        "    mem = (0.8 * mem + syn) * (1 - spk.detach())\n    syn = now\n    rec.append(spk)\n"
+        "return torch.stack(rec), mem"
+    ),
     "a first tensor of three names": (
         f"mem = spk = total = torch.zeros(x.shape[1], 6)\n{LOOP}\n    mem = 0.8 * mem * (1 - spk) + self.fc1(x[step])\n"
         "    spk = Box.apply(mem - 0.4)\n    total += spk\nreturn total, mem"
