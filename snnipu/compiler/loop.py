@@ -224,6 +224,8 @@ class _Run:
                 raise Refused("it changes the tensors that it goes through")
             spec = self._spec(moments, values, versions)
         except Refused as refused:
+            if moments[0].has_hooks:
+                return  # tools remove theirs
             loop.refuse(str(refused))
             return
         same = [one for one in loop.plans if one.spec == spec]
@@ -322,6 +324,8 @@ class _Run:
                     self.results = plan.run(self, self._objects)
                 self.step = loop.steps = self.items.count
                 loop.runs += 1
+                if loop.runs == 1:
+                    _LOG.info(loop.told()[0])
                 return
             except Exception as error:
                 cause = _cause(error)

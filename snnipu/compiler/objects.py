@@ -136,7 +136,7 @@ class Objects:
         self._names: Dict[Any, Tuple[Any, Any]] = {}  # global variables and closure cells, and their values
         self._others: Dict[int, Tuple[Any, List[Any]]] = {}  # sets, deques and long lists, and their items
         self._lists: Dict[int, List[Place]] = {}  # where lists are known
-        self._has_iterators = False
+        self._has_iterators = self.has_hooks = False
         waiting = [(value, (("argument", place),)) for place, value in enumerate(arguments)]
         waiting += self._known_to(function)
         seen: Set[int] = set()
@@ -202,7 +202,9 @@ class Objects:
             values = _attributes(value)
             if isinstance(value, torch.nn.Module):
                 more = [(one, _to(path, ("attribute", name))) for name, one in value._modules.items()]
-                more += [(hook, ()) for name in _HOOKS for hook in getattr(value, name, {}).values()]
+                hooks = [(hook, ()) for name in _HOOKS for hook in getattr(value, name, {}).values()]
+                self.has_hooks = self.has_hooks or bool(hooks)
+                more += hooks
             more.append((type(value), _to(path, ("class", ""))))
         else:
             return []

@@ -456,14 +456,14 @@ FOUND = {
     "another part is reset": (in_forward, Blocks),
     "one of ours, one of snnTorch's": (in_forward, Mixed),
     "a block for each layer": (in_forward, ABlockForEachLayer),
+    "numbers of Python's on a device": (on_a_device, Counting),
+    "a neuron of the program's": (in_forward, lambda: OfEither(OwnNeuron(0.9, threshold=0.4))),
 }
 AS_WRITTEN = {
     "a checkpoint": (in_forward, Checkpointed),
     "a list that is read": (in_forward, ReadsItsList),
-    "numbers of Python's on a device": (on_a_device, Counting),
     "NumPy's random numbers": (in_forward, Random),
     "snnTorch's neurons alone": (in_forward, lambda: OfEither(snntorch.Leaky(0.9))),
-    "a neuron of the program's": (in_forward, lambda: OfEither(OwnNeuron(0.9, threshold=0.4))),
     "a neuron that decides by the code of its reset": (in_forward, lambda: OfEither(DecidesByTheCode())),
 }
 SOON = ("in a function", "over batches", "numbers of Python's", "a checkpoint")
