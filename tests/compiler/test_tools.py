@@ -280,7 +280,7 @@ for calls in range(4):
     with open(f"{sys.argv[1]}/{calls}", "wb") as file:
         cloudpickle.dump((net, run, x, results), file)
 print(found)
-assert sum(loop.runs > 0 for loop in found.loops) == 2
+assert sum(loop.runs > 0 for loop in found.loops) == 1  # the other one calls super()
 """
 UNPICKLES = """
 import pickle
