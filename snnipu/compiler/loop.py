@@ -349,7 +349,7 @@ class _Run:
                     why = reasons.of_error(error)
                     loop.refuse(f"refused: {why.why}" + "".join(f" ({line.place})" for line in why.lines), why)
                 return
-        loop.refuse("its first steps differ from each other")
+        loop.refuse(plan.peeled or "its first steps differ from each other")
 
     def _look_again(self, plan: Traced, looked: bool, why: str) -> None:
         """Observe two further steps: the spikes that change a number may come late."""
