@@ -79,8 +79,8 @@ def training_step(forward):
 # %% [markdown]
 # ## Four stages
 #
-# The same weights for all. The first call of a compiled loop runs two steps as they are written, and compiles the others;
-# later calls run all steps compiled.
+# The same weights for all. The first call of a compiled loop runs two steps in Python, and compiles the others. Later
+# calls run all steps compiled.
 
 # %%
 reference = Net(snntorch)
