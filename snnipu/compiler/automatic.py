@@ -70,7 +70,7 @@ class Compiled(torch.nn.Module):
         return _call(self, self._orig_mod, args, kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = name in ("_orig_mod", "_stops") or "_modules" not in vars(self) or not self._modules
+        own = name in ("_orig_mod", "_stops", "training") or "_modules" not in vars(self) or not self._modules
         if own:
             super().__setattr__(name, value)
         else:

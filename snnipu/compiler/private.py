@@ -1,4 +1,4 @@
-"""What the compiler needs of PyTorch beyond its public interface. No other file of the compiler uses private names."""
+"""Private names of PyTorch that the compiler reads."""
 
 import sys
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the compiler made of a loop over time, and why not more."""
+"""Reports of compiled loops: each neuron and operator, and the reason why it runs step by step."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
