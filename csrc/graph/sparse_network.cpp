@@ -481,7 +481,7 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
             .count("rows", group.rows())
             .count("slots", from.slots)
             .count("valueSlots", from.slots)
-            .count("ownSlots", recurrent ? own[l].slots : 0)
+            .count("outputSlots", recurrent ? own[l].slots : 0)
             .count("lanes", block.lanes)
             .count("neurons", block.neurons)
             .count("wordStride", words)

@@ -25,11 +25,11 @@ constexpr std::size_t recomputedBytes = 1024 * 1024;
 // Neuron updates that are worth a thread: waking one costs microseconds.
 constexpr std::size_t updatesPerThread = 32768;
 
-// As many threads as the work feeds, and no more than were offered.
-inline unsigned usefulThreads(std::size_t steps, std::size_t elements, std::int32_t offered) {
+// Return the number of threads for this work, at most maxThreads.
+inline unsigned usefulThreads(std::size_t steps, std::size_t elements, std::int32_t maxThreads) {
   const std::size_t fed = steps * elements / updatesPerThread + 1;
-  return offered > 0 && fed > static_cast<std::size_t>(offered) ? static_cast<unsigned>(offered)
-                                                                : static_cast<unsigned>(fed);
+  return maxThreads > 0 && fed > static_cast<std::size_t>(maxThreads) ? static_cast<unsigned>(maxThreads)
+                                                                      : static_cast<unsigned>(fed);
 }
 
 // Elements of a block: two blocks a thread, within [sumElements, most].

@@ -34,8 +34,8 @@ template void selectSteps(const uint32_t *, const uint32_t *, const Slots<float>
 template void selectSteps(const uint32_t *, const uint32_t *, const Slots<double> &, size_t, size_t, unsigned);
 
 template <typename C> void selectAll(const Call<C> &a, const uint32_t *carried) {
-  const Slots<C> to{a.c.ids_out,     a.out(a.c.values_out), a.c.counts_out,    a.c.dropped,
-                    size(a.c.batch), size(a.c.own_slots),   size(a.c.neurons), a.c.rotate != 0};
+  const Slots<C> to{a.c.ids_out,     a.out(a.c.values_out),  a.c.counts_out,    a.c.dropped,
+                    size(a.c.batch), size(a.c.output_slots), size(a.c.neurons), a.c.rotate != 0};
   const size_t work = a.rows() * (to.neurons / 4 + to.slots);
   selectSteps(a.c.fired, carried, to, 0, size(a.c.steps), threadsFor(work, a.threads()));
 }
@@ -206,13 +206,13 @@ template <typename C> int denseToSparse(const Call<C> &a) {
   });
   if (status != Done)
     return status;
-  if (a.c.own_slots < 0)
-    a.c.own_slots = rows ? static_cast<int64_t>(*std::max_element(counts.begin(), counts.end())) : 0;
+  if (a.c.output_slots < 0)
+    a.c.output_slots = rows ? static_cast<int64_t>(*std::max_element(counts.begin(), counts.end())) : 0;
   a.c.most = 0;
   a.c.room(&a.c);
   if (a.c.most != 1)
     return NoRoom;
-  const size_t slots = size(a.c.own_slots);
+  const size_t slots = size(a.c.output_slots);
   parallelFor(pieces, threads, [&](size_t part) {
     const uint32_t *ids = found[part].ids.data();
     const C *values = found[part].values.data();
@@ -243,13 +243,13 @@ template <typename C> int denseToSparse(const Call<C> &a) {
 template <typename C> struct SlotRows {
   const int32_t *ids, *counts;
   size_t rows, cells, slots, neurons;
-  int32_t offered;
+  int32_t maxThreads;
 
   // One piece of [0, cells) after another, once all ids have been found in range: BadSpikes where they are not.
   template <typename Body> int forPieces(size_t additions, const Body &body) const {
-    if (!CheckedSpikes<C>({ids, nullptr, counts, rows, 1, slots, neurons}, 1, false).fill(offered))
+    if (!CheckedSpikes<C>({ids, nullptr, counts, rows, 1, slots, neurons}, 1, false).fill(maxThreads))
       return BadSpikes;
-    forRows(cells, threadsFor(additions, offered), body);
+    forRows(cells, threadsFor(additions, maxThreads), body);
     return Done;
   }
   // body(row, cell) for the rows of cells [begin, end), in the order of memory.
@@ -284,9 +284,9 @@ template <typename C> struct SlotRows {
 
 template <typename C>
 void above(const C *x, const C *threshold, bool perNeuron, bool second, C gradThreshold, uint32_t *fired,
-           uint32_t *carried, int64_t *most, size_t rows, size_t neurons, int32_t offered) {
+           uint32_t *carried, int64_t *most, size_t rows, size_t neurons, int32_t maxThreads) {
   const size_t words = (neurons + 31) / 32;
-  forRows(rows, threadsFor(rows * neurons, offered), [=](size_t begin, size_t end) {
+  forRows(rows, threadsFor(rows * neurons, maxThreads), [=](size_t begin, size_t end) {
     for (size_t row = begin; row < end; ++row)
       aboveRow(x + row * neurons, threshold, perNeuron, second, gradThreshold, neurons, fired + row * words,
                carried + row * words);
@@ -331,7 +331,7 @@ int snnipu_select_spikes_bwd(snnipu_sparse_call *call) {
   return run(call, [](auto a) {
     const snnipu::SpikeGradient<std::decay_t<decltype(a.number(0))>> arguments{
         a.in(a.c.grad), a.in(a.c.slot_mem),        a.in(a.c.threshold),      a.c.ids_out,
-        a.c.counts_out, a.out(a.c.grad_values),    size(a.c.own_slots),      a.c.threshold_size > 1,
+        a.c.counts_out, a.out(a.c.grad_values),    size(a.c.output_slots),   a.c.threshold_size > 1,
         a.c.surrogate,  a.number(a.c.surrogate_a), a.number(a.c.surrogate_b)};
     return snnipu::spikeGradient(arguments, a.rows(), snnipu::threadsFor(4 * a.rows() * arguments.slots, a.threads()));
   });

@@ -21,7 +21,7 @@ typedef struct snnipu_sparse_call {
   int64_t threads; /* at most this many run */
   int64_t steps, batch, slots, inputs;
   int64_t neurons;         /* without geometry; of dense pools all maps */
-  int64_t own_slots;       /* of the layer or pool. Layers, forward, and dense_to_sparse: -1 for as many as the fullest
+  int64_t output_slots;       /* of the layer or pool. Layers, forward, and dense_to_sparse: -1 for as many as the fullest
                               row needs */
   const int64_t *geometry; /* of a convolution: channels, height and width of the input, the same of the output, kernel
                               height and width, stride, padding and dilation (vertical, horizontal each), groups. Of
@@ -51,7 +51,7 @@ typedef struct snnipu_sparse_call {
   int64_t mode;                    /* of a pool: 0 maximum, 1 average, 2 sum */
   int64_t surrogate;               /* its place in SNNIPU_SURROGATES, */
   double surrogate_a, surrogate_b; /* and its parameters, in the order of csrc/neuron/surrogate.hpp */
-  /* Of a layer, forward, and of dense_to_sparse: called when own_slots is known, to set ids_out, values_out,
+  /* Of a layer, forward, and of dense_to_sparse: called when output_slots is known, to set ids_out, values_out,
    * counts_out, dropped, and of a layer slot_mem, source and neuron_counts, and at last `most` to 1: where it ends
    * before, the function ends with 4. */
   void (*room)(struct snnipu_sparse_call *call);
@@ -59,7 +59,7 @@ typedef struct snnipu_sparse_call {
                                     a pool they read source in their place. */
   void *values_out;              /* C */
   int32_t *counts_out, *dropped; /* [steps, batch, 2] */
-  void *slot_mem;                /* C [steps, batch, own_slots]: membranes at the carried slots, 0 in padding */
+  void *slot_mem;                /* C [steps, batch, output_slots]: membranes at the carried slots, 0 in padding */
   int32_t *source;               /* with a window, the neuron that a slot shows; of sparse_pool2d the slot that gets
                                     a maximum's gradient, NULL for other modes */
   int32_t *neuron_counts;        /* with a window: [steps, batch, 2] in front of it */
@@ -103,13 +103,13 @@ SNNIPU_SPARSE(delay_linear_input_bwd);
 
 /* A layer of leaky integrate-and-fire neurons on spikes, over a sequence; the equations are in the docstring of
  * snnipu.ops.sparse_lif_sequence. Of one with recurrent_weight rotate tells which own spikes are seen.
- * Backward: from grad [steps, batch, own_slots], ids_out, counts_out, slot_mem, fired and mem of the forward pass. */
+ * Backward: from grad [steps, batch, output_slots], ids_out, counts_out, slot_mem, fired and mem of the forward pass. */
 SNNIPU_SPARSE(sparse_lif_sequence_fwd);
 SNNIPU_SPARSE(sparse_lif_sequence_bwd);
 SNNIPU_SPARSE(sparse_conv_lif_sequence_fwd);
 SNNIPU_SPARSE(sparse_conv_lif_sequence_bwd);
 
-/* Pools from ids to ids; own_slots must be enough (else 1 is returned). Backward: grad -> grad_values. */
+/* Pools from ids to ids; output_slots must be enough (else 1 is returned). Backward: grad -> grad_values. */
 SNNIPU_SPARSE(sparse_pool2d_fwd);
 SNNIPU_SPARSE(sparse_pool2d_bwd);
 

@@ -32,11 +32,11 @@ constexpr size_t partialBytes = 8 * 1024 * 1024;
 
 enum Status { Done = 0, Unknown = 1, OutOfMemory = 2, BadSpikes = 3, NoRoom = 4 };
 
-// As many threads as the work feeds, and no more than were offered.
-inline unsigned threadsFor(size_t additions, int32_t offered) {
+// Return the number of threads for this work, at most maxThreads.
+inline unsigned threadsFor(size_t additions, int32_t maxThreads) {
   const size_t fed = additions / additionsPerThread + 1;
-  return offered > 0 && fed > static_cast<size_t>(offered) ? static_cast<unsigned>(offered)
-                                                           : static_cast<unsigned>(fed);
+  return maxThreads > 0 && fed > static_cast<size_t>(maxThreads) ? static_cast<unsigned>(maxThreads)
+                                                                 : static_cast<unsigned>(fed);
 }
 
 template <typename C> struct Spikes {
@@ -86,7 +86,7 @@ template <typename C> struct Call {
   }
   // Whose values are 1, or not read.
   Spikes<C> own(size_t neurons) const {
-    return {c.ids_out, nullptr, c.counts_out, size(c.steps), size(c.batch), size(c.own_slots), neurons};
+    return {c.ids_out, nullptr, c.counts_out, size(c.steps), size(c.batch), size(c.output_slots), neurons};
   }
 };
 
@@ -177,14 +177,14 @@ public:
     }
   }
 
-  bool fill(int32_t offered) {
+  bool fill(int32_t maxThreads) {
     if (!valid_)
       return false;
     if (narrow_)
       ids_ = Uninitialised<uint16_t>(spikes_.rows() * most_);
     std::atomic<bool> valid{true}, unit{true};
     constexpr size_t piece = 32;
-    parallelFor((spikes_.rows() + piece - 1) / piece, threadsFor(4 * total_[1], offered), [&](size_t part) {
+    parallelFor((spikes_.rows() + piece - 1) / piece, threadsFor(4 * total_[1], maxThreads), [&](size_t part) {
       bool partValid = true, partUnit = true;
       for (size_t row = part * piece; row < std::min(spikes_.rows(), (part + 1) * piece); ++row) {
         partValid = spikes_.fits(row) && partValid;
@@ -237,7 +237,7 @@ private:
 // ids.
 template <typename C> class InputTiles {
 public:
-  InputTiles(const CheckedSpikes<C> &checked, const Spikes<C> &spikes, int32_t offered)
+  InputTiles(const CheckedSpikes<C> &checked, const Spikes<C> &spikes, int32_t maxThreads)
       : checked_(checked), spikes_(spikes), tiles_((spikes.neurons + inputs - 1) / inputs) {
     const size_t rows = spikes.rows();
     if (tiles_ < 2 || checked.total(0) < fewestSpikes * tiles_ * rows)
@@ -245,7 +245,7 @@ public:
     end_ = Uninitialised<uint32_t>((tiles_ + 1) * rows);
     std::atomic<bool> ascending{true};
     constexpr size_t piece = 32;
-    parallelFor((rows + piece - 1) / piece, threadsFor(4 * checked.total(0), offered), [&](size_t part) {
+    parallelFor((rows + piece - 1) / piece, threadsFor(4 * checked.total(0), maxThreads), [&](size_t part) {
       for (size_t row = part * piece; row < std::min(rows, (part + 1) * piece); ++row)
         checked_.withIds(row, [&](const auto *ids) {
           if (!split(ids, row))

@@ -537,8 +537,8 @@ public:
 
   int select(const Call<C> &a) const {
     const ConvSlots<C> to{
-        a.c.ids_out, a.out(a.c.values_out), a.c.counts_out,      a.c.dropped,    a.out(a.c.slot_mem), a.c.fired,
-        a.c.source,  a.c.neuron_counts,     size(a.c.own_slots), a.c.rotate != 0};
+        a.c.ids_out, a.out(a.c.values_out), a.c.counts_out,         a.c.dropped,    a.out(a.c.slot_mem), a.c.fired,
+        a.c.source,  a.c.neuron_counts,     size(a.c.output_slots), a.c.rotate != 0};
     return forRowPieces(a.rows(), threadsFor(8 * a.rows() * to.slots, a.threads()), [&](size_t begin, size_t end) {
       for (size_t row = begin; row < end; ++row)
         selectRow(kept_, to, row);
@@ -802,11 +802,11 @@ private:
 
 template <typename C>
 int Convolution<C>::currents(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *bias, C *out,
-                             int32_t offered) const {
+                             int32_t maxThreads) const {
   const size_t places = sizes.places(), rows = spikes.rows();
   constexpr size_t piece = 16;
   const size_t pieces = (rows + piece - 1) / piece;
-  const unsigned threads = threadsFor(additions(checked.total(0), rows), offered);
+  const unsigned threads = threadsFor(additions(checked.total(0), rows), maxThreads);
   return parallelFit(blocks.count() * pieces, threads, [&](size_t task) {
     static thread_local ThreadBuffer<C> buffer;
     const size_t block = task / pieces, lanes = blocks.lanes(block), held = blocks.held(block);
@@ -831,9 +831,9 @@ int Convolution<C>::currents(const Spikes<C> &spikes, const CheckedSpikes<C> &ch
 
 template <typename C>
 int Convolution<C>::gradients(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *grad, C *gradValues,
-                              C *gradWeight, C *gradBias, int32_t offered) const {
+                              C *gradWeight, C *gradBias, int32_t maxThreads) const {
   const size_t places = sizes.places(), rows = spikes.rows();
-  const unsigned threads = threadsFor(additions(checked.total(0), rows), offered);
+  const unsigned threads = threadsFor(additions(checked.total(0), rows), maxThreads);
   ConvInputGradient<C> toInput(*this, spikes, rows, C(1), gradWeight, gradValues, threads);
   if (gradBias)
     parallelFor(sizes.outChannels, threads, [&](size_t channel) {

@@ -222,9 +222,10 @@ public:
     return spikes * sizes.taps() * sizes.outChannels + 2 * rows * sizes.neurons();
   }
 
-  int currents(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *bias, C *out, int32_t offered) const;
+  int currents(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *bias, C *out,
+               int32_t maxThreads) const;
   int gradients(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *grad, C *gradValues, C *gradWeight,
-                C *gradBias, int32_t offered) const;
+                C *gradBias, int32_t maxThreads) const;
 
   const ConvSizes sizes;
   const ChannelBlocks<C> blocks;

@@ -60,13 +60,13 @@ template <typename C> struct LayerForward {
   C gradThreshold, inputScale;
   C *mem; // may be null
   size_t delay;
-  int32_t reset, offered;
+  int32_t reset, maxThreads;
 
   LayerForward(const Call<C> &a, size_t inputs)
       : spikes(a.spikes(inputs)), bias(a.in(a.c.bias)), beta(a, a.c.beta, a.c.beta_size),
         threshold(a, a.c.threshold, a.c.threshold_size), second(a.c.has_second_threshold != 0),
         gradThreshold(a.number(a.c.second_threshold)), inputScale(a.number(a.c.input_scale)), mem(a.out(a.c.mem)),
-        delay(size(a.c.delay)), reset(a.reset()), offered(a.threads()) {}
+        delay(size(a.c.delay)), reset(a.reset()), maxThreads(a.threads()) {}
 };
 
 // What a block needs beside its weights.
@@ -98,7 +98,7 @@ template <typename C> struct LayerBackward {
   int32_t reset;
   int64_t surrogate;
   C surrogateA, surrogateB;
-  int32_t offered;
+  int32_t maxThreads;
 
   LayerBackward(const Call<C> &a, size_t inputs, size_t neurons)
       : grad(a.in(a.c.grad)), spikes(a.spikes(inputs)), own(a.own(neurons)), beta(a, a.c.beta, a.c.beta_size),
@@ -108,7 +108,7 @@ template <typename C> struct LayerBackward {
         gradRecurrent(a.out(a.c.grad_recurrent)), gradBeta(a.out(a.c.grad_beta)),
         gradThreshold(a.out(a.c.grad_threshold)), gradCurrent(a.out(a.c.grad_current)),
         inputScale(a.number(a.c.input_scale)), delay(size(a.c.delay)), reset(a.reset()), surrogate(a.c.surrogate),
-        surrogateA(a.number(a.c.surrogate_a)), surrogateB(a.number(a.c.surrogate_b)), offered(a.threads()) {}
+        surrogateA(a.number(a.c.surrogate_a)), surrogateB(a.number(a.c.surrogate_b)), maxThreads(a.threads()) {}
 
   // through: what goes back through the spikes of rows of `slots` slots, the first of which is `slot`; grad: theirs.
   void behindSpikes(const C *grad, size_t slot, const int32_t *counts, size_t rows, size_t slots, C *through,
@@ -172,8 +172,8 @@ void finishParameters(const Connection &connection, const LayerBackward<C> &a,
 
 // Whether the counts, and the ids where the connection does not look at them, are as they must be.
 template <typename Connection, typename C>
-bool accepted(const Connection &connection, CheckedSpikes<C> &spikes, int32_t offered) {
-  return connection.idsByRow ? spikes.countsFit() : spikes.fill(offered);
+bool accepted(const Connection &connection, CheckedSpikes<C> &spikes, int32_t maxThreads) {
+  return connection.idsByRow ? spikes.countsFit() : spikes.fill(maxThreads);
 }
 
 // ---- what the C functions do
@@ -184,15 +184,15 @@ template <template <typename> class Forward, typename C> int layerForward(const 
   if (!knownReset(layer.reset))
     return Unknown;
   CheckedSpikes<C> spikes(layer.spikes, 0, !connection.idsByRow);
-  if (!accepted(connection, spikes, layer.offered))
+  if (!accepted(connection, spikes, layer.maxThreads))
     return BadSpikes;
   Forward<C> forward(connection, layer, spikes, a);
   const size_t additions = connection.additions(spikes.total(0), layer.spikes.rows());
-  const int status = forward.integrate(threadsFor(additions, layer.offered));
+  const int status = forward.integrate(threadsFor(additions, layer.maxThreads));
   if (status != Done)
     return status;
-  if (a.c.own_slots < 0)
-    a.c.own_slots = static_cast<int64_t>(forward.fullestRow());
+  if (a.c.output_slots < 0)
+    a.c.output_slots = static_cast<int64_t>(forward.fullestRow());
   a.c.most = 0;
   a.c.room(&a.c);
   return a.c.most == 1 ? forward.select(a) : NoRoom;
@@ -202,12 +202,12 @@ template <template <typename> class Backward, typename C> int layerBackward(cons
   const typename Backward<C>::Connection connection(a);
   const LayerBackward<C> layer(a, connection.inputs(), connection.neurons());
   CheckedSpikes<C> spikes(layer.spikes, 1, false), own(layer.own, 1, false);
-  if (!accepted(connection, spikes, layer.offered) || !accepted(connection, own, layer.offered))
+  if (!accepted(connection, spikes, layer.maxThreads) || !accepted(connection, own, layer.maxThreads))
     return BadSpikes;
   if (!isSurrogate(layer.surrogate) || !knownReset(layer.reset))
     return Unknown;
   const size_t additions = connection.additions(spikes.total(0), layer.spikes.rows());
-  Backward<C> backward(connection, layer, spikes, threadsFor(additions, layer.offered));
+  Backward<C> backward(connection, layer, spikes, threadsFor(additions, layer.maxThreads));
   const int status = backward.run();
   if (status == Done)
     finishParameters(connection, layer, backward.parameterSums);

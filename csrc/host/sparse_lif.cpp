@@ -93,7 +93,7 @@ private:
       vertex.ownIds.connect(own->ids + begin * own->slots);
       vertex.ownCounts.connect(own->counts + 2 * begin);
     }
-    vertex.ownSlots = own ? static_cast<unsigned>(own->slots) : 0;
+    vertex.outputSlots = own ? static_cast<unsigned>(own->slots) : 0;
     vertex.state.connect(state);
     vertex.fired.connect(fired(block) + row * wordsOfBlock);
     vertex.carried.connect(carried(block) + row * wordsOfBlock);
@@ -142,7 +142,7 @@ private:
 
 template <typename C>
 void slotMembranes(const KeptMembranes<C> &kept, const int32_t *ids, const int32_t *counts, const uint32_t *carried,
-                   C *slotMem, size_t slots, int32_t offered) {
+                   C *slotMem, size_t slots, int32_t maxThreads) {
   const size_t words = kept.blocks.words(), rows = kept.rows;
   const uint32_t *const begin = kept.begin.data();
   std::vector<const C *> values;
@@ -168,7 +168,7 @@ void slotMembranes(const KeptMembranes<C> &kept, const int32_t *ids, const int32
       std::fill(to + used, to + slots, C(0));
     }
   };
-  parallelFor((rows + rowsAtOnce - 1) / rowsAtOnce, threadsFor(4 * rows * slots, offered), run);
+  parallelFor((rows + rowsAtOnce - 1) / rowsAtOnce, threadsFor(4 * rows * slots, maxThreads), run);
 }
 
 template <typename C> class BlocksForward {
@@ -179,7 +179,8 @@ public:
                 const Call<C> &call)
       : connection_(connection), blocks_(connection.blocks), a_(arguments), checked_(checked),
         kept_(blocks_, arguments.spikes.rows()), carried_(kept_.rows * blocks_.words()), fired_(call.c.fired),
-        ownSlots_(call.c.own_slots < 0 ? blocks_.neurons : size(call.c.own_slots)), rotate_(call.c.rotate != 0) {}
+        outputSlots_(call.c.output_slots < 0 ? blocks_.neurons : size(call.c.output_slots)),
+        rotate_(call.c.rotate != 0) {}
 
   int integrate(unsigned threads) {
     StepForward<C> step(connection_, a_, checked_, kept_);
@@ -191,7 +192,7 @@ public:
   int select(const Call<C> &call) const {
     selectAll(call, carried_.data());
     slotMembranes(kept_, call.c.ids_out, call.c.counts_out, carried_.data(), call.out(call.c.slot_mem),
-                  size(call.c.own_slots), a_.offered);
+                  size(call.c.output_slots), a_.maxThreads);
     return Done;
   }
 
@@ -199,7 +200,7 @@ private:
   int feedForward(StepForward<C> &step, unsigned threads) {
     const size_t steps = a_.spikes.steps, batch = a_.spikes.batch, rows = a_.spikes.rows();
     Fullest fullest;
-    const InputTiles<C> tiles(checked_, a_.spikes, a_.offered);
+    const InputTiles<C> tiles(checked_, a_.spikes, a_.maxThreads);
     const size_t delay = std::min(a_.delay, steps);
     const std::vector<Chunk> chunks = timeChunks(steps - delay, batch, blockLanes * sizeof(C));
     const int status = parallelTry(blocks_.count(), threads, [&](size_t block) {
@@ -234,9 +235,10 @@ private:
       parameters.emplace_back(a_, blocks_, block);
       states.emplace_back(batch * blocks_.lanes(block), C(0));
     }
-    std::vector<int32_t> ids(batch * ownSlots_), counts(2 * batch), dropped(2 * batch);
-    std::vector<C> values(batch * ownSlots_);
-    Slots<C> own{ids.data(), values.data(), counts.data(), dropped.data(), batch, ownSlots_, blocks_.neurons, rotate_};
+    std::vector<int32_t> ids(batch * outputSlots_), counts(2 * batch), dropped(2 * batch);
+    std::vector<C> values(batch * outputSlots_);
+    Slots<C> own{ids.data(), values.data(), counts.data(),   dropped.data(),
+                 batch,      outputSlots_,  blocks_.neurons, rotate_};
     for (size_t t = 0; t < a_.spikes.steps; ++t) {
       const int status = parallelTry(blocks_.count(), threads, [&](size_t block) {
         step.run(parameters[block], block, t, 0, batch, nullptr, states[block].data(), &own);
@@ -257,7 +259,7 @@ private:
   KeptMembranes<C> kept_;
   Uninitialised<uint32_t> carried_;
   uint32_t *fired_;
-  size_t ownSlots_;
+  size_t outputSlots_;
   bool rotate_;
 };
 

@@ -111,9 +111,9 @@ template class InputGradient<double>;
 
 template <typename C>
 int FullyConnected<C>::currents(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *bias, C *out,
-                                int32_t offered) const {
+                                int32_t maxThreads) const {
   const size_t rows = spikes.rows();
-  const unsigned threads = threadsFor((checked.total(0) + rows) * blocks.neurons, offered);
+  const unsigned threads = threadsFor((checked.total(0) + rows) * blocks.neurons, maxThreads);
   const WorkerOrder order = workerOrder();
   // Few blocks: rows are shared out too.
   const size_t parts = blocks.count() >= 2 * threads ? 1 : std::min<size_t>(rows, 2 * threads);
@@ -146,9 +146,9 @@ int FullyConnected<C>::currents(const Spikes<C> &spikes, const CheckedSpikes<C> 
 
 template <typename C>
 int FullyConnected<C>::gradients(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *grad, C *gradValues,
-                                 C *gradWeight, C *gradBias, int32_t offered) const {
+                                 C *gradWeight, C *gradBias, int32_t maxThreads) const {
   const size_t batch = spikes.batch;
-  const unsigned threads = threadsFor((checked.total(0) + spikes.rows()) * blocks.neurons, offered);
+  const unsigned threads = threadsFor((checked.total(0) + spikes.rows()) * blocks.neurons, maxThreads);
   const std::vector<Chunk> chunks = timeChunks(spikes.steps, batch, blockLanes * sizeof(C));
   InputGradient<C> input(spikes, checked, 0, blocks, packed, C(1), gradWeight, gradValues, chunks);
   int status = input.prepare(threads);
@@ -188,13 +188,13 @@ int FullyConnected<C>::gradients(const Spikes<C> &spikes, const CheckedSpikes<C>
 namespace {
 
 // A change of one word always changes the result, as every step can be undone.
-uint64_t fingerprint(const char *bytes, size_t size, int32_t offered) {
+uint64_t fingerprint(const char *bytes, size_t size, int32_t maxThreads) {
   typedef VectorN<uint32_t, 16> Words;
   constexpr size_t chains = 4, step = chains * sizeof(Words), piece = 4096 * step;
   constexpr uint32_t factor = 0x9e3779b1u;
   const size_t pieces = (size + piece - 1) / piece;
   std::vector<uint32_t> results(pieces);
-  parallelFor(pieces, threadsFor(size / 8, offered), [&](size_t which) {
+  parallelFor(pieces, threadsFor(size / 8, maxThreads), [&](size_t which) {
     Words hash[chains] = {};
     const size_t end = std::min(size, (which + 1) * piece);
     for (size_t at = which * piece; at < end; at += step) {

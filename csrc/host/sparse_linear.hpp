@@ -18,9 +18,10 @@ template <typename C> struct FullyConnected {
   size_t units() const { return blocks.neurons; }
   size_t additions(size_t spikes, size_t rows) const { return (spikes + 4 * rows) * blocks.neurons; }
 
-  int currents(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *bias, C *out, int32_t offered) const;
+  int currents(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *bias, C *out,
+               int32_t maxThreads) const;
   int gradients(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *grad, C *gradValues, C *gradWeight,
-                C *gradBias, int32_t offered) const;
+                C *gradBias, int32_t maxThreads) const;
 };
 
 } // namespace snnipu

@@ -229,47 +229,47 @@ private:
 
 template <typename C>
 int poolForward(const Spikes<C> &spikes, const Pool &pool, int32_t mode, int32_t *ids, C *values, int32_t *counts,
-                int32_t *source, size_t slots, int64_t *most, int32_t offered) {
+                int32_t *source, size_t slots, int64_t *most, int32_t maxThreads) {
   if (mode < Max || mode > Sum)
     return Unknown;
   CheckedSpikes<C> checked(spikes, 1, false);
-  if (!checked.fill(offered))
+  if (!checked.fill(maxThreads))
     return BadSpikes;
   std::atomic<size_t> fullest{0};
   std::atomic<bool> fits{true};
-  const int status =
-      forRowPieces(spikes.rows(), threadsFor(8 * checked.total(1) + spikes.rows() * pool.sizes.neurons() / 8, offered),
-                   [&](size_t begin, size_t end) {
-                     PoolRow<C> row(pool, mode, checked.unitValues());
-                     size_t highest = 0;
-                     for (size_t at = begin; at < end; ++at) {
-                       const size_t used = row.pool(spikes.ids + at * spikes.slots, spikes.values + at * spikes.slots,
-                                                    spikes.counts + 2 * at);
-                       highest = std::max(highest, used);
-                       if (used > slots) {
-                         fits = false;
-                         return;
-                       }
-                       row.write(ids + at * slots, values + at * slots, counts + 2 * at,
-                                 source ? source + at * slots : nullptr, slots);
-                     }
-                     for (size_t known = fullest; known < highest && !fullest.compare_exchange_weak(known, highest);) {
-                     }
-                   });
+  const int status = forRowPieces(
+      spikes.rows(), threadsFor(8 * checked.total(1) + spikes.rows() * pool.sizes.neurons() / 8, maxThreads),
+      [&](size_t begin, size_t end) {
+        PoolRow<C> row(pool, mode, checked.unitValues());
+        size_t highest = 0;
+        for (size_t at = begin; at < end; ++at) {
+          const size_t used =
+              row.pool(spikes.ids + at * spikes.slots, spikes.values + at * spikes.slots, spikes.counts + 2 * at);
+          highest = std::max(highest, used);
+          if (used > slots) {
+            fits = false;
+            return;
+          }
+          row.write(ids + at * slots, values + at * slots, counts + 2 * at, source ? source + at * slots : nullptr,
+                    slots);
+        }
+        for (size_t known = fullest; known < highest && !fullest.compare_exchange_weak(known, highest);) {
+        }
+      });
   *most = static_cast<int64_t>(fullest);
   return status == Done && !fits ? Unknown : status;
 }
 
 template <typename C>
 int poolBackward(const C *grad, const Spikes<C> &spikes, const Spikes<C> &own, const int32_t *source, const Pool &pool,
-                 int32_t mode, C *gradValues, int32_t offered) {
+                 int32_t mode, C *gradValues, int32_t maxThreads) {
   if (mode < Max || mode > Sum)
     return Unknown;
-  if (!CheckedSpikes<C>(spikes, 1, false).fill(offered) || !CheckedSpikes<C>(own, 1, false).fill(offered))
+  if (!CheckedSpikes<C>(spikes, 1, false).fill(maxThreads) || !CheckedSpikes<C>(own, 1, false).fill(maxThreads))
     return BadSpikes;
   const C divisor = mode == Average ? C(pool.sizes.kernelHeight * pool.sizes.kernelWidth) : C(1);
   return forRowPieces(
-      spikes.rows(), threadsFor(8 * spikes.rows() * spikes.slots, offered), [&](size_t begin, size_t end) {
+      spikes.rows(), threadsFor(8 * spikes.rows() * spikes.slots, maxThreads), [&](size_t begin, size_t end) {
         std::vector<C> dense(mode == Max ? 0 : pool.sizes.neurons());
         for (size_t row = begin; row < end; ++row) {
           C *const to = gradValues + row * spikes.slots;
@@ -309,7 +309,7 @@ int snnipu_sparse_pool2d_fwd(snnipu_sparse_call *call) {
     const snnipu::PoolSizes sizes(a.c.geometry);
     return snnipu::poolForward(a.spikes(sizes.inputs()), snnipu::Pool(sizes), static_cast<int32_t>(a.c.mode),
                                a.c.ids_out, a.out(a.c.values_out), a.c.counts_out, a.c.source,
-                               snnipu::size(a.c.own_slots), &a.c.most, a.threads());
+                               snnipu::size(a.c.output_slots), &a.c.most, a.threads());
   });
 }
 

@@ -35,7 +35,7 @@ template <typename V> Codelet fieldsOfSnnipuSparseLifForward(const char *name) {
       .field("rows", &V::rows)
       .field("slots", &V::slots)
       .field("valueSlots", &V::valueSlots)
-      .field("ownSlots", &V::ownSlots)
+      .field("outputSlots", &V::outputSlots)
       .field("lanes", &V::lanes)
       .field("neurons", &V::neurons)
       .field("wordStride", &V::wordStride)

@@ -245,7 +245,7 @@ VertexPerfEstimate delayLinearValueGradient(const Asked &a) {
 
 VertexPerfEstimate sparseLifForward(const Asked &a) {
   const Count rows = a.share(a.value("rows")), lanes = a.value("lanes");
-  const Count spikes = a.flag("input") ? a.used("slots") : 0, own = a.flag("recurrent") ? a.used("ownSlots") : 0;
+  const Count spikes = a.flag("input") ? a.used("slots") : 0, own = a.flag("recurrent") ? a.used("outputSlots") : 0;
   const bool unit = a.flag("unitValues");
   // Membrane, bias, beta, both thresholds; the step; two bits a lane into words of 64.
   const Count neuron = 6 * move + 2 + 1 + heaviside + a.integrate() + 3 + 28;

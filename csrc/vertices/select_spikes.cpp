@@ -47,7 +47,7 @@ private:
     const unsigned *const all = &carried[static_cast<std::size_t>(row) * words];
     int *const id = slots ? &ids[static_cast<std::size_t>(row) * slots] : nullptr;
     C *const value = slots ? &values[static_cast<std::size_t>(row) * slots] : nullptr;
-    const WorkerRange own = workerShare(part, parts, words, wordsAtOnce), ownSlots = workerShare(part, parts, slots);
+    const WorkerRange own = workerShare(part, parts, words, wordsAtOnce), outputSlots = workerShare(part, parts, slots);
     unsigned foundFired = 0, found = 0, firedBefore = 0, before = 0;
     for (unsigned word = 0; word < words; ++word) {
       if (word == own.begin) {
@@ -73,9 +73,9 @@ private:
       emit([=](unsigned word) { return all[word] & ~spikes[word]; }, found - foundFired, kept - keptFired,
            id + keptFired);
     }
-    for (unsigned slot = ownSlots.begin; slot < ownSlots.end; ++slot)
+    for (unsigned slot = outputSlots.begin; slot < outputSlots.end; ++slot)
       value[slot] = slot < keptFired ? C(1) : C(0);
-    for (unsigned slot = kept > ownSlots.begin ? kept : ownSlots.begin; slot < ownSlots.end; ++slot)
+    for (unsigned slot = kept > outputSlots.begin ? kept : outputSlots.begin; slot < outputSlots.end; ++slot)
       id[slot] = 0;
     if (part == 0) {
       counts[2 * row] = static_cast<int>(keptFired);

@@ -37,7 +37,7 @@ public:
   In<C> values;        // [rows][valueSlots]; not read with unitValues: all are 1
   In<int> counts;
   In<S> recurrentWeight; // [neurons of the layer][lanes]; unused without recurrent
-  In<int> ownIds;        // [rows][ownSlots]: the layer's spikes of the step before
+  In<int> ownIds;        // [rows][outputSlots]: the layer's spikes of the step before
   In<int> ownCounts;
   Through<C> state; // [rows][lanes]: membrane
   Out<unsigned> fired;
@@ -46,7 +46,7 @@ public:
   unsigned rows;
   unsigned slots;
   unsigned valueSlots;
-  unsigned ownSlots;
+  unsigned outputSlots;
   unsigned lanes;
   unsigned neurons;
   unsigned wordStride;
@@ -79,7 +79,7 @@ private:
                        &values[static_cast<std::size_t>(row) * valueSlots], static_cast<unsigned>(counts[2 * row]));
         }
         if (recurrent) {
-          const std::size_t slot = static_cast<std::size_t>(row) * ownSlots;
+          const std::size_t slot = static_cast<std::size_t>(row) * outputSlots;
           gather<true>(sum, &recurrentWeight[lane], lanes, &ownIds[slot], &inputScale,
                        static_cast<unsigned>(ownCounts[2 * row]));
         }

@@ -9,7 +9,7 @@ from snnipu import ops
 from snnipu.backends import compiled, host, kernels, popart, triton
 from snnipu.backends.memory import kept_memory, release_memory
 from snnipu.ops import _library, _neurons
-from snnipu.ops.leaves import at_trace_time
+from snnipu.ops.step_operators import at_trace_time
 
 # An op that is a special case of an operator.
 _SPECIAL_CASES = {"lif_step": "neuron_sequence", "lif_sequence": "neuron_sequence"}

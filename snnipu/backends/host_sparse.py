@@ -103,7 +103,7 @@ def dense_to_sparse_fwd(x: torch.Tensor, capacity: int, rotate: bool) -> Slots:
 
     if steps * batch:
         sizes = {"steps": steps, "batch": batch, "neurons": neurons}
-        run("dense_to_sparse_fwd", x.dtype, {**sizes, "x": x, "own_slots": capacity, "rotate": rotate}, room)
+        run("dense_to_sparse_fwd", x.dtype, {**sizes, "x": x, "output_slots": capacity, "rotate": rotate}, room)
     else:
         room(max(capacity, 0))
     return _slots_of(made)
@@ -126,7 +126,7 @@ def select_spikes_fwd(
     slots = most if capacity == AS_NEEDED else capacity
     made = _room(mem, steps, batch, slots)
     if steps * batch:
-        run("select_spikes_fwd", mem.dtype, {**given, **made, "own_slots": slots, "rotate": rotate})
+        run("select_spikes_fwd", mem.dtype, {**given, **made, "output_slots": slots, "rotate": rotate})
     return _slots_of(made)
 
 
@@ -140,7 +140,7 @@ def select_spikes_bwd(*arguments: Any) -> Tuple[torch.Tensor, torch.Tensor]:
         fields = {
             "steps": steps,
             "batch": batch,
-            "own_slots": slots,
+            "output_slots": slots,
             "grad": a.grad,
             "slot_mem": slot_mem,
             "threshold": a.threshold,
@@ -399,7 +399,7 @@ def layer_fwd(a: LayerForward) -> LayerMade:
             window=window,
             second_threshold=a.grad_threshold,
             has_second_threshold=a.grad_threshold is not None,
-            own_slots=a.capacity,
+            output_slots=a.capacity,
             rotate=a.rotate,
             fired=fired,
             mem=mem if a.store_mem else None,
@@ -426,7 +426,7 @@ def layer_bwd(a: LayerBackward) -> LayerGradients:
         given.update(
             weight=None if made["grad_values"] is None else _weight(a, trusted=True),
             neuron_threshold=connected.per_neuron(a.threshold),
-            own_slots=a.ids_out.shape[2],
+            output_slots=a.ids_out.shape[2],
             grad=a.grad,
             ids_out=a.ids_out,
             counts_out=a.counts_out,
@@ -472,7 +472,7 @@ def sparse_pool2d_fwd(
             "batch": batch,
             "slots": slots,
             "inputs": sizes.inputs,
-            "own_slots": slots_out,
+            "output_slots": slots_out,
             "geometry": geometry,
             "mode": mode,
             "ids": ids,
@@ -495,7 +495,7 @@ def sparse_pool2d_bwd(*arguments: Any) -> torch.Tensor:
     grad_values = memory.varying(a.grad, a.ids.shape)
     if steps * batch:
         sizes = {"steps": steps, "batch": batch, "slots": slots, "inputs": PoolGeometry(*a.geometry).inputs}
-        fields = {**a._asdict(), **sizes, "own_slots": a.ids_out.shape[2], "grad_values": grad_values}
+        fields = {**a._asdict(), **sizes, "output_slots": a.ids_out.shape[2], "grad_values": grad_values}
         fields["source"] = a.source if a.mode == 0 else None
         run("sparse_pool2d_bwd", a.grad.dtype, fields)
     return grad_values

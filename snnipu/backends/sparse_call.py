@@ -25,8 +25,8 @@ _PLACES = {name: getattr(Call, name).offset // 8 for name in _TYPES}
 _WHOLE, _REAL, _POINTERS = (
     {name: _PLACES[name] for name in _TYPES if _TYPES[name] is kind} for kind in (c_int64, c_double, c_void_p)
 )
-_DTYPE, _THREADS, _MOST, _OWN_SLOTS, _ROOM_PLACE = (
-    _PLACES[name] for name in ("dtype", "threads", "most", "own_slots", "room")
+_DTYPE, _THREADS, _MOST, _OUTPUT_SLOTS, _ROOM_PLACE = (
+    _PLACES[name] for name in ("dtype", "threads", "most", "output_slots", "room")
 )
 _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
 
@@ -87,7 +87,7 @@ _INT32 = ("lags", "ids", "counts", "ids_out", "counts_out", "dropped", "source",
 _DTYPES_OF = {**dict.fromkeys(_INT32, torch.int32), "which": torch.uint8}  # others: the call's
 
 _ROWS = ("steps", "batch")
-_PAIRS, _SLOTS, _OWN, _BITS = (*_ROWS, 2), (*_ROWS, "slots"), (*_ROWS, "own_slots"), (*_ROWS, _words)
+_PAIRS, _SLOTS, _OWN, _BITS = (*_ROWS, 2), (*_ROWS, "slots"), (*_ROWS, "output_slots"), (*_ROWS, _words)
 _NEURONS, _INPUTS = (*_ROWS, "neurons"), (*_ROWS, "inputs")
 _MATRIX, _TAPS, _LAGS = ("neurons", "inputs"), ("inputs", "neurons", "taps"), ("inputs", "neurons")
 _KERNELS = ("out_channels", _channels_of_group, "kernel_height", "kernel_width")
@@ -273,8 +273,8 @@ def run(
 
         def called(_: Any) -> None:
             try:
-                sizes["own_slots"] = words[_OWN_SLOTS]
-                _fill(words, function, room(words[_OWN_SLOTS]), sizes, dtype, kept)
+                sizes["output_slots"] = words[_OUTPUT_SLOTS]
+                _fill(words, function, room(words[_OUTPUT_SLOTS]), sizes, dtype, kept)
                 words[_MOST] = 1
             except BaseException as error:  # nothing may pass through C
                 failed.append(error)

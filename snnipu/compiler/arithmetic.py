@@ -17,10 +17,10 @@ from snnipu import backends
 from snnipu._generator import TraceError
 from snnipu._generator.graph import FUNCTIONS, Value
 from snnipu._generator.step import OUTPUT
-from snnipu.compiler import nodes, own_functions
+from snnipu.compiler import autograd_functions, nodes
+from snnipu.compiler.autograd_functions import COPIES, NUMBERS, SAME
 from snnipu.compiler.cycles import components
-from snnipu.compiler.own_functions import COPIES, NUMBERS, SAME
-from snnipu.ops import _neurons, leaves
+from snnipu.ops import _neurons, step_operators
 
 _LOG = logging.getLogger("snnipu.compiler")
 # Operations that turn a membrane into spikes. They join the kernel although the next step does not read their result.
@@ -99,7 +99,7 @@ def _neurons_and_sums(body: Any) -> Set[Node]:
     found: Set[Node] = set()
     for component in components(list(body.graph.nodes), needs):
         calls = [node for node in component if node not in body.number_of]
-        steps = [node for node in calls if node.target in leaves.SEQUENCES]
+        steps = [node for node in calls if node.target in step_operators.SEQUENCES]
         others = [node for node in calls if node not in steps and nodes.name_of(node) != "getitem"]
         if len(steps) == 1 and not others:
             found.update(steps, *(step.users for step in steps))
@@ -118,18 +118,18 @@ def form_of(node: Any) -> Any:
 
 def _is_neuron(node: Node) -> bool:
     """Return True if a call is a neuron's step that has an equation, and may be a part of a sequence."""
-    return node.target is leaves.neuron_step and not node.args[5]
+    return node.target is step_operators.neuron_step and not node.args[5]
 
 
 def _has_several(node: Node) -> bool:
     """Return True if a call's results are taken from it one by one."""
-    return _is_neuron(node) or own_functions.is_own(node)
+    return _is_neuron(node) or autograd_functions.is_own(node)
 
 
 def _given_to(node: Node) -> List[Any]:
     """Return the arguments of a call; for a neuron's step the input, the states and the parameters."""
-    if own_functions.is_own(node):
-        return own_functions.given(node)
+    if autograd_functions.is_own(node):
+        return autograd_functions.given(node)
     if not _is_neuron(node):
         return list(node.args)
     x, states, parameters = node.args[:3]
@@ -163,7 +163,7 @@ class _Operations:
         shape, _, device = self.form
         if form_of(node) not in [(shape, torch.float32, device), (shape, torch.bool, device)]:
             return None
-        if known and not (own_functions.keywords_are_known(node) and not own_functions.is_cast_to_bool(node)):
+        if known and not (autograd_functions.keywords_are_known(node) and not autograd_functions.is_cast_to_bool(node)):
             return None
         if name == "getitem" and not (isinstance(node.args[0], Node) and _has_several(node.args[0])):
             return None
@@ -431,7 +431,7 @@ class _Recording:
                     self._use(node.args[1:])
                     now[node] = spike(value(arguments[0]))
                 else:
-                    now[node] = own_functions.applied(node, [value(one) for one in arguments])
+                    now[node] = autograd_functions.applied(node, [value(one) for one in arguments])
             return tuple(now[node] for node in (spk, *states))
 
         keyword = [Parameter(one, Parameter.KEYWORD_ONLY) for one in (*self.fixed.values(), "spike")]
@@ -533,7 +533,10 @@ class _Neuron(NamedTuple):
         options = (self.name, tuple(f"p{place}" for place in range(len(self.parameters))), ())
         values = tuple(nodes.value_of(node) for node in self.results)
         step = write(
-            leaves.neuron_step, (x, self.starts, self.parameters, self.kernel, options, ""), self.results[0], values
+            step_operators.neuron_step,
+            (x, self.starts, self.parameters, self.kernel, options, ""),
+            self.results[0],
+            values,
         )
         body.varying.add(step)
         made: Dict[Node, Node] = {}

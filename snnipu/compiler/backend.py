@@ -14,7 +14,7 @@ from snnipu.compiler.marks import MARKS
 from snnipu.compiler.patches import Patches
 from snnipu.compiler.private import dynamo
 from snnipu.neurons._instances import WeakInstances
-from snnipu.ops import leaves
+from snnipu.ops import step_operators
 from snnipu.surrogate import spike_of
 
 _LOG = logging.getLogger("snnipu.compiler")
@@ -53,11 +53,11 @@ def enable(user: Any = "compile") -> None:
         RuntimeError: PyTorch is too old, or cannot compile with this Python.
     """
     _users.add(user)
-    if leaves.enabled:
+    if step_operators.enabled:
         return
     check_version()
     _register()
-    _patches.replace(leaves, "apart", torch.compiler.disable(leaves.apart))
+    _patches.replace(step_operators, "apart", torch.compiler.disable(step_operators.apart))
     # TorchDynamo makes wrong calls of weak references.
     for name in ("__len__", "__getitem__", "__setitem__"):
         _patches.replace(WeakInstances, name, torch.compiler.disable(getattr(WeakInstances, name)))
@@ -65,7 +65,7 @@ def enable(user: Any = "compile") -> None:
     _patches.configure("skip_nnmodule_hook_guards", False)
     # Else DistributedDataParallel's buckets cut a loop's graph into pieces, few of which have a neuron's steps.
     _patches.configure("optimize_ddp", False)
-    _patches.replace(leaves, "enabled", True)
+    _patches.replace(step_operators, "enabled", True)
 
 
 def disable(user: Any) -> None:
@@ -78,7 +78,7 @@ def disable(user: Any) -> None:
 @functools.lru_cache(maxsize=None)
 def _register() -> None:
     """Tell TorchDynamo once which functions stand in a graph as they are."""
-    for function in (*leaves.SEQUENCES, reset.reset_others, spike_of, *MARKS):
+    for function in (*step_operators.SEQUENCES, reset.reset_others, spike_of, *MARKS):
         torch.compiler.allow_in_graph(function)
     if installed.reset_reaches_others():  # one that does not is code as any other, and traced
         torch.compiler.substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)

@@ -17,7 +17,7 @@ import copy
 from collections import Counter
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from snnipu.compiler import shown
+from snnipu.compiler import deferred_output
 from snnipu.compiler.outline import (
     FUNCTIONS,
     LOOPS,
@@ -118,7 +118,7 @@ class Bodies:
             block[:] = self.block(block, scope, host)
         if plain is None or host is None:
             return node
-        parts = shown.apart(plain, _SHOWN, KEPT, set() if scope is None else scope.locals | scope.outer)
+        parts = deferred_output.apart(plain, _SHOWN, KEPT, set() if scope is None else scope.locals | scope.outer)
         made = None
         if may_be_compiled(plain if parts is None else parts.loop):
             made = self._of_module(plain, parts) if scope is None else self._of_function(node, plain, scope, parts)
@@ -144,7 +144,7 @@ class Bodies:
         self.records = before
         return node
 
-    def _of_module(self, loop: ast.stmt, parts: Optional[shown.Parts]) -> Any:
+    def _of_module(self, loop: ast.stmt, parts: Optional[deferred_output.Parts]) -> Any:
         if any(isinstance(one, ast.AnnAssign) for one in ast.walk(loop)):
             return None  # a global variable has no annotation in a function
         _, stores = names_of([loop])
@@ -159,7 +159,7 @@ class Bodies:
         known = names_of(self._tree.body)[1]
         return self._made(loop, loop, parts, known, loads_outside(module, loop) | stores, set(), "")
 
-    def _of_function(self, node: ast.stmt, loop: ast.stmt, scope: Scope, parts: Optional[shown.Parts]) -> Any:
+    def _of_function(self, node: ast.stmt, loop: ast.stmt, scope: Scope, parts: Optional[deferred_output.Parts]) -> Any:
         loads, stores = names_of([loop])
         if scope.looks or stores & (scope.cells | scope.foreign) or (loads | stores) & scope.changed:
             return None

@@ -23,7 +23,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
-from snnipu.compiler import backend, bodies, calls, shown
+from snnipu.compiler import backend, bodies, calls, deferred_output
 from snnipu.compiler.items import Called
 from snnipu.compiler.loop import FEWEST, Loop
 from snnipu.compiler.reasons import PACKAGES
@@ -159,7 +159,7 @@ class Discovery:
             {
                 bodies.UNBOUND: UNBOUND,
                 bodies.CALLED: Called,
-                bodies.KEPT: shown.kept,
+                bodies.KEPT: deferred_output.kept,
                 bodies.AT: at,
                 bodies.STACK: stack,
             }

@@ -30,7 +30,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from snnipu.compiler import arithmetic, helpers, nodes, own_functions, rules
+from snnipu.compiler import arithmetic, autograd_functions, helpers, nodes, rules
 from snnipu.compiler.cycles import components
 from snnipu.compiler.marks import (
     MARKS,
@@ -48,7 +48,7 @@ from snnipu.compiler.marks import (
 from snnipu.compiler.prepare import prepare
 from snnipu.compiler.rules import Call, Lifted
 from snnipu.compiler.steps import fed_back, is_output, is_step
-from snnipu.ops import leaves
+from snnipu.ops import step_operators
 
 
 class Body:
@@ -76,7 +76,7 @@ class Body:
         Raises:
             Refused: the step's number is unknown.
         """
-        own_functions.find(module.graph)
+        autograd_functions.find(module.graph)
         self.module = module
         self.learns = torch.is_grad_enabled()
         graph = Graph()
@@ -84,7 +84,7 @@ class Body:
         graph.output(graph.graph_copy(module.graph, kept))
         for old, new in kept.items():
             new.meta = dict(old.meta)
-        own_functions.call_directly(graph)
+        autograd_functions.call_directly(graph)
         prepare(graph)
         _without_dead_code(graph)
         self.graph = graph
@@ -131,7 +131,7 @@ class Body:
         found = {*self.clocks, *self.ordered}
         found.update(node for node in self.graph.nodes if nodes.is_random(node))
         # A backward pass that is not linear has its own gradient at each step.
-        found.update(filter(own_functions.is_not_linear, self.graph.nodes))
+        found.update(filter(autograd_functions.is_not_linear, self.graph.nodes))
         found.update(node for number, node in self.before.items() if self.after.get(number) is not node)
         waiting = list(found)
         for node in waiting:  # which grows
@@ -587,7 +587,10 @@ class Distribution:
 
     def _find_feedback(self, step: Node, inside: Set[Node], own: Set[Node]) -> Any:
         """Return the layer of a feedback from the neuron's spikes to its input, or None."""
-        if step.target not in leaves.FED_BACK or leaves.output_state(step.target, step.args[4]) is not None:
+        if (
+            step.target not in step_operators.FED_BACK
+            or step_operators.output_state(step.target, step.args[4]) is not None
+        ):
             return None
         for given, layer, other in fed_back(step, set()):
             source = unmarked(given)
@@ -610,15 +613,15 @@ class Distribution:
         states: Any = step.args[1]
         wanted = {place: any(self._wants_sequence(n, inside) for n in found) for place, found in outputs.items()}
         store = tuple(
-            wanted.get(place + 1, False) or is_output(step, place) or step.target is not leaves.neuron_step
+            wanted.get(place + 1, False) or is_output(step, place) or step.target is not step_operators.neuron_step
             for place in range(len(states))
         )
         starts = tuple(self._state(state) for state in states)
         more: Tuple[Any, ...] = ()
         target: Any = step.target
-        over_time: Any = leaves.SEQUENCES[target]
+        over_time: Any = step_operators.SEQUENCES[target]
         if feedback is not None:
-            over_time, more = leaves.FED_BACK[target], (self._connection(feedback),)
+            over_time, more = step_operators.FED_BACK[target], (self._connection(feedback),)
         given = self.constant(x) if constant else self.sequence(x)
         parameters, kernel, options = (map_arg(step.args[place], self.constant) for place in (2, 3, 4))
         made = self.graph.call_function(

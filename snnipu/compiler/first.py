@@ -8,7 +8,7 @@ from torch.fx import Node
 from snnipu.compiler import nodes
 from snnipu.compiler.distribute import Body, First
 from snnipu.compiler.marks import Refused, carried
-from snnipu.ops import leaves
+from snnipu.ops import step_operators
 
 
 def _same_kind(one: Node, other: Node) -> bool:
@@ -93,7 +93,7 @@ def _may_be_expanded(number: Any, found: First, reader: Node, first_reader: Node
     if isinstance(start, Node) and nodes.is_tensor(start) and sizes_of(nodes.value_of(start)) == wanted:
         return True
     made = nodes.value_of(first_reader)
-    if reader.target not in leaves.SEQUENCES and nodes.name_of(reader) not in nodes.ELEMENTWISE:
+    if reader.target not in step_operators.SEQUENCES and nodes.name_of(reader) not in nodes.ELEMENTWISE:
         return False
     sizes = [sizes_of(one) for one in (made if isinstance(made, tuple) else (made,))]
     return all(one == torch.broadcast_shapes(one, wanted) for one in sizes)

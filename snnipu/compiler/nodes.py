@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from snnipu import surrogate
 from snnipu.compiler.private import FUNCTIONAL, LOG_USE
-from snnipu.ops import leaves
+from snnipu.ops import step_operators
 
 _NAMESPACES = [torch, functional, operator, surrogate, FUNCTIONAL]
 _RANDOM = {
@@ -205,7 +205,7 @@ def changed_by(node: Node) -> List[Node]:
     if schema is not None:
         return tensors if schema.is_mutable else []
     if getattr(node.target, "__module__", "") in (
-        "snnipu.ops.leaves",
+        "snnipu.ops.step_operators",
         "snnipu.compiler.helpers",
         "snnipu.compiler.marks",
     ):
@@ -467,10 +467,10 @@ class Memory:
         if is_fresh(node):
             return []
         source = node.args[0] if node.args else None
-        if name_of(node) == "getitem" and isinstance(source, Node) and source.target in leaves.SEQUENCES:
+        if name_of(node) == "getitem" and isinstance(source, Node) and source.target in step_operators.SEQUENCES:
             # Each result of a neuron is memory of its own, unless its spikes are a state.
-            is_neuron = source.target is leaves.neuron_step
-            apart = is_neuron and leaves.output_state(source.target, source.args[4]) is None
+            is_neuron = source.target is step_operators.neuron_step
+            apart = is_neuron and step_operators.output_state(source.target, source.args[4]) is None
             return [(source, node.args[1])] if apart else [source]
         return [one for one in node.all_input_nodes if may_be_memory(one)]
 
@@ -514,7 +514,7 @@ def changed_memory(graph: Graph) -> Tuple[Set[Node], Dict[Node, List[Node]]]:
         for node in members
         if name_of(node) == "getitem"
         for source in node.all_input_nodes
-        if source.target in leaves.SEQUENCES
+        if source.target in step_operators.SEQUENCES
     }
     before: Dict[Node, List[Node]] = {}
     written: Dict[Any, Node] = {}
@@ -569,7 +569,7 @@ def is_fresh(node: Node) -> bool:
     """Whether the result is memory of its own."""
     if name_of(node) in _IN_PLACE_OPERATORS:
         return not (node.args and is_tensor(node.args[0]))
-    return name_of(node) in _FRESH or node.target in leaves.SEQUENCES or node.target in FRESH_MARKS
+    return name_of(node) in _FRESH or node.target in step_operators.SEQUENCES or node.target in FRESH_MARKS
 
 
 def _only_statistics(node: Node) -> bool:

@@ -230,7 +230,7 @@ def of_break(trace: str, said: str) -> Reason:
     deeper = [match[0] for match in _FRAME.findall(inside) if match[0].startswith(PACKAGES[1:])]
     if re.search(r", in (reset|detach)_hidden\b", inside):
         kind = "resets"
-    elif deeper and os.path.basename(deeper[-1]) == "shown.py":
+    elif deeper and os.path.basename(deeper[-1]) == "deferred_output.py":
         kind = "prints"
     elif deeper and os.path.basename(deeper[-1]) == "trace.py":
         kind = "list"

@@ -5,7 +5,7 @@ from typing import Any, Tuple
 import snntorch
 import torch
 
-from snnipu.ops import leaves
+from snnipu.ops import step_operators
 
 # In the order in which snnTorch resets them.
 _KINDS = ("Lapicque", "Synaptic", "Leaky", "Alpha", "RLeaky", "RSynaptic", "SConv2dLSTM", "SLSTM")
@@ -22,7 +22,7 @@ def reset(net: Any) -> None:
         for name in _KINDS:
             if name not in kinds and isinstance(child, getattr(snntorch, name)):
                 kinds = (*kinds, name)
-    leaves.note_reset(kinds)
+    step_operators.note_reset(kinds)
     for module in net.modules():
         for name in kinds:
             if isinstance(module, getattr(snntorch, name)) and getattr(module, "_is_listed", True):

@@ -10,9 +10,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch.fx import Graph, Node
 
-from snnipu.compiler import helpers, own_functions
+from snnipu.compiler import autograd_functions, helpers
 from snnipu.compiler.nodes import ELEMENTWISE, OWN, argument, bound, is_tensor, key_of, name_of, training, value_of
-from snnipu.ops import leaves, sparse_input
+from snnipu.ops import sparse_input, step_operators
 from snnipu.ops.batch_norm import batch_norm_over_time
 from snnipu.ops.dense_pool2d import avg_pool2d, max_pool2d
 
@@ -715,8 +715,8 @@ def _own_function(call: Call) -> Optional[Make]:
 
 def over_time(call: Call) -> Optional[Make]:
     """How the call runs over time; None: it does not."""
-    rule = _step if call.node.target is leaves.neuron_step else RULES.get(name_of(call.node))
-    if own_functions.is_called_directly(call.node):
+    rule = _step if call.node.target is step_operators.neuron_step else RULES.get(name_of(call.node))
+    if autograd_functions.is_called_directly(call.node):
         rule = _own_function
     if rule is None or not call.args:
         return None

@@ -8,18 +8,18 @@ from torch.fx import Node
 
 from snnipu.backends import has_kernels
 from snnipu.compiler import nodes
-from snnipu.ops import leaves
+from snnipu.ops import step_operators
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
 def is_step(node: Node) -> bool:
-    return node.op == "call_function" and node.target in leaves.SEQUENCES
+    return node.op == "call_function" and node.target in step_operators.SEQUENCES
 
 
 def is_output(step: Node, state: int) -> bool:
     """Whether a state of the neuron is its spikes."""
-    return leaves.output_state(step.target, step.args[4]) == state
+    return step_operators.output_state(step.target, step.args[4]) == state
 
 
 def module_of(node: Node, of: Optional[type] = None) -> Tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import torch
 
-from snnipu.compiler import nodes, shown
+from snnipu.compiler import deferred_output, nodes
 from snnipu.compiler.calls import unwatched
 from snnipu.compiler.distribute import Body, Distribution, First
 from snnipu.compiler.first import matched, sizes_of
@@ -674,6 +674,6 @@ class Steps(torch.autograd.Function):
 def _may_wait(loop: Any, arguments: Sequence[Any]) -> bool:
     """Return True if the loop can print and log after its last step."""
     try:
-        return shown.may_wait(*loop.shown_to(*arguments))
+        return deferred_output.may_wait(*loop.shown_to(*arguments))
     except Exception:
         return False  # the program's own error comes at its line

@@ -23,7 +23,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
-from snnipu.compiler import distribute, helpers, marks, nodes, own_functions
+from snnipu.compiler import autograd_functions, distribute, helpers, marks, nodes
 from snnipu.compiler.marks import Refused
 from snnipu.compiler.prepare import simplify, symbols
 from snnipu.compiler.steps import is_step
@@ -40,10 +40,10 @@ def rolled(module: GraphModule, whole: bool = False) -> Optional[GraphModule]:
     Args:
         whole: another compiler compiles the graph. The numbers of surrogates are those of this call.
     """
-    own_functions.find(module.graph)
+    autograd_functions.find(module.graph)
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    own_functions.call_directly(graph)
+    autograd_functions.call_directly(graph)
     if whole:
         _fix_numbers(graph)
     simplify(graph)

@@ -12,7 +12,7 @@ from snnipu._names import installed
 from snnipu.backends import popart
 from snnipu.backends.neuron_step import NeuronStep
 from snnipu.functional.quant import as_state_quant
-from snnipu.ops import leaves
+from snnipu.ops import step_operators
 from snnipu.ops._arguments import is_compiling
 from snnipu.ops.neuron_sequence import NeuronSequence
 from snnipu.ops.recurrent_sequence import RecurrentSequence
@@ -109,13 +109,13 @@ class PlainStates(snntorch.SpikingNeuron):
         """What the kernels take for ``spike_grad``, which may be exchanged at any time."""
         return as_surrogate(self.spike_grad)
 
-    @leaves.at_trace_time
+    @step_operators.at_trace_time
     def _reset_in_trace(self) -> bool:
-        return leaves.is_reset(self)
+        return step_operators.is_reset(self)
 
     def reset_mem(self) -> Any:
         """Start from zeros: snnTorch's."""
-        if leaves.tracing() or torch.jit.is_tracing():
+        if step_operators.tracing() or torch.jit.is_tracing():
             # Zeros whatever their shape: the graph does not depend on the last call's.
             for name in self._states():
                 setattr(self, name, torch.zeros(0, device=self.threshold.device))
@@ -134,7 +134,7 @@ class PlainStates(snntorch.SpikingNeuron):
         """What of a step's states snnTorch's code is given: in a trace none of them, but they are the neuron's own by
         then, as its ``if not mem == None`` would make them. TorchDynamo of PyTorch 2.11 cannot compare a tensor with
         None."""
-        if not leaves.tracing() or self.init_hidden or len(states) > len(self._states()):
+        if not step_operators.tracing() or self.init_hidden or len(states) > len(self._states()):
             return states
         for name, state in zip(self._states(), states):
             if state is not None:

@@ -17,7 +17,7 @@ from snnipu.backends.neuron_step import kernel_step, step_apply
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons._states import MEM_RESET, STATE_FUNCTIONS, PlainStates
-from snnipu.ops import _neurons, leaves
+from snnipu.ops import _neurons, step_operators
 from snnipu.ops._arguments import RESET_MECHANISMS, check_sequence, is_compiling, reset_code
 from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.surrogate import Kernel, Surrogate, as_surrogate
@@ -208,13 +208,13 @@ class FusedNeuron(PlainStates):
 
     def _surrogate(self) -> Optional[Surrogate]:
         """What the kernels take for ``spike_grad``, which may be exchanged at any time."""
-        if leaves.tracing() and self._calls_a_method():
+        if step_operators.tracing() and self._calls_a_method():
             return None  # TorchDynamo compares no methods, and no kernel is one
         if self._resolved[0] is not self.spike_grad:
             self._resolved = (self.spike_grad, as_surrogate(self.spike_grad))
         return self._resolved[1]
 
-    @leaves.at_trace_time
+    @step_operators.at_trace_time
     def _calls_a_method(self) -> bool:
         """Whether ``spike_grad`` is the ``apply`` of an autograd function, say."""
         return isinstance(self.spike_grad, (BuiltinMethodType, MethodType))  # of C from PyTorch 2.14 on
@@ -244,8 +244,8 @@ class FusedNeuron(PlainStates):
         names = [name for name, part in self.stock_parts.items() if name in own or getattr(kind, name) is not part]
         if self.stock.mem_reset is not MEM_RESET:
             names.append("mem_reset")  # which somebody has given to all of snnTorch's neurons
-        if leaves.tracing():
-            leaves.look_up(self, self.stock_parts)
+        if step_operators.tracing():
+            step_operators.look_up(self, self.stock_parts)
         function = getattr(self, "state_function", None)
         if function is not None and self.stock_parts and not names and self._reset_mechanism in self.fusable:
             expected = self.stock_parts[STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]]]
@@ -302,7 +302,7 @@ class FusedNeuron(PlainStates):
         """Whether :meth:`resume` gives, part by part, what :meth:`over_time` gives at once."""
         return not self._replaces("sequence", "spikes", "over_time")
 
-    @leaves.at_trace_time
+    @step_operators.at_trace_time
     def _say_slow(self, stacklevel: int = 4) -> None:
         """Say, once for each class and what it replaces, that the fused operator does not run."""
         names = self._replaced() or ["forward"]
@@ -409,7 +409,7 @@ class FusedNeuron(PlainStates):
 
     def forward(self, input_: torch.Tensor, *states: Any, **named: Any) -> Any:
         """One time step, as snnTorch's ``forward``: the same arguments, results, dtypes and errors."""
-        if leaves.enabled and self._reset_in_trace():
+        if step_operators.enabled and self._reset_in_trace():
             self._reset_hidden()
         if is_exporting():
             return self._exported(super().forward, input_, *states, **named)
@@ -417,8 +417,11 @@ class FusedNeuron(PlainStates):
             made = self._fused_step(input_, states, named)
             if made is None and self._replaced():
                 self._say_slow(stacklevel=6)
-            if made is None and self.inhibition and leaves.tracing():
-                return leaves.apart(super().forward, input_, *states, **named)  # TorchDynamo fails at its indices
+            if made is None and self.inhibition and step_operators.tracing():
+                # TorchDynamo fails at the indices of the inhibition.
+                return step_operators.apart(
+                    super().forward, input_, *states, **named
+                )
             if made is None:
                 return super().forward(input_, *(states if named else self._left_to_give(states)), **named)
             return made
@@ -432,7 +435,7 @@ class FusedNeuron(PlainStates):
 
     def _fused_step(self, input_: torch.Tensor, states: Sequence[Any], named: Dict[str, Any]) -> Any:
         """The step by the kernel; None where snnTorch's code is to run."""
-        if is_compiling() and not leaves.tracing():
+        if is_compiling() and not step_operators.tracing():
             return None  # the compiler fuses the step itself
         names = self._states()
         if (
@@ -473,7 +476,7 @@ class FusedNeuron(PlainStates):
         self, x: torch.Tensor, states: List[Optional[torch.Tensor]]
     ) -> Tuple[torch.Tensor, Sequence[Optional[torch.Tensor]]]:
         """Spikes and states of one step."""
-        if leaves.tracing():
+        if step_operators.tracing():
             spk, *after = self._leaf(x, tuple(states), "hooks" if is_hooked(self) else "")
             self._last_step = ("compiled", None)
             return spk, after
@@ -486,7 +489,7 @@ class FusedNeuron(PlainStates):
         surrogate, values = self._surrogate(), self._values()
         assert surrogate is not None
         assert surrogate.kernel is not None
-        return leaves.neuron_step(
+        return step_operators.neuron_step(
             x,
             states,
             tuple(values.values()),

@@ -11,7 +11,7 @@ from snnipu._names import installed
 from snnipu._route import is_exporting
 from snnipu.backends import popart
 from snnipu.neurons.fused import FusedNeuron
-from snnipu.ops import leaves
+from snnipu.ops import step_operators
 from snnipu.ops._arguments import is_compiling
 from snnipu.surrogate import SpikeGrad
 
@@ -123,7 +123,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         Warns:
             UserWarning: ``mem`` of another shape: zeros stand in for it, as in snnTorch.
         """
-        if leaves.enabled and self._reset_in_trace():
+        if step_operators.enabled and self._reset_in_trace():
             self.reset_mem()
         if is_exporting():
             return self._exported(super(FusedNeuron, self).forward, input_, mem)
@@ -161,8 +161,11 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             if is_compiling() and self._replaced():
                 self._say_slow(stacklevel=6)
             self.mem = state
-            if self.inhibition and leaves.tracing():
-                return leaves.apart(super(FusedNeuron, self).forward, input_)  # TorchDynamo fails at its indices
+            if self.inhibition and step_operators.tracing():
+                # TorchDynamo fails at the indices of the inhibition.
+                return step_operators.apart(
+                    super(FusedNeuron, self).forward, input_
+                )
             return super(FusedNeuron, self).forward(input_)  # snnTorch's
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
         current = input_ if input_.dtype == dtype else input_.to(dtype)
@@ -200,7 +203,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             raise TypeError(f"mem must be a torch.Tensor or None, got {type(mem).__name__}")
         if mem.shape == input_.shape or mem.numel() <= 1:
             return
-        if leaves.tracing():
+        if step_operators.tracing():
             return  # a warning ends the graph
         # `init_leaky()` gives zeros of the last call's shape: a smaller last batch is no mistake.
         if not mem.is_meta and not torch._C._functorch.is_batchedtensor(mem) and not mem.any():

@@ -17,7 +17,7 @@ from snnipu._route import is_exporting
 from snnipu.backends import popart, why_reference
 from snnipu.neurons._outside import outside
 from snnipu.neurons.fused import FusedNeuron
-from snnipu.ops import _neurons, leaves
+from snnipu.ops import _neurons, step_operators
 from snnipu.ops._arguments import check_input, compute_dtype, state_argument
 from snnipu.ops.neuron_sequence import apply_in_pytorch, neuron_apply
 from snnipu.surrogate import SpikeGrad, as_surrogate
@@ -103,7 +103,7 @@ class OwnNeuron(FusedNeuron):
     @property
     def equation(self) -> str:  # type: ignore[override]
         """The name by which the operators know this step with this layer's options."""
-        if not leaves.tracing():
+        if not step_operators.tracing():
             return self._recorded()
         _ = self._key() in self._registered  # what is compiled holds for these options and numbers
         return self._recorded_now()
@@ -124,7 +124,7 @@ class OwnNeuron(FusedNeuron):
             raise TypeError(f"options of {type(self).__name__} must be hashable, got {self._options()}") from None
         return self._registered[key]
 
-    @leaves.at_trace_time
+    @step_operators.at_trace_time
     def _recorded_now(self) -> str:
         return self._recorded()
 
@@ -232,7 +232,7 @@ class OwnNeuron(FusedNeuron):
         return (spk, *(state for name, state in zip(names, after) if name != "spk"))
 
     def _kernel_step(self, x: torch.Tensor, states: List[Optional[torch.Tensor]]) -> Tuple[torch.Tensor, Any]:
-        if leaves.tracing():
+        if step_operators.tracing():
             return super()._kernel_step(x, states)
         result = neuron_apply(
             self.equation,

@@ -12,7 +12,7 @@ from snnipu.functional.quant import StateQuant
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons._states import STATE_FUNCTIONS, PlainStates
-from snnipu.ops import leaves
+from snnipu.ops import step_operators
 from snnipu.ops._arguments import check_sequence, is_autocast, reset_code
 from snnipu.ops.spiking_lstm import Cell, ConvCell, LinearCell, Neuron, spiking_lstm_sequence
 
@@ -55,8 +55,8 @@ class _SpikingLSTM(PlainStates):
         kind, own = type(self), self.__dict__
         home = self.home
         parts = (*_NEURON_STEP, *_CELL_STEP, *_CALLS)
-        if leaves.tracing():
-            leaves.look_up(self, parts)
+        if step_operators.tracing():
+            step_operators.look_up(self, parts)
         names = [name for name in parts if name in own or getattr(kind, name) is not getattr(home, name)]
         function = getattr(getattr(self, "state_function", None), "__code__", None)
         if not names and not any(function is getattr(home, name).__code__ for name in STATE_FUNCTIONS):
@@ -83,11 +83,11 @@ class _SpikingLSTM(PlainStates):
 
     def forward(self, input_: torch.Tensor, syn: Optional[torch.Tensor] = None, mem: Any = None) -> Any:
         """One time step, as snnTorch's ``forward``."""
-        if leaves.enabled and self._reset_in_trace():
+        if step_operators.enabled and self._reset_in_trace():
             self.reset_mem()
         if is_exporting():
             return self._exported(super().forward, input_, syn, mem)
-        made = self._step_in_graph(input_, syn, mem) if leaves.tracing() else None
+        made = self._step_in_graph(input_, syn, mem) if step_operators.tracing() else None
         return super().forward(input_, *self._left_to_give((syn, mem))) if made is None else made
 
     def _step_in_graph(self, x: torch.Tensor, syn: Any, mem: Any) -> Any:
@@ -118,7 +118,7 @@ class _SpikingLSTM(PlainStates):
         assert known is not None
         assert known.kernel is not None
         tensors, how = cell.plain()
-        spk, syn, mem = leaves.spiking_lstm_step(
+        spk, syn, mem = step_operators.spiking_lstm_step(
             x,
             (states[0], states[1]),
             (self.threshold, self.graded_spikes_factor, *tensors),

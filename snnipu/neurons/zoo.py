@@ -13,7 +13,7 @@ from snnipu.backends import popart
 from snnipu.backends.neuron_step import one
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.fused import FusedNeuron, StepDescription
-from snnipu.ops import leaves
+from snnipu.ops import step_operators
 from snnipu.ops._arguments import is_autocast
 from snnipu.ops.neuron_sequence import Results
 from snnipu.ops.recurrent_sequence import STRENGTH, Connection, recurrent_apply
@@ -123,7 +123,7 @@ class _Recurrent(FusedNeuron):
         assert surrogate is not None
         assert surrogate.kernel is not None
         assert connection is not None
-        return leaves.recurrent_step(
+        return step_operators.recurrent_step(
             x,
             states,
             (*values.values(), connection.weight, connection.bias),

@@ -33,7 +33,7 @@ def stage_sum(elements: int, tiles: int, numbers: int, stage: int) -> float:
     return cycles.slot_sum(share, -(-numbers // share))
 
 
-def own_slots(network: NetworkSpec, entry: int, width: int) -> float:
+def output_slots(network: NetworkSpec, entry: int, width: int) -> float:
     """Slots of a row of layer ``entry`` that belong to a tile of ``width`` lanes, on average."""
     return min(network.slots[entry] * width / network.sizes[entry], float(width))
 
@@ -57,7 +57,7 @@ def tile_cycles(network: NetworkSpec, entry: int, width: int, rows: int) -> floa
     slots = network.slots[entry]
     total = forward_cycles(network, entry, width, rows)
     if network.training:
-        total += cycles.neuron_gradient(rows, width, slots, own_slots(network, entry, width))
+        total += cycles.neuron_gradient(rows, width, slots, output_slots(network, entry, width))
         total += gradient_cycles(network, entry, width, rows)
     return total
 

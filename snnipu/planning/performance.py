@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from snnipu.planning import cycles
-from snnipu.planning.costs import forward_cycles, gradient_cycles, own_slots, slot_shares, stage_sum
+from snnipu.planning.costs import forward_cycles, gradient_cycles, output_slots, slot_shares, stage_sum
 from snnipu.planning.cycles import lanes
 from snnipu.planning.mapping import LayerPlan, Plan
 from snnipu.planning.network import COUNTS_BYTES, FLOAT, ID_BYTES
@@ -297,7 +297,7 @@ class _Estimator:
             "backward",
             layers,
             lambda layer, width: cycles.neuron_gradient(
-                layer.samples, width, network.slots[layer.layer], own_slots(network, layer.layer, width)
+                layer.samples, width, network.slots[layer.layer], output_slots(network, layer.layer, width)
             ),
         )
         self.compute(

@@ -17,7 +17,6 @@ import snnipu as snn
 from snnipu import compiler, surrogate
 from snnipu.compiler import backend
 from snnipu.neurons import multistep
-from snnipu.ops import leaves
 
 pytestmark = [needs_backend, pytest.mark.usefixtures("found")]
 
@@ -294,7 +293,7 @@ def test_errors_and_an_old_pytorch(monkeypatch):
         snn.compile(3)
     with pytest.raises(TypeError, match="function must be"):
         compiler.explain(None)
-    monkeypatch.setattr(leaves, "enabled", False)
+    monkeypatch.setattr(step_operators, "enabled", False)
     monkeypatch.setattr(backend, "OLDEST", (99, 0))
     with pytest.raises(RuntimeError, match=r"needs PyTorch 99.0 or later"):
         snn.compile(FullyConnected())

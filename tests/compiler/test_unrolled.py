@@ -13,10 +13,10 @@ from torch.nn import functional
 import snnipu as snn
 from snnipu import surrogate
 from snnipu.compiler import backend, unrolled
-from snnipu.ops import leaves
+from snnipu.ops import step_operators
 
 pytestmark = needs_backend
-SEQUENCES = {*leaves.SEQUENCES.values(), *leaves.FED_BACK.values()}
+SEQUENCES = {*step_operators.SEQUENCES.values(), *step_operators.FED_BACK.values()}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def found(monkeypatch):
         made = rolled(module, **options)
         parts = [part for part in (made or module).modules() if isinstance(part, torch.fx.GraphModule)]
         neurons = sum(node.target in SEQUENCES for part in parts for node in part.graph.nodes)
-        graphs.append((neurons, sum(node.target in leaves.SEQUENCES for node in parts[0].graph.nodes)))
+        graphs.append((neurons, sum(node.target in step_operators.SEQUENCES for node in parts[0].graph.nodes)))
         return made
 
     monkeypatch.setattr(unrolled, "rolled", noted)

@@ -139,7 +139,7 @@ class EmulatedLibrary:
     def _make_room(self, name, address, buffers):
         """What a function is answered that asks for room: the pointers that the callback has set."""
         call = _CALLS[name].from_address(address)
-        call.own_slots = struct.unpack("=q", self._receive(8, name))[0]
+        call.output_slots = struct.unpack("=q", self._receive(8, name))[0]
         before = list(_pointers(call))
         call.most = 0
         call.room(address)

@@ -360,8 +360,8 @@ def selected(
         made.run(0, made.rows)
         return made, fired
     # Nobody knows yet what the busiest row needs.
-    offered = neurons if a.capacity == AS_NEEDED else a.capacity
-    made = Selection(mem, threshold, a.grad_threshold, offered, a.rotate, slot_x=True)
+    slots = neurons if a.capacity == AS_NEEDED else a.capacity
+    made = Selection(mem, threshold, a.grad_threshold, slots, a.rotate, slot_x=True)
     packed = packed_weight(a.recurrent_weight)
     for t in range(steps if batch else 0):
         with backend.on_device(device):
@@ -376,7 +376,7 @@ def selected(
                 number(a.input_scale, mem.dtype),
                 t,
                 batch,
-                offered,
+                slots,
                 neurons,
                 fired.shape[2],
                 packed.shape[1],

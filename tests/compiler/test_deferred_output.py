@@ -14,7 +14,7 @@ from torch import nn
 from tqdm import tqdm, trange
 
 import snnipu as snn
-from snnipu.compiler import shown
+from snnipu.compiler import deferred_output
 
 pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
 STEPS, BATCH, INPUTS, NEURONS = 7, 3, 4, 5
@@ -320,7 +320,7 @@ def test_an_error_of_what_is_shown_is_the_programs_own(auto):
 )
 def test_what_is_kept_for_later(body, kept):
     loop = ast.parse(f"for t in range(3):\n a = f(t)\n {body}").body[0]
-    parts = shown.apart(loop, "S", "K", {"epoch", "a"})
+    parts = deferred_output.apart(loop, "S", "K", {"epoch", "a"})
     assert ast.unparse(parts.loop.body[1]) == f"S.append({kept})"
     assert parts.late == (["epoch"] if "epoch" in body else [])
 
@@ -347,16 +347,16 @@ def test_what_is_kept_for_later(body, kept):
 )
 def test_what_is_not_taken_out(body):
     loop = ast.parse(f"for t in range(3):\n a = f(t)\n {body}").body[0]
-    assert shown.apart(loop, "S", "K") is None
+    assert deferred_output.apart(loop, "S", "K") is None
 
 
 def test_what_may_change_is_not_kept():
     for value in (None, True, 2, 0.5, "a", torch.Size([2]), (1, ("b", None))):
-        assert shown.kept(value) == value
+        assert deferred_output.kept(value) == value
     tensor = torch.ones(2)
-    copied = shown.kept((tensor,))[0]
+    copied = deferred_output.kept((tensor,))[0]
     tensor.zero_()
     assert copied.sum() == 2
     for value in ([1], {}, np.ones(2), nn.Linear(1, 1), (1, [2])):
         with pytest.raises(TypeError, match="may have changed behind the loop"):
-            shown.kept(value)
+            deferred_output.kept(value)
