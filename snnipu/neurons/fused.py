@@ -419,9 +419,7 @@ class FusedNeuron(PlainStates):
                 self._say_slow(stacklevel=6)
             if made is None and self.inhibition and step_operators.tracing():
                 # TorchDynamo fails at the indices of the inhibition.
-                return step_operators.apart(
-                    super().forward, input_, *states, **named
-                )
+                return step_operators.apart(super().forward, input_, *states, **named)
             if made is None:
                 return super().forward(input_, *(states if named else self._left_to_give(states)), **named)
             return made

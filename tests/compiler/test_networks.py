@@ -17,6 +17,7 @@ import snnipu as snn
 from snnipu import compiler, surrogate
 from snnipu.compiler import backend
 from snnipu.neurons import multistep
+from snnipu.ops import step_operators
 
 pytestmark = [needs_backend, pytest.mark.usefixtures("found")]
 
