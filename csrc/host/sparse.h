@@ -21,8 +21,8 @@ typedef struct snnipu_sparse_call {
   int64_t threads; /* at most this many run */
   int64_t steps, batch, slots, inputs;
   int64_t neurons;         /* without geometry; of dense pools all maps */
-  int64_t output_slots;       /* of the layer or pool. Layers, forward, and dense_to_sparse: -1 for as many as the fullest
-                              row needs */
+  int64_t output_slots;    /* of the layer or pool. Layers, forward, and dense_to_sparse: -1 for as many as the fullest
+                           row needs */
   const int64_t *geometry; /* of a convolution: channels, height and width of the input, the same of the output, kernel
                               height and width, stride, padding and dilation (vertical, horizontal each), groups. Of
                               sparse_pool2d: channels, height and width of the input, height and width of the output and
@@ -103,7 +103,8 @@ SNNIPU_SPARSE(delay_linear_input_bwd);
 
 /* A layer of leaky integrate-and-fire neurons on spikes, over a sequence; the equations are in the docstring of
  * snnipu.ops.sparse_lif_sequence. Of one with recurrent_weight rotate tells which own spikes are seen.
- * Backward: from grad [steps, batch, output_slots], ids_out, counts_out, slot_mem, fired and mem of the forward pass. */
+ * Backward: from grad [steps, batch, output_slots], ids_out, counts_out, slot_mem, fired and mem of the forward pass.
+ */
 SNNIPU_SPARSE(sparse_lif_sequence_fwd);
 SNNIPU_SPARSE(sparse_lif_sequence_bwd);
 SNNIPU_SPARSE(sparse_conv_lif_sequence_fwd);
