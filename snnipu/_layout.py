@@ -1,17 +1,17 @@
-"""Shapes of a sequence operator's input and outputs."""
+"""Shapes and memory layout of a sequence operator's input, states and outputs."""
 
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
 
-# As num_steps: x is one step, and so are the outputs, without a time dimension.
+# The value of num_steps for a single step: x and the outputs have no time dimension.
 SINGLE_STEP = 0
 
 
 def layout(x: torch.Tensor, num_steps: Optional[int]) -> Tuple[int, torch.Size, torch.Size]:
-    """Number of steps, shape of a step, shape of the outputs.
+    """Return the number of steps, the shape of a step and the shape of the outputs.
 
-    ``num_steps`` None: ``x`` is ``[T, ...]``; a number: ``x`` is one step, held constant for so many.
+    ``num_steps`` None: ``x`` is ``[T, ...]``. A number: ``x`` is one step, held constant for that many steps.
     """
     if num_steps is None:
         return x.shape[0], x.shape[1:], x.shape
@@ -21,9 +21,9 @@ def layout(x: torch.Tensor, num_steps: Optional[int]) -> Tuple[int, torch.Size, 
 
 
 def memory_order(x: torch.Tensor, num_steps: Optional[int]) -> Optional[Tuple[int, ...]]:
-    """The dimensions of a step of ``x`` in the order in which it lies in memory, the slowest first.
+    """Return the dimensions of a step of ``x`` in the order of memory, largest stride first.
 
-    None where that is their own order, or where a step has gaps or its elements lie in no order of dimensions.
+    None: the step is contiguous, or no order of its dimensions makes it dense.
     """
     if x.is_contiguous():
         return None
@@ -42,28 +42,31 @@ def memory_order(x: torch.Tensor, num_steps: Optional[int]) -> Optional[Tuple[in
 
 
 def fits(argument: object, step_shape: torch.Size) -> bool:
-    """Whether a tensor broadcasts to a step; what is not a tensor is checked elsewhere."""
+    """Return True if ``argument`` broadcasts to a step, or is no tensor and is checked elsewhere."""
     if not isinstance(argument, torch.Tensor):
         return True
     sizes = zip(reversed(argument.shape), reversed(step_shape))
-    return argument.dim() <= len(step_shape) and all(size in (1, wanted) for size, wanted in sizes)
+    return argument.dim() <= len(step_shape) and all(size in (1, step_size) for size, step_size in sizes)
 
 
 def in_order(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """A view with the dimensions of a step, the last ones, in another order."""
+    """Return a view with the last dimensions, those of a step, permuted by ``order``."""
     first = tensor.dim() - len(order)
     return tensor.permute(*range(first), *(first + dim for dim in order))
 
 
 def permuted(argument: Any, order: Sequence[int]) -> Any:
-    """A state or parameter for steps whose dimensions are in another order."""
+    """Return a view of a state or parameter for steps whose dimensions are permuted by ``order``."""
     if not isinstance(argument, torch.Tensor) or argument.dim() == 0:
         return argument
     return in_order(argument.reshape((1,) * (len(order) - argument.dim()) + argument.shape), order)
 
 
 def upstream_rows(grad: Optional[torch.Tensor], steps: int) -> Sequence[Optional[torch.Tensor]]:
-    """The rows of an upstream gradient, each in one piece; one that is the same at all steps, as of a sum, once."""
+    """Return the row of an upstream gradient for each step, contiguous.
+
+    A gradient with stride 0 over time, for example that of a sum, is copied once for all steps.
+    """
     if grad is None:
         return [None] * steps
     if steps > 1 and grad.stride(0) == 0:

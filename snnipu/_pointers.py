@@ -1,23 +1,25 @@
-"""Where the elements of a tensor lie: the one place where native code is given a tensor's memory."""
+"""Addresses of tensors for native code; no other module passes a tensor's memory to it."""
 
 from typing import List, Tuple, Union
 
 import torch
 
-# A shape, or a number of elements that may be in any shape.
+# A shape, or the number of elements of a tensor of any shape.
 Size = Union[int, Tuple[int, ...]]
 
 
 def pointer(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: Size) -> int:
-    """Return the address of a tensor's elements, for native code that reads or writes ``size`` of ``dtype`` there.
+    """Check a tensor and return the address of its elements, for native code that reads or writes it.
+
+    The tensor must be a contiguous ``dtype`` tensor of ``size`` on the CPU. Errors name the argument.
 
     Raises:
-        TypeError: the dtype is another one.
-        ValueError: the shape, the device or the layout is another one, or there is no memory. Both name the argument.
+        TypeError: the dtype is wrong.
+        ValueError: the shape, the device or the layout is wrong, or the tensor has no memory.
     """
-    fits = tensor.numel() == size if type(size) is int else tensor.shape == size
+    has_size = tensor.numel() == size if type(size) is int else tensor.shape == size
     if not (
-        fits
+        has_size
         and tensor.dtype is dtype
         and tensor.layout is torch.strided
         and tensor.is_cpu
@@ -26,14 +28,14 @@ def pointer(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: Size) -> 
     ):
         raise _refusal(name, tensor, dtype, size)
     address = tensor.data_ptr()
-    # Of zeros that nobody wrote down, or where the storage was given back, it is the offset alone.
+    # Without memory (a ZeroTensor, or a storage that was freed) the address is the offset alone.
     if address == tensor.storage_offset() * tensor.element_size() and tensor.numel():
         raise ValueError(f"{name} must have memory, got a tensor of shape {tuple(tensor.shape)} without")
     return address
 
 
 def compared(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor that the caller has compared with what the native code takes, or has just made."""
+    """Return the address of a tensor that the caller has checked or created; only check that it has memory."""
     address = tensor.data_ptr()
     if not address:
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} must have memory")
@@ -41,7 +43,10 @@ def compared(tensor: torch.Tensor) -> int:
 
 
 def pointer_to_read(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: Size, kept: List[torch.Tensor]) -> int:
-    """Return :func:`pointer` of a tensor that is only read, or of a contiguous copy, which is added to ``kept``."""
+    """Return :func:`pointer` of a tensor that native code only reads.
+
+    A tensor that is not contiguous is copied; the copy is appended to ``kept``, which must outlive the call.
+    """
     if tensor.layout is torch.strided and (tensor.is_neg() or not tensor.is_contiguous()):
         tensor = tensor.resolve_neg().contiguous()
         kept.append(tensor)
@@ -51,9 +56,9 @@ def pointer_to_read(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: S
 def _refusal(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: Size) -> Exception:
     shape = f"{size} elements" if isinstance(size, int) else f"shape {tuple(size)}"
     expected = f"{name} must be a contiguous {dtype} tensor of {shape} on the CPU"
-    found = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+    got = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
     if tensor.layout is not torch.strided:
-        found += f", {tensor.layout}"
+        got += f", {tensor.layout}"
     elif tensor.is_neg() or not tensor.is_contiguous():
-        found += ", not contiguous"
-    return (TypeError if tensor.dtype is not dtype else ValueError)(f"{expected}, got {found}")
+        got += ", not contiguous"
+    return (TypeError if tensor.dtype is not dtype else ValueError)(f"{expected}, got {got}")

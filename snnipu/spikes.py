@@ -1,4 +1,4 @@
-"""``SparseSpikes``: a batch of spike trains as the ids of the neurons that spiked."""
+"""``SparseSpikes``: a batch of spike trains, stored as the ids of the neurons that spiked."""
 
 import copy
 import dataclasses
@@ -14,23 +14,23 @@ from snnipu._checks import check_device
 Index = Union[slice, Sequence[int], torch.Tensor]
 MapShape = Optional[Tuple[int, int, int]]
 _TIME_MAJOR = "[T, B, S]"
-# What is saved, in the order of ``SparseSpikes._set``.
+# The attributes that are saved; the first five are the arguments of ``_check_types``.
 _STATE = ("ids", "values", "counts", "num_neurons", "dropped", "outside", "map_shape")
-# Not in files of versions that had no maps.
+# Files of versions without maps lack these attributes.
 _LATER_STATE = ("map_shape",)
 
 
-# What some methods are short for, by the operator's name: operators import this module.
+# Operators that the methods call, by name. The operators' modules import this one, so they register themselves.
 _operators: Dict[str, Callable[..., Any]] = {}
 
 
 def register(**operators: Callable[..., Any]) -> None:
-    """Hand ``SparseSpikes`` the operators that its methods call."""
+    """Register the operators that the methods of ``SparseSpikes`` call."""
     _operators.update(operators)
 
 
 class SpikeTotals(NamedTuple):
-    """How many spikes there were, without the spikes: ``counts`` and ``dropped`` of a :class:`SparseSpikes`."""
+    """The numbers of spikes without the spikes: ``counts`` and ``dropped`` of a :class:`SparseSpikes`."""
 
     counts: torch.Tensor
     num_neurons: int
@@ -54,38 +54,37 @@ class SpikeTotals(NamedTuple):
         return self.counts.device.type != "meta"
 
 
-# A dataclass, so that DistributedDataParallel finds the tensors in it.
+# DistributedDataParallel finds the tensors in dataclasses.
 @dataclasses.dataclass(init=False, repr=False, eq=False)
 class SparseSpikes:
     r"""Spikes of ``num_neurons`` neurons over ``T`` time steps and ``B`` samples, as ids in ``S`` slots a step.
 
     At step ``t`` of sample ``b``, with ``spikes, carried = counts[t, b]``:
 
-    * slots ``[0, spikes)`` hold the neurons that spiked, with the value of the spike (1 unless told otherwise);
-    * slots ``[spikes, carried)`` hold neurons that did not spike but carry gradient, with value 0: the membrane was
+    * slots ``[0, spikes)`` hold the neurons that spiked. The value of a spike is 1, or a graded spike's;
+    * slots ``[spikes, carried)`` are gradient-only, with value 0. Their neurons did not spike, but the membrane was
       above the second threshold (``grad_threshold``);
     * slots from ``carried`` on are padding and are never read.
 
-    Gradients between layers flow through ``values``, at every carried slot.
+    The slots ``[0, carried)`` are called the carried slots. Gradients between layers flow through ``values``, at every
+    carried slot.
 
-    What is passed in is checked, for which the host waits where it is on a GPU, and so is what is loaded from a file;
-    what operators return is not. ``torch.load(..., weights_only=True)`` takes spikes from PyTorch 2.4 on. To PyTorch's
-    pytrees spikes are a node, with their tensors as its leaves.
+    The constructor checks its arguments. The check of tensors on a GPU makes the host wait. Spikes that are loaded from
+    a file are checked, too; results of operators are not. ``torch.load(..., weights_only=True)`` accepts spikes from
+    PyTorch 2.4 on. The class is registered as a node of PyTorch's pytrees; its tensors are the leaves.
 
     Args:
         ids: int32 ``[T, B, S]``, each in ``[0, num_neurons)``, no id twice in a step of a sample.
         values: float32 or float64 ``[T, B, S]``.
-        counts: int32 ``[T, B, 2]``: spikes, and spikes + slots that only carry gradient; at most ``S``.
-        num_neurons: how many neurons there are.
-        dropped: int32 ``[T, B, 2]``: spikes, and spikes + gradient slots, that did not fit into ``S``; None: none.
-        map_shape: ``(C, H, W)`` where the neurons are those of ``C`` maps, neuron ``(c * H + y) * W + x`` at ``y, x``
-            of map ``c``; None: they are a row. Layers on maps tell it, and read it.
-
-    Attributes:
-        outside: events outside the time window that :meth:`from_events` left out on request.
+        counts: int32 ``[T, B, 2]``: the numbers of spikes and of carried slots, at most ``S``.
+        num_neurons: the number of neurons N.
+        dropped: int32 ``[T, B, 2]``: the spikes and the carried slots that did not fit into ``S``. None: all fitted.
+        outside: the number of events outside the time window that :meth:`from_events` dropped.
+        map_shape: ``(C, H, W)`` if the neurons are those of ``C`` maps: neuron ``(c * H + y) * W + x`` is at ``y, x``
+            of map ``c``. None: the neurons are a row. Convolutions and pools set and read the shape.
 
     Raises:
-        TypeError, ValueError: a shape, dtype, device, count or id that does not fit; the message names it.
+        TypeError, ValueError: a shape, dtype, device, count or id is wrong; the message names the argument.
     """
 
     ids: torch.Tensor
@@ -125,7 +124,7 @@ class SparseSpikes:
         outside: int = 0,
         map_shape: MapShape = None,
     ) -> "SparseSpikes":
-        """What an op of this package returned: nothing is checked."""
+        """Return spikes made of the results of an operator of this package, without checks."""
         spikes = cls.__new__(cls)
         spikes.ids, spikes.values, spikes.counts = ids, values, counts
         spikes.num_neurons, spikes.dropped, spikes.outside, spikes.map_shape = num_neurons, dropped, outside, map_shape
@@ -139,16 +138,16 @@ class SparseSpikes:
 
     def __getstate__(self) -> Dict[str, Any]:
         state = {name: getattr(self, name) for name in _STATE}
-        for name in ("ids", "counts", "dropped"):  # floats of a PopART operator
+        for name in ("ids", "counts", "dropped"):  # a PopART operator returns them as floats
             if state[name] is not None and state[name].is_floating_point():
                 state[name] = state[name].to(torch.int32)
         return state
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        # A file may be damaged or forged, and kernels trust ids.
+        # A file may be damaged or forged, and kernels do not check ids.
         if not isinstance(state, dict) or set(state) | set(_LATER_STATE) != set(_STATE):
-            found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
-            raise ValueError(f"saved SparseSpikes must hold {list(_STATE)}, got {found}")
+            names = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
+            raise ValueError(f"saved SparseSpikes must hold {list(_STATE)}, got {names}")
         _check_types(*(state[name] for name in _STATE[:5]))
         _check_outside(state["outside"])
         state = {**state, "map_shape": check_map_shape(state.get("map_shape"), state["num_neurons"])}
@@ -167,7 +166,10 @@ class SparseSpikes:
     def from_dense(
         cls, x: torch.Tensor, max_spikes: Optional[int] = None, *, overflow: str = "lowest"
     ) -> "SparseSpikes":
-        """The nonzero elements of ``x`` ``[T, B, N]``, with their values: :func:`snnipu.ops.dense_to_sparse`."""
+        """Return the nonzero elements of ``x`` ``[T, B, N]``, with their values.
+
+        The arguments and errors are those of :func:`snnipu.ops.dense_to_sparse`.
+        """
         return _operators["dense_to_sparse"](x, max_spikes, overflow=overflow)
 
     @classmethod
@@ -186,29 +188,29 @@ class SparseSpikes:
         values: str = "binary",
         outside: str = "raise",
     ) -> "SparseSpikes":
-        """Events, as event cameras and spike recordings give them, binned into time steps.
+        """Bin events, such as those of event cameras and spike recordings, into time steps.
 
         An event at time ``τ`` falls into step ``floor(τ / step)``. Events need not be sorted. The work is done on the
-        CPU, and the result is there, wherever the events are.
+        CPU. The result is on the CPU, even if the events are on a GPU.
 
         Args:
-            times: time of each event, from 0; any unit. A tensor, an array or a list, as are the next two.
-            units: which neuron, in ``[0, num_neurons)``.
-            samples: which sample of the batch, in ``[0, batch_size)``; None: all of one sample.
-            num_steps: time steps T of the window.
-            num_neurons: how many neurons there are.
-            batch_size: samples; None: the highest of ``samples`` + 1.
-            step: length of a time step in the unit of ``times``.
-            max_spikes: slots; None: as many as the busiest step needs.
-            overflow: what is dropped where a step has more: see :func:`snnipu.ops.select_spikes`.
-            values: of several events of one unit in one step: ``"binary"``, one spike of value 1; ``"count"``, one
-                spike whose value is their number.
-            outside: of events at or behind ``num_steps * step``: ``"raise"`` an error, or ``"drop"`` them; how many
-                were dropped is told by ``.outside``.
+            times: the time of each event, at least 0, in any unit: a tensor, an array or a list.
+            units: the neuron of each event, in ``[0, num_neurons)``, likewise.
+            samples: the sample of each event, in ``[0, batch_size)``, likewise. None: all events are of one sample.
+            num_steps: the number of time steps T.
+            num_neurons: the number of neurons N.
+            batch_size: the number of samples B. None: the highest of ``samples``, plus 1.
+            step: the length of a time step in the unit of ``times``.
+            max_spikes: the number of slots. None: as many as the busiest step needs.
+            overflow: the order in which spikes are dropped, see :func:`snnipu.ops.select_spikes`.
+            values: the value of a spike made of several events of one neuron in one step. ``"binary"``: 1;
+                ``"count"``: the number of events.
+            outside: the treatment of events at or after ``num_steps * step``. ``"raise"``: an error; ``"drop"``: they
+                are dropped, and ``.outside`` is their number.
 
         Raises:
-            TypeError, ValueError: the message names the argument; so for ids out of range, negative or NaN times,
-                arrays of different lengths.
+            TypeError, ValueError: an argument is wrong: ids out of range, negative or NaN times, arrays of different
+                lengths. The message names the argument.
         """
         return _operators["bin_events"](
             times,
@@ -225,40 +227,43 @@ class SparseSpikes:
         )
 
     def to_dense(self) -> torch.Tensor:
-        """``[T, B, N]``, differentiable in ``values``: :func:`snnipu.ops.sparse_to_dense`."""
+        """Return the spikes as a dense tensor ``[T, B, N]``, differentiable in ``values``.
+
+        See :func:`snnipu.ops.sparse_to_dense`.
+        """
         return _operators["sparse_to_dense"](self)
 
     def spike_count(self) -> torch.Tensor:
-        """Sum of each neuron's spikes over time, ``[B, N]``, differentiable in ``values``."""
-        if self.ids.is_floating_point():  # of a PopART operator
+        """Return the sum of each neuron's spikes over time, ``[B, N]``, differentiable in ``values``."""
+        if self.ids.is_floating_point():  # a PopART operator returns ids as floats
             return self.to_dense().sum(0)
         return _operators["spike_count"](self)
 
-    # ---- what it holds
+    # ---- properties
 
     @property
     def shape(self) -> torch.Size:
-        """Of the dense form: ``[T, B, N]``."""
+        """Shape of the dense form: ``[T, B, N]``."""
         return torch.Size([*self.ids.shape[:2], self.num_neurons])
 
     @property
     def num_steps(self) -> int:
-        """Time steps T."""
+        """Number of time steps T."""
         return self.ids.shape[0]
 
     @property
     def batch_size(self) -> int:
-        """Samples B."""
+        """Number of samples B."""
         return self.ids.shape[1]
 
     @property
     def capacity(self) -> int:
-        """Slots S."""
+        """Number of slots S."""
         return self.ids.shape[2]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of ``values``."""
+        """Dtype of ``values``."""
         return self.values.dtype
 
     @property
@@ -271,7 +276,7 @@ class SparseSpikes:
 
     @property
     def num_spikes(self) -> int:
-        """Spikes in all."""
+        """Number of spikes of all steps and samples."""
         return self._totals().num_spikes
 
     @property
@@ -281,7 +286,7 @@ class SparseSpikes:
 
     @property
     def overflow(self) -> int:
-        """Spikes that did not fit into the slots and were dropped."""
+        """Number of spikes that did not fit into the slots and were dropped."""
         return self._totals().overflow
 
     def __len__(self) -> int:
@@ -305,7 +310,10 @@ class SparseSpikes:
     # ---- parts and copies
 
     def __getitem__(self, index: Union[Index, Tuple[Index, ...]]) -> "SparseSpikes":
-        """Time steps and samples: ``spikes[:50]``, ``spikes[:, 2:4]``, ``spikes[:, [0, 5]]``; both dimensions stay."""
+        """Select time steps and samples; both dimensions stay.
+
+        Examples: ``spikes[:50]``, ``spikes[:, 2:4]``, ``spikes[:, [0, 5]]``.
+        """
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) > 2:
             raise IndexError(f"SparseSpikes has two dimensions to index, time and batch, got {len(parts)} indices")
@@ -329,11 +337,11 @@ class SparseSpikes:
         return self._with(ids=change(self.ids), values=change(self.values), counts=change(self.counts), dropped=dropped)
 
     def with_maps(self, map_shape: MapShape) -> "SparseSpikes":
-        """The same spikes, of neurons that are those of maps ``(C, H, W)``; None: of a row of neurons."""
+        """Return the same spikes with this ``map_shape``: maps ``(C, H, W)``, or None for a row of neurons."""
         return self._with(map_shape=check_map_shape(map_shape, self.num_neurons))
 
     def to(self, *args: Any, **kwargs: Any) -> "SparseSpikes":
-        """As ``torch.Tensor.to``: a device moves all, a floating dtype changes ``values``."""
+        """Like ``torch.Tensor.to``: move all tensors to a device, or convert ``values`` to a floating dtype."""
         values = self.values.to(*args, **kwargs)
         if values.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"dtype of SparseSpikes must be float32 or float64, got {values.dtype}")
@@ -349,7 +357,7 @@ class SparseSpikes:
         return self.to("cuda" if device is None else torch.device("cuda", device), non_blocking=non_blocking)
 
     def pin_memory(self) -> "SparseSpikes":
-        """A copy in page-locked memory, as ``DataLoader(pin_memory=True)`` asks for."""
+        """Return a copy in page-locked memory; ``DataLoader(pin_memory=True)`` calls this method."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def detach(self) -> "SparseSpikes":
@@ -366,12 +374,16 @@ class SparseSpikes:
         return self
 
     def trim(self) -> "SparseSpikes":
-        """With as many slots as the busiest step needs."""
+        """Return the same spikes in as many slots as the busiest step needs."""
         most = int(self.counts[..., 1].max()) if self.counts.numel() else 0
         return self._with(ids=self.ids[..., :most].contiguous(), values=self.values[..., :most].contiguous())
 
     def limit(self, max_spikes: int, *, overflow: str = "lowest") -> "SparseSpikes":
-        """In at most ``max_spikes`` slots; what does not fit is dropped in the order of ``overflow`` and counted."""
+        """Return the spikes in at most ``max_spikes`` slots.
+
+        Spikes that do not fit are dropped in the order of ``overflow`` (see :func:`snnipu.ops.select_spikes`), and
+        counted in ``dropped``.
+        """
         ids, slots, counts, dropped = _operators["limit"](self, max_spikes, overflow)
         values = self.values.gather(2, slots)
         if self.dropped is not None:
@@ -380,16 +392,21 @@ class SparseSpikes:
 
     @classmethod
     def cat(cls, parts: Sequence["SparseSpikes"]) -> "SparseSpikes":
-        """The samples of several batches of the same length and number of neurons, one behind the other."""
+        """Concatenate batches along the batch dimension.
+
+        Raises:
+            TypeError: ``parts`` is empty or holds something else than SparseSpikes.
+            ValueError: the parts differ in time steps, neurons or maps.
+        """
         parts = list(parts)
         if not parts or not all(isinstance(part, SparseSpikes) for part in parts):
             raise TypeError(f"parts must be one or more SparseSpikes, got {[type(part).__name__ for part in parts]}")
         sizes = sorted({(part.num_steps, part.num_neurons) for part in parts})
         if len(sizes) > 1:
             raise ValueError(f"parts must agree in time steps and neurons, got {sizes}")
-        known = sorted({part.map_shape for part in parts if part.map_shape is not None})
-        if len(known) > 1:
-            raise ValueError(f"parts must agree in map_shape, got {known}")
+        map_shapes = sorted({part.map_shape for part in parts if part.map_shape is not None})
+        if len(map_shapes) > 1:
+            raise ValueError(f"parts must agree in map_shape, got {map_shapes}")
         slots = max(part.capacity for part in parts)
 
         def widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -397,8 +414,8 @@ class SparseSpikes:
 
         dropped = None
         if any(part.dropped is not None for part in parts):
-            none = [torch.zeros_like(part.counts) if part.dropped is None else part.dropped for part in parts]
-            dropped = torch.cat(none, 1)
+            drops = [torch.zeros_like(part.counts) if part.dropped is None else part.dropped for part in parts]
+            dropped = torch.cat(drops, 1)
         return cls._trusted(
             torch.cat([widened(part.ids) for part in parts], 1),
             torch.cat([widened(part.values) for part in parts], 1),
@@ -406,7 +423,7 @@ class SparseSpikes:
             parts[0].num_neurons,
             dropped,
             sum(part.outside for part in parts),
-            known[0] if known else None,
+            map_shapes[0] if map_shapes else None,
         )
 
 
@@ -435,25 +452,25 @@ def _flattened(spikes: SparseSpikes) -> Tuple[List[Any], Tuple[Any, ...]]:
 
 
 def _unflattened(leaves: Iterable[Any], context: Any) -> SparseSpikes:
-    # Not only tensors: whatever a function made of them.
+    # Leaves need not be tensors: tree_map calls this function with any function's results.
     ids, values, counts, dropped = leaves
     num_neurons, outside, *maps = context
-    # A context that was written to a file has lists for tuples.
+    # JSON turned the tuples of a context that was saved into lists.
     map_shape = tuple(maps[0]) if maps and maps[0] is not None else None
     return SparseSpikes._trusted(ids, values, counts, num_neurons, dropped, outside, map_shape)
 
 
 def _flattened_with_keys(spikes: SparseSpikes) -> Tuple[List[Any], Tuple[Any, ...]]:
-    """As :func:`_flattened`, each leaf with its name: ``torch.export`` asks for it."""
+    """Return :func:`_flattened` with a name for each leaf, for ``torch.export``."""
     leaves, context = _flattened(spikes)
     names = ("ids", "values", "counts", "dropped")
     return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves)], context
 
 
 def _register() -> None:
-    """Make spikes known to PyTorch: as a pytree's node, and as a class that a file of weights may hold."""
+    """Register SparseSpikes with PyTorch: as a node of pytrees, and as a class that ``weights_only`` may load."""
     if hasattr(pytree, "register_pytree_node"):
-        known = inspect.signature(pytree.register_pytree_node).parameters
+        keywords = inspect.signature(pytree.register_pytree_node).parameters
         pytree.register_pytree_node(
             SparseSpikes,
             _flattened,
@@ -461,13 +478,13 @@ def _register() -> None:
             serialized_type_name="snnipu.SparseSpikes",
             to_dumpable_context=list,
             from_dumpable_context=tuple,
-            **({"flatten_with_keys_fn": _flattened_with_keys} if "flatten_with_keys_fn" in known else {}),
+            **({"flatten_with_keys_fn": _flattened_with_keys} if "flatten_with_keys_fn" in keywords else {}),
         )
     else:  # before PyTorch 2.2
         pytree._register_pytree_node(SparseSpikes, _flattened, _unflattened)
     if hasattr(torch.serialization, "add_safe_globals"):
         torch.serialization.add_safe_globals([SparseSpikes])
-    # From one process of a DataLoader to another nothing is checked.
+    # Spikes that pass between the processes of a DataLoader need no check.
     ForkingPickler.register(SparseSpikes, lambda spikes: (_unflattened, _flattened(spikes)))
 
 
@@ -475,7 +492,7 @@ _register()
 
 
 def check_num_neurons(num_neurons: object) -> None:
-    """``num_neurons`` is a positive int that an int32 id can name."""
+    """Check that ``num_neurons`` is a positive int that fits int32, the dtype of ids."""
     if isinstance(num_neurons, bool) or not isinstance(num_neurons, int):
         raise TypeError(f"num_neurons must be an int, got {num_neurons!r}")
     if not 1 <= num_neurons < 2**31:
@@ -483,7 +500,7 @@ def check_num_neurons(num_neurons: object) -> None:
 
 
 def check_map_shape(map_shape: object, num_neurons: int) -> MapShape:
-    """``map_shape`` is None or three positive ints whose product is ``num_neurons``."""
+    """Check that ``map_shape`` is None or three positive ints whose product is ``num_neurons``; return it."""
     if map_shape is None:
         return None
     if not isinstance(map_shape, (tuple, list)) or len(map_shape) != 3:
@@ -501,9 +518,11 @@ def check_map_shape(map_shape: object, num_neurons: int) -> MapShape:
 
 def _check_types(ids: object, values: object, counts: object, num_neurons: object, dropped: object) -> None:
     check_num_neurons(num_neurons)
-    wanted = [("ids", ids, (torch.int32,)), ("values", values, (torch.float32, torch.float64))]
-    wanted += [("counts", counts, (torch.int32,))] + ([] if dropped is None else [("dropped", dropped, (torch.int32,))])
-    for name, tensor, dtypes in wanted:
+    tensors = [("ids", ids, (torch.int32,)), ("values", values, (torch.float32, torch.float64))]
+    tensors += [("counts", counts, (torch.int32,))] + (
+        [] if dropped is None else [("dropped", dropped, (torch.int32,))]
+    )
+    for name, tensor, dtypes in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
         if tensor.dtype not in dtypes:
@@ -514,7 +533,7 @@ def _check_types(ids: object, values: object, counts: object, num_neurons: objec
         raise ValueError(f"ids must have shape {_TIME_MAJOR}, got {tuple(ids.shape)}")
     pair = (*ids.shape[:2], 2)
     shapes = {"ids": tuple(ids.shape), "values": tuple(ids.shape), "counts": pair, "dropped": pair}
-    for name, tensor, _ in wanted:
+    for name, tensor, _ in tensors:
         assert isinstance(tensor, torch.Tensor)
         if tuple(tensor.shape) != shapes[name]:
             raise ValueError(f"{name} must have shape {shapes[name]}, as ids says, got {tuple(tensor.shape)}")
@@ -533,16 +552,20 @@ def _check_contents(ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -
     slots = ids.shape[2]
     if slots > 1:
         used = torch.arange(slots, device=ids.device) < counts[..., 1:]
-        # Padding gets numbers of its own, below every id.
+        # Each slot of padding gets another negative number: no two are equal, and none equals an id.
         marked = torch.where(used, ids.long(), -1 - torch.arange(slots, device=ids.device)).sort(-1).values
-        twice = (marked[..., 1:] == marked[..., :-1]).any(-1)
-        if bool(twice.any()):
-            t, b = twice.nonzero()[0].tolist()
+        repeated = (marked[..., 1:] == marked[..., :-1]).any(-1)
+        if bool(repeated.any()):
+            t, b = repeated.nonzero()[0].tolist()
             raise ValueError(f"ids must not name a neuron twice in a step: step {t}, sample {b}")
 
 
 def check_ids(ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> None:
-    """Counts are ordered and within the slots, ids within the neurons; else a ValueError that says where."""
+    """Check that 0 <= spikes <= carried <= slots in each step, and that ids of carried slots are neurons.
+
+    Raises:
+        ValueError: the message names the step, the sample and the slot.
+    """
     slots = ids.shape[2]
     spikes, carried = counts[..., 0], counts[..., 1]
     wrong = (spikes < 0) | (carried < spikes) | (carried > slots)

@@ -1,8 +1,8 @@
-"""Surrogate gradients under snnTorch's names and parameters, as picklable objects the fused kernels understand.
+"""Surrogate gradients with snnTorch's names and parameters, as picklable objects that select a fused kernel.
 
-The forward pass of every surrogate is the Heaviside step ``S = H(u)``, ``u = mem - threshold``, ``H(0) = 0``; the
-backward pass puts a smooth function in the place of ``dS/du``. Equations: snnTorch's documentation of
-``snntorch.surrogate``; those of the kernels are in ``snnipu.equations``.
+The forward pass of every surrogate is the Heaviside step ``S = H(u)``, ``u = mem - threshold``, ``H(0) = 0``. The
+backward pass replaces ``dS/du`` by a smooth function. The equations are those of ``snntorch.surrogate``; the kernels
+are generated from ``snnipu.equations``.
 
 ``snnipu.surrogate.atan()`` and ``snntorch.surrogate.atan()`` are interchangeable wherever a ``spike_grad`` is expected.
 """
@@ -21,13 +21,13 @@ from snnipu._names import installed
 SpikeGrad = Callable[[torch.Tensor], torch.Tensor]
 
 
-# The numbers that each equation takes, after u and the gradient.
+# Each equation with the count of numbers that it takes after u and the gradient.
 _EQUATIONS = [(equation, len(inspect.signature(equation).parameters) - 2) for equation in equations.SURROGATES]
 _NUMBERS = {equation: number for number, equation in enumerate(equations.SURROGATES)}
 
 
 class Kernel(NamedTuple):
-    """A surrogate that kernels know: its place in ``snnipu.equations.SURROGATES``, and its two numbers."""
+    """A surrogate of the kernels: its index in ``snnipu.equations.SURROGATES``, and its two numbers."""
 
     id: int
     a: float
@@ -39,12 +39,12 @@ class Kernel(NamedTuple):
         return cls(_NUMBERS[equation], a, b)
 
     def plain(self) -> Tuple[int, float, float]:
-        """The three numbers as a tuple of Python's."""
+        """Return the three fields as a plain tuple."""
         return self.id, self.a, self.b
 
     @property
     def is_zero(self) -> bool:
-        """Return True if no gradient passes at all."""
+        """Return True if the gradient is 0 everywhere."""
         return self.id == _NUMBERS[equations.fast_sigmoid] and self.b == math.inf
 
 
@@ -75,21 +75,26 @@ class _Spike(torch.autograd.Function):
 
 
 def spike(u: torch.Tensor, kernel: Kernel) -> torch.Tensor:
-    """Spikes of ``u``, of its shape and snnTorch's dtype, with a native surrogate's gradient."""
+    """Return the spikes ``H(u)`` in snnTorch's dtype, with the gradient of a surrogate of the kernels."""
     return spike_of(u, *kernel)
 
 
 def spike_of(u: torch.Tensor, number: int, a: float, b: float) -> torch.Tensor:
-    """:func:`spike` with the fields of the kernel; one node of the graphs of ``snnipu.compiler``."""
+    """Return :func:`spike` for the fields of a kernel; one node in the graphs of ``snnipu.compiler``."""
     return _Spike.apply(u, Kernel(number, a, b))
 
 
 class Surrogate:
-    """A spike function ``S = H(u)`` with a surrogate gradient; call it with ``u`` as a function of snnTorch's.
+    """A spike function ``S = H(u)`` with a surrogate gradient; it is called with ``u`` like snnTorch's functions.
 
-    ``kernel`` tells which native surrogate it is, or is None where the gradient is evaluated in PyTorch (random,
-    user-defined, or of another formula in the installed snnTorch): the forward pass and the recurrence of the backward
-    pass are fused all the same.
+    Args:
+        name: the name of the factory in this module.
+        parameters: the factory's parameters.
+
+    Attributes:
+        kernel: the surrogate of the kernels, or None if the gradient is evaluated in PyTorch. This is so for random and
+            user-defined surrogates, and if the installed snnTorch has another formula. The forward pass and the
+            recurrence of the backward pass are fused even then.
     """
 
     def __init__(self, name: str, **parameters: Any) -> None:
@@ -100,15 +105,15 @@ class Surrogate:
         self.kernel: Optional[Kernel] = build(**parameters) if build else None
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor:
-        """Spikes of ``u = mem - threshold``, of the same shape, differentiable through the surrogate.
+        """Return the spikes of ``u = mem - threshold``, of the same shape, differentiable by the surrogate.
 
-        Their dtype is the installed snnTorch's: float32 in 1.0, that of ``u`` in a later one.
+        The dtype is that of the installed snnTorch: float32 in version 1.0, the dtype of ``u`` later.
         """
         if _route.uses_operator(self._op, "SurrogateSpike"):
             return _route.call("surrogate_spike", u, self.kernel)
         if self.kernel is not None:
             if self.kernel.is_zero and _route.is_exporting():
-                # A saved trace holds no autograd function.
+                # A saved trace cannot hold an autograd function.
                 return (u > 0).to(installed.spike_dtype(u.dtype))
             return spike(u, self.kernel)
         spikes: torch.Tensor = getattr(snntorch.surrogate, self.name)(*self.parameters.values())(u)
@@ -120,7 +125,7 @@ class Surrogate:
         return (self.name, self.parameters) == (other.name, other.parameters)
 
     def __hash__(self) -> int:
-        # TorchDynamo 2.9 asks objects that it has not filled in yet.
+        # TorchDynamo 2.9 hashes objects before it has set their attributes.
         return hash(getattr(self, "name", None))
 
     def __repr__(self) -> str:
@@ -134,14 +139,14 @@ _KERNELS: Dict[str, Callable[..., Kernel]] = {
     "triangular": lambda threshold: Kernel.of(equations.triangular, threshold),
     "fast_sigmoid": lambda slope: Kernel.of(equations.fast_sigmoid, slope, -math.inf),
     "SFS": lambda slope, B: Kernel.of(equations.fast_sigmoid, slope, B),
-    # No gradient: cut off everywhere.
+    # The cutoff is infinite, so the gradient is 0 everywhere.
     "no_gradient": lambda: Kernel.of(equations.fast_sigmoid, 1.0, math.inf),
     "atan": lambda alpha: Kernel.of(equations.atan, alpha),
     "sigmoid": lambda slope: Kernel.of(equations.sigmoid, slope),
     "spike_rate_escape": lambda beta, slope: Kernel.of(equations.spike_rate_escape, beta, slope),
 }
 
-# Parameters with which each formula is compared with the installed snnTorch's.
+# The parameters used to compare each formula with the installed snnTorch.
 _TRIED: Dict[str, Tuple[float, ...]] = {
     "straight_through_estimator": (),
     "heaviside": (),
@@ -224,7 +229,15 @@ def SFS(slope: float = 25, B: float = 1) -> Surrogate:
 def custom_surrogate(
     custom_surrogate_function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Surrogate:
-    """``custom_surrogate_function(u, grad, spikes)`` gives the gradient with respect to ``u``, one time step a call."""
+    """``dS/du`` of a user's function, evaluated in PyTorch.
+
+    Args:
+        custom_surrogate_function: called as ``custom_surrogate_function(u, grad, spikes)`` once per time step; it
+            returns the gradient with respect to ``u``.
+
+    Raises:
+        TypeError: the argument is not callable.
+    """
     if not callable(custom_surrogate_function):
         raise TypeError(f"custom_surrogate_function must be callable, got {custom_surrogate_function!r}")
     return Surrogate("custom_surrogate", custom_surrogate_function=custom_surrogate_function)
@@ -249,10 +262,10 @@ _FACTORIES: Dict[str, Callable[..., Surrogate]] = {
 
 
 def as_surrogate(spike_grad: Union[Surrogate, SpikeGrad, None]) -> Optional[Surrogate]:
-    """The :class:`Surrogate` that ``spike_grad`` is: ours, or what one of snnTorch's factories returned.
+    """Convert ``spike_grad`` to a :class:`Surrogate`: a Surrogate, or the result of one of snnTorch's factories.
 
-    ``None`` stands for snnTorch's default, :func:`atan`. Returns None for any other callable, whose forward pass is not
-    known to be the Heaviside step.
+    ``None`` means snnTorch's default, :func:`atan`. The result is None for any other callable: its forward pass may
+    differ from the Heaviside step.
     """
     if spike_grad is None:
         return atan()
@@ -271,7 +284,7 @@ def as_surrogate(spike_grad: Union[Surrogate, SpikeGrad, None]) -> Optional[Surr
     try:
         return factory(**values)
     except (TypeError, RuntimeError):
-        return None  # a parameter that is no number: a learnable slope, say
+        return None  # a parameter is no number, for example a learnable slope
 
 
 def __getattr__(name: str) -> Any:
