@@ -41,7 +41,7 @@ def memory_order(x: torch.Tensor, num_steps: Optional[int]) -> Optional[Tuple[in
     return order
 
 
-def fits(argument: object, step_shape: torch.Size) -> bool:
+def broadcasts_to(argument: object, step_shape: torch.Size) -> bool:
     """Return True if ``argument`` broadcasts to a step, or is no tensor and is checked elsewhere."""
     if not isinstance(argument, torch.Tensor):
         return True
@@ -49,17 +49,17 @@ def fits(argument: object, step_shape: torch.Size) -> bool:
     return argument.dim() <= len(step_shape) and all(size in (1, step_size) for size, step_size in sizes)
 
 
-def in_order(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """Return a view with the last dimensions, those of a step, permuted by ``order``."""
+def permute_step(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Return a view with the last dimensions, those of a step, permute_argument by ``order``."""
     first = tensor.dim() - len(order)
     return tensor.permute(*range(first), *(first + dim for dim in order))
 
 
-def permuted(argument: Any, order: Sequence[int]) -> Any:
-    """Return a view of a state or parameter for steps whose dimensions are permuted by ``order``."""
+def permute_argument(argument: Any, order: Sequence[int]) -> Any:
+    """Return a view of a state or parameter for steps whose dimensions are permute_argument by ``order``."""
     if not isinstance(argument, torch.Tensor) or argument.dim() == 0:
         return argument
-    return in_order(argument.reshape((1,) * (len(order) - argument.dim()) + argument.shape), order)
+    return permute_step(argument.reshape((1,) * (len(order) - argument.dim()) + argument.shape), order)
 
 
 def upstream_rows(grad: Optional[torch.Tensor], steps: int) -> Sequence[Optional[torch.Tensor]]:

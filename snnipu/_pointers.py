@@ -34,7 +34,7 @@ def pointer(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: Size) -> 
     return address
 
 
-def compared(tensor: torch.Tensor) -> int:
+def trusted_pointer(tensor: torch.Tensor) -> int:
     """Return the address of a tensor that the caller has checked or created; only check that it has memory."""
     address = tensor.data_ptr()
     if not address:

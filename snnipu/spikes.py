@@ -130,7 +130,7 @@ class SparseSpikes:
         spikes.num_neurons, spikes.dropped, spikes.outside, spikes.map_shape = num_neurons, dropped, outside, map_shape
         return spikes
 
-    def _with(self, **changed: Any) -> "SparseSpikes":
+    def _replace(self, **changed: Any) -> "SparseSpikes":
         """Return these spikes with some attributes replaced; nothing is checked."""
         return self._trusted(**{**{name: getattr(self, name) for name in _STATE}, **changed})
 
@@ -155,10 +155,10 @@ class SparseSpikes:
         vars(self).update(state)
 
     def __copy__(self) -> "SparseSpikes":
-        return self._map(lambda tensor: tensor)
+        return self._map_tensors(lambda tensor: tensor)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "SparseSpikes":
-        return self._map(lambda tensor: copy.deepcopy(tensor, memo))
+        return self._map_tensors(lambda tensor: copy.deepcopy(tensor, memo))
 
     # ---- from and to other forms
 
@@ -330,15 +330,17 @@ class SparseSpikes:
             at = (slice(None),) * dim + (part,)
             ids, values, counts = ids[at], values[at], counts[at]
             dropped = None if dropped is None else dropped[at]
-        return self._with(ids=ids, values=values, counts=counts, dropped=dropped, outside=0)
+        return self._replace(ids=ids, values=values, counts=counts, dropped=dropped, outside=0)
 
-    def _map(self, change: Any) -> "SparseSpikes":
+    def _map_tensors(self, change: Any) -> "SparseSpikes":
         dropped = None if self.dropped is None else change(self.dropped)
-        return self._with(ids=change(self.ids), values=change(self.values), counts=change(self.counts), dropped=dropped)
+        return self._replace(
+            ids=change(self.ids), values=change(self.values), counts=change(self.counts), dropped=dropped
+        )
 
     def with_maps(self, map_shape: MapShape) -> "SparseSpikes":
         """Return the same spikes with this ``map_shape``: maps ``(C, H, W)``, or None for a row of neurons."""
-        return self._with(map_shape=check_map_shape(map_shape, self.num_neurons))
+        return self._replace(map_shape=check_map_shape(map_shape, self.num_neurons))
 
     def to(self, *args: Any, **kwargs: Any) -> "SparseSpikes":
         """Like ``torch.Tensor.to``: move all tensors to a device, or convert ``values`` to a floating dtype."""
@@ -346,7 +348,7 @@ class SparseSpikes:
         if values.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"dtype of SparseSpikes must be float32 or float64, got {values.dtype}")
         non_blocking = bool(kwargs.get("non_blocking", False))
-        moved = self._map(lambda tensor: tensor.to(values.device, non_blocking=non_blocking))
+        moved = self._map_tensors(lambda tensor: tensor.to(values.device, non_blocking=non_blocking))
         moved.values = values
         return moved
 
@@ -358,16 +360,16 @@ class SparseSpikes:
 
     def pin_memory(self) -> "SparseSpikes":
         """Return a copy in page-locked memory; ``DataLoader(pin_memory=True)`` calls this method."""
-        return self._map(lambda tensor: tensor.pin_memory())
+        return self._map_tensors(lambda tensor: tensor.pin_memory())
 
     def detach(self) -> "SparseSpikes":
-        return self._with(values=self.values.detach())
+        return self._replace(values=self.values.detach())
 
     def _totals(self) -> SpikeTotals:
         return SpikeTotals(self.counts, self.num_neurons, self.dropped)
 
     def clone(self) -> "SparseSpikes":
-        return self._map(torch.clone)
+        return self._map_tensors(torch.clone)
 
     def requires_grad_(self, requires_grad: bool = True) -> "SparseSpikes":
         self.values.requires_grad_(requires_grad)
@@ -376,7 +378,7 @@ class SparseSpikes:
     def trim(self) -> "SparseSpikes":
         """Return the same spikes in as many slots as the busiest step needs."""
         most = int(self.counts[..., 1].max()) if self.counts.numel() else 0
-        return self._with(ids=self.ids[..., :most].contiguous(), values=self.values[..., :most].contiguous())
+        return self._replace(ids=self.ids[..., :most].contiguous(), values=self.values[..., :most].contiguous())
 
     def limit(self, max_spikes: int, *, overflow: str = "lowest") -> "SparseSpikes":
         """Return the spikes in at most ``max_spikes`` slots.
@@ -388,7 +390,7 @@ class SparseSpikes:
         values = self.values.gather(2, slots)
         if self.dropped is not None:
             dropped = dropped + self.dropped
-        return self._with(ids=ids, values=values, counts=counts, dropped=dropped)
+        return self._replace(ids=ids, values=values, counts=counts, dropped=dropped)
 
     @classmethod
     def cat(cls, parts: Sequence["SparseSpikes"]) -> "SparseSpikes":
@@ -446,12 +448,12 @@ def collate(batch: List[Any]) -> Any:
     return torch.utils.data.default_collate(batch)
 
 
-def _flattened(spikes: SparseSpikes) -> Tuple[List[Any], Tuple[Any, ...]]:
+def _flatten(spikes: SparseSpikes) -> Tuple[List[Any], Tuple[Any, ...]]:
     maps = None if spikes.map_shape is None else tuple(spikes.map_shape)
     return [spikes.ids, spikes.values, spikes.counts, spikes.dropped], (spikes.num_neurons, spikes.outside, maps)
 
 
-def _unflattened(leaves: Iterable[Any], context: Any) -> SparseSpikes:
+def _unflatten(leaves: Iterable[Any], context: Any) -> SparseSpikes:
     # Leaves need not be tensors: tree_map calls this function with any function's results.
     ids, values, counts, dropped = leaves
     num_neurons, outside, *maps = context
@@ -460,9 +462,9 @@ def _unflattened(leaves: Iterable[Any], context: Any) -> SparseSpikes:
     return SparseSpikes._trusted(ids, values, counts, num_neurons, dropped, outside, map_shape)
 
 
-def _flattened_with_keys(spikes: SparseSpikes) -> Tuple[List[Any], Tuple[Any, ...]]:
-    """Return :func:`_flattened` with a name for each leaf, for ``torch.export``."""
-    leaves, context = _flattened(spikes)
+def _flatten_with_keys(spikes: SparseSpikes) -> Tuple[List[Any], Tuple[Any, ...]]:
+    """Return :func:`_flatten` with a name for each leaf, for ``torch.export``."""
+    leaves, context = _flatten(spikes)
     names = ("ids", "values", "counts", "dropped")
     return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves)], context
 
@@ -473,19 +475,19 @@ def _register() -> None:
         keywords = inspect.signature(pytree.register_pytree_node).parameters
         pytree.register_pytree_node(
             SparseSpikes,
-            _flattened,
-            _unflattened,
+            _flatten,
+            _unflatten,
             serialized_type_name="snnipu.SparseSpikes",
             to_dumpable_context=list,
             from_dumpable_context=tuple,
-            **({"flatten_with_keys_fn": _flattened_with_keys} if "flatten_with_keys_fn" in keywords else {}),
+            **({"flatten_with_keys_fn": _flatten_with_keys} if "flatten_with_keys_fn" in keywords else {}),
         )
     else:  # before PyTorch 2.2
-        pytree._register_pytree_node(SparseSpikes, _flattened, _unflattened)
+        pytree._register_pytree_node(SparseSpikes, _flatten, _unflatten)
     if hasattr(torch.serialization, "add_safe_globals"):
         torch.serialization.add_safe_globals([SparseSpikes])
     # Spikes that pass between the processes of a DataLoader need no check.
-    ForkingPickler.register(SparseSpikes, lambda spikes: (_unflattened, _flattened(spikes)))
+    ForkingPickler.register(SparseSpikes, lambda spikes: (_unflatten, _flatten(spikes)))
 
 
 _register()

@@ -12,7 +12,7 @@ from snnipu.ops import _fixed
 from snnipu.ops._maps import Geometry, PoolGeometry
 from snnipu.ops._slots import AS_NEEDED
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
-from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade, pool_of, words
+from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerResults, pool_of, words
 from snnipu.ops.connections import Connection, Convolution2d, Delayed
 from snnipu.ops.select_spikes import SelectBackward
 from snnipu.ops.sparse_pool2d import PoolBackward
@@ -42,9 +42,9 @@ def packed_weight(weight: torch.Tensor, trusted: bool = False) -> torch.Tensor:
     tells, from the second call with one version on, so that training, where every call has a version of its own, does
     not pay for it. ``trusted``: it has not changed since the last call.
     """
-    fixed = _fixed.of_this_thread()
+    fixed = _fixed.current_fixed_weights()
     if fixed is not None:
-        return fixed.made_of(weight, _pack, _fingerprint)
+        return fixed.get_or_make(weight, _pack, _fingerprint)
     if weight.is_inference():
         return _pack(weight)
     key, identity = id(weight), _fixed.identity(weight)
@@ -366,7 +366,7 @@ def _neurons(a: Any, connected: Connection) -> Dict[str, Any]:
     return given
 
 
-def layer_fwd(a: LayerForward) -> LayerMade:
+def layer_fwd(a: LayerForward) -> LayerResults:
     """CPU kernel of ``snnipu::sparse_lif_sequence_fwd`` and ``snnipu::sparse_conv_lif_sequence_fwd``, and of the latter
     with a pool, ``snnipu::sparse_conv_lif_pool_fwd``."""
     connected, window = a.connection, a.window
@@ -380,7 +380,7 @@ def layer_fwd(a: LayerForward) -> LayerMade:
         pool_of(Geometry(*a.geometry), window)  # raises where there is none
     given = _neurons(a, connected)
     steps, batch = given["steps"], given["batch"]
-    mem = memory.varying(a.weight, (steps, batch, *connected.kept_shape)) if a.store_mem else a.weight.new_empty(0)
+    mem = memory.varying(a.weight, (steps, batch, *connected.stored_shape)) if a.store_mem else a.weight.new_empty(0)
     fired = a.ids.new_empty((steps, batch, words(given["neurons"])))
     made: Dict[str, Any] = {"source": None, "neuron_counts": None}
 
@@ -409,7 +409,7 @@ def layer_fwd(a: LayerForward) -> LayerMade:
     else:
         room(0 if a.capacity == AS_NEEDED else a.capacity)
     memory.used(made["ids_out"], made["values_out"], mem)
-    return LayerMade(**made, fired=fired, mem=mem)
+    return LayerResults(**made, fired=fired, mem=mem)
 
 
 def layer_bwd(a: LayerBackward) -> LayerGradients:
@@ -421,7 +421,7 @@ def layer_bwd(a: LayerBackward) -> LayerGradients:
     made["grad_recurrent"] = a.weight.new_empty((neurons, neurons)) if a.need_recurrent else None
     made["grad_beta"] = torch.empty_like(a.beta) if a.need_beta else None
     made["grad_threshold"] = torch.empty_like(a.threshold) if a.need_threshold else None
-    current = memory.varying(a.weight, (steps, batch, *connected.kept_shape)) if by_product else None
+    current = memory.varying(a.weight, (steps, batch, *connected.stored_shape)) if by_product else None
     if steps * batch:
         given.update(
             weight=None if made["grad_values"] is None else _weight(a, trusted=True),
@@ -444,7 +444,7 @@ def layer_bwd(a: LayerBackward) -> LayerGradients:
     else:
         _zero(made)
     if current is not None:
-        kept = connected.from_kept(current)
+        kept = connected.from_stored(current)
         made["grad_values"] = _dense_adjoint(a, connected, kept, given["delay"], a.input_scale)
     return LayerGradients(**made)
 

@@ -41,25 +41,25 @@ def _steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torc
     return neurons.Steps(found, variant, x.dtype).copy(x.numel(), parameters)
 
 
-def _all_forward(a: recurrent_sequence.ForwardArguments, *made: Any) -> Any:
+def _all_forward(a: recurrent_sequence.RecurrentForwardArguments, *made: Any) -> Any:
     found = _found(a.neuron, a.x.dtype)
     return None if found is None else recurrent.forward(found, a, *made)
 
 
-def _all_backward(a: recurrent_sequence.BackwardArguments, *made: Any) -> Any:
+def _all_backward(a: recurrent_sequence.RecurrentBackwardArguments, *made: Any) -> Any:
     found = _found(a.neuron, a.spk.dtype)
     return None if found is None else recurrent.backward(found, a, *made)
 
 
-_MEANS = recurrent_sequence.Means(_steps, memory.empty, memory.used, _all_forward, _all_backward)
+_MEANS = recurrent_sequence.LoopFunctions(_steps, memory.empty, memory.used, _all_forward, _all_backward)
 
 
-def neuron_recurrent_fwd(*arguments: Any) -> recurrent_sequence.MadeForward:
-    return recurrent_sequence.forward_by(_MEANS, *arguments)
+def neuron_recurrent_fwd(*arguments: Any) -> recurrent_sequence.ForwardResults:
+    return recurrent_sequence.run_forward(_MEANS, *arguments)
 
 
-def neuron_recurrent_bwd(*arguments: Any) -> recurrent_sequence.MadeBackward:
-    return recurrent_sequence.backward_by(_MEANS, *arguments)
+def neuron_recurrent_bwd(*arguments: Any) -> recurrent_sequence.BackwardResults:
+    return recurrent_sequence.run_backward(_MEANS, *arguments)
 
 
 if host.library is not None:

@@ -36,7 +36,9 @@ class Step:
 
     __slots__ = ("_on_cpu", "_saved", "calls", "dtype", "kernel", "plan", "silent")
 
-    def __init__(self, plan: _neurons.Plan, kernel: Kernel, dtype: torch.dtype, on_cpu: bool, silent: bool) -> None:
+    def __init__(
+        self, plan: _neurons.NeuronPlan, kernel: Kernel, dtype: torch.dtype, on_cpu: bool, silent: bool
+    ) -> None:
         self.plan, self.kernel, self.dtype, self.silent = plan, kernel, dtype, silent
         self._on_cpu = on_cpu
         self.calls: Any = (
@@ -159,7 +161,9 @@ class NeuronStep(torch.autograd.Function):
         if parameters:
             for parameter, (size, _) in zip(parameters, ctx.sizes):
                 _compare("a parameter of the backward pass of a neuron", parameter, size, step.dtype)
-            learns = _neurons.wanted(plan.neuron, plan.variant, need[count:], grad_spk is not None, single=True)
+            learns = _neurons.requested_gradients(
+                plan.neuron, plan.variant, need[count:], grad_spk is not None, single=True
+            )
             grad_parameters = [torch.empty_like(p) if wanted else None for p, wanted in zip(parameters, learns)]
         calls = step.calls.copy(unread.numel(), parameters if fixed is None else fixed)
         calls.differentiate(*step.kernel, grad_parameters)
@@ -189,7 +193,7 @@ _STEPS: Dict[Tuple[Any, ...], Step] = {}
 _MAX_STEPS = 256
 
 
-def _step(plan: _neurons.Plan, kernel: Kernel, x: torch.Tensor, silent: bool) -> Step:
+def _step(plan: _neurons.NeuronPlan, kernel: Kernel, x: torch.Tensor, silent: bool) -> Step:
     on_cpu = x.is_cpu
     key = (plan.neuron, plan.variant, kernel, x.dtype, on_cpu, silent)
     step = _STEPS.get(key)
@@ -201,7 +205,7 @@ def _step(plan: _neurons.Plan, kernel: Kernel, x: torch.Tensor, silent: bool) ->
 
 
 def kernel_step(
-    plan: _neurons.Plan, kernel: Kernel, x: torch.Tensor, states: Tensors, parameters: Mapping[str, Parameter]
+    plan: _neurons.NeuronPlan, kernel: Kernel, x: torch.Tensor, states: Tensors, parameters: Mapping[str, Parameter]
 ) -> Optional[Tuple[torch.Tensor, Sequence[torch.Tensor]]]:
     """Run one step by the kernel.
 
@@ -285,7 +289,7 @@ def _is_taken(value: Parameter, x: torch.Tensor) -> bool:
     return value.dim() == 0 or (value.dtype == x.dtype and _broadcasts(value.shape, x.shape))  # type: ignore[union-attr]
 
 
-def _derived(plan: _neurons.Plan, parameters: Mapping[str, Parameter], x: torch.Tensor) -> List[torch.Tensor]:
+def _derived(plan: _neurons.NeuronPlan, parameters: Mapping[str, Parameter], x: torch.Tensor) -> List[torch.Tensor]:
     """Return what the kernel reads for parameters, some of which are tensors that learn or have dimensions."""
     return [
         (value if value.dtype == x.dtype else value.to(x.dtype)).contiguous().resolve_neg()

@@ -15,7 +15,7 @@ import torch
 
 from snnipu._pointers import pointer, pointer_to_read
 from snnipu.backends import host, neurons
-from snnipu.ops.recurrent_sequence import SPIKES, BackwardArguments, ForwardArguments, adds_to_input
+from snnipu.ops.recurrent_sequence import SPIKES, RecurrentBackwardArguments, RecurrentForwardArguments, adds_to_input
 
 Tensors = Sequence[Optional[torch.Tensor]]
 # Of a step: larger ones take PyTorch's threads for the sum, too, and the calls between them take no time.
@@ -73,7 +73,7 @@ def _call(every: neurons._Arguments, neuron: Any, a: Any, num_states: int, bias:
 
 def forward(
     kernels: neurons.Kernels,
-    a: ForwardArguments,
+    a: RecurrentForwardArguments,
     initial: Tensors,
     spk: torch.Tensor,
     states: Sequence[torch.Tensor],
@@ -106,7 +106,11 @@ def forward(
 
 
 def backward(
-    kernels: neurons.Kernels, a: BackwardArguments, grad_final: Tensors, grad_rows: torch.Tensor, total: Tensors
+    kernels: neurons.Kernels,
+    a: RecurrentBackwardArguments,
+    grad_final: Tensors,
+    grad_rows: torch.Tensor,
+    total: Tensors,
 ) -> Optional[Tensors]:
     """Write ``grad_rows`` and add to ``total``; returns the gradients of the first states, or None: not of these."""
     adds, step_shape, like, library = adds_to_input(a.neuron), a.spk.shape[1:], a.parameters[0], host.library

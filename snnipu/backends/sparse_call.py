@@ -10,9 +10,9 @@ import torch
 
 from snnipu._pointers import pointer, pointer_to_read
 from snnipu.backends import host
-from snnipu.ops._maps import Geometry, PoolGeometry, fit_in_a_convolution, fit_in_a_pool
+from snnipu.ops._maps import Geometry, PoolGeometry, is_convolution, is_pool
 from snnipu.ops._sparse_layers import words as words_of
-from snnipu.ops.dense_pool2d import Windows, fit_in_a_map
+from snnipu.ops.dense_pool2d import Windows, is_window_geometry
 from snnipu.spikes import check_ids
 
 _DTYPES = {torch.float32: 0, torch.float64: 1}
@@ -198,9 +198,9 @@ if host.library is not None:
 
 # Whether the numbers of a geometry fit together.
 CHECKS: Dict[Any, Callable[[Any], bool]] = {
-    Geometry: fit_in_a_convolution,
-    PoolGeometry: fit_in_a_pool,
-    Windows: fit_in_a_map,
+    Geometry: is_convolution,
+    PoolGeometry: is_pool,
+    Windows: is_window_geometry,
     Taps: lambda made: 0 < made.taps <= made.span,
 }
 

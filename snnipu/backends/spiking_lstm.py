@@ -78,5 +78,5 @@ def _pointwise(cell: operator.Cell, threshold: torch.Tensor, reset: int) -> Any:
 
 
 # CPU kernels of the operators.
-spiking_lstm_fwd = partial(operator.forward_by, _pointwise)
-spiking_lstm_bwd = partial(operator.backward_by, _pointwise)
+spiking_lstm_fwd = partial(operator.run_forward, _pointwise)
+spiking_lstm_bwd = partial(operator.run_backward, _pointwise)

@@ -6,7 +6,7 @@ from typing import Optional
 import torch
 
 from snnipu._checks import check_int
-from snnipu.ops._slots import check_max_spikes, overflow_code, pick
+from snnipu.ops._slots import check_max_spikes, overflow_code, select_events
 from snnipu.spikes import SparseSpikes, check_num_neurons
 
 
@@ -52,7 +52,7 @@ def random_spikes(
     if activity > 0.5:
         cells = _others(cells, rows * num_neurons)
     row, unit = torch.div(cells, num_neurons, rounding_mode="floor"), cells % num_neurons
-    ids, slots, counts, dropped = pick(row, unit, num_steps, batch_size, num_neurons, max_spikes, rotate)
+    ids, slots, counts, dropped = select_events(row, unit, num_steps, batch_size, num_neurons, max_spikes, rotate)
     values = torch.zeros(ids.shape)
     values.view(-1)[slots[slots >= 0]] = 1
     return SparseSpikes._trusted(ids, values, counts, num_neurons, dropped)

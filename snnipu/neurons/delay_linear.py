@@ -11,7 +11,7 @@ from snnipu._checks import check_device, check_int
 from snnipu.neurons.sparse_linear import init_like_linear
 from snnipu.ops._arguments import compute_dtype
 from snnipu.ops.connections import Delayed
-from snnipu.ops.delay_linear import KERNELS, by_products, delay_linear, followed, taps
+from snnipu.ops.delay_linear import KERNELS, append_silent_steps, delay_linear, delay_linear_dense, taps
 from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.spikes import SparseSpikes
 
@@ -108,7 +108,7 @@ class Delays:
             return made
         assert self.max_delay is not None
         assert isinstance(x, torch.Tensor)
-        return by_products(x.to(connected.weight.dtype), connected, self.max_delay, bias)
+        return delay_linear_dense(x.to(connected.weight.dtype), connected, self.max_delay, bias)
 
     @torch.no_grad()
     def round_(self) -> Any:
@@ -239,7 +239,7 @@ class DelayLinear(Delays, nn.Module):
             return self.forward(x.unsqueeze(0))[0]
         x = self._checked(x)
         steps, batch = x.shape[:2]
-        arriving, before = delay_linear(followed(x, self.max_delay), self._taps()), self._coming
+        arriving, before = delay_linear(append_silent_steps(x, self.max_delay), self._taps()), self._coming
         if before is not None:
             expected = (self.max_delay, batch, self.out_features)
             if before.shape != expected or before.dtype != arriving.dtype or before.device != arriving.device:

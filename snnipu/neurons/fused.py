@@ -69,7 +69,7 @@ class StepDescription(NamedTuple):
     class_attributes: Tuple[Tuple[str, Any], ...]
     mem_reset: Any
     kernel: Optional[Kernel]
-    plan: Optional[_neurons.Plan]
+    plan: Optional[_neurons.NeuronPlan]
 
     def holds(self, layer: "FusedNeuron") -> bool:
         """Return True if the layer's step is still this one."""

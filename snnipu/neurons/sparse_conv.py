@@ -14,8 +14,8 @@ from snnipu.neurons.multistep import Join, part_lengths
 from snnipu.neurons.sparse_leaky import Parameter, SparseNeurons
 from snnipu.neurons.sparse_linear import check_path
 from snnipu.ops._arguments import compute_dtype, is_compiling, is_direct
-from snnipu.ops._break_even import CONVOLUTION, is_dense, of_convolution
-from snnipu.ops._maps import Pair, Size, maps_of, pair, reached
+from snnipu.ops._break_even import CONVOLUTION, convolution_share, is_dense
+from snnipu.ops._maps import Pair, Size, input_map_shape, pair, reached
 from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.dense_pool2d import max_pool2d
@@ -92,7 +92,7 @@ class _OnMaps(nn.Module):
     def chosen(self, x: DenseOrSparse, break_even: float = CONVOLUTION.layer) -> DenseOrSparse:
         """The input in the form whose convolution is to be computed: spikes, or dense maps ``[T, B, C, H, W]``."""
         if isinstance(x, SparseSpikes):
-            shape = maps_of(x, self.in_channels, self.input_size)
+            shape = input_map_shape(x, self.in_channels, self.input_size)
             check_device("x", x, "the layer", self.weight.device)
             self._fixed(*shape[1:])
             if self._is_dense(x, break_even):
@@ -193,7 +193,7 @@ class SparseConv2d(_OnMaps):
 
     def forward(self, x: DenseOrSparse) -> torch.Tensor:
         """``x``: SparseSpikes, or a dense ``[T, B, C, H, W]`` of any real dtype -> ``[T, B, out, H', W']``."""
-        chosen = self.chosen(x, of_convolution(self.out_channels // self.groups))
+        chosen = self.chosen(x, convolution_share(self.out_channels // self.groups))
         if isinstance(chosen, SparseSpikes):
             return ops.sparse_conv2d(chosen, self.weight, self.bias, **self._maps())
         return self._convolved(chosen, self.bias)

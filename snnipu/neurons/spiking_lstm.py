@@ -14,7 +14,7 @@ from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons._states import STATE_FUNCTIONS, PlainStates
 from snnipu.ops import step_operators
 from snnipu.ops._arguments import check_sequence, is_autocast, reset_code
-from snnipu.ops.spiking_lstm import Cell, ConvCell, LinearCell, Neuron, spiking_lstm_sequence
+from snnipu.ops.spiking_lstm import Cell, ConvCell, LinearCell, LSTMNeuron, spiking_lstm_sequence
 
 _NEURON_STEP = ("fire", "mem_reset")
 _CELL_STEP = ("_base_state_function", "_base_state_reset_zero", "_base_sub", "_base_zero", "_base_int")
@@ -189,9 +189,11 @@ class _SpikingLSTM(PlainStates):
         out = self.sequence(x, num_steps=num_steps)
         return out[0] if self.init_hidden and not self.output else out
 
-    def _neuron(self) -> Neuron:
+    def _neuron(self) -> LSTMNeuron:
         """What is done with the hidden state, as the operator takes it."""
-        return Neuron(self.threshold, self.graded_spikes_factor, self._reset_code(), self.spike_grad, self.state_quant)
+        return LSTMNeuron(
+            self.threshold, self.graded_spikes_factor, self._reset_code(), self.spike_grad, self.state_quant
+        )
 
     def _reset_code(self) -> int:
         # By its code: TorchDynamo 2.9 has no name of a method.

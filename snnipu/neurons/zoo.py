@@ -16,7 +16,7 @@ from snnipu.neurons.fused import FusedNeuron, StepDescription
 from snnipu.ops import step_operators
 from snnipu.ops._arguments import is_autocast
 from snnipu.ops.neuron_sequence import Results
-from snnipu.ops.recurrent_sequence import STRENGTH, Connection, recurrent_apply
+from snnipu.ops.recurrent_sequence import STRENGTH, RecurrentConnection, recurrent_apply
 
 _ONE_TO_ONE = (rleaky.RecurrentOneToOne, rsynaptic.RecurrentOneToOne)
 
@@ -94,11 +94,11 @@ class _Recurrent(FusedNeuron):
         made: torch.Tensor = self.recurrent(torch.zeros_like(x) if spk is None else spk.to(x.dtype))
         return made
 
-    def _connection(self) -> Optional[Connection]:
+    def _connection(self) -> Optional[RecurrentConnection]:
         """The recurrent layer as the kernels take it."""
         layer = self._modules["recurrent"]
         if type(layer) is nn.Linear:
-            return Connection(layer.weight, layer.bias)
+            return RecurrentConnection(layer.weight, layer.bias)
         if (
             type(layer) is not nn.Conv2d
             or layer.padding_mode != "zeros"
@@ -106,7 +106,7 @@ class _Recurrent(FusedNeuron):
             or tuple(layer.stride) != (1, 1)
         ):
             return None
-        return Connection(layer.weight, layer.bias, (*layer.padding, *layer.dilation, layer.groups))
+        return RecurrentConnection(layer.weight, layer.bias, (*layer.padding, *layer.dilation, layer.groups))
 
     def _values(self) -> Dict[str, Any]:
         # A fixed strength does not follow the layer's where that is moved or cast: snnTorch takes the connection's.

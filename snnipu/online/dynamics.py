@@ -21,7 +21,7 @@ from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.ops import _library, _neurons
 from snnipu.ops._arguments import compute_dtype, is_autocast
 from snnipu.ops.neuron_sequence import kernel_arguments
-from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, Connection
+from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, RecurrentConnection
 
 Tensors = Sequence[Optional[torch.Tensor]]
 
@@ -90,7 +90,7 @@ class Dynamics:
         raise TypeError(f"module {name} ({type(neuron).__name__}) cannot learn online: {why}")
 
     @cached_property
-    def plan(self) -> _neurons.Plan:
+    def plan(self) -> _neurons.NeuronPlan:
         """Of the step that is differentiated."""
         return _neurons.plan(self.neuron.equation, self._options())
 
@@ -105,9 +105,11 @@ class Dynamics:
         return self.neuron.equation in _neurons.BUILT
 
     @property
-    def connection(self) -> Optional[Connection]:
+    def connection(self) -> Optional[RecurrentConnection]:
         """Of an all-to-all recurrent layer."""
-        found: Optional[Connection] = self.neuron._connection() if getattr(self.neuron, "all_to_all", False) else None
+        found: Optional[RecurrentConnection] = (
+            self.neuron._connection() if getattr(self.neuron, "all_to_all", False) else None
+        )
         return found
 
     @property
@@ -236,14 +238,14 @@ class Dynamics:
             made[self.plan.output] = chunk.states[self.plan.output]
         return made
 
-    def _by_steps(self, chunk: Chunk, plan: _neurons.Plan) -> List[torch.Tensor]:
+    def _by_steps(self, chunk: Chunk, plan: _neurons.NeuronPlan) -> List[torch.Tensor]:
         """The states after each step, by itself from those before it."""
         shape, before = chunk.spk.shape, chunk.before
         if chunk.arrived is not None:
             before[SPIKES] = chunk.arrived
         assert chunk.x is not None
         rows = [state.flatten(0, 1) for state in before]
-        run = _library.unwatched("neuron_sequence_fwd", chunk.values[0])
+        run = _library.kernel_for("neuron_sequence_fwd", chunk.values[0])
         x = chunk.x.reshape(1, -1, *shape[2:])
         states = run(x, rows, chunk.values, plan.neuron, plan.variant, None, (1 << len(rows)) - 1, False)[1]
         return [state.reshape(shape) for state in states]
@@ -402,7 +404,7 @@ def _run(
     operator: _Operator, given: Sequence[Any], states: List[torch.Tensor], needs: Sequence[bool], need_before: bool
 ) -> Gradients:
     """``given``: what ``neuron_sequence_bwd`` takes before the neuron's name."""
-    run = _library.unwatched("neuron_sequence_bwd", states[0])
+    run = _library.kernel_for("neuron_sequence_bwd", states[0])
     neuron, variant, *surrogate = operator
     return Gradients(*run(*given, neuron, variant, None, *surrogate, [need_before] * len(states), list(needs), states))
 
@@ -437,7 +439,7 @@ def _parameters_read(neuron: str, variant: int, remembers: Tuple[int, ...]) -> O
     found = _read(adjoint, remembers)
     if found is None:
         return None
-    texts = _neurons.derived_texts(neuron, variant)
+    texts = _neurons.derived_names(neuron, variant)
     return frozenset(text for text, value in zip(texts, adjoint.step.derived) if is_one_of(value, found))
 
 

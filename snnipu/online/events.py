@@ -16,7 +16,7 @@ from snnipu.neurons.sparse_network import SparseNetwork
 from snnipu.neurons.sparse_synaptic import SparseSynaptic
 from snnipu.neurons.zoo import RLeaky
 from snnipu.ops._arguments import compute_dtype
-from snnipu.ops._break_even import of_convolution
+from snnipu.ops._break_even import convolution_share
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._slots import scatter
 from snnipu.ops.sparse_input import Slots
@@ -204,7 +204,7 @@ class Events:
         if self.is_behind and isinstance(x, torch.Tensor) and x.requires_grad:
             x = x if self.is_map else x.flatten(2)
         elif isinstance(layer, SparseConv2d):
-            x = layer.chosen(x, of_convolution(layer.out_channels // layer.groups))
+            x = layer.chosen(x, convolution_share(layer.out_channels // layer.groups))
         elif isinstance(layer, SparseConvLeaky):
             x = layer.chosen(x)
         elif isinstance(self.linear, DelayLinear):

@@ -93,7 +93,7 @@ def _is_usual(weight: torch.Tensor, bias: Optional[torch.Tensor]) -> bool:
     return like and not bias.is_neg()
 
 
-def _events(layer: Any, x: torch.Tensor, learns_alone: bool) -> Optional[sparse_input.Events]:
+def _events(layer: Any, x: torch.Tensor, learns_alone: bool) -> Optional[sparse_input.InputEvents]:
     weight, bias = layer.weight, layer.bias
     if isinstance(layer, nn.Linear):
         return sparse_input.linear_events(x, weight, bias)

@@ -91,11 +91,11 @@ def is_differentiated(tensors: Sequence[Optional[torch.Tensor]]) -> bool:
 
 def is_autocast(kind: str = "cpu") -> bool:
     """Whether products on devices of a kind run in another dtype than their operands'."""
-    found: Any = torch.is_autocast_enabled
+    is_enabled: Any = torch.is_autocast_enabled
     try:
-        return bool(found(kind))
+        return bool(is_enabled(kind))
     except TypeError:  # before PyTorch 2.4
-        return bool(torch.is_autocast_cpu_enabled() if kind == "cpu" else found())
+        return bool(torch.is_autocast_cpu_enabled() if kind == "cpu" else is_enabled())
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -59,7 +59,7 @@ FEWEST_PRODUCTS = 4_000_000
 FIXED_LINEAR = ((4_000_000, 0.3), (1_000_000, 0.15))
 
 
-def of_linear_input(outputs: int, inputs: int, rows: int, fixed: bool = False) -> float:
+def linear_input_limit(outputs: int, inputs: int, rows: int, fixed: bool = False) -> float:
     """The share up to which events are faster; 0: always dense. ``fixed``: the weight is, see ``fixed_weights``."""
     share = next((share for least, share in LINEAR_INPUT if outputs >= least), 0.0)
     share = max(0.0, share - ROWS_OF_WEIGHTS / max(1, rows) - INPUTS_OF_A_ROW / max(1, inputs))
@@ -68,8 +68,8 @@ def of_linear_input(outputs: int, inputs: int, rows: int, fixed: bool = False) -
     return share
 
 
-def of_convolution_input(weight: Sequence[int], groups: int, stride: int, learns_alone: bool = False) -> float:
-    """As :func:`of_linear_input`, for a weight ``[maps, channels of a group, kh, kw]``, or of lines ``[maps, channels
+def convolution_input_limit(weight: Sequence[int], groups: int, stride: int, learns_alone: bool = False) -> float:
+    """As :func:`linear_input_limit`, for a weight ``[maps, channels of a group, kh, kw]``, or of lines ``[maps, channels
     of a group, k]``; ``stride``: of all directions, multiplied; ``learns_alone``: the weight does, the input not."""
     maps, channels, *kernel = weight
     table = CONVOLUTION_INPUT[len(kernel)] if channels >= FEWEST_CHANNELS[len(kernel)] else ()
@@ -80,13 +80,13 @@ def of_convolution_input(weight: Sequence[int], groups: int, stride: int, learns
     return next(rows, 0.0) / stride
 
 
-def of_list(left: float) -> Shares:
+def shares_of_list(left: float) -> Shares:
     """Of a pruned matrix, for the share of its synapses that are left."""
     share = min(1.0, LISTED / left) if left else 1.0
     return Shares(currents=share, layer=share, gradient=share)
 
 
-def of_convolution(channels: int) -> float:
+def convolution_share(channels: int) -> float:
     """Of a convolution by itself, to so many channels of a group."""
     return CONVOLUTION.currents * channels / (-(-channels // _CHANNELS_AT_ONCE) * _CHANNELS_AT_ONCE)
 

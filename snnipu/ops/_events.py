@@ -5,7 +5,7 @@ from typing import Any, Optional, Tuple
 import numpy as np
 import torch
 
-from snnipu.ops._slots import check_max_spikes, overflow_code, pick
+from snnipu.ops._slots import check_max_spikes, overflow_code, select_events
 from snnipu.spikes import SparseSpikes, check_num_neurons
 
 _INT64 = np.iinfo(np.int64)
@@ -69,25 +69,25 @@ def bin_events(
 
     rows = num_steps * batch_size
     begin = np.searchsorted(cells, np.arange(rows + 1) * num_neurons)
-    found = np.diff(begin)
-    row = np.repeat(np.arange(rows), found)
+    row_lengths = np.diff(begin)
+    row = np.repeat(np.arange(rows), row_lengths)
     unit = cells - row * num_neurons
-    most = int(found.max()) if rows else 0
+    most = int(row_lengths.max()) if rows else 0
     capacity = most if max_spikes is None else min(max_spikes, num_neurons)
     if most > capacity:
-        ids, slots, counts, dropped = pick(
+        ids, slots, counts, dropped = select_events(
             torch.from_numpy(row), torch.from_numpy(unit), num_steps, batch_size, num_neurons, max_spikes, rotate
         )
-        kept = slots >= 0
+        has_slot = slots >= 0
         amounts = torch.zeros(ids.shape, dtype=torch.float32)
-        amounts.view(-1)[slots[kept]] = 1.0 if number is None else torch.from_numpy(number)[kept]
+        amounts.view(-1)[slots[has_slot]] = 1.0 if number is None else torch.from_numpy(number)[has_slot]
         return SparseSpikes._trusted(ids, amounts, counts, num_neurons, dropped, left_out)
     # Everything fits: a spike's slot is the first of its row plus its place there.
-    at = np.repeat(np.arange(rows) * capacity - begin[:-1], found) + np.arange(len(cells))
+    at = np.repeat(np.arange(rows) * capacity - begin[:-1], row_lengths) + np.arange(len(cells))
     shape = (num_steps, batch_size, capacity)
     filled, amount = np.zeros(rows * capacity, np.int32), np.zeros(rows * capacity, np.float32)
     filled[at], amount[at] = unit, 1 if number is None else number
-    pairs = np.repeat(found.astype(np.int32)[:, None], 2, 1).reshape(num_steps, batch_size, 2)
+    pairs = np.repeat(row_lengths.astype(np.int32)[:, None], 2, 1).reshape(num_steps, batch_size, 2)
     return SparseSpikes._trusted(
         torch.from_numpy(filled.reshape(shape)),
         torch.from_numpy(amount.reshape(shape)),

@@ -40,7 +40,7 @@ class FixedWeights:
         self._made: Dict[int, _Made] = {}
         self._fingerprint: Optional[Callable[[torch.Tensor], int]] = None
 
-    def made_of(
+    def get_or_make(
         self,
         weight: torch.Tensor,
         make: Callable[[torch.Tensor], torch.Tensor],
@@ -49,32 +49,32 @@ class FixedWeights:
         """``make(weight)``, which is kept until the weight's :class:`Identity` is another; ``fingerprint``: of its
         values."""
         key, now = id(weight), identity(weight)
-        known = self._made.get(key)
-        if known is not None and known.weight() is weight and known.identity == now:
-            return known.made
+        entry = self._made.get(key)
+        if entry is not None and entry.weight() is weight and entry.identity == now:
+            return entry.made
         self._fingerprint = fingerprint
-        made = make(weight)
+        result = make(weight)
         reference = weakref.ref(weight, lambda _: self._made.pop(key, None))
-        self._made[key] = _Made(reference, now, fingerprint(weight), made)
-        return made
+        self._made[key] = _Made(reference, now, fingerprint(weight), result)
+        return result
 
     def check(self) -> None:
         """Raise where a weight's values are others than those that were used."""
-        for known in list(self._made.values()):
-            weight = known.weight()
-            if weight is None or known.identity != identity(weight):
+        for entry in list(self._made.values()):
+            weight = entry.weight()
+            if weight is None or entry.identity != identity(weight):
                 continue  # nothing of it was used since
-            if self._fingerprint is not None and self._fingerprint(weight) != known.fingerprint:
+            if self._fingerprint is not None and self._fingerprint(weight) != entry.fingerprint:
                 raise RuntimeError(
                     f"a weight of shape {list(weight.shape)} was changed within fixed_weights() by way of .data or "
                     "NumPy, which PyTorch does not count: results since then may be those of its values before"
                 )
 
 
-def of_this_thread() -> Optional[FixedWeights]:
+def current_fixed_weights() -> Optional[FixedWeights]:
     """None: not within :func:`fixed_weights`."""
-    found: Optional[FixedWeights] = getattr(_thread, "fixed", None)
-    return found
+    fixed: Optional[FixedWeights] = getattr(_thread, "fixed", None)
+    return fixed
 
 
 @contextlib.contextmanager
@@ -99,7 +99,7 @@ def fixed_weights() -> Iterator[None]:
         RuntimeError: on leaving the outermost one, where a weight's values were changed in such a way, and not by what
             PyTorch counts since.
     """
-    before: Any = of_this_thread()
+    before: Any = current_fixed_weights()
     if before is not None:
         yield
         return

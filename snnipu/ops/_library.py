@@ -42,7 +42,7 @@ def _of_meta_tensors(name: str, meta: Callable) -> Callable:
     return checked
 
 
-def unwatched(name: str, *tensors: Optional[torch.Tensor]) -> Callable:
+def kernel_for(name: str, *tensors: Optional[torch.Tensor]) -> Callable:
     """``snnipu::<name>`` for these tensors, the first of them on the device; where nobody looks, its kernel there.
 
     See :func:`is_eager`: of many arguments the dispatcher makes as much work as Python's own part of the operator.

@@ -93,14 +93,14 @@ def conv_geometry(
                 f"its padding, {size[axis] + 2 * padding[axis]}"
             )
         out.append(reached(size[axis], kernel[axis], stride[axis], padding[axis], dilation[axis]))
-    every = [weight.shape[1] * groups, *size, weight.shape[0], *out, *kernel, *stride, *padding, *dilation, groups]
-    found = Geometry(*every)
-    check_num_neurons(found.inputs)
-    check_num_neurons(found.neurons)
-    return found
+    sizes = [weight.shape[1] * groups, *size, weight.shape[0], *out, *kernel, *stride, *padding, *dilation, groups]
+    geometry = Geometry(*sizes)
+    check_num_neurons(geometry.inputs)
+    check_num_neurons(geometry.neurons)
+    return geometry
 
 
-def fit_in_a_convolution(sizes: Geometry) -> bool:
+def is_convolution(sizes: Geometry) -> bool:
     """Return True if the sizes are those of a convolution."""
     g = sizes
     if min(*g[:10], *g[12:]) < 1 or min(g[10:12]) < 0 or g.in_channels % g.groups or g.out_channels % g.groups:
@@ -148,11 +148,11 @@ def pool_geometry(map_shape: Tuple[int, int, int], kernel: Size, stride: Size, p
                 f"padding, {map_shape[axis + 1] + 2 * padding[axis]}"
             )
         out.append(reached(map_shape[axis + 1], kernel[axis], stride[axis], padding[axis]))
-    every = [*map_shape, *out, *kernel, *stride, *padding]
-    return PoolGeometry(*every)
+    sizes = [*map_shape, *out, *kernel, *stride, *padding]
+    return PoolGeometry(*sizes)
 
 
-def fit_in_a_pool(sizes: PoolGeometry) -> bool:
+def is_pool(sizes: PoolGeometry) -> bool:
     """Return True if the sizes are those of a pool."""
     g = sizes
     if min(g[:9]) < 1 or min(g[9:]) < 0 or any(2 * padding > kernel for padding, kernel in zip(g[9:], g[5:7])):
@@ -169,20 +169,20 @@ def spike_maps(
     return scatter(spikes, ids, counts, inputs), scatter(torch.ones_like(values), ids, counts, inputs) > 0
 
 
-def maps_of(spikes: SparseSpikes, channels: int, size: Optional[Size]) -> Tuple[int, int, int]:
+def input_map_shape(spikes: SparseSpikes, channels: int, size: Optional[Size]) -> Tuple[int, int, int]:
     """``(C, H, W)`` of the input of an op on ``channels`` maps, from ``size`` or from the spikes themselves."""
-    found = spikes.map_shape
-    if size is None and found is None:
+    known = spikes.map_shape
+    if size is None and known is None:
         raise ValueError(
             f"input_size must be given, (height, width): the spikes of {spikes.num_neurons} neurons have no map_shape "
             "that would tell it"
         )
-    if found is not None and found[0] != channels:
-        raise ValueError(f"spikes must be of {channels} channels, got those of map_shape={found}")
-    shape = found if size is None else (channels, *size)
+    if known is not None and known[0] != channels:
+        raise ValueError(f"spikes must be of {channels} channels, got those of map_shape={known}")
+    shape = known if size is None else (channels, *size)
     assert shape is not None
-    if found is not None and found != shape:
-        raise ValueError(f"spikes must be of maps {shape}, as input_size says, got map_shape={found}")
+    if known is not None and known != shape:
+        raise ValueError(f"spikes must be of maps {shape}, as input_size says, got map_shape={known}")
     if shape[0] * shape[1] * shape[2] != spikes.num_neurons:
         raise ValueError(
             f"spikes must be of {channels} x {shape[1]} x {shape[2]} = {shape[0] * shape[1] * shape[2]} neurons, as "

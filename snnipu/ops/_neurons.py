@@ -21,10 +21,10 @@ _RECORDED: Dict[str, Neuron] = {}
 
 def register(function: Callable[..., Any], options: Mapping[str, Any]) -> str:
     """The name by which the operators know the neuron of this step, with these options and no others."""
-    made = neuron(function, {name: [value] for name, value in options.items()})
-    text = print_neurons([made._replace(name="neuron")])
-    name = f"{made.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    _RECORDED.setdefault(name, made)
+    recorded = neuron(function, {name: [value] for name, value in options.items()})
+    text = print_neurons([recorded._replace(name="neuron")])
+    name = f"{recorded.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    _RECORDED.setdefault(name, recorded)
     return name
 
 
@@ -37,8 +37,8 @@ def find(name: str) -> Neuron:
 
 def arguments(name: str) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
     """The names of a neuron's states and parameters, by its equation's signature: nothing is recorded yet."""
-    found = signature(_EQUATIONS[name])
-    return found.states, found.parameters
+    names = signature(_EQUATIONS[name])
+    return names.states, names.parameters
 
 
 @lru_cache(maxsize=None)
@@ -47,7 +47,7 @@ def adjoint(name: str, variant: int) -> Adjoint:
 
 
 @lru_cache(maxsize=None)
-def derived_texts(name: str, variant: int) -> List[str]:
+def derived_names(name: str, variant: int) -> List[str]:
     """The names, in ``Neuron.parameters``, of what a variant's step takes."""
     return [expression(value) for value in find(name).steps[variant].derived]
 
@@ -56,7 +56,7 @@ def derived_texts(name: str, variant: int) -> List[str]:
 _Operation = Tuple[str, Tuple[Tuple[bool, Any], ...]]
 
 
-class Plan(NamedTuple):
+class NeuronPlan(NamedTuple):
     """What a call needs to know of a neuron with its options: plain data, which ``torch.compile`` can trace."""
 
     neuron: str
@@ -75,32 +75,32 @@ class Plan(NamedTuple):
     remakes_output: bool  # kernels on CPUs then read no states that are the output
     spikes_of_states: bool  # the spikes are no state, and made of the states after the step and parameters alone
 
-    def given(self, reads: Reads) -> int:
+    def needed_states(self, reads: Reads) -> int:
         """Of the states that are read, by bits, those that kernels on CPUs must be given after each step."""
         if self.output is None or not self.remakes_output or reads.after >> self.output & 1:
             return reads.states
         return reads.states & ~(1 << self.output)  # but for that before the first step
 
-    def derive(self, parameters: Mapping[str, Any], one: Any) -> List[Any]:
+    def derive(self, parameters: Mapping[str, Any], unread: Any) -> List[Any]:
         """What the kernels take, from tensors by name; ``one`` stands for what the variant does not read."""
         values = [parameters[name] for name in self.parameters]
         for operation, operands in self.operations:
             values.append(OPERATIONS[operation].tensor(*[values[o] if is_place else o for is_place, o in operands]))
-        return [one if place is None else values[place] for place in self.places]
+        return [unread if place is None else values[place] for place in self.places]
 
 
-_PLANS: Dict[str, Dict[Tuple[Tuple[str, Any], ...], Plan]] = {}
+_PLANS: Dict[str, Dict[Tuple[Tuple[str, Any], ...], NeuronPlan]] = {}
 
 
-def plan(name: str, options: Mapping[str, Any]) -> Plan:
+def plan(name: str, options: Mapping[str, Any]) -> NeuronPlan:
     """The plan of a neuron; it is made at its first use, which must not be one that is compiled."""
     plans = _PLANS.get(name)
     if plans is None:
         plans = _PLANS[name] = _plans(name)
-    found = plans.get(tuple(options.items())) or plans.get(tuple(sorted(options.items())))
-    if found is None:
+    chosen = plans.get(tuple(options.items())) or plans.get(tuple(sorted(options.items())))
+    if chosen is None:
         raise TraceError(f"{name} has no options {dict(options)}")
-    return found
+    return chosen
 
 
 def prepare(name: str) -> None:
@@ -109,17 +109,17 @@ def prepare(name: str) -> None:
         _PLANS[name] = _plans(name)
 
 
-def _plans(name: str) -> Dict[Tuple[Tuple[str, Any], ...], Plan]:
-    found = find(name)
-    made = [_plan(name, variant) for variant in range(len(found.steps))]
-    plans = {tuple(chosen.items()): made[variant] for chosen, variant in found.options}
+def _plans(name: str) -> Dict[Tuple[Tuple[str, Any], ...], NeuronPlan]:
+    equation = find(name)
+    by_variant = [_plan(name, variant) for variant in range(len(equation.steps))]
+    plans = {tuple(chosen.items()): by_variant[variant] for chosen, variant in equation.options}
     plans.update((tuple(sorted(chosen)), plan) for chosen, plan in list(plans.items()))
     return plans
 
 
-def _plan(name: str, variant: int) -> Plan:
-    found = find(name)
-    step = found.steps[variant]
+def _plan(name: str, variant: int) -> NeuronPlan:
+    equation = find(name)
+    step = equation.steps[variant]
     places = {id(value): place for place, value in enumerate(step.raw.values())}
     operations: List[_Operation] = []
     for value in needed(step.derived, ()):
@@ -128,15 +128,15 @@ def _plan(name: str, variant: int) -> Plan:
             operands = ((True, places[id(o)]) if isinstance(o, Value) else (False, o) for o in value.operands)
             operations.append((value.operation, tuple(operands)))
     by_text = {expression(value): places[id(value)] for value in step.derived}
-    return Plan(
+    return NeuronPlan(
         name,
-        found.states,
+        equation.states,
         step.parameters,
         variant,
         step.output_state,
         tuple(operations),
-        tuple(by_text.get(text) for text in found.parameters),
-        tuple(found.parameters),
+        tuple(by_text.get(text) for text in equation.parameters),
+        tuple(equation.parameters),
         *reads(name, variant),
         reads_all(name, variant),
         adjoint(name, variant).remakes_output,
@@ -155,9 +155,11 @@ def _has_spikes_of_states(adjoint: Adjoint) -> bool:
 def reads(name: str, variant: int) -> Tuple[Reads, Tuple[Reads, ...]]:
     """What the adjoint of a variant reads for the gradients of the input and the states, and for that of each value
     that the kernels take."""
-    found = adjoint(name, variant)
-    sums = dict(zip(derived_texts(name, variant), found.grad_derived))
-    return found.reads(found.main), tuple([found.reads([sums.get(text)]) for text in find(name).parameters])
+    derivative = adjoint(name, variant)
+    sums = dict(zip(derived_names(name, variant), derivative.grad_derived))
+    return derivative.reads(derivative.main), tuple(
+        [derivative.reads([sums.get(text)]) for text in find(name).parameters]
+    )
 
 
 @lru_cache(maxsize=None)
@@ -168,24 +170,29 @@ def reads_all(name: str, variant: int) -> Reads:
 
 
 @lru_cache(maxsize=None)
-def of_spikes_alone(name: str, variant: int) -> Tuple[bool, ...]:
+def only_affects_spikes(name: str, variant: int) -> Tuple[bool, ...]:
     """For each value that the kernels take, whether only the spikes depend on it, as a threshold without a reset.
 
     Where nobody asks for the spikes' gradient, such a value has none: None, as autograd has it, and not zeros. Spikes
     that are a state are asked for by the next step.
     """
-    found = adjoint(name, variant)
-    output = found.step.output_state
+    derivative = adjoint(name, variant)
+    output = derivative.step.output_state
     states = {
-        id(value) for values in (found.grad_after, found.seeds) for place, value in enumerate(values) if place != output
+        id(value)
+        for values in (derivative.grad_after, derivative.seeds)
+        for place, value in enumerate(values)
+        if place != output
     }
-    sums = dict(zip(derived_texts(name, variant), found.grad_derived))
-    made = [needed([sums.get(text)], ()) for text in find(name).parameters]
-    return tuple(bool(values) and not any(id(value) in states for value in values) for values in made)
+    sums = dict(zip(derived_names(name, variant), derivative.grad_derived))
+    sources = [needed([sums.get(text)], ()) for text in find(name).parameters]
+    return tuple(bool(values) and not any(id(value) in states for value in values) for values in sources)
 
 
-def wanted(name: str, variant: int, need: Sequence[bool], has_spikes: bool, single: bool) -> Tuple[bool, ...]:
+def requested_gradients(
+    name: str, variant: int, need: Sequence[bool], has_spikes: bool, single: bool
+) -> Tuple[bool, ...]:
     """Which gradients of the values that the kernels take are asked for and exist; ``single``: of one step alone."""
     if has_spikes or (not single and find(name).steps[variant].output_state is not None):
         return tuple(need)
-    return tuple(one and not alone for one, alone in zip(need, of_spikes_alone(name, variant)))
+    return tuple(needed and not spikes_only for needed, spikes_only in zip(need, only_affects_spikes(name, variant)))

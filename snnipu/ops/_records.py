@@ -51,8 +51,8 @@ def define(
 def declared(source: Union[Type[Any], Callable[..., Any]], without: Sequence[str] = (), defaults: bool = False) -> str:
     """Return the arguments of a schema that the fields of a named tuple, or a function's arguments, stand for."""
     types = {name: kind for name, kind in get_type_hints(source).items() if name not in (*without, "return")}
-    left_out = getattr(source, "_field_defaults", {}) if defaults else {}
-    return ", ".join(f"{_TYPES[kind]} {name}{'=None' if name in left_out else ''}" for name, kind in types.items())
+    optional = getattr(source, "_field_defaults", {}) if defaults else {}
+    return ", ".join(f"{_TYPES[kind]} {name}{'=None' if name in optional else ''}" for name, kind in types.items())
 
 
 class Operator:
@@ -89,26 +89,26 @@ class Operator:
         """``function``, which takes and returns records, as what PyTorch calls."""
 
         def run(*given: Any) -> Any:
-            record = self.arguments._make(_filled(given, self._missing))
-            made = function(record)
+            record = self.arguments._make(_insert_none(given, self._missing))
+            results = function(record)
             if self.results is None:
-                return made
+                return results
             # No two outputs may be the same tensor.
-            left = _left(made, self._missing_results)
-            return tuple([record.weight.new_empty(0) if each is None else each for each in left])
+            tensors = _drop_fields(results, self._missing_results)
+            return tuple([record.weight.new_empty(0) if each is None else each for each in tensors])
 
         run.__name__ = self.name
         self._functions[run] = function
         return run
 
     def __call__(self, record: Any, *tensors: Optional[torch.Tensor]) -> Any:
-        """The operator on this record, see :func:`snnipu.ops._library.unwatched` for its ``tensors``."""
-        run = _library.unwatched(self.name, *tensors)
+        """The operator on this record, see :func:`snnipu.ops._library.kernel_for` for its ``tensors``."""
+        run = _library.kernel_for(self.name, *tensors)
         function = self._functions.get(run)
         if function is not None:
             return function(record)
-        made = run(*_left(record, self._missing))
-        return made if self.results is None else self.results._make(_filled(made, self._missing_results))
+        results = run(*_drop_fields(record, self._missing))
+        return results if self.results is None else self.results._make(_insert_none(results, self._missing_results))
 
 
 class Operators(NamedTuple):
@@ -119,14 +119,14 @@ class Operators(NamedTuple):
     backward: Operator
 
 
-def _filled(given: Sequence[Any], missing: Sequence[int]) -> List[Any]:
+def _insert_none(given: Sequence[Any], missing: Sequence[int]) -> List[Any]:
     values = list(given)
     for place in missing:
         values.insert(place, None)
     return values
 
 
-def _left(record: Sequence[Any], missing: Sequence[int]) -> List[Any]:
+def _drop_fields(record: Sequence[Any], missing: Sequence[int]) -> List[Any]:
     values = list(record)
     for place in reversed(missing):
         del values[place]

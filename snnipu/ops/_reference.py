@@ -33,7 +33,7 @@ class StepBackward(NamedTuple):
     grad_before: Tensors
 
 
-def spread(parameter: torch.Tensor, step_shape: torch.Size) -> torch.Tensor:
+def broadcast_to_step(parameter: torch.Tensor, step_shape: torch.Size) -> torch.Tensor:
     """Return a parameter as the ops take it (one value, or one for each element modulo its length) as [*step_shape]."""
     if parameter.numel() == 1:
         return parameter.reshape(()).expand(step_shape)
@@ -64,7 +64,9 @@ class ReferenceStep:
         self.zero = parameters[0].new_zeros(step_shape)
         self._names = [_generator.expression(value) for value in self.step.derived]
         named = dict(zip(equation.parameters, parameters))
-        self._derived = {id(v): spread(named[name], step_shape) for v, name in zip(self.step.derived, self._names)}
+        self._derived = {
+            id(v): broadcast_to_step(named[name], step_shape) for v, name in zip(self.step.derived, self._names)
+        }
         self._functions: Dict[str, Callable[..., Any]] = {
             "spike": lambda u: (u > 0).to(u.dtype),
             "stored": lambda value: value.to(storage).to(value.dtype),
@@ -75,7 +77,7 @@ class ReferenceStep:
         """The recorded adjoint."""
         return _neurons.adjoint(self.neuron, self.variant)
 
-    def filled(self, tensors: Tensors) -> List[torch.Tensor]:
+    def as_tensors(self, tensors: Tensors) -> List[torch.Tensor]:
         """Return the tensors in the dtype that is computed in; zeros for those that are None or empty."""
         zero = self.zero
         return [zero if tensor is None or not tensor.numel() else tensor.to(zero.dtype) for tensor in tensors]
@@ -90,13 +92,13 @@ class ReferenceStep:
     def __call__(self, x: torch.Tensor, before: Tensors, **functions: Any) -> List[torch.Tensor]:
         """Return spikes and states after the step; ``functions``: ``spike`` in place of the Heaviside step."""
         step = self.step
-        tensors = self.filled([x, *before])
+        tensors = self.as_tensors([x, *before])
         return self._evaluate([step.spk, *step.after], (step.x, *step.before), tensors, functions)
 
     def output(self, after: Tensors, **functions: Any) -> torch.Tensor:
         """Return the spikes from the states after the step, None for the spikes; ``functions`` as in a call."""
         known = [value for value, state in zip(self.step.after, after) if state is not None]
-        tensors = self.filled([state for state in after if state is not None])
+        tensors = self.as_tensors([state for state in after if state is not None])
         return self._evaluate([self.step.spk], known, tensors, functions)[0]
 
     def adjoint(
@@ -122,10 +124,10 @@ class ReferenceStep:
         """
         step, recorded = self.step, self.recorded
         values = [step.x, *step.before, recorded.grad_spk, *recorded.grad_after, *recorded.seeds]
-        tensors = self.filled([x, *before, grad_spk, *grad_after, *seeds])
+        tensors = self.as_tensors([x, *before, grad_spk, *grad_after, *seeds])
         known = [(value, after[place]) for place, value in recorded.kept if after[place] is not None]
         values += [value for value, _ in known]
-        tensors += self.filled([state for _, state in known])
+        tensors += self.as_tensors([state for _, state in known])
         results = [recorded.grad_x, *recorded.grad_before, *recorded.grad_derived]
         grad_x, *grads = self._evaluate(results, values, tensors, functions)
         count = len(before)
@@ -135,8 +137,8 @@ class ReferenceStep:
 def leaky_step(beta: torch.Tensor, threshold: torch.Tensor, reset: int, step_shape: torch.Size) -> ReferenceStep:
     """Return the step of ``leaky`` with a delayed reset; ``reset``: code of the mechanism."""
     plan = _neurons.plan("leaky", {"reset_mechanism": list(RESET_MECHANISMS)[reset], "reset_delay": True})
-    given = {"beta": beta, "threshold": threshold, "graded_spikes_factor": torch.ones_like(threshold)}
-    return ReferenceStep("leaky", plan.variant, plan.derive(given, None), step_shape, threshold.dtype)
+    parameters = {"beta": beta, "threshold": threshold, "graded_spikes_factor": torch.ones_like(threshold)}
+    return ReferenceStep("leaky", plan.variant, plan.derive(parameters, None), step_shape, threshold.dtype)
 
 
 def leaky_adjoint(

@@ -67,22 +67,22 @@ def select(
     """
     steps, _, neurons = fired.shape
     carried = carried | fired
-    found = torch.stack([fired.sum(-1), carried.sum(-1)], -1)
+    counted = torch.stack([fired.sum(-1), carried.sum(-1)], -1)
     if capacity == AS_NEEDED:
-        capacity = int(found[..., 1].max()) if found.numel() else 0
+        capacity = int(counted[..., 1].max()) if counted.numel() else 0
     everyone = torch.arange(neurons, device=fired.device)
     first = first_ids(steps, neurons, capacity, rotate, fired.device)
     rank = (everyone - first[:, None]).remainder(neurons)[:, None]
     group = torch.where(fired, 0, torch.where(carried, 1, 2))
     chosen = (group * neurons + rank).argsort(-1)[..., :capacity]
     order = (group.gather(-1, chosen) * neurons + chosen).sort(-1).values
-    counts = found.clamp(max=capacity)
+    counts = counted.clamp(max=capacity)
     used = torch.arange(capacity, device=fired.device) < counts[..., 1:]
     ids = torch.where(used, order % neurons, 0)
-    return ids.int(), counts.int(), (found - counts).int()
+    return ids.int(), counts.int(), (counted - counts).int()
 
 
-def keep(
+def select_among_slots(
     ids: torch.Tensor, counts: torch.Tensor, num_neurons: int, capacity: int, rotate: bool
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """:func:`select` among slots there already are. Returns ids, the slot each came from, counts and dropped."""
@@ -94,19 +94,19 @@ def keep(
     chosen = (group * num_neurons + rank).argsort(-1)[..., :capacity]
     order = (group.gather(-1, chosen) * num_neurons + ids.gather(-1, chosen)).argsort(-1)
     chosen = chosen.gather(-1, order)
-    fits = counts.clamp(max=capacity)
-    return ids.gather(-1, chosen).contiguous(), chosen, fits, counts - fits
+    kept = counts.clamp(max=capacity)
+    return ids.gather(-1, chosen).contiguous(), chosen, kept, counts - kept
 
 
 def limit(
     spikes: SparseSpikes, max_spikes: int, overflow: str
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`keep` for ``SparseSpikes.limit``, its arguments checked."""
+    """:func:`select_among_slots` for ``SparseSpikes.limit``, its arguments checked."""
     check_int("max_spikes", max_spikes, 0)
-    return keep(spikes.ids, spikes.counts, spikes.num_neurons, max_spikes, overflow_code(overflow))
+    return select_among_slots(spikes.ids, spikes.counts, spikes.num_neurons, max_spikes, overflow_code(overflow))
 
 
-def pick(
+def select_events(
     rows: torch.Tensor,
     neurons: torch.Tensor,
     steps: int,
@@ -119,16 +119,16 @@ def pick(
 
     Returns ids, the flat slot of each spike (-1: it did not fit), counts and dropped.
     """
-    found = torch.bincount(rows, minlength=steps * batch)
-    begin = found.cumsum(0) - found
+    available = torch.bincount(rows, minlength=steps * batch)
+    begin = available.cumsum(0) - available
     position = torch.arange(len(rows)) - begin[rows]
-    most = int(found.max()) if len(found) else 0
+    most = int(available.max()) if len(available) else 0
     capacity = most if max_spikes is None else min(max_spikes, num_neurons)
-    kept = found.clamp(max=capacity)
+    kept = available.clamp(max=capacity)
     if rotate and most > capacity:
         first = first_ids(steps, num_neurons, capacity, rotate, rows.device).repeat_interleave(batch)
         before = torch.bincount(rows[neurons < first[rows]], minlength=steps * batch)
-        turn = (position - before[rows]).remainder(found[rows])
+        turn = (position - before[rows]).remainder(available[rows])
         chosen = turn < capacity
         # Their positions among the chosen of the row, by ascending id.
         running = chosen.long().cumsum(0)
@@ -139,7 +139,7 @@ def pick(
     slots = torch.where(chosen, rows * capacity + position, -1)
     ids = torch.zeros(steps * batch * capacity, dtype=torch.int32)
     ids[slots[chosen]] = neurons[chosen].int()
-    counts, dropped = (n.reshape(steps, batch, 1).expand(-1, -1, 2).int() for n in (kept, found - kept))
+    counts, dropped = (n.reshape(steps, batch, 1).expand(-1, -1, 2).int() for n in (kept, available - kept))
     return ids.reshape(steps, batch, capacity), slots, counts.contiguous(), dropped.contiguous()
 
 

@@ -94,14 +94,14 @@ def gradients_meta(a: Any) -> CurrentsGradients:
 
 def define(name: str, without: Sequence[str]) -> Operators:
     """``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
-    found = Operators(
+    operators = Operators(
         name,
         Operator(f"{name}_fwd", CurrentsForward, None, without),
         Operator(f"{name}_bwd", CurrentsBackward, CurrentsGradients, without),
     )
-    found.forward.define(forward_reference, _forward_meta)
-    found.backward.define(backward_reference, gradients_meta)
-    return found
+    operators.forward.define(forward_reference, _forward_meta)
+    operators.backward.define(backward_reference, gradients_meta)
+    return operators
 
 
 class SparseCurrents(torch.autograd.Function):
@@ -122,9 +122,9 @@ class SparseCurrents(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(values, weight, ids, counts, synapses, lags)
         ctx.operators, ctx.geometry, ctx.operator = operators, geometry, operators.name
-        given = CurrentsForward._make((ids, values, counts, weight, bias, geometry, synapses, lags))
-        made: torch.Tensor = operators.forward(given, weight, values, bias, ids, counts, synapses, lags)
-        return made
+        record = CurrentsForward._make((ids, values, counts, weight, bias, geometry, synapses, lags))
+        currents: torch.Tensor = operators.forward(record, weight, values, bias, ids, counts, synapses, lags)
+        return currents
 
     @staticmethod
     @once_differentiable(None)
@@ -134,8 +134,8 @@ class SparseCurrents(torch.autograd.Function):
         values, weight, ids, counts, synapses, lags = ctx.saved_tensors
         need = ctx.needs_input_grad[2:5]
         tensors = (grad.contiguous(), ids, values, counts, weight)
-        given = CurrentsBackward._make((*tensors, ctx.geometry, *need, synapses, lags))
-        grads = ctx.operators.backward(given, weight, grad, values, ids, counts, synapses, lags)
+        record = CurrentsBackward._make((*tensors, ctx.geometry, *need, synapses, lags))
+        grads = ctx.operators.backward(record, weight, grad, values, ids, counts, synapses, lags)
         return (None, None, *(g if needed else None for g, needed in zip(grads, need)), None, None, None, None)
 
 
@@ -151,5 +151,7 @@ def currents_apply(
     lags: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """``[T, B, neurons]``, differentiable, of checked arguments."""
-    made: torch.Tensor = SparseCurrents.apply(operators, geometry, values, weight, bias, ids, counts, synapses, lags)
-    return made
+    currents: torch.Tensor = SparseCurrents.apply(
+        operators, geometry, values, weight, bias, ids, counts, synapses, lags
+    )
+    return currents

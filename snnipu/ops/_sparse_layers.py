@@ -62,11 +62,11 @@ class LayerForward(NamedTuple):
         return pool_of(Geometry(*self.geometry), self.window)
 
 
-class LayerMade(NamedTuple):
+class LayerResults(NamedTuple):
     """What those give.
 
     ``slot_mem`` is the membrane at the carried slots, ``fired`` one bit for every neuron that was above its threshold
-    (also where its spike was dropped), ``mem`` the membranes ``[T, B, *kept_shape]``, empty without ``store_mem``. With
+    (also where its spike was dropped), ``mem`` the membranes ``[T, B, *stored_shape]``, empty without ``store_mem``. With
     a pool, ``source`` is the neuron that a slot shows, ``neuron_counts`` what ``counts`` are in front of it.
     """
 
@@ -163,7 +163,7 @@ def delayed(x: torch.Tensor, delay: int) -> torch.Tensor:
     return torch.cat([torch.zeros_like(x[:delay]), x[: max(x.shape[0] - delay, 0)]])
 
 
-def forward_reference(a: LayerForward) -> LayerMade:
+def forward_reference(a: LayerForward) -> LayerResults:
     """What a layer's forward operator computes, in plain PyTorch."""
     connected = a.connection
     check_ids(a.ids, a.counts, connected.inputs)
@@ -173,21 +173,21 @@ def forward_reference(a: LayerForward) -> LayerMade:
         current = current + connected.per_neuron(a.bias)
     threshold = connected.per_neuron(a.threshold)
     step = leaky_step(connected.per_neuron(a.beta), threshold, a.reset, current.shape[1:])
-    state = own = current.new_zeros(current.shape[1:])
+    state = spikes = current.new_zeros(current.shape[1:])
     recurrent = None if a.recurrent_weight is None else FullyConnected(a.recurrent_weight)
     mems: List[torch.Tensor] = []
     for x in current:
         if recurrent is not None:
-            x = x + recurrent.currents(own) * a.input_scale
+            x = x + recurrent.currents(spikes) * a.input_scale
         state = step(x, [state])[1]
         mems.append(state)
         if recurrent is not None:
             # The neurons see the spikes that were given a slot: t + 1 steps, so that "rotate" knows the time.
-            ids, counts, _ = _selected(torch.stack(mems), threshold, a)
-            own = spikes_only(spike_values(ids, counts, state.dtype), ids, counts, connected.neurons)[-1]
+            ids, counts, _ = _select_slots(torch.stack(mems), threshold, a)
+            spikes = spikes_only(spike_values(ids, counts, state.dtype), ids, counts, connected.neurons)[-1]
     mem = torch.stack(mems) if mems else torch.zeros_like(current)
-    ids, counts, dropped = _selected(mem, threshold, a)
-    made = LayerMade(
+    ids, counts, dropped = _select_slots(mem, threshold, a)
+    results = LayerResults(
         ids,
         spike_values(ids, counts, mem.dtype),
         counts,
@@ -196,12 +196,12 @@ def forward_reference(a: LayerForward) -> LayerMade:
         None,
         gather(mem, ids, counts),
         pack_bits(mem - threshold > 0),
-        connected.to_kept(mem) if a.store_mem else mem.new_empty(0),
+        connected.to_stored(mem) if a.store_mem else mem.new_empty(0),
     )
-    return made if a.window is None else _behind_pool(made, a)
+    return results if a.window is None else _pool_spikes(results, a)
 
 
-def _selected(
+def _select_slots(
     mem: torch.Tensor, threshold: torch.Tensor, a: LayerForward
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     fired = mem - threshold > 0
@@ -211,13 +211,13 @@ def _selected(
     return select(fired, carried, a.capacity, a.rotate)
 
 
-def _behind_pool(made: LayerMade, a: LayerForward) -> LayerMade:
+def _pool_spikes(layer: LayerResults, a: LayerForward) -> LayerResults:
     """The maximum of the layer's spikes, without a cap."""
     ids, values, counts, slot = sparse_pool2d_fwd_reference(
-        made.ids_out, made.values_out, made.counts_out, as_list(a.pool), MODES["max"], AS_NEEDED
+        layer.ids_out, layer.values_out, layer.counts_out, as_list(a.pool), MODES["max"], AS_NEEDED
     )
-    source, shown = gather(made.ids_out, slot, counts), gather(made.slot_mem, slot, counts)
-    return LayerMade(ids, values, counts, None, source, made.counts_out, shown, made.fired, made.mem)
+    source, shown = gather(layer.ids_out, slot, counts), gather(layer.slot_mem, slot, counts)
+    return LayerResults(ids, values, counts, None, source, layer.counts_out, shown, layer.fired, layer.mem)
 
 
 def backward_reference(a: LayerBackward) -> LayerGradients:
@@ -234,8 +234,8 @@ def backward_reference(a: LayerBackward) -> LayerGradients:
     grad_recurrent = None
     if a.need_recurrent and a.recurrent_weight is not None:
         spikes = spike_values(a.ids_out, a.counts_out, g.dtype)
-        own = delayed(spikes_only(spikes, a.ids_out, a.counts_out, connected.neurons), 1)
-        grad_recurrent = FullyConnected(a.recurrent_weight).adjoint(g * a.input_scale, own, False)[1]
+        spikes_before = delayed(spikes_only(spikes, a.ids_out, a.counts_out, connected.neurons), 1)
+        grad_recurrent = FullyConnected(a.recurrent_weight).adjoint(g * a.input_scale, spikes_before, False)[1]
     grad_values = None if grad_dense is None else gather(grad_dense, a.ids, a.counts)
     return gradients_of_sums(a, grad_values, grad_weight, grad_recurrent, g, sum_beta, sum_threshold)
 
@@ -271,7 +271,7 @@ def _membrane_gradient(a: LayerBackward) -> Tuple[torch.Tensor, torch.Tensor, to
     zeros = a.slot_mem.new_zeros(batch, connected.neurons)
     g = a.slot_mem.new_zeros(steps, batch, connected.neurons)
     above = unpack_bits(a.fired, connected.neurons).to(g.dtype)
-    mem = None if a.stored is None else connected.from_kept(a.stored).reshape(g.shape)
+    mem = None if a.stored is None else connected.from_stored(a.stored).reshape(g.shape)
     carry = sum_beta = sum_threshold = zeros
     for t in range(steps - 1, -1, -1):
         now = slice(t, t + 1)
@@ -284,17 +284,17 @@ def _membrane_gradient(a: LayerBackward) -> Tuple[torch.Tensor, torch.Tensor, to
         # Before the first step the membrane is 0, which is above a negative threshold.
         before = zeros if mem is None or t == 0 else mem[t - 1]
         fired = above[t - 1] if t > 0 else (zeros - threshold > 0).to(g.dtype)
-        spread = scatter(through, ids, counts, connected.neurons)[0]
-        g[t], carry, of_beta, of_threshold = leaky_adjoint(step, spread, carry, before, fired)
+        grad_spk = scatter(through, ids, counts, connected.neurons)[0]
+        g[t], carry, of_beta, of_threshold = leaky_adjoint(step, grad_spk, carry, before, fired)
         sum_beta, sum_threshold = sum_beta + of_beta, sum_threshold + of_threshold
     return g, sum_beta, sum_threshold
 
 
-def _forward_meta(a: LayerForward) -> LayerMade:
+def _forward_meta(a: LayerForward) -> LayerResults:
     connected, rows = a.connection, a.ids.shape[:2]
-    offered = connected.neurons if a.capacity == AS_NEEDED else a.capacity
-    slots = offered if a.window is None else a.pool.neurons
-    return LayerMade(
+    capacity = connected.neurons if a.capacity == AS_NEEDED else a.capacity
+    slots = capacity if a.window is None else a.pool.neurons
+    return LayerResults(
         a.ids.new_empty((*rows, slots)),
         a.weight.new_empty((*rows, slots)),
         a.counts.new_empty((*rows, 2)),
@@ -303,7 +303,7 @@ def _forward_meta(a: LayerForward) -> LayerMade:
         a.counts.new_empty((*rows, 2)),
         a.weight.new_empty((*rows, slots)),
         a.ids.new_empty((*rows, words(connected.neurons))),
-        a.weight.new_empty((*rows, *connected.kept_shape) if a.store_mem else 0),
+        a.weight.new_empty((*rows, *connected.stored_shape) if a.store_mem else 0),
     )
 
 
@@ -322,14 +322,14 @@ _OF_POOLS = ("source", "neuron_counts", "window")
 
 def define(name: str, without: Sequence[str]) -> Operators:
     """``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
-    found = Operators(
+    operators = Operators(
         name,
-        Operator(f"{name}_fwd", LayerForward, LayerMade, [*without, *_OF_POOLS]),
+        Operator(f"{name}_fwd", LayerForward, LayerResults, [*without, *_OF_POOLS]),
         Operator(f"{name}_bwd", LayerBackward, LayerGradients, without),
     )
-    found.forward.define(forward_reference, _forward_meta)
-    found.backward.define(backward_reference, _backward_meta)
-    return found
+    operators.forward.define(forward_reference, _forward_meta)
+    operators.backward.define(backward_reference, _backward_meta)
+    return operators
 
 
 def define_with_pool(name: str, layer: Operators, without: Sequence[str]) -> Operators:
@@ -337,9 +337,9 @@ def define_with_pool(name: str, layer: Operators, without: Sequence[str]) -> Ope
 
     Its backward operator is the layer's.
     """
-    found = layer._replace(forward=Operator(f"{name}_fwd", LayerForward, LayerMade, [*without, "dropped"]))
-    found.forward.define(forward_reference, _forward_meta)
-    return found
+    operators = layer._replace(forward=Operator(f"{name}_fwd", LayerForward, LayerResults, [*without, "dropped"]))
+    operators.forward.define(forward_reference, _forward_meta)
+    return operators
 
 
 class NeuronOptions(NamedTuple):
@@ -353,7 +353,7 @@ class NeuronOptions(NamedTuple):
     spike_grad: Optional[SpikeGrad]
 
 
-class Neurons(NamedTuple):
+class LayerNeurons(NamedTuple):
     """Their parameters, of one element each or one for each that the connection has."""
 
     beta: torch.Tensor
@@ -370,13 +370,13 @@ def neurons_argument(
     reset_mechanism: str,
     delay: int,
     spike_grad: Optional[SpikeGrad],
-) -> Neurons:
+) -> LayerNeurons:
     """The neurons of a layer; raises where something does not fit."""
     check_int("delay", delay, 0)
     if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)):
         raise TypeError(f"input_scale must be a number, got {input_scale!r}")
     shape = (connected.parameters,)
-    return Neurons(
+    return LayerNeurons(
         parameter_argument("beta", beta, shape, connected.weight),
         parameter_argument("threshold", threshold, shape, connected.weight),
         NeuronOptions(
@@ -389,7 +389,7 @@ def neurons_argument(
     )
 
 
-class _Options(NamedTuple):
+class _LayerOptions(NamedTuple):
     layer: Operators
     neurons: NeuronOptions
     geometry: Optional[List[int]]
@@ -404,7 +404,7 @@ class SparseLayer(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,
-        o: _Options,
+        o: _LayerOptions,
         values: torch.Tensor,
         weight: torch.Tensor,
         bias: Optional[torch.Tensor],
@@ -415,7 +415,7 @@ class SparseLayer(torch.autograd.Function):
         counts: torch.Tensor,
     ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         n = o.neurons
-        given = LayerForward(
+        record = LayerForward(
             ids,
             values,
             counts,
@@ -434,15 +434,17 @@ class SparseLayer(torch.autograd.Function):
             ctx.needs_input_grad[5],
             o.window,  # type: ignore[arg-type]
         )
-        made = o.layer.forward(given, weight, values, ids, counts, bias, recurrent_weight, beta, threshold)
-        shown, last = (made.ids_out, made.dropped) if o.window is None else (made.source, made.neuron_counts)
+        results = o.layer.forward(record, weight, values, ids, counts, bias, recurrent_weight, beta, threshold)
+        shown, last = (
+            (results.ids_out, results.dropped) if o.window is None else (results.source, results.neuron_counts)
+        )
         saved = (values, weight, recurrent_weight, beta, threshold, ids, counts)
-        ctx.save_for_backward(*saved, shown, made.counts_out, made.slot_mem, made.fired, made.mem)
+        ctx.save_for_backward(*saved, shown, results.counts_out, results.slot_mem, results.fired, results.mem)
         ctx.options, ctx.operator = o, o.layer.name
-        ctx.mark_non_differentiable(made.ids_out, made.counts_out, last)
+        ctx.mark_non_differentiable(results.ids_out, results.counts_out, last)
         # No zeros for the outputs that have no gradient: ids take as much room as values.
         ctx.set_materialize_grads(False)
-        return made.ids_out, made.values_out, made.counts_out, last
+        return results.ids_out, results.values_out, results.counts_out, last
 
     @staticmethod
     @once_differentiable(None)
@@ -454,7 +456,7 @@ class SparseLayer(torch.autograd.Function):
         saved = ctx.saved_tensors  # asked for once: torch.utils.checkpoint gives them once
         values, weight, recurrent_weight, beta, threshold, ids, counts, *out = saved
         ids_out, counts_out, slot_mem, _, _ = out
-        o: _Options = ctx.options
+        o: _LayerOptions = ctx.options
         kernel = o.neurons.kernel
         if kernel is None:
             kernel = IDENTITY
@@ -464,8 +466,8 @@ class SparseLayer(torch.autograd.Function):
         need = ctx.needs_input_grad[1:7]
         tensors = (grad.contiguous(), ids, values, counts, weight, recurrent_weight, beta, threshold)
         read = (o.geometry, o.neurons.input_scale, o.neurons.reset, o.neurons.delay)
-        given = LayerBackward._make((*tensors, *read, *out, *kernel.plain(), *need))
-        grads = o.layer.backward(given, weight, grad, *saved)
+        record = LayerBackward._make((*tensors, *read, *out, *kernel.plain(), *need))
+        grads = o.layer.backward(record, weight, grad, *saved)
         return (None, *(g if needed else None for g, needed in zip(grads, need)), None, None)
 
 
@@ -474,7 +476,7 @@ def layer_apply(
     spikes: SparseSpikes,
     connected: Connection,
     bias: Optional[torch.Tensor],
-    neurons: Neurons,
+    neurons: LayerNeurons,
     *,
     recurrent_weight: Optional[torch.Tensor] = None,
     max_spikes: Optional[int] = None,
@@ -484,8 +486,8 @@ def layer_apply(
     """What :class:`SparseLayer` returns for checked arguments."""
     weight, geometry = connected.weight, connected.geometry
     capacity = capacity_argument(max_spikes, connected.neurons, weight)
-    made: Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] = SparseLayer.apply(
-        _Options(layer, neurons.options, geometry, capacity, overflow_code(overflow), window),
+    outputs: Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] = SparseLayer.apply(
+        _LayerOptions(layer, neurons.options, geometry, capacity, overflow_code(overflow), window),
         spikes.values.to(weight.dtype),
         weight,
         bias,
@@ -495,7 +497,7 @@ def layer_apply(
         spikes.ids,
         spikes.counts,
     )
-    return made
+    return outputs
 
 
 def spikes_of_current(
@@ -508,7 +510,7 @@ def spikes_of_current(
     spike_grad: Optional[SpikeGrad],
     overflow: str,
 ) -> SparseSpikes:
-    """Neurons and selection by operators of their own, of the weighted spikes ``[T, B, N]``; parameters of one element
+    """LayerNeurons and selection by operators of their own, of the weighted spikes ``[T, B, N]``; parameters of one element
     or ``[N]``."""
     scale = options.input_scale
     current = delayed(current * scale if scale != 1 else current, options.delay)

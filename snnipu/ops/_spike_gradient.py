@@ -15,10 +15,10 @@ _DEFAULT = surrogates.as_surrogate(None)
 
 def fused(spike_grad: Optional[SpikeGrad]) -> Tuple[Optional[Kernel], Optional[SpikeGrad]]:
     """The native surrogate that ``spike_grad`` is, or None and the function to be evaluated in PyTorch."""
-    known = _DEFAULT if spike_grad is None else surrogates.as_surrogate(spike_grad)
-    if known is not None and known.kernel is not None:
-        return known.kernel, None
-    function = known if known is not None else spike_grad
+    surrogate = _DEFAULT if spike_grad is None else surrogates.as_surrogate(spike_grad)
+    if surrogate is not None and surrogate.kernel is not None:
+        return surrogate.kernel, None
+    function = surrogate if surrogate is not None else spike_grad
     if not callable(function):
         raise TypeError(f"spike_grad must be callable or None, got {function!r}")
     return None, function

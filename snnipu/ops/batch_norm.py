@@ -55,5 +55,5 @@ def _average(running: torch.Tensor, values: torch.Tensor, momentum: float) -> No
     total = torch.mv(values.view(steps, -1).t(), values.new_tensor(weights))
     # As in PyTorch's own, the averages' version stays: each call of batch_norm keeps them for its backward pass, which
     # does not read them. Under a compiler's tensors, .data would be lost.
-    own = running.data if type(running) is torch.Tensor else running
-    own.mul_((1 - momentum) ** steps).add_(total)
+    target = running.data if type(running) is torch.Tensor else running
+    target.mul_((1 - momentum) ** steps).add_(total)

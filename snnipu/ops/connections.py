@@ -5,7 +5,7 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
-from snnipu.ops._break_even import ALWAYS_SPARSE, CONVOLUTION, LINEAR, Shares, of_list
+from snnipu.ops._break_even import ALWAYS_SPARSE, CONVOLUTION, LINEAR, Shares, shares_of_list
 from snnipu.ops._maps import Geometry
 
 MaybeTensor = Optional[torch.Tensor]
@@ -40,7 +40,7 @@ class Connection:
         return self.neurons
 
     @property
-    def kept_shape(self) -> Tuple[int, ...]:
+    def stored_shape(self) -> Tuple[int, ...]:
         """Of a step's membranes, as a layer stores them for its backward pass."""
         return (self.neurons,)
 
@@ -60,11 +60,11 @@ class Connection:
         """Return the sums of ``[..., neurons]``: its adjoint."""
         return total.reshape(-1, self.neurons).sum(0)
 
-    def to_kept(self, mem: torch.Tensor) -> torch.Tensor:
-        """Return ``[T, B, neurons]`` as ``[T, B, *kept_shape]``."""
+    def to_stored(self, mem: torch.Tensor) -> torch.Tensor:
+        """Return ``[T, B, neurons]`` as ``[T, B, *stored_shape]``."""
         return mem
 
-    def from_kept(self, kept: torch.Tensor) -> torch.Tensor:
+    def from_stored(self, kept: torch.Tensor) -> torch.Tensor:
         """The inverse, in any dimensions of that order."""
         return kept
 
@@ -118,7 +118,7 @@ class Listed(Connection):
 
     @property
     def break_even(self) -> Shares:  # type: ignore[override]
-        return of_list(self.weight.shape[0] / (self.neurons * self.inputs))
+        return shares_of_list(self.weight.shape[0] / (self.neurons * self.inputs))
 
     @property
     def inputs(self) -> int:
@@ -144,11 +144,11 @@ class Listed(Connection):
         start = 0
         for end in ends.tolist():
             part = slice(start, end)
-            of = torch.repeat_interleave(reach[part])
-            synapse = torch.arange(len(of), device=rows.device)
-            synapse = synapse + (first[source[part]] - begin[part] + begin[start] if len(of) else first[:0])[of]
-            number = rows[row[part], source[part]][of]
-            yield number, synapse, row[part][of] * self.neurons + self.synapses[0][synapse]
+            spike = torch.repeat_interleave(reach[part])
+            synapse = torch.arange(len(spike), device=rows.device)
+            synapse = synapse + (first[source[part]] - begin[part] + begin[start] if len(spike) else first[:0])[spike]
+            number = rows[row[part], source[part]][spike]
+            yield number, synapse, row[part][spike] * self.neurons + self.synapses[0][synapse]
             start = end
 
     def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
@@ -166,8 +166,8 @@ class Listed(Connection):
         if spikes:
             indices, sizes = self.synapses.flip(0), (self.inputs, self.neurons)
             transposed = torch.sparse_coo_tensor(indices, self.weight, sizes, check_invariants=False)
-            made = torch.sparse.mm(transposed, grad.reshape(-1, self.neurons).t())
-            grad_dense = made.t().reshape(*grad.shape[:2], self.inputs)
+            by_input = torch.sparse.mm(transposed, grad.reshape(-1, self.neurons).t())
+            grad_dense = by_input.t().reshape(*grad.shape[:2], self.inputs)
         return grad_dense, grad_weight
 
 
@@ -253,7 +253,7 @@ class Convolution2d(Connection):
         return self.sizes.out_channels
 
     @property
-    def kept_shape(self) -> Tuple[int, ...]:
+    def stored_shape(self) -> Tuple[int, ...]:
         return self.sizes.positions, self.sizes.out_channels
 
     def _options(self) -> Tuple[List[int], List[int], List[int]]:
@@ -275,7 +275,7 @@ class Convolution2d(Connection):
             return grad.new_zeros(*rows, self.inputs) if spikes else None, nothing
         maps = grad.reshape(-1, *self.sizes.out_shape)
         like = grad.new_empty(1).expand(maps.shape[0], *self.sizes.in_shape)  # only its shape is read
-        found = torch.ops.aten.convolution_backward(
+        gradients = torch.ops.aten.convolution_backward(
             maps,
             like if dense is None else dense.reshape(like.shape),
             self.weight,
@@ -286,7 +286,7 @@ class Convolution2d(Connection):
             self.sizes.groups,
             [spikes, dense is not None, False],
         )
-        return found[0].reshape(*rows, self.inputs) if spikes else None, None if dense is None else found[1]
+        return gradients[0].reshape(*rows, self.inputs) if spikes else None, None if dense is None else gradients[1]
 
     def per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
         return parameter if parameter.numel() == 1 else parameter.reshape(-1).repeat_interleave(self.sizes.positions)
@@ -294,18 +294,18 @@ class Convolution2d(Connection):
     def per_parameter(self, total: torch.Tensor) -> torch.Tensor:
         return total.reshape(-1, self.sizes.out_channels, self.sizes.positions).sum((0, 2))
 
-    def to_kept(self, mem: torch.Tensor) -> torch.Tensor:
-        return mem.unflatten(2, self.kept_shape[::-1]).transpose(2, 3).contiguous()
+    def to_stored(self, mem: torch.Tensor) -> torch.Tensor:
+        return mem.unflatten(2, self.stored_shape[::-1]).transpose(2, 3).contiguous()
 
-    def from_kept(self, kept: torch.Tensor) -> torch.Tensor:
+    def from_stored(self, kept: torch.Tensor) -> torch.Tensor:
         height, width = self.sizes.out_shape[1:]
         return kept.unflatten(2, (height, width)).permute(0, 1, 4, 2, 3)
 
 
 def parameter_gradient(connected: Connection, total: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """That of a parameter, of one element or as many as the connection has, from sums ``[..., neurons]``."""
-    own = connected.per_parameter(total)
-    return (own.sum() if parameter.numel() == 1 else own).reshape(parameter.shape)
+    total_of_parameter = connected.per_parameter(total)
+    return (total_of_parameter.sum() if parameter.numel() == 1 else total_of_parameter).reshape(parameter.shape)
 
 
 def connection(

@@ -20,9 +20,9 @@ def delay_linear_input_bwd_reference(
     grad: torch.Tensor, weight: torch.Tensor, lags: torch.Tensor, span: int
 ) -> torch.Tensor:
     """The gradient of a dense input, from that of the currents."""
-    made = Delayed(weight, lags, span).adjoint(grad, None)[0]
-    assert made is not None
-    return made
+    grad_input = Delayed(weight, lags, span).adjoint(grad, None)[0]
+    assert grad_input is not None
+    return grad_input
 
 
 def _input_bwd_meta(grad: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -70,7 +70,7 @@ def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str,
     return Delayed(arriving, lags, max_delay + (2 if kernel == "linear" else 1))
 
 
-def followed(x: Union[torch.Tensor, SparseSpikes], steps: int) -> Union[torch.Tensor, SparseSpikes]:
+def append_silent_steps(x: Union[torch.Tensor, SparseSpikes], steps: int) -> Union[torch.Tensor, SparseSpikes]:
     """The same input, and so many steps without spikes behind it."""
     if not isinstance(x, SparseSpikes):
         return _padded(x, steps)
@@ -91,25 +91,27 @@ def delay_linear(
     if isinstance(x, SparseSpikes):
         values = x.values.to(weight.dtype)
         return _sparse_currents.currents_apply(OPERATORS, x.ids, values, x.counts, weight, bias, geometry, lags=lags)
-    found = x.detach().contiguous()
-    slots = torch.ops.snnipu.dense_to_sparse_fwd(found, capacity_argument(None, found.shape[2], x), False)[:3]
+    dense = x.detach().contiguous()
+    slots = torch.ops.snnipu.dense_to_sparse_fwd(dense, capacity_argument(None, dense.shape[2], x), False)[:3]
     if is_differentiated((x, weight, bias)):
-        made: torch.Tensor = _OfDense.apply(x, weight, bias, *slots, lags, geometry)
-        return made
+        currents: torch.Tensor = _DenseDelayLinear.apply(x, weight, bias, *slots, lags, geometry)
+        return currents
     return _forward(*slots, weight, bias, geometry, lags)
 
 
-def by_products(x: torch.Tensor, connected: Delayed, longest: int, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+def delay_linear_dense(
+    x: torch.Tensor, connected: Delayed, longest: int, bias: Optional[torch.Tensor] = None
+) -> torch.Tensor:
     """:func:`delay_linear` of a dense tensor by PyTorch's operations alone, for compilers of graphs: a product for each
     lag up to ``longest``."""
     steps, total = x.shape[0], None
     for lag in range(min(longest + 1, steps)):
         taps_then = [(connected.lags + tap == lag).to(x.dtype) for tap in range(connected.weight.shape[2])]
         weight = sum(connected.weight[..., tap] * then for tap, then in enumerate(taps_then))
-        made = x[: steps - lag] @ weight
+        arriving = x[: steps - lag] @ weight
         if lag:
-            made = torch.cat([made.new_zeros(lag, *made.shape[1:]), made])
-        total = made if total is None else total + made
+            arriving = torch.cat([arriving.new_zeros(lag, *arriving.shape[1:]), arriving])
+        total = arriving if total is None else total + arriving
     assert total is not None
     return total if bias is None else total + bias
 
@@ -121,11 +123,11 @@ def _within(connected: Delayed, steps: int) -> Delayed:
 
 
 def _forward(*arguments: Any) -> torch.Tensor:
-    made: torch.Tensor = torch.ops.snnipu.delay_linear_fwd(*arguments)
-    return made
+    currents: torch.Tensor = torch.ops.snnipu.delay_linear_fwd(*arguments)
+    return currents
 
 
-class _OfDense(torch.autograd.Function):
+class _DenseDelayLinear(torch.autograd.Function):
     """Spikes of a dense tensor, whose zeros have a gradient, too."""
 
     @staticmethod

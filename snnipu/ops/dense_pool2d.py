@@ -47,7 +47,7 @@ def windows(size: Sequence[int], kernel: Sequence[int], stride: Sequence[int]) -
     return Windows(*size, *kernel, *stride, *out)
 
 
-def fit_in_a_map(sizes: Windows) -> bool:
+def is_window_geometry(sizes: Windows) -> bool:
     """Return True if the sizes are those of windows within a map."""
     return windows(sizes[:2], sizes[2:4], sizes[4:6]) == sizes
 
@@ -66,8 +66,8 @@ def windows_of(
         and (unchecked_pair(padding), unchecked_pair(dilation)) == ((0, 0), (1, 1))
     ):
         # A stride of 0 is PyTorch's error.
-        own = kernel_size if stride is None or stride in ([], ()) else stride
-        return windows(x.shape[2:], unchecked_pair(kernel_size), unchecked_pair(own))
+        strides = kernel_size if stride is None or stride in ([], ()) else stride
+        return windows(x.shape[2:], unchecked_pair(kernel_size), unchecked_pair(strides))
     return None
 
 

@@ -23,7 +23,7 @@ def leaky_apply(
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return spikes and membranes of ``leaky``, once x has been checked."""
     reset_code(reset_mechanism)
-    made = neuron_apply(
+    results = neuron_apply(
         "leaky",
         x,
         [mem],
@@ -32,9 +32,9 @@ def leaky_apply(
         num_steps=num_steps,
         spike_grad=spike_grad,
     )
-    mems = made.states[0]
+    mems = results.states[0]
     assert mems is not None
-    return made.spk, mems
+    return results.spk, mems
 
 
 def lif_sequence(

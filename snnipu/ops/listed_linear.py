@@ -44,8 +44,8 @@ def listed_linear(spikes: SparseSpikes, connected: Listed, bias: Optional[torch.
     """
     spikes = check_spikes("spikes", spikes)
     if _route.uses_operator("ListedLinear", "SparseLinear"):
-        made: torch.Tensor = _route.call("sparse_linear", spikes, connected.matrix(), bias)
-        return made
+        currents: torch.Tensor = _route.call("sparse_linear", spikes, connected.matrix(), bias)
+        return currents
     weight = connected.weight.to(compute_dtype(connected.weight.dtype))
     return _sparse_currents.currents_apply(
         OPERATORS,

@@ -8,7 +8,7 @@ import torch
 
 from snnipu import _route
 from snnipu import surrogate as surrogates
-from snnipu._layout import SINGLE_STEP, fits, in_order, layout, memory_order, permuted
+from snnipu._layout import SINGLE_STEP, broadcasts_to, layout, memory_order, permute_argument, permute_step
 from snnipu._pointers import pointer
 from snnipu.ops import _library, _neurons
 from snnipu.ops._arguments import (
@@ -87,8 +87,8 @@ def neuron_sequence_fwd_reference(*arguments: Any, **functions: Callable[..., to
     rows, states = _loop(a, **functions)
     empty = a.x.new_empty(0)
     stored = [torch.stack(row).to(a.x.dtype).reshape(shape) if row else a.x.new_empty(shape) for row in rows]
-    kept = [row if a.store >> place & 1 else empty for place, row in enumerate(stored[1:])]
-    return stored[0], kept, [state.clone() for state in states] if a.store_final else []
+    results = [row if a.store >> place & 1 else empty for place, row in enumerate(stored[1:])]
+    return stored[0], results, [state.clone() for state in states] if a.store_final else []
 
 
 def _loop(
@@ -98,7 +98,7 @@ def _loop(
     assert a.x is not None
     steps, step_shape, _ = layout(a.x, a.num_steps)
     step = ReferenceStep(a.neuron, a.variant, a.parameters, step_shape, a.x.dtype)
-    states = step.filled(a.initial)
+    states = step.as_tensors(a.initial)
     rows: List[List[torch.Tensor]] = [[] for _ in range(1 + len(states))]
     for t in range(steps):
         spk, *states = step(a.x[t] if a.num_steps is None else a.x, states, **functions)
@@ -135,32 +135,32 @@ def neuron_sequence_bwd_reference(*arguments: Any) -> Made:
     befores = [[state, *rows] for state, rows in zip(a.initial, befores)]
     currents = [a.x] * steps if a.num_steps is not None else rows_of(a.x)
     # Of a neuron whose output is a state, that state's gradient is the output's.
-    outside = [rows_of(a.grad_spk if place == output else grad) for place, grad in enumerate(a.grad_states)]
-    of_spikes = rows_of(a.grad_spk)
-    carry = step.filled(a.grad_final or [None] * len(outside))
+    grad_state_rows = [rows_of(a.grad_spk if place == output else grad) for place, grad in enumerate(a.grad_states)]
+    grad_spk_rows = rows_of(a.grad_spk)
+    carry = step.as_tensors(a.grad_final or [None] * len(grad_state_rows))
     if steps:
-        carry = [value + grad for value, grad in zip(carry, step.filled([rows[-1] for rows in outside]))]
+        carry = [value + grad for value, grad in zip(carry, step.as_tensors([rows[-1] for rows in grad_state_rows]))]
     grad_x = [step.zero] * steps
     sums = dict.fromkeys(_neurons.find(a.neuron).parameters, step.zero)
     kernel = Kernel(a.surrogate, a.surrogate_a, a.surrogate_b)
     for t in range(steps - 1, -1, -1):
-        grad_x[t], carry, of_parameters = step.adjoint(
+        grad_x[t], carry, grad_parameters = step.adjoint(
             currents[t],
             [rows[t] for rows in befores],
             [rows[t] for rows in after],
-            of_spikes[t],
+            grad_spk_rows[t],
             carry,
-            [rows[t - 1] if t else None for rows in outside],
+            [rows[t - 1] if t else None for rows in grad_state_rows],
             surrogate=partial(surrogates.surrogate_gradient, kernel),
         )
-        sums.update((name, sums[name] + grad) for name, grad in of_parameters.items())
+        sums.update((name, sums[name] + grad) for name, grad in grad_parameters.items())
     if a.num_steps is not None:
-        whole = torch.stack(grad_x[::-1]).sum(0).to(like.dtype).reshape(step_shape)
+        grad_x_result = torch.stack(grad_x[::-1]).sum(0).to(like.dtype).reshape(step_shape)
     else:
-        whole = torch.stack(grad_x).to(like.dtype) if steps else torch.zeros_like(like)
+        grad_x_result = torch.stack(grad_x).to(like.dtype) if steps else torch.zeros_like(like)
     empty = a.parameters[0].new_empty(0)
     return (
-        whole,
+        grad_x_result,
         [value.clone() if needed else empty for value, needed in zip(carry, a.need_initial)],
         [
             sum_to_parameter(total, p) if needed else empty
@@ -201,7 +201,7 @@ define(
 _KERNELS_FWD = _library.REGISTERED["neuron_sequence_fwd"]
 
 
-class _Options(NamedTuple):
+class _SequenceOptions(NamedTuple):
     neuron: str
     variant: int
     num_steps: Optional[int]
@@ -226,13 +226,13 @@ def _forward(direct: bool, x: torch.Tensor, initial: Sequence[Optional[torch.Ten
     run = _KERNELS_FWD.get("CPU" if x.is_cpu else "CUDA") if direct else None
     if run is None:
         run, initial = _fwd, [x.new_empty(0) if state is None else state for state in initial]
-    made: Made = run(x, initial, *arguments)
-    return made
+    results: Made = run(x, initial, *arguments)
+    return results
 
 
 def _backward(like: torch.Tensor, grads: Tensors, *arguments: Any) -> Made:
-    made: Made = _library.unwatched("neuron_sequence_bwd", like, *grads)(*arguments)
-    return made
+    results: Made = _library.kernel_for("neuron_sequence_bwd", like, *grads)(*arguments)
+    return results
 
 
 class NeuronSequence(torch.autograd.Function):
@@ -243,57 +243,57 @@ class NeuronSequence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, o: _Options, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, o: _SequenceOptions, x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
         count = len(o.store)
         initial, parameters = tensors[:count], tensors[count:] if o.constants is None else o.constants
         direct = o.constants is not None or is_eager(x)
         arguments = (parameters, o.neuron, o.variant, o.num_steps, bits(o.store), o.store_final)
         spk, states, final = _forward(direct, x, initial, *arguments)
-        made = (spk, *[state for state, stored in zip(states, o.store) if stored], *final)
-        kept: List[torch.Tensor] = []
+        results = (spk, *[state for state, stored in zip(states, o.store) if stored], *final)
+        saved_states: List[torch.Tensor] = []
         saved_x: Optional[torch.Tensor] = x
         if o.reads is not None:
             read = o.reads.states
-            kept = [state if read >> place & 1 else x.new_empty(0) for place, state in enumerate(states)]
+            saved_states = [state if read >> place & 1 else x.new_empty(0) for place, state in enumerate(states)]
             initial = tuple([state if o.reads.before >> place & 1 else None for place, state in enumerate(initial)])
             saved_x = None
         if o.num_steps == SINGLE_STEP:
             saved_x = None if saved_x is None else saved_x.clone()
             initial = tuple([None if tensor is None else tensor.clone() for tensor in initial])
-            kept = [state.clone() for state in kept]
-        own = [] if o.constants is not None else [p if p is None else p.clone() for p in parameters]
-        ctx.save_for_backward(saved_x, *initial, *own, *kept)
+            saved_states = [state.clone() for state in saved_states]
+        saved_parameters = [] if o.constants is not None else [p if p is None else p.clone() for p in parameters]
+        ctx.save_for_backward(saved_x, *initial, *saved_parameters, *saved_states)
         ctx.options = o
         ctx.set_materialize_grads(False)
         if o.silent:
             ctx.mark_non_differentiable(spk)
-        return made
+        return results
 
     @staticmethod
     @once_differentiable("neuron_sequence")
     def backward(ctx: Any, grad_spk: Optional[torch.Tensor], *others: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
-        o: _Options = ctx.options
+        o: _SequenceOptions = ctx.options
         x, *tensors = ctx.saved_tensors
         need = ctx.needs_input_grad[2:]
         count, total = len(o.store), len(need)
-        initial, kept = tensors[:count], tensors[total:]
+        initial, saved_states = tensors[:count], tensors[total:]
         parameters = tensors[count:total] if o.constants is None else o.constants
         if grad_spk is None and all(grad is None for grad in others):
             return (None,) * (2 + total)
         if o.constants is None:
             single = o.num_steps == SINGLE_STEP and not o.store_final
-            learns = _neurons.wanted(o.neuron, o.variant, need[count:], grad_spk is not None, single)
+            learns = _neurons.requested_gradients(o.neuron, o.variant, need[count:], grad_spk is not None, single)
             need = (*need[:count], *learns)
-        rest = iter(others)
-        grad_states = [next(rest) if stored else None for stored in o.store]
-        grad_final = list(rest)
+        remaining = iter(others)
+        grad_states = [next(remaining) if stored else None for stored in o.store]
+        grad_final = list(remaining)
         num_steps = o.num_steps
         if num_steps == SINGLE_STEP:
             num_steps = 1
             grad_spk, *grad_states = (None if g is None else g.unsqueeze(0) for g in (grad_spk, *grad_states))
             if o.reads is not None:
                 num_steps = None
-                kept = [state.unsqueeze(0) if state.numel() else state for state in kept]
+                saved_states = [state.unsqueeze(0) if state.numel() else state for state in saved_states]
         grad_x, grad_initial, grad_parameters = _backward(
             parameters[0],
             (grad_spk, *grad_states, *grad_final),
@@ -311,7 +311,7 @@ class NeuronSequence(torch.autograd.Function):
             o.kernel.b,
             need[:count],
             need[count:] if o.constants is None else (False,) * len(parameters),
-            *((kept,) if o.reads is not None else ()),
+            *((saved_states,) if o.reads is not None else ()),
         )
         if o.num_steps == SINGLE_STEP and o.reads is not None:
             grad_x = grad_x.squeeze(0)
@@ -342,7 +342,9 @@ _CONSTANTS: Dict[Tuple[Any, ...], Constants] = {}
 _MOST_CONSTANTS = 256
 
 
-def constants(plan: _neurons.Plan, parameters: Mapping[str, Parameter], dtype: torch.dtype) -> Optional[Constants]:
+def constants(
+    plan: _neurons.NeuronPlan, parameters: Mapping[str, Parameter], dtype: torch.dtype
+) -> Optional[Constants]:
     """What kernels on a CPU take for parameters that are all numbers and do not learn; None for others.
 
     They are shared: nobody may write into them. To make them takes several times as long as a small step.
@@ -357,15 +359,15 @@ def constants(plan: _neurons.Plan, parameters: Mapping[str, Parameter], dtype: t
         elif not isinstance(value, (int, float)):
             return None
         key.append(value or repr(value))  # -0.0 equals 0.0, and 1 / -0.0 does not equal 1 / 0.0
-    found = _CONSTANTS.get(tuple(key))
-    if found is None:
+    shared = _CONSTANTS.get(tuple(key))
+    if shared is None:
         if len(_CONSTANTS) >= _MOST_CONSTANTS:
             _CONSTANTS.clear()
         with torch.inference_mode(False), torch.no_grad():
-            one = torch.ones((), dtype=dtype, device="cpu")
-            derived = plan.derive(_as_tensors(parameters, one), one) or [one]
+            unit = torch.ones((), dtype=dtype, device="cpu")
+            derived = plan.derive(_as_tensors(parameters, unit), unit) or [unit]
             # Never the parameters themselves, which may change.
-            found = _CONSTANTS[tuple(key)] = Constants(
+            shared = _CONSTANTS[tuple(key)] = Constants(
                 [
                     value.to(dtype, copy=True)
                     if isinstance(value, torch.Tensor)
@@ -374,7 +376,7 @@ def constants(plan: _neurons.Plan, parameters: Mapping[str, Parameter], dtype: t
                 ],
                 dtype,
             )
-    return found
+    return shared
 
 
 def _as_tensors(parameters: Mapping[str, Parameter], like: torch.Tensor) -> Dict[str, torch.Tensor]:
@@ -386,26 +388,26 @@ def _as_tensors(parameters: Mapping[str, Parameter], like: torch.Tensor) -> Dict
 
 
 def kernel_arguments(
-    plan: _neurons.Plan,
+    plan: _neurons.NeuronPlan,
     x: torch.Tensor,
     step_shape: torch.Size,
     states: Sequence[Optional[torch.Tensor]],
     parameters: Mapping[str, Parameter],
 ) -> Tuple[List[Optional[torch.Tensor]], List[torch.Tensor], bool]:
     """The states and what is made of the parameters alone, checked, as the kernels take them; whether constant."""
-    own = [
+    initial = [
         None if state is None else state_argument(name, state, step_shape, x)
         for name, state in zip(plan.states, states)
     ]
-    made = constants(plan, parameters, compute_dtype(x.dtype)) if is_direct(x) else None
-    if made is not None:
-        return own, made, True
-    one = x.new_ones((), dtype=compute_dtype(x.dtype))
+    shared = constants(plan, parameters, compute_dtype(x.dtype)) if is_direct(x) else None
+    if shared is not None:
+        return initial, shared, True
+    unit = x.new_ones((), dtype=compute_dtype(x.dtype))
     for name, value in parameters.items():
         parameter_argument(name, value, step_shape, x)  # an error names the parameter, not what is made of it
-    derived = plan.derive(_as_tensors(parameters, one), one)
+    derived = plan.derive(_as_tensors(parameters, unit), unit)
     values = [parameter_argument(name, value, step_shape, x) for name, value in zip(plan.names, derived)]
-    return own, values or [one], False  # it has the dtype in which a neuron without parameters is computed
+    return initial, values or [unit], False  # it has the dtype in which a neuron without parameters is computed
 
 
 def neuron_apply(
@@ -427,42 +429,44 @@ def neuron_apply(
     """
     plan = _neurons.plan(neuron, options)
     step_shape = layout(x, num_steps)[1]
-    known = surrogates.as_surrogate(spike_grad)
-    kernel = None if known is None else known.kernel
+    surrogate = surrogates.as_surrogate(spike_grad)
+    kernel = None if surrogate is None else surrogate.kernel
     store = [True] * len(states) if store is None else list(store)
     on_ipu = _route.uses_operator(neuron, "NeuronSequence")
     if kernel is None and not on_ipu:
         return apply_in_pytorch(neuron, x, states, parameters, options, num_steps, spike_grad, store, need_final)
     order = None if on_ipu else memory_order(x, num_steps)
-    if order is not None and all(fits(argument, step_shape) for argument in (*states, *parameters.values())):
+    if order is not None and all(broadcasts_to(argument, step_shape) for argument in (*states, *parameters.values())):
         # Neurons are independent: they are taken as they lie.
-        made = neuron_apply(
+        results = neuron_apply(
             neuron,
-            in_order(x, order),
-            [permuted(state, order) for state in states],
-            {name: permuted(value, order) for name, value in parameters.items()},
+            permute_step(x, order),
+            [permute_argument(state, order) for state in states],
+            {name: permute_argument(value, order) for name, value in parameters.items()},
             options=options,
             num_steps=num_steps,
             spike_grad=spike_grad,
             store=store,
             need_final=need_final,
         )
-        back = sorted(range(len(order)), key=order.__getitem__)
+        inverse = sorted(range(len(order)), key=order.__getitem__)
         return Results(
-            in_order(made.spk, back),
-            [None if state is None else in_order(state, back) for state in made.states],
-            None if made.final is None else [in_order(state, back) for state in made.final],
+            permute_step(results.spk, inverse),
+            [None if state is None else permute_step(state, inverse) for state in results.states],
+            None if results.final is None else [permute_step(state, inverse) for state in results.final],
         )
-    own, values, constant = kernel_arguments(plan, x, step_shape, states, parameters)
+    initial, values, constant = kernel_arguments(plan, x, step_shape, states, parameters)
     variant, output = plan.variant, plan.output
     if kernel is not None and not on_ipu:
         learns = getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
         silent = kernel.is_zero and plan.output is None and not learns
-        how = (num_steps, kernel, store, need_final, plan, constant, silent)
-        return run_kernels(neuron, variant, x, own, values, *how)
-    asked = [stored or need_final for stored in store]
+        settings = (num_steps, kernel, store, need_final, plan, constant, silent)
+        return run_kernels(neuron, variant, x, initial, values, *settings)
+    store_or_final = [stored or need_final for stored in store]
     read = plan.reads_all.states
-    spk, after = _route.call("neuron_sequence", neuron, variant, read, x, own, values, num_steps, asked, output, kernel)
+    spk, after = _route.call(
+        "neuron_sequence", neuron, variant, read, x, initial, values, num_steps, store_or_final, output, kernel
+    )
     if output is not None:
         after[output] = spk
     # Copies: a view would keep all steps.
@@ -523,7 +527,7 @@ def run_kernels(
     kernel: Kernel,
     store: Sequence[bool],
     need_final: bool = False,
-    plan: Optional[_neurons.Plan] = None,
+    plan: Optional[_neurons.NeuronPlan] = None,
     constant: bool = False,
     silent: bool = False,
 ) -> Results:
@@ -533,29 +537,29 @@ def run_kernels(
     ``silent``: the spikes have no gradient.
     """
     output = _neurons.find(neuron).steps[variant].output_state if plan is None else plan.output
-    kept = tuple([bool(stored) and place != output for place, stored in enumerate(store)])
+    stores = tuple([bool(stored) and place != output for place, stored in enumerate(store)])
     tensors = (x, *initial, *parameters)
     if is_differentiated(tensors):
         reads = None
-        if plan is not None and True in kept:
-            reads = _reads_of_kept(plan, x, parameters, num_steps, kept, constant)
+        if plan is not None and True in stores:
+            reads = _stored_state_reads(plan, x, parameters, num_steps, stores, constant)
         shared = parameters if constant else None
-        options = _Options(neuron, variant, num_steps, kernel, kept, need_final, reads, shared, silent)
+        options = _SequenceOptions(neuron, variant, num_steps, kernel, stores, need_final, reads, shared, silent)
         spk, *others = NeuronSequence.apply(options, x, *initial, *(() if constant else parameters))
     else:
         spk, states, last = _forward(
-            constant or is_eager(x), x, initial, parameters, neuron, variant, num_steps, bits(kept), need_final
+            constant or is_eager(x), x, initial, parameters, neuron, variant, num_steps, bits(stores), need_final
         )
-        others = [*[state for state, stored in zip(states, kept) if stored], *last]
-    rest = iter(others)
-    found = [next(rest) if stored else None for stored in kept]
+        others = [*[state for state, stored in zip(states, stores) if stored], *last]
+    remaining = iter(others)
+    after = [next(remaining) if stored else None for stored in stores]
     if output is not None and store[output]:
-        found[output] = spk
-    return Results(spk, found, list(rest) if need_final else None)
+        after[output] = spk
+    return Results(spk, after, list(remaining) if need_final else None)
 
 
-def _reads_of_kept(
-    plan: _neurons.Plan,
+def _stored_state_reads(
+    plan: _neurons.NeuronPlan,
     x: torch.Tensor,
     parameters: Sequence[torch.Tensor],
     num_steps: Optional[int],
@@ -575,6 +579,6 @@ def _reads_of_kept(
     else:
         for parameter, needs in zip(() if constant else parameters, plan.reads_for):
             reads = reads | needs if parameter.requires_grad else reads
-    read = reads.states if x.is_cuda else plan.given(reads)
-    one = read and not read & (read - 1)
-    return reads if one and not read & ~bits(kept) and not reads.x and x.numel() else None
+    read = reads.states if x.is_cuda else plan.needed_states(reads)
+    is_single = read and not read & (read - 1)
+    return reads if is_single and not read & ~bits(kept) and not reads.x and x.numel() else None

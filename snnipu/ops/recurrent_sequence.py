@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from snnipu import surrogate as surrogates
-from snnipu._layout import fits, in_order, layout, memory_order, permuted, upstream_rows
+from snnipu._layout import broadcasts_to, layout, memory_order, permute_argument, permute_step, upstream_rows
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import Parameter, compute_dtype, state_argument
 from snnipu.ops._derivative import once_differentiable
@@ -27,11 +27,11 @@ STRENGTH, SPIKES = "V", 0
 # PyTorch's own tensors are aligned so: a product's rounding may depend on where its rows lie.
 _ALIGNMENT = 64
 
-MadeForward = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor], torch.Tensor]
-MadeBackward = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
+ForwardResults = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor], torch.Tensor]
+BackwardResults = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
 
 
-class Connection(NamedTuple):
+class RecurrentConnection(NamedTuple):
     """``nn.Linear`` (no ``geometry``) or ``nn.Conv2d`` of stride 1: padding and dilation, two each, and groups."""
 
     weight: torch.Tensor
@@ -44,7 +44,7 @@ class Connection(NamedTuple):
         """A step's output, for the spikes of the step before; both as they lie in memory."""
         if spk.data_ptr() % _ALIGNMENT:
             spk = spk.clone()
-        return self._laid(self.product(self._seen(spk)))
+        return self._to_memory_order(self.product(self._to_layer_order(spk)))
 
     def product(self, spk: torch.Tensor) -> torch.Tensor:
         """The layer's own call."""
@@ -53,49 +53,49 @@ class Connection(NamedTuple):
             return F.conv2d(spk, self.weight, self.bias, 1, tuple(g[:2]), tuple(g[2:4]), g[4])
         return F.linear(spk, self.weight, self.bias)
 
-    def of_zeros(self, shape: Sequence[int]) -> Optional[torch.Tensor]:
+    def output_of_zeros(self, shape: Sequence[int]) -> Optional[torch.Tensor]:
         """A step's output for no spikes; None: zeros."""
         if self.bias is None:
             return None
-        own = self.bias.reshape(-1, 1, 1) if self.geometry else self.bias
-        seen = [shape[self.order.index(dim)] for dim in range(len(shape))] if self.order else shape
-        return self._laid(own.expand(seen))
+        bias = self.bias.reshape(-1, 1, 1) if self.geometry else self.bias
+        layer_shape = [shape[self.order.index(dim)] for dim in range(len(shape))] if self.order else shape
+        return self._to_memory_order(bias.expand(layer_shape))
 
     def grad_spk(self, grad: torch.Tensor) -> torch.Tensor:
         """The gradient of the spikes, from that of the output."""
-        grad = self._seen(grad)
+        grad = self._to_layer_order(grad)
         if not self.geometry:
-            return self._laid((grad.reshape(-1, grad.shape[-1]) @ self.weight).reshape(grad.shape))
-        made = self._convolution(grad, grad, (True, False, False))[0]
-        assert made is not None
-        return self._laid(made.reshape(grad.shape))
+            return self._to_memory_order((grad.reshape(-1, grad.shape[-1]) @ self.weight).reshape(grad.shape))
+        grad_input = self._convolution(grad, grad, (True, False, False))[0]
+        assert grad_input is not None
+        return self._to_memory_order(grad_input.reshape(grad.shape))
 
-    def grad_own(self, grad: torch.Tensor, spk: torch.Tensor, weight: bool, bias: bool) -> Tensors:
+    def parameter_gradients(self, grad: torch.Tensor, spk: torch.Tensor, weight: bool, bias: bool) -> Tensors:
         """Gradients of weight and bias, from those of several steps' outputs."""
-        grad, spk = self._seen(grad), self._seen(spk)
+        grad, spk = self._to_layer_order(grad), self._to_layer_order(spk)
         if self.geometry:
-            made = self._convolution(grad, spk, (False, weight, False))[1] if weight else None
-            return made, grad.sum([dim for dim in range(grad.dim()) if dim != grad.dim() - 3]) if bias else None
+            grad_weight = self._convolution(grad, spk, (False, weight, False))[1] if weight else None
+            return grad_weight, grad.sum([dim for dim in range(grad.dim()) if dim != grad.dim() - 3]) if bias else None
         rows = grad.reshape(-1, grad.shape[-1])
-        made = rows.t() @ spk.reshape(-1, spk.shape[-1]) if weight else None
-        return made, rows.sum(0) if bias else None
+        grad_weight = rows.t() @ spk.reshape(-1, spk.shape[-1]) if weight else None
+        return grad_weight, rows.sum(0) if bias else None
 
     def _convolution(self, grad: torch.Tensor, spk: torch.Tensor, mask: Tuple[bool, bool, bool]) -> Tensors:
         maps = (-1, *grad.shape[-3:])
         g = self.geometry
-        made: Tensors = torch.ops.aten.convolution_backward(
+        gradients: Tensors = torch.ops.aten.convolution_backward(
             grad.reshape(maps), spk.reshape(maps), self.weight, None, [1, 1], g[:2], g[2:4], False, [0, 0], g[4], mask
         )
-        return made
+        return gradients
 
-    def _seen(self, rows: torch.Tensor) -> torch.Tensor:
+    def _to_layer_order(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` of one or several steps with the dimensions in their own order."""
         if not self.order:
             return rows
-        return in_order(rows, sorted(range(len(self.order)), key=self.order.__getitem__))
+        return permute_step(rows, sorted(range(len(self.order)), key=self.order.__getitem__))
 
-    def _laid(self, row: torch.Tensor) -> torch.Tensor:
-        return (in_order(row, self.order) if self.order else row).contiguous()
+    def _to_memory_order(self, row: torch.Tensor) -> torch.Tensor:
+        return (permute_step(row, self.order) if self.order else row).contiguous()
 
 
 class ReferenceSteps:
@@ -116,17 +116,19 @@ class ReferenceSteps:
     def backward(self, a: StepBackward) -> None:
         step, missing = self.step, [None] * len(a.before)
         output = step.step.output_state
-        outside = step.filled([a.grad_spk if place == output else grad for place, grad in enumerate(a.grad_states)])
-        made, carry, sums = step.adjoint(
+        grad_results = step.as_tensors(
+            [a.grad_spk if place == output else grad for place, grad in enumerate(a.grad_states)]
+        )
+        grad_x, carry, sums = step.adjoint(
             a.x,
             a.before,
             a.after if all(state is not None for state in a.after) else missing,
             a.grad_spk,
-            [carried + grad for carried, grad in zip(step.filled(a.grad_after), outside)],
+            [carried + grad for carried, grad in zip(step.as_tensors(a.grad_after), grad_results)],
             missing,
             surrogate=partial(surrogates.surrogate_gradient, self.kernel),
         )
-        _write((made, *carry), (a.grad_x, *a.grad_before))
+        _write((grad_x, *carry), (a.grad_x, *a.grad_before))
         for name, to in zip(self.names, self.grad_parameters):
             if to is not None:
                 to.copy_(sum_to_parameter(sums.get(name, step.zero), to))
@@ -138,11 +140,11 @@ def _write(made: Sequence[torch.Tensor], to: Tensors) -> None:
             target.copy_(value)
 
 
-def _by_steps(*arguments: Any) -> None:
-    """For :class:`Means`: every step is a call of its own."""
+def _not_fused(*arguments: Any) -> None:
+    """For :class:`LoopFunctions`: every step is a call of its own."""
 
 
-class Means(NamedTuple):
+class LoopFunctions(NamedTuple):
     """What the operator's loop is made with."""
 
     steps: Callable[..., Any]  # ReferenceSteps, or what has its methods
@@ -150,14 +152,14 @@ class Means(NamedTuple):
     used: Callable[..., None]  # told the results
     # All steps in one call: given arguments and results it returns the states after the last step, or their gradients
     # before the first; None: not of these arguments.
-    forward: Callable[..., Optional[Tensors]] = _by_steps
-    backward: Callable[..., Optional[Tensors]] = _by_steps
+    forward: Callable[..., Optional[Tensors]] = _not_fused
+    backward: Callable[..., Optional[Tensors]] = _not_fused
 
 
-_REFERENCE = Means(ReferenceSteps, torch.Tensor.new_empty, lambda *made: None)
+_REFERENCE = LoopFunctions(ReferenceSteps, torch.Tensor.new_empty, lambda *made: None)
 
 
-class ForwardArguments(NamedTuple):
+class RecurrentForwardArguments(NamedTuple):
     """Of ``neuron_recurrent_fwd``, in the order of its schema."""
 
     x: torch.Tensor
@@ -175,7 +177,7 @@ class ForwardArguments(NamedTuple):
     store_final: bool
 
 
-class BackwardArguments(NamedTuple):
+class RecurrentBackwardArguments(NamedTuple):
     """Of ``neuron_recurrent_bwd``, in the order of its schema."""
 
     grad_spk: Optional[torch.Tensor]
@@ -209,8 +211,8 @@ def adds_to_input(neuron: str) -> bool:
 
 
 def _forward_steps(
-    means: Means,
-    a: ForwardArguments,
+    means: LoopFunctions,
+    a: RecurrentForwardArguments,
     initial: Tensors,
     spk: torch.Tensor,
     states: Sequence[torch.Tensor],
@@ -220,36 +222,37 @@ def _forward_steps(
     adds = adds_to_input(a.neuron)
     steps, step_shape, _ = layout(a.x, a.num_steps)
     like, before = a.parameters[0], list(initial)
-    connection = Connection(a.weight, a.bias, a.geometry, a.order)
+    connection = RecurrentConnection(a.weight, a.bias, a.geometry, a.order)
     # Two rows in turn for states that nobody asks for.
-    spare = [[] if stored else [like.new_empty(step_shape) for _ in range(2)] for stored in a.store]
+    buffers = [[] if stored else [like.new_empty(step_shape) for _ in range(2)] for stored in a.store]
     rows = [
-        list(state.unbind()) if stored else two * (steps // 2 + 1) for state, stored, two in zip(states, a.store, spare)
+        list(state.unbind()) if stored else pair * (steps // 2 + 1)
+        for state, stored, pair in zip(states, a.store, buffers)
     ]
-    spikes, arriving = spk.unbind(), incoming.unbind() if a.store_incoming else ()
+    spikes, incoming_rows = spk.unbind(), incoming.unbind() if a.store_incoming else ()
     currents = a.x.unbind() if a.num_steps is None else [a.x] * steps
-    one = means.steps(a.neuron, a.variant, currents[0], a.parameters)
+    kernels = means.steps(a.neuron, a.variant, currents[0], a.parameters)
     start = a.initial[SPIKES]
     last = None if start is None else start.to(a.x.dtype).contiguous()
     for t, current in enumerate(currents):
-        come = connection.of_zeros(step_shape) if last is None else connection(last)
+        incoming_row = connection.output_of_zeros(step_shape) if last is None else connection(last)
         if adds:
-            come = current = current if come is None else current + come
-        elif come is not None and come.dtype != like.dtype:
-            come = come.to(like.dtype)
+            incoming_row = current = current if incoming_row is None else current + incoming_row
+        elif incoming_row is not None and incoming_row.dtype != like.dtype:
+            incoming_row = incoming_row.to(like.dtype)
         if a.store_incoming:
-            arriving[t].zero_() if come is None else arriving[t].copy_(come)
-        before[SPIKES] = come
+            incoming_rows[t].zero_() if incoming_row is None else incoming_rows[t].copy_(incoming_row)
+        before[SPIKES] = incoming_row
         after = [None if place == SPIKES else row[t] for place, row in enumerate(rows)]
         last = spikes[t]
-        one.forward(current.contiguous(), before[adds:], last, after[adds:])
+        kernels.forward(current.contiguous(), before[adds:], last, after[adds:])
         before = list(after)
     before[SPIKES] = spikes[-1].to(like.dtype)
     return before
 
 
-def forward_by(means: Means, *arguments: Any) -> MadeForward:
-    a = ForwardArguments(*arguments)
+def run_forward(means: LoopFunctions, *arguments: Any) -> ForwardResults:
+    a = RecurrentForwardArguments(*arguments)
     steps, step_shape, shape = layout(a.x, a.num_steps)
     like = a.parameters[0]
     spk = means.empty(a.x, shape)
@@ -267,36 +270,38 @@ def forward_by(means: Means, *arguments: Any) -> MadeForward:
 
 
 def _backward_steps(
-    means: Means, a: BackwardArguments, grad_final: Tensors, grad_rows: torch.Tensor, total: Tensors
+    means: LoopFunctions, a: RecurrentBackwardArguments, grad_final: Tensors, grad_rows: torch.Tensor, total: Tensors
 ) -> Tensors:
     """Write the rows of x's gradient, step by step, and add the parameters'; returns those of the first states."""
     adds = adds_to_input(a.neuron)
     steps, step_shape = a.spk.shape[0], a.spk.shape[1:]
     like, places, carry = a.parameters[0], range(len(a.states)), list(grad_final)
-    connection = Connection(a.weight, a.bias, a.geometry, a.order)
+    connection = RecurrentConnection(a.weight, a.bias, a.geometry, a.order)
     part = [None if sums is None else torch.empty_like(sums) for sums in total]
-    one = means.steps(a.neuron, a.variant, a.spk[0], a.parameters)
-    one.differentiate(a.surrogate, a.surrogate_a, a.surrogate_b, part)
+    kernels = means.steps(a.neuron, a.variant, a.spk[0], a.parameters)
+    kernels.differentiate(a.surrogate, a.surrogate_a, a.surrogate_b, part)
     upstream = [upstream_rows(grad, steps) for grad in (a.grad_spk, *a.grad_states)]
-    kept = [state.unbind() if state.numel() else None for state in a.states]
-    arriving = a.incoming.unbind() if a.incoming.numel() else [None] * steps
+    state_rows = [state.unbind() if state.numel() else None for state in a.states]
+    incoming_rows = a.incoming.unbind() if a.incoming.numel() else [None] * steps
     currents = [a.x] * steps if a.x is None or a.num_steps is not None else a.x.unbind()
     spikes, gradients = a.spk.unbind(), grad_rows.unbind()
-    again = a.spk.dtype != like.dtype  # 16 bit: of states that are wider than the spikes
-    spare = [[None if s == SPIKES else like.new_empty(step_shape) for s in places] for _ in range(2)]
+    recomputes = a.spk.dtype != like.dtype  # 16 bit: of states that are wider than the spikes
+    buffers = [[None if s == SPIKES else like.new_empty(step_shape) for s in places] for _ in range(2)]
     initial = [None if state is None else state.contiguous() for state in a.initial]
     for t in range(steps - 1, -1, -1):
-        before = [initial[s] if t == 0 else (None if rows is None else rows[t - 1]) for s, rows in enumerate(kept)]
-        before[SPIKES] = arriving[t]
-        after = [None if again else (spikes[t] if rows is None else rows[t]) for rows in kept]
-        current = arriving[t] if adds else currents[t]
-        grad_spk, come = upstream[0][t], carry[SPIKES]
+        before = [
+            initial[s] if t == 0 else (None if rows is None else rows[t - 1]) for s, rows in enumerate(state_rows)
+        ]
+        before[SPIKES] = incoming_rows[t]
+        after = [None if recomputes else (spikes[t] if rows is None else rows[t]) for rows in state_rows]
+        current = incoming_rows[t] if adds else currents[t]
+        grad_spk, grad_incoming = upstream[0][t], carry[SPIKES]
         if adds:  # input and spikes have the input's dtype, what is kept of them the states'
             current = None if current is None else current.to(a.spk.dtype)
-        if adds and come is not None:
-            come = come.to(a.spk.dtype)
-            grad_spk = come if grad_spk is None else grad_spk + come
-        one.backward(
+        if adds and grad_incoming is not None:
+            grad_incoming = grad_incoming.to(a.spk.dtype)
+            grad_spk = grad_incoming if grad_spk is None else grad_spk + grad_incoming
+        kernels.backward(
             StepBackward(
                 spikes[t] if current is None else current.contiguous(),  # not read, or needed
                 grad_spk,
@@ -305,23 +310,23 @@ def _backward_steps(
                 [rows[t] for rows in upstream[1 + adds :]],
                 carry[adds:],
                 gradients[t],
-                spare[t % 2][adds:],
+                buffers[t % 2][adds:],
             )
         )
-        carry = list(spare[t % 2])
+        carry = list(buffers[t % 2])
         if t or a.need_initial[SPIKES]:
             carry[SPIKES] = connection.grad_spk(gradients[t]).to(like.dtype)
-        for sums, own in zip(total, part):
-            if sums is not None and own is not None:
-                sums.add_(own)
+        for sums, gradient in zip(total, part):
+            if sums is not None and gradient is not None:
+                sums.add_(gradient)
     return carry
 
 
-def backward_by(means: Means, *arguments: Any) -> MadeBackward:
-    a = BackwardArguments(*arguments)
+def run_backward(means: LoopFunctions, *arguments: Any) -> BackwardResults:
+    a = RecurrentBackwardArguments(*arguments)
     steps, step_shape = a.spk.shape[0], a.spk.shape[1:]
     like = a.parameters[0]
-    connection = Connection(a.weight, a.bias, a.geometry, a.order)
+    connection = RecurrentConnection(a.weight, a.bias, a.geometry, a.order)
     grad_rows = means.empty(a.spk, a.spk.shape)
     carry: Tensors = [None if grad is None else grad.contiguous() for grad in a.grad_final or [None] * len(a.states)]
     total = [torch.zeros_like(p) if need else None for p, need in zip(a.parameters, a.need_parameters)]
@@ -332,17 +337,17 @@ def backward_by(means: Means, *arguments: Any) -> MadeBackward:
         before = means.backward(a, carry, grad_rows, total)
         carry = _backward_steps(means, a, carry, grad_rows, total) if before is None else before
         if a.need_weight and steps > 1:
-            made = connection.grad_own(grad_rows[1:], a.spk[:-1], True, False)[0]
-            assert made is not None
-            grad_weight = made
+            gradient = connection.parameter_gradients(grad_rows[1:], a.spk[:-1], True, False)[0]
+            assert gradient is not None
+            grad_weight = gradient
         if a.need_weight and first is not None:
-            made = connection.grad_own(grad_rows[:1], first.to(a.spk.dtype).unsqueeze(0), True, False)[0]
-            assert made is not None
-            grad_weight = grad_weight + made
+            gradient = connection.parameter_gradients(grad_rows[:1], first.to(a.spk.dtype).unsqueeze(0), True, False)[0]
+            assert gradient is not None
+            grad_weight = grad_weight + gradient
         if a.need_bias:
-            made = connection.grad_own(grad_rows, a.spk, False, True)[1]
-            assert made is not None
-            grad_bias = made
+            gradient = connection.parameter_gradients(grad_rows, a.spk, False, True)[1]
+            assert gradient is not None
+            grad_bias = gradient
     if a.num_steps is not None:
         grad_rows = grad_rows.sum(0)
     empty = like.new_empty(0)
@@ -356,12 +361,12 @@ def backward_by(means: Means, *arguments: Any) -> MadeBackward:
     )
 
 
-neuron_recurrent_fwd_reference = partial(forward_by, _REFERENCE)
-neuron_recurrent_bwd_reference = partial(backward_by, _REFERENCE)
+neuron_recurrent_fwd_reference = partial(run_forward, _REFERENCE)
+neuron_recurrent_bwd_reference = partial(run_backward, _REFERENCE)
 
 
-def _fwd_meta(*arguments: Any) -> MadeForward:
-    a = ForwardArguments(*arguments)
+def _fwd_meta(*arguments: Any) -> ForwardResults:
+    a = RecurrentForwardArguments(*arguments)
     _, step_shape, shape = layout(a.x, a.num_steps)
     like = a.parameters[0]
     return (
@@ -372,8 +377,8 @@ def _fwd_meta(*arguments: Any) -> MadeForward:
     )
 
 
-def _bwd_meta(*arguments: Any) -> MadeBackward:
-    a = BackwardArguments(*arguments)
+def _bwd_meta(*arguments: Any) -> BackwardResults:
+    a = RecurrentBackwardArguments(*arguments)
     like, step_shape = a.parameters[0], a.spk.shape[1:]
     return (
         a.spk.new_empty(a.spk.shape if a.num_steps is None else step_shape),
@@ -388,24 +393,24 @@ _fwd = define(
     neuron_recurrent_fwd_reference,
     _fwd_meta,
     "(Tensor spk, Tensor[] states, Tensor[] final, Tensor incoming)",
-    ForwardArguments,
+    RecurrentForwardArguments,
     "neuron_recurrent_fwd",
 )
 _bwd = define(
     neuron_recurrent_bwd_reference,
     _bwd_meta,
     "(Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor[] grad_initial, Tensor[] grad_parameters)",
-    BackwardArguments,
+    RecurrentBackwardArguments,
     "neuron_recurrent_bwd",
 )
 
 
-class _Options(NamedTuple):
+class _RecurrentOptions(NamedTuple):
     neuron: str
     variant: int
     num_steps: Optional[int]
     kernel: Kernel
-    asked: Tuple[bool, ...]
+    store: Tuple[bool, ...]
     store_final: bool
     reads: Optional[_neurons.Reads]  # None: nothing requires a gradient
     geometry: Tuple[int, ...]
@@ -422,20 +427,20 @@ class RecurrentSequence(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,
-        o: _Options,
+        o: _RecurrentOptions,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: Optional[torch.Tensor],
         *tensors: Optional[torch.Tensor],
     ) -> Any:
-        count = len(o.asked)
+        count = len(o.store)
         initial, parameters = tensors[:count], tensors[count:]
         reads = o.reads or _neurons.Reads(0, 0, False)
         adds = adds_to_input(o.neuron)
         read = (reads.before | reads.after) << adds
         stores_incoming = reads.x if adds else bool(reads.before >> SPIKES & 1)
-        kept = [read >> place & 1 for place in range(count)]
-        store = [place != SPIKES and bool(o.asked[place] or kept[place]) for place in range(count)]
+        saved = [read >> place & 1 for place in range(count)]
+        store = [place != SPIKES and bool(o.store[place] or saved[place]) for place in range(count)]
         spk, states, final, incoming = _fwd(
             x,
             weight,
@@ -460,25 +465,25 @@ class RecurrentSequence(torch.autograd.Function):
                 incoming if stores_incoming else None,
                 weight,
                 bias,
-                *(state if store[place] and kept[place] else None for place, state in enumerate(states)),
+                *(state if store[place] and saved[place] else None for place, state in enumerate(states)),
                 *initial,
                 *(p.clone() if p is not None else None for p in parameters),
             )
-        asked = [state for state, wanted in zip(states, o.asked) if wanted]
-        return (spk, *(state.to(x.dtype) for state in asked), *final)
+        returned = [state for state, wanted in zip(states, o.store) if wanted]
+        return (spk, *(state.to(x.dtype) for state in returned), *final)
 
     @staticmethod
     @once_differentiable("neuron_recurrent")
     def backward(ctx: Any, grad_spk: Optional[torch.Tensor], *others: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
-        o: _Options = ctx.options
+        o: _RecurrentOptions = ctx.options
         x, spk, incoming, weight, bias, *tensors = ctx.saved_tensors
-        count = len(o.asked)
+        count = len(o.store)
         states, initial, parameters = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
         if grad_spk is None and all(grad is None for grad in others):
             return (None,) * (4 + count + len(parameters))
-        rest = iter(others)
-        grad_states = [next(rest) if asked else None for asked in o.asked]
-        grad_final = list(rest)
+        remaining = iter(others)
+        grad_states = [next(remaining) if asked else None for asked in o.store]
+        grad_final = list(remaining)
         need_weight, need_bias, *need = ctx.needs_input_grad[2:]
         empty = parameters[0].new_empty(0)
         grad_x, grad_weight, grad_bias, grad_initial, grad_parameters = _bwd(
@@ -506,9 +511,9 @@ class RecurrentSequence(torch.autograd.Function):
             need[:count],
             need[count:],
         )
-        own = [grad_weight if need_weight else None, grad_bias if need_bias else None]
+        grad_connection = [grad_weight if need_weight else None, grad_bias if need_bias else None]
         gradients = [g if wanted else None for g, wanted in zip([*grad_initial, *grad_parameters], need)]
-        return (None, grad_x, *own, *gradients)
+        return (None, grad_x, *grad_connection, *gradients)
 
 
 def recurrent_apply(
@@ -516,7 +521,7 @@ def recurrent_apply(
     x: torch.Tensor,
     states: Sequence[Optional[torch.Tensor]],
     parameters: Mapping[str, Parameter],
-    connection: Connection,
+    connection: RecurrentConnection,
     *,
     options: Mapping[str, Any],
     num_steps: Optional[int] = None,
@@ -530,63 +535,63 @@ def recurrent_apply(
     other, whose input the connection's output is added to: then the spikes are the first of ``states`` all the same.
     """
     step_shape = layout(x, num_steps)[1]
-    known = surrogates.as_surrogate(spike_grad)
-    if known is None or known.kernel is None:
+    surrogate = surrogates.as_surrogate(spike_grad)
+    if surrogate is None or surrogate.kernel is None:
         raise TypeError(f"spike_grad must be a surrogate of snnipu or snnTorch, got {spike_grad!r}")
     _check_connection(connection, x, step_shape)
     plan = _neurons.plan(neuron, options)
     adds = adds_to_input(neuron)
     if not adds:
         parameters = {**parameters, STRENGTH: 1.0}
-    kept = [True] * len(states) if store is None else list(store)
+    stores = [True] * len(states) if store is None else list(store)
     order = memory_order(x, num_steps) or ()
-    if not all(fits(argument, step_shape) for argument in (*states, *parameters.values())):
+    if not all(broadcasts_to(argument, step_shape) for argument in (*states, *parameters.values())):
         order = ()
     if order:
         # Neurons are taken as they lie; the connection sees them as they are.
-        x = in_order(x, order)
+        x = permute_step(x, order)
         step_shape = layout(x, num_steps)[1]
-        states = [permuted(state, order) for state in states]
-        parameters = {name: permuted(value, order) for name, value in parameters.items()}
-    own, values, _ = kernel_arguments(plan, x, step_shape, states[adds:], parameters)
+        states = [permute_argument(state, order) for state in states]
+        parameters = {name: permute_argument(value, order) for name, value in parameters.items()}
+    initial, values, _ = kernel_arguments(plan, x, step_shape, states[adds:], parameters)
     if adds:
         spikes = states[SPIKES]
-        own.insert(SPIKES, None if spikes is None else state_argument("spk", spikes, step_shape, x))
-    asked = tuple(bool(stored) and place != SPIKES for place, stored in enumerate(kept))
-    taken = (x, connection.weight, connection.bias, *own, *values)
+        initial.insert(SPIKES, None if spikes is None else state_argument("spk", spikes, step_shape, x))
+    store_states = tuple(bool(stored) and place != SPIKES for place, stored in enumerate(stores))
+    tensors = (x, connection.weight, connection.bias, *initial, *values)
     reads = None
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in taken):
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         reads = plan.reads
         for value, needs in zip(values, plan.reads_for):
             reads = reads | needs if value.requires_grad else reads
         if x.dtype != compute_dtype(x.dtype):
             # States are wider than what is stored of them.
             reads = _neurons.Reads((1 << len(states)) - 1, 0, True)
-    made = RecurrentSequence.apply(
-        _Options(
+    outputs = RecurrentSequence.apply(
+        _RecurrentOptions(
             neuron,
             plan.variant,
             num_steps,
-            known.kernel,
-            asked,
+            surrogate.kernel,
+            store_states,
             need_final,
             reads,
             tuple(connection.geometry),
             tuple(order),
         ),
-        *taken,
+        *tensors,
     )
     if order:
-        back = sorted(range(len(order)), key=order.__getitem__)
-        made = [in_order(part, back) for part in made]
-    rest = iter(made[1:])
-    stored_states = [next(rest) if wanted else None for wanted in asked]
-    if kept[SPIKES]:
-        stored_states[SPIKES] = made[0]
-    return Results(made[0], stored_states, list(rest) if need_final else None)
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        outputs = [permute_step(part, inverse) for part in outputs]
+    remaining = iter(outputs[1:])
+    stored_states = [next(remaining) if wanted else None for wanted in store_states]
+    if stores[SPIKES]:
+        stored_states[SPIKES] = outputs[0]
+    return Results(outputs[0], stored_states, list(remaining) if need_final else None)
 
 
-def _check_connection(connection: Connection, x: torch.Tensor, step_shape: torch.Size) -> None:
+def _check_connection(connection: RecurrentConnection, x: torch.Tensor, step_shape: torch.Size) -> None:
     weight = connection.weight
     if weight.dtype != x.dtype or weight.device != x.device:
         raise TypeError(
@@ -601,13 +606,13 @@ def _check_connection(connection: Connection, x: torch.Tensor, step_shape: torch
             )
         return
     channels, (kernel, padding, dilation) = weight.shape[0], _geometry(connection)
-    kept = all(2 * p == d * (k - 1) for k, p, d in zip(kernel, padding, dilation))
-    if len(step_shape) not in (3, 4) or step_shape[-3] != channels or not kept:
+    keeps_size = all(2 * p == d * (k - 1) for k, p, d in zip(kernel, padding, dilation))
+    if len(step_shape) not in (3, 4) or step_shape[-3] != channels or not keeps_size:
         raise ValueError(
             f"x must have steps of shape [B, {channels}, H, W], and the recurrent convolution must keep it; got "
             f"{tuple(step_shape)} and a kernel of {tuple(kernel)} with padding {tuple(padding)}"
         )
 
 
-def _geometry(connection: Connection) -> Tuple[Sequence[int], Sequence[int], Sequence[int]]:
+def _geometry(connection: RecurrentConnection) -> Tuple[Sequence[int], Sequence[int], Sequence[int]]:
     return connection.weight.shape[-2:], connection.geometry[:2], connection.geometry[2:4]

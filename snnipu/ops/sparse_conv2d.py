@@ -8,7 +8,7 @@ from snnipu import _route
 from snnipu._checks import check_device, check_int, check_tensor
 from snnipu.ops import _sparse_currents
 from snnipu.ops._arguments import compute_dtype
-from snnipu.ops._maps import Geometry, Pair, as_list, conv_geometry, maps_of, pair
+from snnipu.ops._maps import Geometry, Pair, as_list, conv_geometry, input_map_shape, pair
 from snnipu.ops._slots import check_spikes
 from snnipu.ops.sparse_linear import bias_argument
 from snnipu.spikes import SparseSpikes
@@ -62,14 +62,14 @@ def sparse_conv2d(
     them Messikommer et al., "Event-based asynchronous sparse convolutional networks", ECCV 2020.
     """
     spikes = check_spikes("spikes", spikes)
-    given = weight
+    original_weight = weight
     weight = conv_weight_argument(weight, spikes, groups)
     bias = bias_argument(bias, weight)
     geometry = conv_argument(spikes, weight, input_size, stride, padding, dilation, groups)
     out_shape = geometry[3:6]  # not by its name: TorchDynamo 2.9 cannot read properties of named tuples
     if _route.uses_operator("sparse_conv2d", "SparseConv2d"):
-        made: torch.Tensor = _route.call("sparse_conv2d", spikes, given, bias, geometry)
-        return made.reshape(*made.shape[:2], *out_shape)
+        maps: torch.Tensor = _route.call("sparse_conv2d", spikes, original_weight, bias, geometry)
+        return maps.reshape(*maps.shape[:2], *out_shape)
     values, sizes = spikes.values.to(weight.dtype), as_list(geometry)
     out = _sparse_currents.currents_apply(OPERATORS, spikes.ids, values, spikes.counts, weight, bias, sizes)
     return out.reshape(*out.shape[:2], *out_shape)
@@ -102,6 +102,6 @@ def conv_argument(
 ) -> Geometry:
     """The sizes of a convolution of ``spikes``; raises where they do not fit."""
     size = None if input_size is None else pair("input_size", input_size, 1)
-    shape = maps_of(spikes, weight.shape[1] * groups, size)
+    shape = input_map_shape(spikes, weight.shape[1] * groups, size)
     strides, paddings, dilations = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
     return conv_geometry(weight, (shape[1], shape[2]), strides, paddings, dilations, groups)

@@ -21,7 +21,7 @@ OPERATORS = _sparse_layers.define("sparse_conv_lif_sequence", _WITHOUT)
 WITH_POOL = _sparse_layers.define_with_pool("sparse_conv_lif_pool", OPERATORS, _WITHOUT)
 
 
-def over_places(parameter: torch.Tensor, sizes: Geometry) -> torch.Tensor:
+def per_position(parameter: torch.Tensor, sizes: Geometry) -> torch.Tensor:
     """A parameter of one element, or of each channel, likewise as a view: ``repeat_interleave`` counts on the host."""
     flat = parameter.reshape(-1, 1)
     return parameter.reshape(-1) if flat.numel() == 1 else flat.expand(-1, sizes.positions).reshape(-1)
@@ -80,7 +80,7 @@ def sparse_conv_lif_sequence(
     Source: as :func:`sparse_lif_sequence` and :func:`sparse_conv2d`.
     """
     spikes = check_spikes("spikes", spikes)
-    given = weight
+    original_weight = weight
     maps = Maps(input_size, stride, padding, dilation, groups)
     connected, bias = _connection(spikes, weight, bias, maps)
     sizes = connected.sizes
@@ -88,13 +88,13 @@ def sparse_conv_lif_sequence(
         connected, beta, threshold, grad_threshold, input_scale, reset_mechanism, delay, spike_grad
     )
     if _route.uses_operator("sparse_conv_lif_sequence", "SparseConv2d"):
-        current = _route.call("sparse_conv2d", spikes, given, None, sizes)
-        offset = None if bias is None else over_places(bias, sizes)
-        decay, level = over_places(neurons.beta, sizes), over_places(neurons.threshold, sizes)
-        made = _sparse_layers.spikes_of_current(
+        current = _route.call("sparse_conv2d", spikes, original_weight, None, sizes)
+        offset = None if bias is None else per_position(bias, sizes)
+        decay, level = per_position(neurons.beta, sizes), per_position(neurons.threshold, sizes)
+        spikes_out = _sparse_layers.spikes_of_current(
             current, offset, decay, level, neurons.options, max_spikes, spike_grad, overflow
         )
-        return made.with_maps(sizes.out_shape)
+        return spikes_out.with_maps(sizes.out_shape)
     ids, values, counts, dropped = _sparse_layers.layer_apply(
         OPERATORS,
         spikes,

@@ -92,15 +92,17 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] =
     return F.linear(x, weight, bias) if events is None else events.product(x, weight, bias)
 
 
-def linear_events(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> Optional["Events"]:
+def linear_events(
+    x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None
+) -> Optional["InputEvents"]:
     """The events by which :func:`linear` makes this product; None: the dense one is faster, or refuses it."""
     most = 0.0
     if x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]:
-        fixed = _fixed.of_this_thread() is not None and type(weight) is torch.nn.Parameter
+        fixed = _fixed.current_fixed_weights() is not None and type(weight) is torch.nn.Parameter
         fixed = fixed and not (torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad))
-        most = _break_even.of_linear_input(weight.shape[0], weight.shape[1], x.shape[0], fixed)
+        most = _break_even.linear_input_limit(weight.shape[0], weight.shape[1], x.shape[0], fixed)
     slots = _slots(x, weight, bias, most, weight.numel())
-    return None if slots is None else Events(slots, None)
+    return None if slots is None else InputEvents(slots, None)
 
 
 def conv2d(
@@ -123,9 +125,9 @@ def conv2d(
     Returns:
         ``[N, out, H', W']``.
     """
-    given = (stride, padding, dilation, groups)
-    events = convolution_events(x, weight, bias, weight, *given, learns_alone=_learns_alone(x, weight))
-    return F.conv2d(x, weight, bias, *given) if events is None else events.product(x, weight, bias)
+    sizes = (stride, padding, dilation, groups)
+    events = convolution_events(x, weight, bias, weight, *sizes, learns_alone=_needs_only_weight_gradient(x, weight))
+    return F.conv2d(x, weight, bias, *sizes) if events is None else events.product(x, weight, bias)
 
 
 def conv1d(
@@ -148,23 +150,25 @@ def conv1d(
     Returns:
         ``[N, out, L']``.
     """
-    sizes = (_of_a_line(stride, 1), _of_a_line(padding, 0), _of_a_line(dilation, 1))
+    sizes = (_to_map_size(stride, 1), _to_map_size(padding, 0), _to_map_size(dilation, 1))
     if x.dim() == weight.dim() == 3 and None not in sizes and has_plain_memory(x) and has_plain_memory(weight):
         maps, kernels = x.unsqueeze(2), weight.unsqueeze(2)  # of one line
-        events = convolution_events(maps, kernels, bias, weight, *sizes, groups, learns_alone=_learns_alone(x, weight))
+        events = convolution_events(
+            maps, kernels, bias, weight, *sizes, groups, learns_alone=_needs_only_weight_gradient(x, weight)
+        )
         if events is not None:
             return events.product(maps, kernels, bias).squeeze(2)
     return F.conv1d(x, weight, bias, stride, padding, dilation, groups)
 
 
-def _of_a_line(size: Any, across: int) -> Any:
+def _to_map_size(size: Any, across: int) -> Any:
     """A size of a line as of a map, ``across`` the line; None: it is no size of a line, which PyTorch says."""
     if isinstance(size, (tuple, list)):
         return (across, size[0]) if len(size) == 1 else None
     return size if isinstance(size, str) else (across, size)
 
 
-def _learns_alone(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def _needs_only_weight_gradient(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the weight's gradient will be asked for, and that of ``x`` not."""
     return torch.is_grad_enabled() and weight.requires_grad and not x.requires_grad
 
@@ -179,18 +183,18 @@ def convolution_events(
     dilation: Any,
     groups: int,
     learns_alone: bool = False,
-) -> Optional["Events"]:
+) -> Optional["InputEvents"]:
     """As :func:`linear_events`, of :func:`conv2d`.
 
-    ``parameter``: what ``weight``, of four dimensions, is made of; ``learns_alone``: as :func:`_learns_alone`.
+    ``parameter``: what ``weight``, of four dimensions, is made of; ``learns_alone``: as :func:`_needs_only_weight_gradient`.
     """
     geometry = _geometry(x, weight, stride, padding, dilation, groups)
     if geometry is None or not x.is_contiguous():
         return None
     stride = geometry.stride_y * geometry.stride_x
-    most = _break_even.of_convolution_input(parameter.shape, groups, stride, learns_alone)
+    most = _break_even.convolution_input_limit(parameter.shape, groups, stride, learns_alone)
     slots = _slots(x, parameter, bias, most, geometry.positions * weight.numel())
-    return None if slots is None else Events(slots, geometry)
+    return None if slots is None else InputEvents(slots, geometry)
 
 
 def _geometry(
@@ -223,7 +227,7 @@ def _geometry(
 Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class Events(NamedTuple):
+class InputEvents(NamedTuple):
     """What of an input ``[N, ...]`` is not zero, for one layer: a row's slots ``[1, N, slots]``.
 
     Attributes:
@@ -237,14 +241,14 @@ class Events(NamedTuple):
     def product(self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
         """What the layer makes of ``x``, of which these are the events, under autograd."""
         if is_differentiated((x, weight, bias)):
-            made: torch.Tensor = _Product.apply(x, weight, bias, *self.slots, self.geometry)
-            return made
+            out: torch.Tensor = _EventProduct.apply(x, weight, bias, *self.slots, self.geometry)
+            return out
         return self.forward(weight, bias)
 
     def forward(self, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
         weight = weight.contiguous()
         if self.geometry is None:
-            run = _library.unwatched("sparse_linear_fwd", weight, *self.slots, bias)
+            run = _library.kernel_for("sparse_linear_fwd", weight, *self.slots, bias)
             out: torch.Tensor = run(*self.slots, weight, bias)[0]
             return out
         maps: torch.Tensor = torch.ops.snnipu.sparse_conv2d_fwd(*self.slots, weight, bias, list(self.geometry))[0]
@@ -254,14 +258,14 @@ class Events(NamedTuple):
         """Gradients of the weight and, where needed, of the bias, from that of the result."""
         grad, weight, needs = grad.contiguous(), weight.contiguous(), (False, True, need_bias)
         if self.geometry is None:
-            made = torch.ops.snnipu.sparse_linear_bwd(grad[None], *self.slots, weight, *needs)
+            gradients = torch.ops.snnipu.sparse_linear_bwd(grad[None], *self.slots, weight, *needs)
         else:
             rows = grad.flatten(1)[None]
-            made = torch.ops.snnipu.sparse_conv2d_bwd(rows, *self.slots, weight, list(self.geometry), *needs)
-        return made[1:]  # type: ignore[no-any-return]
+            gradients = torch.ops.snnipu.sparse_conv2d_bwd(rows, *self.slots, weight, list(self.geometry), *needs)
+        return gradients[1:]  # type: ignore[no-any-return]
 
 
-class _Product(torch.autograd.Function):
+class _EventProduct(torch.autograd.Function):
     """The weight's gradient is by events, that of ``x`` dense; kept of ``x`` are its slots, of spikes their ids."""
 
     @staticmethod
@@ -277,12 +281,12 @@ class _Product(torch.autograd.Function):
     ) -> torch.Tensor:
         need_x, need_weight = ctx.needs_input_grad[:2]
         ctx.geometry, ctx.shape = geometry, x.shape
-        kept: Tuple[Optional[torch.Tensor], ...] = (None, None, None)
+        saved: Tuple[Optional[torch.Tensor], ...] = (None, None, None)
         if need_weight:  # of spikes the ids alone; padding is 0
             all_ones = np.count_nonzero(values.numpy() == 1) == int(counts[..., 1].sum())
-            kept = (ids, None if all_ones else values, counts)
-        ctx.save_for_backward(weight if need_x or need_weight else None, *kept)
-        return Events((ids, values, counts), geometry).forward(weight, bias)
+            saved = (ids, None if all_ones else values, counts)
+        ctx.save_for_backward(weight if need_x or need_weight else None, *saved)
+        return InputEvents((ids, values, counts), geometry).forward(weight, bias)
 
     @staticmethod
     @once_differentiable("product with an input that is mostly zeros (snnipu.dense_only() takes PyTorch's)")
@@ -299,7 +303,7 @@ class _Product(torch.autograd.Function):
         if need_weight:
             ids, values, counts = slots
             values = weight.new_ones(ids.shape) if values is None else values
-            grad_weight, grad_bias = Events((ids, values, counts), g).backward(grad, weight, need_bias)
+            grad_weight, grad_bias = InputEvents((ids, values, counts), g).backward(grad, weight, need_bias)
         elif need_bias:
             grad_bias = grad.flatten(2).sum((0, 2)) if grad.dim() > 2 else grad.sum(0)
         return grad_x, grad_weight, grad_bias if need_bias else None, None, None, None, None
@@ -349,12 +353,12 @@ def _chosen(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor],
     if _share(rows) > most:
         return None
     rows = rows.contiguous()[None]
-    ids, values, counts, _ = _library.unwatched("dense_to_sparse_fwd", rows)(rows, AS_NEEDED, False)
+    ids, values, counts, _ = _library.kernel_for("dense_to_sparse_fwd", rows)(rows, AS_NEEDED, False)
     return (ids, values, counts) if ids.shape[2] <= _LARGEST_ROW * rows.shape[2] else None
 
 
 def _share(rows: torch.Tensor) -> float:
     """Of elements that are not zero, from rows at equal distances: the same for the same input."""
-    looked_at = max(4, min(_ROWS, _NUMBERS // rows.shape[1]))
-    some = rows[:: max(1, rows.shape[0] // looked_at)]
-    return count_nonzero(some) / some.numel()
+    count = max(4, min(_ROWS, _NUMBERS // rows.shape[1]))
+    sample = rows[:: max(1, rows.shape[0] // count)]
+    return count_nonzero(sample) / sample.numel()

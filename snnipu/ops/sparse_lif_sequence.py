@@ -103,7 +103,7 @@ def sparse_lif_sequence(
     ``snntorch.Leaky`` 1.0's.
     """
     spikes = check_spikes("spikes", spikes)
-    given = weight
+    original_weight = weight
     weight = weight_argument("weight", weight, spikes)
     bias = bias_argument(bias, weight)
     connected = FullyConnected(weight)
@@ -115,13 +115,13 @@ def sparse_lif_sequence(
         recurrent_weight = _recurrent_argument(recurrent_weight, weight, n.spike_grad is not None)
         if _route.uses_operator("sparse_lif_sequence with recurrent_weight", "SparseNetwork"):
             decay = learnt_decay(neurons.beta)
-            layer = (given, decay, level, bias, max_spikes, n.grad_threshold, input_scale, recurrent_weight)
-            made = _route.call(
+            layer = (original_weight, decay, level, bias, max_spikes, n.grad_threshold, input_scale, recurrent_weight)
+            spikes_out = _route.call(
                 "sparse_layer", _later(spikes, delay), *layer, n.reset, overflow_code(overflow), n.kernel
             )
-            return cast(SparseSpikes, made)
+            return cast(SparseSpikes, spikes_out)
     elif _route.uses_operator("sparse_lif_sequence", "SparseLinear"):
-        current = _route.call("sparse_linear", spikes, given, None)
+        current = _route.call("sparse_linear", spikes, original_weight, None)
         return _sparse_layers.spikes_of_current(current, bias, beta, level, n, max_spikes, spike_grad, overflow)
     ids, values, counts, dropped = _sparse_layers.layer_apply(
         OPERATORS,

@@ -40,11 +40,11 @@ def sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[tor
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
     spikes = check_spikes("spikes", spikes)
-    given = weight
+    original_weight = weight
     weight = weight_argument("weight", weight, spikes)
     bias = bias_argument(bias, weight)
     if _route.uses_operator("sparse_linear", "SparseLinear"):
-        return _route.call("sparse_linear", spikes, given, bias)
+        return _route.call("sparse_linear", spikes, original_weight, bias)
     values = spikes.values.to(weight.dtype)
     return _sparse_currents.currents_apply(OPERATORS, spikes.ids, values, spikes.counts, weight, bias)
 

@@ -43,14 +43,14 @@ def sparse_pool2d_fwd_reference(
     source = ids.new_empty(0)
     if mode == MODES["max"]:
         lowest = -float("inf")
-        found = _windows(dense, sizes, 0.0).masked_fill(~reached, lowest)
+        candidates = _windows(dense, sizes, 0.0).masked_fill(~reached, lowest)
         # NaN is larger than any number, as in PyTorch's pools.
-        order = found.masked_fill(found.isnan(), float("inf"))
+        order = candidates.masked_fill(candidates.isnan(), float("inf"))
         best = order.amax(-1)
         at = ((order == best[..., None]) & reached).int().argmax(-1)
         inside = _windows(torch.ones_like(dense), sizes, 0.0) > 0
         silent = (inside & ~reached).any(-1)  # neurons without a slot, whose value is 0
-        top = found.gather(-1, at[..., None])[..., 0]
+        top = candidates.gather(-1, at[..., None])[..., 0]
         takes = reached.any(-1) & ~(silent & (top < 0))
         value = torch.where(takes, top, torch.zeros_like(top))
         numbers = scatter(torch.arange(slots, device=ids.device).expand_as(ids).double(), ids, counts, sizes.inputs)
@@ -211,8 +211,8 @@ def sparse_pool2d(
         raise ValueError(f"spikes must be of maps {shape}, as input_size says, got map_shape={spikes.map_shape}")
     geometry = pool_geometry(shape, kernel, strides, pair("padding", padding, 0))
     if _route.uses_operator("sparse_pool2d", "SparsePool2d"):
-        made: SparseSpikes = _route.call("sparse_pool2d", spikes, geometry, code)
-        return made.with_maps(geometry.out_shape)
+        pooled: SparseSpikes = _route.call("sparse_pool2d", spikes, geometry, code)
+        return pooled.with_maps(geometry.out_shape)
     # Without data nobody knows what is needed.
     unknown = is_compiling() or spikes.device.type == "meta"
     ids, values, counts = SparsePool2d.apply(

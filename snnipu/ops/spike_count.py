@@ -50,14 +50,14 @@ class SpikeCount(torch.autograd.Function):
         ctx: Any, values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int
     ) -> torch.Tensor:
         ctx.save_for_backward(ids, counts)
-        return _library.unwatched("spike_count_fwd", ids, values, counts)(ids, values, counts, num_neurons)
+        return _library.kernel_for("spike_count_fwd", ids, values, counts)(ids, values, counts, num_neurons)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
         ids, counts = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
             return spike_count_bwd_reference(grad, ids, counts), None, None, None
-        return _library.unwatched("spike_count_bwd", grad, ids, counts)(grad, ids, counts), None, None, None
+        return _library.kernel_for("spike_count_bwd", grad, ids, counts)(grad, ids, counts), None, None, None
 
 
 def spike_count(spikes: SparseSpikes) -> torch.Tensor:

@@ -31,7 +31,7 @@ States = Tuple[torch.Tensor, torch.Tensor]
 Tensors = Sequence[Optional[torch.Tensor]]
 
 
-class Neuron(NamedTuple):
+class LSTMNeuron(NamedTuple):
     """What is done with a cell's hidden state.
 
     Attributes:
@@ -76,7 +76,7 @@ class LinearCell:
     bias_hh: Optional[torch.Tensor]
 
     def plain(self) -> Tuple[Tuple[Optional[torch.Tensor], ...], Tuple[Any, ...]]:
-        """Its tensors, and what else there is: what :func:`cell_of` takes."""
+        """Its tensors, and what else there is: what :func:`make_cell` takes."""
         return (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh), ()
 
     def fits(self, x: torch.Tensor) -> bool:
@@ -94,8 +94,8 @@ class LinearCell:
 
     def step(self, x: torch.Tensor, syn: torch.Tensor, mem: torch.Tensor) -> States:
         """The states after one step, as snnTorch computes them."""
-        made = torch.lstm_cell(x, (mem, syn), self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
-        return made[1], made[0]
+        states = torch.lstm_cell(x, (mem, syn), self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        return states[1], states[0]
 
     def input_gates(self, x: torch.Tensor) -> torch.Tensor:
         """The input's part of the gates and their biases, ``[N, 4 * H]`` of ``x [N, I]``; new memory."""
@@ -124,13 +124,13 @@ class LinearCell:
         ``hidden``: gradients of gates, and the hidden states that they were given, of all steps.
         """
         bias = grad.sum(0) if any(needs[3:]) else None
-        made = [
+        gradients = [
             grad @ self.weight_ih if needs[0] else None,
             grad.t() @ x if needs[1] else None,
             _sum([rows.t() @ mem for rows, mem in hidden], self.weight_hh) if needs[2] else None,
         ]
         # Each its own: PyTorch may take one for a parameter's grad.
-        return (*made, bias if needs[3] else None, bias.clone() if bias is not None and needs[4] else None)
+        return (*gradients, bias if needs[3] else None, bias.clone() if bias is not None and needs[4] else None)
 
     def activations(self, gates: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """``i, f, g, o``."""
@@ -158,7 +158,7 @@ class ConvCell:
     restarts: bool = False
 
     def plain(self) -> Tuple[Tuple[Optional[torch.Tensor], ...], Tuple[Any, ...]]:
-        """Its tensors, and what else there is: what :func:`cell_of` takes."""
+        """Its tensors, and what else there is: what :func:`make_cell` takes."""
         return (self.weight, self.bias), (self.padding, self.max_pool, self.avg_pool)
 
     def fits(self, x: torch.Tensor) -> bool:
@@ -200,12 +200,12 @@ class ConvCell:
 
     def _backward(self, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, of_input: bool) -> torch.Tensor:
         mask = [of_input, not of_input, False]
-        made: Tensors = torch.ops.aten.convolution_backward(
+        gradients: Tensors = torch.ops.aten.convolution_backward(
             grad, x, weight, None, [1, 1], self.padding, [1, 1], False, [0, 0], 1, mask
         )
-        found = made[0 if of_input else 1]
-        assert found is not None
-        return found
+        gradient = gradients[0 if of_input else 1]
+        assert gradient is not None
+        return gradient
 
     def grad_hidden(self, grad: torch.Tensor, mem: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The gradient of a hidden state that looks like ``mem``, from that of the gates."""
@@ -217,13 +217,13 @@ class ConvCell:
         ``hidden``: gradients of gates, and the hidden states that they were given, of all steps.
         """
         of_input, of_hidden = self.weight[:, : -self.hidden], self.weight[:, -self.hidden :]
-        own = None
+        grad_weight = None
         if needs[1]:
             parts = [self._backward(rows, mem, of_hidden, False) for rows, mem in hidden]
-            own = torch.cat([self._backward(grad, x, of_input, False), _sum(parts, of_hidden)], 1)
+            grad_weight = torch.cat([self._backward(grad, x, of_input, False), _sum(parts, of_hidden)], 1)
         return (
             self._backward(grad, x, of_input, True) if needs[0] else None,
-            own,
+            grad_weight,
             grad.sum([0, 2, 3]) if needs[2] else None,
         )
 
@@ -248,7 +248,7 @@ def _sum(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     return sum(parts[1:], parts[0]) if parts else torch.zeros_like(like)
 
 
-def cell_of(tensors: Sequence[Any], how: Sequence[Any]) -> Cell:
+def make_cell(tensors: Sequence[Any], how: Sequence[Any]) -> Cell:
     """A cell from what its ``plain`` gave."""
     return ConvCell(*tensors, *how) if how else LinearCell(*tensors)
 
@@ -266,13 +266,13 @@ def _cell(activations: Tuple[torch.Tensor, ...], syn: Optional[torch.Tensor]) ->
 
 
 def spiking_lstm_step(
-    cell: Cell, neuron: Neuron, x: torch.Tensor, syn: Optional[torch.Tensor], mem: Optional[torch.Tensor]
+    cell: Cell, neuron: LSTMNeuron, x: torch.Tensor, syn: Optional[torch.Tensor], mem: Optional[torch.Tensor]
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One step, snnTorch's numbers: ``(spk, syn, mem)``; states that are None are zeros."""
     shape = cell.shape(x.shape)
     syn, mem = (x.new_zeros(shape) if state is None or cell.restarts else state for state in (syn, mem))
-    made: States = cell.step(x, syn, mem)
-    syn, after = neuron.after(*made, mem)
+    states: States = cell.step(x, syn, mem)
+    syn, after = neuron.after(*states, mem)
     return neuron.fire(cell.pooled(after)), syn, after
 
 
@@ -326,9 +326,9 @@ class ReferencePointwise:
         if self.reset < 2:
             reset = self._reset(before[1], mem)
             mem = mem - reset * self.threshold if self.reset == 0 else mem.masked_fill(reset, 0)
-        for to, made in zip(after, (syn, mem)):
+        for to, value in zip(after, (syn, mem)):
             assert to is not None
-            to.copy_(made)
+            to.copy_(value)
 
     def backward(self, a: PointwiseBackward) -> None:
         """Write the gradients of the gates, of the cell state before the step and of the threshold."""
@@ -363,7 +363,7 @@ class Arguments(NamedTuple):
     num_steps: Optional[int]
 
     def made(self) -> Cell:
-        return cell_of(self.cell, (tuple(self.padding),) if self.padding else ())
+        return make_cell(self.cell, (tuple(self.padding),) if self.padding else ())
 
     def steps(self) -> Tuple[int, torch.Size]:
         """Their number, and the shape of one of the input's."""
@@ -375,7 +375,7 @@ MadeBackward = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Lis
 MakePointwise = Callable[[Cell, torch.Tensor, int], Any]
 
 
-def forward_by(pointwise: MakePointwise, *arguments: Any) -> Made:
+def run_forward(pointwise: MakePointwise, *arguments: Any) -> Made:
     a = Arguments(*arguments)
     cell, (steps, step) = a.made(), a.steps()
     if a.num_steps is None:
@@ -384,17 +384,17 @@ def forward_by(pointwise: MakePointwise, *arguments: Any) -> Made:
         gates = cell.input_gates(a.x).repeat(steps, *[1] * a.x.dim())
     shape = (steps, *cell.shape(step))
     syns, mems = gates.new_empty(shape), gates.new_empty(shape)
-    weight, one = cell.hidden_weight(), pointwise(cell, a.threshold, a.reset)
+    weight, kernels = cell.hidden_weight(), pointwise(cell, a.threshold, a.reset)
     before: Tensors = [None if state is None else state.contiguous() for state in (a.syn, a.mem)]
     for row, *after in zip(gates.unbind(), syns.unbind(), mems.unbind()):
         if before[1] is not None:
             cell.add_hidden(row, before[1], weight)
-        one.forward(row, before, after)
+        kernels.forward(row, before, after)
         before = after
     return gates, syns, mems
 
 
-def backward_by(
+def run_backward(
     pointwise: MakePointwise,
     grad_syns: Optional[torch.Tensor],
     grad_mems: Optional[torch.Tensor],
@@ -403,18 +403,18 @@ def backward_by(
     mems: torch.Tensor,
     *arguments: Any,
 ) -> MadeBackward:
-    *given, needs = arguments
-    a = Arguments(*given)
+    *fields, needs = arguments
+    a = Arguments(*fields)
     cell, (steps, step) = a.made(), a.steps()
     shape = (steps, *cell.shape(step))
-    for name, made, expected in (
+    for name, value, expected in (
         ("activations", activations, (*shape[:2], 4 * shape[2], *shape[3:])),
         ("syns", syns, shape),
         ("mems", mems, shape),
     ):
-        if made.shape != expected:
-            raise ValueError(f"{name} must have shape {expected}, got {tuple(made.shape)}")
-    weight, one = cell.hidden_weight(), pointwise(cell, a.threshold, a.reset)
+        if value.shape != expected:
+            raise ValueError(f"{name} must have shape {expected}, got {tuple(value.shape)}")
+    weight, kernels = cell.hidden_weight(), pointwise(cell, a.threshold, a.reset)
     upstream = list(zip(upstream_rows(grad_syns, steps), upstream_rows(grad_mems, steps)))
     first = tuple(None if state is None else state.contiguous() for state in (a.syn, a.mem))
     states = [first, *zip(syns.unbind(), mems.unbind())]
@@ -424,15 +424,15 @@ def backward_by(
     carried: Tensors = [None, None]
     for t in reversed(range(steps)):
         grad, row = grad_gates[t], None if grad_reset is None else grad_reset[t]
-        one.backward(PointwiseBackward(activations[t], states[t], syns[t], upstream[t], carried, grad, carry, row))
+        kernels.backward(PointwiseBackward(activations[t], states[t], syns[t], upstream[t], carried, grad, carry, row))
         carried = [carry, cell.grad_hidden(grad, syns[0], weight) if t or needs[2] else None]
     grads = grad_gates.flatten(0, 1) if a.num_steps is None else grad_gates.sum(0)
-    fed = [(grad_gates[1:].flatten(0, 1), mems[:-1].flatten(0, 1))] if steps > 1 else []
+    hidden_pairs = [(grad_gates[1:].flatten(0, 1), mems[:-1].flatten(0, 1))] if steps > 1 else []
     if a.mem is not None and steps:
-        fed.append((grad_gates[0], a.mem))
+        hidden_pairs.append((grad_gates[0], a.mem))
     x = a.x.flatten(0, 1) if a.num_steps is None else a.x
-    own_needs = [need and tensor is not None for need, tensor in zip(needs[4:], a.cell)]
-    grad_x, *own = cell.gradients(grads, x, fed, [needs[0], *own_needs])
+    needs_cell = [need and tensor is not None for need, tensor in zip(needs[4:], a.cell)]
+    grad_x, *grad_cell = cell.gradients(grads, x, hidden_pairs, [needs[0], *needs_cell])
     empty = x.new_empty(0)
     grad_syn, grad_mem = (
         empty if state is None or not need else torch.zeros_like(state) if grad is None else grad
@@ -443,12 +443,12 @@ def backward_by(
         grad_syn,
         grad_mem,
         empty if grad_reset is None else grad_reset.sum_to_size(1, *a.threshold.shape)[0],
-        [empty if grad is None else grad for grad in own],
+        [empty if grad is None else grad for grad in grad_cell],
     )
 
 
-spiking_lstm_fwd_reference = partial(forward_by, ReferencePointwise)
-spiking_lstm_bwd_reference = partial(backward_by, ReferencePointwise)
+spiking_lstm_fwd_reference = partial(run_forward, ReferencePointwise)
+spiking_lstm_bwd_reference = partial(run_backward, ReferencePointwise)
 
 
 def _fwd_meta(*arguments: Any) -> Made:
@@ -460,8 +460,8 @@ def _fwd_meta(*arguments: Any) -> Made:
 
 
 def _bwd_meta(grad_syns: Any, grad_mems: Any, activations: Any, syns: Any, mems: Any, *arguments: Any) -> MadeBackward:
-    *given, needs = arguments
-    a = Arguments(*given)
+    *fields, needs = arguments
+    a = Arguments(*fields)
 
     def like(tensor: Optional[torch.Tensor], need: bool) -> torch.Tensor:
         return a.x.new_empty(tensor.shape if need and tensor is not None else 0)
@@ -512,11 +512,11 @@ class SpikingLSTM(torch.autograd.Function):
     @once_differentiable("spiking_lstm")
     def backward(ctx: Any, grad_syns: Optional[torch.Tensor], grad_mems: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
         padding, reset, num_steps = ctx.how
-        activations, syns, mems, *given = ctx.saved_tensors
+        activations, syns, mems, *tensors = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[1:])
         if grad_syns is None and grad_mems is None:
             return (None,) * (1 + len(needs))
-        x, syn, mem, threshold, *cell = given
+        x, syn, mem, threshold, *cell = tensors
         grad_x, grad_syn, grad_mem, grad_threshold, grad_cell = _bwd(
             grad_syns,
             grad_mems,
@@ -534,36 +534,36 @@ class SpikingLSTM(torch.autograd.Function):
             needs,
         )
         needs[3] = needs[3] and reset == 0
-        made = (grad_x, grad_syn, grad_mem, grad_threshold, *grad_cell)
-        return (None, *(grad if need else None for grad, need in zip(made, needs)))
+        gradients = (grad_x, grad_syn, grad_mem, grad_threshold, *grad_cell)
+        return (None, *(grad if need else None for grad, need in zip(gradients, needs)))
 
 
 def _plain(quantise: Any, how: Tuple[Any, ...], x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> States:
     """The operator's results by PyTorch's operations alone, each of which is differentiable."""
     syn, mem, threshold, *tensors_of_cell = tensors
     padding, reset, num_steps = how
-    cell = cell_of(tensors_of_cell, (padding,) if padding else ())
+    cell = make_cell(tensors_of_cell, (padding,) if padding else ())
     assert threshold is not None
-    neuron = Neuron(threshold, threshold, reset, torch.sign, quantise)
+    neuron = LSTMNeuron(threshold, threshold, reset, torch.sign, quantise)
     weight = cell.hidden_weight()
     if num_steps is None:
         rows = cell.input_gates(x.flatten(0, 1)).unflatten(0, x.shape[:2]).unbind()
     else:
         rows = [cell.input_gates(x)] * num_steps
-    made: List[States] = []
+    states: List[States] = []
     for gates in rows:
         # Where there are only zeros, a row of them gives the weight its gradient.
         hidden = weight.new_zeros(cell.shape((1, *x.shape[2 - (num_steps is not None) :]))) if mem is None else mem
         if mem is not None or len(rows) == 1:
             gates = gates + cell.hidden_gates(hidden, weight)
         syn, mem = neuron.after(*_cell(cell.activations(gates), syn), mem)
-        made.append((syn, mem))
-    return torch.stack([one[0] for one in made]), torch.stack([one[1] for one in made])
+        states.append((syn, mem))
+    return torch.stack([state[0] for state in states]), torch.stack([state[1] for state in states])
 
 
 def spiking_lstm_sequence(
     cell: Cell,
-    neuron: Neuron,
+    neuron: LSTMNeuron,
     x: torch.Tensor,
     syn: Optional[torch.Tensor],
     mem: Optional[torch.Tensor],
@@ -575,20 +575,20 @@ def spiking_lstm_sequence(
         x: ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
     """
     tensors, how = cell.plain()
-    given = (neuron.threshold, *tensors)
+    neuron_tensors = (neuron.threshold, *tensors)
     options = (how[0] if how else (), neuron.reset)
     fused = (
         not _route.on_real_ipu()  # there, PyTorch's own operations are all that there is
         and not neuron.quantise
         and not is_autocast(x.device.type)
-        and all(one is None or one.dtype == x.dtype for one in (syn, mem, *given))
+        and all(tensor is None or tensor.dtype == x.dtype for tensor in (syn, mem, *neuron_tensors))
     )
 
     def run(part: torch.Tensor, syn: Any, mem: Any, steps: Optional[int]) -> States:
         how = (*options, steps)
         if fused:
-            return SpikingLSTM.apply(how, part, syn, mem, *given)  # type: ignore[no-any-return]
-        return _plain(neuron.quantise, how, part, syn, mem, *given)
+            return SpikingLSTM.apply(how, part, syn, mem, *neuron_tensors)  # type: ignore[no-any-return]
+        return _plain(neuron.quantise, how, part, syn, mem, *neuron_tensors)
 
     if cell.restarts:
         # All steps are one batch.
@@ -598,13 +598,13 @@ def spiking_lstm_sequence(
             syns, mems = (state.expand(num_steps, *state.shape[1:]) for state in (syns, mems))
     else:
         parts = (x,)
-        if num_steps is None and not is_differentiated((x, syn, mem, *given)):
+        if num_steps is None and not is_differentiated((x, syn, mem, *neuron_tensors)):
             gates = 4 * torch.Size(cell.shape(x.shape[1:])).numel()
             parts = x.split(max(1, _CHUNK // max(1, gates)))
-        made: List[States] = []
+        states: List[States] = []
         for part in parts:
-            made.append(run(part, syn, mem, num_steps))
-            syn, mem = made[-1][0][-1], made[-1][1][-1]
-        syns, mems = made[0] if len(made) == 1 else (torch.cat(rows) for rows in zip(*made))
+            states.append(run(part, syn, mem, num_steps))
+            syn, mem = states[-1][0][-1], states[-1][1][-1]
+        syns, mems = states[0] if len(states) == 1 else (torch.cat(rows) for rows in zip(*states))
     flat_mems = cell.pooled(mems.flatten(0, 1))
     return neuron.fire(flat_mems.unflatten(0, mems.shape[:2])), syns, mems

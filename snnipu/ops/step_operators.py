@@ -14,7 +14,7 @@ from snnipu._layout import SINGLE_STEP
 from snnipu.ops import _neurons
 from snnipu.ops import spiking_lstm as lstm
 from snnipu.ops.neuron_sequence import neuron_apply
-from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, Connection, recurrent_apply
+from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, RecurrentConnection, recurrent_apply
 from snnipu.surrogate import Kernel, Surrogate
 
 Tensors = Tuple[Optional[torch.Tensor], ...]
@@ -106,8 +106,8 @@ def neuron_step(
         rolls: why the step must stay a step; empty where it need not.
     """
     store = [True] * len(states)
-    made: Tuple[Any, ...] = neuron_over_time(x, SINGLE_STEP, states, parameters, kernel, options, store, False)
-    return made[: 1 + len(states)]
+    results: Tuple[Any, ...] = neuron_over_time(x, SINGLE_STEP, states, parameters, kernel, options, store, False)
+    return results[: 1 + len(states)]
 
 
 def neuron_over_time(
@@ -122,7 +122,7 @@ def neuron_over_time(
 ) -> Tuple[Optional[torch.Tensor], ...]:
     """All steps of :func:`neuron_step`: spikes, each state over time, each final state, or None."""
     name, names, chosen = options
-    made = neuron_apply(
+    results = neuron_apply(
         name,
         x,
         states,
@@ -133,8 +133,8 @@ def neuron_over_time(
         store=store,
         need_final=need_final,
     )
-    final = made.final if made.final is not None else [None] * len(made.states)
-    return (made.spk, *made.states, *final)
+    final = results.final if results.final is not None else [None] * len(results.states)
+    return (results.spk, *results.states, *final)
 
 
 RecurrentOptions = Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...], Tuple[int, ...]]
@@ -154,24 +154,24 @@ def recurrent_step(
         states: those of the equation, the spikes first.
         parameters: those of the equation without ``V``, then weight and bias of the layer.
         kernel: the fields of a ``surrogate.Kernel``.
-        options: the equation's name, its parameters' names, its options, the geometry of a ``Connection``.
+        options: the equation's name, its parameters' names, its options, the geometry of a ``RecurrentConnection``.
         rolls: why the step must stay a step; empty where it need not.
     """
     name, _, chosen, _ = options
     connection, values = _connection(parameters, options)
     spikes = states[SPIKES]
-    come = connection.product(torch.zeros_like(x) if spikes is None else spikes.to(x.dtype))
-    made = neuron_apply(
+    incoming = connection.product(torch.zeros_like(x) if spikes is None else spikes.to(x.dtype))
+    results = neuron_apply(
         name,
         x,
-        (come, *states[1:]),
+        (incoming, *states[1:]),
         {**values, STRENGTH: 1.0},
         options=dict(chosen),
         num_steps=SINGLE_STEP,
         spike_grad=_surrogate(*kernel),
     )
-    found: List[Any] = [made.spk, *made.states]
-    return tuple(found)
+    outputs: List[Any] = [results.spk, *results.states]
+    return tuple(outputs)
 
 
 def recurrent_over_time(
@@ -187,7 +187,7 @@ def recurrent_over_time(
     """All steps of :func:`recurrent_step`: spikes, each state over time, each final state, or None."""
     name, _, chosen, _ = options
     connection, values = _connection(parameters, options)
-    made = recurrent_apply(
+    results = recurrent_apply(
         name,
         x,
         states,
@@ -199,17 +199,17 @@ def recurrent_over_time(
         store=store,
         need_final=need_final,
     )
-    final = made.final if made.final is not None else [None] * len(made.states)
-    return (made.spk, *made.states, *final)
+    final = results.final if results.final is not None else [None] * len(results.states)
+    return (results.spk, *results.states, *final)
 
 
 def _connection(
     parameters: Sequence[Optional[torch.Tensor]], options: RecurrentOptions
-) -> Tuple[Connection, Dict[str, Any]]:
+) -> Tuple[RecurrentConnection, Dict[str, Any]]:
     """The layer, and the equation's parameters by name."""
     *values, weight, bias = parameters
     assert weight is not None
-    return Connection(weight, bias, options[3]), dict(zip(options[1], values))
+    return RecurrentConnection(weight, bias, options[3]), dict(zip(options[1], values))
 
 
 def neuron_fed_back(
@@ -232,7 +232,7 @@ def neuron_fed_back(
         What :func:`neuron_over_time` does, then the last spikes or None.
     """
     spikes, weight, bias, geometry = connection
-    spk, _, *rest = recurrent_over_time(
+    spk, _, *states_and_final = recurrent_over_time(
         x,
         num_steps,
         (spikes, *states),
@@ -242,7 +242,7 @@ def neuron_fed_back(
         (False, *store),
         need_final,
     )
-    after, (last, *final) = rest[: len(states)], rest[len(states) :]
+    after, (last, *final) = states_and_final[: len(states)], states_and_final[len(states) :]
     return (spk, *after, *final, last)
 
 
@@ -287,12 +287,12 @@ def spiking_lstm_over_time(
 
 def _lstm(
     parameters: Sequence[Optional[torch.Tensor]], kernel: Tuple[int, float, float], options: Tuple[Any, ...]
-) -> Tuple[lstm.Cell, lstm.Neuron]:
+) -> Tuple[lstm.Cell, lstm.LSTMNeuron]:
     threshold, graded, *tensors = parameters
     assert threshold is not None
     assert graded is not None
     reset, *how = options
-    return lstm.cell_of(tensors, how), lstm.Neuron(threshold, graded, reset, _surrogate(*kernel))
+    return lstm.make_cell(tensors, how), lstm.LSTMNeuron(threshold, graded, reset, _surrogate(*kernel))
 
 
 # Step -> the same over time.

@@ -10,7 +10,7 @@ import snnipu as snn
 from snnipu import surrogate
 from snnipu.backends import host, kernels, neurons, recurrent
 from snnipu.ops import recurrent_sequence
-from snnipu.ops.recurrent_sequence import Connection, recurrent_apply
+from snnipu.ops.recurrent_sequence import RecurrentConnection, recurrent_apply
 
 pytestmark = pytest.mark.skipif(
     host.library is None or recurrent._gemm(torch.float32) is None, reason="this PyTorch shows no product of its BLAS"
@@ -109,7 +109,7 @@ def test_one_call_gives_the_bits_of_single_ones(neuron, kind, rows, features, dt
     learnt = {
         name: torch.full((features,), value, dtype=dtype, requires_grad=True) for name, value in parameters.items()
     }
-    connection = Connection(weight.t() if kind == "transposed" else weight, bias)
+    connection = RecurrentConnection(weight.t() if kind == "transposed" else weight, bias)
     store = [place == 0 for place in range(count)] if kind == "few stored" else None
     keywords = {"num_steps": STEPS if constant else None, "store": store, "reset_delay": "at once" not in kind}
     one, other = both(monkeypatch, made, neuron, x, states, connection, learnt, **keywords)
@@ -124,7 +124,7 @@ def test_a_gradient_that_is_the_same_at_every_step(same, neuron, monkeypatch, ca
     count, values = NEURONS[neuron]
     parameters = {name: torch.tensor(value, requires_grad=True) for name, value in values.items()}
     x = torch.randn(STEPS, 3, 6, requires_grad=True)
-    connection = Connection(nn.Parameter(torch.randn(6, 6) / 2), None)
+    connection = RecurrentConnection(nn.Parameter(torch.randn(6, 6) / 2), None)
     weights = torch.randn(STEPS, 3, 6)
 
     def gradients():
@@ -151,7 +151,9 @@ def test_a_gradient_that_is_the_same_at_every_step(same, neuron, monkeypatch, ca
 def test_16_bit_steps_are_the_references(neuron, reset_delay, dtype, monkeypatch):
     count, values = NEURONS[neuron]
     x = torch.randn(STEPS, 3, 6, dtype=dtype, requires_grad=True)
-    connection = Connection(nn.Parameter(torch.randn(6, 6, dtype=dtype) / 2), nn.Parameter(torch.randn(6, dtype=dtype)))
+    connection = RecurrentConnection(
+        nn.Parameter(torch.randn(6, 6, dtype=dtype) / 2), nn.Parameter(torch.randn(6, dtype=dtype))
+    )
     learnt = {name: torch.full((6,), value, requires_grad=True) for name, value in values.items()}
     arguments = (neuron, x, [None] * count, connection, learnt, reset_delay)
     ours = made(*arguments)
@@ -173,7 +175,7 @@ def test_a_bias_that_does_not_fit_is_pytorchs_error(bias):
             torch.zeros(2, 3, 6),
             [torch.zeros(3, 6), None],
             parameters,
-            Connection(torch.zeros(6, 6), bias),
+            RecurrentConnection(torch.zeros(6, 6), bias),
             options=OPTIONS,
             spike_grad=surrogate.atan(),
         )
@@ -199,7 +201,13 @@ def test_what_runs_step_by_step(kind, monkeypatch, calls):
     bias = torch.tensor([0.5]) if kind == "one bias" else None  # which PyTorch spreads
     parameters = {name: torch.tensor(value) for name, value in NEURONS["leaky"][1].items()}
     out = recurrent_apply(
-        "leaky", x, [None, None], parameters, Connection(weight, bias), options=OPTIONS, spike_grad=surrogate.atan()
+        "leaky",
+        x,
+        [None, None],
+        parameters,
+        RecurrentConnection(weight, bias),
+        options=OPTIONS,
+        spike_grad=surrogate.atan(),
     )
     assert out.spk.shape == x.shape
     assert not calls

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import snnipu as snn
 from snnipu import surrogate
 from snnipu.ops import recurrent_sequence
-from snnipu.ops.recurrent_sequence import Connection, recurrent_apply
+from snnipu.ops.recurrent_sequence import RecurrentConnection, recurrent_apply
 
 pytestmark = [needs_backend, pytest.mark.usefixtures("found")]
 STEPS, BATCH, WIDTH = 6, 3, 4
@@ -198,7 +198,7 @@ def test_the_operator_is_its_reference(monkeypatch, dtype, undelayed):
             given,
             (spk, mem),
             dict(zip(("beta", "threshold", "graded_spikes_factor"), parameters)),
-            Connection(w, b),
+            RecurrentConnection(w, b),
             options={"reset_mechanism": "subtract", "reset_delay": not undelayed},
             spike_grad=surrogate.fast_sigmoid(slope=5),
             need_final=True,

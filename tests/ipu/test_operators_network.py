@@ -89,7 +89,7 @@ def on_host(spikes, parameters, attributes):
             SparseSpikes._trusted(ids, values, counts, weight.shape[1]),
             FullyConnected(weight),
             bias,
-            _sparse_layers.Neurons(beta, threshold, options),
+            _sparse_layers.LayerNeurons(beta, threshold, options),
             recurrent_weight=more[0] if more else None,
             max_spikes=attributes["slots"][layer],
             overflow="rotate" if attributes["rotate"] else "lowest",

@@ -188,7 +188,7 @@ def applied(neuron, x, states, connection=None, reset_delay=True):
         x,
         states,
         values,
-        operator.Connection(connection.weight, connection.bias),
+        operator.RecurrentConnection(connection.weight, connection.bias),
         options=options,
         spike_grad=surrogate.fast_sigmoid(5),
         need_final=True,

@@ -107,7 +107,7 @@ def test_a_change_that_pytorch_does_not_count_is_an_error(layer, way):
 
     with pytest.raises(RuntimeError, match=r"a weight of shape \[30, 40\] was changed within fixed_weights\(\)"):
         run_and(change, layer)
-    assert _fixed.of_this_thread() is None
+    assert _fixed.current_fixed_weights() is None
     assert torch.allclose(layer(SPIKES), dense(layer), atol=1e-6)
 
 
@@ -126,7 +126,7 @@ def test_an_error_within_is_the_one_that_is_raised(layer):
 
     with pytest.raises(KeyError, match="own"):
         run_and(change, layer)
-    assert _fixed.of_this_thread() is None
+    assert _fixed.current_fixed_weights() is None
 
 
 @torch.no_grad()
@@ -136,14 +136,14 @@ def test_one_within_another_ends_with_the_outer_one(layer, packed):
             layer(SPIKES)
         layer(SPIKES)
         assert packed == {"packed": 1, "looked at": 1}
-    assert _fixed.of_this_thread() is None
+    assert _fixed.current_fixed_weights() is None
 
 
 @torch.no_grad()
 def test_other_threads_are_left_alone(layer):
     found = []
     with snn.fixed_weights():
-        thread = threading.Thread(target=lambda: found.append(_fixed.of_this_thread()))
+        thread = threading.Thread(target=lambda: found.append(_fixed.current_fixed_weights()))
         thread.start()
         thread.join()
     assert found == [None]
@@ -164,7 +164,7 @@ def test_a_layer_that_goes_takes_its_copy_along():
     layer = snn.SparseLinear(40, 30)
     with snn.fixed_weights():
         layer(SPIKES)
-        made = _fixed.of_this_thread()._made
+        made = _fixed.current_fixed_weights()._made
         assert len(made) == 1
         del layer
         gc.collect()

@@ -297,7 +297,7 @@ def test_a_default_device_is_not_the_kernels(name, given):
 PACKAGE = Path(snnipu.__file__).parent
 # File -> why it looks at addresses; native code gets none of them.
 LOOKS_AT_ADDRESSES = {
-    "_pointers.py": "the one place: compared, or by a caller that has compared",
+    "_pointers.py": "the one place: checked, or trusted because the caller has checked",
     "backends/neuron_step.py": "whether a parameter was copied",
     "backends/triton/sparse_linear.py": "whether a weight is the one that was packed",
     "compiler/backend.py": "whether arguments share memory",
@@ -315,7 +315,7 @@ def test_addresses_are_taken_in_one_place():
     for path in sorted(PACKAGE.rglob("*.py")):
         text, name = path.read_text("utf-8"), path.relative_to(PACKAGE).as_posix()
         looks += [name] * (".data_ptr" in text)
-        trusts += [name] * (re.search(r"import .*\bcompared\b", text) is not None)
+        trusts += [name] * (re.search(r"import .*\btrusted_pointer\b", text) is not None)
     assert looks == sorted(LOOKS_AT_ADDRESSES)
     assert trusts == ["backends/neurons.py"]  # single steps, whose caller compares
 

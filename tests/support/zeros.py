@@ -8,7 +8,7 @@ from snnipu.ops import _break_even
 @contextlib.contextmanager
 def events_taken():
     """What is mostly zeros is multiplied by events in layers of any size, not in large ones alone."""
-    limits = {"FEWEST_PRODUCTS": 0, "of_linear_input": lambda *_: 0.7, "of_convolution_input": lambda *_: 0.7}
+    limits = {"FEWEST_PRODUCTS": 0, "linear_input_limit": lambda *_: 0.7, "convolution_input_limit": lambda *_: 0.7}
     known = {name: getattr(_break_even, name) for name in limits}
     for name, limit in limits.items():
         setattr(_break_even, name, limit)

@@ -9,7 +9,7 @@ from snnipu.backends.triton.sparse_conv import gather_maps, gradients_of_maps
 from snnipu.backends.triton.sparse_lif import membrane_gradient, selected
 from snnipu.backends.triton.sparse_linear import gather_weights, grad_values_of, grad_weight_of
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
-from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerMade, gradients_of_sums
+from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerResults, gradients_of_sums
 from snnipu.ops.sparse_conv2d import OPERATORS as CONV2D
 from snnipu.ops.sparse_conv_lif_sequence import OPERATORS as CONV_LIF
 from snnipu.ops.sparse_lif_sequence import OPERATORS as LIF
@@ -50,22 +50,22 @@ def currents_bwd(a: CurrentsBackward) -> CurrentsGradients:
     return CurrentsGradients(*_gradients(a, a.grad), a.connection.per_parameter(a.grad) if a.need_bias else None)
 
 
-def layer_fwd(a: LayerForward) -> LayerMade:
+def layer_fwd(a: LayerForward) -> LayerResults:
     """CUDA kernel of ``snnipu::sparse_lif_sequence_fwd`` and ``snnipu::sparse_conv_lif_sequence_fwd``."""
     connected = a.connection
     backend.check_launch(a.ids, a.values, a.counts, a.weight, a.bias, a.recurrent_weight, a.beta, a.threshold)
     # Currents first; the kernels put the membranes in their place.
     mem = _currents(a, a.input_scale, a.delay)
     made, fired = selected(mem, connected.per_neuron(a.beta), connected.per_neuron(a.threshold), a)
-    kept = connected.to_kept(mem) if a.store_mem else mem.new_empty(0)
-    return LayerMade(made.ids, made.values, made.counts, made.dropped, None, None, made.slot_x, fired, kept)
+    kept = connected.to_stored(mem) if a.store_mem else mem.new_empty(0)
+    return LayerResults(made.ids, made.values, made.counts, made.dropped, None, None, made.slot_x, fired, kept)
 
 
 def layer_bwd(a: LayerBackward) -> LayerGradients:
     """CUDA kernel of ``snnipu::sparse_lif_sequence_bwd`` and ``snnipu::sparse_conv_lif_sequence_bwd``."""
     connected, stored = a.connection, a.stored
     backend.check_launch(a.grad, a.ids, a.values, a.counts, a.weight, a.beta, a.threshold)
-    mem = a.mem if stored is None else connected.from_kept(stored).flatten(2)
+    mem = a.mem if stored is None else connected.from_stored(stored).flatten(2)
     parameters = (connected.per_neuron(a.beta), connected.per_neuron(a.threshold))
     dense, sum_grad, sum_beta, sum_threshold = membrane_gradient(a, mem, *parameters)
     grad_recurrent = None

@@ -69,7 +69,7 @@ class Steps:
                 into.copy_(gradient.reshape(into.shape))
 
 
-_MEANS = recurrent_sequence.Means(
+_MEANS = recurrent_sequence.LoopFunctions(
     lambda neuron, variant, x, parameters: Steps(neuron, variant, [value.contiguous() for value in parameters]),
     torch.Tensor.new_empty,
     lambda *made: None,
@@ -77,5 +77,5 @@ _MEANS = recurrent_sequence.Means(
 
 
 # CUDA kernels of the operators.
-neuron_recurrent_fwd = partial(recurrent_sequence.forward_by, _MEANS)
-neuron_recurrent_bwd = partial(recurrent_sequence.backward_by, _MEANS)
+neuron_recurrent_fwd = partial(recurrent_sequence.run_forward, _MEANS)
+neuron_recurrent_bwd = partial(recurrent_sequence.run_backward, _MEANS)
