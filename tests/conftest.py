@@ -1,4 +1,4 @@
-"""Where the tests find the repository, and data sets that are too large for it."""
+"""Fixtures and settings of all tests: the repository's folder, and the folder of large data sets."""
 
 import os
 import runpy
@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-# Before PyTorch is imported, and as the commands have it: threads that spin for long while they wait, those of dense
-# PyTorch too, take the processor from pytest's other processes, and the tests ten times as long.
+# Set before PyTorch is imported, as the commands do. Threads that spin while they wait take the processor from pytest's
+# other processes: the tests then take ten times as long.
 policy = runpy.run_path(str(REPOSITORY / "snnipu" / "_wait_policy.py"))
 if not any(name in os.environ for name in policy["VARIABLES"]):
     os.environ["GOMP_SPINCOUNT"] = policy["SPIN_COUNT"]
-# Before snnipu is imported: what is left of a result must not help a test.
+# Set before snnipu is imported: old values in reused memory must not help a test.
 os.environ.setdefault("SNNIPU_POISON_MEMORY", "1")
-# Not the user's own folder; kept, as compiling a neuron takes seconds.
+# A folder apart from the user's. It is reused, as compiling a neuron takes seconds.
 os.environ.setdefault(
     "SNNIPU_NEURONS_DIR", str(Path(tempfile.gettempdir()) / f"snnipu-neurons-{getattr(os, 'getuid', int)()}")
 )
-# Tests write nothing into the user's cache, and take nothing from there; those of the cache name their own.
+# Tests neither read nor write the user's cache; the tests of the cache set their own folder.
 os.environ["SNNIPU_EVENT_CACHE"] = "0"
 
 
-# Files that take longest: begun first, they do not run alone at the end.
+# The slowest files start first, so that none runs alone at the end.
 LONGEST = (
     "test_neon",
     "test_tutorials",
@@ -38,7 +38,7 @@ LONGEST = (
 
 def pytest_configure(config):
     if hasattr(config.option, "loadscopereorder"):
-        config.option.loadscopereorder = False  # of pytest-xdist, which would begin with the files of most tests
+        config.option.loadscopereorder = False  # pytest-xdist would start with the files that have most tests
 
 
 def pytest_collection_modifyitems(items):
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call():
-    """A neuron that the installed snnTorch does not have is not tested."""
+    """Skip a test whose neuron the installed snnTorch lacks."""
     outcome = yield
     stock = sys.modules.get("snnipu._names.stock")
     if stock is not None and outcome.excinfo is not None and issubclass(outcome.excinfo[0], stock.MissingNeuron):
@@ -57,15 +57,20 @@ def pytest_runtest_call():
 
 @pytest.fixture(autouse=True)
 def no_neurons_of_other_tests():
-    """``snntorch.utils.reset`` goes through all living neurons, and fails at a ``DeltaLeaky`` without a state."""
+    """Forget the neurons of other tests: ``snntorch.utils.reset`` visits all, and fails at a ``DeltaLeaky`` without
+    state.
+    """
     if "snntorch" in sys.modules:
         sys.modules["snntorch"].SpikingNeuron.instances.clear()
 
 
 @pytest.fixture
 def process_group(tmp_path):
-    """A group of gloo with this process alone. A test's DistributedDataParallel is gone when it ends: otherwise PyTorch
-    may wait for gloo's threads with Python's lock held, which they wait for."""
+    """Make a gloo group of this process alone.
+
+    Delete a test's DistributedDataParallel before the group ends. Otherwise PyTorch holds Python's lock while it waits
+    for gloo's threads, which wait for that lock.
+    """
     distributed = pytest.importorskip("torch.distributed")
     if not distributed.is_available() or not distributed.is_gloo_available():
         pytest.skip("this PyTorch has no gloo")
@@ -76,13 +81,13 @@ def process_group(tmp_path):
 
 @pytest.fixture(scope="session")
 def repository():
-    """The root of the working tree."""
+    """Return the root of the working tree."""
     return REPOSITORY
 
 
 @pytest.fixture(scope="session")
 def torchvision():
-    """torchvision, made importable where its compiled operators do not load; skips where it is not installed."""
+    """Return torchvision, made importable where its compiled operators do not load; skip if it is not installed."""
     from support.torchvision_schemas import define_torchvision_schemas
 
     define_torchvision_schemas()
@@ -91,7 +96,7 @@ def torchvision():
 
 @pytest.fixture(scope="session")
 def data_folder():
-    """The folder that ``SNNIPU_DATA`` names, ``../shared/data`` beside the repository by default; skips without it."""
+    """Return the folder that ``SNNIPU_DATA`` names, by default ``../shared/data``; skip if it does not exist."""
     folder = Path(os.environ.get("SNNIPU_DATA", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no data in {folder} (set SNNIPU_DATA to a folder that holds mnist/MNIST/raw)")
@@ -100,7 +105,7 @@ def data_folder():
 
 @pytest.fixture(scope="session")
 def mnist_folder(data_folder, torchvision):
-    """A folder with MNIST in torchvision's layout; skips without one."""
+    """Return a folder with MNIST in torchvision's layout; skip if there is none."""
     if not (data_folder / "mnist" / "MNIST" / "raw").is_dir():
         pytest.skip(f"no MNIST in {data_folder / 'mnist'}")
     return data_folder / "mnist"

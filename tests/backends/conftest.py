@@ -1,4 +1,4 @@
-"""Fixtures of the backends' tests."""
+"""Fixtures for the tests of the backends."""
 
 import pytest
 import torch

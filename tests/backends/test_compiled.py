@@ -1,4 +1,4 @@
-"""Neurons compiled on this machine: where libraries are kept, by whom they are trusted, and what runs without any."""
+"""Neurons compiled on this machine: the folders of the libraries, the files that are trusted, and the fallback."""
 
 import multiprocessing
 import os
@@ -38,7 +38,7 @@ X = torch.randn(5, 2, 33)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """The neuron's library, compiled once."""
+    """Compile the neuron's library once."""
     compiled._folder_of.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SNNIPU_NEURONS_DIR", str(tmp_path_factory.mktemp("first")))
@@ -50,7 +50,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def compiler(library, tmp_path, monkeypatch):
-    """A compiler that gives that library at once, and counts what it is asked for."""
+    """A compiler that copies the finished library and counts its calls."""
     script, calls = tmp_path / "c++", tmp_path / "calls"
     calls.touch()
     script.write_text(
@@ -67,7 +67,7 @@ def compiler(library, tmp_path, monkeypatch):
 
 
 def forget(monkeypatch):
-    """As in a new process."""
+    """Clear all caches, which is the state of a new process."""
     monkeypatch.setattr(compiled, "_loaded", {})
     compiled._folder_of.cache_clear()
     compiled._temporary.cache_clear()
@@ -179,7 +179,7 @@ def test_a_library_that_others_may_write_is_not_loaded(compiler, monkeypatch, mo
 
 
 def other_user(monkeypatch, *paths):
-    """Let ``paths`` look as somebody else's."""
+    """Make ``paths`` look like files of another user."""
     found, opened = os.lstat, os.fstat
     keys = {(path.stat().st_dev, path.stat().st_ino) for path in paths}
 
@@ -284,7 +284,7 @@ def test_ziglang_compiles_where_the_system_has_no_compiler(compiler, monkeypatch
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     found = Plain().sequence(X)
     assert re.search(r"compiled Plain for float32", capfd.readouterr().err)
-    assert compiler() == 1  # the other compiler, for what was expected
+    assert compiler() == 1  # the other compiler, called for the expected result
     for one, other in zip(found, expected):
         assert torch.equal(one, other)
 

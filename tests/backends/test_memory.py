@@ -1,4 +1,4 @@
-"""Freed memory: kept for the next training step, up to a limit, and given back when asked."""
+"""Result memory: reused by the next training step up to a limit, freed on request."""
 
 import gc
 import io
@@ -20,14 +20,14 @@ pytestmark = [
 ]
 
 
-# MiB resident at most; getrusage would tell the most of the process that started this one, too.
+# Peak resident memory in MiB. getrusage would include the peak of the parent process.
 PEAK = """
 print(next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith("VmHWM:")))
 """
 
 
 def run(code, **environment):
-    """What ``code`` prints in a process of its own: the allocator of this one is set by now."""
+    """Return the words that ``code`` prints in a new process: the allocator of this process is already configured."""
     own = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "SNNIPU_KEEP", "LD_PRELOAD"))}
     done = subprocess.run([sys.executable, "-c", code], env={**own, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -136,10 +136,10 @@ KINDS = {"sequence": SEQUENCE, "spikes": SPIKES, "convolutions": CONVOLUTIONS, "
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_step_makes_no_page_faults(kind):
-    """In the steady state; tensors of more than 32 MiB, which glibc by itself maps anew in each step."""
+    """In the steady state. glibc alone maps tensors above 32 MiB again in each step."""
     code = STEPS + KINDS[kind] + "print(faults(step))"
     assert int(run(code, SNNIPU_KEEP_FREED_MEMORY="1")[0]) < 50
-    if kind in ("spikes", "sparse", "maps"):  # all that is large are results
+    if kind in ("spikes", "sparse", "maps"):  # all large tensors are results
         assert int(run(code)[0]) < 50
     if kind == "sequence":
         assert int(run(code, SNNIPU_KEEP_FREED_MEMORY="0")[0]) > 5000
@@ -164,7 +164,7 @@ print(backends.kept_memory())
 
 @pytest.mark.slow
 def test_the_heap_does_not_grow_unasked():
-    """Small blocks that stay, between large ones that go."""
+    """Small blocks stay allocated between large blocks that are freed."""
     code = """
 import torch
 import snnipu
@@ -179,7 +179,7 @@ for step in range(60):
 
 @pytest.mark.slow
 def test_no_more_than_the_limit_is_kept():
-    """What lies between blocks in use, too, where glibc's own limit does not reach."""
+    """Memory between blocks in use counts, too, where glibc's limit has no effect."""
     code = """
 import torch
 import snnipu as snn
@@ -245,7 +245,7 @@ def test_memory_in_use_is_left_alone(blocks, holder):
         assert address not in [result.data_ptr() for result in lif.sequence(X)]
     del held
     gc.collect()
-    if holder not in ("array", "memoryview"):  # PyTorch never resizes what an array has looked at
+    if holder not in ("array", "memoryview"):  # PyTorch never resizes a tensor after its .numpy()
         assert address in [result.data_ptr() for result in lif.sequence(X)]
 
 
@@ -268,12 +268,12 @@ def test_results_are_tensors_like_any_other(blocks):
         assert shared.is_shared()
         address = shared.data_ptr()
         del spk, mem, shared
-    # Another process may still see what was shared.
+    # Another process may still read the shared memory.
     assert address not in [result.data_ptr() for result in lif.sequence(X)]
 
 
 def test_results_whose_shape_varies(blocks, monkeypatch):
-    """Those of a size that the allocator does not keep: shapes that are near each other find the same memory."""
+    """Results of a size that the allocator does not reuse: similar shapes share a block."""
     monkeypatch.setattr(memory, "_LARGEST_MMAP_THRESHOLD", X.nbytes - 1)
     one = memory.varying(X, (40, 16, 513))
     assert memory.varying(X, (3, 4)).untyped_storage().nbytes() == 48
@@ -286,7 +286,7 @@ def test_results_whose_shape_varies(blocks, monkeypatch):
     other = memory.varying(X, (40, 16, 515))
     assert other.data_ptr() == address
     assert memory.varying(X, (40, 16, 515)).data_ptr() != address
-    other.fill_(1)  # all of it is there
+    other.fill_(1)  # the whole memory is writable
     assert other.sum() == 40 * 16 * 515
 
 
@@ -306,7 +306,7 @@ def test_no_more_blocks_of_one_size_are_held_than_can_be_looked_through(monkeypa
     assert len({tensor.data_ptr() for tensor in kept}) == 7
     del kept
     assert blocks.kept() == 4 * X.nbytes
-    # In the order of the last time.
+    # In the order of the last use.
     order = [blocks.empty(X, X.shape) for _ in range(4)]
     addresses = [tensor.data_ptr() for tensor in order]
     del order
@@ -328,7 +328,7 @@ def test_without_gradients(blocks):
 
 
 def test_poisoned_blocks(monkeypatch):
-    """In the mode for tests nothing is left of what was there, and results are whole all the same."""
+    """With poisoned blocks no old values survive, and the results are complete."""
     blocks = memory.Blocks(2**30, poison=True)
     like = blocks.empty(X, X.shape).fill_(3)
     del like
@@ -430,11 +430,11 @@ print(backends.kept_memory() // 2**20)
 
 @pytest.mark.slow
 def test_soak():
-    """Threads, shapes that change, errors in backward, results kept and dropped in any order; blocks are poisoned."""
+    """Soak: threads, changing shapes, errors in backward, results dropped in any order; blocks are poisoned."""
     steps = os.environ.get("SNNIPU_SOAK_STEPS", "60")
     code = f"import sys; sys.argv.append('{steps}')\n{SOAK.replace('@PEAK@', PEAK)}"
     failures, most, kept = run(code, SNNIPU_POISON_MEMORY="1", SNNIPU_KEEP_FREED_MEMORY="256M")
     assert failures == "0"
-    # What the threads hold, what is kept, and PyTorch itself.
+    # Memory of the threads, reusable blocks and PyTorch itself.
     assert int(most) < 1500
     assert int(kept) <= 2 * 256

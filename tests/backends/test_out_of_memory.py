@@ -1,4 +1,4 @@
-"""Where native code gets no memory, the call is an error, and the next one gives what it gives elsewhere."""
+"""If native code runs out of memory, the call raises, and the next call returns the right result."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from snnipu.backends import host
 if not sys.platform.startswith("linux"):
     pytest.skip("the allocator that fails is loaded by Linux's LD_PRELOAD", allow_module_level=True)
 
-# The call that is to fail is counted among those of the library; PyTorch's are none of them.
+# The allocator counts the library's allocations, not those of PyTorch, and fails the chosen one.
 ALLOCATOR = r"""
 #include <atomic>
 #include <cstdlib>
@@ -47,7 +47,7 @@ void operator delete(void *data, size_t, std::align_val_t) noexcept { std::free(
 void operator delete[](void *data, size_t, std::align_val_t) noexcept { std::free(data); }
 """
 
-# A thread's buffers are kept, and larger ones made as sizes grow: one of the first allocations of a size fails.
+# Each thread reuses its buffers and enlarges them for a new size: one of the first allocations fails.
 STEPS = """
 import collections, ctypes, hashlib, os, sys
 import torch

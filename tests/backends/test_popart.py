@@ -1,4 +1,4 @@
-"""The PopART operator's interface on machines without PopART, and the refusal where a real PopTorch traces."""
+"""The interface of the PopART operators on machines without PopART, and the error under a real PopTorch trace."""
 
 import contextlib
 import inspect
@@ -64,7 +64,7 @@ def test_bad_arguments():
 
 @pytest.fixture
 def real(monkeypatch):
-    """A PopTorch that traces."""
+    """Install a stand-in for PopTorch that is tracing."""
     module = types.ModuleType("poptorch")
     module.isRunningOnIpu = lambda: True
     monkeypatch.setitem(sys.modules, "poptorch", module)
@@ -96,7 +96,7 @@ def test_the_host_runtime_is_not_a_real_poptorch():
 
 
 class OnHost:
-    """An IPU model of the operators that run on the host."""
+    """An IPU model that offers the operators that run on the host."""
 
     def operators(self):
         return {(domain, name, version) for name, domain, version in popart.HOST_OPERATORS}
@@ -106,7 +106,7 @@ class OnHost:
 
 
 def of_operators(mem, matrix, filters, bias, mode):
-    """What the operators make of membranes ``[T, B, 60]``, which are maps [2, 5, 6]."""
+    """Return results of all sparse operators for membranes ``[T, B, 60]``, which are maps [2, 5, 6]."""
     spike_grad = surrogate.fast_sigmoid(10)
     spikes = ops.select_spikes(mem, 0.4, 0.1, 20, spike_grad=spike_grad, overflow="rotate")
     maps, dense = spikes.with_maps((2, 5, 6)), spikes.to_dense()
@@ -122,7 +122,7 @@ def of_operators(mem, matrix, filters, bias, mode):
 @pytest.mark.parametrize("mode", ["max", "average", "sum"])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_sparse_operators_equal_the_ops(mode, with_bias):
-    """Between operators ids and counts are floats, as their examples say; gradients flow through the values."""
+    """Ids and counts between operators are floats, and gradients flow through the values."""
     leaves = [torch.randn(shape, requires_grad=True) for shape in ((4, 3, 60), (3, 60), (3, 2, 2, 3))]
     given = [*leaves, torch.randn(3) if with_bias else None, mode]
     results = []
@@ -138,7 +138,7 @@ def test_sparse_operators_equal_the_ops(mode, with_bias):
 @needs_library
 @pytest.mark.parametrize("operator", sorted(popart.HOST_OPERATORS))
 def test_operators_are_described_alike(operator):
-    """Inputs and attributes of what runs on the host are those of the C++ description."""
+    """The host's operators have the inputs and attributes of the C++ description."""
     name, domain, version = operator
     described = IpuModel().operators()[domain, name, version]
     snake = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()

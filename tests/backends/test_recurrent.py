@@ -1,4 +1,4 @@
-"""Recurrence on the CPU in one call: what a call for every step gives, bit by bit."""
+"""Recurrence on the CPU: one call for a sequence equals a call per step bit by bit."""
 
 import ctypes
 
@@ -16,11 +16,11 @@ pytestmark = pytest.mark.skipif(
     host.library is None or recurrent._gemm(torch.float32) is None, reason="this PyTorch shows no product of its BLAS"
 )
 STEPS = 7
-# Rows and features: odd sizes lie unaligned.
+# Rows and features: odd sizes give unaligned rows.
 SIZES = [(1, 5), (3, 7), (4, 16), (33, 65)]
 DTYPES = [torch.float32, torch.float64]
 KINDS = ["plain", "bias", "spaced bias", "transposed", "states", "constant", "one step", "few stored"]
-# An adjoint that reads what arrived, and the input.
+# Adjoints that read the recurrent input and the input.
 KINDS += ["reset at once", "reset at once, constant"]
 SUBTRACTED = {"reset_mechanism": "subtract"}
 OPTIONS = {**SUBTRACTED, "reset_delay": True}
@@ -34,7 +34,7 @@ NEURONS = {
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often a native call ran all steps."""
+    """Record the native calls that run all steps."""
     made = []
     for name in ("forward", "backward"):
         plain = getattr(recurrent, name)
@@ -49,7 +49,7 @@ def calls(monkeypatch):
 
 
 def made(neuron, x, states, connection, learnt, reset_delay=True, **keywords):
-    """Results and gradients of everything, final states among the results."""
+    """Return all results, final states included, and the gradients of all inputs."""
     out = recurrent_apply(
         neuron,
         x,
@@ -71,12 +71,12 @@ def made(neuron, x, states, connection, learnt, reset_delay=True, **keywords):
 
 
 def filled(like, shape):
-    """Memory of a result, in which an element that is not written is seen."""
+    """Return result memory full of NaN, which shows each element that is not written."""
     return like.new_full(shape, torch.nan)
 
 
 def both(monkeypatch, compute, *arguments, **keywords):
-    """In one call, and in one for each step."""
+    """Compute with one call for the sequence, and with one call per step."""
     with monkeypatch.context() as patched:
         patched.setattr(kernels, "_MEANS", kernels._MEANS._replace(empty=filled))
         one = compute(*arguments, **keywords)
@@ -198,7 +198,7 @@ def test_what_runs_step_by_step(kind, monkeypatch, calls):
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
     if kind == "no product":
         monkeypatch.setattr(recurrent, "_gemm", lambda dtype: None)
-    bias = torch.tensor([0.5]) if kind == "one bias" else None  # which PyTorch spreads
+    bias = torch.tensor([0.5]) if kind == "one bias" else None  # which PyTorch broadcasts
     parameters = {name: torch.tensor(value) for name, value in NEURONS["leaky"][1].items()}
     out = recurrent_apply(
         "leaky",

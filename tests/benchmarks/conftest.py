@@ -1,4 +1,8 @@
-"""``benchmarks`` is a package of the checkout, not of the wheel: behind what is installed, so that snnipu is that."""
+"""Fixtures for the tests of ``benchmarks``.
+
+``benchmarks`` is a package of the checkout, not of the wheel. It is appended to the path, so that the installed
+snnipu is tested.
+"""
 
 import sys
 from pathlib import Path
@@ -13,7 +17,7 @@ from benchmarks.case import Case, Check, Contender, Workload
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Small steps on several threads mostly wait for each other, for long where other tests run beside them."""
+    """Use one thread: threads with small steps mostly wait for each other, and longer beside other tests."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -22,7 +26,7 @@ def one_thread():
 
 @pytest.fixture
 def make_contender():
-    """Makes a contender that allocates 4 KiB a step, and counts its steps in the list ``steps``."""
+    """Return a function that makes contenders of 4 KiB per step, which count their steps in the list ``steps``."""
 
     def contender(name, peer="", passed=True, raises=None, steps=None, **fields):
         def build():
@@ -43,7 +47,7 @@ def make_contender():
 
 @pytest.fixture
 def make_case():
-    """Makes a case of these contenders, whose tables have a number of steps."""
+    """Return a function that makes a case of these contenders, with one table per number of steps."""
 
     def case(*contenders, **fields):
         values = {"sizes": {"steps": (1, 2)}, "quick": {"steps": 1}, "axes": ("steps",), **fields}

@@ -1,4 +1,4 @@
-"""Every case in a tiny size: each contender's check is green, and red where a result is wrong."""
+"""Every case in a tiny size: each contender's check passes, and fails for a wrong result."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from snnipu.training import METHODS
 
 SMALL = Settings(steps=8, batch_size=3, neurons=24, activity=0.1, longest_delay=5, hidden_neurons=24)
 KEPT = ("tensor", "processes", "beta")
-# Further settings of a case, of which every contender must be right, too.
+# More settings of a case, for which every contender must be right, too.
 MORE = {
     "compile": [{"network": name} for name in list(programs.NETWORKS)[1:]],
     "conv": [{"input": "layer-2-34x34"}],
@@ -27,7 +27,7 @@ MORE = {
     "sparse": [{"hidden_layers": 3, "activity": 0.4}, {"input": "shd", "steps": 12}],
     "zeros": [{"work": "inference"}],
 }
-# Compiled in a test of its own, or only in processes of their own.
+# These have a test of their own here, or run only in new processes.
 LEFT_OUT = {"compile", "snnipu-automatic", "snnipu-compiled"}
 
 
@@ -162,7 +162,7 @@ def test_wrong_results_are_red_and_not_timed(name, contender, target, wrong, mon
     settings = settings_of(name, program="counters", **({"steps": 30} if name in ("layer", "lif") else {}))
     for problem in (sparse.problem_of, zeros._problem, memory.work_of, neurons.work_of):
         problem.cache_clear()
-    if name == "zeros":  # its weights are drawn with right neurons
+    if name == "zeros":  # its weights are those of neurons that passed
         zeros.problem_of(settings)
     chosen = [row for row in CASES[name].contenders(settings) if row.name == contender]
     case = replace(CASES[name], contenders=lambda _: chosen, measured=lambda _: {})
@@ -190,7 +190,7 @@ def test_a_sparse_row_without_the_second_threshold_is_red(monkeypatch):
 
 
 def test_a_flipped_spike_of_many_is_no_failure_of_a_convolution():
-    """Gradients are compared for the samples without one, of which there must be enough."""
+    """Gradients are compared for samples without a flipped spike; enough samples must remain."""
     spikes, gradient = torch.zeros(2, 4, 50_000), torch.ones(3)
     flipped = spikes.clone()
     flipped[0, 0, 0] = 1
@@ -206,7 +206,7 @@ def test_a_flipped_spike_of_many_is_no_failure_of_a_convolution():
 
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 def test_programs_have_spikes(name):
-    """A check of silent programs would compare nothing."""
+    """The check of a silent program would compare nothing."""
     import snntorch
 
     kind, settings = programs.PROGRAMS[name], Settings(steps=25, batch_size=3, neurons=64)
@@ -236,7 +236,7 @@ def test_measured_activity_is_the_one_asked_for():
     settings = replace(SMALL, steps=40, batch_size=8, hidden_neurons=100, activity=0.05)
     measured = sparse.Problem(settings).measured()
     assert measured["activity"] == pytest.approx([0.05] * 4, rel=0.1)
-    # The input has no slots that only carry gradient.
+    # All slots of the input are spikes.
     assert measured["carried"][0] == measured["activity"][0]
     assert all(c > a for c, a in zip(measured["carried"][1:], measured["activity"][1:]))
     for work, first in (("training", True), ("inference", False)):
@@ -264,7 +264,7 @@ def test_points_of_sweeps():
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this PyTorch has no gloo"
 )
 def test_one_and_two_processes():
-    """Each kind has as many samples as rounds, and a batch that grows with the processes where scaling is weak."""
+    """Each kind has one sample per round; with weak scaling the batch grows with the processes."""
     for processes in (1, 2):
         records = []
         settings = Settings(steps=3, batch_size=8, neurons=16, processes=processes)

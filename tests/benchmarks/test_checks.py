@@ -38,7 +38,7 @@ def test_flipped_trains_are_left_out_of_the_gradient(layer):
     spikes, gradient = layer
     flipped, other = spikes.clone(), gradient.clone()
     flipped[1, 2, 3] = 1 - flipped[1, 2, 3]
-    other[:, 2, 3] += 100  # the whole train of the neuron that flipped
+    other[:, 2, 3] += 100  # all following steps of the neuron that flipped
     lenient = Tolerance(flips=0.05, gradient=1e-5)
     assert check_layer([(flipped, other, spikes, gradient)], lenient, "it").passed
     other[:, 0, 0] += 100

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: what it writes, prints and refuses."""
+"""``python -m benchmarks``: files, printed output and errors."""
 
 import json
 import re
@@ -67,7 +67,7 @@ def test_runs_as_one(tmp_path, capsys):
     assert main(["lif", *merge, "--json", str(merged)]) == 0
     assert records_of(merged) == [record for file in files for record in records_of(file)]
     assert "median ms against steps" in capsys.readouterr().out
-    # Of a table that is there twice the last counts.
+    # The last of two equal tables is used.
     assert main(["lif", "--merge", *map(str, [*files, files[0]]), "--json", str(merged)]) == 0
     assert len(records_of(merged)) == len(records_of(files[0])) + len(records_of(files[1]))
     other = json.loads(files[1].read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def test_a_red_check_is_status_1(monkeypatch, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(not tells_resident(torch.device("cpu")), reason="the system does not tell")
 def test_resident_memory(tmp_path):
-    """Of a loop over snnTorch's neurons: the sequences it keeps, in a process of its own."""
+    """Resident memory of a loop over snnTorch's neurons, measured in a new process."""
     out = tmp_path / "out.json"
     sizes = ["steps=20", "batch_size=64", "neurons=1024", "--repeats", "1", "--min-seconds", "0", "--peers", "none"]
     assert main(["lif", *sizes, "--resident-memory", "--json", str(out)]) == 0
@@ -133,7 +133,7 @@ def test_what_cannot_be_written_is_known_before_the_run(monkeypatch, tmp_path):
 
 
 def test_documented_commands_can_be_run():
-    """Each line of the documentation names a case and settings that there are."""
+    """Each documented command names an existing case and existing settings."""
     lines = []
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")

@@ -46,7 +46,7 @@ def test_results_count_and_inputs_do_not():
 
 
 def test_results_in_memory_of_the_call_before_count():
-    """The fused operators' results lie in blocks that are used again, of which the allocator hears once."""
+    """Results use memory blocks again, which the allocator counts only once."""
     x = torch.zeros(8, 64, 1024)
     lif = snnipu.Leaky(beta=0.9)
     lif.sequence(x)
@@ -57,7 +57,7 @@ def test_results_in_memory_of_the_call_before_count():
 @pytest.mark.slow
 @pytest.mark.skipif(process_usage() is None or not sys.platform.startswith("linux"), reason="the system does not tell")
 def test_profiling_does_not_grow_with_the_steps_of_a_loop():
-    """As many sequences as steps were resident, of which the loop needs a few."""
+    """A profiled loop kept one sequence per step in memory; it needs a few."""
     code = """
 import torch
 from benchmarks.case import Settings

@@ -1,4 +1,4 @@
-"""The command line's lines for a GPU, without one: see tests/support/pretended_card.py."""
+"""The GPU lines of the command, without a GPU: see tests/support/pretended_card.py."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ pytest.importorskip("triton.runtime.interpreter")
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )
 def test_bench_on_a_card(command, rows, tmp_path):
-    """Each check is of Triton's kernels. By hand the same goes for sparse and conv, which take minutes."""
+    """Each check compares Triton's kernels. The cases sparse and conv take minutes: run them by hand."""
     if triton.unavailable_reason() is not None:
         pytest.skip(triton.unavailable_reason())
     record = tmp_path / "record.json"

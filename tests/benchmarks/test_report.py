@@ -1,4 +1,4 @@
-"""Tables and the chart of records."""
+"""Tables and charts of records."""
 
 import math
 
@@ -33,7 +33,7 @@ def record(case="case", steps=1, contender="own", seconds=1.0, **fields):
 
 @pytest.fixture
 def records():
-    """Own rows that are 4 and 2 times as fast as the reference for one step, and 1 and 0.5 times for two."""
+    """Return rows of ours: 4 and 2 times as fast as the reference for one step, 1 and 0.5 times for two."""
     rows = []
     for steps in (1, 2):
         for repetition in (-0.1, 0.0, 0.1):
@@ -77,7 +77,7 @@ def test_tables_along_an_axis(make_case, records):
     assert lines[0] == "### median ms against steps"
     assert [cell.strip() for cell in lines[2].split("|")[2:4]] == ["1", "2"]
     assert len({len(line) for line in lines[2:]}) == 1
-    # The speeds of the second row are 2 and 0.5: on logarithmic axes they cross 1 in the middle.
+    # The second row has the speeds 2 and 0.5, which cross 1 in the middle of logarithmic axes.
     assert "label of own-2: break-even: 1.4." in comparison
     assert "label of own: break-even: faster throughout." in comparison
 

@@ -1,4 +1,4 @@
-"""What a run records: of every kind of row, and of one that is stopped."""
+"""Records of a run: all kinds of rows, and a run that is stopped."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ def run(case, peers=("snntorch", "norse", "compile", "spikingjelly"), **argument
 
 
 def rows(records):
-    """The first record of each contender."""
+    """Return the first record of each contender."""
     return {record["contender"]: record for record in reversed(records)}
 
 
@@ -48,7 +48,7 @@ def test_every_kind_of_row(make_case, make_contender):
     assert found["absent"]["reason"] == "not installed"
     assert found["raising"]["reason"].startswith("TypeError: no float16 here xxx")
     assert len(found["raising"]["reason"]) == 200
-    # A red check gives no time: the contender has not run.
+    # A failed check gives no time: the contender is not timed.
     assert found["wrong"]["reason"] == "detail of wrong"
     assert not {"seconds", "peak_bytes"} & set(found["wrong"])
     assert steps == []
@@ -58,7 +58,7 @@ def test_every_kind_of_row(make_case, make_contender):
 
 
 def test_passed(make_case, make_contender):
-    """A peer that cannot run is no failure; a row of snnipu's own is."""
+    """A peer that cannot run is no failure; a row of snnipu that cannot run is."""
     own = make_contender("own")
     assert passed(run(make_case(own, make_contender("peer", "norse", raises=ImportError("no")))))
     assert not passed(run(make_case(make_contender("own", raises=RuntimeError("no")), own)))
@@ -88,7 +88,7 @@ def test_a_stop_keeps_what_was_measured(make_case, make_contender):
     case = make_case(make_contender("a"), make_contender("b"))
     with pytest.raises(KeyboardInterrupt):
         run_table("case", case, Settings(), records, repeats=100, after_measurement=stop)
-    # Both are checked, then two repetitions are there.
+    # Each contender is checked, then timed twice.
     assert len(records) == saved[-1] == 2
     assert all("seconds" in record for record in records)
 
@@ -97,7 +97,7 @@ def test_a_stop_keeps_what_was_measured(make_case, make_contender):
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is stopped otherwise")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_command_has_written_its_records(tmp_path, number):
-    """Also one that ends before its tables are done: all that was measured is in the file, and in the tables."""
+    """A command that is stopped before its tables are done has saved and printed its measurements."""
     pytest.importorskip("pandas")
     pytest.importorskip("matplotlib")
     out = tmp_path / "out.json"

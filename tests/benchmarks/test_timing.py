@@ -9,7 +9,7 @@ WARM_UP_CALLS = 2
 
 
 class Clock:
-    """A clock that only moves when a step says so."""
+    """A clock that only a step moves."""
 
     def __init__(self):
         self.now = 0.0
@@ -32,7 +32,7 @@ def fake_steps(clock, **seconds):
 
 
 def measure(steps, repeats, min_seconds=0.0, **options):
-    """The samples of each step."""
+    """Return the samples of each step."""
     samples = {name: [] for name in steps}
     for name, sample in interleaved(steps, Settings(), repeats, min_seconds, **options):
         samples[name].append(sample)
@@ -52,7 +52,7 @@ def test_contenders_are_interleaved():
     steps, calls = fake_steps(clock, a=1.0, b=1.0, c=1.0)
     measure(steps, 4, clock=clock)
     rounds = calls[3 * (WARM_UP_CALLS + 1) :]
-    # Every contender runs twice a round: once untimed, once timed.
+    # Every contender runs twice a round: untimed, then timed.
     assert len(rounds) == 4 * 3 * 2
     for i in range(0, len(rounds), 6):
         assert sorted(rounds[i : i + 6 : 2]) == ["a", "b", "c"]
@@ -64,10 +64,10 @@ def test_slow_contenders_take_part_in_fewer_rounds():
     steps, calls = fake_steps(clock, fast=0.05, slow=0.25, slower=9.0)
     samples = measure(steps, 15, clock=clock, slow_seconds=0.1)
     assert {name: len(found) for name, found in samples.items()} == {"fast": 15, "slow": 5, "slower": SLOW_ROUNDS}
-    # One call to find out how long it takes, then only timed ones.
+    # The first call estimates the duration; all others are timed.
     assert calls.count("slower") == 1 + SLOW_ROUNDS
     assert calls.count("fast") == WARM_UP_CALLS + 1 + 2 * 15
-    # They are spread over the run.
+    # The samples are spread over the run.
     rounds = "".join(name[0] for name in calls if name != "slow").partition("s")[2]
     assert max(map(len, rounds.split("s"))) <= 2 * 5
 

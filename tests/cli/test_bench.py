@@ -1,4 +1,4 @@
-"""``python -m snnipu bench``: snnipu beside snnTorch, in less than a minute."""
+"""``python -m snnipu bench``: snnipu against snnTorch, in less than a minute."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from snnipu.cli import bench, main
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Small steps on several threads mostly wait for each other, for long where other tests run beside them."""
+    """Use one thread: threads with small steps mostly wait for each other, and longer beside other tests."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -67,7 +67,7 @@ def test_other_spikes_are_red(monkeypatch, capsys):
 
 
 def test_flipped_spikes_on_a_gpu_leave_out_their_neurons(monkeypatch):
-    """A spike in ten thousand may be on the other side of the threshold; its neuron's gradient is then another."""
+    """Rounding may flip one spike in ten thousand, and the gradient of its neuron then differs."""
     monkeypatch.setattr(bench, "FLIPS_ON_CUDA", 1.0)
     spikes, gradient = torch.zeros(4, 2, 3), torch.ones(4, 2, 3)
 
@@ -83,7 +83,7 @@ def test_flipped_spikes_on_a_gpu_leave_out_their_neurons(monkeypatch):
 
 
 def test_rounds_are_interleaved(monkeypatch):
-    """After a first call of each, every round calls each contender once, in an order of its own."""
+    """After a first call of each contender, every round calls each once, in a random order."""
     now, calls = [0.0], []
     monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
 

@@ -1,4 +1,4 @@
-"""``python -m snnipu build-ipu``, with stand-ins for SDK and compiler, and once with a compiler and the IPU model."""
+"""``python -m snnipu build-ipu`` with stand-ins for the SDK, and with a real compiler and the IPU model."""
 
 import importlib.util
 import os
@@ -19,7 +19,7 @@ from snnipu.ipu import model as ipu_model
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SDK = "3.3.0-de1f8de2a7"
-# Generated before anything is compiled, and kept: it is older than what is made of it.
+# These are generated before the compilation and not deleted: their outputs must be newer.
 GENERATED = ["generated_neurons.hpp", "generated_surrogates.hpp"]
 POPC = """#!/bin/sh
 if [ "$1" = --version ]; then
@@ -30,7 +30,7 @@ fi
 for word; do out=$word; done
 echo "$@" > "$out"
 """
-# Writes what it was told to where it is told to; what stands for a library then has nothing that loads.
+# Writes its arguments to the output file, which therefore is no library that loads.
 COMPILER = """#!/bin/sh
 echo "warning: something is not used" >&2
 told="$*"
@@ -52,7 +52,7 @@ def script(path, text):
 
 @pytest.fixture
 def sdk(tmp_path, monkeypatch):
-    """An SDK whose popc is a script, enabled, and an empty cache."""
+    """Set up an enabled SDK whose popc is a script, and an empty cache."""
     folder = tmp_path / "sdk" / "poplar"
     script(folder / "bin" / "popc", POPC)
     monkeypatch.setenv("POPLAR_SDK_ENABLED", str(folder))
@@ -65,7 +65,7 @@ def sdk(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compiler(sdk, tmp_path, monkeypatch):
-    """A compiler that is a script; what it makes is taken for a library."""
+    """Use a script as compiler; its output passes for a library."""
     monkeypatch.setattr(build, "_check_loads", lambda library: None)
     monkeypatch.setenv("CXX", str(script(tmp_path / "cxx", COMPILER)))
     return tmp_path / "cxx"
@@ -73,7 +73,7 @@ def compiler(sdk, tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_library_beside(tmp_path, monkeypatch):
-    """The folder of the native libraries has no operators, whatever the checkout has."""
+    """Use an empty folder for the native libraries."""
     monkeypatch.setattr(build, "native_folder", lambda: tmp_path / "native")
     return tmp_path / "native"
 
@@ -170,7 +170,7 @@ def test_no_compiler(sdk, monkeypatch, capsys):
     ],
 )
 def test_failed_compilation(said, shown, compiler, tmp_path, capsys):
-    """The first error is shown, the log kept; what a compiler had written before it failed is no library."""
+    """The first error is shown and the log is kept; a partial output is no library."""
     lines = "\n".join(f'echo "{line}"' for line in said.splitlines())
     script(compiler, COMPILER.replace('echo "warning: something is not used" >&2', lines) + "exit 1\n")
     assert main(["build-ipu"]) == 1
@@ -202,7 +202,7 @@ def test_wrong_folders(compiler, tmp_path, capsys):
 
 
 def test_which_library_is_taken(sdk, no_library_beside, tmp_path, monkeypatch):
-    """That of the variable; beside the native libraries; in the cache, for this package and SDK only."""
+    """The order is: the variable, beside the native libraries, the cache for this package and SDK."""
 
     def make(folder):
         folder.mkdir(parents=True)
@@ -215,7 +215,7 @@ def test_which_library_is_taken(sdk, no_library_beside, tmp_path, monkeypatch):
     assert build.cached_library() is None
     ours = make(cached(tmp_path))
     assert build.library_path() == ours
-    # Without popc, as where only PopTorch's wheel is on the path, there must be no choice.
+    # Without popc (PopTorch's wheel alone), two cached libraries would be ambiguous.
     script(sdk / "bin" / "popc", "#!/bin/sh\nexit 1\n")
     assert build.cached_library() is None
     shutil.rmtree(cached(tmp_path, sdk="3.2.0-0123456789"))
@@ -242,8 +242,8 @@ def test_layers_say_how_to_build(sdk, no_library_beside, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_installed_package_has_the_sources(compiler, tmp_path):
-    """The build that makes a wheel copies all that the Makefile names; the copy builds on its own."""
-    # What setup.py needs; pip brings it where it builds in isolation.
+    """The build of a wheel copies all files of the Makefile, and the copy builds alone."""
+    # setup.py needs these; in an isolated build pip installs them.
     pytest.importorskip("setuptools", minversion="64")
     if importlib.util.find_spec("setuptools.command.bdist_wheel") is None:
         pytest.importorskip("wheel")
@@ -271,7 +271,7 @@ def test_an_installed_package_has_the_sources(compiler, tmp_path):
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 @needs_library
 def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monkeypatch, capsys):
-    """By a real compiler, against the IPU model's headers and library in the places of the SDK's."""
+    """A real compiler builds against the IPU model's headers and library, in place of the SDK's."""
     sources = tmp_path / "sources"
     names = ["custom_ops/Makefile", "snnipu/_version.py", "custom_ops/operator.cpp", "custom_ops/surrogate_spike.cpp"]
     names += ["csrc/graph/surrogate_spike.cpp", "csrc/graph/spread.cpp", "csrc/graph/vertex_name.cpp"]
@@ -288,7 +288,7 @@ def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monk
     for part in ("poplar", "popart"):
         (sdk / "include" / part).symlink_to(ROOT / "csrc" / "ipu_model" / part / "include" / part)
         (sdk / "lib" / f"lib{part}.so").symlink_to(ipu_model.library_path())
-    # As enable.sh sets them.
+    # enable.sh sets these variables.
     monkeypatch.setenv("CPATH", str(sdk / "include"))
     for name in ("LIBRARY_PATH", "LD_LIBRARY_PATH"):
         monkeypatch.setenv(name, os.pathsep.join([str(sdk / "lib"), *filter(None, [os.environ.get(name)])]))

@@ -1,4 +1,4 @@
-"""The commands where output cannot be written: full disks, closed pipes, a second run, a killed one."""
+"""The commands when output cannot be written: full disks, closed pipes, a second run, a killed run."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def command(repository):
-    """Starts ``python -m snnipu`` in a process of its own."""
+    """Return a function that starts ``python -m snnipu`` in a new process."""
 
     def start(*arguments, **more):
         return subprocess.Popen(
@@ -41,7 +41,7 @@ def command(repository):
 
 
 def full_disk(monkeypatch, name):
-    """There is no room for the file ``name``, however often it is tried."""
+    """Make every write of the file ``name`` fail: the disk is full."""
     opened = pathlib.Path.open
 
     def open_one(self, mode="r", *more, **options):
@@ -75,7 +75,7 @@ def test_full_disk_keeps_the_old_checkpoint(monkeypatch, capsys, tmp_path):
 
 
 def test_full_disk_wherever_it_ends(monkeypatch, capsys, tmp_path):
-    """The kernel stops the file at some byte, in the middle of a write: our error, and nothing of PyTorch's."""
+    """The kernel cuts the file at any byte of a write: the error is ours, not PyTorch's."""
     pytest.importorskip("sklearn")
     path = tmp_path / "run.pt"
     assert cli.main(["train", *SMALL, "--epochs", "1", "--checkpoint", "run.pt"]) == 0
@@ -109,7 +109,7 @@ def test_full_disk_for_results(monkeypatch, capsys, tmp_path, name, arguments):
     (tmp_path / name).write_bytes(b"old")
     writable = _files.writable_file
 
-    def fill_afterwards(path):  # what is checked beforehand has room yet
+    def fill_afterwards(path):  # the check before the training passes
         path = writable(path)
         fill()
         return path
@@ -128,7 +128,7 @@ def test_full_disk_for_results(monkeypatch, capsys, tmp_path, name, arguments):
 
 @pytest.mark.parametrize("option", ["--json", "--checkpoint", "--plot-dir", None])
 def test_full_disk_before_the_start(monkeypatch, capsys, tmp_path, option):
-    """It is no wrong argument: not status 2."""
+    """A full disk is no wrong argument: the status is not 2."""
     name = "train-digits.pt" if option is None else "raster.png" if option == "--plot-dir" else "file"
     full_disk(monkeypatch, name)()
     options = ["--no-checkpoint"] if option in ("--json", "--plot-dir") else []
@@ -188,7 +188,7 @@ def test_closed_pipe_of_a_script(command, tmp_path, code, status, unbuffered):
 
 @pytest.mark.slow
 def test_closed_pipe_while_training(command, tmp_path):
-    """As ``python -m snnipu train | head -1``: it ends without a word, and the checkpoint goes on."""
+    """With ``python -m snnipu train | head -1`` the process ends in silence, and the checkpoint can be resumed."""
     pytest.importorskip("sklearn")
     process = command("train", *SMALL, "--epochs", "1000", "--checkpoint", "run.pt")
     for line in process.stdout:
@@ -259,7 +259,7 @@ cli.main(sys.argv[1:])
 
 @pytest.mark.slow
 def test_killed_while_it_writes_a_checkpoint(repository, tmp_path, capsys):
-    """Of the third epoch: two are kept, and a run goes on from these."""
+    """The process dies while it writes the third epoch; the run resumes from the second."""
     pytest.importorskip("sklearn")
     arguments = ["train", *SMALL, "--epochs", "4", "--checkpoint", "run.pt"]
     environment = {**os.environ, "PYTHONPATH": str(repository)}

@@ -56,7 +56,7 @@ def run(*arguments):
 
 @pytest.fixture
 def document_of(tmp_path):
-    """Runs the command, and returns what it writes as JSON."""
+    """Return a function that runs the command and returns its JSON output."""
 
     def document(*arguments):
         assert run(*arguments, "--json", tmp_path / "out.json") == 0
@@ -82,7 +82,7 @@ def test_table_json_and_html(document_of, tmp_path, capsys):
     assert sum(document["fullest_tile"]["bytes"].values()) == document["tile_memory_max_bytes"]
     text = page.read_text()
     assert "not measured" in text
-    # Self-contained: nothing is fetched, and every figure is in it.
+    # The page is complete: it loads nothing from outside, and has all figures.
     assert not re.search(r"<(script|link|img)|https?://(?!www.w3.org)", text)
     assert text.count("<svg") == 5
     assert f"{document['samples_per_s']:,.0f}" in text
@@ -196,7 +196,7 @@ def test_layers_on_maps_that_do_not_fit(maps_file, document_of, capsys):
 @needs_host_runtime
 @needs_library
 def test_counting_runs_nothing_and_changes_nothing(monkeypatch):
-    """Neither values nor types of the parameters; and no program runs."""
+    """Counting changes neither values nor types of parameters, and runs no program."""
     from snnipu.ipu.model import Program
     from snnipu.poptorch._operators_profile import profile_operators
 
@@ -218,7 +218,7 @@ def test_counting_runs_nothing_and_changes_nothing(monkeypatch):
 @needs_host_runtime
 @needs_library
 def test_delays_are_counted_and_their_length_costs_nothing(document_of, tmp_path):
-    """A network, and a layer in a MultiStep: the figures of delays up to 5 steps are those of up to 100."""
+    """Delays up to 5 steps have the counts of delays up to 100, in a network and in a MultiStep."""
     file = tmp_path / "delayed.py"
     file.write_text(
         "import snnipu as snn\n"
@@ -265,7 +265,7 @@ def test_without_the_library_layers_on_maps_are_refused(maps_file, capsys, monke
 
 
 def test_the_guide_shows_what_it_prints(repository, capsys):
-    """Its sample output line by line, and the rates of the published networks."""
+    """The guide's sample output equals the command's line by line, with the rates of the published networks."""
     page = (repository / "docs" / "how-to" / "profile.md").read_text()
     (sample,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     assert run("--model", "2312,1466,1466,10") == 0
@@ -285,7 +285,7 @@ def test_the_guide_shows_what_it_prints(repository, capsys):
 
 
 def test_published_network_on_more_ipus():
-    """Copies sum their gradients: each of n IPUs sends 2 (n - 1) / n of them over its links."""
+    """Replicas sum their gradients: each of n IPUs sends 2 (n - 1) / n of them over its links."""
     spec = published.network(published.SCALED, published.SCALED_LAYERS, 0.02)
     target = ipu.TARGETS["mk2"]
     assert published.all_reduce_seconds(spec, 1, target) == 0
@@ -305,7 +305,7 @@ def test_published_network_on_more_ipus():
 @needs_host_runtime
 @needs_library
 def test_the_guide_to_convolutions_shows_what_it_prints(repository, tmp_path, capsys):
-    """Of the network at the top of that page, with its caps; cycles of the neurons are left out there."""
+    """The page's first network gives the page's numbers; its neurons' cycles are left out."""
     page = (repository / "docs" / "how-to" / "train-convolutional.md").read_text()
     (sample,) = re.findall(r"```text\n(.*?)```", page.partition("## On an IPU")[2], re.DOTALL)
     (caps,) = re.findall(r"with `(max_spikes=.*?)`, in a file", page)

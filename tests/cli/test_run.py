@@ -1,4 +1,4 @@
-"""python -m snnipu run: PopTorch scripts on this machine, with and without snnTorch replaced."""
+"""``python -m snnipu run``: PopTorch scripts on this machine, with and without replacing snnTorch."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 from snnipu.cli import run
 
-# A PopTorch script as people write them: nothing in it knows of snnipu.
+# A typical PopTorch script, which does not import snnipu.
 DIGITS = """
     import argparse
     import popart
@@ -91,7 +91,7 @@ def script(tmp_path):
 
 @pytest.fixture
 def snnipu(repository, tmp_path):
-    """Runs ``python -m snnipu run`` in a process of its own, from another folder."""
+    """Return a function that runs ``python -m snnipu run`` in a new process, from another folder."""
     environment = {**os.environ, "PYTHONPATH": str(repository), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
 
     def start(*arguments):
@@ -103,7 +103,7 @@ def snnipu(repository, tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A shell's background job has Ctrl-C ignored, and hands that on.
+            # A background job of a shell ignores Ctrl-C, and so do its child processes.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
@@ -312,6 +312,6 @@ def test_spawned_workers_find_the_same_modules(script, snnipu, tmp_path):
 def test_ipus_that_the_host_stands_for(tmp_path, monkeypatch, capsys):
     script = tmp_path / "script.py"
     script.write_text("import poptorch; print(poptorch.ipuHardwareIsAvailable(2), poptorch.ipuHardwareIsAvailable(3))")
-    monkeypatch.setenv("SNNIPU_IPUS", "0")  # what the command sets is undone
+    monkeypatch.setenv("SNNIPU_IPUS", "0")  # restored, as the command sets it
     assert run.main(["--ipus", "2", str(script)]) == 0
     assert capsys.readouterr().out == "True False\n"

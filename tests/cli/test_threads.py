@@ -1,4 +1,4 @@
-"""Threads of the commands: as many as the work needs, and soon asleep while they wait."""
+"""Threads of the commands: as many as the work needs, and asleep soon after it."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from snnipu.cli import train
 
 
 def info(*command, **environment):
-    """What ``info`` says of the threads, in a process of its own."""
+    """Return the thread settings that ``info`` prints in a new process."""
     names = (*_wait_policy.VARIABLES, "OMP_NUM_THREADS")
     own = {name: value for name, value in os.environ.items() if name not in names}
     done = subprocess.run(
@@ -38,7 +38,7 @@ def test_the_users_own_policy_stays(name, value):
 def test_a_program_that_imports_us_is_left_alone(tmp_path):
     code = "import sys; from snnipu.cli import main; sys.exit(main(sys.argv[1:]))"
     assert info("-c", code)["waiting"] == {}
-    # Nor one that imports us while Python looks for its module.
+    # The same holds for a program that imports snnipu during Python's search for its module.
     package = tmp_path / "other"
     package.mkdir()
     (package / "__init__.py").write_text("import snnipu")

@@ -1,4 +1,4 @@
-"""``train`` under torchrun itself: killed processes start again, and two agents, as of two machines, meet."""
+"""``train`` under torchrun: killed processes restart, and two agents, one per machine, meet."""
 
 import os
 import random
@@ -22,7 +22,7 @@ pytestmark = [
     ),
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for the processes in /proc"),
 ]
-# By hand, one run after the other: 20.
+# SNNIPU_TORCHRUN_RUNS=20 repeats the test 20 times in sequence.
 RUNS = int(os.environ.get("SNNIPU_TORCHRUN_RUNS", 1))
 LIMIT = 280
 GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to" / "train-on-many-machines.md"
@@ -31,7 +31,7 @@ TRAIN += ["--device", "cpu", "--lr-decay", "1", "--timeout", "120"]
 
 
 def torchrun(folder, which, log="log", **changes):
-    """The guide's command that has the option ``which``, on a smaller network."""
+    """Start the guide's command with the option ``which``, for a smaller network."""
     (line,) = [
         line for line in GUIDE.read_text().splitlines() if re.match(rf"torchrun {which}\b.* -m snnipu train$", line)
     ]
@@ -44,7 +44,7 @@ def torchrun(folder, which, log="log", **changes):
 
 
 def workers(agent):
-    """The processes that ``agent`` has started; those that have ended have no command line."""
+    """Return the processes that ``agent`` has started; finished ones have no command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == agent.pid:
@@ -53,7 +53,7 @@ def workers(agent):
             parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
             if int(parent) == agent.pid and b"snnipu" in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     return sorted(found)
 
@@ -80,7 +80,7 @@ def epochs(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("run", range(RUNS))
 def test_killed_processes_end_with_the_same_weights(run, two_agents, tmp_path):
-    """Any of them, some epochs after the start."""
+    """The processes are killed some epochs after the start."""
     rng = random.Random(run)
     agent, until, started = torchrun(tmp_path, "--standalone"), time.monotonic() + LIMIT, []
     while len(started) < 2 or len(epochs(tmp_path)) <= rng.randrange(3):
@@ -98,12 +98,12 @@ def test_killed_processes_end_with_the_same_weights(run, two_agents, tmp_path):
 
 @pytest.fixture(scope="module")
 def two_agents(tmp_path_factory):
-    """A run of two agents with a process each, that nobody disturbs."""
+    """An undisturbed run of two agents with a process each."""
     folder = tmp_path_factory.mktemp("agents")
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
-    # The names of machines need not resolve here.
+    # Host names of machines may not resolve here.
     host = {"host1:29400": f"127.0.0.1:{port} --local-addr 127.0.0.1"}
     agents = [torchrun(folder, "--nnodes", log=log, **host) for log in ("log", "other")]
     assert [ended(agent) for agent in agents] == [0, 0], (folder / "log").read_text() + (folder / "other").read_text()

@@ -29,7 +29,7 @@ def run(*arguments):
 
 
 def fails(capsys, *arguments):
-    """Run the command, which must fail before it trains; returns what it says on standard error."""
+    """Run the command, check that it fails before the training, and return its standard error."""
     with pytest.raises(SystemExit) as caught:
         train.main([*SMALL, *map(str, arguments)])
     assert caught.value.code == 2
@@ -50,7 +50,7 @@ def test_defaults_reach_95_percent_on_digits(tmp_path, capsys):
 @needs_host_runtime
 @needs_library
 def test_on_the_ipu_model(monkeypatch, capsys, tmp_path):
-    """The same training, to rounding, with the operators of the layers on the model."""
+    """The IPU model runs the layers' operators, and the training is the same up to rounding."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
     reports = {}
     for device in ("cpu", "ipu-model"):
@@ -75,7 +75,7 @@ def test_on_the_ipu_model(monkeypatch, capsys, tmp_path):
 @needs_host_runtime
 @needs_library
 def test_parts_of_a_batch_on_the_ipu_model(monkeypatch, tmp_path):
-    """Four parts, as of two replicas with two each, learn what the whole batch teaches."""
+    """Four parts of a batch (two replicas with two parts each) give the weights of the whole batch."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
     arguments = ["--epochs", 1, "--hidden", 8, "--steps", 3]
     parts = ["--device", "ipu-model", "--accumulate", 4]
@@ -89,7 +89,7 @@ def test_parts_of_a_batch_on_the_ipu_model(monkeypatch, tmp_path):
 
 
 def test_memory_and_precision_options(capsys, tmp_path):
-    """Segments computed again change nothing but rounding; a cut gradient and bfloat16 do, and are kept by a resume."""
+    """Recomputed segments change only rounding. A cut gradient and bfloat16 change results, and a resume keeps them."""
     arguments = ["--device", "cpu", "--epochs", 1]
     found = {}
     for name, more in {
@@ -109,7 +109,7 @@ def test_memory_and_precision_options(capsys, tmp_path):
     assert found["bf16"]["config"]["precision"] == "bf16"
     assert found["bptt"]["config"]["bptt_steps"] == 2
     assert run("--resume", "--checkpoint", "bf16.pt", "--device", "cpu", "--epochs", 2) == 0
-    # Of a version without these settings.
+    # A checkpoint of a version without these settings.
     state = training.load_checkpoint(tmp_path / "plain.pt")
     for name in ("precision", "bptt_steps"):
         del state["config"][name]
@@ -162,7 +162,7 @@ def test_resume_gives_what_an_uninterrupted_run_gives(capsys):
     assert "resumed after epoch 1" in capsys.readouterr().out
     straight, parts = (torch.load(f"{name}.pt", weights_only=True) for name in ("straight", "parts"))
     assert same_run(straight, parts)
-    # nothing is left to do, and the report is of the whole run
+    # the training is complete; the report covers the whole run
     assert train.main(["--resume", "--checkpoint", "parts.pt", "--json", "again.json"]) == 0
     with open("report.json") as first, open("again.json") as second:
         assert json.load(first) == json.load(second)
@@ -288,7 +288,7 @@ def test_cuda_asked_for_and_absent(capsys):
 
 
 class Hostile:
-    """Unpickling it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __reduce__(self):
         return open, ("owned", "w")

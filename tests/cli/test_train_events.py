@@ -9,7 +9,7 @@ from support.sounds import tone, write_sound
 from snnipu import training
 from snnipu.cli import train
 
-# Of ten samples some layers cannot come close to their activity.
+# With ten samples some layers miss their activity.
 pytestmark = pytest.mark.filterwarnings("ignore:layer .* in place of:RuntimeWarning")
 
 RANDMAN = ["--dataset", "randman", "--classes", "3", "--samples-per-class", "10", "--steps", "12", "--batch-size", "8"]
@@ -29,7 +29,7 @@ def run(*arguments):
 
 
 def report_of(*arguments):
-    """Return the report of a run, of randman unless the arguments name another data set."""
+    """Return the report of a run; the data set is randman by default."""
     small = [] if "--dataset" in arguments else SMALL
     assert train.main([*small, *map(str, arguments), "--json", "report.json", "--no-checkpoint"]) == 0
     with open("report.json") as file:
@@ -37,7 +37,7 @@ def report_of(*arguments):
 
 
 def fails(capsys, *arguments):
-    """Run the command, which must fail before an epoch is done; returns what it says on standard error."""
+    """Run the command, check that it fails before the end of an epoch, and return its standard error."""
     with pytest.raises(SystemExit) as caught:
         train.main([*map(str, arguments)])
     assert caught.value.code == 2
@@ -56,7 +56,7 @@ def test_report(method, tmp_path, capsys):
     assert len(report["activity"]) == len(report["overflow"]) == 3
     assert all(0 <= value <= 1 for value in report["activity"])
     assert report["activity"] == report["history"][-1]["activity"]
-    # Every input neuron fires once in 12 steps.
+    # Each input neuron fires once in 12 steps.
     assert report["input_activity"] == pytest.approx(1 / 12)
     assert (report["train_samples"], report["test_samples"], report["epochs_done"]) == (24, 6, 2)
     assert report["train_samples_per_s"] > 0
@@ -67,7 +67,7 @@ def test_report(method, tmp_path, capsys):
     assert f"network: 128-12-8-3, beta=0.92, delay 1; method: {method}" in output
     assert "epoch 2/2: loss " in output
     assert ", activity " in output
-    # With hidden layers of one's own, the published slots become a share: of 12 neurons less than 2, so 2.
+    # For other hidden layers the published slots become a share: of 12 neurons less than 2, so 2.
     assert report["slots"] == ([None] * 4 if method == "dense" else [64, 2, 2, 3])
     assert (" spikes dropped, " in output) == (sum(totals) > 0)
     assert ("slots: 64, 2, 2, 3; second threshold: 0.9, from -100 on" in output) == (method != "dense")
@@ -101,7 +101,7 @@ def test_dropped_spikes_are_told_in_the_line_of_the_epoch(capsys):
     ids=["dense", "sparse_ops", "sparse_network", "convolutions"],
 )
 def test_on_the_ipu_model(arguments, used, monkeypatch, tmp_path):
-    """The host's losses, and the operators of the layers in the report."""
+    """The losses are the host's, and the report lists the operators of the layers."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
     write_recordings(tmp_path / "data", samples=4)
     host, own = (report_of(*arguments, "--epochs", 1, "--device", name) for name in ("cpu", "ipu-model"))
@@ -158,7 +158,7 @@ def test_options_of_events_with_digits(capsys, arguments, message):
 
 
 def write_recordings(folder, samples):
-    """N-MNIST files in which the digits 0 and 1 light different rows."""
+    """Write N-MNIST files in which the digits 0 and 1 light different rows."""
     generator = torch.Generator().manual_seed(0)
     for part in ("Train", "Test"):
         for label in (0, 1):
@@ -186,7 +186,7 @@ def test_nmnist(tmp_path):
 
 
 def test_spoken_digits(tmp_path, capsys):
-    """Ten tones by two speakers."""
+    """The data are ten tones by two speakers."""
     for digit in range(10):
         for number in (4, 5, 6):
             for speaker, octaves in (("ann", 0), ("bob", 0.1)):
@@ -201,7 +201,7 @@ def test_spoken_digits(tmp_path, capsys):
 
 
 def test_convolutions_learn(tmp_path, capsys):
-    """The same curve by all methods where nothing is dropped."""
+    """All methods give the same losses if no spike is dropped."""
     write_recordings(tmp_path / "data", samples=8)
     arguments = [*CONVOLUTIONS, "--hidden", "4C5S2-MP2-8C3-MP2", "--steps", "8", "--epochs", "4", "--device", "cpu"]
     curves = {}

@@ -1,4 +1,4 @@
-"""``python -m snnipu train --rule``: learning online, and what does not go with it."""
+"""``python -m snnipu train --rule``: online learning, and the options that exclude it."""
 
 import os
 import shlex
@@ -34,13 +34,13 @@ def weights(state):
 @pytest.mark.slow
 @pytest.mark.parametrize("data", DATA)
 def test_of_one_step_it_is_backpropagation(data):
-    """With parts of a batch, too. Of more steps it is another gradient."""
+    """For one step the rule equals backpropagation, also with parts of a batch. For more steps it differs."""
     more = {"digits": "", "randman": " --method dense --delay 0", "events": " --delay 0"}[data]
     through_time = f"{DATA[data]} --epochs 1{more}"
     expected = run(f"{through_time} --steps 1", "bptt")
     for more in ("", "--accumulate 2"):
         online = run(f"{DATA[data]} --epochs 1 --steps 1 --rule ottt {more}", "online")
-        # Adam's steps are 1e-3 and more: a gradient that is rounding alone moves a weight by a part of that.
+        # Adam's steps are at least 1e-3: a gradient of pure rounding error moves a weight by a fraction of that.
         torch.testing.assert_close(weights(online), weights(expected), rtol=1e-4, atol=1e-5)
         assert online["history"][0]["train_loss"] == pytest.approx(expected["history"][0]["train_loss"], rel=1e-5)
     longer = run(f"{through_time} --steps 8", "longer")
@@ -70,7 +70,7 @@ def test_resume_gives_what_an_uninterrupted_run_gives(data, rule, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("data", DATA)
 def test_a_run_that_is_stopped_goes_on_with_the_next_batch(data, monkeypatch, capsys):
-    """By Ctrl-C in the second epoch, a batch behind the last checkpoint: that batch is not lost."""
+    """Ctrl-C in the second epoch, one batch after the last checkpoint: the resumed run has that batch."""
     settings = f"{DATA[data]} --steps 7 --rule ottt --chunk 3 --epochs 2 --batch-size {256 if data == 'digits' else 4}"
     straight = run(settings, "straight")
 

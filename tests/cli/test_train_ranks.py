@@ -1,4 +1,4 @@
-"""``train`` by several processes: what they learn is what one learns, and none waits for another that is gone."""
+"""``train`` by several processes: they learn the weights of one process, and none waits for a process that has died."""
 
 import json
 import multiprocessing
@@ -25,7 +25,7 @@ SMALL = ["--hidden", "16", "--steps", "5", "--epochs", "2", "--batch-size", "128
 LONG = [*SMALL, "--epochs", "100000", "--lr-decay", "1"]
 # Generous: it guards against a hang.
 LIMIT = 180
-# Processes are forked from one that has imported what they need.
+# Processes are forked from a server that has imported the modules.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["snnipu.cli.train", "sklearn.datasets"])
 
@@ -37,7 +37,7 @@ def free_port():
 
 
 def work(folder, environment, action, arguments):
-    """One process, with its output in files."""
+    """Run ``action`` in this process, with its output in files."""
     os.chdir(folder)
     os.environ.update(environment)
     for descriptor, name in ((1, "out"), (2, "err")):
@@ -104,7 +104,7 @@ def images(accumulate, ranks):
     trainer = training.Trainer(config, few, ranks=ranks, accumulate=accumulate)
     trainer.network.double()
     trainer._train_x, trainer._test_x = trainer._train_x.double(), trainer._test_x.double()
-    # Scores stay in double, which Trainer makes single on the way from bfloat16.
+    # Trainer would convert bfloat16 scores to float32: they stay float64.
     trainer._spikes = lambda x, own=trainer._spikes: _Double(own(x))
     return trainer
 
@@ -131,7 +131,7 @@ KINDS = {"images": images, "events": events}
 
 
 def learn(accumulate):
-    """All kinds, in one of the processes; the first saves what they learnt."""
+    """Train all kinds in this process; rank 0 saves the results."""
     torch.set_num_threads(1)
     with training.joined(timeout=LIMIT) as ranks:
         done = {}
@@ -152,13 +152,13 @@ def learnt(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_three_processes_are_one(kind, learnt):
-    """Unequal shares, empty ones, parts of batches: in double, so that only the order of additions differs."""
+    """Unequal and empty shares, and parts of batches: in float64 only the order of additions differs."""
     trainer = KINDS[kind](1, training.Ranks())
     trainer.fit()
     for rank in learnt:
         history, weights, _ = rank[kind]
         for own, alone in zip(history, trainer.history):
-            assert own["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-6)  # a sum in single precision
+            assert own["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-6)  # a sum in float32
             for name in own.keys() - {"train_loss", "seconds"}:
                 assert own[name] == alone[name], name
         for name, weight in trainer.network.state_dict().items():

@@ -1,4 +1,4 @@
-"""Damaged files of event data sets: refused by name, or what they hold now is a recording by the format's own rules."""
+"""Damaged files of event data sets: an error names the file, or the contents are valid by the format's rules."""
 
 import resource
 import struct
@@ -20,7 +20,7 @@ VARIANTS = 150
 
 @pytest.fixture
 def little_memory():
-    """Within it, nothing can ask for a gigabyte more than there is."""
+    """Limit the memory, so that an allocation of one more gigabyte fails."""
     if not sys.platform.startswith("linux"):
         pytest.skip("limits memory as Linux does")
     with open("/proc/self/statm") as file:
@@ -32,7 +32,7 @@ def little_memory():
 
 
 def outcomes(read, content, path, often=()):
-    """What ``read`` gives for each damaged copy; None where it is refused, which must name the file."""
+    """Return what ``read`` gives for each damaged copy; None if it raised an error, which must name the file."""
     found = []
     for name, data in variants(content, VARIANTS, seed=0, often=often):
         path.write_bytes(data)
@@ -50,13 +50,13 @@ def named(error, path):
 
 
 def some_of_each(found):
-    """Neither everything nor nothing was refused."""
+    """Check that some copies were refused and some were read."""
     refused = sum(events is None for _, _, events in found)
     assert 15 < refused < VARIANTS - 15
 
 
 def nmnist_events(data):
-    """Event by event, as the data set's description has it; None where that is broken."""
+    """Read N-MNIST events one by one by the data set's description; return None if they are damaged."""
     if not data or len(data) % 5:
         return None
     events, turns = [], 0
@@ -97,7 +97,7 @@ def test_nmnist(tmp_path, little_memory, request, real):
 
 
 def dvs_is_valid(data, shape, columns):
-    """What the guide says of such a recording; ``columns`` is what NumPy reads of the file."""
+    """Return True if the recording is valid by the guide; ``columns`` is the file as NumPy reads it."""
     times, x, y, polarity = columns
     return (
         len(data) == shape[0] + shape[1]
@@ -160,11 +160,11 @@ def shd_content(tmp_path_factory):
 
 @pytest.mark.slow
 def test_shd(tmp_path, shd_content, monkeypatch):
-    """In whatever way the HDF5 library fails: by an error, a crash, too much memory, or without an end."""
+    """The HDF5 library may raise, crash, run out of memory, or never end."""
     monkeypatch.setenv("SNNIPU_READ_SECONDS", "10")
     (tmp_path / "shd_test.h5").write_bytes(shd_content)
     whole = read_recordings(str(tmp_path / "shd_test.h5"))
-    # The file begins with its own structure, and has more of it between the first recordings and the last.
+    # The file's own structure is at its begin, and between the first and the last recordings.
     damaged = list(
         variants(shd_content, VARIANTS, seed=3, often=[(0, 3000), (len(shd_content) - 4000, len(shd_content))])
     )
@@ -186,7 +186,7 @@ def test_shd(tmp_path, shd_content, monkeypatch):
     read_through = [(name, data, got) for (name, data), got in zip(damaged, found) if not isinstance(got, str)]
     assert 15 < len(read_through) < VARIANTS - 15
     for name, data, got in read_through:
-        # What was read stands in the file as it is, and neither type nor number of recordings is another.
+        # The values that were read are in the file, and types and number of recordings are unchanged.
         assert len(got.labels) == len(got.times) == len(got.units) == len(whole.labels), name
         for before, after in zip((*whole[1], *whole[2], whole.labels), (*got[1], *got[2], got.labels)):
             assert after.dtype == before.dtype, name
@@ -215,7 +215,7 @@ def test_shd_whatever_becomes_of_its_reader(monkeypatch, tmp_path, body, message
 
 
 def test_shd_a_length_that_no_memory_holds(tmp_path, shd_content):
-    """The length of a recording stands before the address of its heap, as 4 bytes."""
+    """The length of a recording precedes the address of its heap, in 4 bytes."""
     path = tmp_path / "long.h5"
     data, length = bytearray(shd_content), struct.pack("<I", 117)
     at = [i for i in range(len(data) - 16) if data[i : i + 4] == length and data[i + 4 : i + 12] != bytes(8)]

@@ -1,4 +1,4 @@
-"""Binned recordings on the disk: used again, never out of date, never wrong."""
+"""Binned recordings on disk: reused, never outdated, never wrong."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ STEPS, NEURONS, SAMPLES = 12, 50, 9
 
 
 class Recordings:
-    """Recording ``i`` from a file of its own; which were read is noted."""
+    """Recordings with one file each; ``read`` lists the indices that were read."""
 
     def __init__(self, folder):
         self.paths = [folder / f"{index}.npy" for index in range(SAMPLES)]
@@ -37,7 +37,7 @@ def write(path, index, change=0):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Recordings, and a cache that believes their time stamps at once."""
+    """Write recordings, and let the cache trust time stamps immediately."""
     monkeypatch.setattr(_disk_cache, "_SETTLED_SECONDS", 0)
     monkeypatch.setenv("SNNIPU_EVENT_CACHE", str(tmp_path / "cache"))
     for index, path in enumerate(Recordings(tmp_path).paths):
@@ -130,7 +130,7 @@ def test_a_changed_file_is_read_again(folder):
     again = make(folder)
     same(again, expected(folder))
     assert again._read.read == [5]
-    # Of the same size and the same time of change, as some tools copy.
+    # Equal size and modification time, as some copying tools leave them.
     before = os.stat(folder / "6.npy")
     write(folder / "6.npy", 6, change=1)
     os.utime(folder / "6.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -159,7 +159,7 @@ def test_a_damaged_recording_is_named_and_not_kept(folder):
         dataset._read = Checked(folder)
         with pytest.raises(datasets.DamagedFileError, match=r"damaged file .*4\.npy"):
             dataset.batch(range(SAMPLES))
-    assert dataset._read.read == []  # the four before it were kept
+    assert dataset._read.read == []  # the four before it are cached
     (folder / "3.npy").unlink()
     with pytest.raises(FileNotFoundError, match=r"3\.npy"):
         make(folder)[3]
@@ -174,7 +174,7 @@ def test_a_damaged_file_never_gives_other_recordings(folder):
     for _, data in variants(contents[0], 20, seed=0):
         entries[0].write_bytes(data)
         entries[1].write_bytes(contents[1][: random.integers(len(contents[1]))])
-        # One recording's in place of another's.
+        # Swap the entries of two recordings.
         entries[2].write_bytes(contents[3])
         for read in ((2, 3), (0,)):
             dataset = make(folder)
@@ -206,7 +206,7 @@ def test_the_oldest_settings_make_way(folder, monkeypatch):
 
 @pytest.mark.parametrize("what", ["root", "folder", "disk"])
 def test_where_nothing_can_be_written_the_work_goes_on(folder, monkeypatch, what):
-    if what == "root":  # a file stands in its place
+    if what == "root":  # the folder's path is a file
         (folder / "cache").write_text("")
     elif what == "folder":
         (folder / "cache").mkdir()

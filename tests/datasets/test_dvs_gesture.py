@@ -1,4 +1,4 @@
-"""DVS128 Gesture, from small files in the layout that tonic makes."""
+"""DVS128 Gesture, from small files in tonic's layout."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 
 def places(spikes):
-    """``(t, id, value)`` of the spikes of one sample, without the 32,768 neurons of each step."""
+    """Return ``(t, id, value)`` of the spikes of one sample, without a dense tensor of 32,768 neurons."""
     used = (torch.arange(spikes.capacity) < spikes.counts[:, 0, :1]).nonzero()
     return [(int(t), int(spikes.ids[t, 0, s]), float(spikes.values[t, 0, s])) for t, s in used]
 
@@ -111,7 +111,7 @@ def test_damaged_file(folder, events, message):
     ],
 )
 def test_a_wrong_count_of_events(tmp_path, events, message):
-    """More than the file has, and fewer: the rest is not dropped in silence."""
+    """Both a larger and a smaller count than the file's raise an error."""
     path = tmp_path / "1.npy"
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (events, 4)})

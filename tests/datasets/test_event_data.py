@@ -1,4 +1,4 @@
-"""EventDataset and event_loader, on recordings made up here."""
+"""EventDataset and event_loader, on synthetic recordings."""
 
 import pickle
 
@@ -14,7 +14,7 @@ STEPS, NEURONS = 12, 50
 
 
 class Recordings:
-    """Recording ``i``: some events, of which the last may lie behind the window; which were read is noted."""
+    """Random events for each index, some after the window; ``read`` lists the indices that were read."""
 
     def __init__(self, neurons=NEURONS):
         self.neurons, self.read = neurons, []
@@ -73,7 +73,7 @@ def test_batches_are_joined_items(options):
     for indices in ([5], [3, 0, 8, 3, -2], [0, 0], torch.tensor([7, 2])):
         spikes, labels = dataset.batch(indices)
         joined, expected = collate([dataset[int(index)] for index in indices])
-        # Checks ids and counts.
+        # The constructor checks ids and counts.
         SparseSpikes(spikes.ids, spikes.values, spikes.counts, spikes.num_neurons, dropped=spikes.dropped)
         same(spikes, joined.trim())
         used = torch.arange(spikes.capacity) < spikes.counts[..., 1:]
@@ -128,7 +128,7 @@ def test_pickle():
     dataset[5]
     copy = pickle.loads(pickle.dumps(dataset))
     copy[5]
-    assert copy._read.read == [5]  # the cache came along
+    assert copy._read.read == [5]  # the copy includes the cache
     same(copy.batch(range(9))[0], dataset.batch(range(9))[0])
     assert repr(copy) == "EventDataset(9 recordings, T=12, N=50, step=10)"
 
@@ -151,7 +151,7 @@ def test_wrong_arguments():
 
 
 def seen(loader):
-    """Spikes per sample and labels of all batches, in order."""
+    """Return spikes per sample and labels of all batches, in order."""
     batches = list(loader)
     for spikes, labels in batches:
         assert spikes.shape == (STEPS, len(labels), NEURONS)
@@ -175,7 +175,7 @@ def test_loader_gives_every_recording_once(wrap, workers):
     expected = [(2 * spikes.num_spikes, label) for spikes, label in make()]
     assert len(loader) == 3
     assert loader.batch_size == 4
-    assert loader.persistent_workers == (workers > 0)  # they keep what they have cached
+    assert loader.persistent_workers == (workers > 0)  # they keep their caches
     assert seen(loader) == expected
     assert seen(loader) == expected
     shuffled = datasets.event_loader(wrap(dataset), 4, shuffle=True, generator=torch.Generator().manual_seed(1))
@@ -189,12 +189,12 @@ def test_loader_gives_every_recording_once(wrap, workers):
 
 def test_workers_start_from_what_was_preloaded():
     dataset = make().preload()
-    dataset._read = None  # reading would fail
+    dataset._read = None  # a read would raise an error
     assert len(seen(datasets.event_loader(dataset, 3, num_workers=1))) == 9
 
 
 def test_plain_loader():
-    """The data set does not need event_loader."""
+    """PyTorch's own loader works, too."""
     dataset = make()
     for (spikes, labels), (expected, expected_labels) in zip(
         DataLoader(dataset, 4, collate_fn=collate), datasets.event_loader(dataset, 4)

@@ -9,7 +9,7 @@ from snnipu._extras import MissingExtra
 
 
 def write_mnist(root, train=30, test=20):
-    """Random images in the files and the layout of MNIST."""
+    """Write random images in the layout of MNIST."""
     raw = root / "MNIST" / "raw"
     raw.mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""N-MNIST's files: the format, byte by byte; against tonic; what is wrong with a file."""
+"""N-MNIST: the file format byte by byte, equality with tonic, and errors for invalid files."""
 
 import sys
 import types
@@ -13,12 +13,12 @@ from snnipu.datasets.nmnist import read_events
 
 
 def event(x, y, polarity, time):
-    """The 5 bytes of an event, as the data set's description has them."""
+    """Return the 5 bytes of an event, by the data set's description."""
     return (x << 32 | y << 24 | polarity << 23 | time).to_bytes(5, "big")
 
 
 def write(root, train, test=None, folder=""):
-    """``{"label/name": bytes}`` of both parts."""
+    """Write the files ``{"label/name": bytes}`` of both parts."""
     for part, files in (("Train", train), ("Test", test or train)):
         for name, data in files.items():
             path = root / folder / part / f"{name}.bin"
@@ -36,7 +36,7 @@ def folder(tmp_path):
 
 
 def places(spikes):
-    """``(t, id, value)`` of the spikes of one sample."""
+    """Return ``(t, id, value)`` of the spikes of one sample."""
     dense = spikes.to_dense()[:, 0]
     return [(int(t), int(n), float(dense[t, n])) for t, n in dense.nonzero()]
 
@@ -212,7 +212,7 @@ def test_download_is_left_to_tonic(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def recordings(data_folder):
-    """A folder with real recordings; skips without one."""
+    """Return a folder with real recordings; skip if there is none."""
     if not (data_folder / "nmnist" / "Train").is_dir():
         pytest.skip(f"no N-MNIST in {data_folder / 'nmnist'}")
     return data_folder / "nmnist"
@@ -234,7 +234,7 @@ def test_real_recordings(recordings):
     assert spikes.shape == (100, 48, 2312)
     assert labels.shape == (48,)
     assert 0.001 < spikes.activity < 0.02
-    # Nothing is lost between two windows that touch.
+    # No event is lost between two adjacent windows.
     halves = [datasets.nmnist(recordings, n, step_us=1000, values="count").test.batch(range(10))[0] for n in (100, 50)]
     assert torch.equal(halves[0][:50].to_dense(), halves[1].to_dense())
     assert halves[1].outside - halves[0].outside == int(halves[0][50:].to_dense().sum())

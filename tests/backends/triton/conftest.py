@@ -1,4 +1,4 @@
-"""Triton's compiler without a GPU; and its interpreter."""
+"""Fixtures: Triton's compiler without a GPU, and Triton's interpreter."""
 
 import contextlib
 import importlib
@@ -16,16 +16,16 @@ from snnipu.backends import triton as backend
 
 
 class Launch(NamedTuple):
-    """A kernel's launch, compiled for a GPU and not run."""
+    """The launch of a kernel that is compiled for a GPU and not run."""
 
     kernel: str
-    key: Tuple[Any, ...]  # what Triton compiles a kernel anew for
+    key: Tuple[Any, ...]  # a new key makes Triton compile again
     ptx: str
-    resources: Dict[str, int]  # registers, and bytes a thread has in memory: REG, STACK, SHARED, LOCAL
+    resources: Dict[str, int]  # registers, and bytes of memory per thread: REG, STACK, SHARED, LOCAL
 
 
 def _resources(cubin):
-    """What ``cuobjdump``, which Triton brings, tells of a compiled kernel."""
+    """Return the resources of a compiled kernel, read with the ``cuobjdump`` that Triton ships."""
     nvidia = importlib.import_module("triton.backends.nvidia")
     program = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -52,7 +52,7 @@ _POINTERS = {
 
 
 def _compile(kernel, arguments, options, capability):
-    """Compile ``kernel`` as a launch with these arguments (by name) would."""
+    """Compile ``kernel`` for a launch with these arguments (by name)."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -84,9 +84,9 @@ def _compile(kernel, arguments, options, capability):
 
 @pytest.fixture
 def compiled(monkeypatch, tmp_path):
-    """``compiled(function, *arguments, capability=90)``: the launches of ``function``, compiled for such a GPU.
+    """``compiled(function, *arguments, capability=90)`` returns the launches of ``function``, compiled for that GPU.
 
-    None of them runs: outputs of kernels are not set. No GPU is needed, as Triton brings NVIDIA's assembler.
+    No kernel runs: its outputs keep their values. No GPU is needed, as Triton ships NVIDIA's assembler.
     """
     reason = backend.unavailable_reason()
     if reason is not None:
@@ -122,7 +122,7 @@ def compiled(monkeypatch, tmp_path):
 
 @pytest.fixture
 def large_memory():
-    """40 GiB of the GPU's memory, which only one of the tests' processes asks for at a time."""
+    """Reserve 40 GiB of GPU memory for one test process at a time."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError):  # Windows
             fcntl = importlib.import_module("fcntl")

@@ -1,4 +1,4 @@
-"""The public LIF ops on a CUDA device: kernels against the reference there, graphs, compilation, no waiting."""
+"""The public LIF ops on a CUDA device: equality with the reference, CUDA graphs, compilation, no synchronisation."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_no_step_waits_for_the_gpu():
 
 
 def test_cuda_graph():
-    """A captured training step reads what is in its input when it is replayed."""
+    """A replayed training step reads the present contents of its input."""
     layer = snnipu.Leaky(beta=0.9, learn_beta=True).to(CUDA)
     x = random(5, 4, 100).requires_grad_()
     stream = torch.cuda.Stream()
@@ -105,7 +105,7 @@ def test_compiles_into_one_graph():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_autocast(dtype):
-    """A Linear layer hands on its 16-bit currents; state and parameters' gradients stay float32."""
+    """A Linear layer returns 16-bit currents; the state and the gradients of parameters stay float32."""
     net = torch.nn.Linear(20, 30).to(CUDA)
     layer = snnipu.Leaky(beta=0.9, learn_beta=True).to(CUDA)
     with torch.autocast("cuda", dtype=dtype):

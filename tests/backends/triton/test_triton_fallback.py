@@ -1,4 +1,4 @@
-"""A GPU without Triton, and what the backend's helpers say of wrong use: no GPU needed."""
+"""A GPU without Triton, and the messages of the backend's helpers about wrong use; no GPU is needed."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ARGUMENTS = forward_arguments(torch.randn(4, 3), None, [torch.tensor(v) for v in
 
 @pytest.fixture
 def missing(monkeypatch):
-    """As if Triton could not be imported."""
+    """Pretend that Triton cannot be imported."""
     monkeypatch.setattr(backend, "_import_error", lambda: "Triton cannot be imported (a reason)")
     backend._warn.cache_clear()
     yield
@@ -48,7 +48,7 @@ def test_registered_for_cuda(operator):
 
 @pytest.mark.slow
 def test_import_leaves_triton_alone():
-    """As import time, and as a Triton that does not work must not break the CPU."""
+    """An import of Triton would take time, and a broken Triton must not break the CPU."""
     script = "import sys, snnipu, torch; "
     alone = run_python("import sys, torch, snntorch; print([n for n in sys.modules if n.split('.')[0] == 'triton'])")
     assert run_python(script + "print([n for n in sys.modules if n.split('.')[0] == 'triton'])") == alone
@@ -79,7 +79,7 @@ def test_what_runs_is_told(missing, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_triton_that_cannot_be_imported():
-    """The reason names what went wrong."""
+    """The reason contains the original error."""
     said = run_python(
         "import sys; sys.modules['triton'] = None\n"
         "from snnipu.backends import triton\n"

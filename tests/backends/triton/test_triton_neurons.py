@@ -1,4 +1,4 @@
-"""The generated Triton kernels of neurons over a sequence in Triton's interpreter, against the reference."""
+"""The generated Triton kernels of neuron sequences in Triton's interpreter, against the reference."""
 
 import itertools
 
@@ -21,7 +21,7 @@ VARIANTS = [
 
 @pytest.fixture
 def kernels(interpreted, monkeypatch):
-    """The module, with every output NaN before a kernel writes it."""
+    """The kernels' module, with every output NaN before a kernel writes to it."""
     module = interpreted("neurons")
     new_empty = torch.Tensor.new_empty
     monkeypatch.setattr(
@@ -31,9 +31,10 @@ def kernels(interpreted, monkeypatch):
 
 
 def check(kernels, name, variant, shape, dtype=torch.float32, constant=None, counts=None, **chosen):
-    """Forward bit by bit; gradients up to the order of sums, of states computed again and of states that are given.
+    """Compare with the reference: the forward pass bit by bit, gradients up to the order of sums.
 
-    ``counts``: of the values of the parameters, in turn; one for each neuron otherwise.
+    Gradients are computed from stored states and from states that are computed again. ``counts`` are the numbers of
+    values of the parameters, in turn; by default each neuron has its own values.
     """
     neuron = _neurons.find(name)
     output = neuron.steps[variant].output_state
@@ -59,9 +60,9 @@ def check(kernels, name, variant, shape, dtype=torch.float32, constant=None, cou
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-6) if chosen.get("close") else torch.equal(one, other)
     spk, made, final = expected
     grads = [torch.randn_like(spk), *(torch.randn_like(s) if s.numel() else None for s in made)]
-    if chosen.get("same"):  # as of a sum over time
+    if chosen.get("same"):  # the gradient that a sum over time passes
         grads = [None if grad is None else grad[0].expand_as(grad) for grad in grads]
-    if "upstream" in chosen:  # of the spikes, of the states
+    if "upstream" in chosen:  # gradients of the spikes or of the states
         grads = [grad if chosen["upstream"] == (place > 0) else None for place, grad in enumerate(grads)]
     ends = [torch.randn_like(state) for state in final]
     learn = chosen.get("learn", [True] * len(parameters))
@@ -134,7 +135,7 @@ def test_dtypes(kernels, name, dtype):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16(kernels, name):
-    """Values that bfloat16 holds exactly, as the interpreter does not round to it to nearest."""
+    """The values are exact in bfloat16, as the interpreter does not round to nearest."""
     check(kernels, name, 0, (3, 2, 33), torch.bfloat16, exact=True, initial=False)
 
 
@@ -142,20 +143,20 @@ def test_bfloat16(kernels, name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("spike_grad", FUSED)
 def test_surrogates(kernels, spike_grad, dtype):
-    """A surrogate's parameters reach the kernel with more than a float32's digits."""
+    """The parameters of a surrogate reach the kernel with more than the digits of a float32."""
     for name in ("leaky", "synaptic"):
         check(kernels, name, 0, (3, 2, 9), dtype, kernel=FUSED[spike_grad][0].kernel)
 
 
 @pytest.mark.slow
 def test_what_is_asked_for_in_advance(kernels):
-    """Sequences shorter and longer than the kernel reads ahead."""
+    """Sequences are shorter and longer than the kernel reads ahead."""
     for steps, name in itertools.product((1, 3, 4, 5, 8, 9, 19), ("leaky", "synaptic")):
         check(kernels, name, 1, (steps, 2, 40))
 
 
 def bare(x, mem, other, *, spike):
-    """Without parameters, and with operations whose Triton is not PyTorch's."""
+    """A neuron without parameters, with operations whose name in Triton differs from PyTorch's."""
     mem = torch.tanh(mem) * 0.9 + torch.where(x > 0.3, x, other.exp() * 0.1)
     return spike(mem - 0.5), mem, torch.sigmoid(other) - 0.1 * x.abs()
 
@@ -196,7 +197,7 @@ def test_states_that_are_given_take_no_room_again(kernels, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(torch.Tensor, "new_empty", recorded)
-    # The interpreter makes copies of its own.
+    # The interpreter would copy tensors, too.
     monkeypatch.setattr(kernels._kernels("leaky"), "backward", {(1,): lambda *arguments, **options: None})
     kernel = surrogate.atan().kernel
     kernels.neuron_sequence_bwd(*backward_arguments(forward, (spk, None), kernel, states=mem))
@@ -205,7 +206,7 @@ def test_states_that_are_given_take_no_room_again(kernels, monkeypatch):
 
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
 def test_half_gradients_are_as_good_as_the_references(kernels, delay):
-    """Against the adjoint in float64 at the same membranes: at most twice the reference's error in float16."""
+    """The error against a float64 adjoint is at most twice the reference's error in float16."""
     x, parameters = torch.randn(9, 4, 61).half(), [torch.rand(61) + low for low in (0.1, 0.2, 0.5)]
     forward = forward_arguments(x, None, parameters, None, 0, delay)
     spk, (mem,), _ = reference_of("neuron_sequence_fwd")(*forward)
@@ -227,7 +228,7 @@ def test_half_gradients_are_as_good_as_the_references(kernels, delay):
     for name, own, other, true in zip(("x", "mem", "threshold", "beta", "graded"), actual, expected, exact):
         error, allowed = (float((part.double() - true).norm()) for part in (own, other))
         assert error <= 2 * allowed, name
-        # Every number of x's gradient is rounded; a sum may be exact.
+        # Each element of x's gradient is rounded; a sum may be exact.
         assert error > 0 or name != "x"
 
 
@@ -261,7 +262,7 @@ def test_tensors_on_different_devices(kernels):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_single_steps(kernels, interpreted, name, variant):
-    """As those of the CPU: spikes and states bit by bit, gradients up to the order of sums."""
+    """Single steps equal the CPU's: spikes and states bit by bit, gradients up to the order of sums."""
     shape = (3, 33)
     plan = next(plan for plan in _neurons._plans(name).values() if plan.variant == variant)
     step, other = (neuron_step.Step(plan, KERNEL, torch.float32, True, False) for _ in range(2))
@@ -278,7 +279,7 @@ def test_single_steps(kernels, interpreted, name, variant):
             seeds = [torch.randn(shape, generator=torch.Generator().manual_seed(n)) for n in range(1 + len(after))]
             sums = [(value * seed).sum() for value, seed in zip((spk, *after), seeds)]
             for value in parameters:
-                value.data.fill_(7.0)  # after the step
+                value.data.fill_(7.0)  # written after the step
             wanted = [x, *states, *parameters[:learns]]
             found.append(([spk, *after], torch.autograd.grad(sum(sums), wanted, allow_unused=True)))
             assert all(map(torch.equal, (again[0], *again[1]), found[-1][0]))

@@ -1,4 +1,4 @@
-"""The generated Triton kernels of neurons compiled for NVIDIA GPUs, without one."""
+"""The generated Triton kernels of neurons, compiled for NVIDIA GPUs without a GPU."""
 
 import importlib
 import itertools
@@ -26,7 +26,7 @@ def kernels():
 
 
 def assert_in_registers(launch):
-    """Nothing of a sequence is kept in memory between its steps."""
+    """Check that the loop over time needs no local memory."""
     assert launch.resources["STACK"] == launch.resources["LOCAL"] == 0, launch.resources
 
 
@@ -42,7 +42,7 @@ def arguments_of(name, variant=0, dtype=torch.float32, shape=(3, 4, 4096), count
 
 
 def backward_arguments(forward, kernel=ATAN, learn=False, given=False):
-    """``given``: the states, in place of the input."""
+    """Return the arguments of the backward kernel; with ``given`` it reads stored states instead of the input."""
     x, initial, parameters, name, variant, constant, store, final = forward
     spk = x if constant is None else x.expand(constant, *x.shape)
     ends = [torch.zeros_like(parameters[0]).expand(spk.shape[1:]).contiguous() for _ in initial] if final else []
@@ -62,7 +62,7 @@ def compile_both(kernels, compiled, forward, capability=90, **backward):
         assert_in_registers(launch)
         assert "atom" not in launch.ptx
         assert "red.global" not in launch.ptx
-    # Every product and every sum of the forward pass is rounded, as in PyTorch.
+    # Each product and each sum of the forward pass is rounded, as in PyTorch.
     for launch in launches[:-1]:
         assert launch.kernel.endswith("_fwd_kernel")
         fused = "fma.rn.f" in launch.ptx or "mad.rn.f" in launch.ptx
@@ -72,7 +72,7 @@ def compile_both(kernels, compiled, forward, capability=90, **backward):
 
 
 def name_has_division(name):
-    """Divisions and exponentials are made of fused operations."""
+    """Return True if the neuron needs divisions or exponentials, which use fused operations."""
     return any(value.operation in ("div", "exp", "log", "reciprocal", "tanh", "sigmoid") for value in _recorded(name))
 
 
@@ -80,20 +80,20 @@ def _recorded(name):
     return [value for step in _neurons.find(name).steps for value in step.graph.values]
 
 
-# A thread's two elements of a row are one load.
+# A thread loads its two elements of a row at once.
 WIDE = {torch.float64: ".v2.b64", torch.float32: ".v2.b32", torch.float16: ".b32", torch.bfloat16: ".b32"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(_neurons.BUILT))
 def test_every_neuron(kernels, compiled, name):
-    """With all that a call may have; the backward pass launches the forward kernel, too."""
+    """Each neuron compiles with all options; the backward pass also launches the forward kernel."""
     forward = arguments_of(name, count=4096, state=True)
     assert len(compile_both(kernels, compiled, forward, 80, learn=True, only=True)) == 2
 
 
 def assert_wide(launches, dtype):
-    """Loads and stores; a backward pass reads states of 32 bits, where those of 16 are computed again."""
+    """Check that loads and stores are wide. A backward pass computes 16-bit states again, in 32 bits."""
     for launch in launches:
         assert f"ld.global{WIDE[dtype]}" in launch.ptx
         assert f"st.global{WIDE[dtype]}" in launch.ptx or launch.kernel.endswith("fwd_kernel")
@@ -119,7 +119,7 @@ def test_leaky(kernels, compiled, dtype, capability, given):
 
 
 def bytes_of_a_step(launch):
-    """What the loop over time reads and writes in memory for each neuron, in float32: a thread has two of them."""
+    """Return the bytes per neuron and step that the loop over time moves, in float32; a thread has two neurons."""
     lines = launch.ptx.splitlines()
     labels = {line.split(":")[0]: place for place, line in enumerate(lines) if line.startswith("$L")}
     loops = [
@@ -128,7 +128,7 @@ def bytes_of_a_step(launch):
         for label in re.findall(r"bra\S*\s+(\$L\w+);", line)
         if labels[label] < place
     ]
-    # The steps that are no whole body of the loop have one of their own.
+    # The remaining steps have a second, shorter loop.
     body, rest = sorted(loops, key=len, reverse=True)
     moved = []
     for loop in (body, rest):
@@ -139,16 +139,16 @@ def bytes_of_a_step(launch):
 
 
 def resident_share(launch):
-    """Of the 2,048 threads that a multiprocessor of an A100 or H100 holds, those that its 65,536 registers let be."""
+    """Return the share of an A100's or H100's 2,048 threads that its 65,536 registers allow."""
     threads = int(re.search(r"\.reqntid (\d+)", launch.ptx).group(1))
-    registers = -(-launch.resources["REG"] // 8) * 8  # given out by eights
+    registers = -(-launch.resources["REG"] // 8) * 8  # allocated in units of eight
     return min(2048, 65536 // (registers * threads) * threads) / 2048
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "given", "moved"),
-    # Forward x, spikes and states; the same without states; backward two of three sequences read, one written.
+    # Forward: x, spikes and states; the same without states. Backward: reads two of three sequences, writes one.
     [("leaky", True, [12, 12]), ("leaky", False, [12, 8, 12]), ("synaptic", False, [16, 8, 12])],
 )
 def test_what_a_step_moves_and_how_many_threads_there_are(kernels, compiled, name, given, moved):
@@ -183,7 +183,7 @@ def test_constant_input(kernels, compiled):
 
 
 def everything(x, mem, slow, *, tau, gain, spike):
-    """Every kind of operation; the number is none of float32."""
+    """A neuron with every kind of operation, and a constant that is no float32."""
     u = torch.tanh(mem) + torch.sigmoid(slow).clamp(0.1, max=0.7) - 0.3
     spk = spike(u)
     slow = torch.maximum(slow / 3, torch.minimum(x, mem)) - slow.abs() * mem.sign()
@@ -202,7 +202,7 @@ def test_a_neuron_of_a_user(kernels, compiled, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["leaky", "synaptic"])
 def test_compiled_once_for_every_length_and_shape(name, kernels, compiled):
-    """What a kernel is compiled for are alignments, of which there are few, and no shape."""
+    """Triton specialises a kernel for alignments, not for shapes."""
     keys = {"fwd": set(), "bwd": set()}
     lengths = (1, 2, 16, 48, 500) if name == "leaky" else (1, 500)
     for steps, shape in itertools.product(lengths, [(1, 16384), (2, 16400), (16, 1), (3, 48)]):

@@ -1,4 +1,4 @@
-"""Generated neurons on a CUDA device: snnTorch's there, and users' own, against their numbers on the CPU."""
+"""Generated kernels on a CUDA device, for snnTorch's neurons and custom ones, against the CPU."""
 
 import copy
 
@@ -27,7 +27,7 @@ def _kernels():
 
 
 def compare(layer, x, states=()):
-    """The sequence, its gradients and the steps on either device."""
+    """Compare the sequence, its gradients and single steps of both devices."""
     results = []
     for device in (torch.device("cpu"), CUDA):
         own = copy.deepcopy(layer).to(device)
@@ -70,7 +70,7 @@ def test_in_multistep(make):
 
 @pytest.mark.parametrize(("name", "keywords", "chosen"), CASES)
 def test_single_steps_are_snntorchs(name, keywords, chosen, monkeypatch):
-    """As snnTorch's own operations, and as kernels."""
+    """A step runs as snnTorch's own operations and as a kernel."""
     layers = [getattr(library, name)(**copy.deepcopy(keywords), **chosen).to(CUDA) for library in (snn, snntorch)]
     x = torch.randn(4, 2, 13, device=CUDA) * 4
     for fewest in (0, 1 << 21):
@@ -84,10 +84,10 @@ def test_single_steps_are_snntorchs(name, keywords, chosen, monkeypatch):
 @pytest.mark.parametrize("through", [{"linear_features": 13}, {"conv2d_channels": 3, "kernel_size": 3}])
 @pytest.mark.parametrize("name", ["RLeaky", "RSynaptic"])
 def test_all_to_all(name, through, monkeypatch):
-    """Sequence and single steps are snnTorch's loop."""
+    """The sequence and single steps equal snnTorch's loop."""
     keywords = {"beta": 0.8, "learn_beta": True, **({"alpha": 0.7} if name == "RSynaptic" else {})}
     ours, theirs = (getattr(library, name)(**keywords, **through) for library in (snn, snntorch))
-    with torch.no_grad():  # sums of which no order matters
+    with torch.no_grad():  # exact sums, for which the order does not matter
         for parameter in theirs.recurrent.parameters():
             parameter.copy_((parameter * 64).round() / 64)
     ours.load_state_dict(theirs.state_dict())
@@ -115,7 +115,7 @@ def test_all_to_all(name, through, monkeypatch):
 
 
 def test_a_step_sees_what_changes_between_steps(monkeypatch):
-    """A number that is written into a buffer, exchanged, learnt; gradients read those of their own step."""
+    """A step reads a buffer that was written or replaced; its gradient uses the values of that step."""
     monkeypatch.setattr(fused, "FEWEST_OF_A_STEP", 0)
     x = torch.randn(8, 4, 13, device=CUDA) * 2
     results = []

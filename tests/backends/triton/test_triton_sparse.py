@@ -1,6 +1,6 @@
-"""What is particular to the Triton kernels of the event-driven operators, in Triton's interpreter: no GPU needed.
+"""Special cases of the event-driven operators' Triton kernels, in Triton's interpreter; no GPU is needed.
 
-That they equal the references is in tests/ops/test_sparse_contract.py.
+tests/ops/test_sparse_contract.py compares the kernels with the references.
 """
 
 import itertools
@@ -26,7 +26,7 @@ def kernels(interpreted, monkeypatch):
 
 @pytest.mark.parametrize("rotate", [False, True], ids=["lowest", "rotate"])
 def test_without_a_scan(rotate, kernels, interpreted, monkeypatch):
-    """As with Triton 2.0, which has none."""
+    """Triton 2.0 has no scan."""
     select = interpreted("sparse_select")
     monkeypatch.setattr(select, "_prefix_sums", select._sums_one_by_one)
     for capacity in (AS_NEEDED, 30):
@@ -66,7 +66,7 @@ def linear(kernels, values):
 
 
 def random_linear(inputs, neurons, dtype=torch.float32, bias=False):
-    """Weights whose sums are not exact."""
+    """Return a case with weights whose sums are not exact."""
     values = case("sparse_linear", neurons, inputs, rows=(3, 2), rates=(0.3, 0.2), shuffled=True, dtype=dtype)
     values["bias"] = torch.randn(neurons, dtype=dtype) if bias else None
     return {**values, "weight": torch.randn(neurons, inputs, dtype=dtype)}
@@ -102,7 +102,7 @@ def test_gradients_of_many_slots_are_matrix_products(interpreted, monkeypatch):
 
 
 def test_a_weight_changed_unseen_is_read(kernels):
-    """No version counter tells of a change by way of ``.data``; the backward pass reads what the forward pass read."""
+    """A change through ``.data`` moves no version counter; both passes read the same weights."""
     values = random_linear(20, 9)
     first = linear(kernels, values)
     values["weight"].data.mul_(2)
@@ -129,7 +129,7 @@ def test_packed_weights_do_not_outlive_their_weight(interpreted):
 
 
 def test_what_is_out_of_range_is_not_read(kernels):
-    """Tensors that were changed after construction: no error, as a look at them would make the host wait."""
+    """Invalid tensors raise no error, as reading them would make the host wait."""
     ids = torch.tensor([[[1, 7, -1, 2]]], dtype=torch.int32)
     values = torch.tensor([[[1.0, 2.0, 4.0, 8.0]]])
     counts = torch.tensor([[[3, 9]]], dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""The Triton kernels of the sparse operators compiled for NVIDIA GPUs, without one."""
+"""The Triton kernels of the sparse operators, compiled for NVIDIA GPUs without a GPU."""
 
 import importlib
 
@@ -23,7 +23,7 @@ def sparse(monkeypatch):
 
 
 def layer_calls(sparse, neurons, inputs, capacity=4, input_slots=5, **options):
-    """Forward and backward of a layer. The kernels do not run, but PyTorch's operations between them do."""
+    """Call the forward and backward pass of a layer. PyTorch's operations between the kernels do run."""
     values = case("sparse_lif_sequence", neurons, inputs, rates=(0.0, 0.0), rotate=True, delay=1, **options)
     rows, dtype = values["counts"].shape[:2], values["weight"].dtype
     for name, kind in (("ids", torch.int32), ("values", dtype)):
@@ -93,17 +93,17 @@ def test_every_kernel(dtype, capability, sparse, compiled):
         "slot_keys_kernel",
         "through_spikes_kernel",
     }
-    # A layer of any size reads its weights by 16 bytes.
+    # A layer of any size reads its weights in loads of 16 bytes.
     wide = "ld.global.v2.b64" if dtype == torch.float64 else "ld.global.v4.b32"
     for name in ("gather_weights_kernel", "grad_values_kernel", "recurrent_through_kernel"):
         assert wide in kernels[name].ptx, name
-    # Every product and every sum of the forward pass is rounded, as in PyTorch.
+    # Each product and each sum of the forward pass is rounded, as in PyTorch.
     for name in ("arriving_kernel", "gather_weights_kernel", "membranes_kernel", "recurrent_step_kernel"):
         assert "fma.rn.f" not in kernels[name].ptx, name
 
 
 def test_slots_as_needed(sparse, compiled, monkeypatch):
-    """The kernel that counts; nothing sets what it would have counted."""
+    """The kernel that counts slots compiles; its result is not set, as it does not run."""
     monkeypatch.setattr(torch, "empty", torch.zeros)
     dense = torch.ones(3, 2, 100)
     kernels = launched(compiled, 90, (sparse.select_spikes_fwd, dense, torch.ones(100), 0.5, -1, False))
@@ -113,7 +113,7 @@ def test_slots_as_needed(sparse, compiled, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("reset", range(3), ids=["subtract", "zero", "none"])
 def test_layer_of_one_neuron(reset, sparse, compiled):
-    """Sizes of 1 are constants to Triton."""
+    """Triton treats sizes of 1 as constants."""
     for recurrent in (False, True):
         options = {"rows": (1, 1), "dtype": torch.float64, "recurrent": recurrent, "reset": reset, "capacity": 1}
         launched(compiled, 80, *layer_calls(sparse, 1, 1, **options))

@@ -1,4 +1,4 @@
-"""The sparse ops and event-driven layers on a CUDA device: against the CPU, graphs, compilation, no waiting."""
+"""Sparse ops and event-driven layers on a CUDA device: against the CPU, graphs, compilation, no synchronisation."""
 
 import contextlib
 import itertools
@@ -35,7 +35,7 @@ def on(device, tensors):
 
 
 def layer_on(device, spikes, tensors, upstream=None, **options):
-    """Slots of the layer and its gradients, on the CPU."""
+    """Return the layer's slots and its gradients, on the CPU."""
     leaves = on(device, tensors)
     start = spikes.clone().to(device).requires_grad_()
     out = ops.sparse_lif_sequence(start, **leaves, **options)
@@ -158,7 +158,7 @@ def test_no_training_step_waits_for_the_gpu(path, network):
 
 
 def test_auto_follows_the_activity(monkeypatch):
-    """A gather for few spikes, a matrix product for many, whatever room there is."""
+    """A gather runs for few spikes and a matrix product for many, independent of the slots."""
     monkeypatch.setattr(_break_even, "STRICT", 0.1)
     monkeypatch.setattr(_break_even, "TF32", 0.1)
     layer = snnipu.SparseLinear(100, 10).to(CUDA)
@@ -175,7 +175,7 @@ def test_auto_follows_the_activity(monkeypatch):
 
 
 def test_cuda_graph(network):
-    """A captured training step reads what is in its input, and the weights as they are, when it is replayed."""
+    """A replayed training step reads the present input and weights."""
     x, labels = batch()
     parameters = list(network.parameters())
     stream = torch.cuda.Stream()
