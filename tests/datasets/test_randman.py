@@ -12,7 +12,7 @@ SMALL = {"num_neurons": 16, "num_classes": 3, "samples_per_class": 20, "num_step
 
 
 def steps_of(dataset):
-    """Spike times ``[samples, neurons]``; fails unless every neuron spikes exactly once."""
+    """Return spike times ``[samples, neurons]``; fail unless every neuron spikes exactly once."""
     dense = dataset.batch(range(len(dataset)))[0].to_dense()
     assert dense.sum(0).eq(1).all()
     return dense.argmax(0)
@@ -50,7 +50,7 @@ def test_the_seed_decides():
 
 @pytest.mark.parametrize(("dim", "points", "cutoff"), [(1, 7, 4), (2, 7, 4), (1, 600, 1000)])
 def test_formula(dim, points, cutoff):
-    """The last has more waves than fit into one block of neurons."""
+    """The last case has more waves than fit into one block of neurons."""
     neurons, alpha = 5, 1.5
     x = torch.rand(points, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     got = _manifold(x, neurons, alpha, cutoff, torch.Generator().manual_seed(1))
@@ -73,7 +73,7 @@ def test_a_higher_alpha_is_smoother():
 
 
 def test_classes_are_told_apart_by_spike_times():
-    """By the nearest training sample, most test samples are of its class."""
+    """The nearest training sample has the right class for most test samples."""
     data = datasets.randman(32, 4, 60, 100, seed=3)
     train, test = steps_of(data.train).double(), steps_of(data.test).double()
     nearest = data.train.labels[torch.cdist(test, train).argmin(1)]

@@ -57,7 +57,7 @@ def test_no_neuron_step_or_sample_is_preferred(activity, exact):
         rate = dense.mean(dims)
         deviation = (activity * (1 - activity) * len(rate) / dense.numel()) ** 0.5
         assert (rate - activity).abs().max() < 5 * deviation
-    # Neighbours spike together as often as chance has it.
+    # Neighbours spike together as often as independent neurons would.
     together = float((dense[..., 1:] * dense[..., :-1]).mean())
     chance = activity * (activity * 30 - 1) / 29 if exact else activity**2
     assert together == pytest.approx(chance, abs=5 * (chance / dense.numel()) ** 0.5)

@@ -13,7 +13,7 @@ h5py = pytest.importorskip("h5py")
 
 
 def write(path, recordings, labels, times_type=np.float16, keys=True):
-    """``recordings``: (seconds, units) of each, stored as arrays of different lengths."""
+    """Write ``recordings``, pairs of (seconds, units), as arrays of different lengths."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         file["labels"] = np.array(labels, dtype=np.uint16)

@@ -1,4 +1,4 @@
-"""Spoken digits: the filters and spikes of known sounds, which recordings are for what, what is wrong with a file."""
+"""Spoken digits: filters and spikes of known sounds, the split of the recordings, and errors for invalid files."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from snnipu import datasets
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two digits by two speakers, recordings 3 to 6: the digit is the tone's frequency."""
+    """Write two digits by two speakers, recordings 3 to 6; the digit sets the frequency of the tone."""
     for digit in (0, 7):
         for speaker in ("ann", "bob"):
             for number in (3, 4, 5, 10):
@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("channels", [1, 7, 100])
 def test_filters(channels):
-    """The equation of a gammatone, and convolutions with it."""
+    """The filters equal the equation of a gammatone, and convolutions with it."""
     cochlea = datasets.Cochlea(channels)
     assert len(cochlea.frequencies) == channels
     for hertz, response in zip(cochlea.frequencies, cochlea.filters):
@@ -126,7 +126,7 @@ def test_other_sounds_are_refused(folder, options, message):
 
 @pytest.mark.slow
 def test_recordings(data_folder):
-    """The data set itself: its parts, and speech in the channels of speech."""
+    """The real data set has the right split, and speech in the channels of speech."""
     folder = data_folder / "fsdd"
     if not (folder / "recordings").is_dir():
         pytest.skip(f"no Free Spoken Digit Dataset in {folder}")

@@ -1,4 +1,4 @@
-"""Losses of ours beside snnTorch's: the same values and gradients, the same errors."""
+"""Our losses against snnTorch's: the same values, gradients and errors."""
 
 import copy
 import inspect
@@ -32,7 +32,7 @@ def spikes(shape, share, seed, dtype=torch.float32, values=(1.0,)):
 
 
 def results(loss, x, targets, upstream=1.0):
-    """Value and gradient."""
+    """Return the value and the gradient."""
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
     value = loss(x, copy.deepcopy(targets))
     (value * upstream).sum().backward()
@@ -49,7 +49,7 @@ def assert_equal(name, keywords, x, targets):
         assert torch.equal(own, wanted)
 
 
-# Steps, samples, outputs, the share of spikes, and a seed. snnTorch has no targets for no samples.
+# Steps, samples, outputs, the share of spikes, and a seed. snnTorch has no targets for zero samples.
 cases = st.tuples(
     st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 9)
 )
@@ -72,7 +72,7 @@ def test_given_spike_times(tolerance, case):
     steps, batch, size, share, seed = case
     x = spikes((steps, batch, size), share, seed)
     generator = torch.Generator().manual_seed(seed)
-    # Some count from the end.
+    # Negative targets count from the end.
     targets = torch.randint(-steps, steps, (batch, size), generator=generator).float()
     assert_equal("mse_temporal_loss", {"target_is_time": True, "tolerance": tolerance}, x, targets)
 
@@ -118,10 +118,10 @@ def test_losses_of_each_step(name, keywords, dtype, case):
     assert_equal(name, keywords, x, targets)
 
 
-MSE_WEIGHT = torch.tensor([[0.1], [2.0], [0.5], [1.5]])  # a factor of each class, for all outputs
+MSE_WEIGHT = torch.tensor([[0.1], [2.0], [0.5], [1.5]])  # a factor per class, equal for all outputs
 SEVERAL = {"multi_spike": True, "on_target": [0, 2], "off_target": [3, 4]}
 OF_ONE_KIND = [
-    ("mse_membrane_loss", {"time_var_targets": True}),  # snnTorch takes the target of sample t for all at step t
+    ("mse_membrane_loss", {"time_var_targets": True}),  # snnTorch uses the target of sample t for all samples at step t
     ("mse_membrane_loss", {"time_var_targets": True, "reduction": "none"}),
     *(
         (name, {"weight": MSE_WEIGHT if name.startswith("mse") else MSE_WEIGHT[:, 0], "reduction": reduction})
@@ -210,7 +210,7 @@ def test_second_derivatives_are_snntorchs():
 def test_classes_are_snntorchs(name):
     loss = getattr(ours, name)()
     assert isinstance(loss, getattr(theirs, name))
-    assert loss.__name__ == name  # by which snntorch.backprop knows them
+    assert loss.__name__ == name  # snntorch.backprop recognises a loss by this name
     assert inspect.signature(getattr(ours, name)) == inspect.signature(getattr(theirs, name))
     x, targets = spikes((4, 2, 3), 0.4, 0), torch.tensor([0, 2])
     assert torch.equal(pickle.loads(pickle.dumps(loss))(x, targets), loss(x, targets))

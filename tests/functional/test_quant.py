@@ -1,4 +1,4 @@
-"""``snnipu.functional.quant`` beside snnTorch's table of differences: the same levels, bit by bit."""
+"""``snnipu.functional.quant`` against snnTorch's table of differences: the same levels, bit by bit."""
 
 import copy
 import itertools
@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 def difficult_values(levels):
-    """Levels, what is between two of them and its neighbours, values far off and no numbers."""
+    """Return the levels, the middles between them with adjacent floats, distant values, infinities and NaN."""
     middle = (levels[1:] + levels[:-1]) / 2
     above, below = (torch.nextafter(middle, torch.tensor(end)) for end in (1e9, -1e9))
     far = [torch.randn(50) * scale for scale in (1, 1e3, 1e5, 1e6, 1e7, 1e9)]
@@ -141,7 +141,7 @@ NEURONS = {
 @pytest.mark.parametrize("given", [quant, snntorch_quant])
 @pytest.mark.parametrize("name", NEURONS)
 def test_neurons(name, given):
-    """Steps and gradients; of Leaky, whose quantizer is ours whichever was given, the whole sequence, too."""
+    """Check steps and gradients. Leaky always uses our quantizer: check its sequence, too."""
     kind, keywords = NEURONS[name]
     x = torch.randn(5, 3, 20, generator=torch.Generator().manual_seed(0))
     results = []

@@ -1,4 +1,4 @@
-"""Fixtures of the neurons' tests."""
+"""Fixtures for the tests of the neurons."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A beta that learns, at the bounds 0 and 1: its gradient is that of PyTorch's ``clamp``, whichever PyTorch it is."""
+"""A learnt beta at the bounds 0 and 1 has the gradient of the installed PyTorch's ``clamp``."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ BETAS = torch.tensor([0.0, 1.0, 0.5, 1.0])
 
 
 def clamp_with(inclusive):
-    """``Tensor.clamp`` whose gradient at the bounds is passed on, or is 0."""
+    """Return a ``Tensor.clamp`` whose gradient at the bounds is the upstream gradient, or 0."""
 
     class Clamp(torch.autograd.Function):
         @staticmethod
@@ -111,7 +111,7 @@ def test_beyond_the_bounds_there_is_none(caller):
     gradient = CALLERS[caller](torch.tensor([-0.1, 1.1, 0.5, float("nan")]))
     assert gradient[:2].tolist() == [0, 0]
     assert gradient[2] != 0
-    assert gradient[3] == 0  # as torch.clamp's
+    assert gradient[3] == 0  # equal to torch.clamp's
 
 
 @needs_host_runtime
@@ -151,7 +151,7 @@ def test_through_poptorch(inclusive, kind, on_model, monkeypatch):
 
 @pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
 def test_a_beta_of_one_value_that_does_not_learn_costs_nothing(monkeypatch):
-    """What the kernel takes is made of it once; of a beta for each neuron, in each call."""
+    """A fixed beta of one value is clamped once; a beta for each neuron is clamped in each call."""
     calls, clamp = [], torch.Tensor.clamp
     monkeypatch.setattr(torch.Tensor, "clamp", lambda *args, **how: calls.append(1) or clamp(*args, **how))
     layer = snn.Leaky(beta=0.8125)

@@ -1,4 +1,4 @@
-"""Steps of neurons whose parameters span some of a step's dimensions, as ``[C, 1, 1]`` does."""
+"""Steps of neurons whose parameters span some of a step's dimensions, for example ``[C, 1, 1]``."""
 
 from unittest import mock
 

@@ -27,7 +27,7 @@ def layer_of(inputs, outputs, max_delay, delay=None, **options):
 
 
 def compare(layer, x, spikes=False):
-    """Results and all gradients."""
+    """Compare the results and all gradients."""
     leaves = [p.detach().clone().requires_grad_() for p in (layer.weight, layer.delay)]
     bias = None if layer.bias is None else layer.bias.detach().clone().requires_grad_()
     dense, own = (x.detach().clone().requires_grad_() for _ in range(2))
@@ -123,7 +123,7 @@ def test_infinite_delays_count_as_the_ends(kernel):
 @pytest.mark.parametrize("max_delay", [0, 3])
 @pytest.mark.parametrize("kernel", ["linear", "gaussian"])
 def test_what_arrives_by_a_delay_that_is_nan_is_nan(kernel, max_delay, spikes, init_hidden):
-    """So does a weight of NaN. Other outputs do not change."""
+    """A NaN weight does the same. Other outputs do not change."""
     layer = layer_of(3, 4, max_delay, kernel=kernel, init_hidden=init_hidden)
     x = spikes_of(8, 2, 3, 0.7, False)
     given_x = snn.SparseSpikes.from_dense(x) if spikes else x
@@ -204,19 +204,19 @@ def test_what_is_on_its_way():
     whole = copy.deepcopy(net)
     whole[0].init_hidden = False
     expected = snn.MultiStep(*whole)(x)[1]
-    for _ in range(2):  # step by step, [B, in] a call
+    for _ in range(2):  # step by step with inputs [B, in]
         snn.utils.reset(net)
         torch.testing.assert_close(torch.stack([net(step)[1] for step in x]), expected, **TIGHT)
     layer.reset_delay()
     first = layer(x[:7])
-    # A copy and a pickled module go on from there, without the graph; state_dict and buffers, which DDP sends from
-    # rank to rank, have nothing of it.
+    # A copy and a pickled module continue the stream without its graph. The memory is neither in the state_dict nor in
+    # the buffers, which DDP broadcasts.
     others = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
     assert {name for name, _ in layer.named_buffers()} | set(layer.state_dict()) == {"weight", "bias", "delay"}
     later = layer(x[7:])
     assert all(torch.equal(other(x[7:]), later) for other in others)
     torch.testing.assert_close(torch.cat([first, later]), whole[0](x), **TIGHT)
-    # A gradient goes back through it, or not.
+    # The gradient reaches earlier steps unless detach_delay() cuts it.
     layer.reset_delay()
     layer(x[:7]).sum()
     layer(x[:7] * 0).sum().backward()

@@ -1,4 +1,4 @@
-"""Traces and exported programs hold PyTorch's operations alone, and compute what the network computes."""
+"""Traces and exported programs contain only PyTorch's operations, and compute the network's results."""
 
 import copy
 import functools
@@ -30,7 +30,7 @@ EXPORTED = ["Leaky", "Leaky, to zero at once", "Leaky, quantized", "RLeaky", "SL
 
 
 class Loop(nn.Module):
-    """Over time; the states start from zeros in each call."""
+    """A loop over time; the states start from zeros in each call."""
 
     def __init__(self, neuron):
         super().__init__()
@@ -48,7 +48,7 @@ class Loop(nn.Module):
 
 
 class Hidden(Loop):
-    """The same with hidden states."""
+    """The same loop with hidden states."""
 
     def forward(self, x):
         self.neuron.reset_mem()
@@ -56,7 +56,7 @@ class Hidden(Loop):
 
 
 class Step(Loop):
-    """A single step with given states."""
+    """A single step with states as arguments."""
 
     def forward(self, x, *states):
         return self.neuron(self.fc(x), *states)
@@ -94,7 +94,7 @@ def assert_equal(out, expected, name):
     assert len(out) == len(expected)
     for own, wanted in zip(out, expected):
         assert own.dtype == wanted.dtype
-        if name == "SLSTM":  # all steps' products at once are not in PyTorch's order of additions
+        if name == "SLSTM":  # one product of all steps has another order of additions
             assert torch.allclose(own, wanted, atol=1e-6)
         else:
             assert torch.equal(own, wanted)
@@ -104,7 +104,7 @@ def assert_equal(out, expected, name):
 @pytest.mark.parametrize("name", NEURONS)
 def test_traces_are_of_pytorchs_operations(name, form):
     net, inputs = network(form, name)
-    traced = torch.jit.trace(net, inputs)  # and checked: the second trace is that of the first
+    traced = torch.jit.trace(net, inputs)  # trace() runs again and compares the two traces
     assert "snnipu::" not in str(traced.inlined_graph)
     other = tuple(x + 0.25 for x in inputs)
     out, expected = traced(*other), net(*other)
@@ -138,7 +138,7 @@ def test_exported_programs_are_of_pytorchs_operations(name, form, strict):
 
 
 def maps():
-    """Modules for which MultiStep has operators besides the neurons'."""
+    """Return modules for which MultiStep has operators besides the neurons'."""
     torch.manual_seed(0)
     net = snn.MultiStep(
         nn.Conv2d(2, 3, 3, padding=1),
@@ -231,7 +231,7 @@ def test_a_trace_begins_with_the_states_there_are(name, traces):
     states = {key: value for key, value in vars(net[1]).items() if key in net[1]._states()}
     assert all(state.requires_grad for state in states.values() if state is not net[1].__dict__.get("spk"))
     if name == "SLSTM" and traces is torch.enable_grad:
-        # PyTorch's own operations computed these states, as a trace would.
+        # PyTorch's own operations computed these states, so the trace refuses their graph.
         with pytest.raises(RuntimeError, match="Consider making it a parameter or input, or detaching the gradient"):
             torch.jit.trace(net, (x,))
         net[1].__dict__.update({key: state.detach() for key, state in states.items()})

@@ -1,6 +1,6 @@
-"""Recurrent neurons and spiking LSTMs in float64: snnTorch 1.0 loses the dtype between steps, and ends in an error.
+"""Recurrent neurons and spiking LSTMs in float64, where snnTorch 1.0 loses the dtype between steps and fails.
 
-What they are compared to is snnTorch's code with float64 as the default dtype and a surrogate that keeps it.
+The expected results are those of snnTorch's code, with float64 as the default dtype and a surrogate that keeps it.
 """
 
 import pytest
@@ -75,7 +75,7 @@ class Loop(nn.Module):
 
 @pytest.fixture
 def expected():
-    """Results and gradients of snnTorch's code, by name."""
+    """Return a function of a name that computes results and gradients by snnTorch's code."""
 
     def compute(name):
         neuron, x = make(snntorch, name, spike_grad=keeping), current(name)
@@ -103,13 +103,13 @@ def assert_close(own, wanted, tolerance=1e-12):
 
 
 def assert_is_loop(out, expected):
-    """Bit by bit; spikes in snnTorch's dtype."""
+    """Check equality bit by bit; spikes have snnTorch's dtype."""
     assert [part.dtype for part in out] == [installed.spike_dtype(F64), *[F64] * (len(out) - 1)]
     assert all(torch.equal(own.to(F64), wanted) for own, wanted in zip(out, expected))
     assert out[0].any()
 
 
-# snnTorch's spikes in front of a product or a strength round gradients to float32.
+# snnTorch's spikes before a product or a strength round gradients to float32.
 ROUNDS = 1e-12 if installed.SPIKES_KEEP_DTYPE else 1e-6
 
 
@@ -158,7 +158,7 @@ def test_quantized_states(name):
     assert [state.dtype for state in states] == [F64] * len(states)
     if neuron.__dict__.get("reset_delay", True):  # else the reset follows the quantizer
         assert all(torch.isin(state, levels).all() for state in states)
-    neuron.state_quant = quantizer  # of float32
+    neuron.state_quant = quantizer  # levels in float32
     assert Loop(neuron)(x)[0].shape == spk.shape
 
 

@@ -1,4 +1,4 @@
-"""Tools that look at every attribute of a module: before, between and after forwards, and without data."""
+"""Tools that read every attribute of a module: before, between and after calls, and without data."""
 
 import inspect
 
@@ -45,7 +45,7 @@ def test_members_and_text(name):
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("Sparse")])
 def test_traces_of_event_driven_layers(name):
-    """Before and after a forward; those of neurons are in test_export.py."""
+    """Trace before and after a call. test_export.py traces the neurons."""
 
     class Dense(nn.Module):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""``snnipu.Leaky`` beside ``snntorch.Leaky``."""
+"""``snnipu.Leaky`` against ``snntorch.Leaky``."""
 
 import copy
 import gc
@@ -75,7 +75,7 @@ def test_detach_and_reset_hidden():
 
 def test_continues_from_its_own_membrane_as_in_snntorch():
     theirs, ours = pair(beta=0.9)
-    for x in (torch.rand(3, 4), torch.rand(3, 4), torch.rand(2, 4)):  # a smaller last batch starts anew
+    for x in (torch.rand(3, 4), torch.rand(3, 4), torch.rand(2, 4)):  # a smaller last batch starts from zeros
         (spk, mem), (own_spk, own_mem) = theirs(x), ours(x)
         assert torch.equal(own_spk, spk)
         assert torch.equal(own_mem, mem)
@@ -96,7 +96,7 @@ def test_membrane_of_another_shape():
 
 
 def test_gradients_of_a_membrane_itself():
-    """snnTorch's spikes are made of the membrane that it returns; ours only where its own step runs."""
+    """snnTorch computes spikes from the membrane it returns. Ours do so only where snnTorch's step runs."""
 
     def of_membranes(module, spike_grad):
         layer, x = (
@@ -122,14 +122,14 @@ def test_gradients_of_a_membrane_itself():
 
 
 def allocated(function):
-    """Bytes that PyTorch's allocator hands out during a call."""
+    """Return the bytes that PyTorch's allocator returns during a call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         function()
     return sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
 
 
 def test_extra_memory_is_small():
-    """Forward and backward allocate the outputs and one gradient, nothing else of that size."""
+    """Forward and backward allocate the outputs and one gradient, and no other tensor of that size."""
     x = torch.randn(25, 16, 100, requires_grad=True)
     layer = snn.Leaky(beta=0.9)
     one_sequence, little = x.numel() * 4, 65536
@@ -144,7 +144,7 @@ def test_extra_memory_is_small():
 
 
 def leaky_subclasses(source):
-    """One class for each part of a step that a user may replace, on snnTorch's neuron or ours."""
+    """Return one subclass for each part of a step that users may override, of snnTorch's or our Leaky."""
 
     class Fire(source.Leaky):
         def fire(self, mem):
@@ -163,7 +163,7 @@ def leaky_subclasses(source):
             return self._base_state_function(input_) - self.reset * 0.3
 
     class Threshold(source.Leaky):
-        """Adapts to the membrane of the step before."""
+        """A threshold that adapts to the membrane of the previous step."""
 
         def _threshold_buffer(self, threshold, learn_threshold):
             pass
@@ -198,7 +198,7 @@ REPLACED += ["fire", "mem_reset", "state_function", "_base_state_function", "for
 @pytest.mark.parametrize("name", REPLACED)
 @pytest.mark.parametrize("fused", ["steps", "sequence", "MultiStep"])
 def test_what_is_replaced_is_honoured(name, fused, monkeypatch):
-    """In the step, over the sequence and in MultiStep: snnTorch's result, and a warning the first time."""
+    """Step, sequence and MultiStep give snnTorch's result, and warn the first time."""
     monkeypatch.setattr(fused_neurons, "_SAID", set())
     layers = []
     for source in (snntorch, snn):
@@ -226,7 +226,7 @@ def test_what_is_replaced_is_honoured(name, fused, monkeypatch):
     assert torch.equal(own_mem, mem)
     assert torch.allclose(own_gradients["x"], gradients["x"], rtol=1e-5, atol=1e-6)
     said = [str(warning.message) for warning in caught if "step by step" in str(warning.message)]
-    # A forward that calls the stock one is fused in the step.
+    # A forward that calls the stock forward runs the fused step.
     expected = 0 if name in ("Forward", "forward") and fused != "sequence" else 1
     assert len(said) == expected, said
     assert not said or name.lower().split("_")[-1] in said[0].lower()
@@ -288,7 +288,7 @@ def test_instances_do_not_keep_neurons_alive():
     gc.collect()
     assert not any(reference() for reference in references)
     assert snntorch.SpikingNeuron.instances == [kept]
-    # All that live are reached, by snnTorch's class methods and by ours.
+    # snnTorch's class methods and ours reach all living neurons.
     snntorch.Leaky.detach_hidden()
     assert not kept.mem.requires_grad
     snntorch.utils.reset(nn.Sequential(kept))
@@ -341,7 +341,7 @@ def test_bad_input(build, call, error, message):
 
 
 def test_a_membrane_at_its_threshold_has_no_spike_whose_size_could_learn():
-    """Of a surrogate evaluated in PyTorch."""
+    """Use a surrogate that PyTorch evaluates."""
     known = snntorch.surrogate.custom_surrogate(lambda u, grad, spk: grad / (1 + u * u))
     lif = snn.Leaky(0.5, spike_grad=known, graded_spikes_factor=2.0, learn_graded_spikes_factor=True)
     x = torch.tensor([[[1.0, 1.5, 0.5]]], requires_grad=True)  # at the threshold, above, below

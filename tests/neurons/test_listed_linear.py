@@ -1,4 +1,4 @@
-"""``snnipu.ListedLinear``: what ``torch.nn.utils.prune`` has left of a ``SparseLinear``, as a list."""
+"""``snnipu.ListedLinear``: the weights of a pruned ``SparseLinear`` as a list."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def pruned(inputs=30, outputs=20, left=0.2, bias=True, path="sparse", dtype=torc
 
 
 def results(layer, spikes, upstream):
-    """Output and gradients, the weight's as ``[out, in]``, of what is left."""
+    """Return the output and the gradients; the weight's gradient as ``[out, in]``, zero where pruned."""
     x = spikes.to(upstream.dtype).requires_grad_()
     out = layer(x)
     of_weight = layer.weight_orig if hasattr(layer, "weight_orig") else layer.weight
@@ -38,8 +38,8 @@ def results(layer, spikes, upstream):
         (6, 4, 30, 20, 0.2, 0.3),
         (5, 3, 63, 1, 0.5, 0.2),
         (5, 3, 1, 63, 0.5, 0.5),
-        (3, 2, 40, 9, 1.0, 0.2),  # whole
-        (3, 2, 8, 9, 0.0, 0.2),  # nothing left
+        (3, 2, 40, 9, 1.0, 0.2),  # unpruned
+        (3, 2, 8, 9, 0.0, 0.2),  # all weights pruned
         (3, 2, 8, 9, 0.3, 0.0),  # no spikes
         (0, 2, 8, 9, 0.3, 0.2),
         (3, 0, 8, 9, 0.3, 0.2),
@@ -60,7 +60,7 @@ def test_equals_the_masked_layer(steps, batch, inputs, outputs, left, rate, path
 
 
 def test_dense_input():
-    """A dense tensor that needs its gradient has the whole of it, as a matrix gives it."""
+    """A dense input that needs a gradient gets all of it, as with a matrix."""
     layer = pruned(path="auto")
     x = (torch.rand(6, 4, 30, dtype=torch.float64) < 0.3).double().requires_grad_()
     grads = [torch.autograd.grad(each(x).square().sum(), x)[0] for each in (layer.listed(), layer)]
@@ -71,7 +71,7 @@ def test_dense_input():
 
 
 def test_masks_and_zeros():
-    """A mask keeps weights that are zero; without one zeros are what is gone. Frozen stays frozen."""
+    """A mask keeps zero weights; without a mask zeros are pruned. Frozen parameters stay frozen."""
     layer = snn.SparseLinear(3, 2).double().eval()
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[0.0, 1.0, 0.0], [2.0, 3.0, 4.0]]))
@@ -88,7 +88,7 @@ def test_masks_and_zeros():
 
 
 def test_a_pruned_bias():
-    """Keeps its mask, and is that of now: under a mask ``layer.bias`` is that of the last call."""
+    """The bias keeps its mask. With a mask, ``layer.bias`` is the bias of the last call."""
     layer = pruned()
     prune.custom_from_mask(layer, "bias", torch.arange(20) % 2)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_copies_and_files():
     ):
         with pytest.raises(RuntimeError, match=message):
             other.load_state_dict({**state, "synapses": synapses})
-    with torch.no_grad():  # half precision computes in single
+    with torch.no_grad():  # half precision computes in float32
         assert layer.half()(spikes).dtype == torch.float32
 
 

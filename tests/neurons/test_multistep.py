@@ -1,4 +1,4 @@
-"""``snnipu.MultiStep`` beside the loop it stands for."""
+"""``snnipu.MultiStep`` against the loop that it replaces."""
 
 import pytest
 import snntorch
@@ -15,7 +15,7 @@ from snnipu._names.stock import stock
 
 
 def loop(net, x, num_steps=None):
-    """Each step through all modules, neurons' states passed on by hand."""
+    """Run each step through all modules, and pass the states of neurons from step to step."""
     states = {}
     outs = []
     for t in range(x.shape[0] if num_steps is None else num_steps):
@@ -53,7 +53,7 @@ def twins(make):
 
 
 def assert_same(make, x, num_steps=None, tolerance=1e-5):
-    """Outputs equal the loop's (up to the order of sums in the matrix products), gradients within the tolerance."""
+    """Check that outputs equal the loop's up to the order of sums, and gradients within the tolerance."""
     net, other = twins(make)
     out, expected = net(x, num_steps=num_steps), loop(other, x, num_steps)
     out, expected = (value if isinstance(value, tuple) else (value,) for value in (out, expected))
@@ -78,7 +78,7 @@ def test_constant_input_runs_the_prefix_once():
             return function(*args, **(kwargs or {}))
 
     net = snn.MultiStep(nn.Flatten(), nn.Linear(5, 6), nn.ReLU(), snn.Leaky(beta=0.9), nn.Linear(6, 2))
-    net(torch.rand(3, 5, 1), num_steps=11)  # looks at the shapes
+    net(torch.rand(3, 5, 1), num_steps=11)  # records the shapes
     with Products():
         out = net(torch.rand(3, 5, 1), num_steps=11)
     assert calls == [(3, 5), (33, 6)]
@@ -124,8 +124,8 @@ NEURONS = {
 
 @pytest.mark.parametrize("name", NEURONS)
 def test_neurons_start_from_zeros_in_each_call(name, request):
-    """Two training steps, and a batch of another size, as the loop that clears the states before each."""
-    if name == "SLSTM":  # it rounds at other places, of which three training steps make more
+    """Two training steps and a batch of another size equal the loop that resets the states before each call."""
+    if name == "SLSTM":  # it rounds in other places: errors grow over three training steps
         torch.set_default_dtype(torch.float64)
         request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     net, other = twins(lambda: snn.MultiStep(NEURONS[name](), nn.Identity()))
@@ -142,7 +142,7 @@ def test_neurons_start_from_zeros_in_each_call(name, request):
                 for parameter in module.parameters():
                     parameter -= 0.1 * parameter.grad
         for own, expected in zip(*results):
-            # A recurrent layer's weight gradient is one product over all steps, and rounded as such.
+            # A recurrent layer's weight gradient is one product over all steps, with its rounding.
             assert relative_error(own, expected) <= (1e-5 if name in ("RLeaky", "RSynaptic") else 1e-6)
         assert results[0][0].any()
 
@@ -170,7 +170,7 @@ def test_neurons_inside_other_modules_start_from_zeros():
     first = net(x)
     snn.utils.reset(net[0])
     assert torch.equal(net(x).detach(), first.detach())
-    # What is hidden goes on.
+    # Hidden states continue.
     assert not torch.equal(net(x).detach(), first.detach())
 
 
@@ -196,7 +196,7 @@ SEQUENCES = {
     "GRU": lambda: nn.GRU(6, 5, bidirectional=True),
     "RNN": lambda: nn.RNN(6, 5, num_layers=2),
 }
-if hasattr(snntorch, "AssociativeLeaky"):  # from 1.0 on
+if hasattr(snntorch, "AssociativeLeaky"):  # since snnTorch 1.0
     SEQUENCES["AssociativeLeaky"] = lambda: snn.AssociativeLeaky.from_num_spiking_neurons(6, 16)
 
 
@@ -293,7 +293,7 @@ def test_batch_norm_uses_each_steps_statistics_in_training():
     net, other = twins(make)
     net(x)
     loop(other, x)
-    torch.testing.assert_close(net[1].running_mean, other[1].running_mean, rtol=1e-6, atol=1e-7)  # a sum of all steps
+    torch.testing.assert_close(net[1].running_mean, other[1].running_mean, rtol=1e-6, atol=1e-7)  # a sum over all steps
     assert net[1].num_batches_tracked == 5
     # A constant input is normalised in every step as well.
     net.train()
@@ -308,7 +308,7 @@ def test_dropout_masks_differ_between_steps():
 
 
 def test_hooked_modules_are_called_as_modules():
-    """Hooks of each kind see what they see in the loop, in the same number of calls."""
+    """Hooks of each kind get the loop's arguments in the same number of calls."""
 
     def forward_hook(calls, module):
         module.register_forward_hook(lambda module, inputs, output: calls.append(type(module).__name__))
@@ -366,7 +366,7 @@ def test_wrong_modules_are_refused_when_the_network_is_built():
     with pytest.raises(TypeError, match="ModuleList"):
         snn.MultiStep(nn.ModuleList([nn.Linear(3, 3)]))
     net = snn.MultiStep(nn.Identity())
-    net.append(nn.LSTM(3, 4, batch_first=True))  # or when it runs
+    net.append(nn.LSTM(3, 4, batch_first=True))  # the error may come when it runs
     with pytest.raises(ValueError, match=r"module 1 .*batch_first"):
         net(torch.rand(2, 3, 3))
 
@@ -374,7 +374,7 @@ def test_wrong_modules_are_refused_when_the_network_is_built():
 @pytest.mark.slow
 @needs_compile
 def test_numbers_of_steps_are_compiled_once():
-    """PyTorch takes the first as a constant, and from the second on any."""
+    """PyTorch compiles the first number as a constant, and the second for any number."""
     graphs = []
 
     def count(graph, inputs):

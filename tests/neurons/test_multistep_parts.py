@@ -1,4 +1,4 @@
-"""``MultiStep`` in parts of time: the numbers of one piece, the states handed on with their gradients."""
+"""``MultiStep`` in chunks of time: the results of one call, with states and gradients across chunks."""
 
 import copy
 
@@ -15,7 +15,7 @@ from snnipu.neurons import multistep
 
 @pytest.fixture
 def in_parts(monkeypatch):
-    """Runs a function at once and in parts; returns both results and how many parts there were."""
+    """Return a function that runs another at once and in chunks: both results and the number of chunks."""
 
     def run(function, step_bytes, steps):
         monkeypatch.setattr(multistep, "PART_BYTES", 2**40)
@@ -43,7 +43,7 @@ def loss_of(out):
 
 
 def trained(net, x, num_steps=None):
-    """Results, and gradients of the input and the parameters."""
+    """Return a function that computes results and gradients of the input and the parameters."""
 
     def function():
         own, own_x = copy.deepcopy(net), x.clone().requires_grad_()
@@ -84,7 +84,7 @@ NETS = {
 @pytest.mark.parametrize("name", NETS)
 def test_parts_give_what_one_piece_gives(in_parts, name, constant):
     net = snn.MultiStep(nn.Linear(5, 6), *NETS[name](), nn.Linear(6, 6), nn.Tanh(), snn.Leaky(beta=0.9, threshold=0.2))
-    # Double, as few rows and many are not multiplied in the same order. snnTorch's neurons give float32 spikes.
+    # Float64, as matrix products of few and many rows add in different orders. snnTorch's neurons give float32 spikes.
     net = net if name == "snnTorch's" else net.double()
     x = 3 * torch.randn(*(() if constant else (7,)), 4, 5, dtype=net[0].weight.dtype)
     function = trained(net, x, 7 if constant else None)
@@ -98,7 +98,7 @@ def test_parts_give_what_one_piece_gives(in_parts, name, constant):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("need_mem", [True, False])
 def test_states_are_handed_on_as_they_are_computed(in_parts, dtype, need_mem):
-    """Bit by bit, in half precision too: the state between parts is float32."""
+    """Equality is bit by bit, also in half precision: the state between chunks is float32."""
     if dtype == torch.float16 and NO_HALF_RELU is not None:
         pytest.skip(NO_HALF_RELU)
     torch.manual_seed(0)
@@ -129,7 +129,7 @@ def test_layouts_pass_through(in_parts):
     net = snn.MultiStep(nn.Conv2d(2, 4, 3, padding=1), snn.Leaky(beta=torch.rand(4, 1, 1))).double()
     net = net.to(memory_format=torch.channels_last)
     x = torch.randn(6 * 3, 2, 5, 5, dtype=torch.float64).to(memory_format=torch.channels_last).unflatten(0, (6, 3))
-    whole, parts, lengths = in_parts(trained(net, x), 3 * 16 * 25 * 8, 2)  # of 16 channels
+    whole, parts, lengths = in_parts(trained(net, x), 3 * 16 * 25 * 8, 2)  # 16 channels
     assert lengths == [2, 2, 2]
     assert whole[0][0][0].is_contiguous(memory_format=torch.channels_last)
     assert_same(whole, parts, exact=False)
@@ -159,7 +159,7 @@ def test_a_subclass_with_its_own_sequence_is_given_all_steps(in_parts):
 
 
 def test_the_same_call_is_always_cut_in_the_same_way(in_parts):
-    """Also the first one; and the length follows the largest activation, not the input."""
+    """The first call, too. The length depends on the largest activation, not on the input."""
     net = snn.MultiStep(nn.Linear(2, 50), nn.Linear(50, 2), snn.Leaky(beta=0.9))
     x = torch.randn(10, 3, 2)
     _, _, lengths = in_parts(lambda: copy.deepcopy(net)(x), 3 * 50 * 4, 4)
@@ -179,7 +179,7 @@ NETWORKS = {
 @pytest.mark.skipif(not hasattr(torch, "func"), reason="torch.func is PyTorch 2.0's")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_transforms_of_large_inputs(name, monkeypatch):
-    """Where PyTorch's own operators are transformed, all steps run at once."""
+    """If PyTorch's own operators are transformed, all steps run at once."""
     monkeypatch.setattr(multistep, "PART_BYTES", 1000)
     net, x = NETWORKS[name](), torch.rand(5, 2, 2, 9, 8)
     parameters = {key: value.detach() for key, value in net.named_parameters()}

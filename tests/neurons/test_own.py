@@ -1,4 +1,4 @@
-"""``snnipu.neuron``: neurons of one's own against their step, looped under autograd; and what a module must do."""
+"""``snnipu.neuron``: custom neurons against a loop of their step under autograd, and a module's duties."""
 
 import copy
 import importlib
@@ -63,7 +63,7 @@ class Spike(torch.autograd.Function):
 
 
 def looped(function, x, states, parameters, **options):
-    """Spikes and states of every step, by the function itself."""
+    """Return spikes and states of every step, computed by the function itself."""
     rows = []
     for current in x:
         spk, *states = function(current, *states, **parameters, spike=Spike.apply, **options)
@@ -77,7 +77,7 @@ def looped(function, x, states, parameters, **options):
 @pytest.mark.parametrize("shape", [(1, 1, 1), (9, 3, N), (70, 2, 4, 33)], ids=str)
 @pytest.mark.parametrize("per_neuron", [False, True], ids=["scalar", "per neuron"])
 def test_it_is_the_loop_of_its_step(shape, dtype, per_neuron):
-    """Spikes and states bit by bit, gradients of the input, the states and what learns; then the same by steps."""
+    """Spikes and states equal bit by bit, gradients within rounding; for the sequence and for single steps."""
     values = {
         name: torch.linspace(0.5, 1, shape[-1]) * value if per_neuron else value for name, value in VALUES.items()
     }
@@ -163,7 +163,7 @@ def test_init_hidden():
     layer.reset_mem()
     both = Adaptive(init_hidden=True, output=True)
     assert torch.equal(both(x[0])[1], expected[1][0])
-    # A second backward pass must not reach into the first one's graph.
+    # A second backward pass must not enter the first graph.
     grown = x.clone().requires_grad_()
     layer(grown[0]).sum().backward()
     layer.detach_hidden()
@@ -171,7 +171,7 @@ def test_init_hidden():
 
 
 def test_states_are_no_buffers():
-    """What DistributedDataParallel broadcasts would be one process's states."""
+    """DistributedDataParallel would broadcast the states of one process."""
     layer = Adaptive(init_hidden=True)
     layer(random(2, N))
     assert {name for name, _ in layer.named_buffers()} == set(VALUES)
@@ -182,7 +182,7 @@ def test_states_are_no_buffers():
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_sixteen_bits(dtype):
-    """Kernel and recorded step agree; states are float32 from step to step, and so the sequence's."""
+    """Kernel and recorded step agree; states between steps are float32, as in a sequence."""
     layer = Adaptive(learn=("beta",))
     x = random(6, 2, N, dtype=dtype)
     out = layer.sequence(x)
@@ -246,7 +246,7 @@ def test_numbers_from_outside_are_those_of_the_call(monkeypatch):
         mem = sum(leak * mem for leak in Constants.table["leak"]) + charged(x, scale) + Constants.shift
         return spike(mem - 1), mem
 
-    layer, x = Outside(spike_grad=own_spike), torch.ones(1, 1, 2)  # a Python function: nothing is compiled
+    layer, x = Outside(spike_grad=own_spike), torch.ones(1, 1, 2)  # a Python function: no kernel is compiled
     results = [layer.sequence(x, 1 + x[0])[1][0, 0, 0].item()]
     scale = 3.0
     results.append(layer.sequence(x, 1 + x[0])[1][0, 0, 0].item())
@@ -352,7 +352,9 @@ def test_a_class_of_a_module_is_unpickled_in_another_process(tmp_path, monkeypat
 
 
 def test_a_class_of_a_notebook():
-    """A cell's class is __main__'s; run again, the cell makes another, and layers of the first go on."""
+    """A class defined in a notebook belongs to __main__. Defining it again makes a new class; layers of the old one
+    work.
+    """
     namespace = sys.modules["__main__"].__dict__
     cell = (
         "import snnipu as snn\n"
@@ -365,7 +367,7 @@ def test_a_class_of_a_notebook():
     layers = []
     own_namespace = {"__name__": "__main__"}
     try:
-        for factor in ("1", "2"):  # by a function of Python: nothing is compiled
+        for factor in ("1", "2"):  # a Python function: no kernel is compiled
             exec(compile(cell.replace("FACTOR", factor), "<ipython-input-1>", "exec"), own_namespace)
             namespace["OfANotebook"] = own_namespace["OfANotebook"]
             layers.append(own_namespace["OfANotebook"](spike_grad=own_spike))
@@ -506,7 +508,7 @@ def test_no_gradient_where_none_is_asked_for():
 
 
 def test_distributed_data_parallel_reduces_what_learns(process_group):
-    """Its hidden states stay its own; what learns gets gradients through it."""
+    """Each process keeps its hidden states; parameters get gradients through DDP."""
     net = snn.MultiStep(nn.Linear(5, N), Adaptive(learn=True, init_hidden=True))
     plain = copy.deepcopy(net)
     wrapped = nn.parallel.DistributedDataParallel(net)
@@ -523,7 +525,7 @@ def test_distributed_data_parallel_reduces_what_learns(process_group):
 @needs_host_runtime
 @needs_library
 def test_on_the_ipu_model():
-    """Operation by operation, its spikes by the operator of the surrogate: the host's numbers."""
+    """PopART operations and the surrogate's operator give the host's numbers."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -553,7 +555,7 @@ def test_on_the_ipu_model():
 
 @snn.neuron(states=("mem",), parameters={"beta": 0.9, "threshold": 1.0})
 def Squaring(x, mem, *, beta, threshold, spike):
-    """Its adjoint reads the input."""
+    """A neuron whose adjoint reads the input."""
     spk = spike(mem - threshold)
     return spk, beta * mem + x * x - spk * threshold
 

@@ -1,4 +1,4 @@
-"""``MultiStep.paths`` and the products that ``compiler.explain`` tells: how each module ran, at what activity."""
+"""``MultiStep.paths`` and the products in ``compiler.explain``: how each module ran, at which activity."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""RLeaky and RSynaptic whose spikes come back through a linear layer or a convolution: snnTorch's numbers, fused."""
+"""RLeaky and RSynaptic with recurrence through a linear layer or a convolution: snnTorch's numbers, fused."""
 
 import copy
 
@@ -16,7 +16,7 @@ from snnipu.ops import recurrent_sequence as operator
 
 N = 13
 KINDS = {"RLeaky": {"beta": 0.8}, "RSynaptic": {"alpha": 0.7, "beta": 0.8}}
-# Connection, and one step of the input.
+# Keywords of the connection, and the shape of one step of the input.
 CONNECTIONS = {
     "linear": ({"linear_features": N}, (3, N)),
     "linear-maps": ({"linear_features": N}, (3, 2, N)),
@@ -60,7 +60,7 @@ def gradients(out, inputs):
 
 
 def compare(own, expected, places=()):
-    """Outputs bit by bit, gradients to 1e-5 of their scale."""
+    """Compare outputs bit by bit, and gradients to 1e-5 of their scale."""
     for one, other in zip(own[0], expected[0]):
         assert torch.equal(one, other)
     scale = max(grad.abs().max() for grad in expected[1] if grad is not None)
@@ -91,7 +91,7 @@ def test_sequences_are_snntorchs(name, through, learns, chosen):
             results.append((out, gradients(out, [*own, *layer.parameters()])))
         assert 0.01 < results[1][0][0].mean() < 0.99
         compare(*results)
-        # Spikes alone: states are kept for the backward pass where it reads them, and not returned.
+        # Spikes alone: states are stored only for the backward pass, and not returned.
         if states is None:
             results = []
             for layer in (ours, theirs):
@@ -121,7 +121,7 @@ def test_steps_are_snntorchs(name, through, chosen):
 @pytest.mark.parametrize("through", ["linear", "conv"])
 @pytest.mark.parametrize("by", ["reference", "Triton"])
 def test_operator_is_its_reference(name, through, by, monkeypatch, request):
-    """The loop with the recorded step and adjoint in PyTorch: what other devices run, and what kernels keep to."""
+    """The reference is a loop with the recorded step and adjoint in PyTorch. Kernels must equal it."""
     forward, backward = operator.neuron_recurrent_fwd_reference, operator.neuron_recurrent_bwd_reference
     if by == "Triton":
         kernels = request.getfixturevalue("interpreted")("steps")
@@ -151,7 +151,7 @@ def test_operator_is_its_reference(name, through, by, monkeypatch, request):
 
 @pytest.mark.parametrize("delay", [True, False])
 def test_what_is_kept(delay):
-    """Spikes and membranes; what arrived and the input only where a membrane is computed again."""
+    """Spikes and membranes are stored; the input and its sum only if a membrane is computed again."""
     layer = snn.RLeaky(beta=0.8, linear_features=N, reset_delay=delay)
     x = torch.randn(9, 3, N)
     saved = []
@@ -179,7 +179,7 @@ def test_layouts(name, through):
 
 
 def applied(neuron, x, states, connection=None, reset_delay=True):
-    """By the operator, with final states."""
+    """Call the operator, with final states."""
     values = {name: torch.tensor(0.8) for name in ("beta", "threshold", "graded_spikes_factor")}
     options = {"reset_mechanism": "subtract", "reset_delay": reset_delay}
     connection = nn.Linear(N, N) if connection is None else connection
@@ -197,7 +197,7 @@ def applied(neuron, x, states, connection=None, reset_delay=True):
 
 @pytest.mark.parametrize("delay", [True, False])
 def test_spikes_that_are_added_to_the_input(delay):
-    """Of a neuron that has no place for them; kept is no input, but its sum with them."""
+    """A neuron without recurrent input gets the sum of both, which is stored in place of the input."""
     connection = nn.Linear(N, N)
     leaky = snn.Leaky(
         beta=0.8, threshold=0.8, graded_spikes_factor=0.8, spike_grad=surrogate.fast_sigmoid(5), reset_delay=delay

@@ -1,4 +1,4 @@
-"""Segments of time: the numbers of one call, in the memory of a segment."""
+"""Segments of time: the results of one call, with the memory of one segment."""
 
 import pytest
 import snntorch
@@ -37,7 +37,7 @@ def result(net, out, x):
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("steps", [1, 5, 40])
 def test_a_call_in_segments_is_the_call(steps, checkpoint, init_hidden):
-    """Of neurons that hold their states, the second call goes on where the first ended."""
+    """Neurons with hidden states continue in the second call from the end of the first."""
     whole, parts = network(init_hidden), network(init_hidden)
     for _ in range(2 if init_hidden else 1):
         for net in (whole, parts):
@@ -70,7 +70,7 @@ def test_a_call_in_segments_is_the_call(steps, checkpoint, init_hidden):
     ids=["Synaptic", "RLeaky one-to-one", "RLeaky all-to-all", "own"],
 )
 def test_neurons_of_several_states(make, checkpoint):
-    """Whatever was run before: without init_hidden they start anew."""
+    """Without init_hidden each call starts from zeros, whatever ran before."""
     net = snn.MultiStep(nn.Linear(6, 20), make(), nn.Linear(20, 4), snn.Leaky(beta=0.8, threshold=0.2)).double()
     snn.run_segments(net, inputs(7), 3, checkpoint=False)
     whole, parts = inputs().requires_grad_(), inputs().requires_grad_()
@@ -108,7 +108,7 @@ def test_truncated_gradients_are_those_of_detached_states():
 
 
 def test_ten_times_the_steps_need_the_memory_of_one_segment():
-    """What autograd keeps between the passes, in bytes."""
+    """Count the bytes that autograd saves between the passes."""
     net = snn.MultiStep(nn.Linear(6, 200), snn.Leaky(beta=0.9), nn.Linear(200, 4), snn.Leaky(beta=0.9))
 
     def kept(run):

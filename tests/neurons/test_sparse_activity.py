@@ -1,4 +1,4 @@
-"""What a layer on a GPU knows of its input's activity; the copies to the host are replaced, no GPU is needed."""
+"""The input activity that a layer on a GPU knows. Stand-ins replace the copies to the host: no GPU is needed."""
 
 import copy
 import pickle
@@ -14,7 +14,7 @@ from snnipu.ops import _break_even
 
 
 class Copied:
-    """An event that notes when it is waited for."""
+    """An event that logs calls of ``synchronize``."""
 
     def __init__(self, log):
         self.log = log
@@ -77,7 +77,7 @@ def test_nothing_is_measured_during_capture_or_without_samples(measured, monkeyp
 
 
 def test_the_number_is_copied_to_pinned_memory_behind_what_is_under_way(monkeypatch):
-    """With stand-ins for what only CUDA has."""
+    """Stand-ins replace the functions that only CUDA has."""
     log = []
     empty = torch.empty
 
@@ -114,7 +114,7 @@ def test_copies_know_nothing(measured):
 
 @pytest.mark.parametrize(("precision", "share"), [("ieee", 0.05), ("tf32", 0.008)])
 def test_choice_on_a_gpu(precision, share, measured, monkeypatch):
-    """By the break-even of the matrix product as it would be computed."""
+    """The break-even is that of the matrix product in this precision."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     try:
@@ -125,7 +125,7 @@ def test_choice_on_a_gpu(precision, share, measured, monkeypatch):
         assert not sparse_linear._dense_on_gpu(spikes_of(0.4), weight, measured)
         measured._known, measured._pending = 2 * share, None
         assert sparse_linear._dense_on_gpu(spikes_of(0.4), weight, measured)
-        # Too few slots for so many spikes: nothing is measured.
+        # Too few slots for so many spikes: the activity is not measured.
         calls = measured._calls
         little = snnipu.SparseSpikes(
             torch.zeros(1, 1, 1, dtype=torch.int32), torch.ones(1, 1, 1), torch.ones(1, 1, 2, dtype=torch.int32), 1000

@@ -33,7 +33,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_dense_in_parts_of_time(options, monkeypatch):
-    """As many parts as steps, fewer, and one: the same spikes and gradients."""
+    """Chunks of one step, of some steps and of all steps give the same spikes and gradients."""
     x = sparse(maps(0.5, T=7).double())
     upstream, found = None, []
     for part_bytes in (1, 4000, 2**30):
@@ -58,7 +58,7 @@ def test_what_a_dense_tensor_may_be():
     expected = layer(sparse(x)).to_dense()
     for other in (x, x.bool(), x.int(), x.double(), x.flatten(2)):
         assert torch.equal(layer(other).to_dense(), expected)
-    # The whole gradient of a dense tensor that needs one.
+    # A dense tensor that needs a gradient gets all of it.
     leaf = x.clone().requires_grad_()
     layer(leaf).values.sum().backward()
     twin = snn.MultiStep(*layer.to_dense())
@@ -71,7 +71,7 @@ def test_what_a_dense_tensor_may_be():
     ("channels", "groups", "dense"), [(12, 1, True), (16, 1, False), (24, 2, True), (64, 1, False)]
 )
 def test_a_convolution_alone_breaks_even_by_its_channels(channels, groups, dense, monkeypatch):
-    """At 45 %: dense from 37.5 % on where 12 of 16 channels are used, else from 50 %."""
+    """At 45 % activity: dense from 37.5 % on where 12 of 16 channels are used, else from 50 %."""
     x = sparse(maps(1.0, H=10))
     keep = torch.arange(x.num_neurons) % 20 < 9
     x = SparseSpikes.from_dense(x.to_dense() * keep).with_maps(x.map_shape)
@@ -123,7 +123,7 @@ def test_network_equals_its_dense_twin(path):
 
 
 def routes(net, monkeypatch):
-    """Which layers ran with their pool as one operator, and how."""
+    """Return a list that records which layers ran with their pool as one operator, and how."""
     found = []
     for name in ("pooled_sparsely", "pooled_densely"):
         original = getattr(snn.SparseConvLeaky, name)
@@ -147,7 +147,7 @@ def routes(net, monkeypatch):
 @pytest.mark.parametrize("grad_threshold", [None, 0.05])
 @pytest.mark.parametrize("options", [{}, {"delay": 1, "bias": True, "learn_beta": True, "input_scale": 1.0}])
 def test_layers_and_their_pools_as_one_operator(path, rate, expected, grad_threshold, options, monkeypatch):
-    """The same spikes, counts and gradients as where the spikes of every layer are asked for."""
+    """Spikes, counts and gradients equal those of a call that returns the spikes of every layer."""
     parts = [(2, 12, 11), "4C3-MP2", "6C3P1", "MP2", 10]
     keywords = {"reset_mechanism": "subtract", "learn_threshold": True, "input_scale": 0.5, "delay": 0, **options}
     net = snn.SparseNetwork(parts, beta=0.8, threshold=0.1, path=path, grad_threshold=grad_threshold, **keywords)
@@ -164,7 +164,7 @@ def test_layers_and_their_pools_as_one_operator(path, rate, expected, grad_thres
     whole = run(all_layers=True)
     found = routes(net, monkeypatch)
     fused = run()
-    # Maps are handed on where every neuron carries gradient.
+    # The fused operator passes dense maps only if every neuron carries gradient.
     expected = [] if path == "dense" and grad_threshold is not None else list(enumerate(expected))
     assert found[: len(expected)] == expected
     assert bool(found) == bool(expected)
@@ -241,7 +241,7 @@ def test_spikes_know_their_maps(tmp_path):
     assert SparseSpikes.cat([x, x.with_maps(None)]).map_shape == (2, 9, 8)
     assert pickle.loads(pickle.dumps(x)).map_shape == (2, 9, 8)
     state = x.__getstate__()
-    del state["map_shape"]  # as files of earlier versions have it
+    del state["map_shape"]  # older files lack it
     old = SparseSpikes.__new__(SparseSpikes)
     old.__setstate__(state)
     assert old.map_shape is None

@@ -46,7 +46,7 @@ def test_in_networks(delay):
         gradients.append([p.grad for p in net.parameters()])
     assert all(map(torch.equal, *gradients))
     assert net.layers[0].delay.grad.any()
-    # Other ways to run it, and copies.
+    # The sparse operators and a pickled copy.
     others = methods.sparse_ops(net, spikes), pickle.loads(pickle.dumps(net))(spikes, all_layers=True)
     for layers in (every, *others):
         assert torch.equal(layers[-1].to_dense(), expected.to_dense())
@@ -125,7 +125,7 @@ def test_what_has_no_delays_says_so(make, error, match):
 
 
 def test_a_neuron_with_a_delay_that_is_nan_is_silent():
-    """Its membrane is NaN. The other neurons spike as without it."""
+    """Its membrane is NaN. The other neurons spike as before."""
     layer = snn.SparseLeaky(6, 5, beta=0.9, threshold=0.2, max_delay=3)
     with torch.no_grad():
         layer.weight.abs_()

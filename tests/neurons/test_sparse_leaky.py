@@ -20,7 +20,7 @@ PATHS = ["auto", "sparse", "dense"]
 
 
 def made(inputs=40, outputs=65, **keywords):
-    """A layer whose sums are exact, in whatever order, and that spikes now and then."""
+    """Return a layer whose sums are exact in every order, and that spikes sometimes."""
     layer = snn.SparseLeaky(inputs, outputs, **{"beta": 0.85, "threshold": 0.7, **keywords})
     with torch.no_grad():
         layer.weight.copy_(on_grid(outputs, inputs) + 1 / 8)
@@ -133,7 +133,7 @@ def test_activity_and_overflow_are_of_the_last_forward():
     assert layer.overflow == out.overflow > 0
     again = layer(random_spikes(6, 3, 40, 0.0, 0.0))
     assert again.num_spikes == layer.activity == layer.overflow == 0
-    # Nothing of the graph or of the spikes is kept alive.
+    # The layer keeps neither the graph nor the spikes alive.
     assert not hasattr(layer._last, "values")
     assert not any(isinstance(kept, torch.Tensor) and kept.requires_grad for kept in layer._last)
 

@@ -9,7 +9,7 @@ import snnipu as snn
 
 
 def made(inputs, outputs, bias=True, path="auto"):
-    """A layer whose sums are exact, in whatever order."""
+    """Return a layer whose sums are exact in every order."""
     layer = snn.SparseLinear(inputs, outputs, bias, path=path)
     with torch.no_grad():
         layer.weight.copy_(on_grid(outputs, inputs))
@@ -60,7 +60,7 @@ def test_the_gradient_of_the_input(path):
     assert torch.equal(spikes.values.grad, at_slots(expected, spikes))
     dense = densified(spikes.values, spikes).requires_grad_()
     layer(dense).sum().backward()
-    # The zeros of a dense input have a gradient, but where it was made sparse on request.
+    # Zeros of a dense input have a gradient, except on the sparse path.
     assert torch.equal(dense.grad, expected * (dense != 0) if path == "sparse" else expected)
 
 

@@ -1,4 +1,4 @@
-"""What all event-driven modules have in common: what they take and refuse, copies, one graph, training."""
+"""Tests of all event-driven modules: inputs, errors, copies, one graph, training."""
 
 import copy
 import inspect
@@ -15,7 +15,7 @@ from snnipu import surrogate
 
 PATHS = ["auto", "sparse", "dense"]
 SYNAPSES = torch.tensor([[0, 3, 1, 2, 3, 0], [0, 0, 2, 3, 4, 5]])
-# Of 6 inputs and 4 outputs; a network's inner layer has 5 neurons.
+# Each module has 6 inputs and 4 outputs; a network's inner layer has 5 neurons.
 MODULES = {
     "SparseLinear": lambda **options: snn.SparseLinear(6, 4, **options),
     "ListedLinear": lambda **options: snn.ListedLinear(6, 4, SYNAPSES, **options),
@@ -59,7 +59,7 @@ def test_signatures(name):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", OF_FEATURES)
 def test_spikes_of_any_real_dtype(name, path, dtype):
-    """bool as 0 and 1, integers as the values that they are."""
+    """bool counts as 0 and 1, and integers as their values."""
     for options in ({}, {"max_spikes": 3}) if name in OF_NEURONS else ({},):
         layer = MODULES[name](path=path, **options)
         for module_dtype in (torch.float32, torch.float64):
@@ -96,7 +96,7 @@ def last_name(item):
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 @pytest.mark.parametrize(("name", "options"), DENSE)
 def test_to_and_from_the_dense_twin(name, options, scale, path):
-    """Its spikes and gradients, and its state, which another layer loads."""
+    """The twin has the same spikes, gradients, and a state that another layer loads."""
 
     def make(**changed):
         return MODULES[name](**{"threshold": 0.4, "input_scale": scale, "path": path, **options, **changed}).double()
@@ -150,7 +150,7 @@ def test_copies_after_a_forward(name):
 @pytest.mark.parametrize(("kind", "path"), [("dense", "auto"), ("spikes", "auto"), ("spikes", "sparse")])
 @pytest.mark.parametrize("name", OF_FEATURES)
 def test_one_graph(name, kind, path):
-    """Which does not look at the data: with path="auto" spikes stay spikes, and a dense tensor a dense one."""
+    """The graph does not depend on the data: path="auto" keeps spikes sparse and dense tensors dense."""
     options = {"learn_beta": True, "max_spikes": 3} if name in OF_NEURONS else {}
     if name == "SparseNetwork":
         options["delay"] = 0

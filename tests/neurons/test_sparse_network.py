@@ -22,7 +22,7 @@ SIZES = [40, 65, 33, 7]
 
 
 def made(sizes=SIZES, **keywords):
-    """A network whose sums are exact, in whatever order, and whose layers all spike now and then."""
+    """Return a network whose sums are exact in every order, and whose layers all spike sometimes."""
     net = snn.SparseNetwork(sizes, **{"beta": 0.85, "threshold": 0.7, **keywords})
     with torch.no_grad():
         for layer in net.layers:
@@ -33,13 +33,16 @@ def made(sizes=SIZES, **keywords):
 
 
 def kept_inputs(x, net):
-    """The input in at most ``max_spikes[0]`` slots: dense, and the slots."""
+    """Return the input in at most ``max_spikes[0]`` slots, as a dense tensor and as slots."""
     slots = slots_of(x != 0, x != 0, net.max_input_spikes, net.overflow_order)
     return torch.where(slots.taken, x, torch.zeros(())), slots
 
 
 def oracle(net, x, delay):
-    """The network by the dense oracle on copies of its parameters: spikes and slots of each layer, and the copies."""
+    """Run the network by the dense oracle on copies of its parameters.
+
+    Return the spikes and slots of each layer, and the copies.
+    """
     every, parameters = [], []
     for index, layer in enumerate(net.layers):
         own = {"beta": layer.beta, "threshold": layer.threshold, **dict(layer.named_parameters())}
@@ -85,7 +88,7 @@ def assert_equals_oracle(net, x, delay, tolerance=1e-5):
 
 
 def test_delay_is_between_layers_only():
-    """The first layer reads its input at once, each of the others a step later."""
+    """The first layer reads its input in the same step, the others one step later."""
     net = snn.SparseNetwork([1, 1, 1, 1], beta=0.0, threshold=0.5)
     with torch.no_grad():
         for layer in net.layers:
@@ -96,7 +99,7 @@ def test_delay_is_between_layers_only():
     net.delay = 0
     assert [out.to_dense().flatten().nonzero().tolist() for out in net(x, all_layers=True)] == [[[1]]] * 3
     net.delay = 1
-    assert net(x[:3]).num_spikes == 0  # still on the way
+    assert net(x[:3]).num_spikes == 0  # still in transit
 
 
 def test_one_entry_for_each_layer():
@@ -115,7 +118,7 @@ def test_one_entry_for_each_layer():
         assert layer.grad_threshold == options["grad_threshold"][index]
         assert layer.max_spikes == options["max_spikes"][index + 1]
     assert_equals_oracle(net, random_spikes(9, 3, 40), delay=1)
-    # A tensor is one layer's parameter, not an entry for each.
+    # A tensor is one layer's parameter, not a list with an entry for each layer.
     with pytest.raises(ValueError, match=r"beta must have one element or shape \(4,\), got \(2,\)"):
         snn.SparseNetwork([3, 4, 5], beta=torch.rand(2))
 
@@ -159,7 +162,7 @@ def test_the_input_is_limited():
     limited = spikes.limit(4, overflow="rotate")
     net.max_input_spikes = None
     assert torch.equal(net(limited).to_dense(), out.to_dense())
-    # What the input itself has lost counts as well.
+    # Spikes that the input dropped count as well.
     assert net.input_overflow == wanted
     assert net(spikes).num_spikes != out.num_spikes
 
@@ -190,13 +193,13 @@ def test_activity_and_overflow_are_of_the_last_forward():
     net(torch.zeros(7, 3, 40))
     assert net.activity == [0.0] * 3
     assert net.overflow == [0] * 3
-    # No spikes and no graph are kept alive.
+    # The network keeps neither the graph nor the spikes alive.
     assert not hasattr(net._input, "values")
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_gradient_of_the_input(path):
-    """All of a dense input's, but of one that was made sparse on request; of spike ids at every carried slot."""
+    """A dense input gets all of its gradient, except on the sparse path; spikes get it in every used slot."""
     net = made(path=path, delay=0, grad_threshold=0.2)
     spikes = random_spikes(7, 3, 40, 0.2, 0.2)
     x = densified(spikes.values, spikes).requires_grad_()
@@ -228,7 +231,7 @@ def test_to_dense_with_a_delay():
     single = made([40, 7])
     spikes = random_spikes(7, 3, 40)
     assert torch.equal(single.to_dense()(densified(spikes.values, spikes))[0], single(spikes).to_dense())
-    # The parameters themselves do not depend on it.
+    # The parameters do not depend on the delay.
     other = made()
     other.load_dense_state_dict(made(delay=0, beta=0.3).dense_state_dict())
     assert other.layers[2].beta == pytest.approx(0.3)

@@ -1,4 +1,4 @@
-"""``snnipu.SparseSynaptic``, and event-driven layers of other neurons by the same way: against snnTorch's steps."""
+"""``snnipu.SparseSynaptic`` and other neurons of event-driven layers, against snnTorch's steps."""
 
 import pytest
 import snntorch
@@ -15,7 +15,7 @@ STEPS, BATCH, INPUTS, NEURONS = 11, 3, 40, 65
 
 
 def layer_of(**keywords):
-    """One whose sums are exact, in whatever order, and that spikes now and then."""
+    """Return a layer whose sums are exact in every order, and that spikes sometimes."""
     given = {"alpha": 0.75, "beta": 0.85, "threshold": 0.7, "bias": True, **keywords}
     layer = snn.SparseSynaptic(INPUTS, NEURONS, **given)
     with torch.no_grad():
@@ -30,12 +30,14 @@ def spikes_in(rate=0.2):
 
 
 def oracle(layer, x, delay=0):
-    """``nn.Linear``'s product and snnTorch's neuron on copies of the layer's parameters: the spikes that have a slot,
-    slots, membranes, copies."""
+    """Run ``nn.Linear``'s product and snnTorch's neuron on copies of the layer's parameters.
+
+    Return the spikes that have a slot, the slots, the membranes and the copies.
+    """
     own = {name: torch.nn.Parameter(value.detach().clone()) for name, value in layer.state_dict().items()}
     values = {name: own[name] for name in ("alpha", "beta", "threshold")}
     neuron = snntorch.Synaptic(**values, reset_mechanism=layer.reset_mechanism)
-    neuron._buffers.update(values)  # their own gradients
+    neuron._buffers.update(values)  # copies with gradients
     current = nn.functional.linear(x, own["weight"]) * layer.input_scale
     current = torch.cat([torch.zeros_like(current[:delay]), current[: STEPS - delay]])
     if layer.bias is not None:

@@ -1,4 +1,4 @@
-"""``snnipu.SLSTM`` and ``snnipu.SConv2dLSTM`` beside snnTorch's loop."""
+"""``snnipu.SLSTM`` and ``snnipu.SConv2dLSTM`` against snnTorch's loop."""
 
 import copy
 import pickle
@@ -38,7 +38,7 @@ def loop(neuron, x, *state):
 
 
 def compare(shape, state=False, **options):
-    """Outputs and gradients of ``sequence`` and snnTorch's loop, in float32; both in float64 agree closely."""
+    """Compare ``sequence`` with snnTorch's loop in float32; in float64 both agree closely."""
     own, theirs = make(snn, shape, **options), make(snntorch, shape, **options)
     assert isinstance(own, type(theirs))
     assert list(own.state_dict()) == list(theirs.state_dict())
@@ -85,7 +85,7 @@ def test_options(kind):
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_quantized_states(kind):
-    """Rounding may choose another level: most states are the same, and all are levels."""
+    """Rounding may choose another level: most states are equal, and all are levels."""
     quantizer = quant.state_quant(4, threshold=0.5)
     own = make(snn, SHAPES[kind], state_quant=quantizer, reset_mechanism="subtract")
     assert own.runs_fused()
@@ -112,12 +112,12 @@ def test_long_inputs_go_in_parts(monkeypatch):
 
 
 def scattered(tensor):
-    """The same numbers, not one behind the other in memory."""
+    """Return the same numbers with a gap between them in memory."""
     return torch.stack([tensor, tensor + 1], -1)[..., 0]
 
 
 def arguments(kind, reset=0, dtype=torch.float64, states=True, steps=None, threshold=0.05):
-    """What ``spiking_lstm_fwd`` takes."""
+    """Return the arguments of ``spiking_lstm_fwd``."""
     neuron = make(snn, SHAPES[kind], bias=kind != "convolution" or steps is None).to(dtype)
     x = torch.randn(SHAPES[kind] if steps is None else SHAPES[kind][1:], dtype=dtype)
     cell, how = neuron._cell().plain()
@@ -196,13 +196,13 @@ def test_a_gradient_is_each_parameters_own():
 @pytest.mark.skipif(host.library is None, reason=host.unavailable_reason or "")
 def test_threads_change_no_bit():
     given = arguments("linear", dtype=torch.float32, states=False)
-    given[0] = torch.randn(2, 1200, 8)  # more rows than a thread takes at once
+    given[0] = torch.randn(2, 1200, 8)  # more rows than a thread takes together
 
     def run():
         made = torch.ops.snnipu.spiking_lstm_fwd(*given)
         back = (made[1], made[2], *made, *given, [True] * (4 + len(given[3])))
         grads = torch.ops.snnipu.spiking_lstm_bwd(*back)
-        return [*made, *grads[:4], *grads[4][2:]]  # the products of the weights' are PyTorch's
+        return [*made, *grads[:4], *grads[4][2:]]  # PyTorch computes the weights' products
 
     assert_all_equal(with_threads(run, (1, 3)))
 
@@ -219,7 +219,7 @@ def test_16_bit(dtype):
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_gradients_of_what_is_the_same_at_all_steps(kind):
-    """A constant input, and a loss of a sum over time."""
+    """The input is constant, and the loss is a sum over time."""
     neuron = make(snn, SHAPES[kind], reset_mechanism="subtract").double()
     x = torch.randn(SHAPES[kind][1:], dtype=torch.float64, requires_grad=True)
     weight = torch.randn(neuron._cell().shape(x.shape), dtype=torch.float64)
@@ -335,7 +335,7 @@ def test_pickles_and_copies():
         neuron = make(snn, shape).double()
         x = torch.randn(shape, dtype=torch.float64)
         expected = neuron.sequence(x)
-        if kind != "forgetful":  # there snnTorch's step has float32 zeros for its states
+        if kind != "forgetful":  # snnTorch's step starts from float32 zeros
             neuron(x[0].requires_grad_(), *(state[0] for state in expected[1:]))
         for twin in (pickle.loads(pickle.dumps(neuron)), copy.deepcopy(neuron)):
             twin.reset_mem()

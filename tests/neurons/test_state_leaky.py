@@ -1,4 +1,4 @@
-"""``snnipu.StateLeaky`` and ``snnipu.LinearLeaky`` beside snnTorch's convolution."""
+"""``snnipu.StateLeaky`` and ``snnipu.LinearLeaky`` against snnTorch's convolution."""
 
 import pytest
 import snntorch

@@ -1,4 +1,4 @@
-"""A step is described once and checked at each call: whatever changes between two steps is seen."""
+"""A step is described once and checked at each call: every change between two steps takes effect."""
 
 import copy
 from types import MethodType
@@ -79,7 +79,10 @@ class _Halved(torch.nn.Module):
 
 
 def run(kind, change, init_hidden=False, anew=False, source=snn, start=lambda lif: None):
-    """Spikes, states, gradients and error of eight steps, ``change`` after the fourth; ``anew``: described at each."""
+    """Run eight steps with ``change`` after the fourth; return spikes, states, gradients and the error.
+
+    With ``anew`` the step is described again at each call.
+    """
     snntorch.SpikingNeuron.init()
     torch.manual_seed(0)
     lif = neuron_of(kind, 6, source, init_hidden=init_hidden, output=True)
@@ -98,7 +101,7 @@ def run(kind, change, init_hidden=False, anew=False, source=snn, start=lambda li
     error = None
     try:
         torch.stack([(value * (i + 1)).sum() for i, value in enumerate(out)]).sum().backward()
-    except RuntimeError as caught:  # of a parameter written in place, say
+    except RuntimeError as caught:  # for a parameter written in place
         error = str(caught)[:100]
     grads = {name: p.grad for name, p in parameters.items()}
     return [value.detach() for value in out], x.grad, grads, error
@@ -140,7 +143,7 @@ def _function(u):
     return (u > 0.5) + 0 * u
 
 
-# What makes steps snnTorch's, and what takes that away again.
+# Changes that make steps run by snnTorch, and their inverses.
 UNFUSED = {
     "state_quant": (CHANGES["quantised"], lambda lif: setattr(lif, "state_quant", False)),
     "fire": (CHANGES["fire of its own"], lambda lif: delattr(lif, "fire")),
@@ -160,7 +163,7 @@ UNFUSED = {
 @pytest.mark.parametrize("unfused", UNFUSED)
 @pytest.mark.parametrize("kind", ["Leaky", "Leaky, learnt", "Synaptic"])
 def test_steps_that_are_snntorchs_see_a_change(kind, unfused, init_hidden, change):
-    """They, too, are looked at no more closely than they must be."""
+    """Steps that snnTorch runs are also described once and checked at each call."""
     start, back = UNFUSED[unfused]
     changes = {"nothing": lambda lif: None, "back": back, **CHANGES}
 
@@ -175,7 +178,7 @@ def test_steps_that_are_snntorchs_see_a_change(kind, unfused, init_hidden, chang
 
 @pytest.mark.parametrize("kind", [snntorch.SpikingNeuron, snntorch.Leaky])
 def test_a_reset_signal_of_snntorch_that_is_exchanged(kind, monkeypatch):
-    """For all neurons that there are, or for one kind."""
+    """The signal of all neurons, or of one class, is replaced."""
     monkeypatch.setattr(fused_module, "_SAID", set())
     x = torch.full((3, 4), 0.75)
     pairs = [[source.Leaky(beta=0.9, state_quant=q) for source in (snn, snntorch)] for q in (False, _half)]
@@ -209,18 +212,18 @@ def test_what_snntorchs_step_is_not_given():
 
 
 def step_of(lif):
-    """An input, and a state for the next step."""
+    """Return an input, and a state for the next step."""
     x = torch.randn(SHAPE)
     return x, lif(x)[1]
 
 
 def direct(lif, x, mem):
-    """A step by a direct call of the kernel; None where the layer does not make it so."""
+    """Call the kernel of a step directly; return None if the layer does not allow it."""
     return lif._direct_step(lif._describe(), x, (mem,))
 
 
 def test_steps_that_are_columns_of_a_sequence():
-    """``x[:, t]``, whose memory is not in a row."""
+    """``x[:, t]`` is not contiguous."""
     lif = snn.Leaky(beta=0.9, threshold=0.3)
     given = torch.randn(4, 3, 5)
     found = []
@@ -260,7 +263,7 @@ def test_no_direct_call_takes_what_its_kernel_does_not():
         (x.to_sparse(), mem),
     ]:
         assert direct(lif, other, state) is None
-    # Others who look on.
+    # Profilers and modes see the operator.
     with torch.autograd.profiler.profile():
         assert direct(lif, x, mem) is None
     with torch.autograd.forward_ad.dual_level():
@@ -292,11 +295,11 @@ def test_parameters_that_no_longer_fit_the_step():
     expected = neuron_of("Leaky, learnt", 6, snntorch)
     expected.beta.data = lif.beta.data
     assert torch.equal(direct(lif, x, mem)[1], expected(x, mem)[1])
-    assert lif._last_step[1].grad_fn is None  # the graph of the step before is not kept alive
+    assert lif._last_step[1].grad_fn is None  # the graph of the previous step is not kept alive
 
 
 def test_a_parameter_that_is_a_plain_attribute_is_read_at_every_step():
-    """As pruning and the older weight norm leave it: a hook sets it before each call."""
+    """Pruning and the older weight norm leave a plain attribute, which a hook sets before each call."""
     lif = snn.Leaky(beta=0.9)
     x = torch.rand(SHAPE)
     for value in (1.0, 0.25):
@@ -340,7 +343,7 @@ def test_writes_into_what_a_step_was_given_or_gave_do_not_reach_its_gradient(kin
         torch.rand(SHAPE, dtype=dtype).requires_grad_(),
         *(state.detach().clone().requires_grad_() for state in first),
     ]
-    given = given if kind.startswith("R") else [given[0], *given[2:]]  # the spikes, too, where they come back
+    given = given if kind.startswith("R") else [given[0], *given[2:]]  # recurrent neurons take spikes
     made = lif(*given)
     upstream = [torch.rand_like(value) for value in made]
     leaves = [*given, *(p for p in lif.parameters() if p.requires_grad)]
@@ -354,7 +357,7 @@ def test_writes_into_what_a_step_was_given_or_gave_do_not_reach_its_gradient(kin
     for value in (*given, *made):
         if not (
             hasattr(lif, "recurrent") and not hasattr(lif, "V") and value is given[1]
-        ):  # PyTorch's product saves the spikes that it is given
+        ):  # PyTorch's product saves the spikes
             value.data.fill_(7.0)
     torch.testing.assert_close(grads(), expected, rtol=0, atol=0)
 

@@ -1,4 +1,4 @@
-"""Single steps of ``MultiStep`` as they come: by what a neuron prepares for a step, and with a sequence's numbers."""
+"""Single steps of ``MultiStep``: by a neuron's prepared step, with the results of a sequence."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_steps_as_they_come_are_the_sequence(name, output, dtype):
     made = [parts(net(steps[t : t + 1])) for t in range(12)]
     for found, wanted in zip([torch.cat(same) for same in zip(*made)], expected):
         assert found.dtype == wanted.dtype == dtype
-        if name.startswith("R"):  # a product by itself and one of several steps
+        if name.startswith("R"):  # products of one step and of several steps round differently
             torch.testing.assert_close(found, wanted)
         else:
             assert torch.equal(found, wanted)
@@ -51,7 +51,7 @@ def test_steps_as_they_come_are_the_sequence(name, output, dtype):
 
 @pytest.mark.parametrize("name", NEURONS)
 def test_a_step_is_no_sequence(name, monkeypatch):
-    """From the first one on."""
+    """The first step, too."""
     neuron = neuron_of(name, 40, init_hidden=True)
     net = fresh(neuron)
     monkeypatch.setattr(FusedNeuron, "_sequence", lambda *_, **__: pytest.fail("a sequence"))

@@ -1,4 +1,4 @@
-"""``SynapticDelay``: a step at a time, as a sequence and in a network, against its definition."""
+"""``SynapticDelay``: step by step, as a sequence and in a network, against its definition."""
 
 import copy
 import math
@@ -61,7 +61,7 @@ def test_in_a_network_and_reset():
     delay = snn.SynapticDelay(3, 1.5, channels=4, learn_delay=True)
     net = snn.MultiStep(nn.Linear(6, 4), snn.Leaky(beta=0.9, threshold=0.3), delay, nn.Linear(4, 2))
     out = net(x)
-    assert torch.equal(net(x), out)  # nothing is left of the call before
+    assert torch.equal(net(x), out)  # the call before has no effect
     lif, mem = net[1], net[1].reset_mem()
     rows = []
     for step in x:
@@ -104,7 +104,7 @@ def test_each_call_of_a_network_starts_anew_inside_modules_and_with_hooks():
 @pytest.mark.slow
 @needs_backend
 def test_a_compiled_loop_is_the_loop():
-    """From nothing on its way, and going on with what the call before left."""
+    """The loop starts with an empty delay, and continues from the previous call."""
 
     class Net(nn.Module):
         def __init__(self):
@@ -175,7 +175,7 @@ def test_bad_input():
 @pytest.mark.parametrize("kernel", ["linear", "gaussian"])
 @pytest.mark.parametrize("max_delay", [0, 3])
 def test_delays_that_are_not_finite(kernel, max_delay):
-    """NaN gives NaN, of its channel alone; what is infinite counts as the end."""
+    """NaN gives NaN, in its channel alone; an infinite delay is clamped."""
     layer = snn.SynapticDelay(max_delay, torch.zeros(4), learn_delay=True, kernel=kernel)
     ends = copy.deepcopy(layer)
     with torch.no_grad():

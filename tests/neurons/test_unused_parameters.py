@@ -1,4 +1,4 @@
-"""A parameter that takes part in no result has no gradient: None, as with snnTorch, and not zeros."""
+"""A parameter that no result depends on has the gradient None, as in snnTorch, and not zeros."""
 
 import pytest
 import snntorch
@@ -21,7 +21,7 @@ READ = ("membranes", "spikes", "both")
 @pytest.mark.parametrize("reset", ["subtract", "zero", "none"])
 @pytest.mark.parametrize("all_to_all", [False, True])
 def test_so_it_is_of_one_step_of_a_recurrent_neuron(all_to_all, reset):
-    """Its spikes are a state, which only a next step reads."""
+    """The spikes are a state that only the next step reads."""
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)) * 2
     found = []
     for kit in (snntorch, snn):

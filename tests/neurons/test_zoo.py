@@ -1,4 +1,4 @@
-"""snnTorch's neurons on fused kernels: its numbers, gradients and states, and its own code where that must run."""
+"""snnTorch's neurons on fused kernels: its results, gradients and states, and its own code where required."""
 
 import copy
 import inspect
@@ -25,7 +25,7 @@ def spread(low, high):
     return torch.linspace(low, high, N)
 
 
-# Neuron -> keywords, one value and per neuron; everything learns that can.
+# Neuron -> keywords with one value, and with a value per neuron; all parameters learn.
 NEURONS = {
     "Leaky": [
         {"beta": 0.9, "threshold": 1},
@@ -82,7 +82,7 @@ CASES = [
 
 
 def twins(name, **keywords):
-    """Ours and snnTorch's; V and others in the dtype they are given."""
+    """Return our neuron and snnTorch's; V and other tensors keep their dtype."""
     return getattr(snn, name)(**copy.deepcopy(keywords)), getattr(snntorch, name)(**copy.deepcopy(keywords))
 
 
@@ -125,7 +125,7 @@ def test_numbers_and_gradients_are_snntorchs(name, keywords, chosen, dtype, sing
         elif one is None:
             assert not other.any()
         else:
-            # Sums of parameters' gradients cancel. In float64 snnTorch's go through float32 spikes.
+            # Sums of parameters' gradients cancel. In float64 snnTorch's pass through float32 spikes.
             same(one, other, scale * 9 if place > len(initial) else None)
 
 
@@ -137,14 +137,14 @@ def test_a_step_runs_the_kernel(monkeypatch):
     x = torch.randn(2, N)
     layer(x, *layer.reset_mem())
     assert calls == [1]
-    layer(x.half(), torch.zeros(2, N), torch.zeros(2, N))  # dtypes that mix are snnTorch's
+    layer(x.half(), torch.zeros(2, N), torch.zeros(2, N))  # snnTorch runs mixed dtypes
     layer(x.half())
     assert calls == [1]
 
 
 @pytest.mark.parametrize("name", NEURONS)
 def test_small_steps_on_a_gpu_are_snntorchs(name, monkeypatch):
-    """Told by the input; here it is told so."""
+    """The layer asks its input for the device; the test replaces the answer."""
     ours, theirs = twins(name, **NEURONS[name][0])
     x, states = random(5, 2, N), [torch.zeros(2, N) for _ in STATES[name]]
     monkeypatch.setattr(fused.FusedNeuron, "_is_snntorchs_on_gpu", lambda self, x: True)
@@ -154,7 +154,7 @@ def test_small_steps_on_a_gpu_are_snntorchs(name, monkeypatch):
 
 
 def test_which_steps_are_snntorchs_on_a_gpu():
-    """Small ones, and those of a layer that is elsewhere; a layer on the CPU stands for one on the GPU."""
+    """snnTorch runs small steps, and steps on other devices. A CPU layer stands for a GPU layer here."""
     here, elsewhere = torch.device("cpu"), torch.device("cuda")
     many = fused.FEWEST_OF_A_STEP
     leaky, alpha = snn.Leaky(beta=0.9), snn.Alpha(alpha=0.9, beta=0.8)
@@ -182,7 +182,7 @@ def test_another_layer_in_the_place_of_one_to_one_is_called():
 
 
 def test_a_fixed_strength_is_fused_where_the_layer_was_cast_or_moved():
-    """snnTorch's connection keeps the tensor it was made with, whatever becomes of the layer's."""
+    """snnTorch's connection keeps its original tensor after the layer's is cast or moved."""
     x = random(9, 2, N)
     for name in ("RLeaky", "RSynaptic"):
         ours, theirs = twins(name, **{**NEURONS[name][0], "learn_recurrent": False})
@@ -215,7 +215,7 @@ def test_classes_stand_in_for_snntorchs(name):
 
 
 def test_delta_leaky_goes_on_where_its_membrane_was_detached():
-    """Nobody reads the earlier membrane, and snnTorch's ``detach_hidden`` leaves it in its graph."""
+    """The result does not depend on the earlier membrane, which snnTorch's ``detach_hidden`` leaves in the graph."""
     net = snn.MultiStep(torch.nn.Linear(N, N), snn.DeltaLeaky(beta=0.9, delta_threshold=0.2, init_hidden=True))
     for _ in range(2):
         net(random(3, 2, N))[1][0].sum().backward()
@@ -225,7 +225,7 @@ def test_delta_leaky_goes_on_where_its_membrane_was_detached():
 
 @pytest.mark.parametrize("name", NEURONS)
 def test_init_hidden(name):
-    """States stay in the layer between calls, of steps and of sequences."""
+    """States stay in the layer between calls of steps and sequences."""
     keywords = {**NEURONS[name][0], "init_hidden": True}
     ours, theirs = twins(name, **keywords)
     x = random(8, 2, N)
@@ -301,7 +301,7 @@ def test_reset_mechanism_may_be_set():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", NEURONS)
 def test_sixteen_bits(name, dtype):
-    """State in float32, spikes decided on the membrane as it is returned: the reference's numbers."""
+    """The state is float32, and the returned membrane decides the spikes: the reference's numbers."""
     layer = getattr(snn, name)(**NEURONS[name][1])
     x = random(6, 2, N, dtype=dtype)
     out = layer.sequence(x)
@@ -352,7 +352,7 @@ def test_a_hook_on_the_recurrence_is_called():
 @needs_compile
 @pytest.mark.parametrize("name", ["Leaky", "Lapicque", "RSynaptic"])
 def test_a_step_compiled_whole(name):
-    """One graph: the step is snnTorch's code, which the compiler fuses itself."""
+    """The step is one graph of snnTorch's code, which the compiler fuses."""
     layer = getattr(snn, name)(**NEURONS[name][1])
     current, states = random(2, N), [torch.zeros(2, N) for _ in STATES[name]]
     torch._dynamo.reset()
@@ -390,7 +390,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_states_are_no_buffers(name):
-    """They move with the module all the same: DistributedDataParallel broadcasts buffers."""
+    """States still move with the module. DistributedDataParallel broadcasts buffers."""
     keywords, shape = KINDS[name]
     ours, theirs = twins(name, **keywords, init_hidden=True)
     theirs.load_state_dict(ours.state_dict())
@@ -411,7 +411,7 @@ def test_states_are_no_buffers(name):
 
 @pytest.mark.parametrize("name", ["Synaptic", "RLeaky"])
 def test_parameters_of_one_element_load(name):
-    """From one of no dimension, and the other way round."""
+    """A parameter of one element loads from one without dimensions, and the reverse."""
     one, other = (getattr(snn, name)(**NEURONS[name][0], threshold=value) for value in (0.3, torch.tensor([0.7])))
     saved = copy.deepcopy(other.state_dict())
     other.load_state_dict(one.state_dict())
@@ -423,7 +423,7 @@ def test_parameters_of_one_element_load(name):
 @pytest.mark.parametrize("name", ["Lapicque", "Synaptic", "Leaky"])
 @pytest.mark.parametrize("single", [True, False])
 def test_what_is_made_of_the_parameters_follows_them(name, single):
-    """Whatever changed them: in place, by ``.data``, another number, another dtype."""
+    """The change is in place, by ``.data``, or gives another number or dtype."""
     layer = getattr(snn, name)(**NEURONS[name][0])
     x = torch.rand(4, 2, N) * 2
 
@@ -452,7 +452,7 @@ def test_what_is_made_of_the_parameters_follows_them(name, single):
 
 @pytest.mark.parametrize("single", [True, False])
 def test_trained_after_inference(single):
-    """What inference mode made is no part of a graph."""
+    """Tensors made in inference mode are not part of a later graph."""
     layer = snn.Lapicque(beta=0.83, threshold=0.37)
     x = torch.rand(4, 2, N)
 

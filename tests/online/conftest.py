@@ -1,4 +1,4 @@
-"""Fixtures of the tests of online learning."""
+"""Fixtures for the tests of online learning."""
 
 import pytest
 import torch

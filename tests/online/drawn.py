@@ -1,4 +1,4 @@
-"""Networks for online learning, drawn at random, and streams of chunks with their gradients."""
+"""Random networks for online learning, and streams of chunks with their gradients."""
 
 import torch
 from torch import nn
@@ -32,7 +32,8 @@ def _plain(kind, *arguments, **options):
     return lambda shape: kind(*arguments, **options)
 
 
-# Type -> makes a module for steps of a shape, without the batch; the dimensions of such a step, None: any.
+# Type -> function that makes a module for steps of a shape, without the batch, and the dimensions of such a step (None:
+# any).
 KINDS = {
     **{
         kind: (_plain(kind), None)
@@ -61,7 +62,7 @@ KINDS = {
     },
     **{getattr(nn, f"Dropout{dims}d"): (_plain(getattr(nn, f"Dropout{dims}d")), dims + 1) for dims in (1, 2, 3)},
 }
-# Others of a type.
+# More modules of these types.
 MORE = [
     (lambda shape: nn.LayerNorm(shape[-1:], elementwise_affine=False), None),
     (lambda shape: nn.GroupNorm(1, shape[0], affine=False), None),
@@ -83,21 +84,21 @@ def shape_of(module, shape):
 
 
 def fitting(draw, kinds, shape):
-    """Draw a module and return it with the shape behind it; None if it does not take steps of this shape."""
+    """Draw a module and return it with the shape of its output; None if it does not take steps of this shape."""
     make, dims = draw.choice(kinds)
     if dims not in (None, len(shape)):
         return None
     module = make(shape).double().eval()
     try:
         after = shape_of(module, shape)
-    except RuntimeError:  # too small for a pool, say
+    except RuntimeError:  # for example too small for a pool
         return None
     random = isinstance(module, nn.modules.dropout._DropoutNd) and draw.random() < 0.5
     return (module.train(random), after) if min(after) else None
 
 
 def weights(draw, shape):
-    """Draw a layer with weights, and return it with the shape behind it."""
+    """Draw a layer with weights and return it with the shape of its output."""
     kind = draw.choice([k for k, dims in WEIGHTS.items() if dims in (None, len(shape))])
     bias = draw.random() < 0.7
     front = [nn.Flatten()] if kind is nn.Linear and len(shape) > 1 and draw.random() < 0.5 else []
@@ -146,7 +147,7 @@ def neuron(draw, shape, is_eprops_readout):
 
 
 def network(draw, rule):
-    """Draw a network, and return it with the shape of its input's steps."""
+    """Draw a network and return it with the shape of its input's steps."""
     first = shape = STEPS[draw.choice([1, 1, 1, 2, 3, 3, 4])]
     kinds, modules, count = [*KINDS.values(), *MORE], [], draw.randint(1, 3)
 
@@ -180,7 +181,7 @@ def flat(out):
 def learn(online, x, upstream, lengths, begins=None):
     """Run a stream in chunks of these lengths; return its results, the gradients, and the gradient of ``x``.
 
-    ``upstream``: the gradients of the results; ``begins``: called with the first step of each chunk.
+    ``upstream`` are the gradients of the results. ``begins`` is called with the first step of each chunk.
     """
     online.reset()
     online.zero_grad()

@@ -1,6 +1,7 @@
-"""Online rules written out: every step of every layer, all traces carried forward, in plain PyTorch and float64.
+"""Reference of the online rules: every step of every layer, with all traces, in plain PyTorch and float64.
 
-The derivatives of one step come from autograd on the neuron's equation. No chunk, no adjoint over time, no kernel.
+Autograd gives the derivatives of one step of the neuron's equation. There are no chunks, no adjoint over time and no
+kernels.
 """
 
 import math
@@ -11,13 +12,13 @@ from snnipu import equations
 
 
 def heaviside(u):
-    """A spike with the gradient of the default surrogate, ``atan``, in the precision of ``u``."""
+    """Return spikes with the gradient of the default surrogate, ``atan``, in the precision of ``u``."""
     soft = torch.atan(math.pi * u) / math.pi
     return (u > 0).to(u.dtype) + (soft - soft.detach())
 
 
 class Step:
-    """One step of an equation: values, and the derivatives of each result by each state, by x and by each parameter."""
+    """One step of an equation: the results, and their derivatives by states, x and parameters."""
 
     def __init__(self, function, x, states, parameters, options, without_reset=False):
         names, leaves = list(parameters), [x, *states, *parameters.values()]
@@ -32,7 +33,7 @@ class Step:
         made = function(*arguments[0], **arguments[1], spike=spike, **options)
         self.values = [value.detach() for value in made]
         if without_reset and "reset_mechanism" in options:
-            # The neuron without its reset, its spikes' surrogate at the membranes that there are.
+            # The neuron without its reset, with the surrogate at the original membranes.
             there = iter(list(seen))
             changed = {**options, "reset_mechanism": "none"}
             made = function(
@@ -48,7 +49,7 @@ class Step:
 
 
 class Layer:
-    """Linear weights and a neuron: its state, and the traces of every weight and parameter, neuron by neuron."""
+    """Linear weights and a neuron: the states, and the traces of every weight and parameter."""
 
     def __init__(self, linear, neuron, rule, batch):
         self.linear, self.neuron, self.rule = linear, neuron, rule
@@ -60,7 +61,7 @@ class Layer:
         self.values = {k: torch.as_tensor(v, dtype=torch.float64).detach() for k, v in neuron._values().items()}
         if self.all_to_all:
             self.values["V"] = torch.ones((), dtype=torch.float64)
-        # Inputs of the neurons: from below, one for the bias, and round the loop.
+        # The neurons' inputs: from below, the bias, and the recurrent spikes.
         self.sizes = [linear.in_features, 1, *([count, 1] if self.all_to_all else [])]
         self.traces = [[torch.zeros(batch, count, size, dtype=torch.float64) for size in self.sizes] for _ in names]
         self.own = [{k: torch.zeros(batch, count, dtype=torch.float64) for k in self.values} for _ in names]
@@ -68,7 +69,7 @@ class Layer:
         self.own_grads = dict.fromkeys(self.values, 0.0)
 
     def step(self, u):
-        """The output and the states, ``dout/dx`` at once, and functions of the outputs' gradients."""
+        """Advance one step and return its results."""
         rule, batch, count = self.rule, u.shape[0], self.linear.out_features
         states = list(self.states)
         inputs = [u, u.new_ones(batch, 1)]
@@ -78,7 +79,7 @@ class Layer:
         spread = {k: v.expand(batch, count) for k, v in self.values.items()}
         made = Step(self.function, self.linear(u).detach(), states, spread, self.options, rule == "ottt")
         names = list(spread)
-        # The states' derivatives by those before: what the rule keeps.
+        # Derivatives of the results by the previous states, reduced by the rule.
         by = [list(of[1 : 1 + len(states)]) for of in made.of]
         for of in by:
             if rule == "sltt":
@@ -109,7 +110,7 @@ class Layer:
         return made.values
 
     def low_pass(self, decay):
-        """Let the output be its low-pass: as a leaky readout remembers it."""
+        """Replace the output by its low-pass, which is the memory of a leaky readout."""
         if not hasattr(self, "low"):
             traces, own = self.of_results
             self.low = [torch.zeros_like(t) for t in traces[0]], {k: torch.zeros_like(v) for k, v in own[0].items()}
@@ -121,7 +122,7 @@ class Layer:
         self.of_results = [traces], [own]
 
     def learn(self, grads):
-        """Adds the gradients of a step whose results have these; returns that of the input, at once."""
+        """Add the gradients of a step with these upstream gradients; return the gradient of its input."""
         traces, own = self.of_results
         for grad, of, of_own in zip(grads, traces, own):
             for total, trace in zip(self.grads, of):
@@ -131,7 +132,7 @@ class Layer:
         return sum(grad * of[0] for grad, of in zip(grads, self.made.of))
 
     def parameters(self):
-        """Each parameter with its gradient."""
+        """Return each parameter with its gradient."""
         found = [(self.linear.weight, self.grads[0]), (self.linear.bias, self.grads[1].flatten())]
         if self.all_to_all:
             recurrent = self.neuron.recurrent
@@ -144,9 +145,17 @@ class Layer:
 
 
 def gradients(net, x, loss, rule, *, feedback=(), readouts=(), low_pass=None, local_loss=None):
-    """The gradients of ``net``'s parameters: linear layers and neurons in turn; ``loss(t, spk, *states)`` of each step.
+    """Return the gradients of ``net``'s parameters.
 
-    ``feedback``: e-prop's matrices, none for the weights; ``low_pass``: the readout's decay; ``readouts``: DECOLLE's.
+    Args:
+       net: Linear layers and neurons in turn.
+       x: The input ``[T, B, in]``.
+       loss: The loss of each step, ``loss(t, spk, *states)``.
+       rule: The rule's name.
+       feedback: The matrices of e-prop; empty for the weights.
+       readouts: The readouts of DECOLLE.
+       low_pass: The decay of the readout.
+       local_loss: The loss of each readout of DECOLLE.
     """
     modules = list(net)
     layers = [Layer(*pair, rule, x.shape[1]) for pair in zip(modules[::2], modules[1::2])]

@@ -1,4 +1,4 @@
-"""Weights that are computed from others at each call: weight_norm, parametrizations, pruning, and what is refused."""
+"""Weights computed from other parameters at each call: weight_norm, parametrizations, pruning, and errors."""
 
 import warnings
 
@@ -89,12 +89,12 @@ def learn(net, rule, lengths, prepared=False):
 @pytest.mark.parametrize("rule", RULES)
 def test_gradients_reach_what_a_weight_is_made_of(rule, computed, front):
     if rule == "eprop-adaptive" and isinstance(front(), nn.Conv2d):
-        return  # it must know how many neurons there are
+        return  # it needs the number of neurons
     net = network(front)
     COMPUTED[computed](net[0])
     with torch.no_grad():
         expected = net(stream(net))[1]
-    # By the gradients of the plain layer's weight and bias.
+    # The chain rule from the gradients of the plain layer's weight and bias.
     plain = network(front)
     own = dict(net[0].named_parameters())
     net[0](stream(net)[0])  # hooks compute the weight in a call

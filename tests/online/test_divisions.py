@@ -1,4 +1,4 @@
-"""Gradients do not depend on the division of a stream into chunks, whatever stands in a network; or it is refused."""
+"""Gradients do not depend on the division of a stream into chunks, for every network that is accepted."""
 
 import random
 import re
@@ -12,7 +12,7 @@ import snnipu as snn
 from snnipu.neurons import multistep
 
 NAMED = re.compile(r"module \d+|x must not require a gradient")
-# Not linear, and with parameters.
+# Modules that are nonlinear and have parameters.
 PARAMETRIC = {nn.LayerNorm, nn.GroupNorm, nn.PReLU}
 LINEAR = {
     *(nn.Identity, nn.Flatten, nn.Unflatten, nn.Upsample, nn.ZeroPad2d, nn.PixelShuffle),
@@ -24,7 +24,7 @@ DROPOUTS = set(multistep._RANDOM)
 
 @pytest.fixture
 def masks(monkeypatch):
-    """Give dropout masks that depend on the step alone; the result is called with the first step of a chunk."""
+    """Use dropout masks that depend only on the step. The result must be called with the first step of a chunk."""
     batch, first = 2, 0
 
     def begins(step):
@@ -49,7 +49,7 @@ def divisions(steps):
 
 
 def compare(online, x, begins):
-    """Raise AssertionError where a stream of several chunks has other gradients than one of a single chunk."""
+    """Check that a stream of several chunks has the gradients of a single chunk."""
     with torch.no_grad():
         whole = drawn.flat(online(x, single=False))
     upstream = [torch.randn_like(part) for part in whole]
@@ -69,7 +69,7 @@ def compare(online, x, begins):
 
 
 def refused_or_equal(net, x, rule, options, begins):
-    """Return the gradients, once compared, or the error that refuses the network before it learns."""
+    """Compare and return the gradients, or return the error that refuses the network before it learns."""
     online = None
     try:
         online = snn.Online(net, rule=rule, **options).double()
@@ -89,7 +89,7 @@ def test_every_kind_is_tried():
 @pytest.mark.parametrize("kind", drawn.KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("rule", drawn.RULES)
 def test_each_kind_between_neurons(rule, kind, masks):
-    """Gradients are equal in all divisions, or the module is refused: exactly those that the rule cannot carry."""
+    """Gradients are equal in all divisions, or the rule refuses the module: exactly those that it cannot handle."""
     make, dims = drawn.KINDS[kind]
     shape = drawn.STEPS[dims or 1]
     between = make(shape).double().eval()

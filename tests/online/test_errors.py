@@ -1,4 +1,4 @@
-"""Inputs and networks that are not as expected: right, or an error that names them and says what to do."""
+"""Unexpected inputs and networks: right results, or an error that names the cause and the remedy."""
 
 import copy
 
@@ -47,7 +47,7 @@ def learn(learner, x, length=3, **how):
 
 
 BODIES = {
-    # Of the same width: the traces of the first one fit the second.
+    # The same width: the traces of the first would fit the second.
     "two": (lambda: [nn.Linear(8, 6), nn.Linear(6, 6)], (8,), r"module 1 .Linear.: rule .*"),
     "conv1d": (lambda: [nn.Conv1d(1, 2, 3), nn.Flatten()], (1, 5), "module 0 .Conv1d.: rule .*"),
     "pool": (lambda: [nn.Conv2d(1, 6, 2), nn.AvgPool2d(2), nn.Flatten()], (1, 3, 3), "module 1 .AvgPool2d.: rule .*"),
@@ -65,7 +65,7 @@ BODIES = {
 @pytest.mark.parametrize("rule", ["eprop", "ottt", "snap1"])
 @pytest.mark.parametrize("body", BODIES)
 def test_what_each_weights_trace_does_not_go_through(body, rule):
-    """The traces of e-prop's low-pass, and of neurons with a decay for each of them."""
+    """Check e-prop's low-pass, and neurons with a decay for each of them."""
     make, shape, message = BODIES[body]
     each = {} if rule == "eprop" else {"beta": torch.rand(6)}
     net = snn.MultiStep(*make(), leaky(**each), nn.LazyLinear(3), leaky())
@@ -320,7 +320,7 @@ def test_modules_that_change_in_the_middle_of_a_stream(rule, change):
     change_it(net)
     with pytest.raises(ValueError, match=f"the network has changed: .*{message}.*; call reset"):
         learner(x[3:])
-    if change not in ("weight", "other weights"):  # whose other parts do not fit
+    if change not in ("weight", "other weights"):  # the other parts do not fit
         learn(learner, x.double() if change == "dtype" else x)  # another stream
     learner.net = before
     state = learner.stream_state()
@@ -350,7 +350,7 @@ def test_layers_without_a_matrix(rule):
 
 @pytest.mark.parametrize("rule", ["ottt", "snap1", "eprop", "decolle"])
 def test_one_decay_in_place_of_each_neurons(rule):
-    """Traces of each weight go on where those of inputs would do."""
+    """Traces of each weight continue where traces of the inputs would suffice."""
     net, x = network().double(), stream().double()
     learner = online(net, rule)
     expected = [grad.clone() for grad in learn(learner, x)]
@@ -361,7 +361,7 @@ def test_one_decay_in_place_of_each_neurons(rule):
         total = sum(part.square().sum() for part in learner(chunk))
         (total + sum(readout.square().sum() for readout in learner.readouts)).backward()
     for grad, p in zip(expected, (p for p in learner.parameters() if p.grad is not None)):
-        torch.testing.assert_close(p.grad, grad, rtol=1e-6, atol=1e-6)  # 0.9 of float32
+        torch.testing.assert_close(p.grad, grad, rtol=1e-6, atol=1e-6)  # 0.9 in float32
 
 
 def _fail(*arguments):

@@ -1,4 +1,4 @@
-"""Event-driven layers learning online: against explicit steps of their operators, and their dense form."""
+"""Event-driven layers that learn online, against explicit steps of their operators and their dense form."""
 
 import copy
 
@@ -58,12 +58,12 @@ def product(layer, x, weight):
 
 
 def weigh(out):
-    """A loss whose gradient differs from neuron to neuron."""
+    """Return a loss whose gradient differs from neuron to neuron."""
     return (out * torch.arange(1.0, 1 + out.shape[-1], dtype=out.dtype)).sum()
 
 
 def oracle(net, x, rule):
-    """Every step by itself: the layer below gets the error of that step, weights that of their inputs' traces."""
+    """Compute gradients step by step: the error of that step for the layer below, input traces for weights."""
     memory = [None] * len(net.layers)
     traces = [0.0] * len(net.layers)
     ones = [0.0] * len(net.layers)
@@ -96,7 +96,7 @@ def oracle(net, x, rule):
 
 
 def gradients(net):
-    """Of weights and biases."""
+    """Return the gradients of weights and biases."""
     found = [p.grad.clone() for layer in net.layers for p in (layer.weight, layer.bias) if p is not None]
     net.zero_grad()
     return found
@@ -197,7 +197,7 @@ def readout():
 
 
 def dense_form(net):
-    """The network of ordinary layers that computes the same, with weights of its own."""
+    """Return the equivalent network of ordinary layers, with separate weights."""
     made = []
     for part in copy.deepcopy(net):
         if isinstance(part, nn.Linear):

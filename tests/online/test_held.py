@@ -1,4 +1,4 @@
-"""A chunk as one graph: the same results and gradients as without, and on PopTorch's host runtime and the IPU model."""
+"""A chunk as one graph: the same results and gradients in Python, on PopTorch's host runtime and the IPU model."""
 
 import json
 
@@ -112,7 +112,7 @@ def test_each_sample_begins_when_it_is_told(rule):
             weigh(other(chunk)).backward()
     for grad, parameter in zip(own, net.parameters()):
         assert relative_error(grad, parameter.grad) < TIGHT
-    # Those of one stream, for all samples at once, and reset().
+    # The begins of one stream, for all samples together, equal reset().
     online.reset()
     whole = online(x[:4])
     online(x[4:8])
@@ -236,7 +236,7 @@ bare = snn.Online(snn.MultiStep(nn.Linear(20, 16), snn.Leaky(beta=0.9)))
     assert short["tile_memory_max_bytes"] == long["tile_memory_max_bytes"]
     assert long["cycles_per_batch"] == pytest.approx(100 * short["cycles_per_batch"])
     assert (long["batch_size"], long["chunk"]) == (4, 10)
-    # A membrane and a trace of each neuron and input, and a number for each sample.
+    # One membrane and one trace per neuron and input, and a number for each sample.
     assert long["kept_bytes"] == 4 * 4 * ((16 + 20 + 1) + (5 + 16 + 1))
     assert {operator["name"] for operator in long["operators"]} == {"NeuronSequence", "NeuronSequence (gradient)"}
     assert profile("half")["dtype"] == "float16"
@@ -294,7 +294,7 @@ def test_wrong_chunks():
         online(x[:4], begins=torch.ones(2))
     with pytest.raises(TypeError, match="after prepare"):
         online(snn.SparseSpikes.from_dense(x[:4]))
-    # What changed since prepare().
+    # Changes after prepare().
     online.net[1].reset_mechanism = "zero"
     with pytest.raises(TypeError, match='its reset_mechanism is "zero"'):
         online(x[:4])

@@ -1,4 +1,4 @@
-"""What is changed in place between a chunk and its backward pass: PyTorch's error, or the gradients without it."""
+"""In-place changes between a chunk and its backward pass: PyTorch's error, or the unchanged gradients."""
 
 import copy
 
@@ -50,7 +50,7 @@ def learn(online, x, change=None, length=3):
     return {name: p.grad.clone() for name, p in online.named_parameters() if p.grad is not None}
 
 
-# e-prop's low-pass is not for them.
+# e-prop's low-pass does not take these.
 UNEVEN = ("leaky-zero", "leaky-at-once", "alpha")
 
 
@@ -62,7 +62,7 @@ def learner(net, rule, readout="leaky"):
 
 
 def right_or_pytorchs_error(online, x, change, length=3):
-    """Return True if ``change`` led to PyTorch's error; else the gradients must be the undisturbed ones."""
+    """Return True if ``change`` led to PyTorch's error; else check that the gradients are unchanged."""
     expected = learn(online, x, length=length)
     found, error = {}, None
     try:
@@ -107,7 +107,7 @@ def test_a_membrane_of_a_held_stream():
 @pytest.mark.parametrize("front", ["linear", "neuron", "delays"])
 @pytest.mark.parametrize("rule", ["sltt", "ottt", "eprop", "snap1"])
 def test_the_input(rule, front, share):
-    """Zeros left out or not."""
+    """With and without sparse products."""
     modules = {
         "linear": lambda: [nn.Linear(512, 256), snn.Leaky(beta=0.9, threshold=0.1)],
         "neuron": lambda: [snn.Synaptic(alpha=0.8, beta=0.9, threshold=0.3, learn_alpha=True), nn.Linear(512, 256)],
@@ -182,7 +182,7 @@ def test_the_network(rule, what):
 
 @pytest.mark.parametrize("rule", ["sltt", "ottt", "eprop-now", "snap1"])
 def test_options_of_a_neuron(rule):
-    """The backward pass takes the options of the forward pass."""
+    """The backward pass uses the options of the forward pass."""
     net = network("leaky-zero")
     online, x = learner(net, rule), stream()
 
@@ -240,7 +240,7 @@ def test_the_stream_goes_on_from_states_of_its_own(readout, length):
 @pytest.mark.parametrize("place", [0, 2, 3])
 @pytest.mark.parametrize("rule", ["sltt", "ottt", "decolle", "snap1"])
 def test_modules_that_work_in_place(rule, place, module):
-    """They give the gradients of the same modules without ``inplace``, wherever they stand."""
+    """They give the gradients of the same modules without ``inplace`` at every place."""
     results = []
     for inplace in (True, False):
         module.inplace = inplace

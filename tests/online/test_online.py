@@ -1,4 +1,4 @@
-"""``snnipu.Online`` as people call it: streams, layers between, what is refused; backpropagation where they agree."""
+"""``snnipu.Online`` in typical use: streams, layers between neurons, errors, and backpropagation where both agree."""
 
 import contextlib
 import functools
@@ -42,7 +42,7 @@ RESETS = {"ottt": ("none",), "eprop": ("none", "subtract", "zero"), "snap1": ("n
 
 @pytest.mark.parametrize(("rule", "reset"), [(rule, reset) for rule, resets in RESETS.items() for reset in resets])
 def test_one_layer_learns_as_by_backpropagation(rule, reset):
-    """In chunks of three; OTTT leaves out the reset."""
+    """In chunks of three steps. OTTT has no reset."""
     net = snn.MultiStep(nn.Linear(8, 5), snn.Leaky(beta=0.9, threshold=0.4, reset_mechanism=reset, learn_beta=True))
     net, x = net.double(), stream().double()
     mem = net(x)[1]
@@ -84,7 +84,7 @@ def test_delays_in_front_learn_by_sltt_in_any_chunks(init_hidden):
         snn.Leaky(beta=0.9, reset_mechanism="none"),
     ).double()
     x = stream(steps=14).double()
-    # Its rule, step by step: what arrives at a step has its gradient, and no earlier membrane has.
+    # DECOLLE step by step: the input of a step has a gradient, and earlier membranes have none.
     losses, mems = [], [torch.zeros(1, 4, size).double() for size in (12, CLASSES)]
     for current in net[0].sequence(x).split(1):
         spk, mems[0] = net[1].sequence(current, mems[0][0].detach())
@@ -96,7 +96,7 @@ def test_delays_in_front_learn_by_sltt_in_any_chunks(init_hidden):
     assert all(grad.any() for grad in expected.values())
     for length in (1, 4, 14):
         online = snn.Online(net, rule="sltt")
-        for _ in range(2):  # anew behind reset()
+        for _ in range(2):  # again after reset()
             net.zero_grad()
             outs = []
             for part in x.split(length):
@@ -114,7 +114,7 @@ def test_delays_in_front_learn_by_sltt_in_any_chunks(init_hidden):
 
 @pytest.mark.parametrize("options", [{}, {"feedback": "random"}, {"feedback": "adaptive", "low_pass": False}])
 def test_an_input_that_e_prop_gives_no_gradient(options):
-    """Its errors are low-passed, or go to layers alone."""
+    """Its errors are low-passed, or go only to single layers."""
     online, x = snn.Online(network(), rule="eprop", **options), stream().requires_grad_()
     with pytest.raises(ValueError, match=r'x must not require a gradient: rule "eprop" .* low_pass=False'):
         online(x)
@@ -133,7 +133,7 @@ def Leak(x, mem, *, beta, threshold, spike):
 
 @snn.neuron(states=("mem",), parameters={"beta": 0.9, "threshold": 0.4})
 def Gated(x, mem, *, beta, threshold, spike):
-    """Where its input is high, the membrane goes on: its history is each neuron's own."""
+    """The membrane continues where the input is high: each neuron has its own decay at each step."""
     mem = torch.where(x > 0.1, beta * mem, 0.0 * mem) + x
     return spike(mem - threshold), mem
 
@@ -243,7 +243,9 @@ STREAMS = {
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_stream_goes_on_from_a_file(name, tmp_path):
-    """Saved in the middle and read into another network: the same gradients, outputs and traces to the last bit."""
+    """A stream saved in the middle and loaded into another network has the same gradients, outputs and traces bit by
+    bit.
+    """
     make, rule, options = STREAMS[name]
 
     def learner():
@@ -353,7 +355,7 @@ def test_in_16_bits_each_step_by_itself_learns_and_traces_are_refused(dtype):
 @pytest.mark.parametrize("maps", [False, True])
 @pytest.mark.parametrize("rule", ["ottt", "snap1"])
 def test_traces_of_inputs_that_are_mostly_zeros(rule, maps, frozen, monkeypatch):
-    """They are summed by the events that the product was made of, and are those of dense sums."""
+    """The traces are summed from the events of the product, and equal dense sums."""
     front = nn.Conv2d(8, 32, 3, padding=1) if maps else nn.Linear(512, 256)
     front.weight.requires_grad_(not frozen)
     behind = [nn.Flatten(), nn.Linear(32 * 36, 64)] if maps else [nn.Linear(256, 64)]
@@ -378,7 +380,7 @@ def test_traces_of_inputs_that_are_mostly_zeros(rule, maps, frozen, monkeypatch)
 
 @pytest.mark.parametrize("rule", ["ottt", "eprop", "snap1"])
 def test_traces_of_a_recurrent_layers_inputs(rule):
-    """Those of its own spikes are not those of its input, where zeros are left out of both."""
+    """Traces of a layer's own spikes differ from traces of its input; zeros are skipped in both."""
     recurrent = snn.RLeaky(beta=0.9, linear_features=256, threshold=0.3, reset_mechanism="none")
     net = snn.MultiStep(nn.Linear(300, 256), recurrent, nn.Linear(256, 10), snn.Leaky(beta=0.9, reset_mechanism="none"))
     net.double()
@@ -404,9 +406,9 @@ def test_steps_that_a_layer_does_not_take():
 
 @pytest.mark.parametrize("rule", ["ottt", "eprop"])
 def test_a_stream_after_one_in_inference_mode(rule):
-    """What is kept of a neuron's history is no inference tensor."""
+    """The stored history of a neuron is no inference tensor."""
     net = network(reset_mechanism="none").double()
-    net[1].beta.fill_(0.6123)  # no other test's
+    net[1].beta.fill_(0.6123)  # no other test uses this value
     x, online = stream().double(), snn.Online(net, rule=rule)
     with torch.inference_mode():
         online(x[:5])

@@ -1,4 +1,4 @@
-"""``snnipu.Online`` beside SpikingJelly's nodes for online learning, with their settings."""
+"""``snnipu.Online`` against SpikingJelly's neurons for online learning, with their settings."""
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ spike_grads = pytest.importorskip("spikingjelly.activation_based.surrogate")
 @pytest.mark.parametrize("node", ["SLTTLIFNode", "OTTTLIFNode"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_as_spikingjelly(node, bias):
-    """It has no trace of the first layer's input, and none of biases; the reset is in the step of the spike.
+    """SpikingJelly has no trace of the first layer's input, and none for biases; it resets in the step of the spike.
 
-    Where a membrane is above the threshold after its reset, snnTorch resets it once more: here none is.
+    If a membrane is above the threshold after its reset, snnTorch resets it again. Here no membrane is.
     """
     linears = [nn.Linear(20, 30, bias=bias), nn.Linear(30, 10, bias=bias), nn.Linear(10, 5, bias=bias)]
     own, theirs = [], []

@@ -12,7 +12,7 @@ TIGHT = 1e-9
 
 
 def learnt(neuron, *names):
-    """With these numbers as parameters: the constructor cannot make an Alpha with them."""
+    """Turn these attributes into parameters: Alpha's constructor cannot."""
     for name in names:
         value = getattr(neuron, name)
         delattr(neuron, name)
@@ -79,7 +79,7 @@ def inputs(steps=12):
 
 
 def loss(t, spk, *states):
-    """Of one step; its gradient differs from step to step."""
+    """Return the loss of one step; its gradient differs from step to step."""
     return (spk * (1 + t % 3)).sum() + sum(state.pow(2).sum() for state in states)
 
 
@@ -88,7 +88,7 @@ def local_loss(readout):
 
 
 def learn(online, x, length, with_readouts=False):
-    """What a stream of chunks returns, its gradients in ``.grad``."""
+    """Return the results of a stream of chunks; the gradients are in ``.grad``."""
     online.zero_grad()
     online.reset()
     made, t = [], 0

@@ -1,6 +1,6 @@
-"""A stream without an end: memory and traces after very many steps.
+"""Memory and traces after very many steps of a stream.
 
-A short one runs with the tests; ``SNNIPU_ONLINE_SOAK_STEPS=100000 pytest -s tests/online/test_soak.py`` prints figures.
+The tests run a short stream. ``SNNIPU_ONLINE_SOAK_STEPS=100000 pytest -s tests/online/test_soak.py`` prints figures.
 """
 
 import os
@@ -20,14 +20,14 @@ RULES = [
     ("eprop", {"feedback": "random"}, {}),
     ("decolle", {"readouts": 3}, {}),
     ("snap1", {}, {}),
-    # A trace of each weight and neuron, and of the parameters.
+    # Traces of each weight and neuron, and of the parameters.
     ("snap1", {}, {"reset_mechanism": "zero", "learn_beta": True}),
 ]
 
 
 def network(dtype, leaky):
     torch.manual_seed(0)
-    # On a grid, the weights and the decay: both precisions then have the same spikes.
+    # Weights and decay are on a grid, so that both precisions have the same spikes.
     linears = [nn.Linear(INPUTS, HIDDEN, bias=False), nn.Linear(HIDDEN, 3, bias=False)]
     with torch.no_grad():
         for linear in linears:
@@ -37,7 +37,7 @@ def network(dtype, leaky):
 
 
 def resident():
-    """MiB of this process."""
+    """Return the resident memory of this process in MiB."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) / 1024
 
@@ -51,7 +51,7 @@ def tensors(value):
 
 
 def drift(first, second):
-    """The largest difference of two streams' states and traces, relative to the largest of each."""
+    """Return the largest difference of two streams' states and traces, relative to the largest value of each."""
     pairs = list(zip(*(tensors(online.stream_state()["layers"]) for online in (first, second))))
     assert pairs
     return max(float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-3)) for a, b in pairs)
@@ -61,7 +61,7 @@ def drift(first, second):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's memory")
 @pytest.mark.parametrize(("rule", "options", "leaky"), RULES)
 def test_memory_is_flat_and_traces_do_not_drift(rule, options, leaky):
-    """In float beside double, each learning from its own gradients' stream, the weights left as they are."""
+    """Compare float32 with float64; both compute their own gradients, and the weights do not change."""
     torch.manual_seed(1)
     online = [snn.Online(network(dtype, leaky), rule=rule, **options) for dtype in (torch.float32, torch.float64)]
     for mine, other in zip(online[0].matrices, online[1].matrices):

@@ -1,4 +1,4 @@
-"""Fixtures of the operators' tests."""
+"""Fixtures for the tests of the operators."""
 
 import pytest
 import torch
@@ -13,5 +13,5 @@ def _seed():
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """Memory that is handed out without being set holds NaN, or a number that no id and no count can be."""
+    """Fill new memory with NaN, or with a number that is neither a valid id nor a valid count."""
     poison_new_tensors(monkeypatch)

@@ -1,4 +1,4 @@
-"""Batch norm in training over time: T calls with each step's own statistics."""
+"""Batch norm over time in training: T calls, each with the statistics of its step."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def of_steps(x, mean, var, *affine):
     "shape", [(5, C), (2, C, 6), (1, C, 3, 2), (0, C), (0, C, 2, 2), (3, C, 0), (2, C, 3, 0)], ids=str
 )
 def test_it_is_its_steps(shape, largest, affine, known, monkeypatch):
-    """Of an empty batch, too, which leaves the running averages as they are."""
+    """An empty batch leaves the running averages unchanged."""
     monkeypatch.setattr(batch_norm, "SMALL_STEP", largest)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(T, *shape, generator=generator, dtype=torch.float64)
@@ -52,7 +52,7 @@ def test_one_value_of_a_channel_is_pytorchs_error_of_a_step():
 
 @pytest.mark.parametrize("largest", [0, 8192], ids=["step by step", "at once"])
 def test_between_batch_norms_of_steps_of_one_graph(largest, monkeypatch):
-    """A loop that runs as it is once, then compiled, before one backward pass: PyTorch's norm keeps its averages."""
+    """A loop may run in Python, then compiled, before one backward pass: PyTorch's norm saves its averages."""
     monkeypatch.setattr(batch_norm, "SMALL_STEP", largest)
     x, mean, var = torch.randn(T, 5, C, requires_grad=True), torch.zeros(C), torch.ones(C)
     before = of_steps(x, mean, var, None, None)

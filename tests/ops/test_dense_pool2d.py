@@ -1,4 +1,4 @@
-"""Pools of dense maps by our own kernels against PyTorch's: values, places, gradients; who runs them."""
+"""Pools of dense maps by our kernels against PyTorch's: values, indices, gradients, and the choice of the kernel."""
 
 import math
 
@@ -21,10 +21,7 @@ on_both_pools = pytest.mark.parametrize("average", [False, True])
 
 @st.composite
 def maps(draw):
-    """Maps with infinities, NaN and negative zeros, the sizes of windows and strides.
-
-    Maps of maxima have equal values.
-    """
+    """Draw maps with infinities, NaN and negative zeros, and windows. Maps for maxima have equal values."""
     kernel, stride, average = draw(pairs), draw(pairs), draw(st.booleans())
     height, width = (draw(st.integers(k, k + 40)) for k in kernel)
     torch.manual_seed(draw(st.integers(0, 2**20)))
@@ -38,7 +35,7 @@ def maps(draw):
 
 
 def check(x, kernel, stride, average):
-    """To the last bit: sums are in PyTorch's order. Gradients of maxima are whole numbers: their sums are exact."""
+    """Compare bit by bit: sums are in PyTorch's order. Gradients of maxima are integers with exact sums."""
     mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     found = op.DensePool2d.apply(mine, op.windows(x.shape[2:], kernel, stride), average)
     expected = (F.avg_pool2d if average else F.max_pool2d)(theirs, kernel, stride)
@@ -84,7 +81,7 @@ def test_the_kernel_gives_the_reference(pool):
         return expected
 
     out, *which = both("fwd", x, geometry)
-    # Read also where it does not lie in a row.
+    # The gradient may be non-contiguous.
     grad = torch.randint(0, 9, (*out.shape[:2], *out.shape[:1:-1])).float().transpose(2, 3)
     both("bwd", grad, *which, geometry)
     torch.library.opcheck(getattr(torch.ops.snnipu, f"{pool}_pool2d_fwd"), (x, [*geometry]))
@@ -123,7 +120,7 @@ MAXIMA = [
 
 @pytest.fixture
 def calls(monkeypatch):
-    """One for each call of our kernels."""
+    """Return a list with one element for each call of our kernels."""
     found = []
     for name in ("_avg_fwd", "_max_fwd"):
         run = getattr(op, name)
@@ -146,7 +143,7 @@ def test_multistep_is_the_loop(pool, runs, calls):
     count = len(calls)
     rows = x.detach().flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (4, 2))
     assert torch.allclose(snn.MultiStep(pool)(rows), expected)
-    assert len(calls) == count  # PyTorch's own kernel is for that layout
+    assert len(calls) == count  # PyTorch has a kernel for that layout
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What is particular to ``snnipu.ops.dense_to_sparse``: the contract of all is in test_sparse_contract.py."""
+"""Tests of ``snnipu.ops.dense_to_sparse`` alone; test_sparse_contract.py tests the common contract."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_what_is_kept(poisoned):
     spikes = ops.dense_to_sparse(x, 3)
     assert spikes.ids.tolist() == [[[1, 3, 4]]] * 3
     assert spikes.dropped.tolist() == [[[2, 2]]] * 3
-    # From 0, 3 and 6 on.
+    # The first ids are 0, 3 and 6.
     spikes = ops.dense_to_sparse(x, 3, overflow="rotate")
     assert spikes.ids.tolist() == [[[1, 3, 4]], [[3, 4, 6]], [[1, 6, 7]]]
     assert spikes.values.tolist() == [[[2.0, -1.0, 0.5]], [[-1.0, 0.5, 3.0]], [[2.0, 3.0, 1.0]]]

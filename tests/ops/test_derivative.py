@@ -1,4 +1,4 @@
-"""Second derivatives: refused by name through fused operators, and right by the way that the message tells."""
+"""Second derivatives: fused operators raise an error by name, and its advice works."""
 
 import pytest
 import snntorch
@@ -60,7 +60,7 @@ CASES = [
 
 
 class NoGradient(torch.autograd.Function):
-    """A result that sends no gradient back, not even zeros."""
+    """A function that returns no gradient, not even zeros."""
 
     @staticmethod
     def forward(ctx, x):
@@ -96,7 +96,7 @@ def test_of_no_gradient_there_is_none(made, name):
 def test_refused_by_name(made, name, loss):
     x, out = made()
     (gradient,) = torch.autograd.grad(loss(out), x, create_graph=True)
-    # Also beside a term that has a second derivative: nothing is left out in silence.
+    # A further term with a second derivative must not hide the error.
     with pytest.raises(RuntimeError, match=rf"a second derivative through snnipu's {name} was asked for"):
         ((gradient**2).sum() + (x**2).sum()).backward()
 
@@ -112,7 +112,7 @@ def test_first_derivatives_with_create_graph_are_the_same():
 
 
 def test_what_the_message_advises_works():
-    """snntorch.Leaky, and snnipu.Leaky with a Python function, differentiated twice."""
+    """snntorch.Leaky, and snnipu.Leaky with a Python function, can be differentiated twice."""
     penalties = []
     for layer in (
         snntorch.Leaky(beta=0.9, learn_beta=True),
@@ -151,7 +151,7 @@ FORWARD = {
 @pytest.mark.parametrize("function", FORWARD.values(), ids=FORWARD)
 @pytest.mark.parametrize("layer", [snn.Leaky(0.9), snn.Leaky(0.9, learn_beta=True), snn.Lapicque(0.9)])
 def test_no_tangent_is_lost(layer, function):
-    """Kernels have no derivative forward: an error, and no tangent of zeros."""
+    """Kernels have no forward derivative: they raise instead of returning zero tangents."""
     x = torch.rand(3, 2, 4)
     with pytest.raises(RuntimeError, match=r"autograd\.Function"):
         torch.func.jvp(lambda x: function(layer, x), (x,), (x,))

@@ -1,4 +1,4 @@
-"""``fixed_weights``: weights are packed once for a stream, and a change that PyTorch does not count is found."""
+"""``fixed_weights``: weights are packed once for a stream, and changes that PyTorch does not count are detected."""
 
 import gc
 import threading
@@ -19,7 +19,7 @@ pytestmark = needs_host_runtime
 
 @pytest.fixture
 def packed(monkeypatch):
-    """How often a weight was packed, and how often all of its values were looked at."""
+    """Count how often a weight was packed, and how often all of its values were read."""
     calls = {"packed": 0, "looked at": 0}
     for name, function in (("packed", host_sparse._pack), ("looked at", host_sparse._fingerprint)):
 
@@ -51,7 +51,7 @@ def test_a_weight_is_packed_and_looked_at_once(layer, packed):
         for _ in range(5):
             assert torch.allclose(layer(SPIKES), dense(layer), atol=1e-6)
         assert packed == {"packed": 1, "looked at": 1}
-    assert packed == {"packed": 1, "looked at": 2}  # when it ended
+    assert packed == {"packed": 1, "looked at": 2}  # at the end of the block
     for _ in range(3):
         layer(SPIKES)
     assert packed["looked at"] == 4  # from the second call on
@@ -91,7 +91,7 @@ def test_training_goes_on(layer):
 
 
 def run_and(change, *layers):
-    """Steps of the layers, and a change between two of them."""
+    """Run steps of the layers with a change between two of them."""
     with snn.fixed_weights():
         for layer in layers:
             layer(SPIKES)
@@ -220,7 +220,7 @@ def test_what_is_differentiated_is_as_elsewhere():
         assert sparse_input.linear_events(x[0], net[0].weight) is None
         with torch.no_grad():
             assert sparse_input.linear_events(x[0], net[0].weight) is not None
-            # A weight that is computed may be another one in every call.
+            # A computed weight may differ in every call.
             assert sparse_input.linear_events(x[0], net[0].weight * 1) is None
 
 
@@ -240,7 +240,7 @@ CHANGES = {
 @given(st.integers(2, 70), st.integers(2, 70), st.sampled_from(list(CHANGES)), st.integers(0, 2**31), st.booleans())
 @settings(deadline=None, max_examples=300)
 def test_other_values_have_another_fingerprint(outputs, inputs, change, seed, double):
-    """Whole classes of changes made up for each other once: of an even number of signs, say."""
+    """The cases include classes of changes that other fingerprints miss, such as an even number of signs."""
     torch.manual_seed(seed)
     weight = torch.randn(outputs, inputs, dtype=torch.float64 if double else torch.float32)
     other = CHANGES[change](weight)

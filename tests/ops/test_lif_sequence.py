@@ -1,4 +1,4 @@
-"""The contract of ``snnipu.ops.lif_sequence``, and of ``lif_step``: one step of it."""
+"""The contract of ``snnipu.ops.lif_sequence``, and of ``lif_step``, which is one step of it."""
 
 import itertools
 import math
@@ -14,13 +14,13 @@ from support.loops import by_steps
 
 from snnipu import ops, surrogate
 
-# snnTorch's and ours; a Python function runs by steps.
+# snnTorch's and ours; a Python function runs step by step.
 SURROGATES = [*((theirs, ours) for name, (ours, theirs) in FUSED.items() if name != "LSO"), (None, None), (soft, soft)]
 
 
 @st.composite
 def cases(draw):
-    """An input, its initial membrane or none, parameters that broadcast to a step, options, and what is upstream."""
+    """Draw an input, an initial membrane or None, parameters that broadcast to a step, options, upstream gradients."""
     step = draw(st.sampled_from([(), (7,), (1, 1), (3, 37), (4, 63), (2, 1000), (2, 3, 4, 4)]))
 
     def parameter(low, high):
@@ -32,14 +32,14 @@ def cases(draw):
     leaves = {"x": torch.randn(step if is_constant else (steps, *step))}
     if draw(st.booleans()):
         leaves["mem"] = torch.randn(step)
-    # Some betas outside [0, 1]: clamped, without a gradient.
+    # Betas outside [0, 1] are clamped and have no gradient.
     leaves.update(beta=parameter(-0.2, 1.2), threshold=parameter(0.1, 1.5), graded_spikes_factor=parameter(0.5, 1.5))
     options = {"reset_mechanism": draw(st.sampled_from(RESETS)), "reset_delay": draw(st.booleans())}
     options["num_steps"] = steps if is_constant else None
-    # Sums over time hand back one step's gradient for all.
+    # A sum over time passes the same gradient to all steps.
     shape, spike_grads = draw(st.sampled_from([step, (steps, *step)])), draw(st.sampled_from(SURROGATES))
     weights = [torch.randn(shape).expand(steps, *step) for _ in range(2)]
-    if soft in spike_grads:  # numbers between 0 and 1 are multiplied in another order
+    if soft in spike_grads:  # values between 0 and 1 are multiplied in another order
         leaves["graded_spikes_factor"].fill_(1)
     weights[0] = weights[0] * draw(st.booleans())
     return leaves, options, spike_grads, weights
@@ -73,7 +73,7 @@ def test_equals_snntorch(case):
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
 def test_low_precision(dtype, reset, delay, poisoned):
-    """16-bit storage, float32 state: equal to a loop of that, and to float32 but for threshold crossings."""
+    """Storage in 16 bits, state in float32: equal to such a loop, and to float32 except threshold crossings."""
     x = torch.randn(20, 8, 203).to(dtype)
     parameters = {"beta": 0.9, "threshold": 1.0, "reset_mechanism": reset, "reset_delay": delay}
     spk, mem = ops.lif_sequence(x, **parameters)
@@ -109,7 +109,7 @@ def test_low_precision_gradients(dtype, poisoned):
 
 
 def test_half_conversions_are_torchs():
-    """Every 16-bit value in, and float32 values around the rounding edges out, as PyTorch converts them."""
+    """All 16-bit inputs, and float32 outputs near rounding boundaries, convert as in PyTorch."""
     for dtype in (torch.float16, torch.bfloat16):
         every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
         _, mem = ops.lif_sequence(every.reshape(1, 16, -1), beta=0.0, reset_mechanism="none")
@@ -179,7 +179,7 @@ def test_nan_and_infinity_propagate_as_in_snntorch():
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_steps_make_a_sequence(shape, reset, dtype):
-    # Between calls the state is rounded to 16 bit; within a sequence it is float32.
+    # Between calls the state is rounded to 16 bits; within a sequence it is float32.
     x = torch.randn(1 if dtype == torch.bfloat16 else 6, *shape).to(dtype).requires_grad_()
     beta = torch.tensor(0.8, requires_grad=True)
     keywords = {"beta": beta, "threshold": 0.5, "reset_mechanism": reset}
@@ -230,7 +230,7 @@ def test_bad_input(arguments, error, message):
 
 
 def channels_last(x):
-    """[T, B, C, H, W] as a convolution of channels_last weights gives it, with the time folded into the batch."""
+    """Return [T, B, C, H, W] in the layout of a channels_last convolution with the time folded into the batch."""
     return x.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, x.shape[:2])
 
 
@@ -265,7 +265,7 @@ def test_any_layout_gives_the_same_bits(layout, beta):
 
 
 def test_dense_layouts_pass_as_they_lie():
-    """Results and gradients lie as the input does, and nothing is copied."""
+    """Results and gradients have the input's layout without a copy."""
     x = channels_last(torch.randn(7, 3, 4, 6, 5)).requires_grad_()
     constant, upstream = x[0].detach(), channels_last(torch.ones(x.shape))
     cpu = torch.profiler.ProfilerActivity.CPU

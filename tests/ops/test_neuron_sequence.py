@@ -25,7 +25,7 @@ KERNEL = surrogate.atan(2.0).kernel
 
 
 def arguments_of(name, variant, shape, dtype, constant=None, per_neuron=True, initial=True):
-    """x, the states before and the kernels' parameters, within the range in which a neuron is stable."""
+    """Return x, the initial states and the kernels' parameters, in a range in which the neuron is stable."""
     neuron = _neurons.find(name)
     c = torch.float64 if dtype == torch.float64 else torch.float32
     x = (torch.randn(shape) * 2).to(dtype)
@@ -37,7 +37,7 @@ def arguments_of(name, variant, shape, dtype, constant=None, per_neuron=True, in
 
 
 def stored(flags):
-    """The bits of the states that are stored."""
+    """Return the bits of the stored states."""
     return operator.bits(list(flags))
 
 
@@ -54,7 +54,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 2e-3, to
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_kernel_equals_the_reference(name, variant, dtype):
-    """States of the backward pass are computed again, or given, and then read in place of the input."""
+    """The backward pass computes states again from the input, or reads stored states instead of it."""
     neuron = _neurons.find(name)
     output, read = neuron.steps[variant].output_state, _neurons.reads_all(name, variant)
     for shape, constant, per_neuron, initial in (
@@ -107,7 +107,7 @@ def test_the_same_bits_for_any_number_of_threads():
 @needs_native
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_one_parameter_learns(name, variant):
-    """No more states are read, or given, than its gradient takes."""
+    """The backward pass reads only the states that its gradient needs."""
     x, states, parameters = arguments_of(name, variant, (6, 3, 45), torch.float64)
     plan = _neurons.plan(name, next(chosen for chosen, number in _neurons.find(name).options if number == variant))
     after = operator.neuron_sequence_fwd_reference(
@@ -136,7 +136,7 @@ def test_one_parameter_learns(name, variant):
 @pytest.mark.parametrize("name", ["leaky", "synaptic"])
 @pytest.mark.parametrize(("steps", "neurons"), [(1, 40000), (7, 450), (3000, 300)])
 def test_states_computed_again_give_the_same_bits(name, steps, neurons):
-    """Blocks of every size: many of them, one, and such as are cut small because of a long sequence."""
+    """Blocks of every size: many, one, and blocks made small for a long sequence."""
     for variant in range(len(_neurons.find(name).steps)):
         x, states, parameters = arguments_of(name, variant, (steps, neurons), torch.float32, initial=False)
         every = stored([True] * len(states))
@@ -162,7 +162,7 @@ class _Seen(torch.utils._python_dispatch.TorchDispatchMode):
 @pytest.mark.parametrize("name", ["Leaky", "Lapicque"])
 @pytest.mark.parametrize("single", [True, False])
 def test_who_watches_sees_the_operators(name, single):
-    """Otherwise they are not called, but their kernels: with the same results."""
+    """Profilers and modes see the operators. Otherwise the kernels are called directly, with the same results."""
     layer = getattr(snn, name)(beta=0.9)
     x = torch.randn(3, 2, 5)
     run = (lambda leaf: layer(leaf[0], torch.zeros(2, 5))) if single else layer.sequence
@@ -197,7 +197,7 @@ def test_opcheck(steps, store, final):
 
 
 def test_what_a_step_saves_cannot_be_changed_by_the_caller():
-    """In-place changes between a step and its backward pass, as loops make them."""
+    """Loops change tensors in place between a step and its backward pass."""
     x, states, _ = arguments_of("synaptic", 0, (2, 5), torch.float32, 0)
     values = {"alpha": torch.tensor(0.7), "beta": torch.tensor(0.8), "threshold": torch.tensor(0.5)}
     values["graded_spikes_factor"] = torch.tensor(1.0)

@@ -1,6 +1,6 @@
-"""What reaches native code: an operator's tensor of another dtype, device, shape or layout than its own.
+"""Arguments of native code: tensors of another dtype, device, shape or layout than the operator's.
 
-The kernels give what the reference gives, or raise; under the address sanitizer no access is out of bounds.
+The kernels give the reference's results, or raise. The address sanitizer finds no access out of bounds.
 """
 
 import re
@@ -27,7 +27,7 @@ KERNEL = surrogate.fast_sigmoid(slope=5).kernel
 
 
 def of_events():
-    """Operator -> arguments, of the event-driven ones."""
+    """Return {operator: arguments} of the event-driven operators."""
     found = {}
     sizes = {"neurons": NEURONS, "rows": (STEPS, BATCH), "rates": (0.4, 0.2), "graded": False}
     for op in (*sparse_cases.OPS, sparse_cases.POOLED, sparse_cases.DELAYED):
@@ -63,7 +63,7 @@ def of_pools():
 
 
 def of_neurons():
-    """With a state whose initial value is given; the parameters of one neuron each."""
+    """Return {operator: arguments} of the neurons: initial states are given, parameters have a value per neuron."""
     plan = _neurons.plan("synaptic", {"reset_mechanism": "subtract", "reset_delay": True})
     x, step = torch.randn(STEPS, BATCH, NEURONS), (BATCH, NEURONS)
     initial, parameters = [torch.randn(step) for _ in plan.states], [torch.rand(NEURONS) for _ in plan.names]
@@ -141,7 +141,7 @@ def grown(tensor):
     return torch.cat([tensor, tensor]) if tensor.dim() else tensor.repeat(2)
 
 
-# The values stay those of the tensor.
+# Other layouts of the same values.
 LAYOUTS = {
     "strided": in_odd_strides,
     "transposed": lambda tensor: tensor.mT.contiguous().mT if tensor.dim() > 1 else in_odd_strides(tensor),
@@ -169,7 +169,7 @@ CHANGES = {
 
 
 def places(arguments):
-    """Where there are tensors: of an argument, or of one in a list."""
+    """Yield the place of each tensor: the argument, and the index in a list."""
     for place, value in enumerate(arguments):
         if isinstance(value, torch.Tensor):
             yield place, None
@@ -211,12 +211,12 @@ def assert_same(made, expected, what):
         )
 
 
-# What PyTorch itself computes in between, and our own functions call by the dispatcher alone.
+# PyTorch computes parts of these, and our functions call them only through the dispatcher.
 DISPATCHED = ("neuron_recurrent", "spiking_lstm")
 
 
 def ways(name):
-    """By the dispatcher, and as our own functions call it where nobody looks."""
+    """Return the call through the dispatcher, and the direct call that our functions use."""
     found = {"dispatched": getattr(torch.ops.snnipu, name)}
     return found if name.startswith(DISPATCHED) else {**found, "direct": _library.REGISTERED[name]["CPU"]}
 
@@ -233,9 +233,9 @@ def test_kernels_give_what_the_reference_gives_or_raise(name, given):
         for what, change in CHANGES.items():
             others = changed(arguments, at, change)
             if what == "on meta" and not any(tensor.is_cpu for tensor in tensors(others)):
-                continue  # what the operator takes
+                continue  # the operator accepts it
             if what == "empty" and sparse_cases.schema(name).arguments[at[0]].name == "states":
-                continue  # not given: the kernel computes them again, where it needs them
+                continue  # empty states: the kernel computes them again
             expected = outcome(reference(name), others)
             for way, function in ways(name).items():
                 made = outcome(function, others)
@@ -244,7 +244,7 @@ def test_kernels_give_what_the_reference_gives_or_raise(name, given):
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_layouts_are_taken(name, given):
-    """What has the values is read, however it lies: what is refused has no layout in memory."""
+    """All layouts are read; only tensors without a layout in memory are refused."""
     arguments = given[name]
     for at in places(arguments):
         for what in LAYOUTS.keys() - {"COO"}:
@@ -255,7 +255,7 @@ def test_layouts_are_taken(name, given):
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_numbers_of_tensors(name, given):
-    """A list with a tensor less, or with one more."""
+    """A list lacks a tensor, or has one more."""
     arguments = given[name]
     lists = {place for place, inside in places(arguments) if inside is not None}
     for place in lists:
@@ -268,7 +268,7 @@ def test_numbers_of_tensors(name, given):
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_sizes_that_do_not_fit_together(name, given):
-    """Numbers of a geometry are as good as shapes."""
+    """The numbers of a geometry must match the shapes, too."""
     arguments = given[name]
     for place, value in enumerate(arguments):
         if not isinstance(value, list) or not value or not all(type(number) is int for number in value):
@@ -295,7 +295,7 @@ def test_a_default_device_is_not_the_kernels(name, given):
 
 
 PACKAGE = Path(snnipu.__file__).parent
-# File -> why it looks at addresses; native code gets none of them.
+# File -> reason for comparing addresses; these addresses never reach native code.
 LOOKS_AT_ADDRESSES = {
     "_pointers.py": "the one place: checked, or trusted because the caller has checked",
     "backends/neuron_step.py": "whether a parameter was copied",

@@ -36,7 +36,7 @@ LAYERS = {
 
 
 def test_a_layers_schemas():
-    """They are an interface: programs that were exported call operators by position."""
+    """Schemas are an interface: exported programs call operators by position."""
     for name, (arguments, results) in LAYERS.items():
         assert str(getattr(torch.ops.snnipu, name).default._schema) == f"snnipu::{name}({arguments}) -> ({results})"
 

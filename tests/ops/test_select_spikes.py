@@ -1,4 +1,4 @@
-"""What is particular to ``snnipu.ops.select_spikes``: the contract of all is in test_sparse_contract.py."""
+"""Tests of ``snnipu.ops.select_spikes`` alone; test_sparse_contract.py tests the common contract."""
 
 import pytest
 import snntorch
@@ -8,12 +8,12 @@ from snnipu import ops, surrogate
 
 
 def chosen(spikes, t, b=0):
-    """Ids of the spikes, and of the slots that only carry gradient."""
+    """Return the ids of the spikes, and the ids of the slots that only carry gradient."""
     fired, used = spikes.counts[t, b].tolist()
     return spikes.ids[t, b, :fired].tolist(), spikes.ids[t, b, fired:used].tolist()
 
 
-# Of 8 neurons 1, 3, 5 and 7 are above the threshold of 1, and 0, 4 and 6 above the second one, 0.5.
+# Neurons 1, 3, 5 and 7 are above the threshold of 1, and 0, 4 and 6 above the second threshold of 0.5.
 MEM = torch.tensor([0.7, 1.5, 0.2, 2.0, 0.6, 1.1, 1.0, 3.0]).expand(4, 1, 8)
 
 
@@ -24,9 +24,9 @@ MEM = torch.tensor([0.7, 1.5, 0.2, 2.0, 0.6, 1.1, 1.0, 3.0]).expand(4, 1, 8)
         (6, "lowest", [[1, 3, 5, 7]] * 4, [[0, 4]] * 4, (0, 1)),
         (3, "lowest", [[1, 3, 5]] * 4, [[]] * 4, (1, 4)),
         (100, "lowest", [[1, 3, 5, 7]] * 4, [[0, 4, 6]] * 4, (0, 0)),
-        # From 0, 3, 6 and 9 % 8 = 1 on.
+        # The first neurons are 0, 3, 6 and 9 % 8 = 1.
         (3, "rotate", [[1, 3, 5], [3, 5, 7], [1, 3, 7], [1, 3, 5]], [[]] * 4, (1, 4)),
-        # From 0, 6, 12 % 8 = 4 and 18 % 8 = 2 on.
+        # The first neurons are 0, 6, 12 % 8 = 4 and 18 % 8 = 2.
         (6, "rotate", [[1, 3, 5, 7]] * 4, [[0, 4], [0, 6], [4, 6], [4, 6]], (0, 1)),
         (0, "rotate", [[]] * 4, [[]] * 4, (4, 7)),
     ],
@@ -76,6 +76,6 @@ def test_nan_does_not_spike(poisoned):
     spikes = ops.select_spikes(mem, 1.0, 0.5)
     assert chosen(spikes, 0) == ([n for n in range(70) if n % 3], [])
     assert chosen(spikes, 1) == ([n for n in range(70) if n not in (66, 69)], [])
-    # With no second threshold every neuron carries gradient, whatever its membrane.
+    # With no second threshold every neuron carries gradient at any membrane.
     assert chosen(ops.select_spikes(mem, 1.0), 0)[1] == list(range(0, 70, 3))
     assert chosen(ops.select_spikes(mem, float("nan"), 0.5), 0) == ([], [n for n in range(70) if n % 3])

@@ -1,7 +1,7 @@
-"""The contract of the event-driven operators: what holds for each of them, whoever computes it.
+"""The contract of the event-driven operators, for each operator and each provider.
 
-A provider's kernels equal the reference bit by bit in the forward pass, whose sums are exact, and up to the order of
-sums in the backward pass. What is particular to an operator is in its own file.
+A provider's kernels equal the reference bit by bit in the forward pass, whose sums are exact. In the backward pass
+they are equal up to the order of sums. Properties of one operator are in that operator's file.
 """
 
 import itertools
@@ -78,7 +78,7 @@ PROVIDERS = {"reference": _reference, "CPU": _cpu, "Triton": _triton, "CUDA": _c
 
 @pytest.fixture
 def kernels(provider, request, poisoned):
-    """``kernels("sparse_linear_fwd")`` is the provider's."""
+    """``kernels("sparse_linear_fwd")`` is the provider's kernel."""
     return PROVIDERS[provider](request)
 
 
@@ -98,10 +98,11 @@ MAPS = {
     "plain": ((2, 4, 3), (3, 2), (1, 1), (0, 0), (1, 1), 1),
     "many places": ((3, 12, 11), (3, 3), (1, 1), (1, 0), (1, 1), 1),
 }
-# Of 64 and of 96 places: of who fires, whole words of 64 bits, and of 32.
+# 64 and 96 neurons: the bits of the spikes fill whole words of 64 and of 32 bits.
 WORDS = [((1, 8, width), (1, 1), (1, 1), (0, 0), (1, 1), 1) for width in (8, 12)]
-# Option -> what it is tried with; all with each other. Surrogates take turns. On a CPU test_sparse_properties draws
-# cases: these have more blocks than groups of them, several chunks of time, and tiles of inputs, of 192 or 96.
+# Option -> its values, in all combinations; surrogates take turns. These cases are larger than the cases that
+# test_sparse_properties draws on a CPU. They have several groups of blocks, chunks of time, and tiles of 192 or 96
+# inputs.
 GRIDS = {
     "sparse_linear": [{"neurons": [1100], "inputs": [20], "rows": [(20, 30)], "rates": [(0.1, 0.05)]}],
     "sparse_conv2d": [{"neurons": [18], "geometry": [*MAPS.values()], "dtype": DTYPES}],
@@ -125,7 +126,7 @@ GRIDS = {
         {"geometry": WORDS, "neurons": [3], "rows": [(3, 2)], "reset": RESETS},
     ],
 }
-# As the interpreter is slow: the weights' gradient has a program for each input.
+# Small, as the interpreter is slow: the weights' gradient has a program for each input.
 FEW, SMALL, LENGTHS = [1, 5, 63, 130], {"inputs": [9], "neurons": [7]}, [(1, 0), (1, 1), (2, 5), (5, 2), (11, 1)]
 IN_TRITON = {
     "sparse_linear": [
@@ -162,7 +163,7 @@ IN_TRITON = {
         },
         {"neurons": FEW[1::2], "inputs": [9], "recurrent": BOTH, "grad_threshold": [0.1], "rows": [(2, 1)]},
         {"inputs": FEW, "neurons": [6], "rows": [(3, 2)], "dtype": DTYPES[1:]},
-        # Fewer steps than are asked for in advance, and more; delays up to and beyond them.
+        # Fewer steps than are loaded in advance, and more; delays up to and beyond the steps.
         *({"rows": [(t, 1)], "delay": [d], "recurrent": BOTH, **SMALL} for t, d in LENGTHS),
         {"rates": [(0.0, 0.2)], "bias": BOTH, "recurrent": BOTH, "rows": [(3, 2)], **SMALL},
         # Every surrogate.
@@ -210,7 +211,7 @@ WITH_NEEDS = [(who, op) for who in ("CPU", "Triton", "CUDA") for op in NEEDY if 
 @pytest.mark.slow
 @pytest.mark.parametrize(("provider", "op"), WITH_NEEDS)
 def test_kernels_equal_the_reference_whatever_gradients_are_needed(provider, op, kernels):
-    # On a CPU where many inputs carry gradient the values' one is a product.
+    # On a CPU the gradient of the values is a product if many inputs carry gradient.
     rows, each, rates = ((3, 2), BOTH, [(0.2, 0.1), (0.1, 0.05)]) if provider == "CPU" else ((2, 1), [True], RATES[1:2])
     grid = {"neurons": [4], "rows": [rows], "rates": rates, "each": each, "recurrent": BOTH if op == LIF else [False]}
     for options in variants([grid]):
@@ -253,7 +254,7 @@ def test_membranes_that_were_not_stored_are_refused(provider, op, kernels):
 
 @pytest.mark.parametrize("op", cases.LAYERS)
 def test_numbers_of_nothing_are_refused(op):
-    """Of resets and surrogates, and a layer's own ids and counts, by the library, which has them as numbers."""
+    """Invalid numbers of resets and surrogates, and invalid ids and counts, raise in the library."""
     kernels, values = _cpu(None), case(op)
     made = kernels(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
     values = backward_values(op, values, made)
@@ -293,7 +294,7 @@ def test_opcheck(op):
 
 
 def leaves(op, values, names=None):
-    """Leaves of their own, those of ``names`` differentiable, and what the public function makes of them."""
+    """Copy the tensors, make those in ``names`` differentiable, and call the public function."""
     own = {name: values[name].detach().clone() for name in cases.leaves_of(op, values)}
     if "values" in own:
         own["values"].nan_to_num_()
@@ -324,7 +325,7 @@ def test_each_gradient_alone(op, poisoned):
 
 @pytest.mark.parametrize("op", [*cases.LAYERS, "select_spikes"])
 def test_a_function_as_surrogate(op, poisoned):
-    """Has the gradients of the kernel that it is."""
+    """A Python function has the gradients of the equal kernel."""
     values = case(op, each=True, capacity=30, dtype=torch.float64)
     for reset in RESETS:
         values["reset"] = reset
@@ -335,7 +336,7 @@ def test_a_function_as_surrogate(op, poisoned):
 
 @pytest.mark.parametrize("op", cases.OPS)
 def test_strides_do_not_matter(op, poisoned):
-    """Of any input, and of the gradient from above."""
+    """Each input and the upstream gradient is strided."""
     values = case(op, recurrent=op == LIF, each=True, capacity=20, rows=(6, 4))
     strided = dict(values)
     for name, tensor in values.items():
@@ -411,14 +412,14 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("delay", [0, 1])  # with which spikes of the last step arrive at none
+@pytest.mark.parametrize("delay", [0, 1])  # with a delay the spikes of the last step arrive nowhere
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
     ("provider", "op"),
     [*(("CPU", op) for op in cases.OF_SPIKES), *(("reference", op) for op in (*cases.CURRENTS, "sparse_to_dense"))],
 )
 def test_ids_and_counts_changed_after_construction_are_noticed(provider, op, change, delay, kernels):
-    """Before the forward pass, and between it and the backward pass."""
+    """The change is before the forward pass, or between it and the backward pass."""
     values = case(op, rows=(3, 2), rates=(0.9, 0.0), delay=delay, each=delay == 1)
     made = reference_of(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
     values = backward_values(op, values, made)
@@ -448,7 +449,7 @@ def test_empty(op, rows, poisoned):
 
 @pytest.mark.parametrize("op", cases.WEIGHTED)
 def test_weights_changed_in_place_are_seen(op):
-    """By every way there is: nothing that was derived from the old weights may be used."""
+    """For every kind of change, no tensor derived from the old weights is used."""
     values = case(op, recurrent=op == LIF, rows=(5, 3), neurons=66)
     weights = [torch.nn.Parameter(values[n]) for n in ("weight", "recurrent_weight") if values[n] is not None]
     values.update(zip(("weight", "recurrent_weight"), weights))
@@ -475,7 +476,7 @@ def test_weights_changed_in_place_are_seen(op):
 
     by_data = (set_by_data, set_anew, swap_by_data, turn_all_signs)
     for change in (*by_data, set_without_gradient, set_through_numpy):
-        for _ in range(3):  # whatever is kept of the weights is kept by now
+        for _ in range(3):  # the third call uses cached weights
             gradients(op, values, ["values"])
         before = cases.call(op, values)
         for weight in weights:
@@ -488,9 +489,9 @@ def test_weights_changed_in_place_are_seen(op):
 
 @pytest.mark.parametrize("op", [*cases.CURRENTS[:2], "sparse_to_dense", "dense_to_sparse", "sparse_pool2d"])
 def test_gradcheck(op):
-    """Of those that are linear in what they take."""
+    """Operators that are linear in their input."""
     options = {"neurons": 3, "inputs": 7, "rows": (2, 2), "dtype": torch.float64, "rates": (0.4, 0.0), "mode": 1}
-    options["graded"] = op != "sparse_pool2d"  # sums of zero are no spikes
+    options["graded"] = op != "sparse_pool2d"  # zero sums are no spikes
     values = case(op, **options, geometry=((1, 3, 2), (2, 2), (1, 1), (1, 0), (1, 1), 1) if "conv" in op else None)
     names = cases.leaves_of(op, values)
     values["values"] = values.get("values", torch.zeros(())).nan_to_num()
