@@ -1,4 +1,4 @@
-"""Independent definitions the package is checked against: snnTorch's own loop and comparisons."""
+"""Independent definitions for the tests of the package: snnTorch's own loop, and comparisons."""
 
 import itertools
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from snnipu.ops import _library
 
 
 def snntorch_loop(x, mem=None, num_steps=None, **keywords):
-    """snnTorch's layer, one step after the other; spikes and membranes stacked."""
+    """Run snnTorch's layer step by step; return the stacked spikes and membranes."""
     layer = snntorch.Leaky(**keywords)
     layer.to(x.device)
     steps = x.shape[0] if num_steps is None else num_steps
@@ -27,9 +27,9 @@ def snntorch_loop(x, mem=None, num_steps=None, **keywords):
 
 
 def relative_error(actual, expected, terms=None):
-    """Largest absolute difference over the largest expected magnitude.
+    """Return the largest absolute difference relative to the largest expected magnitude.
 
-    A parameter's gradient is a sum whose terms may cancel, and no sum in float32 is better than its terms: with
+    The terms of a parameter's gradient may cancel, and a float32 sum has the rounding of its largest term. With
     ``terms``, their largest magnitude counts as well.
     """
     actual, expected = actual.double(), expected.double()
@@ -43,7 +43,7 @@ def relative_error(actual, expected, terms=None):
 
 
 class Slots(NamedTuple):
-    """Which neurons have a slot, as SparseSpikes holds them and as masks ``[T, B, N]``."""
+    """The slots of each row, as SparseSpikes stores them and as masks ``[T, B, N]``."""
 
     ids: torch.Tensor
     values: torch.Tensor
@@ -54,7 +54,7 @@ class Slots(NamedTuple):
 
 
 def row_slots(fired, carried, capacity, start):
-    """The slots of one row of lists of bools, in Python: ids of spikes, ids of gradient-only slots, dropped."""
+    """Return ids of spikes, ids of gradient-only slots and dropped counts of one row of lists of bools."""
     neurons = len(fired)
     order = [(start + i) % neurons for i in range(neurons)]
     spikes = [n for n in order if fired[n]]
@@ -66,7 +66,7 @@ def row_slots(fired, carried, capacity, start):
 
 
 def slots_of(fired, carried, max_spikes=None, overflow="lowest", dtype=torch.float32):
-    """The slots of bool ``[T, B, N]``: one row after the other, by the rules of ``ops.select_spikes``."""
+    """Return the slots of bool ``[T, B, N]``, row by row, by the rules of ``ops.select_spikes``."""
     steps, batch, neurons = fired.shape
     wanted = (fired | carried).sum(-1)
     capacity = (int(wanted.max()) if wanted.numel() else 0) if max_spikes is None else min(max_spikes, neurons)
@@ -89,7 +89,7 @@ def slots_of(fired, carried, max_spikes=None, overflow="lowest", dtype=torch.flo
 
 
 def assert_slots(spikes, expected):
-    """A SparseSpikes holds exactly these slots; padding is 0."""
+    """Check that a SparseSpikes holds exactly these slots, and 0 in its padding."""
     assert torch.equal(spikes.counts, expected.counts)
     assert torch.equal(spikes.ids, expected.ids)
     assert spikes.values.dtype == expected.values.dtype
@@ -98,7 +98,7 @@ def assert_slots(spikes, expected):
 
 
 class _MaskedSpike(torch.autograd.Function):
-    """The spikes that were given a slot; the surrogate gradient passes at slots only."""
+    """Spikes that have a slot; the surrogate gradient flows only at slots."""
 
     @staticmethod
     def forward(ctx, u, spiking, taken, slope):
@@ -112,7 +112,7 @@ class _MaskedSpike(torch.autograd.Function):
 
 
 def slope_of(spike_grad, u):
-    """What the surrogate multiplies a gradient with, in the precision of ``u``; snnTorch's spikes are float32."""
+    """Return the factor of the surrogate gradient in the precision of ``u``; snnTorch's spikes are float32."""
     u = u.detach().requires_grad_()
     return torch.autograd.grad(spike_grad(u).sum(), u)[0]
 
@@ -120,7 +120,7 @@ def slope_of(spike_grad, u):
 def masked_spikes(
     mem, threshold, grad_threshold=None, max_spikes=None, spike_grad=None, overflow="lowest", first_step=0
 ):
-    """Spikes of ``mem`` ``[T, B, N]`` as a dense tensor whose gradient is masked by the slots, and the slots.
+    """Return the spikes of ``mem`` ``[T, B, N]`` as a dense tensor, and their slots, which mask the gradient.
 
     Without ``max_spikes`` there are as many slots as neurons.
     """
@@ -128,7 +128,7 @@ def masked_spikes(
     u = mem - threshold
     fired = u.detach() > 0
     carried = torch.ones_like(fired) if grad_threshold is None else mem.detach() > grad_threshold
-    # Steps before the first, without spikes, so that "rotate" starts where it should.
+    # Silent steps before the first one, so that "rotate" starts at the right neuron.
     early = fired.new_zeros(first_step, *fired.shape[1:])
     capacity = mem.shape[-1] if max_spikes is None else max_spikes
     slots = slots_of(torch.cat([early, fired]), torch.cat([early, carried]), capacity, overflow, mem.dtype)
@@ -152,7 +152,7 @@ def dense_layer(
     delay=0,
     recurrent_weight=None,
 ):
-    """A layer of spiking neurons on dense spikes ``[T, B, in]``, in PyTorch's own operations with their autograd.
+    """Run a layer of spiking neurons on dense spikes ``[T, B, in]`` in PyTorch's operations, with their autograd.
 
     Returns spikes ``[T, B, out]``, their slots, and membranes ``[T, B, out]``.
     """
@@ -191,13 +191,13 @@ def dense_layer(
 
 
 def trimmed(slots):
-    """With as many slots as the busiest step needs."""
+    """Return the slots limited to the number that the busiest step needs."""
     most = int(slots.counts[..., 1].max()) if slots.counts.numel() else 0
     return slots._replace(ids=slots.ids[..., :most], values=slots.values[..., :most])
 
 
 def on_grid(*shape, step=64, most=0.5, dtype=torch.float32, generator=None):
-    """Random multiples of ``1 / step`` up to ``most``: sums of them are exact, in whatever order."""
+    """Return random multiples of ``1 / step`` up to ``most``, whose sums are exact in every order."""
     bound = int(most * step)
     return torch.randint(-bound, bound + 1, shape, generator=generator).to(dtype) / step
 
@@ -214,9 +214,9 @@ def random_spikes(
     generator=None,
     shuffled=False,
 ):
-    """SparseSpikes with spikes, gradient-only slots, and padding that must not be read: ids and values are no such.
+    """Return SparseSpikes with spikes, gradient-only slots, and padding of invalid ids and values.
 
-    ``graded``: spikes have values other than 1, 0 and negative ones among them. ``shuffled``: ids are in any order.
+    ``graded``: spikes have values other than 1, also 0 and negative values. ``shuffled``: ids are in any order.
     """
     drawn = torch.rand(steps, batch, neurons, generator=generator)
     slots = slots_of(drawn < rate, drawn < rate + carried, None, dtype=dtype)
@@ -238,7 +238,7 @@ def random_spikes(
 
 
 def densified(slot_values, spikes):
-    """What the carried slots hold, put into ``[T, B, N]`` one by one; 0 elsewhere."""
+    """Return ``[T, B, N]`` with the values of the carried slots, written one by one; 0 elsewhere."""
     dense = torch.zeros(spikes.shape, dtype=slot_values.dtype)
     for t, b in itertools.product(range(spikes.num_steps), range(spikes.batch_size)):
         used = int(spikes.counts[t, b, 1])
@@ -247,7 +247,7 @@ def densified(slot_values, spikes):
 
 
 def at_slots(dense, spikes, padding=0.0):
-    """What ``[T, B, N]`` holds at the carried slots, one by one."""
+    """Return the elements of ``[T, B, N]`` at the carried slots, read one by one."""
     picked = torch.full(spikes.ids.shape, padding, dtype=dense.dtype)
     for t, b in itertools.product(range(spikes.num_steps), range(spikes.batch_size)):
         used = int(spikes.counts[t, b, 1])
@@ -256,7 +256,7 @@ def at_slots(dense, spikes, padding=0.0):
 
 
 def boxcar(u, grad, _spikes):
-    """A surrogate of one's own, for ``custom_surrogate``."""
+    """A custom surrogate, for ``custom_surrogate``."""
     return grad * (u.abs() < 0.5) + 0.25 * grad
 
 
@@ -265,7 +265,7 @@ def leaky_step(u, grad, _spikes):
 
 
 def soft(u):
-    """A callable of no library: its gradient counts, not its value."""
+    """A plain callable: its gradient is used, not its value."""
     return torch.sigmoid(4 * u)
 
 
@@ -279,9 +279,9 @@ _FUSED = {
     "spike_rate_escape": (1.5, 2.0),
     "SFS": (5, 0.1),
 }
-# Ours and snnTorch's of the same name.
+# Ours and snnTorch's surrogate of each name.
 FUSED = {name: (getattr(surrogate, name)(*a), getattr(snntorch.surrogate, name)(*a)) for name, a in _FUSED.items()}
-# snnTorch 1.0's own fails with a TypeError when called.
+# The LSO of snnTorch 1.0 fails with a TypeError when called.
 FUSED["LSO"] = (surrogate.LSO(0.25), snntorch.surrogate.custom_surrogate(leaky_step))
 SURROGATES = {
     **FUSED,
@@ -296,22 +296,22 @@ RESETS = ["subtract", "zero", "none"]
 
 
 def reference_of(operator):
-    """The plain-PyTorch kernel of ``snnipu::<operator>``, the definition of correct."""
+    """Return the plain-PyTorch kernel of ``snnipu::<operator>``, which defines correctness."""
     return _library.REGISTERED[operator]["CompositeExplicitAutograd"]
 
 
 def needs_kernel(operator):
-    """Mark of tests that are about the CPU kernel of ``snnipu::<operator>``: skips while there is none."""
+    """Mark a test of the CPU kernel of ``snnipu::<operator>``: skip it if there is no kernel."""
     there = "CPU" in _library.REGISTERED[operator]
     return pytest.mark.skipif(not there, reason=f"snnipu::{operator} has no CPU kernel: {host.unavailable_reason}")
 
 
-# As an id or a count it is out of every range, as half of a float it is absurd.
+# Invalid as an id or a count, and implausibly large as half of a float.
 POISON = 0x5A5A5A5A
 
 
 def poison_new_tensors(monkeypatch):
-    """Memory that is handed out without being set holds NaN, or a number that no id and no count can be."""
+    """Fill new memory with NaN, or with a number that is neither a valid id nor a valid count."""
 
     def poisoned(allocate):
         def allocate_poisoned(*args, **kwargs):
@@ -328,11 +328,11 @@ def poison_new_tensors(monkeypatch):
 
 
 def with_workers(run):
-    """Results of ``run()`` for one worker a tile, and for more of them in ascending and descending order."""
+    """Return the results of ``run()`` for one worker per tile, and for more in ascending and descending order."""
     threads = torch.get_num_threads()
     results = []
     try:
-        torch.set_num_threads(1)  # the order is the calling thread's
+        torch.set_num_threads(1)  # one thread runs the workers in order
         for workers, descending in ((1, 0), (1, 1), (2, 0), (2, 1), (6, 0), (6, 1)):
             host.library.snnipu_set_workers(workers, descending)
             results.append(run())
@@ -343,7 +343,7 @@ def with_workers(run):
 
 
 def with_threads(run, counts=(1, 2, 5)):
-    """Results of ``run()`` with each number of threads."""
+    """Return the results of ``run()`` with each number of threads."""
     threads = torch.get_num_threads()
     results = []
     try:
@@ -356,7 +356,7 @@ def with_threads(run, counts=(1, 2, 5)):
 
 
 def assert_all_equal(results):
-    """The same bits, NaN or not."""
+    """Check that results are equal bit by bit, NaN included."""
     for other in results[1:]:
         assert len(other) == len(results[0])
         for own, expected in zip(other, results[0]):

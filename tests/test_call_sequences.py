@@ -1,4 +1,4 @@
-"""A few sequences of ``make fuzz-calls``, and that it sees what a layer brings along from an earlier call."""
+"""Some sequences of ``make fuzz-calls``, and checks that it finds state left over from an earlier call."""
 
 import pytest
 from support.call_sequences import KINDS, SLOW, drawn, failure, shortened
@@ -31,7 +31,7 @@ def test_compiled_calls_are_those_of_fresh_layers(name):
 
 
 def seen(name, seeds=40):
-    """The first sequence that goes wrong, as short as it gets."""
+    """Return the first failing sequence in its shortest form."""
     seed = next(seed for seed in range(seeds) if failure(name, seed, drawn(KINDS[name], seed)))
     return shortened(name, seed, drawn(KINDS[name], seed))
 
@@ -50,7 +50,7 @@ def test_a_number_that_depends_on_earlier_calls_is_seen(monkeypatch):
 
 @needs_native
 def test_a_weight_that_was_packed_before_is_seen(monkeypatch):
-    """Its values are others, by way of .data; its memory and its version are not."""
+    """A change by way of .data keeps the weight's memory and version."""
     monkeypatch.setattr(_fixed, "identity", lambda weight: id(weight))
     monkeypatch.setattr(host_sparse, "_fingerprint", lambda weight: 0)
     assert len(seen("SparseLinear")) <= 4

@@ -1,4 +1,4 @@
-"""`make check-ipu`: what the SDK's users compile goes through Clang, with warnings as errors."""
+"""`make check-ipu`: Clang compiles the SDK users' sources with warnings as errors."""
 
 import shutil
 import subprocess

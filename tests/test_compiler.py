@@ -1,4 +1,4 @@
-"""Which C++ compiler is found, and what it compiles for."""
+"""The search for a C++ compiler, and its target."""
 
 import sys
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="compilers made 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """One without a compiler; returns a function that installs one."""
+    """A machine without a compiler; returns a function that installs one."""
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(_native_sources.importlib.util, "find_spec", lambda name: None)
@@ -45,7 +45,7 @@ def test_the_order(machine, monkeypatch):
 
 @pytest.mark.parametrize("words", ["/opt/zig c++", "python -m ziglang c++"])
 def test_zig_is_told_a_target(machine, monkeypatch, words):
-    """It would compile for this very processor otherwise, and a wheel would not run on others."""
+    """Without a target zig compiles for this processor alone, and the wheel fails on others."""
     monkeypatch.setenv("CXX", words)
     assert find_compiler()[:-2] == words.split()
     assert target_of(find_compiler()) == HERE

@@ -1,4 +1,4 @@
-"""``to_snntorch`` and ``from_snntorch``: copies with snnTorch's own neurons, and back."""
+"""``to_snntorch`` and ``from_snntorch``: copies with snnTorch's own neurons, and the reverse."""
 
 import copy
 import warnings
@@ -14,7 +14,7 @@ from snnipu import convert, surrogate
 from snnipu.functional import quant
 
 SIZE = 4
-# Kind and keywords; the constructor of either package takes them.
+# Kind and keywords; the constructors of both packages take them.
 CASES = {
     "Leaky": ("Leaky", {"beta": 0.9}),
     "Leaky, all options": (
@@ -122,17 +122,17 @@ def test_there_and_back(name, after_a_step):
     of_steps = {"_description", "spk", "reset"} - set(getattr(neuron, "state_names", ()))
     assert vars(back).keys() - of_steps == vars(neuron).keys() - of_steps
     results = [steps(one, name) for one in (neuron, made, back)]
-    if name in ("StateLeaky", "LinearLeaky"):  # snnTorch's convolution rounds otherwise
+    if name in ("StateLeaky", "LinearLeaky"):  # snnTorch's convolution rounds differently
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*results[:2]))
     else:
         assert_equal(results[1], results[0])
     assert_equal(results[2], results[0])
-    again = snn.from_snntorch(made)  # whose last step has an autograd graph
+    again = snn.from_snntorch(made)  # its last step has an autograd graph
     assert_equal(steps(again, name), steps(back, name))
 
 
 class Net(nn.Module):
-    """Shared, nested and unregistered neurons; hooks; a neuron's method held by another module."""
+    """Shared, nested and unregistered neurons; hooks; a neuron's method stored on another module."""
 
     def __init__(self, module):
         super().__init__()
@@ -167,10 +167,10 @@ def test_networks():
     assert made.training
     assert_same_state(made, net)
     x = 2 * torch.rand(3, 2, SIZE)
-    with torch.no_grad():  # a copy by PyTorch has no place for the graph of an unregistered neuron
+    with torch.no_grad():  # PyTorch cannot copy the graph of an unregistered neuron
         for step in x:
             assert torch.equal(made(step), net(step))
-    assert (net.calls, made.calls) == (6, 6)  # a copied method is the copy's
+    assert (net.calls, made.calls) == (6, 6)  # a copied method belongs to the copy
     with torch.no_grad():
         made.fc.weight.zero_()
     assert net.fc.weight.all()
@@ -300,7 +300,7 @@ def test_subclasses_of_snntorchs_stay_and_are_told_once():
 
 def test_a_reset_mechanism_set_in_snntorch_has_snntorchs_effect():
     stock = snntorch.Leaky(beta=0.9)
-    stock.reset_mechanism = "zero"  # the step stays that of "subtract"
+    stock.reset_mechanism = "zero"  # the step stays "subtract"
     made = snn.from_snntorch(stock)
     back = snn.to_snntorch(made)
     expected = steps(stock, "Leaky")
@@ -309,7 +309,7 @@ def test_a_reset_mechanism_set_in_snntorch_has_snntorchs_effect():
 
 
 class LeafTracer(torch.fx.Tracer):
-    """A tracer like hls4ml's: snnTorch's modules stay whole."""
+    """A tracer like hls4ml's, for which snnTorch's modules are leaves."""
 
     def is_leaf_module(self, module, name):
         return module.__module__.startswith(("torch.nn", "snntorch")) and not isinstance(module, nn.Sequential)

@@ -1,4 +1,4 @@
-"""A few random cases of ``make fuzz-numbers``, and that it sees a wrong number."""
+"""Some random cases of ``make fuzz-numbers``, and a check that it detects a wrong number."""
 
 import pytest
 from support import differential

@@ -1,4 +1,4 @@
-"""PyTorch's data-parallel engines: two processes with half of a batch each learn what one learns of all of it."""
+"""PyTorch's data-parallel engines: two processes with half of a batch each learn the weights of one process."""
 
 import copy
 import warnings
@@ -53,7 +53,7 @@ def dense_network():
 
 
 def blocks():
-    """What FSDP2 is to shard: blocks that run all steps in one call."""
+    """Return a network of blocks for FSDP2 to shard; each block runs all steps in one call."""
     torch.manual_seed(0)
     return snn.MultiStep(
         snn.MultiStep(nn.Linear(24, 30), snn.Leaky(beta=0.9)), snn.MultiStep(nn.Linear(30, 5), snn.Leaky(beta=0.9))
@@ -74,7 +74,7 @@ def counts(out):
 
 
 def train(net, data, parts=1):
-    """Spike counts of each step; the loss is a sum over samples, over whose processes the engines take the mean."""
+    """Return the spike counts of each step. The loss is a sum over samples; the engines average over processes."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.02)
     every = []
     for step in range(STEPS):
@@ -104,7 +104,7 @@ def sharded(net, children, mesh):
     return net
 
 
-# Engine -> what makes the network, its data, what makes it distributed.
+# Engine -> functions that make the network, its data, and the distributed network.
 ENGINES = {
     "ddp-dense": (dense_network, inputs, lambda net, mesh: DistributedDataParallel(net)),
     "ddp": (unlimited_network, sparse_inputs, lambda net, mesh: DistributedDataParallel(net)),
@@ -141,7 +141,7 @@ if hasattr(fsdp, "fully_shard"):
 
 
 class Recurrent(nn.Module):
-    """A neuron with a state of its own inside a user's module."""
+    """A user's module around a neuron with hidden state."""
 
     def __init__(self):
         super().__init__()
@@ -164,7 +164,7 @@ def with_other_states():
 
 
 def samples(rank):
-    """Of unequal number."""
+    """Return unequal parts of the batch."""
     return slice(0, 1) if rank == 0 else slice(1, BATCH)
 
 
@@ -180,7 +180,7 @@ def own_states(wrap, rank=None):
 
 
 def work(rank, folder):
-    """One of the processes: what all engines did, in one file."""
+    """Run all engines in this process, and save the results in a file."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
@@ -196,7 +196,7 @@ def work(rank, folder):
         done[name] = (spikes, parameters(net))
     done["states"] = own_states(DistributedDataParallel, rank)
     torch.save(done, f"{folder}/{rank}.pt")
-    del net  # before its group: see the fixture process_group
+    del net  # deleted before its group: see the fixture process_group
     distributed.destroy_process_group()
 
 
@@ -245,7 +245,7 @@ def test_the_states_move_with_the_module():
     [lambda beta: snn.Leaky(beta, learn_beta=True), lambda beta: snn.SparseLeaky(3, 4, beta=beta, learn_beta=True)],
 )
 def test_a_learnt_number_loads_with_and_without_a_dimension(make):
-    """fully_shard refuses parameters of no dimension, which snnTorch has."""
+    """fully_shard refuses parameters without a dimension, which snnTorch has."""
     scalar, one = make(0.7), make(torch.tensor([0.3]))
     assert (scalar.beta.shape, one.beta.shape) == ((), (1,))
     saved = scalar.state_dict()

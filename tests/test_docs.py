@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING and docs: their code runs, their links lead somewhere, what they name exists."""
+"""README, CONTRIBUTING and docs: their code runs, their links work, their names exist."""
 
 import re
 import runpy
@@ -34,7 +34,7 @@ def text_of(page):
 
 
 def blocks(page, language):
-    """The code blocks of a language, without the indent of a list; those marked ``<!-- not run: why -->`` left out."""
+    """Return a page's code blocks of a language, without those marked ``<!-- not run: why -->`` and a list's indent."""
     text = text_of(page)
     found = [match for match in FENCE.finditer(text) if match.group(2) == language]
     found = [match for match in found if not NOT_RUN.search(text[: match.start()])]
@@ -55,7 +55,7 @@ def test_what_explain_prints_is_what_the_page_shows(tmp_path, capsys):
     script.write_text(code, encoding="utf-8")
     torch._dynamo.reset()
     runpy.run_path(str(script))
-    # How many nodes there are depends on PyTorch.
+    # The number of nodes depends on PyTorch.
     numbers = re.compile(r"\d+\.\d+ s|\d+ nodes before, \d+ after")
     assert numbers.sub("...", capsys.readouterr().out) == numbers.sub("...", shown)
 
@@ -117,7 +117,7 @@ def test_main_pages_have_code():
 
 
 def options_of(command, capsys):
-    """The option strings that ``python -m snnipu COMMAND --help`` shows."""
+    """Return the options that ``python -m snnipu COMMAND --help`` shows."""
     with pytest.raises(SystemExit) as stopped:
         command_line([command, "--help"])
     assert stopped.value.code == 0
@@ -125,7 +125,7 @@ def options_of(command, capsys):
 
 
 def command_lines(page):
-    """What follows ``python -m snnipu`` in shell blocks and in code in running text."""
+    """Return the arguments of ``python -m snnipu`` in shell blocks and in code within sentences."""
     text = text_of(page)
     shell = re.findall(r"^(?:\w+=\S+ )*python -m snnipu(.*)$", "\n".join(blocks(page, "sh")), re.MULTILINE)
     return shell + re.findall(r"`python -m snnipu([^`\n]*)`", FENCE.sub("", text))
@@ -139,7 +139,7 @@ def test_commands_and_options_exist(capsys):
         for line in command_lines(page):
             command, *words = shlex.split(line.translate({ord("["): " ", ord("]"): " "}), comments=True) or ["COMMAND"]
             assert command in known, (name_of(page), line)
-            if command == "run":  # what follows the script is the script's own
+            if command == "run":  # further arguments belong to the script
                 scripts = [place for place, word in enumerate(words) if word in ("SCRIPT", "script.py")]
                 words = words[: scripts[0]] if scripts else words
             assert {word for word in words if word.startswith("-") and word != "-"} <= known[command], line
@@ -298,7 +298,7 @@ def test_surrogate_table_is_the_code():
     for row in rows:
         call = re.match(r"\| `([^`]+)`", row[0]).group(1)
         made = eval(call, {**surrogate._FACTORIES, "function": lambda u, grad, spikes: grad})
-        if made.name != "custom_surrogate":  # the parameters shown are the defaults
+        if made.name != "custom_surrogate":  # the page shows the defaults
             assert made == surrogate._FACTORIES[made.name]()
         expected = f"`{kernels[made.kernel.id]}`" if made.kernel is not None else "PyTorch"
         assert row[2] == expected, call

@@ -1,4 +1,4 @@
-"""``SparseSpikes.from_events`` against a histogram made event by event."""
+"""``SparseSpikes.from_events`` against a histogram built event by event."""
 
 import math
 from collections import Counter
@@ -13,7 +13,7 @@ from snnipu import SparseSpikes
 
 
 def naive(times, units, samples, steps, batch, neurons, step, slots=None, rotate=False):
-    """``{(t, b): {unit: number of events}}`` of what is kept, and ``{(t, b): spikes dropped}``."""
+    """Return ``{(t, b): {unit: number of events}}`` after the limit, and ``{(t, b): spikes dropped}``."""
     rows = {(t, b): Counter() for t in range(steps) for b in range(batch)}
     for time, unit, sample in zip(times, units, samples):
         t = math.floor(time / step)

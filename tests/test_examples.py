@@ -1,4 +1,4 @@
-"""The examples run, with two processes each: so do the commands that their first lines tell."""
+"""The examples, and the commands in their first lines, run with two processes each."""
 
 import importlib.util
 import os
@@ -50,7 +50,7 @@ def test_every_rule_learns(repository):
 
 
 def test_the_guide_names_no_command_that_is_not_run(repository):
-    """Those here run in tests/cli/test_torchrun.py, tests/cli/test_train.py and tests/benchmarks/test_cases.py."""
+    """tests/cli/test_torchrun.py, tests/cli/test_train.py and tests/benchmarks/test_cases.py run the other commands."""
     text = (repository / "docs" / "how-to" / "train-on-many-machines.md").read_text()
     blocks = re.findall(r"(<!-- not run: .* -->\n)?```sh\n(.*?)```", text, re.DOTALL)
     assert [code.strip() for mark, code in blocks if not mark] == [

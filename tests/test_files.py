@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever the disk and the other processes do."""
+"""Files are complete or absent, even with a full disk or other writers."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ from snnipu._files import InUseError, WriteError, remove_leftovers, sole_writer,
 
 resource = pytest.importorskip("resource")
 OLD, NEW = b"old" * 100, bytes(range(256)) * 80
-# The module alone: a process that imports all of PyTorch takes seconds to start.
+# Only this module: an import of PyTorch takes seconds.
 ALONE = """
 import importlib.util, os, signal, sys
 from pathlib import Path
@@ -39,7 +39,7 @@ def new(path):
 
 @contextlib.contextmanager
 def room(size):
-    """No file grows beyond ``size`` bytes; what fits is written, as on a full disk."""
+    """Limit files to ``size`` bytes; a write beyond it is cut, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -69,7 +69,7 @@ def test_no_room(tmp_path, there):
 
 
 class Failing(io.BytesIO):
-    """A file whose disk is full only when it is closed."""
+    """A file whose close fails because the disk is full."""
 
     def close(self):
         super().close()
@@ -154,7 +154,7 @@ def test_a_pipe_is_written_to(tmp_path):
 
 
 def hold(path):
-    """Another process that holds ``path``."""
+    """Start another process that holds ``path``."""
     process = start(HOLD, path)
     assert process.stdout.readline() == b"held\n"
     return process
@@ -178,7 +178,7 @@ def test_one_writer(tmp_path, kill):
     finally:
         finish(other, kill)
     assert names(tmp_path) == ([".file.lock"] if kill else [])
-    # The lock died with its process.
+    # The lock ended with its process.
     with sole_writer(path):
         assert _files.is_held(path)
         assert names(tmp_path) == [".file.lock"]
@@ -204,7 +204,7 @@ def test_a_forked_worker_does_not_hold_the_lock(tmp_path):
 
 
 def test_a_lock_file_removed_in_between_is_made_again(tmp_path, monkeypatch):
-    """Its last holder removes it after this process opened it: a lock on a removed file keeps nobody out."""
+    """The last holder removes the file after this process opened it: that lock would exclude no other process."""
     lock, tried, try_lock = tmp_path / ".file.lock", [], _files._try_lock
 
     def remove_first(file):
@@ -225,7 +225,7 @@ def test_without_locks(tmp_path, monkeypatch, number):
         raise OSError(number, os.strerror(number))
 
     if number is None:
-        monkeypatch.setattr(_files, "fcntl", None)  # as on Windows
+        monkeypatch.setattr(_files, "fcntl", None)  # Windows has no fcntl
     else:
         monkeypatch.setattr(_files.fcntl, "lockf", fail)
     warned = pytest.warns(UserWarning, match=r"no file locks here .*: nothing keeps a second run from writing .*file")
@@ -233,7 +233,7 @@ def test_without_locks(tmp_path, monkeypatch, number):
         new(tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == NEW
     assert names(tmp_path) == ["file"]
-    # Nobody knows whose they are: they stay.
+    # Their owner is unknown: they stay.
     (tmp_path / f".file.{dead_process()}.tmp").write_bytes(b"")
     remove_leftovers(tmp_path / "file")
     assert len(names(tmp_path)) == 2
@@ -262,7 +262,7 @@ def test_leftovers_of_dead_processes_are_removed(tmp_path):
 
 
 def test_a_partial_file_in_use_elsewhere_is_left_alone(tmp_path, monkeypatch):
-    """A process of another machine looks dead here; its lock does not."""
+    """A process of another machine seems dead here; its lock does not."""
     held = tmp_path / f".file.{dead_process()}.tmp"
     held.write_bytes(b"half")
     code = (

@@ -1,4 +1,4 @@
-"""The readers of `make fuzz`, without atheris: seeds, damaged copies of them, and what fuzzing has found."""
+"""The readers of `make fuzz` without atheris: seeds, damaged copies, and inputs that fuzzing found."""
 
 import importlib.util
 
@@ -7,7 +7,7 @@ from support import fuzz_readers
 from support.damage import variants
 from support.torchvision_schemas import define_torchvision_schemas
 
-# Each ended in another error than that of the reader's documentation.
+# Inputs that ended in an undocumented error.
 FOUND = {
     "nir": [b"\x02\x01\x00\x01\x01\x010\x02", b"\x03\x01\x0c\x00\x01\x01\x01\x01\x01\x00\x00\x00\x00"],
     "profile": [b"10,3333212,4030,22166660616666060,3333212,46666060"],
@@ -25,5 +25,5 @@ def test_a_file_is_read_or_refused(name):
     read, seeds = fuzz_readers.READERS[name]
     for seed in [*seeds(), *FOUND.get(name, [])]:
         read(seed)
-        for _, damaged in variants(seed, 2 if name == "shd" else 30, seed=0):  # a process for each
+        for _, damaged in variants(seed, 2 if name == "shd" else 30, seed=0):  # each starts a process
             read(damaged)

@@ -1,4 +1,4 @@
-"""The generator: what it derives against autograd, and what it refuses."""
+"""The generator: its adjoints against autograd, and the operations that it refuses."""
 
 import math
 import os
@@ -42,7 +42,7 @@ FUNCTIONS = {
 
 
 def forward(step, x, states, derived):
-    """Outputs [T, ...] and the states before every step, by the recorded operations."""
+    """Return outputs [T, ...] and the states before every step, computed by the recorded operations."""
     outputs, befores = [], []
     for current in x:
         befores.append(states)
@@ -55,7 +55,7 @@ def forward(step, x, states, derived):
 
 
 def backward(step, adjoint, x, befores, derived, grads):
-    """Gradients of x, of the first states and, summed over time, of the derived parameters, by the recorded adjoint."""
+    """Return gradients of x, initial states and derived parameters (summed over time), by the recorded adjoint."""
     zero = torch.zeros_like(x[0])
     own = 0 if step.output_state is not None else 1
     external = [list(grad) for grad in grads[own:]]
@@ -80,12 +80,12 @@ def backward(step, adjoint, x, befores, derived, grads):
 
 
 def derive(step, parameters):
-    """The derived parameters, by PyTorch under autograd."""
+    """Compute the derived parameters by PyTorch under autograd."""
     return _generator.evaluate(step.derived, {id(value): parameters[name] for name, value in step.raw.items()})
 
 
 def check(function, options, x, initial, parameters):
-    """The recorded step and adjoint against ``function`` looped under autograd. Returns the relative errors."""
+    """Compare the recorded step and adjoint with a loop of ``function`` under autograd. Return the relative errors."""
     step = Step(function, options)
     adjoint = Adjoint(step)
     x = x.requires_grad_()
@@ -108,7 +108,7 @@ def check(function, options, x, initial, parameters):
     wanted = torch.autograd.grad(total, inputs, allow_unused=True)
     with torch.no_grad():
         grad_x, grad_initial, sums = backward(step, adjoint, x, befores, derived, grads)
-    # The way through the derived parameters is PyTorch's.
+    # PyTorch differentiates the derived parameters.
     through = [(value, total) for value, total in zip(derive(step, parameters), sums) if value.requires_grad]
     tensors = list(parameters.values())
     values = [value for value, _ in through]
@@ -140,7 +140,7 @@ CASES = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("function", "options"), CASES)
 def test_every_neurons_adjoint_is_autograds(function, options, dtype):
-    """Of the input and the states bit by bit: the operations are autograd's, and the order of the additions too."""
+    """Gradients of input and states are equal bit by bit: operations and order of additions are autograd's."""
     torch.manual_seed(7)
     names, parameters, _ = _generator.signature(function)
     x = torch.randn(6, 2, 9, dtype=dtype) * 1.5
@@ -198,7 +198,7 @@ BINARY = [
 
 @st.composite
 def step_functions(draw):
-    """A random step function of one to three states and parameters, and how it was made."""
+    """Draw a random step function of one to three states and parameters, and its program."""
     states, parameters = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     first = 1 + states + parameters
     program = []
@@ -218,7 +218,7 @@ def step_functions(draw):
             chosen = (UNARY if len(operands) == 1 else BINARY)[operation]
             pool.append(chosen(*(pool[operand] for operand in operands)))
         spk = spike(pool[fires] - 0.5 * pool[against])
-        # Bounded, whatever the step does; the spike is part of the states, as a reset is.
+        # Bounded by tanh for any step; the states depend on the spike, as with a reset.
         return (spk * pool[1 + states], *((pool[r] - spk * 0.5 + 0.1 * x).tanh() for r in results))
 
     arguments = ", ".join(f"s{i}" for i in range(states))
@@ -252,7 +252,7 @@ def Rising(x, mem, adapt, *, beta, rho, strength, threshold, spike):
 @pytest.mark.slow
 @pytest.mark.skipif(host.library is None or not shutil.which("g++"), reason="no native library, or no g++")
 def test_operations_that_no_neuron_of_ours_has(monkeypatch):
-    """Compiled for a CPU they give what the loop gives; exp is ours."""
+    """Compiled for a CPU they equal the loop; exp is our own."""
     calls, run = [], kernels.forward
     monkeypatch.setattr(kernels, "forward", lambda *arguments: calls.append(1) or run(*arguments))
     torch.manual_seed(0)
@@ -355,7 +355,7 @@ def test_signatures_are_checked():
 
 
 def test_it_needs_no_torch(repository):
-    """As in pip's isolated build."""
+    """pip's isolated build has no PyTorch."""
     code = (
         "import sys, importlib.util as u; sys.path.insert(0, 'snnipu'); sys.modules['torch'] = None\n"
         "s = u.spec_from_file_location('equations', 'snnipu/equations.py'); e = u.module_from_spec(s)\n"
@@ -369,7 +369,7 @@ def test_it_needs_no_torch(repository):
 
 
 def test_a_neuron_is_printed_the_same_every_time():
-    """Libraries of users' neurons are known by their text."""
+    """The text identifies the compiled library of a custom neuron."""
     for function in equations.NEURONS:
         one, other = (_generator.neuron(function, equations.OPTIONS) for _ in range(2))
         for step in other.steps:

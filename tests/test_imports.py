@@ -1,7 +1,7 @@
-"""Modules import one another in no circle, be it inside functions or for types alone.
+"""Modules have no import cycles, not even inside functions or for types.
 
-import-linter's contracts in pyproject.toml say so of a package's parts; they do not see a module that imports the
-package of which it is a part.
+import-linter's contracts in pyproject.toml check this for the package's parts. They miss a module that imports its own
+package.
 """
 
 import ast
@@ -17,7 +17,7 @@ def name_of(path):
 
 
 def imported(tree, name, is_package):
-    """Names that a module imports: modules, or what may be one."""
+    """Yield the names that a module imports: modules, or names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -50,7 +50,7 @@ def test_no_circle():
 
 
 def test_a_sub_interpreter_is_refused():
-    """There, PyTorch's import does not end."""
+    """In a sub-interpreter, PyTorch's import does not end."""
     code = "import _xxsubinterpreters as made\nmade.run_string(made.create(), 'import snnipu')"
     if sys.version_info >= (3, 13):
         code = "import _interpreters as made, sys\nsys.exit(made.exec(made.create(), 'import snnipu').msg)"
@@ -60,7 +60,7 @@ def test_a_sub_interpreter_is_refused():
 
 
 def test_the_benchmarks_import_public_names_alone():
-    """No module of snnipu whose name begins with an underscore, and none of those names."""
+    """The benchmarks import no module and no name of snnipu with a leading underscore."""
     for path in (ROOT / "benchmarks").rglob("*.py"):
         for name in imported(ast.parse(path.read_text(encoding="utf-8")), name_of(path), path.stem == "__init__"):
             private = [part for part in name.split(".") if part.startswith("_")]
@@ -68,7 +68,9 @@ def test_the_benchmarks_import_public_names_alone():
 
 
 def test_the_import_does_not_start_autograds_engine():
-    """The engine asks CUDA for its devices: after that CUDA_VISIBLE_DEVICES is not read, and a fork has no CUDA."""
+    """The engine asks CUDA for its devices. Later changes of CUDA_VISIBLE_DEVICES have no effect, and forks have no
+    CUDA.
+    """
     code = (
         "import torch, torch.autograd.graph as graph\n"
         "class Engine:\n"

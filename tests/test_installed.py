@@ -1,4 +1,4 @@
-"""The installed snnTorch's dtypes, resets and formulas are ours; copies of it that behave as its next one are tried."""
+"""Dtypes, resets and formulas equal the installed snnTorch's, and those of copies that behave as its next release."""
 
 import copy
 import itertools
@@ -38,7 +38,7 @@ WIDTHS = [torch.float64, torch.float16, torch.bfloat16]
 
 
 def twins(name, **keywords):
-    """snnTorch's neuron and ours, with the same weights."""
+    """Return snnTorch's neuron and ours with the same weights."""
     torch.manual_seed(0)
     kind = name.split("-")[0]
     theirs = getattr(snntorch, kind)(**copy.deepcopy(NEURONS[name]), **keywords)
@@ -48,7 +48,7 @@ def twins(name, **keywords):
 
 
 def loop(layer, x):
-    """The spikes and the states after each step, or the error."""
+    """Return the spikes and the states after each step, or the error."""
     made = []
     try:
         for current in x:
@@ -97,7 +97,7 @@ def test_steps_are_snntorchs_bit_by_bit(name, dtype, cast):
             theirs, ours = theirs.to(dtype), ours.to(dtype)
         expected, error = loop(theirs, x)
         found, own_error = loop(ours, x)
-        # All-to-all neurons of snnTorch 1.0 cannot multiply their float32 spikes with float64 weights; ours can.
+        # All-to-all neurons of snnTorch 1.0 cannot multiply float32 spikes with float64 weights; ours can.
         assert own_error is None or own_error == error, (mechanism, delay)
         for step, (own, wanted) in enumerate(zip(found, expected)):
             for value, one in zip(own, wanted):
@@ -125,7 +125,7 @@ def test_gradients_in_double_precision(name):
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("name", NEURONS)
 def test_every_reset_mechanism(name, mechanism):
-    """In a sequence, set later, copied and pickled; one that no equation has runs as snnTorch's step."""
+    """A sequence, a later change, a copy and a pickled neuron; snnTorch's step runs a reset without equation."""
     if mechanism not in FUSED[name.split("-")[0]].stock.reset_dict:
         with pytest.raises(ValueError, match="reset_mechanism must be"):
             twins(name, reset_mechanism=mechanism)
@@ -184,13 +184,13 @@ class _Network(nn.Module):
         return self
 
     def states(self):
-        """Whether each state is there."""
+        """Return for each state whether it is nonzero."""
         names = ("spk", "syn", "syn_exc", "syn_inh", "mem")
         return [(name, bool(getattr(n, name).any())) for n in self.neurons() for name in names if hasattr(n, name)]
 
 
 def test_reset_clears_what_snntorchs_does():
-    """Which networks and how deep: also in a copy of a network, which is in no list of snnTorch's."""
+    """The same networks and depths are reset, also in a copy of a network, which snnTorch does not list."""
     cleared = []
     for library in (snntorch, snn):
         snntorch.SpikingNeuron.instances.clear()
@@ -225,7 +225,7 @@ def test_gradients_of_mended_surrogates(name):
 
 
 def test_a_surrogate_of_another_formula_is_evaluated():
-    """No kernel may give the gradient of our formula where the installed snnTorch has another one."""
+    """A kernel must not return the gradient of our formula if the installed snnTorch has another one."""
     code = """
 import torch, snntorch
 from snntorch import surrogate as theirs
@@ -250,7 +250,7 @@ for kind in ("Leaky", "Lapicque"):
 
 
 def test_a_step_of_another_equation_is_snntorchs():
-    """Nor may one give our step's numbers; and names of snnTorch's methods may go."""
+    """A kernel must not run another equation as our step. Methods of snnTorch may be missing."""
     code = """
 import torch, snntorch
 plain = snntorch.Synaptic._base_zero
@@ -288,7 +288,7 @@ def test_compiled_loops(dtype):
         assert torch.equal(own, expected)
 
 
-# What the changes of the script do, in the copy.
+# Checks of the script's changes in the copy.
 _COPY = """
 import torch, snntorch as snn
 from snntorch import functional, spikegen, surrogate

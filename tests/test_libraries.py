@@ -1,4 +1,4 @@
-"""Which folder's native libraries are used: the package's own, those of an installed snnipu, or none, and why."""
+"""The folder of the native libraries: the package's own, an installed snnipu's, or none with a reason."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def make_libraries(package, built_from=None):
 
 
 def install(site, built_from=None, version=__version__, editable=None):
-    """A snnipu in a site-packages folder, or the trace that an editable one leaves there."""
+    """Install a snnipu in a site-packages folder, or the metadata of an editable install."""
     folder = site / f"snnipu-{version}.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: snnipu\nVersion: {version}\n")
@@ -42,7 +42,7 @@ def install(site, built_from=None, version=__version__, editable=None):
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """The root of a source tree whose package is the one that runs; nothing is built, and nothing else is installed."""
+    """Make a source tree that is the running package, without built libraries and without another installation."""
     root = make_sources(tmp_path / "clone")
     (root / "snnipu").mkdir()
     monkeypatch.delenv("SNNIPU_NATIVE_DIR", raising=False)

@@ -1,4 +1,4 @@
-"""The native library: build, choice of instruction set, refusal of what does not fit."""
+"""The native library: its build, the choice of instruction set, and errors for unsuitable libraries."""
 
 import ctypes
 import os
@@ -68,7 +68,7 @@ def test_every_instruction_set(isa):
 @pytest.mark.skipif(not (sys.platform == "linux" and platform.machine() == "x86_64"), reason="of Linux on x86-64")
 @pytest.mark.parametrize("isa", host.available_isas())
 def test_the_best_instruction_set_is_what_linux_tells(isa):
-    """Whichever compiler built the library that is asked; the runtimes of some do not know the processor."""
+    """The compiler of the library does not matter; some compilers' runtimes do not know the processor."""
     (flags,) = {line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")}
     flags = set(flags.split())
     best = "baseline"
@@ -79,7 +79,7 @@ def test_the_best_instruction_set_is_what_linux_tells(isa):
     assert host._open(isa).snnipu_best_isa().decode() == best
 
 
-# What a manylinux_2_27 wheel may ask for, of Ubuntu 18.04, Debian 10, RHEL 8 and later.
+# The newest versions that a manylinux_2_27 wheel may need (Ubuntu 18.04, Debian 10, RHEL 8 and later).
 OLDEST = {"GLIBC": (2, 27), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
 
 
@@ -87,7 +87,7 @@ OLDEST = {"GLIBC": (2, 27), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
 @pytest.mark.skipif(not shutil.which("objdump") or sys.platform != "linux", reason="of Linux, with binutils")
 @pytest.mark.parametrize("file", sorted(path.name for path in libraries.native_folder().glob("*.so")))
 def test_older_systems_have_what_is_needed(file):
-    """``csrc/host/old_runtimes.hpp``, where this machine's compiler built them."""
+    """``csrc/host/old_runtimes.hpp``, tested where this machine's compiler built the libraries."""
     table = subprocess.run(
         ["objdump", "-T", str(libraries.native_folder() / file)], stdout=subprocess.PIPE, text=True, check=True
     ).stdout
@@ -113,7 +113,7 @@ def test_older_systems_have_what_is_needed(file):
     ],
 )
 def test_no_library_is_loaded_that_the_processor_cannot_run(monkeypatch, built, best, loaded):
-    """Built on this processor, a clone or an image may come to another one."""
+    """A clone or an image that was built on this processor may run on another one."""
 
     class Library(types.SimpleNamespace):
         def __getattr__(self, name):  # the functions whose arguments are declared
@@ -140,7 +140,7 @@ def test_unknown_instruction_set():
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "__asan_init"), reason="for make sanitize: no address sanitizer")
 def test_the_sanitizers_see_an_overrun():
-    """The library is the one built for them: an output one element too short is reported."""
+    """The library is built with the sanitizers: they report an output that is one element too short."""
     done = run(
         "import torch\n"
         "from snnipu.backends import sparse_call\n"
@@ -240,7 +240,7 @@ def test_backend_for():
 
 
 def test_vertices_are_free_of_host_code():
-    """Codelets and the maths see Poplar's vertex header and the standard headers popc has, nothing of the host's."""
+    """Codelets and mathematical functions include only Poplar's vertex header and popc's standard headers."""
     allowed = {"<poplar/Vertex.hpp>", "<cmath>", "<cstdint>", "<cstring>", "<type_traits>", "<utility>", "<cstddef>"}
     for folder in ("neuron", "vertices"):
         for path in (ROOT / "csrc" / folder).iterdir():

@@ -1,7 +1,6 @@
-"""The arm64 library's kernels against the reference: cross-compiled, and run by an emulator.
+"""The arm64 library's kernels against the reference: cross-compiled and emulated.
 
-The tests of the operators run once more, with every call of the native library sent to one for NEON
-(``support/emulated_library.py``).
+The tests of the operators run with every call sent to a NEON library (``support/emulated_library.py``).
 """
 
 import os
@@ -24,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
-    """The command that runs the library's functions."""
+    """Return the command that runs the library's functions."""
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("neon")
     command = [sys.executable, "setup.py", "-q", "build_ext", "--isa", "neon", "--build-lib", str(folder)]

@@ -1,4 +1,4 @@
-"""NeuroBench's metrics of our networks: those of the same network as a loop of snnTorch's."""
+"""NeuroBench's metrics of our networks equal the metrics of the same network as snnTorch's loop."""
 
 import pytest
 import snntorch
@@ -42,7 +42,7 @@ def data():
 
 
 class Loop(nn.Module):
-    """The network as snnTorch's users write it, in the order of NeuroBench's examples."""
+    """The network in the style of snnTorch's users, in the order of NeuroBench's examples."""
 
     def __init__(self, source, delay=0, **keywords):
         super().__init__()
@@ -71,7 +71,7 @@ class Loop(nn.Module):
 def results(model):
     benchmark = Benchmark(model, data(), [], [ChooseMaxCount()], METRICS)
     first = benchmark.run(quiet=True)
-    # Once more: nothing is left over from the first run.
+    # Again: the first run must leave no state.
     assert benchmark.run(quiet=True) == first
     return first
 

@@ -1,4 +1,4 @@
-"""Graphs of NIR from and to networks: the same spikes, NIR's equations, and other tools' graphs."""
+"""NIR graphs to and from networks: equal spikes, NIR's equations, and other tools' graphs."""
 
 import importlib.metadata
 import sys
@@ -43,7 +43,7 @@ def run(net, x):
 
 
 def assert_round_trip(net, x, tmp_path, exact=True):
-    """The network read back gives the same in each step and over all steps, and so does its own graph."""
+    """Check that the network read back gives the same results step by step and as a sequence, and so does its graph."""
     expected = run(net, x)
     assert expected.any()
     reset(net)
@@ -120,7 +120,7 @@ def test_delays(delay, tmp_path):
     before = run(net, (x := torch.rand(15, 3, 6) * 4))
     kept = list(net[2]._last)
     graph = export_to_nir(net, x[0], dt=2e-3)
-    assert all(a is b for a, b in zip(net[2]._last, kept))  # what is on its way is as it was
+    assert all(a is b for a, b in zip(net[2]._last, kept))  # spikes in transit are unchanged
     np.testing.assert_allclose(graph.nodes["2"].delay, np.broadcast_to(net[2].delay.detach().double() * 2e-3, 8))
     reset(net)
     assert torch.equal(run(net, x), before)
@@ -352,7 +352,7 @@ NODES = {
 
 
 def membranes_and_spikes(name, xs, dt, weight, bias):
-    """Euler's steps of the equations in NIR's documentation."""
+    """Run Euler's steps of the equations in NIR's documentation."""
     v, current, z = np.zeros(3) if name == "I" else V_LEAK.copy(), np.zeros(3), np.zeros(3)
     for x in xs:
         total = x + weight @ z + bias
@@ -367,7 +367,7 @@ def membranes_and_spikes(name, xs, dt, weight, bias):
 @pytest.mark.parametrize("dt", [1e-3, 2e-3])
 @pytest.mark.parametrize(("name", "recurrent"), [*((name, False) for name in NODES), ("LIF", True), ("CubaLIF", True)])
 def test_nirs_equations(name, recurrent, dt):
-    """With a rest, resistances and weights of the input; what fires may read its own spikes."""
+    """The neurons have a rest potential, resistances, input weights and optional recurrence."""
     fires = name.endswith("LIF")
     loops = [("n0", "n1"), ("n1", "n0")] if recurrent else []
     graph = graph_of(NODES[name](), *([nir.Affine(WEIGHT, BIAS)] if recurrent else []), edges=loops)
@@ -395,7 +395,7 @@ def test_nirs_equations(name, recurrent, dt):
 
 @pytest.mark.parametrize(("r", "membrane"), [(1.0, 1.0), (2.0, 2e-3), (500.0, 0.5)])
 def test_a_unit_of_current_into_an_integrator(r, membrane):
-    """An IF of r = 1 is that of norse, sinabs and snnTorch, which know no dt; any other follows the equation."""
+    """An IF of r = 1 equals that of norse, sinabs and snnTorch, which have no dt; others follow the equation."""
     net = import_from_nir(graph_of(nir.IF(*numbers([r] * 3, [10.0] * 3, [0.0] * 3))), dt=1e-3)
     (neuron,) = (module for module in net.modules() if isinstance(module, snn.Leaky))
     net(torch.ones(1, 3))
@@ -415,7 +415,7 @@ def test_graphs_in_graphs():
 
 
 def test_snntorchs_graphs():
-    """What snnTorch's exporter writes, as its importer reads it."""
+    """A graph of snnTorch's exporter has the meaning of snnTorch's importer."""
     pytest.importorskip("nirtorch")
     from snntorch.export_nir import export_to_nir as theirs
     from snntorch.import_nir import import_from_nir as reads
@@ -439,7 +439,7 @@ def test_norses_graphs(dt):
     net = norse.SequentialState(
         nn.Linear(10, 6), norse.LIFBoxCell(), nn.Linear(6, 5), norse.IAFCell(), nn.Linear(5, 3), norse.LIBoxCell()
     )
-    # norse multiplies its time constants by the dt it is given, 0.001 by default.
+    # norse multiplies its time constants by its dt, 0.001 by default.
     graph = norse.to_nir(net, torch.randn(1, 10), **({} if dt is None else {"dt": dt}))
     own, x, state, expected = import_from_nir(graph, dt=0.001 * (dt or 0.001)), torch.randn(60, 2, 10) * 9, None, []
     with torch.no_grad():
@@ -538,7 +538,7 @@ def lif(**values):
 
 
 class Unknown(nir.NIRNode):
-    """Of a later version."""
+    """A node of a later version."""
 
     def __init__(self):
         self.input_type = {"input": np.array([3])}
@@ -559,7 +559,7 @@ class Unknown(nir.NIRNode):
             lambda: graph_of(lif(), nir.Scale(np.ones(3)), edges=[("n0", "n1"), ("n1", "n0")]),
             {}, Unsupported, "a loop through nodes n0, n1, output",
         ),
-        # One number would spread over all outputs.
+        # One number would broadcast to all outputs.
         (
             lambda: graph_of(nir.Affine(np.ones((3, 3)), np.ones(1))),
             {}, ValueError, r"node n0 \(Affine\): bias must have shape \(3,\), got \(1,\)",

@@ -1,4 +1,4 @@
-"""No operator lacks a part: docs/explanation/adding-an-op.md tells of them, and the registries are compared here."""
+"""Every operator has all parts of docs/explanation/adding-an-op.md: a comparison of the registries."""
 
 import ast
 import re
@@ -14,13 +14,13 @@ from snnipu.ops import _library
 from snnipu.poptorch import custom_ops
 
 ROOT = Path(__file__).resolve().parent.parent
-# Operators that run by their reference alone: on every device, and on CUDA.
+# Operators that run only as their reference: on every device, and on CUDA.
 BY_REFERENCE = {"listed_linear_fwd", "listed_linear_bwd"}
 ON_CPUS_ALONE = {f"{name}_{way}" for name in ("max_pool2d", "avg_pool2d", "spiking_lstm") for way in ("fwd", "bwd")}
 ON_CPUS_ALONE |= {"sparse_conv_lif_pool_fwd"}
-# The gradient of these is another operator.
+# Another operator computes the gradient of these.
 ADJOINT_OF_ANOTHER = {"dense_to_sparse", "sparse_conv_lif_pool"}
-# A network of fully connected layers is one PopART operator; on a host it is its layers.
+# A network of fully connected layers is one PopART operator; on a host its layers are separate operators.
 ON_AN_IPU_ALONE = {"SparseNetwork"}
 
 
@@ -30,7 +30,7 @@ def text_of(*path):
 
 @pytest.mark.parametrize("op", sorted(ops.__all__))
 def test_docstring(op):
-    """Equation, arguments, results, errors and source, or the op of the list that has them."""
+    """The docstring has equation, arguments, results, errors and source, or names the op that has them."""
     docstring = getattr(ops, op).__doc__
     if "Args:" not in docstring:
         referred = [name for name in re.findall(r":func:`(\w+)`", docstring) if name in ops.__all__ and name != op]
@@ -41,7 +41,7 @@ def test_docstring(op):
 
 @pytest.mark.parametrize("op", sorted(ops.__all__))
 def test_contract_and_reference(op):
-    if op not in sparse_cases.OPS:  # whose contract is tests/ops/test_sparse_contract.py
+    if op not in sparse_cases.OPS:  # their contract is tests/ops/test_sparse_contract.py
         tested = "lif_sequence" if op == "lif_step" else op
         tree = ast.parse(text_of("tests", "ops", f"test_{tested}.py"))
         tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -68,7 +68,7 @@ def test_every_operator_has_a_gradient():
 
 
 def test_c_functions():
-    """Those of the header are those that Python calls, and the library exports them."""
+    """The header's functions are those that Python calls, and the library exports them."""
     declared = re.findall(r"^SNNIPU_SPARSE\((\w+)\);", text_of("csrc", "host", "sparse.h"), re.MULTILINE)
     assert sorted(declared) == sorted(sparse_call.FUNCTIONS)
     if host.library is not None:
@@ -76,7 +76,7 @@ def test_c_functions():
 
 
 def test_popart_operators():
-    """Each has its description, its graph builder and what stands for it on a host."""
+    """Each has its description, its graph builder and its host implementation."""
     described = {
         name: path.stem
         for path in (ROOT / "custom_ops").glob("*.cpp")

@@ -1,4 +1,4 @@
-"""Threads that train at once, and writers that are killed."""
+"""Threads that train in parallel, and writers that are killed."""
 
 import random
 import threading
@@ -47,7 +47,7 @@ def dense(out):
 
 
 def trained(net, x):
-    """Parameters after some steps, and the outputs on the way."""
+    """Return the outputs of some training steps, and the parameters after them."""
     optimizer, results = torch.optim.SGD(net.parameters(), lr=0.1), []
     for _ in range(STEPS):
         out = dense(net(x))
@@ -59,7 +59,7 @@ def trained(net, x):
 
 
 def at_once(work, arguments):
-    """Results of a function, in a thread for each of its arguments."""
+    """Return the results of a function for all arguments, one thread each."""
     begin = threading.Barrier(THREADS)
 
     def begun(argument):
@@ -73,7 +73,7 @@ def at_once(work, arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [layers, neurons, maps, delays])
 def test_16_threads_train_at_once(make):
-    """Networks of their own, whose numbers are those of one thread that trains them one after the other."""
+    """Each thread's network has the numbers of a training in sequence."""
 
     def made(seed):
         with torch.random.fork_rng():
@@ -139,14 +139,14 @@ def test_writers_of_one_cache_of_recordings_are_killed(tmp_path, monkeypatch):
     expected, _ = recordings(tmp_path).batch(range(SAMPLES))
     found = set()
     for turn in range(ROUNDS):
-        # Every other one is begun anew: its first writes make the folder.
+        # Every second turn starts with an empty cache: its first writes make the folder.
         monkeypatch.setenv("SNNIPU_EVENT_CACHE", str(tmp_path / f"cache{turn // 2}"))
         killed_together(bin_recordings, tmp_path)
         dataset = recordings(tmp_path)
         spikes, _ = dataset.batch(range(SAMPLES))
         assert torch.equal(spikes.to_dense(), expected.to_dense())
         found.add(SAMPLES - dataset._read.read)
-        again = recordings(tmp_path)  # nothing is in the way of new entries
+        again = recordings(tmp_path)  # new entries can be written
         assert torch.equal(again.batch(range(SAMPLES))[0].to_dense(), expected.to_dense())
         assert again._read.read == 0
-    assert any(found)  # what the dead had written is of use
+    assert any(found)  # entries of killed processes are used

@@ -1,4 +1,4 @@
-"""What a release is made of agrees: versions, dependencies, what the workflow calls."""
+"""Parts of a release agree: versions, dependencies, and the calls of the workflow."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sizes that other tests do not reach: results are those of parts, or what is too large is refused."""
+"""Sizes beyond the other tests: results equal those of parts, or an error says that the size is too large."""
 
 import os
 
@@ -21,7 +21,7 @@ def drawn(*shape, rate=0.3):
 
 
 def on_grid(*shape):
-    """Weights whose sums are the same in any order."""
+    """Return weights whose sums are exact in every order."""
     return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(1)) / 16
 
 
@@ -65,7 +65,7 @@ def test_many_at_once(shape):
 @needs_native
 @pytest.mark.parametrize("shape", [(STEPS, 1, 8), (2, STEPS, 8), (2, 1, MANY)], ids=["steps", "batch", "neurons"])
 def test_event_driven_layers(shape):
-    """Against the dense layers, and their gradients."""
+    """Compare with the dense layers and their gradients."""
     x, outputs = drawn(*shape, rate=0.1 if shape[2] < 100 else 1e-4), 4
     weight = on_grid(outputs, shape[2])
     layer, dense = (
@@ -165,7 +165,7 @@ def test_neurons_of_more_elements_than_an_int_counts(shape):
 @LARGE
 @pytest.mark.parametrize("shape", [(1100, 1000, 2000), (3, 1, 750_000_000)], ids=["rows", "neurons"])
 def test_events_among_more_places_than_an_int_counts(shape):
-    x = torch.zeros(shape)  # pages that nobody writes
+    x = torch.zeros(shape)  # pages that are never written
     places = [(0, 0, 0), (shape[0] // 2, shape[1] // 3, shape[2] // 2), tuple(size - 1 for size in shape)]
     for place in places:
         x[place] = 1

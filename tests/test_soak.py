@@ -1,4 +1,4 @@
-"""The loops of `make soak`, shortly: what a disturbed step leaves behind."""
+"""Short runs of the loops of `make soak`, with disturbed steps."""
 
 import sys
 

@@ -25,7 +25,7 @@ def _seed():
 
 
 def parts(**changes):
-    """Arguments of the constructor for 2 steps, 3 samples and 4 slots of 5 neurons."""
+    """Return arguments of the constructor for 2 steps, 3 samples and 4 slots of 5 neurons."""
     made = {
         "ids": torch.arange(4, dtype=torch.int32).repeat(2, 3, 1),
         "values": torch.ones(2, 3, 4),
@@ -36,7 +36,7 @@ def parts(**changes):
 
 
 def changed(name, at, value):
-    """Arguments with one element changed."""
+    """Return the arguments with one element changed."""
     made = parts()
     tensor = made[name].clone()
     tensor[at] = value
@@ -44,7 +44,7 @@ def changed(name, at, value):
 
 
 def assert_equal(actual, expected):
-    """Everything, padding included."""
+    """Compare all parts, padding included."""
     for name in ("ids", "values", "counts", "dropped"):
         own, other = getattr(actual, name), getattr(expected, name)
         assert (own is None) == (other is None), name
@@ -56,7 +56,7 @@ def assert_equal(actual, expected):
 
 
 def clean(*arguments, **keywords):
-    """Random spikes whose padding is 0, so that they compare equal to their copies."""
+    """Return random spikes whose padding is 0, so that they equal their copies."""
     spikes = random_spikes(*arguments, graded=True, **keywords)
     used = torch.arange(spikes.capacity) < spikes.counts[..., 1:]
     zero = torch.zeros((), dtype=spikes.dtype)
@@ -143,7 +143,7 @@ def test_files_of_weights_may_hold_spikes():
 
 
 def damaged(**changes):
-    """Spikes that no constructor lets through."""
+    """Return spikes that the constructor would refuse."""
     spikes = SparseSpikes(**parts())
     for name, value in changes.items():
         setattr(spikes, name, value)
@@ -354,7 +354,7 @@ def test_cat():
     assert both.capacity == second.capacity
     assert both.overflow == first.overflow + second.overflow
     assert_equal(SparseSpikes.cat([first]), first)
-    # Where only one counts what it dropped, the other has dropped nothing.
+    # If only one of them has counts of dropped spikes, the other counts as 0.
     silent = SparseSpikes(first.ids, first.values, first.counts, 20)
     assert SparseSpikes.cat([silent, silent]).dropped is None
     assert torch.equal(SparseSpikes.cat([silent, second]).dropped[:, :3], torch.zeros(6, 3, 2, dtype=torch.int32))
@@ -394,7 +394,7 @@ def test_trim():
 @pytest.mark.parametrize("overflow", ["lowest", "rotate"])
 @pytest.mark.parametrize("most", [0, 3, 6])
 def test_limit(most, overflow):
-    """Spikes come before slots that only carry gradient; what was dropped before counts, too."""
+    """Spikes come before slots that only carry gradient; earlier dropped spikes count, too."""
     drawn = torch.rand(4, 3, 12)
     fired, carried = drawn < 0.4, drawn < 0.7
     whole, expected = slots_of(fired, carried), slots_of(fired, carried, most, overflow)
@@ -498,7 +498,7 @@ Pair = collections.namedtuple("Pair", ["spikes", "label"])
 
 
 class Recordings(Dataset):
-    """Samples of different capacity, as spikes and labels, in one of several forms."""
+    """Samples of different numbers of slots, as spikes and labels, in one of several forms."""
 
     def __init__(self, form):
         self.form = form

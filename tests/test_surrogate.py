@@ -1,4 +1,4 @@
-"""``snnipu.surrogate`` beside ``snntorch.surrogate``."""
+"""``snnipu.surrogate`` against ``snntorch.surrogate``."""
 
 import inspect
 import pickle
@@ -114,7 +114,7 @@ def test_bad_parameters(build, message):
 
 @pytest.mark.parametrize("number", [-1, len(equations.SURROGATES), 2**32])
 def test_a_number_without_a_surrogate_is_an_error_everywhere(number):
-    """A number of 2^32 is none of 0 that is cut off."""
+    """The number 2^32 must not be cut off to 0."""
     kernel = surrogate.Kernel(number, 1.0, 0.0)
     u = torch.rand(3, 4)
     with pytest.raises(ValueError, match="kernel must be one of the 6 native surrogates"):
@@ -134,7 +134,7 @@ def test_a_number_without_a_surrogate_is_an_error_everywhere(number):
 
 @pytest.mark.parametrize("equation", equations.SURROGATES)
 def test_an_equation_is_printed_for_both_languages(equation):
-    """One function is all that a surrogate is."""
+    """A surrogate is one function for both languages."""
     cpp, triton = (show([equation]) for show in (_generator.print_surrogates, _generator.print_triton_surrogates))
     name = "".join(part.capitalize() for part in equation.__name__.split("_"))
     assert f"enum class SurrogateKind : unsigned {{ {name}, Any }};" in cpp

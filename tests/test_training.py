@@ -60,7 +60,7 @@ def batches(kind):
 
 @pytest.fixture
 def whole(make):
-    """Return the state of a run that nothing disturbs."""
+    """Return the state of an undisturbed run."""
     trainer = make()
     assert trainer.fit()
     return trainer.state_dict()
@@ -110,7 +110,7 @@ def test_equal_settings_give_equal_results(make, whole):
 
 @pytest.mark.parametrize("question", [1, 10])
 def test_a_stop_takes_the_running_epoch_back(make, whole, question):
-    """In the first epoch of 5 or 7 batches and 2 evaluations, or in the second one."""
+    """The stop is in the first epoch (5 or 7 batches and 2 evaluations) or in the second."""
     trainer = make()
     asked = iter([False] * question + [True])
     assert not trainer.fit(should_stop=asked.__next__)
@@ -131,7 +131,7 @@ def test_an_error_takes_the_running_epoch_back(few_digits):
 
 
 def loaded(make, state, path, **settings):
-    """Return a new trainer with a state that went through a file."""
+    """Return a new trainer with a state that was saved and loaded."""
     training.save_checkpoint(path, state)
     trainer = make(**settings)
     trainer.load_state_dict(training.load_checkpoint(path))
@@ -149,7 +149,7 @@ def test_resumed_run_equals_the_uninterrupted_one(make, whole, tmp_path):
 
 
 def between_batches(make, every, **stop):
-    """Return the states that a run had between batches."""
+    """Return the states of a run between batches."""
     states, trainer = [], make()
     finished = trainer.fit(on_batches=lambda t: states.append(copy.deepcopy(t.state_dict())), every=every, **stop)
     assert finished != bool(stop)
@@ -158,7 +158,7 @@ def between_batches(make, every, **stop):
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_the_middle_of_an_epoch(make, batches, whole, tmp_path):
-    """With its counts of dropped spikes, and the second threshold on its way; the evaluation is asked last."""
+    """Counts of dropped spikes and the moving second threshold continue; the evaluation may be interrupted last."""
     states = between_batches(make, 2)
     assert [(len(state["history"]), state["running"]["batches"]) for state in states] == [
         (epoch, batch) for epoch in (0, 1) for batch in range(2, batches, 2)
@@ -169,12 +169,12 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(make, batches, whole, tmp_path)
         begun = time.perf_counter()
         second = loaded(make, state, tmp_path / "run.pt")
         assert second.batches == state["running"]["batches"]
-        # What was loaded is what a stop takes it back to.
+        # A stop returns to the loaded state.
         assert not second.fit(should_stop=lambda: True)
         assert equal(second.state_dict(), state)
         assert second.fit()
         assert same_run(second.state_dict(), whole)
-        # Of the part before the stop and the part behind it; never the time between.
+        # The time before the stop and after it; the time between does not count.
         before = state["running"]["seconds"] + sum(record["seconds"] for record in state["history"])
         seconds = sum(record["seconds"] for record in second.history)
         assert before < seconds < before + time.perf_counter() - begun
@@ -186,7 +186,7 @@ def test_a_stop_between_batches_is_told_of(few_digits, monkeypatch):
     assert not trainer.fit(should_stop=stops.__next__, on_batches=lambda t: states.append(t.batches), every=3)
     assert states == [3, 4]
     assert (trainer.batches, trainer.history) == (0, [])
-    # Nothing has been done since the last one.
+    # No batch ran since the last call.
     assert not trainer.fit(should_stop=lambda: True, on_batches=lambda t: states.append(t.batches))
     assert states == [3, 4]
     for every in (0, True, 1.5):
@@ -238,7 +238,7 @@ def test_batch_larger_than_the_training_set(few_digits):
 
 
 class Hostile:
-    """Unpickling it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -278,7 +278,7 @@ def test_unreadable_checkpoints(few_digits, tmp_path):
 def test_checkpoints_of_other_versions(few_digits, tmp_path, monkeypatch):
     path, trainer = tmp_path / "run.pt", training.Trainer(config(), few_digits)
     state = trainer.state_dict()
-    # A setting of before it was one has its default, an unknown one is named.
+    # A setting that is newer than the checkpoint has its default; an unknown setting raises.
     older = {name: value for name, value in state["config"].items() if name not in ("precision", "rule", "chunk")}
     trainer.load_state_dict({**state, "config": older})
     with pytest.raises(training.CheckpointError, match=r"the checkpoint is damaged: TypeError: .*'new_setting'"):
@@ -350,7 +350,7 @@ def trained(few_digits):
 
 
 def test_600_damaged_checkpoints(trained, tmp_path):
-    """Whatever changed, nothing of it is used; a copy that equals the original is one."""
+    """A damaged checkpoint is never used; an unchanged copy loads."""
     path = tmp_path / "run.pt"
     training.save_checkpoint(path, trained)
     whole = path.read_bytes()

@@ -17,7 +17,7 @@ def data():
 
 
 def plain(**settings):
-    """No slots and no second threshold: where the methods are the same."""
+    """Return settings without slot limits and second thresholds, for which all methods are equal."""
     sparse = {} if settings.get("method") == "dense" else {"max_spikes": None, "grad_threshold": None}
     if sparse:
         sparse["grad_threshold_every"] = None
@@ -32,7 +32,7 @@ def dense_of(spikes):
 
 
 def learnt(method, x, labels, sizes, activity=None, **settings):
-    """Return spikes of every layer and gradients of their weights, in double precision."""
+    """Return spikes of every layer and gradients of their weights, in float64."""
     generator = torch.Generator().manual_seed(0)
     net = training.benchmark_network(sizes, decay=0.9, generator=generator, **settings).double()
     if activity is not None:
@@ -54,7 +54,7 @@ def assert_equally_learnt(ours, theirs):
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("maps", [False, True])
 def test_methods_are_equal_without_caps(data, delay, maps):
-    """Without delay, MultiStep gives the spikes of a network of convolutions, too."""
+    """Without delay, MultiStep gives the spikes of a convolutional network, too."""
     x, labels = data.train.batch(range(24))
     sizes, activity = [20, 24, 16, 3], None
     if maps:
@@ -72,7 +72,7 @@ def test_methods_are_equal_without_caps(data, delay, maps):
 
 
 def test_curves_of_the_methods_are_equal_without_caps(data):
-    """Over several steps of Adam in single precision; a difference of summation order may not change a spike here."""
+    """Several steps of Adam in float32: another order of additions must not change a spike here."""
     trainers = {method: training.EventTrainer(plain(method=method), data) for method in METHODS}
     for trainer in trainers.values():
         trainer.fit()
@@ -141,7 +141,7 @@ def test_record_tells_activity_and_overflow(data):
     correct = layers[-1].spike_count().argmax(1) == labels
     assert record["test_accuracy"] == pytest.approx(float(correct.float().mean()))
     assert len(record["train_overflow"]) == 4
-    # As large a part of each recording is dropped of the training set.
+    # The training set loses the same share of its spikes.
     share = len(data.train) / len(data.test)
     assert record["train_overflow"][0] == pytest.approx(record["input_overflow"] * share, rel=0.5)
 
@@ -170,7 +170,7 @@ def test_figures_show_what_the_network_does(data, method):
     assert len(figures["activity"].axes) == (1 if method == "dense" else 2)
     axes = figures["raster"].axes
     assert [axis.get_ylabel() for axis in axes[::3]] == ["input", "hidden 1", "hidden 2", "output"]
-    # Of the first recording of each class, the input's spikes.
+    # The input's spikes in the first recording of each class.
     for column, label in enumerate(range(3)):
         x, _ = data.test.batch([data.test.labels.tolist().index(label)])
         assert len(axes[column].collections[0].get_offsets()) == x.limit(8).num_spikes if method != "dense" else 20
@@ -183,7 +183,7 @@ def test_the_second_threshold_rises(data):
     assert [record["grad_threshold"] for record in trainer.history] == pytest.approx([0.9 - 4 / 4, 0.9 - 4 / 32])
     *hidden, output = [layer.grad_threshold for layer in trainer.network.layers]
     assert hidden == [trainer.history[-1]["grad_threshold"]] * 2
-    assert output is None  # or an output neuron that fell silent would stay so
+    assert output is None  # or a silent output neuron would stay silent
     fixed = config(grad_threshold_start=None, grad_threshold_every=None, epochs=1)
     trainer = training.EventTrainer(fixed, data)
     trainer.fit()
@@ -316,7 +316,7 @@ def test_networks_of_convolutions_have_defaults_for_their_maps():
     assert own.slots([2312, 8192, 50, 10]) == (None, 818, 4, 10)
     assert build("nmnist", network="conv", max_spikes=(64, 900, 300, 10)).slots([1] * 4) == (64, 900, 300, 10)
     before = build("nmnist").to_dict()
-    del before["network"]  # a checkpoint of before there was a choice
+    del before["network"]  # a checkpoint from before this setting
     assert training.EventConfig(**before) == build("nmnist")
 
 

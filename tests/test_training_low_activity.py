@@ -37,7 +37,7 @@ def test_slots_of_a_network():
 
 
 def test_the_networks_step_is_the_published_rule():
-    """A loop written out from the paper's equations, layers one step apart."""
+    """The reference is a loop of the paper's equations, with a delay of one step between layers."""
     net = network((20, 30, 25, 12), decay=0.9)
     x = events(rate=0.4)
     spikes = [layer.to_dense() for layer in net(snn.SparseSpikes.from_dense(x), all_layers=True)]
@@ -185,7 +185,7 @@ def test_schedule_needs_sparse_layers():
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("gain", [1e-4, 2.0, 300.0])
 def test_every_layer_reaches_its_target(delay, gain):
-    """From silent, from the usual and from far too active weights."""
+    """The weights start silent, normal or far too active."""
     net = network((20, 200, 100), delay=delay, gain=gain)
     x = events(steps=40, batch=20)
     before = [layer.weight.clone() for layer in net.layers]

@@ -44,7 +44,7 @@ def test_notebook_and_script_are_in_step(repository, name):
 
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_notebook_is_kept_with_what_it_shows(repository, name, monkeypatch):
-    """After a change to what it prints or draws: ``make notebooks NOTEBOOKS=NAME``."""
+    """After a change to the output or the figures: ``make notebooks NOTEBOOKS=NAME``."""
     path = repository / "tutorials" / f"{name}.ipynb"
     assert path.stat().st_size < 400_000
     notebook = notebook_of(repository, name)
@@ -52,7 +52,7 @@ def test_notebook_is_kept_with_what_it_shows(repository, name, monkeypatch):
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert outputs
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
-    assert not re.search(r"/tmp/|/home/|/root/", str(outputs))  # what one machine alone has
+    assert not re.search(r"/tmp/|/home/|/root/", str(outputs))  # a path of this machine
     monkeypatch.syspath_prepend(repository / "docs")
     picture_of = importlib.import_module("notebooks").picture_of
     assert (repository / "docs" / "tutorials" / f"{name}.png").read_bytes() == picture_of(notebook)
@@ -66,7 +66,7 @@ def test_links_lead_somewhere(repository, name):
 
 
 def outputs_of(repository, tmp_path, monkeypatch, name, settings):
-    """Runs a notebook; the text that it printed, and how many pictures it drew."""
+    """Run a notebook; return its printed text and the number of figures."""
     pytest.importorskip("ipykernel")
     pytest.importorskip("matplotlib")
     for variable, value in {**settings, "IPYTHONDIR": str(tmp_path)}.items():
@@ -83,7 +83,7 @@ def outputs_of(repository, tmp_path, monkeypatch, name, settings):
 
 
 def folder_of(request, tmp_path, source, name, part=""):
-    """Return the folder of a data set, or an empty one for what takes its place; skip without the files."""
+    """Return the folder of a data set, or an empty one for the synthetic replacement; skip without the files."""
     if source != name:
         return tmp_path / "nothing"
     folder = request.getfixturevalue("data_folder")
@@ -114,14 +114,14 @@ def test_leaky_mnist_poptorch_runs(repository, tmp_path, monkeypatch):
     assert pictures == 3
 
 
-# One thread: a few hundred neurons are no work for more, and on a busy machine threads wait long for each other.
+# One thread: a few hundred neurons are too little work for more, and on a busy machine threads wait for each other.
 SMALL_SPARSE = {"SNNIPU_TUTORIAL_HIDDEN": "200", "SNNIPU_TUTORIAL_EPOCHS": "6", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["nmnist", "randman"])
 def test_sparse_nmnist_runs(repository, tmp_path, monkeypatch, request, source):
-    """On recordings, where there are any, and on what takes their place."""
+    """Run on recordings, if there are any, and on the synthetic replacement."""
     folder = folder_of(request, tmp_path, source, "nmnist", "nmnist/Train")
     settings = {**SMALL_SPARSE, "SNNIPU_DATA": str(folder), "SNNIPU_TUTORIAL_SAMPLES": "240"}
     text, pictures = outputs_of(repository, tmp_path, monkeypatch, "02_sparse_nmnist", settings)
@@ -226,7 +226,7 @@ def test_compile_a_loop_runs(repository, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_learn_online_runs(repository, tmp_path, monkeypatch):
-    """Half a minute of the stream: it is not learnt yet, and memory is as flat as in ten."""
+    """Half a minute of the stream: it is not learnt yet, but memory is already flat."""
     text, pictures = outputs_of(
         repository, tmp_path, monkeypatch, "06_learn_online", {"SNNIPU_TUTORIAL_MINUTES": "0.5"}
     )

@@ -1,6 +1,6 @@
-"""A wheel installed on its own, beside nothing: what its user types, in a clone without native libraries and elsewhere.
+"""A wheel in an environment of its own: its user's commands, in a clone without native libraries and elsewhere.
 
-``make test-wheel`` builds and installs it, and names that environment's Python in ``SNNIPU_WHEEL_PYTHON``.
+``make test-wheel`` builds and installs it, and sets ``SNNIPU_WHEEL_PYTHON`` to that environment's Python.
 """
 
 import hashlib
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.skipif(not PYTHON, reason="SNNIPU_WHEEL_PYTHON is not s
 
 @pytest.fixture(scope="module")
 def site():
-    """Where the wheel's package is."""
+    """Return the folder of the wheel's package."""
     return Path(run(["-c", "import snnipu; print(snnipu.__path__[0])"], Path(PYTHON).parent).stdout.strip())
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """A fresh clone: nothing is built in it."""
+    """Make a fresh clone without built libraries."""
     root = tmp_path_factory.mktemp("wheel") / "clone"
     ignored = shutil.ignore_patterns("_native", "__pycache__", "*.so", "*.egg-info")
     for name in ("snnipu", "csrc", "custom_ops"):
@@ -54,7 +54,7 @@ def run(arguments, folder, **environment):
 
 
 def readme_commands():
-    """What README's section on the two commands says to type, but for make and pip."""
+    """Return the commands of README's section on the two commands, except make and pip."""
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Two commands")[1].split("\n## ")[0]
     lines = [line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL) for line in block.splitlines()]
     commands = [line.split("#")[0].strip() for line in lines]
@@ -77,7 +77,7 @@ def test_info(folder, site, clone):
 
 
 def test_the_bill_of_materials(site):
-    """What is installed are the bytes that it names."""
+    """The installed files have the digests of the bill of materials."""
     (path,) = site.parent.glob("snnipu-*.dist-info/sboms/snnipu.cdx.json")
     bill = json.loads(path.read_text(encoding="utf-8"))
     assert bill["metadata"]["component"]["version"] == __version__
@@ -117,7 +117,7 @@ def test_the_sources_of_the_ipu_operators_are_in_it(site):
 
 
 def test_a_neuron_of_ones_own_is_compiled(folder, tmp_path):
-    """From the headers of the wheel, or of the clone."""
+    """The headers are the wheel's or the clone's."""
     script = tmp_path / "own.py"
     script.write_text(
         "import torch, snnipu as snn\n"

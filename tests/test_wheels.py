@@ -1,8 +1,9 @@
-"""The wheels of ``make wheel``: what their libraries are, need and export, whether pip finds them, if they run.
+"""The wheels of ``make wheel``: formats, needs and exports of their libraries, pip's choice, and their runs.
 
-``make wheel`` names their folder in ``SNNIPU_WHEELS``. Those for Windows are run by Wine and those for aarch64 Linux by
-qemu (``make test-emulated``): every test of the operators, with every call sent to the wheel's library. macOS's cannot
-be run elsewhere. ``SNNIPU_WINDOWS_OPENMP`` names a ``libiomp5md.dll`` that runs the threads, as PyTorch's does.
+``make wheel`` sets ``SNNIPU_WHEELS`` to their folder. Wine runs the wheels for Windows, and qemu those for aarch64
+Linux
+(``make test-emulated``). Every test of the operators then sends its calls to the wheel's library. The wheels for macOS
+cannot run elsewhere. ``SNNIPU_WINDOWS_OPENMP`` names a ``libiomp5md.dll`` for the threads, the library of PyTorch.
 """
 
 import os
@@ -24,14 +25,14 @@ FOLDER = Path(os.environ.get("SNNIPU_WHEELS", ""))
 pytestmark = pytest.mark.skipif(not FOLDER.name, reason="SNNIPU_WHEELS is not set: for make wheel")
 
 X86, NEON = ["baseline", "avx2", "avx512"], ["neon"]
-# Wheels' tags -> the libraries that are in one.
+# Wheels' tags -> the libraries in one.
 SYSTEMS = {
     "manylinux*_x86_64": {*X86, "ipu-model"},
     "manylinux*_aarch64": {*NEON, "ipu-model"},
     "macosx_11_0_arm64": {*NEON},
     "win_amd64": {*X86},
 }
-# What every such system has; on Linux with the C++ runtime, which PyTorch needs too, and auditwheel has looked at.
+# Libraries of every such system. On Linux auditwheel checks the C++ runtime, which PyTorch needs too.
 NEEDED = {
     "manylinux": r"(libc|libm|libpthread|libdl|librt|libgcc_s|libstdc\+\+|ld-linux-.*)\.so\.\d+",
     "macosx": r"/usr/lib/(libSystem\.B|libc\+\+\.1)\.dylib",
@@ -45,14 +46,14 @@ def wheel(pattern):
 
 
 def libraries(pattern):
-    """Name -> contents of each native library in the wheel."""
+    """Return {name: contents} of the native libraries in the wheel."""
     with zipfile.ZipFile(wheel(pattern)) as archive:
         files = [name for name in archive.namelist() if name.startswith("snnipu/_native/libsnnipu-")]
         return {Path(name).stem.split("-", 1)[1]: archive.read(name) for name in files}
 
 
 class Library:
-    """Format and machine, what it needs, what it exports."""
+    """A library's format and machine, its needed libraries, and its exports."""
 
     def __init__(self, content):
         lief = pytest.importorskip("lief")
@@ -104,7 +105,7 @@ def test_libraries(pattern):
 @pytest.mark.parametrize("pattern", SYSTEMS)
 def test_pip_finds_it(pattern, tmp_path):
     tag = wheel(pattern).stem.split("-")[-1].split(".")[0]
-    # A later macOS takes what is for an earlier one.
+    # A later macOS accepts wheels for an earlier one.
     platform = "macosx_14_0_arm64" if tag.startswith("macosx") else tag
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-index", f"--find-links={FOLDER}", "--no-deps"]
     command += ["--only-binary=:all:", f"--platform={platform}", "--python-version=3.8", "snnipu"]
@@ -138,7 +139,7 @@ def test_windows_emulated(isa, threads, ziglang, tmp_path):
     runner, library = tmp_path / "kernel_runner.exe", extracted("win_amd64", isa, tmp_path)
     build_runner([*ziglang, "x86_64-windows-gnu"], runner)
     command = f"wine {runner} {runtime if threads == 'openmp' else ''} {library}"
-    # Wine 8 does not tell Intel's runtime where processors are.
+    # Wine 8 does not report the places of processors to Intel's runtime.
     wine = {"WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all", "KMP_AFFINITY": "disabled"}
     subprocess.run(["wineboot", "--init"], env={**os.environ, **wine}, check=True)
     try:

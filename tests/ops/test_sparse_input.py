@@ -1,4 +1,4 @@
-"""Products whose input is mostly zeros: PyTorch's numbers up to the order of additions, and when they are taken."""
+"""Products whose input is mostly zeros: PyTorch's results up to the order of additions, and the break-even."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ pytestmark = needs_host_runtime
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Whether events were taken, of each product that might."""
+    """Return a list that records for each candidate product whether it used events."""
     found, slots = [], sparse_input._slots
 
     def counted(*args):
@@ -32,7 +32,7 @@ def taken(monkeypatch):
 
 @pytest.fixture
 def events(taken, monkeypatch):
-    """The same, where they are taken whatever the size and the share."""
+    """Use events at any size and share of zeros; return the same list."""
     always(monkeypatch)
     return taken
 
@@ -157,7 +157,7 @@ def in_odd_strides(tensor):
     return torch.stack([tensor, torch.full_like(tensor, 7)], -1)[..., 0]
 
 
-# What is made of an operand that the kernels read as it is: another layout, device, dtype or type.
+# Changes to an operand that the kernels read: another layout, device, dtype or type.
 ODD = {
     "negative": torch._neg_view,
     "of a conjugate": lambda tensor: torch.complex(tensor, -tensor).conj().imag,
@@ -216,7 +216,7 @@ def test_operands_on_meta_are_pytorchs(kind, place, events, monkeypatch):
     shape, weight = PRODUCTS[kind]
     operands = {"x": torch.zeros(shape), "weight": torch.randn(weight), "bias": torch.randn(weight[:1])}
     operands[place] = operands[place].to("meta")
-    # Not called: of such weights PyTorch 2.13 reads anything.
+    # PyTorch is not called: PyTorch 2.13 would read invalid memory for such weights.
     monkeypatch.setattr(F, kind, lambda *_: "PyTorch's")
     assert getattr(sparse_input, kind)(*operands.values()) == "PyTorch's"
 
@@ -317,7 +317,7 @@ def test_the_choice_is_by_size_and_share(taken):
     assert not linear(1600, 2000, 10, 0.1)
     assert not linear(1600, 2000, 4, 0.01)
     assert not linear(10, 50, 256, 0.01)
-    # Of few rows packing the weights takes too long, and of few inputs what every row costs.
+    # Packing the weights takes too long for few rows, and the fixed cost of a row is too large for few inputs.
     assert linear(400, 1000, 512, 0.2)
     assert not linear(100, 1000, 512, 0.2)
     assert not linear(25, 1000, 1000, 0.01)
@@ -334,7 +334,7 @@ def test_the_choice_is_by_size_and_share(taken):
     assert not conv2d(0.1, size=4)
     assert not conv2d(0.1, stride=2, size=24)
     assert conv2d(0.02, stride=2, size=24)
-    # Events as they were recorded: the weight learns, and the input needs no gradient.
+    # Recorded events: the weight learns, and the input needs no gradient.
     frames = {"inputs": 2, "outputs": 16, "size": 40, "learns": (False, True)}
     assert conv2d(0.2, **frames)
     assert not conv2d(0.3, **frames)
@@ -363,7 +363,7 @@ def test_the_choice_is_by_size_and_share(taken):
     assert conv1d(0.04, kernel=3)
     assert not conv1d(0.15, stride=2)
     assert not conv1d(0.1, length=10)
-    # A row that is full, which nobody looked at, makes slots as large as the tensor.
+    # A full row, which the sample of rows misses, would make slots as large as the tensor.
     x = torch.zeros(400, 500)
     x[1] = 1
     sparse_input.linear(x, torch.randn(256, 500))

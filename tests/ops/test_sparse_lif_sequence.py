@@ -1,4 +1,4 @@
-"""What is particular to ``snnipu.ops.sparse_lif_sequence``: the contract of all is in test_sparse_contract.py."""
+"""Tests of ``snnipu.ops.sparse_lif_sequence`` alone; test_sparse_contract.py tests the common contract."""
 
 import itertools
 import sys
@@ -55,13 +55,13 @@ def test_nan_never_spikes(reset, poisoned):
 
 
 def test_dropped_spikes_reset_all_the_same(poisoned):
-    """Neurons whose spike did not fit are where those are whose spike did."""
+    """A neuron whose spike was dropped has the membrane of a neuron whose spike has a slot."""
     none = torch.zeros(6, 1, 0)
     spikes = SparseSpikes(none.int(), none, torch.zeros(6, 1, 2, dtype=torch.int32), 3)
     weight, bias = torch.zeros(10, 3), torch.full((10,), 0.75)
     for reset, every in (("zero", [0, 1, 0, 1, 0, 1]), ("subtract", [0, 1, 1, 1, 0, 1])):
         out = ops.sparse_lif_sequence(spikes, weight, bias, beta=1.0, max_spikes=4, reset_mechanism=reset)
-        # Subtract, from 0: 0.75, 1.5, 1.25, 1, 1.75, ... at exactly 1 there is no spike.
+        # Subtract, from 0: 0.75, 1.5, 1.25, 1, 1.75, ... There is no spike at exactly 1.
         expected = every if reset == "zero" else [0, 1, 1, 0, 1, 1]
         assert out.counts[:, 0, 0].tolist() == [4 * spike for spike in expected]
         assert out.dropped[:, 0, 0].tolist() == [6 * spike for spike in expected]
@@ -84,7 +84,7 @@ def test_the_layer_sees_its_own_spikes_that_fitted():
 @needs_kernel("sparse_lif_sequence_fwd")
 @pytest.mark.parametrize("cap", [None, 5])
 def test_errors_pass_through_the_library(cap, monkeypatch):
-    """The library asks for room when the slots are known: an error there is the caller's."""
+    """The library calls back for memory when the slots are known: the caller gets an error of that call."""
     spikes, weight = random_spikes(4, 3, 20), torch.rand(30, 20)
     expected = ops.sparse_lif_sequence(spikes, weight, beta=0.9, max_spikes=cap)
 
@@ -97,7 +97,7 @@ def test_errors_pass_through_the_library(cap, monkeypatch):
             ops.sparse_lif_sequence(spikes, weight, beta=0.9, max_spikes=cap)
     again = ops.sparse_lif_sequence(spikes, weight, beta=0.9, max_spikes=cap)
     assert_all_equal([(again.ids, again.values, again.counts), (expected.ids, expected.values, expected.counts)])
-    # Ids out of range are found before there is anything to make room for.
+    # Invalid ids raise before the library asks for memory.
     spikes.ids[0, 0, 0], spikes.counts[0, 0] = 20, 1
     with pytest.raises(ValueError, match="ids must be from 0 to 19"):
         ops.sparse_lif_sequence(spikes, weight, beta=0.9, max_spikes=cap)
@@ -105,7 +105,7 @@ def test_errors_pass_through_the_library(cap, monkeypatch):
 
 @needs_kernel("sparse_lif_sequence_fwd")
 def test_a_signal_that_comes_as_the_library_asks_for_room_is_no_silence(monkeypatch):
-    """It ends the function that makes room before its first line; ctypes prints that error, and goes on."""
+    """The signal ends the callback before its first line. ctypes prints that error and continues."""
     spikes, weight = random_spikes(4, 3, 20), torch.rand(30, 20)
     expected = ops.sparse_lif_sequence(spikes, weight, beta=0.9)
     kind = sparse_call._ROOM

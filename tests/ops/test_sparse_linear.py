@@ -1,4 +1,4 @@
-"""What is particular to ``snnipu.ops.sparse_linear``: the contract of all is in test_sparse_contract.py."""
+"""Tests of ``snnipu.ops.sparse_linear`` alone; test_sparse_contract.py tests the common contract."""
 
 import torch
 from oracle import (
@@ -23,7 +23,7 @@ def test_values_of_gradient_only_slots_are_not_added_but_get_a_gradient(poisoned
 
 
 def test_nan_weights(poisoned):
-    """They reach every row that reads them, and no other output neuron; the weight's gradient has no part in them."""
+    """NaN reaches every row that reads the weight, and no other output neuron nor the weight's gradient."""
     spikes = random_spikes(4, 3, 20, 0.3, 0.0).requires_grad_()
     weight = torch.zeros(65, 20)
     weight[3, 7] = float("nan")

@@ -1,4 +1,4 @@
-"""What is particular to ``snnipu.ops.sparse_pool2d``: the contract of all is in test_sparse_contract.py."""
+"""Tests of ``snnipu.ops.sparse_pool2d`` alone; test_sparse_contract.py tests the common contract."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from snnipu import SparseSpikes, ops
 
 
 def one_map(rows, carried=()):
-    """One map at one step; ``carried``: ids of neurons that only carry gradient."""
+    """Return spikes of one map at one step; ``carried`` are ids of neurons that only carry gradient."""
     dense = torch.tensor(rows)
     flat = dense.flatten()
     spiking = flat.nonzero().flatten().tolist()
@@ -22,7 +22,7 @@ def test_a_maximum_and_where_its_gradient_goes():
         [[0.0, 2.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0], [-1.0, 0.0, -1.0, -2.0], [0.0, 0.0, -3.0, -4.0]], (2, 7)
     )
     out = ops.sparse_pool2d(spikes, 2)
-    # 3 of the first window, a silent one with two carried neurons, a hidden negative one, and one that is all negative.
+    # Windows: a maximum of 3, a silent one with two carried neurons and a hidden negative value, an all-negative one.
     assert out.ids.tolist() == [[[0, 3, 1]]]
     assert out.values.tolist() == [[[3.0, -1.0, 0.0]]]
     assert out.counts.tolist() == [[[2, 3]]]

@@ -1,10 +1,9 @@
 """Random shapes and options for the event-driven operators, against the dense oracle and the reference.
 
-``SNNIPU_HYPOTHESIS_EXAMPLES`` sets how many cases each property is tried with.
-
-All numbers of the forward passes are small multiples of powers of two, so that sums are exact in whatever order and the
-same neurons must spike, also those that are exactly at the threshold. A convolution is the product with a matrix, which
-PyTorch's own convolution makes of the weight: one oracle, with its autograd, serves all layers.
+``SNNIPU_HYPOTHESIS_EXAMPLES`` sets the number of cases of each property. All numbers of the forward passes are small
+multiples of powers of two. Sums are therefore exact in every order, and the same neurons must spike, even exactly at
+the threshold. A convolution is the product with a matrix that PyTorch's own convolution computes from the weight. One
+oracle, with its autograd, therefore serves all layers.
 """
 
 import os
@@ -58,7 +57,7 @@ def tolerance(dtype):
 
 
 def assert_close(own, expected, terms, dtype, name=""):
-    """Gradients are sums that may cancel: compared with the size of their terms, the upstream gradients."""
+    """Compare gradients relative to the size of their terms, the upstream gradients: sums may cancel."""
     assert own.shape == expected.shape, name
     if own.numel() and terms.numel():
         assert relative_error(own, expected, terms) <= tolerance(dtype), name
@@ -80,7 +79,7 @@ def test_dense_to_sparse_and_back(T, B, N, max_spikes, overflow, rate, dtype, se
     upstream = torch.randn_like(dense)
     dense.backward(upstream)
     assert torch.equal(x.grad, torch.where(expected.taken, upstream, torch.zeros((), dtype=dtype)))
-    # Limited afterwards is what a limit from the start is.
+    # limit() equals a limit from the start.
     limited = ops.dense_to_sparse(x).limit(N if max_spikes is None else max_spikes, overflow=overflow)
     assert torch.equal(limited.to_dense(), dense)
     assert limited.overflow == spikes.overflow
@@ -103,7 +102,7 @@ def test_select_spikes(T, B, N, max_spikes, overflow, grad_threshold, name, dtyp
     assert_slots(spikes, trimmed(slots) if max_spikes is None else slots)
     spikes.values.backward(at_slots(upstream, spikes, padding=1e6))
     for own, expected in zip(ours, theirs):
-        # A function evaluated in PyTorch may give its gradient in the float32 of snnTorch's spikes.
+        # A surrogate evaluated in PyTorch may return its gradient in the float32 of snnTorch's spikes.
         precision = torch.float32 if name == "custom_surrogate" else dtype
         assert_close(own.grad, expected.grad, upstream, precision)
     SparseSpikes(spikes.ids, spikes.values, spikes.counts, N, dropped=spikes.dropped)
@@ -111,10 +110,10 @@ def test_select_spikes(T, B, N, max_spikes, overflow, grad_threshold, name, dtyp
 
 @st.composite
 def convolutions(draw, most=7):
-    """Keywords of a convolution, shapes of its input and weight; kernels larger than the map where padding allows."""
+    """Draw keywords of a convolution and shapes of its input and weight; kernels may exceed an unpadded map."""
     groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
     channels = groups * draw(st.integers(1, 3))
-    # More than one block of output channels now and then.
+    # Sometimes more than one block of output channels.
     out = groups * draw(st.one_of(st.integers(1, 4), st.sampled_from([17, 65])))
     small = out > 30
     axes = []
@@ -131,7 +130,7 @@ def convolutions(draw, most=7):
 
 
 def matrix(weight, shape, keywords):
-    """``[neurons, inputs]``: the convolution, one input after the other; a matrix is one."""
+    """Return the matrix ``[neurons, inputs]`` of a convolution; a matrix is returned unchanged."""
     if shape is None:
         return weight
     inputs = shape[0] * shape[1] * shape[2]
@@ -140,13 +139,13 @@ def matrix(weight, shape, keywords):
 
 
 def spread(parameter, neurons):
-    """A parameter of one element, of channels or of neurons, as one of one element or of neurons."""
+    """Expand a parameter of channels to neurons; keep a parameter of one element or of neurons."""
     return parameter if parameter.numel() == 1 else parameter.repeat_interleave(neurons // parameter.numel())
 
 
 @st.composite
 def connections(draw, most=7):
-    """Keywords and input shape of a convolution, or none of a matrix; shape of the weight; random spikes for it."""
+    """Draw a convolution's keywords and input shape, or None for a matrix; the weight's shape, and random spikes."""
     if draw(st.booleans()):
         keywords, shape, weight = draw(convolutions(most))
         inputs = shape[0] * shape[1] * shape[2]
@@ -180,14 +179,14 @@ def test_currents(connection, bias):
     upstream = on_grid(*expected.shape, step=8, most=4.0, dtype=dtype)
     expected.backward(upstream)
     out.backward(upstream)
-    # Exact, as every sum is.
+    # Equal bit by bit, as every sum is exact.
     assert torch.equal(spikes.values.grad, at_slots(x.grad, spikes))
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs))
 
 
 @st.composite
 def layers(draw, surrogates, only_maps=False):
-    """A connection, tensors and options of a layer; sums of its forward pass are exact."""
+    """Draw a connection, tensors and options of a layer; sums of its forward pass are exact."""
     keywords, shape, weight, spikes = draw(connections(4).filter(lambda found: found[1] or not only_maps))
     dtype = spikes.dtype
     betas = torch.tensor([0.0, 0.25, 0.5, 1.0, 1.5, -0.5], dtype=dtype)
@@ -233,11 +232,11 @@ def test_layers(layer):
     else:
         out = ops.sparse_conv_lif_sequence(spikes, spike_grad=ours, input_size=shape[1:], **keywords, **own, **options)
     assert_slots(out, slots)
-    # Is valid.
+    # The constructor accepts it.
     SparseSpikes(out.ids, out.values, out.counts, len(whole), dropped=out.dropped, map_shape=out.map_shape)
     out.values.backward(at_slots(upstream, out, padding=1e6))
     precision = torch.float32 if name == "custom_surrogate" else spikes.dtype
-    # Back through time and recurrence gradients may grow: their terms are as large as the largest of them.
+    # Gradients may grow through time and recurrence: their terms are as large as the largest gradient.
     grads = [x.grad, *(leaf.grad for leaf in leaves.values()), upstream]
     terms = torch.stack([grad.abs().max() if grad.numel() else grad.new_zeros(()) for grad in grads])
     assert_close(spikes.values.grad, at_slots(x.grad, spikes), terms, precision, "values")
@@ -250,7 +249,7 @@ def test_layers(layer):
 @tried
 @given(layers(["fast_sigmoid"], only_maps=True), st.integers(1, 3), st.integers(1, 3))
 def test_a_layer_and_its_pool_as_one_operator(layer, height, width):
-    """Spikes and gradients are those of layer and pool one after the other."""
+    """Spikes and gradients equal those of layer and pool in sequence."""
     spikes, shape, keywords, tensors, options, name = layer
     maps = {**keywords, "input_size": shape[1:]}
     size = torch.nn.functional.conv2d(torch.zeros(1, *shape), tensors["weight"].float(), **keywords).shape[2:]
@@ -279,7 +278,7 @@ def test_a_layer_and_its_pool_as_one_operator(layer, height, width):
 
 
 def large_maps(window, **options):
-    """Of many words of 64 places."""
+    """Return a case whose maps fill many words of 64 bits."""
     maps = ((2, 34, 30), (3, 3), (1, 1), (0, 0), (1, 1), 1)
     return case(POOLED, neurons=40, rows=(3, 2), rates=(0.1, 0.0), geometry=maps, window=list(window), **options)
 
@@ -318,7 +317,7 @@ def pools(draw):
 @tried
 @given(pools(), st.integers(0, 3), st.integers(0, 3), rates, *[st.booleans()] * 2, dtypes, seeds)
 def test_sparse_pool2d(pool, T, B, rate, graded, shuffled, dtype, seed):
-    """PyTorch's pools, where every neuron has a slot."""
+    """PyTorch's pools are the reference where every neuron has a slot."""
     torch.manual_seed(seed)
     channels, size, kernel, stride, padding = pool
     shape = (channels, *size)
@@ -351,7 +350,7 @@ def test_sparse_pool2d(pool, T, B, rate, graded, shuffled, dtype, seed):
 
 @st.composite
 def of_kernels(draw):
-    """An operator and options of a case of it."""
+    """Draw an operator and options of a case of it."""
     op = draw(st.sampled_from([*cases.OPS, POOLED, cases.DELAYED]))
     torch.manual_seed(draw(seeds))
     options = {name: draw(st.booleans()) for name in ("graded", "shuffled", "bias", "each", "rotate", "store_mem")}
@@ -403,7 +402,7 @@ def test_limit_trim_and_cat(T, B, N, max_spikes, overflow, rate, carried, shuffl
             n, used = spikes.counts[t, b].tolist()
             fired[t, b, spikes.ids[t, b, :n].long()] = True
             every[t, b, spikes.ids[t, b, :used].long()] = True
-    # The start of "rotate" moves by the number of slots asked for.
+    # The start of "rotate" advances by the number of slots.
     slots = slots_of(fired, every, cap, overflow)
     assert torch.equal(limited.counts, slots.counts)
     assert torch.equal(limited.dropped, slots.dropped)

@@ -1,4 +1,4 @@
-"""What is particular to ``snnipu.ops.sparse_to_dense``: the contract of all is in test_sparse_contract.py."""
+"""Tests of ``snnipu.ops.sparse_to_dense`` alone; test_sparse_contract.py tests the common contract."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from snnipu import ops
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("neurons", [1, 63, 64, 65, 200])
 def test_equals_the_oracle(neurons, dtype, poisoned):
-    """Padding, whatever it holds, is neither read nor given a gradient; gradient-only slots are."""
+    """Padding of any content is not read and has no gradient; gradient-only slots have both."""
     for rate, carried in ((0.0, 0.0), (0.0, 0.3), (0.2, 0.2), (1.0, 0.0)):
         spikes = random_spikes(4, 3, neurons, rate, carried, graded=True, dtype=dtype).requires_grad_()
         dense = ops.sparse_to_dense(spikes)

@@ -1,11 +1,10 @@
-"""Other people's tests with branches in front of all their loops: they must do what they do without.
+"""Other packages' tests with branches before all their loops: the outcomes must not change.
 
-``python tests/support/branches.py HOW RESULTS PREFIXES TESTS...`` runs modules of tests, unittest's or, after
-``pytest:``, pytest's. The modules that begin with one of PREFIXES are imported through :class:`Importer`. The outcome
-of each test is written as JSON.
-
-HOW: ``plain``: as Python compiles them; ``untaken``: with branches that are not taken, as most are after
-``snn.auto()``; ``loops``: the functions of the loops' bodies run in Python, step after step.
+``python tests/support/branches.py HOW RESULTS PREFIXES TESTS...`` runs modules of unittest's tests, or of pytest's
+after
+``pytest:``. :class:`Importer` imports the modules that begin with one of PREFIXES. The outcome of each test is written
+as JSON. HOW is ``plain`` (Python's own compilation), ``untaken`` (branches that are not taken, the most frequent case
+after ``snn.auto()``) or ``loops`` (the functions of the loops' bodies run in Python, step by step).
 """
 
 import ast
@@ -40,7 +39,7 @@ class Taken(Loop):
 
 
 def steps_of(given):
-    """Return the items of a sequence that no step can change; None: it is none."""
+    """Return the items of a sequence that no step can change, or None if a step could."""
     if isinstance(given, Called):
         inner = [steps_of(one) if isinstance(one, Called) else one for one in given.arguments]
         fit = all(isinstance(one, (range, tuple, str, int)) for one in inner)
@@ -49,7 +48,7 @@ def steps_of(given):
 
 
 def with_branches(tree, filename, namespace, how):
-    """The code of a module with branches in front of all loops, and these; their names are added to ``namespace``."""
+    """Return the code of a module with branches before all loops, and the loops; add their names to ``namespace``."""
     found = Discovery()
     tree = found.outlined(tree, filename, namespace)
     for loop in found.loops:
@@ -58,7 +57,7 @@ def with_branches(tree, filename, namespace, how):
 
 
 class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports modules with branches."""
+    """An importer that adds branches to modules."""
 
     def __init__(self, how, prefixes):
         self.how, self.prefixes = how, tuple(prefixes)
@@ -91,7 +90,7 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Outcomes(unittest.TestResult):
-    """The outcome of each test, by its name."""
+    """The outcome of each test by its name."""
 
     def __init__(self):
         super().__init__()

@@ -1,9 +1,8 @@
-"""Sequences of calls of one layer, each against a fresh layer that makes this call alone: ``make fuzz-calls``.
+"""Compare each call of a sequence on one layer with the same call on a fresh layer: ``make fuzz-calls``.
 
-``python tests/support/call_sequences.py --seconds 600 --seed 0 --kinds Leaky`` prints each sequence in which a call
-gives other numbers, or another error, than the fresh layer, and the shortest such sequence that is left of it; under
-the address sanitizer, whatever reads or writes beyond an array ends it. ``--case Leaky:12`` runs one. A sequence is
-drawn from its kind and seed alone.
+``python tests/support/call_sequences.py --seconds 600 --seed 0 --kinds Leaky`` prints each sequence in which a call and
+the fresh layer differ in numbers or errors, shortened as far as possible. Under the address sanitizer an access beyond
+an array ends the run. ``--case Leaky:12`` runs one sequence. Kind and seed alone determine a sequence.
 """
 
 import argparse
@@ -24,24 +23,24 @@ import snnipu as snn
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from support.zeros import events_taken
 
-OPERATIONS = 12  # of a sequence
+OPERATIONS = 12  # per sequence
 DTYPES = [torch.float32] * 6 + [torch.float64] * 3 + [torch.float16, torch.bfloat16]
-FEATURES = 3  # of most layers: a shape that does not fit is an error of its own
+FEATURES = 3  # for most layers; a shape that does not fit raises an error
 
 
 class Mismatch(AssertionError):
-    """A call that gives something else than a fresh layer's."""
+    """A call whose result differs from a fresh layer's."""
 
 
 class Kind(NamedTuple):
-    """A layer, and what is called of it.
+    """A layer, and the calls of it.
 
     Attributes:
-        make: the layer, by options that the generator of numbers draws.
-        call: draws a call, with earlier results at hand; returns the operands that may learn, and a function of no
-            arguments that gives the results.
-        changes: whether parameters are exchanged between calls.
-        around: a context in which layers are called.
+       make: makes the layer, with options drawn from the generator of numbers.
+       call: draws a call, with earlier results available; returns the operands that may learn, and a function without
+           arguments that returns the results.
+       changes: whether parameters are exchanged between calls.
+       around: a context in which layers are called.
     """
 
     make: Callable[[random.Random], nn.Module]
@@ -51,7 +50,7 @@ class Kind(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """An error, without the frames that hold on to its graph."""
+    """An error, without the frames that keep its graph alive."""
 
     kind: type
     text: str
@@ -68,7 +67,7 @@ class Operation(NamedTuple):
 
 
 def dense(draw, shape, dtype, spikes=False):
-    """Numbers, or mostly zeros, in any layout."""
+    """Return a tensor of normal numbers, or of mostly zeros, in any layout."""
     generator = torch.Generator().manual_seed(draw.randrange(2**31))
     layout = draw.choice(LAYOUTS)
     made = torch.randn(shape, generator=generator) * 1.5
@@ -81,7 +80,7 @@ LAYOUTS = ["contiguous"] * 4 + ["transposed", "strided", "expanded", "channels l
 
 
 def laid(x, layout):
-    """The same shape, and but for ``expanded`` the same values."""
+    """Return a tensor of the same shape, and the same values except for ``expanded``."""
     if layout == "transposed" and x.dim() > 1:
         return x.transpose(0, -1).contiguous().transpose(0, -1)
     if layout == "strided" and x.dim():
@@ -98,7 +97,7 @@ def laid(x, layout):
 
 
 def own_dtype(draw, layer):
-    """Mostly that of the layer's weights, where it has any."""
+    """Return in most cases the dtype of the layer's weights, if it has any."""
     weights = [p.dtype for p in layer.parameters() if p.dim() > 1]
     return weights[0] if weights and draw.random() < 0.8 else draw.choice(DTYPES)
 
@@ -108,7 +107,7 @@ def batches(draw, *behind):
 
 
 def rows(draw):
-    """A step of neurons: of one block of the kernels and of several, without a batch, and with more dimensions."""
+    """Draw the shape of a step: one kernel block or several, without a batch, or with more dimensions."""
     chance = draw.random()
     if chance < 0.8:
         return batches(draw, FEATURES)
@@ -116,12 +115,12 @@ def rows(draw):
 
 
 def states_of(draw, count, shape, dtype, earlier):
-    """Given all, some or none; of an earlier call, or new; as the input is, or otherwise."""
+    """Draw all, some or no states: from an earlier call or new, in the input's dtype and shape or others."""
     given = draw.randrange(count + 1) if draw.random() < 0.2 else draw.choice([0, count])
     made = []
     for _ in range(given):
         choice = draw.random()
-        # Of as many dimensions: PyTorch's LSTM cell ends the process otherwise.
+        # The same number of dimensions: otherwise PyTorch's LSTM cell ends the process.
         earlier = [tensor for tensor in earlier if tensor.dim() == len(shape)]
         fitting = [tensor for tensor in earlier if tensor.shape == shape]
         if choice < 0.1:
@@ -147,7 +146,7 @@ def neuron_call(
     shape=rows,
     kinds=STEPS_AND_SEQUENCES,
 ):
-    """Steps, sequences and the spikes of sequences of a neuron with so many states."""
+    """Return a function that draws steps, sequences and spikes of sequences of a neuron with ``count`` states."""
 
     def call(draw, layer, earlier):
         dtype, size, kind = own_dtype(draw, layer), shape(draw), draw.choice(kinds)
@@ -177,7 +176,7 @@ def delta_call(draw, layer, earlier):
 
 
 def parameter(draw):
-    """A number, or one for each neuron."""
+    """Draw a number, or a tensor with a value per neuron."""
     value = draw.choice([0.9, 0.5, 1.0])
     kind = draw.randrange(4)
     if kind == 0:
@@ -186,7 +185,7 @@ def parameter(draw):
 
 
 def options(draw, *learnt):
-    """Of a neuron; not all of them."""
+    """Draw some options of a neuron."""
     made = {name: draw.random() < 0.5 for name in learnt}
     made["reset_mechanism"] = draw.choice(["subtract", "zero", "none"])
     made["init_hidden"] = draw.random() < 0.3
@@ -209,7 +208,7 @@ def alpha(draw):
 
 
 def lapicque(draw):
-    # Of a beta that learns snnTorch makes others, whose graph serves for one backward pass.
+    # For a learnt beta snnTorch derives others, whose graph serves only one backward pass.
     made = {"R": 5.1, "C": 5e-3} if draw.random() < 0.5 else {"beta": 0.9}
     return snn.Lapicque(**made, time_step=1e-3, **options(draw))
 
@@ -256,7 +255,7 @@ def sconv_lstm(draw):
 
 
 def sequence_call(*behind, spikes=True):
-    """Of dense tensors ``[T, B, ...]``, mostly zeros."""
+    """Return a function that draws dense tensors ``[T, B, ...]``, mostly zeros."""
 
     def call(draw, layer, earlier):
         steps = () if getattr(layer, "step_mode", False) else (draw.choice([1, 2, 4, 7]),)
@@ -274,7 +273,7 @@ def sequence_call(*behind, spikes=True):
 
 
 def events_call(*behind, spikes=0.6):
-    """Of dense tensors and of spikes, at times within ``fixed_weights()``."""
+    """Return a function that draws dense tensors and spikes, sometimes within ``fixed_weights()``."""
 
     def call(draw, layer, earlier):
         shape = (draw.choice([1, 2, 4]), *batches(draw, *behind))
@@ -403,7 +402,7 @@ def online_call(draw, layer, earlier):
 
 
 class Loop(nn.Module):
-    """A loop over time, compiled when it is first called."""
+    """A loop over time that is compiled at its first call."""
 
     def __init__(self, neuron, feeds_back):
         super().__init__()
@@ -454,14 +453,14 @@ KINDS = {
     "Online": Kind(online, online_call, around=events_taken),
     "compiled": Kind(compiled, sequence_call(FEATURES)),
 }
-SLOW = ("compiled",)  # seconds a call: only where they are asked for
+SLOW = ("compiled",)  # seconds per call: only on request
 
 
 # ---- changes between calls
 
 
 def named(layer):
-    """Where parameters and buffers are, in the same order for equal layers."""
+    """Return the places of parameters and buffers, in the same order for equal layers."""
     return [
         (module, name)
         for module in layer.modules()
@@ -471,7 +470,7 @@ def named(layer):
 
 
 def change(draw, layer):
-    """What programs do to a layer between calls."""
+    """Change a layer between two calls in a way that programs do."""
     kind = draw.choice(CHANGES)
     if kind in ("double", "float", "half", "bfloat16", "train", "eval", "zero_grad"):
         getattr(layer, kind)()
@@ -502,7 +501,7 @@ CHANGES += ["data"] * 4
 
 
 def other_data(draw, data):
-    """Other values, another dtype or layout, and shapes that fit no more."""
+    """Return other values, another dtype or layout, or a shape that no longer fits."""
     kind = draw.choice(["values", "written", "dtype", "layout", "shape", "spread", "transposed"])
     if kind == "values":
         return data * 0.5
@@ -524,7 +523,7 @@ def other_data(draw, data):
 
 
 def flat(made):
-    """The tensors of results; of spikes what they hold, whatever padding does."""
+    """Return the tensors of results; spikes as dense tensors and counts, as their padding does not matter."""
     if isinstance(made, torch.Tensor):
         return [made]
     if isinstance(made, snn.SparseSpikes):
@@ -535,7 +534,7 @@ def flat(made):
 
 
 def outcome(kind, seed, layer, earlier):
-    """The results of a call and its gradients, or its error."""
+    """Return the results of a call and its gradients, or its error."""
     draw = random.Random(seed)
     mode = draw.choice(["grad", "grad", "grad", "no grad", "inference"])
     learns, upstream = [draw.random() < 0.7 for _ in range(4)], draw.randrange(2**31)
@@ -596,7 +595,7 @@ def check(found, expected):
 
 
 def carried(value):
-    """A state without its graph."""
+    """Return a copy of a state without its graph."""
     if isinstance(value, torch.Tensor):
         with torch.inference_mode(value.is_inference()):
             return value.detach().clone()
@@ -614,7 +613,7 @@ def is_state(value):
 
 
 def give_states(used, fresh):
-    """Cut the graphs of what the layer keeps from call to call, and give the fresh one the same."""
+    """Cut the graphs of the states that the layer keeps between calls, and copy these states to the fresh layer."""
     for one, other in zip(used.modules(), fresh.modules()):
         for name in {*vars(one), *vars(other)}:
             mine, theirs = vars(one).get(name), vars(other).get(name)
@@ -642,7 +641,7 @@ def drawn(kind, seed, count=OPERATIONS):
 
 
 def altered(kind, seed, operations):
-    """A new layer with all changes and without the calls."""
+    """Return a new layer after all changes and without the calls."""
     layer = build(kind, seed)
     for operation in operations:
         if not operation.is_call:
@@ -652,7 +651,7 @@ def altered(kind, seed, operations):
 
 
 def run(name, seed, operations):
-    """Raise :class:`Mismatch` where a call gives something else than a fresh layer's."""
+    """Run a sequence; raise :class:`Mismatch` at a call that differs from a fresh layer's."""
     kind, earlier = KINDS[name], []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -672,7 +671,7 @@ def run(name, seed, operations):
 
 
 def failure(name, seed, operations):
-    """What is wrong of a sequence; empty: nothing."""
+    """Return the error message of a sequence; empty if all calls agree."""
     try:
         run(name, seed, operations)
     except Mismatch as error:
@@ -681,7 +680,7 @@ def failure(name, seed, operations):
 
 
 def shortened(name, seed, operations):
-    """What is left of a sequence that goes wrong, where no operation can be left out."""
+    """Return the shortest part of a failing sequence from which no operation can be removed."""
     place = 0
     while place < len(operations):
         fewer = [*operations[:place], *operations[place + 1 :]]
@@ -693,7 +692,7 @@ def shortened(name, seed, operations):
 
 
 def described(name, seed, operations):
-    """The operations of a sequence, a line each."""
+    """Describe each operation of a sequence in a line."""
     lines = [repr(build(KINDS[name], seed)).replace("\n", " ")]
     for operation in operations:
         draw = random.Random(operation.seed)
@@ -706,7 +705,7 @@ def described(name, seed, operations):
 
 
 def search(names, seed, seconds):
-    """Run sequences for so long; the number of those that go wrong."""
+    """Run sequences for ``seconds``; return the number of failing ones."""
     ends, wrong, sequences = time.monotonic() + seconds, 0, 0
     while time.monotonic() < ends:
         for name in names:

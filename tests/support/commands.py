@@ -4,7 +4,7 @@ import pytest
 
 
 def refusal(capsys, call):
-    """Return what a command prints on standard error; it must end with the status of a wrong argument."""
+    """Check that a command ends with the status of a wrong argument, and return its standard error."""
     with pytest.raises(SystemExit) as stopped:
         call()
     assert stopped.value.code == 2

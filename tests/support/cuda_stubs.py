@@ -1,9 +1,9 @@
-"""Libraries that stand for CUDA's, so that PyTorch's CUDA builds run on a machine without them, on its CPU.
+"""Stand-ins for CUDA's libraries: with them, CUDA builds of PyTorch run on the CPU of a machine without CUDA.
 
-``python tests/support/cuda_stubs.py SITE_PACKAGES FOLDER`` looks which libraries and functions the PyTorch in
-``SITE_PACKAGES`` asks for that are neither its own nor the system's, and makes libraries in ``FOLDER`` with functions
-of these names that return 0; PyTorch then finds no device. ``LD_LIBRARY_PATH=FOLDER`` has it load them: kilobytes,
-where CUDA's are gigabytes. Of Linux, with a C compiler and binutils.
+``python tests/support/cuda_stubs.py SITE_PACKAGES FOLDER`` lists the libraries and functions that the PyTorch in
+``SITE_PACKAGES`` needs and that neither PyTorch nor the system provides. It makes libraries in ``FOLDER`` with these
+functions, which return 0. PyTorch then finds no device. Set ``LD_LIBRARY_PATH=FOLDER`` to load them. They take
+kilobytes, and CUDA's take gigabytes. The script needs Linux, a C compiler and binutils.
 """
 
 import glob
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Set, Tuple
 
 SYSTEM = ("libc.", "libm.", "libdl.", "librt.", "libutil.", "libpthread.", "libgcc_s.", "libstdc++.", "ld-linux-")
-PREFIXES = ("cu", "nv", "nccl", "__cuda")  # of functions that say nothing of their library
+PREFIXES = ("cu", "nv", "nccl", "__cuda")  # functions without a library's version
 NO_DEVICE = 100  # cudaErrorNoDevice
 FUNCTIONS = {
     "cudaGetDeviceCount": f"int cudaGetDeviceCount(int *n) {{ *n = 0; return {NO_DEVICE}; }}",
@@ -31,7 +31,7 @@ def _said(*command: str) -> List[str]:
 
 
 def _symbols(library: str) -> Iterator[Tuple[bool, str, str]]:
-    """Whether it is the library's own, name and version."""
+    """Yield each symbol of a library: True if the library defines it, its name and its version."""
     for line in _said("nm", "-D", library):
         kind, symbol = line.split()[-2:]
         name, _, version = symbol.partition("@")
@@ -39,7 +39,7 @@ def _symbols(library: str) -> Iterator[Tuple[bool, str, str]]:
 
 
 def _versions(library: str) -> Iterator[Tuple[str, str]]:
-    """Each version that the library asks for, and of which other library."""
+    """Yield each version that the library needs, and the library that has it."""
     other = ""
     for line in _said("objdump", "-p", library):
         words = line.split()
@@ -52,7 +52,7 @@ def _versions(library: str) -> Iterator[Tuple[str, str]]:
 
 
 def wanted(torch_libraries: List[str]) -> Dict[str, Dict[str, Set[str]]]:
-    """Library -> version, or none -> functions. Those whose library is not known are the CUDA runtime's, as if."""
+    """Return {library: {version or "": functions}}; functions of an unknown library count as the CUDA runtime's."""
     needed, of, own, missing = set(), {}, set(), set()
     for library in torch_libraries:
         needed |= {line.split("[")[1][:-1] for line in _said("readelf", "-d", library) if "(NEEDED)" in line}
@@ -73,7 +73,7 @@ def wanted(torch_libraries: List[str]) -> Dict[str, Dict[str, Set[str]]]:
 
 
 def make(site_packages: Path, folder: Path) -> None:
-    """The libraries, in ``folder``."""
+    """Compile the libraries into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     versions = folder / "versions"
     libraries = wanted(sorted(glob.glob(str(site_packages / "torch" / "lib" / "*.so*"))))

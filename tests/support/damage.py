@@ -1,14 +1,14 @@
-"""Ways in which files get damaged."""
+"""Damaged copies of files."""
 
 import random
 
 
 def variants(content, number, seed, often=()):
-    """``(name, bytes)`` of ``number`` damaged copies: bits flipped, bytes overwritten or inserted, the end cut off,
-    blocks zeroed or swapped.
+    """Yield ``(name, bytes)`` of ``number`` damaged copies.
 
-    Half of the places are anywhere, half within one of the ranges ``often`` (headers, say), if any. A copy may happen
-    to equal the original.
+    Bits are flipped, bytes overwritten or inserted, the end is cut off, or blocks are zeroed or swapped. Half of the
+    places
+    are anywhere, half within one of the ranges ``often`` (for example headers), if any. A copy may equal the original.
     """
     chance = random.Random(seed)
 

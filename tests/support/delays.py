@@ -6,19 +6,19 @@ TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def shares(delay, max_delay, kernel, sigma):
-    """What arrives at each lag of 0 to ``max_delay``: ``[lags, *delay.shape]``, by the definition, differentiable."""
+    """Return the share of a spike at each lag of 0 to ``max_delay``: ``[lags, *delay.shape]``, differentiable."""
     delay = delay.clamp(0, max_delay)
     lags = torch.arange(max_delay + 1, dtype=delay.dtype).reshape(-1, *[1] * delay.dim())
     if kernel == "gaussian":
         made = torch.exp(-((lags - delay) ** 2) / (2 * sigma**2))
-    else:  # 1 - frac at floor(d), frac behind it
+    else:  # 1 - frac at floor(d), frac one step later
         low = delay.detach().floor()
         made = (lags == low) * (1 - (delay - low)) + (lags == low + 1) * (delay - low)
     return made / made.sum(0)
 
 
 def weighted(x, weight, delay, bias, max_delay, kernel="linear", sigma=1.0):
-    """What arrives ``[T, B, out]`` of ``[T, B, in]``, one lag after the other."""
+    """Return the delayed product ``[T, B, out]`` of ``[T, B, in]``, lag by lag."""
     steps = x.shape[0]
     by_lag = weight * shares(delay.expand(weight.shape), max_delay, kernel, sigma)
     out = x.new_zeros(steps, x.shape[1], weight.shape[0])

@@ -1,7 +1,7 @@
-"""Random networks, calls and changes between calls, against snnTorch's own loop: ``make fuzz-numbers``.
+"""Random networks, calls and changes between calls against snnTorch's own loop: ``make fuzz-numbers``.
 
-``python tests/support/differential.py --seconds 600 --seed 0 --family networks`` prints each seed whose numbers differ,
-and how; ``--case SEED`` runs one. A case is drawn from its seed alone.
+``python tests/support/differential.py --seconds 600 --seed 0 --family networks`` prints each seed with a difference.
+``--case SEED`` runs one. The seed alone determines a case.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from online import steps as explicit_steps
 from support import delays
 from support.zeros import events_taken
 
-COMPARED = collections.Counter()  # calls whose results were compared, and of how many the gradients
+COMPARED = collections.Counter()  # calls whose results were compared, and calls whose gradients were compared
 STRIDED = ("contiguous", "time last", "every second", "reversed batch", "expanded")
 
 
@@ -38,11 +38,11 @@ class Mismatch(AssertionError):
 
 
 class Refused(Exception):
-    """snnTorch itself does not run this."""
+    """snnTorch itself cannot run this."""
 
 
 def same(what, found, expected, tolerance=None):
-    """Equal bit by bit, or with ``tolerance`` to rounding of the largest number."""
+    """Check equality bit by bit, or with ``tolerance`` relative to the largest number."""
     if (found is None) != (expected is None):
         raise Mismatch(f"{what}: None, not a tensor" if found is None else f"{what}: a tensor, not None")
     if found is None:
@@ -63,7 +63,7 @@ def same(what, found, expected, tolerance=None):
 
 
 def scale_of(gradients):
-    """The largest of all, for what cancels in one; at least 1."""
+    """Return the largest gradient, at least 1: the scale for gradients in which terms cancel."""
     return max([1.0, *(float(g.abs().max()) for g in gradients.values() if g is not None and g.numel())])
 
 
@@ -71,7 +71,7 @@ def scale_of(gradients):
 
 
 class Step(torch.autograd.Function):
-    """A surrogate that a user wrote."""
+    """A user's own surrogate."""
 
     @staticmethod
     def forward(ctx, u):
@@ -97,7 +97,7 @@ SURROGATES = (
 
 
 def parameter(draw, shape, low, high):
-    """A number, a tensor of one or one for each neuron or channel."""
+    """Draw a number, a tensor of one element, or a tensor with a value per neuron or channel."""
     kind = draw.choice(["number", "number", "scalar", "each"])
     if kind == "number":
         return draw.choice([low, high, draw.uniform(low, high)])
@@ -108,9 +108,9 @@ def parameter(draw, shape, low, high):
 
 
 def neuron(draw, shape, behind_norm=False):
-    """Class name and arguments."""
+    """Draw the class name and arguments of a neuron."""
     names = ["Leaky"] * 4 + ["Lapicque", "Synaptic", "Alpha", "RLeaky", "RSynaptic"]
-    if not behind_norm:  # of a silent layer it gives zeros to rounding, whose sign DeltaLeaky's gradient takes
+    if not behind_norm:  # a norm of a silent layer gives zeros with rounding, whose sign DeltaLeaky's gradient uses
         names.append("DeltaLeaky")
     name = draw.choice(names)
     made = {
@@ -129,7 +129,7 @@ def neuron(draw, shape, behind_norm=False):
     if name in ("Synaptic", "Alpha", "RSynaptic"):
         made["alpha"] = parameter(draw, shape, 0.0, 1.0)
         made["learn_alpha"] = draw.random() < 0.3
-    if name == "Alpha":  # it has no delay of its currents where the two are equal
+    if name == "Alpha":  # Alpha has no delay of its currents where both are equal
         made["alpha"], made["beta"] = draw.uniform(0.6, 0.95), draw.uniform(0.1, 0.5)
     if name == "Leaky" and draw.random() < 0.2:
         made["graded_spikes_factor"] = draw.uniform(0.5, 2)
@@ -146,7 +146,7 @@ def neuron(draw, shape, behind_norm=False):
         made["beta"] = draw.uniform(0.1, 0.95)
     if name == "DeltaLeaky":
         made = {
-            "beta": draw.uniform(0.05, 1),  # else a constant input's changes are rounding soon, of either sign
+            "beta": draw.uniform(0.05, 1),  # for smaller values the changes of a constant input soon are pure rounding
             "delta_threshold": draw.uniform(0.05, 0.5),
             "init_hidden": made["init_hidden"],
         }
@@ -154,7 +154,7 @@ def neuron(draw, shape, behind_norm=False):
 
 
 def layers(draw):
-    """(kind, arguments) of each module, and the shape of the input of a step."""
+    """Draw (kind, arguments) of each module, and the shape of the input of a step."""
     made = []
     if draw.random() < 0.35:
         channels, side = draw.randint(1, 5), draw.randint(4, 9)
@@ -190,7 +190,7 @@ def layers(draw):
 
 
 def alone(draw):
-    """The same of a neuron by itself."""
+    """Draw a single neuron, in the form of ``layers``."""
     shape = (draw.randint(1, 40),) if draw.random() < 0.7 else (draw.randint(1, 4), *[draw.randint(1, 5)] * 2)
     return [neuron(draw, shape)], shape
 
@@ -208,7 +208,7 @@ def is_neuron(module):
 
 
 def loop(modules, x):
-    """What a user of snnTorch writes; what the last neuron returned, stacked."""
+    """Run the loop that a user of snnTorch writes; return the last neuron's stacked outputs."""
     states = {}
     for module in modules:
         if is_neuron(module) and not module.init_hidden:
@@ -232,26 +232,26 @@ def loop(modules, x):
 
 
 def flat(made):
-    """The tensors of nested tuples."""
+    """Return the tensors of nested tuples."""
     return [made] if isinstance(made, torch.Tensor) else [one for part in made for one in flat(part)]
 
 
 def densely(made):
-    """The same, of spikes as a dense tensor."""
+    """Return the tensors of nested tuples, and spikes as a dense tensor."""
     return [made.to_dense()] if isinstance(made, snn.SparseSpikes) else flat(made)
 
 
 def chosen(made, parts):
-    """The places of results that a loss is made of."""
+    """Return the places of the results that the loss uses."""
     graph = [place for place, one in enumerate(made) if one.requires_grad]
     return {"spikes": graph[:1], "membrane": graph[-1:]}.get(parts, graph)
 
 
 @contextlib.contextmanager
 def unrounded(dtype):
-    """Spikes of snnTorch in float64, too: in float32 they round gradients that go through them; 0 and 1 they do not.
+    """Make snnTorch's spikes float64 too. Spikes in float32 are exact, but round the gradients that flow through them.
 
-    Not where they inhibit: the membrane is then a product of theirs.
+    Inhibiting neurons are left out: their membrane is a product with spikes.
     """
     if dtype == torch.float64:
         torch.Tensor.float = torch.Tensor.double
@@ -263,7 +263,7 @@ def unrounded(dtype):
 
 
 def backward(graph, parts, seed):
-    """Of a loss of results, weighed at random."""
+    """Run the backward pass of a loss of results with random weights."""
     generator, total = torch.Generator().manual_seed(seed), 0
     for one in graph:
         weight = torch.randn(one.shape, generator=generator).to(one.dtype)
@@ -273,7 +273,7 @@ def backward(graph, parts, seed):
 
 
 def detach_states(modules):
-    """Between batches, as people do where ``init_hidden`` is set."""
+    """Detach the states between batches, as users do with ``init_hidden``."""
     for module in modules:
         if is_neuron(module) and module.init_hidden:
             for name in ("spk", "syn", "syn_exc", "syn_inh", "mem"):
@@ -282,7 +282,7 @@ def detach_states(modules):
 
 
 def inputs(draw, steps, batch, shape, dtype):
-    """Currents or spikes, in memory in any order."""
+    """Draw currents or spikes in any memory layout."""
     generator = torch.Generator().manual_seed(draw.randrange(2**31))
     layout, spikes = draw.choice(STRIDED), draw.random() < 0.5
 
@@ -303,9 +303,9 @@ def inputs(draw, steps, batch, shape, dtype):
 
 
 def change(draw, parameters):
-    """What training does to parameters, in the ways people write it; the same numbers for each network's.
+    """Change the parameters of all networks equally, in a way that training does.
 
-    They are float32's, for snnTorch's spikes are float32 in a network of float64, too: what multiplies them is rounded.
+    The changes are float32: snnTorch's spikes are float32 even in a float64 network, and round their factors.
     """
     how, seed = draw.choice(["in place", ".data", "load", "none", "optimizer"]), draw.randrange(2**31)
     for own in parameters:
@@ -326,7 +326,7 @@ def change(draw, parameters):
 
 
 def networks(seed, described=layers, trained=0.6):
-    """A network by snnTorch's loop, by the same loop of ours bit by bit, and by ``MultiStep`` to rounding."""
+    """Compare snnTorch's loop with the same loop of ours bit by bit, and with ``MultiStep`` up to rounding."""
     draw = random.Random(seed)
     described, shape = described(draw)
     dtype = draw.choice([torch.float32, torch.float64, torch.float64])
@@ -340,7 +340,7 @@ def networks(seed, described=layers, trained=0.6):
     for _ in range(2):
         torch.default_generator.manual_seed(seed)
         ours = build(snn, described)
-        if not any(kind == "Lapicque" for kind, _ in described):  # its R has a graph with a buffer in it
+        if not any(kind == "Lapicque" for kind, _ in described):  # its R has a graph that contains a buffer
             nn.ModuleList(ours).load_state_dict(state)
         nets.append(ours)
     training = draw.random() < 0.8
@@ -392,12 +392,12 @@ def networks(seed, described=layers, trained=0.6):
             ("MultiStep", multi_found, 1e-9 if dtype == torch.float64 else None),
         ):
             if name == "MultiStep" and (dropped or dtype != torch.float64):
-                continue  # masks come in another order; a spike may differ where a product rounds otherwise
+                continue  # dropout masks come in another order, and a spike may flip where a product rounds differently
             said = f"call {call}, {name}"
             for number, (one, other) in enumerate(zip(found, expected)):
                 same(f"{said}, result {number}", one.to(other.dtype), other, tolerance)
-            # Gradients of spikes that are given on, or inhibit, or are a state, are float32, as these are: of a sum of
-            # a thousand terms 1e-5 is rounding. A norm of a silent layer divides them by the root of its eps.
+            # Spikes have float32 gradients if they feed a layer, inhibit, or are a state. The rounding of a sum of a
+            # thousand float32 terms is 1e-5. The norm of a silent layer divides it by the root of its eps.
             single = len(theirs) == 1
             spikes_on = inhibits or isinstance(theirs[0], (snntorch.RLeaky, snntorch.RSynaptic))
             in_double = 1e-6 if not single else 1e-5 if spikes_on else 1e-9
@@ -409,9 +409,9 @@ def networks(seed, described=layers, trained=0.6):
             same(f"{said}, gradient of x", found_x, expected_x, rounding * largest)
             for key, grad in expected_grads.items():
                 if key.endswith("graded_spikes_factor") and found_grads[key] is None and grad is not None:
-                    grad = None if grad.abs().max() < rounding else grad  # snnTorch divides by what it multiplied with
+                    grad = None if grad.abs().max() < rounding else grad  # snnTorch divides by its own factor
                 if steps == 1 and grad is None and found_grads[key] is not None and not found_grads[key].any():
-                    continue  # of one step's threshold, which its next step would read
+                    continue  # the threshold of one step, which only the next step would read
                 same(f"{said}, gradient of {key}", found_grads[key], grad, rounding * largest)
             COMPARED["gradients"] += name == "loop" and bool(places) and train
         if draw.random() < 0.7:
@@ -427,7 +427,7 @@ def networks(seed, described=layers, trained=0.6):
 
 
 def twins(draw, delays=(0, 1)):
-    """A ``SparseNetwork`` by its kernels and its dense twin, in float64, and the shape of a step."""
+    """Draw a ``SparseNetwork``, its dense twin in float64, and the shape of a step."""
     on_maps = draw.random() < 0.5
     if on_maps:
         side = draw.randint(5, 12)
@@ -456,7 +456,7 @@ def twins(draw, delays=(0, 1)):
 
 
 def agree(results, x, trained=True):
-    """Outputs and gradients of events, and of their layers; a gradient of ``x`` is where there is an event."""
+    """Compare outputs and gradients of events and layers; ``x`` has a gradient where there is an event."""
     (found, found_x, found_grads), (expected, expected_x, grads) = results
     same("result", found, expected, 1e-9)
     if expected_x is not None:
@@ -471,7 +471,7 @@ def agree(results, x, trained=True):
 
 
 def events(seed):
-    """A ``SparseNetwork`` by its kernels and by its dense twin."""
+    """Compare a ``SparseNetwork`` of kernels with its dense twin."""
     draw = random.Random(seed)
     torch.default_generator.manual_seed(seed)
     net, twin, shape = twins(draw)
@@ -507,7 +507,7 @@ def events(seed):
 
 
 def fully_connected(draw):
-    """A layer, the shape of a step and what arrives of a dense input, ``[T, B, out]``."""
+    """Draw a layer, the shape of a step, and a function from dense inputs to the currents ``[T, B, out]``."""
     kind = draw.choice(["SparseLinear", "SparseLeaky", "SparseLeaky", "SparseSynaptic", "DelayLinear", "DelayLinear"])
     inputs, outputs = draw.choice([1, 5, draw.randint(1, 70)]), draw.choice([1, 8, 16, draw.randint(1, 70)])
     options = {"bias": draw.random() < 0.6}
@@ -534,7 +534,7 @@ def fully_connected(draw):
 
 
 def convolution(draw):
-    """The same of maps, ``[T, B, channels, height, width]``."""
+    """Draw the same for maps, ``[T, B, channels, height, width]``."""
     groups = draw.choice([1, 1, 1, 2, 3])
     channels, out = groups * draw.randint(1, 3), groups * draw.choice([1, 4, draw.randint(1, 20)])
     kernel, padding = (draw.randint(1, 4), draw.randint(1, 4)), (draw.randint(0, 2), draw.randint(0, 2))
@@ -570,7 +570,7 @@ def neurons_options(draw, neurons, kind):
 
 
 def by_equations(layer, current):
-    """What the layer's neurons make of what arrives; of a layer without neurons that, and its bias."""
+    """Return the spikes of the layer's neurons for this current; without neurons the current plus the bias."""
     per_neuron = (lambda p: p.reshape(-1, 1, 1)) if current.dim() == 5 else (lambda p: p)
     if not hasattr(layer, "beta"):
         return current if layer.bias is None else current + per_neuron(layer.bias)
@@ -590,7 +590,7 @@ def by_equations(layer, current):
 
 
 def event_layers(seed):
-    """A layer of event-driven products, delays, neurons or recurrence against its equations, in float64."""
+    """Compare event-driven products, delays, neurons or recurrence with their equations, in float64."""
     draw = random.Random(seed)
     torch.default_generator.manual_seed(seed)
     layer, shape, arrives = draw.choice([fully_connected, convolution])(draw)
@@ -627,13 +627,13 @@ def event_layers(seed):
 
 
 def learnt(online, x, weights, cuts):
-    """What a stream gives that is cut after so many steps, and the gradients of the weighted sum of all."""
+    """Return the results of a stream that is cut at these steps, and the gradients of their weighted sum."""
     lengths = [end - begin for begin, end in zip((0, *cuts), (*cuts, len(x)))]
     return drawn.learn(online, x, weights, lengths)[:2]
 
 
 def learners(draw, rule):
-    """Linear layers and neurons of a network that learns online, and the shape of a step."""
+    """Draw linear layers and neurons of a network that learns online, and the shape of a step."""
     made, width = [], draw.randint(1, 12)
     shape = (width,)
     for last in [False] * draw.randint(0, 2) + [True]:
@@ -646,16 +646,16 @@ def learners(draw, rule):
             kind, options = neuron(draw, (out,))
             options["init_hidden"] = False
             if kind != "DeltaLeaky":
-                options["spike_grad"] = None  # the explicit steps'
+                options["spike_grad"] = None  # the surrogate of the explicit steps
             if kind == "Lapicque":
-                options["learn_beta"] = False  # as snnTorch's, it can be differentiated once
-            with contextlib.suppress(TypeError, ValueError):  # as snnTorch's
+                options["learn_beta"] = False  # as in snnTorch, it can be differentiated only once
+            with contextlib.suppress(TypeError, ValueError):  # snnTorch raises the same
                 made.append(getattr(snn, kind)(**options))
     return made, shape
 
 
 def online(seed):
-    """A stream in chunks, zeros left out, against explicit steps in float64 or one chunk of the dense layers."""
+    """Compare a stream of chunks with explicit steps in float64, or with one chunk of the dense layers."""
     draw = random.Random(seed)
     torch.default_generator.manual_seed(seed)
     rule = draw.choice(["sltt", "ottt", "eprop", "decolle", "snap1"])
@@ -682,7 +682,7 @@ def online(seed):
         options["feedback"] = draw.choice(["symmetric", "random", "adaptive"]) if plain else "symmetric"
     elif rule == "ottt" and draw.random() < 0.3:
         options.update(input_trace=draw.random() < 0.5, bias_trace=draw.random() < 0.5)
-        plain = False  # the explicit steps have no such options
+        plain = False  # the explicit steps lack these options
     try:
         learner = snn.Online(net, rule=rule, **options)
     except (TypeError, ValueError) as error:
@@ -736,7 +736,7 @@ FAMILIES = {
 
 
 def run(family, seed):
-    """The error of one case, None where its numbers are right."""
+    """Return the error of one case, or None if its numbers agree."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -768,7 +768,7 @@ def main():
         for family in chosen:
             try:
                 error = run(family, seed)
-            except Exception as raised:  # what the package should not have raised
+            except Exception as raised:  # any exception is a failure
                 error = f"{type(raised).__name__}: {raised}"
             if error is not None:
                 wrong += 1

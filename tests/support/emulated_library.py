@@ -1,9 +1,9 @@
-"""A native library of another machine, run by an emulator in place of the host's: a plugin of pytest.
+"""A pytest plugin: an emulator runs a native library of another machine in place of the host's.
 
-    SNNIPU_EMULATE="qemu-aarch64 -L /usr/aarch64-linux-gnu RUNNER LIBRARY" pytest -p support.emulated_library tests/ops
+   SNNIPU_EMULATE="qemu-aarch64 -L /usr/aarch64-linux-gnu RUNNER LIBRARY" pytest -p support.emulated_library tests/ops
 
-Every call of a C function goes to a process that runs ``kernel_runner.cpp``; tensors travel there and back. The tests
-need not know.
+Every call of a C function goes to a process that runs ``kernel_runner.cpp``. Tensors are sent to it and received from
+it. The tests do not change.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ class Address(int):
 _data_ptr = torch.Tensor.data_ptr
 
 
-# Bytes at the addresses that were asked for last: a structure's pointers have no tensor.
+# Address -> bytes of the tensors whose address was read: pointers in a structure carry no size.
 _asked = {}
 
 
@@ -43,7 +43,7 @@ _CALLS.update({f"snnipu_{name}": sparse_call.Call for name in sparse_call.FUNCTI
 
 
 def _pointers(structure):
-    """Offset and value of each pointer in a structure that is not null."""
+    """Yield offset and value of each pointer in a structure that is not null."""
     for name, kind in structure._fields_:
         offset, value = getattr(type(structure), name).offset, getattr(structure, name)
         if kind is ctypes.c_void_p:
@@ -58,14 +58,14 @@ def _pointers(structure):
 
 
 def _take_numbers(structure, sent):
-    """The integers of a structure as they were sent back; pointers are the other process's."""
+    """Copy the integers of the received structure; its pointers belong to the other process."""
     for name, kind in structure._fields_:
         if kind is ctypes.c_int64:
             setattr(structure, name, getattr(type(structure).from_buffer_copy(sent), name))
 
 
 class EmulatedLibrary:
-    """What ``host.library`` is, for a library that this processor cannot run."""
+    """A replacement of ``host.library`` for a library that this processor cannot run."""
 
     def __init__(self, command):
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -118,7 +118,7 @@ class EmulatedLibrary:
                 message.append(struct.pack("=Q", len(pointers)))
                 for offset, address in pointers:
                     buffers.append((address, _asked[address]))
-                    message.append(struct.pack("=Q", offset) + self._buffer(*buffers[-1])[1:])  # no tag
+                    message.append(struct.pack("=Q", offset) + self._buffer(*buffers[-1])[1:])  # without the tag
             elif hasattr(argument, "_obj"):  # byref(...)
                 buffers.append((ctypes.addressof(argument._obj), ctypes.sizeof(argument._obj)))
                 message.append(self._buffer(*buffers[-1]))
@@ -137,7 +137,7 @@ class EmulatedLibrary:
         return result & (2**64 - 1) if name == "snnipu_fingerprint" else result
 
     def _make_room(self, name, address, buffers):
-        """What a function is answered that asks for room: the pointers that the callback has set."""
+        """Run the callback that makes room, and send its new pointers to the process."""
         call = _CALLS[name].from_address(address)
         call.output_slots = struct.unpack("=q", self._receive(8, name))[0]
         before = list(_pointers(call))
@@ -147,7 +147,7 @@ class EmulatedLibrary:
         message = [struct.pack("=qQ", call.most, len(made))]
         for offset, pointer in made:
             buffers.append((pointer, _asked[pointer]))
-            message.append(struct.pack("=Q", offset) + self._buffer(*buffers[-1])[1:])  # no tag
+            message.append(struct.pack("=Q", offset) + self._buffer(*buffers[-1])[1:])  # without the tag
         self._send(b"".join(message))
 
     def _buffer(self, address, size):

@@ -1,4 +1,4 @@
-"""Tests of the operators, run once more with every call sent to the native library of another machine or system."""
+"""Run the tests of the operators with every call sent to the native library of another machine or system."""
 
 import os
 import re
@@ -23,15 +23,15 @@ def run(command, **environment):
 
 
 def build_runner(compiler, path, *flags):
-    """Compile what calls a library's functions (``kernel_runner.cpp``)."""
+    """Compile ``kernel_runner.cpp``, which calls a library's functions."""
     source = str(ROOT / "tests" / "support" / "kernel_runner.cpp")
     run([*compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Icsrc", source, "-o", str(path), *flags])
 
 
 def run_tests(emulated, *files, examples=5, **environment):
-    """Run ``files`` of tests/ops by the command ``emulated``; returns what pytest said.
+    """Run ``files`` of tests/ops with the command ``emulated``; return pytest's output.
 
-    What is compiled by torch.compile is no kernel of ours.
+    Tests with torch.compile are left out: they do not run our kernels.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "support.emulated_library", "-p", "no:cacheprovider"]
     command += ["-p", "no:xdist", *(f"tests/ops/{file}" for file in files), "-k", "not compile and not opcheck"]

@@ -1,4 +1,4 @@
-"""A stand-in for the IPU model's library, in Python: its functions, three operators, and a log of what was asked."""
+"""A stand-in for the IPU model's library in Python: its functions, three operators, and a log of the calls."""
 
 import ctypes
 import json

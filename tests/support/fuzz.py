@@ -1,8 +1,9 @@
-"""Coverage-guided fuzzing of the kernels and of what reads files: ``make fuzz``.
+"""Coverage-guided fuzzing of the kernels and the file readers: ``make fuzz``.
 
-``python tests/support/fuzz.py --seconds 600 --kernels out/fuzz/fuzz_kernels`` shares the time among all targets: the
-families of tests/support/fuzz_kernels.cpp, by libFuzzer, and the readers of fuzz_readers.py, by atheris. What ends a
-target is kept in ``--folder``, as are the corpora, from which the next run goes on.
+``python tests/support/fuzz.py --seconds 600 --kernels out/fuzz/fuzz_kernels`` shares the time among all targets. These
+are the families of tests/support/fuzz_kernels.cpp (libFuzzer) and the readers of fuzz_readers.py (atheris).
+``--folder``
+keeps the inputs that ended a target, and the corpora, with which the next run continues.
 """
 
 import argparse
@@ -18,12 +19,12 @@ from fuzz_readers import READERS
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-# Longer inputs tell no more, and a case of more seconds, or MiB, is a hang.
+# Longer inputs find no more. A case beyond these seconds or MiB counts as a hang.
 MOST_BYTES, MOST_SECONDS, MOST_MEMORY = 600, 30, 4096
 
 
 def targets(kernels):
-    """Name -> command, what it adds to the environment."""
+    """Return {name: (command, variables of its environment)}."""
     found = {}
     if kernels is not None:
         every = {**os.environ, "SNNIPU_FUZZ_FAMILY": "names"}
@@ -38,7 +39,7 @@ def targets(kernels):
 
 
 def fuzz(name, command, variables, seconds, seed, folder):
-    """How many cases there were, how many branches they took, and what ended them, if not the time."""
+    """Return the number of cases and branches, and the output of a failure."""
     corpus = folder / "corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
     options = [f"-max_total_time={seconds}", f"-max_len={MOST_BYTES}", f"-timeout={MOST_SECONDS}", f"-seed={seed}"]

@@ -1,7 +1,7 @@
-"""What reads files, on bytes that atheris draws: ``python tests/support/fuzz_readers.py READER [libFuzzer's options]``.
+"""File readers on bytes drawn by atheris: ``python tests/support/fuzz_readers.py READER [libFuzzer's options]``.
 
-Each reader gives a result that is whole, or the error that it documents, which names the file; any other exception ends
-the run, as a hang and too much memory do. ``tests/test_fuzz.py`` tries seeds, damaged copies, and what was found.
+Each reader returns a complete result, or raises its documented error, which names the file. Any other exception, a hang
+or too much memory ends the run. ``tests/test_fuzz.py`` runs seeds, damaged copies, and inputs found before.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ def written(content, name="recording"):
 
 
 def says(error, *words):
-    """That an error names what it is about."""
+    """Check that an error message contains one of the words."""
     assert any(word in str(error) for word in words), error
 
 
 def recording(read, path):
-    """What a reader of recordings gives, or its refusal."""
+    """Read a recording; the columns must have one length, or the error must name the file."""
     from snnipu import datasets
 
     try:
@@ -109,7 +109,7 @@ def idx_seeds():
 
 
 def mnist(content):
-    """The training images or labels; the other files are as they should be."""
+    """Read training images or labels from ``content``; the other files are valid."""
     from snnipu.datasets import mnist
 
     images, labels = idx_seeds()
@@ -167,7 +167,7 @@ def spikes_seeds():
 
 
 def spikes(content):
-    """What somebody else has saved: tensors of any kind and shape under the names of the class, loaded without code."""
+    """Load spikes of another program: tensors of any kind and shape under the names of the class, without code."""
     import torch
 
     from snnipu.spikes import SparseSpikes, check_ids
@@ -212,7 +212,7 @@ def checkpoint_seeds():
 
 
 def checkpoint(content):
-    """With a checksum that fits: what stands in front of it is anybody's."""
+    """Append a valid checksum: the contents before it may be anything."""
     from snnipu import training
 
     path = written(content + hashlib.sha256(content).hexdigest().encode(), "run.pt")
@@ -230,12 +230,12 @@ def profile_seeds():
 
 
 def profile(content):
-    """``--model`` of ``python -m snnipu profile``."""
+    """Run ``python -m snnipu profile`` with ``content`` as its ``--model``."""
     from snnipu.cli.profile import main
 
     text = content.decode("utf-8", "replace").replace("\0", "")
     if ".py" in text:
-        return  # a program of the user's own
+        return  # the user's own program
     stderr = io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(stderr):
         try:
@@ -249,7 +249,7 @@ def profile(content):
 
 
 class Bytes:
-    """Numbers drawn from bytes; zeros behind their end."""
+    """Numbers drawn from bytes; zeros after their end."""
 
     def __init__(self, content):
         self.content, self.at = content, 0
@@ -318,12 +318,12 @@ def nir_seeds():
 
 
 def nir(content):
-    """A graph that another program may have written; NIR's own errors are those of making it."""
+    """Import a graph that another program may have written; errors of NIR's constructors are expected."""
     from snnipu.import_nir import import_from_nir
 
     try:
         graph = nir_graph(Bytes(content))
-    except Exception:  # of NIR, which has not become a graph
+    except Exception:  # from NIR: there is no graph
         return
     try:
         import_from_nir(graph)
@@ -342,7 +342,7 @@ READERS = {
     "profile": (profile, profile_seeds),
     "nir": (nir, nir_seeds),
 }
-# Whose branches tell atheris that a case is a new one.
+# Modules whose branches tell atheris that a case is new.
 WATCHED = (
     "snnipu.datasets",
     "snnipu.training",

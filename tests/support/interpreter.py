@@ -1,4 +1,4 @@
-"""Triton's interpreter beside Triton's compiler, in one process."""
+"""Triton's interpreter and Triton's compiler in one process."""
 
 import functools
 import importlib
@@ -10,7 +10,7 @@ import pytest
 
 from snnipu.backends import triton as backend
 
-# Modules as the interpreter needs them, from the first test that uses it to the next.
+# Modules of the interpreter, reused by all tests that need it.
 _interpreted = {}
 
 
@@ -19,13 +19,13 @@ def _is_kernel_module(name):
 
 
 def _has_two_lives(name):
-    """Whether a module is one thing to the interpreter and another to the compiler: all that define kernels."""
+    """Return True if the module defines kernels, and thus differs between interpreter and compiler."""
     own_triton = name == "triton" or (name.startswith("triton.") and not name.startswith("triton._C"))
     return own_triton or _is_kernel_module(name)
 
 
 def _exchange(modules):
-    """Put ``modules`` in the place of those that have two lives, and return what was there."""
+    """Replace the modules that differ by ``modules``, and return the replaced ones."""
     before = {name: module for name, module in sys.modules.items() if _has_two_lives(name)}
     for name in before:
         del sys.modules[name]
@@ -39,12 +39,12 @@ def _exchange(modules):
 
 
 def _without_repetition(monkeypatch):
-    """Half of the interpreter's time goes into what it does anew at each call of a function within a kernel."""
+    """Skip the interpreter's repeated work at each call of a function within a kernel: half of its time."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
-    if not hasattr(interpreter.InterpretedFunction, "rewrite"):  # an older Triton's tests take their time
+    if not hasattr(interpreter.InterpretedFunction, "rewrite"):  # an older Triton runs unchanged and slower
         return
     launch, call = interpreter.GridExecutor.__call__, interpreter.InterpretedFunction.__call__
-    exchanged = set()  # modules whose Triton is the interpreter's, in this launch
+    exchanged = set()  # modules that use the interpreter's Triton in this launch
 
     def launch_anew(executor, *args, **kwargs):
         exchanged.clear()
@@ -73,8 +73,9 @@ def _without_repetition(monkeypatch):
 def interpreted(monkeypatch):
     """``interpreted("neurons")`` is ``snnipu.backends.triton.neurons`` with its kernels run by the interpreter.
 
-    Triton decides when a kernel is defined, and its own library is made of kernels: during the test both are imported
-    anew, so that all other tests of the process keep those of the compiler.
+    Triton chooses interpreter or compiler when a kernel is defined, and Triton's own library consists of kernels. Both
+    are
+    therefore imported again for the test, and restored for the other tests of the process.
     """
     reason = backend.unavailable_reason()
     if reason is not None:
@@ -91,13 +92,13 @@ def interpreted(monkeypatch):
 
 
 def event_driven(module_of):
-    """The event-driven operators by name, whichever module they are in."""
+    """Return the event-driven operators of all modules by name."""
     modules = map(module_of, ("sparse_layers", "sparse_select", "delay_linear"))
     return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 
 def small_blocks(interpreted, monkeypatch):
-    """The event-driven operators; several blocks of a row and a last one that is not full, gradients by kernels."""
+    """Return the event-driven operators with several blocks per row, a partial last block, and gradients by kernels."""
     for name, constant, value in (
         ("sparse_linear", "by_product", lambda *_: False),
         ("sparse_linear", "_NEURON_BLOCK", 64),

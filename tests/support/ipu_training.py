@@ -19,7 +19,7 @@ def operators(model):
 
 
 def trained(options, make, batches, optimizer, **arguments):
-    """Train a network by a step for each batch, in which every parameter must change."""
+    """Train a network by a step for each batch; every parameter must change."""
     net = make()
     before = [weight.detach().clone() for weight in net.parameters()]
     model = poptorch.trainingModel(net, options, optimizer(net.parameters(), **arguments))
@@ -32,8 +32,9 @@ def trained(options, make, batches, optimizer, **arguments):
 def check_training(make, batches, optimizer=poptorch.optim.SGD, host=None, close=None, outputs_close=None, **arguments):
     """Train on the model and on the host, compare outputs and weights, and return the run on the model.
 
-    The first output is a count of spikes, which must be equal in the first step. ``host`` makes the host's network
-    where it is another one.
+    The first output is a count of spikes, which must be equal in the first step. ``host`` makes the host's network if
+    it
+    differs.
     """
     run = trained(on_model(), make, batches, optimizer, **arguments)
     expected = trained(poptorch.Options(), host or make, batches, optimizer, **arguments)
@@ -45,7 +46,7 @@ def check_training(make, batches, optimizer=poptorch.optim.SGD, host=None, close
     for (name, weight), wanted, initial in weights:
         tolerance = close or {"rtol": 1e-5, "atol": 1e-6}
         if weight.dtype == torch.float16:
-            # Gradient and weight are rounded, by a unit in the last place of either.
+            # Gradient and weight are rounded, each by a unit in the last place.
             tolerance = {"rtol": 2.0**-10, "atol": 2.0**-10 * float((wanted.detach() - initial).abs().max())}
         torch.testing.assert_close(
             weight, wanted.to(weight.dtype), **tolerance, msg=lambda text, name=name: f"{name}: {text}"

@@ -1,4 +1,4 @@
-"""Processes that are killed at any point of what they do."""
+"""Processes that are killed at a random moment."""
 
 import multiprocessing
 import os
@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-# Enough to meet each place of a write by far more rounds than the tests have: SNNIPU_KILLED_ROUNDS=1000.
+# SNNIPU_KILLED_ROUNDS=1000 meets each moment of a write, in many more rounds than the tests have.
 ROUNDS = int(os.environ.get("SNNIPU_KILLED_ROUNDS", "12"))
 
 needs_kill = pytest.mark.skipif(
@@ -18,7 +18,7 @@ needs_kill = pytest.mark.skipif(
 
 
 def killed_together(work, *arguments):
-    """Two processes do ``work``, over and over; both are killed, one a little before the other."""
+    """Run ``work`` repeatedly in two processes, and kill one shortly before the other."""
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=work, args=(*arguments, number)) for number in range(2)]
     for process in processes:

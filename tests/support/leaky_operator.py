@@ -1,4 +1,4 @@
-"""Leaky over a sequence as the operators of all neurons take it, and in PyTorch alone."""
+"""Leaky over a sequence: arguments of the neurons' operators, and a loop in plain PyTorch."""
 
 import torch
 
@@ -9,7 +9,7 @@ NAMES = ("beta", "threshold", "graded_spikes_factor")
 
 
 def forward_arguments(x, mem0, parameters, num_steps=None, reset=0, delay=True, store=True, final=True):
-    """Of ``neuron_sequence_fwd``; ``parameters`` are those of the equation, in the order of ``NAMES``."""
+    """Return the arguments of ``neuron_sequence_fwd``; ``parameters`` are the equation's, in the order of ``NAMES``."""
     plan = _neurons.plan("leaky", {"reset_mechanism": RESETS[reset], "reset_delay": bool(delay)})
     initial = [x.new_empty(0) if mem0 is None else mem0]
     taken = plan.derive(dict(zip(NAMES, parameters)), None)
@@ -17,10 +17,10 @@ def forward_arguments(x, mem0, parameters, num_steps=None, reset=0, delay=True, 
 
 
 def backward_arguments(forward, upstream, kernel, needs=(True,) * 4, grad_last=None, states=None):
-    """Of ``neuron_sequence_bwd``; ``upstream``: of the spikes and the membranes.
+    """Return the arguments of ``neuron_sequence_bwd``.
 
-    ``needs``: mem0, and the kernels' parameters in their order. ``states``: the membranes, which are computed again
-    otherwise.
+    ``upstream``: the gradients of the spikes and the membranes. ``needs``: mem0, then the kernels' parameters in order.
+    ``states``: the stored membranes; without them the operator computes them again.
     """
     x, (mem0,), parameters, neuron, variant, num_steps = forward[:6]
     initial = [mem0 if mem0.numel() else None]
@@ -30,12 +30,12 @@ def backward_arguments(forward, upstream, kernel, needs=(True,) * 4, grad_last=N
 
 
 def flat(made):
-    """The tensors of an operator's results in a row."""
+    """Return the tensors of an operator's results as one list."""
     return [made[0], *made[1], *made[2]]
 
 
 def leaky_loop(x, mem0, beta, threshold, graded, reset, delay):
-    """Spikes and membranes: state and parameters in float32, decisions on the membrane in the dtype of ``x``."""
+    """Return spikes and membranes: state and parameters are float32, and decisions use the dtype of ``x``."""
     mem = torch.zeros(x.shape[1:]) if mem0 is None else mem0
     beta, spks, mems = beta.clamp(0, 1), [], []
 

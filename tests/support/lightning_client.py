@@ -1,7 +1,7 @@
-"""A program of Lightning's IPU strategies, run by ``tests/poptorch/test_lightning.py``; it knows of no host runtime.
+"""A program with Lightning's IPU strategies, run by ``tests/poptorch/test_lightning.py``; it never mentions snnipu.
 
-Arguments: the package whose strategy it takes, and a folder for checkpoints. Prints a line of JSON: what it trained
-with, accuracies, and whether a checkpoint gives the predictions of the model outside of PopTorch.
+Arguments: the package of the strategy, and a folder for checkpoints. It prints a line of JSON: the settings of the
+training, accuracies, and whether a checkpoint gives the predictions of the model outside of PopTorch.
 """
 
 import json
@@ -48,9 +48,10 @@ class Digits(pl.LightningModule):
 
 
 def strategy_of(package):
-    """Arguments of ``Trainer``, and what makes a loader, for Lightning's own strategy or that of lightning-graphcore.
+    """Return arguments of ``Trainer`` and a function that makes a loader, for Lightning's or lightning-graphcore's
+    strategy.
 
-    Lightning makes PopTorch's loaders for its own; of the other it gets them as they are.
+    Lightning converts loaders to PopTorch's for its own strategy only.
     """
     if package == "lightning":
         own = {"accelerator": "ipu", "devices": 2, "strategy": pl.strategies.IPUStrategy(device_iterations=2)}

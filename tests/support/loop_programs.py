@@ -1,7 +1,7 @@
-"""Programs with a loop over time steps, written at random as the source code that people write with snnTorch.
+"""Random programs with a loop over time steps, in the style of snnTorch's users.
 
-Inputs, weights and thresholds are no round numbers: that a membrane is as near to its threshold as rounding is has a
-probability of about 1e-7 for each spike.
+Inputs, weights and thresholds are no round numbers: the probability that rounding moves a membrane across its threshold
+is about 1e-7 for each spike.
 """
 
 import random
@@ -12,7 +12,7 @@ from support import loops
 from torch import nn
 
 WIDTH, CHANNELS, SIDE = 4, 2, 4
-# Kind, arguments, states, whether it takes maps (None: whatever comes).
+# Kind, arguments, states, whether it takes maps (None: any input).
 NEURONS = (
     ("Leaky", "beta=0.8", ("mem",), None),
     ("Synaptic", "alpha=0.7, beta=0.8", ("syn", "mem"), None),
@@ -25,7 +25,7 @@ NEURONS = (
     ("SLSTM", f"{WIDTH}, {WIDTH}", ("syn", "mem"), False),
     ("SConv2dLSTM", f"{CHANNELS}, {CHANNELS}, 3", ("syn", "mem"), True),
 )
-# Neurons that the program writes out: what they keep, and a step of theirs. v: its input; f: makes spikes; p: learnt.
+# Neurons in the program's own operations: states, and a step. v: input; f: spike function; p: a learnt parameter.
 WRITTEN = (
     (("mem",), ("{mem} = 0.8 * {mem} + {v}", "{spk} = {f}({mem} - 0.35)", "{mem} = {mem} - 0.35 * {spk}")),
     (("mem",), ("{spk} = {f}({mem} - {p})", "{mem} = (0.8 * {mem} + {v}) * (1 - {spk}.detach())")),
@@ -55,7 +55,7 @@ WRITTEN = (
             "{mem} = {mem} - {spk}.detach()",
         ),
     ),
-    # Not of maps.
+    # Not for maps.
     (
         ("mem", "was"),
         (
@@ -65,10 +65,10 @@ WRITTEN = (
         ),
     ),
 )
-# What may be done with a membrane between two steps of these neurons.
+# Changes of a membrane between two steps of these neurons.
 BETWEEN = ("{m}.clamp(min=-0.25)", "{m} - 0.1 * {s}", "{m} * (1 - 0.5 * {s}.detach())")
 ELEMENTWISE = ("Leaky", "Synaptic", "Alpha", "Lapicque")
-# What a step does with a value v and an earlier one e, by whether they are maps.
+# Expressions of a value v and an earlier value e of the step, by whether they are maps.
 EXPRESSIONS = {
     False: (
         "torch.relu({v})",
@@ -113,7 +113,7 @@ MODULES = {
         "nn.Dropout(0.3)",
     ),
 }
-# A neuron's own spikes of the step before, through a layer: one operator.
+# Recurrence: a neuron's previous spikes through a layer, which becomes one operator.
 RECURRENT = {
     False: (
         "{v} + self.{m}({s})",
@@ -123,7 +123,7 @@ RECURRENT = {
     ),
     True: ("{v} + self.{m}({s})",),
 }
-# Head of the loop, what is done before it, the step's input, the name of the step's number.
+# Head of the loop, statement before it, the step's input, the name of the step's number.
 HEADS = (
     ("for _ in range({T})", "", "x[0]", ""),
     ("for step in range({T})", "", "x[step]", "step"),
@@ -140,7 +140,7 @@ HEADS = (
     ("for step, current in enumerate(x)", "", "current", "step"),
     ("for a, b in zip(x, x.flip(0))", "", "(a + b)", ""),
 )
-# What is done with a value v: before the loop, in a step, and the result.
+# Records of a value v: statement before the loop, statement in a step, and the result.
 RECORDS = (
     ("{r} = []", "{r}.append({v})", "torch.stack({r})"),
     ("{r} = []", "{r}.append({v})", "torch.stack({r}, dim=1)"),
@@ -182,12 +182,12 @@ class Spike(torch.autograd.Function):
 
 
 class Writer:
-    """Writes one program.
+    """A writer of one program.
 
     Attributes:
-        source: of the class ``Net``.
-        steps, input: of the input, and the shape of a step of it for one sample.
-        feedback: whether something needs a later layer's value of the step before: no operator does that.
+       source: the source of the class ``Net``.
+       steps, input: the number of steps, and the shape of a step of the input for one sample.
+       feedback: whether a step reads a later layer's value of the previous step, which no operator does.
     """
 
     def __init__(self, seed: int) -> None:
@@ -243,7 +243,7 @@ class Writer:
         self.write("start", *[before] * bool(before))
         if self.reset == "utils":
             self.write("start", "utils.reset(self)")
-        self.values: List[Tuple[str, str]] = []  # what a step may record, and zeros of its shape
+        self.values: List[Tuple[str, str]] = []  # values that a step may record, and zeros of their shape
         v = given
         if self.maps:
             v = self._layers(v)
@@ -368,7 +368,7 @@ class Writer:
         return spk
 
     def _start(self, own: str, names: List[str]) -> None:
-        """States that are arguments."""
+        """Write the start of states that are arguments."""
         left = ", ".join(names)
         if self.reset == "each" or len(names) > 1:
             self.write("start", f"{left} = self.{own}.reset_mem()")
@@ -384,12 +384,12 @@ class Writer:
     def _start_hidden(self, own: str, states: Tuple[str, ...]) -> None:
         if self.reset == "each":
             self.write("start", f"self.{own}.reset_mem()")
-        else:  # snnTorch's utils.reset leaves spikes as they are
+        else:  # snnTorch's utils.reset does not reset spikes
             left = states if self.reset == "carried" else [state for state in states if state == "spk"]
             self.write("end", *(f"self.{own}.{state} = self.{own}.{state}.detach()" for state in left))
 
     def written(self, v: str) -> str:
-        """A neuron that is written out."""
+        """Write a neuron in the program's own operations."""
         states, lines = self.pick(*(WRITTEN[:-1] if self.maps else WRITTEN))
         spk, learnt, own = self.name("spk"), self.name("p"), self.name("spike")
         surrogate = self.pick("surrogate.fast_sigmoid(slope=5)", "surrogate.atan(alpha=1.5)", "Spike.apply")
@@ -403,7 +403,7 @@ class Writer:
         return spk
 
     def several(self, v: str) -> str:
-        """Layers of neurons in a list, and their membranes."""
+        """Write a list of layers of neurons with a list of their membranes."""
         if self.hidden or self.maps:
             return self.spikes(v)
         cells, maps, mems, rates = (self.name(kind) for kind in ("cells", "maps", "mems", "rates"))
@@ -420,7 +420,7 @@ class Writer:
     # ---- what is kept of a value, and returned
 
     def record(self, v: str, zeros: str) -> str:
-        """Returns the expression of a result."""
+        """Write a record of a value, and return the expression of its result."""
         name = self.name("rec")
         start, step, result = self.pick(*RECORDS)
         if "[step]" in step and not self.number:
@@ -432,14 +432,14 @@ class Writer:
 
 
 def make(source: str, seed: int) -> nn.Module:
-    """The network of a program."""
+    """Make the network of a program."""
     torch.manual_seed(seed)
     net: nn.Module = loops.made(source, Spike=Spike)
     return net
 
 
 def run(function: Any, net: nn.Module, x: torch.Tensor, train: bool) -> Dict[str, Any]:
-    """Results, gradients and what the network holds after a call, by name."""
+    """Return results, gradients and the network's tensors after a call, by name."""
     torch.manual_seed(3)
     net.zero_grad()
     with torch.set_grad_enabled(train):
@@ -452,7 +452,7 @@ def run(function: Any, net: nn.Module, x: torch.Tensor, train: bool) -> Dict[str
         found[f"gradient of {name}"] = None if one.grad is None else one.grad.clone()
     for name, module in net.named_modules():
         for key, one in {**vars(module), **dict(module.named_buffers(recurse=False))}.items():
-            if isinstance(one, torch.Tensor) and key != "reset":  # a step as one operator has none
+            if isinstance(one, torch.Tensor) and key != "reset":  # a step as one operator has no reset
                 found[f"{name}.{key}"] = one.detach().clone()
     found["count"] = torch.tensor(net.count)
     return found

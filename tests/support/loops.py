@@ -1,4 +1,4 @@
-"""Neurons over time, one call after the other."""
+"""Neurons over time in loops."""
 
 import contextlib
 import copy
@@ -27,7 +27,7 @@ def by_steps(layer, x, states):
 
 
 def kinds(size):
-    """Class and keywords of neurons of every kind, ``size`` of them, by name."""
+    """Return {name: (class, keywords)} of neurons of every kind with ``size`` neurons."""
     each, learn = torch.linspace(0.3, 0.9, size), {"learn_beta": True, "learn_threshold": True}
     to_all, one_to_one = {"linear_features": size}, {"V": 0.5, "all_to_all": False}
     return {
@@ -55,7 +55,7 @@ def neuron_of(name, size, source=snn, **how):
 
 @contextlib.contextmanager
 def as_written(found):
-    """The program's own loops run, although ``snn.auto()`` was called."""
+    """Run the program's own loops in spite of ``snn.auto()``."""
     found.searches = False
     try:
         yield
@@ -83,14 +83,14 @@ _files = itertools.count()
 
 
 def network(step, init="pass", start="pass", result="torch.stack(rec), out", **names):
-    """Make a network of the statements in its loop, before it and in its constructor, and what it returns."""
+    """Make a network from the statements in its loop, before it and in its constructor, and from its result."""
     lines = {"init": (init, 8), "start": (start, 8), "step": (step, 12)}
     given = {name: text.replace("\n", "\n" + " " * indent) for name, (text, indent) in lines.items()}
     return made(NET.format(result=result, **given), **names)
 
 
 def made(source, **names):
-    """Make the network ``Net`` of a source, which tracebacks show, too."""
+    """Make the network ``Net`` of a source; tracebacks show the source, too."""
     name = f"program_{next(_files)}.py"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     given = {
@@ -108,7 +108,7 @@ def made(source, **names):
 
 
 def outcome(call, net, x, learns=True):
-    """Return what a call gives and leaves behind: results, gradients, numbers and tensors of modules, random state."""
+    """Return everything that a call returns or changes: results, gradients, attributes of modules, random state."""
     torch.manual_seed(3)
     net.zero_grad()
     x = x.clone().requires_grad_(learns and x.is_floating_point())
@@ -125,9 +125,9 @@ def outcome(call, net, x, learns=True):
         left[f"gradient of {name}"] = None if one.grad is None else one.grad.clone()
     for name, module in net.named_modules():
         for key, one in {**vars(module), **dict(module.named_buffers(recurse=False))}.items():
-            if isinstance(one, torch.Tensor) and key != "reset":  # a step as one operator has none
+            if isinstance(one, torch.Tensor) and key != "reset":  # a step as one operator has no reset
                 left[f"{name}.{key}"] = one.detach().clone()
-                # What a call leaves is given to the next one without its history.
+                # The next call gets this state without its graph.
                 if one.grad_fn is not None:
                     setattr(module, key, one.detach())
             elif type(one) in (int, float, bool) and key[0] != "_":
@@ -137,7 +137,7 @@ def outcome(call, net, x, learns=True):
 
 
 def check(made, wanted, rtol=1e-5, atol=1e-5):
-    """Check that two outcomes are equal, to rounding; that of gradients is relative to the largest one."""
+    """Check that two outcomes are equal up to rounding, which is relative to the largest gradient for gradients."""
     assert not made.keys() ^ wanted.keys()
     gradients = [one for name, one in wanted.items() if name.startswith("gradient") and one is not None]
     largest = max((float(one.abs().max()) for one in gradients if one.numel()), default=0.0)
@@ -152,14 +152,14 @@ def check(made, wanted, rtol=1e-5, atol=1e-5):
 
 
 def compared(net, *inputs, learns=True, call=None, **tolerances):
-    """Check that calls of a network give and leave the same with its loops compiled; its parameters change in between.
+    """Check that a network with compiled loops returns and changes the same; parameters change between the calls.
 
     Args:
-        inputs: of the calls. One alone is followed by itself, then by a smaller batch and fewer steps of it.
-        call: calls a network with an input; the network itself.
+       inputs: the inputs of the calls. A single input is used twice, then with a smaller batch and fewer steps.
+       call: calls a network with an input; the default calls the network.
 
     Returns:
-        The report of the last call.
+       The report of the last call.
     """
     other = copy.deepcopy(net)
     compiled = snn.compile(other)
@@ -184,6 +184,6 @@ def rolled(report):
 
 
 def times(report, name):
-    """Return how often the loop calls an operator, and how often the compiled one does."""
+    """Return the number of calls of an operator by the loop, and by the compiled loop."""
     found = [one for one in report.operators if one.name == name]
     return sum(one.calls for one in found), sum(one.times for one in found)

@@ -1,9 +1,9 @@
-"""The tests with other versions of Python, PyTorch, NumPy and snnTorch, each in an environment of its own.
+"""Run the tests with other versions of Python, PyTorch, NumPy and snnTorch, in one environment each: ``make matrix``.
 
-``make matrix`` runs it. A row runs where its Python is on this machine; else it tells what is missing. Where pip finds
-PyTorch with CUDA alone, empty libraries stand for CUDA's, which are gigabytes (``cuda_stubs.py``). A snnTorch of
-``1.0.0+next`` is a copy of 1.0.0 that behaves as its next release (``next_snntorch.py``). ``--installed`` makes one row
-of the Python that runs this script, with the PyTorch that is installed for it: a system's own packages.
+A row runs if its Python is on this machine; otherwise it names the missing version. If pip only finds PyTorch with
+CUDA, empty libraries replace CUDA's gigabytes (``cuda_stubs.py``). A snnTorch of ``1.0.0+next`` is a copy of 1.0.0 that
+behaves as its next release (``next_snntorch.py``). ``--installed`` makes one row of the Python that runs this script
+and its installed PyTorch, which tests a system's own packages.
 """
 
 import argparse
@@ -25,15 +25,15 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS = ["tests/ops", "tests/neurons", "tests/functional", "tests/compiler", "tests/test_passthrough.py"]
 TESTS += ["tests/test_surrogate.py", "tests/test_generator.py", "tests/test_native.py"]
 TESTS += ["tests/test_installed.py"]
-# What is left out of an environment, by the beginnings of its names, and the folder of what stands for it.
+# The packages left out of an environment (by the begin of their names), and the folder of the libraries instead.
 OF_CUDA, STUBS = ("nvidia-", "cuda-", "triton"), "cuda_stubs"
-# The folder, in an environment, of a copy of snnTorch that behaves as its next release, and what follows its version.
+# The environment's folder for the copy of snnTorch's next release, and the suffix of its version.
 COPY, NEXT = "next_snntorch", "+next"
 NEEDS = ["pytest", "pytest-xdist", "hypothesis", "expecttest"]
 
 
 class Row(NamedTuple):
-    """Versions; an empty one is what comes with the others."""
+    """The versions of a row; an empty version is chosen by pip."""
 
     python: str
     torch: str
@@ -59,24 +59,24 @@ ROWS = [
 
 
 class Missing(Exception):
-    """Why a row cannot run here."""
+    """The reason why a row cannot run on this machine."""
 
 
 def python_of(version: str) -> str:
-    """A Python of this version: of the PATH, of pyenv or of uv."""
+    """Return a Python of this version from the PATH, pyenv or uv."""
     homes = [os.environ.get("PYENV_ROOT", "~/.pyenv") + "/versions/", "~/.local/share/uv/python/cpython-"]
     found = [shutil.which(f"python{version}")]
     for home in homes:
         found += sorted(glob.glob(f"{os.path.expanduser(home)}{version}.*/bin/python{version}"))
     for path in found:
-        # pyenv's own names for versions that are not switched on only print a message.
+        # pyenv's shims of versions that are not active only print a message.
         if path and subprocess.run([path, "-c", ""], stderr=subprocess.DEVNULL).returncode == 0:
             return path
     raise Missing(f"no python{version}")
 
 
 def requirements(row: Row) -> Dict[str, str]:
-    """By name, for pip."""
+    """Return pip's requirements by name."""
     numpy = {"": "numpy", "1": "numpy<2", "2": "numpy>=2"}[row.numpy]
     return {
         "torch": f"torch=={row.torch}" if row.torch else "torch",
@@ -86,7 +86,7 @@ def requirements(row: Row) -> Dict[str, str]:
 
 
 def environment(row: Row, python: str, folder: Path, installed: bool) -> Path:
-    """Set up in ``folder``; returns its Python."""
+    """Set up the environment in ``folder``, and return its Python."""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([python, "-m", "venv", *(["--system-site-packages"] if installed else []), str(folder)], check=True)
     own = folder / "bin" / "python"
@@ -94,7 +94,7 @@ def environment(row: Row, python: str, folder: Path, installed: bool) -> Path:
     subprocess.run([*pip, "install", "--upgrade", "pip", "setuptools", "wheel"], check=True)
     wanted = requirements(row)
     if installed:
-        # Its dependencies are the system's: torch among them, under whatever name.
+        # The system provides its dependencies, PyTorch possibly under another name.
         subprocess.run([*pip, "install", "--no-deps", wanted["snntorch"]], check=True)
         subprocess.run([*pip, "install", "tqdm", *NEEDS], check=True)
         return own
@@ -126,7 +126,7 @@ def environment(row: Row, python: str, folder: Path, installed: bool) -> Path:
 
 
 def variables(python: Path) -> Dict[str, str]:
-    """Of the processes of an environment."""
+    """Return the environment variables for processes of an environment."""
     folder = python.parent.parent.absolute()
     stubs, own = folder / STUBS, [str(folder / COPY)] if (folder / COPY).is_dir() else []
     path = os.pathsep.join([*own, str(ROOT)])
@@ -134,7 +134,7 @@ def variables(python: Path) -> Dict[str, str]:
 
 
 def versions(python: Path) -> Row:
-    """What is really there."""
+    """Return the installed versions."""
     code = "import platform, torch, numpy, snntorch as s; print(platform.python_version(), torch.__version__, "
     code += "numpy.__version__, s.__version__)"
     command = [str(python), "-W", "ignore", "-c", code]
@@ -143,7 +143,7 @@ def versions(python: Path) -> Row:
 
 
 def run_tests(python: Path, tests: List[str], jobs: int, log: Path) -> str:
-    """pytest's last line."""
+    """Run pytest and return its last line."""
     command = [str(python), "-m", "pytest", "-q", "--show-capture=no", "--dist", "loadfile", "-n", str(jobs), *tests]
     named = {"SNNIPU_HYPOTHESIS_EXAMPLES": os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "5")}
     with log.open("w") as file:

@@ -1,10 +1,11 @@
-"""Faults of one word, planted one at a time in a copy of the tree, and whether the tests notice: ``make mutants``.
+"""Mutation testing: plant faults of one word in a copy of the tree, and run the tests: ``make mutants``.
 
 ``python tests/support/mutants.py --seconds 600 --seed 0 --places snnipu/ops csrc`` draws faults and prints those that
-no test noticed; ``--only snnipu/ops/_derivative.py --numbers 3 4`` plants these of one file. The tests that are run are
-those that run the fault's line: a first pass over all tests, of one and a half times their time, or over those of
-``--tests``, tells which, and is kept in ``--folder`` as long as sources and tests stay as they are. For a fault in C++,
-they are those that call the library, which is then compiled anew.
+no
+test noticed. ``--only snnipu/ops/_derivative.py --numbers 3 4`` plants these faults of one file. Only tests that run
+the faulty line are run. A first pass over all tests, or over ``--tests``, records these lines in one and a half times
+the tests' time. ``--folder`` keeps the record until sources or tests change. For a fault in C++ the library is compiled
+again, and the tests that call it are run.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent.parent
 PLACES = ("compiler", "ops", "neurons", "backends", "poptorch", "training", "online", "functional", "datasets")
 PLACES = (*(f"snnipu/{name}" for name in PLACES), ":(glob)snnipu/*.py", "csrc/host", "csrc/neuron")
-# They start processes, in which no line is recorded, take longer than all others, or forbid writing, coverage's, too.
+# These start processes, in which no line is recorded, or take longest, or forbid writing, also coverage's.
 LEFT_OUT = (
     "test_neon", "test_tutorials", "test_examples", "test_docs", "test_wheel", "test_wheels", "test_check_ipu",
     "test_release", "backends/test_memory", "datasets/test_disk_cache",
@@ -44,22 +45,21 @@ EXCHANGED_IN_CPP = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&", "+": "-", "-": "+",
     "*": "+", "/": "*", "+=": "-=", "-=": "+=", "*=": "+=", "true": "false", "false": "true",
 }  # fmt: skip
-# What calls the library, and the instruction set that it is compiled for with a fault.
+# The modules that call the library, and the instruction set of a library with a fault.
 _BACKENDS = "host host_pool host_sparse neurons neuron_step recurrent spiking_lstm sparse_call"
 CALLERS = [f"snnipu/backends/{name}.py" for name in _BACKENDS.split()]
 ISA = {"x86_64": "avx2", "AMD64": "avx2", "aarch64": "neon", "arm64": "neon"}.get(platform.machine(), "baseline")
-# Of the tests that run a line, those of so many seconds.
+# The limit of the tests of one fault, in seconds.
 SECONDS_OF_TESTS = 120
 
 
 def places(path, source):
-    """The faults that a file can have: where it begins and ends in its bytes, what stands there then, and the lines of
-    its statement."""
+    """Return all possible faults of a file: first and last byte, new text, and the lines of the statement."""
     return places_in_python(source) if path.endswith(".py") else places_in_cpp(source)
 
 
 def places_in_python(source):
-    """Not in types, defaults, decorators, or what an error says."""
+    """Return the faults outside of types, defaults, decorators and error messages."""
     found, left = [], [(ast.parse(source), None)]
     begins = list(itertools.accumulate(map(len, source.encode().splitlines(keepends=True)), initial=0))
     while left:
@@ -82,7 +82,9 @@ def places_in_python(source):
 
 
 def places_in_cpp(source):
-    """Operators, small numbers and truths, outside of comments, strings, templates and what is for the preprocessor."""
+    """Return the faults of operators, small numbers and booleans, outside of comments, strings, templates and
+    directives.
+    """
     kept = re.sub(
         r'//[^\n]*|"[^"\n]*"|^[ \t]*#[^\n]*|template <[^{;(]*>', lambda m: " " * len(m[0]), source, flags=re.MULTILINE
     )
@@ -96,7 +98,7 @@ def places_in_cpp(source):
 
 
 def faulty(node):
-    """The text of the node with a fault; None: it gets none."""
+    """Return the text of the node with a fault, or None if the node gets none."""
     if isinstance(node, ast.Raise):
         return "pass"
     if isinstance(node, ast.Compare) and type(node.ops[0]) in EXCHANGED:
@@ -119,7 +121,7 @@ def faulty(node):
 
 
 def planted(path, source, number):
-    """The source with fault ``number``, that fault in words, and the lines of its statement."""
+    """Return the source with fault ``number``, the fault in words, and the lines of its statement."""
     start, stop, text, statement = places(path, source)[number]
     whole = source.encode()
     line = whole[:start].count(b"\n") + 1
@@ -130,13 +132,13 @@ def planted(path, source, number):
 
 
 def tracked(*folders):
-    """The files that git knows."""
+    """Return the files that git tracks."""
     listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [name for name in listed.split("\n")[:-1] if (ROOT / name).exists()]
 
 
 def copied(folder):
-    """A copy of the tree, with the compiled libraries that are here."""
+    """Copy the tree and the compiled libraries, and return the copy's folder."""
     for name in tracked():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -145,7 +147,7 @@ def copied(folder):
 
 
 def run_tests(copy, options, seconds=None, **variables):
-    """What pytest, over the package in ``copy``, came to; None: it did not end."""
+    """Run pytest on the package in ``copy``; return the finished process, or None after a timeout."""
     data = os.path.abspath(os.environ.get("SNNIPU_DATA", str(ROOT.parent / "shared" / "data")))
     settings = {"SNNIPU_HYPOTHESIS_EXAMPLES": "10", "PYTHONPATH": str(copy), "SNNIPU_DATA": data, **variables}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
@@ -164,7 +166,7 @@ def run_tests(copy, options, seconds=None, **variables):
 
 
 def recorded(folder, jobs, tests):
-    """Of each file, of each line, the tests that run it; and of each test that passes, its seconds."""
+    """Return the tests that run each line of each file, and the seconds of each test that passes."""
     digest = hashlib.sha256(" ".join(tests).encode())
     for name in tracked("snnipu", "tests", "csrc"):
         digest.update((ROOT / name).read_bytes())
@@ -174,7 +176,7 @@ def recorded(folder, jobs, tests):
     print(f"which test runs which line: {' '.join(tests)} run once, under coverage", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         copy = copied(Path(scratch) / "copy")
-        # A worker that ends early would be waited for.
+        # pytest-xdist would wait for a worker that ended.
         options = ["-n", str(jobs), "--dist", "loadfile", "--max-worker-restart", "0"]
         options += ["--cov=snnipu", "--cov-context=test", "--cov-report="]
         options += [f"--junitxml={scratch}/tests.xml", "-o", "junit_family=xunit1"]
@@ -188,7 +190,7 @@ def recorded(folder, jobs, tests):
 
 
 def read_record(copy, coverage_file, results):
-    """That of the tests that passed."""
+    """Read the record of the tests that passed."""
     import coverage
 
     seconds = {}
@@ -210,8 +212,10 @@ def read_record(copy, coverage_file, results):
 
 
 def tests_of(record, path, statement):
-    """The tests that run a statement, a quick one of each file first, of SECONDS_OF_TESTS together; where none does, or
-    only a trace of it, those that run some of the file. And whether one runs it."""
+    """Return the tests of a statement up to SECONDS_OF_TESTS, and whether one of them runs it.
+
+    The list begins with a quick test of each file. If no test runs the statement, the tests of its file are returned.
+    """
     of_file = record["lines"].get(path, {})
     if path.startswith("csrc/"):
         of_callers = [tests for caller in CALLERS for tests in record["lines"].get(caller, {}).values()]
@@ -233,14 +237,14 @@ def tests_of(record, path, statement):
 
 
 class Planter:
-    """Plants faults in a copy of the tree, and runs the tests that could notice."""
+    """A runner that plants faults in a copy of the tree, and runs their tests."""
 
     def __init__(self, folder, record):
         self.folder, self.record = folder, record
         copied(folder)
 
     def built(self):
-        """The folder of the library that the copy's sources make, for one instruction set; None: they make none."""
+        """Compile the copy's library for one instruction set; return the variables that name its folder, or None."""
         made = self.folder / "out"
         command = [sys.executable, "setup.py", "-q", "build_ext", "--isa", ISA, "--build-lib", str(made)]
         flags = {"CXXFLAGS": "-O1 -w", "SNNIPU_REQUIRE_NATIVE": "1"}
@@ -248,8 +252,7 @@ class Planter:
         return {"SNNIPU_NATIVE_DIR": str(made / "snnipu" / "_native")} if done.returncode == 0 else None
 
     def is_noticed(self, path, number):
-        """Whether a test fails, or hangs (None: nobody can tell), the fault in words, and whether a test runs
-        it."""
+        """Return (noticed, fault in words, is_run); noticed is True, False, or None if undecided."""
         source = (ROOT / path).read_text(encoding="utf-8")
         text, words, statement = planted(path, source, number)
         tests, is_run = tests_of(self.record, path, statement)
@@ -268,7 +271,7 @@ class Planter:
             return False, words, is_run
         said = [line for line in done.stdout.split("\n") if line.startswith("FAILED ")] if done else []
         failed = [test for test in tests if any(line.startswith(f"FAILED {test}") for line in said)]
-        if failed:  # by the fault, and not for another reason
+        if failed:  # check that the fault is the reason
             alone = run_tests(self.folder, [max(failed, key=len)])
             if alone.returncode != 0:
                 tqdm.write(f"without a fault, this test fails alone: {failed}")

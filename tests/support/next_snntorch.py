@@ -1,11 +1,11 @@
-"""A copy of the installed snnTorch 1.0.0 that behaves as its next release.
+"""Make a copy of the installed snnTorch 1.0.0 that behaves as its next release.
 
-``python next_snntorch.py FOLDER`` writes the copy to ``FOLDER/snntorch``; with that folder first in ``PYTHONPATH`` it
-is imported in place of the installed one. Each change states what it does and the request in snnTorch's repository
-that made it. The replacements are our own words for the behaviour; no code of the release is in here. A text that is
-not found is an error: the installed snnTorch is another one.
-
-``--resets`` adds the open request 426, which reworks the resets of ``Leaky`` and ``RLeaky``.
+``python next_snntorch.py FOLDER`` writes the copy to ``FOLDER/snntorch``. With that folder first in ``PYTHONPATH`` it
+is
+imported in place of the installed one. Each change states its effect and the pull request in snnTorch's repository.
+The replacements are our own code for the behaviour; no code of the release is in here. A text that is missing raises an
+error, as the installed snnTorch then is another version. ``--resets`` adds the open pull request 426, which reworks the
+resets of ``Leaky`` and ``RLeaky``.
 """
 
 import argparse
@@ -200,10 +200,10 @@ RESETS = [
 
 
 def make(folder: Path, resets: bool = False) -> Path:
-    """Write the copy to ``folder/snntorch``, which is replaced, and return that path.
+    """Write the copy to ``folder/snntorch``, overwriting an old one, and return that path.
 
     Raises:
-        ValueError: a text to be replaced is not there.
+       ValueError: a text to be replaced is missing.
     """
     spec = importlib.util.find_spec("snntorch")
     if spec is None or not spec.submodule_search_locations:

@@ -1,4 +1,4 @@
-"""Running PopART operators on the IPU model."""
+"""PopART operators on the IPU model."""
 
 import math
 
@@ -21,9 +21,9 @@ needs_model_and_host = [
     pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}"),
 ]
 
-# Tiles of an IPU (0: all 1472), IPUs.
+# Tiles per IPU (0: all 1472), IPUs.
 MACHINES = [(1, 1), (4, 1), (0, 1), (3, 2)]
-# Every vertex twice, in two orders of its workers, with guards around its fields.
+# Run every vertex twice, in two orders of its workers, with guards around its fields.
 STRICT = (("workerOrder", "check"), ("guardFields", "true"))
 # Attributes of an operator with a surrogate.
 SURROGATE = {"surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
@@ -45,7 +45,7 @@ def machine(tiles, ipus=1, options=STRICT):
 
 
 def planned(model, name, shapes, attributes):
-    """Attributes with the plan that layers would ask for, where the operator takes one and none is given."""
+    """Add the plan that the layers would choose, if the operator takes a plan and none is given."""
     if "plan" in attributes or name not in ("SparseLinear", "DelayLinear", "SparseNetwork"):
         return attributes
     (steps, batch, slots), weight = shapes[0], shapes[3]
@@ -78,7 +78,7 @@ def forward(model, name, inputs, attributes):
 
 
 def backward(model, name, inputs, attributes, outputs, upstream):
-    """Gradients by input, where ``upstream`` has the outputs' (None: not on the path to the loss)."""
+    """Return gradients by input; ``upstream`` has the outputs' gradients (None: not on the path to the loss)."""
     which = [place for place, grad in enumerate(upstream) if grad is not None]
     program = compiled(model, name, [spec_of(tensor, name) for tensor in inputs], attributes, which)
     tensors = {ipu_model.GRAD_OUT: upstream, ipu_model.IN: inputs, ipu_model.OUT: outputs}

@@ -1,4 +1,4 @@
-"""Models of a line for the tests of PopTorch."""
+"""Models in one line for the tests of PopTorch."""
 
 import torch
 

@@ -1,13 +1,13 @@
-"""The share of PopTorch's own tests that the host runtime passes, internals left out.
+"""Count PopTorch's own tests that the host runtime passes, without tests of internals.
 
-PopTorch's tests (github.com/graphcore/poptorch, folder ``tests``) are no part of this project. Run them with a
-``sitecustomize.py`` that makes ``import poptorch`` give ``snnipu.poptorch``
-(``snnipu._dropin.provide_poptorch``), and with ``--junitxml``; then::
+PopTorch's tests (github.com/graphcore/poptorch, folder ``tests``) are not part of this project. Run them with
+``--junitxml``, and with a ``sitecustomize.py`` that makes ``import poptorch`` give ``snnipu.poptorch``
+(``snnipu._dropin.provide_poptorch``). Then::
 
-    python tests/support/poptorch_tests.py FOLDER RESULTS.xml [RESULTS.xml ...]
+   python tests/support/poptorch_tests.py FOLDER RESULTS.xml [RESULTS.xml ...]
 
-counts them, without those whose source or name matches what stands below, and lists the failures. The behaviours that
-matter are tested in ``tests/poptorch``.
+counts them and lists the failures. Tests whose source or name matches a pattern below are left out. ``tests/poptorch``
+tests the behaviours that matter.
 """
 
 import ast
@@ -17,7 +17,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 
-# What the source of a test, or of a helper that it calls, has in it: why the test is left out.
+# A pattern in the source of a test, or of a helper that it calls -> the reason for leaving it out.
 BY_SOURCE = {
     r"LogChecker|LogIterator|\bcaplog\b|\bcapfd\b|\bcapsys\b|printCapfdOnExit": "reads the log of PopTorch or PopART",
     r"_debugGetPopartIR": "reads PopART's graph",
@@ -28,7 +28,7 @@ BY_SOURCE = {
     r"_PopartCallback|unittest\.mock\.patch\(.*poptorch\._": "replaces internals of PopTorch",
     r"loadLibrary|LoadLibrary|rglob\(\"lib": "needs a library compiled against PopART",
 }
-# Names of tests: why they are left out.
+# A pattern in the name of a test -> the reason for leaving it out.
 BY_NAME = {
     r"TestOpHarness": "tests the harness of PopTorch's tests",
     r"^test_scatter_?\[|^test_scatter_scalar\[|^test_scatter_different_src_index_shapes|^test_roll\[": (
@@ -42,12 +42,12 @@ BY_NAME = {
 
 
 def _definitions(tree):
-    """Functions and classes of a file by name."""
+    """Return functions and classes of a file by name."""
     return {node.name: node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
 
 
 def _source(name, helpers, text, seen):
-    """The source of ``name`` and of the helpers in its file that it uses."""
+    """Return the source of ``name`` and of the helpers in its file that it uses."""
     if name in seen or name not in helpers:
         return ""
     seen.add(name)
@@ -59,7 +59,7 @@ def _source(name, helpers, text, seen):
 
 
 def reason_to_leave_out(folder, case):
-    """Why a test case, as JUnit's XML has it, is left out; None: it counts."""
+    """Return the reason for leaving out a test case of JUnit's XML, or None if it counts."""
     name, classname = case.get("name", ""), case.get("classname", "")
     for pattern, reason in BY_NAME.items():
         if re.search(pattern, name) or re.search(pattern, classname):

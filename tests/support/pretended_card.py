@@ -1,6 +1,6 @@
-"""``python -m snnipu ... --device cuda`` without a card, or ``benchmarks CASE``: Triton's kernels in its interpreter.
+"""Run ``python -m snnipu ... --device cuda``, or ``benchmarks CASE``, without a GPU: Triton's kernels are interpreted.
 
-What is measured means nothing; that each line has run, and each check is green, does.
+The measured times mean nothing. The run shows that each line executes and each check passes.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from snnipu.cli import main as command_line
 from snnipu.ops import _library
 
-# An operator has its CPU kernel already.
+# Each operator already has a CPU kernel.
 OVERRIDE = {"allow_override": True}
 CARD = {
     "is_available": lambda: True,
@@ -50,7 +50,7 @@ class Generator(torch.Generator):
 
 
 class OnCpu(TorchFunctionMode):
-    """Tensors that are asked for on the card are made on the CPU."""
+    """A mode that creates tensors for the GPU on the CPU."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if getattr(function, "__name__", "") == "cuda":
@@ -63,14 +63,14 @@ class OnCpu(TorchFunctionMode):
 def main():
     for name, function in CARD.items():
         setattr(torch.cuda, name, function)
-    # Triton's kernels in the place of the CPU's.
+    # Register Triton's kernels in place of the CPU's.
     library = torch.library.Library("snnipu", "IMPL")
     for operator, kernels in _library.REGISTERED.items():
         if "CUDA" in kernels:
             library.impl(operator, kernels["CUDA"], "CPU", **OVERRIDE)
             kernels["CPU"] = kernels["CUDA"]
     torch.Generator = Generator
-    # Modules are moved by a method that no function mode sees.
+    # Module.to is a method that function modes do not intercept.
     to = torch.nn.Module.to
     torch.nn.Module.to = lambda module, *args, **kwargs: to(
         module, *map(on_cpu, args), **{name: on_cpu(value) for name, value in kwargs.items()}

@@ -1,7 +1,8 @@
-"""Programs at random in which Python reads the number of the step, and arguments that change from call to call.
+"""Random programs in which Python reads the number of the step, and arguments that change from call to call.
 
-``f(net, x, a)`` is a loop over time whose steps read ``a`` and ``t`` in several ways. ``a`` is an argument, or stands
-on an object, in a dictionary, in a global variable or in a closure; its values differ between the calls, or are equal.
+``f(net, x, a)`` is a loop over time whose steps read ``a`` and ``t`` in several ways. ``a`` is an argument, an
+attribute, an element of a dictionary, a global variable or a variable of a closure. Its values differ between the
+calls, or are equal.
 """
 
 import random
@@ -37,7 +38,7 @@ class Net(nn.Module):
         self.calls = 0
 
 
-# How the value is reached.
+# The expressions that reach the value.
 CARRIERS = ("a", "a", "net.a", "cfg.a", "table['a']", "nested[0]['a'][0]", "SHARED", "held")
 # Values of a kind, drawn for each call; expressions of {a} and t that Python evaluates to a number.
 KINDS = {
@@ -224,7 +225,7 @@ KINDS = {
         ("{a} is None", "t in ({a} or ())  if not isinstance({a}, int) else t == {a}", "bool({a})", "t in ({a}, 1)"),
     ),
 }
-# What is done with the number that a step has read.
+# Uses of the number that a step has read.
 EFFECTS = (
     "current = current * ({r})",
     "current = current + ({r}) * 0.25",
@@ -244,7 +245,7 @@ HEADS = (
 
 
 class Writer:
-    """One program; ``values``: what ``a`` is in its calls."""
+    """A writer of one program; ``values`` are the values of ``a`` in its calls."""
 
     def __init__(self, seed: int) -> None:
         r = random.Random(seed)
@@ -287,7 +288,7 @@ class Writer:
         return made
 
     def run(self, namespace: Any, net: Any, x: torch.Tensor, value: Any, call: Any = None) -> Any:
-        """A call of the program's function, or of ``call`` in its place, with this value."""
+        """Call the program's function, or ``call`` instead, with this value."""
         net.a, namespace["SHARED"] = value, value
         if self.carrier == "held":
             return (call or namespace["outer"])(net, x, value)

@@ -1,4 +1,4 @@
-"""Read by every Python started with this folder on PYTHONPATH: see torchvision_schemas.py."""
+"""Code of every Python process that starts with this folder on PYTHONPATH: see torchvision_schemas.py."""
 
 from torchvision_schemas import define_torchvision_schemas
 

@@ -1,10 +1,10 @@
-"""Training loops of every kind for a long time, disturbed: ``make soak``.
+"""Disturbed training loops of every kind for a long time: ``make soak``.
 
 ``python tests/support/soak.py --seconds 3600`` shares the time among the loops below. Batch sizes and lengths change
-from step to step; now and then a step ends in the middle, by an error in its backward pass, a wrong input, or a signal.
-A process beside keeps a processor busy. Of each loop, the resident memory that is not kept for use may at last exceed
-the most of its first third by ``--mebibytes``; files and threads may not become more; the fixed step of a new network
-must give the bits that it gave before. Speeds are printed, at the beginning and at the end.
+from step to step. Some steps end in the middle, by an error in the backward pass, a wrong input, or a signal. Another
+process keeps a processor busy. At the end, the resident memory of each loop without reusable blocks may exceed the
+maximum of its first third by ``--mebibytes``. The numbers of files and threads must not grow. The fixed step of a new
+network must always give the same bits. Speeds at the begin and the end are printed.
 """
 
 import argparse
@@ -31,13 +31,13 @@ INPUTS, OUTPUTS = 40, 5
 LONGEST, LARGEST = 40, 33  # steps, and a batch
 WAIT = timedelta(seconds=120)  # for the other process
 MOST_KEPT = 2 * 256  # MiB: results, and the heap
-FEWEST = 12  # steps, however short the time
-LOOK = 0.1  # seconds between two looks at memory, at least: each collects garbage
+FEWEST = 12  # minimum number of steps at any duration
+LOOK = 0.1  # seconds between two measurements of memory, at least: each collects garbage
 DISTURBED, WAYS = 0.1, ("input", "backward", "signal")  # of the steps
 
 
 class Disturbed(Exception):
-    """Thrown in the middle of a step."""
+    """The exception of a step that is interrupted."""
 
 
 def disturb(_):
@@ -89,7 +89,7 @@ def delays():
 
 
 class Loop(nn.Module):
-    """Step by step, as snnTorch's users write it."""
+    """A loop step by step, as snnTorch's users write it."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,7 @@ class Loop(nn.Module):
 
 
 class Compiled(Loop):
-    """A length is a graph: few of them."""
+    """A compiled loop. Each length is a graph, so there are few lengths."""
 
     def __init__(self):
         super().__init__()
@@ -117,7 +117,7 @@ class Compiled(Loop):
 
 
 class OnIpu(nn.Module):
-    """A model of PopTorch, with the loss in it: its shapes are fixed."""
+    """A PopTorch model that includes the loss: its shapes are fixed."""
 
     def __init__(self):
         super().__init__()
@@ -146,7 +146,7 @@ LOOPS = {
 
 
 def output_of(made):
-    """What a loss is made of."""
+    """Return the tensor for the loss."""
     if isinstance(made, snn.SparseSpikes):
         return made.to_dense()
     return made[-1] if isinstance(made, tuple) else made
@@ -160,7 +160,7 @@ class Training:
         make, self.shape = LOOPS[name]
         self.name, self.net = name, make()
         self.on_ipu = isinstance(self.net, OnIpu)
-        # The whole step is one call there: no hook is in its backward pass.
+        # The whole step is one call there: its backward pass has no hook.
         self.ways = [way for way in WAYS if not (self.on_ipu and way == "backward")]
         if self.on_ipu:
             optimizer = poptorch.optim.SGD(self.net.parameters(), lr=1e-3)
@@ -172,7 +172,7 @@ class Training:
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-3)
 
     def step(self, steps, batch, is_disturbed=False):
-        """The loss, and the gradients' sum."""
+        """Run a training step; return the loss and the sum of the gradients."""
         if self.on_ipu:
             return [float(self.run(events(6, 3, *self.shape))[1])]
         if isinstance(self.net, snn.Online):
@@ -189,7 +189,7 @@ class Training:
         return [float(loss), *gradients]
 
     def disturbed(self, way, size, seconds):
-        """A step that ends in its middle, if it is not too fast for a signal."""
+        """Run a step that is interrupted, unless it is too fast for a signal."""
         if way == "input":
             self.run(torch.rand(6, 3, 7))
         if way == "backward":
@@ -198,14 +198,14 @@ class Training:
 
 
 def fixed_step(name):
-    """Of a new network, the same numbers each time."""
+    """Run a step of a new network with fixed numbers."""
     training = Training(name, seed=1)
     torch.manual_seed(2)
     return training.step(10, 4)
 
 
 def interrupted(seconds, call):
-    """A call that a signal may end, as Ctrl-C does."""
+    """Run a call that a signal may end, as Ctrl-C does."""
 
     def stop(*_):
         raise Disturbed
@@ -220,7 +220,7 @@ def interrupted(seconds, call):
 
 
 def used():
-    """Resident MiB, kept MiB, open files and threads."""
+    """Return resident MiB, reusable MiB, open files and threads."""
     gc.collect()
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -230,10 +230,10 @@ def used():
 
 
 def soak(name, seconds, mebibytes):
-    """Run one loop; what it came to, and what was wrong."""
+    """Run one loop; return its measurements and its errors."""
     own = random.Random(0)
     warnings.simplefilter("ignore")
-    backends.release_memory()  # of what ran before
+    backends.release_memory()  # of earlier loops
     expected = fixed_step(name)
     training = Training(name)
     for _ in range(3):
@@ -243,12 +243,13 @@ def soak(name, seconds, mebibytes):
     done, memory, speeds, last_look, since = 0, [], [], begin, 0
     disturbed = dict.fromkeys(training.ways, 0)
     files = None
-    alone = name != "two processes"  # there, an error in one leaves the other waiting
+    alone = name != "two processes"  # an error in one of two processes leaves the other waiting
     going = True
     while going:
         size = own.randint(4, LONGEST), own.choice((1, 3, 8, 16, LARGEST))
         way = None
-        if alone and (own.random() < DISTURBED or (done % 4 == 3 and done < FEWEST)):  # each way, however few steps
+        # each kind occurs, in short runs too
+        if alone and (own.random() < DISTURBED or (done % 4 == 3 and done < FEWEST)):
             way = training.ways[sum(disturbed.values()) % len(training.ways)]
         try:
             values = training.disturbed(way, size, own.random() * 0.01) if way else training.step(*size)
@@ -256,7 +257,7 @@ def soak(name, seconds, mebibytes):
             if way is None or (way == "backward" and not isinstance(error, Disturbed)):
                 raise
             disturbed[way] += 1
-            # A signal on the way out of torch.no_grad() leaves PyTorch without gradients.
+            # A signal during the exit of torch.no_grad() leaves gradients switched off.
             torch.set_grad_enabled(True)
         else:
             if not all(map(math.isfinite, values)):
@@ -302,7 +303,7 @@ def run(name, seconds, mebibytes, pipe, rank=None, store=None):
         torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2, timeout=WAIT)
     try:
         result = soak(name, seconds, mebibytes)
-    except BaseException as error:  # whatever it is, it is the result
+    except BaseException as error:  # any exception is a result
         result = {"name": name, "steps": 0, "disturbed": {}, "MiB": (0, 0, 0), "speed": [0, 0]}, [repr(error)]
     if rank is not None:
         torch.distributed.destroy_process_group()

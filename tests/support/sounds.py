@@ -12,7 +12,7 @@ def tone(hertz, seconds=0.5):
 
 
 def write_sound(path, sound=None, channels=1, bits=16, rate=RATE):
-    """A ``.wav`` file with samples from -1 to 1, or a tone of 500 Hz."""
+    """Write a ``.wav`` file with samples from -1 to 1, or a tone of 500 Hz."""
     path.parent.mkdir(parents=True, exist_ok=True)
     samples = np.round((tone(500, 0.2) if sound is None else sound) * 0.5 * 2**15).astype("<i2")
     with wave.open(str(path), "wb") as file:

@@ -1,4 +1,4 @@
-"""The event-driven operators: cases of them, their arguments by the names in their schemas, and who computes them."""
+"""Cases of the event-driven operators, their arguments by the names in the schemas, and comparisons of kernels."""
 
 import torch
 from oracle import FUSED, RESETS, on_grid, random_spikes, reference_of, relative_error
@@ -14,7 +14,7 @@ DELAYED = "delay_linear"  # not public
 OF_SPIKES = (*WEIGHTED, "sparse_to_dense", "sparse_pool2d")
 OPS = (*OF_SPIKES, "select_spikes", "dense_to_sparse")
 POOLED = "sparse_conv_lif_pool"  # a layer with its pool; not public
-# Whose gradients are those of other operators.
+# Operators whose gradients are computed by other operators.
 ADJOINTS = {"dense_to_sparse": "sparse_to_dense_fwd", POOLED: "sparse_conv_lif_sequence_bwd"}
 LEAVES = ("x", "mem", "values", "weight", "bias", "recurrent_weight", "beta", "threshold")
 MODES = ("max", "average", "sum")
@@ -26,7 +26,7 @@ def schema(operator):
 
 
 def arguments(operator, values):
-    """Those of ``snnipu::<operator>`` by position."""
+    """Return the arguments of ``snnipu::<operator>`` by position."""
     return tuple(values[argument.name] for argument in schema(operator).arguments)
 
 
@@ -35,7 +35,7 @@ def adjoint_of(op):
 
 
 def leaves_of(op, values):
-    """The float tensors by which ``op`` is differentiable."""
+    """Return the names of the float tensors for which ``op`` has gradients."""
     names = [argument.name for argument in schema(f"{op}_fwd").arguments]
     return [name for name in LEAVES if name in names and values.get(name) is not None]
 
@@ -59,10 +59,11 @@ def case(
     taps=2,
     **changed,
 ):
-    """Values of all arguments of ``op``; forward sums are exact, in whatever order. ``neurons`` are channels of maps.
+    """Return values of all arguments of ``op``; forward sums are exact in every order. ``neurons`` are channels of
+    maps.
 
     ``each``: a beta and a threshold for each neuron, some betas outside [0, 1], some thresholds below 0. ``exact``:
-    membranes have no rounding either, as they need on maps, whose decay may be computed over several steps at a time.
+    membranes have no rounding either. Maps need this, as their decay may be computed over several steps together.
     """
     maps = "conv" in op
     if maps:
@@ -84,11 +85,11 @@ def case(
         spikes = random_spikes(*rows, inputs, *rates, graded=graded, shuffled=shuffled, dtype=dtype)
         values.update(ids=spikes.ids, values=spikes.values, counts=spikes.counts)
         if "weight" in [argument.name for argument in schema(f"{op}_fwd").arguments]:
-            # What slots that only carry gradient hold is not read.
+            # Values in gradient-only slots are not read.
             carrying = torch.arange(spikes.capacity) >= spikes.counts[..., :1]
             values["values"] = torch.where(carrying & ~spikes.values.isnan(), 5.0, spikes.values)
     x = torch.randn(*rows, neurons, dtype=dtype)
-    values["mem"] = torch.where(torch.rand_like(x) < 0.1, torch.full_like(x, 0.25), x)  # at a threshold, at times
+    values["mem"] = torch.where(torch.rand_like(x) < 0.1, torch.full_like(x, 0.25), x)  # sometimes at a threshold
     values["x"] = torch.where(torch.rand_like(x) < rates[0], x, torch.full_like(x, -0.0))
     values["recurrent_weight"] = on_grid(neurons, neurons, most=0.25, dtype=dtype) if recurrent else None
     values["beta"], values["threshold"] = torch.tensor(0.85, dtype=dtype), torch.tensor(0.4, dtype=dtype)
@@ -131,7 +132,7 @@ def case(
 
 
 def backward_values(op, values, made, grad=None):
-    """With what the forward operator has ``made``, and a gradient of it that is NaN in padding."""
+    """Add the results of the forward operator to ``values``, and an upstream gradient that is NaN in padding."""
     returns = [output.name for output in schema(f"{op}_fwd").returns]
     names = dict(zip(returns, made)) if len(returns) > 1 else {"out": made}
     if op == POOLED:  # the layer's own backward pass
@@ -157,7 +158,7 @@ def spikes_of(values):
 
 
 def call(op, values):
-    """The public function: what is differentiable of it, and the rest."""
+    """Call the public function; return its differentiable result first, then the others."""
     v = values
     cap = None if v["capacity"] == AS_NEEDED else v["capacity"]
     selection = {"max_spikes": cap, "overflow": "rotate" if v["rotate"] else "lowest"}
@@ -197,7 +198,7 @@ def needs_of(op, values):
 
 
 def assert_is_the_reference(kernels, op, each_need=False, **options):
-    """Forward and backward; ``each_need``: by itself each gradient, and none, too."""
+    """Compare forward and backward with the reference; ``each_need``: also each gradient alone, and none."""
     values = case(op, **options)
     forward, backward = f"{op}_fwd", adjoint_of(op)
     expected = reference_of(forward)(*arguments(forward, values))
@@ -217,14 +218,14 @@ def assert_is_the_reference(kernels, op, each_need=False, **options):
 
 
 def assert_close(own, expected, upstream, tolerance, note):
-    """Gradients, whose terms are as large as what is upstream."""
+    """Compare gradients whose terms are as large as the upstream gradients."""
     assert len(own) == len(expected), note
     for place, (a, b) in enumerate(zip(own, expected)):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), (note, place)
         if not (b.numel() and upstream.numel()):
             assert not a.any(), (note, place)
             continue
-        # A number's gradient is a sum over everything, whose terms may cancel.
+        # The gradient of a single number is a sum over everything, whose terms may cancel.
         of_weight = [each.flatten() for each in expected[1:2]] if b.numel() == 1 else []
         terms = torch.cat([upstream.flatten(), *of_weight])
         assert relative_error(a, b, terms) <= tolerance, (note, place, relative_error(a, b, terms))

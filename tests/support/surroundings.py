@@ -1,11 +1,11 @@
-"""Scripts at random around a loop over time: where it stands, and what happens around and between its calls.
+"""Random scripts around a loop over time: the place of the loop, and events around and between its calls.
 
-Each script runs twice, without and with ``snn.auto()``, and both must do the same: results, gradients, what is printed,
-counted and raised, and the state of random numbers. The networks are few and simple (:mod:`support.loop_programs`
-varies those), their weights and inputs binary fractions, so that sums are exact in any order.
+Each script runs without and with ``snn.auto()``, and both runs must agree. Compared are results, gradients, prints,
+counts, errors and the state of random numbers. The networks are few and simple (:mod:`support.loop_programs` varies
+networks). Their weights and inputs are binary fractions, so that sums are exact in every order.
 
-``python tests/support/surroundings.py 0 100`` runs the scripts of these seeds in two processes, each of which runs one
-script after the other, and once more, in processes of their own, those that differ. ``--show 7`` prints a script.
+``python tests/support/surroundings.py 0 100`` runs the scripts of these seeds in two processes, one script after the
+other. Scripts that differ run again in one process each. ``--show 7`` prints a script.
 """
 
 import argparse
@@ -30,8 +30,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 import torch
 
-AUTO = "SNNIPU_SURROUNDINGS_AUTO"  # the variable by which a script knows whether it calls snn.auto()
-SECONDS = 240  # that a script may take
+AUTO = "SNNIPU_SURROUNDINGS_AUTO"  # the variable that makes a script call snn.auto()
+SECONDS = 240  # limit for a script
 TOLERANCE, TOLERANCE_OF_NORM, TOLERANCE_OF_BFLOAT16 = 1e-4, 2e-3, 3e-2
 
 
@@ -39,7 +39,7 @@ TOLERANCE, TOLERANCE_OF_NORM, TOLERANCE_OF_BFLOAT16 = 1e-4, 2e-3, 3e-2
 
 
 class Network(NamedTuple):
-    """What it has, what a loop begins with, a step of input v, the shape of an input."""
+    """A network: its constructor, statements before the loop, a step of input v, the shape of an input."""
 
     init: str
     start: str
@@ -112,7 +112,7 @@ NETWORKS = {
     ),
 }
 
-# ---- the loop: its head, and what stands in it besides. {n} is the network.
+# ---- the loop: its head and its statements. {n} is the network.
 
 HEADS = (
     "for step in range(len(x)):\n    current = x[step]",
@@ -157,7 +157,7 @@ LAST = (
     "mem += 0.25",
     "if (size := len(record)) > 4:\n    COUNT['size'] = size",
 )
-# What may end a graph.
+# Statements that may end a graph.
 OBSTACLES = (
     "print('step', step)",
     "print(f'{{spk.sum().item():.0f}}', end=' ')",
@@ -168,19 +168,19 @@ OBSTACLES = (
     "logging.getLogger('surroundings').info('step %d', step)",
     "assert torch.isfinite(mem).all()",
     "largest = max(float(one) for one in mem.detach().flatten())",
-    # Under an `if`: of some calls alone, of none, of one step.
+    # Under an `if`: in some calls only, in none, in one step.
     "if not torch.is_grad_enabled():\n    print('no gradient', step)",
     "if COUNT['asked'] % 3 == 1 and step == 1:\n    print(float(mem.detach().sum()))\nCOUNT['asked'] += 1",
     "if step > 99:\n    SEEN.append(spk.detach().numpy().copy())",
     "if {n}.training and step == 2:\n    print('training', float(spk.detach().sum()))",
     "SEEN.append(spk.detach().numpy().sum().item() if len(SEEN) == 3 else -1)",
-    # What is shown, and comes behind the loop.
+    # Output that is deferred until after the loop.
     "print(step, {n}.training, tuple(mem.shape), f'{{float(mem.detach().mean()):.2f}}', len(record))",
     "if step % 2:\n    print('odd', spk.detach().sum().item())\nelse:\n    print('even')",
     "BAR.set_description(f'{{step}} {{spk.sum().item():.0f}}')\nBAR.update(1)",
     "ROWS.append(spk.detach().cpu().numpy())\nTABLE[step] = round(float(spk.detach().mean().numpy()), 3)",
     "sys.stdout.write(f'{{step}};')",
-    # Weights made anew.
+    # Weights computed in each step.
     "{n}.rounded = Rounded.apply({n}.fc1.weight * 4) / 4",
 )
 # Around the neurons: NEURONS is their place.
@@ -193,7 +193,7 @@ WRAPPED = (
     "with torch.set_grad_enabled(step > 0 and torch.is_grad_enabled()):\n    NEURONS",
     "with torch.autocast('cpu', torch.bfloat16, enabled=False):\n    NEURONS",
 )
-# After the loop: what ends a graph, and what does not.
+# After the loop: statements that end a graph, and others.
 ENDS = (
     "print('ran', len(record))",
     "COUNT['sum'] += float(mem.detach().sum())",
@@ -202,7 +202,7 @@ ENDS = (
     "spk.sum().item()",
     "SEEN.append(len(record))",
 )
-# What is kept for the next call, and taken up.
+# State for the next call, and its use.
 CARRIED = ("{n}.kept = mem.detach()", "{n}.kept = mem", "{n}.kept = mem.detach().clone()")
 RESULTS = (
     "torch.stack(record)",
@@ -213,8 +213,8 @@ RESULTS = (
     "record[-1]",
 )
 
-# ---- where the loop stands: LOOP n is its place, and n the network there. NET is a network that calls it so; behind
-# the name, how else it is called.
+# ---- the place of the loop. LOOP n stands for the loop, with the network n. NET stands for a network that has the
+# loop. The name is followed by other ways to call it.
 
 _PLACES = """
 #### forward: net.forward(x)
@@ -524,7 +524,7 @@ PLACES = dict(re.findall(r"^#### (.*)\n((?:.*\n)*?)(?=####|\Z)", _PLACES, re.MUL
 
 
 class Event(NamedTuple):
-    """Before a call, around it, in its place, between it and the backward pass, and before a later one."""
+    """Statements before a call, around it, in place of it, before its backward pass, and before a later call."""
 
     before: str = ""
     around: str = ""
@@ -766,7 +766,7 @@ AFTER = tuple(
         "del x",
     )
 )
-# What is known to differ, by a part of its text: left out.
+# Parts of texts with a known difference, which are left out.
 KNOWN = {
     "F.linear = halved": "what runs compiled asks for torch's functions again, and finds these",
     "x.as_subclass(Kind)": "results are plain tensors",
@@ -775,7 +775,7 @@ KNOWN = {
     "torch.autograd.grad(loss, mem": "a gradient of the last membrane is without what comes by the stacked ones",
     "mem.register_hook(lambda grad: SEEN.append(told": "the same",
 }
-# Gradients that are nothing but rounding, in front of a norm, become steps of Adam.
+# Gradients before a norm are pure rounding, which Adam turns into steps.
 KNOWN_OF_NORM = ("torch.optim.Adam", "lbfgs(")
 KINDS = ((MODES, 4), (CALLS, 3), (INPUTS, 3), (CHANGES, 6), (HOOKS, 3), (AFTER, 3))
 LOSSES = (
@@ -1069,7 +1069,7 @@ class Parts(nn.Module):
 
 '''
 
-# What a module begins with that the script imports late: with the script's names.
+# The first statements of a module that the script imports late: they copy the script's names.
 LATE = """import sys
 
 for _one in list(sys.modules.values()):
@@ -1079,13 +1079,13 @@ for _one in list(sys.modules.values()):
 
 
 class Writer:
-    """Writes one script.
+    """A writer of one script.
 
     Attributes:
-        source: of the script.
-        late: of the module that it imports later, if it does.
-        in_place: whether its loop stands where it is called, too: in the middle of a loop over epochs.
-        command: whether it is run as ``python -m snnipu run --compile`` runs one, as the main module.
+       source: the source of the script.
+       late: the source of the module that the script imports later, or empty.
+       in_place: whether the loop is written at its call, in the middle of a loop over epochs.
+       command: whether it runs as the main module, as ``python -m snnipu run --compile`` runs a script.
     """
 
     def __init__(self, seed: int) -> None:
@@ -1107,7 +1107,7 @@ class Writer:
         return self.random.random() < probability
 
     def _is_known(self, *texts: str) -> bool:
-        """Whether a difference is known of what has these texts."""
+        """Return True if a known difference belongs to one of these texts."""
         known = [*KNOWN, *(KNOWN_OF_NORM if self.network_name == "norm" else ())]
         return any(part in text for part in known for text in texts)
 
@@ -1160,7 +1160,7 @@ class Writer:
         return f"{source}\n\n\ndef run(net, x):\n    return {called}\n"
 
     def _loop(self) -> str:
-        """The loop, from its beginning to the return of what it gives."""
+        """Return the statements of the loop, from its start to the return of its results."""
         start = self.network.start.splitlines()
         end = [self.pick(*ENDS)] * self.chance(0.4)
         if self.network_name != "hidden" and self.chance(0.15):
@@ -1183,13 +1183,13 @@ class Writer:
     # ---- the calls of it
 
     def _calls(self) -> Tuple[str, str, str]:
-        """What comes before the calls, these, and what comes after them."""
+        """Return the statements before the calls, the calls, and the statements after them."""
         lines: List[str] = []
         pending: List[str] = []
         for number in range(self.pick(2, 3) if self.in_place else self.pick(4, 5, 6, 7, 8)):
             events: List[Event] = []
             kinds = [kind for kind, _ in KINDS]
-            # The first two find the loop and compile it, more often than not.
+            # In most cases the first two calls find the loop and compile it.
             often = self.pick(0, 1) if number < 2 else self.pick(0, 1, 1, 2)
             for kind in self.random.choices(kinds, [weight for _, weight in KINDS], k=often):
                 event = self.pick(*(one for one in kind if not self._is_known(*one)))
@@ -1201,7 +1201,7 @@ class Writer:
                     lines.append(undo)
             lines.append(f"# call {number}\ntry:\n{textwrap.indent(self._call(number, events), '    ')}")
             caught = "(Exception, Stop)" if self.chance(0.1) else "Exception"
-            # Of a backward pass that failed, gradients are what came before that, in any order.
+            # After a failed backward pass, the gradients depend on the order in which it ran.
             lines.append(f"except {caught} as error:\n    net.zero_grad()")
             lines.append(f"    show('{number}: error', type(error).__name__)")
             lines.append("    print(type(error).__name__, str(error)[:300], file=sys.stderr)")
@@ -1218,7 +1218,7 @@ class Writer:
         lines += [event.before for event in events if event.before]
         call = next((event.call for event in events if event.call), "run(net, x)")
         if self.in_place and call == "run(net, x)":
-            # Nothing but a generator or a function may return.
+            # Only a generator or a function may return.
             call = self.loop.replace("{n}", "net").replace("\nreturn ", "\nout, mem = ")
         else:
             call = f"out, mem = {call}"
@@ -1228,7 +1228,7 @@ class Writer:
         lines += [call, f"show('{number}: out', out)", f"show('{number}: mem', mem)"]
         lines += [event.after for event in events if event.after]
         lines += [self.pick(*LOSSES), f"show('{number}: loss', loss)"]
-        # After snn.auto() the graph of another compiler has the neurons' kernels, which have no second derivative.
+        # After snn.auto() another compiler's graph contains the neurons' kernels, which have no second derivative.
         passes = [one for one in PASSES if not ("create_graph" in one and "torch.compile(run" in call)]
         backward = (
             self.pick(*(one for one in passes if not self._is_known(one)))
@@ -1251,7 +1251,7 @@ def name_of(seed: int) -> str:
 
 
 def write(seed: int, folder: Path) -> Path:
-    """Put a script, and what it imports, into a folder."""
+    """Write a script and its late module into a folder."""
     writer = Writer(seed)
     path = folder / f"{name_of(seed)}.py"
     path.write_text(writer.source)
@@ -1261,7 +1261,7 @@ def write(seed: int, folder: Path) -> Path:
 
 
 def play(seed: int, folder: Path) -> List[Tuple[str, Any]]:
-    """What a script does that can be observed, in this process. Whether it calls ``snn.auto()`` is told by AUTO."""
+    """Run a script in this process and return everything observable. The variable AUTO makes it call ``snn.auto()``."""
     from snnipu.compiler import automatic
 
     path, kept, out = write(seed, folder), folder / f"record_{seed}", io.StringIO()
@@ -1284,7 +1284,7 @@ def play(seed: int, folder: Path) -> List[Tuple[str, Any]]:
 
 @contextlib.contextmanager
 def _as_before(folder: Path, arguments: List[str]) -> Iterator[None]:
-    """What a script may change for all of its process is put back, and loops are searched anew."""
+    """Restore everything that a script may change in the process, and search for loops again."""
     import snntorch
     from torch import nn
 
@@ -1328,7 +1328,7 @@ def _as_before(folder: Path, arguments: List[str]) -> Iterator[None]:
 
 
 def differences(seed: int, plain: Sequence[Tuple[str, Any]], other: Sequence[Tuple[str, Any]]) -> List[str]:
-    """What differs, as lines of text."""
+    """Return the differences of two records as lines of text."""
     found: List[str] = []
     writer = Writer(seed)
     # A norm's results are no binary fractions.
@@ -1336,11 +1336,11 @@ def differences(seed: int, plain: Sequence[Tuple[str, Any]], other: Sequence[Tup
     if "bfloat16" in writer.source.partition("RECORD = ")[2]:
         tolerance = TOLERANCE_OF_BFLOAT16
     gradients = [value[1] for name, value in plain if "gradient of" in name and isinstance(value, tuple)]
-    # Some are nothing but rounding, as that of a bias in front of a norm.
+    # Some gradients are pure rounding, for example of a bias before a norm.
     largest = max((float(one.abs().max()) for one in gradients if one.numel() and one.isfinite().all()), default=0.0)
     for (name, wanted), (also, value) in zip(plain, other):
         if name != also:
-            # What follows is of another call.
+            # The rest belongs to another call.
             return [*found, f"{name} is missing, there is {also}: {_short(value)}"]
         if not _alike(value, wanted, tolerance, largest if "gradient" in name else 0.0):
             found.append(f"{name}: {_short(value)}, expected {_short(wanted)}")
@@ -1374,7 +1374,7 @@ def _alike(value: Any, wanted: Any, tolerance: float, least: float) -> bool:
 
 
 def _child(folder: Path, auto: bool, seeds: Sequence[int], alone: bool) -> Dict[int, Any]:
-    """Seed -> records, or a text that tells how the process ended; in processes of their own."""
+    """Run seeds in new processes; return {seed: records, or a text about the end of the process}."""
     made: Dict[int, Any] = {}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SNNIPU_POISON_MEMORY": "1", AUTO: "1" if auto else ""}
     waiting = list(seeds)
@@ -1400,7 +1400,7 @@ def _child(folder: Path, auto: bool, seeds: Sequence[int], alone: bool) -> Dict[
 
 
 def _play_all(folder: Path, seeds: Sequence[int]) -> None:
-    """Of the processes begun by :func:`_child`: one script after the other."""
+    """Run one script after the other, in a process that :func:`_child` started."""
     torch.set_num_threads(1)
     # TorchDynamo empties the processor's caches to time its guards.
     torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[assignment]

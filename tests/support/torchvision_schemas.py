@@ -1,14 +1,14 @@
-"""For machines where torchvision's compiled operators do not load, as with PyPI's CUDA build beside a CPU PyTorch.
+"""Make torchvision importable where its compiled operators do not load (PyPI's CUDA build beside a CPU PyTorch).
 
-Its import then fails for want of the schemas of two operators. The data sets are plain Python: with the schemas
-defined, they work.
+The import fails because the schemas of two operators are missing. The data sets are plain Python, and work with the
+schemas defined.
 """
 
 import importlib
 import importlib.util
 import sys
 
-# the schemas live as long as the library object does
+# the schemas live as long as the library object
 _libraries = []
 
 

@@ -33,5 +33,5 @@ def without_times(history):
 
 
 def same_run(a, b):
-    """Return True if the states of two runs are equal but for the time that they took."""
+    """Return True if the states of two runs are equal except for their times."""
     return equal(*({**state, "history": without_times(state["history"])} for state in (a, b)))

@@ -1,4 +1,4 @@
-"""What some PyTorch that the tests run with cannot do by itself."""
+"""Marks of tests that need features of newer PyTorch versions."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ NO_MASKS_IN_MODES = _why_no_masks_in_modes()
 needs_compile = pytest.mark.skipif(NO_COMPILE is not None, reason=str(NO_COMPILE))
 # The backend "snnipu".
 needs_backend = needs_compile
-# Right in either case, and slower where TorchDynamo cannot go on.
+# Right in every version, and slower where TorchDynamo cannot continue.
 needs_newer_dynamo = pytest.mark.skipif(
     backend.version() < (2, 10),
     reason=f"PyTorch {torch.__version__}: TorchDynamo ends a graph at item(), locals(), and steps it cannot trace",

@@ -1,4 +1,4 @@
-"""Zeros left out in layers of any size."""
+"""Products without zeros in layers of any size."""
 
 import contextlib
 
@@ -7,7 +7,7 @@ from snnipu.ops import _break_even
 
 @contextlib.contextmanager
 def events_taken():
-    """What is mostly zeros is multiplied by events in layers of any size, not in large ones alone."""
+    """Use events for inputs of mostly zeros in layers of any size, not only in large ones."""
     limits = {"FEWEST_PRODUCTS": 0, "linear_input_limit": lambda *_: 0.7, "convolution_input_limit": lambda *_: 0.7}
     known = {name: getattr(_break_even, name) for name in limits}
     for name, limit in limits.items():
