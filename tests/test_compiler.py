@@ -45,7 +45,7 @@ def test_the_order(machine, monkeypatch):
 
 @pytest.mark.parametrize("words", ["/opt/zig c++", "python -m ziglang c++"])
 def test_zig_is_told_a_target(machine, monkeypatch, words):
-    """Without a target zig compiles for this processor alone, and the wheel fails on others."""
+    """If zig has no target, it compiles for this processor alone, and the wheel fails on others."""
     monkeypatch.setenv("CXX", words)
     assert find_compiler()[:-2] == words.split()
     assert target_of(find_compiler()) == HERE

@@ -559,7 +559,7 @@ class Unknown(nir.NIRNode):
             lambda: graph_of(lif(), nir.Scale(np.ones(3)), edges=[("n0", "n1"), ("n1", "n0")]),
             {}, Unsupported, "a loop through nodes n0, n1, output",
         ),
-        # One number would broadcast to all outputs.
+        # A single number would broadcast to all outputs.
         (
             lambda: graph_of(nir.Affine(np.ones((3, 3)), np.ones(1))),
             {}, ValueError, r"node n0 \(Affine\): bias must have shape \(3,\), got \(1,\)",

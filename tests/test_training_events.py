@@ -54,7 +54,7 @@ def assert_equally_learnt(ours, theirs):
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("maps", [False, True])
 def test_methods_are_equal_without_caps(data, delay, maps):
-    """Without delay, MultiStep gives the spikes of a convolutional network, too."""
+    """MultiStep gives the spikes of a convolutional network, too, if the delay is 0."""
     x, labels = data.train.batch(range(24))
     sizes, activity = [20, 24, 16, 3], None
     if maps:

@@ -114,7 +114,7 @@ def test_leaky_mnist_poptorch_runs(repository, tmp_path, monkeypatch):
     assert pictures == 3
 
 
-# One thread: a few hundred neurons are too little work for more, and on a busy machine threads wait for each other.
+# A few hundred neurons are too little work for several threads, which wait for each other on a busy machine.
 SMALL_SPARSE = {"SNNIPU_TUTORIAL_HIDDEN": "200", "SNNIPU_TUTORIAL_EPOCHS": "6", "OMP_NUM_THREADS": "1"}
 
 

@@ -1,4 +1,4 @@
-"""A wheel in an environment of its own: its user's commands, in a clone without native libraries and elsewhere.
+"""A wheel in a separate environment: its user's commands, in a clone without native libraries and elsewhere.
 
 ``make test-wheel`` builds and installs it, and sets ``SNNIPU_WHEEL_PYTHON`` to that environment's Python.
 """

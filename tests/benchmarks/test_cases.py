@@ -27,7 +27,7 @@ MORE = {
     "sparse": [{"hidden_layers": 3, "activity": 0.4}, {"input": "shd", "steps": 12}],
     "zeros": [{"work": "inference"}],
 }
-# These have a test of their own here, or run only in new processes.
+# These have a separate test, or run only in new processes.
 LEFT_OUT = {"compile", "snnipu-automatic", "snnipu-compiled"}
 
 
@@ -162,7 +162,7 @@ def test_wrong_results_are_red_and_not_timed(name, contender, target, wrong, mon
     settings = settings_of(name, program="counters", **({"steps": 30} if name in ("layer", "lif") else {}))
     for problem in (sparse.problem_of, zeros._problem, memory.work_of, neurons.work_of):
         problem.cache_clear()
-    if name == "zeros":  # its weights are those of neurons that passed
+    if name == "zeros":  # draw its weights before the neuron is replaced
         zeros.problem_of(settings)
     chosen = [row for row in CASES[name].contenders(settings) if row.name == contender]
     case = replace(CASES[name], contenders=lambda _: chosen, measured=lambda _: {})

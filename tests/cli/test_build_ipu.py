@@ -215,7 +215,7 @@ def test_which_library_is_taken(sdk, no_library_beside, tmp_path, monkeypatch):
     assert build.cached_library() is None
     ours = make(cached(tmp_path))
     assert build.library_path() == ours
-    # Without popc (PopTorch's wheel alone), two cached libraries would be ambiguous.
+    # If popc is missing (PopTorch's wheel alone), two cached libraries are ambiguous.
     script(sdk / "bin" / "popc", "#!/bin/sh\nexit 1\n")
     assert build.cached_library() is None
     shutil.rmtree(cached(tmp_path, sdk="3.2.0-0123456789"))

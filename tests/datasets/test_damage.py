@@ -186,7 +186,7 @@ def test_shd(tmp_path, shd_content, monkeypatch):
     read_through = [(name, data, got) for (name, data), got in zip(damaged, found) if not isinstance(got, str)]
     assert 15 < len(read_through) < VARIANTS - 15
     for name, data, got in read_through:
-        # The values that were read are in the file, and types and number of recordings are unchanged.
+        # The file contains all values of the result, and types and number of recordings are unchanged.
         assert len(got.labels) == len(got.times) == len(got.units) == len(whole.labels), name
         for before, after in zip((*whole[1], *whole[2], whole.labels), (*got[1], *got[2], got.labels)):
             assert after.dtype == before.dtype, name

@@ -15,7 +15,7 @@ STEPS, NEURONS, SAMPLES = 12, 50, 9
 
 
 class Recordings:
-    """Recordings with one file each; ``read`` lists the indices that were read."""
+    """Recordings with one file each; ``read`` lists the indices of all reads."""
 
     def __init__(self, folder):
         self.paths = [folder / f"{index}.npy" for index in range(SAMPLES)]

@@ -14,7 +14,7 @@ STEPS, NEURONS = 12, 50
 
 
 class Recordings:
-    """Random events for each index, some after the window; ``read`` lists the indices that were read."""
+    """Random events for each index, some after the window; ``read`` lists the indices of all reads."""
 
     def __init__(self, neurons=NEURONS):
         self.neurons, self.read = neurons, []

@@ -270,7 +270,7 @@ def test_cells_keep_their_states(cell):
         (nn.PReLU(6), (4, 6)),
         (nn.GroupNorm(2, 6), (4, 6)),
         (nn.InstanceNorm1d(4), (4, 6)),
-        # Without a batch.
+        # Inputs that have no batch.
         (nn.Linear(6, 2), (6,)),
         (nn.Conv2d(3, 4, 3), (3, 8, 8)),
         (nn.MaxPool1d(2), (4, 8)),

@@ -70,7 +70,7 @@ def test_a_call_in_segments_is_the_call(steps, checkpoint, init_hidden):
     ids=["Synaptic", "RLeaky one-to-one", "RLeaky all-to-all", "own"],
 )
 def test_neurons_of_several_states(make, checkpoint):
-    """Without init_hidden each call starts from zeros, whatever ran before."""
+    """Each call starts from zeros unless init_hidden is set, whatever ran before."""
     net = snn.MultiStep(nn.Linear(6, 20), make(), nn.Linear(20, 4), snn.Leaky(beta=0.8, threshold=0.2)).double()
     snn.run_segments(net, inputs(7), 3, checkpoint=False)
     whole, parts = inputs().requires_grad_(), inputs().requires_grad_()

@@ -18,7 +18,7 @@ def heaviside(u):
 
 
 class Step:
-    """One step of an equation: the results, and their derivatives by states, x and parameters."""
+    """A step of an equation: the results, and their derivatives by states, x and parameters."""
 
     def __init__(self, function, x, states, parameters, options, without_reset=False):
         names, leaves = list(parameters), [x, *states, *parameters.values()]
@@ -152,7 +152,7 @@ def gradients(net, x, loss, rule, *, feedback=(), readouts=(), low_pass=None, lo
        x: The input ``[T, B, in]``.
        loss: The loss of each step, ``loss(t, spk, *states)``.
        rule: The rule's name.
-       feedback: The matrices of e-prop; empty for the weights.
+       feedback: The feedback matrices of e-prop; if empty, the weights are used.
        readouts: The readouts of DECOLLE.
        low_pass: The decay of the readout.
        local_loss: The loss of each readout of DECOLLE.

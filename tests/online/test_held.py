@@ -236,7 +236,7 @@ bare = snn.Online(snn.MultiStep(nn.Linear(20, 16), snn.Leaky(beta=0.9)))
     assert short["tile_memory_max_bytes"] == long["tile_memory_max_bytes"]
     assert long["cycles_per_batch"] == pytest.approx(100 * short["cycles_per_batch"])
     assert (long["batch_size"], long["chunk"]) == (4, 10)
-    # One membrane and one trace per neuron and input, and a number for each sample.
+    # A membrane and a trace per neuron and input, and a number for each sample.
     assert long["kept_bytes"] == 4 * 4 * ((16 + 20 + 1) + (5 + 16 + 1))
     assert {operator["name"] for operator in long["operators"]} == {"NeuronSequence", "NeuronSequence (gradient)"}
     assert profile("half")["dtype"] == "float16"

@@ -42,7 +42,7 @@ RESETS = {"ottt": ("none",), "eprop": ("none", "subtract", "zero"), "snap1": ("n
 
 @pytest.mark.parametrize(("rule", "reset"), [(rule, reset) for rule, resets in RESETS.items() for reset in resets])
 def test_one_layer_learns_as_by_backpropagation(rule, reset):
-    """In chunks of three steps. OTTT has no reset."""
+    """In chunks of three steps. OTTT ignores the reset."""
     net = snn.MultiStep(nn.Linear(8, 5), snn.Leaky(beta=0.9, threshold=0.4, reset_mechanism=reset, learn_beta=True))
     net, x = net.double(), stream().double()
     mem = net(x)[1]
@@ -84,7 +84,7 @@ def test_delays_in_front_learn_by_sltt_in_any_chunks(init_hidden):
         snn.Leaky(beta=0.9, reset_mechanism="none"),
     ).double()
     x = stream(steps=14).double()
-    # DECOLLE step by step: the input of a step has a gradient, and earlier membranes have none.
+    # SLTT step by step: the currents of a step have a gradient, and earlier membranes have none.
     losses, mems = [], [torch.zeros(1, 4, size).double() for size in (12, CLASSES)]
     for current in net[0].sequence(x).split(1):
         spk, mems[0] = net[1].sequence(current, mems[0][0].detach())

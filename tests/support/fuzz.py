@@ -19,7 +19,7 @@ from fuzz_readers import READERS
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-# Longer inputs find no more. A case beyond these seconds or MiB counts as a hang.
+# Longer inputs find no further faults. A case beyond these seconds or MiB counts as a hang.
 MOST_BYTES, MOST_SECONDS, MOST_MEMORY = 600, 30, 4096
 
 

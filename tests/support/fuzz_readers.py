@@ -132,7 +132,7 @@ def mnist(content):
     assert len(found.train_images) == len(found.train_labels)
 
 
-# ---- the Heidelberg digits: HDF5, by a process of its own
+# ---- the Heidelberg digits: HDF5, read by another process
 
 
 def shd_seeds():

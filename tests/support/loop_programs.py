@@ -55,7 +55,7 @@ WRITTEN = (
             "{mem} = {mem} - {spk}.detach()",
         ),
     ),
-    # Not for maps.
+    # A neuron that cannot take maps.
     (
         ("mem", "was"),
         (
@@ -417,7 +417,7 @@ class Writer:
         self.values += [(f"{mems}[1]", self.zeros()), (f"({rates} * 1)", "torch.zeros(2)")]
         return made
 
-    # ---- what is kept of a value, and returned
+    # ---- records of a value
 
     def record(self, v: str, zeros: str) -> str:
         """Write a record of a value, and return the expression of its result."""
