@@ -148,14 +148,14 @@ def gradients(net, x, loss, rule, *, feedback=(), readouts=(), low_pass=None, lo
     """Return the gradients of ``net``'s parameters.
 
     Args:
-       net: Linear layers and neurons in turn.
-       x: The input ``[T, B, in]``.
-       loss: The loss of each step, ``loss(t, spk, *states)``.
-       rule: The rule's name.
-       feedback: The feedback matrices of e-prop; if empty, the weights are used.
-       readouts: The readouts of DECOLLE.
-       low_pass: The decay of the readout.
-       local_loss: The loss of each readout of DECOLLE.
+        net: Linear layers and neurons in turn.
+        x: The input ``[T, B, in]``.
+        loss: The loss of each step, ``loss(t, spk, *states)``.
+        rule: The rule's name.
+        feedback: The feedback matrices of e-prop; if empty, the weights are used.
+        readouts: The readouts of DECOLLE.
+        low_pass: The decay of the readout.
+        local_loss: The loss of each readout of DECOLLE.
     """
     modules = list(net)
     layers = [Layer(*pair, rule, x.shape[1]) for pair in zip(modules[::2], modules[1::2])]

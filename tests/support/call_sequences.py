@@ -36,11 +36,11 @@ class Kind(NamedTuple):
     """A layer, and the calls of it.
 
     Attributes:
-       make: makes the layer, with options drawn from the generator of numbers.
-       call: draws a call, with earlier results available; returns the operands that may learn, and a function without
-           arguments that returns the results.
-       changes: whether parameters are exchanged between calls.
-       around: a context in which layers are called.
+        make: makes the layer, with options drawn from the generator of numbers.
+        call: draws a call, with earlier results available; returns the operands that may learn, and a function without
+            arguments that returns the results.
+        changes: whether parameters are exchanged between calls.
+        around: a context in which layers are called.
     """
 
     make: Callable[[random.Random], nn.Module]

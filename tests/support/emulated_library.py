@@ -1,6 +1,6 @@
 """A pytest plugin: an emulator runs a native library of another machine in place of the host's.
 
-   SNNIPU_EMULATE="qemu-aarch64 -L /usr/aarch64-linux-gnu RUNNER LIBRARY" pytest -p support.emulated_library tests/ops
+    SNNIPU_EMULATE="qemu-aarch64 -L /usr/aarch64-linux-gnu RUNNER LIBRARY" pytest -p support.emulated_library tests/ops
 
 Every call of a C function goes to a process that runs ``kernel_runner.cpp``. Tensors are sent to it and received from
 it. The tests do not change.

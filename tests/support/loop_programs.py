@@ -185,9 +185,9 @@ class Writer:
     """A writer of one program.
 
     Attributes:
-       source: the source of the class ``Net``.
-       steps, input: the number of steps, and the shape of a step of the input for one sample.
-       feedback: whether a step reads a later layer's value of the previous step, which no operator does.
+        source: the source of the class ``Net``.
+        steps, input: the number of steps, and the shape of a step of the input for one sample.
+        feedback: whether a step reads a later layer's value of the previous step, which no operator does.
     """
 
     def __init__(self, seed: int) -> None:

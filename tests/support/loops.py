@@ -155,11 +155,11 @@ def compared(net, *inputs, learns=True, call=None, **tolerances):
     """Check that a network with compiled loops returns and changes the same; parameters change between the calls.
 
     Args:
-       inputs: the inputs of the calls. A single input is used twice, then with a smaller batch and fewer steps.
-       call: calls a network with an input; the default calls the network.
+        inputs: the inputs of the calls. A single input is used twice, then with a smaller batch and fewer steps.
+        call: calls a network with an input; the default calls the network.
 
     Returns:
-       The report of the last call.
+        The report of the last call.
     """
     other = copy.deepcopy(net)
     compiled = snn.compile(other)

@@ -203,7 +203,7 @@ def make(folder: Path, resets: bool = False) -> Path:
     """Write the copy to ``folder/snntorch``, overwriting an old one, and return that path.
 
     Raises:
-       ValueError: a text to be replaced is missing.
+        ValueError: a text to be replaced is missing.
     """
     spec = importlib.util.find_spec("snntorch")
     if spec is None or not spec.submodule_search_locations:

@@ -4,7 +4,7 @@ PopTorch's tests (github.com/graphcore/poptorch, folder ``tests``) are not part 
 ``--junitxml``, and with a ``sitecustomize.py`` that makes ``import poptorch`` give ``snnipu.poptorch``
 (``snnipu._dropin.provide_poptorch``). Then::
 
-   python tests/support/poptorch_tests.py FOLDER RESULTS.xml [RESULTS.xml ...]
+    python tests/support/poptorch_tests.py FOLDER RESULTS.xml [RESULTS.xml ...]
 
 counts them and lists the failures. Tests whose source or name matches a pattern below are left out. ``tests/poptorch``
 tests the behaviours that matter.

@@ -1082,10 +1082,10 @@ class Writer:
     """A writer of one script.
 
     Attributes:
-       source: the source of the script.
-       late: the source of the module that the script imports later, or empty.
-       in_place: whether the loop is written at its call, in the middle of a loop over epochs.
-       command: whether it runs as the main module, as ``python -m snnipu run --compile`` runs a script.
+        source: the source of the script.
+        late: the source of the module that the script imports later, or empty.
+        in_place: whether the loop is written at its call, in the middle of a loop over epochs.
+        command: whether it runs as the main module, as ``python -m snnipu run --compile`` runs a script.
     """
 
     def __init__(self, seed: int) -> None:
