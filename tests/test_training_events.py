@@ -249,7 +249,7 @@ def test_silent_data_names_the_setting(data):
         ({"delay": 2}, "delay: expected 0 or 1, got 2"),
         ({"max_spikes": (1, 2)}, "max_spikes: expected 3 numbers, for the input, 1 hidden layers and the output"),
         ({"slot_activity": 2}, "slot_activity: expected a number above 0 and up to 1, got 2"),
-        ({"slot_activity": 0.1, "max_spikes": 3}, "max_spikes: expected none, got 3: slot_activity tells the slots"),
+        ({"slot_activity": 0.1, "max_spikes": 3}, "max_spikes: expected none, got 3: slot_activity sets the slots"),
         ({"input_slots": 3}, "input_slots: expected none, got 3: only with slot_activity"),
         ({"grad_threshold_start": -1.0}, "grad_threshold_start: expected none, got -1.0: there is no grad_threshold"),
         (

@@ -1,12 +1,12 @@
-"""A neuron's derivatives over a chunk, by the kernels of its adjoint: of each step by itself, and with the history.
+"""The derivatives of a neuron over a chunk, computed by the kernels of its adjoint.
 
 With ``h`` the states, ``x`` the input and ``s`` the output of a step,
 
     s[t], h[t] = step(h[t-1], x[t])
 
-the *local* adjoint is that of every step by itself, the states before it held constant; the *history* adjoint carries
-gradients of the states back through the chunk, by ``dh[t]/dh[t-1]`` alone. What a rule leaves out is left out here: the
-connections between neurons, and for rules without the reset the reset.
+the *local* adjoint differentiates every step separately, with the states before it constant. The *history* adjoint
+propagates gradients of the states back through the chunk, by ``dh[t]/dh[t-1]`` alone. Both omit the parts that the
+rule neglects: the connections between neurons and, for some rules, the reset.
 """
 
 from functools import cached_property, lru_cache
@@ -26,10 +26,10 @@ from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, RecurrentConnection
 Tensors = Sequence[Optional[torch.Tensor]]
 
 
-class Gradients(NamedTuple):
-    """Of an adjoint: of the input ``[T, B, ...]``, the states before and what is made of the parameters.
+class AdjointGradients(NamedTuple):
+    """Results of an adjoint: gradients of the input ``[T, B, ...]``, the states before it and the kernel's parameters.
 
-    Of parameters that do not learn they are empty.
+    The gradient of a fixed parameter is an empty tensor.
     """
 
     x: torch.Tensor
@@ -37,16 +37,16 @@ class Gradients(NamedTuple):
     parameters: List[torch.Tensor]
 
 
-class Chunk(NamedTuple):
-    """A neuron's chunk: its input, its output, the states before it and after each step."""
+class NeuronChunk(NamedTuple):
+    """A neuron's chunk: its input, its output, and the states before the chunk and after each step."""
 
-    x: Optional[torch.Tensor]  # None: no derivative reads it
+    x: Optional[torch.Tensor]  # absent if no derivative reads it
     spk: torch.Tensor
     initial: List[torch.Tensor]
     states: List[torch.Tensor]  # [T, B, ...]
-    arrived: Optional[torch.Tensor]  # what came through the recurrent connection
-    values: List[torch.Tensor]  # what is made of the parameters, as the kernels take it
-    needs: Sequence[bool]  # which of them learn
+    recurrent_input: Optional[torch.Tensor]  # current of the recurrent connection
+    values: List[torch.Tensor]  # the kernel's arguments, derived from the parameters
+    needs: Sequence[bool]  # True for each value that learns
 
     @property
     def before(self) -> List[torch.Tensor]:
@@ -55,26 +55,35 @@ class Chunk(NamedTuple):
 
 
 class Dynamics:
-    """The derivatives of ``neuron``; ``keeps_reset``: those of its resets, ``keeps_loop``: of a recurrent neuron's own
-    connection to itself."""
+    """The derivatives of a neuron over a chunk.
+
+    Args:
+        neuron: the neuron.
+        keeps_reset: include the derivatives of the reset.
+        keeps_loop: include a recurrent neuron's connection to itself.
+    """
 
     def __init__(self, neuron: Any, keeps_reset: bool, keeps_loop: bool) -> None:
         self.neuron: Any = neuron
         self.keeps_reset, self.keeps_loop = keeps_reset, keeps_loop
-        # Kept for the backward pass: the neuron's attributes may change before it.
+        # Copies for the backward pass: the neuron's attributes may change before it.
         self.neuron_options: Dict[str, Any] = dict(neuron._options())
         self.surrogate = neuron._surrogate()
 
     def check(self, name: str) -> None:
-        """Raise where the kernels do not do what the neuron does."""
+        """Check that the kernels compute the neuron's step.
+
+        Raises:
+            TypeError: they do not; the message names the reason.
+        """
         neuron = self.neuron
         if neuron._fuses() and not neuron._replaces("forward", "reset_mem") and not is_hooked(neuron):
             return
-        known = self.surrogate
+        surrogate = self.surrogate
         all_to_all = getattr(neuron, "all_to_all", False)
         reasons = {
             "its spike_grad is not a surrogate of snnipu.surrogate or snntorch.surrogate with a fixed function": (
-                known is None or known.kernel is None
+                surrogate is None or surrogate.kernel is None
             ),
             "it has inhibition=True": getattr(neuron, "inhibition", False),
             "it has a state_quant": getattr(neuron, "state_quant", False),
@@ -86,41 +95,40 @@ class Dynamics:
             "its recurrent layer must be a plain nn.Linear, or nn.Conv2d of stride 1 padded by zeros; remove its "
             "parametrizations and hooks": all_to_all and (self.connection is None or not is_plain(neuron.recurrent)),
         }
-        why = next((why for why, holds in reasons.items() if holds), "it replaces parts of its step")
-        raise TypeError(f"module {name} ({type(neuron).__name__}) cannot learn online: {why}")
+        reason = next((reason for reason, holds in reasons.items() if holds), "it replaces parts of its step")
+        raise TypeError(f"module {name} ({type(neuron).__name__}) cannot learn online: {reason}")
 
     @cached_property
     def plan(self) -> _neurons.NeuronPlan:
-        """Of the step that is differentiated."""
+        """The plan of the step that is differentiated."""
         return _neurons.plan(self.neuron.equation, self._options())
 
     def _options(self) -> Dict[str, Any]:
         options = dict(self.neuron_options)
-        if not self.keeps_reset and self._is_built():
+        if not self.keeps_reset and self._is_builtin():
             changed = {"reset_mechanism": "none", "reset_delay": True}
             options.update((name, value) for name, value in changed.items() if name in options)
         return options
 
-    def _is_built(self) -> bool:
+    def _is_builtin(self) -> bool:
         return self.neuron.equation in _neurons.BUILT
 
     @property
     def connection(self) -> Optional[RecurrentConnection]:
-        """Of an all-to-all recurrent layer."""
-        found: Optional[RecurrentConnection] = (
-            self.neuron._connection() if getattr(self.neuron, "all_to_all", False) else None
-        )
-        return found
+        """The connection of an all-to-all recurrent layer, else None."""
+        is_all_to_all = getattr(self.neuron, "all_to_all", False)
+        connection: Optional[RecurrentConnection] = self.neuron._connection() if is_all_to_all else None
+        return connection
 
     @property
     def strength(self) -> Optional[int]:
-        """The place of the strength by which spikes come back, among what the kernels take."""
+        """Index of the recurrent strength among the kernel's arguments; None if the neuron has none."""
         names = self.plan.names
-        return names.index(STRENGTH) if self._is_built() and STRENGTH in names else None
+        return names.index(STRENGTH) if self._is_builtin() and STRENGTH in names else None
 
     def parameters(self, x: torch.Tensor) -> List[torch.Tensor]:
-        """What the kernels take, made of the neuron's parameters under autograd."""
-        # Never those that are shared.
+        """Return the kernel's arguments, derived from the neuron's parameters under autograd."""
+        # A copy: the list may be shared with other calls.
         return list(kernel_arguments(self.plan, x, x.shape[1:], [], self._values())[1])
 
     def _values(self) -> Dict[str, Any]:
@@ -129,51 +137,51 @@ class Dynamics:
             values[STRENGTH] = 1.0
         return values
 
-    def start(self, x: torch.Tensor) -> List[torch.Tensor]:
-        """The states a sequence starts from."""
+    def initial_states(self, x: torch.Tensor) -> List[torch.Tensor]:
+        """Return the initial states of a sequence."""
         starts = getattr(self.neuron, "_starts", None)
         step = x.shape[1:]
-        found = [None] * len(self.neuron._states())
+        states = [None] * len(self.neuron._states())
         if starts is not None:
             hidden, self.neuron.init_hidden = self.neuron.init_hidden, False
             try:
-                found = starts(found, step, x)
+                states = starts(states, step, x)
             finally:
                 self.neuron.init_hidden = hidden
         zero = x.new_zeros(step, dtype=compute_dtype(x.dtype))
-        return [zero if state is None else state.contiguous() for state in found]
+        return [zero if state is None else state.contiguous() for state in states]
 
     def run(
         self, x: torch.Tensor, initial: List[torch.Tensor], values: Sequence[torch.Tensor]
-    ) -> Tuple[Chunk, List[torch.Tensor]]:
-        """The chunk, and the states after it; what arrived is not known yet."""
+    ) -> Tuple[NeuronChunk, List[torch.Tensor]]:
+        """Run the neuron; return the chunk, without the recurrent current, and the states after it."""
         x = x.contiguous()
-        made = self.neuron._kernels(x, initial, num_steps=None, store=[True] * len(initial), need_final=True)
-        spk = made.spk.contiguous()
-        states = [state.contiguous() for state in made.states]
+        results = self.neuron._kernels(x, initial, num_steps=None, store=[True] * len(initial), need_final=True)
+        spk = results.spk.contiguous()
+        states = [state.contiguous() for state in results.states]
         needs = [value.requires_grad for value in values]
-        read = x if self._reads(needs).x or self._remakes(needs) or not x.numel() else None
-        chunk = Chunk(read, spk, initial, states, None, [value.detach() for value in values], needs)
-        return chunk, [state.contiguous() for state in made.final]
+        needed_x = x if self._reads(needs).x or self._needs_other_states(needs) or not x.numel() else None
+        chunk = NeuronChunk(needed_x, spk, initial, states, None, [value.detach() for value in values], needs)
+        return chunk, [state.contiguous() for state in results.final]
 
     # ---- adjoints
 
     def local(
         self,
-        chunk: Chunk,
+        chunk: NeuronChunk,
         grad_spk: Optional[torch.Tensor],
         grad_states: Tensors,
         parameters: Optional[List[torch.Tensor]] = None,
         need_before: bool = True,
-    ) -> Gradients:
-        """Of every step by itself: gradients of its input and of the states before it, ``[T, B, ...]``.
+    ) -> AdjointGradients:
+        """Return the gradients within each step: of its input and of the states before it, ``[T, B, ...]``.
 
-        ``parameters``: as :meth:`history` takes them.
+        ``parameters`` replaces the chunk's values, see :meth:`history`.
         """
         shape = chunk.spk.shape
         folded = (1, shape[:2].numel(), *shape[2:])
-        after = self._made(chunk)
-        made = self._adjoint(
+        after = self._adjoint_states(chunk)
+        gradients = self._adjoint(
             None if grad_spk is None else grad_spk.reshape(folded),
             [None if grad is None else grad.reshape(folded) for grad in grad_states],
             [],
@@ -184,65 +192,64 @@ class Dynamics:
             chunk.needs,
             need_before,
         )
-        of_states = [grad.reshape(shape) for grad in made.before] if need_before else []
-        if need_before and chunk.arrived is not None and self.keeps_loop:
-            of_states[SPIKES] = of_states[SPIKES] * self._loop().to(chunk.spk.dtype)
-        return Gradients(made.x.reshape(shape), of_states, made.parameters)
+        grad_before = [grad.reshape(shape) for grad in gradients.before] if need_before else []
+        if need_before and chunk.recurrent_input is not None and self.keeps_loop:
+            grad_before[SPIKES] = grad_before[SPIKES] * self._self_weight().to(chunk.spk.dtype)
+        return AdjointGradients(gradients.x.reshape(shape), grad_before, gradients.parameters)
 
-    def _read_before(self, chunk: Chunk, shape: Sequence[int]) -> List[Optional[torch.Tensor]]:
-        """The states before each step that the adjoint reads, and what arrives in the place of spikes."""
+    def _read_before(self, chunk: NeuronChunk, shape: Sequence[int]) -> List[Optional[torch.Tensor]]:
+        """Return the states before each step that the adjoint reads; the recurrent current in place of the spikes."""
         reads = self._reads(chunk.needs)
-        found: List[Optional[torch.Tensor]] = []
+        before: List[Optional[torch.Tensor]] = []
         for place, (first, rows) in enumerate(zip(chunk.initial, chunk.states)):
             if not reads.before >> place & 1:
-                found.append(None)
-            elif place == SPIKES and chunk.arrived is not None:
-                found.append(chunk.arrived.reshape(shape))
+                before.append(None)
+            elif place == SPIKES and chunk.recurrent_input is not None:
+                before.append(chunk.recurrent_input.reshape(shape))
             else:
-                found.append(torch.cat([first.unsqueeze(0), rows[:-1]]).reshape(shape))
-        return found
+                before.append(torch.cat([first.unsqueeze(0), rows[:-1]]).reshape(shape))
+        return before
 
     def _reads(self, needs: Sequence[bool]) -> Reads:
-        """What the adjoint reads, with the gradients of these parameters."""
+        """Return the tensors that the adjoint reads if it computes the gradients of the parameters in ``needs``."""
         reads = self.plan.reads
         for needed, of_parameter in zip(needs, self.plan.reads_for):
             reads = reads | of_parameter if needed else reads
         return reads
 
-    def _is_cut(self) -> bool:
-        """Whether the step that is differentiated leaves out a reset of the neuron's."""
-        return not self.keeps_reset and self._is_built() and self._options() != self.neuron_options
+    def _omits_reset(self) -> bool:
+        """Return True if the differentiated step omits a reset of the neuron."""
+        return not self.keeps_reset and self._is_builtin() and self._options() != self.neuron_options
 
-    def _fires_earlier(self) -> bool:
-        """Whether spikes are decided on other states than those after the step, which has reset them."""
-        return self._is_cut() and not self.neuron_options.get("reset_delay", True)
+    def _spikes_before_reset(self) -> bool:
+        """Return True if an immediate reset changes the membrane after its comparison with the threshold."""
+        return self._omits_reset() and not self.neuron_options.get("reset_delay", True)
 
-    def _remakes(self, needs: Sequence[bool]) -> bool:
-        """Whether the states after a step are not what its adjoint is to read."""
-        return self._fires_earlier() or (self._is_cut() and self._reads_others(needs))
+    def _needs_other_states(self, needs: Sequence[bool]) -> bool:
+        """Return True if the adjoint must read other states than those the neuron returned."""
+        return self._spikes_before_reset() or (self._omits_reset() and self._reads_other_states(needs))
 
-    def _reads_others(self, needs: Sequence[bool]) -> bool:
-        """Whether the adjoint reads states after a step beside the membrane, which is the last one."""
+    def _reads_other_states(self, needs: Sequence[bool]) -> bool:
+        """Return True if the adjoint reads states after a step besides the membrane, which is the last state."""
         return bool(self._reads(needs).after & ~(1 << len(self.plan.states) - 1))
 
-    def _made(self, chunk: Chunk) -> List[torch.Tensor]:
-        """The states after each step by the step that is differentiated, its membrane as spikes are decided on: without
-        a reset at once."""
-        made = list(chunk.states)
-        if self._is_cut() and self._reads_others(chunk.needs):
-            made[:-1] = self._by_steps(chunk, self.plan)[:-1]
-        if self._fires_earlier():
+    def _adjoint_states(self, chunk: NeuronChunk) -> List[torch.Tensor]:
+        """Return the states after each differentiated step; the membrane is that before an immediate reset."""
+        states = list(chunk.states)
+        if self._omits_reset() and self._reads_other_states(chunk.needs):
+            states[:-1] = self._rerun_steps(chunk, self.plan)[:-1]
+        if self._spikes_before_reset():
             options = {**self.neuron_options, "reset_delay": True}
-            made[-1] = self._by_steps(chunk, _neurons.plan(self.neuron.equation, options))[-1]
+            states[-1] = self._rerun_steps(chunk, _neurons.plan(self.neuron.equation, options))[-1]
         if self.plan.output is not None:
-            made[self.plan.output] = chunk.states[self.plan.output]
-        return made
+            states[self.plan.output] = chunk.states[self.plan.output]
+        return states
 
-    def _by_steps(self, chunk: Chunk, plan: _neurons.NeuronPlan) -> List[torch.Tensor]:
-        """The states after each step, by itself from those before it."""
+    def _rerun_steps(self, chunk: NeuronChunk, plan: _neurons.NeuronPlan) -> List[torch.Tensor]:
+        """Return the states after each step, computed by one step from the states before it."""
         shape, before = chunk.spk.shape, chunk.before
-        if chunk.arrived is not None:
-            before[SPIKES] = chunk.arrived
+        if chunk.recurrent_input is not None:
+            before[SPIKES] = chunk.recurrent_input
         assert chunk.x is not None
         rows = [state.flatten(0, 1) for state in before]
         run = _library.kernel_for("neuron_sequence_fwd", chunk.values[0])
@@ -252,71 +259,72 @@ class Dynamics:
 
     def history(
         self,
-        chunk: Chunk,
+        chunk: NeuronChunk,
         grad_spk: Optional[torch.Tensor],
         grad_states: Tensors,
         grad_final: Tensors,
         parameters: Optional[List[torch.Tensor]] = None,
-    ) -> Gradients:
-        """Through the states, of gradients after each step or after the last one; those of the states before are of the
-        chunk's beginning.
+    ) -> AdjointGradients:
+        """Propagate gradients of the output, the states and the final states back through the states.
 
-        ``parameters`` in place of the chunk's: spread, for the gradient of each neuron of each sample.
+        The result's gradients of the states belong to the states before the chunk. ``parameters`` replaces the chunk's
+        values:
+        one value for each neuron of each sample gives one gradient for each.
         """
         values, needs = list(chunk.values if parameters is None else parameters), list(chunk.needs)
-        x, arrived, place = chunk.x, chunk.arrived, self.strength
+        x, recurrent_input, place = chunk.x, chunk.recurrent_input, self.strength
         cut = place if not self.keeps_loop else None
-        if cut is not None and arrived is None and (x is not None or needs[cut]):
-            arrived = _by_neuron(chunk.before[SPIKES], chunk.values[cut])
-        if arrived is not None and x is not None:
-            x = x + arrived
+        if cut is not None and recurrent_input is None and (x is not None or needs[cut]):
+            recurrent_input = _scale_by_neuron(chunk.before[SPIKES], chunk.values[cut])
+        if recurrent_input is not None and x is not None:
+            x = x + recurrent_input
         if cut is not None:
-            # The kernels make a step's spikes of its membrane again, which a reset at once has changed: what came back
-            # is input, and its strength's gradient is that of an input.
+            # The kernels recompute spikes from the membrane, which an immediate reset has changed. So the recurrent
+            # current is part of the input, and the gradient of its strength is derived from the input's.
             values[cut], needs[cut] = torch.zeros_like(values[cut]), False
-        elif place is not None and chunk.arrived is not None:
-            # What a neuron sends itself is told apart from what arrives.
-            loop = self._loop().to(chunk.spk.dtype)
+        elif place is not None and chunk.recurrent_input is not None:
+            # A neuron's current to itself is separated from the current of the other neurons.
+            loop = self._self_weight().to(chunk.spk.dtype)
             x = None if x is None else x - chunk.before[SPIKES] * loop
             values[place] = loop.expand(chunk.spk.shape[2:]).reshape(-1)
-        made = self._adjoint(grad_spk, grad_states, grad_final, x, chunk.initial, values, chunk.states, needs)
+        gradients = self._adjoint(grad_spk, grad_states, grad_final, x, chunk.initial, values, chunk.states, needs)
         if cut is not None and chunk.needs[cut]:
-            of_strength = _rows(made.x * chunk.before[SPIKES], values[cut])
-            made.parameters[cut] = of_strength.sum((0, 1)).reshape(values[cut].shape)
-        return made
+            grad_strength = _by_parameter(gradients.x * chunk.before[SPIKES], values[cut])
+            gradients.parameters[cut] = grad_strength.sum((0, 1)).reshape(values[cut].shape)
+        return gradients
 
-    def whole(
+    def total(
         self,
-        chunk: Chunk,
+        chunk: NeuronChunk,
         grad_spk: Optional[torch.Tensor],
         grad_states: Tensors,
         parameters: Optional[List[torch.Tensor]] = None,
-    ) -> Gradients:
-        """What the output and the states owe to the chunk, by each step and by the history."""
-        if not self._remakes(chunk.needs):
+    ) -> AdjointGradients:
+        """Return the gradients of the output and the states, within each step and through the history."""
+        if not self._needs_other_states(chunk.needs):
             return self.history(chunk, grad_spk, grad_states, [], parameters)
-        # The states that are there afterwards are not those that the adjoint of a step reads.
+        # The adjoint of a step reads other states than those the next step starts from, so the two adjoints differ.
         local = self.local(chunk, grad_spk, grad_states, parameters)
         later = [torch.cat([rows[1:], torch.zeros_like(rows[:1])]) for rows in local.before]
-        remembers = self.remembers
-        of_states = [rows if place in remembers else None for place, rows in enumerate(later)]
-        through = self.history(chunk, None, of_states, [], parameters)
-        return Gradients(
+        history_states = self.history_states
+        grad_later = [rows if place in history_states else None for place, rows in enumerate(later)]
+        through = self.history(chunk, None, grad_later, [], parameters)
+        return AdjointGradients(
             local.x + through.x,
             [rows[0] + grad for rows, grad in zip(local.before, through.before)],
             [a + b for a, b in zip(local.parameters, through.parameters)],
         )
 
-    def _loop(self) -> torch.Tensor:
-        """By what a neuron's own spike comes back through the connection: broadcasts to a step."""
+    def _self_weight(self) -> torch.Tensor:
+        """Return each neuron's recurrent weight to itself, in a shape that broadcasts to a step."""
         connection = self.connection
         assert connection is not None
         weight = connection.weight.detach()
         if not connection.geometry:
             return weight.diagonal()
-        own = torch.arange(weight.shape[0], device=weight.device) % weight.shape[1]
+        input_channels = torch.arange(weight.shape[0], device=weight.device) % weight.shape[1]
         centre = weight[:, :, weight.shape[2] // 2, weight.shape[3] // 2]
-        return centre.gather(1, own[:, None]).reshape(-1, 1, 1)
+        return centre.gather(1, input_channels[:, None]).reshape(-1, 1, 1)
 
     def _adjoint(
         self,
@@ -329,36 +337,36 @@ class Dynamics:
         states: List[torch.Tensor],
         needs: Sequence[bool],
         need_before: bool = True,
-    ) -> Gradients:
+    ) -> AdjointGradients:
         output = self.plan.output
         if output is not None and grad_states:
-            # The kernels take the gradient of a state that is the output as the output's.
-            of_state = grad_states[output]
-            if of_state is not None:
-                grad_spk = of_state if grad_spk is None else grad_spk + of_state
+            # The kernels have one gradient for the output, even if it is a state, too.
+            grad_output_state = grad_states[output]
+            if grad_output_state is not None:
+                grad_spk = grad_output_state if grad_spk is None else grad_spk + grad_output_state
             grad_states = [None if place == output else grad for place, grad in enumerate(grad_states)]
-        of_states = list(grad_states) or [None] * len(states)
-        given = (grad_spk, of_states, list(grad_final), x, list(initial), values)
-        return _run(self._operator, given, states, needs, need_before)
+        grads = list(grad_states) or [None] * len(states)
+        arguments = (grad_spk, grads, list(grad_final), x, list(initial), values)
+        return _run(self._operator, arguments, states, needs, need_before)
 
     @property
-    def _operator(self) -> "_Operator":
+    def _operator(self) -> "_AdjointOperator":
         kernel = self.surrogate.kernel
-        return _Operator(self.plan.neuron, self.plan.variant, kernel.id, kernel.a, kernel.b)
+        return _AdjointOperator(self.plan.neuron, self.plan.variant, kernel.id, kernel.a, kernel.b)
 
-    # ---- what the history is made of
+    # ---- the Jacobian of the states
 
     @property
-    def remembers(self) -> List[int]:
-        """The states whose history counts: not the spikes where they only come back through a connection."""
+    def history_states(self) -> List[int]:
+        """Indices of the states with a history. Excluded are spikes that only return through a recurrent connection."""
         cut = self.plan.output if self.strength is not None and not self.keeps_loop else None
         return [place for place in range(len(self.plan.states)) if place != cut]
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether the history is the same for all neurons and samples: made of parameters of one element alone."""
+        """True if the states have the same Jacobian for all neurons and samples: it reads scalar parameters alone."""
         plan, values = self.plan, self._values()
-        read = _parameters_read(plan.neuron, plan.variant, tuple(self.remembers))
+        read = _history_parameter_names(plan.neuron, plan.variant, tuple(self.history_states))
         if read is None:
             return False
         tensors = [values[name] for name in plan.parameters]
@@ -367,31 +375,31 @@ class Dynamics:
             is_single.append(all(is_single[place] for is_place, place in operands if is_place))
         return all(place is None or is_single[place] for name, place in zip(plan.names, plan.places) if name in read)
 
-    def of_one(self, chunk: Chunk) -> List[Gradients]:
-        """Of each state that counts, after the chunk: what a neuron's input and states before owe it, where all neurons
-        are alike."""
+    def unit_gradients(self, chunk: NeuronChunk) -> List[AdjointGradients]:
+        """Return the gradients of each state after the chunk, for one neuron that stands for all."""
         values = [v.reshape(-1)[:1] for v in chunk.values]
         place = self.strength
         if place is not None and not self.keeps_loop:
             values[place] = torch.zeros_like(values[place])
         steps, numbers = len(chunk.spk), tuple(torch.cat(values).tolist())
-        given = (self._operator, steps, chunk.spk.dtype, values[0].dtype, chunk.spk.device, numbers, len(chunk.states))
-        return [_of_one(*given, place) for place in self.remembers]
+        spk, count = chunk.spk, len(chunk.states)
+        arguments = (self._operator, steps, spk.dtype, values[0].dtype, spk.device, numbers, count)
+        return [_unit_gradients(*arguments, place) for place in self.history_states]
 
 
-def _by_neuron(steps: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Steps ``[T, B, ...]`` times one value for all or for each neuron."""
-    return (_rows(steps, value) * value.reshape(-1)).reshape(steps.shape)
+def _scale_by_neuron(steps: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Multiply steps ``[T, B, ...]`` by one value, or by one value for each neuron."""
+    return (_by_parameter(steps, value) * value.reshape(-1)).reshape(steps.shape)
 
 
-def _rows(steps: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _by_parameter(steps: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Reshape steps ``[T, B, ...]`` to ``[T, rows, n]``, where ``value`` has ``n`` elements."""
     count = value.numel()
-    return steps.reshape(len(steps), steps.shape[1:].numel() // max(count, 1), count)  # 0 in an empty batch
+    return steps.reshape(len(steps), steps.shape[1:].numel() // max(count, 1), count)  # count is 0 in an empty batch
 
 
-class _Operator(NamedTuple):
-    """Which adjoint."""
+class _AdjointOperator(NamedTuple):
+    """The arguments that select an adjoint: neuron, variant and surrogate."""
 
     neuron: str
     variant: int
@@ -401,17 +409,23 @@ class _Operator(NamedTuple):
 
 
 def _run(
-    operator: _Operator, given: Sequence[Any], states: List[torch.Tensor], needs: Sequence[bool], need_before: bool
-) -> Gradients:
-    """``given``: what ``neuron_sequence_bwd`` takes before the neuron's name."""
+    operator: _AdjointOperator,
+    arguments: Sequence[Any],
+    states: List[torch.Tensor],
+    needs: Sequence[bool],
+    need_before: bool,
+) -> AdjointGradients:
+    """Run ``neuron_sequence_bwd``; ``given`` are its arguments before the neuron's name."""
     run = _library.kernel_for("neuron_sequence_bwd", states[0])
     neuron, variant, *surrogate = operator
-    return Gradients(*run(*given, neuron, variant, None, *surrogate, [need_before] * len(states), list(needs), states))
+    return AdjointGradients(
+        *run(*arguments, neuron, variant, None, *surrogate, [need_before] * len(states), list(needs), states)
+    )
 
 
 @lru_cache(maxsize=256)
-def _of_one(
-    operator: _Operator,
+def _unit_gradients(
+    operator: _AdjointOperator,
     steps: int,
     dtype: torch.dtype,
     of_values: torch.dtype,
@@ -419,34 +433,37 @@ def _of_one(
     numbers: Tuple[float, ...],
     count: int,
     place: int,
-) -> Gradients:
-    """The gradients of one of ``count`` states of a neuron, after so many steps, by the parameters' numbers."""
-    with torch.inference_mode(False), torch.no_grad():  # it is kept for calls of every mode
+) -> AdjointGradients:
+    """Return the gradients of state ``place`` of ``count`` states after ``steps`` steps, for one neuron.
+
+    ``numbers`` are the values of the kernel's parameters.
+    """
+    with torch.inference_mode(False), torch.no_grad():  # the cached result serves calls of every gradient mode
         values = [torch.tensor([number], dtype=of_values, device=device) for number in numbers]
         states = [torch.zeros(steps, 1, dtype=dtype, device=device)] * count
-        none: List[Optional[torch.Tensor]] = [None] * count
-        final = list(none)
+        no_gradients: List[Optional[torch.Tensor]] = [None] * count
+        final = list(no_gradients)
         final[place] = torch.ones(1, dtype=dtype, device=device)
-        initial = [row[0] for row in states]
-        given = (None, none, final, states[0], initial, values)
-        return _run(operator, given, states, [False] * len(values), True)
+        initial = [state[0] for state in states]
+        arguments = (None, no_gradients, final, states[0], initial, values)
+        return _run(operator, arguments, states, [False] * len(values), True)
 
 
 @lru_cache(maxsize=256)
-def _parameters_read(neuron: str, variant: int, remembers: Tuple[int, ...]) -> Optional[FrozenSet[str]]:
-    """The parameters that the history of the states is made of; None: of a state or the input, too."""
+def _history_parameter_names(neuron: str, variant: int, history_states: Tuple[int, ...]) -> Optional[FrozenSet[str]]:
+    """Return the parameters that the Jacobian of the states reads; None if it reads a state or the input, too."""
     adjoint = _neurons.adjoint(neuron, variant)
-    found = _read(adjoint, remembers)
-    if found is None:
+    derived = _history_parameters(adjoint, history_states)
+    if derived is None:
         return None
     texts = _neurons.derived_names(neuron, variant)
-    return frozenset(text for text, value in zip(texts, adjoint.step.derived) if is_one_of(value, found))
+    return frozenset(text for text, value in zip(texts, adjoint.step.derived) if is_one_of(value, derived))
 
 
-def _read(adjoint: Adjoint, remembers: Sequence[int]) -> Optional[List[Value]]:
-    """Of what is made of parameters, that which the history of the states is made of; None: of a state or the input."""
+def _history_parameters(adjoint: Adjoint, history_states: Sequence[int]) -> Optional[List[Value]]:
+    """Return the derived parameters in the Jacobian of the states; None if it reads a state or the input, too."""
     zeros = {id(adjoint.grad_spk)}
-    zeros |= {id(value) for place, value in enumerate(adjoint.grad_after) if place not in remembers}
+    zeros |= {id(value) for place, value in enumerate(adjoint.grad_after) if place not in history_states}
     derived = adjoint.step.derived
     seeds = {id(value) for value in (*adjoint.grad_after, *adjoint.seeds)}
     zero: Dict[int, bool] = {}
@@ -472,18 +489,18 @@ def _read(adjoint: Adjoint, remembers: Sequence[int]) -> Optional[List[Value]]:
                 zero[id(value)] = False
         return zero[id(value)]
 
-    found: List[Value] = []
-    left: List[Any] = [adjoint.grad_x, *(adjoint.grad_before[place] for place in remembers)]
-    seen = set()
-    while left:
-        value = left.pop()
-        if not isinstance(value, Value) or id(value) in seen or id(value) in seeds or is_zero(value):
+    parameters: List[Value] = []
+    stack: List[Any] = [adjoint.grad_x, *(adjoint.grad_before[place] for place in history_states)]
+    visited = set()
+    while stack:
+        value = stack.pop()
+        if not isinstance(value, Value) or id(value) in visited or id(value) in seeds or is_zero(value):
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if is_one_of(value, derived):
-            found.append(value)
+            parameters.append(value)
         elif value.operation == "input":
             return None
         else:
-            left.extend(value.operands)
-    return found
+            stack.extend(value.operands)
+    return parameters

@@ -1,8 +1,8 @@
-"""A chunk as one graph that is compiled once: states and traces in buffers, rules by what is detached.
+"""A chunk as one graph that is compiled once: states and traces are buffers, and the rules use ``detach``.
 
-What is differentiated is made of operators that a compiler of graphs knows: a neuron's current is computed from its
-weights alone, for their gradient, which goes through the neuron's history, and once more from the layer below alone, in
-which every step stands by itself.
+The graph consists of operators that PopTorch compiles. A neuron's current is computed twice. The first computation has
+gradients for the weights, which flow through the neuron's history. The second one has gradients for the layer below,
+and separates the steps.
 """
 
 from typing import Any, List, Optional, Sequence, Tuple
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.multistep import is_random
-from snnipu.online.afferents import Named, affine, run_steps
-from snnipu.online.layer import Layer, check_same, parts_of
+from snnipu.online.afferents import Named, apply_affine, run_steps
+from snnipu.online.layer import Layer, check_same, describe_modules
 from snnipu.online.rules import Rule
 from snnipu.ops._arguments import compute_dtype
 
@@ -23,7 +23,11 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def check(layers: Sequence[Layer], rule: Rule) -> None:
-    """Raise where a layer cannot be held, by name."""
+    """Check that one graph supports every layer.
+
+    Raises:
+        TypeError, ValueError: an unsupported layer, by name.
+    """
     if rule.name not in RULES or not all(rule.options.values()):
         raise ValueError(f"a chunk as one graph learns by {' or '.join(map(repr, RULES))}, with their default options")
     for layer in layers:
@@ -51,31 +55,36 @@ def check(layers: Sequence[Layer], rule: Rule) -> None:
             "its beta is one for each neuron": neuron.beta.numel() > 1,
             f"it learns {', '.join(learnt)}": bool(learnt),
         }
-        why = next((why for why, holds in reasons.items() if holds), None)
-        if why is not None:
-            raise TypeError(f'module {layer.name} (Leaky): rule "{rule.name}" cannot be held in one graph where {why}')
+        reason = next((reason for reason, holds in reasons.items() if holds), None)
+        if reason is not None:
+            raise TypeError(
+                f'module {layer.name} (Leaky): rule "{rule.name}" cannot be held in one graph where {reason}'
+            )
 
 
-class Held:
-    """The states and traces of ``layers`` in buffers of ``owner``, for chunks of ``shape`` ``[Tc, B, ...]``."""
+class PreparedState:
+    """States and traces of ``layers`` in buffers of ``owner``.
+
+    ``example`` ``[Tc, B, ...]`` has the shape of every chunk.
+    """
 
     def __init__(self, owner: nn.Module, layers: Sequence[Layer], rule: Rule, example: torch.Tensor) -> None:
         check(layers, rule)
-        self.parts = parts_of(layers)
+        self.parts = describe_modules(layers)
         self.shape, self.dtype, self.rule, self.history = example.shape, example.dtype, rule, rule.history
         x = torch.zeros_like(example)
         with torch.no_grad():
             for number, layer in enumerate(layers):
-                given = layer.afferents[0].of_input(x)
-                assert isinstance(given, torch.Tensor)
-                x = _body(layer.afferents[0].body, given)
+                inputs = layer.afferents[0].run_head(x)
+                assert isinstance(inputs, torch.Tensor)
+                x = _body(layer.afferents[0].body, inputs)
                 if layer.dynamics is None:
                     continue
                 dtype = compute_dtype(x.dtype)
                 owner.register_buffer(f"held_mem_{number}", x.new_zeros(x.shape[1:], dtype=dtype))
                 if rule.history:
-                    owner.register_buffer(f"held_trace_{number}", given.new_zeros(given.shape[1:], dtype=dtype))
-                    owner.register_buffer(f"held_ones_{number}", given.new_zeros(given.shape[1], dtype=dtype))
+                    owner.register_buffer(f"held_trace_{number}", inputs.new_zeros(inputs.shape[1:], dtype=dtype))
+                    owner.register_buffer(f"held_ones_{number}", inputs.new_zeros(inputs.shape[1], dtype=dtype))
 
     def buffers(self, owner: nn.Module) -> List[torch.Tensor]:
         return [buffer for name, buffer in owner.named_buffers(recurse=False) if name.startswith("held_")]
@@ -83,9 +92,9 @@ class Held:
     def run(
         self, owner: nn.Module, layers: Sequence[Layer], x: torch.Tensor, begins: Optional[torch.Tensor]
     ) -> List[torch.Tensor]:
-        """What the last layer gives of a chunk: its output and its membranes."""
-        check_same(self.parts, parts_of(layers), "call prepare() again")
-        check(layers, self.rule)  # options may have changed since
+        """Run a chunk; return the output of the last layer, ``[spikes, membranes]``."""
+        check_same(self.parts, describe_modules(layers), "call prepare() again")
+        check(layers, self.rule)  # options may have changed since prepare()
         if x.shape != self.shape or x.dtype != self.dtype:
             expected = f"{tuple(self.shape)} and {self.dtype}"
             raise ValueError(f"x must be of {expected}, as in prepare(), got {tuple(x.shape)} and {x.dtype}")
@@ -98,17 +107,17 @@ class Held:
             goes_on = 1 - begins.reshape(-1).to(compute_dtype(x.dtype))
         out: List[torch.Tensor] = [x]
         for number, layer in enumerate(layers):
-            given = layer.afferents[0].of_input(out[0])
-            assert isinstance(given, torch.Tensor)
+            inputs = layer.afferents[0].run_head(out[0])
+            assert isinstance(inputs, torch.Tensor)
             if layer.dynamics is None:
-                out = [_body(layer.afferents[0].body, given)]
+                out = [_body(layer.afferents[0].body, inputs)]
                 continue
-            mem = _kept(owner, f"held_mem_{number}", goes_on)
+            mem = _buffer_before(owner, f"held_mem_{number}", goes_on)
             if self.history:
-                past = [_kept(owner, f"held_{what}_{number}", goes_on) for what in ("trace", "ones")]
-                out = self._with_history(owner, number, layer, given, mem, past)
+                past = [_buffer_before(owner, f"held_{kind}_{number}", goes_on) for kind in ("trace", "ones")]
+                out = self._with_history(owner, number, layer, inputs, mem, past)
             else:
-                current = _body(layer.afferents[0].body, given)
+                current = _body(layer.afferents[0].body, inputs)
                 with torch.no_grad():
                     _, mems = _run(layer, current.detach(), mem)
                 out = _each_step(layer, current, mem, mems)
@@ -117,30 +126,30 @@ class Held:
         return out
 
     def _with_history(
-        self, owner: nn.Module, number: int, layer: Layer, given: torch.Tensor, mem: torch.Tensor, past: Any
+        self, owner: nn.Module, number: int, layer: Layer, inputs: torch.Tensor, mem: torch.Tensor, past: Any
     ) -> List[torch.Tensor]:
         body = layer.afferents[0].body
         trace, ones = past
-        own = given.detach()
-        # What the membrane before the chunk owes to the weights: what they make of the trace.
-        owes = affine(body, trace.to(own.dtype), ones.to(own.dtype))
-        spk, mems = _run(layer, _body(body, own), mem + (owes - owes.detach()))
-        if number or given.requires_grad:
-            spk_below, mems_below = _each_step(layer, _body(body, given, detached=True), mem, mems.detach())
+        detached = inputs.detach()
+        # The dependence of the membrane before the chunk on the weights: the body applied to the trace.
+        past_current = apply_affine(body, trace.to(detached.dtype), ones.to(detached.dtype))
+        spk, mems = _run(layer, _body(body, detached), mem + (past_current - past_current.detach()))
+        if number or inputs.requires_grad:
+            spk_below, mems_below = _each_step(layer, _body(body, inputs, detached=True), mem, mems.detach())
             spk, mems = spk + (spk_below - spk_below.detach()), mems + (mems_below - mems_below.detach())
         assert layer.dynamics is not None
         with torch.no_grad():
-            steps, dtype = own.shape[0], trace.dtype
+            steps, dtype = detached.shape[0], trace.dtype
             decay = layer.dynamics.neuron.beta.detach().clamp(0, 1).reshape(()).to(dtype)
-            weights = decay ** torch.arange(steps - 1, -1, -1, dtype=dtype, device=own.device)
-            summed = (weights @ own.flatten(1).to(dtype)).reshape(own.shape[1:])
+            weights = decay ** torch.arange(steps - 1, -1, -1, dtype=dtype, device=detached.device)
+            summed = (weights @ detached.flatten(1).to(dtype)).reshape(detached.shape[1:])
             getattr(owner, f"held_trace_{number}").copy_(decay**steps * trace + summed)
             getattr(owner, f"held_ones_{number}").copy_(decay**steps * ones + weights.sum())
         return [spk, mems]
 
 
-def _kept(owner: nn.Module, name: str, goes_on: Optional[torch.Tensor]) -> torch.Tensor:
-    """A buffer's value before the chunk, zeros where a stream begins."""
+def _buffer_before(owner: nn.Module, name: str, goes_on: Optional[torch.Tensor]) -> torch.Tensor:
+    """Return a buffer's value before the chunk; zeros if a stream begins."""
     value: torch.Tensor = getattr(owner, name).detach().clone()
     if goes_on is None:
         return value
@@ -148,21 +157,21 @@ def _kept(owner: nn.Module, name: str, goes_on: Optional[torch.Tensor]) -> torch
 
 
 def _run(layer: Layer, x: torch.Tensor, mem: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Spikes and membranes of a sequence."""
+    """Return the spikes and membranes of a sequence."""
     assert layer.dynamics is not None
-    made = layer.dynamics.neuron._kernels(x.contiguous(), [mem], num_steps=None, store=[True], need_final=False)
-    return made.spk, made.states[0]
+    results = layer.dynamics.neuron._kernels(x.contiguous(), [mem], num_steps=None, store=[True], need_final=False)
+    return results.spk, results.states[0]
 
 
 def _each_step(layer: Layer, x: torch.Tensor, mem: torch.Tensor, mems: torch.Tensor) -> List[torch.Tensor]:
-    """As :func:`_run`, every step from the membrane that is known to be there before it."""
+    """Run every step separately, from the known membrane before it."""
     before = torch.cat([mem.unsqueeze(0), mems[:-1]]).detach()
-    made = _run(layer, x.flatten(0, 1).unsqueeze(0), before.flatten(0, 1))
-    return [part.reshape(x.shape) for part in made]
+    results = _run(layer, x.flatten(0, 1).unsqueeze(0), before.flatten(0, 1))
+    return [part.reshape(x.shape) for part in results]
 
 
 def _body(body: Sequence[Named], x: torch.Tensor, detached: bool = False) -> torch.Tensor:
-    """What the modules make of ``[T, B, ...]``; ``detached``: their weights get no gradient."""
+    """Run the modules on ``[T, B, ...]``; with ``detached`` their weights get no gradient."""
     for name, module in body:
         if not detached or not any(True for _ in module.parameters()):
             x = run_steps((name, module), x)

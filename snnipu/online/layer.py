@@ -1,4 +1,4 @@
-"""A neuron with the modules in front of it, learning online."""
+"""A neuron with the modules before it: its chunk, its backward pass and the gradients of an online rule."""
 
 from itertools import zip_longest
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
@@ -7,9 +7,9 @@ import torch
 
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.online import traces as history
-from snnipu.online.afferents import Afferents, Made
-from snnipu.online.dynamics import Chunk, Dynamics
-from snnipu.online.events import DenseOrSparse, leaf_of, of_slots
+from snnipu.online.afferents import Afferents, BodyOutput
+from snnipu.online.dynamics import Dynamics, NeuronChunk
+from snnipu.online.events import DenseOrSparse, make_leaf, spikes_of_slots
 from snnipu.online.rules import Rule
 from snnipu.online.weights import LAYERS, version
 from snnipu.ops._arguments import compute_dtype, is_autocast
@@ -20,31 +20,38 @@ from snnipu.spikes import SparseSpikes
 Gradient = Optional[torch.Tensor]
 
 
-class Memory(NamedTuple):
-    """What a layer carries from chunk to chunk."""
+class LayerMemory(NamedTuple):
+    """The states and traces that a layer carries from chunk to chunk."""
 
     states: List[torch.Tensor]
     traces: Optional[history.Traces] = None
-    # Of what a leaky readout remembers of the layer's spikes: traces, and the spikes themselves.
+    # e-prop's low_pass: the low-pass filtered traces and spikes [B, ...] of the layer, for each state of the readout.
     filtered: Optional[history.Traces] = None
     low: Optional[List[torch.Tensor]] = None
-    # The last inputs, as far back as delays reach.
+    # The last inputs, as many steps as the longest delay.
     past: Optional[torch.Tensor] = None
 
 
-class Signals:
-    """Of one chunk: what comes from the readout's backward pass."""
+class LearningSignals:
+    """The gradients of one chunk that e-prop sends from the readout to the layers below."""
 
     def __init__(self) -> None:
-        # Of its current at each step, and of its states before the chunk.
+        # Gradients of the readout's current at each step, and of its states before the chunk.
         self.error: Gradient = None
         self.carried: List[torch.Tensor] = []
-        # Of what its states remember, before the chunk, of the spikes of the layer whose turn is next.
+        # Gradients of the low-pass filtered spikes before the chunk, of the layer that computes next.
         self.below: List[torch.Tensor] = []
 
 
 class Layer:
-    """``modules`` and, behind them, ``neuron``; None: there is none."""
+    """A neuron and the modules before it, or the modules after the last neuron.
+
+    Args:
+        modules: (name, module) pairs in front of the neuron.
+        named: name and neuron; None for modules without a neuron after them.
+        rule: the learning rule.
+        is_first: True for the first layer of the network.
+    """
 
     def __init__(self, modules: Sequence[Any], named: Optional[Tuple[str, Any]], rule: Rule, is_first: bool) -> None:
         self.rule, self.is_first = rule, is_first
@@ -52,23 +59,27 @@ class Layer:
         self.name: str = modules[-1][0] if named is None else named[0]
         self.dynamics = None if neuron is None else Dynamics(neuron, rule.keeps_reset, rule.keeps_loop)
         self.afferents = [Afferents(modules)]
-        # An event-driven layer hands on spikes, one that is a linear map alone does not.
+        # Absent for modules without event-driven neurons. A linear map of spikes alone returns a dense tensor.
         events = self.afferents[0].events
         self.events = None if events is None or events.neuron is None else events
         if events is not None:
-            events.is_behind = not is_first
+            events.has_layer_below = not is_first
         if self.dynamics is not None and self.dynamics.connection is not None:
             self.afferents.append(Afferents([(f"{self.name}.recurrent", self.dynamics.neuron.recurrent)]))
-        # e-prop's own, [outputs, neurons]; None: that of the weights, or the layer is the last one.
+        # e-prop's feedback matrix, [outputs, neurons]; None: symmetric feedback, or the last layer.
         self.feedback: Optional[torch.nn.Parameter] = None
         self.is_readout = False
-        # True if the memory of e-prop's readout carries errors to earlier steps.
+        # True if e-prop's readout sends errors to earlier steps through its membranes.
         self.low_passes = False
-        # Not None if each weight of each neuron has a trace, instead of each input: advice for an error.
+        # A trace for each weight and neuron is needed: advice for an error message. None: a trace for each input.
         self.each_weight: Optional[str] = None
 
     def check(self) -> None:
-        """Raise for a module or a neuron that the rule cannot treat; the error names it."""
+        """Check that the rule supports the modules and the neuron.
+
+        Raises:
+            TypeError, ValueError: an unsupported module, by name.
+        """
         rule, dynamics = self.rule, self.dynamics
         self.each_weight = None
         if self.events is not None:
@@ -95,27 +106,27 @@ class Layer:
         if self.each_weight is not None:
             for afferents in self.afferents:
                 if afferents.parameters():
-                    afferents.check_own(rule.name, self.each_weight)
+                    afferents.check_weight_traces(rule.name, self.each_weight)
 
     def check_modules(self) -> None:
-        """Raise for a module that the rule cannot treat."""
+        """Check that the rule supports the modules."""
         rule, has_traces = self.rule, self.rule.history and self.dynamics is not None
         for afferents in self.afferents:
             afferents.check(rule.name, has_traces, self.is_first)
         if self.low_passes and not self.is_first and rule.options["feedback"] == "symmetric":
             self.afferents[0].check_linear()
 
-    def parts(self) -> List["Part"]:
-        """Describe each module as far as states and traces depend on it."""
+    def describe(self) -> List["ModuleDescription"]:
+        """Describe each module: the properties that states and traces depend on."""
         modules = [named for afferents in self.afferents for named in (*afferents.head, *afferents.body)]
-        parts = [Part(name, type(module).__name__, (), _sizes(module)) for name, module in modules]
+        parts = [ModuleDescription(name, type(module).__name__, (), _sizes(module)) for name, module in modules]
         if self.dynamics is not None:
             neuron = self.dynamics.neuron
-            parts.append(Part(self.name, type(neuron).__name__, tuple(neuron._states()), _sizes(neuron)))
+            parts.append(ModuleDescription(self.name, type(neuron).__name__, tuple(neuron._states()), _sizes(neuron)))
         return parts
 
     def check_input(self, x: DenseOrSparse) -> None:
-        """Raise if the first layer does not take ``x``."""
+        """Check that the first layer accepts ``x``."""
         if x.device.type == "meta":
             raise ValueError("x must have values, got a tensor on the device meta")
         if isinstance(x, SparseSpikes):
@@ -129,61 +140,62 @@ class Layer:
             raise TypeError(f"x must be a floating torch.Tensor, got {x.dtype}: call x.to(torch.get_default_dtype())")
         if not isinstance(module, LAYERS):
             return
-        weight, why = module.weight, f"as the weights of module {name} ({type(module).__name__})"
+        weight, expected = module.weight, f"as the weights of module {name} ({type(module).__name__})"
         if x.dtype != weight.dtype and not is_autocast(x.device.type):
-            raise TypeError(f"x must be of {weight.dtype}, {why}, got {x.dtype}")
+            raise TypeError(f"x must be of {weight.dtype}, {expected}, got {x.dtype}")
         if x.device != weight.device:
-            raise ValueError(f"x must be on {weight.device}, {why}, got {x.device}")
+            raise ValueError(f"x must be on {weight.device}, {expected}, got {x.device}")
 
     @property
     def size(self) -> Optional[int]:
-        """How many neurons there are, where a linear layer tells."""
+        """Number of neurons, from the last linear layer; None if there is no linear layer."""
         modules = [*self.afferents[0].head, *self.afferents[0].body]
-        found = [m.out_features for _, m in modules if isinstance(m, torch.nn.Linear)]
-        return found[-1] if found else None
+        sizes = [m.out_features for _, m in modules if isinstance(m, torch.nn.Linear)]
+        return sizes[-1] if sizes else None
 
     def run(
-        self, u: DenseOrSparse, memory: Optional[Memory], online: Any, signals: Signals
-    ) -> Tuple["Work", List[torch.Tensor]]:
-        """The chunk, its backward pass waiting, and what it gives."""
-        learns, work = torch.is_grad_enabled(), Work(self, online, signals)
+        self, u: DenseOrSparse, memory: Optional[LayerMemory], online: Any, signals: LearningSignals
+    ) -> Tuple["ChunkRecord", List[torch.Tensor]]:
+        """Run a chunk; return the record for its backward pass, and the output ``[spikes, *states]``."""
+        learns, record = torch.is_grad_enabled(), ChunkRecord(self, online, signals)
         first = self.afferents[0]
-        work.leaf, entering = leaf_of(u, learns)
-        work.inputs = [first.of_input(entering)]
-        self._check_rows(first, work.inputs[0], learns)
-        seen, past = self._with_past(work.inputs[0], memory)
-        made = first.of_body(seen)
-        x = made.out
-        if len(seen) != len(u):
-            # A part of it would have its gradient written into zeros.
-            x = x[len(seen) - len(u) :]
-        work.made = [made._replace(out=x.new_empty(0) if made.is_alone else x)]  # what nobody reads again is let go
-        # An event-driven layer computes in 16 bits by one of its paths alone.
+        record.leaf, leaf_input = make_leaf(u, learns)
+        record.inputs = [first.run_head(leaf_input)]
+        self._check_rows(first, record.inputs[0], learns)
+        inputs, past = self._with_past(record.inputs[0], memory)
+        body_output = first.run_body(inputs)
+        x = body_output.out
+        if len(inputs) != len(u):
+            # A slice has a slow backward: it writes the gradient into zeros. So only slice if there are earlier inputs.
+            x = x[len(inputs) - len(u) :]
+        # The backward pass does not read the output of a single product: free it.
+        record.outputs = [body_output._replace(out=x.new_empty(0) if body_output.is_alone else x)]
+        # The dtype of the current of an event-driven layer depends on its path: check the weights.
         self._check_precision(x.dtype if self.events is None else self.events.layer.weight.dtype)
         values: List[torch.Tensor] = []
         if self.dynamics is None:
-            work.after, out = Memory([]), [x.detach()]
+            record.after, out = LayerMemory([]), [x.detach()]
         else:
             values = self.dynamics.parameters(x)
             with torch.no_grad():
-                initial = self.dynamics.start(x) if memory is None else memory.states
+                initial = self.dynamics.initial_states(x) if memory is None else memory.states
                 chunk, final = self.dynamics.run(x.detach(), initial, values)
             if len(self.afferents) > 1:
-                work.inputs.append(chunk.before[SPIKES].to(chunk.spk.dtype))
-                self._check_rows(self.afferents[1], work.inputs[1], learns)
-                work.made.append(self.afferents[1].of_body(work.inputs[1]))
-                chunk = chunk._replace(arrived=work.made[1].out.detach())
-            work.chunk, work.after, out = chunk, Memory(final), [chunk.spk, *chunk.states]
-        work.after = work.after._replace(past=past)
-        work.parameters = [p for afferents in self.afferents for p in afferents.parameters()]
+                record.inputs.append(chunk.before[SPIKES].to(chunk.spk.dtype))
+                self._check_rows(self.afferents[1], record.inputs[1], learns)
+                record.outputs.append(self.afferents[1].run_body(record.inputs[1]))
+                chunk = chunk._replace(recurrent_input=record.outputs[1].out.detach())
+            record.chunk, record.after, out = chunk, LayerMemory(final), [chunk.spk, *chunk.states]
+        record.after = record.after._replace(past=past)
+        record.parameters = [p for afferents in self.afferents for p in afferents.parameters()]
         feedback = [] if self.feedback is None else [self.feedback]
-        given = [u.values if isinstance(u, SparseSpikes) else u, *work.parameters, *values, *feedback]
-        work.learns = learns and any(tensor.requires_grad for tensor in given)
-        if work.learns:
-            work.before = memory
-            work.keep(feedback)
-            out = list(_Learning.apply(work, out, *given))
-        return work, out
+        operands = [u.values if isinstance(u, SparseSpikes) else u, *record.parameters, *values, *feedback]
+        record.learns = learns and any(tensor.requires_grad for tensor in operands)
+        if record.learns:
+            record.before = memory
+            record.store_versions(feedback)
+            out = list(_ChunkFunction.apply(record, out, *operands))
+        return record, out
 
     def _check_rows(self, afferents: Afferents, u: DenseOrSparse, learns: bool) -> None:
         if learns and self.each_weight is not None and afferents.parameters():
@@ -196,52 +208,54 @@ class Layer:
                 'carries traces in float32 or float64; take these, without autocast, or rule "sltt"'
             )
 
-    def handed_on(self, out: List[torch.Tensor], above: Optional["Layer"]) -> DenseOrSparse:
-        """What the layer above gets, of the spikes and the states; None: there is none."""
+    def output_for(self, out: List[torch.Tensor], above: Optional["Layer"]) -> DenseOrSparse:
+        """Return the input of the layer above, from spikes and states; ``above`` is None for the last layer."""
         if self.events is None:
             return out[0]
-        made = self.events.handed_on(out[0], out[1:], above is None or bool(above.afferents[0].head))
-        # As MultiStep has it: PyTorch's modules get spikes of maps as a row.
+        spikes = self.events.select_output(out[0], out[1:], above is None or bool(above.afferents[0].head))
+        # Like MultiStep: PyTorch's modules get the spikes of maps flattened.
         is_row = above is not None and above.afferents[0].events is None
-        return made.flatten(2) if is_row and isinstance(made, torch.Tensor) else made
+        return spikes.flatten(2) if is_row and isinstance(spikes, torch.Tensor) else spikes
 
     def _with_past(
-        self, given: DenseOrSparse, memory: Optional[Memory]
+        self, inputs: DenseOrSparse, memory: Optional[LayerMemory]
     ) -> Tuple[DenseOrSparse, Optional[torch.Tensor]]:
-        """The input behind the steps before it that are still on their way, and those for the next chunk."""
+        """Return the input preceded by the earlier steps that delays still need, and the steps for the next chunk."""
         reach = self.afferents[0].delays
         if not reach:
-            return given, None
-        assert isinstance(given, torch.Tensor)
-        if given.requires_grad:
+            return inputs, None
+        assert isinstance(inputs, torch.Tensor)
+        if inputs.requires_grad:
             raise ValueError("x must not require a gradient: behind delays it would go back into earlier chunks")
-        seen = given if memory is None or memory.past is None else torch.cat([memory.past, given])
-        return seen, seen[max(0, len(seen) - reach) :].clone()
+        extended = inputs if memory is None or memory.past is None else torch.cat([memory.past, inputs])
+        return extended, extended[max(0, len(extended) - reach) :].clone()
 
-    def remember(self, work: "Work", by: Optional[history.Filter]) -> Memory:
-        """What the layer carries on from a chunk; ``by``: how a readout remembers."""
-        after, dynamics, chunk, before = work.after, self.dynamics, work.chunk, work.before
-        if not work.learns or not self.rule.history or dynamics is None or chunk is None:
+    def remember(self, record: "ChunkRecord", readout: Optional[history.ReadoutFilter]) -> LayerMemory:
+        """Return states and traces after a chunk; ``readout`` is the filter of e-prop's readout."""
+        after, dynamics, chunk, before = record.after, self.dynamics, record.chunk, record.before
+        if not record.learns or not self.rule.history or dynamics is None or chunk is None:
             return after
         is_uniform = dynamics.is_uniform
-        seen = [given.detach() for given in work.inputs]
-        for number, made in enumerate(work.made if by is None and is_uniform else ()):
-            slots, x = made.slots, seen[number]
+        inputs = [values.detach() for values in record.inputs]
+        for number, output in enumerate(record.outputs if readout is None and is_uniform else ()):
+            slots, x = output.slots, inputs[number]
             if slots is not None and isinstance(x, torch.Tensor):
-                seen[number] = of_slots(slots, x)  # few numbers are read again
+                inputs[number] = spikes_of_slots(slots, x)  # a few slots are stored instead of a dense input
         states = None if before is None else before.traces
         with torch.no_grad():
-            of_chunk = (dynamics, chunk, self.afferents, seen)
-            after = after._replace(traces=history.after(*of_chunk, states))
-            if by is not None:
-                filtered = history.filtered_after(by, *of_chunk, states, None if before is None else before.filtered)
-                low = history.low_passed(by, chunk.spk, None if before is None else before.low)
+            arguments = (dynamics, chunk, self.afferents, inputs)
+            after = after._replace(traces=history.traces_after(*arguments, states))
+            if readout is not None:
+                filtered = history.filtered_traces_after(
+                    readout, *arguments, states, None if before is None else before.filtered
+                )
+                low = history.low_pass(readout, chunk.spk, None if before is None else before.low)
                 after = after._replace(filtered=filtered, low=low)
         return after
 
 
-class Part(NamedTuple):
-    """A module of a network: its states, and its parameters' names, shapes and dtypes."""
+class ModuleDescription(NamedTuple):
+    """A module's name, class and states, and its parameters' names, shapes and dtypes."""
 
     name: str
     kind: str
@@ -257,38 +271,38 @@ def _sizes(module: torch.nn.Module) -> Tuple[Tuple[str, torch.Size, torch.dtype]
     return tuple([(name, p.shape, p.dtype) for name, p in module._parameters.items() if p is not None and p.dim()])
 
 
-def parts_of(layers: Sequence[Layer]) -> List[Part]:
-    """Return the parts of a network, see :meth:`Layer.parts`."""
-    return [part for layer in layers for part in layer.parts()]
+def describe_modules(layers: Sequence[Layer]) -> List[ModuleDescription]:
+    """Describe the modules of all layers, see :meth:`Layer.describe`."""
+    return [part for layer in layers for part in layer.describe()]
 
 
 def check_same(before: Sequence[Any], now: Sequence[Any], advice: str) -> None:
-    """Raise if a network has changed since its states and traces were made."""
+    """Check that the network is the one to which the stream's states and traces belong."""
     if before != now:
         old, new = next(pair for pair in zip_longest(before, now, fillvalue="none") if pair[0] != pair[1])
         raise ValueError(f"the network has changed: there was module {old}, and now there is {new}; {advice}")
 
 
-class Work:
-    """A layer's chunk, and its backward pass."""
+class ChunkRecord:
+    """The record of a layer's chunk that its backward pass reads."""
 
     leaf: torch.Tensor
-    after: Memory
+    after: LayerMemory
 
-    def __init__(self, layer: Layer, online: Any, signals: Signals) -> None:
+    def __init__(self, layer: Layer, online: Any, signals: LearningSignals) -> None:
         self.layer, self.online, self.number, self.signals = layer, online, online.chunks + 1, signals
-        self.before: Optional[Memory] = None
-        self.chunk: Optional[Chunk] = None
+        self.before: Optional[LayerMemory] = None
+        self.chunk: Optional[NeuronChunk] = None
         self.inputs: List[DenseOrSparse] = []
-        self.made: List[Made] = []
+        self.outputs: List[BodyOutput] = []
         self.parameters: List[torch.nn.Parameter] = []
-        # Tensors that the backward pass reads, and their versions: parameters, and the chunk's tensors by name.
+        # Version counters of the tensors that the backward pass reads: parameters, and named tensors of the chunk.
         self.versions: List[Tuple[torch.Tensor, int]] = []
         self.chunk_versions: List[Tuple[str, torch.Tensor, int]] = []
         self.learns = self.done = False
 
-    def keep(self, feedback: Sequence[torch.Tensor]) -> None:
-        """Record the versions of the tensors that the backward pass reads."""
+    def store_versions(self, feedback: Sequence[torch.Tensor]) -> None:
+        """Store the version counters of the tensors that the backward pass reads."""
         layer, chunk = self.layer, self.chunk
         owner: Any = layer.events.layer if layer.events is not None else layer.dynamics and layer.dynamics.neuron
         modules = [module for afferents in layer.afferents for _, module in afferents.body]
@@ -298,13 +312,17 @@ class Work:
         if chunk is None or layer.dynamics is None:
             return
         states = [f"its {name}" for name in layer.dynamics.neuron._states()]
-        kept = [*zip(states, chunk.initial), *zip(states, chunk.states), *(("a parameter", v) for v in chunk.values)]
-        kept += [("its input", tensor) for tensor in (chunk.x, chunk.arrived) if tensor is not None]
-        kept += [("its spikes", chunk.spk)] if feedback else []
-        self.chunk_versions = [(what, tensor, version(tensor)) for what, tensor in kept]
+        named = [*zip(states, chunk.initial), *zip(states, chunk.states), *(("a parameter", v) for v in chunk.values)]
+        named += [("its input", tensor) for tensor in (chunk.x, chunk.recurrent_input) if tensor is not None]
+        named += [("its spikes", chunk.spk)] if feedback else []
+        self.chunk_versions = [(name, tensor, version(tensor)) for name, tensor in named]
 
     def check(self) -> None:
-        """Raise where this chunk cannot learn any more."""
+        """Check that the chunk can still be differentiated.
+
+        Raises:
+            RuntimeError: a second backward, a loss on an earlier chunk, or a change of a module, parameter or tensor.
+        """
         if self.done:
             raise RuntimeError(
                 "backward was called twice for one chunk of an online network: add the chunk's losses up, and call "
@@ -316,8 +334,8 @@ class Work:
                 f"{self.online.chunks}: call backward() for each chunk before the next one, and .detach() what a "
                 "later loss takes of an earlier chunk"
             )
-        self.layer.check_modules()  # .train() may have been called since
-        changed = next((what for what, tensor, before in self.chunk_versions if version(tensor) != before), None)
+        self.layer.check_modules()  # .train() may have been called since the forward pass
+        changed = next((name for name, tensor, before in self.chunk_versions if version(tensor) != before), None)
         if changed is not None:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -339,54 +357,54 @@ class Work:
         self.done = True
 
     def release(self) -> None:
-        """Let go of the chunk: who holds its result does not hold its memory."""
+        """Free the chunk's tensors, also if the caller still holds its result."""
         self.before = self.chunk = None
-        self.inputs, self.made, self.chunk_versions = [], [], []
+        self.inputs, self.outputs, self.chunk_versions = [], [], []
         del self.leaf
 
     def backward(self, upstream: Sequence[Gradient]) -> List[Gradient]:
-        """Gradients of the layer's input, of the parameters in front of the neuron, the neuron's, the feedback's."""
+        """Return the gradients of the layer's input, the body's parameters, the neuron's values and the feedback."""
         self.check()
         layer, dynamics, chunk, before = self.layer, self.layer.dynamics, self.chunk, self.before
         is_hidden = layer.rule.name == "eprop" and not layer.is_readout
         below = self.signals.below if is_hidden else []
         spk = upstream[0]
         if is_hidden and layer.feedback is not None:
-            spk, below = self._fed_back()
-        own_states: List[torch.Tensor] = []
-        at_once: Any = None
-        own: Any = None
-        of_values: List[Any] = []
+            spk, below = self._feedback_signals()
+        state_grads: List[torch.Tensor] = []
+        local_grad: Any = None
+        total_grad: Any = None
+        value_grads: List[Any] = []
         if dynamics is None or chunk is None:
             assert spk is not None
-            at_once = own = spk
+            local_grad = total_grad = spk
         else:
             states = list(upstream[1:])
-            if self._takes_steps(is_hidden):
+            if self._needs_local_gradients(is_hidden):
                 local = dynamics.local(chunk, spk, states, need_before=False)
-                at_once = own = local.x
-                of_values = local.parameters
+                local_grad = total_grad = local.x
+                value_grads = local.parameters
             if layer.rule.history:
-                whole = dynamics.whole(chunk, spk, states)
-                own, of_values = whole.x, whole.parameters
-                own_states = [whole.before[place] for place in dynamics.remembers]
-        gradients: List[Gradient] = [self._down(at_once, own, spk, own_states, below, is_hidden)]
-        carried = [] if before is None else [(before.traces, own_states), (before.filtered, below)]
-        known = [(traces, grads) for traces, grads in carried if traces is not None and grads]
-        gradients += self._own(own, at_once, known)
-        for number, grad in enumerate(of_values):
+                total = dynamics.total(chunk, spk, states)
+                total_grad, value_grads = total.x, total.parameters
+                state_grads = [total.before[place] for place in dynamics.history_states]
+        gradients: List[Gradient] = [self._input_gradient(local_grad, total_grad, spk, state_grads, below, is_hidden)]
+        carried = [] if before is None else [(before.traces, state_grads), (before.filtered, below)]
+        trace_grads = [(traces, grads) for traces, grads in carried if traces is not None and grads]
+        gradients += self._parameter_gradients(total_grad, local_grad, trace_grads)
+        for number, grad in enumerate(value_grads):
             assert chunk is not None
             need = chunk.needs[number]
-            for traces, grads in known:
+            for traces, grads in trace_grads:
                 if need:
-                    grad = grad + history.of_parameter(traces, number, grads, chunk.values[number])
+                    grad = grad + history.parameter_gradient(traces, number, grads, chunk.values[number])
             gradients.append(grad if need else None)
         if layer.feedback is not None:
-            gradients.append(self._of_feedback() if layer.feedback.requires_grad else None)
+            gradients.append(self._feedback_gradient() if layer.feedback.requires_grad else None)
         return gradients
 
-    def _takes_steps(self, is_hidden: bool) -> bool:
-        """Whether the gradients of each step by itself are asked for."""
+    def _needs_local_gradients(self, is_hidden: bool) -> bool:
+        """Return True if the rule needs the gradients within each step, without the history."""
         rule = self.layer.rule
         options = rule.options
         if not rule.history or not options.get("bias_trace", True):
@@ -395,50 +413,50 @@ class Work:
             return not is_hidden and not options["low_pass"]
         return self.leaf.requires_grad or (self.layer.is_first and not options.get("input_trace", True))
 
-    # ---- the layer below
+    # ---- gradients for the layer below
 
-    def _down(
+    def _input_gradient(
         self,
-        at_once: torch.Tensor,
-        own: torch.Tensor,
+        local_grad: torch.Tensor,
+        total_grad: torch.Tensor,
         spk: Gradient,
-        own_states: List[torch.Tensor],
+        state_grads: List[torch.Tensor],
         below: List[torch.Tensor],
         is_hidden: bool,
     ) -> Gradient:
-        """What the layer below is given: by each step alone, or e-prop's learning signal."""
+        """Return the gradient of the layer's input, and set e-prop's signals for the layer below."""
         rule, signals = self.layer.rule, self.signals
         if rule.name != "eprop":
-            return self.made[0].of_leaf(self.leaf, at_once) if self.leaf.requires_grad else None
+            return self.outputs[0].leaf_gradient(self.leaf, local_grad) if self.leaf.requires_grad else None
         if not is_hidden:
             low_pass = rule.options["low_pass"]
-            signals.error, signals.carried = (own, own_states) if low_pass else (at_once, [])
+            signals.error, signals.carried = (total_grad, state_grads) if low_pass else (local_grad, [])
             if not self.leaf.requires_grad:
                 return None
             if rule.options["feedback"] != "symmetric":
-                return torch.zeros_like(self.leaf)  # each layer takes the error itself
-            signals.below = [self._through_step(grad) for grad in signals.carried]
-            return self.made[0].of_leaf(self.leaf, signals.error)
+                return torch.zeros_like(self.leaf)  # each hidden layer reads the error from the signals
+            signals.below = [self._step_input_gradient(grad) for grad in signals.carried]
+            return self.outputs[0].leaf_gradient(self.leaf, signals.error)
         if not self.leaf.requires_grad:
             return None
         if self.layer.feedback is not None:
             return torch.zeros_like(self.leaf)
         assert spk is not None
-        signals.below = [self._through_step(grad) for grad in below]
-        return self.made[0].of_leaf(self.leaf, spk)
+        signals.below = [self._step_input_gradient(grad) for grad in below]
+        return self.outputs[0].leaf_gradient(self.leaf, spk)
 
-    def _through_step(self, grad: torch.Tensor) -> torch.Tensor:
-        """Of one step, through modules that are the same linear function at every step."""
+    def _step_input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        """Propagate a step's gradient ``[B, ...]`` through modules that are the same linear function at every step."""
         first = self.layer.afferents[0]
         with torch.enable_grad():
             leaf = torch.zeros_like(self.leaf[:1]).requires_grad_()
-            made = first.of_body(first.of_input(leaf))
-        return made.of_leaf(leaf, grad.unsqueeze(0))[0]
+            output = first.run_body(first.run_head(leaf))
+        return output.leaf_gradient(leaf, grad.unsqueeze(0))[0]
 
-    # ---- e-prop's own feedback
+    # ---- e-prop's feedback matrices
 
-    def _fed_back(self) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-        """The learning signal at each step, and of what the readout remembers before the chunk."""
+    def _feedback_signals(self) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+        """Return the learning signals at each step, and of the readout's states before the chunk."""
         feedback, chunk, error = self.layer.feedback, self.chunk, self.signals.error
         assert feedback is not None
         assert chunk is not None
@@ -446,43 +464,46 @@ class Work:
         spk = (error.flatten(2) @ feedback).reshape(chunk.spk.shape)
         return spk, [(grad.flatten(1) @ feedback).reshape(chunk.spk.shape[1:]) for grad in self.signals.carried]
 
-    def _of_feedback(self) -> torch.Tensor:
-        """As of the readout's weights, if the layer were in front of it."""
+    def _feedback_gradient(self) -> torch.Tensor:
+        """Return the gradient of the feedback matrix: the outer product of the readout's error and the spikes."""
         chunk, error = self.chunk, self.signals.error
         assert chunk is not None
         assert error is not None
-        made = error.flatten(2).flatten(0, 1).t() @ chunk.spk.flatten(2).flatten(0, 1)
+        gradient = error.flatten(2).flatten(0, 1).t() @ chunk.spk.flatten(2).flatten(0, 1)
         low = None if self.before is None else self.before.low
         for grad, spikes in zip(self.signals.carried, low or []):
-            made = made + grad.flatten(1).t() @ spikes.flatten(1)
-        return made
+            gradient = gradient + grad.flatten(1).t() @ spikes.flatten(1)
+        return gradient
 
-    # ---- the layer's own
+    # ---- gradients of the layer's parameters
 
-    def _own(self, own: torch.Tensor, at_once: torch.Tensor, known: Sequence[Any]) -> List[Any]:
-        """Of the parameters in front of the neuron: of the chunk's inputs, and of the traces from before it."""
-        layer, found = self.layer, []
+    def _parameter_gradients(
+        self, total_grad: torch.Tensor, local_grad: torch.Tensor, trace_grads: Sequence[Any]
+    ) -> List[Any]:
+        """Return the gradients of the parameters before the neuron: from the chunk's inputs and from earlier traces."""
+        layer, gradients = self.layer, []
         has_bias = layer.rule.options.get("bias_trace", True)
-        for number, (afferents, made) in enumerate(zip(layer.afferents, self.made)):
+        for number, (afferents, output) in enumerate(zip(layer.afferents, self.outputs)):
             parameters = afferents.parameters()
             if not parameters:
                 continue
             is_input = layer.is_first and not number and not layer.rule.options.get("input_trace", True)
-            grad = at_once if is_input else own
-            carried = [] if is_input else history.carried(known, number)
-            constant = None if is_input or has_bias else (at_once - own).sum(0)  # by each step alone
-            found += afferents.of_own(made, grad, carried, constant, parameters)
-        return found
+            grad = local_grad if is_input else total_grad
+            carried = [] if is_input else history.input_traces(trace_grads, number)
+            # bias_trace=False: the bias gets the gradient within each step.
+            constant = None if is_input or has_bias else (local_grad - total_grad).sum(0)
+            gradients += afferents.parameter_gradients(output, grad, carried, constant, parameters)
+        return gradients
 
 
-class _Learning(torch.autograd.Function):
-    """What a layer made of a chunk, and its rule's gradients."""
+class _ChunkFunction(torch.autograd.Function):
+    """The autograd function of a layer's chunk, with the gradients of the online rule."""
 
     @staticmethod
-    def forward(ctx: Any, work: Work, out: List[torch.Tensor], *tensors: torch.Tensor) -> Any:  # type: ignore[override]
-        ctx.work = work
+    def forward(ctx: Any, record: ChunkRecord, out: List[torch.Tensor], *tensors: torch.Tensor) -> Any:  # type: ignore[override]
+        ctx.record = record
         ctx.set_materialize_grads(False)
-        # Others than those of the chunk: results that the chunk held would hold it, for ever without a backward pass.
+        # Detached copies: outputs held by the chunk's record would form a cycle, not freed without a backward.
         return tuple([value.detach() for value in out])
 
     @staticmethod
@@ -491,6 +512,6 @@ class _Learning(torch.autograd.Function):
         if all(grad is None for grad in upstream):
             return (None,) * len(ctx.needs_input_grad)
         with torch.no_grad():
-            gradients = ctx.work.backward(upstream)
-        ctx.work.release()
+            gradients = ctx.record.backward(upstream)
+        ctx.record.release()
         return (None, None, *gradients)

@@ -1,4 +1,4 @@
-"""The rules of online learning: what each keeps of a network's derivatives, and its options."""
+"""The rules of online learning and their options."""
 
 from typing import Any, Dict, Mapping, NamedTuple
 
@@ -6,22 +6,28 @@ FEEDBACKS = ("symmetric", "random", "adaptive")
 
 
 class Rule(NamedTuple):
-    """What a rule keeps of the derivatives of states by earlier states, and what it passes to the layer below."""
+    """The parts of the derivatives that a rule keeps, and its options."""
 
     name: str
-    # A neuron's states by its earlier ones: traces.
+    # True if a neuron's states depend on its earlier states: the rule has traces.
     history: bool
-    # In them: the reset's derivative, and that of a recurrent neuron's spikes by which it reaches itself.
+    # Parts of the traces: the derivative of the reset, and a recurrent neuron's effect on itself by its spikes.
     keeps_reset: bool = True
     keeps_loop: bool = False
-    options: Mapping[str, Any] = {}  # with their defaults; None: it must be given
+    options: Mapping[str, Any] = {}  # names and defaults; None: required
 
-    def with_options(self, given: Mapping[str, Any]) -> "Rule":
-        unknown = [name for name in given if name not in self.options]
+    def with_options(self, chosen: Mapping[str, Any]) -> "Rule":
+        """Return the rule with the options of the caller.
+
+        Raises:
+            TypeError: an unknown option.
+            ValueError: an option of a wrong value.
+        """
+        unknown = [name for name in chosen if name not in self.options]
         if unknown:
-            known = f"its options are {', '.join(self.options)}" if self.options else "it has none"
-            raise TypeError(f'rule "{self.name}" has no option {unknown[0]!r}: {known}')
-        options = {**self.options, **given}
+            choices = f"its options are {', '.join(self.options)}" if self.options else "it has none"
+            raise TypeError(f'rule "{self.name}" has no option {unknown[0]!r}: {choices}')
+        options = {**self.options, **chosen}
         for name, value in options.items():
             check = OPTIONS[name]
             if not check(value):

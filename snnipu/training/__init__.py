@@ -1,4 +1,4 @@
-"""Train spiking classifiers: what ``python -m snnipu train`` does, as functions to build on.
+"""Train spiking classifiers: the functions behind ``python -m snnipu train``.
 
 >>> from snnipu import datasets, training
 >>> config = training.TrainConfig(dataset="digits", hidden=128, epochs=5)
@@ -6,8 +6,9 @@
 >>> trainer.fit()
 >>> trainer.history[-1]["test_accuracy"]
 
-Events: :class:`EventConfig` and :class:`EventTrainer`. Training at low activity, with a loop of one's own:
-:class:`GradThresholdSchedule`, :func:`scale_to_activity`, :class:`ActivityRegularizer`, :func:`benchmark_network`.
+Use :class:`EventConfig` and :class:`EventTrainer` for events. :class:`GradThresholdSchedule`,
+:func:`scale_to_activity`, :class:`ActivityRegularizer` and :func:`benchmark_network` serve a custom training loop at
+low activity.
 """
 
 from snnipu._files import WriteError, writable_file, write_atomically

@@ -1,4 +1,4 @@
-"""Checkpoints: plain tensors, numbers and strings, so that reading one never runs code from it, and a checksum.
+"""Checkpoints of plain tensors, numbers and strings, with a checksum. Reading one never runs code from it.
 
 A checkpoint is the ZIP archive that ``torch.save`` writes, with ``snnipu sha256`` and 64 hexadecimal digits as the
 archive's comment: the SHA-256 of all bytes before the digits. ``torch.load(path, weights_only=True)`` reads it without
@@ -22,14 +22,18 @@ _DIGITS = 2 * hashlib.sha256().digest_size
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be read, belongs to another run, or is written by another one."""
+    """A checkpoint cannot be read, belongs to another run, or is being written by another one."""
 
 
 def save_checkpoint(path: Path, state: Dict[str, Any]) -> None:
-    """Write ``state`` (``Trainer.state_dict()``); ``path`` holds the old or the new one, never half of one.
+    """Write ``state`` to ``path`` atomically: the file is always either the old or the new checkpoint.
+
+    Args:
+        path: the file.
+        state: ``Trainer.state_dict()``.
 
     Raises:
-        WriteError: it cannot be written, on a full disk, say; the old one is still there.
+        WriteError: writing failed, for example because the disk is full; the old checkpoint is unchanged.
         CheckpointError: another run holds ``path``, see :func:`lock_checkpoint`.
     """
     archive = io.BytesIO()
@@ -42,10 +46,16 @@ def save_checkpoint(path: Path, state: Dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> Dict[str, Any]:
-    """Read a file of :func:`save_checkpoint` onto the CPU; its contents are read only if the checksum is right.
+    """Read a file of :func:`save_checkpoint` onto the CPU, after checking its checksum.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The ``state`` of :func:`save_checkpoint`.
 
     Raises:
-        CheckpointError: there is no such file, it is damaged, or it is no checkpoint of this version of the package.
+        CheckpointError: the file is missing, damaged, or not a checkpoint of this version of the package.
     """
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}")
@@ -55,10 +65,10 @@ def load_checkpoint(path: Path) -> Dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:
         if hashlib.sha256(content[:-_DIGITS]).hexdigest().encode() != content[-_DIGITS:]:
-            has = "its checksum is not that of its contents" if _COMMENT in content else "it has no checksum"
-            raise ValueError(has)
+            reason_text = "its checksum is not that of its contents" if _COMMENT in content else "it has no checksum"
+            raise ValueError(reason_text)
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # bytes that torch.save did not write fail anywhere in zip, pickle or torch
+    except Exception as error:  # damaged bytes raise errors of many types in zip, pickle and torch
         reason = str(error).split("\n", 1)[0] or type(error).__name__
         raise CheckpointError(f"{path} is damaged or no checkpoint: {reason}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT or not isinstance(state.get("config"), dict):
@@ -68,26 +78,33 @@ def load_checkpoint(path: Path) -> Dict[str, Any]:
 
 @contextlib.contextmanager
 def lock_checkpoint(path: Path) -> Iterator[None]:
-    """Keep other runs from writing ``path``, until the block ends or this process does, however it ends.
+    """Lock ``path`` against other runs until the block or the process ends.
 
-    Where there are no file locks (Windows; some network file systems), a warning says so.
+    Warns where the system has no file locks (Windows; some network file systems).
+
+    Args:
+        path: the checkpoint.
 
     Raises:
-        CheckpointError: another run holds it; the message names its process.
+        CheckpointError: another run holds the lock; the message names its process.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
-            held.enter_context(sole_writer(path))
+            stack.enter_context(sole_writer(path))
         except InUseError as error:
             raise CheckpointError(str(error)) from error
         yield
 
 
 def check_same_run(saved: Dict[str, Any], own: Dict[str, Any]) -> None:
-    """Compare the description of a saved run with that of the present one; the number of epochs may differ.
+    """Check that a saved run has the settings of the present one; the number of epochs may differ.
+
+    Args:
+        saved: settings of the checkpoint.
+        own: settings of the present run.
 
     Raises:
-        CheckpointError: another setting, network or data set; the message lists what differs.
+        CheckpointError: a different setting, network or data set; the message lists the differences.
     """
     differing = [
         f"{name} is {saved.get(name)!r} there and {own[name]!r} here"

@@ -1,4 +1,4 @@
-"""What a training run is made of: everything that its result depends on, and nothing else."""
+"""The settings of a training run: everything that its result depends on."""
 
 import math
 from dataclasses import asdict, dataclass, fields
@@ -14,8 +14,8 @@ ENGINES = ("snnipu", "snntorch")
 OVERFLOW_ORDERS = ("lowest", "rotate")
 PRECISIONS = ("float32", "bf16")
 NETWORKS = ("fc", "conv")
-# What differs between the data sets. With the decay, the last epochs settle instead of wandering about: runs that
-# differ in rounding only then end at the same accuracy.
+# Defaults that differ between the data sets. With the decay of the learning rate the accuracy settles in the last
+# epochs, so that runs with different rounding end at the same accuracy.
 DATASET_DEFAULTS: Dict[str, Dict[str, Any]] = {
     "digits": {"hidden": 128, "epochs": 15, "batch_size": 32, "lr": 1e-3, "lr_decay": 0.92},
     "mnist": {"hidden": 1000, "epochs": 8, "batch_size": 128, "lr": 1e-3, "lr_decay": 0.7},
@@ -24,21 +24,21 @@ DATASET_DEFAULTS: Dict[str, Dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of every run; two runs with equal settings on one machine give equal results.
+    """The settings of every run; two runs with equal settings on one machine have equal results.
 
     Attributes:
-        dataset: the data set.
+        dataset: name of the data set.
         steps: time steps T of a sample.
         epochs: passes over the training set.
         batch_size: samples in a batch, over all processes.
         lr: learning rate of Adam in the first epoch.
-        lr_decay: factor of the learning rate after each epoch, above 0 and up to 1.
+        lr_decay: factor of the learning rate after each epoch, above 0 and at most 1.
         beta: decay of the membrane per step, 0 to 1.
-        seed: seeds the initial weights and the order of the batches.
+        seed: seed of the initial weights and of the order of the batches.
         precision: ``"float32"``, or ``"bf16"`` for products and spikes in bfloat16, by ``torch.autocast``.
-        rule: ``"sltt"``, ``"ottt"``, ``"eprop"`` (without its low-pass) or ``"snap1"``: learn by this rule of
-            :class:`snnipu.Online`; None: by backpropagation through time.
-        chunk: steps that are computed at a time, with ``rule``; None: 50.
+        rule: rule of :class:`snnipu.Online`: ``"sltt"``, ``"ottt"``, ``"eprop"`` (without its low-pass) or ``"snap1"``;
+            None: backpropagation through time.
+        chunk: steps of a chunk, with ``rule``; None: 50.
     """
 
     dataset: str = "digits"
@@ -55,15 +55,15 @@ class Settings:
 
     @classmethod
     def names(cls) -> Tuple[str, ...]:
-        """The settings there are."""
+        """Return the names of the settings."""
         return tuple(field.name for field in fields(cls))
 
     def to_dict(self) -> Dict[str, Any]:
-        """Names and values, as they stand in a checkpoint and in the JSON report; a call with them is the inverse."""
+        """Return names and values, as a checkpoint and the JSON report store them; the constructor is the inverse."""
         return asdict(self)
 
     def _check_values(self) -> None:
-        """Check each value by itself, where None is accepted if it is the default, and the rule with its chunks."""
+        """Check each value on its own, and the rule with its chunks. None is valid if it is the default."""
         for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.name in _ACCEPTED and not (value is None and setting.default is None):
@@ -73,7 +73,7 @@ class Settings:
                 raise ValueError("chunk: only with a rule of online learning")
             return
         if self.rule == "decolle":
-            raise ValueError("rule: decolle learns by readouts of its own, which no network here has: snn.Online does")
+            raise ValueError("rule: decolle trains local readouts, which no network here has: use snn.Online")
         self._check_choice("rule", RULES)
         object.__setattr__(self, "chunk", CHUNK if self.chunk is None else self.chunk)
         check_positive_int("chunk", self.chunk)
@@ -81,7 +81,7 @@ class Settings:
             raise ValueError("precision: expected float32 with a rule of online learning")
 
     def rule_in_words(self) -> str:
-        """What a description of the run adds for a rule of online learning."""
+        """Return the part of a run's description about its rule of online learning."""
         return "" if self.rule is None else f"; online by {self.rule}, chunks of {self.chunk} steps"
 
     def _check_choice(self, name: str, allowed: Sequence[str]) -> None:
@@ -96,10 +96,11 @@ class TrainConfig(Settings):
 
     Attributes:
         dataset: ``"digits"`` or ``"mnist"``.
-        engine: ``"snnipu"``, or ``"snntorch"`` for snnTorch's own step loop from the same initial weights.
-        hidden: hidden neurons.
-        bptt_steps: steps after which the gradient through time is cut off (truncated backpropagation through time);
-            None: it goes through all steps. As ``rule``, only of the engine ``"snnipu"``.
+        engine: ``"snnipu"``, or ``"snntorch"`` for a loop over snnTorch's steps with the same initial weights.
+        hidden: number of hidden neurons.
+        bptt_steps: steps after which the gradient through time is cut (truncated backpropagation through time); None:
+            it
+            flows through all steps. Like ``rule``, only with the engine ``"snnipu"``.
 
     Raises:
         ValueError: an argument is out of its range; the message starts with its name.
@@ -121,7 +122,7 @@ class TrainConfig(Settings):
 
     @classmethod
     def for_dataset(cls, dataset: str = "digits", **settings: Any) -> "TrainConfig":
-        """The defaults of ``dataset``, with ``settings`` over them."""
+        """Return the defaults of ``dataset``, updated with ``settings``."""
         return cls(**{"dataset": dataset, **DATASET_DEFAULTS.get(dataset, {}), **settings})
 
 
@@ -192,9 +193,9 @@ EVENT_DEFAULTS: Dict[str, Dict[str, Any]] = {
         "initial_activity": 0.03,
     },
 }
-# Hidden layers of the field's standard networks of convolutions, for maps up to a side, and what goes with them in
-# place of the data set's defaults. Without a limit on slots, and with one second threshold from the beginning: at -100
-# every neuron of a map would have a slot.
+# Hidden layers of the standard convolutional networks of the literature, for maps up to a side length, and defaults
+# that replace the data set's. They have no limit on slots and a constant second threshold: at -100 every neuron of a
+# map would have a slot.
 CONV_HIDDEN: Dict[str, Dict[int, Tuple[Union[int, str], ...]]] = {
     "nmnist": {34: ("12C5", "MP2", "32C5", "MP2")},
     "dvs": {
@@ -207,7 +208,7 @@ CONV_DEFAULTS: Dict[str, Dict[str, Any]] = {
     "dvs": {"lr": 1e-3, "grad_threshold": 0.8},
 }
 _SIDES = {"nmnist": 34, "dvs": 128}
-# Of a method without slots.
+# Settings that the dense method does not have: it has no slots.
 _SPARSE_ONLY = (
     "slot_activity",
     "max_spikes",
@@ -232,37 +233,42 @@ class EventConfig(Settings):
     Attributes:
         dataset: ``"randman"``, ``"nmnist"``, ``"shd"``, ``"dvs"`` or ``"spoken_digits"``.
         method: ``"sparse_network"``, ``"sparse_ops"`` or ``"dense"``; see :mod:`snnipu.training.methods`.
-        network: ``"fc"``, fully connected layers, or ``"conv"``, convolutions of an event camera's maps.
-        hidden: hidden neurons, one entry a layer; with ``"conv"``, layers as :class:`snnipu.SparseNetwork` has them,
-            such as ``("12C5", "MP2", "32C5", "MP2", 100)``.
+        network: ``"fc"`` for fully connected layers, or ``"conv"`` for convolutions of an event camera's maps.
+        hidden: hidden neurons, one entry a layer. With ``"conv"``, layers in the notation of
+            :class:`snnipu.SparseNetwork`, such as ``("12C5", "MP2", "32C5", "MP2", 100)``.
         delay: steps from layer to layer, 0 or 1.
-        slot_activity: share of the hidden neurons that have a slot, by
-            :func:`~snnipu.training.benchmark_slots`; None: ``max_spikes`` tells.
+        slot_activity: fraction of the hidden neurons that have a slot, see
+            :func:`~snnipu.training.benchmark_slots`; None: ``max_spikes`` sets the slots.
         input_slots: slots of the input, with ``slot_activity``; None: as many as needed.
-        max_spikes: slots of the input and of each layer; an int stands for all of them, None for as many as needed.
-        overflow_order: what is dropped where slots are too few, ``"lowest"`` or ``"rotate"``.
-        grad_threshold: second threshold of the hidden layers; None: every neuron carries gradient. The output layer has
-            none: an output neuron that fell silent could not come back.
-        grad_threshold_start: where its schedule starts, see :class:`~snnipu.training.GradThresholdSchedule`; None: it
-            is ``grad_threshold`` from the beginning.
-        grad_threshold_every: batches from one halving of its distance to the next.
-        initial_activity: what the initial weights of each layer are scaled to, see
-            :func:`~snnipu.training.scale_to_activity`; None: they stay as they are.
-        initial_output_activity: the same for the output layer's alone; None: ``initial_activity``. Few output spikes
-            at first mean small differences between the classes' counts, and so a small loss.
-        rate_limit: mean rate, in spikes per step, above which hidden neurons are held back, see
+        max_spikes: slots of the input and of each layer. An int holds for all of them; None: as many as needed.
+        overflow_order: the spikes that are dropped if there are too few slots, ``"lowest"`` or ``"rotate"``.
+        grad_threshold: second threshold of the hidden layers; None: every neuron has a gradient. The output layer has
+            no
+            second threshold, because a silent output neuron could never spike again.
+        grad_threshold_start: initial second threshold, see :class:`~snnipu.training.GradThresholdSchedule`; None:
+            ``grad_threshold`` is constant.
+        grad_threshold_every: batches between two halvings of the distance to ``grad_threshold``.
+        initial_activity: activity to which the initial weights of each layer are scaled, see
+            :func:`~snnipu.training.scale_to_activity`; None: the weights are not scaled.
+        initial_output_activity: the same for the output layer alone; None: ``initial_activity``. With few output spikes
+            the
+            counts of the classes differ little at first, so that the loss is small.
+        rate_limit: mean rate, in spikes per step, above which a loss acts on hidden neurons, see
             :class:`~snnipu.training.ActivityRegularizer`; None: no limit.
-        rate_strength: how strongly.
-        classes, samples_per_class, manifold_dim, alpha: of :func:`~snnipu.datasets.randman`; None for other data sets.
-        step_us: microseconds of a time step of a recording; None: the data set's default. Not of Randman.
-        crop: use the central ``crop`` x ``crop`` pixels of an event camera only; None: all of them.
-        downsample: take squares of so many pixels' side as one; of ``"dvs"``.
-        precision: ``"bf16"`` with ``method="dense"`` only.
-        rule: with ``delay=0`` and ``method="dense"``, which are then defaults, or by ``"sltt"`` and ``"ottt"`` with
+        rate_strength: strength of that loss.
+        classes, samples_per_class, manifold_dim, alpha: arguments of :func:`~snnipu.datasets.randman`; None for other
+            data
+            sets.
+        step_us: microseconds of a time step of a recording; None: the data set's default. Not for Randman.
+        crop: use only the central ``crop`` x ``crop`` pixels of an event camera; None: all pixels.
+        downsample: side length of the squares of pixels that are combined into one, for ``"dvs"``.
+        precision: ``"bf16"`` only with ``method="dense"``.
+        rule: needs ``delay=0`` and ``method="dense"``, which it makes the defaults; ``"sltt"`` and ``"ottt"`` also
+            support
             ``method="sparse_network"``.
 
     Raises:
-        ValueError: an argument is out of its range, or does not go with another; the message starts with its name.
+        ValueError: an argument is out of its range, or excludes another; the message starts with its name.
     """
 
     method: str = "sparse_network"
@@ -306,21 +312,21 @@ class EventConfig(Settings):
         self._check_layers()
         if self.precision != "float32" and self.method != "dense":
             raise ValueError(f"precision: expected float32, got {self.precision!r}: sparse operators have no other")
-        for names, is_so, reason in (
+        for names, applies, reason in (
             (_SPARSE_ONLY, self.method == "dense", "the dense method has no slots and no second threshold"),
-            (("max_spikes",), self.slot_activity is not None, "slot_activity tells the slots"),
-            (("input_slots",), self.slot_activity is None, "only with slot_activity; max_spikes has the input's, too"),
+            (("max_spikes",), self.slot_activity is not None, "slot_activity sets the slots"),
+            (("input_slots",), self.slot_activity is None, "only with slot_activity; max_spikes includes the input's"),
             (_SPARSE_ONLY[-2:], self.grad_threshold is None, "there is no grad_threshold"),
             (_SPARSE_ONLY[-1:], self.grad_threshold_start is None, "there is no grad_threshold_start"),
             (("initial_output_activity",), self.initial_activity is None, "initial_activity is none"),
             (("rate_limit",), self.rule is not None, "a limit on a whole recording's mean, which is learnt in chunks"),
             *(
-                ((name,), self.dataset not in having, f"only for the data set {' or '.join(having)}")
-                for name, having in _ONLY_FOR.items()
+                ((name,), self.dataset not in datasets, f"only for the data set {' or '.join(datasets)}")
+                for name, datasets in _ONLY_FOR.items()
             ),
         ):
             for name in names:
-                if is_so and getattr(self, name) is not None:
+                if applies and getattr(self, name) is not None:
                     raise ValueError(f"{name}: expected none, got {getattr(self, name)!r}: {reason}")
         if self.dataset == "randman":
             for name in _RANDMAN_ONLY:
@@ -354,7 +360,7 @@ class EventConfig(Settings):
             hidden = [part for entry in hidden for part in (entry.split("-") if isinstance(entry, str) else [entry])]
         for size in hidden:
             if isinstance(size, str) and self.network == "conv":
-                continue  # the network knows what layers there are
+                continue  # SparseNetwork checks the notation of layers
             if isinstance(size, str):
                 raise ValueError(f"hidden: {size!r} is a layer of network conv, and this is network {self.network}")
             check_positive_int("hidden", size)
@@ -362,7 +368,7 @@ class EventConfig(Settings):
 
     @property
     def num_hidden_layers(self) -> int:
-        """Hidden layers that spike: pools do not count."""
+        """Number of hidden layers that spike, without pools."""
         return sum(not (isinstance(part, str) and part[1:2] == "P") for part in self.hidden)
 
     def _check_slots(self) -> None:
@@ -381,12 +387,13 @@ class EventConfig(Settings):
 
     @classmethod
     def for_dataset(cls, dataset: str, **settings: Any) -> "EventConfig":
-        """The defaults of ``dataset``, the published configuration where there is one, with ``settings`` over them.
+        """Return the defaults of ``dataset``, updated with ``settings``.
 
-        With ``network="conv"``, those of the field's standard network for its maps.
-
-        Defaults make way for settings that they do not go with: slots for other slots, and for other hidden layers;
-        slots and second threshold for ``method="dense"``.
+        The defaults are the published configuration, if there is one. With ``network="conv"`` they are those of the
+        standard
+        network for the data set's maps. Defaults that conflict with ``settings`` are dropped: slots if other slots or
+        hidden
+        layers are given, slots and second threshold for ``method="dense"``.
         """
         defaults: Dict[str, Any] = {"dataset": dataset, "grad_threshold": SECOND_THRESHOLD}
         defaults.update(grad_threshold_start=-100.0, **EVENT_DEFAULTS.get(dataset, {}))
@@ -395,16 +402,16 @@ class EventConfig(Settings):
         if settings.get("network") == "conv" and dataset in CONV_HIDDEN:
             pixels = settings.get("downsample", defaults.get("downsample")) or 1
             side = (settings.get("crop") or _SIDES[dataset]) // pixels if is_number(pixels) else 0
-            fitting = [hidden for most, hidden in CONV_HIDDEN[dataset].items() if side <= most]
+            candidates = [hidden for largest_side, hidden in CONV_HIDDEN[dataset].items() if side <= largest_side]
             for name in (*_SPARSE_ONLY, "initial_output_activity"):
                 defaults.pop(name, None)
-            defaults.update(hidden=fitting[0] if fitting else None, delay=0, **CONV_DEFAULTS[dataset])
+            defaults.update(hidden=candidates[0] if candidates else None, delay=0, **CONV_DEFAULTS[dataset])
         if "max_spikes" in settings:
             defaults.update(slot_activity=None, input_slots=None)
         elif "slot_activity" in settings:
             defaults.pop("max_spikes", None)
         elif "hidden" in settings and "max_spikes" in defaults:
-            # A share in place of the numbers, the input as it was.
+            # Other hidden layers: the same fraction of slots instead of the numbers; the input is unchanged.
             slots = defaults.pop("max_spikes")
             defaults.update(slot_activity=slots[1] / defaults["hidden"][0], input_slots=slots[0])
         while True:
@@ -416,7 +423,7 @@ class EventConfig(Settings):
                     raise
 
     def slots(self, sizes: Sequence[int]) -> Tuple[Optional[int], ...]:
-        """Slots of the input and of each layer of a network of ``sizes``; None: as many as needed."""
+        """Return the slots of the input and of each layer of a network of ``sizes``; None: as many as needed."""
         if self.slot_activity is not None:
             return tuple(benchmark_max_spikes(sizes, self.slot_activity, self.input_slots))
         return self.max_spikes if isinstance(self.max_spikes, tuple) else (self.max_spikes,) * len(sizes)
@@ -448,7 +455,7 @@ def _one_of(name: str, choices: Sequence[str]) -> _Accepted:
     return {name: (f"one of {', '.join(choices)}", choices.__contains__)}
 
 
-# What a setting accepts by itself, and how errors tell it.
+# The values that a setting accepts on its own, and their description in errors.
 _ACCEPTED: _Accepted = {
     **_numbers(
         "a positive integer",

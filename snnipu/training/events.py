@@ -19,37 +19,37 @@ from snnipu.training.methods import METHODS, Layers, Spikes, limited, num_spikes
 from snnipu.training.online import OnlineSteps, peak_memory
 from snnipu.training.ranks import Ranks
 
-# Spikes per neuron and step of a network of slots.
+# Assumed spikes per neuron and step, to estimate the work of the sparse methods.
 _USUAL_ACTIVITY = 0.05
 
 
 class EventTrainer(TrainingLoop):
-    r"""Trains a network of the published sparse benchmark's neurons on events, with Adam.
+    r"""A training run on events: a network of the published sparse benchmark's neurons, with Adam.
 
     The loss is the cross entropy of the output neurons' spike counts over the T steps,
-    :math:`-\log \mathrm{softmax}(\sum_t s_t)_y`, plus that of rates above ``config.rate_limit``. Initial weights and
-    order of the batches depend on ``config`` alone, not on the method: where no cap binds and every neuron carries
+    :math:`-\log \mathrm{softmax}(\sum_t s_t)_y`, plus a loss on rates above ``config.rate_limit``. Initial weights and
+    order of the batches depend on ``config`` alone, not on the method. If no spikes are dropped and every neuron has a
     gradient, the three methods give the same curve up to rounding.
 
     Args:
         config: the settings.
         data: the recordings.
-        device: where to train.
-        workers: processes that read and bin recordings.
-        ranks, accumulate: as in :class:`Trainer`.
+        device: device of the training; None: the CPU.
+        workers: number of processes that read and bin recordings.
+        ranks, accumulate: see :class:`Trainer`.
 
     Attributes:
         network: the :class:`snnipu.SparseNetwork`.
-        scaling: what :func:`~snnipu.training.scale_to_activity` did to the initial weights; empty before.
-        history: one dict a finished epoch: ``train_loss``, ``train_accuracy``, ``test_accuracy`` and ``seconds`` as in
-            :class:`Trainer`; over the test set, ``activity`` (mean spikes per neuron and step, one number a layer),
-            ``overflow`` (spikes dropped, one number a layer), ``input_activity``, ``input_overflow``; while training,
-            ``train_overflow`` (the input's first, then one number a layer) and ``grad_threshold`` at the end.
+        scaling: the results of :func:`~snnipu.training.scale_to_activity` for the initial weights; empty before.
+        history: one dict for each finished epoch. ``train_loss``, ``train_accuracy``, ``test_accuracy`` and ``seconds``
+            are
+            those of :class:`Trainer`. Over the test set: ``activity`` (mean spikes per neuron and step, one number a
+            layer), ``overflow`` (spikes dropped, one number a layer), ``input_activity`` and ``input_overflow``. While
+            training: ``train_overflow`` (of the input, then of each layer), and the final ``grad_threshold``.
 
     Raises:
-        ValueError: ``config.batch_size`` is larger than the training set, or ``data`` has another number of steps;
-            ``config.rate_limit`` with more than one process or part of a batch, as it is a limit on the whole batch's
-            mean.
+        ValueError: ``config.batch_size`` is larger than the training set, or ``data`` has another number of steps; or
+            ``config.rate_limit`` with several processes or parts of a batch, since it limits the mean of a whole batch.
 
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
@@ -88,9 +88,9 @@ class EventTrainer(TrainingLoop):
             self._online = OnlineSteps(network, config.rule)
         elif config.rule is not None:
             twin = network.to_dense()
-            layers, made = list(network.layers), list(twin.parameters())
-            assert len(made) == len(layers) == len(list(network.parameters()))  # weights, and nothing else
-            scaled = [(layer.weight, weight, layer.input_scale) for layer, weight in zip(layers, made)]
+            layers, parameters = list(network.layers), list(twin.parameters())
+            assert len(parameters) == len(layers) == len(list(network.parameters()))  # weights, and nothing else
+            scaled = [(layer.weight, weight, layer.input_scale) for layer, weight in zip(layers, parameters)]
             self._online = OnlineSteps(twin, config.rule, scaled)
         self._schedule: Optional[GradThresholdSchedule] = None
         if config.grad_threshold_start is not None:
@@ -106,20 +106,20 @@ class EventTrainer(TrainingLoop):
         if config.rate_limit is not None:
             self._regularizer = ActivityRegularizer(upper=config.rate_limit, strength=config.rate_strength)
         order = RandomSampler(range(len(data.train)), generator=self._batch_order)
-        self._shares = _Shares(BatchSampler(order, config.batch_size, drop_last=False), self._own)
+        self._shares = _Shares(BatchSampler(order, config.batch_size, drop_last=False), self._share)
         self._train_loader = event_loader(
             data.train,
             batch_sampler=self._shares,
             num_workers=workers,
         )
-        # Seeds of worker processes come from elsewhere: their number must not change the order of the batches.
+        # A separate generator for the seeds of workers: their number must not change the order of the batches.
         self._train_loader.generator = torch.Generator()
-        own = self.ranks.share(len(data.test))
-        test = data.test if self.ranks.size == 1 else Subset(data.test, range(own.start, own.stop))
+        share = self.ranks.share(len(data.test))
+        test = data.test if self.ranks.size == 1 else Subset(data.test, range(share.start, share.stop))
         self._test_loader = event_loader(test, config.batch_size, num_workers=workers)
         self._num_counts = 2 * len(self.sizes)
 
-    # ---- what the loop asks for
+    # ---- methods that the loop calls
 
     def _before_first_epoch(self) -> None:
         hidden, output = self.config.initial_activity, self.config.initial_output_activity
@@ -159,22 +159,27 @@ class EventTrainer(TrainingLoop):
                 shape = self.data.sensor_shape if self.config.network == "conv" else None
                 yield chunk.to_dense() if shape is None else chunk.to_dense().unflatten(2, shape)
                 continue
-            given = limited(self.network, chunk)
-            yield given
-            # The chunk has run when the next one is asked for.
-            self._count(torch.tensor([overflow(given), *(self.network.overflow or ())]))
+            limited_chunk = limited(self.network, chunk)
+            yield limited_chunk
+            # The consumer has run the chunk when it requests the next one.
+            self._count(torch.tensor([overflow(limited_chunk), *(self.network.overflow or ())]))
 
     def _count(self, dropped: torch.Tensor) -> None:
         if self._running is not None and self._counted:
             self._running.dropped += dropped
 
     def _layers(self, x: SparseSpikes) -> Tuple[Layers, torch.Tensor, torch.Tensor]:
-        """Spikes of every layer; spikes dropped and spikes kept, of the input and of every layer, int64."""
-        given = x if self.config.method == "dense" else limited(self.network, x)
-        layers = self._run(self.network, given)
-        every = [given, *layers]
-        dropped, kept = (torch.tensor([count(part) for part in every]) for count in (overflow, num_spikes))
-        return layers, dropped, kept
+        """Return the spikes of every layer, and the numbers of dropped and of stored spikes.
+
+        The numbers are int64, of the input and of every layer.
+        """
+        inputs = x if self.config.method == "dense" else limited(self.network, x)
+        layers = self._run(self.network, inputs)
+        inputs_and_layers = [inputs, *layers]
+        dropped, stored = (
+            torch.tensor([count(part) for part in inputs_and_layers]) for count in (overflow, num_spikes)
+        )
+        return layers, dropped, stored
 
     def _after_step(self) -> None:
         if self._schedule is not None:
@@ -185,12 +190,12 @@ class EventTrainer(TrainingLoop):
             yield spikes.to(self.device), labels.to(self.device)
 
     def _scores(self, x: SparseSpikes) -> Tuple[torch.Tensor, torch.Tensor]:
-        layers, dropped, kept = self._layers(x)
-        return _spike_counts(layers), torch.cat([dropped, kept])
+        layers, dropped, stored = self._layers(x)
+        return _spike_counts(layers), torch.cat([dropped, stored])
 
     def _test_record(self, counts: List[int]) -> Dict[str, Any]:
-        dropped, kept = counts[: len(self.sizes)], counts[len(self.sizes) :]
-        activity = [count / (self.test_samples * self.config.steps * size) for count, size in zip(kept, self.sizes)]
+        dropped, stored = counts[: len(self.sizes)], counts[len(self.sizes) :]
+        activity = [count / (self.test_samples * self.config.steps * size) for count, size in zip(stored, self.sizes)]
         return {
             "activity": activity[1:],
             "overflow": dropped[1:],
@@ -199,35 +204,35 @@ class EventTrainer(TrainingLoop):
         }
 
     def _training_record(self, dropped: List[int]) -> Dict[str, Any]:
-        present = self._schedule.value if self._schedule is not None else self.config.grad_threshold
-        return {"train_overflow": dropped, "grad_threshold": present}
+        grad_threshold = self._schedule.value if self._schedule is not None else self.config.grad_threshold
+        return {"train_overflow": dropped, "grad_threshold": grad_threshold}
 
-    def _more_state(self) -> Dict[str, Any]:
+    def _extra_state(self) -> Dict[str, Any]:
         scaling = [tuple(scale) for scale in self.scaling]
         return {"schedule": None if self._schedule is None else self._schedule.state_dict(), "scaling": scaling}
 
-    def _load_more_state(self, state: Dict[str, Any]) -> None:
+    def _load_extra_state(self, state: Dict[str, Any]) -> None:
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])
         self.scaling = [LayerScale(*scale) for scale in state["scaling"]]
 
-    # ---- what `python -m snnipu train` tells
+    # ---- output of `python -m snnipu train`
 
     @property
     def layer_names(self) -> List[str]:
-        """``hidden 1``, ``hidden 2``, ..., ``output``."""
+        """The names ``hidden 1``, ``hidden 2``, ..., ``output``."""
         return [f"hidden {index + 1}" for index in range(len(self.sizes) - 2)] + ["output"]
 
     @property
     def network_name(self) -> str:
-        """``2312-1466-1466-10``, or ``2x34x34-12C5-MP2-32C5-MP2-FC10``."""
+        """The network as text, ``2312-1466-1466-10`` or ``2x34x34-12C5-MP2-32C5-MP2-FC10``."""
         if self.config.network == "fc":
             return "-".join(map(str, self.sizes))
         parts = [part if isinstance(part, str) else f"FC{part}" for part in (*self.config.hidden, self.sizes[-1])]
         return "-".join(["x".join(map(str, self.data.sensor_shape or ())), *parts])
 
     def describe(self) -> str:
-        """Data, network and device in a few lines."""
+        """Return data, network and device in a few lines."""
         data, config = self.data, self.config
         text = (
             f"{data.name}: {len(data.train):,} training and {len(data.test):,} test recordings of "
@@ -249,13 +254,13 @@ class EventTrainer(TrainingLoop):
         )
 
     def multiplications(self) -> int:
-        """Multiply-adds of the weights in the forward pass of a batch: how large the network is for its machine."""
+        """Return the multiply-adds of the weights in the forward pass of a batch, a measure of the network's size."""
         products = sum(neurons * layer.weight[0].numel() for neurons, layer in zip(self.sizes[1:], self.network.layers))
         share = 1 if self.config.method == "dense" else _USUAL_ACTIVITY
         return int(self.config.steps * self.config.batch_size * products * share)
 
     def describe_epoch(self) -> str:
-        """What the last epoch's line has to say besides loss and accuracies."""
+        """Return what the line of the last epoch shows in addition to loss and accuracies."""
         record = self.history[-1]
         text = "activity " + " ".join(f"{100 * value:.2g}" for value in record["activity"]) + " %"
         dropped = sum(record["train_overflow"])
@@ -263,7 +268,7 @@ class EventTrainer(TrainingLoop):
         return text + (f", {dropped:,} spikes dropped" if dropped else "")
 
     def results(self) -> Dict[str, Any]:
-        """Entries of the report that only event runs have; the first are None before the first epoch is done."""
+        """Return the entries of the report that only event runs have; before the first epoch its entries are None."""
         last = self.history[-1] if self.history else {}
         names = ("activity", "overflow", "input_activity", "input_overflow")
         totals = [record["train_overflow"] for record in self.history]
@@ -277,23 +282,23 @@ class EventTrainer(TrainingLoop):
 
     @torch.no_grad()
     def figures(self) -> Dict[str, Any]:
-        """Pictures of test recordings of three different classes, and of the training."""
+        """Return figures of test recordings of three classes, and of the training."""
         from snnipu import plotting
 
         labels = self.data.test.labels
         chosen = [int((labels == label).nonzero()[0]) for label in labels.unique()[:3]]
         x, _ = self.data.test.batch(chosen)
         x = x.to(self.device)
-        given = x if self.config.method == "dense" else limited(self.network, x)
-        every = [
+        inputs = x if self.config.method == "dense" else limited(self.network, x)
+        dense_layers = [
             part.to_dense() if isinstance(part, SparseSpikes) else part
-            for part in [given, *self._run(self.network, given)]
+            for part in [inputs, *self._run(self.network, inputs)]
         ]
         title = f"{self.data.name}, {self.network_name}, {self.config.method}"
         history = self.history
         slots = self.config.slots(self.sizes)[1:]
         return {
-            "raster": plotting.layer_rasters(every, labels[chosen], ["input", *self.layer_names]),
+            "raster": plotting.layer_rasters(dense_layers, labels[chosen], ["input", *self.layer_names]),
             "training": plotting.training_curve(history, title=title),
             "activity": plotting.activity_curve(
                 [record["activity"] for record in history],
@@ -307,15 +312,15 @@ class EventTrainer(TrainingLoop):
 
 
 class _Shares(Sampler[List[int]]):
-    """One process's samples of each batch but the first ``done``."""
+    """The samples of this process in each batch after the first ``done``."""
 
     done = 0
 
-    def __init__(self, batches: BatchSampler, own: Callable[[List[int]], List[int]]) -> None:
-        self._all, self._own = batches, own
+    def __init__(self, batches: BatchSampler, share: Callable[[List[int]], List[int]]) -> None:
+        self._all, self._share = batches, share
 
     def __iter__(self) -> Iterator[List[int]]:
-        return map(self._own, itertools.islice(self._all, self.done, None))
+        return map(self._share, itertools.islice(self._all, self.done, None))
 
     def __len__(self) -> int:
         return len(self._all) - self.done
@@ -323,15 +328,15 @@ class _Shares(Sampler[List[int]]):
 
 def _spike_counts(layers: Layers) -> torch.Tensor:
     out = layers[-1]
-    # Sums of many spikes are no numbers of bfloat16.
+    # bfloat16 cannot represent the sum of many spikes.
     return spike_count(out.float() if isinstance(out, torch.Tensor) else out)
 
 
 def build_event_network(config: EventConfig, data: EventData) -> SparseNetwork:
-    """The network of ``config``; its weights come from ``config.seed`` alone and are the same for every method.
+    """Return the network of ``config``; its weights depend on ``config.seed`` alone and are equal for every method.
 
     Raises:
-        ValueError: ``config.hidden`` does not fit the maps of ``data``, or it has none.
+        ValueError: ``config.hidden`` does not suit the maps of ``data``, or ``data`` has no maps.
     """
     inputs = data.num_neurons if config.network == "fc" else data.sensor_shape
     if inputs is None:
@@ -349,7 +354,7 @@ def build_event_network(config: EventConfig, data: EventData) -> SparseNetwork:
             generator=torch.Generator().manual_seed(config.seed),
         )
     except ValueError as error:
-        before, found, rest = str(error).partition("sizes: ")
-        if found and not before:
-            raise ValueError(f"hidden: {rest}") from error
+        before, prefix, reason = str(error).partition("sizes: ")
+        if prefix and not before:
+            raise ValueError(f"hidden: {reason}") from error
         raise

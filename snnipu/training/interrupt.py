@@ -1,4 +1,4 @@
-"""Ctrl-C as a question that the training loop asks between batches, instead of an exception anywhere."""
+"""Ctrl-C as a request that the training loop reads between batches, instead of an exception at any point."""
 
 import contextlib
 import signal
@@ -8,9 +8,9 @@ from typing import Any, Iterator, List
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[List[int]]:
-    """Yield a list to which the first SIGINT or SIGTERM of the block adds its number; a second one acts at once.
+    """Yield a list to which the first SIGINT or SIGTERM adds its number; a second signal acts immediately.
 
-    Outside the main thread, where Python takes no signal handlers, it stays empty.
+    Outside the main thread the list stays empty, because Python handles signals in the main thread only.
     """
     requests: List[int] = []
 

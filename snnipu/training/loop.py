@@ -1,4 +1,4 @@
-"""The training loop: epochs that are finished or did not happen, and checkpoints after them or between batches."""
+"""The training loop: epochs that finish or are undone, and checkpoints between epochs or batches."""
 
 import contextlib
 import copy
@@ -18,36 +18,36 @@ from snnipu.training.ranks import Ranks
 
 
 class DivergedError(ArithmeticError):
-    """The loss is not finite any more."""
+    """The loss or a weight is not finite."""
 
 
 class Stopped(Exception):
-    """Raised inside an epoch when the caller asks for a stop; never leaves this package."""
+    """A stop was requested within an epoch; raised and caught inside this package."""
 
 
 Never: Callable[[], bool] = lambda: False  # noqa: E731
 
 
 @dataclass
-class _Running:
-    """An epoch under way: the batch order's state before it, and its sums so far."""
+class _EpochProgress:
+    """An epoch in progress: the state of the batch order before it, and its sums so far."""
 
     order: torch.Tensor
     loss: torch.Tensor
     correct: torch.Tensor
-    dropped: torch.Tensor  # spikes, of the input and of each layer, where there are slots
+    dropped: torch.Tensor  # dropped spikes of the input and of each layer that has slots
     batches: int = 0
     seconds: float = 0.0
 
 
 class _Step(nn.Module):
-    """Loss and scores of a part of a batch as one module: what DistributedDataParallel is to see."""
+    """Loss and scores of a part of a batch, as the single module that DistributedDataParallel wraps."""
 
     def __init__(self, network: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__()
         self.network = network
         self._run = forward
-        # They are the same in all processes, or one process's states.
+        # Buffers are equal in all processes, or hold states of one process.
         self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
 
     def forward(self, x: Any, labels: torch.Tensor) -> Any:
@@ -55,27 +55,27 @@ class _Step(nn.Module):
 
 
 class TrainingLoop:
-    """Adam, epochs, checkpoints, stops: what every run has in common. What a batch is, a subclass tells.
+    """The common part of all runs: Adam, epochs, checkpoints and stops. Subclasses define the batches.
 
     Args:
         config: settings, with ``epochs``, ``batch_size``, ``lr``, ``lr_decay``, ``seed`` and ``to_dict()``.
-        network: the module to train; it is moved to ``device``.
-        description: of the data set, by which a checkpoint knows it again: ``name``, ``train_samples``,
-            ``test_samples`` and what else counts.
-        device: where to train; None: the CPU.
+        network: the module to train, moved to ``device``.
+        description: the properties of the data set that a checkpoint stores and compares: ``name``, ``train_samples``,
+            ``test_samples`` and others.
+        device: device of the training; None: the CPU.
         ranks: the processes that train the network together, each with its share of every batch; None: this one alone.
-        accumulate: parts that each process's share of a batch is computed in, one after the other.
+        accumulate: number of parts into which each process divides its share of a batch, computed one after the other.
 
     Attributes:
         network: the network.
-        history: one dict a finished epoch.
+        history: one dict for each finished epoch.
         train_samples, test_samples: sizes of the two sets.
 
     Raises:
         ValueError: ``config.batch_size`` is larger than the training set.
     """
 
-    # What a progress bar and messages call a sample.
+    # The name of a sample in the progress bar and in messages.
     unit = "samples"
 
     def __init__(
@@ -102,7 +102,7 @@ class TrainingLoop:
         self.network: Any = network.to(self.device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.lr)
         self.history: List[Dict[str, Any]] = []
-        # None: backpropagation through time.
+        # Set for a rule of online learning; None for backpropagation through time.
         self._online: Optional[OnlineSteps] = None
         if config.rule is not None and self.ranks.size > 1:
             raise ValueError("rule: only for one process: gradients are there after each chunk")
@@ -110,58 +110,60 @@ class TrainingLoop:
         self._counted = True
         self._num_counts = 0
         self._batch_order = torch.Generator().manual_seed(config.seed)
-        self._running: Optional[_Running] = None
+        self._running: Optional[_EpochProgress] = None
 
-    # ---- what a subclass tells
+    # ---- methods of subclasses
 
     def _batches(self, done: int) -> Iterable[Tuple[Any, torch.Tensor]]:
-        """This process's shares of the training set's batches, :meth:`_own`, drawn from ``self._batch_order``, without
-        the first ``done``: inputs and labels."""
+        """Yield inputs and labels: this process's share of each training batch after the first ``done``.
+
+        The order of the samples comes from ``self._batch_order``; see :meth:`_share`.
+        """
         raise NotImplementedError
 
     def _part(self, x: Any, samples: slice) -> Any:
-        """Some samples of an input."""
+        """Return some samples of an input."""
         raise NotImplementedError
 
     def _forward(self, x: Any, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss of the samples, and scores ``[B, classes]`` without a gradient.
+        """Return the mean loss of the samples, and scores ``[B, classes]`` without a gradient.
 
-        Unless ``self._counted``, the samples are to be in no statistics.
+        Statistics must ignore the samples unless ``self._counted``.
         """
         raise NotImplementedError
 
     def _chunks(self, x: Any) -> Iterator[Any]:
-        """An input in chunks of ``config.chunk`` steps, dense or spikes, where a rule of online learning trains."""
+        """Yield an input in chunks of ``config.chunk`` steps, dense or sparse, for a rule of online learning."""
         raise NotImplementedError
 
     def _test_batches(self) -> Iterable[Tuple[Any, torch.Tensor]]:
-        """This process's share of the test set: inputs and labels."""
+        """Yield inputs and labels of this process's share of the test set."""
         raise NotImplementedError
 
     def _scores(self, x: Any) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Scores ``[B, classes]`` of test samples, and ``self._num_counts`` whole numbers to be summed over them."""
+        """Return scores ``[B, classes]`` of test samples, and ``self._num_counts`` integers to sum over the set."""
         raise NotImplementedError
 
     def _test_record(self, counts: List[int]) -> Dict[str, Any]:
-        """Entries of an epoch's record for these sums."""
+        """Return the entries of an epoch's record for these sums."""
         return {}
 
     def _before_first_epoch(self) -> None:
-        """Called once, before the first batch of a run that does not go on from a checkpoint."""
+        """Prepare the network before the first batch of a run that does not resume from a checkpoint."""
 
     def _after_step(self) -> None:
-        """Called after each step of the optimizer."""
+        """Update the subclass after a step of the optimizer."""
 
     def _training_record(self, dropped: List[int]) -> Dict[str, Any]:
-        """What else the record of an epoch has to say about the training."""
+        """Return further entries of an epoch's record about the training."""
         return {}
 
-    def _more_state(self) -> Dict[str, Any]:
-        """Further entries of the ``state_dict``."""
+    def _extra_state(self) -> Dict[str, Any]:
+        """Return further entries of the ``state_dict``."""
         return {}
 
-    def _load_more_state(self, state: Dict[str, Any]) -> None:
-        """The inverse of :meth:`_more_state`."""
+    def _load_extra_state(self, state: Dict[str, Any]) -> None:
+        """Load the entries of :meth:`_extra_state`."""
 
     # ---- epochs
 
@@ -175,18 +177,21 @@ class TrainingLoop:
     ) -> bool:
         """Train until ``config.epochs`` epochs are done.
 
-        An epoch that does not finish, whatever ended it, is taken back: weights, optimizer and batch order are again
-        those of the last finished epoch, or of the state that was loaded where that was in the middle of this one.
+        An epoch that does not finish is undone: weights, optimizer and batch order return to the last finished epoch,
+        or to a
+        loaded state from the middle of this epoch.
 
         Args:
-            should_stop: asked between batches; true ends the training.
+            should_stop: called between batches; training stops if it returns True.
             on_epoch: called with this trainer after every finished epoch.
-            progress: show a progress bar where standard error is a terminal.
-            on_batches: called with this trainer after every ``every`` batches of an epoch, and where a stop ends one;
-                its :meth:`state_dict` then goes on from there.
+            progress: show a progress bar if standard error is a terminal.
+            on_batches: called with this trainer after every ``every`` batches of an epoch, and when a stop ends the
+                epoch.
+                Training can resume from its :meth:`state_dict` at that time.
+            every: number of batches between calls of ``on_batches``.
 
         Returns:
-            True when all epochs are done, False after a stop.
+            True if all epochs are done, False after a stop.
 
         Raises:
             DivergedError: the loss became infinite or NaN.
@@ -223,9 +228,9 @@ class TrainingLoop:
         if self._running is None:
             loss, correct = torch.zeros((), device=self.device), torch.zeros((), dtype=torch.int64, device=self.device)
             dropped = torch.zeros(self._num_counts // 2, dtype=torch.int64)
-            self._running = _Running(self._batch_order.get_state(), loss, correct, dropped)
+            self._running = _EpochProgress(self._batch_order.get_state(), loss, correct, dropped)
         running = self._running
-        # Made anew: the first step of each epoch reduces the gradients in the same order, after a resume, too.
+        # A new wrapper for each epoch: gradients are then reduced in the same order after a resume, too.
         model = self.ranks.wrapped(_Step(self.network, self._forward))
         first, started = running.batches, self._clock() - running.seconds
         with tqdm(
@@ -246,9 +251,9 @@ class TrainingLoop:
                     raise Stopped
                 batch = self._batch_size(index)
                 self.optimizer.zero_grad(set_to_none=True)
-                for loss, scores, own in self._backward(model, x, labels, batch):
-                    running.loss += loss * len(own)
-                    running.correct += (scores.argmax(1) == own).sum()
+                for loss, scores, share_labels in self._backward(model, x, labels, batch):
+                    running.loss += loss * len(share_labels)
+                    running.correct += (scores.argmax(1) == share_labels).sum()
                 self.optimizer.step()
                 self._after_step()
                 running.batches = index + 1
@@ -272,39 +277,40 @@ class TrainingLoop:
         }
 
     def _check_finite(self, loss: float) -> None:
-        """Raise where nothing can go on from the present state."""
+        """Check that loss, weights and optimizer are finite."""
         epoch = len(self.history) + 1
         if not math.isfinite(loss):
             raise DivergedError(f"the loss is {loss} in epoch {epoch}; a smaller lr may help")
-        # After a step, too: no checkpoint is to have them.
+        # Weights are checked as well: a checkpoint must not contain non-finite numbers.
         if self.ranks.any(not self._is_finite()):
             raise DivergedError(f"weights or moments of Adam are not finite in epoch {epoch}; a smaller lr may help")
 
     def _backward(
         self, model: nn.Module, x: Any, labels: torch.Tensor, batch: int
     ) -> Iterable[Tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Forward and backward pass of this process's share of a batch; loss, scores and labels of each of its parts.
+        """Run forward and backward on this process's share of a batch; yield loss, scores and labels of each part.
 
-        The gradient is that of the mean over all ``batch`` samples: DistributedDataParallel averages over processes,
-        and their shares may differ by a sample. A process without a share has one sample, which counts for nothing.
+        The gradient is that of the mean over all ``batch`` samples. DistributedDataParallel averages over processes,
+        whose
+        shares may differ by a sample. A process without a share runs one sample with weight zero.
         """
-        self._counted = counted = self._own_size(batch) > 0
+        self._counted = counted = self._share_size(batch) > 0
         parts = min(self.accumulate, len(labels))
         bounds = [len(labels) * part // parts for part in range(parts + 1)]
         for part, samples in enumerate(map(slice, bounds, bounds[1:])):
-            own = labels[samples]
-            # Gradients are reduced once, with those of the last part.
+            part_labels = labels[samples]
+            # Gradients are reduced once, after the last part.
             waits = part < parts - 1 and self.ranks.size > 1
             with model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
-                weight = self.ranks.size * len(own) / batch if counted else 0.0
-                loss, scores = self._learn(model, x if parts == 1 else self._part(x, samples), own, weight)
+                weight = self.ranks.size * len(part_labels) / batch if counted else 0.0
+                loss, scores = self._learn(model, x if parts == 1 else self._part(x, samples), part_labels, weight)
             if counted:
-                yield loss.detach(), scores, own
+                yield loss.detach(), scores, part_labels
 
     def _learn(
         self, model: nn.Module, x: Any, labels: torch.Tensor, weight: float
     ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Forward and backward pass of ``weight`` times the loss; the loss, and the scores."""
+        """Run forward and backward on ``weight`` times the loss; return the loss and the scores."""
         if self._online is not None:
             return self._online.learn(self._chunks(x), self.config.steps, labels, weight)
         with self._autocast():
@@ -313,17 +319,17 @@ class TrainingLoop:
         return loss, scores
 
     def _batch_size(self, index: int) -> int:
-        """Samples of a batch, over all processes."""
+        """Return the number of samples of a batch, over all processes."""
         return min(self.config.batch_size, self.train_samples - index * self.config.batch_size)
 
-    def _own_size(self, batch: int) -> int:
-        own = self.ranks.share(batch)
-        return int(own.stop - own.start)
+    def _share_size(self, batch: int) -> int:
+        share = self.ranks.share(batch)
+        return int(share.stop - share.start)
 
-    def _own(self, indices: Any) -> Any:
-        """This process's share of a batch's samples; the first of them where there are fewer than processes."""
-        own = indices[self.ranks.share(len(indices))]
-        return own if len(own) else indices[:1]
+    def _share(self, indices: Any) -> Any:
+        """Return this process's share of a batch's samples; the first sample if the share is empty."""
+        share = indices[self.ranks.share(len(indices))]
+        return share if len(share) else indices[:1]
 
     def _autocast(self) -> ContextManager[Any]:
         if self.config.precision == "float32":
@@ -332,23 +338,23 @@ class TrainingLoop:
 
     @torch.no_grad()
     def _evaluation(self, should_stop: Callable[[], bool]) -> Dict[str, Any]:
-        """Evaluate the test set; raises Stopped in all processes where one of them stops."""
+        """Evaluate the test set; raise Stopped in all processes if one of them stops."""
         correct, stopped, counts = 0, False, torch.zeros(self._num_counts, dtype=torch.int64)
         for x, labels in self._test_batches():
             stopped = should_stop()
             if stopped or not len(labels):
                 break
             with self._autocast():
-                scores, more = self._scores(x)
+                scores, batch_counts = self._scores(x)
             correct += int((scores.argmax(1) == labels).sum())
-            counts += more
+            counts += batch_counts
         stops, correct, *summed = self.ranks.sum(torch.tensor([int(stopped), correct, *counts.tolist()])).tolist()
         if stops:
             raise Stopped
         return {"test_accuracy": correct / self.test_samples, **self._test_record(summed)}
 
     def samples_per_second(self) -> Optional[float]:
-        """Training samples per second over the finished epochs, evaluation excluded; None before the first."""
+        """Return training samples per second over the finished epochs, without evaluation; None before the first."""
         seconds = sum(record["seconds"] for record in self.history)
         return len(self.history) * self.train_samples / seconds if self.history else None
 
@@ -356,11 +362,11 @@ class TrainingLoop:
 
     @property
     def batches(self) -> int:
-        """Batches of an epoch under way that are done, else 0."""
+        """Number of finished batches of an epoch in progress, else 0."""
         return 0 if self._running is None else self._running.batches
 
     def state_dict(self) -> Dict[str, Any]:
-        """All that a later :meth:`load_state_dict` needs to go on exactly as if nothing had happened."""
+        """Return everything that :meth:`load_state_dict` needs to resume exactly."""
         running: Dict[str, Any] = {}
         order = self._batch_order.get_state()
         if self._running is not None:
@@ -374,16 +380,19 @@ class TrainingLoop:
             "rng": {"batch_order": order},
             "history": list(self.history),
             "running": running,
-            **self._more_state(),
+            **self._extra_state(),
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go on from ``state``, which may come from a run that had fewer ``epochs`` set, and from another device.
+        """Resume from ``state``, which may come from a run with fewer ``epochs`` or on another device.
 
-        An error leaves the trainer as it was.
+        If loading fails, the trainer is unchanged.
+
+        Args:
+            state: the result of :meth:`state_dict`.
 
         Raises:
-            CheckpointError: ``state`` is of another network, data set or schedule, or is damaged.
+            CheckpointError: ``state`` belongs to another network, data set or schedule, or is damaged.
         """
         before = copy.deepcopy(self.state_dict())
         try:
@@ -399,12 +408,12 @@ class TrainingLoop:
             self._apply(state)
         except CheckpointError:
             raise
-        except Exception as error:  # entries that do not fit fail anywhere in PyTorch
+        except Exception as error:  # wrong entries raise errors of many types in PyTorch
             self._apply(before)
             raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
 
     def _apply(self, state: Dict[str, Any]) -> None:
-        self._load_more_state(state)
+        self._load_extra_state(state)
         self.network.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         order, running = state["rng"]["batch_order"], state["running"]
@@ -414,7 +423,7 @@ class TrainingLoop:
         if running:
             loss, correct = (running[name].to(self.device, copy=True) for name in ("loss", "correct"))
             dropped = torch.tensor(running.get("dropped", []), dtype=torch.int64)
-            self._running = _Running(order, loss, correct, dropped, running["batches"], running["seconds"])
+            self._running = _EpochProgress(order, loss, correct, dropped, running["batches"], running["seconds"])
 
     def _is_finite(self) -> bool:
         tensors = list(self.network.parameters())

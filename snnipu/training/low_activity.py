@@ -1,5 +1,8 @@
-"""What makes training converge when few neurons spike: a second threshold that rises, initial weights scaled layer by
-layer to an activity, and a loss on rates that are too low or too high."""
+"""Help for training at low activity, when few neurons spike.
+
+A second threshold that rises, initial weights scaled to an activity of each layer, and a loss on rates that are too low
+or too high.
+"""
 
 import math
 import warnings
@@ -15,19 +18,19 @@ from snnipu.spikes import SparseSpikes
 from snnipu.training.config import check_positive_int, is_number
 
 PerLayer = Union[float, Sequence[Optional[float]], None]
-# The scale is looked for within a factor of 2**20 of the weights as they are.
+# The scale is at most 2**20 and at least 2**-20.
 _WIDEST = 2.0**20
 
 
 class GradThresholdSchedule:
-    r"""Raises the second threshold of a network while it trains.
+    r"""A schedule that raises the second threshold of a network while it trains.
 
     .. math::
 
         g_k = g_\infty + (g_0 - g_\infty)\, 2^{-\lfloor k / n \rfloor}
 
-    after :math:`k` calls of :meth:`step`. At :math:`g_0 = -100` practically every neuron carries gradient, as many as
-    there are slots; near :math:`g_\infty = 0.9` only those close to the firing threshold do.
+    after :math:`k` calls of :meth:`step`. At :math:`g_0 = -100` almost every neuron has a gradient, as far as there are
+    slots. Near :math:`g_\infty = 0.9` only neurons close to the firing threshold have one.
 
     .. code-block:: python
 
@@ -38,11 +41,12 @@ class GradThresholdSchedule:
             schedule.step()
 
     Args:
-        network: a module; ``grad_threshold`` of every event-driven layer of neurons in it is set, at once and by each
-            :meth:`step`.
-        start: :math:`g_0`, in the unit of the membrane; not above ``target``.
+        network: a module. The schedule sets ``grad_threshold`` of all its event-driven layers of neurons, at once and
+            in
+            each :meth:`step`.
+        start: :math:`g_0`, in the unit of the membrane; at most ``target``.
         target: :math:`g_\infty`.
-        every: :math:`n`, calls of :meth:`step` from one halving of the distance to the next: 1 for a call an epoch.
+        every: :math:`n`, calls of :meth:`step` between two halvings of the distance.
 
     Attributes:
         value: the present second threshold.
@@ -71,7 +75,7 @@ class GradThresholdSchedule:
 
     @property
     def value(self) -> float:
-        # 0.5**k is 0 where 2.0**k would overflow.
+        # 0.5**k underflows to 0; 2.0**k would raise OverflowError.
         return self.target + (self.start - self.target) * 0.5 ** (self._calls // self.every)
 
     def _apply(self) -> None:
@@ -79,30 +83,30 @@ class GradThresholdSchedule:
             layer.grad_threshold = self.value
 
     def step(self) -> float:
-        """One batch, or epoch, is done; returns the second threshold of the next."""
+        """Count a batch or an epoch as done; return the second threshold of the next."""
         self._calls += 1
         self._apply()
         return self.value
 
     def state_dict(self) -> Dict[str, Any]:
-        """How far it is; the settings are the constructor's."""
+        """Return the number of calls; the settings are the constructor's."""
         return {"calls": self._calls}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go on from ``state`` of :meth:`state_dict`."""
+        """Resume from ``state``, the result of :meth:`state_dict`."""
         self._calls = int(state["calls"])
         self._apply()
 
 
 class LayerScale(NamedTuple):
-    """What :func:`scale_to_activity` did to a layer.
+    """The result of :func:`scale_to_activity` for a layer.
 
     Attributes:
-        scale: what the weight was multiplied with.
+        scale: factor by which the weight was multiplied.
         before: mean spikes per neuron and step with the old weight, 0 to 1.
-        activity: the same with the new weight.
-        target: what was asked for; None: the layer was left as it is.
-        reached: whether ``activity`` is within the tolerance of ``target``.
+        activity: mean spikes per neuron and step with the new weight.
+        target: the requested activity; None: the layer was not scaled.
+        reached: True if ``activity`` is within the tolerance of ``target``.
     """
 
     scale: float
@@ -121,47 +125,49 @@ def scale_to_activity(
     tolerance: float = 0.05,
     max_iterations: int = 40,
 ) -> List[LayerScale]:
-    r"""Scale the weights of a network, layer after layer, until each layer has a wanted activity on a batch.
+    r"""Scale the weights of a network, layer by layer, until each layer has a given activity on a batch.
 
-    For layer :math:`l`, whose input are the spikes of the layers before it as they have been scaled already,
+    The input of layer :math:`l` are the spikes of the previous layers with their new weights. Then
 
     .. math::
 
         W_l \leftarrow c\, W_l, \qquad \Big| \frac{1}{T B N_l} \sum_{tbn} s_{tbn}(c\,W_l) - a \Big| \le \epsilon\, a
 
-    where :math:`c` is found by doubling or halving until :math:`a` lies between two scales, then by bisection of
-    :math:`\log c`. The spikes are those that the weights make, before any cap drops some: ``max_spikes`` and
-    ``grad_threshold`` have no part in it. Layers that were silent begin to spike; biases stay as they are.
+    where :math:`c` is doubled or halved until :math:`a` lies between two scales, and then found by bisection of
+    :math:`\log c`. All spikes are counted: ``max_spikes`` and ``grad_threshold`` have no effect. Silent layers begin to
+    spike. Biases are not changed.
 
     Args:
         network: changed in place.
-        x: a batch of input spikes, SparseSpikes or a dense ``[T, B, sizes[0]]`` (of a network of maps also
+        x: a batch of input spikes, SparseSpikes or a dense ``[T, B, sizes[0]]`` (for a network of maps also
             ``[T, B, C, H, W]``), on the network's device.
-        target: :math:`a`, mean spikes per neuron and step, above 0 and below 1: a number for all layers, or one entry
-            for each, in which None leaves the layer as it is.
+        target: :math:`a`, mean spikes per neuron and step, above 0 and below 1. A number for all layers, or one entry
+            for
+            each layer; layers with None are not scaled.
         tolerance: :math:`\epsilon`, relative.
-        max_iterations: activities measured per layer at most.
+        max_iterations: maximum number of measured activities for each layer.
 
     Returns:
-        One :class:`LayerScale` a layer.
+        One :class:`LayerScale` for each layer.
 
     Raises:
-        TypeError, ValueError: an argument does not fit, or a layer's input is silent, so that no weight makes it spike;
-            the message names the argument and the layer.
+        TypeError, ValueError: a wrong argument, or a layer whose input is silent, so that no weight makes it spike; the
+            message names the argument and the layer.
 
     Warns:
-        RuntimeWarning: a target was not reached, as high activities cannot be by weights of mean zero; the scale that
-            came closest was taken.
+        RuntimeWarning: a target was not reached, such as high activities with weights of mean zero. The closest scale
+            is
+            used.
 
-    Source: the layer-sequential idea is LSUV's: Mishkin & Matas, "All you need is a good init", ICLR 2016; with the
-    activity of spiking layers in the place of the variance: Gruen et al., arXiv 2311.04386, 2023.
+    Source: layer-sequential scaling is that of LSUV: Mishkin & Matas, "All you need is a good init", ICLR 2016. Spiking
+    activity replaces the variance: Gruen et al., arXiv 2311.04386, 2023.
     """
     if not isinstance(network, SparseNetwork):
         raise TypeError(f"network: expected a SparseNetwork, got {type(network).__name__}")
     targets = _per_layer("target", target, len(network.layers))
-    for wanted in targets:
-        if wanted is not None and not (is_number(wanted) and 0 < wanted < 1):
-            raise ValueError(f"target: expected numbers above 0 and below 1, got {wanted!r}")
+    for layer_target in targets:
+        if layer_target is not None and not (is_number(layer_target) and 0 < layer_target < 1):
+            raise ValueError(f"target: expected numbers above 0 and below 1, got {layer_target!r}")
     if not (is_number(tolerance) and tolerance > 0):
         raise ValueError(f"tolerance: expected a number above 0, got {tolerance!r}")
     check_positive_int("max_iterations", max_iterations)
@@ -174,20 +180,20 @@ def scale_to_activity(
         raise ValueError(f"x: expected a non-empty [T, B, {network.sizes[0]}], got {tuple(spikes.shape)}")
 
     done = []
-    for index, (layer, wanted) in enumerate(zip(network.layers, targets)):
-        # The product is linear in the scale: it is computed once.
+    for index, (layer, layer_target) in enumerate(zip(network.layers, targets)):
+        # The product is linear in the scale, so it is computed once.
         current = layer.weighted(spikes) * layer.input_scale
         current = delayed(current, network.delay if index else 0)
-        if wanted is not None and not bool(current.any()):
+        if layer_target is not None and not bool(current.any()):
             raise ValueError(
                 f"x: layer {index} cannot be scaled, its input current is 0 throughout: "
                 + ("the batch is silent" if index == 0 else f"layer {index - 1} is silent on it")
             )
-        result = _find_scale(layer, current, wanted, tolerance, max_iterations)
+        result = _find_scale(layer, current, layer_target, tolerance, max_iterations)
         if not result.reached:
             warnings.warn(
-                f"layer {index}: activity {result.activity:.3g} in place of {wanted:.3g} is what scaling its weight "
-                f"came to; the scale is {result.scale:.3g}",
+                f"layer {index}: scaling its weight reached an activity of {result.activity:.3g} instead of "
+                f"{layer_target:.3g}; the scale is {result.scale:.3g}",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -198,7 +204,7 @@ def scale_to_activity(
 
 
 def _spikes(layer: SparseNeurons, current: torch.Tensor, scale: float) -> torch.Tensor:
-    """Spikes ``[T, B, N]`` of the layer, were its weight ``scale`` times as large."""
+    """Return the layer's spikes ``[T, B, N]`` with its weight multiplied by ``scale``."""
     return layer.stepped(current * scale).spk
 
 
@@ -241,8 +247,8 @@ class ActivityRegularizer(nn.Module):
         L = \sum_l \frac{\lambda_l}{N_l} \sum_n \big[\max(0,\, r_{ln} - r^+_l)^2 + \max(0,\, r^-_l - r_{ln})^2\big],
         \qquad r_{ln} = \frac{1}{T B} \sum_{tb} s_{tbln}
 
-    in spikes per neuron and step. The gradient goes through ``SparseSpikes.values``: to the slots that carry gradient,
-    so a silent neuron is helped by the lower bound only while its membrane is above the second threshold.
+    in spikes per neuron and step. The gradient flows through ``SparseSpikes.values``, that is through the slots with a
+    gradient. So the lower bound helps a silent neuron only while its membrane is above the second threshold.
 
     .. code-block:: python
 
@@ -251,16 +257,17 @@ class ActivityRegularizer(nn.Module):
         loss = torch.nn.functional.cross_entropy(out.spike_count(), labels) + regularizer(hidden)
 
     Args:
-        lower: :math:`r^-`, 0 to 1; None: no lower bound. A number for all layers or one entry for each, as are the
-            next two.
-        upper: :math:`r^+`, 0 to 1; None: no upper bound.
-        strength: :math:`\lambda`, 0 or more.
+        lower: :math:`r^-`, 0 to 1; None: no lower bound. A number for all layers, or one entry for each layer.
+        upper: :math:`r^+`, 0 to 1; None: no upper bound. A number or a list, like ``lower``.
+        strength: :math:`\lambda`, 0 or more. A number or a list, like ``lower``.
 
     Raises:
         TypeError, ValueError: the message starts with the argument's name.
 
-    Source: Zenke & Vogels, "The remarkable robustness of surrogate gradient learning for instilling complex function in
-    spiking neural networks", Neural Computation 33(4), 2021 (bounds on rates); means over batch and time here.
+    Source: bounds on rates: Zenke & Vogels, "The remarkable robustness of surrogate gradient learning for instilling
+    complex function in spiking neural networks", Neural Computation 33(4), 2021. Here they apply to means over batch
+    and
+    time.
     """
 
     def __init__(self, lower: PerLayer = None, upper: PerLayer = None, strength: PerLayer = 1.0) -> None:
@@ -277,7 +284,7 @@ class ActivityRegularizer(nn.Module):
     def forward(
         self, layers: Union[SparseSpikes, torch.Tensor, Sequence[Union[SparseSpikes, torch.Tensor]]]
     ) -> torch.Tensor:
-        """The loss, a scalar, of the spikes of one or more layers, SparseSpikes or dense ``[T, B, N]``."""
+        """Return the loss, a scalar, for the spikes of one or more layers, SparseSpikes or dense ``[T, B, N]``."""
         if isinstance(layers, (SparseSpikes, torch.Tensor)):
             layers = [layers]
         if not isinstance(layers, (list, tuple)) or not layers:
@@ -286,12 +293,12 @@ class ActivityRegularizer(nn.Module):
         total: Optional[torch.Tensor] = None
         for spikes, lower, upper, strength in zip(layers, *bounds):
             rate = _rate(spikes)
-            beyond = torch.zeros_like(rate)
+            excess = torch.zeros_like(rate)
             if upper is not None:
-                beyond = beyond + (rate - upper).clamp(min=0) ** 2
+                excess = excess + (rate - upper).clamp(min=0) ** 2
             if lower is not None:
-                beyond = beyond + (lower - rate).clamp(min=0) ** 2
-            term = strength * beyond.mean()
+                excess = excess + (lower - rate).clamp(min=0) ** 2
+            term = strength * excess.mean()
             total = term if total is None else total + term
         assert total is not None
         return total
@@ -301,13 +308,13 @@ class ActivityRegularizer(nn.Module):
 
 
 def _rate(spikes: object) -> torch.Tensor:
-    """Mean spikes per step of each neuron ``[N]``, over batch and time."""
+    """Return the mean spikes per step of each neuron ``[N]``, over batch and time."""
     if isinstance(spikes, SparseSpikes):
         return spikes.spike_count().sum(0) / max(spikes.num_steps * spikes.batch_size, 1)
     if isinstance(spikes, torch.Tensor) and spikes.dim() == 3:
         return spikes.mean((0, 1))
-    found = tuple(spikes.shape) if isinstance(spikes, torch.Tensor) else type(spikes).__name__
-    raise TypeError(f"layers: expected SparseSpikes or dense [T, B, N] entries, got {found}")
+    given_type = tuple(spikes.shape) if isinstance(spikes, torch.Tensor) else type(spikes).__name__
+    raise TypeError(f"layers: expected SparseSpikes or dense [T, B, N] entries, got {given_type}")
 
 
 def _per_layer(name: str, value: Any, count: int) -> List[Any]:

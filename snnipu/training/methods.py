@@ -1,4 +1,4 @@
-"""Three ways to run a ``SparseNetwork``: dense products, sparse operators one by one, and the layers' own operator."""
+"""Three ways to run a ``SparseNetwork``: dense products, separate sparse operators, and one operator a layer."""
 
 from typing import Callable, Dict, List, Union
 
@@ -15,10 +15,10 @@ Layers = List[Spikes]
 
 
 def dense(network: SparseNetwork, x: SparseSpikes) -> Layers:
-    """Spikes ``[T, B, N]`` of every layer: one product or convolution over all steps, then fused neurons.
+    """Return the spikes ``[T, B, N]`` of every layer, by one dense product or convolution and fused neurons each.
 
-    The plain dense network, as its :meth:`~snnipu.SparseNetwork.to_dense` in a ``MultiStep``: every neuron carries
-    gradient, nothing is dropped; ``max_spikes`` and ``grad_threshold`` have no meaning for it.
+    The result is that of :meth:`~snnipu.SparseNetwork.to_dense` in a ``MultiStep``. Every neuron has a gradient, and no
+    spike is dropped: ``max_spikes`` and ``grad_threshold`` are ignored.
     """
     out = ops.sparse_to_dense(x)
     layers: Layers = []
@@ -31,7 +31,10 @@ def dense(network: SparseNetwork, x: SparseSpikes) -> Layers:
 
 
 def sparse_ops(network: SparseNetwork, x: SparseSpikes) -> Layers:
-    """SparseSpikes of every layer: ``sparse_linear`` or ``sparse_conv2d``, ``lif_sequence``, ``select_spikes``."""
+    """Return the SparseSpikes of every layer, computed by separate operators.
+
+    These are ``sparse_linear`` or ``sparse_conv2d``, ``lif_sequence`` and ``select_spikes``.
+    """
     out = limited(network, x)
     layers: Layers = []
     for index, layer in enumerate(network.layers):
@@ -43,7 +46,7 @@ def sparse_ops(network: SparseNetwork, x: SparseSpikes) -> Layers:
 
 
 def sparse_network(network: SparseNetwork, x: SparseSpikes) -> Layers:
-    """SparseSpikes of every layer, by the network itself: one operator a layer."""
+    """Return the SparseSpikes of every layer, by the network's own forward: one operator a layer."""
     layers = network(x, all_layers=True)
     assert isinstance(layers, list)
     return list(layers)
@@ -57,21 +60,21 @@ METHODS: Dict[str, Callable[[SparseNetwork, SparseSpikes], Layers]] = {
 
 
 def limited(network: SparseNetwork, x: SparseSpikes) -> SparseSpikes:
-    """The input in the network's slots for it, ``max_spikes[0]``."""
+    """Limit the input to the network's slots for it, ``max_spikes[0]``."""
     limit = network.max_input_spikes
     return x if limit is None or x.capacity <= limit else x.limit(limit, overflow=network.overflow_order)
 
 
 def spike_count(spikes: Spikes) -> torch.Tensor:
-    """Sum over time ``[B, N]``, differentiable."""
+    """Return the differentiable sum over time ``[B, N]``."""
     return spikes.spike_count() if isinstance(spikes, SparseSpikes) else spikes.sum(0)
 
 
 def num_spikes(spikes: Spikes) -> int:
-    """Spikes in all."""
+    """Return the total number of spikes."""
     return spikes.num_spikes if isinstance(spikes, SparseSpikes) else int(torch.count_nonzero(spikes))
 
 
 def overflow(spikes: Spikes) -> int:
-    """Spikes that were dropped for want of slots."""
+    """Return the number of spikes that were dropped because there were too few slots."""
     return spikes.overflow if isinstance(spikes, SparseSpikes) else 0

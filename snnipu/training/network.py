@@ -1,4 +1,4 @@
-"""The network of snnTorch's tutorials, features-hidden-classes, and the activity of its layers."""
+"""The network of snnTorch's tutorials, Linear-Leaky-Linear-Leaky, and the activity of its layers."""
 
 from typing import Dict, List, Tuple
 
@@ -11,16 +11,23 @@ from snnipu.training.config import TrainConfig
 
 
 class StepLoop(nn.Sequential):
-    """snnTorch's way: one Python pass over all layers per time step.
+    """A network that runs step by step, like snnTorch: one Python pass over all layers for each time step.
 
-    Gives what ``MultiStep`` gives, from the same weights (the state_dicts have the same keys): the yardstick for speed
-    and accuracy.
+    The reference for speed and accuracy: results and state_dict keys are those of ``MultiStep``.
     """
 
     def forward(  # type: ignore[override]
         self, x: torch.Tensor, num_steps: int
     ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """``x`` ``[B, features]``, held constant -> spikes and membranes of the last layer, ``[T, B, classes]``."""
+        """Run the network on a constant input.
+
+        Args:
+            x: ``[B, features]``.
+            num_steps: number of time steps T.
+
+        Returns:
+            Spikes and membranes of the last layer, ``[T, B, classes]`` each.
+        """
         state: Dict[int, torch.Tensor] = {}
         spk_steps: List[torch.Tensor] = []
         mem_steps: List[torch.Tensor] = []
@@ -37,10 +44,16 @@ class StepLoop(nn.Sequential):
 
 
 def build_network(config: TrainConfig, num_features: int, num_classes: int) -> nn.Sequential:
-    """Linear, Leaky, Linear, Leaky, called as ``spk, mem = network(x, num_steps=T)``.
+    """Return Linear, Leaky, Linear, Leaky, to be called as ``spk, mem = network(x, num_steps=T)``.
 
-    The initial weights come from ``config.seed`` alone and are the same for every engine; torch's global random state
-    is left as it was.
+    The initial weights depend on ``config.seed`` alone and are the same for every engine. PyTorch's global random state
+    is
+    not changed.
+
+    Args:
+        config: the settings.
+        num_features: number of inputs.
+        num_classes: number of output neurons.
     """
     leaky = Leaky if config.engine == "snnipu" else snntorch.Leaky
     container = MultiStep if config.engine == "snnipu" else StepLoop
@@ -56,7 +69,13 @@ def build_network(config: TrainConfig, num_features: int, num_classes: int) -> n
 
 @torch.no_grad()
 def layer_activity(network: nn.Sequential, x: torch.Tensor, num_steps: int) -> List[Tuple[torch.Tensor, torch.Tensor]]:
-    """Spikes and membranes, ``[T, B, neurons]``, of every spiking layer for ``x`` ``[B, features]`` held constant."""
+    """Return spikes and membranes, ``[T, B, neurons]``, of every spiking layer for a constant input.
+
+    Args:
+        network: modules in order, such as :func:`build_network` returns.
+        x: ``[B, features]``.
+        num_steps: number of time steps T.
+    """
     layers: List[Tuple[torch.Tensor, torch.Tensor]] = []
     modules: List[nn.Module] = []
     for module in network:

@@ -15,28 +15,31 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-# DECOLLE learns by readouts of its own, which the network that is evaluated does not have.
+# "decolle" is missing: it trains local readouts, which are not part of the evaluated network.
 RULES = ("sltt", "ottt", "eprop", "snap1")
-# Those that event-driven layers take.
+# Rules that event-driven layers support.
 SPIKE_RULES = ("sltt", "ottt")
 CHUNK = 50
-# With its low-pass every weight has a trace, and a readout that is reset to zero has none.
+# low_pass=True would need a trace for every weight, and a readout whose reset is not to zero.
 _OPTIONS: Dict[str, Dict[str, Any]] = {"eprop": {"low_pass": False}}
 
 
 class OnlineSteps:
-    """Forward and backward pass of batches, chunk by chunk.
+    """The forward and backward pass of batches, chunk by chunk.
 
-    The loss of a chunk is the cross entropy of the spike counts so far, by the chunk's share of all steps: with one
-    chunk it is that of backpropagation through time.
+    The loss of a chunk is the cross entropy of the spike counts so far, times the chunk's share of all steps. With a
+    single
+    chunk it is the loss of backpropagation through time.
 
     Args:
-        net: the network; its parameters get the gradients.
+        net: the network whose parameters get the gradients.
         rule: one of :data:`RULES`.
-        scaled: of parameters that are another module's, times a number: that module's, ``net``'s, and the number.
+        scaled: triples (parameter, parameter of ``net``, factor): the second is kept equal to the first times the
+            factor,
+            and the first gets its gradient.
 
     Raises:
-        ValueError: the rule cannot treat the network; begins with ``rule:``.
+        ValueError: the rule does not support the network; the message begins with ``rule:``.
     """
 
     def __init__(self, net: nn.Module, rule: str, scaled: Optional[List[Tuple[Any, Any, float]]] = None) -> None:
@@ -49,11 +52,11 @@ class OnlineSteps:
     def learn(
         self, chunks: Iterable[Union[torch.Tensor, SparseSpikes]], steps: int, labels: torch.Tensor, weight: float
     ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Add the gradients of ``weight`` times the loss; returns the loss and the spike counts."""
+        """Add the gradients of ``weight`` times the loss; return the loss and the spike counts."""
         with torch.no_grad():
-            for own, of_net, factor in self.scaled:
-                of_net.copy_(own * factor)
-                of_net.grad = None
+            for parameter, net_parameter, factor in self.scaled:
+                net_parameter.copy_(parameter * factor)
+                net_parameter.grad = None
         self.online.reset()
         counts, total = torch.zeros(()), torch.zeros((), device=labels.device)
         for chunk in chunks:
@@ -65,14 +68,14 @@ class OnlineSteps:
             counts = counts.detach()
             total = total + loss.detach()
         self.online.reset()
-        for own, of_net, factor in self.scaled:
-            grad = of_net.grad * factor
-            own.grad = grad if own.grad is None else own.grad + grad
+        for parameter, net_parameter, factor in self.scaled:
+            grad = net_parameter.grad * factor
+            parameter.grad = grad if parameter.grad is None else parameter.grad + grad
         return total, counts
 
 
 def peak_memory() -> str:
-    """What the process has had at most, in words; empty where the system does not tell."""
+    """Return the peak memory of the process as text; empty if the system does not report it."""
     if resource is None:
         return ""
     unit = 1 if sys.platform == "darwin" else 2**10

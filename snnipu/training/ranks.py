@@ -1,4 +1,4 @@
-"""The processes of a run that torchrun started, by PyTorch's own collectives: their numbers, and what they agree on."""
+"""The processes of a run that torchrun started: their ranks, and collectives over them."""
 
 import contextlib
 import datetime
@@ -16,16 +16,16 @@ TIMEOUT = 600.0  # seconds
 
 
 class OtherRankError(RuntimeError):
-    """Another process failed at what all do together, and says why itself."""
+    """Another process failed in a common action; that process reports the reason."""
 
 
 class Ranks:
-    """A process of ``size``, which train one network; by default the only process.
+    """A process among ``size`` that train one network; by default the only one.
 
     Attributes:
         rank: number of this process, from 0.
-        size: how many there are.
-        local_rank, local_size: the same among those of this machine.
+        size: number of processes.
+        local_rank, local_size: the same among the processes of this machine.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1) -> None:
@@ -33,14 +33,14 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """True if this process writes files and speaks to the user."""
+        """True if this process writes files and prints messages."""
         return self.rank == 0
 
     def share(self, count: int) -> slice:
-        """Return this process's part of ``count`` things in order; the parts differ by one at most."""
+        """Return this process's part of ``count`` items in order; the sizes of the parts differ by at most one."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
-    # ---- what all do together, in the same order
+    # ---- collectives, called by all processes in the same order
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over the processes, on the CPU."""
@@ -50,28 +50,28 @@ class Ranks:
         return values
 
     def largest(self, value: int) -> int:
-        """Return the largest of the processes' numbers."""
-        found = torch.tensor(value)
+        """Return the largest ``value`` of all processes."""
+        result = torch.tensor(value)
         if self.size > 1:
-            distributed.all_reduce(found, distributed.ReduceOp.MAX)
-        return int(found)
+            distributed.all_reduce(result, distributed.ReduceOp.MAX)
+        return int(result)
 
     def any(self, flag: bool) -> bool:
-        """Return True if ``flag`` is true in one of the processes."""
+        """Return True if ``flag`` is true in any process."""
         return bool(self.largest(int(flag)))
 
     def from_first(self, value: Any) -> Any:
-        """Return the first process's ``value``."""
-        held = [value]
+        """Return the ``value`` of the first process."""
+        values = [value]
         if self.size > 1:
-            distributed.broadcast_object_list(held, device=torch.device("cpu"))
-        return held[0]
+            distributed.broadcast_object_list(values, device=torch.device("cpu"))
+        return values[0]
 
     def together(self, action: Callable[[], _Result]) -> _Result:
-        """Call ``action`` in every process; where it raises in one, it does in all.
+        """Call ``action`` in every process; if it raises in one process, raise in all.
 
         Raises:
-            OtherRankError: in the processes but the first of those in which it raised; there, its own error.
+            OtherRankError: another process of lower rank failed. The first process that failed raises its own error.
         """
         if self.size == 1:
             return action()
@@ -88,7 +88,7 @@ class Ranks:
         raise OtherRankError(f"rank {self.rank}: rank {failed} failed")
 
     def local_first(self, action: Callable[[], _Result]) -> _Result:
-        """Call ``action`` in one process of each machine, then in its others: for a download."""
+        """Call ``action`` in one process of each machine, then in the others, for example for a download."""
         if self.local_rank == 0:
             result = action()
         self.any(False)
@@ -100,20 +100,21 @@ class Ranks:
 
 
 def _common_word(store: Any, rank: int, size: int, timeout: float) -> str:
-    """Return a word that is common to the living processes and new to the store.
+    """Return a word that all living processes share and that is new to the store.
 
-    torchrun keeps its store when it starts processes again, with the addresses of the killed ones. Each process stores
-    a new word. The first process answers every word until each living process has confirmed its answer.
+    torchrun keeps its store when it restarts processes, with the addresses of the killed ones. Each process stores a
+    new
+    word. The first process answers every word until each living process has confirmed its answer.
     """
-    word, until = uuid.uuid4().hex, time.monotonic() + timeout
+    word, deadline = uuid.uuid4().hex, time.monotonic() + timeout
     if rank:
         store.set(f"hello/{rank}", word)
-        answer: str = store.get(word).decode()  # waits for it
+        answer: str = store.get(word).decode()  # blocks until the answer arrives
         store.set(f"{answer}/{rank}", "")
         return answer
     missing = list(range(1, size))
     while missing:
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise RuntimeError(f"rank 0: no answer from ranks {missing} of {size} within {timeout:g} s")
         for other in missing:
             if store.check([f"hello/{other}"]):
@@ -125,15 +126,15 @@ def _common_word(store: Any, rank: int, size: int, timeout: float) -> str:
 
 @contextlib.contextmanager
 def joined(cuda: bool = False, timeout: float = TIMEOUT) -> Iterator[Ranks]:
-    """The processes of this run, connected within the block; one alone where torchrun did not start it.
+    """Connect the processes of this run within the block; a process that torchrun did not start is alone.
 
     Args:
-        cuda: gradients on GPUs are reduced by NCCL; everything else, and all on CPUs, by gloo.
-        timeout: seconds after which a collective that not all processes come to fails.
+        cuda: reduce gradients on GPUs by NCCL. Everything else is reduced by gloo.
+        timeout: seconds after which a collective fails if a process is missing.
 
     Raises:
-        ValueError: variables of the environment are missing, or are no numbers.
-        RuntimeError: not all processes came; in the block, PyTorch's error where one of them ended or hangs.
+        ValueError: variables of the environment are missing, or are not numbers.
+        RuntimeError: a process did not connect; in the block, PyTorch's error if a process ended or hangs.
     """
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", 1)) < 2:
         yield Ranks()
@@ -146,7 +147,8 @@ def joined(cuda: bool = False, timeout: float = TIMEOUT) -> Iterator[Ranks]:
     try:
         yield Ranks(rank, size, *local)
     finally:
-        # A traceback may free a DistributedDataParallel after its group. PyTorch (2.13) then waits for gloo's threads
-        # with Python's lock held, for ever if such a thread needs the lock to free the last sum. The pause lets it.
+        # A traceback may free a DistributedDataParallel after its group. PyTorch 2.13 then joins gloo's threads while
+        # it holds the GIL, and deadlocks if such a thread needs the GIL to free the last sum. The pause lets that
+        # thread finish.
         time.sleep(0.01)
         distributed.destroy_process_group()

@@ -19,28 +19,30 @@ EVALUATION_BATCH = 256
 
 
 class Trainer(TrainingLoop):
-    """Trains the network of ``config`` on ``data`` with Adam and snnTorch's ``ce_count_loss``.
+    """A training run on images: the network of ``config`` on ``data``, with Adam and snnTorch's ``ce_count_loss``.
 
-    A class's score is the number of spikes of its output neuron over the T steps; the loss is the cross entropy of
-    these scores, which sees all T steps in one call. The order of the batches is the only random thing after the
-    initial weights; it comes from a generator of its own, so the outcome depends on ``config`` (and the machine) alone.
+    The score of a class is the number of spikes of its output neuron over the T steps. The loss is the cross entropy of
+    these scores over all T steps. After the initial weights only the order of the batches is random, and it has its own
+    generator. So the result depends only on ``config`` and the machine.
 
     Args:
         config: the settings.
-        data: the images; they are moved to ``device`` as a whole.
-        device: where to train.
+        data: the images, all moved to ``device``.
+        device: device of the training; None: the CPU.
         ranks: the processes that train the network together, see :func:`~snnipu.training.joined`; None: this one alone.
-        accumulate: parts that each process's share of a batch is computed in.
-        checkpoint_steps: time steps of a segment whose states alone are kept for the backward pass, see
-            :func:`snnipu.run_segments`; None: everything is kept.
+        accumulate: number of parts into which each process divides its share of a batch.
+        checkpoint_steps: steps of a segment. Only the states between segments are stored for the backward pass, see
+            :func:`snnipu.run_segments`. None: everything is stored.
 
     Attributes:
         network: the network; call it as ``spk, mem = network(x, num_steps=T)`` with ``x`` ``[B, features]``.
-        history: one dict a finished epoch: ``train_loss``, ``train_accuracy`` (while training), ``test_accuracy``
-            (fractions, 0 to 1), ``seconds`` (of training, evaluation excluded).
+        history: one dict for each finished epoch: ``train_loss``, ``train_accuracy`` (while training),
+            ``test_accuracy``
+            (fractions, 0 to 1), ``seconds`` (of training, without evaluation).
 
     Raises:
-        ValueError: ``config.batch_size`` is larger than the training set.
+        ValueError: ``config.batch_size`` is larger than the training set; ``checkpoint_steps`` with another engine or
+            rule.
     """
 
     unit = "images"
@@ -84,14 +86,14 @@ class Trainer(TrainingLoop):
     def _batches(self, done: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
         order = torch.randperm(self.train_samples, generator=self._batch_order).to(self.device)
         for index in order.split(self.config.batch_size)[done:]:
-            own = self._own(index)
-            yield self._train_x[own], self._train_y[own]
+            share = self._share(index)
+            yield self._train_x[share], self._train_y[share]
 
     def _part(self, x: torch.Tensor, samples: slice) -> torch.Tensor:
         return x[samples]
 
     def _forward(self, x: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        spk = self._spikes(x).float()  # sums of many spikes are no numbers of bfloat16
+        spk = self._spikes(x).float()  # bfloat16 cannot represent the sum of many spikes
         return self._loss(spk, labels), spk.detach().sum(0)
 
     def _chunks(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -116,24 +118,24 @@ class Trainer(TrainingLoop):
         return spk
 
     def _test_batches(self) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
-        own = self.ranks.share(len(self._test_y))
-        return zip(self._test_x[own].split(EVALUATION_BATCH), self._test_y[own].split(EVALUATION_BATCH))
+        share = self.ranks.share(len(self._test_y))
+        return zip(self._test_x[share].split(EVALUATION_BATCH), self._test_y[share].split(EVALUATION_BATCH))
 
     def _scores(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         return self._spikes(x).float().sum(0), torch.zeros(0, dtype=torch.int64)
 
     def spike_rates(self) -> Dict[str, float]:
-        """Mean spikes per neuron and step of each spiking layer over the test set."""
+        """Return the mean spikes per neuron and step of each spiking layer over the test set."""
         totals = [0.0, 0.0]
         for x in self._test_x.split(EVALUATION_BATCH):
             for layer, (spk, _) in enumerate(layer_activity(self.network, x, self.config.steps)):
                 totals[layer] += float(spk.mean()) * len(x)
         return dict(zip(("hidden", "output"), (total / len(self._test_x) for total in totals)))
 
-    # ---- what `python -m snnipu train` tells
+    # ---- output of `python -m snnipu train`
 
     def describe(self) -> str:
-        """Data, network and device in two lines."""
+        """Return data, network and device in two lines."""
         data, config = self.data, self.config
         return (
             f"{data.name}: {len(data.train_labels):,} training and {len(data.test_labels):,} test images of "
@@ -143,22 +145,22 @@ class Trainer(TrainingLoop):
         )
 
     def multiplications(self) -> int:
-        """Multiply-adds of the weights in the forward pass of a batch: how large the network is for its machine."""
+        """Return the multiply-adds of the weights in the forward pass of a batch, a measure of the network's size."""
         config, data = self.config, self.data
         first, second = data.num_features * config.hidden, config.hidden * data.num_classes
         # The image is the same at every step: MultiStep computes the first layer once.
         return config.batch_size * (first * (1 if config.engine == "snnipu" else config.steps) + second * config.steps)
 
     def describe_epoch(self) -> str:
-        """What the last epoch's line has to say besides loss and accuracies."""
+        """Return what the line of the last epoch shows in addition to loss and accuracies."""
         return "" if self._online is None else peak_memory()
 
     def results(self) -> Dict[str, Any]:
-        """Entries of the report that only image runs have."""
+        """Return the entries of the report that only image runs have."""
         return {"spikes_per_neuron_and_step": self.spike_rates()}
 
     def figures(self) -> Dict[str, Any]:
-        """Pictures of test images of three different classes, and of the training."""
+        """Return figures of test images of three classes, and of the training."""
         from snnipu import plotting
 
         data, config = self.data, self.config
@@ -166,15 +168,15 @@ class Trainer(TrainingLoop):
         x = data.test_images[chosen].flatten(1).to(self.device)
         (hidden_spk, hidden_mem), (output_spk, output_mem) = layer_activity(self.network, x, config.steps)
         label = int(data.test_labels[chosen[0]])
-        # neurons that spike about every fifth step show integration, threshold and reset best
-        telling = (hidden_spk[:, 0].mean(0) - 0.2).abs().argsort()[:3]
-        leading = output_mem[:, 0].sum(0).topk(4).indices.sort().values
+        # Neurons that spike at about every fifth step show integration, threshold and reset best.
+        neurons = (hidden_spk[:, 0].mean(0) - 0.2).abs().argsort()[:3]
+        top_classes = output_mem[:, 0].sum(0).topk(4).indices.sort().values
         return {
             "raster": plotting.raster(data.test_images[chosen], data.test_labels[chosen], hidden_spk, output_spk),
             "membranes": plotting.membranes(
-                torch.cat([hidden_mem[:, 0, telling], output_mem[:, 0, leading]], dim=1),
-                torch.cat([hidden_spk[:, 0, telling], output_spk[:, 0, leading]], dim=1),
-                names=[f"hidden {int(index)}" for index in telling] + [f"class {int(index)}" for index in leading],
+                torch.cat([hidden_mem[:, 0, neurons], output_mem[:, 0, top_classes]], dim=1),
+                torch.cat([hidden_spk[:, 0, neurons], output_spk[:, 0, top_classes]], dim=1),
+                names=[f"hidden {int(index)}" for index in neurons] + [f"class {int(index)}" for index in top_classes],
                 title=f"membranes while a test image of a {label} is shown",
             ),
             "training": plotting.training_curve(self.history, title=f"{data.name}, {config.hidden} hidden neurons"),

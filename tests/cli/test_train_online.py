@@ -105,7 +105,7 @@ def test_spikes_that_are_dropped_in_chunks_are_counted():
     ("arguments", "message"),
     [
         ("--chunk 5", "argument --chunk: only with a rule"),
-        ("--rule decolle", "argument --rule: decolle learns by readouts of its own"),
+        ("--rule decolle", "argument --rule: decolle trains local readouts"),
         ("--rule ottt --engine snntorch", "argument --rule: only for the engine snnipu"),
         ("--rule ottt --bptt-steps 5", "argument --bptt-steps: a rule of online learning"),
         ("--rule ottt --checkpoint-steps 5", "argument --checkpoint-steps: a rule of online learning"),

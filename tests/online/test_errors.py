@@ -91,7 +91,7 @@ def test_more_neurons_than_the_linear_layer_has_outputs(rule, readout):
     learner = snn.Online(net, rule=name, **options)
     with pytest.raises(ValueError, match=r"module 1: rule .* 6 neurons.* and a step has 12: put nn.Flatten"):
         learner(stream(6, 4, 2, 8))
-    with pytest.raises(TypeError, match=r"must know how many neurons module 1 has: a linear layer in front"):
+    with pytest.raises(TypeError, match=r"must know how many neurons module 1 has: put an nn.Linear in front"):
         snn.Online(snn.MultiStep(nn.Conv2d(1, 2, 3), leaky(), nn.Flatten(), nn.Linear(2, 3)), rule=name, **options)
 
 
@@ -344,7 +344,7 @@ def test_layers_without_a_matrix(rule):
     learner = online(net, rule)
     net.append(nn.Linear(3, 2))
     net.append(leaky())
-    with pytest.raises(ValueError, match=r"for layers of \[6, 3\] neurons, and the network has others now: make a new"):
+    with pytest.raises(ValueError, match=r"for layers of \[6, 3\] neurons, and the network has changed: make a new"):
         learner(stream())
 
 

@@ -334,7 +334,7 @@ def hooked():
             lambda: snn.MultiStep(nn.Linear(8, 6), snn.SparseLeaky(6, 6, beta=0.9)),
             {},
             TypeError,
-            r"module 1 \(SparseLeaky\) stands behind other weights",
+            r"module 1 \(SparseLeaky\) follows other weights",
         ),
         (
             lambda: snn.MultiStep(Watched(8, 6, beta=0.9)),

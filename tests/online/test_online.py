@@ -299,8 +299,10 @@ def test_a_stream_of_another_network_is_refused():
 )
 def test_a_chunk_without_its_backward_pass_is_freed(rule, options, end, monkeypatch):
     works = []
-    init = layer.Work.__init__
-    monkeypatch.setattr(layer.Work, "__init__", lambda self, *a: (works.append(weakref.ref(self)), init(self, *a))[1])
+    init = layer.ChunkRecord.__init__
+    monkeypatch.setattr(
+        layer.ChunkRecord, "__init__", lambda self, *a: (works.append(weakref.ref(self)), init(self, *a))[1]
+    )
 
     def disturb(_):
         raise ArithmeticError
@@ -362,8 +364,8 @@ def test_traces_of_inputs_that_are_mostly_zeros(rule, maps, frozen, monkeypatch)
     net = snn.MultiStep(front, snn.Leaky(beta=0.8, threshold=0.1), *behind, snn.Leaky(beta=0.7)).double()
     x = (torch.rand(40, 8, *((8, 6, 6) if maps else (512,))) < 0.02).double()
     used = []
-    of_slots = layer.of_slots
-    monkeypatch.setattr(layer, "of_slots", lambda *given: (used.append(1), of_slots(*given))[1])
+    of_slots = layer.spikes_of_slots
+    monkeypatch.setattr(layer, "spikes_of_slots", lambda *given: (used.append(1), of_slots(*given))[1])
     gradients = []
     for only in (False, True):
         net.zero_grad()
