@@ -92,9 +92,8 @@ class Product:
         if self.events is not None:
             return [None, grad.flatten(2).sum((0, 2)) if grad.dim() > 2 else grad.sum(0)] if need_bias else [None, None]
         learnable = [t for t in self._operands if t.requires_grad]
-        is_dense = self._dense is not None and bool(learnable)
-        gradients = iter(torch.autograd.grad(self._dense, learnable, grad) if is_dense else ())
-        return [next(gradients) if need else None for need in self.needs]
+        grads = iter(torch.autograd.grad(self._dense, learnable, grad) if self._dense is not None and learnable else ())
+        return [next(grads) if need else None for need in self.needs]
 
 
 def _is_usual(weight: torch.Tensor, bias: Optional[torch.Tensor]) -> bool:
