@@ -59,17 +59,17 @@ def row_slots(fired, carried, capacity, start):
     order = [(start + i) % neurons for i in range(neurons)]
     spikes = [n for n in order if fired[n]]
     others = [n for n in order if carried[n] and not fired[n]]
-    kept = spikes[:capacity]
-    also = others[: capacity - len(kept)]
-    dropped = len(spikes) - len(kept)
-    return sorted(kept), sorted(also), (dropped, dropped + len(others) - len(also))
+    with_slot = spikes[:capacity]
+    also = others[: capacity - len(with_slot)]
+    dropped = len(spikes) - len(with_slot)
+    return sorted(with_slot), sorted(also), (dropped, dropped + len(others) - len(also))
 
 
 def slots_of(fired, carried, max_spikes=None, overflow="lowest", dtype=torch.float32):
     """Return the slots of bool ``[T, B, N]``, row by row, by the rules of ``ops.select_spikes``."""
     steps, batch, neurons = fired.shape
-    wanted = (fired | carried).sum(-1)
-    capacity = (int(wanted.max()) if wanted.numel() else 0) if max_spikes is None else min(max_spikes, neurons)
+    needed = (fired | carried).sum(-1)
+    capacity = (int(needed.max()) if needed.numel() else 0) if max_spikes is None else min(max_spikes, neurons)
     ids = torch.zeros(steps, batch, capacity, dtype=torch.int32)
     values = torch.zeros(steps, batch, capacity, dtype=dtype)
     counts, dropped = torch.zeros(2, steps, batch, 2, dtype=torch.int32)
@@ -77,14 +77,14 @@ def slots_of(fired, carried, max_spikes=None, overflow="lowest", dtype=torch.flo
     for t in range(steps):
         start = t * capacity % neurons if overflow == "rotate" else 0
         for b in range(batch):
-            kept, also, lost = row_slots(fired[t, b].tolist(), carried[t, b].tolist(), capacity, start)
-            used = len(kept) + len(also)
-            ids[t, b, :used] = torch.tensor(kept + also, dtype=torch.int32)
-            values[t, b, : len(kept)] = 1
-            counts[t, b] = torch.tensor([len(kept), used], dtype=torch.int32)
+            fired_ids, also, lost = row_slots(fired[t, b].tolist(), carried[t, b].tolist(), capacity, start)
+            used = len(fired_ids) + len(also)
+            ids[t, b, :used] = torch.tensor(fired_ids + also, dtype=torch.int32)
+            values[t, b, : len(fired_ids)] = 1
+            counts[t, b] = torch.tensor([len(fired_ids), used], dtype=torch.int32)
             dropped[t, b] = torch.tensor(lost, dtype=torch.int32)
-            spiking[t, b, kept] = True
-            taken[t, b, kept + also] = True
+            spiking[t, b, fired_ids] = True
+            taken[t, b, fired_ids + also] = True
     return Slots(ids, values, counts, dropped, spiking, taken)
 
 
@@ -359,6 +359,6 @@ def assert_all_equal(results):
     """Check that results are equal bit by bit, NaN included."""
     for other in results[1:]:
         assert len(other) == len(results[0])
-        for own, expected in zip(other, results[0]):
-            assert own.dtype == expected.dtype
-            assert torch.equal(own, expected)
+        for actual, expected in zip(other, results[0]):
+            assert actual.dtype == expected.dtype
+            assert torch.equal(actual, expected)

@@ -41,8 +41,8 @@ def test_a_number_that_depends_on_earlier_calls_is_seen(monkeypatch):
 
     def again(self, x, *states, **how):
         self.calls = self.__dict__.get("calls", 0) + 1
-        made = sequence(self, x, *states, **how)
-        return made if self.calls == 1 else (made[0], made[1] * (1 + 1e-6))
+        result = sequence(self, x, *states, **how)
+        return result if self.calls == 1 else (result[0], result[1] * (1 + 1e-6))
 
     monkeypatch.setattr(snn.Leaky, "sequence", again)
     assert [operation.is_call for operation in seen("Leaky")] == [True, True]
@@ -60,11 +60,11 @@ def test_an_error_of_earlier_calls_is_seen(monkeypatch):
     forward = snn.SynapticDelay.sequence
 
     def refused(self, x):
-        made = forward(self, x)
+        result = forward(self, x)
         self.shape = self.__dict__.get("shape", x.shape)
         if self.shape != x.shape:
             raise ValueError("x must have the shape of the first call")
-        return made
+        return result
 
     monkeypatch.setattr(snn.SynapticDelay, "sequence", refused)
     assert [operation.is_call for operation in seen("SynapticDelay")] == [True, True]

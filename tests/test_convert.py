@@ -75,17 +75,17 @@ def flat(out):
     return [out] if isinstance(out, torch.Tensor) else [tensor for part in out for tensor in flat(part)]
 
 
-def assert_equal(own, wanted):
-    assert len(own) == len(wanted)
-    for a, b in zip(own, wanted):
+def assert_equal(actual, expected):
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
 
 
 def assert_same_state(net, other):
-    own, wanted = net.state_dict(), other.state_dict()
-    assert list(own) == list(wanted)
-    assert_equal(list(own.values()), list(wanted.values()))
+    actual, expected = net.state_dict(), other.state_dict()
+    assert list(actual) == list(expected)
+    assert_equal(list(actual.values()), list(expected.values()))
     assert [p.requires_grad for p in net.parameters()] == [p.requires_grad for p in other.parameters()]
 
 
@@ -93,20 +93,20 @@ def assert_same_state(net, other):
 def test_a_copy_is_what_snntorch_builds(name):
     neuron, stock = make(snn, name), make(snntorch, name)
     neuron.eval()
-    made = snn.to_snntorch(neuron)
-    assert type(made) is type(stock)
-    assert type(made).__module__.startswith("snntorch.")
-    assert not made.training
-    assert_same_state(made, neuron)
-    assert vars(made).keys() == vars(stock).keys()
-    assert list(made._buffers) == list(stock._buffers)
-    assert made._non_persistent_buffers_set == stock._non_persistent_buffers_set
-    assert made.reset_mechanism == neuron.reset_mechanism
+    converted = snn.to_snntorch(neuron)
+    assert type(converted) is type(stock)
+    assert type(converted).__module__.startswith("snntorch.")
+    assert not converted.training
+    assert_same_state(converted, neuron)
+    assert vars(converted).keys() == vars(stock).keys()
+    assert list(converted._buffers) == list(stock._buffers)
+    assert converted._non_persistent_buffers_set == stock._non_persistent_buffers_set
+    assert converted.reset_mechanism == neuron.reset_mechanism
     if "StateLeaky" not in name and "LinearLeaky" not in name:
-        assert surrogate.as_surrogate(made.spike_grad) == neuron.spike_grad
-        assert not isinstance(made.spike_grad, surrogate.Surrogate)
-    stock.load_state_dict(made.state_dict())
-    assert_equal(steps(made, name), steps(stock, name))
+        assert surrogate.as_surrogate(converted.spike_grad) == neuron.spike_grad
+        assert not isinstance(converted.spike_grad, surrogate.Surrogate)
+    stock.load_state_dict(converted.state_dict())
+    assert_equal(steps(converted, name), steps(stock, name))
 
 
 @pytest.mark.parametrize("after_a_step", [False, True], ids=["", "after a step"])
@@ -115,19 +115,19 @@ def test_there_and_back(name, after_a_step):
     neuron = make(snn, name)
     if after_a_step:
         sum(part.sum() for part in steps(neuron, name)).backward()
-    made = snn.to_snntorch(neuron)
-    back = snn.from_snntorch(made)
+    converted = snn.to_snntorch(neuron)
+    back = snn.from_snntorch(converted)
     assert type(back) is type(neuron)
     assert_same_state(back, neuron)
     of_steps = {"_description", "spk", "reset"} - set(getattr(neuron, "state_names", ()))
     assert vars(back).keys() - of_steps == vars(neuron).keys() - of_steps
-    results = [steps(one, name) for one in (neuron, made, back)]
+    results = [steps(layer, name) for layer in (neuron, converted, back)]
     if name in ("StateLeaky", "LinearLeaky"):  # snnTorch's convolution rounds differently
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*results[:2]))
     else:
         assert_equal(results[1], results[0])
     assert_equal(results[2], results[0])
-    again = snn.from_snntorch(made)  # its last step has an autograd graph
+    again = snn.from_snntorch(converted)  # its last step has an autograd graph
     assert_equal(steps(again, name), steps(back, name))
 
 
@@ -145,7 +145,7 @@ class Net(nn.Module):
         self.calls = 0
         self.shared.register_forward_hook(self._count)
 
-    def _count(self, *given):
+    def _count(self, *arguments):
         self.calls += 1
 
     def forward(self, x):
@@ -157,24 +157,24 @@ def test_networks():
     net = Net(snn)
     net.shared.eval()
     net.shared.beta = torch.tensor(0.8)
-    made = snn.to_snntorch(net)
+    converted = snn.to_snntorch(net)
     assert type(net.shared) is snn.Leaky
-    assert made.shared is made.inner[1]
-    assert made.fc is made.inner[0]
-    assert type(made.shared) is type(made.outside[0]) is snntorch.Leaky
-    assert type(made.inner[2]) is snntorch.Synaptic
-    assert not made.shared.training
-    assert made.training
-    assert_same_state(made, net)
+    assert converted.shared is converted.inner[1]
+    assert converted.fc is converted.inner[0]
+    assert type(converted.shared) is type(converted.outside[0]) is snntorch.Leaky
+    assert type(converted.inner[2]) is snntorch.Synaptic
+    assert not converted.shared.training
+    assert converted.training
+    assert_same_state(converted, net)
     x = 2 * torch.rand(3, 2, SIZE)
     with torch.no_grad():  # PyTorch cannot copy the graph of an unregistered neuron
         for step in x:
-            assert torch.equal(made(step), net(step))
-    assert (net.calls, made.calls) == (6, 6)  # a copied method belongs to the copy
+            assert torch.equal(converted(step), net(step))
+    assert (net.calls, converted.calls) == (6, 6)  # a copied method belongs to the copy
     with torch.no_grad():
-        made.fc.weight.zero_()
+        converted.fc.weight.zero_()
     assert net.fc.weight.all()
-    back = snn.from_snntorch(made)
+    back = snn.from_snntorch(converted)
     assert type(back.shared) is type(back.outside[0]) is snn.Leaky
     assert back.shared is back.inner[1]
 
@@ -182,11 +182,11 @@ def test_networks():
 @pytest.mark.parametrize("way", ["to_snntorch", "from_snntorch"])
 def test_reset_sees_the_copy(way):
     net = nn.Sequential(nn.Linear(SIZE, SIZE), (snn if way == "to_snntorch" else snntorch).Leaky(0.9, init_hidden=True))
-    made = getattr(snn, way)(net)
-    made(torch.ones(2, SIZE))
-    assert made[1].mem.any()
-    (snntorch if way == "to_snntorch" else snn).utils.reset(made)
-    assert not made[1].mem.any()
+    converted = getattr(snn, way)(net)
+    converted(torch.ones(2, SIZE))
+    assert converted[1].mem.any()
+    (snntorch if way == "to_snntorch" else snn).utils.reset(converted)
+    assert not converted[1].mem.any()
 
 
 @pytest.mark.parametrize("name", [*surrogate._FACTORIES, "no_gradient"])
@@ -199,11 +199,11 @@ def test_surrogates(name):
         neuron = snn.Leaky(beta=0.9, surrogate_disable=True)
     else:
         neuron = snn.Leaky(beta=0.9, spike_grad=getattr(surrogate, name)(*parameters.get(name, ())))
-    made = snn.to_snntorch(neuron)
-    assert surrogate.as_surrogate(made.spike_grad) == neuron.spike_grad
-    assert snn.from_snntorch(made).spike_grad == neuron.spike_grad
+    converted = snn.to_snntorch(neuron)
+    assert surrogate.as_surrogate(converted.spike_grad) == neuron.spike_grad
+    assert snn.from_snntorch(converted).spike_grad == neuron.spike_grad
     gradients = []
-    for lif in (neuron, made):
+    for lif in (neuron, converted):
         x = (2 * torch.rand(3, SIZE, generator=torch.Generator().manual_seed(0))).requires_grad_()
         torch.manual_seed(2)
         spk, mem = lif(x, torch.full((3, SIZE), 0.5))
@@ -229,11 +229,11 @@ def test_modules_that_are_no_neurons_stay():
         snn.DelayLinear(SIZE, SIZE, max_delay=2),
         snn.RLeaky(0.9, linear_features=SIZE),
     )
-    made = snn.to_snntorch(net)
-    assert [type(module) for module in made] == [nn.Linear, snntorch.Leaky, snn.DelayLinear, snntorch.RLeaky]
-    assert type(made) is snn.MultiStep
+    converted = snn.to_snntorch(net)
+    assert [type(module) for module in converted] == [nn.Linear, snntorch.Leaky, snn.DelayLinear, snntorch.RLeaky]
+    assert type(converted) is snn.MultiStep
     x = 2 * torch.rand(5, 2, SIZE)
-    assert_equal(flat(made(x)), flat(net(x)))
+    assert_equal(flat(converted(x)), flat(net(x)))
 
 
 class Mine(snn.Leaky):
@@ -289,10 +289,10 @@ def test_subclasses_of_snntorchs_stay_and_are_told_once():
         pass
 
     net = nn.Sequential(Theirs(beta=0.9), Theirs(beta=0.8), snntorch.Leaky(beta=0.7), Mine(beta=0.6))
-    with pytest.warns(UserWarning, match="from_snntorch leaves 0 as it is: Theirs is a subclass") as said:
-        made = snn.from_snntorch(net)
-    assert len(said) == 1
-    assert [type(module) for module in made] == [Theirs, Theirs, snn.Leaky, Mine]
+    with pytest.warns(UserWarning, match="from_snntorch leaves 0 as it is: Theirs is a subclass") as warned:
+        converted = snn.from_snntorch(net)
+    assert len(warned) == 1
+    assert [type(module) for module in converted] == [Theirs, Theirs, snn.Leaky, Mine]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         snn.from_snntorch(net)
@@ -301,10 +301,10 @@ def test_subclasses_of_snntorchs_stay_and_are_told_once():
 def test_a_reset_mechanism_set_in_snntorch_has_snntorchs_effect():
     stock = snntorch.Leaky(beta=0.9)
     stock.reset_mechanism = "zero"  # the step stays "subtract"
-    made = snn.from_snntorch(stock)
-    back = snn.to_snntorch(made)
+    converted = snn.from_snntorch(stock)
+    back = snn.to_snntorch(converted)
     expected = steps(stock, "Leaky")
-    assert_equal(steps(made, "Leaky"), expected)
+    assert_equal(steps(converted, "Leaky"), expected)
     assert_equal(steps(back, "Leaky"), expected)
 
 

@@ -218,9 +218,9 @@ def test_two_processes_are_one(engine, ranks):
     assert spikes[-1].any()
     assert torch.equal(spikes, torch.cat([rank[engine][0] for rank in ranks], 1))
     for rank in ranks:
-        for own, expected, initial in zip(rank[engine][1], net.parameters(), before.parameters()):
+        for actual, expected, initial in zip(rank[engine][1], net.parameters(), before.parameters()):
             assert not torch.equal(expected, initial)
-            torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -246,15 +246,15 @@ def test_the_states_move_with_the_module():
 )
 def test_a_learnt_number_loads_with_and_without_a_dimension(make):
     """fully_shard refuses parameters without a dimension, which snnTorch has."""
-    scalar, one = make(0.7), make(torch.tensor([0.3]))
-    assert (scalar.beta.shape, one.beta.shape) == ((), (1,))
+    scalar, vector = make(0.7), make(torch.tensor([0.3]))
+    assert (scalar.beta.shape, vector.beta.shape) == ((), (1,))
     saved = scalar.state_dict()
-    one.load_state_dict(saved)
-    assert one.beta.tolist() == [pytest.approx(0.7)]
+    vector.load_state_dict(saved)
+    assert vector.beta.tolist() == [pytest.approx(0.7)]
     assert saved["beta"].shape == ()
     with torch.no_grad():
-        one.beta.fill_(0.2)
-    scalar.load_state_dict(one.state_dict())
+        vector.beta.fill_(0.2)
+    scalar.load_state_dict(vector.state_dict())
     assert scalar.beta.item() == pytest.approx(0.2)
 
 

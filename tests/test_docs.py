@@ -36,9 +36,9 @@ def text_of(page):
 def blocks(page, language):
     """Return a page's code blocks of a language, without those marked ``<!-- not run: why -->`` and a list's indent."""
     text = text_of(page)
-    found = [match for match in FENCE.finditer(text) if match.group(2) == language]
-    found = [match for match in found if not NOT_RUN.search(text[: match.start()])]
-    return [re.sub(f"^{match.group(1)}", "", match.group(3), flags=re.MULTILINE) for match in found]
+    fences = [match for match in FENCE.finditer(text) if match.group(2) == language]
+    fences = [match for match in fences if not NOT_RUN.search(text[: match.start()])]
+    return [re.sub(f"^{match.group(1)}", "", match.group(3), flags=re.MULTILINE) for match in fences]
 
 
 def run_block(page, number, code, namespace):
@@ -242,8 +242,8 @@ def test_poptorch_page_names_what_there_is():
     methods = {name: options for name in dir(type(options)) if callable(getattr(type(options), name))}
     for group in groups:
         if group != "TensorLocations":  # accepted as a whole
-            own = type(getattr(options, group))
-            methods.update({name: own for name in vars(own) if callable(getattr(own, name))})
+            group_type = type(getattr(options, group))
+            methods.update({name: group_type for name in vars(group_type) if callable(getattr(group_type, name))})
     inherited = {*dir(type(options).__mro__[1]), "defaultOutputMode"}
     public = [name for name in sorted(methods) if not name.startswith("_") and name not in inherited]
     assert [name for name in public if name not in words] == []
@@ -269,7 +269,7 @@ def test_what_the_poptorch_page_calls_an_error_is_one(name):
         ("training.md", low_activity),
         ("training.md", sparse_benchmark),
     ],
-    ids=lambda given: given if isinstance(given, str) else given.__name__,
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_public_names_are_in_the_reference(page, module):
     text = text_of(ROOT / "docs" / "reference" / page)
@@ -297,10 +297,10 @@ def test_surrogate_table_is_the_code():
     assert {re.match(r"\| `(\w+)", row[0]).group(1) for row in rows} == set(surrogate._FACTORIES)
     for row in rows:
         call = re.match(r"\| `([^`]+)`", row[0]).group(1)
-        made = eval(call, {**surrogate._FACTORIES, "function": lambda u, grad, spikes: grad})
-        if made.name != "custom_surrogate":  # the page shows the defaults
-            assert made == surrogate._FACTORIES[made.name]()
-        expected = f"`{kernels[made.kernel.id]}`" if made.kernel is not None else "PyTorch"
+        built = eval(call, {**surrogate._FACTORIES, "function": lambda u, grad, spikes: grad})
+        if built.name != "custom_surrogate":  # the page shows the defaults
+            assert built == surrogate._FACTORIES[built.name]()
+        expected = f"`{kernels[built.kernel.id]}`" if built.kernel is not None else "PyTorch"
         assert row[2] == expected, call
 
 

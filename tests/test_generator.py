@@ -46,10 +46,10 @@ def forward(step, x, states, derived):
     outputs, befores = [], []
     for current in x:
         befores.append(states)
-        given = {id(step.x): current}
-        given.update((id(value), tensor) for value, tensor in zip(step.before, states))
-        given.update((id(value), tensor) for value, tensor in zip(step.derived, derived))
-        spk, *states = _generator.evaluate([step.spk, *step.after], given, **FUNCTIONS)
+        tensors = {id(step.x): current}
+        tensors.update((id(value), tensor) for value, tensor in zip(step.before, states))
+        tensors.update((id(value), tensor) for value, tensor in zip(step.derived, derived))
+        spk, *states = _generator.evaluate([step.spk, *step.after], tensors, **FUNCTIONS)
         outputs.append(states if step.output_state is not None else [spk, *states])
     return [torch.stack(torch.broadcast_tensors(*values)) for values in zip(*outputs)], befores
 
@@ -57,12 +57,12 @@ def forward(step, x, states, derived):
 def backward(step, adjoint, x, befores, derived, grads):
     """Return gradients of x, initial states and derived parameters (summed over time), by the recorded adjoint."""
     zero = torch.zeros_like(x[0])
-    own = 0 if step.output_state is not None else 1
-    external = [list(grad) for grad in grads[own:]]
+    first_state = 0 if step.output_state is not None else 1
+    external = [list(grad) for grad in grads[first_state:]]
     carry = [grad[-1] for grad in external]
     grad_x, sums = [], [zero] * len(derived)
     for t in range(len(x) - 1, -1, -1):
-        given = {id(step.x): x[t], id(adjoint.grad_spk): grads[0][t]}
+        known = {id(step.x): x[t], id(adjoint.grad_spk): grads[0][t]}
         seeds = [grad[t - 1] if t else zero for grad in external]
         for values, tensors in (
             (step.before, befores[t]),
@@ -70,8 +70,8 @@ def backward(step, adjoint, x, befores, derived, grads):
             (adjoint.grad_after, carry),
             (adjoint.seeds, seeds),
         ):
-            given.update((id(value), tensor) for value, tensor in zip(values, tensors))
-        results = _generator.evaluate([adjoint.grad_x, *adjoint.grad_before, *adjoint.grad_derived], given, **FUNCTIONS)
+            known.update((id(value), tensor) for value, tensor in zip(values, tensors))
+        results = _generator.evaluate([adjoint.grad_x, *adjoint.grad_before, *adjoint.grad_derived], known, **FUNCTIONS)
         results = [zero if result is None else result for result in results]
         grad_x.append(results[0])
         carry = results[1 : 1 + len(carry)]
@@ -99,13 +99,13 @@ def check(function, options, x, initial, parameters):
     expected = [torch.stack(torch.broadcast_tensors(*values)) for values in zip(*outputs)]
     derived = derive(step, parameters)
     with torch.no_grad():
-        found, befores = forward(step, x, initial, derived)
-    for one, other in zip(found, expected):
-        assert torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+        own_outputs, befores = forward(step, x, initial, derived)
+    for actual, other in zip(own_outputs, expected):
+        assert torch.equal(torch.nan_to_num(actual), torch.nan_to_num(other))
     grads = [torch.randn_like(output) for output in expected]
     inputs = [x, *initial, *parameters.values()]
     total = sum((output * grad).sum() for output, grad in zip(expected, grads))
-    wanted = torch.autograd.grad(total, inputs, allow_unused=True)
+    gradients = torch.autograd.grad(total, inputs, allow_unused=True)
     with torch.no_grad():
         grad_x, grad_initial, sums = backward(step, adjoint, x, befores, derived, grads)
     # PyTorch differentiates the derived parameters.
@@ -117,16 +117,16 @@ def check(function, options, x, initial, parameters):
         torch.autograd.grad(values, tensors, totals, allow_unused=True) if values else [None] * len(tensors)
     )
     return [
-        (torch.zeros_like(like) if one is None else one, torch.zeros_like(like) if other is None else other)
-        for like, one, other in zip(inputs, [grad_x, *grad_initial, *grad_parameters], wanted)
+        (torch.zeros_like(like) if actual is None else actual, torch.zeros_like(like) if other is None else other)
+        for like, actual, other in zip(inputs, [grad_x, *grad_initial, *grad_parameters], gradients)
     ]
 
 
-def assert_close(one, other, tolerance):
+def assert_close(actual, other, tolerance):
     finite = other.isfinite()
-    assert torch.equal(one.isfinite(), finite)
+    assert torch.equal(actual.isfinite(), finite)
     if finite.any():
-        error = (one[finite] - other[finite]).abs().max().item()
+        error = (actual[finite] - other[finite]).abs().max().item()
         assert error <= tolerance * max(1.0, other[finite].abs().max().item())
 
 
@@ -149,11 +149,11 @@ def test_every_neurons_adjoint_is_autograds(function, options, dtype):
     if function is equations.alpha:
         values["alpha"] = values["beta"] * 0.5 + 0.5
     results = check(function, options, x, initial, values)
-    for number, (one, other) in enumerate(results):
+    for number, (actual, other) in enumerate(results):
         if number <= len(names):
-            assert torch.equal(one, other)
+            assert torch.equal(actual, other)
         else:
-            assert_close(one, other, 1e-5 if dtype == torch.float32 else 1e-12)
+            assert_close(actual, other, 1e-5 if dtype == torch.float32 else 1e-12)
 
 
 UNARY = [
@@ -232,14 +232,14 @@ def step_functions(draw):
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(step_functions(), st.integers(0, 2**31))
-def test_random_steps_adjoint_is_autograds(made, seed):
-    function, states, parameters, _ = made
+def test_random_steps_adjoint_is_autograds(drawn, seed):
+    function, states, parameters, _ = drawn
     torch.manual_seed(seed)
     x = torch.randn(3, 5, dtype=torch.float64)
     initial = [torch.randn(5, dtype=torch.float64) for _ in range(states)]
     values = {f"p{i}": torch.randn(5, dtype=torch.float64) for i in range(parameters)}
-    for one, other in check(function, None, x, initial, values):
-        assert_close(one, other, 1e-10)
+    for actual, other in check(function, None, x, initial, values):
+        assert_close(actual, other, 1e-10)
 
 
 @snn.neuron(states=("mem", "adapt"), parameters={"beta": 0.9, "rho": 0.8, "strength": 0.3, "threshold": 1.0})
@@ -273,8 +273,8 @@ def test_operations_that_no_neuron_of_ours_has(monkeypatch):
         results.append([*out, torch.autograd.grad(sum((part * x).sum() for part in out), leaf)[0]])
     assert calls == [1]
     assert 0.02 < results[0][0].mean() < 0.98
-    for found, expected in zip(*results):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 def refused(function):
@@ -289,10 +289,10 @@ def test_a_condition_on_values_is_refused():
             mem = mem - 1
         return spike(mem - 1), beta * mem + x
 
-    said = refused(step)
-    assert "`if`" in said
-    assert "test_generator.py" in said
-    assert "if mem > 1:" in said
+    message = refused(step)
+    assert "`if`" in message
+    assert "test_generator.py" in message
+    assert "if mem > 1:" in message
 
 
 @pytest.mark.parametrize(
@@ -325,9 +325,9 @@ def test_a_condition_on_values_is_refused():
 def test_what_cannot_be_a_kernel_is_refused(expression, words):
     scope = {"torch": torch, "math": math}
     exec(f"def step(x, mem, *, beta, spike):\n    return spike(mem - 1), {expression}", scope)
-    said = refused(scope["step"])
-    assert words in said
-    assert "step" in said
+    message = refused(scope["step"])
+    assert words in message
+    assert "step" in message
 
 
 def test_augmented_assignment_is_refused():
@@ -362,17 +362,17 @@ def test_it_needs_no_torch(repository):
         "s.loader.exec_module(e); import _generator as g\n"
         "print(len([g.Adjoint(g.Step(f, o)) for f in e.NEURONS for o in g.variants(f, e.OPTIONS)]))"
     )
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", code], cwd=str(repository), stdout=subprocess.PIPE, text=True, check=True
     )
-    assert int(said.stdout) == len(CASES)
+    assert int(output.stdout) == len(CASES)
 
 
 def test_a_neuron_is_printed_the_same_every_time():
     """The text identifies the compiled library of a custom neuron."""
     for function in equations.NEURONS:
-        one, other = (_generator.neuron(function, equations.OPTIONS) for _ in range(2))
+        first, other = (_generator.neuron(function, equations.OPTIONS) for _ in range(2))
         for step in other.steps:
             Adjoint(step)
         for show in (_generator.print_neurons, _generator.print_triton):
-            assert show([one]) == show([one]) == show([other])
+            assert show([first]) == show([first]) == show([other])

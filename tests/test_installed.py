@@ -49,14 +49,14 @@ def twins(name, **keywords):
 
 def loop(layer, x):
     """Return the spikes and the states after each step, or the error."""
-    made = []
+    rows = []
     try:
         for current in x:
             out = layer(current)
-            made.append([out[0] if isinstance(out, tuple) else out, layer.mem])
+            rows.append([out[0] if isinstance(out, tuple) else out, layer.mem])
     except RuntimeError as error:
-        return made, str(error)
-    return made, None
+        return rows, str(error)
+    return rows, None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
@@ -96,13 +96,13 @@ def test_steps_are_snntorchs_bit_by_bit(name, dtype, cast):
         if cast:
             theirs, ours = theirs.to(dtype), ours.to(dtype)
         expected, error = loop(theirs, x)
-        found, own_error = loop(ours, x)
+        steps, own_error = loop(ours, x)
         # All-to-all neurons of snnTorch 1.0 cannot multiply float32 spikes with float64 weights; ours can.
         assert own_error is None or own_error == error, (mechanism, delay)
-        for step, (own, wanted) in enumerate(zip(found, expected)):
-            for value, one in zip(own, wanted):
-                assert value.dtype == one.dtype, (mechanism, delay, step)
-                assert torch.equal(value, one), (mechanism, delay, step)
+        for step, (actual, desired) in enumerate(zip(steps, expected)):
+            for value, reference in zip(actual, desired):
+                assert value.dtype == reference.dtype, (mechanism, delay, step)
+                assert torch.equal(value, reference), (mechanism, delay, step)
 
 
 @pytest.mark.parametrize("name", NEURONS)
@@ -112,11 +112,11 @@ def test_gradients_in_double_precision(name):
     gradients = []
     for layer in (theirs, ours):
         leaf = x.clone().requires_grad_()
-        made, error = loop(layer, leaf)
+        rows, error = loop(layer, leaf)
         if error is not None:
             assert not installed.SPIKES_KEEP_DTYPE
             pytest.skip(error)
-        total = sum((spk * current).sum() + mem.sum() for (spk, mem), current in zip(made, x))
+        total = sum((spk * current).sum() + mem.sum() for (spk, mem), current in zip(rows, x))
         gradients.append(torch.autograd.grad(total, leaf)[0])
     # Float32 spikes have float32 gradients.
     torch.testing.assert_close(*gradients, rtol=1e-12 if installed.SPIKES_KEEP_DTYPE else 1e-6, atol=1e-12)
@@ -197,10 +197,10 @@ def test_reset_clears_what_snntorchs_does():
         net, other = _Network(library).run(), _Network(library).run()
         before = other.states()
         library.utils.reset(net)
-        found = [net.states(), other.states()]
+        states = [net.states(), other.states()]
         copied = copy.deepcopy(net.run())
         library.utils.reset(copied)
-        cleared.append([*found, net.states(), copied.states()])
+        cleared.append([*states, net.states(), copied.states()])
     assert cleared[0] == cleared[1]
     if not installed.reset_reaches_others():
         assert not any(there for _, there in cleared[1][0])
@@ -283,9 +283,9 @@ def test_compiled_loops(dtype):
         return record
 
     x = torch.rand(3, 4).to(dtype) * 3
-    for own, expected in zip(snn.compile(forward)(x), forward(x)):
-        assert own.dtype == expected.dtype
-        assert torch.equal(own, expected)
+    for actual, expected in zip(snn.compile(forward)(x), forward(x)):
+        assert actual.dtype == expected.dtype
+        assert torch.equal(actual, expected)
 
 
 # Checks of the script's changes in the copy.

@@ -93,23 +93,23 @@ def test_the_clone_of_an_editable_installation(clone, tmp_path):
 
 def test_own_libraries_come_first(clone, tmp_path):
     install(tmp_path / "site", _native_sources.fingerprint(clone))
-    own = make_libraries(clone / "snnipu", _native_sources.fingerprint(clone))
-    assert libraries.find() == (own, None)
+    folder = make_libraries(clone / "snnipu", _native_sources.fingerprint(clone))
+    assert libraries.find() == (folder, None)
 
 
 def test_stale_own_libraries_are_not_used(clone, tmp_path):
-    own = make_libraries(clone / "snnipu", "of yesterday")
-    assert f"{own} was built from other sources" in libraries.find().problem
+    stale = make_libraries(clone / "snnipu", "of yesterday")
+    assert f"{stale} was built from other sources" in libraries.find().problem
     libraries._find.cache_clear()
     installed = install(tmp_path / "site", _native_sources.fingerprint(clone))
     assert libraries.find() == (installed, None)
 
 
 def test_an_installed_package_asks_nobody(clone, tmp_path, monkeypatch):
-    own = install(tmp_path / "site", "whatever")
-    monkeypatch.setattr(libraries, "PACKAGE", own.parent)
-    assert libraries.find() == (own, None)
-    shutil.rmtree(own)
+    package = install(tmp_path / "site", "whatever")
+    monkeypatch.setattr(libraries, "PACKAGE", package.parent)
+    assert libraries.find() == (package, None)
+    shutil.rmtree(package)
     libraries._find.cache_clear()
     assert "was not built" in libraries.find().problem
 

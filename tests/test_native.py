@@ -91,7 +91,9 @@ def test_older_systems_have_what_is_needed(file):
     table = subprocess.run(
         ["objdump", "-T", str(libraries.native_folder() / file)], stdout=subprocess.PIPE, text=True, check=True
     ).stdout
-    needed = [(line.split()[-1], found) for line in table.splitlines() for found in VERSION.findall(line)]
+    needed = [
+        (line.split()[-1], needed_version) for line in table.splitlines() for needed_version in VERSION.findall(line)
+    ]
     assert needed
     newer = [
         (symbol, f"{runtime}_{version}")
@@ -175,9 +177,9 @@ def test_a_library_of_another_version_is_refused(tmp_path):
     other = __version__.translate(str.maketrans("0123456789", "9876543210"))
     for path in host.native_folder().glob("*.so"):
         binary = path.read_bytes()
-        own = __version__.encode() + b"\0"
-        assert own in binary
-        (tmp_path / path.name).write_bytes(binary.replace(own, other.encode() + b"\0"))
+        version = __version__.encode() + b"\0"
+        assert version in binary
+        (tmp_path / path.name).write_bytes(binary.replace(version, other.encode() + b"\0"))
     done = run(CHECK, SNNIPU_NATIVE_DIR=str(tmp_path))
     assert f"of version {other}, the package of {__version__}" in done.stderr
     assert done.stdout.strip() == "None"
@@ -250,5 +252,5 @@ def test_vertices_are_free_of_host_code():
                 guarded = (guarded or line.startswith("#if defined(__SSE2__)")) and not line.startswith("#endif")
                 if line.startswith("#include") and not guarded:
                     included = line.split()[1]
-                    own = included.startswith(('"neuron/', '"vertices/', '"generated_'))
-                    assert included in allowed or own, f"{path.name}: {line}"
+                    is_ours = included.startswith(('"neuron/', '"vertices/', '"generated_'))
+                    assert included in allowed or is_ours, f"{path.name}: {line}"

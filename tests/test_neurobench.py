@@ -77,10 +77,10 @@ def results(model):
 
 
 def expected(**keywords):
-    found = results(SNNTorchModel(Loop(snntorch, **keywords), custom_forward=True))
-    assert found["SynapticOperations"]["Effective_ACs"] > 0
-    assert 0 < found["ActivationSparsity"] < 1
-    return found
+    metrics = results(SNNTorchModel(Loop(snntorch, **keywords), custom_forward=True))
+    assert metrics["SynapticOperations"]["Effective_ACs"] > 0
+    assert 0 < metrics["ActivationSparsity"] < 1
+    return metrics
 
 
 def test_loop():
@@ -105,10 +105,10 @@ def test_sparse_network(delay):
 
 def test_dropped_spikes_are_not_counted():
     net = snn.SparseNetwork(SIZES, beta=0.9, delay=0, max_spikes=[20, 2, 5])
-    found = results(neurobench.Model(net))
+    metrics = results(neurobench.Model(net))
     assert net.overflow[0] > 0
     assert (
-        found["SynapticOperations"]["Effective_ACs"]
+        metrics["SynapticOperations"]["Effective_ACs"]
         < expected(reset_mechanism="zero")["SynapticOperations"]["Effective_ACs"]
     )
 

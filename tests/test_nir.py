@@ -118,9 +118,9 @@ def test_neurons(make, tmp_path):
 def test_delays(delay, tmp_path):
     net = nn.Sequential(nn.Linear(6, 8), snn.Leaky(0.9, **NIRS), delay(), nn.Linear(8, 4), snn.Leaky(0.9, **NIRS))
     before = run(net, (x := torch.rand(15, 3, 6) * 4))
-    kept = list(net[2]._last)
+    in_transit = list(net[2]._last)
     graph = export_to_nir(net, x[0], dt=2e-3)
-    assert all(a is b for a, b in zip(net[2]._last, kept))  # spikes in transit are unchanged
+    assert all(a is b for a, b in zip(net[2]._last, in_transit))  # spikes in transit are unchanged
     np.testing.assert_allclose(graph.nodes["2"].delay, np.broadcast_to(net[2].delay.detach().double() * 2e-3, 8))
     reset(net)
     assert torch.equal(run(net, x), before)
@@ -301,8 +301,8 @@ def test_branches_and_sums():
     again = import_from_nir(export_to_nir(net, x[0]))
     assert isinstance(again, ModuleGraph)
     for step in x:
-        for own, expected in zip(again(step), net(step)):
-            assert torch.equal(own, expected)
+        for actual, expected in zip(again(step), net(step)):
+            assert torch.equal(actual, expected)
     nodes = {
         "in": nir.Input(np.array([3])),
         "w": nir.Linear(np.eye(3, dtype=np.float32) * 2),
@@ -377,11 +377,11 @@ def test_nirs_equations(name, recurrent, dt):
         assert type(net[1]).__name__ == ("R" if recurrent else "") + ("Synaptic" if "Cuba" in name else "Leaky")
     xs = np.random.default_rng(0).normal(size=(60, 3)) * 2
     x = torch.tensor(xs[:, None], dtype=torch.float32)
-    wanted = membranes_and_spikes(name, xs, dt, WEIGHT * recurrent, BIAS * recurrent)
+    expected = membranes_and_spikes(name, xs, dt, WEIGHT * recurrent, BIAS * recurrent)
     with torch.no_grad():
         all_steps = None if fires else snn.MultiStep(import_from_nir(graph, dt=dt))(x)
         spikes = 0
-        for t, (v, z) in enumerate(wanted):
+        for t, (v, z) in enumerate(expected):
             out = net(x[t])
             if fires:
                 assert np.array_equal(out[0].numpy(), z)
@@ -428,9 +428,9 @@ def test_snntorchs_graphs():
     )
     graph = theirs(net, torch.rand(1, 6), ignore_dims=[0])
     x = torch.rand(20, 3, 6) * 4
-    own, wanted = run(import_from_nir(graph), x), run(reads(graph), x)
-    assert wanted.any()
-    assert torch.equal(own, wanted)
+    actual, desired = run(import_from_nir(graph), x), run(reads(graph), x)
+    assert desired.any()
+    assert torch.equal(actual, desired)
 
 
 @pytest.mark.parametrize("dt", [None, 1.0])
@@ -441,21 +441,28 @@ def test_norses_graphs(dt):
     )
     # norse multiplies its time constants by its dt, 0.001 by default.
     graph = norse.to_nir(net, torch.randn(1, 10), **({} if dt is None else {"dt": dt}))
-    own, x, state, expected = import_from_nir(graph, dt=0.001 * (dt or 0.001)), torch.randn(60, 2, 10) * 9, None, []
+    imported, x, state, expected = (
+        import_from_nir(graph, dt=0.001 * (dt or 0.001)),
+        torch.randn(60, 2, 10) * 9,
+        None,
+        [],
+    )
     with torch.no_grad():
         for step in x:
             out, state = net(step, state)
             expected.append(out)
         expected = torch.stack(expected)
         assert expected.abs().max() > 0.01
-        assert torch.allclose(run(own, x), expected, atol=1e-6)
-        reset(own)
-        assert torch.allclose(snn.MultiStep(own)(x), expected, atol=1e-6)
+        assert torch.allclose(run(imported, x), expected, atol=1e-6)
+        reset(imported)
+        assert torch.allclose(snn.MultiStep(imported)(x), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("found", "enough"), [("1.0.1", False), ("1.0.6", True), ("1.0.6.dev3", True), ("1.1", True)])
-def test_an_older_nir_is_refused(found, enough, monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: found)
+@pytest.mark.parametrize(
+    ("installed", "enough"), [("1.0.1", False), ("1.0.6", True), ("1.0.6.dev3", True), ("1.1", True)]
+)
+def test_an_older_nir_is_refused(installed, enough, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: installed)
     if enough:
         assert _extras.require("nir", "nir", "export_to_nir", _extras.LEAST_NIR) is nir
         return

@@ -52,11 +52,11 @@ def test_contract_and_reference(op):
 
 @pytest.mark.parametrize("name", sorted(_library.REGISTERED))
 def test_kernels(name):
-    wanted = {"CompositeExplicitAutograd", "Meta"}
+    required = {"CompositeExplicitAutograd", "Meta"}
     if name not in BY_REFERENCE:
-        wanted |= {"CPU"} if host.library is not None else set()
-        wanted |= set() if name in ON_CPUS_ALONE else {"CUDA"}
-    assert set(_library.REGISTERED[name]) == wanted
+        required |= {"CPU"} if host.library is not None else set()
+        required |= set() if name in ON_CPUS_ALONE else {"CUDA"}
+    assert set(_library.REGISTERED[name]) == required
     assert callable(getattr(torch.ops.snnipu, name))
 
 
@@ -82,8 +82,10 @@ def test_popart_operators():
         for path in (ROOT / "custom_ops").glob("*.cpp")
         for name in re.findall(r"^const Registered<(\w+)>", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    own = {name.split(":")[0].rpartition(".")[2] for name in custom_ops.registered() if custom_ops.DOMAIN in name}
-    assert own == set(described) - ON_AN_IPU_ALONE
+    registered = {
+        name.split(":")[0].rpartition(".")[2] for name in custom_ops.registered() if custom_ops.DOMAIN in name
+    }
+    assert registered == set(described) - ON_AN_IPU_ALONE
     for name, file in described.items():
         description = text_of("custom_ops", f"{file}.cpp")
         assert f'name = "{name}"' in description

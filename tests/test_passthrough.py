@@ -30,10 +30,10 @@ def test_every_public_name():
 def test_type_checkers_are_told_of_every_module():
     tree = ast.parse(Path(snn.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING")
-    told = {alias.name for node in block.body for alias in node.names}
+    declared = {alias.name for node in block.body for alias in node.names}
     modules = {module.name for module in pkgutil.iter_modules(snntorch.__path__) if not module.name.startswith("_")}
-    assert "*" in told
-    assert modules - told == {"surrogate"}  # imported for real
+    assert "*" in declared
+    assert modules - declared == {"surrogate"}  # imported for real
 
 
 @pytest.mark.parametrize("name", ["functional.reg", "functional.acc", "spikegen"])
@@ -50,11 +50,11 @@ def test_spikeplot_names_the_extra_it_needs(monkeypatch):
 
 
 def test_functional_has_snntorchs_names():
-    own = {"quant", "loss", "ce_rate_loss", "ce_temporal_loss", "mse_membrane_loss", "mse_temporal_loss"}
+    ours = {"quant", "loss", "ce_rate_loss", "ce_temporal_loss", "mse_membrane_loss", "mse_temporal_loss"}
     for name in dir(snntorch.functional):
-        if not name.startswith("_") and name not in own:
+        if not name.startswith("_") and name not in ours:
             assert getattr(snn.functional, name) is getattr(snntorch.functional, name), name
-    for name in own - {"quant", "loss"}:
+    for name in ours - {"quant", "loss"}:
         assert issubclass(getattr(snn.functional, name), getattr(snntorch.functional, name))
         assert getattr(snn.functional.loss, name) is getattr(snn.functional, name)
     assert snn.functional.loss.mse_count_loss is snntorch.functional.loss.mse_count_loss

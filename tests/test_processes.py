@@ -81,8 +81,8 @@ def test_16_threads_train_at_once(make):
             return make()
 
     expected = [trained(*made(seed)) for seed in range(THREADS)]
-    for number, found in enumerate(at_once(trained, [made(seed) for seed in range(THREADS)])):
-        assert all(map(torch.equal, found, expected[number])), number
+    for number, actual in enumerate(at_once(trained, [made(seed) for seed in range(THREADS)])):
+        assert all(map(torch.equal, actual, expected[number])), number
 
 
 @pytest.mark.parametrize("make", [layers, neurons, maps])
@@ -95,8 +95,8 @@ def test_16_threads_ask_one_network(make):
             return [dense(net(x)).clone() for _ in range(STEPS)]
 
     expected = [asked(x) for x in xs]
-    for found, right in zip(at_once(asked, [(x,) for x in xs]), expected):
-        assert all(map(torch.equal, found, right))
+    for actual, right in zip(at_once(asked, [(x,) for x in xs]), expected):
+        assert all(map(torch.equal, actual, right))
 
 
 # ---- killed
@@ -137,7 +137,7 @@ def test_writers_of_one_cache_of_recordings_are_killed(tmp_path, monkeypatch):
         np.save(tmp_path / f"{index}.npy", [generator.integers(0, 120, 4000), generator.integers(0, 50, 4000)])
     monkeypatch.setenv("SNNIPU_EVENT_CACHE", "0")
     expected, _ = recordings(tmp_path).batch(range(SAMPLES))
-    found = set()
+    read = set()
     for turn in range(ROUNDS):
         # Every second turn starts with an empty cache: its first writes make the folder.
         monkeypatch.setenv("SNNIPU_EVENT_CACHE", str(tmp_path / f"cache{turn // 2}"))
@@ -145,8 +145,8 @@ def test_writers_of_one_cache_of_recordings_are_killed(tmp_path, monkeypatch):
         dataset = recordings(tmp_path)
         spikes, _ = dataset.batch(range(SAMPLES))
         assert torch.equal(spikes.to_dense(), expected.to_dense())
-        found.add(SAMPLES - dataset._read.read)
+        read.add(SAMPLES - dataset._read.read)
         again = recordings(tmp_path)  # new entries can be written
         assert torch.equal(again.batch(range(SAMPLES))[0].to_dense(), expected.to_dense())
         assert again._read.read == 0
-    assert any(found)  # entries of killed processes are used
+    assert any(read)  # entries of killed processes are used

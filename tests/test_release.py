@@ -21,13 +21,13 @@ def test_one_version():
 def test_the_recipe_needs_what_the_package_needs():
     project = text_of("pyproject.toml")
     (needed,) = re.findall(r"^dependencies = \[(.*?)^\]", project, re.M | re.S)
-    wanted = {
+    required = {
         name.replace("torch>", "pytorch>") if name.startswith("torch>") else name
         for name in re.findall(r'"(.*?)"', needed)
     }
-    wanted.add("python" + re.findall(r'requires-python = "(.*)"', project)[0])
+    required.add("python" + re.findall(r'requires-python = "(.*)"', project)[0])
     (run,) = re.findall(r"^  run:\n((?:    - .*\n)+)", text_of(".conda/meta.yaml"), re.M)
-    assert {line[len("    - ") :].replace(" ", "") for line in run.splitlines()} == wanted
+    assert {line[len("    - ") :].replace(" ", "") for line in run.splitlines()} == required
 
 
 def test_the_workflow_calls_what_there_is():
@@ -48,10 +48,10 @@ def test_the_changelog_is_short():
 
 def test_the_lint_tools_are_pinned():
     project = text_of("pyproject.toml")
-    wanted = re.findall(r'"([\w-]+)', re.findall(r"^lint = \[(.*)\]", project, re.M)[0])
+    tools = re.findall(r'"([\w-]+)', re.findall(r"^lint = \[(.*)\]", project, re.M)[0])
     pinned = re.findall(
         r"^([\w-]+)==\S+.*\\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n)+)", text_of(".ci/lint-tools.txt"), re.M
     )
     lines = [line for line in text_of(".ci/lint-tools.txt").splitlines() if not line.startswith(("#", " "))]
     assert len(pinned) == len(lines)
-    assert set(wanted) <= {name for name, _ in pinned}
+    assert set(tools) <= {name for name, _ in pinned}

@@ -53,13 +53,13 @@ def test_many_at_once(shape):
     (spk.sum() + mem.sum()).backward()
     for part in (slice(0, 999), slice(-999, None)):
         dimension = 1 if shape[1] > 999 else 2
-        own = (slice(None), part) if dimension == 1 else (slice(None), slice(None), part)
-        leaf = x.detach()[own].clone().requires_grad_()
-        found = lif.sequence(leaf)
-        (found[0].sum() + found[1].sum()).backward()
-        assert torch.equal(found[0], spk[own])
-        assert torch.equal(found[1], mem[own])
-        assert torch.equal(leaf.grad, x.grad[own])
+        selection = (slice(None), part) if dimension == 1 else (slice(None), slice(None), part)
+        leaf = x.detach()[selection].clone().requires_grad_()
+        result = lif.sequence(leaf)
+        (result[0].sum() + result[1].sum()).backward()
+        assert torch.equal(result[0], spk[selection])
+        assert torch.equal(result[1], mem[selection])
+        assert torch.equal(leaf.grad, x.grad[selection])
 
 
 @needs_native
@@ -156,10 +156,10 @@ def test_neurons_of_more_elements_than_an_int_counts(shape):
     lif = snn.Leaky(0.9)
     with torch.no_grad():
         spk, mem = lif.sequence(x)
-        for own in (slice(0, 777), slice(shape[2] // 2, shape[2] // 2 + 777), slice(-777, None)):
-            found = lif.sequence(x[:, -1:, own].contiguous())
-            assert torch.equal(found[0], spk[:, -1:, own])
-            assert torch.equal(found[1], mem[:, -1:, own])
+        for selection in (slice(0, 777), slice(shape[2] // 2, shape[2] // 2 + 777), slice(-777, None)):
+            result = lif.sequence(x[:, -1:, selection].contiguous())
+            assert torch.equal(result[0], spk[:, -1:, selection])
+            assert torch.equal(result[1], mem[:, -1:, selection])
 
 
 @LARGE
@@ -195,7 +195,7 @@ def test_products_of_more_inputs_than_an_int_counts():
     maps[-1, 0, 40, 50] = 1
     convolution = snn.nn.Conv2d(1, 1, 3, stride=8, bias=False)
     with torch.no_grad():
-        made = convolution(maps)
-    assert made.shape == (rows // 2, 1, 8, 8)
-    assert torch.equal(made[-1, 0, 5, 6], convolution.weight[0, 0, 0, 2])
-    assert made.count_nonzero() == 1
+        result = convolution(maps)
+    assert result.shape == (rows // 2, 1, 8, 8)
+    assert torch.equal(result[-1, 0, 5, 6], convolution.weight[0, 0, 0, 2])
+    assert result.count_nonzero() == 1

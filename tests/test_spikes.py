@@ -26,31 +26,31 @@ def _seed():
 
 def parts(**changes):
     """Return arguments of the constructor for 2 steps, 3 samples and 4 slots of 5 neurons."""
-    made = {
+    arguments = {
         "ids": torch.arange(4, dtype=torch.int32).repeat(2, 3, 1),
         "values": torch.ones(2, 3, 4),
         "counts": torch.tensor([2, 3], dtype=torch.int32).repeat(2, 3, 1),
         "num_neurons": 5,
     }
-    return {**made, **changes}
+    return {**arguments, **changes}
 
 
 def changed(name, at, value):
     """Return the arguments with one element changed."""
-    made = parts()
-    tensor = made[name].clone()
+    arguments = parts()
+    tensor = arguments[name].clone()
     tensor[at] = value
-    return {**made, name: tensor}
+    return {**arguments, name: tensor}
 
 
 def assert_equal(actual, expected):
     """Compare all parts, padding included."""
     for name in ("ids", "values", "counts", "dropped"):
-        own, other = getattr(actual, name), getattr(expected, name)
-        assert (own is None) == (other is None), name
-        if own is not None:
-            assert own.dtype == other.dtype, name
-            assert torch.equal(own, other), name
+        part, other = getattr(actual, name), getattr(expected, name)
+        assert (part is None) == (other is None), name
+        if part is not None:
+            assert part.dtype == other.dtype, name
+            assert torch.equal(part, other), name
     assert actual.num_neurons == expected.num_neurons
     assert actual.outside == expected.outside
 
@@ -114,10 +114,10 @@ def test_bad_arguments(arguments, error, message):
 
 def test_padding_may_hold_anything():
     for value in (1, 5, -1, 2**31 - 1, -(2**31)):
-        made = changed("ids", (1, 2, 3), value)
-        made["values"] = made["values"].clone()
-        made["values"][1, 2, 3] = float("nan")
-        spikes = SparseSpikes(**made)
+        arguments = changed("ids", (1, 2, 3), value)
+        arguments["values"] = arguments["values"].clone()
+        arguments["values"][1, 2, 3] = float("nan")
+        spikes = SparseSpikes(**arguments)
         assert torch.isfinite(spikes.to_dense()).all()
         assert torch.isfinite(spikes.spike_count()).all()
         assert torch.isfinite(spikes.limit(2).to_dense()).all()
@@ -136,10 +136,13 @@ def saved(spikes):
 )
 def test_files_of_weights_may_hold_spikes():
     spikes = SparseSpikes.from_dense((torch.rand(4, 3, 20) < 0.3).float(), max_spikes=5)
-    for made in (spikes, SparseSpikes.from_events([0, 1, 9], [0, 2, 1], num_steps=5, num_neurons=3, outside="drop")):
-        loaded = torch.load(saved(made), weights_only=True)["spikes"]
-        assert_equal(loaded, made)
-        assert (loaded.outside, loaded.overflow) == (made.outside, made.overflow)
+    for spikes_in in (
+        spikes,
+        SparseSpikes.from_events([0, 1, 9], [0, 2, 1], num_steps=5, num_neurons=3, outside="drop"),
+    ):
+        loaded = torch.load(saved(spikes_in), weights_only=True)["spikes"]
+        assert_equal(loaded, spikes_in)
+        assert (loaded.outside, loaded.overflow) == (spikes_in.outside, spikes_in.overflow)
 
 
 def damaged(**changes):
@@ -178,16 +181,16 @@ def test_a_saved_state_of_other_parts_is_refused(state):
 def test_an_operators_floats_are_saved_as_integers():
     """A PopART operator's ids, counts and dropped are floats."""
     spikes = SparseSpikes.from_dense((torch.rand(4, 3, 20) < 0.3).float(), max_spikes=3)
-    made = spikes._trusted(spikes.ids.float(), spikes.values, spikes.counts.float(), 20, spikes.dropped.float())
-    assert_equal(pickle.loads(pickle.dumps(made)), spikes)
-    assert copy.deepcopy(made).ids.is_floating_point()
+    floats = spikes._trusted(spikes.ids.float(), spikes.values, spikes.counts.float(), 20, spikes.dropped.float())
+    assert_equal(pickle.loads(pickle.dumps(floats)), spikes)
+    assert copy.deepcopy(floats).ids.is_floating_point()
 
 
 def test_workers_hand_spikes_over_unchecked(monkeypatch):
     monkeypatch.setattr(snn.spikes, "_check_contents", None)
     spikes = SparseSpikes._trusted(**parts())
-    made = pickle.loads(bytes(ForkingPickler.dumps(spikes)))
-    assert_equal(made, spikes)
+    unpickled = pickle.loads(bytes(ForkingPickler.dumps(spikes)))
+    assert_equal(unpickled, spikes)
     with pytest.raises(TypeError):
         pickle.loads(pickle.dumps(spikes))
 
@@ -260,8 +263,8 @@ def test_spike_count(dtype):
     counts.backward(upstream)
     assert torch.equal(spikes.values.grad, at_slots(upstream.expand(5, 3, 20), spikes))
     loss = (spikes.spike_count() * upstream).square().sum() / 2
-    (found,) = torch.autograd.grad(loss, spikes.values, create_graph=True)
-    (twice,) = torch.autograd.grad(found.sum(), spikes.values)
+    (gradient,) = torch.autograd.grad(loss, spikes.values, create_graph=True)
+    (twice,) = torch.autograd.grad(gradient.sum(), spikes.values)
     times = at_slots(torch.ones(5, 3, 20, dtype=dtype), spikes)
     of_count = densified(times, spikes).sum(0) * upstream.square()
     torch.testing.assert_close(twice, at_slots(of_count.expand(5, 3, 20), spikes))
@@ -281,8 +284,8 @@ def test_spike_count_in_a_transform():
         return SparseSpikes._trusted(spikes.ids, values, spikes.counts, 20).spike_count()
 
     tangent = torch.randn_like(spikes.values)
-    found, derivative = torch.func.jvp(count, (spikes.values,), (tangent,))
-    assert torch.equal(found, spikes.spike_count())
+    total, derivative = torch.func.jvp(count, (spikes.values,), (tangent,))
+    assert torch.equal(total, spikes.spike_count())
     assert torch.equal(derivative, count(tangent))
 
 
@@ -312,9 +315,13 @@ def test_indexing(index):
     spikes = clean(6, 3, 20)
     dense, dropped = spikes.to_dense(), spikes.dropped
     part = spikes[index]
-    for position, one in enumerate(index if isinstance(index, tuple) else (index,)):
-        one = torch.as_tensor(one, dtype=torch.int64 if one == [] else None) if isinstance(one, list) else one
-        at = (slice(None),) * position + (one,)
+    for position, selector in enumerate(index if isinstance(index, tuple) else (index,)):
+        selector = (
+            torch.as_tensor(selector, dtype=torch.int64 if selector == [] else None)
+            if isinstance(selector, list)
+            else selector
+        )
+        at = (slice(None),) * position + (selector,)
         dense, dropped = dense[at], dropped[at]
     assert torch.equal(part.to_dense(), dense)
     assert torch.equal(part.dropped, dropped)
@@ -510,13 +517,13 @@ class Recordings(Dataset):
         dense = torch.zeros(5, 1, 12)
         dense[:, 0, : index + 1] = torch.arange(1.0, 6.0)[:, None]
         spikes = SparseSpikes.from_dense(dense, 8)
-        made = {
+        samples = {
             "alone": spikes,
             "tuple": (spikes, index),
             "dict": {"spikes": spikes, "label": index, "more": [spikes, torch.tensor([1.0, 2.0])]},
             "named": Pair(spikes, index),
         }
-        return made[self.form]
+        return samples[self.form]
 
 
 @pytest.mark.parametrize(

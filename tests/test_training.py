@@ -112,8 +112,8 @@ def test_equal_settings_give_equal_results(make, whole):
 def test_a_stop_takes_the_running_epoch_back(make, whole, question):
     """The stop is in the first epoch (5 or 7 batches and 2 evaluations) or in the second."""
     trainer = make()
-    asked = iter([False] * question + [True])
-    assert not trainer.fit(should_stop=asked.__next__)
+    answers = iter([False] * question + [True])
+    assert not trainer.fit(should_stop=answers.__next__)
     assert len(trainer.history) == (question > 1)
     assert trainer.fit()
     assert same_run(trainer.state_dict(), whole)
@@ -122,9 +122,9 @@ def test_a_stop_takes_the_running_epoch_back(make, whole, question):
 def test_an_error_takes_the_running_epoch_back(few_digits):
     trainer = training.Trainer(config(), few_digits)
     before = {name: value.clone() for name, value in trainer.network.state_dict().items()}
-    asked = iter([False, False])
+    answers = iter([False, False])
     with pytest.raises(StopIteration):
-        trainer.fit(should_stop=lambda: next(asked))
+        trainer.fit(should_stop=lambda: next(answers))
     assert equal(before, dict(trainer.network.state_dict()))
     assert trainer.history == []
     assert trainer.samples_per_second() is None

@@ -61,11 +61,13 @@ def test_methods_are_equal_without_caps(data, delay, maps):
         x = datasets.random_spikes(10, 4, 2 * 12 * 12, 0.02, generator=torch.Generator().manual_seed(0))
         labels, activity = torch.tensor([0, 1, 2, 1]), 0.1
         sizes = [(2, 12, 12), "6C3", "MP2", "8C3S2P1", "AP2", 20, 3]
-    found = {method: learnt(method, x, labels, sizes, activity, grad_threshold=None, delay=delay) for method in METHODS}
+    results = {
+        method: learnt(method, x, labels, sizes, activity, grad_threshold=None, delay=delay) for method in METHODS
+    }
     for method in ("sparse_ops", "sparse_network"):
-        assert_equally_learnt(found[method], found["dense"])
+        assert_equally_learnt(results[method], results["dense"])
     if maps and not delay:
-        layers, _, net = found["dense"]
+        layers, _, net = results["dense"]
         with torch.no_grad():
             spk, _ = net.to_dense()(x.to_dense().double().unflatten(-1, (2, 12, 12)))
         assert torch.equal(spk, layers[-1])
@@ -311,9 +313,9 @@ def test_networks_of_convolutions_have_defaults_for_their_maps():
     )
     assert "64C3P1" in build("dvs", network="conv", downsample=2).hidden
     assert build("nmnist", network="conv", method="dense").grad_threshold is None
-    own = build("nmnist", network="conv", hidden="8C3-MP2-50", slot_activity=0.1)
-    assert own.hidden == ("8C3", "MP2", "50")
-    assert own.slots([2312, 8192, 50, 10]) == (None, 818, 4, 10)
+    custom = build("nmnist", network="conv", hidden="8C3-MP2-50", slot_activity=0.1)
+    assert custom.hidden == ("8C3", "MP2", "50")
+    assert custom.slots([2312, 8192, 50, 10]) == (None, 818, 4, 10)
     assert build("nmnist", network="conv", max_spikes=(64, 900, 300, 10)).slots([1] * 4) == (64, 900, 300, 10)
     before = build("nmnist").to_dict()
     del before["network"]  # a checkpoint from before this setting
@@ -345,10 +347,10 @@ def test_bad_networks(dataset, settings, message):
 
 def test_a_network_that_does_not_fit_its_maps(data):
     x = datasets.random_spikes(5, 1, 2312, 0.01)
-    made = datasets.EventDataset(
+    dataset = datasets.EventDataset(
         lambda index: (x.ids[:, 0, 0].sort().values * 0, x.ids[:, 0, 0]), [0, 1], num_steps=100, num_neurons=2312
     )
-    maps = datasets.EventData("own", made, made, 2312, 100, 2, (2, 34, 34))
+    maps = datasets.EventData("own", dataset, dataset, 2312, 100, 2, (2, 34, 34))
     settings = training.EventConfig.for_dataset("nmnist", network="conv", hidden="12C50", batch_size=2)
     with pytest.raises(ValueError, match=r"^hidden: '12C50' does not fit into the maps before it, 34 x 34"):
         training.EventTrainer(settings, maps)

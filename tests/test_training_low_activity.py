@@ -156,14 +156,14 @@ def test_layers_of_maps_are_scaled_to_their_activity():
             description, decay=0.9, grad_threshold=None, delay=delay, generator=generator
         )
         x = (torch.rand(30, 8, 2, 12, 12, generator=generator) < 0.02).float()
-        found = scale_to_activity(network, x, [0.05, 0.04, None, 0.03])
+        activities = scale_to_activity(network, x, [0.05, 0.04, None, 0.03])
         with torch.no_grad():
             network(x)
-        assert [scale.activity for scale in found] == pytest.approx(network.activity, rel=1e-3)
+        assert [scale.activity for scale in activities] == pytest.approx(network.activity, rel=1e-3)
         assert network.activity[0] == pytest.approx(0.05, rel=0.05)
         assert network.activity[1] == pytest.approx(0.04, rel=0.05)
         assert network.activity[3] == pytest.approx(0.03, rel=0.05)
-        assert found[2].scale == 1
+        assert activities[2].scale == 1
         flat = x.flatten(2)
         assert scale_to_activity(network, flat, 0.04)[0].scale < 1
 
@@ -191,8 +191,8 @@ def test_every_layer_reaches_its_target(delay, gain):
     before = [layer.weight.clone() for layer in net.layers]
     done = scale_to_activity(net, x, target=[0.05, 0.1], tolerance=0.05)
     net(snn.SparseSpikes.from_dense(x))
-    for index, (layer, wanted, result) in enumerate(zip(net.layers, (0.05, 0.1), done)):
-        assert layer.activity == pytest.approx(wanted, rel=0.05), index
+    for index, (layer, target, result) in enumerate(zip(net.layers, (0.05, 0.1), done)):
+        assert layer.activity == pytest.approx(target, rel=0.05), index
         assert result.activity == pytest.approx(layer.activity, rel=1e-3)
         assert result.reached
         torch.testing.assert_close(layer.weight, before[index] * result.scale)

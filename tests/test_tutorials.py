@@ -128,7 +128,7 @@ def test_sparse_nmnist_runs(repository, tmp_path, monkeypatch, request, source):
     assert f"{source}: 240 training" in text
     assert ("Going on with Randman" in text) == (source == "randman")
     assert percent_behind("equal spikes: ", text) > 99.9
-    accuracies = [float(found) for found in re.findall(r"training accuracy ([\d.]+) %", text)]
+    accuracies = [float(number) for number in re.findall(r"training accuracy ([\d.]+) %", text)]
     assert len(accuracies) == 6
     assert accuracies[-1] > max(20, accuracies[0])
     assert percent_behind("test accuracy: ", text) > (30 if source == "nmnist" else 10)
@@ -181,7 +181,7 @@ def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, reques
     text, pictures = outputs_of(repository, tmp_path, monkeypatch, "05_event_driven_convolutions", settings)
     assert f"{source}: {samples} training and {samples} test recordings of (2, 34, 34) neurons" in text
     assert ("Going on with moving bars" in text) == (source == "moving bars")
-    losses = [float(found) for found in re.findall(r"epoch \d/\d: loss ([\d.]+), training accuracy", text)]
+    losses = [float(number) for number in re.findall(r"epoch \d/\d: loss ([\d.]+), training accuracy", text)]
     assert len(losses) == epochs
     if epochs > 1:
         assert losses[2] < 0.9 * losses[0]
@@ -203,7 +203,7 @@ def test_delays_run(repository, tmp_path, monkeypatch, request, source):
     }
     text, pictures = outputs_of(repository, tmp_path, monkeypatch, "07_delays", settings)
     assert f"{source}: 300 training" in text
-    without, learnt = (float(found) for found in re.findall(r"parameters, loss .* test accuracy ([\d.]+) %", text))
+    without, learnt = (float(number) for number in re.findall(r"parameters, loss .* test accuracy ([\d.]+) %", text))
     assert learnt > without + (30 if source == "made-up words" else 0)
     assert percent_behind("with rounded delays ", text) > learnt - 5
     assert float(text.split("between pieces and the whole: ")[1].split()[0]) < 1e-5
@@ -231,7 +231,7 @@ def test_learn_online_runs(repository, tmp_path, monkeypatch):
         repository, tmp_path, monkeypatch, "06_learn_online", {"SNNIPU_TUTORIAL_MINUTES": "0.5"}
     )
     assert "30,000 steps, 0.5 min of a stream" in text
-    first, last = (float(found) for found in re.findall(r"([\d.]+) % in the (?:first|last) tenth", text))
+    first, last = (float(number) for number in re.findall(r"([\d.]+) % in the (?:first|last) tenth", text))
     assert last > first + 10
     assert float(re.findall(r"the process grew by (-?[\d.]+) MiB", text)[0]) < 5
     assert "the same gradients after the pause: True" in text

@@ -46,9 +46,9 @@ def folder(request, tmp_path, clone):
 
 
 def run(arguments, folder, **environment):
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SNNIPU_"))}
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SNNIPU_"))}
     command = [PYTHON, *arguments]
-    done = subprocess.run(command, cwd=str(folder), env={**own, **environment}, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=str(folder), env={**variables, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -64,12 +64,12 @@ def readme_commands():
 def test_info(folder, site, clone):
     done = run(["-m", "snnipu", "info", "--json", "-"], folder)
     assert "RuntimeWarning" not in done.stderr
-    found = json.loads(done.stdout)
-    assert found["native"]["folder"] == str(site / "_native")
-    assert found["native"]["in_use"] in found["native"]["instruction_sets"]
-    assert found["backends"]["host"] == {"available": True, "reason": None}
-    assert found["backends"]["ipu-model"] == {"available": True, "reason": None}
-    assert {where["cpu"] for where in found["ops"].values()} == {"host"}
+    document = json.loads(done.stdout)
+    assert document["native"]["folder"] == str(site / "_native")
+    assert document["native"]["in_use"] in document["native"]["instruction_sets"]
+    assert document["backends"]["host"] == {"available": True, "reason": None}
+    assert document["backends"]["ipu-model"] == {"available": True, "reason": None}
+    assert {where["cpu"] for where in document["ops"].values()} == {"host"}
     shown = str(site / "_native").replace(os.path.expanduser("~") + os.sep, f"~{os.sep}")
     assert re.search(rf"folder +{re.escape(shown)}\n", run(["-m", "snnipu", "info"], folder).stdout)
     package = run(["-c", "import snnipu; print(snnipu.__path__[0])"], folder).stdout.strip()
@@ -136,6 +136,6 @@ def test_a_neuron_of_ones_own_is_compiled(folder, tmp_path):
 
 def test_it_is_a_wheel_of_this_version(site):
     code = "from importlib import metadata; d = metadata.distribution('snnipu'); print(d.version, d.read_text('WHEEL'))"
-    said = run(["-c", code], site.parent).stdout
-    assert said.startswith(__version__)
-    assert "Tag: py3-none-" in said
+    output = run(["-c", code], site.parent).stdout
+    assert output.startswith(__version__)
+    assert "Tag: py3-none-" in output

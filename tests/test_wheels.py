@@ -41,8 +41,8 @@ NEEDED = {
 
 
 def wheel(pattern):
-    (found,) = (path for path in FOLDER.glob("snnipu-*.whl") if fnmatch(path.stem.split("-")[-1], pattern))
-    return found
+    (path_of_wheel,) = (path for path in FOLDER.glob("snnipu-*.whl") if fnmatch(path.stem.split("-")[-1], pattern))
+    return path_of_wheel
 
 
 def libraries(pattern):
@@ -74,28 +74,28 @@ class Library:
             self.exports = {entry.name for entry in parsed.get_export().entries}
 
 
-def exports_of(name, found):
+def exports_of(name, library):
     prefix = "snnipu_ipu_" if name == "ipu-model" else "snnipu_"
-    return {export for export in found.exports if export.startswith(prefix)}
+    return {export for export in library.exports if export.startswith(prefix)}
 
 
 @pytest.mark.parametrize("pattern", SYSTEMS)
 def test_libraries(pattern):
-    found = {name: Library(content) for name, content in libraries(pattern).items()}
-    assert set(found) == SYSTEMS[pattern]
+    by_name = {name: Library(content) for name, content in libraries(pattern).items()}
+    assert set(by_name) == SYSTEMS[pattern]
     (needed,) = (expression for system, expression in NEEDED.items() if pattern.startswith(system))
     kind = {"manylinux*_x86_64": ("ELF", "X86_64"), "manylinux*_aarch64": ("ELF", "AARCH64")}
     kind.update({"macosx_11_0_arm64": ("MachO", "ARM64"), "win_amd64": ("PE", "AMD64")})
     # The library whose functions this package calls.
-    own = Library(libraries("manylinux*_x86_64")["baseline"])
-    for name, library in found.items():
+    baseline = Library(libraries("manylinux*_x86_64")["baseline"])
+    for name, library in by_name.items():
         assert (library.format, library.machine) == kind[pattern], name
         assert [need for need in library.needs if not re.fullmatch(needed, need)] == [], name
         if name == "ipu-model":
             continue
         # The same interface everywhere.
         assert "snnipu_neuron_forward" in library.exports
-        assert exports_of(name, library) == exports_of("baseline", own), name
+        assert exports_of(name, library) == exports_of("baseline", baseline), name
         if library.format == "PE":
             assert library.exports == exports_of(name, library), name
         if library.format == "MachO":
@@ -115,10 +115,10 @@ def test_pip_finds_it(pattern, tmp_path):
 
 @pytest.fixture
 def ziglang():
-    found = _native_sources._ziglang()
-    if found is None:
+    command = _native_sources._ziglang()
+    if command is None:
         pytest.skip("no ziglang to compile what calls the library")
-    return [str(found), "c++", "-target"]
+    return [str(command), "c++", "-target"]
 
 
 def extracted(pattern, name, folder):
@@ -143,10 +143,10 @@ def test_windows_emulated(isa, threads, ziglang, tmp_path):
     wine = {"WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all", "KMP_AFFINITY": "disabled"}
     subprocess.run(["wineboot", "--init"], env={**os.environ, **wine}, check=True)
     try:
-        said = run_tests(command, "", **wine)
+        output = run_tests(command, "", **wine)
     finally:
         subprocess.run(["wineserver", "--kill"], env={**os.environ, **wine}, check=False)
-    assert f"({isa}, the best is {host.library.snnipu_best_isa().decode()}, threads by {threads})" in said
+    assert f"({isa}, the best is {host.library.snnipu_best_isa().decode()}, threads by {threads})" in output
 
 
 @pytest.mark.skipif(not shutil.which("qemu-aarch64"), reason="no qemu-aarch64 (Debian: qemu-user)")
@@ -154,5 +154,5 @@ def test_windows_emulated(isa, threads, ziglang, tmp_path):
 def test_aarch64_emulated(ziglang, tmp_path):
     runner, library = tmp_path / "kernel_runner", extracted("manylinux*_aarch64", "neon", tmp_path)
     build_runner([*ziglang, "aarch64-linux-gnu.2.17"], runner, "-ldl")
-    said = run_tests(f"qemu-aarch64 -L /usr/aarch64-linux-gnu {runner} {library}", "")
-    assert "(neon, the best is neon, threads by std::thread)" in said
+    output = run_tests(f"qemu-aarch64 -L /usr/aarch64-linux-gnu {runner} {library}", "")
+    assert "(neon, the best is neon, threads by std::thread)" in output

@@ -86,11 +86,11 @@ def kept():
 @pytest.mark.slow
 def test_it_is_compiled_once_and_kept(compiler, monkeypatch, capfd):
     assert load(monkeypatch) is not None
-    said = capfd.readouterr().err
+    output = capfd.readouterr().err
     assert re.search(
-        r"snnipu: compiling the neuron Plain for float32 with \S+/c\+\+; it is kept in \S+/kept/neurons", said
+        r"snnipu: compiling the neuron Plain for float32 with \S+/c\+\+; it is kept in \S+/kept/neurons", output
     )
-    assert re.search(r"snnipu: compiled Plain for float32 in \d+\.\d s", said)
+    assert re.search(r"snnipu: compiled Plain for float32 in \d+\.\d s", output)
     assert load(monkeypatch) is not None
     assert compiler() == 1
     assert capfd.readouterr().err == ""
@@ -180,7 +180,7 @@ def test_a_library_that_others_may_write_is_not_loaded(compiler, monkeypatch, mo
 
 def other_user(monkeypatch, *paths):
     """Make ``paths`` look like files of another user."""
-    found, opened = os.lstat, os.fstat
+    lstat, opened = os.lstat, os.fstat
     keys = {(path.stat().st_dev, path.stat().st_ino) for path in paths}
 
     def change(result):
@@ -190,7 +190,7 @@ def other_user(monkeypatch, *paths):
         values[4] = os.geteuid() + 1
         return os.stat_result(values)
 
-    monkeypatch.setattr(os, "lstat", lambda *args, **more: change(found(*args, **more)))
+    monkeypatch.setattr(os, "lstat", lambda *args, **more: change(lstat(*args, **more)))
     monkeypatch.setattr(os, "fstat", lambda *args: change(opened(*args)))
 
 
@@ -265,15 +265,15 @@ def test_the_reference_runs_where_nothing_compiles(compiler, monkeypatch, tmp_pa
     x = X.clone().requires_grad_()
     with pytest.warns(
         RuntimeWarning, match=match.get(why, "failed for Plain for float32: x.cpp:1: error: wrong")
-    ) as said:
+    ) as warned:
         out = Plain(learn=True).sequence(x)
-    assert len(said) == 1
+    assert len(warned) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         out[0].sum().backward()
         Plain().sequence(X)
-    for one, other in zip(out, expected):
-        assert torch.equal(one, other)
+    for actual, other in zip(out, expected):
+        assert torch.equal(actual, other)
 
 
 @pytest.mark.skipif(_native_sources._ziglang() is None, reason="no ziglang")
@@ -282,11 +282,11 @@ def test_ziglang_compiles_where_the_system_has_no_compiler(compiler, monkeypatch
     forget(monkeypatch)
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    found = Plain().sequence(X)
+    results = Plain().sequence(X)
     assert re.search(r"compiled Plain for float32", capfd.readouterr().err)
     assert compiler() == 1  # the other compiler, called for the expected result
-    for one, other in zip(found, expected):
-        assert torch.equal(one, other)
+    for actual, other in zip(results, expected):
+        assert torch.equal(actual, other)
 
 
 @pytest.mark.parametrize("what", ["dtype", "compiler", "header", "step"])

@@ -28,8 +28,12 @@ print(next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if
 
 def run(code, **environment):
     """Return the words that ``code`` prints in a new process: the allocator of this process is already configured."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "SNNIPU_KEEP", "LD_PRELOAD"))}
-    done = subprocess.run([sys.executable, "-c", code], env={**own, **environment}, capture_output=True, text=True)
+    variables = {
+        k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "SNNIPU_KEEP", "LD_PRELOAD"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**variables, **environment}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -157,8 +161,8 @@ print(backends.kept_memory() - before)
 backends.release_memory()
 print(backends.kept_memory())
 """
-    kept, left = map(int, run(code, SNNIPU_KEEP_FREED_MEMORY="1"))
-    assert 239 * 2**20 < kept < 260 * 2**20
+    held, left = map(int, run(code, SNNIPU_KEEP_FREED_MEMORY="1"))
+    assert 239 * 2**20 < held < 260 * 2**20
     assert left < 2**20
 
 
@@ -199,9 +203,9 @@ print(backends.kept_memory())
 
 @pytest.fixture
 def blocks(monkeypatch):
-    made = memory.Blocks(2**30)
-    monkeypatch.setattr(memory, "_blocks", made)
-    return made
+    new_blocks = memory.Blocks(2**30)
+    monkeypatch.setattr(memory, "_blocks", new_blocks)
+    return new_blocks
 
 
 X = torch.rand(40, 16, 512)  # 1.25 MiB
@@ -275,14 +279,14 @@ def test_results_are_tensors_like_any_other(blocks):
 def test_results_whose_shape_varies(blocks, monkeypatch):
     """Results of a size that the allocator does not reuse: similar shapes share a block."""
     monkeypatch.setattr(memory, "_LARGEST_MMAP_THRESHOLD", X.nbytes - 1)
-    one = memory.varying(X, (40, 16, 513))
+    first = memory.varying(X, (40, 16, 513))
     assert memory.varying(X, (3, 4)).untyped_storage().nbytes() == 48
-    assert one.shape == (40, 16, 513)
-    assert one.is_contiguous()
-    assert not one._is_view()
-    assert X.nbytes <= one.untyped_storage().nbytes() < 1.07 * X.nbytes
-    address = one.data_ptr()
-    del one
+    assert first.shape == (40, 16, 513)
+    assert first.is_contiguous()
+    assert not first._is_view()
+    assert X.nbytes <= first.untyped_storage().nbytes() < 1.07 * X.nbytes
+    address = first.data_ptr()
+    del first
     other = memory.varying(X, (40, 16, 515))
     assert other.data_ptr() == address
     assert memory.varying(X, (40, 16, 515)).data_ptr() != address
@@ -302,9 +306,9 @@ def test_no_more_blocks_than_the_limit_are_kept(monkeypatch):
 
 def test_no_more_blocks_of_one_size_are_held_than_can_be_looked_through(monkeypatch, blocks):
     monkeypatch.setattr(memory.Blocks, "MOST", 4)
-    kept = [blocks.empty(X, X.shape) for _ in range(7)]
-    assert len({tensor.data_ptr() for tensor in kept}) == 7
-    del kept
+    results = [blocks.empty(X, X.shape) for _ in range(7)]
+    assert len({tensor.data_ptr() for tensor in results}) == 7
+    del results
     assert blocks.kept() == 4 * X.nbytes
     # In the order of the last use.
     order = [blocks.empty(X, X.shape) for _ in range(4)]
@@ -433,8 +437,8 @@ def test_soak():
     """Soak: threads, changing shapes, errors in backward, results dropped in any order; blocks are poisoned."""
     steps = os.environ.get("SNNIPU_SOAK_STEPS", "60")
     code = f"import sys; sys.argv.append('{steps}')\n{SOAK.replace('@PEAK@', PEAK)}"
-    failures, most, kept = run(code, SNNIPU_POISON_MEMORY="1", SNNIPU_KEEP_FREED_MEMORY="256M")
+    failures, most, held = run(code, SNNIPU_POISON_MEMORY="1", SNNIPU_KEEP_FREED_MEMORY="256M")
     assert failures == "0"
     # Memory of the threads, reusable blocks and PyTorch itself.
     assert int(most) < 1500
-    assert int(kept) <= 2 * 256
+    assert int(held) <= 2 * 256

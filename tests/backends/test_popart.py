@@ -46,10 +46,10 @@ def test_a_neuron_as_a_custom_op_is_the_op(neuron, parameters, attributes):
     count = len(parameters) - 2
     x, states = torch.randn(5, 2, 7, requires_grad=True), [torch.randn(2, 7) for _ in range(count)]
     inputs = [x, *states, *(torch.tensor([value]) for value in parameters)]
-    made = custom("NeuronSequence", inputs, [x.shape] * (1 + count), {**ATTRIBUTES, **attributes})
+    outputs = custom("NeuronSequence", inputs, [x.shape] * (1 + count), {**ATTRIBUTES, **attributes})
     expected = neuron.sequence(x, *states)
-    assert all(map(torch.equal, made, expected))
-    assert torch.equal(*(torch.autograd.grad(out[0].sum(), x)[0] for out in (made, expected)))
+    assert all(map(torch.equal, outputs, expected))
+    assert torch.equal(*(torch.autograd.grad(out[0].sum(), x)[0] for out in (outputs, expected)))
 
 
 def test_bad_arguments():
@@ -110,9 +110,9 @@ def of_operators(mem, matrix, filters, bias, mode):
     spike_grad = surrogate.fast_sigmoid(10)
     spikes = ops.select_spikes(mem, 0.4, 0.1, 20, spike_grad=spike_grad, overflow="rotate")
     maps, dense = spikes.with_maps((2, 5, 6)), spikes.to_dense()
-    made = [spikes, ops.dense_to_sparse(dense.detach(), 5), ops.sparse_pool2d(maps, 2, mode=mode)]
+    all_spikes = [spikes, ops.dense_to_sparse(dense.detach(), 5), ops.sparse_pool2d(maps, 2, mode=mode)]
     return [
-        *(part for each in made for part in (each.counts, each.dropped, each.to_dense()) if part is not None),
+        *(part for each in all_spikes for part in (each.counts, each.dropped, each.to_dense()) if part is not None),
         ops.sparse_linear(spikes, matrix, bias),
         ops.sparse_conv2d(maps, filters, bias, stride=(1, 2), padding=(1, 0)).flatten(2),
         spike_grad(mem),
@@ -124,13 +124,13 @@ def of_operators(mem, matrix, filters, bias, mode):
 def test_sparse_operators_equal_the_ops(mode, with_bias):
     """Ids and counts between operators are floats, and gradients flow through the values."""
     leaves = [torch.randn(shape, requires_grad=True) for shape in ((4, 3, 60), (3, 60), (3, 2, 2, 3))]
-    given = [*leaves, torch.randn(3) if with_bias else None, mode]
+    arguments = [*leaves, torch.randn(3) if with_bias else None, mode]
     results = []
     for run in (popart.running_on(OnHost(), poptorch.custom_op), contextlib.nullcontext()):
         with run:
-            made = of_operators(*given)
-        loss = sum(part.square().sum() for part in made if part.requires_grad)
-        results.append([*(part.float() for part in made), *torch.autograd.grad(loss, leaves)])
+            actual = of_operators(*arguments)
+        loss = sum(part.square().sum() for part in actual if part.requires_grad)
+        results.append([*(part.float() for part in actual), *torch.autograd.grad(loss, leaves)])
     assert_all_equal(results)
     assert all(part.any() for part in results[0])
 

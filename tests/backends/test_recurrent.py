@@ -35,17 +35,17 @@ NEURONS = {
 @pytest.fixture
 def calls(monkeypatch):
     """Record the native calls that run all steps."""
-    made = []
+    directions = []
     for name in ("forward", "backward"):
         plain = getattr(recurrent, name)
 
         def counted(*arguments, plain=plain, name=name):
-            found = plain(*arguments)
-            made.extend([name] * (found is not None))
-            return found
+            result = plain(*arguments)
+            directions.extend([name] * (result is not None))
+            return result
 
         monkeypatch.setattr(recurrent, name, counted)
-    return made
+    return directions
 
 
 def made(neuron, x, states, connection, learnt, reset_delay=True, **keywords):
@@ -61,12 +61,16 @@ def made(neuron, x, states, connection, learnt, reset_delay=True, **keywords):
         need_final=True,
         **keywords,
     )
-    results = [one for part in out if part is not None for one in (part if isinstance(part, (list, tuple)) else [part])]
-    results = [one for one in results if one is not None and one.numel()]
+    results = [
+        tensor for part in out if part is not None for tensor in (part if isinstance(part, (list, tuple)) else [part])
+    ]
+    results = [tensor for tensor in results if tensor is not None and tensor.numel()]
     generator = torch.Generator().manual_seed(2)
-    loss = sum((one * torch.randn(one.shape, generator=generator, dtype=one.dtype)).sum() for one in results)
+    loss = sum(
+        (tensor * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)).sum() for tensor in results
+    )
     inputs = [x, *states, connection.weight, connection.bias, *learnt.values()]
-    inputs = [one for one in inputs if isinstance(one, torch.Tensor) and one.requires_grad]
+    inputs = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
     return results, torch.autograd.grad(loss, inputs, allow_unused=True)
 
 
@@ -79,13 +83,13 @@ def both(monkeypatch, compute, *arguments, **keywords):
     """Compute with one call for the sequence, and with one call per step."""
     with monkeypatch.context() as patched:
         patched.setattr(kernels, "_MEANS", kernels._MEANS._replace(empty=filled))
-        one = compute(*arguments, **keywords)
+        at_once = compute(*arguments, **keywords)
         patched.setattr(kernels, "_MEANS", kernels._MEANS._replace(forward=lambda *a: None, backward=lambda *a: None))
-        return one, compute(*arguments, **keywords)
+        return at_once, compute(*arguments, **keywords)
 
 
-def assert_equal(one, other):
-    for ours, theirs in zip((*one[0], *one[1]), (*other[0], *other[1])):
+def assert_equal(actual, other):
+    for ours, theirs in zip((*actual[0], *actual[1]), (*other[0], *other[1])):
         assert (ours is None) == (theirs is None)
         assert ours is None or torch.equal(ours, theirs)
 
@@ -104,17 +108,19 @@ def test_one_call_gives_the_bits_of_single_ones(neuron, kind, rows, features, dt
     steps = 1 if kind == "one step" else STEPS
     constant = kind.endswith("constant")
     x = torch.randn(*(() if constant else (steps,)), rows, features, dtype=dtype, requires_grad=True)
-    given = kind in ("states", "one step")
-    states = [torch.randn(rows, features, dtype=dtype).relu().requires_grad_() if given else None for _ in range(count)]
+    has_states = kind in ("states", "one step")
+    states = [
+        torch.randn(rows, features, dtype=dtype).relu().requires_grad_() if has_states else None for _ in range(count)
+    ]
     learnt = {
         name: torch.full((features,), value, dtype=dtype, requires_grad=True) for name, value in parameters.items()
     }
     connection = RecurrentConnection(weight.t() if kind == "transposed" else weight, bias)
     store = [place == 0 for place in range(count)] if kind == "few stored" else None
     keywords = {"num_steps": STEPS if constant else None, "store": store, "reset_delay": "at once" not in kind}
-    one, other = both(monkeypatch, made, neuron, x, states, connection, learnt, **keywords)
-    assert_equal(one, other)
-    assert one[0][0].any()
+    at_once, other = both(monkeypatch, made, neuron, x, states, connection, learnt, **keywords)
+    assert_equal(at_once, other)
+    assert at_once[0][0].any()
     assert calls == ["forward", "backward"]
 
 
@@ -160,10 +166,10 @@ def test_16_bit_steps_are_the_references(neuron, reset_delay, dtype, monkeypatch
     monkeypatch.setattr(kernels, "_MEANS", recurrent_sequence._REFERENCE)
     expected = made(*arguments)
     assert ours[0][0].any()
-    for one, other in zip(ours[0], expected[0]):
-        assert torch.equal(one, other)
-    for one, other in zip(ours[1], expected[1]):
-        torch.testing.assert_close(one, other)
+    for actual, other in zip(ours[0], expected[0]):
+        assert torch.equal(actual, other)
+    for actual, other in zip(ours[1], expected[1]):
+        torch.testing.assert_close(actual, other)
 
 
 @pytest.mark.parametrize("bias", [torch.zeros(6, dtype=torch.float64), torch.zeros(5)], ids=["dtype", "size"])
@@ -220,8 +226,8 @@ def test_the_struct_is_the_librarys():
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_a_step_that_gets_no_memory_is_an_error(name, monkeypatch, calls):
     failing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda call: 2)
-    found = kernels._found
-    monkeypatch.setattr(kernels, "_found", lambda *a: found(*a)._replace(**{name: failing}))
+    lookup = kernels._found
+    monkeypatch.setattr(kernels, "_found", lambda *a: lookup(*a)._replace(**{name: failing}))
     layer = snn.RLeaky(beta=0.8, linear_features=6)
     with pytest.raises(host.OutOfMemoryError, match="neuron_recurrent"):
         layer.spikes(torch.ones(STEPS, 3, 6)).sum().backward()

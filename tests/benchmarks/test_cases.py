@@ -195,8 +195,8 @@ def test_a_flipped_spike_of_many_is_no_failure_of_a_convolution():
     flipped = spikes.clone()
     flipped[0, 0, 0] = 1
 
-    def run(of, one):
-        return lambda samples: ([of], [gradient + (one if samples is conv.EVERY else 0)])
+    def run(result, error):
+        return lambda samples: ([result], [gradient + (error if samples is conv.EVERY else 0)])
 
     assert conv.compared(run(flipped, 1.0), run(spikes, 0.0), "it").passed
     assert not conv.compared(run(spikes, 1.0), run(spikes, 0.0), "it").passed
@@ -216,7 +216,7 @@ def test_programs_have_spikes(name):
     for module in net.modules():
         if isinstance(module, snntorch.SpikingNeuron):
             module.register_forward_hook(
-                lambda module, given, out: spikes.append(float((out[0] if isinstance(out, tuple) else out).sum()))
+                lambda module, inputs, out: spikes.append(float((out[0] if isinstance(out, tuple) else out).sum()))
             )
     torch.manual_seed(0)
     loss = net.step(kind.data(settings, torch.Generator().manual_seed(0)), torch.arange(3))

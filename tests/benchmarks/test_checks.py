@@ -56,9 +56,9 @@ def test_cpu_single_and_double_precision_allow_no_flip():
 
 
 def test_gradients_on_one_side_alone_and_of_the_network():
-    one, small = torch.ones(3), torch.full((2,), 1e-9)
-    assert not check_training(one[0], [one, None], one[0], [one, small], 1e-5, "it").passed
-    assert check_training(one[0], [one, None], one[0], [one, None], 1e-5, "it").passed
-    assert not check_training(one[0], [one, small], one[0], [one, 2 * small], 1e-5, "it").passed
-    assert check_training(one[0], [one, small], one[0], [one, 2 * small], 1e-5, "it", of_network=True).passed
-    assert not check_training(one[0], [one], one[0], [1.1 * one], 1e-5, "it", of_network=True).passed
+    ones, small = torch.ones(3), torch.full((2,), 1e-9)
+    assert not check_training(ones[0], [ones, None], ones[0], [ones, small], 1e-5, "it").passed
+    assert check_training(ones[0], [ones, None], ones[0], [ones, None], 1e-5, "it").passed
+    assert not check_training(ones[0], [ones, small], ones[0], [ones, 2 * small], 1e-5, "it").passed
+    assert check_training(ones[0], [ones, small], ones[0], [ones, 2 * small], 1e-5, "it", of_network=True).passed
+    assert not check_training(ones[0], [ones], ones[0], [1.1 * ones], 1e-5, "it", of_network=True).passed

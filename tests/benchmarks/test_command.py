@@ -27,8 +27,8 @@ def records_of(path):
 @pytest.mark.slow
 def test_a_sweep(tmp_path, capsys):
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    asked = ["sparse", "activity=0.05,0.3", "hidden_layers=2,3", "--quick", "--peers", "snntorch"]
-    assert main([*asked, "--json", str(out), "--chart", str(picture)]) == 0
+    arguments = ["sparse", "activity=0.05,0.3", "hidden_layers=2,3", "--quick", "--peers", "snntorch"]
+    assert main([*arguments, "--json", str(out), "--chart", str(picture)]) == 0
     printed = capsys.readouterr().out
     document = json.loads(out.read_text(encoding="utf-8"))
     assert document["environment"]["settings"] == {"activity": [0.05, 0.3], "hidden_layers": [2, 3]}
@@ -72,11 +72,11 @@ def test_runs_as_one(tmp_path, capsys):
     assert len(records_of(merged)) == len(records_of(files[0])) + len(records_of(files[1]))
     other = json.loads(files[1].read_text(encoding="utf-8"))
     other["environment"]["threads"] = 99
-    for text, said in ((json.dumps(other), "b.json has another threads than"), ("[]", "b.json is no record")):
+    for text, message in ((json.dumps(other), "b.json has another threads than"), ("[]", "b.json is no record")):
         files[1].write_text(text, encoding="utf-8")
         with pytest.raises(SystemExit):
             main(["lif", *merge])
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_a_red_check_is_status_1(monkeypatch, tmp_path, capsys):
@@ -103,7 +103,7 @@ def test_resident_memory(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nothing"], "argument case"),
         (["--peers", "snntorch,brian"], "argument --peers: unknown peer 'brian'"),
@@ -117,8 +117,8 @@ def test_resident_memory(tmp_path):
         (["memory", "tensor=3x4"], "tensor: expected sizes TxBxN such as 100x128x1024"),
     ],
 )
-def test_wrong_arguments_are_status_2(arguments, said, capsys):
-    assert said in refusal(capsys, lambda: main(arguments))
+def test_wrong_arguments_are_status_2(arguments, message, capsys):
+    assert message in refusal(capsys, lambda: main(arguments))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

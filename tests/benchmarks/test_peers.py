@@ -17,14 +17,14 @@ from benchmarks.peers import PEERS
     ],
 )
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         (None, r'not installed: pip install "snnipu\[bench\]"'),
         ("raise RuntimeError('built for another torch')", "import fails: RuntimeError: built for another torch"),
         ("import snnipu_no_such_package", r"import fails: .*snnipu_no_such_package"),
     ],
 )
-def test_a_peer_that_cannot_be_imported(monkeypatch, tmp_path, package, build, code, said):
+def test_a_peer_that_cannot_be_imported(monkeypatch, tmp_path, package, build, code, message):
     class Hidden:
         def find_spec(self, fullname, path=None, target=None):
             if fullname == package and code is None:
@@ -37,7 +37,7 @@ def test_a_peer_that_cannot_be_imported(monkeypatch, tmp_path, package, build, c
     (tmp_path / package / "__init__.py").write_text(code or "")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
-    with pytest.raises(Unavailable, match=said):
+    with pytest.raises(Unavailable, match=message):
         build()
 
 

@@ -37,36 +37,36 @@ def test_every_kind_of_row(make_case, make_contender):
             make_contender("raising", "spikingjelly", raises=TypeError("no float16\n  here " + "x" * 500)),
         )
     )
-    found = rows(records)
-    assert {name: row["status"] for name, row in found.items()} == {
+    first = rows(records)
+    assert {name: row["status"] for name, row in first.items()} == {
         "own": "ok",
         "snntorch": "ok",
         "wrong": "red",
         "absent": "unavailable",
         "raising": "failed",
     }
-    assert found["absent"]["reason"] == "not installed"
-    assert found["raising"]["reason"].startswith("TypeError: no float16 here xxx")
-    assert len(found["raising"]["reason"]) == 200
+    assert first["absent"]["reason"] == "not installed"
+    assert first["raising"]["reason"].startswith("TypeError: no float16 here xxx")
+    assert len(first["raising"]["reason"]) == 200
     # A failed check gives no time: the contender is not timed.
-    assert found["wrong"]["reason"] == "detail of wrong"
-    assert not {"seconds", "peak_bytes"} & set(found["wrong"])
+    assert first["wrong"]["reason"] == "detail of wrong"
+    assert not {"seconds", "peak_bytes"} & set(first["wrong"])
     assert steps == []
     assert not passed(records)
-    assert found["own"]["peak_bytes"] == 4096
-    assert (found["own"]["note"], found["own"]["against"]) == ("a note", "a reference")
+    assert first["own"]["peak_bytes"] == 4096
+    assert (first["own"]["note"], first["own"]["against"]) == ("a note", "a reference")
 
 
 def test_passed(make_case, make_contender):
     """A peer that cannot run is no failure; a row of snnipu that cannot run is."""
-    own = make_contender("own")
-    assert passed(run(make_case(own, make_contender("peer", "norse", raises=ImportError("no")))))
-    assert not passed(run(make_case(make_contender("own", raises=RuntimeError("no")), own)))
+    contender = make_contender("own")
+    assert passed(run(make_case(contender, make_contender("peer", "norse", raises=ImportError("no")))))
+    assert not passed(run(make_case(make_contender("own", raises=RuntimeError("no")), contender)))
 
 
 def test_memory_of_a_process_of_its_own(make_case, make_contender, monkeypatch):
-    found = {"a": 7, "b": None}
-    monkeypatch.setattr(runner, "resident_peak_bytes", lambda case, contender, settings: found[contender])
+    answers = {"a": 7, "b": None}
+    monkeypatch.setattr(runner, "resident_peak_bytes", lambda case, contender, settings: answers[contender])
     case = make_case(make_contender("a"), make_contender("b"))
     both = rows(run(case, resident=True))
     assert (both["a"]["resident_bytes"], both["a"]["peak_bytes"]) == (7, 4096)
@@ -112,9 +112,9 @@ def test_a_stopped_command_has_written_its_records(tmp_path, number):
     while '"seconds"' not in (out.read_text(encoding="utf-8") if out.exists() else ""):
         assert process.poll() is None, process.communicate()
     process.send_signal(number)
-    printed, told = process.communicate(timeout=120)
-    assert process.returncode == 130, told
-    assert "stopped: what was measured is kept" in told
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "stopped: what was measured is kept" in errors
     records = json.loads(out.read_text(encoding="utf-8"))["records"]
     assert {record["steps"] for record in records} == {2}
     assert all(record["status"] == "ok" for record in records)

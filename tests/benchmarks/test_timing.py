@@ -63,7 +63,7 @@ def test_slow_contenders_take_part_in_fewer_rounds():
     clock = Clock()
     steps, calls = fake_steps(clock, fast=0.05, slow=0.25, slower=9.0)
     samples = measure(steps, 15, clock=clock, slow_seconds=0.1)
-    assert {name: len(found) for name, found in samples.items()} == {"fast": 15, "slow": 5, "slower": SLOW_ROUNDS}
+    assert {name: len(times) for name, times in samples.items()} == {"fast": 15, "slow": 5, "slower": SLOW_ROUNDS}
     # The first call estimates the duration; all others are timed.
     assert calls.count("slower") == 1 + SLOW_ROUNDS
     assert calls.count("fast") == WARM_UP_CALLS + 1 + 2 * 15

@@ -53,9 +53,9 @@ def test_wrong_results_are_red_and_have_no_times(name, monkeypatch, tmp_path, ca
     assert main(["bench", name, "--quick", "--json", str(out)]) == 1
     printed = capsys.readouterr().out
     for record in json.loads(out.read_text(encoding="utf-8"))["records"]:
-        own = record["contender"].startswith("snnipu")
-        assert ("seconds" in record) != own
-        assert bool(record["red"]) == own
+        is_ours = record["contender"].startswith("snnipu")
+        assert ("seconds" in record) != is_ours
+        assert bool(record["red"]) == is_ours
     assert "RED, not timed: error 1.0e-03" in printed
 
 
@@ -107,7 +107,7 @@ def test_threads_are_set_recorded_and_restored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["zeros"], "argument case"),
         (["--device", "tpu"], "argument --device: unknown device 'tpu'"),
@@ -115,8 +115,8 @@ def test_threads_are_set_recorded_and_restored(tmp_path):
         (["--chart", "out.txt"], "argument --chart: out.txt: the name must end in .png"),
     ],
 )
-def test_bad_arguments_are_status_2(arguments, said, capsys):
-    assert said in refusal(capsys, lambda: main(["bench", *arguments]))
+def test_bad_arguments_are_status_2(arguments, message, capsys):
+    assert message in refusal(capsys, lambda: main(["bench", *arguments]))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

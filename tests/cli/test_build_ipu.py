@@ -156,7 +156,7 @@ def test_no_compiler(sdk, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("errors", "shown"),
     [
         (
             "op.cpp:3:7: error: no member named 'x'\nop.cpp:9:1: error: another",
@@ -169,9 +169,9 @@ def test_no_compiler(sdk, monkeypatch, capsys):
         ("warning: old\n/usr/bin/ld: cannot find -lpoplar", "cannot find -lpoplar\n  Poplar is not enabled"),
     ],
 )
-def test_failed_compilation(said, shown, compiler, tmp_path, capsys):
+def test_failed_compilation(errors, shown, compiler, tmp_path, capsys):
     """The first error is shown and the log is kept; a partial output is no library."""
-    lines = "\n".join(f'echo "{line}"' for line in said.splitlines())
+    lines = "\n".join(f'echo "{line}"' for line in errors.splitlines())
     script(compiler, COMPILER.replace('echo "warning: something is not used" >&2', lines) + "exit 1\n")
     assert main(["build-ipu"]) == 1
     error = capsys.readouterr().err
@@ -180,7 +180,7 @@ def test_failed_compilation(said, shown, compiler, tmp_path, capsys):
     assert "another" not in error
     log = cached(tmp_path) / build.LOG
     assert f"the whole log: {log}" in error
-    assert said.splitlines()[-1] in log.read_text()
+    assert errors.splitlines()[-1] in log.read_text()
     assert sorted(path.name for path in cached(tmp_path).iterdir()) == [build.LOG, *GENERATED]
 
 

@@ -26,12 +26,12 @@ def test_text_names_every_part(capsys):
 
 def test_json(tmp_path, capsys):
     assert main(["info", "--json", str(tmp_path / "info.json")]) == 0
-    found = json.loads((tmp_path / "info.json").read_text())
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["native"]["threads"] == torch.get_num_threads()
+    document = json.loads((tmp_path / "info.json").read_text())
+    assert document["versions"]["torch"] == torch.__version__
+    assert document["native"]["threads"] == torch.get_num_threads()
     capsys.readouterr()
     assert main(["info", "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out) == found
+    assert json.loads(capsys.readouterr().out) == document
 
 
 @pytest.mark.slow
@@ -61,8 +61,8 @@ def test_says_what_an_ipu_lacks(tmp_path, monkeypatch):
 
 
 def test_ipu_model():
-    found = info.collect()["backends"]["ipu-model"]
-    assert found == {"available": found["reason"] is None, "reason": ipu_model.unavailable_reason()}
+    row = info.collect()["backends"]["ipu-model"]
+    assert row == {"available": row["reason"] is None, "reason": ipu_model.unavailable_reason()}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -69,9 +69,9 @@ def test_table_json_and_html(document_of, tmp_path, capsys):
     page = tmp_path / "out.html"
     options = ["--target", "bow", "--ipus", "2", "--activity", "0.05", "--batch-size", "8", "--steps", "20"]
     document = document_of("--model", "300,101,101,10", *options, "--html", page)
-    said = capsys.readouterr().out
-    assert "not measured" in said
-    assert "samples per second" in said
+    output = capsys.readouterr().out
+    assert "not measured" in output
+    assert "samples per second" in output
     assert set(document) >= PINNED
     assert document["fits"] is True
     assert document["samples_per_s"] > 0
@@ -160,9 +160,9 @@ def maps_file(tmp_path):
 def test_layers_on_maps_are_counted_operator_by_operator(maps_file, document_of, capsys):
     options = ["--batch-size", 4, "--steps", 10, "--target", "mk1", "--ipus", 2]
     document = document_of("--model", maps_file, *options)
-    said = capsys.readouterr().out
-    assert "convolution 2x12x12 to 6x10x10 on " in said
-    assert "not measured" in said
+    output = capsys.readouterr().out
+    assert "convolution 2x12x12 to 6x10x10 on " in output
+    assert "not measured" in output
     assert document["fits"] is True
     assert document["target"]["name"] == "mk1"
     names = [operator["name"] for operator in document["operators"]]
@@ -178,7 +178,7 @@ def test_layers_on_maps_are_counted_operator_by_operator(maps_file, document_of,
     assert document["cycles_per_batch"] == pytest.approx(total)
     assert document["samples_per_s"] == pytest.approx(4 * 1.6e9 / total)
     for operator in document["operators"]:
-        assert f"{operator['cycles']:,.0f}" in said
+        assert f"{operator['cycles']:,.0f}" in output
     document = document_of("--model", maps_file, *options, "--inference", "--dtype", "float16")
     assert [operator["name"] for operator in document["operators"]] == forwards
 
@@ -207,8 +207,8 @@ def test_counting_runs_nothing_and_changes_nothing(monkeypatch):
     net = snn.SparseNetwork([(2, 12, 12), "6C3", 10], beta=0.9, learn_beta=True, max_spikes=[30, 60, 10])
     before = {name: value.clone() for name, value in net.state_dict().items()}
     for dtype in ("float32", "float16"):
-        found = profile_operators(net, 0.05, batch_size=2, steps=5, dtype=dtype)
-        assert found.operators[0].plan.dtype == dtype
+        counted = profile_operators(net, 0.05, batch_size=2, steps=5, dtype=dtype)
+        assert counted.operators[0].plan.dtype == dtype
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name]), name
         assert value.dtype == before[name].dtype
@@ -229,15 +229,15 @@ def test_delays_are_counted_and_their_length_costs_nothing(document_of, tmp_path
         "def dense():\n"
         "    return snn.MultiStep(snn.DelayLinear(40, 30, 5), snn.Leaky(beta=0.9))\n"
     )
-    found = {
+    counted = {
         name: document_of("--model", f"{file}:{name}", "--steps", 20, "--batch-size", 4)["operators"]
         for name in ("short", "long", "dense")
     }
-    names = [operator["name"] for operator in found["short"]]
+    names = [operator["name"] for operator in counted["short"]]
     assert names.count("DelayLinear") == names.count("DelayLinear (gradient)") == names.count("SparseLinear") == 1
-    assert found["long"] == found["short"]
-    assert [operator["name"] for operator in found["dense"]][:2] == ["DelayLinear", "NeuronSequence"]
-    assert all(operator["cycles"] > 0 for operator in found["dense"])
+    assert counted["long"] == counted["short"]
+    assert [operator["name"] for operator in counted["dense"]][:2] == ["DelayLinear", "NeuronSequence"]
+    assert all(operator["cycles"] > 0 for operator in counted["dense"])
 
 
 @pytest.mark.parametrize(
@@ -269,9 +269,9 @@ def test_the_guide_shows_what_it_prints(repository, capsys):
     page = (repository / "docs" / "how-to" / "profile.md").read_text()
     (sample,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     assert run("--model", "2312,1466,1466,10") == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for line in sample.splitlines():
-        assert line.strip() in {"...", *(known.strip() for known in said.splitlines())}, line
+        assert line.strip() in {"...", *(known.strip() for known in output.splitlines())}, line
     rate = ipu.estimate(ipu.plan(published.network("N-MNIST", 2, 0.02))).samples_per_s
     assert f"predicted to train {rate:.0f}\nsamples a second" in page
     assert f"would train {rate / 10:.0f} to {rate / 5:.0f}," in page
@@ -312,7 +312,7 @@ def test_the_guide_to_convolutions_shows_what_it_prints(repository, tmp_path, ca
     network = re.search(r"net = (snn.SparseNetwork\(.*?)\n\)", page, re.DOTALL)[1]
     (tmp_path / "net.py").write_text(f"import snnipu as snn\n\nmodel = {network}, {caps})\n")
     assert run("--model", tmp_path / "net.py", "--batch-size", 16, "--steps", 50) == 0
-    said = {line.strip() for line in capsys.readouterr().out.splitlines()}
+    printed = {line.strip() for line in capsys.readouterr().out.splitlines()}
     assert sample.count("SparseConv2d") == 4
     for line in sample.splitlines():
-        assert line.strip() in {"...", *said}, line
+        assert line.strip() in {"...", *printed}, line

@@ -284,7 +284,7 @@ def test_a_missing_script_is_an_error_of_usage(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_spawned_workers_find_the_same_modules(script, snnipu, tmp_path):
-    made = script(
+    path = script(
         """
         import poptorch
         import popdist.poptorch
@@ -305,7 +305,7 @@ def test_spawned_workers_find_the_same_modules(script, snnipu, tmp_path):
             print(next(iter(loader)).tolist(), popdist.getNumTotalReplicas())
         """
     )
-    status, out, err = finish(snnipu(made))
+    status, out, err = finish(snnipu(path))
     assert (status, out) == (0, "[[0, 1], [1, 1], [2, 1], [3, 1]] 1\n"), err
 
 

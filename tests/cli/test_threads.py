@@ -15,9 +15,12 @@ from snnipu.cli import train
 def info(*command, **environment):
     """Return the thread settings that ``info`` prints in a new process."""
     names = (*_wait_policy.VARIABLES, "OMP_NUM_THREADS")
-    own = {name: value for name, value in os.environ.items() if name not in names}
+    variables = {name: value for name, value in os.environ.items() if name not in names}
     done = subprocess.run(
-        [sys.executable, *command, "info", "--json", "-"], env={**own, **environment}, capture_output=True, text=True
+        [sys.executable, *command, "info", "--json", "-"],
+        env={**variables, **environment},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["native"]

@@ -45,17 +45,17 @@ def torchrun(folder, which, log="log", **changes):
 
 def workers(agent):
     """Return the processes that ``agent`` has started; finished ones have no command line."""
-    found = []
+    started = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == agent.pid:
             continue
         try:
             parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
             if int(parent) == agent.pid and b"snnipu" in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
+                started.append(int(entry.name))
         except OSError:  # the process has ended
             continue
-    return sorted(found)
+    return sorted(started)
 
 
 def ended(agent):
@@ -91,8 +91,8 @@ def test_killed_processes_end_with_the_same_weights(run, two_agents, tmp_path):
     os.kill(rng.choice(started), signal.SIGKILL)
     assert ended(agent) == 0, (tmp_path / "log").read_text()[-3000:]
     assert "resumed after epoch" in (tmp_path / "log").read_text()
-    own, undisturbed = (learnt(folder / "out" / "train-digits.pt") for folder in (tmp_path, two_agents))
-    for mine, expected in zip(own, undisturbed):
+    disturbed, undisturbed = (learnt(folder / "out" / "train-digits.pt") for folder in (tmp_path, two_agents))
+    for mine, expected in zip(disturbed, undisturbed):
         assert torch.equal(mine, expected)
 
 

@@ -56,13 +56,13 @@ def test_on_the_ipu_model(monkeypatch, capsys, tmp_path):
     for device in ("cpu", "ipu-model"):
         assert run("--device", device, "--json", f"{device}.json", "--no-checkpoint", "--epochs", 1) == 0
         reports[device] = json.loads((tmp_path / f"{device}.json").read_text())
-    own, host = reports["ipu-model"], reports["cpu"]
-    assert (own["backend"], own["device"]) == ("ipu-model", "ipu-model")
-    assert own["test_accuracy"] == host["test_accuracy"]
-    assert own["history"][0]["train_loss"] == pytest.approx(host["history"][0]["train_loss"], rel=1e-5)
-    counted = {entry["operator"] for entry in own["ipu_model"]}
+    modelled, host = reports["ipu-model"], reports["cpu"]
+    assert (modelled["backend"], modelled["device"]) == ("ipu-model", "ipu-model")
+    assert modelled["test_accuracy"] == host["test_accuracy"]
+    assert modelled["history"][0]["train_loss"] == pytest.approx(host["history"][0]["train_loss"], rel=1e-5)
+    counted = {entry["operator"] for entry in modelled["ipu_model"]}
     assert counted == {"NeuronSequence", "NeuronSequence (gradient)"}
-    assert all(entry["cycles"] > 0 and entry["tile_memory_max_bytes"] > 0 for entry in own["ipu_model"])
+    assert all(entry["cycles"] > 0 and entry["tile_memory_max_bytes"] > 0 for entry in modelled["ipu_model"])
     assert "ipu_model" not in host
     assert "NeuronSequence (gradient), 5 x 128 x 16: " in capsys.readouterr().out
     assert "argument --engine: snntorch does not run on the IPU model" in fails(
@@ -81,9 +81,9 @@ def test_parts_of_a_batch_on_the_ipu_model(monkeypatch, tmp_path):
     parts = ["--device", "ipu-model", "--accumulate", 4]
     assert run(*arguments, *parts, "--checkpoint", "ipu.pt", "--json", "ipu.json") == 0
     assert run(*arguments, "--device", "cpu", "--checkpoint", "cpu.pt") == 0
-    own, whole = (training.load_checkpoint(tmp_path / name)["model"] for name in ("ipu.pt", "cpu.pt"))
+    in_parts, whole = (training.load_checkpoint(tmp_path / name)["model"] for name in ("ipu.pt", "cpu.pt"))
     for name in whole:
-        torch.testing.assert_close(own[name], whole[name], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(in_parts[name], whole[name], rtol=1e-4, atol=1e-6)
     counted = json.loads((tmp_path / "ipu.json").read_text())
     assert [3, 32, 8] in [entry["inputs"][0] for entry in counted["ipu_model"]]  # a quarter of the batch
 
@@ -91,7 +91,7 @@ def test_parts_of_a_batch_on_the_ipu_model(monkeypatch, tmp_path):
 def test_memory_and_precision_options(capsys, tmp_path):
     """Recomputed segments change only rounding. A cut gradient and bfloat16 change results, and a resume keeps them."""
     arguments = ["--device", "cpu", "--epochs", 1]
-    found = {}
+    losses = {}
     for name, more in {
         "plain": [],
         "checkpoint": ["--checkpoint-steps", 2],
@@ -100,14 +100,14 @@ def test_memory_and_precision_options(capsys, tmp_path):
         "bf16": ["--precision", "bf16"],
     }.items():
         assert run(*arguments, *more, "--checkpoint", f"{name}.pt") == 0
-        found[name] = training.load_checkpoint(tmp_path / f"{name}.pt")
-    first = {name: state["model"]["0.weight"] for name, state in found.items()}
+        losses[name] = training.load_checkpoint(tmp_path / f"{name}.pt")
+    first = {name: state["model"]["0.weight"] for name, state in losses.items()}
     torch.testing.assert_close(first["checkpoint"], first["plain"], rtol=1e-5, atol=1e-7)
     for name in ("bptt", "both", "bf16"):
         assert not torch.allclose(first[name], first["plain"], rtol=1e-5, atol=1e-7), name
         assert first[name].dtype == torch.float32
-    assert found["bf16"]["config"]["precision"] == "bf16"
-    assert found["bptt"]["config"]["bptt_steps"] == 2
+    assert losses["bf16"]["config"]["precision"] == "bf16"
+    assert losses["bptt"]["config"]["bptt_steps"] == 2
     assert run("--resume", "--checkpoint", "bf16.pt", "--device", "cpu", "--epochs", 2) == 0
     # A checkpoint of a version without these settings.
     state = training.load_checkpoint(tmp_path / "plain.pt")

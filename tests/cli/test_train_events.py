@@ -104,12 +104,12 @@ def test_on_the_ipu_model(arguments, used, monkeypatch, tmp_path):
     """The losses are the host's, and the report lists the operators of the layers."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
     write_recordings(tmp_path / "data", samples=4)
-    host, own = (report_of(*arguments, "--epochs", 1, "--device", name) for name in ("cpu", "ipu-model"))
-    assert own["backend"] == "ipu-model"
-    assert own["train_overflow"] == host["train_overflow"]
-    assert own["activity"] == pytest.approx(host["activity"])
-    assert own["history"][0]["train_loss"] == pytest.approx(host["history"][0]["train_loss"], rel=1e-5)
-    assert used | {f"{name} (gradient)" for name in used} <= {entry["operator"] for entry in own["ipu_model"]}
+    host, modelled = (report_of(*arguments, "--epochs", 1, "--device", name) for name in ("cpu", "ipu-model"))
+    assert modelled["backend"] == "ipu-model"
+    assert modelled["train_overflow"] == host["train_overflow"]
+    assert modelled["activity"] == pytest.approx(host["activity"])
+    assert modelled["history"][0]["train_loss"] == pytest.approx(host["history"][0]["train_loss"], rel=1e-5)
+    assert used | {f"{name} (gradient)" for name in used} <= {entry["operator"] for entry in modelled["ipu_model"]}
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,9 @@ def test_a_run_that_is_stopped_goes_on_with_the_next_batch(data, monkeypatch, ca
         patched.setattr(training, "save_checkpoint", save)
         arguments = [*settings.split(), "--device", "cpu", "--checkpoint", "parts.pt", "--save-every", "3"]
         assert train.main(arguments) == 130
-    said = capsys.readouterr().out
-    assert "stopped after 1 of 2 epochs; the checkpoint is of epoch 1 and 4 batches" in said
-    resume = shlex.split(said.splitlines()[said.splitlines().index("resume with:") + 1])
+    output = capsys.readouterr().out
+    assert "stopped after 1 of 2 epochs; the checkpoint is of epoch 1 and 4 batches" in output
+    resume = shlex.split(output.splitlines()[output.splitlines().index("resume with:") + 1])
     assert resume[-2:] == ["--save-every", "3"]
     assert train.main(resume[4:]) == 0
     assert "resumed after epoch 1 and 4 batches from " in capsys.readouterr().out

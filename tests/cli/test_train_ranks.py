@@ -66,10 +66,10 @@ def statuses(processes):
     until = time.monotonic() + LIMIT
     for process in processes:
         process.join(max(0, until - time.monotonic()))
-    found = [process.exitcode for process in processes]
+    codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()
-    return found
+    return codes
 
 
 def command(*arguments):
@@ -105,7 +105,7 @@ def images(accumulate, ranks):
     trainer.network.double()
     trainer._train_x, trainer._test_x = trainer._train_x.double(), trainer._test_x.double()
     # Trainer would convert bfloat16 scores to float32: they stay float64.
-    trainer._spikes = lambda x, own=trainer._spikes: _Double(own(x))
+    trainer._spikes = lambda x, spikes=trainer._spikes: _Double(spikes(x))
     return trainer
 
 
@@ -157,10 +157,10 @@ def test_three_processes_are_one(kind, learnt):
     trainer.fit()
     for rank in learnt:
         history, weights, _ = rank[kind]
-        for own, alone in zip(history, trainer.history):
-            assert own["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-6)  # a sum in float32
-            for name in own.keys() - {"train_loss", "seconds"}:
-                assert own[name] == alone[name], name
+        for record, alone in zip(history, trainer.history):
+            assert record["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-6)  # a sum in float32
+            for name in record.keys() - {"train_loss", "seconds"}:
+                assert record[name] == alone[name], name
         for name, weight in trainer.network.state_dict().items():
             torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-12)
             assert torch.equal(weights[name], learnt[0][kind][1][name])
@@ -172,8 +172,8 @@ def test_parts_of_a_batch_are_the_batch():
     whole, parts = images(1, None), images(3, None)
     whole.fit()
     parts.fit()
-    for own, other in zip(whole.network.parameters(), parts.network.parameters()):
-        torch.testing.assert_close(own, other, rtol=0, atol=1e-12)
+    for expected, other in zip(whole.network.parameters(), parts.network.parameters()):
+        torch.testing.assert_close(expected, other, rtol=0, atol=1e-12)
 
 
 def test_shares():
@@ -219,9 +219,9 @@ def test_the_first_speaks_and_writes_and_another_number_goes_on(tmp_path, capsys
     three = command(*SMALL, "--resume", "--checkpoint", "two.pt", "--json", "three.json", "--epochs", "3")
     assert statuses(start(tmp_path, 3, train.main, three)) == [0, 0, 0]
     assert "resumed after epoch 2 from " in (tmp_path / "out0").read_text()
-    one, last = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "three.json"))
+    first, last = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "three.json"))
     assert len(last["history"]) == 3
-    same_curves(one, last)
+    same_curves(first, last)
 
 
 @pytest.mark.slow

@@ -33,25 +33,25 @@ def little_memory():
 
 def outcomes(read, content, path, often=()):
     """Return what ``read`` gives for each damaged copy; None if it raised an error, which must name the file."""
-    found = []
+    results = []
     for name, data in variants(content, VARIANTS, seed=0, often=often):
         path.write_bytes(data)
         try:
-            found.append((name, data, read(str(path))))
+            results.append((name, data, read(str(path))))
         except datasets.DamagedFileError as error:
             named(error, path)
-            found.append((name, data, None))
-    assert len(found) == VARIANTS
-    return found
+            results.append((name, data, None))
+    assert len(results) == VARIANTS
+    return results
 
 
 def named(error, path):
     assert str(error).startswith(f"root: damaged file {path}: ")
 
 
-def some_of_each(found):
+def some_of_each(results):
     """Check that some copies were refused and some were read."""
-    refused = sum(events is None for _, _, events in found)
+    refused = sum(events is None for _, _, events in results)
     assert 15 < refused < VARIANTS - 15
 
 
@@ -89,11 +89,11 @@ def test_nmnist(tmp_path, little_memory, request, real):
             for i, (t, (x, y)) in enumerate(zip(times.tolist(), pixels.tolist()))
         )
     assert nmnist_events(content) is not None
-    found = outcomes(read_nmnist, content, tmp_path / "1.bin")
-    for name, data, events in found:
+    results = outcomes(read_nmnist, content, tmp_path / "1.bin")
+    for name, data, events in results:
         got = None if events is None else list(zip(*(column.tolist() for column in events)))
         assert got == nmnist_events(data), name
-    some_of_each(found)
+    some_of_each(results)
 
 
 def dvs_is_valid(data, shape, columns):
@@ -117,8 +117,8 @@ def test_dvs_gesture(tmp_path, little_memory, dtype):
     path = tmp_path / "1.npy"
     np.save(path, events.astype(dtype))
     content = path.read_bytes()
-    found = outcomes(read_dvs_gesture, content, path, often=[(0, 128)])
-    for name, data, got in found:
+    results = outcomes(read_dvs_gesture, content, path, often=[(0, 128)])
+    for name, data, got in results:
         if got is None:
             continue
         path.write_bytes(data)
@@ -129,8 +129,8 @@ def test_dvs_gesture(tmp_path, little_memory, dtype):
         assert dvs_is_valid(data, (header, raw.nbytes), (times, x, y, polarity)), name
         expected = [(times - times.min()) * 1000, x, y, polarity]
         assert all(np.array_equal(a, b) for a, b in zip(got, expected)), name
-    some_of_each(found)
-    for _, data, got in found:
+    some_of_each(results)
+    for _, data, got in results:
         if data == content:
             assert got is not None
 
@@ -182,8 +182,8 @@ def test_shd(tmp_path, shd_content, monkeypatch):
             path.unlink()
 
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(read, damaged))
-    read_through = [(name, data, got) for (name, data), got in zip(damaged, found) if not isinstance(got, str)]
+        results = list(pool.map(read, damaged))
+    read_through = [(name, data, got) for (name, data), got in zip(damaged, results) if not isinstance(got, str)]
     assert 15 < len(read_through) < VARIANTS - 15
     for name, data, got in read_through:
         # The file contains all values of the result, and types and number of recordings are unchanged.

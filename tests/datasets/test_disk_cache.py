@@ -51,8 +51,8 @@ def make(folder, key="recordings", **options):
     return datasets.EventDataset(read, [index % 4 for index in range(SAMPLES)], **options)
 
 
-def same(one, other):
-    for ours, theirs in zip(one.batch(range(SAMPLES)), other.batch(range(SAMPLES))):
+def same(actual, other):
+    for ours, theirs in zip(actual.batch(range(SAMPLES)), other.batch(range(SAMPLES))):
         if hasattr(ours, "counts"):
             assert (ours.num_neurons, ours.outside, ours.overflow) == (
                 theirs.num_neurons,
@@ -100,7 +100,7 @@ def test_what_is_on_the_disk_is_not_read_again(folder, options):
 
 
 def test_every_setting_has_a_file_of_its_own(folder):
-    made = [
+    datasets = [
         make(folder, **change).preload()
         for change in (
             {},
@@ -113,8 +113,8 @@ def test_every_setting_has_a_file_of_its_own(folder):
             {"max_spikes": 3, "overflow": "rotate"},
         )
     ]
-    assert all(len(dataset._read.read) == SAMPLES for dataset in made)
-    assert len(caches(folder)) == len({dataset.cache_folder for dataset in made}) == len(made)
+    assert all(len(dataset._read.read) == SAMPLES for dataset in datasets)
+    assert len(caches(folder)) == len({dataset.cache_folder for dataset in datasets}) == len(datasets)
 
 
 def test_settings_stay_as_they_are(folder):
@@ -169,7 +169,7 @@ def test_a_damaged_file_never_gives_other_recordings(folder):
     entries = sorted(make(folder).preload().cache_folder.iterdir())
     assert len(entries) == SAMPLES
     contents = [path.read_bytes() for path in entries]
-    wanted = expected(folder)
+    right = expected(folder)
     random = np.random.default_rng(0)
     for _, data in variants(contents[0], 20, seed=0):
         entries[0].write_bytes(data)
@@ -178,7 +178,7 @@ def test_a_damaged_file_never_gives_other_recordings(folder):
         entries[2].write_bytes(contents[3])
         for read in ((2, 3), (0,)):
             dataset = make(folder)
-            same(dataset, wanted)
+            same(dataset, right)
             assert len(dataset._read.read) in read
         assert [path.read_bytes() for path in entries] == contents
 

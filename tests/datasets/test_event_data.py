@@ -32,15 +32,15 @@ def make(samples=9, neurons=NEURONS, **options):
     return datasets.EventDataset(Recordings(neurons), labels, **options)
 
 
-def same(one, other):
-    assert one.num_neurons == other.num_neurons
-    assert one.outside == other.outside
-    assert torch.equal(one.counts, other.counts)
+def same(actual, other):
+    assert actual.num_neurons == other.num_neurons
+    assert actual.outside == other.outside
+    assert torch.equal(actual.counts, other.counts)
     for name in ("ids", "values"):
-        assert getattr(one, name).dtype == getattr(other, name).dtype
-    assert torch.equal(one.to_dense(), other.to_dense())
-    assert one.capacity == other.capacity
-    assert one.overflow == other.overflow
+        assert getattr(actual, name).dtype == getattr(other, name).dtype
+    assert torch.equal(actual.to_dense(), other.to_dense())
+    assert actual.capacity == other.capacity
+    assert actual.overflow == other.overflow
 
 
 OPTIONS = {

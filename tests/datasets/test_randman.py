@@ -40,9 +40,9 @@ def test_every_neuron_spikes_once_and_uses_the_whole_window():
 
 
 def test_the_seed_decides():
-    one, same, other = (steps_of(datasets.randman(**SMALL, seed=seed).train) for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    first, same, other = (steps_of(datasets.randman(**SMALL, seed=seed).train) for seed in (1, 1, 2))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
     state = torch.get_rng_state()
     datasets.randman(**SMALL)
     assert torch.equal(torch.get_rng_state(), state)

@@ -27,8 +27,8 @@ def test_exact_number(activity, steps, batch, neurons):
     check(spikes)
     assert spikes.shape == (steps, batch, neurons)
     assert spikes.num_spikes == round(activity * steps * batch * neurons)
-    found = spikes.counts[..., 0]
-    assert found.numel() == 0 or found.max() - found.min() <= 1
+    numbers = spikes.counts[..., 0]
+    assert numbers.numel() == 0 or numbers.max() - numbers.min() <= 1
 
 
 @pytest.mark.parametrize("activity", [0.01, 0.3, 0.5, 0.8])
@@ -36,11 +36,11 @@ def test_independent_spikes_are_binomial(activity):
     steps, batch, neurons = 200, 10, 100
     spikes = random_spikes(steps, batch, neurons, activity, seeded(), exact=False)
     check(spikes)
-    found = spikes.counts[..., 0].double().flatten()
+    numbers = spikes.counts[..., 0].double().flatten()
     rows, variance = steps * batch, neurons * activity * (1 - activity)
     # Five standard deviations of the mean and, roughly, of the variance of the rows.
-    assert abs(float(found.mean()) - neurons * activity) < 5 * (variance / rows) ** 0.5
-    assert abs(float(found.var()) / variance - 1) < 5 * (2 / rows) ** 0.5 + 0.1
+    assert abs(float(numbers.mean()) - neurons * activity) < 5 * (variance / rows) ** 0.5
+    assert abs(float(numbers.var()) / variance - 1) < 5 * (2 / rows) ** 0.5 + 0.1
 
 
 @pytest.mark.parametrize("activity", [0, 1])
@@ -64,9 +64,9 @@ def test_no_neuron_step_or_sample_is_preferred(activity, exact):
 
 
 def test_generator():
-    one, same, other = (random_spikes(10, 2, 100, 0.1, seeded(seed)) for seed in (1, 1, 2))
-    assert torch.equal(one.ids, same.ids)
-    assert not torch.equal(one.ids, other.ids)
+    original, same, other = (random_spikes(10, 2, 100, 0.1, seeded(seed)) for seed in (1, 1, 2))
+    assert torch.equal(original.ids, same.ids)
+    assert not torch.equal(original.ids, other.ids)
     torch.manual_seed(5)
     first = random_spikes(10, 2, 100, 0.1)
     torch.manual_seed(5)

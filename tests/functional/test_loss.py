@@ -44,9 +44,9 @@ def assert_equal(name, keywords, x, targets):
     for module in (ours, theirs):
         torch.manual_seed(0)
         pairs.append(results(getattr(module, name)(**copy.deepcopy(keywords)), x, targets, 0.7))
-    for own, wanted in zip(*pairs):
-        assert own.dtype == wanted.dtype
-        assert torch.equal(own, wanted)
+    for actual, expected in zip(*pairs):
+        assert actual.dtype == expected.dtype
+        assert torch.equal(actual, expected)
 
 
 # Steps, samples, outputs, the share of spikes, and a seed. snnTorch has no targets for zero samples.
@@ -183,7 +183,7 @@ def test_other_numbers_of_dimensions_are_snntorchs():
         times = module.loss.SpikeTime().first_spike_fn(given_x)
         times.pow(2).sum().backward()
         gradients.append((times.detach(), given_x.grad))
-    assert all(torch.equal(own, wanted) for own, wanted in zip(*gradients))
+    assert all(torch.equal(actual, expected) for actual, expected in zip(*gradients))
     empty = torch.zeros(0, 2, 3)
     for module in (ours, theirs):
         with pytest.raises(IndexError):
@@ -192,7 +192,7 @@ def test_other_numbers_of_dimensions_are_snntorchs():
 
 def test_second_derivatives_are_snntorchs():
     x, targets = spikes((5, 2, 3), 0.4, 3), torch.tensor([0, 2])
-    found = []
+    derivatives = []
     for module in (ours, theirs):
         for keywords in ({}, {"multi_spike": True, "on_target": [0, 2], "off_target": [1, 3]}):
             given_x = x.detach().requires_grad_()
@@ -200,10 +200,10 @@ def test_second_derivatives_are_snntorchs():
                 module.mse_temporal_loss(**keywords)(given_x, targets), given_x, create_graph=True
             )
             (second,) = torch.autograd.grad(first.pow(2).sum(), given_x)
-            found.append(second)
-    assert found[0].any()
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[1], found[3])
+            derivatives.append(second)
+    assert derivatives[0].any()
+    assert torch.equal(derivatives[0], derivatives[2])
+    assert torch.equal(derivatives[1], derivatives[3])
 
 
 @pytest.mark.parametrize("name", ["mse_temporal_loss", "ce_temporal_loss", "ce_rate_loss", "mse_membrane_loss"])

@@ -33,9 +33,9 @@ def test_levels_are_snntorchs(dtype):
     for arguments in ARGUMENTS:
         theirs, ours = snntorch_quant.state_quant(*arguments), quant.state_quant(*arguments)
         x = difficult_values(ours.levels).to(dtype)
-        expected, own = theirs(x), ours(x)
-        assert own.dtype == expected.dtype, arguments
-        assert torch.equal(own, expected), arguments
+        expected, actual = theirs(x), ours(x)
+        assert actual.dtype == expected.dtype, arguments
+        assert torch.equal(actual, expected), arguments
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,14 @@ NEURONS = {
 }
 
 
-@pytest.mark.parametrize("given", [quant, snntorch_quant])
+@pytest.mark.parametrize("ours_or_theirs", [quant, snntorch_quant])
 @pytest.mark.parametrize("name", NEURONS)
-def test_neurons(name, given):
+def test_neurons(name, ours_or_theirs):
     """Check steps and gradients. Leaky always uses our quantizer: check its sequence, too."""
     kind, keywords = NEURONS[name]
     x = torch.randn(5, 3, 20, generator=torch.Generator().manual_seed(0))
     results = []
-    for source, quantizer in ((snntorch if kind == "Leaky" else snn, snntorch_quant), (snn, given)):
+    for source, quantizer in ((snntorch if kind == "Leaky" else snn, snntorch_quant), (snn, ours_or_theirs)):
         torch.manual_seed(1)
         neuron = getattr(source, kind)(**keywords, state_quant=quantizer.state_quant(4, threshold=1))
         current = x.clone().requires_grad_()
@@ -156,8 +156,8 @@ def test_neurons(name, given):
             assert all(map(torch.equal, outs, loop(neuron, x)))
         sum((out * x).sum() for out in outs).backward()
         results.append((*outs, current.grad, *([neuron.beta.grad] if kind == "Leaky" else [])))
-    for own, expected in zip(*results):
-        assert torch.equal(own, expected)
+    for actual, expected in zip(*results):
+        assert torch.equal(actual, expected)
 
 
 def test_pickles_and_copies():

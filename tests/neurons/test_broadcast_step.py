@@ -12,10 +12,10 @@ from snnipu.backends import host, neuron_step
 STEP = (2, 3, 4, 5)
 
 
-def run(kind, own, learns):
+def run(kind, shape, learns):
     torch.manual_seed(0)
     lif = kind(
-        beta=torch.rand(own) * 0.5 + 0.4, threshold=torch.rand(own) + 0.3, learn_beta=learns, learn_threshold=learns
+        beta=torch.rand(shape) * 0.5 + 0.4, threshold=torch.rand(shape) + 0.3, learn_beta=learns, learn_threshold=learns
     )
     x = torch.randn(4, *STEP, requires_grad=True)
     mem, spks, mems = torch.zeros(STEP), [], []
@@ -30,12 +30,12 @@ def run(kind, own, learns):
 @pytest.mark.skipif(host.library is None, reason="needs the kernels")
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize(
-    "own", [(3, 1, 1), (1, 3, 1, 1), (3, 4, 1), (1, 5), (4, 1), (5,), (1, 1, 1), (2, 1, 1, 1), STEP]
+    "shape", [(3, 1, 1), (1, 3, 1, 1), (3, 4, 1), (1, 5), (4, 1), (5,), (1, 1, 1), (2, 1, 1, 1), STEP]
 )
-def test_a_step_takes_parameters_that_broadcast_as_snntorch_does(own, learns):
+def test_a_step_takes_parameters_that_broadcast_as_snntorch_does(shape, learns):
     with mock.patch.object(neuron_step, "neuron_apply", side_effect=AssertionError("not by the direct call")):
-        spk, mem, grad, grads = run(snn.Leaky, own, learns)
-    expected_spk, expected_mem, expected_grad, expected_grads = run(snntorch.Leaky, own, learns)
+        spk, mem, grad, grads = run(snn.Leaky, shape, learns)
+    expected_spk, expected_mem, expected_grad, expected_grads = run(snntorch.Leaky, shape, learns)
     assert torch.equal(spk, expected_spk)
     assert torch.equal(mem, expected_mem)
     assert len(grads) == 2 * learns
@@ -43,7 +43,7 @@ def test_a_step_takes_parameters_that_broadcast_as_snntorch_does(own, learns):
     torch.testing.assert_close(grads, expected_grads)
 
 
-@pytest.mark.parametrize("own", [(2, 1, 1), (3, 1), (2, 2, 3, 4, 5)])
-def test_a_parameter_that_does_not_broadcast_to_a_step_is_refused(own):
+@pytest.mark.parametrize("shape", [(2, 1, 1), (3, 1), (2, 2, 3, 4, 5)])
+def test_a_parameter_that_does_not_broadcast_to_a_step_is_refused(shape):
     with pytest.raises(ValueError, match="beta"):
-        snn.Leaky(beta=torch.rand(own))(torch.rand(STEP), torch.zeros(STEP))
+        snn.Leaky(beta=torch.rand(shape))(torch.rand(STEP), torch.zeros(STEP))

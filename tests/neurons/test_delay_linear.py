@@ -30,27 +30,27 @@ def compare(layer, x, spikes=False):
     """Compare the results and all gradients."""
     leaves = [p.detach().clone().requires_grad_() for p in (layer.weight, layer.delay)]
     bias = None if layer.bias is None else layer.bias.detach().clone().requires_grad_()
-    dense, own = (x.detach().clone().requires_grad_() for _ in range(2))
-    given_x = own
+    dense, x_leaf = (x.detach().clone().requires_grad_() for _ in range(2))
+    given_x = x_leaf
     if spikes:
-        given_x = snn.SparseSpikes.from_dense(own.detach())
+        given_x = snn.SparseSpikes.from_dense(x_leaf.detach())
         given_x.values.requires_grad_()
     expected = weighted(dense, *leaves, bias, layer.max_delay, layer.kernel, layer.sigma)
     upstream = torch.randn(expected.shape, dtype=torch.float64)
     layer.zero_grad()
-    made = layer(given_x)
-    torch.testing.assert_close(made, expected, **TIGHT)
-    made.backward(upstream)
+    out = layer(given_x)
+    torch.testing.assert_close(out, expected, **TIGHT)
+    out.backward(upstream)
     expected.backward(upstream)
-    found = [layer.weight.grad, layer.delay.grad, *([] if bias is None else [layer.bias.grad])]
-    for own_grad, leaf in zip(found, [*leaves, *([] if bias is None else [bias])]):
+    gradients = [layer.weight.grad, layer.delay.grad, *([] if bias is None else [layer.bias.grad])]
+    for own_grad, leaf in zip(gradients, [*leaves, *([] if bias is None else [bias])]):
         torch.testing.assert_close(own_grad, leaf.grad, **TIGHT)
     if spikes:
         gathered = dense.grad.gather(2, given_x.ids.long())
         used = torch.arange(given_x.ids.shape[2]) < given_x.counts[..., 1:]
         torch.testing.assert_close(given_x.values.grad[used], gathered[used], **TIGHT)
     else:
-        torch.testing.assert_close(own.grad, dense.grad, **TIGHT)
+        torch.testing.assert_close(x_leaf.grad, dense.grad, **TIGHT)
 
 
 def spikes_of(steps, batch, inputs, activity, graded):
@@ -110,12 +110,12 @@ def test_delays_beyond_the_ends_count_as_them_and_learn_no_more():
 def test_infinite_delays_count_as_the_ends(kernel):
     layer = layer_of(3, 4, 5, kernel=kernel)
     x = spikes_of(8, 2, 3, 0.5, False)
-    made = []
+    results = []
     for ends in ((-math.inf, math.inf), (0.0, 5.0)):
         with torch.no_grad():
             layer.delay[0], layer.delay[1] = ends
-        made.append(layer(x))
-    assert torch.equal(*made)
+        results.append(layer(x))
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("init_hidden", [False, True])
@@ -131,10 +131,10 @@ def test_what_arrives_by_a_delay_that_is_nan_is_nan(kernel, max_delay, spikes, i
     layer.reset_delay()
     with torch.no_grad():
         layer.delay[1, 2] = math.nan
-    made = layer(given_x)
-    assert made[x[:, :, 2] != 0][:, 1].isnan().all()
-    assert torch.equal(made[:, :, [0, 2, 3]], expected[:, :, [0, 2, 3]])
-    made.sum().backward()
+    out = layer(given_x)
+    assert out[x[:, :, 2] != 0][:, 1].isnan().all()
+    assert torch.equal(out[:, :, [0, 2, 3]], expected[:, :, [0, 2, 3]])
+    out.sum().backward()
     assert layer.weight.grad[1, 2].isnan()
     assert layer.weight.grad.isnan().sum() == 1
 

@@ -92,12 +92,12 @@ def flat(out):
 def assert_equal(out, expected, name):
     out, expected = flat(out), flat(expected)
     assert len(out) == len(expected)
-    for own, wanted in zip(out, expected):
-        assert own.dtype == wanted.dtype
+    for actual, desired in zip(out, expected):
+        assert actual.dtype == desired.dtype
         if name == "SLSTM":  # one product of all steps has another order of additions
-            assert torch.allclose(own, wanted, atol=1e-6)
+            assert torch.allclose(actual, desired, atol=1e-6)
         else:
-            assert torch.equal(own, wanted)
+            assert torch.equal(actual, desired)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -114,9 +114,9 @@ def test_traces_are_of_pytorchs_operations(name, form):
         loss = sum(tensor.sum() for tensor in flat(result))
         parameters = list(net.parameters())
         gradients.append(torch.autograd.grad(loss, parameters, allow_unused=True))
-    for own, wanted in zip(*gradients):
-        assert (own is None) == (wanted is None)
-        assert own is None or torch.allclose(own, wanted, rtol=1e-5, atol=1e-5)
+    for actual, desired in zip(*gradients):
+        assert (actual is None) == (desired is None)
+        assert actual is None or torch.allclose(actual, desired, rtol=1e-5, atol=1e-5)
 
 
 needs_export = pytest.mark.skipif(
@@ -181,8 +181,8 @@ def test_other_networks(name):
     net, inputs = OTHERS[name]()
     traced = torch.jit.trace(net, inputs)
     assert "snnipu::" not in str(traced.inlined_graph)
-    for own, wanted in zip(flat(traced(*inputs)), flat(net(*inputs))):
-        assert torch.allclose(own, wanted, atol=1e-6)
+    for actual, desired in zip(flat(traced(*inputs)), flat(net(*inputs))):
+        assert torch.allclose(actual, desired, atol=1e-6)
 
 
 ONNX = [(form, name) for form in ("hidden", "MultiStep") for name in EXPORTED] + [("step", "Leaky")]
@@ -206,11 +206,11 @@ def test_onnx_models_give_the_same_numbers(form, name, dynamo, tmp_path):
             getattr(getattr(net, "neuron", None), "reset_mem", tuple)()
         expected = flat(net(*inputs))
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [given.name for given in session.get_inputs()]
-    made = session.run(None, {name: x.numpy() for name, x in zip(names, inputs)})
-    assert len(made) == len(expected)
-    for own, wanted in zip(made, expected):
-        assert torch.allclose(torch.from_numpy(own), wanted, atol=1e-5)
+    names = [entry.name for entry in session.get_inputs()]
+    results = session.run(None, {name: x.numpy() for name, x in zip(names, inputs)})
+    assert len(results) == len(expected)
+    for actual, desired in zip(results, expected):
+        assert torch.allclose(torch.from_numpy(actual), desired, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["hidden", "step", "MultiStep"])
@@ -255,7 +255,7 @@ def test_a_trace_follows_states_that_it_sets_itself(learns):
     with torch.set_grad_enabled(learns):
         traced = torch.jit.trace(net, (x,))
     assert_equal(traced(x + 1), net(x + 1), "Leaky")
-    gradients = [torch.autograd.grad(made(x + 1)[1].sum(), net.fc.weight)[0] for made in (traced, net)]
+    gradients = [torch.autograd.grad(module(x + 1)[1].sum(), net.fc.weight)[0] for module in (traced, net)]
     assert gradients[1].any()
     assert torch.equal(*gradients)
 

@@ -96,8 +96,8 @@ def gradients(out, x, neuron):
     return torch.autograd.grad(loss, [x, *neuron.parameters()])
 
 
-def assert_close(own, wanted, tolerance=1e-12):
-    for a, b in zip(own, wanted):
+def assert_close(actual, desired, tolerance=1e-12):
+    for a, b in zip(actual, desired):
         assert a.dtype == b.dtype == F64
         assert torch.allclose(a, b, rtol=tolerance, atol=tolerance)
 
@@ -105,7 +105,7 @@ def assert_close(own, wanted, tolerance=1e-12):
 def assert_is_loop(out, expected):
     """Check equality bit by bit; spikes have snnTorch's dtype."""
     assert [part.dtype for part in out] == [installed.spike_dtype(F64), *[F64] * (len(out) - 1)]
-    assert all(torch.equal(own.to(F64), wanted) for own, wanted in zip(out, expected))
+    assert all(torch.equal(actual.to(F64), desired) for actual, desired in zip(out, expected))
     assert out[0].any()
 
 
@@ -120,33 +120,33 @@ ROUNDS = 1e-12 if installed.SPIKES_KEEP_DTYPE else 1e-6
 )
 @pytest.mark.parametrize("name", KINDS)
 def test_a_loop(name, how, expected):
-    wanted, wanted_gradients = expected(name)
+    outputs, wanted_gradients = expected(name)
     neuron, x = make(snn, name, **how), current(name)
     out = Loop(neuron)(x)
     if how.get("spike_grad") is keeping:
         out[0] = out[0].to(installed.spike_dtype(F64))
-    assert_is_loop(out, wanted)
+    assert_is_loop(out, outputs)
     assert_close(gradients(out, x, neuron), wanted_gradients, ROUNDS)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_hidden_states(name, expected):
-    wanted, _ = expected(name)
+    outputs, _ = expected(name)
     neuron, x = make(snn, name, init_hidden=True), current(name)
     spikes = torch.stack([neuron(step) for step in x])
-    assert_is_loop([spikes, neuron.mem.expand_as(wanted[-1])], [wanted[0], wanted[-1][-1:].expand_as(wanted[-1])])
+    assert_is_loop([spikes, neuron.mem.expand_as(outputs[-1])], [outputs[0], outputs[-1][-1:].expand_as(outputs[-1])])
 
 
 @pytest.mark.parametrize("steps_differ", [False, True], ids=["", "by steps"])
 @pytest.mark.parametrize("name", KINDS)
 def test_sequences_are_of_the_inputs_dtype(name, steps_differ, expected):
-    wanted, wanted_gradients = expected(name)
+    outputs, wanted_gradients = expected(name)
     how = {"spike_grad": lambda u: keeping(u).float()} if steps_differ else {}
     neuron, x = make(snn, name, **how), current(name)
     out = neuron.sequence(x)
-    assert_close(out, wanted)
+    assert_close(out, outputs)
     assert_close(gradients(out, x, neuron), wanted_gradients, ROUNDS)
-    assert_close(snn.MultiStep(neuron)(x), wanted)
+    assert_close(snn.MultiStep(neuron)(x), outputs)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -165,16 +165,16 @@ def test_quantized_states(name):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", KINDS)
 def test_traces(name, expected):
-    wanted, _ = expected(name)
+    outputs, _ = expected(name)
     traced = torch.jit.trace(Loop(make(snn, name)), (current(name),), strict=False)
-    assert_is_loop(traced(current(name)), wanted)
+    assert_is_loop(traced(current(name)), outputs)
 
 
 @pytest.mark.parametrize("name", ["SLSTM", "SLSTM, of two sizes", "SConv2dLSTM", "RLeaky", "RSynaptic"])
 def test_compiled_loops(name, expected):
     if snn.compiler.backend.version() < snn.compiler.backend.OLDEST:
         pytest.skip("this PyTorch is too old for the compiler")
-    wanted, _ = expected(name)
-    assert_is_loop(snn.compile(Loop(make(snn, name)))(current(name)), wanted)
+    outputs, _ = expected(name)
+    assert_is_loop(snn.compile(Loop(make(snn, name)))(current(name)), outputs)
     torch._dynamo.reset()
-    assert_is_loop(torch.compile(Loop(make(snn, name)), backend="eager")(current(name)), wanted)
+    assert_is_loop(torch.compile(Loop(make(snn, name)), backend="eager")(current(name)), outputs)

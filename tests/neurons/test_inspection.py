@@ -61,7 +61,7 @@ def test_traces_of_event_driven_layers(name):
 
 
 def test_snntorchs_probe_finds_the_states():
-    found = []
+    recorded = []
     for module in (snn, snntorch):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(5, 4), module.Synaptic(alpha=0.7, beta=0.8, init_hidden=True))
@@ -69,9 +69,9 @@ def test_snntorchs_probe_finds_the_states():
         for _ in range(3):
             net(torch.ones(1, 5))
         assert [probe["1"] for probe in probes] == [probe.records for probe in probes]
-        found.append([record for probe in probes for record in probe.records])
-    assert len(found[0]) == 6
-    assert all(torch.equal(own, wanted) for own, wanted in zip(*found))
+        recorded.append([record for probe in probes for record in probe.records])
+    assert len(recorded[0]) == 6
+    assert all(torch.equal(actual, desired) for actual, desired in zip(*recorded))
 
 
 def test_repr_tells_parameters_where_there_is_data():

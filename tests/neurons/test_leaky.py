@@ -59,8 +59,8 @@ def loop_states(layer, x, mem):
 def test_integer_input_is_promoted_as_in_snntorch():
     x = torch.randint(0, 3, (5, 2, 4))
     theirs, ours = pair(beta=0.9)
-    for expected, own in zip(loop_states(theirs, x, None), loop_states(ours, x, None)):
-        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(own, expected))
+    for expected, actual in zip(loop_states(theirs, x, None), loop_states(ours, x, None)):
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(actual, expected))
 
 
 def test_detach_and_reset_hidden():
@@ -113,12 +113,12 @@ def test_gradients_of_a_membrane_itself():
         return x.grad, [each.grad for each in membranes]
 
     surrogate = snn.surrogate.fast_sigmoid(slope=5)
-    of_input, wanted = of_membranes(snntorch, snntorch.surrogate.fast_sigmoid(slope=5))
-    own_input, own = of_membranes(snn, surrogate)
+    of_input, expected = of_membranes(snntorch, snntorch.surrogate.fast_sigmoid(slope=5))
+    own_input, actual = of_membranes(snn, surrogate)
     torch.testing.assert_close(own_input, of_input)
-    assert own[-1] is None
-    own_input, own = of_membranes(snn, lambda u: surrogate(u))
-    torch.testing.assert_close([own_input, *own], [of_input, *wanted])
+    assert actual[-1] is None
+    own_input, actual = of_membranes(snn, lambda u: surrogate(u))
+    torch.testing.assert_close([own_input, *actual], [of_input, *expected])
 
 
 def allocated(function):
@@ -225,11 +225,11 @@ def test_what_is_replaced_is_honoured(name, fused, monkeypatch):
     assert torch.equal(own_spk, spk)
     assert torch.equal(own_mem, mem)
     assert torch.allclose(own_gradients["x"], gradients["x"], rtol=1e-5, atol=1e-6)
-    said = [str(warning.message) for warning in caught if "step by step" in str(warning.message)]
+    warned = [str(warning.message) for warning in caught if "step by step" in str(warning.message)]
     # A forward that calls the stock forward runs the fused step.
     expected = 0 if name in ("Forward", "forward") and fused != "sequence" else 1
-    assert len(said) == expected, said
-    assert not said or name.lower().split("_")[-1] in said[0].lower()
+    assert len(warned) == expected, warned
+    assert not warned or name.lower().split("_")[-1] in warned[0].lower()
 
 
 def test_parametrized_and_stock_neurons_stay_fused():
@@ -274,25 +274,25 @@ def test_membranes_may_be_changed_in_place_between_steps(options, change):
             IN_PLACE[change](mem)
         total.backward()
         results.append((total.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())))
-    for expected, own in zip(*results):
-        assert torch.allclose(own, expected, rtol=1e-5, atol=1e-4)
+    for expected, actual in zip(*results):
+        assert torch.allclose(actual, expected, rtol=1e-5, atol=1e-4)
 
 
 def test_instances_do_not_keep_neurons_alive():
-    kept = snn.Leaky(beta=0.9, init_hidden=True)
-    kept(torch.rand(2, 3, requires_grad=True))
+    living = snn.Leaky(beta=0.9, init_hidden=True)
+    living(torch.rand(2, 3, requires_grad=True))
     nets = [nn.Sequential(nn.Linear(3, 3), snn.Leaky(beta=0.5), snntorch.Synaptic(0.9, 0.8)) for _ in range(5)]
     assert len(snntorch.SpikingNeuron.instances) == 11
     references = [weakref.ref(module) for net in nets for module in net]
     del nets
     gc.collect()
     assert not any(reference() for reference in references)
-    assert snntorch.SpikingNeuron.instances == [kept]
+    assert snntorch.SpikingNeuron.instances == [living]
     # snnTorch's class methods and ours reach all living neurons.
     snntorch.Leaky.detach_hidden()
-    assert not kept.mem.requires_grad
-    snntorch.utils.reset(nn.Sequential(kept))
-    assert not kept.mem.any()
+    assert not living.mem.requires_grad
+    snntorch.utils.reset(nn.Sequential(living))
+    assert not living.mem.any()
 
 
 def test_instances_survive_a_neuron_that_dies_meanwhile():

@@ -22,8 +22,8 @@ def results(layer, spikes, upstream):
     x = spikes.to(upstream.dtype).requires_grad_()
     out = layer(x)
     of_weight = layer.weight_orig if hasattr(layer, "weight_orig") else layer.weight
-    wanted = (x.values, of_weight, *([] if layer.bias is None else [layer.bias]))
-    values, weight, *bias = torch.autograd.grad((out * upstream).sum(), wanted)
+    leaves = (x.values, of_weight, *([] if layer.bias is None else [layer.bias]))
+    values, weight, *bias = torch.autograd.grad((out * upstream).sum(), leaves)
     if isinstance(layer, snn.ListedLinear):
         matrix = upstream.new_zeros(layer.out_features, layer.in_features)
         weight = matrix.index_put((layer.synapses[0], layer.synapses[1]), weight)
@@ -53,10 +53,10 @@ def test_equals_the_masked_layer(steps, batch, inputs, outputs, left, rate, path
     assert small.weight.shape == (int(layer.weight_mask.sum()),)
     spikes = random_spikes(steps, batch, inputs, rate, 0.2, graded=True)
     upstream = torch.randn(steps, batch, outputs, dtype=torch.float64)
-    for own, expected in zip(results(small, spikes, upstream), results(layer, spikes, upstream)):
-        assert own.shape == expected.shape
-        if own.numel():
-            assert relative_error(own, expected, terms=torch.ones(1)) <= 1e-12
+    for actual, expected in zip(results(small, spikes, upstream), results(layer, spikes, upstream)):
+        assert actual.shape == expected.shape
+        if actual.numel():
+            assert relative_error(actual, expected, terms=torch.ones(1)) <= 1e-12
 
 
 def test_dense_input():

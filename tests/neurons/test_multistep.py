@@ -58,14 +58,14 @@ def assert_same(make, x, num_steps=None, tolerance=1e-5):
     out, expected = net(x, num_steps=num_steps), loop(other, x, num_steps)
     out, expected = (value if isinstance(value, tuple) else (value,) for value in (out, expected))
     assert len(out) == len(expected)
-    for own, wanted in zip(out, expected):
-        assert own.shape == wanted.shape
-        assert torch.allclose(own, wanted, rtol=1e-5, atol=1e-5)
+    for actual, desired in zip(out, expected):
+        assert actual.shape == desired.shape
+        assert torch.allclose(actual, desired, rtol=1e-5, atol=1e-5)
     upstream = [torch.randn_like(value) for value in expected]
     for values in (out, expected):
         sum((value * weight).sum() for value, weight in zip(values, upstream)).backward()
-    for (name, own), wanted in zip(net.named_parameters(), other.parameters()):
-        assert relative_error(own.grad, wanted.grad) <= tolerance, name
+    for (name, actual), desired in zip(net.named_parameters(), other.parameters()):
+        assert relative_error(actual.grad, desired.grad) <= tolerance, name
 
 
 def test_constant_input_runs_the_prefix_once():
@@ -141,9 +141,9 @@ def test_neurons_start_from_zeros_in_each_call(name, request):
             with torch.no_grad():
                 for parameter in module.parameters():
                     parameter -= 0.1 * parameter.grad
-        for own, expected in zip(*results):
+        for actual, expected in zip(*results):
             # A recurrent layer's weight gradient is one product over all steps, with its rounding.
-            assert relative_error(own, expected) <= (1e-5 if name in ("RLeaky", "RSynaptic") else 1e-6)
+            assert relative_error(actual, expected) <= (1e-5 if name in ("RLeaky", "RSynaptic") else 1e-6)
         assert results[0][0].any()
 
 
@@ -237,8 +237,8 @@ def test_event_driven_layers():
     net = snn.MultiStep(layer, readout, snn.Leaky(beta=0.9))
     x = (torch.rand(5, 4, 6) < 0.3).float()
     expected = snn.Leaky(beta=0.9).sequence(readout(layer(x)))
-    for given in (x, snn.SparseSpikes.from_dense(x)):
-        assert torch.equal(net(given)[0], expected[0])
+    for form in (x, snn.SparseSpikes.from_dense(x)):
+        assert torch.equal(net(form)[0], expected[0])
     dense = snn.MultiStep(layer, nn.Linear(8, 3))
     assert torch.equal(dense(x), dense[1](layer(x).to_dense().flatten(0, 1)).unflatten(0, (5, 4)))
     assert isinstance(snn.MultiStep(layer)(x[0], num_steps=3), snn.SparseSpikes)
@@ -330,8 +330,12 @@ def test_hooked_modules_are_called_as_modules():
                     run(net, x)[0].sum().backward()
                 seen.append(calls)
             assert len(seen[0]) == len(seen[1]) == 10
-            for own, expected in zip(*seen):
-                assert torch.allclose(own, expected, atol=1e-6) if isinstance(own, torch.Tensor) else own == expected
+            for actual, expected in zip(*seen):
+                assert (
+                    torch.allclose(actual, expected, atol=1e-6)
+                    if isinstance(actual, torch.Tensor)
+                    else actual == expected
+                )
 
 
 def make_hooked():

@@ -46,25 +46,25 @@ def trained(net, x, num_steps=None):
     """Return a function that computes results and gradients of the input and the parameters."""
 
     def function():
-        own, own_x = copy.deepcopy(net), x.clone().requires_grad_()
+        twin, own_x = copy.deepcopy(net), x.clone().requires_grad_()
         torch.manual_seed(1)
-        out = own(own_x, num_steps=num_steps)
+        out = twin(own_x, num_steps=num_steps)
         loss_of(out).backward()
         out = out if isinstance(out, tuple) else (out,)
-        return [part.detach() for part in out], own_x.grad, [p.grad for p in own.parameters()], own
+        return [part.detach() for part in out], own_x.grad, [p.grad for p in twin.parameters()], twin
 
     return function
 
 
 def assert_same(whole, parts, exact=True):
-    for own, other in zip(parts[0], whole[0]):
-        assert (own.shape, own.dtype, own.stride()) == (other.shape, other.dtype, other.stride())
-        assert torch.equal(own, other)
+    for actual, other in zip(parts[0], whole[0]):
+        assert (actual.shape, actual.dtype, actual.stride()) == (other.shape, other.dtype, other.stride())
+        assert torch.equal(actual, other)
     tolerance = 1e-9 if whole[1].dtype == torch.float64 else 1e-5
     assert torch.equal(parts[1], whole[1]) if exact else torch.allclose(parts[1], whole[1], rtol=tolerance)
-    for own, other in zip(parts[2], whole[2]):
+    for actual, other in zip(parts[2], whole[2]):
         # The same terms, summed in another order.
-        assert torch.allclose(own, other, rtol=tolerance, atol=tolerance * max(1, other.abs().max()))
+        assert torch.allclose(actual, other, rtol=tolerance, atol=tolerance * max(1, other.abs().max()))
 
 
 NETS = {
@@ -114,9 +114,9 @@ def test_init_hidden_goes_on_between_calls(in_parts):
     net = snn.MultiStep(nn.ReLU(), snn.Leaky(beta=0.9, init_hidden=True)).half()
 
     def function():
-        own = copy.deepcopy(net)
+        twin = copy.deepcopy(net)
         x = torch.randn(9, 2, 3, generator=torch.Generator().manual_seed(2)).half()
-        return [torch.cat([own(x)[0], own(x)[0]])], own[1].mem
+        return [torch.cat([twin(x)[0], twin(x)[0]])], twin[1].mem
 
     whole, parts, lengths = in_parts(function, 2 * 3 * 2, 2)
     assert lengths == [2, 2, 2, 2, 1] * 2
@@ -188,8 +188,8 @@ def test_transforms_of_large_inputs(name, monkeypatch):
         return torch.func.functional_call(net, parameters, (x,)).square().sum()
 
     net(x).square().sum().backward()
-    for key, found in torch.func.grad(loss)(parameters).items():
-        torch.testing.assert_close(found, net.get_parameter(key).grad, rtol=1e-4, atol=1e-3)
+    for key, gradient in torch.func.grad(loss)(parameters).items():
+        torch.testing.assert_close(gradient, net.get_parameter(key).grad, rtol=1e-4, atol=1e-3)
     tangent = torch.func.jvp(loss, (parameters,), (parameters,))[1]
     expected = sum((value * net.get_parameter(key).grad).sum() for key, value in parameters.items())
     torch.testing.assert_close(tangent, expected, rtol=1e-4, atol=1e-3)

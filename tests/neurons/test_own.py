@@ -35,8 +35,8 @@ VALUES = {"beta": 0.9, "rho": 0.8, "strength": 0.3, "threshold": 1.0}
 def Adaptive(x, mem, adapt, *, beta, rho, strength, threshold, spike, reset_mechanism="subtract"):
     """A threshold that rises with every spike."""
     spk = spike(mem - threshold - strength * adapt)
-    kept = spk.detach()
-    mem = beta * mem + x - kept * threshold if reset_mechanism == "subtract" else beta * mem * (1 - kept) + x
+    detached = spk.detach()
+    mem = beta * mem + x - detached * threshold if reset_mechanism == "subtract" else beta * mem * (1 - detached) + x
     return spk, mem, rho * adapt + spk
 
 
@@ -99,13 +99,13 @@ def test_it_is_the_loop_of_its_step(shape, dtype, per_neuron):
         results.append((out, torch.autograd.grad(loss, [*inputs, layer.beta, layer.strength])))
     expected, gradients = results[1]
     for out, grads in (results[0], results[2]):
-        for one, other in zip(out, expected):
-            assert one.dtype == dtype
-            assert torch.equal(one, other)
+        for actual, other in zip(out, expected):
+            assert actual.dtype == dtype
+            assert torch.equal(actual, other)
         terms = gradients[0].double().abs().sum()
-        for place, (one, other) in enumerate(zip(grads, gradients)):
+        for place, (actual, other) in enumerate(zip(grads, gradients)):
             tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-            assert relative_error(one, other, terms if place > 2 else None) <= tolerance
+            assert relative_error(actual, other, terms if place > 2 else None) <= tolerance
 
 
 @needs_native
@@ -127,8 +127,8 @@ def test_hooks_are_called_for_every_step():
     handle = layer.register_forward_hook(lambda module, args, out: seen.append(out[0]))
     out = snn.MultiStep(layer)(x)
     assert len(seen) == 6
-    for one, other in zip(out, expected):
-        assert torch.equal(one, other)
+    for actual, other in zip(out, expected):
+        assert torch.equal(actual, other)
     handle.remove()
     snn.MultiStep(layer)(x)
     assert len(seen) == 6
@@ -189,14 +189,14 @@ def test_sixteen_bits(dtype):
     by_python = Adaptive(spike_grad=own_spike).sequence(x)
     rows = by_steps(layer, x, [None, None])
     assert rows[1].dtype == torch.float32
-    for one, other, row in zip(out, by_python, rows):
-        assert one.dtype == other.dtype == dtype
-        assert torch.equal(one, other)
-        assert torch.equal(one, row.to(dtype))
+    for actual, other, row in zip(out, by_python, rows):
+        assert actual.dtype == other.dtype == dtype
+        assert torch.equal(actual, other)
+        assert torch.equal(actual, row.to(dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        made = snn.MultiStep(nn.Linear(N, N), layer)(random(4, 2, N))[0]
-    made.sum().backward()
-    assert made.dtype == torch.bfloat16
+        spikes = snn.MultiStep(nn.Linear(N, N), layer)(random(4, 2, N))[0]
+    spikes.sum().backward()
+    assert spikes.dtype == torch.bfloat16
     assert layer.beta.grad.dtype == torch.float32
 
 
@@ -209,8 +209,8 @@ def test_a_surrogate_that_is_a_python_function_is_looped():
         out = snn.MultiStep(nn.Identity(), layer)(own_x)
         grads.append(torch.autograd.grad((out[0] * upstream).sum(), [own_x, layer.beta]))
     assert not layer.runs_fused()
-    for one, other in zip(*grads):
-        assert relative_error(one, other) <= 1e-5
+    for actual, other in zip(*grads):
+        assert relative_error(actual, other) <= 1e-5
 
 
 def test_options_are_chosen_once():
@@ -284,8 +284,8 @@ def test_a_compiled_loop_is_one_sequence(monkeypatch):
         for function in (compiled, loop):
             spk, mem = function(x)
             runs.append([spk, mem, *torch.autograd.grad((spk * x.detach()).sum() + mem.sum(), (x, layer.beta))])
-        for one, other in zip(*runs):
-            assert torch.equal(one, other) or relative_error(one, other) <= 1e-6
+        for actual, other in zip(*runs):
+            assert torch.equal(actual, other) or relative_error(actual, other) <= 1e-6
     assert "one operator" in str(snn.compiler.explain(loop, x))
 
 
@@ -299,10 +299,10 @@ def test_the_output_may_be_a_state_and_states_start_anywhere():
     x = random(9, 2, N)
     layer = Recurrent()
     spk, mem = torch.zeros(2, N), torch.full((2, N), -0.5)
-    for row, (found, state) in zip(x, zip(*layer.sequence(x))):
+    for row, (output, state) in zip(x, zip(*layer.sequence(x))):
         mem = 0.9 * mem + row + spk * 0.5
         spk = (mem > 1).float()
-        assert torch.equal(found, spk)
+        assert torch.equal(output, spk)
         assert torch.equal(state, mem)
     states = layer.reset_mem()
     assert [state.item() for state in states] == [0.0, -0.5]
@@ -513,12 +513,12 @@ def test_distributed_data_parallel_reduces_what_learns(process_group):
     plain = copy.deepcopy(net)
     wrapped = nn.parallel.DistributedDataParallel(net)
     for part in random(2, 7, 2, 5):
-        made = [(model(part)).square().sum() for model in (wrapped, plain)]
-        for loss in made:
+        losses = [(model(part)).square().sum() for model in (wrapped, plain)]
+        for loss in losses:
             loss.backward()
         net[1].detach_hidden(), plain[1].detach_hidden()
-    for one, other in zip(net.parameters(), plain.parameters()):
-        assert torch.equal(one.grad, other.grad)
+    for actual, other in zip(net.parameters(), plain.parameters()):
+        assert torch.equal(actual.grad, other.grad)
     assert torch.equal(net[1].mem, plain[1].mem)
 
 
@@ -549,8 +549,8 @@ def test_on_the_ipu_model():
         spikes = [training(x, target)[0] for _ in range(2)]
         results.append([*spikes, *(value.detach().clone() for value in model.parameters())])
     assert results[0][0].any()
-    for one, other in zip(*results):
-        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+    for actual, other in zip(*results):
+        assert torch.allclose(actual, other, rtol=1e-5, atol=1e-6)
 
 
 @snn.neuron(states=("mem",), parameters={"beta": 0.9, "threshold": 1.0})
@@ -565,14 +565,14 @@ def Squaring(x, mem, *, beta, threshold, spike):
 @pytest.mark.parametrize("kind", [Adaptive, Squaring])
 def test_writes_into_what_a_step_was_given_or_gave_do_not_reach_its_gradient(kind):
     layer = kind(learn=("beta",))
-    given = [random(3, N).requires_grad_() for _ in range(3 if kind is Adaptive else 2)]
-    made = layer(*given)
-    upstream, leaves = [random(3, N) for _ in made], [*given, *layer.parameters()]
+    inputs = [random(3, N).requires_grad_() for _ in range(3 if kind is Adaptive else 2)]
+    outputs = layer(*inputs)
+    upstream, leaves = [random(3, N) for _ in outputs], [*inputs, *layer.parameters()]
 
     def grads():
-        return [g.clone() for g in torch.autograd.grad(made, leaves, upstream, retain_graph=True)]
+        return [g.clone() for g in torch.autograd.grad(outputs, leaves, upstream, retain_graph=True)]
 
     expected = grads()
-    for value in (*given, *made):
+    for value in (*inputs, *outputs):
         value.data.fill_(7.0)
     torch.testing.assert_close(grads(), expected, rtol=0, atol=0)

@@ -30,18 +30,18 @@ def frames(activity, steps=30, batch=16):
 
 def test_each_module_with_its_input():
     net, x = network(), frames(0.05)
-    found = net.paths(x)
-    assert [(p.name, p.kind, p.runs_as) for p in found] == [
+    paths = net.paths(x)
+    assert [(p.name, p.kind, p.runs_as) for p in paths] == [
         ("0.0", "Linear", "all steps as one batch, events"),
         ("0.1", "Leaky", "all steps as one operator"),
         ("1", "Linear", "all steps as one batch, dense"),
         ("2", "LeakyParallel", "called once with all steps"),
     ]
-    assert found[0].activity == x.double().mean().item()
-    assert found[2].activity == pytest.approx(snn.MultiStep(*net[0])(x)[0].mean().item())
-    assert [p.limit for p in found[:3]] == [pytest.approx(0.24 - 24 / 480 - 10 / 200), None, 0.0]
-    assert "0.0     Linear         all steps as one batch, events  5." in str(found)
-    assert "never" in str(found)
+    assert paths[0].activity == x.double().mean().item()
+    assert paths[2].activity == pytest.approx(snn.MultiStep(*net[0])(x)[0].mean().item())
+    assert [p.limit for p in paths[:3]] == [pytest.approx(0.24 - 24 / 480 - 10 / 200), None, 0.0]
+    assert "0.0     Linear         all steps as one batch, events  5." in str(paths)
+    assert "never" in str(paths)
     assert net.paths(frames(0.6))[0].runs_as.endswith("dense")
     with snn.dense_only():
         assert net.paths(x)[0].runs_as.endswith("dense")
@@ -54,8 +54,8 @@ def test_a_constant_input_hooks_and_what_runs_by_steps():
 
     net = snn.MultiStep(nn.Linear(8, 6), snn.Leaky(beta=0.9), Doubled(), snn.MultiStep(nn.Linear(6, 6)))
     net[3].register_forward_hook(lambda *_: None)
-    found = net.paths(torch.rand(2, 8), num_steps=3)
-    assert [p.runs_as for p in found] == [
+    paths = net.paths(torch.rand(2, 8), num_steps=3)
+    assert [p.runs_as for p in paths] == [
         "once, its input being constant",
         "all steps as one operator",
         "step by step",

@@ -59,17 +59,17 @@ def gradients(out, inputs):
     return torch.autograd.grad(loss, inputs, allow_unused=True)
 
 
-def compare(own, expected, places=()):
+def compare(actual, expected, places=()):
     """Compare outputs bit by bit, and gradients to 1e-5 of their scale."""
-    for one, other in zip(own[0], expected[0]):
-        assert torch.equal(one, other)
+    for value, other in zip(actual[0], expected[0]):
+        assert torch.equal(value, other)
     scale = max(grad.abs().max() for grad in expected[1] if grad is not None)
-    for one, other in zip(own[1], expected[1]):
+    for value, other in zip(actual[1], expected[1]):
         if other is None:
-            assert one is None or not one.any()
+            assert value is None or not value.any()
         else:
-            assert one.shape == other.shape
-            assert (one - other).abs().max() <= 1e-5 * max(scale, other.abs().max())
+            assert value.shape == other.shape
+            assert (value - other).abs().max() <= 1e-5 * max(scale, other.abs().max())
 
 
 @pytest.mark.slow
@@ -86,18 +86,18 @@ def test_sequences_are_snntorchs(name, through, learns, chosen):
     for states in (None, initial):
         results = []
         for layer in (ours, theirs):
-            own = [tensor.clone().requires_grad_() for tensor in (x, *(states or ()))]
-            out = layer.sequence(*own) if layer is ours else loop(layer, own[0], own[1:] or None)
-            results.append((out, gradients(out, [*own, *layer.parameters()])))
+            leaves = [tensor.clone().requires_grad_() for tensor in (x, *(states or ()))]
+            out = layer.sequence(*leaves) if layer is ours else loop(layer, leaves[0], leaves[1:] or None)
+            results.append((out, gradients(out, [*leaves, *layer.parameters()])))
         assert 0.01 < results[1][0][0].mean() < 0.99
         compare(*results)
         # Spikes alone: states are stored only for the backward pass, and not returned.
         if states is None:
             results = []
             for layer in (ours, theirs):
-                own = x.clone().requires_grad_()
-                out = [layer.spikes(own) if layer is ours else loop(layer, own)[0]]
-                results.append((out, gradients(out, [own, *layer.parameters()])))
+                leaves = x.clone().requires_grad_()
+                out = [layer.spikes(leaves) if layer is ours else loop(layer, leaves)[0]]
+                results.append((out, gradients(out, [leaves, *layer.parameters()])))
             compare(*results)
 
 
@@ -110,9 +110,9 @@ def test_steps_are_snntorchs(name, through, chosen):
     results = []
     x = torch.randn(5, *shape) * 2
     for layer in (ours, theirs):
-        own = x.clone().requires_grad_()
-        out = loop(layer, own)
-        results.append((out, gradients(out, [own, *layer.parameters()])))
+        leaf = x.clone().requires_grad_()
+        out = loop(layer, leaf)
+        results.append((out, gradients(out, [leaf, *layer.parameters()])))
     compare(*results)
 
 
@@ -139,14 +139,14 @@ def test_operator_is_its_reference(name, through, by, monkeypatch, request):
             with monkeypatch.context() as patch:
                 for place, function in zip(("_fwd", "_bwd"), functions):
                     patch.setattr(operator, place, function)
-                own = x.clone().requires_grad_()
-                out = layer.sequence(own)
-                results.append((out, gradients(out, [own, *layer.parameters()])))
-        for one, other in zip(results[0][0], results[1][0]):
-            assert one.dtype == dtype
-            assert torch.equal(one, other)
-        for one, other in zip(results[0][1], results[1][1]):
-            assert relative_error(one.double(), other.double()) <= (1e-5 if dtype == torch.float32 else 0.02)
+                leaf = x.clone().requires_grad_()
+                out = layer.sequence(leaf)
+                results.append((out, gradients(out, [leaf, *layer.parameters()])))
+        for actual, other in zip(results[0][0], results[1][0]):
+            assert actual.dtype == dtype
+            assert torch.equal(actual, other)
+        for actual, other in zip(results[0][1], results[1][1]):
+            assert relative_error(actual.double(), other.double()) <= (1e-5 if dtype == torch.float32 else 0.02)
 
 
 @pytest.mark.parametrize("delay", [True, False])
@@ -172,9 +172,9 @@ def test_layouts(name, through):
     for x in (batch_first, last):
         results = []
         for layer in (ours, theirs):
-            own = x.clone().requires_grad_()
-            out = layer.sequence(own) if layer is ours else loop(layer, own)
-            results.append((out, gradients(out, [own, *layer.parameters()])))
+            leaf = x.clone().requires_grad_()
+            out = layer.sequence(leaf) if layer is ours else loop(layer, leaf)
+            results.append((out, gradients(out, [leaf, *layer.parameters()])))
         compare(*results)
 
 
@@ -212,7 +212,7 @@ def test_spikes_that_are_added_to_the_input(delay):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)) or t, lambda t: t):
         out = applied("leaky", x, [None, None], connection, delay)
     inputs = [x, connection.weight, connection.bias]
-    compare(*((made, gradients(made, inputs)) for made in ([out.spk, out.states[1]], expected)))
+    compare(*((outputs, gradients(outputs, inputs)) for outputs in ([out.spk, out.states[1]], expected)))
     assert saved.count((9, 3, N)) == (2 if delay else 3)
 
 
@@ -244,9 +244,9 @@ def test_a_frozen_or_biasless_connection():
         results = []
         for layer in (ours, theirs):
             layer.recurrent.weight.requires_grad_(not frozen)
-            own = x.clone().requires_grad_()
-            out = layer.sequence(own) if layer is ours else loop(layer, own)
-            results.append((out, gradients(out, [own, *(p for p in layer.parameters() if p.requires_grad)])))
+            leaf = x.clone().requires_grad_()
+            out = layer.sequence(leaf) if layer is ours else loop(layer, leaf)
+            results.append((out, gradients(out, [leaf, *(p for p in layer.parameters() if p.requires_grad)])))
         compare(*results)
 
 
@@ -260,9 +260,9 @@ def hooked(layer):
 
 
 def subclassed(layer):
-    own = Doubled(N, N)
-    own.load_state_dict(layer.recurrent.state_dict())
-    layer.recurrent = own
+    connection = Doubled(N, N)
+    connection.load_state_dict(layer.recurrent.state_dict())
+    layer.recurrent = connection
 
 
 def own_forward(layer):
@@ -283,8 +283,8 @@ def test_a_replaced_connection_is_called(change):
     change(ours), change(theirs)
     x = torch.randn(6, 4, N) * 2
     assert not ours.runs_fused()
-    for one, other in zip(ours.sequence(x), loop(theirs, x)):
-        assert torch.equal(one, other)
+    for actual, other in zip(ours.sequence(x), loop(theirs, x)):
+        assert torch.equal(actual, other)
     assert torch.equal(snn.MultiStep(ours)(x)[0], loop(theirs, x)[0])
 
 
@@ -293,13 +293,13 @@ def test_autocast_is_snntorchs():
     x = torch.randn(6, 4, N) * 2
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not ours.runs_fused()
-        for one, other in zip(ours.sequence(x), loop(theirs, x)):
-            assert torch.equal(one, other)
+        for actual, other in zip(ours.sequence(x), loop(theirs, x)):
+            assert torch.equal(actual, other)
     assert ours.runs_fused()
 
 
 @pytest.mark.parametrize(
-    ("keywords", "given", "error", "match"),
+    ("keywords", "arguments", "error", "match"),
     [
         ({"linear_features": N}, torch.randn(3, 2, 5), ValueError, r"x must have steps of shape \[..., 13\].*\(2, 5\)"),
         ({"linear_features": N}, torch.randn(3), ValueError, r"x must have steps of shape \[..., 13\].*\(\)"),
@@ -314,10 +314,10 @@ def test_autocast_is_snntorchs():
         ({"conv2d_channels": 3, "kernel_size": 2}, torch.randn(3, 2, 3, 5, 5), ValueError, "must keep it"),
     ],
 )
-def test_errors_name_the_argument(keywords, given, error, match):
-    given = given if isinstance(given, tuple) else (given,)
+def test_errors_name_the_argument(keywords, arguments, error, match):
+    arguments = arguments if isinstance(arguments, tuple) else (arguments,)
     with pytest.raises(error, match=match):
-        snn.RLeaky(beta=0.8, **keywords).sequence(*given)
+        snn.RLeaky(beta=0.8, **keywords).sequence(*arguments)
 
 
 def test_empty_sequences():

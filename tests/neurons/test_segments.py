@@ -48,8 +48,8 @@ def test_a_call_in_segments_is_the_call(steps, checkpoint, init_hidden):
             net.zero_grad()
         x, same = inputs().requires_grad_(), inputs().requires_grad_()
         expected = result(whole, whole(x), x)
-        own = result(parts, snn.run_segments(parts, same, steps, checkpoint=checkpoint), same)
-        for mine, other in zip(own, expected):
+        actual = result(parts, snn.run_segments(parts, same, steps, checkpoint=checkpoint), same)
+        for mine, other in zip(actual, expected):
             torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-13)
     assert parts[1].init_hidden is init_hidden
     assert parts[3][0].output is False
@@ -77,8 +77,8 @@ def test_neurons_of_several_states(make, checkpoint):
     expected = result(net, net(whole), whole)
     expected[3:] = [None if grad is None else grad.clone() for grad in expected[3:]]
     net.zero_grad()
-    own = result(net, snn.run_segments(net, parts, 5, checkpoint=checkpoint), parts)
-    for mine, other in zip(own, expected):
+    actual = result(net, snn.run_segments(net, parts, 5, checkpoint=checkpoint), parts)
+    for mine, other in zip(actual, expected):
         torch.testing.assert_close(mine, other, rtol=1e-11, atol=1e-12)
 
 
@@ -94,17 +94,17 @@ def test_truncated_gradients_are_those_of_detached_states():
     x = inputs(12)
     spk, _ = snn.run_segments(net, x, 2, checkpoint=False, detach_every=4)
     spk.sum().backward()
-    own = net[0].weight.grad.clone()
+    gradient = net[0].weight.grad.clone()
     net.zero_grad()
     state, total = None, 0
     for chunk in x.split(4):
         spk, mem = net[1].sequence(net[0](chunk), state)
         state, total = mem[-1].detach(), total + spk.sum()
     total.backward()
-    torch.testing.assert_close(own, net[0].weight.grad, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient, net[0].weight.grad, rtol=1e-12, atol=0)
     net.zero_grad()
     net(x)[0].sum().backward()
-    assert not torch.allclose(own, net[0].weight.grad)
+    assert not torch.allclose(gradient, net[0].weight.grad)
 
 
 def test_ten_times_the_steps_need_the_memory_of_one_segment():

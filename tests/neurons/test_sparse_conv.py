@@ -35,7 +35,7 @@ OPTIONS = [
 def test_dense_in_parts_of_time(options, monkeypatch):
     """Chunks of one step, of some steps and of all steps give the same spikes and gradients."""
     x = sparse(maps(0.5, T=7).double())
-    upstream, found = None, []
+    upstream, results = None, []
     for part_bytes in (1, 4000, 2**30):
         monkeypatch.setattr(multistep, "PART_BYTES", part_bytes)
         torch.manual_seed(1)
@@ -44,12 +44,12 @@ def test_dense_in_parts_of_time(options, monkeypatch):
         out = layer(spikes)
         upstream = torch.randn_like(out.values) if upstream is None else upstream
         (out.values * upstream).sum().backward()
-        found.append([out.to_dense(), spikes.values.grad, *(p.grad for p in layer.parameters())])
-    assert found[0][0].sum() > 10
-    for some in found[1:]:
-        assert torch.equal(some[0], found[0][0])
-        for own, other in zip(some[1:], found[0][1:]):
-            torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
+        results.append([out.to_dense(), spikes.values.grad, *(p.grad for p in layer.parameters())])
+    assert results[0][0].sum() > 10
+    for some in results[1:]:
+        assert torch.equal(some[0], results[0][0])
+        for actual, other in zip(some[1:], results[0][1:]):
+            torch.testing.assert_close(actual, other, rtol=1e-9, atol=1e-9)
 
 
 def test_what_a_dense_tensor_may_be():
@@ -79,8 +79,8 @@ def test_a_convolution_alone_breaks_even_by_its_channels(channels, groups, dense
     layer = snn.SparseConv2d(2, channels, 3, groups=groups)
     expected = layer(x)
     monkeypatch.setattr(snn.ops, "sparse_conv2d", lambda *arguments, **options: None)
-    found = layer(x)
-    assert torch.equal(found, expected) if dense else found is None
+    result = layer(x)
+    assert torch.equal(result, expected) if dense else result is None
 
 
 @pytest.mark.parametrize("mode", ["max", "average", "sum"])
@@ -114,8 +114,8 @@ def test_network_equals_its_dense_twin(path):
     assert len(net.activity) == 3
     out.values.sum().backward()
     spk.sum().backward()
-    for own, other in zip(net.parameters(), twin.parameters()):
-        assert relative_error(own.grad.flatten(), other.grad.flatten()) < 1e-5
+    for actual, other in zip(net.parameters(), twin.parameters()):
+        assert relative_error(actual.grad.flatten(), other.grad.flatten()) < 1e-5
     assert set(net.dense_state_dict()) == set(twin.state_dict())
     other = network(bias=True)
     other.load_dense_state_dict(twin.state_dict())
@@ -124,16 +124,16 @@ def test_network_equals_its_dense_twin(path):
 
 def routes(net, monkeypatch):
     """Return a list that records which layers ran with their pool as one operator, and how."""
-    found = []
+    chosen = []
     for name in ("pooled_sparsely", "pooled_densely"):
         original = getattr(snn.SparseConvLeaky, name)
 
         def seen(layer, *arguments, original=original, name=name):
-            found.append((list(net.layers).index(layer), name.partition("_")[2]))
+            chosen.append((list(net.layers).index(layer), name.partition("_")[2]))
             return original(layer, *arguments)
 
         monkeypatch.setattr(snn.SparseConvLeaky, name, seen)
-    return found
+    return chosen
 
 
 @pytest.mark.parametrize(
@@ -154,43 +154,43 @@ def test_layers_and_their_pools_as_one_operator(path, rate, expected, grad_thres
     x = sparse(maps(rate=rate, T=7, H=12, W=11))
     weights = torch.randn(3, 10)
 
-    def run(**asked):
+    def run(**options):
         net.zero_grad()
-        out = net(x, **asked)
-        out = out[-1] if asked else out
+        out = net(x, **options)
+        out = out[-1] if options else out
         (out.spike_count() * weights).sum().backward()
         return out.to_dense().detach(), net.activity, [p.grad.clone() for p in net.parameters()]
 
     whole = run(all_layers=True)
-    found = routes(net, monkeypatch)
+    chosen = routes(net, monkeypatch)
     fused = run()
     # The fused operator passes dense maps only if every neuron carries gradient.
     expected = [] if path == "dense" and grad_threshold is not None else list(enumerate(expected))
-    assert found[: len(expected)] == expected
-    assert bool(found) == bool(expected)
+    assert chosen[: len(expected)] == expected
+    assert bool(chosen) == bool(expected)
     assert torch.equal(fused[0], whole[0])
     assert fused[1] == whole[1]
     assert net.overflow == [0, 0, 0]
-    for own, other in zip(fused[2], whole[2]):
-        assert relative_error(own, other) < 1e-5
+    for actual, other in zip(fused[2], whole[2]):
+        assert relative_error(actual, other) < 1e-5
     net.layers[0].register_forward_hook(lambda *_: None)
-    del found[:]
+    del chosen[:]
     run()
-    assert all(layer == 1 for layer, _ in found)
+    assert all(layer == 1 for layer, _ in chosen)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         assert net(x).shape == fused[0].shape
 
 
 def test_a_dense_tensor_as_input_of_one_operator(monkeypatch):
     net = snn.SparseNetwork([(2, 12, 11), "4C3-MP2", "6C3-MP2", 10], beta=0.8, threshold=[0.1, 0.1, 0.1], delay=0)
-    found = routes(net, monkeypatch)
+    chosen = routes(net, monkeypatch)
     for path, route in (("auto", "sparsely"), ("dense", "densely")):
         for layer in net.layers:
             layer.path = path
         x = maps(rate=0.02, T=7, H=12, W=11)
-        del found[:]
+        del chosen[:]
         assert torch.equal(net(x).to_dense(), net(x, all_layers=True)[-1].to_dense())
-        assert found[0] == (0, route)
+        assert chosen[0] == (0, route)
     empty = net(torch.zeros(0, 3, 2, 12, 11))
     assert empty.shape == (0, 3, 10)
 

@@ -134,6 +134,6 @@ def test_a_neuron_with_a_delay_that_is_nan_is_silent():
     assert expected.sum((0, 1)).all()
     with torch.no_grad():
         layer.delay[1, 2] = torch.nan
-    made = layer(x).to_dense()
-    assert torch.equal(made[..., [0, 2, 3, 4]], expected[..., [0, 2, 3, 4]])
-    assert not made[4:, :, 1].any()
+    spikes = layer(x).to_dense()
+    assert torch.equal(spikes[..., [0, 2, 3, 4]], expected[..., [0, 2, 3, 4]])
+    assert not spikes[4:, :, 1].any()

@@ -49,8 +49,10 @@ def test_membranes(path):
     layer = made(path=path, bias=True, input_scale=0.5)
     spikes = random_spikes(6, 3, 40)
     for delay in (0, 1):
-        own = {"beta": layer.beta, "threshold": layer.threshold, "bias": layer.bias}
-        _, _, mem = dense_layer(densified(spikes.values, spikes), layer.weight, **own, input_scale=0.5, delay=delay)
+        parameters = {"beta": layer.beta, "threshold": layer.threshold, "bias": layer.bias}
+        _, _, mem = dense_layer(
+            densified(spikes.values, spikes), layer.weight, **parameters, input_scale=0.5, delay=delay
+        )
         assert torch.equal(layer.membranes(spikes, delay=delay), mem)
         assert torch.equal(layer.membranes(densified(spikes.values, spikes), delay=delay), mem)
     mem = layer.membranes(spikes)
@@ -65,11 +67,11 @@ def test_parameters_and_buffers():
     learnt = {"learn_beta": True, "learn_threshold": True, "bias": True, "recurrent": True}
     names = {name for name, _ in snn.SparseLeaky(3, 4, beta=0.9, **learnt).named_parameters()}
     assert names == {"beta", "bias", "recurrent_weight", "threshold", "weight"}
-    given = torch.rand(4)
-    layer = snn.SparseLeaky(3, 4, beta=given, learn_beta=True)
+    beta = torch.rand(4)
+    layer = snn.SparseLeaky(3, 4, beta=beta, learn_beta=True)
     with torch.no_grad():
         layer.beta += 1
-    assert (given <= 1).all()
+    assert (beta <= 1).all()
     torch.manual_seed(3)
     linear = nn.Linear(3, 4)
     torch.manual_seed(3)
@@ -135,7 +137,7 @@ def test_activity_and_overflow_are_of_the_last_forward():
     assert again.num_spikes == layer.activity == layer.overflow == 0
     # The layer keeps neither the graph nor the spikes alive.
     assert not hasattr(layer._last, "values")
-    assert not any(isinstance(kept, torch.Tensor) and kept.requires_grad for kept in layer._last)
+    assert not any(isinstance(value, torch.Tensor) and value.requires_grad for value in layer._last)
 
 
 def test_repr():

@@ -65,10 +65,10 @@ def test_spikes_of_any_real_dtype(name, path, dtype):
         for module_dtype in (torch.float32, torch.float64):
             layer.to(module_dtype)
             x = torch.randint(0, 2 if dtype == torch.bool else 4, (7, 3, 6)).to(dtype)
-            given = x.float() if dtype.is_floating_point else x.to(module_dtype)
-            own, expected = dense(layer(x)), dense(layer(given))
-            assert own.dtype == module_dtype
-            assert torch.equal(own, expected)
+            converted = x.float() if dtype.is_floating_point else x.to(module_dtype)
+            actual, expected = dense(layer(x)), dense(layer(converted))
+            assert actual.dtype == module_dtype
+            assert torch.equal(actual, expected)
 
 
 EACH = torch.linspace(0.3, 1, 4)
@@ -114,16 +114,16 @@ def test_to_and_from_the_dense_twin(name, options, scale, path):
     assert 0.02 < spk.mean() < 0.98
     upstream = torch.randn_like(spk)
     (spk * upstream).sum().backward()
-    for given in (x, spikes.with_maps(shape) if len(shape) == 3 else spikes):
+    for form in (x, spikes.with_maps(shape) if len(shape) == 3 else spikes):
         layer.zero_grad()
-        out = layer(given)
+        out = layer(form)
         assert torch.equal(out.to_dense().reshape(spk.shape), spk)
         if hasattr(layer, "membranes"):
-            torch.testing.assert_close(layer.membranes(given), mem)
+            torch.testing.assert_close(layer.membranes(form), mem)
         (out.to_dense() * upstream.flatten(2)).sum().backward()
-        own, expected = (sorted(net.named_parameters(), key=last_name) for net in (layer, twin))
-        assert list(map(last_name, own)) == list(map(last_name, expected))
-        for (key, parameter), (_, other_parameter) in zip(own, expected):
+        parameters, expected = (sorted(net.named_parameters(), key=last_name) for net in (layer, twin))
+        assert list(map(last_name, parameters)) == list(map(last_name, expected))
+        for (key, parameter), (_, other_parameter) in zip(parameters, expected):
             factor = scale if key.endswith("weight") else 1
             torch.testing.assert_close(parameter.grad.flatten(), other_parameter.grad.flatten() * factor)
     state = layer.dense_state_dict()

@@ -45,8 +45,8 @@ def oracle(net, x, delay):
     """
     every, parameters = [], []
     for index, layer in enumerate(net.layers):
-        own = {"beta": layer.beta, "threshold": layer.threshold, **dict(layer.named_parameters())}
-        own = {name: value.detach().clone().requires_grad_() for name, value in own.items()}
+        copies = {"beta": layer.beta, "threshold": layer.threshold, **dict(layer.named_parameters())}
+        copies = {name: value.detach().clone().requires_grad_() for name, value in copies.items()}
         x, slots, _ = dense_layer(
             x,
             grad_threshold=layer.grad_threshold,
@@ -55,10 +55,10 @@ def oracle(net, x, delay):
             input_scale=layer.input_scale,
             overflow=layer.overflow_order,
             delay=delay if index else 0,
-            **own,
+            **copies,
         )
         every.append((x, slots))
-        parameters.append(own)
+        parameters.append(copies)
     return every, parameters
 
 
@@ -76,10 +76,10 @@ def assert_equals_oracle(net, x, delay, tolerance=1e-5):
     if net.max_input_spikes is not None:
         assert net.input_overflow == int(taken.dropped[..., 0].sum())
     (every[-1].to_dense() * upstream).sum().backward()
-    for layer, own in zip(net.layers, parameters):
+    for layer, copies in zip(net.layers, parameters):
         for name, parameter in layer.named_parameters():
-            terms = own["weight"].grad if parameter.numel() == 1 else None
-            assert relative_error(parameter.grad, own[name].grad, terms) <= tolerance, name
+            terms = copies["weight"].grad if parameter.numel() == 1 else None
+            assert relative_error(parameter.grad, copies[name].grad, terms) <= tolerance, name
     assert net.layers[-1].weight.grad.any()
     return every
 
@@ -156,14 +156,14 @@ def test_the_input_is_limited():
     net = made(max_spikes=[4, None, None, None], overflow="rotate")
     spikes = random_spikes(7, 3, 40, 0.3, 0.1)
     out = net(spikes)
-    wanted = int((spikes.counts[..., 0] - spikes.counts[..., 0].clamp(max=4)).sum())
-    assert net.input_overflow == wanted > 0
+    dropped = int((spikes.counts[..., 0] - spikes.counts[..., 0].clamp(max=4)).sum())
+    assert net.input_overflow == dropped > 0
     assert net.input_activity == int(spikes.counts[..., 0].clamp(max=4).sum()) / (7 * 3 * 40)
     limited = spikes.limit(4, overflow="rotate")
     net.max_input_spikes = None
     assert torch.equal(net(limited).to_dense(), out.to_dense())
     # Spikes that the input dropped count as well.
-    assert net.input_overflow == wanted
+    assert net.input_overflow == dropped
     assert net(spikes).num_spikes != out.num_spikes
 
 

@@ -16,8 +16,8 @@ STEPS, BATCH, INPUTS, NEURONS = 11, 3, 40, 65
 
 def layer_of(**keywords):
     """Return a layer whose sums are exact in every order, and that spikes sometimes."""
-    given = {"alpha": 0.75, "beta": 0.85, "threshold": 0.7, "bias": True, **keywords}
-    layer = snn.SparseSynaptic(INPUTS, NEURONS, **given)
+    options = {"alpha": 0.75, "beta": 0.85, "threshold": 0.7, "bias": True, **keywords}
+    layer = snn.SparseSynaptic(INPUTS, NEURONS, **options)
     with torch.no_grad():
         layer.weight.copy_(on_grid(NEURONS, INPUTS) / 4 + 1 / 32)
         if layer.bias is not None:
@@ -34,22 +34,22 @@ def oracle(layer, x, delay=0):
 
     Return the spikes that have a slot, the slots, the membranes and the copies.
     """
-    own = {name: torch.nn.Parameter(value.detach().clone()) for name, value in layer.state_dict().items()}
-    values = {name: own[name] for name in ("alpha", "beta", "threshold")}
+    copies = {name: torch.nn.Parameter(value.detach().clone()) for name, value in layer.state_dict().items()}
+    values = {name: copies[name] for name in ("alpha", "beta", "threshold")}
     neuron = snntorch.Synaptic(**values, reset_mechanism=layer.reset_mechanism)
     neuron._buffers.update(values)  # copies with gradients
-    current = nn.functional.linear(x, own["weight"]) * layer.input_scale
+    current = nn.functional.linear(x, copies["weight"]) * layer.input_scale
     current = torch.cat([torch.zeros_like(current[:delay]), current[: STEPS - delay]])
     if layer.bias is not None:
-        current = current + own["bias"]
+        current = current + copies["bias"]
     mem = by_steps(neuron, current, [torch.zeros_like(current[0])] * 2)[-1]
     options = {"max_spikes": layer.max_spikes, "overflow": layer.overflow_order}
-    spk, slots = masked_spikes(mem, own["threshold"], layer.grad_threshold, **options)
-    return spk, trimmed(slots) if layer.max_spikes is None else slots, mem, own
+    spk, slots = masked_spikes(mem, copies["threshold"], layer.grad_threshold, **options)
+    return spk, trimmed(slots) if layer.max_spikes is None else slots, mem, copies
 
 
 def assert_equals_oracle(layer, x, dense=None):
-    spk, slots, mem, own = oracle(layer, x.to_dense() if dense is None else dense)
+    spk, slots, mem, copies = oracle(layer, x.to_dense() if dense is None else dense)
     out = layer(x)
     assert out.spike_count().sum() > 0
     assert_slots(out, slots)
@@ -58,9 +58,9 @@ def assert_equals_oracle(layer, x, dense=None):
     (spk * upstream).sum().backward()
     (out.to_dense() * upstream).sum().backward()
     for name, parameter in layer.named_parameters():
-        terms = own["weight"].grad if parameter.numel() == 1 else None
+        terms = copies["weight"].grad if parameter.numel() == 1 else None
         assert parameter.grad.any(), name
-        assert relative_error(parameter.grad, own[name].grad, terms) <= 1e-5, name
+        assert relative_error(parameter.grad, copies[name].grad, terms) <= 1e-5, name
     return out
 
 
@@ -123,12 +123,12 @@ def test_beside_other_layers():
 def test_scaling_weights_runs_the_layers_own_neurons():
     net = snn.SparseNetwork([INPUTS, NEURONS], beta=0.9)
     net.layers[0] = layer_of(bias=False)
-    (found,) = snn.training.scale_to_activity(net, spikes_in(), 0.1)
+    (activity,) = snn.training.scale_to_activity(net, spikes_in(), 0.1)
     net(spikes_in())
     torch.manual_seed(0)
     net.layers[0](spikes_in())
-    assert found.reached
-    assert found.activity == pytest.approx(0.1, rel=0.25)
+    assert activity.reached
+    assert activity.activity == pytest.approx(0.1, rel=0.25)
 
 
 def test_repr_and_errors():

@@ -39,15 +39,18 @@ def loop(neuron, x, *state):
 
 def compare(shape, state=False, **options):
     """Compare ``sequence`` with snnTorch's loop in float32; in float64 both agree closely."""
-    own, theirs = make(snn, shape, **options), make(snntorch, shape, **options)
-    assert isinstance(own, type(theirs))
-    assert list(own.state_dict()) == list(theirs.state_dict())
+    neuron, theirs = make(snn, shape, **options), make(snntorch, shape, **options)
+    assert isinstance(neuron, type(theirs))
+    assert list(neuron.state_dict()) == list(theirs.state_dict())
     torch.manual_seed(0)
     x = torch.randn(shape) * 2
     hidden = (shape[1], 8) if len(shape) == 3 else (shape[1], 4, *shape[3:])
     states = [torch.randn(hidden) * 0.1, torch.randn(hidden) * 0.1] if state else []
     results = []
-    for module, run in ((own, lambda *arguments: own.sequence(*arguments)), (theirs, lambda *a: loop(theirs, *a))):
+    for module, run in (
+        (neuron, lambda *arguments: neuron.sequence(*arguments)),
+        (theirs, lambda *a: loop(theirs, *a)),
+    ):
         leaves = [tensor.clone().requires_grad_() for tensor in (x, *states)]
         outs = run(*leaves)
         torch.manual_seed(2)
@@ -87,12 +90,12 @@ def test_options(kind):
 def test_quantized_states(kind):
     """Rounding may choose another level: most states are equal, and all are levels."""
     quantizer = quant.state_quant(4, threshold=0.5)
-    own = make(snn, SHAPES[kind], state_quant=quantizer, reset_mechanism="subtract")
-    assert own.runs_fused()
+    quantized = make(snn, SHAPES[kind], state_quant=quantizer, reset_mechanism="subtract")
+    assert quantized.runs_fused()
     x = torch.randn(SHAPES[kind])
-    outs, expected = own.sequence(x), loop(own, x)
-    for ours, wanted in zip(outs, expected):
-        assert (ours != wanted).float().mean() < 0.01
+    outs, expected = quantized.sequence(x), loop(quantized, x)
+    for ours, desired in zip(outs, expected):
+        assert (ours != desired).float().mean() < 0.01
     assert torch.isin(outs[1], quantizer.levels).all()
 
 
@@ -100,14 +103,14 @@ def test_long_inputs_go_in_parts(monkeypatch):
     neuron, x = make(snn, (7, 3, 8)), torch.randn(7, 3, 8)
     expected = neuron.sequence(x)
     lengths = []
-    own = op._fwd
+    forward = op._fwd
     monkeypatch.setattr(op, "_CHUNK", 2 * 4 * 3 * 8)
-    monkeypatch.setattr(op, "_fwd", lambda x, *others: lengths.append(len(x)) or own(x, *others))
+    monkeypatch.setattr(op, "_fwd", lambda x, *others: lengths.append(len(x)) or forward(x, *others))
     neuron.sequence(x)
     with torch.no_grad():
-        made = neuron.sequence(x)
+        outputs = neuron.sequence(x)
     assert lengths == [7, 2, 2, 2, 1]
-    for ours, whole in zip(made, expected):
+    for ours, whole in zip(outputs, expected):
         torch.testing.assert_close(ours, whole, rtol=1e-6, atol=1e-6)
 
 
@@ -123,7 +126,7 @@ def arguments(kind, reset=0, dtype=torch.float64, states=True, steps=None, thres
     cell, how = neuron._cell().plain()
     shape = neuron._cell().shape(SHAPES[kind][1:])
     syn, mem = (scattered(torch.randn(shape, dtype=dtype) * 0.1) if states else None for _ in range(2))
-    cell = [None if one is None else one.detach() for one in cell]
+    cell = [None if tensor is None else tensor.detach() for tensor in cell]
     return [x, syn, mem, cell, list(how[0]) if how else [], torch.as_tensor(threshold, dtype=dtype), reset, steps]
 
 
@@ -139,20 +142,22 @@ CASES = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("kind", "reset", "states", "steps"), CASES)
 def test_the_kernels_are_the_reference(kind, reset, states, steps, dtype):
-    given = arguments(kind, reset, dtype, states, steps)
+    inputs = arguments(kind, reset, dtype, states, steps)
     tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-13}
-    made, expected = torch.ops.snnipu.spiking_lstm_fwd(*given), op.spiking_lstm_fwd_reference(*given)
-    torch.testing.assert_close(made, expected, **tolerance)
-    assert not states or (given[2] > given[5]).any()
+    actual, expected = torch.ops.snnipu.spiking_lstm_fwd(*inputs), op.spiking_lstm_fwd_reference(*inputs)
+    torch.testing.assert_close(actual, expected, **tolerance)
+    assert not states or (inputs[2] > inputs[5]).any()
     grads = [scattered(torch.randn(expected[1].shape, dtype=dtype)) for _ in range(2)]
     for upstream in (grads, [grads[0], None], [None, grads[1]]):
-        for needs in ([True] * (4 + len(given[3])), [False] * 4 + [True] * len(given[3]), [True, False] * 4):
-            back = [*upstream, *expected, *given, needs[: 4 + len(given[3])]]
-            found = torch.ops.snnipu.spiking_lstm_bwd(*back)
-            torch.testing.assert_close(found, op.spiking_lstm_bwd_reference(*back), **tolerance)
-            tensors = [*given[:3], given[5], *given[3]]
-            for grad, need, tensor in zip([*found[:4], *found[4]], back[-1], tensors):
-                shape = tensor.shape if need and tensor is not None and (tensor is not given[5] or reset == 0) else (0,)
+        for needs in ([True] * (4 + len(inputs[3])), [False] * 4 + [True] * len(inputs[3]), [True, False] * 4):
+            back = [*upstream, *expected, *inputs, needs[: 4 + len(inputs[3])]]
+            gradients = torch.ops.snnipu.spiking_lstm_bwd(*back)
+            torch.testing.assert_close(gradients, op.spiking_lstm_bwd_reference(*back), **tolerance)
+            tensors = [*inputs[:3], inputs[5], *inputs[3]]
+            for grad, need, tensor in zip([*gradients[:4], *gradients[4]], back[-1], tensors):
+                shape = (
+                    tensor.shape if need and tensor is not None and (tensor is not inputs[5] or reset == 0) else (0,)
+                )
                 assert grad.shape == shape
 
 
@@ -160,10 +165,10 @@ def test_the_kernels_are_the_reference(kind, reset, states, steps, dtype):
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_the_operators_are_whole(kind):
-    given = arguments(kind)
-    torch.library.opcheck(torch.ops.snnipu.spiking_lstm_fwd, tuple(given))
-    made = torch.ops.snnipu.spiking_lstm_fwd(*given)
-    back = (torch.randn_like(made[1]), None, *made, *given, [True] * (4 + len(given[3])))
+    inputs = arguments(kind)
+    torch.library.opcheck(torch.ops.snnipu.spiking_lstm_fwd, tuple(inputs))
+    outputs = torch.ops.snnipu.spiking_lstm_fwd(*inputs)
+    back = (torch.randn_like(outputs[1]), None, *outputs, *inputs, [True] * (4 + len(inputs[3])))
     torch.library.opcheck(torch.ops.snnipu.spiking_lstm_bwd, back)
 
 
@@ -172,16 +177,16 @@ def test_the_operators_are_whole(kind):
 def test_gradients(kind, reset_mechanism):
     neuron = make(snn, SHAPES[kind], reset_mechanism=reset_mechanism).double()
     shape = (2, *SHAPES[kind][1:3], *([3, 3] if kind == "convolution" else []))
-    given = [torch.randn(shape)]
+    inputs = [torch.randn(shape)]
     if kind != "forgetful":
-        given += [torch.randn(neuron._cell().shape(shape[1:])) for _ in range(2)]
-    given = [one.double().requires_grad_() for one in given]
+        inputs += [torch.randn(neuron._cell().shape(shape[1:])) for _ in range(2)]
+    inputs = [tensor.double().requires_grad_() for tensor in inputs]
     parameters = tuple(neuron.parameters())
 
     def states(*tensors):
-        return neuron.sequence(*tensors[: len(given)])[1:]
+        return neuron.sequence(*tensors[: len(inputs)])[1:]
 
-    assert torch.autograd.gradcheck(states, (*given, *parameters), fast_mode=True)
+    assert torch.autograd.gradcheck(states, (*inputs, *parameters), fast_mode=True)
 
 
 def test_a_gradient_is_each_parameters_own():
@@ -195,14 +200,14 @@ def test_a_gradient_is_each_parameters_own():
 
 @pytest.mark.skipif(host.library is None, reason=host.unavailable_reason or "")
 def test_threads_change_no_bit():
-    given = arguments("linear", dtype=torch.float32, states=False)
-    given[0] = torch.randn(2, 1200, 8)  # more rows than a thread takes together
+    inputs = arguments("linear", dtype=torch.float32, states=False)
+    inputs[0] = torch.randn(2, 1200, 8)  # more rows than a thread takes together
 
     def run():
-        made = torch.ops.snnipu.spiking_lstm_fwd(*given)
-        back = (made[1], made[2], *made, *given, [True] * (4 + len(given[3])))
+        outputs = torch.ops.snnipu.spiking_lstm_fwd(*inputs)
+        back = (outputs[1], outputs[2], *outputs, *inputs, [True] * (4 + len(inputs[3])))
         grads = torch.ops.snnipu.spiking_lstm_bwd(*back)
-        return [*made, *grads[:4], *grads[4][2:]]  # PyTorch computes the weights' products
+        return [*outputs, *grads[:4], *grads[4][2:]]  # PyTorch computes the weights' products
 
     assert_all_equal(with_threads(run, (1, 3)))
 
@@ -211,10 +216,10 @@ def test_threads_change_no_bit():
 def test_16_bit(dtype):
     neuron, x = make(snn, SHAPES["linear"]), torch.randn(SHAPES["linear"])
     expected = neuron.sequence(x)
-    made = neuron.to(dtype).sequence(x.to(dtype))
-    made[2].sum().backward()
-    assert made[2].dtype == neuron.lstm_cell.weight_hh.grad.dtype == dtype
-    torch.testing.assert_close(made[2].float(), expected[2], rtol=0.02, atol=0.02)
+    outputs = neuron.to(dtype).sequence(x.to(dtype))
+    outputs[2].sum().backward()
+    assert outputs[2].dtype == neuron.lstm_cell.weight_hh.grad.dtype == dtype
+    torch.testing.assert_close(outputs[2].float(), expected[2], rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -226,10 +231,10 @@ def test_gradients_of_what_is_the_same_at_all_steps(kind):
     whole = neuron.sequence(x, num_steps=4)[2].sum(0) * weight
     steps = sum(neuron.sequence(x.expand(4, *x.shape))[2].clone().unbind()) * weight
     torch.testing.assert_close(whole, steps)
-    given = [x, *neuron.parameters()]
-    own, expected = (torch.autograd.grad(out.sum(), given, allow_unused=True) for out in (whole, steps))
-    for made, wanted in zip(own, expected):
-        torch.testing.assert_close(made, wanted)
+    leaves = [x, *neuron.parameters()]
+    gradients, expected = (torch.autograd.grad(out.sum(), leaves, allow_unused=True) for out in (whole, steps))
+    for actual, desired in zip(gradients, expected):
+        torch.testing.assert_close(actual, desired)
 
 
 @pytest.mark.parametrize("reset_mechanism", ["subtract", "zero", "none"])
@@ -242,19 +247,19 @@ def test_a_threshold_without_a_part_in_the_loss_has_no_gradient(reset_mechanism)
 def test_autocast_multiplies_as_the_loop():
     neuron, x = make(snn, SHAPES["linear"]), torch.randn(SHAPES["linear"])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        made = neuron.sequence(x)[2]
-    assert made.dtype == torch.bfloat16
-    torch.testing.assert_close(made.float(), neuron.sequence(x)[2], rtol=0.02, atol=0.02)
+        membranes = neuron.sequence(x)[2]
+    assert membranes.dtype == torch.bfloat16
+    torch.testing.assert_close(membranes.float(), neuron.sequence(x)[2], rtol=0.02, atol=0.02)
 
 
 def test_a_cell_state_of_another_dtype():
-    own, theirs = (make(module, SHAPES["linear"]) for module in (snn, snntorch))
+    ours_lstm, theirs = (make(module, SHAPES["linear"]) for module in (snn, snntorch))
     x, (syn, mem) = torch.randn(1, 3, 8), torch.randn(2, 3, 8)
-    made = own.sequence(x, syn.double(), mem)
+    actual = ours_lstm.sequence(x, syn.double(), mem)
     expected = theirs(x[0], syn.double(), mem)
-    for ours, wanted in zip(made[1:], expected[1:]):
-        assert ours.dtype == wanted.dtype == torch.float64
-        torch.testing.assert_close(ours[0], wanted, rtol=1e-5, atol=1e-6)
+    for ours, desired in zip(actual[1:], expected[1:]):
+        assert ours.dtype == desired.dtype == torch.float64
+        torch.testing.assert_close(ours[0], desired, rtol=1e-5, atol=1e-6)
 
 
 def test_one_step_of_quantized_states_gives_all_weights_a_gradient():
@@ -274,21 +279,21 @@ def test_one_graph(kind):
         out = call(x)
         gradients = torch.autograd.grad(out[2].square().sum(), [x, *neuron.parameters()])
         results.append([*out, *gradients])
-    for made, expected in zip(*results):
-        torch.testing.assert_close(made, expected)
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_hidden_states_go_on(kind):
-    own, theirs = (make(m, SHAPES[kind], init_hidden=True) for m in (snn, snntorch))
+    ours, theirs = (make(m, SHAPES[kind], init_hidden=True) for m in (snn, snntorch))
     x = torch.randn(SHAPES[kind])
     for part in x.split(2):
-        spk, _, mem = own.sequence(part)
+        spk, _, mem = ours.sequence(part)
         assert torch.equal(spk, loop(theirs, part)[0])
-        assert relative_error(own.mem, theirs.mem) <= 1e-5
-        assert torch.equal(own.mem, mem[-1])
+        assert relative_error(ours.mem, theirs.mem) <= 1e-5
+        assert torch.equal(ours.mem, mem[-1])
     with pytest.raises(TypeError, match="init_hidden=True"):
-        own.sequence(x, own.syn)
+        ours.sequence(x, ours.syn)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -296,11 +301,11 @@ def test_hidden_states_go_on(kind):
 def test_multistep_and_a_constant_input(kind, options):
     neuron = make(snn, SHAPES[kind], **options)
     x = torch.randn(SHAPES[kind])
-    wanted = loop(make(snntorch, SHAPES[kind], **options), x)
+    desired = loop(make(snntorch, SHAPES[kind], **options), x)
     out = snn.MultiStep(neuron)(x)
     out = out if isinstance(out, tuple) else (out,)
-    assert len(out) == len(wanted)
-    for ours, expected in zip(out, wanted):
+    assert len(out) == len(desired)
+    for ours, expected in zip(out, desired):
         assert torch.allclose(ours, expected, atol=1e-5)
     constant = make(snn, SHAPES[kind], **options).sequence(x[0], num_steps=4)
     repeated = make(snn, SHAPES[kind], **options).sequence(x[:1].expand(4, *x.shape[1:]))
@@ -316,18 +321,18 @@ def test_what_is_replaced_or_hooked_runs_by_steps(kind):
     part = neuron.lstm_cell if kind == "linear" else neuron.conv
     calls = []
     handle = part.register_forward_hook(lambda *arguments: calls.append(1))
-    for ours, wanted in zip(neuron.sequence(x), expected):
-        assert torch.allclose(ours, wanted, atol=1e-5)
+    for ours, desired in zip(neuron.sequence(x), expected):
+        assert torch.allclose(ours, desired, atol=1e-5)
     assert len(calls) == len(x)
     handle.remove()
     neuron.fire = lambda mem: mem * 0 + 3
     with pytest.warns(UserWarning, match="replaces fire"):
         assert (neuron.sequence(x)[0] == 3).all()
     smooth = make(snn, SHAPES[kind], spike_grad=torch.sigmoid, reset_mechanism="subtract")
-    for ours, wanted in zip(
+    for ours, desired in zip(
         smooth.sequence(x), loop(make(snntorch, SHAPES[kind], spike_grad=torch.sigmoid, reset_mechanism="subtract"), x)
     ):
-        assert torch.allclose(ours, wanted, atol=1e-5)
+        assert torch.allclose(ours, desired, atol=1e-5)
 
 
 def test_pickles_and_copies():
@@ -373,10 +378,10 @@ def test_bad_input(call, error, message):
 def test_the_reset_signal_is_snntorchs(dtype):
     ours, theirs = snn.SLSTM(4, 4), snntorch.SLSTM(4, 4)
     mem = torch.tensor([0.5, 1.0, 1.5, float("nan")], dtype=dtype, requires_grad=True)
-    made, expected = ours.mem_reset(mem), theirs.mem_reset(mem)
-    assert torch.equal(made, expected)
-    assert made.dtype == expected.dtype
-    assert not made.requires_grad
+    signal, expected = ours.mem_reset(mem), theirs.mem_reset(mem)
+    assert torch.equal(signal, expected)
+    assert signal.dtype == expected.dtype
+    assert not signal.requires_grad
 
 
 def test_a_reset_signal_of_ones_own_stays(monkeypatch):

@@ -45,14 +45,14 @@ def test_equals_snntorchs(name, options, dtype, tolerance, monkeypatch):
         both.append(module)
     assert isinstance(both[0], getattr(snntorch, name))
     assert list(both[0].state_dict()) == list(both[1].state_dict())
-    for own, expected in zip(results(both[0], x, weight), results(both[1], x, weight)):
-        assert (own is None) == (expected is None)
-        if own is not None:
-            assert relative_error(own, expected) <= tolerance
+    for actual, expected in zip(results(both[0], x, weight), results(both[1], x, weight)):
+        assert (actual is None) == (expected is None)
+        if actual is not None:
+            assert relative_error(actual, expected) <= tolerance
     assert len(fused) == (0 if options.get("kernel_truncation_steps") == 4 else 1)
 
 
 def test_growing_states_are_snntorchs():
-    own, theirs = (library.StateLeaky(beta=1.5, channels=2) for library in (snn, snntorch))
+    ours, theirs = (library.StateLeaky(beta=1.5, channels=2) for library in (snn, snntorch))
     x = torch.randn(5, 2, 2)
-    assert torch.equal(own(x)[1], theirs(x)[1])
+    assert torch.equal(ours(x)[1], theirs(x)[1])

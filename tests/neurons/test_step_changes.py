@@ -107,19 +107,19 @@ def run(kind, change, init_hidden=False, anew=False, source=snn, start=lambda li
     return [value.detach() for value in out], x.grad, grads, error
 
 
-def check(one, other, exact=True):
+def check(actual, other, exact=True):
     exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
-    torch.testing.assert_close(one[0], other[0], **exactly)
-    torch.testing.assert_close(one[1:3], other[1:3], **exactly if exact else {"rtol": 1e-5, "atol": 1e-5})
-    assert one[3] == other[3]
+    torch.testing.assert_close(actual[0], other[0], **exactly)
+    torch.testing.assert_close(actual[1:3], other[1:3], **exactly if exact else {"rtol": 1e-5, "atol": 1e-5})
+    assert actual[3] == other[3]
 
 
 @pytest.mark.parametrize("init_hidden", [False, True], ids=["given", "hidden"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_give_snntorchs_numbers(kind, init_hidden):
-    made = run(kind, lambda lif: None, init_hidden)
-    check(made, run(kind, lambda lif: None, init_hidden, anew=True))
-    check(made, run(kind, lambda lif: None, init_hidden, source=snntorch), exact=False)
+    actual = run(kind, lambda lif: None, init_hidden)
+    check(actual, run(kind, lambda lif: None, init_hidden, anew=True))
+    check(actual, run(kind, lambda lif: None, init_hidden, source=snntorch), exact=False)
 
 
 @pytest.mark.filterwarnings("ignore:.*replaces")
@@ -170,10 +170,10 @@ def test_steps_that_are_snntorchs_see_a_change(kind, unfused, init_hidden, chang
     def one(**how):
         return run(kind, changes[change], init_hidden, start=start, **how)
 
-    made = one()
-    check(made, one(anew=True))
+    actual = one()
+    check(actual, one(anew=True))
     if change in ("nothing", "back"):
-        check(made, one(source=snntorch), exact=change == "nothing")
+        check(actual, one(source=snntorch), exact=change == "nothing")
 
 
 @pytest.mark.parametrize("kind", [snntorch.SpikingNeuron, snntorch.Leaky])
@@ -225,25 +225,25 @@ def direct(lif, x, mem):
 def test_steps_that_are_columns_of_a_sequence():
     """``x[:, t]`` is not contiguous."""
     lif = snn.Leaky(beta=0.9, threshold=0.3)
-    given = torch.randn(4, 3, 5)
-    found = []
+    sequence = torch.randn(4, 3, 5)
+    results = []
     for columns in (True, False):
-        x = given.clone().requires_grad_()
+        x = sequence.clone().requires_grad_()
         mem, rows = lif.reset_mem(), []
         for t in range(x.shape[1]):
             spk, mem = lif(x[:, t] if columns else x[:, t].contiguous(), mem)
             rows += [spk, mem]
         torch.stack(rows).sum().backward()
-        found.append((torch.stack(rows), x.grad))
-    assert all(map(torch.equal, *found))
-    assert direct(lif, given[:, 1], mem) is not None
+        results.append((torch.stack(rows), x.grad))
+    assert all(map(torch.equal, *results))
+    assert direct(lif, sequence[:, 1], mem) is not None
 
 
 def test_no_direct_call_takes_what_its_kernel_does_not():
     lif = snn.Leaky(beta=0.9)
     x, mem = step_of(lif)
-    found = direct(lif, x, mem)
-    assert torch.equal(found[1], lif(x, mem)[1])
+    result = direct(lif, x, mem)
+    assert torch.equal(result[1], lif(x, mem)[1])
     # Other inputs and states.
     for other, state in [
         (x.double(), mem.double()),
@@ -339,24 +339,24 @@ def test_writes_into_what_a_step_was_given_or_gave_do_not_reach_its_gradient(kin
     dtype = torch.float64 if which == "float64" else torch.float32
     lif = neuron_of(kind, 6).to(dtype)
     first = lif(torch.rand(SHAPE, dtype=dtype))
-    given = [
+    inputs = [
         torch.rand(SHAPE, dtype=dtype).requires_grad_(),
         *(state.detach().clone().requires_grad_() for state in first),
     ]
-    given = given if kind.startswith("R") else [given[0], *given[2:]]  # recurrent neurons take spikes
-    made = lif(*given)
-    upstream = [torch.rand_like(value) for value in made]
-    leaves = [*given, *(p for p in lif.parameters() if p.requires_grad)]
+    inputs = inputs if kind.startswith("R") else [inputs[0], *inputs[2:]]  # recurrent neurons take spikes
+    outputs = lif(*inputs)
+    upstream = [torch.rand_like(value) for value in outputs]
+    leaves = [*inputs, *(p for p in lif.parameters() if p.requires_grad)]
 
     def grads():
-        found = torch.autograd.grad(made, leaves, upstream, retain_graph=True, allow_unused=True)
-        return [None if grad is None else grad.clone() for grad in found]
+        computed = torch.autograd.grad(outputs, leaves, upstream, retain_graph=True, allow_unused=True)
+        return [None if grad is None else grad.clone() for grad in computed]
 
     expected = grads()
     assert any(grad is not None and grad.any() for grad in expected)
-    for value in (*given, *made):
+    for value in (*inputs, *outputs):
         if not (
-            hasattr(lif, "recurrent") and not hasattr(lif, "V") and value is given[1]
+            hasattr(lif, "recurrent") and not hasattr(lif, "V") and value is inputs[1]
         ):  # PyTorch's product saves the spikes
             value.data.fill_(7.0)
     torch.testing.assert_close(grads(), expected, rtol=0, atol=0)
@@ -378,10 +378,10 @@ def test_a_state_given_by_its_name_is_taken(kind):
         lif = neuron_of(kind, 6, source)
         _, *states = lif(torch.rand(SHAPE))
         x, other = torch.rand(2, *SHAPE)
-        made = [lif(x, *states), lif(x, *states), lif(x, *states[:-1], mem=other), lif(x, *states[:-1], other)]
-        results.append([value for outputs in made for value in outputs])
-    for made, expected in zip(*results):
-        torch.testing.assert_close(made, expected, rtol=0, atol=0)
+        calls = [lif(x, *states), lif(x, *states), lif(x, *states[:-1], mem=other), lif(x, *states[:-1], other)]
+        results.append([value for outputs in calls for value in outputs])
+    for calls, expected in zip(*results):
+        torch.testing.assert_close(calls, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ pytestmark = needs_host_runtime
 NEURONS = [name for name in kinds(40) if name != "DeltaLeaky"]
 
 
-def parts(made):
-    return made if isinstance(made, tuple) else (made,)
+def parts(outputs):
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def fresh(neuron):
@@ -34,18 +34,18 @@ def test_steps_as_they_come_are_the_sequence(name, output, dtype):
     steps, whole = (x.clone().requires_grad_() for _ in range(2))
     expected = parts(fresh(neuron)(whole))
     net = fresh(neuron)
-    made = [parts(net(steps[t : t + 1])) for t in range(12)]
-    for found, wanted in zip([torch.cat(same) for same in zip(*made)], expected):
-        assert found.dtype == wanted.dtype == dtype
+    rows = [parts(net(steps[t : t + 1])) for t in range(12)]
+    for actual, desired in zip([torch.cat(same) for same in zip(*rows)], expected):
+        assert actual.dtype == desired.dtype == dtype
         if name.startswith("R"):  # products of one step and of several steps round differently
-            torch.testing.assert_close(found, wanted)
+            torch.testing.assert_close(actual, desired)
         else:
-            assert torch.equal(found, wanted)
-    assert len(made[0]) == len(expected)
+            assert torch.equal(actual, desired)
+    assert len(rows[0]) == len(expected)
     assert expected[0].any()
     weights = [torch.randn_like(part) for part in expected]
     sum((part * weight).sum() for part, weight in zip(expected, weights)).backward()
-    sum((torch.cat(p) * weight).sum() for p, weight in zip(zip(*made), weights)).backward()
+    sum((torch.cat(p) * weight).sum() for p, weight in zip(zip(*rows), weights)).backward()
     torch.testing.assert_close(steps.grad, whole.grad, rtol=1e-4, atol=1e-5)
 
 
@@ -71,10 +71,10 @@ def test_a_result_that_is_written_to_is_no_state(name, output):
     net = fresh(neuron)
     if hasattr(neuron, "spk"):
         neuron.spk = torch.zeros_like(neuron.spk)
-    for step, wanted in zip(x, expected):
-        for found, part in zip(parts(net(step)), wanted):
-            assert torch.equal(found, part)
-            found.fill_(7)
+    for step, row in zip(x, expected):
+        for actual, part in zip(parts(net(step)), row):
+            assert torch.equal(actual, part)
+            actual.fill_(7)
 
 
 def test_another_batch_begins_anew():

@@ -36,9 +36,9 @@ def test_steps_and_sequences_are_the_definition(kernel, shape, max_delay):
     for run in (lambda: torch.stack([layer(step) for step in own_x]), lambda: layer.sequence(own_x)):
         layer.zero_grad()
         own_x.grad = None
-        made = run()
-        made.backward(upstream)
-        torch.testing.assert_close(made, expected, **TIGHT)
+        result = run()
+        result.backward(upstream)
+        torch.testing.assert_close(result, expected, **TIGHT)
         torch.testing.assert_close(own_x.grad, x.grad, **TIGHT)
         torch.testing.assert_close(layer.delay.grad, leaf.grad, **TIGHT)
         layer.reset_delay()
@@ -89,7 +89,7 @@ def test_each_call_of_a_network_starts_anew_inside_modules_and_with_hooks():
 
     x = torch.rand(5, 2, 3)
     wrapped, hooked = Wrapped(), snn.SynapticDelay(3, 2)
-    hooked.register_forward_hook(lambda module, given, made: None)
+    hooked.register_forward_hook(lambda module, inputs, output: None)
     for module, factor in ((wrapped, 2), (hooked, 1)):
         net = snn.MultiStep(module)
         for _ in range(2):
@@ -131,8 +131,8 @@ def test_a_compiled_loop_is_the_loop():
             module.made = run(x)
             module.made.square().sum().backward()
         torch.testing.assert_close(other.made, net.made)
-        for own, expected in zip(other.parameters(), net.parameters()):
-            torch.testing.assert_close(own.grad, expected.grad)
+        for actual, expected in zip(other.parameters(), net.parameters()):
+            torch.testing.assert_close(actual.grad, expected.grad)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_delays_that_are_not_finite(kernel, max_delay):
         layer.delay.copy_(torch.tensor([math.nan, math.inf, -math.inf, 0]))
         ends.delay.copy_(torch.tensor([0.0, max_delay, 0, 0]))
     x = torch.rand(6, 2, 4)
-    for made, expected in (
+    for actual, expected in (
         (layer.sequence(x), ends.sequence(x)),
         (torch.stack([layer(step) for step in x]), torch.stack([ends(step) for step in x])),
     ):
-        assert made[:, :, 0].isnan().all()
-        assert torch.equal(made[:, :, 1:], expected[:, :, 1:])
+        assert actual[:, :, 0].isnan().all()
+        assert torch.equal(actual[:, :, 1:], expected[:, :, 1:])

@@ -23,7 +23,7 @@ READ = ("membranes", "spikes", "both")
 def test_so_it_is_of_one_step_of_a_recurrent_neuron(all_to_all, reset):
     """The spikes are a state that only the next step reads."""
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)) * 2
-    found = []
+    is_none = []
     for kit in (snntorch, snn):
         neuron = kit.RLeaky(
             0.9,
@@ -35,12 +35,14 @@ def test_so_it_is_of_one_step_of_a_recurrent_neuron(all_to_all, reset):
         )
         _, mem = neuron(x, *neuron.reset_mem())
         mem.sum().backward(retain_graph=True)
-        found.append(neuron.threshold.grad is None)
-    assert found == [reset == "none"] * 2
+        is_none.append(neuron.threshold.grad is None)
+    assert is_none == [reset == "none"] * 2
 
 
 def loss(spk, mem, read):
-    return sum(one.square().sum() for one, wanted in ((spk, read != "membranes"), (mem, read != "spikes")) if wanted)
+    return sum(
+        part.square().sum() for part, is_read in ((spk, read != "membranes"), (mem, read != "spikes")) if is_read
+    )
 
 
 def by_steps(neuron, x, read):
@@ -64,11 +66,11 @@ def by_sequence(neuron, x, read):
 @pytest.mark.parametrize("kind", NEURONS)
 def test_gradients_are_none_where_they_are_snntorchs(kind, reset, read, run):
     x = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0)) * 2
-    stock, own = NEURONS[kind](snntorch, reset), NEURONS[kind](snn, reset)
+    stock, ours = NEURONS[kind](snntorch, reset), NEURONS[kind](snn, reset)
     by_steps(stock, x, read).backward()
-    run(own, x, read).backward()
+    run(ours, x, read).backward()
     expected = {name: parameter.grad for name, parameter in stock.named_parameters()}
-    found = {name: parameter.grad for name, parameter in own.named_parameters()}
-    assert {name for name, grad in found.items() if grad is None} == {n for n, g in expected.items() if g is None}
+    gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    assert {name for name, grad in gradients.items() if grad is None} == {n for n, g in expected.items() if g is None}
     for name, grad in expected.items():
-        assert grad is None or torch.allclose(found[name], grad, rtol=1e-5, atol=1e-5)
+        assert grad is None or torch.allclose(gradients[name], grad, rtol=1e-5, atol=1e-5)

@@ -90,8 +90,8 @@ def random(*shape, dtype=torch.float32):
     return (torch.randn(*shape) * 4).to(dtype)
 
 
-def same(own, expected, terms=None):
-    assert relative_error(own.double(), expected.double(), terms) <= 1e-5
+def same(actual, expected, terms=None):
+    assert relative_error(actual.double(), expected.double(), terms) <= 1e-5
 
 
 @pytest.mark.parametrize("single", [False, True], ids=["sequence", "steps"])
@@ -111,22 +111,22 @@ def test_numbers_and_gradients_are_snntorchs(name, keywords, chosen, dtype, sing
         loss = sum((part * torch.randn(part.shape, generator=generator)).sum() for part in out)
         parameters = [p for p in layer.parameters() if p.requires_grad]
         results.append((out, torch.autograd.grad(loss, [*inputs, *parameters], allow_unused=True)))
-    (own, own_grads), (expected, expected_grads) = results
+    (outputs, own_grads), (expected, expected_grads) = results
     assert 0.01 < (expected[0] != 0).double().mean() < 0.99
-    for one, other in zip(own, expected):
-        assert one.dtype == (other.dtype if single else dtype)
-        assert torch.equal(one, other.to(one.dtype))
+    for actual, other in zip(outputs, expected):
+        assert actual.dtype == (other.dtype if single else dtype)
+        assert torch.equal(actual, other.to(actual.dtype))
     if single and name != "DeltaLeaky":
         assert torch.equal(ours.reset, theirs.reset)
     scale = expected_grads[0].double()
-    for place, (one, other) in enumerate(zip(own_grads, expected_grads)):
+    for place, (actual, other) in enumerate(zip(own_grads, expected_grads)):
         if other is None:
-            assert one is None or not one.any()
-        elif one is None:
+            assert actual is None or not actual.any()
+        elif actual is None:
             assert not other.any()
         else:
             # Sums of parameters' gradients cancel. In float64 snnTorch's pass through float32 spikes.
-            same(one, other, scale * 9 if place > len(initial) else None)
+            same(actual, other, scale * 9 if place > len(initial) else None)
 
 
 def test_a_step_runs_the_kernel(monkeypatch):
@@ -149,8 +149,8 @@ def test_small_steps_on_a_gpu_are_snntorchs(name, monkeypatch):
     x, states = random(5, 2, N), [torch.zeros(2, N) for _ in STATES[name]]
     monkeypatch.setattr(fused.FusedNeuron, "_is_snntorchs_on_gpu", lambda self, x: True)
     monkeypatch.setattr(type(ours), "_kernels", None)
-    for own, expected in zip(by_steps(ours, x, states), by_steps(theirs, x, states)):
-        assert torch.equal(own, expected)
+    for actual, expected in zip(by_steps(ours, x, states), by_steps(theirs, x, states)):
+        assert torch.equal(actual, expected)
 
 
 def test_which_steps_are_snntorchs_on_a_gpu():
@@ -187,14 +187,14 @@ def test_a_fixed_strength_is_fused_where_the_layer_was_cast_or_moved():
     for name in ("RLeaky", "RSynaptic"):
         ours, theirs = twins(name, **{**NEURONS[name][0], "learn_recurrent": False})
         expected = by_steps(copy.deepcopy(theirs), x, [torch.zeros(2, N) for _ in STATES[name]])
-        own = ours.double().float()
-        own.V.fill_(7)
-        assert own.recurrent.V is not own.V
-        assert own.runs_fused()
-        assert all(map(torch.equal, own.sequence(x), expected))
-        own.recurrent.V = float(theirs.recurrent.V)
-        assert not own.runs_fused()
-        assert all(map(torch.equal, own.sequence(x), expected))
+        layer = ours.double().float()
+        layer.V.fill_(7)
+        assert layer.recurrent.V is not layer.V
+        assert layer.runs_fused()
+        assert all(map(torch.equal, layer.sequence(x), expected))
+        layer.recurrent.V = float(theirs.recurrent.V)
+        assert not layer.runs_fused()
+        assert all(map(torch.equal, layer.sequence(x), expected))
 
 
 @pytest.mark.parametrize("name", NEURONS)
@@ -208,8 +208,8 @@ def test_classes_stand_in_for_snntorchs(name):
     again = pickle.loads(pickle.dumps(ours))
     x = torch.randn(5, 2, N)
     for copied in (again, copy.deepcopy(ours)):
-        for one, other in zip(copied.sequence(x), ours.sequence(x)):
-            assert torch.equal(one, other)
+        for actual, other in zip(copied.sequence(x), ours.sequence(x)):
+            assert torch.equal(actual, other)
     buffer = io.BytesIO()
     torch.save(ours.state_dict(), buffer)
 
@@ -373,12 +373,12 @@ def test_a_sequence_compiled_whole(name, keywords):
     x = random(5, 2, N).requires_grad_()
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: layer.sequence(x)[-1], fullgraph=True, backend="aot_eager")
-    own, expected = compiled(x), layer.sequence(x)[-1]
-    assert torch.equal(own, expected)
-    for one, other in zip(
-        *(torch.autograd.grad(out.square().sum(), [x, layer.beta], allow_unused=True) for out in (own, expected))
+    actual, expected = compiled(x), layer.sequence(x)[-1]
+    assert torch.equal(actual, expected)
+    for gradient, other in zip(
+        *(torch.autograd.grad(out.square().sum(), [x, layer.beta], allow_unused=True) for out in (actual, expected))
     ):
-        assert one is other or torch.allclose(one, other)
+        assert gradient is other or torch.allclose(gradient, other)
 
 
 KINDS = {
@@ -400,24 +400,24 @@ def test_states_are_no_buffers(name):
         layer.double()
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     for state in STATES.get(name, ("syn", "mem")):
-        own, expected = getattr(ours, state), getattr(theirs, state)
+        actual, expected = getattr(ours, state), getattr(theirs, state)
         assert state not in dict(ours.named_buffers())
-        assert own.dtype == torch.float64 or expected.dtype != torch.float64
+        assert actual.dtype == torch.float64 or expected.dtype != torch.float64
         if name in NEURONS:
-            assert torch.equal(own.double(), expected.double())
+            assert torch.equal(actual.double(), expected.double())
         else:
-            same(own, expected)
+            same(actual, expected)
 
 
 @pytest.mark.parametrize("name", ["Synaptic", "RLeaky"])
 def test_parameters_of_one_element_load(name):
     """A parameter of one element loads from one without dimensions, and the reverse."""
-    one, other = (getattr(snn, name)(**NEURONS[name][0], threshold=value) for value in (0.3, torch.tensor([0.7])))
+    scalar, other = (getattr(snn, name)(**NEURONS[name][0], threshold=value) for value in (0.3, torch.tensor([0.7])))
     saved = copy.deepcopy(other.state_dict())
-    other.load_state_dict(one.state_dict())
-    one.load_state_dict(saved)
+    other.load_state_dict(scalar.state_dict())
+    scalar.load_state_dict(saved)
     assert other.threshold.shape == (1,)
-    assert (one.threshold.shape, one.threshold.item()) == ((), saved["threshold"].item())
+    assert (scalar.threshold.shape, scalar.threshold.item()) == ((), saved["threshold"].item())
 
 
 @pytest.mark.parametrize("name", ["Lapicque", "Synaptic", "Leaky"])
@@ -433,8 +433,8 @@ def test_what_is_made_of_the_parameters_follows_them(name, single):
             if hasattr(layer, parameter):
                 setattr(theirs, parameter, getattr(layer, parameter))
         states = [torch.zeros(2, N) for _ in layer.state_names]
-        own = by_steps(layer, x, states) if single else layer.sequence(x)
-        assert all(map(torch.equal, own, by_steps(theirs, x, states)))
+        actual = by_steps(layer, x, states) if single else layer.sequence(x)
+        assert all(map(torch.equal, actual, by_steps(theirs, x, states)))
 
     check()
     with torch.no_grad():

@@ -154,18 +154,18 @@ def network(draw, rule):
     def others(times):
         nonlocal shape
         for _ in range(times):
-            found = fitting(draw, kinds, shape)
-            if found is not None:
-                modules.append(found[0])
-                shape = found[1]
+            drawn = fitting(draw, kinds, shape)
+            if drawn is not None:
+                modules.append(drawn[0])
+                shape = drawn[1]
 
     if draw.random() < 0.1:
         modules.append(neuron(draw, shape, False))
     for number in range(count):
         others(draw.choice([0, 0, 1, 1, 2]))
         for _ in range(draw.choice([1] * 8 + [2])):
-            made, shape = weights(draw, shape)
-            modules += made
+            layer, shape = weights(draw, shape)
+            modules += layer
         others(draw.choice([0, 0, 1]))
         is_last = number == count - 1
         if not is_last or draw.random() < 0.9:
@@ -185,7 +185,7 @@ def learn(online, x, upstream, lengths, begins=None):
     """
     online.reset()
     online.zero_grad()
-    leaf, made, first = x.detach().clone().requires_grad_(x.requires_grad), [], 0
+    leaf, results, first = x.detach().clone().requires_grad_(x.requires_grad), [], 0
     for length in lengths:
         if begins is not None:
             begins(first)
@@ -195,7 +195,7 @@ def learn(online, x, upstream, lengths, begins=None):
         total = total + sum((readout - 1).square().sum() for readout in online.readouts)
         if total.requires_grad:
             total.backward()
-        made.append([part.detach() for part in out])
+        results.append([part.detach() for part in out])
         first += length
     grads = {name: p.grad.clone() for name, p in online.named_parameters() if p.grad is not None}
-    return [torch.cat(parts) for parts in zip(*made)], grads, leaf.grad
+    return [torch.cat(parts) for parts in zip(*results)], grads, leaf.grad

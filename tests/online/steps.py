@@ -30,20 +30,20 @@ class Step:
             seen.append(u)
             return heaviside(u)
 
-        made = function(*arguments[0], **arguments[1], spike=spike, **options)
-        self.values = [value.detach() for value in made]
+        results = function(*arguments[0], **arguments[1], spike=spike, **options)
+        self.values = [value.detach() for value in results]
         if without_reset and "reset_mechanism" in options:
             # The neuron without its reset, with the surrogate at the original membranes.
             there = iter(list(seen))
             changed = {**options, "reset_mechanism": "none"}
-            made = function(
+            results = function(
                 *arguments[0],
                 **arguments[1],
                 spike=lambda u: heaviside(u + (next(there) - u).detach()),
                 **changed,
             )
         self.of = []
-        for value in made:
+        for value in results:
             grads = torch.autograd.grad(value.sum(), leaves, allow_unused=True, retain_graph=True)
             self.of.append([torch.zeros_like(leaf) if g is None else g for g, leaf in zip(grads, leaves)])
 
@@ -77,10 +77,10 @@ class Layer:
             inputs += [states[0], u.new_ones(batch, 1)]
             states[0] = self.neuron.recurrent(states[0]).detach()
         spread = {k: v.expand(batch, count) for k, v in self.values.items()}
-        made = Step(self.function, self.linear(u).detach(), states, spread, self.options, rule == "ottt")
+        now = Step(self.function, self.linear(u).detach(), states, spread, self.options, rule == "ottt")
         names = list(spread)
         # Derivatives of the results by the previous states, reduced by the rule.
-        by = [list(of[1 : 1 + len(states)]) for of in made.of]
+        by = [list(of[1 : 1 + len(states)]) for of in now.of]
         for of in by:
             if rule == "sltt":
                 of[:] = [torch.zeros_like(g) for g in of]
@@ -88,43 +88,46 @@ class Layer:
                 of[0] = torch.zeros_like(of[0])
             elif self.all_to_all:
                 of[0] = of[0] * self.neuron.recurrent.weight.detach().diagonal()
-        traces, own = [], []
-        for of, before in zip(made.of, by):
+        traces, own_traces = [], []
+        for of, before in zip(now.of, by):
             traces.append(
                 [
-                    of[0][..., None] * given[:, None, :]
+                    of[0][..., None] * value[:, None, :]
                     + sum(j[..., None] * trace[number] for j, trace in zip(before, self.traces))
-                    for number, given in enumerate(inputs)
+                    for number, value in enumerate(inputs)
                 ]
             )
-            own.append(
+            own_traces.append(
                 {
                     name: of[1 + len(states) + place] + sum(j * trace[name] for j, trace in zip(before, self.own))
                     for place, name in enumerate(names)
                 }
             )
         first = 0 if self.has_spikes else 1
-        self.states = made.values[first:]
-        self.traces, self.own = traces[first:], own[first:]
-        self.made, self.of_results = made, (traces, own)
-        return made.values
+        self.states = now.values[first:]
+        self.traces, self.own = traces[first:], own_traces[first:]
+        self.made, self.of_results = now, (traces, own_traces)
+        return now.values
 
     def low_pass(self, decay):
         """Replace the output by its low-pass, which is the memory of a leaky readout."""
         if not hasattr(self, "low"):
-            traces, own = self.of_results
-            self.low = [torch.zeros_like(t) for t in traces[0]], {k: torch.zeros_like(v) for k, v in own[0].items()}
+            traces, own_traces = self.of_results
+            self.low = (
+                [torch.zeros_like(t) for t in traces[0]],
+                {k: torch.zeros_like(v) for k, v in own_traces[0].items()},
+            )
             self.low_spikes = torch.zeros_like(self.made.values[0])
-        traces, own = self.low
+        traces, own_traces = self.low
         traces = [decay * before + now for before, now in zip(traces, self.of_results[0][0])]
-        own = {name: decay * before + self.of_results[1][0][name] for name, before in own.items()}
-        self.low, self.low_spikes = (traces, own), decay * self.low_spikes + self.made.values[0]
-        self.of_results = [traces], [own]
+        own_traces = {name: decay * before + self.of_results[1][0][name] for name, before in own_traces.items()}
+        self.low, self.low_spikes = (traces, own_traces), decay * self.low_spikes + self.made.values[0]
+        self.of_results = [traces], [own_traces]
 
     def learn(self, grads):
         """Add the gradients of a step with these upstream gradients; return the gradient of its input."""
-        traces, own = self.of_results
-        for grad, of, of_own in zip(grads, traces, own):
+        traces, own_traces = self.of_results
+        for grad, of, of_own in zip(grads, traces, own_traces):
             for total, trace in zip(self.grads, of):
                 total += (grad[..., None] * trace).sum(0)
             for name in self.own_grads:
@@ -133,15 +136,15 @@ class Layer:
 
     def parameters(self):
         """Return each parameter with its gradient."""
-        found = [(self.linear.weight, self.grads[0]), (self.linear.bias, self.grads[1].flatten())]
+        pairs = [(self.linear.weight, self.grads[0]), (self.linear.bias, self.grads[1].flatten())]
         if self.all_to_all:
             recurrent = self.neuron.recurrent
-            found += [(recurrent.weight, self.grads[2]), (recurrent.bias, self.grads[3].flatten())]
+            pairs += [(recurrent.weight, self.grads[2]), (recurrent.bias, self.grads[3].flatten())]
         for name, parameter in self.neuron.named_parameters(recurse=False):
             grad = self.own_grads.get(name)
             if grad is not None and not (self.all_to_all and name == "V"):
-                found.append((parameter, grad.sum(0) if parameter.dim() else grad.sum()))
-        return found
+                pairs.append((parameter, grad.sum(0) if parameter.dim() else grad.sum()))
+        return pairs
 
 
 def gradients(net, x, loss, rule, *, feedback=(), readouts=(), low_pass=None, local_loss=None):
@@ -189,8 +192,8 @@ def gradients(net, x, loss, rule, *, feedback=(), readouts=(), low_pass=None, lo
             grad = signal if rule == "eprop" else at_once
         if readouts:
             top.learn([local(readouts[-1], top.made.values[0], local_loss)])
-    found = [pair for layer in layers for pair in layer.parameters()]
-    return found + [(matrix, grad) for matrix, grad in zip(feedback, of_feedback) if matrix.requires_grad]
+    pairs = [pair for layer in layers for pair in layer.parameters()]
+    return pairs + [(matrix, grad) for matrix, grad in zip(feedback, of_feedback) if matrix.requires_grad]
 
 
 def local(matrix, spk, loss):

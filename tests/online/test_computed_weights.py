@@ -74,12 +74,12 @@ def learn(net, rule, lengths, prepared=False):
     if prepared:
         online.prepare(x[: lengths[0]])
     net.zero_grad()
-    made = []
+    outputs = []
     for chunk in x.split(lengths):
         out = online(chunk)
         sum(part.square().sum() for part in out).backward()
-        made.append(out[1].detach())
-    return torch.cat(made), {name: p.grad.clone() for name, p in net.named_parameters()}
+        outputs.append(out[1].detach())
+    return torch.cat(outputs), {name: p.grad.clone() for name, p in net.named_parameters()}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_gradients_reach_what_a_weight_is_made_of(rule, computed, front):
         expected = net(stream(net))[1]
     # The chain rule from the gradients of the plain layer's weight and bias.
     plain = network(front)
-    own = dict(net[0].named_parameters())
+    parameters = dict(net[0].named_parameters())
     net[0](stream(net)[0])  # hooks compute the weight in a call
     tensors = {name: getattr(net[0], name) for name in ("weight", "bias")}
     with torch.no_grad():
@@ -106,15 +106,15 @@ def test_gradients_reach_what_a_weight_is_made_of(rule, computed, front):
     _, of_plain = learn(plain, rule, [12])
     tensors = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     upstream = [of_plain[f"0.{name}"] for name in tensors]
-    grads = torch.autograd.grad(list(tensors.values()), list(own.values()), upstream)
+    grads = torch.autograd.grad(list(tensors.values()), list(parameters.values()), upstream)
     for lengths in ([12], [5, 1, 6], [1] * 12):
-        made, found = learn(net, rule, lengths)
-        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
-        for name, grad in zip(own, grads):
+        outputs, actual = learn(net, rule, lengths)
+        torch.testing.assert_close(outputs, expected, rtol=1e-12, atol=1e-12)
+        for name, grad in zip(parameters, grads):
             assert grad.any()
-            torch.testing.assert_close(found[f"0.{name}"], grad, rtol=1e-8, atol=1e-9)
+            torch.testing.assert_close(actual[f"0.{name}"], grad, rtol=1e-8, atol=1e-9)
         last = f"{len(net) - 2}.weight"
-        torch.testing.assert_close(found[last], of_plain[last], rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(actual[last], of_plain[last], rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("computed", COMPUTED)
@@ -122,11 +122,11 @@ def test_gradients_reach_what_a_weight_is_made_of(rule, computed, front):
 def test_a_held_stream(rule, computed):
     net = network(lambda: nn.Linear(8, 6))
     COMPUTED[computed](net[0])
-    made, grads = learn(net, rule, [4, 4, 4])
-    held, found = learn(net, rule, [4, 4, 4], prepared=True)
-    torch.testing.assert_close(held, made, rtol=1e-9, atol=1e-9)
+    outputs, grads = learn(net, rule, [4, 4, 4])
+    held, held_grads = learn(net, rule, [4, 4, 4], prepared=True)
+    torch.testing.assert_close(held, outputs, rtol=1e-9, atol=1e-9)
     for name, grad in grads.items():
-        torch.testing.assert_close(found[name], grad, rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(held_grads[name], grad, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("computed", ["weight_norm hooks", "weight_norm", "spectral_norm"])

@@ -36,8 +36,8 @@ def masks(monkeypatch):
             return x
         step = first + torch.arange(len(x)) // batch
         places = torch.arange(x[0].numel()).reshape(x.shape[1:])
-        kept = torch.sin(12.9898 * (1 + places) * (1 + step.reshape(-1, *[1] * places.dim()))) > 0
-        return x.mul_(kept.to(x.dtype)) if inplace else x * kept
+        mask = torch.sin(12.9898 * (1 + places) * (1 + step.reshape(-1, *[1] * places.dim()))) > 0
+        return x.mul_(mask.to(x.dtype)) if inplace else x * mask
 
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
         monkeypatch.setattr(nn.functional, name, dropout)
@@ -56,12 +56,12 @@ def compare(online, x, begins):
     expected, grads, of_x = drawn.learn(online, x, upstream, [len(x)], begins)
     largest = max([grad.abs().max().item() for grad in grads.values()] + [1e-3])
     for lengths in divisions(len(x)):
-        made, found, found_x = drawn.learn(online, x, upstream, lengths, begins)
-        for part, other in zip(made, expected):
+        outputs, actual, found_x = drawn.learn(online, x, upstream, lengths, begins)
+        for part, other in zip(outputs, expected):
             torch.testing.assert_close(part, other, rtol=1e-9, atol=1e-9)
-        assert found.keys() == grads.keys()
+        assert actual.keys() == grads.keys()
         for name, grad in grads.items():
-            assert (found[name] - grad).abs().max() <= 1e-9 * largest, (name, lengths)
+            assert (actual[name] - grad).abs().max() <= 1e-9 * largest, (name, lengths)
         assert (found_x is None) == (of_x is None)
         if of_x is not None:
             torch.testing.assert_close(found_x, of_x, rtol=1e-9, atol=1e-9)
@@ -105,17 +105,17 @@ def test_each_kind_between_neurons(rule, kind, masks):
     ).double()
     x = (torch.rand(6, 2, 8) < 0.5).double()
     name, options = drawn.RULES[rule]
-    found = refused_or_equal(net, x, name, options, masks)
+    outcome = refused_or_equal(net, x, name, options, masks)
     place = 2 + (len(shape) > 1)
     if kind in PARAMETRIC and name != "sltt":
-        assert isinstance(found, TypeError)
-        assert f"module {place} ({kind.__name__}) stands between weights and their neurons" in str(found)
+        assert isinstance(outcome, TypeError)
+        assert f"module {place} ({kind.__name__}) stands between weights and their neurons" in str(outcome)
     elif rule == "eprop" and kind not in LINEAR:
-        assert isinstance(found, TypeError)
-        assert f"module {place} ({kind.__name__}) stands between neurons and the next weights" in str(found)
-        assert "low_pass=False" in str(found)
+        assert isinstance(outcome, TypeError)
+        assert f"module {place} ({kind.__name__}) stands between neurons and the next weights" in str(outcome)
+        assert "low_pass=False" in str(outcome)
     else:
-        assert found["net.0.weight"].any()
+        assert outcome["net.0.weight"].any()
 
 
 @pytest.mark.slow
@@ -129,10 +129,10 @@ def test_networks_that_are_drawn(part, masks):
         name, options = drawn.RULES[draw.choice([*drawn.RULES, "eprop", "eprop"])]
         net, shape = drawn.network(draw, name)
         x = (torch.rand(draw.randint(3, 8), 2, *shape) < 0.6).double().requires_grad_(draw.random() < 0.3)
-        found = refused_or_equal(net, x, name, options, masks)
-        if isinstance(found, Exception):
-            assert NAMED.search(str(found)), (seed, found)
+        outcome = refused_or_equal(net, x, name, options, masks)
+        if isinstance(outcome, Exception):
+            assert NAMED.search(str(outcome)), (seed, outcome)
             refused += 1
         else:
-            learnt += any(grad.any() for grad in found.values())
+            learnt += any(grad.any() for grad in outcome.values())
     assert min(learnt, refused) > 3

@@ -240,7 +240,7 @@ def test_autocast(which, dtype):
     """The backward pass may run inside or outside; the gradients are autograd's for single steps."""
     make, shape = AUTOCAST[which]
     torch.manual_seed(0)
-    net, x, found = snn.MultiStep(*make()), 2 * stream(6, 4, *shape), []
+    net, x, gradients = snn.MultiStep(*make()), 2 * stream(6, 4, *shape), []
     for inside in (True, False):
         learner = online(net, "sltt")
         net.zero_grad()
@@ -249,8 +249,8 @@ def test_autocast(which, dtype):
                 loss = sum(part.float().square().sum() for part in drawn.flat(learner(chunk)))
             with torch.autocast("cpu", dtype, enabled=inside):
                 loss.backward()
-        found.append([p.grad.clone() for p in net.parameters()])
-    for grad, other in zip(*found):
+        gradients.append([p.grad.clone() for p in net.parameters()])
+    for grad, other in zip(*gradients):
         assert grad.any()
         assert grad.dtype == torch.float32
         assert torch.equal(grad, other)
@@ -266,7 +266,7 @@ def test_autocast(which, dtype):
                 step, mems[place] = step[0], mem[0]
             loss = step.float().square().sum() + mems[2].float().square().sum()
         loss.backward()
-    for p, grad in zip(net.parameters(), found[0]):
+    for p, grad in zip(net.parameters(), gradients[0]):
         assert (p.grad - grad).abs().max() <= 0.02 * p.grad.abs().max()
 
 

@@ -76,16 +76,16 @@ def oracle(net, x, rule):
             ones[number] = decay * ones[number] + 1
             scale, weight = layer.input_scale, layer.weight
             below = product(layer, u, weight.detach()) * scale
-            own = product(layer, traces[number], weight) * scale
+            traced = product(layer, traces[number], weight) * scale
             if layer.bias is not None:
                 bias = layer.bias.reshape(-1, 1, 1) if isinstance(layer, snn.SparseConvLeaky) else layer.bias
-                below, own = below + bias.detach(), own + ones[number] * bias
+                below, traced = below + bias.detach(), traced + ones[number] * bias
             before = torch.zeros_like(below) if memory[number] is None else memory[number]
             fired = (before > layer.threshold).double()
             drop = before * layer.beta if layer.reset_mechanism == "zero" else layer.threshold
             mem = (layer.beta * before + below - fired * drop).detach()
             memory[number] = mem
-            mem = mem + (below - below.detach()) + (own - own.detach())
+            mem = mem + (below - below.detach()) + (traced - traced.detach())
             shape = mem.shape[2:]
             spikes = ops.select_spikes(mem.flatten(2), layer.threshold.detach(), layer.grad_threshold, layer.max_spikes)
             if len(shape) == 3:
@@ -97,9 +97,9 @@ def oracle(net, x, rule):
 
 def gradients(net):
     """Return the gradients of weights and biases."""
-    found = [p.grad.clone() for layer in net.layers for p in (layer.weight, layer.bias) if p is not None]
+    copies = [p.grad.clone() for layer in net.layers for p in (layer.weight, layer.bias) if p is not None]
     net.zero_grad()
-    return found
+    return copies
 
 
 @pytest.mark.slow
@@ -113,17 +113,17 @@ def test_a_stream_of_events_in_chunks_has_the_gradients_of_explicit_steps(name, 
     expected, whole, online = gradients(net), net(x), snn.Online(net, rule=rule)
     assert whole.num_spikes
     for length in (1, 5, len(x)):
-        for given in (x, as_spikes(net, x)):
+        for form in (x, as_spikes(net, x)):
             online.reset()
-            made = []
+            outputs = []
             for first in range(0, len(x), length):
-                out = online(given[first : first + length], single=False)
+                out = online(form[first : first + length], single=False)
                 weigh(out.to_dense()).backward()
-                made.append(out.to_dense().detach())
-            assert torch.equal(torch.cat(made), whole.to_dense())
-            for own, other in zip(gradients(net), expected):
+                outputs.append(out.to_dense().detach())
+            assert torch.equal(torch.cat(outputs), whole.to_dense())
+            for actual, other in zip(gradients(net), expected):
                 assert other.any()
-                assert relative_error(own, other) < TIGHT
+                assert relative_error(actual, other) < TIGHT
     assert net.activity is not None
 
 
@@ -198,18 +198,18 @@ def readout():
 
 def dense_form(net):
     """Return the equivalent network of ordinary layers, with separate weights."""
-    made = []
+    modules = []
     for part in copy.deepcopy(net):
         if isinstance(part, nn.Linear):
             linear = nn.Linear(part.in_features, part.out_features, bias=part.bias is not None).double()
             linear.load_state_dict(part.state_dict())
-            made += [nn.Flatten(), linear]
+            modules += [nn.Flatten(), linear]
         elif hasattr(part, "to_dense"):
             dense = part.to_dense()
-            made += [*dense] if isinstance(dense, nn.Sequential) else [dense]
+            modules += [*dense] if isinstance(dense, nn.Sequential) else [dense]
         else:
-            made.append(part)
-    return snn.MultiStep(*made).double()
+            modules.append(part)
+    return snn.MultiStep(*modules).double()
 
 
 def test_a_recurrent_layer_learns_as_rleaky():
@@ -227,9 +227,9 @@ def test_a_recurrent_layer_learns_as_rleaky():
     for rule in ("sltt", "ottt"):
         net.zero_grad()
         twin.zero_grad()
-        own, other = snn.Online(net, rule=rule), snn.Online(twin, rule=rule)
+        online, other = snn.Online(net, rule=rule), snn.Online(twin, rule=rule)
         for chunk in x.split(4):
-            out, spk = own(chunk).to_dense(), other(chunk)[0]
+            out, spk = online(chunk).to_dense(), other(chunk)[0]
             assert torch.equal(out, spk)
             weigh(out).backward()
             weigh(spk).backward()
@@ -246,16 +246,16 @@ def test_single_steps_and_an_input_that_wants_a_gradient():
     out = online(x[0])
     assert out.shape == (1, 3, 6)
     assert torch.equal(out.to_dense(), net(x[:1]).to_dense())
-    given = x.clone().requires_grad_()
+    leaf = x.clone().requires_grad_()
     online.reset()
-    weigh(online(given).to_dense()).backward()
-    assert given.grad.any()
+    weigh(online(leaf).to_dense()).backward()
+    assert leaf.grad.any()
     spikes = as_spikes(net, x).requires_grad_()
     online.reset()
     net.zero_grad()
     weigh(online(spikes).to_dense()).backward()
     carried = torch.zeros_like(x).scatter_add(2, spikes.ids.long(), spikes.values.grad)
-    assert relative_error(carried[x > 0], given.grad[x > 0]) < TIGHT
+    assert relative_error(carried[x > 0], leaf.grad[x > 0]) < TIGHT
     maps = network("maps", "auto")
     assert snn.Online(maps, rule="ottt")(inputs(maps)[0].reshape(3, 2, 8, 8)).shape[:2] == (1, 3)
 

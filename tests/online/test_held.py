@@ -74,24 +74,24 @@ def first(out):
 @pytest.mark.parametrize(("rule", "make"), CASES)
 def test_results_and_gradients_are_those_of_chunks_that_are_not_held(rule, make, length):
     x = inputs()
-    found = []
+    results = []
     for held in (False, True):
         net = network(make)
         online = snn.Online(net, rule=rule)
         if held:
             online.prepare(x[:length])
-        made = []
+        outputs = []
         for chunk in x.split(length):
             out = online(chunk, single=False)
             weigh(out).backward()
-            made.append(first(out).detach())
-        found.append((torch.cat(made), [p.grad for p in net.parameters()]))
-    (out, grads), (expected, others) = found
+            outputs.append(first(out).detach())
+        results.append((torch.cat(outputs), [p.grad for p in net.parameters()]))
+    (out, grads), (expected, others) = results
     assert expected.any()
     assert torch.equal(out, expected)
-    for own, other in zip(grads, others):
+    for actual, other in zip(grads, others):
         assert other.any()
-        assert relative_error(own, other) < TIGHT
+        assert relative_error(actual, other) < TIGHT
 
 
 @pytest.mark.parametrize("rule", ["sltt", "ottt"])
@@ -102,7 +102,7 @@ def test_each_sample_begins_when_it_is_told(rule):
     online.prepare(x[:4])
     for number, chunk in enumerate(x.split(4)):
         weigh(online(chunk, begins=torch.tensor([number == 0, number == 1, True]))).backward()
-    own = [p.grad.clone() for p in net.parameters()]
+    gradients = [p.grad.clone() for p in net.parameters()]
     net.zero_grad()
     other = snn.Online(net, rule=rule)
     for sample, starts in enumerate([(0,), (0, 1), (0, 1, 2)]):
@@ -110,7 +110,7 @@ def test_each_sample_begins_when_it_is_told(rule):
             if number in starts:
                 other.reset()
             weigh(other(chunk)).backward()
-    for grad, parameter in zip(own, net.parameters()):
+    for grad, parameter in zip(gradients, net.parameters()):
         assert relative_error(grad, parameter.grad) < TIGHT
     # The begins of one stream, for all samples together, equal reset().
     online.reset()
@@ -132,8 +132,8 @@ def test_a_stream_is_in_the_state_dict():
     other.prepare(x[:4])
     other.load_state_dict(saved)
     weigh(other(x[4:8])).backward()
-    for own, grad in zip(other.parameters(), expected):
-        assert torch.equal(own.grad, grad)
+    for parameter, grad in zip(other.parameters(), expected):
+        assert torch.equal(parameter.grad, grad)
     with pytest.raises(RuntimeError, match=r"stream_state: after prepare\(\)"):
         online.stream_state()
     with pytest.raises(RuntimeError, match=r"load_stream_state: after prepare\(\)"):
@@ -163,7 +163,7 @@ def test_poptorch_trains_as_eager_loops_do(rule, on_model, monkeypatch):
     losses, weights = [], []
     for how in ("eager", "poptorch"):
         net = network(LAYERS["linear"]).float()
-        own = []
+        eager = []
         if how == "eager":
             online, optimizer = snn.Online(net, rule=rule), torch.optim.SGD(net.parameters(), 0.1)
             for chunk, label, begin in zip(x, labels, begins):
@@ -173,7 +173,7 @@ def test_poptorch_trains_as_eager_loops_do(rule, on_model, monkeypatch):
                 loss = nn.functional.cross_entropy(online(chunk)[1].mean(0), label)
                 loss.backward()
                 optimizer.step()
-                own.append(loss.detach())
+                eager.append(loss.detach())
         else:
             options = poptorch.Options()
             options.useIpuModel(on_model)
@@ -181,17 +181,17 @@ def test_poptorch_trains_as_eager_loops_do(rule, on_model, monkeypatch):
             optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, use_combined_accum=False)
             training = poptorch.trainingModel(model, options, optimizer=optimizer)
             for chunk, label, begin in zip(x, labels, begins):
-                own.append(training(chunk, label, begin.reshape(1))[1])
+                eager.append(training(chunk, label, begin.reshape(1))[1])
             if on_model:
                 names = [operator["operator"] for operator in training.ipuModelReport()]
                 assert names
                 assert all(name.startswith("NeuronSequence") for name in names)
-        losses.append(torch.stack(own))
+        losses.append(torch.stack(eager))
         weights.append([p.detach().clone() for p in net.parameters()])
     assert len(set(losses[0].tolist())) == 6
     assert torch.allclose(*losses, rtol=1e-5)
-    for own, other in zip(*weights):
-        assert relative_error(own, other) < 1e-5
+    for eager, other in zip(*weights):
+        assert relative_error(eager, other) < 1e-5
 
 
 @needs_host_runtime
@@ -230,9 +230,9 @@ bare = snn.Online(snn.MultiStep(nn.Linear(20, 16), snn.Leaky(beta=0.9)))
         return json.loads(out.read_text())
 
     short, long = profile("model", "--steps", 100), profile("model", "--steps", 10_000)
-    said = capsys.readouterr().out
-    assert "batch 4, 10,000 steps, float32" in said
-    assert "one graph for every chunk of 10 steps" in said
+    output = capsys.readouterr().out
+    assert "batch 4, 10,000 steps, float32" in output
+    assert "one graph for every chunk of 10 steps" in output
     assert short["tile_memory_max_bytes"] == long["tile_memory_max_bytes"]
     assert long["cycles_per_batch"] == pytest.approx(100 * short["cycles_per_batch"])
     assert (long["batch_size"], long["chunk"]) == (4, 10)

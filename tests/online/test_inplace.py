@@ -64,16 +64,16 @@ def learner(net, rule, readout="leaky"):
 def right_or_pytorchs_error(online, x, change, length=3):
     """Return True if ``change`` led to PyTorch's error; else check that the gradients are unchanged."""
     expected = learn(online, x, length=length)
-    found, error = {}, None
+    actual, error = {}, None
     try:
-        found = learn(online, x, change, length)
+        actual = learn(online, x, change, length)
     except RuntimeError as raised:
         error = raised
     if error is not None:
         assert MODIFIED in str(error)
         return True
     for name, grad in expected.items():
-        torch.testing.assert_close(found[name], grad, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(actual[name], grad, rtol=1e-9, atol=1e-9)
     return False
 
 

@@ -61,9 +61,9 @@ def test_it_returns_what_the_network_does_and_shares_its_parameters():
     net, x = exact(network()), stream()
     online = snn.Online(net, rule="ottt")
     expected = net(x)
-    made = [online(part) for part in x.split([5, 1, 6])]
+    outputs = [online(part) for part in x.split([5, 1, 6])]
     for number, whole in enumerate(expected):
-        assert torch.equal(torch.cat([part[number] for part in made]), whole)
+        assert torch.equal(torch.cat([part[number] for part in outputs]), whole)
     online.reset()
     single = [online(step) for step in x]  # [B, ...] is one step
     assert torch.equal(torch.stack([mem for _, mem in single]), expected[1])
@@ -143,16 +143,16 @@ def Gated(x, mem, *, beta, threshold, spike):
 def test_a_neuron_of_ones_own(neuron):
     net = snn.MultiStep(nn.Linear(8, 6), neuron(beta=0.8, learn=("beta",))).double()
     x = stream().double()
-    online, found = snn.Online(net, rule="snap1"), []
+    online, results = snn.Online(net, rule="snap1"), []
     for length in (3, 12):
         online.reset()
         net.zero_grad()
         for part in x.split(length):
             online(part)[0].sum().backward()
-        found.append(grads_of(net))
-    assert set(found[0]) == {"0.weight", "0.bias", "1.beta"}
-    for name, grad in found[0].items():
-        torch.testing.assert_close(grad, found[1][name], rtol=1e-9, atol=1e-9)
+        results.append(grads_of(net))
+    assert set(results[0]) == {"0.weight", "0.bias", "1.beta"}
+    for name, grad in results[0].items():
+        torch.testing.assert_close(grad, results[1][name], rtol=1e-9, atol=1e-9)
         assert grad.abs().sum() > 0
 
 
@@ -253,11 +253,11 @@ def test_a_stream_goes_on_from_a_file(name, tmp_path):
         return snn.Online(make(), rule=rule, **options)
 
     def learn(online, part):
-        made = online(part)
-        made = made.to_dense() if isinstance(made, snn.SparseSpikes) else made[1]
-        loss = made.square().mean() + sum(readout.square().mean() for readout in online.readouts)
+        outputs = online(part)
+        outputs = outputs.to_dense() if isinstance(outputs, snn.SparseSpikes) else outputs[1]
+        loss = outputs.square().mean() + sum(readout.square().mean() for readout in online.readouts)
         loss.backward()
-        return made.detach()
+        return outputs.detach()
 
     online, x = learner(), stream()
     learn(online, x[:5])
@@ -285,11 +285,11 @@ def test_a_stream_of_another_network_is_refused():
     state = snn.Online(network(), rule="ottt").stream_state()
     with pytest.raises(ValueError, match='rule "ottt", and this network\'s is "sltt"'):
         snn.Online(network(), rule="sltt").load_stream_state(state)
-    made = snn.Online(network(), rule="ottt")
-    made(stream())
+    online = snn.Online(network(), rule="ottt")
+    online(stream())
     longer = snn.Online(network(nn.Linear(12, 12), snn.Leaky(beta=0.9)), rule="ottt")
     with pytest.raises(ValueError, match=r"there was module 2 .Linear.*the stream is of another network"):
-        longer.load_stream_state(made.stream_state())
+        longer.load_stream_state(online.stream_state())
 
 
 @pytest.mark.slow
@@ -326,7 +326,7 @@ def test_a_chunk_without_its_backward_pass_is_freed(rule, options, end, monkeypa
 def test_in_16_bits_each_step_by_itself_learns_and_traces_are_refused(dtype):
     weights = 2 * torch.randn(6, 8), torch.randn(4, 6)
     x = (torch.rand(9, 2, 8) < 0.4).float()
-    found = []
+    results = []
     for kind in (torch.float32, dtype):
         net = snn.MultiStep(
             nn.Linear(8, 6, bias=False), snn.Leaky(0.9), nn.Linear(6, 4, bias=False), snn.Leaky(0.9)
@@ -337,10 +337,10 @@ def test_in_16_bits_each_step_by_itself_learns_and_traces_are_refused(dtype):
         online = snn.Online(net, rule="sltt")
         for chunk in x.to(kind).split(4):
             online(chunk)[0].float().sum().backward()
-        found.append([p.grad.float() for p in (net[0].weight, net[2].weight)])
-    for own, other in zip(*found):
-        assert own.any()
-        assert relative_error(own, other) < 0.02
+        results.append([p.grad.float() for p in (net[0].weight, net[2].weight)])
+    for actual, other in zip(*results):
+        assert actual.any()
+        assert relative_error(actual, other) < 0.02
     for rule, options in (("ottt", {}), ("snap1", {}), ("eprop", {}), ("decolle", {"readouts": 3})):
         with pytest.raises(
             TypeError, match=rf'module 1 \(Leaky\) is of {dtype}: rule "{rule}" carries traces in float32'
@@ -365,7 +365,7 @@ def test_traces_of_inputs_that_are_mostly_zeros(rule, maps, frozen, monkeypatch)
     x = (torch.rand(40, 8, *((8, 6, 6) if maps else (512,))) < 0.02).double()
     used = []
     of_slots = layer.spikes_of_slots
-    monkeypatch.setattr(layer, "spikes_of_slots", lambda *given: (used.append(1), of_slots(*given))[1])
+    monkeypatch.setattr(layer, "spikes_of_slots", lambda *arguments: (used.append(1), of_slots(*arguments))[1])
     gradients = []
     for only in (False, True):
         net.zero_grad()

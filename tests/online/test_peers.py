@@ -19,10 +19,10 @@ def test_as_spikingjelly(node, bias):
     If a membrane is above the threshold after its reset, snnTorch resets it again. Here no membrane is.
     """
     linears = [nn.Linear(20, 30, bias=bias), nn.Linear(30, 10, bias=bias), nn.Linear(10, 5, bias=bias)]
-    own, theirs = [], []
+    ours, theirs = [], []
     for linear in linears:
         nn.init.normal_(linear.weight, mean=0.03, std=0.08)
-        own += [linear, snn.Leaky(beta=0.75, reset_delay=False, spike_grad=snn.surrogate.sigmoid(4))]
+        ours += [linear, snn.Leaky(beta=0.75, reset_delay=False, spike_grad=snn.surrogate.sigmoid(4))]
         lif = getattr(neuron, node)(
             tau=4.0, decay_input=False, v_reset=None, surrogate_function=spike_grads.Sigmoid(alpha=4.0)
         )
@@ -38,11 +38,11 @@ def test_as_spikingjelly(node, bias):
     expected = [p.grad.clone() for p in net.parameters()]
     net.zero_grad()
     options = {"input_trace": False, "bias_trace": False} if node.startswith("OTTT") else {}
-    online = snn.Online(snn.MultiStep(*own), rule=node[:4].lower(), **options)
+    online = snn.Online(snn.MultiStep(*ours), rule=node[:4].lower(), **options)
     for number, part in enumerate(x.split(7)):
-        made = online(part)[0]
-        assert torch.equal(made, torch.stack(spk_rec)[7 * number : 7 * number + len(part)])
-        (made * upstream[7 * number : 7 * number + len(part)]).sum().backward()
+        spikes = online(part)[0]
+        assert torch.equal(spikes, torch.stack(spk_rec)[7 * number : 7 * number + len(part)])
+        (spikes * upstream[7 * number : 7 * number + len(part)]).sum().backward()
     for parameter, grad in zip(online.parameters(), expected):
         torch.testing.assert_close(parameter.grad, grad, rtol=1e-5, atol=1e-5)
         assert grad.abs().max() > 0

@@ -91,7 +91,7 @@ def learn(online, x, length, with_readouts=False):
     """Return the results of a stream of chunks; the gradients are in ``.grad``."""
     online.zero_grad()
     online.reset()
-    made, t = [], 0
+    outputs, t = [], 0
     for chunk in x.split(length):
         out = online(chunk)
         total = sum(loss(t + i, *(part[i] for part in out)) for i in range(len(chunk)))
@@ -99,8 +99,8 @@ def learn(online, x, length, with_readouts=False):
             total = total + sum(local_loss(readout) for readout in online.readouts)
         total.backward()
         t += len(chunk)
-        made.append([part.detach() for part in out])
-    return [torch.cat(parts) for parts in zip(*made)]
+        outputs.append([part.detach() for part in out])
+    return [torch.cat(parts) for parts in zip(*outputs)]
 
 
 @pytest.mark.slow
@@ -114,13 +114,13 @@ def test_a_stream_in_chunks_has_the_gradients_of_explicit_steps(neuron, rule):
     low_pass = net[-1].beta.item() if name == "eprop" and options.get("low_pass", True) else None
     readouts = {"readouts": list(online.matrices), "local_loss": local_loss} if name == "decolle" else {}
     feedback = list(online.matrices) if name == "eprop" else ()
-    kept = "ottt" if name == "decolle" else name
-    expected = steps.gradients(net, x, loss, kept, feedback=feedback, low_pass=low_pass, **readouts)
+    trace_rule = "ottt" if name == "decolle" else name
+    expected = steps.gradients(net, x, loss, trace_rule, feedback=feedback, low_pass=low_pass, **readouts)
     whole = net(x)
     assert all(layer.any() for layer in (whole[0], net[:2](x)[0]))
     for length in (1, 7, len(x)):
-        for own, other in zip(learn(online, x, length, name == "decolle"), whole):
-            assert torch.equal(own, other)
+        for actual, other in zip(learn(online, x, length, name == "decolle"), whole):
+            assert torch.equal(actual, other)
         for parameter, grad in expected:
             assert relative_error(parameter.grad, grad, terms=grad.new_tensor(1e-3)) < TIGHT
         assert sum(p.grad is not None for p in online.parameters()) == len(expected)

@@ -79,7 +79,7 @@ def test_memory_is_flat_and_traces_do_not_drift(rule, options, leaky):
         if number % (STEPS // CHUNK // 10) == 0:
             memory.append(resident())
             drifts.append(drift(*online))
-    said = f"{memory[1]:.1f} to {memory[-1]:.1f} MiB, drift at most {max(drifts):.1e}"
-    print(f"\n{rule} {options} {leaky}: {STEPS:,} steps, {said}", end="")
+    figures = f"{memory[1]:.1f} to {memory[-1]:.1f} MiB, drift at most {max(drifts):.1e}"
+    print(f"\n{rule} {options} {leaky}: {STEPS:,} steps, {figures}", end="")
     assert memory[-1] - memory[1] < 2
     assert max(drifts) < 1e-5

@@ -25,22 +25,22 @@ def test_it_is_its_steps(shape, largest, affine, known, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(T, *shape, generator=generator, dtype=torch.float64)
     scales = [torch.randn(C, generator=generator, dtype=torch.float64) for _ in range(2)] if affine else [None, None]
-    found = []
+    results = []
     for function in (batch_norm.batch_norm_over_time, of_steps):
-        given, learnt = (
+        leaf, learnt = (
             x.clone().requires_grad_(),
-            [one if one is None else one.clone().requires_grad_() for one in scales],
+            [scale if scale is None else scale.clone().requires_grad_() for scale in scales],
         )
         mean, var = (torch.full((C,), 0.5, dtype=torch.float64), torch.full((C,), 2.0, dtype=torch.float64))
         averages = (mean, var) if known else (None, None)
         if function is of_steps:
-            out = function(given, *averages, *learnt)
+            out = function(leaf, *averages, *learnt)
         else:
-            out = function(given, *averages, *learnt, momentum=0.25, eps=1e-3)
+            out = function(leaf, *averages, *learnt, momentum=0.25, eps=1e-3)
         (out * torch.arange(out.numel()).view_as(out)).sum().backward()
-        found.append([out.detach(), given.grad, mean, var, *(one.grad for one in learnt if one is not None)])
-    for own, expected in zip(*found):
-        torch.testing.assert_close(own, expected)
+        results.append([out.detach(), leaf.grad, mean, var, *(scale.grad for scale in learnt if scale is not None)])
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_one_value_of_a_channel_is_pytorchs_error_of_a_step():
@@ -58,6 +58,6 @@ def test_between_batch_norms_of_steps_of_one_graph(largest, monkeypatch):
     before = of_steps(x, mean, var, None, None)
     at_once = batch_norm.batch_norm_over_time(x, mean, var, momentum=0.25, eps=1e-3)
     after = of_steps(x, mean, var, None, None)
-    found = [torch.autograd.grad((out**3).sum(), x)[0] for out in (before, at_once, after)]
-    torch.testing.assert_close(found[1], found[0])
-    torch.testing.assert_close(found[2], found[0])
+    gradients = [torch.autograd.grad((out**3).sum(), x)[0] for out in (before, at_once, after)]
+    torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(gradients[2], gradients[0])

@@ -37,17 +37,17 @@ def maps(draw):
 def check(x, kernel, stride, average):
     """Compare bit by bit: sums are in PyTorch's order. Gradients of maxima are integers with exact sums."""
     mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    found = op.DensePool2d.apply(mine, op.windows(x.shape[2:], kernel, stride), average)
+    pooled = op.DensePool2d.apply(mine, op.windows(x.shape[2:], kernel, stride), average)
     expected = (F.avg_pool2d if average else F.max_pool2d)(theirs, kernel, stride)
     grad = torch.randn(expected.shape, dtype=x.dtype)
     grad = grad if average else (8 * grad).round()
-    found.backward(grad)
+    pooled.backward(grad)
     expected.backward(grad)
-    for one, other in ((found, expected), (mine.grad, theirs.grad)):
-        assert torch.equal(one.isnan(), other.isnan())
-        assert torch.equal(one.nan_to_num(9.0), other.nan_to_num(9.0))
+    for actual, other in ((pooled, expected), (mine.grad, theirs.grad)):
+        assert torch.equal(actual.isnan(), other.isnan())
+        assert torch.equal(actual.nan_to_num(9.0), other.nan_to_num(9.0))
         if average:
-            assert torch.equal(one.signbit() & ~one.isnan(), other.signbit() & ~other.isnan())
+            assert torch.equal(actual.signbit() & ~actual.isnan(), other.signbit() & ~other.isnan())
 
 
 @settings(max_examples=120, deadline=None)
@@ -76,8 +76,8 @@ def test_the_kernel_gives_the_reference(pool):
 
     def both(way, *arguments):
         kernel, reference = getattr(torch.ops.snnipu, f"{pool}_pool2d_{way}"), f"{pool}_pool2d_{way}_reference"
-        found, expected = each(kernel(*arguments)), each(getattr(op, reference)(*arguments))
-        assert all(torch.equal(one, other) for one, other in zip(found, expected))
+        results, expected = each(kernel(*arguments)), each(getattr(op, reference)(*arguments))
+        assert all(torch.equal(actual, other) for actual, other in zip(results, expected))
         return expected
 
     out, *which = both("fwd", x, geometry)
@@ -121,11 +121,11 @@ MAXIMA = [
 @pytest.fixture
 def calls(monkeypatch):
     """Return a list with one element for each call of our kernels."""
-    found = []
+    counted = []
     for name in ("_avg_fwd", "_max_fwd"):
         run = getattr(op, name)
-        monkeypatch.setattr(op, name, lambda *a, run=run: found.append(1) or run(*a))
-    return found
+        monkeypatch.setattr(op, name, lambda *a, run=run: counted.append(1) or run(*a))
+    return counted
 
 
 @needs_native
@@ -133,12 +133,12 @@ def calls(monkeypatch):
 def test_multistep_is_the_loop(pool, runs, calls):
     x = torch.rand(4, 2, 2, 9, 8).requires_grad_()
     expected = torch.stack([pool(step) for step in x])
-    found = snn.MultiStep(pool, snn.Leaky(beta=0.9))
+    net = snn.MultiStep(pool, snn.Leaky(beta=0.9))
     assert torch.equal(snn.MultiStep(pool)(x), expected)
     assert bool(calls) == runs
-    found(x)[1].sum().backward()
+    net(x)[1].sum().backward()
     gradient, x.grad = x.grad, None
-    found[1].sequence(expected)[1].sum().backward()
+    net[1].sequence(expected)[1].sum().backward()
     assert torch.equal(gradient, x.grad)
     count = len(calls)
     rows = x.detach().flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (4, 2))
@@ -165,8 +165,8 @@ def test_a_compiled_loop_is_the_loop(pool, runs, calls):
 
     torch.manual_seed(0)
     net, x = Net(), torch.rand(4, 2, 2, 9, 8)
-    for made, expected in zip(snn.compile(net)(x), net(x)):
-        assert torch.allclose(made, expected, atol=1e-6)
+    for actual, expected in zip(snn.compile(net)(x), net(x)):
+        assert torch.allclose(actual, expected, atol=1e-6)
     assert bool(calls) == runs
 
 

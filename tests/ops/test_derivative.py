@@ -30,8 +30,8 @@ def on_ipu_model():
 
 
 def of_values(function):
-    made = spikes()
-    return made.values, function(made)
+    spk = spikes()
+    return spk.values, function(spk)
 
 
 def of_tensor(function, *shape):
@@ -48,14 +48,14 @@ OPERATORS = {
     "select_spikes": lambda: of_tensor(lambda x: ops.select_spikes(x).values, 3, 2, 4),
     "dense_to_sparse": lambda: of_tensor(lambda x: ops.dense_to_sparse(x).values, 3, 2, 4),
     "sparse_to_dense": lambda: of_values(ops.sparse_to_dense),
-    "sparse_linear": lambda: of_values(lambda made: ops.sparse_linear(made, WEIGHT)),
-    "sparse_lif_sequence": lambda: of_values(lambda made: ops.sparse_lif_sequence(made, WEIGHT, beta=0.9).values),
+    "sparse_linear": lambda: of_values(lambda spikes: ops.sparse_linear(spikes, WEIGHT)),
+    "sparse_lif_sequence": lambda: of_values(lambda spikes: ops.sparse_lif_sequence(spikes, WEIGHT, beta=0.9).values),
     "spiking_lstm": lambda: of_tensor(lambda x: snn.SLSTM(4, 4).sequence(x)[2], 3, 2, 4),
     "PopART operators": on_ipu_model,
 }
 CASES = [
-    pytest.param(made, name.partition(",")[0], id=name, marks=[needs_library] if made is on_ipu_model else [])
-    for name, made in OPERATORS.items()
+    pytest.param(make, name.partition(",")[0], id=name, marks=[needs_library] if make is on_ipu_model else [])
+    for name, make in OPERATORS.items()
 ]
 
 
@@ -73,7 +73,7 @@ class NoGradient(torch.autograd.Function):
 
 MORE = {
     "sparse_pool2d": lambda: of_values(
-        lambda made: ops.sparse_pool2d(made, (1, 5), mode="sum", input_size=(1, 1, 5)).values
+        lambda spikes: ops.sparse_pool2d(spikes, (1, 5), mode="sum", input_size=(1, 1, 5)).values
     ),
     "recurrent_sequence": lambda: of_tensor(
         lambda x: snn.RLeaky(beta=0.9, V=0.5, all_to_all=False).sequence(x)[0], 3, 2, 4
@@ -81,9 +81,9 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize(("made", "name"), [*CASES, *(pytest.param(made, "", id=name) for name, made in MORE.items())])
-def test_of_no_gradient_there_is_none(made, name):
-    x, out = made()
+@pytest.mark.parametrize(("make", "name"), [*CASES, *(pytest.param(make, "", id=name) for name, make in MORE.items())])
+def test_of_no_gradient_there_is_none(make, name):
+    x, out = make()
     assert out.requires_grad
     NoGradient.apply(out).sum().backward(retain_graph=True)
     assert x.grad is None or not x.grad.any()
@@ -92,9 +92,9 @@ def test_of_no_gradient_there_is_none(made, name):
 
 
 @pytest.mark.parametrize("loss", [torch.sum, lambda out: (out**2).sum()], ids=["sum", "squares"])
-@pytest.mark.parametrize(("made", "name"), CASES)
-def test_refused_by_name(made, name, loss):
-    x, out = made()
+@pytest.mark.parametrize(("make", "name"), CASES)
+def test_refused_by_name(make, name, loss):
+    x, out = make()
     (gradient,) = torch.autograd.grad(loss(out), x, create_graph=True)
     # A further term with a second derivative must not hide the error.
     with pytest.raises(RuntimeError, match=rf"a second derivative through snnipu's {name} was asked for"):
@@ -105,8 +105,8 @@ def test_first_derivatives_with_create_graph_are_the_same():
     x = leaf(4, 3, 5)
     layer = snn.Leaky(beta=0.9, learn_beta=True)
     expected = torch.autograd.grad((layer.sequence(x)[1] ** 2).sum(), [x, layer.beta])
-    own = torch.autograd.grad((layer.sequence(x)[1] ** 2).sum(), [x, layer.beta], create_graph=True)
-    for gradient, other in zip(own, expected):
+    actual = torch.autograd.grad((layer.sequence(x)[1] ** 2).sum(), [x, layer.beta], create_graph=True)
+    for gradient, other in zip(actual, expected):
         assert gradient.requires_grad
         assert torch.equal(gradient, other)
 
@@ -137,8 +137,8 @@ def test_what_the_message_advises_works():
         (gradient**2).sum().backward()
         penalties.append(linear.weight.grad)
     assert penalties[0].any()
-    for own in penalties[1:]:
-        torch.testing.assert_close(own, penalties[0])
+    for penalty in penalties[1:]:
+        torch.testing.assert_close(penalty, penalties[0])
 
 
 FORWARD = {

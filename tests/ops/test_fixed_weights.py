@@ -141,12 +141,12 @@ def test_one_within_another_ends_with_the_outer_one(layer, packed):
 
 @torch.no_grad()
 def test_other_threads_are_left_alone(layer):
-    found = []
+    results = []
     with snn.fixed_weights():
-        thread = threading.Thread(target=lambda: found.append(_fixed.current_fixed_weights()))
+        thread = threading.Thread(target=lambda: results.append(_fixed.current_fixed_weights()))
         thread.start()
         thread.join()
-    assert found == [None]
+    assert results == [None]
 
 
 @torch.inference_mode()
@@ -164,11 +164,11 @@ def test_a_layer_that_goes_takes_its_copy_along():
     layer = snn.SparseLinear(40, 30)
     with snn.fixed_weights():
         layer(SPIKES)
-        made = _fixed.current_fixed_weights()._made
-        assert len(made) == 1
+        packed_weights = _fixed.current_fixed_weights()._made
+        assert len(packed_weights) == 1
         del layer
         gc.collect()
-        assert not made
+        assert not packed_weights
 
 
 @torch.no_grad()
@@ -204,14 +204,14 @@ def test_single_steps_of_an_ordinary_network_go_by_events():
     expected = [net(step[None]) for step in x]
     snn.utils.reset(net)
     with snn.fixed_weights():
-        found = [net(step[None]) for step in x]
+        outputs = [net(step[None]) for step in x]
         paths = [path for path in net.paths(x[:1]) if path.kind == "Linear"]
     assert "events" in paths[0].runs_as
     assert "dense" in paths[1].runs_as
-    for (spk, mem), (other, expected_mem) in zip(found, expected):
+    for (spk, mem), (other, expected_mem) in zip(outputs, expected):
         assert torch.equal(spk, other)
         assert torch.allclose(mem, expected_mem, atol=1e-4)
-    assert any(spk.any() for spk, _ in found)
+    assert any(spk.any() for spk, _ in outputs)
 
 
 def test_what_is_differentiated_is_as_elsewhere():

@@ -59,14 +59,14 @@ def test_equals_snntorch(case):
         results.append([*out, *torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)])
     expected = results[0]
     terms = torch.stack([*weights, expected[2].expand_as(weights[0])])
-    for own in results[1:]:
-        assert all(map(torch.equal, own[:2], expected[:2]))
-        for name, one, other in zip(tensors, own[2:], expected[2:]):
+    for actual in results[1:]:
+        assert all(map(torch.equal, actual[:2], expected[:2]))
+        for name, gradient, other in zip(tensors, actual[2:], expected[2:]):
             if other is None:
-                assert one is None or not one.any(), name
+                assert gradient is None or not gradient.any(), name
             else:
-                assert (one.shape, one.dtype) == (other.shape, other.dtype)
-                assert relative_error(one, other, None if name == "x" else terms) <= 2e-5, name
+                assert (gradient.shape, gradient.dtype) == (other.shape, other.dtype)
+                assert relative_error(gradient, other, None if name == "x" else terms) <= 2e-5, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -94,14 +94,14 @@ def test_low_precision_gradients(dtype, poisoned):
     x = (0.5 * torch.randn(10, 4, 50)).to(dtype)
     upstream = torch.randn(10, 4, 50)
     gradients = []
-    for own in (x, x.float()):
-        leaf = own.clone().requires_grad_()
+    for x_leaf in (x, x.float()):
+        leaf = x_leaf.clone().requires_grad_()
         beta = torch.tensor(0.9, requires_grad=True)
         # Reset none: no decision feeds back, so that the precisions stay comparable everywhere.
         spk, mem = ops.lif_sequence(leaf, beta=beta, reset_mechanism="none")
         ((spk + mem).float() * upstream).sum().backward()
         gradients.append((leaf.grad.float(), beta.grad))
-        assert leaf.grad.dtype == own.dtype
+        assert leaf.grad.dtype == x_leaf.dtype
         assert beta.grad.dtype == torch.float32
     tolerance = 0.02 if dtype == torch.bfloat16 else 0.003
     assert relative_error(gradients[0][0], gradients[1][0]) < tolerance
@@ -141,10 +141,10 @@ def test_surrogates_evaluated_in_pytorch(name):
         spk = function(x, beta=0.9, threshold=threshold, graded_spikes_factor=factor, spike_grad=spike_grad)[0]
         torch.manual_seed(4)
         results.append([spk.detach(), *torch.autograd.grad(spk.sum(), leaves)])
-    for own in results[1:]:
-        assert torch.equal(own[0], results[0][0])
-        for one, other in zip(own[1:], results[0][1:]):
-            assert relative_error(one, other) <= 1e-5
+    for actual in results[1:]:
+        assert torch.equal(actual[0], results[0][0])
+        for gradient, other in zip(actual[1:], results[0][1:]):
+            assert relative_error(gradient, other) <= 1e-5
 
 
 def test_no_gradient_where_disabled():
@@ -184,13 +184,13 @@ def test_steps_make_a_sequence(shape, reset, dtype):
     beta = torch.tensor(0.8, requires_grad=True)
     keywords = {"beta": beta, "threshold": 0.5, "reset_mechanism": reset}
     results = []
-    for made in (
+    for spikes in (
         by_steps(lambda current, mem: ops.lif_step(current, mem, **keywords), x, [None]),
         ops.lif_sequence(x, **keywords),
     ):
-        assert made[0].dtype == made[1].dtype == dtype
-        loss = made[0].sum() + made[1].float().square().sum()
-        results.append([*made, *torch.autograd.grad(loss, [x, beta])])
+        assert spikes[0].dtype == spikes[1].dtype == dtype
+        loss = spikes[0].sum() + spikes[1].float().square().sum()
+        results.append([*spikes, *torch.autograd.grad(loss, [x, beta])])
     assert all(map(torch.equal, results[0][:2], results[1][:2]))
     torch.testing.assert_close(results[0][2:], results[1][2:], rtol=1e-5, atol=1e-6)
 
@@ -259,8 +259,8 @@ def test_any_layout_gives_the_same_bits(layout, beta):
         upstream = torch.linspace(-1, 1, x.numel()).reshape(x.shape)
         ((spk + mem) * upstream + single[1] + single[0]).sum().backward()
         results.append((spk, mem, *single, leaf.grad, decay.grad))
-    for own, expected in zip(results[1][:5], results[0][:5]):
-        assert torch.equal(own, expected)
+    for actual, expected in zip(results[1][:5], results[0][:5]):
+        assert torch.equal(actual, expected)
     assert relative_error(results[1][5], results[0][5]) <= 1e-6
 
 

@@ -65,29 +65,29 @@ def test_kernel_equals_the_reference(name, variant, dtype):
         x, states, parameters = arguments_of(name, variant, shape, dtype, constant, per_neuron, initial)
         store = stored(place != output for place in range(len(states)))
         forward = (x, states, parameters, name, variant, constant, store, True)
-        own, expected = kernels.neuron_sequence_fwd(*forward), operator.neuron_sequence_fwd_reference(*forward)
-        for one, other in zip(flat(own), flat(expected)):
-            assert one.dtype == other.dtype
-            assert torch.equal(one, other)
+        actual, expected = kernels.neuron_sequence_fwd(*forward), operator.neuron_sequence_fwd_reference(*forward)
+        for result, other in zip(flat(actual), flat(expected)):
+            assert result.dtype == other.dtype
+            assert torch.equal(result, other)
         need = ([True] * len(states), [True] * len(parameters))
         ways = [(x, [])]
         if constant is None:
             after = operator.neuron_sequence_fwd_reference(*forward[:6], stored([True] * len(states)), False)[1]
-            kept = [state if read.states >> place & 1 else x.new_empty(0) for place, state in enumerate(after)]
-            ways.append((x if read.x or not read.states else None, [kept]))
+            stored_states = [state if read.states >> place & 1 else x.new_empty(0) for place, state in enumerate(after)]
+            ways.append((x if read.x or not read.states else None, [stored_states]))
         grads = upstream_of(expected, constant)
         # Leaky has kernels for each surrogate.
         wide = name == "leaky" and dtype in (torch.float32, torch.float64)
         surrogates = [ours for ours, _ in FUSED.values()] if wide else [surrogate.atan()]
         for (first, last), spike_grad in itertools.product(ways, surrogates):
             backward = (*grads, first, states, parameters, name, variant, constant, *spike_grad.kernel, *need, *last)
-            own = torch.ops.snnipu.neuron_sequence_bwd(*backward)
+            actual = torch.ops.snnipu.neuron_sequence_bwd(*backward)
             expected = operator.neuron_sequence_bwd_reference(*backward)
             terms = expected[0].double().abs().sum() / expected[0].numel() * x.numel() ** 0.5
-            for one, other in zip(flat(own), flat(expected)):
-                of_parameter = any(one is each for each in own[2])
-                assert one.dtype == other.dtype
-                assert relative_error(one, other, terms if of_parameter else None) <= TOLERANCES[dtype]
+            for result, other in zip(flat(actual), flat(expected)):
+                of_parameter = any(result is each for each in actual[2])
+                assert result.dtype == other.dtype
+                assert relative_error(result, other, terms if of_parameter else None) <= TOLERANCES[dtype]
 
 
 @needs_native
@@ -120,15 +120,15 @@ def test_one_parameter_learns(name, variant):
         expected = operator.neuron_sequence_bwd_reference(*grads, x, *what)
         reads = plan.reads | needs
         read = reads.states & ~(1 << plan.output if plan.remakes_output else 0)
-        kept = [state if read >> s & 1 else x.new_empty(0) for s, state in enumerate(after)]
-        for given in ((x,), (x if reads.x or not read else None, *what, kept)):
-            arguments = given if len(given) > 1 else (*given, *what)
+        stored_states = [state if read >> s & 1 else x.new_empty(0) for s, state in enumerate(after)]
+        for inputs in ((x,), (x if reads.x or not read else None, *what, stored_states)):
+            arguments = inputs if len(inputs) > 1 else (*inputs, *what)
             for backward in (torch.ops.snnipu.neuron_sequence_bwd, operator.neuron_sequence_bwd_reference):
-                own = backward(*grads, *arguments)
-                for one, other in zip([own[0], *own[1]], [expected[0], *expected[1]]):
-                    assert relative_error(one, other) <= 1e-12
+                actual = backward(*grads, *arguments)
+                for gradient, other in zip([actual[0], *actual[1]], [expected[0], *expected[1]]):
+                    assert relative_error(gradient, other) <= 1e-12
                 terms = expected[0].abs().sum()
-                assert relative_error(own[2][place], expected[2][place], terms) <= 1e-12
+                assert relative_error(actual[2][place], expected[2][place], terms) <= 1e-12
 
 
 @pytest.mark.slow
@@ -144,8 +144,8 @@ def test_states_computed_again_give_the_same_bits(name, steps, neurons):
         grads = (torch.randn_like(spk), [None] * len(states), [])
         need = ([True] * len(states), [True] * len(parameters))
         backward = (*grads, x, states, parameters, name, variant, None, *KERNEL, *need)
-        again, given = kernels.neuron_sequence_bwd(*backward), kernels.neuron_sequence_bwd(*backward, after)
-        assert all(torch.equal(own, other) for own, other in zip(flat(again), flat(given)))
+        again, from_stored = kernels.neuron_sequence_bwd(*backward), kernels.neuron_sequence_bwd(*backward, after)
+        assert all(torch.equal(actual, other) for actual, other in zip(flat(again), flat(from_stored)))
 
 
 class _Seen(torch.utils._python_dispatch.TorchDispatchMode):
@@ -173,7 +173,7 @@ def test_who_watches_sees_the_operators(name, single):
             out = run(leaf)
             out[0].sum().backward()
         results.append([*out, leaf.grad])
-    assert all(torch.equal(one, other) for one, other in zip(*results))
+    assert all(torch.equal(actual, other) for actual, other in zip(*results))
     assert {"snnipu::neuron_sequence_fwd", "snnipu::neuron_sequence_bwd"} <= set(mode.names)
 
 
@@ -190,9 +190,9 @@ def test_opcheck(steps, store, final):
         return
     out = torch.ops.snnipu.neuron_sequence_fwd(*forward)
     grads = upstream_of(out, steps)
-    given = [list(out[1])] if store == 0b11 and steps is None else []
+    stored_states = [list(out[1])] if store == 0b11 and steps is None else []
     need = ([True, False], [True] * len(parameters))
-    backward = (*grads[:2], grads[2] or [None, None], x, *forward[1:6], *KERNEL, *need, *given)
+    backward = (*grads[:2], grads[2] or [None, None], x, *forward[1:6], *KERNEL, *need, *stored_states)
     torch.library.opcheck(torch.ops.snnipu.neuron_sequence_bwd.default, backward, test_utils=tests)
 
 
@@ -204,16 +204,16 @@ def test_what_a_step_saves_cannot_be_changed_by_the_caller():
     options = {"reset_mechanism": "subtract", "reset_delay": True}
     results = []
     for change in (False, True):
-        own = x.clone().requires_grad_()
-        given = [state.clone() for state in states]
+        leaf = x.clone().requires_grad_()
+        inputs = [state.clone() for state in states]
         parts = {name: value.clone() for name, value in values.items()}
-        made = operator.neuron_apply(
-            "synaptic", own, given, parts, options=options, num_steps=0, spike_grad=surrogate.atan()
+        outputs = operator.neuron_apply(
+            "synaptic", leaf, inputs, parts, options=options, num_steps=0, spike_grad=surrogate.atan()
         )
-        loss = made.spk.sum() + made.states[1].square().sum()
+        loss = outputs.spk.sum() + outputs.states[1].square().sum()
         if change:
-            for tensor in (*given, *parts.values()):
+            for tensor in (*inputs, *parts.values()):
                 tensor.add_(1)
         loss.backward()
-        results.append(own.grad)
+        results.append(leaf.grad)
     assert torch.equal(*results)

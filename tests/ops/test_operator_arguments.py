@@ -28,26 +28,26 @@ KERNEL = surrogate.fast_sigmoid(slope=5).kernel
 
 def of_events():
     """Return {operator: arguments} of the event-driven operators."""
-    found = {}
+    examples = {}
     sizes = {"neurons": NEURONS, "rows": (STEPS, BATCH), "rates": (0.4, 0.2), "graded": False}
     for op in (*sparse_cases.OPS, sparse_cases.POOLED, sparse_cases.DELAYED):
         recurrent = op == "sparse_lif_sequence"
         values = case(op, inputs=7, recurrent=recurrent, each=True, **sizes)
         if "values" in values:
             values["values"] = values["values"].nan_to_num()
-        found[f"{op}_fwd"] = arguments(f"{op}_fwd", values)
-        made = reference(f"{op}_fwd")(*found[f"{op}_fwd"])
-        after = backward_values(op, values, made)
+        examples[f"{op}_fwd"] = arguments(f"{op}_fwd", values)
+        results = reference(f"{op}_fwd")(*examples[f"{op}_fwd"])
+        after = backward_values(op, values, results)
         after["grad"] = after["grad"].nan_to_num()
         after = {**values, **after, "num_neurons": NEURONS}
         adjoint = sparse_cases.adjoint_of(op)
-        found.setdefault(adjoint, arguments(adjoint, after))
-    ids, values, counts, neurons = found["sparse_to_dense_fwd"]
-    found["spike_count_fwd"] = (ids, values, counts, neurons)
-    found["spike_count_bwd"] = (torch.randn(BATCH, neurons), ids, counts)
-    weight, _, geometry, lags = found["delay_linear_fwd"][3:]
-    found["delay_linear_input_bwd"] = (torch.randn(STEPS, BATCH, NEURONS), weight, lags, geometry[0])
-    return found
+        examples.setdefault(adjoint, arguments(adjoint, after))
+    ids, values, counts, neurons = examples["sparse_to_dense_fwd"]
+    examples["spike_count_fwd"] = (ids, values, counts, neurons)
+    examples["spike_count_bwd"] = (torch.randn(BATCH, neurons), ids, counts)
+    weight, _, geometry, lags = examples["delay_linear_fwd"][3:]
+    examples["delay_linear_input_bwd"] = (torch.randn(STEPS, BATCH, NEURONS), weight, lags, geometry[0])
+    return examples
 
 
 def of_pools():
@@ -69,34 +69,34 @@ def of_neurons():
     initial, parameters = [torch.randn(step) for _ in plan.states], [torch.rand(NEURONS) for _ in plan.names]
     options = (plan.neuron, plan.variant, None)
     all_states = (1 << len(initial)) - 1
-    found = {"neuron_sequence_fwd": (x, initial, parameters, *options, all_states, True)}
-    spk, states, final = reference("neuron_sequence_fwd")(*found["neuron_sequence_fwd"])
+    examples = {"neuron_sequence_fwd": (x, initial, parameters, *options, all_states, True)}
+    spk, states, final = reference("neuron_sequence_fwd")(*examples["neuron_sequence_fwd"])
     grads = (torch.randn_like(spk), [torch.randn_like(s) for s in states], [torch.randn_like(s) for s in final])
     needs = ([True] * len(initial), [True] * len(parameters))
-    found["neuron_sequence_bwd"] = (*grads, x, initial, parameters, *options, *KERNEL, *needs, states)
+    examples["neuron_sequence_bwd"] = (*grads, x, initial, parameters, *options, *KERNEL, *needs, states)
 
     weight, bias = torch.randn(NEURONS, NEURONS), torch.randn(NEURONS)
     connection, before = (weight, bias, [], []), [torch.rand(step), *initial]
     store = [False, *[True] * len(initial)]
-    given = (x, *connection, before, parameters, *options, store, True, True)
-    found["neuron_recurrent_fwd"] = given
-    spk, states, final, incoming = reference("neuron_recurrent_fwd")(*given)
+    recurrent = (x, *connection, before, parameters, *options, store, True, True)
+    examples["neuron_recurrent_fwd"] = recurrent
+    spk, states, final, incoming = reference("neuron_recurrent_fwd")(*recurrent)
     upstream = (torch.randn_like(spk), [None, *(torch.randn_like(s) for s in states[1:])], [torch.randn(step)] * 3)
     stored = (x, spk, states, incoming)
     needs = (True, True, [True] * len(before), [True] * len(parameters))
-    found["neuron_recurrent_bwd"] = (*upstream, *stored, *connection, before, parameters, *options, *KERNEL, *needs)
-    return found
+    examples["neuron_recurrent_bwd"] = (*upstream, *stored, *connection, before, parameters, *options, *KERNEL, *needs)
+    return examples
 
 
 def of_spiking_lstms():
     x, syn, mem = torch.randn(STEPS, BATCH, NEURONS), torch.randn(BATCH, 6), torch.randn(BATCH, 6)
     cell = [torch.randn(24, NEURONS), torch.randn(24, 6), torch.randn(24), torch.randn(24)]
-    given = (x, syn, mem, cell, [], torch.tensor(0.1), 0, None)
-    activations, syns, mems = reference("spiking_lstm_fwd")(*given)
+    forward = (x, syn, mem, cell, [], torch.tensor(0.1), 0, None)
+    activations, syns, mems = reference("spiking_lstm_fwd")(*forward)
     grads = (torch.randn_like(syns), torch.randn_like(mems))
     return {
-        "spiking_lstm_fwd": given,
-        "spiking_lstm_bwd": (*grads, activations, syns, mems, *given, [True] * 8),
+        "spiking_lstm_fwd": forward,
+        "spiking_lstm_bwd": (*grads, activations, syns, mems, *forward, [True] * 8),
     }
 
 
@@ -104,7 +104,7 @@ def reference(name):
     return _library.REGISTERED[name]["CompositeExplicitAutograd"]
 
 
-def examples():
+def all_examples():
     torch.manual_seed(0)
     return {**of_events(), **of_pools(), **of_neurons(), **of_spiking_lstms()}
 
@@ -113,12 +113,12 @@ NATIVE = sorted(name for name, kernels in _library.REGISTERED.items() if "CPU" i
 
 
 @pytest.fixture(scope="module")
-def given():
-    return examples()
+def examples():
+    return all_examples()
 
 
-def test_every_operator_has_an_example(given):
-    assert sorted(given) == NATIVE
+def test_every_operator_has_an_example(examples):
+    assert sorted(examples) == NATIVE
 
 
 # ---- one tensor changed
@@ -188,10 +188,10 @@ def changed(arguments, at, change):
     return arguments
 
 
-def tensors(made):
-    if isinstance(made, (list, tuple)):
-        return [tensor for part in made for tensor in tensors(part)]
-    return [made] if isinstance(made, torch.Tensor) else []
+def tensors(results):
+    if isinstance(results, (list, tuple)):
+        return [tensor for part in results for tensor in tensors(part)]
+    return [results] if isinstance(results, torch.Tensor) else []
 
 
 def outcome(function, arguments):
@@ -201,13 +201,18 @@ def outcome(function, arguments):
         return error
 
 
-def assert_same(made, expected, what):
-    if isinstance(made, Exception):
+def assert_same(results, expected, what):
+    if isinstance(results, Exception):
         return
     assert not isinstance(expected, Exception), f"{what}: the reference says {expected}"
-    for one, other in zip(made, expected):
+    for actual, other in zip(results, expected):
         torch.testing.assert_close(
-            one.to_dense(), other.to_dense(), rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda text: f"{what}: {text}"
+            actual.to_dense(),
+            other.to_dense(),
+            rtol=1e-4,
+            atol=1e-5,
+            equal_nan=True,
+            msg=lambda text: f"{what}: {text}",
         )
 
 
@@ -217,18 +222,18 @@ DISPATCHED = ("neuron_recurrent", "spiking_lstm")
 
 def ways(name):
     """Return the call through the dispatcher, and the direct call that our functions use."""
-    found = {"dispatched": getattr(torch.ops.snnipu, name)}
-    return found if name.startswith(DISPATCHED) else {**found, "direct": _library.REGISTERED[name]["CPU"]}
+    calls = {"dispatched": getattr(torch.ops.snnipu, name)}
+    return calls if name.startswith(DISPATCHED) else {**calls, "direct": _library.REGISTERED[name]["CPU"]}
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_kernels_give_what_the_reference_gives_or_raise(name, given):
-    arguments = given[name]
+def test_kernels_give_what_the_reference_gives_or_raise(name, examples):
+    arguments = examples[name]
     expected = outcome(reference(name), arguments)
     for way, function in ways(name).items():
-        made = outcome(function, arguments)
-        assert not isinstance(made, Exception), made
-        assert_same(made, expected, way)
+        result = outcome(function, arguments)
+        assert not isinstance(result, Exception), result
+        assert_same(result, expected, way)
     for at in places(arguments):
         for what, change in CHANGES.items():
             others = changed(arguments, at, change)
@@ -238,25 +243,25 @@ def test_kernels_give_what_the_reference_gives_or_raise(name, given):
                 continue  # empty states: the kernel computes them again
             expected = outcome(reference(name), others)
             for way, function in ways(name).items():
-                made = outcome(function, others)
-                assert_same(made, expected, f"argument {at}, {what}, {way}")
+                result = outcome(function, others)
+                assert_same(result, expected, f"argument {at}, {what}, {way}")
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_layouts_are_taken(name, given):
+def test_layouts_are_taken(name, examples):
     """All layouts are read; only tensors without a layout in memory are refused."""
-    arguments = given[name]
+    arguments = examples[name]
     for at in places(arguments):
         for what in LAYOUTS.keys() - {"COO"}:
             for way, function in ways(name).items():
-                made = outcome(function, changed(arguments, at, LAYOUTS[what]))
-                assert not isinstance(made, Exception), f"argument {at}, {what}, {way}: {made}"
+                result = outcome(function, changed(arguments, at, LAYOUTS[what]))
+                assert not isinstance(result, Exception), f"argument {at}, {what}, {way}: {result}"
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_numbers_of_tensors(name, given):
+def test_numbers_of_tensors(name, examples):
     """A list lacks a tensor, or has one more."""
-    arguments = given[name]
+    arguments = examples[name]
     lists = {place for place, inside in places(arguments) if inside is not None}
     for place in lists:
         for other in (arguments[place][:-1], [*arguments[place], arguments[place][-1]], []):
@@ -267,9 +272,9 @@ def test_numbers_of_tensors(name, given):
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_sizes_that_do_not_fit_together(name, given):
+def test_sizes_that_do_not_fit_together(name, examples):
     """The numbers of a geometry must match the shapes, too."""
-    arguments = given[name]
+    arguments = examples[name]
     for place, value in enumerate(arguments):
         if not isinstance(value, list) or not value or not all(type(number) is int for number in value):
             continue
@@ -282,13 +287,13 @@ def test_sizes_that_do_not_fit_together(name, given):
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_a_default_device_is_not_the_kernels(name, given):
-    expected = outcome(reference(name), given[name])
+def test_a_default_device_is_not_the_kernels(name, examples):
+    expected = outcome(reference(name), examples[name])
     with torch.device("meta"):
         for way, function in ways(name).items():
-            made = outcome(function, given[name])
-            assert not isinstance(made, Exception), made
-            assert_same(made, expected, way)
+            result = outcome(function, examples[name])
+            assert not isinstance(result, Exception), result
+            assert_same(result, expected, way)
 
 
 # ---- the one place

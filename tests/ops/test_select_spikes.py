@@ -65,8 +65,8 @@ def test_shapes_of_the_threshold(shape):
         (spikes.values * spikes.ids).sum().backward()
         results.append([spikes.ids, spikes.values.detach(), mem.grad, threshold.grad.sum().reshape(1)])
         assert threshold.grad.shape == threshold.shape
-    for own, expected in zip(*results):
-        torch.testing.assert_close(own, expected)
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_nan_does_not_spike(poisoned):

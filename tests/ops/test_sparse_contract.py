@@ -61,14 +61,14 @@ def _cuda(request):
     if not torch.cuda.is_available():
         pytest.skip("PyTorch finds no CUDA device")
 
-    def moved(made, device):
-        if isinstance(made, (tuple, list)):
-            return type(made)(moved(each, device) for each in made)
-        return made.to(device) if isinstance(made, torch.Tensor) else made
+    def moved(value, device):
+        if isinstance(value, (tuple, list)):
+            return type(value)(moved(each, device) for each in value)
+        return value.to(device) if isinstance(value, torch.Tensor) else value
 
     def kernel(operator):
         run = getattr(torch.ops.snnipu, operator)
-        return lambda *given: moved(run(*moved(given, "cuda")), "cpu")
+        return lambda *arguments: moved(run(*moved(arguments, "cuda")), "cpu")
 
     return kernel
 
@@ -234,10 +234,10 @@ def test_workers_and_threads_do_not_change_a_bit(op):
             values["weight"] = torch.randn_like(values["weight"]) * 0.3
 
         def run(values=values):
-            made = kernels(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
-            to = outputs(made)[min(1, len(outputs(made)) - 1)]
-            given = backward_values(op, values, made, torch.linspace(-1, 1, to.numel()).to(to).reshape(to.shape))
-            return [*outputs(made), *outputs(kernels(adjoint_of(op))(*arguments(adjoint_of(op), given)))]
+            results = kernels(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
+            to = outputs(results)[min(1, len(outputs(results)) - 1)]
+            backward = backward_values(op, values, results, torch.linspace(-1, 1, to.numel()).to(to).reshape(to.shape))
+            return [*outputs(results), *outputs(kernels(adjoint_of(op))(*arguments(adjoint_of(op), backward)))]
 
         assert_all_equal(with_workers(run) + with_threads(run))
 
@@ -245,19 +245,19 @@ def test_workers_and_threads_do_not_change_a_bit(op):
 @pytest.mark.parametrize(("provider", "op"), [(p, op) for p in ("reference", "CPU", "Triton") for op in cases.LAYERS])
 def test_membranes_that_were_not_stored_are_refused(provider, op, kernels):
     values = case(op, rows=(4, 3), store_mem=False)
-    made = reference_of(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
-    for mem in (made[-1], torch.zeros(4, 3, 7)):
-        given = {**backward_values(op, values, made), "mem": mem, "need_beta": True}
+    results = reference_of(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
+    for mem in (results[-1], torch.zeros(4, 3, 7)):
+        backward = {**backward_values(op, values, results), "mem": mem, "need_beta": True}
         with pytest.raises(ValueError, match=r"mem must be the 4 x 3 x \d+ membranes .* store_mem .* got "):
-            kernels(f"{op}_bwd")(*arguments(f"{op}_bwd", given))
+            kernels(f"{op}_bwd")(*arguments(f"{op}_bwd", backward))
 
 
 @pytest.mark.parametrize("op", cases.LAYERS)
 def test_numbers_of_nothing_are_refused(op):
     """Invalid numbers of resets and surrogates, and invalid ids and counts, raise in the library."""
     kernels, values = _cpu(None), case(op)
-    made = kernels(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
-    values = backward_values(op, values, made)
+    results = kernels(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
+    values = backward_values(op, values, results)
     wrong = [(name, number) for name in ("reset", "surrogate") for number in (-1, 99)]
     wrong += [(name, torch.full_like(values[name], 9999)) for name in ("ids_out", "counts_out")]
     for operator in (f"{op}_fwd", f"{op}_bwd"):
@@ -281,13 +281,13 @@ def test_opcheck(op):
         values = case(op, neurons=9, inputs=9, rotate=True, mode=number % 3, **options, **more)
         forward, backward = (getattr(torch.ops.snnipu, name).default for name in (f"{op}_fwd", adjoint_of(op)))
         torch.library.opcheck(forward, arguments(f"{op}_fwd", values), test_utils=tests)
-        given = backward_values(op, values, forward(*arguments(f"{op}_fwd", values)))
-        given["grad"] = given["grad"].nan_to_num()
+        inputs = backward_values(op, values, forward(*arguments(f"{op}_fwd", values)))
+        inputs["grad"] = inputs["grad"].nan_to_num()
         if op == "dense_to_sparse":
-            given["values"] = given["grad"]
+            inputs["values"] = inputs["grad"]
         for need in BOTH:
-            given.update({name: need for name in needs_of(op, values) if name != "need_weight"})
-            torch.library.opcheck(backward, arguments(adjoint_of(op), given), test_utils=tests)
+            inputs.update({name: need for name in needs_of(op, values) if name != "need_weight"})
+            torch.library.opcheck(backward, arguments(adjoint_of(op), inputs), test_utils=tests)
 
 
 # ---- public functions, whoever computes them
@@ -295,21 +295,21 @@ def test_opcheck(op):
 
 def leaves(op, values, names=None):
     """Copy the tensors, make those in ``names`` differentiable, and call the public function."""
-    own = {name: values[name].detach().clone() for name in cases.leaves_of(op, values)}
-    if "values" in own:
-        own["values"].nan_to_num_()
-    for name, leaf in own.items():
+    tensors = {name: values[name].detach().clone() for name in cases.leaves_of(op, values)}
+    if "values" in tensors:
+        tensors["values"].nan_to_num_()
+    for name, leaf in tensors.items():
         leaf.requires_grad_(names is None or name in names)
-    return own, cases.call(op, {**values, **own})
+    return tensors, cases.call(op, {**values, **tensors})
 
 
 def gradients(op, values, names=None):
-    own, (out, *rest) = leaves(op, values, names)
+    tensors, (out, *others) = leaves(op, values, names)
     assert out.requires_grad == (names is None or bool(names))
-    assert not any(each.requires_grad for each in rest)
+    assert not any(each.requires_grad for each in others)
     if out.requires_grad:
         out.backward(torch.linspace(-1, 1, out.numel()).to(out).reshape(out.shape))
-    return {name: leaf.grad for name, leaf in own.items()}
+    return {name: leaf.grad for name, leaf in tensors.items()}
 
 
 @pytest.mark.parametrize("op", cases.OPS)
@@ -329,9 +329,9 @@ def test_a_function_as_surrogate(op, poisoned):
     values = case(op, each=True, capacity=30, dtype=torch.float64)
     for reset in RESETS:
         values["reset"] = reset
-        own = gradients(op, {**values, "spike_grad": lambda u: surrogate.atan()(u)})
+        actual = gradients(op, {**values, "spike_grad": lambda u: surrogate.atan()(u)})
         for name, expected in gradients(op, values).items():
-            assert relative_error(own[name], expected) <= 1e-12, name
+            assert relative_error(actual[name], expected) <= 1e-12, name
 
 
 @pytest.mark.parametrize("op", cases.OPS)
@@ -346,11 +346,11 @@ def test_strides_do_not_matter(op, poisoned):
             strided[name] = wide[..., 1].transpose(0, -1).contiguous().transpose(0, -1)
             assert tensor.dim() < 2 or min(tensor.shape) < 2 or not strided[name].is_contiguous()
     results = []
-    for given, expanded in ((values, False), (values, True), (strided, True)):
-        own = {name: given[name].detach().requires_grad_() for name in cases.leaves_of(op, values)}
-        out, *rest = cases.call(op, {**given, **own})
+    for form, expanded in ((values, False), (values, True), (strided, True)):
+        tensors = {name: form[name].detach().requires_grad_() for name in cases.leaves_of(op, values)}
+        out, *others = cases.call(op, {**form, **tensors})
         out.backward(torch.ones(()).expand(out.shape) if expanded else torch.ones(out.shape))
-        results.append([out.detach(), *rest, *(leaf.grad for leaf in own.values())])
+        results.append([out.detach(), *others, *(leaf.grad for leaf in tensors.values())])
     assert_all_equal([[each.nan_to_num(7.0) for each in result] for result in results])
 
 
@@ -362,19 +362,19 @@ def test_low_precision_is_computed_in_float32(op, dtype):
     low = {**values, **{name: values[name].to(dtype) for name in names}}
     full = {**values, **{name: low[name].float() for name in names}}
     results = []
-    for given in (low, full):
-        own, out = leaves(op, given, names)
+    for form in (low, full):
+        tensors, out = leaves(op, form, names)
         assert out[0].dtype == torch.float32
         out[0].backward(torch.linspace(-1, 1, out[0].numel()).reshape(out[0].shape))
-        assert all(own[name].grad.dtype == own[name].dtype for name in names)
-        results.append([*(each.detach() for each in out), *(own[name].grad.to(dtype) for name in names)])
+        assert all(tensors[name].grad.dtype == tensors[name].dtype for name in names)
+        results.append([*(each.detach() for each in out), *(tensors[name].grad.to(dtype) for name in names)])
     assert_all_equal(results)
 
 
 @pytest.mark.parametrize("op", cases.OPS)
 def test_second_derivative_is_refused(op):
-    own, (out, *_) = leaves(op, case(op, recurrent=op == LIF))
-    grads = torch.autograd.grad((out**2).sum(), list(own.values()), create_graph=True)
+    tensors, (out, *_) = leaves(op, case(op, recurrent=op == LIF))
+    grads = torch.autograd.grad((out**2).sum(), list(tensors.values()), create_graph=True)
     for grad in grads:
         with pytest.raises(RuntimeError, match=f"a second derivative through snnipu's {op}"):
             grad.sum().backward(retain_graph=True)
@@ -386,16 +386,16 @@ def test_compiles_into_one_graph(op):
     values = case(op, neurons=7, inputs=20, rows=(4, 3), capacity=9, rotate=True, delay=1)
     torch._dynamo.reset()
 
-    def loss(own):
-        out, *rest = cases.call(op, {**values, **own})
-        return (out * torch.arange(out.shape[-1])).square().sum() + sum(each.sum() for each in rest)
+    def loss(tensors):
+        out, *others = cases.call(op, {**values, **tensors})
+        return (out * torch.arange(out.shape[-1])).square().sum() + sum(each.sum() for each in others)
 
     results = []
     for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
-        own, _ = leaves(op, values)
-        out = function(own)
+        leaf_tensors, _ = leaves(op, values)
+        out = function(leaf_tensors)
         out.backward()
-        results.append([out.detach(), *(leaf.grad for leaf in own.values())])
+        results.append([out.detach(), *(leaf.grad for leaf in leaf_tensors.values())])
     assert_all_equal(results)
 
 
@@ -421,8 +421,8 @@ CHANGES = {
 def test_ids_and_counts_changed_after_construction_are_noticed(provider, op, change, delay, kernels):
     """The change is before the forward pass, or between it and the backward pass."""
     values = case(op, rows=(3, 2), rates=(0.9, 0.0), delay=delay, each=delay == 1)
-    made = reference_of(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
-    values = backward_values(op, values, made)
+    results = reference_of(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
+    values = backward_values(op, values, results)
     alter, message = CHANGES[change]
     message = message.format(last=values["inputs"] - 1, inputs=values["inputs"])
     values.update(ids=values["ids"].clone(), counts=values["counts"].clone())
@@ -441,10 +441,10 @@ def test_empty(op, rows, poisoned):
     for recurrent in (False, True) if op == LIF else (False,):
         for capacity, rotate in itertools.product((AS_NEEDED, 0, 3), BOTH):
             values = case(op, rows=rows, recurrent=recurrent, capacity=capacity, rotate=rotate, delay=int(rotate))
-            own, (out, *_) = leaves(op, values)
+            tensors, (out, *_) = leaves(op, values)
             assert tuple(out.shape[:2]) == rows
             out.sum().backward()
-            assert all(leaf.grad.shape == leaf.shape and not leaf.grad.any() for leaf in own.values())
+            assert all(leaf.grad.shape == leaf.shape and not leaf.grad.any() for leaf in tensors.values())
 
 
 @pytest.mark.parametrize("op", cases.WEIGHTED)
@@ -498,12 +498,12 @@ def test_gradcheck(op):
     values["x"] = torch.where(values["x"] == 0, 1.0, values["x"].sign() + values["x"])  # away from zero
     capped = {"capacity": 2, "rotate": True} if op == "dense_to_sparse" else {}
     for more in ({}, capped):
-        given = [values[name].detach().clone().requires_grad_() for name in names]
+        inputs = [values[name].detach().clone().requires_grad_() for name in names]
 
-        def function(*own, more=more):
-            return cases.call(op, {**values, **more, **dict(zip(names, own))})[0]
+        def function(*tensors, more=more):
+            return cases.call(op, {**values, **more, **dict(zip(names, tensors))})[0]
 
-        assert torch.autograd.gradcheck(function, given)
+        assert torch.autograd.gradcheck(function, inputs)
 
 
 @pytest.mark.parametrize("op", cases.WEIGHTED)
@@ -512,11 +512,11 @@ def test_the_weight_decides_the_dtype(op):
         values = case(op, dtype=weight_dtype)
         same = cases.call(op, {**values, "values": values["values"].nan_to_num()})
         values["values"] = values["values"].to(spikes_dtype)
-        own, made = leaves(op, values)
-        assert made[0].dtype == weight_dtype
-        assert_all_equal([[each.detach() for each in made], same])
-        made[0].sum().backward()
-        assert own["values"].grad.dtype == spikes_dtype
+        tensors, outputs = leaves(op, values)
+        assert outputs[0].dtype == weight_dtype
+        assert_all_equal([[each.detach() for each in outputs], same])
+        outputs[0].sum().backward()
+        assert tensors["values"].grad.dtype == spikes_dtype
 
 
 # ---- bad input, of arguments that several have

@@ -19,15 +19,15 @@ pytestmark = needs_host_runtime
 @pytest.fixture
 def taken(monkeypatch):
     """Return a list that records for each candidate product whether it used events."""
-    found, slots = [], sparse_input._slots
+    took_events, slots = [], sparse_input._slots
 
     def counted(*args):
-        made = slots(*args)
-        found.append(made is not None)
-        return made
+        events = slots(*args)
+        took_events.append(events is not None)
+        return events
 
     monkeypatch.setattr(sparse_input, "_slots", counted)
-    return found
+    return took_events
 
 
 @pytest.fixture
@@ -74,15 +74,15 @@ def test_linear_is_pytorchs_up_to_rounding(sizes, activity, learns, graded, seed
         weight = torch.randn(outputs, inputs, dtype=torch.float64, requires_grad=learns[1])
         bias = torch.randn(outputs, dtype=torch.float64, requires_grad=learns[2]) if learns[3] else None
         upstream = torch.randn(rows, outputs, dtype=torch.float64)
-        made, expected = (run(f, x, weight, bias, upstream) for f in (sparse_input.linear, F.linear))
-        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+        actual, expected = (run(f, x, weight, bias, upstream) for f in (sparse_input.linear, F.linear))
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
-def cut(given, spatial):
-    return given[:spatial] if isinstance(given, tuple) else given
+def cut(sizes, spatial):
+    return sizes[:spatial] if isinstance(sizes, tuple) else sizes
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def cut(given, spatial):
 @pytest.mark.parametrize("spatial", [1, 2])
 def test_convolutions_are_pytorchs_up_to_rounding(spatial, counts, size, shape, activity, learns, seed):
     batch, groups, inputs, outputs = counts
-    size, (kernel, stride, padding, dilation) = size[:spatial], (cut(given, spatial) for given in shape)
+    size, (kernel, stride, padding, dilation) = size[:spatial], (cut(sizes, spatial) for sizes in shape)
     stride = (1,) * spatial if padding == "same" else stride
     ours, pytorchs = ((sparse_input.conv1d, F.conv1d), (sparse_input.conv2d, F.conv2d))[spatial - 1]
 
@@ -118,15 +118,15 @@ def test_convolutions_are_pytorchs_up_to_rounding(spatial, counts, size, shape, 
             with pytest.raises(RuntimeError, match="ernel size"):
                 convolution(ours)(x, weight, bias)
             return
-        made, expected = (run(convolution(f), x, weight, bias, upstream) for f in (ours, pytorchs))
-        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-11)
+        actual, expected = (run(convolution(f), x, weight, bias, upstream) for f in (ours, pytorchs))
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-11)
 
 
 def test_convolutions_that_stay_dense(events):
     x, weight = (torch.rand(3, 4, 6, 6) < 0.2).float(), torch.randn(5, 4, 3, 3)
     for maps in (x.to(memory_format=torch.channels_last), x[0], x.half()):
-        given = maps, weight.to(maps.dtype)
-        assert torch.equal(sparse_input.conv2d(*given), F.conv2d(*given))
+        operands = maps, weight.to(maps.dtype)
+        assert torch.equal(sparse_input.conv2d(*operands), F.conv2d(*operands))
     even = torch.randn(5, 4, 2, 2)
     assert torch.equal(sparse_input.conv2d(x, even, padding="same"), F.conv2d(x, even, padding="same"))
     assert not any(events)
@@ -202,12 +202,12 @@ def test_pytorch_takes_or_refuses_what_kernels_do_not_read(kind, place, odd, eve
     assert events == [True]
     operands[place] = ODD[odd](operands[place])
     with torch.no_grad():
-        made, expected = outcome(ours, *operands.values()), outcome(pytorchs, *operands.values())
-    assert type(made) is type(expected)
+        actual, expected = outcome(ours, *operands.values()), outcome(pytorchs, *operands.values())
+    assert type(actual) is type(expected)
     if isinstance(expected, tuple):
-        assert made == expected
+        assert actual == expected
     else:
-        torch.testing.assert_close(made.to_dense(), expected.to_dense(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual.to_dense(), expected.to_dense(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("place", ["x", "weight", "bias"])
@@ -233,8 +233,8 @@ def test_gradients_of_what_kernels_do_not_read(place, odd, events):
         operands = {"x": (torch.rand(shape) < 0.3).float(), "weight": torch.randn(weight), "bias": torch.randn(20)}
         for operand in operands.values():
             operand.requires_grad_()
-        given = {**operands, place: ODD[odd](operands[place])}
-        out = function(*given.values())
+        changed = {**operands, place: ODD[odd](operands[place])}
+        out = function(*changed.values())
         out.backward(torch._neg_view(torch.randn_like(out)))
         results.append([out.detach(), *(operand.grad for operand in operands.values())])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
@@ -243,8 +243,8 @@ def test_gradients_of_what_kernels_do_not_read(place, odd, events):
 def test_what_is_not_a_number_is_an_event(events):
     x = torch.zeros(4, 3)
     x[1, 2], x[2, 0], x[3, 1] = float("nan"), float("inf"), -0.0
-    made, expected = sparse_input.linear(x, torch.ones(2, 3)), F.linear(x, torch.ones(2, 3))
-    torch.testing.assert_close(made, expected, equal_nan=True)
+    actual, expected = sparse_input.linear(x, torch.ones(2, 3)), F.linear(x, torch.ones(2, 3))
+    torch.testing.assert_close(actual, expected, equal_nan=True)
     assert events == [True]
 
 
@@ -254,9 +254,9 @@ def test_others_who_look_on_get_the_dense_product(events):
 
     def dense(function):
         events.clear()
-        made = function()
+        result = function()
         assert not any(events)
-        return made
+        return result
 
     def by_jvp():
         return torch.func.jvp(lambda w: sparse_input.linear(x, w), (weight,), (torch.ones_like(weight),))
@@ -264,8 +264,8 @@ def test_others_who_look_on_get_the_dense_product(events):
     assert torch.equal(
         dense(lambda: torch.func.vmap(lambda row: sparse_input.linear(row[None], weight)[0])(x)), expected
     )
-    made, tangent = dense(by_jvp)
-    assert torch.equal(made, expected)
+    primal, tangent = dense(by_jvp)
+    assert torch.equal(primal, expected)
     torch.testing.assert_close(tangent, x.sum(1, keepdim=True).expand(6, 3))
     with torch.autocast("cpu", torch.bfloat16):
         assert dense(lambda: sparse_input.linear(x, weight)).dtype == torch.bfloat16
@@ -405,8 +405,8 @@ def test_networks_take_events_and_give_the_loops_numbers(kind, layers, taken):
         (out**2).sum().backward()
         results.append([out.detach(), *(p.grad for p in net.parameters())])
     scale = max(float(grad.abs().max()) for grad in results[0][1:])
-    for made, expected in zip(*results):
-        torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5 * scale)
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5 * scale)
     assert any(taken)
     taken.clear()
     with snn.dense_only():
@@ -449,7 +449,7 @@ def test_of_spikes_the_ids_alone_are_kept(events, value):
 def test_what_is_not_zero_is_counted(dtype):
     x = torch.tensor([[0.0, -0.0, 1e-45, -2.0], [float("nan"), float("inf"), 0.0, 1.0]])
     x = (x.nan_to_num() if dtype == torch.int64 else x).to(dtype)
-    given = [x, x.t(), x[:, ::2], x[:0], x[0, 1]]
-    given += [x.clone().requires_grad_(), torch.nn.Parameter(x.clone())] if dtype.is_floating_point else []
-    for one in given:
-        assert count_nonzero(one) == int(torch.count_nonzero(one))
+    tensors = [x, x.t(), x[:, ::2], x[:0], x[0, 1]]
+    tensors += [x.clone().requires_grad_(), torch.nn.Parameter(x.clone())] if dtype.is_floating_point else []
+    for tensor in tensors:
+        assert count_nonzero(tensor) == int(torch.count_nonzero(tensor))

@@ -40,9 +40,9 @@ def test_nan_never_spikes(reset, poisoned):
     tensors["bias"][7] = float("inf")
     recurrences = {}, {"recurrent_weight": on_grid(65, 65, most=0.25)}
     for recurrent, grad_threshold in itertools.product(recurrences, (None, 0.1)):
-        own = {name: tensor.clone().requires_grad_() for name, tensor in {**tensors, **recurrent}.items()}
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in {**tensors, **recurrent}.items()}
         out = ops.sparse_lif_sequence(
-            spikes, **own, beta=0.9, threshold=0.7, reset_mechanism=reset, grad_threshold=grad_threshold
+            spikes, **leaves, beta=0.9, threshold=0.7, reset_mechanism=reset, grad_threshold=grad_threshold
         )
         read = (densified(spikes.values, spikes) != 0).any(-1).cumsum(0) > 0
         dense = out.to_dense().detach()

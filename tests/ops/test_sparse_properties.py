@@ -56,13 +56,13 @@ def tolerance(dtype):
     return 1e-4 if dtype == torch.float32 else 1e-10
 
 
-def assert_close(own, expected, terms, dtype, name=""):
+def assert_close(actual, expected, terms, dtype, name=""):
     """Compare gradients relative to the size of their terms, the upstream gradients: sums may cancel."""
-    assert own.shape == expected.shape, name
-    if own.numel() and terms.numel():
-        assert relative_error(own, expected, terms) <= tolerance(dtype), name
+    assert actual.shape == expected.shape, name
+    if actual.numel() and terms.numel():
+        assert relative_error(actual, expected, terms) <= tolerance(dtype), name
     else:
-        assert not own.any(), name
+        assert not actual.any(), name
 
 
 @tried
@@ -101,10 +101,10 @@ def test_select_spikes(T, B, N, max_spikes, overflow, grad_threshold, name, dtyp
     spikes = ops.select_spikes(*ours, spike_grad=SURROGATES[name][0], **options)
     assert_slots(spikes, trimmed(slots) if max_spikes is None else slots)
     spikes.values.backward(at_slots(upstream, spikes, padding=1e6))
-    for own, expected in zip(ours, theirs):
+    for actual, expected in zip(ours, theirs):
         # A surrogate evaluated in PyTorch may return its gradient in the float32 of snnTorch's spikes.
         precision = torch.float32 if name == "custom_surrogate" else dtype
-        assert_close(own.grad, expected.grad, upstream, precision)
+        assert_close(actual.grad, expected.grad, upstream, precision)
     SparseSpikes(spikes.ids, spikes.values, spikes.counts, N, dropped=spikes.dropped)
 
 
@@ -163,9 +163,9 @@ def connections(draw, most=7):
 def test_currents(connection, bias):
     keywords, shape, weight, spikes = connection
     dtype = spikes.dtype
-    own = [on_grid(*weight, dtype=dtype), *([on_grid(weight[0], dtype=dtype)] if bias else [])]
+    parameters = [on_grid(*weight, dtype=dtype), *([on_grid(weight[0], dtype=dtype)] if bias else [])]
     x = densified(spikes.values, spikes).requires_grad_()
-    theirs, ours = ([p.clone().requires_grad_() for p in own] for _ in range(2))
+    theirs, ours = ([p.clone().requires_grad_() for p in parameters] for _ in range(2))
     whole = matrix(theirs[0], shape, keywords)
     expected = x @ whole.t() + (spread(theirs[1], len(whole)) if bias else 0)
     spikes.requires_grad_()
@@ -187,7 +187,7 @@ def test_currents(connection, bias):
 @st.composite
 def layers(draw, surrogates, only_maps=False):
     """Draw a connection, tensors and options of a layer; sums of its forward pass are exact."""
-    keywords, shape, weight, spikes = draw(connections(4).filter(lambda found: found[1] or not only_maps))
+    keywords, shape, weight, spikes = draw(connections(4).filter(lambda drawn: drawn[1] or not only_maps))
     dtype = spikes.dtype
     betas = torch.tensor([0.0, 0.25, 0.5, 1.0, 1.5, -0.5], dtype=dtype)
     sized = st.sampled_from([(), (1,), weight[:1]])
@@ -226,11 +226,13 @@ def test_layers(layer):
     upstream = torch.randn_like(spk)
     ((spk * upstream).sum() + 0 * (x.sum() + sum(leaf.sum() for leaf in leaves.values()))).backward()
     spikes.requires_grad_()
-    own = {key: tensor.clone().requires_grad_() for key, tensor in tensors.items()}
+    leaves_of_layer = {key: tensor.clone().requires_grad_() for key, tensor in tensors.items()}
     if shape is None:
-        out = ops.sparse_lif_sequence(spikes, spike_grad=ours, **own, **options)
+        out = ops.sparse_lif_sequence(spikes, spike_grad=ours, **leaves_of_layer, **options)
     else:
-        out = ops.sparse_conv_lif_sequence(spikes, spike_grad=ours, input_size=shape[1:], **keywords, **own, **options)
+        out = ops.sparse_conv_lif_sequence(
+            spikes, spike_grad=ours, input_size=shape[1:], **keywords, **leaves_of_layer, **options
+        )
     assert_slots(out, slots)
     # The constructor accepts it.
     SparseSpikes(out.ids, out.values, out.counts, len(whole), dropped=out.dropped, map_shape=out.map_shape)
@@ -241,7 +243,7 @@ def test_layers(layer):
     terms = torch.stack([grad.abs().max() if grad.numel() else grad.new_zeros(()) for grad in grads])
     assert_close(spikes.values.grad, at_slots(x.grad, spikes), terms, precision, "values")
     for key, leaf in leaves.items():
-        assert_close(own[key].grad, leaf.grad, terms, precision, key)
+        assert_close(leaves_of_layer[key].grad, leaf.grad, terms, precision, key)
 
 
 @pytest.mark.slow
@@ -254,8 +256,8 @@ def test_a_layer_and_its_pool_as_one_operator(layer, height, width):
     maps = {**keywords, "input_size": shape[1:]}
     size = torch.nn.functional.conv2d(torch.zeros(1, *shape), tensors["weight"].float(), **keywords).shape[2:]
     window = (min(height, size[0]), min(width, size[1]))
-    one, other = dict(options), dict(options, max_spikes=None)
-    del one["max_spikes"], one["overflow"]
+    capped, other = dict(options), dict(options, max_spikes=None)
+    del capped["max_spikes"], capped["overflow"]
     results = []
     for fused in (True, False):
         x = spikes.detach().requires_grad_()
@@ -263,7 +265,7 @@ def test_a_layer_and_its_pool_as_one_operator(layer, height, width):
         keys = {**leaves, "spike_grad": SURROGATES[name][0]}
         if fused:
             first, bias = keys.pop("weight"), keys.pop("bias", None)
-            out, counts = sparse_conv_lif_pool(x, first, bias, window, Maps(**maps), **keys, **one)
+            out, counts = sparse_conv_lif_pool(x, first, bias, window, Maps(**maps), **keys, **capped)
         else:
             full = ops.sparse_conv_lif_sequence(x, **maps, **keys, **other)
             out, counts = ops.sparse_pool2d(full, window), full.counts
@@ -287,10 +289,10 @@ def large_maps(window, **options):
 @pytest.mark.parametrize("grad_threshold", [None, 0.75])
 @pytest.mark.parametrize("window", [(1, 1), (2, 2), (2, 3), (4, 4), (3, 7), (16, 16), (8, 28)])
 def test_windows_of_large_maps(window, grad_threshold):
-    given = arguments(f"{POOLED}_fwd", large_maps(window, grad_threshold=grad_threshold))
-    own = torch.ops.snnipu.sparse_conv_lif_pool_fwd(*given)
-    assert own[2].sum() > 0
-    for number, (a, b) in enumerate(zip(own, reference_of(f"{POOLED}_fwd")(*given))):
+    inputs = arguments(f"{POOLED}_fwd", large_maps(window, grad_threshold=grad_threshold))
+    actual = torch.ops.snnipu.sparse_conv_lif_pool_fwd(*inputs)
+    assert actual[2].sum() > 0
+    for number, (a, b) in enumerate(zip(actual, reference_of(f"{POOLED}_fwd")(*inputs))):
         assert torch.equal(a, b), number
 
 
@@ -335,8 +337,8 @@ def test_sparse_pool2d(pool, T, B, rate, graded, shuffled, dtype, seed):
                 if len(maps)
                 else None
             )
-        own = SparseSpikes(everyone.ids, everyone.values.clone().requires_grad_(), everyone.counts, inputs)
-        out = ops.sparse_pool2d(own, kernel, stride, padding, mode=mode, input_size=shape)
+        spikes = SparseSpikes(everyone.ids, everyone.values.clone().requires_grad_(), everyone.counts, inputs)
+        out = ops.sparse_pool2d(spikes, kernel, stride, padding, mode=mode, input_size=shape)
         assert out.shape[2] == out.map_shape[0] * out.map_shape[1] * out.map_shape[2]
         SparseSpikes(out.ids, out.values.detach(), out.counts, out.num_neurons)  # is valid
         if dense is not None:
@@ -345,7 +347,7 @@ def test_sparse_pool2d(pool, T, B, rate, graded, shuffled, dtype, seed):
             upstream = on_grid(*dense.shape, dtype=dtype)
             dense.backward(upstream)
             out.values.backward(at_slots(upstream, out, padding=1e6))
-            assert_close(own.values.grad, at_slots(x.grad, own), upstream, dtype)
+            assert_close(spikes.values.grad, at_slots(x.grad, spikes), upstream, dtype)
 
 
 @st.composite
@@ -380,8 +382,8 @@ def of_kernels(draw):
 @needs_kernel("sparse_linear_fwd")
 @settings(tried, max_examples=20 * EXAMPLES)
 @given(of_kernels(), st.booleans())
-def test_kernels_equal_the_reference(given, each_need):
-    op, options = given
+def test_kernels_equal_the_reference(drawn, each_need):
+    op, options = drawn
     with pytest.MonkeyPatch.context() as patch:
         poison_new_tensors(patch)
         assert_is_the_reference(lambda operator: getattr(torch.ops.snnipu, operator), op, each_need, **options)

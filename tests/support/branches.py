@@ -28,8 +28,8 @@ class Taken(Loop):
     def __bool__(self):
         return True
 
-    def __call__(self, given, *arguments):
-        items, values, results = steps_of(given), list(arguments), None
+    def __call__(self, iterable, *arguments):
+        items, values, results = steps_of(iterable), list(arguments), None
         for item in items or ():
             results = self.body(item, *values)
             for value, place in zip(results, self.carries):
@@ -38,22 +38,22 @@ class Taken(Loop):
         return None if results is None else (results,)
 
 
-def steps_of(given):
+def steps_of(items):
     """Return the items of a sequence that no step can change, or None if a step could."""
-    if isinstance(given, Called):
-        inner = [steps_of(one) if isinstance(one, Called) else one for one in given.arguments]
-        fit = all(isinstance(one, (range, tuple, str, int)) for one in inner)
-        return tuple(given.function(*inner)) if fit and given.function in (enumerate, zip, reversed) else None
-    return given if isinstance(given, (range, tuple, str)) else None
+    if isinstance(items, Called):
+        inner = [steps_of(argument) if isinstance(argument, Called) else argument for argument in items.arguments]
+        fit = all(isinstance(argument, (range, tuple, str, int)) for argument in inner)
+        return tuple(items.function(*inner)) if fit and items.function in (enumerate, zip, reversed) else None
+    return items if isinstance(items, (range, tuple, str)) else None
 
 
 def with_branches(tree, filename, namespace, how):
     """Return the code of a module with branches before all loops, and the loops; add their names to ``namespace``."""
-    found = Discovery()
-    tree = found.outlined(tree, filename, namespace)
-    for loop in found.loops:
+    discovery = Discovery()
+    tree = discovery.outlined(tree, filename, namespace)
+    for loop in discovery.loops:
         loop.__class__ = Taken if how == "loops" else Loop
-    return compile(tree, filename, "exec", dont_inherit=True), found.loops
+    return compile(tree, filename, "exec", dont_inherit=True), discovery.loops
 
 
 class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -64,7 +64,7 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.loops = 0
 
     def find_spec(self, name, path=None, target=None):
-        if not any(name == one or name.startswith(f"{one}.") for one in self.prefixes):
+        if not any(name == prefix or name.startswith(f"{prefix}.") for prefix in self.prefixes):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
@@ -122,7 +122,7 @@ class Outcomes(unittest.TestResult):
 def main(how, results, prefixes, *tests):
     importer = Importer(how, prefixes.split(","))
     for name in list(sys.modules):
-        if any(name == one or name.startswith(f"{one}.") for one in importer.prefixes):
+        if any(name == prefix or name.startswith(f"{prefix}.") for prefix in importer.prefixes):
             del sys.modules[name]
     sys.meta_path.insert(0, importer)
     outcomes = Outcomes()

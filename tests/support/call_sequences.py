@@ -70,10 +70,10 @@ def dense(draw, shape, dtype, spikes=False):
     """Return a tensor of normal numbers, or of mostly zeros, in any layout."""
     generator = torch.Generator().manual_seed(draw.randrange(2**31))
     layout = draw.choice(LAYOUTS)
-    made = torch.randn(shape, generator=generator) * 1.5
+    x = torch.randn(shape, generator=generator) * 1.5
     if spikes:
-        made = made * (torch.rand(shape, generator=generator) < 0.3)
-    return laid(made.to(dtype), layout)
+        x = x * (torch.rand(shape, generator=generator) < 0.3)
+    return laid(x.to(dtype), layout)
 
 
 LAYOUTS = ["contiguous"] * 4 + ["transposed", "strided", "expanded", "channels last", "offset", "negative"]
@@ -116,23 +116,23 @@ def rows(draw):
 
 def states_of(draw, count, shape, dtype, earlier):
     """Draw all, some or no states: from an earlier call or new, in the input's dtype and shape or others."""
-    given = draw.randrange(count + 1) if draw.random() < 0.2 else draw.choice([0, count])
-    made = []
-    for _ in range(given):
+    number = draw.randrange(count + 1) if draw.random() < 0.2 else draw.choice([0, count])
+    states = []
+    for _ in range(number):
         choice = draw.random()
         # The same number of dimensions: otherwise PyTorch's LSTM cell ends the process.
         earlier = [tensor for tensor in earlier if tensor.dim() == len(shape)]
         fitting = [tensor for tensor in earlier if tensor.shape == shape]
         if choice < 0.1:
-            made.append(None)
+            states.append(None)
         elif choice < 0.5 and fitting:
-            made.append(draw.choice(fitting))
+            states.append(draw.choice(fitting))
         elif choice < 0.6 and earlier:
-            made.append(draw.choice(earlier))
+            states.append(draw.choice(earlier))
         else:
-            own = draw.choice(DTYPES) if draw.random() < 0.2 else dtype
-            made.append(dense(draw, shape if draw.random() < 0.9 else shape[::-1], own))
-    return made
+            state_dtype = draw.choice(DTYPES) if draw.random() < 0.2 else dtype
+            states.append(dense(draw, shape if draw.random() < 0.9 else shape[::-1], state_dtype))
+    return states
 
 
 # ---- neurons
@@ -186,12 +186,12 @@ def parameter(draw):
 
 def options(draw, *learnt):
     """Draw some options of a neuron."""
-    made = {name: draw.random() < 0.5 for name in learnt}
-    made["reset_mechanism"] = draw.choice(["subtract", "zero", "none"])
-    made["init_hidden"] = draw.random() < 0.3
-    made["output"] = draw.random() < 0.5
-    made["threshold"] = draw.choice([1.0, 0.5])
-    return made
+    chosen = {name: draw.random() < 0.5 for name in learnt}
+    chosen["reset_mechanism"] = draw.choice(["subtract", "zero", "none"])
+    chosen["init_hidden"] = draw.random() < 0.3
+    chosen["output"] = draw.random() < 0.5
+    chosen["threshold"] = draw.choice([1.0, 0.5])
+    return chosen
 
 
 def leaky(draw):
@@ -209,8 +209,8 @@ def alpha(draw):
 
 def lapicque(draw):
     # For a learnt beta snnTorch derives others, whose graph serves only one backward pass.
-    made = {"R": 5.1, "C": 5e-3} if draw.random() < 0.5 else {"beta": 0.9}
-    return snn.Lapicque(**made, time_step=1e-3, **options(draw))
+    constants = {"R": 5.1, "C": 5e-3} if draw.random() < 0.5 else {"beta": 0.9}
+    return snn.Lapicque(**constants, time_step=1e-3, **options(draw))
 
 
 def recurrence(draw):
@@ -280,8 +280,8 @@ def events_call(*behind, spikes=0.6):
         x = dense(draw, shape, own_dtype(draw, layer), spikes=True)
         operands, forgets = [x], draw.random() < 0.5
         if draw.random() < spikes:
-            given = x.reshape(*shape[:2], -1)
-            x = snn.SparseSpikes.from_dense(given, draw.choice([None, 2]))
+            flattened = x.reshape(*shape[:2], -1)
+            x = snn.SparseSpikes.from_dense(flattened, draw.choice([None, 2]))
             x = x.with_maps(behind) if len(behind) == 3 else x
         context = snn.fixed_weights if draw.random() < 0.2 else contextlib.nullcontext
         calls = draw.choice([1, 1, 2])
@@ -319,8 +319,8 @@ def sparse_leaky(draw):
 
 
 def sparse_synaptic(draw):
-    made = {name: value for name, value in sparse_options(draw).items() if name not in ("beta", "learn_beta")}
-    return snn.SparseSynaptic(FEATURES, 4, alpha=0.8, beta=0.9, **made)
+    chosen = {name: value for name, value in sparse_options(draw).items() if name not in ("beta", "learn_beta")}
+    return snn.SparseSynaptic(FEATURES, 4, alpha=0.8, beta=0.9, **chosen)
 
 
 def sparse_network(draw):
@@ -390,13 +390,13 @@ def online_call(draw, layer, earlier):
         layer.reset()
         for p in layer.parameters():
             p.grad = None
-        made = []
+        outputs = []
         for chunk in chunks:
             out = flat(layer(chunk))
             if torch.is_grad_enabled():
                 sum(part.sum() for part in out if part.requires_grad).backward()
-            made += [part.detach() for part in out]
-        return [*made, *(p.grad for p in layer.parameters())]
+            outputs += [part.detach() for part in out]
+        return [*outputs, *(p.grad for p in layer.parameters())]
 
     return [], run
 
@@ -410,12 +410,12 @@ class Loop(nn.Module):
         object.__setattr__(self, "run", snn.compile(self.loop))
 
     def loop(self, x):
-        mem, spk, made = self.neuron.reset_mem(), torch.zeros_like(x[0]), []
+        mem, spk, rows = self.neuron.reset_mem(), torch.zeros_like(x[0]), []
         for step in x:
             current = self.fc(step)
             spk, mem = self.neuron(current + spk if self.feeds_back else current, mem)
-            made.append(spk)
-        return torch.stack(made)
+            rows.append(spk)
+        return torch.stack(rows)
 
     def forward(self, x):
         return self.run(x)
@@ -522,14 +522,14 @@ def other_data(draw, data):
 # ---- running them
 
 
-def flat(made):
+def flat(results):
     """Return the tensors of results; spikes as dense tensors and counts, as their padding does not matter."""
-    if isinstance(made, torch.Tensor):
-        return [made]
-    if isinstance(made, snn.SparseSpikes):
-        return [made.to_dense(), made.counts]
-    if isinstance(made, (list, tuple)):
-        return [tensor for part in made for tensor in flat(part)]
+    if isinstance(results, torch.Tensor):
+        return [results]
+    if isinstance(results, snn.SparseSpikes):
+        return [results.to_dense(), results.counts]
+    if isinstance(results, (list, tuple)):
+        return [tensor for part in results for tensor in flat(part)]
     return []
 
 
@@ -544,8 +544,8 @@ def outcome(kind, seed, layer, earlier):
             with torch.inference_mode() if mode == "inference" else torch.no_grad(), kind.around():
                 return [result.clone() for result in flat(run())], []
         operands = [tensor for tensor in operands if not tensor.is_inference()]
-        wanted = [tensor for tensor, learn in zip(operands, learns) if learn and tensor.is_floating_point()]
-        leaves = [tensor.requires_grad_() for tensor in wanted if tensor.is_leaf]
+        learning = [tensor for tensor, learn in zip(operands, learns) if learn and tensor.is_floating_point()]
+        leaves = [tensor.requires_grad_() for tensor in learning if tensor.is_leaf]
         try:
             with kind.around():
                 results = flat(run())
@@ -571,26 +571,31 @@ def gradients(results, inputs, seed):
     return list(torch.autograd.grad(sum(term.double() for term in terms), inputs, allow_unused=True))
 
 
-def check(found, expected):
-    if isinstance(found, Refusal) or isinstance(expected, Refusal):
-        told = [f"{each.kind.__name__}: {each.text}" if isinstance(each, Refusal) else "" for each in (found, expected)]
-        if not all(told) or found.kind is not expected.kind:
-            raise Mismatch(f"{told[0] or 'no error'}, and of a fresh layer {told[1] or 'no error'}")
+def check(actual, expected):
+    if isinstance(actual, Refusal) or isinstance(expected, Refusal):
+        errors = [
+            f"{each.kind.__name__}: {each.text}" if isinstance(each, Refusal) else "" for each in (actual, expected)
+        ]
+        if not all(errors) or actual.kind is not expected.kind:
+            raise Mismatch(f"{errors[0] or 'no error'}, and of a fresh layer {errors[1] or 'no error'}")
         return
-    for what, ours, theirs in zip(("result", "gradient"), found, expected):
+    for what, ours, theirs in zip(("result", "gradient"), actual, expected):
         if len(ours) != len(theirs):
             raise Mismatch(f"{len(ours)} {what}s, and a fresh layer {len(theirs)}")
-        for place, (one, other) in enumerate(zip(ours, theirs)):
-            if (one is None) != (other is None):
-                raise Mismatch(f"{what} {place} is {'None' if one is None else 'not None'}, a fresh layer's is not so")
-            if one is None:
-                continue
-            if one.dtype != other.dtype or one.shape != other.shape:
+        for place, (value, other) in enumerate(zip(ours, theirs)):
+            if (value is None) != (other is None):
                 raise Mismatch(
-                    f"{what} {place}: {one.dtype} {list(one.shape)}, a fresh layer's: {other.dtype} {list(other.shape)}"
+                    f"{what} {place} is {'None' if value is None else 'not None'}, a fresh layer's is not so"
                 )
-            if not torch.equal(one.nan_to_num(), other.nan_to_num()) or not torch.equal(one.isnan(), other.isnan()):
-                apart = float((one.double() - other.double()).abs().max())
+            if value is None:
+                continue
+            if value.dtype != other.dtype or value.shape != other.shape:
+                raise Mismatch(
+                    f"{what} {place}: {value.dtype} {list(value.shape)}, "
+                    f"a fresh layer's: {other.dtype} {list(other.shape)}"
+                )
+            if not torch.equal(value.nan_to_num(), other.nan_to_num()) or not torch.equal(value.isnan(), other.isnan()):
+                apart = float((value.double() - other.double()).abs().max())
                 raise Mismatch(f"{what} {place} differs from a fresh layer's by {apart}")
 
 
@@ -614,14 +619,14 @@ def is_state(value):
 
 def give_states(used, fresh):
     """Cut the graphs of the states that the layer keeps between calls, and copy these states to the fresh layer."""
-    for one, other in zip(used.modules(), fresh.modules()):
-        for name in {*vars(one), *vars(other)}:
-            mine, theirs = vars(one).get(name), vars(other).get(name)
+    for used_module, other in zip(used.modules(), fresh.modules()):
+        for name in {*vars(used_module), *vars(other)}:
+            mine, theirs = vars(used_module).get(name), vars(other).get(name)
             if is_state(mine):
-                vars(one)[name], vars(other)[name] = carried(mine), carried(mine)
-            elif is_state(theirs) and name in vars(one):
+                vars(used_module)[name], vars(other)[name] = carried(mine), carried(mine)
+            elif is_state(theirs) and name in vars(used_module):
                 vars(other)[name] = copy.copy(mine)
-        for name, buffer in one._buffers.items():
+        for name, buffer in used_module._buffers.items():
             if isinstance(buffer, torch.Tensor) and name in other._buffers:
                 value = carried(buffer)
                 other._buffers[name] = value.requires_grad_() if buffer.requires_grad else value
@@ -664,10 +669,10 @@ def run(name, seed, operations):
             fresh = altered(kind, seed, operations[:place])
             give_states(used, fresh)
             expected = outcome(kind, operation.seed, fresh, earlier)
-            found = outcome(kind, operation.seed, used, earlier)
-            check(found, expected)
-            if not isinstance(found, Refusal):
-                earlier = [*earlier, *found[0]][-8:]
+            actual = outcome(kind, operation.seed, used, earlier)
+            check(actual, expected)
+            if not isinstance(actual, Refusal):
+                earlier = [*earlier, *actual[0]][-8:]
 
 
 def failure(name, seed, operations):
@@ -728,15 +733,15 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="*", choices=sorted(KINDS), help="default: all but what takes long")
     parser.add_argument("--case", help="KIND:SEED")
-    given = parser.parse_args()
-    if given.case:
-        name, _, seed = given.case.rpartition(":")
+    arguments = parser.parse_args()
+    if arguments.case:
+        name, _, seed = arguments.case.rpartition(":")
         operations = drawn(KINDS[name], int(seed))
         error = failure(name, int(seed), operations)
         print("\n".join(described(name, int(seed), operations)), error or "nothing is wrong", sep="\n")
         return bool(error)
-    names = given.kinds or [name for name in KINDS if name not in SLOW]
-    return min(1, search(names, given.seed, given.seconds))
+    names = arguments.kinds or [name for name in KINDS if name not in SLOW]
+    return min(1, search(names, arguments.seed, arguments.seconds))
 
 
 if __name__ == "__main__":

@@ -53,23 +53,23 @@ def _versions(library: str) -> Iterator[Tuple[str, str]]:
 
 def wanted(torch_libraries: List[str]) -> Dict[str, Dict[str, Set[str]]]:
     """Return {library: {version or "": functions}}; functions of an unknown library count as the CUDA runtime's."""
-    needed, of, own, missing = set(), {}, set(), set()
+    needed, of, defined, missing = set(), {}, set(), set()
     for library in torch_libraries:
         needed |= {line.split("[")[1][:-1] for line in _said("readelf", "-d", library) if "(NEEDED)" in line}
         of.update(_versions(library))
         for is_own, name, version in _symbols(library):
-            (own if is_own else missing).add((name, version))
+            (defined if is_own else missing).add((name, version))
     needed -= {os.path.basename(library) for library in torch_libraries}
-    found: Dict[str, Dict[str, Set[str]]] = {name: {} for name in needed if not name.startswith(SYSTEM)}
-    runtime = next((name for name in found if name.startswith("libcudart.")), None)
-    owned = {name for name, _ in own}
+    libraries: Dict[str, Dict[str, Set[str]]] = {name: {} for name in needed if not name.startswith(SYSTEM)}
+    runtime = next((name for name in libraries if name.startswith("libcudart.")), None)
+    owned = {name for name, _ in defined}
     for name, version in missing:
         library = of.get(version)
         if not version and name not in owned and name.startswith(PREFIXES):
             library = runtime
-        if library in found:
-            found[library].setdefault(version, set()).add(name)
-    return found
+        if library in libraries:
+            libraries[library].setdefault(version, set()).add(name)
+    return libraries
 
 
 def make(site_packages: Path, folder: Path) -> None:

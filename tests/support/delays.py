@@ -10,11 +10,11 @@ def shares(delay, max_delay, kernel, sigma):
     delay = delay.clamp(0, max_delay)
     lags = torch.arange(max_delay + 1, dtype=delay.dtype).reshape(-1, *[1] * delay.dim())
     if kernel == "gaussian":
-        made = torch.exp(-((lags - delay) ** 2) / (2 * sigma**2))
+        weights = torch.exp(-((lags - delay) ** 2) / (2 * sigma**2))
     else:  # 1 - frac at floor(d), frac one step later
         low = delay.detach().floor()
-        made = (lags == low) * (1 - (delay - low)) + (lags == low + 1) * (delay - low)
-    return made / made.sum(0)
+        weights = (lags == low) * (1 - (delay - low)) + (lags == low + 1) * (delay - low)
+    return weights / weights.sum(0)
 
 
 def weighted(x, weight, delay, bias, max_delay, kernel="linear", sigma=1.0):

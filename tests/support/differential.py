@@ -41,23 +41,23 @@ class Refused(Exception):
     """snnTorch itself cannot run this."""
 
 
-def same(what, found, expected, tolerance=None):
+def same(what, actual, expected, tolerance=None):
     """Check equality bit by bit, or with ``tolerance`` relative to the largest number."""
-    if (found is None) != (expected is None):
-        raise Mismatch(f"{what}: None, not a tensor" if found is None else f"{what}: a tensor, not None")
-    if found is None:
+    if (actual is None) != (expected is None):
+        raise Mismatch(f"{what}: None, not a tensor" if actual is None else f"{what}: a tensor, not None")
+    if actual is None:
         return
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        raise Mismatch(f"{what}: {found.dtype} {list(found.shape)}, not {expected.dtype} {list(expected.shape)}")
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        raise Mismatch(f"{what}: {actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}")
     if tolerance is None:
-        wrong = ~((found == expected) | (found.isnan() & expected.isnan()))
+        wrong = ~((actual == expected) | (actual.isnan() & expected.isnan()))
     else:
         scale = max(1.0, float(expected.detach().abs().max())) if expected.numel() else 1.0
-        wrong = ~((found - expected).abs() <= tolerance * scale)
+        wrong = ~((actual - expected).abs() <= tolerance * scale)
     if wrong.any():
         place = tuple(int(i) for i in wrong.nonzero()[0])
         raise Mismatch(
-            f"{what}: {int(wrong.sum())} of {wrong.numel()} differ, at {place} {float(found[place])!r}, not "
+            f"{what}: {int(wrong.sum())} of {wrong.numel()} differ, at {place} {float(actual[place])!r}, not "
             f"{float(expected[place])!r}"
         )
 
@@ -113,7 +113,7 @@ def neuron(draw, shape, behind_norm=False):
     if not behind_norm:  # a norm of a silent layer gives zeros with rounding, whose sign DeltaLeaky's gradient uses
         names.append("DeltaLeaky")
     name = draw.choice(names)
-    made = {
+    options = {
         "beta": parameter(draw, shape, 0.0, 1.0),
         "threshold": draw.choice([1.0, draw.uniform(0.1, 1.5)]),
         "spike_grad": draw.choice(SURROGATES)(),
@@ -123,39 +123,39 @@ def neuron(draw, shape, behind_norm=False):
         "learn_threshold": draw.random() < 0.3,
     }
     if name == "Leaky" and draw.random() < 0.3:
-        made["threshold"] = parameter(draw, shape, 0.1, 1.5)
+        options["threshold"] = parameter(draw, shape, 0.1, 1.5)
     if name in ("Leaky", "Synaptic", "RLeaky") and draw.random() < 0.3:  # RSynaptic fails at its first step
-        made["reset_delay"] = False
+        options["reset_delay"] = False
     if name in ("Synaptic", "Alpha", "RSynaptic"):
-        made["alpha"] = parameter(draw, shape, 0.0, 1.0)
-        made["learn_alpha"] = draw.random() < 0.3
+        options["alpha"] = parameter(draw, shape, 0.0, 1.0)
+        options["learn_alpha"] = draw.random() < 0.3
     if name == "Alpha":  # Alpha has no delay of its currents where both are equal
-        made["alpha"], made["beta"] = draw.uniform(0.6, 0.95), draw.uniform(0.1, 0.5)
+        options["alpha"], options["beta"] = draw.uniform(0.6, 0.95), draw.uniform(0.1, 0.5)
     if name == "Leaky" and draw.random() < 0.2:
-        made["graded_spikes_factor"] = draw.uniform(0.5, 2)
-        made["learn_graded_spikes_factor"] = draw.random() < 0.5
+        options["graded_spikes_factor"] = draw.uniform(0.5, 2)
+        options["learn_graded_spikes_factor"] = draw.random() < 0.5
     if name == "Leaky" and len(shape) == 1 and draw.random() < 0.1:
-        made["inhibition"] = True
+        options["inhibition"] = True
     if name.startswith("R"):
-        made["all_to_all"] = len(shape) == 1 and draw.random() < 0.5
-        if made["all_to_all"]:
-            made["linear_features"] = shape[0]
-        made["V"] = draw.uniform(-1, 1)
-        made["learn_recurrent"] = draw.random() < 0.7
+        options["all_to_all"] = len(shape) == 1 and draw.random() < 0.5
+        if options["all_to_all"]:
+            options["linear_features"] = shape[0]
+        options["V"] = draw.uniform(-1, 1)
+        options["learn_recurrent"] = draw.random() < 0.7
     if name == "Lapicque":
-        made["beta"] = draw.uniform(0.1, 0.95)
+        options["beta"] = draw.uniform(0.1, 0.95)
     if name == "DeltaLeaky":
-        made = {
+        options = {
             "beta": draw.uniform(0.05, 1),  # for smaller values the changes of a constant input soon are pure rounding
             "delta_threshold": draw.uniform(0.05, 0.5),
-            "init_hidden": made["init_hidden"],
+            "init_hidden": options["init_hidden"],
         }
-    return name, made
+    return name, options
 
 
 def layers(draw):
     """Draw (kind, arguments) of each module, and the shape of the input of a step."""
-    made = []
+    modules = []
     if draw.random() < 0.35:
         channels, side = draw.randint(1, 5), draw.randint(4, 9)
         shape = start = (channels, side, side)
@@ -164,29 +164,29 @@ def layers(draw):
             if shape[1] < 2:
                 break
             settings = {"in_channels": shape[0], "out_channels": out, "kernel_size": kernel, "padding": kernel // 2}
-            made.append(("Conv2d", settings))
+            modules.append(("Conv2d", settings))
             shape = (out, *shape[1:])
             if draw.random() < 0.2:
-                made.append(("BatchNorm2d", {"num_features": out}))
-            made.append(neuron(draw, shape, "Norm" in made[-1][0]))
+                modules.append(("BatchNorm2d", {"num_features": out}))
+            modules.append(neuron(draw, shape, "Norm" in modules[-1][0]))
             if draw.random() < 0.4:
-                made.append((draw.choice(["MaxPool2d", "AvgPool2d"]), {"kernel_size": 2}))
+                modules.append((draw.choice(["MaxPool2d", "AvgPool2d"]), {"kernel_size": 2}))
                 shape = (out, shape[1] // 2, shape[2] // 2)
-        made.append(("Flatten", {}))
+        modules.append(("Flatten", {}))
         width = shape[0] * shape[1] * shape[2]
     else:
         width = draw.randint(1, 40)
         start = (width,)
     for last in [False] * draw.randint(0, 2) + [True]:
         out = draw.randint(1, 40)
-        made.append(("Linear", {"in_features": width, "out_features": out, "bias": draw.random() < 0.8}))
+        modules.append(("Linear", {"in_features": width, "out_features": out, "bias": draw.random() < 0.8}))
         if draw.random() < 0.15:
-            made.append(("LayerNorm", {"normalized_shape": out}))
-        made.append(neuron(draw, (out,), "Norm" in made[-1][0]))
+            modules.append(("LayerNorm", {"normalized_shape": out}))
+        modules.append(neuron(draw, (out,), "Norm" in modules[-1][0]))
         if not last and draw.random() < 0.15:
-            made.append(("Dropout", {"p": 0.5}))
+            modules.append(("Dropout", {"p": 0.5}))
         width = out
-    return made, start
+    return modules, start
 
 
 def alone(draw):
@@ -222,28 +222,28 @@ def loop(modules, x):
             if not is_neuron(module):
                 out = module(out.to(x.dtype))
                 continue
-            made = module(out.to(x.dtype), *states.get(module, ()))  # its spikes are float32
+            output = module(out.to(x.dtype), *states.get(module, ()))  # its spikes are float32
             if module in states:
                 keeps_spikes = isinstance(module, (snntorch.RLeaky, snntorch.RSynaptic))
-                states[module] = made if keeps_spikes else made[1:]
-            out = made[0] if isinstance(made, tuple) else made
-        record.append(flat(made))
+                states[module] = output if keeps_spikes else output[1:]
+            out = output[0] if isinstance(output, tuple) else output
+        record.append(flat(output))
     return [torch.stack(part) for part in zip(*record)]
 
 
-def flat(made):
+def flat(results):
     """Return the tensors of nested tuples."""
-    return [made] if isinstance(made, torch.Tensor) else [one for part in made for one in flat(part)]
+    return [results] if isinstance(results, torch.Tensor) else [tensor for part in results for tensor in flat(part)]
 
 
-def densely(made):
+def densely(results):
     """Return the tensors of nested tuples, and spikes as a dense tensor."""
-    return [made.to_dense()] if isinstance(made, snn.SparseSpikes) else flat(made)
+    return [results.to_dense()] if isinstance(results, snn.SparseSpikes) else flat(results)
 
 
-def chosen(made, parts):
+def chosen(results, parts):
     """Return the places of the results that the loss uses."""
-    graph = [place for place, one in enumerate(made) if one.requires_grad]
+    graph = [place for place, tensor in enumerate(results) if tensor.requires_grad]
     return {"spikes": graph[:1], "membrane": graph[-1:]}.get(parts, graph)
 
 
@@ -265,9 +265,9 @@ def unrounded(dtype):
 def backward(graph, parts, seed):
     """Run the backward pass of a loss of results with random weights."""
     generator, total = torch.Generator().manual_seed(seed), 0
-    for one in graph:
-        weight = torch.randn(one.shape, generator=generator).to(one.dtype)
-        total = total + ((one * weight)[-1] if parts == "last step" else one * weight).sum()
+    for output in graph:
+        weight = torch.randn(output.shape, generator=generator).to(output.dtype)
+        total = total + ((output * weight)[-1] if parts == "last step" else output * weight).sum()
     if graph:
         total.backward()
 
@@ -287,9 +287,9 @@ def inputs(draw, steps, batch, shape, dtype):
     layout, spikes = draw.choice(STRIDED), draw.random() < 0.5
 
     def drawn(*size):
-        made = torch.rand(size, generator=generator, dtype=torch.float64)
-        made = (made < draw.choice([0.02, 0.1, 0.5])).double() if spikes else 4 * made - 1.5
-        return made.to(dtype)
+        numbers = torch.rand(size, generator=generator, dtype=torch.float64)
+        numbers = (numbers < draw.choice([0.02, 0.1, 0.5])).double() if spikes else 4 * numbers - 1.5
+        return numbers.to(dtype)
 
     if layout == "time last":
         return drawn(batch, *shape, steps).movedim(-1, 0)
@@ -308,9 +308,9 @@ def change(draw, parameters):
     The changes are float32: snnTorch's spikes are float32 even in a float64 network, and round their factors.
     """
     how, seed = draw.choice(["in place", ".data", "load", "none", "optimizer"]), draw.randrange(2**31)
-    for own in parameters:
+    for named in parameters:
         generator = torch.Generator().manual_seed(seed)
-        for p in own.values():
+        for p in named.values():
             added = 0.1 * torch.randn(p.shape, generator=generator)
             added = (p.detach().float() + added).to(p.dtype) - p.detach()
             if how == "in place":
@@ -374,28 +374,28 @@ def networks(seed, described=layers, trained=0.6):
                 around = events_taken()
             try:
                 with torch.set_grad_enabled(train), around:
-                    made = flat(function(leaf))
+                    outputs = flat(function(leaf))
                 if place == 0:
-                    places = chosen(made, parts)
-                backward([made[number] for number in places], parts, upstream)
+                    places = chosen(outputs, parts)
+                backward([outputs[number] for number in places], parts, upstream)
             except Exception as error:
                 if place:
                     raise
                 raise Refused(str(error)) from error
             grads = {name: p.grad for name, p in parameters[place].items()}
-            results.append(([one.detach() for one in made], leaf.grad, grads))
+            results.append(([output.detach() for output in outputs], leaf.grad, grads))
             detach_states(net)
         (expected, expected_x, expected_grads), loop_found, multi_found = results
         dropped = training and any(isinstance(m, nn.Dropout) for m in theirs)
-        for name, (found, found_x, found_grads), tolerance in (
+        for name, (actual, found_x, found_grads), tolerance in (
             ("loop", loop_found, None),
             ("MultiStep", multi_found, 1e-9 if dtype == torch.float64 else None),
         ):
             if name == "MultiStep" and (dropped or dtype != torch.float64):
                 continue  # dropout masks come in another order, and a spike may flip where a product rounds differently
-            said = f"call {call}, {name}"
-            for number, (one, other) in enumerate(zip(found, expected)):
-                same(f"{said}, result {number}", one.to(other.dtype), other, tolerance)
+            label = f"call {call}, {name}"
+            for number, (output, other) in enumerate(zip(actual, expected)):
+                same(f"{label}, result {number}", output.to(other.dtype), other, tolerance)
             # Spikes have float32 gradients if they feed a layer, inhibit, or are a state. The rounding of a sum of a
             # thousand float32 terms is 1e-5. The norm of a silent layer divides it by the root of its eps.
             single = len(theirs) == 1
@@ -406,13 +406,13 @@ def networks(seed, described=layers, trained=0.6):
             COMPARED["calls"] += name == "loop"
             if any(g is not None and not g.isfinite().all() for g in (expected_x, *expected_grads.values())):
                 continue  # snnTorch's sigmoid is inf / inf far below the threshold
-            same(f"{said}, gradient of x", found_x, expected_x, rounding * largest)
+            same(f"{label}, gradient of x", found_x, expected_x, rounding * largest)
             for key, grad in expected_grads.items():
                 if key.endswith("graded_spikes_factor") and found_grads[key] is None and grad is not None:
                     grad = None if grad.abs().max() < rounding else grad  # snnTorch divides by its own factor
                 if steps == 1 and grad is None and found_grads[key] is not None and not found_grads[key].any():
                     continue  # the threshold of one step, which only the next step would read
-                same(f"{said}, gradient of {key}", found_grads[key], grad, rounding * largest)
+                same(f"{label}, gradient of {key}", found_grads[key], grad, rounding * largest)
             COMPARED["gradients"] += name == "loop" and bool(places) and train
         if draw.random() < 0.7:
             change(draw, parameters)
@@ -457,8 +457,8 @@ def twins(draw, delays=(0, 1)):
 
 def agree(results, x, trained=True):
     """Compare outputs and gradients of events and layers; ``x`` has a gradient where there is an event."""
-    (found, found_x, found_grads), (expected, expected_x, grads) = results
-    same("result", found, expected, 1e-9)
+    (actual, found_x, found_grads), (expected, expected_x, grads) = results
+    same("result", actual, expected, 1e-9)
     if expected_x is not None:
         where = x != 0
         same("gradient of x", found_x[where], expected_x[where], 1e-9 * scale_of({"x": expected_x}))
@@ -483,18 +483,18 @@ def events(seed):
             x = x * torch.randn_like(x)
         train, results = draw.random() < 0.6, []
         learn_input = train and draw.random() < 0.5
-        for one in (net, twin):
+        for network in (net, twin):
             leaf = x.clone().requires_grad_(learn_input)
-            one.zero_grad()
-            given = snn.SparseSpikes.from_dense(leaf.flatten(2))
-            given = given.with_maps(shape) if len(shape) == 3 else given
+            network.zero_grad()
+            spikes = snn.SparseSpikes.from_dense(leaf.flatten(2))
+            spikes = spikes.with_maps(shape) if len(shape) == 3 else spikes
             with torch.enable_grad() if train else torch.no_grad():
-                out = one(given)
+                out = network(spikes)
                 dense = out.to_dense()
             if dense.requires_grad:
                 weight = torch.randn(dense.shape, generator=torch.Generator().manual_seed(seed), dtype=dense.dtype)
                 (dense * weight).sum().backward()
-            results.append((dense.detach(), leaf.grad, {name: p.grad for name, p in one.named_parameters()}))
+            results.append((dense.detach(), leaf.grad, {name: p.grad for name, p in network.named_parameters()}))
         agree(results, x, dense.requires_grad)
         with torch.no_grad():
             for p, q in zip(net.parameters(), twin.parameters()):
@@ -540,23 +540,23 @@ def convolution(draw):
     kernel, padding = (draw.randint(1, 4), draw.randint(1, 4)), (draw.randint(0, 2), draw.randint(0, 2))
     stride, dilation = (draw.randint(1, 3), draw.randint(1, 3)), (draw.randint(1, 2), draw.randint(1, 2))
     size = tuple(d * (k - 1) + 1 + draw.randint(0, 6) for k, d in zip(kernel, dilation))
-    given = (stride, padding, dilation, groups)
+    geometry = (stride, padding, dilation, groups)
     if draw.random() < 0.5:
-        layer = snn.SparseConv2d(channels, out, kernel, *given, bias=draw.random() < 0.6)
+        layer = snn.SparseConv2d(channels, out, kernel, *geometry, bias=draw.random() < 0.6)
     else:
         options = neurons_options(draw, out, "SparseLeaky")
-        layer = snn.SparseConvLeaky(channels, out, kernel, *given, bias=draw.random() < 0.6, **options)
+        layer = snn.SparseConvLeaky(channels, out, kernel, *geometry, bias=draw.random() < 0.6, **options)
     layer = layer.double()
 
     def arrives(x):
-        made = nn.functional.conv2d(x.flatten(0, 1), layer.weight, None, *given)
-        return made.unflatten(0, x.shape[:2])
+        maps = nn.functional.conv2d(x.flatten(0, 1), layer.weight, None, *geometry)
+        return maps.unflatten(0, x.shape[:2])
 
     return layer, (channels, *size), arrives
 
 
 def neurons_options(draw, neurons, kind):
-    made = {
+    options = {
         "beta": draw.choice([draw.uniform(0, 1), torch.rand(neurons)]),
         "threshold": draw.uniform(0.1, 1.2),
         "reset_mechanism": draw.choice(["subtract", "zero", "none"]),
@@ -565,8 +565,8 @@ def neurons_options(draw, neurons, kind):
         "input_scale": draw.choice([1.0, draw.uniform(0.5, 3)]),
     }
     if kind == "SparseSynaptic":
-        made.update(alpha=draw.choice([draw.uniform(0, 1), torch.rand(neurons)]), learn_alpha=draw.random() < 0.5)
-    return made
+        options.update(alpha=draw.choice([draw.uniform(0, 1), torch.rand(neurons)]), learn_alpha=draw.random() < 0.5)
+    return options
 
 
 def by_equations(layer, current):
@@ -579,12 +579,12 @@ def by_equations(layer, current):
     names = [name for name in ("alpha", "beta", "threshold") if hasattr(layer, name)]
     values = {name: per_neuron(getattr(layer, name)) for name in names}
     equation = equations.synaptic if "alpha" in names else equations.leaky
-    given = {"graded_spikes_factor": 1, "spike": explicit_steps.heaviside, "reset_mechanism": layer.reset_mechanism}
+    options = {"graded_spikes_factor": 1, "spike": explicit_steps.heaviside, "reset_mechanism": layer.reset_mechanism}
     states, record = [torch.zeros_like(current[0])] * (2 if "alpha" in names else 1), []
     for x in current:
         if getattr(layer, "recurrent_weight", None) is not None and record:
             x = x + layer.input_scale * record[-1] @ layer.recurrent_weight.t()
-        spk, *states = equation(x, *states, **values, **given)
+        spk, *states = equation(x, *states, **values, **options)
         record.append(spk)
     return torch.stack(record)
 
@@ -607,16 +607,16 @@ def event_layers(seed):
             layer.zero_grad()
             leaf = x.clone().requires_grad_(True)
             if ours and as_spikes:
-                given = snn.SparseSpikes.from_dense(leaf.flatten(2))
-                made = layer(given.with_maps(shape) if len(shape) == 3 else given)
+                spikes = snn.SparseSpikes.from_dense(leaf.flatten(2))
+                outputs = layer(spikes.with_maps(shape) if len(shape) == 3 else spikes)
             elif ours:
-                made = layer(leaf)
+                outputs = layer(leaf)
             else:
-                made = by_equations(layer, arrives(leaf))
-            made = (made.to_dense() if isinstance(made, snn.SparseSpikes) else made).flatten(2)
-            weight = torch.randn_like(made) if weight is None else weight
-            (made * weight).sum().backward()
-            results.append((made.detach(), leaf.grad, {name: p.grad for name, p in layer.named_parameters()}))
+                outputs = by_equations(layer, arrives(leaf))
+            outputs = (outputs.to_dense() if isinstance(outputs, snn.SparseSpikes) else outputs).flatten(2)
+            weight = torch.randn_like(outputs) if weight is None else weight
+            (outputs * weight).sum().backward()
+            results.append((outputs.detach(), leaf.grad, {name: p.grad for name, p in layer.named_parameters()}))
         agree(results, x)
         with torch.no_grad():
             for p in layer.parameters():
@@ -634,15 +634,15 @@ def learnt(online, x, weights, cuts):
 
 def learners(draw, rule):
     """Draw linear layers and neurons of a network that learns online, and the shape of a step."""
-    made, width = [], draw.randint(1, 12)
+    modules, width = [], draw.randint(1, 12)
     shape = (width,)
     for last in [False] * draw.randint(0, 2) + [True]:
         out = draw.randint(1, 12)
-        made.append(nn.Linear(width, out))
+        modules.append(nn.Linear(width, out))
         width = out
         if last and rule == "eprop":
-            made.append(snn.Leaky(beta=draw.uniform(0.3, 1), threshold=0.7, reset_mechanism="none"))
-        while isinstance(made[-1], nn.Linear):
+            modules.append(snn.Leaky(beta=draw.uniform(0.3, 1), threshold=0.7, reset_mechanism="none"))
+        while isinstance(modules[-1], nn.Linear):
             kind, options = neuron(draw, (out,))
             options["init_hidden"] = False
             if kind != "DeltaLeaky":
@@ -650,8 +650,8 @@ def learners(draw, rule):
             if kind == "Lapicque":
                 options["learn_beta"] = False  # as in snnTorch, it can be differentiated only once
             with contextlib.suppress(TypeError, ValueError):  # snnTorch raises the same
-                made.append(getattr(snn, kind)(**options))
-    return made, shape
+                modules.append(getattr(snn, kind)(**options))
+    return modules, shape
 
 
 def online(seed):
@@ -695,22 +695,22 @@ def online(seed):
     weights = [torch.randn_like(part) for part in whole]
     try:
         with events_taken():
-            made, found = learnt(learner, x, weights, cuts)
+            outputs, actual = learnt(learner, x, weights, cuts)
     except (TypeError, ValueError) as error:
         if plain:
             raise
         raise Refused(str(error)) from error
-    for part, other in zip(made, whole):
+    for part, other in zip(outputs, whole):
         same("result", part, other, 1e-9)
     if plain:
-        kept = "ottt" if rule == "decolle" else rule
+        trace_rule = "ottt" if rule == "decolle" else rule
         of = {"low_pass": float(modules[-1].beta)} if options.get("low_pass") else {}
         if rule == "decolle":
             of = {"readouts": list(learner.matrices), "local_loss": lambda readout: (readout - 1).pow(2).sum()}
         elif rule == "eprop":
             of["feedback"] = list(learner.matrices)
         pairs = explicit_steps.gradients(
-            net, x, lambda t, *parts: sum((part * w[t]).sum() for part, w in zip(parts, weights)), kept, **of
+            net, x, lambda t, *parts: sum((part * w[t]).sum() for part, w in zip(parts, weights)), trace_rule, **of
         )
         names = {id(p): name for name, p in learner.named_parameters()}
         expected = {names[id(p)]: grad for p, grad in pairs if p.requires_grad}
@@ -721,7 +721,7 @@ def online(seed):
             expected = learnt(learner, x, weights, [])[1]
     largest = scale_of(expected)
     for name, grad in expected.items():
-        same(f"{rule}, gradient of {name}", found.get(name), grad, 1e-9 * largest)
+        same(f"{rule}, gradient of {name}", actual.get(name), grad, 1e-9 * largest)
     COMPARED["calls"] += 1
     COMPARED["gradients"] += 1
 

@@ -143,9 +143,9 @@ class EmulatedLibrary:
         before = list(_pointers(call))
         call.most = 0
         call.room(address)
-        made = [pair for pair in _pointers(call) if pair not in before]
-        message = [struct.pack("=qQ", call.most, len(made))]
-        for offset, pointer in made:
+        new_pointers = [pair for pair in _pointers(call) if pair not in before]
+        message = [struct.pack("=qQ", call.most, len(new_pointers))]
+        for offset, pointer in new_pointers:
             buffers.append((pointer, _asked[pointer]))
             message.append(struct.pack("=Q", offset) + self._buffer(*buffers[-1])[1:])  # without the tag
         self._send(b"".join(message))

@@ -37,9 +37,9 @@ def run_tests(emulated, *files, examples=5, **environment):
     command += ["-p", "no:xdist", *(f"tests/ops/{file}" for file in files), "-k", "not compile and not opcheck"]
     path = os.pathsep.join([str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {"SNNIPU_EMULATE": emulated, "SNNIPU_HYPOTHESIS_EXAMPLES": str(examples), **environment}
-    said = run(command, PYTHONPATH=path, **environment)
-    calls = re.search(r"(\d+) calls of the emulated library", said)
-    assert calls is not None, said
-    assert int(calls.group(1)) > 20, said
-    assert " passed" in said
-    return said
+    output = run(command, PYTHONPATH=path, **environment)
+    calls = re.search(r"(\d+) calls of the emulated library", output)
+    assert calls is not None, output
+    assert int(calls.group(1)) > 20, output
+    assert " passed" in output
+    return output

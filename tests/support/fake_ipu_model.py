@@ -96,13 +96,13 @@ class FakeLibrary:
         return 0
 
     def compile(self, request, out):
-        asked = self.requests[request]
-        if asked.name not in ("Scale", "NeuronSequence", "SurrogateSpike"):
-            return self._fail(f"popart_error: no operator {asked.name}")
-        if asked.attributes.get("factor", 0) < 0:
+        program = self.requests[request]
+        if program.name not in ("Scale", "NeuronSequence", "SurrogateSpike"):
+            return self._fail(f"popart_error: no operator {program.name}")
+        if program.attributes.get("factor", 0) < 0:
             return self._fail("graph_memory_allocation_error: tile 3 holds 700 KiB of 624: use more tiles")
-        self.log.append(("compile", asked.name, asked.gradient))
-        out._obj.value = self._new(self.programs, asked)
+        self.log.append(("compile", program.name, program.gradient))
+        out._obj.value = self._new(self.programs, program)
         return 0
 
     # ---- programs
@@ -112,9 +112,9 @@ class FakeLibrary:
         del self.programs[program]
 
     def _sources(self, program):
-        asked = self.programs[program]
-        inputs = [(IN, place) for place in range(len(asked.inputs))]
-        return inputs if asked.gradient is None else [(GRAD_OUT, place) for place in asked.gradient] + inputs
+        request = self.programs[program]
+        inputs = [(IN, place) for place in range(len(request.inputs))]
+        return inputs if request.gradient is None else [(GRAD_OUT, place) for place in request.gradient] + inputs
 
     def inputs(self, program):
         return len(self._sources(program))
@@ -127,10 +127,10 @@ class FakeLibrary:
         return -1 if self.programs[program].gradient is None else output
 
     def _outputs(self, program):
-        asked = self.programs[program]
-        if asked.gradient is not None:
-            return asked.inputs
-        return [asked.inputs[0]] * (1 + bin(asked.attributes.get("states", 0)).count("1"))
+        request = self.programs[program]
+        if request.gradient is not None:
+            return request.inputs
+        return [request.inputs[0]] * (1 + bin(request.attributes.get("states", 0)).count("1"))
 
     def outputs(self, program):
         return len(self._outputs(program))
@@ -146,44 +146,48 @@ class FakeLibrary:
         return self._outputs(program)[output][0].encode()
 
     def run(self, program, inputs, outputs):
-        asked = self.programs[program]
-        if asked.attributes.get("factor") == 13:
+        request = self.programs[program]
+        if request.attributes.get("factor") == 13:
             return self._fail("poplar_runtime_error: unlucky")
-        self.log.append(("run", asked.name, asked.gradient))
-        types = [*([self._outputs(program)[0]] * len(asked.gradient or [])), *asked.inputs]
-        if asked.gradient is not None:
-            types[: len(asked.gradient)] = [asked.inputs[0]] * len(asked.gradient)
-        given = [self._read(pointer, spec) for pointer, spec in zip(inputs, types)]
-        for pointer, result in zip(outputs, self._compute(asked, given)):
+        self.log.append(("run", request.name, request.gradient))
+        types = [*([self._outputs(program)[0]] * len(request.gradient or [])), *request.inputs]
+        if request.gradient is not None:
+            types[: len(request.gradient)] = [request.inputs[0]] * len(request.gradient)
+        tensors = [self._read(pointer, spec) for pointer, spec in zip(inputs, types)]
+        for pointer, result in zip(outputs, self._compute(request, tensors)):
             result = result.contiguous()
             ctypes.memmove(pointer, result.data_ptr(), result.numel() * result.element_size())
         return 0
 
     @staticmethod
     def _read(pointer, spec):
-        made = torch.empty(spec[1], dtype=DTYPES[spec[0]])
-        ctypes.memmove(made.data_ptr(), pointer, made.numel() * made.element_size())
-        return made
+        tensor = torch.empty(spec[1], dtype=DTYPES[spec[0]])
+        ctypes.memmove(tensor.data_ptr(), pointer, tensor.numel() * tensor.element_size())
+        return tensor
 
     @staticmethod
-    def _compute(asked, given):
-        if asked.name == "Scale":
-            return [given[0] * asked.attributes["factor"]]
-        a = asked.attributes
-        if asked.name == "SurrogateSpike":
+    def _compute(request, tensors):
+        if request.name == "Scale":
+            return [tensors[0] * request.attributes["factor"]]
+        a = request.attributes
+        if request.name == "SurrogateSpike":
             kernel = Kernel(a["surrogate"], a["surrogate_a"], a["surrogate_b"])
             return [
-                (given[0] > 0).float() if asked.gradient is None else surrogate_gradient(kernel, given[1], given[0])
+                (tensors[0] > 0).float()
+                if request.gradient is None
+                else surrogate_gradient(kernel, tensors[1], tensors[0])
             ]
-        count = len(asked.gradient or ())
-        grads, inputs = given[:count], given[count:]
+        count = len(request.gradient or ())
+        grads, inputs = tensors[:count], tensors[count:]
         inputs = [tensor.requires_grad_() for tensor in inputs]
         with torch.enable_grad():
-            made = popart.neuron_sequence(inputs, a)
-            if asked.gradient is None:
-                return [out.detach() for out in made]
-            found = torch.autograd.grad([made[place] for place in asked.gradient], inputs, grads, allow_unused=True)
-            return [torch.zeros_like(tensor) if grad is None else grad for tensor, grad in zip(inputs, found)]
+            outputs = popart.neuron_sequence(inputs, a)
+            if request.gradient is None:
+                return [out.detach() for out in outputs]
+            gradients = torch.autograd.grad(
+                [outputs[place] for place in request.gradient], inputs, grads, allow_unused=True
+            )
+            return [torch.zeros_like(tensor) if grad is None else grad for tensor, grad in zip(inputs, gradients)]
 
     def report(self, program):
         return json.dumps({"name": self.programs[program].name, "cycles": 1000}).encode()

@@ -25,17 +25,19 @@ MOST_BYTES, MOST_SECONDS, MOST_MEMORY = 600, 30, 4096
 
 def targets(kernels):
     """Return {name: (command, variables of its environment)}."""
-    found = {}
+    commands = {}
     if kernels is not None:
         every = {**os.environ, "SNNIPU_FUZZ_FAMILY": "names"}
         with tempfile.NamedTemporaryFile() as seed:
             seed.write(bytes(8))
             seed.flush()
-            told = subprocess.run([kernels, seed.name], env=every, capture_output=True, text=True, check=True).stdout
-        found = {name: ([kernels], {"SNNIPU_FUZZ_FAMILY": name}) for name in told.split()}
+            families = subprocess.run(
+                [kernels, seed.name], env=every, capture_output=True, text=True, check=True
+            ).stdout
+        commands = {name: ([kernels], {"SNNIPU_FUZZ_FAMILY": name}) for name in families.split()}
     for name in READERS:
-        found[name] = ([sys.executable, "-W", "ignore", str(HERE / "fuzz_readers.py"), name], {})
-    return found
+        commands[name] = ([sys.executable, "-W", "ignore", str(HERE / "fuzz_readers.py"), name], {})
+    return commands
 
 
 def fuzz(name, command, variables, seconds, seed, folder):
@@ -48,13 +50,13 @@ def fuzz(name, command, variables, seconds, seed, folder):
     done = subprocess.run(
         [*command, *options], env=environment, capture_output=True, text=True, errors="replace", check=False
     )
-    said = done.stdout + done.stderr
-    cases = re.findall(r"^Done (\d+) runs", said, re.MULTILINE) or re.findall(r"^#(\d+)\t", said, re.MULTILINE)
-    branches = re.findall(r" cov: (\d+) ", said)
+    output = done.stdout + done.stderr
+    cases = re.findall(r"^Done (\d+) runs", output, re.MULTILINE) or re.findall(r"^#(\d+)\t", output, re.MULTILINE)
+    branches = re.findall(r" cov: (\d+) ", output)
     return (
         int(cases[-1]) if cases else 0,
         int(branches[-1]) if branches else 0,
-        said[-6000:] if done.returncode else None,
+        output[-6000:] if done.returncode else None,
     )
 
 
@@ -80,11 +82,11 @@ def main():
             for name, (command, variables) in chosen.items()
         }
         for name, future in tqdm(futures.items(), unit="target"):
-            cases, branches, said = future.result()
-            tqdm.write(f"{name:16} {cases:10} cases, {branches:6} branches{'' if said is None else ': FAILED'}")
-            if said is not None:
+            cases, branches, output = future.result()
+            tqdm.write(f"{name:16} {cases:10} cases, {branches:6} branches{'' if output is None else ': FAILED'}")
+            if output is not None:
                 failed.append(name)
-                tqdm.write(said)
+                tqdm.write(output)
     if failed:
         print(f"failed: {', '.join(failed)}; what they failed at is in {arguments.folder}")
     return len(failed) > 0

@@ -38,10 +38,10 @@ def recording(read, path):
     from snnipu import datasets
 
     try:
-        found = read(str(path))
+        columns_read = read(str(path))
     except datasets.DamagedFileError as error:
         return says(error, f"root: damaged file {path}: ")
-    columns = found if isinstance(found, tuple) else (found,)
+    columns = columns_read if isinstance(columns_read, tuple) else (columns_read,)
     assert len({len(column) for column in columns}) == 1
 
 
@@ -115,21 +115,21 @@ def mnist(content):
     images, labels = idx_seeds()
     folder = FOLDER / "MNIST" / "raw"
     folder.mkdir(parents=True, exist_ok=True)
-    given = {
+    files = {
         "train-images-idx3": images,
         "train-labels-idx1": labels,
         "t10k-images-idx3": images,
         "t10k-labels-idx1": labels,
     }
-    given["train-labels-idx1" if content[2:4] == labels[2:4] else "train-images-idx3"] = content
-    for name, data in given.items():
+    files["train-labels-idx1" if content[2:4] == labels[2:4] else "train-images-idx3"] = content
+    for name, data in files.items():
         (folder / f"{name}-ubyte").write_bytes(data)
     try:
-        found = mnist(FOLDER)
+        dataset = mnist(FOLDER)
     except ValueError as error:
         return says(error, "damaged MNIST files")
-    assert found.train_images.dim() == 3
-    assert len(found.train_images) == len(found.train_labels)
+    assert dataset.train_images.dim() == 3
+    assert len(dataset.train_images) == len(dataset.train_labels)
 
 
 # ---- the Heidelberg digits: HDF5, read by another process
@@ -139,10 +139,10 @@ def shd_seeds():
     import h5py
 
     file = io.BytesIO()
-    with h5py.File(file, "w") as made:
-        made["labels"] = np.array([3, 19], np.uint16)
+    with h5py.File(file, "w") as archive:
+        archive["labels"] = np.array([3, 19], np.uint16)
         for name, kind in (("times", np.float16), ("units", np.uint16)):
-            data = made.create_dataset(f"spikes/{name}", (2,), dtype=h5py.vlen_dtype(kind))
+            data = archive.create_dataset(f"spikes/{name}", (2,), dtype=h5py.vlen_dtype(kind))
             data[0], data[1] = np.array([0, 1, 1], kind), np.array([], kind)
     return [file.getvalue()]
 
@@ -153,10 +153,10 @@ def shd(content):
 
     path = written(content)
     try:
-        found = read_recordings(str(path))
+        recordings = read_recordings(str(path))
     except datasets.DamagedFileError as error:
         return says(error, f"damaged file {path}: ")
-    assert len({len(column) for column in found}) == 1
+    assert len({len(column) for column in recordings}) == 1
 
 
 # ---- saved spikes
@@ -175,9 +175,9 @@ def spikes(content):
     draw = Bytes(content)
     shape = draw.sizes()
 
-    def tensor(*wanted):
+    def tensor(*dtypes):
         kind = (torch.int32, torch.float32, torch.float64, torch.int64, torch.bool)[draw.number(4)]
-        size = wanted if draw.number(5) else draw.sizes(4)
+        size = dtypes if draw.number(5) else draw.sizes(4)
         return torch.tensor([draw.number(6) - 1 for _ in range(int(np.prod(size)))]).reshape(size).to(kind)
 
     state = {
@@ -192,10 +192,10 @@ def spikes(content):
     torch.save(forged, file)
     file.seek(0)
     try:
-        found = torch.load(file, weights_only=True)
+        loaded = torch.load(file, weights_only=True)
     except (TypeError, ValueError) as error:
         return says(error, *state)
-    check_ids(found.ids, found.counts, found.num_neurons)
+    check_ids(loaded.ids, loaded.counts, loaded.num_neurons)
 
 
 # ---- checkpoints
@@ -261,9 +261,9 @@ class Bytes:
     def sizes(self, most=3):
         return tuple(self.number(3) for _ in range(self.number(most)))
 
-    def array(self, *wanted):
+    def array(self, *expected_shape):
         values = (0.5, 1.0, 0.0, -1.0, 1e-30, 1e30, float("nan"), float("inf"))
-        shape = wanted if self.number(3) else self.sizes()
+        shape = expected_shape if self.number(3) else self.sizes()
         dtype = (np.float32, np.float64, np.int64, np.float16)[self.number(3)]
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -40,15 +40,15 @@ def check_training(make, batches, optimizer=poptorch.optim.SGD, host=None, close
     expected = trained(poptorch.Options(), host or make, batches, optimizer, **arguments)
     assert torch.equal(run.outputs[0][0], expected.outputs[0][0])
     assert expected.outputs[0][0].any()
-    for outputs, wanted in zip(run.outputs, expected.outputs):
-        torch.testing.assert_close(outputs, wanted, **(outputs_close or {}))
+    for outputs, reference in zip(run.outputs, expected.outputs):
+        torch.testing.assert_close(outputs, reference, **(outputs_close or {}))
     weights = zip(run.net.named_parameters(), expected.net.parameters(), expected.before)
-    for (name, weight), wanted, initial in weights:
+    for (name, weight), reference, initial in weights:
         tolerance = close or {"rtol": 1e-5, "atol": 1e-6}
         if weight.dtype == torch.float16:
             # Gradient and weight are rounded, each by a unit in the last place.
-            tolerance = {"rtol": 2.0**-10, "atol": 2.0**-10 * float((wanted.detach() - initial).abs().max())}
+            tolerance = {"rtol": 2.0**-10, "atol": 2.0**-10 * float((reference.detach() - initial).abs().max())}
         torch.testing.assert_close(
-            weight, wanted.to(weight.dtype), **tolerance, msg=lambda text, name=name: f"{name}: {text}"
+            weight, reference.to(weight.dtype), **tolerance, msg=lambda text, name=name: f"{name}: {text}"
         )
     return run

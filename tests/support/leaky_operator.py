@@ -29,9 +29,9 @@ def backward_arguments(forward, upstream, kernel, needs=(True,) * 4, grad_last=N
     return (upstream[0], [upstream[1]], final, x, *what, *([[states]] if states is not None else []))
 
 
-def flat(made):
+def flat(results):
     """Return the tensors of an operator's results as one list."""
-    return [made[0], *made[1], *made[2]]
+    return [results[0], *results[1], *results[2]]
 
 
 def leaky_loop(x, mem0, beta, threshold, graded, reset, delay):

@@ -54,8 +54,12 @@ def strategy_of(package):
     Lightning converts loaders to PopTorch's for its own strategy only.
     """
     if package == "lightning":
-        own = {"accelerator": "ipu", "devices": 2, "strategy": pl.strategies.IPUStrategy(device_iterations=2)}
-        return own, lambda data, training: DataLoader(data, batch_size=10, shuffle=training)
+        trainer_options = {
+            "accelerator": "ipu",
+            "devices": 2,
+            "strategy": pl.strategies.IPUStrategy(device_iterations=2),
+        }
+        return trainer_options, lambda data, training: DataLoader(data, batch_size=10, shuffle=training)
 
     from lightning_graphcore import IPUAccelerator, IPUPrecision, IPUStrategy
 
@@ -94,7 +98,7 @@ def main(package, folder):
     loaded = Digits.load_from_checkpoint(fitting.checkpoint_callback.best_model_path)
     predictions = torch.cat(trainer().predict(loaded, test))
     by_hand = model.predict_step((images[1400 : 1400 + len(predictions)],), 0)
-    found = {
+    report = {
         "replicas": fitting.strategy.training_opts.replication_factor,
         "steps": fitting.global_step,
         "lr": fitting.optimizers[0].param_groups[0]["lr"],
@@ -103,7 +107,7 @@ def main(package, folder):
         "predictions": len(predictions),
         "checkpoint": torch.equal(predictions, by_hand.int()),
     }
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -224,9 +224,9 @@ class Writer:
     def write(self, where: str, *lines: str) -> None:
         self.lines[where] += lines
 
-    def module(self, made: str, kind: str = "layer") -> str:
+    def module(self, constructor: str, kind: str = "layer") -> str:
         name = self.name(kind)
-        self.write("init", f"self.{name} = {made}")
+        self.write("init", f"self.{name} = {constructor}")
         return name
 
     def value(self, expression: str) -> str:
@@ -239,12 +239,12 @@ class Writer:
         return f"torch.zeros({batch}, {', '.join(map(str, self.shape))})"
 
     def _program(self) -> str:
-        head, before, given, self.number = self.pick(*HEADS)
+        head, before, current, self.number = self.pick(*HEADS)
         self.write("start", *[before] * bool(before))
         if self.reset == "utils":
             self.write("start", "utils.reset(self)")
         self.values: List[Tuple[str, str]] = []  # values that a step may record, and zeros of their shape
-        v = given
+        v = current
         if self.maps:
             v = self._layers(v)
             self.maps, self.shape = False, (WIDTH,)
@@ -274,18 +274,18 @@ class Writer:
         self.earlier = [v]
         kinds = [self.expression, self.expression, self.layer, self.layer, self.branch, self.in_place, self.delayed]
         kinds += [self.spikes] * 3 + [self.several, self.written]
-        made = [self.pick(*kinds) for _ in range(self.random.randrange(4))]
-        made.insert(self.random.randrange(len(made) + 1), self.spikes)
-        made += [self.pick(*kinds)] * self.chance(0.5)
+        modules = [self.pick(*kinds) for _ in range(self.random.randrange(4))]
+        modules.insert(self.random.randrange(len(modules) + 1), self.spikes)
+        modules += [self.pick(*kinds)] * self.chance(0.5)
         if self.chance(0.15):
-            made.insert(self.random.randrange(len(made)), self.no_gradient)
+            modules.insert(self.random.randrange(len(modules)), self.no_gradient)
         back = self.name("back")
         feedback = self.chance(0.15)
         if feedback:
             self.feedback = True
             self.write("start", f"{back} = {self.zeros()}")
             v = self.value(f"{v} + 0.5 * {back}")
-        for layer in made:
+        for layer in modules:
             v = layer(v)
         if feedback:
             self.write("step", f"{back} = {v}")
@@ -300,12 +300,12 @@ class Writer:
         return self.value(f"self.{self.module(self.pick(*MODULES[self.maps]))}({v})")
 
     def branch(self, v: str) -> str:
-        one, other = (self.module(MODULES[self.maps][0]) for _ in range(2))
+        first, other = (self.module(MODULES[self.maps][0]) for _ in range(2))
         condition = f"{self.number} % 2" if self.number else f"{self.steps} > 9"
-        return self.value(f"self.{one}({v}) if {condition} else self.{other}({v})")
+        return self.value(f"self.{first}({v}) if {condition} else self.{other}({v})")
 
     def in_place(self, v: str) -> str:
-        made = self.value(f"{v} * 1.5")
+        value = self.value(f"{v} * 1.5")
         changes = (
             "{v} += {e}",
             "{v}[:, 0] = 0.5",
@@ -313,15 +313,15 @@ class Writer:
             "{v}.clamp_(-1, 1)",
             "{v} -= {v}.mean()",
         )
-        self.write("step", self.pick(*changes).format(v=made, e=self.pick(*self.earlier)))
-        return made
+        self.write("step", self.pick(*changes).format(v=value, e=self.pick(*self.earlier)))
+        return value
 
     def delayed(self, v: str) -> str:
         old = self.name("old")
         self.write("start", f"{old} = {self.zeros()}")
-        made = self.value(f"{v} + 0.5 * {old}")
+        value = self.value(f"{v} + 0.5 * {old}")
         self.write("step", f"{old} = {v}")
-        return made
+        return value
 
     def no_gradient(self, v: str) -> str:
         scale = self.name("scale")
@@ -343,22 +343,22 @@ class Writer:
         output = self.hidden and self.chance(0.5)
         if self.hidden:
             options += ["init_hidden=True", f"output={output}"]
-        own = self.module(f"snn.{kind}({', '.join(options)})", "lif")
+        module = self.module(f"snn.{kind}({', '.join(options)})", "lif")
         names = [self.name(state) for state in states]
         spikes_are_state = states[0] == "spk"
         spk = names[0] if spikes_are_state else self.name("spk")
         results = ", ".join(names if spikes_are_state else [spk, *names])
         if self.hidden:
-            self._start_hidden(own, states)
-            self.write("step", f"{results if output else spk} = self.{own}({v})")
+            self._start_hidden(module, states)
+            self.write("step", f"{results if output else spk} = self.{module}({v})")
         else:
-            self._start(own, names)
+            self._start(module, names)
             if not spikes_are_state and self.reset != "none" and self.chance(0.25):
                 self.write("start", f"{spk} = {self.zeros()}")
                 m = self.module(MODULES[self.maps][0], "rec")
                 v = self.value(self.pick(*RECURRENT[self.maps]).format(v=v, s=spk, m=m))
                 self.feedback = self.feedback or "LSTM" in kind
-            self.write("step", f"{results} = self.{own}({v}, {', '.join(names)})")
+            self.write("step", f"{results} = self.{module}({v}, {', '.join(names)})")
             if kind in ELEMENTWISE and self.chance(0.1):
                 self.write("step", f"{names[-1]} = {self.pick(*BETWEEN).format(m=names[-1], s=spk)}")
         if output or not self.hidden:
@@ -367,13 +367,13 @@ class Writer:
         self.earlier.append(spk)
         return spk
 
-    def _start(self, own: str, names: List[str]) -> None:
+    def _start(self, neuron: str, names: List[str]) -> None:
         """Write the start of states that are arguments."""
         left = ", ".join(names)
         if self.reset == "each" or len(names) > 1:
-            self.write("start", f"{left} = self.{own}.reset_mem()")
+            self.write("start", f"{left} = self.{neuron}.reset_mem()")
         elif self.reset == "none":
-            self.write("start", f"self.{own}.reset_mem()", f"{left} = None")
+            self.write("start", f"self.{neuron}.reset_mem()", f"{left} = None")
         elif self.reset == "given":
             self.write("start", f"{left} = {self.zeros()} + 0.2")
         else:
@@ -381,23 +381,23 @@ class Writer:
             self.write("start", f"{left} = self.{left}")
             self.write("end", f"self.{left} = {left}.detach()")
 
-    def _start_hidden(self, own: str, states: Tuple[str, ...]) -> None:
+    def _start_hidden(self, neuron: str, states: Tuple[str, ...]) -> None:
         if self.reset == "each":
-            self.write("start", f"self.{own}.reset_mem()")
+            self.write("start", f"self.{neuron}.reset_mem()")
         else:  # snnTorch's utils.reset does not reset spikes
             left = states if self.reset == "carried" else [state for state in states if state == "spk"]
-            self.write("end", *(f"self.{own}.{state} = self.{own}.{state}.detach()" for state in left))
+            self.write("end", *(f"self.{neuron}.{state} = self.{neuron}.{state}.detach()" for state in left))
 
     def written(self, v: str) -> str:
         """Write a neuron in the program's own operations."""
         states, lines = self.pick(*(WRITTEN[:-1] if self.maps else WRITTEN))
-        spk, learnt, own = self.name("spk"), self.name("p"), self.name("spike")
+        spk, learnt, surrogate_name = self.name("spk"), self.name("p"), self.name("spike")
         surrogate = self.pick("surrogate.fast_sigmoid(slope=5)", "surrogate.atan(alpha=1.5)", "Spike.apply")
-        self.write("init", f"self.{own} = {surrogate}", f"self.{learnt} = nn.Parameter(torch.tensor(0.45))")
+        self.write("init", f"self.{surrogate_name} = {surrogate}", f"self.{learnt} = nn.Parameter(torch.tensor(0.45))")
         names = {state: self.name(state) for state in states}
         self.write("start", *(f"{name} = {self.zeros()}" for name in names.values()))
-        given = {**names, "v": v, "spk": spk, "f": f"self.{own}", "p": f"self.{learnt}"}
-        self.write("step", *(line.format(**given) for line in lines))
+        fields = {**names, "v": v, "spk": spk, "f": f"self.{surrogate_name}", "p": f"self.{learnt}"}
+        self.write("step", *(line.format(**fields) for line in lines))
         self.values += [(names["mem"], self.zeros()), (spk, self.zeros())]
         self.earlier.append(spk)
         return spk
@@ -410,12 +410,12 @@ class Writer:
         self.write("init", f"self.{cells} = nn.ModuleList(snn.Leaky(beta=0.7, threshold=0.3) for _ in range(2))")
         self.write("init", f"self.{maps} = nn.ModuleList(nn.Linear({WIDTH}, {WIDTH}) for _ in range(2))")
         self.write("start", f"{mems} = [cell.reset_mem() for cell in self.{cells}]", f"{rates} = torch.zeros(2)")
-        made = self.value(v)
+        value = self.value(v)
         self.write("step", "for i in range(2):")
-        self.write("step", f"    {made}, {mems}[i] = self.{cells}[i](self.{maps}[i]({made}), {mems}[i])")
-        self.write("step", f"    {rates}[i] += {made}.mean(){self.pick('', '.detach()')}")
+        self.write("step", f"    {value}, {mems}[i] = self.{cells}[i](self.{maps}[i]({value}), {mems}[i])")
+        self.write("step", f"    {rates}[i] += {value}.mean(){self.pick('', '.detach()')}")
         self.values += [(f"{mems}[1]", self.zeros()), (f"({rates} * 1)", "torch.zeros(2)")]
-        return made
+        return value
 
     # ---- records of a value
 
@@ -425,10 +425,10 @@ class Writer:
         start, step, result = self.pick(*RECORDS)
         if "[step]" in step and not self.number:
             start, step, result = RECORDS[0]
-        given = {"r": name, "v": v, "zeros": zeros, "T": self.steps}
-        self.write("start", *[start.format(**given)] * bool(start))
-        self.write("step", *step.format(**given).splitlines())
-        return result.format(**given)
+        fields = {"r": name, "v": v, "zeros": zeros, "T": self.steps}
+        self.write("start", *[start.format(**fields)] * bool(start))
+        self.write("step", *step.format(**fields).splitlines())
+        return result.format(**fields)
 
 
 def make(source: str, seed: int) -> nn.Module:
@@ -444,15 +444,17 @@ def run(function: Any, net: nn.Module, x: torch.Tensor, train: bool) -> Dict[str
     net.zero_grad()
     with torch.set_grad_enabled(train):
         out = function(x)
-    found = {f"result {place}": one.detach().clone() for place, one in enumerate(out)}
-    if any(one.requires_grad for one in out):
+    results = {f"result {place}": tensor.detach().clone() for place, tensor in enumerate(out)}
+    if any(tensor.requires_grad for tensor in out):
         weights = torch.Generator().manual_seed(4)
-        sum((one * torch.randn(one.shape, generator=weights)).sum() for one in out if one.requires_grad).backward()
-    for name, one in (("x", x), *net.named_parameters()):
-        found[f"gradient of {name}"] = None if one.grad is None else one.grad.clone()
+        sum(
+            (tensor * torch.randn(tensor.shape, generator=weights)).sum() for tensor in out if tensor.requires_grad
+        ).backward()
+    for name, tensor in (("x", x), *net.named_parameters()):
+        results[f"gradient of {name}"] = None if tensor.grad is None else tensor.grad.clone()
     for name, module in net.named_modules():
-        for key, one in {**vars(module), **dict(module.named_buffers(recurse=False))}.items():
-            if isinstance(one, torch.Tensor) and key != "reset":  # a step as one operator has no reset
-                found[f"{name}.{key}"] = one.detach().clone()
-    found["count"] = torch.tensor(net.count)
-    return found
+        for key, tensor in {**vars(module), **dict(module.named_buffers(recurse=False))}.items():
+            if isinstance(tensor, torch.Tensor) and key != "reset":  # a step as one operator has no reset
+                results[f"{name}.{key}"] = tensor.detach().clone()
+    results["count"] = torch.tensor(net.count)
+    return results

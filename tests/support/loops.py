@@ -54,13 +54,13 @@ def neuron_of(name, size, source=snn, **how):
 
 
 @contextlib.contextmanager
-def as_written(found):
+def as_written(search):
     """Run the program's own loops in spite of ``snn.auto()``."""
-    found.searches = False
+    search.searches = False
     try:
         yield
     finally:
-        found.searches = True
+        search.searches = True
 
 
 # ---- loops that run compiled
@@ -85,15 +85,15 @@ _files = itertools.count()
 def network(step, init="pass", start="pass", result="torch.stack(rec), out", **names):
     """Make a network from the statements in its loop, before it and in its constructor, and from its result."""
     lines = {"init": (init, 8), "start": (start, 8), "step": (step, 12)}
-    given = {name: text.replace("\n", "\n" + " " * indent) for name, (text, indent) in lines.items()}
-    return made(NET.format(result=result, **given), **names)
+    statements = {name: text.replace("\n", "\n" + " " * indent) for name, (text, indent) in lines.items()}
+    return made(NET.format(result=result, **statements), **names)
 
 
 def made(source, **names):
     """Make the network ``Net`` of a source; tracebacks show the source, too."""
     name = f"program_{next(_files)}.py"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-    given = {
+    namespace = {
         "__name__": name,
         "torch": torch,
         "nn": nn,
@@ -103,8 +103,8 @@ def made(source, **names):
         "utils": utils,
         **names,
     }
-    exec(compile(source, name, "exec"), given)
-    return given["Net"]()
+    exec(compile(source, name, "exec"), namespace)
+    return namespace["Net"]()
 
 
 def outcome(call, net, x, learns=True):
@@ -115,39 +115,41 @@ def outcome(call, net, x, learns=True):
     with torch.set_grad_enabled(learns):
         out = call(x)
     out = out if isinstance(out, (tuple, list)) else [out]
-    left = {f"result {place}": one.detach().clone() for place, one in enumerate(out)}
-    left["learns"] = [one.requires_grad for one in out]
+    left = {f"result {place}": value.detach().clone() for place, value in enumerate(out)}
+    left["learns"] = [value.requires_grad for value in out]
     weights = torch.Generator().manual_seed(4)
-    losses = [(one * torch.randn(one.shape, generator=weights).to(one)).sum() for one in out if one.requires_grad]
+    losses = [
+        (value * torch.randn(value.shape, generator=weights).to(value)).sum() for value in out if value.requires_grad
+    ]
     if losses:
         sum(losses).backward()
-    for name, one in (("x", x), *net.named_parameters()):
-        left[f"gradient of {name}"] = None if one.grad is None else one.grad.clone()
+    for name, value in (("x", x), *net.named_parameters()):
+        left[f"gradient of {name}"] = None if value.grad is None else value.grad.clone()
     for name, module in net.named_modules():
-        for key, one in {**vars(module), **dict(module.named_buffers(recurse=False))}.items():
-            if isinstance(one, torch.Tensor) and key != "reset":  # a step as one operator has no reset
-                left[f"{name}.{key}"] = one.detach().clone()
+        for key, value in {**vars(module), **dict(module.named_buffers(recurse=False))}.items():
+            if isinstance(value, torch.Tensor) and key != "reset":  # a step as one operator has no reset
+                left[f"{name}.{key}"] = value.detach().clone()
                 # The next call gets this state without its graph.
-                if one.grad_fn is not None:
-                    setattr(module, key, one.detach())
-            elif type(one) in (int, float, bool) and key[0] != "_":
-                left[f"{name}.{key}"] = one
+                if value.grad_fn is not None:
+                    setattr(module, key, value.detach())
+            elif type(value) in (int, float, bool) and key[0] != "_":
+                left[f"{name}.{key}"] = value
     left["random state"] = torch.get_rng_state()
     return left
 
 
-def check(made, wanted, rtol=1e-5, atol=1e-5):
+def check(actual, expected, rtol=1e-5, atol=1e-5):
     """Check that two outcomes are equal up to rounding, which is relative to the largest gradient for gradients."""
-    assert not made.keys() ^ wanted.keys()
-    gradients = [one for name, one in wanted.items() if name.startswith("gradient") and one is not None]
-    largest = max((float(one.abs().max()) for one in gradients if one.numel()), default=0.0)
-    for name, one in wanted.items():
-        if not isinstance(one, torch.Tensor) or made[name] is None:
-            assert made[name] == one, f"{name} is {made[name]}, expected {one}"
+    assert not actual.keys() ^ expected.keys()
+    gradients = [value for name, value in expected.items() if name.startswith("gradient") and value is not None]
+    largest = max((float(value.abs().max()) for value in gradients if value.numel()), default=0.0)
+    for name, value in expected.items():
+        if not isinstance(value, torch.Tensor) or actual[name] is None:
+            assert actual[name] == value, f"{name} is {actual[name]}, expected {value}"
             continue
         loose = atol * max(1.0, largest if name.startswith("gradient") else 1.0)
         torch.testing.assert_close(
-            made[name], one, rtol=rtol, atol=loose, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+            actual[name], value, rtol=rtol, atol=loose, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -167,8 +169,10 @@ def compared(net, *inputs, learns=True, call=None, **tolerances):
         inputs = (*inputs, *inputs, inputs[0][:-1, :-1].contiguous())
 
     def both(x):
-        wanted = outcome(functools.partial(call, net) if call else net, net, x, learns)
-        check(outcome(functools.partial(call, compiled) if call else compiled, other, x, learns), wanted, **tolerances)
+        expected = outcome(functools.partial(call, net) if call else net, net, x, learns)
+        check(
+            outcome(functools.partial(call, compiled) if call else compiled, other, x, learns), expected, **tolerances
+        )
         with torch.no_grad():
             for parameter in (*net.parameters(), *other.parameters()):
                 parameter.mul_(0.95)
@@ -185,5 +189,5 @@ def rolled(report):
 
 def times(report, name):
     """Return the number of calls of an operator by the loop, and by the compiled loop."""
-    found = [one for one in report.operators if one.name == name]
-    return sum(one.calls for one in found), sum(one.times for one in found)
+    named = [operator for operator in report.operators if operator.name == name]
+    return sum(operator.calls for operator in named), sum(operator.times for operator in named)

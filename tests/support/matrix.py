@@ -65,10 +65,10 @@ class Missing(Exception):
 def python_of(version: str) -> str:
     """Return a Python of this version from the PATH, pyenv or uv."""
     homes = [os.environ.get("PYENV_ROOT", "~/.pyenv") + "/versions/", "~/.local/share/uv/python/cpython-"]
-    found = [shutil.which(f"python{version}")]
+    candidates = [shutil.which(f"python{version}")]
     for home in homes:
-        found += sorted(glob.glob(f"{os.path.expanduser(home)}{version}.*/bin/python{version}"))
-    for path in found:
+        candidates += sorted(glob.glob(f"{os.path.expanduser(home)}{version}.*/bin/python{version}"))
+    for path in candidates:
         # pyenv's shims of versions that are not active only print a message.
         if path and subprocess.run([path, "-c", ""], stderr=subprocess.DEVNULL).returncode == 0:
             return path
@@ -89,28 +89,28 @@ def environment(row: Row, python: str, folder: Path, installed: bool) -> Path:
     """Set up the environment in ``folder``, and return its Python."""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([python, "-m", "venv", *(["--system-site-packages"] if installed else []), str(folder)], check=True)
-    own = folder / "bin" / "python"
-    pip = [str(own), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    interpreter = folder / "bin" / "python"
+    pip = [str(interpreter), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--upgrade", "pip", "setuptools", "wheel"], check=True)
-    wanted = requirements(row)
+    packages = requirements(row)
     if installed:
         # The system provides its dependencies, PyTorch possibly under another name.
-        subprocess.run([*pip, "install", "--no-deps", wanted["snntorch"]], check=True)
+        subprocess.run([*pip, "install", "--no-deps", packages["snntorch"]], check=True)
         subprocess.run([*pip, "install", "tqdm", *NEEDS], check=True)
-        return own
+        return interpreter
     plan = subprocess.run(
-        [*pip, "install", "--dry-run", "--report", "-", wanted["torch"], wanted["numpy"]],
+        [*pip, "install", "--dry-run", "--report", "-", packages["torch"], packages["numpy"]],
         capture_output=True,
         text=True,
     )
     if plan.returncode != 0:
         lines = [line for line in plan.stderr.splitlines() if line.startswith("ERROR")]
         raise Missing(lines[-1][len("ERROR: ") :] if lines else "pip failed")
-    found = {each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(plan.stdout)["install"]}
-    ours = [f"{name}=={version}" for name, version in found.items() if not name.startswith(OF_CUDA)]
-    with_cuda = len(ours) < len(found)
+    resolved = {each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(plan.stdout)["install"]}
+    ours = [f"{name}=={version}" for name, version in resolved.items() if not name.startswith(OF_CUDA)]
+    with_cuda = len(ours) < len(resolved)
     if with_cuda and not (sys.platform == "linux" and all(map(shutil.which, ("cc", "nm", "objdump", "readelf")))):
-        raise Missing(f"{wanted['torch']} for Python {row.python} brings CUDA's libraries here")
+        raise Missing(f"{packages['torch']} for Python {row.python} brings CUDA's libraries here")
     subprocess.run([*pip, "install", "--no-deps", *ours], check=True)
     if with_cuda:
         (site,) = folder.glob("lib/python*/site-packages")
@@ -119,17 +119,19 @@ def environment(row: Row, python: str, folder: Path, installed: bool) -> Path:
         lines = metadata.read_text(encoding="utf-8").splitlines(keepends=True)
         needed = tuple(f"Requires-Dist: {name}" for name in OF_CUDA)
         metadata.write_text("".join(line for line in lines if not line.startswith(needed)), encoding="utf-8")
-    subprocess.run([*pip, "install", wanted["snntorch"], wanted["numpy"], "tqdm", *NEEDS], check=True)
+    subprocess.run([*pip, "install", packages["snntorch"], packages["numpy"], "tqdm", *NEEDS], check=True)
     if row.snntorch.endswith(NEXT):
-        subprocess.run([str(own), next_snntorch.__file__, str(folder / COPY)], stdout=subprocess.DEVNULL, check=True)
-    return own
+        subprocess.run(
+            [str(interpreter), next_snntorch.__file__, str(folder / COPY)], stdout=subprocess.DEVNULL, check=True
+        )
+    return interpreter
 
 
 def variables(python: Path) -> Dict[str, str]:
     """Return the environment variables for processes of an environment."""
     folder = python.parent.parent.absolute()
-    stubs, own = folder / STUBS, [str(folder / COPY)] if (folder / COPY).is_dir() else []
-    path = os.pathsep.join([*own, str(ROOT)])
+    stubs, copies = folder / STUBS, [str(folder / COPY)] if (folder / COPY).is_dir() else []
+    path = os.pathsep.join([*copies, str(ROOT)])
     return {**os.environ, "PYTHONPATH": path, **({"LD_LIBRARY_PATH": str(stubs)} if stubs.is_dir() else {})}
 
 
@@ -138,8 +140,8 @@ def versions(python: Path) -> Row:
     code = "import platform, torch, numpy, snntorch as s; print(platform.python_version(), torch.__version__, "
     code += "numpy.__version__, s.__version__)"
     command = [str(python), "-W", "ignore", "-c", code]
-    said = subprocess.run(command, env=variables(python), stdout=subprocess.PIPE, text=True, check=True)
-    return Row(*said.stdout.split())
+    done = subprocess.run(command, env=variables(python), stdout=subprocess.PIPE, text=True, check=True)
+    return Row(*done.stdout.split())
 
 
 def run_tests(python: Path, tests: List[str], jobs: int, log: Path) -> str:
@@ -151,8 +153,8 @@ def run_tests(python: Path, tests: List[str], jobs: int, log: Path) -> str:
             command, cwd=str(ROOT), env={**variables(python), **named}, stdout=file, stderr=subprocess.STDOUT
         )
     lines = log.read_text().splitlines()
-    found = [match.group(1) for match in (re.search(r"(\d+ \w+.*) in [\d.]+s", line) for line in lines) if match]
-    return found[-1] if found else f"no result: {lines[-1] if lines else 'nothing was printed'}"
+    summaries = [match.group(1) for match in (re.search(r"(\d+ \w+.*) in [\d.]+s", line) for line in lines) if match]
+    return summaries[-1] if summaries else f"no result: {lines[-1] if lines else 'nothing was printed'}"
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -60,7 +60,7 @@ def places(path, source):
 
 def places_in_python(source):
     """Return the faults outside of types, defaults, decorators and error messages."""
-    found, left = [], [(ast.parse(source), None)]
+    faults, left = [], [(ast.parse(source), None)]
     begins = list(itertools.accumulate(map(len, source.encode().splitlines(keepends=True)), initial=0))
     while left:
         node, lines = left.pop()
@@ -75,23 +75,23 @@ def places_in_python(source):
         text = faulty(node)
         if text is not None:
             start, stop = begins[node.lineno - 1] + node.col_offset, begins[node.end_lineno - 1] + node.end_col_offset
-            found.append((start, stop, text, lines))
+            faults.append((start, stop, text, lines))
         if not isinstance(node, ast.Raise):
             left.extend((part, lines) for part in ast.iter_child_nodes(node))
-    return sorted(found, key=lambda place: place[:2])
+    return sorted(faults, key=lambda place: place[:2])
 
 
 def places_in_cpp(source):
     """Return the faults of operators, small numbers and booleans, outside of comments, strings, templates and
     directives.
     """
-    kept = re.sub(
+    code = re.sub(
         r'//[^\n]*|"[^"\n]*"|^[ \t]*#[^\n]*|template <[^{;(]*>', lambda m: " " * len(m[0]), source, flags=re.MULTILINE
     )
     return [
         (len(source[: token.start()].encode()), len(source[: token.end()].encode()), text, None)
         for token in re.finditer(
-            r"(?<= )(<=?|>=?|==|!=|&&|\|\||[-+*]=?|/)(?= )|\b(?<![.\w])(\d{1,2}|true|false)\b(?!\.)", kept
+            r"(?<= )(<=?|>=?|==|!=|&&|\|\||[-+*]=?|/)(?= )|\b(?<![.\w])(\d{1,2}|true|false)\b(?!\.)", code
         )
         for text in [EXCHANGED_IN_CPP.get(token[0]) or str(int(token[0]) + 1)]
     ]
@@ -102,22 +102,22 @@ def faulty(node):
     if isinstance(node, ast.Raise):
         return "pass"
     if isinstance(node, ast.Compare) and type(node.ops[0]) in EXCHANGED:
-        made = ast.Compare(node.left, [EXCHANGED[type(node.ops[0])](), *node.ops[1:]], node.comparators)
+        mutated = ast.Compare(node.left, [EXCHANGED[type(node.ops[0])](), *node.ops[1:]], node.comparators)
     elif isinstance(node, ast.BoolOp):
-        made = ast.BoolOp(EXCHANGED[type(node.op)](), node.values)
+        mutated = ast.BoolOp(EXCHANGED[type(node.op)](), node.values)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        made = node.operand
+        mutated = node.operand
     elif isinstance(node, ast.BinOp) and type(node.op) in EXCHANGED:
-        made = ast.BinOp(node.left, EXCHANGED[type(node.op)](), node.right)
+        mutated = ast.BinOp(node.left, EXCHANGED[type(node.op)](), node.right)
     elif isinstance(node, ast.IfExp):
-        made = ast.IfExp(node.test, node.orelse, node.body)
+        mutated = ast.IfExp(node.test, node.orelse, node.body)
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        made = ast.Constant(not node.value)
+        mutated = ast.Constant(not node.value)
     elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-        made = ast.Constant(node.value + 1)
+        mutated = ast.Constant(node.value + 1)
     else:
         return None
-    return f"({ast.unparse(made)})" if not isinstance(made, ast.Constant) else ast.unparse(made)
+    return f"({ast.unparse(mutated)})" if not isinstance(mutated, ast.Constant) else ast.unparse(mutated)
 
 
 def planted(path, source, number):
@@ -170,9 +170,9 @@ def recorded(folder, jobs, tests):
     digest = hashlib.sha256(" ".join(tests).encode())
     for name in tracked("snnipu", "tests", "csrc"):
         digest.update((ROOT / name).read_bytes())
-    kept = folder / f"{digest.hexdigest()[:16]}.json"
-    if kept.exists():
-        return json.loads(kept.read_text(encoding="utf-8"))
+    record_file = folder / f"{digest.hexdigest()[:16]}.json"
+    if record_file.exists():
+        return json.loads(record_file.read_text(encoding="utf-8"))
     print(f"which test runs which line: {' '.join(tests)} run once, under coverage", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         copy = copied(Path(scratch) / "copy")
@@ -185,7 +185,7 @@ def recorded(folder, jobs, tests):
         print(done.stdout.strip().split("\n")[-1], flush=True)
         record = read_record(copy, Path(scratch) / "coverage", Path(scratch) / "tests.xml")
     folder.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(record), encoding="utf-8")
+    record_file.write_text(json.dumps(record), encoding="utf-8")
     return record
 
 
@@ -245,11 +245,11 @@ class Planter:
 
     def built(self):
         """Compile the copy's library for one instruction set; return the variables that name its folder, or None."""
-        made = self.folder / "out"
-        command = [sys.executable, "setup.py", "-q", "build_ext", "--isa", ISA, "--build-lib", str(made)]
+        folder = self.folder / "out"
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--isa", ISA, "--build-lib", str(folder)]
         flags = {"CXXFLAGS": "-O1 -w", "SNNIPU_REQUIRE_NATIVE": "1"}
         done = subprocess.run(command, cwd=self.folder, env={**os.environ, **flags}, capture_output=True, check=False)
-        return {"SNNIPU_NATIVE_DIR": str(made / "snnipu" / "_native")} if done.returncode == 0 else None
+        return {"SNNIPU_NATIVE_DIR": str(folder / "snnipu" / "_native")} if done.returncode == 0 else None
 
     def is_noticed(self, path, number):
         """Return (noticed, fault in words, is_run); noticed is True, False, or None if undecided."""
@@ -269,8 +269,8 @@ class Planter:
             return None, words, is_run
         if done is not None and done.returncode == 0:
             return False, words, is_run
-        said = [line for line in done.stdout.split("\n") if line.startswith("FAILED ")] if done else []
-        failed = [test for test in tests if any(line.startswith(f"FAILED {test}") for line in said)]
+        failures = [line for line in done.stdout.split("\n") if line.startswith("FAILED ")] if done else []
+        failed = [test for test in tests if any(line.startswith(f"FAILED {test}") for line in failures)]
         if failed:  # check that the fault is the reason
             alone = run_tests(self.folder, [max(failed, key=len)])
             if alone.returncode != 0:

@@ -53,9 +53,9 @@ def _source(name, helpers, text, seen):
     seen.add(name)
     node = helpers[name]
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    own = "\n".join(text[first - 1 : node.end_lineno])
+    definition = "\n".join(text[first - 1 : node.end_lineno])
     used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-    return "\n".join([own, *(_source(other, helpers, text, seen) for other in sorted(used))])
+    return "\n".join([definition, *(_source(other, helpers, text, seen) for other in sorted(used))])
 
 
 def reason_to_leave_out(folder, case):

@@ -283,9 +283,9 @@ class Writer:
 
     def namespace(self) -> Any:
         names = "import bisect, functools, math, operator\nimport torch\n"
-        made = {"STEPS": STEPS, "SHARED": None}
-        exec(names, made)
-        return made
+        scope = {"STEPS": STEPS, "SHARED": None}
+        exec(names, scope)
+        return scope
 
     def run(self, namespace: Any, net: Any, x: torch.Tensor, value: Any, call: Any = None) -> Any:
         """Call the program's function, or ``call`` instead, with this value."""

@@ -145,11 +145,11 @@ LOOPS = {
 }
 
 
-def output_of(made):
+def output_of(result):
     """Return the tensor for the loss."""
-    if isinstance(made, snn.SparseSpikes):
-        return made.to_dense()
-    return made[-1] if isinstance(made, tuple) else made
+    if isinstance(result, snn.SparseSpikes):
+        return result.to_dense()
+    return result[-1] if isinstance(result, tuple) else result
 
 
 class Training:
@@ -224,14 +224,14 @@ def used():
     gc.collect()
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    kept = backends.kept_memory() or 0
+    reusable = backends.kept_memory() or 0
     files, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-    return resident / 2**20, kept / 2**20, files, threads
+    return resident / 2**20, reusable / 2**20, files, threads
 
 
 def soak(name, seconds, mebibytes):
     """Run one loop; return its measurements and its errors."""
-    own = random.Random(0)
+    draw = random.Random(0)
     warnings.simplefilter("ignore")
     backends.release_memory()  # of earlier loops
     expected = fixed_step(name)
@@ -246,13 +246,13 @@ def soak(name, seconds, mebibytes):
     alone = name != "two processes"  # an error in one of two processes leaves the other waiting
     going = True
     while going:
-        size = own.randint(4, LONGEST), own.choice((1, 3, 8, 16, LARGEST))
+        size = draw.randint(4, LONGEST), draw.choice((1, 3, 8, 16, LARGEST))
         way = None
         # each kind occurs, in short runs too
-        if alone and (own.random() < DISTURBED or (done % 4 == 3 and done < FEWEST)):
+        if alone and (draw.random() < DISTURBED or (done % 4 == 3 and done < FEWEST)):
             way = training.ways[sum(disturbed.values()) % len(training.ways)]
         try:
-            values = training.disturbed(way, size, own.random() * 0.01) if way else training.step(*size)
+            values = training.disturbed(way, size, draw.random() * 0.01) if way else training.step(*size)
         except (Exception, KeyboardInterrupt) as error:
             if way is None or (way == "backward" and not isinstance(error, Disturbed)):
                 raise
@@ -265,9 +265,9 @@ def soak(name, seconds, mebibytes):
         done += 1
         going = time.monotonic() < end or done < FEWEST
         if not alone:  # both end at the same step
-            told = torch.tensor(float(going))
-            torch.distributed.broadcast(told, 0)
-            going = bool(told)
+            flag = torch.tensor(float(going))
+            torch.distributed.broadcast(flag, 0)
+            going = bool(flag)
         now = time.monotonic()
         if not memory or now - last_look > max(seconds / 30, LOOK):
             memory.append((now - begin, *used()))
@@ -321,16 +321,16 @@ def main(arguments=None):
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--only", nargs="*", choices=list(LOOPS), default=list(LOOPS))
     parser.add_argument("--mebibytes", type=float, default=24)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     os.environ["SNNIPU_KEEP_FREED_MEMORY"] = "256M"
     context = multiprocessing.get_context("spawn")
     beside = context.Process(target=busy, daemon=True)
     beside.start()
     failed = False
     try:
-        for name in tqdm(given.only, unit="loop"):
+        for name in tqdm(options.only, unit="loop"):
             receive, send = context.Pipe(duplex=False)
-            common = (name, given.seconds / len(given.only), given.mebibytes, send)
+            common = (name, options.seconds / len(options.only), options.mebibytes, send)
             with tempfile.TemporaryDirectory() as folder:
                 ranks = [(0, f"{folder}/store"), (1, f"{folder}/store")] if name == "two processes" else [()]
                 processes = [context.Process(target=run, args=(*common, *rank)) for rank in ranks]

@@ -131,10 +131,10 @@ def case(
     return values
 
 
-def backward_values(op, values, made, grad=None):
+def backward_values(op, values, results, grad=None):
     """Add the results of the forward operator to ``values``, and an upstream gradient that is NaN in padding."""
     returns = [output.name for output in schema(f"{op}_fwd").returns]
-    names = dict(zip(returns, made)) if len(returns) > 1 else {"out": made}
+    names = dict(zip(returns, results)) if len(returns) > 1 else {"out": results}
     if op == POOLED:  # the layer's own backward pass
         names["ids_out"] = names["source"]
     to = next(names[name] for name in ("values_out", "values", "out") if name in names)
@@ -147,8 +147,8 @@ def backward_values(op, values, made, grad=None):
     return {**values, **names, "grad": grad, **more}
 
 
-def outputs(made):
-    return [made] if isinstance(made, torch.Tensor) else list(made)
+def outputs(results):
+    return [results] if isinstance(results, torch.Tensor) else list(results)
 
 
 def spikes_of(values):
@@ -202,25 +202,25 @@ def assert_is_the_reference(kernels, op, each_need=False, **options):
     values = case(op, **options)
     forward, backward = f"{op}_fwd", adjoint_of(op)
     expected = reference_of(forward)(*arguments(forward, values))
-    made = kernels(forward)(*arguments(forward, values))
-    assert len(outputs(made)) == len(outputs(expected))
-    for place, (own, other) in enumerate(zip(outputs(made), outputs(expected))):
+    results = kernels(forward)(*arguments(forward, values))
+    assert len(outputs(results)) == len(outputs(expected))
+    for place, (actual, other) in enumerate(zip(outputs(results), outputs(expected))):
         note = (forward, place, options)
-        assert (own.dtype, own.shape, own.is_contiguous()) == (other.dtype, other.shape, True), note
-        assert torch.equal(own, other), note
+        assert (actual.dtype, actual.shape, actual.is_contiguous()) == (other.dtype, other.shape, True), note
+        assert torch.equal(actual, other), note
     values = backward_values(op, values, expected)
-    wanted = needs_of(op, values)
-    for need in [wanted, *([[], *([name] for name in wanted)] if each_need else [])]:
-        given = arguments(backward, {**values, **{name: name in need for name in wanted}})
-        own, other = outputs(kernels(backward)(*given)), outputs(reference_of(backward)(*given))
+    needs = needs_of(op, values)
+    for need in [needs, *([[], *([name] for name in needs)] if each_need else [])]:
+        inputs = arguments(backward, {**values, **{name: name in need for name in needs}})
+        actual, other = outputs(kernels(backward)(*inputs)), outputs(reference_of(backward)(*inputs))
         tolerance = {torch.float32: 2e-6, torch.float64: 1e-14}[values["grad"].dtype] * (5 if "lif" in op else 1)
-        assert_close(own, other, values["grad"].nan_to_num(), tolerance, (backward, need, options))
+        assert_close(actual, other, values["grad"].nan_to_num(), tolerance, (backward, need, options))
 
 
-def assert_close(own, expected, upstream, tolerance, note):
+def assert_close(actual, expected, upstream, tolerance, note):
     """Compare gradients whose terms are as large as the upstream gradients."""
-    assert len(own) == len(expected), note
-    for place, (a, b) in enumerate(zip(own, expected)):
+    assert len(actual) == len(expected), note
+    for place, (a, b) in enumerate(zip(actual, expected)):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), (note, place)
         if not (b.numel() and upstream.numel()):
             assert not a.any(), (note, place)

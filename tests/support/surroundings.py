@@ -538,8 +538,8 @@ def _hooked(register: str) -> Event:
 
 
 MODES = tuple(
-    Event(around=one)
-    for one in (
+    Event(around=statement)
+    for statement in (
         "torch.no_grad()",
         "torch.no_grad()",
         "torch.inference_mode()",
@@ -568,8 +568,8 @@ MODES = tuple(
     )
 )
 CALLS = tuple(
-    Event(call=one)
-    for one in (
+    Event(call=statement)
+    for statement in (
         "checkpoint(run, net, x, use_reentrant=True)",
         "checkpoint(run, net, x, use_reentrant=False)",
         "checkpoint(net, x, use_reentrant=False)",
@@ -592,8 +592,8 @@ CALLS = tuple(
     )
 )
 INPUTS = tuple(
-    Event(before=one)
-    for one in (
+    Event(before=statement)
+    for statement in (
         "x.requires_grad_()",
         "x.requires_grad_()",
         "x = x.transpose(0, 1).contiguous().transpose(0, 1)",
@@ -623,8 +623,8 @@ INPUTS = tuple(
 )
 CHANGES = (
     *(
-        Event(before=one)
-        for one in (
+        Event(before=statement)
+        for statement in (
             "net = copy.deepcopy(net)",
             "net = copy.copy(net)",
             "net = pickle.loads(pickle.dumps(net))",
@@ -739,8 +739,8 @@ HOOKS = tuple(
     )
 )
 AFTER = tuple(
-    Event(after=one)
-    for one in (
+    Event(after=statement)
+    for statement in (
         "mem.register_hook(lambda grad: SEEN.append(told(grad)))",
         "first(out).register_hook(lambda grad: grad * 2)",
         "mem.retain_grad()",
@@ -1072,9 +1072,9 @@ class Parts(nn.Module):
 # The first statements of a module that the script imports late: they copy the script's names.
 LATE = """import sys
 
-for _one in list(sys.modules.values()):
-    if getattr(_one, "LATE", None) == __name__:
-        globals().update({name: value for name, value in vars(_one).items() if name[:2] != "__"})
+for _module in list(sys.modules.values()):
+    if getattr(_module, "LATE", None) == __name__:
+        globals().update({name: value for name, value in vars(_module).items() if name[:2] != "__"})
 """
 
 
@@ -1114,8 +1114,8 @@ class Writer:
     def _script(self) -> str:
         title = f"Seed {self.seed}: {self.network_name}, {self.place_name}."
         init = textwrap.indent(self.network.init, " " * 8)
-        given = {"variable": AUTO, "steps": self.steps, "batch": self.batch, "shape": self.network.shape}
-        header = HEADER.format(title=title, init=init, **given)
+        fields = {"variable": AUTO, "steps": self.steps, "batch": self.batch, "shape": self.network.shape}
+        header = HEADER.format(title=title, init=init, **fields)
         search, begin = "if AUTO:\n    snn.auto()\n", self.random.random()
         definitions = self._definitions()
         begun, body, ended = self._calls()
@@ -1138,13 +1138,13 @@ class Writer:
         lines: List[str] = []
         self.loop = self._loop()
         for line in self.place.splitlines():
-            found = re.match(r"( *)LOOP (\S+)$", line)
+            match = re.match(r"( *)LOOP (\S+)$", line)
             if line.startswith("NET "):
                 lines += ["class Net(Parts):", "    def forward(self, x):", f"        return {line[4:]}", ""]
-            elif found is None:
+            elif match is None:
                 lines.append(line)
             else:
-                lines += textwrap.indent(self.loop.replace("{n}", found[2]), found[1]).splitlines()
+                lines += textwrap.indent(self.loop.replace("{n}", match[2]), match[1]).splitlines()
         source = "\n".join(lines)
         if "FILE" in lines:
             source, _, self.late = source.partition("FILE\n")
@@ -1168,13 +1168,13 @@ class Writer:
             end.append(self.pick(*CARRIED))
         neurons = self.network.step.format(n="{n}", v="current")
         if self.chance(0.2):
-            kind = self.pick(*(one for one in WRAPPED if not self._is_known(one)))
+            kind = self.pick(*(wrapper for wrapper in WRAPPED if not self._is_known(wrapper)))
             neurons = kind.replace("    NEURONS", textwrap.indent(neurons, "    "))
         first = [self.pick(*FIRST)] if self.chance(0.35) else []
         last = [self.pick(*LAST) for _ in range(self.pick(0, 0, 1, 1, 1, 2))]
         last += [self.pick(*OBSTACLES)] * self.chance(0.12)
         recorded = self.pick("record.append(spk)", "record.append(spk)", "record.append(mem)")
-        last.insert(self.pick(0, len(last)) if not any("break" in one for one in last) else 0, recorded)
+        last.insert(self.pick(0, len(last)) if not any("break" in wrapper for wrapper in last) else 0, recorded)
         head = self.pick(*HEADS)
         body = "\n".join([*first, neurons, *last])
         lines = ["record = []", *start, head + "\n" + textwrap.indent(body, "    "), *end]
@@ -1192,7 +1192,7 @@ class Writer:
             # In most cases the first two calls find the loop and compile it.
             often = self.pick(0, 1) if number < 2 else self.pick(0, 1, 1, 2)
             for kind in self.random.choices(kinds, [weight for _, weight in KINDS], k=often):
-                event = self.pick(*(one for one in kind if not self._is_known(*one)))
+                event = self.pick(*(candidate for candidate in kind if not self._is_known(*candidate)))
                 if not (event.call and any(other.call for other in events)):
                     events.append(event)
             for undo in [*pending]:
@@ -1229,9 +1229,11 @@ class Writer:
         lines += [event.after for event in events if event.after]
         lines += [self.pick(*LOSSES), f"show('{number}: loss', loss)"]
         # After snn.auto() another compiler's graph contains the neurons' kernels, which have no second derivative.
-        passes = [one for one in PASSES if not ("create_graph" in one and "torch.compile(run" in call)]
+        passes = [
+            candidate for candidate in PASSES if not ("create_graph" in candidate and "torch.compile(run" in call)
+        ]
         backward = (
-            self.pick(*(one for one in passes if not self._is_known(one)))
+            self.pick(*(candidate for candidate in passes if not self._is_known(candidate)))
             if self.chance(0.85)
             else "show('no pass', loss)"
         )
@@ -1264,21 +1266,21 @@ def play(seed: int, folder: Path) -> List[Tuple[str, Any]]:
     """Run a script in this process and return everything observable. The variable AUTO makes it call ``snn.auto()``."""
     from snnipu.compiler import automatic
 
-    path, kept, out = write(seed, folder), folder / f"record_{seed}", io.StringIO()
-    kept.unlink(missing_ok=True)
+    path, record_file, out = write(seed, folder), folder / f"record_{seed}", io.StringIO()
+    record_file.unlink(missing_ok=True)
     importlib.invalidate_caches()
-    with _as_before(folder, [path.name, str(kept)]), contextlib.redirect_stdout(out), warnings.catch_warnings():
+    with _as_before(folder, [path.name, str(record_file)]), contextlib.redirect_stdout(out), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             if not Writer(seed).command:
-                importlib.import_module(name_of(seed)).keep(kept)
+                importlib.import_module(name_of(seed)).keep(record_file)
             elif os.environ.get(AUTO):
                 automatic.run_script(str(path))
             else:
                 runpy.run_path(str(path), run_name="__main__")
         except Exception as error:
             return [("the script's error", repr(error)[:300]), ("printed", out.getvalue())]
-    with open(kept, "rb") as file:
+    with open(record_file, "rb") as file:
         return [*pickle.load(file), ("printed", out.getvalue())]
 
 
@@ -1292,11 +1294,11 @@ def _as_before(folder: Path, arguments: List[str]) -> Iterator[None]:
     from snnipu.compiler import automatic
 
     plain, before, modules = snntorch.SpikingNeuron.__init__, os.getcwd(), set(sys.modules)
-    kept = [(nn.Linear, "forward"), (nn.functional, "linear"), (snn.Leaky, "forward")]
-    values = [(owner, key, vars(owner)[key]) for owner, key in kept]
+    originals = [(nn.Linear, "forward"), (nn.functional, "linear"), (snn.Leaky, "forward")]
+    values = [(owner, key, vars(owner)[key]) for owner, key in originals]
     automatic._found = None
     torch._dynamo.reset()
-    given, sys.argv = sys.argv, arguments
+    argv, sys.argv = sys.argv, arguments
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     try:
@@ -1307,7 +1309,7 @@ def _as_before(folder: Path, arguments: List[str]) -> Iterator[None]:
             automatic._found = None
         snntorch.SpikingNeuron.__init__ = plain  # type: ignore[method-assign]
         sys.path.remove(str(folder))
-        sys.argv = given
+        sys.argv = argv
         os.chdir(before)
         for owner, key, value in values:
             setattr(owner, key, value)
@@ -1329,7 +1331,7 @@ def _as_before(folder: Path, arguments: List[str]) -> Iterator[None]:
 
 def differences(seed: int, plain: Sequence[Tuple[str, Any]], other: Sequence[Tuple[str, Any]]) -> List[str]:
     """Return the differences of two records as lines of text."""
-    found: List[str] = []
+    lines: List[str] = []
     writer = Writer(seed)
     # A norm's results are no binary fractions.
     tolerance = TOLERANCE_OF_NORM if writer.network_name == "norm" else TOLERANCE
@@ -1337,16 +1339,19 @@ def differences(seed: int, plain: Sequence[Tuple[str, Any]], other: Sequence[Tup
         tolerance = TOLERANCE_OF_BFLOAT16
     gradients = [value[1] for name, value in plain if "gradient of" in name and isinstance(value, tuple)]
     # Some gradients are pure rounding, for example of a bias before a norm.
-    largest = max((float(one.abs().max()) for one in gradients if one.numel() and one.isfinite().all()), default=0.0)
-    for (name, wanted), (also, value) in zip(plain, other):
+    largest = max(
+        (float(gradient.abs().max()) for gradient in gradients if gradient.numel() and gradient.isfinite().all()),
+        default=0.0,
+    )
+    for (name, expected), (also, value) in zip(plain, other):
         if name != also:
             # The rest belongs to another call.
-            return [*found, f"{name} is missing, there is {also}: {_short(value)}"]
-        if not _alike(value, wanted, tolerance, largest if "gradient" in name else 0.0):
-            found.append(f"{name}: {_short(value)}, expected {_short(wanted)}")
+            return [*lines, f"{name} is missing, there is {also}: {_short(value)}"]
+        if not _alike(value, expected, tolerance, largest if "gradient" in name else 0.0):
+            lines.append(f"{name}: {_short(value)}, expected {_short(expected)}")
     if len(plain) != len(other):
-        found.append(f"{len(other)} records, expected {len(plain)}")
-    return found
+        lines.append(f"{len(other)} records, expected {len(plain)}")
+    return lines
 
 
 def _short(value: Any) -> str:
@@ -1354,28 +1359,28 @@ def _short(value: Any) -> str:
     return text if len(text) < 500 else text[:250] + " ... " + text[-250:]
 
 
-def _alike(value: Any, wanted: Any, tolerance: float, least: float) -> bool:
-    if isinstance(wanted, torch.Tensor):
-        same = isinstance(value, torch.Tensor) and value.shape == wanted.shape and value.dtype == wanted.dtype
-        if not same or not wanted.numel():
+def _alike(value: Any, expected: Any, tolerance: float, least: float) -> bool:
+    if isinstance(expected, torch.Tensor):
+        same = isinstance(value, torch.Tensor) and value.shape == expected.shape and value.dtype == expected.dtype
+        if not same or not expected.numel():
             return same
-        value, wanted = value.double(), wanted.double()
-        largest = max(1e-3, least, float(wanted.abs().max()))
-        return torch.allclose(value, wanted, rtol=0, atol=tolerance * largest, equal_nan=True)
-    if isinstance(wanted, (list, tuple)):
+        value, expected = value.double(), expected.double()
+        largest = max(1e-3, least, float(expected.abs().max()))
+        return torch.allclose(value, expected, rtol=0, atol=tolerance * largest, equal_nan=True)
+    if isinstance(expected, (list, tuple)):
         return (
             isinstance(value, (list, tuple))
-            and len(value) == len(wanted)
-            and all(_alike(one, other, tolerance, least) for one, other in zip(value, wanted))
+            and len(value) == len(expected)
+            and all(_alike(left, other, tolerance, least) for left, other in zip(value, expected))
         )
-    if isinstance(wanted, float) and isinstance(value, (int, float)):
-        return abs(value - wanted) <= tolerance * max(1.0, abs(wanted)) or (value != value and wanted != wanted)
-    return bool(value == wanted)
+    if isinstance(expected, float) and isinstance(value, (int, float)):
+        return abs(value - expected) <= tolerance * max(1.0, abs(expected)) or (value != value and expected != expected)
+    return bool(value == expected)
 
 
 def _child(folder: Path, auto: bool, seeds: Sequence[int], alone: bool) -> Dict[int, Any]:
     """Run seeds in new processes; return {seed: records, or a text about the end of the process}."""
-    made: Dict[int, Any] = {}
+    records: Dict[int, Any] = {}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SNNIPU_POISON_MEMORY": "1", AUTO: "1" if auto else ""}
     waiting = list(seeds)
     while waiting:
@@ -1390,13 +1395,13 @@ def _child(folder: Path, auto: bool, seeds: Sequence[int], alone: bool) -> Dict[
             with open(results, "rb") as file, contextlib.suppress(EOFError):
                 while True:
                     seed, record, seconds = pickle.load(file)
-                    made[seed] = record, seconds
+                    records[seed] = record, seconds
                     done += 1
         if done < len(now):
-            made[now[done]] = [("the process", f"ended with {code}")], 0.0
+            records[now[done]] = [("the process", f"ended with {code}")], 0.0
             done += 1
         waiting = waiting[done:]
-    return made
+    return records
 
 
 def _play_all(folder: Path, seeds: Sequence[int]) -> None:
@@ -1420,27 +1425,27 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("end", type=int, nargs="?", default=20)
     parser.add_argument("--batch", type=int, default=25, help="scripts of a process")
     parser.add_argument("--show", type=int, help="print the script of this seed, and no more")
-    given = parser.parse_args(arguments)
-    if given.show is not None:
-        print(Writer(given.show).source)
+    options = parser.parse_args(arguments)
+    if options.show is not None:
+        print(Writer(options.show).source)
         return 0
     failed = []
-    for begin in range(given.first, given.end, given.batch):
-        seeds = range(begin, min(begin + given.batch, given.end))
+    for begin in range(options.first, options.end, options.batch):
+        seeds = range(begin, min(begin + options.batch, options.end))
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             plain, other = (_child(folder, auto, seeds, alone=False) for auto in (False, True))
             for seed in seeds:
-                found = differences(seed, plain[seed][0], other[seed][0])
-                if found:
+                lines = differences(seed, plain[seed][0], other[seed][0])
+                if lines:
                     alone = [_child(folder, auto, [seed], alone=True)[seed][0] for auto in (False, True)]
                     again = differences(seed, *alone)
                     failed += [seed]
                     print(f"---- seed {seed}" + ("" if again else ", NOT in processes of its own"))
-                    print("\n".join((again or found)[:6]), flush=True)
+                    print("\n".join((again or lines)[:6]), flush=True)
                 if other[seed][1] > 40:
                     print(f"---- seed {seed} took {other[seed][1]:.0f} s, without the compiler {plain[seed][1]:.0f}")
-    print(f"{given.end - given.first} scripts, {len(failed)} differ: {failed}")
+    print(f"{options.end - options.first} scripts, {len(failed)} differ: {failed}")
     return len(failed) > 0
 
 

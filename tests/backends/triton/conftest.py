@@ -31,10 +31,12 @@ def _resources(cubin):
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said = subprocess.run([str(program), "--dump-resource-usage", file.name], stdout=subprocess.PIPE, check=True)
-    found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", said.stdout.decode())}
-    assert set(found) == {"REG", "STACK", "SHARED", "LOCAL"}
-    return found
+        dump = subprocess.run([str(program), "--dump-resource-usage", file.name], stdout=subprocess.PIPE, check=True)
+    numbers = {
+        name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", dump.stdout.decode())
+    }
+    assert set(numbers) == {"REG", "STACK", "SHARED", "LOCAL"}
+    return numbers
 
 
 _POINTERS = {
@@ -101,7 +103,7 @@ def compiled(monkeypatch, tmp_path):
     done = {}
 
     def launches(function, *arguments, capability=90):
-        found = []
+        launched = []
 
         def run(kernel, *values, grid, warmup, **keywords):
             named = dict(zip(kernel.arg_names, values))
@@ -110,12 +112,12 @@ def compiled(monkeypatch, tmp_path):
             if (capability, key) not in done:
                 assembly = build().asm
                 done[capability, key] = Launch(kernel.__name__, key, assembly["ptx"], _resources(assembly["cubin"]))
-            found.append(done[capability, key])
+            launched.append(done[capability, key])
 
         with monkeypatch.context() as patch:
             patch.setattr(jit.JITFunction, "run", run)
             function(*arguments)
-        return found
+        return launched
 
     return launches
 

@@ -124,7 +124,7 @@ def test_every_run_gives_the_same_bits():
         spk, mem = ops.lif_sequence(leaf, beta=beta)
         (spk.sum() + (mem**2).sum()).backward()
         results.append((spk.detach(), mem.detach(), leaf.grad, beta.grad))
-    assert all(torch.equal(own, other) for own, other in zip(*results))
+    assert all(torch.equal(actual, other) for actual, other in zip(*results))
 
 
 def test_more_than_two_billion_elements(large_memory):

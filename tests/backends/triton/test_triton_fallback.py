@@ -58,8 +58,8 @@ def test_warns_once_and_runs_the_reference(missing):
     kernel = _library.REGISTERED["neuron_sequence_fwd"]["CUDA"]
     with pytest.warns(RuntimeWarning, match=r"slow PyTorch reference on the GPU: Triton cannot be .* \(a reason\)"):
         actual = kernel(*ARGUMENTS)
-    for own, other in zip(flat(actual), flat(reference_of("neuron_sequence_fwd")(*ARGUMENTS))):
-        assert torch.equal(own, other)
+    for result, other in zip(flat(actual), flat(reference_of("neuron_sequence_fwd")(*ARGUMENTS))):
+        assert torch.equal(result, other)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kernel(*ARGUMENTS)
@@ -72,21 +72,21 @@ def test_what_runs_is_told(missing, monkeypatch, capsys):
     assert backends.backend_for("lif_sequence", cuda) == backends.backend_for("lif_step", cuda) == "reference"
     assert "a reason" in backends.why_reference(cuda)
     assert main(["info", "--json", "-"]) == 0
-    told = json.loads(capsys.readouterr().out)["backends"]["cuda"]
-    assert not told["available"]
-    assert "a reason" in told["reason"]
+    report = json.loads(capsys.readouterr().out)["backends"]["cuda"]
+    assert not report["available"]
+    assert "a reason" in report["reason"]
 
 
 @pytest.mark.slow
 def test_triton_that_cannot_be_imported():
     """The reason contains the original error."""
-    said = run_python(
+    output = run_python(
         "import sys; sys.modules['triton'] = None\n"
         "from snnipu.backends import triton\n"
         "print(triton.unavailable_reason())"
     )
-    assert "Triton cannot be imported (ModuleNotFoundError" in said
-    assert "pip install triton" in said
+    assert "Triton cannot be imported (ModuleNotFoundError" in output
+    assert "pip install triton" in output
 
 
 def test_gpu_that_is_too_old(monkeypatch):
@@ -97,7 +97,7 @@ def test_gpu_that_is_too_old(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla P100")
     monkeypatch.setattr(torch.version, "hip", None)
     for capability, expected in (((6, 0), "reference"), ((9, 0), "triton")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, found=capability: found)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, result=capability: result)
         backend._too_old.cache_clear()
         assert backends.backend_for("lif_sequence", torch.device("cuda")) == expected
         why = backends.why_reference(torch.device("cuda", 0))

@@ -53,13 +53,15 @@ def check(kernels, name, variant, shape, dtype=torch.float32, constant=None, cou
     parameters = parameters or [torch.ones((), dtype=c)]
     store = sum(1 << place for place in range(len(states)) if place != output)
     forward = (x, states, parameters, name, variant, constant, store, True)
-    own, expected = kernels.neuron_sequence_fwd(*forward), reference_of("neuron_sequence_fwd")(*forward)
-    for one, other in zip(flat(own), flat(expected)):
-        assert one.dtype == other.dtype
-        assert one.shape == other.shape
-        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6) if chosen.get("close") else torch.equal(one, other)
-    spk, made, final = expected
-    grads = [torch.randn_like(spk), *(torch.randn_like(s) if s.numel() else None for s in made)]
+    actual, expected = kernels.neuron_sequence_fwd(*forward), reference_of("neuron_sequence_fwd")(*forward)
+    for result, other in zip(flat(actual), flat(expected)):
+        assert result.dtype == other.dtype
+        assert result.shape == other.shape
+        assert (
+            torch.allclose(result, other, rtol=1e-5, atol=1e-6) if chosen.get("close") else torch.equal(result, other)
+        )
+    spk, states_after, final = expected
+    grads = [torch.randn_like(spk), *(torch.randn_like(s) if s.numel() else None for s in states_after)]
     if chosen.get("same"):  # the gradient that a sum over time passes
         grads = [None if grad is None else grad[0].expand_as(grad) for grad in grads]
     if "upstream" in chosen:  # gradients of the spikes or of the states
@@ -73,21 +75,21 @@ def check(kernels, name, variant, shape, dtype=torch.float32, constant=None, cou
     ways = [(x, *what)]
     if constant is None and x.numel():
         every = (*forward[:6], (1 << len(states)) - 1, False)
-        kept, read = reference_of("neuron_sequence_fwd")(*every)[1], _neurons.reads_all(name, variant)
-        kept = [state if read.states >> place & 1 else x.new_empty(0) for place, state in enumerate(kept)]
-        ways.append((x if read.x or not read.states else None, *what, kept))
+        stored, read = reference_of("neuron_sequence_fwd")(*every)[1], _neurons.reads_all(name, variant)
+        stored = [state if read.states >> place & 1 else x.new_empty(0) for place, state in enumerate(stored)]
+        ways.append((x if read.x or not read.states else None, *what, stored))
     tolerance = {torch.float64: 1e-12, torch.float16: 2e-3, torch.bfloat16: 2**-6}.get(dtype, 1e-5)
     if chosen.get("close"):
         tolerance = max(tolerance, 1e-4)
     for way in ways:
         backward = (grads[0], grads[1:], ends, *way)
-        own, expected = kernels.neuron_sequence_bwd(*backward), reference_of("neuron_sequence_bwd")(*backward)
+        actual, expected = kernels.neuron_sequence_bwd(*backward), reference_of("neuron_sequence_bwd")(*backward)
         terms = expected[0].double().abs().sum() / max(1, expected[0].numel()) * max(1, x.numel()) ** 0.5
-        for place, (one, other) in enumerate(zip(flat(own), flat(expected))):
-            assert one.dtype == other.dtype
-            assert one.shape == other.shape
+        for place, (result, other) in enumerate(zip(flat(actual), flat(expected))):
+            assert result.dtype == other.dtype
+            assert result.shape == other.shape
             if other.numel():
-                assert relative_error(one, other, terms if place > len(states) else None) <= tolerance
+                assert relative_error(result, other, terms if place > len(states) else None) <= tolerance
 
 
 NAMES = ["leaky", "synaptic", "rleaky"]
@@ -190,18 +192,18 @@ def test_states_that_are_given_take_no_room_again(kernels, monkeypatch):
     x = torch.randn(6, 2, 40)
     forward = forward_arguments(x, None, SCALARS)
     spk, (mem,), _ = kernels.neuron_sequence_fwd(*forward)
-    made, new_empty = [], torch.Tensor.new_empty
+    allocated, new_empty = [], torch.Tensor.new_empty
 
     def recorded(*arguments, **keywords):
-        made.append(new_empty(*arguments, **keywords))
-        return made[-1]
+        allocated.append(new_empty(*arguments, **keywords))
+        return allocated[-1]
 
     monkeypatch.setattr(torch.Tensor, "new_empty", recorded)
     # The interpreter would copy tensors, too.
     monkeypatch.setattr(kernels._kernels("leaky"), "backward", {(1,): lambda *arguments, **options: None})
     kernel = surrogate.atan().kernel
     kernels.neuron_sequence_bwd(*backward_arguments(forward, (spk, None), kernel, states=mem))
-    assert sum(tensor.numel() >= x.numel() for tensor in made) == 1  # the gradient of x
+    assert sum(tensor.numel() >= x.numel() for tensor in allocated) == 1  # the gradient of x
 
 
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
@@ -218,15 +220,15 @@ def test_half_gradients_are_as_good_as_the_references(kernels, delay):
         return part.double() if isinstance(part, torch.Tensor) else part
 
     exact, expected, actual = (
-        flat(function(*given))
-        for function, given in (
+        flat(function(*inputs))
+        for function, inputs in (
             (reference_of("neuron_sequence_bwd"), cast(arguments)),
             (reference_of("neuron_sequence_bwd"), arguments),
             (kernels.neuron_sequence_bwd, arguments),
         )
     )
-    for name, own, other, true in zip(("x", "mem", "threshold", "beta", "graded"), actual, expected, exact):
-        error, allowed = (float((part.double() - true).norm()) for part in (own, other))
+    for name, gradient, other, true in zip(("x", "mem", "threshold", "beta", "graded"), actual, expected, exact):
+        error, allowed = (float((part.double() - true).norm()) for part in (gradient, other))
         assert error <= 2 * allowed, name
         # Each element of x's gradient is rounded; a sum may be exact.
         assert error > 0 or name != "x"
@@ -239,8 +241,8 @@ def test_nan_and_infinity(kernels):
     for reset, delay in itertools.product(range(3), (True, False)):
         arguments = forward_arguments(x, None, SCALARS, None, reset, delay)
         expected = reference_of("neuron_sequence_fwd")(*arguments)
-        for own, other in zip(flat(kernels.neuron_sequence_fwd(*arguments)), flat(expected)):
-            assert torch.allclose(own, other, rtol=0, atol=0, equal_nan=True)
+        for actual, other in zip(flat(kernels.neuron_sequence_fwd(*arguments)), flat(expected)):
+            assert torch.allclose(actual, other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_spikes_are_decided_on_the_membrane_as_stored(kernels):
@@ -270,26 +272,26 @@ def test_single_steps(kernels, interpreted, name, variant):
     for learns, sizes in ((0, ()), (1, ()), (len(plan.names), ()), (len(plan.names), shape[-1:])):
         x, *states = [torch.randn(shape, requires_grad=True) for _ in range(1 + len(plan.states))]
         numbers = [torch.rand(sizes) * 0.6 + 0.3 for _ in plan.names]
-        found = []
-        for one in (step, other):
+        results = []
+        for values in (step, other):
             parameters = [value.clone().requires_grad_(place < learns) for place, value in enumerate(numbers)]
-            spk, after = one(x, states, parameters)
+            spk, after = values(x, states, parameters)
             with torch.no_grad():
-                again = one(x, states, parameters)
+                again = values(x, states, parameters)
             seeds = [torch.randn(shape, generator=torch.Generator().manual_seed(n)) for n in range(1 + len(after))]
             sums = [(value * seed).sum() for value, seed in zip((spk, *after), seeds)]
             for value in parameters:
                 value.data.fill_(7.0)  # written after the step
-            wanted = [x, *states, *parameters[:learns]]
-            found.append(([spk, *after], torch.autograd.grad(sum(sums), wanted, allow_unused=True)))
-            assert all(map(torch.equal, (again[0], *again[1]), found[-1][0]))
-        (made, gradients), (own, own_gradients) = found
-        assert all(map(torch.equal, own, made))
-        for one, expected in zip(own_gradients, gradients):
-            assert (one is None) == (expected is None)
-            assert one is None or relative_error(one, expected) <= 1e-5
+            leaves = [x, *states, *parameters[:learns]]
+            results.append(([spk, *after], torch.autograd.grad(sum(sums), leaves, allow_unused=True)))
+            assert all(map(torch.equal, (again[0], *again[1]), results[-1][0]))
+        (reference, gradients), (actual, own_gradients) = results
+        assert all(map(torch.equal, actual, reference))
+        for values, expected in zip(own_gradients, gradients):
+            assert (values is None) == (expected is None)
+            assert values is None or relative_error(values, expected) <= 1e-5
     x, *states = [torch.randn(shape) for _ in range(1 + len(plan.states))]  # before the first step
     parameters = [torch.rand(()) for _ in plan.names]
-    found = [one(x, [None] * len(states), parameters) for one in (step, other)]
-    for made, own in zip(*[(spk, *after) for spk, after in found]):
-        assert torch.equal(own, made)
+    results = [values(x, [None] * len(states), parameters) for values in (step, other)]
+    for reference, actual in zip(*[(spk, *after) for spk, after in results]):
+        assert torch.equal(actual, reference)

@@ -41,15 +41,15 @@ def arguments_of(name, variant=0, dtype=torch.float32, shape=(3, 4, 4096), count
     return x, initial, parameters, name, variant, constant, store, state
 
 
-def backward_arguments(forward, kernel=ATAN, learn=False, given=False):
-    """Return the arguments of the backward kernel; with ``given`` it reads stored states instead of the input."""
+def backward_arguments(forward, kernel=ATAN, learn=False, stored=False):
+    """Return the arguments of the backward kernel; with ``stored`` it reads stored states instead of the input."""
     x, initial, parameters, name, variant, constant, store, final = forward
     spk = x if constant is None else x.expand(constant, *x.shape)
     ends = [torch.zeros_like(parameters[0]).expand(spk.shape[1:]).contiguous() for _ in initial] if final else []
     grads = [spk if store >> place & 1 and final else None for place in range(len(initial))]
     need = [[final] * len(initial), [learn] * len(parameters)]
     what = (initial, parameters, name, variant, constant, *kernel, *need)
-    return (spk, grads, ends, None, *what, [spk] * len(initial)) if given else (spk, grads, ends, x, *what)
+    return (spk, grads, ends, None, *what, [spk] * len(initial)) if stored else (spk, grads, ends, x, *what)
 
 
 def compile_both(kernels, compiled, forward, capability=90, **backward):
@@ -108,13 +108,13 @@ def test_dtypes(kernels, compiled, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [True, False], ids=["states given", "states computed again"])
+@pytest.mark.parametrize("stored", [True, False], ids=["states stored", "states computed again"])
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
-def test_leaky(kernels, compiled, dtype, capability, given):
-    launches = compile_both(kernels, compiled, arguments_of("leaky", dtype=dtype), capability, given=given)
+def test_leaky(kernels, compiled, dtype, capability, stored):
+    launches = compile_both(kernels, compiled, arguments_of("leaky", dtype=dtype), capability, stored=stored)
     assert [launch.kernel for launch in launches[:: len(launches) - 1]] == ["leaky_fwd_kernel", "leaky_bwd_kernel"]
-    assert len(launches) == 2 + (not given)
+    assert len(launches) == 2 + (not stored)
     assert_wide(launches, dtype)
 
 
@@ -129,11 +129,11 @@ def bytes_of_a_step(launch):
         if labels[label] < place
     ]
     # The remaining steps have a second, shorter loop.
-    body, rest = sorted(loops, key=len, reverse=True)
+    body, tail = sorted(loops, key=len, reverse=True)
     moved = []
-    for loop in (body, rest):
-        found = [re.search(r"(ld|st)\.global\.v(\d)\.b(\d+)", line) for line in loop if ".global" in line]
-        moved.append(sum(int(one.group(2)) * int(one.group(3)) // 8 for one in found) // 2)
+    for loop in (body, tail):
+        accesses = [re.search(r"(ld|st)\.global\.v(\d)\.b(\d+)", line) for line in loop if ".global" in line]
+        moved.append(sum(int(access.group(2)) * int(access.group(3)) // 8 for access in accesses) // 2)
     assert moved[0] == AHEAD * moved[1]
     return moved[1]
 
@@ -147,12 +147,12 @@ def resident_share(launch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "given", "moved"),
+    ("name", "stored", "moved"),
     # Forward: x, spikes and states; the same without states. Backward: reads two of three sequences, writes one.
     [("leaky", True, [12, 12]), ("leaky", False, [12, 8, 12]), ("synaptic", False, [16, 8, 12])],
 )
-def test_what_a_step_moves_and_how_many_threads_there_are(kernels, compiled, name, given, moved):
-    launches = compile_both(kernels, compiled, arguments_of(name), given=given)
+def test_what_a_step_moves_and_how_many_threads_there_are(kernels, compiled, name, stored, moved):
+    launches = compile_both(kernels, compiled, arguments_of(name), stored=stored)
     assert [bytes_of_a_step(launch) for launch in launches] == moved
     assert min(map(resident_share, launches)) >= 0.5
 
@@ -162,9 +162,9 @@ def test_what_a_step_moves_and_how_many_threads_there_are(kernels, compiled, nam
 @pytest.mark.parametrize("reset", RESETS)
 def test_resets(kernels, compiled, reset, delay):
     variant = _neurons.find("leaky").variant(reset_mechanism=reset, reset_delay=delay)
-    for given in (True, False):
+    for stored in (True, False):
         forward = arguments_of("leaky", variant, count=4096, state=True)
-        assert len(compile_both(kernels, compiled, forward, learn=True, given=given)) == 2 + (not given)
+        assert len(compile_both(kernels, compiled, forward, learn=True, stored=stored)) == 2 + (not stored)
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_resets(kernels, compiled, reset, delay):
 @pytest.mark.parametrize("name", FUSED)
 def test_surrogates_of_leaky(kernels, compiled, name, dtype):
     forward = arguments_of("leaky", dtype=dtype)
-    arguments = backward_arguments(forward, FUSED[name][0].kernel, learn=True, given=True)
+    arguments = backward_arguments(forward, FUSED[name][0].kernel, learn=True, stored=True)
     (back,) = compiled(kernels.neuron_sequence_bwd, *arguments)
     assert_in_registers(back)
 
@@ -207,7 +207,7 @@ def test_compiled_once_for_every_length_and_shape(name, kernels, compiled):
     lengths = (1, 2, 16, 48, 500) if name == "leaky" else (1, 500)
     for steps, shape in itertools.product(lengths, [(1, 16384), (2, 16400), (16, 1), (3, 48)]):
         forward = arguments_of(name, shape=(steps, *shape))
-        backward = backward_arguments(forward, given=name == "leaky")
+        backward = backward_arguments(forward, stored=name == "leaky")
         keys["fwd"].add(compiled(kernels.neuron_sequence_fwd, *forward)[0].key)
         keys["bwd"].add(compiled(kernels.neuron_sequence_bwd, *backward)[-1].key)
     assert len(keys["fwd"]) == len(keys["bwd"]) == 1

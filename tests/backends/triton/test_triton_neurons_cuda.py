@@ -30,22 +30,22 @@ def compare(layer, x, states=()):
     """Compare the sequence, its gradients and single steps of both devices."""
     results = []
     for device in (torch.device("cpu"), CUDA):
-        own = copy.deepcopy(layer).to(device)
-        assert own.runs_fused()
+        twin = copy.deepcopy(layer).to(device)
+        assert twin.runs_fused()
         inputs = [value.to(device).requires_grad_() for value in (x, *states)]
-        out = own.sequence(*inputs)
+        out = twin.sequence(*inputs)
         grads = [torch.randn(part.shape, generator=torch.Generator().manual_seed(1)).to(part) for part in out]
-        wanted = [*inputs, *(p for p in own.parameters() if p.requires_grad)]
+        leaves = [*inputs, *(p for p in twin.parameters() if p.requires_grad)]
         loss = sum((part * grad).sum() for part, grad in zip(out, grads))
-        results.append(([part.cpu() for part in out], [g.cpu() for g in torch.autograd.grad(loss, wanted)]))
-    (expected, expected_grads), (found, grads) = results
-    for one, other in zip(found, expected):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
+        results.append(([part.cpu() for part in out], [g.cpu() for g in torch.autograd.grad(loss, leaves)]))
+    (expected, expected_grads), (actual, grads) = results
+    for result, other in zip(actual, expected):
+        assert result.dtype == other.dtype
+        assert torch.equal(result, other)
     terms = expected_grads[0].double() * x.shape[0]
-    for place, (one, other) in enumerate(zip(grads, expected_grads)):
-        tolerance = {torch.float16: 2e-3, torch.bfloat16: 2**-6}.get(one.dtype, 1e-5)
-        assert relative_error(one, other, terms if place > len(states) else None) <= tolerance
+    for place, (result, other) in enumerate(zip(grads, expected_grads)):
+        tolerance = {torch.float16: 2e-3, torch.bfloat16: 2**-6}.get(result.dtype, 1e-5)
+        assert relative_error(result, other, terms if place > len(states) else None) <= tolerance
 
 
 @pytest.mark.parametrize(("name", "keywords", "chosen"), CASES)
@@ -75,10 +75,10 @@ def test_single_steps_are_snntorchs(name, keywords, chosen, monkeypatch):
     x = torch.randn(4, 2, 13, device=CUDA) * 4
     for fewest in (0, 1 << 21):
         monkeypatch.setattr(fused, "FEWEST_OF_A_STEP", fewest)
-        own, expected = (
+        actual, expected = (
             by_steps(layer, x, [torch.zeros(2, 13, device=CUDA) for _ in STATES[name]]) for layer in layers
         )
-        assert all(map(torch.equal, own, expected))
+        assert all(map(torch.equal, actual, expected))
 
 
 @pytest.mark.parametrize("through", [{"linear_features": 13}, {"conv2d_channels": 3, "kernel_size": 3}])
@@ -102,16 +102,16 @@ def test_all_to_all(name, through, monkeypatch):
         (ours, by_steps),
         (ours, lambda layer, x, states: layer.sequence(x, *states)),
     ):
-        own = x.clone().requires_grad_()
-        made = run(layer, own, [torch.zeros(step, device=CUDA) for _ in STATES[name]])
-        seeds = [torch.randn(part.shape, generator=torch.Generator().manual_seed(1)).to(CUDA) for part in made]
-        loss = sum((part * seed).sum() for part, seed in zip(made, seeds))
-        results.append((made, torch.autograd.grad(loss, [own, *layer.parameters()])))
+        leaf = x.clone().requires_grad_()
+        outputs = run(layer, leaf, [torch.zeros(step, device=CUDA) for _ in STATES[name]])
+        seeds = [torch.randn(part.shape, generator=torch.Generator().manual_seed(1)).to(CUDA) for part in outputs]
+        loss = sum((part * seed).sum() for part, seed in zip(outputs, seeds))
+        results.append((outputs, torch.autograd.grad(loss, [leaf, *layer.parameters()])))
     (expected, expected_grads), *others = results
-    for made, grads in others:
-        assert all(map(torch.equal, made, expected))
-        for one, other in zip(grads, expected_grads):
-            assert relative_error(one, other) <= 1e-5
+    for outputs, grads in others:
+        assert all(map(torch.equal, outputs, expected))
+        for gradient, other in zip(grads, expected_grads):
+            assert relative_error(gradient, other) <= 1e-5
 
 
 def test_a_step_sees_what_changes_between_steps(monkeypatch):
@@ -121,8 +121,8 @@ def test_a_step_sees_what_changes_between_steps(monkeypatch):
     results = []
     for library in (snn, snntorch):
         layer = library.Leaky(beta=0.9, threshold=0.8).to(CUDA)
-        own, mem, total = x.clone().requires_grad_(), layer.reset_mem(), 0
-        for t, current in enumerate(own):
+        leaf, mem, total = x.clone().requires_grad_(), layer.reset_mem(), 0
+        for t, current in enumerate(leaf):
             if t == 3:
                 layer.threshold.data.fill_(0.5)
             if t == 4:
@@ -133,6 +133,6 @@ def test_a_step_sees_what_changes_between_steps(monkeypatch):
                 layer.beta = torch.rand(13, device=CUDA, generator=torch.Generator(CUDA).manual_seed(0))
             spk, mem = layer(current, mem)
             total = total + (spk * (t + 1)).sum() + mem.square().sum()
-        results.append((total.detach(), torch.autograd.grad(total, own)[0]))
+        results.append((total.detach(), torch.autograd.grad(total, leaf)[0]))
     assert torch.equal(results[0][0], results[1][0])
     assert relative_error(results[0][1], results[1][1]) <= 1e-5

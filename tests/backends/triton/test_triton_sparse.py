@@ -39,10 +39,10 @@ def test_thresholds_are_compared_in_full_precision(kernels):
     mem = torch.tensor([[[0.1, close, 0.1, close, -close]]], dtype=torch.float64)
     threshold = torch.tensor(0.5, dtype=torch.float64)
     for second in (0.1, close, -close, 1e-300, 0.0):
-        given = (mem, threshold, second, 5, False)
-        made = kernels.select_spikes_fwd(*given)
-        assert_all_equal([reference_of("select_spikes_fwd")(*given), made])
-    assert made[2].tolist() == [[[0, 4]]]
+        values = (mem, threshold, second, 5, False)
+        selected = kernels.select_spikes_fwd(*values)
+        assert_all_equal([reference_of("select_spikes_fwd")(*values), selected])
+    assert selected[2].tolist() == [[[0, 4]]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -87,18 +87,18 @@ def test_sums_are_in_the_order_of_the_slots(inputs, neurons, kernels):
 
 def test_gradients_of_many_slots_are_matrix_products(interpreted, monkeypatch):
     module, of_linear = event_driven(interpreted), interpreted("sparse_linear")
-    asked = []
-    monkeypatch.setattr(of_linear, "by_product", lambda slots, inputs, _: bool(asked.append((slots, inputs))) or True)
+    sizes = []
+    monkeypatch.setattr(of_linear, "by_product", lambda slots, inputs, _: bool(sizes.append((slots, inputs))) or True)
 
     def kernels(operator):
         return getattr(module, operator)
 
     assert_is_the_reference(kernels, "sparse_linear", neurons=9, inputs=20, rows=(3, 2))
-    assert len(asked) == 2
-    assert len(set(asked)) == 1
-    assert asked[0][1] == 20
+    assert len(sizes) == 2
+    assert len(set(sizes)) == 1
+    assert sizes[0][1] == 20
     assert_is_the_reference(kernels, "sparse_lif_sequence", recurrent=True, delay=1, rows=(4, 2))
-    assert len(asked) == 5
+    assert len(sizes) == 5
 
 
 def test_a_weight_changed_unseen_is_read(kernels):
@@ -107,10 +107,10 @@ def test_a_weight_changed_unseen_is_read(kernels):
     first = linear(kernels, values)
     values["weight"].data.mul_(2)
     assert torch.equal(linear(kernels, values), 2 * first)
-    given = arguments("sparse_linear_bwd", backward_values("sparse_linear", values, first))
-    before = kernels.sparse_linear_bwd(*given)[0]
+    backward = arguments("sparse_linear_bwd", backward_values("sparse_linear", values, first))
+    before = kernels.sparse_linear_bwd(*backward)[0]
     values["weight"].mul_(2)
-    assert torch.equal(kernels.sparse_linear_bwd(*given)[0], 2 * before)
+    assert torch.equal(kernels.sparse_linear_bwd(*backward)[0], 2 * before)
 
 
 def test_packed_weights_do_not_outlive_their_weight(interpreted):
@@ -137,8 +137,10 @@ def test_what_is_out_of_range_is_not_read(kernels):
     assert torch.equal(kernels.sparse_linear_fwd(ids, values, counts, weight, None)[0, 0], weight[:, 1])
     grad = torch.randn(1, 1, 5)
     grads = kernels.sparse_linear_bwd(grad, ids, values, counts, weight, True, True, False)
-    wanted = grad[0, 0] @ weight
-    torch.testing.assert_close(grads[0], torch.stack([wanted[1], wanted[0] * 0, wanted[0] * 0, wanted[2]])[None, None])
+    expected = grad[0, 0] @ weight
+    torch.testing.assert_close(
+        grads[0], torch.stack([expected[1], expected[0] * 0, expected[0] * 0, expected[2]])[None, None]
+    )
     assert torch.equal(grads[1], torch.nn.functional.pad(grad[0, 0, :, None], (1, 1)))
     assert torch.equal(kernels.sparse_to_dense_fwd(ids, values, counts, 3), torch.tensor([[[0.0, 1.0, 8.0]]]))
     assert torch.equal(
@@ -152,10 +154,10 @@ def test_what_is_out_of_range_is_not_read(kernels):
 def test_what_is_out_of_range_of_maps_is_not_read(kernels):
     geometry = list(conv_geometry(torch.empty(1, 1, 1, 1), (2, 2), (1, 1), (0, 0), (1, 1), 1))
     ids = torch.tensor([[[1, -1, 4, 2]]], dtype=torch.int32)
-    given = (ids, torch.tensor([[[1.0, 2.0, 4.0, 8.0]]]), torch.tensor([[[4, 9]]], dtype=torch.int32))
-    out = kernels.sparse_conv2d_fwd(*given, torch.ones(1, 1, 1, 1), None, geometry)
+    spikes = (ids, torch.tensor([[[1.0, 2.0, 4.0, 8.0]]]), torch.tensor([[[4, 9]]], dtype=torch.int32))
+    out = kernels.sparse_conv2d_fwd(*spikes, torch.ones(1, 1, 1, 1), None, geometry)
     assert torch.equal(out, torch.tensor([[[0.0, 1.0, 8.0, 0.0]]]))
-    grads = kernels.sparse_conv2d_bwd(out, *given, torch.ones(1, 1, 1, 1), geometry, False, True, False)
+    grads = kernels.sparse_conv2d_bwd(out, *spikes, torch.ones(1, 1, 1, 1), geometry, False, True, False)
     assert grads[1].item() == 1 + 64
 
 
@@ -172,7 +174,7 @@ def test_compiled_for_a_gpu(capability, compiled):
     launches += compiled(
         sparse_layers.sparse_conv_lif_sequence_bwd, *arguments(backward, values), capability=capability
     )
-    found = {launch.kernel: launch for launch in launches}
+    by_kernel = {launch.kernel: launch for launch in launches}
     for name in ("gather_maps_kernel", "grad_taps_kernel"):
-        assert "atom" not in found[name].ptx
-        assert found[name].resources["LOCAL"] == 0
+        assert "atom" not in by_kernel[name].ptx
+        assert by_kernel[name].resources["LOCAL"] == 0

@@ -28,26 +28,26 @@ def layer_calls(sparse, neurons, inputs, capacity=4, input_slots=5, **options):
     rows, dtype = values["counts"].shape[:2], values["weight"].dtype
     for name, kind in (("ids", torch.int32), ("values", dtype)):
         values[name] = torch.zeros((*rows, input_slots), dtype=kind)
-    made = {name: torch.zeros((*rows, capacity), dtype=dtype) for name in ("grad", "slot_mem")}
-    made["ids_out"], made["counts_out"] = made["grad"].int(), values["counts"]
-    made["fired"] = torch.zeros((*rows, (neurons + 31) // 32), dtype=torch.int32)
-    made["mem"] = torch.ones((*rows, neurons), dtype=dtype)
-    values.update(made, capacity=capacity)
+    results = {name: torch.zeros((*rows, capacity), dtype=dtype) for name in ("grad", "slot_mem")}
+    results["ids_out"], results["counts_out"] = results["grad"].int(), values["counts"]
+    results["fired"] = torch.zeros((*rows, (neurons + 31) // 32), dtype=torch.int32)
+    results["mem"] = torch.ones((*rows, neurons), dtype=dtype)
+    values.update(results, capacity=capacity)
     names = ("sparse_lif_sequence_fwd", "sparse_lif_sequence_bwd")
     return [(getattr(sparse, name), *arguments(name, values)) for name in names]
 
 
 def launched(compiled, capability, *calls):
-    found = [
+    launches = [
         launch for function, *arguments in calls for launch in compiled(function, *arguments, capability=capability)
     ]
-    for launch in found:
+    for launch in launches:
         assert f".target sm_{capability}" in launch.ptx
         assert launch.resources["STACK"] == launch.resources["LOCAL"] == 0, (launch.kernel, launch.resources)
         # Sums in a fixed order.
         assert "atom." not in launch.ptx, launch.kernel
         assert "red.global" not in launch.ptx, launch.kernel
-    return {launch.kernel: launch for launch in found}
+    return {launch.kernel: launch for launch in launches}
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_compiled_once_for_every_number_of_steps_samples_and_slots(recurrent, sp
     keys = {}
     for steps, batch, capacity in ((1, 1, 3), (5, 3, 17), (16, 16, 32)):
         options = {"rows": (steps, batch), "capacity": capacity, "recurrent": recurrent}
-        for function, *given in layer_calls(sparse, 70, 100, **options):
-            for launch in compiled(function, *given):
+        for function, *inputs in layer_calls(sparse, 70, 100, **options):
+            for launch in compiled(function, *inputs):
                 keys.setdefault(launch.kernel, set()).add(launch.key)
-    assert {name: len(found) for name, found in keys.items()} == dict.fromkeys(keys, 1)
+    assert {name: len(compiled_keys) for name, compiled_keys in keys.items()} == dict.fromkeys(keys, 1)

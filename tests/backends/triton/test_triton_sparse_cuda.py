@@ -50,22 +50,25 @@ def layer_on(device, spikes, tensors, upstream=None, **options):
 
 def assert_as_on_the_cpu(spikes, tensors, tolerance=1e-5, **options):
     expected, gradients, upstream = layer_on("cpu", spikes, tensors, **options)
-    out, own, _ = layer_on(CUDA, spikes, tensors, upstream, **options)
+    out, actual, _ = layer_on(CUDA, spikes, tensors, upstream, **options)
     for name in ("ids", "values", "counts", "dropped"):
         assert torch.equal(getattr(out, name), getattr(expected, name)), name
     for name, gradient in gradients.items():
         terms = gradients["weight"] if gradient.numel() == 1 else None
-        assert relative_error(own[name], gradient, terms) <= tolerance, name
+        assert relative_error(actual[name], gradient, terms) <= tolerance, name
     return expected
 
 
 def some(inputs, outputs, recurrent=False, each=False, dtype=torch.float32):
-    made = {"weight": on_grid(outputs, inputs, dtype=dtype) + 1 / 8, "bias": on_grid(outputs, most=0.25, dtype=dtype)}
+    parameters = {
+        "weight": on_grid(outputs, inputs, dtype=dtype) + 1 / 8,
+        "bias": on_grid(outputs, most=0.25, dtype=dtype),
+    }
     if recurrent:
-        made["recurrent_weight"] = on_grid(outputs, outputs, most=0.25, dtype=dtype)
-    made["beta"] = torch.rand(outputs, dtype=dtype) if each else torch.tensor(0.85, dtype=dtype)
-    made["threshold"] = torch.rand(outputs, dtype=dtype) + 0.3 if each else torch.tensor(0.7, dtype=dtype)
-    return made
+        parameters["recurrent_weight"] = on_grid(outputs, outputs, most=0.25, dtype=dtype)
+    parameters["beta"] = torch.rand(outputs, dtype=dtype) if each else torch.tensor(0.85, dtype=dtype)
+    parameters["threshold"] = torch.rand(outputs, dtype=dtype) + 0.3 if each else torch.tensor(0.7, dtype=dtype)
+    return parameters
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["kernels", "products"])
@@ -89,7 +92,7 @@ def test_selection_is_that_of_the_cpu():
     for threshold, second, max_spikes, overflow in itertools.product(
         (0.5, torch.rand(5000)), (None, 0.2), (None, 0, 100, 2000, 5000), ("lowest", "rotate")
     ):
-        own, expected = (
+        actual, expected = (
             ops.select_spikes(
                 mem.to(device),
                 threshold.to(device) if isinstance(threshold, torch.Tensor) else threshold,
@@ -100,11 +103,11 @@ def test_selection_is_that_of_the_cpu():
             for device in (CUDA, "cpu")
         )
         for name in ("ids", "values", "counts", "dropped"):
-            assert torch.equal(getattr(own, name).cpu(), getattr(expected, name)), name
+            assert torch.equal(getattr(actual, name).cpu(), getattr(expected, name)), name
     x = mem * (mem > 1)
-    own, expected = SparseSpikes.from_dense(x.to(CUDA)), SparseSpikes.from_dense(x)
-    assert torch.equal(own.ids.cpu(), expected.ids)
-    assert torch.equal(own.to_dense().cpu(), x)
+    actual, expected = SparseSpikes.from_dense(x.to(CUDA)), SparseSpikes.from_dense(x)
+    assert torch.equal(actual.ids.cpu(), expected.ids)
+    assert torch.equal(actual.to_dense().cpu(), x)
 
 
 def test_spikes_are_counted_as_on_the_cpu():
@@ -190,8 +193,10 @@ def test_cuda_graph(network):
         loss = train(network, x, labels)
     other, other_labels = batch(1)
     with torch.no_grad():
-        for own, new in zip((x.ids, x.values, x.counts, labels), (other.ids, other.values, other.counts, other_labels)):
-            own.copy_(new)
+        for static, new in zip(
+            (x.ids, x.values, x.counts, labels), (other.ids, other.values, other.counts, other_labels)
+        ):
+            static.copy_(new)
         for parameter in parameters:
             parameter.mul_(1.1)
             parameter.grad.zero_()
@@ -218,8 +223,8 @@ def test_compiles_into_one_graph():
         leaves = [tensor.to(CUDA).requires_grad_() for tensor in (x.values.clone(), *parameters)]
         function(*leaves).backward()
         gradients.append([leaf.grad for leaf in leaves])
-    for own, expected in zip(*gradients):
-        assert relative_error(own, expected) <= 1e-5
+    for actual, expected in zip(*gradients):
+        assert relative_error(actual, expected) <= 1e-5
 
 
 def test_network_compiles_into_one_graph(network):
