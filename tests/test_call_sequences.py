@@ -1,7 +1,7 @@
 """Some sequences of ``make fuzz-calls``, and checks that it finds state left over from an earlier call."""
 
 import pytest
-from support.call_sequences import KINDS, SLOW, drawn, failure, shortened
+from support.call_sequences import KINDS, SLOW, drawn, failure, shorten
 from support.versions import needs_backend
 
 import snnipu as snn
@@ -30,10 +30,10 @@ def test_compiled_calls_are_those_of_fresh_layers(name):
     assert not wrong(name, COMPILED[name])
 
 
-def seen(name, seeds=40):
+def first_failure(name, seeds=40):
     """Return the first failing sequence in its shortest form."""
     seed = next(seed for seed in range(seeds) if failure(name, seed, drawn(KINDS[name], seed)))
-    return shortened(name, seed, drawn(KINDS[name], seed))
+    return shorten(name, seed, drawn(KINDS[name], seed))
 
 
 def test_a_number_that_depends_on_earlier_calls_is_seen(monkeypatch):
@@ -45,7 +45,7 @@ def test_a_number_that_depends_on_earlier_calls_is_seen(monkeypatch):
         return result if self.calls == 1 else (result[0], result[1] * (1 + 1e-6))
 
     monkeypatch.setattr(snn.Leaky, "sequence", again)
-    assert [operation.is_call for operation in seen("Leaky")] == [True, True]
+    assert [operation.is_call for operation in first_failure("Leaky")] == [True, True]
 
 
 @needs_native
@@ -53,7 +53,7 @@ def test_a_weight_that_was_packed_before_is_seen(monkeypatch):
     """A change by way of .data keeps the weight's memory and version."""
     monkeypatch.setattr(_fixed, "identity", lambda weight: id(weight))
     monkeypatch.setattr(host_sparse, "_fingerprint", lambda weight: 0)
-    assert len(seen("SparseLinear")) <= 4
+    assert len(first_failure("SparseLinear")) <= 4
 
 
 def test_an_error_of_earlier_calls_is_seen(monkeypatch):
@@ -67,4 +67,4 @@ def test_an_error_of_earlier_calls_is_seen(monkeypatch):
         return result
 
     monkeypatch.setattr(snn.SynapticDelay, "sequence", refused)
-    assert [operation.is_call for operation in seen("SynapticDelay")] == [True, True]
+    assert [operation.is_call for operation in first_failure("SynapticDelay")] == [True, True]

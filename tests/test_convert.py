@@ -191,10 +191,10 @@ def test_reset_sees_the_copy(way):
 
 @pytest.mark.parametrize("name", [*surrogate._FACTORIES, "no_gradient"])
 def test_surrogates(name):
-    def own(u, grad, spikes):
+    def own_surrogate(u, grad, spikes):
         return 0.5 * grad
 
-    parameters = {"triangular": (0.5,), "SSO": (0.1, 0.4), "custom_surrogate": (own,), "sigmoid": (3.0,)}
+    parameters = {"triangular": (0.5,), "SSO": (0.1, 0.4), "custom_surrogate": (own_surrogate,), "sigmoid": (3.0,)}
     if name == "no_gradient":
         neuron = snn.Leaky(beta=0.9, surrogate_disable=True)
     else:

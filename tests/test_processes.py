@@ -75,13 +75,13 @@ def at_once(work, arguments):
 def test_16_threads_train_at_once(make):
     """Each thread's network has the numbers of a training in sequence."""
 
-    def made(seed):
+    def seeded(seed):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return make()
 
-    expected = [trained(*made(seed)) for seed in range(THREADS)]
-    for number, actual in enumerate(at_once(trained, [made(seed) for seed in range(THREADS)])):
+    expected = [trained(*seeded(seed)) for seed in range(THREADS)]
+    for number, actual in enumerate(at_once(trained, [seeded(seed) for seed in range(THREADS)])):
         assert all(map(torch.equal, actual, expected[number])), number
 
 
@@ -90,12 +90,12 @@ def test_16_threads_ask_one_network(make):
     net, x = make()
     xs = [x, *(make()[1] for _ in range(THREADS - 1))]
 
-    def asked(x):
+    def answers(x):
         with torch.no_grad():
             return [dense(net(x)).clone() for _ in range(STEPS)]
 
-    expected = [asked(x) for x in xs]
-    for actual, right in zip(at_once(asked, [(x,) for x in xs]), expected):
+    expected = [answers(x) for x in xs]
+    for actual, right in zip(at_once(answers, [(x,) for x in xs]), expected):
         assert all(map(torch.equal, actual, right))
 
 

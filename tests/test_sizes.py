@@ -16,7 +16,7 @@ needs_native = pytest.mark.skipif(host.library is None, reason=f"no native libra
 STEPS, MANY = 100_000, 1_000_000
 
 
-def drawn(*shape, rate=0.3):
+def random_spikes(*shape, rate=0.3):
     return torch.bernoulli(torch.full(shape, rate), generator=torch.Generator().manual_seed(0))
 
 
@@ -66,7 +66,7 @@ def test_many_at_once(shape):
 @pytest.mark.parametrize("shape", [(STEPS, 1, 8), (2, STEPS, 8), (2, 1, MANY)], ids=["steps", "batch", "neurons"])
 def test_event_driven_layers(shape):
     """Compare with the dense layers and their gradients."""
-    x, outputs = drawn(*shape, rate=0.1 if shape[2] < 100 else 1e-4), 4
+    x, outputs = random_spikes(*shape, rate=0.1 if shape[2] < 100 else 1e-4), 4
     weight = on_grid(outputs, shape[2])
     layer, dense = (
         snn.SparseLeaky(shape[2], outputs, beta=1.0, reset_mechanism="subtract"),

@@ -79,7 +79,7 @@ def load(monkeypatch):
     return compiled.kernels(NAME, _neurons.find(NAME), torch.float32)
 
 
-def kept():
+def cached_libraries():
     return sorted(compiled.cache_folder().glob("*.so"))
 
 
@@ -96,7 +96,7 @@ def test_it_is_compiled_once_and_kept(compiler, monkeypatch, capfd):
     assert capfd.readouterr().err == ""
     folder = compiled.cache_folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    (path,) = kept()
+    (path,) = cached_libraries()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.stat().st_uid == os.geteuid()
     assert not list(folder.glob(".*.tmp"))
@@ -118,7 +118,7 @@ def test_many_processes_compile_once(compiler, monkeypatch, capfd):
     assert [process.exitcode for process in processes] == [0] * 6
     assert compiler() == 1
     assert capfd.readouterr().err.count("compiling the neuron") == 1
-    assert len(kept()) == 1
+    assert len(cached_libraries()) == 1
 
 
 def compile_again(number):
@@ -135,17 +135,17 @@ def test_processes_that_compile_are_killed(compiler, library, monkeypatch, tmp_p
         monkeypatch.setenv("SNNIPU_NEURONS_DIR", str(tmp_path / str(turn)))
         forget(monkeypatch)
         killed_together(compile_again)
-        before, calls = kept(), compiler()
+        before, calls = cached_libraries(), compiler()
         assert all(path.read_bytes() == content for path in before)
         assert load(monkeypatch) is not None
         assert compiler() - calls == (0 if before else 1)
-        assert [path.read_bytes() for path in kept()] == [content]
+        assert [path.read_bytes() for path in cached_libraries()] == [content]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "changed", "a folder", "a link"])
 def test_what_is_damaged_is_made_anew(compiler, monkeypatch, tmp_path, damage):
     assert load(monkeypatch) is not None
-    (path,) = kept()
+    (path,) = cached_libraries()
     content = path.read_bytes()
     path.unlink()
     if damage == "a folder":
@@ -163,7 +163,7 @@ def test_what_is_damaged_is_made_anew(compiler, monkeypatch, tmp_path, damage):
         return
     assert load(monkeypatch) is not None
     assert compiler() == 2
-    (path,) = kept()
+    (path,) = cached_libraries()
     assert path.read_bytes() == content
     assert not path.is_symlink()
 
@@ -171,7 +171,7 @@ def test_what_is_damaged_is_made_anew(compiler, monkeypatch, tmp_path, damage):
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666], ids=oct)
 def test_a_library_that_others_may_write_is_not_loaded(compiler, monkeypatch, mode):
     assert load(monkeypatch) is not None
-    (path,) = kept()
+    (path,) = cached_libraries()
     path.chmod(mode)
     assert load(monkeypatch) is not None
     assert compiler() == 2
@@ -196,7 +196,7 @@ def other_user(monkeypatch, *paths):
 
 def test_a_library_of_another_user_is_not_loaded(compiler, monkeypatch):
     assert load(monkeypatch) is not None
-    other_user(monkeypatch, *kept())
+    other_user(monkeypatch, *cached_libraries())
     assert load(monkeypatch) is not None
     assert compiler() == 2
 
@@ -309,7 +309,7 @@ def test_each_has_a_library_of_its_own(compiler, monkeypatch, tmp_path, what):
         neuron = neuron._replace(parameters=[*neuron.parameters, "other"])
     assert compiled.kernels(NAME, neuron, dtype) is not None
     assert compiler() == 2
-    assert len(kept()) == 2
+    assert len(cached_libraries()) == 2
 
 
 def test_leftovers_of_dead_processes_are_removed(compiler, monkeypatch):
@@ -318,7 +318,7 @@ def test_leftovers_of_dead_processes_are_removed(compiler, monkeypatch):
     for file in (old, new):
         file.touch()
     os.utime(old, (0, 0))
-    kept()[0].unlink()
+    cached_libraries()[0].unlink()
     assert load(monkeypatch) is not None
     assert not old.exists()
     assert new.exists()

@@ -63,7 +63,7 @@ def test_bad_arguments():
 
 
 @pytest.fixture
-def real(monkeypatch):
+def tracing_poptorch(monkeypatch):
     """Install a stand-in for PopTorch that is tracing."""
     module = types.ModuleType("poptorch")
     module.isRunningOnIpu = lambda: True
@@ -72,12 +72,12 @@ def real(monkeypatch):
     return module
 
 
-def test_a_real_poptorch_is_refused_while_it_traces(real):
+def test_a_real_poptorch_is_refused_while_it_traces(tracing_poptorch):
     lif = snn.Leaky(beta=0.9)
     for run in (lambda: lif(torch.zeros(2, 3)), lambda: lif.sequence(torch.zeros(4, 2, 3))):
         with pytest.raises(RuntimeError, match="no PopART operators"):
             run()
-    real.isRunningOnIpu = lambda: False
+    tracing_poptorch.isRunningOnIpu = lambda: False
     assert lif.sequence(torch.zeros(4, 2, 3))[0].shape == (4, 2, 3)
 
 
@@ -105,7 +105,7 @@ class OnHost:
         return TARGETS["mk2"], 1
 
 
-def of_operators(mem, matrix, filters, bias, mode):
+def operator_results(mem, matrix, filters, bias, mode):
     """Return results of all sparse operators for membranes ``[T, B, 60]``, which are maps [2, 5, 6]."""
     spike_grad = surrogate.fast_sigmoid(10)
     spikes = ops.select_spikes(mem, 0.4, 0.1, 20, spike_grad=spike_grad, overflow="rotate")
@@ -128,7 +128,7 @@ def test_sparse_operators_equal_the_ops(mode, with_bias):
     results = []
     for run in (popart.running_on(OnHost(), poptorch.custom_op), contextlib.nullcontext()):
         with run:
-            actual = of_operators(*arguments)
+            actual = operator_results(*arguments)
         loss = sum(part.square().sum() for part in actual if part.requires_grad)
         results.append([*(part.float() for part in actual), *torch.autograd.grad(loss, leaves)])
     assert_all_equal(results)
@@ -178,7 +178,9 @@ def test_wrong_inputs_of_sparse_operators(name, inputs, message):
     ],
     ids=lambda layer: type(layer).__name__,
 )
-def test_a_real_poptorch_without_the_library_refuses_event_driven_layers(layer, real, monkeypatch, tmp_path):
+def test_a_real_poptorch_without_the_library_refuses_event_driven_layers(
+    layer, tracing_poptorch, monkeypatch, tmp_path
+):
     monkeypatch.setenv("SNNIPU_POPART_LIBRARY", str(tmp_path / "libsnnipu_popart.so"))
     with pytest.raises(RuntimeError, match=r"no PopART operators of snnipu in .*libsnnipu_popart.so"):
         layer(torch.zeros(2, 3, 8))
@@ -187,7 +189,7 @@ def test_a_real_poptorch_without_the_library_refuses_event_driven_layers(layer, 
         layer(torch.zeros(2, 3, 8))
 
 
-def test_a_library_of_another_version_is_refused(real, monkeypatch, tmp_path):
+def test_a_library_of_another_version_is_refused(tracing_poptorch, monkeypatch, tmp_path):
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")

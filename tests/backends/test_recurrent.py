@@ -48,7 +48,7 @@ def calls(monkeypatch):
     return directions
 
 
-def made(neuron, x, states, connection, learnt, reset_delay=True, **keywords):
+def run_recurrent(neuron, x, states, connection, learnt, reset_delay=True, **keywords):
     """Return all results, final states included, and the gradients of all inputs."""
     out = recurrent_apply(
         neuron,
@@ -79,7 +79,7 @@ def filled(like, shape):
     return like.new_full(shape, torch.nan)
 
 
-def both(monkeypatch, compute, *arguments, **keywords):
+def run_both(monkeypatch, compute, *arguments, **keywords):
     """Compute with one call for the sequence, and with one call per step."""
     with monkeypatch.context() as patched:
         patched.setattr(kernels, "_MEANS", kernels._MEANS._replace(empty=filled))
@@ -118,7 +118,7 @@ def test_one_call_gives_the_bits_of_single_ones(neuron, kind, rows, features, dt
     connection = RecurrentConnection(weight.t() if kind == "transposed" else weight, bias)
     store = [place == 0 for place in range(count)] if kind == "few stored" else None
     keywords = {"num_steps": STEPS if constant else None, "store": store, "reset_delay": "at once" not in kind}
-    at_once, other = both(monkeypatch, made, neuron, x, states, connection, learnt, **keywords)
+    at_once, other = run_both(monkeypatch, run_recurrent, neuron, x, states, connection, learnt, **keywords)
     assert_equal(at_once, other)
     assert at_once[0][0].any()
     assert calls == ["forward", "backward"]
@@ -147,7 +147,7 @@ def test_a_gradient_that_is_the_same_at_every_step(same, neuron, monkeypatch, ca
         loss = sum((row if constant else row * weights).sum() for row, constant in rows)
         return (), torch.autograd.grad(loss, [x, connection.weight, *parameters.values()])
 
-    assert_equal(*both(monkeypatch, gradients))
+    assert_equal(*run_both(monkeypatch, gradients))
     assert calls == ["forward", "backward"]
 
 
@@ -162,9 +162,9 @@ def test_16_bit_steps_are_the_references(neuron, reset_delay, dtype, monkeypatch
     )
     learnt = {name: torch.full((6,), value, requires_grad=True) for name, value in values.items()}
     arguments = (neuron, x, [None] * count, connection, learnt, reset_delay)
-    ours = made(*arguments)
+    ours = run_recurrent(*arguments)
     monkeypatch.setattr(kernels, "_MEANS", recurrent_sequence._REFERENCE)
-    expected = made(*arguments)
+    expected = run_recurrent(*arguments)
     assert ours[0][0].any()
     for actual, other in zip(ours[0], expected[0]):
         assert torch.equal(actual, other)

@@ -58,7 +58,7 @@ def workers(agent):
     return sorted(started)
 
 
-def ended(agent):
+def wait_for_end(agent):
     try:
         return agent.wait(LIMIT)
     finally:
@@ -67,7 +67,7 @@ def ended(agent):
         agent.kill()
 
 
-def learnt(path):
+def learnt_weights(path):
     state = torch.load(path, weights_only=True)
     moments = [entry[name] for entry in state["optimizer"]["state"].values() for name in sorted(entry)]
     return [*state["model"].values(), *moments]
@@ -89,9 +89,9 @@ def test_killed_processes_end_with_the_same_weights(run, two_agents, tmp_path):
         time.sleep(0.2)
         started = workers(agent)
     os.kill(rng.choice(started), signal.SIGKILL)
-    assert ended(agent) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert wait_for_end(agent) == 0, (tmp_path / "log").read_text()[-3000:]
     assert "resumed after epoch" in (tmp_path / "log").read_text()
-    disturbed, undisturbed = (learnt(folder / "out" / "train-digits.pt") for folder in (tmp_path, two_agents))
+    disturbed, undisturbed = (learnt_weights(folder / "out" / "train-digits.pt") for folder in (tmp_path, two_agents))
     for mine, expected in zip(disturbed, undisturbed):
         assert torch.equal(mine, expected)
 
@@ -106,7 +106,9 @@ def two_agents(tmp_path_factory):
     # Host names of machines may not resolve here.
     host = {"host1:29400": f"127.0.0.1:{port} --local-addr 127.0.0.1"}
     agents = [torchrun(folder, "--nnodes", log=log, **host) for log in ("log", "other")]
-    assert [ended(agent) for agent in agents] == [0, 0], (folder / "log").read_text() + (folder / "other").read_text()
+    assert [wait_for_end(agent) for agent in agents] == [0, 0], (folder / "log").read_text() + (
+        folder / "other"
+    ).read_text()
     return folder
 
 

@@ -39,13 +39,13 @@ def outcomes(read, content, path, often=()):
         try:
             results.append((name, data, read(str(path))))
         except datasets.DamagedFileError as error:
-            named(error, path)
+            assert_names(error, path)
             results.append((name, data, None))
     assert len(results) == VARIANTS
     return results
 
 
-def named(error, path):
+def assert_names(error, path):
     assert str(error).startswith(f"root: damaged file {path}: ")
 
 
@@ -176,7 +176,7 @@ def test_shd(tmp_path, shd_content, monkeypatch):
         try:
             return read_recordings(str(path))
         except datasets.DamagedFileError as error:
-            named(error, path)
+            assert_names(error, path)
             return str(error)
         finally:
             path.unlink()

@@ -51,7 +51,7 @@ def make(folder, key="recordings", **options):
     return datasets.EventDataset(read, [index % 4 for index in range(SAMPLES)], **options)
 
 
-def same(actual, other):
+def assert_same(actual, other):
     for ours, theirs in zip(actual.batch(range(SAMPLES)), other.batch(range(SAMPLES))):
         if hasattr(ours, "counts"):
             assert (ours.num_neurons, ours.outside, ours.overflow) == (
@@ -86,16 +86,16 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_what_is_on_the_disk_is_not_read_again(folder, options):
     first = make(folder, **options)
-    same(first, expected(folder, **options))
+    assert_same(first, expected(folder, **options))
     assert first._read.read == list(range(SAMPLES))
     assert caches(folder) == [first.cache_folder]
     again = make(folder, **options)
     for _ in range(2):
-        same(again, expected(folder, **options))
+        assert_same(again, expected(folder, **options))
         again[3], again.preload()
     assert again._read.read == []
     copy = pickle.loads(pickle.dumps(again))
-    same(copy, expected(folder, **options))
+    assert_same(copy, expected(folder, **options))
     assert copy._read.read == []
 
 
@@ -128,16 +128,16 @@ def test_a_changed_file_is_read_again(folder):
     make(folder).preload()
     write(folder / "5.npy", 5, change=1)
     again = make(folder)
-    same(again, expected(folder))
+    assert_same(again, expected(folder))
     assert again._read.read == [5]
     # Equal size and modification time, as some copying tools leave them.
     before = os.stat(folder / "6.npy")
     write(folder / "6.npy", 6, change=1)
     os.utime(folder / "6.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
     again = make(folder)
-    same(again, expected(folder))
+    assert_same(again, expected(folder))
     assert again._read.read == [6]
-    same(make(folder), expected(folder))
+    assert_same(make(folder), expected(folder))
 
 
 def test_a_file_that_may_still_change_is_not_kept(folder, monkeypatch):
@@ -178,7 +178,7 @@ def test_a_damaged_file_never_gives_other_recordings(folder):
         entries[2].write_bytes(contents[3])
         for read in ((2, 3), (0,)):
             dataset = make(folder)
-            same(dataset, right)
+            assert_same(dataset, right)
             assert len(dataset._read.read) in read
         assert [path.read_bytes() for path in entries] == contents
 
@@ -218,7 +218,7 @@ def test_where_nothing_can_be_written_the_work_goes_on(folder, monkeypatch, what
 
         monkeypatch.setattr("pathlib.Path.write_bytes", full)
     with pytest.warns(RuntimeWarning, match="not kept on the disk, .*SNNIPU_EVENT_CACHE names another"):
-        same(make(folder), expected(folder))
+        assert_same(make(folder), expected(folder))
 
 
 def test_nothing_is_written_where_that_is_asked_for(folder, monkeypatch):

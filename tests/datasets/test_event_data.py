@@ -32,7 +32,7 @@ def make(samples=9, neurons=NEURONS, **options):
     return datasets.EventDataset(Recordings(neurons), labels, **options)
 
 
-def same(actual, other):
+def assert_same(actual, other):
     assert actual.num_neurons == other.num_neurons
     assert actual.outside == other.outside
     assert torch.equal(actual.counts, other.counts)
@@ -62,7 +62,7 @@ def test_items_are_binned_recordings(options):
     for _ in range(2):  # the second time from the cache
         for index, (spikes, label) in enumerate(dataset):
             expected = SparseSpikes.from_events(*Recordings(dataset.num_neurons)(index), **size, **binning).trim()
-            same(spikes, expected)
+            assert_same(spikes, expected)
             assert (type(label), label) == (int, index % 4)
     assert dataset[-1][0].num_spikes == dataset[8][0].num_spikes > 0
 
@@ -75,7 +75,7 @@ def test_batches_are_joined_items(options):
         joined, expected = collate([dataset[int(index)] for index in indices])
         # The constructor checks ids and counts.
         SparseSpikes(spikes.ids, spikes.values, spikes.counts, spikes.num_neurons, dropped=spikes.dropped)
-        same(spikes, joined.trim())
+        assert_same(spikes, joined.trim())
         used = torch.arange(spikes.capacity) < spikes.counts[..., 1:]
         assert torch.equal(spikes.ids[used], joined.trim().ids[used])
         assert spikes.values[~used].eq(0).all()
@@ -120,7 +120,7 @@ def test_changing_an_item_does_not_change_the_cache():
     before = dataset[8][0].clone()
     spikes = dataset[8][0]
     spikes.values.fill_(7), spikes.ids.fill_(0), spikes.counts.fill_(0)
-    same(dataset[8][0], before)
+    assert_same(dataset[8][0], before)
 
 
 def test_pickle():
@@ -129,7 +129,7 @@ def test_pickle():
     copy = pickle.loads(pickle.dumps(dataset))
     copy[5]
     assert copy._read.read == [5]  # the copy includes the cache
-    same(copy.batch(range(9))[0], dataset.batch(range(9))[0])
+    assert_same(copy.batch(range(9))[0], dataset.batch(range(9))[0])
     assert repr(copy) == "EventDataset(9 recordings, T=12, N=50, step=10)"
 
 
@@ -150,7 +150,7 @@ def test_wrong_arguments():
         datasets.EventDataset(Recordings(), [[0]], num_steps=1, num_neurons=1)
 
 
-def seen(loader):
+def samples_of(loader):
     """Return spikes per sample and labels of all batches, in order."""
     batches = list(loader)
     for spikes, labels in batches:
@@ -176,21 +176,21 @@ def test_loader_gives_every_recording_once(wrap, workers):
     assert len(loader) == 3
     assert loader.batch_size == 4
     assert loader.persistent_workers == (workers > 0)  # they keep their caches
-    assert seen(loader) == expected
-    assert seen(loader) == expected
+    assert samples_of(loader) == expected
+    assert samples_of(loader) == expected
     shuffled = datasets.event_loader(wrap(dataset), 4, shuffle=True, generator=torch.Generator().manual_seed(1))
-    first, second = seen(shuffled), seen(shuffled)
+    first, second = samples_of(shuffled), samples_of(shuffled)
     assert first != second
     assert sorted(first) == sorted(second) == sorted(expected)
     again = datasets.event_loader(wrap(dataset), 4, shuffle=True, generator=torch.Generator().manual_seed(1))
-    assert seen(again) == first
-    assert len(seen(datasets.event_loader(wrap(dataset), 4, drop_last=True))) == 8
+    assert samples_of(again) == first
+    assert len(samples_of(datasets.event_loader(wrap(dataset), 4, drop_last=True))) == 8
 
 
 def test_workers_start_from_what_was_preloaded():
     dataset = make().preload()
     dataset._read = None  # a read would raise an error
-    assert len(seen(datasets.event_loader(dataset, 3, num_workers=1))) == 9
+    assert len(samples_of(datasets.event_loader(dataset, 3, num_workers=1))) == 9
 
 
 def test_plain_loader():
@@ -199,7 +199,7 @@ def test_plain_loader():
     for (spikes, labels), (expected, expected_labels) in zip(
         DataLoader(dataset, 4, collate_fn=collate), datasets.event_loader(dataset, 4)
     ):
-        same(spikes.trim(), expected)
+        assert_same(spikes.trim(), expected)
         assert torch.equal(labels, expected_labels)
     fetched = dataset.__getitems__([3, 4, 5])
     assert [label for _, label in fetched] == [3, 0, 1]

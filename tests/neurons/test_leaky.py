@@ -98,7 +98,7 @@ def test_membrane_of_another_shape():
 def test_gradients_of_a_membrane_itself():
     """snnTorch computes spikes from the membrane it returns. Ours do so only where snnTorch's step runs."""
 
-    def of_membranes(module, spike_grad):
+    def membrane_gradients(module, spike_grad):
         layer, x = (
             module.Leaky(beta=0.9, spike_grad=spike_grad),
             torch.linspace(0, 2, 24).reshape(4, 2, 3).requires_grad_(),
@@ -113,11 +113,11 @@ def test_gradients_of_a_membrane_itself():
         return x.grad, [each.grad for each in membranes]
 
     surrogate = snn.surrogate.fast_sigmoid(slope=5)
-    of_input, expected = of_membranes(snntorch, snntorch.surrogate.fast_sigmoid(slope=5))
-    own_input, actual = of_membranes(snn, surrogate)
+    of_input, expected = membrane_gradients(snntorch, snntorch.surrogate.fast_sigmoid(slope=5))
+    own_input, actual = membrane_gradients(snn, surrogate)
     torch.testing.assert_close(own_input, of_input)
     assert actual[-1] is None
-    own_input, actual = of_membranes(snn, lambda u: surrogate(u))
+    own_input, actual = membrane_gradients(snn, lambda u: surrogate(u))
     torch.testing.assert_close([own_input, *actual], [of_input, *expected])
 
 

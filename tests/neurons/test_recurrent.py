@@ -178,7 +178,7 @@ def test_layouts(name, through):
         compare(*results)
 
 
-def applied(neuron, x, states, connection=None, reset_delay=True):
+def apply_operator(neuron, x, states, connection=None, reset_delay=True):
     """Call the operator, with final states."""
     values = {name: torch.tensor(0.8) for name in ("beta", "threshold", "graded_spikes_factor")}
     options = {"reset_mechanism": "subtract", "reset_delay": reset_delay}
@@ -210,7 +210,7 @@ def test_spikes_that_are_added_to_the_input(delay):
     expected = [torch.stack(part) for part in zip(*rows)]
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)) or t, lambda t: t):
-        out = applied("leaky", x, [None, None], connection, delay)
+        out = apply_operator("leaky", x, [None, None], connection, delay)
     inputs = [x, connection.weight, connection.bias]
     compare(*((outputs, gradients(outputs, inputs)) for outputs in ([out.spk, out.states[1]], expected)))
     assert saved.count((9, 3, N)) == (2 if delay else 3)
@@ -219,7 +219,7 @@ def test_spikes_that_are_added_to_the_input(delay):
 @pytest.mark.parametrize("neuron", ["leaky", "rleaky"])
 def test_a_gradient_of_final_states_that_is_one_number(neuron):
     x = torch.randn(4, 3, N, requires_grad=True)
-    final = applied(neuron, x, [None, None]).final
+    final = apply_operator(neuron, x, [None, None]).final
     whole, one_by_one = (
         torch.autograd.grad(sum(loss), x, retain_graph=True)[0]
         for loss in ([part.sum() for part in final], [(part * torch.ones(3, N)).sum() for part in final])
@@ -228,7 +228,7 @@ def test_a_gradient_of_final_states_that_is_one_number(neuron):
 
 
 def test_final_spikes_have_memory_of_their_own():
-    out = applied("rleaky", 2 * torch.ones(4, 3, N), [None, None])
+    out = apply_operator("rleaky", 2 * torch.ones(4, 3, N), [None, None])
     assert out.spk[-1].any()
     out.final[0].zero_()
     assert out.spk[-1].any()

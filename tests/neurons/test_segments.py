@@ -111,7 +111,7 @@ def test_ten_times_the_steps_need_the_memory_of_one_segment():
     """Count the bytes that autograd saves between the passes."""
     net = snn.MultiStep(nn.Linear(6, 200), snn.Leaky(beta=0.9), nn.Linear(200, 4), snn.Leaky(beta=0.9))
 
-    def kept(run):
+    def saved_bytes(run):
         held = {}
 
         def keep(tensor):
@@ -124,8 +124,8 @@ def test_ten_times_the_steps_need_the_memory_of_one_segment():
         return sum(held.values())
 
     x = torch.rand(2000, 8, 6)
-    whole, short = kept(lambda: net(x)), kept(lambda: net(x[:200]))
-    segments = kept(lambda: snn.run_segments(net, x, 200))
+    whole, short = saved_bytes(lambda: net(x)), saved_bytes(lambda: net(x[:200]))
+    segments = saved_bytes(lambda: snn.run_segments(net, x, 200))
     assert segments < short < whole / 8
 
 

@@ -19,7 +19,7 @@ import snnipu as snn
 PATHS = ["auto", "sparse", "dense"]
 
 
-def made(inputs=40, outputs=65, **keywords):
+def make_layer(inputs=40, outputs=65, **keywords):
     """Return a layer whose sums are exact in every order, and that spikes sometimes."""
     layer = snn.SparseLeaky(inputs, outputs, **{"beta": 0.85, "threshold": 0.7, **keywords})
     with torch.no_grad():
@@ -32,7 +32,7 @@ def made(inputs=40, outputs=65, **keywords):
 
 
 def test_a_recurrent_layer_has_no_dense_twin():
-    layer, spikes = made(recurrent=True, bias=True), random_spikes(7, 3, 40)
+    layer, spikes = make_layer(recurrent=True, bias=True), random_spikes(7, 3, 40)
     layer(spikes).to_dense().sum().backward()
     assert layer.recurrent_weight.grad.any()
     assert "recurrent=True" in repr(layer)
@@ -41,12 +41,12 @@ def test_a_recurrent_layer_has_no_dense_twin():
         with pytest.raises(ValueError, match="a recurrent layer"):
             call()
     with pytest.raises(ValueError, match="spike_grad must be a fused surrogate"):
-        made(recurrent=True, spike_grad=soft)
+        make_layer(recurrent=True, spike_grad=soft)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_membranes(path):
-    layer = made(path=path, bias=True, input_scale=0.5)
+    layer = make_layer(path=path, bias=True, input_scale=0.5)
     spikes = random_spikes(6, 3, 40)
     for delay in (0, 1):
         parameters = {"beta": layer.beta, "threshold": layer.threshold, "bias": layer.bias}
@@ -128,7 +128,7 @@ def test_bad_dense_state(state, message):
 
 
 def test_activity_and_overflow_are_of_the_last_forward():
-    layer = made(max_spikes=2)
+    layer = make_layer(max_spikes=2)
     assert layer.activity is layer.overflow is None
     out = layer(random_spikes(6, 3, 40))
     assert layer.activity == out.activity == out.num_spikes / (6 * 3 * 65)

@@ -8,7 +8,7 @@ from torch import nn
 import snnipu as snn
 
 
-def made(inputs, outputs, bias=True, path="auto"):
+def make_layer(inputs, outputs, bias=True, path="auto"):
     """Return a layer whose sums are exact in every order."""
     layer = snn.SparseLinear(inputs, outputs, bias, path=path)
     with torch.no_grad():
@@ -38,7 +38,7 @@ def test_is_a_linear_layer():
 def test_every_path_gives_the_same(path, rate, bias):
     spikes = random_spikes(6, 4, 30, rate, 0.0, graded=True)
     dense = densified(spikes.values, spikes)
-    layer = made(30, 20, bias, path)
+    layer = make_layer(30, 20, bias, path)
     expected = nn.functional.linear(dense, layer.weight, layer.bias)
     upstream = torch.randn_like(expected)
     expected_grads = torch.autograd.grad((expected * upstream).sum(), list(layer.parameters()))
@@ -53,7 +53,7 @@ def test_every_path_gives_the_same(path, rate, bias):
 
 @pytest.mark.parametrize("path", ["auto", "sparse", "dense"])
 def test_the_gradient_of_the_input(path):
-    layer = made(30, 20, path=path)
+    layer = make_layer(30, 20, path=path)
     expected = layer.weight.sum(0).detach().expand(6, 4, 30)
     spikes = random_spikes(6, 4, 30, 0.2, 0.2).requires_grad_()
     layer(spikes).sum().backward()

@@ -21,7 +21,7 @@ PATHS = ["auto", "sparse", "dense"]
 SIZES = [40, 65, 33, 7]
 
 
-def made(sizes=SIZES, **keywords):
+def make_network(sizes=SIZES, **keywords):
     """Return a network whose sums are exact in every order, and whose layers all spike sometimes."""
     net = snn.SparseNetwork(sizes, **{"beta": 0.85, "threshold": 0.7, **keywords})
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_one_entry_for_each_layer():
         "grad_threshold": [0.25, None, -0.5],
         "max_spikes": [None, 30, None, 3],
     }
-    net = made(**options, learn_beta=True, bias=True)
+    net = make_network(**options, learn_beta=True, bias=True)
     for index, layer in enumerate(net.layers):
         for name in ("beta", "threshold"):
             assert torch.equal(getattr(layer, name), torch.as_tensor(options[name][index]))
@@ -141,7 +141,7 @@ def test_one_entry_for_each_layer():
     ids=",".join,
 )
 def test_caps_and_second_thresholds(keywords, overflow, delay):
-    net = made(overflow=overflow, delay=delay, bias=True, **keywords)
+    net = make_network(overflow=overflow, delay=delay, bias=True, **keywords)
     spikes = random_spikes(7, 3, net.sizes[0], 0.3, 0.0)
     for path in PATHS:
         for layer in (net, *net.layers):
@@ -153,7 +153,7 @@ def test_caps_and_second_thresholds(keywords, overflow, delay):
 
 
 def test_the_input_is_limited():
-    net = made(max_spikes=[4, None, None, None], overflow="rotate")
+    net = make_network(max_spikes=[4, None, None, None], overflow="rotate")
     spikes = random_spikes(7, 3, 40, 0.3, 0.1)
     out = net(spikes)
     dropped = int((spikes.counts[..., 0] - spikes.counts[..., 0].clamp(max=4)).sum())
@@ -169,7 +169,7 @@ def test_the_input_is_limited():
 
 @pytest.mark.parametrize("path", PATHS)
 def test_statistics_of_the_input(path):
-    net = made(path=path)
+    net = make_network(path=path)
     assert net.input_activity is None
     assert net.input_overflow == 0
     for rate in (0.1, 0.9):
@@ -183,7 +183,7 @@ def test_statistics_of_the_input(path):
 
 
 def test_activity_and_overflow_are_of_the_last_forward():
-    net = made(max_spikes=[40, 2, 2, 2])
+    net = make_network(max_spikes=[40, 2, 2, 2])
     assert net.activity is net.overflow is None
     every = net(random_spikes(7, 3, 40, 0.3, 0.0), all_layers=True)
     assert net.activity == [out.activity for out in every]
@@ -200,7 +200,7 @@ def test_activity_and_overflow_are_of_the_last_forward():
 @pytest.mark.parametrize("path", PATHS)
 def test_the_gradient_of_the_input(path):
     """A dense input gets all of its gradient, except on the sparse path; spikes get it in every used slot."""
-    net = made(path=path, delay=0, grad_threshold=0.2)
+    net = make_network(path=path, delay=0, grad_threshold=0.2)
     spikes = random_spikes(7, 3, 40, 0.2, 0.2)
     x = densified(spikes.values, spikes).requires_grad_()
     expected, _ = oracle(net, x, 0)
@@ -219,7 +219,7 @@ def test_the_gradient_of_the_input(path):
 
 
 def test_parameters_and_state_dict():
-    net = made(bias=True, learn_beta=True, threshold=[torch.rand(65) + 0.5, 0.6, 0.7])
+    net = make_network(bias=True, learn_beta=True, threshold=[torch.rand(65) + 0.5, 0.6, 0.7])
     names = {name for name, _ in net.named_parameters()}
     assert names == {f"layers.{i}.{name}" for i in range(3) for name in ("weight", "bias", "beta")}
     assert set(net.state_dict()) == names | {f"layers.{i}.threshold" for i in range(3)}
@@ -227,17 +227,17 @@ def test_parameters_and_state_dict():
 
 def test_to_dense_with_a_delay():
     with pytest.raises(ValueError, match="to_dense: MultiStep hands spikes on within a step"):
-        made().to_dense()
-    single = made([40, 7])
+        make_network().to_dense()
+    single = make_network([40, 7])
     spikes = random_spikes(7, 3, 40)
     assert torch.equal(single.to_dense()(densified(spikes.values, spikes))[0], single(spikes).to_dense())
     # The parameters do not depend on the delay.
-    other = made()
-    other.load_dense_state_dict(made(delay=0, beta=0.3).dense_state_dict())
+    other = make_network()
+    other.load_dense_state_dict(make_network(delay=0, beta=0.3).dense_state_dict())
     assert other.layers[2].beta == pytest.approx(0.3)
 
 
-def _without(state, name):
+def without(state, name):
     return {key: value for key, value in state.items() if key != name}
 
 
@@ -245,7 +245,7 @@ def _without(state, name):
     ("change", "message"),
     [
         (lambda state: {}, "layer 0: state must hold"),
-        (lambda state: _without(state, "2.weight"), "layer 1: state must hold"),
+        (lambda state: without(state, "2.weight"), "layer 1: state must hold"),
         (lambda state: {**state, "4.weight": torch.ones(7, 7)}, r"layer 2: state: weight must have shape \(7, 33\)"),
         (lambda state: {**state, "5.beta": torch.ones(3)}, r"layer 2: state: beta must have shape \(7,\), got \(3,\)"),
         (lambda state: {**state, "6.weight": torch.ones(7, 7)}, "state must have the modules 0 to 5, got"),
@@ -253,9 +253,9 @@ def _without(state, name):
     ],
 )
 def test_bad_dense_state(change, message):
-    net = made()
+    net = make_network()
     before = copy.deepcopy(net.state_dict())
-    state = change(made(beta=0.3).dense_state_dict())
+    state = change(make_network(beta=0.3).dense_state_dict())
     with pytest.raises(ValueError, match=message):
         net.load_dense_state_dict(state)
     for name, value in net.state_dict().items():
@@ -267,7 +267,7 @@ def test_bad_dense_state(change, message):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_no_spikes_at_all(path):
-    net = made(path=path, learn_beta=True, learn_threshold=True)
+    net = make_network(path=path, learn_beta=True, learn_threshold=True)
     for x in (torch.zeros(5, 3, 40), random_spikes(5, 3, 40, 0.0, 0.0), random_spikes(5, 3, 40, 0.0, 0.3)):
         every = net(x, all_layers=True)
         assert [out.num_spikes for out in every] == [0, 0, 0]

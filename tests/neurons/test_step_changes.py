@@ -23,7 +23,7 @@ def _half(mem):
     return (mem * 4).round() / 4
 
 
-def _quiet(self, mem):
+def _no_spikes(self, mem):
     return torch.zeros_like(mem) + 0 * mem
 
 
@@ -46,12 +46,12 @@ CHANGES = {
     "another reset": lambda lif: setattr(lif, "reset_mechanism", "none"),
     "no delay": lambda lif: setattr(lif, "reset_delay", False),
     "quantised": lambda lif: setattr(lif, "state_quant", _half),
-    "fire of its own": lambda lif: setattr(lif, "fire", MethodType(_quiet, lif)),
+    "fire of its own": lambda lif: setattr(lif, "fire", MethodType(_no_spikes, lif)),
     "a bound state function": lambda lif: setattr(lif, "state_function", lif._base_int),
     "loaded": lambda lif: lif.load_state_dict({k: v * 0.5 for k, v in lif.state_dict().items()}),
     "its states": lambda lif: lif.reset_mem(),
     "another class": lambda lif: setattr(
-        lif, "__class__", type("Quiet", (type(lif),), {"fire": _quiet, "forward": type(lif).forward})
+        lif, "__class__", type("Quiet", (type(lif),), {"fire": _no_spikes, "forward": type(lif).forward})
     ),
     "a property of another class": lambda lif: setattr(
         lif, "__class__", type("Other", (type(lif),), {"spike_grad": property(lambda self: snn.surrogate.LSO(0.5))})
@@ -129,13 +129,13 @@ def test_a_change_is_seen(kind, change):
     check(run(kind, CHANGES[change]), run(kind, CHANGES[change], anew=True))
 
 
-def _of_class(lif):
+def _set_class(lif):
     kind = type(lif)
     half = {"_base_state_function": lambda self, input_: kind._base_state_function(self, 0.5 * input_)}
     lif.__class__ = type("Own", (kind,), half)
 
 
-def _of_its_base(lif):
+def _reset_class(lif):
     lif.__class__ = type(lif).__mro__[1]
 
 
@@ -147,7 +147,7 @@ def _function(u):
 UNFUSED = {
     "state_quant": (CHANGES["quantised"], lambda lif: setattr(lif, "state_quant", False)),
     "fire": (CHANGES["fire of its own"], lambda lif: delattr(lif, "fire")),
-    "class": (_of_class, _of_its_base),
+    "class": (_set_class, _reset_class),
     "surrogate": (
         lambda lif: setattr(lif, "spike_grad", _function),
         lambda lif: setattr(lif, "spike_grad", snn.surrogate.atan()),
@@ -167,13 +167,13 @@ def test_steps_that_are_snntorchs_see_a_change(kind, unfused, init_hidden, chang
     start, back = UNFUSED[unfused]
     changes = {"nothing": lambda lif: None, "back": back, **CHANGES}
 
-    def one(**how):
+    def run_steps(**how):
         return run(kind, changes[change], init_hidden, start=start, **how)
 
-    actual = one()
-    check(actual, one(anew=True))
+    actual = run_steps()
+    check(actual, run_steps(anew=True))
     if change in ("nothing", "back"):
-        check(actual, one(source=snntorch), exact=change == "nothing")
+        check(actual, run_steps(source=snntorch), exact=change == "nothing")
 
 
 @pytest.mark.parametrize("kind", [snntorch.SpikingNeuron, snntorch.Leaky])
@@ -217,7 +217,7 @@ def step_of(lif):
     return x, lif(x)[1]
 
 
-def direct(lif, x, mem):
+def direct_step(lif, x, mem):
     """Call the kernel of a step directly; return None if the layer does not allow it."""
     return lif._direct_step(lif._describe(), x, (mem,))
 
@@ -236,13 +236,13 @@ def test_steps_that_are_columns_of_a_sequence():
         torch.stack(rows).sum().backward()
         results.append((torch.stack(rows), x.grad))
     assert all(map(torch.equal, *results))
-    assert direct(lif, sequence[:, 1], mem) is not None
+    assert direct_step(lif, sequence[:, 1], mem) is not None
 
 
 def test_no_direct_call_takes_what_its_kernel_does_not():
     lif = snn.Leaky(beta=0.9)
     x, mem = step_of(lif)
-    result = direct(lif, x, mem)
+    result = direct_step(lif, x, mem)
     assert torch.equal(result[1], lif(x, mem)[1])
     # Other inputs and states.
     for other, state in [
@@ -262,39 +262,39 @@ def test_no_direct_call_takes_what_its_kernel_does_not():
         (x.to("meta"), mem.to("meta")),
         (x.to_sparse(), mem),
     ]:
-        assert direct(lif, other, state) is None
+        assert direct_step(lif, other, state) is None
     # Profilers and modes see the operator.
     with torch.autograd.profiler.profile():
-        assert direct(lif, x, mem) is None
+        assert direct_step(lif, x, mem) is None
     with torch.autograd.forward_ad.dual_level():
-        assert direct(lif, x, mem) is None
+        assert direct_step(lif, x, mem) is None
     with mock.patch.object(host, "library", None):
-        assert direct(lif, x, mem) is None
+        assert direct_step(lif, x, mem) is None
     seen = []
-    torch.func.vmap(lambda row: seen.append(direct(lif, row, mem[0])) or row)(x)
+    torch.func.vmap(lambda row: seen.append(direct_step(lif, row, mem[0])) or row)(x)
     assert seen == [None]
     with mock.patch.object(neuron_step.popart, "on_ipu", return_value=True):
-        assert direct(lif, x, mem) is None
+        assert direct_step(lif, x, mem) is None
 
 
 def test_parameters_that_no_longer_fit_the_step():
     def prepared():
         lif = neuron_of("Leaky, learnt", 6)
         x, mem = step_of(lif)
-        assert direct(lif, x, mem) is not None
+        assert direct_step(lif, x, mem) is not None
         return lif, x, mem
 
     lif, x, mem = prepared()
-    assert direct(lif, x[:, :3].contiguous(), mem[:, :3].contiguous()) is None
+    assert direct_step(lif, x[:, :3].contiguous(), mem[:, :3].contiguous()) is None
     for other in (torch.rand(4), torch.rand(1, 1, 6), torch.rand(6).double(), torch.rand(6).half()):
         lif, x, mem = prepared()
         lif.beta.data = other
-        assert direct(lif, x, mem) is None
+        assert direct_step(lif, x, mem) is None
     lif, x, mem = prepared()
     lif.beta.data = torch.rand(1, 6)
     expected = neuron_of("Leaky, learnt", 6, snntorch)
     expected.beta.data = lif.beta.data
-    assert torch.equal(direct(lif, x, mem)[1], expected(x, mem)[1])
+    assert torch.equal(direct_step(lif, x, mem)[1], expected(x, mem)[1])
     assert lif._last_step[1].grad_fn is None  # the graph of the previous step is not kept alive
 
 
@@ -313,7 +313,7 @@ def test_a_parameter_that_is_a_plain_attribute_is_read_at_every_step():
 
 
 def test_changes_of_a_class_are_seen():
-    for name, part in [("fire", _quiet), ("threshold", property(lambda self: torch.tensor(0.5)))]:
+    for name, part in [("fire", _no_spikes), ("threshold", property(lambda self: torch.tensor(0.5)))]:
         kind = type("Mine", (snn.Leaky,), {})
         lif = kind(beta=0.9)
         assert lif._describe().plan is not None

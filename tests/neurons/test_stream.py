@@ -18,7 +18,7 @@ def parts(outputs):
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def fresh(neuron):
+def reset_network(neuron):
     neuron.reset_mem()
     return snn.MultiStep(neuron)
 
@@ -32,8 +32,8 @@ def test_steps_as_they_come_are_the_sequence(name, output, dtype):
         neuron.double()
     x = torch.randn(12, 3, 40).mul(2).to(dtype)
     steps, whole = (x.clone().requires_grad_() for _ in range(2))
-    expected = parts(fresh(neuron)(whole))
-    net = fresh(neuron)
+    expected = parts(reset_network(neuron)(whole))
+    net = reset_network(neuron)
     rows = [parts(net(steps[t : t + 1])) for t in range(12)]
     for actual, desired in zip([torch.cat(same) for same in zip(*rows)], expected):
         assert actual.dtype == desired.dtype == dtype
@@ -53,7 +53,7 @@ def test_steps_as_they_come_are_the_sequence(name, output, dtype):
 def test_a_step_is_no_sequence(name, monkeypatch):
     """The first step, too."""
     neuron = neuron_of(name, 40, init_hidden=True)
-    net = fresh(neuron)
+    net = reset_network(neuron)
     monkeypatch.setattr(FusedNeuron, "_sequence", lambda *_, **__: pytest.fail("a sequence"))
     with torch.no_grad():
         for _ in range(3):
@@ -66,9 +66,9 @@ def test_a_step_is_no_sequence(name, monkeypatch):
 def test_a_result_that_is_written_to_is_no_state(name, output):
     neuron = neuron_of(name, 40, init_hidden=True, output=output)
     x = torch.randn(4, 1, 2, 40) * 3
-    net = fresh(neuron)
+    net = reset_network(neuron)
     expected = [[part.clone() for part in parts(net(step))] for step in x]
-    net = fresh(neuron)
+    net = reset_network(neuron)
     if hasattr(neuron, "spk"):
         neuron.spk = torch.zeros_like(neuron.spk)
     for step, row in zip(x, expected):

@@ -90,7 +90,7 @@ def random(*shape, dtype=torch.float32):
     return (torch.randn(*shape) * 4).to(dtype)
 
 
-def same(actual, expected, terms=None):
+def assert_same(actual, expected, terms=None):
     assert relative_error(actual.double(), expected.double(), terms) <= 1e-5
 
 
@@ -126,7 +126,7 @@ def test_numbers_and_gradients_are_snntorchs(name, keywords, chosen, dtype, sing
             assert not other.any()
         else:
             # Sums of parameters' gradients cancel. In float64 snnTorch's pass through float32 spikes.
-            same(actual, other, scale * 9 if place > len(initial) else None)
+            assert_same(actual, other, scale * 9 if place > len(initial) else None)
 
 
 def test_a_step_runs_the_kernel(monkeypatch):
@@ -269,7 +269,7 @@ def test_where_snntorchs_code_runs(name, keywords, single):
         (grad,) = torch.autograd.grad(sum(part.square().sum() for part in out), leaf)
         results.append((out, grad))
     assert all(map(torch.equal, results[0][0], results[1][0]))
-    same(results[0][1], results[1][1])
+    assert_same(results[0][1], results[1][1])
 
 
 def test_replaced_parts_are_honoured():
@@ -406,7 +406,7 @@ def test_states_are_no_buffers(name):
         if name in NEURONS:
             assert torch.equal(actual.double(), expected.double())
         else:
-            same(actual, expected)
+            assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("name", ["Synaptic", "RLeaky"])

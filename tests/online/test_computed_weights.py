@@ -35,7 +35,7 @@ def _weight_norm(layer):
         utils.weight_norm(layer)
 
 
-def _of_both(layer):
+def _parametrize_both(layer):
     parametrize.register_parametrization(layer, "weight", Positive())
     parametrize.register_parametrization(layer, "bias", Positive())
 
@@ -44,7 +44,7 @@ COMPUTED = {
     "weight_norm hooks": _weight_norm,
     "weight_norm": getattr(parametrizations, "weight_norm", _weight_norm),  # PyTorch 2.0 has none
     "orthogonal": parametrizations.orthogonal,
-    "both": _of_both,
+    "both": _parametrize_both,
     "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
     "pruned twice": lambda layer: [prune.random_unstructured(layer, "weight", 0.3) for _ in range(2)],
     "spectral_norm hooks": lambda layer: utils.spectral_norm(layer).eval(),

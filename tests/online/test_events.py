@@ -57,7 +57,7 @@ def product(layer, x, weight):
     return x.flatten(2) @ weight.T
 
 
-def weigh(out):
+def weighted_sum(out):
     """Return a loss whose gradient differs from neuron to neuron."""
     return (out * torch.arange(1.0, 1 + out.shape[-1], dtype=out.dtype)).sum()
 
@@ -91,7 +91,7 @@ def oracle(net, x, rule):
             if len(shape) == 3:
                 spikes = spikes.with_maps(tuple(shape))
             spikes = net.pooled(number, spikes)
-        total = total + weigh(spikes.to_dense())
+        total = total + weighted_sum(spikes.to_dense())
     total.backward()
 
 
@@ -118,7 +118,7 @@ def test_a_stream_of_events_in_chunks_has_the_gradients_of_explicit_steps(name, 
             outputs = []
             for first in range(0, len(x), length):
                 out = online(form[first : first + length], single=False)
-                weigh(out.to_dense()).backward()
+                weighted_sum(out.to_dense()).backward()
                 outputs.append(out.to_dense().detach())
             assert torch.equal(torch.cat(outputs), whole.to_dense())
             for actual, other in zip(gradients(net), expected):
@@ -181,7 +181,7 @@ def test_layers_learn_as_their_dense_form(make, rule, request):
         for chunk in x.split(5):
             out = online(chunk)
             spk = out.to_dense() if isinstance(out, snn.SparseSpikes) else out[0]
-            weigh(spk).backward()
+            weighted_sum(spk).backward()
         grads = {p.numel(): p.grad.flatten() for p in of_net.parameters() if p.grad is not None}
         results.append((spk.detach(), grads))
     (spk, grads), (of_dense, expected) = results
@@ -231,8 +231,8 @@ def test_a_recurrent_layer_learns_as_rleaky():
         for chunk in x.split(4):
             out, spk = online(chunk).to_dense(), other(chunk)[0]
             assert torch.equal(out, spk)
-            weigh(out).backward()
-            weigh(spk).backward()
+            weighted_sum(out).backward()
+            weighted_sum(spk).backward()
         pairs = [(layer.weight, twin[0].weight), (layer.recurrent_weight, twin[1].recurrent.weight)]
         for mine, theirs in [*pairs, (layer.beta, twin[1].beta)]:
             assert theirs.grad.any()
@@ -248,12 +248,12 @@ def test_single_steps_and_an_input_that_wants_a_gradient():
     assert torch.equal(out.to_dense(), net(x[:1]).to_dense())
     leaf = x.clone().requires_grad_()
     online.reset()
-    weigh(online(leaf).to_dense()).backward()
+    weighted_sum(online(leaf).to_dense()).backward()
     assert leaf.grad.any()
     spikes = as_spikes(net, x).requires_grad_()
     online.reset()
     net.zero_grad()
-    weigh(online(spikes).to_dense()).backward()
+    weighted_sum(online(spikes).to_dense()).backward()
     carried = torch.zeros_like(x).scatter_add(2, spikes.ids.long(), spikes.values.grad)
     assert relative_error(carried[x > 0], leaf.grad[x > 0]) < TIGHT
     maps = network("maps", "auto")
@@ -270,14 +270,14 @@ def test_options_and_weights_that_change_between_chunks():
     out = online(x[:4])
     assert torch.equal(out.counts[..., 0], out.counts[..., 1])
     net.layers[0].weight.data.zero_()
-    weigh(out.to_dense()).backward()
+    weighted_sum(out.to_dense()).backward()
     with torch.no_grad():
         net.layers[0].weight.add_(1)
     out = online(x[:4])
     with torch.no_grad():
         net.layers[0].weight.add_(1)
     with pytest.raises(RuntimeError, match="changed in place"):
-        weigh(out.to_dense()).backward()
+        weighted_sum(out.to_dense()).backward()
 
 
 class Watched(snn.SparseLeaky):

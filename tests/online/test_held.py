@@ -60,13 +60,13 @@ def inputs(steps=12):
     return (torch.rand(steps, 3, 20, dtype=torch.float64) < 0.4).double()
 
 
-def weigh(out):
+def weighted_sum(out):
     spk, *states = out if isinstance(out, tuple) else (out,)
     weights = torch.arange(1.0, 1 + spk.shape[-1], dtype=spk.dtype)
     return (spk * weights).sum() + sum(state.pow(2).sum() for state in states)
 
 
-def first(out):
+def first_result(out):
     return out[0] if isinstance(out, tuple) else out
 
 
@@ -83,8 +83,8 @@ def test_results_and_gradients_are_those_of_chunks_that_are_not_held(rule, make,
         outputs = []
         for chunk in x.split(length):
             out = online(chunk, single=False)
-            weigh(out).backward()
-            outputs.append(first(out).detach())
+            weighted_sum(out).backward()
+            outputs.append(first_result(out).detach())
         results.append((torch.cat(outputs), [p.grad for p in net.parameters()]))
     (out, grads), (expected, others) = results
     assert expected.any()
@@ -101,7 +101,7 @@ def test_each_sample_begins_when_it_is_told(rule):
     online = snn.Online(net, rule=rule)
     online.prepare(x[:4])
     for number, chunk in enumerate(x.split(4)):
-        weigh(online(chunk, begins=torch.tensor([number == 0, number == 1, True]))).backward()
+        weighted_sum(online(chunk, begins=torch.tensor([number == 0, number == 1, True]))).backward()
     gradients = [p.grad.clone() for p in net.parameters()]
     net.zero_grad()
     other = snn.Online(net, rule=rule)
@@ -109,14 +109,14 @@ def test_each_sample_begins_when_it_is_told(rule):
         for number, chunk in enumerate(x[:, sample : sample + 1].split(4)):
             if number in starts:
                 other.reset()
-            weigh(other(chunk)).backward()
+            weighted_sum(other(chunk)).backward()
     for grad, parameter in zip(gradients, net.parameters()):
         assert relative_error(grad, parameter.grad) < TIGHT
     # The begins of one stream, for all samples together, equal reset().
     online.reset()
     whole = online(x[:4])
     online(x[4:8])
-    assert torch.equal(first(online(x[:4], begins=torch.ones(1))), first(whole))
+    assert torch.equal(first_result(online(x[:4], begins=torch.ones(1))), first_result(whole))
 
 
 def test_a_stream_is_in_the_state_dict():
@@ -126,12 +126,12 @@ def test_a_stream_is_in_the_state_dict():
     online.prepare(x[:4])
     online(x[:4])
     saved = {name: value.clone() for name, value in online.state_dict().items()}
-    weigh(online(x[4:8])).backward()
+    weighted_sum(online(x[4:8])).backward()
     expected = [p.grad.clone() for p in net.parameters()]
     other = snn.Online(network(LAYERS["linear"]), rule="ottt")
     other.prepare(x[:4])
     other.load_state_dict(saved)
-    weigh(other(x[4:8])).backward()
+    weighted_sum(other(x[4:8])).backward()
     for parameter, grad in zip(other.parameters(), expected):
         assert torch.equal(parameter.grad, grad)
     with pytest.raises(RuntimeError, match=r"stream_state: after prepare\(\)"):
@@ -149,7 +149,7 @@ class Model(nn.Module):
 
     def forward(self, x, labels, begins):
         out = self.online(x, begins=begins)
-        return first(out), nn.functional.cross_entropy(out[1].mean(0), labels)
+        return first_result(out), nn.functional.cross_entropy(out[1].mean(0), labels)
 
 
 @needs_host_runtime

@@ -11,7 +11,7 @@ import snnipu as snn
 TIGHT = 1e-9
 
 
-def learnt(neuron, *names):
+def with_parameters(neuron, *names):
     """Turn these attributes into parameters: Alpha's constructor cannot."""
     for name in names:
         value = getattr(neuron, name)
@@ -34,7 +34,7 @@ NEURONS = {
     "synaptic": lambda: snn.Synaptic(alpha=0.8, beta=0.9, learn_alpha=True, learn_beta=True),
     "synaptic-zero": lambda: snn.Synaptic(alpha=0.8, beta=0.9, reset_mechanism="zero", learn_alpha=True),
     "alpha": lambda: snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1, learn_threshold=True),
-    "alpha-learnt": lambda: learnt(snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1), "alpha", "beta"),
+    "alpha-learnt": lambda: with_parameters(snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1), "alpha", "beta"),
     "alpha-subtract": lambda: snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1, reset_mechanism="subtract"),
     "rleaky": lambda: snn.RLeaky(beta=0.9, V=0.3, all_to_all=False, threshold=0.5, learn_beta=True),
     "rleaky-zero": lambda: snn.RLeaky(beta=0.9, V=0.3, all_to_all=False, threshold=0.5, reset_mechanism="zero"),

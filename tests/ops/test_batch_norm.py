@@ -9,7 +9,7 @@ from snnipu.ops import batch_norm
 T, C = 4, 3
 
 
-def of_steps(x, mean, var, *affine):
+def norm_by_steps(x, mean, var, *affine):
     return torch.stack([functional.batch_norm(step, mean, var, *affine, True, 0.25, 1e-3) for step in x])
 
 
@@ -26,14 +26,14 @@ def test_it_is_its_steps(shape, largest, affine, known, monkeypatch):
     x = torch.randn(T, *shape, generator=generator, dtype=torch.float64)
     scales = [torch.randn(C, generator=generator, dtype=torch.float64) for _ in range(2)] if affine else [None, None]
     results = []
-    for function in (batch_norm.batch_norm_over_time, of_steps):
+    for function in (batch_norm.batch_norm_over_time, norm_by_steps):
         leaf, learnt = (
             x.clone().requires_grad_(),
             [scale if scale is None else scale.clone().requires_grad_() for scale in scales],
         )
         mean, var = (torch.full((C,), 0.5, dtype=torch.float64), torch.full((C,), 2.0, dtype=torch.float64))
         averages = (mean, var) if known else (None, None)
-        if function is of_steps:
+        if function is norm_by_steps:
             out = function(leaf, *averages, *learnt)
         else:
             out = function(leaf, *averages, *learnt, momentum=0.25, eps=1e-3)
@@ -55,9 +55,9 @@ def test_between_batch_norms_of_steps_of_one_graph(largest, monkeypatch):
     """A loop may run in Python, then compiled, before one backward pass: PyTorch's norm saves its averages."""
     monkeypatch.setattr(batch_norm, "SMALL_STEP", largest)
     x, mean, var = torch.randn(T, 5, C, requires_grad=True), torch.zeros(C), torch.ones(C)
-    before = of_steps(x, mean, var, None, None)
+    before = norm_by_steps(x, mean, var, None, None)
     at_once = batch_norm.batch_norm_over_time(x, mean, var, momentum=0.25, eps=1e-3)
-    after = of_steps(x, mean, var, None, None)
+    after = norm_by_steps(x, mean, var, None, None)
     gradients = [torch.autograd.grad((out**3).sum(), x)[0] for out in (before, at_once, after)]
     torch.testing.assert_close(gradients[1], gradients[0])
     torch.testing.assert_close(gradients[2], gradients[0])

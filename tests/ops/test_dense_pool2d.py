@@ -65,7 +65,7 @@ def test_wide_maps_and_large_windows(kernel, stride, average):
     check(torch.randint(0, 9, (2, 3, 19, 611)).float(), kernel, stride, average)
 
 
-def each(results):
+def as_tuple(results):
     return results if isinstance(results, tuple) else (results,)
 
 
@@ -74,16 +74,16 @@ def each(results):
 def test_the_kernel_gives_the_reference(pool):
     x, geometry = torch.randint(0, 4, (3, 2, 11, 9)).float(), op.windows((11, 9), (3, 2), (2, 3))
 
-    def both(way, *arguments):
+    def run_both(way, *arguments):
         kernel, reference = getattr(torch.ops.snnipu, f"{pool}_pool2d_{way}"), f"{pool}_pool2d_{way}_reference"
-        results, expected = each(kernel(*arguments)), each(getattr(op, reference)(*arguments))
+        results, expected = as_tuple(kernel(*arguments)), as_tuple(getattr(op, reference)(*arguments))
         assert all(torch.equal(actual, other) for actual, other in zip(results, expected))
         return expected
 
-    out, *which = both("fwd", x, geometry)
+    out, *which = run_both("fwd", x, geometry)
     # The gradient may be non-contiguous.
     grad = torch.randint(0, 9, (*out.shape[:2], *out.shape[:1:-1])).float().transpose(2, 3)
-    both("bwd", grad, *which, geometry)
+    run_both("bwd", grad, *which, geometry)
     torch.library.opcheck(getattr(torch.ops.snnipu, f"{pool}_pool2d_fwd"), (x, [*geometry]))
 
 

@@ -29,28 +29,28 @@ def on_ipu_model():
     return x, model.apply("NeuronSequence", [x, torch.zeros(2, 4), *parameters], attributes)[1]
 
 
-def of_values(function):
+def from_values(function):
     spk = spikes()
     return spk.values, function(spk)
 
 
-def of_tensor(function, *shape):
+def from_tensor(function, *shape):
     x = leaf(*shape)
     return x, function(x)
 
 
 WEIGHT = torch.full((4, 5), 0.7)
 OPERATORS = {
-    "neuron_sequence": lambda: of_tensor(lambda x: ops.lif_sequence(x, beta=0.9)[1], 3, 2, 4),
-    "neuron_sequence, one step": lambda: of_tensor(lambda x: ops.lif_step(x, beta=0.9)[0], 2, 4),
-    "neuron_step": lambda: of_tensor(lambda x: snn.Leaky(beta=0.9)(x)[0], 2, 4),
-    "neuron_recurrent": lambda: of_tensor(snn.RLeaky(beta=0.8, linear_features=4).spikes, 3, 2, 4),
-    "select_spikes": lambda: of_tensor(lambda x: ops.select_spikes(x).values, 3, 2, 4),
-    "dense_to_sparse": lambda: of_tensor(lambda x: ops.dense_to_sparse(x).values, 3, 2, 4),
-    "sparse_to_dense": lambda: of_values(ops.sparse_to_dense),
-    "sparse_linear": lambda: of_values(lambda spikes: ops.sparse_linear(spikes, WEIGHT)),
-    "sparse_lif_sequence": lambda: of_values(lambda spikes: ops.sparse_lif_sequence(spikes, WEIGHT, beta=0.9).values),
-    "spiking_lstm": lambda: of_tensor(lambda x: snn.SLSTM(4, 4).sequence(x)[2], 3, 2, 4),
+    "neuron_sequence": lambda: from_tensor(lambda x: ops.lif_sequence(x, beta=0.9)[1], 3, 2, 4),
+    "neuron_sequence, one step": lambda: from_tensor(lambda x: ops.lif_step(x, beta=0.9)[0], 2, 4),
+    "neuron_step": lambda: from_tensor(lambda x: snn.Leaky(beta=0.9)(x)[0], 2, 4),
+    "neuron_recurrent": lambda: from_tensor(snn.RLeaky(beta=0.8, linear_features=4).spikes, 3, 2, 4),
+    "select_spikes": lambda: from_tensor(lambda x: ops.select_spikes(x).values, 3, 2, 4),
+    "dense_to_sparse": lambda: from_tensor(lambda x: ops.dense_to_sparse(x).values, 3, 2, 4),
+    "sparse_to_dense": lambda: from_values(ops.sparse_to_dense),
+    "sparse_linear": lambda: from_values(lambda spikes: ops.sparse_linear(spikes, WEIGHT)),
+    "sparse_lif_sequence": lambda: from_values(lambda spikes: ops.sparse_lif_sequence(spikes, WEIGHT, beta=0.9).values),
+    "spiking_lstm": lambda: from_tensor(lambda x: snn.SLSTM(4, 4).sequence(x)[2], 3, 2, 4),
     "PopART operators": on_ipu_model,
 }
 CASES = [
@@ -72,10 +72,10 @@ class NoGradient(torch.autograd.Function):
 
 
 MORE = {
-    "sparse_pool2d": lambda: of_values(
+    "sparse_pool2d": lambda: from_values(
         lambda spikes: ops.sparse_pool2d(spikes, (1, 5), mode="sum", input_size=(1, 1, 5)).values
     ),
-    "recurrent_sequence": lambda: of_tensor(
+    "recurrent_sequence": lambda: from_tensor(
         lambda x: snn.RLeaky(beta=0.9, V=0.5, all_to_all=False).sequence(x)[0], 3, 2, 4
     ),
 }

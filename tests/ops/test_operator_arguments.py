@@ -26,7 +26,7 @@ KERNEL = surrogate.fast_sigmoid(slope=5).kernel
 # ---- arguments of every operator, as its schema has them
 
 
-def of_events():
+def event_examples():
     """Return {operator: arguments} of the event-driven operators."""
     examples = {}
     sizes = {"neurons": NEURONS, "rows": (STEPS, BATCH), "rates": (0.4, 0.2), "graded": False}
@@ -50,7 +50,7 @@ def of_events():
     return examples
 
 
-def of_pools():
+def pool_examples():
     geometry = list(windows((5, 6), (2, 3), (2, 3)))
     x, grad = torch.randn(BATCH, 2, 5, 6), torch.randn(BATCH, 2, 2, 2)
     which = reference("max_pool2d_fwd")(x, geometry)[1]
@@ -62,7 +62,7 @@ def of_pools():
     }
 
 
-def of_neurons():
+def neuron_examples():
     """Return {operator: arguments} of the neurons: initial states are given, parameters have a value per neuron."""
     plan = _neurons.plan("synaptic", {"reset_mechanism": "subtract", "reset_delay": True})
     x, step = torch.randn(STEPS, BATCH, NEURONS), (BATCH, NEURONS)
@@ -88,7 +88,7 @@ def of_neurons():
     return examples
 
 
-def of_spiking_lstms():
+def spiking_lstm_examples():
     x, syn, mem = torch.randn(STEPS, BATCH, NEURONS), torch.randn(BATCH, 6), torch.randn(BATCH, 6)
     cell = [torch.randn(24, NEURONS), torch.randn(24, 6), torch.randn(24), torch.randn(24)]
     forward = (x, syn, mem, cell, [], torch.tensor(0.1), 0, None)
@@ -106,7 +106,7 @@ def reference(name):
 
 def all_examples():
     torch.manual_seed(0)
-    return {**of_events(), **of_pools(), **of_neurons(), **of_spiking_lstms()}
+    return {**event_examples(), **pool_examples(), **neuron_examples(), **spiking_lstm_examples()}
 
 
 NATIVE = sorted(name for name, kernels in _library.REGISTERED.items() if "CPU" in kernels)
@@ -137,7 +137,7 @@ def in_odd_strides(tensor):
     return torch.stack([tensor, torch.full_like(tensor, 7)], -1)[..., 0]
 
 
-def grown(tensor):
+def twice_as_long(tensor):
     return torch.cat([tensor, tensor]) if tensor.dim() else tensor.repeat(2)
 
 
@@ -161,7 +161,7 @@ CHANGES = {
     "expanded": lambda tensor: tensor[:1].expand(tensor.shape) if tensor.dim() else tensor.expand(3),
     "empty": lambda tensor: tensor.new_empty(0),
     "flat": lambda tensor: tensor.reshape(-1)[:-1],
-    "grown": grown,
+    "grown": twice_as_long,
     "of the same size": lambda tensor: tensor.mT.contiguous() if tensor.dim() > 1 else tensor,
     **{f"dimension {dim} smaller": shrunk(dim) for dim in range(5)},
     **LAYOUTS,

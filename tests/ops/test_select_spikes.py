@@ -7,7 +7,7 @@ import torch
 from snnipu import ops, surrogate
 
 
-def chosen(spikes, t, b=0):
+def selected_ids(spikes, t, b=0):
     """Return the ids of the spikes, and the ids of the slots that only carry gradient."""
     fired, used = spikes.counts[t, b].tolist()
     return spikes.ids[t, b, :fired].tolist(), spikes.ids[t, b, fired:used].tolist()
@@ -33,7 +33,7 @@ MEM = torch.tensor([0.7, 1.5, 0.2, 2.0, 0.6, 1.1, 1.0, 3.0]).expand(4, 1, 8)
 )
 def test_what_is_chosen(max_spikes, overflow, spikes, others, lost, poisoned):
     out = ops.select_spikes(MEM, 1.0, 0.5, max_spikes, overflow=overflow)
-    assert [chosen(out, t) for t in range(4)] == list(zip(spikes, others))
+    assert [selected_ids(out, t) for t in range(4)] == list(zip(spikes, others))
     assert out.dropped.tolist() == [[list(lost)]] * 4
     assert out.overflow == 4 * lost[0]
     assert out.capacity == (7 if max_spikes is None else min(max_spikes, 8))
@@ -74,8 +74,8 @@ def test_nan_does_not_spike(poisoned):
     mem[0, 0, ::3] = float("nan")
     mem[1, 0, 5], mem[1, 0, 66], mem[1, 0, 69] = float("inf"), -float("inf"), float("nan")
     spikes = ops.select_spikes(mem, 1.0, 0.5)
-    assert chosen(spikes, 0) == ([n for n in range(70) if n % 3], [])
-    assert chosen(spikes, 1) == ([n for n in range(70) if n not in (66, 69)], [])
+    assert selected_ids(spikes, 0) == ([n for n in range(70) if n % 3], [])
+    assert selected_ids(spikes, 1) == ([n for n in range(70) if n not in (66, 69)], [])
     # With no second threshold every neuron carries gradient at any membrane.
-    assert chosen(ops.select_spikes(mem, 1.0), 0)[1] == list(range(0, 70, 3))
-    assert chosen(ops.select_spikes(mem, float("nan"), 0.5), 0) == ([], [n for n in range(70) if n % 3])
+    assert selected_ids(ops.select_spikes(mem, 1.0), 0)[1] == list(range(0, 70, 3))
+    assert selected_ids(ops.select_spikes(mem, float("nan"), 0.5), 0) == ([], [n for n in range(70) if n % 3])

@@ -33,11 +33,11 @@ def taken(monkeypatch):
 @pytest.fixture
 def events(taken, monkeypatch):
     """Use events at any size and share of zeros; return the same list."""
-    always(monkeypatch)
+    always_use_events(monkeypatch)
     return taken
 
 
-def always(patch):
+def always_use_events(patch):
     patch.setattr(_break_even, "FEWEST_PRODUCTS", 0)
     patch.setattr(_break_even, "FEWEST_CHANNELS", {1: 1, 2: 1})
     patch.setattr(_break_even, "LINEAR_INPUT", ((1, 1.0),))
@@ -66,7 +66,7 @@ def run(function, x, weight, bias, upstream):
 @settings(deadline=None, max_examples=150)
 def test_linear_is_pytorchs_up_to_rounding(sizes, activity, learns, graded, seed):
     with pytest.MonkeyPatch.context() as patch:
-        always(patch)
+        always_use_events(patch)
         rows, inputs, outputs = sizes
         torch.manual_seed(seed)
         x = (torch.rand(rows, inputs, dtype=torch.float64) < activity).double()
@@ -81,7 +81,7 @@ def test_linear_is_pytorchs_up_to_rounding(sizes, activity, learns, graded, seed
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
-def cut(sizes, spatial):
+def first_dims(sizes, spatial):
     return sizes[:spatial] if isinstance(sizes, tuple) else sizes
 
 
@@ -98,7 +98,7 @@ def cut(sizes, spatial):
 @pytest.mark.parametrize("spatial", [1, 2])
 def test_convolutions_are_pytorchs_up_to_rounding(spatial, counts, size, shape, activity, learns, seed):
     batch, groups, inputs, outputs = counts
-    size, (kernel, stride, padding, dilation) = size[:spatial], (cut(sizes, spatial) for sizes in shape)
+    size, (kernel, stride, padding, dilation) = size[:spatial], (first_dims(sizes, spatial) for sizes in shape)
     stride = (1,) * spatial if padding == "same" else stride
     ours, pytorchs = ((sparse_input.conv1d, F.conv1d), (sparse_input.conv2d, F.conv2d))[spatial - 1]
 
@@ -106,7 +106,7 @@ def test_convolutions_are_pytorchs_up_to_rounding(spatial, counts, size, shape, 
         return lambda x, w, b: function(x, w, b, stride, padding, dilation, groups)
 
     with pytest.MonkeyPatch.context() as patch:
-        always(patch)
+        always_use_events(patch)
         torch.manual_seed(seed)
         x = torch.rand(batch, inputs * groups, *size, dtype=torch.float64)
         x = ((x < activity) * torch.randn_like(x)).requires_grad_(learns[0])

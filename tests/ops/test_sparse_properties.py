@@ -351,7 +351,7 @@ def test_sparse_pool2d(pool, T, B, rate, graded, shuffled, dtype, seed):
 
 
 @st.composite
-def of_kernels(draw):
+def kernel_cases(draw):
     """Draw an operator and options of a case of it."""
     op = draw(st.sampled_from([*cases.OPS, POOLED, cases.DELAYED]))
     torch.manual_seed(draw(seeds))
@@ -381,7 +381,7 @@ def of_kernels(draw):
 @pytest.mark.slow
 @needs_kernel("sparse_linear_fwd")
 @settings(tried, max_examples=20 * EXAMPLES)
-@given(of_kernels(), st.booleans())
+@given(kernel_cases(), st.booleans())
 def test_kernels_equal_the_reference(drawn, each_need):
     op, options = drawn
     with pytest.MonkeyPatch.context() as patch:

@@ -73,13 +73,13 @@ def dense(draw, shape, dtype, spikes=False):
     x = torch.randn(shape, generator=generator) * 1.5
     if spikes:
         x = x * (torch.rand(shape, generator=generator) < 0.3)
-    return laid(x.to(dtype), layout)
+    return with_layout(x.to(dtype), layout)
 
 
 LAYOUTS = ["contiguous"] * 4 + ["transposed", "strided", "expanded", "channels last", "offset", "negative"]
 
 
-def laid(x, layout):
+def with_layout(x, layout):
     """Return a tensor of the same shape, and the same values except for ``expanded``."""
     if layout == "transposed" and x.dim() > 1:
         return x.transpose(0, -1).contiguous().transpose(0, -1)
@@ -459,7 +459,7 @@ SLOW = ("compiled",)  # seconds per call: only on request
 # ---- changes between calls
 
 
-def named(layer):
+def tensor_places(layer):
     """Return the places of parameters and buffers, in the same order for equal layers."""
     return [
         (module, name)
@@ -478,20 +478,20 @@ def change(draw, layer):
         layer.to(draw.choice(DTYPES))
     elif kind == "load":
         layer.load_state_dict({name: value.clone() * 0.5 for name, value in layer.state_dict().items()})
-    elif kind == "assign" and named(layer):
-        module, name = draw.choice(named(layer))
+    elif kind == "assign" and tensor_places(layer):
+        module, name = draw.choice(tensor_places(layer))
         value = getattr(module, name)
         setattr(module, name, value.detach() * 0.75 if draw.random() < 0.5 else nn.Parameter(value.detach() * 0.75))
-    elif kind == "grad" and named(layer):
-        module, name = draw.choice(named(layer))
+    elif kind == "grad" and tensor_places(layer):
+        module, name = draw.choice(tensor_places(layer))
         value = getattr(module, name)
         value.requires_grad_(not value.requires_grad)
-    elif kind == "in place" and named(layer):
-        module, name = draw.choice(named(layer))
+    elif kind == "in place" and tensor_places(layer):
+        module, name = draw.choice(tensor_places(layer))
         with torch.no_grad():
             getattr(module, name).mul_(0.5)
-    elif kind == "data" and named(layer):
-        module, name = draw.choice(named(layer))
+    elif kind == "data" and tensor_places(layer):
+        module, name = draw.choice(tensor_places(layer))
         value = getattr(module, name)
         value.data = other_data(draw, value.data)
 
@@ -511,7 +511,7 @@ def other_data(draw, data):
     if kind == "dtype":
         return data.to(draw.choice(DTYPES))
     if kind == "layout":
-        return laid(data, draw.choice(LAYOUTS))
+        return with_layout(data, draw.choice(LAYOUTS))
     if kind == "spread":
         return data.reshape(-1)[:1].expand(FEATURES).clone() if data.numel() else data
     if kind == "transposed":
@@ -599,14 +599,14 @@ def check(actual, expected):
                 raise Mismatch(f"{what} {place} differs from a fresh layer's by {apart}")
 
 
-def carried(value):
+def without_graph(value):
     """Return a copy of a state without its graph."""
     if isinstance(value, torch.Tensor):
         with torch.inference_mode(value.is_inference()):
             return value.detach().clone()
     if isinstance(value, dict):
         return dict(value)
-    return type(value)(carried(each) for each in value)
+    return type(value)(without_graph(each) for each in value)
 
 
 def is_state(value):
@@ -623,12 +623,12 @@ def give_states(used, fresh):
         for name in {*vars(used_module), *vars(other)}:
             mine, theirs = vars(used_module).get(name), vars(other).get(name)
             if is_state(mine):
-                vars(used_module)[name], vars(other)[name] = carried(mine), carried(mine)
+                vars(used_module)[name], vars(other)[name] = without_graph(mine), without_graph(mine)
             elif is_state(theirs) and name in vars(used_module):
                 vars(other)[name] = copy.copy(mine)
         for name, buffer in used_module._buffers.items():
             if isinstance(buffer, torch.Tensor) and name in other._buffers:
-                value = carried(buffer)
+                value = without_graph(buffer)
                 other._buffers[name] = value.requires_grad_() if buffer.requires_grad else value
 
 
@@ -645,7 +645,7 @@ def drawn(kind, seed, count=OPERATIONS):
     ]
 
 
-def altered(kind, seed, operations):
+def altered_layer(kind, seed, operations):
     """Return a new layer after all changes and without the calls."""
     layer = build(kind, seed)
     for operation in operations:
@@ -666,7 +666,7 @@ def run(name, seed, operations):
                 with contextlib.suppress(Exception):
                     change(random.Random(operation.seed), used)
                 continue
-            fresh = altered(kind, seed, operations[:place])
+            fresh = altered_layer(kind, seed, operations[:place])
             give_states(used, fresh)
             expected = outcome(kind, operation.seed, fresh, earlier)
             actual = outcome(kind, operation.seed, used, earlier)
@@ -684,7 +684,7 @@ def failure(name, seed, operations):
     return ""
 
 
-def shortened(name, seed, operations):
+def shorten(name, seed, operations):
     """Return the shortest part of a failing sequence from which no operation can be removed."""
     place = 0
     while place < len(operations):
@@ -696,7 +696,7 @@ def shortened(name, seed, operations):
     return operations
 
 
-def described(name, seed, operations):
+def describe(name, seed, operations):
     """Describe each operation of a sequence in a line."""
     lines = [repr(build(KINDS[name], seed)).replace("\n", " ")]
     for operation in operations:
@@ -719,9 +719,9 @@ def search(names, seed, seconds):
             error = failure(name, seed, operations)
             if error:
                 wrong += 1
-                operations = shortened(name, seed, operations)
+                operations = shorten(name, seed, operations)
                 print(f"--case '{name}:{seed}': {failure(name, seed, operations)}", flush=True)
-                print("\n".join(f"  {line}" for line in described(name, seed, operations)), flush=True)
+                print("\n".join(f"  {line}" for line in describe(name, seed, operations)), flush=True)
         seed += 1
     print(f"{sequences} sequences, {wrong} of them wrong; next seed {seed}")
     return wrong
@@ -738,7 +738,7 @@ def main():
         name, _, seed = arguments.case.rpartition(":")
         operations = drawn(KINDS[name], int(seed))
         error = failure(name, int(seed), operations)
-        print("\n".join(described(name, int(seed), operations)), error or "nothing is wrong", sep="\n")
+        print("\n".join(describe(name, int(seed), operations)), error or "nothing is wrong", sep="\n")
         return bool(error)
     names = arguments.kinds or [name for name in KINDS if name not in SLOW]
     return min(1, search(names, arguments.seed, arguments.seconds))

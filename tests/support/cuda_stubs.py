@@ -26,13 +26,13 @@ FUNCTIONS = {
 }
 
 
-def _said(*command: str) -> List[str]:
+def _output_of(*command: str) -> List[str]:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
 
 
 def _symbols(library: str) -> Iterator[Tuple[bool, str, str]]:
     """Yield each symbol of a library: True if the library defines it, its name and its version."""
-    for line in _said("nm", "-D", library):
+    for line in _output_of("nm", "-D", library):
         kind, symbol = line.split()[-2:]
         name, _, version = symbol.partition("@")
         yield kind not in "Uvw", name, version.lstrip("@")
@@ -41,7 +41,7 @@ def _symbols(library: str) -> Iterator[Tuple[bool, str, str]]:
 def _versions(library: str) -> Iterator[Tuple[str, str]]:
     """Yield each version that the library needs, and the library that has it."""
     other = ""
-    for line in _said("objdump", "-p", library):
+    for line in _output_of("objdump", "-p", library):
         words = line.split()
         if words[:2] == ["required", "from"]:
             other = words[2].rstrip(":")
@@ -51,11 +51,11 @@ def _versions(library: str) -> Iterator[Tuple[str, str]]:
             other = ""
 
 
-def wanted(torch_libraries: List[str]) -> Dict[str, Dict[str, Set[str]]]:
+def needed_functions(torch_libraries: List[str]) -> Dict[str, Dict[str, Set[str]]]:
     """Return {library: {version or "": functions}}; functions of an unknown library count as the CUDA runtime's."""
     needed, of, defined, missing = set(), {}, set(), set()
     for library in torch_libraries:
-        needed |= {line.split("[")[1][:-1] for line in _said("readelf", "-d", library) if "(NEEDED)" in line}
+        needed |= {line.split("[")[1][:-1] for line in _output_of("readelf", "-d", library) if "(NEEDED)" in line}
         of.update(_versions(library))
         for is_own, name, version in _symbols(library):
             (defined if is_own else missing).add((name, version))
@@ -76,7 +76,7 @@ def make(site_packages: Path, folder: Path) -> None:
     """Compile the libraries into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     versions = folder / "versions"
-    libraries = wanted(sorted(glob.glob(str(site_packages / "torch" / "lib" / "*.so*"))))
+    libraries = needed_functions(sorted(glob.glob(str(site_packages / "torch" / "lib" / "*.so*"))))
     for library, functions in libraries.items():
         names = sorted(set().union(*functions.values()))
         source = "\n".join(FUNCTIONS.get(name, f"long {name}(void) {{ return 0; }}") for name in names)

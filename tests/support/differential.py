@@ -41,7 +41,7 @@ class Refused(Exception):
     """snnTorch itself cannot run this."""
 
 
-def same(what, actual, expected, tolerance=None):
+def assert_same(what, actual, expected, tolerance=None):
     """Check equality bit by bit, or with ``tolerance`` relative to the largest number."""
     if (actual is None) != (expected is None):
         raise Mismatch(f"{what}: None, not a tensor" if actual is None else f"{what}: a tensor, not None")
@@ -189,7 +189,7 @@ def layers(draw):
     return modules, start
 
 
-def alone(draw):
+def single_neuron(draw):
     """Draw a single neuron, in the form of ``layers``."""
     shape = (draw.randint(1, 40),) if draw.random() < 0.7 else (draw.randint(1, 4), *[draw.randint(1, 5)] * 2)
     return [neuron(draw, shape)], shape
@@ -236,12 +236,12 @@ def flat(results):
     return [results] if isinstance(results, torch.Tensor) else [tensor for part in results for tensor in flat(part)]
 
 
-def densely(results):
+def as_dense(results):
     """Return the tensors of nested tuples, and spikes as a dense tensor."""
     return [results.to_dense()] if isinstance(results, snn.SparseSpikes) else flat(results)
 
 
-def chosen(results, parts):
+def loss_places(results, parts):
     """Return the places of the results that the loss uses."""
     graph = [place for place, tensor in enumerate(results) if tensor.requires_grad]
     return {"spikes": graph[:1], "membrane": graph[-1:]}.get(parts, graph)
@@ -376,7 +376,7 @@ def networks(seed, described=layers, trained=0.6):
                 with torch.set_grad_enabled(train), around:
                     outputs = flat(function(leaf))
                 if place == 0:
-                    places = chosen(outputs, parts)
+                    places = loss_places(outputs, parts)
                 backward([outputs[number] for number in places], parts, upstream)
             except Exception as error:
                 if place:
@@ -395,7 +395,7 @@ def networks(seed, described=layers, trained=0.6):
                 continue  # dropout masks come in another order, and a spike may flip where a product rounds differently
             label = f"call {call}, {name}"
             for number, (output, other) in enumerate(zip(actual, expected)):
-                same(f"{label}, result {number}", output.to(other.dtype), other, tolerance)
+                assert_same(f"{label}, result {number}", output.to(other.dtype), other, tolerance)
             # Spikes have float32 gradients if they feed a layer, inhibit, or are a state. The rounding of a sum of a
             # thousand float32 terms is 1e-5. The norm of a silent layer divides it by the root of its eps.
             single = len(theirs) == 1
@@ -406,13 +406,13 @@ def networks(seed, described=layers, trained=0.6):
             COMPARED["calls"] += name == "loop"
             if any(g is not None and not g.isfinite().all() for g in (expected_x, *expected_grads.values())):
                 continue  # snnTorch's sigmoid is inf / inf far below the threshold
-            same(f"{label}, gradient of x", found_x, expected_x, rounding * largest)
+            assert_same(f"{label}, gradient of x", found_x, expected_x, rounding * largest)
             for key, grad in expected_grads.items():
                 if key.endswith("graded_spikes_factor") and found_grads[key] is None and grad is not None:
                     grad = None if grad.abs().max() < rounding else grad  # snnTorch divides by its own factor
                 if steps == 1 and grad is None and found_grads[key] is not None and not found_grads[key].any():
                     continue  # the threshold of one step, which only the next step would read
-                same(f"{label}, gradient of {key}", found_grads[key], grad, rounding * largest)
+                assert_same(f"{label}, gradient of {key}", found_grads[key], grad, rounding * largest)
             COMPARED["gradients"] += name == "loop" and bool(places) and train
         if draw.random() < 0.7:
             change(draw, parameters)
@@ -455,17 +455,17 @@ def twins(draw, delays=(0, 1)):
     return net, twin, sizes[0] if on_maps else (sizes[0],)
 
 
-def agree(results, x, trained=True):
+def assert_agree(results, x, trained=True):
     """Compare outputs and gradients of events and layers; ``x`` has a gradient where there is an event."""
     (actual, found_x, found_grads), (expected, expected_x, grads) = results
-    same("result", actual, expected, 1e-9)
+    assert_same("result", actual, expected, 1e-9)
     if expected_x is not None:
         where = x != 0
-        same("gradient of x", found_x[where], expected_x[where], 1e-9 * scale_of({"x": expected_x}))
+        assert_same("gradient of x", found_x[where], expected_x[where], 1e-9 * scale_of({"x": expected_x}))
     largest = scale_of(grads)
     for key, grad in grads.items():
         grad = torch.zeros_like(found_grads[key]) if grad is None and found_grads[key] is not None else grad
-        same(f"gradient of {key}", found_grads[key], grad, 1e-9 * largest)
+        assert_same(f"gradient of {key}", found_grads[key], grad, 1e-9 * largest)
     COMPARED["calls"] += 1
     COMPARED["gradients"] += trained
 
@@ -495,7 +495,7 @@ def events(seed):
                 weight = torch.randn(dense.shape, generator=torch.Generator().manual_seed(seed), dtype=dense.dtype)
                 (dense * weight).sum().backward()
             results.append((dense.detach(), leaf.grad, {name: p.grad for name, p in network.named_parameters()}))
-        agree(results, x, dense.requires_grad)
+        assert_agree(results, x, dense.requires_grad)
         with torch.no_grad():
             for p, q in zip(net.parameters(), twin.parameters()):
                 added = 0.1 * torch.randn_like(p)
@@ -617,7 +617,7 @@ def event_layers(seed):
             weight = torch.randn_like(outputs) if weight is None else weight
             (outputs * weight).sum().backward()
             results.append((outputs.detach(), leaf.grad, {name: p.grad for name, p in layer.named_parameters()}))
-        agree(results, x)
+        assert_agree(results, x)
         with torch.no_grad():
             for p in layer.parameters():
                 p.add_(0.1 * torch.randn_like(p))
@@ -626,7 +626,7 @@ def event_layers(seed):
 # ---- learning online
 
 
-def learnt(online, x, weights, cuts):
+def run_stream(online, x, weights, cuts):
     """Return the results of a stream that is cut at these steps, and the gradients of their weighted sum."""
     lengths = [end - begin for begin, end in zip((0, *cuts), (*cuts, len(x)))]
     return drawn.learn(online, x, weights, lengths)[:2]
@@ -691,17 +691,17 @@ def online(seed):
     x = (torch.rand(steps, batch, *shape) < draw.choice([0.05, 0.2, 0.6])).double() * draw.choice([1, 2])
     cuts = sorted(draw.sample(range(1, steps), draw.randint(0, steps - 1)))
     with torch.no_grad():
-        whole = densely(net(x))
+        whole = as_dense(net(x))
     weights = [torch.randn_like(part) for part in whole]
     try:
         with events_taken():
-            outputs, actual = learnt(learner, x, weights, cuts)
+            outputs, actual = run_stream(learner, x, weights, cuts)
     except (TypeError, ValueError) as error:
         if plain:
             raise
         raise Refused(str(error)) from error
     for part, other in zip(outputs, whole):
-        same("result", part, other, 1e-9)
+        assert_same("result", part, other, 1e-9)
     if plain:
         trace_rule = "ottt" if rule == "decolle" else rule
         of = {"low_pass": float(modules[-1].beta)} if options.get("low_pass") else {}
@@ -718,10 +718,10 @@ def online(seed):
         if twin is not None:
             learner = snn.Online(twin, rule=rule, **options)
         with snn.dense_only():
-            expected = learnt(learner, x, weights, [])[1]
+            expected = run_stream(learner, x, weights, [])[1]
     largest = scale_of(expected)
     for name, grad in expected.items():
-        same(f"{rule}, gradient of {name}", actual.get(name), grad, 1e-9 * largest)
+        assert_same(f"{rule}, gradient of {name}", actual.get(name), grad, 1e-9 * largest)
     COMPARED["calls"] += 1
     COMPARED["gradients"] += 1
 
@@ -729,7 +729,7 @@ def online(seed):
 FAMILIES = {
     "layers": event_layers,
     "online": online,
-    "neurons": functools.partial(networks, described=alone, trained=0.15),
+    "neurons": functools.partial(networks, described=single_neuron, trained=0.15),
     "networks": networks,
     "events": events,
 }
@@ -755,17 +755,17 @@ def main():
     parser.add_argument("--family", choices=list(FAMILIES), help="default: each in turn")
     parser.add_argument("--case", type=int, help="run this seed alone, with a traceback")
     arguments = parser.parse_args()
-    chosen = [arguments.family] if arguments.family else list(FAMILIES)
+    families = [arguments.family] if arguments.family else list(FAMILIES)
     torch.set_num_threads(1)
     if arguments.case is not None:
-        for family in chosen:
+        for family in families:
             with contextlib.suppress(KeyboardInterrupt):
                 FAMILIES[family](arguments.case)
         return 0
     count, wrong, started = 0, 0, time.monotonic()
     while time.monotonic() - started < arguments.seconds:
         seed = arguments.seed + count
-        for family in chosen:
+        for family in families:
             try:
                 error = run(family, seed)
             except Exception as raised:  # any exception is a failure
@@ -775,7 +775,7 @@ def main():
                 print(f"{family} {seed}: {error}", flush=True)
         count += 1
     print(
-        f"{count} seeds of {', '.join(chosen)} from {arguments.seed} on, {COMPARED['calls']} calls, "
+        f"{count} seeds of {', '.join(families)} from {arguments.seed} on, {COMPARED['calls']} calls, "
         f"{COMPARED['gradients']} with gradients: {wrong} wrong"
     )
     return int(wrong > 0)

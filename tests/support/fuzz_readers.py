@@ -28,7 +28,7 @@ def written(content, name="recording"):
     return path
 
 
-def says(error, *words):
+def assert_mentions(error, *words):
     """Check that an error message contains one of the words."""
     assert any(word in str(error) for word in words), error
 
@@ -40,7 +40,7 @@ def recording(read, path):
     try:
         columns_read = read(str(path))
     except datasets.DamagedFileError as error:
-        return says(error, f"root: damaged file {path}: ")
+        return assert_mentions(error, f"root: damaged file {path}: ")
     columns = columns_read if isinstance(columns_read, tuple) else (columns_read,)
     assert len({len(column) for column in columns}) == 1
 
@@ -127,7 +127,7 @@ def mnist(content):
     try:
         dataset = mnist(FOLDER)
     except ValueError as error:
-        return says(error, "damaged MNIST files")
+        return assert_mentions(error, "damaged MNIST files")
     assert dataset.train_images.dim() == 3
     assert len(dataset.train_images) == len(dataset.train_labels)
 
@@ -155,7 +155,7 @@ def shd(content):
     try:
         recordings = read_recordings(str(path))
     except datasets.DamagedFileError as error:
-        return says(error, f"damaged file {path}: ")
+        return assert_mentions(error, f"damaged file {path}: ")
     assert len({len(column) for column in recordings}) == 1
 
 
@@ -194,7 +194,7 @@ def spikes(content):
     try:
         loaded = torch.load(file, weights_only=True)
     except (TypeError, ValueError) as error:
-        return says(error, *state)
+        return assert_mentions(error, *state)
     check_ids(loaded.ids, loaded.counts, loaded.num_neurons)
 
 
@@ -219,7 +219,7 @@ def checkpoint(content):
     try:
         assert isinstance(training.load_checkpoint(path), dict)
     except training.CheckpointError as error:
-        says(error, "run.pt")
+        assert_mentions(error, "run.pt")
 
 
 # ---- profiles
@@ -328,7 +328,7 @@ def nir(content):
     try:
         import_from_nir(graph)
     except ValueError as error:
-        says(error, "node", "graph")
+        assert_mentions(error, "node", "graph")
 
 
 READERS = {

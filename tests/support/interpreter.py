@@ -18,15 +18,15 @@ def _is_kernel_module(name):
     return name.startswith(backend.__name__ + ".")
 
 
-def _has_two_lives(name):
+def _defines_kernels(name):
     """Return True if the module defines kernels, and thus differs between interpreter and compiler."""
     own_triton = name == "triton" or (name.startswith("triton.") and not name.startswith("triton._C"))
     return own_triton or _is_kernel_module(name)
 
 
-def _exchange(modules):
+def _replace_modules(modules):
     """Replace the modules that differ by ``modules``, and return the replaced ones."""
-    before = {name: module for name, module in sys.modules.items() if _has_two_lives(name)}
+    before = {name: module for name, module in sys.modules.items() if _defines_kernels(name)}
     for name in before:
         del sys.modules[name]
         if _is_kernel_module(name):
@@ -38,7 +38,7 @@ def _exchange(modules):
     return before
 
 
-def _without_repetition(monkeypatch):
+def _skip_repeated_work(monkeypatch):
     """Skip the interpreter's repeated work at each call of a function within a kernel: half of its time."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     if not hasattr(interpreter.InterpretedFunction, "rewrite"):  # an older Triton runs unchanged and slower
@@ -83,12 +83,12 @@ def interpreted(monkeypatch):
     if importlib.util.find_spec("triton.runtime.interpreter") is None:
         pytest.skip("this Triton has no interpreter that the environment turns on, 3.0 has")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    compiled = _exchange(_interpreted)
+    compiled = _replace_modules(_interpreted)
     try:
-        _without_repetition(monkeypatch)
+        _skip_repeated_work(monkeypatch)
         yield lambda name: importlib.import_module(f"{backend.__name__}.{name}")
     finally:
-        _interpreted.update(_exchange(compiled))
+        _interpreted.update(_replace_modules(compiled))
 
 
 def event_driven(module_of):

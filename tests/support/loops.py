@@ -168,7 +168,7 @@ def compared(net, *inputs, learns=True, call=None, **tolerances):
     if len(inputs) == 1:
         inputs = (*inputs, *inputs, inputs[0][:-1, :-1].contiguous())
 
-    def both(x):
+    def call_both(x):
         expected = outcome(functools.partial(call, net) if call else net, net, x, learns)
         check(
             outcome(functools.partial(call, compiled) if call else compiled, other, x, learns), expected, **tolerances
@@ -178,8 +178,8 @@ def compared(net, *inputs, learns=True, call=None, **tolerances):
                 parameter.mul_(0.95)
 
     for x in inputs[:-1]:
-        both(x)
-    return compiler.explain(both, inputs[-1])
+        call_both(x)
+    return compiler.explain(call_both, inputs[-1])
 
 
 def rolled(report):

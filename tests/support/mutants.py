@@ -72,7 +72,7 @@ def places_in_python(source):
         if isinstance(node, ast.stmt):
             below = [part.lineno for part in getattr(node, "body", [])]
             lines = range(node.lineno, min(below) if below else node.end_lineno + 1)
-        text = faulty(node)
+        text = mutate(node)
         if text is not None:
             start, stop = begins[node.lineno - 1] + node.col_offset, begins[node.end_lineno - 1] + node.end_col_offset
             faults.append((start, stop, text, lines))
@@ -97,7 +97,7 @@ def places_in_cpp(source):
     ]
 
 
-def faulty(node):
+def mutate(node):
     """Return the text of the node with a fault, or None if the node gets none."""
     if isinstance(node, ast.Raise):
         return "pass"
@@ -120,7 +120,7 @@ def faulty(node):
     return f"({ast.unparse(mutated)})" if not isinstance(mutated, ast.Constant) else ast.unparse(mutated)
 
 
-def planted(path, source, number):
+def plant(path, source, number):
     """Return the source with fault ``number``, the fault in words, and the lines of its statement."""
     start, stop, text, statement = places(path, source)[number]
     whole = source.encode()
@@ -137,7 +137,7 @@ def tracked(*folders):
     return [name for name in listed.split("\n")[:-1] if (ROOT / name).exists()]
 
 
-def copied(folder):
+def copy_tree(folder):
     """Copy the tree and the compiled libraries, and return the copy's folder."""
     for name in tracked():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def run_tests(copy, options, seconds=None, **variables):
         return None
 
 
-def recorded(folder, jobs, tests):
+def record_lines(folder, jobs, tests):
     """Return the tests that run each line of each file, and the seconds of each test that passes."""
     digest = hashlib.sha256(" ".join(tests).encode())
     for name in tracked("snnipu", "tests", "csrc"):
@@ -175,7 +175,7 @@ def recorded(folder, jobs, tests):
         return json.loads(record_file.read_text(encoding="utf-8"))
     print(f"which test runs which line: {' '.join(tests)} run once, under coverage", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        copy = copied(Path(scratch) / "copy")
+        copy = copy_tree(Path(scratch) / "copy")
         # pytest-xdist would wait for a worker that ended.
         options = ["-n", str(jobs), "--dist", "loadfile", "--max-worker-restart", "0"]
         options += ["--cov=snnipu", "--cov-context=test", "--cov-report="]
@@ -241,7 +241,7 @@ class Planter:
 
     def __init__(self, folder, record):
         self.folder, self.record = folder, record
-        copied(folder)
+        copy_tree(folder)
 
     def built(self):
         """Compile the copy's library for one instruction set; return the variables that name its folder, or None."""
@@ -254,7 +254,7 @@ class Planter:
     def is_noticed(self, path, number):
         """Return (noticed, fault in words, is_run); noticed is True, False, or None if undecided."""
         source = (ROOT / path).read_text(encoding="utf-8")
-        text, words, statement = planted(path, source, number)
+        text, words, statement = plant(path, source, number)
         tests, is_run = tests_of(self.record, path, statement)
         if not tests:
             return False, words, False
@@ -297,7 +297,7 @@ def main():
     random.Random(arguments.seed).shuffle(faults)
     if arguments.numbers is not None:
         faults = [fault for fault in faults if fault[1] in arguments.numbers]
-    record = recorded(arguments.folder, arguments.jobs, arguments.tests)
+    record = record_lines(arguments.folder, arguments.jobs, arguments.tests)
     counts = {True: 0, False: 0, None: 0}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         idle = [Planter(Path(folder) / str(job), record) for job in range(arguments.jobs)]

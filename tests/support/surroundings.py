@@ -1269,7 +1269,7 @@ def play(seed: int, folder: Path) -> List[Tuple[str, Any]]:
     path, record_file, out = write(seed, folder), folder / f"record_{seed}", io.StringIO()
     record_file.unlink(missing_ok=True)
     importlib.invalidate_caches()
-    with _as_before(folder, [path.name, str(record_file)]), contextlib.redirect_stdout(out), warnings.catch_warnings():
+    with _restored(folder, [path.name, str(record_file)]), contextlib.redirect_stdout(out), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             if not Writer(seed).command:
@@ -1285,7 +1285,7 @@ def play(seed: int, folder: Path) -> List[Tuple[str, Any]]:
 
 
 @contextlib.contextmanager
-def _as_before(folder: Path, arguments: List[str]) -> Iterator[None]:
+def _restored(folder: Path, arguments: List[str]) -> Iterator[None]:
     """Restore everything that a script may change in the process, and search for loops again."""
     import snntorch
     from torch import nn
@@ -1347,7 +1347,7 @@ def differences(seed: int, plain: Sequence[Tuple[str, Any]], other: Sequence[Tup
         if name != also:
             # The rest belongs to another call.
             return [*lines, f"{name} is missing, there is {also}: {_short(value)}"]
-        if not _alike(value, expected, tolerance, largest if "gradient" in name else 0.0):
+        if not _is_close(value, expected, tolerance, largest if "gradient" in name else 0.0):
             lines.append(f"{name}: {_short(value)}, expected {_short(expected)}")
     if len(plain) != len(other):
         lines.append(f"{len(other)} records, expected {len(plain)}")
@@ -1359,7 +1359,7 @@ def _short(value: Any) -> str:
     return text if len(text) < 500 else text[:250] + " ... " + text[-250:]
 
 
-def _alike(value: Any, expected: Any, tolerance: float, least: float) -> bool:
+def _is_close(value: Any, expected: Any, tolerance: float, least: float) -> bool:
     if isinstance(expected, torch.Tensor):
         same = isinstance(value, torch.Tensor) and value.shape == expected.shape and value.dtype == expected.dtype
         if not same or not expected.numel():
@@ -1371,7 +1371,7 @@ def _alike(value: Any, expected: Any, tolerance: float, least: float) -> bool:
         return (
             isinstance(value, (list, tuple))
             and len(value) == len(expected)
-            and all(_alike(left, other, tolerance, least) for left, other in zip(value, expected))
+            and all(_is_close(left, other, tolerance, least) for left, other in zip(value, expected))
         )
     if isinstance(expected, float) and isinstance(value, (int, float)):
         return abs(value - expected) <= tolerance * max(1.0, abs(expected)) or (value != value and expected != expected)

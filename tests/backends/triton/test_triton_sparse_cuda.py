@@ -30,13 +30,13 @@ def nothing_waits():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def on(device, tensors):
+def leaves_on(device, tensors):
     return {name: tensor.detach().to(device).requires_grad_() for name, tensor in tensors.items()}
 
 
 def layer_on(device, spikes, tensors, upstream=None, **options):
     """Return the layer's slots and its gradients, on the CPU."""
-    leaves = on(device, tensors)
+    leaves = leaves_on(device, tensors)
     start = spikes.clone().to(device).requires_grad_()
     out = ops.sparse_lif_sequence(start, **leaves, **options)
     if upstream is None:
@@ -59,7 +59,7 @@ def assert_as_on_the_cpu(spikes, tensors, tolerance=1e-5, **options):
     return expected
 
 
-def some(inputs, outputs, recurrent=False, each=False, dtype=torch.float32):
+def random_tensors(inputs, outputs, recurrent=False, each=False, dtype=torch.float32):
     parameters = {
         "weight": on_grid(outputs, inputs, dtype=dtype) + 1 / 8,
         "bias": on_grid(outputs, most=0.25, dtype=dtype),
@@ -82,7 +82,7 @@ def test_layer_is_that_of_the_cpu(reset, dtype, many, monkeypatch):
     ):
         spikes = random_spikes(9, 3, inputs, 0.2, 0.1, graded=True, dtype=dtype)
         options = {"grad_threshold": 0.3, "max_spikes": max_spikes, "reset_mechanism": reset, "delay": int(recurrent)}
-        tensors = some(inputs, neurons, recurrent, each=neurons > 100, dtype=dtype)
+        tensors = random_tensors(inputs, neurons, recurrent, each=neurons > 100, dtype=dtype)
         tolerance = 1e-12 if dtype == torch.float64 else 1e-5
         assert_as_on_the_cpu(spikes, tensors, tolerance, overflow="rotate" if recurrent else "lowest", **options)
 
@@ -245,7 +245,7 @@ def train_loss(net, x, labels):
 
 def test_every_run_gives_the_same_bits():
     x = random_spikes(30, 16, 700, 0.05, 0.1, graded=True).to(CUDA)
-    tensors = {**some(700, 500, each=True, recurrent=True), "weight": torch.randn(500, 700)}
+    tensors = {**random_tensors(700, 500, each=True, recurrent=True), "weight": torch.randn(500, 700)}
     results = []
     for _ in range(2):
         torch.manual_seed(1)
