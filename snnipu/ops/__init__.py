@@ -1,4 +1,4 @@
-"""The operators behind the modules: functions of tensors, with their own gradients, on every backend."""
+"""The operators behind the modules: differentiable functions of tensors that run on every backend."""
 
 from snnipu import spikes
 from snnipu.ops import _events, _slots

@@ -1,4 +1,4 @@
-"""Checks of the ops' arguments: each error names the argument, what was expected and what was found."""
+"""Checks of operators' arguments. Each error names the argument, the expected value and the given one."""
 
 from typing import Any, Optional, Sequence, Tuple, Union
 
@@ -13,18 +13,18 @@ Parameter = Union[float, torch.Tensor]
 RESET_MECHANISMS = {"subtract": 0, "zero": 1, "none": 2}
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
-# PyTorch 2.1 is the first that can tell.
+# New in PyTorch 2.1.
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
 
 
 def _in_forward_mode() -> bool:
-    """Whether tensors may have tangents, which kernels do not compute."""
+    """Return True if tensors may have tangents of forward-mode AD, which kernels do not compute."""
     return forward_ad._current_level >= 0
 
 
-# Transforms of torch.func; PyTorch 2.0 cannot tell.
+# True while a transform of torch.func is active; PyTorch 2.0 has no such function.
 _in_transform = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-# Who takes PyTorch's operators for something else: modes, transforms, tracers.
+# Conditions under which PyTorch replaces the operators that are called: modes, transforms, tracers.
 _INTERPRETERS = (
     _in_forward_mode,
     _in_transform,
@@ -34,36 +34,37 @@ _INTERPRETERS = (
         if hasattr(torch._C, name)
     ),
 )
-# And who only looks at them.
+# The same conditions and a profiler, which only observes the operators.
 _WATCHERS = (*_INTERPRETERS, torch.autograd._profiler_enabled)
 
 
 def is_compiling() -> bool:
-    """Whether ``torch.compile`` traces this call (never before PyTorch 2.1, which cannot tell)."""
+    """Return True while ``torch.compile`` traces this call; always False before PyTorch 2.1."""
     return _is_compiling is not None and bool(_is_compiling())
 
 
 def is_interpreted() -> bool:
-    """Return True if a mode, a transform or a tracer takes PyTorch's operators for something else."""
+    """Return True if a mode, a transform or a tracer replaces PyTorch's operators."""
     return any(look() for look in _INTERPRETERS)
 
 
 def is_direct(x: torch.Tensor, dispatched: bool = False) -> bool:
-    """Whether nothing stands between a call with ``x`` and a CPU's memory: no watcher, no other kind of tensor.
+    """Return True if a kernel may read the memory of ``x`` on the CPU directly, without PyTorch's dispatcher.
 
-    Then kernels may be called without PyTorch's dispatcher, which takes as long for lists of tensors as a small kernel.
-    ``dispatched``: they are called by the dispatcher, and a profiler sees them.
+    This holds if ``x`` is an ordinary CPU tensor, and no profiler, mode, transform or tracer is active. The dispatcher
+    takes as long for lists of tensors as a small kernel. ``dispatched``: the caller uses the dispatcher, so a profiler
+    may be active.
     """
     return is_eager(x, dispatched) and x.is_cpu
 
 
 def has_plain_memory(x: torch.Tensor) -> bool:
-    """Return True if the memory of ``x`` holds its elements: no subclass, no sparse layout, no negation to come."""
+    """Return True if the memory of ``x`` holds its elements: no subclass, no sparse layout, no negation bit."""
     return type(x) in PLAIN and x.layout is torch.strided and not x.is_neg()
 
 
 def is_eager(x: torch.Tensor, dispatched: bool = False) -> bool:
-    """As :func:`is_direct`, of the memory of a GPU too."""
+    """Return True if :func:`is_direct`, or if the same holds for a GPU tensor ``x``."""
     if is_compiling() or not has_plain_memory(x) or not (x.is_cpu or x.is_cuda):
         return False
     watched: Any = False
@@ -73,16 +74,17 @@ def is_eager(x: torch.Tensor, dispatched: bool = False) -> bool:
 
 
 def count_nonzero(x: torch.Tensor) -> int:
-    """How many elements are not zero, NaN among them; of a CPU's memory in a tenth of PyTorch's time."""
+    """Return the number of elements that are not zero or are NaN. On a CPU NumPy takes a tenth of PyTorch's time."""
     if not is_direct(x, dispatched=True):
         return int(x.count_nonzero())
     return int(np.count_nonzero(x.detach().bool().numpy()))
 
 
 def is_differentiated(tensors: Sequence[Optional[torch.Tensor]]) -> bool:
-    """Whether a derivative by any of ``tensors`` may be asked for: then an autograd.Function has to see them.
+    """Return True if a derivative by any of ``tensors`` may be needed, so that they must go to an autograd function.
 
-    It has none forward, or by a transform of torch.func, and says so; an operator alone would give zeros.
+    The autograd functions of this package raise an error in forward mode and in transforms of torch.func. A bare
+    operator would return zeros instead.
     """
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return True
@@ -90,7 +92,7 @@ def is_differentiated(tensors: Sequence[Optional[torch.Tensor]]) -> bool:
 
 
 def is_autocast(kind: str = "cpu") -> bool:
-    """Whether products on devices of a kind run in another dtype than their operands'."""
+    """Return True if autocast is on for devices of this kind: products then run in another dtype."""
     is_enabled: Any = torch.is_autocast_enabled
     try:
         return bool(is_enabled(kind))
@@ -99,19 +101,19 @@ def is_autocast(kind: str = "cpu") -> bool:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of state and parameters for inputs of ``dtype``: float64 for float64, else float32."""
+    """Return the dtype of states and parameters for inputs of ``dtype``: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def check_input(x: Any, minimum_dims: int, shape: str) -> None:
-    """``x`` is a floating tensor of at least ``minimum_dims`` dimensions."""
+    """Check that ``x`` is a floating tensor of at least ``minimum_dims`` dimensions."""
     check_tensor("x", x, common=True)
     if x.dim() < minimum_dims:
         raise ValueError(f"x must have shape {shape}, got {tuple(x.shape)}")
 
 
 def check_sequence(x: object, num_steps: object) -> None:
-    """``x`` is ``[T, B, ...]``, or with a number of steps ``[B, ...]``."""
+    """Check that ``x`` is ``[T, B, ...]``, or ``[B, ...]`` if ``num_steps`` is given."""
     if num_steps is None:
         check_input(x, 1, "[T, B, ...]")
     else:
@@ -120,18 +122,17 @@ def check_sequence(x: object, num_steps: object) -> None:
 
 
 def learnt_decay(beta: torch.Tensor) -> torch.Tensor:
-    """``beta``, where it learns clamped to [0, 1] by PyTorch itself.
+    """Return ``beta``, clamped to [0, 1] by ``torch.clamp`` if it requires a gradient.
 
-    Whether a beta of exactly 0 or 1 has a gradient is for the installed PyTorch to say: ``clamp`` passed the gradient
-    at its bounds up to PyTorch 2.13, and has none there in 2.15. The kernels clamp too, and pass it there; on an IPU
-    that is what counts.
+    The installed PyTorch then decides the gradient of a beta of exactly 0 or 1. ``clamp`` passes it up to PyTorch 2.13,
+    and returns 0 in 2.15. The kernels clamp, too, and pass the gradient at the bounds; on an IPU only they clamp.
     """
     learns = beta.requires_grad and torch.is_grad_enabled()
     return beta.clamp(0, 1) if learns and not _route.on_real_ipu() else beta
 
 
 def reset_code(reset_mechanism: str) -> int:
-    """snnTorch's number of the reset mechanism."""
+    """Return snnTorch's number of the reset mechanism."""
     code = RESET_MECHANISMS.get(reset_mechanism)
     if code is None:
         raise ValueError(f"reset_mechanism must be 'subtract', 'zero' or 'none', got {reset_mechanism!r}")
@@ -139,7 +140,7 @@ def reset_code(reset_mechanism: str) -> int:
 
 
 def state_argument(name: str, value: torch.Tensor, shape: torch.Size, x: torch.Tensor) -> torch.Tensor:
-    """``value`` in the compute dtype; it must have ``shape`` and be on x's device."""
+    """Return ``value`` in the compute dtype; check that it has ``shape`` and is on x's device."""
     check_tensor(name, value, or_none=True)
     if value.shape != shape:
         raise ValueError(f"{name} must have the shape of one step of x, {tuple(shape)}, got {tuple(value.shape)}")
@@ -151,9 +152,10 @@ def state_argument(name: str, value: torch.Tensor, shape: torch.Size, x: torch.T
 def parameter_argument(
     name: str, value: Union[float, torch.Tensor], step_shape: Tuple[int, ...], x: torch.Tensor
 ) -> torch.Tensor:
-    """``value`` in the compute dtype with one element, or flattened to the length of the trailing dimensions it spans.
+    """Return a parameter in the compute dtype, with one element or flattened over the trailing dimensions of a step.
 
-    Element ``i`` of a step of x (flattened) has parameter ``value[i % value.numel()]``. Differentiable in ``value``.
+    Element ``i`` of a flattened step of x has the parameter ``result[i % result.numel()]``. The result is
+    differentiable in ``value``.
     """
     dtype = compute_dtype(x.dtype)
     if not isinstance(value, torch.Tensor):

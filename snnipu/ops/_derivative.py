@@ -1,4 +1,4 @@
-"""Backward passes that kernels compute: they have no derivative of their own, and say so."""
+"""An error for second derivatives: backward passes that kernels compute cannot be differentiated."""
 
 import functools
 from typing import Any, Callable, Optional, Tuple
@@ -11,7 +11,10 @@ Gradients = Any
 
 
 class _Refusal(torch.autograd.Function):
-    """Gradients as they are; differentiating them raises ``message``. ``anchor`` requires a gradient."""
+    """The identity on gradients; differentiating it raises ``message``.
+
+    ``anchor`` requires a gradient, so that autograd records this function.
+    """
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -34,10 +37,10 @@ _MESSAGE = (
 
 
 def once_differentiable(operator: Optional[str]) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
-    """Mark of the backward pass of a fused ``operator``: a second derivative through it is an error that names it.
+    """Decorate the backward pass of a fused ``operator``: a second derivative raises an error with its name.
 
-    PyTorch's mark of this name does not name it, and lets a penalty on the gradient of a sum pass as a constant.
-    None: the forward pass has put the name on ``ctx``, as ``operator``.
+    PyTorch's decorator of this name has no such message. It also treats a penalty on the gradient of a sum as a
+    constant. ``operator`` None: the forward pass sets ``ctx.operator``.
     """
 
     def mark(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
@@ -47,7 +50,7 @@ def once_differentiable(operator: Optional[str]) -> Callable[[Callable[..., Grad
                 return backward(ctx, *upstream)
             with torch.no_grad():
                 gradients = backward(ctx, *upstream)
-            # Compiled graphs have no second derivative, which PyTorch says.
+            # PyTorch itself raises an error for a second derivative of a compiled graph.
             if is_compiling():
                 return gradients
             anchor = torch.zeros((), requires_grad=True)

@@ -1,4 +1,4 @@
-"""Binning of events into time steps, without a dense detour."""
+"""Binning of events into time steps, without a dense tensor."""
 
 from typing import Any, Optional, Tuple
 
@@ -25,7 +25,7 @@ def bin_events(
     values: str,
     outside: str,
 ) -> SparseSpikes:
-    """What ``SparseSpikes.from_events`` does; its docstring says what the arguments mean."""
+    """Bin events; the arguments are those of :meth:`snnipu.SparseSpikes.from_events`."""
     check_num_neurons(num_neurons)
     if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 0:
         raise ValueError(f"num_steps must be an int of 0 or more, got {num_steps!r}")
@@ -82,7 +82,7 @@ def bin_events(
         amounts = torch.zeros(ids.shape, dtype=torch.float32)
         amounts.view(-1)[slots[has_slot]] = 1.0 if number is None else torch.from_numpy(number)[has_slot]
         return SparseSpikes._trusted(ids, amounts, counts, num_neurons, dropped, left_out)
-    # Everything fits: a spike's slot is the first of its row plus its place there.
+    # All spikes fit. The slot of a spike is the first slot of its row plus its rank in the row.
     at = np.repeat(np.arange(rows) * capacity - begin[:-1], row_lengths) + np.arange(len(cells))
     shape = (num_steps, batch_size, capacity)
     filled, amount = np.zeros(rows * capacity, np.int32), np.zeros(rows * capacity, np.float32)
@@ -99,7 +99,7 @@ def bin_events(
 
 
 def _array(name: str, values: Any, integer: bool) -> np.ndarray:
-    """One dimension, int64 or (only without ``integer``) finite float64."""
+    """Return ``values`` as a one-dimensional array: int64, or finite float64 unless ``integer``."""
     if isinstance(values, torch.Tensor):
         if values.is_complex():
             raise TypeError(f"{name} must hold real numbers, got {values.dtype}")
@@ -123,7 +123,7 @@ def _array(name: str, values: Any, integer: bool) -> np.ndarray:
     broken = array != np.floor(array)
     if broken.any():
         raise ValueError(f"{name} must hold whole numbers, got {array[broken][0]}")
-    # Of what does not fit into 64 bits only the sign matters.
+    # Values beyond 64 bits are out of range anyway; clipping keeps their sign for the message.
     return np.clip(array, -(2.0**62), 2.0**62).astype(np.int64)
 
 
@@ -135,7 +135,7 @@ def _in_range(name: str, values: np.ndarray, end: int) -> None:
 
 
 def _steps(when: np.ndarray, step: float, num_steps: int) -> Tuple[np.ndarray, Optional[np.ndarray]]:
-    """Time step of the events within the window, and a mask of those behind it, if there are any."""
+    """Return the time steps of the events within the window, and a mask of the later events, or None."""
     if len(when) and when.min() < 0:
         raise ValueError(f"times must be 0 or more, got {when.min():g}")
     if when.dtype.kind == "f" or step != int(step):
@@ -143,12 +143,12 @@ def _steps(when: np.ndarray, step: float, num_steps: int) -> Tuple[np.ndarray, O
     else:
         at = when if step == 1 else when // int(step)
     late = at >= num_steps if len(at) and at.max() >= num_steps else None
-    # What is within the window fits into an integer; what is behind it may not.
+    # Steps within the window fit into an integer; later ones may not.
     return (at if late is None else at[~late]).astype(np.int64, copy=False), late
 
 
 def _tally(cells: np.ndarray, count: bool) -> Tuple[np.ndarray, Optional[np.ndarray]]:
-    """The different numbers among ``cells``, sorted, and if asked for how often there is each, float32."""
+    """Return the sorted unique ``cells`` and, with ``count``, the number of each in float32."""
     if len(cells) and not (cells[1:] > cells[:-1]).all():
         cells = np.sort(cells)
         new = np.concatenate([[True], cells[1:] != cells[:-1]])

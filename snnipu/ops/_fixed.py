@@ -1,4 +1,4 @@
-"""Weights that stay as they are: what was made of them for the kernels once is good for every step of a stream."""
+"""``fixed_weights``: weights that do not change during a stream are packed for the kernels once."""
 
 import contextlib
 import threading
@@ -11,8 +11,10 @@ _thread = threading.local()
 
 
 class Identity(NamedTuple):
-    """What tells a weight from itself later, where its values were changed as PyTorch counts, or by way of ``.data``
-    its memory, shape or dtype."""
+    """A key that changes if a weight's values, memory, shape or dtype change.
+
+    PyTorch's version counter covers changes of values; the other fields cover replacements through ``.data``.
+    """
 
     version: int
     pointer: int
@@ -34,7 +36,7 @@ class _Made(NamedTuple):
 
 
 class FixedWeights:
-    """What was made of weights within :func:`fixed_weights`."""
+    """The packed weights within one :func:`fixed_weights`."""
 
     def __init__(self) -> None:
         self._made: Dict[int, _Made] = {}
@@ -46,8 +48,10 @@ class FixedWeights:
         make: Callable[[torch.Tensor], torch.Tensor],
         fingerprint: Callable[[torch.Tensor], int],
     ) -> torch.Tensor:
-        """``make(weight)``, which is kept until the weight's :class:`Identity` is another; ``fingerprint``: of its
-        values."""
+        """Return ``make(weight)``, cached until the :class:`Identity` of the weight changes.
+
+        ``fingerprint`` returns a checksum of the values, which :meth:`check` compares.
+        """
         key, now = id(weight), identity(weight)
         entry = self._made.get(key)
         if entry is not None and entry.weight() is weight and entry.identity == now:
@@ -59,11 +63,11 @@ class FixedWeights:
         return result
 
     def check(self) -> None:
-        """Raise where a weight's values are others than those that were used."""
+        """Raise RuntimeError if the values of a weight differ from the packed ones."""
         for entry in list(self._made.values()):
             weight = entry.weight()
             if weight is None or entry.identity != identity(weight):
-                continue  # nothing of it was used since
+                continue  # the packed copy would not be used
             if self._fingerprint is not None and self._fingerprint(weight) != entry.fingerprint:
                 raise RuntimeError(
                     f"a weight of shape {list(weight.shape)} was changed within fixed_weights() by way of .data or "
@@ -72,14 +76,16 @@ class FixedWeights:
 
 
 def current_fixed_weights() -> Optional[FixedWeights]:
-    """None: not within :func:`fixed_weights`."""
+    """Return the packed weights of this thread; None outside of :func:`fixed_weights`."""
     fixed: Optional[FixedWeights] = getattr(_thread, "fixed", None)
     return fixed
 
 
 @contextlib.contextmanager
 def fixed_weights() -> Iterator[None]:
-    """Inside, weights stay as they are, and a single step reads only the weights of inputs that spiked: for streams.
+    """Declare that weights do not change, so that a single step reads only the weights of inputs that spiked.
+
+    Use it for streams, which run one step at a time:
 
     .. code-block:: python
 
@@ -87,17 +93,17 @@ def fixed_weights() -> Iterator[None]:
             for step in stream:  # [1, 1, inputs]
                 out = net(step)
 
-    On CPUs the kernels read a fully connected weight in an order of their own. For the first step it is brought into
-    that order, which takes a copy's memory and time; the further ones only look at its version counter, where they
-    would otherwise look at all of its values to see that they are the same. Products of few samples, which do not pay
-    for such a copy, then go by events, too: in :class:`~snnipu.MultiStep` and compiled loops without gradients.
+    CPU kernels read a fully connected weight in a packed order. The first step packs the weight, which takes the memory
+    and the time of a copy. Later steps compare only the version counter. Without ``fixed_weights`` each step compares
+    all values of the weight. With it, products of few samples run by events, too: in :class:`~snnipu.MultiStep` and in
+    compiled loops, without gradients.
 
-    What PyTorch counts may change a weight here: an optimizer's step, ``load_state_dict``, ``copy_``. Not so a change
-    by way of ``.data`` or of a NumPy array that shares its memory.
+    A weight may change inside by operations that PyTorch counts: an optimizer's step, ``load_state_dict``, ``copy_``.
+    It must not change through ``.data`` or through a NumPy array that shares its memory.
 
     Raises:
-        RuntimeError: on leaving the outermost one, where a weight's values were changed in such a way, and not by what
-            PyTorch counts since.
+        RuntimeError: a weight was changed through ``.data`` or NumPy. The check runs at the end of the outermost
+            ``fixed_weights``. A later change that PyTorch counts hides the earlier one.
     """
     before: Any = current_fixed_weights()
     if before is not None:

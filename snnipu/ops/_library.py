@@ -1,4 +1,4 @@
-"""The ``snnipu::`` operator library and what is registered in it."""
+"""The ``snnipu::`` operator library and its registered kernels."""
 
 import functools
 from typing import Any, Callable, Dict, Optional
@@ -9,14 +9,14 @@ from snnipu.ops._arguments import has_plain_memory, is_eager
 
 _definitions = torch.library.Library("snnipu", "DEF")
 
-# Operator -> dispatch key -> function. `python -m snnipu info` and the completeness test read it.
+# Operator -> dispatch key -> function. `python -m snnipu info` and the completeness test read this table.
 REGISTERED: Dict[str, Dict[str, Callable]] = {}
 
 
 def define(schema: str, *, reference: Callable, meta: Callable) -> Callable:
     """Define ``snnipu::<schema>`` with its reference kernel (any device) and its meta kernel (shapes and dtypes).
 
-    Returns the operator. To look it up as ``torch.ops.snnipu.<name>`` in each call takes as long as a small call.
+    Returns the operator. Callers keep it: ``torch.ops.snnipu.<name>`` takes as long as a small call.
     """
     name = schema.split("(", 1)[0]
     _definitions.define(schema)
@@ -27,7 +27,7 @@ def define(schema: str, *, reference: Callable, meta: Callable) -> Callable:
 
 
 def _of_meta_tensors(name: str, meta: Callable) -> Callable:
-    """``meta``, which PyTorch also calls where only some of the tensors are on ``meta``: an error, as PyTorch's own."""
+    """Return ``meta`` with a check that all tensors are on ``meta``; PyTorch calls it if only some are."""
 
     @functools.wraps(meta)
     def checked(*arguments: Any) -> Any:
@@ -43,9 +43,10 @@ def _of_meta_tensors(name: str, meta: Callable) -> Callable:
 
 
 def kernel_for(name: str, *tensors: Optional[torch.Tensor]) -> Callable:
-    """``snnipu::<name>`` for these tensors, the first of them on the device; where nobody looks, its kernel there.
+    """Return the kernel of ``snnipu::<name>`` for the device of the first tensor, or the dispatcher's operator.
 
-    See :func:`is_eager`: of many arguments the dispatcher makes as much work as Python's own part of the operator.
+    The kernel is returned if no profiler, mode or tracer is active (see :func:`is_eager`). For many arguments the
+    dispatcher takes as long as the operator's Python code.
     """
     first = tensors[0]
     if first is not None and is_eager(first):

@@ -1,4 +1,4 @@
-"""Sizes of convolutions and pools of maps, and spikes of maps as dense tensors, for the ops on maps."""
+"""Sizes of convolutions and pools, and conversions of spikes on maps to dense tensors."""
 
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -12,8 +12,8 @@ Size = Tuple[int, int]
 
 
 def pair(name: str, value: object, least: int) -> Size:
-    """``value`` as (vertical, horizontal): an int for both, or two; each at least ``least``."""
-    if type(value) is tuple and len(value) == 2:  # as layers hand it over: at every call
+    """Return ``value``, an int or two ints, as (vertical, horizontal); check that both are at least ``least``."""
+    if type(value) is tuple and len(value) == 2:  # fast path: layers pass tuples at every call
         first, second = value
         if type(first) is int and type(second) is int and first >= least and second >= least:
             return first, second
@@ -29,12 +29,12 @@ def pair(name: str, value: object, least: int) -> Size:
 
 
 def unchecked_pair(size: Any) -> Size:
-    """What PyTorch takes for two sizes, as two."""
+    """Return a size in any form that PyTorch accepts as two ints."""
     return (int(size[0]), int(size[-1])) if isinstance(size, (tuple, list)) else (int(size), int(size))
 
 
 def reached(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
-    """Return at how many places along ``size`` a window fits; below 1 where at none."""
+    """Return the output size of a window along ``size``; below 1 if the window does not fit."""
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
@@ -63,7 +63,7 @@ class Geometry(NamedTuple):
 
     @property
     def positions(self) -> int:
-        """Of one map of the output."""
+        """Number of positions of an output map."""
         return self.out_height * self.out_width
 
     @property
@@ -82,7 +82,11 @@ class Geometry(NamedTuple):
 def conv_geometry(
     weight: torch.Tensor, size: Size, stride: Size, padding: Size, dilation: Size, groups: int
 ) -> Geometry:
-    """Of a weight ``[out, in / groups, kh, kw]`` on maps of ``size``; ValueError where nothing comes out."""
+    """Return the sizes of a convolution with ``weight`` ``[out, in / groups, kh, kw]`` on maps of ``size``.
+
+    Raises:
+        ValueError: the kernel is larger than the padded input.
+    """
     kernel = (weight.shape[2], weight.shape[3])
     out = []
     for axis, name in enumerate(("height", "width")):
@@ -101,7 +105,7 @@ def conv_geometry(
 
 
 def is_convolution(sizes: Geometry) -> bool:
-    """Return True if the sizes are those of a convolution."""
+    """Return True if the sizes are consistent with each other."""
     g = sizes
     if min(*g[:10], *g[12:]) < 1 or min(g[10:12]) < 0 or g.in_channels % g.groups or g.out_channels % g.groups:
         return False
@@ -137,7 +141,11 @@ class PoolGeometry(NamedTuple):
 
 
 def pool_geometry(map_shape: Tuple[int, int, int], kernel: Size, stride: Size, padding: Size) -> PoolGeometry:
-    """Of a pool on maps of ``map_shape``; ValueError where nothing comes out, or the padding is too wide."""
+    """Return the sizes of a pool on maps of ``map_shape``.
+
+    Raises:
+        ValueError: the window is larger than the padded input, or the padding is more than half of the window.
+    """
     out = []
     for axis, name in enumerate(("height", "width")):
         if 2 * padding[axis] > kernel[axis]:
@@ -153,7 +161,7 @@ def pool_geometry(map_shape: Tuple[int, int, int], kernel: Size, stride: Size, p
 
 
 def is_pool(sizes: PoolGeometry) -> bool:
-    """Return True if the sizes are those of a pool."""
+    """Return True if the sizes are consistent with each other."""
     g = sizes
     if min(g[:9]) < 1 or min(g[9:]) < 0 or any(2 * padding > kernel for padding, kernel in zip(g[9:], g[5:7])):
         return False
@@ -163,14 +171,18 @@ def is_pool(sizes: PoolGeometry) -> bool:
 def spike_maps(
     values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, inputs: int
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Dense ``[T, B, inputs]`` of the spikes' values, and which neurons are carried."""
+    """Return the spikes' values as dense ``[T, B, inputs]``, and a mask of the neurons with a carried slot."""
     slots = torch.arange(ids.shape[2], device=ids.device)
     spikes = torch.where(slots < counts[..., :1], values, torch.zeros((), dtype=values.dtype, device=values.device))
     return scatter(spikes, ids, counts, inputs), scatter(torch.ones_like(values), ids, counts, inputs) > 0
 
 
 def input_map_shape(spikes: SparseSpikes, channels: int, size: Optional[Size]) -> Tuple[int, int, int]:
-    """``(C, H, W)`` of the input of an op on ``channels`` maps, from ``size`` or from the spikes themselves."""
+    """Return ``(C, H, W)`` of an input of ``channels`` maps; (H, W) is ``size``, or that of ``spikes.map_shape``.
+
+    Raises:
+        ValueError: neither is given, or they contradict each other or the number of neurons.
+    """
     known = spikes.map_shape
     if size is None and known is None:
         raise ValueError(
@@ -192,5 +204,5 @@ def input_map_shape(spikes: SparseSpikes, channels: int, size: Optional[Size]) -
 
 
 def as_list(geometry: Union[Geometry, PoolGeometry]) -> List[int]:
-    """For an operator."""
+    """Return the sizes as the list of ints that operators take."""
     return list(geometry)

@@ -1,4 +1,4 @@
-"""The neurons that operators know, by name: their equations, recorded once."""
+"""The registry of neurons: each equation is recorded once and found by its name."""
 
 import functools
 import hashlib
@@ -12,15 +12,16 @@ from snnipu._generator.graph import Value
 from snnipu._generator.operations import OPERATIONS
 from snnipu._generator.step import is_one_of, needed
 
-# In the order in which setup.py compiles them: a neuron's number in the native library.
+# The number of each neuron in the native library: setup.py compiles them in this order.
 BUILT = {function.__name__: number for number, function in enumerate(equations.NEURONS)}
 _EQUATIONS: Dict[str, Callable[..., Any]] = {function.__name__: function for function in equations.NEURONS}
-# Those recorded so far; users' own by a name that tells their steps apart. A dict: torch.compile looks through a cache.
+# The neurons recorded so far. A user's neuron has a hash of its step in its name. This is a dict and not a cache,
+# because torch.compile traces through functools caches.
 _RECORDED: Dict[str, Neuron] = {}
 
 
 def register(function: Callable[..., Any], options: Mapping[str, Any]) -> str:
-    """The name by which the operators know the neuron of this step, with these options and no others."""
+    """Record a user's step function with these options; return the name of the neuron for the operators."""
     recorded = neuron(function, {name: [value] for name, value in options.items()})
     text = print_neurons([recorded._replace(name="neuron")])
     name = f"{recorded.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -29,14 +30,14 @@ def register(function: Callable[..., Any], options: Mapping[str, Any]) -> str:
 
 
 def find(name: str) -> Neuron:
-    """The neuron with its variants."""
+    """Return the recorded neuron with its variants."""
     if name not in _RECORDED:
         _RECORDED.setdefault(name, neuron(_EQUATIONS[name], equations.OPTIONS))
     return _RECORDED[name]
 
 
 def arguments(name: str) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
-    """The names of a neuron's states and parameters, by its equation's signature: nothing is recorded yet."""
+    """Return the names of a neuron's states and parameters from its signature, without recording its step."""
     names = signature(_EQUATIONS[name])
     return names.states, names.parameters
 
@@ -48,41 +49,58 @@ def adjoint(name: str, variant: int) -> Adjoint:
 
 @lru_cache(maxsize=None)
 def derived_names(name: str, variant: int) -> List[str]:
-    """The names, in ``Neuron.parameters``, of what a variant's step takes."""
+    """Return the names, as in ``Neuron.parameters``, of the derived parameters that a variant's step reads."""
     return [expression(value) for value in find(name).steps[variant].derived]
 
 
-# A value: the operation's name and its operands, each a place among the values or a number.
+# An operation on parameters: its name, and for each operand (True, index of a value) or (False, number).
 _Operation = Tuple[str, Tuple[Tuple[bool, Any], ...]]
 
 
 class NeuronPlan(NamedTuple):
-    """What a call needs to know of a neuron with its options: plain data, which ``torch.compile`` can trace."""
+    """A neuron with fixed options, as plain data that ``torch.compile`` can trace.
+
+    The kernels' parameters are called derived: values computed from the equation's parameters alone.
+
+    Attributes:
+        neuron: name of the neuron.
+        states: names of its states.
+        parameters: names of the equation's parameters.
+        variant: number of the variant.
+        output: index of the state that is the output, or None.
+        operations: the operations that compute derived parameters. They append to a list of values that starts with
+            the equation's parameters.
+        places: for each derived parameter, its index in that list; None: the variant does not read it.
+        names: names of the derived parameters, for messages.
+        reads: values that the adjoint reads for the gradients of the input and the states.
+        reads_for: the same for the gradient of each derived parameter.
+        reads_all: the same for all gradients.
+        remakes_output: CPU kernels compute the output from the other states, and do not read it.
+        spikes_of_states: the spikes are no state, and are a function of the states after the step and parameters.
+    """
 
     neuron: str
     states: Tuple[str, ...]
-    parameters: Tuple[str, ...]  # of the equation
+    parameters: Tuple[str, ...]
     variant: int
-    output: Optional[int]  # the state that is the output
-    # Values of parameters alone: the equation's parameters, then one for each operation; and the places of those that
-    # the kernels take, in their order (None: the variant does not read it).
+    output: Optional[int]
     operations: Tuple[_Operation, ...]
     places: Tuple[Optional[int], ...]
-    names: Tuple[str, ...]  # of what the kernels take, for errors
-    reads: Reads  # for the gradients of the input and the states,
-    reads_for: Tuple[Reads, ...]  # and of each that the kernels take
-    reads_all: Reads  # for all of them
-    remakes_output: bool  # kernels on CPUs then read no states that are the output
-    spikes_of_states: bool  # the spikes are no state, and made of the states after the step and parameters alone
+    names: Tuple[str, ...]
+    reads: Reads
+    reads_for: Tuple[Reads, ...]
+    reads_all: Reads
+    remakes_output: bool
+    spikes_of_states: bool
 
     def needed_states(self, reads: Reads) -> int:
-        """Of the states that are read, by bits, those that kernels on CPUs must be given after each step."""
+        """Return a bit for each state after the steps that a CPU kernel needs, if it reads ``reads``."""
         if self.output is None or not self.remakes_output or reads.after >> self.output & 1:
             return reads.states
-        return reads.states & ~(1 << self.output)  # but for that before the first step
+        return reads.states & ~(1 << self.output)  # the kernel reads the output only before the first step
 
     def derive(self, parameters: Mapping[str, Any], unread: Any) -> List[Any]:
-        """What the kernels take, from tensors by name; ``one`` stands for what the variant does not read."""
+        """Return the derived parameters; ``unread`` takes the place of those that the variant does not read."""
         values = [parameters[name] for name in self.parameters]
         for operation, operands in self.operations:
             values.append(OPERATIONS[operation].tensor(*[values[o] if is_place else o for is_place, o in operands]))
@@ -93,7 +111,7 @@ _PLANS: Dict[str, Dict[Tuple[Tuple[str, Any], ...], NeuronPlan]] = {}
 
 
 def plan(name: str, options: Mapping[str, Any]) -> NeuronPlan:
-    """The plan of a neuron; it is made at its first use, which must not be one that is compiled."""
+    """Return the plan of a neuron. The first call makes it, and must not be traced by ``torch.compile``."""
     plans = _PLANS.get(name)
     if plans is None:
         plans = _PLANS[name] = _plans(name)
@@ -104,7 +122,7 @@ def plan(name: str, options: Mapping[str, Any]) -> NeuronPlan:
 
 
 def prepare(name: str) -> None:
-    """Make the plans of a neuron."""
+    """Make the plans of a neuron before its first call."""
     if name not in _PLANS:
         _PLANS[name] = _plans(name)
 
@@ -153,8 +171,10 @@ def _has_spikes_of_states(adjoint: Adjoint) -> bool:
 
 @lru_cache(maxsize=None)
 def reads(name: str, variant: int) -> Tuple[Reads, Tuple[Reads, ...]]:
-    """What the adjoint of a variant reads for the gradients of the input and the states, and for that of each value
-    that the kernels take."""
+    """Return the values that a variant's adjoint reads: for the gradients of input and states, and for each parameter.
+
+    The second result has an entry for each derived parameter.
+    """
     derivative = adjoint(name, variant)
     sums = dict(zip(derived_names(name, variant), derivative.grad_derived))
     return derivative.reads(derivative.main), tuple(
@@ -164,17 +184,17 @@ def reads(name: str, variant: int) -> Tuple[Reads, Tuple[Reads, ...]]:
 
 @lru_cache(maxsize=None)
 def reads_all(name: str, variant: int) -> Reads:
-    """What it reads for all of them."""
+    """Return the values that a variant's adjoint reads for all gradients."""
     main, each = reads(name, variant)
     return functools.reduce(operator.or_, each, main)
 
 
 @lru_cache(maxsize=None)
 def only_affects_spikes(name: str, variant: int) -> Tuple[bool, ...]:
-    """For each value that the kernels take, whether only the spikes depend on it, as a threshold without a reset.
+    """Return a flag for each derived parameter: True if only the spikes depend on it, as on a threshold without reset.
 
-    Where nobody asks for the spikes' gradient, such a value has none: None, as autograd has it, and not zeros. Spikes
-    that are a state are asked for by the next step.
+    Without a gradient of the spikes the gradient of such a parameter is None and not zeros, as in autograd. If the
+    spikes are a state, the next step reads them, so their gradient always exists.
     """
     derivative = adjoint(name, variant)
     output = derivative.step.output_state
@@ -192,7 +212,15 @@ def only_affects_spikes(name: str, variant: int) -> Tuple[bool, ...]:
 def requested_gradients(
     name: str, variant: int, need: Sequence[bool], has_spikes: bool, single: bool
 ) -> Tuple[bool, ...]:
-    """Which gradients of the values that the kernels take are asked for and exist; ``single``: of one step alone."""
+    """Return a flag for each derived parameter: its gradient is requested, and it is not None.
+
+    Args:
+        name: name of the neuron.
+        variant: number of the variant.
+        need: the requested gradients.
+        has_spikes: the spikes have an upstream gradient.
+        single: the call is one step, so no next step reads the states.
+    """
     if has_spikes or (not single and find(name).steps[variant].output_state is not None):
         return tuple(need)
     return tuple(needed and not spikes_only for needed, spikes_only in zip(need, only_affects_spikes(name, variant)))

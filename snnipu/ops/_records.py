@@ -1,4 +1,7 @@
-"""Operators' schemas, made from the fields of records or from the signature of the reference."""
+"""Schemas of operators, made from the fields of records or from the signature of the reference.
+
+A record is a named tuple of an operator's arguments or results.
+"""
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Type, Union, get_type_hints
 
@@ -36,8 +39,8 @@ def define(
     Args:
         reference: reference kernel.
         meta: meta kernel.
-        results: results in the schema's words.
-        arguments: named tuple of the arguments; None: those of the reference's signature.
+        results: results in the syntax of a schema.
+        arguments: record of the arguments. None: the arguments of the reference's signature.
         name: name of the operator; None: the name of ``reference`` without ``_reference``.
 
     Returns:
@@ -49,17 +52,24 @@ def define(
 
 
 def declared(source: Union[Type[Any], Callable[..., Any]], without: Sequence[str] = (), defaults: bool = False) -> str:
-    """Return the arguments of a schema that the fields of a named tuple, or a function's arguments, stand for."""
+    """Return the schema of the fields of a record, or of a function's arguments, but for those in ``without``.
+
+    ``defaults``: fields of a record that have a default get ``=None``.
+    """
     types = {name: kind for name, kind in get_type_hints(source).items() if name not in (*without, "return")}
     optional = getattr(source, "_field_defaults", {}) if defaults else {}
     return ", ".join(f"{_TYPES[kind]} {name}{'=None' if name in optional else ''}" for name, kind in types.items())
 
 
 class Operator:
-    """``snnipu::<name>``, which takes the fields of the named tuple ``arguments`` and gives those of ``results``.
+    """The operator ``snnipu::<name>``, called with a record of arguments.
 
-    Of both it has all but ``without``: those are None in its records. A ``results`` of None is one tensor. What is None
-    in a record of results is an empty tensor, of the arguments' ``weight``'s dtype.
+    Args:
+        name: name of the operator.
+        arguments: class of the record of arguments.
+        results: class of the record of results; None: the result is one tensor. PyTorch gets an empty tensor, of the
+            dtype of ``weight``, for each field that is None.
+        without: fields of both records that this operator lacks; they are None.
     """
 
     def __init__(
@@ -71,22 +81,22 @@ class Operator:
         returned = "Tensor"
         if results is not None:
             self._missing_results = [place for place, field in enumerate(results._fields) if field in without]
-            # What is None in a record is an empty tensor here.
+            # Operators return no optional tensors: a field that is None becomes an empty tensor.
             returned = f"({declared(results, without).replace('?', '')})"
-        # The kernels that take records, by what PyTorch calls in their place.
+        # The kernels with records, by the functions with plain arguments that are registered with PyTorch.
         self._functions: Dict[Callable[..., Any], Callable[[Any], Any]] = {}
         self.schema = f"{name}({declared(arguments, without)}) -> {returned}"
 
     def define(self, reference: Callable[[Any], Any], meta: Callable[[Any], Any]) -> None:
-        """With its reference and its meta kernel, which take and return records."""
+        """Define the operator with its reference and its meta kernel, which take and return records."""
         _library.define(self.schema, reference=self.kernel(reference), meta=self.kernel(meta))
 
     def implement(self, key: str, function: Callable[[Any], Any]) -> None:
-        """With a kernel likewise for the dispatch key ``key``."""
+        """Register a kernel that takes and returns records for the dispatch key ``key``."""
         _library.implement(self.name, key, self.kernel(function))
 
     def kernel(self, function: Callable[[Any], Any]) -> Callable[..., Any]:
-        """``function``, which takes and returns records, as what PyTorch calls."""
+        """Return ``function``, which takes and returns records, as a function of plain arguments for PyTorch."""
 
         def run(*given: Any) -> Any:
             record = self.arguments._make(_insert_none(given, self._missing))
@@ -102,7 +112,7 @@ class Operator:
         return run
 
     def __call__(self, record: Any, *tensors: Optional[torch.Tensor]) -> Any:
-        """The operator on this record, see :func:`snnipu.ops._library.kernel_for` for its ``tensors``."""
+        """Call the operator on this record; ``tensors`` are those of :func:`snnipu.ops._library.kernel_for`."""
         run = _library.kernel_for(self.name, *tensors)
         function = self._functions.get(run)
         if function is not None:
@@ -112,7 +122,7 @@ class Operator:
 
 
 class Operators(NamedTuple):
-    """Forward and backward operator of one connectivity."""
+    """The forward and the backward operator of a kind of connection."""
 
     name: str
     forward: Operator

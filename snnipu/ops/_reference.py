@@ -1,4 +1,4 @@
-"""A neuron's step and its adjoint by PyTorch's operations: the definition of what the kernels compute."""
+"""A neuron's step and its adjoint in plain PyTorch: the definition of correct kernels."""
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -12,15 +12,19 @@ Tensors = Sequence[Optional[torch.Tensor]]
 
 
 class StepBackward(NamedTuple):
-    """Arguments of one step's adjoint, contiguous rows of a step. None stands for zeros, or is not written.
+    """Arguments of one step's adjoint: contiguous tensors of a step.
+
+    An input of None means zeros. A result of None is not written.
 
     Attributes:
         x: input of the step.
         grad_spk: gradient of the spikes.
-        before, after: states before and after the step; if one of ``after`` is None, all are computed again.
-        grad_states: gradients of the states after the step as results.
-        grad_after: gradients of the states after the step from the next step.
-        grad_x, grad_before: results.
+        before: states before the step.
+        after: states after the step; if one is None, all are recomputed.
+        grad_states: upstream gradients of the states after the step.
+        grad_after: gradients of the same states from the next step.
+        grad_x: result, the gradient of ``x``.
+        grad_before: result, the gradients of ``before``.
     """
 
     x: Optional[torch.Tensor]
@@ -34,7 +38,7 @@ class StepBackward(NamedTuple):
 
 
 def broadcast_to_step(parameter: torch.Tensor, step_shape: torch.Size) -> torch.Tensor:
-    """Return a parameter as the ops take it (one value, or one for each element modulo its length) as [*step_shape]."""
+    """Return a parameter broadcast to a step; it has one value, or one for each element modulo its length."""
     if parameter.numel() == 1:
         return parameter.reshape(()).expand(step_shape)
     return parameter.reshape(-1).repeat(step_shape.numel() // max(parameter.numel(), 1)).reshape(step_shape)
@@ -44,11 +48,11 @@ class ReferenceStep:
     """The recorded step of a neuron, and its adjoint.
 
     Args:
-        neuron: name by which the operators know the equation.
-        variant: number of a choice of its options.
-        parameters: parameters as the kernels take them.
+        neuron: name of the neuron.
+        variant: number of the variant.
+        parameters: derived parameters, as the kernels take them.
         step_shape: shape of a step.
-        storage: dtype of the stored states; a spike is decided on the membrane as it is stored.
+        storage: dtype of the stored states. The spike reads the membrane in this dtype.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class ReferenceStep:
         return _neurons.adjoint(self.neuron, self.variant)
 
     def as_tensors(self, tensors: Tensors) -> List[torch.Tensor]:
-        """Return the tensors in the dtype that is computed in; zeros for those that are None or empty."""
+        """Return the tensors in the compute dtype; zeros for those that are None or empty."""
         zero = self.zero
         return [zero if tensor is None or not tensor.numel() else tensor.to(zero.dtype) for tensor in tensors]
 
@@ -90,13 +94,13 @@ class ReferenceStep:
         return [self.zero if tensor is None else tensor.expand(self.zero.shape) for tensor in computed]
 
     def __call__(self, x: torch.Tensor, before: Tensors, **functions: Any) -> List[torch.Tensor]:
-        """Return spikes and states after the step; ``functions``: ``spike`` in place of the Heaviside step."""
+        """Return spikes and states after the step; ``functions`` may replace the Heaviside step by ``spike=``."""
         step = self.step
         tensors = self.as_tensors([x, *before])
         return self._evaluate([step.spk, *step.after], (step.x, *step.before), tensors, functions)
 
     def output(self, after: Tensors, **functions: Any) -> torch.Tensor:
-        """Return the spikes from the states after the step, None for the spikes; ``functions`` as in a call."""
+        """Return the spikes from the states after the step; a state that is the spikes is None."""
         known = [value for value, state in zip(self.step.after, after) if state is not None]
         tensors = self.as_tensors([state for state in after if state is not None])
         return self._evaluate([self.step.spk], known, tensors, functions)[0]
@@ -116,11 +120,11 @@ class ReferenceStep:
         Args:
             x: input of the step.
             before: states before the step.
-            after: states after the step; those that are None are computed again.
+            after: states after the step; those that are None are recomputed.
             grad_spk: gradient of the spikes.
             grad_after: gradients of the states after the step.
-            seeds: gradients of the states before the step, to which those by the step are added.
-            functions: ``surrogate``, of ``u`` and the spike's gradient, and ``spike`` as in a call.
+            seeds: upstream gradients of the states before the step, to which the adjoint adds.
+            functions: ``surrogate``, a function of ``u`` and the spike's gradient; ``spike`` as in a call.
         """
         step, recorded = self.step, self.recorded
         values = [step.x, *step.before, recorded.grad_spk, *recorded.grad_after, *recorded.seeds]
@@ -148,10 +152,10 @@ def leaky_adjoint(
 
     Args:
         step: a :func:`leaky_step`.
-        grad_spk: gradient behind the surrogate.
+        grad_spk: gradient of ``u``, after the surrogate.
         grad_mem: gradient of the membranes after the step.
         before: membranes before the step.
-        fired: 1 where they are above the threshold.
+        fired: 1 for membranes before the step above the threshold, else 0.
     """
     functions = {"surrogate": lambda u, grad: grad, "spike": lambda u: fired}
     grad_x, (carry,), sums = step.adjoint(None, [before], [step.zero], grad_spk, [grad_mem], [None], **functions)
@@ -159,6 +163,6 @@ def leaky_adjoint(
 
 
 def sum_to_parameter(total: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of a parameter, as the ops take it, from those of the elements of a step."""
+    """Return the gradient of a derived parameter: the sum of ``total`` over the elements that share a value."""
     summed = total.sum() if parameter.numel() == 1 else total.reshape(-1, parameter.numel()).sum(0)
     return summed.reshape(parameter.shape)

@@ -1,4 +1,4 @@
-"""Slots of SparseSpikes in plain PyTorch: which neurons get one, and the way between slots and a dense tensor."""
+"""Slots of SparseSpikes in plain PyTorch: selection of the neurons, and conversion from and to a dense tensor."""
 
 from typing import Optional, Tuple
 
@@ -9,12 +9,12 @@ from snnipu.ops._arguments import is_compiling
 from snnipu.spikes import SparseSpikes
 
 OVERFLOWS = {"lowest": False, "rotate": True}
-# Capacity of an op that makes as many slots as the busiest row needs.
+# The capacity that means: as many slots as the busiest row needs.
 AS_NEEDED = -1
 
 
 def overflow_code(overflow: str) -> bool:
-    """Whether the order is ``rotate``."""
+    """Return True if the order is ``rotate``; check that it is known."""
     if overflow not in OVERFLOWS:
         raise ValueError(f"overflow must be 'lowest' or 'rotate', got {overflow!r}")
     return OVERFLOWS[overflow]
@@ -26,9 +26,9 @@ def check_max_spikes(max_spikes: object) -> None:
 
 
 def capacity_argument(max_spikes: Optional[int], num_neurons: int, x: torch.Tensor) -> int:
-    """Slots an op makes for ``max_spikes``: no more than neurons, and for None as needed.
+    """Return the number of slots for ``max_spikes``: at most the number of neurons, and AS_NEEDED for None.
 
-    Without data (meta tensors, tracing) nobody knows what is needed: as many as neurons.
+    Meta tensors and traces have no data, so None then gives as many slots as neurons.
     """
     check_max_spikes(max_spikes)
     if max_spikes is not None:
@@ -37,8 +37,11 @@ def capacity_argument(max_spikes: Optional[int], num_neurons: int, x: torch.Tens
 
 
 def stored_membranes(mem: torch.Tensor, needed: bool, ids: torch.Tensor, neurons: int) -> Optional[torch.Tensor]:
-    """``mem`` as an operator with ``store_mem`` returned it for inputs ``ids``, where beta's gradient is needed; else
-    None."""
+    """Return the membranes ``mem`` that a forward operator stored, or None if they are not ``needed``.
+
+    Raises:
+        ValueError: they are needed and were not stored.
+    """
     if not needed:
         return None
     steps, batch, _ = ids.shape
@@ -51,7 +54,7 @@ def stored_membranes(mem: torch.Tensor, needed: bool, ids: torch.Tensor, neurons
 
 
 def first_ids(steps: int, num_neurons: int, capacity: int, rotate: bool, device: torch.device) -> torch.Tensor:
-    """The neuron that comes first at each time step, int64 ``[T]``: 0, or with ``rotate`` ``t * capacity % N``."""
+    """Return the first neuron of each step's order, int64 ``[T]``: 0, or with ``rotate`` ``t * capacity % N``."""
     if not rotate or capacity <= 0:
         return torch.zeros(steps, dtype=torch.int64, device=device)
     return torch.arange(steps, device=device) * capacity % num_neurons
@@ -60,10 +63,16 @@ def first_ids(steps: int, num_neurons: int, capacity: int, rotate: bool, device:
 def select(
     fired: torch.Tensor, carried: torch.Tensor, capacity: int, rotate: bool
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Slots of the neurons that fired and of those that only carry gradient, both bool ``[T, B, N]``.
+    """Select the neurons that get a slot; return ids, counts and dropped as in SparseSpikes.
 
-    Spikes come before gradient-only neurons; among each, what fits is taken from the first id of the step on, in
-    cyclic order, and stored by ascending id. Returns ids, counts and dropped as in SparseSpikes.
+    Spikes come before gradient-only neurons. Each group is filled in cyclic order from the first id of the step, and
+    stored by ascending id.
+
+    Args:
+        fired: the neurons that spiked, bool ``[T, B, N]``.
+        carried: the neurons above the second threshold, likewise.
+        capacity: number of slots, or AS_NEEDED.
+        rotate: the first id moves from step to step, see :func:`first_ids`.
     """
     steps, _, neurons = fired.shape
     carried = carried | fired
@@ -85,7 +94,10 @@ def select(
 def select_among_slots(
     ids: torch.Tensor, counts: torch.Tensor, num_neurons: int, capacity: int, rotate: bool
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`select` among slots there already are. Returns ids, the slot each came from, counts and dropped."""
+    """Select among existing slots in the order of :func:`select`.
+
+    Returns ids, the old slot of each new slot, counts and dropped.
+    """
     slots = torch.arange(ids.shape[2], device=ids.device)
     ids = torch.where(slots < counts[..., 1:], ids, 0)  # padding may hold anything
     first = first_ids(ids.shape[0], num_neurons, capacity, rotate, ids.device)
@@ -101,7 +113,7 @@ def select_among_slots(
 def limit(
     spikes: SparseSpikes, max_spikes: int, overflow: str
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`select_among_slots` for ``SparseSpikes.limit``, its arguments checked."""
+    """Run :func:`select_among_slots` for ``SparseSpikes.limit``; check its arguments."""
     check_int("max_spikes", max_spikes, 0)
     return select_among_slots(spikes.ids, spikes.counts, spikes.num_neurons, max_spikes, overflow_code(overflow))
 
@@ -115,9 +127,9 @@ def select_events(
     max_spikes: Optional[int],
     rotate: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`select` for spikes given one by one, sorted by row (``t * batch + b``) and neuron, none twice.
+    """Select among spikes given as sorted, unique pairs of row (``t * batch + b``) and neuron.
 
-    Returns ids, the flat slot of each spike (-1: it did not fit), counts and dropped.
+    Returns ids, the flat slot of each spike (-1 if it did not fit), counts and dropped.
     """
     available = torch.bincount(rows, minlength=steps * batch)
     begin = available.cumsum(0) - available
@@ -130,7 +142,7 @@ def select_events(
         before = torch.bincount(rows[neurons < first[rows]], minlength=steps * batch)
         turn = (position - before[rows]).remainder(available[rows])
         chosen = turn < capacity
-        # Their positions among the chosen of the row, by ascending id.
+        # The rank of each chosen spike among those of its row, by ascending id.
         running = chosen.long().cumsum(0)
         ahead = running[begin.clamp(max=max(len(rows) - 1, 0))] - chosen[begin.clamp(max=max(len(rows) - 1, 0))].long()
         position = running - 1 - ahead[rows]
@@ -144,22 +156,22 @@ def select_events(
 
 
 def scatter(values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
-    """Dense ``[T, B, N]``: what the carried slots hold, 0 elsewhere."""
+    """Return a dense ``[T, B, N]`` with the values of the carried slots, 0 elsewhere."""
     used = torch.arange(ids.shape[2], device=ids.device) < counts[..., 1:]
     dense = values.new_zeros(*ids.shape[:2], num_neurons + 1)
-    # Padding goes to a column behind the last.
+    # Padding is written to an extra last column, which is cut off.
     dense.scatter_add_(2, torch.where(used, ids.long(), num_neurons), torch.where(used, values, 0))
     return dense[..., :num_neurons]
 
 
 def gather(dense: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """What a dense ``[T, B, N]`` holds at the carried slots; 0 in padding."""
+    """Return the elements of a dense ``[T, B, N]`` at the carried slots; 0 in padding."""
     used = torch.arange(ids.shape[2], device=ids.device) < counts[..., 1:]
     return torch.where(used, dense.gather(2, torch.where(used, ids.long(), 0)), 0)
 
 
 def check_spikes(name: str, spikes: object) -> SparseSpikes:
-    """``spikes`` is a SparseSpikes."""
+    """Check that ``spikes`` is a SparseSpikes; return it."""
     if not isinstance(spikes, SparseSpikes):
         raise TypeError(f"{name} must be a snnipu.SparseSpikes, got {type(spikes).__name__}")
     return spikes

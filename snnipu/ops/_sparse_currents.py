@@ -1,4 +1,7 @@
-"""Weighted spikes, whatever connects them: records, schemas, meta, autograd, reference."""
+"""Input currents of spikes for any connection: records, schemas, meta, autograd, reference.
+
+A current is the sum of the weights of the neurons that spiked. ``snnipu.ops.connections`` has the connections.
+"""
 
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -12,16 +15,20 @@ from snnipu.spikes import check_ids
 
 
 class CurrentsForward(NamedTuple):
-    """Of ``snnipu::<name>_fwd``, which gives ``[T, B, neurons]``."""
+    """Arguments of ``snnipu::<name>_fwd``, which returns currents ``[T, B, neurons]``.
+
+    ``geometry``: see :func:`snnipu.ops.connections.connection`; ``synapses`` are those of a list, ``lags`` those of
+    delays.
+    """
 
     ids: torch.Tensor
     values: torch.Tensor
     counts: torch.Tensor
     weight: torch.Tensor
     bias: Optional[torch.Tensor]
-    geometry: List[int]  # of a convolution, or with synapses or lags
-    synapses: Optional[torch.Tensor] = None  # of a list
-    lags: Optional[torch.Tensor] = None  # of delays
+    geometry: List[int]
+    synapses: Optional[torch.Tensor] = None
+    lags: Optional[torch.Tensor] = None
 
     @property
     def connection(self) -> Connection:
@@ -29,7 +36,7 @@ class CurrentsForward(NamedTuple):
 
 
 class CurrentsBackward(NamedTuple):
-    """Of ``snnipu::<name>_bwd``."""
+    """Arguments of ``snnipu::<name>_bwd``."""
 
     grad: torch.Tensor
     ids: torch.Tensor
@@ -49,7 +56,7 @@ class CurrentsBackward(NamedTuple):
 
 
 class CurrentsGradients(NamedTuple):
-    """What that gives; None where not needed."""
+    """Results of ``snnipu::<name>_bwd``; None if not needed."""
 
     grad_values: Optional[torch.Tensor]
     grad_weight: Optional[torch.Tensor]
@@ -57,18 +64,18 @@ class CurrentsGradients(NamedTuple):
 
 
 def spikes_only(values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
-    """Dense ``[T, B, N]`` of the slots that hold spikes."""
+    """Return a dense ``[T, B, N]`` of the slots that hold spikes."""
     return scatter(values, ids, counts[..., :1].expand(-1, -1, 2), num_neurons)
 
 
 def forward_reference(a: CurrentsForward) -> torch.Tensor:
-    """What ``snnipu::<name>_fwd`` computes, in plain PyTorch."""
+    """Compute ``snnipu::<name>_fwd`` in plain PyTorch."""
     check_ids(a.ids, a.counts, a.connection.inputs)
     return a.connection.currents(spikes_only(a.values, a.ids, a.counts, a.connection.inputs), a.bias)
 
 
 def backward_reference(a: CurrentsBackward) -> CurrentsGradients:
-    """What ``snnipu::<name>_bwd`` computes, in plain PyTorch."""
+    """Compute ``snnipu::<name>_bwd`` in plain PyTorch."""
     check_ids(a.ids, a.counts, a.connection.inputs)
     dense = spikes_only(a.values, a.ids, a.counts, a.connection.inputs) if a.need_weight else None
     grad_dense, grad_weight = a.connection.adjoint(a.grad, dense, a.need_values)
@@ -84,7 +91,7 @@ def _forward_meta(a: CurrentsForward) -> torch.Tensor:
 
 
 def gradients_meta(a: Any) -> CurrentsGradients:
-    """Return the gradients of a backward record, or of its first fields, without values."""
+    """Return empty gradients for a record with the fields of :class:`CurrentsBackward`."""
     return CurrentsGradients(
         a.weight.new_empty(a.ids.shape) if a.need_values else None,
         a.weight.new_empty(a.weight.shape) if a.need_weight else None,
@@ -93,7 +100,7 @@ def gradients_meta(a: Any) -> CurrentsGradients:
 
 
 def define(name: str, without: Sequence[str]) -> Operators:
-    """``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
+    """Define ``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
     operators = Operators(
         name,
         Operator(f"{name}_fwd", CurrentsForward, None, without),
@@ -105,7 +112,7 @@ def define(name: str, without: Sequence[str]) -> Operators:
 
 
 class SparseCurrents(torch.autograd.Function):
-    """Autograd around the operators."""
+    """The autograd function of the two operators."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -150,7 +157,7 @@ def currents_apply(
     synapses: Optional[torch.Tensor] = None,
     lags: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
-    """``[T, B, neurons]``, differentiable, of checked arguments."""
+    """Return the currents ``[T, B, neurons]`` of checked arguments, differentiable."""
     currents: torch.Tensor = SparseCurrents.apply(
         operators, geometry, values, weight, bias, ids, counts, synapses, lags
     )

@@ -1,5 +1,7 @@
-"""Layers of leaky integrate-and-fire neurons on spike ids, whatever connects them: records, schemas, meta, autograd,
-reference."""
+"""Layers of leaky integrate-and-fire neurons on spikes, for any connection.
+
+The module has the records, schemas, meta kernels, autograd function and reference of their operators.
+"""
 
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -33,17 +35,21 @@ WORD_BITS = 32
 
 
 class LayerForward(NamedTuple):
-    """Of a layer's forward operators."""
+    """Arguments of a layer's forward operator.
+
+    ``recurrent_weight`` is for fully connected layers, ``geometry`` for convolutions, ``window`` for a layer that is
+    followed by a pool.
+    """
 
     ids: torch.Tensor
     values: torch.Tensor
     counts: torch.Tensor
     weight: torch.Tensor
     bias: Optional[torch.Tensor]
-    recurrent_weight: Optional[torch.Tensor]  # of a fully connected layer
+    recurrent_weight: Optional[torch.Tensor]
     beta: torch.Tensor
     threshold: torch.Tensor
-    geometry: List[int]  # of a convolution
+    geometry: List[int]
     grad_threshold: Optional[float]
     input_scale: float
     capacity: int
@@ -51,7 +57,7 @@ class LayerForward(NamedTuple):
     reset: int
     delay: int
     store_mem: bool
-    window: List[int]  # of a pool behind the layer
+    window: List[int]
 
     @property
     def connection(self) -> Connection:
@@ -63,18 +69,25 @@ class LayerForward(NamedTuple):
 
 
 class LayerResults(NamedTuple):
-    """What those give.
+    """Results of a layer's forward operator.
 
-    ``slot_mem`` is the membrane at the carried slots, ``fired`` one bit for every neuron that was above its threshold
-    (also where its spike was dropped), ``mem`` the membranes ``[T, B, *stored_shape]``, empty without ``store_mem``. With
-    a pool, ``source`` is the neuron that a slot shows, ``neuron_counts`` what ``counts`` are in front of it.
+    Attributes:
+        ids_out: ids of the layer's spikes, or of the pool's.
+        values_out: values, likewise.
+        counts_out: counts, likewise.
+        dropped: dropped spikes; None with a pool.
+        source: the neuron whose spike a slot of the pool holds; None without a pool.
+        neuron_counts: counts of the layer before the pool; None without a pool.
+        slot_mem: membranes at the carried slots.
+        fired: a bit for each neuron that was above its threshold, even if its spike was dropped.
+        mem: membranes ``[T, B, *stored_shape]``, empty without ``store_mem``.
     """
 
     ids_out: torch.Tensor
     values_out: torch.Tensor
     counts_out: torch.Tensor
-    dropped: Optional[torch.Tensor]  # None with a pool
-    source: Optional[torch.Tensor]  # None without a pool, as the next
+    dropped: Optional[torch.Tensor]
+    source: Optional[torch.Tensor]
     neuron_counts: Optional[torch.Tensor]
     slot_mem: torch.Tensor
     fired: torch.Tensor
@@ -82,7 +95,7 @@ class LayerResults(NamedTuple):
 
 
 class LayerBackward(NamedTuple):
-    """Of a layer's backward operator; ``ids_out`` are neurons also where a pool shows them."""
+    """Arguments of a layer's backward operator; with a pool, ``ids_out`` is ``source``, the neurons' ids."""
 
     grad: torch.Tensor
     ids: torch.Tensor
@@ -117,12 +130,12 @@ class LayerBackward(NamedTuple):
 
     @property
     def stored(self) -> Optional[torch.Tensor]:
-        """The membranes, where the gradient of beta needs them; an error where they are not there."""
+        """The membranes if beta's gradient needs them, else None; ValueError if they were not stored."""
         return stored_membranes(self.mem, self.need_beta, self.ids, self.connection.neurons)
 
 
 class LayerGradients(NamedTuple):
-    """What that gives; None where not needed."""
+    """Results of a layer's backward operator; None if not needed."""
 
     grad_values: Optional[torch.Tensor]
     grad_weight: Optional[torch.Tensor]
@@ -138,33 +151,33 @@ def pool_of(sizes: Geometry, window: Sequence[int]) -> PoolGeometry:
 
 
 def words(num_neurons: int) -> int:
-    """32-bit words of one bit a neuron."""
+    """Return the number of 32-bit words that hold a bit for each neuron."""
     return (num_neurons + WORD_BITS - 1) // WORD_BITS
 
 
 def pack_bits(fired: torch.Tensor) -> torch.Tensor:
-    """bool ``[..., N]`` as int32 ``[..., words(N)]``, the lowest bit first."""
+    """Pack bool ``[..., N]`` into int32 ``[..., words(N)]``, the lowest bit first."""
     n = fired.shape[-1]
     padded = torch.nn.functional.pad(fired, (0, words(n) * WORD_BITS - n))
     bits = padded.reshape(*fired.shape[:-1], words(n), WORD_BITS).long()
-    return (bits << torch.arange(WORD_BITS, device=fired.device)).sum(-1).int()  # the highest bit as its sign
+    return (bits << torch.arange(WORD_BITS, device=fired.device)).sum(-1).int()  # the highest bit is the sign
 
 
 def unpack_bits(packed: torch.Tensor, num_neurons: int) -> torch.Tensor:
-    """The inverse of :func:`pack_bits`."""
+    """Return the inverse of :func:`pack_bits`."""
     bits = (packed[..., None].long() >> torch.arange(WORD_BITS, device=packed.device)) & 1
     return bits.reshape(*packed.shape[:-1], packed.shape[-1] * WORD_BITS)[..., :num_neurons].bool()
 
 
 def delayed(x: torch.Tensor, delay: int) -> torch.Tensor:
-    """``x`` ``[T, ...]``, ``delay`` steps later: zeros first."""
+    """Return ``x`` ``[T, ...]`` shifted by ``delay`` steps, with zeros first."""
     if delay == 0:
         return x
     return torch.cat([torch.zeros_like(x[:delay]), x[: max(x.shape[0] - delay, 0)]])
 
 
 def forward_reference(a: LayerForward) -> LayerResults:
-    """What a layer's forward operator computes, in plain PyTorch."""
+    """Compute a layer's forward operator in plain PyTorch."""
     connected = a.connection
     check_ids(a.ids, a.counts, connected.inputs)
     current = connected.currents(spikes_only(a.values, a.ids, a.counts, connected.inputs))
@@ -182,7 +195,7 @@ def forward_reference(a: LayerForward) -> LayerResults:
         state = step(x, [state])[1]
         mems.append(state)
         if recurrent is not None:
-            # The neurons see the spikes that were given a slot: t + 1 steps, so that "rotate" knows the time.
+            # The feedback has only spikes with a slot. Selection gets all t + 1 steps, because "rotate" needs the time.
             ids, counts, _ = _select_slots(torch.stack(mems), threshold, a)
             spikes = spikes_only(spike_values(ids, counts, state.dtype), ids, counts, connected.neurons)[-1]
     mem = torch.stack(mems) if mems else torch.zeros_like(current)
@@ -212,7 +225,7 @@ def _select_slots(
 
 
 def _pool_spikes(layer: LayerResults, a: LayerForward) -> LayerResults:
-    """The maximum of the layer's spikes, without a cap."""
+    """Return the results after a maximum pool of the layer's spikes, without a cap."""
     ids, values, counts, slot = sparse_pool2d_fwd_reference(
         layer.ids_out, layer.values_out, layer.counts_out, as_list(a.pool), MODES["max"], AS_NEEDED
     )
@@ -221,13 +234,13 @@ def _pool_spikes(layer: LayerResults, a: LayerForward) -> LayerResults:
 
 
 def backward_reference(a: LayerBackward) -> LayerGradients:
-    """What a layer's backward operator computes, in plain PyTorch; empty where not needed.
+    """Compute a layer's backward operator in plain PyTorch.
 
-    The gradient of beta is 0 outside of [0, 1], and not at the bounds: see ``learnt_decay``.
+    The gradient of beta is 0 outside of [0, 1]; at the bounds it passes, see ``learnt_decay``.
     """
     connected, steps = a.connection, a.ids.shape[0]
     g, sum_beta, sum_threshold = _membrane_gradient(a)
-    # What reached the input, at the step it came from.
+    # The gradient of the currents, shifted back to the steps of the input.
     early = torch.cat([g[a.delay :], torch.zeros_like(g[: min(a.delay, steps)])]) * a.input_scale
     dense = spikes_only(a.values, a.ids, a.counts, connected.inputs) if a.need_weight else None
     grad_dense, grad_weight = connected.adjoint(early, dense, a.need_values)
@@ -249,7 +262,7 @@ def gradients_of_sums(
     sum_beta: torch.Tensor,
     sum_threshold: torch.Tensor,
 ) -> LayerGradients:
-    """Return a layer's gradients; ``grad``, of the membranes, and the sums are ``[..., neurons]``."""
+    """Return a layer's gradients from sums for each neuron: ``grad`` (membranes) and the sums are ``[..., neurons]``."""
     connected, inside = a.connection, (a.beta >= 0) & (a.beta <= 1)
     return LayerGradients(
         grad_values,
@@ -262,8 +275,10 @@ def gradients_of_sums(
 
 
 def _membrane_gradient(a: LayerBackward) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradient of the membranes ``[T, B, N]`` from that of the spikes' values, and those of beta (where the membranes
-    are stored) and threshold, a sum for each neuron of each sample."""
+    """Return the gradients of the membranes ``[T, B, N]``, and of beta and threshold ``[B, N]``, summed over time.
+
+    The gradient of beta is valid only if the membranes are stored.
+    """
     connected, kernel = a.connection, Kernel(a.surrogate, a.surrogate_a, a.surrogate_b)
     steps, batch = a.ids.shape[:2]
     threshold = connected.per_neuron(a.threshold)
@@ -321,7 +336,7 @@ _OF_POOLS = ("source", "neuron_counts", "window")
 
 
 def define(name: str, without: Sequence[str]) -> Operators:
-    """``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
+    """Define ``snnipu::<name>_fwd`` and ``snnipu::<name>_bwd``; their records lack the fields ``without``."""
     operators = Operators(
         name,
         Operator(f"{name}_fwd", LayerForward, LayerResults, [*without, *_OF_POOLS]),
@@ -333,9 +348,9 @@ def define(name: str, without: Sequence[str]) -> Operators:
 
 
 def define_with_pool(name: str, layer: Operators, without: Sequence[str]) -> Operators:
-    """``snnipu::<name>_fwd``: a layer with a pool of windows that lie side by side behind it.
+    """Define ``snnipu::<name>_fwd``: a layer followed by a pool of non-overlapping windows.
 
-    Its backward operator is the layer's.
+    The backward operator is the layer's.
     """
     operators = layer._replace(forward=Operator(f"{name}_fwd", LayerForward, LayerResults, [*without, "dropped"]))
     operators.forward.define(forward_reference, _forward_meta)
@@ -343,7 +358,7 @@ def define_with_pool(name: str, layer: Operators, without: Sequence[str]) -> Ope
 
 
 class NeuronOptions(NamedTuple):
-    """Of a layer, checked. ``kernel`` is its surrogate, or None where the function ``spike_grad`` is."""
+    """Checked options of a layer. The surrogate is ``kernel``, or ``spike_grad`` if ``kernel`` is None."""
 
     grad_threshold: Optional[float]
     input_scale: float
@@ -354,7 +369,7 @@ class NeuronOptions(NamedTuple):
 
 
 class LayerNeurons(NamedTuple):
-    """Their parameters, of one element each or one for each that the connection has."""
+    """Neurons of a layer. Each parameter has one element, or ``Connection.parameters`` elements."""
 
     beta: torch.Tensor
     threshold: torch.Tensor
@@ -371,7 +386,7 @@ def neurons_argument(
     delay: int,
     spike_grad: Optional[SpikeGrad],
 ) -> LayerNeurons:
-    """The neurons of a layer; raises where something does not fit."""
+    """Check the parameters and options of a layer's neurons; return them as :class:`LayerNeurons`."""
     check_int("delay", delay, 0)
     if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)):
         raise TypeError(f"input_scale must be a number, got {input_scale!r}")
@@ -399,7 +414,7 @@ class _LayerOptions(NamedTuple):
 
 
 class SparseLayer(torch.autograd.Function):
-    """Autograd around a layer's operators; with a pool the last output is its ``neuron_counts``, else ``dropped``."""
+    """The autograd function of a layer: ids, values, counts, and ``dropped`` or, with a pool, ``neuron_counts``."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -442,7 +457,7 @@ class SparseLayer(torch.autograd.Function):
         ctx.save_for_backward(*saved, shown, results.counts_out, results.slot_mem, results.fired, results.mem)
         ctx.options, ctx.operator = o, o.layer.name
         ctx.mark_non_differentiable(results.ids_out, results.counts_out, last)
-        # No zeros for the outputs that have no gradient: ids take as much room as values.
+        # Zeros for the outputs without gradient would take memory: ids are as large as values.
         ctx.set_materialize_grads(False)
         return results.ids_out, results.values_out, results.counts_out, last
 
@@ -453,7 +468,7 @@ class SparseLayer(torch.autograd.Function):
     ) -> Tuple[Optional[torch.Tensor], ...]:
         if grad is None:
             return (None,) * 9
-        saved = ctx.saved_tensors  # asked for once: torch.utils.checkpoint gives them once
+        saved = ctx.saved_tensors  # read once: torch.utils.checkpoint allows one access
         values, weight, recurrent_weight, beta, threshold, ids, counts, *out = saved
         ids_out, counts_out, slot_mem, _, _ = out
         o: _LayerOptions = ctx.options
@@ -483,7 +498,7 @@ def layer_apply(
     overflow: str = "lowest",
     window: Optional[List[int]] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What :class:`SparseLayer` returns for checked arguments."""
+    """Run :class:`SparseLayer` on checked arguments."""
     weight, geometry = connected.weight, connected.geometry
     capacity = capacity_argument(max_spikes, connected.neurons, weight)
     outputs: Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] = SparseLayer.apply(
@@ -510,12 +525,14 @@ def spikes_of_current(
     spike_grad: Optional[SpikeGrad],
     overflow: str,
 ) -> SparseSpikes:
-    """LayerNeurons and selection by operators of their own, of the weighted spikes ``[T, B, N]``; parameters of one element
-    or ``[N]``."""
+    """Run a layer's neurons and the selection as two operators, for a backend without a fused layer.
+
+    ``current``: weighted spikes ``[T, B, N]``. Parameters have one element or ``[N]``.
+    """
     scale = options.input_scale
     current = delayed(current * scale if scale != 1 else current, options.delay)
     current = current if bias is None else current + bias
-    # The surrogate is the selection's: nothing reads the spikes of this operator.
+    # The selection applies the surrogate; the spikes of lif_sequence are not used.
     mechanism = list(RESET_MECHANISMS)[options.reset]
     _, mem = lif_sequence(current, beta=beta, threshold=threshold, reset_mechanism=mechanism)
     level = options.grad_threshold

@@ -8,13 +8,13 @@ from snnipu import equations
 from snnipu import surrogate as surrogates
 from snnipu.surrogate import Kernel, SpikeGrad
 
-# A gradient that passes unchanged: what the adjoint runs with when the surrogate was evaluated outside of it.
+# The surrogate that passes gradients unchanged, for adjoints whose surrogate PyTorch has already evaluated.
 IDENTITY = Kernel.of(equations.leaky_step, 1.0)
 _DEFAULT = surrogates.as_surrogate(None)
 
 
 def fused(spike_grad: Optional[SpikeGrad]) -> Tuple[Optional[Kernel], Optional[SpikeGrad]]:
-    """The native surrogate that ``spike_grad`` is, or None and the function to be evaluated in PyTorch."""
+    """Return (kernel, None) if the kernels have the surrogate, else (None, function to evaluate in PyTorch)."""
     surrogate = _DEFAULT if spike_grad is None else surrogates.as_surrogate(spike_grad)
     if surrogate is not None and surrogate.kernel is not None:
         return surrogate.kernel, None
@@ -25,7 +25,7 @@ def fused(spike_grad: Optional[SpikeGrad]) -> Tuple[Optional[Kernel], Optional[S
 
 
 def at_slots(parameter: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """A parameter of one element, or the elements that belong to the slots."""
+    """Return the parameter of the neuron in each slot; a parameter of one element stays a scalar."""
     return parameter.reshape(()) if parameter.numel() == 1 else parameter.reshape(-1)[ids.long()]
 
 
@@ -37,9 +37,9 @@ def through_spikes(
     counts: torch.Tensor,
     grad: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the gradient behind the spike function at every slot, 0 in padding.
+    """Return the gradient of ``u`` at every slot from that of the spikes, 0 in padding.
 
-    ``surrogate``: a kernel's, or a PyTorch function.
+    ``surrogate``: a kernel, or a PyTorch function of ``u``.
     """
     u = slot_mem - at_slots(threshold, ids)
     if isinstance(surrogate, Kernel):

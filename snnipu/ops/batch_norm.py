@@ -1,11 +1,11 @@
-"""Batch norm in training over time."""
+"""Batch normalisation in training, step by step over time."""
 
 from typing import Optional
 
 import torch
 from torch.nn import functional
 
-# Larger steps are normed one by one on a CPU: copying them together would take longer than the calls.
+# Larger steps are normalised one at a time on a CPU: copying them together takes longer than the calls. In elements.
 SMALL_STEP = 8192
 
 
@@ -19,12 +19,13 @@ def batch_norm_over_time(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """``batch_norm`` in training of each step of ``[T, B, C, ...]``: small steps as one norm of ``T * C`` channels.
+    """Apply ``batch_norm`` in training to each step of ``x`` ``[T, B, C, ...]``.
 
-    The result is that of T calls; the running averages are theirs to rounding.
+    Small steps run as one normalisation of ``T * C`` channels. The result equals that of T calls. The running averages
+    equal theirs up to rounding.
     """
     steps, channels = x.shape[0], x.shape[2]
-    # Of an empty batch the averages stay as they are; one value a channel is PyTorch's error.
+    # T calls leave the averages unchanged for an empty batch, and raise PyTorch's error for one value a channel.
     is_large = x.device.type == "cpu" and x.numel() > SMALL_STEP * steps
     if is_large or x.numel() <= steps * channels:
         return torch.stack(
@@ -39,7 +40,7 @@ def batch_norm_over_time(
         means, variances = running_mean.new_zeros(steps * channels), running_var.new_zeros(steps * channels)
     weights = None if weight is None else weight.repeat(steps)
     biases = None if bias is None else bias.repeat(steps)
-    # Averages of momentum 1 are the batch's own.
+    # With momentum 1 the averages are those of the batch.
     out = functional.batch_norm(batch, means, variances, weights, biases, True, 1.0, eps)
     if means is not None and running_mean is not None:
         _average(running_mean, means, momentum)
@@ -49,11 +50,11 @@ def batch_norm_over_time(
 
 
 def _average(running: torch.Tensor, values: torch.Tensor, momentum: float) -> None:
-    """``running = momentum * value + (1 - momentum) * running`` for the values of all steps, ``[T * C]``."""
+    """Apply ``running = momentum * value + (1 - momentum) * running`` for all steps; ``values`` is ``[T * C]``."""
     steps = values.numel() // running.numel()
     weights = [momentum * (1 - momentum) ** (steps - 1 - t) for t in range(steps)]
     total = torch.mv(values.view(steps, -1).t(), values.new_tensor(weights))
-    # As in PyTorch's own, the averages' version stays: each call of batch_norm keeps them for its backward pass, which
-    # does not read them. Under a compiler's tensors, .data would be lost.
+    # .data keeps the version counter, as PyTorch's batch_norm does: its backward pass saves the averages and does not
+    # read them. The tensors of a compiler lose changes through .data.
     target = running.data if type(running) is torch.Tensor else running
     target.mul_((1 - momentum) ** steps).add_(total)

@@ -1,4 +1,4 @@
-"""How the neurons of a layer are connected to its input: all that a connectivity has to say, in plain PyTorch."""
+"""Connections of a layer's input to its neurons, with forward and backward products in plain PyTorch."""
 
 from dataclasses import dataclass
 from typing import Iterator, List, Optional, Sequence, Tuple
@@ -12,10 +12,10 @@ MaybeTensor = Optional[torch.Tensor]
 
 
 class Connection:
-    """Weights between ``inputs`` and ``neurons``.
+    """Weights between ``inputs`` and ``neurons``; the base class of all connections.
 
-    Dense spikes are ``[T, B, inputs]``, currents and membranes ``[T, B, neurons]``. Each parameter, such as a bias or a
-    beta, is one neuron's; of a convolution it is a channel's.
+    Dense spikes are ``[T, B, inputs]``, currents and membranes ``[T, B, neurons]``. A parameter such as a bias or a
+    beta has one value for each neuron; in a convolution, for each channel.
     """
 
     weight: torch.Tensor
@@ -23,7 +23,7 @@ class Connection:
 
     @property
     def geometry(self) -> Optional[List[int]]:
-        """As operators take it, see :func:`connection`."""
+        """The sizes that operators take, see :func:`connection`."""
         return None
 
     @property
@@ -36,43 +36,46 @@ class Connection:
 
     @property
     def parameters(self) -> int:
-        """How many a layer has of a parameter that is not the same for all."""
+        """Number of values of a parameter: one for each neuron, or for each channel."""
         return self.neurons
 
     @property
     def stored_shape(self) -> Tuple[int, ...]:
-        """Of a step's membranes, as a layer stores them for its backward pass."""
+        """Shape of a step's membranes in the layout in which a layer stores them for its backward pass."""
         return (self.neurons,)
 
     def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
-        """Return the weighted spikes."""
+        """Return the weighted spikes plus ``bias``."""
         raise NotImplementedError
 
     def adjoint(self, grad: torch.Tensor, dense: MaybeTensor, spikes: bool = True) -> Tuple[MaybeTensor, MaybeTensor]:
-        """From the currents' gradient that of the dense spikes, where ``spikes``, and the weight's, where ``dense``."""
+        """Return the gradients of the dense spikes and of the weight from that of the currents.
+
+        The first is None unless ``spikes``; the second is None unless ``dense``, the spikes, is given.
+        """
         raise NotImplementedError
 
     def per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a parameter of one element, or one element for each neuron."""
+        """Return a parameter with one element, or one element for each neuron."""
         return parameter
 
     def per_parameter(self, total: torch.Tensor) -> torch.Tensor:
-        """Return the sums of ``[..., neurons]``: its adjoint."""
+        """Return the adjoint of :meth:`per_neuron`: sums of ``[..., neurons]`` for each value of a parameter."""
         return total.reshape(-1, self.neurons).sum(0)
 
     def to_stored(self, mem: torch.Tensor) -> torch.Tensor:
-        """Return ``[T, B, neurons]`` as ``[T, B, *stored_shape]``."""
+        """Return ``[T, B, neurons]`` in the stored layout ``[T, B, *stored_shape]``."""
         return mem
 
     def from_stored(self, kept: torch.Tensor) -> torch.Tensor:
-        """The inverse, in any dimensions of that order."""
+        """Return the inverse of :meth:`to_stored`; the neurons' dimensions may stay unflattened."""
         return kept
 
 
-# No named tuples: TorchDynamo 2.9 cannot read properties of theirs.
+# These are dataclasses because TorchDynamo 2.9 cannot read properties of named tuples.
 @dataclass(eq=False)
 class FullyConnected(Connection):
-    """A matrix ``[neurons, inputs]``."""
+    """A full matrix ``[neurons, inputs]``."""
 
     weight: torch.Tensor
 
@@ -95,17 +98,17 @@ class FullyConnected(Connection):
         )
 
 
-# Products of spikes and synapses whose indices are in memory at a time.
+# Largest number of pairs of a spike and a synapse whose indices are in memory at a time.
 _PAIRS = 1 << 20
 
 
 @dataclass(eq=False)
 class Listed(Connection):
-    """A matrix ``[neurons, inputs] = sizes`` of which some synapses are left.
+    """A pruned matrix ``[neurons, inputs] = sizes``, stored as a list of synapses.
 
-    ``weight`` ``[kept]`` holds their weights, ``synapses`` ``[2, kept]``, int64, the neuron and the input of each, by
-    ascending input and, of one input, neuron. Work and memory are those of the pairs of a spike and a synapse; of the
-    spikes' gradient, of the synapses in each row.
+    ``weight`` ``[kept]`` has the weights. ``synapses``, int64 ``[2, kept]``, has the neuron and the input of each
+    synapse, in ascending order of (input, neuron). Work and memory are proportional to the number of pairs of a spike
+    and a synapse; for the spikes' gradient, to the number of synapses times rows.
     """
 
     weight: torch.Tensor
@@ -129,17 +132,20 @@ class Listed(Connection):
         return self.sizes[0]
 
     def matrix(self) -> torch.Tensor:
-        """``[neurons, inputs]``, differentiable in ``weight``: zeros where no synapse is."""
+        """Return the dense matrix ``[neurons, inputs]``, differentiable in ``weight``."""
         places = self.synapses[0] * self.inputs + self.synapses[1]
         return self.weight.new_zeros(self.neurons * self.inputs).scatter(0, places, self.weight).reshape(*self.sizes)
 
     def _pairs(self, rows: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Of ``rows`` ``[N, inputs]``, in parts: the number, the synapse and its place in ``[N, neurons]``."""
+        """Yield the pairs of a spike and a synapse for ``rows`` ``[N, inputs]``, in parts.
+
+        A part is the spikes' values, the synapses' numbers, and the flat indices into the currents ``[N, neurons]``.
+        """
         row, source = rows.nonzero(as_tuple=True)
         first = torch.searchsorted(self.synapses[1].contiguous(), torch.arange(self.inputs + 1, device=rows.device))
         reach = (first[1:] - first[:-1])[source]
         begin = reach.cumsum(0) - reach
-        # Whole spikes, up to the first that goes past the end of a part.
+        # A part has whole spikes, up to the first that exceeds the size of a part.
         ends = torch.searchsorted(begin, torch.arange(_PAIRS, int(reach.sum()) + _PAIRS, _PAIRS, device=rows.device))
         start = 0
         for end in ends.tolist():
@@ -173,10 +179,14 @@ class Listed(Connection):
 
 @dataclass(eq=False)
 class Delayed(Connection):
-    """Every neuron sees every input, at times of their own.
+    """A full matrix whose synapses have delays.
 
-    ``weight`` ``[inputs, neurons, taps]``: a spike arrives at a neuron once for each tap, the first time ``lags``
-    ``[inputs, neurons]``, int32, steps later, and then step by step. ``span``: steps to the last tap of all, and one.
+    A spike of input i arrives at neuron j with ``weight[i, j, k]`` after ``lags[i, j] + k`` steps, for each tap k.
+
+    Args:
+        weight: ``[inputs, neurons, taps]``.
+        lags: int32 ``[inputs, neurons]``, in steps.
+        span: the longest arrival in steps, plus 1.
     """
 
     weight: torch.Tensor
@@ -197,12 +207,12 @@ class Delayed(Connection):
         return self.weight.shape[1]
 
     def _places(self) -> torch.Tensor:
-        """``[taps, inputs, neurons]``: which of ``[span, inputs, neurons]`` the weights are."""
+        """Return the lag of each weight, ``[taps, inputs, neurons]``: its index in ``[span, inputs, neurons]``."""
         taps = torch.arange(self.weight.shape[2], device=self.weight.device)
         return taps[:, None, None] + self.lags
 
     def _by_lag(self) -> torch.Tensor:
-        """The weights ``[span, inputs, neurons]``, most of them 0."""
+        """Return the weights by lag, ``[span, inputs, neurons]``; most are 0."""
         zeros = self.weight.new_zeros(self.span, self.inputs, self.neurons)
         return zeros.scatter_(0, self._places(), self.weight.permute(2, 0, 1))
 
@@ -230,7 +240,7 @@ class Delayed(Connection):
 
 @dataclass(eq=False)
 class Convolution2d(Connection):
-    """Kernels ``[out channels, in channels / groups, height, width]``; a parameter belongs to a channel."""
+    """A convolution with kernels ``[out channels, in channels / groups, height, width]``."""
 
     weight: torch.Tensor
     sizes: Geometry
@@ -257,7 +267,7 @@ class Convolution2d(Connection):
         return self.sizes.positions, self.sizes.out_channels
 
     def _options(self) -> Tuple[List[int], List[int], List[int]]:
-        """Stride, padding and dilation."""
+        """Return stride, padding and dilation."""
         return [*self.sizes[8:10]], [*self.sizes[10:12]], [*self.sizes[12:14]]
 
     def currents(self, dense: torch.Tensor, bias: MaybeTensor = None) -> torch.Tensor:
@@ -303,7 +313,7 @@ class Convolution2d(Connection):
 
 
 def parameter_gradient(connected: Connection, total: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """That of a parameter, of one element or as many as the connection has, from sums ``[..., neurons]``."""
+    """Return the gradient of a parameter, of one or ``connected.parameters`` elements, from sums ``[..., neurons]``."""
     total_of_parameter = connected.per_parameter(total)
     return (total_of_parameter.sum() if parameter.numel() == 1 else total_of_parameter).reshape(parameter.shape)
 
@@ -314,8 +324,11 @@ def connection(
     synapses: MaybeTensor = None,
     lags: MaybeTensor = None,
 ) -> Connection:
-    """As operators take it: a convolution's ``geometry`` is the numbers of a :class:`Geometry`, that of ``synapses``
-    neurons and inputs, of ``lags`` span and taps, None that of a matrix."""
+    """Make a connection from an operator's arguments.
+
+    ``geometry`` is None for a full matrix, (neurons, inputs) with ``synapses``, and (span, taps) with ``lags``. Else
+    it has the fields of a :class:`Geometry`, and the connection is a convolution.
+    """
     if geometry is None:
         return FullyConnected(weight)
     if lags is not None:

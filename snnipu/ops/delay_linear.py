@@ -1,4 +1,4 @@
-"""A linear layer whose synapses have a time each; not public: the operators of ``DelayLinear``."""
+"""A linear layer whose synapses have delays: the operators of ``DelayLinear``; not public."""
 
 from typing import Any, List, Optional, Tuple, Union
 
@@ -19,7 +19,7 @@ KERNELS = ("linear", "gaussian")
 def delay_linear_input_bwd_reference(
     grad: torch.Tensor, weight: torch.Tensor, lags: torch.Tensor, span: int
 ) -> torch.Tensor:
-    """The gradient of a dense input, from that of the currents."""
+    """Compute ``snnipu::delay_linear_input_bwd`` in plain PyTorch: the gradient of a dense input."""
     grad_input = Delayed(weight, lags, span).adjoint(grad, None)[0]
     assert grad_input is not None
     return grad_input
@@ -33,30 +33,39 @@ _input_bwd = define(delay_linear_input_bwd_reference, _input_bwd_meta)
 
 
 def shares(delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Tuple[torch.Tensor, torch.Tensor]:
-    """What arrives at a first step of each delay ``[...]`` and at those behind it, ``[..., taps]``, differentiable; and
-    how much later that first one is, whole numbers in the same dtype.
+    """Distribute each delay over whole steps; return the shares and the first step.
 
-    Delays outside ``[0, max_delay]`` count as its ends, and have no gradient there.
+    Delays are clamped to ``[0, max_delay]``, with gradient 0 outside.
+
+    Args:
+        delay: ``[...]`` in steps.
+        max_delay: longest delay in steps.
+        kernel: ``"linear"``: two neighbouring steps; ``"gaussian"``: all steps, normalised to 1.
+        sigma: width of the Gaussian in steps.
+
+    Returns:
+        The share of each tap, ``[..., taps]``, differentiable in ``delay``; and the step of the first tap, ``[...]``,
+        a whole number in the same dtype.
     """
     delay = delay.clamp(0, max_delay)
     if kernel == "linear":
         behind, first = _between(delay, max_delay)
         return torch.stack([1 - behind, behind], -1), first
     steps = torch.arange(max_delay + 1, device=delay.device, dtype=delay.dtype)
-    # However small sigma is, the largest of them is no zero to divide by.
+    # Softmax subtracts the largest exponent, so the sum is at least 1 even for a tiny sigma.
     exponents = -((steps - delay.unsqueeze(-1)) ** 2) / (2 * sigma**2)
     return exponents.softmax(-1), torch.zeros_like(delay)
 
 
 def _between(delay: torch.Tensor, max_delay: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Split clamped delays into a fraction, differentiable, and a whole step; NaN gives (NaN, 0)."""
+    """Split clamped delays into a differentiable fraction and a whole step; NaN gives (NaN, 0)."""
     unknown = torch.isnan(delay.detach())
     first = torch.where(unknown, 0, delay.detach()).floor()
     return torch.where(unknown | (first < max_delay), delay - first, 0), first
 
 
 def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Delayed:
-    """The connection of weights ``[out, in]`` and delays of that shape or one that spreads to it, differentiable."""
+    """Return the connection of weights ``[out, in]`` and delays that broadcast to them, differentiable in both."""
     weight, delay = weight.t().contiguous(), delay.to(weight.dtype)
     delay = delay.t().contiguous() if delay.dim() == 2 else delay
     if kernel == "linear":
@@ -71,7 +80,7 @@ def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str,
 
 
 def append_silent_steps(x: Union[torch.Tensor, SparseSpikes], steps: int) -> Union[torch.Tensor, SparseSpikes]:
-    """The same input, and so many steps without spikes behind it."""
+    """Return the input followed by ``steps`` steps without spikes."""
     if not isinstance(x, SparseSpikes):
         return _padded(x, steps)
     ids, values, counts = (_padded(each, steps) for each in (x.ids, x.values, x.counts))
@@ -85,7 +94,7 @@ def _padded(x: torch.Tensor, steps: int) -> torch.Tensor:
 def delay_linear(
     x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
-    """What arrives ``[T, B, neurons]`` of spikes, or of a dense ``[T, B, inputs]`` in the dtype of the weights."""
+    """Return the currents ``[T, B, neurons]`` of spikes, or of a dense ``[T, B, inputs]`` in the weights' dtype."""
     connected = _within(connected, x.shape[0])
     weight, lags, geometry = connected.weight, connected.lags, connected.geometry
     if isinstance(x, SparseSpikes):
@@ -102,8 +111,10 @@ def delay_linear(
 def delay_linear_dense(
     x: torch.Tensor, connected: Delayed, longest: int, bias: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
-    """:func:`delay_linear` of a dense tensor by PyTorch's operations alone, for compilers of graphs: a product for each
-    lag up to ``longest``."""
+    """Compute :func:`delay_linear` of a dense tensor in plain PyTorch, for compilers of graphs.
+
+    It needs one product for each lag up to ``longest``.
+    """
     steps, total = x.shape[0], None
     for lag in range(min(longest + 1, steps)):
         taps_then = [(connected.lags + tap == lag).to(x.dtype) for tap in range(connected.weight.shape[2])]
@@ -117,7 +128,8 @@ def delay_linear_dense(
 
 
 def _within(connected: Delayed, steps: int) -> Delayed:
-    """The same for so many steps, without ways that end more than a step behind the last: kernels have room for all."""
+    """Return the connection with lags clamped to ``steps``: later arrivals have no effect, and kernels buffer ``span``
+    steps."""
     last = steps + connected.weight.shape[2]
     return connected if connected.span <= last else Delayed(connected.weight, connected.lags.clamp(max=steps), last)
 
@@ -128,7 +140,7 @@ def _forward(*arguments: Any) -> torch.Tensor:
 
 
 class _DenseDelayLinear(torch.autograd.Function):
-    """Spikes of a dense tensor, whose zeros have a gradient, too."""
+    """The autograd function of a dense input, whose zeros have a gradient, too."""
 
     @staticmethod
     def forward(  # type: ignore[override]

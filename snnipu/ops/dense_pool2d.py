@@ -1,7 +1,7 @@
-"""The maximum and the average of each window of dense maps: schemas, metas, autograd, references.
+"""Maximum and average pools of dense maps: schemas, metas, autograd, references; not public.
 
-Not public: ``MultiStep`` and compiled loops pool by them. PyTorch's own kernels take several times as long. They keep
-the place of a maximum in eight bytes, ours in one.
+``MultiStep`` and compiled loops use them. PyTorch's kernels take several times as long. They store the index of a
+maximum in eight bytes; these store its position in the window in one byte.
 """
 
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
@@ -14,12 +14,12 @@ from snnipu.ops._arguments import is_direct
 from snnipu.ops._maps import unchecked_pair
 from snnipu.ops._records import define
 
-# A place in a window is a byte.
+# The position of a maximum in its window is stored in a byte.
 _MOST_PLACES = 256
 
 
 class Windows(NamedTuple):
-    """Sizes of a map, of the windows, their strides, and of the map of their maxima."""
+    """Sizes of the input maps, the windows, their strides and the output maps."""
 
     height: int
     width: int
@@ -40,7 +40,7 @@ class Windows(NamedTuple):
 
 
 def windows(size: Sequence[int], kernel: Sequence[int], stride: Sequence[int]) -> Optional[Windows]:
-    """Of maps of this size; None where there is no whole window, or one with more places than a byte tells apart."""
+    """Return the windows on maps of ``size``; None if no window fits, or if it has more than 256 positions."""
     if any(k < 1 or s < 1 or n < k for n, k, s in zip(size, kernel, stride)) or kernel[0] * kernel[1] > _MOST_PLACES:
         return None
     out = [(n - k) // s + 1 for n, k, s in zip(size, kernel, stride)]
@@ -48,14 +48,14 @@ def windows(size: Sequence[int], kernel: Sequence[int], stride: Sequence[int]) -
 
 
 def is_window_geometry(sizes: Windows) -> bool:
-    """Return True if the sizes are those of windows within a map."""
+    """Return True if the sizes are consistent with each other."""
     return windows(sizes[:2], sizes[2:4], sizes[4:6]) == sizes
 
 
 def windows_of(
     x: torch.Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any = 1, ceil_mode: bool = False
 ) -> Optional[Windows]:
-    """The windows of a pool; None where there is no kernel of ours for it, or for ``x`` as it lies."""
+    """Return the windows of a pool; None if these operators do not support it, or the layout of ``x``."""
     if (
         is_direct(x, dispatched=True)
         and "CPU" in _library.REGISTERED["max_pool2d_fwd"]
@@ -65,14 +65,14 @@ def windows_of(
         and not ceil_mode
         and (unchecked_pair(padding), unchecked_pair(dilation)) == ((0, 0), (1, 1))
     ):
-        # A stride of 0 is PyTorch's error.
+        # PyTorch raises the error for a stride of 0.
         strides = kernel_size if stride is None or stride in ([], ()) else stride
         return windows(x.shape[2:], unchecked_pair(kernel_size), unchecked_pair(strides))
     return None
 
 
 def _places_in_map(which: torch.Tensor, w: Windows) -> torch.Tensor:
-    """``[N, C, windows]``: where the maxima are among the values of a map."""
+    """Return the index of each maximum in its input map, ``[N, C, windows]``."""
     row, column = which.long() // w.kernel_width, which.long() % w.kernel_width
     row += torch.arange(w.out_height, device=which.device)[:, None] * w.stride_height
     column += torch.arange(w.out_width, device=which.device) * w.stride_width
@@ -80,7 +80,7 @@ def _places_in_map(which: torch.Tensor, w: Windows) -> torch.Tensor:
 
 
 def max_pool2d_fwd_reference(x: torch.Tensor, geometry: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
-    """What ``snnipu::max_pool2d_fwd`` computes, in plain PyTorch."""
+    """Compute ``snnipu::max_pool2d_fwd`` in plain PyTorch."""
     w = Windows(*geometry)
     out, places = F.max_pool2d(x, w.kernel, w.stride, return_indices=True)
     row, column = places // w.width, places % w.width
@@ -90,20 +90,20 @@ def max_pool2d_fwd_reference(x: torch.Tensor, geometry: Sequence[int]) -> Tuple[
 
 
 def max_pool2d_bwd_reference(grad: torch.Tensor, which: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
-    """What ``snnipu::max_pool2d_bwd`` computes, in plain PyTorch."""
+    """Compute ``snnipu::max_pool2d_bwd`` in plain PyTorch."""
     w = Windows(*geometry)
     maps = grad.new_zeros((*grad.shape[:2], w.height * w.width))
     return maps.scatter_add_(2, _places_in_map(which, w), grad.flatten(2)).unflatten(2, (w.height, w.width))
 
 
 def avg_pool2d_fwd_reference(x: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
-    """What ``snnipu::avg_pool2d_fwd`` computes, in plain PyTorch."""
+    """Compute ``snnipu::avg_pool2d_fwd`` in plain PyTorch."""
     w = Windows(*geometry)
     return F.avg_pool2d(x, w.kernel, w.stride)
 
 
 def avg_pool2d_bwd_reference(grad: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
-    """What ``snnipu::avg_pool2d_bwd`` computes, in plain PyTorch."""
+    """Compute ``snnipu::avg_pool2d_bwd`` in plain PyTorch."""
     w = Windows(*geometry)
     maps = grad.new_empty((*grad.shape[:2], w.height, w.width))
     gradient: torch.Tensor = torch.ops.aten.avg_pool2d_backward(
@@ -136,7 +136,7 @@ _avg_bwd = define(avg_pool2d_bwd_reference, _avg_bwd_meta)
 
 
 class DensePool2d(torch.autograd.Function):
-    """The pool, of averages or of maxima."""
+    """The autograd function of both pools."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: Windows, average: bool) -> torch.Tensor:  # type: ignore[override]
@@ -153,7 +153,10 @@ class DensePool2d(torch.autograd.Function):
 
 
 class _Adjoint(torch.autograd.Function):
-    """Linear in the gradient; of maxima at the places ``which``, else of averages."""
+    """The pools' gradient as an autograd function, for second derivatives.
+
+    With ``which``, the positions of the maxima, it is that of a maximum pool, else of an average pool.
+    """
 
     @staticmethod
     def forward(ctx: Any, grad: torch.Tensor, w: Windows, *which: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -179,7 +182,7 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """``F.max_pool2d``: the same numbers and gradients, by our kernel where there is one for ``x`` as it lies."""
+    """Return ``F.max_pool2d``, with equal numbers and gradients, by a kernel of this module if :func:`windows_of`."""
     w = None if return_indices else windows_of(x, kernel_size, stride, padding, dilation, ceil_mode)
     if w is not None:
         return DensePool2d.apply(x, w, False)
@@ -196,7 +199,7 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: Optional[int] = None,
 ) -> Any:
-    """``F.avg_pool2d``: the same numbers and gradients, by our kernel where there is one for ``x`` as it lies."""
+    """Return ``F.avg_pool2d``, with equal numbers and gradients, by a kernel of this module if :func:`windows_of`."""
     w = None if divisor_override is not None else windows_of(x, kernel_size, stride, padding, ceil_mode=ceil_mode)
     if w is not None:
         return DensePool2d.apply(x, w, True)

@@ -15,7 +15,7 @@ from snnipu.spikes import SparseSpikes
 def dense_to_sparse_fwd_reference(
     x: torch.Tensor, capacity: int, rotate: bool
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What ``snnipu::dense_to_sparse_fwd`` computes, in plain PyTorch."""
+    """Compute ``snnipu::dense_to_sparse_fwd`` in plain PyTorch."""
     ids, counts, dropped = select(x != 0, x != 0, capacity, rotate)
     return ids, gather(x, ids, counts), counts, dropped
 
@@ -23,7 +23,7 @@ def dense_to_sparse_fwd_reference(
 def meta_slots(
     x: torch.Tensor, capacity: int, *_: Any
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Shapes and dtypes of ids, values, counts and dropped."""
+    """Return empty ids, values, counts and dropped of the right shapes and dtypes."""
     shape = (*x.shape[:2], capacity if capacity >= 0 else x.shape[2])
     pair = (*x.shape[:2], 2)
     counts = x.new_empty(pair, dtype=torch.int32)
@@ -34,7 +34,7 @@ define(dense_to_sparse_fwd_reference, meta_slots, "(Tensor ids, Tensor values, T
 
 
 class DenseToSparse(torch.autograd.Function):
-    """Autograd around ``snnipu::dense_to_sparse_fwd``; its adjoint is ``snnipu::sparse_to_dense_fwd``."""
+    """The autograd function of ``snnipu::dense_to_sparse_fwd``; the adjoint is ``snnipu::sparse_to_dense_fwd``."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -59,24 +59,24 @@ class DenseToSparse(torch.autograd.Function):
 
 
 def dense_to_sparse(x: torch.Tensor, max_spikes: Optional[int] = None, *, overflow: str = "lowest") -> SparseSpikes:
-    r"""The nonzero elements of a dense tensor, with their values, as :class:`snnipu.SparseSpikes`.
+    r"""Return the nonzero elements of a dense tensor, with their values, as :class:`snnipu.SparseSpikes`.
 
     .. math::
 
         \{(i_s, v_s)\}_{t,b} = \{(n, x_{tbn}) : x_{tbn} \neq 0\}
 
-    The gradient of ``x`` is that of the values, 0 where there is no slot.
+    The gradient of ``x`` is that of the values, and 0 for elements without a slot.
 
     Args:
         x: ``[T, B, N]``, floating; float16 and bfloat16 are converted to float32. NaN counts as nonzero.
-        max_spikes: slots; None: as many as the busiest step needs.
-        overflow: which elements are kept where more are nonzero: see :func:`select_spikes`.
+        max_spikes: the number of slots. None: as many as the busiest step needs.
+        overflow: the order in which elements are dropped if more are nonzero, see :func:`select_spikes`.
 
     Returns:
-        SparseSpikes with ids in ascending order, all slots in use being spikes.
+        SparseSpikes with ids in ascending order. All carried slots are spikes.
 
     Raises:
-        TypeError, ValueError: a dtype, shape or option that does not fit; the message names it.
+        TypeError, ValueError: a dtype, shape or option is wrong; the message names the argument.
 
     Source: the format of Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
@@ -90,7 +90,7 @@ def dense_to_sparse(x: torch.Tensor, max_spikes: Optional[int] = None, *, overfl
 
 
 def dense_argument(name: str, x: Any) -> torch.Tensor:
-    """``x`` as float32 or float64; it is a floating tensor ``[T, B, N]`` with at least one neuron."""
+    """Check that ``x`` is a floating tensor ``[T, B, N]`` with N of 1 or more; return it in float32 or float64."""
     check_tensor(name, x)
     if x.dim() != 3 or x.shape[2] == 0:
         raise ValueError(f"{name} must have shape [T, B, N] with N of 1 or more, got {tuple(x.shape)}")

@@ -1,4 +1,4 @@
-"""Leaky integrate-and-fire neurons, over a sequence or one step: ``neuron_sequence`` of the equation ``leaky``."""
+"""Leaky integrate-and-fire neurons over a sequence or one step: ``neuron_sequence`` with the equation ``leaky``."""
 
 from typing import Optional, Tuple
 
@@ -21,7 +21,7 @@ def leaky_apply(
     reset_delay: bool,
     spike_grad: Optional[SpikeGrad],
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return spikes and membranes of ``leaky``, once x has been checked."""
+    """Return spikes and membranes of ``leaky``; ``x`` has been checked."""
     reset_code(reset_mechanism)
     results = neuron_apply(
         "leaky",
@@ -49,7 +49,7 @@ def lif_sequence(
     reset_delay: bool = True,
     num_steps: Optional[int] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    r"""Leaky integrate-and-fire neurons over ``T`` time steps, as one operator.
+    r"""Run leaky integrate-and-fire neurons over ``T`` time steps, as one operator.
 
     .. math::
 
@@ -59,31 +59,31 @@ def lif_sequence(
         u_t &= \beta u_{t-1} + x_t \quad \text{(none)} \\
         s_t &= H(u_t - \theta)
 
-    with :math:`H(0) = 0`; ``spk = graded_spikes_factor * s`` and ``mem = u``. The reset carries no gradient, the spike
-    the surrogate's. With ``reset_delay=False`` the reset takes place in the step of its spike:
-    ``mem = u - (s - r) * threshold`` (subtract) or ``u - (s - r) * u`` (zero), and its gradient passes through ``s``.
+    with :math:`H(0) = 0`, ``spk = graded_spikes_factor * s`` and ``mem = u``. The spike has the gradient of the
+    surrogate; the reset has none. With ``reset_delay=False`` the reset takes place in the step of its spike:
+    ``mem = u - (s - r) * threshold`` (subtract) or ``u - (s - r) * u`` (zero). Its gradient then passes through ``s``.
 
     Args:
-        x: input current, ``[T, B, ...]`` (any shape behind time); float32, float64, float16 or bfloat16.
-        mem: membrane before the first step, ``x.shape[1:]``; None: zeros.
-        beta: decay of the membrane per step, clamped to [0, 1] by ``torch.clamp``: its gradient is 0 outside, and at
-            the bounds what the installed PyTorch says. A number, or a tensor that broadcasts to one step of ``x``.
-        threshold: firing threshold, likewise.
+        x: input current, ``[T, B, ...]``; float32, float64, float16 or bfloat16.
+        mem: membrane before the first step, of shape ``x.shape[1:]``; None: zeros.
+        beta: decay of the membrane per step: a number, or a tensor that broadcasts to one step of ``x``. It is clamped
+            to [0, 1] by ``torch.clamp``. Its gradient is 0 outside, and at the bounds that of the installed PyTorch.
+        threshold: firing threshold: a number or a tensor, likewise.
         reset_mechanism: ``"subtract"``, ``"zero"`` or ``"none"``.
-        spike_grad: a surrogate of ``snnipu.surrogate`` or ``snntorch.surrogate`` (None: ``atan()``), fused; or any
-            callable of ``u - threshold``, evaluated step by step in PyTorch.
-        graded_spikes_factor: value of a spike, likewise.
+        spike_grad: a surrogate of ``snnipu.surrogate`` or ``snntorch.surrogate``, which is fused; None: ``atan()``. Or
+            any callable of ``u - threshold``, which runs step by step in PyTorch.
+        graded_spikes_factor: value of a spike: a number or a tensor, likewise.
         reset_delay: the reset takes place one step after its spike.
-        num_steps: if given, ``x`` is ``[B, ...]``, held constant for so many steps.
+        num_steps: if given, ``x`` is ``[B, ...]`` and is held constant for that many steps.
 
     Returns:
-        ``(spk, mem)``, both ``[T, B, ...]`` in x's dtype. State and parameters are float32 (float64 for float64
-        inputs) whatever the dtype of ``x``; spikes are decided on ``mem`` as it is returned. In float32 and float64 the
+        ``(spk, mem)``, both ``[T, B, ...]`` in the dtype of ``x``. State and parameters are float64 for float64 inputs,
+        else float32. Spikes are computed from ``mem`` in the dtype in which it is returned. In float32 and float64 the
         result equals snnTorch's loop bit by bit.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: a shape, device, reset mechanism or number of steps that does not fit; the message names it.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: a shape, device, reset mechanism or number of steps is wrong; the message names the argument.
 
     Source: ``snntorch.Leaky`` 1.0; Eshraghian et al., "Training spiking neural networks using lessons from deep
     learning", Proc. IEEE 2023.

@@ -1,4 +1,4 @@
-"""A pruned linear layer on spike ids, its synapses as a list; not public: the operators of ``ListedLinear``."""
+"""A pruned linear layer on spikes, with its synapses as a list: the operators of ``ListedLinear``; not public."""
 
 from typing import Optional, Sequence
 
@@ -15,9 +15,9 @@ OPERATORS = _sparse_currents.define("listed_linear", without=["lags"])
 
 
 def check_synapses(synapses: object, sizes: Sequence[int]) -> torch.Tensor:
-    """``synapses`` is int ``[2, kept]``, neurons and inputs, each pair within ``sizes`` and none twice.
+    """Check that ``synapses`` is int ``[2, kept]``: unique pairs of neuron and input within ``sizes``.
 
-    Returns them as int64, by ascending input and, of one input, neuron. The host waits for them.
+    Returns them as int64, in ascending order of (input, neuron). On a GPU the host waits for the check.
     """
     if not isinstance(synapses, torch.Tensor) or synapses.dtype not in (torch.int32, torch.int64):
         kind = synapses.dtype if isinstance(synapses, torch.Tensor) else type(synapses).__name__
@@ -35,11 +35,12 @@ def check_synapses(synapses: object, sizes: Sequence[int]) -> torch.Tensor:
 
 
 def listed_linear(spikes: SparseSpikes, connected: Listed, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """:func:`~snnipu.ops.sparse_linear` by the synapses that are left; ``[T, B, neurons]``.
+    """Compute :func:`~snnipu.ops.sparse_linear` with a list of synapses; return ``[T, B, neurons]``.
 
     Args:
         spikes: SparseSpikes of ``connected.inputs`` neurons.
-        connected: with synapses as :func:`check_synapses` returns them. float16 and bfloat16 are converted to float32.
+        connected: the connection; its synapses come from :func:`check_synapses`. Weights in float16 and bfloat16 are
+            converted to float32.
         bias: ``[neurons]`` or None.
     """
     spikes = check_spikes("spikes", spikes)
