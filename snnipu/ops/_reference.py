@@ -124,7 +124,7 @@ class ReferenceStep:
             grad_spk: gradient of the spikes.
             grad_after: gradients of the states after the step.
             seeds: upstream gradients of the states before the step, to which the adjoint adds.
-            functions: ``surrogate``, a function of ``u`` and the spike's gradient; ``spike`` as in a call.
+            functions: ``surrogate=``, a function of ``u`` and the spike's gradient; ``spike=`` as in a call.
         """
         step, recorded = self.step, self.recorded
         values = [step.x, *step.before, recorded.grad_spk, *recorded.grad_after, *recorded.seeds]

@@ -262,7 +262,7 @@ def gradients_of_sums(
     sum_beta: torch.Tensor,
     sum_threshold: torch.Tensor,
 ) -> LayerGradients:
-    """Return a layer's gradients from sums for each neuron: ``grad`` (membranes) and the sums are ``[..., neurons]``."""
+    """Return a layer's gradients; ``grad``, of the membranes, and the sums are ``[..., neurons]``."""
     connected, inside = a.connection, (a.beta >= 0) & (a.beta <= 1)
     return LayerGradients(
         grad_values,

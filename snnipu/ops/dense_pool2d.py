@@ -182,7 +182,7 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """Return ``F.max_pool2d``, with equal numbers and gradients, by a kernel of this module if :func:`windows_of`."""
+    """Compute ``F.max_pool2d`` with equal numbers and gradients, by a kernel of this module where it applies."""
     w = None if return_indices else windows_of(x, kernel_size, stride, padding, dilation, ceil_mode)
     if w is not None:
         return DensePool2d.apply(x, w, False)
@@ -199,7 +199,7 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: Optional[int] = None,
 ) -> Any:
-    """Return ``F.avg_pool2d``, with equal numbers and gradients, by a kernel of this module if :func:`windows_of`."""
+    """Compute ``F.avg_pool2d`` with equal numbers and gradients, by a kernel of this module where it applies."""
     w = None if divisor_override is not None else windows_of(x, kernel_size, stride, padding, ceil_mode=ceil_mode)
     if w is not None:
         return DensePool2d.apply(x, w, True)

@@ -1,4 +1,4 @@
-"""Any neuron of ``snnipu.equations`` over a sequence: schema, meta, autograd, reference."""
+"""The operator that runs any neuron of ``snnipu.equations`` over a sequence: schema, meta, autograd, reference."""
 
 from array import array
 from functools import partial
@@ -33,8 +33,8 @@ Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
 class ForwardArguments(NamedTuple):
     """Arguments of ``neuron_sequence_fwd``, in the order of its schema.
 
-    For torch.jit.trace, which knows no lists of bools and none with gaps: ``store`` has a bit for each state that is
-    stored, and an initial state without elements, or None in a direct call, stands for zeros.
+    ``store`` has a bit for each state that is stored. An initial state without elements means zeros; in a direct call,
+    None does. torch.jit.trace requires both: it supports neither lists of bools nor lists with None.
     """
 
     x: torch.Tensor
@@ -48,7 +48,7 @@ class ForwardArguments(NamedTuple):
 
 
 class BackwardArguments(NamedTuple):
-    """Of ``neuron_sequence_bwd``, in the order of its schema."""
+    """Arguments of ``neuron_sequence_bwd``, in the order of its schema."""
 
     grad_spk: Optional[torch.Tensor]
     grad_states: Tensors
@@ -68,7 +68,7 @@ class BackwardArguments(NamedTuple):
 
     @property
     def stored(self) -> torch.Tensor:
-        """What has the shape and the dtype of x: x, or where it is not given a state after each step."""
+        """A tensor with the shape and the dtype of x: x or, if x is None, a state after each step."""
         if self.x is not None:
             return self.x
         for state in self.states or ():
@@ -78,9 +78,9 @@ class BackwardArguments(NamedTuple):
 
 
 def neuron_sequence_fwd_reference(*arguments: Any, **functions: Callable[..., torch.Tensor]) -> Made:
-    """Compute ``snnipu::neuron_sequence_fwd`` in plain PyTorch: loop the recorded step.
+    """Compute ``snnipu::neuron_sequence_fwd`` in plain PyTorch: a loop over the recorded step.
 
-    ``functions``: ``spike`` in place of the Heaviside step.
+    ``functions`` may replace the Heaviside step by ``spike=``.
     """
     a = ForwardArguments(*arguments)
     _, _, shape = layout(a.x, a.num_steps)
@@ -108,10 +108,10 @@ def _loop(
 
 
 def neuron_sequence_bwd_reference(*arguments: Any) -> Made:
-    """What ``snnipu::neuron_sequence_bwd`` computes, in plain PyTorch: the recorded adjoint, from the last step on.
+    """Compute ``snnipu::neuron_sequence_bwd`` in plain PyTorch: a loop over the recorded adjoint, last step first.
 
-    ``states`` are those after each step, empty where the adjoint does not read them; None: computed again from ``x``,
-    which may be missing otherwise, where the adjoint does not read it.
+    The argument ``states`` has the states after each step; a state that the adjoint does not read is empty. None: the
+    states are recomputed from ``x``. With states, ``x`` may be None if the adjoint does not read it.
     """
     a = BackwardArguments(*arguments)
     like = a.stored
@@ -134,7 +134,7 @@ def neuron_sequence_bwd_reference(*arguments: Any) -> Made:
     # The states before each step.
     befores = [[state, *rows] for state, rows in zip(a.initial, befores)]
     currents = [a.x] * steps if a.num_steps is not None else rows_of(a.x)
-    # Of a neuron whose output is a state, that state's gradient is the output's.
+    # If the output is a state, the gradient of the spikes is that state's upstream gradient.
     grad_state_rows = [rows_of(a.grad_spk if place == output else grad) for place, grad in enumerate(a.grad_states)]
     grad_spk_rows = rows_of(a.grad_spk)
     carry = step.as_tensors(a.grad_final or [None] * len(grad_state_rows))
@@ -208,20 +208,20 @@ class _SequenceOptions(NamedTuple):
     kernel: Kernel
     store: Tuple[bool, ...]
     store_final: bool
-    # None: the backward pass computes the states again; else it reads those that are stored, and this.
+    # The values that the backward pass reads from stored states; None: it recomputes the states.
     reads: Optional[_neurons.Reads] = None
-    # The parameters where nobody differentiates them or writes into them, and kernels run without the dispatcher.
+    # The parameters if they are :func:`constants`; kernels then run without the dispatcher.
     constants: Optional[Sequence[torch.Tensor]] = None
     silent: bool = False  # the spikes have no gradient
 
 
 def bits(flags: Sequence[bool]) -> int:
-    """A bit for each flag that is set, the lowest for the first."""
+    """Return an int with a bit for each flag, the lowest for the first."""
     return sum([1 << place for place, flag in enumerate(flags) if flag])
 
 
 def _forward(direct: bool, x: torch.Tensor, initial: Sequence[Optional[torch.Tensor]], *arguments: Any) -> Made:
-    """The operator, or where nobody looks its kernel: see :func:`is_eager`."""
+    """Call the kernel if ``direct`` and all states are ordinary tensors, else the dispatcher's operator."""
     direct = direct and all(state is None or has_plain_memory(state) for state in initial)
     run = _KERNELS_FWD.get("CPU" if x.is_cpu else "CUDA") if direct else None
     if run is None:
@@ -236,10 +236,10 @@ def _backward(like: torch.Tensor, grads: Tensors, *arguments: Any) -> Made:
 
 
 class NeuronSequence(torch.autograd.Function):
-    """Forward and backward operator as one differentiable function: spikes, the states stored, the final states.
+    """The autograd function of the two operators: spikes, the stored states, the final states.
 
-    The backward pass keeps the input alone, and computes the states again; or the one state that it reads, where that
-    is a result anyway. Of a single step nothing is saved that the caller holds: loops change it in place between steps.
+    The backward pass saves only the input, and recomputes the states. If it reads one state that is a result anyway, it
+    saves that state instead. A single step saves copies, because loops change states in place between steps.
     """
 
     @staticmethod
@@ -320,7 +320,7 @@ class NeuronSequence(torch.autograd.Function):
 
 
 class Results(NamedTuple):
-    """Results: spikes, the states after each step (None where not asked for), the states after the last step."""
+    """Results: spikes, the states after each step (None if not stored), the states after the last step."""
 
     spk: torch.Tensor
     states: List[Optional[torch.Tensor]]
@@ -328,7 +328,7 @@ class Results(NamedTuple):
 
 
 class Constants(List[torch.Tensor]):
-    """Parameters of ``dtype`` made of numbers alone, which nobody may write into, and where they are."""
+    """Derived parameters of ``dtype`` that are all numbers, with their addresses. They are shared: never write them."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
         super().__init__(tensors)
@@ -337,7 +337,7 @@ class Constants(List[torch.Tensor]):
         self.sizes = array("q", [1] * len(tensors))
 
 
-# By neuron, variant, compute dtype, and the numbers with their dtypes.
+# Key: neuron, variant, compute dtype, and the numbers with their dtypes.
 _CONSTANTS: Dict[Tuple[Any, ...], Constants] = {}
 _MOST_CONSTANTS = 256
 
@@ -345,9 +345,9 @@ _MOST_CONSTANTS = 256
 def constants(
     plan: _neurons.NeuronPlan, parameters: Mapping[str, Parameter], dtype: torch.dtype
 ) -> Optional[Constants]:
-    """What kernels on a CPU take for parameters that are all numbers and do not learn; None for others.
+    """Return the derived parameters for a CPU if all parameters are numbers that do not learn; None for others.
 
-    They are shared: nobody may write into them. To make them takes several times as long as a small step.
+    The tensors are shared between calls: never write them. Making them takes several times as long as a small step.
     """
     key: List[Any] = [plan.neuron, plan.variant, dtype]
     for value in parameters.values():
@@ -366,7 +366,7 @@ def constants(
         with torch.inference_mode(False), torch.no_grad():
             unit = torch.ones((), dtype=dtype, device="cpu")
             derived = plan.derive(_as_tensors(parameters, unit), unit) or [unit]
-            # Never the parameters themselves, which may change.
+            # Always copies: the parameters' tensors may change.
             shared = _CONSTANTS[tuple(key)] = Constants(
                 [
                     value.to(dtype, copy=True)
@@ -380,7 +380,7 @@ def constants(
 
 
 def _as_tensors(parameters: Mapping[str, Parameter], like: torch.Tensor) -> Dict[str, torch.Tensor]:
-    """Numbers as tensors: what is made of them rounds as in the dtype that is computed in."""
+    """Return numbers as tensors of the compute dtype, so that derived parameters are rounded in it."""
     return {
         name: value if isinstance(value, torch.Tensor) else like.new_full((), value)
         for name, value in parameters.items()
@@ -394,7 +394,7 @@ def kernel_arguments(
     states: Sequence[Optional[torch.Tensor]],
     parameters: Mapping[str, Parameter],
 ) -> Tuple[List[Optional[torch.Tensor]], List[torch.Tensor], bool]:
-    """The states and what is made of the parameters alone, checked, as the kernels take them; whether constant."""
+    """Check states and parameters; return the states, the derived parameters, and True if those are constants."""
     initial = [
         None if state is None else state_argument(name, state, step_shape, x)
         for name, state in zip(plan.states, states)
@@ -404,10 +404,10 @@ def kernel_arguments(
         return initial, shared, True
     unit = x.new_ones((), dtype=compute_dtype(x.dtype))
     for name, value in parameters.items():
-        parameter_argument(name, value, step_shape, x)  # an error names the parameter, not what is made of it
+        parameter_argument(name, value, step_shape, x)  # errors name this parameter, not a derived one
     derived = plan.derive(_as_tensors(parameters, unit), unit)
     values = [parameter_argument(name, value, step_shape, x) for name, value in zip(plan.names, derived)]
-    return initial, values or [unit], False  # it has the dtype in which a neuron without parameters is computed
+    return initial, values or [unit], False  # a neuron without parameters gets its compute dtype from ``unit``
 
 
 def neuron_apply(
@@ -422,10 +422,18 @@ def neuron_apply(
     store: Optional[Sequence[bool]] = None,
     need_final: bool = False,
 ) -> Results:
-    """A neuron over a sequence, once x and the options have been checked.
+    """Run a neuron over a sequence; ``x`` and ``options`` have been checked.
 
-    ``states`` are those before the first step (None: zeros), ``parameters`` those of the equation. A state called
-    ``spk`` is the output, and never stored apart.
+    Args:
+        neuron: name of the neuron.
+        x: input, ``[T, ...]``, or a step with ``num_steps``.
+        states: states before the first step; None: zeros. A state called ``spk`` is the output, and not stored twice.
+        parameters: parameters of the equation, by name.
+        options: options of the equation, by name.
+        num_steps: None, SINGLE_STEP, or the number of steps for which ``x`` is held constant.
+        spike_grad: surrogate gradient; None: ``atan()``.
+        store: a flag for each state that is returned after each step; None: all.
+        need_final: return the states after the last step.
     """
     plan = _neurons.plan(neuron, options)
     step_shape = layout(x, num_steps)[1]
@@ -437,7 +445,7 @@ def neuron_apply(
         return apply_in_pytorch(neuron, x, states, parameters, options, num_steps, spike_grad, store, need_final)
     order = None if on_ipu else memory_order(x, num_steps)
     if order is not None and all(broadcasts_to(argument, step_shape) for argument in (*states, *parameters.values())):
-        # Neurons are independent: they are taken as they lie.
+        # Neurons are independent, so the kernels run in the order of memory.
         results = neuron_apply(
             neuron,
             permute_step(x, order),
@@ -469,7 +477,7 @@ def neuron_apply(
     )
     if output is not None:
         after[output] = spk
-    # Copies: a view would keep all steps.
+    # A view would keep the memory of all steps alive.
     last = [state if num_steps == SINGLE_STEP else state[-1].clone() for state in after if state is not None]
     final = [state.to(compute_dtype(x.dtype)) for state in last]
     return Results(spk, [s if stored else None for s, stored in zip(after, store)], final if need_final else None)
@@ -486,9 +494,9 @@ def apply_in_pytorch(
     store: Sequence[bool],
     need_final: bool,
 ) -> Results:
-    """Run :func:`neuron_apply` by PyTorch's operations and autograd, for a ``spike_grad`` that no kernel has.
+    """Run :func:`neuron_apply` in PyTorch under autograd, for a ``spike_grad`` that no kernel has.
 
-    Kernels compute the states of a surrogate, unless a state depends on the gradient of the spikes.
+    If ``spike_grad`` is a surrogate, kernels compute the states, unless a state depends on the spikes' gradient.
     """
     if not callable(spike_grad):
         raise TypeError(f"spike_grad must be callable or None, got {spike_grad!r}")
@@ -531,10 +539,21 @@ def run_kernels(
     constant: bool = False,
     silent: bool = False,
 ) -> Results:
-    """The kernels on arguments as they take them, differentiable.
+    """Run the operators, differentiable.
 
-    ``plan``: the backward pass may read states that are results; ``constant``: the parameters are :func:`constants`;
-    ``silent``: the spikes have no gradient.
+    Args:
+        neuron: name of the neuron.
+        variant: number of the variant.
+        x: input.
+        initial: states before the first step.
+        parameters: derived parameters.
+        num_steps: as in :func:`neuron_apply`.
+        kernel: surrogate.
+        store: a flag for each state that is returned after each step.
+        need_final: return the states after the last step.
+        plan: plan of the neuron; with it, the backward pass may read states that are results.
+        constant: the parameters are :func:`constants`.
+        silent: the spikes have no gradient.
     """
     output = _neurons.find(neuron).steps[variant].output_state if plan is None else plan.output
     stores = tuple([bool(stored) and place != output for place, stored in enumerate(store)])
@@ -566,15 +585,15 @@ def _stored_state_reads(
     kept: Sequence[bool],
     constant: bool,
 ) -> Optional[_neurons.Reads]:
-    """What the adjoint reads, where it is given the states; None where they are computed again.
+    """Return the values that the adjoint reads from stored states; None if it recomputes the states from the input.
 
-    More than one, or one and the input, would take more memory than the input. Those that are rounded when they are
-    stored would be others.
+    It reads stored states only if it needs one state and not the input: more would take more memory than the input.
+    States that are rounded when they are stored would give other gradients.
     """
     if num_steps not in (None, SINGLE_STEP) or not (x.is_cpu or x.is_cuda) or x.dtype != parameters[0].dtype:
         return None
     reads = plan.reads
-    if x.is_cuda:  # its kernels read for all parameters, where one learns
+    if x.is_cuda:  # if one parameter learns, CUDA kernels compute the gradients of all
         reads = plan.reads_all if any(parameter.requires_grad for parameter in parameters) else reads
     else:
         for parameter, needs in zip(() if constant else parameters, plan.reads_for):

@@ -1,9 +1,11 @@
-"""Neurons whose spikes come back through a linear layer or a convolution, over a sequence: schema, autograd, reference.
+"""Neurons with feedback through a linear layer or a convolution, over a sequence: schema, autograd, reference.
 
-A neuron with its last spikes as a state takes the connection's output in their place, with a ``V`` of 1. To any other's
-input the output is added; the operator's states are then the neuron's with the spikes in front. What runs step by step
-is the connection's product and the fused step, without autograd; the backward pass walks back by the adjoint, and
-the connection's gradients are one product over all steps.
+The spikes of a step go through the recurrent connection into the next step. If the neuron has a state ``spk``, the
+connection's output replaces that state, with a ``V`` of 1. Else the output is added to the neuron's input, and the
+operator's states are the spikes followed by the neuron's states.
+
+The forward pass is a loop over the connection's product and the fused step, without autograd. The backward pass is a
+loop over the adjoint; the gradients of the connection's weights are one product over all steps.
 """
 
 from functools import partial
@@ -22,9 +24,9 @@ from snnipu.ops._reference import ReferenceStep, StepBackward, Tensors, sum_to_p
 from snnipu.ops.neuron_sequence import Results, kernel_arguments
 from snnipu.surrogate import Kernel, SpikeGrad
 
-# The parameter that one-to-one neurons multiply their spikes by, and the state it multiplies.
+# The parameter that one-to-one neurons multiply their spikes by, and the index of the spikes among the states.
 STRENGTH, SPIKES = "V", 0
-# PyTorch's own tensors are aligned so: a product's rounding may depend on where its rows lie.
+# Alignment of PyTorch's tensors in bytes. The rounding of a product may depend on the alignment of its rows.
 _ALIGNMENT = 64
 
 ForwardResults = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor], torch.Tensor]
@@ -32,29 +34,35 @@ BackwardResults = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[torch.Ten
 
 
 class RecurrentConnection(NamedTuple):
-    """``nn.Linear`` (no ``geometry``) or ``nn.Conv2d`` of stride 1: padding and dilation, two each, and groups."""
+    """A recurrent ``nn.Linear``, or a ``nn.Conv2d`` of stride 1.
+
+    Attributes:
+        weight: weight of the layer.
+        bias: bias or None.
+        geometry: padding and dilation of a convolution, two each, and groups; empty: a linear layer.
+        order: the dimensions of a step in the order of memory, see ``memory_order``; empty: contiguous.
+    """
 
     weight: torch.Tensor
     bias: Optional[torch.Tensor]
     geometry: Sequence[int] = ()
-    # The dimensions of a step in the order in which they lie in memory; empty: their own.
     order: Sequence[int] = ()
 
     def __call__(self, spk: torch.Tensor) -> torch.Tensor:
-        """A step's output, for the spikes of the step before; both as they lie in memory."""
+        """Return the output for the spikes of a step; both have their dimensions in the order of memory."""
         if spk.data_ptr() % _ALIGNMENT:
             spk = spk.clone()
         return self._to_memory_order(self.product(self._to_layer_order(spk)))
 
     def product(self, spk: torch.Tensor) -> torch.Tensor:
-        """The layer's own call."""
+        """Return the layer's output for spikes in the layer's order of dimensions."""
         if self.geometry:
             g = self.geometry
             return F.conv2d(spk, self.weight, self.bias, 1, tuple(g[:2]), tuple(g[2:4]), g[4])
         return F.linear(spk, self.weight, self.bias)
 
     def output_of_zeros(self, shape: Sequence[int]) -> Optional[torch.Tensor]:
-        """A step's output for no spikes; None: zeros."""
+        """Return the output of a step without spikes; None: zeros."""
         if self.bias is None:
             return None
         bias = self.bias.reshape(-1, 1, 1) if self.geometry else self.bias
@@ -62,7 +70,7 @@ class RecurrentConnection(NamedTuple):
         return self._to_memory_order(bias.expand(layer_shape))
 
     def grad_spk(self, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient of the spikes, from that of the output."""
+        """Return the gradient of the spikes from that of the output."""
         grad = self._to_layer_order(grad)
         if not self.geometry:
             return self._to_memory_order((grad.reshape(-1, grad.shape[-1]) @ self.weight).reshape(grad.shape))
@@ -71,7 +79,7 @@ class RecurrentConnection(NamedTuple):
         return self._to_memory_order(grad_input.reshape(grad.shape))
 
     def parameter_gradients(self, grad: torch.Tensor, spk: torch.Tensor, weight: bool, bias: bool) -> Tensors:
-        """Gradients of weight and bias, from those of several steps' outputs."""
+        """Return the gradients of weight and bias from those of the outputs of several steps."""
         grad, spk = self._to_layer_order(grad), self._to_layer_order(spk)
         if self.geometry:
             grad_weight = self._convolution(grad, spk, (False, weight, False))[1] if weight else None
@@ -89,7 +97,7 @@ class RecurrentConnection(NamedTuple):
         return gradients
 
     def _to_layer_order(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` of one or several steps with the dimensions in their own order."""
+        """Return ``rows`` of one or several steps with the dimensions in the layer's order."""
         if not self.order:
             return rows
         return permute_step(rows, sorted(range(len(self.order)), key=self.order.__getitem__))
@@ -99,7 +107,7 @@ class RecurrentConnection(NamedTuple):
 
 
 class ReferenceSteps:
-    """Single steps of a neuron in plain PyTorch, as :class:`snnipu.backends.neurons.Steps`."""
+    """Single steps of a neuron in plain PyTorch; a backend has a class with the same methods."""
 
     def __init__(self, neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
         self.step = ReferenceStep(neuron, variant, parameters, x.shape, x.dtype)
@@ -141,17 +149,24 @@ def _write(made: Sequence[torch.Tensor], to: Tensors) -> None:
 
 
 def _not_fused(*arguments: Any) -> None:
-    """For :class:`LoopFunctions`: every step is a call of its own."""
+    """Return None: a default of :class:`LoopFunctions` without a kernel for all steps."""
 
 
 class LoopFunctions(NamedTuple):
-    """What the operator's loop is made with."""
+    """A backend's functions for the loop over time.
 
-    steps: Callable[..., Any]  # ReferenceSteps, or what has its methods
-    empty: Callable[[torch.Tensor, Sequence[int]], torch.Tensor]  # ``tensor.new_empty(shape)``
-    used: Callable[..., None]  # told the results
-    # All steps in one call: given arguments and results it returns the states after the last step, or their gradients
-    # before the first; None: not of these arguments.
+    Attributes:
+        steps: makes an object with the methods of :class:`ReferenceSteps`.
+        empty: allocates a tensor like ``tensor.new_empty(shape)``.
+        used: called with the results.
+        forward: runs all steps in one call on arguments and results, and returns the states after the last step. None:
+            it does not support the arguments, and the loop runs.
+        backward: likewise; it returns the gradients of the states before the first step.
+    """
+
+    steps: Callable[..., Any]
+    empty: Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
+    used: Callable[..., None]
     forward: Callable[..., Optional[Tensors]] = _not_fused
     backward: Callable[..., Optional[Tensors]] = _not_fused
 
@@ -160,7 +175,7 @@ _REFERENCE = LoopFunctions(ReferenceSteps, torch.Tensor.new_empty, lambda *made:
 
 
 class RecurrentForwardArguments(NamedTuple):
-    """Of ``neuron_recurrent_fwd``, in the order of its schema."""
+    """Arguments of ``neuron_recurrent_fwd``, in the order of its schema."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -178,7 +193,7 @@ class RecurrentForwardArguments(NamedTuple):
 
 
 class RecurrentBackwardArguments(NamedTuple):
-    """Of ``neuron_recurrent_bwd``, in the order of its schema."""
+    """Arguments of ``neuron_recurrent_bwd``, in the order of its schema."""
 
     grad_spk: Optional[torch.Tensor]
     grad_states: Tensors
@@ -206,7 +221,7 @@ class RecurrentBackwardArguments(NamedTuple):
 
 
 def adds_to_input(neuron: str) -> bool:
-    """Whether the connection's output is added to the neuron's input."""
+    """Return True if the connection's output is added to the neuron's input: the neuron has no state ``spk``."""
     return "spk" not in _neurons.find(neuron).states
 
 
@@ -218,12 +233,12 @@ def _forward_steps(
     states: Sequence[torch.Tensor],
     incoming: torch.Tensor,
 ) -> Tensors:
-    """Write what the operator gives, step by step; returns the states after the last one."""
+    """Write the operator's results step by step; return the states after the last step."""
     adds = adds_to_input(a.neuron)
     steps, step_shape, _ = layout(a.x, a.num_steps)
     like, before = a.parameters[0], list(initial)
     connection = RecurrentConnection(a.weight, a.bias, a.geometry, a.order)
-    # Two rows in turn for states that nobody asks for.
+    # States that are not stored alternate between two buffers.
     buffers = [[] if stored else [like.new_empty(step_shape) for _ in range(2)] for stored in a.store]
     rows = [
         list(state.unbind()) if stored else pair * (steps // 2 + 1)
@@ -272,7 +287,7 @@ def run_forward(means: LoopFunctions, *arguments: Any) -> ForwardResults:
 def _backward_steps(
     means: LoopFunctions, a: RecurrentBackwardArguments, grad_final: Tensors, grad_rows: torch.Tensor, total: Tensors
 ) -> Tensors:
-    """Write the rows of x's gradient, step by step, and add the parameters'; returns those of the first states."""
+    """Write the gradient of x step by step, and add up those of the parameters; return those of the first states."""
     adds = adds_to_input(a.neuron)
     steps, step_shape = a.spk.shape[0], a.spk.shape[1:]
     like, places, carry = a.parameters[0], range(len(a.states)), list(grad_final)
@@ -285,7 +300,7 @@ def _backward_steps(
     incoming_rows = a.incoming.unbind() if a.incoming.numel() else [None] * steps
     currents = [a.x] * steps if a.x is None or a.num_steps is not None else a.x.unbind()
     spikes, gradients = a.spk.unbind(), grad_rows.unbind()
-    recomputes = a.spk.dtype != like.dtype  # 16 bit: of states that are wider than the spikes
+    recomputes = a.spk.dtype != like.dtype  # 16 bit: states are wider than spikes
     buffers = [[None if s == SPIKES else like.new_empty(step_shape) for s in places] for _ in range(2)]
     initial = [None if state is None else state.contiguous() for state in a.initial]
     for t in range(steps - 1, -1, -1):
@@ -296,14 +311,14 @@ def _backward_steps(
         after = [None if recomputes else (spikes[t] if rows is None else rows[t]) for rows in state_rows]
         current = incoming_rows[t] if adds else currents[t]
         grad_spk, grad_incoming = upstream[0][t], carry[SPIKES]
-        if adds:  # input and spikes have the input's dtype, what is kept of them the states'
+        if adds:  # the saved input has the states' dtype; the step reads the input's dtype
             current = None if current is None else current.to(a.spk.dtype)
         if adds and grad_incoming is not None:
             grad_incoming = grad_incoming.to(a.spk.dtype)
             grad_spk = grad_incoming if grad_spk is None else grad_spk + grad_incoming
         kernels.backward(
             StepBackward(
-                spikes[t] if current is None else current.contiguous(),  # not read, or needed
+                spikes[t] if current is None else current.contiguous(),  # without an input, any tensor will do
                 grad_spk,
                 before[adds:],
                 after[adds:],
@@ -412,16 +427,16 @@ class _RecurrentOptions(NamedTuple):
     kernel: Kernel
     store: Tuple[bool, ...]
     store_final: bool
-    reads: Optional[_neurons.Reads]  # None: nothing requires a gradient
+    reads: Optional[_neurons.Reads]  # is None if nothing requires a gradient
     geometry: Tuple[int, ...]
     order: Tuple[int, ...]
 
 
 class RecurrentSequence(torch.autograd.Function):
-    """Forward and backward operator as one differentiable function: spikes, the states asked for, the final states.
+    """The autograd function of the two operators: spikes, the stored states, the final states.
 
-    Kept for the backward pass: the spikes, the states that the adjoint reads, and, only where it computes a membrane
-    again (reset at once, 16 bit), the input and what arrived through the connection.
+    It saves the spikes and the states that the adjoint reads. If the adjoint recomputes a membrane (without reset
+    delay, or in 16 bit), it also saves the input and the connection's outputs.
     """
 
     @staticmethod
@@ -529,10 +544,14 @@ def recurrent_apply(
     store: Optional[Sequence[bool]] = None,
     need_final: bool = False,
 ) -> Results:
-    """:func:`~snnipu.ops.neuron_sequence.neuron_apply` of a neuron whose spikes come back through ``connection``.
+    """Run :func:`~snnipu.ops.neuron_sequence.neuron_apply` with feedback of the spikes through ``connection``.
 
-    ``neuron`` is a one-to-one neuron, with the spikes as its first state; its ``V`` is not among ``parameters``. Or any
-    other, whose input the connection's output is added to: then the spikes are the first of ``states`` all the same.
+    The spikes are the first of ``states`` for every neuron. If the neuron has a state ``spk``, ``parameters`` lacks its
+    ``V``. Else the connection's output is added to the input.
+
+    Raises:
+        TypeError: ``spike_grad`` is no surrogate, or x has another dtype or device than the connection's weight.
+        ValueError: the steps of x do not fit the connection.
     """
     step_shape = layout(x, num_steps)[1]
     surrogate = surrogates.as_surrogate(spike_grad)
@@ -548,7 +567,7 @@ def recurrent_apply(
     if not all(broadcasts_to(argument, step_shape) for argument in (*states, *parameters.values())):
         order = ()
     if order:
-        # Neurons are taken as they lie; the connection sees them as they are.
+        # The neurons' kernels run in the order of memory; the connection gets views in the layer's order.
         x = permute_step(x, order)
         step_shape = layout(x, num_steps)[1]
         states = [permute_argument(state, order) for state in states]
@@ -565,7 +584,7 @@ def recurrent_apply(
         for value, needs in zip(values, plan.reads_for):
             reads = reads | needs if value.requires_grad else reads
         if x.dtype != compute_dtype(x.dtype):
-            # States are wider than what is stored of them.
+            # 16 bit: stored states are rounded, so the adjoint recomputes the membranes from the input.
             reads = _neurons.Reads((1 << len(states)) - 1, 0, True)
     outputs = RecurrentSequence.apply(
         _RecurrentOptions(

@@ -1,4 +1,4 @@
-"""Spikes of a dense membrane, by two thresholds: public function, schema, meta, autograd, reference."""
+"""Selection of spikes from a dense membrane by two thresholds: public function, schema, meta, autograd, reference."""
 
 from typing import Any, NamedTuple, Optional, Tuple
 
@@ -18,7 +18,7 @@ from snnipu.surrogate import Kernel, SpikeGrad
 def select_spikes_fwd_reference(
     mem: torch.Tensor, threshold: torch.Tensor, grad_threshold: Optional[float], capacity: int, rotate: bool
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What ``snnipu::select_spikes_fwd`` computes, in plain PyTorch."""
+    """Compute ``snnipu::select_spikes_fwd`` in plain PyTorch."""
     fired = mem - threshold > 0
     carried = torch.ones_like(fired) if grad_threshold is None else mem > grad_threshold
     ids, counts, dropped = select(fired, carried, capacity, rotate)
@@ -26,7 +26,7 @@ def select_spikes_fwd_reference(
 
 
 def spike_values(ids: torch.Tensor, counts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """1 for a spike, 0 for a slot that only carries gradient and for padding."""
+    """Return the value of each slot: 1 for a spike, 0 for a gradient-only slot and for padding."""
     return (torch.arange(ids.shape[2], device=ids.device) < counts[..., :1]).to(dtype)
 
 
@@ -66,7 +66,7 @@ define(select_spikes_bwd_reference, _bwd_meta, "(Tensor grad_mem, Tensor through
 
 
 def threshold_gradient(through: torch.Tensor, ids: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    """Gradient of the threshold where the spikes are compared with it; ``through`` is 0 in padding."""
+    """Return the gradient of the threshold; ``through``, the gradient of ``u`` at each slot, is 0 in padding."""
     if threshold.numel() == 1:
         return -through.sum().reshape(threshold.shape)
     total = through.new_zeros(threshold.numel())
@@ -74,7 +74,7 @@ def threshold_gradient(through: torch.Tensor, ids: torch.Tensor, threshold: torc
 
 
 class SelectSpikes(torch.autograd.Function):
-    """Autograd around ``snnipu::select_spikes_fwd`` and ``snnipu::select_spikes_bwd``."""
+    """The autograd function of ``snnipu::select_spikes_fwd`` and ``snnipu::select_spikes_bwd``."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -114,7 +114,7 @@ class SelectSpikes(torch.autograd.Function):
         grad_threshold = None
         if ctx.needs_input_grad[1]:
             if grad_mem.is_cuda and threshold.numel() > 1:
-                # There index_add adds in any order.
+                # On CUDA index_add is not deterministic.
                 grad_threshold = -grad_mem.sum((0, 1)).reshape(threshold.shape)
             else:
                 grad_threshold = threshold_gradient(through, ids, threshold)
@@ -130,7 +130,7 @@ def select_spikes(
     spike_grad: Optional[SpikeGrad] = None,
     overflow: str = "lowest",
 ) -> SparseSpikes:
-    r"""The neurons whose membrane is above the threshold, and those above a second one, which only carry gradient.
+    r"""Select the neurons that spike and, by a second threshold, the neurons that have a gradient.
 
     .. math::
 
@@ -139,28 +139,28 @@ def select_spikes(
         \quad \text{where } n \text{ has a slot, else } 0
 
     A neuron gets a slot when it spikes, :math:`u > \theta`, or when :math:`u > \theta_g`, the second threshold
-    (``grad_threshold``). Where more want one than there are, spikes go before gradient-only neurons, and among each:
+    (``grad_threshold``). If there are too few slots, spikes go before gradient-only neurons. The order in each of the
+    two groups is:
 
-    * ``overflow="lowest"``: those of the lowest ids are kept;
-    * ``overflow="rotate"``: those that come first in cyclic order from id ``t * max_spikes % N`` on, so that over time
-      every neuron has its turn.
+    * ``overflow="lowest"``: ascending ids;
+    * ``overflow="rotate"``: cyclic from id ``t * max_spikes % N`` on, so that over time no neuron is always dropped.
 
-    What does not fit is dropped, and counted in ``.dropped`` and ``.overflow``.
+    Neurons that do not fit are dropped, and counted in ``.dropped`` and ``.overflow``.
 
     Args:
         mem: membrane ``[T, B, N]``; float16 and bfloat16 are converted to float32. NaN does not spike.
         threshold: firing threshold: a number, or a tensor of one element or ``[N]``.
-        grad_threshold: second threshold; None: every neuron carries gradient.
-        max_spikes: slots, for spikes and gradient-only neurons together; None: as many as the busiest step needs, for
-            whose number the host waits on CUDA.
+        grad_threshold: second threshold. None: every neuron gets a slot.
+        max_spikes: the number of slots for spikes and gradient-only neurons together. None: as many as the busiest step
+            needs; on CUDA the host waits for that number.
         spike_grad: surrogate gradient :math:`\sigma'`, as in :func:`lif_sequence`; None: ``atan()``.
         overflow: ``"lowest"`` or ``"rotate"``.
 
     Returns:
-        SparseSpikes; among the spikes and among the gradient-only slots, ids are in ascending order.
+        SparseSpikes. The ids of the spikes are in ascending order, and those of the gradient-only slots, too.
 
     Raises:
-        TypeError, ValueError: a dtype, shape or option that does not fit; the message names it.
+        TypeError, ValueError: a dtype, shape or option is wrong; the message names the argument.
 
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023 (two thresholds,
     capacity); Perez-Nieves & Goodman, "Sparse spiking gradient descent", NeurIPS 2021.
@@ -181,7 +181,7 @@ def select_spikes(
 
 
 def grad_threshold_argument(grad_threshold: object) -> Optional[float]:
-    """``grad_threshold`` is None or a number that is not NaN."""
+    """Check that ``grad_threshold`` is None or a number that is not NaN; return it."""
     if grad_threshold is None:
         return None
     if isinstance(grad_threshold, bool) or not isinstance(grad_threshold, (int, float)):

@@ -1,4 +1,4 @@
-"""A convolution on spike ids: public function, operators."""
+"""A convolution on spikes: public function, operators."""
 
 from typing import Optional
 
@@ -27,46 +27,45 @@ def sparse_conv2d(
     dilation: Pair = 1,
     groups: int = 1,
 ) -> torch.Tensor:
-    r"""``torch.nn.functional.conv2d`` on spikes: for each spike, the weights that lead from it, added where they lead
-    to.
+    r"""Apply ``torch.nn.functional.conv2d`` to spikes: each spike adds its kernel to the output at its position.
 
     .. math::
 
         y_{tb,o,p} = b_o + \sum_{s < \text{spikes}_{tb}} v_{tbs}
             \sum_{k \,:\, \text{stride} \cdot p = q_s + \text{padding} - \text{dilation} \cdot k} W_{o, c_s, k}
 
-    for the spike of value :math:`v_{tbs}` at place :math:`q_s` of channel :math:`c_s`, whose id is that of ``[C, H,
-    W]``
-    flattened: ``(c * H + y) * W + x``. Gradients: of the weight, from the spikes; of ``spikes.values``, at every
-    carried slot, and nowhere else.
+    for the spike of value :math:`v_{tbs}` at position :math:`q_s` of channel :math:`c_s`. Its id is that of ``[C, H,
+    W]`` flattened: ``(c * H + y) * W + x``. The gradient of the weight comes from the spikes. ``spikes.values`` has a
+    gradient at every carried slot, and nowhere else.
 
     Args:
         spikes: SparseSpikes of ``C * H * W`` neurons.
         weight: ``[out, C / groups, kh, kw]``, as ``nn.Conv2d``'s. float16 and bfloat16 are converted to float32.
         bias: ``[out]`` or None.
-        input_size: ``(H, W)``; None: what ``spikes.map_shape`` says.
-        stride, padding, dilation: an int, or two, vertical first. The padding is zeros.
-        groups: as ``nn.Conv2d``'s.
+        input_size: ``(H, W)``; None: that of ``spikes.map_shape``.
+        stride: an int, or two, vertical first.
+        padding: zeros on each side, likewise.
+        dilation: likewise.
+        groups: number of groups, as in ``nn.Conv2d``.
 
     Returns:
         ``[T, B, out, H', W']``: float64 for float64 weights, else float32.
 
     Raises:
-        TypeError, ValueError: a shape, size, dtype or device that does not fit, an id or count out of range; the
-            message names the argument.
+        TypeError, ValueError: a shape, size, dtype or device is wrong, or an id or count is out of range; the message
+            names the argument. On CUDA ids and counts out of range are ignored without an error.
 
-    On CUDA ids and counts out of range are left out without an error; the gradient of the values is a dense
-    convolution's, of which the slots take theirs.
+    On CUDA the gradient of the values is computed by a dense convolution and read at the slots.
 
-    Source: the event-driven form of the convolution: "submanifold" libraries and event-camera networks have it, among
-    them Messikommer et al., "Event-based asynchronous sparse convolutional networks", ECCV 2020.
+    Source: event-driven convolutions, for example Messikommer et al., "Event-based asynchronous sparse convolutional
+    networks", ECCV 2020.
     """
     spikes = check_spikes("spikes", spikes)
     original_weight = weight
     weight = conv_weight_argument(weight, spikes, groups)
     bias = bias_argument(bias, weight)
     geometry = conv_argument(spikes, weight, input_size, stride, padding, dilation, groups)
-    out_shape = geometry[3:6]  # not by its name: TorchDynamo 2.9 cannot read properties of named tuples
+    out_shape = geometry[3:6]  # TorchDynamo 2.9 cannot read the property out_shape of a named tuple
     if _route.uses_operator("sparse_conv2d", "SparseConv2d"):
         maps: torch.Tensor = _route.call("sparse_conv2d", spikes, original_weight, bias, geometry)
         return maps.reshape(*maps.shape[:2], *out_shape)
@@ -76,7 +75,7 @@ def sparse_conv2d(
 
 
 def conv_weight_argument(weight: torch.Tensor, spikes: SparseSpikes, groups: object) -> torch.Tensor:
-    """``weight`` in the compute dtype; it is ``[out, in / groups, kh, kw]`` and on the spikes' device."""
+    """Check ``weight``, ``[out, in / groups, kh, kw]`` on the spikes' device; return it in the compute dtype."""
     check_tensor("weight", weight, common=True)
     if weight.dim() != 4 or weight.numel() == 0:
         raise ValueError(f"weight must have shape [out, in / groups, kh, kw], got {tuple(weight.shape)}")
@@ -100,7 +99,7 @@ def conv_argument(
     dilation: Pair,
     groups: int,
 ) -> Geometry:
-    """The sizes of a convolution of ``spikes``; raises where they do not fit."""
+    """Check the sizes of a convolution of ``spikes``; return them."""
     size = None if input_size is None else pair("input_size", input_size, 1)
     shape = input_map_shape(spikes, weight.shape[1] * groups, size)
     strides, paddings, dilations = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)

@@ -1,4 +1,4 @@
-"""A convolutional layer of spiking neurons on spike ids: public function, operators."""
+"""A convolutional layer of leaky integrate-and-fire neurons on spikes: public function, operators."""
 
 from typing import NamedTuple, Optional, Tuple
 
@@ -17,12 +17,15 @@ from snnipu.surrogate import SpikeGrad
 
 _WITHOUT = ["recurrent_weight", "need_recurrent", "grad_recurrent"]
 OPERATORS = _sparse_layers.define("sparse_conv_lif_sequence", _WITHOUT)
-# Not public.
+# The same layer followed by a maximum pool; not public.
 WITH_POOL = _sparse_layers.define_with_pool("sparse_conv_lif_pool", OPERATORS, _WITHOUT)
 
 
 def per_position(parameter: torch.Tensor, sizes: Geometry) -> torch.Tensor:
-    """A parameter of one element, or of each channel, likewise as a view: ``repeat_interleave`` counts on the host."""
+    """Return a parameter with one element, or expanded from channels to neurons.
+
+    The expansion avoids ``repeat_interleave``, which synchronises with the host.
+    """
     flat = parameter.reshape(-1, 1)
     return parameter.reshape(-1) if flat.numel() == 1 else flat.expand(-1, sizes.positions).reshape(-1)
 
@@ -47,15 +50,14 @@ def sparse_conv_lif_sequence(
     overflow: str = "lowest",
     delay: int = 0,
 ) -> SparseSpikes:
-    r"""A convolutional layer of leaky integrate-and-fire neurons from spikes to spikes, over ``T`` steps, as one
-    operator.
+    r"""Run a convolutional layer of leaky integrate-and-fire neurons on spikes over ``T`` steps, as one operator.
 
     .. math::
 
         x_{t} = \alpha\, (W * s_{t-d}) + b
 
     with :math:`*` the convolution of :func:`sparse_conv2d`, :math:`\alpha` the ``input_scale`` and :math:`d` the
-    ``delay``; membranes, reset, slots and gradients are those of :func:`sparse_lif_sequence`, of the neurons of
+    ``delay``. Membranes, reset, slots and gradients are those of :func:`sparse_lif_sequence`. The neurons are those of
     ``[out, H', W']`` flattened.
 
     Args:
@@ -64,20 +66,28 @@ def sparse_conv_lif_sequence(
         bias: ``[out]`` or None; not scaled by ``input_scale``.
         beta: decay of the membrane per step, clamped to [0, 1]: a number, or a tensor of one element or ``[out]``.
         threshold: firing threshold, likewise.
-        input_size, stride, padding, dilation, groups: as in :func:`sparse_conv2d`.
-        grad_threshold: second threshold; None: every neuron carries gradient, which makes the slots as many as neurons.
-        max_spikes: slots; None: as many as the busiest step needs.
-        reset_mechanism, spike_grad, input_scale, overflow, delay: as in :func:`sparse_lif_sequence`.
+        input_size: ``(H, W)``; None: that of ``spikes.map_shape``.
+        stride: an int, or two, vertical first.
+        padding: zeros on each side, likewise.
+        dilation: likewise.
+        groups: number of groups, as in ``nn.Conv2d``.
+        grad_threshold: second threshold. None: every neuron gets a slot.
+        max_spikes: the number of slots. None: as many as the busiest step needs.
+        reset_mechanism: ``"subtract"``, ``"zero"`` or ``"none"``.
+        spike_grad: surrogate gradient, as in :func:`sparse_lif_sequence`; None: ``atan()``.
+        input_scale: factor of the weighted spikes.
+        overflow: ``"lowest"`` or ``"rotate"``, see :func:`select_spikes`.
+        delay: delay of the input spikes in steps, 0 or more.
 
     Returns:
-        SparseSpikes of ``out * H' * W'`` neurons, with their ``map_shape``, differentiable in ``weight``, ``bias``,
+        SparseSpikes of ``out * H' * W'`` neurons with a ``map_shape``, differentiable in ``weight``, ``bias``,
         ``beta``, ``threshold`` and ``spikes.values``.
 
     Raises:
-        TypeError, ValueError: a shape, size, dtype, device or option that does not fit, an id or count out of range;
-            the message names the argument.
+        TypeError, ValueError: a shape, size, dtype, device or option is wrong, or an id or count is out of range; the
+            message names the argument.
 
-    Source: as :func:`sparse_lif_sequence` and :func:`sparse_conv2d`.
+    Source: see :func:`sparse_lif_sequence` and :func:`sparse_conv2d`.
     """
     spikes = check_spikes("spikes", spikes)
     original_weight = weight
@@ -108,7 +118,7 @@ def sparse_conv_lif_sequence(
 
 
 class Maps(NamedTuple):
-    """Sizes of a convolution, as the public functions take them."""
+    """Size arguments of the public convolutions."""
 
     input_size: Optional[Pair]
     stride: Pair
@@ -139,10 +149,12 @@ def sparse_conv_lif_pool(
     input_scale: float,
     delay: int,
 ) -> Tuple[SparseSpikes, torch.Tensor]:
-    """:func:`sparse_conv_lif_sequence` and :func:`sparse_pool2d` of its maxima as one operator; not public.
+    """Run :func:`sparse_conv_lif_sequence` and a maximum :func:`sparse_pool2d` as one operator; not public.
+
+    The windows of the pool do not overlap.
 
     Returns:
-        The spikes behind the pool, whose windows lie side by side, and the layer's own counts ``[T, B, 2]``.
+        The spikes of the pool, and the layer's counts ``[T, B, 2]`` before the pool.
     """
     spikes = check_spikes("spikes", spikes)
     connected, bias = _connection(spikes, weight, bias, maps)

@@ -1,4 +1,4 @@
-"""Products whose input is mostly zeros: what is zero is not multiplied. The input stays an ordinary tensor."""
+"""Linear layers and convolutions that skip the zeros of an ordinary dense input."""
 
 import contextlib
 import threading
@@ -16,22 +16,24 @@ from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Geometry, unchecked_pair
 from snnipu.ops._slots import AS_NEEDED
 
-# Numbers that are looked at to estimate how much of an input is not zero: of so many rows at most, and so many in all.
+# Size of the sample from which the share of nonzero inputs is estimated: most rows, most numbers.
 _ROWS, _NUMBERS = 64, 1 << 17
-# Where a row holds more, slots take as much memory as the tensor.
+# With a larger share of slots in a row, the slots take as much memory as the tensor.
 _LARGEST_ROW = 0.5
 
 _switch = threading.local()
 
 
 class Choice(NamedTuple):
-    """How one product ran.
+    """A record of how one product ran.
 
     Attributes:
-        weight: as it was given.
-        numbers, nonzero: of the input, how many there are and are not zero.
-        limit: the share up to which events are taken; 0: never for this layer, or so few rows.
-        by_events: whether they were.
+        weight: the layer's weight.
+        numbers: number of elements of the input.
+        nonzero: number of elements that are not zero.
+        limit: the share of nonzero elements up to which the product runs by events; 0: never for this layer or so few
+            rows.
+        by_events: True if the product ran by events, False if it was dense.
     """
 
     weight: torch.Tensor
@@ -43,7 +45,7 @@ class Choice(NamedTuple):
 
 @contextlib.contextmanager
 def watched() -> Iterator[List[Choice]]:
-    """Gives a list to which every product of this thread is added as it runs."""
+    """Yield a list to which every product of this thread appends its :class:`Choice`."""
     before = getattr(_switch, "choices", None)
     _switch.choices = []
     try:
@@ -54,7 +56,7 @@ def watched() -> Iterator[List[Choice]]:
 
 @contextlib.contextmanager
 def dense_only() -> Iterator[None]:
-    """Inside, ``MultiStep`` and compiled loops multiply zeros, too: PyTorch's own products, in its order of additions.
+    """Use PyTorch's dense products in ``MultiStep`` and compiled loops, with its order of additions.
 
     .. code-block:: python
 
@@ -70,15 +72,15 @@ def dense_only() -> Iterator[None]:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-    r"""``torch.nn.functional.linear``; on a CPU by events where most of ``x`` is zero.
+    r"""Apply ``torch.nn.functional.linear``, on a CPU by events if most of ``x`` is zero.
 
     .. math::
 
         y_{no} = \sum_{i : x_{ni} \neq 0} W_{oi} x_{ni} + b_o
 
-    So is the weight's gradient; that of ``x`` is the dense product. The numbers are those of another order of
-    additions, the same for the same input. A weight that is infinite or NaN does not reach what its input, being zero,
-    has no part in.
+    The gradient of the weight is computed by events, too. The gradient of ``x`` is a dense product. The order of
+    additions differs from PyTorch's; it is fixed, so the same input gives the same bits. An infinite or NaN weight has
+    no effect if its input is zero.
 
     Args:
         x: ``[N, in]``.
@@ -95,7 +97,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] =
 def linear_events(
     x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None
 ) -> Optional["InputEvents"]:
-    """The events by which :func:`linear` makes this product; None: the dense one is faster, or refuses it."""
+    """Return the events of ``x`` for :func:`linear`; None: the product must be dense, or dense is faster."""
     most = 0.0
     if x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1]:
         fixed = _fixed.current_fixed_weights() is not None and type(weight) is torch.nn.Parameter
@@ -114,13 +116,16 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> torch.Tensor:
-    """``torch.nn.functional.conv2d``; on a CPU by events where most of ``x`` is zero, as :func:`linear`.
+    """Apply ``torch.nn.functional.conv2d``, on a CPU by events if most of ``x`` is zero, as in :func:`linear`.
 
     Args:
-        x: ``[N, C, H, W]``; by events where it lies in this order.
+        x: ``[N, C, H, W]``; only a contiguous ``x`` runs by events.
         weight: ``[out, C / groups, kh, kw]``.
         bias: ``[out]`` or None.
-        stride, padding, dilation, groups: PyTorch's.
+        stride: as in PyTorch.
+        padding: as in PyTorch.
+        dilation: as in PyTorch.
+        groups: as in PyTorch.
 
     Returns:
         ``[N, out, H', W']``.
@@ -139,20 +144,23 @@ def conv1d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> torch.Tensor:
-    """``torch.nn.functional.conv1d``; on a CPU by events where most of ``x`` is zero, as :func:`linear`.
+    """Apply ``torch.nn.functional.conv1d``, on a CPU by events if most of ``x`` is zero, as in :func:`linear`.
 
     Args:
-        x: ``[N, C, L]``; by events where it lies in this order.
+        x: ``[N, C, L]``; only a contiguous ``x`` runs by events.
         weight: ``[out, C / groups, k]``.
         bias: ``[out]`` or None.
-        stride, padding, dilation, groups: PyTorch's.
+        stride: as in PyTorch.
+        padding: as in PyTorch.
+        dilation: as in PyTorch.
+        groups: as in PyTorch.
 
     Returns:
         ``[N, out, L']``.
     """
     sizes = (_to_map_size(stride, 1), _to_map_size(padding, 0), _to_map_size(dilation, 1))
     if x.dim() == weight.dim() == 3 and None not in sizes and has_plain_memory(x) and has_plain_memory(weight):
-        maps, kernels = x.unsqueeze(2), weight.unsqueeze(2)  # of one line
+        maps, kernels = x.unsqueeze(2), weight.unsqueeze(2)  # maps of height 1
         events = convolution_events(
             maps, kernels, bias, weight, *sizes, groups, learns_alone=_needs_only_weight_gradient(x, weight)
         )
@@ -162,14 +170,14 @@ def conv1d(
 
 
 def _to_map_size(size: Any, across: int) -> Any:
-    """A size of a line as of a map, ``across`` the line; None: it is no size of a line, which PyTorch says."""
+    """Return a size for conv1d as one for conv2d, with ``across`` for the height; None: PyTorch raises an error."""
     if isinstance(size, (tuple, list)):
         return (across, size[0]) if len(size) == 1 else None
     return size if isinstance(size, str) else (across, size)
 
 
 def _needs_only_weight_gradient(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the weight's gradient will be asked for, and that of ``x`` not."""
+    """Return True if the weight requires a gradient, and ``x`` does not."""
     return torch.is_grad_enabled() and weight.requires_grad and not x.requires_grad
 
 
@@ -184,9 +192,18 @@ def convolution_events(
     groups: int,
     learns_alone: bool = False,
 ) -> Optional["InputEvents"]:
-    """As :func:`linear_events`, of :func:`conv2d`.
+    """Return the events of ``x`` for :func:`conv2d`, as :func:`linear_events` does for :func:`linear`.
 
-    ``parameter``: what ``weight``, of four dimensions, is made of; ``learns_alone``: as :func:`_needs_only_weight_gradient`.
+    Args:
+        x: input with four dimensions.
+        weight: weight with four dimensions.
+        bias: bias or None.
+        parameter: the layer's parameter; ``weight`` is a view of it.
+        stride: as in PyTorch.
+        padding: as in PyTorch.
+        dilation: as in PyTorch.
+        groups: as in PyTorch.
+        learns_alone: the weight requires a gradient, and ``x`` does not.
     """
     geometry = _geometry(x, weight, stride, padding, dilation, groups)
     if geometry is None or not x.is_contiguous():
@@ -200,7 +217,7 @@ def convolution_events(
 def _geometry(
     x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Optional[Geometry]:
-    """Of a convolution that is one; None: what PyTorch has to look at."""
+    """Return the sizes of a valid convolution; None: PyTorch's conv2d handles the arguments or raises an error."""
     if x.dim() != 4 or weight.dim() != 4 or groups < 1 or weight.shape[0] % groups:
         return None
     if x.shape[1] != weight.shape[1] * groups:
@@ -228,18 +245,18 @@ Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class InputEvents(NamedTuple):
-    """What of an input ``[N, ...]`` is not zero, for one layer: a row's slots ``[1, N, slots]``.
+    """The nonzero elements of an input ``[N, ...]`` for one layer.
 
     Attributes:
-        slots: ids, values and counts.
-        geometry: the convolution's; None: a linear layer.
+        slots: ids, values and counts; ids and values are ``[1, N, slots]``.
+        geometry: sizes of the convolution; None: a linear layer.
     """
 
     slots: Slots
     geometry: Optional[Geometry]
 
     def product(self, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
-        """What the layer makes of ``x``, of which these are the events, under autograd."""
+        """Return the layer's output for ``x``, whose events these are; differentiable."""
         if is_differentiated((x, weight, bias)):
             out: torch.Tensor = _EventProduct.apply(x, weight, bias, *self.slots, self.geometry)
             return out
@@ -255,7 +272,7 @@ class InputEvents(NamedTuple):
         return maps.view(-1, *self.geometry.out_shape)
 
     def backward(self, grad: torch.Tensor, weight: torch.Tensor, need_bias: bool) -> Sequence[torch.Tensor]:
-        """Gradients of the weight and, where needed, of the bias, from that of the result."""
+        """Return the gradients of the weight and, if needed, of the bias, from that of the output."""
         grad, weight, needs = grad.contiguous(), weight.contiguous(), (False, True, need_bias)
         if self.geometry is None:
             gradients = torch.ops.snnipu.sparse_linear_bwd(grad[None], *self.slots, weight, *needs)
@@ -266,7 +283,11 @@ class InputEvents(NamedTuple):
 
 
 class _EventProduct(torch.autograd.Function):
-    """The weight's gradient is by events, that of ``x`` dense; kept of ``x`` are its slots, of spikes their ids."""
+    """The autograd function of a product by events.
+
+    The weight's gradient is computed by events, and the input's by a dense product. The function saves the slots of
+    ``x``; if all values are 1, only the ids.
+    """
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -282,7 +303,7 @@ class _EventProduct(torch.autograd.Function):
         need_x, need_weight = ctx.needs_input_grad[:2]
         ctx.geometry, ctx.shape = geometry, x.shape
         saved: Tuple[Optional[torch.Tensor], ...] = (None, None, None)
-        if need_weight:  # of spikes the ids alone; padding is 0
+        if need_weight:  # spikes need only ids; the values of padding are 0
             all_ones = np.count_nonzero(values.numpy() == 1) == int(counts[..., 1].sum())
             saved = (ids, None if all_ones else values, counts)
         ctx.save_for_backward(weight if need_x or need_weight else None, *saved)
@@ -312,11 +333,14 @@ class _EventProduct(torch.autograd.Function):
 def _slots(
     x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor], most: float, products: int
 ) -> Optional[Slots]:
-    """Ids, values and counts of what is not zero, where the product by events is the faster one.
+    """Return ids, values and counts of the nonzero elements if the product by events is faster, else None.
 
     Args:
-        most: the share of nonzero inputs up to which it is.
-        products: multiplications of a row.
+        x: input.
+        weight: weight.
+        bias: bias or None.
+        most: the share of nonzero elements up to which events are faster.
+        products: number of multiplications for a row.
     """
     limit = most if most and x.shape[0] * products >= _break_even.FEWEST_PRODUCTS else 0.0
     slots = _chosen(x, weight, bias, limit)
@@ -327,7 +351,7 @@ def _slots(
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> bool:
-    """Return True if kernels can read weight and bias with ``x``; PyTorch broadcasts or refuses others."""
+    """Return True if kernels can read weight and bias with ``x``; PyTorch broadcasts others, or raises an error."""
     for tensor in (weight, bias):
         if tensor is not None and not (
             has_plain_memory(tensor) and tensor.dtype == x.dtype and tensor.device == x.device
@@ -358,7 +382,7 @@ def _chosen(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor],
 
 
 def _share(rows: torch.Tensor) -> float:
-    """Of elements that are not zero, from rows at equal distances: the same for the same input."""
+    """Return the share of nonzero elements, estimated from evenly spaced rows, so that it is deterministic."""
     count = max(4, min(_ROWS, _NUMBERS // rows.shape[1]))
     sample = rows[:: max(1, rows.shape[0] // count)]
     return count_nonzero(sample) / sample.numel()

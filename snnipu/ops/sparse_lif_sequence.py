@@ -1,4 +1,4 @@
-"""A layer of spiking neurons on spike ids over a sequence: public function, operators."""
+"""A fully connected layer of leaky integrate-and-fire neurons on spikes: public function, operators."""
 
 from typing import Optional, cast
 
@@ -19,7 +19,7 @@ OPERATORS = _sparse_layers.define("sparse_lif_sequence", without=["geometry"])
 
 
 def _recurrent_argument(recurrent_weight: torch.Tensor, weight: torch.Tensor, own_gradient: bool) -> torch.Tensor:
-    """The recurrent weight in the type of ``weight``; raises where it does not fit, or the surrogate is a function."""
+    """Check the recurrent weight, and that the surrogate is a kernel's; return it in the dtype of ``weight``."""
     neurons = weight.shape[0]
     check_tensor("recurrent_weight", recurrent_weight, or_none=True)
     if recurrent_weight.shape != (neurons, neurons):
@@ -34,7 +34,7 @@ def _recurrent_argument(recurrent_weight: torch.Tensor, weight: torch.Tensor, ow
 
 
 def _later(spikes: SparseSpikes, delay: int) -> SparseSpikes:
-    """The same spikes, ``delay`` steps later: none first."""
+    """Return the spikes shifted by ``delay`` steps, with empty steps first."""
     if delay == 0:
         return spikes
     ids, values, counts = (delayed(each, delay) for each in (spikes.ids, spikes.values, spikes.counts))
@@ -57,8 +57,7 @@ def sparse_lif_sequence(
     delay: int = 0,
     recurrent_weight: Optional[torch.Tensor] = None,
 ) -> SparseSpikes:
-    r"""A fully connected layer of leaky integrate-and-fire neurons from spikes to spikes, over ``T`` steps, as one
-    operator: weights gathered by spike id, membranes, and selection of the neurons that spiked.
+    r"""Run a fully connected layer of leaky integrate-and-fire neurons on spikes over ``T`` steps, as one operator.
 
     .. math::
 
@@ -69,10 +68,10 @@ def sparse_lif_sequence(
         u_t &= \beta u_{t-1} + x_t \quad \text{(none)} \\
         s_t &= H(u_t - \theta)
 
-    with :math:`u_{-1} = 0`, :math:`\alpha` the ``input_scale``, :math:`d` the ``delay``, and :math:`(i', v')` the
-    layer's own spikes, as they are returned. The reset carries no gradient. Which neurons get a slot, and with it the
-    surrogate gradient of their spike, is told by :func:`select_spikes`; a neuron whose spike was dropped is reset all
-    the same. The gradient of the membrane goes back in time for every neuron.
+    with :math:`u_{-1} = 0`, :math:`\alpha` the ``input_scale``, :math:`d` the ``delay``, :math:`V` the
+    ``recurrent_weight``, and :math:`(i', v')` the returned spikes. The reset has no gradient. Neurons get slots as in
+    :func:`select_spikes`; only a neuron with a slot has the surrogate gradient of its spike. A neuron whose spike was
+    dropped is reset, too. The gradient of the membrane goes back in time for every neuron.
 
     Args:
         spikes: SparseSpikes of ``in`` neurons.
@@ -80,24 +79,23 @@ def sparse_lif_sequence(
         bias: ``[out]`` or None; not scaled by ``input_scale``.
         beta: decay of the membrane per step, clamped to [0, 1]: a number, or a tensor of one element or ``[out]``.
         threshold: firing threshold, likewise.
-        grad_threshold: second threshold; None: every neuron carries gradient, which makes the slots as many as neurons.
-        max_spikes: slots; None: as many as the busiest step needs.
+        grad_threshold: second threshold. None: every neuron gets a slot.
+        max_spikes: the number of slots. None: as many as the busiest step needs.
         reset_mechanism: ``"subtract"``, ``"zero"`` or ``"none"``.
-        spike_grad: surrogate gradient, as in :func:`lif_sequence`; None: ``atan()``. Callables that are not of
-            ``snnipu.surrogate`` or ``snntorch.surrogate`` give the gradient, not the spikes.
+        spike_grad: surrogate gradient, as in :func:`lif_sequence`; None: ``atan()``. Only the gradient of other
+            callables is used, not their spikes.
         input_scale: factor of the weighted spikes.
-        overflow: ``"lowest"`` or ``"rotate"``: see :func:`select_spikes`.
-        delay: steps that the input spikes take, 0 or more.
-        recurrent_weight: ``[out, out]``: the layer's own spikes of the step before, or None.
+        overflow: ``"lowest"`` or ``"rotate"``, see :func:`select_spikes`.
+        delay: delay of the input spikes in steps, 0 or more.
+        recurrent_weight: ``[out, out]``, the weight of the layer's spikes of the step before; or None.
 
     Returns:
         SparseSpikes of ``out`` neurons, differentiable in the weights, ``bias``, ``beta``, ``threshold`` and
         ``spikes.values``.
 
     Raises:
-        TypeError, ValueError: a shape, dtype, device or option that does not fit, an id or count out of range; the
-            message names the argument. On CUDA ids and counts out of range are left out without an error, as in
-            :func:`sparse_linear`.
+        TypeError, ValueError: a shape, dtype, device or option is wrong, or an id or count is out of range; the message
+            names the argument. On CUDA ids and counts out of range are ignored, as in :func:`sparse_linear`.
 
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023; the neuron is
     ``snntorch.Leaky`` 1.0's.

@@ -1,4 +1,4 @@
-"""A linear layer on spike ids: public function, operators."""
+"""A linear layer on spikes: public function, operators."""
 
 from typing import Optional
 
@@ -15,13 +15,13 @@ OPERATORS = _sparse_currents.define("sparse_linear", without=["geometry", "synap
 
 
 def sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-    r"""A linear layer on spikes: the weights of the neurons that spiked, added up.
+    r"""Apply a linear layer to spikes: add up the weights of the neurons that spiked.
 
     .. math::
 
         y_{tbo} = \sum_{s < \text{spikes}_{tb}} v_{tbs} W_{o, i_{tbs}} + b_o
 
-    Gradients: of the weight, from the spikes; of ``spikes.values``, at every carried slot,
+    The gradient of the weight comes from the spikes. The gradient of ``spikes.values``, at every carried slot, is
     :math:`\partial L / \partial v_{tbs} = \sum_o W_{o, i_{tbs}} \, \partial L / \partial y_{tbo}`.
 
     Args:
@@ -33,9 +33,9 @@ def sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[tor
         ``[T, B, out]``: float64 for float64 weights, else float32.
 
     Raises:
-        TypeError, ValueError: a shape, dtype or device that does not fit, an id or count out of range; the message
-            names the argument. On CUDA ids and counts are not looked at, as the host would have to wait for them: those
-            out of range are left out.
+        TypeError, ValueError: a shape, dtype or device is wrong, or an id or count is out of range; the message names
+            the argument. On CUDA ids and counts are not checked, because the host would have to wait; those out of
+            range are ignored.
 
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
@@ -50,7 +50,7 @@ def sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[tor
 
 
 def weight_argument(name: str, weight: torch.Tensor, spikes: SparseSpikes) -> torch.Tensor:
-    """``weight`` in the compute dtype; it is ``[out, in]`` for the neurons of ``spikes`` and on their device."""
+    """Check ``weight``, ``[out, in]`` on the spikes' device; return it in the compute dtype."""
     check_tensor(name, weight, common=True)
     if weight.dim() != 2 or weight.shape[1] != spikes.num_neurons or weight.shape[0] == 0:
         raise ValueError(
@@ -62,7 +62,7 @@ def weight_argument(name: str, weight: torch.Tensor, spikes: SparseSpikes) -> to
 
 
 def bias_argument(bias: object, weight: torch.Tensor) -> Optional[torch.Tensor]:
-    """``bias`` in the dtype of ``weight``: None or ``[out]``."""
+    """Check ``bias``, None or ``[out]``; return it in the dtype of ``weight``."""
     if bias is None:
         return None
     if not isinstance(bias, torch.Tensor) or not bias.dtype.is_floating_point:

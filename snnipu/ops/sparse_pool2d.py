@@ -1,4 +1,4 @@
-"""Pools of maps on spike ids: public function, schema, meta, autograd, reference."""
+"""Pools of spikes on maps: public function, schema, meta, autograd, reference."""
 
 from typing import Any, List, NamedTuple, Optional, Tuple
 
@@ -13,12 +13,12 @@ from snnipu.ops._records import define
 from snnipu.ops._slots import AS_NEEDED, check_spikes, gather, scatter, select
 from snnipu.spikes import SparseSpikes, check_ids
 
-# "lp" pools and others have no sparse form.
+# Other pools, such as "lp", have no sparse form.
 MODES = {"max": 0, "average": 1, "sum": 2}
 
 
 def _windows(x: torch.Tensor, sizes: PoolGeometry, padding_value: float) -> torch.Tensor:
-    """``[T, B, C * H * W]`` as windows ``[T, B, neurons, kh * kw]``."""
+    """Return ``[T, B, C * H * W]`` as windows ``[T, B, neurons, kh * kw]``."""
     rows = x.shape[0] * x.shape[1]
     maps = x.reshape(rows, sizes.channels, sizes.in_height, sizes.in_width)
     py, px = sizes.padding_y, sizes.padding_x
@@ -30,10 +30,10 @@ def _windows(x: torch.Tensor, sizes: PoolGeometry, padding_value: float) -> torc
 def sparse_pool2d_fwd_reference(
     ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, geometry: List[int], mode: int, capacity: int
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What ``snnipu::sparse_pool2d_fwd`` computes, in plain PyTorch.
+    """Compute ``snnipu::sparse_pool2d_fwd`` in plain PyTorch.
 
-    ``source`` is the slot of the input that gets the gradient of a slot of a maximum; empty for the other modes. A
-    ``capacity`` other than ``AS_NEEDED`` is one that holds everything.
+    The last result, ``source``, is the input slot that gets the gradient of each output slot of a maximum. It is empty
+    for other modes. A ``capacity`` other than ``AS_NEEDED`` must be large enough for all slots.
     """
     sizes = PoolGeometry(*geometry)
     check_ids(ids, counts, sizes.inputs)
@@ -49,7 +49,7 @@ def sparse_pool2d_fwd_reference(
         best = order.amax(-1)
         at = ((order == best[..., None]) & reached).int().argmax(-1)
         inside = _windows(torch.ones_like(dense), sizes, 0.0) > 0
-        silent = (inside & ~reached).any(-1)  # neurons without a slot, whose value is 0
+        silent = (inside & ~reached).any(-1)  # windows with a neuron without a slot, whose value is 0
         top = candidates.gather(-1, at[..., None])[..., 0]
         takes = reached.any(-1) & ~(silent & (top < 0))
         value = torch.where(takes, top, torch.zeros_like(top))
@@ -112,13 +112,13 @@ def _bwd_meta(grad: torch.Tensor, ids: torch.Tensor, *_: Any) -> torch.Tensor:
 
 define(sparse_pool2d_fwd_reference, _fwd_meta, "(Tensor ids_out, Tensor values_out, Tensor counts_out, Tensor source)")
 define(sparse_pool2d_bwd_reference, _bwd_meta, arguments=PoolBackward)
-# No event-driven kernels on a GPU yet: there it is dense operations of PyTorch.
+# There is no event-driven kernel for GPUs: the reference runs there, with dense operations of PyTorch.
 _library.implement("sparse_pool2d_fwd", "CUDA", sparse_pool2d_fwd_reference)
 _library.implement("sparse_pool2d_bwd", "CUDA", sparse_pool2d_bwd_reference)
 
 
 class SparsePool2d(torch.autograd.Function):
-    """Autograd around ``snnipu::sparse_pool2d_fwd`` and ``snnipu::sparse_pool2d_bwd``."""
+    """The autograd function of ``snnipu::sparse_pool2d_fwd`` and ``snnipu::sparse_pool2d_bwd``."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -150,7 +150,7 @@ class SparsePool2d(torch.autograd.Function):
 
 
 def mode_code(mode: str) -> int:
-    """The operators' number of ``mode``."""
+    """Return the operators' number of ``mode``."""
     if mode not in MODES:
         raise ValueError(f"mode must be 'max', 'average' or 'sum', got {mode!r}")
     return MODES[mode]
@@ -165,37 +165,39 @@ def sparse_pool2d(
     mode: str = "max",
     input_size: Optional[Tuple[int, int, int]] = None,
 ) -> SparseSpikes:
-    r"""Pools of maps on spikes, from ids to ids.
+    r"""Pool spikes on maps; the result is spikes, too. The three modes are maximum, average and sum:
 
     .. math::
 
         y_{tb,c,p} = \max_{q \in w(p)} v_{tb,c,q}, \qquad \frac{1}{|w|} \sum_{q \in w(p)} v_{tb,c,q}, \qquad
         \sum_{q \in w(p)} v_{tb,c,q}
 
-    with :math:`v` the values of the spikes, 0 elsewhere, and :math:`w(p)` the window of place :math:`p`; padding takes
-    no part in a maximum, and counts as zeros in an average. What is not 0 is a spike. A place is carried where its
-    window has a carried slot; of a maximum, where that one attains it.
+    with :math:`v` the values of the spikes, 0 elsewhere, and :math:`w(p)` the window of position :math:`p`. A maximum
+    ignores padding; an average counts it as zeros. A result other than 0 is a spike. A position has a carried slot if
+    its window has one; for a maximum, if a carried slot of the window has the maximum.
 
-    Gradient: that of ``torch.nn.functional.max_pool2d``, ``avg_pool2d`` and of their sum, at the carried slots. The
-    gradient of a maximum goes to the first carried slot of the window that attains it, in rows: where all neurons are
-    carried that is PyTorch's.
+    The gradient at the carried slots is that of ``torch.nn.functional.max_pool2d``, of ``avg_pool2d``, or of the sum.
+    The gradient of a maximum goes to the first carried slot of the window, row by row, that has the maximum. If all
+    neurons have a carried slot, this equals PyTorch.
 
     Args:
         spikes: SparseSpikes of ``C * H * W`` neurons, ids of ``[C, H, W]`` flattened.
-        kernel_size: of a window, an int, or two, vertical first.
+        kernel_size: size of a window: an int, or two, vertical first.
         stride: likewise; None: ``kernel_size``.
         padding: likewise, at most half of ``kernel_size``.
         mode: ``"max"``, ``"average"`` or ``"sum"``.
-        input_size: ``(C, H, W)``; None: what ``spikes.map_shape`` says.
+        input_size: ``(C, H, W)``; None: ``spikes.map_shape``.
 
     Returns:
-        SparseSpikes of ``C * H' * W'`` neurons; among the spikes and among the gradient-only slots, ids are in
-        ascending order. There are as many slots as the busiest step needs: a pool drops nothing.
+        SparseSpikes of ``C * H' * W'`` neurons. The ids of the spikes are in ascending order, and those of the
+        gradient-only slots, too. There are as many slots as the busiest step needs; nothing is dropped.
 
     Raises:
-        TypeError, ValueError: a size or option that does not fit, an id or count out of range; the message names it.
+        TypeError, ValueError: a size or option is wrong, or an id or count is out of range; the message names the
+            argument.
 
-    Source: ``torch.nn.functional.max_pool2d`` and ``avg_pool2d``, on the form of Gruen et al., arXiv 2311.04386, 2023.
+    Source: ``torch.nn.functional.max_pool2d`` and ``avg_pool2d``, in the format of Gruen et al., arXiv 2311.04386,
+    2023.
     """
     spikes = check_spikes("spikes", spikes)
     code = mode_code(mode)
@@ -213,7 +215,7 @@ def sparse_pool2d(
     if _route.uses_operator("sparse_pool2d", "SparsePool2d"):
         pooled: SparseSpikes = _route.call("sparse_pool2d", spikes, geometry, code)
         return pooled.with_maps(geometry.out_shape)
-    # Without data nobody knows what is needed.
+    # A trace or a meta tensor has no data, so the number of slots is that of the neurons.
     unknown = is_compiling() or spikes.device.type == "meta"
     ids, values, counts = SparsePool2d.apply(
         spikes.values,

@@ -1,4 +1,4 @@
-"""Spikes as a dense tensor: public function, schema, meta, autograd, reference."""
+"""Conversion of spikes to a dense tensor: public function, schema, meta, autograd, reference."""
 
 from typing import Any, Tuple
 
@@ -14,13 +14,13 @@ from snnipu.spikes import SparseSpikes, check_ids
 def sparse_to_dense_fwd_reference(
     ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int
 ) -> torch.Tensor:
-    """What ``snnipu::sparse_to_dense_fwd`` computes, in plain PyTorch."""
+    """Compute ``snnipu::sparse_to_dense_fwd`` in plain PyTorch."""
     check_ids(ids, counts, num_neurons)
     return scatter(values, ids, counts, num_neurons).contiguous()
 
 
 def sparse_to_dense_bwd_reference(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """What ``snnipu::sparse_to_dense_bwd`` computes, in plain PyTorch."""
+    """Compute ``snnipu::sparse_to_dense_bwd`` in plain PyTorch."""
     check_ids(ids, counts, grad.shape[2])
     return gather(grad, ids, counts)
 
@@ -38,7 +38,7 @@ define(sparse_to_dense_bwd_reference, values_meta)
 
 
 class SparseToDense(torch.autograd.Function):
-    """Autograd around ``snnipu::sparse_to_dense_fwd`` and ``snnipu::sparse_to_dense_bwd``."""
+    """The autograd function of ``snnipu::sparse_to_dense_fwd`` and ``snnipu::sparse_to_dense_bwd``."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -55,13 +55,13 @@ class SparseToDense(torch.autograd.Function):
 
 
 def sparse_to_dense(spikes: SparseSpikes) -> torch.Tensor:
-    r"""Spikes as a dense tensor.
+    r"""Convert spikes to a dense tensor.
 
     .. math::
 
         x_{tbn} = \sum_{s\,:\,i_{tbs} = n} v_{tbs}
 
-    over the carried slots; a slot that only carries gradient has value 0 and gets the gradient of its element.
+    over the carried slots. A gradient-only slot has value 0, and gets the gradient of its element.
 
     Args:
         spikes: SparseSpikes.
@@ -70,9 +70,9 @@ def sparse_to_dense(spikes: SparseSpikes) -> torch.Tensor:
         ``[T, B, N]`` in the dtype of ``spikes.values``, differentiable in them.
 
     Raises:
-        TypeError: ``spikes`` is something else.
-        ValueError: an id or count out of range (the tensors were changed after construction). On CUDA they are left
-            out without an error, as in :func:`sparse_linear`.
+        TypeError: ``spikes`` is no SparseSpikes.
+        ValueError: an id or count is out of range, because the tensors were changed after construction. On CUDA such
+            slots are ignored, as in :func:`sparse_linear`.
 
     Source: the format of Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """

@@ -1,4 +1,4 @@
-"""Spikes summed over time, which ``SparseSpikes.spike_count`` is short for: schema, meta, autograd, reference."""
+"""Sums of spikes over time, for ``SparseSpikes.spike_count``: schema, meta, autograd, reference."""
 
 from typing import Any, Tuple
 
@@ -12,7 +12,7 @@ from snnipu.spikes import SparseSpikes
 
 
 def _cells(ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
-    """Where the slots lie in ``[B, N]`` flattened; padding, whatever it holds, behind the last element."""
+    """Return the index of each slot in ``[B, N]`` flattened; padding gets the index after the last element."""
     _, batch, slots = ids.shape
     carried = torch.arange(slots, device=ids.device) < counts[..., 1:]
     rows = torch.arange(batch, device=ids.device)[None, :, None]
@@ -22,14 +22,14 @@ def _cells(ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.T
 def spike_count_fwd_reference(
     ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int
 ) -> torch.Tensor:
-    """What ``snnipu::spike_count_fwd`` computes, in plain PyTorch, differentiable as often as one likes."""
+    """Compute ``snnipu::spike_count_fwd`` in plain PyTorch, differentiable any number of times."""
     batch = ids.shape[1]
     total = values.new_zeros(batch * num_neurons + 1).index_add(0, _cells(ids, counts, num_neurons), values.reshape(-1))
     return total[:-1].reshape(batch, num_neurons)
 
 
 def spike_count_bwd_reference(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """What ``snnipu::spike_count_bwd`` computes, likewise."""
+    """Compute ``snnipu::spike_count_bwd`` in plain PyTorch, differentiable any number of times."""
     padded = torch.cat([grad.reshape(-1), grad.new_zeros(1)])
     return padded[_cells(ids, counts, grad.shape[1])].reshape(ids.shape)
 
@@ -43,7 +43,7 @@ define(spike_count_bwd_reference, values_meta)
 
 
 class SpikeCount(torch.autograd.Function):
-    """Autograd around ``snnipu::spike_count_fwd`` and ``snnipu::spike_count_bwd``."""
+    """The autograd function of ``snnipu::spike_count_fwd`` and ``snnipu::spike_count_bwd``."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -55,14 +55,14 @@ class SpikeCount(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
         ids, counts = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again
+        if torch.is_grad_enabled():  # create_graph=True: the gradient will be differentiated
             return spike_count_bwd_reference(grad, ids, counts), None, None, None
         return _library.kernel_for("spike_count_bwd", grad, ids, counts)(grad, ids, counts), None, None, None
 
 
 def spike_count(spikes: SparseSpikes) -> torch.Tensor:
-    """See :meth:`SparseSpikes.spike_count`."""
+    """Compute :meth:`SparseSpikes.spike_count`."""
     if is_eager(spikes.values, dispatched=True):
         return SpikeCount.apply(spikes.values, spikes.ids, spikes.counts, spikes.num_neurons)
-    # Transforms, and compilers, have derivatives of PyTorch's own operators.
+    # Transforms and compilers can differentiate only PyTorch's operators.
     return spike_count_fwd_reference(spikes.ids, spikes.values, spikes.counts, spikes.num_neurons)

@@ -1,13 +1,16 @@
-"""Spiking LSTMs: one step, and a sequence with the input's part of the gates computed for all steps at once.
+"""Spiking LSTMs: one step, and an operator for a sequence.
 
 .. math::
 
-    i, f, g, o &= \\sigma, \\sigma, \\tanh, \\sigma(\\text{input's part} + \\text{part of } h_{t-1}) \\\\
+    i, f, g, o &= \\sigma, \\sigma, \\tanh, \\sigma(W x_t + V h_{t-1} + b) \\\\
     c_t &= f c_{t-1} + i g \\\\
     h_t &= o \\tanh(c_t) - S(h_{t-1})\\,\\theta \\quad\\text{or}\\quad (1 - S(h_{t-1}))\\, o \\tanh(c_t)
 
-The sequence is an operator: what it does in a step is the product with the hidden state, and all that follows in one
-pass over the gates. The backward pass walks back likewise; the weights' gradients are one product over all steps.
+with the cell state :math:`c` (``syn``), the hidden state :math:`h` (``mem``), and the spike function :math:`S`.
+
+The operator computes :math:`W x_t + b` for all steps in one product. The loop over time has the product with the hidden
+state and one pass over the gates. The backward pass is a loop, too; the weights' gradients are one product over all
+steps.
 """
 
 from dataclasses import dataclass
@@ -24,7 +27,7 @@ from snnipu.ops._arguments import is_autocast, is_differentiated
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import declared, define
 
-# Where nothing is kept for a backward pass, so many numbers of gates are computed at once: 64 MiB in float32.
+# The size of a chunk of time in numbers of gates, 64 MiB in float32. A sequence without a backward pass runs in chunks.
 _CHUNK = 1 << 24
 
 States = Tuple[torch.Tensor, torch.Tensor]
@@ -32,13 +35,14 @@ Tensors = Sequence[Optional[torch.Tensor]]
 
 
 class LSTMNeuron(NamedTuple):
-    """What is done with a cell's hidden state.
+    """The spikes and the reset of a spiking LSTM.
 
     Attributes:
-        threshold, graded: of the spikes.
-        reset: code of the reset mechanism.
+        threshold: firing threshold.
+        graded: graded_spikes_factor, the value of a spike.
+        reset: number of the reset mechanism.
         spike: the spike function.
-        quantise: of the states, or None.
+        quantise: function that quantises the states, or None.
     """
 
     threshold: torch.Tensor
@@ -48,24 +52,24 @@ class LSTMNeuron(NamedTuple):
     quantise: Any = None
 
     def fire(self, mem: torch.Tensor) -> torch.Tensor:
-        """Spikes."""
+        """Return the spikes of the hidden state."""
         if self.quantise:
             mem = self.quantise(mem)
         return self.spike(mem - self.threshold) * self.graded
 
     def was_above(self, mem: torch.Tensor) -> torch.Tensor:
-        """The reset signal, bool."""
+        """Return the reset signal, bool."""
         return mem.detach() - self.threshold.detach() > 0
 
     def after(self, syn: torch.Tensor, mem: torch.Tensor, before: Optional[torch.Tensor]) -> States:
-        """The cell's states with the reset for the hidden state ``before``; None: it was zeros."""
+        """Return the cell's states after the reset by the hidden state ``before``; None: zeros."""
         if self.reset < 2:
             reset = self.was_above(torch.zeros_like(mem) if before is None else before)
             mem = mem - reset * self.threshold if self.reset == 0 else mem.masked_fill(reset, 0)
         return (self.quantise(syn), self.quantise(mem)) if self.quantise else (syn, mem)
 
 
-# No named tuples: TorchDynamo 2.9 cannot read properties of theirs.
+# These are dataclasses because TorchDynamo 2.9 cannot read properties of named tuples.
 @dataclass(eq=False)
 class LinearCell:
     """``nn.LSTMCell``: weights ``[4 * H, I]`` and ``[4 * H, H]``."""
@@ -76,52 +80,52 @@ class LinearCell:
     bias_hh: Optional[torch.Tensor]
 
     def plain(self) -> Tuple[Tuple[Optional[torch.Tensor], ...], Tuple[Any, ...]]:
-        """Its tensors, and what else there is: what :func:`make_cell` takes."""
+        """Return the tensors and the other fields, the arguments of :func:`make_cell`."""
         return (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh), ()
 
     def fits(self, x: torch.Tensor) -> bool:
-        """Whether ``x`` is a step of the input."""
+        """Return True if ``x`` is a step of the input."""
         return x.dim() == 2 and x.shape[1] == self.weight_ih.shape[1] and x.dtype == self.weight_ih.dtype
 
     def shape(self, step: torch.Size) -> Tuple[int, ...]:
-        """The states' shape, for steps of the input of shape ``step``."""
+        """Return the shape of the states for input steps of shape ``step``."""
         return (step[0], self.weight_hh.shape[1])
 
     @property
     def restarts(self) -> bool:
-        """Whether every step starts from zeros: snnTorch's takes states only where they have the input's shape."""
+        """True if every step starts from zeros: snnTorch discards states that do not have the input's shape."""
         return self.weight_ih.shape[1] != self.weight_hh.shape[1]
 
     def step(self, x: torch.Tensor, syn: torch.Tensor, mem: torch.Tensor) -> States:
-        """The states after one step, as snnTorch computes them."""
+        """Return the states after one step, computed as in snnTorch."""
         states = torch.lstm_cell(x, (mem, syn), self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
         return states[1], states[0]
 
     def input_gates(self, x: torch.Tensor) -> torch.Tensor:
-        """The input's part of the gates and their biases, ``[N, 4 * H]`` of ``x [N, I]``; new memory."""
+        """Return the input's part of the gates with the biases, ``[N, 4 * H]`` for ``x [N, I]``, in new memory."""
         bias = None if self.bias_ih is None or self.bias_hh is None else self.bias_ih + self.bias_hh
         return F.linear(x, self.weight_ih, bias)
 
     def hidden_weight(self) -> torch.Tensor:
-        """What the hidden state is multiplied by."""
+        """Return the weight of the hidden state."""
         return self.weight_hh
 
     def hidden_gates(self, mem: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The hidden state's part of the gates."""
+        """Return the hidden state's part of the gates."""
         return F.linear(mem, weight)
 
     def add_hidden(self, gates: torch.Tensor, mem: torch.Tensor, weight: torch.Tensor) -> None:
-        """Add :meth:`hidden_gates` in place."""
+        """Add :meth:`hidden_gates` to ``gates`` in place."""
         gates.addmm_(mem, weight.t())
 
     def grad_hidden(self, grad: torch.Tensor, mem: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The gradient of a hidden state that looks like ``mem``, from that of the gates."""
+        """Return the gradient of a hidden state with the shape of ``mem`` from that of the gates."""
         return grad @ weight
 
     def gradients(self, grad: torch.Tensor, x: torch.Tensor, hidden: "Pairs", needs: Sequence[bool]) -> Tensors:
-        """Gradients of ``x`` and of the cell's tensors, from that of the gates for ``x``.
+        """Return the gradients of ``x`` and of the cell's tensors from that of the gates for ``x``.
 
-        ``hidden``: gradients of gates, and the hidden states that they were given, of all steps.
+        ``hidden``: pairs of the gradient of gates and the hidden state that they read, for all steps.
         """
         bias = grad.sum(0) if any(needs[3:]) else None
         gradients = [
@@ -129,25 +133,25 @@ class LinearCell:
             grad.t() @ x if needs[1] else None,
             _sum([rows.t() @ mem for rows, mem in hidden], self.weight_hh) if needs[2] else None,
         ]
-        # Each its own: PyTorch may take one for a parameter's grad.
+        # Two tensors: PyTorch may store a returned gradient as the grad of a parameter.
         return (*gradients, bias if needs[3] else None, bias.clone() if bias is not None and needs[4] else None)
 
     def activations(self, gates: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """``i, f, g, o``."""
+        """Return the activations ``i, f, g, o``."""
         size = self.weight_hh.shape[1]
         i, f = gates[:, : 2 * size].sigmoid().chunk(2, 1)
         return i, f, gates[:, 2 * size : 3 * size].tanh(), gates[:, 3 * size :].sigmoid()
 
     def pooled(self, mem: torch.Tensor) -> torch.Tensor:
-        """What fires."""
+        """Return the hidden state from which the neurons fire."""
         return mem
 
 
 @dataclass(eq=False)
 class ConvCell:
-    """One convolution of input and hidden state: ``weight [4 * H, I + H, k, k]``.
+    """A cell with one convolution of input and hidden state, ``weight [4 * H, I + H, k, k]``.
 
-    ``max_pool``, ``avg_pool``: the window in which the hidden state is pooled before it fires; 0: none.
+    ``max_pool`` or ``avg_pool`` is the window in which the hidden state is pooled before it fires; 0: none.
     """
 
     weight: torch.Tensor
@@ -158,11 +162,11 @@ class ConvCell:
     restarts: bool = False
 
     def plain(self) -> Tuple[Tuple[Optional[torch.Tensor], ...], Tuple[Any, ...]]:
-        """Its tensors, and what else there is: what :func:`make_cell` takes."""
+        """Return the tensors and the other fields, the arguments of :func:`make_cell`."""
         return (self.weight, self.bias), (self.padding, self.max_pool, self.avg_pool)
 
     def fits(self, x: torch.Tensor) -> bool:
-        """Whether ``x`` is a step of the input."""
+        """Return True if ``x`` is a step of the input."""
         odd = self.weight.shape[2] % 2 == 1 and self.weight.shape[3] % 2 == 1
         return (
             x.dim() == 4 and odd and x.shape[1] + self.hidden == self.weight.shape[1] and x.dtype == self.weight.dtype
@@ -170,32 +174,33 @@ class ConvCell:
 
     @property
     def hidden(self) -> int:
-        """Channels of the states."""
+        """Number of channels of the states."""
         return self.weight.shape[0] // 4
 
     def shape(self, step: torch.Size) -> Tuple[int, ...]:
-        """The states' shape, for steps of the input of shape ``step``."""
+        """Return the shape of the states for input steps of shape ``step``."""
         return (step[0], self.hidden, step[2], step[3])
 
     def step(self, x: torch.Tensor, syn: torch.Tensor, mem: torch.Tensor) -> States:
-        """The states after one step, as snnTorch computes them."""
+        """Return the states after one step, computed as in snnTorch."""
         gates = F.conv2d(torch.cat([x, mem], 1), self.weight, self.bias, padding=self.padding)
         return _cell(self.activations(gates), syn)
 
     def input_gates(self, x: torch.Tensor) -> torch.Tensor:
-        """The input's part of the gates and their bias, ``[N, 4 * H, h, w]`` of ``x [N, I, h, w]``; new memory."""
+        """Return the input's part of the gates with the bias, ``[N, 4 * H, h, w]`` for ``x [N, I, h, w]``, in new
+        memory."""
         return F.conv2d(x, self.weight[:, : -self.hidden], self.bias, padding=self.padding)
 
     def hidden_weight(self) -> torch.Tensor:
-        """What the hidden state is convolved with."""
+        """Return the weight of the hidden state."""
         return self.weight[:, -self.hidden :].contiguous()
 
     def hidden_gates(self, mem: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The hidden state's part of the gates."""
+        """Return the hidden state's part of the gates."""
         return F.conv2d(mem, weight, padding=self.padding)
 
     def add_hidden(self, gates: torch.Tensor, mem: torch.Tensor, weight: torch.Tensor) -> None:
-        """Add :meth:`hidden_gates` in place."""
+        """Add :meth:`hidden_gates` to ``gates`` in place."""
         gates.add_(self.hidden_gates(mem, weight))
 
     def _backward(self, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, of_input: bool) -> torch.Tensor:
@@ -208,13 +213,13 @@ class ConvCell:
         return gradient
 
     def grad_hidden(self, grad: torch.Tensor, mem: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The gradient of a hidden state that looks like ``mem``, from that of the gates."""
+        """Return the gradient of a hidden state with the shape of ``mem`` from that of the gates."""
         return self._backward(grad, mem, weight, True)
 
     def gradients(self, grad: torch.Tensor, x: torch.Tensor, hidden: "Pairs", needs: Sequence[bool]) -> Tensors:
-        """Gradients of ``x`` and of the cell's tensors, from that of the gates for ``x``.
+        """Return the gradients of ``x`` and of the cell's tensors from that of the gates for ``x``.
 
-        ``hidden``: gradients of gates, and the hidden states that they were given, of all steps.
+        ``hidden``: pairs of the gradient of gates and the hidden state that they read, for all steps.
         """
         of_input, of_hidden = self.weight[:, : -self.hidden], self.weight[:, -self.hidden :]
         grad_weight = None
@@ -228,13 +233,13 @@ class ConvCell:
         )
 
     def activations(self, gates: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """``i, f, g, o``, which snnTorch's convolutional cell has in another order."""
+        """Return the activations ``i, f, g, o``; snnTorch's convolutional cell has the order ``i, f, o, g``."""
         size = 3 * self.hidden
         i, f, o = gates[:, :size].sigmoid().chunk(3, 1)
         return i, f, gates[:, size:].tanh(), o
 
     def pooled(self, mem: torch.Tensor) -> torch.Tensor:
-        """What fires."""
+        """Return the hidden state from which the neurons fire."""
         if not (self.max_pool or self.avg_pool):
             return mem
         return F.max_pool2d(mem, self.max_pool) if self.max_pool else F.avg_pool2d(mem, self.avg_pool)
@@ -249,17 +254,17 @@ def _sum(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 
 
 def make_cell(tensors: Sequence[Any], how: Sequence[Any]) -> Cell:
-    """A cell from what its ``plain`` gave."""
+    """Return the cell from the results of its ``plain``."""
     return ConvCell(*tensors, *how) if how else LinearCell(*tensors)
 
 
 def tanh_gate(cell: Cell) -> int:
-    """Which of the four gates is tanh's, 2 or 3; the output's is the other one of these."""
+    """Return the index of the gate with a tanh, 2 or 3; the output gate has the other index."""
     return 3 if isinstance(cell, ConvCell) else 2
 
 
 def _cell(activations: Tuple[torch.Tensor, ...], syn: Optional[torch.Tensor]) -> States:
-    """Cell and hidden state after a step; ``syn`` None: zeros."""
+    """Return cell and hidden state after a step; ``syn`` None: zeros."""
     i, f, g, o = activations
     syn = i * g if syn is None else f * syn + i * g
     return syn, o * syn.tanh()
@@ -268,7 +273,7 @@ def _cell(activations: Tuple[torch.Tensor, ...], syn: Optional[torch.Tensor]) ->
 def spiking_lstm_step(
     cell: Cell, neuron: LSTMNeuron, x: torch.Tensor, syn: Optional[torch.Tensor], mem: Optional[torch.Tensor]
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One step, snnTorch's numbers: ``(spk, syn, mem)``; states that are None are zeros."""
+    """Run one step, with snnTorch's numbers; return ``(spk, syn, mem)``. States that are None are zeros."""
     shape = cell.shape(x.shape)
     syn, mem = (x.new_zeros(shape) if state is None or cell.restarts else state for state in (syn, mem))
     states: States = cell.step(x, syn, mem)
@@ -280,17 +285,17 @@ def spiking_lstm_step(
 
 
 class PointwiseBackward(NamedTuple):
-    """Arguments of a step's adjoint behind the products. Tensors in pairs are of the cell and the hidden state.
+    """Arguments of the elementwise part of a step's adjoint. Pairs are of the cell state and the hidden state.
 
     Attributes:
-        activations: of the gates.
+        activations: activations of the gates.
         before: states before the step; None: zeros.
         syn: cell state after the step.
-        grad: gradients of the states after the step, of the loss itself; None: zeros.
-        carried: gradients of the same states that the step after gave.
-        grad_gates: result.
-        grad_before: result for the cell state; may be the memory of ``carried``.
-        grad_reset: result for the threshold at each neuron, or None.
+        grad: upstream gradients of the states after the step; None: zeros.
+        carried: gradients of the same states from the next step.
+        grad_gates: result, the gradient of the gates.
+        grad_before: result, the gradient of the cell state before the step; it may share memory with ``carried``.
+        grad_reset: result, the gradient of the threshold at each neuron; or None.
     """
 
     activations: torch.Tensor
@@ -304,7 +309,7 @@ class PointwiseBackward(NamedTuple):
 
 
 class ReferencePointwise:
-    """Operations of a step after its products, in plain PyTorch; a kernel has the same methods."""
+    """The elementwise part of a step in plain PyTorch; a backend has a class with the same methods."""
 
     def __init__(self, cell: Cell, threshold: torch.Tensor, reset: int) -> None:
         self.threshold, self.reset = threshold, reset
@@ -318,7 +323,7 @@ class ReferencePointwise:
         return (torch.zeros_like(like) if mem is None else mem) - self.threshold > 0
 
     def forward(self, gates: torch.Tensor, before: Tensors, after: Tensors) -> None:
-        """Activations in the place of the gates; states after the step, cell and hidden, for those before it."""
+        """Replace the gates by their activations, and write the cell and the hidden state after the step."""
         parts = i, f, g, o = self._split(gates)
         for part in parts:
             part.tanh_() if part is g else part.sigmoid_()
@@ -351,7 +356,7 @@ class ReferencePointwise:
 
 
 class Arguments(NamedTuple):
-    """Of ``spiking_lstm_fwd``, in the order of its schema; no ``padding``: a :class:`LinearCell`."""
+    """Arguments of ``spiking_lstm_fwd``, in the order of its schema; empty ``padding``: a :class:`LinearCell`."""
 
     x: torch.Tensor
     syn: Optional[torch.Tensor]
@@ -366,7 +371,7 @@ class Arguments(NamedTuple):
         return make_cell(self.cell, (tuple(self.padding),) if self.padding else ())
 
     def steps(self) -> Tuple[int, torch.Size]:
-        """Their number, and the shape of one of the input's."""
+        """Return the number of steps and the shape of an input step."""
         return (len(self.x), self.x.shape[1:]) if self.num_steps is None else (self.num_steps, self.x.shape)
 
 
@@ -492,9 +497,9 @@ _bwd = _library.define(
 
 
 class SpikingLSTM(torch.autograd.Function):
-    """Forward and backward operator as one differentiable function: cell and hidden states after each step.
+    """The autograd function of the two operators: cell and hidden states after each step.
 
-    Kept for the backward pass: the gates' activations, the states, and what was given.
+    It saves the gates' activations, the states and the inputs.
     """
 
     @staticmethod
@@ -539,7 +544,7 @@ class SpikingLSTM(torch.autograd.Function):
 
 
 def _plain(quantise: Any, how: Tuple[Any, ...], x: torch.Tensor, *tensors: Optional[torch.Tensor]) -> States:
-    """The operator's results by PyTorch's operations alone, each of which is differentiable."""
+    """Compute the operator's results with differentiable operations of PyTorch."""
     syn, mem, threshold, *tensors_of_cell = tensors
     padding, reset, num_steps = how
     cell = make_cell(tensors_of_cell, (padding,) if padding else ())
@@ -552,7 +557,7 @@ def _plain(quantise: Any, how: Tuple[Any, ...], x: torch.Tensor, *tensors: Optio
         rows = [cell.input_gates(x)] * num_steps
     states: List[States] = []
     for gates in rows:
-        # Where there are only zeros, a row of them gives the weight its gradient.
+        # A row of zeros in place of the hidden state gives the weight a gradient of zeros.
         hidden = weight.new_zeros(cell.shape((1, *x.shape[2 - (num_steps is not None) :]))) if mem is None else mem
         if mem is not None or len(rows) == 1:
             gates = gates + cell.hidden_gates(hidden, weight)
@@ -569,16 +574,21 @@ def spiking_lstm_sequence(
     mem: Optional[torch.Tensor],
     num_steps: Optional[int],
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All steps: ``(spk, syn, mem)``, each ``[T, B, ...]``; states that are None are zeros.
+    """Run all steps; return ``(spk, syn, mem)``, each ``[T, B, ...]``.
 
     Args:
-        x: ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
+        cell: the LSTM cell.
+        neuron: spikes and reset.
+        x: ``[T, B, ...]``; with ``num_steps``, ``[B, ...]``, held constant.
+        syn: cell state before the first step; None: zeros.
+        mem: hidden state before the first step; None: zeros.
+        num_steps: number of steps, or None.
     """
     tensors, how = cell.plain()
     neuron_tensors = (neuron.threshold, *tensors)
     options = (how[0] if how else (), neuron.reset)
     fused = (
-        not _route.on_real_ipu()  # there, PyTorch's own operations are all that there is
+        not _route.on_real_ipu()  # PopTorch has no such operator, only PyTorch's operations
         and not neuron.quantise
         and not is_autocast(x.device.type)
         and all(tensor is None or tensor.dtype == x.dtype for tensor in (syn, mem, *neuron_tensors))
@@ -591,7 +601,7 @@ def spiking_lstm_sequence(
         return _plain(neuron.quantise, how, part, syn, mem, *neuron_tensors)
 
     if cell.restarts:
-        # All steps are one batch.
+        # The steps are independent, so they run as one batch.
         flat = run(x[None] if num_steps is not None else x.flatten(0, 1)[None], None, None, None)
         syns, mems = (state[0].unflatten(0, (-1, x.shape[1 - (num_steps is not None)])) for state in flat)
         if num_steps is not None:

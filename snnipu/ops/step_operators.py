@@ -1,6 +1,7 @@
-"""A neuron's step as one node of the graphs of ``torch.compile``, and the same neuron over all steps.
+"""Step operators: functions that are one node in the graphs of ``torch.compile``, and their sequences.
 
-``snnipu.compiler`` finds chains of :data:`STEPS` in a graph, and puts their :data:`SEQUENCES` in their place.
+Each function runs one time step of a neuron. ``snnipu.compiler`` replaces the steps of a loop over time by the
+function in :data:`SEQUENCES` that runs all steps.
 """
 
 import weakref
@@ -19,40 +20,41 @@ from snnipu.surrogate import Kernel, Surrogate
 
 Tensors = Tuple[Optional[torch.Tensor], ...]
 
-# Set by `snnipu.compiler`, which makes the functions below known to TorchDynamo; without it a step is traced.
+# True once `snnipu.compiler` has registered the functions below with TorchDynamo. Without it a step is traced.
 enabled = False
 
 
 def look_up(neuron: Any, parts: Iterable[str]) -> None:
-    """Ask the instance for its methods: TorchDynamo compiles anew once something else stands in their place there."""
+    """Read methods of the instance, so that TorchDynamo guards them and recompiles after they are replaced."""
     for name in parts:
         getattr(neuron, name)
 
 
 def at_trace_time(function: Any) -> Any:
-    """Mark of a method that TorchDynamo calls where it meets it, its result being a constant of the graph."""
+    """Decorate a function that TorchDynamo calls at trace time; the result is a constant of the graph."""
     function._dynamo_marked_constant = True
     return function
 
 
 @at_trace_time
 def tracing() -> bool:
-    """Whether ``torch.compile`` is to see a neuron's step as one node."""
+    """Return True if a trace by ``torch.compile`` should record a neuron's step as one node."""
     return enabled and torch._guards.TracingContext.try_get() is not None
 
 
 def apart(function: Any, *args: Any, **keywords: Any) -> Any:
-    """Call ``function``, into which ``snnipu.compiler`` does not let TorchDynamo look: the graph ends there."""
+    """Call ``function`` outside of the graph: TorchDynamo does not trace it, and breaks the graph."""
     return function(*args, **keywords)
 
 
-# What snntorch.utils.reset has reset in a trace: how often each kind, and how often a neuron had been by its last step.
+# Calls of snntorch.utils.reset in each trace: the number of resets of each kind of neuron, and the number of resets of
+# each neuron at its last step.
 _resets: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
 @at_trace_time
 def note_reset(kinds: Tuple[str, ...]) -> bool:
-    """The trace that goes on resets all neurons of these kinds of snnTorch's, whoever has them."""
+    """Record that the current trace resets all of snnTorch's neurons of these kinds. Returns True."""
     context = torch._guards.TracingContext.try_get()
     if context is not None:
         counts, _ = _resets.setdefault(context, ({}, {}))
@@ -62,7 +64,7 @@ def note_reset(kinds: Tuple[str, ...]) -> bool:
 
 
 def is_reset(neuron: Any) -> bool:
-    """Whether this neuron was reset since it was asked last: its states are those of the graph's begin no longer."""
+    """Return True if the neuron was reset since its last step, so its states are no longer inputs of the graph."""
     context = torch._guards.TracingContext.try_get()
     if context is None or context not in _resets:
         return False
@@ -84,7 +86,8 @@ def _surrogate_of(number: int, a: float, b: float) -> Surrogate:
 
 def _surrogate(number: int, a: float, b: float) -> Surrogate:
     if isinstance(a, torch.SymFloat) or isinstance(b, torch.SymFloat):
-        # TorchDynamo asks what comes out, whose form does not depend on them; to look at them would fix them.
+        # TorchDynamo needs only the shapes of the results, which do not depend on a and b. Reading a and b would
+        # specialise the graph.
         a, b = 1.0, 0.0
     return _surrogate_of(number, a, b)
 
@@ -97,13 +100,15 @@ def neuron_step(
     options: Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...]],
     rolls: str,
 ) -> Tuple[torch.Tensor, ...]:
-    """One step of a neuron of ``snnipu.equations``: ``(spk, *states)``.
+    """Run one step of a neuron of ``snnipu.equations``; return ``(spk, *states)``.
 
     Args:
-        states, parameters: those of the equation, in its order.
+        x: input of the step.
+        states: states of the equation, in its order; None: zeros.
+        parameters: parameters of the equation, in its order.
         kernel: the fields of a ``surrogate.Kernel``.
-        options: the equation's name, its parameters' names, its options.
-        rolls: why the step must stay a step; empty where it need not.
+        options: the equation's name, the names of its parameters, its options.
+        rolls: the reason why the step must not become a sequence; empty if it may.
     """
     store = [True] * len(states)
     results: Tuple[Any, ...] = neuron_over_time(x, SINGLE_STEP, states, parameters, kernel, options, store, False)
@@ -120,7 +125,10 @@ def neuron_over_time(
     store: Sequence[bool],
     need_final: bool,
 ) -> Tuple[Optional[torch.Tensor], ...]:
-    """All steps of :func:`neuron_step`: spikes, each state over time, each final state, or None."""
+    """Run all steps of :func:`neuron_step`; return spikes, each state over time and each final state.
+
+    States that are not requested are None.
+    """
     name, names, chosen = options
     results = neuron_apply(
         name,
@@ -148,14 +156,16 @@ def recurrent_step(
     options: RecurrentOptions,
     rolls: str,
 ) -> Tuple[torch.Tensor, ...]:
-    """One step of a neuron whose spikes come back through a linear layer or a convolution: ``(spk, *states)``.
+    """Run one step of a neuron with feedback through a linear layer or a convolution; return ``(spk, *states)``.
 
     Args:
-        states: those of the equation, the spikes first.
-        parameters: those of the equation without ``V``, then weight and bias of the layer.
+        x: input of the step.
+        states: states of the equation, the spikes first; None: zeros.
+        parameters: parameters of the equation without ``V``, then weight and bias of the layer.
         kernel: the fields of a ``surrogate.Kernel``.
-        options: the equation's name, its parameters' names, its options, the geometry of a ``RecurrentConnection``.
-        rolls: why the step must stay a step; empty where it need not.
+        options: the equation's name, the names of its parameters, its options, the geometry of a
+            ``RecurrentConnection``.
+        rolls: the reason why the step must not become a sequence; empty if it may.
     """
     name, _, chosen, _ = options
     connection, values = _connection(parameters, options)
@@ -184,7 +194,7 @@ def recurrent_over_time(
     store: Sequence[bool],
     need_final: bool,
 ) -> Tuple[Optional[torch.Tensor], ...]:
-    """All steps of :func:`recurrent_step`: spikes, each state over time, each final state, or None."""
+    """Run all steps of :func:`recurrent_step`; the results are as in :func:`neuron_over_time`."""
     name, _, chosen, _ = options
     connection, values = _connection(parameters, options)
     results = recurrent_apply(
@@ -206,7 +216,7 @@ def recurrent_over_time(
 def _connection(
     parameters: Sequence[Optional[torch.Tensor]], options: RecurrentOptions
 ) -> Tuple[RecurrentConnection, Dict[str, Any]]:
-    """The layer, and the equation's parameters by name."""
+    """Return the layer, and the equation's parameters by name."""
     *values, weight, bias = parameters
     assert weight is not None
     return RecurrentConnection(weight, bias, options[3]), dict(zip(options[1], values))
@@ -223,13 +233,21 @@ def neuron_fed_back(
     need_final: bool,
     connection: Sequence[Any],
 ) -> Tuple[Optional[torch.Tensor], ...]:
-    """All steps of :func:`neuron_step` whose input is ``x`` plus a layer's output for the spikes of the step before.
+    """Run all steps of :func:`neuron_step` on ``x`` plus a layer's output for the spikes of the step before.
 
     Args:
-        connection: the spikes before the first step, then the layer: weight, bias, geometry.
+        x: input.
+        num_steps: see :func:`neuron_over_time`, as for the other arguments.
+        states: states before the first step.
+        parameters: parameters of the equation.
+        kernel: the fields of a ``surrogate.Kernel``.
+        options: the equation's name, the names of its parameters, its options.
+        store: a flag for each state that is returned over time.
+        need_final: return the final states.
+        connection: the spikes before the first step, then weight, bias and geometry of the layer.
 
     Returns:
-        What :func:`neuron_over_time` does, then the last spikes or None.
+        The results of :func:`neuron_over_time`, then the last spikes or None.
     """
     spikes, weight, bias, geometry = connection
     spk, _, *states_and_final = recurrent_over_time(
@@ -254,14 +272,15 @@ def spiking_lstm_step(
     options: Tuple[Any, ...],
     rolls: str,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One step of a spiking LSTM: ``(spk, syn, mem)``.
+    """Run one step of a spiking LSTM; return ``(spk, syn, mem)``.
 
     Args:
+        x: input of the step.
         states: ``(syn, mem)``; None: zeros.
         parameters: threshold, graded_spikes_factor, then the cell's tensors.
         kernel: the fields of a ``surrogate.Kernel``.
-        options: code of the reset mechanism, then what the cell has besides tensors.
-        rolls: why the step must stay a step; empty where it need not.
+        options: number of the reset mechanism, then the cell's other fields.
+        rolls: the reason why the step must not become a sequence; empty if it may.
     """
     cell, neuron = _lstm(parameters, kernel, options)
     return lstm.spiking_lstm_step(cell, neuron, x, states[0], states[1])
@@ -277,10 +296,10 @@ def spiking_lstm_over_time(
     store: Sequence[bool],
     need_final: bool,
 ) -> Tuple[Optional[torch.Tensor], ...]:
-    """All steps of :func:`spiking_lstm_step`: spikes, each state over time, each final state, or None."""
+    """Run all steps of :func:`spiking_lstm_step`; the results are as in :func:`neuron_over_time`."""
     cell, neuron = _lstm(parameters, kernel, options)
     spk, syn, mem = lstm.spiking_lstm_sequence(cell, neuron, x, states[0], states[1], num_steps)
-    # Copies: views would keep the whole sequence's.
+    # Views would keep the memory of all steps alive.
     final = (syn[-1].clone(), mem[-1].clone()) if need_final else (None, None)
     return (spk, syn, mem, *final)
 
@@ -295,24 +314,24 @@ def _lstm(
     return lstm.make_cell(tensors, how), lstm.LSTMNeuron(threshold, graded, reset, _surrogate(*kernel))
 
 
-# Step -> the same over time.
+# Step operator -> the function of all steps.
 SEQUENCES = {
     neuron_step: neuron_over_time,
     recurrent_step: recurrent_over_time,
     spiking_lstm_step: spiking_lstm_over_time,
 }
 
-# Step -> the same over time where the spikes come back through a layer, and are added to the input.
+# Step operator -> the function of all steps with feedback of the spikes through a layer into the input.
 FED_BACK = {neuron_step: neuron_fed_back}
 
 
 def restarts(step: Any, parameters: Sequence[Any], options: Any) -> bool:
-    """Whether a step starts from zeros whatever its states are."""
+    """Return True if a step ignores its states and starts from zeros."""
     return step is spiking_lstm_step and bool(_lstm(parameters, (0, 0.0, 0.0), options)[0].restarts)
 
 
 def output_state(step: Any, options: Any) -> Optional[int]:
-    """Which state of a step with these options is its spikes."""
+    """Return the index of the state that is the spikes, for a step with these options; None: no state is."""
     if step not in (neuron_step, recurrent_step):
         return None
     states = _neurons.find(options[0]).states
