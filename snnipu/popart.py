@@ -1,6 +1,6 @@
-"""``import popart`` without PopART, for ``python -m snnipu run``.
+"""A stand-in for ``popart``, which ``python -m snnipu run`` imports if PopART is not installed.
 
-It has the enumerations that programs give to ``poptorch.Options``; any other attribute raises an error that names it.
+It has the enumerations that programs pass to ``poptorch.Options``. Any other attribute raises an error that names it.
 """
 
 from enum import IntEnum

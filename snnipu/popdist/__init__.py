@@ -1,9 +1,9 @@
 """PopDist on a host: one training job in several processes, which PopDist calls *instances*.
 
-``torchrun --nproc-per-node N -m snnipu run script.py`` stands for ``poprun --num-instances N``. Without a launcher
-there is one instance. Each has ``POPDIST_NUM_LOCAL_REPLICAS`` replicas (default 1), run one after another.
-``popdist.poptorch.Options`` is ``poptorch.Options`` with the number of replicas and the process set. Gradients are
-shared between the instances; weights are not: every instance starts from the same, by ``torch.manual_seed`` or a file.
+``torchrun --nproc-per-node N -m snnipu run script.py`` replaces ``poprun --num-instances N``. Without a launcher there
+is one instance. Each instance has ``POPDIST_NUM_LOCAL_REPLICAS`` replicas (default 1), which run one after another.
+``popdist.poptorch.Options`` sets the numbers of replicas and processes. Gradients are summed over the instances.
+Weights are not shared: start every instance with the same weights, by ``torch.manual_seed`` or from a file.
 """
 
 import functools
@@ -41,47 +41,51 @@ def _number(variable: str) -> int:
 
 
 def isPopdistEnvSet() -> bool:
-    """Whether a launcher started this process."""
+    """Return True if a launcher started this process."""
     return launched()
 
 
 def init() -> None:
-    """Meet the other instances, by ``torch.distributed``; call it before anything is trained."""
+    """Connect to the other instances by ``torch.distributed``; call it before training."""
     connect()
 
 
 def getNumInstances() -> int:
-    """How many instances there are."""
+    """Return the number of instances."""
     return instance()[1]
 
 
 def getInstanceIndex() -> int:
-    """The number of this instance, from 0."""
+    """Return the number of this instance, from 0."""
     return instance()[0]
 
 
 def getNumLocalReplicas() -> int:
-    """Replicas of this instance: ``POPDIST_NUM_LOCAL_REPLICAS``, default 1."""
+    """Return the replicas of an instance: ``POPDIST_NUM_LOCAL_REPLICAS``, default 1."""
     return _number("POPDIST_NUM_LOCAL_REPLICAS")
 
 
 def getNumTotalReplicas() -> int:
-    """Replicas of all instances."""
+    """Return the replicas of all instances."""
     return getNumInstances() * getNumLocalReplicas()
 
 
 def getReplicaIndexOffset() -> int:
-    """The number of this instance's first replica."""
+    """Return the number of this instance's first replica."""
     return getInstanceIndex() * getNumLocalReplicas()
 
 
 def getNumIpusPerReplica() -> int:
-    """``POPDIST_NUM_IPUS_PER_REPLICA``, default 1."""
+    """Return the IPUs of a replica: ``POPDIST_NUM_IPUS_PER_REPLICA``, default 1."""
     return _number("POPDIST_NUM_IPUS_PER_REPLICA")
 
 
 def checkNumIpusPerReplica(ipus_per_replica: int) -> None:
-    """Raises ``poptorch.Error`` unless that is :func:`getNumIpusPerReplica`."""
+    """Raise ``poptorch.Error`` if a launcher gives replicas another number of IPUs.
+
+    Args:
+        ipus_per_replica: the number that the program needs, at least 1.
+    """
     check_int(ipus_per_replica, "checkNumIpusPerReplica: ipus_per_replica", 1)
     if isPopdistEnvSet() and ipus_per_replica != getNumIpusPerReplica():
         raise InvalidArgument(
@@ -91,7 +95,11 @@ def checkNumIpusPerReplica(ipus_per_replica: int) -> None:
 
 
 def getDeviceId(ipus_per_replica: int = 1) -> int:
-    """Not available: a host has no devices to tell apart."""
+    """Raise ``poptorch.Error``: the host has no IPU devices.
+
+    Args:
+        ipus_per_replica: no effect.
+    """
     raise not_available("popdist.getDeviceId", "a host has no IPU devices.")
 
 
@@ -102,7 +110,11 @@ def synchronize() -> None:
 
 
 def execute_on_instances(instances: Iterable[int]) -> Callable[[_F], _F]:
-    """A decorator: the function runs on these instances; on the others its calls do nothing and return None."""
+    """Return a decorator for a function that runs on some instances; on the others its calls return None.
+
+    Args:
+        instances: the numbers of the instances that run it.
+    """
     chosen = set(instances)
     if not all(isinstance(number, int) for number in chosen):
         raise InvalidType(f"execute_on_instances: expected numbers of instances, got {sorted(map(repr, chosen))}")

@@ -1,4 +1,4 @@
-"""``popdist.poptorch.Options``: PopTorch's options with replicas and process as the launcher says."""
+"""``popdist.poptorch.Options``: PopTorch's options, with the replicas and process that the launcher sets."""
 
 from typing import Any, NoReturn, Optional
 
@@ -19,30 +19,34 @@ def _refuse(name: str) -> NoReturn:
 
 
 class _Distributed(_poptorch.options._DistributedOptions):
-    """Refuses what the launcher decides."""
+    """The group ``Options.Distributed``, which refuses changes: the launcher sets the processes."""
 
     def __init__(self) -> None:
         super().__init__()
         _poptorch.options._DistributedOptions.configureProcessId(self, getInstanceIndex(), getNumInstances())
 
     def disable(self) -> NoReturn:
-        """Refused."""
+        """Raise ``poptorch.Error``: the launcher decides this."""
         _refuse("Distributed.disable")
 
     def setEnvVarNames(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused."""
+        """Raise ``poptorch.Error``: the launcher decides this."""
         _refuse("Distributed.setEnvVarNames")
 
     def configureProcessId(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused."""
+        """Raise ``poptorch.Error``: the launcher decides this."""
         _refuse("Distributed.configureProcessId")
 
 
 class Options(_poptorch.Options):
     """``poptorch.Options`` of this instance.
 
-    ``replicationFactor`` is PopDist's number of local replicas, ``Distributed`` names this instance. Changing either,
-    or ``useIpuId``, raises ``poptorch.Error`` (a ``RuntimeError``).
+    ``replicationFactor`` is the number of local replicas, and ``Distributed`` has the number of this instance.
+    Changing either, or ``useIpuId``, raises ``poptorch.Error`` (a ``RuntimeError``).
+
+    Args:
+        ipus_per_replica: the IPUs that the program needs per replica; another number than the launcher's raises
+            ``poptorch.Error``. None: not checked.
     """
 
     def __init__(self, ipus_per_replica: Optional[int] = None) -> None:
@@ -53,9 +57,9 @@ class Options(_poptorch.Options):
         self.__dict__["Distributed"] = _Distributed()
 
     def replicationFactor(self, replication_factor: int) -> NoReturn:
-        """Refused."""
+        """Raise ``poptorch.Error``: the launcher decides this."""
         _refuse("replicationFactor")
 
     def useIpuId(self, ipu_id: int) -> NoReturn:
-        """Refused."""
+        """Raise ``poptorch.Error``: the launcher decides this."""
         _refuse("useIpuId")

@@ -1,14 +1,19 @@
-"""PopTorch: the real one where it is installed, else a host runtime with the same names and semantics.
+"""PopTorch: Graphcore's package if it is installed, else a host runtime with the same names and semantics.
 
-``from snnipu import poptorch`` gives Graphcore's PopTorch wherever ``import poptorch`` would. Elsewhere it gives this
-runtime, which runs the same scripts on the host with PyTorch: batching, gradient accumulation, replication, output
-modes, losses and optimizers follow PopTorch 3.4, options that concern only hardware are checked and accepted, and
-what is not available raises a ``poptorch.Error`` that says so. ``is_host_runtime`` is True here and absent from the
-real one; ``__version__`` is ``3.4.0+snnipu.host.`` and snnipu's version.
+``from snnipu import poptorch`` gives Graphcore's PopTorch if ``import poptorch`` finds it. Otherwise it gives this host
+runtime, which runs the same scripts on the CPU with PyTorch.
 
-Differences that a script can notice: ``forward`` runs for every micro-batch instead of being traced once, so that its
-Python code has its effects each time; replicas run one after another, each with its own buffers; weights changed on the
-host count at once.
+* Batching, gradient accumulation, replication, output modes, losses and optimizers follow PopTorch 3.4.
+* Options that concern only hardware are checked, and have no effect.
+* A part of PopTorch that the host runtime lacks raises ``poptorch.Error``.
+* ``is_host_runtime`` is True here; Graphcore's PopTorch has no such name.
+* ``__version__`` is ``3.4.0+snnipu.host.`` followed by the version of snnipu.
+
+A script can notice three differences:
+
+* ``forward`` runs for every micro-batch, so its Python code has its effects each time. PopTorch traces it once.
+* Replicas run one after another, each with its own buffers.
+* A weight that is changed on the host is used by the next call.
 """
 
 import importlib

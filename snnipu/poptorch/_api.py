@@ -50,12 +50,12 @@ from snnipu.poptorch.ops import *  # noqa: F403
 from snnipu.poptorch.ops import __all__ as _operators
 from snnipu.poptorch.options import Options, TensorLocationSettings
 
-# The PopTorch whose behaviour this follows, and whose it is.
+# The version of PopTorch that the host runtime follows, and the version of snnipu.
 VERSION = f"3.4.0+snnipu.host.{_snnipu_version}"
 
 
 def createPoptorchError(msg: str) -> Error:
-    """A ``poptorch.Error`` with this message."""
+    """Return a ``poptorch.Error`` with the message ``msg``."""
     return Error(msg)
 
 

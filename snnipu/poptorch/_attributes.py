@@ -1,8 +1,9 @@
-"""What modules keep in plain attributes, as a compiled graph sees it: constants.
+"""Plain attributes of modules, which are constants in a compiled graph.
 
-PopTorch traces ``forward`` once. A tensor that ``forward`` leaves in an attribute (``self.mem = 0.9 * self.mem + x``)
-is part of that trace, and the next call starts from the attribute's value at compile time again; only buffers and
-parameters carry on. Here ``forward`` runs for every micro-batch, and each run starts from those values.
+PopTorch traces ``forward`` once. A tensor that ``forward`` stores in an attribute (``self.mem = 0.9 * self.mem + x``)
+belongs to that trace: every call starts from the attribute's value at compile time. Only buffers and parameters keep
+their values between calls. The host runs ``forward`` for every micro-batch, and restores the attributes before each
+run.
 """
 
 from typing import Any, Dict, List, Optional, Set, Tuple
@@ -12,15 +13,15 @@ import torch
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.poptorch._logging import logger
 
-# Modules of these packages keep caches and states by their own rules; see ``keeps_own_state``.
+# Modules of these packages are left alone: they manage their caches and states; see ``replaces_state_buffers``.
 _LIBRARIES = ("torch.", "snntorch.", "snnipu.")
 _CONTAINERS = (list, dict, set)
-# Handled by the wrapper itself.
+# Attributes of every module, which the wrapper handles.
 _MODULE_PARTS = frozenset(torch.nn.Module().__dict__)
 
 
-def keeps_own_state(module: torch.nn.Module) -> bool:
-    """Whether it is a neuron of snnTorch or snnipu, which replaces the buffers that hold its state."""
+def replaces_state_buffers(module: torch.nn.Module) -> bool:
+    """Return True for a neuron of snnTorch or snnipu: each step replaces the buffers that hold its state."""
     return any(base.__module__.startswith(("snntorch.", "snnipu.")) for base in type(module).__mro__)
 
 
@@ -35,9 +36,9 @@ def _elements(value: Any) -> List[Any]:
     return [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
 
 
-def _same_elements(one: Any, other: Any) -> bool:
-    left, right = _elements(one), _elements(other)
-    return len(left) == len(right) and all(a is b for a, b in zip(left, right))
+def _same_elements(left: Any, right: Any) -> bool:
+    first, second = _elements(left), _elements(right)
+    return len(first) == len(second) and all(a is b for a, b in zip(first, second))
 
 
 def _refill(container: Any, content: Any) -> None:
@@ -48,8 +49,8 @@ def _refill(container: Any, content: Any) -> None:
         container.update(content)
 
 
-class _Held:
-    """One attribute: the object, a container's elements, and the values and versions of its tensors."""
+class _SavedAttribute:
+    """The value of one attribute: the object, a container's elements, and the values and versions of its tensors."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -60,8 +61,8 @@ class _Held:
     def note(self) -> None:
         self.versions = [tensor._version for tensor, _ in self.tensors]
 
-    def in_place(self) -> bool:
-        """Whether a tensor was written into, or one was put into or taken out of a container."""
+    def changed_in_place(self) -> bool:
+        """Return True if a tensor was written to, or was added to or removed from a container."""
         if any(tensor._version != version for (tensor, _), version in zip(self.tensors, self.versions)):
             return True
         return self.content is not None and (
@@ -78,13 +79,13 @@ class _Held:
 
 
 def _states(neuron: torch.nn.Module) -> Dict[str, Any]:
-    """Buffers, and the states of ours, which are none."""
+    """Return a neuron's buffers and states; fused neurons keep their states in plain attributes."""
     names = neuron._states() if isinstance(neuron, FusedNeuron) else ()
     return {**neuron._buffers, **{name: neuron.__dict__[name] for name in names}}
 
 
 class CompiledAttributes:
-    """The attributes of a model's modules as they were when it was compiled."""
+    """The attributes that a model's modules had when it was compiled."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules: List[Tuple[str, torch.nn.Module]] = [
@@ -93,51 +94,51 @@ class CompiledAttributes:
             if name == "" or not type(module).__module__.startswith(_LIBRARIES)
         ]
         self._neurons: List[Tuple[str, torch.nn.Module, Dict[str, Any]]] = [
-            (name, module, _states(module)) for name, module in model.named_modules() if keeps_own_state(module)
+            (name, module, _states(module)) for name, module in model.named_modules() if replaces_state_buffers(module)
         ]
-        self._held: List[Dict[str, _Held]] = [self._hold(module) for _, module in self._modules]
-        self._left: Optional[List[Dict[str, Any]]] = None
+        self._saved: List[Dict[str, _SavedAttribute]] = [self._save(module) for _, module in self._modules]
+        self._after_call: Optional[List[Dict[str, Any]]] = None
         self._warned: Set[str] = set()
 
     @staticmethod
-    def _hold(module: torch.nn.Module) -> Dict[str, _Held]:
-        return {name: _Held(value) for name, value in module.__dict__.items() if name not in _MODULE_PARTS}
+    def _save(module: torch.nn.Module) -> Dict[str, _SavedAttribute]:
+        return {name: _SavedAttribute(value) for name, value in module.__dict__.items() if name not in _MODULE_PARTS}
 
     def before_call(self) -> None:
-        """What was changed from outside since the last call counts: a host has no graph that would not see it."""
-        if self._left is None:
+        """Adopt the attributes that the user changed since the last call, as the next call on the host uses them."""
+        if self._after_call is None:
             return
-        for (_, module), held, left in zip(self._modules, self._held, self._left):
-            own = module.__dict__
-            for name in [name for name in own if name not in _MODULE_PARTS]:
-                if name not in left or own[name] is not left[name]:
-                    held[name] = _Held(own[name])
-            for name in [name for name in held if name not in own and name in left]:
-                del held[name]
-        self._left = None
+        for (_, module), saved, previous in zip(self._modules, self._saved, self._after_call):
+            attributes = module.__dict__
+            for name in [name for name in attributes if name not in _MODULE_PARTS]:
+                if name not in previous or attributes[name] is not previous[name]:
+                    saved[name] = _SavedAttribute(attributes[name])
+            for name in [name for name in saved if name not in attributes and name in previous]:
+                del saved[name]
+        self._after_call = None
 
     def after_call(self) -> None:
-        self._left = [
+        self._after_call = [
             {name: value for name, value in module.__dict__.items() if name not in _MODULE_PARTS}
             for _, module in self._modules
         ]
 
     def restore(self) -> None:
-        """Before each run of ``forward``: every attribute as it was."""
-        for (path, module), held in zip(self._modules, self._held):
-            own = module.__dict__
-            for name, attribute in held.items():
-                value = own.get(name, attribute)
+        """Restore every attribute before a run of ``forward``; warn of each tensor that the last run left."""
+        for (path, module), saved in zip(self._modules, self._saved):
+            attributes = module.__dict__
+            for name, attribute in saved.items():
+                value = attributes.get(name, attribute)
                 if value is not attribute.value:
                     self._warn(path, name, value, attribute.value)
-                    own[name] = attribute.value
-                if attribute.in_place():
+                    attributes[name] = attribute.value
+                if attribute.changed_in_place():
                     self._warn(path, name, attribute.value, attribute.value)
                     attribute.restore()
-            if len(own) != len(held) + len(_MODULE_PARTS):
-                for name in [name for name in own if name not in held and name not in _MODULE_PARTS]:
-                    self._warn(path, name, own[name], None)
-                    del own[name]
+            if len(attributes) != len(saved) + len(_MODULE_PARTS):
+                for name in [name for name in attributes if name not in saved and name not in _MODULE_PARTS]:
+                    self._warn(path, name, attributes[name], None)
+                    del attributes[name]
         for path, neuron, states in self._neurons:
             replaced = [name for name, state in states.items() if getattr(neuron, name, None) is not state]
             if replaced:

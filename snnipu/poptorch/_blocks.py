@@ -1,6 +1,6 @@
-"""Marks in a model's code: blocks (which IPU runs what), names, attributes and convolution groups.
+"""Annotations of a model's code: blocks (layers that run on one IPU), names, attributes and convolution groups.
 
-None of them changes a result. Their arguments are checked, and blocks are followed by the execution strategy.
+Annotations do not change results. The host checks their arguments; the execution strategy records the blocks.
 """
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar, Union
@@ -22,9 +22,16 @@ def _check_ids(what: str, user_id: Optional[str], ipu_id: Optional[int]) -> None
 
 
 class Block(torch.nn.Module):
-    """``with poptorch.Block("name", ipu_id=0):`` marks the layers called inside (user guide, "Annotations")."""
+    """A context that marks the layers called inside it: ``with poptorch.Block("name", ipu_id=0):``.
 
-    # The strategy of the wrapper whose forward is running; None outside wrappers, where blocks do nothing.
+    Source: PopTorch user guide, "Annotations".
+
+    Args:
+        user_id: the block's name; None: the next number.
+        ipu_id: the number of the IPU that runs the block; None: the execution strategy decides.
+    """
+
+    # The strategy of the wrapper that runs forward; None outside of forward, where blocks have no effect.
     _manager: Optional[StageManager] = None
 
     def __init__(self, user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
@@ -35,13 +42,17 @@ class Block(torch.nn.Module):
 
     @staticmethod
     def useAutoId() -> None:
-        """Number the blocks without an id from 0 again; call it first in ``forward``."""
+        """Restart the numbers of blocks without an id at 0; call it first in ``forward``."""
         if Block._manager is not None:
             Block._manager.resetAutoId()
 
     @staticmethod
     def start(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
-        """Begin a block that lasts until the next one begins."""
+        """Begin a block that lasts until the next block begins.
+
+        Args:
+            user_id, ipu_id: as in :class:`Block`.
+        """
         _check_ids("Block.start", user_id, ipu_id)
         if Block._manager is not None:
             Block._manager.beginStage(user_id, ipu_id)
@@ -63,7 +74,7 @@ class _BlockHook:
 
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
         if Block._manager is not None and self._user_id is None:
-            self._user_id = Block._manager.nextAutoId()  # one block, however often the module runs
+            self._user_id = Block._manager.nextAutoId()  # all runs of the module belong to one block
         Block.start(self._user_id, self._ipu_id)
 
     def __repr__(self) -> str:
@@ -71,9 +82,11 @@ class _BlockHook:
 
 
 def BeginBlock(layer_to_call: Any, user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> Any:
-    """Begin a block whenever ``layer_to_call`` runs; returns the module itself, or a wrapper of a function.
+    """Begin a block whenever a layer runs; return the module itself, or a wrapper of a function.
 
-    Raises ``poptorch.Error`` for a module that begins a block already.
+    Args:
+        layer_to_call: a module or function. A module that begins a block already raises ``poptorch.Error``.
+        user_id, ipu_id: as in :class:`Block`.
     """
     _check_ids("BeginBlock", user_id, ipu_id)
     if not isinstance(layer_to_call, torch.nn.Module):
@@ -81,13 +94,17 @@ def BeginBlock(layer_to_call: Any, user_id: Optional[str] = None, ipu_id: Option
             raise InvalidType(f"BeginBlock: expected a torch.nn.Module or a function, got {layer_to_call!r}")
         return BlockFunction(user_id, ipu_id)(layer_to_call)
     if any(isinstance(hook, _BlockHook) for hook in layer_to_call._forward_pre_hooks.values()):
-        raise InvalidArgument("BeginBlock: the module begins a block already; removeBlocks undoes that")
+        raise InvalidArgument("BeginBlock: the module begins a block already; removeBlocks(module) removes it")
     layer_to_call.register_forward_pre_hook(_BlockHook(user_id, ipu_id))
     return layer_to_call
 
 
 def BlockFunction(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> Callable[[_F], _F]:
-    """A decorator that makes each call of a function a block."""
+    """Return a decorator that makes each call of a function a block.
+
+    Args:
+        user_id, ipu_id: as in :class:`Block`.
+    """
     _check_ids("BlockFunction", user_id, ipu_id)
 
     def decorate(function: _F) -> _F:
@@ -101,7 +118,7 @@ def BlockFunction(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -
 
 
 def removeBlocks(module: torch.nn.Module) -> None:
-    """Remove what :func:`BeginBlock` added to a module and all that it holds."""
+    """Remove the blocks that :func:`BeginBlock` added to a module and its submodules."""
     if not isinstance(module, torch.nn.Module):
         raise InvalidType(f"removeBlocks: expected a torch.nn.Module, got {type(module).__name__}")
     for child in module.modules():
@@ -110,7 +127,7 @@ def removeBlocks(module: torch.nn.Module) -> None:
 
 
 def module_repr(module: torch.nn.Module) -> str:
-    """The module's text with the blocks that it and its children begin."""
+    """Return the text of a module, followed by the blocks that it and its submodules begin."""
     lines = repr(module).split("\n")
     blocks = [
         f"{name or '(the module itself)'}: {hook!r}"
@@ -122,7 +139,11 @@ def module_repr(module: torch.nn.Module) -> str:
 
 
 class Attribute:
-    """``with poptorch.Attribute(name={key: value}):`` gives operators PopART attributes; no effect on a host."""
+    """A context that gives operators PopART attributes; no effect on the host.
+
+    Args:
+        kwargs: ``name={key: value}`` for each attribute.
+    """
 
     def __init__(self, **kwargs: Dict[str, Any]) -> None:
         for name, values in kwargs.items():
@@ -137,7 +158,11 @@ class Attribute:
 
 
 class NameScope:
-    """``with poptorch.NameScope("name"):`` names operators; no effect on a host."""
+    """A context that prefixes the names of operators; no effect on the host.
+
+    Args:
+        name: the prefix.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = check_str(name, "NameScope: name")
@@ -153,7 +178,10 @@ _Types = Union[torch.dtype, Sequence[torch.dtype]]
 
 
 class MultiConv:
-    """``with poptorch.MultiConv():`` plans convolutions together; no effect on a host. Setters return self."""
+    """A context whose convolutions an IPU plans together; no effect on the host.
+
+    Every setter returns self, and takes one value for all convolutions or a list with one value per convolution.
+    """
 
     _active = False
 
@@ -161,11 +189,11 @@ class MultiConv:
         self._settings: Dict[str, Any] = {}
 
     def availableMemoryProportions(self, value: Union[float, Sequence[float]]) -> "MultiConv":
-        """Temporary memory of each convolution, between 0 and 1."""
+        """Set the share of tile memory that a convolution may use for temporary data, between 0 and 1."""
         return self._keep("availableMemoryProportions", value, lambda v, name: check_fraction(v, name))
 
     def partialsTypes(self, value: _Types) -> "MultiConv":
-        """Format of partial sums: ``torch.float`` or ``torch.half``."""
+        """Choose the format of partial sums: ``torch.float`` or ``torch.half``."""
         return self._keep("partialsTypes", value, _check_partials)
 
     def enableConvDithering(self, value: Union[bool, Sequence[bool]]) -> "MultiConv":
@@ -173,15 +201,15 @@ class MultiConv:
         return self._keep("enableConvDithering", value, _check_dithering)
 
     def planType(self, value: MultiConvPlanType) -> "MultiConv":
-        """Parallel or serial."""
+        """Run the convolutions in parallel or one after another."""
         return self._keep("planType", value, lambda v, name: check_enum(v, name, MultiConvPlanType))
 
     def perConvReservedTiles(self, value: int) -> "MultiConv":
-        """Tiles to reserve for each convolution."""
+        """Set the number of tiles to reserve for each convolution."""
         return self._keep("perConvReservedTiles", value, lambda v, name: check_int(v, name))
 
     def cycleBackOff(self, value: float) -> "MultiConv":
-        """Between 0 and 1."""
+        """Set PopLibs' ``cycleBackOff``: the share of cycles to give up for memory, between 0 and 1."""
         return self._keep("cycleBackOff", value, lambda v, name: check_fraction(v, name))
 
     def _keep(self, name: str, value: Any, check: Callable[[Any, str], Any]) -> "MultiConv":

@@ -1,4 +1,4 @@
-"""``poptorch.DataLoader``: PyTorch's, in combined batches (PopTorch user guide, "Efficient data batching")."""
+"""``poptorch.DataLoader``: a data loader of combined batches (PopTorch user guide, "Efficient data batching")."""
 
 import multiprocessing
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
@@ -15,10 +15,10 @@ from snnipu.poptorch.options import Options
 
 
 class _ProcessShare(torch.utils.data.Dataset):
-    """What one of several processes sees of a dataset: its own, equally long stretch.
+    """The part of a dataset that one of several processes reads: consecutive elements, equally many per process.
 
-    With ``drop_last`` some elements belong to no stretch; every second epoch starts after as many elements, so that
-    shuffling brings all of them to use.
+    With ``drop_last`` the parts may leave out some elements at the end. Every second epoch shifts all parts by that
+    number, so that different elements are left out.
     """
 
     def __init__(self, dataset: Any, options: Options, step: int, drop_last: bool) -> None:
@@ -46,9 +46,9 @@ class _ProcessShare(torch.utils.data.Dataset):
         self._generator.manual_seed(seed)
 
     def next_epoch(self) -> None:
-        """Another order, the same one in every process."""
+        """Shuffle the dataset; every process draws the same order."""
         order = torch.randperm(len(self._dataset), generator=self._generator)
-        # In shared memory: workers that live on see the new order.
+        # Persistent workers read the new order from shared memory.
         if self._order is None:
             self._order = order.share_memory_()
         else:
@@ -69,7 +69,7 @@ def _join(batches: List[Any]) -> Any:
 
 
 def _combined(batches: Iterable[Any], count: int, drop_last: bool) -> Iterator[Any]:
-    """``count`` batches at a time joined along dim 0."""
+    """Join ``count`` batches at a time along dim 0."""
     waiting: List[Any] = []
     for batch in batches:
         waiting.append(batch)
@@ -81,35 +81,40 @@ def _combined(batches: Iterable[Any], count: int, drop_last: bool) -> Iterator[A
 
 
 def _rebatched(batches: Iterable[Any], size: int, drop_last: bool) -> Iterator[Any]:
-    """Batches of any sizes cut and joined to batches of ``size``."""
+    """Cut and join batches of any sizes to batches of ``size``."""
     waiting: List[Any] = []
-    held = 0
+    num_waiting = 0
     for batch in batches:
         while True:
             tensors = flatten(batch)
             length = tensors[0].shape[0]
-            if held + length < size:
+            if num_waiting + length < size:
                 break
-            take = size - held
+            take = size - num_waiting
             waiting.append(rebuild(batch, iter([tensor[:take] for tensor in tensors])))
             yield _join(waiting)
-            waiting, held = [], 0
+            waiting, num_waiting = [], 0
             if take == length:
                 batch = None
                 break
             batch = rebuild(batch, iter([tensor[take:] for tensor in tensors]))
         if batch is not None:
             waiting.append(batch)
-            held += flatten(batch)[0].shape[0]
+            num_waiting += flatten(batch)[0].shape[0]
     if waiting and not drop_last:
         yield _join(waiting)
 
 
 class AsynchronousDataAccessor:
-    """Iterates over a dataset or ``DataLoader`` as PopTorch's does from a worker process; here in this process.
+    """An iterator over a dataset or ``DataLoader``. PopTorch reads in a worker process, the host in this process.
 
-    The arguments that steer the worker process are checked and have no effect. ``rebatched_size``: join and cut what
-    the dataset gives to batches of that size. After ``terminate()`` iterating raises ``poptorch.Error``.
+    After ``terminate()`` iterating raises ``poptorch.Error``.
+
+    Args:
+        dataset: an iterable of batches, or a ``DataLoader`` in ``Sync`` mode.
+        buffer_size, miss_sleep_time_in_ms, load_indefinitely, early_preload, sharing_strategy: settings of PopTorch's
+            worker process; no effect on the host.
+        rebatched_size: cut and join the batches to this size, at least 2; None: leave them unchanged.
     """
 
     def __init__(
@@ -131,8 +136,8 @@ class AsynchronousDataAccessor:
         if isinstance(dataset, DataLoader):
             if dataset._async_options is not None:
                 raise InvalidArgument(
-                    "AsynchronousDataAccessor: the DataLoader has one already; use that, or create the DataLoader with "
-                    "mode=poptorch.DataLoaderMode.Sync"
+                    "AsynchronousDataAccessor: the DataLoader is asynchronous already; iterate over it, or create the "
+                    "DataLoader with mode=poptorch.DataLoaderMode.Sync"
                 )
             whole = dataset.drop_last or dataset._combined_batch_size in (None, 1) or dataset._user_sampler
             if not whole and rebatched_size is None:
@@ -140,27 +145,30 @@ class AsynchronousDataAccessor:
                     "AsynchronousDataAccessor: a DataLoader with drop_last=False needs rebatched_size as well"
                 )
         self._dataset = dataset
-        self._of_loader = False
+        self._made_by_loader = False
         self.rebatched_size = rebatched_size
         self._iterator: Optional[Iterator[Any]] = None
         self._terminated = False
 
     @classmethod
-    def _of(cls, loader: "DataLoader", **settings: Any) -> "AsynchronousDataAccessor":
-        """An asynchronous loader's own, one for each time it is gone through. The loader does not keep it: only the
-        garbage collector would free the two then, and wait 5 s for each of the loader's workers."""
+    def _for_loader(cls, loader: "DataLoader", **settings: Any) -> "AsynchronousDataAccessor":
+        """Return the accessor of one iteration over an asynchronous loader.
+
+        The loader holds no reference to the accessor. A cycle of references would wait for the garbage collector,
+        which then waits 5 s for each of the loader's workers.
+        """
         accessor = cls((), **settings)
-        accessor._dataset, accessor._of_loader = loader, True
+        accessor._dataset, accessor._made_by_loader = loader, True
         return accessor
 
     def terminate(self) -> None:
-        """Stop for good."""
+        """Stop; iterating then raises ``poptorch.Error``."""
         self._terminated = True
         self._iterator = None
 
     def __len__(self) -> int:
         length = len(self._dataset)
-        if self.rebatched_size and not self._of_loader:
+        if self.rebatched_size and not self._made_by_loader:
             length = length * self._dataset.batch_size // self.rebatched_size
         return length
 
@@ -174,7 +182,7 @@ class AsynchronousDataAccessor:
         return self
 
     def _check_running(self) -> None:
-        if self._terminated or (self._of_loader and self._dataset._terminated):
+        if self._terminated or (self._made_by_loader and self._dataset._terminated):
             raise Error("AsynchronousDataAccessor: it has been terminated; create a new one")
 
     def __next__(self) -> Any:
@@ -186,17 +194,32 @@ class AsynchronousDataAccessor:
 
 
 class DataLoader(torch.utils.data.DataLoader):
-    """PyTorch's data loader, giving what one call of a wrapped model takes.
+    """PyTorch's data loader with combined batches: each batch holds the inputs of one call of a wrapped model.
 
-    ``batch_size`` is the size of a micro-batch; a batch has ``batch_size`` * deviceIterations * replicationFactor /
-    input_group_size * gradientAccumulation elements (``combinedBatchSize``). ``drop_last`` is True by default. With
-    several processes (``options.Distributed``) each gets its own part of a map-style dataset. Freezes ``options``.
+    A batch has ``batch_size`` * deviceIterations * replicationFactor / input_group_size * gradientAccumulation elements
+    (:attr:`combinedBatchSize`). If there are several processes (``options.Distributed``), each reads its part of a
+    map-style dataset. The asynchronous modes read in this process and give the same batches.
 
-    The asynchronous modes read in this process and give the same batches; ``AsyncRebatched`` lets workers read batches
-    of ``rebatched_worker_size`` and joins them here, so that an iterable dataset loses nothing at the workers' ends.
+    Args:
+        options: the options of the model, which the loader freezes.
+        dataset: a map-style or iterable dataset.
+        batch_size: the size of a micro-batch; None: no automatic batching.
+        shuffle: draw a new order in each epoch.
+        num_workers: worker processes that read the dataset.
+        drop_last: leave out the last batch if it is incomplete; a compiled model accepts complete batches only.
+        persistent_workers: keep the workers between epochs; None: yes, if there are any.
+        auto_distributed_partitioning: divide the dataset among the processes.
+        mode: a :class:`DataLoaderMode`.
+        async_options: arguments for :class:`AsynchronousDataAccessor`, except ``rebatched_size``.
+        rebatched_worker_size: with ``AsyncRebatched``, the size of the batches that workers read. The loader joins them
+            to combined batches, so an iterable dataset loses no elements at the end of each worker's part.
+        batch_sampler: a sampler of micro-batches, in place of ``batch_size`` and ``shuffle``.
+        kwargs: further arguments of ``torch.utils.data.DataLoader``.
 
-    Raises ``poptorch.Error`` for options of another type, a ``batch_sampler`` beside ``batch_size`` or ``shuffle``, and
-    what several processes do not allow: no ``randomSeed`` when shuffling, iterable datasets, ``batch_size=None``.
+    Raises:
+        poptorch.Error: an argument is of the wrong type, or ``batch_sampler`` is given with ``batch_size`` or
+            ``shuffle``. Partitioning among processes excludes iterable datasets, ``batch_size=None`` and
+            ``batch_sampler``; with ``shuffle`` it needs ``Options.randomSeed``.
     """
 
     def __init__(
@@ -215,7 +238,7 @@ class DataLoader(torch.utils.data.DataLoader):
         batch_sampler: Optional[Union[torch.utils.data.Sampler, Iterable[Any]]] = None,
         **kwargs: Any,
     ) -> None:
-        # Of the accessors of an asynchronous mode.
+        # The arguments of an asynchronous mode's accessors.
         self._async_options: Optional[Dict[str, Any]] = None
         self._terminated = False
         if not isinstance(options, Options):
@@ -246,7 +269,7 @@ class DataLoader(torch.utils.data.DataLoader):
             dataset, shuffle = self._shared_dataset(dataset, bool(shuffle), drop_last)
         if iterable and num_workers > 1 and "worker_init_fn" not in kwargs:
             logger.warning(
-                "IterableDataset with num_workers=%d and no worker_init_fn: each element comes %d times.",
+                "IterableDataset with num_workers=%d and no worker_init_fn: each element is read %d times.",
                 num_workers,
                 num_workers,
             )
@@ -277,7 +300,7 @@ class DataLoader(torch.utils.data.DataLoader):
         if persistent_workers is None:
             persistent_workers = num_workers > 0
         if num_workers > 0 and provides_poptorch() and "fork" in multiprocessing.get_all_start_methods():
-            # Workers started in any other way would run the script's imports without our names for them.
+            # Other start methods run the script's imports in workers, where the drop-in ``poptorch`` is not installed.
             kwargs.setdefault("multiprocessing_context", "fork")
         super().__init__(dataset, num_workers=num_workers, persistent_workers=persistent_workers, **settings, **kwargs)
         self._warn_of_incomplete(iterable, drop_last)
@@ -285,12 +308,12 @@ class DataLoader(torch.utils.data.DataLoader):
             if "rebatched_size" in (async_options or {}):
                 raise InvalidArgument("DataLoader: async_options cannot set rebatched_size, the mode does")
             self._async_options = {**(async_options or {}), "rebatched_size": rebatched}
-            AsynchronousDataAccessor._of(self, **self._async_options)  # refuses bad ones now
+            AsynchronousDataAccessor._for_loader(self, **self._async_options)  # raises now for bad options
 
     def _shared_dataset(self, dataset: Any, shuffle: bool, drop_last: bool) -> Any:
         if shuffle and not self._options.exists("random_seed"):
             raise InvalidArgument(
-                "DataLoader: shuffling in several processes needs poptorch.Options.randomSeed(), the same in each"
+                "DataLoader: shuffling in several processes needs poptorch.Options.randomSeed(), with one seed for all"
             )
         if self._combined_batch_size is None:
             raise InvalidArgument("DataLoader: batch_size=None does not go with auto_distributed_partitioning")
@@ -315,16 +338,16 @@ class DataLoader(torch.utils.data.DataLoader):
 
     @property
     def combinedBatchSize(self) -> Optional[int]:
-        """Elements that one call of the model takes; None with ``batch_size=None``."""
+        """The elements in a batch, which are the inputs of one call; None with ``batch_size=None``."""
         return self._combined_batch_size
 
     @property
     def options(self) -> Options:
-        """The options that this loader was made with."""
+        """The options of this loader, frozen."""
         return self._options
 
     def terminate(self) -> None:
-        """Stop the accessors of an asynchronous mode for good; nothing happens in ``Sync`` mode."""
+        """Stop an asynchronous loader: iterating then raises ``poptorch.Error``. No effect in ``Sync`` mode."""
         self._terminated = self._async_options is not None
 
     def __len__(self) -> int:
@@ -340,7 +363,7 @@ class DataLoader(torch.utils.data.DataLoader):
     def __iter__(self) -> Any:
         if self._async_options is None:
             return self._plain_iterator()
-        return iter(AsynchronousDataAccessor._of(self, **self._async_options))
+        return iter(AsynchronousDataAccessor._for_loader(self, **self._async_options))
 
     def _plain_iterator(self) -> Iterator[Any]:
         if self._share is not None:

@@ -1,8 +1,8 @@
 """The errors of the host runtime.
 
-PopTorch raises its own ``Error`` for some mistakes and Python's ``AssertionError``, ``ValueError``, ``RuntimeError`` or
-``AttributeError`` for others. Every error here is a ``poptorch.Error`` *and* what PopTorch would have raised, so that
-``except`` clauses written for either work.
+PopTorch raises ``poptorch.Error`` for some mistakes, and ``AssertionError``, ``ValueError``, ``RuntimeError`` or
+``AttributeError`` for others. Every error here is a ``poptorch.Error`` and also of the class that PopTorch raises, so
+that ``except`` clauses for either class work.
 """
 
 import difflib
@@ -10,7 +10,7 @@ from typing import Any, Iterable, Type
 
 
 class Error(Exception):
-    """Base of all errors, with PopTorch's attributes ``type``, ``message`` and ``location``."""
+    """The base of all errors, with PopTorch's attributes ``type``, ``message`` and ``location``."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message)
@@ -20,17 +20,17 @@ class Error(Exception):
 
 
 class RecoverableError(Error):
-    """A failure of IPU hardware that a reset cures; never raised on a host, where there is none."""
+    """A failure of IPU hardware that a reset cures; never raised on the host."""
 
     recovery_action = ""
 
 
 class UnrecoverableError(Error):
-    """A failure of IPU hardware that no reset cures; never raised on a host, where there is none."""
+    """A failure of IPU hardware that no reset cures; never raised on the host."""
 
 
 class ConfigFileError(Error):
-    """``Options.loadFromFile`` met a line that it cannot apply."""
+    """``Options.loadFromFile`` read a line that it cannot apply."""
 
 
 class InvalidArgument(Error, ValueError, AssertionError):
@@ -46,7 +46,7 @@ class FrozenOptions(Error, AttributeError):
 
 
 class UnknownName(Error, AttributeError):
-    """No such option or attribute."""
+    """An option or attribute of this name does not exist."""
 
 
 class AlreadyWrapped(Error, RuntimeError):
@@ -54,26 +54,26 @@ class AlreadyWrapped(Error, RuntimeError):
 
 
 class InvalidUse(Error, RuntimeError):
-    """Something that cannot be used for this."""
+    """An object was used for a purpose that it does not allow."""
 
 
 class NotAvailable(Error, AttributeError, NotImplementedError):
-    """PopTorch has it, the host runtime does not."""
+    """The host runtime lacks a part of PopTorch."""
 
 
 def not_available(what: str, why: str = "") -> NotAvailable:
-    """The error to raise for a part of PopTorch that the host runtime does not have."""
+    """Return the error to raise for a part of PopTorch that the host runtime lacks."""
     return NotAvailable(f"{what} is not available in snnipu's host runtime of PopTorch{': ' + why if why else '.'}")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` where a known name is close to ``name``, else nothing."""
+    """Return ``; did you mean 'x'?`` if a known name is close to ``name``, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def check_int(value: Any, name: str, minimum: int = 0) -> int:
-    """``value`` where it is an int of at least ``minimum`` (a bool is not an int here)."""
+    """Return ``value`` if it is an int of at least ``minimum``; a bool is not accepted."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidType(f"{name}: expected an int, got {value!r} of type {type(value).__name__}")
     if value < minimum:

@@ -1,7 +1,7 @@
-"""Execution strategies: which block of a model runs where and when.
+"""Execution strategies: the IPU and the time at which each block of a model runs.
 
-A host runs the blocks one after another in the order of the code, whatever the strategy says. Strategies are checked
-and followed far enough to refuse what IPUs would refuse.
+The host runs the blocks in the order of the code with every strategy. It follows a strategy far enough to raise the
+errors that IPUs would raise.
 """
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
@@ -13,7 +13,11 @@ from snnipu.poptorch.enums import AutoStage, Liveness
 
 
 class Stage:
-    """One or more blocks that run on one IPU (PopTorch user guide, "Parallel execution")."""
+    """A group of blocks that run on one IPU (PopTorch user guide, "Parallel execution").
+
+    Args:
+        block_ids: the ids of the blocks.
+    """
 
     def __init__(self, *block_ids: str) -> None:
         for block_id in block_ids:
@@ -36,7 +40,11 @@ class Stage:
 
 
 class Phase:
-    """Stages that run in parallel. Made of stages, or of block ids, which then form one stage."""
+    """Stages that run in parallel.
+
+    Args:
+        arg: stages, or block ids, which form one stage.
+    """
 
     def __init__(self, *arg: Union[str, Stage]) -> None:
         if all(isinstance(element, Stage) for element in arg):
@@ -47,11 +55,15 @@ class Phase:
             raise InvalidType(f"Phase: expected only stages or only block ids, got {[type(e).__name__ for e in arg]}")
 
     def stage(self, idx: int) -> Stage:
-        """The stage at position ``idx``."""
+        """Return the stage at position ``idx``."""
         return self.stages[idx]
 
     def ipus(self, *ipus: int) -> None:
-        """One IPU number for each stage. Raises ``poptorch.Error`` where their count differs from the stages'."""
+        """Assign an IPU to each stage.
+
+        Args:
+            ipus: one number per stage; any other count raises ``poptorch.Error``.
+        """
         if len(ipus) != len(self.stages):
             raise InvalidArgument(f"Phase.ipus: the phase has {len(self.stages)} stages, got {len(ipus)} ipus")
         for stage, ipu in zip(self.stages, ipus):
@@ -59,7 +71,7 @@ class Phase:
 
 
 class StageManager:
-    """Follows the blocks that one run of a model enters."""
+    """A recorder of the blocks that one run of a model enters."""
 
     def __init__(self, blocks: Optional[Dict[str, Stage]], auto_stage: AutoStage) -> None:
         self._explicit = blocks
@@ -67,7 +79,7 @@ class StageManager:
         self.reset()
 
     def reset(self) -> None:
-        self._found: Dict[str, Stage] = {}
+        self._entered: Dict[str, Stage] = {}
         self._next_auto_id = 0
         self._ended = False
         self._ipu = 0
@@ -86,14 +98,14 @@ class StageManager:
         block = user_id if user_id is not None else self.nextAutoId()
         if self._explicit is not None and block not in self._explicit:
             raise InvalidArgument(f"Block: {block!r} is in no stage of the execution strategy: {list(self._explicit)}")
-        if block not in self._found:
-            self._found[block] = self._explicit[block] if self._explicit is not None else self._new(block, ipu_id)
-        self._enter(self._found[block])
-        return self._found[block]
+        if block not in self._entered:
+            self._entered[block] = self._explicit[block] if self._explicit is not None else self._new(block, ipu_id)
+        self._enter(self._entered[block])
+        return self._entered[block]
 
     def _enter(self, stage: Stage) -> None:
         ipu = stage._ipu if stage._ipu is not None else max(stage._stage_id, 0)
-        if len(self._found) == 1:
+        if len(self._entered) == 1:
             self.ipus = set()
         elif ipu != self._ipu:
             self.ipu_switches += 1
@@ -104,12 +116,12 @@ class StageManager:
         self._ended = True
 
     def in_block(self) -> bool:
-        """Whether operations belong to a block; those of a model without blocks do."""
+        """Return True if operations belong to a block now; a model without blocks counts as one block."""
         return not self._ended
 
     def _new(self, block: str, ipu_id: Optional[int]) -> Stage:
         stage = Stage(block)
-        stage._stage_id = len(self._found)
+        stage._stage_id = len(self._entered)
         if self._auto_stage == AutoStage.SameAsIpu:
             if ipu_id is None:
                 raise InvalidArgument(
@@ -120,16 +132,15 @@ class StageManager:
         stage._ipu = ipu_id
         return stage
 
-    def found(self) -> bool:
-        """Whether any block was entered."""
-        return bool(self._found)
+    def entered_any(self) -> bool:
+        return bool(self._entered)
 
 
 _MOST_IPUS = 64  # of one process
 
 
 class _IExecutionStrategy:
-    """What ``Options.setExecutionStrategy`` accepts."""
+    """The base class of the strategies that ``Options.setExecutionStrategy`` accepts."""
 
     _pipelined = False
 
@@ -138,7 +149,11 @@ class _IExecutionStrategy:
         self._manager = StageManager(blocks or None, auto_stage)
 
     def stage(self, block_id: str) -> Stage:
-        """The stage of a block. Raises ``poptorch.Error`` for a block that is in none."""
+        """Return the stage of a block.
+
+        Args:
+            block_id: the block's id; a block that is in no stage raises ``poptorch.Error``.
+        """
         if block_id not in self._block_map:
             raise InvalidArgument(f"stage: unknown block {block_id!r}; known: {list(self._block_map)}")
         return self._block_map[block_id]
@@ -151,9 +166,9 @@ class _IExecutionStrategy:
         return self._manager
 
     def _check(self, options: OptionsDict, training: bool) -> None:
-        """Once a model's blocks are known: raises ``poptorch.Error`` for what no IPUs run, warns of the rest."""
+        """Check the blocks that a run entered: raise ``poptorch.Error`` if IPUs could not run them, or warn."""
         manager = self._manager
-        if self._pipelined and self._block_map and not manager.found():
+        if self._pipelined and self._block_map and not manager.entered_any():
             raise Error(
                 f"{type(self).__name__}: forward enters none of the blocks {list(self._block_map)}. Mark layers with "
                 "poptorch.Block or poptorch.BeginBlock."
@@ -181,11 +196,11 @@ class _IExecutionStrategy:
         rounded = 1 << (ipus - 1).bit_length()
         if rounded != ipus and not options.auto_round_num_ipus:
             manager.warnings.append(
-                f"The model needs {ipus} IPUs of which PopTorch reserves a power of 2, here {rounded}: "
+                f"The model needs {ipus} IPUs, and PopTorch reserves a power of 2, here {rounded}. "
                 "Options.autoRoundNumIPUs(True) allows that"
             )
         for warning in manager.warnings:
-            logger.warning("%s; a host runs it all the same.", warning)
+            logger.warning("%s; the host runs the model nevertheless.", warning)
 
 
 def _collect(stages: Sequence[Stage]) -> Dict[str, Stage]:
@@ -199,7 +214,12 @@ def _collect(stages: Sequence[Stage]) -> Dict[str, Stage]:
 
 
 class PipelinedExecution(_IExecutionStrategy):
-    """Stages as a pipeline: ``PipelinedExecution("A", Stage("B", "C"))`` or ``PipelinedExecution(AutoStage...)``."""
+    """A pipeline of stages, for instance ``PipelinedExecution("A", Stage("B", "C"))``.
+
+    Args:
+        args: one entry per stage: a block id, a :class:`Stage` or a list of block ids. Or one :class:`AutoStage`, by
+            which each block becomes a stage.
+    """
 
     _pipelined = True
 
@@ -229,7 +249,7 @@ class PipelinedExecution(_IExecutionStrategy):
 
 
 class ShardedExecution(PipelinedExecution):
-    """Stages one after another, each on its own IPU."""
+    """Stages that run one after another, each on its IPU. Takes the arguments of :class:`PipelinedExecution`."""
 
     _pipelined = False
 
@@ -238,15 +258,20 @@ class ShardedExecution(PipelinedExecution):
 
 
 class _IPhasedExecution(_IExecutionStrategy):
-    """Blocks in phases: a list of phases, of lists of stages or of lists of block ids."""
+    """The base class of strategies in which blocks run in phases.
+
+    Args:
+        phases: one entry per phase: a :class:`Phase`, a block id, or a list of stages or block ids. Or one list of
+            such entries.
+    """
 
     def __init__(self, *phases: Union[Phase, str, Sequence[Any]]) -> None:
         self._phases: List[Phase] = []
         for phase in self._flat(phases):
-            made = phase if isinstance(phase, Phase) else Phase(*(phase if isinstance(phase, list) else [phase]))
-            for stage in made.stages:
+            parts = phase if isinstance(phase, Phase) else Phase(*(phase if isinstance(phase, list) else [phase]))
+            for stage in parts.stages:
                 stage._phase_id = len(self._phases)
-            self._phases.append(made)
+            self._phases.append(parts)
         if not self._phases:
             raise InvalidArgument(f"{type(self).__name__}: expected at least one phase; there is no automatic choice")
         self._tensors_liveness = Liveness.AlwaysLive
@@ -256,16 +281,20 @@ class _IPhasedExecution(_IExecutionStrategy):
 
     @staticmethod
     def _flat(phases: Sequence[Any]) -> Sequence[Any]:
-        # A single list of phases is what the user guide's examples pass.
+        # The user guide's examples pass a single list of phases.
         only = phases[0] if len(phases) == 1 and isinstance(phases[0], (list, tuple)) else []
         return only if only and all(isinstance(phase, (Phase, list, tuple)) for phase in only) else phases
 
     def phase(self, phase: int) -> Phase:
-        """The phase at position ``phase``."""
+        """Return the phase at position ``phase``."""
         return self._phases[check_int(phase, "phase")]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> "_IPhasedExecution":
-        """Share no phase between forward and backward pass; returns self."""
+        """Give the backward pass its own phases; returns self.
+
+        Args:
+            use: False: forward and backward pass share phases.
+        """
         self._separate_backward_phase = check_bool(use, "useSeparateBackwardPhase")
         return self
 
@@ -278,10 +307,14 @@ class _IPhasedExecution(_IExecutionStrategy):
 
 
 class ParallelPhasedExecution(_IPhasedExecution):
-    """Phases alternate between two groups of IPUs."""
+    """Phases that alternate between two groups of IPUs."""
 
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> "ParallelPhasedExecution":
-        """Store tensors off chip between forward and backward pass; returns self."""
+        """Store tensors off chip between forward and backward pass; returns self.
+
+        Args:
+            off_chip: False: keep them on chip.
+        """
         check_bool(off_chip, "sendTensorsOffChipAfterFwd")
         self._tensors_liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
         return self
@@ -291,10 +324,14 @@ class ParallelPhasedExecution(_IPhasedExecution):
 
 
 class SerialPhasedExecution(_IPhasedExecution):
-    """Phases one after another on one group of IPUs."""
+    """Phases that run one after another on one group of IPUs."""
 
     def setTensorsLiveness(self, liveness: Liveness) -> "SerialPhasedExecution":
-        """Where tensors stay between phases; returns self."""
+        """Choose the memory that holds tensors between phases; returns self.
+
+        Args:
+            liveness: a member of :class:`Liveness`.
+        """
         self._tensors_liveness = check_enum(liveness, "setTensorsLiveness", Liveness)
         return self
 

@@ -1,4 +1,4 @@
-"""The IPUs that there are: none on a host, unless ``SNNIPU_IPUS`` says how many it stands for."""
+"""The IPUs of this machine: none, unless ``SNNIPU_IPUS`` is the number of IPUs to pretend."""
 
 import os
 
@@ -8,7 +8,7 @@ from snnipu.poptorch._errors import InvalidArgument, check_int
 IPU_VERSIONS = {"mk1": 1, "mk2": 2, "bow": 21}
 
 
-def _stood_for() -> int:
+def _num_pretended_ipus() -> int:
     text = os.environ.get("SNNIPU_IPUS", "0")
     if not text.isdecimal():
         raise InvalidArgument(f"SNNIPU_IPUS: expected a number of IPUs, got {text!r}")
@@ -16,19 +16,23 @@ def _stood_for() -> int:
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """False, as the host runtime knows no IPU hardware; True up to the number of IPUs that ``SNNIPU_IPUS`` says.
+    """Return True if ``SNNIPU_IPUS`` is at least ``num_ipus``; without that variable the host has no IPUs.
 
-    Raises ``poptorch.Error`` for a value of the variable that is no number.
+    Args:
+        num_ipus: at least 1.
+
+    Raises:
+        poptorch.Error: ``SNNIPU_IPUS`` is not a number.
     """
-    return check_int(num_ipus, "ipuHardwareIsAvailable: num_ipus", 1) <= _stood_for()
+    return check_int(num_ipus, "ipuHardwareIsAvailable: num_ipus", 1) <= _num_pretended_ipus()
 
 
 def ipuHardwareVersion() -> int:
-    """That of ``SNNIPU_IPU_MODEL_TARGET`` (default: 2, a Mk2) where ``SNNIPU_IPUS`` says that there are IPUs.
+    """Return the version of the IPU in ``SNNIPU_IPU_MODEL_TARGET``; default 2, a Mk2.
 
-    Raises ``poptorch.Error`` elsewhere, as PopTorch does on a machine without IPUs.
+    Raises ``poptorch.Error`` if ``SNNIPU_IPUS`` is not set, as PopTorch does on a machine without IPUs.
     """
-    if not _stood_for():
+    if not _num_pretended_ipus():
         raise InvalidArgument("ipuHardwareVersion: there is no IPU on this machine")
     try:
         return IPU_VERSIONS[IpuModelTarget.default().arch]

@@ -1,4 +1,4 @@
-"""The class of a model while a ``trainingModel`` wraps it, and what programs take from PopTorch's ``_impl``."""
+"""The class of a model while a ``trainingModel`` wraps it, and the functions that programs import from ``_impl``."""
 
 import copyreg
 import weakref
@@ -8,16 +8,16 @@ import torch
 
 
 class _WrappedModel:
-    """Mixed into the class of a model while a ``trainingModel`` wraps it."""
+    """A mixin that the class of a model has while a ``trainingModel`` wraps it."""
 
     _poptorch_executor: Callable[[], Any]
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """False: the weights on the host are always the current ones."""
+        """Return False: the weights on the host are always current."""
         return False
 
     def destroy(self) -> None:
-        """Undo the wrapping; the model can be wrapped again."""
+        """Unwrap the model, which can then be wrapped again."""
         executor = type(self)._poptorch_executor()
         if executor is not None:
             executor.destroy()
@@ -25,7 +25,7 @@ class _WrappedModel:
             unwrapIfWrapped(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Copies and pickles are of the class that the user wrote, and load without snnipu.
+        # Copies and pickles have the user's class, so that they load without snnipu.
         function, arguments, *rest = super().__reduce_ex__(protocol)  # type: ignore
         if arguments and arguments[0] is type(self):
             cls = type(self).__mro__[2]
@@ -45,14 +45,14 @@ def wrap(model: torch.nn.Module, executor: Any) -> None:
 
 
 def unwrapIfWrapped(model: Any) -> Any:
-    """``model``, of the class that the user wrote again."""
+    """Give a wrapped model its original class again; return the model."""
     if is_wrapped(model):
         model.__class__ = type(model).__mro__[2]
     return model
 
 
 def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Nothing to do: PopTorch gives parameters and buffers of a wrapped model classes of its own, a host does not."""
+    """Do nothing: PopTorch changes the classes of a wrapped model's parameters and buffers, the host does not."""
 
 
 rewrapModelIfNecessary = unwrapModelIfNecessary

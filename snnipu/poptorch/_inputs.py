@@ -1,4 +1,4 @@
-"""The inputs of a call: matched to the parameters of ``forward``, compared with those compiled for, cut up."""
+"""The inputs of a call: matched to the parameters of ``forward``, compared with the compiled ones, and split."""
 
 import inspect
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -11,8 +11,8 @@ from snnipu.poptorch._structure import flatten, rebuild
 from snnipu.poptorch.options import Options
 
 _ADVICE = (
-    "; a model stays compiled for the inputs of its first call. For others, wrap it anew or call destroy() on this "
-    "wrapper first"
+    "; a model stays compiled for the inputs of its first call. For other inputs, wrap the model again, or call "
+    "destroy() on this wrapper first"
 )
 _DTYPES = (
     torch.float16,
@@ -30,7 +30,7 @@ _AT_BORDER = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bflo
 
 
 class TensorSpec:
-    """What a compiled model remembers of a tensor input."""
+    """The shape and dtype of an input tensor that a model is compiled for."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = tensor.shape
@@ -38,7 +38,7 @@ class TensorSpec:
 
 
 class Inputs:
-    """The positional and keyword arguments of one call, each positional one with its parameter's name."""
+    """The positional and keyword arguments of one call; ``names`` are the positional arguments' parameters."""
 
     def __init__(self, names: List[str], args: List[Any], kwargs: Dict[str, Any]) -> None:
         self.names = names
@@ -49,21 +49,21 @@ class Inputs:
         return flatten([self.args, self.kwargs])
 
     def specs(self) -> List["TensorSpec"]:
-        """The :class:`TensorSpec` of each tensor of what :meth:`spec` made."""
+        """Return the :class:`TensorSpec` objects in a result of :meth:`spec`."""
         return _specs_of([*self.args, *self.kwargs.values()])
 
     def named_tensors(self) -> Iterator[Tuple[str, torch.Tensor]]:
         for name, value in [*zip(self.names, self.args), *self.kwargs.items()]:
-            found = flatten(value)
-            for number, tensor in enumerate(found):
-                yield (name if len(found) == 1 else f"{name}[{number}]"), tensor
+            tensors = flatten(value)
+            for number, tensor in enumerate(tensors):
+                yield (name if len(tensors) == 1 else f"{name}[{number}]"), tensor
 
     def with_tensors(self, tensors: List[torch.Tensor]) -> Tuple[List[Any], Dict[str, Any]]:
         args, kwargs = rebuild([self.args, self.kwargs], iter(tensors))
         return args, kwargs
 
     def spec(self) -> "Inputs":
-        """The same arguments with a :class:`TensorSpec` in place of each tensor."""
+        """Return the same arguments with a :class:`TensorSpec` in place of each tensor."""
         return Inputs(self.names, [_spec(arg) for arg in self.args], {k: _spec(v) for k, v in self.kwargs.items()})
 
 
@@ -86,22 +86,26 @@ def _specs_of(value: Any) -> List[TensorSpec]:
 
 
 class InputParser:
-    """Matches calls to the signature of ``forward``."""
+    """A parser that matches the arguments of calls to the signature of ``forward``."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         try:
             self._parameters = list(inspect.signature(forward).parameters.values())
-        except ValueError:  # no signature to be found, as for some built-in functions
+        except ValueError:  # some built-in functions have no signature
             kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
             self._parameters = [inspect.Parameter(name, kind) for name, kind in zip(("args", "kwargs"), kinds)]
         self._warned: Dict[str, bool] = {}
 
     def __call__(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Inputs:
-        """Raises ``poptorch.Error`` naming a missing, surplus or doubled argument, or one of a type IPUs lack."""
+        """Return the inputs of a call.
+
+        Raises ``poptorch.Error`` naming an argument that is missing, surplus or passed twice, or has a type that IPUs
+        lack.
+        """
         names: List[str] = []
         values: List[Any] = []
         named: Dict[str, Any] = {}
-        remaining, given = list(args), dict(kwargs)
+        remaining, keywords = list(args), dict(kwargs)
         variadic = False
         for parameter in self._parameters:
             if parameter.kind == inspect.Parameter.VAR_POSITIONAL:
@@ -110,16 +114,16 @@ class InputParser:
                 values.extend(remaining)
                 remaining = []
             elif parameter.kind == inspect.Parameter.VAR_KEYWORD:
-                named.update(given)
-                given = {}
+                named.update(keywords)
+                keywords = {}
             elif remaining and parameter.kind != inspect.Parameter.KEYWORD_ONLY:
-                if parameter.name in given:
+                if parameter.name in keywords:
                     raise InvalidArgument(f"forward: argument {parameter.name!r} was passed twice")
                 names.append(parameter.name)
                 values.append(remaining.pop(0))
             else:
-                if parameter.name in given:
-                    value = given.pop(parameter.name)
+                if parameter.name in keywords:
+                    value = keywords.pop(parameter.name)
                 elif parameter.default is not inspect.Parameter.empty:
                     value = parameter.default
                 else:
@@ -132,8 +136,8 @@ class InputParser:
         known = [parameter.name for parameter in self._parameters]
         if remaining:
             raise InvalidArgument(f"forward: takes {known}, got {len(args)} positional arguments")
-        if given:
-            raise InvalidArgument(f"forward: {sorted(given)} are not among its parameters {known}")
+        if keywords:
+            raise InvalidArgument(f"forward: {sorted(keywords)} are not among its parameters {known}")
         return self._prepared(Inputs(names, values, named))
 
     def _prepared(self, inputs: Inputs) -> Inputs:
@@ -162,7 +166,7 @@ class InputParser:
 
 
 def check_same(compiled: Inputs, inputs: Inputs) -> None:
-    """Raise ``poptorch.Error`` naming the first input that differs from those that the model was compiled for."""
+    """Raise ``poptorch.Error`` naming the first input that differs from the inputs the model was compiled for."""
     if len(compiled.args) != len(inputs.args):
         raise InvalidArgument(
             f"inputs: expected {len(compiled.args)} positional arguments but got {len(inputs.args)}{_ADVICE}"
@@ -193,7 +197,7 @@ def _check_value(name: str, expected: Any, got: Any) -> None:
             _check_value(f"{name}[{key!r}]", old, got[key])
     elif expected is not got and expected != got:
         raise InvalidArgument(
-            f"input {name}: expected {expected!r} but got {got!r}, and what is no tensor is compiled in{_ADVICE}"
+            f"input {name}: expected {expected!r} but got {got!r}; only tensors may change after compiling{_ADVICE}"
         )
 
 
@@ -208,11 +212,11 @@ def _type_name(value: Any) -> str:
 
 
 def split(inputs: Inputs, options: Options, groups: int) -> List[List[torch.Tensor]]:
-    """Each input tensor cut along dim 0 into its micro-batches: ``result[input][micro-batch]``.
+    """Split each input tensor along dim 0 into its micro-batches: ``result[input][micro-batch]``.
 
-    Micro-batches are ordered [device iteration, accumulation, input replica group]. 64-bit floats become 32-bit here,
-    at the border. 64-bit integers stay what they are inside the model, since host PyTorch indexes with nothing else.
-    Raises ``poptorch.Error`` naming an input whose dim 0 does not divide.
+    Micro-batches are ordered [device iteration, accumulation, input replica group]. float64 and bfloat16 become
+    float32, as on an IPU. 64-bit integers are unchanged, since PyTorch on the host indexes with no other type. Raises
+    ``poptorch.Error`` naming an input whose dim 0 does not divide.
     """
     iterations, accumulation = options.device_iterations, options.Training.gradient_accumulation
     count = iterations * accumulation * groups
@@ -232,7 +236,7 @@ def split(inputs: Inputs, options: Options, groups: int) -> List[List[torch.Tens
 
 
 def border_output(tensor: torch.Tensor) -> torch.Tensor:
-    """An output as it leaves an IPU: 64-bit types as 32-bit, bfloat16 as float32, no gradient, memory of its own."""
+    """Return an output as an IPU would: 64-bit types as 32-bit, bfloat16 as float32, copied and detached."""
     detached = tensor.detach()
     return detached.to(_AT_BORDER[tensor.dtype]) if tensor.dtype in _AT_BORDER else detached.clone()
 

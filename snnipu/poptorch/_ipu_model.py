@@ -1,4 +1,4 @@
-"""Custom operators of ``ai.snnipu`` on the IPU model, where a model's options or the environment ask for it."""
+"""Custom operators of ``ai.snnipu`` on the IPU model, if a model's options or the environment request it."""
 
 import contextlib
 import os
@@ -16,9 +16,9 @@ from snnipu.poptorch.options import Options
 
 
 def wants_ipu_model(options: Options) -> bool:
-    """Whether ``Options.useIpuModel(True)`` or ``POPTORCH_IPU_MODEL=1`` asks for it, as in PopTorch.
+    """Return True if ``Options.useIpuModel(True)`` or ``POPTORCH_IPU_MODEL=1`` is set, as in PopTorch.
 
-    Raises ``poptorch.Error`` for another value of the variable than 0, 1 or nothing.
+    Raises ``poptorch.Error`` if the variable is neither empty, 0 nor 1.
     """
     text = os.environ.get("POPTORCH_IPU_MODEL", "")
     if text not in ("", "0", "1"):
@@ -31,10 +31,10 @@ def _is_neuron(module: torch.nn.Module) -> bool:
 
 
 class IpuModelRunner:
-    """Runs a wrapped model's operators on an IPU model of its own."""
+    """A runner of one wrapped model's operators, with its own IPU model."""
 
     def __init__(self, model: Optional[torch.nn.Module] = None) -> None:
-        """``model``: whose names errors tell of; None: nobody's."""
+        """Create the IPU model; errors name the modules of ``model``."""
         self._names = {} if model is None else {id(module): name for name, module in model.named_modules()}
         self._applied = 0
         try:
@@ -46,13 +46,13 @@ class IpuModelRunner:
         self, name: str, domain: str, version: int, inputs: List[torch.Tensor], attributes: Dict[str, Any]
     ) -> Optional[List[torch.Tensor]]:
         if domain != popart.DOMAIN:
-            return None  # a user's own operator, with a host implementation
+            return None  # a user's custom operator, which has a host implementation
         self._applied += 1
         return self.model.apply(name, inputs, attributes, domain, version)
 
     @contextlib.contextmanager
     def _watching_neurons(self) -> Iterator[None]:
-        """Raises RuntimeError for a neuron that ran without an operator, and so on the host, past the model."""
+        """Raise RuntimeError for a neuron that ran on the host, because it called no operator of the IPU model."""
         before: List[int] = []
 
         def enter(module: torch.nn.Module, args: Any) -> None:
@@ -69,7 +69,7 @@ class IpuModelRunner:
                     "snnipu.surrogate, or run without Options.useIpuModel and POPTORCH_IPU_MODEL, on the host."
                 )
 
-        # Leaky and MultiStep call operators over all steps, and not modules: they stay as they are.
+        # With this mark, Leaky and MultiStep still run whole sequences, although modules have hooks.
         enter.only_watches = leave.only_watches = True  # type: ignore[attr-defined]
         handles = [
             torch.nn.modules.module.register_module_forward_pre_hook(enter),

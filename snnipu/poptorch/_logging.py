@@ -1,4 +1,4 @@
-"""One logger for the package, on stderr, under PopTorch's name and levels."""
+"""The logger of the host runtime: on stderr, with PopTorch's name and levels."""
 
 import logging
 import os
@@ -20,9 +20,11 @@ _LEVELS = {
 
 
 def setLogLevel(level: Union[str, int]) -> None:
-    """Show messages of ``level`` and above: ``"TRACE"``, ``"DEBUG"``, ``"INFO"``, ``"WARN"``, ``"ERR"`` or ``"OFF"``.
+    """Show messages of a level and above.
 
-    PopTorch's numbers 0, 1, 2, 3, 4 and 6 do as well. Raises ``poptorch.Error`` (a ``ValueError``) for anything else.
+    Args:
+        level: ``"TRACE"``, ``"DEBUG"``, ``"INFO"``, ``"WARN"``, ``"ERR"`` or ``"OFF"``, or PopTorch's number of it: 0,
+            1, 2, 3, 4 or 6. Anything else raises ``poptorch.Error`` (a ``ValueError``).
     """
     for name, (number, python_level) in _LEVELS.items():
         if level == name or (level == number and not isinstance(level, bool)):

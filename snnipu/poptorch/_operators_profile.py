@@ -1,8 +1,7 @@
-"""What a network's operators would take on IPUs, without running them: those that its layers call, as the IPU model
-compiles them.
+"""The estimated cost of a network's operators on IPUs, without running them.
 
-A module runs once with spikes of the right shapes and no data: each operator, and each gradient, is compiled for the
-whole machine and counted, and zeros go on in its place.
+A module runs once with empty spikes of the right shapes. The IPU model compiles each operator and gradient for the
+whole machine and counts it; zeros replace its outputs.
 """
 
 import copy
@@ -26,8 +25,8 @@ from snnipu.poptorch._tracing import tracing
 from snnipu.spikes import SparseSpikes
 
 
-class _Counted:
-    """A program that does not run: zeros stand for what it would return."""
+class _CountedProgram:
+    """A compiled program that returns zeros instead of running."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -36,30 +35,32 @@ class _Counted:
         return getattr(self._program, name)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        # One element in all places: nobody writes to them.
+        # All elements share one zero in memory, since no code writes to the outputs.
         return [torch.zeros((), dtype=DTYPES[spec.type]).expand(spec.shape) for spec in self._program.outputs]
 
 
 class _CountingModel(IpuModel):
+    """An IPU model that compiles and counts programs, and does not run them."""
+
     def __init__(self, target: IpuModelTarget) -> None:
         super().__init__(target)
-        self.called: List[Program] = []
+        self.programs: List[Program] = []
 
     def compile(self, *arguments: Any, **options: Any) -> Any:
         program = super().compile(*arguments, **options)
-        self.called.append(program)
-        return _Counted(program)
+        self.programs.append(program)
+        return _CountedProgram(program)
 
     def figures(self, training: bool) -> Tuple[OperatorFigures, ...]:
         machine = self.machine()
-        found = []
-        for program in self.called:
-            counted = program.estimate()
-            # The gradient's inputs begin with the operator's own.
-            shapes, given = [spec.shape for spec in program.key.inputs], dict(program.key.attributes)
+        figures = []
+        for program in self.programs:
+            counts = program.estimate()
+            # A gradient's inputs begin with the inputs of its operator.
+            shapes, attributes = [spec.shape for spec in program.key.inputs], dict(program.key.attributes)
             plan = None
             if program.key.name == "SparseConv2d":
-                geometry, dtype = Geometry(*given["geometry"]), program.key.inputs[3].type
+                geometry, dtype = Geometry(*attributes["geometry"]), program.key.inputs[3].type
                 steps, batch, slots = shapes[0]
                 plan = plan_convolution(
                     geometry,
@@ -69,16 +70,14 @@ class _CountingModel(IpuModel):
                     training,
                     *machine,
                 )
-            found.append(
-                OperatorFigures(
-                    program.name, tuple(shapes[0]), counted["cycles"], counted["tile_memory_max_bytes"], plan
-                )
+            figures.append(
+                OperatorFigures(program.name, tuple(shapes[0]), counts["cycles"], counts["tile_memory_max_bytes"], plan)
             )
-        return tuple(found)
+        return tuple(figures)
 
 
 def _input_of(module: nn.Module, activity: float, steps: int, batch_size: int) -> SparseSpikes:
-    """Spikes for the first layer on spikes; raises TypeError where nobody knows of how many neurons."""
+    """Return empty spikes for the first sparse layer; raise TypeError if its number of neurons is unknown."""
     on_spikes = (SparseConv2d, SparseConvLeaky, DelayLinear, FullyConnectedNeurons, SparseLinear)
     first = next(child for child in module.modules() if isinstance(child, on_spikes))
     shape: Tuple[int, ...]
@@ -109,52 +108,52 @@ def profile_operators(
     target: str = "mk2",
     ipus: int = 1,
 ) -> OperatorsProfile:
-    """Count the operators that a network with layers on maps or with delays calls, for spikes of ``activity``, or
-    :class:`Online`.
+    """Count the operators of a network with layers on maps or with delays, or of an :class:`Online` module.
 
     Args:
-        module: takes the spikes of its first layer; one on maps has its ``input_size``. Layers without ``max_spikes``
-            have a slot for every neuron, as on an IPU. Or an :class:`Online` after ``prepare``: the chunk says how many
-            samples there are, and is what is counted.
-        activity: share of the input's neurons that spike in a step; the slots of the input are twice as many where it
-            has no cap of its own, and of all slots half are taken to hold a spike.
+        module: a network of sparse layers, of which a first layer on maps has its ``input_size``. A layer without
+            ``max_spikes`` has a slot for every neuron, as on an IPU. Or an :class:`Online` after ``prepare(chunk)``:
+            one chunk is counted, and the chunk gives the batch size.
+        activity: share of the input's neurons that spike in a step. An input without a cap has twice as many slots;
+            half of all slots are taken to hold a spike.
         batch_size, steps, dtype, training: as in :class:`snnipu.ipu.NetworkSpec`.
         target, ipus: as in :func:`snnipu.ipu.plan`.
 
     Raises:
-        TypeError: the module has no layer on maps and none with delays, or a first layer on maps no ``input_size``; an
-            ``Online`` is not prepared.
-        IpuModelError: there is no library of the model, or an operator is refused for another reason than memory.
+        TypeError: the module has neither layers on maps nor with delays, a first layer on maps has no ``input_size``,
+            or an ``Online`` is not prepared.
+        IpuModelError: the library of the IPU model is missing, or it refuses an operator for another reason than
+            memory.
     """
-    chunk, kept = None, 0
-    given: Any
+    chunk, state_bytes = None, 0
+    inputs: Any
     if isinstance(module, Online):
         if module.chunk_shape is None:
-            raise TypeError("model: an Online is counted after its prepare(chunk)")
-        given = torch.zeros(module.chunk_shape, dtype=module.chunk_dtype)
-        own = str(module.chunk_dtype).replace("torch.", "")
-        if dtype not in (own, "float32"):
-            raise TypeError(f"model: its chunks are {own}, as prepare() was told, not {dtype}")
-        dtype = own
+            raise TypeError("model: an Online must be prepared, by prepare(chunk), before it can be counted")
+        inputs = torch.zeros(module.chunk_shape, dtype=module.chunk_dtype)
+        chunk_dtype = str(module.chunk_dtype).replace("torch.", "")
+        if dtype not in (chunk_dtype, "float32"):
+            raise TypeError(f"model: its chunks are {chunk_dtype}, as given to prepare(), not {dtype}")
+        dtype = chunk_dtype
         chunk, batch_size = module.chunk_shape[:2]
-        kept = sum(buffer.numel() * buffer.element_size() for _, buffer in module.named_buffers(recurse=False))
+        state_bytes = sum(buffer.numel() * buffer.element_size() for _, buffer in module.named_buffers(recurse=False))
     elif runs_by_operators(module):
-        given = _input_of(module, activity, steps, batch_size)
+        inputs = _input_of(module, activity, steps, batch_size)
     else:
-        raise TypeError("model: it has no layers on maps, and none with delays")
+        raise TypeError("model: expected layers on maps or with delays, and found none")
     options = (("tileMemory", "off"), ("occupancy", str(1 / HEADROOM)))
     model = _CountingModel(IpuModelTarget(target, 0, ipus, options))
-    counted = copy.deepcopy(module)
-    runner = IpuModelRunner(counted)
+    copied = copy.deepcopy(module)
+    runner = IpuModelRunner(copied)
     runner.model = model
     if dtype == "float16" and chunk is None:
-        for name, parameter in counted.named_parameters():
+        for name, parameter in copied.named_parameters():
             parameter.data = parameter.data.half() if name.endswith("weight") else parameter.data
     with runner.running(), tracing(training), torch.set_grad_enabled(training):
-        out = counted(given)
+        out = copied(inputs)
         if training:
-            made = out.values if isinstance(out, SparseSpikes) else out[0] if isinstance(out, tuple) else out
-            wanted = [parameter for parameter in counted.parameters() if parameter.requires_grad]
-            torch.autograd.grad(made.sum(), wanted, allow_unused=True)
+            values = out.values if isinstance(out, SparseSpikes) else out[0] if isinstance(out, tuple) else out
+            parameters = [parameter for parameter in copied.parameters() if parameter.requires_grad]
+            torch.autograd.grad(values.sum(), parameters, allow_unused=True)
     machine = (target_named(target), ipus)
-    return OperatorsProfile(batch_size, steps, dtype, training, *machine, model.figures(training), chunk, kept)
+    return OperatorsProfile(batch_size, steps, dtype, training, *machine, model.figures(training), chunk, state_bytes)

@@ -1,7 +1,7 @@
-"""The optimizer as a wrapped model knows it: hyperparameters as of ``setOptimizer``, one step per accumulation.
+"""The optimizer of a wrapped model: the hyperparameters of the last ``setOptimizer``, one step per accumulation.
 
-On an IPU the compiled program holds the optimizer. It takes the hyperparameters when the model is wrapped and on every
-``setOptimizer``; what changes in between, a learning rate stepped by a scheduler for one, it does not see.
+On an IPU the compiled program holds the optimizer. It reads the hyperparameters when the model is wrapped and at every
+``setOptimizer``. Other changes, for instance by a learning rate scheduler, have no effect on it.
 """
 
 import math
@@ -16,7 +16,7 @@ from snnipu.poptorch._optimizer_state import Divisors
 from snnipu.poptorch.enums import MeanReductionStrategy, ReductionType
 from snnipu.poptorch.options import Options
 
-# Kind, and the value at which a torch.optim optimizer's attribute is a constant of the compiled model.
+# An attribute of a torch.optim optimizer is a constant of the compiled model if it has this value, or always.
 _ALWAYS = object()
 _CONSTANT_AT: Dict[str, Any] = {
     "weight_decay": 0.0,
@@ -27,7 +27,7 @@ _CONSTANT_AT: Dict[str, Any] = {
     "alpha": _ALWAYS,
     "nesterov": _ALWAYS,
 }
-# What says how the compiled model stores and computes.
+# Arguments that choose how the compiled model stores and computes; all are its constants.
 _COMPILED_IN = (
     "accum_type", "velocity_accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type",
     "use_combined_accum", "use_tf_variant", "bias_correction", "max_grad_norm",
@@ -37,17 +37,17 @@ _COMPILED_IN = (
 def _kind(optimizer: Any) -> str:
     if isinstance(optimizer, optim.LAMB):
         return "LAMB"
-    # AdamW first: PyTorch makes it a kind of Adam in its later versions.
+    # AdamW before Adam: it is a subclass of Adam in later versions of PyTorch.
     for name in ("SGD", "AdamW", "Adam", "RMSprop"):
         if isinstance(optimizer, getattr(torch.optim, name)):
             return name
     raise InvalidType(
-        f"optimizer: {type(optimizer).__name__} is not one that PopTorch supports: SGD, Adam, AdamW and RMSprop of "
-        "torch.optim or poptorch.optim, and poptorch.optim.LAMB"
+        f"optimizer: {type(optimizer).__name__} is not one that PopTorch supports: use SGD, Adam, AdamW or RMSprop of "
+        "torch.optim or poptorch.optim, or poptorch.optim.LAMB"
     )
 
 
-class _Settings:
+class _Hyperparameters:
     """The hyperparameters of an optimizer at one moment."""
 
     def __init__(self, optimizer: Any) -> None:
@@ -68,11 +68,11 @@ class _Settings:
             return bool(name in variable._allowed_attributes and variable.isConstant(name))
         if name not in _CONSTANT_AT:
             return False
-        at = 1e-2 if (self.kind, name) == ("AdamW", "weight_decay") else _CONSTANT_AT[name]
-        return at is _ALWAYS or bool(at == value)
+        constant_value = 1e-2 if (self.kind, name) == ("AdamW", "weight_decay") else _CONSTANT_AT[name]
+        return constant_value is _ALWAYS or bool(constant_value == value)
 
-    def check_replaces(self, old: "_Settings") -> None:
-        """Raise ``poptorch.Error`` where a compiled model with settings ``old`` cannot take these."""
+    def check_replaces(self, old: "_Hyperparameters") -> None:
+        """Raise ``poptorch.Error`` if a model that was compiled with ``old`` cannot change to these."""
         if self.kind != old.kind:
             raise Error(f"setOptimizer: the model is compiled for {old.kind} and cannot change to {self.kind}")
         for name, before in old.compiled_in.items():
@@ -94,23 +94,23 @@ class _Settings:
 
 
 class OptimizerRunner:
-    """Steps the user's optimizer with the hyperparameters of the last ``set``."""
+    """A runner that steps the user's optimizer with the hyperparameters of the last ``set``."""
 
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
         self._parameters = {id(parameter): name for name, parameter in model.named_parameters()}
         self._options = options
         self._warned: Set[Tuple[int, str]] = set()
         self.optimizer: Optional[Any] = None
-        self._settings: Optional[_Settings] = None
+        self._settings: Optional[_Hyperparameters] = None
 
     def set(self, optimizer: Any, compiled: bool) -> None:
-        """Take over an optimizer and its hyperparameters. A new one without a state goes on with the old one's."""
+        """Adopt an optimizer and its hyperparameters. An optimizer without a state takes over the previous state."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise InvalidType(f"optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        settings = _Settings(optimizer)
+        settings = _Hyperparameters(optimizer)
         if not type(optimizer).__module__.startswith(("torch.optim", "snnipu.poptorch")):
             logger.warning(
-                "The code of the optimizer subclass %s counts on a host only: an IPU runs PopART's own %s.",
+                "The code of the optimizer subclass %s runs on the host only: an IPU runs PopART's %s.",
                 type(optimizer).__name__,
                 settings.kind,
             )
@@ -137,7 +137,7 @@ class OptimizerRunner:
         self._warned.clear()
 
     def _choose_reduction(self, optimizer: Any, compiled: bool) -> None:
-        """Gradients accumulated in half need the running mean, as PopTorch has it."""
+        """Switch to the running mean if gradients accumulate in half, as PopTorch does."""
         half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
         training = self._options.Training
         running = training.meanAccumulationAndReplicationReductionStrategy == MeanReductionStrategy.Running
@@ -160,7 +160,7 @@ class OptimizerRunner:
             return Divisors()
         return Divisors(training.gradient_accumulation, self._options.replication_factor)
 
-    def _warn_of_new_attributes(self, settings: _Settings) -> None:
+    def _warn_of_new_attributes(self, settings: _Hyperparameters) -> None:
         assert self._settings is not None
         for number, (new, old) in enumerate(zip(settings.groups, self._settings.groups)):
             extra = sorted(set(new) - set(old))
@@ -173,7 +173,7 @@ class OptimizerRunner:
                 )
 
     def note_compiled(self) -> None:
-        """From now on the optimizer's state is that of a compiled model."""
+        """Record that a compiled model holds the optimizer's state."""
         if isinstance(self.optimizer, optim.Optimizer):
             self.optimizer._on_device = True
 
@@ -186,7 +186,7 @@ class OptimizerRunner:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def warn_of_unset_changes(self) -> None:
-        """Say so, once, where the optimizer has changed since the last ``set``: the change does not count."""
+        """Warn once of each hyperparameter that changed since the last ``set``: the change has no effect."""
         assert self.optimizer is not None
         assert self._settings is not None
         for number, (group, taken) in enumerate(zip(self.optimizer.param_groups, self._settings.groups)):
@@ -196,7 +196,7 @@ class OptimizerRunner:
                     if key not in self._warned:
                         self._warned.add(key)
                         logger.warning(
-                            "The optimizer's %s is now %s but training goes on with %s: call setOptimizer(optimizer) "
+                            "The optimizer's %s is now %s but training continues with %s: call setOptimizer(optimizer) "
                             "on the poptorch model after changing it, or stepping a learning rate scheduler.",
                             name,
                             group[name],
@@ -205,7 +205,7 @@ class OptimizerRunner:
 
     @property
     def accumulates_in_half(self) -> bool:
-        """Whether gradients of several micro-batches are accumulated in float16."""
+        """True if gradients of several micro-batches are accumulated in float16."""
         half = getattr(self.optimizer, "accum_type", torch.float32) == torch.float16
         combined = getattr(self.optimizer, "use_combined_accum", False)
         return bool(half and not combined and self._options.Training.gradient_accumulation > 1)
@@ -218,12 +218,12 @@ class OptimizerRunner:
             self._warned.add(key)
             logger.warning(
                 "Gradients are infinite or NaN with a loss_scaling of %s: float16 holds at most 65504. The weights are "
-                "updated all the same, as on an IPU; take a smaller loss_scaling.",
+                "updated nevertheless, as on an IPU. Choose a smaller loss_scaling.",
                 self.loss_scaling,
             )
 
     def step(self, gradients: Dict[torch.nn.Parameter, torch.Tensor]) -> None:
-        """One update with float32 gradients, which are clipped first. Half parameters are updated in float32."""
+        """Clip the float32 gradients and update the parameters. Half parameters are updated in float32."""
         assert self.optimizer is not None
         assert self._settings is not None
         if isinstance(self.optimizer, optim.Optimizer):
@@ -231,7 +231,7 @@ class OptimizerRunner:
         self._warn_of_overflow(gradients)
         _clip(gradients, self._settings.max_grad_norm)
         halves = {parameter: parameter.data for parameter in gradients if parameter.dtype == torch.float16}
-        kept = [dict(group) for group in self.optimizer.param_groups]
+        groups_before = [dict(group) for group in self.optimizer.param_groups]
         previous = {parameter: parameter.grad for parameter in self.parameters()}
         try:
             for group, taken in zip(self.optimizer.param_groups, self._settings.groups):
@@ -246,7 +246,7 @@ class OptimizerRunner:
                 parameter.grad = gradient.to(parameter.dtype)
             self.optimizer.step()
         finally:
-            for group, before in zip(self.optimizer.param_groups, kept):
+            for group, before in zip(self.optimizer.param_groups, groups_before):
                 group.update(before)
             for parameter, half in halves.items():
                 parameter.grad = None

@@ -1,16 +1,17 @@
-"""Optimizer states by PopART's names, so that checkpoints go from this host to IPUs and back.
+"""Optimizer states by PopART's names, so that this host and IPUs can load each other's checkpoints.
 
-``ipu_state`` holds one tensor a weight and accumulator, ``ipu_param`` the hyperparameters that a compiled model does
-not hold as constants:
+``ipu_state`` holds a tensor for each accumulator of each weight, under the accumulator's name, ``___`` and the weight's
+name. ``ipu_param`` holds the hyperparameters that are not constants of the compiled model.
 
-=========  ==============================================================================================
-optimizer  ``ipu_state``, each followed by ``___`` and the weight's name
-=========  ==============================================================================================
-SGD        ``Accl1``: velocity * loss scaling; with ``use_combined_accum`` ``Accl``, see :func:`_combined`
-Adam(W)    ``Accl1``: mean of gradients, ``Accl2``: of their squares, ``Step``: steps (with bias correction)
-LAMB       as Adam
-RMSprop    ``Accl1``: mean of squares, ``Accl2``: of gradients (centered), ``Accl3``: momentum
-=========  ==============================================================================================
+=========  =============================================================================================
+optimizer  accumulators in ``ipu_state``
+=========  =============================================================================================
+SGD        ``Accl1``: velocity * loss scaling; ``Accl`` with ``use_combined_accum``, see
+           :func:`_decay_in_accl`
+Adam(W)    ``Accl1``: mean of gradients, ``Accl2``: mean of squares, ``Step``: steps, if bias-corrected
+LAMB       the same as Adam
+RMSprop    ``Accl1``: mean of squares, ``Accl2``: mean of gradients, if centered, ``Accl3``: momentum
+=========  =============================================================================================
 """
 
 import math
@@ -32,7 +33,7 @@ _PARAMETERS = (
 
 
 class Divisors(NamedTuple):
-    """What the mean divides by when it divides last: accumulation and replication."""
+    """The factors that the mean divides by if it divides last."""
 
     accumulation: int = 1
     replication: int = 1
@@ -44,7 +45,7 @@ def _weight_of(name: str) -> Tuple[str, str]:
 
 
 def check_names(state: Dict[str, Any], parameters: Dict[str, Any]) -> None:
-    """Raises ``poptorch.Error`` for a name that no optimizer of PopTorch's has."""
+    """Raise ``poptorch.Error`` for a name that no optimizer of PopTorch uses."""
     for name, value in state.items():
         kind, weight = _weight_of(name)
         if kind not in _STATE or not weight:
@@ -67,142 +68,154 @@ def _kind(optimizer: Any) -> str:
     return next(name for name in ("SGD", "RMSprop", "LAMB", "AdamW", "Adam") if name in names)
 
 
-class _Slot(NamedTuple):
-    """One accumulator: PopART's name, PyTorch's, and the type that an IPU stores it in."""
+class _Accumulator(NamedTuple):
+    """An accumulator: its name in PopART and in PyTorch, and the type in which an IPU stores it."""
 
     ipu: str
     host: str
     dtype: torch.dtype
 
 
-def _may_be(optimizer: Any, group: Dict[str, Any], name: str) -> bool:
-    """Whether a momentum needs an accumulator: it is above 0, or may come to be."""
+def _needs_momentum(optimizer: Any, group: Dict[str, Any], name: str) -> bool:
+    """Return True if the momentum needs an accumulator: it is above 0 or may change."""
     return bool(group[name]) or not optimizer.variable_attrs.isConstant(name)
 
 
-def _slots(optimizer: Any, group: Dict[str, Any]) -> List[_Slot]:
+def _accumulators(optimizer: Any, group: Dict[str, Any]) -> List[_Accumulator]:
     kind = _kind(optimizer)
     if kind == "SGD":
-        if not _may_be(optimizer, group, "momentum"):
+        if not _needs_momentum(optimizer, group, "momentum"):
             return []
         name = "Accl" if optimizer.use_combined_accum else "Accl1"
         dtype = torch.float32 if optimizer.use_combined_accum else optimizer.velocity_accum_type
-        return [_Slot(name, "momentum_buffer", dtype)]
+        return [_Accumulator(name, "momentum_buffer", dtype)]
     first, second = optimizer.first_order_momentum_accum_type, optimizer.second_order_momentum_accum_type
     if kind == "RMSprop":
-        slots = [_Slot("Accl1", "square_avg", first)]
+        accumulators = [_Accumulator("Accl1", "square_avg", first)]
         if group["centered"]:
-            slots.append(_Slot("Accl2", "grad_avg", second))
-        if _may_be(optimizer, group, "momentum"):
-            slots.append(_Slot("Accl3", "momentum_buffer", second))
-        return slots
-    slots = [_Slot("Accl1", "exp_avg", first), _Slot("Accl2", "exp_avg_sq", second)]
+            accumulators.append(_Accumulator("Accl2", "grad_avg", second))
+        if _needs_momentum(optimizer, group, "momentum"):
+            accumulators.append(_Accumulator("Accl3", "momentum_buffer", second))
+        return accumulators
+    accumulators = [_Accumulator("Accl1", "exp_avg", first), _Accumulator("Accl2", "exp_avg_sq", second)]
     if getattr(optimizer, "bias_correction", True):
-        slots.append(_Slot("Step", "step", torch.float32))
-    return slots
+        accumulators.append(_Accumulator("Step", "step", torch.float32))
+    return accumulators
 
 
-def _start(optimizer: Any, slot: _Slot, weight: torch.Tensor) -> torch.Tensor:
-    if slot.ipu == "Step":
+def _initial(optimizer: Any, accumulator: _Accumulator, weight: torch.Tensor) -> torch.Tensor:
+    if accumulator.ipu == "Step":
         return torch.tensor(0.0)
-    ones = slot.host == "square_avg" and getattr(optimizer, "use_tf_variant", False)
+    ones = accumulator.host == "square_avg" and getattr(optimizer, "use_tf_variant", False)
     return (torch.ones_like if ones else torch.zeros_like)(weight, dtype=torch.float32)
 
 
-def _combined(group: Dict[str, Any], weight: torch.Tensor) -> torch.Tensor:
-    """What ``Accl`` has beside momentum * velocity: PopART adds the next step's weight decay after each step."""
+def _decay_in_accl(group: Dict[str, Any], weight: torch.Tensor) -> torch.Tensor:
+    """Return the weight decay in ``Accl``. It holds momentum * velocity plus the weight decay of the next step."""
     return (1 - group["dampening"]) * group["weight_decay"] * weight.detach().float()
 
 
 def read(optimizer: Any, names: Dict[int, str]) -> Dict[str, torch.Tensor]:
-    """``ipu_state`` of an optimizer whose weights have these names, by id."""
-    made: Dict[str, torch.Tensor] = {}
+    """Return ``ipu_state`` of an optimizer; ``names`` are the weights' names by id."""
+    state: Dict[str, torch.Tensor] = {}
     for group in optimizer.param_groups:
         for weight in group["params"]:
             if not weight.requires_grad or id(weight) not in names:
                 continue
-            for slot in _slots(optimizer, group):
-                value = optimizer.state.get(weight, {}).get(slot.host)
-                value = _start(optimizer, slot, weight) if value is None else torch.as_tensor(value).detach().float()
-                if slot.ipu == "Accl":
-                    value = (group["momentum"] * value + _combined(group, weight)) * group["velocity_scaling"]
+            for accumulator in _accumulators(optimizer, group):
+                value = optimizer.state.get(weight, {}).get(accumulator.host)
+                value = (
+                    _initial(optimizer, accumulator, weight)
+                    if value is None
+                    else torch.as_tensor(value).detach().float()
+                )
+                if accumulator.ipu == "Accl":
+                    value = (group["momentum"] * value + _decay_in_accl(group, weight)) * group["velocity_scaling"]
                 elif _kind(optimizer) == "SGD":
                     value = value * optimizer.loss_scaling
-                made[f"{slot.ipu}___{names[id(weight)]}"] = value.to(slot.dtype, copy=True)
-    return made
+                state[f"{accumulator.ipu}___{names[id(weight)]}"] = value.to(accumulator.dtype, copy=True)
+    return state
 
 
 def write(optimizer: Any, names: Dict[int, str], state: Dict[str, torch.Tensor], old: Dict[Any, Any]) -> None:
-    """Make ``state``, an ``ipu_state``, the optimizer's; what it lacks is taken from ``old``, the state before.
+    """Load an ``ipu_state`` into an optimizer; missing accumulators are copied from ``old``, its previous state.
 
-    Raises ``poptorch.Error`` for a weight that the model does not have, an accumulator that the optimizer does not
-    have, and another shape than the weight's.
+    Raises ``poptorch.Error`` for a weight that the model lacks, an accumulator that the optimizer lacks, or a shape
+    that differs from the weight's.
     """
-    left = {name for name in state if not name.startswith("Accum___")}  # those are zero between steps
+    unused = {name for name in state if not name.startswith("Accum___")}  # ``Accum`` is zero between steps
     for group in optimizer.param_groups:
         for weight in group["params"]:
             name = names.get(id(weight), "")
             before = old.get(weight, {})
             entry: Dict[str, Any] = {}
-            given = False
-            for slot in _slots(optimizer, group):
-                key = f"{slot.ipu}___{name}"
+            loaded = False
+            for accumulator in _accumulators(optimizer, group):
+                key = f"{accumulator.ipu}___{name}"
                 if key not in state:
-                    entry[slot.host] = before.get(slot.host, _start(optimizer, slot, weight))
+                    entry[accumulator.host] = before.get(accumulator.host, _initial(optimizer, accumulator, weight))
                     continue
-                left.discard(key)
-                given = True
-                entry[slot.host] = _host_value(optimizer, group, slot, weight, key, state[key])
-            if given:
+                unused.discard(key)
+                loaded = True
+                entry[accumulator.host] = _host_value(optimizer, group, accumulator, weight, key, state[key])
+            if loaded:
                 if _kind(optimizer) != "SGD":
                     entry.setdefault("step", before.get("step", torch.tensor(0.0)))
                 optimizer.state[weight] = entry
             elif before:
                 optimizer.state[weight] = before
-    if left:
+    if unused:
         raise InvalidArgument(
-            f"load_state_dict: {sorted(left)} of 'ipu_state' fit no weight and accumulator of this "
+            f"load_state_dict: {sorted(unused)} of 'ipu_state' fit no weight and accumulator of this "
             f"{type(optimizer).__name__} and its model"
         )
 
 
 def _host_value(
-    optimizer: Any, group: Dict[str, Any], slot: _Slot, weight: torch.Tensor, key: str, value: torch.Tensor
+    optimizer: Any,
+    group: Dict[str, Any],
+    accumulator: _Accumulator,
+    weight: torch.Tensor,
+    key: str,
+    value: torch.Tensor,
 ) -> torch.Tensor:
-    shape = () if slot.ipu == "Step" else tuple(weight.shape)
-    if tuple(value.shape) != shape and not (slot.ipu == "Step" and value.numel() == 1):
+    shape = () if accumulator.ipu == "Step" else tuple(weight.shape)
+    if tuple(value.shape) != shape and not (accumulator.ipu == "Step" and value.numel() == 1):
         raise InvalidArgument(f"load_state_dict: {key} must have shape {shape}, got {tuple(value.shape)}")
     value = value.detach().float().clone().reshape(shape)
-    if slot.ipu == "Accl":
+    if accumulator.ipu == "Accl":
         if not group["momentum"]:
             return torch.zeros_like(value)
-        return (value / group["velocity_scaling"] - _combined(group, weight)) / group["momentum"]
+        return (value / group["velocity_scaling"] - _decay_in_accl(group, weight)) / group["momentum"]
     if _kind(optimizer) == "SGD":
         return value / optimizer.loss_scaling
     return value
 
 
 def parameters(optimizer: Any, names: Dict[int, str], divisors: Divisors) -> Dict[str, torch.Tensor]:
-    """``ipu_param``: the hyperparameters that may change, for each weight, and the loss scaling."""
-    made: Dict[str, torch.Tensor] = {}
+    """Return ``ipu_param``: each weight's hyperparameters that may change, and the loss scaling."""
+    hyperparameters: Dict[str, torch.Tensor] = {}
     constant = optimizer.variable_attrs.isConstant
     kind = _kind(optimizer)
     scaling = optimizer.loss_scaling
     if not constant("loss_scaling") and divisors == Divisors():
-        made["lossScaling_FLOAT"] = torch.tensor(float(scaling))
+        hyperparameters["lossScaling_FLOAT"] = torch.tensor(float(scaling))
     for group in optimizer.param_groups:
         values: Dict[str, Tuple[float, Tuple[str, ...]]] = {}
         rate, decay = group["lr"], group["weight_decay"]
         if kind == "SGD":
-            kept = 1 - group["dampening"]
-            if not _may_be(optimizer, group, "momentum"):
+            undamped = 1 - group["dampening"]
+            if not _needs_momentum(optimizer, group, "momentum"):
                 divisor = scaling * math.prod(divisors)
-                values["scaledLearningRate0"] = (rate * kept / divisor, ("lr", "loss_scaling", "dampening"))
-                values["weightDecayScaleFactor0"] = (1 - rate * kept * decay, ("lr", "weight_decay", "dampening"))
+                values["scaledLearningRate0"] = (rate * undamped / divisor, ("lr", "loss_scaling", "dampening"))
+                values["weightDecayScaleFactor0"] = (1 - rate * undamped * decay, ("lr", "weight_decay", "dampening"))
             elif not optimizer.use_combined_accum:
                 values["scaledLearningRate2"] = (rate / scaling, ("lr", "loss_scaling"))
                 values["scaledMomentum2"] = (group["momentum"], ("momentum",))
-                values["scaledWeightDecay1"] = (kept * decay * scaling, ("dampening", "weight_decay", "loss_scaling"))
+                values["scaledWeightDecay1"] = (
+                    undamped * decay * scaling,
+                    ("dampening", "weight_decay", "loss_scaling"),
+                )
         else:
             values["learningRate"], values["weightDecay"] = (rate, ("lr",)), (decay, ("weight_decay",))
             if kind == "RMSprop":
@@ -219,5 +232,5 @@ def parameters(optimizer: Any, names: Dict[int, str], divisors: Divisors) -> Dic
             if weight.requires_grad and id(weight) in names:
                 for name, (value, attributes) in values.items():
                     if not all(constant(attribute) for attribute in attributes):
-                        made[f"{name}___specific___{names[id(weight)]}"] = torch.tensor(float(value))
-    return made
+                        hyperparameters[f"{name}___specific___{names[id(weight)]}"] = torch.tensor(float(value))
+    return hyperparameters

@@ -1,4 +1,4 @@
-"""The base of all option groups: a checked dictionary that freezes on first use, with methods made from a table."""
+"""The base class of all option groups: a checked dictionary, frozen on first use, with methods made from a table."""
 
 import copy
 from inspect import Parameter, Signature
@@ -15,20 +15,20 @@ def unchecked(value: Any, name: str) -> Any:
 
 
 class Option(NamedTuple):
-    """One option: a row in the table of a group.
+    """An option: a row in the table of a group.
 
-    Each row gives its group a method, unless the group defines one of that name or the name is no identifier.
+    Each row adds a method to its group, unless the group defines a method of that name or the name is no identifier.
     """
 
-    name: str  # of the method, and in errors
+    name: str  # the method's name, also used in errors
     argument: str
-    check: Check = unchecked  # of the method's argument, and of the attribute where the group stores the value
+    check: Check = unchecked  # checks the method's argument, and a value assigned to the attribute
     default: Any = ABSENT  # the value before any call; without it, the attribute exists only after a call
-    doc: str = "Checked and stored, with no effect on a host."
-    convert: Check = unchecked  # of the method's argument, before ``check``
-    call_default: Any = ABSENT  # of the method's argument
-    stored_as: str = ""  # if not ``argument``; a name with a leading "_" is not in repr and toDict
-    popart: str = ""  # the option of PopART that stores the value, instead of the group
+    doc: str = "Check and store the value, which has no effect on the host."
+    convert: Check = unchecked  # converts the method's argument before ``check``
+    call_default: Any = ABSENT  # default of the method's argument
+    stored_as: str = ""  # attribute, if not ``argument``; a name with a leading "_" is not in repr and toDict
+    popart: str = ""  # PopART's session option that stores the value, instead of the group
 
     @property
     def place(self) -> str:
@@ -44,14 +44,14 @@ def member_of(enum_type: Any) -> Check:
 
 
 class OptionsDict:
-    """Named values that only existing names and accepted values can change.
+    """A group of named options with checked values.
 
-    Values read and write as attributes (``options.device_iterations``); the accepted values are in ``_table``.
-    Raises ``poptorch.Error`` naming the option for an unknown name, a value outside its range, and, once a model or a
-    data loader has used the options, for every change.
+    Options read and write as attributes (``options.device_iterations``). ``_table`` holds the check of each option. An
+    unknown name or a value outside its range raises ``poptorch.Error`` naming the option. So does every change after a
+    model or a data loader has used the options.
     """
 
-    _prefix: ClassVar[str] = ""  # of the group's options in errors
+    _prefix: ClassVar[str] = ""  # precedes the options' names in errors
     _table: ClassVar[Tuple[Option, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -77,7 +77,7 @@ class OptionsDict:
             self.createOrSet(**{name: value})
 
     def createOrSet(self, **values: Any) -> None:
-        """Change options, or add those that are not there yet."""
+        """Change options, and add options that do not exist yet."""
         self.checkIsFrozen()
         for name, value in values.items():
             for row in self._table:
@@ -96,14 +96,14 @@ class OptionsDict:
         self._values.pop(option, None)
 
     def checkIsFrozen(self) -> None:
-        """Raise ``poptorch.Error`` where the options have been used already."""
+        """Raise ``poptorch.Error`` if a model or data loader uses the options."""
         if self.__dict__.get("_is_frozen"):
             raise FrozenOptions(
                 "these options are frozen: a model or a DataLoader uses them. Change a copy (options.clone())."
             )
 
     def toDict(self) -> Dict[str, Any]:
-        """The options as a plain dictionary."""
+        """Return the options as a plain dictionary."""
         return dict(self._values)
 
     def _freeze(self, frozen: bool = True) -> None:

@@ -1,18 +1,19 @@
-"""Which outputs a call returns, and in which order.
+"""The selection and order of the outputs that a call returns.
 
-One call runs micro-batches in the order [device iteration, accumulation, replica] and returns, by output mode:
+A call runs micro-batches in the order [device iteration (D), accumulation (A), replica (R)]. The output mode selects
+the micro-batches whose outputs it returns:
 
-========  ================================================================  ===========
-mode      micro-batches                                                     how many
-========  ================================================================  ===========
-All       every one                                                         D * A * R
-EveryN    all of every N-th device iteration                                D / N * A * R
-Final     those of the last accumulation step, one per replica              R
-Sum       their sum over device iterations and accumulation, per replica    R
-========  ================================================================  ===========
+========  ================================================================  =============
+mode      micro-batches                                                     number
+========  ================================================================  =============
+All       every micro-batch                                                 D * A * R
+EveryN    every micro-batch of every N-th device iteration                  D / N * A * R
+Final     the last accumulation step's micro-batch of each replica          R
+Sum       the sum over device iterations and accumulation, per replica      R
+========  ================================================================  =============
 
-They are joined along dim 0, scalars as a 1-D tensor where there is more than one (PopTorch user guide, "Efficient data
-batching", ``outputMode``).
+The outputs are joined along dim 0; several scalars become a 1-D tensor (PopTorch user guide, "Efficient data batching",
+``outputMode``).
 """
 
 from typing import Any, List, Optional
@@ -27,10 +28,10 @@ from snnipu.poptorch.options import Options
 
 
 class OutputCollector:
-    """Takes the outputs of micro-batches one after another, keeping no more than will be returned."""
+    """A collector of micro-batches' outputs that keeps only the outputs that the call returns."""
 
     def __init__(self, options: Options, mode: Optional[OutputMode] = None, period: int = 1) -> None:
-        """``mode`` and ``period``: None: those of the options."""
+        """Use the output mode and period of the options if ``mode`` is None."""
         self._mode = OutputMode(options.output_mode if mode is None else mode)
         self._period = options.output_return_period if mode is None else period
         self._iterations = options.device_iterations
@@ -46,7 +47,7 @@ class OutputCollector:
         self._kept: List[List[torch.Tensor]] = []  # by micro-batch (Sum, Final: by replica), then by output
 
     def add(self, outputs: Any, iteration: int, accumulation: int, replica: int) -> None:
-        """The outputs of one micro-batch. Raises ``poptorch.Error`` where there are more or fewer than before."""
+        """Add the outputs of one micro-batch. Raises ``poptorch.Error`` if their number differs from the first's."""
         tensors = [border_output(tensor) for tensor in flatten(outputs)]
         if self._count is None:
             self._structure, self._count = outputs, len(tensors)
@@ -57,10 +58,10 @@ class OutputCollector:
                 self._kept.append(tensors)
             else:
                 self._kept[replica] = [old + new for old, new in zip(self._kept[replica], tensors)]
-        elif self._keeps(iteration, accumulation):
+        elif self._is_returned(iteration, accumulation):
             self._kept.append(tensors)
 
-    def _keeps(self, iteration: int, accumulation: int) -> bool:
+    def _is_returned(self, iteration: int, accumulation: int) -> bool:
         if self._mode == OutputMode.All:
             return True
         if self._mode == OutputMode.EveryN:
@@ -68,7 +69,7 @@ class OutputCollector:
         return iteration == self._iterations - 1 and accumulation == self._accumulation - 1
 
     def result(self) -> Any:
-        """What the call returns, in the structure that ``forward`` returned."""
+        """Return the joined outputs, in the structure that ``forward`` returned."""
         return rebuild(self._structure, iter([self._join(list(pieces)) for pieces in zip(*self._kept)]))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""``Options._Popart``: settings of a PopART session. Checked by name and kind, and kept; a host has no session."""
+"""``Options._Popart``: settings of a PopART session. The host checks their names and types, and has no session."""
 
 from typing import Any, Dict
 
@@ -41,7 +41,7 @@ accumulateOuterFragmentSettings.excludedVirtualGraphs convolutionOptions customC
 gclOptions hardwareInstrumentations lstmOptions matmulOptions patterns reportOptions updatableNamedBuffers
 """
 
-# name -> (what to call the kind, accepted types)
+# Option name: (the kind's name in errors, accepted types).
 _KINDS = {
     **dict.fromkeys(_BOOLS.split(), ("True or False", (bool, int))),
     **dict.fromkeys(_NUMBERS.split(), ("a number", (int, float))),
@@ -51,9 +51,9 @@ _KINDS = {
 
 
 class _PopartOptions(OptionsDict):
-    """Session options by PopART's names; enumerations are given as their integers.
+    """Session options by PopART's names; members of enumerations are integers.
 
-    Raises ``poptorch.Error`` naming an unknown option at once; PopTorch itself does so when it compiles.
+    An unknown name raises ``poptorch.Error`` when it is set. PopTorch itself raises when it compiles.
     """
 
     def __init__(self) -> None:
@@ -62,11 +62,16 @@ class _PopartOptions(OptionsDict):
 
     @property
     def options(self) -> Dict[str, Any]:
-        """The options as a dictionary."""
+        """The options that have been set, as a dictionary."""
         return self._values
 
     def set(self, key: str, value: Any) -> "_PopartOptions":  # type: ignore[override]
-        """Set one session option; returns self."""
+        """Set one session option; returns self.
+
+        Args:
+            key: PopART's name of the option.
+            value: a bool, number, str or container, as the option needs.
+        """
         self.checkIsFrozen()
         if key not in _KINDS:
             raise InvalidArgument(f"_Popart.set: unknown PopART option {key!r}{suggestion(str(key), _KINDS)}")
@@ -77,11 +82,16 @@ class _PopartOptions(OptionsDict):
         return self
 
     def setEngineOptions(self, engine_options: Dict[str, str]) -> "_PopartOptions":
-        """Options of the Poplar engine; returns self."""
+        """Set options of the Poplar engine, by their names; returns self."""
         return self.set("engineOptions", engine_options)
 
     def setPatterns(self, patterns: Dict[str, bool], level: int = 2) -> "_PopartOptions":
-        """Turn PopART's graph patterns on or off; returns self."""
+        """Turn PopART's graph patterns on or off; returns self.
+
+        Args:
+            patterns: True or False for each pattern's name.
+            level: the level of PopART's default patterns.
+        """
         if not isinstance(patterns, dict):
             raise InvalidType(f"_Popart.setPatterns: expected a dict of names to True or False, got {patterns!r}")
         self.set("patterns_level", check_int(level, "_Popart.setPatterns: level"))

@@ -1,7 +1,7 @@
-"""``PoplarExecutor``: what ``trainingModel`` and ``inferenceModel`` return, running on the host.
+"""``PoplarExecutor``: the wrapped model that ``trainingModel`` and ``inferenceModel`` return.
 
-One copy of the model runs the micro-batches of all device iterations, accumulation steps and replicas in turn.
-Weights live in the user's model itself, so copies to and from a device have nothing to move.
+One copy of the model runs the micro-batches of all device iterations, accumulation steps and replicas in turn. The
+user's model holds the weights, so copies to and from a device move nothing.
 """
 
 import contextlib
@@ -45,32 +45,44 @@ _NO_EXECUTABLE = "the model is not compiled: call it, or compile() it, first"
 
 
 def refuse_backward(*args: Any, **kwargs: Any) -> None:
-    """What ``backward`` is on the outputs of a wrapped model."""
+    """Raise ``poptorch.Error``; the ``backward`` of a wrapped model's outputs."""
     raise Error(
         "backward(): outputs of a PopTorch model carry no gradient. A trainingModel runs the backward pass and the "
         "optimizer itself in every call; to train what is now an inferenceModel, make it a trainingModel."
     )
 
 
-if hasattr(torch.serialization, "add_safe_globals"):  # outputs saved with torch.save load with weights_only=True
+if hasattr(torch.serialization, "add_safe_globals"):  # saved outputs then load with weights_only=True
     torch.serialization.add_safe_globals([refuse_backward])
 
 
 class _ModelParameter(torch.nn.Parameter):
-    """A parameter read from an executor: the model's own memory, with PopTorch's ``replicaGrouping``."""
+    """A parameter read from an executor; it shares the model's memory and has PopTorch's ``replicaGrouping``."""
 
     def replicaGrouping(
         self, comm_group_type: CommGroupType, shards: int, variable_retrieval_mode: VariableRetrievalMode
     ) -> None:
-        """Raises ``poptorch.Error`` unless all replicas share the parameter: the host has one copy of the model."""
+        """Raise ``poptorch.Error`` unless all replicas share the parameter: the host has one copy of the weights.
+
+        Args:
+            comm_group_type: ``CommGroupType.All``, the only grouping on the host.
+            shards: no effect on the host.
+            variable_retrieval_mode: no effect on the host.
+        """
         if comm_group_type != CommGroupType.All:
             raise not_available("replicaGrouping", "a host keeps one copy of the weights for all replicas.")
 
 
 class PoplarExecutor:
-    """A model wrapped for running; made by ``trainingModel`` and ``inferenceModel``.
+    """A wrapped model, made by ``trainingModel`` and ``inferenceModel``.
 
-    Attributes that it does not have itself are the wrapped model's, ``parameters()`` and ``state_dict()`` among them.
+    Other attributes, for instance ``parameters`` and ``state_dict``, are read from the wrapped model.
+
+    Args:
+        model: the module to wrap.
+        options: None: the default options. The executor freezes them.
+        training: True for a training model.
+        optimizer: the optimizer of a training model; None: SGD with a learning rate of 0.01.
     """
 
     _precompile_hooks: ClassVar[_Hooks] = OrderedDict()
@@ -98,7 +110,7 @@ class PoplarExecutor:
         options._freeze()
         self._options = options.clone()
         self._check_options()
-        # As in PopTorch, a shallow copy runs: it shares parameters and children, not flags like ``training``.
+        # PopTorch runs a shallow copy, too: it shares parameters and children, and has its own ``training`` flag.
         self._model = copy.copy(model)
         self._parser = InputParser(self._model.forward)
         self._runner: Optional[OptimizerRunner] = None
@@ -137,7 +149,7 @@ class PoplarExecutor:
             )
         if self._training and options.Distributed.numProcesses > 1:
             check_connected(options.Distributed.numProcesses)
-        OutputCollector(options)  # the output mode and period fit the device iterations
+        OutputCollector(options)  # raises if the output period does not divide the device iterations
         options._replica_of_input()
 
     # The model and its options.
@@ -164,17 +176,27 @@ class PoplarExecutor:
         return module_repr(self._user_model)
 
     def load_state_dict(self, state_dict: Dict[str, Any], strict: bool = True) -> Any:
-        """The model's ``load_state_dict``; the next call runs with the new weights."""
+        """Load the model's weights; the next call runs with them.
+
+        Args:
+            state_dict, strict: as in ``torch.nn.Module.load_state_dict``, whose result is returned.
+        """
         result = self._user_model.load_state_dict(state_dict, strict)
         accept_weights(self._user_model.parameters())
         return result
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take over ``optimizer`` and its hyperparameters as they are now.
+        """Train with ``optimizer`` and its present hyperparameters.
 
-        Changes of an optimizer, a scheduler's included, count from here on only. A new optimizer of the same kind
-        without a state of its own goes on with the state of the one before. Raises ``poptorch.Error`` for an inference
-        model, a kind of optimizer that PopTorch lacks, and a change of what the compiled model holds constant.
+        Later changes of the hyperparameters, by a scheduler for instance, have no effect until the next
+        ``setOptimizer``. A new optimizer of the same kind without a state takes over the previous optimizer's state.
+
+        Args:
+            optimizer: one of ``torch.optim`` or ``poptorch.optim``, holding parameters of this model.
+
+        Raises:
+            poptorch.Error: this is an inference model, PopTorch lacks this kind of optimizer, or a constant of the
+                compiled model would change.
         """
         if self._runner is None:
             raise InvalidArgument("setOptimizer: an inferenceModel has no optimizer")
@@ -183,20 +205,24 @@ class PoplarExecutor:
     # Compiling and running.
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Run ``forward`` once on the first micro-batch, as PopTorch traces it, and put the model's state back.
+        """Compile the model: run ``forward`` once on the first micro-batch, then restore the model's state.
 
-        Raises ``poptorch.Error`` for inputs that do not divide into micro-batches and for a training model without one
-        final loss.
+        Args:
+            args, kwargs: the inputs of a call, whose values are not used.
+
+        Raises:
+            poptorch.Error: the inputs do not divide into micro-batches, or a training model has no final loss, or
+                more than one.
         """
         inputs = self._parser(args, kwargs)
         if self.isCompiled():
-            logger.warning("compile: the model is compiled already, nothing is done.")
+            logger.warning("compile: the model is compiled already; this call has no effect.")
             return
         with self._compiling(inputs), self._modes():
             groups, _ = self._options._replica_of_input()
             pieces = split(inputs, self._options, groups)
             buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-            # Some modules keep state in attributes that are replaced, not changed: those are put back as well.
+            # Some modules replace an attribute to change their state, so attributes are restored as well.
             attributes = [(module, dict(module.__dict__), dict(module._buffers)) for module in self._model.modules()]
             self._dummy_run = True
             try:
@@ -215,8 +241,16 @@ class PoplarExecutor:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run all micro-batches of the inputs; in training, step the optimizer after each accumulation.
 
-        Takes what ``forward`` takes, dim 0 of every tensor being deviceIterations * gradientAccumulation *
-        replicationFactor micro-batches, and returns what the output mode says.
+        Args:
+            args, kwargs: the arguments of ``forward``. Dim 0 of every tensor holds deviceIterations *
+                gradientAccumulation * replicationFactor / input_group_size micro-batches.
+
+        Returns:
+            The outputs of ``forward``, joined along dim 0, for the micro-batches that ``Options.outputMode`` selects.
+
+        Raises:
+            poptorch.Error: the inputs differ from the inputs that the model was compiled for, or ``forward`` does
+                something that an IPU cannot.
         """
         if self._options.connection_type == ConnectionType.Never:
             raise InvalidArgument(
@@ -236,7 +270,7 @@ class PoplarExecutor:
 
     @contextlib.contextmanager
     def _compiling(self, inputs: Inputs) -> Iterator[None]:
-        """Around the first run of ``forward``: compiled afterwards, unless it failed."""
+        """Prepare the first run of ``forward``, and mark the model as compiled if it succeeds."""
         if self._options.exists("random_seed"):
             torch.manual_seed(self._options.random_seed)
         for hook in list(self._precompile_hooks.values()):
@@ -272,7 +306,7 @@ class PoplarExecutor:
 
     @contextlib.contextmanager
     def _modes(self) -> Iterator[None]:
-        """Every module in the mode, training or not, that it was compiled in."""
+        """Switch every module to the mode (training or evaluation) in which it was compiled."""
         before = [(module, module.training) for module, _ in self._module_modes]
         for module, training in self._module_modes:
             module.training = training
@@ -306,11 +340,11 @@ class PoplarExecutor:
                     tensors = [piece[position] for piece in pieces]
                     outputs, loss = self._forward(inputs, tensors)
                     if anchors:
-                        anchors.of_forward((iteration, step, replica), tensors, loss)
+                        anchors.add_forward((iteration, step, replica), tensors, loss)
                     if loss is not None:
-                        made = gradients.backward(loss)
+                        parameter_gradients = gradients.backward(loss)
                         if anchors:
-                            anchors.of_backward((iteration, step, replica), made)
+                            anchors.add_gradients((iteration, step, replica), parameter_gradients)
                     collector.add(outputs, iteration, step, replica)
             if self._runner is not None:
                 mean = options.Training.accumulation_and_replication_reduction_type == ReductionType.Mean
@@ -320,7 +354,7 @@ class PoplarExecutor:
                 accept_weights(self._runner.parameters())
                 if anchors:
                     for replica in range(len(group_of_replica)):
-                        anchors.of_update((iteration, accumulation - 1, replica))
+                        anchors.add_updates((iteration, accumulation - 1, replica))
             self._note_times(iteration, started)
         self._replicas.leave_call()
         self._attributes.after_call()
@@ -332,7 +366,7 @@ class PoplarExecutor:
         return result
 
     def _forward(self, inputs: Inputs, tensors: List[torch.Tensor]) -> Tuple[Any, Optional[torch.Tensor]]:
-        """The outputs of one micro-batch, and in training its loss."""
+        """Return the outputs of one micro-batch, and in training its loss."""
         args, kwargs = inputs.with_tensors(tensors)
         assert self._attributes is not None
         assert self._watch is not None
@@ -355,7 +389,7 @@ class PoplarExecutor:
                     self._options._execution_strategy._check(self._options, self._training)
                     self._replicas.separate(self._watch.check_forward())
                 loss = self._loss(trace) if self._training else None
-                # The first run shows whether forward needs the mode: an IPU would repeat exactly what it did then.
+                # An IPU repeats the first run exactly, so a mode that changed nothing then is not needed later.
                 self._needs_mode = self._needs_mode and (mode.acted or (loss is not None and not loss.explicit))
                 return outputs, (loss.tensor if loss is not None else None)
         finally:
@@ -376,10 +410,11 @@ class PoplarExecutor:
         return loss
 
     def ipuModelReport(self) -> List[Dict[str, Any]]:
-        """What the IPU model counted, for each operator and gradient that ran: a list of dicts; not in PopTorch.
+        """Return the IPU model's counts of each operator and gradient that ran; PopTorch has no such method.
 
-        Each has ``operator``, the shapes of its ``inputs``, ``target`` and ``report``; every figure is a model's.
-        Raises ``poptorch.Error`` where the model is not in use, see ``Options.useIpuModel``.
+        Each is a dict with ``operator``, the shapes of its ``inputs``, ``target`` and ``report``. All figures are
+        computed by the model, not measured. Raises ``poptorch.Error`` if the IPU model is not in use, see
+        ``Options.useIpuModel``.
         """
         if self._ipu_model is None:
             raise Error("ipuModelReport: there is no IPU model in use; Options.useIpuModel(True) asks for one")
@@ -388,15 +423,15 @@ class PoplarExecutor:
     # Weights and devices.
 
     def isCompiled(self) -> bool:
-        """True once compiled, by ``compile`` or the first call, until ``destroy``."""
+        """Return True after ``compile`` or the first call, until ``destroy``."""
         return self._executable is not None
 
     def isAttachedToDevice(self) -> bool:
-        """True from compiling until ``detachFromDevice`` or ``destroy``."""
+        """Return True after compiling, until ``detachFromDevice`` or ``destroy``."""
         return self.isCompiled() and self._attached
 
     def attachToDevice(self) -> None:
-        """Raises ``poptorch.Error`` where the model is not compiled, is attached already, or may not attach."""
+        """Attach the model. Raises ``poptorch.Error`` if it is not compiled, is attached, or may not attach."""
         self._require_compiled()
         if self._options.connection_type == ConnectionType.Never:
             raise InvalidArgument("attachToDevice: ConnectionType.Never does not allow it")
@@ -406,37 +441,38 @@ class PoplarExecutor:
         accept_weights(self._user_model.parameters())
 
     def detachFromDevice(self) -> None:
-        """Raises ``poptorch.Error`` where the model is not compiled or not attached. The next call attaches again."""
+        """Detach the model; the next call attaches it. Raises ``poptorch.Error`` if it is not compiled or attached."""
         self._require_compiled()
         if not self._attached:
             raise Error("detachFromDevice: the model is not attached")
         self._attached = False
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """False: the weights on the host are always the current ones."""
+        """Return False: the weights on the host are always current."""
         return False
 
     def copyWeightsToHost(self) -> None:
-        """Nothing to copy. Raises ``poptorch.Error`` where the model is not compiled."""
+        """Copy nothing: the host has the weights. Raises ``poptorch.Error`` if the model is not compiled."""
         self._require_compiled()
 
     def copyWeightsToDevice(self) -> None:
-        """Nothing to copy. Raises ``poptorch.Error`` where the model is not compiled.
+        """Copy nothing but replicated buffers: the host has the weights.
 
-        Call it after changing weights on the host: an IPU goes on with its own copy of them otherwise.
+        Call it after changing weights on the host, since an IPU otherwise uses its old copy. Raises ``poptorch.Error``
+        if the model is not compiled.
         """
         self._require_compiled()
         self._replicas.broadcast()
         accept_weights(self._user_model.parameters())
 
     def copyNamedBuffersToDevice(self) -> None:
-        """Nothing to copy. Raises ``poptorch.Error`` where no buffer was named with ``updatableNamedBuffers``."""
+        """Copy nothing. Raises ``poptorch.Error`` if ``Options.updatableNamedBuffers`` named no buffers."""
         self._require_compiled()
         if "updatableNamedBuffers" not in self._options._Popart.options:
             raise Error("copyNamedBuffersToDevice: no buffers were named with Options.updatableNamedBuffers")
 
     def destroy(self) -> None:
-        """Forget what was compiled and unwrap the model, which can then be wrapped again."""
+        """Discard the compiled model and unwrap the user's model, which can then be wrapped again."""
         self._executable = None
         self._attached = False
         self._module_modes = []
@@ -449,7 +485,7 @@ class PoplarExecutor:
 
     @property
     def rng_state(self) -> List[int]:
-        """The seed and the state of the random number generator."""
+        """The seed and the state of PyTorch's random number generator."""
         self._require_compiled()
         return [torch.initial_seed(), *torch.get_rng_state().tolist()]
 
@@ -462,7 +498,14 @@ class PoplarExecutor:
     # Files.
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
-        """Write the compiled model to a file for ``poptorch.load`` or, without the model, ``loadExecutable``."""
+        """Write the compiled model to a file.
+
+        Args:
+            filename: the file; its folder is created.
+            export_model: True: write the model, options and optimizer, for ``poptorch.load``. False: write the compiled
+                inputs only, for ``loadExecutable``.
+            save_rng_state: write the state of the random number generator.
+        """
         self._require_compiled()
         contents: Dict[str, Any] = {"inputs": self._executable, "model": None}
         if export_model:
@@ -473,12 +516,16 @@ class PoplarExecutor:
         _storage.save(filename, **contents)
 
     def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
-        """``compile(*args, **kwargs)``, then ``save(filename, export_model)``."""
+        """Call ``compile(*args, **kwargs)``, then ``save(filename, export_model)``."""
         self.compile(*args, **kwargs)
         self.save(filename, export_model)
 
     def loadExecutable(self, filename: str) -> None:
-        """Be compiled as the model in ``filename`` was, without running ``forward``."""
+        """Take the compiled inputs from a file, without running ``forward``.
+
+        Args:
+            filename: a file that :meth:`save` wrote.
+        """
         data = _storage.read(filename)
         self._executable = data["inputs"]
         self._watch_model()
@@ -488,34 +535,38 @@ class PoplarExecutor:
     # Measurements.
 
     def compilationTime(self) -> datetime.timedelta:
-        """How long the first run of ``forward`` took."""
+        """Return the duration of the first run of ``forward``."""
         if not self.isCompiled():
             raise Error("compilationTime: " + _NO_EXECUTABLE)
         if not self._options._show_compilation_progress_bar:
-            raise Error("compilationTime: it is measured with showCompilationProgressBar(True) only")
+            raise Error("compilationTime: it is only measured with Options.showCompilationProgressBar(True)")
         return self._compilation_time
 
     def cycleCount(self) -> int:
-        """Not available: there are no IPU cycles to count."""
+        """Raise ``poptorch.Error``: the host has no IPU cycles to count."""
         raise not_available("cycleCount", "cycles can only be counted on IPU hardware.")
 
     def getTensorNames(self) -> List[str]:
-        """Names of tensors: those that ``Options.anchorTensor`` takes on a host, and the hyperparameters.
+        """Return the tensor names that ``Options.anchorTensor`` accepts on the host, and the hyperparameters' names.
 
-        Raises ``poptorch.Error`` where the model is not compiled.
+        Raises ``poptorch.Error`` if the model is not compiled.
         """
         if self._executable is None:
             raise InvalidArgument("getTensorNames: " + _NO_EXECUTABLE)
-        made = anchor_names(self._user_model, len(self._executable.specs()), self._training)
+        tensors = anchor_names(self._user_model, len(self._executable.specs()), self._training)
         optimizer = self._runner.optimizer if self._runner is not None else None
-        return [*made, *((optimizer.state_dict()["ipu_param"] or {}) if isinstance(optimizer, Optimizer) else ())]
+        return [*tensors, *((optimizer.state_dict()["ipu_param"] or {}) if isinstance(optimizer, Optimizer) else ())]
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """What the last call kept of a tensor of ``Options.anchorTensor``; ``poptorch.Error`` for another name."""
+        """Return the values of an anchored tensor in the last call.
+
+        Args:
+            short_name: the name given to ``Options.anchorTensor``; any other raises ``poptorch.Error``.
+        """
         if short_name not in self._anchored:
             raise InvalidArgument(
-                f"getAnchoredTensor: no tensor with name {short_name} found. Options.anchorTensor names tensors before "
-                f"the model is wrapped, and a call keeps them; found: {sorted(self._anchored)}"
+                f"getAnchoredTensor: no tensor with name {short_name} found. Name it with Options.anchorTensor before "
+                f"the model is wrapped, and call the model; anchored tensors: {sorted(self._anchored)}"
             )
         return self._anchored[short_name]
 
@@ -533,7 +584,11 @@ class PoplarExecutor:
             self._times["output_complete"].append(ended)
 
     def getPerfCounters(self) -> Dict[str, List[List[float]]]:
-        """When inputs were taken and outputs returned in the last call, in seconds: ``[tensor][device iteration]``."""
+        """Return the times at which the last call read inputs and returned outputs, in seconds.
+
+        The keys are ``input``, ``input_complete``, ``output`` and ``output_complete``; each value is
+        ``[tensor][device iteration]``.
+        """
         inputs, outputs = self._tensors_of_call
         return {
             name: [list(times) for _ in range(inputs if name.startswith("input") else outputs)]
@@ -541,30 +596,30 @@ class PoplarExecutor:
         }
 
     def getLatency(self) -> Tuple[float, float, float]:
-        """Least, greatest and mean time from inputs to outputs in the last call, in seconds."""
+        """Return the least, greatest and mean time from inputs to outputs in the last call, in seconds."""
         starts, ends = self._times["input"], self._times["output_complete"]
         if not ends:
             return 0.0, 0.0, 0.0
-        # One output may stand for several device iterations: it is timed from the first of them.
-        every = len(starts) // len(ends)
-        durations = [end - starts[number * every] for number, end in enumerate(ends)]
+        # An output of several device iterations is timed from the first of them.
+        iterations = len(starts) // len(ends)
+        durations = [end - starts[number * iterations] for number, end in enumerate(ends)]
         return min(durations), max(durations), sum(durations) / len(durations)
 
     def getComputeLatency(self) -> Tuple[float, float, float]:
-        """As :meth:`getLatency`: a host has no transfers to take off."""
+        """Return the result of :meth:`getLatency`, since the host has no transfers to subtract."""
         return self.getLatency()
 
     def getHostIpuLatency(self) -> Tuple[float, float, float]:
-        """Zeros: there is no transfer to a device."""
+        """Return zeros: the host has no transfer to a device."""
         return 0.0, 0.0, 0.0
 
     def getIpuHostLatency(self) -> Tuple[float, float, float]:
-        """Zeros: there is no transfer from a device."""
+        """Return zeros: the host has no transfer from a device."""
         return 0.0, 0.0, 0.0
 
 
 class _Gradients:
-    """The gradients of one optimizer step, summed over micro-batches in float32 (float64 for such parameters)."""
+    """The gradients of one optimizer step, summed over micro-batches in float32, or float64 for float64 parameters."""
 
     def __init__(self, runner: Optional[OptimizerRunner]) -> None:
         self._scaling = 1.0 if runner is None else runner.loss_scaling
@@ -573,17 +628,17 @@ class _Gradients:
         self._sums: Dict[torch.nn.Parameter, torch.Tensor] = {}
 
     def backward(self, loss: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
-        """Add the gradients of a micro-batch, which are returned as an IPU has them, with the loss scaling."""
+        """Add the gradients of a micro-batch, and return them with the loss scaling, as an IPU has them."""
         if not self._parameters or not loss.requires_grad:
             return {}
         scale = torch.full_like(loss, self._scaling)
-        found = torch.autograd.grad(loss, self._parameters, scale, allow_unused=True)
-        # Of nn.Embedding(sparse=True) too they are dense: on an IPU, in every process, and for every optimizer.
-        gradients = [grad if grad is None or grad.layout is torch.strided else grad.to_dense() for grad in found]
+        results = torch.autograd.grad(loss, self._parameters, scale, allow_unused=True)
+        # Sparse gradients (nn.Embedding(sparse=True)) are dense on an IPU; dense ones also sum over processes.
+        gradients = [grad if grad is None or grad.layout is torch.strided else grad.to_dense() for grad in results]
         for parameter, gradient in zip(self._parameters, gradients):
             if gradient is None:
                 continue
-            if self._in_half:  # what a half accumulator can hold
+            if self._in_half:  # rounded as a half accumulator would
                 gradient = gradient.half()
             if parameter in self._sums:
                 self._sums[parameter].add_(gradient)
@@ -594,7 +649,7 @@ class _Gradients:
         return {parameter: gradient for parameter, gradient in zip(self._parameters, gradients) if gradient is not None}
 
     def sum_over(self, instances: int) -> None:
-        """Add those of the other processes. A parameter that has none here may have some there."""
+        """Sum the gradients over all processes. A parameter without a gradient here may have one in another."""
         if instances > 1:
             for parameter in self._parameters:
                 self._sums.setdefault(parameter, torch.zeros_like(parameter, dtype=torch.float32))
@@ -617,12 +672,26 @@ def _register(hooks: _Hooks, hook: Callable[[], Any]) -> torch.utils.hooks.Remov
 
 
 def registerPreCompileHook(hook: Callable[[], Any]) -> torch.utils.hooks.RemovableHandle:
-    """Call ``hook()`` before every compilation; ``remove()`` on the result ends that."""
+    """Call a function before every compilation.
+
+    Args:
+        hook: called without arguments.
+
+    Returns:
+        A handle whose ``remove()`` removes the hook.
+    """
     return _register(PoplarExecutor._precompile_hooks, hook)
 
 
 def registerPostCompileHook(hook: Callable[[], Any]) -> torch.utils.hooks.RemovableHandle:
-    """Call ``hook()`` after every compilation; ``remove()`` on the result ends that."""
+    """Call a function after every compilation.
+
+    Args:
+        hook: called without arguments.
+
+    Returns:
+        A handle whose ``remove()`` removes the hook.
+    """
     return _register(PoplarExecutor._postcompile_hooks, hook)
 
 
@@ -631,9 +700,13 @@ def trainingModel(
 ) -> PoplarExecutor:
     """Wrap a model for training: every call runs forward, backward and the optimizer.
 
-    ``forward`` computes the loss and normally returns it beside the outputs. ``optimizer`` is one of ``torch.optim`` or
-    ``poptorch.optim`` (default: SGD with a learning rate of 0.01). Raises ``poptorch.Error`` for a model that a
-    ``trainingModel`` wraps already; ``model.destroy()`` undoes that.
+    Args:
+        model: its ``forward`` computes the loss, and normally returns it with the outputs.
+        options: None: the default options.
+        optimizer: one of ``torch.optim`` or ``poptorch.optim``; None: SGD with a learning rate of 0.01.
+
+    Raises:
+        poptorch.Error: a ``trainingModel`` wraps the model already; ``model.destroy()`` unwraps it.
     """
     if isinstance(model, PoplarExecutor):
         model = model._user_model
@@ -643,8 +716,9 @@ def trainingModel(
 def inferenceModel(model: Any, options: Optional[Options] = None) -> PoplarExecutor:
     """Wrap a model for inference: every call runs forward, without gradients.
 
-    A model wrapped by ``trainingModel`` can be wrapped for inference as well and shares its weights. Raises
-    ``poptorch.Error`` for options with gradient accumulation.
+    Args:
+        model: a module, or the result of ``trainingModel``, whose weights are shared.
+        options: None: the default options. Gradient accumulation raises ``poptorch.Error``.
     """
     if isinstance(model, PoplarExecutor):
         model = model._user_model
@@ -652,9 +726,12 @@ def inferenceModel(model: Any, options: Optional[Options] = None) -> PoplarExecu
 
 
 def load(filename: str, edit_opts_fn: Optional[Callable[[Options], None]] = None) -> PoplarExecutor:
-    """The compiled model that ``compileAndExport`` or ``save`` wrote, wrapped again and ready to run.
+    """Read a compiled model from a file and wrap it, ready to run.
 
-    ``edit_opts_fn`` may change the options first. Raises ``poptorch.Error`` for a file saved without its model.
+    Args:
+        filename: a file that ``compileAndExport`` or ``save`` wrote. A file without the model raises
+            ``poptorch.Error``.
+        edit_opts_fn: a function that may change the options before the model is wrapped.
     """
     data = _storage.read(filename)
     if data["model"] is None:

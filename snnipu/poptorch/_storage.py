@@ -1,6 +1,6 @@
-"""Compiled models in files: what was compiled for, and on request the model, its options and its optimizer.
+"""Files of compiled models: the compiled inputs, and optionally the model, its options and its optimizer.
 
-The files are pickles: load only those that you trust, as with PopTorch's own.
+The files are pickles: load only files that you trust, as with PopTorch.
 """
 
 import os
@@ -25,7 +25,7 @@ def save(filename: str, **contents: Any) -> None:
 
 
 def read(filename: str) -> Dict[str, Any]:
-    """The contents of a file that :func:`save` wrote. Raises ``poptorch.Error`` for any other file."""
+    """Return the contents of a file that :func:`save` wrote. Raises ``poptorch.Error`` for any other file."""
     try:
         with open(filename, "rb") as file:
             data = pickle.load(file)

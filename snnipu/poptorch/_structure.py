@@ -1,4 +1,4 @@
-"""Tensors inside tuples, lists, dictionaries and types of the user's own, taken out and put back in order."""
+"""Structures of tensors: tuples, lists, dictionaries and registered types, flattened and rebuilt in order."""
 
 import abc
 from typing import Any, Callable, Dict, Iterator, List, Optional, Type
@@ -9,22 +9,32 @@ from snnipu.poptorch._errors import InvalidType
 
 
 class ICustomArgParser(abc.ABC):
-    """How to take the tensors out of a type that PopTorch does not know (PopTorch user guide, "Custom arguments")."""
+    """A parser that finds the tensors in objects of a custom type (PopTorch user guide, "Custom arguments")."""
 
     @abc.abstractmethod
     def yieldTensors(self, struct: Any) -> Any:
-        """Yield every tensor of ``struct``, always in the same order."""
+        """Yield every tensor of the object ``struct``, always in the same order."""
 
     @abc.abstractmethod
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
-        """A copy of ``original_structure`` with its tensors taken from ``tensor_iterator`` in that order."""
+        """Return a copy of an object with other tensors.
+
+        Args:
+            original_structure: the object.
+            tensor_iterator: the new tensors, in the order of :meth:`yieldTensors`.
+        """
 
 
 _parsers: Dict[Type[Any], ICustomArgParser] = {}
 
 
 def registerCustomArgParser(arg_data_type: Type[Any], arg_parser: Optional[ICustomArgParser]) -> None:
-    """Use ``arg_parser`` for inputs and outputs of ``arg_data_type``; None removes the one in use."""
+    """Register the parser of a custom type of inputs and outputs.
+
+    Args:
+        arg_data_type: the type; its subclasses are included.
+        arg_parser: the parser; None removes the registered one.
+    """
     if arg_parser is None:
         _parsers.pop(arg_data_type, None)
     elif isinstance(arg_parser, ICustomArgParser):
@@ -40,7 +50,7 @@ def _parser_of(value: Any) -> Optional[ICustomArgParser]:
 
 
 def flatten(structure: Any) -> List[torch.Tensor]:
-    """The tensors of ``structure`` in order; what is no tensor is left out."""
+    """Return the tensors of ``structure`` in order, without its other values."""
     if isinstance(structure, torch.Tensor):
         return [structure]
     parser = _parser_of(structure) if _parsers else None
@@ -54,7 +64,7 @@ def flatten(structure: Any) -> List[torch.Tensor]:
 
 
 def rebuild(structure: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """A copy of ``structure`` whose tensors are taken from ``tensors`` in the order of :func:`flatten`."""
+    """Return a copy of ``structure`` with the tensors in ``tensors``, in the order of :func:`flatten`."""
     if isinstance(structure, torch.Tensor):
         return next(tensors)
     parser = _parser_of(structure) if _parsers else None
@@ -78,5 +88,5 @@ def _same_mapping(structure: Any, values: Dict[Any, Any]) -> Any:
 
 
 def map_tensors(structure: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``structure`` with ``function`` applied to each of its tensors."""
+    """Return a copy of ``structure`` with ``function`` applied to each of its tensors."""
     return rebuild(structure, iter([function(tensor) for tensor in flatten(structure)]))

@@ -1,4 +1,4 @@
-"""``Options.TensorLocations``: where an IPU stores tensors. Checked and kept; a host has one memory."""
+"""``Options.TensorLocations``: the memory in which an IPU stores tensors. The host checks it and has one memory."""
 
 from typing import Any, Optional
 
@@ -23,20 +23,20 @@ def _settings(value: Any, name: str) -> Any:
 
 
 class TensorLocationSettings(OptionsDict):
-    """Where one kind of tensor is stored; every method returns self."""
+    """The storage of one kind of tensor; every method returns self."""
 
     _table = (
         Option(
             "minElementsForOffChip",
             "min_elements",
-            doc="Tensors with fewer elements stay on chip.",
+            doc="Keep tensors with fewer elements on chip.",
             convert=check_int,
             stored_as="minElementsForOffChip",
         ),
         Option(
             "minElementsForReplicatedTensorSharding",
             "min_elements",
-            doc="Tensors with fewer elements are not spread over replicas.",
+            doc="Do not spread tensors with fewer elements over replicas.",
             convert=check_int,
             stored_as="minElementsForReplicatedTensorSharding",
         ),
@@ -51,7 +51,11 @@ class TensorLocationSettings(OptionsDict):
     )
 
     def useOnChipStorage(self, use: Optional[bool] = True) -> "TensorLocationSettings":
-        """On chip (True), off chip (False) or not said (None)."""
+        """Store the tensors on chip or off chip.
+
+        Args:
+            use: True: on chip; False: off chip; None: PopART decides.
+        """
         if use is None:
             self.deleteIfExists("onChip")
         else:
@@ -60,14 +64,14 @@ class TensorLocationSettings(OptionsDict):
 
 
 class _TensorLocationOptions(OptionsDict):
-    """``Options.TensorLocations``; every method returns self."""
+    """The group ``Options.TensorLocations``; every method returns self."""
 
     _prefix = "TensorLocations."
     _table = (
         Option(
             "numIOTiles",
             "num_tiles",
-            doc="Tiles for input and output: an even number from 32 to 192.",
+            doc="Reserve tiles for input and output: an even number from 32 to 192.",
             convert=_io_tiles,
             stored_as="numIOTiles",
         ),
@@ -75,7 +79,7 @@ class _TensorLocationOptions(OptionsDict):
             Option(
                 f"set{kind.capitalize()}Location",
                 "location",
-                doc=f"Where the {kind} tensors are stored.",
+                doc=f"Set the storage of {kind} tensors.",
                 convert=_settings,
                 stored_as=f"location_{kind}",
             )

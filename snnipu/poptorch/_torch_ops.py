@@ -1,4 +1,4 @@
-"""``torch.ops.poptorch``: operators of PopTorch that programs call by these names, without a wrapper of PopTorch's."""
+"""``torch.ops.poptorch``: operators that programs call through ``torch.ops``, as PopTorch has no function for them."""
 
 import torch
 

@@ -1,17 +1,18 @@
-"""What surrounds a model's ``forward`` while a wrapper runs it.
+"""The context in which a wrapper runs a model's ``forward``.
 
-On an IPU ``forward`` runs once, to be traced; here it runs for every micro-batch. While it does,
+On an IPU ``forward`` runs once, to be traced; the host runs it for every micro-batch. In this context:
 
-* ``isRunningOnIpu()`` is true;
-* ``identity_loss`` and PyTorch's own loss functions leave a mark on their results, from which the loss is found;
-* operands that host PyTorch refuses to mix are brought to one type, as an IPU compiler does: half with float becomes
-  float, int32 indices become int64; half matrix products and convolutions compute in float and round their result,
-  which in layers (linear, convolutions) has the type of the activations;
-* ``device="ipu"`` means this host;
-* in the first run, which on an IPU is the only one, what a compiled graph cannot hold is refused: a value of a tensor
-  that Python asks for, shapes that depend on values, and operations outside of blocks.
+* ``isRunningOnIpu()`` is true.
+* ``identity_loss`` and PyTorch's loss functions mark their results, from which the loss is found.
+* Operands of mixed types that PyTorch refuses are converted as an IPU compiler does: half with float becomes float, and
+  int32 indices become int64.
+* Half matrix products and convolutions compute in float and round their result. The result of a layer (linear,
+  convolution) has the type of the activations.
+* ``device="ipu"`` means the host.
+* The first run, which is the only run on an IPU, raises for code that a compiled graph cannot hold: Python reading the
+  value of a tensor, shapes that depend on values, and operations outside of blocks.
 
-``set_execution_hook`` lets another executor (an IPU model) take over custom operators while ``forward`` runs.
+``set_execution_hook`` lets another executor (the IPU model) run custom operators.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from snnipu.poptorch._errors import Error
 from snnipu.poptorch._structure import flatten, map_tensors
 
-# The functions that become a loss of the graph in PopTorch; all others need identity_loss.
+# The functions whose result PopTorch takes as a loss; all others need identity_loss.
 _LOSS_NAMES = """
 binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy ctc_loss hinge_embedding_loss
 kl_div l1_loss margin_ranking_loss mse_loss nll_loss poisson_nll_loss smooth_l1_loss soft_margin_loss
@@ -37,7 +38,7 @@ triplet_margin_loss
 _PRODUCT_NAMES = """
 addmm addmv addbmm baddbmm bmm chain_matmul dot einsum inner matmul mm mv tensordot __matmul__ __rmatmul__
 """
-# Of activations and weights: the weights take the activations' type.
+# Functions of activations and weights: the weights are converted to the activations' type.
 _LAYER_NAMES = """
 bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution linear
 """
@@ -48,11 +49,11 @@ def _functions(names: str) -> Set[Any]:
     return {getattr(place, name) for name in names.split() for place in places if hasattr(place, name)}
 
 
-# What asks a tensor for its value.
+# Functions that return a tensor's value to Python.
 _VALUE_NAMES = """
 __bool__ __contains__ __float__ __index__ __int__ allclose equal is_nonzero item numpy tolist
 """
-# What has a shape that depends on values.
+# Functions whose result has a shape that depends on values.
 _SHAPE_NAMES = "_unique2 argwhere masked_select nonzero nonzero_numpy unique unique_consecutive unique_dim"
 
 _LOSSES = _functions(_LOSS_NAMES)
@@ -66,43 +67,43 @@ _state = threading.local()
 
 
 class Loss(NamedTuple):
-    """A tensor marked as a loss, with the gradient function it had then."""
+    """A tensor marked as a loss, with its ``grad_fn`` when it was marked."""
 
     tensor: torch.Tensor
     function: Any
-    explicit: bool  # by identity_loss, not by a loss function of PyTorch's
+    explicit: bool  # marked by identity_loss, not by a loss function of PyTorch
 
 
 class Trace:
-    """One run of ``forward``: its mode (training or not) and the losses marked so far."""
+    """A run of ``forward``: its mode (training or not) and the losses marked so far."""
 
     def __init__(self, training: bool) -> None:
         self.training = training
         self.losses: List[Loss] = []
-        self.dummy = False  # compile(): the values of the inputs mean nothing
-        self.on_host = False  # inside of poptorch.CPU, which an IPU leaves to its host
+        self.dummy = False  # True in compile(), where the values of the inputs have no meaning
+        self.on_host = False  # True inside poptorch.CPU, which runs on the host of an IPU
 
     def mark_loss(self, tensor: torch.Tensor, explicit: bool) -> None:
         self.losses.append(Loss(tensor, tensor.grad_fn, explicit))
 
 
 def current() -> Optional[Trace]:
-    """The run of ``forward`` that is under way in this thread, or None."""
+    """Return the present run of ``forward`` in this thread, or None."""
     return getattr(_state, "trace", None)
 
 
 def isRunningOnIpu() -> bool:
-    """True while a PopTorch wrapper runs a model's ``forward``; false everywhere else.
+    """Return True while a PopTorch wrapper runs a model's ``forward``.
 
-    On an IPU it is true while the model is traced, which is the only time that ``forward`` runs. Here ``forward`` runs
-    for every micro-batch, and it is true each time, so that a model takes the branch it would take on an IPU.
+    On an IPU it is true while the model is traced. The host runs ``forward`` for every micro-batch, and it is true each
+    time, so a model takes the same branch as on an IPU.
     """
     return current() is not None
 
 
 @contextlib.contextmanager
 def tracing(training: bool) -> Iterator[Trace]:
-    """The context in which a wrapper runs ``forward``."""
+    """Enter the context in which a wrapper runs ``forward``."""
     before = current()
     trace = Trace(training)
     _state.trace = trace
@@ -117,10 +118,10 @@ _execution_hook: Optional[ExecutionHook] = None
 
 
 def set_execution_hook(hook: Optional[ExecutionHook]) -> Optional[ExecutionHook]:
-    """Let ``hook(name, domain, version, inputs, attributes)`` run custom operators inside wrappers; None: nobody.
+    """Set the function that runs custom operators inside wrappers; return the previous one.
 
-    The hook returns the outputs, or None to leave the operator to the registry of Python implementations. Returns the
-    hook that was set before.
+    ``hook(name, domain, version, inputs, attributes)`` returns the outputs. If it returns None, or ``hook`` is None,
+    the registry of Python implementations runs the operator.
     """
     global _execution_hook
     before, _execution_hook = _execution_hook, hook
@@ -135,15 +136,17 @@ _PytorchsDynamicShape: Any = getattr(torch._subclasses.fake_tensor, "DynamicOutp
 
 
 class DynamicShape(Error, _PytorchsDynamicShape):
-    """A tensor whose shape depends on values."""
+    """``forward`` makes a tensor whose shape depends on values."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
 
 
 class GraphChecks:
-    """Follows the tensors of one run of ``forward`` that an IPU computes: inputs, weights, buffers and what is made of
-    them. Other tensors are constants, whose values Python may ask for.
+    """Checks of one run of ``forward``, which follow the tensors that an IPU computes.
+
+    These are the inputs, weights and buffers, and all tensors computed from them. Other tensors are constants, whose
+    values Python may read.
     """
 
     def __init__(self, inputs: List[torch.Tensor], in_block: Callable[[], bool]) -> None:
@@ -159,18 +162,18 @@ class GraphChecks:
         return tensor in self._on_ipu
 
     def before(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        """Raises ``poptorch.Error`` for a call that a compiled graph cannot hold."""
-        asks = func in _VALUES or func in _SHAPES or func is _GETITEM or func is torch.where
-        if not asks or not any(map(self._is_on_ipu, flatten([args, kwargs]))):
+        """Raise ``poptorch.Error`` for a call that a compiled graph cannot hold."""
+        reads_values = func in _VALUES or func in _SHAPES or func is _GETITEM or func is torch.where
+        if not reads_values or not any(map(self._is_on_ipu, flatten([args, kwargs]))):
             return
-        name, asking = func.__name__, _asking()
-        if asking in ("snntorch", "snnipu"):
+        name, package = func.__name__, _calling_package()
+        if package in ("snntorch", "snnipu"):
             return
-        if func in _VALUES and asking != "torch":
+        if func in _VALUES and package != "torch":
             raise Error(
                 f"forward: {name}() asks for a tensor's value, as do if, while, int() and float() on a tensor. An IPU "
-                "runs a compiled graph, and no value is known while that is made. Use torch.where or poptorch.cond in "
-                "place of a branch, poptorch.for_loop in place of a loop, or return the tensor and look at it outside."
+                "runs a compiled graph, and compiling knows no values. Use torch.where or poptorch.cond in place of a "
+                "branch, poptorch.for_loop in place of a loop, or return the tensor and read it outside."
             )
         mask = func is _GETITEM and any(map(self._is_mask, flatten([args[1]])))
         if func in _SHAPES or mask or (func is torch.where and len(args) + len(kwargs) == 1):
@@ -184,23 +187,23 @@ class GraphChecks:
         return index.dtype in (torch.bool, torch.uint8) and index.dim() > 0 and self._is_on_ipu(index)
 
     def after(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> None:
-        """Raises ``poptorch.Error`` for an operation outside of the blocks that the model has."""
+        """Follow the results of a call; raise ``poptorch.Error`` if it is outside of the model's blocks."""
         if not any(map(self._is_on_ipu, flatten([args, kwargs]))):
             return
-        made = flatten(result)
+        outputs = flatten(result)
         name = getattr(func, "__name__", "")
         if name == "__setitem__":
-            made = [args[0]]
-        elif made and name != "__get__" and not self._in_block():
+            outputs = [args[0]]
+        elif outputs and name != "__get__" and not self._in_block():
             raise Error(
                 f"No active Block, all the ops must belong to a Block: forward calls {name}() after a poptorch.Block "
                 "has ended and before the next one begins."
             )
-        self._add(made)
+        self._add(outputs)
 
 
-def _asking() -> str:
-    """The package whose code makes a call: PyTorch's, snnTorch's and ours may ask for more than a user's."""
+def _calling_package() -> str:
+    """Return the package whose code makes the present call; code of PyTorch, snnTorch and snnipu may read values."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
@@ -213,22 +216,22 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _sees_indexing() -> bool:
-    """Whether a mode is asked where a tensor is indexed. PyTorch 2.0, PopTorch's own, does not."""
+    """Return True if PyTorch calls a mode when a tensor is indexed. PyTorch 2.0, which PopTorch 3.4 uses, does not."""
 
-    class Seen(TorchFunctionMode):
+    class CountCalls(TorchFunctionMode):
         calls = 0
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             self.calls += 1
             return func(*args, **(kwargs or {}))
 
-    with Seen() as mode:
+    with CountCalls() as mode:
         torch.zeros(1)[0]
     return mode.calls > 1
 
 
 def _by_mode(function: Any) -> Any:
-    """``function`` of a tensor, by way of the mode that is on."""
+    """Return ``function``, called through the active mode."""
 
     @functools.wraps(function)
     def called(*args: Any) -> Any:
@@ -242,14 +245,14 @@ def _by_mode(function: Any) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _see_indexing() -> None:
-    """Have modes see where a tensor is indexed, from now on, whatever PyTorch it is."""
+    """Make PyTorch call modes when a tensor is indexed, if this version does not."""
     if not _sees_indexing():
         for name, function in (("__getitem__", _GETITEM), ("__setitem__", _SETITEM)):
             setattr(torch.Tensor, name, _by_mode(function))
 
 
 class HostMode(TorchFunctionMode):
-    """Sees every PyTorch call inside ``forward``; ``acted`` tells whether the types or device of any had to change."""
+    """A mode that handles every PyTorch call inside ``forward``; ``acted``: it changed a type or device of any call."""
 
     def __init__(self, trace: Trace, checks: Optional[GraphChecks] = None) -> None:
         super().__init__()
@@ -271,7 +274,7 @@ class HostMode(TorchFunctionMode):
 
     def _call(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         if func in _LOSSES:
-            # Losses of mixed operands can fail as late as in their backward pass.
+            # Losses of mixed operands may fail only in their backward pass.
             mixed = len({tensor.dtype for tensor in flatten([args, kwargs]) if tensor.dtype in _FLOATS}) > 1
             self.acted = self.acted or mixed
             retyped = _retyped(func, args, kwargs) if mixed else None
@@ -308,7 +311,7 @@ class HostMode(TorchFunctionMode):
 
 
 def _in_float(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], tensors: List[torch.Tensor]) -> Any:
-    """A product in float; its result in half where all ``tensors`` are."""
+    """Compute a product in float; return it in half if all ``tensors`` are half."""
     all_half = all(tensor.dtype == torch.float16 for tensor in tensors if tensor.is_floating_point())
     result = func(*_cast(args, torch.float16, torch.float32), **_cast(kwargs, torch.float16, torch.float32))
     return result.half() if all_half else result
@@ -319,10 +322,10 @@ def _cast(structure: Any, old: torch.dtype, new: torch.dtype) -> Any:
 
 
 def _retyped(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Callable[[], Any]]:
-    """A second try of a call that failed, with the types of its operands brought together; None where they agree."""
+    """Return a call with its operands converted to one type, to retry a failed call; None if they have one type."""
     name = getattr(func, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
-        return None  # an operation in place must not work on a copy
+        return None  # an in-place operation would change the converted copy
     tensors = flatten([args, kwargs])
     floats = {tensor.dtype for tensor in tensors if tensor.dtype in _FLOATS}
     casts = []
@@ -345,7 +348,7 @@ def _retyped(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Option
 
 
 def _on_host(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any]]]:
-    """The call with the device "ipu" replaced by this host; None where it names no IPU."""
+    """Return the arguments with the device "ipu" replaced by the CPU; None if they name no IPU."""
     if not any(_is_ipu(value) for value in (*args, *kwargs.values())):
         return None
     new_args = tuple("cpu" if _is_ipu(value) else value for value in args)
@@ -359,9 +362,9 @@ def _is_ipu(value: Any) -> bool:
 
 
 def find_loss(losses: List[Loss]) -> int:
-    """The position of the one loss on which no other loss is built.
+    """Return the position of the final loss, on which no other loss depends.
 
-    Raises ``poptorch.Error`` where there is none, or more than one (PopTorch user guide, "Multiple/custom losses").
+    Raises ``poptorch.Error`` if there is none, or more than one (PopTorch user guide, "Multiple/custom losses").
     """
     if not losses:
         raise Error(
@@ -384,7 +387,7 @@ def find_loss(losses: List[Loss]) -> int:
 
 
 def _ancestors(function: Any, positions: Dict[Any, int]) -> Set[int]:
-    found: Set[int] = set()
+    ancestors: Set[int] = set()
     seen = {function}
     stack = [parent for parent, _ in function.next_functions] if function is not None else []
     while stack:
@@ -393,6 +396,6 @@ def _ancestors(function: Any, positions: Dict[Any, int]) -> Set[int]:
             continue
         seen.add(node)
         if node in positions:
-            found.add(positions[node])
+            ancestors.add(positions[node])
         stack.extend(parent for parent, _ in node.next_functions)
-    return found
+    return ancestors

@@ -1,8 +1,8 @@
-"""What a model does to its weights and buffers that an IPU would refuse or not see.
+"""Checks of weights and buffers: errors and warnings for changes that an IPU would refuse or not notice.
 
-An IPU runs a compiled graph on its own copy of the weights. Replacing a parameter or buffer object in ``forward``, and
-changing weights on the host without ``copyWeightsToDevice``, work on a host; here they raise or warn, so that they do
-not come as a surprise on hardware.
+An IPU runs a compiled graph on its own copy of the weights. ``forward`` must not replace a parameter or buffer object,
+and weights changed on the host need ``copyWeightsToDevice``. The host would run either way, so these checks raise or
+warn.
 """
 
 from typing import Dict, Iterable, List, Tuple
@@ -10,54 +10,54 @@ from typing import Dict, Iterable, List, Tuple
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from snnipu.poptorch._attributes import keeps_own_state
+from snnipu.poptorch._attributes import replaces_state_buffers
 from snnipu.poptorch._errors import Error
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch.options import Options
 
-# The version of each parameter that compiled models are known to hold.
+# The version counter of each parameter when compiled models last read it.
 _versions = WeakTensorKeyDictionary()
 
 
 def accept_weights(parameters: Iterable[torch.Tensor]) -> None:
-    """The weights as they are now are those that compiled models hold."""
+    """Record that compiled models hold the present weights."""
     for parameter in parameters:
         _versions[parameter] = parameter._version
 
 
 class ModelWatch:
-    """A model as it was when its first run began."""
+    """The parameters and buffers of a model when its first run began."""
 
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
         self._model = model
         self._options = options
         self._parameters: List[Tuple[str, torch.nn.Parameter]] = list(model.named_parameters())
-        self._buffers: Dict[str, torch.Tensor] = dict(self._own_buffers())
-        # Batch normalisation changes its statistics without a trace in their version: values are compared.
+        self._buffers: Dict[str, torch.Tensor] = dict(self._checked_buffers())
+        # Batch normalisation does not count up the version of its statistics, so values are compared.
         replicated = options.replication_factor > 1
         self._values = {name: buffer.clone() for name, buffer in self._buffers.items()} if replicated else {}
         self._warned = False
         accept_weights(parameter for _, parameter in self._parameters)
 
-    def _own_buffers(self) -> List[Tuple[str, torch.Tensor]]:
-        # Neurons of snnTorch and snnipu replace the buffers that hold their state: their users are not to blame.
+    def _checked_buffers(self) -> List[Tuple[str, torch.Tensor]]:
+        # Neurons of snnTorch and snnipu are left out: each of their steps replaces the buffers that hold their state.
         return [
             (f"{module_name}.{name}" if module_name else name, buffer)
             for module_name, module in self._model.named_modules()
-            if not keeps_own_state(module)
+            if not replaces_state_buffers(module)
             for name, buffer in module._buffers.items()
             if isinstance(buffer, torch.Tensor)
         ]
 
     def check_forward(self) -> Dict[str, torch.Tensor]:
-        """After the first run of ``forward``: with several replicas, the buffers that it changed as they were before.
+        """Check the first run of ``forward``; return the buffers that it changed, with their previous values.
 
-        Raises ``poptorch.Error`` for a parameter or buffer that was replaced or removed, and for a changed buffer that
-        several replicas share.
+        The result is empty for one replica. Raises ``poptorch.Error`` for a parameter or buffer that was replaced or
+        removed, and for a changed buffer that several replicas share.
         """
         for kind, before, after in (
             ("Parameter", dict(self._parameters), dict(self._model.named_parameters())),
-            ("Buffer", self._buffers, dict(self._own_buffers())),
+            ("Buffer", self._buffers, dict(self._checked_buffers())),
         ):
             for name, tensor in before.items():
                 if name not in after:
@@ -80,7 +80,7 @@ class ModelWatch:
         return changed
 
     def warn_of_changed_weights(self) -> None:
-        """Say so, once, where weights were changed on the host and ``copyWeightsToDevice`` was not called."""
+        """Warn once if weights were changed on the host and ``copyWeightsToDevice`` was not called."""
         changed = [name for name, weight in self._parameters if weight._version != _versions.get(weight)]
         if changed and not self._warned:
             self._warned = True

@@ -1,7 +1,7 @@
-"""Custom operators: which Python function stands for a PopART operator on a host.
+"""The registry of Python functions that stand for PopART's custom operators on the host.
 
-On an IPU, ``poptorch.custom_op`` names an operator that a shared library registered with PopART. A host has no PopART:
-it looks the name up here.
+On an IPU, ``poptorch.custom_op`` names an operator that a shared library registered with PopART. The host has no
+PopART and looks the name up in this registry.
 """
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -18,16 +18,20 @@ HostImplementation = Callable[[List[torch.Tensor], Dict[str, Any]], Sequence[tor
 
 _registry: Dict[Tuple[str, str, int], HostImplementation] = {}
 
-_OWN: Dict[Tuple[str, str, int], HostImplementation] = {
+_SNNIPU_OPERATORS: Dict[Tuple[str, str, int], HostImplementation] = {
     ("NeuronSequence", DOMAIN, 1): popart.neuron_sequence,
     **popart.HOST_OPERATORS,
 }
 
 
 def register(name: str, domain: str, domain_version: int, implementation: HostImplementation) -> None:
-    """Run ``implementation(inputs, attributes)`` for ``custom_op(inputs, name, domain, domain_version, ...)``.
+    """Register the Python function that runs a custom operator on the host.
 
-    It returns the outputs in order and is differentiable where the operator has a gradient.
+    Args:
+        name, domain: the operator's names in PopART.
+        domain_version: at least 1.
+        implementation: ``implementation(inputs, attributes)`` returns the outputs in order. Its results must be
+            differentiable if the operator has a gradient.
     """
     if not callable(implementation):
         raise InvalidType(f"register: implementation of {domain}.{name} must be callable, got {implementation!r}")
@@ -37,24 +41,28 @@ def register(name: str, domain: str, domain_version: int, implementation: HostIm
 
 
 def unregister(name: str, domain: str, domain_version: int) -> None:
-    """Forget an implementation; nothing happens where there is none."""
+    """Remove an implementation; no effect if none is registered.
+
+    Args:
+        name, domain, domain_version: as given to :func:`register`.
+    """
     _registry.pop((name, domain, domain_version), None)
 
 
 def registered() -> List[str]:
-    """The operators that ``custom_op`` can run here, as ``domain.name:version``."""
-    return sorted({f"{domain}.{name}:{version}" for name, domain, version in [*_registry, *_OWN]})
+    """Return the operators that ``custom_op`` can run here, as ``domain.name:version``."""
+    return sorted({f"{domain}.{name}:{version}" for name, domain, version in [*_registry, *_SNNIPU_OPERATORS]})
 
 
 def _implementation(name: str, domain: str, version: int) -> HostImplementation:
     key = (name, domain, version)
-    found = _registry.get(key) or _OWN.get(key)
-    if found is None:
+    implementation = _registry.get(key) or _SNNIPU_OPERATORS.get(key)
+    if implementation is None:
         raise Error(
             f"custom_op: no operator {name!r} of domain {domain!r}, version {version}, on this machine. Operators that "
             f"a shared library registers with PopART need PopTorch itself. Here: {', '.join(registered())}."
         )
-    return found
+    return implementation
 
 
 def _check_attributes(attributes: Optional[Dict[str, Any]]) -> Dict[str, Any]:
@@ -83,11 +91,17 @@ def custom_op(
     example_outputs: Sequence[torch.Tensor],
     attributes: Optional[Dict[str, Any]] = None,
 ) -> List[torch.Tensor]:
-    """Apply a custom operator (PopTorch user guide, "Creating custom operators"); returns its outputs.
+    """Apply a custom operator and return its outputs (PopTorch user guide, "Creating custom operators").
 
-    ``example_outputs`` give the number, shapes and types of the outputs; their values do not matter. Raises
-    ``poptorch.Error`` for an operator that this machine does not have, for malformed attributes, and where the outputs
-    are not what ``example_outputs`` promise.
+    Args:
+        inputs: the input tensors, in the operator's order.
+        name, domain, domain_version: the operator, as registered with PopART or :func:`register`.
+        example_outputs: tensors with the shapes and types of the outputs; their values are not read.
+        attributes: the operator's attributes by name: a float, int or ASCII str each, or a list of one of them.
+
+    Raises:
+        poptorch.Error: this machine has no such operator, an attribute is malformed, or the outputs differ from
+            ``example_outputs`` in number, shapes or types.
     """
     for number, tensor in enumerate(inputs):
         if not isinstance(tensor, torch.Tensor):

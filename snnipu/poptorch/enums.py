@@ -4,7 +4,7 @@ import enum
 
 
 class MeanReductionStrategy(enum.IntEnum):
-    """When the mean over accumulated gradients divides. The result on a host is the same for all three."""
+    """The time at which the mean over accumulated gradients divides. All three give the same result on the host."""
 
     Running = 0
     Post = 1
@@ -12,7 +12,7 @@ class MeanReductionStrategy(enum.IntEnum):
 
 
 class DataLoaderMode(enum.IntEnum):
-    """How a ``DataLoader`` reads. The host runtime reads synchronously in every mode and gives the same batches."""
+    """The way a ``DataLoader`` reads. The host reads synchronously in every mode and gives the same batches."""
 
     Sync = 0
     Async = 1
@@ -20,7 +20,7 @@ class DataLoaderMode(enum.IntEnum):
 
 
 class SharingStrategy(enum.IntEnum):
-    """How an asynchronous accessor passes the dataset to its process. The host runtime needs no such process."""
+    """The way an asynchronous accessor passes the dataset to its process. The host starts no such process."""
 
     SharedMemory = 0
     FileSystem = 1
@@ -29,10 +29,10 @@ class SharingStrategy(enum.IntEnum):
 
 
 class OutputMode(enum.IntEnum):
-    """Which micro-batches' outputs a call returns.
+    """The micro-batches whose outputs a call returns.
 
-    ``All``: of every micro-batch. ``EveryN``: of every N-th device iteration. ``Final``: of the last micro-batch.
-    ``Sum``: their sum. ``Default``: ``Final`` in training, ``All`` in inference.
+    ``All``: every micro-batch. ``EveryN``: the micro-batches of every N-th device iteration. ``Final``: the last
+    micro-batch. ``Sum``: the sum of the outputs of all. ``Default``: ``Final`` in training, ``All`` in inference.
     """
 
     Final = 0
@@ -43,7 +43,7 @@ class OutputMode(enum.IntEnum):
 
 
 class ConnectionType(enum.IntEnum):
-    """When to attach to a device. ``Never`` allows compiling but not running, on a host as well."""
+    """The time to attach to a device. ``Never`` allows compiling but not running, on the host as well."""
 
     Always = 0
     OnDemand = 1
@@ -51,7 +51,7 @@ class ConnectionType(enum.IntEnum):
 
 
 class HalfFloatCastingBehavior(enum.IntEnum):
-    """What an operation does that mixes half and float operands; since PopTorch 3.0 always ``HalfUpcastToFloat``."""
+    """The type in which an operation on half and float operands computes; PopTorch 3 always uses float."""
 
     FloatDowncastToHalf = 0
     HalfUpcastToFloat = 1
@@ -59,7 +59,7 @@ class HalfFloatCastingBehavior(enum.IntEnum):
 
 
 class ReductionType(enum.IntEnum):
-    """How the gradients of micro-batches are combined."""
+    """The way the gradients of micro-batches are combined."""
 
     Sum = 0
     Mean = 1
@@ -67,7 +67,7 @@ class ReductionType(enum.IntEnum):
 
 
 class SyncPattern(enum.IntEnum):
-    """How IPUs synchronise; no meaning on a host."""
+    """The way IPUs synchronise; no effect on the host."""
 
     Full = 0
     SinglePipeline = 1
@@ -84,7 +84,7 @@ class MatMulSerializationMode(enum.Enum):
 
 
 class Liveness(enum.IntEnum):
-    """Where tensors stay between phases; no meaning on a host."""
+    """The memory that holds tensors between phases; no effect on the host."""
 
     AlwaysLive = 0
     OffChipAfterFwd = 1
@@ -93,7 +93,7 @@ class Liveness(enum.IntEnum):
 
 
 class OverlapMode(enum.Enum):
-    """How far host transfers overlap with computation; no meaning on a host."""
+    """The extent to which host transfers overlap with computation; no effect on the host."""
 
     NoOverlap = "no_overlap"
     OverlapAccumulationLoop = "overlap_accumulation_loop"
@@ -101,24 +101,24 @@ class OverlapMode(enum.Enum):
 
 
 class AutoStage(enum.IntEnum):
-    """How blocks get their stage: that of their IPU, or a new one each."""
+    """The stage of a block: the number of its IPU, or the next number."""
 
     SameAsIpu = 0
     AutoIncrement = 1
 
 
 class MultiConvPlanType(enum.IntEnum):
-    """How a ``MultiConv`` is planned; no meaning on a host."""
+    """The way a ``MultiConv`` is planned; no effect on the host."""
 
     Parallel = 0
     Serial = 1
 
 
 class CommGroupType(enum.IntEnum):
-    """How replicas form groups.
+    """The way replicas form groups.
 
-    With N replicas in m groups of k: ``Consecutive`` {0..k-1}, {k..2k-1}, ...; ``Orthogonal`` {0, m, 2m, ...},
-    {1, m+1, ...}, ...; ``All``: one group; ``NoGrouping``: a group a replica.
+    N replicas in m groups of k are grouped as follows. ``Consecutive``: {0..k-1}, {k..2k-1}, .... ``Orthogonal``:
+    {0, m, 2m, ...}, {1, m+1, ...}, .... ``All``: one group. ``NoGrouping``: one group per replica.
     """
 
     All = 0
@@ -128,7 +128,7 @@ class CommGroupType(enum.IntEnum):
 
 
 class VariableRetrievalMode(enum.IntEnum):
-    """Which replicas' copies of a grouped variable come back."""
+    """The replicas whose copies of a grouped variable are returned."""
 
     OnePerGroup = 0
     AllReplicas = 2

@@ -1,6 +1,6 @@
-"""PopTorch's own operators on a host (PopTorch user guide, "API reference", "Custom operations").
+"""PopTorch's operators on the host (PopTorch user guide, "API reference", "Custom operations").
 
-The marks of ``_blocks`` and ``custom_op`` are offered here too, under the names that ``poptorch.ops`` has.
+``Block``, the other annotations of ``_blocks`` and ``custom_op`` are importable from here, as from ``poptorch.ops``.
 """
 
 import builtins
@@ -63,9 +63,13 @@ __all__ = [
 
 
 def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Mark ``x`` as a loss, reduced by ``"sum"``, ``"mean"`` or not at all (``"none"``).
+    """Mark a tensor as a loss and return it reduced.
 
-    The one marked tensor from which no other mark follows is the loss that a ``trainingModel`` trains on.
+    A ``trainingModel`` trains on the one marked loss on which no other marked loss depends.
+
+    Args:
+        x: the loss, of any shape.
+        reduction: ``"sum"``, ``"mean"`` or ``"none"``.
     """
     check_tensor(x, "identity_loss: x")
     reductions: Dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -83,9 +87,13 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
 
 
 def for_loop(count: int, body: Callable[..., Any], inputs: List[torch.Tensor]) -> List[torch.Tensor]:
-    """``count`` times ``inputs = body(*inputs)``; returns the last outputs. In inference only, as on an IPU.
+    """Repeat ``inputs = body(*inputs)`` and return the last outputs. For inference only, as on an IPU.
 
-    ``body`` gets copies and must return as many tensors as it takes, of the same shapes and types.
+    Args:
+        count: the number of repetitions; 0 returns copies of the inputs.
+        body: a function of tensors. Its outputs match its inputs in number, shapes and types, else it raises
+            ``poptorch.Error``.
+        inputs: the tensors of the first call, which gets copies of them.
     """
     check_int(count, "for_loop: count")
     if not isinstance(inputs, list):
@@ -128,7 +136,13 @@ def cond(
     else_body: Callable[..., Any],
     else_inps: List[torch.Tensor],
 ) -> List[torch.Tensor]:
-    """The outputs of ``then_body`` or ``else_body``, chosen by the value of ``condition``. In inference only."""
+    """Return the outputs of ``then_body`` or ``else_body``. For inference only, as on an IPU.
+
+    Args:
+        condition: a tensor of one element: nonzero for ``then_body``.
+        then_body, else_body: functions of tensors; one of them runs.
+        then_inps, else_inps: the lists of their inputs.
+    """
     for name, value in (("then_inps", then_inps), ("else_inps", else_inps)):
         if not isinstance(value, list):
             raise InvalidType(f"cond: {name} must be a list of tensors, got {type(value).__name__}")
@@ -139,35 +153,51 @@ def cond(
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself."""
+    """Return a copy of ``tensor``."""
     return check_tensor(tensor, "nop: tensor").clone()
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """The tensors themselves: one as it is, several as a tuple, a list or tuple as one of the same type.
+    """Return copies of the tensors. An IPU with recomputation stores them; the host stores every activation.
 
-    On an IPU with recomputation it keeps them in memory; a host keeps every activation.
+    Args:
+        tensors: one tensor, several tensors (returned as a tuple), or one list or tuple (returned as such).
     """
     if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
         return type(tensors[0])(check_tensor(tensor, "recomputationCheckpoint").clone() for tensor in tensors[0])
-    kept = tuple(check_tensor(tensor, "recomputationCheckpoint").clone() for tensor in tensors)
-    return kept[0] if len(kept) == 1 else kept
+    copies = tuple(check_tensor(tensor, "recomputationCheckpoint").clone() for tensor in tensors)
+    return copies[0] if len(copies) == 1 else copies
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """The tensor itself; the proportion, between 0 and 1, is checked."""
+    """Return a copy of ``tensor``; the proportion has no effect on the host.
+
+    Args:
+        tensor: the output of an operator.
+        available_memory_proportion: the share of tile memory that the operator may use, between 0 and 1.
+    """
     check_fraction(available_memory_proportion, "set_available_memory: available_memory_proportion")
     return check_tensor(tensor, "set_available_memory: tensor").clone()
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """The tensors themselves, alone or in tuples, lists and dictionaries."""
+    """Return copies of the tensors; the mode has no effect on the host.
+
+    Args:
+        input_tensors: a tensor, or tuples, lists and dictionaries of tensors.
+        mode: an :class:`OverlapMode`.
+    """
     check_enum(mode, "set_overlap_for_input: mode", OverlapMode)
     return map_tensors(input_tensors, torch.clone)
 
 
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """The tensors themselves, alone or in tuples, lists and dictionaries."""
+    """Return copies of the tensors; the mode has no effect on the host.
+
+    Args:
+        output_tensors: a tensor, or tuples, lists and dictionaries of tensors.
+        mode: an :class:`OverlapMode`.
+    """
     check_enum(mode, "set_overlap_for_output: mode", OverlapMode)
     return map_tensors(output_tensors, torch.clone)
 
@@ -179,7 +209,15 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> torch.Tensor:
-    """``lhs @ rhs``; ``factor`` must divide the dimension that ``mode`` names."""
+    """Return ``lhs @ rhs``. An IPU computes the product in ``factor`` parts, the host in one.
+
+    Args:
+        lhs: [..., M, K].
+        rhs: [..., K, N].
+        mode: the dimension that an IPU splits, a :class:`MatMulSerializationMode`.
+        factor: the number of parts, which must divide that dimension; 0: not split.
+        keep_precision: no effect on the host.
+    """
     check_enum(mode, "serializedMatMul: mode", MatMulSerializationMode)
     check_int(factor, "serializedMatMul: factor")
     check_bool(keep_precision, "serializedMatMul: keep_precision")
@@ -202,7 +240,15 @@ def _check_size(size: Any, what: str) -> None:
 
 
 def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
-    """``size`` elements of ``tensor`` along ``dim`` from the index in ``start`` on, every ``step``-th of them."""
+    """Return ``tensor[start : start + size : step]`` along one dimension.
+
+    Args:
+        tensor: the tensor to slice.
+        dim: the dimension; negative numbers count from the last one.
+        start: an integer tensor of one element. A slice that leaves the dimension raises ``poptorch.Error``.
+        size: the length of the slice before ``step``, above 0.
+        step: take every ``step``-th element, from 1.
+    """
     check_tensor(tensor, "dynamic_slice: tensor")
     check_tensor(start, "dynamic_slice: start")
     check_int(dim, "dynamic_slice: dim", -tensor.dim())
@@ -213,7 +259,15 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
 
 
 def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
-    """A copy of ``input`` with ``size`` elements along ``dim``, from ``start`` on, taken from ``src``."""
+    """Return a copy of ``input`` with ``input[start : start + size]`` along one dimension replaced by ``src``.
+
+    Args:
+        input: the tensor to copy.
+        src: the new elements, of the dtype and number of dimensions of ``input`` and of ``size`` along ``dim``.
+        dim: the dimension; negative numbers count from the last one.
+        start: an integer tensor of one element. A slice that leaves the dimension raises ``poptorch.Error``.
+        size: the length of the slice, above 0.
+    """
     check_tensor(input, "dynamic_update: input")
     check_tensor(src, "dynamic_update: src")
     check_tensor(start, "dynamic_update: start")
@@ -254,10 +308,18 @@ def ipu_print_tensor(
     open_bracket: str = "(",
     close_bracket: str = ")",
 ) -> torch.Tensor:
-    """The tensor itself, printed with its title, and its gradient in the backward pass as ``title_gradient``.
+    """Print a tensor, and in the backward pass its gradient; return a copy of the tensor.
 
-    More than ``summarise_threshold`` elements (0: never) are shortened to ``edge_items`` at each edge; lines longer
-    than ``max_line_width`` (0: never) are broken; ``digits`` follow the decimal point.
+    Args:
+        tensor: the tensor to print.
+        title: printed before the values; ``"tensor"`` if empty. The gradient is printed as ``title_gradient``.
+        print_gradient: print the gradient as well.
+        summarise_threshold: shorten tensors of more elements; 0: never.
+        edge_items: elements at each edge of a shortened tensor.
+        max_line_width: characters in a line; 0: unlimited.
+        digits: digits after the decimal point.
+        float_format: ``"auto"``, ``"fixed"``, ``"scientific"`` or ``"none"``.
+        separator, open_bracket, close_bracket: the text between and around elements.
     """
     check_tensor(tensor, "ipu_print_tensor: tensor")
     if float_format not in _FLOAT_FORMATS:
@@ -285,7 +347,12 @@ def ipu_print_tensor(
 
 
 class CPU:
-    """``poptorch.CPU(function, ID)``: call ``function`` on the host in the middle of an inference model."""
+    """A call of a host function in the middle of an inference model: ``poptorch.CPU(function, ID)(*inputs)``.
+
+    Args:
+        layer_to_call: a function or module of tensors; a module's parameters stop requiring gradients.
+        ID: the name of the call.
+    """
 
     def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
         if not callable(layer_to_call):
@@ -308,7 +375,7 @@ class CPU:
 
 
 def ctc_beam_search_decoder(*args: Any, **kwargs: Any) -> Any:
-    """Not available: return the log probabilities from ``forward`` and decode them on the host."""
+    """Raise ``poptorch.Error``: return the log probabilities from ``forward`` and decode them on the host instead."""
     raise not_available(
         "ctc_beam_search_decoder",
         "return the log probabilities from forward and decode them outside of the model, for instance with "
@@ -317,15 +384,15 @@ def ctc_beam_search_decoder(*args: Any, **kwargs: Any) -> Any:
 
 
 def fps(*args: Any, **kwargs: Any) -> Any:
-    """Not available."""
+    """Raise ``poptorch.Error``: farthest point sampling is not available on the host."""
     raise not_available("fps (farthest point sampling)")
 
 
 def nearest(*args: Any, **kwargs: Any) -> Any:
-    """Not available."""
+    """Raise ``poptorch.Error``: the search for nearest neighbours is not available on the host."""
     raise not_available("nearest (nearest neighbours)")
 
 
 def print_module(m: Any) -> None:
-    """``poptorch.print``: print a module with the blocks that it begins, or anything else as it is."""
+    """Print ``m``; a module is printed with the blocks that it begins. Exported as ``poptorch.print``."""
     builtins.print(module_repr(m) if isinstance(m, torch.nn.Module) else m)

@@ -1,19 +1,20 @@
 """``poptorch.optim``: PyTorch's optimizers with PopTorch's extra arguments, and LAMB.
 
-The update rules are PyTorch's (PopTorch user guide, "Optimizers"). What the extra arguments do here:
+The update rules are PyTorch's (PopTorch user guide, "Optimizers"). PopTorch's extra arguments, in any optimizer that
+takes them:
 
-* ``loss_scaling`` multiplies the loss before the backward pass and divides the gradients before the update;
-* ``max_grad_norm`` scales the gradients of all parameters so that their common L2 norm is at most that;
-* ``bias_correction=False`` (AdamW, LAMB) leaves out the correction for the first steps;
-* ``use_tf_variant`` (RMSprop): the average of squared gradients starts at one, ``eps`` is under the root and the
-  learning rate is inside the momentum;
-* ``max_weight_norm`` (LAMB) bounds the weight norm in the trust ratio; None: 65500, as PopTorch has it;
-* ``accum_type``, ``velocity_accum_type``, ``first_order_momentum_accum_type``, ``second_order_momentum_accum_type``,
-  ``velocity_scaling`` and ``use_combined_accum`` say how an IPU stores what it accumulates: checked and kept; a host
-  stores it in float32.
+* ``loss_scaling`` (default 1) multiplies the loss before the backward pass and divides the gradients before the update.
+* ``max_grad_norm`` (default: unlimited) scales the gradients of all parameters down to this common L2 norm.
+* ``bias_correction=False`` (AdamW, LAMB) leaves out the correction of the averages in the first steps.
+* ``use_tf_variant`` (RMSprop): the average of squared gradients starts at one, ``eps`` is added under the root and the
+  learning rate is inside the momentum.
+* ``max_weight_norm`` (LAMB) bounds the weight norm in the trust ratio; default 65500.
+* ``accum_type``, ``velocity_accum_type``, ``first_order_momentum_accum_type`` and
+  ``second_order_momentum_accum_type`` (``torch.float32`` or ``torch.float16``), ``velocity_scaling`` and
+  ``use_combined_accum`` choose how an IPU stores accumulators. The host checks them and stores float32.
 
-An argument left out is a constant of the compiled model: ``setOptimizer`` then refuses to change it, unless
-``optimizer.variable_attrs.markAsVariable(name)`` was called before compiling.
+An argument that was not given is a constant of the compiled model. ``setOptimizer`` refuses to change a constant,
+unless ``optimizer.variable_attrs.markAsVariable(name)`` was called before compiling.
 """
 
 import math
@@ -31,22 +32,27 @@ __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttr
 
 
 class VariableAttributes:
-    """Which attributes of an optimizer may change after the model is compiled."""
+    """The attributes of an optimizer that may change after the model is compiled.
+
+    Args:
+        variable_attributes: the names that may change at first.
+        allowed_attributes: all names; any other name raises ``poptorch.Error``.
+    """
 
     def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]) -> None:
         self._variable_attributes = set(variable_attributes)
         self._allowed_attributes = set(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
-        """True where ``attr`` may not change."""
+        """Return True if ``attr`` may not change."""
         return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
-        """``attr`` may not change."""
+        """Forbid changes of ``attr`` after compiling."""
         self._variable_attributes.discard(self._known(attr))
 
     def markAsVariable(self, attr: str) -> None:
-        """``attr`` may change."""
+        """Allow changes of ``attr`` after compiling."""
         self._variable_attributes.add(self._known(attr))
 
     def _known(self, attr: str) -> str:
@@ -79,7 +85,7 @@ def _flag(value: Optional[bool], name: str, default: bool) -> bool:
     return default if value is None else check_bool(value, name)
 
 
-# PopTorch's arguments: what each is, given or not.
+# The check of each of PopTorch's arguments; None gives the default.
 _EXTRAS: Dict[str, Callable[[Any, str], Any]] = {
     "loss_scaling": partial(_positive, default=1.0),
     "velocity_scaling": partial(_positive, default=1.0),
@@ -97,28 +103,28 @@ _VARIABLE_EXTRAS = ("loss_scaling", "velocity_scaling")
 
 
 class Optimizer(torch.optim.Optimizer):
-    """What PopTorch adds to PyTorch's optimizers."""
+    """PopTorch's additions to PyTorch's optimizers: extra arguments, constants and IPU states."""
 
-    # Attributes kept beside PyTorch's defaults, groups and state.
+    # The attributes with PopTorch's arguments.
     _extras: Tuple[str, ...] = ()
-    # Whether a compiled model holds this optimizer.
+    # True if a compiled model holds this optimizer.
     _on_device = False
 
     def _start(self, arguments: Dict[str, Any], defaults: Optional[Dict[str, Any]] = None) -> None:
-        """Take the arguments of ``__init__``: PopTorch's become attributes, PyTorch's optimizer gets the others.
+        """Store PopTorch's arguments of ``__init__`` as attributes and pass the others to PyTorch's optimizer.
 
-        ``defaults``: those of an optimizer that PyTorch does not have.
+        ``defaults``: the default hyperparameters of an optimizer that PyTorch does not have.
         """
         given = {name: value for name, value in arguments.items() if name != "self" and value is not None}
         params = given.pop("params", None)
-        own = {name: value for name, value in given.items() if name not in _EXTRAS}
+        pytorch_arguments = {name: value for name, value in given.items() if name not in _EXTRAS}
         if defaults is None:
-            super().__init__(params, **own)
+            super().__init__(params, **pytorch_arguments)
         else:
-            super().__init__(params, {**defaults, **own})
+            super().__init__(params, {**defaults, **pytorch_arguments})
         extras = {name: _EXTRAS[name](value, name) for name, value in arguments.items() if name in _EXTRAS}
         scaling = extras.pop("velocity_scaling", 1.0)
-        if extras.get("use_combined_accum"):  # a group has its own
+        if extras.get("use_combined_accum"):  # each group has its velocity scaling
             self.defaults["velocity_scaling"] = scaling
             for group in self.param_groups:
                 group.setdefault("velocity_scaling", scaling)
@@ -126,20 +132,20 @@ class Optimizer(torch.optim.Optimizer):
             logger.warning("SGD: velocity_scaling has no effect without use_combined_accum=True.")
         self.__dict__.update(extras)
         self._extras = tuple(extras)
-        variable = [name for name in given if name in own or name in _VARIABLE_EXTRAS]
+        variable = [name for name in given if name in pytorch_arguments or name in _VARIABLE_EXTRAS]
         self.variable_attrs = VariableAttributes(variable, [*self.defaults, "loss_scaling"])
 
-    # Names of the weights by id, and divisors of the mean, of the model that is trained; None: no model.
+    # The trained model's weight names by id, and the divisors of its mean; None: no model.
     _names: Optional[Dict[int, str]] = None
     _divisors = Divisors()
-    # What was loaded and has not been used yet: ipu_state, ipu_param and PyTorch's state before.
+    # Loaded and not used yet: ipu_state, ipu_param and PyTorch's state before loading.
     _loaded: Optional[Tuple[Dict[str, Any], Dict[str, Any], Dict[Any, Any]]] = None
 
     def state_dict(self) -> Dict[str, Any]:
-        """PyTorch's state, with PopTorch's ``ipu_state`` and ``ipu_param`` beside it (None before compiling).
+        """Return PyTorch's state and PopTorch's ``ipu_state`` and ``ipu_param``, which are None before compiling.
 
-        Those two have PopART's names (``Accl1___fc.weight``, ``learningRate___specific___fc.weight``): PopTorch on an
-        IPU loads them.
+        ``ipu_state`` and ``ipu_param`` have PopART's names (``Accl1___fc.weight``,
+        ``learningRate___specific___fc.weight``), so PopTorch on an IPU can load them.
         """
         state = torch.optim.Optimizer.state_dict(self)
         if self._loaded is not None:
@@ -153,11 +159,16 @@ class Optimizer(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` gave, here or in PopTorch on an IPU.
+        """Load a result of :meth:`state_dict`, saved here or by PopTorch on an IPU.
 
-        ``ipu_state`` counts where it is there; hyperparameters are those of ``param_groups``. Raises ``poptorch.Error``
-        for an empty state, a plain PyTorch one, and an entry whose name is unknown; one that does not fit the model's
-        weights is refused when the model is wrapped, or at the next step.
+        ``ipu_state``, if present, replaces PyTorch's state; the hyperparameters are read from ``param_groups``.
+
+        Args:
+            state: the state to load.
+
+        Raises:
+            poptorch.Error: the state is empty, is a plain PyTorch state, or has an entry with an unknown name. An entry
+                that does not fit the model's weights raises when the model is wrapped, or at the next step.
         """
         if not state:
             raise InvalidUse("Cannot load optimizer state dictionary because it is empty.")
@@ -175,7 +186,7 @@ class Optimizer(torch.optim.Optimizer):
         self._loaded = None if ipu_state is None else (dict(ipu_state), dict(ipu_param or {}), before)
 
     def _use_loaded(self) -> None:
-        """Make a loaded ``ipu_state`` the state of the weights, whose names are known by now."""
+        """Give the weights the loaded ``ipu_state``, once a model has given their names."""
         if self._loaded is None or self._names is None:
             return
         ipu_state, _, before = self._loaded
@@ -183,17 +194,17 @@ class Optimizer(torch.optim.Optimizer):
         self._loaded = None
 
     def has_state(self) -> bool:
-        """True once a step has been taken or a state been loaded."""
+        """Return True if a step was taken or a state was loaded."""
         return bool(self.state) or self._loaded is not None
 
     def __getstate__(self) -> Dict[str, Any]:
         state: Dict[str, Any] = torch.optim.Optimizer.__getstate__(self)
-        kept = ("_extras", "variable_attrs", *self._extras)
-        return {**state, **{name: self.__dict__[name] for name in kept if name in self.__dict__}}
+        names = ("_extras", "variable_attrs", *self._extras)
+        return {**state, **{name: self.__dict__[name] for name in names if name in self.__dict__}}
 
 
 class SGD(Optimizer, torch.optim.SGD):
-    """``torch.optim.SGD`` with PopTorch's arguments."""
+    """``torch.optim.SGD`` with PopTorch's arguments, which the docstring of ``poptorch.optim`` describes."""
 
     def __init__(
         self,
@@ -217,7 +228,7 @@ class SGD(Optimizer, torch.optim.SGD):
 
 
 class Adam(Optimizer, torch.optim.Adam):
-    """``torch.optim.Adam`` with PopTorch's arguments; ``amsgrad`` is not supported."""
+    """``torch.optim.Adam`` with PopTorch's arguments (see ``poptorch.optim``); ``amsgrad`` is not supported."""
 
     def __init__(
         self,
@@ -242,7 +253,7 @@ class Adam(Optimizer, torch.optim.Adam):
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
-    """``torch.optim.AdamW`` with PopTorch's arguments; ``amsgrad`` is not supported."""
+    """``torch.optim.AdamW`` with PopTorch's arguments (see ``poptorch.optim``); ``amsgrad`` is not supported."""
 
     bias_correction: bool
 
@@ -269,14 +280,14 @@ class AdamW(Optimizer, torch.optim.AdamW):
         self._start(locals())
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """One update of all parameters that have a gradient."""
+        """Update all parameters that have a gradient; return the loss of ``closure``, if given."""
         if self.bias_correction:
             return torch.optim.AdamW.step(self, closure)
         return _step(self, closure, _uncorrected_adamw)
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
-    """``torch.optim.RMSprop`` with PopTorch's arguments."""
+    """``torch.optim.RMSprop`` with PopTorch's arguments, which the docstring of ``poptorch.optim`` describes."""
 
     use_tf_variant: bool
 
@@ -301,7 +312,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         self._start(locals())
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """One update of all parameters that have a gradient."""
+        """Update all parameters that have a gradient; return the loss of ``closure``, if given."""
         if not self.use_tf_variant:
             return torch.optim.RMSprop.step(self, closure)
         return _step(self, closure, _tensorflow_rmsprop)
@@ -310,9 +321,18 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
 class LAMB(Optimizer):
     """Layer-wise adaptive moments (You et al., "Large Batch Optimization for Deep Learning", arXiv:1904.00962).
 
-    For each parameter w with gradient g, m and v being the averages of g and g² as in Adam:
-    ``u = m / (sqrt(v) + eps) + weight_decay * w``, ``w -= lr * min(|w|, max_weight_norm) / |u| * u``, the ratio of
-    norms being 1 where either norm is 0. m and v are corrected for their start at 0 unless ``bias_correction=False``.
+    For each parameter w with gradient g, and Adam's running averages m of g and v of g²:
+    ``u = m / (sqrt(v) + eps) + weight_decay * w``, ``w -= lr * min(|w|, max_weight_norm) / |u| * u``. The ratio of
+    norms is 1 if either norm is 0. Unless ``bias_correction=False``, m and v are corrected for their start at 0.
+
+    Args:
+        params: the parameters, or groups of parameters.
+        lr: learning rate, default 1e-3.
+        betas: decay factors of m and v, default (0.9, 0.999).
+        eps: added to the root of v, default 1e-8.
+        weight_decay: default 1e-2.
+        bias_correction, loss_scaling, max_weight_norm, accum_type, first_order_momentum_accum_type,
+            second_order_momentum_accum_type: see ``poptorch.optim``.
     """
 
     def __init__(
@@ -334,7 +354,7 @@ class LAMB(Optimizer):
         _positive(max_weight_norm, "max_weight_norm", 1.0)
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """One update of all parameters that have a gradient."""
+        """Update all parameters that have a gradient; return the loss of ``closure``, if given."""
         return _step(self, closure, _lamb)
 
 
@@ -365,7 +385,7 @@ def _step(optimizer: Any, closure: Optional[Callable[[], Any]], update: _Update)
 
 
 def _moments(optimizer: Any, group: Dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> Any:
-    """Adam's running averages of the gradient and its square, and the number of steps."""
+    """Update Adam's running averages; return those of the gradient and its square, and the number of steps."""
     state = optimizer.state[parameter]
     if not state:
         state["step"] = torch.tensor(0.0)
@@ -399,7 +419,7 @@ def _lamb(optimizer: Any, group: Dict[str, Any], parameter: torch.Tensor, gradie
 def _tensorflow_rmsprop(optimizer: Any, group: Dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     state = optimizer.state[parameter]
     for name, start in (("square_avg", 1.0), ("grad_avg", 0.0), ("momentum_buffer", 0.0)):
-        if name not in state:  # what an IPU wrote lacks what it did not need
+        if name not in state:  # an IPU writes only the accumulators that it uses
             state[name] = torch.full_like(parameter, start)
     if group["weight_decay"]:
         gradient = gradient.add(parameter, alpha=group["weight_decay"])

@@ -1,8 +1,8 @@
 """``poptorch.Options`` and its groups (PopTorch user guide, "API reference", "Options").
 
-Every method returns the object it was called on, as PopTorch's do, and checks its arguments: a wrong value raises
-``poptorch.Error`` naming the option. The tables list the options with one argument; most of them concern hardware,
-memory or logs only, so a host checks and stores their value.
+Every method checks its arguments and returns the object it was called on. A wrong value raises ``poptorch.Error``
+naming the option. The tables (``_table``) list the options that take one argument. Most options concern hardware,
+memory or logs: the host checks and stores their value, and the value has no effect.
 """
 
 import copy
@@ -45,10 +45,14 @@ __all__ = ["ConfigFileError", "Options", "TensorLocationSettings"]
 
 
 class _JitOptions(OptionsDict):
-    """``Options.Jit``: PyTorch's tracer, which PopTorch no longer uses."""
+    """The group ``Options.Jit``: settings of PyTorch's tracer, which PopTorch no longer uses."""
 
     def traceModel(self, trace_model: bool) -> "_JitOptions":
-        """Deprecated: only ``False`` is accepted."""
+        """Accept ``False`` only; the option is deprecated.
+
+        Args:
+            trace_model: False. True raises ``poptorch.Error``.
+        """
         if check_bool(trace_model, "Jit.traceModel"):
             raise InvalidArgument("Jit.traceModel: True is no longer supported, PopTorch always dispatches")
         return self
@@ -64,7 +68,7 @@ def _half_float_casting(value: Any, name: str) -> Any:
 
 
 class _PrecisionOptions(OptionsDict):
-    """``Options.Precision``: number formats. A host rounds to nearest and sums in float, whatever they say."""
+    """The group ``Options.Precision``: number formats. The host always rounds to nearest and sums in float32."""
 
     _prefix = "Precision."
     _table = (
@@ -75,7 +79,11 @@ class _PrecisionOptions(OptionsDict):
     )
 
     def setPartialsType(self, dtype: torch.dtype) -> "_PrecisionOptions":
-        """Format of partial sums: ``torch.float`` or ``torch.half``; a host always sums in float."""
+        """Choose the format of partial sums; the host always sums in float32.
+
+        Args:
+            dtype: ``torch.float`` or ``torch.half``.
+        """
         names = {torch.float32: "float", torch.float16: "half"}
         if dtype not in names:
             raise InvalidArgument(f"Precision.setPartialsType: expected torch.float or torch.half, got {dtype!r}")
@@ -95,17 +103,19 @@ def _dithering(value: Any, name: str) -> Dict[str, bool]:
 
 
 class _TrainingOptions(OptionsDict):
-    """``Options.Training``: for training models only. The last three have no effect on a host."""
+    """The group ``Options.Training``: options of training models. The last three have no effect on the host."""
 
     _prefix = "Training."
     _table = (
-        Option("gradientAccumulation", "gradient_accumulation", at_least(1), 1, "Micro-batches in an optimizer step."),
+        Option(
+            "gradientAccumulation", "gradient_accumulation", at_least(1), 1, "Set the micro-batches per optimizer step."
+        ),
         Option(
             "accumulationAndReplicationReductionType",
             "reduction_type",
             _reduction,
             ReductionType.Mean,
-            "How gradients of micro-batches and replicas are combined: ``Mean`` (default) or ``Sum``.",
+            "Combine the gradients of micro-batches and replicas by ``Mean`` (default) or ``Sum``.",
             stored_as="accumulation_and_replication_reduction_type",
         ),
         Option(
@@ -113,7 +123,7 @@ class _TrainingOptions(OptionsDict):
             "mean_reduction_strategy",
             member_of(MeanReductionStrategy),
             MeanReductionStrategy.Post,
-            "When the mean divides; the host accumulates in float and divides last.",
+            "Choose when the mean divides; the host accumulates in float32 and divides last.",
             stored_as="meanAccumulationAndReplicationReductionStrategy",
         ),
         Option("setAutomaticLossScaling", "enabled", check_bool, popart="automaticLossScalingSettings.enabled"),
@@ -122,7 +132,7 @@ class _TrainingOptions(OptionsDict):
 
 
 class _DistributedOptions(OptionsDict):
-    """``Options.Distributed``: this process among those that share the data."""
+    """The group ``Options.Distributed``: the number of processes that share the data, and the number of this one."""
 
     _table = (
         Option("Distributed: num_processes", "num_distributed_processes", at_least(1), 1),
@@ -135,17 +145,27 @@ class _DistributedOptions(OptionsDict):
         _DistributedOptions.setEnvVarNames(self, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
 
     def disable(self) -> "_DistributedOptions":
-        """One process, whatever the environment says."""
+        """Ignore the environment variables: this process is the only one."""
         return self.configureProcessId(0, 1)
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> "_DistributedOptions":
-        """Read the number of processes and this one's number from two environment variables."""
+        """Read the number of processes and the number of this process from the environment.
+
+        Args:
+            var_num_processes: the variable with the number of processes; 1 if it is not set.
+            var_process_id: the variable with the number of this process, from 0; 0 if it is not set.
+        """
         return _DistributedOptions.configureProcessId(
             self, int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
         )
 
     def configureProcessId(self, process_id: int, num_processes: int) -> "_DistributedOptions":
-        """This is process ``process_id`` (from 0) of ``num_processes``."""
+        """Set the number of this process and the number of processes.
+
+        Args:
+            process_id: from 0, below ``num_processes``.
+            num_processes: at least 1.
+        """
         check_int(process_id, "Distributed.configureProcessId: process_id")
         if process_id >= check_int(num_processes, "Distributed.configureProcessId: num_processes", 1):
             raise InvalidArgument(
@@ -156,12 +176,12 @@ class _DistributedOptions(OptionsDict):
 
     @property
     def processId(self) -> int:
-        """The number of this process."""
+        """The number of this process, from 0."""
         return int(self.distributed_process_id)
 
     @property
     def numProcesses(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return int(self.num_distributed_processes)
 
 
@@ -177,7 +197,7 @@ def _proportions(value: Dict[str, float], name: str) -> Dict[int, float]:
 def _synthetic_data_mode(value: Union[bool, int], name: str) -> int:
     mode = 2 * value if isinstance(value, bool) else check_int(value, name)
     if mode:
-        logger.warning("enableSyntheticData(True) has no effect on a host: the data given is used.")
+        logger.warning("enableSyntheticData(True) has no effect on a host: a call uses the inputs that it gets.")
     return mode
 
 
@@ -209,14 +229,17 @@ def _as(enum_type: Any) -> Check:
 
 
 class Options(OptionsDict):
-    """How a model is compiled and run; given to ``trainingModel``, ``inferenceModel`` and ``DataLoader``.
+    """Settings for compiling and running a model, passed to ``trainingModel``, ``inferenceModel`` and ``DataLoader``.
 
-    Using the options freezes them: a later change raises ``poptorch.Error``. ``clone()`` gives a copy that can change.
-    The environment variables ``POPTORCH_CACHE_DIR`` and ``POPTORCH_DEFAULT_OPTIONS`` are read, as by PopTorch.
+    A model or data loader freezes the options that it uses: a later change raises ``poptorch.Error``. ``clone()`` gives
+    a copy that can be changed. As in PopTorch, the environment variables ``POPTORCH_CACHE_DIR`` (a folder, see
+    :meth:`enableExecutableCaching`) and ``POPTORCH_DEFAULT_OPTIONS`` (see :meth:`from_json`) set defaults.
     """
 
     _table = (
-        Option("replicationFactor", "replication_factor", at_least(1), 1, "Replicas, run one after another on a host."),
+        Option(
+            "replicationFactor", "replication_factor", at_least(1), 1, "Set the replicas; the host runs them in turn."
+        ),
         Option("inputReplicaGrouping: input_group_size", "input_group_size", at_least(1), 1),
         Option("inputReplicaGrouping", "input_cgt", member_of(CommGroupType), CommGroupType.Consecutive),
         Option(
@@ -224,10 +247,12 @@ class Options(OptionsDict):
             "broadcast_buffers",
             check_bool,
             True,
-            "True: replicas share their buffers, which they then must not change; False: each has its own.",
+            "True: replicas share their buffers and must not change them. False: each replica has its own buffers.",
             call_default=True,
         ),
-        Option("deviceIterations", "device_iterations", at_least(1), 1, "Iterations (optimizer steps) of one call."),
+        Option(
+            "deviceIterations", "device_iterations", at_least(1), 1, "Set the iterations (optimizer steps) of a call."
+        ),
         Option("logDir", "log_dir", check_str, "."),
         Option("maxRepeatLogs", "max_lines", check_int, 4, convert=_unlimited, stored_as="max_repeat_logs"),
         Option("autoRoundNumIPUs", "auto_round_num_ipus", check_bool, False, call_default=True),
@@ -239,7 +264,7 @@ class Options(OptionsDict):
             "connection_type",
             _as(ConnectionType),
             ConnectionType.Always,
-            "When to attach to a device. With ``Never``, models compile but refuse to run, here as well.",
+            "Choose when to attach to a device. With ``Never``, models compile but refuse to run, on the host as well.",
             convert=member_of(ConnectionType),
         ),
         Option("syncPattern", "sync_pattern", _as(SyncPattern), SyncPattern.Full, convert=member_of(SyncPattern)),
@@ -250,8 +275,8 @@ class Options(OptionsDict):
             "useIpuModel",
             "use_model",
             check_bool,
-            doc="Run custom operators of ``ai.snnipu`` on the IPU model: tile by tile, counted, far slower than the "
-            "host. So does ``POPTORCH_IPU_MODEL=1``. All else runs on the host either way.",
+            doc="Run custom operators of ``ai.snnipu`` on the IPU model, which simulates and counts each tile and is "
+            "far slower than the host. ``POPTORCH_IPU_MODEL=1`` does the same. All other operators run on the host.",
         ),
         Option("useIpuId", "ipu_id", check_int),
         Option("enableStableNorm", "enabled", check_bool, popart="enableStableNorm"),
@@ -259,7 +284,7 @@ class Options(OptionsDict):
             "enableSyntheticData",
             "enabled",
             _synthetic_data_mode,
-            doc="True, False or a number of ``popart.SyntheticDataMode``. A host always uses the data it is given.",
+            doc="Take True, False or a number of ``popart.SyntheticDataMode``. The host always uses the real inputs.",
             popart="syntheticDataMode",
         ),
         Option("logCycleCount", "log_cycle_count", check_bool, popart="instrumentWithHardwareCycleCounter"),
@@ -267,7 +292,7 @@ class Options(OptionsDict):
             "updatableNamedBuffers",
             "buffers",
             _buffer_names,
-            doc="Buffers that ``copyNamedBuffersToDevice`` copies.",
+            doc="Name the buffers that ``copyNamedBuffersToDevice`` copies.",
             popart="updatableNamedBuffers",
         ),
         Option(
@@ -275,7 +300,7 @@ class Options(OptionsDict):
             "strategy",
             _strategy,
             PipelinedExecution(),
-            "How the model's blocks are spread over IPUs; a host runs them in the order of the code.",
+            "Choose how blocks are placed on IPUs; the host runs them in the order of the code.",
             stored_as="_execution_strategy",
         ),
         Option(
@@ -290,7 +315,7 @@ class Options(OptionsDict):
             "show",
             check_bool,
             True,
-            "False: ``compilationTime`` is an error.",
+            "False: ``compilationTime`` raises ``poptorch.Error``.",
             call_default=True,
             stored_as="_show_compilation_progress_bar",
         ),
@@ -299,7 +324,7 @@ class Options(OptionsDict):
             "relax",
             check_bool,
             False,
-            "Do not warn of optimizer attributes that PopTorch does not know.",
+            "True: do not warn of optimizer attributes that PopTorch does not know.",
             call_default=True,
             stored_as="_relax_optimizer_checks",
         ),
@@ -321,10 +346,11 @@ class Options(OptionsDict):
         self.from_json(os.environ.get("POPTORCH_DEFAULT_OPTIONS", "{}"))
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> "Options":
-        """Give groups of ``input_group_size`` replicas the same micro-batch.
+        """Give all replicas of a group the same micro-batch.
 
-        Raises ``poptorch.Error`` where the size does not divide ``replicationFactor`` (set that first), and for
-        ``CommGroupType.All``.
+        Args:
+            input_group_size: replicas in a group. It must divide ``replicationFactor``, which must be set first.
+            input_group_type: the replicas that form a group; ``CommGroupType.All`` raises ``poptorch.Error``.
         """
         check_int(input_group_size, "inputReplicaGrouping: input_group_size", 1)
         check_enum(input_group_type, "inputReplicaGrouping: input_group_type", CommGroupType)
@@ -341,7 +367,12 @@ class Options(OptionsDict):
         return self
 
     def outputMode(self, output_mode: OutputMode, output_return_period: Optional[int] = None) -> "Options":
-        """Which micro-batches' outputs a call returns; ``output_return_period`` is the N of ``EveryN``."""
+        """Choose the micro-batches whose outputs a call returns.
+
+        Args:
+            output_mode: a member of :class:`OutputMode`.
+            output_return_period: the N of ``EveryN``; ignored in the other modes.
+        """
         check_enum(output_mode, "outputMode", OutputMode)
         if output_mode == OutputMode.EveryN:
             if output_return_period is None:
@@ -353,17 +384,25 @@ class Options(OptionsDict):
         return self
 
     def defaultOutputMode(self) -> bool:
-        """True where no output mode was chosen."""
+        """Return True if no output mode was chosen."""
         return bool(self.output_mode == OutputMode.Default)
 
     def randomSeed(self, random_seed: int) -> "Options":
-        """Seed the random numbers of the model, now and when it is compiled."""
+        """Seed PyTorch's random numbers, now and when the model is compiled.
+
+        Args:
+            random_seed: a signed 64-bit integer.
+        """
         self.createOrSet(random_seed=random_seed)
         torch.manual_seed(random_seed)
         return self
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> "Options":
-        """Compile only, for an IPU of version 1, 2 or 21; the same as ``connectionType(ConnectionType.Never)``."""
+        """Compile models without running them; sets ``connectionType(ConnectionType.Never)``.
+
+        Args:
+            ipu_version: the IPU to compile for: 1 (Mk1), 2 (Mk2) or 21 (Bow).
+        """
         if ipu_version not in IPU_VERSIONS.values():
             raise InvalidArgument(f"useOfflineIpuTarget: expected ipu_version 1, 2 or 21, got {ipu_version!r}")
         self.connectionType(ConnectionType.Never)
@@ -371,14 +410,22 @@ class Options(OptionsDict):
         return self
 
     def enableExecutableCaching(self, path: Optional[str]) -> "Options":
-        """Cache compiled programs in ``path``; None: do not. A host compiles nothing worth caching."""
+        """Set the folder for compiled programs; the host compiles none, so it caches nothing.
+
+        Args:
+            path: the folder; None turns caching off.
+        """
         if path is not None:
             self._Popart.set("cachePath", os.fspath(path))
         self._Popart.set("enableEngineCaching", path is not None)
         return self
 
     def enableProfiling(self, profile_dir: Optional[str] = None) -> "Options":
-        """Ask Poplar for a profile report; a host writes none."""
+        """Ask Poplar for a profile report; the host writes none.
+
+        Args:
+            profile_dir: the folder of the report; None: the current folder.
+        """
         engine = {
             **self._Popart.options.get("engineOptions", {}),
             "debug.allowOutOfMemory": "true",
@@ -389,12 +436,16 @@ class Options(OptionsDict):
         return self
 
     def disableModuleNamescope(self) -> "Options":
-        """Leave modules' names out of operators' names."""
+        """Leave the names of modules out of the names of operators; no effect on the host."""
         self.checkIsFrozen()
         return self
 
     def appendToLocationExcludes(self, *excludes: str) -> "Options":
-        """More source files to leave out of debug information."""
+        """Add source files to leave out of debug information; no effect on the host.
+
+        Args:
+            excludes: parts of the files' paths.
+        """
         return self.sourceLocationExcludes([*self._source_location_excludes, *excludes])
 
     def anchorTensor(
@@ -404,10 +455,15 @@ class Options(OptionsDict):
         output_mode: Optional[OutputMode] = None,
         output_return_period: int = 1,
     ) -> None:
-        """Keep the tensor ``long_name`` of every call as ``short_name``, for ``getAnchoredTensor``.
+        """Keep a tensor of every call for ``getAnchoredTensor``.
 
-        A host has weights, their gradients and new values, inputs and the loss, see ``getTensorNames``; another name
-        raises ``poptorch.Error`` when the model is compiled. ``output_mode``: None: that of the outputs.
+        Args:
+            short_name: the name for ``getAnchoredTensor``.
+            long_name: PopART's name of the tensor. The host has weights, their gradients, their updated values, inputs
+                and the loss, see ``getTensorNames``. Any other name raises ``poptorch.Error`` when the model is
+                compiled.
+            output_mode: the micro-batches whose tensor is kept; None: the output mode of the model.
+            output_return_period: the N of ``OutputMode.EveryN``.
         """
         self.checkIsFrozen()
         check_str(short_name, "anchorTensor: short_name")
@@ -422,7 +478,11 @@ class Options(OptionsDict):
     # Reading and copying.
 
     def from_json(self, string: str) -> "Options":
-        """Apply ``{"name.of.method": value or [arguments]}``; a value ``"Enum.Member"`` is that enumeration's."""
+        """Apply options written as JSON: ``{"name.of.method": value or [arguments]}``.
+
+        Args:
+            string: the JSON text. A value ``"Enum.Member"`` stands for that member of a PopTorch enumeration.
+        """
         for path, value in json.loads(string).items():
             target: Any = self
             for name in path.split("."):
@@ -432,9 +492,10 @@ class Options(OptionsDict):
         return self
 
     def loadFromFile(self, filepath: str) -> "Options":
-        """Apply a file with one setting a line, written as in Python without ``options.``; ``#`` starts a comment.
+        """Apply a file with one option per line, for instance ``deviceIterations(4)``; ``#`` starts a comment.
 
-        Raises ``poptorch.ConfigFileError`` (a ``poptorch.Error``) naming the line that cannot be applied.
+        Args:
+            filepath: the file. A line that cannot be applied raises ``poptorch.ConfigFileError`` naming the line.
         """
         names = {
             name: value
@@ -457,7 +518,7 @@ class Options(OptionsDict):
         return self
 
     def toDict(self) -> Dict[str, Any]:
-        """All options in one dictionary. Raises ``poptorch.Error`` while the output mode is the default."""
+        """Return all options in one dictionary. Raises ``poptorch.Error`` while the output mode is the default."""
         if self.defaultOutputMode():
             raise InvalidArgument("toDict: choose an output mode first (outputMode)")
         merged: Dict[str, Any] = {**self._execution_strategy.backendOptions(), **self._Popart.options, **self._values}
@@ -466,11 +527,11 @@ class Options(OptionsDict):
         return merged
 
     def clone(self) -> "Options":
-        """A copy that is not frozen."""
+        """Return a copy that is not frozen."""
         return copy.deepcopy(self)
 
     def _replica_of_input(self) -> Tuple[int, List[int]]:
-        """How many micro-batches the replicas of one step share, and which of them each replica reads."""
+        """Return the number of micro-batches that the replicas of a step read, and the micro-batch of each replica."""
         replicas, size = self.replication_factor, self.input_group_size
         if replicas % size:
             raise InvalidArgument(

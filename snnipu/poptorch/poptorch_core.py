@@ -1,4 +1,4 @@
-"""The names that scripts take from ``poptorch.poptorch_core``: the errors."""
+"""``poptorch.poptorch_core``: the errors, which scripts import from here as well."""
 
 from snnipu.poptorch._errors import Error, RecoverableError, UnrecoverableError
 

@@ -225,7 +225,7 @@ def test_rebatching_loses_nothing_at_the_workers_ends():
 def test_workers_without_an_init_function_are_warned_of(caplog):
     with caplog.at_level(logging.WARNING, "poptorch::python"):
         poptorch.DataLoader(options(), Counting(), num_workers=2)
-    assert "each element comes 2 times" in caplog.text
+    assert "each element is read 2 times" in caplog.text
 
 
 def test_an_accessor_iterates_again_and_again_until_terminated():
@@ -274,7 +274,7 @@ def test_an_accessor_of_any_iterable_can_rebatch():
             lambda: poptorch.AsynchronousDataAccessor(
                 poptorch.DataLoader(options(), dataset(), mode=DataLoaderMode.Async)
             ),
-            "the DataLoader has one already",
+            "the DataLoader is asynchronous already",
         ),
         (
             lambda: poptorch.AsynchronousDataAccessor(poptorch.DataLoader(options(), dataset(), 3, drop_last=False)),

@@ -369,7 +369,7 @@ def test_what_an_ipu_would_run_runs(caplog):
 def test_ipus_that_would_be_reserved_in_vain_are_warned_of(caplog):
     with caplog.at_level(logging.WARNING, "poptorch::python"):
         poptorch.inferenceModel(Blocks(ipus=(0, 2)), options(iterations=2))(X)
-    assert "needs 3 IPUs of which PopTorch reserves a power of 2, here 4" in caplog.text
+    assert "needs 3 IPUs, and PopTorch reserves a power of 2, here 4" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING, "poptorch::python"):
         poptorch.inferenceModel(Blocks(ipus=(0, 2)), options(iterations=2).autoRoundNumIPUs())(X)

@@ -244,7 +244,7 @@ def test_a_learning_rate_counts_from_set_optimizer_on(caplog):
         assert weights_after(model, wrapped, 2).any()
     warnings = [record.message for record in caplog.records]
     assert len(warnings) == 1
-    assert "lr is now 0.0 but training goes on with 0.1: call setOptimizer" in warnings[0]
+    assert "lr is now 0.0 but training continues with 0.1: call setOptimizer" in warnings[0]
     assert optimizer.param_groups[0]["lr"] == 0.0
     wrapped.setOptimizer(optimizer)
     assert not weights_after(model, wrapped, 3).any()
@@ -357,7 +357,7 @@ def test_subclasses_of_optimizers_are_warned_of(caplog):
     model = Net()
     with caplog.at_level(logging.WARNING, "poptorch::python"):
         poptorch.trainingModel(model, optimizer=Mine(model.parameters(), lr=0.1))
-    assert "The code of the optimizer subclass Mine counts on a host only" in caplog.text
+    assert "The code of the optimizer subclass Mine runs on the host only" in caplog.text
 
 
 @pytest.mark.parametrize("relax", [False, True])
