@@ -12,9 +12,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from snnipu._extras import require
+from snnipu.ipu import NetworkSpec
 from snnipu.planning.drawing import OVER_COLOUR, QUIET, SEQUENCE, SHARE_COLOURS, TEXT, figure
 from snnipu.planning.mapping import Plan
-from snnipu.planning.network import NetworkSpec, benchmark_slots
+from snnipu.planning.network import benchmark_slots
 from snnipu.planning.performance import LABEL, Performance, estimate
 from snnipu.planning.search import plan
 from snnipu.planning.targets import KIBIBYTE, Target

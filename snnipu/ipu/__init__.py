@@ -1,4 +1,4 @@
-"""The IPU without an IPU: plans of networks on tiles, and what a model of the machine says of them."""
+"""IPUs without hardware: plans of networks on tiles, and the speed that a performance model predicts for them."""
 
 from snnipu.ipu.network import NetworkSpec
 from snnipu.planning.mapping import LayerPlan, Plan

@@ -1,10 +1,10 @@
-"""The IPU model: PopART operators of ``ai.snnipu`` run on this machine, tile by tile, and counted.
+"""The IPU model: runs PopART operators of ``ai.snnipu`` on this machine, tile by tile, and counts their cost.
 
 The library ``libsnnipu-ipu-model.so`` (``csrc/ipu_model``) compiles an operator, or its gradient, for a target, runs
-it, and reports tile memory, cycles and exchange. It is torch-free and is loaded with ctypes on first use.
+it, and reports tile memory, cycles and exchange. It does not use PyTorch and is loaded with ctypes on first use.
 
-Environment: ``SNNIPU_IPU_MODEL_TARGET``, the target where none is given: ``mk2``, ``bow:16`` (tiles of an IPU) or
-``mk2:1472:2`` (IPUs); ``SNNIPU_NATIVE_DIR``, the folder of the library.
+Environment: ``SNNIPU_IPU_MODEL_TARGET`` is the default target: ``mk2``, ``bow:16`` (16 tiles per IPU) or
+``mk2:1472:2`` (2 IPUs). ``SNNIPU_NATIVE_DIR`` is the folder of the library.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ BUILD_HINT = (
     "it is built with the other native libraries, by a C++17 compiler (GCC or Clang): "
     "`SNNIPU_REQUIRE_NATIVE=1 pip install .` in a source tree, or `python setup.py build_ext --inplace`"
 )
-# As PopART names them, and what crosses PopTorch's border: double becomes float, 64-bit integers 32-bit ones.
+# PopART's names of types.
 TYPES: Dict[torch.dtype, str] = {
     torch.float32: "FLOAT",
     torch.float16: "FLOAT16",
@@ -40,6 +40,7 @@ TYPES: Dict[torch.dtype, str] = {
     torch.uint8: "UINT8",
     torch.int8: "INT8",
 }
+# Conversions of inputs, as PopTorch does them.
 BORDER = {torch.float64: torch.float32, torch.int64: torch.int32}
 DTYPES = {name: dtype for dtype, name in TYPES.items()}
 CACHED_PROGRAMS = 64
@@ -50,7 +51,7 @@ class IpuModelError(RuntimeError):
     """The model refused an operator, or failed to run it.
 
     Attributes:
-        kind: the name of the SDK's exception, such as ``graph_memory_allocation_error``; empty where there is none.
+        kind: the name of the SDK's exception, such as ``graph_memory_allocation_error``; empty for other errors.
     """
 
     def __init__(self, message: str, kind: str = "") -> None:
@@ -59,22 +60,22 @@ class IpuModelError(RuntimeError):
 
 
 class IpuModelUnavailable(IpuModelError):
-    """The library is not there, or is another version's."""
+    """The library is missing, does not load, or is of another version."""
 
 
 @dataclass(frozen=True)
 class IpuModelTarget:
-    """The machine that is modelled.
+    """The machine that the model simulates.
 
     Args:
         arch: ``mk1``, ``mk2`` or ``bow``.
-        tiles_per_ipu: 0: all of them. A small number makes small tests fast.
-        ipus: how many IPUs an operator may use.
-        options: of the engine, as pairs: ``("workerOrder", "ascending" | "descending" | "shuffled:SEED")``,
-            ``("threads", "2")``, ``("tileMemory", "off")`` to measure without refusing.
+        tiles_per_ipu: tiles of an IPU; 0: all. A small number makes tests fast.
+        ipus: the IPUs that an operator may use, up to 64.
+        options: options of the model, as pairs: ``("workerOrder", "ascending" | "descending" | "shuffled:SEED")``,
+            ``("threads", "2")``, or ``("tileMemory", "off")`` to accept operators that exceed tile memory.
 
     Raises:
-        TypeError, ValueError: the message names the argument.
+        TypeError, ValueError: an argument is wrong; the message names it.
     """
 
     arch: str = "mk2"
@@ -96,7 +97,7 @@ class IpuModelTarget:
 
     @classmethod
     def from_text(cls, text: str) -> "IpuModelTarget":
-        """``arch``, ``arch:tiles`` or ``arch:tiles:ipus``; raises ValueError for anything else."""
+        """Return the target of ``arch``, ``arch:tiles`` or ``arch:tiles:ipus``; raise ValueError for other text."""
         parts = text.split(":")
         try:
             numbers = [int(part) for part in parts[1:]]
@@ -109,7 +110,7 @@ class IpuModelTarget:
 
     @classmethod
     def default(cls) -> "IpuModelTarget":
-        """That of ``SNNIPU_IPU_MODEL_TARGET``, else one whole Mk2."""
+        """Return the target of ``SNNIPU_IPU_MODEL_TARGET``, or one whole Mk2."""
         text = os.environ.get("SNNIPU_IPU_MODEL_TARGET")
         if not text:
             return cls()
@@ -153,15 +154,18 @@ _SIGNATURES: Dict[str, Tuple[Any, List[Any]]] = {
 
 
 def library_path() -> Path:
-    """Where the library is looked for."""
+    """Return the path at which the library is expected."""
     return libraries.native_folder() / LIBRARY
 
 
 class Library:
-    """The C interface of ``csrc/ipu_model/snnipu_ipu_model.h``, its names without ``snnipu_ipu_``.
+    """The C interface of ``csrc/ipu_model/snnipu_ipu_model.h``; its functions without the prefix ``snnipu_ipu_``.
+
+    Args:
+        path: the library; None: the library of this package.
 
     Raises:
-        IpuModelUnavailable: the library is missing, does not load, or is not of this package's version.
+        IpuModelUnavailable: the library is missing, does not load, or is of another version.
     """
 
     def __init__(self, path: Optional[Path] = None) -> None:
@@ -169,7 +173,7 @@ class Library:
         path = library_path() if path is None else path
         if not path.is_file():
             if not sys.platform.startswith("linux"):
-                raise IpuModelUnavailable("the IPU model is for Linux alone, as the Poplar SDK is")
+                raise IpuModelUnavailable("the IPU model runs on Linux only, as the Poplar SDK does")
             raise IpuModelUnavailable(f"the IPU model needs {path}, which is not there: {BUILD_HINT}")
         if problem is not None:
             raise IpuModelUnavailable(problem)
@@ -180,9 +184,9 @@ class Library:
                 function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             raise IpuModelUnavailable(f"{path} cannot be loaded: {error}; {BUILD_HINT}") from None
-        found = self.version().decode()
-        if found != __version__:
-            raise IpuModelUnavailable(f"{path} is of version {found}, the package of {__version__}: {BUILD_HINT}")
+        version = self.version().decode()
+        if version != __version__:
+            raise IpuModelUnavailable(f"{path} is of version {version}, the package of {__version__}: {BUILD_HINT}")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._library, f"snnipu_ipu_{name}")
@@ -193,7 +197,7 @@ _library_lock = threading.Lock()
 
 
 def library() -> Any:
-    """The library, loaded on first use. Raises :class:`IpuModelUnavailable`."""
+    """Return the library, loaded on first use; raise :class:`IpuModelUnavailable` if that fails."""
     global _library
     with _library_lock:
         if _library is None:
@@ -202,12 +206,12 @@ def library() -> Any:
 
 
 def available() -> bool:
-    """Whether the library is there and loads."""
+    """Return True if the library loads."""
     return unavailable_reason() is None
 
 
 def unavailable_reason() -> Optional[str]:
-    """Why the model cannot be used, or None where it can."""
+    """Return the reason why the model cannot be used, or None if it can."""
     try:
         library()
     except IpuModelUnavailable as error:
@@ -218,39 +222,39 @@ def unavailable_reason() -> Optional[str]:
 # ---- programs
 
 
-class TensorSpec(NamedTuple):
-    """Type, as PopART names it, and shape of an input or output."""
+class TensorType(NamedTuple):
+    """The type, by PopART's name, and shape of an input or output."""
 
     type: str
     shape: Tuple[int, ...]
 
 
-class Source(NamedTuple):
-    """Which tensor of the operator a program's input is: kind ``GRAD_OUT``, ``IN`` or ``OUT``, and its place."""
+class InputSource(NamedTuple):
+    """The operator's tensor that is an input of its gradient: ``GRAD_OUT``, ``IN`` or ``OUT``, and the index."""
 
     kind: int
     place: int
 
 
-class _Key(NamedTuple):
+class _ProgramKey(NamedTuple):
     domain: str
     name: str
     version: int
-    inputs: Tuple[TensorSpec, ...]
+    inputs: Tuple[TensorType, ...]
     attributes: Tuple[Tuple[str, Any], ...]
     target: IpuModelTarget
-    gradient: Optional[Tuple[int, ...]]  # outputs that have a gradient; None: the operator itself
+    gradient: Optional[Tuple[int, ...]]  # the outputs that have a gradient; None: the operator, not its gradient
 
 
-def spec_of(tensor: torch.Tensor, what: str) -> TensorSpec:
-    """Raises TypeError for a type that an IPU does not take."""
+def tensor_type(tensor: torch.Tensor, what: str) -> TensorType:
+    """Return the type of an input, named ``what`` in errors; raise TypeError for a type that IPUs lack."""
     dtype = BORDER.get(tensor.dtype, tensor.dtype)
     if dtype not in TYPES:
         raise TypeError(f"{what}: {tensor.dtype} has no equivalent on an IPU; it takes {', '.join(map(str, TYPES))}")
-    return TensorSpec(TYPES[dtype], tuple(tensor.shape))
+    return TensorType(TYPES[dtype], tuple(tensor.shape))
 
 
-# What a tile's largest variables are called, and what makes them smaller.
+# Names of a tile's largest variables, and changes of the network that make them smaller.
 _REMEDIES = (
     ("of all steps", "fewer time steps or samples at once"),
     ("spikes of all steps", "fewer slots (max_spikes)"),
@@ -262,20 +266,27 @@ _REMEDIES = (
 
 
 def _memory_remedy(message: str) -> str:
-    """What to change of a model of which a tile has too much, by the names of its largest variables."""
+    """Return the changes that make the fullest tile less full, by the names of its largest variables."""
     _, _, largest = message.partition("its largest: ")
-    found = [remedy for words, remedy in _REMEDIES if words in largest]
-    return f". In the model: {'; '.join(dict.fromkeys(found))}" if found else ""
+    remedies = [remedy for words, remedy in _REMEDIES if words in largest]
+    return f". In the model: {'; '.join(dict.fromkeys(remedies))}" if remedies else ""
 
 
 class Program:
-    """A compiled operator, or its gradient operator."""
+    """A compiled operator, or its gradient.
 
-    def __init__(self, lib: Any, key: _Key, forward: Sequence[TensorSpec] = ()) -> None:
+    Attributes:
+        key: the operator, its input types and attributes, and the target.
+        sources: the origin of each input, an :class:`InputSource`.
+        outputs: the :class:`TensorType` of each output.
+        targets: of a gradient, the operator's input to which each output belongs.
+    """
+
+    def __init__(self, lib: Any, key: _ProgramKey, forward: Sequence[TensorType] = ()) -> None:
         self._lib = lib
         self.key = key
-        # The outputs of the operator whose gradient this is.
-        self._forward = forward
+        # A gradient's operator has these output types.
+        self._forward_outputs = forward
         self._lock = threading.Lock()
         self._handle: Optional[int] = None
         self._handle = self._compile()
@@ -291,11 +302,11 @@ class Program:
     def _check(self, status: int) -> None:
         if status:
             text = (self._lib.error() or b"unknown error").decode(errors="replace")
-            kind, colon, rest = text.partition(": ")
-            named = bool(colon) and kind.isidentifier()
+            kind, colon, message = text.partition(": ")
+            has_kind = bool(colon) and kind.isidentifier()
             if kind == "graph_memory_allocation_error":
                 text += _memory_remedy(text)
-            raise IpuModelError(f"IPU model, {self.name}: {text}", kind if named and rest else "")
+            raise IpuModelError(f"IPU model, {self.name}: {text}", kind if has_kind and message else "")
 
     def _compile(self) -> int:
         lib, key = self._lib, self.key
@@ -332,65 +343,68 @@ class Program:
                 self._check(lib.request_floats(request, name, (c_double * len(value))(*value), len(value)))
             else:
                 raise TypeError(f"attribute {name.decode()!r}: the model takes lists of int or of float, got {value!r}")
-        elif isinstance(value, int):  # bool too
+        elif isinstance(value, int):  # or bool
             self._check(lib.request_int(request, name, int(value)))
         elif isinstance(value, float):
             self._check(lib.request_float(request, name, value))
         else:
             self._check(lib.request_string(request, name, str(value).encode()))
 
-    def _source(self, index: int) -> Source:
-        kind, which = c_int(), c_int()
-        self._check(self._lib.input_source(self._handle, index, ctypes.byref(kind), ctypes.byref(which)))
-        return Source(kind.value, which.value)
+    def _source(self, index: int) -> InputSource:
+        kind, place = c_int(), c_int()
+        self._check(self._lib.input_source(self._handle, index, ctypes.byref(kind), ctypes.byref(place)))
+        return InputSource(kind.value, place.value)
 
-    def _output(self, index: int) -> TensorSpec:
+    def _output(self, index: int) -> TensorType:
         rank = self._lib.output_rank(self._handle, index)
         shape = self._lib.output_shape(self._handle, index)
         name = self._lib.output_type(self._handle, index).decode()
         if name not in DTYPES:
-            raise IpuModelError(f"IPU model, {self.name}: output {index} is of type {name}, which PyTorch has not")
-        return TensorSpec(name, tuple(shape[axis] for axis in range(rank)))
+            raise IpuModelError(f"IPU model, {self.name}: output {index} is of type {name}, which PyTorch lacks")
+        return TensorType(name, tuple(shape[axis] for axis in range(rank)))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """The outputs for inputs in the order of :attr:`sources`. Values are copied; tensors must be on the CPU.
+        """Run the program and return its outputs.
+
+        Args:
+            inputs: tensors on the CPU, in the order of :attr:`sources`; their values are copied.
 
         Raises:
-            TypeError, ValueError: an input that is not what the program was compiled for.
+            TypeError, ValueError: an input differs in type or shape from the input the program was compiled for.
         """
         if len(inputs) != len(self.sources):
             raise ValueError(f"{self.name} takes {len(self.sources)} inputs, got {len(inputs)}")
-        held: List[torch.Tensor] = []
+        converted: List[torch.Tensor] = []
         sources = (c_void_p * max(len(inputs), 1))()
         for number, (tensor, source) in enumerate(zip(inputs, self.sources)):
             name = f"{self.name}: input {number}"
             if tensor.device.type != "cpu":
                 raise ValueError(f"{name} must be on the CPU, got {tensor.device}")
-            spec = (self.key.inputs if source.kind == IN else self._forward)[source.place]
-            held.append(tensor.detach().to(BORDER.get(tensor.dtype, tensor.dtype)))
-            sources[number] = pointer_to_read(name, held[-1], DTYPES[spec.type], spec.shape, held)
-        made = [torch.empty(spec.shape, dtype=DTYPES[spec.type], device="cpu") for spec in self.outputs]
-        results = (c_void_p * max(len(made), 1))()
-        for number, (tensor, spec) in enumerate(zip(made, self.outputs)):
+            spec = (self.key.inputs if source.kind == IN else self._forward_outputs)[source.place]
+            converted.append(tensor.detach().to(BORDER.get(tensor.dtype, tensor.dtype)))
+            sources[number] = pointer_to_read(name, converted[-1], DTYPES[spec.type], spec.shape, converted)
+        outputs = [torch.empty(spec.shape, dtype=DTYPES[spec.type], device="cpu") for spec in self.outputs]
+        results = (c_void_p * max(len(outputs), 1))()
+        for number, (tensor, spec) in enumerate(zip(outputs, self.outputs)):
             results[number] = pointer(f"{self.name}: output {number}", tensor, DTYPES[spec.type], spec.shape)
         with self._lock:
             self._check(self._lib.run(self._handle, sources, results))
-        return made
+        return outputs
 
     def _json(self, function: str) -> Dict[str, Any]:
         with self._lock:
             text = getattr(self._lib, function)(self._handle)
             if text is None:
                 self._check(1)
-            found: Dict[str, Any] = json.loads(text.decode())
-            return found
+            document: Dict[str, Any] = json.loads(text.decode())
+            return document
 
     def report(self) -> Dict[str, Any]:
-        """What the model counted in all runs so far: tile memory, cycles of each step, exchange. A model's figures."""
+        """Return the counts of all runs so far: tile memory, cycles of each step, exchange. They are not measured."""
         return self._json("report")
 
     def estimate(self) -> Dict[str, Any]:
-        """The same of one run, without running it."""
+        """Return the counts of one run, without running the program."""
         return self._json("estimate")
 
     def __del__(self) -> None:
@@ -400,11 +414,12 @@ class Program:
 
 
 def _frozen(attributes: Dict[str, Any]) -> Tuple[Tuple[str, Any], ...]:
-    """Attributes as a key; a float stays apart from the int of the same value."""
+    """Return attributes as sorted pairs, hashable."""
     return tuple(sorted((name, tuple(v) if isinstance(v, (list, tuple)) else v) for name, v in attributes.items()))
 
 
-def _typed(key: _Key) -> Tuple[Any, ...]:
+def _typed(key: _ProgramKey) -> Tuple[Any, ...]:
+    """Return a key with the types of the attributes: the float 1.0 equals the int 1, and is another attribute."""
     types = tuple(
         tuple(type(element) for element in value) if isinstance(value, tuple) else type(value)
         for _, value in key.attributes
@@ -413,7 +428,7 @@ def _typed(key: _Key) -> Tuple[Any, ...]:
 
 
 class IpuModel:
-    """Operators on one modelled target. Programs are compiled once for each operator, shapes, types and attributes.
+    """Operators on one simulated machine. It compiles a program once per operator, shapes, types and attributes.
 
     .. code-block:: python
 
@@ -436,43 +451,50 @@ class IpuModel:
 
     @property
     def lib(self) -> Any:
+        """The C interface, a :class:`Library`."""
         if self._lib is None:
             self._lib = library()
         return self._lib
 
     def operators(self) -> Dict[Tuple[str, str, int], Dict[str, Any]]:
-        """The operators that the model has: (domain, name, version) to their definition."""
+        """Return the definition of each operator of the model, by (domain, name, version)."""
         if self._operators is None:
-            listed = json.loads(self.lib.operators().decode())
-            self._operators = {(entry["domain"], entry["name"], entry["version"]): entry for entry in listed}
+            definitions = json.loads(self.lib.operators().decode())
+            self._operators = {(entry["domain"], entry["name"], entry["version"]): entry for entry in definitions}
         return self._operators
 
     def programs(self) -> List[Program]:
-        """What has been compiled, least recently used first."""
+        """Return the compiled programs, least recently used first."""
         with self._lock:
             return list(self._programs.values())
 
     def machine(self) -> Tuple[Target, int]:
-        """What plans are made for: one IPU, and how many of them."""
+        """Return the machine of plans: the IPU, with the tiles of this target, and the number of IPUs."""
         named = target_named(self.target.arch)
         return replace(named, tiles_per_ipu=self.target.tiles_per_ipu or named.tiles_per_ipu), self.target.ipus
 
     def compile(
         self,
         name: str,
-        inputs: Sequence[TensorSpec],
+        inputs: Sequence[TensorType],
         attributes: Dict[str, Any],
         domain: str = "ai.snnipu",
         version: int = 1,
         gradient: Optional[Sequence[int]] = None,
     ) -> Program:
-        """An operator's program, or with ``gradient`` (the outputs that have one) its gradient's; made only once.
+        """Return the program of an operator or its gradient, compiled once.
+
+        Args:
+            name, domain, version: the operator, as registered with PopART.
+            inputs: the types of the operator's inputs.
+            attributes: the operator's attributes.
+            gradient: the outputs that have a gradient, for the gradient's program; None: the operator's program.
 
         Raises:
-            IpuModelUnavailable: there is no library.
-            IpuModelError: what the SDK would refuse, and tile memory that is exceeded; ``kind`` tells which.
+            IpuModelUnavailable: the library cannot be used.
+            IpuModelError: the SDK would refuse the operator, or it exceeds tile memory; see ``kind``.
         """
-        key = _Key(
+        key = _ProgramKey(
             domain,
             name,
             version,
@@ -481,24 +503,24 @@ class IpuModel:
             self.target,
             None if gradient is None else tuple(gradient),
         )
-        found = _typed(key)
+        typed = _typed(key)
         with self._lock:
-            if found in self._programs:
-                self._programs.move_to_end(found)
-                return self._programs[found]
-        made = Program(self.lib, key, () if gradient is None else self._outputs(key))
+            if typed in self._programs:
+                self._programs.move_to_end(typed)
+                return self._programs[typed]
+        program = Program(self.lib, key, () if gradient is None else self._forward_outputs(key))
         with self._lock:
-            self._programs[found] = made
+            self._programs[typed] = program
             while len(self._programs) > CACHED_PROGRAMS:
                 self._programs.popitem(last=False)
-        return made
+        return program
 
-    def _outputs(self, gradient: _Key) -> Sequence[TensorSpec]:
-        """Those of the operator whose gradient this is."""
+    def _forward_outputs(self, gradient: _ProgramKey) -> Sequence[TensorType]:
+        """Return the output types of the operator of a gradient."""
         key = gradient._replace(gradient=None)
         with self._lock:
-            known = self._programs.get(_typed(key))
-        return (Program(self.lib, key) if known is None else known).outputs
+            program = self._programs.get(_typed(key))
+        return (Program(self.lib, key) if program is None else program).outputs
 
     def apply(
         self,
@@ -508,16 +530,21 @@ class IpuModel:
         domain: str = "ai.snnipu",
         version: int = 1,
     ) -> List[torch.Tensor]:
-        """Run an operator; its outputs are differentiable where PopART would differentiate it.
+        """Run an operator and return its outputs, differentiable if PopART can differentiate the operator.
 
-        Doubles are computed in float and 64-bit integers in 32 bits, as at PopTorch's border; where all floating inputs
-        are doubles, so are the outputs.
+        As in PopTorch, doubles are computed in float and 64-bit integers in 32 bits. If all floating inputs are
+        doubles, the outputs are converted to double.
+
+        Args:
+            name, domain, version: the operator, as registered with PopART.
+            inputs: tensors on the CPU.
+            attributes: the operator's attributes.
         """
-        call = _Call(self, name, domain, version, dict(attributes))
-        return list(_Operator.apply(call, *inputs))
+        call = _ModelCall(self, name, domain, version, dict(attributes))
+        return list(_OperatorFunction.apply(call, *inputs))
 
     def reports(self) -> List[Dict[str, Any]]:
-        """For each program, its name, the shapes of its inputs, and its report."""
+        """Return each program's name, the shapes of its inputs, its target and its report."""
         return [
             {
                 "operator": program.name,
@@ -529,23 +556,23 @@ class IpuModel:
         ]
 
 
-class _Call(NamedTuple):
+class _ModelCall(NamedTuple):
     model: IpuModel
     name: str
     domain: str
     version: int
     attributes: Dict[str, Any]
 
-    def program(self, specs: Sequence[TensorSpec], gradient: Optional[Sequence[int]] = None) -> Program:
+    def program(self, specs: Sequence[TensorType], gradient: Optional[Sequence[int]] = None) -> Program:
         return self.model.compile(self.name, specs, self.attributes, self.domain, self.version, gradient)
 
 
-class _Operator(torch.autograd.Function):
-    """An operator and its gradient operator."""
+class _OperatorFunction(torch.autograd.Function):
+    """The autograd function of an operator and its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *inputs: torch.Tensor) -> Tuple[torch.Tensor, ...]:  # type: ignore[override]
-        specs = [spec_of(tensor, f"{call.name}: input {number}") for number, tensor in enumerate(inputs)]
+    def forward(ctx: Any, call: _ModelCall, *inputs: torch.Tensor) -> Tuple[torch.Tensor, ...]:  # type: ignore[override]
+        specs = [tensor_type(tensor, f"{call.name}: input {number}") for number, tensor in enumerate(inputs)]
         program = call.program(specs)
         outputs = program.run([inputs[source.place] for source in program.sources])
         floats = {tensor.dtype for tensor in inputs if tensor.is_floating_point()}
@@ -563,12 +590,12 @@ class _Operator(torch.autograd.Function):
         count = len(ctx.specs)
         inputs, outputs = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         result: List[Optional[torch.Tensor]] = [None] * count
-        given = [index for index, grad in enumerate(grads) if grad is not None]
-        if given:
-            program = ctx.call.program(ctx.specs, given)
-            of_kind = {GRAD_OUT: grads, IN: inputs, OUT: outputs}
-            wanted = [of_kind[source.kind][source.place] for source in program.sources]
-            for target, grad in zip(program.targets, program.run(wanted)):
+        with_gradient = [index for index, grad in enumerate(grads) if grad is not None]
+        if with_gradient:
+            program = ctx.call.program(ctx.specs, with_gradient)
+            tensors = {GRAD_OUT: grads, IN: inputs, OUT: outputs}
+            gradient_inputs = [tensors[source.kind][source.place] for source in program.sources]
+            for target, grad in zip(program.targets, program.run(gradient_inputs)):
                 if inputs[target].is_floating_point() and ctx.needs_input_grad[target + 1]:
                     result[target] = grad.to(inputs[target].dtype)
         return (None, *result)

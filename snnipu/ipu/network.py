@@ -1,4 +1,4 @@
-"""What a model is as an event-driven network, to be planned."""
+"""``NetworkSpec.from_module``: the description of a module as an event-driven network, for plans."""
 
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -9,24 +9,28 @@ from snnipu.neurons.sparse_leaky import SparseNeurons
 from snnipu.planning import network
 from snnipu.planning.network import Activity, activities
 
-# Slots for each expected spike where a model has no cap.
+# Slots for each expected spike of a layer without a cap.
 HEADROOM = 2.0
 
 
-class NetworkSpec(network.NetworkSpec):
-    __doc__ = network.NetworkSpec.__doc__
+class NetworkSpec(network.BaseNetworkSpec):
+    __doc__ = network.BaseNetworkSpec.__doc__
 
     @classmethod
     def from_module(cls, module: nn.Module, activity: Activity = 0.02, **more: Any) -> "NetworkSpec":
-        """What a model is, as an event-driven network.
+        """Describe a module as an event-driven network.
 
-        Takes a :class:`snnipu.SparseNetwork`, or a module that holds exactly one; a stack of
-        :class:`snnipu.SparseLeaky`, recurrent ones too; a stack of ``nn.Linear`` and :class:`snnipu.Leaky`, which is
-        planned as its event-driven twin. Layers without ``max_spikes`` get two slots for each expected spike.
+        Args:
+            module: a :class:`snnipu.SparseNetwork`, or a module that holds exactly one; or a stack of
+                :class:`snnipu.SparseLeaky`, recurrent or not; or a stack of ``nn.Linear`` and :class:`snnipu.Leaky`,
+                which is planned as its event-driven equivalent. Layers without ``max_spikes`` get two slots for each
+                expected spike.
+            activity: share of the neurons that spike in a step: one number, or one for the input and one per layer.
+            more: other fields.
 
         Raises:
-            TypeError: the module holds none of these; the message says what it holds.
-            ValueError: ``activity`` does not fit.
+            TypeError: the module holds none of these; the message lists its layers.
+            ValueError: ``activity`` is not in (0, 1], or has another number of entries.
         """
         sizes, caps, recurrent, delay = _layers_of(module)
         shares = activities(activity, len(sizes))
@@ -35,51 +39,52 @@ class NetworkSpec(network.NetworkSpec):
             for size, cap, share in zip(sizes, caps, shares)
         ]
         spikes = [min(share * size, float(slot)) for share, size, slot in zip(shares, sizes, slots)]
-        known = {"delay": delay, "recurrent": tuple(recurrent) if any(recurrent) else ()}
-        return cls(tuple(sizes), tuple(spikes), tuple(slots), **{**known, **more})
+        fields = {"delay": delay, "recurrent": tuple(recurrent) if any(recurrent) else ()}
+        return cls(tuple(sizes), tuple(spikes), tuple(slots), **{**fields, **more})
 
 
 _Layers = Tuple[List[int], List[Optional[int]], List[bool], int]
 
 
 def _layers_of(module: nn.Module) -> _Layers:
-    """Sizes, caps (input first), which layers are recurrent, and delay."""
+    """Return (sizes, caps, recurrent, delay); sizes and caps begin with the input."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
     networks = [child for child in module.modules() if isinstance(child, SparseNetwork)]
     if any(isinstance(child, SparseConvLeaky) for child in module.modules()):
         raise TypeError(
-            "model: layers on maps are no part of such a plan; python -m snnipu profile counts them by themselves"
+            "model: a plan cannot hold layers on maps; python -m snnipu profile counts their operators one by one"
         )
     for child in module.modules():
         if isinstance(child, SparseNeurons) and not isinstance(child, SparseLeaky):
-            raise TypeError(f"model: such a plan is of leaky neurons, and a {type(child).__name__} has others")
+            raise TypeError(f"model: a plan consists of leaky neurons, and a {type(child).__name__} has others")
         if isinstance(child, SparseLeaky) and child.max_delay is not None:
             raise TypeError(
-                "model: such a plan is of layers without max_delay; python -m snnipu profile counts them by themselves"
+                "model: a plan needs layers without max_delay; python -m snnipu profile counts their operators one "
+                "by one"
             )
     if len(networks) == 1:
-        only = networks[0]
-        caps = [only.max_input_spikes, *(layer.max_spikes for layer in only.layers)]
-        return list(only.sizes), caps, _recurrent(only.layers), only.delay
+        sparse_network = networks[0]
+        caps = [sparse_network.max_input_spikes, *(layer.max_spikes for layer in sparse_network.layers)]
+        return list(sparse_network.sizes), caps, _recurrent(sparse_network.layers), sparse_network.delay
     if len(networks) > 1:
-        raise TypeError(f"model: it holds {len(networks)} SparseNetworks, and a plan is of one")
-    leaves = [child for child in module.modules() if isinstance(child, (SparseLeaky, nn.Linear, Leaky))]
-    sparse = [leaf for leaf in leaves if isinstance(leaf, SparseLeaky)]
-    linear = [leaf for leaf in leaves if isinstance(leaf, nn.Linear)]
-    neurons = [leaf for leaf in leaves if isinstance(leaf, Leaky)]
-    found = ", ".join(sorted({type(child).__name__ for child in module.modules() if not list(child.children())}))
+        raise TypeError(f"model: expected one SparseNetwork, and it holds {len(networks)}")
+    layers = [child for child in module.modules() if isinstance(child, (SparseLeaky, nn.Linear, Leaky))]
+    sparse = [layer for layer in layers if isinstance(layer, SparseLeaky)]
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    neurons = [layer for layer in layers if isinstance(layer, Leaky)]
+    kinds = ", ".join(sorted({type(child).__name__ for child in module.modules() if not list(child.children())}))
     if sparse and not linear and not neurons:
         sizes = [sparse[0].in_features, *(layer.out_features for layer in sparse)]
         inputs = [layer.in_features for layer in sparse]
         return _checked(sizes, inputs, [None, *(layer.max_spikes for layer in sparse)], _recurrent(sparse))
-    if linear and not sparse and len(linear) == len(neurons) and leaves[::2] == linear:
+    if linear and not sparse and len(linear) == len(neurons) and layers[::2] == linear:
         sizes = [linear[0].in_features, *(layer.out_features for layer in linear)]
         return _checked(sizes, [layer.in_features for layer in linear], [None] * len(sizes), [False] * len(linear))
-    kind = MultiStep.__name__
+    multi_step = MultiStep.__name__
     raise TypeError(
-        f"model: expected a SparseNetwork, a stack of SparseLeaky, or a {kind} of nn.Linear and Leaky in turn; "
-        f"{type(module).__name__} holds {found or 'no layers'}"
+        f"model: expected a SparseNetwork, a stack of SparseLeaky, or a {multi_step} of nn.Linear and Leaky in turn; "
+        f"{type(module).__name__} holds {kinds or 'no layers'}"
     )
 
 
@@ -89,5 +94,5 @@ def _recurrent(layers: Sequence[SparseLeaky]) -> List[bool]:
 
 def _checked(sizes: List[int], inputs: List[int], caps: List[Optional[int]], recurrent: List[bool]) -> _Layers:
     if sizes[:-1] != inputs:
-        raise TypeError(f"model: its layers do not follow one another: inputs {inputs}, outputs {sizes[1:]}")
+        raise TypeError(f"model: the layers' inputs {inputs} do not match the outputs before them, {sizes[:-1]}")
     return sizes, caps, recurrent, 0

@@ -1,9 +1,8 @@
-"""What a network's operators take on IPUs, one after the other: of networks with layers on maps, with delays, and that
-learn online.
+"""The cost of networks that run on IPUs operator by operator.
 
-A network of fully connected layers is planned as a whole (:mod:`snnipu.ipu.plan`). One with convolutions or delays, or
-a chunk of :class:`snnipu.Online`, runs operator by operator; ``snnipu.poptorch._operators_profile`` counts them on the
-IPU model.
+A network of fully connected layers is planned as a whole (:func:`snnipu.ipu.plan`). A network with convolutions or
+delays, or a chunk of :class:`snnipu.Online`, runs operator by operator. ``snnipu.poptorch._operators_profile`` counts
+these operators on the IPU model.
 """
 
 from dataclasses import dataclass
@@ -22,14 +21,14 @@ LABEL = "predicted by snnipu's IPU model, not measured"
 
 @dataclass(frozen=True)
 class OperatorFigures:
-    """An operator, or its gradient, on all tiles.
+    """The cost of an operator, or its gradient, on all tiles.
 
     Attributes:
-        name: ``SparseConv2d``, or ``SparseConv2d (gradient)``.
-        inputs: shape of its first input.
-        cycles: of a batch, with exchange and synchronisation.
-        tile_memory_max_bytes: of its fullest tile: its own inputs, outputs and variables, and code.
-        plan: of a convolution; None for others.
+        name: for instance ``SparseConv2d`` or ``SparseConv2d (gradient)``.
+        inputs: shape of the first input.
+        cycles: cycles of a batch, with exchange and synchronisation.
+        tile_memory_max_bytes: bytes on the fullest tile: the operator's inputs, outputs, variables and code.
+        plan: the plan of a convolution; None for other operators.
     """
 
     name: str
@@ -39,23 +38,23 @@ class OperatorFigures:
     plan: Optional[ConvolutionPlan] = None
 
     def to_dict(self) -> Dict[str, Any]:
-        found = {name: getattr(self, name) for name in ("name", "cycles", "tile_memory_max_bytes")}
-        found["inputs"] = list(self.inputs)
+        figures = {name: getattr(self, name) for name in ("name", "cycles", "tile_memory_max_bytes")}
+        figures["inputs"] = list(self.inputs)
         if self.plan is not None:
-            found["plan"] = dict(zip(("channels", "lines", "rows"), self.plan.attribute), tiles=self.plan.tiles_used)
-        return found
+            figures["plan"] = dict(zip(("channels", "lines", "rows"), self.plan.attribute), tiles=self.plan.tiles_used)
+        return figures
 
 
 @dataclass(frozen=True)
 class OperatorsProfile:
-    """A network as PopART operators, one after the other.
+    """The cost of a network that runs as PopART operators, one after the other.
 
     Attributes:
-        batch_size, steps, dtype, training: what was counted.
+        batch_size, steps, dtype, training: the batch that was counted.
         target, ipus: the machine.
-        operators: in the order in which they run; gradients last.
-        chunk: steps of a chunk, of a network that learns online; None: all steps are in one graph.
-        kept_bytes: of its states and traces from chunk to chunk, on all tiles together.
+        operators: the operators in the order in which they run; gradients last.
+        chunk: steps of a chunk of online learning; None: one graph holds all steps.
+        kept_bytes: bytes of states and traces between chunks, on all tiles together.
     """
 
     batch_size: int
@@ -75,24 +74,24 @@ class OperatorsProfile:
 
     @property
     def tile_memory_max_bytes(self) -> int:
-        """Of the operator that needs most: what others keep at the same time is not in it."""
+        """Bytes on the fullest tile of any operator, without tensors that other operators keep meanwhile."""
         return max(operator.tile_memory_max_bytes for operator in self.operators)
 
     @property
     def problems(self) -> List[str]:
-        """Operators that do not fit, and what helps; empty where all do."""
-        limit, found = self.target.bytes_per_tile, []
+        """The operators that do not fit, each with a remedy."""
+        limit, problems = self.target.bytes_per_tile, []
         for operator in self.operators:
             if operator.tile_memory_max_bytes <= limit:
                 continue
-            most = f"{operator.tile_memory_max_bytes / KIBIBYTE:,.0f} of {limit // KIBIBYTE} KiB"
-            helps = "fewer slots (max_spikes), time steps or samples at once"
+            usage = f"{operator.tile_memory_max_bytes / KIBIBYTE:,.0f} of {limit // KIBIBYTE} KiB"
+            remedy = "fewer slots (max_spikes), time steps or samples at once"
             if operator.plan is not None and not operator.plan.fits:
-                helps = operator.plan.remedy()
-            found.append(
-                f"{operator.name} of {list(operator.inputs)}: its fullest tile needs {most}. What helps: {helps}."
+                remedy = operator.plan.remedy()
+            problems.append(
+                f"{operator.name} of {list(operator.inputs)}: its fullest tile needs {usage}. What helps: {remedy}."
             )
-        return found
+        return problems
 
     @property
     def fits(self) -> bool:
@@ -100,7 +99,7 @@ class OperatorsProfile:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples a second; what does not fit has none, and gets 0."""
+        """Samples per second; 0 if an operator does not fit."""
         return self.batch_size * self.target.clock_hz / self.cycles_per_batch if self.fits else 0.0
 
     def __str__(self) -> str:
@@ -113,8 +112,8 @@ class OperatorsProfile:
                 f"  one graph for every chunk of {self.chunk} steps: its memory is the same for any number of chunks",
                 f"  kept from chunk to chunk: {self.kept_bytes / KIBIBYTE:,.0f} KiB of states and traces, on all tiles",
             ]
-        # A dense tensor's product with a layer's weights is one, delays or not.
-        lines.append("  what PyTorch computes by itself, products of dense tensors among it, is not counted")
+        # For instance the product of a dense input with a layer's weights, with or without delays.
+        lines.append("  not counted: operations of PyTorch, such as products of dense tensors")
         plans = [operator.plan for operator in self.operators if operator.plan is not None]
         lines += [f"  convolution {plan}" for plan in dict.fromkeys(plans)]
         lines += [f"  does not fit: {problem}" for problem in self.problems]
@@ -148,12 +147,12 @@ class OperatorsProfile:
 
 
 def runs_by_operators(module: nn.Module) -> bool:
-    """Whether it is not planned as a whole: it learns online, or layers are convolutions of spikes or have delays."""
+    """Return True if a module runs operator by operator: it learns online, or has sparse convolutions or delays."""
     return isinstance(module, Online) or any(map(_is_counted_apart, module.modules()))
 
 
 def _is_counted_apart(layer: nn.Module) -> bool:
-    """Whether a layer is a convolution of spikes, or has delays."""
+    """Return True for a convolution of spikes, or a layer with delays."""
     if isinstance(layer, Delays):
         return layer.max_delay is not None
     return isinstance(layer, (SparseConv2d, SparseConvLeaky))

@@ -1,4 +1,4 @@
-"""What ``python -m snnipu profile`` tells: a table, a JSON document, and an HTML page that needs nothing else."""
+"""The output of ``python -m snnipu profile``: a table, a JSON document, and a self-contained HTML page."""
 
 import html
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -13,21 +13,21 @@ from snnipu.planning.targets import KIBIBYTE
 
 FORMAT = 1
 ASSUMPTIONS = (
-    "Vertices take the instructions that are counted in their source (snnipu/planning/cycles.py, anchored on PopLibs' "
-    "own estimators): a gathered row 5, and 3 for each two weights; six workers take turns.",
+    "The cycles of a vertex follow from the instructions in its source (snnipu/planning/cycles.py, checked against "
+    "PopLibs' estimators): 5 for a gathered row, and 3 for each two weights. Six workers take turns.",
     "Tiles compute, synchronise and exchange in turn; the slowest tile decides. Exchange: 4 bytes per cycle and tile; "
-    "between IPUs 320 GB/s each way; a synchronisation {sync} cycles on one IPU, {ipu_sync} on several.",
-    "All slots are exchanged, as an IPU's exchange is compiled; what neurons gather is the expected number of spikes; "
-    "backwards every slot carries gradient.",
-    "A tile keeps its weights, their gradients and the optimiser's state, the membranes of every step, and buffers for "
-    "what it sends and receives; code is taken for {code} KiB.",
-    "Left out: host input and output, the loss, control flow, and the time to load a program.",
+    "between IPUs 320 GB/s each way. A synchronisation takes {sync} cycles on one IPU, {ipu_sync} on several.",
+    "All slots are exchanged, since an IPU's exchange is compiled. Neurons gather the expected number of spikes; "
+    "in the backward pass every slot carries gradient.",
+    "A tile stores its weights, their gradients and the optimiser's state, the membranes of every step, and buffers "
+    "for exchange. Code is assumed to take {code} KiB.",
+    "Not included: host input and output, the loss, control flow, and the time to load a program.",
 )
 CELL = 9
 
 
 def assumptions(plan: Plan) -> List[str]:
-    """What the figures rest on, in sentences."""
+    """Return the assumptions behind the figures, a sentence or two each."""
     values = {
         "sync": plan.target.sync_cycles,
         "ipu_sync": plan.target.ipu_sync_cycles,
@@ -37,15 +37,15 @@ def assumptions(plan: Plan) -> List[str]:
 
 
 def _figures(performance: Performance) -> List[Tuple[str, str]]:
-    plan, found = performance.plan, summary(performance)
-    rate = f"{found['samples_per_s']:,.0f}" if plan.fits else "none: it does not fit"
-    where = performance.slowest_phase
-    layer = f", layer {where.where}" if where.where else ""
+    plan = performance.plan
+    rate = f"{summary(performance)['samples_per_s']:,.0f}" if plan.fits else "none: it does not fit"
+    slowest = performance.slowest_phase
+    layer = f", layer {slowest.where}" if slowest.where else ""
     fill = plan.tile_memory_max_bytes / plan.target.bytes_per_tile
     return [
         ("fits", "yes" if plan.fits else "no"),
         ("samples per second", rate),
-        ("bound by", f"{performance.bound} (slowest phase: {where.name}{layer})"),
+        ("bound by", f"{performance.bound} (slowest phase: {slowest.name}{layer})"),
         (
             "fullest tile",
             f"{plan.tile_memory_max_bytes / KIBIBYTE:.0f} of {plan.target.bytes_per_tile // KIBIBYTE} KiB ({fill:.0%})",
@@ -61,7 +61,7 @@ def _figures(performance: Performance) -> List[Tuple[str, str]]:
 
 
 def text(performance: Performance) -> str:
-    """The plan, a table of figures and one of phases."""
+    """Return the plan, a table of figures and a table of phases, as text."""
     figures = _figures(performance)
     width = max(len(name) for name, _ in figures)
     lines = [str(performance.plan), "", f"{LABEL[0].upper()}{LABEL[1:]}:"]
@@ -74,12 +74,12 @@ def text(performance: Performance) -> str:
 
 
 def plan_only_text(plan: Plan) -> str:
-    """The same for a plan that has no layers on tiles."""
+    """Return the text for a plan without layers on tiles."""
     return f"{plan}\n\nNo figures: there is no plan to estimate."
 
 
 def to_json(plan: Plan, performance: Optional[Performance]) -> Dict[str, Any]:
-    """The whole document; figures are null where there is no plan to estimate."""
+    """Return the JSON document; figures are null if ``performance`` is None."""
     if performance is None:
         figures: Dict[str, Any] = {
             "label": LABEL,
@@ -118,7 +118,7 @@ def to_json(plan: Plan, performance: Optional[Performance]) -> Dict[str, Any]:
 
 
 def _map(plan: Plan, colours: Sequence[str], classes: np.ndarray, title: str) -> str:
-    """Squares of all tiles, IPU after IPU; tiles of one colour are one path."""
+    """Return an SVG map with a square for each tile, IPU after IPU; tiles of one colour form one path."""
     columns, rows = grid(plan.target.tiles_per_ipu)
     across = min(plan.ipus, 2 if plan.ipus <= 4 else 4)
     down = -(-plan.ipus // across)
@@ -160,7 +160,7 @@ def _role_map(plan: Plan) -> str:
 
 
 def _value_map(plan: Plan, values: np.ndarray, limit: float, unit: str, title: str, over: bool) -> str:
-    """A map in shades, from 0 to ``limit``; what is above it in red where ``over``."""
+    """Return a map in shades, from 0 to ``limit``; with ``over``, tiles above the limit are red."""
     shades = len(SEQUENCE)
     classes = np.clip((values / max(limit, 1e-9) * shades).astype(np.int64), 0, shades - 1)
     if over:
@@ -178,7 +178,7 @@ def _value_map(plan: Plan, values: np.ndarray, limit: float, unit: str, title: s
 
 
 def _bar(parts: Sequence[Tuple[str, float, str]], height: int = 34) -> str:
-    """One bar of shares, which sum to 1."""
+    """Return a bar of shares (name, share, colour), which sum to 1."""
     x, drawn = 0.0, []
     for name, share, colour in parts:
         width = 1000 * share
@@ -241,7 +241,7 @@ overflow-x:auto;font-size:.85em}
 
 
 def to_html(plan: Plan, performance: Optional[Performance], title: str) -> str:
-    """A page with figures, maps and assumptions, self-contained."""
+    """Return a self-contained page with figures, maps and assumptions."""
     escaped = html.escape(title)
     parts = [
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escaped}</title>',

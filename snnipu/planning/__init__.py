@@ -1,1 +1,1 @@
-"""Plans of operators on IPU tiles, and what a model of the machine says of them: numbers alone, no modules."""
+"""Plans of operators on IPU tiles, and their predicted memory and speed: computed from numbers, without modules."""

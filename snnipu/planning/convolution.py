@@ -1,10 +1,9 @@
-"""Which tile does what of a convolution on spike ids: a plan of the operator ``SparseConv2d``, and what it needs.
+"""Plans of the operator ``SparseConv2d``, a convolution on spike ids: the work of each tile, memory and cycles.
 
 A part of the work is a block of output channels, a band of lines of their maps, and a share of the rows (time,
-sample). Each tile has one part; where there are more of them than tiles, they go on from the first one. All tiles of a
-block have its weights, so that more shares need more memory for weights and leave fewer maps to each; every part gets
-all spikes of its rows, so that more blocks and bands exchange more. Of what fits, the plan that is predicted fastest is
-taken.
+sample). Parts are assigned to tiles in turn, one per tile if there are enough tiles. All tiles of a block store its
+weights, so more shares need more memory for weights, and less for maps. Every part receives all spikes of its rows, so
+more blocks and bands exchange more bytes. Of the plans that fit, the one with the fewest predicted cycles is chosen.
 """
 
 from dataclasses import dataclass
@@ -14,14 +13,15 @@ from typing import Dict, Iterator, List, Optional, Tuple
 from snnipu.ops._maps import Geometry
 from snnipu.planning import cycles
 from snnipu.planning.cycles import lanes
-from snnipu.planning.mapping import FULL, code_bytes
+from snnipu.planning.mapping import MAX_FILL, code_bytes
 from snnipu.planning.network import COUNTS_BYTES, DTYPES, FLOAT, ID_BYTES
 from snnipu.planning.targets import KIBIBYTE, TARGETS, Target
 
-# As csrc/graph/sparse_conv2d.cpp has them: bytes of the rows that a tile works on at a time, and inputs of which a tile
-# at least holds the weights that others need, too.
+# These two are also in csrc/graph/sparse_conv2d.cpp: bytes of the rows that a tile processes at a time, and the least
+# number of inputs whose shared weights one tile stores for the others.
 BYTES_AT_ONCE = 64 * KIBIBYTE
 LEAST_INPUTS = 2
+# The most lanes (neurons or channels) of a tile.
 BLOCK_LANES = 64
 
 
@@ -30,15 +30,15 @@ class ConvolutionPlan:
     """A convolution on tiles.
 
     Attributes:
-        geometry: its sizes.
-        slots: of a row of the input.
-        rows: (time, sample), all of them.
-        dtype: of the weights, ``float32`` or ``float16``.
-        training: whether there is a backward pass.
+        geometry: the sizes of maps and kernels.
+        slots: slots of an input row.
+        rows: pairs (time, sample).
+        dtype: format of the weights, ``float32`` or ``float16``.
+        training: True if there is a backward pass.
         target, ipus: the machine.
-        channels: output channels of a block, at most.
-        lines: of a band, at most.
-        share: rows of a share, at most.
+        channels: most output channels of a block.
+        lines: most lines of a band.
+        share: most rows of a share.
     """
 
     geometry: Geometry
@@ -54,8 +54,8 @@ class ConvolutionPlan:
 
     @property
     def blocks(self) -> int:
-        own = self.geometry.out_channels // self.geometry.groups
-        return self.geometry.groups * -(-own // self.channels)
+        group_channels = self.geometry.out_channels // self.geometry.groups
+        return self.geometry.groups * -(-group_channels // self.channels)
 
     @property
     def bands(self) -> int:
@@ -71,7 +71,7 @@ class ConvolutionPlan:
 
     @property
     def tiles(self) -> int:
-        """All of the machine."""
+        """Tiles of the machine."""
         return self.ipus * self.target.tiles_per_ipu
 
     @property
@@ -84,7 +84,7 @@ class ConvolutionPlan:
 
     @property
     def attribute(self) -> Tuple[int, int, int]:
-        """The plan as the PopART operator takes it."""
+        """The plan as an attribute of the PopART operator."""
         return self.channels, self.lines, self.share
 
     @property
@@ -99,44 +99,44 @@ class ConvolutionPlan:
 
     @property
     def places(self) -> int:
-        """Of a band."""
+        """Positions of a band, in one channel."""
         return self.lines * self.geometry.out_width
 
     @property
     def chunk(self) -> int:
-        """Rows that a tile works on at a time."""
+        """Rows that a tile processes at a time."""
         row = self.slots * (ID_BYTES + FLOAT) + COUNTS_BYTES + FLOAT + FLOAT * self.places * self.lanes
         return min(self.share, max(1, BYTES_AT_ONCE // row))
 
     def memory(self) -> Dict[str, int]:
-        """Bytes on the fullest tile, by category: what the operator and its gradient need of it, and their output."""
+        """Return the bytes on the fullest tile by category: variables and outputs of the operator and its gradient."""
         each, weight_bytes = self.parts_of_tile, DTYPES[self.dtype]
         holders = self.bands * self.shares
-        held = self.inputs * self.lanes
-        own = max(LEAST_INPUTS, -(-self.inputs // holders)) * self.lanes
+        block_weights = self.inputs * self.lanes
+        stored = max(LEAST_INPUTS, -(-self.inputs // holders)) * self.lanes
         alone = self.parts == self.blocks
         received = self.chunk * (self.slots * (ID_BYTES + FLOAT) + COUNTS_BYTES)
         maps = FLOAT * self.chunk * self.places
-        weights = (0 if alone else held * weight_bytes) + own * weight_bytes
-        found = {
+        weights = (0 if alone else block_weights * weight_bytes) + stored * weight_bytes
+        categories = {
             "weights": weights * each,
             "maps": (FLOAT * self.share * self.channels * self.places + maps * self.lanes) * each,
-            # Ids and values as they come in and as they are worked on, and gradients of the values likewise.
+            # Ids and values, each as input and as working copy; in training the values' gradients likewise.
             "spikes": -(-self.rows // self.tiles) * self.slots * FLOAT * (6 if self.training else 4),
             "exchange buffers": received,
             "code": code_bytes("neurons", self.training),
         }
         if self.training:
-            found["weight gradients"] = (held + own) * FLOAT * each + (
-                own * weight_bytes if weight_bytes < FLOAT else 0
+            categories["weight gradients"] = (block_weights + stored) * FLOAT * each + (
+                stored * weight_bytes if weight_bytes < FLOAT else 0
             )
-            # The maps' gradients lie on all tiles and arrive channel by channel.
+            # The maps' gradients are spread over all tiles and arrive channel by channel.
             upstream = FLOAT * -(-self.rows * self.geometry.neurons // self.tiles)
-            found["maps"] = max(found["maps"], maps * (self.lanes + self.channels) * each + upstream)
-            found["gradients of the input"] = FLOAT * self.chunk * self.slots * each
-            gathered = own * holders * FLOAT if self.parts > self.blocks else 0
-            found["exchange buffers"] = max(received, gathered)
-        return found
+            categories["maps"] = max(categories["maps"], maps * (self.lanes + self.channels) * each + upstream)
+            categories["gradients of the input"] = FLOAT * self.chunk * self.slots * each
+            gathered = stored * holders * FLOAT if self.parts > self.blocks else 0
+            categories["exchange buffers"] = max(received, gathered)
+        return categories
 
     @property
     def memory_bytes(self) -> int:
@@ -147,7 +147,7 @@ class ConvolutionPlan:
         return self.memory_bytes <= self.target.bytes_per_tile
 
     def predicted_cycles(self) -> float:
-        """Of the busiest tile, forwards and backwards, with slots that are all in use."""
+        """Return the cycles of the busiest tile, forwards and backwards, if all slots are in use."""
         sizes = self.geometry
         arriving = self.share * (self.slots * (ID_BYTES + FLOAT) + COUNTS_BYTES)
         work = cycles.conv_forward(sizes, self.share, self.slots, self.lanes, self.lines)
@@ -157,11 +157,11 @@ class ConvolutionPlan:
             work += cycles.conv_value_gradient(sizes, self.share, self.slots, self.lanes, self.lines)
             arriving += self.share * (self.slots * 2 * ID_BYTES + FLOAT * self.channels * self.places)
             work += cycles.zero(self.inputs * self.lanes)
-            # Sums of the parts' gradients, of which each holder has a share.
+            # The tiles of a block share the sum of their weight gradients.
             holders = self.bands * self.shares
-            own = max(LEAST_INPUTS, -(-self.inputs // holders)) * self.lanes
-            weights += own * holders * FLOAT
-            work += cycles.row_sum(own, holders)
+            stored = max(LEAST_INPUTS, -(-self.inputs // holders)) * self.lanes
+            weights += stored * holders * FLOAT
+            work += cycles.row_sum(stored, holders)
             slots = -(-self.share * self.slots // (self.blocks * self.bands))
             work += cycles.slot_sum(slots, self.blocks * self.bands)
             arriving += slots * self.blocks * self.bands * FLOAT
@@ -169,7 +169,7 @@ class ConvolutionPlan:
         return each * work + (each * arriving + weights) / self.target.exchange_bytes_per_cycle
 
     def remedy(self) -> str:
-        """What makes the fullest tile less full."""
+        """Return the change that makes the fullest tile less full."""
         memory = self.memory()
         return _REMEDIES[max(memory, key=lambda name: memory[name])]
 
@@ -196,22 +196,22 @@ _REMEDIES = {
 }
 
 
-def _counts(all_: int, least: int, most: int) -> List[int]:
-    """Sizes of parts of ``all_``, those that make another number of parts, from ``least`` to ``most``."""
-    return sorted({size for size in (-(-all_ // parts) for parts in range(1, all_ + 1)) if least <= size <= most})
+def _part_sizes(total: int, least: int, most: int) -> List[int]:
+    """Return the sizes, from ``least`` to ``most``, of equal parts of ``total``: one size for each number of parts."""
+    return sorted({size for size in (-(-total // parts) for parts in range(1, total + 1)) if least <= size <= most})
 
 
 def _candidates(
     geometry: Geometry, slots: int, rows: int, dtype: str, training: bool, target: Target, ipus: int
 ) -> Iterator[ConvolutionPlan]:
-    own, tiles = geometry.out_channels // geometry.groups, ipus * target.tiles_per_ipu
-    least = min(own, 2)
-    for channels in _counts(own, least, BLOCK_LANES) or [min(own, BLOCK_LANES)]:
-        # A pair of lanes is a vector.
-        if channels % 2 and channels != own:
+    group_channels, tiles = geometry.out_channels // geometry.groups, ipus * target.tiles_per_ipu
+    least = min(group_channels, 2)
+    for channels in _part_sizes(group_channels, least, BLOCK_LANES) or [min(group_channels, BLOCK_LANES)]:
+        # Two lanes form a vector, so an odd number wastes a lane.
+        if channels % 2 and channels != group_channels:
             continue
-        for lines in _counts(geometry.out_height, 1, geometry.out_height):
-            parts = geometry.groups * -(-own // channels) * -(-geometry.out_height // lines)
+        for lines in _part_sizes(geometry.out_height, 1, geometry.out_height):
+            parts = geometry.groups * -(-group_channels // channels) * -(-geometry.out_height // lines)
             shares = {max(1, min(rows, times * tiles // parts)) for times in (1, 2, 4)}
             for count in sorted(shares | {1}):
                 share = -(-rows // count)
@@ -228,15 +228,22 @@ def plan_convolution(
     target: Optional[Target] = None,
     ipus: int = 1,
 ) -> ConvolutionPlan:
-    """The plan that ``SparseConv2d`` gets for spikes of ``rows`` (time, sample) in ``slots`` slots each.
+    """Return the plan for ``SparseConv2d``. If no plan fits, return the one whose fullest tile is the least full.
 
-    Where nothing fits, the plan whose fullest tile is the least full.
+    Args:
+        geometry: the sizes of maps and kernels.
+        slots: slots of an input row.
+        rows: pairs (time, sample).
+        dtype: format of the weights, ``float32`` or ``float16``.
+        training: True if there is a backward pass.
+        target: the machine; None: Mk2.
+        ipus: the number of IPUs.
     """
     machine = TARGETS["mk2"] if target is None else target
     best: Optional[Tuple[Tuple[bool, float], ConvolutionPlan]] = None
     for candidate in _candidates(geometry, slots, rows, dtype, training, machine, ipus):
         memory = candidate.memory_bytes
-        fits = memory <= FULL * machine.bytes_per_tile
+        fits = memory <= MAX_FILL * machine.bytes_per_tile
         key = (not fits, candidate.predicted_cycles() if fits else float(memory))
         if best is None or key < best[0]:
             best = (key, candidate)

@@ -1,20 +1,19 @@
-"""Cycles that vertices and exchange are taken for, in one place, each formula with its source.
+"""Predicted cycles of vertices and exchange: all formulas, each with its source.
 
 A tile has six workers that take turns, so that a worker's instruction takes six cycles of the tile. A ``MultiVertex``
-costs its supervisor's overhead and six times its slowest worker. The formulas count the instructions of our vertices,
-as ``csrc/ipu_model/perf_estimates.cpp`` does, where each of them is explained; that of the weight update, which is
-PopART's own, counts operations of PopLibs. Anchors are the estimators that PopLibs ships for its vertices (MIT):
+costs its supervisor's overhead and six times its slowest worker. The formulas count the instructions of snnipu's
+vertices; ``csrc/ipu_model/perf_estimates.cpp`` explains each. The weight update is PopART's operator, so its formula
+counts operations of PopLibs. The formulas agree with the estimators that PopLibs ships for its vertices (MIT licence):
 
-* 29 instructions of a worker's start and end, 11 cycles of the supervisor; addition, subtraction or multiplication of
-  N floats: ``6 (29 + 3 ceil(ceil(N / 6) / 2)) + 11``;
-* gather of rows (MultiSlice): ``6 (30 + sum over the rows (19 + 2 vectors))``, a vector being two floats; it checks and
-  divides each index. Our vertices take 5 instructions a row and 3 a vector;
-* exchange: ``ceil(bytes / bytes per cycle)``. The instructions of messages are not PopLibs': 3 for one that a tile
-  receives, 2 for one that it sends, beside the words, as in https://github.com/osmarks/ipu-stack, a public exchange
-  compiler for Mk2.
+* A worker's start and end take 29 instructions, the supervisor 11 cycles. Addition, subtraction or multiplication of N
+  floats takes ``6 (29 + 3 ceil(ceil(N / 6) / 2)) + 11`` cycles.
+* A gather of rows (MultiSlice) takes ``6 (30 + sum over the rows (19 + 2 vectors))``, a vector being two floats. It
+  checks and divides each index. snnipu's vertices take 5 instructions per row and 3 per vector.
+* Exchange takes ``ceil(bytes / bytes per cycle)``. A message adds 3 instructions on the receiving tile and 2 on the
+  sending tile. These numbers are from https://github.com/osmarks/ipu-stack, a public exchange compiler for Mk2.
 
-``rows`` are samples of the batch, which the workers share; ``lanes`` neurons of a tile, rounded up to pairs. A cycle
-count here is a model's, not a measurement.
+``rows`` are samples of the batch, which the workers divide; ``lanes`` are the neurons of a tile, rounded up to pairs.
+All cycles are predicted, not measured.
 """
 
 import math
@@ -26,103 +25,120 @@ WORKERS = 6
 # Overhead of a MultiVertex: its supervisor, and start and end of each worker.
 SUPERVISOR = 11
 WORKER = 29
-# Instructions. A load or a store of two lanes, a loop's branch and addresses, a choice by a mask, H(u).
+# Instructions: a load or store of two lanes; a loop's branch and addresses; a selection by a mask; H(u); a division.
 MOVE, LOOP, SELECT, HEAVISIDE, DIVISION = 1, 3, 3, 2, 10
 CLAMP_UNIT = 2 * (1 + SELECT)
-# A spike: its id and address; a vector of its row: two loads and an addition, or a multiplication too.
+# Instructions for the id and address of a spike.
 SPIKE = 5
-# Reset to zero: beta (1 - r) u + x forwards, and its adjoint.
+# A step with reset to zero, beta (1 - r) u + x, and its adjoint.
 INTEGRATE, CARRY = 4, 5
-# 1 / (slope |u| + 1)^2 times a gradient, cut off below a bound.
+# 1 / (slope |u| + 1)^2 times a gradient, zero below a bound.
 SURROGATE = (2 + SELECT) + 3 + DIVISION + 1 + SELECT
-# Registers of the vertices' inner loop: ids are read once for so many vectors.
+# Vectors in the registers of the inner loops; ids are read once for that many vectors.
 GROUP_VECTORS = 4
-# Instructions of PopLibs for two floats.
+# Instructions of a PopLibs operation on two floats.
 ARITHMETIC = 3
 
 
 def multi_vertex(worker: float) -> float:
-    """Cycles of a MultiVertex whose slowest worker takes ``worker`` instructions after its start."""
+    """Return the cycles of a MultiVertex whose slowest worker takes ``worker`` instructions after its start."""
     return SUPERVISOR + WORKERS * (WORKER + worker)
 
 
 def share(items: float) -> int:
-    """The largest share of ``items`` that a worker has."""
+    """Return the largest share of ``items`` of a worker."""
     return math.ceil(items / WORKERS)
 
 
 def vectors(lanes: int) -> int:
-    """Vectors of two lanes."""
+    """Return the number of vectors, of two lanes each."""
     return math.ceil(lanes / 2)
 
 
 def lanes(neurons: int) -> int:
-    """Neurons rounded up to pairs."""
+    """Return the number of neurons, rounded up to pairs."""
     return 2 * vectors(neurons)
 
 
-def over_groups(lanes: int, of: Callable[[int], float]) -> float:
-    """``of(vectors)`` over the groups that lanes are worked on in: ``csrc/neuron/sparse.hpp``, ``forLaneGroups``."""
+def over_groups(lanes: int, cost: Callable[[int], float]) -> float:
+    """Return the sum of ``cost(vectors)`` over the groups of ``forLaneGroups`` (``csrc/neuron/sparse.hpp``)."""
     total = vectors(lanes)
-    return total // GROUP_VECTORS * of(GROUP_VECTORS) + total % GROUP_VECTORS * of(1)
+    return total // GROUP_VECTORS * cost(GROUP_VECTORS) + total % GROUP_VECTORS * cost(1)
 
 
 def gather(spikes: float, group: int, unit: bool = True) -> float:
-    """A worker's instructions to sum ``spikes`` rows of ``group`` vectors of weights; ``unit``: all of value 1."""
+    """Return a worker's instructions to sum ``spikes`` rows of ``group`` vectors; ``unit``: all spikes have value 1.
+
+    A vector takes two loads and an addition; other values than 1 need a multiplication.
+    """
     return spikes * (SPIKE + (0 if unit else 1) + group * (MOVE + (1 if unit else 2)))
 
 
 def search(ids: float) -> int:
-    """A worker's instructions to find a number among ``ids`` that ascend."""
+    """Return a worker's instructions for a binary search among ``ids`` ascending ids."""
     return 8 + 7 * round(ids).bit_length()
 
 
-def sparse_lif_forward(rows: int, lanes: int, spikes: float, unit: bool = True, own: float = 0.0) -> float:
-    """``SparseLifForward``: for each row the gather of ``spikes`` inputs and ``own`` spikes of a recurrent layer, the
-    neurons' step, and their bits. The input of the first layer may have other values than 1."""
+def sparse_lif_forward(rows: int, lanes: int, spikes: float, unit: bool = True, recurrent: float = 0.0) -> float:
+    """Return the cycles of ``SparseLifForward``: for each row the gathers, the neurons' step and their fired bits.
+
+    Args:
+        rows: samples.
+        lanes: lanes of the tile.
+        spikes: input spikes of a row.
+        unit: True if all inputs have value 1; those of the first layer may have others.
+        recurrent: a recurrent layer's spikes of a row.
+    """
     neuron = 6 * MOVE + 2 + 1 + HEAVISIDE + INTEGRATE + 3 + 28
-    each = over_groups(lanes, lambda group: 16 + gather(spikes, group, unit) + gather(own, group) + group * neuron)
+    each = over_groups(
+        lanes, lambda group: 16 + gather(spikes, group, unit) + gather(recurrent, group) + group * neuron
+    )
     return multi_vertex(22 + share(rows) * (20 + each))
 
 
 def merge_bits(rows: int, pieces: int, stored: int = 0) -> float:
-    """``MergeBits``: the ``pieces`` that neighbouring neuron tiles send become words of 32 neurons, on one of them. It
-    also stores ``stored`` membranes for the way back, ``StoreStep``."""
+    """Return the cycles of ``MergeBits``: a tile merges ``pieces`` of its neighbours to words of 32 neurons.
+
+    ``StoreStep`` also stores ``stored`` membranes for the backward pass.
+    """
     merging = multi_vertex(6 + share(rows) * (10 + pieces * 12)) if pieces else 0.0
     return merging + (multi_vertex(4 + share(stored) * 5) if stored else 0.0)
 
 
-def select_spikes(rows: int, words: int, carried: float, slots: int) -> float:
-    """``SelectSpikes``: bits are counted, ``carried`` ids written, and the other slots filled. Of few rows each has
-    several workers."""
+def select_spikes(rows: int, words: int, ids: float, slots: int) -> float:
+    """Return the cycles of ``SelectSpikes``: it counts bits, writes ``ids`` ids of a row and fills the other slots.
+
+    If there are fewer rows than workers, several workers share a row.
+    """
     parts = max(1, WORKERS // rows)
-    written = carried * 10 + slots * 4 + (slots - carried) * 2
+    written = ids * 10 + slots * 4 + (slots - ids) * 2
     row = 40 + words * 9 + math.ceil(words / parts) * 6 + math.ceil(written / parts)
     return multi_vertex(20 + share(rows * parts) * row)
 
 
-def neuron_gradient(rows: int, lanes: int, slots: int, own: float) -> float:
-    """``SparseLifStepBackward``: gradient of a tile's membranes for one step.
+def neuron_gradient(rows: int, lanes: int, slots: int, local_slots: float) -> float:
+    """Return the cycles of ``SparseLifStepBackward``: the gradient of a tile's membranes for one step.
 
-    The tile's own neurons, ``own`` of a row, are looked for in the row's slots, which ascend; those pass the surrogate.
+    A binary search finds the tile's slots, ``local_slots`` of a row, among the row's ascending slots. Their neurons
+    evaluate the surrogate.
     """
     each = LOOP + 3 * MOVE + CLAMP_UNIT + 1 + HEAVISIDE + CARRY + 2 * MOVE + 3 * 2 * MOVE + 3 + 1 + SELECT
-    row = 16 + 2 * search(slots) + own * (14 + SURROGATE) + vectors(lanes) * each
+    row = 16 + 2 * search(slots) + local_slots * (14 + SURROGATE) + vectors(lanes) * each
     return multi_vertex(18 + share(rows) * row)
 
 
 def weight_gradient(rows: int, spikes: float, lanes: int) -> float:
-    """``SparseLinearWeightUpdate``: gradient of a tile's weights for one step of ``spikes`` input spikes a row.
+    """Return the cycles of ``SparseLinearWeightUpdate``: the gradient of a tile's weights for one step.
 
-    Each worker owns a sixth of the inputs, looks in each row for the first of its own, and adds their rows to the sum:
-    no two workers write one element, and no index of the spikes is made.
+    Each worker adds the rows of a sixth of the inputs to the sum, so that no two workers write to one element. It
+    searches each row, of ``spikes`` input spikes, for its first input.
     """
-    looks = rows * (12 + search(spikes))
-    return multi_vertex(12 + looks + share(rows * spikes) * (8 + vectors(lanes) * (LOOP + 3 * MOVE + 2)))
+    searches = rows * (12 + search(spikes))
+    return multi_vertex(12 + searches + share(rows * spikes) * (8 + vectors(lanes) * (LOOP + 3 * MOVE + 2)))
 
 
 def value_gradient(rows: int, slots: float, lanes: int) -> float:
-    """``SparseLinearValueGradient``: dot products of weight rows with the neurons' gradients, at every input slot."""
+    """Return the cycles of ``SparseLinearValueGradient``: a dot product of weights and gradients per input slot."""
     sums = over_groups(
         lanes, lambda group: 8 + share(rows) * (14 + group * MOVE + slots * (SPIKE + group * (MOVE + 2) + 6))
     )
@@ -130,57 +146,57 @@ def value_gradient(rows: int, slots: float, lanes: int) -> float:
 
 
 def slot_sum(elements: int, partials: int) -> float:
-    """``SumSlots``: sum of ``partials`` arrays of ``elements`` floats."""
+    """Return the cycles of ``SumSlots``: the sum of ``partials`` arrays of ``elements`` floats."""
     return multi_vertex(7 + share(elements) * (8 + partials * 5)) if elements else 0.0
 
 
-def each(elements: int, instructions: int) -> float:
-    """A vertex that takes so many instructions for each element: ``LoadStep`` 8, ``StoreStep`` 5, ``FloatsOfIds`` 7."""
+def elementwise(elements: int, instructions: int) -> float:
+    """Return the cycles of an elementwise vertex: ``LoadStep``, ``StoreStep`` or ``FloatsOfIds``."""
     return multi_vertex(4 + share(elements) * instructions) if elements else 0.0
 
 
-# Tiles whose partial sums are added up at once; those of more in two stages, as csrc/graph/sparse_network.cpp.
+# Most tiles whose partial sums are added in one stage; csrc/graph/sparse_network.cpp has the same number.
 FEW_PARTIALS = 16
 
 
 def cluster(tiles: int) -> int:
-    """Tiles that sum among themselves in the first of two stages."""
+    """Return the tiles of a cluster, which sum in the first of two stages."""
     return math.isqrt(tiles - 1) + 1 if tiles > 1 else 1
 
 
 def row_sum(elements: int, rows: int) -> float:
-    """``SumRows``: sum of ``rows`` arrays of ``elements`` floats."""
+    """Return the cycles of ``SumRows``: the sum of ``rows`` arrays of ``elements`` floats."""
     return multi_vertex(5 + share(elements) * (6 + rows * 5)) if elements else 0.0
 
 
 def zero(elements: int) -> float:
-    """``Zero``."""
+    """Return the cycles of ``Zero``: setting ``elements`` floats to zero."""
     return multi_vertex(4 + share(elements) * 4)
 
 
 def weight_update(elements: int, optimizer: str) -> float:
-    """One optimiser step over a tile's weights: 2 operations for SGD, 12 and a division for Adam."""
+    """Return the cycles of an optimiser step of a tile's weights: SGD has 2 operations, Adam 12 and a division."""
     operations = {"sgd": 2 * ARITHMETIC, "adam": 12 * ARITHMETIC + DIVISION}[optimizer]
     return multi_vertex(share(vectors(elements)) * operations)
 
 
-# Instructions of a tile for a message, an interval of memory from one tile.
+# Instructions of a tile for a message: an interval of memory that one tile sends to another.
 RECEIVE, SEND = 3, 2
 
 
 def exchange(received: float, bytes_per_cycle: float, instructions: float = 0.0) -> float:
-    """Cycles until a tile has received (or sent) so many bytes, and issued the instructions of its messages."""
+    """Return the cycles in which a tile receives (or sends) bytes and issues the instructions of its messages."""
     return max(math.ceil(received / bytes_per_cycle), math.ceil(instructions))
 
 
 # ---- convolutions: csrc/vertices/sparse_conv.cpp
 
-# The next index of a kernel, and whether it leads to a place; a packed place's parts.
+# Instructions to step to the next kernel index and test if it reaches a position, and to unpack a packed position.
 KERNEL_INDEX, PLACE = 7, 24
 
 
 def _hits(geometry: Geometry, lines: int) -> Tuple[float, float]:
-    """How many of a kernel's lines, and columns, lead from a coordinate of the input into a band, on average."""
+    """Return the average numbers of kernel lines and columns that map an input position into a band."""
     down = min(geometry.kernel_height, lines * geometry.kernel_height / geometry.in_height)
     across = min(geometry.kernel_width, geometry.out_width * geometry.kernel_width / geometry.in_width)
     return down, across
@@ -190,43 +206,49 @@ def _place(geometry: Geometry) -> float:
     return PLACE + 12 * (geometry.stride_y > 1) + 12 * (geometry.stride_x > 1)
 
 
-def _over_kernel(geometry: Geometry, lines: int, each: float, part: float = 1.0) -> float:
-    """All indices of a kernel for a place, ``each`` instructions for one that leads into a ``part`` of the band."""
+def _over_kernel(geometry: Geometry, lines: int, hit: float, part: float = 1.0) -> float:
+    """Return the instructions to visit a kernel's indices for a position; one that hits the band takes ``hit`` more.
+
+    ``part``: the fraction of the band that one worker processes.
+    """
     down, across = _hits(geometry, lines)
-    columns = 8 + geometry.kernel_width * KERNEL_INDEX + across * each
+    columns = 8 + geometry.kernel_width * KERNEL_INDEX + across * hit
     return geometry.kernel_height * KERNEL_INDEX + down * part * columns
 
 
 def _over_lanes(registers: float, group: int, single: int) -> float:
-    """Groups of four vectors, of ``group`` instructions, and what is left one by one."""
+    """Return the instructions for vectors: ``group`` for each group of four, ``single`` for each one left."""
     groups = registers // GROUP_VECTORS
     return groups * group + (registers - GROUP_VECTORS * groups) * single
 
 
 def conv_forward(geometry: Geometry, rows: int, slots: float, lanes: int, lines: int) -> float:
-    """``SparseConvForward`` and ``ChannelsFirst``: what the spikes of ``rows`` add to a band of ``lines`` lines."""
+    """Return the cycles of ``SparseConvForward`` and ``ChannelsFirst``: the output of a band for ``rows`` rows."""
     places, groups = lines * geometry.out_width, math.ceil(lanes / 8)
     shares = min(lines, math.ceil(WORKERS / (rows * groups)))
-    line = 37 - KERNEL_INDEX - 4 * (8 - min(lanes, 8))  # of four vectors; a vector less, 8 instructions less
+    line = 37 - KERNEL_INDEX - 4 * (8 - min(lanes, 8))  # four vectors; each vector fewer saves 8 instructions
     spike = _place(geometry) + _over_kernel(geometry, lines, line, 1 / shares)
     item = 20 + places / shares * (3 + min(lanes, 8) / 2) + slots * spike
-    return multi_vertex(30 + share(rows * groups * shares) * item) + each(rows * places * lanes, 5)
+    return multi_vertex(30 + share(rows * groups * shares) * item) + elementwise(rows * places * lanes, 5)
 
 
 def conv_weight_gradient(geometry: Geometry, rows: int, slots: float, lanes: int, lines: int) -> float:
-    """``SparseConvWeightUpdate`` and ``ChannelsLast``: workers share the kernel's indices and groups of 8 lanes."""
+    """Return the cycles of ``SparseConvWeightUpdate`` and ``ChannelsLast``.
+
+    The workers divide the kernel's indices and groups of 8 lanes.
+    """
     taps, groups = geometry.kernel_height * geometry.kernel_width, math.ceil(lanes / 8)
     down, across = _hits(geometry, lines)
     items = share(taps * groups)
-    own = math.ceil(items / groups)
-    each_tap = _over_lanes(min(4 * items, vectors(lanes) * own) / own, 28, LOOP + 3 * MOVE + 2)
-    spike = _place(geometry) + 6 + own * (12 + down * across / taps * (10 + each_tap))
-    ordered = each(rows * lines * geometry.out_width * lanes, 5)
+    worker_taps = math.ceil(items / groups)
+    each_tap = _over_lanes(min(4 * items, vectors(lanes) * worker_taps) / worker_taps, 28, LOOP + 3 * MOVE + 2)
+    spike = _place(geometry) + 6 + worker_taps * (12 + down * across / taps * (10 + each_tap))
+    ordered = elementwise(rows * lines * geometry.out_width * lanes, 5)
     return multi_vertex(40 + rows * (12 + slots * spike)) + ordered
 
 
 def conv_value_gradient(geometry: Geometry, rows: int, slots: float, lanes: int, lines: int) -> float:
-    """``SparseConvValueGradient``: products of weights with the maps' gradients, at every slot."""
+    """Return the cycles of ``SparseConvValueGradient``: products of weights and the maps' gradients at every slot."""
     each_tap = _over_lanes(vectors(lanes), 24, LOOP + 2 * MOVE + 2)
     slot = _place(geometry) + 8 + _over_kernel(geometry, lines, 8 + each_tap)
     return multi_vertex(20 + rows * (16 + share(slots) * slot))

@@ -1,4 +1,4 @@
-"""Colours and pictures of tiles, by matplotlib."""
+"""Pictures of tiles, drawn by matplotlib, and their colours."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ def figure(**more: Any) -> Any:
 
 
 def grid(tiles: int) -> Tuple[int, int]:
-    """Columns and rows of an IPU's map."""
+    """Return the columns and rows of the map of an IPU's tiles."""
     columns = 46 if tiles % 46 == 0 else 38 if tiles % 38 == 0 else math.ceil(math.sqrt(tiles * 1.4))
     return columns, math.ceil(tiles / columns)
 
@@ -33,22 +33,22 @@ def lighter(colour: str) -> str:
 
 
 def _squares(ipus: int, target: Target, values: np.ndarray, fill: float) -> np.ndarray:
-    """``values`` of all tiles as one picture, IPUs side by side, up to four a row."""
+    """Return ``values`` of all tiles as one picture, with up to four IPUs in a row and ``fill`` between them."""
     columns, rows = grid(target.tiles_per_ipu)
     across = min(ipus, 2 if ipus <= 4 else 4)
     down = -(-ipus // across)
     picture = np.full((down * (rows + 1) - 1, across * (columns + 1) - 1), fill)
     for ipu in range(ipus):
-        own = np.full(rows * columns, fill)
-        part = values[ipu * target.tiles_per_ipu : (ipu + 1) * target.tiles_per_ipu]
-        own[: len(part)] = part
+        ipu_map = np.full(rows * columns, fill)
+        ipu_values = values[ipu * target.tiles_per_ipu : (ipu + 1) * target.tiles_per_ipu]
+        ipu_map[: len(ipu_values)] = ipu_values
         top, left = (ipu // across) * (rows + 1), (ipu % across) * (columns + 1)
-        picture[top : top + rows, left : left + columns] = own.reshape(rows, columns)
+        picture[top : top + rows, left : left + columns] = ipu_map.reshape(rows, columns)
     return picture
 
 
 def _mesh(axes: Any, ipus: int, picture: np.ndarray, colours: Any, low: float, high: float) -> Any:
-    """Tiles as squares with white seams, tile 0 in the upper left corner."""
+    """Draw tiles as squares with white borders, tile 0 in the upper left corner."""
     width = 0.6 if ipus <= 2 else 0.3 if ipus <= 4 else 0.1
     image = axes.pcolormesh(
         np.ma.masked_invalid(picture), cmap=colours, vmin=low, vmax=high, edgecolors="white", linewidth=width
@@ -60,19 +60,19 @@ def _mesh(axes: Any, ipus: int, picture: np.ndarray, colours: Any, low: float, h
 def draw_tiles(
     path: Path, sizes: str, target: Target, ipus: int, layers: Sequence[int], roles: np.ndarray, memory: np.ndarray
 ) -> None:
-    """Write what each tile does, and its memory, to ``path``; its suffix is one of :data:`FORMATS`.
+    """Write a picture with the role and memory of each tile.
 
     Args:
-        path: of the picture.
-        sizes: of the network, for the title.
+        path: the file; its suffix is one of :data:`FORMATS`.
+        sizes: the network's sizes, for the title.
         target, ipus: the machine.
-        layers: their numbers.
-        roles: ``[tiles]``: 0 nothing, ``l`` neurons of layer l, ``-l`` its selection and nothing else.
-        memory: bytes, ``[tiles]``.
+        layers: the layers' numbers.
+        roles: ``[tiles]``: 0 no work, ``l`` neurons of layer l, ``-l`` only the selection of its spikes.
+        memory: ``[tiles]``, in bytes.
 
     Raises:
         MissingExtra: matplotlib is not installed.
-        ValueError: the suffix.
+        ValueError: the suffix is another.
     """
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
@@ -80,7 +80,7 @@ def draw_tiles(
     colours = require("matplotlib.colors", "plot", "a picture")
     patches = require("matplotlib.patches", "plot", "a picture")
     picture = figure(figsize=(12, 5.2))
-    title = f"{sizes} on {ipus} × {target.name}, as planned (a model's figures)"
+    title = f"{sizes} on {ipus} × {target.name}, as planned (predicted figures)"
     picture.text(0.02, 0.955, title, fontsize=13, fontweight="bold", color=TEXT, va="center")
     left, right = picture.add_axes((0.02, 0.13, 0.455, 0.74)), picture.add_axes((0.49, 0.13, 0.455, 0.74))
     shades, handles = ["white", IDLE_COLOUR], [patches.Patch(color=IDLE_COLOUR, label="no work")]
@@ -92,7 +92,7 @@ def draw_tiles(
             shades.append(shade)
             handles.append(patches.Patch(color=shade, label=f"layer {layer}: {name}"))
     _mesh(left, ipus, _squares(ipus, target, classes, 0), colours.ListedColormap(shades), -0.5, len(shades) - 0.5)
-    left.set_title("what a tile does", fontsize=10, color=TEXT, loc="left")
+    left.set_title("role of each tile", fontsize=10, color=TEXT, loc="left")
     left.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.02), ncol=4, fontsize=7, frameon=False)
     limit = target.bytes_per_tile / KIBIBYTE
     shown = np.where(roles == 0, np.nan, memory / KIBIBYTE)

@@ -1,8 +1,8 @@
-"""Which tile does what of a linear layer on spike ids: a plan of the operators ``SparseLinear`` and ``DelayLinear``.
+"""Plans of the operators ``SparseLinear`` and ``DelayLinear``, a linear layer on spike ids: the work of each tile.
 
-Groups of tiles have all neurons each, and a share of the rows (time, sample). More groups leave fewer spikes to each
-tile, and need more memory: weights are there once for every group. With delays the steps of a sample belong together:
-the rows that are shared out are samples, with the slots of all their steps.
+Each group of tiles has all neurons and a share of the rows (time, sample). More groups leave fewer spikes to each tile
+and need more memory, since every group stores the weights. With delays a sample's steps must be on one tile, so a row
+is a sample, with the slots of all its steps.
 """
 
 from functools import lru_cache
@@ -12,12 +12,12 @@ from snnipu.planning.convolution import BLOCK_LANES
 from snnipu.planning.cycles import vectors
 from snnipu.planning.targets import Target
 
-# Of a tile's memory, what weights, their gradient, and what is received of the others' gradients may take.
+# Most of a tile's memory for the weights, their gradient and the gradients received from other tiles.
 WEIGHTS_SHARE = 0.5
-# Cycles, forwards and backwards: of a spike that arrives, of a spike and a neuron; of a weight that is cleared, and
-# fetched and summed over groups, the latter with half a cycle for each of its bytes.
+# Cycles, forwards and backwards: for a spike that arrives; for a spike and a neuron; to clear a weight's gradient; to
+# fetch a weight and sum its gradient over groups, without the half cycle for each byte of the weight.
 SPIKE, SYNAPSE, CLEARED, SUMMED = 28.0, 9.5, 4.0, 6.0
-# Of a spike and a neuron with delays, which are gone to one by one, and of each tap.
+# Cycles for a spike and a neuron with delays, which are processed one by one, and for each tap.
 DELAYED_SYNAPSE, TAP = 30.0, 27.0
 
 
@@ -25,10 +25,17 @@ DELAYED_SYNAPSE, TAP = 30.0, 27.0
 def plan_linear(
     neurons: int, inputs: int, rows: int, slots: int, weight_bytes: int, target: Target, ipus: int, taps: int = 0
 ) -> Tuple[int, int]:
-    """Return the plan that the operator takes: neurons of a tile, rows of a group of tiles.
+    """Return the plan for the operator: (neurons of a tile, rows of a group of tiles).
 
-    ``slots`` are those of a row, ``taps`` those of each synapse, 0 without delays. Where nothing fits, the neurons are
-    on as many tiles as there are.
+    If no plan fits, the neurons are divided among all tiles.
+
+    Args:
+        neurons, inputs: sizes of the layer.
+        rows: pairs (time, sample), or with delays samples.
+        slots: slots of a row.
+        weight_bytes: bytes of a weight.
+        target, ipus: the machine.
+        taps: taps of each synapse; 0 without delays.
     """
     tiles, ways = ipus * target.tiles_per_ipu, max(1, taps)
     synapse = DELAYED_SYNAPSE + TAP * taps if taps else SYNAPSE
@@ -37,15 +44,15 @@ def plan_linear(
         blocks = -(-neurons // lanes)
         if blocks > tiles:
             continue
-        for wanted in (min(rows, tiles // blocks), 1):
-            share = -(-rows // wanted)
+        for groups in (min(rows, tiles // blocks), 1):
+            share = -(-rows // groups)
             shared = share < rows
-            held = inputs * lanes * ways
+            weights = inputs * lanes * ways
             lags = 4 * inputs * lanes if taps else 0
-            if held * (weight_bytes + (8 if shared else 4)) + lags > WEIGHTS_SHARE * target.bytes_per_tile:
+            if weights * (weight_bytes + (8 if shared else 4)) + lags > WEIGHTS_SHARE * target.bytes_per_tile:
                 continue
             weight = CLEARED + (SUMMED + 0.5 * weight_bytes if shared else 0.0)
-            cycles = share * slots * (SPIKE + synapse * lanes) + held * weight
+            cycles = share * slots * (SPIKE + synapse * lanes) + weights * weight
             if best is None or cycles < best[0]:
                 best = (cycles, lanes, share)
     return (2 * -(-vectors(neurons) // tiles), rows) if best is None else best[1:]

@@ -1,10 +1,12 @@
-"""Which tile holds what: a plan of an event-driven network on one or more IPUs, and what does not fit.
+"""A plan of an event-driven network on one or more IPUs: the tiles of each layer, their memory and problems.
 
-Neurons of a layer are spread over tiles in pairs (two floats make a vector), at least two neurons a tile; and the batch
-over groups of such tiles, each with all neurons of the layer and its weights: a small layer behind a large one would be
-the slowest otherwise, with a few tiles for all samples. Layers share the tiles so that the busiest tile is as little
-busy as can be. Layers follow one another over the tiles, and so over the IPUs. The vertices that select spikes are on
-the tiles behind; where there are too few, on the last ones that neurons are on too: neurons and selection take turns.
+The neurons of a layer are divided among tiles in pairs (two floats form a vector), at least two neurons per tile. The
+batch is divided among groups of such tiles; each group has all neurons of the layer and its weights. Without groups, a
+small layer after a large one would have few tiles for all samples, and be the slowest. The tiles are divided among the
+layers so that the busiest tile has the least work.
+
+Layers follow one another over the tiles, and so over the IPUs. The vertices that select spikes are on the tiles after
+them. If too few tiles are left, selection uses the last tiles of neurons as well, and runs in turn with them.
 """
 
 import json
@@ -18,28 +20,28 @@ import numpy as np
 from snnipu.planning import drawing
 from snnipu.planning.costs import slot_shares
 from snnipu.planning.cycles import lanes
-from snnipu.planning.network import COUNTS_BYTES, FLOAT, ID_BYTES, NetworkSpec
+from snnipu.planning.network import COUNTS_BYTES, FLOAT, ID_BYTES, BaseNetworkSpec
 from snnipu.planning.targets import KIBIBYTE, Target
 
-# What a program takes on every tile it runs on: vertices, control and exchange code. An assumption.
+# Bytes of code on each tile of a program: vertices, control and exchange code. An assumption.
 CODE_BYTES = {"neurons": 20 * KIBIBYTE, "selection": 12 * KIBIBYTE}
 INFERENCE_CODE_SHARE = 0.5
-# How full of its neurons a tile may be.
-FULL = 0.9
+# Largest share of a tile's memory for its neurons.
+MAX_FILL = 0.9
 CATEGORIES = ("weights", "weight gradients", "optimiser state", "neuron state", "history", "exchange buffers", "code")
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Where one layer is. Tiles are numbered over all IPUs.
+    """The tiles of one layer. Tiles are numbered over all IPUs.
 
     Attributes:
-        layer: 1 for the first layer behind the input.
-        first_tile: of its neurons.
-        neurons: of each tile of a group, in turn; neurons are numbered in this order.
-        groups: samples of each group of tiles, in turn; groups follow one another from ``first_tile`` on.
-        first_selection_tile: of its selection vertices.
-        rows: samples of each of its selection tiles, in turn.
+        layer: the layer's number; 1 for the first layer after the input.
+        first_tile: the first tile with neurons.
+        neurons: number of neurons of each tile of a group; neurons are numbered in this order.
+        groups: number of samples of each group of tiles; groups follow one another from ``first_tile`` on.
+        first_selection_tile: the first tile with selection vertices.
+        rows: number of samples of each selection tile.
     """
 
     layer: int
@@ -51,7 +53,7 @@ class LayerPlan:
 
     @property
     def group_tiles(self) -> int:
-        """Tiles that have all neurons between them."""
+        """Tiles of a group, which together have all neurons."""
         return len(self.neurons)
 
     @property
@@ -75,32 +77,31 @@ class LayerPlan:
 
     @property
     def words(self) -> int:
-        """32-bit words of fired bits that a sample has on all tiles of a group."""
+        """32-bit words of fired bits of a sample, on all tiles of a group."""
         return sum((count + 31) // 32 for count in self.neurons)
 
     @property
     def merged_words(self) -> int:
-        """Words of bits that the tile has to put together which merges most: those of neighbouring tiles, up to where
-        their neurons fill words of 32. 0 where each tile's fill them by themselves."""
+        """Words that the tile which merges most gets from its neighbours; 0 if each tile's neurons fill whole words."""
         return max(pieces if tiles > 1 else 0 for pieces, tiles in self._merges())
 
     @property
     def word_tiles(self) -> int:
-        """Tiles of a group that have words of bits to send on: one of those whose bits are put together."""
+        """Tiles of a group that send words: one for each run of neighbours whose bits are merged."""
         return len(self._merges())
 
     def _merges(self) -> List[Tuple[int, int]]:
-        """Words of bits, and tiles that they are on, of neighbours up to where their neurons fill words of 32."""
-        found, pieces, neurons, tiles = [], 0, 0, 0
+        """Return (words, tiles) of each run of neighbouring tiles whose neurons fill whole words of 32 bits."""
+        merges, pieces, neurons, tiles = [], 0, 0, 0
         for index, count in enumerate(self.neurons):
             pieces, neurons, tiles = pieces + (count + 31) // 32, neurons + count, tiles + 1
             if neurons % 32 == 0 or index + 1 == len(self.neurons):
-                found.append((pieces, tiles))
+                merges.append((pieces, tiles))
                 pieces, neurons, tiles = 0, 0, 0
-        return found
+        return merges
 
     def ipus(self, target: Target) -> range:
-        """The IPUs that its neurons are on."""
+        """Return the IPUs of the layer's neurons."""
         last = self.first_tile + self.tiles - 1
         return range(self.first_tile // target.tiles_per_ipu, last // target.tiles_per_ipu + 1)
 
@@ -114,14 +115,15 @@ class Plan:
     """A network on tiles.
 
     Attributes:
-        network, target, ipus: what was planned for what.
-        layers: where each layer is; empty where there are too few tiles.
-        problems: why it does not fit: empty where it does.
-        notes: what else is worth knowing.
+        network: the network.
+        target, ipus: the machine.
+        layers: the tiles of each layer; empty if there are too few tiles.
+        problems: the reasons why the network does not fit; empty if it does.
+        notes: further advice.
         memory: bytes of each tile by category, ``[categories][tiles]``.
     """
 
-    network: NetworkSpec
+    network: BaseNetworkSpec
     target: Target
     ipus: int
     layers: Tuple[LayerPlan, ...]
@@ -161,8 +163,10 @@ class Plan:
         return int(self.tile_memory.max())
 
     def roles(self) -> np.ndarray:
-        """What each tile does, ``[tiles]``: 0 nothing, ``l`` neurons of layer l, ``-l`` its selection and nothing
-        else."""
+        """Return the role of each tile, ``[tiles]``.
+
+        0: no work; ``l``: neurons of layer l; ``-l``: only the selection of its spikes.
+        """
         roles = np.zeros(self.tiles, dtype=np.int32)
         for layer in self.layers:
             roles[layer.first_selection_tile : layer.first_selection_tile + layer.selection_tiles] = -layer.layer
@@ -171,19 +175,27 @@ class Plan:
         return roles
 
     def tile_of(self, layer: int, neuron: int, sample: int = 0) -> int:
-        """The tile that holds a neuron of a layer, both counted as in :class:`LayerPlan`, for a sample of the batch.
-        Raises IndexError."""
+        """Return the tile of a neuron.
+
+        Args:
+            layer: the layer's number, from 1.
+            neuron: the neuron's number in the layer, from 0.
+            sample: the sample of the batch, from 0.
+
+        Raises:
+            IndexError: there is no such layer, neuron or sample.
+        """
         placed = self.layers[layer - 1]
         if layer < 1 or not 0 <= neuron < sum(placed.neurons):
             raise IndexError(f"layer {layer} has no neuron {neuron}")
         if not 0 <= sample < sum(placed.groups):
             raise IndexError(f"the batch has no sample {sample}")
         group = int(np.searchsorted(np.cumsum(placed.groups), sample, side="right"))
-        within = int(np.searchsorted(np.cumsum(placed.neurons), neuron, side="right"))
-        return placed.first_tile + group * placed.group_tiles + within
+        tile_in_group = int(np.searchsorted(np.cumsum(placed.neurons), neuron, side="right"))
+        return placed.first_tile + group * placed.group_tiles + tile_in_group
 
     def describe(self) -> str:
-        """The plan as text."""
+        """Return the plan as text."""
         network, target = self.network, self.target
         lines = [
             f"{'-'.join(map(str, network.sizes))}, batch {network.batch_size}, {network.steps} steps, {network.dtype}, "
@@ -204,8 +216,8 @@ class Plan:
                 f"{fullest / KIBIBYTE:.0f} KiB"
             )
         if self.layers:
-            most, limit = self.tile_memory_max_bytes / KIBIBYTE, target.bytes_per_tile // KIBIBYTE
-            lines.append(f"  fullest tile: {most:.0f} of {limit} KiB")
+            usage, limit = self.tile_memory_max_bytes / KIBIBYTE, target.bytes_per_tile // KIBIBYTE
+            lines.append(f"  fullest tile: {usage:.0f} of {limit} KiB")
         lines += [f"  does not fit: {problem}" for problem in self.problems]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
@@ -218,7 +230,7 @@ class Plan:
         return f"<Plan of {sizes} on {self.ipus} x {self.target.name}, {'fits' if self.fits else 'does not fit'}>"
 
     def to_dict(self) -> Dict[str, Any]:
-        """The plan without its memory, which :func:`from_dict` works out again."""
+        """Return the plan without its memory, which :meth:`from_dict` computes again."""
         return {
             "network": self.network.to_dict(),
             "target": self.target.to_dict(),
@@ -240,19 +252,21 @@ class Plan:
         }
 
     def attribute(self) -> List[int]:
-        """The plan as the PopART operator ``SparseNetwork`` takes it: for each layer its first tile, runs of neurons on
-        a tile, runs of samples of a group, its first selection tile, and runs of samples on a tile; runs are their
-        number, then value and length.
+        """Return the plan as an attribute of the PopART operator ``SparseNetwork``.
+
+        The attribute has for each layer: the first tile, the neurons of the tiles, the samples of the groups, the first
+        selection tile, and the samples of the selection tiles. Lists are run-length encoded: the number of runs, then
+        value and length of each.
         """
 
-        def numbered(counts: Sequence[int]) -> List[int]:
+        def encoded(counts: Sequence[int]) -> List[int]:
             runs = _runs(counts)
             return [len(runs), *(number for run in runs for number in run)]
 
         numbers: List[int] = []
         for layer in self.layers:
-            numbers += [layer.first_tile, *numbered(layer.neurons), *numbered(layer.groups)]
-            numbers += [layer.first_selection_tile, *numbered(layer.rows)]
+            numbers += [layer.first_tile, *encoded(layer.neurons), *encoded(layer.groups)]
+            numbers += [layer.first_selection_tile, *encoded(layer.rows)]
         return numbers
 
     def to_json(self) -> str:
@@ -260,7 +274,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, document: Dict[str, Any]) -> "Plan":
-        """The inverse of :meth:`to_dict`."""
+        """Return the plan of a document of :meth:`to_dict`."""
         network: Dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in document["network"].items()
         }
@@ -275,12 +289,12 @@ class Plan:
             )
             for layer in document["layers"]
         )
-        found = cls(NetworkSpec(**network), Target(**document["target"]), document["ipus"], layers)
+        plan = cls(BaseNetworkSpec(**network), Target(**document["target"]), document["ipus"], layers)
         return replace(
-            found,
+            plan,
             problems=tuple(document["problems"]),
             notes=tuple(document["notes"]),
-            memory=memory_of(found.network, found.target, found.ipus, layers) if layers else {},
+            memory=memory_of(plan.network, plan.target, plan.ipus, layers) if layers else {},
         )
 
     @classmethod
@@ -288,11 +302,14 @@ class Plan:
         return cls.from_dict(json.loads(text))
 
     def draw(self, path: Path) -> None:
-        """Write a map of the tiles, roles and memory, to ``path`` (.png, .svg or .pdf).
+        """Write a picture with the role and memory of each tile.
+
+        Args:
+            path: the file: .png, .svg or .pdf.
 
         Raises:
             MissingExtra: matplotlib is not installed.
-            ValueError: the suffix.
+            ValueError: the suffix is another.
         """
         sizes = "-".join(map(str, self.network.sizes))
         layers = [layer.layer for layer in self.layers]
@@ -300,7 +317,7 @@ class Plan:
 
 
 def _runs(values: Sequence[int]) -> List[List[int]]:
-    """``[[value, how often in a row], ...]``"""
+    """Return the run-length encoding ``[[value, length], ...]``."""
     runs: List[List[int]] = []
     for value in values:
         if runs and runs[-1][0] == value:
@@ -317,16 +334,23 @@ def _unrolled(runs: Sequence[Sequence[int]]) -> Tuple[int, ...]:
 # ---- memory
 
 
-def layer_memory(network: NetworkSpec, entry: int, neurons: int, rows: int, groups: int) -> Dict[str, int]:
-    """Bytes on a tile that holds ``neurons`` neurons of layer ``entry`` for ``rows`` samples, one of ``groups``, by
-    category."""
+def layer_memory(network: BaseNetworkSpec, entry: int, neurons: int, rows: int, groups: int) -> Dict[str, int]:
+    """Return the bytes by category on a tile with neurons of a layer.
+
+    Args:
+        network: the network.
+        entry: the layer's number, from 1.
+        neurons: neurons of the tile.
+        rows: samples of the tile's group.
+        groups: number of groups.
+    """
     width = lanes(neurons)
     slots_in, slots = network.slots[entry - 1], network.slots[entry]
-    # One matrix, or two: that of the layer's own spikes, too.
-    reads = network.reads(entry)
-    weights = sum(reads) * width
-    # The optimiser's weights and what it keeps are there once, a share of them on each group's tiles.
-    own = sum(-(-inputs // groups) for inputs in reads) * width
+    # A recurrent layer has two matrices.
+    input_sizes = network.input_sizes(entry)
+    weights = sum(input_sizes) * width
+    # The groups divide the optimiser's weights and states: each tile updates its share.
+    updated = sum(-(-inputs // groups) for inputs in input_sizes) * width
     training = network.training
     recurrent_slots = slots if network.is_recurrent(entry) else 0
     received = rows * (slots_in * ID_BYTES + COUNTS_BYTES)
@@ -336,58 +360,62 @@ def layer_memory(network: NetworkSpec, entry: int, neurons: int, rows: int, grou
         received += rows * (slots * ID_BYTES + COUNTS_BYTES)
     gathered = 0
     if training:
-        # Backwards: its own ids with their gradients, then the input's ids; at the end the groups' gradients.
-        own_ids = rows * (slots * (ID_BYTES + FLOAT) + COUNTS_BYTES)
-        gathered = own * groups * FLOAT if groups > 1 else 0
-        received = max(received, own_ids, gathered)
+        # The backward pass receives the layer's ids with gradients, then the input's ids, and last the groups'
+        # gradients.
+        output_ids = rows * (slots * (ID_BYTES + FLOAT) + COUNTS_BYTES)
+        gathered = updated * groups * FLOAT if groups > 1 else 0
+        received = max(received, output_ids, gathered)
     states = {"sgd": 0, "adam": 2}[network.optimizer] if training else 0
     bits = rows * 2 * FLOAT * ((width + 31) // 32)
-    # Summed in float32; those of float16 weights are handed on as float16.
-    gradients = weights * FLOAT + own * (network.weight_bytes if network.weight_bytes < FLOAT else 0)
+    # Summed in float32; gradients of float16 weights are then converted to float16.
+    gradients = weights * FLOAT + updated * (network.weight_bytes if network.weight_bytes < FLOAT else 0)
     shared = groups > 1
     return {
-        "weights": weights * network.weight_bytes + (own * network.weight_bytes if shared else 0),
-        "weight gradients": gradients + (own * FLOAT if shared else 0) if training else 0,
-        "optimiser state": own * FLOAT * states,
-        # Membranes and bits; backwards the carried gradient and the step's, and sums for beta, threshold and bias;
-        # beta, bias and two thresholds. Partial gradients of the input's slots.
+        "weights": weights * network.weight_bytes + (updated * network.weight_bytes if shared else 0),
+        "weight gradients": gradients + (updated * FLOAT if shared else 0) if training else 0,
+        "optimiser state": updated * FLOAT * states,
+        # Per sample the membrane, and in training the gradients carried over steps and of the step, and the sums for
+        # beta, threshold and bias. Then beta, bias and two thresholds, fired bits, partial gradients of input slots.
         "neuron state": (rows * (6 if training else 1) + 4) * width * FLOAT
         + bits
         + (rows * ((slots_in if entry > 1 else 0) + recurrent_slots) * FLOAT if training else 0),
-        # Membranes of every step, from which surrogate and reset are told.
+        # The membranes of every step, from which the backward pass computes surrogate and reset.
         "history": network.steps * rows * width * FLOAT,
         "exchange buffers": received,
         "code": code_bytes("neurons", training),
     }
 
 
-# Bytes for each slot of all steps where spikes are selected. Forwards: ids as integers and as floats, and values;
-# backwards: ids, and gradients of the values.
+# Bytes for each slot of all steps on a selection tile. Forward pass: ids as integers and as floats, and values;
+# backward pass: ids, and gradients of the values.
 RECORDED_BYTES, RECORDED_GRADIENT_BYTES = 12, 8
 
 
-def selection_memory(network: NetworkSpec, entry: int, rows: int, words: int) -> Dict[str, int]:
-    """Bytes on a tile that selects the spikes of ``rows`` samples of layer ``entry``."""
+def selection_memory(network: BaseNetworkSpec, entry: int, rows: int, words: int) -> Dict[str, int]:
+    """Return the bytes by category on a tile that selects the spikes of ``rows`` samples of layer ``entry``."""
     slots = network.slots[entry]
-    # Of the step: ids and values; backwards ids of two steps and gradients.
-    now = ID_BYTES + FLOAT + (2 * ID_BYTES + FLOAT if network.training else 0)
+    # A step's ids and values; in the backward pass the ids of two steps and the gradients.
+    step = ID_BYTES + FLOAT + (2 * ID_BYTES + FLOAT if network.training else 0)
     recorded = RECORDED_BYTES + (RECORDED_GRADIENT_BYTES if network.training else 0)
     return {
-        "neuron state": rows * (slots * now + 4 * COUNTS_BYTES),
+        "neuron state": rows * (slots * step + 4 * COUNTS_BYTES),
         "history": network.steps * rows * (slots * recorded + 4 * COUNTS_BYTES),
         "exchange buffers": rows * 2 * FLOAT * words,
         "code": code_bytes("selection", network.training),
     }
 
 
-def input_memory(network: NetworkSpec, rows: int) -> Dict[str, int]:
-    """Bytes on a tile that keeps the input of ``rows`` samples: ids and values of all steps, and of one. Backwards it
-    keeps them again, and is told whether they ascend."""
+def input_memory(network: BaseNetworkSpec, rows: int) -> Dict[str, int]:
+    """Return the bytes by category on a tile that stores the input of ``rows`` samples.
+
+    It stores the ids and values of all steps, and of the present step. The backward pass stores them again, and a flag
+    that they ascend.
+    """
     slot, counts = ID_BYTES + FLOAT, COUNTS_BYTES + (FLOAT if network.training else 0)
-    times = 2 if network.training else 1
+    copies = 2 if network.training else 1
     return {
-        "history": times * network.steps * rows * (network.slots[0] * slot + counts),
-        "neuron state": times * rows * (network.slots[0] * slot + counts),
+        "history": copies * network.steps * rows * (network.slots[0] * slot + counts),
+        "neuron state": copies * rows * (network.slots[0] * slot + counts),
     }
 
 
@@ -395,16 +423,18 @@ def code_bytes(kind: str, training: bool) -> int:
     return CODE_BYTES[kind] if training else int(CODE_BYTES[kind] * INFERENCE_CODE_SHARE)
 
 
-def memory_of(network: NetworkSpec, target: Target, ipus: int, layers: Sequence[LayerPlan]) -> Dict[str, np.ndarray]:
-    """Bytes of each tile by category, ``[tiles]`` each."""
+def memory_of(
+    network: BaseNetworkSpec, target: Target, ipus: int, layers: Sequence[LayerPlan]
+) -> Dict[str, np.ndarray]:
+    """Return the bytes of each tile by category, ``[tiles]`` each."""
     tiles = ipus * target.tiles_per_ipu
     memory = {name: np.zeros(tiles, dtype=np.int64) for name in CATEGORIES}
 
-    def add(first: int, counts: Sequence[int], parts_of: Callable[[int], Dict[str, int]]) -> None:
-        held = np.asarray(counts)
+    def add(first: int, counts: Sequence[int], bytes_of: Callable[[int], Dict[str, int]]) -> None:
+        tile_counts = np.asarray(counts)
         for count in set(counts):
-            for name, size in parts_of(count).items():
-                memory[name][first : first + len(held)][held == count] += size
+            for name, size in bytes_of(count).items():
+                memory[name][first : first + len(counts)][tile_counts == count] += size
 
     for placed in layers:
         entry, words, groups = placed.layer, placed.words, len(placed.groups)
@@ -412,16 +442,17 @@ def memory_of(network: NetworkSpec, target: Target, ipus: int, layers: Sequence[
             first = placed.first_tile + number * placed.group_tiles
             add(first, placed.neurons, partial(layer_memory, network, entry, rows=rows, groups=groups))
             if network.training:
-                share = sum(sum(slot_shares(rows * slots, placed.group_tiles)) for slots in network.passes_back(entry))
-                memory["exchange buffers"][first : first + placed.group_tiles] += share * FLOAT
+                sums = [slot_shares(rows * slots, placed.group_tiles) for slots in network.gradient_slots(entry)]
+                memory["exchange buffers"][first : first + placed.group_tiles] += sum(map(sum, sums)) * FLOAT
         selection = partial(selection_memory, network, entry, words=words)
         add(placed.first_selection_tile, placed.rows, selection)
-    # A sample's input is on one tile behind the layers; where there are too few, on the last ones.
-    each = -(-network.batch_size // tiles)
-    inputs = [each] * -(-network.batch_size // each)
-    end = max(max(at.first_tile + at.tiles, at.first_selection_tile + at.selection_tiles) for at in layers)
+    # A sample's input is on one tile after the layers, or on the last tiles if too few are left.
+    samples = -(-network.batch_size // tiles)
+    inputs = [samples] * -(-network.batch_size // samples)
+    ends = [(layer.first_tile + layer.tiles, layer.first_selection_tile + layer.selection_tiles) for layer in layers]
+    end = max(map(max, ends))
     add(min(end, tiles - len(inputs)), inputs, partial(input_memory, network))
-    # Between the operators, over all tiles that are used: what comes in, and what that is made of.
+    # All used tiles share the input tensors, and the tensors from which PopART computes them.
     used = max(placed.first_selection_tile + placed.selection_tiles for placed in layers)
     between = network.steps * network.batch_size * network.slots[0] * (ID_BYTES + FLOAT) * 2
     memory["history"][:used] += -(-between // used)
@@ -429,7 +460,7 @@ def memory_of(network: NetworkSpec, target: Target, ipus: int, layers: Sequence[
 
 
 def check_memory(plan: Plan) -> List[str]:
-    """One line for each layer whose tiles are too full: tile, what is on it, and what helps."""
+    """Return a line for each layer whose tiles are too full: the fullest tile, its contents and a remedy."""
     limit = plan.target.bytes_per_tile
     total = plan.tile_memory
     problems = []
@@ -438,23 +469,26 @@ def check_memory(plan: Plan) -> List[str]:
             ("neurons", placed.first_tile, placed.tiles),
             ("selection", placed.first_selection_tile, placed.selection_tiles),
         ):
-            part = total[first : first + count]
-            over = int((part > limit).sum())
+            layer_memories = total[first : first + count]
+            over = int((layer_memories > limit).sum())
             if not over:
                 continue
-            tile = first + int(part.argmax())
-            parts = sorted(((int(plan.memory[name][tile]), name) for name in CATEGORIES), reverse=True)
-            spread = placed.lanes == 2 if kind == "neurons" else max(placed.rows) == 1
-            listed = ", ".join(f"{name} {size / KIBIBYTE:.0f}" for size, name in parts[:3])
+            tile = first + int(layer_memories.argmax())
+            contents = sorted(((int(plan.memory[name][tile]), name) for name in CATEGORIES), reverse=True)
+            smallest = placed.lanes == 2 if kind == "neurons" else max(placed.rows) == 1
+            largest = ", ".join(f"{name} {size / KIBIBYTE:.0f}" for size, name in contents[:3])
             problems.append(
                 f"layer {placed.layer}, {kind}: {over} of {count} tiles are over {limit // KIBIBYTE} KiB; tile {tile} "
-                f"needs {int(part.max()) / KIBIBYTE:.0f} KiB ({listed}). {_remedy(parts[0][1], spread)}"
+                f"needs {int(total[tile]) / KIBIBYTE:.0f} KiB ({largest}). {_remedy(contents[0][1], smallest)}"
             )
     return problems
 
 
-def _remedy(largest: str, spread: bool) -> str:
-    """What helps against a full tile; ``spread``: its layer has no more tiles to spread over."""
+def _remedy(largest: str, smallest: bool) -> str:
+    """Return a remedy for a full tile.
+
+    ``largest`` is the category with most bytes; ``smallest``: the tile's work cannot be divided further.
+    """
     remedies = {
         "history": "Fewer time steps or samples at once leave fewer membranes to keep",
         "weights": "float16 weights take half",
@@ -464,6 +498,6 @@ def _remedy(largest: str, spread: bool) -> str:
         "neuron state": "Fewer samples at once leave fewer states",
     }
     remedy = remedies.get(largest, "Fewer layers leave less code")
-    if spread:
+    if smallest:
         return f"{remedy}; more IPUs do not help, as it has as many tiles as it can use."
     return f"{remedy}; more IPUs leave less on a tile."

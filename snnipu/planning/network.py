@@ -1,38 +1,39 @@
-"""What a plan is made of: layers, batch, time steps, activity and slots of an event-driven network."""
+"""The description of an event-driven network from which a plan is made: layers, batch, steps, activity and slots."""
 
 import math
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 DTYPES = {"float32": 4, "float16": 2}
-# Neurons are named by ids of 32 bits.
+# Ids of neurons are 32-bit integers, below this number.
 _NO_ID = 2**31
 OPTIMIZERS = ("sgd", "adam")
-# On an IPU: of a spike id, of what is computed in, and of a row's counts.
+# Bytes on an IPU of a spike id, of a number in computations, and of a row's counts.
 ID_BYTES, FLOAT, COUNTS_BYTES = 4, 4, 8
 
 Activity = Union[float, Sequence[float]]
-_Spec = TypeVar("_Spec", bound="NetworkSpec")
+_Spec = TypeVar("_Spec", bound="BaseNetworkSpec")
 
 
 @dataclass(frozen=True, eq=False)
-class NetworkSpec:
-    """An event-driven network to be mapped. Entries of ``sizes``, ``spikes`` and ``slots``: the input, then each layer.
+class BaseNetworkSpec:
+    """An event-driven network to plan. Entries of ``sizes``, ``spikes`` and ``slots``: the input, then each layer.
 
     Attributes:
-        sizes: neurons.
-        spikes: expected spikes of a sample and step.
-        slots: ids that are sent for a sample and step; neurons that only carry gradient have one, too.
-        batch_size: samples that are processed at once.
+        sizes: number of neurons.
+        spikes: expected spikes of a sample in a step.
+        slots: ids that are sent for a sample in a step; neurons that only carry gradient also need a slot.
+        batch_size: samples that are processed together.
         steps: time steps.
-        dtype: of the weights, ``float32`` or ``float16``; states, sums and gradients are float32.
-        delay: steps from layer to layer, 0 or 1. With 1 all layers of a step run at once.
+        dtype: format of the weights, ``float32`` or ``float16``; states, sums and gradients are float32.
+        delay: steps from layer to layer, 0 or 1. With 1 all layers of a step run in parallel.
         optimizer: ``sgd`` (no state) or ``adam`` (two states for each weight).
-        training: whether there is a backward pass.
-        recurrent: for each layer, without the input, whether it reads its own spikes of the step before; empty: none.
+        training: True if there is a backward pass.
+        recurrent: for each layer, without the input, True if it reads its spikes of the previous step; empty: no layer
+            does.
 
     Raises:
-        ValueError: the message names the field.
+        ValueError: a field is wrong; the message names it.
     """
 
     sizes: Tuple[int, ...]
@@ -59,8 +60,8 @@ class NetworkSpec:
         for size, spikes, slots in zip(self.sizes, self.spikes, self.slots):
             if not 0 <= spikes <= slots <= size:
                 raise ValueError(
-                    f"spikes and slots: at most as many spikes as slots, and slots as neurons, got {spikes:g}, {slots} "
-                    f"and {size}"
+                    f"spikes and slots: at most as many spikes as slots, and slots as neurons, got {spikes:g} spikes, "
+                    f"{slots} slots and {size} neurons"
                 )
         for name in ("batch_size", "steps"):
             value = getattr(self, name)
@@ -73,23 +74,23 @@ class NetworkSpec:
         if len(self.recurrent) not in (0, self.layers) or any(not isinstance(each, bool) for each in self.recurrent):
             raise ValueError(f"recurrent must have a bool for each of {self.layers} layers, got {self.recurrent!r}")
 
-    # Equal by their fields, of whichever class they are: what reads a model is a subclass.
+    # Descriptions with equal fields are equal, also if one of them is of the subclass ``snnipu.ipu.NetworkSpec``.
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, NetworkSpec) and vars(self) == vars(other)
+        return isinstance(other, BaseNetworkSpec) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
         return hash(tuple(vars(self).values()))
 
     def is_recurrent(self, entry: int) -> bool:
-        """Whether layer ``entry``, 1 for the first behind the input, reads its own spikes."""
+        """Return True if layer ``entry``, counted from 1, reads its own spikes."""
         return bool(self.recurrent) and self.recurrent[entry - 1]
 
-    def reads(self, entry: int) -> List[int]:
-        """Neurons whose spikes layer ``entry`` reads: for each of its matrices of weights."""
+    def input_sizes(self, entry: int) -> List[int]:
+        """Return the number of inputs of each weight matrix of layer ``entry``; a recurrent layer has two."""
         return [self.sizes[entry - 1], *([self.sizes[entry]] if self.is_recurrent(entry) else [])]
 
-    def passes_back(self, entry: int) -> List[int]:
-        """Slots for whose values layer ``entry`` finds gradients: those of the layer before it, and its own."""
+    def gradient_slots(self, entry: int) -> List[int]:
+        """Return the slots for which layer ``entry`` computes gradients: the previous layer's, and its recurrent."""
         before = [self.slots[entry - 1]] if entry > 1 else []
         return before + ([self.slots[entry]] if self.is_recurrent(entry) else [])
 
@@ -103,8 +104,9 @@ class NetworkSpec:
 
     @property
     def parameters(self) -> int:
-        """Weights of all layers."""
-        return sum(self.sizes[entry] * inputs for entry in range(1, len(self.sizes)) for inputs in self.reads(entry))
+        """Number of weights of all layers."""
+        entries = range(1, len(self.sizes))
+        return sum(self.sizes[entry] * inputs for entry in entries for inputs in self.input_sizes(entry))
 
     def to_dict(self) -> Dict[str, Any]:
         return asdict(self)
@@ -117,16 +119,18 @@ class NetworkSpec:
         input_slots: Optional[int] = None,
         **more: Any,
     ) -> _Spec:
-        """A network of the published sparse benchmark: slots by its rule, the last layer's as many as its neurons.
+        """Describe a network with the slots of the published sparse benchmark, see :func:`benchmark_slots`.
+
+        The last layer has a slot for each neuron.
 
         Args:
             sizes: neurons of the input and of each layer.
             activity: share of the neurons that spike in a step: one number, or one for each entry of ``sizes``.
-            input_slots: slots of the input; None: by the rule of the hidden layers.
+            input_slots: slots of the input; None: as many as in a hidden layer of its size.
             more: other fields.
 
         Raises:
-            ValueError: the message names the argument.
+            ValueError: an argument is wrong; the message names it.
 
         Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
         """
@@ -140,6 +144,7 @@ class NetworkSpec:
 
 
 def activities(activity: Activity, entries: int) -> List[float]:
+    """Return the activity of each entry; raise ValueError for a number of values other than 1 and ``entries``."""
     values: List[Any] = list(activity) if isinstance(activity, (list, tuple)) else [activity] * entries
     if len(values) != entries:
         raise ValueError(f"activity must be one number, or {entries}: one for each size, got {len(values)}")
@@ -150,16 +155,16 @@ def activities(activity: Activity, entries: int) -> List[float]:
 
 
 def benchmark_slots(activity: float, num_neurons: int) -> int:
-    r"""Slots of a hidden layer of ``num_neurons`` neurons at ``activity``: :math:`2 \lfloor a n / 2 \rfloor`.
+    r"""Return the slots of a hidden layer of n neurons at activity a: :math:`2 \lfloor a n / 2 \rfloor`.
 
-    An even number, as two float16 values make one word of an IPU; at least 2, so that a layer is never mute.
+    The number is even, as two float16 values form one word of an IPU, and at least 2, so that a layer always has slots.
 
     Args:
         activity: share of the neurons that have a slot, above 0 and up to 1.
         num_neurons: neurons of the layer.
 
     Raises:
-        ValueError: ``activity`` or ``num_neurons`` is out of range; the message starts with its name.
+        ValueError: an argument is out of range; the message starts with its name.
 
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
@@ -167,5 +172,5 @@ def benchmark_slots(activity: float, num_neurons: int) -> int:
         raise ValueError(f"activity: expected a number above 0 and up to 1, got {activity!r}")
     if isinstance(num_neurons, bool) or not isinstance(num_neurons, int) or num_neurons < 1:
         raise ValueError(f"num_neurons: expected a positive integer, got {num_neurons!r}")
-    # 0.07 * 100 / 2 is a little above 3.5 in floating point, 0.29 * 200 / 2 a little below 29.
+    # The small number corrects rounding: 0.29 * 200 / 2 is slightly below 29 in floating point.
     return min(max(2 * math.floor(activity * num_neurons / 2 + 1e-9), 2), num_neurons)

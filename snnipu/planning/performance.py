@@ -1,16 +1,24 @@
-"""How long a plan takes: an analytic model of compute, exchange and synchronisation, forwards and backwards.
+"""The predicted speed of a plan: an analytic model of compute, exchange and synchronisation.
 
-A step is a sequence of phases; in each, all tiles compute, or all exchange, and the slowest one decides
-(bulk-synchronous parallel). What a phase's tiles compute is counted by :mod:`snnipu.planning.cycles`.
+A step is a sequence of phases. In each phase all tiles compute, or all exchange, and the slowest tile determines the
+duration (bulk-synchronous parallel). :mod:`snnipu.planning.cycles` has the cycles of each computation.
 
-Forwards, with layers one step apart, all at once: ids of the spikes go to all tiles of the next layer; neurons
-integrate; bits of what fired become words beside the neurons, and go to the selection tiles; these make ids.
-Backwards: ids and spike gradients go to all tiles; these find their neurons, run the adjoint, add to the weight
-gradients and make partial gradients of their input's spikes, which the layer's tiles together sum. A recurrent layer
-also gets its own spikes of the step before, and sums partial gradients for them, too. Without delay the layers' phases
-follow one another.
+The phases of a forward step, which all layers run in parallel if they are one step apart:
 
-What is left out: host input and output, the loss, control flow, and the memory that two phases of exchange code share.
+1. The ids of spikes are sent to all tiles of the next layer.
+2. The neurons integrate and fire.
+3. Neighbouring neuron tiles merge the bits of fired neurons to words.
+4. The words are sent to the selection tiles, which make ids of them.
+
+The phases of a backward step:
+
+1. The ids and gradients of spikes are sent to all tiles of the layer.
+2. The tiles find their neurons, compute the adjoint, and add to the gradients of their weights.
+3. They compute partial gradients of their input spikes, which the tiles of the layer sum.
+
+A recurrent layer also receives its spikes of the previous step and sums partial gradients for them. Without delay, the
+layers run these phases one after another. The model does not include host input and output, the loss, control flow,
+and the memory that two phases of exchange code share.
 """
 
 import math
@@ -30,15 +38,15 @@ LABEL = "predicted by snnipu's IPU performance model, not measured"
 
 @dataclass(frozen=True)
 class Phase:
-    """A compute phase or an exchange phase of all tiles, with its synchronisation, in cycles.
+    """A compute phase or an exchange phase of all tiles, with its synchronisation.
 
     Attributes:
-        name: what is done.
-        direction: ``forward`` or ``backward``, once a time step, or ``update``, once a batch.
+        name: the work of the phase.
+        direction: ``forward`` or ``backward``, once per time step, or ``update``, once per batch.
         kind: ``compute`` or ``exchange``.
-        cycles: of the slowest tile.
-        sync: of the synchronisation that begins the phase.
-        where: the layer whose tile is the slowest, 0 where it is none.
+        cycles: cycles of the slowest tile.
+        sync: cycles of the synchronisation that begins the phase.
+        where: the layer of the slowest tile; 0: no layer.
     """
 
     name: str
@@ -51,13 +59,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Performance:
-    """What the model predicts. Every figure is a model's, none is measured.
+    """The predicted speed of a plan; no figure is measured.
 
     Attributes:
-        plan: what was looked at.
-        phases: of one time step, and the update of a batch.
-        tile_cycles: cycles that each tile computes in a step, forwards and backwards, ``[tiles]``.
-        exchange_bytes_per_step: received by all tiles.
+        plan: the plan.
+        phases: the phases of one time step, and of the update of a batch.
+        tile_cycles: ``[tiles]``, the compute cycles of each tile in a step, forwards and backwards.
+        exchange_bytes_per_step: bytes that all tiles receive in a step.
     """
 
     plan: Plan
@@ -66,7 +74,7 @@ class Performance:
     exchange_bytes_per_step: float
 
     def _sum(self, kind: str, *directions: str) -> float:
-        """Cycles per batch of a kind: compute, exchange or sync."""
+        """Return the cycles per batch of a kind: compute, exchange or sync."""
         steps = self.plan.network.steps
         total = 0.0
         for phase in self.phases:
@@ -85,7 +93,7 @@ class Performance:
 
     @property
     def cycles_per_step(self) -> float:
-        """Forwards and backwards; the weight update is not in it."""
+        """Cycles of a step, forwards and backwards, without the weight update."""
         kinds, steps = ("compute", "exchange", "sync"), self.plan.network.steps
         return sum(self._sum(kind, "forward", "backward") for kind in kinds) / steps
 
@@ -103,7 +111,7 @@ class Performance:
 
     @property
     def bound(self) -> str:
-        """What takes most of the time: ``compute``, ``exchange`` or ``sync``; ``memory`` where it does not fit."""
+        """The kind with most cycles: ``compute``, ``exchange`` or ``sync``; ``memory`` if the plan does not fit."""
         if not self.plan.fits:
             return "memory"
         shares = {"compute": self.compute_share, "exchange": self.exchange_share, "sync": self.sync_share}
@@ -111,12 +119,12 @@ class Performance:
 
     @property
     def slowest_phase(self) -> Phase:
-        """The phase of a step that takes longest."""
+        """The phase of a step with most cycles."""
         return max((phase for phase in self.phases if phase.direction != "update"), key=lambda phase: phase.cycles)
 
     @property
     def samples_per_s(self) -> float:
-        """Samples a second; a plan that does not fit has none, and gets 0."""
+        """Samples per second; 0 if the plan does not fit."""
         if not self.plan.fits:
             return 0.0
         return self.plan.network.batch_size * self.plan.target.clock_hz / self.cycles_per_batch
@@ -127,17 +135,19 @@ class Performance:
 
     @property
     def balance(self) -> float:
-        """Mean over largest compute time of the tiles that are used, 0 to 1."""
+        """Mean compute cycles of the used tiles divided by the largest, from 0 to 1."""
         used = self.tile_cycles[: self.plan.tiles_used]
         return float(used.mean() / used.max()) if used.size and used.max() > 0 else 0.0
 
 
-def _selected(plan: Plan) -> List[Sequence[LayerPlan]]:
-    """Layers that run at once, group after group."""
+def _parallel_layers(plan: Plan) -> List[Sequence[LayerPlan]]:
+    """Return the layers in groups that run in parallel, in the order of the groups."""
     return [list(plan.layers)] if plan.network.delay else [[layer] for layer in plan.layers]
 
 
 class _Estimator:
+    """The computation of :func:`estimate`: appends the phases of a plan and sums cycles and bytes."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.network, self.target = plan.network, plan.target
@@ -149,7 +159,7 @@ class _Estimator:
     def compute(
         self, name: str, direction: str, layers: Sequence[LayerPlan], cost: Callable[[LayerPlan, int], float]
     ) -> None:
-        """A phase of the layers' neuron tiles; ``cost`` takes a layer and the lanes of a tile."""
+        """Append a phase of the layers' neuron tiles; ``cost(layer, lanes)`` returns the cycles of a tile."""
         slowest, where = 0.0, 0
         for layer in layers:
             counts = np.asarray(layer.neurons)
@@ -159,8 +169,8 @@ class _Estimator:
                 for count, cycles_ in by_count.items():
                     part = self.tile_cycles[first : first + layer.tiles].reshape(len(layer.groups), -1)
                     part[:, counts == count] += cycles_
-            most = max(by_count.values())
-            slowest, where = (most, layer.layer) if most > slowest else (slowest, where)
+            largest = max(by_count.values())
+            slowest, where = (largest, layer.layer) if largest > slowest else (slowest, where)
         if slowest:
             self.phases.append(Phase(name, direction, "compute", slowest, self.sync, where))
 
@@ -172,28 +182,35 @@ class _Estimator:
         link_bytes: float,
         instructions: Optional[Dict[int, float]] = None,
     ) -> None:
-        """A phase in which a tile of a layer receives or sends so many bytes, with so many instructions for messages
-        where there are many, and an IPU so many bytes over its links."""
-        of, bandwidth = instructions or {}, self.target.exchange_bytes_per_cycle
-        times = {layer: cycles.exchange(size, bandwidth, of.get(layer, 0.0)) for layer, size in tile_bytes.items()}
+        """Append a phase of exchange.
+
+        Args:
+            name, direction: as in :class:`Phase`.
+            tile_bytes: for each layer, the bytes that a tile receives or sends.
+            link_bytes: the bytes that an IPU sends over its links.
+            instructions: for each layer, the message instructions of a tile, if they may take longer than the bytes.
+        """
+        issued, rate = instructions or {}, self.target.exchange_bytes_per_cycle
+        times = {layer: cycles.exchange(size, rate, issued.get(layer, 0.0)) for layer, size in tile_bytes.items()}
         where = max(times, key=lambda layer: times[layer])
         within = times[where]
         across = cycles.exchange(link_bytes, self.target.link_bytes_per_cycle)
         if max(within, across):
             self.phases.append(Phase(name, direction, "exchange", max(within, across), self.sync, where))
 
-    def foreign(self, layer: LayerPlan, entry: int) -> int:
-        """IPUs of a layer that have no selection tile of ``entry``, from where its ids come."""
+    def remote_ipus(self, layer: LayerPlan, entry: int) -> int:
+        """Return the number of IPUs of a layer without a selection tile of layer ``entry``, whose ids it reads."""
         if entry == 0:
             return 0  # every IPU gets its input from the host
-        own = set(self.plan.layers[entry - 1].selection_ipus(self.target))
-        return len(set(layer.ipus(self.target)) - own)
+        senders = set(self.plan.layers[entry - 1].selection_ipus(self.target))
+        return len(set(layer.ipus(self.target)) - senders)
 
     def forward(self, layers: Sequence[LayerPlan]) -> None:
+        """Append the phases of a forward step of ``layers``, which run in parallel."""
         network, rows = self.network, self.network.batch_size
-        ids = {layer.layer: layer.samples * sum(self._trains_read(layer)) for layer in layers}
+        ids = {layer.layer: layer.samples * sum(self._id_bytes_read(layer)) for layer in layers}
         self.received += sum(ids[layer.layer] * layer.tiles for layer in layers)
-        links = sum(self._read_over_links(layer) for layer in layers)
+        links = sum(self._link_bytes(layer) for layer in layers)
         self.exchange("spike ids to the layers' tiles", "forward", ids, links)
         self.compute(
             "integrate and fire",
@@ -203,12 +220,12 @@ class _Estimator:
         )
         pieces = {layer.layer: layer.samples * float(FLOAT) * layer.merged_words for layer in layers}
         self.received += sum(rows * 2.0 * FLOAT * layer.words for layer in layers if layer.merged_words)
-        short = {
+        instructions = {
             layer.layer: cycles.RECEIVE * (layer.merged_words - 1.0) + cycles.SEND
             for layer in layers
             if layer.merged_words
         }
-        self.exchange("fired bits to neighbours", "forward", pieces, 0.0, short)
+        self.exchange("fired bits to neighbours", "forward", pieces, 0.0, instructions)
         self.compute(
             "words of bits",
             "forward",
@@ -223,31 +240,31 @@ class _Estimator:
             * 2.0
             * FLOAT
             * words[layer.layer]
-            * (len(layer.ipus(self.target)) > 1 or self.foreign(layer, layer.layer) > 0)
+            * (len(layer.ipus(self.target)) > 1 or self.remote_ipus(layer, layer.layer) > 0)
             for layer in layers
         )
-        short = {layer.layer: cycles.RECEIVE * 2.0 * layer.word_tiles for layer in layers}
-        self.exchange("fired bits to the selection tiles", "forward", bits, links, short)
-        seen = network.slots if network.training else network.spikes
+        instructions = {layer.layer: cycles.RECEIVE * 2.0 * layer.word_tiles for layer in layers}
+        self.exchange("fired bits to the selection tiles", "forward", bits, links, instructions)
+        selected = network.slots if network.training else network.spikes
         self.select(
             "spike selection",
             "forward",
             layers,
-            lambda entry, samples: cycles.select_spikes(samples, words[entry], seen[entry], network.slots[entry]),
+            lambda entry, samples: cycles.select_spikes(samples, words[entry], selected[entry], network.slots[entry]),
         )
-        # Ids, values and counts of the step are kept, and ids made floats in the end.
+        # The step's ids, values and counts are stored; after the last step the ids are converted to floats.
         self.select(
             "spikes that are kept",
             "forward",
             layers,
             lambda entry, samples: (
-                2 * (cycles.each(samples * network.slots[entry], 5) + cycles.each(2 * samples, 5))
-                + cycles.each(samples * network.slots[entry], 7)
+                2 * (cycles.elementwise(samples * network.slots[entry], 5) + cycles.elementwise(2 * samples, 5))
+                + cycles.elementwise(samples * network.slots[entry], 7)
             ),
         )
 
     def select(self, name: str, direction: str, layers: Sequence[LayerPlan], cost: Callable[[int, int], float]) -> None:
-        """Add a phase of the layers' selection tiles; ``cost`` takes a layer's number and a tile's samples."""
+        """Append a phase of the layers' selection tiles; ``cost(layer number, samples)`` returns a tile's cycles."""
         slowest, where = 0.0, 0
         for layer in layers:
             for offset, samples in enumerate(layer.rows):
@@ -256,40 +273,41 @@ class _Estimator:
                 slowest, where = (spent, layer.layer) if spent > slowest else (slowest, where)
         self.phases.append(Phase(name, direction, "compute", slowest, self.sync, where))
 
-    def _own_weights(self, layer: LayerPlan, width: int) -> int:
-        """Weights of a tile that its optimiser updates: the groups share them."""
-        return sum(-(-inputs // len(layer.groups)) for inputs in self.network.reads(layer.layer)) * width
+    def _updated_weights(self, layer: LayerPlan, width: int) -> int:
+        """Return the weights that a tile's optimiser updates; the groups divide them."""
+        return sum(-(-inputs // len(layer.groups)) for inputs in self.network.input_sizes(layer.layer)) * width
 
-    def _train_bytes(self, entry: int) -> float:
-        # The input has values, too.
+    def _id_bytes(self, entry: int) -> float:
+        # The input has values as well.
         return self.network.slots[entry] * (ID_BYTES if entry else ID_BYTES + FLOAT) + COUNTS_BYTES
 
-    def _trains_read(self, layer: LayerPlan) -> List[float]:
-        """Bytes of a sample's ids that a layer reads: of the layer before it, and of itself."""
-        own = [self._train_bytes(layer.layer)] if self.network.is_recurrent(layer.layer) else []
-        return [self._train_bytes(layer.layer - 1), *own]
+    def _id_bytes_read(self, layer: LayerPlan) -> List[float]:
+        """Return the bytes of a sample's ids that a layer reads: the previous layer's, and its recurrent ones."""
+        recurrent = [self._id_bytes(layer.layer)] if self.network.is_recurrent(layer.layer) else []
+        return [self._id_bytes(layer.layer - 1), *recurrent]
 
-    def _read_over_links(self, layer: LayerPlan) -> float:
+    def _link_bytes(self, layer: LayerPlan) -> float:
         entries = (layer.layer - 1, layer.layer)
-        trains = zip(entries, self._trains_read(layer))
-        return layer.samples * sum(train * self.foreign(layer, entry) for entry, train in trains)
+        ids = zip(entries, self._id_bytes_read(layer))
+        return layer.samples * sum(size * self.remote_ipus(layer, entry) for entry, size in ids)
 
     def backward(self, layers: Sequence[LayerPlan]) -> None:
+        """Append the phases of a backward step of ``layers``, which run in parallel."""
         network = self.network
-        # Each selection tile brings what it kept: ids of two steps, gradients of their values.
+        # Each selection tile loads its stored ids of two steps, and the gradients of their values.
         self.select(
             "spikes of the step",
             "backward",
             layers,
-            lambda entry, samples: 3 * cycles.each(samples * network.slots[entry], 8),
+            lambda entry, samples: 3 * cycles.elementwise(samples * network.slots[entry], 8),
         )
         arriving = {
             layer.layer: layer.samples
-            * (self._train_bytes(layer.layer) + network.slots[layer.layer] * FLOAT + sum(self._trains_read(layer)))
+            * (self._id_bytes(layer.layer) + network.slots[layer.layer] * FLOAT + sum(self._id_bytes_read(layer)))
             for layer in layers
         }
         self.received += sum(arriving[layer.layer] * layer.tiles for layer in layers)
-        links = sum(arriving[layer.layer] * self.foreign(layer, layer.layer - 1) for layer in layers)
+        links = sum(arriving[layer.layer] * self.remote_ipus(layer, layer.layer - 1) for layer in layers)
         self.exchange("spike gradients and ids to the layers' tiles", "backward", arriving, links)
 
         self.compute(
@@ -306,28 +324,28 @@ class _Estimator:
             layers,
             lambda layer, width: gradient_cycles(network, layer.layer, width, layer.samples),
         )
-        for at, (name, of) in enumerate(
+        for phase, (name, exchanged) in enumerate(
             (
                 ("sum of neighbours", "partial spike gradients to neighbours"),
                 ("sum of spike gradients", "partial spike gradients"),
                 ("sum of own spikes' gradients", "partial gradients of own spikes"),
             )
         ):
-            # Of each layer: slots, numbers that a tile gets to sum of them, and whether those are a first stage's.
+            # For each layer and sum: slots, partial sums that a tile receives, and the stage (0 or 1).
             sums: Dict[int, List[Tuple[int, int, int]]] = {}
             for layer in layers:
-                for slots, where in zip(network.passes_back(layer.layer), self._sum_phases(layer)):
+                for slots, last_phase in zip(network.gradient_slots(layer.layer), self._sum_phases(layer)):
                     numbers = slot_shares(layer.samples * slots, layer.group_tiles)
                     stages = list(enumerate(numbers)) if len(numbers) == 2 else [(1, numbers[0])]
                     for stage, number in stages:
-                        if at == (where if stage else 0):
+                        if phase == (last_phase if stage else 0):
                             sums.setdefault(layer.layer, []).append((layer.samples * slots, number, stage))
-            taking = [layer for layer in layers if layer.layer in sums]
-            if not taking:
+            summing = [layer for layer in layers if layer.layer in sums]
+            if not summing:
                 continue
-            arriving = {entry: float(FLOAT * sum(number for _, number, _ in each)) for entry, each in sums.items()}
-            self.received += sum(arriving[layer.layer] * layer.tiles for layer in taking)
-            # A tile sends all its slots; of a second stage a share.
+            arriving = {entry: float(FLOAT * sum(number for _, number, _ in rows)) for entry, rows in sums.items()}
+            self.received += sum(arriving[layer.layer] * layer.tiles for layer in summing)
+            # A tile sends all its slots, and in the second of two stages only its share.
             busiest = {
                 layer.layer: max(
                     arriving[layer.layer],
@@ -340,14 +358,14 @@ class _Estimator:
                         )
                     ),
                 )
-                for layer in taking
+                for layer in summing
             }
-            links = sum(arriving[layer.layer] * max(len(layer.ipus(self.target)) - 1, 0) for layer in taking)
-            self.exchange(of, "backward", busiest, links)
+            links = sum(arriving[layer.layer] * max(len(layer.ipus(self.target)) - 1, 0) for layer in summing)
+            self.exchange(exchanged, "backward", busiest, links)
             self.compute(
                 name,
                 "backward",
-                taking,
+                summing,
                 lambda layer, width, sums=sums: sum(  # type: ignore[misc]
                     stage_sum(elements, layer.group_tiles, number, stage)
                     for elements, number, stage in sums[layer.layer]
@@ -355,14 +373,17 @@ class _Estimator:
             )
 
     def _sum_phases(self, layer: LayerPlan) -> List[int]:
-        """For each entry of ``passes_back`` the phase that ends its sum: that of a recurrent layer's own spikes waits
-        for the layer behind it, where both run at once."""
-        behind = [1] if layer.layer > 1 else []
+        """Return the phase that ends the sum of each entry of ``gradient_slots``.
+
+        If layers run in parallel, the sum for a layer's recurrent spikes waits for the next layer.
+        """
+        phases = [1] if layer.layer > 1 else []
         waits = bool(self.network.delay) and layer.layer < self.network.layers
-        return behind + ([1 + waits] if self.network.is_recurrent(layer.layer) else [])
+        return phases + ([1 + waits] if self.network.is_recurrent(layer.layer) else [])
 
     def run(self) -> Performance:
-        groups = _selected(self.plan)
+        """Append all phases and return the result."""
+        groups = _parallel_layers(self.plan)
         for layers in groups:
             self.forward(layers)
         if self.network.training:
@@ -370,43 +391,47 @@ class _Estimator:
                 self.backward(layers)
             several = [layer for layer in self.plan.layers if len(layer.groups) > 1]
             if several:
-                # To every group its copy of the weights, and from every group its gradients, which all of them sum.
+                # Every group receives a copy of the weights; all groups then sum their gradients.
                 weights = {
-                    layer.layer: float(sum(self.network.reads(layer.layer)) * lanes(max(layer.neurons)))
+                    layer.layer: float(sum(self.network.input_sizes(layer.layer)) * lanes(max(layer.neurons)))
                     for layer in several
                 }
                 copies = {entry: size * self.network.weight_bytes for entry, size in weights.items()}
                 self.received += sum(copies[layer.layer] * layer.tiles for layer in several)
                 links = sum(copies[layer.layer] * (len(layer.ipus(self.target)) - 1) for layer in several)
                 self.exchange("weights to the groups", "update", copies, links)
-                found = {entry: size * FLOAT for entry, size in weights.items()}
-                self.received += sum(found[layer.layer] * layer.tiles for layer in several)
-                links = sum(found[layer.layer] * (len(layer.ipus(self.target)) - 1) for layer in several)
-                self.exchange("gradients of the groups", "update", found, links)
+                gradients = {entry: size * FLOAT for entry, size in weights.items()}
+                self.received += sum(gradients[layer.layer] * layer.tiles for layer in several)
+                links = sum(gradients[layer.layer] * (len(layer.ipus(self.target)) - 1) for layer in several)
+                self.exchange("gradients of the groups", "update", gradients, links)
                 self.compute(
                     "sum of the groups",
                     "update",
                     several,
-                    lambda layer, width: cycles.row_sum(self._own_weights(layer, width), len(layer.groups)),
+                    lambda layer, width: cycles.row_sum(self._updated_weights(layer, width), len(layer.groups)),
                 )
             self.compute(
                 "weight update",
                 "update",
                 self.plan.layers,
-                lambda layer, width: cycles.weight_update(self._own_weights(layer, width), self.network.optimizer),
+                lambda layer, width: cycles.weight_update(self._updated_weights(layer, width), self.network.optimizer),
             )
         return Performance(self.plan, tuple(self.phases), self.tile_cycles, self.received)
 
 
 def estimate(plan: Plan) -> Performance:
-    """Predict the speed of a plan; raises ValueError for one without layers."""
+    """Predict the speed of a plan.
+
+    Args:
+        plan: a plan with layers; one without raises ValueError.
+    """
     if not plan.layers:
         raise ValueError(f"plan: it has no layers on tiles: {'; '.join(plan.problems)}")
     return _Estimator(plan).run()
 
 
 def summary(performance: Performance) -> Dict[str, Any]:
-    """The figures as JSON has them."""
+    """Return the figures of the JSON report."""
     plan = performance.plan
     return {
         "label": LABEL,

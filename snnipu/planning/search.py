@@ -1,4 +1,4 @@
-"""The search for a plan: of all ways to spread a network over tiles that fit, the one that is estimated fastest."""
+"""The search for a plan: of the plans of a network that fit, the one with the fewest predicted cycles."""
 
 import itertools
 from dataclasses import replace
@@ -6,21 +6,21 @@ from functools import lru_cache
 from typing import List, NamedTuple, Optional, Tuple, Union
 
 from snnipu.planning import cycles
-from snnipu.planning.costs import spread_cycles, tile_cycles
-from snnipu.planning.mapping import FULL, LayerPlan, Plan, check_memory, layer_memory, memory_of
-from snnipu.planning.network import NetworkSpec
+from snnipu.planning.costs import split_cycles, tile_cycles
+from snnipu.planning.mapping import MAX_FILL, LayerPlan, Plan, check_memory, layer_memory, memory_of
+from snnipu.planning.network import BaseNetworkSpec
 from snnipu.planning.performance import estimate
 from snnipu.planning.targets import Target, target_named
 
 MAX_IPUS = 64
 SELECTION_TILES = (1, 2, 4, 8, 16, 24, 48, 96, 192)
 PAIRS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# Widths of tiles that are all tried out.
+# The narrowest widths of a tile, which are all tried; of the others every eighth.
 MOST_WIDTHS = 48
 
 
-class _Spread(NamedTuple):
-    """A way to spread a layer: pairs of neurons on a tile, and groups of tiles."""
+class _Split(NamedTuple):
+    """A division of a layer among tiles: pairs of neurons on a tile, and groups of tiles."""
 
     cycles: float
     tiles: int
@@ -28,17 +28,24 @@ class _Spread(NamedTuple):
     groups: int
 
 
-def _spreads(network: NetworkSpec, target: Target, available: int, fitting: bool) -> List[List[_Spread]]:
-    """For each layer the ways to spread it that no other one beats, the fewest tiles first: of more tiles each is
-    faster. ``fitting``: those that tiles have memory for; else all of them, by their memory in the place of cycles."""
-    found = []
+def _best_splits(network: BaseNetworkSpec, target: Target, available: int, fitting: bool) -> List[List[_Split]]:
+    """Return for each layer its best splits, the fewest tiles first; each split is faster than those before it.
+
+    Args:
+        network: the network.
+        target: the machine.
+        available: number of tiles.
+        fitting: True: consider only splits that fit into memory. False: consider all, and compare their memory instead
+            of their cycles.
+    """
+    layers = []
     counts = sorted({-(-network.batch_size // rows) for rows in range(1, network.batch_size + 1)})
     for entry, size in enumerate(network.sizes[1:], 1):
         all_pairs = cycles.vectors(size)
         widths = sorted({-(-all_pairs // tiles) for tiles in range(1, min(all_pairs, available) + 1)})
-        # Of wide tiles a few are enough to choose from.
+        # Neighbouring large widths differ little.
         widths = widths if len(widths) <= MOST_WIDTHS else sorted({*widths[:MOST_WIDTHS], *widths[MOST_WIDTHS::8]})
-        every: List[_Spread] = []
+        splits: List[_Split] = []
         for pairs in widths:
             for groups in counts:
                 tiles = -(-all_pairs // pairs) * groups
@@ -46,21 +53,24 @@ def _spreads(network: NetworkSpec, target: Target, available: int, fitting: bool
                     break
                 rows = -(-network.batch_size // groups)
                 memory = sum(layer_memory(network, entry, 2 * pairs, rows, groups).values())
-                time = tile_cycles(network, entry, 2 * pairs, rows) + spread_cycles(network, entry, pairs, groups)
+                time = tile_cycles(network, entry, 2 * pairs, rows) + split_cycles(network, entry, pairs, groups)
                 if not fitting:
-                    every.append(_Spread(float(memory), tiles, pairs, groups))
-                elif memory <= FULL * target.bytes_per_tile:
-                    every.append(_Spread(time, tiles, pairs, groups))
-        best: List[_Spread] = []
-        for spread in sorted(every, key=lambda spread: (spread.tiles, spread.cycles)):
-            if not best or spread.cycles < best[-1].cycles:
-                best.append(spread)
-        found.append(best)
-    return found
+                    splits.append(_Split(float(memory), tiles, pairs, groups))
+                elif memory <= MAX_FILL * target.bytes_per_tile:
+                    splits.append(_Split(time, tiles, pairs, groups))
+        best: List[_Split] = []
+        for split in sorted(splits, key=lambda split: (split.tiles, split.cycles)):
+            if not best or split.cycles < best[-1].cycles:
+                best.append(split)
+        layers.append(best)
+    return layers
 
 
 def _balanced(total: int, parts: int, unit: int) -> Tuple[int, ...]:
-    """``total`` in ``parts`` as equal as they can be in whole units, larger ones first; the last takes what is left."""
+    """Divide ``total`` into ``parts`` of whole units, as equal as possible, larger parts first.
+
+    The last part is smaller if ``total`` is not a multiple of ``unit``.
+    """
     units = -(-total // unit)
     each, more = divmod(units, parts)
     counts = [unit * (each + (index < more)) for index in range(parts)]
@@ -69,25 +79,32 @@ def _balanced(total: int, parts: int, unit: int) -> Tuple[int, ...]:
 
 
 def _place(
-    network: NetworkSpec, available: int, selection: int, least: int, spreads: List[List[_Spread]]
+    network: BaseNetworkSpec, available: int, selection: int, least: int, splits: List[List[_Split]]
 ) -> Optional[List[LayerPlan]]:
-    """Layers one after another on ``available`` tiles, ``selection`` tiles each, ``least`` pairs a tile or more where a
-    layer has so many; None where there are too few tiles."""
+    """Place the layers one after another on the tiles; return None if there are too few tiles.
+
+    Args:
+        network: the network.
+        available: number of tiles.
+        selection: selection tiles of a layer.
+        least: least pairs of neurons on a tile, for layers with that many.
+        splits: the result of :func:`_best_splits`.
+    """
     selecting = min(selection, network.batch_size)
     if selecting * network.layers > available:
         return None
     budget = available
     ways = []
     for index, size in enumerate(network.sizes[1:]):
-        wanted = min(least, cycles.vectors(size))
-        enough = [spread for spread in spreads[index] if spread.pairs >= wanted]
-        ways.append(enough or spreads[index][:1])
+        layer_least = min(least, cycles.vectors(size))
+        wide = [split for split in splits[index] if split.pairs >= layer_least]
+        ways.append(wide or splits[index][:1])
     if not all(ways) or sum(way[0].tiles for way in ways) > budget:
         return None
     chosen = [0] * network.layers
     taken = sum(way[0].tiles for way in ways)
     while True:
-        # The slowest layer gets more tiles, as long as there are some.
+        # The slowest layer gets more tiles while tiles are left.
         slowest = max(range(network.layers), key=lambda index: ways[index][chosen[index]].cycles)
         if chosen[slowest] + 1 == len(ways[slowest]):
             break
@@ -98,9 +115,9 @@ def _place(
         taken += more
     placed, tile = [], 0
     for index, size in enumerate(network.sizes[1:]):
-        spread = ways[index][chosen[index]]
-        neurons = _balanced(size, -(-cycles.vectors(size) // spread.pairs), 2)
-        groups = _balanced(network.batch_size, spread.groups, 1)
+        split = ways[index][chosen[index]]
+        neurons = _balanced(size, -(-cycles.vectors(size) // split.pairs), 2)
+        groups = _balanced(network.batch_size, split.groups, 1)
         placed.append(LayerPlan(index + 1, tile, neurons, groups, 0, _balanced(network.batch_size, selecting, 1)))
         tile += placed[-1].tiles
     first = min(tile, available - selecting * network.layers)
@@ -108,31 +125,31 @@ def _place(
 
 
 def plan(
-    network: NetworkSpec,
+    network: BaseNetworkSpec,
     target: Union[str, Target] = "mk2",
     ipus: int = 1,
     *,
     neurons_per_tile: Optional[int] = None,
     selection_tiles: Optional[int] = None,
 ) -> Plan:
-    """Spread a network over tiles.
+    """Plan a network on tiles.
 
-    The number of selection tiles of a layer and the least number of neurons of a tile are tried out; of what fits, the
-    plan that the performance model finds fastest is taken. Within one choice, layers share the tiles so that the
-    busiest tile is as little busy as possible.
+    The search tries several numbers of selection tiles per layer and several least numbers of neurons per tile. For
+    each, it divides the tiles among the layers so that the busiest tile has the least work. Of the plans that fit, it
+    returns the one with the fewest cycles in the performance model.
 
     Args:
-        network: what to map.
-        target: ``mk1``, ``mk2`` or ``bow``, or a machine of these with other numbers.
-        ipus: how many of them.
-        neurons_per_tile: the least number on a tile, an even one; None: tried out.
-        selection_tiles: of each layer; None: tried out.
+        network: the network.
+        target: ``mk1``, ``mk2`` or ``bow``, or a :class:`Target`.
+        ipus: the number of IPUs, up to 64.
+        neurons_per_tile: the least neurons on a tile, an even number; None: several are tried.
+        selection_tiles: selection tiles of each layer; None: several are tried.
 
     Returns:
-        A plan; where nothing fits, the one whose fullest tile is the least full, with what is wrong in ``problems``.
+        A plan. If no plan fits, the plan whose fullest tile is the least full; ``problems`` has the reasons.
 
     Raises:
-        ValueError: a wrong argument; the message names it.
+        ValueError: an argument is wrong; the message names it.
     """
     machine = target if isinstance(target, Target) else target_named(target)
     if isinstance(ipus, bool) or not isinstance(ipus, int) or not 1 <= ipus <= MAX_IPUS:
@@ -151,26 +168,26 @@ def plan(
     best: Optional[Tuple[Tuple[int, float], Plan]] = None
     seen = set()
     for fitting in (True, False):
-        spreads = _spreads(network, machine, tiles, fitting)
+        splits = _best_splits(network, machine, tiles, fitting)
         for least, selection in itertools.product(widths, selections):
-            layers = _place(network, tiles, selection, least, spreads)
+            layers = _place(network, tiles, selection, least, splits)
             if layers is None or tuple(layers) in seen:
                 continue
             seen.add(tuple(layers))
             memory = memory_of(network, machine, ipus, layers)
-            made = Plan(network, machine, ipus, tuple(layers), memory=memory)
-            fits = made.tile_memory_max_bytes <= machine.bytes_per_tile
-            figure = estimate(made).cycles_per_batch if fits else float(made.tile_memory_max_bytes)
-            key = (0 if fits else 1, figure)
+            candidate = Plan(network, machine, ipus, tuple(layers), memory=memory)
+            fits = candidate.tile_memory_max_bytes <= machine.bytes_per_tile
+            cost = estimate(candidate).cycles_per_batch if fits else float(candidate.tile_memory_max_bytes)
+            key = (0 if fits else 1, cost)
             if best is None or key < best[0]:
-                best = (key, made)
+                best = (key, candidate)
         if best is not None and best[1].tile_memory_max_bytes <= machine.bytes_per_tile:
             break
     if best is None:
-        why = f"{tiles} tiles cannot hold {network.layers} layers, each with neurons on tiles of its own"
-        return Plan(network, machine, ipus, (), (f"{why}: at least {network.layers} tiles.",))
-    found = best[1]
-    return replace(found, problems=tuple(check_memory(found)), notes=tuple(_notes(found)))
+        reason = f"{tiles} tiles cannot hold {network.layers} layers, each with neurons on tiles of its own"
+        return Plan(network, machine, ipus, (), (f"{reason}: at least {network.layers} tiles.",))
+    fastest = best[1]
+    return replace(fastest, problems=tuple(check_memory(fastest)), notes=tuple(_notes(fastest)))
 
 
 @lru_cache(maxsize=64)
@@ -185,10 +202,12 @@ def operator_plan(
     target: Target,
     ipus: int,
 ) -> Tuple[int, ...]:
-    """The plan that ``SparseNetwork`` gets on an IPU where nobody chose one, as :meth:`Plan.attribute` has it: that of
-    :func:`plan`, for slots that are all in use. Where there are too few tiles for one, each layer is on all tiles."""
+    """Return the default plan of the operator ``SparseNetwork``, as :meth:`Plan.attribute`.
+
+    It is the result of :func:`plan` if all slots are in use. If there are too few tiles, each layer is on all tiles.
+    """
     expected = tuple(map(float, slots))
-    network = NetworkSpec(
+    network = BaseNetworkSpec(
         sizes,
         expected,
         slots,
@@ -198,14 +217,14 @@ def operator_plan(
         training=training,
         recurrent=recurrent if any(recurrent) else (),
     )
-    found = plan(network, target, ipus)
-    if not found.layers:
-        found = replace(found, layers=_on_all_tiles(network, found.tiles))
-    return tuple(found.attribute())
+    planned = plan(network, target, ipus)
+    if not planned.layers:
+        planned = replace(planned, layers=_on_all_tiles(network, planned.tiles))
+    return tuple(planned.attribute())
 
 
-def _on_all_tiles(network: NetworkSpec, tiles: int) -> Tuple[LayerPlan, ...]:
-    """Each layer on all tiles, one group; each selects on one tile."""
+def _on_all_tiles(network: BaseNetworkSpec, tiles: int) -> Tuple[LayerPlan, ...]:
+    """Place each layer on all tiles, in one group, with one selection tile."""
     batch = (network.batch_size,)
     return tuple(
         LayerPlan(index + 1, 0, _balanced(size, min(tiles, cycles.vectors(size)), 2), batch, index % tiles, batch)
@@ -213,12 +232,12 @@ def _on_all_tiles(network: NetworkSpec, tiles: int) -> Tuple[LayerPlan, ...]:
     )
 
 
-# Of a tile's memory, what the states of one layer may take until its backward pass.
+# Most of the tiles' memory for one layer's stored states.
 STATES_SHARE = 1 / 8
 
 
 def keeps_states(size: int, target: Target, ipus: int) -> bool:
-    """Whether ``NeuronSequence`` keeps ``size`` bytes of states for its backward pass, or computes them again there."""
+    """Return True if ``NeuronSequence`` stores ``size`` bytes of states; else its backward pass recomputes them."""
     return size <= STATES_SHARE * target.bytes_per_tile * target.tiles_per_ipu * ipus
 
 
@@ -226,7 +245,7 @@ def _notes(plan: Plan) -> List[str]:
     notes = []
     if plan.ipus_used < plan.ipus:
         notes.append(
-            f"only {plan.ipus_used} of {plan.ipus} IPUs have work: replicate the model over the others instead "
+            f"only {plan.ipus_used} of {plan.ipus} IPUs have work: use fewer per replica, and more replicas "
             "(replicationFactor)"
         )
     return notes

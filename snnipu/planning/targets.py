@@ -1,4 +1,4 @@
-"""The machines that a plan is made for: the numbers of an IPU that mapping and performance model need."""
+"""The machines of plans: the numbers of an IPU that the mapping and the performance model need."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Dict
@@ -16,13 +16,13 @@ class Target:
         bytes_per_tile: memory of a tile, code included.
         clock_hz: clock of the tiles.
         workers: worker threads of a tile, which share its issue slots.
-        exchange_bytes_per_cycle: what a tile receives, and sends, per cycle within its IPU.
-        link_bytes_per_second: what an IPU receives, and sends, over its links to other IPUs.
-        sync_cycles: of one synchronisation of the tiles of an IPU.
-        ipu_sync_cycles: the same where several IPUs take part.
+        exchange_bytes_per_cycle: bytes that a tile receives, and sends, per cycle within its IPU.
+        link_bytes_per_second: bytes that an IPU receives, and sends, over its links to other IPUs.
+        sync_cycles: cycles of a synchronisation of the tiles of one IPU.
+        ipu_sync_cycles: cycles of a synchronisation of several IPUs.
 
-    Source: tiles, memory, clock and exchange as in the vendor's documentation of Mk1, Mk2 and Bow. The links are taken
-    for ten at 32 GB/s in each direction; the cycles of a synchronisation are an assumption.
+    Source: Graphcore's documentation of Mk1, Mk2 and Bow, for tiles, memory, clock and exchange. The links are assumed
+    to be ten, at 32 GB/s in each direction; the cycles of a synchronisation are an assumption.
     """
 
     name: str
@@ -51,7 +51,7 @@ TARGETS: Dict[str, Target] = {
 
 
 def target_named(name: str) -> Target:
-    """The target of this name; raises ValueError for any other."""
+    """Return the target with this name; raise ValueError if there is none."""
     if name not in TARGETS:
         raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {name!r}")
     return TARGETS[name]

@@ -44,17 +44,17 @@ class _CountingModel(IpuModel):
 
     def __init__(self, target: IpuModelTarget) -> None:
         super().__init__(target)
-        self.programs: List[Program] = []
+        self.compiled: List[Program] = []
 
     def compile(self, *arguments: Any, **options: Any) -> Any:
         program = super().compile(*arguments, **options)
-        self.programs.append(program)
+        self.compiled.append(program)
         return _CountedProgram(program)
 
     def figures(self, training: bool) -> Tuple[OperatorFigures, ...]:
         machine = self.machine()
         figures = []
-        for program in self.programs:
+        for program in self.compiled:
             counts = program.estimate()
             # A gradient's inputs begin with the inputs of its operator.
             shapes, attributes = [spec.shape for spec in program.key.inputs], dict(program.key.attributes)

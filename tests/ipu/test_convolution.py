@@ -7,7 +7,7 @@ import torch
 from support.operators import needs_library
 
 from snnipu.ipu import TARGETS
-from snnipu.ipu.model import IpuModel, IpuModelTarget, TensorSpec
+from snnipu.ipu.model import IpuModel, IpuModelTarget, TensorType
 from snnipu.ops._maps import conv_geometry
 from snnipu.planning.convolution import plan_convolution
 
@@ -76,8 +76,8 @@ def programs(model, plan):
     """The operator and its gradient, compiled by the plan."""
     sizes, kind = plan.geometry, {"float32": "FLOAT", "float16": "FLOAT16"}[plan.dtype]
     weight = (sizes.out_channels, sizes.in_channels // sizes.groups, sizes.kernel_height, sizes.kernel_width)
-    slots = TensorSpec("FLOAT", (plan.rows, 1, plan.slots))
-    inputs = [slots, slots, TensorSpec("FLOAT", (plan.rows, 1, 2)), TensorSpec(kind, weight)]
+    slots = TensorType("FLOAT", (plan.rows, 1, plan.slots))
+    inputs = [slots, slots, TensorType("FLOAT", (plan.rows, 1, 2)), TensorType(kind, weight)]
     attributes = {"geometry": list(sizes), "plan": list(plan.attribute), "input_gradient": 1}
     return [model.compile("SparseConv2d", inputs, attributes, gradient=which) for which in (None, [0])]
 

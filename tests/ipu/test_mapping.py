@@ -253,10 +253,10 @@ def test_modules_are_read():
     [
         (nn.Sequential(nn.Conv2d(1, 2, 3)), "expected a SparseNetwork.*holds Conv2d"),
         (nn.Sequential(nn.Linear(3, 4), nn.ReLU()), "expected a SparseNetwork"),
-        (nn.Sequential(snn.SparseLeaky(3, 4, beta=0.9), snn.SparseLeaky(5, 2, beta=0.9)), "do not follow"),
-        (snn.SparseNetwork([(1, 8, 8), "4C3", 10], beta=0.9), "layers on maps are no part of such a plan"),
-        (snn.SparseNetwork([8, 4], beta=0.9, max_delay=3), "such a plan is of layers without max_delay"),
-        (nn.Sequential(*(snn.SparseNetwork([3, 2], beta=0.9) for _ in range(2))), "2 SparseNetworks"),
+        (nn.Sequential(snn.SparseLeaky(3, 4, beta=0.9), snn.SparseLeaky(5, 2, beta=0.9)), "do not match the outputs"),
+        (snn.SparseNetwork([(1, 8, 8), "4C3", 10], beta=0.9), "a plan cannot hold layers on maps"),
+        (snn.SparseNetwork([8, 4], beta=0.9, max_delay=3), "a plan needs layers without max_delay"),
+        (nn.Sequential(*(snn.SparseNetwork([3, 2], beta=0.9) for _ in range(2))), "one SparseNetwork, and it holds 2"),
         (torch.zeros(3), "must be a torch.nn.Module"),
     ],
 )

@@ -12,7 +12,7 @@ import snnipu as snn
 from snnipu import ipu, ops, poptorch, surrogate
 from snnipu.backends import popart
 from snnipu.ipu import model as ipu_model
-from snnipu.ipu.model import IpuModel, IpuModelError, IpuModelTarget, IpuModelUnavailable, TensorSpec
+from snnipu.ipu.model import IpuModel, IpuModelError, IpuModelTarget, IpuModelUnavailable, TensorType
 
 LEAKY = {"neuron": "leaky", "variant": 0, "states": 1}
 ATTRIBUTES = {**LEAKY, "surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
@@ -110,7 +110,7 @@ def test_old_programs_are_freed(model, fake, monkeypatch):
 def test_border_types(model):
     out = model.apply("Scale", [torch.ones(2, dtype=torch.float64)], {"factor": 0.5})[0]
     assert out.dtype == torch.float64
-    assert model.programs()[0].key.inputs == (TensorSpec("FLOAT", (2,)),)
+    assert model.programs()[0].key.inputs == (TensorType("FLOAT", (2,)),)
     with pytest.raises(TypeError, match=r"Scale: input 0: torch.bfloat16 has no equivalent"):
         model.apply("Scale", [torch.ones(2, dtype=torch.bfloat16)], {"factor": 1.0})
     strided = torch.arange(6.0).reshape(2, 3).t()
@@ -137,7 +137,7 @@ def test_errors_name_the_operator_and_the_kind(model, fake):
     with pytest.raises(IpuModelError, match="no operator Missing"):
         model.apply("Missing", [torch.ones(1)], {})
     assert fake.requests == {}
-    program = model.compile("Scale", [TensorSpec("FLOAT", (1,))], {"factor": 1.0})
+    program = model.compile("Scale", [TensorType("FLOAT", (1,))], {"factor": 1.0})
     with pytest.raises(ValueError, match="Scale takes 1 inputs, got 2"):
         program.run([torch.ones(1)] * 2)
     with pytest.raises(ValueError, match="input 0 must be on the CPU"):

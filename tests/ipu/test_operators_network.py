@@ -18,7 +18,7 @@ from support.operators import (
 from snnipu import SparseSpikes
 from snnipu.ipu import NetworkSpec
 from snnipu.ipu import plan as plan_of
-from snnipu.ipu.model import IpuModelError, TensorSpec, spec_of
+from snnipu.ipu.model import IpuModelError, TensorType, tensor_type
 from snnipu.ops import _sparse_layers
 from snnipu.ops.connections import FullyConnected
 from snnipu.ops.sparse_lif_sequence import OPERATORS
@@ -267,7 +267,7 @@ def programs(model, sizes, slots, steps, batch, plan=None, recurrent=None):
     if plan is not None:
         attributes["plan"] = list(plan)
     tensors = [*spikes, *(tensor for layer in parameters for tensor in layer)]
-    specs = [spec_of(tensor.float(), "SparseNetwork") for tensor in tensors]
+    specs = [tensor_type(tensor.float(), "SparseNetwork") for tensor in tensors]
     last = 5 * (len(parameters) - 1) + 1
     return [compiled(model, "SparseNetwork", specs, attributes, which) for which in (None, [last])]
 
@@ -290,14 +290,14 @@ def test_the_plan_is_not_slower_than_the_layers_one_by_one():
     own = sum(map(cycles_of, programs(model, sizes, slots, steps, batch, planned(model, sizes, slots, steps, batch))))
     parts = 0
     for inputs, neurons, slots_in, slots_out in zip(sizes, sizes[1:], slots, slots[1:]):
-        rows = TensorSpec("FLOAT", (steps, batch, neurons))
-        of_input = [TensorSpec("FLOAT", (steps, batch, slots_in))] * 2 + [TensorSpec("FLOAT", (steps, batch, 2))]
-        one = TensorSpec("FLOAT", (1,))
+        rows = TensorType("FLOAT", (steps, batch, neurons))
+        of_input = [TensorType("FLOAT", (steps, batch, slots_in))] * 2 + [TensorType("FLOAT", (steps, batch, 2))]
+        one = TensorType("FLOAT", (1,))
         operators = [
-            ("SparseLinear", [*of_input, TensorSpec("FLOAT", (neurons, inputs))], {"unit_values": 0}, [0]),
+            ("SparseLinear", [*of_input, TensorType("FLOAT", (neurons, inputs))], {"unit_values": 0}, [0]),
             (
                 "NeuronSequence",
-                [rows, TensorSpec("FLOAT", (batch, neurons)), one, one, one],
+                [rows, TensorType("FLOAT", (batch, neurons)), one, one, one],
                 {"neuron": "leaky", "variant": 2, "states": 1, **SURROGATE},
                 [1],
             ),

@@ -8,7 +8,7 @@ import torch
 from snnipu import poptorch
 from snnipu.backends import host
 from snnipu.ipu import model as ipu_model
-from snnipu.ipu.model import IpuModel, IpuModelTarget, spec_of
+from snnipu.ipu.model import IpuModel, IpuModelTarget, tensor_type
 from snnipu.planning.linear import plan_linear
 from snnipu.planning.search import operator_plan
 
@@ -74,12 +74,12 @@ def compiled(model, name, specs, attributes, gradient=None):
 
 
 def forward(model, name, inputs, attributes):
-    return compiled(model, name, [spec_of(tensor, name) for tensor in inputs], attributes).run(inputs)
+    return compiled(model, name, [tensor_type(tensor, name) for tensor in inputs], attributes).run(inputs)
 
 
 def backward(model, name, inputs, attributes, outputs, upstream):
     """Return gradients by input; ``upstream`` has the outputs' gradients (None: not on the path to the loss)."""
     which = [place for place, grad in enumerate(upstream) if grad is not None]
-    program = compiled(model, name, [spec_of(tensor, name) for tensor in inputs], attributes, which)
+    program = compiled(model, name, [tensor_type(tensor, name) for tensor in inputs], attributes, which)
     tensors = {ipu_model.GRAD_OUT: upstream, ipu_model.IN: inputs, ipu_model.OUT: outputs}
     return dict(zip(program.targets, program.run([tensors[source.kind][source.place] for source in program.sources])))
