@@ -20,6 +20,7 @@ from snnipu._generator.step import OUTPUT
 from snnipu.compiler import autograd_functions, nodes
 from snnipu.compiler.autograd_functions import COPIES, NUMBERS, SAME
 from snnipu.compiler.cycles import components
+from snnipu.compiler.steps import summands
 from snnipu.ops import _neurons, step_operators
 
 _LOG = logging.getLogger("snnipu.compiler")
@@ -103,8 +104,10 @@ def _neurons_and_sums(body: Any) -> Set[Node]:
         others = [node for node in calls if node not in steps and nodes.name_of(node) != "getitem"]
         if len(steps) == 1 and not others:
             found.update(steps, *(step.users for step in steps))
-        elif len(component) == 2 and len(calls) == 1 and nodes.name_of(calls[0]) == "add":
-            found.update(calls)
+        elif len(component) == len(calls) + 1:
+            (before,) = set(component) - set(calls)
+            if summands(body.after[body.number_of[before]], before, component):
+                found.update(calls)
     return found
 
 
@@ -315,8 +318,7 @@ class _Recording:
         found: Set[Node] = set()
         waiting = list(self.inside)
         for node in waiting:  # which grows
-            marks = [body.before[k] for k, after in body.after.items() if after is node and k in body.before]
-            for user in (*node.users, *marks):
+            for user in (*node.users, *body.marks_of(node)):
                 if user not in found and user not in self.inside:
                     found.add(user)
                     waiting.append(user)
@@ -342,7 +344,7 @@ class _Recording:
         # The result that feeds back through a layer must be the spikes.
         around = self._made_of_results()
         cyclic = self._reaching(around)
-        fed = [node for node in outside if cyclic & {*node.users}]
+        fed = [node for node in results if cyclic & {*node.users, *self.of.body.marks_of(node)}]
         chosen = fed or outputs or list(before)
         spk = chosen[-1 if fed or outputs else 0]
         states = [*before, *(node for node in outputs if node is not spk)]

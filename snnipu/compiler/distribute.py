@@ -47,7 +47,7 @@ from snnipu.compiler.marks import (
 )
 from snnipu.compiler.prepare import prepare
 from snnipu.compiler.rules import Call, Lifted
-from snnipu.compiler.steps import fed_back, is_output, is_step
+from snnipu.compiler.steps import fed_back, is_output, is_step, summands
 from snnipu.ops import step_operators
 
 
@@ -101,6 +101,10 @@ class Body:
         self.ordered = self._find_ordered()
         self.varying = self._find_varying()
         arithmetic.as_neurons(self)
+
+    def marks_of(self, node: Node) -> List[Node]:
+        """Return the carried values of which a node is the new value."""
+        return [before for number, before in self.before.items() if self.after.get(number) is node]
 
     def _find_clocks(self) -> Set[Node]:
         """Return the nodes that are the first size of the marked tensor."""
@@ -547,9 +551,7 @@ class Distribution:
                 waiting.extend(one for one in user.users if one.op != "output")
             elif user.op != "output":
                 return True
-        number = next((number for number, after in self.body.after.items() if after is node), None)
-        before = self.body.before.get(number) if number is not None else None  # type: ignore[arg-type]
-        return before is not None and bool(self._outside_users(before, inside))
+        return any(self._outside_users(before, inside) for before in self.body.marks_of(node))
 
     def _as_neuron(self, component: List[Node], inside: Set[Node]) -> bool:
         steps = [node for node in component if is_step(node)]
@@ -653,29 +655,30 @@ class Distribution:
         return self._start(feedback.spikes), weight, bias, feedback.geometry
 
     def _as_sum(self, component: List[Node], inside: Set[Node]) -> bool:
-        """Write ``total = total + x`` as a sum over time."""
+        """Write ``total = total + x + y`` as a sum over time."""
         before = [node for node in component if node.target is carried]
-        if len(component) != 2 or len(before) != 1:
+        if len(before) != 1 or any(len(node.users) > 1 for node in component[1:-1]):
             return False
-        (add,) = (node for node in component if node is not before[0])
-        if nodes.name_of(add) not in ("add", "iadd") or len(add.args) != 2 or add.kwargs or before[0] not in add.args:
+        total = self.body.after[self.body.number_of[before[0]]]
+        others = summands(total, before[0], inside)
+        value = nodes.value_of(total)
+        if not others or not isinstance(value, torch.Tensor):
             return False
-        other = add.args[0] if add.args[1] is before[0] else add.args[1]
-        value = nodes.value_of(add)
-        if other is before[0] or not isinstance(other, Node) or not isinstance(value, torch.Tensor):
+        if nodes.key_of(nodes.value_of(before[0])) != nodes.key_of(value) or value.dtype is torch.bool:
             return False
-        if not nodes.is_tensor(other) or nodes.value_of(other).dtype != value.dtype or value.dtype is torch.bool:
+        if not all(nodes.is_tensor(one) and nodes.value_of(one).dtype == value.dtype for one in others):
             return False
-        if nodes.key_of(nodes.value_of(before[0])) != nodes.key_of(value):
-            return False
-        parts = self._any_sequence(other)
-        missing = value.dim() - nodes.value_of(other).dim()
-        if missing:
-            parts = self._call(helpers.widen, parts, missing)
-        if self._wants_sequence(add, inside) or self._outside_users(before[0], inside):
-            self._sequence[add] = self._call(helpers.sums, self._start(before[0]), parts)
+        parts: Any = None
+        for other in others:
+            part = self._any_sequence(other)
+            missing = value.dim() - nodes.value_of(other).dim()
+            if missing:
+                part = self._call(helpers.widen, part, missing)
+            parts = part if parts is None else self._call(operator.add, parts, part)
+        if self._wants_sequence(total, inside) or self._outside_users(before[0], inside):
+            self._sequence[total] = self._call(helpers.sums, self._start(before[0]), parts)
         else:
-            self._final[add] = self._call(helpers.total, self._start(before[0]), parts)
+            self._final[total] = self._call(helpers.total, self._start(before[0]), parts)
         return True
 
     # ---- step by step
@@ -726,13 +729,7 @@ class Distribution:
         return {node: self._call(operator.getitem, series, place) for place, node in enumerate(wanted)}
 
     def _used_outside(self, node: Node, inside: Set[Node]) -> bool:
-        if self._outside_users(node, inside):
-            return True
-        return any(
-            after is node and any(user not in inside for user in self.body.before[number].users)
-            for number, after in self.body.after.items()
-            if number in self.body.before
-        )
+        return any(self._outside_users(one, inside) for one in (node, *self.body.marks_of(node)))
 
 
 @dataclass

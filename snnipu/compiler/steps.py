@@ -1,7 +1,7 @@
 """Steps of neurons in a graph, and layers from their spikes back to their inputs."""
 
 import re
-from typing import Any, List, Optional, Set, Tuple
+from typing import Any, Collection, List, Optional, Set, Tuple
 
 import torch
 from torch.fx import Node
@@ -81,3 +81,23 @@ def _layer(product: Node) -> Optional[Tuple[Node, Optional[Node], Tuple[int, ...
     if any(isinstance(size, str) or len(size) > 2 or any(type(n) is not int for n in size) for size in sizes):
         return None
     return (weight, bias, (*padding, *dilation, groups), False) if tuple(stride) == (1, 1) else None
+
+
+def summands(total: Any, before: Node, inside: Collection[Node]) -> List[Any]:
+    """Return what ``total`` adds to the value of the previous step, or an empty list if it is no such sum.
+
+    Args:
+        inside: the nodes between ``before`` and ``total``, with both.
+    """
+    found: List[Any] = []
+    while total is not before:
+        if not isinstance(total, Node) or nodes.name_of(total) not in ("add", "iadd"):
+            return []
+        if len(total.args) != 2 or total.kwargs:
+            return []
+        partial = [one for one in total.args if isinstance(one, Node) and one in inside]
+        if len(partial) != 1 or len(found) > len(inside):
+            return []
+        found.append(next(one for one in total.args if one is not partial[0]))
+        total = partial[0]
+    return found
