@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any, List
 
 from snnipu import _interpreter, _wait_policy
 
-_interpreter.refuse_others()
-_wait_policy.wait_briefly()
+_interpreter.require_main_interpreter()
+_wait_policy.set_spin_count()
 
 from snnipu._names import passthrough  # noqa: E402
 
 passthrough.install()
 
 if TYPE_CHECKING:
-    # For editors and type checkers, what passthrough resolves; our own names, below, come in place of snnTorch's.
+    # For editors and type checkers: the names that passthrough resolves. snnipu's names, below, replace snnTorch's.
     from snntorch import *  # noqa: F403
     from snntorch import backprop, spikegen, spikeplot, spikevision  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""``python -m snnipu``."""
+"""Entry point of ``python -m snnipu``: runs the command line."""
 
 import sys
 

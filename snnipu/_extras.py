@@ -1,11 +1,11 @@
-"""Packages that only some commands need: asked for where they are used, with the way to install them."""
+"""Optional packages. They are imported when a function needs them; the error names the extra that installs them."""
 
 import importlib
 import importlib.metadata
 import re
 from typing import Any, List
 
-LEAST_NIR = "1.0.6"  # its neurons have a v_reset
+LEAST_NIR = "1.0.6"  # the first version whose neurons have v_reset
 
 
 class MissingExtra(ImportError):
@@ -13,15 +13,21 @@ class MissingExtra(ImportError):
 
 
 def require(module: str, extra: str, purpose: str, least: str = "") -> Any:
-    """Import ``module``; where that fails, say what it is needed for and which extra installs it.
+    """Import and return an optional module.
+
+    Args:
+        module: name of the module.
+        extra: the extra of snnipu that installs it, for the error message.
+        purpose: the function that needs the module, for the error message.
+        least: the oldest version that works; "" for any.
 
     Raises:
-        MissingExtra: ``module`` is not installed, of a version before ``least``, or its import fails (a build that does
-            not fit this PyTorch, say).
+        MissingExtra: ``module`` is not installed, is older than ``least``, or fails to import. A build for another
+            PyTorch may fail so.
     """
     package = {"sklearn": "scikit-learn"}.get(module.split(".")[0], module.split(".")[0])
     try:
-        made = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ImportError as error:
         raise MissingExtra(
             f'{purpose} needs {package}, which cannot be imported ({error}): pip install "snnipu[{extra}]"'
@@ -36,7 +42,7 @@ def require(module: str, extra: str, purpose: str, least: str = "") -> Any:
             f"{purpose} needs {package} {least} or later, found {importlib.metadata.version(package)}: "
             f'pip install "snnipu[{extra}]"'
         )
-    return made
+    return imported
 
 
 def _numbers(version: str) -> List[int]:

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their place, then moved into it; and a file of one writer."""
+"""Atomic writing of files (a temporary file, then a rename), locks for one writer, and the folder for caches."""
 
 import contextlib
 import errno
@@ -14,42 +14,42 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# What says that nothing is wrong with the name, but that there is no room, or no working disk.
+# Error numbers of a full or failing disk: another file name would fail too.
 NO_ROOM = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO") if hasattr(errno, name))
-# Locked files of this process: the kernel's locks keep out other processes only.
+# Path -> process id, for files that this process has locked. A file lock excludes other processes only.
 _held: Dict[Path, int] = {}
 
 
 class WriteError(OSError):
-    """A file cannot be written, on a full disk, say; what stood in its place is unchanged."""
+    """A file cannot be written, because the disk is full, say. A file that existed before is unchanged."""
 
 
 class InUseError(OSError):
-    """Another run writes the file."""
+    """Another run is writing the file."""
 
 
 def failure(what: str, error: OSError) -> OSError:
-    """``what: error`` as an OSError, a WriteError where it is not the name that is wrong."""
+    """Return an OSError with the message ``what: error``; a WriteError if the disk is full or failing."""
     return (WriteError if error.errno in NO_ROOM else OSError)(f"{what}: {error.strerror or error}")
 
 
 def cache_folder(name: str) -> Path:
-    """``snnipu/NAME`` in the folder that the environment variable ``XDG_CACHE_HOME`` names, else in ``~/.cache``.
+    """Return the path ``snnipu/NAME`` below ``XDG_CACHE_HOME`` (an environment variable) or ``~/.cache``.
 
     Raises:
-        RuntimeError: the user has no home.
+        RuntimeError: the user has no home folder.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # As the XDG specification has it, a relative path does not count.
+    # The XDG specification says to ignore relative paths.
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "snnipu" / name
 
 
 def writable_file(path: Path) -> Path:
-    """Check, before hours of work, that a file can be written at ``path``; returns it with links resolved.
+    """Check that a file can be written at ``path``, before a long computation; return the path with links resolved.
 
     Raises:
-        WriteError: there is no room for it.
-        OSError: its folder is absent or takes no file, or something that is no plain file stands there.
+        WriteError: the disk is full or failing.
+        OSError: the folder is missing or not writable, or ``path`` is a folder or a device.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
@@ -66,15 +66,18 @@ def writable_file(path: Path) -> Path:
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let ``write`` fill a file in memory, which then takes the place of ``path`` on the disk in one step.
+    """Write a file so that ``path`` holds either all of the old contents or all of the new ones.
 
-    Whatever ends it, an error or the process, ``path`` holds all of its old contents or all of the new. A pipe or a
-    device, which cannot be replaced, is written to.
+    This holds even if the process is killed meanwhile. Pipes and devices cannot be replaced and are written directly.
+
+    Args:
+        path: the file to write.
+        write: a function that writes the contents to the binary file it is called with.
 
     Raises:
-        WriteError: the file cannot be written; nothing of it is left.
+        WriteError: the file cannot be written. The temporary file is removed.
     """
-    # Into memory first: then an error of write's is no error of the disk, and one of the disk is an OSError.
+    # `write` fills a buffer in memory, so that its errors and those of the disk are not confused.
     buffer = io.BytesIO()
     write(buffer)
     try:
@@ -88,7 +91,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         try:
             with partial.open("wb") as file:
                 with contextlib.suppress(_NoLocks):
-                    _try_lock(file)  # while it is held, nobody takes the file for a leftover
+                    _try_lock(file)  # remove_leftovers of other processes skips locked files
                 file.write(buffer.getbuffer())
                 file.flush()
                 os.fsync(file.fileno())
@@ -97,46 +100,48 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             with contextlib.suppress(OSError):
                 partial.unlink()
     except OSError as error:
-        kept = "; the file that was there is unchanged" if path.is_file() else ""
-        raise WriteError(f"cannot write {path}: {error.strerror or error}{kept}") from error
+        unchanged = "; the file that was there is unchanged" if path.is_file() else ""
+        raise WriteError(f"cannot write {path}: {error.strerror or error}{unchanged}") from error
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` in UTF-8, as :func:`write_atomically` does."""
+    """Write ``text`` to ``path`` in UTF-8 by :func:`write_atomically`."""
     write_atomically(path, lambda file: file.write(text.encode("utf-8")))
 
 
 def partial_file(path: Path) -> Path:
-    """Where this process writes what will become ``path``."""
+    """Return the path of the temporary file that this process renames to ``path``."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove partial files of ``path`` whose process died before it could do so; others' are left alone."""
+    """Remove temporary files of ``path`` that processes which have died left behind."""
     start, end = f".{path.name}.", ".tmp"
     with contextlib.suppress(OSError, _NoLocks):
         for name in os.listdir(path.parent):
             process = name[len(start) : -len(end)]
             if not (name.startswith(start) and name.endswith(end) and process.isdecimal()):
                 continue
-            if fcntl is None or _alive(int(process)):  # without locks, it may be of another machine
+            # If there are no locks, the file may be in use by a process of another machine.
+            if fcntl is None or _alive(int(process)):
                 continue
             with contextlib.suppress(OSError), (path.parent / name).open("r+b") as file:
-                # Held: its writer is alive, on another machine.
+                # A locked file has a writer on another machine that is alive.
                 if _try_lock(file):
                     os.unlink(path.parent / name)
 
 
 @contextlib.contextmanager
 def sole_writer(path: Path) -> Iterator[None]:
-    """Keep other processes that ask for the same from ``path``, until the block or this process ends, however it ends.
+    """Lock ``path`` for the block: other calls of ``sole_writer`` for it fail until the block or the process ends.
 
-    The lock is on a file ``.<name>.lock`` beside ``path``, which holds the process id and is removed at the end. Where
-    the file system or the operating system has no locks (Windows; some network file systems), a warning says so.
+    The lock is on a file ``.<name>.lock`` beside ``path``. It holds the process id, and the block removes it at its
+    end. Windows and some network file systems have no locks; a warning is given there.
 
     Raises:
-        InUseError: another process, or another block of this one, holds ``path``; the message names the process.
-        OSError: the file of the lock cannot be made.
+        InUseError: another process, or another block of this process, has locked ``path``. The message names the
+            process.
+        OSError: the lock file cannot be created.
     """
     path = path.resolve()
     lock = path.with_name(f".{path.name}.lock")
@@ -154,7 +159,7 @@ def sole_writer(path: Path) -> Iterator[None]:
                 owner = file.read(300).decode("utf-8", "replace").strip() or "of unknown number"
                 file.close()
                 raise InUseError(f"{path} is being written by another run, process {owner}")
-            # Its last holder may have removed it before we got the lock: then others lock another file.
+            # The previous owner may have deleted the file before we locked it: a new lock file is needed then.
             if not os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
                 raise FileNotFoundError
         except FileNotFoundError:
@@ -169,7 +174,7 @@ def sole_writer(path: Path) -> Iterator[None]:
             return
     _held[path] = os.getpid()
     try:
-        with contextlib.suppress(OSError):  # on a full disk the lock is as good without
+        with contextlib.suppress(OSError):  # the lock works without the process id, if the disk is full
             file.truncate(0)
             file.write(f"{os.getpid()} on {socket.gethostname()}\n".encode())
             file.flush()
@@ -183,7 +188,7 @@ def sole_writer(path: Path) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether this process is within :func:`sole_writer` of ``path``."""
+    """Return True if this process is inside a :func:`sole_writer` block for ``path``."""
     return _held.get(path.resolve()) == os.getpid()
 
 
@@ -192,15 +197,15 @@ class _NoLocks(Exception):
 
 
 def _try_lock(file: BinaryIO) -> bool:
-    """Lock ``file`` for this process, until it is closed or the process dies; False where another one holds it.
+    """Lock ``file`` for this process until the file is closed; return False if another process has locked it.
 
     Raises:
-        _NoLocks: the file system or the operating system has none.
+        _NoLocks: the file system or the operating system has no locks.
     """
     if fcntl is None:
         raise _NoLocks("this system's Python has no fcntl")
     try:
-        # Of the process and not of the open file: a forked worker, which may outlive its parent, does not inherit it.
+        # lockf locks for the process: a forked worker, which may outlive its parent, does not inherit the lock.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):

@@ -1,4 +1,7 @@
-"""The nodes of NIR and the modules that they are, both ways: a row of ``TABLE`` for each kind of module."""
+"""The table of NIR's nodes and the modules that correspond to them, for export and import.
+
+``TABLE`` has a row for each kind of module: a function that writes the module as nodes, and one that reads a node.
+"""
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type, Union
 
@@ -14,15 +17,16 @@ from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.surrogate import SpikeGrad
 
 Shape = Tuple[int, ...]
-RESET, RESET_DELAY, MAX_DELAY = "snnipu_reset_mechanism", "snnipu_reset_delay", "snnipu_max_delay"  # in metadata
-LOOP = "w_rec"  # the weights from a neuron's spikes back to it
-# NIR's time constants: the decays of snnTorch's neurons.
+# Keys of a node's metadata.
+RESET, RESET_DELAY, MAX_DELAY = "snnipu_reset_mechanism", "snnipu_reset_delay", "snnipu_max_delay"
+LOOP = "w_rec"  # suffix of the node of recurrent weights, from a neuron's spikes to its input
+# NIR's time constant -> the decay of snnTorch's neurons.
 _DECAYS = {"tau": "beta", "tau_syn": "alpha", "tau_mem": "beta"}
 _NEURON_PARTS = ("forward", "fire", "mem_reset", "state_function", "_base_state_function", "_base_sub", "_base_zero")
 
 
 class RSynaptic(neurons.RSynaptic):  # type: ignore[misc,valid-type]
-    """``RSynaptic`` that is reset to zero in the step of its spike; snnTorch's takes the spike of the step before."""
+    """An ``RSynaptic`` that resets to zero in the step of its spike; snnTorch's resets one step later."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -30,7 +34,7 @@ class RSynaptic(neurons.RSynaptic):  # type: ignore[misc,valid-type]
         self.mem: torch.Tensor
         self.resets_at_once = not self.reset_delay and self.reset_mechanism == "zero"
         if self.resets_at_once:
-            self.reset_delay = True  # snnTorch's own code for it is left out
+            self.reset_delay = True  # `forward` below does the reset in place of snnTorch's code
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         out = super().forward(*args, **kwargs)
@@ -40,27 +44,41 @@ class RSynaptic(neurons.RSynaptic):  # type: ignore[misc,valid-type]
         return (*out[:-1], self.mem) if isinstance(out, tuple) else out
 
 
-class Settings(NamedTuple):
-    """What a node depends on besides its module, or a module besides its node."""
+class NirSettings(NamedTuple):
+    """Settings of an export or import that the functions of ``TABLE`` read.
+
+    Attributes:
+        nir: the package nir.
+        dt: time step, in seconds.
+        spike_grad: the surrogate of imported neurons.
+        name: name of the node that is being read.
+        weights: node of the recurrent weights of the neuron that is being read; None if it has none.
+    """
 
     nir: Any
     dt: float
     spike_grad: Optional[SpikeGrad] = None
-    name: str = ""  # of the node that is read
-    weights: Any = None  # the node from the neuron's spikes back to it
+    name: str = ""
+    weights: Any = None
 
 
-class Row(NamedTuple):
-    """Modules of one kind as nodes, and the nodes as modules.
+class NodeMapping(NamedTuple):
+    """A row of ``TABLE``: one kind of module and the nodes of NIR that correspond to it.
 
-    Both functions raise ``Unsupported`` or ``ValueError``; their callers add which module or node it is.
+    Both functions raise ``Unsupported`` or ``ValueError``. Their callers add the name of the module or node.
+
+    Attributes:
+        module: the type of the modules. Subclasses do not match, except for neurons.
+        nodes: names of the node classes in the package nir.
+        write: (module, shape of a step's input, settings) -> a node; or suffix of the name -> node, in series. A node
+            with the suffix ``LOOP`` is not in the series.
+        read: (node, settings) -> the modules to call in series.
     """
 
-    module: Type[nn.Module]  # this type, and not its subclasses unless they are neurons
-    nodes: Tuple[str, ...]  # their names in the package nir
-    # (module, the shape of a step's input) -> a node; or nodes in series by suffix of their name, LOOP beside them
-    write: Callable[[Any, Shape, Settings], Any]
-    read: Optional[Callable[[Any, Settings], List[nn.Module]]] = None  # node -> modules, one after the other
+    module: Type[nn.Module]
+    nodes: Tuple[str, ...]
+    write: Callable[[Any, Shape, NirSettings], Any]
+    read: Optional[Callable[[Any, NirSettings], List[nn.Module]]] = None
 
 
 def _stored(value: Any) -> np.ndarray:
@@ -71,8 +89,11 @@ def _array(value: Any) -> np.ndarray:
     return np.array(_stored(value), dtype=np.float64)
 
 
-def _spread(value: Any, shape: Shape) -> np.ndarray:
-    """A parameter for each neuron, in float64: time constants computed from it give it back."""
+def _broadcast_to_neurons(value: Any, shape: Shape) -> np.ndarray:
+    """Return a parameter with the shape of the neurons, in float64.
+
+    A float32 decay survives the conversion to a float64 time constant and back.
+    """
     return np.broadcast_to(_array(value), shape).copy()
 
 
@@ -81,14 +102,14 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def _uniform(value: np.ndarray) -> Union[float, torch.Tensor]:
-    """One number if all are the same."""
+    """Return a float if all values are equal, else a tensor."""
     return float(value.flat[0]) if value.size and (value == value.flat[0]).all() else _tensor(value)
 
 
 def _precision(*values: Any) -> float:
-    """The precision of the least precise of the values as they are stored, at least 1e-12."""
-    kinds = [_stored(value).dtype for value in values]
-    return max([1e-12, *(4 * float(np.finfo(kind).eps) for kind in kinds if kind.kind == "f")])
+    """Return a relative tolerance: four times the largest epsilon of the values' dtypes, at least 1e-12."""
+    dtypes = [_stored(value).dtype for value in values]
+    return max([1e-12, *(4 * float(np.finfo(dtype).eps) for dtype in dtypes if dtype.kind == "f")])
 
 
 def _metadata(node: Any) -> Dict[str, Any]:
@@ -98,22 +119,22 @@ def _metadata(node: Any) -> Dict[str, Any]:
 # Layers.
 
 
-def _write_weights(module: Any, shape: Shape, settings: Settings) -> Any:
+def _write_weights(module: Any, shape: Shape, settings: NirSettings) -> Any:
     if len(shape) != 1:
         raise Unsupported(f"NIR's Linear takes steps of one dimension, got {shape}")
     weight, bias = _stored(module.weight), module.bias
     return settings.nir.Linear(weight) if bias is None else settings.nir.Affine(weight, _stored(bias))
 
 
-def _read_weights(node: Any, settings: Settings) -> List[nn.Module]:
+def _read_weights(node: Any, settings: NirSettings) -> List[nn.Module]:
     weight = _tensor(node.weight)
     if weight.dim() != 2:
         raise Unsupported(f"weight must be [out, in], got {tuple(weight.shape)}")
-    return _filled(nn.Linear, weight, getattr(node, "bias", None), weight.shape[1], weight.shape[0])
+    return _make_layer(nn.Linear, weight, getattr(node, "bias", None), weight.shape[1], weight.shape[0])
 
 
-def _filled(kind: Any, weight: torch.Tensor, bias: Any, *sizes: Any, **options: Any) -> List[nn.Module]:
-    """The layer of these weights."""
+def _make_layer(kind: Any, weight: torch.Tensor, bias: Any, *sizes: Any, **options: Any) -> List[nn.Module]:
+    """Return a layer of class ``kind`` with this weight and bias, in a list."""
     module: Any = nn.utils.skip_init(kind, *sizes, bias=bias is not None, **options).to(weight.dtype)
     with torch.no_grad():
         module.weight.copy_(weight)
@@ -125,7 +146,7 @@ def _filled(kind: Any, weight: torch.Tensor, bias: Any, *sizes: Any, **options: 
     return [module]
 
 
-def _write_convolution(module: Any, shape: Shape, settings: Settings) -> Any:
+def _write_convolution(module: Any, shape: Shape, settings: NirSettings) -> Any:
     one_dim = module.weight.dim() == 3
     if module.padding_mode != "zeros":
         raise Unsupported(f"padding_mode {module.padding_mode!r}; NIR pads with zeros")
@@ -140,12 +161,12 @@ def _write_convolution(module: Any, shape: Shape, settings: Settings) -> Any:
     return node
 
 
-def _read_convolution(node: Any, settings: Settings) -> List[nn.Module]:
+def _read_convolution(node: Any, settings: NirSettings) -> List[nn.Module]:
     weight, groups = _tensor(node.weight), int(node.groups)
     kind, dims = (nn.Conv1d, 1) if isinstance(node, settings.nir.Conv1d) else (nn.Conv2d, 2)
     if weight.dim() != dims + 2:
         raise ValueError(f"weight must have {dims + 2} dimensions, got shape {tuple(weight.shape)}")
-    return _filled(
+    return _make_layer(
         kind,
         weight,
         node.bias,
@@ -160,7 +181,7 @@ def _read_convolution(node: Any, settings: Settings) -> List[nn.Module]:
 
 
 def _sizes(node: Any, field: str, dims: int, least: int = 1) -> Any:
-    """NIR's number, array or word as PyTorch's."""
+    """Return a size of a convolution or pool, which NIR has as a number, an array or a word, as PyTorch takes it."""
     value = getattr(node, field)
     if isinstance(value, (str, bytes)):
         return value.decode() if isinstance(value, bytes) else value
@@ -174,28 +195,28 @@ def _pairs(*values: Any) -> List[np.ndarray]:
     return [np.array(value if isinstance(value, (tuple, list)) else (value, value)) for value in values]
 
 
-def _write_pool(module: Any, shape: Shape, settings: Settings) -> Any:
+def _write_pool(module: Any, shape: Shape, settings: NirSettings) -> Any:
     padded = _pairs(module.padding)[0].any() and not module.count_include_pad
     if module.ceil_mode or padded or module.divisor_override not in (None, 1):
-        raise Unsupported("with ceil_mode, count_include_pad=False or a divisor of its own")
+        raise Unsupported("NIR's pools have no ceil_mode, count_include_pad=False or divisor_override")
     kind = settings.nir.AvgPool2d if module.divisor_override is None else settings.nir.SumPool2d
     return kind(*_pairs(module.kernel_size, module.stride, module.padding))
 
 
-def _write_power_pool(module: Any, shape: Shape, settings: Settings) -> Any:
+def _write_power_pool(module: Any, shape: Shape, settings: NirSettings) -> Any:
     if module.norm_type != 1 or module.ceil_mode:
         raise Unsupported("NIR has no node for it")
     stride = module.kernel_size if module.stride is None else module.stride
     return settings.nir.SumPool2d(*_pairs(module.kernel_size, stride, 0))
 
 
-def _read_pool(node: Any, settings: Settings) -> List[nn.Module]:
+def _read_pool(node: Any, settings: NirSettings) -> List[nn.Module]:
     divisor = 1 if isinstance(node, settings.nir.SumPool2d) else None
     sizes = (_sizes(node, "kernel_size", 2), _sizes(node, "stride", 2), _sizes(node, "padding", 2, least=0))
     return [nn.AvgPool2d(*sizes, divisor_override=divisor)]
 
 
-def _write_flatten(module: Any, shape: Shape, settings: Settings) -> Any:
+def _write_flatten(module: Any, shape: Shape, settings: NirSettings) -> Any:
     dims = len(shape) + 1  # NIR's shapes have no batch
     start, end = module.start_dim % dims, module.end_dim % dims
     if start == 0:
@@ -206,19 +227,22 @@ def _write_flatten(module: Any, shape: Shape, settings: Settings) -> Any:
 # Delays.
 
 
-def _write_delay(module: Any, shape: Shape, settings: Settings) -> Any:
+def _write_delay(module: Any, shape: Shape, settings: NirSettings) -> Any:
     if module.kernel != "linear":
-        raise Unsupported(f"kernel {module.kernel!r}; NIR's Delay is of one time")
+        raise Unsupported(f"kernel {module.kernel!r}: NIR's Delay has one delay time; use kernel='linear'")
     if module.delay.numel() not in (1, *shape[:1]):
-        raise Unsupported(f"it is of {module.delay.numel()} channels, and its input has the shape {shape}")
+        raise Unsupported(f"it has delays for {module.delay.numel()} channels, its input has the shape {shape}")
     delay = module.delay.detach().clamp(0, module.max_delay).reshape(-1, *[1] * (len(shape) - 1))
-    node = settings.nir.Delay(_spread(delay, shape) * settings.dt)
+    node = settings.nir.Delay(_broadcast_to_neurons(delay, shape) * settings.dt)
     node.metadata = {MAX_DELAY: module.max_delay}
     return node
 
 
-def _read_delay(node: Any, settings: Settings) -> List[nn.Module]:
-    """A delay for each channel, in steps; whole numbers where they are some up to rounding."""
+def _read_delay(node: Any, settings: NirSettings) -> List[nn.Module]:
+    """Return a ``SynapticDelay`` with a delay for each channel, in steps.
+
+    Delays that differ from a whole number of steps by rounding alone are rounded.
+    """
     seconds = _array(node.delay)
     if not (np.isfinite(seconds) & (seconds >= 0)).all():
         raise ValueError(
@@ -234,8 +258,11 @@ def _read_delay(node: Any, settings: Settings) -> List[nn.Module]:
     return [SynapticDelay(longest, _tensor(by_channel[:, 0]))]
 
 
-def _write_delay_linear(module: DelayLinear, shape: Shape, settings: Settings) -> Dict[str, Any]:
-    """Delays of the inputs come before the weights, those of the outputs after them; a bias is not delayed."""
+def _write_delay_linear(module: DelayLinear, shape: Shape, settings: NirSettings) -> Dict[str, Any]:
+    """Return the nodes of a ``DelayLinear``, in series.
+
+    A Delay of the inputs precedes the weights. A Delay of the outputs follows them, and precedes the bias.
+    """
     sizes = tuple(module.delay.shape) if module.delay.numel() > 1 else (1, 1)
     if len(shape) != 1 or 1 not in sizes:
         raise Unsupported(
@@ -255,11 +282,11 @@ def _write_delay_linear(module: DelayLinear, shape: Shape, settings: Settings) -
 # Neurons.
 
 
-def _write_neuron(module: Any, shape: Shape, settings: Settings) -> Dict[str, Any]:
+def _write_neuron(module: Any, shape: Shape, settings: NirSettings) -> Dict[str, Any]:
     if not isinstance(module, (snntorch.Leaky, snntorch.Synaptic, snntorch.RLeaky, snntorch.RSynaptic)):
         raise Unsupported("NIR has no node for it")
     _check_neuron(module)
-    nir, zeros, threshold = settings.nir, np.zeros(shape), _spread(module.threshold, shape)
+    nir, zeros, threshold = settings.nir, np.zeros(shape), _broadcast_to_neurons(module.threshold, shape)
     recurrent = isinstance(module, (snntorch.RLeaky, snntorch.RSynaptic))
     if module.reset_mechanism == "none":
         if recurrent:
@@ -277,17 +304,17 @@ def _write_neuron(module: Any, shape: Shape, settings: Settings) -> Dict[str, An
     if factor is not None and bool((factor != 1).any()):
         if recurrent:
             raise Unsupported("graded_spikes_factor of a recurrent neuron")
-        nodes["graded"] = nir.Scale(_spread(factor, shape))
+        nodes["graded"] = nir.Scale(_broadcast_to_neurons(factor, shape))
     return nodes
 
 
 def _check_neuron(module: Any) -> None:
-    for own in type(module).__mro__:
-        if own.__module__.split(".")[0] in ("snntorch", "snnipu", "torch"):
+    for base in type(module).__mro__:
+        if base.__module__.split(".")[0] in ("snntorch", "snnipu", "torch"):
             break
         for part in _NEURON_PARTS:
-            if part in vars(own):
-                raise Unsupported(f"{own.__name__} has its own {part}")
+            if part in vars(base):
+                raise Unsupported(f"{base.__name__} has its own {part}")
     replaced = [part for part in _NEURON_PARTS if part in module.__dict__ and part != "state_function"]
     replaced += getattr(module, "_replaced", list)()
     if replaced:
@@ -297,8 +324,11 @@ def _check_neuron(module: Any) -> None:
             raise Unsupported(f"{option} has no place in NIR")
 
 
-def _write_membrane(neuron: Any, v_leak: np.ndarray, settings: Settings, **spiking: np.ndarray) -> Any:
-    """LIF, CubaLIF or IF, or LI, CubaLI or I, whose input counts as it is: ``k R = 1``."""
+def _write_membrane(neuron: Any, v_leak: np.ndarray, settings: NirSettings, **spiking: np.ndarray) -> Any:
+    """Return a neuron's node, with ``R`` such that the input is added unscaled: ``R dt / tau = 1``.
+
+    The node is a LIF, CubaLIF or IF if ``spiking`` has the parameters of spikes, else an LI, CubaLI or I.
+    """
     nir, dt, shape = settings.nir, settings.dt, v_leak.shape
     has_current = hasattr(neuron, "alpha")
     if not has_current and (_decay(neuron.beta, shape) == 1).all():
@@ -318,25 +348,26 @@ def _write_membrane(neuron: Any, v_leak: np.ndarray, settings: Settings, **spiki
 
 
 def _decay(value: Any, shape: Shape) -> np.ndarray:
-    return np.clip(_spread(value, shape), 0, 1)
+    return np.clip(_broadcast_to_neurons(value, shape), 0, 1)
 
 
-def _write_loop(module: Any, shape: Shape, settings: Settings) -> Any:
+def _write_loop(module: Any, shape: Shape, settings: NirSettings) -> Any:
     if len(shape) != 1:
         raise Unsupported(f"recurrent weights of steps of one dimension only, got {shape}")
     if not module.all_to_all:
-        return settings.nir.Linear(np.diag(_spread(module.recurrent.V, shape)))
+        return settings.nir.Linear(np.diag(_broadcast_to_neurons(module.recurrent.V, shape)))
     if type(module.recurrent) is not nn.Linear:
         raise Unsupported(f"recurrent weights must be an nn.Linear, got {type(module.recurrent).__name__}")
     return _write_weights(module.recurrent, shape, settings)
 
 
-def _read_neuron(node: Any, settings: Settings) -> List[nn.Module]:
-    """The neuron, behind a Scale where its input has a gain other than 1.
+def _read_neuron(node: Any, settings: NirSettings) -> List[nn.Module]:
+    """Return the neuron of a node, after a Scale if its input has a gain other than 1.
 
-    Euler's steps of NIR's equations, the new current going into the membrane: ``tau v' = v_leak - v + R I`` is
-    ``v += k (v_leak - v + R I)`` with ``k = dt / tau``, which for ``mem = v - v_leak`` is
-    ``mem = (1 - k) mem + k R I``. Synapses, ``tau_syn I' = -I + w_in S``, are ``syn = k R I``.
+    NIR's equations are solved by Euler's method. ``tau v' = v_leak - v + R I`` becomes
+    ``v += k (v_leak - v + R I)`` with ``k = dt / tau``. For ``mem = v - v_leak`` this is
+    ``mem = (1 - k) mem + k R I``. A synapse, ``tau_syn I' = -I + w_in S``, is solved likewise for ``syn = k R I``; the
+    membrane reads the new current.
     """
     values = vars(node)
     rates = {tau: _rate(tau, values[tau], settings) for tau in _DECAYS if tau in values}
@@ -346,7 +377,7 @@ def _read_neuron(node: Any, settings: Settings) -> List[nn.Module]:
         gain = rates["tau_syn"] * _array(node.w_in) * rates["tau_mem"] * r
     else:
         gain = rates.get("tau", settings.dt) * r
-    # norse, sinabs and snnTorch write and read an IF so: an input of 1 is a membrane of 1, whatever dt is.
+    # An IF with r = 1 adds its input to the membrane whatever dt is: norse, sinabs and snnTorch write and read it so.
     per_step = isinstance(node, settings.nir.IF) and (r == 1).all()
     rounding = _precision(*(values[name] for name in (*_DECAYS, "r", "w_in") if name in values))
     if per_step or np.allclose(gain, 1.0, rtol=0, atol=rounding):
@@ -362,7 +393,7 @@ def _read_neuron(node: Any, settings: Settings) -> List[nn.Module]:
     if weight.ndim != 2 or weight.shape[0] != weight.shape[1]:
         raise Unsupported(f"recurrent weights must be square, got shape {weight.shape}")
     make = RSynaptic if has_current else neurons.RLeaky
-    gain = np.broadcast_to(gain, weight.shape[:1])  # the input's, and so that of what comes back
+    gain = np.broadcast_to(gain, weight.shape[:1])  # the gain of the input applies to recurrent currents, too
     weight = gain[:, None] * weight
     if bias is None and np.array_equal(weight, np.diag(np.diag(weight))):
         return [*before, make(**options, all_to_all=False, V=_tensor(np.diag(weight)))]
@@ -373,8 +404,8 @@ def _read_neuron(node: Any, settings: Settings) -> List[nn.Module]:
     return [*before, neuron]
 
 
-def _rate(name: str, value: Any, settings: Settings) -> np.ndarray:
-    """``dt / tau``: the part of the distance to its rest that a state goes in a step."""
+def _rate(name: str, value: Any, settings: NirSettings) -> np.ndarray:
+    """Return ``dt / tau``, the fraction of the distance to its rest by which a state decays in a step."""
     tau, dt = _array(value), settings.dt
     if not (tau > 0).all():
         raise ValueError(f"node {settings.name}: {name} must be positive, got {tau.min()}")
@@ -387,8 +418,8 @@ def _rate(name: str, value: Any, settings: Settings) -> np.ndarray:
     return np.minimum(dt / tau, 1.0)
 
 
-def _spiking_options(node: Any, v_leak: np.ndarray, settings: Settings) -> Dict[str, Any]:
-    """The keywords of a neuron that spikes; its membrane is counted from ``v_leak``."""
+def _spiking_options(node: Any, v_leak: np.ndarray, settings: NirSettings) -> Dict[str, Any]:
+    """Return the keyword arguments of a neuron that spikes. Its membrane is relative to ``v_leak``."""
     threshold, v_reset = _array(node.v_threshold), _array(node.v_reset)
     if not np.allclose(v_reset - v_leak, 0, atol=1e-6 * max(1.0, float(np.abs(threshold).max(initial=0)))):
         raise Unsupported(
@@ -407,12 +438,12 @@ def _spiking_options(node: Any, v_leak: np.ndarray, settings: Settings) -> Dict[
 
 
 TABLE = (
-    Row(nn.Linear, ("Linear", "Affine"), _write_weights, _read_weights),
-    Row(nn.Conv1d, ("Conv1d",), _write_convolution, _read_convolution),
-    Row(nn.Conv2d, ("Conv2d",), _write_convolution, _read_convolution),
-    Row(nn.AvgPool2d, ("AvgPool2d", "SumPool2d"), _write_pool, _read_pool),
-    Row(nn.LPPool2d, (), _write_power_pool),
-    Row(
+    NodeMapping(nn.Linear, ("Linear", "Affine"), _write_weights, _read_weights),
+    NodeMapping(nn.Conv1d, ("Conv1d",), _write_convolution, _read_convolution),
+    NodeMapping(nn.Conv2d, ("Conv2d",), _write_convolution, _read_convolution),
+    NodeMapping(nn.AvgPool2d, ("AvgPool2d", "SumPool2d"), _write_pool, _read_pool),
+    NodeMapping(nn.LPPool2d, (), _write_power_pool),
+    NodeMapping(
         nn.Flatten,
         ("Flatten",),
         _write_flatten,
@@ -420,25 +451,27 @@ TABLE = (
             nn.Flatten(*(dim + 1 if dim >= 0 else dim for dim in map(int, (node.start_dim, node.end_dim))))
         ],
     ),
-    Row(
+    NodeMapping(
         Scale,
         ("Scale",),
-        lambda module, shape, settings: settings.nir.Scale(_spread(module.scale, shape)),
+        lambda module, shape, settings: settings.nir.Scale(_broadcast_to_neurons(module.scale, shape)),
         lambda node, settings: [Scale(_tensor(node.scale))],
     ),
-    Row(
+    NodeMapping(
         Threshold,
         ("Threshold",),
-        lambda module, shape, settings: settings.nir.Threshold(_spread(module.threshold, shape)),
+        lambda module, shape, settings: settings.nir.Threshold(_broadcast_to_neurons(module.threshold, shape)),
         lambda node, settings: [Threshold(_tensor(node.threshold), settings.spike_grad)],
     ),
-    Row(SynapticDelay, ("Delay",), _write_delay, _read_delay),
-    Row(DelayLinear, (), _write_delay_linear),
-    Row(
+    NodeMapping(SynapticDelay, ("Delay",), _write_delay, _read_delay),
+    NodeMapping(DelayLinear, (), _write_delay_linear),
+    NodeMapping(
         Integrator,
         ("LI", "CubaLI", "I"),
-        lambda module, shape, settings: _write_membrane(module.neuron, _spread(module.v_leak, shape), settings),
+        lambda module, shape, settings: _write_membrane(
+            module.neuron, _broadcast_to_neurons(module.v_leak, shape), settings
+        ),
         _read_neuron,
     ),
-    Row(snntorch.SpikingNeuron, ("LIF", "CubaLIF", "IF"), _write_neuron, _read_neuron),
+    NodeMapping(snntorch.SpikingNeuron, ("LIF", "CubaLIF", "IF"), _write_neuron, _read_neuron),
 )

@@ -1,3 +1,3 @@
-"""The package's version: the native library carries the same string and is refused when it differs."""
+"""The version of the package. A native library of another version is not loaded."""
 
 __version__ = "0.2.0"

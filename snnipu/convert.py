@@ -1,4 +1,4 @@
-"""``snnipu.to_snntorch``: a copy of a network with snnTorch's own neurons; ``snnipu.from_snntorch``: the way back."""
+"""``to_snntorch`` copies a network with snnTorch's neurons in place of snnipu's; ``from_snntorch`` does the reverse."""
 
 import copy
 import warnings
@@ -38,61 +38,64 @@ _STOCK: Dict[type, Any] = {
 }
 _OURS = {theirs: ours for ours, theirs in _STOCK.items()}
 _FUSED = (PlainStates, *_STOCK)
-# Attributes that only snnipu's neurons have, states aside.
+# Attributes that only snnipu's neurons have, apart from states.
 _PRIVATE = ("_resolved", "_last_step", "_description", "_traced", "_is_listed")
-_SAID: Set[type] = set()
+_WARNED: Set[type] = set()
 
 
 def to_snntorch(net: Network) -> Network:
-    """Copy a network, with snnTorch's own neurons in place of snnipu's.
+    """Copy a network, with snnTorch's neurons in place of snnipu's.
 
-    The copy is for tools that know a neuron by its class or its module. It computes the same numbers, where snnTorch's
-    are finite; those of ``StateLeaky`` and ``LinearLeaky`` are the same up to rounding.
+    The copy is for tools that recognise a neuron by its class or its module. It computes the same numbers wherever
+    snnTorch's are finite. For ``StateLeaky`` and ``LinearLeaky`` they are equal up to rounding.
 
     Args:
         net: any module. ``copy.deepcopy`` copies its parameters, buffers, states, options, hooks and shared modules.
 
     Returns:
-        The copy; its ``state_dict`` is that of ``net``. Each neuron is of snnTorch's class. Its surrogate is what
-        snnTorch's factory gives for the same parameters; ``LSO``, an error in snnTorch 1.0, stays snnipu's.
-        ``MultiStep``, ``DelayLinear`` and other modules that are no neurons are kept; ``MultiStep`` runs snnTorch's
-        neurons step by step.
+        The copy. Its ``state_dict`` equals that of ``net``.
+
+        * Each neuron has the class of snnTorch. Its surrogate is made by snnTorch's factory with the same parameters;
+          ``LSO``, which fails in snnTorch 1.0, stays snnipu's.
+        * Modules that are not neurons, such as ``MultiStep`` and ``DelayLinear``, are kept. ``MultiStep`` runs
+          snnTorch's neurons step by step.
 
     Raises:
-        TypeError: ``net`` is no module. Or it contains a neuron that snnTorch does not have: an event-driven layer, a
-            neuron of :func:`snnipu.neuron`, an instance of a subclass, a parametrized neuron; or an ``Online``.
+        TypeError: ``net`` is not a module, or it contains an ``Online``, or it contains a neuron without a counterpart
+            in snnTorch: an event-driven layer, a neuron of :func:`snnipu.neuron`, an instance of a subclass, or a
+            parametrized neuron.
     """
-    copied, found = _copied(net, "to_snntorch")
-    for name, module in found:
+    copied, modules = _deep_copy(net, "to_snntorch")
+    for name, module in modules:
         reason = _why_not(module)
         if reason:
             raise TypeError(f"to_snntorch: {name or 'net'} ({type(module).__name__}) {reason}")
-    for _, module in found:
+    for _, module in modules:
         if type(module) in _STOCK:
             _make_stock(module)
     return copied
 
 
 def from_snntorch(net: Network) -> Network:
-    """Copy a network, with snnipu's neurons in place of snnTorch's own: the way back from :func:`to_snntorch`.
+    """Copy a network, with snnipu's neurons in place of snnTorch's: the reverse of :func:`to_snntorch`.
 
     Args:
         net: any module.
 
     Returns:
-        The copy. Neurons that snnipu does not have are kept, and so are instances of subclasses of snnTorch's
-        neurons; a warning names each such class once.
+        The copy. Neurons that snnipu does not have are kept. Instances of subclasses of snnTorch's neurons are kept,
+        too; a warning names each such class once.
 
     Raises:
-        TypeError: ``net`` is no module.
+        TypeError: ``net`` is not a module.
     """
-    copied, found = _copied(net, "from_snntorch")
-    for name, module in found:
+    copied, modules = _deep_copy(net, "from_snntorch")
+    for name, module in modules:
         kind = type(module)
         if kind in _OURS:
             _make_ours(module)
-        elif isinstance(module, tuple(_OURS)) and not isinstance(module, _FUSED) and kind not in _SAID:
-            _SAID.add(kind)
+        elif isinstance(module, tuple(_OURS)) and not isinstance(module, _FUSED) and kind not in _WARNED:
+            _WARNED.add(kind)
             warnings.warn(
                 f"from_snntorch leaves {name or 'net'} as it is: {kind.__name__} is a subclass of snnTorch's neurons",
                 stacklevel=2,
@@ -100,8 +103,11 @@ def from_snntorch(net: Network) -> Network:
     return copied
 
 
-def _copied(net: Network, caller: str) -> Tuple[Network, List[Tuple[str, nn.Module]]]:
-    """Return a deep copy, and all modules in it with their names; modules outside of ``named_modules`` have none."""
+def _deep_copy(net: Network, caller: str) -> Tuple[Network, List[Tuple[str, nn.Module]]]:
+    """Return a deep copy of ``net`` and the (name, module) pairs of all modules in it.
+
+    Modules that ``named_modules`` does not list, such as those in a plain list, have the name "".
+    """
     if not isinstance(net, nn.Module):
         raise TypeError(f"{caller}: net must be a torch.nn.Module, got {type(net).__name__}")
     memo: Dict[int, Any] = {}
@@ -118,7 +124,7 @@ def _copied(net: Network, caller: str) -> Tuple[Network, List[Tuple[str, nn.Modu
 
 
 def _why_not(module: nn.Module) -> Optional[str]:
-    """Return why a module has no twin; None: it has one, or is no neuron."""
+    """Return the reason why snnTorch has no counterpart of a module; None if it has one, or if it is not a neuron."""
     if isinstance(module, Online):
         return "learns by rules of snnipu's neurons: convert its .net"
     if isinstance(module, (SparseNeurons, neurons.SparseNetwork)):
@@ -135,25 +141,25 @@ def _why_not(module: nn.Module) -> Optional[str]:
 
 
 def _make_stock(neuron: Any) -> None:
-    """Make one of our neurons snnTorch's, in place."""
-    own, ours = neuron.__dict__, type(neuron)
+    """Turn a neuron of snnipu into one of snnTorch, in place."""
+    attributes, ours = neuron.__dict__, type(neuron)
     fused = isinstance(neuron, PlainStates)
-    states = {name: own.pop(name) for name in neuron._states()} if fused else {}
+    states = {name: attributes.pop(name) for name in neuron._states()} if fused else {}
     for name in _PRIVATE:
-        own.pop(name, None)
+        attributes.pop(name, None)
     neuron.__class__ = _STOCK[ours]
     if hasattr(neuron, "_init_mem"):
         neuron._init_mem()
     for name, state in states.items():
-        (neuron._buffers if name in neuron._buffers else own)[name] = state
+        (neuron._buffers if name in neuron._buffers else attributes)[name] = state
     _bind_state_function(neuron, ours)
     if isinstance(neuron.spike_grad, Surrogate):
-        neuron.spike_grad = _snntorchs(neuron.spike_grad)
+        neuron.spike_grad = _to_stock_surrogate(neuron.spike_grad)
     snntorch.SpikingNeuron.instances.append(neuron)
 
 
 def _make_ours(neuron: Any) -> None:
-    """Make one of snnTorch's neurons ours, in place."""
+    """Turn a neuron of snnTorch into one of snnipu, in place."""
     theirs = type(neuron)
     reset = neuron.__dict__.pop("reset", None)
     neuron.__class__ = _OURS[theirs]
@@ -161,28 +167,28 @@ def _make_ours(neuron: Any) -> None:
         neuron._hold_states()
         neuron._take_over()
         if reset is not None:
-            neuron.reset = reset  # a property of most
+            neuron.reset = reset  # a property in most classes
     _bind_state_function(neuron, theirs)
     _instances.hold_weakly()
     snntorch.SpikingNeuron.instances.append(neuron)
 
 
 def _bind_state_function(neuron: Any, before: type) -> None:
-    """Let ``state_function`` be the method of the class that the neuron has now."""
+    """Rebind ``state_function`` to the method of the neuron's new class; ``before`` is its previous class."""
     function = getattr(neuron.__dict__.get("state_function"), "__func__", None)
     for name in STATE_FUNCTIONS:
         if function is not None and function is getattr(before, name, None):
             neuron.state_function = getattr(neuron, name)
 
 
-def _snntorchs(surrogate: Surrogate) -> Any:
-    """Return what snnTorch's factory gives for a surrogate of ours; ours where that does not run."""
+def _to_stock_surrogate(surrogate: Surrogate) -> Any:
+    """Return snnTorch's surrogate with the same parameters; ``surrogate`` itself if snnTorch's fails."""
     if surrogate.name == "no_gradient":
         return snntorch.SpikingNeuron._surrogate_bypass
     theirs = getattr(snntorch.surrogate, surrogate.name)(*surrogate.parameters.values())
     if surrogate.name == "LSO":
         try:
             theirs(torch.zeros(1))
-        except TypeError:  # of snnTorch 1.0, which calls another function
+        except TypeError:  # LSO of snnTorch 1.0 calls StochasticSpikeOperator, which takes other arguments
             return surrogate
     return theirs

@@ -1,4 +1,7 @@
-"""Networks as graphs of the Neuromorphic Intermediate Representation (NIR, https://neuroir.org): ``export_to_nir``."""
+"""``export_to_nir`` writes a network as a graph of the Neuromorphic Intermediate Representation (NIR).
+
+See https://neuroir.org for the format, and ``snnipu.import_nir`` for the reverse.
+"""
 
 import warnings
 from collections import OrderedDict
@@ -10,7 +13,7 @@ import torch
 from torch import nn
 
 from snnipu._extras import LEAST_NIR, require
-from snnipu._nir_table import LOOP, RESET, TABLE, Settings
+from snnipu._nir_table import LOOP, RESET, TABLE, NirSettings
 from snnipu.import_nir import DEFAULT_DT
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons.delay_linear import DelayLinear
@@ -19,34 +22,42 @@ from snnipu.neurons.nir_nodes import Integrator, Unsupported
 from snnipu.neurons.synaptic_delay import SynapticDelay
 
 Shape = Tuple[int, ...]
-_Seen = Tuple[str, nn.Module, torch.Tensor, torch.Tensor]  # name, module, input, output
-# What keeps something from step to step, and gives a step of its input's shape.
-_KEEP_STATE = (snntorch.SpikingNeuron, Integrator, SynapticDelay)
+_Observed = Tuple[str, nn.Module, torch.Tensor, torch.Tensor]  # name, module, input, output
+# Modules with a state. They are not run, because their output has the shape of their input.
+_STATEFUL = (snntorch.SpikingNeuron, Integrator, SynapticDelay)
 _TRANSPARENT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-class _Call(NamedTuple):
-    """A module's call, without the batch's dimension."""
+class _ModuleCall(NamedTuple):
+    """A call of a module in the forward pass.
+
+    Attributes:
+        name: name of the module in the network.
+        module: the module.
+        source: name of the call whose output is the input; "" is the network's input.
+        shape: shape of the input, without the batch.
+        out_shape: shape of the output, without the batch.
+    """
 
     name: str
     module: nn.Module
-    source: str  # the name of the call whose output it takes; "" is the network's input
+    source: str
     shape: Shape
     out_shape: Shape
 
 
-def _nodes(call: _Call, settings: Settings) -> Dict[str, Any]:
-    """The nodes in series that a module is, by suffix of their names; LOOP is beside them."""
+def _nodes(call: _ModuleCall, settings: NirSettings) -> Dict[str, Any]:
+    """Return the nodes of a module by suffix of their names, in series. A node ``LOOP`` is not in the series."""
     kind = snntorch.SpikingNeuron if isinstance(call.module, snntorch.SpikingNeuron) else type(call.module)
     write = next((row.write for row in TABLE if row.module is kind), None)
     if write is None:
-        raise _refused(call.name, call.module, "NIR has no node for it")
+        raise _unsupported(call.name, call.module, "NIR has no node for it")
     try:
         written = write(call.module, call.shape, settings)
     except Unsupported as error:
-        raise _refused(call.name, call.module, str(error)) from None
+        raise _unsupported(call.name, call.module, str(error)) from None
     nodes = written if isinstance(written, dict) else {"": written}
-    # nir infers not all shapes.
+    # The package nir does not infer the shapes of all nodes.
     shape = call.shape
     *_, last = (suffix for suffix in nodes if suffix != LOOP)
     for suffix, node in nodes.items():
@@ -59,7 +70,7 @@ def _nodes(call: _Call, settings: Settings) -> Dict[str, Any]:
     return nodes
 
 
-def _refused(name: str, module: nn.Module, why: str) -> Unsupported:
+def _unsupported(name: str, module: nn.Module, why: str) -> Unsupported:
     return Unsupported(f"module {name or 'itself'} ({type(module).__name__}) cannot be written to NIR: {why}")
 
 
@@ -67,44 +78,44 @@ def _is_leaf(module: nn.Module) -> bool:
     return isinstance(module, (snntorch.SpikingNeuron, Integrator)) or not any(True for _ in module.children())
 
 
-def _chain(module: nn.Module, sample: torch.Tensor) -> List[_Seen]:
-    """The calls of a sequence of modules, of which no neuron is run."""
-    seen: List[_Seen] = []
+def _chain(module: nn.Module, sample: torch.Tensor) -> List[_Observed]:
+    """Return the calls of modules in series. Neurons and delays are not run."""
+    observed: List[_Observed] = []
     x = sample
     with torch.no_grad():
         for name, part in _in_turn(module):
             if isinstance(part, _TRANSPARENT):
                 continue
             if not _is_leaf(part):
-                raise _refused(name, part, f"it has modules of its own, inside {type(module).__name__}")
+                raise _unsupported(name, part, f"it has modules of its own, inside {type(module).__name__}")
             if isinstance(part, DelayLinear):
                 out = x.new_zeros(len(x), part.out_features)
             else:
-                out = x if isinstance(part, _KEEP_STATE) else part(x)
+                out = x if isinstance(part, _STATEFUL) else part(x)
             if not isinstance(out, torch.Tensor):
-                raise _refused(name, part, "it returns no tensor")
-            seen.append((name, part, x, out))
+                raise _unsupported(name, part, "it returns no tensor")
+            observed.append((name, part, x, out))
             x = out
-    return seen
+    return observed
 
 
-def _trace(module: nn.Module, sample: torch.Tensor, arguments: Sequence[Any]) -> List[_Seen]:
-    """The calls that a forward pass makes, the first of each module."""
-    seen: List[_Seen] = []
+def _trace(module: nn.Module, sample: torch.Tensor, arguments: Sequence[Any]) -> List[_Observed]:
+    """Run a forward pass, and return the first call of each module."""
+    observed: List[_Observed] = []
     names = {part: name for name, part in module.named_modules() if _is_leaf(part)}
     for part in list(names):
-        for inner in part.children():  # a neuron's own
-            for own in inner.modules():
-                names.pop(own, None)
+        for child in part.children():  # modules inside a neuron
+            for inner in child.modules():
+                names.pop(inner, None)
 
-    def see(part: nn.Module, inputs: Any, out: Any) -> None:
+    def observe(part: nn.Module, inputs: Any, out: Any) -> None:
         out = out[0] if isinstance(out, tuple) else out
         if not inputs or not isinstance(inputs[0], torch.Tensor) or not isinstance(out, torch.Tensor):
-            raise _refused(names[part], part, "it takes no tensor")
-        seen.append((names[part], part, inputs[0], out))
+            raise _unsupported(names[part], part, "it takes no tensor")
+        observed.append((names[part], part, inputs[0], out))
 
     states = [(values, values.copy()) for part in module.modules() for values in (part.__dict__, part._buffers)]
-    handles = [part.register_forward_hook(see) for part in names]
+    handles = [part.register_forward_hook(observe) for part in names]
     try:
         with torch.no_grad():
             module(sample, *arguments)
@@ -114,7 +125,7 @@ def _trace(module: nn.Module, sample: torch.Tensor, arguments: Sequence[Any]) ->
         for values, before in states:
             values.clear()
             values.update(before)
-    order = [name for name, *_ in seen]
+    order = [name for name, *_ in observed]
     first = list(dict.fromkeys(order))
     if not first:
         raise Unsupported(f"{type(module).__name__} cannot be written to NIR: its forward calls no module")
@@ -123,33 +134,34 @@ def _trace(module: nn.Module, sample: torch.Tensor, arguments: Sequence[Any]) ->
             f"{type(module).__name__} cannot be written to NIR: its forward must call each module once, or all in "
             f"the same order in each step, got {', '.join(order[:20])}"
         )
-    return seen[: len(first)]
+    return observed[: len(first)]
 
 
-def _calls(seen: List[_Seen], sample: torch.Tensor) -> List[_Call]:
-    calls: List[_Call] = []
+def _calls(observed: List[_Observed], sample: torch.Tensor) -> List[_ModuleCall]:
+    calls: List[_ModuleCall] = []
     known: Dict[int, Tuple[str, torch.Tensor]] = {sample.data_ptr(): ("", sample)}
-    for name, part, x, out in seen:
+    for name, part, x, out in observed:
         if x.data_ptr() not in known:
-            raise _refused(
+            raise _unsupported(
                 name,
                 part,
-                "its input is no module's output as it is; use modules (nn.Flatten, say) for what is done in between",
+                "its input is not the output of another module; use modules, such as nn.Flatten, for what is done in "
+                "between",
             )
         source, value = known[x.data_ptr()]
-        # A loop in forward gives the first module a step of the input; time is its first or its second dimension.
+        # If forward loops over time, the first module's input is one step; time is dimension 0 or 1 of sample_data.
         bases = [value] if source or value.dim() < 3 else [value, value[0], value[:, 0]]
         if all(base.shape != x.shape for base in bases):
             base = next((base for base in bases if base.flatten(1).shape == x.shape), None)
             if base is None:
                 where = f"module {source}" if source else "sample_data"
-                why = f"its input, {tuple(x.shape)}, is another shape than {where} has, {tuple(value.shape)}"
-                raise _refused(name, part, why)
+                why = f"its input has the shape {tuple(x.shape)}, but {where} has {tuple(value.shape)}"
+                raise _unsupported(name, part, why)
             flatten = f"{name}.flatten"
-            calls.append(_Call(flatten, nn.Flatten(), source, tuple(base.shape[1:]), tuple(x.shape[1:])))
+            calls.append(_ModuleCall(flatten, nn.Flatten(), source, tuple(base.shape[1:]), tuple(x.shape[1:])))
             source = flatten
         if not isinstance(part, _TRANSPARENT):
-            calls.append(_Call(name, part, source, tuple(x.shape[1:]), tuple(out.shape[1:])))
+            calls.append(_ModuleCall(name, part, source, tuple(x.shape[1:]), tuple(out.shape[1:])))
             source = name
         known[out.data_ptr()] = (source, out)
     return calls
@@ -164,36 +176,47 @@ def export_to_nir(
     *,
     dt: float = DEFAULT_DT,
 ) -> Any:
-    r"""The graph of NIR that a network is.
+    r"""Return a network as a graph of NIR.
 
-    A decay is ``tau = dt / (1 - beta)``, with ``r = tau / dt``, so that a step of Euler's method by ``dt`` is the
-    neuron's step; ``beta`` of 1 is an IF, or an I. Every parameter has the shape of its layer. Time constants are
-    float64, which gives back the same float32 decays.
+    A decay ``beta`` becomes the time constant ``tau = dt / (1 - beta)`` with ``r = tau / dt``. A step of Euler's method
+    by ``dt`` then equals the step of the neuron. ``beta = 1`` becomes an IF, or an I. Every parameter has the shape of
+    its layer. Time constants are float64, from which the same float32 decays can be computed.
 
-    ``Leaky``, ``Synaptic``, ``RLeaky`` and ``RSynaptic`` become LIF, CubaLIF, and these with Linear or Affine weights
-    from their spikes back to them; ``reset_mechanism="none"`` becomes LI or CubaLI with a Threshold,
-    ``graded_spikes_factor`` a Scale, a ``SynapticDelay`` a Delay, and a ``DelayLinear`` a Delay in front of its
-    weights or behind them, where its delays are of its inputs or its outputs. NIR's neurons are reset to a potential,
-    at once: ``reset_mechanism="zero"`` with ``reset_delay=False``. Any other reset is written as metadata, which
-    ``import_from_nir`` reads, and a warning names the layers, for other tools will reset them to 0.
+    ============================  ====================================================================
+    module                        nodes
+    ============================  ====================================================================
+    ``Leaky``, ``Synaptic``       LIF, CubaLIF
+    ``RLeaky``, ``RSynaptic``     LIF or CubaLIF, with Linear or Affine weights from its spikes to its input
+    ``reset_mechanism="none"``    LI or CubaLI, then a Threshold
+    ``graded_spikes_factor``      a Scale after the neuron
+    ``SynapticDelay``             a Delay
+    ``DelayLinear``               a Delay before the weights if its delays are per input, after them if per output
+    ============================  ====================================================================
 
-    Sequences of modules (``nn.Sequential``, ``MultiStep``) are read as they stand. Of any other network one forward
-    pass is watched: each module's input must be another's output, or a flattened one.
+    NIR's neurons reset to a potential in the step of the spike: ``reset_mechanism="zero"`` with
+    ``reset_delay=False``. Any other reset is written as metadata, which :func:`import_from_nir
+    <snnipu.import_nir.import_from_nir>` reads. Other tools will reset these layers to 0; a warning names them.
+
+    An ``nn.Sequential`` or ``MultiStep`` is converted module by module. For any other network one forward pass is
+    observed. The input of each module must then be the output of another module, or that output flattened.
 
     Args:
         module: the network, or one layer.
         sample_data: an input, ``[B, ...]``; ``[T, B, ...]`` for a ``MultiStep``. Its values do not matter.
-        model_name: name of the node where the network is one module.
+        model_name: name of the node, if the network is a single module.
         model_fwd_args: further arguments of the network's ``forward``.
-        ignore_dims: dimensions of ``sample_data`` that are no part of a step, the batch's and time's. They are known
-            here: this only checks them.
+        ignore_dims: dimensions of ``sample_data`` that are not part of a step: those of the batch and of time. They
+            are checked, but not needed.
         dt: time step of the graph, in seconds.
+
+    Returns:
+        A ``nir.NIRGraph``.
 
     Raises:
         MissingExtra: the package nir is not installed.
-        TypeError: ``module`` is no module; ``sample_data`` no tensor.
-        Unsupported: what NIR cannot express; a ValueError and a NotImplementedError.
-        ValueError: ``dt`` not positive; ``sample_data`` without a batch; other ``ignore_dims``.
+        TypeError: ``module`` is not a module, or ``sample_data`` is not a tensor.
+        Unsupported: NIR cannot express the network. It is a ValueError and a NotImplementedError.
+        ValueError: ``dt`` is not positive, ``sample_data`` has no batch, or ``ignore_dims`` are other dimensions.
     """
     nir = require("nir", "nir", "export_to_nir", LEAST_NIR)
     if not isinstance(module, nn.Module):
@@ -214,22 +237,22 @@ def export_to_nir(
 
     if type(module) in (nn.Sequential, MultiStep):
         sample_data = sample_data[0] if over_time else sample_data
-        seen = _chain(module, sample_data)
+        observed = _chain(module, sample_data)
     elif _is_leaf(module):
-        seen = _chain(nn.Sequential(OrderedDict({model_name: module})), sample_data)
+        observed = _chain(nn.Sequential(OrderedDict({model_name: module})), sample_data)
     else:
-        seen = _trace(module, sample_data, model_fwd_args)
-    calls = _calls(seen, sample_data)
+        observed = _trace(module, sample_data, model_fwd_args)
+    calls = _calls(observed, sample_data)
     if not calls:
         raise Unsupported(f"{type(module).__name__} has no module that could be written to NIR")
-    return _graph(calls, Settings(nir, float(dt)))
+    return _graph(calls, NirSettings(nir, float(dt)))
 
 
-def _graph(calls: List[_Call], settings: Settings) -> Any:
+def _graph(calls: List[_ModuleCall], settings: NirSettings) -> Any:
     nir = settings.nir
     nodes: Dict[str, Any] = {"input": nir.Input(np.array(calls[0].shape))}
     edges: List[Tuple[str, str]] = []
-    last = {"": "input"}  # the node that gives a call's output
+    last = {"": "input"}  # name of a call -> its last node, whose output is the output of the call
     other_resets = []
     for call in calls:
         if not call.source and call.shape != calls[0].shape:
@@ -237,7 +260,7 @@ def _graph(calls: List[_Call], settings: Settings) -> Any:
         parts = _nodes(call, settings)
         names = {suffix: f"{call.name}.{suffix}" if suffix else call.name for suffix in parts}
         if {"input", "output"} & {*names.values()}:
-            raise Unsupported("modules called 'input' or 'output': these are names of NIR's own nodes")
+            raise Unsupported("modules called 'input' or 'output': NIR's Input and Output nodes have these names")
         nodes.update((names[suffix], node) for suffix, node in parts.items())
         series = [last[call.source], *(name for suffix, name in names.items() if suffix != LOOP)]
         edges += zip(series, series[1:])
@@ -255,7 +278,7 @@ def _graph(calls: List[_Call], settings: Settings) -> Any:
     if other_resets:
         warnings.warn(
             f"NIR resets to a potential, at once; the reset of {', '.join(other_resets)} is another, which only "
-            "snnipu reads from the graph's metadata (reset_mechanism='zero' with reset_delay=False is NIR's)",
+            "snnipu reads from the graph's metadata. NIR's reset is reset_mechanism='zero' with reset_delay=False",
             stacklevel=3,
         )
     return nir.NIRGraph(nodes, edges, metadata={"snnipu_dt": settings.dt}, type_check=False)

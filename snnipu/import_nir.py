@@ -1,4 +1,7 @@
-"""Networks from the Neuromorphic Intermediate Representation (NIR, https://neuroir.org): ``import_from_nir``."""
+"""``import_from_nir`` makes a network from a graph of the Neuromorphic Intermediate Representation (NIR).
+
+See https://neuroir.org for the format, and ``snnipu.export_nir`` for the reverse.
+"""
 
 from collections import OrderedDict
 from typing import Any, Dict, List, Optional, Tuple
@@ -7,19 +10,23 @@ import snntorch
 from torch import nn
 
 from snnipu._extras import LEAST_NIR, require
-from snnipu._nir_table import TABLE, Settings
+from snnipu._nir_table import TABLE, NirSettings
 from snnipu._nir_table import RSynaptic as RSynaptic
 from snnipu.neurons.nir_nodes import ModuleGraph, Unsupported
 from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.surrogate import SpikeGrad
 
-DEFAULT_DT = 1e-4  # snnTorch's
+DEFAULT_DT = 1e-4  # the default of snnTorch, in seconds
 
 Edges = List[Tuple[str, str]]
 
 
 def reset(net: nn.Module) -> None:
-    """Let every neuron and delay in ``net`` start from zeros; ``utils.reset`` sees neurons of its own modules only."""
+    """Reset every neuron and delay in ``net`` to zeros, at any depth. ``utils.reset`` may miss nested neurons.
+
+    Args:
+        net: a network of :func:`import_from_nir`, or a module that contains some.
+    """
     for module in net.modules():
         if isinstance(module, snntorch.SpikingNeuron) and hasattr(module, "reset_mem"):
             module.reset_mem()
@@ -27,8 +34,8 @@ def reset(net: nn.Module) -> None:
             module.reset_delay()
 
 
-def _modules(node: Any, settings: Settings) -> List[nn.Module]:
-    """The modules, one after the other, that a node is. Every error names the node."""
+def _modules(node: Any, settings: NirSettings) -> List[nn.Module]:
+    """Return the modules of a node, in series. Every error names the node."""
     name, kind = settings.name, type(node).__name__
     nir = settings.nir
     read = next((row.read for row in TABLE if isinstance(node, tuple(getattr(nir, kind) for kind in row.nodes))), None)
@@ -43,8 +50,8 @@ def _modules(node: Any, settings: Settings) -> List[nn.Module]:
         raise error_type(f"node {name} ({kind}): {error}") from error
 
 
-def _flat(graph: Any, nir: Any, prefix: str = "") -> Tuple[Dict[str, Any], Edges]:
-    """Nodes and edges, those of graphs inside it in their place."""
+def _flatten(graph: Any, nir: Any, prefix: str = "") -> Tuple[Dict[str, Any], Edges]:
+    """Return nodes and edges of a graph, with inner graphs replaced by their nodes and edges."""
     nodes: Dict[str, Any] = {}
     edges = [(prefix + a, prefix + b) for a, b in graph.edges]
     for key, node in graph.nodes.items():
@@ -52,36 +59,41 @@ def _flat(graph: Any, nir: Any, prefix: str = "") -> Tuple[Dict[str, Any], Edges
         if not isinstance(node, nir.NIRGraph):
             nodes[name] = node
             continue
-        inner, inner_edges = _flat(node, nir, name + ".")
-        first, last = (_only(inner, kind, name) for kind in (nir.Input, nir.Output))
+        inner, inner_edges = _flatten(node, nir, name + ".")
+        first, last = (_single_node(inner, kind, name) for kind in (nir.Input, nir.Output))
         edges = [(last if a == name else a, first if b == name else b) for a, b in edges] + inner_edges
         nodes.update(inner)
-        for joint in (first, last):  # gives what it gets
-            before, after = _around(joint, edges)
+        for identity in (first, last):
+            before, after = _neighbours(identity, edges)
             if before and after:
-                edges = [edge for edge in edges if joint not in edge] + [(a, b) for a in before for b in after]
-                del nodes[joint]
+                edges = [edge for edge in edges if identity not in edge] + [(a, b) for a in before for b in after]
+                del nodes[identity]
     return nodes, list(dict.fromkeys(edges))
 
 
-def _only(nodes: Dict[str, Any], kind: Any, name: str) -> str:
+def _single_node(nodes: Dict[str, Any], kind: Any, name: str) -> str:
     names = [key for key, node in nodes.items() if isinstance(node, kind)]
     if len(names) != 1:
         raise Unsupported(f"node {name}: a graph inside a graph must have one {kind.__name__}")
     return names[0]
 
 
-def _around(name: str, edges: Edges) -> Tuple[List[str], List[str]]:
+def _neighbours(name: str, edges: Edges) -> Tuple[List[str], List[str]]:
+    """Return the nodes with an edge to node ``name``, and those with an edge from it."""
     return [a for a, b in edges if b == name], [b for a, b in edges if a == name]
 
 
-def _close_loops(nodes: Dict[str, Any], edges: Edges, nir: Any) -> Tuple[Dict[str, Any], Edges]:
-    """Take the recurrent weights out of the graph: of each neuron that has some, by its name."""
+def _remove_loops(nodes: Dict[str, Any], edges: Edges, nir: Any) -> Tuple[Dict[str, Any], Edges]:
+    """Remove the nodes of recurrent weights from ``nodes``.
+
+    Returns:
+        Name of the neuron -> node of its recurrent weights, and the remaining edges.
+    """
     loops: Dict[str, Any] = {}
     for name, node in list(nodes.items()):
         if not isinstance(node, (nir.Linear, nir.Affine)):
             continue
-        before, after = _around(name, edges)
+        before, after = _neighbours(name, edges)
         if len(before) == 1 and before == after and isinstance(nodes[before[0]], (nir.LIF, nir.IF, nir.CubaLIF)):
             if before[0] in loops:
                 raise Unsupported(f"node {before[0]}: more than one recurrent connection")
@@ -91,7 +103,7 @@ def _close_loops(nodes: Dict[str, Any], edges: Edges, nir: Any) -> Tuple[Dict[st
 
 
 def _in_order(nodes: Dict[str, Any], edges: Edges) -> List[str]:
-    """The nodes' names, each behind those it gets something from."""
+    """Return the names of the nodes in topological order."""
     waiting = {name: {a for a, b in edges if b == name} for name in nodes}
     order: List[str] = []
     while waiting:
@@ -108,46 +120,59 @@ def _in_order(nodes: Dict[str, Any], edges: Edges) -> List[str]:
 
 
 def import_from_nir(graph: Any, *, dt: Optional[float] = None, spike_grad: Optional[SpikeGrad] = None) -> nn.Module:
-    r"""A network of fused neurons from a graph of NIR.
+    r"""Make a network of fused neurons from a graph of NIR.
 
     .. code-block:: python
 
         net = import_from_nir(nir.read("network.nir"))
         spk = net(x)                       # one step, x [B, ...]; neurons keep their states
         spk = snn.MultiStep(net)(x)        # all steps, x [T, B, ...]
-        reset(net)                         # from zeros again
+        reset(net)                         # start from zeros again
 
-    NIR's equations are solved in steps of ``dt`` by Euler's method: ``k = dt / tau``,
+    NIR's equations are solved by Euler's method in steps of ``dt``, with ``k = dt / tau``:
 
     .. math::
         v_{t+1} = v_t + k (v_{leak} - v_t + R I_{t+1}), \qquad \beta = 1 - k
 
-    and the input is multiplied by ``k R`` (a :class:`~snnipu.neurons.nir_nodes.Scale` before the neuron, unless that is
-    1). For ``CubaLIF`` and ``CubaLI``, ``alpha = 1 - dt / tau_syn`` and the input's factor has ``w_in dt / tau_syn``
-    besides. Membranes are counted from ``v_leak``. ``IF`` with ``r = 1`` adds its input in each step, whatever ``dt``
-    is: so norse, sinabs and snnTorch write and read it; other ``r`` are multiplied by ``dt``.
+    The input is multiplied by ``k R``, by a :class:`~snnipu.neurons.nir_nodes.Scale` before the neuron unless the
+    factor is 1. ``CubaLIF`` and ``CubaLI`` have ``alpha = 1 - dt / tau_syn``, and the further factor
+    ``w_in dt / tau_syn``. Membranes are relative to ``v_leak``. An ``IF`` with ``r = 1`` adds its input in each step
+    whatever ``dt`` is, because norse, sinabs and snnTorch write and read it so. Any other ``r`` is multiplied by
+    ``dt``.
 
-    A Delay is a ``SynapticDelay`` of ``delay / dt`` steps; between two steps a spike arrives at both.
+    A Delay becomes a ``SynapticDelay`` of ``delay / dt`` steps. A spike that arrives between two steps is split
+    between them. Other nodes become these modules:
 
-    Linear, Affine, Conv1d, Conv2d, SumPool2d, AvgPool2d, Flatten, Scale and Threshold are PyTorch's modules and small
-    ones of ours; LIF and IF are ``Leaky``, CubaLIF is ``Synaptic``, LI, I and CubaLI give their membranes; LIF and
-    CubaLIF with a Linear or Affine from their spikes back to them are ``RLeaky`` and ``RSynaptic``. Graphs in graphs
-    are put in their place.
+    ================================================  ======================================================
+    nodes                                             module
+    ================================================  ======================================================
+    Linear, Affine, Conv1d, Conv2d, AvgPool2d,        PyTorch's
+    SumPool2d, Flatten
+    Scale, Threshold                                  those of ``snnipu.neurons.nir_nodes``
+    LIF, IF                                           ``Leaky``
+    CubaLIF                                           ``Synaptic``
+    LIF or CubaLIF, with a Linear or Affine from its  ``RLeaky``, ``RSynaptic``
+    spikes to its input
+    LI, I, CubaLI                                     an ``Integrator``, which returns its membrane
+    ================================================  ======================================================
+
+    An inner graph is replaced by its nodes.
 
     Args:
         graph: a ``nir.NIRGraph``.
-        dt: time step, in the graph's unit of time; None: what snnipu's ``export_to_nir`` wrote, else snnTorch's 1e-4.
-        spike_grad: the neurons' surrogate gradient; None: snnTorch's default.
+        dt: time step, in the graph's unit of time. None: the ``dt`` that snnipu's ``export_to_nir`` has stored, else
+            snnTorch's default, 1e-4.
+        spike_grad: surrogate gradient of the neurons; None: snnTorch's default.
 
     Returns:
-        An ``nn.Sequential`` where the graph is a chain, else a module that sums what comes together. Modules are named
-        after their nodes, dots replaced.
+        An ``nn.Sequential`` if the graph is a chain. Else a module that adds up the inputs of each node. Modules have
+        the names of their nodes, with "_" in place of dots.
 
     Raises:
         MissingExtra: the package nir is not installed.
-        TypeError: ``graph`` is no graph of NIR.
-        Unsupported: a node that cannot be expressed; a ValueError and a NotImplementedError.
-        ValueError: a time constant shorter than ``dt``; ``dt`` not positive.
+        TypeError: ``graph`` is not a graph of NIR.
+        Unsupported: a node has no module in snnipu. It is a ValueError and a NotImplementedError.
+        ValueError: a time constant is shorter than ``dt``, or ``dt`` is not positive.
     """
     nir = require("nir", "nir", "import_from_nir", LEAST_NIR)
     if not isinstance(graph, nir.NIRGraph):
@@ -160,13 +185,13 @@ def import_from_nir(graph: Any, *, dt: Optional[float] = None, spike_grad: Optio
             raise ValueError(f"the graph's snnipu_dt must be a number, got {metadata['snnipu_dt']!r}") from None
     if not dt > 0:
         raise ValueError(f"dt must be positive, got {dt}")
-    settings = Settings(nir, float(dt), spike_grad)
-    nodes, edges = _flat(graph, nir)
+    settings = NirSettings(nir, float(dt), spike_grad)
+    nodes, edges = _flatten(graph, nir)
     for a, b in edges:
         for end in (a, b):
             if end not in nodes:
                 raise ValueError(f"graph has the edge {(a, b)}, and no node {end!r}")
-    loops, edges = _close_loops(nodes, edges, nir)
+    loops, edges = _remove_loops(nodes, edges, nir)
     inputs = [name for name, node in nodes.items() if isinstance(node, nir.Input)]
     outputs = [name for name, node in nodes.items() if isinstance(node, nir.Output)]
     if len(inputs) != 1 or not outputs:
@@ -174,7 +199,7 @@ def import_from_nir(graph: Any, *, dt: Optional[float] = None, spike_grad: Optio
 
     modules: Dict[str, nn.Module] = {}
     sources: Dict[str, Tuple[Optional[str], ...]] = {}
-    last: Dict[str, Optional[str]] = {inputs[0]: None}  # the module that gives a node's output
+    last: Dict[str, Optional[str]] = {inputs[0]: None}  # node -> its last module, whose output is that of the node
     for name in _in_order(nodes, edges):
         before = tuple(last[a] for a, b in edges if b == name)
         node = nodes[name]

@@ -1,7 +1,7 @@
-"""Pictures of spiking networks: rasters, membrane traces, training curves.
+"""Figures of spiking networks: rasters, membrane traces, training curves.
 
-Every function returns a matplotlib ``Figure`` made without pyplot: nothing global is touched and no display is needed.
-``figure.savefig("raster.png")`` writes it; a notebook shows it.
+Every function returns a matplotlib ``Figure`` built without pyplot: it changes no global state and needs no
+display. ``figure.savefig("raster.png")`` writes the figure; a notebook displays it.
 """
 
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
@@ -27,7 +27,7 @@ def raster(
     hidden_spikes: torch.Tensor,
     output_spikes: torch.Tensor,
 ) -> "Figure":
-    """Each image beside the spikes that it causes in the hidden and in the output layer.
+    """Draw each image with its raster of the hidden layer and its raster of the output layer.
 
     Args:
         images: ``[B, height, width]``, 0 to 1.
@@ -35,20 +35,23 @@ def raster(
         hidden_spikes: ``[T, B, hidden]``.
         output_spikes: ``[T, B, classes]``; the class with the most spikes is the prediction.
 
+    Returns:
+        The figure, with a row for each image.
+
     Raises:
         MissingExtra: matplotlib is not installed.
-        ValueError: the numbers of images, labels and steps do not fit one another.
+        ValueError: the tensors have different numbers of images, labels or steps.
     """
     check_layout("hidden_spikes", hidden_spikes, 3)
     check_layout("output_spikes", output_spikes, 3)
     rows = len(images)
-    for name, found in (
+    for name, entries in (
         ("labels", len(labels)),
         ("hidden_spikes", hidden_spikes.shape[1]),
         ("output_spikes", output_spikes.shape[1]),
     ):
-        if found != rows:
-            raise ValueError(f"{name}: expected one entry for each of the {rows} images, got {found}")
+        if entries != rows:
+            raise ValueError(f"{name}: expected one entry for each of the {rows} images, got {entries}")
     if len(hidden_spikes) != len(output_spikes):
         raise ValueError(
             f"output_spikes: expected {len(hidden_spikes)} steps, as in hidden_spikes, got {len(output_spikes)}"
@@ -91,18 +94,21 @@ def membranes(
     names: Optional[Sequence[str]] = None,
     title: str = "membrane potential",
 ) -> "Figure":
-    """Membrane traces, one strip a neuron, with the threshold, the spikes and the reset after each.
+    """Draw the membrane of each neuron over time, with the threshold and the spikes.
 
     Args:
-        mem: ``[T, neurons]``.
+        mem: membranes, ``[T, neurons]``.
         spikes: ``[T, neurons]``.
-        threshold: the level above which a neuron spikes; drawn dashed.
-        names: one label a neuron; by default their numbers.
+        threshold: the level above which a neuron spikes; a dashed line.
+        names: a label for each neuron; by default their numbers.
         title: the title of the figure.
+
+    Returns:
+        The figure, with a strip for each neuron.
 
     Raises:
         MissingExtra: matplotlib is not installed.
-        ValueError: the shapes do not fit one another.
+        ValueError: ``mem`` and ``spikes`` have different shapes, or ``names`` is of another length.
     """
     check_layout("mem", mem, 2)
     if spikes.shape != mem.shape:
@@ -137,11 +143,15 @@ def membranes(
 
 
 def training_curve(history: Sequence[Dict[str, float]], title: str = "training") -> "Figure":
-    """Loss and accuracy over the epochs.
+    """Draw loss and accuracy over the epochs.
 
     Args:
-        history: a dict an epoch with ``train_loss``, ``train_accuracy`` and ``test_accuracy`` (fractions, 0 to 1).
+        history: for each epoch a dict with ``train_loss``, ``train_accuracy`` and ``test_accuracy``. Accuracies are
+            fractions, 0 to 1.
         title: the title of the figure.
+
+    Returns:
+        The figure.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -171,17 +181,20 @@ def training_curve(history: Sequence[Dict[str, float]], title: str = "training")
 def layer_rasters(
     layers: Sequence[torch.Tensor], labels: torch.Tensor, names: Optional[Sequence[str]] = None
 ) -> "Figure":
-    """The spikes of every layer, one below the other, one column a sample.
+    """Draw the rasters of all layers, with a row for each layer and a column for each sample.
 
     Args:
-        layers: ``[T, B, neurons]`` of each layer, from the input to the output, whose neurons are the classes; the one
-            with the most spikes is the prediction.
+        layers: spikes ``[T, B, neurons]`` of each layer, from the input to the output. The neurons of the output are
+            the classes; the class with the most spikes is the prediction.
         labels: ``[B]``, the true classes.
-        names: one a layer; by default ``input``, ``layer 1``, ..., ``output``.
+        names: a label for each layer; by default ``input``, ``layer 1``, ..., ``output``.
+
+    Returns:
+        The figure.
 
     Raises:
         MissingExtra: matplotlib is not installed.
-        ValueError: there are fewer than two layers, or numbers of steps, samples, labels or names do not fit.
+        ValueError: there are fewer than two layers, or numbers of steps, samples, labels or names differ.
     """
     if len(layers) < 2:
         raise ValueError(f"layers: expected an input and one or more layers, got {len(layers)}")
@@ -207,7 +220,7 @@ def layer_rasters(
     for row, (name, layer) in enumerate(zip(names, layers)):
         neurons = layer.shape[2]
         output = row == len(layers) - 1
-        # Marks as tall as a neuron's share of the panel, within what the eye can tell apart.
+        # Marks are as tall as a neuron's share of the panel, but stay visible and do not become blocks.
         size = min(max(72 * heights[row] / neurons, 2.4), 6.0)
         for column in range(samples):
             axis, spikes = axes[row, column], layer[:, column]
@@ -249,19 +262,23 @@ def activity_curve(
     cells: Optional[Sequence[int]] = None,
     title: str = "activity",
 ) -> "Figure":
-    """Activity of each layer over the epochs and, where slots are limited, the share of its spikes that was dropped.
+    """Draw the activity of each layer over the epochs and, in a second panel, the share of its spikes that was dropped.
 
     Args:
-        activity: one entry an epoch: mean spikes per neuron and step of each layer, 0 to 1.
-        names: one a layer; by default ``layer 1``, ``layer 2``, ...
-        caps: slots per neuron of each layer, 0 to 1, drawn dashed; None: no limit.
-        dropped: one entry an epoch: spikes dropped in each layer. None: no second panel.
-        cells: neurons times steps times samples of each layer, over which ``activity`` is a mean; with ``dropped``.
+        activity: for each epoch, the mean spikes per neuron and step of each layer, 0 to 1.
+        names: a label for each layer; by default ``layer 1``, ``layer 2``, ...
+        caps: slots per neuron of each layer, 0 to 1, as dashed lines; None for a layer without a limit.
+        dropped: for each epoch, the number of spikes dropped in each layer. None: no second panel.
+        cells: neurons times steps times samples of each layer, over which ``activity`` is a mean. Needed with
+            ``dropped``.
         title: the title of the figure.
+
+    Returns:
+        The figure.
 
     Raises:
         MissingExtra: matplotlib is not installed.
-        ValueError: there is no epoch, or lengths do not fit.
+        ValueError: there is no epoch, or the arguments have different numbers of layers or epochs.
     """
     if not activity:
         raise ValueError("activity: expected at least one epoch, got none")
@@ -272,9 +289,9 @@ def activity_curve(
     for name, entries in (("activity", activity), ("dropped", dropped or [])):
         if any(len(entry) != layers for entry in entries):
             raise ValueError(f"{name}: expected {layers} layers in every epoch, got {[len(e) for e in entries]}")
-    for name, given in (("names", names), ("caps", caps), ("cells", cells)):
-        if given is not None and len(given) != layers:
-            raise ValueError(f"{name}: expected {layers} of them, got {len(given)}")
+    for name, values in (("names", names), ("caps", caps), ("cells", cells)):
+        if values is not None and len(values) != layers:
+            raise ValueError(f"{name}: expected {layers} of them, got {len(values)}")
     if dropped is not None and len(dropped) != len(activity):
         raise ValueError(f"dropped: expected {len(activity)} epochs, as in activity, got {len(dropped)}")
 
@@ -289,14 +306,15 @@ def activity_curve(
         panels[0].plot(epochs, share, "o-", label=name, **style)
         if dropped is not None:
             assert cells is not None
-            kept = [entry[index] * cells[index] for entry in activity]
-            lost = [100 * gone / max(gone + stay, 1) for gone, stay in zip((e[index] for e in dropped), kept)]
-            panels[1].plot(epochs, lost, "o-", label=name, **style)
+            spikes = [entry[index] * cells[index] for entry in activity]
+            lost = [entry[index] for entry in dropped]
+            percent = [100 * drops / max(drops + count, 1) for drops, count in zip(lost, spikes)]
+            panels[1].plot(epochs, percent, "o-", label=name, **style)
     panels[0].set(ylabel="activity (% of the neurons a step)", ylim=(0, None))
     top = panels[0].get_ylim()[1]
-    # Caps far above what is used would flatten the curves.
-    shown = sorted({100 * cap for cap in caps or [] if cap is not None and 100 * cap <= 1.6 * top})
-    for cap in shown:
+    # Caps far above the activity would flatten the curves: they are not drawn.
+    drawn_caps = sorted({100 * cap for cap in caps or [] if cap is not None and 100 * cap <= 1.6 * top})
+    for cap in drawn_caps:
         panels[0].axhline(cap, color=MUTED, linestyle="--", linewidth=1)
         panels[0].annotate(
             f"slots, {cap:.3g} %",
@@ -307,7 +325,7 @@ def activity_curve(
             color=INK,
             fontsize=8,
         )
-    panels[0].set_ylim(0, 1.08 * max([top / 1.05, *shown]))
+    panels[0].set_ylim(0, 1.08 * max([top / 1.05, *drawn_caps]))
     if dropped is not None:
         panels[1].set(ylabel="spikes dropped (% of the layer's)", ylim=(0, max(panels[1].get_ylim()[1], 1.0)))
     _by_epoch(*panels)
@@ -325,7 +343,7 @@ def _by_epoch(*axes: Any) -> None:
 
 
 def _shades(count: int) -> List[Tuple[float, float, float]]:
-    """Blues from dark to light: the first layer's is the darkest."""
+    """Return blues from dark to light."""
     dark, light = (0.03, 0.19, 0.42), (0.55, 0.77, 0.93)
     part = [index / max(count - 1, 1) for index in range(count)]
     return [
@@ -335,7 +353,7 @@ def _shades(count: int) -> List[Tuple[float, float, float]]:
 
 
 def draw_spikes(axis: Any, spikes: torch.Tensor, color: str, size: float, chosen: Optional[int] = None) -> None:
-    """A mark for every spike of ``spikes`` ``[T, neurons]``; those of the neuron ``chosen`` in red."""
+    """Draw a mark for every spike of ``spikes`` ``[T, neurons]``; in red for the neuron ``chosen``."""
     step, neuron = (index.cpu() for index in torch.nonzero(spikes, as_tuple=True))
     colors = [RED if int(n) == chosen else color for n in neuron]
     axis.scatter(step.numpy(), neuron.numpy(), s=size**2, c=colors, marker="|", linewidths=min(1.5, 0.45 * size))
@@ -343,7 +361,7 @@ def draw_spikes(axis: Any, spikes: torch.Tensor, color: str, size: float, chosen
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of ``width`` x ``height`` inches that lays itself out."""
+    """Return an empty figure of ``width`` x ``height`` inches with automatic layout."""
     figure: Figure = require("matplotlib.figure", extra="data", purpose="drawing").Figure(
         figsize=(width, height), dpi=120, layout="constrained"
     )

@@ -1,4 +1,4 @@
-"""snnTorch's ``utils``; :func:`reset` also resets neurons that ``snnipu.neuron`` has made, and delays."""
+"""snnTorch's ``utils``, with a :func:`reset` that also resets the neurons of ``snnipu.neuron`` and delays."""
 
 from typing import Any, List
 
@@ -9,16 +9,21 @@ from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.own import OwnNeuron
 from snnipu.neurons.synaptic_delay import SynapticDelay
 
-# The rest is looked up in snnTorch's module when it is asked for: some of its names change.
+# Other names are looked up in snnTorch's module at each access, because some of its variables are reassigned.
 __all__ = [name for name in dir(snntorch.utils) if not name.startswith("_")]
 
 
 def reset(net: nn.Module) -> None:
-    """Clear the hidden states of the neurons in ``net``.
+    """Clear the hidden states of the neurons and delays in ``net``.
 
-    snnTorch's are reset as the installed ``snntorch.utils.reset`` does: up to 1.0 all neurons of the kinds that stand
-    directly in ``net``, in any network; in its next release those in ``net`` alone, at any depth. Own neurons, and what
-    is on its way in a ``SynapticDelay`` or ``DelayLinear``, are reset at any depth.
+    Neurons of :func:`snnipu.neuron`, ``SynapticDelay`` and ``DelayLinear`` are reset at any depth of ``net``. Other
+    neurons are reset by the installed ``snntorch.utils.reset``:
+
+    * Up to snnTorch 1.0 it resets all neurons, of any network, whose class is that of a direct child of ``net``.
+    * In its next release it resets the neurons of ``net`` alone, at any depth.
+
+    Args:
+        net: the network.
     """
     for module in net.modules():
         if isinstance(module, OwnNeuron):

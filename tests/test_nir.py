@@ -193,9 +193,9 @@ def test_delays_of_other_tools():
     ("module", "why"),
     [
         (snn.DelayLinear(6, 4, 5), "NIR's Delay is of a channel, not of a synapse"),
-        (snn.DelayLinear(6, 4, 5, delay=1.0, kernel="gaussian"), "kernel 'gaussian'; NIR's Delay is of one time"),
-        (snn.SynapticDelay(5, 1.0, kernel="gaussian"), "kernel 'gaussian'; NIR's Delay is of one time"),
-        (snn.SynapticDelay(5, torch.ones(4)), "it is of 4 channels"),
+        (snn.DelayLinear(6, 4, 5, delay=1.0, kernel="gaussian"), "kernel 'gaussian': NIR's Delay has one delay time"),
+        (snn.SynapticDelay(5, 1.0, kernel="gaussian"), "kernel 'gaussian': NIR's Delay has one delay time"),
+        (snn.SynapticDelay(5, torch.ones(4)), "it has delays for 4 channels"),
     ],
 )
 def test_delays_that_nir_cannot_express_are_named(module, why):

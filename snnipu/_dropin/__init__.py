@@ -1,6 +1,6 @@
-"""Other packages' names for our modules: ``poptorch`` for ``snnipu.poptorch``, ``snntorch`` for ``snnipu``.
+"""Provide snnipu's modules under other names: ``poptorch`` is ``snnipu.poptorch``, and ``snntorch`` is ``snnipu``.
 
-``python -m snnipu run`` uses this; nothing here happens on ``import snnipu``.
+``python -m snnipu run`` calls these functions. ``import snnipu`` alone does not change any name.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from snnipu._names import AliasLoader, PoptorchStandIn, is_installed, provides_poptorch
 
-# Folder that gives child processes ``poptorch`` and ``popdist``; see its docstring.
+# Folder from which child processes import ``poptorch`` and ``popdist``; see its docstring.
 CHILDREN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "children")
 
 
@@ -26,7 +26,7 @@ _PROVIDED = ("poptorch", "popdist", "popart")
 
 
 class _PoptorchFinder(PoptorchStandIn):
-    """``poptorch`` and everything below it is ``snnipu.poptorch`` and what is below that; so for the others."""
+    """A finder that maps ``poptorch`` and its submodules to those of snnipu; likewise ``popdist`` and ``popart``."""
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
@@ -40,7 +40,7 @@ class _PoptorchFinder(PoptorchStandIn):
 
 
 class _SnntorchFinder(importlib.abc.MetaPathFinder):
-    """``snntorch.x`` is ``snnipu.x`` where snnipu has such a module of its own, else snnTorch's, from its own files."""
+    """A finder for ``snntorch.x``: snnipu's module ``x`` if snnipu has a file for it, else snnTorch's."""
 
     def __init__(self, real: ModuleType) -> None:
         self._roots: Dict[str, Iterable[str]] = {"snntorch": list(real.__path__)}
@@ -50,8 +50,8 @@ class _SnntorchFinder(importlib.abc.MetaPathFinder):
     ) -> Optional[importlib.machinery.ModuleSpec]:
         if not fullname.startswith("snntorch."):
             return None
-        own = _own_module(fullname)
-        return _alias(fullname, own) if own is not None else self._real_spec(fullname)
+        ours = _snnipu_module(fullname)
+        return _alias(fullname, ours) if ours is not None else self._real_spec(fullname)
 
     def _real_spec(self, fullname: str) -> Optional[importlib.machinery.ModuleSpec]:
         parent = fullname.rpartition(".")[0]
@@ -62,8 +62,8 @@ class _SnntorchFinder(importlib.abc.MetaPathFinder):
         return importlib.machinery.PathFinder.find_spec(fullname, list(self._roots[parent]))
 
 
-def _own_module(fullname: str) -> Optional[str]:
-    """``snntorch.functional`` -> ``snnipu.functional`` where snnipu has a file for it, not a pass-through."""
+def _snnipu_module(fullname: str) -> Optional[str]:
+    """Return ``snnipu.functional`` for ``snntorch.functional`` if snnipu has a file for it, else None."""
     import snnipu
 
     name, path = "snnipu", list(snnipu.__path__)
@@ -77,8 +77,9 @@ def _own_module(fullname: str) -> Optional[str]:
 
 
 def provide_poptorch() -> None:
-    """Make ``import poptorch``, ``popdist`` and ``popart`` work where they are not installed, here and in processes
-    that multiprocessing starts from here.
+    """Let ``poptorch``, ``popdist`` and ``popart`` be imported from snnipu if they are not installed.
+
+    This also holds in processes that multiprocessing starts from this one.
     """
     if not is_installed("poptorch") and not provides_poptorch():
         sys.meta_path.insert(0, _PoptorchFinder())
@@ -87,44 +88,46 @@ def provide_poptorch() -> None:
 
 
 class _Facade(ModuleType):
-    """snnTorch's module, dunder names and ``__version__`` included, except for what ``own`` has in its place."""
+    """A module in place of ``real`` of snnTorch: its dunder names are those of ``real``, other names are of ``source``.
 
-    def __init__(self, real: ModuleType, own: ModuleType) -> None:
+    So ``__version__`` stays that of snnTorch.
+    """
+
+    def __init__(self, real: ModuleType, source: ModuleType) -> None:
         super().__init__(real.__name__, real.__doc__)
         self.__dict__.update({name: value for name, value in vars(real).items() if name.startswith("__")})
         self.__dict__.setdefault("__all__", [name for name in dir(real) if not name.startswith("_")])
-        self._own = own
+        self._source = source
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+        return getattr(self._source, name)
 
     def __dir__(self) -> List[str]:
-        return sorted({*vars(self), *dir(self._own)} - {"_own"})
+        return sorted({*vars(self), *dir(self._source)} - {"_source"})
 
 
-def _hides_our_neurons(module: ModuleType) -> bool:
-    """Whether a name of snnTorch's module is a class that snnipu has in a version of its own."""
-    return any(_ours(value) is not value for value in vars(module).values())
+def _has_replaced_classes(module: ModuleType) -> bool:
+    """Return True if a name of snnTorch's module is a class for which snnipu has a subclass of the same name."""
+    return any(_replacement(value) is not value for value in vars(module).values())
 
 
-def _ours(value: Any) -> Any:
-    """snnipu's own version of a class of snnTorch's, or ``value`` itself."""
+def _replacement(value: Any) -> Any:
+    """Return snnipu's subclass of a class of snnTorch, or ``value`` if there is none."""
     import snnipu
 
     if not (isinstance(value, type) and value.__module__.startswith("snntorch.")):
         return value
-    own = vars(snnipu).get(value.__name__)
-    return own if isinstance(own, type) and issubclass(own, value) else value
+    ours = vars(snnipu).get(value.__name__)
+    return ours if isinstance(ours, type) and issubclass(ours, value) else value
 
 
 def provide_snntorch() -> None:
-    """Make ``import snntorch`` give snnipu's names, and its submodules ours where there are any, else snnTorch's own.
+    """Let ``import snntorch`` import snnipu, and its submodules those of snnipu; snnTorch's where snnipu has none.
 
-    The module keeps snnTorch's version, which scripts compare. In the modules of snnTorch's neurons, too
-    (``snntorch._neurons.leaky``), the classes are ours where there are any; what snnTorch itself sees stays as it is.
+    The module keeps snnTorch's version, because scripts compare it. The modules of snnTorch's neurons, such as
+    ``snntorch._neurons.leaky``, get snnipu's classes, too. snnTorch's code still sees its own.
 
-    Modules of ours that stand for one of snnTorch's are imported here first: their own ``import snntorch`` must still
-    give the real one.
+    Modules of snnipu that replace one of snnTorch are imported here first, because they import the real snnTorch.
     """
     import snntorch
 
@@ -136,12 +139,13 @@ def provide_snntorch() -> None:
     loaded = {name: module for name, module in sys.modules.items() if name.startswith("snntorch.")}
     modules: Dict[str, ModuleType] = {}
     for name, real in loaded.items():
-        own = _own_module(name)
-        if own is not None:
-            modules[name] = importlib.import_module(own)
-        elif name.startswith("snntorch._") and _hides_our_neurons(real):
+        ours = _snnipu_module(name)
+        if ours is not None:
+            modules[name] = importlib.import_module(ours)
+        elif name.startswith("snntorch._") and _has_replaced_classes(real):
             modules[name] = _Facade(real, real)
-            vars(modules[name]).update({key: _ours(value) for key, value in vars(real).items() if key[0] != "_"})
+            replaced = {key: _replacement(value) for key, value in vars(real).items() if key[0] != "_"}
+            vars(modules[name]).update(replaced)
     modules["snntorch"] = _Facade(snntorch, snnipu)
     for name, module in modules.items():
         parent, _, child = name.rpartition(".")

@@ -1,4 +1,7 @@
-"""Modules under further names: snnTorch's under ours (``passthrough``); ``snnipu._dropin`` has ours under others'."""
+"""Import modules under other names: snnTorch's modules as ``snnipu.<name>`` (``passthrough``).
+
+``snnipu._dropin`` does the reverse: it provides snnipu's modules under the names of other packages.
+"""
 
 import importlib
 import importlib.abc
@@ -10,13 +13,13 @@ from typing import Optional
 
 from snnipu._extras import require
 
-# Packages that modules of snnTorch import and its metadata does not require.
+# Packages that modules of snnTorch import, but that its metadata does not list.
 _NEEDED = {"snntorch.spikeplot": ("pandas", "matplotlib")}
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
 class AliasLoader(importlib.abc.Loader):
-    """Loads one module under another name: both names give the same object."""
+    """A loader that imports another module in place of the requested one: both names give the same object."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -27,18 +30,18 @@ class AliasLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         for package in _NEEDED.get(self._target, ()):
             require(package, extra="plot", purpose=self._target)
-        # importlib hands out what stands in sys.modules after exec_module: the target keeps its own __spec__.
+        # importlib returns the entry of sys.modules after exec_module. So the target keeps its __spec__.
         sys.modules[module.__name__] = importlib.import_module(self._target)
 
 
 class PoptorchStandIn(importlib.abc.MetaPathFinder):
-    """What ``snnipu._dropin`` finds ``poptorch`` with where it is not installed."""
+    """Base class of the finder of ``snnipu._dropin``, which provides ``poptorch`` if it is not installed."""
 
 
 def is_installed(name: str) -> bool:
-    """True where a package of this name is installed, our stand-ins for it left aside.
+    """Return True if a package of this name is installed. snnipu's stand-ins for it do not count.
 
-    A folder of that name without ``__init__.py`` is no such package.
+    A folder of that name without ``__init__.py`` does not count either.
     """
     if name in sys.modules:
         return _is_package(name, getattr(sys.modules[name], "__spec__", None))
@@ -57,5 +60,5 @@ def _is_package(name: str, spec: Optional[importlib.machinery.ModuleSpec]) -> bo
 
 
 def provides_poptorch() -> bool:
-    """True once ``import poptorch`` gives the host runtime."""
+    """Return True if ``import poptorch`` imports snnipu's host runtime."""
     return any(isinstance(finder, PoptorchStandIn) for finder in sys.meta_path)

@@ -1,6 +1,6 @@
-"""Behaviour of the installed snnTorch, found by trying it: snnipu's neurons follow it, whatever its version.
+"""Probes of the installed snnTorch: functions that run it to find how it behaves. snnipu's neurons then do the same.
 
-Each probe states which difference between versions it looks for. They run once, most of them when snnipu is imported.
+Each probe names the difference between versions that it detects. Probes run once, most of them at import.
 """
 
 import inspect
@@ -12,7 +12,7 @@ import snntorch.utils
 import torch
 from torch import nn
 
-# How the stock neurons are made that are tried, by the name of their equation: none of them draws random numbers.
+# Equation -> arguments of the snnTorch neuron that is probed. With them no neuron draws random numbers.
 _NEURONS: Mapping[str, Mapping[str, Any]] = {
     "leaky": {"beta": 0.75},
     "lapicque": {"R": 1.5, "C": 2.0, "time_step": 1.0},
@@ -24,8 +24,11 @@ _NEURONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-class _Plainly:
-    """Context of a probe: a CPU's tensors with gradients, and no trace of its neurons, whoever imports snnipu."""
+class _ProbeContext:
+    """A context for probes: CPU tensors, gradients enabled, and a separate list of neuron instances.
+
+    So a probe works in any mode in which a program imports snnipu, and ``utils.reset`` does not reach its neurons.
+    """
 
     def __enter__(self) -> None:
         self._modes = (torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"))
@@ -42,21 +45,21 @@ class _Plainly:
 
 def _spikes_keep_dtype() -> bool:
     """Return True if spikes have the dtype of the membrane; up to snnTorch 1.0 they are float32."""
-    with _Plainly():
+    with _ProbeContext():
         return bool(snntorch.surrogate.atan()(torch.ones(1, dtype=torch.float64)).dtype == torch.float64)
 
 
 def _state_quant_keeps_dtype() -> bool:
     """Return True if a quantized state has the dtype of the state; up to snnTorch 1.0 it has that of the levels."""
-    with _Plainly():
+    with _ProbeContext():
         levels = torch.tensor([0.0, 1.0], dtype=torch.float32)
         quantized = snntorch.functional.quant.StateQuant.apply(torch.ones(1, dtype=torch.float64), levels)
         return bool(quantized.dtype == torch.float64)
 
 
 def reset_reaches_others() -> bool:
-    """Return True if ``utils.reset(net)`` resets neurons of other networks, as up to snnTorch 1.0."""
-    with _Plainly():
+    """Return True if ``utils.reset(net)`` also resets neurons of other networks. Up to snnTorch 1.0 it does."""
+    with _ProbeContext():
         inside, outside = (snntorch.Leaky(beta=0.5, init_hidden=True) for _ in range(2))
         outside.mem = torch.ones(1)
         snntorch.utils.reset(nn.Sequential(inside))
@@ -75,18 +78,23 @@ def spike_dtype(dtype: torch.dtype) -> torch.dtype:
 def has_gradient(
     name: str, arguments: Sequence[float], gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> bool:
-    """Return True if the surrogate ``snntorch.surrogate.<name>(*arguments)`` has this ``gradient(u, grad)``.
+    """Return True if the surrogate ``snntorch.surrogate.<name>(*arguments)`` has the given gradient, or fails.
 
-    A later version may change a formula, and kernels are compiled with ours. A surrogate that fails, as ``LSO`` of
-    snnTorch 1.0, has no other formula.
+    Kernels are compiled with snnipu's formulas; a later snnTorch may change one. ``LSO`` of snnTorch 1.0 fails: then
+    there is no other formula to follow.
+
+    Args:
+        name: name of the surrogate.
+        arguments: its parameters.
+        gradient: the expected gradient as a function of the membrane above the threshold and the upstream gradient.
     """
-    with _Plainly():
+    with _ProbeContext():
         u = torch.tensor([-1.5, -0.25, -0.01, 0.01, 0.25, 1.5], dtype=torch.float64, requires_grad=True)
         grad = torch.tensor([1.0, -0.5, 2.0, 0.25, 1.0, -1.0], dtype=torch.float64)
         try:
             node = getattr(snntorch.surrogate, name)(*arguments)(u).grad_fn
-            # Autograd's engine is not started: it asks CUDA for its devices, after which a program can neither fork nor
-            # choose CUDA_VISIBLE_DEVICES.
+            # The node is called directly. Autograd's engine would initialise CUDA, after which a program can neither
+            # fork nor set CUDA_VISIBLE_DEVICES.
             expected = node.apply(grad)
         except (AttributeError, RuntimeError, TypeError):
             return True
@@ -101,26 +109,28 @@ def reset_mechanisms(
     parameters: Sequence[str],
     options: Mapping[str, Sequence[Any]],
 ) -> Tuple[str, ...]:
-    """Return the reset mechanisms by which the stock neuron's step is ``step``: the same bits, the reset detached.
+    """Return the reset mechanisms for which a step of snnTorch's neuron equals ``step``.
 
-    A later version may rework its resets, as the open request 426 of its repository does. What differs is left to its
-    own code. Gradients are not compared: that would start autograd's engine, and with it CUDA, at import.
+    Equal means the same bits, and a reset that is detached. A later snnTorch may change its resets, as the open pull
+    request 426 does; neurons with a mechanism that differs run snnTorch's code. Gradients are not compared, because
+    that would start autograd's engine, and with it CUDA, at import.
 
     Args:
         stock: snnTorch's class.
         step: the function of ``snnipu.equations``.
-        states, parameters: their names, in the order of ``step``.
+        states: names of the states, in the order of ``step``.
+        parameters: names of the parameters, in the order of ``step``.
         options: the values of each option of any step.
     """
-    own, taken = inspect.signature(step).parameters, inspect.signature(stock).parameters
-    delays = options["reset_delay"] if "reset_delay" in own and "reset_delay" in taken else ()
-    with _Plainly():
+    step_options, keywords = inspect.signature(step).parameters, inspect.signature(stock).parameters
+    delays = options["reset_delay"] if "reset_delay" in step_options and "reset_delay" in keywords else ()
+    with _ProbeContext():
         return tuple(
             mechanism
             for mechanism in options["reset_mechanism"]
             if all(
                 _is_step(stock, step, states, parameters, {**reset, **delay})
-                for reset in [{"reset_mechanism": mechanism} if "reset_mechanism" in own else {}]
+                for reset in [{"reset_mechanism": mechanism} if "reset_mechanism" in step_options else {}]
                 for delay in [{"reset_delay": value} for value in delays] or [{}]
             )
         )
@@ -129,8 +139,8 @@ def reset_mechanisms(
 def _is_step(
     stock: Any, step: Callable[..., Any], states: Sequence[str], parameters: Sequence[str], chosen: Mapping[str, Any]
 ) -> bool:
-    drawn = torch.tensor([-0.5, 0.25, 0.75, 1.25, 1.5, 2.5])  # on both sides of the thresholds
-    x, *before = (drawn.roll(places).requires_grad_() for places in range(1 + len(states)))
+    values_of_x = torch.tensor([-0.5, 0.25, 0.75, 1.25, 1.5, 2.5])  # on both sides of the thresholds
+    x, *before = (values_of_x.roll(places).requires_grad_() for places in range(1 + len(states)))
     try:
         neuron = stock(**_NEURONS[step.__name__], **chosen, init_hidden=True)
         values = {name: torch.as_tensor(getattr(neuron, name)) for name in parameters}
@@ -138,13 +148,13 @@ def _is_step(
             setattr(neuron, name, state)
         try:
             out = neuron(x)
-        except TypeError:  # as that of Synaptic without a delay in snnTorch 0.9.1: it has no other numbers
+        except TypeError:  # Synaptic without reset_delay fails in snnTorch 0.9.1: there is nothing to differ from
             return True
         theirs = [out[0] if isinstance(out, tuple) else out, *(getattr(neuron, name) for name in states)]
         spk, *after = step(x, *before, **values, spike=neuron.spike_grad, **chosen)
         ours = [spk, *([spk] if states[0] == "spk" else []), *after]
-    except Exception:  # a version that does not know what is tried here
+    except Exception:  # this version has other attributes or arguments
         return False
     if getattr(neuron.__dict__.get("reset"), "requires_grad", False):
         return False
-    return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(ours, theirs))
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(ours, theirs))

@@ -1,7 +1,7 @@
-"""Every snnTorch name that snnipu does not accelerate resolves to snnTorch's own object.
+"""Resolve names that snnipu does not define to the objects of snnTorch.
 
-``snnipu.Synaptic`` is ``snntorch.Synaptic``; ``import snnipu.spikegen`` and ``from snnipu.functional import loss``
-give snnTorch's modules, the same objects. Modules of our own come first.
+``import snnipu.spikegen`` and ``from snnipu.functional import loss`` give snnTorch's modules, the same objects.
+snnipu's modules take precedence.
 """
 
 import importlib
@@ -21,7 +21,7 @@ PREFIX = "snnipu."
 
 
 def snntorch_module_name(fullname: str) -> Optional[str]:
-    """``snnipu.functional.loss`` -> ``snntorch.functional.loss``, or None where snnTorch has no such module."""
+    """Return ``snntorch.functional.loss`` for ``snnipu.functional.loss``; None if snnTorch has no such module."""
     name = "snntorch." + fullname[len(PREFIX) :]
     if name in sys.modules:
         return name
@@ -31,7 +31,7 @@ def snntorch_module_name(fullname: str) -> Optional[str]:
         return None
 
 
-def _is_own(fullname: str) -> bool:
+def _is_snnipu_module(fullname: str) -> bool:
     path = Path(__file__).parent.parent.joinpath(*fullname[len(PREFIX) :].split("."))
     return path.is_dir() or path.with_suffix(".py").is_file()
 
@@ -40,20 +40,20 @@ class PassthroughFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
-        if not fullname.startswith(PREFIX) or _is_own(fullname):
+        if not fullname.startswith(PREFIX) or _is_snnipu_module(fullname):
             return None
         theirs = snntorch_module_name(fullname)
         return None if theirs is None else importlib.machinery.ModuleSpec(fullname, AliasLoader(theirs))
 
 
 def install() -> None:
-    """Put the finder on ``sys.meta_path``, once: before the path finder, which would load a module's second copy."""
+    """Put the finder first on ``sys.meta_path``, once. Python's path finder would load a second copy of a module."""
     if not any(isinstance(finder, PassthroughFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, PassthroughFinder())
 
 
 def resolve(name: str) -> Any:
-    """The submodule called ``name``, ours before snnTorch's, or the snnTorch attribute."""
+    """Return the attribute ``name`` of snnTorch, or the submodule of that name of snnipu or else of snnTorch."""
     attribute = getattr(snntorch, name, None)
     if attribute is not None and not isinstance(attribute, ModuleType):
         return attribute
@@ -65,5 +65,5 @@ def resolve(name: str) -> Any:
 
 
 def names() -> List[str]:
-    """snnTorch's public names, for ``dir(snnipu)``."""
+    """Return snnTorch's public names, for ``dir(snnipu)``."""
     return [name for name in dir(snntorch) if not name.startswith("_")]

@@ -1,4 +1,4 @@
-"""snnTorch's own neurons, where the installed snnTorch may not have them."""
+"""Classes of snnTorch's neurons by name, with a placeholder for those that the installed snnTorch lacks."""
 
 from functools import lru_cache
 from typing import Any
@@ -7,15 +7,15 @@ import snntorch
 
 
 class MissingNeuron(NotImplementedError):
-    """A neuron that came with a later snnTorch than the installed one."""
+    """The installed snnTorch is older than the neuron."""
 
 
 @lru_cache(maxsize=None)
 def stock(name: str) -> Any:
-    """snnTorch's class of this name; where there is none, one that refuses to be made."""
-    found = getattr(snntorch, name, None)
-    if found is not None:
-        return found
+    """Return snnTorch's class of this name. If there is none, return a class whose constructor raises MissingNeuron."""
+    neuron = getattr(snntorch, name, None)
+    if neuron is not None:
+        return neuron
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
         raise MissingNeuron(f"snnTorch {snntorch.__version__} has no {name}: it came with snnTorch 1.0")

@@ -1,5 +1,5 @@
-"""A folder for ``sys.path``: in it, ``poptorch`` and ``popdist`` are snnipu's.
+"""A folder for ``sys.path`` that contains ``poptorch`` and ``popdist``, which are snnipu's modules.
 
-``python -m snnipu run`` appends it, and processes that multiprocessing spawns inherit ``sys.path``: what they import of
-the script finds the same modules there.
+``python -m snnipu run`` appends it to ``sys.path``. Processes that multiprocessing spawns inherit the path, so that the
+script finds the same modules when they import it.
 """

@@ -1,4 +1,4 @@
-"""``popdist`` in a process that a script started; see ``snnipu._dropin.children``."""
+"""``snnipu.popdist`` as ``popdist``, in a process that a script started; see ``snnipu._dropin.children``."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""``poptorch`` in a process that a script started; see ``snnipu._dropin.children``."""
+"""``snnipu.poptorch`` as ``poptorch``, in a process that a script started; see ``snnipu._dropin.children``."""
 
 import importlib
 import sys
