@@ -139,16 +139,16 @@ def _trace(module: nn.Module, sample: torch.Tensor, arguments: Sequence[Any]) ->
 
 def _calls(observed: List[_Observed], sample: torch.Tensor) -> List[_ModuleCall]:
     calls: List[_ModuleCall] = []
-    known: Dict[int, Tuple[str, torch.Tensor]] = {sample.data_ptr(): ("", sample)}
+    produced: Dict[int, Tuple[str, torch.Tensor]] = {sample.data_ptr(): ("", sample)}
     for name, part, x, out in observed:
-        if x.data_ptr() not in known:
+        if x.data_ptr() not in produced:
             raise _unsupported(
                 name,
                 part,
                 "its input is not the output of another module; use modules, such as nn.Flatten, for what is done in "
                 "between",
             )
-        source, value = known[x.data_ptr()]
+        source, value = produced[x.data_ptr()]
         # If forward loops over time, the first module's input is one step; time is dimension 0 or 1 of sample_data.
         bases = [value] if source or value.dim() < 3 else [value, value[0], value[:, 0]]
         if all(base.shape != x.shape for base in bases):
@@ -163,7 +163,7 @@ def _calls(observed: List[_Observed], sample: torch.Tensor) -> List[_ModuleCall]
         if not isinstance(part, _TRANSPARENT):
             calls.append(_ModuleCall(name, part, source, tuple(x.shape[1:]), tuple(out.shape[1:])))
             source = name
-        known[out.data_ptr()] = (source, out)
+        produced[out.data_ptr()] = (source, out)
     return calls
 
 

@@ -307,8 +307,7 @@ def activity_curve(
         if dropped is not None:
             assert cells is not None
             spikes = [entry[index] * cells[index] for entry in activity]
-            lost = [entry[index] for entry in dropped]
-            percent = [100 * drops / max(drops + count, 1) for drops, count in zip(lost, spikes)]
+            percent = [100 * n / max(n + kept, 1) for n, kept in zip((entry[index] for entry in dropped), spikes)]
             panels[1].plot(epochs, percent, "o-", label=name, **style)
     panels[0].set(ylabel="activity (% of the neurons a step)", ylim=(0, None))
     top = panels[0].get_ylim()[1]

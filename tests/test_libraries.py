@@ -77,7 +77,7 @@ def test_not_with_a_library_of_other_sources(clone, tmp_path):
 
 def test_not_with_a_library_that_does_not_tell(clone, tmp_path):
     installed = install(tmp_path / "site")
-    assert f"{installed} does not tell what it was built from" in libraries.find().problem
+    assert f"{installed} has no record of what it was built from" in libraries.find().problem
 
 
 def test_not_with_another_version(clone, tmp_path):

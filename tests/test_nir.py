@@ -518,7 +518,7 @@ REFUSED = {
     "padding": (nn.Sequential(nn.Conv2d(1, 1, 3, padding_mode="circular")), (1, 1, 4, 4), "padding_mode 'circular'"),
     "ceil_mode": (nn.Sequential(nn.AvgPool2d(2, ceil_mode=True)), (1, 1, 4, 4), "ceil_mode"),
     "LSTM": (nn.Sequential(nn.LSTM(4, 4)), (1, 4), "returns no tensor"),
-    "operation between": (Residual(), (1, 4), r"module b \(Linear\).*no module's output"),
+    "operation between": (Residual(), (1, 4), r"module b \(Linear\).*not the output of another module"),
     "twice": (Twice(), (1, 4), "must call each module once.*a, a, b"),
 }  # fmt: skip
 

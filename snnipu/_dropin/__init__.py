@@ -35,8 +35,8 @@ class _PoptorchFinder(PoptorchStandIn):
         if top not in _PROVIDED or is_installed(top):
             return None
         name = "snnipu." + fullname
-        known = name in sys.modules or importlib.util.find_spec(name) is not None
-        return _alias(fullname, name) if known else None
+        exists = name in sys.modules or importlib.util.find_spec(name) is not None
+        return _alias(fullname, name) if exists else None
 
 
 class _SnntorchFinder(importlib.abc.MetaPathFinder):
@@ -144,8 +144,7 @@ def provide_snntorch() -> None:
             modules[name] = importlib.import_module(ours)
         elif name.startswith("snntorch._") and _has_replaced_classes(real):
             modules[name] = _Facade(real, real)
-            replaced = {key: _replacement(value) for key, value in vars(real).items() if key[0] != "_"}
-            vars(modules[name]).update(replaced)
+            vars(modules[name]).update({key: _replacement(v) for key, v in vars(real).items() if key[0] != "_"})
     modules["snntorch"] = _Facade(snntorch, snnipu)
     for name, module in modules.items():
         parent, _, child = name.rpartition(".")

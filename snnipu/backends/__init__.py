@@ -1,4 +1,7 @@
-"""Where an op runs: the C++ vertices on the host's threads, Triton kernels on CUDA, or the PyTorch reference."""
+"""Backends run the operators: C++ vertices on CPU threads, Triton kernels on CUDA, PopART operators on IPUs.
+
+If no backend has kernels for a device, the plain PyTorch reference of the operator runs.
+"""
 
 import warnings
 from typing import Optional
@@ -11,16 +14,22 @@ from snnipu.backends.memory import kept_memory, release_memory
 from snnipu.ops import _library, _neurons
 from snnipu.ops.step_operators import at_trace_time
 
-# An op that is a special case of an operator.
+# Ops that call the operator of another op.
 _SPECIAL_CASES = {"lif_step": "neuron_sequence", "lif_sequence": "neuron_sequence"}
 
 
 def backend_for(op: str, device: torch.device) -> str:
-    """What runs ``snnipu.ops.<op>`` for tensors on ``device``: ``host``, ``triton``, ``reference`` or ``ipu-model``.
+    """Return the backend that runs ``snnipu.ops.<op>`` for tensors on ``device``.
 
-    ``ipu-model`` is for layers: their ops' PopART operators, where the modules call an IPU model's.
+    Args:
+        op: name of the op.
+        device: device of the tensors.
 
-    Raises ValueError for an op that does not exist.
+    Returns:
+        ``host``, ``triton`` or ``reference``; ``ipu-model`` while modules call the PopART operators of an IPU model.
+
+    Raises:
+        ValueError: there is no such op.
     """
     if op not in ops.__all__:
         raise ValueError(f"op must be one of {sorted(ops.__all__)}, got {op!r}")
@@ -35,7 +44,11 @@ def backend_for(op: str, device: torch.device) -> str:
 
 
 def why_reference(device: torch.device) -> Optional[str]:
-    """Why the reference runs for tensors on ``device``, or None where it does not."""
+    """Return the reason why the reference runs for tensors on ``device``; None if kernels run.
+
+    Args:
+        device: device of the tensors.
+    """
     if device.type == "cpu":
         return host.unavailable_reason
     if device.type == "cuda":
@@ -45,19 +58,33 @@ def why_reference(device: torch.device) -> Optional[str]:
 
 @at_trace_time
 def has_kernels(device: torch.device) -> bool:
-    """Whether there are kernels of generated neurons for tensors on ``device``; where a CPU has none, that is said."""
+    """Return True if generated neurons have kernels for tensors on ``device``.
+
+    A CPU counts even if a neuron cannot be compiled: a warning is given then, and the reference runs.
+
+    Args:
+        device: device of the tensors.
+    """
     return device.type == "cpu" or (device.type == "cuda" and triton.unavailable_reason(device) is None)
 
 
 def why_not_compiled(neuron: str, device: torch.device) -> Optional[str]:
-    """Why a generated neuron has no kernels for float32 tensors on ``device``, or None where it has them now."""
+    """Compile a generated neuron, and return the reason if it has no kernels for float32 tensors on ``device``.
+
+    Args:
+        neuron: name of the neuron.
+        device: device of the tensors.
+
+    Returns:
+        The reason; None if there are kernels.
+    """
     if device.type == "cpu":
         return compiled.why_not(neuron, _neurons.find(neuron), torch.float32)
     return why_reference(device)
 
 
 def warn_if_slow() -> None:
-    """Say once, at import, that the reference will run."""
+    """Warn at import if the slow reference will run on the CPU."""
     if host.library is None:
         warnings.warn(
             f"snnipu runs its slow PyTorch reference on the CPU: {host.unavailable_reason}",

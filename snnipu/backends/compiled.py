@@ -1,10 +1,11 @@
-"""Neurons compiled on this machine, when they are first used: a library for a step and a dtype, kept for the next time.
+"""Compile users' neurons for the CPU at their first use: a library for each step and dtype, kept in a cache.
 
-Environment: ``SNNIPU_NEURONS_DIR``, the folder they are kept in (default: ``snnipu/neurons`` in ``XDG_CACHE_HOME`` or
+Environment: ``SNNIPU_NEURONS_DIR``, the folder of the cache (default: ``snnipu/neurons`` in ``XDG_CACHE_HOME`` or
 ``~/.cache``); ``CXX``, the C++ compiler.
 
-The name of a library tells what it was made from (step, headers, versions, compiler, flags) and what is in it, so that
-a damaged one is noticed and made anew. A library is code: none is loaded that somebody else owns or may write.
+The file name of a library has two hashes. The first covers everything that the library is compiled from: step, headers,
+versions, compiler and flags. The second covers its contents, so that damaged files are detected and compiled again.
+Libraries are code: a file that another user owns or can write is not loaded.
 """
 
 import contextlib
@@ -51,12 +52,13 @@ _SOURCE = """#include "host/neuron.hpp"
 
 SNNIPU_NEURONS(SNNIPU_GENERATED_NEURONS)
 """
-# Whatever the neuron is called: its name in C++.
+# Name of the neuron's struct in C++; users' names may not be valid there.
 _STRUCT = "users_neuron"
-# A process that compiles takes seconds. One that was stopped meanwhile is waited for no longer than this.
-_PATIENCE = 120.0
-_OLD = 3600.0
-# Windows would take bytes for line ends, and has neither of the others.
+# Longest wait for another process that compiles, in seconds. Compiling takes some seconds, unless it was stopped.
+_LOCK_TIMEOUT = 120.0
+# Age from which temporary files are deleted, in seconds.
+_STALE_AGE = 3600.0
+# O_BINARY is needed on Windows, which has neither of the others.
 _READ = os.O_RDONLY
 for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
     _READ |= getattr(os, _flag, 0)
@@ -72,27 +74,34 @@ class _Compiler(NamedTuple):
     flags: List[str]
 
 
-# Kernels, or why there are none.
+# Kernels, or the reason why there are none.
 _loaded: Dict[Tuple[str, torch.dtype], Union[neurons.Kernels, str]] = {}
 _lock = threading.Lock()
 
 
 def kernels(name: str, neuron: Neuron, dtype: torch.dtype) -> Optional[neurons.Kernels]:
-    """The library's kernels of ``neuron``, known by ``name``, for tensors of ``dtype``.
+    """Return the kernels of a neuron, compiling them if necessary.
 
-    None where it cannot be compiled: the reference is to run, and a warning has told why, once for each reason.
+    Args:
+        name: the registered name of the neuron.
+        neuron: its generated step and adjoint.
+        dtype: dtype of the tensors.
+
+    Returns:
+        The kernels. None if the neuron cannot be compiled: a warning is given once for each reason, and the caller
+        runs the reference.
     """
-    found = _load(name, neuron, dtype)
-    if isinstance(found, str):
-        _warn(found)
+    loaded = _load(name, neuron, dtype)
+    if isinstance(loaded, str):
+        _warn(loaded)
         return None
-    return found
+    return loaded
 
 
 def why_not(name: str, neuron: Neuron, dtype: torch.dtype) -> Optional[str]:
-    """Why ``neuron`` has no kernels; None: it has, they are compiled."""
-    found = _load(name, neuron, dtype)
-    return found if isinstance(found, str) else None
+    """Compile a neuron as :func:`kernels` does, and return the reason if that fails, else None."""
+    loaded = _load(name, neuron, dtype)
+    return loaded if isinstance(loaded, str) else None
 
 
 def _load(name: str, neuron: Neuron, dtype: torch.dtype) -> Union[neurons.Kernels, str]:
@@ -101,7 +110,7 @@ def _load(name: str, neuron: Neuron, dtype: torch.dtype) -> Union[neurons.Kernel
         with _lock:
             if key not in _loaded:
                 try:
-                    _loaded[key] = _find(neuron, dtype)
+                    _loaded[key] = _load_or_compile(neuron, dtype)
                 except (CompileError, host.NativeLibraryError, OSError) as error:
                     _loaded[key] = str(error)
     return _loaded[key]
@@ -116,7 +125,7 @@ def _warn(reason: str) -> None:
     )
 
 
-# ---- what a library is made of
+# ---- sources of a library
 
 
 @lru_cache(maxsize=None)
@@ -129,7 +138,7 @@ def _headers(folder: Path) -> str:
 
 
 def _compiler() -> _Compiler:
-    """The machine's compiler, and the flags of the instruction set in use."""
+    """Return the C++ compiler, and the flags for the instruction set in use."""
     try:
         words = find_compiler()
         version = said_by([*words, "--version"])
@@ -139,31 +148,31 @@ def _compiler() -> _Compiler:
     return _Compiler(words, version, flags)
 
 
-def _find(neuron: Neuron, dtype: torch.dtype) -> neurons.Kernels:
-    """Load the library of ``neuron``, made by an earlier run or now."""
+def _load_or_compile(neuron: Neuron, dtype: torch.dtype) -> neurons.Kernels:
+    """Load the library of ``neuron`` from the cache, or compile it."""
     compiler, headers = _compiler(), header_folder()
     text, surrogates = print_neurons([neuron._replace(name=_STRUCT)]), print_surrogates(equations.SURROGATES)
     flags = [*compiler.flags, f"-DSNNIPU_STORAGE={_STORAGE[dtype]}"]
-    made_of = [__version__, text, surrogates, _SOURCE, _headers(headers), *compiler.words, compiler.version, *flags]
-    key = hashlib.sha256(json.dumps([*made_of, platform.machine()]).encode()).hexdigest()[:32]
+    inputs = [__version__, text, surrogates, _SOURCE, _headers(headers), *compiler.words, compiler.version, *flags]
+    key = hashlib.sha256(json.dumps([*inputs, platform.machine()]).encode()).hexdigest()[:32]
     folder = _folder()
-    path = _kept(folder, key)
+    path = _find_cached(folder, key)
     if path is None:
-        with _sole_maker(folder):
-            path = _kept(folder, key)
+        with _compile_lock(folder):
+            path = _find_cached(folder, key)
             if path is None:
                 what = f"{neuron.name} for {str(dtype)[6:]}"
-                _say(f"compiling the neuron {what} with {compiler.words[0]}; it is kept in {folder}")
+                _log(f"compiling the neuron {what} with {compiler.words[0]}; it is kept in {folder}")
                 started = time.monotonic()
-                path = _keep(
+                path = _write_to_cache(
                     folder,
                     key,
-                    _compiled(
+                    _compile(
                         compiler.words, flags, headers, {"neurons.hpp": text, SURROGATES_HEADER: surrogates}, what
                     ),
                 )
-                _say(f"compiled {what} in {time.monotonic() - started:.1f} s")
-    return neurons.kernels(neurons.prepared(_open(path)), 0, neuron)
+                _log(f"compiled {what} in {time.monotonic() - started:.1f} s")
+    return neurons.kernels(neurons.declare_functions(_open(path)), 0, neuron)
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -175,8 +184,8 @@ def _open(path: Path) -> ctypes.CDLL:
         ) from None
 
 
-def _compiled(words: List[str], flags: List[str], headers: Path, texts: Mapping[str, str], what: str) -> bytes:
-    """The library, compiled in a folder of its own."""
+def _compile(words: List[str], flags: List[str], headers: Path, texts: Mapping[str, str], what: str) -> bytes:
+    """Compile a library in a temporary folder and return its bytes; ``what`` names the neuron in error messages."""
     with tempfile.TemporaryDirectory(prefix="snnipu-") as work:
         place = Path(work)
         for name, text in texts.items():
@@ -195,36 +204,36 @@ def _compiled(words: List[str], flags: List[str], headers: Path, texts: Mapping[
         return library.read_bytes()
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     if sys.stderr is not None:
         print(f"snnipu: {text}", file=sys.stderr, flush=True)
 
 
-# ---- where libraries are kept
+# ---- cache of libraries
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept, whether it is there or not."""
-    own = os.environ.get("SNNIPU_NEURONS_DIR", "")
-    if own:
-        return Path(os.path.abspath(own))
+    """Return the folder of the cache, which need not exist."""
+    override = os.environ.get("SNNIPU_NEURONS_DIR", "")
+    if override:
+        return Path(os.path.abspath(override))
     base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
-    # As the XDG specification has it, a relative path does not count.
+    # The XDG specification says to ignore relative paths.
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "snnipu" / "neurons"
 
 
 @lru_cache(maxsize=None)
-def _folder_of(wanted: Path, process: int) -> Path:
+def _folder_of(folder: Path, process: int) -> Path:
     try:
-        wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-        wanted = wanted.resolve()
-        problem = _not_ours(wanted)
-        if problem is None and not os.access(wanted, os.W_OK | os.X_OK):
-            problem = f"{wanted} cannot be written"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = folder.resolve()
+        problem = _why_untrusted(folder)
+        if problem is None and not os.access(folder, os.W_OK | os.X_OK):
+            problem = f"{folder} cannot be written"
     except (OSError, RuntimeError) as error:
-        problem = f"{wanted}: {error}"
+        problem = f"{folder}: {error}"
     if problem is None:
-        return wanted
+        return folder
     warnings.warn(
         f"{problem}: neurons compiled now are not kept for the next process; SNNIPU_NEURONS_DIR names another folder",
         RuntimeWarning,
@@ -239,33 +248,33 @@ def _temporary() -> "tempfile.TemporaryDirectory[str]":
 
 
 def _folder() -> Path:
-    """The folder to keep libraries in: the cache's, or, where others could write there, one of this process."""
+    """Return the folder of the cache; a temporary folder if the cache is not writable or other users can write it."""
     try:
-        wanted = cache_folder()
-    except RuntimeError as error:  # no home
+        folder = cache_folder()
+    except RuntimeError as error:  # the user has no home folder
         raise CompileError(f"{error}: SNNIPU_NEURONS_DIR names a folder to keep libraries in") from None
-    return _folder_of(wanted, os.getpid())
+    return _folder_of(folder, os.getpid())
 
 
-def _not_ours(folder: Path) -> Optional[str]:
-    """Why libraries in ``folder``, a path without links, may be somebody else's; None where they are this user's."""
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode):
+def _why_untrusted(folder: Path) -> Optional[str]:
+    """Return the reason why another user may have written a library in ``folder``, a path without links; else None."""
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
         return f"{folder} is no folder"
     if not hasattr(os, "geteuid"):
-        return None  # Windows: by its access lists, a profile's folders are its user's alone
-    if found.st_uid != os.geteuid():
+        return None  # on Windows the access lists of a profile's folders exclude other users
+    if status.st_uid != os.geteuid():
         return f"{folder} belongs to another user"
-    if found.st_mode & 0o022:
+    if status.st_mode & 0o022:
         return f"{folder} may be written by other users"
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         os.chmod(folder, 0o700)
-    for above in folder.parents:
-        found = os.lstat(above)
-        if found.st_uid not in (0, os.geteuid()):
-            return f"{above} belongs to another user"
-        if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
-            return f"{above} may be written by every user"
+    for parent in folder.parents:
+        status = os.lstat(parent)
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{parent} belongs to another user"
+        if status.st_mode & 0o002 and not status.st_mode & stat.S_ISVTX:
+            return f"{parent} may be written by every user"
     return None
 
 
@@ -277,17 +286,20 @@ def _file_name(key: str, digest: str) -> str:
     return f"{key}-{digest}{Path(HERE.library('')).suffix}"
 
 
-def _kept(folder: Path, key: str) -> Optional[Path]:
-    """The library of ``key``, whole, and this user's alone; what is not so is removed."""
+def _find_cached(folder: Path, key: str) -> Optional[Path]:
+    """Return the library of ``key`` in the cache, or None.
+
+    Files that are damaged, or that another user owns or can write, are removed.
+    """
     for path in sorted(folder.glob(_file_name(key, "*"))):
         try:
             file = os.open(path, _READ)
             with os.fdopen(file, "rb") as opened:
-                found = os.fstat(file)
-                own = stat.S_ISREG(found.st_mode)
+                status = os.fstat(file)
+                trusted = stat.S_ISREG(status.st_mode)
                 if hasattr(os, "geteuid"):
-                    own = own and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-                if own and path.name == _file_name(key, _digest(opened.read())):
+                    trusted = trusted and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+                if trusted and path.name == _file_name(key, _digest(opened.read())):
                     return path
         except OSError:
             pass
@@ -296,14 +308,14 @@ def _kept(folder: Path, key: str) -> Optional[Path]:
     return None
 
 
-def _keep(folder: Path, key: str, content: bytes) -> Path:
-    """Write a library in one step; what dead processes left behind is removed."""
+def _write_to_cache(folder: Path, key: str, content: bytes) -> Path:
+    """Write a library to the cache, by a temporary file and a rename. Old temporary files are removed."""
     with contextlib.suppress(OSError):
-        for left in folder.glob(".*.tmp"):
-            if time.time() - left.stat().st_mtime > _OLD:
-                left.unlink()
+        for leftover in folder.glob(".*.tmp"):
+            if time.time() - leftover.stat().st_mtime > _STALE_AGE:
+                leftover.unlink()
     path = folder / _file_name(key, _digest(content))
-    # Made for this user alone.
+    # mkstemp makes files that only this user can read and write.
     file, partial = tempfile.mkstemp(prefix=f".{key}-", suffix=".tmp", dir=folder)
     try:
         with os.fdopen(file, "wb") as opened:
@@ -312,11 +324,11 @@ def _keep(folder: Path, key: str, content: bytes) -> Path:
             os.fsync(file)
         os.replace(partial, path)
     except OSError as error:
-        # On Windows a file in use is not replaced: another process may have made the same meanwhile.
-        made = _kept(folder, key)
-        if made is None:
+        # Windows does not replace a file in use. Then another process has written the same library.
+        cached = _find_cached(folder, key)
+        if cached is None:
             raise CompileError(f"{path} cannot be written: {error.strerror or error}") from None
-        return made
+        return cached
     finally:
         with contextlib.suppress(OSError):
             os.unlink(partial)
@@ -324,8 +336,8 @@ def _keep(folder: Path, key: str, content: bytes) -> Path:
 
 
 @contextlib.contextmanager
-def _sole_maker(folder: Path) -> Iterator[None]:
-    """Keep other processes from compiling meanwhile what this one does, as far as the file system has locks."""
+def _compile_lock(folder: Path) -> Iterator[None]:
+    """Hold a lock in the block so that processes do not compile the same neuron twice; no lock if there are none."""
     if fcntl is None:
         yield
         return
@@ -336,17 +348,17 @@ def _sole_maker(folder: Path) -> Iterator[None]:
         return
     try:
         started = time.monotonic()
-        said = False
-        while time.monotonic() - started < _PATIENCE:
+        logged = False
+        while time.monotonic() - started < _LOCK_TIMEOUT:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except (BlockingIOError, PermissionError):
-                if not said and time.monotonic() - started > 1.0:
-                    said = True
-                    _say(f"another process compiles a neuron in {folder}: waiting for it")
+                if not logged and time.monotonic() - started > 1.0:
+                    logged = True
+                    _log(f"another process compiles a neuron in {folder}: waiting for it")
                 time.sleep(0.05)
-            except OSError:  # no locks here: two processes may compile the same, which is whole all the same
+            except OSError:  # no locks: two processes may compile the same library, but each writes a whole file
                 break
         yield
     finally:

@@ -1,8 +1,10 @@
-"""The host backend: the C++ vertices on CPU threads, through the C interface of csrc/host/snnipu.h.
+"""Load the native library, which runs the C++ vertices on CPU threads, with ctypes (C interface: csrc/host/snnipu.h).
 
-The library is torch-free and is loaded with ctypes. Environment: ``SNNIPU_ISA`` (``baseline``, ``avx2``, ``avx512``,
-``neon``) overrides the choice of instruction set; ``SNNIPU_NATIVE_DIR`` the folder it is looked for in
-(:mod:`snnipu.backends.libraries`); ``SNNIPU_KEEP_FREED_MEMORY=0`` leaves the process's memory allocator alone.
+The library does not link PyTorch. Environment:
+
+* ``SNNIPU_ISA``: the instruction set (``baseline``, ``avx2``, ``avx512`` or ``neon``) in place of the best one.
+* ``SNNIPU_NATIVE_DIR``: the folder of the library; see :mod:`snnipu.backends.libraries`.
+* ``SNNIPU_KEEP_FREED_MEMORY=0``: do not change the memory allocator of the process.
 """
 
 import ctypes
@@ -20,13 +22,13 @@ from snnipu._version import __version__
 from snnipu.backends import memory
 from snnipu.backends.libraries import BUILD_HINT, find, header_folder, native_folder
 
-# Sizes are 32-bit in a vertex, as on a tile.
+# Sizes are 32-bit in a vertex.
 _MAX_SIZE = 2**32 - 1
-# Instruction sets of x86-64; each has those before it.
+# Instruction sets of x86-64; each contains the ones before.
 _LEVELS = ("baseline", "avx2", "avx512")
 _NUMBERS = {"int64_t": c_int64, "double": c_double}
-# What PyTorch's allocator says, by which training tools know that a smaller batch is worth a try.
-_AS_PYTORCH_SAYS = "DefaultCPUAllocator: can't allocate memory"
+# The message of PyTorch's allocator. Training tools search for it, and then try a smaller batch.
+_PYTORCH_MESSAGE = "DefaultCPUAllocator: can't allocate memory"
 
 
 class NativeLibraryError(RuntimeError):
@@ -34,14 +36,14 @@ class NativeLibraryError(RuntimeError):
 
 
 class OutOfMemoryError(MemoryError, RuntimeError):
-    """A kernel found no memory: an error of Python's kind, and of the kind that PyTorch raises on a CPU."""
+    """A kernel could not allocate memory. It is a MemoryError, and a RuntimeError as PyTorch raises."""
 
 
 def available_isas() -> List[str]:
-    """Instruction sets a library was built for."""
-    found = (path.stem.split("-", 1)[1] for path in native_folder().glob(HERE.library("*")))
-    # The IPU model's library lies beside them.
-    return sorted(isa for isa in found if isa != "ipu-model")
+    """Return the instruction sets for which a library was built."""
+    names = (path.stem.split("-", 1)[1] for path in native_folder().glob(HERE.library("*")))
+    # The IPU model's library is in the same folder.
+    return sorted(isa for isa in names if isa != "ipu-model")
 
 
 def _open(isa: str) -> ctypes.CDLL:
@@ -52,9 +54,9 @@ def _open(isa: str) -> ctypes.CDLL:
             getattr(library, f"snnipu_{name}").restype = c_char_p
     except (OSError, AttributeError) as error:
         raise NativeLibraryError(f"{path} cannot be loaded: {error}") from None
-    found = library.snnipu_version().decode()
-    if found != __version__:
-        raise NativeLibraryError(f"{path} is of version {found}, the package of {__version__}: {BUILD_HINT}")
+    version = library.snnipu_version().decode()
+    if version != __version__:
+        raise NativeLibraryError(f"{path} is of version {version}, the package of {__version__}: {BUILD_HINT}")
     return library
 
 
@@ -65,18 +67,18 @@ def _load() -> ctypes.CDLL:
     isas = available_isas()
     if not isas:
         raise NativeLibraryError(f"{native_folder()} has no library for an instruction set: {BUILD_HINT}")
-    wanted = os.environ.get("SNNIPU_ISA")
-    if wanted is None:
-        # Any library of the folder can be asked: the question itself needs no instruction set.
+    chosen = os.environ.get("SNNIPU_ISA")
+    if chosen is None:
+        # snnipu_best_isa can be called in any library: it contains no instructions of its set.
         best = _open("baseline" if "baseline" in isas else isas[0]).snnipu_best_isa().decode()
         levels = _LEVELS if best in _LEVELS else (best,)
         runnable = [isa for isa in levels[: levels.index(best) + 1] if isa in isas]
         if not runnable:
             raise NativeLibraryError(f"{native_folder()} has libraries for {isas}, the processor {best}: {BUILD_HINT}")
-        wanted = runnable[-1]
-    elif wanted not in isas:
-        raise NativeLibraryError(f"SNNIPU_ISA must be one of {isas}, got {wanted!r}")
-    library = _open(wanted)
+        chosen = runnable[-1]
+    elif chosen not in isas:
+        raise NativeLibraryError(f"SNNIPU_ISA must be one of {isas}, got {chosen!r}")
+    library = _open(chosen)
     library.snnipu_set_workers.argtypes = [c_uint32, c_uint32]
     library.snnipu_set_workers.restype = None
     library.snnipu_fingerprint.argtypes = [c_void_p, c_int64, c_int32]
@@ -97,20 +99,23 @@ except NativeLibraryError as error:
 
 
 @lru_cache(maxsize=256)
-def word(number: float) -> int:
-    """Return a double's bits as a word of a call."""
+def float_bits(number: float) -> int:
+    """Return the 64 bits of a double as an integer, for a call that is filled in as an array of words."""
     (bits,) = struct.unpack("q", struct.pack("d", number))
     return int(bits)
 
 
 def struct_of(name: str, header: str) -> Type[ctypes.Structure]:
-    """Return the struct ``snnipu_NAME_call`` of ``csrc/host/HEADER``, all of whose fields have 64 bits."""
+    """Return a ctypes structure for the struct ``snnipu_NAME_call`` of ``csrc/host/HEADER``.
+
+    It is read from the header, where every field has 64 bits.
+    """
     text = re.sub(r"/\*.*?\*/", "", (header_folder() / "host" / header).read_text(encoding="utf-8"), flags=re.DOTALL)
     lengths = {constant: int(value) for constant, value in re.findall(r"(\w+) = (\d+)", text)}
     (body,) = re.findall(rf"struct snnipu_{name}_call {{(.*?);\s*}}", text, re.DOTALL)
     fields: List[Tuple[str, Any]] = []
     for declaration in body.split(";"):
-        # Other types are pointers.
+        # A declaration of any other type is a pointer.
         kind: Any = c_void_p if "*" in declaration else _NUMBERS.get(declaration.split()[0], c_void_p)
         if "void (*" in declaration:
             kind = ctypes.CFUNCTYPE(None, c_void_p)
@@ -120,7 +125,11 @@ def struct_of(name: str, header: str) -> Type[ctypes.Structure]:
 
 
 def declare(library: Any, name: str, call: Type[ctypes.Structure], functions: Iterable[str]) -> None:
-    """Let ``library``'s functions take one struct, ``snnipu_NAME_call``, once it is known to be ``call``."""
+    """Declare that functions of ``library`` take a pointer to a ``call``.
+
+    Raises:
+        NativeLibraryError: the library's struct ``snnipu_NAME_call`` has another size than ``call``.
+    """
     size = getattr(library, f"snnipu_{name}_call_size")
     size.restype = c_int64
     if size() != ctypes.sizeof(call):
@@ -130,18 +139,18 @@ def declare(library: Any, name: str, call: Type[ctypes.Structure], functions: It
 
 
 def isa() -> Optional[str]:
-    """Instruction set in use, or None where the library is missing."""
+    """Return the instruction set in use; None if the library is missing."""
     return library.snnipu_isa().decode() if library is not None else None
 
 
 def thread_runtime() -> Optional[str]:
-    """What runs the threads: ``openmp`` (shared with PyTorch) or ``std::thread``; None where the library is missing."""
+    """Return ``openmp`` (threads shared with PyTorch) or ``std::thread``; None if the library is missing."""
     return library.snnipu_thread_runtime().decode() if library is not None else None
 
 
 def _check(status: int, name: str) -> None:
     if status == 2:
-        raise OutOfMemoryError(f"{name}: no memory for intermediate values ({_AS_PYTORCH_SAYS})")
+        raise OutOfMemoryError(f"{name}: no memory for intermediate values ({_PYTORCH_MESSAGE})")
     if status != 0:
         raise RuntimeError(f"{name} refused its arguments (status {status})")
 
@@ -151,15 +160,18 @@ def _check_sizes(steps: int, elements: int) -> None:
         raise ValueError(f"x must have at most {_MAX_SIZE} steps and elements a step, got {steps} and {elements}")
 
 
-def one_or_each(name: str, parameter: torch.Tensor, count: int) -> int:
-    """How many elements a parameter of ``count`` neurons has; raises for another number than one or theirs."""
+def check_parameter_size(name: str, parameter: torch.Tensor, count: int) -> int:
+    """Return the number of elements of a parameter; raise ValueError unless it is one, or one for each neuron."""
     if parameter.numel() != 1 and parameter.shape != (count,):
         raise ValueError(f"{name} must have one element or shape [{count}], got shape {tuple(parameter.shape)}")
     return parameter.numel()
 
 
-def _upstream(grad: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], bool]:
-    """An upstream gradient as the kernel takes it; one that is the same at all steps, as of a sum over time, once."""
+def upstream_row(grad: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], bool]:
+    """Return an upstream gradient as kernels take it, and True if it is one row for all steps.
+
+    The gradient of a sum over time is the same row at each step, with stride 0.
+    """
     if grad is None:
         return None, False
     if grad.shape[0] > 1 and grad.stride(0) == 0:

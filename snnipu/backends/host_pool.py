@@ -1,4 +1,4 @@
-"""The host backend of the pools of dense maps: float32 and float64, through csrc/host/sparse.h."""
+"""CPU kernels of the pools of dense maps, float32 and float64 (C interface: csrc/host/sparse.h)."""
 
 from functools import partial
 from typing import Any, Dict, List, Tuple
@@ -10,30 +10,30 @@ from snnipu.backends.sparse_call import run
 from snnipu.ops.dense_pool2d import Windows
 
 
-def _of_maps(geometry: List[int], **tensors: torch.Tensor) -> Dict[str, Any]:
-    """The fields of tensors ``[N, C, ...]``, of ``N * C`` maps."""
+def _map_fields(geometry: List[int], **tensors: torch.Tensor) -> Dict[str, Any]:
+    """Return the fields of a call with tensors ``[N, C, ...]``, which are ``N * C`` maps."""
     rows = {name: tensor.flatten(0, 1) for name, tensor in tensors.items()}
     return {"neurons": next(iter(rows.values())).shape[0], "geometry": geometry, **rows}
 
 
 def _check_places(which: torch.Tensor, window: Windows) -> None:
-    """Raise ValueError for a place that no window has: gradients are written there."""
+    """Raise ValueError if ``which`` has a place outside of the window: the kernel would write a gradient there."""
     places = window.kernel_height * window.kernel_width
     if places > torch.iinfo(which.dtype).max:
-        return  # the dtype holds no other place; PyTorch would wrap the number that is compared
+        return  # every value of the dtype is a place; PyTorch would wrap `places` in the comparison
     if bool((which >= places).any()):
         raise ValueError(f"which must hold places in windows of {window.kernel_height} x {window.kernel_width}")
 
 
 def _forward(name: str, x: torch.Tensor, geometry: List[int], **more: torch.Tensor) -> torch.Tensor:
     out = memory.empty(x, (*x.shape[:2], *geometry[6:]))
-    run(name, x.dtype, _of_maps(geometry, x=x, out=out, **more))
+    run(name, x.dtype, _map_fields(geometry, x=x, out=out, **more))
     return out
 
 
 def _backward(name: str, grad: torch.Tensor, geometry: List[int], **more: torch.Tensor) -> torch.Tensor:
     grad_x = memory.empty(grad, (*grad.shape[:2], *geometry[:2]))
-    run(name, grad.dtype, _of_maps(geometry, grad=grad, grad_x=grad_x, **more))
+    run(name, grad.dtype, _map_fields(geometry, grad=grad, grad_x=grad_x, **more))
     return grad_x
 
 

@@ -1,4 +1,4 @@
-"""The host backend of the event-driven operators: float32 and float64, by csrc/host/sparse.h."""
+"""CPU kernels of the event-driven operators, float32 and float64 (C interface: csrc/host/sparse.h)."""
 
 import weakref
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -17,30 +17,33 @@ from snnipu.ops.connections import Connection, Convolution2d, Delayed
 from snnipu.ops.select_spikes import SelectBackward
 from snnipu.ops.sparse_pool2d import PoolBackward
 
-# A place with its lane, and the number of one in a window, as the kernels hold them.
+# Limits of the kernels: places of a map, whose number is stored with a lane; places of a window.
 _MOST_PLACES = 2**26 - 1
 _MOST_IN_WINDOW = 256
 
 Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class _Packed(NamedTuple):
+class _PackedWeight(NamedTuple):
     weight: "weakref.ref[torch.Tensor]"
     identity: _fixed.Identity
     fingerprint: Optional[int]
     packed: torch.Tensor
 
 
-# By id of the weight.
-_cache: Dict[int, _Packed] = {}
+# Keyed by the id of the weight.
+_cache: Dict[int, _PackedWeight] = {}
 
 
 def packed_weight(weight: torch.Tensor, trusted: bool = False) -> torch.Tensor:
-    """The weight in blocks of neurons, as the kernels read it; packed anew when it has changed.
+    """Return the weight in blocks of neurons, as the kernels read it. It is packed again when it has changed.
 
-    A weight whose version counter stands still may still have changed, by way of ``.data``: a fingerprint of the values
-    tells, from the second call with one version on, so that training, where every call has a version of its own, does
-    not pay for it. ``trusted``: it has not changed since the last call.
+    Writing to ``weight.data`` does not change its version counter. So a fingerprint of the values is compared, from the
+    second call with the same version on. Training changes the version before each call and computes no fingerprint.
+
+    Args:
+        weight: ``[out, in]``.
+        trusted: the caller knows that the weight has not changed since the last call.
     """
     fixed = _fixed.current_fixed_weights()
     if fixed is not None:
@@ -48,16 +51,16 @@ def packed_weight(weight: torch.Tensor, trusted: bool = False) -> torch.Tensor:
     if weight.is_inference():
         return _pack(weight)
     key, identity = id(weight), _fixed.identity(weight)
-    known = _cache.get(key)
-    same = known is not None and known.weight() is weight and known.identity == identity
-    if same and known is not None and trusted:
-        return known.packed
+    cached = _cache.get(key)
+    same = cached is not None and cached.weight() is weight and cached.identity == identity
+    if same and cached is not None and trusted:
+        return cached.packed
     fingerprint = _fingerprint(weight) if same else None
-    if same and known is not None and known.fingerprint == fingerprint:
-        return known.packed
+    if same and cached is not None and cached.fingerprint == fingerprint:
+        return cached.packed
     packed = _pack(weight)
     reference = weakref.ref(weight, lambda _: _cache.pop(key, None))
-    _cache[key] = _Packed(reference, identity, fingerprint, packed)
+    _cache[key] = _PackedWeight(reference, identity, fingerprint, packed)
     return packed
 
 
@@ -72,41 +75,41 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
 
 def _fingerprint(weight: torch.Tensor) -> int:
     assert host.library is not None
-    kept: List[torch.Tensor] = []
-    address = pointer_to_read("weight", weight.detach(), weight.dtype, weight.shape, kept)
+    copies: List[torch.Tensor] = []
+    address = pointer_to_read("weight", weight.detach(), weight.dtype, weight.shape, copies)
     size = weight.numel() * weight.element_size()
     return int(host.library.snnipu_fingerprint(address, size, torch.get_num_threads()))
 
 
-def _room(like: torch.Tensor, steps: int, batch: int, slots: int) -> Dict[str, torch.Tensor]:
-    """For spikes."""
+def _new_slots(like: torch.Tensor, steps: int, batch: int, slots: int) -> Dict[str, torch.Tensor]:
+    """Allocate the output fields of spikes with ``slots`` slots a step."""
     shape = (steps, batch, slots)
     counts = like.new_empty((steps, batch, 2), dtype=torch.int32)
-    values = memory.varying(like, shape)
-    ids = memory.varying(counts, shape)
+    values = memory.empty_varying(like, shape)
+    ids = memory.empty_varying(counts, shape)
     return {"ids_out": ids, "values_out": values, "counts_out": counts, "dropped": torch.empty_like(counts)}
 
 
-def _slots_of(made: Dict[str, torch.Tensor]) -> Slots:
-    return made["ids_out"], made["values_out"], made["counts_out"], made["dropped"]
+def _slots_of(outputs: Dict[str, torch.Tensor]) -> Slots:
+    return outputs["ids_out"], outputs["values_out"], outputs["counts_out"], outputs["dropped"]
 
 
 def dense_to_sparse_fwd(x: torch.Tensor, capacity: int, rotate: bool) -> Slots:
     """CPU kernel of ``snnipu::dense_to_sparse_fwd``."""
     steps, batch, neurons = x.shape
     host._check_sizes(steps * batch, neurons)
-    made: Dict[str, torch.Tensor] = {}
+    outputs: Dict[str, torch.Tensor] = {}
 
     def room(slots: int) -> Dict[str, torch.Tensor]:
-        made.update(_room(x, steps, batch, slots))
-        return made
+        outputs.update(_new_slots(x, steps, batch, slots))
+        return outputs
 
     if steps * batch:
         sizes = {"steps": steps, "batch": batch, "neurons": neurons}
         run("dense_to_sparse_fwd", x.dtype, {**sizes, "x": x, "output_slots": capacity, "rotate": rotate}, room)
     else:
         room(max(capacity, 0))
-    return _slots_of(made)
+    return _slots_of(outputs)
 
 
 def select_spikes_fwd(
@@ -116,18 +119,18 @@ def select_spikes_fwd(
     steps, batch, neurons = mem.shape
     host._check_sizes(steps * batch, neurons)
     fired = mem.new_empty((steps, batch, words(neurons)), dtype=torch.int32)
-    given = {"steps": steps, "batch": batch, "neurons": neurons, "fired": fired, "carried": torch.empty_like(fired)}
+    fields = {"steps": steps, "batch": batch, "neurons": neurons, "fired": fired, "carried": torch.empty_like(fired)}
     most = 0
     if steps * batch:
-        size = host.one_or_each("threshold", threshold, neurons)
+        size = host.check_parameter_size("threshold", threshold, neurons)
         levels = {"threshold": threshold, "threshold_size": size, "second_threshold": grad_threshold}
         is_second = {"has_second_threshold": grad_threshold is not None}
-        most = run("above", mem.dtype, {**given, **levels, **is_second, "x": mem})
+        most = run("above", mem.dtype, {**fields, **levels, **is_second, "x": mem})
     slots = most if capacity == AS_NEEDED else capacity
-    made = _room(mem, steps, batch, slots)
+    outputs = _new_slots(mem, steps, batch, slots)
     if steps * batch:
-        run("select_spikes_fwd", mem.dtype, {**given, **made, "output_slots": slots, "rotate": rotate})
-    return _slots_of(made)
+        run("select_spikes_fwd", mem.dtype, {**fields, **outputs, "output_slots": slots, "rotate": rotate})
+    return _slots_of(outputs)
 
 
 def select_spikes_bwd(*arguments: Any) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -135,7 +138,7 @@ def select_spikes_bwd(*arguments: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     a = SelectBackward(*arguments)
     steps, batch, slots = a.ids.shape
     slot_mem = sparse_to_dense_bwd(a.mem, a.ids, a.counts)
-    through = memory.varying(slot_mem, slot_mem.shape)
+    through = memory.empty_varying(slot_mem, slot_mem.shape)
     if steps * batch:
         fields = {
             "steps": steps,
@@ -144,7 +147,7 @@ def select_spikes_bwd(*arguments: Any) -> Tuple[torch.Tensor, torch.Tensor]:
             "grad": a.grad,
             "slot_mem": slot_mem,
             "threshold": a.threshold,
-            "threshold_size": host.one_or_each("threshold", a.threshold, a.mem.shape[2]),
+            "threshold_size": host.check_parameter_size("threshold", a.threshold, a.mem.shape[2]),
             "ids_out": a.ids,
             "counts_out": a.counts,
             "surrogate": a.surrogate,
@@ -160,18 +163,18 @@ def sparse_to_dense_fwd(
     ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int
 ) -> torch.Tensor:
     """CPU kernel of ``snnipu::sparse_to_dense_fwd``."""
-    return _to_dense(ids, values, counts, memory.varying(values, (*ids.shape[:2], num_neurons)))
+    return _to_dense(ids, values, counts, memory.empty_varying(values, (*ids.shape[:2], num_neurons)))
 
 
 def sparse_to_dense_bwd(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """CPU kernel of ``snnipu::sparse_to_dense_bwd``."""
-    return _from_dense(grad, ids, counts, memory.varying(grad, ids.shape))
+    return _from_dense(grad, ids, counts, memory.empty_varying(grad, ids.shape))
 
 
 def spike_count_fwd(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
     """CPU kernel of ``snnipu::spike_count_fwd``."""
-    made = values.new_empty if ids.shape[0] else values.new_zeros
-    return _to_dense(ids, values, counts, made((ids.shape[1], num_neurons)))
+    make = values.new_empty if ids.shape[0] else values.new_zeros
+    return _to_dense(ids, values, counts, make((ids.shape[1], num_neurons)))
 
 
 spike_count_bwd = sparse_to_dense_bwd
@@ -180,7 +183,7 @@ spike_count_bwd = sparse_to_dense_bwd
 def _run_dense(
     name: str, ids: torch.Tensor, counts: torch.Tensor, dense: torch.Tensor, **tensors: torch.Tensor
 ) -> None:
-    """Run a kernel between slots and ``dense``, ``[T, B, N]`` or, of all steps, ``[B, N]``."""
+    """Run a kernel between slots and ``dense``, which is ``[T, B, N]``, or ``[B, N]`` for sums over all steps."""
     steps, batch, slots = ids.shape
     if not steps * batch:
         return
@@ -192,13 +195,13 @@ def _run_dense(
 
 
 def _to_dense(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
-    """Return ``dense``, whatever it held, with the sums of the carried values."""
+    """Overwrite ``dense`` with the sums of the values in used slots, and return it."""
     _run_dense("sparse_to_dense_fwd", ids, counts, dense, values=values, out=dense.flatten(0, -2))
     return dense
 
 
 def _from_dense(dense: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return ``values`` with the elements of ``dense`` at the carried slots; 0 in padding."""
+    """Write the elements of ``dense`` at used slots to ``values``, 0 to other slots, and return ``values``."""
     _run_dense("sparse_to_dense_bwd", ids, counts, dense, values_out=values, x=dense.flatten(0, -2))
     return values
 
@@ -207,13 +210,13 @@ def _from_dense(dense: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, va
 
 
 def _weight(a: Any, trusted: bool = False) -> torch.Tensor:
-    """As the kernels read it."""
+    """Return the weight as the kernels read it: packed for a linear connection."""
     weight: torch.Tensor = a.weight
     return packed_weight(weight, trusted) if a.geometry is None else weight
 
 
-def _given(a: Any, connected: Connection) -> Dict[str, Any]:
-    """What every call has of its input."""
+def _input_fields(a: Any, connected: Connection) -> Dict[str, Any]:
+    """Return the fields of a call that describe its input."""
     steps, batch, slots = a.ids.shape
     inputs, neurons = connected.inputs, connected.neurons
     host._check_sizes(steps * batch, max(neurons, inputs))
@@ -230,8 +233,8 @@ def _given(a: Any, connected: Connection) -> Dict[str, Any]:
     }
 
 
-def _carries_densely(a: Any, connected: Connection) -> bool:
-    """Whether the values' gradient is needed, and so many neurons carry it that a dense product is the faster way."""
+def _prefers_dense_adjoint(a: Any, connected: Connection) -> bool:
+    """Return True if the gradient of the values is needed, and for so many slots that a dense product is faster."""
     if not a.need_values:
         return False
     (steps, batch, slots), most = a.ids.shape, connected.break_even.gradient * connected.inputs
@@ -239,8 +242,8 @@ def _carries_densely(a: Any, connected: Connection) -> bool:
 
 
 def _dense_adjoint(a: Any, connected: Connection, grad: torch.Tensor, delay: int, scale: float) -> torch.Tensor:
-    """The values' gradient from that of the currents, which arrive ``delay`` steps later."""
-    grad_values, arriving = memory.varying(a.weight, a.ids.shape), a.ids.shape[0] - delay
+    """Return the gradient of the values by a dense product with the gradient of the currents, ``delay`` steps later."""
+    grad_values, arriving = memory.empty_varying(a.weight, a.ids.shape), a.ids.shape[0] - delay
     dense, _ = connected.adjoint(grad[delay:], None)
     assert dense is not None
     _from_dense(dense, a.ids[:arriving], a.counts[:arriving], grad_values[:arriving])
@@ -249,17 +252,17 @@ def _dense_adjoint(a: Any, connected: Connection, grad: torch.Tensor, delay: int
 
 
 def _outputs(a: Any, connected: Connection, by_product: bool) -> Dict[str, Any]:
-    """Room for the gradients that are needed of what every backward pass has."""
+    """Allocate the gradients of values, weight and bias that are needed. ``by_product``: leave out the values'."""
     contiguous = torch.contiguous_format
     return {
-        "grad_values": memory.varying(a.weight, a.ids.shape) if a.need_values and not by_product else None,
+        "grad_values": memory.empty_varying(a.weight, a.ids.shape) if a.need_values and not by_product else None,
         "grad_weight": torch.empty_like(a.weight, memory_format=contiguous) if a.need_weight else None,
         "grad_bias": a.weight.new_empty(connected.parameters) if a.need_bias else None,
     }
 
 
 def _zero(outputs: Dict[str, Any]) -> None:
-    """Where there was nothing for a kernel to fill them with."""
+    """Set gradients to zero, if the input has no steps and the kernel is not called."""
     for output in outputs.values():
         if output is not None:
             output.zero_()
@@ -272,33 +275,33 @@ def _name(a: Any) -> str:
 def currents_fwd(a: CurrentsForward) -> torch.Tensor:
     """CPU kernel of ``snnipu::sparse_linear_fwd`` and ``snnipu::sparse_conv2d_fwd``."""
     connected = a.connection
-    given = _given(a, connected)
-    make = memory.varying if a.geometry is None else memory.empty
-    out = make(a.weight, (given["steps"], given["batch"], given["neurons"]))
-    if given["steps"] * given["batch"]:
-        given["weight"], given["bias"], given["out"] = _weight(a), a.bias, out
-        run(f"{_name(a)}_fwd", a.weight.dtype, given)
+    fields = _input_fields(a, connected)
+    make = memory.empty_varying if a.geometry is None else memory.empty
+    out = make(a.weight, (fields["steps"], fields["batch"], fields["neurons"]))
+    if fields["steps"] * fields["batch"]:
+        fields["weight"], fields["bias"], fields["out"] = _weight(a), a.bias, out
+        run(f"{_name(a)}_fwd", a.weight.dtype, fields)
     return out
 
 
 def currents_bwd(a: CurrentsBackward) -> CurrentsGradients:
     """CPU kernel of ``snnipu::sparse_linear_bwd`` and ``snnipu::sparse_conv2d_bwd``."""
     connected = a.connection
-    given, by_product = _given(a, connected), _carries_densely(a, connected)
-    made = _outputs(a, connected, by_product)
-    if given["steps"] * given["batch"]:
-        given["grad"], given["weight"] = a.grad, None if made["grad_values"] is None else _weight(a, trusted=True)
-        given.update(made)
-        run(f"{_name(a)}_bwd", a.weight.dtype, given)
+    fields, by_product = _input_fields(a, connected), _prefers_dense_adjoint(a, connected)
+    gradients = _outputs(a, connected, by_product)
+    if fields["steps"] * fields["batch"]:
+        weight = None if gradients["grad_values"] is None else _weight(a, trusted=True)
+        fields.update(gradients, grad=a.grad, weight=weight)
+        run(f"{_name(a)}_bwd", a.weight.dtype, fields)
     else:
-        _zero(made)
+        _zero(gradients)
     if by_product:
-        made["grad_values"] = _dense_adjoint(a, connected, a.grad, 0, 1.0)
-    return CurrentsGradients(**made)
+        gradients["grad_values"] = _dense_adjoint(a, connected, a.grad, 0, 1.0)
+    return CurrentsGradients(**gradients)
 
 
-def _delays(connected: Delayed) -> Dict[str, Any]:
-    """What a call of ``delay_linear`` has of its connection."""
+def _delay_fields(connected: Delayed) -> Dict[str, Any]:
+    """Return the fields of a call of ``delay_linear`` that describe its connection."""
     taps, lags = connected.weight.shape[2], connected.lags
     if lags.dtype != torch.int32 or lags.shape != connected.weight.shape[:2]:
         raise ValueError(f"lags must be int32 {list(connected.weight.shape[:2])}, got {lags.dtype} {list(lags.shape)}")
@@ -313,10 +316,10 @@ def delay_fwd(a: CurrentsForward) -> torch.Tensor:
     """CPU kernel of ``snnipu::delay_linear_fwd``."""
     connected = a.connection
     assert isinstance(connected, Delayed)
-    given = {**_given(a, connected), **_delays(connected)}
-    out = memory.varying(a.weight, (given["steps"], given["batch"], given["neurons"]))
+    fields = {**_input_fields(a, connected), **_delay_fields(connected)}
+    out = memory.empty_varying(a.weight, (fields["steps"], fields["batch"], fields["neurons"]))
     if out.numel():
-        run("delay_linear_fwd", a.weight.dtype, {**given, "bias": a.bias, "out": out})
+        run("delay_linear_fwd", a.weight.dtype, {**fields, "bias": a.bias, "out": out})
     return out
 
 
@@ -324,11 +327,11 @@ def delay_bwd(a: CurrentsBackward) -> CurrentsGradients:
     """CPU kernel of ``snnipu::delay_linear_bwd``."""
     connected = a.connection
     assert isinstance(connected, Delayed)
-    given, grad_values, grad_weight = {**_given(a, connected), **_delays(connected)}, None, None
+    fields, grad_values, grad_weight = {**_input_fields(a, connected), **_delay_fields(connected)}, None, None
     if a.need_weight:
         grad_weight = torch.empty_like(a.weight, memory_format=torch.contiguous_format)
         if a.grad.numel():
-            run("delay_linear_bwd", a.weight.dtype, {**given, "grad": a.grad, "grad_weight": grad_weight})
+            run("delay_linear_bwd", a.weight.dtype, {**fields, "grad": a.grad, "grad_weight": grad_weight})
         else:
             grad_weight.zero_()
     if a.need_values:
@@ -341,34 +344,36 @@ def delay_input_bwd(grad: torch.Tensor, weight: torch.Tensor, lags: torch.Tensor
     """CPU kernel of ``snnipu::delay_linear_input_bwd``."""
     connected = Delayed(weight, lags, span)
     steps, batch = grad.shape[:2]
-    grad_x = memory.varying(grad, (steps, batch, connected.inputs))
+    grad_x = memory.empty_varying(grad, (steps, batch, connected.inputs))
     sizes = {"steps": steps, "batch": batch, "inputs": connected.inputs, "neurons": connected.neurons}
     if grad_x.numel():
-        fields = {**sizes, "geometry": connected.geometry, **_delays(connected)}
+        fields = {**sizes, "geometry": connected.geometry, **_delay_fields(connected)}
         run("delay_linear_input_bwd", grad.dtype, {**fields, "grad": grad, "grad_x": grad_x})
     return grad_x
 
 
-def _neurons(a: Any, connected: Connection) -> Dict[str, Any]:
-    """What every call of a layer has."""
-    given, recurrent = _given(a, connected), a.recurrent_weight
+def _layer_fields(a: Any, connected: Connection) -> Dict[str, Any]:
+    """Return the fields of a layer's call that its forward and its backward function share."""
+    fields, recurrent = _input_fields(a, connected), a.recurrent_weight
     if a.delay < 0:
         raise ValueError(f"delay must be 0 or more, got {a.delay}")
     if recurrent is not None:
         if recurrent.shape != (connected.neurons, connected.neurons):
             expected = (connected.neurons, connected.neurons)
             raise ValueError(f"recurrent_weight must have shape {expected}, got {tuple(recurrent.shape)}")
-        given["recurrent_weight"] = packed_weight(recurrent, trusted=isinstance(a, LayerBackward))
-    given["beta"], given["beta_size"] = a.beta, host.one_or_each("beta", a.beta, connected.parameters)
-    given["threshold"] = a.threshold
-    given["threshold_size"] = host.one_or_each("threshold", a.threshold, connected.parameters)
-    given["input_scale"], given["reset"], given["delay"] = a.input_scale, a.reset, min(a.delay, given["steps"])
-    return given
+        fields["recurrent_weight"] = packed_weight(recurrent, trusted=isinstance(a, LayerBackward))
+    fields["beta"], fields["beta_size"] = a.beta, host.check_parameter_size("beta", a.beta, connected.parameters)
+    fields["threshold"] = a.threshold
+    fields["threshold_size"] = host.check_parameter_size("threshold", a.threshold, connected.parameters)
+    fields["input_scale"], fields["reset"], fields["delay"] = a.input_scale, a.reset, min(a.delay, fields["steps"])
+    return fields
 
 
 def layer_fwd(a: LayerForward) -> LayerResults:
-    """CPU kernel of ``snnipu::sparse_lif_sequence_fwd`` and ``snnipu::sparse_conv_lif_sequence_fwd``, and of the latter
-    with a pool, ``snnipu::sparse_conv_lif_pool_fwd``."""
+    """CPU kernel of ``snnipu::sparse_lif_sequence_fwd`` and ``snnipu::sparse_conv_lif_sequence_fwd``.
+
+    It is also that of ``snnipu::sparse_conv_lif_pool_fwd``, a convolution with a pool after the neurons.
+    """
     connected, window = a.connection, a.window
     if isinstance(connected, Convolution2d) and connected.sizes.positions > _MOST_PLACES:
         raise ValueError(f"maps must have at most {_MOST_PLACES} places, got {connected.sizes.positions}")
@@ -377,23 +382,27 @@ def layer_fwd(a: LayerForward) -> LayerResults:
     if window is not None and a.capacity != AS_NEEDED:
         raise ValueError(f"capacity must be {AS_NEEDED}, as many slots as needed, with a pool, got {a.capacity}")
     if window is not None:
-        pool_of(Geometry(*a.geometry), window)  # raises where there is none
-    given = _neurons(a, connected)
-    steps, batch = given["steps"], given["batch"]
-    mem = memory.varying(a.weight, (steps, batch, *connected.stored_shape)) if a.store_mem else a.weight.new_empty(0)
-    fired = a.ids.new_empty((steps, batch, words(given["neurons"])))
-    made: Dict[str, Any] = {"source": None, "neuron_counts": None}
+        pool_of(Geometry(*a.geometry), window)  # raises ValueError if the window does not fit
+    fields = _layer_fields(a, connected)
+    steps, batch = fields["steps"], fields["batch"]
+    mem = (
+        memory.empty_varying(a.weight, (steps, batch, *connected.stored_shape))
+        if a.store_mem
+        else a.weight.new_empty(0)
+    )
+    fired = a.ids.new_empty((steps, batch, words(fields["neurons"])))
+    outputs: Dict[str, Any] = {"source": None, "neuron_counts": None}
 
     def room(slots: int) -> Dict[str, Any]:
-        made.update(_room(a.weight, steps, batch, slots))
-        made["slot_mem"] = memory.varying(a.weight, (steps, batch, slots))
+        outputs.update(_new_slots(a.weight, steps, batch, slots))
+        outputs["slot_mem"] = memory.empty_varying(a.weight, (steps, batch, slots))
         if window is not None:
-            made["source"] = memory.varying(a.ids, (steps, batch, slots))
-            made["neuron_counts"] = torch.empty_like(made["counts_out"])
-        return made
+            outputs["source"] = memory.empty_varying(a.ids, (steps, batch, slots))
+            outputs["neuron_counts"] = torch.empty_like(outputs["counts_out"])
+        return outputs
 
     if steps * batch:
-        given.update(
+        fields.update(
             weight=_weight(a),
             bias=a.bias,
             window=window,
@@ -405,26 +414,26 @@ def layer_fwd(a: LayerForward) -> LayerResults:
             mem=mem if a.store_mem else None,
         )
         name = "sparse_lif_sequence_fwd" if a.geometry is None else "sparse_conv_lif_sequence_fwd"
-        run(name, a.weight.dtype, given, room)
+        run(name, a.weight.dtype, fields, room)
     else:
         room(0 if a.capacity == AS_NEEDED else a.capacity)
-    memory.used(made["ids_out"], made["values_out"], mem)
-    return LayerResults(**made, fired=fired, mem=mem)
+    memory.note_results(outputs["ids_out"], outputs["values_out"], mem)
+    return LayerResults(**outputs, fired=fired, mem=mem)
 
 
 def layer_bwd(a: LayerBackward) -> LayerGradients:
     """CPU kernel of ``snnipu::sparse_lif_sequence_bwd`` and ``snnipu::sparse_conv_lif_sequence_bwd``."""
     connected = a.connection
-    given, by_product = _neurons(a, connected), _carries_densely(a, connected)
-    steps, batch, neurons = given["steps"], given["batch"], given["neurons"]
-    made = _outputs(a, connected, by_product)
-    made["grad_recurrent"] = a.weight.new_empty((neurons, neurons)) if a.need_recurrent else None
-    made["grad_beta"] = torch.empty_like(a.beta) if a.need_beta else None
-    made["grad_threshold"] = torch.empty_like(a.threshold) if a.need_threshold else None
-    current = memory.varying(a.weight, (steps, batch, *connected.stored_shape)) if by_product else None
+    fields, by_product = _layer_fields(a, connected), _prefers_dense_adjoint(a, connected)
+    steps, batch, neurons = fields["steps"], fields["batch"], fields["neurons"]
+    gradients = _outputs(a, connected, by_product)
+    gradients["grad_recurrent"] = a.weight.new_empty((neurons, neurons)) if a.need_recurrent else None
+    gradients["grad_beta"] = torch.empty_like(a.beta) if a.need_beta else None
+    gradients["grad_threshold"] = torch.empty_like(a.threshold) if a.need_threshold else None
+    current = memory.empty_varying(a.weight, (steps, batch, *connected.stored_shape)) if by_product else None
     if steps * batch:
-        given.update(
-            weight=None if made["grad_values"] is None else _weight(a, trusted=True),
+        fields.update(
+            weight=None if gradients["grad_values"] is None else _weight(a, trusted=True),
             neuron_threshold=connected.per_neuron(a.threshold),
             output_slots=a.ids_out.shape[2],
             grad=a.grad,
@@ -438,18 +447,18 @@ def layer_bwd(a: LayerBackward) -> LayerGradients:
             surrogate_b=a.surrogate_b,
             grad_current=current,
         )
-        given.update(made)
+        fields.update(gradients)
         name = "sparse_lif_sequence_bwd" if a.geometry is None else "sparse_conv_lif_sequence_bwd"
-        run(name, a.weight.dtype, given)
+        run(name, a.weight.dtype, fields)
     else:
-        _zero(made)
+        _zero(gradients)
     if current is not None:
-        kept = connected.from_stored(current)
-        made["grad_values"] = _dense_adjoint(a, connected, kept, given["delay"], a.input_scale)
-    return LayerGradients(**made)
+        dense = connected.from_stored(current)
+        gradients["grad_values"] = _dense_adjoint(a, connected, dense, fields["delay"], a.input_scale)
+    return LayerGradients(**gradients)
 
 
-# ---- pools from ids to ids
+# ---- pools of spike ids
 
 
 def sparse_pool2d_fwd(
@@ -459,12 +468,12 @@ def sparse_pool2d_fwd(
     sizes = PoolGeometry(*geometry)
     steps, batch, slots = ids.shape
     host._check_sizes(steps * batch, sizes.neurons)
-    # An input is in so many windows at most.
+    # The largest number of windows that contain one input.
     windows = -(-sizes.kernel_height // sizes.stride_y) * -(-sizes.kernel_width // sizes.stride_x)
     fullest = max(0, int(counts[..., 1].max())) if counts.numel() else 0
     slots_out = min(sizes.neurons, min(fullest, slots) * windows) if capacity == AS_NEEDED else capacity
-    made = _room(values, steps, batch, slots_out)
-    source = memory.varying(ids, (steps, batch, slots_out) if mode == 0 else (0,))
+    outputs = _new_slots(values, steps, batch, slots_out)
+    source = memory.empty_varying(ids, (steps, batch, slots_out) if mode == 0 else (0,))
     most = 0
     if steps * batch:
         fields = {
@@ -480,8 +489,8 @@ def sparse_pool2d_fwd(
             "counts": counts,
             "source": source if mode == 0 else None,
         }
-        most = run("sparse_pool2d_fwd", values.dtype, {**fields, **made})
-    ids_out, values_out, counts_out, _ = _slots_of(made)
+        most = run("sparse_pool2d_fwd", values.dtype, {**fields, **outputs})
+    ids_out, values_out, counts_out, _ = _slots_of(outputs)
     if capacity == AS_NEEDED and most < slots_out:
         ids_out, values_out = ids_out[..., :most].contiguous(), values_out[..., :most].contiguous()
         source = source[..., :most].contiguous() if mode == 0 else source
@@ -492,7 +501,7 @@ def sparse_pool2d_bwd(*arguments: Any) -> torch.Tensor:
     """CPU kernel of ``snnipu::sparse_pool2d_bwd``."""
     a = PoolBackward(*arguments)
     steps, batch, slots = a.ids.shape
-    grad_values = memory.varying(a.grad, a.ids.shape)
+    grad_values = memory.empty_varying(a.grad, a.ids.shape)
     if steps * batch:
         sizes = {"steps": steps, "batch": batch, "slots": slots, "inputs": PoolGeometry(*a.geometry).inputs}
         fields = {**a._asdict(), **sizes, "output_slots": a.ids_out.shape[2], "grad_values": grad_values}

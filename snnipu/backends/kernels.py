@@ -1,4 +1,7 @@
-"""The kernels of the operators, registered with them: on CPU threads, and for CUDA. Operators know no backend."""
+"""Register the kernels of the operators with PyTorch's dispatcher, for the CPU and for CUDA.
+
+The operators of ``snnipu.ops`` do not import backends.
+"""
 
 from typing import Any, Optional, Sequence
 
@@ -15,43 +18,43 @@ from snnipu.ops.sparse_lif_sequence import OPERATORS as SPARSE_LIF
 from snnipu.ops.sparse_linear import OPERATORS as SPARSE_LINEAR
 
 
-def _found(neuron: str, dtype: torch.dtype) -> Optional[neurons.Kernels]:
-    """Of the native library, or for a user's own neuron of one that is compiled now; None where it cannot be."""
+def _kernels_of(neuron: str, dtype: torch.dtype) -> Optional[neurons.Kernels]:
+    """Return the kernels of a neuron, compiling a user's neuron if necessary; None if it cannot be compiled."""
     if neuron in _neurons.BUILT:
-        return neurons.built(_neurons.BUILT[neuron])
+        return neurons.built_in_kernels(_neurons.BUILT[neuron])
     return compiled.kernels(neuron, _neurons.find(neuron), dtype)
 
 
 def neuron_sequence_fwd(*arguments: Any) -> operator.Made:
     a = operator.ForwardArguments(*arguments)
-    found = _found(a.neuron, a.x.dtype)
-    return operator.neuron_sequence_fwd_reference(*arguments) if found is None else neurons.forward(found, a)
+    kernels = _kernels_of(a.neuron, a.x.dtype)
+    return operator.neuron_sequence_fwd_reference(*arguments) if kernels is None else neurons.forward(kernels, a)
 
 
 def neuron_sequence_bwd(*arguments: Any) -> operator.Made:
     a = operator.BackwardArguments(*arguments)
-    found = _found(a.neuron, a.stored.dtype)
-    return operator.neuron_sequence_bwd_reference(*arguments) if found is None else neurons.backward(found, a)
+    kernels = _kernels_of(a.neuron, a.stored.dtype)
+    return operator.neuron_sequence_bwd_reference(*arguments) if kernels is None else neurons.backward(kernels, a)
 
 
 def _steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Any:
-    found = _found(neuron, x.dtype)
-    if found is None:
+    kernels = _kernels_of(neuron, x.dtype)
+    if kernels is None:
         return recurrent_sequence.ReferenceSteps(neuron, variant, x, parameters)
-    return neurons.Steps(found, variant, x.dtype).copy(x.numel(), parameters)
+    return neurons.SingleSteps(kernels, variant, x.dtype).copy(x.numel(), parameters)
 
 
-def _all_forward(a: recurrent_sequence.RecurrentForwardArguments, *made: Any) -> Any:
-    found = _found(a.neuron, a.x.dtype)
-    return None if found is None else recurrent.forward(found, a, *made)
+def _all_forward(a: recurrent_sequence.RecurrentForwardArguments, *outputs: Any) -> Any:
+    kernels = _kernels_of(a.neuron, a.x.dtype)
+    return None if kernels is None else recurrent.forward(kernels, a, *outputs)
 
 
-def _all_backward(a: recurrent_sequence.RecurrentBackwardArguments, *made: Any) -> Any:
-    found = _found(a.neuron, a.spk.dtype)
-    return None if found is None else recurrent.backward(found, a, *made)
+def _all_backward(a: recurrent_sequence.RecurrentBackwardArguments, *outputs: Any) -> Any:
+    kernels = _kernels_of(a.neuron, a.spk.dtype)
+    return None if kernels is None else recurrent.backward(kernels, a, *outputs)
 
 
-_MEANS = recurrent_sequence.LoopFunctions(_steps, memory.empty, memory.used, _all_forward, _all_backward)
+_MEANS = recurrent_sequence.LoopFunctions(_steps, memory.empty, memory.note_results, _all_forward, _all_backward)
 
 
 def neuron_recurrent_fwd(*arguments: Any) -> recurrent_sequence.ForwardResults:
@@ -86,7 +89,7 @@ if host.library is not None:
         _layer.forward.implement("CPU", host_sparse.layer_fwd)
         _layer.backward.implement("CPU", host_sparse.layer_bwd)
     WITH_POOL.forward.implement("CPU", host_sparse.layer_fwd)
-# By the modules that Triton is imported with, at their first call.
+# Modules of Triton kernels are imported at the first call, and Triton with them.
 for _module, _operators in (
     ("neurons", ("neuron_sequence_fwd", "neuron_sequence_bwd")),
     ("steps", ("neuron_recurrent_fwd", "neuron_recurrent_bwd")),

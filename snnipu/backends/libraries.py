@@ -1,8 +1,8 @@
-"""Where the native libraries are: beside the package, or, for a source tree that has none, in an installed snnipu.
+"""Find the folder of the native libraries: in the package, or in an installed snnipu.
 
-``python -m snnipu`` in a clone imports the clone's package, which has no libraries until they are built in place. Those
-of an installed snnipu serve it as well, if they were built from the very sources that the clone has. Environment:
-``SNNIPU_NATIVE_DIR``, the folder to use instead, whatever it was built from.
+``python -m snnipu`` in a clone imports the clone's package, which has no libraries until they are built in place. The
+clone then uses the libraries of an installed snnipu, if these were built from the same sources. Environment:
+``SNNIPU_NATIVE_DIR``, a folder to use instead, without a comparison of sources.
 """
 
 import json
@@ -21,11 +21,11 @@ BUILD_HINT = (
     "build it with a C++17 compiler (GCC or Clang) installed, in a source tree of snnipu: "
     "`SNNIPU_REQUIRE_NATIVE=1 pip install .`"
 )
-REBUILD = "`SNNIPU_REQUIRE_NATIVE=1 python setup.py build_ext --inplace` there builds it anew"
+REBUILD = "`SNNIPU_REQUIRE_NATIVE=1 python setup.py build_ext --inplace` there builds it again"
 
 
-class Found(NamedTuple):
-    """A folder, and why its libraries must not be used (None: they may be)."""
+class NativeFolder(NamedTuple):
+    """A folder of native libraries; ``problem`` is the reason why they must not be used, or None."""
 
     folder: Path
     problem: Optional[str]
@@ -36,20 +36,20 @@ def _has_libraries(folder: Path) -> bool:
 
 
 def header_folder() -> Path:
-    """Return the folder of the C headers: the package's copy, or that of its checkout."""
+    """Return the folder of the C headers: the copy in the package, or ``csrc`` of its checkout."""
     for folder in (PACKAGE / "_ipu_sources" / "csrc", PACKAGE.parent / "csrc"):
         if (folder / "host" / "neuron.hpp").is_file():
             return folder
     raise FileNotFoundError(f"the headers of neurons are neither in {PACKAGE / '_ipu_sources'} nor in a checkout")
 
 
-def own_folder() -> Path:
-    """The folder of the package itself."""
+def package_folder() -> Path:
+    """Return the folder for native libraries in this package, which may be empty."""
     return PACKAGE / "_native"
 
 
-def _installed() -> Iterator[Path]:
-    """Folders of the other snnipus of this version on ``sys.path``: installed ones, and checkouts of editable ones."""
+def _installed_folders() -> Iterator[Path]:
+    """Yield the library folders of other snnipu packages of this version on ``sys.path``, including editable ones."""
     for distribution in metadata.distributions(name="snnipu"):
         if distribution.version != __version__:
             continue
@@ -62,34 +62,34 @@ def _installed() -> Iterator[Path]:
             packages.append(Path(unquote(urlparse(origin.get("url", "")).path)) / "snnipu")
         for package in packages:
             folder = package.resolve() / "_native"
-            if folder != own_folder() and _has_libraries(folder):
+            if folder != package_folder() and _has_libraries(folder):
                 yield folder
 
 
 def _other_sources(folder: Path, sources: str) -> Optional[str]:
-    """Why the libraries in ``folder`` are not those of ``sources``."""
+    """Return the reason if the libraries in ``folder`` were not built from ``sources`` (a fingerprint), else None."""
     record = _native_sources.record(folder)
     if record is None:
-        return f"the native library in {folder} does not tell what it was built from"
+        return f"the native library in {folder} has no record of what it was built from"
     if record.get("sources") != sources:
         return f"the native library in {folder} was built from other sources than those in {PACKAGE.parent}"
     return None
 
 
 @lru_cache(maxsize=1)
-def _find() -> Found:
-    own = own_folder()
+def _find() -> NativeFolder:
+    package = package_folder()
     sources = _native_sources.fingerprint(PACKAGE.parent)
     if sources is None:
-        # An installed package: its libraries came with it.
-        return Found(own, None if _has_libraries(own) else _not_built(own))
+        # An installed package has no sources to compare: its libraries were installed with it.
+        return NativeFolder(package, None if _has_libraries(package) else _not_built(package))
     problems: List[str] = []
-    for folder in [*([own] if _has_libraries(own) else []), *_installed()]:
+    for folder in [*([package] if _has_libraries(package) else []), *_installed_folders()]:
         problem = _other_sources(folder, sources)
         if problem is None:
-            return Found(folder, None)
+            return NativeFolder(folder, None)
         problems.append(problem)
-    return Found(own, f"{'; '.join(problems)}: {REBUILD}" if problems else _not_built(own))
+    return NativeFolder(package, f"{'; '.join(problems)}: {REBUILD}" if problems else _not_built(package))
 
 
 def _not_built(folder: Path) -> str:
@@ -98,15 +98,18 @@ def _not_built(folder: Path) -> str:
     return f"the native library was not built{why}: {BUILD_HINT}"
 
 
-def find() -> Found:
-    """Where the native libraries are, and why they cannot be used."""
+def find() -> NativeFolder:
+    """Return the folder of the native libraries, with the reason if they cannot be used.
+
+    It is ``SNNIPU_NATIVE_DIR``, the folder of this package, or that of an installed snnipu.
+    """
     override = os.environ.get("SNNIPU_NATIVE_DIR")
     if override:
         folder = Path(override)
-        return Found(folder, None if _has_libraries(folder) else _not_built(folder))
+        return NativeFolder(folder, None if _has_libraries(folder) else _not_built(folder))
     return _find()
 
 
 def native_folder() -> Path:
-    """``SNNIPU_NATIVE_DIR``, the folder of the package, or that of an installed snnipu."""
+    """Return the folder of the native libraries; see :func:`find`."""
     return find().folder

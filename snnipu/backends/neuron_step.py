@@ -1,7 +1,7 @@
-"""One step of a neuron by a direct call of its kernel, without PyTorch's dispatcher.
+"""Run one step of a neuron by a direct call of its kernel, without PyTorch's dispatcher.
 
-A loop over small steps spends its time in calls, not in arithmetic. Nothing is kept from one call to the next but
-:class:`Step`, which holds no tensor: each call compares every tensor with what the kernel reads.
+A loop over small steps spends its time in calls, not in arithmetic. Only :class:`KernelStep` is kept between calls. It
+holds no tensor: each call compares every tensor with the dtype, shape and device that the kernel reads.
 """
 
 from functools import lru_cache
@@ -23,14 +23,14 @@ _DTYPES = (torch.float32, torch.float64)
 Tensors = Sequence[Optional[torch.Tensor]]
 
 
-class Step:
-    """The step of a neuron of the native library: equation, options, surrogate, dtype and kind of device.
+class KernelStep:
+    """A step of a neuron of the native library, for one choice of options, surrogate, dtype and kind of device.
 
     Attributes:
         plan: the equation with its options.
         kernel: the surrogate.
-        calls: the kernel's calls, without size and parameters.
-        dtype: of the input, the states and the results.
+        calls: the kernel's single steps, from which a call is copied with its size and parameters.
+        dtype: dtype of the input, the states and the results.
         silent: True if the spikes have no gradient.
     """
 
@@ -42,14 +42,14 @@ class Step:
         self.plan, self.kernel, self.dtype, self.silent = plan, kernel, dtype, silent
         self._on_cpu = on_cpu
         self.calls: Any = (
-            neurons.ComparedSteps(neurons.built(_neurons.BUILT[plan.neuron]), plan.variant, dtype)
+            neurons.UncheckedSteps(neurons.built_in_kernels(_neurons.BUILT[plan.neuron]), plan.variant, dtype)
             if on_cpu
             else triton.single_steps(plan.neuron, plan.variant)
         )
         # Keyed by the parameters that learn: whether the backward pass reads x, each state before and after the step.
         self._saved: Dict[Tuple[bool, ...], Tuple[bool, List[bool], List[bool]]] = {}
 
-    def saved(self, learns: Tuple[bool, ...]) -> Tuple[bool, List[bool], List[bool]]:
+    def read_by_adjoint(self, learns: Tuple[bool, ...]) -> Tuple[bool, List[bool], List[bool]]:
         """Return whether the backward pass reads x, each state before the step, and each state after it."""
         saved = self._saved.get(learns)
         if saved is None:
@@ -64,18 +64,18 @@ class Step:
             )
         return saved
 
-    def copied(self, parameters: Sequence[Any], shape: torch.Size) -> Sequence[torch.Tensor]:
+    def copy_parameters(self, parameters: Sequence[Any], shape: torch.Size) -> Sequence[torch.Tensor]:
         """Return the parameters as the kernel reads them, in memory that no caller can write."""
         if not self._on_cpu and all(parameter.dim() == 0 for parameter in parameters):
-            return torch.stack(list(parameters)).unbind()  # one launch
-        read = [_broadcast_to_step(parameter, shape) for parameter in parameters]
-        return [r.clone() if r.data_ptr() == given.data_ptr() else r for r, given in zip(read, parameters)]
+            return torch.stack(list(parameters)).unbind()  # copies all of them by one launch
+        values = [_broadcast_to_step(parameter, shape) for parameter in parameters]
+        return [v.clone() if v.data_ptr() == p.data_ptr() else v for v, p in zip(values, parameters)]
 
     def __call__(
         self, x: torch.Tensor, states: Tensors, parameters: Sequence[torch.Tensor]
     ) -> Tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        """Return spikes and states of a step whose arguments have been checked; differentiable."""
-        x = x.contiguous()  # x[:, t] is a column
+        """Return spikes and states of a step whose arguments have been checked. They are differentiable."""
+        x = x.contiguous()  # x[:, t], one step of a batch-major input, is not
         fixed = parameters if isinstance(parameters, Constants) else None
         learning = () if fixed is not None else parameters
         if torch.is_grad_enabled():
@@ -112,22 +112,22 @@ class NeuronStep(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, step: Step, fixed: Optional[Constants], x: torch.Tensor, *tensors: Optional[torch.Tensor]
+        ctx: Any, step: KernelStep, fixed: Optional[Constants], x: torch.Tensor, *tensors: Optional[torch.Tensor]
     ) -> Any:
         count = len(step.plan.states)
         initial, parameters = tensors[:count], tensors[count:]
-        with_x, with_before, with_after = step.saved(ctx.needs_input_grad[3 + count :])
-        read = step.copied(parameters, x.shape) if fixed is None else fixed
+        with_x, with_before, with_after = step.read_by_adjoint(ctx.needs_input_grad[3 + count :])
+        read = step.copy_parameters(parameters, x.shape) if fixed is None else fixed
         spk, after, copies = step.run(x, initial, read, with_after)
         ctx.save_for_backward(
             x.clone() if with_x else None,
-            *[state.clone() if wanted and state is not None else None for wanted, state in zip(with_before, initial)],
+            *[state.clone() if saved and state is not None else None for saved, state in zip(with_before, initial)],
             *copies,
             *(read if fixed is None else ()),
         )
         ctx.step, ctx.fixed, ctx.shape = step, fixed, x.shape
         if parameters:
-            ctx.sizes = [(read_.shape, given.shape) for read_, given in zip(read, parameters)]  # type: ignore[union-attr]
+            ctx.sizes = [(value.shape, p.shape) for value, p in zip(read, parameters)]  # type: ignore[union-attr]
         ctx.set_materialize_grads(False)
         if step.silent:
             ctx.mark_non_differentiable(spk)
@@ -137,13 +137,13 @@ class NeuronStep(torch.autograd.Function):
     @staticmethod
     @once_differentiable("neuron_step")
     def backward(ctx: Any, *grads: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
-        step: Step = ctx.step
+        step: KernelStep = ctx.step
         fixed: Optional[Constants] = ctx.fixed
         plan, shape = step.plan, ctx.shape
         count = len(plan.states)
         need = ctx.needs_input_grad[3:]
         rows = [None if grad is None else grad.contiguous() for grad in grads]
-        # The kernel wants a pointer for each tensor, also for those that the requested gradients do not read.
+        # The kernel takes a pointer for each tensor, even for those that the requested gradients do not read.
         unread = next((row for row in rows if row is not None), None)
         if unread is None:
             return (None,) * (3 + len(need))
@@ -156,7 +156,7 @@ class NeuronStep(torch.autograd.Function):
         if plan.output is not None:
             grad_states.insert(plan.output, None)
         grad_x = torch.empty_like(unread)
-        grad_initial = [torch.empty_like(unread) if wanted else None for wanted in need[:count]]
+        grad_initial = [torch.empty_like(unread) if needed else None for needed in need[:count]]
         grad_parameters: List[Optional[torch.Tensor]] = []
         if parameters:
             for parameter, (size, _) in zip(parameters, ctx.sizes):
@@ -164,7 +164,7 @@ class NeuronStep(torch.autograd.Function):
             learns = _neurons.requested_gradients(
                 plan.neuron, plan.variant, need[count:], grad_spk is not None, single=True
             )
-            grad_parameters = [torch.empty_like(p) if wanted else None for p, wanted in zip(parameters, learns)]
+            grad_parameters = [torch.empty_like(p) if needed else None for p, needed in zip(parameters, learns)]
         calls = step.calls.copy(unread.numel(), parameters if fixed is None else fixed)
         calls.differentiate(*step.kernel, grad_parameters)
         after = [unread if state is None else state for state in after]
@@ -172,15 +172,15 @@ class NeuronStep(torch.autograd.Function):
         calls.backward(StepBackward(x, grad_spk, before, after, grad_states, (), grad_x, grad_initial))
         for place, grad in enumerate(grad_parameters):
             if grad is not None:
-                given = ctx.sizes[place][1]
-                if grad.shape != given:
-                    leading = (1,) * (len(given) - grad.dim())  # dimensions of size one that the kernel does not know
-                    grad_parameters[place] = grad.reshape(leading + grad.shape).sum_to_size(given)
+                target = ctx.sizes[place][1]
+                if grad.shape != target:
+                    leading = (1,) * (len(target) - grad.dim())  # the kernel's parameters have no leading ones
+                    grad_parameters[place] = grad.reshape(leading + grad.shape).sum_to_size(target)
         return (None, None, grad_x, *grad_initial, *grad_parameters)
 
 
 def _compare(name: str, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
-    """Compare a tensor with the step's: a hook of ``saved_tensors_hooks`` may have given back another one."""
+    """Check a saved tensor: a hook of ``saved_tensors_hooks`` may have returned another one."""
     if not (tensor.shape == shape and tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg()):
         raise RuntimeError(
             f"{name} must be contiguous, {dtype}, of shape {tuple(shape)}, got {tensor.dtype} of shape "
@@ -189,18 +189,18 @@ def _compare(name: str, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dt
 
 
 # Keyed by neuron, variant, surrogate, dtype, kind of device, and whether the spikes have no gradient.
-_STEPS: Dict[Tuple[Any, ...], Step] = {}
+_STEPS: Dict[Tuple[Any, ...], KernelStep] = {}
 _MAX_STEPS = 256
 
 
-def _step(plan: _neurons.NeuronPlan, kernel: Kernel, x: torch.Tensor, silent: bool) -> Step:
+def _step(plan: _neurons.NeuronPlan, kernel: Kernel, x: torch.Tensor, silent: bool) -> KernelStep:
     on_cpu = x.is_cpu
     key = (plan.neuron, plan.variant, kernel, x.dtype, on_cpu, silent)
     step = _STEPS.get(key)
     if step is None:
         if len(_STEPS) >= _MAX_STEPS:
             _STEPS.clear()
-        step = _STEPS[key] = Step(plan, kernel, x.dtype, on_cpu, silent)
+        step = _STEPS[key] = KernelStep(plan, kernel, x.dtype, on_cpu, silent)
     return step
 
 
@@ -213,23 +213,23 @@ def kernel_step(
         plan: the equation with its options.
         kernel: the surrogate.
         x: input current, ``[B, ...]``.
-        states: before the step, each of x's shape; None: zeros.
-        parameters: of the equation, by name.
+        states: states before the step, each of the shape of x; None for zeros.
+        parameters: parameters of the equation, by name.
 
     Returns:
         Spikes and states after the step; None if the kernel does not take these arguments.
     """
-    if plan.neuron not in _neurons.BUILT or not takes(x):
+    if plan.neuron not in _neurons.BUILT or not accepts_input(x):
         return None
     for state in states:
-        if state is not None and not fits(state, x):
+        if state is not None and not accepts_state(state, x):
             return None
     values: Optional[Sequence[torch.Tensor]] = constants(plan, parameters, x.dtype) if x.is_cpu else None
     if values is None:
         for value in parameters.values():
-            if not _is_taken(value, x):
+            if not _accepts_parameter(value, x):
                 return None
-        values = _derived(plan, parameters, x)
+        values = _derive_parameters(plan, parameters, x)
     silent = False
     if kernel.is_zero and plan.output is None:
         silent = not getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
@@ -245,7 +245,16 @@ def step_apply(
     options: Mapping[str, Any],
     spike_grad: Optional[SpikeGrad] = None,
 ) -> Results:
-    """Run a single step: :func:`kernel_step`, or :func:`~snnipu.ops.neuron_sequence.neuron_apply` where it refuses."""
+    """Run a single step by :func:`kernel_step`, or else by :func:`~snnipu.ops.neuron_sequence.neuron_apply`.
+
+    Args:
+        neuron: name of the equation.
+        x: input current, ``[B, ...]``.
+        states: states before the step, each of the shape of x; None for zeros.
+        parameters: parameters of the equation, by name.
+        options: options of the equation, by name.
+        spike_grad: surrogate gradient; None for snnTorch's default.
+    """
     surrogate = surrogates.as_surrogate(spike_grad)
     if surrogate is not None and surrogate.kernel is not None:
         stepped = kernel_step(_neurons.plan(neuron, options), surrogate.kernel, x, states, parameters)
@@ -254,7 +263,7 @@ def step_apply(
     return neuron_apply(neuron, x, states, parameters, options=options, num_steps=SINGLE_STEP, spike_grad=spike_grad)
 
 
-def takes(x: torch.Tensor) -> bool:
+def accepts_input(x: torch.Tensor) -> bool:
     """Return True if the kernels can take this input."""
     return (
         x.dtype in _DTYPES
@@ -267,7 +276,7 @@ def takes(x: torch.Tensor) -> bool:
     )
 
 
-def fits(state: torch.Tensor, x: torch.Tensor) -> bool:
+def accepts_state(state: torch.Tensor, x: torch.Tensor) -> bool:
     """Return True if the kernels can take this state with the input ``x``."""
     return (
         type(state) in PLAIN
@@ -279,7 +288,7 @@ def fits(state: torch.Tensor, x: torch.Tensor) -> bool:
     )
 
 
-def _is_taken(value: Parameter, x: torch.Tensor) -> bool:
+def _accepts_parameter(value: Parameter, x: torch.Tensor) -> bool:
     """Return True if the kernels can take this parameter with the input ``x``."""
     if type(value) not in PLAIN or value.device != x.device or value.layout is not torch.strided:  # type: ignore[union-attr]
         return False
@@ -289,34 +298,39 @@ def _is_taken(value: Parameter, x: torch.Tensor) -> bool:
     return value.dim() == 0 or (value.dtype == x.dtype and _broadcasts(value.shape, x.shape))  # type: ignore[union-attr]
 
 
-def _derived(plan: _neurons.NeuronPlan, parameters: Mapping[str, Parameter], x: torch.Tensor) -> List[torch.Tensor]:
-    """Return what the kernel reads for parameters, some of which are tensors that learn or have dimensions."""
+def _derive_parameters(
+    plan: _neurons.NeuronPlan, parameters: Mapping[str, Parameter], x: torch.Tensor
+) -> List[torch.Tensor]:
+    """Return the values that the kernel reads, computed from parameters that learn or have dimensions."""
     return [
         (value if value.dtype == x.dtype else value.to(x.dtype)).contiguous().resolve_neg()
-        for value in plan.derive(parameters, one(x.dtype, x.device))
+        for value in plan.derive(parameters, shared_one(x.dtype, x.device))
     ]
 
 
 @lru_cache(maxsize=None)
-def one(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the tensor for a parameter that is one, or that the kernel does not read. It is shared: do not write."""
+def shared_one(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a shared tensor with the value 1, for a parameter that is 1 or that the kernel does not read.
+
+    Do not write to it.
+    """
     with torch.inference_mode(False):
         return torch.ones((), dtype=dtype, device=device)
 
 
-def _broadcasts(given: torch.Size, shape: torch.Size) -> bool:
-    """Return True if a parameter of shape ``given`` broadcasts to a step of shape ``shape``."""
-    if len(given) > len(shape):
+def _broadcasts(size: torch.Size, shape: torch.Size) -> bool:
+    """Return True if a parameter of shape ``size`` broadcasts to a step of shape ``shape``."""
+    if len(size) > len(shape):
         return False
-    return all(a == b or a == 1 for a, b in zip(given, shape[len(shape) - len(given) :]))
+    return all(a == b or a == 1 for a, b in zip(size, shape[len(shape) - len(size) :]))
 
 
 def _broadcast_to_step(parameter: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """Return a parameter as kernels read it: one value, or one for each element of the step's last dimensions."""
-    given = parameter.shape
-    trailing = shape[len(shape) - len(given) :]
-    if given == trailing or parameter.numel() == 1:
+    size = parameter.shape
+    trailing = shape[len(shape) - len(size) :]
+    if size == trailing or parameter.numel() == 1:
         return parameter
-    while given[0] == 1:
-        given, trailing = given[1:], trailing[1:]
-    return parameter.reshape(given).expand(trailing).contiguous()
+    while size[0] == 1:
+        size, trailing = size[1:], trailing[1:]
+    return parameter.reshape(size).expand(trailing).contiguous()

@@ -1,4 +1,4 @@
-"""Neurons over a sequence on CPU threads: the C interface of csrc/host/neuron.h."""
+"""Run neurons on CPU threads, over a sequence or step by step (C interface: csrc/host/neuron.h)."""
 
 import ctypes
 from array import array
@@ -19,7 +19,7 @@ from snnipu.ops.neuron_sequence import BackwardArguments, Constants, ForwardArgu
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 Tensors = Sequence[Optional[torch.Tensor]]
 Call: Any = host.struct_of("neuron", "neuron.h")
-# A call is filled in as an array of words, which takes a third of the time of a structure's fields.
+# Calls are filled in as arrays of words: setting the fields of a ctypes structure takes three times as long.
 _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
 (
     _NEURON,
@@ -50,7 +50,15 @@ _EMPTY = array("q", bytes(ctypes.sizeof(Call)))
 
 
 class Kernels(NamedTuple):
-    """A neuron's place: a library's functions, and its number there; how many states and parameters it has."""
+    """The kernels of a neuron.
+
+    Attributes:
+        forward: the library's forward function, which runs all of its neurons.
+        backward: its backward function.
+        number: number of the neuron in the library.
+        states: number of states.
+        parameters: number of parameters.
+    """
 
     forward: Any
     backward: Any
@@ -59,46 +67,46 @@ class Kernels(NamedTuple):
     parameters: int
 
     def check_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Raise ValueError for a number of parameters that the neuron does not have."""
+        """Raise ValueError unless the number of parameters is that of the neuron."""
         if len(parameters) != self.parameters:
             raise ValueError(f"parameters must be {self.parameters} tensors for this neuron, got {len(parameters)}")
 
 
-def prepared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """``library`` once its functions are known to be of this interface."""
+def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the functions of ``library``, and return it. Raise NativeLibraryError if its interface differs."""
     host.declare(library, "neuron", Call, ("neuron_forward", "neuron_backward"))
     return library
 
 
 if host.library is not None:
-    prepared(host.library)
+    declare_functions(host.library)
 
 
 def kernels(library: ctypes.CDLL, number: int, neuron: Neuron) -> Kernels:
-    """The neuron of this number in a library that has been prepared."""
-    # A neuron without parameters is given one for its dtype.
+    """Return the kernels of the neuron with this number in ``library``, whose functions have been declared."""
+    # A neuron without parameters takes a dummy, whose dtype is read.
     counts = len(neuron.states), max(1, len(neuron.parameters))
     return Kernels(library.snnipu_neuron_forward, library.snnipu_neuron_backward, number, *counts)
 
 
 @lru_cache(maxsize=None)
-def built(number: int) -> Kernels:
-    """Of a neuron that the native library has."""
+def built_in_kernels(number: int) -> Kernels:
+    """Return the kernels of the neuron with this number in the native library."""
     assert host.library is not None
     return kernels(host.library, number, _neurons.find(list(_neurons.BUILT)[number]))
 
 
-class _Arguments:
-    """A call, and the tensors it points at."""
+class NeuronCall:
+    """The arguments of a call as an array of words, and copies of tensors that it points to."""
 
-    __slots__ = ("compute", "elements", "kept", "neuron", "storage", "words")
+    __slots__ = ("compute", "elements", "keep_alive", "neuron", "storage", "words")
 
     def __init__(
         self, neuron: Kernels, variant: int, dtype: torch.dtype, steps: int, elements: int, constant_input: bool
     ) -> None:
         self.neuron = neuron
         self.storage, self.compute, self.elements = dtype, compute_dtype(dtype), elements
-        self.kept: List[torch.Tensor] = []
+        self.keep_alive: List[torch.Tensor] = []
         self.words = words = _EMPTY[:]
         words[_NEURON] = neuron.number
         words[_VARIANT] = variant
@@ -109,7 +117,7 @@ class _Arguments:
         words[_ELEMENTS] = elements
 
     def read(self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype, size: Size) -> None:
-        self.words[place] = 0 if tensor is None else pointer_to_read(name, tensor, dtype, size, self.kept)
+        self.words[place] = 0 if tensor is None else pointer_to_read(name, tensor, dtype, size, self.keep_alive)
 
     def write(self, place: int, name: str, tensor: Optional[torch.Tensor], dtype: torch.dtype, size: Size) -> None:
         self.words[place] = 0 if tensor is None else pointer(name, tensor, dtype, size)
@@ -125,7 +133,11 @@ class _Arguments:
             self.write(place + number, name, tensor, dtype, size)
 
     def read_upstream(self, place: int, bit: int, name: str, grad: Optional[torch.Tensor], shape: torch.Size) -> None:
-        """A gradient of ``[T, ...]``; one that is the same at all steps, as of a sum over time, is read once."""
+        """Set the pointer to an upstream gradient ``[T, ...]``.
+
+        If all steps have the same row, as in the gradient of a sum over time, the kernel reads one row and ``bit`` of
+        its flags is set.
+        """
         if grad is None:
             return
         if grad.shape == shape and shape[0] > 1 and grad.stride(0) == 0:
@@ -147,7 +159,7 @@ class _Arguments:
             size = parameter.numel()
             if size != 1 and (not size or elements % size):
                 raise ValueError(f"parameter {place} must have one element, or a divisor of {elements}, got {size}")
-            words[_PARAMETERS + place] = pointer_to_read(f"parameter {place}", parameter, dtype, size, self.kept)
+            words[_PARAMETERS + place] = pointer_to_read(f"parameter {place}", parameter, dtype, size, self.keep_alive)
             words[_PARAMETER_SIZES + place] = size
 
     def write_grad_parameters(self, grads: Tensors) -> None:
@@ -164,11 +176,11 @@ class _Arguments:
 
     def set_surrogate(self, surrogate: int, a: float, b: float) -> None:
         words = self.words
-        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, host.word(a), host.word(b)
+        words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, host.float_bits(a), host.float_bits(b)
 
     def run(self, function: Any, name: str) -> None:
         status = function(self.words.buffer_info()[0])
-        self.kept = []
+        self.keep_alive = []
         if status:
             host._check(status, name)
 
@@ -181,13 +193,18 @@ def _code(dtype: torch.dtype) -> int:
 
 
 def _check_count(name: str, tensors: Tensors, neuron: Kernels, needed: bool = False) -> None:
-    """Raise ValueError for another number of tensors than the neuron has states; none are fine unless ``needed``."""
+    """Raise ValueError unless there is a tensor for each state, or none and they are not ``needed``."""
     if len(tensors) != neuron.states and (tensors or needed):
         raise ValueError(f"{name} must be {neuron.states} tensors for this neuron, got {len(tensors)}")
 
 
 def forward(kernels: Kernels, a: ForwardArguments) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
-    """Spikes, states after each step (empty where not stored, by the bits of ``store``) and after the last."""
+    """Run the forward kernel.
+
+    Returns:
+        Spikes, the states after each step, and the states after the last step. The former are empty unless their bit
+        in ``a.store`` is set.
+    """
     _check_count("initial", a.initial, kernels, needed=True)
     steps, step_shape, shape = layout(a.x, a.num_steps)
     elements = step_shape.numel()
@@ -197,11 +214,11 @@ def forward(kernels: Kernels, a: ForwardArguments) -> Tuple[torch.Tensor, List[t
     states = [memory.empty(a.x, shape) if a.store >> place & 1 else a.x.new_empty(0) for place in range(len(a.initial))]
     final = [memory.empty(like, step_shape) for _ in a.initial] if a.store_final else []
     if steps and elements:
-        call = _Arguments(kernels, a.variant, a.x.dtype, steps, elements, a.num_steps is not None)
-        given = [state if state is not None and state.numel() else None for state in a.initial]
+        call = NeuronCall(kernels, a.variant, a.x.dtype, steps, elements, a.num_steps is not None)
+        initial = [state if state is not None and state.numel() else None for state in a.initial]
         storage, compute = call.storage, call.compute
         call.read(_X, "x", a.x, storage, a.x.shape)
-        call.read_all(_INITIAL, "initial", given, compute, step_shape)
+        call.read_all(_INITIAL, "initial", initial, compute, step_shape)
         call.read_parameters(a.parameters)
         call.write(_SPK, "spk", spk, storage, shape)
         call.write_all(_STATES, "states", [state if state.numel() else None for state in states], storage, shape)
@@ -210,14 +227,18 @@ def forward(kernels: Kernels, a: ForwardArguments) -> Tuple[torch.Tensor, List[t
     else:
         for state, start in zip(final, a.initial):
             state.zero_() if start is None or not start.numel() else state.copy_(start)
-    memory.used(spk, *states)
+    memory.note_results(spk, *states)
     return spk, states, final
 
 
 def backward(kernels: Kernels, a: BackwardArguments) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
-    """Gradients of x, of the states before the first step and of the parameters, empty where not needed.
+    """Run the backward kernel.
 
-    ``states``: those after each step, empty where the adjoint does not read them; None: computed again.
+    ``a.states`` are the states after each step, empty if the adjoint does not read them. With None the kernel computes
+    them again.
+
+    Returns:
+        Gradients of x, of the states before the first step and of the parameters; empty if they are not needed.
     """
     _check_count("initial", a.initial, kernels, needed=True)
     stored = a.stored
@@ -228,7 +249,7 @@ def backward(kernels: Kernels, a: BackwardArguments) -> Tuple[torch.Tensor, List
     grad_parameters = [p.new_empty(p.shape) if needed else None for p, needed in zip(a.parameters, a.need_parameters)]
     elements = step_shape.numel()
     if steps and elements:
-        call = _Arguments(kernels, a.variant, stored.dtype, steps, elements, a.num_steps is not None)
+        call = NeuronCall(kernels, a.variant, stored.dtype, steps, elements, a.num_steps is not None)
         storage, compute = call.storage, call.compute
         call.read(_X, "x", a.x, storage, stored.shape)
         if a.states is not None:
@@ -254,7 +275,7 @@ def backward(kernels: Kernels, a: BackwardArguments) -> Tuple[torch.Tensor, List
         for gradient, last in zip(grad_initial, a.grad_final or [None] * len(grad_initial)):
             if gradient is not None:
                 gradient.zero_() if last is None or steps else gradient.copy_(last)
-    memory.used(grad_x)
+    memory.note_results(grad_x)
     empty = like.new_empty(0)
     return (
         grad_x,
@@ -263,11 +284,11 @@ def backward(kernels: Kernels, a: BackwardArguments) -> Tuple[torch.Tensor, List
     )
 
 
-class Steps(_Arguments):
-    """Single steps, a call each, for neurons between whose steps something else happens.
+class SingleSteps(NeuronCall):
+    """Single steps of a neuron, a call for each, for loops that do something else between steps.
 
-    Rows are contiguous, as one step of x; those of ``before``, ``after`` and of the states' gradients have the compute
-    dtype, and None is zeros. What is written must not be what is read.
+    Rows are contiguous and have the elements of one step of x. States and their gradients have the compute dtype; None
+    stands for zeros. Outputs must not overlap inputs.
     """
 
     __slots__ = ("_parameters",)
@@ -277,8 +298,8 @@ class Steps(_Arguments):
     def __init__(self, neuron: Kernels, variant: int, dtype: torch.dtype) -> None:
         super().__init__(neuron, variant, dtype, 1, 0, True)
 
-    def copy(self, elements: int, parameters: Sequence[torch.Tensor]) -> "Steps":
-        """Return steps of another size with these parameters, in the compute dtype."""
+    def copy(self, elements: int, parameters: Sequence[torch.Tensor]) -> "SingleSteps":
+        """Return a copy for steps of ``elements`` elements with these parameters, in the compute dtype."""
         copied = object.__new__(type(self))
         copied.neuron, copied.storage, copied.compute, copied.elements = (
             self.neuron,
@@ -289,9 +310,9 @@ class Steps(_Arguments):
         copied.words = words = self.words[:]
         words[_THREADS] = torch.get_num_threads()
         words[_ELEMENTS] = elements
-        copied.kept = []
+        copied.keep_alive = []
         copied.read_parameters(parameters)
-        copied._parameters, copied.kept = copied.kept, []
+        copied._parameters, copied.keep_alive = copied.keep_alive, []
         return copied
 
     def forward(
@@ -302,7 +323,7 @@ class Steps(_Arguments):
         after: Sequence[Optional[torch.Tensor]],
         copies: Sequence[Optional[torch.Tensor]] = (),
     ) -> None:
-        """Writes ``spk``, the states ``after`` the step, and ``copies`` of them in x's dtype."""
+        """Write ``spk``, the states ``after`` the step, and ``copies`` of them in the dtype of x."""
         storage, compute, size = self.storage, self.compute, self.elements
         self.read(_X, "x", x, storage, size)
         self.write(_SPK, "spk", spk, storage, size)
@@ -313,7 +334,7 @@ class Steps(_Arguments):
         self.run(self.neuron.forward, "neuron_sequence_fwd")
 
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
-        """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
+        """Prepare calls of :meth:`backward`; each overwrites ``grad_parameters`` with its own sums."""
         self.set_surrogate(surrogate, surrogate_a, surrogate_b)
         self.write_grad_parameters(grad_parameters)
 
@@ -334,8 +355,8 @@ class Steps(_Arguments):
         self.run(self.neuron.backward, "neuron_sequence_bwd")
 
 
-class ComparedSteps(Steps):
-    """Steps whose caller has compared each tensor with the input, or has just made it."""
+class UncheckedSteps(SingleSteps):
+    """Single steps that do not check tensors: the caller has compared them with the input, or has just made them."""
 
     __slots__ = ()
 

@@ -1,10 +1,11 @@
-"""The PopART backend: which operators go through ``poptorch.custom_op``, and what stands for them without PopART.
+"""The PopART backend: calls of PopART operators by ``poptorch.custom_op``, and host functions that replace them.
 
-While a real PopTorch traces a model, or the host runtime runs one on the IPU model (``Options.useIpuModel``), a module
-of this package calls the PopART operator of its op. An op without such an operator is refused there: as plain PyTorch
-it would lose the surrogate gradient without a word.
+Modules call the PopART operator of their op while a real PopTorch traces the model, or while the host runtime runs it
+on the IPU model (``Options.useIpuModel``). An op without a PopART operator raises an error there, because PopTorch
+would drop its surrogate gradient silently. Without the IPU model, the host runtime calls the functions at the end of
+this file in place of the operators.
 
-The operators' library for a real PopTorch is the one that :func:`snnipu.backends.popart_library.library_path` finds.
+A real PopTorch needs the library of :func:`snnipu.backends.popart_library.library_path`.
 """
 
 import contextlib
@@ -44,12 +45,12 @@ DOMAIN = "ai.snnipu"
 VERSION = 1
 _POPTORCH_INSTALLED = is_installed("poptorch")
 _running = threading.local()
-# By SNNIPU_POPART_LIBRARY; None where it is not set, and the library is looked for only once.
+# Value of SNNIPU_POPART_LIBRARY (None if it is not set) -> library, so that each is searched for only once.
 _loaded: Dict[Optional[str], ctypes.CDLL] = {}
 
 
-class IpuModel(Protocol):
-    """What is asked of a :class:`snnipu.ipu.model.IpuModel`."""
+class IpuModelProtocol(Protocol):
+    """The methods of :class:`snnipu.ipu.model.IpuModel` that this module calls."""
 
     def operators(self) -> Dict[Tuple[str, str, int], Dict[str, Any]]: ...
 
@@ -57,8 +58,8 @@ class IpuModel(Protocol):
 
 
 @contextlib.contextmanager
-def running_on(model: IpuModel, custom_op: Callable[..., List[torch.Tensor]]) -> Iterator[None]:
-    """The context in which modules call the operators of ``model``, by ``custom_op`` of the host runtime."""
+def running_on(model: IpuModelProtocol, custom_op: Callable[..., List[torch.Tensor]]) -> Iterator[None]:
+    """Let modules call the PopART operators of ``model``, by ``custom_op`` of the host runtime, inside the block."""
     before = getattr(_running, "model", None), getattr(_running, "custom_op", None)
     _running.model, _running.custom_op = model, custom_op
     try:
@@ -68,28 +69,28 @@ def running_on(model: IpuModel, custom_op: Callable[..., List[torch.Tensor]]) ->
 
 
 def on_ipu_model() -> bool:
-    """Whether modules call the operators of an IPU model here."""
+    """Return True if modules call the operators of an IPU model in this thread."""
     return getattr(_running, "model", None) is not None
 
 
 def on_real_ipu() -> bool:
-    """Whether a real PopTorch traces modules here."""
+    """Return True if a real PopTorch traces modules."""
     return _tracing_poptorch() is not None
 
 
 def on_ipu() -> bool:
-    """Whether either is the case."""
+    """Return True if modules call PopART operators: on an IPU model, or while a real PopTorch traces them."""
     return getattr(_running, "model", None) is not None or (_POPTORCH_INSTALLED and _tracing_poptorch() is not None)
 
 
 def is_traced() -> bool:
-    """Whether PopTorch runs a model's ``forward`` here, the real one or the host runtime, which stands for it."""
-    found = [sys.modules.get(name) for name in ("poptorch", "snnipu.poptorch")]
-    return any(module is not None and bool(module.isRunningOnIpu()) for module in found)
+    """Return True inside a model's ``forward`` that PopTorch runs, the real one or snnipu's host runtime."""
+    runtimes = [sys.modules.get(name) for name in ("poptorch", "snnipu.poptorch")]
+    return any(module is not None and bool(module.isRunningOnIpu()) for module in runtimes)
 
 
 def _tracing_poptorch() -> Optional[ModuleType]:
-    """The real PopTorch while it traces, else None."""
+    """Return the module of a real PopTorch while it traces, else None."""
     if not _POPTORCH_INSTALLED:
         return None
     poptorch = sys.modules.get("poptorch")
@@ -98,10 +99,10 @@ def _tracing_poptorch() -> Optional[ModuleType]:
 
 
 def _machine() -> "Tuple[Target, int]":
-    """What plans are made for: the target and IPUs of the model, else one Mk2. Planning is loaded at the first plan."""
-    from snnipu.planning.targets import TARGETS
+    """Return the target and the number of IPUs to plan for. They come from the IPU model; without it, one Mk2."""
+    from snnipu.planning.targets import TARGETS  # imported here, because planning takes time to load
 
-    model: Optional[IpuModel] = getattr(_running, "model", None)
+    model: Optional[IpuModelProtocol] = getattr(_running, "model", None)
     return (TARGETS["mk2"], 1) if model is None else model.machine()
 
 
@@ -109,7 +110,7 @@ def _load_operators(op: str) -> None:
     override = os.environ.get("SNNIPU_POPART_LIBRARY")
     if override in _loaded:
         return
-    from snnipu.backends import popart_library  # loaded where a real PopTorch traces
+    from snnipu.backends import popart_library  # needed only for a real PopTorch
 
     path, searched, command = popart_library.library_path(), popart_library.searched(), popart_library.COMMAND
     if not path.is_file():
@@ -122,26 +123,26 @@ def _load_operators(op: str) -> None:
     try:
         library = ctypes.CDLL(str(path))
         library.snnipu_popart_version.restype = ctypes.c_char_p
-        found = library.snnipu_popart_version().decode()
+        version = library.snnipu_popart_version().decode()
     except (OSError, AttributeError) as error:
         raise RuntimeError(f"{op} cannot run on an IPU: {path} cannot be loaded: {error}") from None
-    if found != __version__:
+    if version != __version__:
         raise RuntimeError(
-            f"{op} cannot run on an IPU: {path} is of version {found}, the package of {__version__}: build it again, "
+            f"{op} cannot run on an IPU: {path} is of version {version}, the package of {__version__}: build it again, "
             f"with `{command}`"
         )
     _loaded[override] = library
 
 
 def uses_operator(op: str, operator: Optional[str] = None) -> bool:
-    """Whether ``op`` must go through the PopART operator of this name, by :func:`call`.
+    """Return True if ``op`` must call the PopART operator of this name, by :func:`call`.
 
     Args:
-        op: for messages.
-        operator: of domain ``ai.snnipu``; None: there is none.
+        op: name of the op, for error messages.
+        operator: name of its operator in the domain ``ai.snnipu``; None if it has none.
 
     Raises:
-        RuntimeError: it must, and there is no such operator.
+        RuntimeError: it must, but there is no such operator.
     """
     model = getattr(_running, "model", None)
     if model is not None:
@@ -166,13 +167,20 @@ def uses_operator(op: str, operator: Optional[str] = None) -> bool:
 def call(
     operator: str, inputs: Sequence[torch.Tensor], examples: Sequence[torch.Tensor], attributes: Dict[str, Any]
 ) -> List[torch.Tensor]:
-    """``poptorch.custom_op`` of an operator of this package; ``examples`` have the shapes and types of its outputs."""
+    """Call an operator of this package by ``poptorch.custom_op``, and return its outputs.
+
+    Args:
+        operator: name of the operator.
+        inputs: its inputs.
+        examples: tensors with the shapes and dtypes of its outputs.
+        attributes: its attributes.
+    """
     poptorch = _tracing_poptorch()
     custom_op = _running.custom_op if poptorch is None else poptorch.custom_op
-    made: List[torch.Tensor] = custom_op(
+    outputs: List[torch.Tensor] = custom_op(
         list(inputs), operator, DOMAIN, VERSION, example_outputs=list(examples), attributes=attributes
     )
-    return made
+    return outputs
 
 
 _NOT_NATIVE = (
@@ -182,14 +190,14 @@ _NOT_NATIVE = (
 
 
 def _surrogate_attributes(kernel: Optional[Kernel]) -> Dict[str, Any]:
-    """Raises RuntimeError for a surrogate that is not native: an operator cannot call Python."""
+    """Return the attributes of a surrogate. Raise RuntimeError if it is not native: operators cannot call Python."""
     if kernel is None:
         raise RuntimeError(_NOT_NATIVE)
     return {"surrogate": kernel.id, "surrogate_a": float(kernel.a), "surrogate_b": float(kernel.b)}
 
 
 def call_surrogate_spike(u: torch.Tensor, kernel: Optional[Kernel]) -> torch.Tensor:
-    """``SurrogateSpike``: spikes of ``u``, of its shape and snnTorch's dtype."""
+    """Call ``SurrogateSpike``, and return the spikes of ``u``, with the dtype of snnTorch's spikes."""
     attributes = _surrogate_attributes(kernel)
     spikes = call("SurrogateSpike", [u], [torch.empty_like(u)], attributes)[0]
     return spikes.to(installed.spike_dtype(u.dtype))
@@ -207,10 +215,26 @@ def call_neuron_sequence(
     output: Optional[int],
     kernel: Optional[Kernel],
 ) -> Tuple[torch.Tensor, List[Optional[torch.Tensor]]]:
-    """``NeuronSequence``: spikes and the states that are stored, shaped as :func:`snnipu._layout.layout` tells.
+    """Call ``NeuronSequence``.
 
-    ``read``: the states that the backward pass reads, by bits; ``output``: the state that is the output. Raises
-    RuntimeError for a surrogate that is not native.
+    Args:
+        neuron: name of the equation.
+        variant: number of the choice of its options.
+        read: bits of the states that the backward pass reads.
+        x: input current, ``[T, B, ...]``; ``[B, ...]`` with ``num_steps``.
+        initial: states before the first step; None for zeros.
+        parameters: parameters of the kernels.
+        num_steps: number of steps if x is constant over time; None if x is ``[T, B, ...]``.
+        store: for each state, True if the caller needs it after each step.
+        output: index of the state that is the output; None if there is none.
+        kernel: the surrogate.
+
+    Returns:
+        Spikes, and the states after each step (None for those that are not stored), with the shapes of
+        :func:`snnipu._layout.layout`.
+
+    Raises:
+        RuntimeError: the surrogate is not native.
     """
     surrogate = _surrogate_attributes(kernel)
     steps, step_shape, shape = layout(x, num_steps)
@@ -218,10 +242,10 @@ def call_neuron_sequence(
         x = x.unsqueeze(0)
     elif num_steps is not None:
         x = x.unsqueeze(0).expand(steps, *step_shape)
-    made_of = [x.new_zeros(step_shape, dtype=parameters[0].dtype) if state is None else state for state in initial]
-    own = 0 if output is None else 1 << output
-    states = sum(1 << place for place, stored in enumerate(store) if stored) & ~own
-    missing = read & ~states & ~own
+    before = [x.new_zeros(step_shape, dtype=parameters[0].dtype) if state is None else state for state in initial]
+    output_bit = 0 if output is None else 1 << output
+    states = sum(1 << place for place, stored in enumerate(store) if stored) & ~output_bit
+    missing = read & ~states & ~output_bit
     if missing and torch.is_grad_enabled():
         from snnipu.planning.search import keeps_states
 
@@ -229,40 +253,48 @@ def call_neuron_sequence(
             states |= missing
     attributes = {"neuron": neuron, "variant": variant, "states": states, **surrogate}
     example = torch.empty_like(x)
-    made = call("NeuronSequence", [x, *made_of, *parameters], [example] * (1 + bin(states).count("1")), attributes)
-    spk, *kept = [out.reshape(shape) for out in made]
-    rest = iter(kept)
-    found = [next(rest) if states >> place & 1 else None for place in range(len(store))]
-    return spk, [state if stored else None for state, stored in zip(found, store)]
+    outputs = call("NeuronSequence", [x, *before, *parameters], [example] * (1 + bin(states).count("1")), attributes)
+    spk, *sequences = [out.reshape(shape) for out in outputs]
+    remaining = iter(sequences)
+    after = [next(remaining) if states >> place & 1 else None for place in range(len(store))]
+    return spk, [state if stored else None for state, stored in zip(after, store)]
 
 
-# Between operators ids and counts are floats, exact up to 2^24: PopTorch stops the gradient at an integer output, and
-# PopART then drops that of the whole operator.
+# Between operators ids and counts are floats, which are exact up to 2^24. With integer outputs PopTorch stops the
+# gradient at them, and PopART then drops the gradient of the whole operator.
 
 
 def _weight(weight: torch.Tensor) -> torch.Tensor:
-    """As the operators take it: in float16 it stays, and takes half of the memory; sums are in float32 anyway."""
+    """Return a weight as the operators take it: in float16, which halves its memory, or else in float32.
+
+    The operators add in float32 in both cases.
+    """
     return weight if weight.dtype == torch.float16 else weight.float()
 
 
 def _slots(spikes: SparseSpikes) -> List[torch.Tensor]:
-    """ids, values and counts as the operators take them."""
+    """Return ids, values and counts as the operators take them."""
     return [spikes.ids.float(), spikes.values.float(), spikes.counts.float()]
 
 
-def _made_slots(operator: str, inputs: Sequence[torch.Tensor], attributes: Dict[str, Any]) -> SparseSpikes:
-    """The spikes that an operator makes of its first input, ``[T, B, N]``; ids and counts are floats."""
+def _call_for_slots(operator: str, inputs: Sequence[torch.Tensor], attributes: Dict[str, Any]) -> SparseSpikes:
+    """Call an operator that makes spikes of its first input, ``[T, B, N]``. Their ids and counts are floats."""
     steps, batch, neurons = inputs[0].shape
     slots = inputs[0].new_empty((steps, batch, attributes["capacity"]), dtype=torch.float32)
     counts = slots.new_empty((steps, batch, 2))
-    ids, values, found, dropped = call(operator, inputs, [slots, slots, counts, counts], attributes)
-    return SparseSpikes._trusted(ids, values, found, neurons, dropped)
+    ids, values, counts, dropped = call(operator, inputs, [slots, slots, counts, counts], attributes)
+    return SparseSpikes._trusted(ids, values, counts, neurons, dropped)
 
 
 def static_slots(max_spikes: Optional[int], neurons: int) -> int:
-    """Slots of a compiled graph: without a cap as many as neurons, as nobody knows how many are needed.
+    """Return the number of slots in a compiled graph, where it is fixed: ``max_spikes``, or one for each neuron.
 
-    Raises ValueError for none: an IPU has no tensors without elements.
+    Args:
+        max_spikes: most slots; None for as many as needed.
+        neurons: number of neurons.
+
+    Raises:
+        ValueError: ``max_spikes`` is 0, because an IPU has no empty tensors.
     """
     if max_spikes == 0:
         raise ValueError("max_spikes must be at least 1 on an IPU, got 0")
@@ -270,9 +302,9 @@ def static_slots(max_spikes: Optional[int], neurons: int) -> int:
 
 
 def call_dense_to_sparse(x: torch.Tensor, max_spikes: Optional[int], rotate: bool) -> SparseSpikes:
-    """``DenseToSparse``."""
+    """Call ``DenseToSparse`` for ``x [T, B, N]``."""
     attributes = {"capacity": static_slots(max_spikes, x.shape[2]), "rotate": int(rotate)}
-    return _made_slots("DenseToSparse", [x.float()], attributes)
+    return _call_for_slots("DenseToSparse", [x.float()], attributes)
 
 
 def call_select_spikes(
@@ -283,7 +315,7 @@ def call_select_spikes(
     rotate: bool,
     kernel: Optional[Kernel],
 ) -> SparseSpikes:
-    """``SelectSpikes``. Raises RuntimeError for a surrogate that is not native."""
+    """Call ``SelectSpikes`` for ``mem [T, B, N]``. Raise RuntimeError for a surrogate that is not native."""
     attributes = {
         "capacity": static_slots(max_spikes, mem.shape[2]),
         "rotate": int(rotate),
@@ -291,23 +323,23 @@ def call_select_spikes(
         "grad_threshold": 0.0 if grad_threshold is None else grad_threshold,
         **_surrogate_attributes(kernel),
     }
-    return _made_slots("SelectSpikes", [mem.float(), threshold.float().reshape(-1)], attributes)
+    return _call_for_slots("SelectSpikes", [mem.float(), threshold.float().reshape(-1)], attributes)
 
 
 def call_sparse_to_dense(spikes: SparseSpikes) -> torch.Tensor:
-    """``SparseToDense``: ``[T, B, N]``."""
+    """Call ``SparseToDense``, and return ``[T, B, N]``."""
     example = spikes.values.new_empty(spikes.shape, dtype=torch.float32)
     return call("SparseToDense", _slots(spikes), [example], {"num_neurons": spikes.num_neurons})[0]
 
 
 def call_sparse_linear(spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
-    """``SparseLinear``: ``[T, B, out]``."""
+    """Call ``SparseLinear``, and return ``[T, B, out]``."""
     steps, batch, _ = spikes.shape
     return _call_linear("SparseLinear", spikes, weight, None, bias, steps * batch, spikes.capacity)
 
 
 def call_delay_linear(spikes: SparseSpikes, connected: Delayed, bias: Optional[torch.Tensor]) -> torch.Tensor:
-    """``DelayLinear``: ``[T, B, out]``."""
+    """Call ``DelayLinear``, and return ``[T, B, out]``."""
     steps, batch, _ = spikes.shape
     return _call_linear("DelayLinear", spikes, connected.weight, connected.lags, bias, batch, steps * spikes.capacity)
 
@@ -328,9 +360,9 @@ def _call_linear(
         (neurons, inputs), taps = weight.shape, 0
     else:
         inputs, neurons, taps = weight.shape
-    # Of no rows the operator tells that it takes none.
+    # Plan for one row if there are none: the operator then raises its error for an empty input.
     plan = plan_linear(neurons, inputs, max(1, rows), slots, weight.element_size(), *_machine(), taps)
-    tensors = [*_slots(spikes), weight, *(each.float() for each in (lags, bias) if each is not None)]
+    tensors = [*_slots(spikes), weight, *(tensor.float() for tensor in (lags, bias) if tensor is not None)]
     example = tensors[1].new_empty((*spikes.shape[:2], neurons))
     return call(operator, tensors, [example], {"unit_values": 0, "plan": list(plan)})[0]
 
@@ -338,27 +370,27 @@ def _call_linear(
 def call_sparse_conv2d(
     spikes: SparseSpikes, weight: torch.Tensor, bias: Optional[torch.Tensor], geometry: Geometry
 ) -> torch.Tensor:
-    """``SparseConv2d``: ``[T, B, neurons of the output]``."""
+    """Call ``SparseConv2d``, and return ``[T, B, neurons of the output]``."""
     from snnipu.planning.convolution import plan_convolution
 
-    slots, own = _slots(spikes), _weight(weight)
+    slots, weight = _slots(spikes), _weight(weight)
     steps, batch = spikes.shape[:2]
-    dtype = "float16" if own.dtype == torch.float16 else "float32"
-    rows = max(1, steps * batch)  # of none the operator tells that it takes none
+    dtype = "float16" if weight.dtype == torch.float16 else "float32"
+    rows = max(1, steps * batch)  # the operator raises the error for an empty input
     plan = plan_convolution(geometry, spikes.capacity, rows, dtype, torch.is_grad_enabled(), *_machine())
     attributes = {
         "geometry": list(geometry),
         "plan": list(plan.attribute),
-        # Where PopTorch traces nobody has seen what it tells of a custom operator's output: a gradient too many is
-        # slow, one too few would be wrong.
+        # It has not been tested if a tracing PopTorch marks the outputs of custom operators as requiring gradients. So
+        # the gradient is always computed there: slower, but never missing.
         "input_gradient": int(spikes.requires_grad or on_real_ipu()),
     }
     example = slots[1].new_empty((steps, batch, geometry.neurons))
-    return call("SparseConv2d", [*slots, own, *([] if bias is None else [bias.float()])], [example], attributes)[0]
+    return call("SparseConv2d", [*slots, weight, *([] if bias is None else [bias.float()])], [example], attributes)[0]
 
 
 def pool_slots(geometry: PoolGeometry, slots: int) -> int:
-    """As many slots as ``slots`` of its input can reach windows: a pool drops nothing."""
+    """Return the slots of a pool's output: the most windows that ``slots`` inputs can reach. None is dropped."""
     windows = 1
     for size, kernel, stride in zip(geometry[3:5], geometry[5:7], geometry[7:9]):
         windows *= min(size, -(-kernel // stride))
@@ -366,7 +398,7 @@ def pool_slots(geometry: PoolGeometry, slots: int) -> int:
 
 
 def call_sparse_pool2d(spikes: SparseSpikes, geometry: PoolGeometry, mode: int) -> SparseSpikes:
-    """``SparsePool2d``."""
+    """Call ``SparsePool2d``."""
     capacity = pool_slots(geometry, spikes.capacity)
     slots = _slots(spikes)
     example = slots[1].new_empty((*spikes.shape[:2], capacity))
@@ -377,13 +409,13 @@ def call_sparse_pool2d(spikes: SparseSpikes, geometry: PoolGeometry, mode: int) 
 
 
 def has_operator(operator: str) -> bool:
-    """Whether what :func:`uses_operator` tells of has this operator, too; a real PopTorch's library has all."""
+    """Return True if the IPU model has this operator. The library for a real PopTorch has all of them."""
     model = getattr(_running, "model", None)
     return model is None or (DOMAIN, operator, VERSION) in model.operators()
 
 
 class NetworkLayer(NamedTuple):
-    """What ``SparseNetwork`` takes of a layer; beta and threshold of one element or ``[neurons]``."""
+    """The tensors and options of a layer of ``SparseNetwork``; beta and threshold have one element or ``[neurons]``."""
 
     weight: torch.Tensor
     beta: torch.Tensor
@@ -409,7 +441,7 @@ def call_sparse_layer(
     rotate: bool,
     kernel: Optional[Kernel],
 ) -> SparseSpikes:
-    """``SparseNetwork`` of one layer."""
+    """Call ``SparseNetwork`` with a single layer."""
     slots = static_slots(max_spikes, weight.shape[0])
     layer = NetworkLayer(weight, beta, threshold, bias, slots, grad_threshold, input_scale, recurrent_weight)
     return call_sparse_network(spikes, [layer], reset, rotate, kernel)[0]
@@ -423,10 +455,21 @@ def call_sparse_network(
     kernel: Optional[Kernel],
     plan: Optional[Sequence[int]] = None,
 ) -> List[SparseSpikes]:
-    """``SparseNetwork``: all layers, a step apart, as one operator; the spikes of each.
+    """Call ``SparseNetwork``, which runs all layers as a pipeline: each layer is a step behind the one before.
 
-    ``plan``: where the layers are, as :meth:`snnipu.ipu.Plan.attribute` tells; None: as planned.
-    Raises RuntimeError for a surrogate that is not native.
+    Args:
+        spikes: the input.
+        layers: the layers.
+        reset: number of the reset mechanism.
+        rotate: True to take turns if a step has more spikes than slots.
+        kernel: the surrogate.
+        plan: the placement of the layers on tiles, from :meth:`snnipu.ipu.Plan.attribute`. None: plan it here.
+
+    Returns:
+        The spikes of each layer.
+
+    Raises:
+        RuntimeError: the surrogate is not native.
     """
     steps, batch, _ = spikes.shape
     inputs, examples = _slots(spikes), []
@@ -437,7 +480,7 @@ def call_sparse_network(
             *([] if layer.bias is None else [layer.bias]),
         ]
         weight = _weight(layer.weight)
-        inputs += [weight, *(each.float() for each in parameters)]
+        inputs += [weight, *(parameter.float() for parameter in parameters)]
         if layer.recurrent_weight is not None:
             inputs.append(layer.recurrent_weight.to(weight.dtype))
         ids = inputs[0].new_empty((steps, batch, layer.slots))
@@ -472,21 +515,21 @@ def call_sparse_network(
         **_surrogate_attributes(kernel),
         "plan": list(plan),
     }
-    made = call("SparseNetwork", inputs, examples, attributes)
-    every = []
+    outputs = call("SparseNetwork", inputs, examples, attributes)
+    layer_spikes = []
     for index, layer in enumerate(layers):
-        ids, values, found, dropped, _ = made[5 * index : 5 * index + 5]
-        every.append(SparseSpikes._trusted(ids, values, found, layer.weight.shape[0], dropped))
-    return every
+        ids, values, counts, dropped, _ = outputs[5 * index : 5 * index + 5]
+        layer_spikes.append(SparseSpikes._trusted(ids, values, counts, layer.weight.shape[0], dropped))
+    return layer_spikes
 
 
-# ---- what stands for the operators in the host runtime, where the IPU model does not run them
+# ---- functions that the host runtime calls in place of the operators, without the IPU model
 
 _SURROGATE = ("surrogate", "surrogate_a", "surrogate_b")
 
 
 def _expect(operator: str, inputs: Sequence[Any], names: Sequence[str], attributes: Dict[str, Any], *keys: str) -> None:
-    """Raises ValueError for another number of inputs than ``names``, or other attributes than ``keys``."""
+    """Raise ValueError unless there is an input for each of ``names`` and the attributes are ``keys``."""
     if len(inputs) != len(names):
         raise ValueError(f"{operator} takes {len(names)} inputs ({', '.join(names)}), got {len(inputs)}")
     if set(attributes) != set(keys):
@@ -497,14 +540,14 @@ def _kernel(attributes: Dict[str, Any]) -> Kernel:
     return Kernel(*(attributes[key] for key in _SURROGATE))
 
 
-def _as_floats(made: Sequence[torch.Tensor], dtype: torch.dtype) -> List[torch.Tensor]:
-    """Values in ``dtype``; float16 does not hold ids."""
-    ids, values, counts, dropped = made
+def _as_floats(slots: Sequence[torch.Tensor], dtype: torch.dtype) -> List[torch.Tensor]:
+    """Return ids, values, counts and dropped as floats, values in ``dtype``. float16 is too coarse for ids."""
+    ids, values, counts, dropped = slots
     return [ids.to(values.dtype), values.to(dtype), counts.to(values.dtype), dropped.to(values.dtype)]
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """float16 as float32: what the host's kernels compute in."""
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a float16 tensor as float32, in which the host's kernels compute; others unchanged."""
     return tensor.float() if tensor.dtype == torch.float16 else tensor
 
 
@@ -513,11 +556,11 @@ _HostOperator = Callable[[List[torch.Tensor], Dict[str, Any]], _Outputs]
 HOST_OPERATORS: Dict[Tuple[str, str, int], _HostOperator] = {}
 
 
-def _operator(function: Callable[..., _Outputs]) -> Callable[..., _Outputs]:
-    """Decorator: what stands for the operator of this name.
+def _host_operator(function: Callable[..., _Outputs]) -> Callable[..., _Outputs]:
+    """Decorator: register a function in place of the operator of this name (``SelectSpikes`` for ``select_spikes``).
 
-    The signature is the operator's description: its inputs, of which the last may be missing where it has a default,
-    and behind the asterisk its attributes.
+    Positional parameters are the operator's inputs; the last one is optional if it has a default. Keyword-only
+    parameters are its attributes.
     """
     operator = "".join(part.capitalize() for part in function.__name__.split("_"))
     inputs: List[str] = []
@@ -528,22 +571,22 @@ def _operator(function: Callable[..., _Outputs]) -> Callable[..., _Outputs]:
         names.append(parameter.name)
         required += names is inputs and parameter.default is parameter.empty
 
-    def run(tensors: List[torch.Tensor], given: Dict[str, Any]) -> _Outputs:
+    def run(tensors: List[torch.Tensor], values: Dict[str, Any]) -> _Outputs:
         names = inputs if len(tensors) == len(inputs) else inputs[:required]
-        _expect(operator, tensors, names, given, *attributes)
-        return function(*tensors, **given)
+        _expect(operator, tensors, names, values, *attributes)
+        return function(*tensors, **values)
 
     HOST_OPERATORS[operator, DOMAIN, VERSION] = run
     return function
 
 
-@_operator
+@_host_operator
 def surrogate_spike(u: torch.Tensor, *, surrogate: int, surrogate_a: float, surrogate_b: float) -> _Outputs:
-    """Return spikes of u, of its shape and type."""
+    """Return the spikes of u, with its shape and dtype."""
     return [spike(u, Kernel(surrogate, surrogate_a, surrogate_b)).to(u.dtype)]
 
 
-@_operator
+@_host_operator
 def select_spikes(
     mem: torch.Tensor,
     threshold: torch.Tensor,
@@ -556,29 +599,29 @@ def select_spikes(
     surrogate_a: float,
     surrogate_b: float,
 ) -> _Outputs:
-    """Return ids, values ``[T, B, capacity]``, counts, dropped ``[T, B, 2]``, all floats; values of the type of mem.
+    """Return ids and values ``[T, B, capacity]``, counts and dropped ``[T, B, 2]``, all as floats.
 
-    ``mem [T, B, N]`` may be float16; threshold has one element or ``[N]``.
+    ``mem [T, B, N]`` may be float16; values have its dtype. ``threshold`` has one element or is ``[N]``.
     """
     second = grad_threshold if has_grad_threshold else None
     kernel = Kernel(surrogate, surrogate_a, surrogate_b)
-    made = SelectSpikes.apply(_wide(mem), threshold, second, capacity, bool(rotate), kernel, None)
-    return _as_floats(made, mem.dtype)
+    slots = SelectSpikes.apply(_widen(mem), threshold, second, capacity, bool(rotate), kernel, None)
+    return _as_floats(slots, mem.dtype)
 
 
-@_operator
+@_host_operator
 def dense_to_sparse(x: torch.Tensor, *, capacity: int, rotate: int) -> _Outputs:
-    """Return what ``SelectSpikes`` does, of ``x [T, B, N]``."""
-    return _as_floats(DenseToSparse.apply(_wide(x), capacity, bool(rotate)), x.dtype)
+    """Return the same tensors as :func:`select_spikes`, for the nonzero elements of ``x [T, B, N]``."""
+    return _as_floats(DenseToSparse.apply(_widen(x), capacity, bool(rotate)), x.dtype)
 
 
-@_operator
+@_host_operator
 def sparse_to_dense(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, *, num_neurons: int) -> _Outputs:
-    """Return ``[T, B, num_neurons]`` of values' type."""
-    return [SparseToDense.apply(_wide(values), ids.int(), counts.int(), num_neurons).to(values.dtype)]
+    """Return ``[T, B, num_neurons]`` with the dtype of values."""
+    return [SparseToDense.apply(_widen(values), ids.int(), counts.int(), num_neurons).to(values.dtype)]
 
 
-@_operator
+@_host_operator
 def sparse_linear(
     ids: torch.Tensor,
     values: torch.Tensor,
@@ -589,16 +632,16 @@ def sparse_linear(
     unit_values: int,
     plan: Sequence[int],
 ) -> _Outputs:
-    """Return ``[T, B, out]`` of the values' type.
+    """Return ``[T, B, out]`` with the dtype of values.
 
-    ids and counts are floats; ``weight [out, in]``, ``bias [out]``. Values and weight may be float16, each for itself.
-    ``unit_values`` is 1 where all values are 1; ``plan`` changes no result here.
+    ids and counts are floats; ``weight [out, in]``, ``bias [out]``. Either of values and weight may be float16.
+    ``unit_values`` is 1 if all values are 1; ``plan`` does not change the result.
     """
-    slots = (ids.int(), _wide(values), counts.int())
-    return [currents_apply(linear_operators, *slots, _wide(weight), bias).to(values.dtype)]
+    slots = (ids.int(), _widen(values), counts.int())
+    return [currents_apply(linear_operators, *slots, _widen(weight), bias).to(values.dtype)]
 
 
-@_operator
+@_host_operator
 def delay_linear(
     ids: torch.Tensor,
     values: torch.Tensor,
@@ -610,18 +653,18 @@ def delay_linear(
     unit_values: int,
     plan: Sequence[int],
 ) -> _Outputs:
-    """Return what ``SparseLinear`` does, with delays.
+    """Return the result of :func:`sparse_linear` with delays.
 
-    ``weight [in, out, taps]``; ``lags [in, out]``, whole numbers, when the first tap of a synapse arrives, the others
-    each a step behind the one before.
+    ``weight [in, out, taps]``; ``lags [in, out]`` are the steps, whole numbers, until the first tap of a synapse
+    arrives. Each further tap arrives one step later.
     """
-    spikes = SparseSpikes._trusted(ids.int(), _wide(values), counts.int(), weight.shape[0])
-    # A spike's last tap is at most this far from it.
-    connected = Delayed(_wide(weight), lags.int(), int(lags.max()) + weight.shape[2])
+    spikes = SparseSpikes._trusted(ids.int(), _widen(values), counts.int(), weight.shape[0])
+    # The span: the last tap of any synapse, plus one.
+    connected = Delayed(_widen(weight), lags.int(), int(lags.max()) + weight.shape[2])
     return [delayed_currents(spikes, connected, bias).to(values.dtype)]
 
 
-@_operator
+@_host_operator
 def sparse_conv2d(
     ids: torch.Tensor,
     values: torch.Tensor,
@@ -633,16 +676,16 @@ def sparse_conv2d(
     plan: Sequence[int],
     input_gradient: int,
 ) -> _Outputs:
-    """Return ``[T, B, neurons of the output]`` of the values' type.
+    """Return ``[T, B, neurons of the output]`` with the dtype of values.
 
-    As ``SparseLinear``, with ``weight [out, in / groups, kh, kw]``; ``geometry`` as
-    :class:`snnipu.ops._maps.Geometry`. ``plan`` and ``input_gradient`` change no result here.
+    The inputs are those of :func:`sparse_linear`, with ``weight [out, in / groups, kh, kw]``. ``geometry`` has the
+    numbers of :class:`snnipu.ops._maps.Geometry`. ``plan`` and ``input_gradient`` do not change the result.
     """
-    slots = (ids.int(), _wide(values), counts.int())
-    return [currents_apply(conv2d_operators, *slots, _wide(weight), bias, geometry).to(values.dtype)]
+    slots = (ids.int(), _widen(values), counts.int())
+    return [currents_apply(conv2d_operators, *slots, _widen(weight), bias, geometry).to(values.dtype)]
 
 
-@_operator
+@_host_operator
 def sparse_pool2d(
     ids: torch.Tensor,
     values: torch.Tensor,
@@ -652,33 +695,33 @@ def sparse_pool2d(
     mode: int,
     capacity: int,
 ) -> _Outputs:
-    """Return ids, values ``[T, B, capacity]``, counts ``[T, B, 2]``, and source ``[T, B, capacity]``, which is zeros
-    here; values of the input's type.
+    """Return ids and values ``[T, B, capacity]``, counts ``[T, B, 2]``, and source ``[T, B, capacity]``.
 
-    ``geometry`` as :class:`snnipu.ops._maps.PoolGeometry`; ``capacity`` is enough for all that is reached.
+    Values have the dtype of the input; source is zeros. ``geometry`` has the numbers of
+    :class:`snnipu.ops._maps.PoolGeometry`. ``capacity`` is large enough for all windows that are reached.
     """
     if mode not in MODES.values():
         raise ValueError(f"SparsePool2d: mode must be from 0 to 2, got {mode}")
-    own_ids, own_values, own_counts = SparsePool2d.apply(
-        _wide(values), ids.int(), counts.int(), geometry, mode, capacity
+    ids_out, values_out, counts_out = SparsePool2d.apply(
+        _widen(values), ids.int(), counts.int(), geometry, mode, capacity
     )
-    floats = own_values.dtype
-    own = [own_ids.to(floats), own_values.to(values.dtype), own_counts.to(floats)]
-    return [*own, torch.zeros_like(own_values).detach()]
+    floats = values_out.dtype
+    slots = [ids_out.to(floats), values_out.to(values.dtype), counts_out.to(floats)]
+    return [*slots, torch.zeros_like(values_out).detach()]
 
 
 def neuron_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> Sequence[torch.Tensor]:
-    """``ai.snnipu.NeuronSequence``, version 1, on the host.
+    """Run ``ai.snnipu.NeuronSequence``, version 1, on the host.
 
     Args:
-        inputs: x ``[T, B, ...]``; the states before the first step ``[B, ...]`` and the parameters of the kernels (each
-            one value, or one for each element of the trailing dimensions, flattened), in the order of the generated
-            struct.
+        inputs: x ``[T, B, ...]``, the states before the first step ``[B, ...]``, and the parameters of the kernels, in
+            the order of the generated struct. A parameter has one value, or one for each element of the trailing
+            dimensions, flattened.
         attributes: ``neuron``, the name of an equation of ``snnipu.equations``; ``variant``, the number of a choice of
-            its options; ``states``, those that are returned, by bits; the surrogate's.
+            its options; ``states``, bits of the states to return; and those of the surrogate.
 
     Returns:
-        spk and the states after each step that were asked for, ``[T, B, ...]``; differentiable in every input.
+        spk and the chosen states after each step, ``[T, B, ...]``. They are differentiable in every input.
     """
     if set(attributes) != {"neuron", "variant", "states", *_SURROGATE}:
         keys = sorted(["neuron", "variant", "states", *_SURROGATE])
@@ -687,13 +730,13 @@ def neuron_sequence(inputs: List[torch.Tensor], attributes: Dict[str, Any]) -> S
         raise ValueError(
             f"NeuronSequence: neuron must be one of {', '.join(_neurons.BUILT)} on a host, got {attributes['neuron']!r}"
         )
-    found = _neurons.find(attributes["neuron"])
-    _expect("NeuronSequence", inputs, ("x", *found.states, *found.parameters), attributes, *attributes)
-    count = len(found.states)
+    neuron = _neurons.find(attributes["neuron"])
+    _expect("NeuronSequence", inputs, ("x", *neuron.states, *neuron.parameters), attributes, *attributes)
+    count = len(neuron.states)
     store = [bool(attributes["states"] >> place & 1) for place in range(count)]
     x, initial, parameters = inputs[0], inputs[1 : 1 + count], inputs[1 + count :]
-    made = run_kernels(found.name, attributes["variant"], x, initial, parameters, None, _kernel(attributes), store)
-    return [made.spk, *(state for state in made.states if state is not None)]
+    results = run_kernels(neuron.name, attributes["variant"], x, initial, parameters, None, _kernel(attributes), store)
+    return [results.spk, *(state for state in results.states if state is not None)]
 
 
 _route.register(sys.modules[__name__])

@@ -97,7 +97,7 @@ def collect() -> Dict[str, Any]:
             "in_use": host.isa(),
             "threads": torch.get_num_threads(),
             "thread_runtime": host.thread_runtime(),
-            "freed_memory_kept": memory.what_is_kept() if host.library is not None else {},
+            "freed_memory_kept": memory.enabled_caches() if host.library is not None else {},
             "waiting": {name: os.environ[name] for name in _wait_policy.VARIABLES if name in os.environ},
             **{f"built_{name}": record.get(name) for name in ("compiler", "flags", "sources")},
         },

@@ -10,7 +10,7 @@ from torch import nn
 from snnipu._layout import SINGLE_STEP
 from snnipu._names.stock import stock
 from snnipu.backends import popart
-from snnipu.backends.neuron_step import one
+from snnipu.backends.neuron_step import shared_one
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.fused import FusedNeuron, StepDescription
 from snnipu.ops import step_operators
@@ -87,7 +87,7 @@ class _Recurrent(FusedNeuron):
 
     def _step_values(self, x: torch.Tensor) -> Dict[str, Any]:
         values = self._values()
-        return {**values, STRENGTH: one(x.dtype, x.device)} if self.all_to_all else values
+        return {**values, STRENGTH: shared_one(x.dtype, x.device)} if self.all_to_all else values
 
     def _come(self, x: torch.Tensor, spk: Optional[torch.Tensor]) -> torch.Tensor:
         """What comes of the spikes of the step before, all to all."""

@@ -332,7 +332,7 @@ def test_a_stopped_process_is_not_waited_for_forever(compiler, monkeypatch, capf
     )
     process = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "1\n"
-    monkeypatch.setattr(compiled, "_PATIENCE", 1.5)
+    monkeypatch.setattr(compiled, "_LOCK_TIMEOUT", 1.5)
     assert load(monkeypatch) is not None
     assert "another process compiles a neuron" in capfd.readouterr().err
     process.communicate("\n")

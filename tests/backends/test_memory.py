@@ -56,19 +56,19 @@ def test_memory_is_kept_unless_the_user_says_otherwise(environment, set_here):
 @pytest.mark.parametrize(("text", "limit"), [("512M", 512 * 2**20), ("3G", 3 * 2**30), ("7K", 7168), ("0", 0)])
 def test_limits(monkeypatch, text, limit):
     monkeypatch.setenv("SNNIPU_KEEP_FREED_MEMORY", text)
-    assert memory.limit_asked_for() == limit
+    assert memory.configured_limit() == limit
 
 
 @pytest.mark.parametrize("text", ["", "no", "-1", "1.5G", "4GB"])
 def test_a_limit_that_is_none_is_refused(monkeypatch, text):
     monkeypatch.setenv("SNNIPU_KEEP_FREED_MEMORY", text)
     with pytest.raises(ValueError, match="SNNIPU_KEEP_FREED_MEMORY must be 0, 1, or a size such as 512M"):
-        memory.limit_asked_for()
+        memory.configured_limit()
 
 
 def test_a_quarter_of_the_memory_by_default(monkeypatch):
     monkeypatch.delenv("SNNIPU_KEEP_FREED_MEMORY", raising=False)
-    assert memory.limit_asked_for() == memory.memory_of_machine() // 4
+    assert memory.configured_limit() == memory.memory_of_machine() // 4
 
 
 STEPS = """
@@ -279,17 +279,17 @@ def test_results_are_tensors_like_any_other(blocks):
 def test_results_whose_shape_varies(blocks, monkeypatch):
     """Results of a size that the allocator does not reuse: similar shapes share a block."""
     monkeypatch.setattr(memory, "_LARGEST_MMAP_THRESHOLD", X.nbytes - 1)
-    first = memory.varying(X, (40, 16, 513))
-    assert memory.varying(X, (3, 4)).untyped_storage().nbytes() == 48
+    first = memory.empty_varying(X, (40, 16, 513))
+    assert memory.empty_varying(X, (3, 4)).untyped_storage().nbytes() == 48
     assert first.shape == (40, 16, 513)
     assert first.is_contiguous()
     assert not first._is_view()
     assert X.nbytes <= first.untyped_storage().nbytes() < 1.07 * X.nbytes
     address = first.data_ptr()
     del first
-    other = memory.varying(X, (40, 16, 515))
+    other = memory.empty_varying(X, (40, 16, 515))
     assert other.data_ptr() == address
-    assert memory.varying(X, (40, 16, 515)).data_ptr() != address
+    assert memory.empty_varying(X, (40, 16, 515)).data_ptr() != address
     other.fill_(1)  # the whole memory is writable
     assert other.sum() == 40 * 16 * 515
 

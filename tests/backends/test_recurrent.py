@@ -226,8 +226,8 @@ def test_the_struct_is_the_librarys():
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_a_step_that_gets_no_memory_is_an_error(name, monkeypatch, calls):
     failing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda call: 2)
-    lookup = kernels._found
-    monkeypatch.setattr(kernels, "_found", lambda *a: lookup(*a)._replace(**{name: failing}))
+    lookup = kernels._kernels_of
+    monkeypatch.setattr(kernels, "_kernels_of", lambda *a: lookup(*a)._replace(**{name: failing}))
     layer = snn.RLeaky(beta=0.8, linear_features=6)
     with pytest.raises(host.OutOfMemoryError, match="neuron_recurrent"):
         layer.spikes(torch.ones(STEPS, 3, 6)).sum().backward()
@@ -235,6 +235,6 @@ def test_a_step_that_gets_no_memory_is_an_error(name, monkeypatch, calls):
 
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_a_type_that_blas_does_not_have_is_refused(name):
-    steps = neurons._Arguments(neurons.built(0), 0, torch.float16, 1, 1, False)
+    steps = neurons.NeuronCall(neurons.built_in_kernels(0), 0, torch.float16, 1, 1, False)
     call = recurrent.Call(all=steps.words.buffer_info()[0])
     assert getattr(host.library, f"snnipu_recurrent_{name}")(ctypes.byref(call)) == 1

@@ -58,4 +58,4 @@ def test_a_library_with_another_struct_is_refused():
     other = types.SimpleNamespace(snnipu_sparse_call_size=lambda: size)
     other.snnipu_sparse_call_size.restype = None
     with pytest.raises(host.NativeLibraryError, match="snnipu_sparse_call has another size in the library"):
-        sparse_call.prepared(other)
+        sparse_call.declare_functions(other)

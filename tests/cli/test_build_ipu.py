@@ -140,7 +140,7 @@ def test_popc_without_a_version(sdk, compiler, tmp_path, capsys):
     script(sdk / "bin" / "popc", POPC.replace("POPLAR version", "Poplar").replace("clang version", "clang"))
     assert main(["build-ipu"]) == 1
     assert (
-        "does not tell a version (Poplar 3.3.0 (de1f8de2a7)): choose a folder with --output" in capsys.readouterr().err
+        "does not print a version (Poplar 3.3.0 (de1f8de2a7)): choose a folder with --output" in capsys.readouterr().err
     )
     assert main(["build-ipu", "--output", str(tmp_path / "out")]) == 0
 

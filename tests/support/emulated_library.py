@@ -39,7 +39,7 @@ def _address(tensor):
 
 # Functions whose argument is the address of a call, an array of words.
 _CALLS = {"snnipu_neuron_forward": neurons.Call, "snnipu_neuron_backward": neurons.Call}
-_CALLS.update({f"snnipu_{name}": sparse_call.Call for name in sparse_call.FUNCTIONS})
+_CALLS.update({f"snnipu_{name}": sparse_call.Call for name in sparse_call.SIGNATURES})
 
 
 def _pointers(structure):
@@ -187,5 +187,5 @@ def pytest_unconfigure(config):
     torch.Tensor.data_ptr = _data_ptr
     library, host.library = host.library, host_library
     host_sparse._cache.clear()
-    neurons.built.cache_clear()
+    neurons.built_in_kernels.cache_clear()
     library.close()

@@ -1,8 +1,8 @@
 """The Triton backend: kernels for tensors on CUDA devices, one module per group of operators.
 
-Triton is imported with the first launch, never before. Where it cannot be imported, or the GPU is too old for it, the
-operators run their PyTorch reference and say so once. With ``TRITON_INTERPRET=1`` in the environment when a module of
-kernels is first imported, Triton's interpreter runs that module's kernels, on CPU tensors too.
+Triton is imported with the first launch, never before. If it cannot be imported, or if the GPU is too old for it, the
+operators run their PyTorch reference, and a warning is given once. If ``TRITON_INTERPRET=1`` is set when a module of
+kernels is first imported, Triton's interpreter runs the kernels of that module. It also takes CPU tensors.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ import torch
 
 from snnipu.ops import _library
 
-# What Triton generates code for.
+# The oldest compute capability that Triton supports.
 _LEAST_CAPABILITY = (7, 0)
-# Triton's first version with the launch option enable_fp_fusion.
+# First version of Triton with the launch option enable_fp_fusion.
 _FP_FUSION_SINCE = (2, 2)
 
 
 def interpreted() -> bool:
-    """Whether the environment asks for Triton's interpreter."""
+    """Return True if the environment selects Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -39,19 +39,22 @@ def _import_error() -> Optional[str]:
 
 @lru_cache(maxsize=None)
 def _too_old(index: Optional[int]) -> Optional[str]:
-    """Kept: to ask PyTorch takes as long as a small kernel."""
+    """Return the reason if GPU ``index`` is too old for Triton, else None.
+
+    The result is cached, because querying PyTorch takes as long as a small kernel.
+    """
     if torch.version.hip is not None or not torch.cuda.is_available():
         return None
     index = torch.cuda.current_device() if index is None else index
-    found = torch.cuda.get_device_capability(index)
-    if found >= _LEAST_CAPABILITY:
+    capability = torch.cuda.get_device_capability(index)
+    if capability >= _LEAST_CAPABILITY:
         return None
     name, least = torch.cuda.get_device_name(index), ".".join(map(str, _LEAST_CAPABILITY))
-    return f"Triton needs a GPU of compute capability {least}, {name} has {found[0]}.{found[1]}"
+    return f"Triton needs a GPU of compute capability {least}, {name} has {capability[0]}.{capability[1]}"
 
 
 def unavailable_reason(device: Optional[torch.device] = None) -> Optional[str]:
-    """Why the kernels cannot run, on ``device`` if one is given, or None where they can."""
+    """Return the reason why the kernels cannot run, on ``device`` if one is given; None if they can."""
     reason = _import_error()
     if reason is None and device is not None and device.type == "cuda":
         return _too_old(device.index)
@@ -68,16 +71,19 @@ def _devices(arguments: Iterable[Any]) -> Iterable[torch.device]:
 
 
 def _module(name: str) -> Any:
-    """A module of kernels; Triton is imported with the first."""
+    """Return a module of kernels. The first one imports Triton."""
     name = f"{__name__}.{name}"
     return sys.modules.get(name) or importlib.import_module(name)
 
 
 def lazily(module: str, function: str) -> Callable[..., Any]:
-    """``snnipu.backends.triton.<module>.<function>``, imported with its first call.
+    """Return a function that imports ``snnipu.backends.triton.<module>`` at its first call and calls its ``function``.
 
-    ``function`` is the name of an operator of ``snnipu::``. Where the kernels cannot run, a RuntimeWarning tells why,
-    once, and the operator's reference runs.
+    If the kernels cannot run, it warns once with the reason, and runs the operator's reference.
+
+    Args:
+        module: name of a module of kernels.
+        function: name of an operator of ``snnipu::``.
     """
 
     def call(*arguments: Any) -> Any:
@@ -93,14 +99,15 @@ def lazily(module: str, function: str) -> Callable[..., Any]:
 
 
 def single_steps(neuron: str, variant: int) -> Any:
-    """A neuron's single steps; Triton is imported for them."""
-    return _module("steps").Steps(neuron, variant)
+    """Return the single steps of a neuron; this imports Triton."""
+    return _module("steps").TritonSteps(neuron, variant)
 
 
 def check_launch(*tensors: Optional[torch.Tensor]) -> torch.device:
-    """The one device all tensors are on: a CUDA device, or any for the interpreter.
+    """Return the device of all tensors: a CUDA device, or any device for the interpreter.
 
-    Raises ValueError for tensors on different devices or on one that no kernel runs on.
+    Raises:
+        ValueError: the tensors are on different devices, or on one on which kernels do not run.
     """
     devices = set(_devices(tensors))
     if len(devices) != 1:
@@ -112,14 +119,14 @@ def check_launch(*tensors: Optional[torch.Tensor]) -> torch.device:
 
 
 def on_device(device: torch.device) -> ContextManager[Any]:
-    """Makes ``device`` CUDA's current device, as a launch needs it."""
+    """Return a context in which ``device`` is CUDA's current device, which launches use."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(device)
 
 
 def split(number: float) -> Tuple[float, float]:
-    """``number`` as a sum of two float32: a kernel's float arguments are float32."""
+    """Return two float32 numbers whose sum is ``number``: Triton passes float arguments as float32."""
     high = torch.tensor(number, dtype=torch.float32).item()
     low = number - high
     return high, low if low == low and abs(low) != float("inf") else 0.0
@@ -127,7 +134,7 @@ def split(number: float) -> Tuple[float, float]:
 
 @lru_cache(maxsize=None)
 def version() -> Tuple[int, int]:
-    """Triton's major and minor version."""
+    """Return the major and minor version of Triton."""
     major, minor = importlib.import_module("triton").__version__.split(".")[:2]
     return int(major), int(minor)
 
@@ -137,13 +144,13 @@ def _fp_fusion(enabled: bool) -> Dict[str, Any]:
 
 
 def exact() -> Dict[str, Any]:
-    """Launch options under which a multiplication and an addition are rounded each, as in PyTorch.
+    """Return launch options with which a multiplication and an addition are rounded separately, as in PyTorch.
 
-    Empty for Triton 2.0 and 2.1, which have no such option; their results may differ in the last bit.
+    They are empty for Triton 2.0 and 2.1, which have no such option. Their results may differ in the last bit.
     """
     return _fp_fusion(False)
 
 
 def fused() -> Dict[str, Any]:
-    """Launch options under which they may be one operation, rounded once."""
+    """Return launch options with which a multiplication and an addition may be fused and rounded once."""
     return _fp_fusion(True)

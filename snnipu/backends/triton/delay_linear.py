@@ -1,8 +1,8 @@
-"""Triton kernels of the linear layer whose synapses have a time each: what arrives of spikes, and its gradients.
+"""Triton kernels of the linear layer with a delay for each synapse: currents, and their gradients.
 
-A program adds what arrives at its own neurons in one sample, spike after spike: no additions are atomic, and their
-order is fixed. Ids, counts and lags are not checked, as that would make the host wait; what is out of range is not
-read.
+A program adds all spikes that reach its neurons in one sample, one after the other. So no additions are atomic, and
+their order is fixed. Ids, counts and lags are not checked, because the host would have to wait for the result. Indices
+out of range are skipped.
 """
 
 from typing import Optional
@@ -18,7 +18,7 @@ from snnipu.backends.triton.sparse_select import sparse_to_dense_bwd
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
 from snnipu.ops.delay_linear import OPERATORS
 
-# A lane is a neuron: one warp, for as many programs as there can be.
+# Each lane is a neuron. Programs have one warp, so that there are as many of them as possible.
 _LANES = 32
 _STEPS = 16
 
@@ -41,7 +41,7 @@ def arriving_kernel(
     BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All steps of one sample and a block of neurons."""
+    """Compute the currents of all steps, for one sample and a block of neurons."""
     program = tl.program_id(0)
     sample = (program % batch).to(tl.int64)
     cols = program // batch * BLOCK + tl.arange(0, BLOCK)
@@ -84,7 +84,7 @@ def grad_taps_kernel(
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """The gradient of one tap of one input's synapses to a block of neurons: its spikes, row after row."""
+    """Compute the gradient of one tap of the synapses from one input to a block of neurons, over the input's spikes."""
     program = tl.program_id(0)
     neuron = (program % inputs).to(tl.int64)
     tap = program // inputs % taps
@@ -120,7 +120,10 @@ def grad_input_kernel(
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The gradient of some steps of one sample's input, from ``[B, out, T]``, whose steps are side by side."""
+    """Compute the gradient of one input of one sample for some steps.
+
+    The gradient of the currents is ``[B, out, T]``, so that steps are contiguous.
+    """
     program = tl.program_id(0)
     neuron = (program % inputs).to(tl.int64)
     sample = (program // inputs % batch).to(tl.int64)
@@ -151,7 +154,7 @@ def _forward(a: CurrentsForward) -> torch.Tensor:
         weight = a.weight.contiguous()
         with backend.on_device(device):
             arriving_kernel[(batch * triton.cdiv(neurons, _LANES),)](
-                *(each.contiguous() for each in (a.ids, a.values, a.counts)),
+                *(tensor.contiguous() for tensor in (a.ids, a.values, a.counts)),
                 weight,
                 a.lags.contiguous(),
                 weight if bias is None else bias,
@@ -165,7 +168,7 @@ def _forward(a: CurrentsForward) -> torch.Tensor:
                 BIAS=bias is not None,
                 BLOCK=_LANES,
                 num_warps=1,
-                num_stages=1,  # a load must not be taken ahead of the store of the spike before
+                num_stages=1,  # with more stages, a load could precede the store for the previous spike
                 **backend.exact(),
             )
     return out

@@ -1,4 +1,4 @@
-"""Elementwise functions of generated kernels, with PyTorch's values: csrc/neuron/functions.hpp in Triton."""
+"""Elementwise functions of generated kernels with the values of PyTorch's: csrc/neuron/functions.hpp in Triton."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ def _heaviside(u):
 
 @triton.jit
 def _stored(value, storage):
-    """A value as it is rounded in what ``storage`` points to."""
+    """Round a value to the dtype that ``storage`` points to, and return it in its own dtype."""
     return value.to(storage.dtype.element_ty).to(value.dtype)
 
 
@@ -51,13 +51,13 @@ def _tanh(value):
     e = tl.exp(-2.0 * tl.abs(value))
     large = (1.0 - e) / (1.0 + e)
     square = value * value
-    # Where the difference would lose digits, the series.
+    # The series, for small values where 1 - e would lose digits.
     small = tl.abs(value) * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
     size = tl.where(tl.abs(value) < 0.05, small, large)
     return tl.where(value < 0.0, -size, size)
 
 
-# Underscored names are imported by generated modules too.
+# Generated modules import these names.
 __all__ = [
     "_clamp",
     "_heaviside",

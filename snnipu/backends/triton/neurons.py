@@ -1,4 +1,4 @@
-"""Neurons over a sequence on a GPU: launches of the kernels that ``snnipu._generator`` prints for each neuron."""
+"""Run neurons over a sequence on a GPU, by the Triton kernels that ``snnipu._generator`` prints for each neuron."""
 
 from functools import lru_cache
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -8,7 +8,7 @@ import torch
 from snnipu import _generator
 from snnipu._layout import layout
 from snnipu.backends import triton as backend
-from snnipu.backends.host import _upstream
+from snnipu.backends.host import upstream_row
 from snnipu.backends.triton.sequence import _constants, _geometry, _reduced, define
 from snnipu.ops import _neurons
 from snnipu.ops.neuron_sequence import BackwardArguments, ForwardArguments
@@ -16,35 +16,38 @@ from snnipu.surrogate import Kernel
 
 Tensors = Sequence[Optional[torch.Tensor]]
 Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
-# Triton's first version with tl.range(loop_unroll_factor=...).
+# First version of Triton with tl.range(loop_unroll_factor=...).
 _UNROLLS_SINCE = (3, 2)
 
 
-class _Kernels:
-    """A neuron's kernels, defined from their text, which Triton reads again where it compiles them."""
+class _NeuronKernels:
+    """The kernels of a neuron, defined from generated source."""
 
     def __init__(self, name: str) -> None:
         self.neuron = _neurons.find(name)
-        own = self.neuron.name if self.neuron.name.isascii() else "neuron"
-        text = _generator.print_triton([self.neuron._replace(name=own)], backend.version() >= _UNROLLS_SINCE)
+        prefix = self.neuron.name if self.neuron.name.isascii() else "neuron"
+        text = _generator.print_triton([self.neuron._replace(name=prefix)], backend.version() >= _UNROLLS_SINCE)
         self.module = module = define(f"neuron {name}", text)
-        self.forward = getattr(module, f"{own}_fwd_kernel")
-        self.backward = getattr(module, f"{own}_bwd_kernel")
+        self.forward = getattr(module, f"{prefix}_fwd_kernel")
+        self.backward = getattr(module, f"{prefix}_bwd_kernel")
 
 
 @lru_cache(maxsize=None)
-def _kernels(name: str) -> _Kernels:
-    return _Kernels(name)
+def _kernels(name: str) -> _NeuronKernels:
+    return _NeuronKernels(name)
 
 
-def generated(name: str) -> Any:
-    """The module with a neuron's step and adjoint, for other kernels: see ``snnipu._generator.print_triton``."""
+def step_functions(name: str) -> Any:
+    """Return the module with a neuron's step and adjoint, for use in other kernels.
+
+    See ``snnipu._generator.print_triton`` for its functions.
+    """
     return _kernels(name).module
 
 
 @lru_cache(maxsize=None)
 def _reads(name: str, variant: int, parameters: bool) -> Tuple[Tuple[int, ...], bool]:
-    """Numbers of the states that the adjoint reads, before or after a step, and whether it reads x."""
+    """Return the indices of the states that the adjoint reads, before or after a step, and True if it reads x."""
     reads = _neurons.reads_all(name, variant) if parameters else _neurons.reads(name, variant)[0]
     return tuple(s for s in range(reads.states.bit_length()) if reads.states >> s & 1), reads.x
 
@@ -58,9 +61,9 @@ def _numbered(name: str, values: Sequence[Any]) -> Dict[str, Any]:
     return dict(zip(_names(name, len(values)), values))
 
 
-def _or(tensors: Tensors, other: torch.Tensor) -> List[torch.Tensor]:
-    """``tensors``, and ``other`` in the place of those that no kernel reads or writes."""
-    return [other if tensor is None else tensor for tensor in tensors]
+def _fill_none(tensors: Tensors, placeholder: torch.Tensor) -> List[torch.Tensor]:
+    """Return ``tensors`` with ``placeholder`` in place of None: a kernel takes a pointer even if it does not use it."""
+    return [placeholder if tensor is None else tensor for tensor in tensors]
 
 
 def _contiguous(tensors: Tensors) -> List[Optional[torch.Tensor]]:
@@ -76,13 +79,26 @@ def launch_forward(
     constant_input: bool,
     sizes: Tuple[int, int],
     spk: Optional[torch.Tensor],
-    kept: Tensors,
+    states: Tensors,
     final: Sequence[torch.Tensor],
 ) -> None:
-    """Write ``spk``, the states ``kept`` after each step, in their own dtypes, and ``final``, those that there are."""
+    """Launch the forward kernel of a neuron.
+
+    Args:
+        name: name of the neuron.
+        variant: number of the choice of its options.
+        x: input current, contiguous.
+        initial: states before the first step; None for zeros.
+        parameters: parameters of the kernel.
+        constant_input: True if x is the same at all steps.
+        sizes: steps, and elements of a step.
+        spk: the output spikes; None if they are not needed.
+        states: outputs for the states after each step, each in its own dtype; None for those that are not needed.
+        final: outputs for the states after the last step; empty if they are not needed.
+    """
     steps, elements = sizes
     kernels = _kernels(name)
-    device = backend.check_launch(x, *initial, *parameters, spk, *kept, *final)
+    device = backend.check_launch(x, *initial, *parameters, spk, *states, *final)
     programs, options = _geometry(elements)
     counts = [parameter.numel() for parameter in parameters]
     like = parameters[0]
@@ -90,11 +106,11 @@ def launch_forward(
         # In the order of print_triton_kernels.forward_arguments.
         kernels.forward[(programs,)](
             x,
-            *_or(initial, like),
+            *_fill_none(initial, like),
             *parameters,
             x if spk is None else spk,
-            *_or(kept, x),
-            *(final or [like] * len(kept)),
+            *_fill_none(states, x),
+            *(final or [like] * len(states)),
             steps,
             elements // options["UNIT"],
             *counts,
@@ -104,7 +120,7 @@ def launch_forward(
             STORE_SPK=spk is not None,
             STORE_FINAL=bool(final),
             **_numbered("HAS_INITIAL", [state is not None for state in initial]),
-            **_numbered("KEEP", [state is not None for state in kept]),
+            **_numbered("KEEP", [state is not None for state in states]),
             **options,
             **backend.exact(),
         )
@@ -115,31 +131,45 @@ def launch_backward(
     kernel: Kernel,
     x: torch.Tensor,
     initial: Tensors,
-    kept: Tensors,
+    states: Tensors,
     parameters: Sequence[torch.Tensor],
     constant_input: bool,
     sizes: Tuple[int, int],
     grad_spk: Tuple[Optional[torch.Tensor], bool],
     grad_states: Sequence[Tuple[Optional[torch.Tensor], bool]],
-    ends: Tensors,
-    made: Tuple[torch.Tensor, Tensors],
+    grad_final: Tensors,
+    outputs: Tuple[torch.Tensor, Tensors],
     need: Sequence[bool],
 ) -> List[torch.Tensor]:
-    """Write the gradients of x and of the initial states, ``made``; returns those of the parameters that ``need`` one,
-    empty for others.
+    """Launch the backward kernel of a neuron.
 
-    ``step``: a neuron's name and its variant. ``kept``: the states after each step that the adjoint reads.
-    ``grad_spk``, ``grad_states``: gradients, and whether one row stands for all steps.
+    Args:
+        step: name of the neuron, and number of the choice of its options.
+        kernel: the surrogate.
+        x: input current, contiguous.
+        initial: states before the first step; None for zeros.
+        states: states after each step; None for those that the adjoint does not read.
+        parameters: parameters of the kernel.
+        constant_input: True if x is the same at all steps.
+        sizes: steps, and elements of a step.
+        grad_spk: gradient of the spikes, and True if it is one row for all steps.
+        grad_states: likewise the gradient of each state.
+        grad_final: gradients of the states after the last step.
+        outputs: the gradients to write: of x, and of the initial states (None for those that are not needed).
+        need: for each parameter, True if its gradient is needed.
+
+    Returns:
+        The gradients of the parameters; empty for those that are not needed.
     """
-    (name, variant), (grad_x, grad_initial), (steps, elements) = step, made, sizes
+    (name, variant), (grad_x, grad_initial), (steps, elements) = step, outputs, sizes
     kernels = _kernels(name)
     like = parameters[0]
     upstream, output = list(grad_states), kernels.neuron.steps[variant].output_state
-    if output is not None:  # of a neuron whose output is a state, that state's gradient is the output's
+    if output is not None:  # the output is a state: its gradient is passed as that of the state
         upstream[output], grad_spk = grad_spk, (None, False)
     spk, spk_constant = grad_spk
     learns = any(need)
-    device = backend.check_launch(x, spk, *(grad for grad, _ in upstream), *ends, *initial, *parameters)
+    device = backend.check_launch(x, spk, *(grad for grad, _ in upstream), *grad_final, *initial, *parameters)
     programs, options = _geometry(elements)
     counts = [parameter.numel() for parameter in parameters]
     per_element = max(counts) > 1
@@ -149,15 +179,15 @@ def launch_backward(
         # In the order of print_triton_kernels.backward_arguments.
         kernels.backward[(programs,)](
             x,
-            *_or(initial, like),
-            *_or(kept, like),
+            *_fill_none(initial, like),
+            *_fill_none(states, like),
             *parameters,
             x if spk is None else spk,
-            *_or([grad for grad, _ in upstream], x),
-            *_or(ends, like),
+            *_fill_none([grad for grad, _ in upstream], x),
+            *_fill_none(grad_final, like),
             grad_x,
-            *_or(grad_initial, like),
-            *_or(sums, like),
+            *_fill_none(grad_initial, like),
+            *_fill_none(sums, like),
             steps,
             elements // options["UNIT"],
             *counts,
@@ -170,15 +200,15 @@ def launch_backward(
             READ_X=_reads(name, variant, learns)[1],
             HAS_GRAD_SPK=spk is not None,
             SPK_ROWS=int(not spk_constant),
-            **_numbered("READ", [state is not None for state in kept]),
+            **_numbered("READ", [state is not None for state in states]),
             **_numbered("HAS_INITIAL", [state is not None for state in initial]),
             **_numbered("HAS_UPSTREAM", [grad is not None for grad, _ in upstream]),
             **_numbered("ROWS", [int(not constant) for _, constant in upstream]),
-            **_numbered("HAS_FINAL", [grad is not None for grad in ends]),
+            **_numbered("HAS_FINAL", [grad is not None for grad in grad_final]),
             **_numbered("NEED_INITIAL", [grad is not None for grad in grad_initial]),
             **_numbered("NEED", [bool(needed) for needed in need][:names]),
             **options,
-            # A step that is computed again decides as it did.
+            # Steps that are computed again must reach the same decisions as in the forward pass.
             **backend.exact(),
         )
     return [_reduced(total, parameter) for total, parameter in zip(sums, parameters)]
@@ -216,50 +246,50 @@ def neuron_sequence_fwd(*arguments: Any) -> Made:
 def neuron_sequence_bwd(*arguments: Any) -> Made:
     """CUDA kernel of ``snnipu::neuron_sequence_bwd``.
 
-    Without ``states`` the forward kernel writes once more those that the adjoint reads, for as long as this call takes:
-    the recurrence runs backward from the last step, and registers do not hold a sequence.
+    Without ``states``, the forward kernel runs again and stores the states that the adjoint reads, until this call
+    ends. The adjoint starts at the last step, and registers cannot hold a whole sequence.
     """
     a = BackwardArguments(*arguments)
-    x = a.stored  # what is not x is not read in its place
-    given = None if a.states is None else [state.contiguous() if state.numel() else None for state in a.states]
+    x = a.stored  # if this is another tensor than x, the kernel does not read it
+    stored = None if a.states is None else [state.contiguous() if state.numel() else None for state in a.states]
     steps, step_shape, _ = layout(x, a.num_steps)
     elements = step_shape.numel()
     parameters = [parameter.contiguous() for parameter in a.parameters]
     like, empty = parameters[0], parameters[0].new_empty(0)
-    ends: Tensors = list(a.grad_final) or [None] * len(a.initial)
+    grad_final: Tensors = list(a.grad_final) or [None] * len(a.initial)
     grad_x = x.new_empty(x.shape)
     grad_initial = [like.new_empty(step_shape if needed else 0) for needed in a.need_initial]
     if not (elements and steps):
-        for gradient, end in zip(grad_initial, ends):
+        for gradient, grad in zip(grad_initial, grad_final):
             gradient.zero_()
-            if gradient.numel() and end is not None:
-                gradient.copy_(end)
+            if gradient.numel() and grad is not None:
+                gradient.copy_(grad)
         gradients = [torch.zeros_like(p) if needed else empty for p, needed in zip(parameters, a.need_parameters)]
         return grad_x.zero_(), grad_initial, gradients
     read, _ = _reads(a.neuron, a.variant, any(a.need_parameters))
-    x, initial, ends = x.contiguous(), _contiguous(a.initial), _contiguous(ends)
+    x, initial, grad_final = x.contiguous(), _contiguous(a.initial), _contiguous(grad_final)
     constant_input = a.num_steps is not None
-    kept: List[Optional[torch.Tensor]] = [None] * len(initial)
-    if given is not None and all(given[s] is not None for s in read):
-        kept = [state if s in read else None for s, state in enumerate(given)]
+    states: List[Optional[torch.Tensor]] = [None] * len(initial)
+    if stored is not None and all(stored[s] is not None for s in read):
+        states = [state if s in read else None for s, state in enumerate(stored)]
     elif a.x is None:
-        raise ValueError("x must be given to snnipu::neuron_sequence_bwd where a state that it reads is not")
+        raise ValueError("snnipu::neuron_sequence_bwd needs x, because a state that the adjoint reads is not stored")
     elif read:
-        kept = [like.new_empty(steps, elements) if s in read else None for s in range(len(initial))]
+        states = [like.new_empty(steps, elements) if s in read else None for s in range(len(initial))]
         sizes = (steps, elements)
-        launch_forward(a.neuron, a.variant, x, initial, parameters, constant_input, sizes, None, kept, [])
+        launch_forward(a.neuron, a.variant, x, initial, parameters, constant_input, sizes, None, states, [])
     grad_parameters = launch_backward(
         (a.neuron, a.variant),
         Kernel(a.surrogate, a.surrogate_a, a.surrogate_b),
         x,
         initial,
-        kept,
+        states,
         parameters,
         constant_input,
         (steps, elements),
-        _upstream(a.grad_spk),
-        [_upstream(grad) for grad in a.grad_states],
-        ends,
+        upstream_row(a.grad_spk),
+        [upstream_row(grad) for grad in a.grad_states],
+        grad_final,
         (grad_x, [gradient if gradient.numel() else None for gradient in grad_initial]),
         a.need_parameters,
     )

@@ -1,6 +1,6 @@
-"""What kernels over a sequence have in common: blocks of elements, rows, surrogates, sums of gradients.
+"""Functions that kernels over a sequence share: blocks of elements, rows, surrogates, sums of gradients.
 
-Only what every Triton since 2.0 has is used in the kernels.
+Kernels use only features that every Triton since 2.0 has.
 """
 
 import linecache
@@ -17,7 +17,7 @@ from snnipu.backends import triton as backend
 
 
 def define(name: str, text: str) -> Any:
-    """Return the module of this text, which Triton reads again when it compiles the module's functions."""
+    """Return a module with the source ``text``. Triton reads the source again when it compiles a function."""
     file = f"<snnipu {name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     module = types.ModuleType(f"{__name__}.{name}")
@@ -25,20 +25,23 @@ def define(name: str, text: str) -> Any:
     return module
 
 
-# grad * dS/du: a function of u, grad, the numbers of _constants, and the surrogate's place in equations.SURROGATES.
+# grad * dS/du, a function of u, grad, the numbers of _constants, and the surrogate's index in equations.SURROGATES.
 _through_spike = define("surrogates", _generator.print_triton_surrogates(equations.SURROGATES))._through_spike
 
-# Rows whose length is a multiple of it are aligned to the widest loads.
+# Rows whose length is a multiple of this are aligned for the widest loads.
 _ALIGNED = 16
-# Elements of a program: two to a thread, fastest of 1, 2 and 4 on an H100 whatever the size.
+# Elements of a program: two per thread, which is the fastest of 1, 2 and 4 on an H100 for all sizes.
 _WARPS, _BLOCK = 4, 256
-# Before it Triton's compiler fails at the backward kernel with more than one element to a thread.
+# Older compilers of Triton fail at the backward kernel with more than one element per thread.
 _WIDE_BLOCKS_SINCE = (2, 2)
 
 
 @triton.jit
 def _offsets(first, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    """The elements of this program, from ``first`` on: an argument, as Triton 2.1 wants one that is no constant."""
+    """Return the elements of this program, from block ``first`` on.
+
+    ``first`` is an argument because Triton 2.1 needs a value that is not a constant.
+    """
     block = first + tl.program_id(0)
     if WIDE:
         block = block.to(tl.int64)
@@ -56,23 +59,23 @@ def _parameter(pointer, count, offsets, mask, PER_ELEMENT: tl.constexpr):
 
 @triton.jit
 def _row(pointer, t, steps, elements, offsets):
-    """Row t of a sequence; zeros outside of it."""
-    t = t + steps * 0  # the interpreter's loops count in Python's numbers
+    """Return row t of a sequence; zeros outside of it."""
+    t = t + steps * 0  # a tensor: in the interpreter, loop variables are Python integers
     length = elements * ((t >= 0) & (t < steps)).to(tl.int64)
     return tl.load(pointer + t * elements + offsets, mask=offsets < length, other=0.0)
 
 
 @triton.jit
 def _repeated(pointer, t, steps, elements, offsets, ROWS: tl.constexpr):
-    """Row t of a sequence, or with ROWS 0 the one row of a sequence that is the same at every step; zeros outside."""
-    t = t + steps * 0  # the interpreter's loops count in Python's numbers
+    """Return row t of a sequence; with ROWS 0, its only row, which stands for all steps. Zeros outside of it."""
+    t = t + steps * 0  # a tensor: in the interpreter, loop variables are Python integers
     length = elements * ((t >= 0) & (t < steps)).to(tl.int64)
     return tl.load(pointer + t * ROWS * elements + offsets, mask=offsets < length, other=0.0)
 
 
 @triton.jit
 def _store_sum(pointer, total, offsets, mask, PER_ELEMENT: tl.constexpr):
-    """A sum over time for each element, or one for the program's block."""
+    """Store a sum over time for each element, or one for the program's block."""
     if PER_ELEMENT:
         tl.store(pointer + offsets, total, mask=mask)
     else:
@@ -81,12 +84,12 @@ def _store_sum(pointer, total, offsets, mask, PER_ELEMENT: tl.constexpr):
 
 @lru_cache(maxsize=256)
 def _constants(a: float, b: float) -> Tuple[float, ...]:
-    """The surrogate's numbers for the kernel, each as two float32."""
+    """Return the parameters of a surrogate as arguments of a kernel, each as two float32."""
     return (*backend.split(a), *backend.split(b))
 
 
 def _geometry(elements: int) -> Tuple[int, Dict[str, Any]]:
-    """Number of programs, and the options that follow from a step's size."""
+    """Return the number of programs and the launch options for the size of a step."""
     block = _BLOCK if backend.version() >= _WIDE_BLOCKS_SINCE else 32 * _WARPS
     programs = -(-elements // block)
     return programs, {
@@ -99,7 +102,7 @@ def _geometry(elements: int) -> Tuple[int, Dict[str, Any]]:
 
 
 def _reduced(total: Optional[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """A parameter's gradient from sums over time, always added in the same order; empty without any."""
+    """Add up sums over time to the gradient of a parameter, in a fixed order; return an empty tensor for None."""
     if total is None:
         return like.new_empty(0)
     return total.reshape(-1, like.numel()).sum(0).reshape(like.shape)

@@ -1,9 +1,9 @@
-"""Triton kernels of the operators on maps: convolutions of spike ids, forward and the weight's gradient.
+"""Triton kernels of the operators on maps: convolutions of spike ids, and the gradient of their weights.
 
-The spikes of a line of the input lie one behind the other, by a sort; a program sums up a line of the output, or a
-row of a kernel. Every sum has one program and a fixed order; there are no atomic additions. Ids and counts are not
-checked, as that would make the host wait; what is out of range is not read. The gradient of the input is a dense
-convolution's, of which the slots take theirs.
+The spikes are sorted by the line of the input. A program adds up a line of the output, or the gradient of a row of the
+convolution's kernel. Every sum has one program and a fixed order; there are no atomic additions. Ids and counts are not
+checked, because the host would have to wait for the result. Indices out of range are skipped. The gradient of the input
+is that of a dense convolution, gathered at the slots.
 """
 
 from typing import Any, Dict, List, Optional, Tuple
@@ -18,7 +18,7 @@ from snnipu.backends.triton.sparse_select import sparse_to_dense_bwd
 
 _CHANNEL_BLOCK = 64
 _PLACE_BLOCK = 64
-# Programs that share the spikes of a channel.
+# Number of programs among which the spikes of a channel are divided.
 _SPLITS = 8
 _SIZES = ["in_height", "in_width", "out_height", "out_width", "group_inputs", "group_channels"]
 
@@ -52,7 +52,7 @@ def gather_maps_kernel(
     PLACES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some places of a line of the output and some channels of a group: the weights that lead there."""
+    """Add up the weighted spikes for some places of a line of the output and some channels of a group."""
     line = tl.program_id(0).to(tl.int64)
     row = line // out_height
     y = line % out_height
@@ -72,12 +72,12 @@ def gather_maps_kernel(
         for at in range(begin, end):
             slot = tl.load(order_ptr + at)
             neuron = tl.load(ids_ptr + slot)
-            own = neuron // (in_height * in_width) - group * group_inputs
+            input_channel = neuron // (in_height * in_width) - group * group_inputs
             reach = neuron % in_width + PADDING_X - x * STRIDE_X
             kx = reach // DILATION_X
             leads = (reach >= 0) & (kx * DILATION_X == reach) & (kx < KERNEL_X)
-            leads = where_all(leads, (own >= 0) & (own < group_inputs))
-            tap = (own * KERNEL_Y + ky) * KERNEL_X + kx
+            leads = where_all(leads, (input_channel >= 0) & (input_channel < group_inputs))
+            tap = (input_channel * KERNEL_Y + ky) * KERNEL_X + kx
             weight = tl.load(
                 weight_ptr + tap.to(tl.int64)[:, None] * (GROUPS * group_channels) + channel[None, :],
                 mask=leads[:, None] & real[None, :],
@@ -119,8 +119,10 @@ def grad_taps_kernel(
     TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A part of the gradient of a row of the kernel, of one input channel and some output channels; the gradient of the
-    output has its channels last."""
+    """Compute a part of the gradient of a kernel row, for one input channel and some output channels.
+
+    The gradient of the output has its channels last.
+    """
     program = tl.program_id(0)
     ky = program % KERNEL_Y
     input = program // KERNEL_Y
@@ -131,9 +133,9 @@ def grad_taps_kernel(
     kx = tl.arange(0, TAPS)
     first = tl.load(begin_ptr + input)
     last = tl.load(begin_ptr + input + 1)
-    each = tl.cdiv(last - first, SPLITS)
-    begin = first + part * each
-    end = tl.minimum(begin + each, last)
+    share = tl.cdiv(last - first, SPLITS)
+    begin = first + part * share
+    end = tl.minimum(begin + share, last)
     total = tl.zeros([TAPS, BLOCK], dtype=out_ptr.dtype.element_ty)
     for at in range(begin, end):
         slot = tl.load(order_ptr + at)
@@ -167,12 +169,17 @@ def _sizes(geometry: List[int]) -> Tuple[int, int, int, int, int, int]:
 
 
 def _sorted(keys: torch.Tensor, valid: torch.Tensor, count: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Slots by their key, and where each of the keys [0, count) begins. Stable: a key's slots stay in their order."""
+    """Sort slots by their key.
+
+    Returns:
+        The sorted slots, and where the slots of each key from 0 to ``count`` begin. Slots of a key keep their order.
+    """
     keys, order = torch.where(valid, keys, count).reshape(-1).sort(stable=True)
     return order, torch.searchsorted(keys, torch.arange(count + 1, dtype=keys.dtype, device=keys.device))
 
 
-def _spikes(ids: torch.Tensor, counts: torch.Tensor, inputs: int) -> torch.Tensor:
+def _is_spike(ids: torch.Tensor, counts: torch.Tensor, inputs: int) -> torch.Tensor:
+    """Return a mask of the slots that hold a spike with a valid id."""
     return (torch.arange(ids.shape[2], device=ids.device) < counts[..., :1]) & (ids >= 0) & (ids < inputs)
 
 
@@ -185,7 +192,7 @@ def gather_maps(
     geometry: List[int],
     delay: int = 0,
 ) -> torch.Tensor:
-    """The convolution of the spikes ``delay`` steps before, ``[T, B, neurons]``."""
+    """Return the convolution of the spikes of ``delay`` steps before, ``[T, B, neurons]``."""
     device = backend.check_launch(ids, values, counts, weight, bias)
     ids, values = ids.contiguous(), values.contiguous()
     steps, batch, _ = ids.shape
@@ -196,8 +203,8 @@ def gather_maps(
         return out
     row = torch.arange(rows, device=ids.device).reshape(steps, batch, 1)
     line = row * height + ids // width % height
-    order, begin = _sorted(line, _spikes(ids, counts, geometry[0] * height * width), rows * height)
-    # Neighbouring channels read neighbours.
+    order, begin = _sorted(line, _is_spike(ids, counts, geometry[0] * height * width), rows * height)
+    # Output channels last, so that neighbouring lanes read contiguous weights.
     packed = weight.detach().permute(1, 2, 3, 0).contiguous()
     places, block = block_of(out_width, 16, _PLACE_BLOCK), block_of(channels, 16, _CHANNEL_BLOCK)
     grid = (rows * out_height, geometry[14] * triton.cdiv(channels, block), triton.cdiv(out_width, places))
@@ -231,7 +238,10 @@ def gradients_of_maps(
     need_weight: bool,
     delay: int = 0,
 ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
-    """Of the values and the weight, where needed, from that of the currents ``delay`` steps later."""
+    """Return the gradients of values and weight, from that of the currents ``delay`` steps later.
+
+    A gradient that is not needed is None.
+    """
     device = backend.check_launch(grad, ids, values, counts, weight)
     ids, values, counts = ids.contiguous(), values.contiguous(), counts.contiguous()
     steps, batch, slots = ids.shape
@@ -247,14 +257,14 @@ def gradients_of_maps(
             like = grad.new_empty(1).expand(rows, *geometry[:3])
             sizes = (geometry[8:10], geometry[10:12], geometry[12:14], False, [0, 0], geometry[14])
             late = maps[delay:].flatten(0, 1)
-            found = torch.ops.aten.convolution_backward(late, like, weight, None, *sizes, [True, False, False])[0]
-            dense[: steps - delay] = found.reshape(steps - delay, batch, neurons_in)
+            grad_maps = torch.ops.aten.convolution_backward(late, like, weight, None, *sizes, [True, False, False])[0]
+            dense[: steps - delay] = grad_maps.reshape(steps - delay, batch, neurons_in)
         grad_values = sparse_to_dense_bwd(dense, ids, counts)
     if need_weight:
         parts = grad.new_empty((_SPLITS, geometry[14], inputs, *geometry[6:8], channels))
         if not rows or not slots:
             return grad_values, torch.zeros_like(weight, memory_format=torch.contiguous_format)
-        valid = _spikes(ids, counts, neurons_in)
+        valid = _is_spike(ids, counts, neurons_in)
         valid[steps - delay :] = False
         order, begin = _sorted(ids // (height * width), valid, geometry[0])
         block = block_of(channels, 16, _CHANNEL_BLOCK)

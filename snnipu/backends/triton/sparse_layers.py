@@ -1,4 +1,7 @@
-"""Weighted spikes and layers of spiking neurons on CUDA, whatever connects them: the kernels of records."""
+"""CUDA kernels of currents and of layers of spiking neurons, for linear connections and convolutions.
+
+They take the records of the operators.
+"""
 
 from typing import Any, Optional, Tuple
 
@@ -6,7 +9,7 @@ import torch
 
 from snnipu.backends import triton as backend
 from snnipu.backends.triton.sparse_conv import gather_maps, gradients_of_maps
-from snnipu.backends.triton.sparse_lif import membrane_gradient, selected
+from snnipu.backends.triton.sparse_lif import membrane_gradient, select_slots
 from snnipu.backends.triton.sparse_linear import gather_weights, grad_values_of, grad_weight_of
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
 from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerResults, gradients_of_sums
@@ -17,7 +20,7 @@ from snnipu.ops.sparse_linear import OPERATORS as LINEAR
 
 
 def _currents(a: Any, scale: float = 1.0, delay: int = 0) -> torch.Tensor:
-    """``scale`` times the weighted spikes ``delay`` steps before, and the bias: ``[T, B, neurons]``."""
+    """Return ``scale`` times the weighted spikes of ``delay`` steps before, plus the bias: ``[T, B, neurons]``."""
     if a.geometry is None:
         return gather_weights(a.ids, a.values, a.counts, a.weight, a.bias, scale, delay)
     weight = a.weight if scale == 1 else a.weight * scale
@@ -27,7 +30,7 @@ def _currents(a: Any, scale: float = 1.0, delay: int = 0) -> torch.Tensor:
 def _gradients(
     a: Any, grad: torch.Tensor, scale: float = 1.0, delay: int = 0
 ) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
-    """Its adjoint for values and weight, where they are needed."""
+    """Return the gradients of values and weight for the gradient of the currents; None if they are not needed."""
     if a.geometry is None:
         inputs = a.weight.shape[1]
         return (
@@ -35,8 +38,8 @@ def _gradients(
             grad_weight_of(grad, a.ids, a.values, a.counts, inputs, scale, delay) if a.need_weight else None,
         )
     need = (a.need_values, a.need_weight)
-    found = gradients_of_maps(grad, a.ids, a.values, a.counts, a.weight, a.geometry, *need, delay)
-    values, weight = (each if each is None or scale == 1 else each * scale for each in found)
+    gradients = gradients_of_maps(grad, a.ids, a.values, a.counts, a.weight, a.geometry, *need, delay)
+    values, weight = (gradient if gradient is None or scale == 1 else gradient * scale for gradient in gradients)
     return values, weight
 
 
@@ -54,11 +57,11 @@ def layer_fwd(a: LayerForward) -> LayerResults:
     """CUDA kernel of ``snnipu::sparse_lif_sequence_fwd`` and ``snnipu::sparse_conv_lif_sequence_fwd``."""
     connected = a.connection
     backend.check_launch(a.ids, a.values, a.counts, a.weight, a.bias, a.recurrent_weight, a.beta, a.threshold)
-    # Currents first; the kernels put the membranes in their place.
+    # These are the currents: the kernels overwrite them by the membranes.
     mem = _currents(a, a.input_scale, a.delay)
-    made, fired = selected(mem, connected.per_neuron(a.beta), connected.per_neuron(a.threshold), a)
-    kept = connected.to_stored(mem) if a.store_mem else mem.new_empty(0)
-    return LayerResults(made.ids, made.values, made.counts, made.dropped, None, None, made.slot_x, fired, kept)
+    slots, fired = select_slots(mem, connected.per_neuron(a.beta), connected.per_neuron(a.threshold), a)
+    stored = connected.to_stored(mem) if a.store_mem else mem.new_empty(0)
+    return LayerResults(slots.ids, slots.values, slots.counts, slots.dropped, None, None, slots.slot_x, fired, stored)
 
 
 def layer_bwd(a: LayerBackward) -> LayerGradients:

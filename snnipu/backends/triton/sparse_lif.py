@@ -1,7 +1,8 @@
-"""Triton kernels of a layer of leaky integrate-and-fire neurons from spikes to spikes.
+"""Triton kernels of a layer of leaky integrate-and-fire neurons, from spikes to spikes.
 
-Few launches a pass: currents of all steps by gather, membranes over time with the state in registers, slots of all
-rows. A recurrent layer takes two for each step, as its spikes are needed by the next.
+A forward pass has three launches: the currents of all steps, the membranes over time with the state in registers, and
+the slots of all rows. In a recurrent layer the last two are launched for each step, which needs the spikes of the step
+before.
 """
 
 from typing import Any, Dict, Tuple
@@ -29,16 +30,17 @@ from snnipu.ops._slots import AS_NEEDED
 from snnipu.ops._sparse_layers import WORD_BITS, LayerBackward, LayerForward, words
 from snnipu.ops.select_spikes import SelectBackward
 
-# Neurons to a program: one for each thread of four warps, so that a warp makes a word of bits.
+# Neurons of a program: one for each thread of four warps, so that a warp writes a word of bits.
 _NEURON_BLOCK = 128
-# Steps in a loop's body: a row that is moved on before it has come is waited for, and only the last of them is moved.
+# Steps in the body of a loop. Copying a prefetched row to another variable waits for its load; with an unrolled body
+# only the last rows are copied.
 _UNROLL = 4
 _CONSTANTS = ["p_high", "p_low", "q_high", "q_low"]
 
 
 @triton.jit
 def _neurons(block, BLOCK_WORDS: tl.constexpr):
-    """Ids ``[BLOCK_WORDS, 32]`` of a block of neurons."""
+    """Return the ids ``[BLOCK_WORDS, 32]`` of a block of neurons."""
     word = block * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
     return word[:, None] * 32 + tl.arange(0, 32)[None, :]
 
@@ -50,7 +52,7 @@ def _packed_bits(flags):
 
 @triton.jit
 def _row(pointer, t, steps, stride, offsets, mask):
-    """Row t of a sequence; zeros outside of it."""
+    """Return row t of a sequence; zeros outside of it."""
     return tl.load(pointer + t * stride + offsets, mask=where_all(mask, (t < steps) & (t >= 0)), other=0)
 
 
@@ -70,8 +72,10 @@ def membranes_kernel(
     BLOCK_WORDS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Membranes of one sample and a block of neurons in the place of their currents, and one bit for every neuron and
-    step whose membrane is above its threshold."""
+    """Overwrite the currents of one sample and a block of neurons by their membranes.
+
+    A bit for every neuron and step is set in ``fired`` if the membrane is above the threshold.
+    """
     blocks = tl.cdiv(num_words, BLOCK_WORDS)
     program = tl.program_id(0)
     sample = (program // blocks).to(tl.int64)
@@ -85,7 +89,7 @@ def membranes_kernel(
     word_offsets = sample * num_words + word
     word_stride = batch.to(tl.int64) * num_words
     state = tl.zeros([BLOCK_WORDS, 32], dtype=mem_ptr.dtype.element_ty)
-    # What a step reads is asked for eight steps before.
+    # Rows are loaded eight steps before they are needed.
     x0 = _row(mem_ptr, 0, steps, stride, offsets, mask)
     x1 = _row(mem_ptr, 1, steps, stride, offsets, mask)
     x2 = _row(mem_ptr, 2, steps, stride, offsets, mask)
@@ -97,7 +101,7 @@ def membranes_kernel(
     for first in range(0, steps, UNROLL):
         for i in tl.static_range(UNROLL):
             t = first + i
-            coming = _row(mem_ptr, t + 8, steps, stride, offsets, mask)
+            prefetched = _row(mem_ptr, t + 8, steps, stride, offsets, mask)
             state = next_membrane(state, x0, decay, threshold, mem_ptr, RESET)
             x0 = x1
             x1 = x2
@@ -106,7 +110,7 @@ def membranes_kernel(
             x4 = x5
             x5 = x6
             x6 = x7
-            x7 = coming
+            x7 = prefetched
             tl.store(mem_ptr + t * stride + offsets, state, mask=where_all(mask, t < steps))
             bits = _packed_bits((state - threshold > 0.0) & mask)
             tl.store(fired_ptr + t * word_stride + word_offsets, bits, mask=where_all(word < num_words, t < steps))
@@ -135,7 +139,7 @@ def recurrent_step_kernel(
     BLOCK_WORDS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """One step of :func:`membranes_kernel` that adds the weights of the layer's own spikes of the step before."""
+    """Run one step of :func:`membranes_kernel`, adding the recurrent weights of the spikes of the step before."""
     blocks = tl.cdiv(num_words, BLOCK_WORDS)
     program = tl.program_id(0)
     sample = program // blocks
@@ -148,11 +152,11 @@ def recurrent_step_kernel(
     before = row - batch
     state = tl.load(mem_ptr + before * neurons + cols, mask=where_all(mask, before >= 0), other=0.0)
     count = tl.minimum(tl.load(counts_ptr + 2 * before, mask=before >= 0, other=0), slots)
-    own = tl.zeros([BLOCK_WORDS, 32], dtype=mem_ptr.dtype.element_ty)
-    # Values of the layer's own spikes are 1.
+    recurrent = tl.zeros([BLOCK_WORDS, 32], dtype=mem_ptr.dtype.element_ty)
+    # The values of these spikes are 1 and are not read.
     ids_ptr += before * slots
-    own = add_weights(own, ids_ptr, ids_ptr, count, weight_ptr, stride, neurons, cols, mask, False, UNROLL)
-    x = tl.load(mem_ptr + row * neurons + cols, mask=mask, other=0.0) + own * scalar(scale, DOUBLE)
+    recurrent = add_weights(recurrent, ids_ptr, ids_ptr, count, weight_ptr, stride, neurons, cols, mask, False, UNROLL)
+    x = tl.load(mem_ptr + row * neurons + cols, mask=mask, other=0.0) + recurrent * scalar(scale, DOUBLE)
     state = next_membrane(state, x, decay, threshold, mem_ptr, RESET)
     tl.store(mem_ptr + row * neurons + cols, state, mask=mask)
     bits = _packed_bits((state - threshold > 0.0) & mask)
@@ -183,10 +187,10 @@ def adjoint_kernel(
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Gradients of the membranes in the place of those behind the spike functions, for steps end - 1 to begin.
+    """Overwrite gradients that have passed the spike functions by those of the membranes, for steps end - 1 to begin.
 
-    One sample and a block of neurons; sums over time of what the parameters' gradients are made of. RESUME: the carry
-    and the sums go on from what is stored.
+    A program has one sample and a block of neurons. It also adds up the gradients of the parameters over time. RESUME:
+    load the carry and the sums, and continue from them.
     """
     blocks = tl.cdiv(neurons, BLOCK)
     program = tl.program_id(0)
@@ -196,7 +200,7 @@ def adjoint_kernel(
     decay = clamp_unit(per_neuron(beta_ptr, cols, mask, BETAS))
     threshold = per_neuron(threshold_ptr, cols, mask, THRESHOLDS)
     offsets = sample * neurons + cols
-    # 32 neurons read one word.
+    # A word has the bits of 32 neurons.
     word_offsets = sample * num_words + cols // 32
     bit = cols % 32
     stride = batch.to(tl.int64) * neurons
@@ -207,7 +211,7 @@ def adjoint_kernel(
     sum_threshold = carry
     # Before the first step the membrane is 0, which is above a negative threshold.
     above_first = carry - threshold > 0.0
-    # Of a membrane that is not read: any on its side of the threshold.
+    # If membranes are not stored, any value on the same side of the threshold gives the same gradients.
     reach = tl.abs(threshold) + 1.0
     if RESUME:
         carry = tl.load(carry_ptr + offsets, mask=mask, other=0.0)
@@ -233,33 +237,33 @@ def adjoint_kernel(
         for i in tl.static_range(UNROLL):
             t = last - first - i
             live = t >= begin
-            g_coming = _row(grad_ptr, t - 4, end, stride, offsets, mask)
-            w_coming = _row(fired_ptr, t - 5, end, word_stride, word_offsets, mask)
+            g_prefetched = _row(grad_ptr, t - 4, end, stride, offsets, mask)
+            w_prefetched = _row(fired_ptr, t - 5, end, word_stride, word_offsets, mask)
             if NEED_BETA:
                 before = m0  # 0 before the first step
             else:
                 above = where_all((w0 >> bit) & 1 != 0, t > 0) | where_all(above_first, t == 0)
                 before = threshold + tl.where(above, reach, -reach)
-            made = membrane_adjoint(g0, carry, before, decay, threshold, grad_ptr, RESET)
-            grad, carry_before, of_beta, of_threshold = made
+            gradients = membrane_adjoint(g0, carry, before, decay, threshold, grad_ptr, RESET)
+            grad, carry_before, of_beta, of_threshold = gradients
             carry = tl.where(live, carry_before, carry)
             sum_grad += tl.where(live, grad, 0.0)
             sum_threshold += tl.where(live, of_threshold, 0.0)
             if NEED_BETA:
-                m_coming = _row(mem_ptr, t - 5, end, stride, offsets, mask)
+                m_prefetched = _row(mem_ptr, t - 5, end, stride, offsets, mask)
                 sum_beta += tl.where(live, of_beta, 0.0)
                 m0 = m1
                 m1 = m2
                 m2 = m3
-                m3 = m_coming
+                m3 = m_prefetched
             g0 = g1
             g1 = g2
             g2 = g3
-            g3 = g_coming
+            g3 = g_prefetched
             w0 = w1
             w1 = w2
             w2 = w3
-            w3 = w_coming
+            w3 = w_prefetched
             tl.store(grad_ptr + t * stride + offsets, grad, mask=where_all(mask, live))
     if RESUME:
         tl.store(carry_ptr + offsets, carry, mask=mask)
@@ -295,8 +299,11 @@ def recurrent_through_kernel(
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """For step t of a recurrent layer, some slots of a sample: the gradient behind the spike function, written to the
-    dense row of zeros. What reached the spikes by way of the recurrent weights comes from step t + 1."""
+    """Compute the gradient that has passed the spike function, for some slots of a sample at step t.
+
+    It is written to a dense row of zeros. The gradient of the spikes includes that of the recurrent weights at step
+    t + 1.
+    """
     row = tl.program_id(0).to(tl.int64) + t * batch
     at = tl.program_id(1) * SLOTS + tl.arange(0, SLOTS)
     inside = at < carried_in_row(counts_ptr, row, slots)
@@ -315,7 +322,7 @@ def recurrent_through_kernel(
 
 
 def _blocks(neurons: int) -> Tuple[int, Dict[str, int]]:
-    """Programs for one row, and the options that follow."""
+    """Return the number of programs for one row, and their launch options."""
     block = block_of(neurons, WORD_BITS, _NEURON_BLOCK)
     return triton.cdiv(neurons, block), {"BLOCK": block, "num_warps": block // WORD_BITS}
 
@@ -323,18 +330,31 @@ def _blocks(neurons: int) -> Tuple[int, Dict[str, int]]:
 def _fired_words(
     mem: torch.Tensor, beta: torch.Tensor, threshold: torch.Tensor
 ) -> Tuple[torch.Tensor, int, Dict[str, Any], Dict[str, bool]]:
-    """Room for the words of what fired, programs for one row, and the options of the kernels that write them."""
+    """Allocate the bits of the neurons that fired.
+
+    Returns:
+        The words of bits, the number of programs for one row, and the launch options of the kernels that write them.
+    """
     blocks, sizes = _blocks(mem.shape[2])
     fired = torch.empty((*mem.shape[:2], words(mem.shape[2])), dtype=torch.int32, device=mem.device)
     in_words = {"BLOCK_WORDS": sizes["BLOCK"] // WORD_BITS, "num_warps": sizes["num_warps"], **backend.exact()}
     return fired, blocks, in_words, {"BETAS": beta.numel() > 1, "THRESHOLDS": threshold.numel() > 1}
 
 
-def selected(
+def select_slots(
     mem: torch.Tensor, beta: torch.Tensor, threshold: torch.Tensor, a: LayerForward
 ) -> Tuple[Selection, torch.Tensor]:
-    """The slots of a layer, and the words of what fired. ``mem``: its currents, in whose place the membranes are put;
-    ``beta`` and ``threshold`` of one element each or of each neuron."""
+    """Run a layer: overwrite its currents by membranes, and select its slots.
+
+    Args:
+        mem: the currents, ``[T, B, N]``.
+        beta: one element, or one for each neuron.
+        threshold: one element, or one for each neuron.
+        a: the record of the operator.
+
+    Returns:
+        The slots, and the words of bits of the neurons that fired.
+    """
     device = backend.check_launch(mem, beta, threshold, a.recurrent_weight)
     beta, threshold = beta.contiguous(), threshold.contiguous()
     steps, batch, neurons = mem.shape
@@ -356,20 +376,20 @@ def selected(
                     **per_neuron_parameters,
                     **in_words,
                 )
-        made = Selection(mem, threshold, a.grad_threshold, a.capacity, a.rotate, slot_x=True)
-        made.run(0, made.rows)
-        return made, fired
-    # Nobody knows yet what the busiest row needs.
+        selection = Selection(mem, threshold, a.grad_threshold, a.capacity, a.rotate, slot_x=True)
+        selection.run(0, selection.rows)
+        return selection, fired
+    # The number of slots that the busiest row needs is known after the last step only.
     slots = neurons if a.capacity == AS_NEEDED else a.capacity
-    made = Selection(mem, threshold, a.grad_threshold, slots, a.rotate, slot_x=True)
+    selection = Selection(mem, threshold, a.grad_threshold, slots, a.rotate, slot_x=True)
     packed = packed_weight(a.recurrent_weight)
     for t in range(steps if batch else 0):
         with backend.on_device(device):
             recurrent_step_kernel[(batch * blocks,)](
                 mem,
                 fired,
-                made.ids,
-                made.counts,
+                selection.ids,
+                selection.counts,
                 packed,
                 beta,
                 threshold,
@@ -386,25 +406,34 @@ def selected(
                 **per_neuron_parameters,
                 **in_words,
             )
-        made.run(t * batch, batch)
+        selection.run(t * batch, batch)
     if a.capacity == AS_NEEDED:
-        made.trim()
-    return made, fired
+        selection.trim()
+    return selection, fired
 
 
 def membrane_gradient(
     a: LayerBackward, mem: torch.Tensor, beta: torch.Tensor, threshold: torch.Tensor
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradient of the membranes ``[T, B, N]`` from that of the spikes' values, and for each neuron of each sample its
-    sum and those of beta (where needed, else not set) and threshold. ``mem``: ``[T, B, N]``, for beta; parameters as of
-    :func:`selected`."""
+    """Return the gradient of the membranes, and sums over time for the gradients of the parameters.
+
+    Args:
+        a: the record of the operator.
+        mem: the membranes, ``[T, B, N]``; read only if the gradient of beta is needed.
+        beta: one element, or one for each neuron.
+        threshold: one element, or one for each neuron.
+
+    Returns:
+        The gradient of the membranes ``[T, B, N]``, its sum over time ``[B, N]``, and likewise the sums for beta (not
+        set unless needed) and for the threshold.
+    """
     neurons, surrogate = a.connection.neurons, (a.surrogate, a.surrogate_a, a.surrogate_b)
     device = backend.check_launch(a.grad, beta, threshold, a.ids_out, a.counts_out, a.slot_mem, a.fired)
     grad, slot_mem, fired, mem = a.grad.contiguous(), a.slot_mem.contiguous(), a.fired.contiguous(), mem.contiguous()
     ids_out, counts_out = a.ids_out.contiguous(), a.counts_out.contiguous()
     beta, threshold = beta.contiguous(), threshold.contiguous()
     steps, batch, slots = ids_out.shape
-    # A recurrent layer's kernel adds to them, step by step.
+    # In a recurrent layer the kernel adds to them in each step.
     make = grad.new_empty if a.recurrent_weight is None and steps else grad.new_zeros
     carry, sum_grad, sum_beta, sum_threshold = (make((batch, neurons)) for _ in range(4))
     blocks, sizes = _blocks(neurons)
@@ -437,8 +466,8 @@ def membrane_gradient(
             )
 
     if a.recurrent_weight is None:
-        behind = SelectBackward(grad, slot_mem, threshold, ids_out, counts_out, *surrogate)
-        dense, _ = through_spikes(behind, neurons, at_slots=True)
+        record = SelectBackward(grad, slot_mem, threshold, ids_out, counts_out, *surrogate)
+        dense, _ = through_spikes(record, neurons, at_slots=True)
         if dense.numel():
             adjoint(dense, 0, steps, resume=False)
     else:

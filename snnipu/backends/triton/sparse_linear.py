@@ -1,7 +1,7 @@
-"""Triton kernels of the linear layer on spike ids: the sum of the weights of what spiked, and its gradients.
+"""Triton kernels of the linear layer on spike ids: sums of weighted spikes, and their gradients.
 
-Every sum has one program and a fixed order; there are no atomic additions. Ids and counts are not checked, as that
-would make the host wait; what is out of range is not read.
+Every sum has one program and a fixed order; there are no atomic additions. Ids and counts are not checked, because the
+host would have to wait for the result. Indices out of range are skipped.
 """
 
 import weakref
@@ -16,17 +16,17 @@ from snnipu.backends.triton.sparse_maths import block_of, number, scalar, where_
 from snnipu.backends.triton.sparse_select import carried_in_row, sparse_to_dense_bwd, sparse_to_dense_fwd
 from snnipu.ops._break_even import break_even
 
-# A packed row begins at a multiple of so many elements, for loads of 16 bytes.
+# Packed rows begin at a multiple of this number of elements, for loads of 16 bytes.
 _ROW_ALIGNMENT = 16
 _NEURON_BLOCK = 512
-# Of the gradient of weights: rows that are asked for together; programs that share an input's spikes, at most, and
-# programs from which on none do.
+# For the gradient of weights: rows that are loaded together; most programs that share the spikes of an input; number of
+# programs from which on they do not share them.
 _ROWS_AT_ONCE, _MOST_PARTS, _PROGRAMS_WANTED = 8, 8, 4096
 _DOT_NEURONS = 256
 _DOT_SLOTS = 8
 
 
-class _Packed(NamedTuple):
+class _TransposedWeight(NamedTuple):
     weight: "weakref.ref[torch.Tensor]"
     version: int
     pointer: int
@@ -34,8 +34,8 @@ class _Packed(NamedTuple):
     packed: torch.Tensor
 
 
-# By id of the weight.
-_cache: Dict[int, _Packed] = {}
+# Keyed by the id of the weight.
+_cache: Dict[int, _TransposedWeight] = {}
 
 
 def _capturing(device: torch.device) -> bool:
@@ -43,22 +43,25 @@ def _capturing(device: torch.device) -> bool:
 
 
 def packed_weight(weight: torch.Tensor, trusted: bool = False) -> torch.Tensor:
-    """``weight`` ``[out, in]`` as ``[in, out]``, the rows padded with zeros, so that neighbours read neighbours.
+    """Return ``weight`` ``[out, in]`` as ``[in, out]`` with rows padded by zeros, so that lanes read contiguous memory.
 
-    Made anew with every call: a weight may have changed unseen, by way of ``.data`` or when a CUDA graph is replayed,
-    and a copy costs less than to find out. ``trusted``: it has not changed since the last call, that of the forward
-    pass.
+    Each call makes a copy, because ``weight.data`` or the replay of a CUDA graph may change the weight unnoticed, and a
+    copy takes less time than a comparison.
+
+    Args:
+        weight: ``[out, in]``.
+        trusted: the weight has not changed since the forward pass: reuse its copy.
     """
     capturing = _capturing(weight.device)
     key = id(weight)
     if trusted and not weight.is_inference():
-        known = _cache.get(key)
+        cached = _cache.get(key)
         if (
-            known is not None
-            and known.weight() is weight
-            and (known.version, known.pointer, known.capturing) == (weight._version, weight.data_ptr(), capturing)
+            cached is not None
+            and cached.weight() is weight
+            and (cached.version, cached.pointer, cached.capturing) == (weight._version, weight.data_ptr(), capturing)
         ):
-            return known.packed
+            return cached.packed
     neurons, inputs = weight.shape
     stride = -(-neurons // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
     packed = torch.empty((inputs, stride), dtype=weight.dtype, device=weight.device)
@@ -67,7 +70,7 @@ def packed_weight(weight: torch.Tensor, trusted: bool = False) -> torch.Tensor:
         packed[:, neurons:].zero_()
     if not weight.is_inference():
         reference = weakref.ref(weight, lambda _: _cache.pop(key, None))
-        _cache[key] = _Packed(reference, weight._version, weight.data_ptr(), capturing, packed)
+        _cache[key] = _TransposedWeight(reference, weight._version, weight.data_ptr(), capturing, packed)
     return packed
 
 
@@ -85,11 +88,11 @@ def add_weights(
     VALUES: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """``total`` and the weights of the first ``count`` slots, one slot after the other, as on the host."""
+    """Return ``total`` plus the weights of the first ``count`` slots, added in the order of slots as on the host."""
     for start in range(0, count, UNROLL):
         for i in tl.static_range(UNROLL):
             there = start + i < count
-            # One id for all lanes: the loads of UNROLL slots are on their way together.
+            # All lanes load the same id. The loads of UNROLL slots overlap.
             neuron = tl.load(ids_ptr + start + i, mask=there, other=0)
             there = there & (neuron >= 0) & (neuron < inputs)
             weight = tl.load(weight_ptr + neuron.to(tl.int64) * stride + cols, mask=where_all(mask, there), other=0.0)
@@ -120,9 +123,9 @@ def gather_weights_kernel(
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """``out[row] = scale * (weights of the spikes of row - late) + bias`` for one row and a block of neurons."""
+    """Compute ``out[row] = scale * (weights of the spikes of row - late) + bias``, for a row and a block of neurons."""
     program = tl.program_id(0)
-    # Programs of one block of neurons run together: the weights they share stay in the cache.
+    # Programs for the same block of neurons run at the same time: their weights stay in the cache.
     row = (program % rows).to(tl.int64)
     cols = program // rows * BLOCK + tl.arange(0, BLOCK)
     mask = cols < stride
@@ -143,7 +146,7 @@ def gather_weights_kernel(
 
 @triton.jit(do_not_specialize=["rows", "slots", "inputs"])
 def slot_keys_kernel(ids_ptr, counts_ptr, keys_ptr, rows, slots, inputs, BLOCK: tl.constexpr):
-    """The id of every slot that holds a spike; ``inputs``, behind all ids, of the other slots, and of ``rows`` on."""
+    """Store each spike's id as the key of its slot. Other slots, and rows from ``rows`` on, get ``inputs``."""
     row = tl.program_id(0).to(tl.int64)
     count = tl.minimum(tl.load(counts_ptr + 2 * row), slots)
     count = tl.where(row < rows, count, 0)
@@ -171,7 +174,7 @@ def grad_weight_kernel(
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """A part of the gradient of the weights of one input and a block of neurons: its spikes, row after row."""
+    """Compute a part of the gradient of the weights from one input to a block of neurons, over the input's spikes."""
     program = tl.program_id(0)
     part = tl.program_id(1)
     neuron = (program % inputs).to(tl.int64)
@@ -179,9 +182,9 @@ def grad_weight_kernel(
     mask = cols < neurons
     begin = tl.load(begin_ptr + neuron)
     end = tl.load(begin_ptr + neuron + 1)
-    each = tl.cdiv(end - begin, tl.num_programs(1))
-    begin += part * each
-    end = tl.minimum(begin + each, end)
+    share = tl.cdiv(end - begin, tl.num_programs(1))
+    begin += part * share
+    end = tl.minimum(begin + share, end)
     total = tl.zeros([BLOCK], dtype=out_ptr.dtype.element_ty)
     for start in range(begin, end, UNROLL):
         for i in tl.static_range(UNROLL):
@@ -197,7 +200,7 @@ def grad_weight_kernel(
 
 @triton.jit
 def slot_dots(ids, inside, grad_ptr, weight_ptr, neurons, stride, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """For each of SLOTS ids, its weights times a row of the gradient."""
+    """Return the dot product of a row of the gradient with the weights of each of SLOTS ids."""
     total = tl.zeros([SLOTS, BLOCK], dtype=grad_ptr.dtype.element_ty)
     at = ids.to(tl.int64)[:, None] * stride
     for start in range(0, neurons, BLOCK):
@@ -227,7 +230,10 @@ def grad_values_kernel(
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The gradient of the values of some slots of a row, from row + late; 0 in padding and from ``rows`` on."""
+    """Compute the gradient of the values of some slots of a row, from that of row + late.
+
+    It is 0 in unused slots and from ``rows`` on.
+    """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SLOTS + tl.arange(0, SLOTS)
     carried = carried_in_row(counts_ptr, row, slots)
@@ -249,7 +255,7 @@ def _neuron_block(neurons: int) -> Dict[str, Any]:
 
 
 def dot_block(neurons: int) -> Dict[str, int]:
-    """Block sizes and warps of :func:`slot_dots`."""
+    """Return block sizes and warps for :func:`slot_dots`."""
     return {"SLOTS": _DOT_SLOTS, "BLOCK": block_of(neurons, 32, _DOT_NEURONS), "num_warps": 4}
 
 
@@ -262,7 +268,7 @@ def gather_weights(
     scale: float = 1.0,
     delay: int = 0,
 ) -> torch.Tensor:
-    """``scale * spikes @ weight.T + bias`` ``[T, B, out]`` of the spikes ``delay`` steps before."""
+    """Return ``scale * spikes @ weight.T + bias``, ``[T, B, out]``, for the spikes of ``delay`` steps before."""
     device = backend.check_launch(ids, values, counts, weight, bias)
     ids, values, counts = ids.contiguous(), values.contiguous(), counts.contiguous()
     bias = None if bias is None else bias.contiguous()
@@ -298,9 +304,9 @@ def gather_weights(
 
 
 def by_product(slots: int, inputs: int, dtype: torch.dtype) -> bool:
-    """Whether so many slots are made for the neurons that gradients are matrix products.
+    """Return True if there are so many slots that gradients are computed by matrix products.
 
-    The number of slots is known without a look at the device; how many of them are used is not.
+    The decision depends on the number of slots, not of used slots, which would have to be read from the device.
     """
     return slots > break_even(dtype) * inputs
 
@@ -308,8 +314,11 @@ def by_product(slots: int, inputs: int, dtype: torch.dtype) -> bool:
 def slots_of_inputs(
     ids: torch.Tensor, counts: torch.Tensor, inputs: int, delay: int = 0
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """The slots of all rows but the last ``delay`` steps', those of an input side by side in the order of their rows;
-    and where in that order each input's begin, and the last one's end."""
+    """Sort the slots of all rows, except those of the last ``delay`` steps, by input and then by row.
+
+    Returns:
+        The sorted slots, and the index in them at which each input's slots begin; the last index is the end.
+    """
     steps, batch, slots = ids.shape
     keys = torch.empty_like(ids)
     with backend.on_device(ids.device):
@@ -337,7 +346,7 @@ def grad_weight_of(
     scale: float = 1.0,
     delay: int = 0,
 ) -> torch.Tensor:
-    """``scale * grad.T @ spikes`` ``[out, in]``, the spikes being those ``delay`` steps before."""
+    """Return ``scale * grad.T @ spikes``, ``[out, in]``, for the spikes of ``delay`` steps before."""
     device = backend.check_launch(grad, ids, values, counts)
     grad, ids, values, counts = grad.contiguous(), ids.contiguous(), values.contiguous(), counts.contiguous()
     steps, batch, slots = ids.shape
@@ -353,7 +362,7 @@ def grad_weight_of(
     order, begin = slots_of_inputs(ids, counts, inputs, delay)
     options = {**_neuron_block(neurons), "UNROLL": _ROWS_AT_ONCE}
     programs = inputs * triton.cdiv(neurons, options["BLOCK"])
-    # Few inputs may have most of the spikes: where programs are few, several share an input's.
+    # A few inputs may have most of the spikes. If there are few programs, several share the spikes of an input.
     parts = 1
     while parts < _MOST_PARTS and programs * parts < _PROGRAMS_WANTED:
         parts *= 2
@@ -386,7 +395,7 @@ def grad_values_of(
     scale: float = 1.0,
     delay: int = 0,
 ) -> torch.Tensor:
-    """``scale * grad @ weight`` ``delay`` steps later, at the carried slots ``[T, B, S]``."""
+    """Return ``scale * grad @ weight`` for the gradient of ``delay`` steps later, at the used slots, ``[T, B, S]``."""
     device = backend.check_launch(grad, ids, counts, weight)
     grad, ids, counts = grad.contiguous(), ids.contiguous(), counts.contiguous()
     steps, batch, slots = ids.shape

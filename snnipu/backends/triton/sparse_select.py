@@ -1,7 +1,8 @@
-"""Triton kernels that make slots of dense tensors and go back: selection by thresholds, scatter, gather.
+"""Triton kernels between dense tensors and slots: selection by thresholds, scatter, gather.
 
-A row, one step of one sample, is one program's, and positions in it are prefix sums: nothing depends on the order in
-which programs run. Ids and counts are not checked, as that would make the host wait; what is out of range is not read.
+Each program has one row: one step of one sample. Positions in the row are prefix sums, so that results do not depend on
+the order of programs. Ids and counts are not checked, because the host would have to wait for the result. Indices out
+of range are skipped.
 """
 
 from typing import Any, Dict, Optional, Tuple
@@ -25,16 +26,19 @@ from snnipu.ops.select_spikes import SelectBackward
 Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 _SLOT_BLOCK = 256
-# Elements of dense rows whose sum is taken at once: 32 MiB in float32.
+# Limit of the elements in one sum over dense rows: 32 MiB in float32.
 _COUNTED_AT_ONCE = 1 << 23
 
-# What makes a neuron want a slot.
+# Conditions for a slot: a nonzero element; a membrane above the threshold; or one above the second threshold, too.
 _NONZERO, _ONE_THRESHOLD, _TWO_THRESHOLDS = range(3)
 
 
 @triton.jit
 def _above(x, threshold_ptr, second, cols, mask, KIND: tl.constexpr, PER_NEURON: tl.constexpr):
-    """Which neurons fired, and which only carry gradient. KIND: 0 nonzero, 1 one threshold, 2 two of them."""
+    """Return masks of the neurons that fired, and of those that only get a gradient.
+
+    KIND: 0 nonzero elements, 1 one threshold, 2 two thresholds.
+    """
     if KIND == 0:
         fired = (x != 0) & mask
         others = fired & (cols < 0)  # none
@@ -48,18 +52,18 @@ def _above(x, threshold_ptr, second, cols, mask, KIND: tl.constexpr, PER_NEURON:
 
 
 @triton.jit(do_not_specialize=["second"])
-def found_kernel(
+def count_kernel(
     x_ptr,
     threshold_ptr,
     second,
-    found_ptr,
+    out_ptr,
     neurons,
     KIND: tl.constexpr,
     PER_NEURON: tl.constexpr,
     DOUBLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many neurons of each row want a slot."""
+    """Count the neurons of each row that need a slot."""
     row = tl.program_id(0).to(tl.int64)
     second = scalar(second, DOUBLE)
     count = tl.zeros([BLOCK], dtype=tl.int32)
@@ -69,7 +73,7 @@ def found_kernel(
         x = tl.load(x_ptr + row * neurons + cols, mask=mask, other=0.0)
         fired, others = _above(x, threshold_ptr, second, cols, mask, KIND, PER_NEURON)
         count += fired.to(tl.int32) + others.to(tl.int32)
-    tl.store(found_ptr + row, tl.sum(count, 0))
+    tl.store(out_ptr + row, tl.sum(count, 0))
 
 
 @triton.jit
@@ -78,7 +82,7 @@ def _sums_one_by_one(x, BLOCK: tl.constexpr):
     return tl.sum(tl.where(at[None, :] <= at[:, None], x[None, :], 0), 1)
 
 
-# _ROW_BLOCK: neurons of a row that are looked at at a time; fewer than 2^15, as two prefix sums share an int32.
+# _ROW_BLOCK: neurons of a row in one block; fewer than 2^15, because two prefix sums share an int32.
 if hasattr(tl, "cumsum"):
     _ROW_BLOCK = 1024
 
@@ -92,15 +96,15 @@ else:  # Triton 2.0
 
 
 @triton.jit
-def _place(index, found, before, kept):
-    """Where the ``index``-th of ``found`` goes when ``kept`` of them fit, from the ``before``-th on; -1: nowhere.
+def _place(index, candidates, before, selected):
+    """Return the slot of the ``index``-th of ``candidates`` neurons if ``selected`` of them get one; else -1.
 
-    What is kept is a window of the indices that may wrap around; places are by ascending index.
+    The selected neurons are those from the ``before``-th on, wrapping around. Slots are in the order of the index.
     """
-    wrapped = tl.maximum(before + kept - found, 0)
+    wrapped = tl.maximum(before + selected - candidates, 0)
     ahead = index - before
     place = tl.where(index < wrapped, index, -1)
-    return tl.where((ahead >= 0) & (ahead < kept), wrapped + ahead, place)
+    return tl.where((ahead >= 0) & (ahead < selected), wrapped + ahead, place)
 
 
 @triton.jit(do_not_specialize=["second", "first_row", "batch", "capacity"])
@@ -124,7 +128,7 @@ def select_kernel(
     DOUBLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Slots of one row. Two passes over it: how many want one, then who gets which."""
+    """Select the slots of one row. The first pass counts the neurons that need a slot; the second assigns slots."""
     row = tl.program_id(0).to(tl.int64) + first_row
     second = scalar(second, DOUBLE)
     fired_count = tl.zeros([BLOCK], dtype=tl.int32)
@@ -183,22 +187,22 @@ def select_kernel(
     for start in range(used, capacity, BLOCK):
         padding = start + tl.arange(0, BLOCK)
         mask = padding < capacity
-        nothing = tl.zeros([BLOCK], dtype=tl.int32)
-        tl.store(ids_ptr + slot + padding, nothing, mask=mask)
-        tl.store(values_ptr + slot + padding, nothing.to(values_ptr.dtype.element_ty), mask=mask)
+        zeros = tl.zeros([BLOCK], dtype=tl.int32)
+        tl.store(ids_ptr + slot + padding, zeros, mask=mask)
+        tl.store(values_ptr + slot + padding, zeros.to(values_ptr.dtype.element_ty), mask=mask)
         if SLOT_X:
-            tl.store(slot_x_ptr + slot + padding, nothing.to(values_ptr.dtype.element_ty), mask=mask)
+            tl.store(slot_x_ptr + slot + padding, zeros.to(values_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def carried_in_row(counts_ptr, row, slots):
-    """Carried slots of a row; never more than there are slots."""
+    """Return the number of used slots of a row, limited to the number of slots."""
     return tl.minimum(tl.load(counts_ptr + 2 * row + 1), slots)
 
 
 @triton.jit(do_not_specialize=["slots"])
 def scatter_kernel(ids_ptr, values_ptr, counts_ptr, dense_ptr, slots, neurons, BLOCK: tl.constexpr):
-    """The carried slots of one row, written to a dense row of zeros."""
+    """Write the values of the used slots of one row to a dense row of zeros."""
     row = tl.program_id(0).to(tl.int64)
     carried = carried_in_row(counts_ptr, row, slots)
     for start in range(0, carried, BLOCK):
@@ -211,7 +215,10 @@ def scatter_kernel(ids_ptr, values_ptr, counts_ptr, dense_ptr, slots, neurons, B
 
 @triton.jit(do_not_specialize=["slots", "dense_rows"])
 def gather_kernel(dense_ptr, ids_ptr, counts_ptr, values_ptr, slots, neurons, dense_rows, BLOCK: tl.constexpr):
-    """What a dense row, one of ``dense_rows`` that repeat, holds at the carried slots; 0 in padding."""
+    """Read the elements of a dense row at the used slots of one row; 0 for unused slots.
+
+    Row ``r`` of the slots reads dense row ``r % dense_rows``.
+    """
     row = tl.program_id(0).to(tl.int64)
     dense_ptr += row % dense_rows * neurons
     carried = carried_in_row(counts_ptr, row, slots)
@@ -244,9 +251,9 @@ def through_spikes_kernel(
     STORE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The gradient behind the spike function at the slots of one row, written to a dense row of zeros as well.
+    """Compute the gradient that has passed the spike function at the slots of one row, into a dense row of zeros.
 
-    AT_SLOTS: the membranes are those of the slots, not of all neurons. STORE: at the slots it is wanted, too.
+    AT_SLOTS: membranes are given for the slots, not for all neurons. STORE: write the gradient at the slots, too.
     """
     row = tl.program_id(0).to(tl.int64)
     zeros = tl.zeros([BLOCK], dtype=dense_ptr.dtype.element_ty)
@@ -281,18 +288,21 @@ def _row_block(neurons: int) -> Dict[str, int]:
 
 
 def slot_block(slots: int) -> Dict[str, int]:
-    """Block and warps of a kernel that goes through the slots of a row."""
+    """Return block size and warps for kernels that loop over the slots of a row."""
     block = block_of(slots, 32, _SLOT_BLOCK)
     return {"BLOCK": block, "num_warps": max(1, min(4, block // 64))}
 
 
 class Selection:
-    """Slots of the rows of ``x`` ``[T, B, N]``, contiguous; made for all rows at once or step by step.
+    """The slots of ``x``, which :meth:`run` selects for all rows at once or step by step.
 
     Args:
-        x: membranes, or with ``threshold=None`` a tensor whose nonzero elements are wanted.
-        capacity: slots, or ``AS_NEEDED``: the number is then read from the device, which makes the host wait.
-        slot_x: whether ``x`` at the slots is wanted, ``[T, B, S]``.
+        x: membranes ``[T, B, N]``, contiguous; with ``threshold=None`` any tensor, whose nonzero elements get slots.
+        threshold: one element, or one for each neuron; None to select nonzero elements.
+        grad_threshold: the second threshold; None if there is none.
+        capacity: number of slots. With ``AS_NEEDED`` it is read from the device, for which the host waits.
+        rotate: True to take turns if a row has more spikes than slots.
+        slot_x: True to store ``x`` at the slots, too, ``[T, B, S]``.
     """
 
     def __init__(
@@ -328,10 +338,10 @@ class Selection:
     def _needed(self) -> int:
         if not self.rows:
             return 0
-        found = torch.empty(self.rows, dtype=torch.int32, device=self.x.device)
+        counts = torch.empty(self.rows, dtype=torch.int32, device=self.x.device)
         with backend.on_device(self.device):
-            found_kernel[(self.rows,)](self.x, self._threshold, self._second, found, self.neurons, **self._options)
-        return int(found.max())
+            count_kernel[(self.rows,)](self.x, self._threshold, self._second, counts, self.neurons, **self._options)
+        return int(counts.max())
 
     def run(self, first_row: int, rows: int) -> None:
         """Fill the slots of these rows."""
@@ -357,35 +367,35 @@ class Selection:
             )
 
     def trim(self) -> None:
-        """Leave as many slots as the busiest row uses, which makes the host wait."""
+        """Reduce the slots to the number that the busiest row uses. The host waits for it."""
         most = int(self.counts[..., 1].max()) if self.rows else 0
         self.ids, self.values, self.slot_x = (
             part[..., :most].contiguous() for part in (self.ids, self.values, self.slot_x)
         )
 
 
-def _selected(
+def _select(
     x: torch.Tensor,
     threshold: Optional[torch.Tensor],
     grad_threshold: Optional[float],
     capacity: int,
     rotate: bool,
 ) -> Slots:
-    made = Selection(x.contiguous(), threshold, grad_threshold, capacity, rotate)
-    made.run(0, made.rows)
-    return made.ids, made.values, made.counts, made.dropped
+    selection = Selection(x.contiguous(), threshold, grad_threshold, capacity, rotate)
+    selection.run(0, selection.rows)
+    return selection.ids, selection.values, selection.counts, selection.dropped
 
 
 def dense_to_sparse_fwd(x: torch.Tensor, capacity: int, rotate: bool) -> Slots:
     """CUDA kernel of ``snnipu::dense_to_sparse_fwd``."""
-    return _selected(x, None, None, capacity, rotate)
+    return _select(x, None, None, capacity, rotate)
 
 
 def select_spikes_fwd(
     mem: torch.Tensor, threshold: torch.Tensor, grad_threshold: Optional[float], capacity: int, rotate: bool
 ) -> Slots:
     """CUDA kernel of ``snnipu::select_spikes_fwd``."""
-    return _selected(mem, threshold, grad_threshold, capacity, rotate)
+    return _select(mem, threshold, grad_threshold, capacity, rotate)
 
 
 def sparse_to_dense_fwd(
@@ -405,7 +415,10 @@ def sparse_to_dense_fwd(
 
 
 def sparse_to_dense_bwd(grad: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """CUDA kernel of ``snnipu::sparse_to_dense_bwd``, and of ``snnipu::spike_count_bwd``, whose rows are one step's."""
+    """CUDA kernel of ``snnipu::sparse_to_dense_bwd`` and ``snnipu::spike_count_bwd``.
+
+    In the latter, ``grad`` has the rows of a single step.
+    """
     device = backend.check_launch(grad, ids, counts)
     grad, ids, counts = grad.contiguous(), ids.contiguous(), counts.contiguous()
     values = grad.new_empty(ids.shape)
@@ -434,9 +447,9 @@ def spike_count_fwd(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tenso
 
 
 def through_spikes(a: SelectBackward, num_neurons: int, at_slots: bool) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradient behind the spike function, dense ``[T, B, N]`` and at the slots.
+    """Return the gradient that has passed the spike function, dense ``[T, B, N]`` and at the slots.
 
-    ``at_slots``: the membranes are those of the slots, and the second result is empty.
+    With ``at_slots``, ``a.mem`` has the membranes of the slots, and the second result is empty.
     """
     tensors = a[:5]
     device = backend.check_launch(*tensors)

@@ -1,4 +1,4 @@
-"""Single steps of a neuron on a GPU: of loops, and of neurons whose spikes come back through a layer."""
+"""Run single steps of a neuron on a GPU, for loops over time and for recurrent neurons."""
 
 from functools import partial
 from typing import List, Optional, Sequence
@@ -11,10 +11,10 @@ from snnipu.ops._reference import StepBackward
 from snnipu.surrogate import Kernel
 
 
-class Steps:
-    """As :class:`snnipu.backends.neurons.Steps`, a launch each.
+class TritonSteps:
+    """Single steps like those of :class:`snnipu.backends.neurons.SingleSteps`, a launch for each.
 
-    Also here rows are contiguous, those of states in the compute dtype, and None is zeros.
+    Rows are contiguous. States have the compute dtype; None stands for zeros.
     """
 
     __slots__ = ("_kernel", "_name", "_parameters", "_sums", "_variant")
@@ -22,22 +22,22 @@ class Steps:
     def __init__(self, name: str, variant: int, parameters: Sequence[torch.Tensor] = ()) -> None:
         self._name, self._variant, self._parameters = name, variant, parameters
 
-    def copy(self, elements: int, parameters: Sequence[torch.Tensor]) -> "Steps":
-        """Return the same with these parameters, contiguous; a launch takes any size."""
-        return Steps(self._name, self._variant, parameters)
+    def copy(self, elements: int, parameters: Sequence[torch.Tensor]) -> "TritonSteps":
+        """Return a copy with these parameters, which are contiguous. Launches take steps of any size."""
+        return TritonSteps(self._name, self._variant, parameters)
 
     def forward(
         self, x: torch.Tensor, before: Tensors, spk: Optional[torch.Tensor], after: Tensors, copies: Tensors = ()
     ) -> None:
-        """Writes ``spk``, the states ``after`` the step, and ``copies`` of them."""
+        """Write ``spk``, the states ``after`` the step, and ``copies`` of them."""
         like = self._parameters[0]
         final = [like.new_empty(x.shape) if state is None else state for state in after]
-        kept = copies or [None] * len(final)
+        states = copies or [None] * len(final)
         sizes = (1, x.numel())
-        launch_forward(self._name, self._variant, x, before, self._parameters, False, sizes, spk, kept, final)
+        launch_forward(self._name, self._variant, x, before, self._parameters, False, sizes, spk, states, final)
 
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
-        """Make it steps backward; each writes the sums of its own to ``grad_parameters``."""
+        """Prepare calls of :meth:`backward`; each overwrites ``grad_parameters`` with its own sums."""
         self._kernel, self._sums = Kernel(surrogate, surrogate_a, surrogate_b), grad_parameters
 
     def backward(self, a: StepBackward) -> None:
@@ -45,16 +45,16 @@ class Steps:
         x = a.grad_x if a.x is None else a.x  # not read
         need = [grad is not None for grad in self._sums] or [False] * len(self._parameters)
         read, _ = _reads(self._name, self._variant, any(need))
-        kept: List[Optional[torch.Tensor]] = [state if place in read else None for place, state in enumerate(a.after)]
-        if any(kept[place] is None for place in read):
-            kept = [self._parameters[0].new_empty(x.shape) if place in read else None for place in range(len(kept))]
-            self.forward(x, a.before, None, [None] * len(kept), kept)
-        made = launch_backward(
+        states: List[Optional[torch.Tensor]] = [state if place in read else None for place, state in enumerate(a.after)]
+        if any(states[place] is None for place in read):
+            states = [self._parameters[0].new_empty(x.shape) if s in read else None for s in range(len(states))]
+            self.forward(x, a.before, None, [None] * len(states), states)
+        gradients = launch_backward(
             (self._name, self._variant),
             self._kernel,
             x,
             a.before,
-            kept,
+            states,
             self._parameters,
             False,
             (1, x.numel()),
@@ -64,15 +64,15 @@ class Steps:
             (a.grad_x, a.grad_before),
             need,
         )
-        for into, gradient in zip(self._sums, made):
-            if into is not None:
-                into.copy_(gradient.reshape(into.shape))
+        for total, gradient in zip(self._sums, gradients):
+            if total is not None:
+                total.copy_(gradient.reshape(total.shape))
 
 
 _MEANS = recurrent_sequence.LoopFunctions(
-    lambda neuron, variant, x, parameters: Steps(neuron, variant, [value.contiguous() for value in parameters]),
+    lambda neuron, variant, x, parameters: TritonSteps(neuron, variant, [value.contiguous() for value in parameters]),
     torch.Tensor.new_empty,
-    lambda *made: None,
+    lambda *results: None,
 )
 
 

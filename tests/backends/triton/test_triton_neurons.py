@@ -267,8 +267,8 @@ def test_single_steps(kernels, interpreted, name, variant):
     """Single steps equal the CPU's: spikes and states bit by bit, gradients up to the order of sums."""
     shape = (3, 33)
     plan = next(plan for plan in _neurons._plans(name).values() if plan.variant == variant)
-    step, other = (neuron_step.Step(plan, KERNEL, torch.float32, True, False) for _ in range(2))
-    other.calls, other._on_cpu = interpreted("steps").Steps(name, variant), False
+    step, other = (neuron_step.KernelStep(plan, KERNEL, torch.float32, True, False) for _ in range(2))
+    other.calls, other._on_cpu = interpreted("steps").TritonSteps(name, variant), False
     for learns, sizes in ((0, ()), (1, ()), (len(plan.names), ()), (len(plan.names), shape[-1:])):
         x, *states = [torch.randn(shape, requires_grad=True) for _ in range(1 + len(plan.states))]
         numbers = [torch.rand(sizes) * 0.6 + 0.3 for _ in plan.names]

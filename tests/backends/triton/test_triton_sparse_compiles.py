@@ -107,7 +107,7 @@ def test_slots_as_needed(sparse, compiled, monkeypatch):
     monkeypatch.setattr(torch, "empty", torch.zeros)
     dense = torch.ones(3, 2, 100)
     kernels = launched(compiled, 90, (sparse.select_spikes_fwd, dense, torch.ones(100), 0.5, -1, False))
-    assert set(kernels) == {"found_kernel", "select_kernel"}
+    assert set(kernels) == {"count_kernel", "select_kernel"}
 
 
 @pytest.mark.slow
