@@ -1,30 +1,31 @@
 # Every target sets up what it needs in $(VENV). Overridable: PYTHON, VENV, TORCH, TORCHVISION, JOBS, PYTEST_ARGS,
 # CASE, BENCH_ARGS, SANITIZE_ISA, SANITIZE_FLAGS, SANITIZE_TESTS, FUZZ_SECONDS, FUZZ_SEED, FUZZ_ARGS, SOAK_SECONDS,
 # MUTANTS_SECONDS, MUTANTS_ARGS, CLANGXX, OUT, WHEEL_VENV, MANYLINUX, AARCH64_CXX, WHEEL_TARGETS, MATRIX_ARGS.
-# The first target downloads PyTorch and compiles the native libraries for this processor, a line for each: about three
-# minutes of a processor. They are compiled again when their sources have changed.
+# The first target downloads PyTorch and compiles the native libraries for this processor, with a line for each: about
+# three minutes on one processor. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
-#   make test      the tests but for those that are marked slow
+#   make test      all tests except those marked slow
 #   make test-all  all tests
 #   make wheel     wheels for Linux (x86-64, aarch64), macOS (arm64) and Windows (x86-64), in dist, checked
-#   make reproducible  two builds of a wheel give equal bytes
-#   make test-emulated  their libraries for Windows and aarch64, run by Wine and qemu where these are installed
-#   make test-wheel  a wheel in a virtual environment of its own: what a user does with it, in a clone and elsewhere; Lightning
-#                  on IPUs that the host stands for
-#   make matrix    the tests with other versions of Python, PyTorch, NumPy and snnTorch, as far as they can be had here
+#   make reproducible  check that two builds of a wheel give equal bytes
+#   make test-emulated  test the libraries of wheels for Windows and aarch64 by Wine and qemu, if these are installed
+#   make test-wheel  install a wheel in a virtual environment, and test it as users call it, in a clone and elsewhere; also
+#                  test Lightning on IPUs, with the host runtime in place of IPUs
+#   make matrix    the tests with other versions of Python, PyTorch, NumPy and snnTorch, if they can be installed here
 #   make sanitize  the kernels' tests under GCC's address and undefined-behaviour sanitizers
-#   make fuzz      what libFuzzer and atheris find in the kernels and in what reads files, in FUZZ_SECONDS; needs CLANGXX
-#   make fuzz-calls  sequences of calls of every layer against fresh layers, for FUZZ_SECONDS from FUZZ_SEED on, under these
-#                  sanitizers; FUZZ_CALLS names options of tests/support/call_sequences.py
-#   make fuzz-numbers  random networks against snnTorch's loop, for FUZZ_SECONDS from FUZZ_SEED on; prints what differs
-#   make soak      training loops of every kind for SOAK_SECONDS, disturbed; memory, files, threads and speed
-#   make mutants   faults planted in a copy of the package, for MUTANTS_SECONDS; prints those that no test notices
-#   make bench     snnipu beside its peers: CASE=sparse, say, else a table of each; BENCH_ARGS="activity=0.02 --peers none"
+#   make fuzz      fuzz the kernels and the readers of files with libFuzzer and atheris for FUZZ_SECONDS; needs CLANGXX
+#   make fuzz-calls  compare sequences of calls of every layer with fresh layers, for FUZZ_SECONDS from FUZZ_SEED on, under
+#                  these sanitizers; FUZZ_CALLS has options of tests/support/call_sequences.py
+#   make fuzz-numbers  compare random networks with snnTorch's loop, for FUZZ_SECONDS from FUZZ_SEED on; print differences
+#   make soak      run training loops of every kind for SOAK_SECONDS with disturbances; check memory, files, threads, speed
+#   make mutants   plant faults in a copy of the package for MUTANTS_SECONDS; print those that no test notices
+#   make bench     compare snnipu with other libraries in all cases, or in one (CASE=sparse); BENCH_ARGS has options such
+#                  as "activity=0.02 --peers none"
 #   make lint      ruff, mypy, layers of imports, clang-format, C++ warnings
-#   make lint-tools  the newest versions of these tools, with the hashes by which make lint and CI install them
-#   make check-ipu what popc and the SDK's users compile, by Clang: vertices, graphs, PopART operators
+#   make lint-tools  update the versions and hashes of these tools in .ci/lint-tools.txt, from which lint and CI install
+#   make check-ipu compile the sources for popc and the SDK by Clang: vertices, graphs, PopART operators
 #   make docs      the documentation as HTML
-#   make notebooks runs the tutorials, and keeps what they show
+#   make notebooks run the tutorials, and store their outputs
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -36,47 +37,47 @@ BENCH_ARGS ?=
 OUT ?= out
 MACHINE := $(shell uname -m)
 SANITIZE_ISA ?= $(if $(filter x86_64 amd64,$(MACHINE)),avx2,$(if $(filter aarch64 arm64,$(MACHINE)),neon,baseline))
-# Without optimisation no access is optimised away, and compiling takes half the time; the tests take as long as with it.
+# At -O0 no memory access is optimised away, and compiling takes half the time. The tests take as long as with optimisation.
 SANITIZE_FLAGS ?= -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 SANITIZE_TESTS ?= tests/ops tests/test_call_sequences.py
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 0
-# --only layers nir, say; --help tells.
+# For example --only layers nir; see --help.
 FUZZ_ARGS ?=
-# --kinds Leaky SLSTM, say.
+# For example --kinds Leaky SLSTM.
 FUZZ_CALLS ?=
 SOAK_SECONDS ?= 3600
 FUZZ_FLAGS := -fno-sanitize-recover=undefined -fsanitize=address,undefined
 FUZZ_KERNELS := -std=c++17 -Wall -Wextra -Icsrc tests/support/fuzz_kernels.cpp -l:libsnnipu-$(SANITIZE_ISA).so
-# Of each family of calls, in make sanitize.
+# Cases for each family of calls in make sanitize.
 SANITIZE_CASES ?= 1500
 MUTANTS_SECONDS ?= 3600
-# --packages compiler ops, say; --help tells.
+# For example --packages compiler ops; see --help.
 MUTANTS_ARGS ?=
 
-# The first clang++ of the PATH, with a version in its name or without.
+# The first clang++ on the PATH, with or without a version in its name.
 CLANGXX ?= $(firstword $(wildcard $(addsuffix /clang++,$(subst :, ,$(PATH))) $(addsuffix /clang++-[0-9]*,$(subst :, ,$(PATH)))))
 
 BIN := $(VENV)/bin
-# One file's tests stay in one process: they share what they set up. A test that hangs or crashes takes its process with
-# it, and would be begun anew for ever.
+# The tests of a file run in one process, because they share fixtures. A test that hangs or crashes ends its process;
+# without a limit, pytest would restart it forever.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --max-worker-restart 1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := snnipu/_native_sources.py $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
 CPP := $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
 PIP_WHEEL := $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps
 WHEEL_VENV ?= $(OUT)/wheel-venv
-# Lightning's versions with a strategy for IPUs, as the package without apps; it needs an older setuptools than PyTorch.
+# Versions of Lightning with a strategy for IPUs. They need an older setuptools than PyTorch does.
 LIGHTNING_VENV ?= $(WHEEL_VENV)-lightning
 LIGHTNING_PYTHON = $(abspath $(LIGHTNING_VENV))/bin/python
 LIGHTNING := "pytorch-lightning==2.0.9" "lightning-graphcore==0.1.0"
-# manylinux_2_34, say; by default the oldest that fits.
+# For example manylinux_2_34; by default the oldest possible one.
 MANYLINUX ?=
 AARCH64_CXX ?= aarch64-linux-gnu-g++
-# Other machines and systems, as ziglang calls them.
+# Other machines and systems, by ziglang's names.
 WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aarch64)) aarch64-macos.11.0 x86_64-windows-gnu
-# A failed native build must not go unnoticed here.
+# A failed native build is an error in all targets.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
 .PHONY: demo test test-all test-wheel wheel reproducible test-emulated bench lint lint-text lint-tools check-ipu check-counts docs notebooks sanitize fuzz fuzz-calls fuzz-numbers soak mutants matrix clean
@@ -87,20 +88,20 @@ $(VENV)/.torch:
 	$(PIP) "$(TORCH)"
 	touch $@
 
-# Built here, where its lines are seen; pip then finds the libraries up to date.
+# setup.py builds the libraries first, because pip would hide its output. pip then finds them up to date.
 $(VENV)/.snnipu: $(VENV)/.torch pyproject.toml setup.py snnipu/_version.py $(NATIVE)
 	$(BIN)/python setup.py build_ext --inplace
 	$(PIP) --editable .
 	touch $@
 
-# The extras of the package that is installed: nothing is built again.
+# This installs the extras of the installed package, without building it again.
 $(VENV)/.data: $(VENV)/.snnipu
 	$(PIP) "snnipu[data]"
 	touch $@
 
 $(VENV)/.test: $(VENV)/.data
 	$(PIP) "$(TORCHVISION)" "snnipu[test,docs]"
-	# What its tests here import needs none of its dependencies, torchaudio among them.
+	# The modules of neurobench that the tests import do not need its dependencies, such as torchaudio.
 	$(PIP) --no-deps neurobench
 	touch $@
 
@@ -108,7 +109,7 @@ $(VENV)/.bench: $(VENV)/.snnipu
 	$(PIP) "$(TORCHVISION)" "snnipu[bench]"
 	touch $@
 
-# The very files of the extra's tools: of these versions, with these hashes.
+# The tools of the extra lint, with fixed versions and hashes.
 $(VENV)/.lint: $(VENV)/.snnipu .ci/lint-tools.txt
 	$(PIP) --require-hashes --no-deps -r .ci/lint-tools.txt
 	touch $@
@@ -128,7 +129,7 @@ demo: $(VENV)/.data
 	$(BIN)/python -m snnipu train --plot-dir $(OUT)/demo --json $(OUT)/demo/train.json
 	@echo "pictures and results: $(abspath $(OUT)/demo)"
 
-# Bytecode is kept, also where the environment says otherwise: the tests start hundreds of processes that import us.
+# Bytecode is written even if the environment forbids it: the tests start hundreds of processes that import the package.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
@@ -136,7 +137,7 @@ test: $(VENV)/.test
 test-all: $(VENV)/.test
 	$(PYTEST) $(PYTEST_ARGS)
 
-# The libraries of the editable installation go into the wheel: nothing is compiled again.
+# The wheel gets the libraries of the editable installation, without compiling them again.
 test-wheel: $(VENV)/.test
 	rm -rf build $(OUT)/wheel $(WHEEL_VENV) $(LIGHTNING_VENV)
 	$(PIP_WHEEL) --wheel-dir $(OUT)/wheel .
@@ -156,9 +157,9 @@ $(VENV)/.wheel: $(VENV)/.snnipu
 	$(PIP) "snnipu[wheels]"
 	touch $@
 
-# The compiler's target decides what a wheel is for. For this machine it is the system's, for another ziglang's, a Clang
-# with the headers of all systems, where there is none of its own. auditwheel checks which symbols of the C and C++
-# runtimes are needed, and names a wheel for Linux after the oldest systems that have them.
+# A wheel is for the target of its compiler. The system's compiler builds for this machine. A cross compiler builds for
+# another machine, or else ziglang's Clang, which has the headers of all systems. auditwheel checks which symbols of the C
+# and C++ runtimes are needed, and puts the oldest systems that have them into the name of a wheel for Linux.
 wheel: export SNNIPU_BUILD_ISA := all
 wheel: $(VENV)/.wheel
 	rm -rf build $(OUT)/plain dist/snnipu-*.whl
@@ -167,7 +168,7 @@ wheel: $(VENV)/.wheel
 	for target in $(WHEEL_TARGETS); do \
 		cxx="$$zig $$target" link=-s; \
 		case $$target in aarch64-linux*) if command -v $(AARCH64_CXX) >/dev/null; then cxx=$(AARCH64_CXX) link=; fi;; esac; \
-		echo "for $$target all is compiled anew; pip says nothing for a minute or two"; \
+		echo "compiling everything for $$target; pip prints nothing for a minute or two"; \
 		CXX="$$cxx" LDFLAGS="$(LDFLAGS) $$link" $(PIP_WHEEL) --wheel-dir $(OUT)/plain . || exit 1; \
 	done
 	mkdir -p dist
@@ -178,7 +179,7 @@ wheel: $(VENV)/.wheel
 	done
 	SNNIPU_WHEELS=dist $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheels.py -k "not emulated"
 
-# Two copies of what is committed, in folders of other names, give the same bytes: the libraries, and what is around them.
+# Two copies of the commit in different folders must give the same bytes, in the libraries and in the wheel.
 reproducible: export SNNIPU_BUILD_ISA := all
 reproducible: $(VENV)/.torch
 	rm -rf $(OUT)/reproducible
@@ -194,7 +195,7 @@ reproducible: $(VENV)/.torch
 test-emulated: $(VENV)/.wheel $(VENV)/.test
 	SNNIPU_WHEELS=dist $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_wheels.py -k emulated
 
-# Rows, tests and more by MATRIX_ARGS: --help tells.
+# MATRIX_ARGS selects rows and tests; see --help.
 matrix:
 	$(PYTHON) tests/support/matrix.py $(MATRIX_ARGS)
 
@@ -206,7 +207,7 @@ bench: $(VENV)/.bench
 lint: lint-text
 	CXXFLAGS="$(CXXFLAGS) -O0 -Werror" $(BIN)/python setup.py build_ext --build-lib $(OUT)/lint
 
-# All of it but the compiler's warnings.
+# All checks of lint except the compiler's warnings.
 lint-text: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -214,7 +215,7 @@ lint-text: $(VENV)/.lint
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
-# popc is a Clang. libclang, from PyPI, is on every machine; a clang++ may warn of more.
+# popc is a Clang. The check uses libclang, which PyPI has for every machine, and a clang++ if there is one.
 IPU_CHECK := $(MAKE) --silent --jobs $(JOBS) -C custom_ops check
 IPU_CHECK += OUT="$(abspath $(OUT))/ipu" PYTHON="$(abspath $(BIN))/python"
 IPU_CHECK += INCLUDES="-I$(CURDIR)/csrc/ipu_model/poplar/include -I$(CURDIR)/csrc/ipu_model/popart/include"
@@ -223,7 +224,7 @@ check-ipu: $(VENV)/.test
 	$(IPU_CHECK) CXX="$(abspath $(BIN))/python $(CURDIR)/csrc/ipu_model/popc/check.py"
 	$(if $(CLANGXX),$(IPU_CHECK) CXX=$(CLANGXX),@echo "no clang++: checked by libclang alone")
 
-# The Clang that counts the vertices' instructions has a 32-bit target, and is in a package of its own.
+# The vertices' instructions are counted with a Clang for a 32-bit target, that of the extra compiler.
 $(VENV)/.check: $(VENV)/.test
 	$(PIP) "snnipu[compiler]"
 	touch $@
@@ -235,12 +236,12 @@ docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs $(OUT)/docs
 	@echo "documentation: $(abspath $(OUT)/docs)/index.html"
 
-# Data sets as the tutorials look for them, below SNNIPU_DATA. NOTEBOOKS names some of them.
+# The tutorials read data sets below SNNIPU_DATA. NOTEBOOKS selects tutorials.
 notebooks: $(VENV)/.test
 	$(BIN)/python docs/notebooks.py $(NOTEBOOKS)
 
-# Python itself is not built for the sanitizers: their runtime is loaded ahead of it, and its leaks are its own. What
-# torch.compile makes of an operator is no kernel of ours. A report goes to stderr, past pytest.
+# Python is not built with sanitizers, so their runtime is preloaded, and leaks are not reported. Tests of torch.compile
+# are left out, because its code has no kernels of snnipu. --capture=sys lets reports reach stderr.
 SANITIZED = cxx="$${CXX:-c++}" && env SNNIPU_NATIVE_DIR="$(abspath $(OUT))/sanitize/snnipu/_native" \
 	LD_PRELOAD="$$($$cxx -print-file-name=libasan.so) $$($$cxx -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
@@ -257,7 +258,7 @@ sanitize: $(VENV)/.test
 		-Wl,-rpath,$(abspath $(OUT))/sanitize/snnipu/_native -o $(OUT)/sanitize/fuzz_kernels
 	$(OUT)/sanitize/fuzz_kernels $(SANITIZE_CASES) $(FUZZ_SEED)
 
-# Libraries that are instrumented for libFuzzer, and what calls them; atheris for what is Python.
+# libFuzzer calls instrumented libraries; atheris fuzzes Python code.
 fuzz: $(VENV)/.test
 	$(PIP) "snnipu[fuzz]"
 	CXX="$(CLANGXX)" CXXFLAGS="-O1 -g1 -w $(FUZZ_FLAGS),fuzzer-no-link" $(BIN)/python setup.py build_ext \
@@ -277,7 +278,7 @@ fuzz-numbers: $(VENV)/.test
 soak: $(VENV)/.test
 	$(BIN)/python tests/support/soak.py --seconds $(SOAK_SECONDS)
 
-# Not with other work beside it: what hangs counts as noticed.
+# Run nothing else at the same time: a test that hangs counts as a test that notices the fault.
 mutants: $(VENV)/.test
 	$(PIP) "snnipu[mutants]"
 	$(BIN)/python tests/support/mutants.py --seconds $(MUTANTS_SECONDS) --seed $(FUZZ_SEED) $(MUTANTS_ARGS)
