@@ -131,8 +131,8 @@ def test_numbers_and_gradients_are_snntorchs(name, keywords, chosen, dtype, sing
 
 def test_a_step_runs_the_kernel(monkeypatch):
     calls = []
-    forward = neurons.Steps.forward
-    monkeypatch.setattr(neurons.Steps, "forward", lambda *args: calls.append(1) or forward(*args))
+    forward = neurons.SingleSteps.forward
+    monkeypatch.setattr(neurons.SingleSteps, "forward", lambda *args: calls.append(1) or forward(*args))
     layer = snn.Synaptic(alpha=0.7, beta=0.8)
     x = torch.randn(2, N)
     layer(x, *layer.reset_mem())

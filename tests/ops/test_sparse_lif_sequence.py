@@ -92,7 +92,7 @@ def test_errors_pass_through_the_library(cap, monkeypatch):
         raise MemoryError("no memory for slots")
 
     with monkeypatch.context() as patched:
-        patched.setattr(memory, "varying", failing)
+        patched.setattr(memory, "empty_varying", failing)
         with pytest.raises(MemoryError, match="no memory for slots"):
             ops.sparse_lif_sequence(spikes, weight, beta=0.9, max_spikes=cap)
     again = ops.sparse_lif_sequence(spikes, weight, beta=0.9, max_spikes=cap)
