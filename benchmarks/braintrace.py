@@ -1,4 +1,4 @@
-"""BrainTrace's online learning, compiled by JAX, of the same network: the peer's own extra, ``snnipu[braintrace]``."""
+"""The same network with BrainTrace's online learning, compiled by JAX; needs the extra ``snnipu[braintrace]``."""
 
 import numpy as np
 import torch
@@ -7,9 +7,10 @@ from benchmarks import peers
 
 
 def stream(rule, weights, beta, upstream, **options):
-    """A network of linear layers and leaky neurons, as ``snntorch.Leaky``, that learns by BrainTrace's ``rule``.
+    """Return a function that trains a network of linear layers and leaky neurons by BrainTrace's ``rule``.
 
-    The loss of a step is its output spikes times ``upstream`` ``[B, outputs]``. States begin anew with each stream.
+    The neurons are those of ``snntorch.Leaky``. The loss of a step is its output spikes times ``upstream``
+    ``[B, outputs]``. Each call begins with the initial states.
     """
     names = ("jax", "jax.numpy", "brainstate", "braintrace")
     jax, jnp, brainstate, braintrace = (peers.imported(name, name.partition(".")[0], "braintrace") for name in names)
@@ -21,7 +22,7 @@ def stream(rule, weights, beta, upstream, **options):
     @spike.defjvp
     def _(primals, tangents):
         (u,), (tangent,) = primals, tangents
-        return spike(u), tangent / (1 + jnp.square(jnp.pi * u))  # snnTorch's atan
+        return spike(u), tangent / (1 + jnp.square(jnp.pi * u))  # snnTorch's atan surrogate
 
     class Leaky(brainstate.nn.Module):
         def __init__(self, neurons):
@@ -71,10 +72,10 @@ def stream(rule, weights, beta, upstream, **options):
             state.value = value
         total, losses = None, []
         for chunk in chunks:
-            grads, made = learn(jnp.asarray(chunk.numpy()))
+            grads, loss_of_step = learn(jnp.asarray(chunk.numpy()))
             total = grads if total is None else jax.tree.map(jnp.add, total, grads)
-            losses.append(made)
-        found = [torch.from_numpy(np.array(grad)).t() for grad in jax.tree.leaves(total)]
-        return found, torch.from_numpy(np.concatenate([np.array(made) for made in losses]))
+            losses.append(loss_of_step)
+        gradients = [torch.from_numpy(np.array(grad)).t() for grad in jax.tree.leaves(total)]
+        return gradients, torch.from_numpy(np.concatenate([np.array(loss_of_step) for loss_of_step in losses]))
 
     return run

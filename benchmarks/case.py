@@ -1,4 +1,4 @@
-"""What a benchmark is made of: the settings of a problem, its contenders, their workloads and their checks."""
+"""The parts of a benchmark: the settings of a problem, its contenders, their workloads and their checks."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ import torch
 
 
 class Unavailable(RuntimeError):
-    """A contender cannot run here; the message says why and what would help."""
+    """A contender cannot run here; the message gives the reason and a remedy."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes and choices of all cases; each case names those that it has."""
+    """Sizes and choices of all cases; each case lists the settings that it uses."""
 
     steps: int = 25
     batch_size: int = 128
@@ -22,11 +22,11 @@ class Settings:
     # Spikes per neuron and step.
     activity: float = 0.02
     seed: int = 0
-    # Whose published sizes, or which network of a table.
+    # Data set with published sizes, or network of a table.
     input: str = "nmnist"
     network: str = "tutorial-5"
     hidden_layers: int = 2
-    # Of each hidden layer; 0: the published numbers.
+    # Neurons of each hidden layer; 0: the published numbers.
     hidden_neurons: int = 0
     neuron: str = "Leaky"
     program: str = "forward"
@@ -42,7 +42,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Check:
-    """Outcome of a comparison with ``against``; ``detail`` has the errors and what was allowed."""
+    """The result of a comparison with ``against``; ``detail`` has the errors and the tolerances."""
 
     passed: bool
     against: str
@@ -71,12 +71,12 @@ class Contender:
     """A row of a table.
 
     Attributes:
-        build: makes the workload; raises :class:`Unavailable` where that cannot run.
-        peer: the entry of ``--peers`` that selects this row; empty: snnipu's own, which always runs.
-        note: what a reader must know to compare this row with the others.
-        floor: name of the row that copies the least bytes that this one reads and writes.
-        torch_memory: whether PyTorch allocates its memory; else only a process of its own tells it.
-        samples: of a step, where the table tells how many there are a second.
+        build: returns the workload; raises :class:`Unavailable` if it cannot run.
+        peer: the entry of ``--peers`` that selects this row; empty for snnipu's rows, which always run.
+        note: information that a reader needs to compare this row with the others.
+        floor: name of the row that copies the minimum of bytes that this row reads and writes.
+        torch_memory: True if PyTorch allocates its memory; else only a separate process can measure it.
+        samples: samples of a step, if the table shows samples per second.
     """
 
     name: str
@@ -98,13 +98,16 @@ def several(value):
 
 
 def headline(values):
-    """Return one value of each setting: the usual one where it is there, else the first."""
-    usual = {name: getattr(Settings, name, None) for name in values}
-    return {name: usual[name] if usual[name] in several(value) else several(value)[0] for name, value in values.items()}
+    """Return one value of each setting: the default of ``Settings`` if it is in the sweep, else the first value."""
+    defaults = {name: getattr(Settings, name, None) for name in values}
+    return {
+        name: defaults[name] if defaults[name] in several(value) else several(value)[0]
+        for name, value in values.items()
+    }
 
 
 def product(values):
-    """Return the points of a sweep: every combination."""
+    """Return all combinations of the values, as the points of a sweep."""
     return [dict(zip(values, point)) for point in itertools.product(*map(several, values.values()))]
 
 
@@ -121,24 +124,25 @@ class Case:
 
     Attributes:
         summary: a line for ``--help``.
-        work: what is timed.
-        title: of the table of these settings; no two tables have the same.
-        contenders: of these settings. Input and weights are made when the first one is built.
+        work: description of the timed work.
+        title: returns the title of a table; titles must be unique.
+        contenders: returns the contenders; input and weights are created when the first one is built.
         sizes: the settings of the case; a tuple is swept.
-        quick: those with ``--quick``.
-        points: makes the tables of a sweep; raises ValueError where there is none.
-        axes: settings that tables and charts have as their x axis.
-        tables: columns of the summary that are told along an axis; ``charts``: that are drawn.
-        choices: the names that a setting can have.
-        parameters: of a table, as columns of its records.
-        reference: the row that speeds and memory are relative to.
-        check: what a passed check says.
-        slow_seconds: a contender that takes longer takes part in fewer rounds, but in ``slow_rounds``.
-        on_cuda: the tables on a GPU where nothing else is asked for.
-        gives_back: whether each contender is timed in memory that it got itself.
-        memory_apart: whether peak memory is that of a process of its own, where the system tells.
-        samples: yields the times in place of :func:`benchmarks.timing.interleaved`, whose arguments it has.
-        measured: what the data turned out to be.
+        quick: replacements of ``sizes`` with ``--quick``.
+        points: returns the tables of a sweep; raises ValueError if there is none.
+        axes: settings that are the x axis of tables and charts.
+        tables: columns of the summary that are tabulated along an axis.
+        charts: columns of the summary that are drawn.
+        choices: the possible names of a setting.
+        parameters: returns the parameters of a table, which are columns of its records.
+        reference: the row to which speeds and memory are relative.
+        check: the statement of a passed check.
+        slow_seconds: a contender that takes longer takes part in fewer rounds, but in at least ``slow_rounds``.
+        on_cuda: the default tables on a GPU.
+        gives_back: returns True if memory is released before each contender is timed.
+        memory_apart: True if peak memory is measured in a separate process, if the system supports it.
+        samples: yields the times instead of :func:`benchmarks.timing.interleaved`, with the same arguments.
+        measured: returns measured properties of the data.
     """
 
     summary: str
@@ -155,8 +159,8 @@ class Case:
     parameters: Optional[Callable[[Settings], Dict[str, Any]]] = None
     reference: str = "snntorch"
     check: str = (
-        "The same results as snnTorch's eager loop, or, for a library whose neuron is another function, as its own "
-        "update rule in plain PyTorch."
+        "The same results as snnTorch's eager loop; for a library with another neuron, the same results as its update "
+        "rule in plain PyTorch."
     )
     repeats: int = 9
     min_seconds: float = 0.0

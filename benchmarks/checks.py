@@ -1,4 +1,4 @@
-"""Correctness gates: what a contender computed against what it should have computed."""
+"""Correctness checks: the results of a contender compared with their reference."""
 
 import contextlib
 import warnings
@@ -11,20 +11,20 @@ from snnipu import dense_only
 
 
 class Tolerance(NamedTuple):
-    """How far a result may be from its reference.
+    """The largest difference between a result and its reference.
 
     Attributes:
         flips: largest fraction of spikes that may differ.
-        gradient: largest gradient error relative to the largest gradient, over the neurons whose spikes all agree: one
-            flipped spike changes the gradient of its whole train, rightly.
+        gradient: largest gradient error relative to the largest gradient, over the neurons whose spikes all agree. A
+            differing spike changes all gradients of its neuron.
     """
 
     flips: float
     gradient: float
 
 
-# Half precision and the fused multiply-adds of a GPU round the membrane differently from the reference, so that values
-# at the threshold may fall on either side of it; on a CPU float32 and float64 leave no such freedom.
+# Half precision and the fused multiply-adds of a GPU round the membrane differently from the reference. Values near
+# the threshold may then be on its other side. On a CPU float32 and float64 must be equal.
 _HALF = {torch.float16: Tolerance(1e-2, 2e-2), torch.bfloat16: Tolerance(5e-2, 1e-1)}
 _EXACT = Tolerance(0.0, 1e-5)
 _FUSED_MULTIPLY_ADD = Tolerance(1e-4, 1e-5)
@@ -37,7 +37,7 @@ def tolerance_for(dtype, device, same_operations=True):
 
 
 def relative_error(value, reference):
-    """Return the largest absolute difference over the largest absolute reference; infinity if either is not finite."""
+    """Return the largest absolute difference over the largest absolute reference; infinity for non-finite numbers."""
     if value.shape != reference.shape:
         raise ValueError(f"value: shape {tuple(value.shape)}, but the reference has {tuple(reference.shape)}")
     if reference.numel() == 0:
@@ -51,7 +51,7 @@ def relative_error(value, reference):
 
 
 def check_close(values, expected, tolerance, against):
-    """Compare tensors, each relative to its largest value."""
+    """Compare tensors, with errors relative to the largest value of each."""
     error = max(relative_error(value, reference) for value, reference in zip(values, expected))
     passed = error <= tolerance and len(values) == len(expected)
     return Check(passed, against, f"relative error {error:.1e} (allowed: {tolerance:.0e})")
@@ -60,8 +60,8 @@ def check_close(values, expected, tolerance, against):
 def check_layer(parts, tolerance, against):
     """Compare spikes and gradient of a layer over a sequence, ``[T, ...]``, with their references.
 
-    The parts of the neurons come one at a time. A part's gradient error is relative to that part's largest gradient: it
-    is no less than that relative to all.
+    The parts are those of groups of neurons. A part's gradient error is relative to the part's largest gradient, and so
+    is at least the error relative to the largest gradient of all.
     """
     flips = total = 0
     error = 0.0
@@ -88,7 +88,7 @@ def check_network(
     tolerance,
     against,
 ):
-    """Compare the spikes of every layer, which must be equal, and the weight gradients; of inference there are none."""
+    """Compare the spikes of every layer, which must be equal, and the weight gradients; inference has none."""
     differing = sum(int((s.detach().double() != r.detach().double()).sum()) for s, r in zip(spikes, reference_spikes))
     total = sum(reference.numel() for reference in reference_spikes)
     error = max(map(relative_error, gradients, reference_gradients), default=0.0)
@@ -113,8 +113,8 @@ def check_training(
 ):
     """Compare the loss and the gradient of every parameter, in the same order on both sides.
 
-    A parameter without a gradient has None, on both sides. Errors are relative to the largest gradient of the
-    parameter, or ``of_network``, of all parameters: a bias before a batch norm has no gradient but rounding.
+    The gradient of a parameter may be None on both sides. Errors are relative to the largest gradient of the parameter
+    or, with ``of_network``, of all parameters: a bias before a batch norm has a gradient of rounding errors alone.
     """
     loss_error = relative_error(loss.reshape(()), reference_loss.reshape(()))
     pairs = [(g, r) for g, r in zip(gradients, reference_gradients) if g is not None and r is not None]
@@ -131,23 +131,23 @@ def check_training(
 
 
 def summation_rounding(terms):
-    """Return the relative error of a float32 sum of so many terms in one accumulator.
+    """Return the relative error of a float32 sum of ``terms`` numbers in one accumulator.
 
-    It is about 2**-24 times the root of their number (Higham and Mary, A new approach to probabilistic rounding error
-    analysis, 2019).
+    It is about 2**-24 times the square root of their number (Higham and Mary, A new approach to probabilistic rounding
+    error analysis, 2019).
     """
     return float(2.0**-24 * terms**0.5)
 
 
 def both(first, second, how):
-    """Return two gates of the same results as one; ``how`` tells what is different in the second."""
+    """Combine two checks of the same results; ``how`` describes the second one."""
     return Check(first.passed and second.passed, first.against, f"{first.detail}; {how}: {second.detail}")
 
 
 @contextlib.contextmanager
 def without_onednn():
-    """Use PyTorch's own convolutions on a CPU, which sum up a gradient in blocks of bounded size; also of zeros."""
+    """Use PyTorch's convolutions on a CPU, which sum gradients in blocks of bounded size; never skip zeros."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch speaks of TF32 on Intel's GPUs
+        warnings.simplefilter("ignore")  # PyTorch warns about TF32 on Intel GPUs
         with torch.backends.mkldnn.flags(enabled=False), dense_only():
             yield

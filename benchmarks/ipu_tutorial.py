@@ -1,12 +1,11 @@
-"""The tutorial network, 784-1000-10 over 25 steps, batch 128, through the IPU model, forward and backward: how long it
-takes here, and what the model counts.
+"""Time and count the tutorial network on the IPU model: 784-1000-10, 25 steps, batch 128, forward and backward.
 
     python benchmarks/ipu_tutorial.py [--kind dense layers network] [--json FILE]
 
-``dense`` is the tutorial's network, with ``snn.Leaky`` on products that PyTorch makes on the host; ``layers`` its
-event-driven twin of SparseLinear, NeuronSequence and SelectSpikes; ``network`` that of the operator SparseNetwork, with
-a step from layer to layer. Seconds are this machine's, for a training step of ``poptorch.trainingModel``: the first one
-makes the programs, the second only runs them. Cycles and memory are the model's.
+``dense`` is the tutorial's network: ``snn.Leaky``, and products by PyTorch on the host. ``layers`` is its event-driven
+twin of SparseLinear, NeuronSequence and SelectSpikes. ``network`` is the operator SparseNetwork, with a step from layer
+to layer. Seconds are those of a training step of ``poptorch.trainingModel`` on this machine. The first step builds the
+programs, the second only runs them. Cycles and memory are counted by the model.
 """
 
 import argparse
@@ -21,12 +20,12 @@ import snnipu as snn
 from snnipu import poptorch
 
 KINDS = ("dense", "layers", "network")
-# Slots are the spikes of a sample and step that a layer passes on, activity is the share of the input that spikes.
+# Slots are the spikes of a sample and step that a layer outputs; activity is the fraction of the input that spikes.
 NUMBERS = {"--batch-size": 128, "--steps": 25, "--slots": 128, "--activity": 0.1}
 
 
 class Tutorial(nn.Module):
-    """One of :data:`KINDS`; returns the spike counts of the last layer and their loss."""
+    """A network of :data:`KINDS`; returns the spike counts of the last layer and their loss."""
 
     def __init__(self, kind, sizes, slots):
         super().__init__()
@@ -50,13 +49,13 @@ class Tutorial(nn.Module):
         return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "none")
 
 
-def measure(kind, sizes, asked):
-    """Return what two training steps take."""
-    net = Tutorial(kind, sizes, asked.slots)
+def measure(kind, sizes, options):
+    """Return the seconds and the model's counts of two training steps."""
+    net = Tutorial(kind, sizes, options.slots)
     before = [weight.detach().clone() for weight in net.parameters()]
     torch.manual_seed(1)
-    x = (torch.rand(asked.steps, asked.batch_size, sizes[0]) < asked.activity).float()
-    labels = torch.randint(sizes[-1], (asked.batch_size,))
+    x = (torch.rand(options.steps, options.batch_size, sizes[0]) < options.activity).float()
+    labels = torch.randint(sizes[-1], (options.batch_size,))
     optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
     model = poptorch.trainingModel(net, poptorch.Options().useIpuModel(True), optimizer)
     seconds, losses = [], []
@@ -72,8 +71,8 @@ def measure(kind, sizes, asked):
     return {
         "kind": kind,
         "sizes": sizes,
-        "batch_size": asked.batch_size,
-        "steps": asked.steps,
+        "batch_size": options.batch_size,
+        "steps": options.steps,
         "seconds_first": seconds[0],
         "seconds_next": seconds[1],
         "losses": losses,
@@ -88,23 +87,23 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--sizes", default="784,1000,10", help="neurons of the input and of each layer")
-    for name, usual in NUMBERS.items():
-        parser.add_argument(name, type=type(usual), default=usual, help=f"default: {usual}")
+    for name, default in NUMBERS.items():
+        parser.add_argument(name, type=type(default), default=default, help=f"default: {default}")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args(arguments)
-    found = []
-    for kind in asked.kind:
-        result = measure(kind, list(map(int, asked.sizes.split(","))), asked)
-        found.append(result)
+    options = parser.parse_args(arguments)
+    results = []
+    for kind in options.kind:
+        result = measure(kind, list(map(int, options.sizes.split(","))), options)
+        results.append(result)
         print(
             f"{kind:8} first step {result['seconds_first']:5.1f} s, next {result['seconds_next']:5.1f} s; the model: "
             f"{result['cycles'] / 1e6:.2f} million cycles, fullest tile {result['tile_memory_max_bytes'] / 1024:.0f} "
             "KiB",
             flush=True,
         )
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return found
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return results
 
 
 if __name__ == "__main__":

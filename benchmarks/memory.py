@@ -1,4 +1,4 @@
-"""Peak memory of one step, above what was allocated when it began; and how much there is."""
+"""Peak memory of one step, above the memory allocated before it; and the available memory."""
 
 import contextlib
 import ctypes
@@ -23,18 +23,18 @@ def peak_of_events(events):
     return max(itertools.accumulate((int(event["args"]["Bytes"]) for event in events), initial=0))
 
 
-# <malloc.h>
+# Constants of <malloc.h>.
 _M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
 
 
 @contextlib.contextmanager
 def _large_blocks_apart():
-    """Keep large blocks outside glibc's heap meanwhile, as they are unless snnipu keeps freed memory.
+    """Allocate large blocks outside glibc's heap within the block, as without snnipu.
 
-    The profiler's small blocks stay. One that lands where a large block was leaves too little for the next: a loop that
-    makes a sequence's gradient at every step would take as many sequences of memory as it has steps.
+    The profiler's small blocks stay allocated. A small block at the place of a freed large one fragments the heap. A
+    loop that allocates a sequence's gradient at every step would then need as many sequences of memory as it has steps.
     """
-    if not keep_freed_memory():  # it does already, or nobody changed the allocator
+    if not keep_freed_memory():  # large blocks are outside the heap already
         yield
         return
     libc = ctypes.CDLL(None)
@@ -47,14 +47,14 @@ def _large_blocks_apart():
 
 
 def peak_extra_bytes(step, device):
-    """Return the bytes that ``step`` holds at its peak beyond what is allocated before it.
+    """Return the bytes that ``step`` holds at its peak beyond the bytes allocated before it.
 
-    On a CPU this is the largest sum of live bytes in the profiler's events of PyTorch's allocator. All libraries
-    allocate through it; results count, inputs do not. Not counted are a GEMM library's packing buffers, say. On CUDA
-    it is the allocator's own peak. ``step`` should have run before, so that nothing is set up lazily.
+    On a CPU this is the largest sum of live bytes in the profiler's events of PyTorch's allocator, through which all
+    libraries allocate. Results count, inputs do not. Other memory, such as a GEMM library's buffers, is not counted. On
+    CUDA it is the allocator's own peak. Call ``step`` before, so that lazy initialisation is done.
     """
     if device.type == "cuda":
-        gc.collect()  # garbage that is only collected during the step would lower its peak
+        gc.collect()  # garbage collected during the step would lower its peak
         synchronise(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -63,8 +63,8 @@ def peak_extra_bytes(step, device):
         peak = torch.cuda.max_memory_allocated(device) - before
         del result
         return int(peak)
-    release_memory()  # results in memory of the call before would not be seen by the allocator
-    # Above every level it has: it would report its start and stop on stderr, in the middle of the progress.
+    release_memory()  # otherwise results would reuse memory that the allocator does not report
+    # Above every log level: the profiler would print its start and stop on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with _large_blocks_apart(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = step()
@@ -74,15 +74,15 @@ def peak_extra_bytes(step, device):
         profiler.export_chrome_trace(str(path))
         trace = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     events = [event for event in trace if event.get("name") == "[memory]"]
-    # Time stamps can repeat; the profiler's own index, where this PyTorch writes one, says which came first.
+    # Time stamps can repeat; the profiler's index, if this PyTorch writes one, gives the order.
     events.sort(key=lambda event: (event["ts"], event["args"].get("Ev Idx", 0)))
     return peak_of_events(events)
 
 
 def available_memory(device=None):
-    """Return the bytes this process, or a GPU, can still give without swapping; None where the system does not tell."""
+    """Return the bytes that this process or a GPU can allocate without swapping; None if unknown."""
     if device is not None and device.type == "cuda":
-        torch.cuda.empty_cache()  # what PyTorch keeps is free, too
+        torch.cuda.empty_cache()  # memory cached by PyTorch is available, too
         return torch.cuda.mem_get_info(device)[0]
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -90,12 +90,12 @@ def available_memory(device=None):
         resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, StopIteration):
         return None
-    # A control group can allow less than the machine has.
+    # A control group may have less memory than the machine.
     return max(0, min(free, memory_of_machine() - resident))
 
 
-def tells_resident(device):
-    """Return True if this system tells the peak of a process, and lets it be reset."""
+def reports_resident(device):
+    """Return True if this system reports the peak memory of a process, and can reset it."""
     return device.type == "cpu" and Path("/proc/self/clear_refs").exists()
 
 
@@ -105,11 +105,11 @@ def _status(field):
 
 
 def growth_here(case, contender, settings, threads):
-    """Return the growth of VmHWM over VmRSS during one warm step; None where the contender cannot run here."""
+    """Return the growth of VmHWM over VmRSS during one warm step; None if the contender cannot run here."""
     torch.set_num_threads(threads)
     try:
-        step = next(found for found in case.contenders(settings) if found.name == contender).build().step
-    except Unavailable:  # it was not in the process that asks: there is less memory left
+        step = next(row for row in case.contenders(settings) if row.name == contender).build().step
+    except Unavailable:  # less memory is available than in the parent process
         return None
     step()
     gc.collect()

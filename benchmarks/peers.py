@@ -1,6 +1,6 @@
-"""The peers: how each is imported, and the update rule it claims, in plain PyTorch.
+"""The peers: the import of each, and its update rule in plain PyTorch.
 
-snnTorch is a dependency of snnipu; the others are optional and are only imported when a case builds their contender.
+snnTorch is a dependency of snnipu. The others are optional and are imported when a case builds their contender.
 """
 
 import importlib
@@ -24,24 +24,25 @@ PEERS = {
 
 
 def imported(module, package, extra="bench"):
-    """Import ``module`` of a peer's ``package``; raise Unavailable where it is not there, with the extra."""
+    """Import ``module`` of a peer's ``package``; raise Unavailable, with the extra to install, if it is missing."""
     try:
         return importlib.import_module(module)
-    except Exception as error:  # a binary package built for another version may raise anything
+    except Exception as error:  # a binary package built for another version may raise any error
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             raise Unavailable(f'not installed: pip install "snnipu[{extra}]"') from error
         raise Unavailable(f"installed, but its import fails: {type(error).__name__}: {error}") from error
 
 
 def spikingjelly(module):
-    """``spikingjelly.activation_based.<module>``."""
+    """Import ``spikingjelly.activation_based.<module>``."""
     return imported(f"spikingjelly.activation_based.{module}", "spikingjelly")
 
 
 def spikingjelly_lif(beta, store_v_seq=False, hard_reset_slope=None):
     """Return SpikingJelly's ``LIFNode`` with snnTorch's recurrence: no input decay, a detached reset.
 
-    The reset is by subtraction and the surrogate ATan(2); with ``hard_reset_slope`` to zero and SoftSign of that slope.
+    The reset is by subtraction and the surrogate ATan(2). With ``hard_reset_slope`` the reset is to zero and the
+    surrogate SoftSign of that slope.
     """
     surrogate, soft = spikingjelly("surrogate"), hard_reset_slope is None
     return spikingjelly("neuron").LIFNode(
@@ -77,21 +78,22 @@ def norse_synaptic(alpha, beta, dtype):
 
 
 def norse_lift(cell):
-    """norse's own loop over the first dimension."""
+    """Return norse's loop over the first dimension."""
     return imported("norse.torch.module.lift", "norse").Lift(cell)
 
 
 def _spike(distance, primitive, at_threshold):
-    """Heaviside forward, the derivative of ``primitive`` backward."""
+    """Return the Heaviside function, with the derivative of ``primitive`` in the backward pass."""
     hard = torch.heaviside(distance.detach(), torch.tensor(at_threshold, dtype=distance.dtype, device=distance.device))
     return hard + (primitive - primitive.detach())
 
 
 def spikingjelly_rule(beta, hard_reset_slope=None):
-    """``h = v - v/tau + x``; ``spk = H(h - 1)``, ``H(0) = 1``; ``v' = h - spk``, detached: a reset in the same step.
+    """Return SpikingJelly's step: ``h = v - v/tau + x``, ``spk = H(h - 1)``, ``H(0) = 1``, ``v' = h - spk``.
 
-    With ``hard_reset_slope``: ``v' = (1 - spk) h``, and the surrogate is ``slope / 2 / (1 + slope |h - 1|)^2``. This is
-    snnTorch's neuron with the reset to zero, up to rounding and the factor of the surrogate.
+    The reset is detached and within the same step. With ``hard_reset_slope``, ``v' = (1 - spk) h`` and the surrogate is
+    ``slope / 2 / (1 + slope |h - 1|)^2``. This is snnTorch's neuron with the reset to zero, up to rounding and the
+    factor of the surrogate.
     """
     tau = 1 / (1 - beta)
 
@@ -108,7 +110,10 @@ def spikingjelly_rule(beta, hard_reset_slope=None):
 
 
 def norse_rule(beta):
-    """``h = v + (1 - beta)(x - v)``; ``spk = H(h - 1)``; ``v' = h - spk``, with gradient through the reset."""
+    """Return norse's step: ``h = v + (1 - beta)(x - v)``, ``spk = H(h - 1)``, ``v' = h - spk``.
+
+    The gradient flows through the reset.
+    """
 
     def rule(x, v):
         h = v + (1 - beta) * (x - v)
@@ -119,7 +124,10 @@ def norse_rule(beta):
 
 
 def norse_synaptic_rule(alpha, beta):
-    """``i = i + x``; ``h = v + (1 - beta)(i - v)``; ``spk = H(h - 1)``; ``v' = (1 - spk) h``; ``i' = alpha i``."""
+    """Return norse's step with a synaptic current.
+
+    ``i = i + x``, ``h = v + (1 - beta)(i - v)``, ``spk = H(h - 1)``, ``v' = (1 - spk) h``, ``i' = alpha i``.
+    """
 
     def rule(x, i, v):
         i = i + x
@@ -131,7 +139,7 @@ def norse_synaptic_rule(alpha, beta):
 
 
 def over_time(rule, currents, states=1):
-    """Return the spikes of all steps by ``rule``, whose states begin as zeros."""
+    """Return the spikes of all steps by ``rule``, whose initial states are zeros."""
     before = [torch.zeros_like(currents[0])] * states
     spk_rec = []
     for current in currents.unbind():
@@ -141,37 +149,38 @@ def over_time(rule, currents, states=1):
 
 
 def forget_compiled():
-    """A process compiles several variants of the same loop; each must start from a clean slate of recompilations."""
+    """Reset TorchDynamo, so that variants of one loop do not count as recompilations of each other."""
     importlib.import_module("torch._dynamo").reset()
 
 
 def compiled(function):
-    """Return ``torch.compile`` of all of ``function``: a graph break would make a row that is not what it says."""
+    """Return ``torch.compile`` of all of ``function``; a graph break is an error."""
     forget_compiled()
     return torch.compile(function, fullgraph=True)
 
 
-# The time to compile a loop grows with its steps: longer ones are compiled step by step.
+# The compilation time of a loop grows with its steps: longer loops compile the step alone.
 LONGEST_COMPILED_LOOP = 50
 
 
 def compile_seconds(run):
-    """Return the time until ``run`` is compiled, forward and backward, without compilations cached on disk.
+    """Return the time until ``run`` is compiled, forward and backward, without cached compilations.
 
-    Two calls: snnTorch's neurons keep their membrane, whose shape is only there after the first, as an attribute.
+    It takes two calls: snnTorch's neurons store their membrane as an attribute, whose shape is unknown in the first
+    call.
     """
     inductor_config = importlib.import_module("torch._inductor.config")
     patch = {"force_disable_caches": True} if hasattr(inductor_config, "force_disable_caches") else {}
     start = time.perf_counter()
     with warnings.catch_warnings(), inductor_config.patch(patch):
-        warnings.simplefilter("ignore")  # it says that the caches are off
+        warnings.simplefilter("ignore")  # PyTorch warns that the caches are off
         for _ in range(2):
             run()
     return time.perf_counter() - start
 
 
 def multi_step_contenders(spikingjelly, norse, floor=""):
-    """Return the rows of libraries that run all steps of a layer by themselves, of what makes their workloads."""
+    """Return the rows of libraries that run all steps of a layer in one call; the arguments build their workloads."""
     return [
         Contender(
             "spikingjelly",

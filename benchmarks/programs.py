@@ -1,4 +1,7 @@
-"""Small programs in the style in which people write snnTorch; ``snn`` is the library that they import."""
+"""Small programs in the style of snnTorch's users; ``snn`` is the library that they import.
+
+The docstring of a program is part of the titles of its tables.
+"""
 
 import torch
 from snntorch import utils
@@ -8,21 +11,21 @@ from torch.nn import functional
 import snnipu
 
 INPUTS, CLASSES = 784, 10
-# Inputs of the programs that read one vector a step, as of a sensor or an embedding.
+# Inputs of the programs that read one vector for each step, such as a sensor's values or an embedding.
 CHANNELS = 64
-# Output neurons of a class in population coding.
+# Output neurons of each class in population coding.
 PER_CLASS = 10
-# Weights and inputs are multiples of these: float32 sums of their products are exact in any order, so that no spike
-# depends on the order in which a matrix product adds up.
+# Weights and inputs are multiples of these, so that float32 sums of their products are exact in any order. Then no
+# spike depends on the order of a matrix product's sums.
 WEIGHT_GRID, INPUT_GRID = 2.0**-12, 2.0**-4
 _WEIGHTED = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding)
 
 
 def sparse_pixels(*shape, generator):
-    """Return numbers between 0 and 1, of which four in five are 0."""
+    """Return random numbers between 0 and 1, four fifths of them 0."""
     x = torch.rand(shape, generator=generator)
-    on = torch.rand(shape, generator=generator) < 0.2
-    return (x / INPUT_GRID).round() * INPUT_GRID * on
+    is_active = torch.rand(shape, generator=generator) < 0.2
+    return (x / INPUT_GRID).round() * INPUT_GRID * is_active
 
 
 def tutorial_loss(mem_rec, targets):
@@ -41,7 +44,7 @@ def batched_loss(mem_rec, targets):
 
 
 def forward_pass(net, steps, data, frames):
-    """The tutorials' function of this name."""
+    """Run the network step by step, like the tutorials' function of this name."""
     mem_rec = []
     spk_rec = []
     utils.reset(net)  # resets hidden states for all LIF neurons in net
@@ -53,15 +56,16 @@ def forward_pass(net, steps, data, frames):
 
 
 class Program(nn.Module):
-    """A network and its training step. The docstring of each program says what it is an example of.
+    """A network and its training step. The docstring of each program names what it exemplifies.
 
     Attributes:
-        trains: whether :meth:`step` has the backward pass and the optimizer, too.
-        rewrites: whether :class:`snnipu.MultiStep` can say the loop.
-        draws: whether :meth:`over_time` draws random numbers for all steps at once: on a CPU those of the loop.
-        frames: whether the input has a vector, or a frame, for each step.
-        recorded: which of the records of ``MultiStep`` the loss reads: 0 for spikes, 1 for membranes.
-        optimizer: what updates the parameters.
+        trains: True if :meth:`step` includes the backward pass and the optimizer.
+        rewrites: True if :class:`snnipu.MultiStep` can replace the loop.
+        draws: True if :meth:`over_time` draws random numbers for all steps at once; on a CPU they are those of the
+            loop.
+        frames: True if the input has a vector, or a frame, for each step.
+        recorded: index of the result of ``MultiStep`` that the loss reads: 0 for spikes, 1 for membranes.
+        optimizer: the optimizer of the parameters.
     """
 
     trains = rewrites = draws = frames = False
@@ -73,16 +77,16 @@ class Program(nn.Module):
 
     @staticmethod
     def data(settings, generator):
-        """Return the input of one step of training."""
+        """Return the input of one training step."""
         return sparse_pixels(settings.batch_size, INPUTS, generator=generator)
 
     @staticmethod
     def terms(settings):
-        """Return how many terms the longest sum of a gradient has that a convolution may make in one accumulator."""
+        """Return the number of terms of the longest gradient sum that a convolution may compute in one accumulator."""
         return 0
 
     def record(self, x):
-        """Return what the loss reads, of all steps. The loop over time is here, or in what this calls."""
+        """Return the input of the loss, for all steps. This method, or one that it calls, has the loop over time."""
         return self.select(self(x))
 
     def select(self, out):
@@ -93,14 +97,14 @@ class Program(nn.Module):
         return functional.cross_entropy(record.sum(0), targets)
 
     def batched(self, record, x, targets):
-        """Return the same loss in one call, where the loop's has one for each step."""
+        """Return the value of :meth:`loss` in one call for all steps."""
         return self.loss(record, x, targets)
 
     def step(self, x, targets):
         return self.loss(self.record(x), x, targets)
 
     def layers(self):
-        """Return the modules of :class:`snnipu.MultiStep` in place of the loop."""
+        """Return the modules of the :class:`snnipu.MultiStep` that replaces the loop."""
         return list(self.children())
 
     def over_time(self, x):
@@ -112,7 +116,7 @@ class Program(nn.Module):
 
     @classmethod
     def has_rewrite(cls, device):
-        """Return True if :meth:`rewritten` gives the loop's numbers there."""
+        """Return True if :meth:`rewritten` computes the loop's numbers on this device."""
         return cls.rewrites and not (cls.draws and device.type != "cpu")
 
     def to_grid(self):
@@ -124,7 +128,7 @@ class Program(nn.Module):
 
 
 class _TutorialLoss:
-    """The loss of the tutorials' membranes."""
+    """The loss of the tutorials, on membranes."""
 
     recorded = 1
 
@@ -203,7 +207,7 @@ class HiddenStates(Program):
         return self.select(forward_pass(self.net, self.steps, x, self.frames))
 
     def layers(self):
-        # Without hidden states MultiStep starts from zeros in each call.
+        # MultiStep starts from zeros in each call if the states are not hidden.
         for layer in self.net:
             if isinstance(layer, snnipu.Leaky):
                 layer.init_hidden = False
@@ -355,7 +359,7 @@ class Lstm(_Frames):
 
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
-        # snnTorch keeps the states only where both sizes are the same.
+        # snnTorch's SLSTM only keeps its states if both sizes are equal.
         self.slstm1 = snn.SLSTM(CHANNELS, CHANNELS, threshold=0.1)
         self.slstm2 = snn.SLSTM(CHANNELS, CHANNELS, threshold=0.1)
         self.fc = nn.Linear(CHANNELS, CLASSES)
@@ -428,7 +432,7 @@ class BatchNorm(_Images):
 
 
 class _Between(_TwoLayers, _Frames):
-    """A module between the layers."""
+    """A program with a module between the layers."""
 
     rewrites, inputs = True, CHANNELS
 
@@ -519,7 +523,7 @@ class Autoencoder(_Images):
 
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
-        # A bias in front of a norm has no gradient but rounding.
+        # A bias before a norm has a gradient of rounding errors alone.
         self.conv1, self.norm = nn.Conv2d(1, 16, 3, padding=1, stride=2, bias=False), nn.BatchNorm2d(16)
         self.lif1 = snn.Leaky(beta=settings.beta)
         self.conv2 = nn.ConvTranspose2d(16, 1, 3, padding=1, output_padding=1, stride=2)
@@ -556,7 +560,7 @@ class Regression(_Frames):
         self.fc1 = nn.Linear(1, settings.neurons)
         self.lif1 = snn.Leaky(beta=torch.full((settings.neurons,), settings.beta), learn_beta=True)
         self.fc2 = nn.Linear(settings.neurons, 1)
-        # The threshold takes part in no result: it has no gradient.
+        # No result depends on the threshold: it has no gradient.
         self.lif2 = snn.Leaky(beta=settings.beta, learn_beta=True, learn_threshold=True, reset_mechanism="none")
 
     @staticmethod
@@ -633,7 +637,7 @@ class Subclass(_Between):
 
     def neurons(self, snn, settings):
         class LeakyInput(snn.Leaky):
-            """Decay of the input."""
+            """A Leaky neuron whose input is multiplied by 1 - beta."""
 
             def _base_state_function(self, input_):
                 beta = self.beta.clamp(0, 1)
@@ -743,7 +747,7 @@ class Episode(Program):
         width = settings.neurons // 4
         self.fc1, self.lif1 = nn.Linear(CHANNELS, width), snn.Leaky(beta=settings.beta)
         self.fc2, self.lif2 = nn.Linear(width, self.ACTIONS), snn.Leaky(beta=settings.beta, reset_mechanism="none")
-        # How an action changes what is observed.
+        # The change of the observation by each action.
         self.register_buffer("effect", torch.eye(self.ACTIONS).repeat(1, CHANNELS // self.ACTIONS) - 0.25)
 
     @staticmethod
@@ -796,7 +800,7 @@ PROGRAMS = {
 }
 
 
-# Networks of the tutorials and in their style, as unmodified loops.
+# Networks of the tutorials and similar ones, as unmodified loops.
 NETWORKS = {
     "tutorial-5": TutorialNet,
     "tutorial-6": Tutorial6,

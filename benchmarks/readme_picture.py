@@ -1,4 +1,4 @@
-"""The picture at the top of README: training steps of two networks, from the records in this folder.
+"""Draw the picture at the top of README: training steps of two networks, from the records in this folder.
 
 python -m benchmarks.readme_picture
 """
@@ -12,7 +12,7 @@ from benchmarks.report import summarise
 
 RESULTS = Path(__file__).resolve().parent / "results"
 OURS, OTHERS = "#1f6f8b", "#b9c4c9"
-# Record, what tells the table, title, rows by the record's names.
+# Record, beginning of the table's title, title of the panel, labels of the rows by their names.
 PANELS = (
     (
         "cpu.json",
@@ -46,14 +46,14 @@ def main():
         if "records" in document:
             rows = summarise([row for row in document["records"] if row["title"].startswith(table)])
             medians = dict(zip(rows.contender, rows.milliseconds))
-        else:  # of version 0.2 and before
+        else:  # a record of version 0.2 or before
             rows = next(case["results"] for case in document["cases"] if case["title"].startswith(table))
             medians = {row["name"]: 1e3 * row["time"]["median_s"] for row in rows if row["time"]}
         times = [medians[name] for name in labels]
         bars = axes.barh(list(labels.values()), times, color=[*[OTHERS] * 3, OURS], height=0.7)
-        told = [f"{time:,.0f} ms" if time > 100 else f"{time:.3g} ms" for time in times]
-        told[:-1] = [f"{text}  ({time / times[-1]:.1f} ×)" for text, time in zip(told[:-1], times)]
-        axes.bar_label(bars, told, padding=4, fontsize=9)
+        texts = [f"{time:,.0f} ms" if time > 100 else f"{time:.3g} ms" for time in times]
+        texts[:-1] = [f"{text}  ({time / times[-1]:.1f} ×)" for text, time in zip(texts[:-1], times)]
+        axes.bar_label(bars, texts, padding=4, fontsize=9)
         axes.invert_yaxis()
         axes.set_title(title, fontsize=10, loc="left")
         axes.set_xlim(0, 1.28 * max(times))

@@ -1,4 +1,4 @@
-"""Records as tables and as a chart."""
+"""Tables and charts of records."""
 
 import functools
 import itertools
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from snnipu.training import write_atomically
 
-# Columns that no record may have had a reason for.
+# Columns that all records of a run may lack.
 COLUMNS = (
     "reason",
     "against",
@@ -23,7 +23,7 @@ COLUMNS = (
     "resident_bytes",
     "compile_seconds",
 )
-# What a summary has, with the heading and the format of a number.
+# Columns of a summary, with their heading and number format.
 QUANTITIES = {
     "milliseconds": ("median ms", "{:.3g}"),
     "lower": ("from", "{:.3g}"),
@@ -41,13 +41,13 @@ QUANTITIES = {
     "resident_mebibytes": ("resident MiB", "{:,.1f}"),
     "compile_seconds": ("compiled in s", "{:.1f}"),
 }
-# Below this share of the reference's speed a row is slower, by more than timing tells apart.
+# Below this fraction of the reference's speed a row is slower; smaller differences are noise.
 SLOWER = 0.97
 OWN_COLOURS, PEER_COLOURS = ("#d1495b", "#e39aa5", "#b07aa1"), ("#1f4e79", "#8a97a3", "#c2a15a", "#6fa287", "#9aa7d0")
 
 
 def summarise(records):
-    """Return one row for each contender of each table: medians, and what is relative to other rows of the table."""
+    """Return one row for each contender of each table: medians, and values relative to other rows of the table."""
     frame = pd.DataFrame(records)
     frame = frame.reindex(columns=[*frame.columns, *(name for name in COLUMNS if name not in frame)])
     groups = frame.groupby(["title", "contender"], sort=False)
@@ -59,12 +59,12 @@ def summarise(records):
     summary["faults"] = groups["faults"].median()
     used = groups[["system", "user"]].sum(min_count=1)
     summary["kernel"] = used["system"] / used.sum(axis=1, min_count=1)
-    for kind in ("peak", "resident"):
-        summary[f"{kind}_mebibytes"] = pd.to_numeric(summary[f"{kind}_bytes"]) / 2**20
+    for prefix in ("peak", "resident"):
+        summary[f"{prefix}_mebibytes"] = pd.to_numeric(summary[f"{prefix}_bytes"]) / 2**20
 
     def of_row(name, column):
-        places = zip(summary.index.get_level_values("title"), summary[name])
-        return np.array([summary[column].get(place, np.nan) for place in places], dtype=float)
+        keys = zip(summary.index.get_level_values("title"), summary[name])
+        return np.array([summary[column].get(key, np.nan) for key in keys], dtype=float)
 
     summary["speed"] = of_row("reference", "milliseconds") / summary["milliseconds"]
     summary["of_copy"] = of_row("floor", "milliseconds") / summary["milliseconds"]
@@ -73,43 +73,43 @@ def summarise(records):
 
 
 def cell(quantity, value, status="ok"):
-    """Return a value as tables have it; of a row without times, why."""
+    """Return a value as text; for a row without times, its status."""
     if not pd.isna(value):
         return QUANTITIES[quantity][1].format(value)
     return "–" if status == "ok" else "RED" if status == "red" else status
 
 
 def aligned(rows):
-    """Return a heading and rows as a Markdown table whose columns are aligned."""
+    """Return a heading and rows as a Markdown table with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["| " + " | ".join(text.ljust(width) for text, width in zip(row, widths)) + " |" for row in rows]
     return "\n".join([lines[0], "| " + " | ".join("-" * width for width in widths) + " |", *lines[1:]])
 
 
 def table(rows):
-    """Return the whole table of one title."""
+    """Return the table of one title."""
     quantities = [name for name in QUANTITIES if name in rows and rows[name].notna().any()]
     lines = [["", "check", *(QUANTITIES[name][0] for name in quantities)]]
     for row in rows.itertuples():
         check = f"pass ({row.against})" if row.status == "ok" else f"{cell('speed', None, row.status)}, not timed"
         lines.append([row.label, check, *(cell(name, getattr(row, name)) for name in quantities)])
     reference = rows.label[rows.contender == rows.reference]
-    told = [f"speed, memory: beside {label}." for label in reference]
-    return "\n\n".join([f"### {rows.title.iloc[0]}", aligned(lines), *told])
+    remarks_on_reference = [f"speed, memory: beside {label}." for label in reference]
+    return "\n\n".join([f"### {rows.title.iloc[0]}", aligned(lines), *remarks_on_reference])
 
 
 def groups_along(case, summary):
-    """Yield each axis, the other parameters in words, and the rows along it."""
+    """Yield each axis, the other parameters as text, and the rows along the axis."""
     parameters = [name for name in dict.fromkeys([*case.axes, *case.sizes, "dtype"]) if name in summary]
     for axis in case.axes:
         others = [name for name in parameters if name != axis and summary[name].nunique() > 1]
-        for place, rows in summary.groupby(others, sort=False) if others else [((), summary)]:
+        for values, rows in summary.groupby(others, sort=False) if others else [((), summary)]:
             if rows[axis].nunique() > 1:
-                yield axis, ", ".join(f"{name} {value}" for name, value in zip(others, place)), rows
+                yield axis, ", ".join(f"{name} {value}" for name, value in zip(others, values)), rows
 
 
 def break_even(axis, speeds):
-    """Return where a row begins to be slower than the reference, of straight lines on logarithmic axes.
+    """Return the value from which a row is slower than the reference, by straight lines on logarithmic axes.
 
     Infinity: it is faster throughout; 0: it is slower from the first value on; NaN: nothing was measured.
     """
@@ -125,16 +125,16 @@ def break_even(axis, speeds):
 
 
 def comparison(axis, rows):
-    """Return the geometric means of speeds over names, or where each own row begins to be slower."""
+    """Return for each row of snnipu the geometric mean of its speeds, or its break-even on a numeric axis."""
     lines = []
-    for label, own in rows[rows.own & (rows.contender != rows.reference)].groupby("label", sort=False):
-        speeds = own.speed.dropna()
+    for label, own_rows in rows[rows.own & (rows.contender != rows.reference)].groupby("label", sort=False):
+        speeds = own_rows.speed.dropna()
         if speeds.empty:
             continue
-        if pd.api.types.is_numeric_dtype(own[axis]):
-            where = break_even(own[axis], own.speed)
-            told = {np.inf: "faster throughout", 0.0: "slower throughout"}.get(where, f"{where:.2g}")
-            lines.append(f"{label}: break-even: {told}.")
+        if pd.api.types.is_numeric_dtype(own_rows[axis]):
+            value = break_even(own_rows[axis], own_rows.speed)
+            text = {np.inf: "faster throughout", 0.0: "slower throughout"}.get(value, f"{value:.2g}")
+            lines.append(f"{label}: break-even: {text}.")
         else:
             slower, mean = int((speeds < SLOWER).sum()), np.exp(np.log(speeds).mean())
             lines.append(f"{label}: geometric mean of speeds {mean:.2f} ×; below {SLOWER}: {slower} of {len(speeds)}.")
@@ -144,7 +144,7 @@ def comparison(axis, rows):
 def sweep_tables(case, summary):
     """Return a table for each axis and quantity."""
     tables = []
-    for axis, where, rows in groups_along(case, summary):
+    for axis, others, rows in groups_along(case, summary):
         for quantity in case.tables:
             values = list(dict.fromkeys(rows[axis]))
             lines = [["", *map(str, values)]]
@@ -152,46 +152,51 @@ def sweep_tables(case, summary):
                 cells = {row[axis]: cell(quantity, row[quantity], row.status) for _, row in contender.iterrows()}
                 lines.append([label, *(cells.get(value, "–") for value in values)])
             lines = list(zip(*lines)) if isinstance(values[0], str) else lines
-            heading = ", ".join(filter(None, [f"{QUANTITIES[quantity][0]} against {axis}", where]))
+            heading = ", ".join(filter(None, [f"{QUANTITIES[quantity][0]} against {axis}", others]))
             tables.append(f"### {heading}\n\n{aligned(lines)}")
         tables.append(comparison(axis, rows))
     return list(filter(None, tables))
 
 
 def remarks(summary):
-    """Return what a reader must know to compare rows, and why some have no times, each once."""
+    """Return the notes on rows, and the reasons why some have no times, each once."""
     notes = [f"- {row.label}: {row.note}" for row in summary.itertuples() if row.note]
     reasons = [f"- {row.label}: {row.status}: {row.reason}" for row in summary[summary.status != "ok"].itertuples()]
     return "\n".join(dict.fromkeys([*notes, *reasons]))
 
 
 def draw(cases, summary, caption, path):
-    """Write lines along numeric axes, else bars: a panel for each group of rows and quantity, or for each table."""
+    """Draw lines along numeric axes, else bars: a panel for each group of rows and quantity, or for each table."""
     panels = []
     for name, rows in summary.groupby("case", sort=False):
-        along = list(groups_along(cases[name], rows))
-        for axis, where, group in along:
-            panels += [(where or name, axis, quantity, group) for quantity in cases[name].charts]
-        if not along:
-            panels += [(title, "title", "milliseconds", one) for title, one in rows.groupby("title", sort=False)]
+        sweeps = list(groups_along(cases[name], rows))
+        for axis, others, group in sweeps:
+            panels += [(others or name, axis, quantity, group) for quantity in cases[name].charts]
+        if not sweeps:
+            panels += [
+                (title, "title", "milliseconds", table_rows) for title, table_rows in rows.groupby("title", sort=False)
+            ]
     columns = min(3, len(panels))
     lines = math.ceil(len(panels) / columns)
     longest = max(len(rows) for *_, rows in panels)
     figure = Figure(figsize=(6 * columns, 2 + lines * min(12, 2 + 0.1 * longest)), dpi=100, layout="constrained")
     handles = {}
     for axes, (title, axis, quantity, rows) in zip(figure.subplots(lines, columns, squeeze=False).flat, panels):
-        own, peers = itertools.cycle(OWN_COLOURS), itertools.cycle(PEER_COLOURS)
-        colours = {row.label: next(own if row.own else peers) for row in rows.drop_duplicates("label").itertuples()}
+        own_colours, peer_colours = itertools.cycle(OWN_COLOURS), itertools.cycle(PEER_COLOURS)
+        colours = {
+            row.label: next(own_colours if row.own else peer_colours)
+            for row in rows.drop_duplicates("label").itertuples()
+        }
         heading, number = QUANTITIES[quantity]
         options = {"ax": axes, "legend": False, "color": colours}
-        wide = rows.pivot(index=axis, columns="label", values=quantity)
-        wide = wide.loc[list(dict.fromkeys(rows[axis])), list(colours)]
+        columns_of_rows = rows.pivot(index=axis, columns="label", values=quantity)
+        columns_of_rows = columns_of_rows.loc[list(dict.fromkeys(rows[axis])), list(colours)]
         if pd.api.types.is_numeric_dtype(rows[axis]):
-            wide.plot(logx=True, logy=quantity == "milliseconds", marker="o", **options)
-            axes.set_xticks(list(wide.index), [f"{value:g}" for value in wide.index])
+            columns_of_rows.plot(logx=True, logy=quantity == "milliseconds", marker="o", **options)
+            axes.set_xticks(list(columns_of_rows.index), [f"{value:g}" for value in columns_of_rows.index])
             axes.minorticks_off()
         else:
-            wide.plot.barh(width=0.8, **options)
+            columns_of_rows.plot.barh(width=0.8, **options)
             axes.invert_yaxis()
             for bars in axes.containers:
                 axes.bar_label(bars, fmt=lambda value, number=number: number.format(value) if value else "", fontsize=7)

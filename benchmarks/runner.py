@@ -1,4 +1,4 @@
-"""Run a table: prepare, check, measure memory, time; what fails its check gets no times."""
+"""Run a table: build, check, measure memory, time. A contender whose check fails is not timed."""
 
 import concurrent.futures
 import multiprocessing
@@ -19,7 +19,7 @@ def _growth_by_name(case, *arguments):
 
 
 def resident_peak_bytes(case, contender, settings):
-    """Return the growth of the resident memory of a fresh process in one step, or None where it cannot run there."""
+    """Return the growth of the resident memory of a fresh process in one step; None if it cannot run there."""
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
         return pool.submit(_growth_by_name, case, contender, settings, torch.get_num_threads()).result()
@@ -32,7 +32,7 @@ def _reason(error):
 
 
 def _prepare(name, settings, contender, record, resident, memory_apart):
-    """Build and check a contender, and measure its memory; return its workload, or None where its check is red."""
+    """Build and check a contender, and measure its memory; return its workload, or None if its check is red."""
     workload = contender.build()
     check = workload.check()
     record.update(against=check.against, check=check.detail, compile_seconds=workload.compile_seconds)
@@ -45,7 +45,7 @@ def _prepare(name, settings, contender, record, resident, memory_apart):
     if memory_apart:
         record["peak_bytes"] = record.pop("resident_bytes")
         if record["peak_bytes"] is None:
-            raise Unavailable("a process of its own has too little memory for it beside this one")
+            raise Unavailable("a separate process has too little memory for it")
     elif contender.torch_memory:
         record["peak_bytes"] = peak_extra_bytes(workload.step, settings.device)
     return workload
@@ -66,9 +66,9 @@ def run_table(
 ):
     """Run the table of ``settings`` and append its records: one for each repetition of each contender.
 
-    A contender without times has one record, whose ``status`` is ``red`` (its check failed), ``unavailable`` (not
-    installed, no memory) or ``failed`` (it raised), with the reason. The others go on. A contender's first record
-    also has what there is once: its check and its memory. ``after_measurement`` is called when there is more to write.
+    A contender without times has one record with the reason. Its ``status`` is ``red`` (the check failed),
+    ``unavailable`` (not installed, no memory) or ``failed`` (it raised). The others continue. The first record of a
+    contender also has its check and its memory. ``after_measurement`` is called after each new result.
     """
     title = case.title(settings)
     table = {"case": name, "title": title, **case.parameters_of(settings)}
@@ -89,7 +89,7 @@ def run_table(
                 workloads[contender.name] = workload
         except Unavailable as error:
             record.update(status=UNAVAILABLE, reason=str(error))
-        except Exception as error:  # whatever a library raises, the other rows must go on
+        except Exception as error:  # a library may raise any error; the other rows continue
             record.update(status=FAILED, reason=_reason(error))
         record.update(note=contender.note, samples=contender.samples)
         after_measurement()

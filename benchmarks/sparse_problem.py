@@ -1,4 +1,4 @@
-"""The problem of the cases on spike ids: random spikes, and a network whose layers all have their activity."""
+"""The problem of the sparse cases: random spikes, and a network whose layers all have a given activity."""
 
 import contextlib
 import functools
@@ -17,23 +17,23 @@ from snnipu.datasets import random_spikes
 from snnipu.training import scale_to_activity
 
 THRESHOLD = 1.0
-# Of the surrogate.
+# Slope of the surrogate.
 SLOPE = 10.0
-# All samples.
+# Index of all samples.
 EVERY = slice(None)
 FLOAT32_DIGITS, TF32_DIGITS = 24, 11
 
 
 def on_grid(weight, tf32=False):
-    """Return ``weight`` ``[out, ...]`` rounded to multiples of a power of two, so that float32 sums of them are exact.
+    """Round ``weight`` ``[out, ...]`` to multiples of a power of two, so that float32 sums of a row are exact.
 
-    Any sum of a row's weights is then the same in whatever order it is added up, and with it the spikes of a gather and
-    of a matrix product. ``tf32``: also of one that rounds its factors to TF32, which these weights survive.
+    The sums are then equal in every order, and so are the spikes of a gather and of a matrix product. With ``tf32`` the
+    weights are also exact in TF32, to which some products round their factors.
     """
     largest = float(weight.abs().max()) * weight[0].numel()
     if largest == 0:
         return weight.clone()
-    # One bit is for the rounding up of the weights themselves.
+    # The added bit is for weights that are rounded up.
     step = 2.0 ** (math.ceil(math.log2(largest)) + 1 - FLOAT32_DIGITS)
     if tf32:
         step = max(step, 2.0 ** (math.ceil(math.log2(float(weight.abs().max()))) - TF32_DIGITS))
@@ -41,16 +41,16 @@ def on_grid(weight, tf32=False):
 
 
 class SparseProblem:
-    """One point of a sweep: the same input, weights and targets for every contender.
-
-    Attributes:
-        generator: of all random numbers.
-        x: input ``[T, B, S]``, spikes with probability ``settings.activity``.
-        dense_x: the same, ``[T, B, N]`` or ``[T, B, C, H, W]``.
-        weights: of each layer, on a grid: see :func:`on_grid`.
-        targets: ``[B]``, classes.
+    """A point of a sweep: the same input, weights and targets for every contender.
 
     A subclass has ``network()``, the network with these weights.
+
+    Attributes:
+        generator: generator of all random numbers.
+        x: input ``[T, B, S]``, spikes with probability ``settings.activity``.
+        dense_x: the same, ``[T, B, N]`` or ``[T, B, C, H, W]``.
+        weights: weights of each layer, on a grid, see :func:`on_grid`.
+        targets: classes ``[B]``.
     """
 
     def __init__(self, settings):
@@ -72,7 +72,7 @@ class SparseProblem:
     def scale(self, net, tolerance, tf32=False):
         """Set ``weights`` to those of ``net``, scaled until each layer has the activity."""
         with warnings.catch_warnings():
-            # A layer of few neurons cannot have any activity; the measured one is told.
+            # A layer of few neurons cannot reach every activity; the report has the measured one.
             warnings.simplefilter("ignore", RuntimeWarning)
             scale_to_activity(net, self.x, self.settings.activity, tolerance=tolerance)
         self.weights = [on_grid(layer.weight.detach(), tf32) for layer in net.layers]
@@ -80,8 +80,8 @@ class SparseProblem:
     def filled(self, net):
         """Return ``net`` with these weights.
 
-        On a GPU its layers have as many slots as their busiest row needs, as one would set them there: the host then
-        waits for nothing.
+        On a GPU the slots of its layers are limited to those of their busiest row, as a user would do, so that the host
+        does not wait for the device.
         """
         with torch.no_grad():
             for layer, weight in zip(net.layers, self.weights):
@@ -93,12 +93,18 @@ class SparseProblem:
         return net
 
     def gradients(self, spike_count, leaves, samples=EVERY):
-        """Return those of the cross-entropy of the summed output spikes ``[B, ...]``, of a mask of ``samples``."""
+        """Return the gradients of the loss for the output's spike counts ``[B, ...]``, over a mask of ``samples``.
+
+        The loss is the cross-entropy.
+        """
         loss = functional.cross_entropy(spike_count.flatten(1)[samples], self.targets[samples])
         return list(torch.autograd.grad(loss, leaves))
 
     def measured(self):
-        """Return of the input and each layer: spikes and carried slots a neuron and step, slots of the busiest step."""
+        """Return properties of the input and each layer.
+
+        These are spikes and used slots for each neuron and step, and the slots of the busiest step.
+        """
         with torch.no_grad():
             layers = self.network()(self.x, all_layers=True)
         trains = [self.x, *layers]
@@ -112,12 +118,12 @@ class SparseProblem:
 
 
 class SnnTorchNet:
-    """The step loop of a user of snnTorch.
+    """A network that runs step by step, like a user of snnTorch writes it.
 
     Args:
-        stages: of each layer, what is before its neurons.
-        beta, spike_grad, reset_mechanism: of the neurons.
-        delay: whether every layer reads what its predecessor did in the step before; else in the same step.
+        stages: the modules before the neurons of each layer.
+        beta, spike_grad, reset_mechanism: arguments of the neurons.
+        delay: True if every layer reads its predecessor's spikes of the step before; else those of the same step.
     """
 
     def __init__(self, stages, beta, spike_grad, delay, reset_mechanism="zero"):
@@ -164,13 +170,13 @@ def full_precision():
 
 
 class LayeredProblem(SparseProblem):
-    """Layers of modules and neurons, whose spikes are the same in whatever order a product is added up.
+    """Layers of modules and neurons, whose spikes do not depend on the order of sums.
 
     A subclass has ``stages()``, the modules before the neurons of each layer.
 
     Attributes:
-        delay: whether spikes take a step from layer to layer.
-        tolerance: of gradients.
+        delay: True if spikes take a step from layer to layer.
+        tolerance: relative error of gradients.
     """
 
     delay = False
@@ -187,7 +193,7 @@ class LayeredProblem(SparseProblem):
             return [layer.detach() for layer in layers], self.gradients(layers[-1].sum(0), weights, samples)
 
     def by_loop(self, spike_grad=None, samples=EVERY):
-        """Return what snnTorch's loop gives."""
+        """Return the results of snnTorch's loop."""
         net = self.by_snntorch(spike_grad)
         return self.expected(lambda: net.all_layers(self.dense_x), net.weights(), samples)
 
@@ -197,7 +203,7 @@ class LayeredProblem(SparseProblem):
 
     @functools.cached_property
     def spikingjelly_reference(self):
-        """The same by SpikingJelly's update rule in plain PyTorch, with its soft-sign surrogate."""
+        """The results of SpikingJelly's update rule in plain PyTorch, with its soft-sign surrogate."""
         rule = functools.partial(peers.over_time, peers.spikingjelly_rule(self.settings.beta, SLOPE))
         stages = self.stages()
         weights = [stage[-1].weight for stage in stages]
@@ -206,34 +212,34 @@ class LayeredProblem(SparseProblem):
     def in_layers(self, stages, neurons, x=None):
         """Return the spikes of every layer: its modules over all steps and samples as one batch, then its neurons.
 
-        With a delay a layer reads what arrives by the last step, and begins a step later.
+        With a delay a layer reads its input without the last step, and begins a step later.
         """
-        out, every = self.dense_x if x is None else x, []
+        out, layers = self.dense_x if x is None else x, []
         for index, (modules, neuron) in enumerate(zip(stages, neurons)):
-            arrived = out[:-1] if self.delay and index else out
-            rows = arrived.flatten(0, 1)
+            received = out[:-1] if self.delay and index else out
+            rows = received.flatten(0, 1)
             for module in modules:
                 rows = module(rows)
-            out = neuron(rows.unflatten(0, arrived.shape[:2]))
-            every.append(out)
-        return every
+            out = neuron(rows.unflatten(0, received.shape[:2]))
+            layers.append(out)
+        return layers
 
     def compare(self, layers, gradients, expected, against="snnTorch"):
         """Compare the spikes of the last layers, and the weight gradients."""
         steps = self.settings.steps
 
-        def aligned(layer):  # the silent steps before a layer that began late
+        def aligned(layer):  # prepend the silent steps before a layer that began late
             return torch.cat([layer.new_zeros(steps - len(layer), *layer.shape[1:]), layer]).detach()
 
         expected_layers, expected_gradients = expected
-        wanted = map(aligned, expected_layers[-len(layers) :])
+        expected_spikes = map(aligned, expected_layers[-len(layers) :])
         expected_gradients = expected_gradients if gradients else []
         return check_network(
-            list(map(aligned, layers)), gradients, list(wanted), expected_gradients, self.tolerance, against
+            list(map(aligned, layers)), gradients, list(expected_spikes), expected_gradients, self.tolerance, against
         )
 
     def workload(self, forward, weights, by_rule=False):
-        """Return the workload of ``forward``, which gives the spikes of one or more layers, the output the last."""
+        """Return the workload of ``forward``, which returns the spikes of one or more layers, the output last."""
 
         def train():
             return self.gradients(forward()[-1].sum(0), weights)

@@ -1,4 +1,4 @@
-"""Interleaved timing: every round times every contender once, so that drift of the machine hits all alike."""
+"""Interleaved timing: every round times every contender once, so that drift of the machine affects all equally."""
 
 import gc
 import math
@@ -13,18 +13,18 @@ try:
 except ImportError:  # Windows
     resource = None
 
-# A sample shorter than this is repeated: timer and interpreter jitter are then below 1 %.
+# A shorter call is repeated within a sample: the jitter of timer and interpreter is then below 1 %.
 MIN_SAMPLE_SECONDS = 5e-3
-# A slow contender has at least as many samples, where there are as many rounds.
+# A slow contender has at least this number of samples, if there are as many rounds.
 SLOW_ROUNDS = 5
 
 
 class Sample(NamedTuple):
-    """Some calls in a row; times and page faults are those of a call.
+    """Some calls in a row; times and page faults are those of one call.
 
     Attributes:
-        faults: page faults that the kernel served without a disk: memory that was touched for the first time.
-        user, system: processor time of all threads in their own code and in the kernel. None on a GPU.
+        faults: page faults that the kernel served without a disk: first accesses to memory.
+        user, system: processor time of all threads in user code and in the kernel. None on a GPU.
     """
 
     round: int
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 
 def process_usage():
-    """Return page faults, user and system seconds of the process; None on a system that does not tell."""
+    """Return page faults, user and system seconds of the process; None if the system does not report them."""
     if resource is None:
         return None
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -44,7 +44,7 @@ def process_usage():
 
 
 def synchronise(device):
-    """Wait for what was started on ``device``."""
+    """Wait for all work on ``device``."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -62,15 +62,15 @@ def interleaved(
 ):
     """Time ``steps`` side by side, on the device of ``settings``; yield each sample with the name of its step.
 
-    Rounds go on until there are ``repeats`` of them and ``min_seconds`` have passed. A round visits the contenders in a
-    new random order, so that none always runs in the caches its predecessor left. Each contender runs once untimed
-    before its timed calls, as it would in a training loop.
+    Rounds continue until there are ``repeats`` of them and ``min_seconds`` have passed. Each round has a new random
+    order of contenders, so that none always runs in the caches of the same predecessor. Each contender runs once
+    untimed before its timed calls, to warm the caches like in a training loop.
 
-    With ``slow_seconds``, a contender that takes n times as long takes part in every n-th round only, but in at least
-    ``slow_rounds`` of ``repeats``, and without the untimed calls. Its samples still lie all over the run.
+    With ``slow_seconds``, a contender that takes n times as long takes part in every n-th round only, without untimed
+    calls, but in at least ``slow_rounds`` of ``repeats``. Its samples are spread over the run.
 
     ``before`` is called before the calls of each contender in a round. All contenders then have untimed calls, slow
-    ones a single one, so that what it undid is there again.
+    ones a single one, to restore what ``before`` released.
     """
 
     def timed(step, calls, number):
@@ -86,22 +86,22 @@ def interleaved(
         return Sample(number, calls, seconds, *used)
 
     device, slow = settings.device, slow_seconds or math.inf
-    calls, every = {}, {}
+    calls, interval = {}, {}
     for name, step in steps.items():
         seconds = timed(step, 1, 0).seconds
         if seconds <= slow:
             step()
             seconds = timed(step, 1, 0).seconds
         calls[name] = max(1, math.ceil(MIN_SAMPLE_SECONDS / max(seconds, 1e-9)))
-        most = max(1, repeats // slow_rounds)
-        every[name] = min(max(1, math.ceil(seconds / slow)), most)
+        longest = max(1, repeats // slow_rounds)
+        interval[name] = min(max(1, math.ceil(seconds / slow)), longest)
 
     order = list(steps)
     shuffle = random.Random(0).shuffle
     number, start = 0, clock()
     collector_was_on = gc.isenabled()
     gc.collect()
-    gc.freeze()  # the collections between the rounds then only visit what the rounds left
+    gc.freeze()  # collections between the rounds then only visit objects of the rounds
     try:
         while steps and (number < repeats or clock() - start < min_seconds):
             gc.collect()
@@ -109,11 +109,11 @@ def interleaved(
             shuffle(order)
             samples = []
             for name in order:
-                if number % every[name] != every[name] // 2:
+                if number % interval[name] != interval[name] // 2:
                     continue
                 if before is not None:
                     before()
-                for _ in range((every[name] == 1) + (before is not None)):
+                for _ in range((interval[name] == 1) + (before is not None)):
                     steps[name]()
                 samples.append((name, timed(steps[name], calls[name], number)))
             if collector_was_on:

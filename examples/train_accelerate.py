@@ -1,4 +1,4 @@
-"""Accelerate: a MultiStep or a SparseNetwork on batches of events.
+"""Train a MultiStep or a SparseNetwork on batches of events with Accelerate.
 
 accelerate launch --cpu --num_processes 2 examples/train_accelerate.py --network sparse
 """
@@ -30,12 +30,12 @@ def main():
         first, last = torch.nn.Linear(*sizes[:2]), torch.nn.Linear(*sizes[1:])
         net = snn.MultiStep(first, snn.Leaky(beta=0.95), last, snn.Leaky(beta=0.95))
 
-    # The shares are told by a sampler: prepare() would look for the batch in SparseSpikes' first dimension, time.
+    # A sampler divides the data: prepare() would divide SparseSpikes by their first dimension, time.
     ranks = {"num_replicas": accelerator.num_processes, "rank": accelerator.process_index}
     shares = DistributedSampler(range(len(data.train)), **ranks)
     batches = torch.utils.data.BatchSampler(shares, 16, drop_last=False)
     loader = datasets.event_loader(data.train, batch_sampler=batches)
-    own = Subset(data.test, range(ranks["rank"], len(data.test), ranks["num_replicas"]))
+    own_test = Subset(data.test, range(ranks["rank"], len(data.test), ranks["num_replicas"]))
     net, optimizer = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=3e-3))
 
     def scores(spikes):
@@ -49,7 +49,9 @@ def main():
             accelerator.backward(torch.nn.functional.cross_entropy(scores(spikes), labels))
             optimizer.step()
     with torch.no_grad():
-        right = sum((scores(spikes).argmax(1) == labels).sum() for spikes, labels in datasets.event_loader(own, 16))
+        right = sum(
+            (scores(spikes).argmax(1) == labels).sum() for spikes, labels in datasets.event_loader(own_test, 16)
+        )
     right = accelerator.reduce(right)
     accelerator.print(f"accuracy: {int(right) / len(data.test):.3f}")
     accelerator.end_training()

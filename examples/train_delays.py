@@ -1,9 +1,9 @@
-"""Spoken digits with and without delays: networks of about as many parameters, several seeds, one line each.
+"""Train spoken digits with and without delays: networks with about as many parameters, several seeds, one line each.
 
     python examples/train_delays.py FOLDER --seeds 3
 
-FOLDER holds the recordings of the Free Spoken Digit Dataset. The epoch is the one that is best on a validation set, 300
-recordings of the training set drawn once; the test set is asked once, for that epoch.
+FOLDER holds the recordings of the Free Spoken Digit Dataset. The best epoch is selected on a validation set, 300
+recordings of the training set drawn once. The test set is evaluated once, for that epoch.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import snnipu as snn
 from snnipu import datasets
 
 STEPS, CHANNELS, LONGEST = 100, 70, 25
-# Hidden neurons of each kind: its parameters are then about as many as the others'.
+# Hidden neurons of each kind, chosen so that all kinds have about as many parameters.
 KINDS = {"none": 196, "fixed": 196, "axonal": 194, "synaptic": 128, "recurrent": 120}
 
 
@@ -55,7 +55,7 @@ def batches(data: Any, indices: torch.Tensor, size: int) -> Any:
 
 
 def loaded(split: Any) -> Tuple[torch.Tensor, torch.Tensor]:
-    """All of it, dense: ``[T, N, channels]``, and the classes."""
+    """Return all recordings as a dense tensor ``[T, N, channels]``, and their classes."""
     items = [split[number] for number in range(len(split))]
     return torch.cat([spikes.to_dense() for spikes, _ in items], 1), torch.tensor([int(label) for _, label in items])
 
@@ -88,9 +88,9 @@ def train(kind: str, seed: int, sets: List[Any], arguments: argparse.Namespace) 
                 nn.utils.clip_grad_norm_(net.parameters(), arguments.clip)
             optimizer.step()
         schedule.step()
-        found = accuracy(net, validation)
-        if found > best:
-            best, state = found, {name: value.clone() for name, value in net.state_dict().items()}
+        validated = accuracy(net, validation)
+        if validated > best:
+            best, state = validated, {name: value.clone() for name, value in net.state_dict().items()}
     net.load_state_dict(state)
     return {
         "kind": kind,
@@ -114,11 +114,15 @@ def main() -> None:
     arguments = parser.parse_args()
     speakers = arguments.test_speakers.split(",") if arguments.test_speakers else None
     data = datasets.spoken_digits(arguments.folder, STEPS, channels=CHANNELS, test_speakers=speakers)
-    whole = loaded(data.train)
-    held = torch.zeros(len(whole[1]), dtype=torch.bool)
-    held[torch.randperm(len(held), generator=torch.Generator().manual_seed(0))[:300]] = True
-    sets = [(whole[0][:, mask], whole[1][mask]) for mask in (~held, held)] + [loaded(data.test)]
-    print(f"{', '.join(str(len(one[1])) for one in sets)} recordings for training, validation, test", file=sys.stderr)
+    all_training = loaded(data.train)
+    in_validation = torch.zeros(len(all_training[1]), dtype=torch.bool)
+    in_validation[torch.randperm(len(in_validation), generator=torch.Generator().manual_seed(0))[:300]] = True
+    sets = [(all_training[0][:, mask], all_training[1][mask]) for mask in (~in_validation, in_validation)] + [
+        loaded(data.test)
+    ]
+    print(
+        f"{', '.join(str(len(split[1])) for split in sets)} recordings for training, validation, test", file=sys.stderr
+    )
     for kind in arguments.kinds.split(","):
         for seed in range(arguments.seeds):
             print(json.dumps(train(kind, seed, sets, arguments)), flush=True)

@@ -1,4 +1,4 @@
-"""Lightning: a MultiStep or a SparseNetwork on batches of events.
+"""Train a MultiStep or a SparseNetwork on batches of events with Lightning.
 
 python examples/train_lightning.py --network sparse --processes 2
 """
@@ -44,7 +44,7 @@ class Classifier(lightning.LightningModule):
 
 
 class Events(lightning.LightningDataModule):
-    """Each process has its share of the recordings: Lightning puts a DistributedSampler into the loaders."""
+    """The data of each process: Lightning adds a DistributedSampler to the loaders."""
 
     def __init__(self, data, batch_size):
         super().__init__()

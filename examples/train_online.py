@@ -1,12 +1,12 @@
-"""Backpropagation through time beside the rules of ``snnipu.Online``: accuracies of several seeds, a table.
+"""Compare backpropagation through time with the rules of ``snnipu.Online``: a table of accuracies over several seeds.
 
     python examples/train_online.py --seeds 3
     python examples/train_online.py --nmnist FOLDER --seeds 3
 
 Without a folder the data are Randman (Zenke and Vogels 2021): spike times on smooth random manifolds, one for each
-class. FOLDER holds N-MNIST's ``Train`` and ``Test``. The network has two hidden layers; the loss is the cross entropy
-of a leaky readout's membranes at each step, of DECOLLE each layer's own. All use the same learning rate, batches and
-number of epochs; nothing is tuned to a rule, and the test set is asked once, after the last epoch.
+class. FOLDER holds N-MNIST's ``Train`` and ``Test``. The network has two hidden layers. The loss is the cross entropy
+of a leaky readout's membranes at each step; DECOLLE has such a loss for each layer. All learners use the same learning
+rate, batches and number of epochs. No setting is tuned to a rule. The test set is evaluated once, after the last epoch.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tqdm import tqdm
 import snnipu as snn
 from snnipu import datasets
 
-# What learns, its rule (None: backpropagation through time), and the rule's options.
+# For each learner: its rule (None: backpropagation through time), and the rule's options.
 LEARNERS: Dict[str, Tuple[Any, Dict[str, Any]]] = {
     "bptt": (None, {}),
     "sltt": ("sltt", {}),
@@ -38,7 +38,7 @@ BATCH, EVALUATION_BATCH = 32, 100
 
 
 class Learner:
-    """A network, and what computes its gradients."""
+    """A network, and the method that computes its gradients."""
 
     def __init__(self, name: str, inputs: int, hidden: int, classes: int, chunk: int, gain: float) -> None:
         rule, options = LEARNERS[name]
@@ -46,7 +46,7 @@ class Learner:
         modules: List[nn.Module] = []
         for size in (inputs, hidden):
             modules += [nn.Linear(size, hidden, bias=False), snn.Leaky(beta=0.95)]
-        if rule != "decolle":  # its last hidden layer's readout answers
+        if rule != "decolle":  # decolle classifies by the readout of its last hidden layer
             modules += [nn.Linear(hidden, classes, bias=False), snn.Leaky(beta=0.95, reset_mechanism="none")]
         self.net: Any = snn.MultiStep(*modules)
         with torch.no_grad():
@@ -61,16 +61,16 @@ class Learner:
         return [x] if self.online is None else x.split(self.chunk)
 
     def outputs(self, part: torch.Tensor) -> Sequence[torch.Tensor]:
-        """What losses are of, ``[Tc, B, classes]`` each; the last one answers."""
-        made = (self.net if self.online is None else self.online)(part)
-        return list(self.online.readouts) if self.online is not None and self.rule == "decolle" else [made[1]]
+        """Return the inputs of the losses, ``[Tc, B, classes]`` each; the last one classifies."""
+        results = (self.net if self.online is None else self.online)(part)
+        return list(self.online.readouts) if self.online is not None and self.rule == "decolle" else [results[1]]
 
     def reset(self) -> None:
         if self.online is not None:
             self.online.reset()
 
     def learn(self, x: torch.Tensor, labels: torch.Tensor) -> None:
-        """Gradients of a batch ``[T, B, inputs]``."""
+        """Add the gradients of a batch ``[T, B, inputs]``."""
         self.reset()
         for part in self.parts(x):
             each = labels.expand(len(part), -1).flatten()
@@ -92,11 +92,11 @@ def batches(data: Tuple[snn.SparseSpikes, torch.Tensor], order: torch.Tensor, si
 
 
 def accuracy_of(learner: Learner, test: Any) -> float:
-    found = [
+    correct = [
         (learner.answers(x) == labels).sum()
         for x, labels in batches(test, torch.arange(len(test[1])), EVALUATION_BATCH)
     ]
-    return float(torch.stack(found).sum()) / len(test[1])
+    return float(torch.stack(correct).sum()) / len(test[1])
 
 
 def run(name: str, seed: int, train: Any, test: Any, arguments: argparse.Namespace) -> Dict[str, Any]:
@@ -150,13 +150,13 @@ def main() -> None:
     print("| learner | test accuracy, mean (lowest to highest) % | training % | processor s a run |")
     print("| --- | --- | --- | --- |", flush=True)
     for name in arguments.learners:
-        made = [run(name, seed, train, test, arguments) for seed in range(arguments.seeds)]
-        runs += made
-        tests = [100 * row["test"] for row in made]
+        seed_runs = [run(name, seed, train, test, arguments) for seed in range(arguments.seeds)]
+        runs += seed_runs
+        tests = [100 * row["test"] for row in seed_runs]
         print(
             f"| {name} | {statistics.mean(tests):.1f} ({min(tests):.1f} to {max(tests):.1f}) | "
-            f"{100 * statistics.mean(row['train'] for row in made):.1f} | "
-            f"{statistics.mean(row['processor_s'] for row in made):.0f} |",
+            f"{100 * statistics.mean(row['train'] for row in seed_runs):.1f} | "
+            f"{statistics.mean(row['processor_s'] for row in seed_runs):.0f} |",
             flush=True,
         )
     if arguments.json:

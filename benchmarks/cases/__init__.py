@@ -1,4 +1,4 @@
-"""The cases: a module each, found by its name, that has ``CASE``."""
+"""The cases: each module has a ``CASE`` and is found by its name."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""An unmodified loop over time steps, and what compilers make of it: networks of snnTorch's tutorials in training."""
+"""An unmodified loop over time steps under several compilers: training of networks of snnTorch's tutorials."""
 
 import snntorch
 
@@ -13,7 +13,7 @@ CONVOLUTIONAL = ("tutorial-6", "tutorial-7")
 
 
 def points(values):
-    """Return every network and batch size; the usual batch sizes are for the convolutional networks alone."""
+    """Return every network and batch size; only the convolutional networks have several batch sizes by default."""
     batches = several(values["batch_size"])
     return [
         {**values, "network": network, "batch_size": batch}
@@ -53,7 +53,7 @@ def contenders(settings):
             lambda: training.workload(snntorch, inductor, compiles=True),
             "compile",
         ),
-        # The last one: what compiles above starts TorchDynamo anew.
+        # The last contender: those above reset TorchDynamo.
         Contender(
             "snnipu-compiled",
             "snnipu, the loop compiled",

@@ -1,7 +1,7 @@
-"""Convolutional networks of spike ids beside dense ones, at a given activity: one whole forward and backward pass.
+"""Sparse and dense convolutional networks at a given activity: one whole forward and backward pass.
 
-The networks are the field's standard small ones for event cameras, and single layers; the spikes are random and the
-weights scaled, so that every layer has the activity.
+The networks are the standard small networks of the literature for event cameras, and single layers. The spikes are
+random, and the weights are scaled so that every layer has the activity.
 """
 
 import functools
@@ -14,14 +14,14 @@ from benchmarks.checks import both, relative_error
 from benchmarks.sparse_problem import EVERY, SLOPE, THRESHOLD, LayeredProblem
 from snnipu import SparseNetwork
 
-# Layers by themselves: shape of the input, output channels and size of the kernel.
+# Single layers: shape of the input, output channels and size of the kernel.
 LAYERS = {
     "16-17x17": ((16, 17, 17), 32, 5),
     "32-32x32": ((32, 32, 32), 64, 3),
     "64-24x24": ((64, 24, 24), 128, 3),
     "2-34x34": ((2, 34, 34), 12, 5),
 }
-# Shape of the input and the layers; the networks are those that ``train --network conv`` trains.
+# Shape of the input, and the layers; the networks are those of ``train --network conv``.
 NETWORKS = {
     "nmnist": ((2, 34, 34), "12C5-MP2-32C5-MP2-FC10"),
     "dvs32": ((2, 32, 32), "16C5P2-MP2-32C3P1-MP2-FC512-FC11"),
@@ -29,24 +29,24 @@ NETWORKS = {
     **{f"layer-{name}": (shape, f"{out}C{kernel}") for name, (shape, out, kernel) in LAYERS.items()},
 }
 SECOND_THRESHOLD = 0.9
-# Membranes are added up in another order than dense ones: some within rounding of the threshold fall on its other side.
+# Sparse and dense membranes are summed in different orders: near the threshold some spikes differ.
 FLIPS = 1e-5
 GRADIENT_TOLERANCE = 5e-4
 
 
 class Problem(LayeredProblem):
-    """Layers on maps, in one step."""
+    """Layers on maps, without delays."""
 
     def __init__(self, settings):
         super().__init__(settings)
         self.draw_input(*NETWORKS[settings.input][0])
-        # The gradient of a layer's input is part of its work; the input of a network needs none.
+        # A single layer also computes the gradient of its input; a network does not.
         self.of_input = settings.input.startswith("layer")
         net = self._network()
         with torch.no_grad():
             for layer in net.layers:
                 layer.weight.uniform_(-1, 1, generator=self.generator)
-                # Weights of mean zero do not come to high activities.
+                # Weights of mean zero do not reach high activities.
                 layer.weight.add_(0.25 * settings.activity)
         self.scale(net.to(self.device), tolerance=0.02)
         self.draw_targets(net.sizes[-1])
@@ -79,30 +79,30 @@ class Problem(LayeredProblem):
         return self.reference if samples is EVERY else self.by_loop(samples=samples)
 
 
-# One at a time: the next point of a sweep takes the place of the last.
+# A single entry: the next point of a sweep replaces the last one.
 problem_of = functools.lru_cache(maxsize=1)(Problem)
 
 
 def compared(run, reference, against):
-    """Compare the spikes of all samples in the last layers, and the gradients of those whose spikes are all the same.
+    """Compare the spikes of the last layers, and the gradients of the samples whose spikes are all equal.
 
-    One spike on the other side of the threshold changes the ones behind it, and with them gradients.
+    A differing spike changes later spikes, and with them gradients.
     """
     (spikes, gradients), (expected, expected_gradients) = run(EVERY), reference(EVERY)
     expected = expected[-len(spikes) :]
     flipped = [s.flatten(2) != r.flatten(2) for s, r in zip(spikes, expected)]
     differing = sum(int(layer.sum()) for layer in flipped)
     total = sum(spike.numel() for spike in expected)
-    same = ~torch.stack([layer.any(2).any(0) for layer in flipped]).any(0)
-    enough = 2 * int(same.sum()) >= len(same)
-    if differing and enough:
-        gradients, expected_gradients = run(same)[1], reference(same)[1]
+    unchanged = ~torch.stack([layer.any(2).any(0) for layer in flipped]).any(0)
+    is_enough = 2 * int(unchanged.sum()) >= len(unchanged)
+    if differing and is_enough:
+        gradients, expected_gradients = run(unchanged)[1], reference(unchanged)[1]
     error = max(map(relative_error, gradients, expected_gradients))
     return Check(
-        enough and differing <= FLIPS * total and error <= GRADIENT_TOLERANCE,
+        is_enough and differing <= FLIPS * total and error <= GRADIENT_TOLERANCE,
         against,
-        f"{differing:,} of {total:,} spikes differ (allowed: {FLIPS:.0e} of them), none in {int(same.sum())} of "
-        f"{len(same)} samples (asked: half of them), whose gradient error is {error:.1e} (allowed: "
+        f"{differing:,} of {total:,} spikes differ (allowed: {FLIPS:.0e} of them), none in {int(unchanged.sum())} of "
+        f"{len(unchanged)} samples (asked: half of them), whose gradient error is {error:.1e} (allowed: "
         f"{GRADIENT_TOLERANCE:.0e})",
     )
 
@@ -127,9 +127,9 @@ def _sparse(settings, path):
 
     def check():
         everyone, dense = problem.network(path, None), problem.network("dense")
-        every = compared(functools.partial(run, everyone), problem.of_samples, "snnTorch")
+        full = compared(functools.partial(run, everyone), problem.of_samples, "snnTorch")
         selected = compared(functools.partial(run, net), functools.partial(run, dense), "dense convolutions")
-        return both(every, selected, "with a second threshold, of dense convolutions")
+        return both(full, selected, "with a second threshold, of dense convolutions")
 
     return Workload(step, check)
 

@@ -1,4 +1,4 @@
-"""One convolution of spike ids beside the dense one over all steps: its currents alone, its weights' gradient alone.
+"""A sparse and a dense convolution over all steps: the currents alone, or the weight gradient alone.
 
 The layers are those that ``conv`` measures with their neurons; the spikes are random.
 """
@@ -15,12 +15,12 @@ from benchmarks.sparse_problem import SparseProblem
 from snnipu import SparseConv2d
 from snnipu.neurons.multistep import PART_BYTES
 
-# Sums over all places, samples and steps, which libraries add up one after the other, have an error of their own.
+# Libraries sum over all positions, samples and steps in one accumulator, whose rounding error is larger.
 TOLERANCES = {"currents": 1e-5, "weights": 1e-4}
 
 
 class Problem(SparseProblem):
-    """One layer, its input and an upstream gradient: the same for every contender."""
+    """A layer, its input and an upstream gradient: the same for every contender."""
 
     def __init__(self, settings):
         super().__init__(settings)
@@ -43,7 +43,7 @@ class Problem(SparseProblem):
         return [functional.conv2d(part, self.layer.weight) for part in self.maps.split(max(1, PART_BYTES // row))]
 
     def workload(self, currents):
-        """Return ``settings.work`` of a convolution that gives these currents."""
+        """Return the workload of ``settings.work`` for a convolution with these currents."""
         weight = self.layer.weight
         if self.settings.work == "currents":
             step = torch.no_grad()(currents)
@@ -67,7 +67,7 @@ class Problem(SparseProblem):
         return check_close([together], [expected], tolerance, "a dense convolution in float64")
 
 
-# One at a time: the next point of a sweep takes the place of the last.
+# A single entry: the next point of a sweep replaces the last one.
 problem_of = functools.lru_cache(maxsize=1)(Problem)
 
 
@@ -86,13 +86,13 @@ def contenders(settings):
             "dense",
             "dense convolution",
             build("dense"),
-            note="PyTorch's, of all steps and samples as one batch: results of more than 32 MiB in memory got anew",
+            note="PyTorch's, of all steps and samples as one batch: results of more than 32 MiB are newly allocated",
         ),
         Contender(
             "dense-parts",
             "dense convolution, in parts",
             build("in_parts"),
-            note=f"the same for parts of the batch, currents of {PART_BYTES // 2**20} MiB each, as MultiStep does",
+            note=f"the same for parts of the batch, currents of {PART_BYTES // 2**20} MiB each, like MultiStep",
         ),
     ]
 
@@ -106,7 +106,7 @@ def title(settings):
 
 
 CASE = Case(
-    summary="one convolution on spike ids beside the dense one: currents, and the weights' gradient, against activity",
+    summary="one sparse convolution and a dense one: currents, and the weights' gradient, against activity",
     work=(
         "From random input spikes the currents of all steps, without autograd; or from an upstream gradient of these "
         "that of the weights."

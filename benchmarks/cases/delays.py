@@ -1,6 +1,6 @@
-"""A linear layer with a delay for each synapse, beside the dense convolution over time.
+"""A linear layer with a delay for each synapse, and a dense convolution over time.
 
-Forward, and the gradients of weights and delays.
+The work is the forward pass, and the gradients of weights and delays.
 """
 
 import functools
@@ -18,17 +18,17 @@ TOLERANCE = 1e-4
 
 
 class Problem(SparseProblem):
-    """As many inputs as neurons; spikes, weights, delays and an upstream gradient: the same for every contender."""
+    """A layer with as many inputs as neurons, its input and an upstream gradient: the same for every contender."""
 
     def __init__(self, settings):
         super().__init__(settings)
         neurons = settings.neurons
         self.draw_input(neurons)
         weight = torch.randn(neurons, neurons, generator=self.generator) / neurons**0.5
-        # Away from whole steps, where ways of interpolating between them have other derivatives: rounding, as in dcls's
-        # positions, must not carry a delay over one.
-        whole = torch.randint(settings.longest_delay, (neurons, neurons), generator=self.generator)
-        delay = whole + 0.01 + 0.98 * torch.rand(neurons, neurons, generator=self.generator)
+        # Delays keep away from whole steps, where methods of interpolation have different derivatives. Rounding, as in
+        # the positions of dcls, must not move a delay across a whole step.
+        whole_steps = torch.randint(settings.longest_delay, (neurons, neurons), generator=self.generator)
+        delay = whole_steps + 0.01 + 0.98 * torch.rand(neurons, neurons, generator=self.generator)
         self.layer = DelayLinear(neurons, neurons, settings.longest_delay, delay=delay)
         with torch.no_grad():
             self.layer.weight.copy_(weight)
@@ -46,7 +46,10 @@ class Problem(SparseProblem):
 
     @functools.cached_property
     def dcls_layer(self):
-        """The same layer of the package ``dcls``: positions in its kernel, from the middle on, run against time."""
+        """The same layer in the package ``dcls``.
+
+        Its positions are relative to the kernel's middle, and run against time.
+        """
         longest, neurons = self.settings.longest_delay, self.settings.neurons
         layer = peers.imported("DCLS.construct.modules", "DCLS", "dcls").Dcls1d(
             neurons, neurons, 1, dilated_kernel_size=longest + 1, bias=False, version="v1"
@@ -66,13 +69,13 @@ class Problem(SparseProblem):
         return [out.detach(), *torch.autograd.grad(out, [self.layer.weight, self.layer.delay], self.grad)]
 
     def _convolved(self, weight, delay, x):
-        """Return the convolution of all steps with a kernel over time of each synapse's two taps."""
+        """Return the convolution over all steps with a kernel that holds each synapse's two taps."""
         longest = self.settings.longest_delay
         low = delay.detach().floor()
-        behind = delay - low
+        fraction = delay - low
         places = torch.stack([low, low + 1], -1).long()
         kernel = weight.new_zeros(*weight.shape, longest + 1)
-        kernel = kernel.scatter(2, places, torch.stack([weight * (1 - behind), weight * behind], -1))
+        kernel = kernel.scatter(2, places, torch.stack([weight * (1 - fraction), weight * fraction], -1))
         return functional.conv1d(functional.pad(x, (longest, 0)), kernel.flip(-1)).permute(2, 0, 1)
 
     def workload(self, name):
@@ -86,7 +89,7 @@ class Problem(SparseProblem):
         return check_close(results, expected, TOLERANCE, "a dense convolution in float64")
 
 
-# One at a time: the next point of a sweep takes the place of the last.
+# A single entry: the next point of a sweep replaces the last one.
 problem_of = functools.lru_cache(maxsize=1)(Problem)
 
 

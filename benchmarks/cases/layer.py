@@ -1,4 +1,4 @@
-"""A fully connected layer of leaky neurons, as the Open Neuromorphic benchmark has it, against its size."""
+"""A fully connected layer of leaky neurons, as in the Open Neuromorphic benchmark, against its size."""
 
 import functools
 import math
@@ -10,17 +10,17 @@ from benchmarks import peers
 from benchmarks.case import Case, Contender
 from benchmarks.cases import lif
 
-# Share of the inputs that spike at each step.
+# Fraction of the inputs that spike at each step.
 ACTIVITY = 0.1
-# Standard deviation of the neurons' current, of which they spike now and then at the threshold 1.
+# Standard deviation of the neurons' current: they spike now and then at the threshold 1.
 CURRENT = 0.5
-# Weights are whole numbers up to this, times a power of two: sums of any of them in any order are exact in float32
-# (and the numbers are TF32's), so that all contenders see the same currents.
+# Weights are integers up to this limit, times a power of two. Their sums are exact in float32 in any order, and the
+# integers in TF32, so that all contenders have the same currents.
 LARGEST_WEIGHT = 1023
 
 
 class Work(lif.Work):
-    """Random spikes ``[T, B, n]`` in, and a matrix product before the neurons; no bias.
+    """Random input spikes ``[T, B, n]``, and a matrix product without bias before the neurons.
 
     Attributes:
         x: the weights ``[n, n]``.
@@ -32,12 +32,12 @@ class Work(lif.Work):
         self.settings, self.parts = settings, [()]
         self.beta, self.dtype, self.device = settings.beta, settings.dtype, settings.device
         neurons, shape = settings.neurons, (settings.steps, settings.batch_size, settings.neurons)
-        where = {"generator": torch.Generator(self.device).manual_seed(settings.seed), "device": self.device}
-        self.input = (torch.rand(shape, **where) < ACTIVITY).to(self.dtype)
-        whole = torch.randint(-LARGEST_WEIGHT, LARGEST_WEIGHT + 1, (neurons, neurons), **where)
+        options = {"generator": torch.Generator(self.device).manual_seed(settings.seed), "device": self.device}
+        self.input = (torch.rand(shape, **options) < ACTIVITY).to(self.dtype)
+        integers = torch.randint(-LARGEST_WEIGHT, LARGEST_WEIGHT + 1, (neurons, neurons), **options)
         spread = math.sqrt(neurons * ACTIVITY / 3) * LARGEST_WEIGHT
-        self.x = (whole.to(self.dtype) * 2.0 ** round(math.log2(CURRENT / spread))).requires_grad_()
-        self.grad_spk = torch.randn(shape, dtype=self.dtype, **where)
+        self.x = (integers.to(self.dtype) * 2.0 ** round(math.log2(CURRENT / spread))).requires_grad_()
+        self.grad_spk = torch.randn(shape, dtype=self.dtype, **options)
         self.reference = functools.lru_cache(maxsize=1)(self._reference)
 
     def run(self, forward, leaf, grad_spk, parameters=()):
@@ -47,7 +47,7 @@ class Work(lif.Work):
         return x, self.grad_spk
 
     def _flat(self, result):
-        """Return a row for each step and sample, or of a gradient for each input, and a column for each neuron."""
+        """Return a row for each step and sample (for a gradient: for each input), and a column for each neuron."""
         return result.flatten(0, 1) if result.dim() == 3 else result.t()
 
     _columns = _flat

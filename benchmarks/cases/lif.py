@@ -29,22 +29,22 @@ def snntorch_loop(neuron, steps, step=None):
 
 
 def indexed(x):
-    """Yield ``x[step]``, as people write it: each has a gradient of the size of ``x``."""
+    """Yield ``x[step]``, the usual way to write the loop: each step has a gradient of the size of ``x``."""
     return (x[step] for step in range(x.shape[0]))
 
 
 class Work:
-    """The same input for every contender, what each of them does with it, and what must come out.
+    """The input of every contender, the work of each of them, and the expected results.
 
     Attributes:
         x, grad_spk: the input and the upstream gradient of its spikes, ``[T, B, N]``, standard normal.
-        slack: by how much the tolerance of gradients is larger than a layer's.
+        slack: factor on a layer's tolerance of gradients.
     """
 
     slack = 1
 
     def __init__(self, settings, part=None):
-        """``part``: about so many elements of x are compared with their reference at a time; None: all."""
+        """Draw the input; ``part`` limits the elements of x that are compared at a time (None: all)."""
         self.settings = settings
         self.shape = (settings.steps, settings.batch_size, settings.neurons)
         self.beta, self.dtype, self.device = settings.beta, settings.dtype, settings.device
@@ -56,7 +56,7 @@ class Work:
         columns = settings.batch_size * settings.neurons
         width = columns if part is None else min(columns, max(1, part // settings.steps))
         self.parts = [(start, min(start + width, columns)) for start in range(0, columns, width)]
-        # Contenders that are compared with the same reference share it while there is one part.
+        # Contenders with the same reference share it, unless it has several parts.
         self.reference = functools.lru_cache(maxsize=1)(self._reference)
 
     def _columns(self, sequence, start, stop):
@@ -76,7 +76,7 @@ class Work:
 
     def _reference(self, *part):
         neuron = self.neuron(snntorch)
-        # Over x[step] it takes time in proportion to the square of the steps.
+        # unbind: with x[step] the time is proportional to the square of the number of steps.
         return self._expected(lambda x: self.loop_over(neuron, x.unbind()), self.x, *part)
 
     def _expected(self, forward, x, *part):
@@ -92,7 +92,7 @@ class Work:
         return Workload(step, lambda: self._check(step()[:2], self.reference, tolerance, "snnTorch"))
 
     def follows(self, rule, forward, x, states=1):
-        """Return the workload of a library whose neuron is another function: it must follow its own rule."""
+        """Return the workload of a library with another neuron, which must follow its own update rule."""
         step = functools.partial(self.run, forward, x, self.grad_spk)
         tolerance = tolerance_for(self.dtype, self.device, same_operations=False)
 
@@ -136,7 +136,7 @@ class Work:
         return self.as_snntorch(step)
 
     def compiled(self):
-        """Return snnTorch's loop, or its step where that would take too long, under ``torch.compile``."""
+        """Return snnTorch's loop under ``torch.compile``, or its step if compiling the loop would take too long."""
         neuron = self.neuron(snntorch)
         if compiles_whole_loop(self.settings):
             forward = peers.compiled(lambda x: self.loop_over(neuron, indexed(x)))
@@ -159,7 +159,7 @@ class Work:
         return self.follows(peers.spikingjelly_rule(self.beta), forward, self.x)
 
     def scaled_for_norse(self):
-        """Return x over 1 - beta, which norse multiplies its input by: its neurons see the others' currents."""
+        """Return x over 1 - beta, by which norse multiplies its input: its neurons get the same currents."""
         return (self.x.detach() / (1 - self.beta)).requires_grad_()
 
     def norse(self):
@@ -172,10 +172,10 @@ def compiles_whole_loop(settings):
 
 
 def copy_of_least_traffic(x):
-    """Return a copy of as many bytes as the work on ``x`` moves at least.
+    """Return a copy of the minimum of bytes that the work on ``x`` moves.
 
-    Six sequences: forward reads x and writes spikes and membranes; backward reads the membranes and the gradient of the
-    spikes, and writes the gradient of x. A copy reads one and writes one.
+    These are six sequences. Forward reads x and writes spikes and membranes. Backward reads the membranes and the
+    gradient of the spikes, and writes the gradient of x. A copy reads one sequence and writes one.
     """
     source = x.detach().unsqueeze(0).expand(3, *x.shape).contiguous()
     return Workload(source.clone, lambda: Check(torch.equal(source.clone(), source), "itself", "a copy"))

@@ -1,4 +1,4 @@
-"""LIF alone against the size of the sequence: the speed of a copy of the least traffic, and page faults."""
+"""LIF alone against the size of the sequence: the speed relative to a copy of the minimum of bytes, and page faults."""
 
 import functools
 import math
@@ -12,19 +12,19 @@ from benchmarks.memory import available_memory
 from snnipu.backends import release_memory
 
 ELEMENT_BYTES = 4
-# With less than so many times the tensor, what each row leaves in the heap is given back before the next.
+# If less than this multiple of the tensor is available, memory is released before each row.
 MEMORY_OF_ALL = 24
-# A size runs where so many times its tensor are available: x, the upstream gradient, all results at once, the copies.
+# A size runs if this multiple of its tensor is available: x, the upstream gradient, all results at once, the copies.
 LEAST_MEMORY = 12
-# Sequences that a peer needs at its peak, and those that snnipu keeps for its results and norse for its input.
+# Sequences that a peer needs at its peak, with snnipu's results and norse's scaled input.
 SEQUENCES_OF_PEERS = {"snntorch-unbind": 7, "spikingjelly": 9, "norse": 12}
-# Elements times steps from which on norse takes more than 20 s: 800 x 128 x 1024 takes 42.
+# Elements times steps above which norse takes more than 20 s: 800 x 128 x 1024 takes 42.
 LOOP_LIMIT = 3e10
-# Parts of the results that are compared at a time.
+# Elements of the results that are compared at a time.
 CHECKED_ELEMENTS = 2**24
-# A copy goes over blocks of this size, which no cache holds: it need not have six more sequences of memory.
+# A copy works in blocks of this size, larger than any cache, to limit its memory.
 COPY_ELEMENTS = 2**26
-# Bytes that a neuron reads and writes in a step at least, forward and backward.
+# Minimum of bytes that a neuron reads and writes in a step, forward and backward.
 SEQUENCE_BYTES, SPIKES_BYTES = 24, 20
 
 
@@ -33,7 +33,7 @@ def elements(settings):
 
 
 def points(values):
-    """Return the sizes that there is memory for, in ascending order."""
+    """Return the sizes for which there is memory, in ascending order."""
     sizes = [dict(zip(("steps", "batch_size", "neurons"), map(int, t.split("x")))) for t in several(values["tensor"])]
     if any(len(size) != 3 or min(size.values()) < 1 for size in sizes):
         raise ValueError(f"tensor: expected sizes TxBxN such as 100x128x1024, got {values['tensor']}")
@@ -43,54 +43,54 @@ def points(values):
         {**values, **size} for size in sizes if LEAST_MEMORY * ELEMENT_BYTES * math.prod(size.values()) <= available
     ]
     if len(tables) < len(sizes):
-        told = f"tensor: a size needs {LEAST_MEMORY} times its bytes, of which {available / 1e9:.1f} GB are available"
+        message = f"tensor: a size needs {LEAST_MEMORY} times its bytes; {available / 1e9:.1f} GB are available"
         if not tables:
-            raise ValueError(told)
-        print(f"{told}: {len(sizes) - len(tables)} left out")
+            raise ValueError(message)
+        print(f"{message}: {len(sizes) - len(tables)} left out")
     return sorted(tables, key=lambda table: elements(Settings(**table)))
 
 
 class Work(lif.Work):
-    """The work of ``lif`` and the memory that the copies read and write."""
+    """The work of ``lif``, and the memory of the copies."""
 
     def __init__(self, settings):
         super().__init__(settings, part=CHECKED_ELEMENTS)
 
     @functools.cached_property
     def copied(self):
-        """Source and destination, of which every page is there."""
+        """Source and destination of the copies, with all pages mapped."""
         largest = math.ceil(elements(self.settings) * SEQUENCE_BYTES / 2 / ELEMENT_BYTES)
         source = torch.rand(min(largest, COPY_ELEMENTS), generator=torch.Generator().manual_seed(0)).to(self.device)
         return source, source.clone()
 
     def copy(self, traffic):
-        """Copy half of ``traffic`` bytes for each element of x: what is copied is read and written."""
+        """Return a copy of half of ``traffic`` bytes for each element of x: copying reads and writes them."""
         source, destination = self.copied
-        left = math.ceil(elements(self.settings) * traffic / 2 / ELEMENT_BYTES)
+        remaining = math.ceil(elements(self.settings) * traffic / 2 / ELEMENT_BYTES)
         blocks = []
-        while left > 0:
-            blocks.append((destination[:left], source[:left]))
-            left -= source.numel()
+        while remaining > 0:
+            blocks.append((destination[:remaining], source[:remaining]))
+            remaining -= source.numel()
 
         def step():
-            for to, from_ in blocks:
-                to.copy_(from_)
+            for target, origin in blocks:
+                target.copy_(origin)
 
         def check():
             destination.fill_(-1)
             step()
-            copied = max(to.numel() for to, _ in blocks)
+            copied = max(target.numel() for target, _ in blocks)
             return Check(torch.equal(destination[:copied], source[:copied]), "itself", "a copy")
 
         return Workload(step, check)
 
 
-# One at a time: the next point of a sweep takes the place of the last.
+# A single entry: the next point of a sweep replaces the last one.
 work_of = functools.lru_cache(maxsize=1)(Work)
 
 
 def check_fits(settings, contender):
-    """Raise Unavailable where a step takes too long, or more memory than there is."""
+    """Raise Unavailable if a step takes too long, or more memory than available."""
     if contender == "norse" and settings.steps * elements(settings) > LOOP_LIMIT:
         raise Unavailable("takes more than 20 s a step: its loop over x[step] makes a gradient of all of x at each")
     needed = SEQUENCES_OF_PEERS[contender] * elements(settings) * ELEMENT_BYTES
@@ -106,7 +106,7 @@ def is_tight(settings):
 
 
 def contenders(settings):
-    """Input and upstream gradient are made when the first contender is built."""
+    """Return the rows; input and upstream gradient are created when the first contender is built."""
 
     def peer(name, make):
         def build():

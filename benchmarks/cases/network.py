@@ -12,12 +12,12 @@ from benchmarks.checks import check_training
 from benchmarks.programs import CLASSES, INPUTS, TutorialNet, batched_loss, tutorial_loss
 from benchmarks.training_step import adam, training_workload
 
-# A peer's rule may be evaluated in another order than here, which can flip a spike.
+# The reference may evaluate a peer's rule in another order, so that a spike differs.
 PEER_RULE = 1e-3
 
 
 class HoistedNet(TutorialNet):
-    """The tutorial network with ``fc1``, whose input is the same at every step, taken out of the loop by hand."""
+    """The tutorial network with ``fc1``, whose input is constant, moved out of the loop by hand."""
 
     def forward(self, x):
         mem1 = self.lif1.init_leaky()
@@ -43,7 +43,7 @@ def contenders(settings):
         return peers.compiled(net.step)
 
     def linears(scale=1.0):
-        """Return layers with the weights of every contender (times ``scale``)."""
+        """Return linear layers with the weights of every contender, times ``scale``."""
         net = training.program(snntorch)
         for parameter in net.parameters():
             parameter.data *= scale

@@ -1,4 +1,4 @@
-"""Every fused neuron of snnTorch over a sequence, beside its loop and the libraries that have such a neuron."""
+"""Every fused neuron over a sequence, with snnTorch's loop and the libraries that have such a neuron."""
 
 import functools
 from typing import Any, Mapping, NamedTuple
@@ -9,8 +9,8 @@ from benchmarks import peers
 from benchmarks.case import Case, Contender
 from benchmarks.cases import memory
 
-# A neuron that returns the spikes alone reads and writes at least: forward x and the spikes, backward x, the gradient
-# of the spikes and that of x. A state that is returned is written, too.
+# A neuron that returns only spikes must read and write at least x and the spikes forward, and x, the gradient of the
+# spikes and that of x backward. A returned state adds these bytes for each element.
 STATE_BYTES = 4
 
 
@@ -18,10 +18,10 @@ class Kind(NamedTuple):
     """A neuron of the table.
 
     Attributes:
-        name: of the class, in snnTorch and in snnipu.
-        states: that a step takes; the spikes of recurrent neurons are one.
-        keywords: but for ``beta``, which is the settings'.
-        product: whether its steps multiply by a matrix, of which a copy is no measure.
+        name: name of the class, in snnTorch and in snnipu.
+        states: number of states of a step, including the spikes of recurrent neurons.
+        keywords: arguments of the class, except ``beta``, which is a setting.
+        product: True if its steps have a matrix product, for which a copy is not a floor.
     """
 
     name: str
@@ -48,12 +48,12 @@ KINDS = {
 
 
 class Work(memory.Work):
-    """The work of ``lif`` with another neuron; of those that have parameters, their gradients are computed, too."""
+    """The work of ``lif`` with another neuron, and with the gradients of its parameters."""
 
     def __init__(self, settings):
         super().__init__(settings)
         self.kind = KINDS[settings.neuron]
-        if self.kind.product:  # neurons of a sample depend on each other
+        if self.kind.product:  # the neurons of a sample depend on each other
             self.parts = [(0, settings.batch_size * settings.neurons)]
 
     def neuron(self, library):
@@ -89,12 +89,12 @@ class Work(memory.Work):
         return self.follows(rule, lambda x: lift(x)[0], self.scaled_for_norse(), states=2)
 
 
-# One at a time: the next neuron takes the place of the last.
+# A single entry: the next neuron replaces the last one.
 work_of = functools.lru_cache(maxsize=1)(Work)
 
 
 def contenders(settings):
-    """Input and upstream gradient are made with the first contender."""
+    """Return the rows; input and upstream gradient are created with the first contender."""
     kind = KINDS[settings.neuron]
     returned = kind.states - kind.spikes_are_state
     all_bytes = memory.SPIKES_BYTES + STATE_BYTES * returned

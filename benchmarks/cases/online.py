@@ -1,4 +1,4 @@
-"""Online learning beside backpropagation through time: a stream of T steps, forward and all gradients, in chunks."""
+"""Online learning and backpropagation through time: a stream of T steps in chunks, forward and all gradients."""
 
 import functools
 
@@ -16,11 +16,11 @@ from benchmarks.sparse_problem import SnnTorchNet, on_grid
 
 INPUTS, OUTPUTS, CHUNK, LONG_CHUNK = 700, 20, 50, 200
 ACTIVITY = 0.02
-# So much of a stream is drawn; it comes again and again.
+# Number of drawn chunks; the stream repeats them.
 DRAWN = 4
 TOLERANCE = 1e-4
 CHECKED_STEPS = 3 * CHUNK // 2
-# Bytes of a sample and step that backpropagation keeps of a neuron, or of an input: at least.
+# Minimum of bytes that backpropagation stores for each neuron or input, sample and step.
 KEPT_BYTES = 8
 
 
@@ -34,15 +34,15 @@ class Problem:
         drawn = min(settings.steps, DRAWN * CHUNK)
         self.x = (torch.rand(drawn, batch, INPUTS, generator=generator) < ACTIVITY).float()
         scale = (3.0, 8.0, 8.0)
-        # On a grid: the spikes are then the same in whatever order a product is added up.
+        # On a grid, so that the spikes do not depend on the order of sums.
         self.weights = [
-            on_grid(by * (2 * torch.rand(n, m, generator=generator) - 1) / m**0.5)
-            for by, m, n in zip(scale, sizes, sizes[1:])
+            on_grid(factor * (2 * torch.rand(n, m, generator=generator) - 1) / m**0.5)
+            for factor, m, n in zip(scale, sizes, sizes[1:])
         ]
         self.upstream = torch.randn(batch, OUTPUTS, generator=generator)
 
     def chunks(self, steps, length):
-        """Yield the stream of ``steps``, in chunks; what is drawn is a whole number of them, or all of the stream."""
+        """Yield the stream of ``steps`` in chunks; the drawn part is a whole number of them, or the whole stream."""
         for done in range(0, steps, length):
             start = done % len(self.x)
             yield self.x[start : start + min(length, steps - done)]
@@ -77,7 +77,7 @@ class Problem:
         return torch.autograd.grad(self.loss(net(self.stream(steps))), net.weights())
 
     def loss(self, spk):
-        """Of output spikes ``[T, B, outputs]``: linear, so that it is the same in any division."""
+        """Return a loss of output spikes ``[T, B, outputs]``; it is linear, and so equal for every division."""
         return (spk * self.upstream).sum()
 
     def through_time(self, steps, net):
@@ -86,7 +86,7 @@ class Problem:
         return list(torch.autograd.grad(self.loss(spk), list(net.parameters())))
 
     def truncated(self, steps, net):
-        """Return those of each chunk by itself, its states carried on: what people do to save memory."""
+        """Return the gradients of truncated backpropagation: each chunk is separate, and its states continue."""
         lifs = [module for module in net.modules() if isinstance(module, snnipu.Leaky)]
         net.zero_grad()
         for lif in lifs:
@@ -118,30 +118,29 @@ class Problem:
         return [parameter.grad for parameter in net.parameters()]
 
     def spikingjelly_network(self, node):
-        kind, atan = getattr(peers.spikingjelly("neuron"), node), peers.spikingjelly("surrogate").ATan
+        neuron_class, atan = getattr(peers.spikingjelly("neuron"), node), peers.spikingjelly("surrogate").ATan
         options = {"tau": 1 / (1 - self.settings.beta), "decay_input": False, "v_reset": None}
         sequential = peers.spikingjelly("layer").OTTTSequential if node.startswith("OTTT") else nn.Sequential
-        return sequential(*self.layers(lambda: kind(surrogate_function=atan(), **options)))
+        return sequential(*self.layers(lambda: neuron_class(surrogate_function=atan(), **options)))
 
     def by_steps(self, steps, traces, input_trace=True, at_once=False):
         """Return SLTT's gradients, or with ``traces`` OTTT's, step by step in plain PyTorch.
 
-        ``at_once``: the reset is in the step of the spike.
-
-        Each product has its value and the gradient of the layer below by the spikes, that of weights by their trace.
+        With ``at_once`` the reset is in the step of the spike. Each product has two gradients: of the layer below by its
+        spikes, and of the weights by their trace.
         """
-        own = [linear.weight for linear in self.linears()]
+        weights = [linear.weight for linear in self.linears()]
         beta, spike_grad = self.settings.beta, snntorch.surrogate.atan()
-        mems = [0.0] * len(own)
-        sums = [0.0] * len(own)
+        mems = [0.0] * len(weights)
+        sums = [0.0] * len(weights)
         for chunk in self.chunks(steps, CHUNK):
             loss = 0.0
             for spk in chunk:
-                for layer, weight in enumerate(own):
-                    keeps = traces and (layer > 0 or input_trace)
-                    sums[layer] = (beta * sums[layer] if keeps else 0.0) + spk.detach()
-                    of_weight = functional.linear(sums[layer], weight)
-                    current = functional.linear(spk, weight.detach()) + (of_weight - of_weight.detach())
+                for layer, weight in enumerate(weights):
+                    has_trace = traces and (layer > 0 or input_trace)
+                    sums[layer] = (beta * sums[layer] if has_trace else 0.0) + spk.detach()
+                    weighted_trace = functional.linear(sums[layer], weight)
+                    current = functional.linear(spk, weight.detach()) + (weighted_trace - weighted_trace.detach())
                     before = mems[layer]
                     reset = (before > 1).float() if isinstance(before, torch.Tensor) and not at_once else 0.0
                     mem = beta * before + current - reset
@@ -149,10 +148,10 @@ class Problem:
                     mems[layer] = (mem - spk if at_once else mem).detach()
                 loss = loss + self.loss(spk)
             loss.backward()
-        return [weight.grad for weight in own]
+        return [weight.grad for weight in weights]
 
 
-# One at a time: the next point of a sweep takes the place of the last.
+# A single entry: the next point of a sweep replaces the last one.
 problem_of = functools.lru_cache(maxsize=1)(Problem)
 
 
@@ -166,7 +165,7 @@ def workload(settings, run, expected, against, steps=CHECKED_STEPS, compared=sli
     return Workload(lambda: run(settings.steps), check)
 
 
-def _of_time(settings):
+def _through_time(settings):
     problem = problem_of(settings)
     neurons = INPUTS + 2 * settings.neurons + OUTPUTS
     needed, available = KEPT_BYTES * settings.steps * settings.batch_size * neurons, available_memory()
@@ -178,12 +177,12 @@ def _of_time(settings):
 
 def _truncated(settings):
     problem = problem_of(settings)
-    net, whole = problem.network(init_hidden=True), problem.network()
-    # Of one chunk it is the whole.
+    net, full_net = problem.network(init_hidden=True), problem.network()
+    # The gradients of a single chunk are those of the whole stream.
     return workload(
         settings,
         lambda steps: problem.truncated(steps, net),
-        lambda steps: problem.through_time(steps, whole),
+        lambda steps: problem.through_time(steps, full_net),
         "BPTT",
         CHUNK,
     )
@@ -200,7 +199,7 @@ def _by_rule(settings, rule, options, length=CHUNK):
         return workload(settings, run, lambda steps: problem.by_steps(steps, rule == "ottt"), "explicit steps")
     if rule == "decolle":
         return workload(settings, run, lambda steps: problem.online(steps, online, 1), "chunks of one step")
-    # The last layer's gradient is that of backpropagation: what a rule leaves out is below.
+    # The last layer's gradients are those of backpropagation: rules only differ in the layers below.
     last = slice(-1, None)
     return workload(
         settings, run, lambda steps: problem.through_time(steps, online.net), "BPTT, last layer", compared=last
@@ -217,9 +216,9 @@ def _spikingjelly(settings, node):
     return workload(settings, lambda steps: problem.spikingjelly(steps, net), expected, "its own rule")
 
 
-def _braintrace(settings, rule, most):
-    if settings.steps > most:
-        raise Unavailable(f"takes minutes for {settings.steps} steps; it is run for {most} at most")
+def _braintrace(settings, rule, longest):
+    if settings.steps > longest:
+        raise Unavailable(f"takes minutes for {settings.steps} steps; it is run for {longest} at most")
     problem = problem_of(settings)
     options = {"decay_or_rank": settings.beta} if rule == "pp_prop" else {}
     stream = braintrace.stream(rule, problem.weights, settings.beta, problem.upstream, **options)
@@ -235,7 +234,7 @@ def _braintrace(settings, rule, most):
         spk = problem.network()(problem.stream(steps))[0]
         return [(spk * problem.upstream).sum((1, 2))]
 
-    # Its rule leaves more out than any here: what can be compared is what the network makes of the stream.
+    # Its rule is coarser than ours, so only forward outputs are compared.
     return workload(settings, lambda steps: list(stream(problem.chunks(steps, CHUNK))[1:]), losses, "BPTT, losses")
 
 
@@ -253,7 +252,7 @@ RULES = (
 
 
 LONG = f"in chunks of {LONG_CHUNK} steps: less to do around each, and more memory"
-# Name, rule, the longest stream that is run, what it is.
+# Name, rule, the longest stream that is run, description.
 BRAINTRACE = (
     ("pp-prop", "pp_prop", 10_000, "traces of inputs and of outputs, an approximation"),
     ("D-RTRL", "D_RTRL", 200, "a trace for each weight and sample; here the gradients of ottt"),
@@ -261,32 +260,32 @@ BRAINTRACE = (
 
 
 def contenders(settings):
-    def own(name, label, make, *more, note):
+    def row(name, label, make, *more, note):
         return Contender(name, label, functools.partial(make, settings, *more), note=note)
 
     return [
-        own("bptt", "BPTT, MultiStep", _of_time, note="the whole stream at once"),
-        own(
+        row("bptt", "BPTT, MultiStep", _through_time, note="the whole stream at once"),
+        row(
             "truncated",
             f"BPTT in chunks of {CHUNK}",
             _truncated,
             note="states carried on, and gradients cut between chunks",
         ),
-        *(own(rule, f"Online, {rule}", _by_rule, rule, options, note=note) for rule, options, note in RULES),
+        *(row(rule, f"Online, {rule}", _by_rule, rule, options, note=note) for rule, options, note in RULES),
         *(
-            own(f"{rule}-{LONG_CHUNK}", f"Online, {rule}, by {LONG_CHUNK}", _by_rule, rule, {}, LONG_CHUNK, note=LONG)
+            row(f"{rule}-{LONG_CHUNK}", f"Online, {rule}, by {LONG_CHUNK}", _by_rule, rule, {}, LONG_CHUNK, note=LONG)
             for rule in ("sltt", "ottt")
         ),
         *(
             Contender(
                 f"braintrace-{name}",
                 f"BrainTrace, {name}",
-                functools.partial(_braintrace, settings, rule, most),
+                functools.partial(_braintrace, settings, rule, longest),
                 "braintrace",
                 f"compiled by JAX, which takes all cores it may; {note}",
                 torch_memory=False,
             )
-            for name, rule, most, note in BRAINTRACE
+            for name, rule, longest, note in BRAINTRACE
         ),
         *(
             Contender(

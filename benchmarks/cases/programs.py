@@ -1,4 +1,4 @@
-"""Small programs as people write them with snnTorch, with the import changed, compiled and rewritten: in training."""
+"""Training of small programs in the style of snnTorch's users: with the import changed, compiled and rewritten."""
 
 import snntorch
 import torch
@@ -50,7 +50,7 @@ class Training:
         return loss.detach(), [parameter.grad for parameter in net.parameters()]
 
     def workload(self, library, of=lambda net: net.step, compiles=False):
-        """Return the training step ``of`` a program of a library."""
+        """Return the workload of the training step ``of(program)`` for a program of a library."""
         net = self.program(library)
         step, device = of(net), self.settings.device
 
@@ -82,13 +82,13 @@ def contenders(settings):
             "snnipu-import",
             "import alone",
             lambda: training.workload(snnipu),
-            note="snnipu for snnTorch, the program as it is",
+            note="snnipu for snnTorch, the program unchanged",
         ),
         Contender(
             "snnipu-automatic",
             "automatic",
             lambda: training.workload(snnipu, lambda net: automatic(net.step), compiles=True),
-            note="the same, its loop compiled; the program as it is",
+            note="the same, its loop compiled; the program unchanged",
         ),
         *([rewritten] if kind.has_rewrite(settings.device) else []),
         Contender("snntorch", "snnTorch", lambda: training.workload(snntorch), "snntorch"),

@@ -1,4 +1,4 @@
-"""Throughput against the number of processes: strong and weak scaling of data-parallel training, on this machine."""
+"""Throughput against the number of processes: strong and weak scaling of data-parallel training on one machine."""
 
 import concurrent.futures
 import functools
@@ -17,9 +17,9 @@ from snnipu import Leaky, MultiStep
 from snnipu.training import joined
 
 FEATURES, CLASSES = 784, 10
-# A process that hangs ends the benchmark.
+# Seconds after which a hanging process ends the benchmark.
 TIMEOUT = 600.0
-# A batch that is shared out, or one for each process; gradients averaged or not.
+# Strong: the processes share a batch; weak: each process has a batch. Alone: gradients are not averaged.
 KINDS = {
     "strong": "strong scaling",
     "strong-alone": "strong, gradients not averaged",
@@ -29,10 +29,10 @@ KINDS = {
 
 
 def _worker(rank, port, threads, settings, repeats):
-    """Run one of the processes; return the seconds of each round of each kind: those of the slowest process."""
-    place = {"RANK": rank, "WORLD_SIZE": settings.processes, "LOCAL_RANK": rank, "MASTER_PORT": port}
-    place["LOCAL_WORLD_SIZE"] = settings.processes
-    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
+    """Run one of the processes; return the seconds of each round of each kind in the slowest process."""
+    variables = {"RANK": rank, "WORLD_SIZE": settings.processes, "LOCAL_RANK": rank, "MASTER_PORT": port}
+    variables["LOCAL_WORLD_SIZE"] = settings.processes
+    os.environ.update({name: str(value) for name, value in variables.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(threads)
     with joined(timeout=TIMEOUT) as ranks:
         return {**_seconds("strong", ranks, settings, repeats), **_seconds("weak", ranks, settings, repeats)}
@@ -49,15 +49,15 @@ def _seconds(kind, ranks, settings, repeats):
     neurons = settings.neurons
     network = MultiStep(nn.Linear(FEATURES, neurons), Leaky(beta=0.9), nn.Linear(neurons, CLASSES), Leaky(beta=0.9))
     optimizer = torch.optim.Adam(network.parameters())
-    own = ranks.share(batch_of(kind, settings))
-    x = torch.rand(max(1, own.stop - own.start), FEATURES)
+    share = ranks.share(batch_of(kind, settings))
+    x = torch.rand(max(1, share.stop - share.start), FEATURES)
     labels = torch.randint(CLASSES, (len(x),))
     model = ranks.wrapped(network)
 
     def step(averages):
         optimizer.zero_grad(set_to_none=True)
-        apart = ranks.size > 1 and not averages
-        with model.no_sync() if apart else nullcontext():
+        without_sum = ranks.size > 1 and not averages
+        with model.no_sync() if without_sum else nullcontext():
             spk, _ = model(x, num_steps=settings.steps)
             nn.functional.cross_entropy(spk.sum(0), labels).backward()
         optimizer.step()
@@ -67,25 +67,25 @@ def _seconds(kind, ranks, settings, repeats):
         step(True)
     for _ in range(repeats):
         for name, times in seconds.items():
-            ranks.any(False)  # all begin together
+            ranks.any(False)  # a barrier: all processes start together
             started = time.perf_counter()
             step(name == kind)
-            # The slowest tells, in microseconds.
+            # The time of the slowest process, exchanged in microseconds.
             times.append(ranks.largest(int(1e6 * (time.perf_counter() - started))) / 1e6)
     return seconds
 
 
 def samples(steps, settings, repeats, min_seconds, **options):
-    """Yield the times of each kind, in processes of their own, which share the threads."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
+    """Yield the times of each kind, measured in separate processes that share the threads."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
     threads = max(1, torch.get_num_threads() // settings.processes)
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(settings.processes, mp_context=spawn) as pool:
         run = functools.partial(_worker, port=port, threads=threads, settings=settings, repeats=repeats)
-        found, *_ = pool.map(run, range(settings.processes))
-    for kind, seconds in found.items():
+        seconds_of_kinds, *_ = pool.map(run, range(settings.processes))
+    for kind, seconds in seconds_of_kinds.items():
         yield from ((kind, Sample(number, 1, value)) for number, value in enumerate(seconds))
 
 

@@ -1,7 +1,8 @@
-"""The networks of the published benchmark of sparse training, at a given activity: a forward and backward pass.
+"""The networks of the published benchmark of sparse training at a given activity: a forward and backward pass.
 
 The second threshold, the decay, the surrogate and the layers are those of Gruen et al., "Sparse spiking neural networks
-on the IPU", arXiv 2311.04386, 2023; the spikes are random and the weights scaled, so that every layer has the activity.
+on the IPU", arXiv 2311.04386, 2023. The spikes are random, and the weights are scaled so that every layer has the
+activity.
 """
 
 import functools
@@ -25,11 +26,11 @@ NETWORKS = {
     "shd": (700, {2: [1462, 1460], 3: [974] * 3, 4: [732, *[730] * 3], 5: [586, *[584] * 4]}, 20),
 }
 SECOND_THRESHOLD = 0.9
-# Of a gradient that goes through up to five products of two factors, each rounded to TF32's 11 bits.
+# Tolerance of a gradient through up to five products of two factors, each rounded to TF32's 11 bits.
 TF32_TOLERANCE = 5e-3
-# Activities from here on are out of reach of weights of mean zero, half of whose sums are negative.
+# Weights of mean zero do not reach higher activities, since half of their sums are negative.
 HIGH_ACTIVITY = 0.2
-# What the weights are shifted by there, as a share of the largest.
+# Shift of the weights at high activities, as a fraction of the largest weight.
 MEAN_SHIFT = 0.05
 
 
@@ -41,7 +42,7 @@ def network_sizes(settings):
 
 
 class Problem(LayeredProblem):
-    """Fully connected layers, a step apart."""
+    """Fully connected layers, with a step from layer to layer."""
 
     delay = True
 
@@ -75,7 +76,7 @@ class Problem(LayeredProblem):
         return _with_path(self.filled(self._network(grad_threshold=grad_threshold)), path)
 
     def stages(self):
-        """Return ``nn.Linear`` layers with these weights times the input scale, which no dense network has."""
+        """Return ``nn.Linear`` layers with these weights times the input scale, which dense networks do not have."""
         layers = [nn.Linear(w.shape[1], w.shape[0], bias=False) for w in self.weights]
         with torch.no_grad():
             for layer, weight in zip(layers, self.weights):
@@ -84,18 +85,18 @@ class Problem(LayeredProblem):
 
     @functools.cached_property
     def selected_reference(self):
-        """The gradient only of neurons above the second threshold: the surrogate is cut off there."""
+        """The reference with gradients only of neurons above the second threshold, where the surrogate is cut off."""
         return self.by_loop(surrogate.SFS(slope=SLOPE, B=SECOND_THRESHOLD - THRESHOLD))
 
 
 def _with_path(net, path):
-    """Return ``net`` with this path: "auto" would take the matrix product at high activity."""
+    """Return ``net`` with this path: "auto" would select the matrix product at high activity."""
     for part in (net, *net.layers):
         part.path = path
     return net
 
 
-# One at a time: the next point of a sweep takes the place of the last.
+# A single entry: the next point of a sweep replaces the last one.
 problem_of = functools.lru_cache(maxsize=1)(Problem)
 
 
@@ -108,13 +109,13 @@ def _sparse(settings, method, path="sparse"):
 
     def compare(net, expected):
         layers = METHODS[method](net, problem.x)
-        # The dense networks have their weights times the input scale.
+        # The weights of the dense networks include the input scale.
         scaled = [gradient / problem.input_scale for gradient in gradients(net, layers)]
         return problem.compare([layer.to_dense() for layer in layers], scaled, expected)
 
     def check():
-        every = compare(problem.network(grad_threshold=None, path=path), problem.reference)
-        return both(compare(net, problem.selected_reference), every, "without a second threshold")
+        full = compare(problem.network(grad_threshold=None, path=path), problem.reference)
+        return both(compare(net, problem.selected_reference), full, "without a second threshold")
 
     return Workload(lambda: gradients(net, METHODS[method](net, problem.x)), check)
 

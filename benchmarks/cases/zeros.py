@@ -1,7 +1,7 @@
-"""Ordinary networks, of ``nn.Linear`` or ``nn.Conv2d`` and ``Leaky``: what leaving out zeros gains.
+"""Ordinary networks of ``nn.Linear`` or ``nn.Conv2d`` and ``Leaky``: the gain of skipping zeros.
 
-``MultiStep`` finds out by itself what is zero. The input is random, and the weights are scaled so that every layer has
-the activity.
+``MultiStep`` detects zeros itself. The input is random, and the weights are scaled so that every layer has the
+activity.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from benchmarks.case import Case, Contender, Settings
 from benchmarks.sparse_problem import SLOPE, THRESHOLD, LayeredProblem, on_grid
 
 CLASSES = 10
-# Half of the sums of weights of mean zero are negative: no scale brings more neurons to fire.
+# Mean of the weights: with mean zero, half of the sums are negative, and no scale makes more neurons spike.
 MEAN = 0.25
 
 
@@ -31,7 +31,7 @@ def _conv(neurons):
     return [*stages, [nn.Flatten(), nn.Linear(64 * 32 * 32, CLASSES, bias=False)]]
 
 
-# Shape of the input of a step, the layers, and what they are in words.
+# Shape of the input of a step, a function that returns the layers, and the title.
 NETWORKS = {
     "linear": ((512,), _linear, "512-{0}-{0}-{0}-10"),
     "conv": ((2, 32, 32), _conv, "2x32x32-16C5-64C5-64C3-10"),
@@ -39,7 +39,7 @@ NETWORKS = {
 
 
 class Problem(LayeredProblem):
-    """One network, its input and targets; sums of its weights are exact, whatever their order."""
+    """A network, its input and targets; sums of its weights are exact in any order."""
 
     def __init__(self, settings):
         super().__init__(settings)
@@ -88,12 +88,12 @@ class Problem(LayeredProblem):
         return snnipu.MultiStep(*[module for stage in self.stages() for module in (*stage, self._neuron())])
 
     def measured(self):
-        """Return what ``MultiStep.paths`` tells of the layers."""
+        """Return the activities and paths that ``MultiStep.paths`` reports for the layers."""
         paths = [path for path in self.multistep().paths(self.dense_x) if path.limit is not None]
         return {"activity": [path.activity for path in paths], "path": [path.runs_as for path in paths]}
 
 
-# One at a time: the next point of a sweep takes the place of the last.
+# A single entry: the next point of a sweep replaces the last one.
 _problem = functools.lru_cache(maxsize=1)(Problem)
 
 

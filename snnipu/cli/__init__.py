@@ -1,4 +1,4 @@
-"""``python -m snnipu``: one sub-command a module; a module is imported only when its command is asked for."""
+"""``python -m snnipu``: one sub-command a module, imported only when its command runs."""
 
 import argparse
 import importlib
@@ -18,7 +18,7 @@ COMMANDS = {
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Run the sub-command that ``argv`` (default: ``sys.argv[1:]``) names; returns the exit status."""
+    """Run the sub-command that ``argv`` (default: ``sys.argv[1:]``) names; return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     command = argv[0] if argv and argv[0] in COMMANDS else ""
     return guarded(f"python -m snnipu {command}".rstrip(), lambda: _run(argv))

@@ -1,4 +1,4 @@
-"""Options of several commands; output that cannot be written: a full disk, a closed pipe."""
+"""Option types that several commands share, and the handling of output that cannot be written."""
 
 import argparse
 import os
@@ -9,19 +9,19 @@ from typing import Callable
 
 from snnipu._files import NO_ROOM, WriteError, writable_file
 
-# As a shell says it of a process that SIGPIPE ended.
+# The status that a shell reports for a process that SIGPIPE ended.
 CLOSED_PIPE = 128 + 13
 
 
 def guarded(name: str, run: Callable[[], int]) -> int:
-    """Return the status of ``run``: 1, with a line on standard error, where a file or the output cannot be written.
+    """Return the status of ``run``; 1, with a line on standard error, if a file or the output cannot be written.
 
-    A closed pipe, as of ``| head -1``, ends the command without a word, with status 141.
+    A closed pipe, as in ``| head -1``, ends the command silently with status 141.
     """
     try:
         try:
             return run()
-        finally:  # errors of what print kept back come here, and not when Python ends
+        finally:  # flush now: errors of buffered output belong to the command, not to Python's exit
             if sys.stdout is not None and not sys.stdout.closed:
                 sys.stdout.flush()
     except WriteError as error:
@@ -30,7 +30,7 @@ def guarded(name: str, run: Callable[[], int]) -> int:
     except OSError as error:
         if error.filename is not None or not (is_output_closed(error) or error.errno in NO_ROOM):
             raise
-        # Python flushes its streams at its end, too: the null device takes the rest.
+        # Python flushes its streams at exit as well: redirect the remaining output to the null device.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error, BrokenPipeError):
             return CLOSED_PIPE
@@ -39,16 +39,16 @@ def guarded(name: str, run: Callable[[], int]) -> int:
 
 
 def is_output_closed(error: BaseException) -> bool:
-    """Return True if ``error`` is of a closed pipe and standard output is a closed pipe."""
+    """Return True if ``error`` reports a closed pipe and standard output is a closed pipe."""
     if not isinstance(error, BrokenPipeError) or not hasattr(select, "poll"):
         return False
-    asked = select.poll()
-    asked.register(1, 0)
-    return any(event & select.POLLERR for _, event in asked.poll(0))
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def output_path(*suffixes: str) -> Callable[[str], Path]:
-    """Return an option's type: a file that can be written, checked before the run, or a device or a pipe."""
+    """Return an option type for an output file: writable, checked before the run, or a device or a pipe."""
 
     def parse(text: str) -> Path:
         path = Path(text)

@@ -1,4 +1,4 @@
-"""What ``python -m snnipu train`` tells of a run: lines, the JSON report and pictures."""
+"""The output of ``python -m snnipu train``: lines, the JSON report and figures."""
 
 import functools
 from pathlib import Path
@@ -14,10 +14,10 @@ AnyTrainer = Union[training.Trainer, training.EventTrainer]
 
 
 def counts_of(entry: Dict[str, Any]) -> Dict[str, Any]:
-    """Of an operator's report on the IPU model what is the same for all."""
+    """Return the part of an operator's report on the IPU model that all operators have."""
     names = ("cycles", "compute_cycles", "exchange_cycles", "sync_cycles", "clock_hz", "tile_memory_max_bytes")
-    kept = {name: entry["report"][name] for name in names}
-    return {"operator": entry["operator"], "inputs": entry["inputs"], "target": entry["target"], **kept}
+    counts = {name: entry["report"][name] for name in names}
+    return {"operator": entry["operator"], "inputs": entry["inputs"], "target": entry["target"], **counts}
 
 
 def print_counts(entries: List[Dict[str, Any]]) -> None:
@@ -43,7 +43,7 @@ def print_epoch(trainer: AnyTrainer) -> None:
 
 
 def make_report(trainer: AnyTrainer, finished: bool) -> Dict[str, Any]:
-    """What ``--json`` holds; accuracies are fractions, 0 to 1, and None where no epoch was finished."""
+    """Return the contents of ``--json``; accuracies are fractions, 0 to 1, and None before the first finished epoch."""
     return {
         "test_accuracy": trainer.history[-1]["test_accuracy"] if trainer.history else None,
         "train_samples_per_s": trainer.samples_per_second(),
@@ -64,7 +64,7 @@ def make_report(trainer: AnyTrainer, finished: bool) -> Dict[str, Any]:
 
 
 def draw(trainer: AnyTrainer, folder: Path) -> List[Path]:
-    """Write the pictures of the trainer; returns their paths."""
+    """Write the figures of the trainer; return their paths."""
     paths = []
     for name, figure in trainer.figures().items():
         paths.append(folder / f"{name}.png")

@@ -1,6 +1,6 @@
-"""``python -m snnipu bench``: snnipu beside snnTorch on this machine, in less than a minute.
+"""``python -m snnipu bench``: time snnipu and snnTorch on this machine, in less than a minute.
 
-More cases, peers and records: ``make bench`` in the repository.
+``make bench`` in the repository has more cases, peers and records.
 """
 
 import argparse
@@ -31,20 +31,20 @@ from snnipu.cli.info import collect
 from snnipu.datasets import random_spikes
 from snnipu.training import scale_to_activity
 
-# Spikes, of which each must be equal, and numbers, whose error is relative to the largest of their tensor.
+# Spikes, which must all be equal, and tensors, whose error is relative to their largest element.
 Results = Tuple[torch.Tensor, Sequence[torch.Tensor]]
 Step = Callable[[], Results]
-# Spikes on a GPU may fall on the other side of the threshold: its multiply-adds are fused.
+# Fraction of spikes that may differ on a GPU, whose fused multiply-adds round differently near the threshold.
 FLIPS_ON_CUDA = 1e-4
 MIN_ROUNDS = 3
-# A shorter sample is repeated; a longer one needs no untimed call before it.
+# A call shorter than the first is repeated within a sample; one longer than the second needs no untimed call before.
 MIN_SAMPLE_SECONDS, LONG_SAMPLE_SECONDS = 5e-3, 0.1
 OWN_COLOUR, PEER_COLOUR = "#d1495b", "#8ea4b8"
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A row of a table: ``step`` is timed, and must have the results of ``expected``."""
+    """A row of a table: ``step`` is timed, and its results must equal those of ``expected``."""
 
     label: str
     step: Step
@@ -53,7 +53,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Case:
-    """A table; the last contender is snnTorch's loop. ``tolerance`` is of the numbers."""
+    """A table whose last contender is snnTorch's loop; ``tolerance`` is the relative error of the tensors."""
 
     name: str
     title: str
@@ -63,7 +63,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """T, B and N of the layer and of the tutorial's network, and those of the sparse network."""
+    """The sizes of the problems: T, B and N of the layer and the tutorial network, and those of the sparse network."""
 
     steps: int = 25
     batch_size: int = 128
@@ -77,7 +77,7 @@ QUICK = Sizes(5, 8, 16, 10, 4, 32)
 
 
 class TutorialNet(nn.Module):
-    """The network of snnTorch's tutorial 5; ``snn`` is the library that it imports under that name."""
+    """The network of snnTorch's tutorial 5; ``snn`` is snntorch or snnipu."""
 
     def __init__(self, snn: Any, neurons: int, num_steps: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class TutorialNet(nn.Module):
         return torch.stack(mem2_rec)
 
     def over_time(self, x: torch.Tensor) -> torch.Tensor:
-        """The same as :class:`snnipu.MultiStep`."""
+        """Run the network as :class:`snnipu.MultiStep`."""
         net = snnipu.MultiStep(self.fc1, self.lif1, self.fc2, self.lif2)
         return net(x, num_steps=self.num_steps)[1]  # type: ignore[no-any-return]
 
@@ -179,7 +179,7 @@ def network(sizes: Sizes, device: torch.device) -> Case:
 
 
 def on_grid(weight: torch.Tensor) -> torch.Tensor:
-    """``weight``, rounded so that float32 sums of a row are exact in any order: the spikes of all ways are the same."""
+    """Round ``weight`` so that float32 sums of a row are exact in any order: then all methods have the same spikes."""
     largest = float(weight.abs().max()) * weight[0].numel()
     step = 2.0 ** (math.ceil(math.log2(largest)) + 1 - 24)
     return (weight / step).round() * step
@@ -205,7 +205,7 @@ def sparse(sizes: Sizes, device: torch.device) -> Case:
         for layer in net.layers:
             layer.weight.uniform_(-1, 1, generator=generator)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # few neurons cannot have any activity
+            warnings.simplefilter("ignore", RuntimeWarning)  # a network of few neurons cannot reach every activity
             scale_to_activity(net, x, activity, tolerance=0.02)
         for layer in net.layers:
             layer.weight.copy_(on_grid(layer.weight))
@@ -240,16 +240,16 @@ def sparse(sizes: Sizes, device: torch.device) -> Case:
         with snnipu.dense_only():
             return results(dense(frames)[0], [linear.weight for linear in linears])
 
-    every = loop(surrogate.fast_sigmoid(slope=slope))
+    full_gradient = loop(surrogate.fast_sigmoid(slope=slope))
     return Case(
         "sparse",
         f"Sparse network {'-'.join(map(str, layers))}, {activity:.0%} active, forward + backward: "
         f"T={steps} × B={batch_size}",
         [
-            # Gradients of neurons above the second threshold alone: the reference's surrogate is cut off there.
+            # Only neurons above the second threshold have gradients: the reference's surrogate is cut off there.
             Contender("snnipu SparseNetwork", by_events, loop(surrogate.SFS(slope=slope, B=threshold - 1))),
-            Contender("snnipu MultiStep, dense", in_one_product, every),
-            Contender("snnTorch loop", every, every),
+            Contender("snnipu MultiStep, dense", in_one_product, full_gradient),
+            Contender("snnTorch loop", full_gradient, full_gradient),
         ],
         tolerance=1e-4,
     )
@@ -259,25 +259,27 @@ CASES = {"lif": lif, "network": network, "sparse": sparse}
 
 
 def why_red(contender: Contender, tolerance: float) -> str:
-    """Return why the results of a contender are wrong, or an empty string."""
+    """Return the reason why the results of a contender are wrong, or an empty string."""
     if contender.step is contender.expected:
         return ""
     (spikes, numbers), (expected_spikes, expected) = contender.step(), contender.expected()
     differs = spikes != expected_spikes
     if differs.sum() > (FLIPS_ON_CUDA if spikes.is_cuda else 0) * differs.numel():
         return f"{int(differs.sum()):,} of {differs.numel():,} spikes differ"
-    if differs.any():  # one flipped spike changes the gradient of its neuron
+    if differs.any():  # a differing spike changes the gradients of its neuron: compare those of the other neurons
         same = ~differs.any(0)
-        keep = [number.shape[1:] == same.shape for number in numbers]
-        numbers = [number[:, same] if kept else number for number, kept in zip(numbers, keep)]
-        expected = [number[:, same] if kept else number for number, kept in zip(expected, keep)]
-    errors = [float((n - w).abs().max() / w.abs().max().clamp(min=1e-30)) for n, w in zip(numbers, expected)]
+        per_neuron = [number.shape[1:] == same.shape for number in numbers]
+        numbers = [number[:, same] if is_per_neuron else number for number, is_per_neuron in zip(numbers, per_neuron)]
+        expected = [number[:, same] if is_per_neuron else number for number, is_per_neuron in zip(expected, per_neuron)]
+    errors = [
+        float((n - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30)) for n, wanted in zip(numbers, expected)
+    ]
     wrong = [error for error in errors if not error <= tolerance]
     return f"error {wrong[0]:.1e} of a gradient or the loss (allowed: {tolerance:.0e})" if wrong else ""
 
 
 def seconds_of_rounds(steps: Sequence[Step], device: torch.device, least_seconds: float) -> List[List[float]]:
-    """Return the seconds of a call of each step, of each round; a round calls the steps in a random order."""
+    """Return the seconds of a call of each step in each round; a round calls the steps in a random order."""
 
     def timed(step: Step, calls: int) -> float:
         if device.type == "cuda":
@@ -304,7 +306,7 @@ def seconds_of_rounds(steps: Sequence[Step], device: torch.device, least_seconds
 
 
 def run(case: Case, device: torch.device, least_seconds: float) -> List[Dict[str, Any]]:
-    """Return a record for each contender: a red one has a reason and no times."""
+    """Return a record for each contender; a red one has a reason and no times."""
     records: List[Dict[str, Any]] = []
     for contender in case.contenders:
         reason = why_red(contender, case.tolerance)
@@ -316,8 +318,8 @@ def run(case: Case, device: torch.device, least_seconds: float) -> List[Dict[str
     return records
 
 
-def _told(record: Dict[str, Any], reference: Dict[str, Any]) -> str:
-    """Return the median of a row, and how many times as fast as the reference it is."""
+def _row_text(record: Dict[str, Any], reference: Dict[str, Any]) -> str:
+    """Return the median of a row, and the speed relative to the reference."""
     if record["red"]:
         return f"RED, not timed: {record['red']}"
     speed = f"{reference['median'] / record['median']:8.1f} ×" if "median" in reference else ""
@@ -327,12 +329,12 @@ def _told(record: Dict[str, Any], reference: Dict[str, Any]) -> str:
 def table(records: Sequence[Dict[str, Any]]) -> str:
     """Return the rows of a case as text."""
     width = max(len(record["contender"]) for record in records)
-    rows = [f"  {record['contender']:{width}}  {_told(record, records[-1])}" for record in records]
+    rows = [f"  {record['contender']:{width}}  {_row_text(record, records[-1])}" for record in records]
     return "\n".join([records[0]["title"], *rows])
 
 
 def draw(tables: Sequence[Sequence[Dict[str, Any]]], path: Path) -> None:
-    """Write bars of the medians, a panel for each case."""
+    """Draw the medians as bars, with a panel for each case."""
     figure = require("matplotlib.figure", "bench", "a chart").Figure(
         figsize=(9, 1.6 * len(tables)), dpi=120, layout="constrained"
     )
@@ -341,7 +343,7 @@ def draw(tables: Sequence[Sequence[Dict[str, Any]]], path: Path) -> None:
         labels = [record["contender"] for record in records]
         colours = [OWN_COLOUR if label.startswith("snnipu") else PEER_COLOUR for label in labels]
         bars = axes.barh(labels, medians, color=colours)
-        axes.bar_label(bars, [" ".join(_told(record, records[-1]).split()) for record in records], padding=4)
+        axes.bar_label(bars, [" ".join(_row_text(record, records[-1]).split()) for record in records], padding=4)
         axes.set_title(records[0]["title"], loc="left", fontsize=10)
         axes.set_xlim(0, 1.4 * max(medians, default=0.0) or 1.0)
         axes.invert_yaxis()
@@ -358,10 +360,10 @@ def _device(text: str) -> torch.device:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the benchmarks that ``argv`` asks for; returns the exit status."""
+    """Run the benchmarks that ``argv`` selects; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="snnipu bench",
-        description="Time snnipu beside snnTorch, interleaved, after checking what each contender computes: "
+        description="Time snnipu and snnTorch, interleaved, after checking the results of each contender: "
         + "; ".join(f"{name}: {build.__doc__}" for name, build in CASES.items()),
         epilog="Exit status: 0 all checks passed, 1 a check is red, 2 wrong arguments.",
     )
@@ -371,7 +373,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add("--chart", type=output_path(".png", ".svg", ".pdf"), metavar="FILE.png", help="draw the times")
     add("--device", type=_device, default=torch.device("cpu"), metavar="{cpu,cuda}", help="where to run (default: cpu)")
     add("--threads", type=positive_integer, metavar="N", help="CPU threads (default: PyTorch's)")
-    add("--quick", action="store_true", help="small sizes, few rounds: does everything run? The times mean little")
+    add("--quick", action="store_true", help="small sizes and few rounds: a test that all cases run, not a measurement")
     arguments = parser.parse_args(argv)
     if arguments.chart:
         try:

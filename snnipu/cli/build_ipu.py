@@ -1,4 +1,4 @@
-"""``python -m snnipu build-ipu``: the PopART operators, built with the Poplar SDK that is enabled."""
+"""``python -m snnipu build-ipu``: build the PopART operators with the enabled Poplar SDK."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="snnipu build-ipu",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=f"Build {LIBRARY} and {CODELETS}, by which layers of snnipu run on IPUs under a real\n"
-        "PopTorch, with the Poplar SDK that is enabled in this shell. What is up to date is left as it is.",
+        "PopTorch, with the Poplar SDK that is enabled in this shell. Files that are up to date are not built again.",
         epilog="Needs GNU make and a C++17 compiler (CXX, else g++, c++ or clang++), and the SDK's popc.\n\n"
         "Exit status: 0 built, or up to date; 1 not built; 2 wrong arguments.",
     )
@@ -29,12 +29,12 @@ def _parser() -> argparse.ArgumentParser:
         "another folder set SNNIPU_POPART_LIBRARY)",
     )
     add("--dry-run", action="store_true", help="print the commands, run none")
-    add("--force", action="store_true", help="build what is up to date, too")
+    add("--force", action="store_true", help="also build files that are up to date")
     return parser
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Build what ``argv`` asks for; returns the exit status."""
+    """Build as ``argv`` requests; return the exit status."""
     arguments = _parser().parse_args(argv)
     terminal = sys.stdout.isatty()
     clear = "\r\033[K" if terminal else ""
@@ -43,7 +43,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     def progress(line: str) -> None:
         if terminal:
             print(f"{clear}{line} ...", end="", flush=True)
-        elif line.split(",")[0] not in started:  # into a file, once
+        elif line.split(",")[0] not in started:  # not a terminal: print each line once
             started.append(line.split(",")[0])
             print(f"{line} ...", flush=True)
 

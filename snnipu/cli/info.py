@@ -1,4 +1,4 @@
-"""``python -m snnipu info``: versions, instruction set, threads, and what runs where."""
+"""``python -m snnipu info``: versions, instruction set, threads, and the backend of each op."""
 
 import argparse
 import json
@@ -19,18 +19,18 @@ from snnipu.backends import host, memory, popart_library
 from snnipu.cli._streams import output_path
 from snnipu.ipu import model
 
-# Environment variables that change what runs, by their beginnings.
-_TOLD = (
+# Prefixes of the environment variables that change which code runs.
+_VARIABLES = (
     *("SNNIPU_", "POPTORCH_", "OMP_", "KMP_", "GOMP_", "MKL_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "CUDA_"),
     *_wait_policy.VARIABLES,
 )
 _OPTIONAL = ("poptorch", "triton", "torchvision", "sklearn", "matplotlib", "spikingjelly", "norse")
-# Import name -> name of its distribution, where the two differ.
+# Import name -> name of its distribution, if the two differ.
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}
 
 
 def _processor() -> str:
-    """Marketing name of the processor, or its architecture where the system does not tell."""
+    """Return the marketing name of the processor; its architecture if the system does not report the name."""
     if sys.platform.startswith("linux"):
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -41,7 +41,7 @@ def _processor() -> str:
 
 
 def _torch_instruction_set() -> Optional[str]:
-    """Instruction set of PyTorch's own CPU kernels; None where this PyTorch does not tell."""
+    """Return the instruction set of PyTorch's CPU kernels; None if this PyTorch does not report it."""
     capability = getattr(getattr(torch.backends, "cpu", None), "get_cpu_capability", None)
     return None if capability is None else str(capability())
 
@@ -77,7 +77,7 @@ def _backends() -> Dict[str, Dict[str, Any]]:
 
 
 def collect() -> Dict[str, Any]:
-    """Everything ``info`` prints, as a dictionary that can be written as JSON."""
+    """Return everything that ``info`` prints, as a dictionary that can be written as JSON."""
     devices = [torch.device("cpu")] + ([torch.device("cuda")] if torch.cuda.is_available() else [])
     record = _native_sources.record(host.native_folder()) or {}
     return {
@@ -102,8 +102,10 @@ def collect() -> Dict[str, Any]:
             **{f"built_{name}": record.get(name) for name in ("compiler", "flags", "sources")},
         },
         "backends": _backends(),
-        "ops": {op: {one.type: backends.backend_for(op, one) for one in devices} for op in sorted(ops.__all__)},
-        "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_TOLD)},
+        "ops": {
+            op: {device.type: backends.backend_for(op, device) for device in devices} for op in sorted(ops.__all__)
+        },
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)},
     }
 
 
@@ -115,10 +117,10 @@ def _text(value: Any) -> str:
     return ", ".join(f"{name}: {entry}" for name, entry in value.items()) or "none"
 
 
-def render(found: Dict[str, Any]) -> str:
-    """``collect()``'s result as text, without the name of the user's folder: for a report of a bug, too."""
+def render(report: Dict[str, Any]) -> str:
+    """Return the result of ``collect()`` as text, without the name of the user's folder, suitable for bug reports."""
     lines = []
-    for section, entries in found.items():
+    for section, entries in report.items():
         if isinstance(entries, dict):
             width = max(map(len, entries), default=0)
             lines += [section, *(f"  {name:{width}} {_text(entries[name])}" for name in entries)]
@@ -142,12 +144,12 @@ def main(argv: List[str]) -> int:
         "--json", type=_json_path, metavar="FILE", help="write the same as JSON to FILE ('-': to standard output)"
     )
     args = parser.parse_args(argv)
-    found = collect()
+    report = collect()
     if args.json == "-":
-        json.dump(found, sys.stdout, indent=2)
+        json.dump(report, sys.stdout, indent=2)
         print()
         return 0
-    print(render(found))
+    print(render(report))
     if args.json:
-        write_text(args.json, json.dumps(found, indent=2) + "\n")
+        write_text(args.json, json.dumps(report, indent=2) + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""``python -m snnipu profile``: what a network would need and take on IPUs, by a model of the machine."""
+"""``python -m snnipu profile``: predict the memory and speed of a network on IPUs, by a model of the machine."""
 
 import argparse
 import json
@@ -61,43 +61,46 @@ def _parser() -> argparse.ArgumentParser:
     add("--input-slots", type=positive_integer, metavar="S", help="slots of the input (default: by its activity)")
     add("--batch-size", type=positive_integer, default=48, metavar="B", help="samples at once (default: 48)")
     add("--steps", type=positive_integer, default=100, metavar="T", help="time steps (default: 100)")
-    add("--dtype", choices=list(DTYPES), default="float32", help="of the weights (default: float32)")
-    add("--optimizer", choices=OPTIMIZERS, default="adam", help="whose state the tiles keep (default: adam)")
+    add("--dtype", choices=list(DTYPES), default="float32", help="type of the weights (default: float32)")
+    add("--optimizer", choices=OPTIMIZERS, default="adam", help="its state is stored on the tiles (default: adam)")
     add("--inference", action="store_true", help="no backward pass")
-    add("--neurons-per-tile", type=positive_integer, metavar="N", help="at least so many (default: tried out)")
+    add("--neurons-per-tile", type=positive_integer, metavar="N", help="minimum (default: chosen by the planner)")
     add("--json", type=output_path(), metavar="FILE", help="write figures and plan as JSON")
     add("--html", type=output_path(".html", ".htm"), metavar="FILE", help="write a report with maps of the tiles")
     return parser
 
 
 class ModelError(ValueError):
-    """``--model`` names nothing that can be planned."""
+    """``--model`` does not name a network that can be planned."""
 
 
 def _load(path: Path, name: str) -> nn.Module:
-    """The module that a Python file defines as ``name``."""
+    """Return the module that a Python file defines as ``name``."""
     if not path.is_file():
         raise ModelError(f"there is no file {path}")
-    # As for a script: its neighbours can be imported.
+    # Like a script, the file can import its neighbours.
     sys.path.insert(0, str(path.resolve().parent))
     try:
         namespace = runpy.run_path(str(path), run_name="snnipu_profiled_model")
-        found: Any = namespace.get(name)
-        if not isinstance(found, nn.Module) and callable(found):
-            found = found()
+        module: Any = namespace.get(name)
+        if not isinstance(module, nn.Module) and callable(module):
+            module = module()
     except (Exception, SystemExit) as error:
         raise ModelError(f"{path} raised {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)
     if name not in namespace:
         raise ModelError(f"{path} defines no {name!r}")
-    if not isinstance(found, nn.Module):
-        raise ModelError(f"{name} of {path} must be a torch.nn.Module, or return one, but is {type(found).__name__}")
-    return found
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"{name} of {path} must be a torch.nn.Module, or return one, but is {type(module).__name__}")
+    return module
 
 
 def _network(arguments: argparse.Namespace) -> Union[NetworkSpec, OperatorsProfile]:
-    """What to plan; one with layers on maps or with delays, or that learns online, is counted, operator by operator."""
+    """Return the network to plan, or an operator profile for a network that runs operator by operator.
+
+    The latter are networks with layers on maps, with delays, or with online learning.
+    """
     common = {
         "batch_size": arguments.batch_size,
         "steps": arguments.steps,
@@ -124,8 +127,8 @@ def _network(arguments: argparse.Namespace) -> Union[NetworkSpec, OperatorsProfi
 
 
 def _operators(module: nn.Module, arguments: argparse.Namespace, common: Dict[str, Any]) -> OperatorsProfile:
-    for option, given in (("--html", arguments.html), ("--neurons-per-tile", arguments.neurons_per_tile)):
-        if given:
+    for option, value in (("--html", arguments.html), ("--neurons-per-tile", arguments.neurons_per_tile)):
+        if value:
             raise ModelError(f"{option} is for fully connected networks, and this one runs operator by operator")
     if len(arguments.activity) > 1:
         raise ModelError(
@@ -146,28 +149,28 @@ def _operators(module: nn.Module, arguments: argparse.Namespace, common: Dict[st
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Plan and predict what ``argv`` asks for; returns the exit status."""
+    """Plan and predict as ``argv`` requests; return the exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    made = None
+    tile_plan = None
     try:
         network = _network(arguments)
         if isinstance(network, NetworkSpec):
-            made = plan(network, arguments.target, arguments.ipus, neurons_per_tile=arguments.neurons_per_tile)
+            tile_plan = plan(network, arguments.target, arguments.ipus, neurons_per_tile=arguments.neurons_per_tile)
     except (ModelError, TypeError, ValueError, IpuModelError) as error:
         parser.error(f"argument --model: {error}")
-    if made is None:
+    if tile_plan is None:
         print(network)
         if arguments.json:
             document = {"format": report.FORMAT, "snnipu": __version__, **network.to_dict()}
             write_text(arguments.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
         return 0
-    performance = estimate(made) if made.layers else None
-    print(report.text(performance) if performance is not None else report.plan_only_text(made))
+    performance = estimate(tile_plan) if tile_plan.layers else None
+    print(report.text(performance) if performance is not None else report.plan_only_text(tile_plan))
     if arguments.json:
-        document = report.to_json(made, performance)
+        document = report.to_json(tile_plan, performance)
         write_text(arguments.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
     if arguments.html:
         title = f"{arguments.model} on {arguments.ipus} x {arguments.target}"
-        write_text(arguments.html, report.to_html(made, performance, title))
+        write_text(arguments.html, report.to_html(tile_plan, performance, title))
     return 0

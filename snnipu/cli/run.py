@@ -14,16 +14,16 @@ from snnipu.cli._streams import is_output_closed
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="snnipu run",
-        description="Run a Python script in which 'import poptorch' gives PopTorch where it is installed, else "
-        "snnipu's host runtime of it.",
+        description="Run a Python script. 'import poptorch' imports PopTorch if it is installed, else snnipu's host "
+        "runtime of it.",
     )
     parser.add_argument(
-        "--drop-in", action="store_true", help="'import snntorch' gives snnipu in the script and all that it imports"
+        "--drop-in", action="store_true", help="'import snntorch' imports snnipu, in the script and in its imports"
     )
     parser.add_argument(
         "--compile",
         action="store_true",
-        help="as --drop-in, and loops over time steps in the forward passes of its networks run as sequences",
+        help="like --drop-in; loops over time steps in the forward passes of networks run as sequences",
     )
     parser.add_argument(
         "--device",
@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ipus",
         type=int,
         metavar="N",
-        help="poptorch.ipuHardwareIsAvailable says that there are N IPUs, which the device stands for (default: none)",
+        help="poptorch.ipuHardwareIsAvailable reports N IPUs, which the device stands for (default: none)",
     )
     parser.add_argument("script", metavar="SCRIPT", help="the script to run")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's own arguments")
@@ -46,20 +46,20 @@ def _can_run(script: str) -> bool:
     return os.path.isfile(script) or os.path.isfile(os.path.join(script, "__main__.py"))
 
 
-def _of_script(traceback: Optional[TracebackType]) -> Optional[TracebackType]:
-    """The traceback from the script's first line on, or all of it where the script never ran."""
-    own = {__file__, runpy.__file__, "<frozen runpy>"}
+def _script_traceback(traceback: Optional[TracebackType]) -> Optional[TracebackType]:
+    """Return the traceback from the script's first frame on; all of it if the script never ran."""
+    launcher_files = {__file__, runpy.__file__, "<frozen runpy>"}
     automatic = sys.modules.get("snnipu.compiler.automatic")
     if automatic is not None:
-        own.add(str(automatic.__file__))
+        launcher_files.add(str(automatic.__file__))
     current = traceback
-    while current is not None and current.tb_frame.f_code.co_filename in own:
+    while current is not None and current.tb_frame.f_code.co_filename in launcher_files:
         current = current.tb_next
     return current or traceback
 
 
-def _say_what_is_compiled() -> None:
-    """The compiler's messages, each loop once, on stderr."""
+def _log_compiled_loops() -> None:
+    """Print the compiler's messages on stderr, and compile loops automatically."""
     import logging
 
     from snnipu.compiler import auto
@@ -74,10 +74,10 @@ def _say_what_is_compiled() -> None:
 
 
 def main(argv: List[str]) -> int:
-    """Run the script that ``argv`` names as ``__main__``; returns the exit status.
+    """Run the script that ``argv`` names as ``__main__``; return the exit status.
 
-    An exception of the script's is printed as Python does, from the script's own lines on, and gives status 1; its
-    ``sys.exit`` passes through, as does a closed pipe; an interrupt gives 130; a script that is not there gives 2.
+    An exception of the script is printed like Python does, from the script's first frame on, and gives status 1.
+    ``sys.exit`` and a closed pipe propagate. An interrupt gives status 130, a missing script status 2.
     """
     arguments = _parser().parse_args(argv)
     script: str = arguments.script
@@ -92,7 +92,7 @@ def main(argv: List[str]) -> int:
     if arguments.drop_in or arguments.compile:
         _dropin.provide_snntorch()
     if arguments.compile:
-        _say_what_is_compiled()
+        _log_compiled_loops()
     before = sys.argv, sys.path
     folder = script if os.path.isdir(script) else os.path.dirname(os.path.abspath(script))
     sys.argv, sys.path = [script, *arguments.args], [folder, *sys.path[1:]]
@@ -109,7 +109,7 @@ def main(argv: List[str]) -> int:
     except Exception as error:
         if is_output_closed(error):
             raise
-        traceback = _of_script(error.__traceback__)
+        traceback = _script_traceback(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         return 1
     finally:

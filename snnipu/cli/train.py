@@ -30,22 +30,22 @@ from snnipu.cli._train_options import (
 from snnipu.cli._train_report import AnyTrainer, counts_of, draw, make_report, print_counts, print_epoch
 from snnipu.training.interrupt import stop_requests
 
-# Multiply-adds of a batch. Threads of a smaller network wait for each other longer than they compute, above all where
-# other processes take their turns: measured on two cores, see docs/how-to/speed-up.md.
+# Multiply-adds of a batch below which one thread is faster: more threads wait for each other longer than they compute,
+# especially if other processes use the cores. Measured on two cores, see docs/how-to/speed-up.md.
 ONE_THREAD_BELOW = 20_000_000
 
 
 def main(argv: List[str]) -> int:
-    """Run the command; returns 0, or 128 + the signal's number after Ctrl-C (130) or SIGTERM (143)."""
+    """Run the command; return 0, or 128 + the signal's number after Ctrl-C (130) or SIGTERM (143)."""
     parser = build_parser()
     options = parser.parse_args(argv)
     try:
         return run(options)
     except training.CheckpointError as error:
-        parser.error(f"{own_name()}argument --checkpoint: {error}")
+        parser.error(f"{rank_prefix()}argument --checkpoint: {error}")
     except UsageError as error:
-        parser.error(f"{own_name()}{error}")
-    except training.OtherRankError:  # it says why itself
+        parser.error(f"{rank_prefix()}{error}")
+    except training.OtherRankError:  # that process prints the reason
         return 2
     except RuntimeError:
         if "RANK" not in os.environ:
@@ -53,32 +53,32 @@ def main(argv: List[str]) -> int:
         traceback.print_exc()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(1)  # PyTorch's threads may still wait for a process that is gone
+        os._exit(1)  # PyTorch's threads may still wait for a process that has ended
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
 
 
-def own_name() -> str:
-    """``rank 3: `` where there are several processes and this is not the first, which speaks to the user."""
+def rank_prefix() -> str:
+    """Return ``rank 3: `` in any process but the first, and an empty string in the first."""
     rank = os.environ.get("RANK", "0")
     return "" if rank == "0" else f"rank {rank}: "
 
 
 def run(options: argparse.Namespace) -> int:
     threads = torch.get_num_threads()
-    with contextlib.ExitStack() as held, running_on(options.device) as ipu_model:
-        held.callback(torch.set_num_threads, threads)
+    with contextlib.ExitStack() as stack, running_on(options.device) as ipu_model:
+        stack.callback(torch.set_num_threads, threads)
         cuda = options.device in ("auto", "cuda") and torch.cuda.is_available()
         with usage_errors("torchrun's variables", ValueError):
-            ranks = held.enter_context(training.joined(cuda, options.timeout))
-        stop = held.enter_context(stop_requests())  # while processes wait to meet, a signal ends them at once
-        return train(options, stop, ipu_model, held, ranks)
+            ranks = stack.enter_context(training.joined(cuda, options.timeout))
+        stop = stack.enter_context(stop_requests())  # after joining: a signal before ends the process
+        return train(options, stop, ipu_model, stack, ranks)
 
 
 @contextlib.contextmanager
 def usage_errors(subject: str, *kinds: Type[Exception]) -> Iterator[None]:
-    """Raise errors of these kinds as UsageErrors, except a WriteError: a full disk is no wrong argument."""
+    """Raise errors of these kinds as UsageErrors, except a WriteError: a full disk is not a wrong argument."""
     try:
         yield
     except training.WriteError:
@@ -88,9 +88,9 @@ def usage_errors(subject: str, *kinds: Type[Exception]) -> Iterator[None]:
 
 
 def prepare(
-    options: argparse.Namespace, held: contextlib.ExitStack, again: bool
+    options: argparse.Namespace, stack: contextlib.ExitStack, restarted: bool
 ) -> Tuple[Optional[Path], Optional[Dict[str, Any]]]:
-    """Check in the first process that its files can be written; return checkpoint and saved state to go on from."""
+    """Check that the first process can write its files; return the checkpoint and the saved state to resume."""
     if options.plot_dir is not None:
         with usage_errors("argument --plot-dir", OSError, MissingExtra):
             require("matplotlib", extra="data", purpose="--plot-dir")
@@ -103,18 +103,18 @@ def prepare(
     if checkpoint is None:
         return None, None
     try:
-        held.enter_context(training.lock_checkpoint(checkpoint))
+        stack.enter_context(training.lock_checkpoint(checkpoint))
     except training.CheckpointError as error:
         raise UsageError(
             f"argument --checkpoint: {error}; --checkpoint FILE names another place, --no-checkpoint saves none"
         ) from error
-    if options.resume or (again and checkpoint.exists()):
+    if options.resume or (restarted and checkpoint.exists()):
         try:
             return checkpoint, training.load_checkpoint(checkpoint)
         except training.CheckpointError as error:
             if options.resume:
                 raise
-            print(f"starting anew: {error}", file=sys.stderr)
+            print(f"starting from scratch: {error}", file=sys.stderr)
     return checkpoint, None
 
 
@@ -122,53 +122,53 @@ def train(
     options: argparse.Namespace,
     stop: List[int],
     ipu_model: Any,
-    held: contextlib.ExitStack,
+    stack: contextlib.ExitStack,
     ranks: training.Ranks,
 ) -> int:
     # torchrun's agents count restarts separately: the first process's own count may be 0 after a restart.
-    again = ranks.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
-    checkpoint, saved = ranks.together(lambda: prepare(options, held, again) if ranks.is_first else (None, None))
+    restarted = ranks.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
+    checkpoint, saved = ranks.together(lambda: prepare(options, stack, restarted) if ranks.is_first else (None, None))
     saved = ranks.from_first(saved)
     trainer = ranks.together(lambda: set_up(options, ipu_model is not None, saved, ranks))
     torch.set_num_threads(choose_threads(trainer, options))
     config = trainer.config
-    say = print if ranks.is_first else lambda *values, **settings: None
+    print_first = print if ranks.is_first else lambda *values, **settings: None
     if saved is not None:
-        saved = go_on(trainer, saved, options.resume)
-    say(trainer.describe(), flush=True)
+        saved = resume_training(trainer, saved, options.resume)
+    print_first(trainer.describe(), flush=True)
     if ranks.size > 1:
-        say(f"{ranks.size} processes, {torch.get_num_threads()} threads each", flush=True)
+        print_first(f"{ranks.size} processes, {torch.get_num_threads()} threads each", flush=True)
     if saved is not None:
-        say(f"resumed after {in_words(*place(trainer))} from {checkpoint}", flush=True)
+        print_first(f"resumed after {progress_text(*progress_of(trainer))} from {checkpoint}", flush=True)
     elif checkpoint is not None and checkpoint.exists():
-        say(f"{checkpoint} will be replaced after the first epoch (--resume would go on from it)", flush=True)
-    saved_at = None if saved is None else place(trainer)
+        print_first(f"{checkpoint} will be replaced after the first epoch (--resume would go on from it)", flush=True)
+    saved_at = None if saved is None else progress_of(trainer)
 
     def save(trainer: AnyTrainer) -> None:
         nonlocal saved_at
         if checkpoint is not None:
             training.save_checkpoint(checkpoint, trainer.state_dict())
-            saved_at = place(trainer)
+            saved_at = progress_of(trainer)
 
     def on_epoch(trainer: AnyTrainer) -> None:
         save(trainer)
         if ranks.is_first:
             print_epoch(trainer)
 
-    every = options.save_every
+    save_every = options.save_every
     try:
         finished = trainer.fit(
             should_stop=lambda: bool(stop),
             on_epoch=on_epoch,
             progress=True,
-            on_batches=None if every is None else save,
-            every=every or 1,
+            on_batches=None if save_every is None else save,
+            every=save_every or 1,
         )
     except training.DivergedError as error:
-        if not ranks.is_first:  # in all processes at once
+        if not ranks.is_first:  # all processes diverge together; only the first one reports it
             raise training.OtherRankError(str(error)) from error
         raise UsageError(f"argument --lr: {error}") from error
-    except (OSError, ValueError) as error:  # of the data, where it names them
+    except (OSError, ValueError) as error:  # errors of the data begin with "root: "
         if isinstance(error, OSError) and (isinstance(error, training.WriteError) or "root: " not in str(error)):
             raise
         raise UsageError(data_message(error)) from error
@@ -193,7 +193,7 @@ def train(
         return 0
     lost = "the running epoch is dropped"
     if saved_at is not None and saved_at[1]:
-        lost = f"the checkpoint is of {in_words(*saved_at)}"
+        lost = f"the checkpoint is of {progress_text(*saved_at)}"
     print(f"stopped after {len(trainer.history)} of {config.epochs} epochs; {lost}")
     if checkpoint is None or saved_at is None:
         print("there is no checkpoint to resume from", flush=True)
@@ -202,25 +202,25 @@ def train(
     return 128 + signum
 
 
-def place(trainer: AnyTrainer) -> Tuple[int, int]:
-    """Finished epochs, and batches of the next one."""
+def progress_of(trainer: AnyTrainer) -> Tuple[int, int]:
+    """Return the number of finished epochs, and of batches of the next one."""
     return len(trainer.history), trainer.batches
 
 
-def in_words(epochs: int, batches: int) -> str:
-    """``epoch 2``, or ``epoch 2 and 40 batches``."""
+def progress_text(epochs: int, batches: int) -> str:
+    """Return ``epoch 2``, or ``epoch 2 and 40 batches``."""
     return f"epoch {epochs}" + (f" and {batches} batches" if batches else "")
 
 
-def go_on(trainer: AnyTrainer, saved: Dict[str, Any], resume: bool) -> Optional[Dict[str, Any]]:
-    """Load the checkpoint, in all processes; None where torchrun has started them again and it is another run's."""
+def resume_training(trainer: AnyTrainer, saved: Dict[str, Any], resume: bool) -> Optional[Dict[str, Any]]:
+    """Load the checkpoint in all processes; return None if torchrun restarted them and it belongs to another run."""
     try:
         trainer.ranks.together(lambda: trainer.load_state_dict(saved))
     except (training.CheckpointError, training.OtherRankError) as error:
         if resume:
             raise
         if trainer.ranks.is_first:
-            print(f"starting anew: {error}", file=sys.stderr, flush=True)
+            print(f"starting from scratch: {error}", file=sys.stderr, flush=True)
         return None
     return saved
 
@@ -228,12 +228,12 @@ def go_on(trainer: AnyTrainer, saved: Dict[str, Any], resume: bool) -> Optional[
 def set_up(
     options: argparse.Namespace, on_ipu_model: bool, saved: Optional[Dict[str, Any]], ranks: training.Ranks
 ) -> AnyTrainer:
-    """Settings, data, network."""
+    """Return the trainer: settings, data and network."""
     device = choose_device(options.device, ranks)
     config = choose_config(options, saved if options.resume else None)
-    for name, wanted in (("engine", "snnipu"), ("precision", "float32"), ("rule", None)):
-        value = getattr(config, name, wanted)
-        if on_ipu_model and value != wanted:
+    for name, required in (("engine", "snnipu"), ("precision", "float32"), ("rule", None)):
+        value = getattr(config, name, required)
+        if on_ipu_model and value != required:
             raise UsageError(f"argument {flag(name)}: {value} does not run on the IPU model; --device cpu does")
     if options.save_every is not None and ranks.size > 1:
         raise UsageError("argument --save-every: only for one process; several save after each epoch")
@@ -248,7 +248,7 @@ def set_up(
 
 @contextlib.contextmanager
 def running_on(device: str) -> Iterator[Any]:
-    """With ``ipu-model`` layers call the operators of the model that is given; otherwise None is."""
+    """Run layers on the IPU model and yield it for ``ipu-model``; otherwise yield None."""
     if device != IPU_MODEL:
         yield None
         return
@@ -284,18 +284,21 @@ def choose_device(name: str, ranks: training.Ranks) -> torch.device:
 
 
 def choose_threads(trainer: AnyTrainer, options: argparse.Namespace) -> int:
-    """By the work, and not by what the machine is doing: another number of threads may round otherwise."""
+    """Return the number of threads, by the size of the network alone.
+
+    The load of the machine has no effect, since results may depend on the number of threads.
+    """
     if options.threads is not None:
         return int(options.threads)
     small = trainer.device.type == "cpu" and trainer.multiplications() < ONE_THREAD_BELOW
-    asked = os.environ.get("OMP_NUM_THREADS")
-    if trainer.ranks.local_size > 1 and asked in (None, "1"):  # torchrun sets 1, whatever the machine has
+    requested = os.environ.get("OMP_NUM_THREADS")
+    if trainer.ranks.local_size > 1 and requested in (None, "1"):  # torchrun sets 1 on every machine
         return 1 if small else max(1, available_cores() // trainer.ranks.local_size)
-    return 1 if small and asked is None else torch.get_num_threads()
+    return 1 if small and requested is None else torch.get_num_threads()
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -330,7 +333,7 @@ def choose_checkpoint(options: argparse.Namespace) -> Optional[Path]:
 
 
 def load_data(config: Config, options: argparse.Namespace) -> Any:
-    """The :class:`ImageData` or :class:`EventData` of the settings."""
+    """Return the :class:`ImageData` or :class:`EventData` of the settings."""
     dataset, downloads = config.dataset, config.dataset != "spoken_digits"
     if options.data_dir is None and dataset not in ("digits", "randman"):
         fetch = "; --download fetches it into that folder" if downloads else ""
@@ -355,10 +358,10 @@ def load_events(config: training.EventConfig, options: argparse.Namespace) -> da
     if config.dataset == "randman":
         names = {"num_classes": "classes", "samples_per_class": "samples_per_class", "dim": "manifold_dim"}
         return datasets.randman(
-            num_steps=config.steps, alpha=values["alpha"], **{name: values[own] for name, own in names.items()}
+            num_steps=config.steps, alpha=values["alpha"], **{name: values[setting] for name, setting in names.items()}
         )
-    given = ("step_us", "crop", "downsample")
-    settings: Dict[str, Any] = {name: values[name] for name in given if values[name] is not None}
+    optional = ("step_us", "crop", "downsample")
+    settings: Dict[str, Any] = {name: values[name] for name in optional if values[name] is not None}
     if options.download:
         settings["download"] = True
     read = datasets.dvs_gesture if config.dataset == "dvs" else getattr(datasets, config.dataset)
@@ -369,16 +372,16 @@ def load_events(config: training.EventConfig, options: argparse.Namespace) -> da
 
 
 def data_message(error: Exception) -> str:
-    """``root: no MNIST ...``, ``crop must be ...`` -> ``argument --data-dir: no MNIST ...``, ``argument --crop: ...``.
+    """Return the message of a data error, with its argument: ``argument --data-dir: ...`` for ``root: ...``.
 
-    A worker process wraps the message that counts in a traceback.
+    A worker process wraps the message in a traceback, so the last ``root:`` counts.
     """
     message = str(error)
-    _, found, rest = message.rpartition("root: ")
-    if found:
-        return f"argument --data-dir: {rest.strip()}"
-    first, _, rest = message.partition(" ")
+    _, prefix, reason = message.rpartition("root: ")
+    if prefix:
+        return f"argument --data-dir: {reason.strip()}"
+    first, _, reason = message.partition(" ")
     name = first.rstrip(":")
     if name not in SETTINGS:
         raise error
-    return f"argument {flag(name)}: {rest}"
+    return f"argument {flag(name)}: {reason}"

@@ -1,4 +1,4 @@
-"""What the readers of event recordings share: time windows, event cameras, downloads."""
+"""Helpers of the readers of event recordings: time windows, event cameras, downloads."""
 
 import os
 from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
@@ -12,7 +12,7 @@ Size = Union[int, Tuple[int, int]]
 
 
 def step_length(num_steps: int, step_us: Optional[float], window_us: Optional[float], default_us: float) -> float:
-    """Microseconds of a time step: ``step_us``, or what divides the window into ``num_steps``.
+    """Return the microseconds of a time step: ``step_us``, or the window divided by ``num_steps``.
 
     Raises:
         ValueError: both are given, or one is not a number above 0.
@@ -29,15 +29,15 @@ def step_length(num_steps: int, step_us: Optional[float], window_us: Optional[fl
 
 
 class DamagedFileError(ValueError):
-    """A file of a data set is not what its format allows; the message names the file and what is wrong."""
+    """A file of a data set violates its format; the message names the file and the fault."""
 
 
-def damaged(path: str, what: object) -> DamagedFileError:
-    return DamagedFileError(f"root: damaged file {path}: {what}")
+def damaged(path: str, reason: object) -> DamagedFileError:
+    return DamagedFileError(f"root: damaged file {path}: {reason}")
 
 
 def read_bytes(path: str) -> bytes:
-    """The contents of a file; an OSError of the same kind as the system's names it."""
+    """Return the contents of a file; an OSError keeps its type and names the file."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -46,7 +46,7 @@ def read_bytes(path: str) -> bytes:
 
 
 class Camera(NamedTuple):
-    """The part of an event camera's sensor that is used, and what its pixels become."""
+    """The part of an event camera's sensor that is used, and the map of its pixels to neurons."""
 
     polarities: int
     height: int
@@ -57,7 +57,9 @@ class Camera(NamedTuple):
 
     @classmethod
     def of(cls, height: int, width: int, crop: Optional[Size], downsample: int, merge_polarity: bool) -> "Camera":
-        """Of a sensor of ``height`` x ``width`` pixels: its centre of size ``crop``, in squares of ``downsample``.
+        """Return the camera for the centre, of size ``crop``, of a sensor of ``height`` x ``width`` pixels.
+
+        Squares of ``downsample`` x ``downsample`` pixels become one.
 
         Raises:
             ValueError: ``crop`` is not within the sensor, or ``downsample`` does not divide it.
@@ -65,16 +67,18 @@ class Camera(NamedTuple):
         size: Tuple[int, ...] = (height, width)
         if crop is not None:
             size = (crop, crop) if isinstance(crop, int) else tuple(crop)
-        fits = len(size) == 2 and all(isinstance(n, int) and 1 <= n <= most for n, most in zip(size, (height, width)))
-        if not fits or isinstance(crop, bool):
+        is_within = len(size) == 2 and all(
+            isinstance(n, int) and 1 <= n <= largest for n, largest in zip(size, (height, width))
+        )
+        if not is_within or isinstance(crop, bool):
             raise ValueError(f"crop must be an int or (height, width), from 1 to {(height, width)}, got {crop!r}")
         if isinstance(downsample, bool) or not isinstance(downsample, int) or downsample < 1:
             raise ValueError(f"downsample must be an int of 1 or more, got {downsample!r}")
         if size[0] % downsample or size[1] % downsample:
             raise ValueError(f"downsample must divide the {size[0]} x {size[1]} pixels used, got {downsample}")
         top, left = (height - size[0]) // 2, (width - size[1]) // 2
-        used = (size[0] // downsample, size[1] // downsample)
-        return cls(1 if merge_polarity else 2, *used, top, left, downsample)
+        shape = (size[0] // downsample, size[1] // downsample)
+        return cls(1 if merge_polarity else 2, *shape, top, left, downsample)
 
     @property
     def shape(self) -> Tuple[int, int, int]:
@@ -87,7 +91,7 @@ class Camera(NamedTuple):
     def neurons(
         self, times: np.ndarray, x: np.ndarray, y: np.ndarray, polarity: np.ndarray
     ) -> Tuple[np.ndarray, np.ndarray]:
-        """Times and neuron ids of the events within the crop."""
+        """Return times and neuron ids of the events within the crop."""
         row, column = y.astype(np.int64) - self.top, x.astype(np.int64) - self.left
         within = (row >= 0) & (row < self.height * self.downsample)
         within &= (column >= 0) & (column < self.width * self.downsample)
@@ -99,21 +103,21 @@ class Camera(NamedTuple):
 
 
 def check_pixels(path: str, x: np.ndarray, y: np.ndarray, height: int, width: int) -> None:
-    """Every event is on the sensor; else a DamagedFileError."""
-    off = (x < 0) | (x >= width) | (y < 0) | (y >= height)
-    if off.any():
-        at = int(off.argmax())
+    """Check that every event is on the sensor; raise DamagedFileError otherwise."""
+    outside = (x < 0) | (x >= width) | (y < 0) | (y >= height)
+    if outside.any():
+        event = int(outside.argmax())
         raise damaged(
-            path, f"event {at} is at x={x[at]:g}, y={y[at]:g}, outside the sensor's {width} x {height} pixels"
+            path, f"event {event} is at x={x[event]:g}, y={y[event]:g}, outside the sensor's {width} x {height} pixels"
         )
 
 
 def check_order(path: str, times: np.ndarray) -> None:
-    """Time does not run backwards; else a DamagedFileError."""
-    back = times[1:] < times[:-1]
-    if back.any():
-        at = int(back.argmax())
-        raise damaged(path, f"time runs backwards, from {times[at]:g} to {times[at + 1]:g} at event {at + 1}")
+    """Check that the times never decrease; raise DamagedFileError otherwise."""
+    decreases = times[1:] < times[:-1]
+    if decreases.any():
+        event = int(decreases.argmax())
+        raise damaged(path, f"time runs backwards, from {times[event]:g} to {times[event + 1]:g} at event {event + 1}")
 
 
 def find(title: str, name: str, root: PathLike, parts: Sequence[str], download: bool) -> str:
@@ -126,10 +130,10 @@ def find(title: str, name: str, root: PathLike, parts: Sequence[str], download: 
     """
     root = os.fspath(root)
     if download:
-        tonics: Any = getattr(require("tonic.datasets", extra="events", purpose=f"downloading {name}"), name)
+        dataset_class: Any = getattr(require("tonic.datasets", extra="events", purpose=f"downloading {name}"), name)
         for train in (True, False):
             try:
-                tonics(save_to=root, train=train)
+                dataset_class(save_to=root, train=train)
             except Exception as error:
                 raise RuntimeError(
                     f"root: {name} could not be downloaded into {root!r}: {type(error).__name__} {error}"
@@ -137,5 +141,5 @@ def find(title: str, name: str, root: PathLike, parts: Sequence[str], download: 
     for folder in (root, os.path.join(root, name)):
         if all(os.path.exists(os.path.join(folder, part)) for part in parts):
             return folder
-    what = f"does not hold {parts[0]} and {parts[1]}" if os.path.isdir(root) else "is not a folder"
-    raise FileNotFoundError(f"root: no {title}: {root!r} {what}; download=True fetches the data set with tonic")
+    problem = f"does not hold {parts[0]} and {parts[1]}" if os.path.isdir(root) else "is not a folder"
+    raise FileNotFoundError(f"root: no {title}: {root!r} {problem}; download=True fetches the data set with tonic")

@@ -7,14 +7,16 @@ from snnipu.datasets.images import ImageData
 
 
 def digits(test_fraction: float = 0.2) -> ImageData:
-    """The digits of ``sklearn.datasets.load_digits``, scaled from 0..16 to 0..1.
+    """Load the digits of ``sklearn.datasets.load_digits``, scaled from 0..16 to 0..1.
 
-    The split is stratified and always the same: of the images of a class, in the order of the file, every
-    ``round(1 / test_fraction)``-th one is a test image. No random number has a part in it, so the test set is the same
-    for every seed.
+    The split is stratified and deterministic: of each class, every ``round(1 / test_fraction)``-th image in the order
+    of the file is a test image. So the test set is the same for every seed.
 
     Args:
-        test_fraction: part of each class that is held out, 0 to 0.5, both excluded.
+        test_fraction: fraction of each class in the test set, 0 to 0.5, both excluded.
+
+    Returns:
+        An :class:`ImageData` of float32 images ``[samples, 8, 8]``.
 
     Raises:
         MissingExtra: scikit-learn is not installed.

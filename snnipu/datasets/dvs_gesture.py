@@ -1,4 +1,4 @@
-"""DVS128 Gesture: hand and arm gestures in front of an event camera, from the files that tonic makes."""
+"""DVS128 Gesture: hand and arm gestures in front of an event camera, from the files that tonic writes."""
 
 import io
 import os
@@ -22,21 +22,22 @@ from snnipu.datasets.event_data import EventData, EventDataset
 
 SIDE = 128
 CLASSES = 11
-# Of recordings of about 6 seconds, what published runs use.
+# The part of a recording of about 6 seconds that published runs use.
 WINDOW_US = 1_500_000
-# No recording is nearly as long: what says so is damaged.
+# A longer recording is damaged.
 LONGEST_US = 3_600_000_000
 
 
 def read_events(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Times in microseconds from the first event on, x, y and polarity (0 or 1) of the events of a ``.npy`` file.
+    """Return times, x, y and polarity (0 or 1) of the events of a ``.npy`` file.
 
-    The file holds an array ``[events, 4]``: x, y, polarity, and time in milliseconds.
+    Times are microseconds from the first event on. The file holds an array ``[events, 4]``: x, y, polarity, and time in
+    milliseconds.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
-        DamagedFileError: it is no such array or has more or fewer bytes than it says, or an event is off the sensor, of
-            no polarity, or an hour or more behind the first.
+        DamagedFileError: the file has another array or another length than its header states; or an event is off the
+            sensor, has another polarity, or is an hour or more after the first.
     """
     events = _array(path, read_bytes(path))
     if not len(events):
@@ -58,11 +59,11 @@ def read_events(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
 
 
 def _array(path: str, data: bytes) -> np.ndarray:
-    """The numbers ``[events, 4]`` of a ``.npy`` file."""
+    """Return the numbers ``[events, 4]`` of a ``.npy`` file."""
     stream = io.BytesIO(data)
     try:
         events: np.ndarray = npy.read_array(stream, allow_pickle=False)
-    except Exception as error:  # a damaged header is a damaged Python literal: it fails in any way
+    except Exception as error:  # a damaged header is a damaged Python literal: it raises errors of many types
         raise damaged(path, f"no array of a .npy file: {type(error).__name__} {error}") from error
     if events.ndim != 2 or events.shape[1] != 4 or events.dtype.kind not in "iuf":
         raise damaged(path, f"expected numbers [events, 4], got {events.dtype} {events.shape}")
@@ -71,8 +72,8 @@ def _array(path: str, data: bytes) -> np.ndarray:
     return events
 
 
-class _Recordings:
-    """Recording ``i`` as times and neuron ids."""
+class _GestureReader:
+    """A reader: recording ``i`` as times and neuron ids."""
 
     def __init__(self, paths: List[str], camera: Camera) -> None:
         self._paths, self._camera = paths, camera
@@ -82,26 +83,26 @@ class _Recordings:
 
 
 def _files(folder: str) -> Tuple[List[str], List[int]]:
-    """Recordings of ``folder/user<number>_<light>/<label>.npy`` by folder and label, and their labels."""
-    found = []
+    """Return the files ``folder/user<number>_<light>/<label>.npy``, sorted by folder and label, and their labels."""
+    recordings = []
     for name in sorted(os.listdir(folder)):
-        inner = os.path.join(folder, name)
-        if not re.match(r"user\d+_", name) or not os.path.isdir(inner):
+        subfolder = os.path.join(folder, name)
+        if not re.match(r"user\d+_", name) or not os.path.isdir(subfolder):
             continue
-        for file in os.listdir(inner):
+        for file in os.listdir(subfolder):
             label, ending = os.path.splitext(file)
             if ending != ".npy":
                 continue
-            path = os.path.join(inner, file)
+            path = os.path.join(subfolder, file)
             if not (label.isdecimal() and int(label) < CLASSES):
                 raise ValueError(
                     f"root: {path} is not of DVS128 Gesture: expected names from 0.npy to {CLASSES - 1}.npy"
                 )
-            found.append((name, int(label), path))
-    if not found:
-        raise FileNotFoundError(f"root: no recordings in {folder}: expected user*_*/<label>.npy, as tonic makes them")
-    found.sort()
-    return [path for _, _, path in found], [label for _, label, _ in found]
+            recordings.append((name, int(label), path))
+    if not recordings:
+        raise FileNotFoundError(f"root: no recordings in {folder}: expected tonic's files user*_*/<label>.npy")
+    recordings.sort()
+    return [path for _, _, path in recordings], [label for _, label, _ in recordings]
 
 
 def dvs_gesture(
@@ -119,27 +120,30 @@ def dvs_gesture(
     cache: Union[bool, str] = True,
     download: bool = False,
 ) -> EventData:
-    """DVS128 Gesture as tonic prepares it: 128 x 128 pixels, 2 polarities, 11 classes, one gesture per recording.
+    """Load DVS128 Gesture in tonic's format: 128 x 128 pixels, 2 polarities, 11 classes, one gesture per recording.
 
     Args:
         root: the folder that holds ``ibmGestureTrain`` and ``ibmGestureTest`` (each with folders
-            ``user<number>_<light>`` of files ``<label>.npy``), or whose folder ``DVSGesture`` does.
+            ``user<number>_<light>`` of files ``<label>.npy``), or the parent of such a folder ``DVSGesture``.
         num_steps: time steps T.
-        step_us: microseconds of a time step, from the recording's first event on; events behind the last step are left
-            out. The files have milliseconds.
-        window_us: in place of ``step_us``: microseconds that the steps divide evenly. With neither, 1,500,000.
-        crop: use the central ``crop`` x ``crop`` or ``(height, width)`` pixels only.
-        downsample: take squares of ``downsample`` x ``downsample`` pixels, after cropping, as one: 4 makes 2,048
+        step_us: microseconds of a time step, from the recording's first event on; events after the last step are
+            dropped. The files have milliseconds.
+        window_us: instead of ``step_us``: microseconds of all steps together. Default: 1,500,000.
+        crop: use only the central ``crop`` x ``crop`` or ``(height, width)`` pixels.
+        downsample: combine squares of ``downsample`` x ``downsample`` pixels into one, after cropping: 4 makes 2,048
             neurons of 32,768.
-        merge_polarity: one neuron per pixel, for events of both polarities.
-        values, max_spikes, overflow: as in :meth:`~snnipu.SparseSpikes.from_events`.
-        cache: where binned recordings are kept, as in :class:`EventDataset`: in memory and on the disk.
-        download: let tonic download what is missing into ``root/DVSGesture``. By default nothing is downloaded.
+        merge_polarity: True: one neuron per pixel, for events of both polarities.
+        values, max_spikes, overflow: arguments of :meth:`~snnipu.SparseSpikes.from_events`.
+        cache: place of binned recordings, see :class:`EventDataset`; True: in memory and on the disk.
+        download: let tonic download missing files into ``root/DVSGesture``. By default nothing is downloaded.
+
+    Returns:
+        An :class:`EventData`.
 
     Raises:
         FileNotFoundError: ``root`` does not hold the data set, and ``download`` is false.
         ValueError: an argument is out of range.
-        DamagedFileError: reading a recording raises it where the file is damaged.
+        DamagedFileError: a file is damaged; raised when the recording is read.
         MissingExtra, RuntimeError: ``download`` without tonic, or it failed.
 
     Source: Amir et al., A low power, fully event-based gesture recognition system, CVPR (2017); the first 1.5 seconds:
@@ -153,7 +157,7 @@ def dvs_gesture(
     def part(name: str) -> EventDataset:
         paths, labels = _files(os.path.join(folder, name))
         return EventDataset(
-            _Recordings(paths, camera),
+            _GestureReader(paths, camera),
             labels,
             num_steps=num_steps,
             num_neurons=camera.num_neurons,

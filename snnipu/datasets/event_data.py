@@ -1,4 +1,4 @@
-"""What every event data set here is: recordings binned into SparseSpikes, one by one or in batches."""
+"""The common form of all event data sets: recordings binned into SparseSpikes, one by one or in batches."""
 
 import operator
 import os
@@ -15,60 +15,60 @@ from snnipu.spikes import SparseSpikes, collate
 
 Item = Tuple[SparseSpikes, int]
 Batch = Tuple[SparseSpikes, torch.Tensor]
-# (times, units) of a recording, one entry per event.
+# Returns (times, units) of a recording, one entry per event.
 Reader = Callable[[int], Tuple[Any, Any]]
-# What an argument ``cache`` may be: where binned recordings are kept.
+# Values of the argument ``cache``: the places of binned recordings.
 CACHES = (True, False, "memory", "disk")
 
 
-class _Packed(NamedTuple):
-    """A binned recording without padding: what the cache holds."""
+class _PackedRecording(NamedTuple):
+    """A binned recording without padding, the form that the cache stores."""
 
     counts: np.ndarray  # int32 [T]: spikes of each step
     ids: np.ndarray  # uint16 or int32: the neurons, by step and then by id
     values: Optional[np.ndarray]  # float32, as ids; None: every spike is 1
-    dropped: Optional[np.ndarray]  # int32 [T]: spikes that did not fit into max_spikes; None: no max_spikes
+    dropped: Optional[np.ndarray]  # int32 [T]: spikes dropped because of max_spikes; None: no max_spikes
     outside: int
 
 
-def _pack(spikes: SparseSpikes, binary: bool, limited: bool) -> _Packed:
-    """Of one sample in which every carried slot is a spike, as binning makes them."""
+def _pack(spikes: SparseSpikes, binary: bool, limited: bool) -> _PackedRecording:
+    """Pack one sample in which every used slot is a spike, as after binning."""
     counts = spikes.counts[:, 0, 0].numpy()
     used = np.arange(spikes.capacity) < counts[:, None]
     ids = spikes.ids[:, 0].numpy()[used].astype(_ids_type(spikes.num_neurons))
     values = None if binary else spikes.values[:, 0].numpy()[used]
     dropped = spikes.dropped[:, 0, 0].numpy() if limited and spikes.dropped is not None else None
-    return _Packed(np.ascontiguousarray(counts), ids, values, dropped, spikes.outside)
+    return _PackedRecording(np.ascontiguousarray(counts), ids, values, dropped, spikes.outside)
 
 
 def _ids_type(num_neurons: int) -> Any:
     return np.uint16 if num_neurons <= 2**16 else np.int32
 
 
-def _to_bytes(packed: _Packed) -> bytes:
+def _to_bytes(packed: _PackedRecording) -> bytes:
     head = np.array([packed.outside, len(packed.ids)], np.int64)
     parts = (head, packed.counts, packed.ids, packed.values, packed.dropped)
     return b"".join(part.tobytes() for part in parts if part is not None)
 
 
-def _from_bytes(content: bytes, num_neurons: int, num_steps: int, binary: bool, limited: bool) -> _Packed:
-    """The inverse of :func:`_to_bytes` under the same settings."""
+def _from_bytes(content: bytes, num_neurons: int, num_steps: int, binary: bool, limited: bool) -> _PackedRecording:
+    """Invert :func:`_to_bytes` with the same settings."""
     outside, spikes = np.frombuffer(content, np.int64, 2).tolist()
-    parts, at = [], 16
-    for kind, number in (
+    parts, offset = [], 16
+    for dtype, count in (
         (np.int32, num_steps),
         (_ids_type(num_neurons), spikes),
         (np.float32, 0 if binary else spikes),
         (np.int32, num_steps if limited else 0),
     ):
-        parts.append(np.frombuffer(content, kind, number, at))
-        at += parts[-1].nbytes
+        parts.append(np.frombuffer(content, dtype, count, offset))
+        offset += parts[-1].nbytes
     counts, ids, values, dropped = parts
-    return _Packed(counts, ids, None if binary else values, dropped if limited else None, outside)
+    return _PackedRecording(counts, ids, None if binary else values, dropped if limited else None, outside)
 
 
-def _unpack(samples: Sequence[_Packed], num_neurons: int) -> SparseSpikes:
-    """The samples as one batch, in as many slots as its busiest step needs."""
+def _unpack(samples: Sequence[_PackedRecording], num_neurons: int) -> SparseSpikes:
+    """Return the samples as one batch, with as many slots as its busiest step needs."""
     counts = np.stack([sample.counts for sample in samples])  # [B, T]
     slots = int(counts.max()) if counts.size else 0
     used = np.arange(slots, dtype=np.int32) < counts[..., None]  # [B, T, S], in the order of the spikes
@@ -92,7 +92,7 @@ def _unpack(samples: Sequence[_Packed], num_neurons: int) -> SparseSpikes:
 
 
 def _pairs(counts: np.ndarray) -> torch.Tensor:
-    """``[B, T]`` spikes as ``[T, B, 2]``: spikes, and spikes + gradient-only slots, of which events have none."""
+    """Return spikes ``[B, T]`` as two equal counts ``[T, B, 2]``: events have no gradient-only slots."""
     return torch.from_numpy(np.ascontiguousarray(np.repeat(counts.T[..., None], 2, -1), dtype=np.int32))
 
 
@@ -103,9 +103,9 @@ def _within(index: int, total: int) -> int:
 
 
 class _Items(Sequence[Item]):
-    """Several items of a data set, which become SparseSpikes where they are looked at, or all at once."""
+    """Items of a data set that become SparseSpikes on access, or all at once as a batch."""
 
-    def __init__(self, samples: List[_Packed], labels: torch.Tensor, num_neurons: int) -> None:
+    def __init__(self, samples: List[_PackedRecording], labels: torch.Tensor, num_neurons: int) -> None:
         self._samples, self._labels, self._num_neurons = samples, labels, num_neurons
 
     def __len__(self) -> int:
@@ -121,34 +121,34 @@ class _Items(Sequence[Item]):
 
 
 class EventDataset(Dataset[Item]):
-    """Recordings of events, each binned into time steps when it is asked for.
+    """A data set of recorded events, each binned into time steps on access.
 
     Item ``i`` is ``(SparseSpikes [T, 1, S], label)``, with as many slots ``S`` as the recording's busiest step needs.
-    Events behind the last step are left out and counted in ``SparseSpikes.outside``.
+    Events after the last step are dropped and counted in ``SparseSpikes.outside``.
 
     Args:
-        read: ``read(i)`` gives the times and the neuron ids of recording ``i``, as
-            :meth:`~snnipu.SparseSpikes.from_events` takes them. Worker processes need one that can be pickled.
-        labels: class of each recording, whole numbers from 0.
-        num_steps, num_neurons, step, max_spikes, overflow, values: as in :meth:`~snnipu.SparseSpikes.from_events`;
-            ``step`` in the unit of the times.
-        cache: where binned recordings are kept: in memory (``"memory"``), on the disk (``"disk"``), in both (True), or
-            nowhere (False). 2 bytes per spike (4 from 65,537 neurons on) and 4 per step. Each worker process of a
-            loader has its own memory, unless :meth:`preload` filled it before; the disk's is shared, also from run to
-            run.
-        cache_key: for the disk: a name of what ``read`` does, which must differ where it gives other events. None:
-            nothing is kept on the disk.
-        files: for the disk: the file of each recording, or one file for all. Binned recordings of a file that has
-            changed since are not used.
+        read: ``read(i)`` returns the times and the neuron ids of recording ``i``, in the form of
+            :meth:`~snnipu.SparseSpikes.from_events`. Worker processes need a function that can be pickled.
+        labels: class of each recording, integers from 0.
+        num_steps, num_neurons, step, max_spikes, overflow, values: arguments of
+            :meth:`~snnipu.SparseSpikes.from_events`; ``step`` in the unit of the times.
+        cache: place of binned recordings: in memory (``"memory"``), on the disk (``"disk"``), both (True), or none
+            (False). They take 2 bytes per spike (4 from 65,537 neurons on) and 4 per step. Each worker process of a
+            loader has its own memory, unless :meth:`preload` filled it before. All processes and later runs share the
+            disk.
+        cache_key: for the disk: a name of the function ``read``, different for different events. None: no cache on the
+            disk.
+        files: for the disk: the file of each recording, or one file for all. A changed file makes its binned recordings
+            invalid.
 
     Attributes:
         labels: int64 ``[samples]``; known without reading events.
-        num_steps, num_neurons, step: as given.
-        cache_folder: where recordings are kept on the disk, in the folder of the environment variable
-            ``SNNIPU_EVENT_CACHE``; None: they are not.
+        num_steps, num_neurons, step: the arguments.
+        cache_folder: folder of the binned recordings on the disk, below the environment variable
+            ``SNNIPU_EVENT_CACHE``; None: no cache on the disk.
 
     Raises:
-        TypeError, ValueError: an argument is not as described, or what ``read`` gave cannot be binned.
+        TypeError, ValueError: a wrong argument, or a result of ``read`` that cannot be binned.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class EventDataset(Dataset[Item]):
         self._form = (num_neurons, num_steps, values == "binary", max_spikes is not None)
         if not (isinstance(cache, (bool, str)) and cache in CACHES):
             raise ValueError(f"cache must be True, False, 'memory' or 'disk', got {cache!r}")
-        self._cache: Optional[List[Optional[_Packed]]] = None
+        self._cache: Optional[List[Optional[_PackedRecording]]] = None
         if cache in (True, "memory"):
             self._cache = [None] * len(self.labels)
         self._disk: Optional[DiskCache] = None
@@ -188,7 +188,7 @@ class EventDataset(Dataset[Item]):
             if len(files) != len(self):
                 raise ValueError(f"files must have one entry for each of {len(self)} recordings, got {len(files)}")
             self._disk = DiskCache({"key": cache_key, **self._binning}, [os.path.abspath(path) for path in files])
-        self._bin([], [])  # wrong arguments are told here, not in a worker process
+        self._bin([], [])  # raises for wrong arguments here instead of in a worker process
 
     @property
     def num_steps(self) -> int:
@@ -210,10 +210,10 @@ class EventDataset(Dataset[Item]):
     def _bin(self, times: Any, units: Any) -> SparseSpikes:
         return SparseSpikes.from_events(times, units, outside="drop", **self._binning)
 
-    def _samples(self, indices: Iterable[Any]) -> List[_Packed]:
+    def _samples(self, indices: Iterable[Any]) -> List[_PackedRecording]:
         return [self._sample(_within(operator.index(index), len(self))) for index in indices]
 
-    def _sample(self, index: int) -> _Packed:
+    def _sample(self, index: int) -> _PackedRecording:
         packed = None if self._cache is None else self._cache[index]
         if packed is None:
             packed = self._from_disk(index)
@@ -221,8 +221,8 @@ class EventDataset(Dataset[Item]):
             self._cache[index] = packed
         return packed
 
-    def _from_disk(self, index: int) -> _Packed:
-        """A recording of the disk's cache, read and binned where it is not there."""
+    def _from_disk(self, index: int) -> _PackedRecording:
+        """Return a recording from the disk's cache; read and bin it if the cache does not have it."""
         content, stamp = (None, None) if self._disk is None else self._disk.get(index)
         if content is not None:
             return _from_bytes(content, *self._form)
@@ -238,12 +238,15 @@ class EventDataset(Dataset[Item]):
         return _unpack(self._samples([index]), self.num_neurons), int(self.labels[index])
 
     def __getitems__(self, indices: Iterable[int]) -> Sequence[Item]:
-        """Several items; a DataLoader fetches a batch this way."""
+        """Return several items; a DataLoader fetches a batch by this method."""
         indices = [operator.index(index) for index in indices]
         return _Items(self._samples(indices), self.labels[indices], self.num_neurons)
 
     def batch(self, indices: Union[Iterable[int], torch.Tensor]) -> Batch:
-        """``(SparseSpikes [T, B, S], labels int64 [B])`` of the recordings named, one or more.
+        """Return ``(SparseSpikes [T, B, S], labels int64 [B])`` of one or more recordings.
+
+        Args:
+            indices: indices of the recordings.
 
         Raises:
             IndexError: an index is out of range.
@@ -255,7 +258,11 @@ class EventDataset(Dataset[Item]):
         return _unpack(self._samples(indices), self.num_neurons), self.labels[indices]
 
     def preload(self) -> "EventDataset":
-        """Read and bin every recording now, into the cache, which must not be off; returns the data set itself."""
+        """Read and bin every recording now, into the cache; return the data set itself.
+
+        Raises:
+            ValueError: the cache is off.
+        """
         if self._cache is None and self._disk is None:
             raise ValueError("preload needs a data set made with cache=True")
         for index in range(len(self)):
@@ -271,13 +278,13 @@ class EventData:
     """Labelled recordings of events, split into training and test set.
 
     Attributes:
-        name: what the data set is called.
+        name: name of the data set.
         train, test: the recordings; item ``i`` is ``(SparseSpikes [T, 1, S], label)``.
         num_neurons: inputs N.
         num_steps: time steps T.
         num_classes: number of classes.
         sensor_shape: ``(polarities, height, width)`` of an event camera, whose row-major index is the neuron id: event
-            ``(p, y, x)`` comes from neuron ``(p * height + y) * width + x``. None for data of another kind.
+            ``(p, y, x)`` comes from neuron ``(p * height + y) * width + x``. None for other data.
     """
 
     name: str
@@ -292,7 +299,7 @@ class EventData:
 def _assemble(items: Sequence[Item]) -> Batch:
     if isinstance(items, _Items):
         return items.batch()
-    spikes, labels = collate(list(items))  # a ConcatDataset, say
+    spikes, labels = collate(list(items))  # for example items of a ConcatDataset
     return spikes, labels
 
 
@@ -306,17 +313,17 @@ def event_loader(
     pin_memory: bool = False,
     batch_sampler: Optional[Iterable[List[int]]] = None,
 ) -> "DataLoader[Item]":
-    """A ``DataLoader`` of batches ``(SparseSpikes [T, B, S], labels int64 [B])``; no dense frame is ever made.
+    """Return a ``DataLoader`` of batches ``(SparseSpikes [T, B, S], labels int64 [B])``, without dense frames.
 
-    ``S`` is what the busiest step of the batch needs.
+    The number of slots ``S`` is that of the busiest step of the batch.
 
     Args:
-        dataset: an :class:`EventDataset`, or a ``Subset`` or ``ConcatDataset`` of such.
-        batch_size, shuffle, generator, num_workers, drop_last, pin_memory, batch_sampler: as in
+        dataset: an :class:`EventDataset`, or a ``Subset`` or ``ConcatDataset`` of such data sets.
+        batch_size, shuffle, generator, num_workers, drop_last, pin_memory, batch_sampler: arguments of
             ``torch.utils.data.DataLoader``.
 
     Raises:
-        ValueError: what ``torch.utils.data.DataLoader`` refuses.
+        ValueError: wrong arguments for ``torch.utils.data.DataLoader``.
     """
     return DataLoader(
         dataset,
@@ -328,6 +335,6 @@ def event_loader(
         pin_memory=pin_memory,
         batch_sampler=batch_sampler,  # type: ignore[arg-type]
         collate_fn=_assemble,
-        # Workers keep what they have cached.
+        # Persistent workers keep their caches in memory.
         persistent_workers=num_workers > 0,
     )

@@ -1,4 +1,4 @@
-"""What every image data set here is: tensors, loaded once."""
+"""The common form of all image data sets: tensors, loaded once."""
 
 from dataclasses import dataclass
 from typing import Tuple
@@ -11,7 +11,7 @@ class ImageData:
     """Labelled grey images, split into training and test set.
 
     Attributes:
-        name: what the data set is called.
+        name: name of the data set.
         train_images, test_images: float32 ``[samples, height, width]``, 0 (background) to 1.
         train_labels, test_labels: int64 ``[samples]``, 0 to ``num_classes - 1``.
         num_classes: number of classes.
@@ -31,6 +31,6 @@ class ImageData:
 
     @property
     def num_features(self) -> int:
-        """Pixels of an image."""
+        """Number of pixels of an image."""
         height, width = self.image_shape
         return height * width

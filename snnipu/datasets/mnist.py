@@ -1,4 +1,4 @@
-"""MNIST, read by torchvision, into tensors once."""
+"""MNIST as tensors, read by torchvision."""
 
 import os
 from typing import Tuple, Union
@@ -10,11 +10,16 @@ from snnipu.datasets.images import ImageData
 
 
 def mnist(root: Union[str, "os.PathLike[str]"], download: bool = False) -> ImageData:
-    """MNIST from a folder in torchvision's layout, ``root/MNIST/raw/train-images-idx3-ubyte`` and its three fellows.
+    """Load MNIST from a folder in torchvision's layout.
+
+    The files are ``root/MNIST/raw/train-images-idx3-ubyte`` and three others.
 
     Args:
         root: the folder that holds ``MNIST``.
-        download: let torchvision download what is missing into ``root``. By default nothing is downloaded.
+        download: let torchvision download missing files into ``root``. By default nothing is downloaded.
+
+    Returns:
+        An :class:`ImageData` of float32 images ``[samples, 28, 28]``.
 
     Raises:
         MissingExtra: torchvision is not installed or does not load.

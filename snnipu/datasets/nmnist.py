@@ -1,4 +1,4 @@
-"""N-MNIST: MNIST's digits as an event camera saw them, from the data set's own files."""
+"""N-MNIST: MNIST's digits recorded by an event camera, from the data set's own files."""
 
 import os
 from typing import List, Optional, Tuple, Union
@@ -20,24 +20,24 @@ from snnipu.datasets.event_data import EventData, EventDataset
 
 SIDE = 34
 CLASSES = 10
-# The camera makes three saccades of about 100 ms; a recording is over after them.
+# The camera makes three saccades of about 100 ms, which end a recording.
 SACCADE_US = 105_000
 RECORDING_US = 3 * SACCADE_US
 
 _EVENT_BYTES = 5
-# In an event with this y the rest is void: it says that the clock of 13 bits has turned over.
+# An event with this y reports an overflow of the 13-bit clock; its other fields are void.
 _OVERFLOW_Y = 240
 _OVERFLOW_US = 2**13
 
 
 def read_events(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Times in microseconds, x, y and polarity (0 or 1) of the events of a ``.bin`` file.
+    """Return times in microseconds, x, y and polarity (0 or 1) of the events of a ``.bin`` file.
 
     An event has 40 bits, the first byte first: x (8 bits), y (8), polarity (1), time (23).
 
     Raises:
         OSError: there is no such file, or it cannot be read.
-        DamagedFileError: it is empty, ends within an event, names a pixel off the sensor, or time runs backwards.
+        DamagedFileError: the file is empty or ends within an event, an event is off the sensor, or a time decreases.
     """
     data = np.frombuffer(read_bytes(path), dtype=np.uint8)
     if not len(data):
@@ -57,8 +57,8 @@ def read_events(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     return times, x, y, polarity
 
 
-class _Recordings:
-    """Recording ``i`` as times and neuron ids."""
+class _CameraReader:
+    """A reader: recording ``i`` as times and neuron ids, up to ``until`` microseconds."""
 
     def __init__(self, paths: List[str], camera: Camera, until: Optional[float]) -> None:
         self._paths, self._camera, self._until = paths, camera, until
@@ -72,16 +72,16 @@ class _Recordings:
 
 
 def _files(folder: str) -> Tuple[List[str], List[int]]:
-    """Recordings of ``folder/<label>/*.bin`` by label and name, and their labels."""
+    """Return the recordings of ``folder/<label>/*.bin``, sorted by label and name, and their labels."""
     paths, labels = [], []
     for name in sorted(os.listdir(folder)):
-        inner = os.path.join(folder, name)
-        if name.startswith((".", "_")) or not os.path.isdir(inner):
+        subfolder = os.path.join(folder, name)
+        if name.startswith((".", "_")) or not os.path.isdir(subfolder):
             continue
         if not (name.isdecimal() and int(name) < CLASSES):
-            raise ValueError(f"root: {inner} is not a folder of N-MNIST: expected folders named 0 to {CLASSES - 1}")
-        files = sorted(file for file in os.listdir(inner) if file.endswith(".bin"))
-        paths += [os.path.join(inner, file) for file in files]
+            raise ValueError(f"root: {subfolder} is not a folder of N-MNIST: expected folders named 0 to {CLASSES - 1}")
+        files = sorted(file for file in os.listdir(subfolder) if file.endswith(".bin"))
+        paths += [os.path.join(subfolder, file) for file in files]
         labels += [int(name)] * len(files)
     if not paths:
         raise FileNotFoundError(f"root: no recordings in {folder}: expected {os.path.join(folder, '<label>', '*.bin')}")
@@ -103,26 +103,30 @@ def nmnist(
     cache: Union[bool, str] = True,
     download: bool = False,
 ) -> EventData:
-    """N-MNIST from its ``.bin`` files: 34 x 34 pixels, 2 polarities (0: darker, 1: brighter), 10 classes.
+    """Load N-MNIST from its ``.bin`` files: 34 x 34 pixels, 2 polarities (0: darker, 1: brighter), 10 classes.
 
     Args:
-        root: the folder that holds ``Train/<label>/*.bin`` and ``Test/<label>/*.bin``, or whose folder ``NMNIST`` does.
+        root: the folder that holds ``Train/<label>/*.bin`` and ``Test/<label>/*.bin``, or the parent of such a folder
+            ``NMNIST``.
         num_steps: time steps T.
-        step_us: microseconds of a time step; events behind the last step are left out. The published runs on sparse
-            networks have 1,000 and 100 steps: roughly the first saccade.
-        window_us: in place of ``step_us``: microseconds that the steps divide evenly. With neither, 315,000, the
-            recording, or 105,000 with ``first_saccade``.
-        first_saccade: leave out events from 105,000 microseconds on: the camera's first of three moves.
-        crop: use the central ``crop`` x ``crop`` or ``(height, width)`` pixels only.
-        merge_polarity: one neuron per pixel, for events of both polarities.
-        values, max_spikes, overflow: as in :meth:`~snnipu.SparseSpikes.from_events`.
-        cache: where binned recordings are kept, as in :class:`EventDataset`: in memory and on the disk.
-        download: let tonic download what is missing into ``root/NMNIST``. By default nothing is downloaded.
+        step_us: microseconds of a time step; events after the last step are dropped. Published runs of sparse networks
+            use 1,000 and 100 steps: roughly the first saccade.
+        window_us: instead of ``step_us``: microseconds of all steps together. Default: 315,000, the whole recording, or
+            105,000 with ``first_saccade``.
+        first_saccade: True: drop events from 105,000 microseconds on, after the camera's first of three moves.
+        crop: use only the central ``crop`` x ``crop`` or ``(height, width)`` pixels.
+        merge_polarity: True: one neuron per pixel, for events of both polarities.
+        values, max_spikes, overflow: arguments of :meth:`~snnipu.SparseSpikes.from_events`.
+        cache: place of binned recordings, see :class:`EventDataset`; True: in memory and on the disk.
+        download: let tonic download missing files into ``root/NMNIST``. By default nothing is downloaded.
+
+    Returns:
+        An :class:`EventData`.
 
     Raises:
         FileNotFoundError: ``root`` does not hold the data set, and ``download`` is false.
         ValueError: an argument is out of range.
-        DamagedFileError: reading a recording raises it where the file is damaged.
+        DamagedFileError: a file is damaged; raised when the recording is read.
         MissingExtra, RuntimeError: ``download`` without tonic, or it failed.
 
     Source: Orchard, Jayawant, Cohen & Thakor, Converting static image datasets to spiking neuromorphic datasets using
@@ -135,7 +139,7 @@ def nmnist(
     def part(name: str) -> EventDataset:
         paths, labels = _files(os.path.join(folder, name))
         return EventDataset(
-            _Recordings(paths, camera, SACCADE_US if first_saccade else None),
+            _CameraReader(paths, camera, SACCADE_US if first_saccade else None),
             labels,
             num_steps=num_steps,
             num_neurons=camera.num_neurons,

@@ -11,7 +11,7 @@ from snnipu.datasets.event_data import EventData, EventDataset
 
 
 class _SpikeTimes:
-    """Recording ``i``: each neuron spikes once."""
+    """A reader: recording ``i``, in which each neuron spikes once."""
 
     def __init__(self, steps: np.ndarray) -> None:
         self._steps = steps
@@ -23,15 +23,15 @@ class _SpikeTimes:
 def _manifold(
     points: torch.Tensor, neurons: int, alpha: float, cutoff: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """A random manifold at ``points`` ``[n, dim]``: float64 ``[n, neurons]``, each neuron's range stretched to 0..1."""
+    """Return a random manifold at ``points`` ``[n, dim]``: float64 ``[n, neurons]``, scaled to 0..1 for each neuron."""
     number, dim = points.shape
     height, rate, phase = torch.rand(3, dim, neurons, cutoff, generator=generator, dtype=torch.float64)
     k = torch.arange(1, cutoff + 1, dtype=torch.float64)
     height, rate = height / k**alpha, rate * k
     values = torch.ones(number, neurons, dtype=torch.float64)
-    block = max(1, 2**20 // (number * cutoff))  # neurons at once, so that their waves stay in a few MiB
-    for begin in range(0, neurons, block):
-        part = slice(begin, begin + block)
+    block = max(1, 2**20 // (number * cutoff))  # neurons of a block, so that its waves take a few MiB
+    for start in range(0, neurons, block):
+        part = slice(start, start + block)
         for d in range(dim):
             waves = torch.sin(2 * math.pi * (points[:, d, None, None] * rate[d, part] + phase[d, part]))
             values[:, part] *= (waves * height[d, part]).sum(-1)
@@ -52,28 +52,34 @@ def randman(
     seed: int = 0,
     cache: bool = True,
 ) -> EventData:
-    r"""Random manifolds: the classes are smooth manifolds in the space of spike times, one dimension per neuron.
+    r"""Return Randman data: each class is a smooth random manifold in the space of spike times.
 
-    Neuron :math:`i` of a class fires once, at the time that coordinate :math:`i` of a point of the manifold gives,
+    The space has one dimension for each neuron, which spikes once. The time of neuron :math:`i` is coordinate :math:`i`
+    of a point of the manifold,
 
     .. math::
         f_i(x) = \prod_{d=1}^{D} \sum_{k=1}^{K} \frac{a_{idk}}{k^\alpha} \sin(2\pi (k\, b_{idk}\, x_d + c_{idk})),
 
-    with :math:`a, b, c` and the points :math:`x` uniform in 0..1. Over the samples of a class each coordinate is
-    stretched to 0..1; value :math:`v` becomes step :math:`\min(\lfloor v T \rfloor, T - 1)`. A network can tell the
-    classes apart by spike times only: every neuron fires once, whatever the class.
+    with :math:`a, b, c` and the points :math:`x` uniform in 0..1. Each coordinate is scaled to 0..1 over the samples of
+    a class. Value :math:`v` becomes step :math:`\min(\lfloor v T \rfloor, T - 1)`. Only spike times distinguish the
+    classes, since every neuron spikes once in each class.
 
-    Samples go round the classes: sample ``i`` of a part is of class ``i % num_classes``. The data depend on the
-    arguments only.
+    Sample ``i`` of the training or the test set has class ``i % num_classes``. The data depend on the arguments alone.
 
     Args:
-        num_neurons, num_classes, samples_per_class, num_steps: sizes; ``samples_per_class`` counts training and test.
+        num_neurons: inputs N.
+        num_classes: number of classes.
+        samples_per_class: samples of a class, training and test together.
+        num_steps: time steps T.
         dim: dimension D of the manifolds.
-        alpha: smoothness: the higher, the less fine structure and the easier the task.
-        cutoff: waves K; None: those with :math:`k^{-\alpha}` above 0.001, at most 1000.
-        test_fraction: part of each class that is held out, between 0 and 1, both excluded.
-        seed: of the random numbers.
-        cache: keep binned samples in memory.
+        alpha: smoothness: a higher value means less fine structure and an easier task.
+        cutoff: number of waves K; None: those with :math:`k^{-\alpha}` above 0.001, at most 1000.
+        test_fraction: fraction of each class in the test set, between 0 and 1, both excluded.
+        seed: seed of the random numbers.
+        cache: True: keep binned samples in memory.
+
+    Returns:
+        An :class:`EventData`.
 
     Raises:
         TypeError, ValueError: an argument is out of range.
@@ -97,7 +103,7 @@ def randman(
             f"{samples_per_class} per class"
         )
     if cutoff is None:
-        # 1000 ** (1 / alpha) overflows where alpha is tiny.
+        # 1000 ** (1 / alpha) overflows if alpha is tiny.
         cutoff = 1000 if alpha <= 1 else math.ceil(1000 ** (1 / alpha))
     generator = torch.Generator().manual_seed(seed)
     steps = []

@@ -21,16 +21,17 @@ def random_spikes(
     exact: bool = True,
     overflow: str = "lowest",
 ) -> SparseSpikes:
-    """Spikes ``[T, B, S]`` of value 1 at random places, made without a dense tensor: memory goes with the spikes.
+    """Return spikes ``[T, B, S]`` of value 1 at random positions, in memory proportional to the number of spikes.
 
     Args:
         num_steps, batch_size, num_neurons: T, B and N.
         activity: spikes per neuron and step, 0 to 1.
-        generator: of the random numbers, on the CPU; None: PyTorch's.
+        generator: generator of the random numbers, on the CPU; None: PyTorch's.
         max_spikes: slots; None: as many as the busiest step needs.
-        exact: True: ``round(activity * T * B * N)`` spikes, every step of a sample has the same number of them, give
-            or take one. False: each neuron spikes at each step with probability ``activity``, independently.
-        overflow: what is dropped where a step has more than ``max_spikes``: see :func:`snnipu.ops.select_spikes`.
+        exact: True: ``round(activity * T * B * N)`` spikes, whose numbers in two steps of a sample differ by at most
+            one. False: each neuron spikes at each step with probability ``activity``, independently.
+        overflow: the spikes that are dropped if a step has more than ``max_spikes``, see
+            :func:`snnipu.ops.select_spikes`.
 
     Raises:
         TypeError, ValueError: an argument is out of range.
@@ -43,7 +44,7 @@ def random_spikes(
     check_max_spikes(max_spikes)
     rotate = overflow_code(overflow)
     rows = num_steps * batch_size
-    # Of the cells of [T * B, N], those that spike, or where that is less, those that do not.
+    # The cells of [T * B, N] that spike or, if these are fewer, the cells that do not.
     if exact:
         total = round(activity * rows * num_neurons)
         cells = _exact(rows, num_neurons, rows * num_neurons - total if activity > 0.5 else total, generator)
@@ -59,27 +60,30 @@ def random_spikes(
 
 
 def _exact(rows: int, neurons: int, total: int, generator: Optional[torch.Generator]) -> torch.Tensor:
-    """Sorted cells, ``total`` in all, the same number in each row, give or take one."""
-    wanted = torch.arange(1, rows + 1) * total // max(rows, 1)
-    wanted[1:] -= wanted[:-1].clone()
+    """Return ``total`` sorted random cells, whose numbers in two rows differ by at most one."""
+    counts = torch.arange(1, rows + 1) * total // max(rows, 1)
+    counts[1:] -= counts[:-1].clone()
     cells = torch.empty(0, dtype=torch.int64)
-    missing = wanted
-    # What was drawn twice is drawn again; no neuron is preferred, so every subset of a row is as likely.
+    missing = counts
+    # Duplicates are drawn again. No neuron is preferred, so all subsets of a row have the same probability.
     while bool(missing.any()):
         row = torch.repeat_interleave(torch.arange(rows), missing)
-        new = row * neurons + torch.randint(neurons, (len(row),), generator=generator)
-        cells = torch.unique(torch.cat([cells, new]))
-        missing = wanted - torch.bincount(torch.div(cells, neurons, rounding_mode="floor"), minlength=rows)
+        drawn = row * neurons + torch.randint(neurons, (len(row),), generator=generator)
+        cells = torch.unique(torch.cat([cells, drawn]))
+        missing = counts - torch.bincount(torch.div(cells, neurons, rounding_mode="floor"), minlength=rows)
     return cells
 
 
 def _independent(total: int, probability: float, generator: Optional[torch.Generator]) -> torch.Tensor:
-    """Sorted cells of ``range(total)``, each there with ``probability``: the gaps between them are geometric."""
+    """Return sorted cells of ``range(total)``, each present with ``probability``.
+
+    The gaps between them have a geometric distribution.
+    """
     parts, last = [], -1
     while probability > 0 and last < total:
         number = int((total - last) * probability * 1.05) + 16
         uniform = 1 - torch.rand(number, generator=generator, dtype=torch.float64)  # above 0
-        # A gap wider than all cells together is as good as the widest.
+        # Clamped to avoid overflow: a gap of all cells ends the range.
         gaps = torch.floor(uniform.log() / math.log1p(-probability)).clamp(max=total).long() + 1
         parts.append(last + gaps.cumsum(0))
         last = int(parts[-1][-1])
@@ -88,7 +92,7 @@ def _independent(total: int, probability: float, generator: Optional[torch.Gener
 
 
 def _others(cells: torch.Tensor, total: int) -> torch.Tensor:
-    """The cells of ``range(total)`` that are not among the sorted ``cells``."""
+    """Return the cells of ``range(total)`` that are not in the sorted ``cells``."""
     others = torch.arange(total - len(cells))
-    # Before cell c there are c - i others, if it is the i-th.
+    # There are c - i other cells before cell c, the i-th of ``cells``.
     return others + torch.searchsorted(cells - torch.arange(len(cells)), others, right=True)

@@ -1,4 +1,4 @@
-"""Spiking Heidelberg Digits: spoken digits as the spikes of a model of the inner ear, from their HDF5 files."""
+"""Spiking Heidelberg Digits: spoken digits as spikes of a model of the inner ear, from their HDF5 files."""
 
 import os
 from typing import Any, Dict, Optional, Tuple, Union
@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional, Tuple, Union
 import numpy as np
 
 from snnipu._extras import require
-from snnipu.datasets._hdf5 import Recordings, read_recordings, time_limit
+from snnipu.datasets._hdf5 import HDF5Contents, read_recordings, time_limit
 from snnipu.datasets._recordings import PathLike, damaged, find, step_length
 from snnipu.datasets.event_data import EventData, EventDataset
 
@@ -14,27 +14,30 @@ UNITS = 700
 CLASSES = 20
 # The longest recording lasts 1.37 seconds.
 RECORDING_US = 1_400_000
-# No spoken digit is nearly as long: what says so is damaged.
+# A longer recording is damaged.
 LONGEST_US = 60_000_000
 
 
-class _Recordings:
-    """Recording ``i`` of an HDF5 file as times in microseconds and neuron ids; the file is read once, as a whole."""
+class _HDF5Reader:
+    """A reader: recording ``i`` of an HDF5 file as times in microseconds and neuron ids.
+
+    It reads the whole file once.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._contents: Optional[Recordings] = None
+        self._contents: Optional[HDF5Contents] = None
 
-    def _read(self) -> Recordings:
+    def _read(self) -> HDF5Contents:
         if self._contents is None:
             self._contents = read_recordings(self._path)
         return self._contents
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {**self.__dict__, "_contents": None}  # to be read again, rather than copied
+        return {**self.__dict__, "_contents": None}  # a copy reads the file again
 
     def labels(self) -> np.ndarray:
-        """Class of each recording."""
+        """Return the class of each recording."""
         labels = self._read().labels
         if int(labels.min()) < 0 or int(labels.max()) >= CLASSES:
             raise damaged(self._path, f"labels must be whole numbers from 0 to {CLASSES - 1}")
@@ -73,38 +76,40 @@ def shd(
     cache: Union[bool, str] = True,
     download: bool = False,
 ) -> EventData:
-    """The Spiking Heidelberg Digits: 700 units, 20 classes (zero to nine, spoken in English and German).
+    """Load the Spiking Heidelberg Digits: 700 units, 20 classes (zero to nine, spoken in English and German).
 
     Args:
-        root: the folder that holds ``shd_train.h5`` and ``shd_test.h5``, or whose folder ``SHD`` does.
+        root: the folder that holds ``shd_train.h5`` and ``shd_test.h5``, or the parent of such a folder ``SHD``.
         num_steps: time steps T.
-        step_us: microseconds of a time step; events behind the last step are left out.
-        window_us: in place of ``step_us``: microseconds that the steps divide evenly. With neither, 1,400,000, which is
-            longer than every recording.
-        values, max_spikes, overflow: as in :meth:`~snnipu.SparseSpikes.from_events`.
-        cache: where binned recordings are kept, as in :class:`EventDataset`: in memory and on the
-            disk. The files are read once and are in memory, too, 4 bytes an event.
-        download: let tonic download what is missing into ``root/SHD``. By default nothing is downloaded.
+        step_us: microseconds of a time step; events after the last step are dropped.
+        window_us: instead of ``step_us``: microseconds of all steps together. Default: 1,400,000, which is longer than
+            every recording.
+        values, max_spikes, overflow: arguments of :meth:`~snnipu.SparseSpikes.from_events`.
+        cache: place of binned recordings, see :class:`EventDataset`; True: in memory and on the disk. The files are
+            read once and stay in memory as well, 4 bytes an event.
+        download: let tonic download missing files into ``root/SHD``. By default nothing is downloaded.
+
+    Returns:
+        An :class:`EventData`.
 
     Raises:
         MissingExtra: h5py is not installed, or tonic with ``download``.
         FileNotFoundError: ``root`` does not hold the data set, and ``download`` is false.
         ValueError: an argument is out of range.
-        DamagedFileError: a file is damaged, or reading it took too long; reading a recording raises it where what the
-            file holds for it is none.
+        DamagedFileError: a file is damaged, or reading it took too long. A damaged recording raises when it is read.
         RuntimeError: the download failed.
 
     Source: Cramer, Stradmann, Schemmel & Zenke, The Heidelberg spiking data sets for the systematic evaluation of
     spiking neural networks, IEEE Transactions on Neural Networks and Learning Systems 33 (2022).
     """
     step = step_length(num_steps, step_us, window_us, RECORDING_US)
-    time_limit(0)  # a wrong limit is an error before a file is read
+    time_limit(0)  # raises for a wrong limit before a file is read
     require("h5py", extra="events", purpose="the Spiking Heidelberg Digits")
     names = ("shd_train.h5", "shd_test.h5")
     folder = find("Spiking Heidelberg Digits", "SHD", root, names, download)
 
     def part(name: str) -> EventDataset:
-        recordings = _Recordings(os.path.join(folder, name))
+        recordings = _HDF5Reader(os.path.join(folder, name))
         return EventDataset(
             recordings,
             recordings.labels(),

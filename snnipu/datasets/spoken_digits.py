@@ -1,4 +1,4 @@
-"""Free Spoken Digit Dataset: recordings of ten spoken digits, as the spikes of a simple model of the inner ear."""
+"""Free Spoken Digit Dataset: recordings of ten spoken digits, as spikes of a simple model of the inner ear."""
 
 import io
 import math
@@ -19,13 +19,13 @@ CLASSES = 10
 RATE = 8000
 # 99 % of the recordings are shorter.
 RECORDING_US = 1_000_000
-# No spoken digit is nearly as long.
+# A longer recording is damaged.
 LONGEST_SECONDS = 60
-# Recordings of each digit and speaker that are for testing, as the data set proposes.
+# Numbers of the test recordings of each digit and speaker, as the data set proposes.
 TEST_RECORDINGS = range(5)
 
 _FRAME = 8  # samples, 1 ms
-_FILTER = 800  # samples, of which the longest filter's last are 1e-5 of its largest
+_FILTER = 800  # samples; the longest filter decays to 1e-5 of its maximum
 _LOWEST_HZ, _HIGHEST_HZ = 80.0, 3800.0
 _COMPRESSION = 0.3
 _MEMBRANE_MS = 5.0
@@ -34,21 +34,21 @@ _NAME = re.compile(r"(\d)_([A-Za-z0-9-]+)_(\d+)\.wav")
 
 
 def read_sound(path: str) -> np.ndarray:
-    """Samples of a ``.wav`` file, float64 from -1 to 1.
+    """Return the samples of a ``.wav`` file, float64 from -1 to 1.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
-        DamagedFileError: it is not a WAV file of 16-bit samples, mono, 8 kHz, or it ends too early or is empty.
+        DamagedFileError: the file is not a WAV file of 16-bit samples, mono, 8 kHz, or it is too short or empty.
     """
     try:
         with wave.open(io.BytesIO(read_bytes(path))) as sound:
-            found = (sound.getnchannels(), 8 * sound.getsampwidth(), sound.getframerate())
+            audio_format = (sound.getnchannels(), 8 * sound.getsampwidth(), sound.getframerate())
             number = sound.getnframes()
             data = sound.readframes(number)
     except (wave.Error, EOFError, struct.error, RuntimeError) as error:
         raise damaged(path, str(error) or "it ends too early") from error
-    if found != (1, 16, RATE):
-        channels, bits, rate = found
+    if audio_format != (1, 16, RATE):
+        channels, bits, rate = audio_format
         raise damaged(path, f"expected 1 channel of 16 bits at {RATE} Hz, got {channels} of {bits} bits at {rate} Hz")
     if not 0 < number <= LONGEST_SECONDS * RATE:
         raise damaged(path, f"it has {number} samples, expected 1 to {LONGEST_SECONDS * RATE}")
@@ -58,16 +58,19 @@ def read_sound(path: str) -> np.ndarray:
 
 
 class Cochlea:
-    r"""Sounds of 8 kHz as the spikes of ``channels`` neurons, the lowest frequency first.
+    """A model of the inner ear: sounds of 8 kHz become spikes of ``channels`` neurons, the lowest frequency first.
 
-    1. The sound is brought to a mean square of 1.
+    1. The sound is scaled to a mean square of 1.
     2. Gammatone filters of order 4, with bands equally spaced on the ERB scale (Glasberg & Moore 1990) from 80 to
        3,800 Hz, of 1.019 ERB each.
     3. Hair cells: half-wave rectification, means over 1 ms, and compression by the power 0.3.
     4. Leaky integrate-and-fire neurons at steps of 1 ms, with a time constant of 5 ms.
 
+    Args:
+        channels: number of frequency bands and neurons.
+
     Attributes:
-        frequencies: of the bands, Hz.
+        frequencies: frequencies of the bands, in Hz.
         filters: the filters' impulse responses, ``[channels, samples]``; a tone in the middle of a band keeps its
             amplitude.
 
@@ -90,21 +93,29 @@ class Cochlea:
         self._responses: Dict[int, np.ndarray] = {}
 
     def _filtered(self, sound: np.ndarray) -> np.ndarray:
-        """Convolutions with the filters, ``[channels, samples]``."""
+        """Return the convolutions of the sound with the filters, ``[channels, samples]``."""
         size = 2 ** math.ceil(math.log2(len(sound) + _FILTER))
         if size not in self._responses:
             self._responses[size] = np.fft.rfft(self.filters, size)
         return np.fft.irfft(self._responses[size] * np.fft.rfft(sound, size), size)[:, : len(sound)]
 
     def currents(self, sound: np.ndarray) -> np.ndarray:
-        """Output of the hair cells, float32 ``[milliseconds, channels]``: the cochleagram."""
+        """Return the output of the hair cells, float32 ``[milliseconds, channels]``: the cochleagram.
+
+        Args:
+            sound: samples, see :func:`read_sound`.
+        """
         power = float(np.mean(sound**2))
         bands = self._filtered(sound / math.sqrt(power) if power else sound)
         frames = np.maximum(bands, 0)[:, : len(sound) // _FRAME * _FRAME].reshape(len(bands), -1, _FRAME).mean(-1)
         return np.ascontiguousarray(frames.T**_COMPRESSION, np.float32)
 
     def __call__(self, sound: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """Times in microseconds and channels of the spikes."""
+        """Return times in microseconds and channels of the spikes.
+
+        Args:
+            sound: samples, see :func:`read_sound`.
+        """
         currents = torch.from_numpy(_GAIN * self.currents(sound))
         if not len(currents):
             return np.zeros(0), np.zeros(0, np.int64)
@@ -115,7 +126,7 @@ class Cochlea:
 
 
 class Recording(NamedTuple):
-    """What the name of a file tells of it, and its path."""
+    """A file: the fields of its name, and its path."""
 
     digit: int
     speaker: str
@@ -123,8 +134,8 @@ class Recording(NamedTuple):
     path: str
 
 
-class _Recordings:
-    """Recording ``i`` as times and channels."""
+class _SoundReader:
+    """A reader: recording ``i`` as times and channels."""
 
     def __init__(self, paths: List[str], cochlea: Cochlea) -> None:
         self._paths, self._cochlea = paths, cochlea
@@ -134,25 +145,25 @@ class _Recordings:
 
 
 def _recordings(folder: str) -> List[Recording]:
-    """All recordings of a folder, by digit, speaker and number."""
-    found = []
+    """Return all recordings of a folder, sorted by digit, speaker and number."""
+    recordings = []
     for name in os.listdir(folder):
         if not name.endswith(".wav") or name.startswith("."):
             continue
         match = _NAME.fullmatch(name)
         if match is None:
             raise ValueError(f"root: {os.path.join(folder, name)} is not named <digit>_<speaker>_<number>.wav")
-        found.append(Recording(int(match[1]), match[2], int(match[3]), os.path.join(folder, name)))
-    return sorted(found)
+        recordings.append(Recording(int(match[1]), match[2], int(match[3]), os.path.join(folder, name)))
+    return sorted(recordings)
 
 
-def _is_test(found: List[Recording], test_speakers: Optional[Sequence[str]]) -> List[bool]:
+def _is_test(recordings: List[Recording], test_speakers: Optional[Sequence[str]]) -> List[bool]:
     if test_speakers is None:
-        return [recording.number in TEST_RECORDINGS for recording in found]
-    speakers = {recording.speaker for recording in found}
+        return [recording.number in TEST_RECORDINGS for recording in recordings]
+    speakers = {recording.speaker for recording in recordings}
     if isinstance(test_speakers, str) or not set(test_speakers) < speakers or not test_speakers:
         raise ValueError(f"test_speakers must be some of {', '.join(sorted(speakers))}, got {test_speakers!r}")
-    return [recording.speaker in test_speakers for recording in found]
+    return [recording.speaker in test_speakers for recording in recordings]
 
 
 def spoken_digits(
@@ -168,51 +179,54 @@ def spoken_digits(
     overflow: str = "lowest",
     cache: Union[bool, str] = True,
 ) -> EventData:
-    """The Free Spoken Digit Dataset: 3,000 recordings of ten spoken digits by six speakers, as a cochlea's spikes.
+    """Load the Free Spoken Digit Dataset: 3,000 recordings of ten spoken digits by six speakers, as a cochlea's spikes.
 
-    Each recording goes through :class:`~snnipu.datasets.Cochlea`: gammatone filters, hair cells and leaky
+    :class:`~snnipu.datasets.Cochlea` processes each recording: gammatone filters, hair cells and leaky
     integrate-and-fire neurons at steps of 1 ms, one a frequency channel. A recording lasts 0.14 to 2.3 seconds.
 
-    The data set is not part of this package; it is at https://github.com/Jakobovski/free-spoken-digit-dataset, under
+    The data set is not part of this package. It is at https://github.com/Jakobovski/free-spoken-digit-dataset, under
     the licence CC BY-SA 4.0.
 
     Args:
-        root: the folder that holds ``<digit>_<speaker>_<number>.wav``, or whose folder ``recordings`` does.
+        root: the folder that holds ``<digit>_<speaker>_<number>.wav``, or the parent of such a folder ``recordings``.
         num_steps: time steps T.
-        channels: frequency bands, and neurons.
-        step_us: microseconds of a time step; events behind the last step are left out.
-        window_us: in place of ``step_us``: microseconds that the steps divide evenly. With neither, 1,000,000, which is
-            longer than 99 % of the recordings.
-        test_speakers: speakers whose recordings are the test set, such as ``["theo"]``, all others being the training
-            set. None: recordings 0 to 4 of each digit and speaker are, as the data set proposes.
-        values, max_spikes, overflow: as in :meth:`~snnipu.SparseSpikes.from_events`.
-        cache: where binned recordings are kept, as in :class:`EventDataset`: in memory and on the disk.
+        channels: number of frequency bands and neurons.
+        step_us: microseconds of a time step; events after the last step are dropped.
+        window_us: instead of ``step_us``: microseconds of all steps together. Default: 1,000,000, which is longer than
+            99 % of the recordings.
+        test_speakers: speakers of the test set, such as ``["theo"]``; all others are in the training set. None:
+            recordings 0 to 4 of each digit and speaker are the test set, as the data set proposes.
+        values, max_spikes, overflow: arguments of :meth:`~snnipu.SparseSpikes.from_events`.
+        cache: place of binned recordings, see :class:`EventDataset`; True: in memory and on the disk.
+
+    Returns:
+        An :class:`EventData`.
 
     Raises:
         FileNotFoundError: ``root`` does not hold recordings of both sets.
         ValueError: an argument is out of range, or a ``.wav`` file has another name.
-        DamagedFileError: reading a recording raises it where the file is damaged, or not 16 bits, mono, 8 kHz.
+        DamagedFileError: a file is damaged, or not 16 bits, mono, 8 kHz; raised when the recording is read.
 
     Source: Jackson, Souza, Flaks, Pan, Nicolas & Thite, Free Spoken Digit Dataset, v1.0.8 (2018).
     """
     step = step_length(num_steps, step_us, window_us, RECORDING_US)
     cochlea = Cochlea(channels)
     root = os.fspath(root)
-    places = [place for place in (root, os.path.join(root, "recordings")) if os.path.isdir(place)]
-    found = next(filter(None, map(_recordings, places)), [])
-    is_test = _is_test(found, test_speakers) if found else []
+    folders = [path for path in (root, os.path.join(root, "recordings")) if os.path.isdir(path)]
+    all_recordings = next(filter(None, map(_recordings, folders)), [])
+    is_test = _is_test(all_recordings, test_speakers) if all_recordings else []
     if not (any(is_test) and not all(is_test)):
-        what = f"has {sum(is_test)} recordings for testing and {len(is_test) - sum(is_test)} for training"
+        split_sizes = f"has {sum(is_test)} recordings for testing and {len(is_test) - sum(is_test)} for training"
         raise FileNotFoundError(
-            f"root: no Free Spoken Digit Dataset: {root!r} {what if places else 'is not a folder'}; it is at "
+            f"root: no Free Spoken Digit Dataset: {root!r} {split_sizes if folders else 'is not a folder'}; it is at "
             "https://github.com/Jakobovski/free-spoken-digit-dataset (CC BY-SA 4.0)"
         )
 
     def part(test: bool) -> EventDataset:
-        recordings = [recording for recording, which in zip(found, is_test) if which == test]
+        recordings = [recording for recording, in_test in zip(all_recordings, is_test) if in_test == test]
         paths = [recording.path for recording in recordings]
         return EventDataset(
-            _Recordings(paths, cochlea),
+            _SoundReader(paths, cochlea),
             [recording.digit for recording in recordings],
             num_steps=num_steps,
             num_neurons=channels,

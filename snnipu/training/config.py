@@ -99,8 +99,7 @@ class TrainConfig(Settings):
         engine: ``"snnipu"``, or ``"snntorch"`` for a loop over snnTorch's steps with the same initial weights.
         hidden: number of hidden neurons.
         bptt_steps: steps after which the gradient through time is cut (truncated backpropagation through time); None:
-            it
-            flows through all steps. Like ``rule``, only with the engine ``"snnipu"``.
+            it flows through all steps. Like ``rule``, only with the engine ``"snnipu"``.
 
     Raises:
         ValueError: an argument is out of its range; the message starts with its name.
@@ -243,29 +242,25 @@ class EventConfig(Settings):
         max_spikes: slots of the input and of each layer. An int holds for all of them; None: as many as needed.
         overflow_order: the spikes that are dropped if there are too few slots, ``"lowest"`` or ``"rotate"``.
         grad_threshold: second threshold of the hidden layers; None: every neuron has a gradient. The output layer has
-            no
-            second threshold, because a silent output neuron could never spike again.
+            no second threshold, because a silent output neuron could never spike again.
         grad_threshold_start: initial second threshold, see :class:`~snnipu.training.GradThresholdSchedule`; None:
             ``grad_threshold`` is constant.
         grad_threshold_every: batches between two halvings of the distance to ``grad_threshold``.
         initial_activity: activity to which the initial weights of each layer are scaled, see
             :func:`~snnipu.training.scale_to_activity`; None: the weights are not scaled.
         initial_output_activity: the same for the output layer alone; None: ``initial_activity``. With few output spikes
-            the
-            counts of the classes differ little at first, so that the loss is small.
+            the counts of the classes differ little at first, so that the loss is small.
         rate_limit: mean rate, in spikes per step, above which a loss acts on hidden neurons, see
             :class:`~snnipu.training.ActivityRegularizer`; None: no limit.
         rate_strength: strength of that loss.
         classes, samples_per_class, manifold_dim, alpha: arguments of :func:`~snnipu.datasets.randman`; None for other
-            data
-            sets.
+            data sets.
         step_us: microseconds of a time step of a recording; None: the data set's default. Not for Randman.
         crop: use only the central ``crop`` x ``crop`` pixels of an event camera; None: all pixels.
         downsample: side length of the squares of pixels that are combined into one, for ``"dvs"``.
         precision: ``"bf16"`` only with ``method="dense"``.
         rule: needs ``delay=0`` and ``method="dense"``, which it makes the defaults; ``"sltt"`` and ``"ottt"`` also
-            support
-            ``method="sparse_network"``.
+            support ``method="sparse_network"``.
 
     Raises:
         ValueError: an argument is out of its range, or excludes another; the message starts with its name.
@@ -390,10 +385,8 @@ class EventConfig(Settings):
         """Return the defaults of ``dataset``, updated with ``settings``.
 
         The defaults are the published configuration, if there is one. With ``network="conv"`` they are those of the
-        standard
-        network for the data set's maps. Defaults that conflict with ``settings`` are dropped: slots if other slots or
-        hidden
-        layers are given, slots and second threshold for ``method="dense"``.
+        standard network for the data set's maps. Defaults that conflict with ``settings`` are dropped: slots if other
+        slots or hidden layers are given, slots and second threshold for ``method="dense"``.
         """
         defaults: Dict[str, Any] = {"dataset": dataset, "grad_threshold": SECOND_THRESHOLD}
         defaults.update(grad_threshold_start=-100.0, **EVENT_DEFAULTS.get(dataset, {}))

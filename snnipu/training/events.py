@@ -42,10 +42,9 @@ class EventTrainer(TrainingLoop):
         network: the :class:`snnipu.SparseNetwork`.
         scaling: the results of :func:`~snnipu.training.scale_to_activity` for the initial weights; empty before.
         history: one dict for each finished epoch. ``train_loss``, ``train_accuracy``, ``test_accuracy`` and ``seconds``
-            are
-            those of :class:`Trainer`. Over the test set: ``activity`` (mean spikes per neuron and step, one number a
-            layer), ``overflow`` (spikes dropped, one number a layer), ``input_activity`` and ``input_overflow``. While
-            training: ``train_overflow`` (of the input, then of each layer), and the final ``grad_threshold``.
+            are those of :class:`Trainer`. Over the test set: ``activity`` (mean spikes per neuron and step, one number
+            a layer), ``overflow`` (spikes dropped, one number a layer), ``input_activity`` and ``input_overflow``.
+            While training: ``train_overflow`` (of the input, then of each layer), and the final ``grad_threshold``.
 
     Raises:
         ValueError: ``config.batch_size`` is larger than the training set, or ``data`` has another number of steps; or

@@ -178,16 +178,14 @@ class TrainingLoop:
         """Train until ``config.epochs`` epochs are done.
 
         An epoch that does not finish is undone: weights, optimizer and batch order return to the last finished epoch,
-        or to a
-        loaded state from the middle of this epoch.
+        or to a loaded state from the middle of this epoch.
 
         Args:
             should_stop: called between batches; training stops if it returns True.
             on_epoch: called with this trainer after every finished epoch.
             progress: show a progress bar if standard error is a terminal.
             on_batches: called with this trainer after every ``every`` batches of an epoch, and when a stop ends the
-                epoch.
-                Training can resume from its :meth:`state_dict` at that time.
+                epoch. Training can resume from its :meth:`state_dict` at that time.
             every: number of batches between calls of ``on_batches``.
 
         Returns:
@@ -291,8 +289,7 @@ class TrainingLoop:
         """Run forward and backward on this process's share of a batch; yield loss, scores and labels of each part.
 
         The gradient is that of the mean over all ``batch`` samples. DistributedDataParallel averages over processes,
-        whose
-        shares may differ by a sample. A process without a share runs one sample with weight zero.
+        whose shares may differ by a sample. A process without a share runs one sample with weight zero.
         """
         self._counted = counted = self._share_size(batch) > 0
         parts = min(self.accumulate, len(labels))

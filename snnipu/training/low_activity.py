@@ -42,8 +42,7 @@ class GradThresholdSchedule:
 
     Args:
         network: a module. The schedule sets ``grad_threshold`` of all its event-driven layers of neurons, at once and
-            in
-            each :meth:`step`.
+            in each :meth:`step`.
         start: :math:`g_0`, in the unit of the membrane; at most ``target``.
         target: :math:`g_\infty`.
         every: :math:`n`, calls of :meth:`step` between two halvings of the distance.
@@ -142,8 +141,7 @@ def scale_to_activity(
         x: a batch of input spikes, SparseSpikes or a dense ``[T, B, sizes[0]]`` (for a network of maps also
             ``[T, B, C, H, W]``), on the network's device.
         target: :math:`a`, mean spikes per neuron and step, above 0 and below 1. A number for all layers, or one entry
-            for
-            each layer; layers with None are not scaled.
+            for each layer; layers with None are not scaled.
         tolerance: :math:`\epsilon`, relative.
         max_iterations: maximum number of measured activities for each layer.
 
@@ -156,8 +154,7 @@ def scale_to_activity(
 
     Warns:
         RuntimeWarning: a target was not reached, such as high activities with weights of mean zero. The closest scale
-            is
-            used.
+            is used.
 
     Source: layer-sequential scaling is that of LSUV: Mishkin & Matas, "All you need is a good init", ICLR 2016. Spiking
     activity replaces the variance: Gruen et al., arXiv 2311.04386, 2023.
@@ -266,8 +263,7 @@ class ActivityRegularizer(nn.Module):
 
     Source: bounds on rates: Zenke & Vogels, "The remarkable robustness of surrogate gradient learning for instilling
     complex function in spiking neural networks", Neural Computation 33(4), 2021. Here they apply to means over batch
-    and
-    time.
+    and time.
     """
 
     def __init__(self, lower: PerLayer = None, upper: PerLayer = None, strength: PerLayer = 1.0) -> None:

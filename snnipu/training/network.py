@@ -47,8 +47,7 @@ def build_network(config: TrainConfig, num_features: int, num_classes: int) -> n
     """Return Linear, Leaky, Linear, Leaky, to be called as ``spk, mem = network(x, num_steps=T)``.
 
     The initial weights depend on ``config.seed`` alone and are the same for every engine. PyTorch's global random state
-    is
-    not changed.
+    is not changed.
 
     Args:
         config: the settings.

@@ -28,15 +28,13 @@ class OnlineSteps:
     """The forward and backward pass of batches, chunk by chunk.
 
     The loss of a chunk is the cross entropy of the spike counts so far, times the chunk's share of all steps. With a
-    single
-    chunk it is the loss of backpropagation through time.
+    single chunk it is the loss of backpropagation through time.
 
     Args:
         net: the network whose parameters get the gradients.
         rule: one of :data:`RULES`.
         scaled: triples (parameter, parameter of ``net``, factor): the second is kept equal to the first times the
-            factor,
-            and the first gets its gradient.
+            factor, and the first gets its gradient.
 
     Raises:
         ValueError: the rule does not support the network; the message begins with ``rule:``.

@@ -103,8 +103,7 @@ def _common_word(store: Any, rank: int, size: int, timeout: float) -> str:
     """Return a word that all living processes share and that is new to the store.
 
     torchrun keeps its store when it restarts processes, with the addresses of the killed ones. Each process stores a
-    new
-    word. The first process answers every word until each living process has confirmed its answer.
+    new word. The first process answers every word until each living process has confirmed its answer.
     """
     word, deadline = uuid.uuid4().hex, time.monotonic() + timeout
     if rank:

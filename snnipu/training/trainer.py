@@ -37,8 +37,7 @@ class Trainer(TrainingLoop):
     Attributes:
         network: the network; call it as ``spk, mem = network(x, num_steps=T)`` with ``x`` ``[B, features]``.
         history: one dict for each finished epoch: ``train_loss``, ``train_accuracy`` (while training),
-            ``test_accuracy``
-            (fractions, 0 to 1), ``seconds`` (of training, without evaluation).
+            ``test_accuracy`` (fractions, 0 to 1), ``seconds`` (of training, without evaluation).
 
     Raises:
         ValueError: ``config.batch_size`` is larger than the training set; ``checkpoint_steps`` with another engine or

@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 
 from benchmarks.__main__ import arguments_parser, main, tables_of
 from benchmarks.cases import CASES
-from benchmarks.memory import tells_resident
+from benchmarks.memory import reports_resident
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TINY = ["steps=3", "batch_size=2", "neurons=9", "--repeats", "2", "--min-seconds", "0"]
@@ -92,7 +92,7 @@ def test_a_red_check_is_status_1(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not tells_resident(torch.device("cpu")), reason="the system does not tell")
+@pytest.mark.skipif(not reports_resident(torch.device("cpu")), reason="the system does not tell")
 def test_resident_memory(tmp_path):
     """Resident memory of a loop over snnTorch's neurons, measured in a new process."""
     out = tmp_path / "out.json"

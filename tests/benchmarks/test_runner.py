@@ -114,7 +114,7 @@ def test_a_stopped_command_has_written_its_records(tmp_path, number):
     process.send_signal(number)
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
-    assert "stopped: what was measured is kept" in errors
+    assert "stopped: finished measurements are saved" in errors
     records = json.loads(out.read_text(encoding="utf-8"))["records"]
     assert {record["steps"] for record in records} == {2}
     assert all(record["status"] == "ok" for record in records)

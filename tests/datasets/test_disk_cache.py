@@ -196,7 +196,7 @@ def test_loader(folder, workers):
 
 
 def test_the_oldest_settings_make_way(folder, monkeypatch):
-    monkeypatch.setattr(_disk_cache, "KEPT", 2)
+    monkeypatch.setattr(_disk_cache, "MAX_FOLDERS", 2)
     (folder / "cache" / "of somebody else").mkdir(parents=True)
     first, second = (make(folder, key=name).preload().cache_folder for name in ("a", "b"))
     os.utime(first, (1, 1))
