@@ -126,7 +126,7 @@ class Problem:
     def by_steps(self, steps, traces, input_trace=True, at_once=False):
         """Return SLTT's gradients, or with ``traces`` OTTT's, step by step in plain PyTorch.
 
-        With ``at_once`` the reset is in the step of the spike. Each product has two gradients: of the layer below by its
+        With ``at_once`` the reset is in the step of the spike. A product has two gradients: of the layer below by its
         spikes, and of the weights by their trace.
         """
         weights = [linear.weight for linear in self.linears()]
