@@ -1,11 +1,11 @@
-// Calls of the C interface that libFuzzer draws: `make fuzz`. Every array has exactly the size that csrc/host/neuron.h
-// and csrc/host/sparse.h name, so that the address sanitizer sees an element too many; what it holds is drawn from NaN,
-// infinities, numbers too small and ordinary ones. Sizes, options and ids stay within what Python's checks let through
-// (snnipu/backends/host_sparse.py, neurons.py), but for what the functions check themselves: an unknown neuron, dtype
-// or surrogate (1), an allocation that fails (2), a count or id out of range (3), a caller without room (4).
+// Calls of the C interface with arguments drawn by libFuzzer: `make fuzz`. Every array has exactly the size that
+// csrc/host/neuron.h and csrc/host/sparse.h name, so that the address sanitizer reports an access beyond it. Its values
+// are NaN, infinities, denormal and ordinary numbers. Sizes, options and ids pass Python's checks
+// (snnipu/backends/host_sparse.py, neurons.py). Exceptions are the errors that the functions report: an unknown neuron,
+// dtype or surrogate (1), an allocation that fails (2), a count or id out of range (3), a caller without room (4).
 //
-// SNNIPU_FUZZ_FAMILY: the calls of one family, by its name below, else all; `names` prints them. With SNNIPU_FUZZ_ALONE
-// it is a program of its own, for any compiler: so many cases of each, from a seed, in place of libFuzzer's.
+// SNNIPU_FUZZ_FAMILY names the family of calls, by default all; `names` prints the families. SNNIPU_FUZZ_ALONE makes a
+// program for any compiler without libFuzzer: it runs a number of cases of each family from a seed.
 #include "host/recurrent.h"
 #include "host/snnipu.h"
 #include "host/sparse.h"
@@ -29,7 +29,7 @@
 
 namespace {
 
-// Allocations until one fails, of all threads; 0: none does.
+// Number of the allocation that fails, over all threads; 0: none fails.
 std::atomic<int64_t> allowed{0};
 
 void *allocated(size_t bytes, size_t alignment = alignof(std::max_align_t)) {
@@ -48,7 +48,7 @@ void *allocatedOrThrown(size_t bytes) {
 
 } // namespace
 
-// The library's, too.
+// The library's allocations use these, too.
 void *operator new(size_t bytes) { return allocatedOrThrown(bytes); }
 void *operator new[](size_t bytes) { return allocatedOrThrown(bytes); }
 void *operator new(size_t bytes, const std::nothrow_t &) noexcept { return allocated(bytes); }
@@ -82,7 +82,7 @@ public:
   Draw(const uint8_t *bytes, size_t count)
       : next_(bytes), end_(bytes + count), random_(static_cast<uint32_t>(size(1, 0x7ffffffe))) {}
 
-  // By as few bytes as tell it; the least once all are used up.
+  // Draw from as few bytes as the range needs; return `least` when all bytes are used.
   int64_t size(int64_t least, int64_t most) {
     uint64_t found = 0;
     for (auto left = static_cast<uint64_t>(most - least); left != 0 && next_ != end_; left >>= 8)
@@ -92,7 +92,7 @@ public:
   bool coin() { return size(0, 1) != 0; }
   bool rarely() { return size(0, 15) == 15; }
 
-  // A call's status. Now and then an allocation fails first: that is status 2, and the same call again is as any.
+  // Return a call's status. Sometimes an allocation fails first (status 2), and the call is repeated.
   template <typename Argument, typename Call> int status(int (*function)(Argument *), Call &call) {
     int before = -1;
     bool hasFailed = false;
@@ -114,7 +114,7 @@ public:
     kept_.emplace_back(new char[static_cast<size_t>(count)]);
     return kept_.back().get();
   }
-  // Numbers of a dtype.
+  // Return random numbers of a dtype.
   void *numbers(int64_t dtype, int64_t count) {
     const int kind = static_cast<int>(size(0, 3));
     char *const made = raw(count * bytes(dtype));
@@ -133,7 +133,7 @@ public:
     return made;
   }
   void *maybe(int64_t dtype, int64_t count) { return coin() ? numbers(dtype, count) : nullptr; }
-  // What a call writes.
+  // Return an output buffer.
   template <typename T = void> T *room(int64_t bytes) {
     char *const made = raw(bytes);
     std::memset(made, untouched, static_cast<size_t>(bytes));
@@ -148,7 +148,7 @@ public:
   }
   void forgetRoom() { written_.clear(); }
 
-  // Spikes of rows; broken: one count or carried id that is out of range.
+  // Draw the spikes of all rows; if `broken`, one count or id is out of range.
   void spikes(snnipu_sparse_call &call, int64_t neurons, bool *broken) {
     const int64_t rows = call.steps * call.batch, slots = call.slots;
     auto *const ids = reinterpret_cast<int32_t *>(raw(4 * rows * slots));
@@ -203,13 +203,13 @@ private:
 
 using Function = int (*)(snnipu_sparse_call *);
 
-// At the ids that they read, while they write.
+// Return True if the function checks ids row by row, while it writes.
 bool looksRowByRow(Function function) {
   return function == snnipu_sparse_conv2d_fwd || function == snnipu_sparse_conv2d_bwd ||
          function == snnipu_sparse_conv_lif_sequence_fwd;
 }
 
-// What a call comes to: `broken` spikes are refused and leave everything as it is.
+// Run a call and check its status: `broken` spikes are refused, and the outputs do not change.
 bool run(Draw &draw, Function function, snnipu_sparse_call &call, bool broken, bool known = true) {
   const int status = draw.status(function, call);
   if (status == 3 && !broken)
@@ -285,10 +285,10 @@ struct Connected {
   snnipu_sparse_call call;
   Maps maps;
   bool isMaps, broken;
-  int64_t parameters; // one for each neuron, or channel
+  int64_t parameters; // per neuron or channel
 };
 
-// Spikes and their weights.
+// Draw spikes and their weights.
 void connect(Draw &draw, Connected &c, bool isMaps) {
   c.call = sparseCall(draw);
   c.isMaps = isMaps;
@@ -391,15 +391,15 @@ void layer(Draw &draw, bool isMaps) {
   call.reset = draw.size(0, 2);
   call.delay = draw.size(0, std::min<int64_t>(call.steps, 2));
   call.rotate = draw.coin();
-  call.own_slots = call.window || draw.coin() ? -1 : draw.size(0, neurons);
+  call.output_slots = call.window || draw.coin() ? -1 : draw.size(0, neurons);
   call.fired = draw.room<uint32_t>(4 * rows * ((neurons + 31) / 32));
   const bool keepsMembranes = draw.coin(), hasRoom = !draw.rarely();
   call.mem = keepsMembranes ? draw.room(rows * neurons * bytes) : nullptr;
   makeRoom = [&](snnipu_sparse_call *of) {
-    const int64_t left = allowed.exchange(0); // what is allocated here is ours
-    if (of->own_slots < 0 || of->own_slots > neurons)
-      fail("slots of a layer", of->own_slots);
-    const int64_t slots = rows * of->own_slots;
+    const int64_t left = allowed.exchange(0); // the test's own allocations must not fail
+    if (of->output_slots < 0 || of->output_slots > neurons)
+      fail("slots of a layer", of->output_slots);
+    const int64_t slots = rows * of->output_slots;
     of->ids_out = draw.room<int32_t>(4 * slots);
     of->values_out = draw.room(slots * bytes);
     of->slot_mem = draw.room(slots * bytes);
@@ -424,7 +424,7 @@ void layer(Draw &draw, bool isMaps) {
     call.neuron_threshold = draw.numbers(call.dtype, neurons);
   if (call.window)
     call.ids_out = call.source;
-  call.grad = draw.numbers(call.dtype, rows * call.own_slots);
+  call.grad = draw.numbers(call.dtype, rows * call.output_slots);
   call.surrogate = draw.size(0, draw.rarely() ? 9 : 5);
   const bool known = call.surrogate < snnipu_num_surrogates();
   call.surrogate_a = static_cast<double>(draw.size(-2, 9));
@@ -453,19 +453,19 @@ void select(Draw &draw) {
   run(draw, snnipu_above, call, false);
   if (call.most < 0 || call.most > call.neurons)
     fail("neurons above a threshold", call.most);
-  call.own_slots = draw.coin() ? call.most : draw.size(0, call.neurons + 3);
+  call.output_slots = draw.coin() ? call.most : draw.size(0, call.neurons + 3);
   call.rotate = draw.coin();
-  call.ids_out = draw.room<int32_t>(4 * rows * call.own_slots);
-  call.values_out = draw.room(rows * call.own_slots * bytes);
+  call.ids_out = draw.room<int32_t>(4 * rows * call.output_slots);
+  call.values_out = draw.room(rows * call.output_slots * bytes);
   call.counts_out = draw.room<int32_t>(8 * rows);
   call.dropped = draw.room<int32_t>(8 * rows);
   run(draw, snnipu_select_spikes_fwd, call, false);
   draw.forgetRoom();
-  call.grad = draw.numbers(call.dtype, rows * call.own_slots);
-  call.slot_mem = draw.numbers(call.dtype, rows * call.own_slots);
+  call.grad = draw.numbers(call.dtype, rows * call.output_slots);
+  call.slot_mem = draw.numbers(call.dtype, rows * call.output_slots);
   call.surrogate = draw.size(0, draw.rarely() ? 9 : 5);
   call.surrogate_a = static_cast<double>(draw.size(-2, 9));
-  call.grad_values = draw.room(rows * call.own_slots * bytes);
+  call.grad_values = draw.room(rows * call.output_slots * bytes);
   run(draw, snnipu_select_spikes_bwd, call, false, call.surrogate < snnipu_num_surrogates());
 }
 
@@ -475,14 +475,14 @@ void nonzero(Draw &draw) {
   const int64_t rows = call.steps * call.batch, bytes = draw.bytes(call.dtype);
   const bool hasRoom = !draw.rarely();
   call.x = draw.numbers(call.dtype, rows * call.neurons);
-  call.own_slots = draw.coin() ? -1 : draw.size(0, call.neurons + 3);
+  call.output_slots = draw.coin() ? -1 : draw.size(0, call.neurons + 3);
   call.rotate = draw.coin();
   makeRoom = [&](snnipu_sparse_call *of) {
-    const int64_t left = allowed.exchange(0); // what is allocated here is ours
-    if (of->own_slots < 0 || of->own_slots > call.neurons + 3)
-      fail("slots of what is not 0", of->own_slots);
-    of->ids_out = draw.room<int32_t>(4 * rows * of->own_slots);
-    of->values_out = draw.room(rows * of->own_slots * bytes);
+    const int64_t left = allowed.exchange(0); // the test's own allocations must not fail
+    if (of->output_slots < 0 || of->output_slots > call.neurons + 3)
+      fail("slots of what is not 0", of->output_slots);
+    of->ids_out = draw.room<int32_t>(4 * rows * of->output_slots);
+    of->values_out = draw.room(rows * of->output_slots * bytes);
     of->counts_out = draw.room<int32_t>(8 * rows);
     of->dropped = draw.room<int32_t>(8 * rows);
     allowed = left;
@@ -531,11 +531,11 @@ void sparsePool(Draw &draw) {
   call.mode = draw.size(0, draw.rarely() ? 4 : 2);
   bool broken = false;
   draw.spikes(call, call.inputs, &broken);
-  call.own_slots = draw.coin() ? neurons : draw.size(0, neurons);
-  call.ids_out = draw.room<int32_t>(4 * rows * call.own_slots);
-  call.values_out = draw.room(rows * call.own_slots * bytes);
+  call.output_slots = draw.coin() ? neurons : draw.size(0, neurons);
+  call.ids_out = draw.room<int32_t>(4 * rows * call.output_slots);
+  call.values_out = draw.room(rows * call.output_slots * bytes);
   call.counts_out = draw.room<int32_t>(8 * rows);
-  call.source = call.mode == 0 ? draw.room<int32_t>(4 * rows * call.own_slots) : nullptr;
+  call.source = call.mode == 0 ? draw.room<int32_t>(4 * rows * call.output_slots) : nullptr;
   const int status = draw.status(snnipu_sparse_pool2d_fwd, call);
   if (call.dtype > SNNIPU_F64) {
     if (status != 1)
@@ -544,12 +544,12 @@ void sparsePool(Draw &draw) {
   }
   if (status == 3 && broken)
     draw.checkUntouched();
-  else if (status != 0 && !(status == 1 && (call.own_slots < neurons || call.mode > 2)))
+  else if (status != 0 && !(status == 1 && (call.output_slots < neurons || call.mode > 2)))
     fail("status of a pool", status);
   if (status != 0 || call.mode > 2)
     return;
   draw.forgetRoom();
-  call.grad = draw.numbers(call.dtype, rows * call.own_slots);
+  call.grad = draw.numbers(call.dtype, rows * call.output_slots);
   call.grad_values = draw.room(rows * call.slots * bytes);
   run(draw, snnipu_sparse_pool2d_bwd, call, false);
 }
@@ -588,7 +588,7 @@ void densePool(Draw &draw) {
 
 // ---- neurons
 
-// Whether there is this neuron and variant: a step of one element tells.
+// Return true if the library has this neuron and variant, by a step of one element.
 bool hasNeuron(int64_t neuron, int64_t variant) {
   snnipu_neuron_call call = {};
   float one = 1, states[SNNIPU_MOST_STATES] = {};
@@ -732,13 +732,13 @@ void recurrence(Draw &draw) {
       all.grad_final[s] = draw.maybe(all.dtype, all.elements);
       all.grad_initial[s] = draw.maybeRoom(all.elements * bytes);
     }
-    for (int p = 0; p < SNNIPU_MOST_PARAMETERS; ++p) // to which is added
+    for (int p = 0; p < SNNIPU_MOST_PARAMETERS; ++p) // the call adds to it
       all.grad_parameters[p] = draw.coin() ? draw.numbers(all.dtype, all.parameter_sizes[p]) : nullptr;
     all.grad_x = draw.room(every * bytes);
     status = draw.status(snnipu_recurrent_backward, call);
   }
   const bool known = hasNeuron(all.neuron, all.variant) && all.dtype <= SNNIPU_F64;
-  bool whole = !backward || call.incoming; // else 1 where the adjoint reads what is not there
+  bool whole = !backward || call.incoming; // else the status is 1 if the adjoint reads a missing array
   for (int s = own; backward && s < call.num_states; ++s)
     whole = whole && all.states[s];
   if (status != (known ? 0 : 1) && (whole || status != 1))
@@ -810,7 +810,7 @@ const std::vector<std::pair<std::string, std::function<void(Draw &)>>> families 
     {"fingerprint", fingerprint},
 };
 
-// What has ended a run, by the name of its family.
+// Inputs that ended a run, by the name of the family.
 [[maybe_unused]] const std::vector<std::pair<std::string, std::vector<uint8_t>>> found = {
     {"neurons",
      {0x7a, 0xff, 0xa, 0xff, 0x7a, 0xa, 0x23, 0xa, 0xa, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}, // no neuron
@@ -838,7 +838,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
     for (const auto &family : families)
       std::printf("%s\n", family.first.c_str());
     std::fflush(stdout);
-    std::_Exit(0); // libFuzzer takes any other end for a crash
+    std::_Exit(0); // libFuzzer counts any other exit as a crash
   }
   size_t family = bytes[0] % families.size();
   if (only)

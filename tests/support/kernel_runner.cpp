@@ -1,14 +1,14 @@
-// Calls the C functions of a native library, as told on standard input: for libraries of another machine or system,
-// under an emulator. tests/support/emulated_library.py is the other end.
+// Calls the C functions of a native library by messages on standard input. An emulator runs it for libraries of another
+// machine or system. tests/support/emulated_library.py sends the messages.
 //
-// It begins with a line: the library's instruction set, and what runs its threads.
+// The first line of output: the library's instruction set, and the runtime of its threads.
 //
-// A call: the function's name and its arguments, each a tag and what follows it: n (a null pointer), a (an address in
-// this process), b (a buffer: its bytes), s (a structure: its bytes, and the number of its pointers that are not null,
-// each an offset and a buffer), i (an integer), d (a double). The answer: d, the result, the structures' bytes and the
-// buffers' as they are then. Ahead of it, where a function asks for room: r and how many slots, which is answered by
-// `most`, 1 or 0, and the number of new pointers, as of a structure. Numbers are 64 bits wide; a name, a buffer and a
-// structure have their length ahead of them.
+// A call: the function's name and its arguments. Each argument has a tag and a value: n (a null pointer), a (an
+// address in this process), b (a buffer: its bytes), s (a structure: its bytes, and the number of its pointers that
+// are not null, each an offset and a buffer), i (an integer), d (a double). The answer: d, the result, and the bytes
+// of structures and buffers after the call. A function that asks for room first sends r and the number of slots. It
+// receives `most`, 1 or 0, and the number of new pointers in the form of a structure's. Numbers have 64 bits. The
+// length of a name, a buffer or a structure precedes it.
 #include "host/neuron.h"
 #include "host/snnipu.h"
 #include "host/sparse.h"
@@ -53,7 +53,7 @@ std::string whyNot() { return dlerror(); }
 void *symbol(void *library, const char *name) { return dlsym(library, name); }
 #endif
 
-// False at the end of the input.
+// Return false at the end of the input.
 bool readBytes(void *to, std::size_t count) {
   const std::size_t got = std::fread(to, 1, count, stdin);
   if (got != count && got != 0)
@@ -67,7 +67,7 @@ template <typename T> T number() {
   return value;
 }
 
-// A buffer between two margins that nobody may write to.
+// A buffer between two margins, which must stay unchanged.
 class Buffer {
 public:
   explicit Buffer(std::size_t size) : size_(size), bytes_(size + 2 * margin, mark) {}
@@ -129,7 +129,7 @@ template <typename R, typename... A> Call bind(void *library, const char *name, 
   };
 }
 
-// The bytes that follow, in a buffer of their own.
+// Read the next bytes into a new buffer.
 using Buffers = std::vector<std::unique_ptr<Buffer>>;
 Buffer &readBuffer(Buffers &buffers) {
   buffers.push_back(std::make_unique<Buffer>(number<std::uint64_t>()));
@@ -139,7 +139,7 @@ Buffer &readBuffer(Buffers &buffers) {
   return buffer;
 }
 
-// The pointers that follow, in a structure.
+// Read the next pointers into a structure.
 void readPointers(Buffers &buffers, unsigned char *structure) {
   for (std::uint64_t left = number<std::uint64_t>(); left != 0; --left) {
     const auto offset = number<std::uint64_t>();
@@ -148,19 +148,19 @@ void readPointers(Buffers &buffers, unsigned char *structure) {
   }
 }
 
-// Of the call that runs.
+// The buffers of the running call.
 Buffers *current = nullptr;
 
 void room(snnipu_sparse_call *call) {
   std::fputc('r', stdout);
-  std::fwrite(&call->own_slots, sizeof(call->own_slots), 1, stdout);
+  std::fwrite(&call->output_slots, sizeof(call->output_slots), 1, stdout);
   std::fflush(stdout);
   const auto most = number<std::int64_t>();
   readPointers(*current, reinterpret_cast<unsigned char *>(call));
   call->most = most;
 }
 
-// A function that takes a structure.
+// Return a call of a function that takes a structure.
 template <typename T> Call bindCall(void *library, const std::string &name) {
   const auto function = reinterpret_cast<int (*)(T *)>(symbol(library, name.c_str()));
   if (!function)
@@ -191,7 +191,7 @@ int main(int count, char **words) {
   _setmode(_fileno(stdin), _O_BINARY);
   _setmode(_fileno(stdout), _O_BINARY);
 #endif
-  // The last is called; those ahead of it are what the process has loaded already: an OpenMP runtime.
+  // The last library is called; earlier ones are its OpenMP runtime, which must be loaded first.
   void *library = nullptr;
   for (int i = 1; i < count; ++i)
     if (!(library = open(words[i])))

@@ -987,7 +987,7 @@ def loss_of(out, mem):
 
 
 def on_grid(module):
-    """Parameters that are binary fractions."""
+    """Round parameters to binary fractions."""
     with torch.no_grad():
         for one in module.parameters():
             one.copy_((one * 16).round() / 8)
@@ -1007,14 +1007,14 @@ def lbfgs(net, loss_of_it):
 
 
 def told(value):
-    """A gradient in short, to rounding."""
+    """Return the size of a gradient, for a comparison up to rounding."""
     if isinstance(value, tuple):
         return [told(one) for one in value]
     return None if value is None else torch.tensor(float(value.detach().double().abs().sum()))
 
 
 def kept(value):
-    """What is compared of a value."""
+    """Return the facts of a value that both runs must share."""
     if isinstance(value, torch.Tensor):
         facts = type(value).__name__, value.requires_grad, value.is_inference(), value.is_leaf
         return facts, value.detach().as_subclass(torch.Tensor).clone()
@@ -1035,7 +1035,7 @@ def keep(path):
 
 
 def show_all(number, net):
-    """All that a call leaves behind."""
+    """Return the state that a call leaves behind."""
     for name, one in net.named_parameters():
         show(f"{{number}}: parameter {{name}}", one)
         show(f"{{number}}: gradient of {{name}}", one.grad)
