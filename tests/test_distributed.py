@@ -275,6 +275,6 @@ def test_an_exported_program_and_a_checkpoint_see_the_spikes():
     assert gradient.any()
     assert torch.equal(net.layers[0].weight.grad, gradient)
     if not hasattr(torch.utils._pytree, "GetAttrKey"):
-        pytest.skip("this PyTorch exports no classes of one's own")
+        pytest.skip("this PyTorch cannot export custom classes")
     program = torch.export.export(net, (x,))
     assert torch.equal(program.module()(x).to_dense(), net(x).to_dense())

@@ -110,7 +110,7 @@ def test_a_full_disk(tmp_path):
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], stderr=subprocess.DEVNULL)
     if mounted.returncode:
-        pytest.skip("only who may mount has a small disk")
+        pytest.skip("a small disk needs the right to mount")
     try:
         path = disk / "file"
         path.write_bytes(OLD)

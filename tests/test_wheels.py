@@ -117,7 +117,7 @@ def test_pip_finds_it(pattern, tmp_path):
 def ziglang():
     command = _native_sources._ziglang()
     if command is None:
-        pytest.skip("no ziglang to compile what calls the library")
+        pytest.skip("no ziglang to compile kernel_runner.cpp")
     return [str(command), "c++", "-target"]
 
 

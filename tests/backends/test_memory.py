@@ -344,7 +344,7 @@ def test_poisoned_blocks(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_goes_on():
     code = """
 import os, threading, torch
@@ -363,7 +363,7 @@ print(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_child_of_one_thread_goes_on_where_its_parent_had_several():
     code = """
 import os, torch

@@ -92,7 +92,7 @@ def test_a_red_check_is_status_1(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not reports_resident(torch.device("cpu")), reason="the system does not tell")
+@pytest.mark.skipif(not reports_resident(torch.device("cpu")), reason="the system does not report resident memory")
 def test_resident_memory(tmp_path):
     """Resident memory of a loop over snnTorch's neurons, measured in a new process."""
     out = tmp_path / "out.json"

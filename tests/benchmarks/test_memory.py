@@ -55,7 +55,9 @@ def test_results_in_memory_of_the_call_before_count():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(process_usage() is None or not sys.platform.startswith("linux"), reason="the system does not tell")
+@pytest.mark.skipif(
+    process_usage() is None or not sys.platform.startswith("linux"), reason="the system does not report resident memory"
+)
 def test_profiling_does_not_grow_with_the_steps_of_a_loop():
     """A profiled loop kept one sequence per step in memory; it needs a few."""
     code = """

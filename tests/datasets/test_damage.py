@@ -164,7 +164,7 @@ def test_shd(tmp_path, shd_content, monkeypatch):
     monkeypatch.setenv("SNNIPU_READ_SECONDS", "10")
     (tmp_path / "shd_test.h5").write_bytes(shd_content)
     whole = read_recordings(str(tmp_path / "shd_test.h5"))
-    # The file's own structure is at its begin, and between the first and the last recordings.
+    # The file's own structure is at its start, and between the first and the last recordings.
     damaged = list(
         variants(shd_content, VARIANTS, seed=3, often=[(0, 3000), (len(shd_content) - 4000, len(shd_content))])
     )

@@ -75,7 +75,7 @@ class Loop(nn.Module):
 
 @pytest.fixture
 def expected():
-    """Return a function of a name that computes results and gradients by snnTorch's code."""
+    """Return a function that computes results and gradients of a named neuron by snnTorch's code."""
 
     def compute(name):
         neuron, x = make(snntorch, name, spike_grad=keeping), current(name)

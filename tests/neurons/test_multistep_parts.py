@@ -15,7 +15,7 @@ from snnipu.neurons import multistep
 
 @pytest.fixture
 def in_parts(monkeypatch):
-    """Return a function that runs another at once and in chunks: both results and the number of chunks."""
+    """Return a function that runs another one without and with chunks; it returns both results and the chunks."""
 
     def run(function, step_bytes, steps):
         monkeypatch.setattr(multistep, "PART_BYTES", 2**40)

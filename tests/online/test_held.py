@@ -112,7 +112,7 @@ def test_each_sample_begins_when_it_is_told(rule):
             weighted_sum(other(chunk)).backward()
     for grad, parameter in zip(gradients, net.parameters()):
         assert relative_error(grad, parameter.grad) < TIGHT
-    # The begins of one stream, for all samples together, equal reset().
+    # A single value of begins is for all samples, and equals reset().
     online.reset()
     whole = online(x[:4])
     online(x[4:8])

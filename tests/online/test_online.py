@@ -133,7 +133,7 @@ def Leak(x, mem, *, beta, threshold, spike):
 
 @snn.neuron(states=("mem",), parameters={"beta": 0.9, "threshold": 0.4})
 def Gated(x, mem, *, beta, threshold, spike):
-    """The membrane continues where the input is high: each neuron has its own decay at each step."""
+    """The membrane decays by beta where the input is high, and is reset elsewhere."""
     mem = torch.where(x > 0.1, beta * mem, 0.0 * mem) + x
     return spike(mem - threshold), mem
 

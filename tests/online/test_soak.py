@@ -58,7 +58,7 @@ def drift(first, second):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's memory")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not report a process's memory")
 @pytest.mark.parametrize(("rule", "options", "leaky"), RULES)
 def test_memory_is_flat_and_traces_do_not_drift(rule, options, leaky):
     """Compare float32 with float64; both compute their own gradients, and the weights do not change."""

@@ -1,4 +1,4 @@
-"""Tests of ``snnipu.ops.dense_to_sparse`` alone; test_sparse_contract.py tests the common contract."""
+"""Tests specific to ``snnipu.ops.dense_to_sparse``; test_sparse_contract.py tests the common contract."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tests of ``snnipu.ops.select_spikes`` alone; test_sparse_contract.py tests the common contract."""
+"""Tests specific to ``snnipu.ops.select_spikes``; test_sparse_contract.py tests the common contract."""
 
 import pytest
 import snntorch

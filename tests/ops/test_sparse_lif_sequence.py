@@ -1,4 +1,4 @@
-"""Tests of ``snnipu.ops.sparse_lif_sequence`` alone; test_sparse_contract.py tests the common contract."""
+"""Tests specific to ``snnipu.ops.sparse_lif_sequence``; test_sparse_contract.py tests the common contract."""
 
 import itertools
 import sys

@@ -1,4 +1,4 @@
-"""Tests of ``snnipu.ops.sparse_linear`` alone; test_sparse_contract.py tests the common contract."""
+"""Tests specific to ``snnipu.ops.sparse_linear``; test_sparse_contract.py tests the common contract."""
 
 import torch
 from oracle import (

@@ -1,4 +1,4 @@
-"""Tests of ``snnipu.ops.sparse_pool2d`` alone; test_sparse_contract.py tests the common contract."""
+"""Tests specific to ``snnipu.ops.sparse_pool2d``; test_sparse_contract.py tests the common contract."""
 
 import pytest
 import torch

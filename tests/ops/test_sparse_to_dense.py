@@ -1,4 +1,4 @@
-"""Tests of ``snnipu.ops.sparse_to_dense`` alone; test_sparse_contract.py tests the common contract."""
+"""Tests specific to ``snnipu.ops.sparse_to_dense``; test_sparse_contract.py tests the common contract."""
 
 import pytest
 import torch

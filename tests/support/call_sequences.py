@@ -577,11 +577,11 @@ def check(actual, expected):
             f"{each.kind.__name__}: {each.text}" if isinstance(each, Refusal) else "" for each in (actual, expected)
         ]
         if not all(errors) or actual.kind is not expected.kind:
-            raise Mismatch(f"{errors[0] or 'no error'}, and of a fresh layer {errors[1] or 'no error'}")
+            raise Mismatch(f"{errors[0] or 'no error'}, but a fresh layer: {errors[1] or 'no error'}")
         return
     for what, ours, theirs in zip(("result", "gradient"), actual, expected):
         if len(ours) != len(theirs):
-            raise Mismatch(f"{len(ours)} {what}s, and a fresh layer {len(theirs)}")
+            raise Mismatch(f"{len(ours)} {what}s, but a fresh layer has {len(theirs)}")
         for place, (value, other) in enumerate(zip(ours, theirs)):
             if (value is None) != (other is None):
                 raise Mismatch(
@@ -723,7 +723,7 @@ def search(names, seed, seconds):
                 print(f"--case '{name}:{seed}': {failure(name, seed, operations)}", flush=True)
                 print("\n".join(f"  {line}" for line in describe(name, seed, operations)), flush=True)
         seed += 1
-    print(f"{sequences} sequences, {wrong} of them wrong; next seed {seed}")
+    print(f"{sequences} sequences, {wrong} failed; next seed {seed}")
     return wrong
 
 
@@ -731,14 +731,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", nargs="*", choices=sorted(KINDS), help="default: all but what takes long")
+    parser.add_argument("--kinds", nargs="*", choices=sorted(KINDS), help="default: all except slow ones")
     parser.add_argument("--case", help="KIND:SEED")
     arguments = parser.parse_args()
     if arguments.case:
         name, _, seed = arguments.case.rpartition(":")
         operations = drawn(KINDS[name], int(seed))
         error = failure(name, int(seed), operations)
-        print("\n".join(describe(name, int(seed), operations)), error or "nothing is wrong", sep="\n")
+        print("\n".join(describe(name, int(seed), operations)), error or "all calls agree", sep="\n")
         return bool(error)
     names = arguments.kinds or [name for name in KINDS if name not in SLOW]
     return min(1, search(names, arguments.seed, arguments.seconds))

@@ -751,9 +751,9 @@ def run(family, seed):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument("--family", choices=list(FAMILIES), help="default: each in turn")
-    parser.add_argument("--case", type=int, help="run this seed alone, with a traceback")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--family", choices=list(FAMILIES), help="default: all in turn")
+    parser.add_argument("--case", type=int, help="run only this seed, with a traceback")
     arguments = parser.parse_args()
     families = [arguments.family] if arguments.family else list(FAMILIES)
     torch.set_num_threads(1)

@@ -63,9 +63,9 @@ def fuzz(name, command, variables, seconds, seed, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--kernels", help="fuzz_kernels, compiled; without it, the readers alone")
+    parser.add_argument("--kernels", help="compiled fuzz_kernels; default: only the readers")
     parser.add_argument("--only", nargs="*", help="targets")
-    parser.add_argument("--seed", type=int, default=0, help="0: another one each time")
+    parser.add_argument("--seed", type=int, default=0, help="0: random")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=HERE.parent.parent / "out" / "fuzz")
     arguments = parser.parse_args()
@@ -88,7 +88,7 @@ def main():
                 failed.append(name)
                 tqdm.write(output)
     if failed:
-        print(f"failed: {', '.join(failed)}; what they failed at is in {arguments.folder}")
+        print(f"failed: {', '.join(failed)}; the inputs are in {arguments.folder}")
     return len(failed) > 0
 
 

@@ -81,7 +81,7 @@ def interpreted(monkeypatch):
     if reason is not None:
         pytest.skip(reason)
     if importlib.util.find_spec("triton.runtime.interpreter") is None:
-        pytest.skip("this Triton has no interpreter that the environment turns on, 3.0 has")
+        pytest.skip("this Triton has no TRITON_INTERPRET (3.0 or later)")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     compiled = _replace_modules(_interpreted)
     try:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS = ["tests/ops", "tests/neurons", "tests/functional", "tests/compiler", "tests/test_passthrough.py"]
 TESTS += ["tests/test_surrogate.py", "tests/test_generator.py", "tests/test_native.py"]
 TESTS += ["tests/test_installed.py"]
-# The packages left out of an environment (by the begin of their names), and the folder of the libraries instead.
+# The packages left out of an environment (by prefixes of their names), and the folder of the libraries instead.
 OF_CUDA, STUBS = ("nvidia-", "cuda-", "triton"), "cuda_stubs"
 # The environment's folder for the copy of snnTorch's next release, and the suffix of its version.
 COPY, NEXT = "next_snntorch", "+next"
@@ -160,8 +160,8 @@ def run_tests(python: Path, tests: List[str], jobs: int, log: Path) -> str:
 def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="matrix.py", description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "out" / "matrix", help="for environments and logs")
-    parser.add_argument("--row", action="append", metavar="PYTHON:TORCH:NUMPY:SNNTORCH", help="these rows alone")
-    parser.add_argument("--installed", action="store_true", help="this Python, with the PyTorch that it has")
+    parser.add_argument("--row", action="append", metavar="PYTHON:TORCH:NUMPY:SNNTORCH", help="only these rows")
+    parser.add_argument("--installed", action="store_true", help="this Python with its installed PyTorch")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     parser.add_argument("tests", nargs="*", default=TESTS, help="files and folders of tests")

@@ -173,7 +173,7 @@ def record_lines(folder, jobs, tests):
     record_file = folder / f"{digest.hexdigest()[:16]}.json"
     if record_file.exists():
         return json.loads(record_file.read_text(encoding="utf-8"))
-    print(f"which test runs which line: {' '.join(tests)} run once, under coverage", flush=True)
+    print(f"running {' '.join(tests)} under coverage, to record the lines of each test", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         copy = copy_tree(Path(scratch) / "copy")
         # pytest-xdist would wait for a worker that ended.
@@ -283,12 +283,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
-    parser.add_argument("--places", nargs="*", default=PLACES, help="what git ls-files takes")
-    parser.add_argument("--only", help="one file, snnipu/ops/_derivative.py")
+    parser.add_argument("--jobs", type=int, default=1, help="faults in parallel")
+    parser.add_argument("--places", nargs="*", default=PLACES, help="patterns for git ls-files")
+    parser.add_argument("--only", help="one file, for example snnipu/ops/_derivative.py")
     parser.add_argument("--numbers", nargs="*", type=int, help="faults of that file")
-    parser.add_argument("--tests", nargs="*", default=["tests"], help="these alone, whose first pass is shorter")
-    parser.add_argument("--folder", type=Path, default=ROOT / "out" / "mutants", help="of what the first pass found")
+    parser.add_argument("--tests", nargs="*", default=["tests"], help="run only these, with a shorter first pass")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "out" / "mutants", help="folder for the record of the first pass"
+    )
     arguments = parser.parse_args()
     files = [arguments.only] if arguments.only else tracked(*arguments.places)
     files = [path for path in files if path.endswith((".py", ".cpp", ".hpp")) and "/triton/" not in path]
@@ -320,8 +322,8 @@ def main():
             if is_noticed is False:
                 why = "no test noticed" if is_run else "no test runs the line of"
                 tqdm.write(f"{why} fault {number} of {path}, {words}")
-    print(f"{counts[True]} of {counts[True] + counts[False]} faults were noticed, out of {len(faults)} that there are;")
-    print(f"{counts[None]} more did not compile, or were not alone")
+    print(f"{counts[True]} of {counts[True] + counts[False]} faults were noticed, of {len(faults)} in all;")
+    print(f"{counts[None]} more did not compile, or their test fails without a fault")
     return 0
 
 

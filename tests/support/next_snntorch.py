@@ -224,7 +224,7 @@ def make(folder: Path, resets: bool = False) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="next_snntorch.py", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--resets", action="store_true", help="with the open request 426, too")
+    parser.add_argument("--resets", action="store_true", help="add the open pull request 426")
     args = parser.parse_args()
     print(make(args.folder, args.resets))
     return 0

@@ -4,7 +4,7 @@
 from step to step. Some steps end in the middle, by an error in the backward pass, a wrong input, or a signal. Another
 process keeps a processor busy. At the end, the resident memory of each loop without reusable blocks may exceed the
 maximum of its first third by ``--mebibytes``. The numbers of files and threads must not grow. The fixed step of a new
-network must always give the same bits. Speeds at the begin and the end are printed.
+network must always give the same bits. The speeds at the start and at the end are printed.
 """
 
 import argparse
@@ -277,7 +277,7 @@ def soak(name, seconds, mebibytes):
                 files = used()[2:]
     wrong = []
     if fixed_step(name) != expected:
-        wrong.append("another result than at the beginning")
+        wrong.append("the fixed step has another result than at the start")
     after = used()
     early = max(row[1] - row[2] for row in memory if row is memory[0] or row[0] <= seconds / 3)
     if after[0] - after[1] > early + mebibytes:

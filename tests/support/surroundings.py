@@ -1423,8 +1423,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("first", type=int, nargs="?", default=0)
     parser.add_argument("end", type=int, nargs="?", default=20)
-    parser.add_argument("--batch", type=int, default=25, help="scripts of a process")
-    parser.add_argument("--show", type=int, help="print the script of this seed, and no more")
+    parser.add_argument("--batch", type=int, default=25, help="scripts per process")
+    parser.add_argument("--show", type=int, help="only print the script of this seed")
     options = parser.parse_args(arguments)
     if options.show is not None:
         print(Writer(options.show).source)
@@ -1441,7 +1441,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                     alone = [_child(folder, auto, [seed], alone=True)[seed][0] for auto in (False, True)]
                     again = differences(seed, *alone)
                     failed += [seed]
-                    print(f"---- seed {seed}" + ("" if again else ", NOT in processes of its own"))
+                    print(f"---- seed {seed}" + ("" if again else ", NOT in new processes"))
                     print("\n".join((again or lines)[:6]), flush=True)
                 if other[seed][1] > 40:
                     print(f"---- seed {seed} took {other[seed][1]:.0f} s, without the compiler {plain[seed][1]:.0f}")
