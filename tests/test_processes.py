@@ -99,7 +99,7 @@ def test_16_threads_ask_one_network(make):
         assert all(map(torch.equal, actual, right))
 
 
-# ---- killed
+# ---- killed processes
 
 SAMPLES = 40
 

@@ -85,7 +85,7 @@ def test_event_driven_layers(shape):
     torch.testing.assert_close(layer.weight.grad, dense.weight.grad, rtol=1e-4, atol=1e-3)
 
 
-# ---- nothing
+# ---- empty tensors
 
 
 def modules():
@@ -133,7 +133,7 @@ def test_no_events(shape):
         assert parameter.grad is None or not parameter.grad.any()
 
 
-# ---- too much
+# ---- sizes that raise errors
 
 
 @needs_native

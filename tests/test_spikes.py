@@ -65,7 +65,7 @@ def clean(*arguments, **keywords):
     return SparseSpikes(torch.where(used, spikes.ids, 0), values, spikes.counts, spikes.num_neurons, dropped=dropped)
 
 
-# ---- what the constructor takes
+# ---- the constructor
 
 
 def test_constructor():

@@ -92,7 +92,7 @@ def same_curves(first, second):
         )
 
 
-# ---- the numbers
+# ---- results
 
 
 def images(accumulate, ranks):

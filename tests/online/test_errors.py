@@ -174,7 +174,7 @@ def test_no_sample_of_maps(rule, neuron):
     assert not any(grad.any() for grad in learn(online(net, rule), torch.zeros(6, 0, 1, 4, 4)))
 
 
-# ---- weights and biases that kernels would read otherwise
+# ---- weights and biases of unusual layouts and types
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5])

@@ -23,7 +23,7 @@ STEPS, BATCH, NEURONS = 4, 3, 5
 KERNEL = surrogate.fast_sigmoid(slope=5).kernel
 
 
-# ---- arguments of every operator, as its schema has them
+# ---- arguments of every operator, in the order of its schema
 
 
 def event_examples():
@@ -296,7 +296,7 @@ def test_a_default_device_is_not_the_kernels(name, examples):
             assert_same(result, expected, way)
 
 
-# ---- the one place
+# ---- addresses of tensors
 
 
 PACKAGE = Path(snnipu.__file__).parent

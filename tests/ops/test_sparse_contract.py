@@ -39,7 +39,7 @@ ROWS = [(0, 2), (3, 0), (0, 0), (1, 1), (1, 5), (50, 1), (2, 40)]
 DTYPES = (torch.float32, torch.float64)
 
 
-# ---- who computes
+# ---- providers
 
 
 def _reference(request):
@@ -290,7 +290,7 @@ def test_opcheck(op):
             torch.library.opcheck(backward, arguments(adjoint_of(op), inputs), test_utils=tests)
 
 
-# ---- public functions, whoever computes them
+# ---- public functions with every provider
 
 
 def leaves(op, values, names=None):
@@ -519,7 +519,7 @@ def test_the_weight_decides_the_dtype(op):
         assert tensors["values"].grad.dtype == spikes_dtype
 
 
-# ---- bad input, of arguments that several have
+# ---- invalid arguments that several operators share
 
 SPIKES = SparseSpikes.from_dense(torch.eye(4)[None])
 OF_MAPS = SparseSpikes.from_dense(torch.ones(2, 1, 2 * 3 * 4)).with_maps((2, 3, 4))

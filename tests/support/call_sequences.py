@@ -519,7 +519,7 @@ def other_data(draw, data):
     return data.flatten()[: max(1, data.numel() - 1)]
 
 
-# ---- running them
+# ---- running
 
 
 def flat(results):

@@ -291,7 +291,7 @@ class Writer:
             self.write("step", f"{back} = {v}")
         return v
 
-    # ---- layers: each is given the name of a value, and returns that of another
+    # ---- layers: each takes the name of a value and returns the name of its output
 
     def expression(self, v: str) -> str:
         return self.value(self.pick(*EXPRESSIONS[self.maps]).format(v=v, e=self.pick(*self.earlier)))

@@ -48,7 +48,7 @@ def events(steps, batch, *shape):
     return (torch.rand(steps, batch, *shape) < 0.1).float()
 
 
-# ---- the loops: what makes the network, its input, and what it makes of that
+# ---- the loops: networks, their inputs and outputs
 
 
 def plain():

@@ -520,7 +520,7 @@ NET simulate(self, x)
 """
 PLACES = dict(re.findall(r"^#### (.*)\n((?:.*\n)*?)(?=####|\Z)", _PLACES, re.MULTILINE))
 
-# ---- what happens
+# ---- events
 
 
 class Event(NamedTuple):
@@ -1132,7 +1132,7 @@ class Writer:
         parts.insert(1 if begin < 0.7 else 2, search)
         return "\n\n".join(parts)
 
-    # ---- where the loop stands
+    # ---- the place of the loop
 
     def _definitions(self) -> str:
         lines: List[str] = []
@@ -1180,7 +1180,7 @@ class Writer:
         lines = ["record = []", *start, head + "\n" + textwrap.indent(body, "    "), *end]
         return "\n".join([*lines, f"return {self.pick(*RESULTS)}, mem"]).replace("{{", "{").replace("}}", "}")
 
-    # ---- the calls of it
+    # ---- calls
 
     def _calls(self) -> Tuple[str, str, str]:
         """Return the statements before the calls, the calls, and the statements after them."""
@@ -1245,7 +1245,7 @@ class Writer:
         return "\n".join(lines)
 
 
-# ---- running them
+# ---- running
 
 
 def name_of(seed: int) -> str:
