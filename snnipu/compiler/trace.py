@@ -2,9 +2,10 @@
 
 import contextlib
 import itertools
+import operator
 import re
 import threading
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -297,12 +298,27 @@ class Guards:
             values[symbol] = int(inputs[place] if dim < 0 else inputs[place].shape[dim])
         key = first, steps, tuple(values.values())
         if key not in self._known:
-            self._known[key] = all(
-                bool(one.subs({**values, self._clock: step + OFFSET}))
-                for one in self._conditions
-                for step in range(first, first + steps)
-            )
+            clocks = range(first + OFFSET, first + steps + OFFSET)
+            conditions = {one.subs(values) for one in self._conditions}
+            self._known[key] = all(_holds(one, self._clock, clocks) for one in conditions)
         return self._known[key]
+
+
+# The operations in guards that sympy does not have, by the names of PyTorch's classes.
+_INTEGER_DIVISIONS = {"FloorDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod}
+
+
+def _holds(condition: Any, symbol: Any, values: Iterable[int]) -> bool:
+    """Return True if a condition on one symbol holds for all values."""
+    if not getattr(condition, "free_symbols", ()):
+        return bool(condition)
+    import sympy
+
+    function = sympy.lambdify(symbol, condition, [_INTEGER_DIVISIONS, "math"])
+    try:
+        return all(map(function, values))
+    except (NameError, TypeError):  # an operation that Python's numbers do not have
+        return all(bool(condition.subs({symbol: value})) for value in values)
 
 
 class _Graph:
