@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from snnipu import neurons
 from snnipu._names.stock import stock
 from snnipu.neurons import _instances
-from snnipu.neurons._states import STATE_FUNCTIONS, PlainStates
+from snnipu.neurons._states import STATE_FUNCTIONS, AttributeStates
 from snnipu.neurons.own import OwnNeuron
 from snnipu.neurons.sparse_leaky import SparseNeurons
 from snnipu.online import Online
@@ -37,7 +37,7 @@ _STOCK: Dict[type, Any] = {
     )
 }
 _OURS = {theirs: ours for ours, theirs in _STOCK.items()}
-_FUSED = (PlainStates, *_STOCK)
+_FUSED = (AttributeStates, *_STOCK)
 # Attributes that only snnipu's neurons have, apart from states.
 _PRIVATE = ("_resolved", "_last_step", "_description", "_traced", "_is_listed")
 _WARNED: Set[type] = set()
@@ -143,7 +143,7 @@ def _why_not(module: nn.Module) -> Optional[str]:
 def _make_stock(neuron: Any) -> None:
     """Turn a neuron of snnipu into one of snnTorch, in place."""
     attributes, ours = neuron.__dict__, type(neuron)
-    fused = isinstance(neuron, PlainStates)
+    fused = isinstance(neuron, AttributeStates)
     states = {name: attributes.pop(name) for name in neuron._states()} if fused else {}
     for name in _PRIVATE:
         attributes.pop(name, None)
@@ -163,7 +163,7 @@ def _make_ours(neuron: Any) -> None:
     theirs = type(neuron)
     reset = neuron.__dict__.pop("reset", None)
     neuron.__class__ = _OURS[theirs]
-    if isinstance(neuron, PlainStates):
+    if isinstance(neuron, AttributeStates):
         neuron._hold_states()
         neuron._take_over()
         if reset is not None:

@@ -17,7 +17,7 @@ from snnipu._nir_table import LOOP, RESET, TABLE, NirSettings
 from snnipu.import_nir import DEFAULT_DT
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons.delay_linear import DelayLinear
-from snnipu.neurons.multistep import MultiStep, _in_turn
+from snnipu.neurons.multistep import MultiStep, _flat_modules
 from snnipu.neurons.nir_nodes import Integrator, Unsupported
 from snnipu.neurons.synaptic_delay import SynapticDelay
 
@@ -83,7 +83,7 @@ def _chain(module: nn.Module, sample: torch.Tensor) -> List[_Observed]:
     observed: List[_Observed] = []
     x = sample
     with torch.no_grad():
-        for name, part in _in_turn(module):
+        for name, part in _flat_modules(module):
             if isinstance(part, _TRANSPARENT):
                 continue
             if not _is_leaf(part):

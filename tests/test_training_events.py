@@ -354,7 +354,7 @@ def test_a_network_that_does_not_fit_its_maps(data):
     settings = training.EventConfig.for_dataset("nmnist", network="conv", hidden="12C50", batch_size=2)
     with pytest.raises(ValueError, match=r"^hidden: '12C50' does not fit into the maps before it, 34 x 34"):
         training.EventTrainer(settings, maps)
-    with pytest.raises(ValueError, match=r"^hidden: 'X5' is no layer: expected such as '12C5'"):
+    with pytest.raises(ValueError, match=r"^hidden: 'X5' is no layer: expected an entry such as '12C5'"):
         training.EventTrainer(
             training.EventConfig.for_dataset("nmnist", network="conv", hidden="X5", batch_size=2), maps
         )

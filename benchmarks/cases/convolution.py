@@ -13,7 +13,7 @@ from benchmarks.cases.conv import LAYERS
 from benchmarks.checks import check_close
 from benchmarks.sparse_problem import SparseProblem
 from snnipu import SparseConv2d
-from snnipu.neurons.multistep import PART_BYTES
+from snnipu.neurons.multistep import CHUNK_BYTES
 
 # Libraries sum over all positions, samples and steps in one accumulator, whose rounding error is larger.
 TOLERANCES = {"currents": 1e-5, "weights": 1e-4}
@@ -40,7 +40,7 @@ class Problem(SparseProblem):
 
     def in_parts(self):
         row = self.grad[0, 0].numel() * self.grad.element_size()
-        return [functional.conv2d(part, self.layer.weight) for part in self.maps.split(max(1, PART_BYTES // row))]
+        return [functional.conv2d(part, self.layer.weight) for part in self.maps.split(max(1, CHUNK_BYTES // row))]
 
     def workload(self, currents):
         """Return the workload of ``settings.work`` for a convolution with these currents."""
@@ -92,7 +92,7 @@ def contenders(settings):
             "dense-parts",
             "dense convolution, in parts",
             build("in_parts"),
-            note=f"the same for parts of the batch, currents of {PART_BYTES // 2**20} MiB each, like MultiStep",
+            note=f"the same for parts of the batch, currents of {CHUNK_BYTES // 2**20} MiB each, like MultiStep",
         ),
     ]
 

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
 
-from snnipu.neurons._states import PlainStates
+from snnipu.neurons._states import AttributeStates
 from snnipu.surrogate import Surrogate
 
 # A neuron is called less often in one step of a loop over time; layers may have one surrogate.
@@ -74,10 +74,10 @@ def rest(listener: Callable[[], None]) -> None:
 def _update() -> None:
     """Replace the calls of neurons and surrogates while there are listeners and no trace."""
     if _listeners and not _traces:
-        PlainStates.__call__ = _neuron_call  # type: ignore[method-assign]
+        AttributeStates.__call__ = _neuron_call  # type: ignore[method-assign]
         Surrogate.__call__ = _surrogate_call  # type: ignore[method-assign]
-    elif "__call__" in vars(PlainStates):
-        del PlainStates.__call__
+    elif "__call__" in vars(AttributeStates):
+        del AttributeStates.__call__
         Surrogate.__call__ = _SURROGATE_CALL  # type: ignore[method-assign]
 
 

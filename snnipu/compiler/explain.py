@@ -49,4 +49,4 @@ def explain(function: Any, *inputs: Any, **keywords: Any) -> Report:
             loops.append(report_of(loop.label, loop.made, loop.steps))
         elif loop.is_over_time():
             loops.append(LoopReport(loop.label, runs_as=loop.reason or "it has too few steps", reason=loop.note))
-    return Report(tuple(loops), seconds, paths.of_choices(choices, modules))
+    return Report(tuple(loops), seconds, paths.paths_of_products(choices, modules))

@@ -14,7 +14,7 @@ import torch
 from snnipu.compiler.marks import Refused
 from snnipu.compiler.reasons import PACKAGES
 from snnipu.compiler.sources import is_others
-from snnipu.neurons._states import PlainStates
+from snnipu.neurons._states import AttributeStates
 
 # The largest number of objects in a snapshot, and of items of a list or a dictionary.
 _MOST, _MOST_ITEMS = 4000, 1000
@@ -320,7 +320,7 @@ def _to(path: Path, step: Any) -> Path:
 
 def _attributes(owner: Any) -> Dict[str, Any]:
     """Return the attributes that a step may set."""
-    if isinstance(owner, PlainStates):
+    if isinstance(owner, AttributeStates):
         caches = () if type(owner).__module__.startswith("snnipu.") else _caches(type(owner))
         own = [name for name in vars(owner) if name not in _OF_MODULES and (name[0] != "_" or name in caches)]
         return {name: getattr(owner, name) for name in (*own, *owner._states(), LAST_STEP) if hasattr(owner, name)}

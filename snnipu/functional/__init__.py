@@ -1,6 +1,6 @@
-"""snnTorch's ``functional``: its losses, accuracies, regularizers and probes.
+"""snnTorch's ``functional``: losses, accuracies, regularizers and probes.
 
-Ours are :mod:`snnipu.functional.quant` and the losses of :mod:`snnipu.functional.loss`.
+:mod:`snnipu.functional.quant` and the losses of :mod:`snnipu.functional.loss` replace snnTorch's.
 """
 
 from typing import Any, List
@@ -9,7 +9,7 @@ import snntorch.functional
 from snntorch.functional import *  # noqa: F403
 
 import snnipu.functional._probe
-import snnipu.functional.quant  # noqa: F401  (ours in place of snnTorch's, which the line above brings along)
+import snnipu.functional.quant  # noqa: F401  (replaces snnTorch's, which the import above binds)
 from snnipu.functional.loss import ce_rate_loss, ce_temporal_loss, mse_membrane_loss, mse_temporal_loss
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""snnTorch's probes of attributes, which would look among buffers alone: states of snnipu's neurons are none."""
+"""A patch of snnTorch's attribute probes, which read buffers only: the states of snnipu's neurons are attributes."""
 
 from typing import Any, Callable
 
@@ -7,7 +7,7 @@ from snntorch.functional.probe import AttributeMonitor
 
 
 def _create_hook(self: Any, name: str) -> Callable[..., None]:
-    def hook(module: torch.nn.Module, *given: Any) -> None:
+    def hook(module: torch.nn.Module, *arguments: Any) -> None:
         if self.is_enable():
             self.name_records_index[name].append(len(self.records))
             self.records.append(self.function_on_attribute(getattr(module, self.attribute_name)))

@@ -1,4 +1,4 @@
-"""Whether somebody wants to see a module's calls."""
+"""Checks for hooks: a module with hooks must be called as a module."""
 
 from torch import nn
 from torch.nn.modules import module as torch_module
@@ -8,24 +8,24 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def is_hooked(*modules: nn.Module) -> bool:
-    """Whether a hook, their own or a global one, wants to see the modules' calls.
+    """Return True if one of the modules has a hook, or if PyTorch has global module hooks.
 
-    A global hook with the attribute ``only_watches = True`` looks at the calls there are, and asks for no more.
+    Global hooks with the attribute ``only_watches = True`` do not count: fused modules need not call them.
     """
     for name in _GLOBAL_HOOKS:
         hooks = getattr(torch_module, name, None)
         if hooks and not all(getattr(hook, "only_watches", False) for hook in hooks.values()):
             return True
     for module in modules:
-        own = module.__dict__
+        attributes = module.__dict__
         for name in _HOOKS:
-            if own.get(name):
+            if attributes.get(name):
                 return True
     return False
 
 
 def is_plain(*modules: nn.Module) -> bool:
-    """Whether calling the modules is running their classes' ``forward``."""
+    """Return True if calling the modules is the same as their classes' ``forward``: no hooks, no replaced method."""
     for module in modules:
         if "forward" in module.__dict__:
             return False

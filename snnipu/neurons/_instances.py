@@ -1,4 +1,4 @@
-"""snnTorch's list of all neurons, without keeping them alive."""
+"""snnTorch's list of all neurons, with weak references."""
 
 import weakref
 from collections.abc import MutableSequence
@@ -10,23 +10,24 @@ from snnipu.ops._arguments import is_compiling
 
 
 class WeakInstances(MutableSequence):  # type: ignore[type-arg]
-    """``SpikingNeuron.instances`` by weak references: a neuron that nobody uses any more leaves it.
+    """``SpikingNeuron.instances`` with weak references: the list does not keep neurons alive.
 
-    snnTorch's class methods go through it by ``range(len(...))``: a neuron that dies meanwhile reads as None.
+    snnTorch's class methods index the list by ``range(len(...))``. A neuron that is freed during such a loop reads as
+    None.
     """
 
     def __init__(self, neurons: Iterable[Any] = ()) -> None:
         self._references: List[weakref.ref[Any]] = [weakref.ref(neuron) for neuron in neurons]
 
     def __len__(self) -> int:
-        if is_compiling():  # TorchDynamo would put the neurons themselves into the list that it writes back
+        if is_compiling():  # TorchDynamo would write strong references into the new list
             return len(self._references)
         self._references = [reference for reference in self._references if reference() is not None]
         return len(self._references)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._references[index]
-        return [reference() for reference in found] if isinstance(found, list) else found()
+        references = self._references[index]
+        return [reference() for reference in references] if isinstance(references, list) else references()
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._references[index] = [weakref.ref(v) for v in value] if isinstance(index, slice) else weakref.ref(value)
@@ -45,7 +46,7 @@ class WeakInstances(MutableSequence):  # type: ignore[type-arg]
 
 
 def hold_weakly() -> None:
-    """Let snnTorch's list hold its neurons weakly, also after ``SpikingNeuron.init()``, which makes a new one."""
-    known = snntorch.SpikingNeuron.instances
-    if not isinstance(known, WeakInstances):
-        snntorch.SpikingNeuron.instances = WeakInstances(known)
+    """Make snnTorch's list weak. Every constructor calls this: ``SpikingNeuron.init()`` makes a new, strong list."""
+    instances = snntorch.SpikingNeuron.instances
+    if not isinstance(instances, WeakInstances):
+        snntorch.SpikingNeuron.instances = WeakInstances(instances)

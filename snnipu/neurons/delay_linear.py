@@ -1,4 +1,4 @@
-"""``snnipu.DelayLinear``: a linear layer whose synapses have a time each."""
+"""``snnipu.DelayLinear``: a linear layer with a delay for each synapse; and the delays of event-driven layers."""
 
 import math
 from typing import Any, Dict, Optional, Union
@@ -17,14 +17,14 @@ from snnipu.spikes import SparseSpikes
 
 
 def check_kernel(kernel: object) -> str:
-    """``kernel`` is the name of one."""
+    """Return ``kernel``; raise if no kernel has this name."""
     if kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {', '.join(map(repr, KERNELS))}, got {kernel!r}")
     return str(kernel)
 
 
 def check_sigma(sigma: object) -> float:
-    """``sigma`` is a number above 0."""
+    """Return ``sigma`` as a float; raise if it is no finite number above 0."""
     if isinstance(sigma, bool) or not isinstance(sigma, (int, float)):
         raise TypeError(f"sigma must be a number, got {sigma!r}")
     if not (math.isfinite(sigma) and sigma > 0):
@@ -33,17 +33,17 @@ def check_sigma(sigma: object) -> float:
 
 
 def delay_argument(delay: Any) -> torch.Tensor:
-    """Return ``delay`` as a floating tensor of its own."""
+    """Return a copy of ``delay`` as a floating tensor."""
     if isinstance(delay, bool) or not isinstance(delay, (int, float, torch.Tensor)):
         raise TypeError(f"delay must be a number or a torch.Tensor, got {delay!r}")
-    found = torch.as_tensor(delay, dtype=None if isinstance(delay, torch.Tensor) else torch.get_default_dtype())
-    if found.is_complex() or found.dtype == torch.bool:
-        raise TypeError(f"delay must be of real numbers, got {found.dtype}")
-    return (found if found.is_floating_point() else found.to(torch.get_default_dtype())).detach().clone()
+    delays = torch.as_tensor(delay, dtype=None if isinstance(delay, torch.Tensor) else torch.get_default_dtype())
+    if delays.is_complex() or delays.dtype == torch.bool:
+        raise TypeError(f"delay must be of real numbers, got {delays.dtype}")
+    return (delays if delays.is_floating_point() else delays.to(torch.get_default_dtype())).detach().clone()
 
 
 class Delays:
-    """A module's delays, one for each synapse or shared: of ``weight`` ``[out_features, in_features]``."""
+    """A mixin: the delays of a module with ``weight`` ``[out_features, in_features]``, one a synapse or shared."""
 
     in_features: int
     out_features: int
@@ -55,21 +55,21 @@ class Delays:
 
     def _set_delays(self, max_delay: int, delay: Any, learn: bool) -> None:
         self.max_delay = check_int("max_delay", max_delay, 0)
-        found = self._delays(delay, self.max_delay)
+        delays = self._delays(delay, self.max_delay)
         self._drawn = delay is None
         if learn:
-            self.delay: Any = nn.Parameter(found)
+            self.delay: Any = nn.Parameter(delays)
         else:
-            self.register_buffer("delay", found)  # type: ignore[attr-defined]
+            self.register_buffer("delay", delays)  # type: ignore[attr-defined]
 
     def _delays(self, delay: Any, max_delay: int) -> torch.Tensor:
         if delay is None:
             return torch.empty(self.out_features, self.in_features)
-        found = delay_argument(delay)
-        self._check_shape(found)
-        if not bool(((found >= 0) & (found <= max_delay)).all()):
+        delays = delay_argument(delay)
+        self._check_shape(delays)
+        if not bool(((delays >= 0) & (delays <= max_delay)).all()):
             raise ValueError(f"delay must be from 0 to max_delay = {max_delay}, got {delay!r}")
-        return found
+        return delays
 
     def _check_shape(self, delay: torch.Tensor) -> None:
         out, count = self.out_features, self.in_features
@@ -79,12 +79,12 @@ class Delays:
             )
 
     def _draw_delays(self) -> None:
-        """Draw those that were not given uniformly."""
+        """Draw delays uniformly, unless the constructor's caller gave them."""
         if self._drawn and self.max_delay is not None:
             nn.init.uniform_(self.delay, 0, self.max_delay)
 
-    def _taps(self) -> Delayed:
-        """The connection, in the dtype that is computed in."""
+    def _delayed_connection(self) -> Delayed:
+        """Return the connection, in the dtype of the computation."""
         assert self.max_delay is not None
         if not isinstance(self.delay, torch.Tensor):
             raise TypeError(f"delay must be a torch.Tensor, got {self.delay!r}")
@@ -97,22 +97,22 @@ class Delays:
         weight = self.weight.to(compute_dtype(self.weight.dtype))
         return taps(weight, self.delay, self.max_delay, self.kernel, check_sigma(self.sigma))
 
-    def _arriving(
+    def _delayed_product(
         self, x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
-        """What arrives ``[T, B, out]``. On an IPU spikes have an operator; for a dense tensor products do the same."""
+        """Return the delayed product ``[T, B, out]``. An IPU has an operator for spikes alone."""
         if not _route.on_ipu():
             return delay_linear(x, connected, bias)
         if isinstance(x, SparseSpikes) and _route.uses_operator(type(self).__name__, "DelayLinear"):
-            made: torch.Tensor = _route.call("delay_linear", x, connected, bias)
-            return made
+            currents: torch.Tensor = _route.call("delay_linear", x, connected, bias)
+            return currents
         assert self.max_delay is not None
         assert isinstance(x, torch.Tensor)
         return delay_linear_dense(x.to(connected.weight.dtype), connected, self.max_delay, bias)
 
     @torch.no_grad()
     def round_(self) -> Any:
-        """Round the delays to whole steps, in place: each spike then arrives once. Returns the layer."""
+        """Round the delays to whole steps, in place, so that each spike arrives once; return the layer."""
         if self.max_delay is None:
             raise ValueError("round_: the layer has no delays")
         self.delay.copy_(self.delay.clamp(0, self.max_delay).round())
@@ -127,52 +127,58 @@ class Delays:
 
 
 class DelayLinear(Delays, nn.Module):
-    r"""A linear layer whose synapses have a weight and a delay each: what an input spikes arrives later.
+    r"""A linear layer whose synapses have a weight and a delay each.
 
     .. math::
 
-        y_{tbo} = \sum_i W_{oi} \, x_i(t - d_{oi}) + b_o
+        y_{tbo} = \sum_i W_{oi} \sum_{l=0}^{\text{max\_delay}} k_{oil} \, x_{(t - l) b i} + b_o
 
-    A delay is a real number of time steps in ``[0, max_delay]``; between steps a spike arrives at both. With kernel
-    ``"linear"`` that is at :math:`\lfloor d \rfloor` with weight :math:`1 - (d - \lfloor d \rfloor)`, and one step
-    later with the rest; with ``"gaussian"`` at every step ``l`` in ``[0, max_delay]``, with a weight in proportion to
-    :math:`\exp(-(l - d)^2 / 2 \sigma^2)`, of sum 1. What has not arrived by the last step of a call is lost; nothing is
-    on its way before the first.
+    A delay :math:`d_{oi}` is a real number of time steps in [0, ``max_delay``]. The kernel :math:`k` distributes an
+    input over later steps; its sum is 1:
+
+    * ``"linear"``: :math:`1 - (d - \lfloor d \rfloor)` at lag :math:`l = \lfloor d \rfloor`, the rest at the next lag.
+    * ``"gaussian"``: proportional to :math:`\exp(-(l - d)^2 / 2 \sigma^2)` at all lags.
+
+    Inputs before the first step of a call are zeros. Currents that would arrive after its last step are lost.
 
     .. code-block:: python
 
         net = snn.MultiStep(snn.DelayLinear(140, 128, max_delay=25), snn.Leaky(beta=0.9), nn.Linear(128, 10))
-        out = net(x)  # [T, B, 140]
+        out = net(x)  # x: [T, B, 140], dense or SparseSpikes
 
-    With ``init_hidden=True`` calls go on where the last one ended, and a call may be one step ``[B, in]``: the module
-    keeps the currents on their way, with their graph, until :meth:`reset_delay` or ``utils.reset(net)``;
-    :meth:`detach_delay` cuts the graph between two calls. A stream in any division into calls gives the numbers of the
-    whole, up to the order of the additions. The currents on their way are in no ``state_dict``; a copy of the module
-    has them without their graph.
+    With ``init_hidden=True`` each call continues the last one, and may be one step ``[B, in]``. The module keeps the
+    currents that arrive later, with their autograd graph, until :meth:`reset_delay` or ``utils.reset(net)``;
+    :meth:`detach_delay` cuts the graph. Results do not depend on the division of a stream into calls, up to the order
+    of additions. These currents are in no ``state_dict``, and a copy of the module has them without their graph.
 
-    On a CPU and on CUDA devices, in float32 and float64, and on an IPU where ``x`` is SparseSpikes, a spike costs its
-    synapses' taps, however long the delays are; elsewhere it is a sum of products, one for each step of the longest
-    delay. Weights in 16 bits are computed in float32.
+    The cost of a spike is the number of its synapses' taps, however long the delays are, on CPUs and CUDA devices in
+    float32 and float64, and on IPUs for SparseSpikes. Otherwise the layer computes one product for each lag. 16-bit
+    weights are computed in float32.
 
     Args:
-        in_features, out_features: as ``nn.Linear``'s.
+        in_features: neurons of the input.
+        out_features: neurons of the output.
         max_delay: the longest delay, in time steps.
-        delay: the delays: a number, or a tensor of shape ``[out, in]``, ``[1, in]`` (one for each input: axonal) or
-            ``[out, 1]`` (one for each output: dendritic); None: ``[out, in]``, uniform in ``[0, max_delay]``.
-        learn_delay: whether they are a parameter; else a buffer.
-        bias: whether to add a learnable bias.
+        delay: delays in time steps: a number, or a tensor of shape ``[out, in]``, ``[1, in]`` (one for each input:
+            axonal) or ``[out, 1]`` (one for each output: dendritic). None: ``[out, in]``, drawn uniformly from [0,
+            ``max_delay``].
+        learn_delay: if True, ``delay`` is an ``nn.Parameter``, otherwise a buffer.
+        bias: if True, the layer has a learnable bias.
         kernel: ``"linear"`` or ``"gaussian"``.
-        sigma: of the Gaussian, in time steps; the attribute may be set anew, for a training that lowers it.
-        init_hidden: whether what is on its way at the end of a call arrives in the next one; else it is lost.
+        sigma: :math:`\sigma`, the width of the Gaussian in time steps. The attribute may be set at any time, so that
+            training can lower it.
+        init_hidden: if True, currents that arrive after a call's last step arrive in the next call.
 
     Attributes:
         weight: ``[out, in]``.
-        delay: as given. Beyond ``[0, max_delay]`` it counts as the end, and has no gradient. A synapse whose delay is
-            NaN gives NaN.
+        bias: ``[out]``, or None.
+        delay: of the shape given, or ``[out, in]``. Values beyond [0, ``max_delay``] count as the nearer bound, with
+            zero gradient. A synapse with a delay of NaN outputs NaN.
 
     Raises:
-        TypeError, ValueError: the message names the argument; a call that goes on with another batch size.
-        RuntimeError: on an IPU or its model with ``init_hidden=True``, whose graph does not keep what is on its way.
+        TypeError, ValueError: wrong type, shape or value; the message names the argument. With ``init_hidden=True``, a
+            call has another batch size than the call that it continues.
+        RuntimeError: ``init_hidden=True`` on an IPU or its model, whose graph keeps no currents between calls.
 
     Sources: Hammouamri et al., "Learning delays in spiking neural networks using dilated convolutions with learnable
     spacings", ICLR 2024, for the Gaussian; Goeltz et al., "DelGrad", 2025, and Meszaros et al., arXiv 2501.07331, for
@@ -199,8 +205,8 @@ class DelayLinear(Delays, nn.Module):
         if not isinstance(init_hidden, bool):
             raise TypeError(f"init_hidden must be a bool, got {init_hidden!r}")
         self.init_hidden = init_hidden
-        # The currents on their way [max_delay, B, out] behind the last call, and None before the first.
-        self._coming: Optional[torch.Tensor] = None
+        # The currents [max_delay, B, out] that arrive after the last call; None before the first call.
+        self._in_transit: Optional[torch.Tensor] = None
         self.in_features = check_int("in_features", in_features)
         self.out_features = check_int("out_features", out_features)
         self.kernel, self.sigma = check_kernel(kernel), check_sigma(sigma)
@@ -210,36 +216,45 @@ class DelayLinear(Delays, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights and bias as ``nn.Linear``'s are, and delays that were not given uniformly."""
+        """Draw weights and bias as ``nn.Linear`` does, and delays uniformly unless the caller gave them."""
         init_like_linear(self.weight, self.bias)
         self._draw_delays()
 
     def __getstate__(self) -> Dict[str, Any]:
-        # A copy has no part in the graph of what is on its way.
-        return {**self.__dict__, "_coming": None if self._coming is None else self._coming.detach()}
+        # A copy has the currents in transit without their autograd graph.
+        return {**self.__dict__, "_in_transit": None if self._in_transit is None else self._in_transit.detach()}
 
     def reset_delay(self) -> None:
-        """Forget what is on its way."""
-        self._coming = None
+        """Forget the currents in transit: the next call begins another sequence."""
+        self._in_transit = None
 
     def detach_delay(self) -> None:
-        """Cut the graph of what is on its way: gradients of later calls do not go back through it."""
-        if self._coming is not None:
-            self._coming = self._coming.detach()
+        """Detach the currents in transit: gradients of later calls do not reach earlier calls."""
+        if self._in_transit is not None:
+            self._in_transit = self._in_transit.detach()
 
     def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:
-        """``x``: SparseSpikes, or a dense ``[T, B, in]`` of any real dtype -> ``[T, B, out]``.
+        """Return the output currents ``[T, B, out]``.
 
-        With ``init_hidden=True`` one step ``[B, in]`` -> ``[B, out]``, too.
+        Args:
+            x: SparseSpikes of ``in_features`` neurons, or a dense ``[T, B, in]`` of any real dtype. With
+                ``init_hidden=True`` also one step ``[B, in]``; the result is then ``[B, out]``.
+
+        Raises:
+            TypeError, ValueError: wrong type, shape or device. With ``init_hidden=True``, another batch size than in
+                the call before.
         """
         if not self.init_hidden:
             return self.sequence(x)
-        _route.uses_operator("DelayLinear with init_hidden=True")  # an error where it must have one
+        _route.uses_operator("DelayLinear with init_hidden=True")  # raises on an IPU, which has no such operator
         if isinstance(x, torch.Tensor) and x.dim() == 2:
             return self.forward(x.unsqueeze(0))[0]
-        x = self._checked(x)
+        x = self._check_input(x)
         steps, batch = x.shape[:2]
-        arriving, before = delay_linear(append_silent_steps(x, self.max_delay), self._taps()), self._coming
+        arriving, before = (
+            delay_linear(append_silent_steps(x, self.max_delay), self._delayed_connection()),
+            self._in_transit,
+        )
         if before is not None:
             expected = (self.max_delay, batch, self.out_features)
             if before.shape != expected or before.dtype != arriving.dtype or before.device != arriving.device:
@@ -250,15 +265,25 @@ class DelayLinear(Delays, nn.Module):
                     "begins"
                 )
             arriving = torch.cat([arriving[: self.max_delay] + before, arriving[self.max_delay :]])
-        # A copy: a few steps do not hold the memory of a long call.
-        out, self._coming = arriving[:steps], arriving[steps:].clone()
+        # A copy, so that these few steps do not keep the memory of a long call alive.
+        out, self._in_transit = arriving[:steps], arriving[steps:].clone()
         bias = self._bias(out.dtype)
         return out if bias is None else out + bias
 
     def sequence(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:
-        """All steps, with nothing on its way before them and whatever ``init_hidden`` is."""
-        x, connected = self._checked(x), self._taps()
-        return self._arriving(x, connected, self._bias(connected.weight.dtype))
+        """Run all steps with zeros before the first, whether ``init_hidden`` is True or not.
+
+        Args:
+            x: SparseSpikes of ``in_features`` neurons, or a dense ``[T, B, in]`` of any real dtype.
+
+        Returns:
+            The output currents ``[T, B, out]``.
+
+        Raises:
+            TypeError, ValueError: wrong type, shape or device.
+        """
+        x, connected = self._check_input(x), self._delayed_connection()
+        return self._delayed_product(x, connected, self._bias(connected.weight.dtype))
 
     def _bias(self, dtype: torch.dtype) -> Optional[torch.Tensor]:
         bias = self.bias
@@ -266,7 +291,7 @@ class DelayLinear(Delays, nn.Module):
             raise ValueError(f"bias must have shape [{self.out_features}], got {list(bias.shape)}")
         return None if bias is None else bias.to(dtype)
 
-    def _checked(self, x: Union[torch.Tensor, SparseSpikes]) -> Union[torch.Tensor, SparseSpikes]:
+    def _check_input(self, x: Union[torch.Tensor, SparseSpikes]) -> Union[torch.Tensor, SparseSpikes]:
         if isinstance(x, SparseSpikes):
             if x.num_neurons != self.in_features:
                 raise ValueError(f"x must be spikes of in_features = {self.in_features} neurons, got {x.num_neurons}")

@@ -1,4 +1,4 @@
-"""snnTorch's neurons on fused kernels: what they have in common. Their equations are those of ``snnipu.equations``."""
+"""The base class of snnTorch's neurons on fused kernels. ``snnipu.equations`` holds their equations."""
 
 import warnings
 from types import BuiltinMethodType, MethodType
@@ -16,34 +16,38 @@ from snnipu.backends import has_kernels, popart
 from snnipu.backends.neuron_step import kernel_step, step_apply
 from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
-from snnipu.neurons._states import MEM_RESET, STATE_FUNCTIONS, PlainStates
+from snnipu.neurons._states import MEM_RESET, STATE_FUNCTIONS, AttributeStates
 from snnipu.ops import _neurons, step_operators
 from snnipu.ops._arguments import RESET_MECHANISMS, check_sequence, is_compiling, reset_code
 from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.surrogate import Kernel, Surrogate, as_surrogate
 
-_SAID: Set[Tuple[Any, ...]] = set()
-# Elements of one step from which on its kernel is taken on a GPU. Of a smaller step Python takes as long to launch the
-# kernels as PyTorch to launch snnTorch's few operations: 0.6 ms of Leaky, forward and backward, on an H200. The bound
-# itself is an estimate.
+_WARNED: Set[Tuple[Any, ...]] = set()
+# The fewest elements of one step for which its kernel runs on a GPU. For smaller steps the launch takes as long as that
+# of snnTorch's few operations: 0.6 ms for Leaky, forward and backward, on an H200. The bound is an estimate.
 FEWEST_OF_A_STEP = 1 << 21
-# Attributes of every neuron on which its step depends.
+# Attributes that determine the step of every neuron.
 _KEYWORDS = ("spike_grad", "inhibition", "state_quant", "state_function")
 
 
 def load_scalars(module: torch.nn.Module, state_dict: Any, prefix: str, names: Iterable[str]) -> None:
-    """Give the entries of one element in ``state_dict`` the shapes of ``module``'s: FSDP2 takes ``[1]``, not ``[]``."""
+    """Reshape one-element entries of ``state_dict`` to ``module``'s shapes: FSDP2 saves ``[1]`` in place of ``[]``."""
     for name in names:
-        own, saved = getattr(module, name, None), state_dict.get(prefix + name)
-        if isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor) and own.numel() == saved.numel() == 1:
-            state_dict[prefix + name] = saved.reshape(own.shape)
+        current, saved = getattr(module, name, None), state_dict.get(prefix + name)
+        if (
+            isinstance(current, torch.Tensor)
+            and isinstance(saved, torch.Tensor)
+            and current.numel() == saved.numel() == 1
+        ):
+            state_dict[prefix + name] = saved.reshape(current.shape)
 
 
 def values_of(module: torch.nn.Module, names: Iterable[str]) -> Dict[str, Any]:
-    """``module``'s parameters and buffers of these names."""
-    own, learnt = module._buffers, module._parameters  # where Module's own way to them takes a microsecond each
+    """Return ``module``'s parameters and buffers of these names."""
+    fixed, learnt = module._buffers, module._parameters  # nn.Module.__getattr__ takes a microsecond per name
     return {
-        name: own[name] if name in own else learnt[name] if name in learnt else getattr(module, name) for name in names
+        name: fixed[name] if name in fixed else learnt[name] if name in learnt else getattr(module, name)
+        for name in names
     }
 
 
@@ -51,17 +55,17 @@ _MISSING = object()
 
 
 class StepDescription(NamedTuple):
-    """A layer's step without its tensors.
+    """The properties of a layer that determine its step, apart from its tensors.
 
-    A layer makes it anew when an attribute, method or class on which it depends is another object.
+    A layer makes a new description after one of these attributes, methods or classes has been replaced.
 
     Attributes:
         kind: the layer's class.
-        attributes: names and values of the layer's attributes; ``_MISSING`` for those that it lacks.
-        class_attributes: names and values of its class's attributes; None for those that it lacks.
+        attributes: names and values of the layer's attributes; ``_MISSING`` for an absent one.
+        class_attributes: names and values of its class's attributes; None for an absent one.
         mem_reset: snnTorch's function of the reset signal.
-        kernel: the surrogate as the kernels take it.
-        plan: the equation with its options; None: snnTorch's own code is to run.
+        kernel: the kernels' form of the surrogate; None: it has none.
+        plan: the equation with its options; None: snnTorch's code runs.
     """
 
     kind: type
@@ -71,8 +75,8 @@ class StepDescription(NamedTuple):
     kernel: Optional[Kernel]
     plan: Optional[_neurons.NeuronPlan]
 
-    def holds(self, layer: "FusedNeuron") -> bool:
-        """Return True if the layer's step is still this one."""
+    def is_current(self, layer: "FusedNeuron") -> bool:
+        """Return True if this is still the description of the layer's step."""
         kind, attributes, missing = type(layer), layer.__dict__, _MISSING
         if kind is not self.kind or layer.stock.mem_reset is not self.mem_reset:
             return False
@@ -86,33 +90,36 @@ class StepDescription(NamedTuple):
         return self.kernel is (None if surrogate is None else surrogate.kernel)
 
 
-class FusedNeuron(PlainStates):
-    """A neuron of snnTorch whose step is an equation of ``snnipu.equations``; stands before snnTorch's class.
+class FusedNeuron(AttributeStates):
+    """A neuron of snnTorch whose step is an equation of ``snnipu.equations``.
 
-    Fused: every keyword but ``inhibition``, ``state_quant`` and a Python function as ``spike_grad``, on CPUs and,
-    by Triton, on NVIDIA GPUs, where a single step must have two million elements. Otherwise, and where a subclass or an
-    instance replaces a part of snnTorch's step, snnTorch's own code runs, and the last is said once. Public methods:
-    :meth:`sequence`, :meth:`spikes`; a call is one step, as in snnTorch.
+    A subclass lists it before snnTorch's class. A call is one step, as in snnTorch. :meth:`sequence` and
+    :meth:`spikes` run all steps.
+
+    The fused operator covers every keyword except ``inhibition``, ``state_quant`` and a Python function as
+    ``spike_grad``. It runs on CPUs and, as Triton kernels, on NVIDIA GPUs; there a single step must have two million
+    elements. Otherwise snnTorch's code runs. It also runs if a subclass or an instance replaces a part of snnTorch's
+    step, with a warning.
     """
 
     # The name of the equation, and its options; set by each neuron.
     equation: str
     options: Tuple[str, ...] = ("reset_mechanism",)
-    # What snnTorch's step consists of.
+    # The methods of snnTorch's step.
     parts: Tuple[str, ...] = ("_base_state_function", *STATE_FUNCTIONS, "fire", "mem_reset")
-    # Those of the stock class: what a subclass or an instance may have in their place.
+    # The same methods as our class inherits them, to find replaced ones.
     stock_parts: Dict[str, Any]
-    # The reset mechanisms by which the installed snnTorch's step is the equation.
+    # The reset mechanisms for which the installed snnTorch's step equals the equation.
     fusable: Tuple[str, ...] = tuple(RESET_MECHANISMS)
-    # Of the equation's signature.
+    # From the equation's signature.
     state_names: Tuple[str, ...]
     parameter_names: Tuple[str, ...]
 
     reset_mechanism_val: torch.Tensor
     _reset_mechanism: str
-    # Whether snnTorch's step takes so many operations that kernels are faster at any size.
+    # True if snnTorch's step has so many operations that kernels are faster at any size.
     has_long_step = False
-    # The last step without its tensors, and the attributes on which it depends.
+    # The description of the last step, and the attributes that it compares.
     _description: Optional[StepDescription] = None
     _keywords: Tuple[str, ...]
 
@@ -122,36 +129,36 @@ class FusedNeuron(PlainStates):
             cls.state_names, cls.parameter_names = _neurons.arguments(cls.equation)
         if "stock" in cls.__dict__:
             cls.stock_parts = {name: getattr(cls, name) for name in cls.parts if hasattr(cls, name)}
-            own = (f"_{name}" if name == "reset_mechanism" else name for name in cls.options)
-            cls._keywords = tuple(dict.fromkeys((*_KEYWORDS, *own, *cls.parts)))
+            options = (f"_{name}" if name == "reset_mechanism" else name for name in cls.options)
+            cls._keywords = tuple(dict.fromkeys((*_KEYWORDS, *options, *cls.parts)))
             names = (getattr(equations, cls.equation), cls.state_names, cls.parameter_names)
-            known = len(cls.stock_parts) == len(cls.parts)
-            cls.fusable = installed.reset_mechanisms(cls.stock, *names, equations.OPTIONS) if known else ()
+            is_known = len(cls.stock_parts) == len(cls.parts)
+            cls.fusable = installed.reset_mechanisms(cls.stock, *names, equations.OPTIONS) if is_known else ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _instances.hold_weakly()
         if "reset_mechanism" in kwargs:
             self._check_mechanism(kwargs["reset_mechanism"])
         super().__init__(*args, **kwargs)
-        self._say_unlike()
+        self._warn_if_unfused_reset()
         self._take_over()
 
     def _take_over(self) -> None:
         super()._take_over()
-        _neurons.prepare(self.equation)  # nothing that torch.compile could trace
+        _neurons.prepare(self.equation)  # torch.compile cannot trace it
         self._resolved: Tuple[Any, Optional[Surrogate]] = (self.spike_grad, as_surrogate(self.spike_grad))
-        # What `reset` is made from: the reset signal itself, or the membrane before the step (None: zeros).
+        # The source of `reset`: the reset signal itself, or the membrane before the step (None: zeros).
         self._last_step: Optional[Tuple[str, Optional[torch.Tensor]]] = None
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         load_scalars(self, state_dict, prefix, self._parameters_of_equation())
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    # ---- what snnTorch's neurons have
+    # ---- attributes of snnTorch's neurons
 
     @property
     def reset_mechanism(self) -> str:
-        """``"subtract"``, ``"zero"`` or ``"none"``, or another of the installed snnTorch's; may be set at any time."""
+        """``"subtract"``, ``"zero"``, ``"none"`` or another one of the installed snnTorch; may be set any time."""
         return self._reset_mechanism
 
     @reset_mechanism.setter
@@ -164,15 +171,15 @@ class FusedNeuron(PlainStates):
             self.reset_mechanism_val = torch.as_tensor(code, device=self.reset_mechanism_val.device)
             self._reset_mechanism = reset_mechanism
             self.state_function = getattr(self, STATE_FUNCTIONS[code])
-        self._say_unlike()
+        self._warn_if_unfused_reset()
 
     def _check_mechanism(self, reset_mechanism: str) -> None:
-        """Refuse what neither the equations nor the installed snnTorch have."""
+        """Raise if neither the equations nor the installed snnTorch have this mechanism."""
         if reset_mechanism not in self.stock.reset_dict:
             reset_code(reset_mechanism)
 
-    def _say_unlike(self) -> None:
-        """Say that the installed snnTorch's step is none that kernels have."""
+    def _warn_if_unfused_reset(self) -> None:
+        """Warn if no kernel equals the installed snnTorch's step."""
         if self._reset_mechanism not in self.fusable:
             warnings.warn(
                 f"{self.stock.__name__} of snnTorch {snntorch.__version__} resets by {self._reset_mechanism!r} as no "
@@ -182,9 +189,9 @@ class FusedNeuron(PlainStates):
 
     @property
     def reset(self) -> torch.Tensor:
-        """The detached reset signal of the last step; after a fused step, computed when it is asked for."""
+        """The detached reset signal of the last step; after a fused step, computed when it is read."""
         if self._last_step is None:
-            raise AttributeError("reset: this layer has not made a step yet")
+            raise AttributeError("reset: this layer has not run a step yet")
         kind, tensor = self._last_step
         if kind == "reset" and tensor is not None:
             return tensor
@@ -196,119 +203,123 @@ class FusedNeuron(PlainStates):
     def reset(self, reset: torch.Tensor) -> None:
         self._last_step = ("reset", reset)
 
-    # ---- whether the kernels do what snnTorch's code does
+    # ---- choice between the kernels and snnTorch's code
 
     def _is_snntorchs_on_gpu(self, x: torch.Tensor) -> bool:
-        """Whether one step with this input is to run as snnTorch's: small, and in no graph; or of a layer that was not
-        moved there, whose numbers PyTorch's operations take from the CPU."""
+        """Return True if a single step with this input runs as snnTorch's code: small, or of a layer on another device.
+
+        PyTorch's operations accept scalar parameters on the CPU, kernels do not.
+        """
         if not x.is_cuda:
             return False
         small = x.numel() < FEWEST_OF_A_STEP and not (self.has_long_step or is_compiling())
         return small or x.device != self.threshold.device
 
     def _surrogate(self) -> Optional[Surrogate]:
-        """What the kernels take for ``spike_grad``, which may be exchanged at any time."""
+        """Return the known surrogate that equals ``spike_grad``, which may be set at any time; None: there is none."""
         if step_operators.tracing() and self._calls_a_method():
-            return None  # TorchDynamo compares no methods, and no kernel is one
+            return None  # TorchDynamo cannot compare methods, and no known surrogate is a method
         if self._resolved[0] is not self.spike_grad:
             self._resolved = (self.spike_grad, as_surrogate(self.spike_grad))
         return self._resolved[1]
 
     @step_operators.at_trace_time
     def _calls_a_method(self) -> bool:
-        """Whether ``spike_grad`` is the ``apply`` of an autograd function, say."""
-        return isinstance(self.spike_grad, (BuiltinMethodType, MethodType))  # of C from PyTorch 2.14 on
+        """Return True if ``spike_grad`` is a method, such as the ``apply`` of an autograd function."""
+        return isinstance(self.spike_grad, (BuiltinMethodType, MethodType))  # `apply` is a C method since PyTorch 2.14
 
     def _fuses(self) -> bool:
-        # An exported sequence is a loop of exported steps.
+        # An export records each step as snnTorch's operations.
         if is_exporting() or self._reset_mechanism not in self.fusable:
             return False
         return self._has_kernel() and not (self.inhibition or self.state_quant or self._replaced())
 
     def _has_kernel(self) -> bool:
-        """Whether there is one for the surrogate, here."""
-        known = self._surrogate()
-        if known is None or known.kernel is None:
+        """Return True if the current device has a kernel for the surrogate."""
+        surrogate = self._surrogate()
+        if surrogate is None or surrogate.kernel is None:
             return False
         if popart.on_ipu():
             return popart.has_operator("NeuronSequence")
         return has_kernels(self.threshold.device)
 
     def _on_ipu(self) -> bool:
-        """Whether the layer runs as a PopART operator; raises RuntimeError where it must and cannot."""
+        """Return True if the layer runs as a PopART operator; raise RuntimeError if it needs one and has none."""
         return False
 
     def _replaced(self) -> List[str]:
-        """Names of what a subclass or this instance has in place of parts of snnTorch's step."""
-        kind, own = type(self), self.__dict__
-        names = [name for name, part in self.stock_parts.items() if name in own or getattr(kind, name) is not part]
+        """Return the names of parts of snnTorch's step that a subclass or this instance replaces."""
+        kind, attributes = type(self), self.__dict__
+        names = [
+            name for name, part in self.stock_parts.items() if name in attributes or getattr(kind, name) is not part
+        ]
         if self.stock.mem_reset is not MEM_RESET:
-            names.append("mem_reset")  # which somebody has given to all of snnTorch's neurons
+            names.append("mem_reset")  # replaced for all neurons, on snnTorch's class
         if step_operators.tracing():
             step_operators.look_up(self, self.stock_parts)
         function = getattr(self, "state_function", None)
         if function is not None and self.stock_parts and not names and self._reset_mechanism in self.fusable:
             expected = self.stock_parts[STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]]]
-            # TorchDynamo of PyTorch 2.9 knows a bound method's code, not its __func__.
+            # TorchDynamo of PyTorch 2.9 supports __code__ of a bound method, not __func__.
             if getattr(function, "__code__", None) is not expected.__code__:
                 names.append("state_function")
         for name in self._parameters_of_equation():
-            # A parametrization's property gives the same value in every step; any other may look at the state.
+            # The property of a parametrization is constant over the steps; any other property may depend on the state.
             if getattr(kind, name, None) is not None and not parametrize.is_parametrized(self, name):
                 names.append(name)
         return names
 
     def _describe(self) -> StepDescription:
-        """Return the description of the layer's step; say, once, which replaced parts make it snnTorch's."""
+        """Return the description of the layer's step; warn of replaced parts."""
         description = self._description
-        if description is not None and description.holds(self):
+        if description is not None and description.is_current(self):
             return description
-        own, kind = self.__dict__, type(self)
+        attributes, kind = self.__dict__, type(self)
         surrogate = self._surrogate()
         kernel = None if surrogate is None else surrogate.kernel
         replaced = self._replaced()
         is_stock = bool(kernel is None or self.inhibition or self.state_quant or replaced)
         is_stock = is_stock or self._reset_mechanism not in self.fusable
         names = (*self.parts, *self.state_names, *self.parameter_names)
-        description = own["_description"] = StepDescription(
+        description = attributes["_description"] = StepDescription(
             kind,
-            tuple([(name, own.get(name, _MISSING)) for name in self._keywords]),
+            tuple([(name, attributes.get(name, _MISSING)) for name in self._keywords]),
             tuple([(name, getattr(kind, name, None)) for name in names]),
             self.stock.mem_reset,
             kernel,
             None if is_stock else _neurons.plan(self.equation, self._options()),
         )
         if replaced:
-            self._say_slow(stacklevel=6)  # past this method, forward and two functions of nn.Module
+            self._warn_replaced(stacklevel=6)  # the caller of nn.Module.__call__
         return description
 
     def _replaces(self, *methods: str) -> bool:
-        """Whether a subclass or this instance has own versions of our ``methods``."""
-        home = self._home()
-        kind, own = type(self), self.__dict__
-        if kind is home and not any(name in own for name in methods):
+        """Return True if a subclass or this instance overrides one of our ``methods``."""
+        fused_class = self._fused_class()
+        kind, attributes = type(self), self.__dict__
+        if kind is fused_class and not any(name in attributes for name in methods):
             return False
-        return any(name in own or getattr(kind, name) is not getattr(home, name) for name in methods)
+        return any(name in attributes or getattr(kind, name) is not getattr(fused_class, name) for name in methods)
 
-    def _home(self) -> type:
-        """Our class of this neuron."""
-        return self.home
+    def _fused_class(self) -> type:
+        """Return snnipu's class of this neuron, of which a user's class is a subclass."""
+        return self.fused_class
 
     def runs_fused(self) -> bool:
-        """Whether :meth:`sequence` gives what a loop of calls gives, as one operator (in ``MultiStep``)."""
+        """Return True if ``MultiStep`` may call :meth:`sequence`, one operator, in place of a loop of calls."""
         return self._fuses() and not self._replaces("forward", "reset_mem")
 
     def resumes(self) -> bool:
-        """Whether :meth:`resume` gives, part by part, what :meth:`over_time` gives at once."""
+        """Return True if :meth:`resume` over chunks of time equals :meth:`over_time` over all steps."""
         return not self._replaces("sequence", "spikes", "over_time")
 
     @step_operators.at_trace_time
-    def _say_slow(self, stacklevel: int = 4) -> None:
-        """Say, once for each class and what it replaces, that the fused operator does not run."""
+    def _warn_replaced(self, stacklevel: int = 4) -> None:
+        """Warn that the fused operator does not run, once for each class and its replaced parts."""
         names = self._replaced() or ["forward"]
         key = (type(self), *names)
-        if key not in _SAID:
-            _SAID.add(key)
+        if key not in _WARNED:
+            _WARNED.add(key)
             warnings.warn(
                 f"{type(self).__name__} replaces {', '.join(names)} of {self.stock.__name__}: it runs step by step, in "
                 "PyTorch",
@@ -330,17 +341,16 @@ class FusedNeuron(PlainStates):
         return {name: getattr(self, name) for name in self.options}
 
     def _hidden(self, step_shape: torch.Size) -> List[Optional[torch.Tensor]]:
-        """The states this layer keeps; None for those of another shape."""
-        found = [getattr(self, name) for name in self._states()]
-        return [s if s is not None and s.shape == step_shape and s.numel() else None for s in found]
+        """Return the states that this layer keeps; None for a state of another shape."""
+        states = [getattr(self, name) for name in self._states()]
+        return [s if s is not None and s.shape == step_shape and s.numel() else None for s in states]
 
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
-        """Run the kernels."""
         if how.get("num_steps") == SINGLE_STEP:
             return step_apply(
                 self.equation,
                 x,
-                self._into_step(x, states),
+                self._kernel_states(x, states),
                 self._step_values(x),
                 options=self._options(),
                 spike_grad=self._surrogate(),
@@ -357,33 +367,35 @@ class FusedNeuron(PlainStates):
 
     # ---- one step
 
-    def _into_step(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]]) -> Sequence[Optional[torch.Tensor]]:
-        """Return the states as the kernel of one step takes them."""
+    def _kernel_states(
+        self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]]
+    ) -> Sequence[Optional[torch.Tensor]]:
+        """Return the arguments of a step's kernel for these states."""
         return states
 
     def _step_values(self, x: torch.Tensor) -> Dict[str, Any]:
-        """Return the parameters as the kernel of one step takes them."""
+        """Return the parameters for a step's kernel."""
         return self._values()
 
     def _direct_step(self, description: StepDescription, x: Any, given: Sequence[Any]) -> Any:
-        """Run the usual step: a float32 input, states of its shape or none; return None for any other."""
+        """Run the most frequent kind of step: float32 input, states of its shape or none; return None for any other."""
         if type(x) is not torch.Tensor or x.dtype is not torch.float32 or self._is_snntorchs_on_gpu(x):
             return None
-        own, names, plan = self.__dict__, self.state_names, description.plan
+        attributes, names, plan = self.__dict__, self.state_names, description.plan
         if len(given) > len(names):
             return None
-        init_hidden = own["init_hidden"]
+        init_hidden = attributes["init_hidden"]
         states: List[Optional[torch.Tensor]] = []
         for place, name in enumerate(names):
             state = given[place] if place < len(given) else None
             if state is None:
-                state = own.get(name)
+                state = attributes.get(name)
             elif init_hidden:
-                return None  # an error
+                return None  # the caller raises
             if not isinstance(state, torch.Tensor):
                 return None
             if state.shape == x.shape:
-                states.append(state)  # kernel_step compares the rest
+                states.append(state)  # kernel_step checks dtype and device
             elif state.numel() <= 1 < x.numel():
                 states.append(None)  # zeros of a first step
             else:
@@ -391,50 +403,63 @@ class FusedNeuron(PlainStates):
         assert plan is not None
         assert description.kernel is not None
         values = self._step_values(x)
-        stepped = kernel_step(plan, description.kernel, x, self._into_step(x, states), values)
+        stepped = kernel_step(plan, description.kernel, x, self._kernel_states(x, states), values)
         if stepped is None:
             return None
         spk, after = stepped
         last = states[-1]
-        # Module.__setattr__ does the same for a name that is an attribute already, and takes longer.
-        own["_last_step"] = ("before", last.detach() if last is not None and last.requires_grad else last)
-        own.update(zip(names, after))
-        if init_hidden and not own["output"]:
+        # For an existing attribute this equals Module.__setattr__, and is faster.
+        attributes["_last_step"] = ("before", last.detach() if last is not None and last.requires_grad else last)
+        attributes.update(zip(names, after))
+        if init_hidden and not attributes["output"]:
             return spk
         return (spk, *after) if names[0] != "spk" else (spk, *after[1:])
 
     def _reset_hidden(self) -> None:
-        """Resets this neuron as snnTorch's ``reset_hidden`` does, in a trace."""
+        """Reset this neuron in a trace, as snnTorch's ``reset_hidden`` does."""
         self.reset_mem()
 
     def forward(self, input_: torch.Tensor, *states: Any, **named: Any) -> Any:
-        """One time step, as snnTorch's ``forward``: the same arguments, results, dtypes and errors."""
+        """Run one time step, as snnTorch's ``forward``: the same arguments, results, dtypes and errors.
+
+        Args:
+            input_: current, ``[B, ...]``.
+            states: states after the step before, ``[B, ...]``, in the order of snnTorch's ``forward``. None: the
+                layer's attributes, or zeros if their shape differs from the input's.
+            named: the same states by name.
+
+        Returns:
+            ``(spk, *states)``, each ``[B, ...]``; ``spk`` alone with ``init_hidden=True`` and ``output=False``.
+
+        Raises:
+            TypeError: a state is passed although ``init_hidden=True``.
+        """
         if step_operators.enabled and self._reset_in_trace():
             self._reset_hidden()
         if is_exporting():
             return self._exported(super().forward, input_, *states, **named)
         if is_compiling():
-            made = self._fused_step(input_, states, named)
-            if made is None and self._replaced():
-                self._say_slow(stacklevel=6)
-            if made is None and self.inhibition and step_operators.tracing():
-                # TorchDynamo fails at the indices of the inhibition.
+            result = self._fused_step(input_, states, named)
+            if result is None and self._replaced():
+                self._warn_replaced(stacklevel=6)
+            if result is None and self.inhibition and step_operators.tracing():
+                # TorchDynamo cannot trace the indexing of snnTorch's inhibition.
                 return step_operators.apart(super().forward, input_, *states, **named)
-            if made is None:
-                return super().forward(input_, *(states if named else self._left_to_give(states)), **named)
-            return made
+            if result is None:
+                return super().forward(input_, *(states if named else self._stock_states(states)), **named)
+            return result
         description = self._describe()
         if description.plan is None:
             return super().forward(input_, *states, **named)
-        made = None if named else self._direct_step(description, input_, states)
-        if made is None:
-            made = self._fused_step(input_, states, named)
-        return super().forward(input_, *states, **named) if made is None else made
+        result = None if named else self._direct_step(description, input_, states)
+        if result is None:
+            result = self._fused_step(input_, states, named)
+        return super().forward(input_, *states, **named) if result is None else result
 
     def _fused_step(self, input_: torch.Tensor, states: Sequence[Any], named: Dict[str, Any]) -> Any:
-        """The step by the kernel; None where snnTorch's code is to run."""
+        """Run a step on a kernel; return None if snnTorch's code must run."""
         if is_compiling() and not step_operators.tracing():
-            return None  # the compiler fuses the step itself
+            return None  # another compiler than ours fuses snnTorch's operations
         names = self._states()
         if (
             not isinstance(input_, torch.Tensor)
@@ -449,7 +474,7 @@ class FusedNeuron(PlainStates):
             return None
         given = {**dict(zip(names, states)), **named}
         hidden = [getattr(self, name) if given.get(name) is None else given[name] for name in names]
-        taken: List[Optional[torch.Tensor]] = []
+        initial: List[Optional[torch.Tensor]] = []
         for name, state in zip(names, hidden):
             if not isinstance(state, torch.Tensor):
                 return None
@@ -459,11 +484,11 @@ class FusedNeuron(PlainStates):
                 name == "spk" and state.dtype == installed.spike_dtype(input_.dtype)
             ):
                 return None
-            taken.append(state)
+            initial.append(state)
         if any(p.dim() > 0 and p.dtype != input_.dtype for p in self._values().values() if isinstance(p, torch.Tensor)):
             return None
-        made, after = self._kernel_step(input_, taken)
-        spk = made if made.dtype == torch.float32 else made.to(self._spike_dtype(made.dtype))
+        fired, after = self._kernel_step(input_, initial)
+        spk = fired if fired.dtype == torch.float32 else fired.to(self._spike_dtype(fired.dtype))
         for name, state in zip(names, after):
             setattr(self, name, spk if name == "spk" else state)
         if self.init_hidden and not self.output:
@@ -473,17 +498,20 @@ class FusedNeuron(PlainStates):
     def _kernel_step(
         self, x: torch.Tensor, states: List[Optional[torch.Tensor]]
     ) -> Tuple[torch.Tensor, Sequence[Optional[torch.Tensor]]]:
-        """Spikes and states of one step."""
+        """Run a kernel for one step; return spikes and states."""
         if step_operators.tracing():
-            spk, *after = self._leaf(x, tuple(states), "hooks" if is_hooked(self) else "")
+            spk, *after = self._step_node(x, tuple(states), "hooks" if is_hooked(self) else "")
             self._last_step = ("compiled", None)
             return spk, after
-        made = self._kernels(x, states, num_steps=SINGLE_STEP)
+        result = self._kernels(x, states, num_steps=SINGLE_STEP)
         self._last_step = ("before", None if states[-1] is None else states[-1].detach())
-        return made.spk, made.states
+        return result.spk, result.states
 
-    def _leaf(self, x: torch.Tensor, states: Tuple[Optional[torch.Tensor], ...], why_not: str) -> Sequence[Any]:
-        """A step as one node of a compiled graph; ``why_not``: why it must stay a step."""
+    def _step_node(self, x: torch.Tensor, states: Tuple[Optional[torch.Tensor], ...], why_not: str) -> Sequence[Any]:
+        """Call a step as one node of a compiled graph.
+
+        ``why_not``: the reason why the compiler must not merge this step with others; empty: it may.
+        """
         surrogate, values = self._surrogate(), self._values()
         assert surrogate is not None
         assert surrogate.kernel is not None
@@ -499,26 +527,27 @@ class FusedNeuron(PlainStates):
     def _spike_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of snnTorch's spikes of a membrane of ``dtype``."""
         factor: Any = getattr(self, "graded_spikes_factor", None)
-        found = installed.spike_dtype(dtype)
-        return torch.promote_types(found, factor.dtype) if isinstance(factor, torch.Tensor) and factor.dim() else found
+        of_spikes = installed.spike_dtype(dtype)
+        per_neuron = isinstance(factor, torch.Tensor) and factor.dim()
+        return torch.promote_types(of_spikes, factor.dtype) if per_neuron else of_spikes
 
     # ---- all steps
 
     def sequence(self, x: torch.Tensor, *states: Optional[torch.Tensor], num_steps: Optional[int] = None) -> Any:
-        """All time steps as one fused operator.
+        """Run all time steps as one fused operator.
 
         Args:
-            x: current, ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
-            states: before the first step, ``[B, ...]``, in the order of snnTorch's step; None: zeros, or with
-                ``init_hidden=True`` where the last call ended.
-            num_steps: number of steps of a constant current.
+            x: current, ``[T, B, ...]``. With ``num_steps``: ``[B, ...]``, the same current at every step.
+            states: states before the first step, ``[B, ...]``, in the order of snnTorch's ``forward``. None: zeros, or
+                with ``init_hidden=True`` the states after the last call.
+            num_steps: number of steps ``T`` of a constant current; None: ``x`` has a time dimension.
 
         Returns:
-            ``(spk, *states)``, all ``[T, B, ...]`` in x's dtype, in the order in which a step returns them.
+            ``(spk, *states)``, each ``[T, B, ...]`` in x's dtype, in the order in which a step returns them.
 
         Raises:
-            TypeError: more states than the neuron has, or any with ``init_hidden=True``; ``x`` not a floating tensor.
-            ValueError: a shape or device that does not fit; the message names the argument.
+            TypeError: more states than the neuron has, or any with ``init_hidden=True``; ``x`` is no floating tensor.
+            ValueError: wrong shape or device; the message names the argument.
         """
         names = self._states()
         if len(states) > len(names):
@@ -528,11 +557,11 @@ class FusedNeuron(PlainStates):
         return self._sequence(x, [*states, *[None] * (len(names) - len(states))], num_steps, need_states=True)[0]
 
     def spikes(self, x: torch.Tensor, *, num_steps: Optional[int] = None) -> torch.Tensor:
-        """The spikes of :meth:`sequence` alone: the states are not stored, and computed again for the gradient.
+        """Return the spikes of :meth:`sequence` without the states, which the backward pass computes again.
 
         Args:
-            x: current, ``[T, B, ...]``; or ``[B, ...]``, held constant, with ``num_steps``.
-            num_steps: number of steps of a constant current.
+            x: current, ``[T, B, ...]``. With ``num_steps``: ``[B, ...]``, the same current at every step.
+            num_steps: number of steps ``T`` of a constant current; None: ``x`` has a time dimension.
 
         Returns:
             Spikes ``[T, B, ...]`` in x's dtype.
@@ -543,17 +572,20 @@ class FusedNeuron(PlainStates):
         return self._sequence(x, [None] * len(self._states()), num_steps, need_states=False)[0]
 
     def over_time(self, x: torch.Tensor, *, num_steps: Optional[int] = None, need_mem: bool = True) -> Any:
-        """What ``MultiStep`` calls: what a step returns, over time; the spikes alone where no more is asked for."""
+        """Run all steps for ``MultiStep``: return a step's results over time, spikes alone if not ``need_mem``."""
         need_mem = need_mem and self._returns_states()
         if self._replaces("sequence"):
             return self.sequence(x, num_steps=num_steps)
-        made = self._single_step(x, need_mem) if num_steps is None else None
-        if made is not None:
-            return made
+        result = self._single_step(x, need_mem) if num_steps is None else None
+        if result is not None:
+            return result
         return self.sequence(x, num_steps=num_steps) if need_mem else self.spikes(x, num_steps=num_steps)
 
     def _single_step(self, x: torch.Tensor, need_mem: bool) -> Any:
-        """A sequence of one step of a stream, by what a step prepares; None where it is none, or not float32."""
+        """Run a sequence of one step with ``init_hidden=True`` as a step; return None for any other sequence.
+
+        A stream that arrives step by step then costs what a loop of calls costs.
+        """
         if (
             not self.init_hidden
             or is_compiling()
@@ -566,27 +598,27 @@ class FusedNeuron(PlainStates):
         description = self._describe()
         if description.plan is None:
             return None
-        made = self._direct_step(description, x[0], ())
-        if made is None:
+        result = self._direct_step(description, x[0], ())
+        if result is None:
             return None
         names = self._states()
-        spk: torch.Tensor = made[0] if isinstance(made, tuple) else made
-        # The layer's own states are not handed out: a result of a sequence may be written to.
+        spk: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        # Copies: a caller may write into the results of a sequence, which must not change the layer's states.
         spk = (spk.clone() if "spk" in names else spk).unsqueeze(0)
         return (
             (spk, *(getattr(self, name).clone().unsqueeze(0) for name in names if name != "spk")) if need_mem else spk
         )
 
     def _returns_states(self) -> bool:
-        """Whether a step returns more than spikes."""
+        """Return True if a step returns states besides spikes."""
         return self.output or not self.init_hidden
 
     def resume(
         self, x: torch.Tensor, states: Optional[Any], *, num_steps: Optional[int] = None, need_mem: bool = True
     ) -> Tuple[Any, Any]:
-        """:meth:`over_time` for a part of a sequence: its result, and the states the next part starts from.
+        """Run a chunk of a sequence: return the result of :meth:`over_time`, and the states after the chunk.
 
-        ``states`` None: the first part. Their gradient is exact.
+        ``states``: the states before the chunk; None: the first chunk. Gradients pass from chunk to chunk.
         """
         start = [None] * len(self._states()) if states is None else states
         return self._sequence(x, start, num_steps, need_mem and self._returns_states(), need_final=True)
@@ -606,10 +638,10 @@ class FusedNeuron(PlainStates):
             states = self._hidden(step_shape)
         replaced = self._replaces("forward")
         if replaced and not self._replaced():
-            self._say_slow()
+            self._warn_replaced()
         if replaced or not self._fuses():
-            made = self._sequence_by_steps(x, states, num_steps)
-            return (made[0] if need_states else made[0][0]), made[1]
+            result_by_steps = self._sequence_by_steps(x, states, num_steps)
+            return (result_by_steps[0] if need_states else result_by_steps[0][0]), result_by_steps[1]
         result = self._kernels(
             x,
             states,
@@ -621,13 +653,13 @@ class FusedNeuron(PlainStates):
             for name, final in zip(self._states(), result.final):
                 setattr(self, name, final.to(x.dtype))
         spk = result.spk
-        kept = [s for name, s in zip(self._states(), result.states) if name != "spk"] if need_states else []
-        return ((spk, *kept) if need_states else spk), result.final
+        stored = [s for name, s in zip(self._states(), result.states) if name != "spk"] if need_states else []
+        return ((spk, *stored) if need_states else spk), result.final
 
     def _sequence_by_steps(
         self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], num_steps: Optional[int]
     ) -> Tuple[Tuple[torch.Tensor, ...], List[torch.Tensor]]:
-        """By calls, as a user's loop."""
+        """Call :meth:`forward` for each step; return spikes and states of all steps, and the last states."""
         steps = x.shape[0] if num_steps is None else num_steps
         step_shape = x.shape[1:] if num_steps is None else x.shape
         names = self._states()
@@ -636,21 +668,21 @@ class FusedNeuron(PlainStates):
                 raise ValueError(
                     f"{name} must have the shape of one step of x, {tuple(step_shape)}, got {tuple(state.shape)}"
                 )
-        now: List[Any] = [x.new_zeros(step_shape) if state is None else state for state in states]
+        current_states: List[Any] = [x.new_zeros(step_shape) if state is None else state for state in states]
         if steps == 0:
-            return (torch.empty_like(x),) * (1 + len(names) - ("spk" in names)), now
+            return (torch.empty_like(x),) * (1 + len(names) - ("spk" in names)), current_states
         rows: List[Tuple[torch.Tensor, ...]] = []
         if self.init_hidden:
-            for name, state in zip(names, now):
+            for name, state in zip(names, current_states):
                 setattr(self, name, state)
         for t in range(steps):
-            out = self._call(x if num_steps is not None else x[t], now)
+            out = self._call(x if num_steps is not None else x[t], current_states)
             row = out if isinstance(out, tuple) else (out,)
             if len(row) == 1:
                 row = (row[0], *(getattr(self, name) for name in names if name != "spk"))
             rows.append(row)
-            now = list(row) if "spk" in names else list(row[1:])
-        return tuple(torch.stack(values).to(x.dtype) for values in zip(*rows)), now
+            current_states = list(row) if "spk" in names else list(row[1:])
+        return tuple(torch.stack(values).to(x.dtype) for values in zip(*rows)), current_states
 
     def _call(self, x: torch.Tensor, states: List[Any]) -> Any:
         return self.forward(x) if self.init_hidden else self.forward(x, *states)

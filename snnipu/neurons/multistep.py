@@ -1,4 +1,4 @@
-"""``snnipu.MultiStep``: ``nn.Sequential`` over time."""
+"""``snnipu.MultiStep``: ``nn.Sequential`` over time, and the rules for running a module over all steps at once."""
 
 import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
@@ -13,7 +13,7 @@ from snnipu._names.stock import stock
 from snnipu.backends import memory, popart
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
-from snnipu.neurons.paths import Paths, Watch
+from snnipu.neurons.paths import PathRecorder, Paths
 from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.ops import sparse_input
 from snnipu.ops._arguments import is_direct
@@ -21,7 +21,7 @@ from snnipu.ops.batch_norm import SMALL_STEP, batch_norm_over_time
 from snnipu.ops.dense_pool2d import avg_pool2d, max_pool2d
 from snnipu.spikes import SparseSpikes
 
-# Modules whose output at a step is a function of that step's input alone, the same at every step.
+# Stateless modules: the output of a step is a function of that step's input alone, the same at every step.
 _ELEMENTWISE = (
     nn.Identity,
     nn.ReLU,
@@ -57,11 +57,11 @@ _DROPOUTS = (nn.Dropout, nn.AlphaDropout)
 _CHANNEL_DROPOUTS = {1: (nn.Dropout1d,), 2: (nn.Dropout2d,), 3: (nn.Dropout3d,)}
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
-# A step takes the spikes of the step before, in front of the other states.
+# Neurons whose first state is the spikes of the step before.
 _SPIKES_ARE_STATE = (snntorch.RLeaky, snntorch.RSynaptic)
 
-# Whose paths this thread asks for: a network, and who watches it.
-_asked = threading.local()
+# In this thread, the network whose paths are recorded, and the recorder.
+_recorders = threading.local()
 _BATCH, _OPERATOR, _ONCE, _STEPS, _WHOLE = (
     "all steps as one batch",
     "all steps as one operator",
@@ -70,11 +70,11 @@ _BATCH, _OPERATOR, _ONCE, _STEPS, _WHOLE = (
     "called once with all steps",
 )
 
-_Fits = Callable[[Any, int], bool]
+_BatchRule = Callable[[Any, int], bool]
 _Named = List[Tuple[str, nn.Module]]
 
-# Activations of a part of the steps: the largest of one module.
-PART_BYTES = 24 * 2**20
+# The most bytes of one module's activation in a chunk of time.
+CHUNK_BYTES = 24 * 2**20
 _CHANNELS = 16
 
 
@@ -86,22 +86,22 @@ def _has_batch(module: nn.Module, dims: int) -> bool:
     return dims >= 2
 
 
-def _has_maps(spatial: int) -> _Fits:
+def _has_maps(spatial: int) -> _BatchRule:
     return lambda module, dims: dims == spatial + 2 and not getattr(module, "return_indices", False)
 
 
-def _behind_batch(attribute: str) -> _Fits:
-    """The dimension that ``attribute`` names is not the batch's."""
+def _not_batch(attribute: str) -> _BatchRule:
+    """Return a rule: the dimension that the module's ``attribute`` names is not the batch dimension."""
 
-    def fits(module: Any, dims: int) -> bool:
+    def rule(module: Any, dims: int) -> bool:
         dim = getattr(module, attribute)
         return isinstance(dim, int) and dims > 0 and dim % dims > 0
 
-    return fits
+    return rule
 
 
-# Type -> whether the samples of all steps may run as one batch, for steps of so many dimensions.
-_STATELESS: Dict[type, _Fits] = {
+# For each type, a rule: may all steps, of so many dimensions each, run as one batch?
+_STATELESS: Dict[type, _BatchRule] = {
     **dict.fromkeys(_ELEMENTWISE, _always),
     **dict.fromkeys(_CHANNELWISE, _has_batch),
     **{kind: _has_maps(spatial) for spatial, kinds in _MAPS.items() for kind in kinds},
@@ -109,19 +109,19 @@ _STATELESS: Dict[type, _Fits] = {
     nn.PixelShuffle: _has_maps(2),
     nn.Upsample: lambda module, dims: dims >= 3,
     nn.LayerNorm: lambda module, dims: dims > len(module.normalized_shape),
-    nn.Softmax: _behind_batch("dim"),
-    nn.LogSoftmax: _behind_batch("dim"),
-    nn.Flatten: _behind_batch("start_dim"),
-    nn.Unflatten: _behind_batch("dim"),
+    nn.Softmax: _not_batch("dim"),
+    nn.LogSoftmax: _not_batch("dim"),
+    nn.Flatten: _not_batch("start_dim"),
+    nn.Unflatten: _not_batch("dim"),
 }
-# Their masks differ from step to step anyway.
-_RANDOM: Dict[type, _Fits] = {
+# Dropouts draw another mask for each step, as one batch and in a loop.
+_RANDOM: Dict[type, _BatchRule] = {
     **dict.fromkeys(_DROPOUTS, _always),
     nn.FeatureAlphaDropout: _has_batch,
     **{kind: _has_maps(spatial) for spatial, kinds in _CHANNEL_DROPOUTS.items() for kind in kinds},
 }
-# What gives a result of its input's shape, step by step.
 _DeltaLeaky = stock("DeltaLeaky")
+# Modules whose output of a step has the shape of its input.
 _KEEP_SHAPE = (
     *_BATCH_NORMS,
     Leaky,
@@ -133,96 +133,98 @@ _KEEP_SHAPE = (
     snntorch.RSynaptic,
     _DeltaLeaky,
 )
-# snnTorch's neurons that take whole sequences, [T, B, ...]; as recurrent layers do.
-
+# Modules that take whole sequences [T, B, ...]: recurrent layers and some of snnTorch's neurons.
 _WHOLE_SEQUENCES = (*map(stock, ("StateLeaky", "AssociativeLeaky", "LeakyParallel")), nn.RNNBase)
 
 
 def is_stateless(module: nn.Module) -> bool:
-    """Whether every step's output is a function of the same step's input, the same for every step."""
+    """Return True if each step's output is a function of that step's input alone, the same at every step."""
     if not is_plain(module):
         return False
     kind = type(module)  # a subclass may keep state
     if kind in _BATCH_NORMS:
-        # In evaluation a batch norm uses its running statistics, if it keeps any.
+        # In evaluation mode, a batch norm with running statistics is stateless.
         return not module.training and bool(module.track_running_stats)
     return kind in _STATELESS or (kind in _RANDOM and not module.training)
 
 
 def is_random(module: nn.Module) -> bool:
-    """Whether the module is a dropout, and nothing else sees its calls."""
+    """Return True if the module is a dropout without hooks."""
     return type(module) in _RANDOM and is_plain(module)
 
 
 def runs_as_one_batch(module: nn.Module, dims: int) -> bool:
-    """Whether all steps, of so many dimensions each, may run as one batch.
+    """Return True if all steps, of ``dims`` dimensions each, may run as one batch.
 
-    That is: stateless, or dropout, and nothing looks at the batch's dimension.
+    The module must be stateless or a dropout, and must not depend on the batch dimension.
     """
     if not is_stateless(module) and not is_random(module):
         return False
-    fits = _STATELESS.get(type(module)) or _RANDOM.get(type(module), _has_batch)
-    return fits(module, dims)
+    rule = _STATELESS.get(type(module)) or _RANDOM.get(type(module), _has_batch)
+    return rule(module, dims)
 
 
 def takes_whole_sequences(module: nn.Module) -> bool:
-    """Whether the module is called once, with ``[T, B, ...]``: recurrent and event-driven layers, what says so."""
+    """Return True if the module takes ``[T, B, ...]``: a recurrent or event-driven layer, or by its attribute."""
     return isinstance(module, _WHOLE_SEQUENCES) or getattr(module, "takes_whole_sequences", False) is True
 
 
 class MultiStep(nn.Sequential):
-    """Modules in sequence, over time.
+    """``nn.Sequential`` over time: all steps of each module at once, as far as the module allows.
 
     .. code-block:: python
 
         net = snn.MultiStep(nn.Linear(784, 1000), snn.Leaky(beta=0.9), nn.Linear(1000, 10), snn.Leaky(beta=0.9))
         spk, mem = net(x)                  # x [T, B, 784]: one current for each step
-        spk, mem = net(x, num_steps=25)    # x [B, 784], held constant: the first Linear runs once
+        spk, mem = net(x, num_steps=25)    # x [B, 784], the same at every step: the first Linear runs once
 
-    The result is that of a loop over time which passes each step through all modules; spikes are what goes from a
-    neuron to the next module, and the last module's result is returned with all steps stacked (``(spk, mem)`` from a
-    :class:`Leaky`). What runs how:
+    The results equal those of a loop over time that passes each step through all modules. A neuron passes its spikes
+    alone to the next module. The network returns the last module's results, stacked over time: ``(spk, mem)`` if that
+    is a :class:`Leaky`.
 
-    * :class:`Leaky`, and neurons of :func:`~snnipu.neuron`; on CPUs and NVIDIA GPUs ``Lapicque``, ``Synaptic``,
-      ``Alpha``, one-to-one ``RLeaky`` and ``RSynaptic``, ``DeltaLeaky``: the whole sequence as one fused operator;
-      all-to-all ``RLeaky`` and ``RSynaptic``: fused steps between the products;
-    * :class:`SLSTM` and :class:`SConv2dLSTM`: the input's part for all steps at once, the rest in a loop;
-    * PyTorch's own stateless modules (linear, convolution, pooling, activations, layer norm, dropout; batch norm in
-      evaluation): all steps as one batch, and once for a constant input. On a CPU, ``nn.Linear``, ``nn.Conv1d`` and
-      ``nn.Conv2d`` leave out the zeros of an input that is mostly zeros (:func:`snnipu.dense_only` takes PyTorch's
-      products);
-    * what takes whole sequences is called once, with ``[T, B, ...]``: ``nn.RNN``, ``nn.LSTM``, ``nn.GRU``, snnTorch's
-      ``StateLeaky``, ``LinearLeaky``, ``AssociativeLeaky`` and ``LeakyParallel``, the event-driven layers, and modules
-      that have the attribute ``takes_whole_sequences = True``;
-    * snnTorch's other neurons, ``nn.LSTMCell`` and its like, and any other module: step by step, in order. The states
-      of neurons and cells are passed from step to step. Batch norm in training uses each step's statistics;
-    * ``nn.Sequential`` and nested ``MultiStep``: their modules in turn.
+    Each kind of module runs in its way:
 
-    A module with hooks, or with parts replaced (:class:`Leaky` tells which), is called as a module, step by step; so is
-    every module while there are global hooks. :class:`~snnipu.SparseSpikes` are made dense for modules that are not
-    event-driven.
+    * One fused operator for the whole sequence: :class:`Leaky` and neurons of :func:`~snnipu.neuron`. On CPUs and
+      NVIDIA GPUs also ``Lapicque``, ``Synaptic``, ``Alpha``, ``DeltaLeaky``, and one-to-one ``RLeaky`` and
+      ``RSynaptic``. All-to-all ``RLeaky`` and ``RSynaptic`` run fused steps between their products.
+    * :class:`SLSTM` and :class:`SConv2dLSTM`: the product with the input for all steps at once, the rest in a loop.
+    * All steps as one batch, and one step for a constant input: PyTorch's stateless modules (linear, convolution,
+      pooling, activations, layer norm, dropout; batch norm in evaluation mode). On a CPU, ``nn.Linear``, ``nn.Conv1d``
+      and ``nn.Conv2d`` skip the zeros of an input that is mostly zeros; :func:`snnipu.dense_only` turns this off.
+    * One call with ``[T, B, ...]``: ``nn.RNN``, ``nn.LSTM``, ``nn.GRU``, snnTorch's ``StateLeaky``, ``LinearLeaky``,
+      ``AssociativeLeaky`` and ``LeakyParallel``, the event-driven layers, and modules with the attribute
+      ``takes_whole_sequences = True``.
+    * Step by step, in order: snnTorch's other neurons, cells such as ``nn.LSTMCell``, and any other module. The states
+      of neurons and cells pass from step to step. Batch norm in training uses the statistics of each step.
+    * ``nn.Sequential`` and nested ``MultiStep``: their modules, one after the other.
 
-    On a CPU, steps run in parts of time whose activations stay small (``PART_BYTES``): every module sees the steps in
-    order, but a part goes through all modules before the next one does.
+    A module with hooks or replaced parts (see :class:`Leaky`) is called for each step. With global hooks, every module
+    is. :class:`~snnipu.SparseSpikes` become dense tensors for modules that are not event-driven.
 
-    Neurons start from zeros in each call, those inside other modules too; those with ``init_hidden=True`` go on where
-    they ended, until ``utils.reset(net)``.
+    On a CPU, the steps run in chunks of time, so that activations stay in the caches: at most ``CHUNK_BYTES`` for each
+    module. Each chunk runs through all modules before the next chunk.
+
+    Neurons start from zeros in each call, also inside other modules. Neurons with ``init_hidden=True`` continue from
+    the last call until ``utils.reset(net)``.
+
+    Args:
+        args: the modules in order, or one ``OrderedDict`` of them, as for ``nn.Sequential``.
 
     Raises:
-        ValueError, TypeError: a module that cannot run over time: a recurrent layer with ``batch_first=True``, one
-            without ``forward``.
+        ValueError: a recurrent layer has ``batch_first=True``.
+        TypeError: a module has no ``forward``.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        # Shape of a step and modules -> bytes of the largest activation.
+        # Bytes of the largest activation of one step, by the step's shape and the modules.
         self._step_bytes: Dict[Tuple[Any, ...], int] = {}
         for name, module in self.named_children():
             _check_module(name, module)
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> List[str]:
-        """What DistributedDataParallel must not broadcast: states of snnTorch's neurons, which it has as buffers."""
+        """Names of buffers that DistributedDataParallel must not broadcast: the states of snnTorch's neurons."""
         return [*self.__dict__.get("_ddp_ignored", ()), *_state_buffers(self)]
 
     @_ddp_params_and_buffers_to_ignore.setter
@@ -235,32 +237,32 @@ class MultiStep(nn.Sequential):
         """Run all steps.
 
         Args:
-            x: ``[T, B, ...]``, or :class:`~snnipu.SparseSpikes`; with ``num_steps``, ``[B, ...]``.
-            num_steps: number of steps for which ``x`` is held constant.
+            x: input, ``[T, B, ...]`` or :class:`~snnipu.SparseSpikes`. With ``num_steps``: ``[B, ...]``, the same input
+                at every step.
+            num_steps: number of steps ``T`` of a constant input; None: ``x`` has a time dimension.
 
         Returns:
-            What the last module returns, with time as first dimension.
+            The last module's results, with time as first dimension.
 
         Raises:
-            TypeError: ``x`` is not a tensor; ``num_steps`` is not an int; a module returned something else than tensors
-                and tuples of them.
+            TypeError: ``x`` is no tensor; ``num_steps`` is no int; a module returns neither tensors nor tuples of them.
             ValueError: no modules; ``x`` without a time (or batch) dimension; ``num_steps`` below 1; no time steps.
         """
         _check_input(x, num_steps)
-        modules = list(_in_turn(self))
+        modules = list(_flat_modules(self))
         if not modules:
             raise ValueError("MultiStep has no modules")
-        asked, watch = getattr(_asked, "network", (None, None))
-        watch = watch if asked is self else None
+        network, watch = getattr(_recorders, "network", (None, None))
+        watch = watch if network is self else None
         out: Any = x
-        constant = num_steps  # not None: `out` is one step's value, the same at all of them
+        constant = num_steps  # not None: `out` is the value of one step, the same at all steps
         while constant is not None and modules and is_stateless(modules[0][1]):
             name, module = modules.pop(0)
             before, out = out, module(out)
             if watch is not None:
                 watch.ran(name, module, _ONCE, before)
         while modules:
-            count = next((i for i, (_, module) in enumerate(modules) if not _goes_in_parts(module)), len(modules))
+            count = next((i for i, (_, module) in enumerate(modules) if not _runs_in_chunks(module)), len(modules))
             if isinstance(out, tuple):
                 out = out[0]
             if isinstance(out, SparseSpikes) and not getattr(modules[0][1], "takes_whole_sequences", False):
@@ -269,7 +271,7 @@ class MultiStep(nn.Sequential):
                 out = self._over_time(modules[:count], out, constant, count == len(modules), watch)
             else:
                 count = 1
-                before, out = out, _whole(*modules[0], out, constant)
+                before, out = out, _run_whole(*modules[0], out, constant)
                 if watch is not None:
                     watch.ran(*modules[0], _OPERATOR if _is_fused(modules[0][1]) else _WHOLE, before)
             constant = None
@@ -279,59 +281,60 @@ class MultiStep(nn.Sequential):
         return out
 
     def paths(self, x: Union[torch.Tensor, SparseSpikes], num_steps: Optional[int] = None) -> Paths:
-        """Run the network once, and tell how each module ran.
+        """Run the network once, and return how each module ran.
 
         .. code-block:: python
 
             print(net.paths(x))
 
-        The call is a real one: ``init_hidden`` states, running averages and random numbers go on as after ``net(x)``.
-        Where gradients are enabled it runs as in training, which lets a first convolution take events that it does not
-        under ``torch.no_grad()``.
+        The call changes ``init_hidden`` states, running averages and random numbers as ``net(x)`` does. Call it with
+        gradients enabled to see training: a first convolution may then run by events, and dense under
+        ``torch.no_grad()``.
 
         Args:
-            x, num_steps: those of :meth:`forward`.
+            x: input, as in :meth:`forward`.
+            num_steps: number of steps of a constant input, as in :meth:`forward`.
 
         Returns:
-            For each module its name, class, how it ran (products: by ``events`` or ``dense``), the share of its input
-            that was not zero, and the share up to which a product goes by events; ``str`` gives a table.
+            One :class:`~snnipu.neurons.paths.Path` for each module: name, class, how it ran, the share of its input
+            that was not zero, and for a product the share up to which it runs by events. ``str`` returns a table.
         """
-        before = getattr(_asked, "network", (None, None))
+        before = getattr(_recorders, "network", (None, None))
         with sparse_input.watched() as choices:
-            watch = Watch(choices)
-            _asked.network = (self, watch)
+            watch = PathRecorder(choices)
+            _recorders.network = (self, watch)
             try:
                 self(x, num_steps)
             finally:
-                _asked.network = before
+                _recorders.network = before
         return watch.paths()
 
     def _over_time(
-        self, modules: _Named, x: torch.Tensor, constant: Optional[int], need_mem: bool, watch: Optional[Watch]
+        self, modules: _Named, x: torch.Tensor, constant: Optional[int], need_mem: bool, watch: Optional[PathRecorder]
     ) -> Any:
-        """All steps through ``modules``, in parts of time whose activations stay in the caches and are soon free."""
+        """Run all steps through ``modules``, in chunks of time whose activations stay in the caches."""
         lengths = self._lengths(modules, x, constant)
         if len(lengths) == 1:
-            return _part(modules, None, x, constant, need_mem, watch)
+            return _run_chunk(modules, None, x, constant, need_mem, watch)
         states: List[Any] = [None] * len(modules)
-        parts = [x] * len(lengths) if constant is not None else x.split(lengths)
-        made = [
-            _part(modules, states, part, None if constant is None else number, need_mem, watch)
-            for part, number in zip(parts, lengths)
+        chunks = [x] * len(lengths) if constant is not None else x.split(lengths)
+        results = [
+            _run_chunk(modules, states, part, None if constant is None else number, need_mem, watch)
+            for part, number in zip(chunks, lengths)
         ]
-        return _joined(made)
+        return _concatenated(results)
 
     def _lengths(self, modules: _Named, x: torch.Tensor, constant: Optional[int]) -> List[int]:
-        """Lengths of the parts, from the shapes alone: the same call is always cut in the same way."""
+        """Return the lengths of the chunks. They depend on the shapes alone, so that equal calls have equal chunks."""
         steps = x.shape[0] if constant is None else constant
         if steps == 1:
             return [1]
         stateful = [module for _, module in modules if not is_stateless(module)]
         if (
-            not is_direct(x, dispatched=True)  # transforms of torch.func do not know Join
+            not is_direct(x, dispatched=True)  # transforms of torch.func do not support Join
             or x.numel() == 0
             or len(stateful) == len(modules)
-            or len({id(module) for module in stateful}) < len(stateful)  # one that goes on with itself
+            or len({id(module) for module in stateful}) < len(stateful)  # a repeated neuron continues its own states
             or popart.on_ipu_model()
             or popart.on_real_ipu()
         ):
@@ -340,7 +343,7 @@ class MultiStep(nn.Sequential):
         key = (step.shape, step.dtype, *((id(module), type(module)) for _, module in modules))
         if key not in self._step_bytes:
             self._step_bytes[key] = _largest_step(modules, step)
-        return part_lengths(steps, self._step_bytes[key])
+        return chunk_lengths(steps, self._step_bytes[key])
 
 
 def _state_buffers(network: nn.Module) -> Iterator[str]:
@@ -369,10 +372,10 @@ def _check_input(x: Any, num_steps: Optional[int]) -> None:
 
 
 def _check_module(name: str, module: nn.Module) -> None:
-    """Raise for what cannot run over time; the message names the module."""
+    """Raise an error that names the module if it cannot run over time."""
     if isinstance(module, nn.RNNBase) and module.batch_first:
         raise ValueError(
-            f"MultiStep hands [T, B, ...] to module {name} ({type(module).__name__}), and it has batch_first=True: "
+            f"MultiStep passes [T, B, ...] to module {name} ({type(module).__name__}), and it has batch_first=True: "
             "build it with batch_first=False"
         )
     if getattr(type(module), "forward", None) is nn.Module.forward and "forward" not in module.__dict__:
@@ -382,13 +385,13 @@ def _check_module(name: str, module: nn.Module) -> None:
             _check_module(f"{name}.{inner}", child)
 
 
-def _in_turn(modules: nn.Module, prefix: str = "") -> Iterator[Tuple[str, nn.Module]]:
-    """Name and module, those of plain ``nn.Sequential`` and ``MultiStep`` in their place."""
+def _flat_modules(modules: nn.Module, prefix: str = "") -> Iterator[Tuple[str, nn.Module]]:
+    """Yield names and modules in order, with nested ``nn.Sequential`` and ``MultiStep`` replaced by their modules."""
     for name, module in modules._modules.items():
         if module is None:
             continue
         if type(module) in (nn.Sequential, MultiStep) and is_plain(module):
-            yield from _in_turn(module, f"{prefix}{name}.")
+            yield from _flat_modules(module, f"{prefix}{name}.")
         else:
             yield prefix + name, module
 
@@ -398,21 +401,21 @@ def _expanded(x: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 def _is_fused(module: nn.Module) -> bool:
-    """Whether the module runs all steps by itself, as a loop of calls would: by its ``over_time`` and ``resume``."""
+    """Return True if the module's ``over_time`` and ``resume`` may run in place of a loop of calls."""
     runs_fused: Any = getattr(module, "runs_fused", None)
     return runs_fused is not None and not is_hooked(module) and runs_fused()
 
 
-def _goes_in_parts(module: nn.Module) -> bool:
-    """Whether the module may be given a part of the steps, and go on with the next."""
+def _runs_in_chunks(module: nn.Module) -> bool:
+    """Return True if the module may run chunk after chunk of time."""
     if isinstance(module, MultiStep) or takes_whole_sequences(module):
         return False
     resumes: Any = getattr(module, "resumes", lambda: False)
     return resumes() or not _is_fused(module)
 
 
-def _whole(name: str, module: nn.Module, x: Any, constant: Optional[int]) -> Any:
-    """All steps through a module that takes them at once."""
+def _run_whole(name: str, module: nn.Module, x: Any, constant: Optional[int]) -> Any:
+    """Run a module that takes all steps in one call."""
     if _is_fused(module):
         over_time: Any = module.over_time
         return over_time(x, num_steps=constant)
@@ -422,15 +425,18 @@ def _whole(name: str, module: nn.Module, x: Any, constant: Optional[int]) -> Any
     return module(x if constant is None else _expanded(x, constant))
 
 
-def _part(
+def _run_chunk(
     modules: _Named,
     states: Optional[List[Any]],
     x: torch.Tensor,
     constant: Optional[int],
     need_mem: bool,
-    watch: Optional[Watch],
+    watch: Optional[PathRecorder],
 ) -> Any:
-    """Some steps through ``modules``, from ``states`` and to the states the next part starts from; None: all steps."""
+    """Run a chunk of time through ``modules``.
+
+    ``states``: the states before the chunk, replaced by those after it; None: the chunk has all steps.
+    """
     out: Any = x
     for place, (name, module) in enumerate(modules):
         if isinstance(out, tuple):
@@ -438,11 +444,11 @@ def _part(
         before = out
         if _is_fused(module):
             neuron: Any = module
-            wanted = need_mem and place == len(modules) - 1
+            store_states = need_mem and place == len(modules) - 1
             if states is None:
-                out = neuron.over_time(out, num_steps=constant, need_mem=wanted)
+                out = neuron.over_time(out, num_steps=constant, need_mem=store_states)
             else:
-                out, states[place] = neuron.resume(out, states[place], num_steps=constant, need_mem=wanted)
+                out, states[place] = neuron.resume(out, states[place], num_steps=constant, need_mem=store_states)
             constant = None
             if watch is not None:
                 watch.ran(name, module, _OPERATOR, before)
@@ -454,7 +460,7 @@ def _part(
         if runs_as_one_batch(module, out.dim() - 1):
             out = _as_one_batch(module, out)
         elif _norms_over_time(module, out):
-            out = _normed(module, out)
+            out = _batch_norm_steps(module, out)
         else:
             runs_as = _STEPS
             out, state = _by_steps(name, module, out, None if states is None else states[place])
@@ -466,12 +472,12 @@ def _part(
 
 
 def bytes_of_maps(values: int, channels: int, itemsize: int) -> int:
-    """Bytes that a convolution takes for its result: oneDNN lays few channels out as if they were 16."""
+    """Return the bytes of a convolution's result: oneDNN pads fewer than 16 channels to 16."""
     return values * itemsize * max(channels, _CHANNELS) // max(channels, 1)
 
 
 def _largest_step(modules: _Named, step: torch.Tensor) -> int:
-    """Bytes of the largest result of one step, as far as stateless modules and neurons tell."""
+    """Return the bytes of the largest result of one step, up to the first module of unknown output shape."""
     largest = step.numel() * step.element_size()
     with torch.no_grad():
         out = step.detach().unsqueeze(0)
@@ -486,39 +492,39 @@ def _largest_step(modules: _Named, step: torch.Tensor) -> int:
     return largest
 
 
-def part_lengths(steps: int, step_bytes: int) -> List[int]:
-    """How many steps run at a time where the largest activation of one has so many bytes."""
-    length = max(1, PART_BYTES // max(1, step_bytes))
+def chunk_lengths(steps: int, step_bytes: int) -> List[int]:
+    """Return the lengths of the chunks of ``steps`` steps whose largest activation has ``step_bytes`` bytes a step."""
+    length = max(1, CHUNK_BYTES // max(1, step_bytes))
     count = -(-steps // length)
     return [steps // count + (part < steps % count) for part in range(count)]
 
 
 class Join(torch.autograd.Function):
-    """Parts of a sequence in one tensor, in the order in which they lie; their gradients are views."""
+    """The concatenation of chunks over time, in their memory order. Their gradients are views of the output's."""
 
     @staticmethod
     def forward(ctx: Any, *parts: torch.Tensor) -> torch.Tensor:
         ctx.lengths = [part.shape[0] for part in parts]
         order = memory_order(parts[0], None) or tuple(range(parts[0].dim() - 1))
-        there = (0, *(1 + dim for dim in order))
-        parts = tuple(part.permute(there) for part in parts)
+        axes = (0, *(1 + dim for dim in order))
+        parts = tuple(part.permute(axes) for part in parts)
         out = memory.empty(parts[0], (sum(ctx.lengths), *parts[0].shape[1:]))
         torch.cat(parts, out=out)
-        return out.permute(sorted(range(out.dim()), key=there.__getitem__))
+        return out.permute(sorted(range(out.dim()), key=axes.__getitem__))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         return grad.split(ctx.lengths)
 
 
-def _joined(parts: List[Any]) -> Any:
+def _concatenated(parts: List[Any]) -> Any:
     if isinstance(parts[0], tuple):
-        return tuple(_joined(list(same)) for same in zip(*parts))
+        return tuple(_concatenated(list(same)) for same in zip(*parts))
     return Join.apply(*parts)
 
 
 def _norms_over_time(module: Any, x: torch.Tensor) -> bool:
-    """Whether it is a batch norm of each step's own statistics, of steps that are small enough to run together."""
+    """Return True if the module is a batch norm with statistics of each step, of steps that fit one operator."""
     return (
         type(module) in _BATCH_NORMS
         and is_plain(module)
@@ -530,8 +536,8 @@ def _norms_over_time(module: Any, x: torch.Tensor) -> bool:
     )
 
 
-def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """A batch norm in training of all steps, ``[T, B, C, ...]``."""
+def _batch_norm_steps(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """Run a batch norm with the statistics of each step over all steps ``[T, B, C, ...]``."""
     module._check_input_dim(x[0])
     averages = module.training and module.track_running_stats
     if averages and module.num_batches_tracked is not None:
@@ -559,7 +565,7 @@ def _as_one_batch(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def _start_from_zeros(module: nn.Module) -> Tuple[Any, ...]:
-    """Clear the states of the neurons in ``module`` that a call does not go on with; what its first step is given."""
+    """Reset the neurons in ``module``, except with ``init_hidden=True``; return the states of the first step's call."""
     for neuron in module.modules():
         if neuron is not module and isinstance(neuron, snntorch.SpikingNeuron) and not neuron.init_hidden:
             getattr(neuron, "reset_mem", tuple)()
@@ -570,9 +576,9 @@ def _start_from_zeros(module: nn.Module) -> Tuple[Any, ...]:
     reset = getattr(module, "reset_mem", tuple)
     state: Any = reset()
     if isinstance(module, _DeltaLeaky):
-        return (state,)  # its two states are one argument
+        return (state,)  # one argument holds both states
     if getattr(reset, "__module__", "").startswith(("snntorch.", "snnipu.")):
-        return ()  # they are the module's own now
+        return ()  # reset_mem has stored them on the module
     return state if isinstance(state, tuple) else (state,)
 
 
@@ -585,9 +591,9 @@ def _passes_states(module: nn.Module) -> bool:
 
 
 def _by_steps(name: str, module: nn.Module, x: torch.Tensor, state: Optional[Tuple[Any, ...]]) -> Any:
-    """Step by step; a neuron or cell that returns its state gets it back in the next step.
+    """Run a module step by step; pass the states that a neuron or cell returns to its next step.
 
-    Returns the results and the last state; ``state`` None: it starts from zeros.
+    Returns the results and the last states. ``state`` None: zeros.
     """
     neuron, cell = _passes_states(module), isinstance(module, nn.RNNCellBase)
     if state is None:
@@ -602,7 +608,7 @@ def _by_steps(name: str, module: nn.Module, x: torch.Tensor, state: Optional[Tup
         steps.append(out)
     out = _stack(name, module, steps)
     if hasattr(module, "runs_fused"):
-        # As the fused operator; steps of snnTorch 1.0 give float32 for 16-bit inputs.
+        # The dtype of the fused operator: snnTorch 1.0 returns float32 for 16-bit inputs.
         out = _in_dtype(out, x.dtype)
     return out, state
 

@@ -1,4 +1,4 @@
-"""Nodes of NIR that are no neuron of snnTorch's: a scaled signal, a threshold, an integrator; a graph of modules."""
+"""Modules for NIR nodes without a counterpart in snnTorch: scale, threshold, integrator, and a graph of modules."""
 
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -11,13 +11,17 @@ from snnipu.surrogate import SpikeGrad, as_surrogate
 
 
 class Unsupported(ValueError, NotImplementedError):
-    """What NIR cannot express, or what of NIR has no module here; the message names the node and the reason."""
+    """An error: NIR cannot express a module, or a NIR node has no module here. The message has the name and reason."""
 
 
 class Scale(nn.Module):
-    """``y = scale x``, ``scale`` a number or of one step's trailing dimensions."""
+    """A layer that multiplies: ``y = scale * x``.
 
-    takes_whole_sequences = True  # elementwise: a step or all of them
+    Args:
+        scale: a number, or a tensor that broadcasts to one step ``[B, ...]``.
+    """
+
+    takes_whole_sequences = True  # elementwise: one step or all steps
     scale: torch.Tensor
 
     def __init__(self, scale: Any) -> None:
@@ -29,7 +33,12 @@ class Scale(nn.Module):
 
 
 class Threshold(nn.Module):
-    """``z = H(x - threshold)``, ``H(0) = 0``, with a surrogate gradient."""
+    """A layer that spikes: ``z = H(x - threshold)``, ``H(0) = 0``, with a surrogate gradient.
+
+    Args:
+        threshold: a number, or a tensor that broadcasts to one step ``[B, ...]``.
+        spike_grad: surrogate gradient, a function of ``x - threshold`` that returns the spikes.
+    """
 
     takes_whole_sequences = True
     threshold: torch.Tensor
@@ -45,9 +54,13 @@ class Threshold(nn.Module):
 
 
 class Integrator(nn.Module):
-    """The membrane of ``neuron``, which has no reset and keeps its states, above ``v_leak``: ``v = v_leak + mem``.
+    """A layer that returns the membrane of a neuron without reset: ``v = v_leak + mem``.
 
-    One step a call, as neurons with ``init_hidden=True``; all steps at once in ``MultiStep``.
+    A call is one step, and the states stay in the neuron (``init_hidden=True``). ``MultiStep`` runs all steps at once.
+
+    Args:
+        neuron: the neuron, with ``init_hidden=True`` and ``reset_mechanism="none"``.
+        v_leak: a number, or a tensor that broadcasts to one step ``[B, ...]``.
     """
 
     v_leak: torch.Tensor
@@ -67,17 +80,17 @@ class Integrator(nn.Module):
         return fuses is not None and hasattr(self.neuron, "sequence") and not is_hooked(self.neuron) and bool(fuses())
 
     def over_time(self, x: torch.Tensor, *, num_steps: Optional[int] = None, need_mem: bool = True) -> torch.Tensor:
-        """What ``MultiStep`` calls."""
+        """Run all steps for ``MultiStep``."""
         neuron: Any = self.neuron
         return neuron.sequence(x, num_steps=num_steps)[-1] + self.v_leak
 
 
 class ModuleGraph(nn.Module):
-    """Modules of which each gets the sum of the outputs of those before it.
+    """A graph of modules. The input of each module is the sum of its sources' outputs.
 
     Args:
-        modules: by name, in an order in which each follows its sources.
-        sources: of each module the names of the modules whose outputs it gets; ``None`` is the graph's input.
+        modules: the modules by name, each after its sources.
+        sources: for each module, the names of the modules whose outputs it receives; ``None`` is the graph's input.
         outputs: names of the modules whose outputs the graph returns.
     """
 
@@ -112,7 +125,7 @@ class ModuleGraph(nn.Module):
         return True
 
     def over_time(self, x: torch.Tensor, *, num_steps: Optional[int] = None, need_mem: bool = True) -> Any:
-        """What ``MultiStep`` calls: each module over all steps."""
+        """Run all steps for ``MultiStep``, module after module."""
         if num_steps is not None:
             x = x.unsqueeze(0).expand(num_steps, *x.shape)
         return self._run(x, lambda module, value: MultiStep(module)(value))

@@ -1,4 +1,4 @@
-"""``snnipu.neuron``: a neuron of one's own from the equations of its step, fused over the sequence."""
+"""``snnipu.neuron``: a custom neuron from a step function, as a fused operator over the sequence."""
 
 import inspect
 import keyword
@@ -15,7 +15,7 @@ from snnipu._generator import TraceError
 from snnipu._layout import SINGLE_STEP
 from snnipu._route import is_exporting
 from snnipu.backends import popart, why_reference
-from snnipu.neurons._outside import outside
+from snnipu.neurons._external_values import external_values
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import _neurons, step_operators
 from snnipu.ops._arguments import check_input, compute_dtype, state_argument
@@ -25,35 +25,43 @@ from snnipu.surrogate import SpikeGrad, as_surrogate
 Value = Union[float, torch.Tensor]
 StepFunction = Callable[..., Any]
 _KEYWORDS = ("learn", "spike_grad", "init_hidden", "output")
-# Devices that have kernels, or say themselves why they have none.
+# Device types that have kernels, or warn about their absence elsewhere.
 _WITH_KERNELS = ("cpu", "cuda", "meta")
 
 
 class OwnNeuron(FusedNeuron):
-    """What the classes that :func:`snnipu.neuron` makes have in common; an ``nn.Module``.
+    """The base class of the neurons that :func:`snnipu.neuron` makes; an ``nn.Module``.
+
+    A call is one step: ``spk, *states = layer(x, *states)``, with ``x`` ``[B, ...]``. A state has the shape of ``x``,
+    or no dimensions if all neurons share its value. :meth:`sequence` and :meth:`spikes` run all steps as one operator;
+    ``MultiStep`` calls them. For 16-bit inputs the states are float32.
+
+    The fused operator needs a surrogate of ``snnipu.surrogate`` or ``snntorch.surrogate``. It runs on CPUs and, as
+    Triton kernels, on NVIDIA GPUs. The first use compiles the kernels, for a CPU with the machine's C++ compiler. With
+    any other function as ``spike_grad``, the step function runs in PyTorch, step by step.
 
     Args:
-        parameters: by name, each a number, or a tensor that broadcasts to one step of the input: one value a neuron.
-        learn: the names of the parameters that learn, or True for all; the others are buffers.
-        spike_grad: the surrogate gradient of ``spike``; None: snnTorch's default, ``atan()``.
-        init_hidden: keep the states from call to call, and return spikes alone.
-        output: return the states also with ``init_hidden=True``.
-        options: by name: keywords of the step that have a default there.
+        learn: the names of the parameters that learn, or True for all of them. The others are buffers.
+        spike_grad: surrogate gradient of ``spike``, from ``snnipu.surrogate`` or ``snntorch.surrogate``; or a function
+            that takes the argument of ``spike`` and returns the spikes. None: ``atan()``.
+        init_hidden: if True, the layer keeps its states from call to call: a call takes ``x`` alone and returns the
+            spikes alone. If False, the caller passes the states to each step.
+        output: if True, calls return the states also with ``init_hidden=True``.
+        values: the step's parameters and options by name. A parameter is a number, or a tensor that broadcasts to one
+            step ``[B, ...]``. Absent names have the values of the class.
 
-    A call is one step, ``layer(x, *states) -> (spk, *states)``: ``x [B, ...]``, each state of its shape, or of no
-    dimension for the same in every neuron; a state that is None, or all where none is given, start anew. For all steps
-    at once there are :meth:`sequence` and :meth:`spikes`, ``MultiStep`` calls them. In 16 bit, states are float32.
-
-    Fused: with a surrogate of snnipu's or snnTorch's, on CPUs and, by Triton, on NVIDIA GPUs. The kernels are compiled
-    at the first use, for a CPU with the machine's compiler. A Python function as ``spike_grad`` is looped in PyTorch.
+    Raises:
+        TypeError: unknown name; a parameter is neither a number nor a real tensor; ``spike_grad`` is not callable; an
+            option is not hashable, or the step rejects it.
+        ValueError: ``learn`` has a name that is no parameter.
     """
 
-    # The function as it was written: looped in PyTorch it is the neuron, too.
+    # The function that the user wrote. In a loop in PyTorch it is the neuron, too.
     step: StepFunction
     _state_values: Dict[str, float]
     _parameter_values: Dict[str, Value]
     _option_values: Dict[str, Any]
-    _outside: Callable[[], Tuple[Any, ...]]
+    _external_values: Callable[[], Tuple[Any, ...]]
     _registered: Dict[Any, str]
 
     def __init__(
@@ -92,24 +100,24 @@ class OwnNeuron(FusedNeuron):
             setattr(self, name, values.get(name, default))
         for name in self._state_values:
             setattr(self, name, None)
-        _ = self.equation  # options that the step refuses are refused here
+        _ = self.equation  # raise now if the step rejects the options
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._registered = {}
 
-    # ---- what FusedNeuron asks for
+    # ---- the interface of FusedNeuron
 
     @property
     def equation(self) -> str:  # type: ignore[override]
-        """The name by which the operators know this step with this layer's options."""
+        """The operators' name of this step with this layer's options."""
         if not step_operators.tracing():
             return self._recorded()
-        _ = self._key() in self._registered  # what is compiled holds for these options and numbers
+        _ = self._key() in self._registered  # guard: the compiled graph is valid for these options and numbers
         return self._recorded_now()
 
     def _key(self) -> Tuple[Any, ...]:
-        return (*((type(value), value) for value in self._options().values()), self._outside())
+        return (*((type(value), value) for value in self._options().values()), self._external_values())
 
     def _recorded(self) -> str:
         key = self._key()
@@ -128,7 +136,7 @@ class OwnNeuron(FusedNeuron):
     def _recorded_now(self) -> str:
         return self._recorded()
 
-    def _home(self) -> type:
+    def _fused_class(self) -> type:
         return OwnNeuron
 
     def _replaced(self) -> List[str]:
@@ -144,27 +152,31 @@ class OwnNeuron(FusedNeuron):
         return {name: getattr(self, name) for name in self._option_values}
 
     def _fuses(self) -> bool:
-        known = self._surrogate()
-        if known is None or known.kernel is None or is_exporting():
+        surrogate = self._surrogate()
+        if surrogate is None or surrogate.kernel is None or is_exporting():
             return False
         return not (popart.on_ipu_model() or popart.on_real_ipu())
 
     @property
     def spikes_are_state(self) -> bool:
-        """Whether a step takes the spikes of the step before, in front of the other states."""
+        """True if the first state is the spikes of the step before."""
         return "spk" in self._state_values
 
     # ---- states
 
     def reset_mem(self) -> Tuple[torch.Tensor, ...]:
-        """Forget the states of an ``init_hidden`` layer; returns those a first step starts from, of no dimension."""
+        """Reset the states of a layer with ``init_hidden=True``.
+
+        Returns:
+            The states before a first step, tensors without dimensions.
+        """
         for name in self._state_values:
             setattr(self, name, None)
         device = next((value.device for value in self._values().values()), None)
         return tuple(torch.tensor(value, device=device) for value in self._state_values.values())
 
     def detach_hidden(self) -> None:
-        """Let gradients end at the states that an ``init_hidden`` layer keeps."""
+        """Detach the states of a layer with ``init_hidden=True``: later gradients do not pass them."""
         for name in self._state_values:
             state = getattr(self, name)
             if state is not None:
@@ -173,53 +185,54 @@ class OwnNeuron(FusedNeuron):
     def _starts(
         self, states: Sequence[Optional[torch.Tensor]], step_shape: torch.Size, x: torch.Tensor
     ) -> List[Optional[torch.Tensor]]:
-        """States as the operators take them: those left out from the layer, or the values they start from."""
+        """Return the operators' initial states: missing ones are the layer's, or the values of a first step."""
         if self.init_hidden and all(state is None for state in states):
             states = self._hidden(step_shape)
-        found: List[Optional[torch.Tensor]] = []
+        initial: List[Optional[torch.Tensor]] = []
         for (name, value), state in zip(self._state_values.items(), states):
             if state is None and value != 0:
                 state = x.new_full((), value, dtype=compute_dtype(x.dtype))
             if isinstance(state, torch.Tensor) and state.dim() == 0:
                 state = state.to(x.device).expand(step_shape)
-            found.append(None if state is None else state_argument(name, state, step_shape, x))
-        return found
+            initial.append(None if state is None else state_argument(name, state, step_shape, x))
+        return initial
 
     # ---- one step
 
     def forward(self, input_: torch.Tensor, *states: Optional[torch.Tensor], **named: Optional[torch.Tensor]) -> Any:
-        """One time step.
+        """Run one time step.
 
         Args:
             input_: current, ``[B, ...]``.
-            states: before the step, in order or by name; None: where a sequence starts, or with ``init_hidden=True``
-                where the last call ended.
+            states: states after the step before, in order. Give all of them or none. None: the initial value, or with
+                ``init_hidden=True`` the state after the last call.
+            named: the same states by name.
 
         Returns:
-            ``(spk, *states)`` after the step, spikes in the input's dtype; with ``init_hidden=True`` and not ``output``
-            spikes alone.
+            ``(spk, *states)`` after the step, each ``[B, ...]``, with spikes in the input's dtype. ``spk`` alone with
+            ``init_hidden=True`` and ``output=False``.
 
         Raises:
-            TypeError: more states than there are, or any with ``init_hidden=True``; ``input_`` no floating tensor.
-            ValueError: a shape or device that does not fit; the message names the argument.
+            TypeError: too many or too few states, or any with ``init_hidden=True``; ``input_`` is no floating tensor.
+            ValueError: wrong shape or device; the message names the argument.
         """
         names = self._states()
         _check_states(type(self).__name__, names, states, named)
-        given = [*states, *(named.get(name) for name in names[len(states) :])]
-        if self.init_hidden and any(state is not None for state in given):
+        all_states = [*states, *(named.get(name) for name in names[len(states) :])]
+        if self.init_hidden and any(state is not None for state in all_states):
             raise TypeError(f"{', '.join(names)} should not be passed as arguments while `init_hidden=True`")
         _check_missing(type(self).__name__, names, states, named)
         check_input(input_, 0, "[B, ...]")
-        return self._exported(self._step, input_, given) if is_exporting() else self._step(input_, given)
+        return self._exported(self._step, input_, all_states) if is_exporting() else self._step(input_, all_states)
 
     def _step(self, input_: torch.Tensor, given: Sequence[Optional[torch.Tensor]]) -> Any:
         names, starts = self._states(), self._starts(given, input_.shape, input_)
         after: Sequence[Any]
         if self._fuses():
-            _say_reference(input_.device)
+            _warn_if_reference(input_.device)
             spk, after = self._kernel_step(input_, starts)
         else:
-            # Also of a surrogate by its function, which other tools can record.
+            # A surrogate runs as its PyTorch function, which exporters can record.
             how = (self._options(), SINGLE_STEP, lambda u: self.spike_grad(u), [False] * len(names), True)
             spk, _, last = apply_in_pytorch(self.equation, input_, starts, self._values(), *how)
             assert last is not None
@@ -265,25 +278,25 @@ class OwnNeuron(FusedNeuron):
         if isinstance(x, torch.Tensor) and x.dim() >= (num_steps is None) and x.dtype.is_floating_point:
             states = self._starts(states, x.shape[1:] if num_steps is None else x.shape, x)
             if self._fuses():
-                _say_reference(x.device)
-        made, final = super()._sequence(x, states, num_steps, need_states, need_final)
+                _warn_if_reference(x.device)
+        result, final = super()._sequence(x, states, num_steps, need_states, need_final)
         if self.init_hidden and final is not None and not self._replaces("forward"):
             for name, state in zip(self._states(), final):
-                setattr(self, name, state)  # in the precision they are computed in
-        return made, final
+                setattr(self, name, state)  # in the dtype of the computation, not of x
+        return result, final
 
     def extra_repr(self) -> str:
-        shown = [f"{name}={_shown(value)}" for name, value in self._values().items()]
-        shown += [f"{name}={value!r}" for name, value in self._options().items()]
+        parts = [f"{name}={_formatted(value)}" for name, value in self._values().items()]
+        parts += [f"{name}={value!r}" for name, value in self._options().items()]
         learning = [name for name in self._parameter_values if getattr(self, name).requires_grad]
-        return ", ".join([*shown, *([f"learn={tuple(learning)}"] if learning else [])])
+        return ", ".join([*parts, *([f"learn={tuple(learning)}"] if learning else [])])
 
 
 def neuron(
     states: Union[Sequence[str], Mapping[str, float]],
     parameters: Optional[Mapping[str, Value]] = None,
 ) -> Callable[[StepFunction], Type[OwnNeuron]]:
-    """Make a neuron's step function an ``nn.Module`` class, fused over the sequence.
+    """Turn the step function of a neuron into an ``nn.Module`` class with fused kernels.
 
     .. code-block:: python
 
@@ -296,22 +309,26 @@ def neuron(
 
         net = snn.MultiStep(nn.Linear(784, 1000), AdaptiveLeaky(beta=0.95, learn=("beta",)), nn.Linear(1000, 10))
 
-    The function takes the input, the states before the step, by keyword the parameters, and ``spike``, the step
-    function whose derivative is a surrogate's; it returns spikes and the states after the step. It is run once, on
-    symbols, when the class is made: it is made of elementwise operations of tensors and of the torch module.
-    Keywords with a default are options: chosen when a layer is made, and no tensors. A state called ``spk``, the first
-    one, is the output of the step before, and is returned once.
+    The function's arguments are the input, the states before the step, and by keyword the parameters and ``spike``. It
+    returns the spikes and the states after the step. ``spike(u)`` is the step function :math:`H(u)`, :math:`H(0) = 0`,
+    whose derivative is the surrogate's.
+
+    The decorator calls the function once, with symbols in place of tensors. The function may use elementwise operations
+    of tensors and of the torch module. Keywords with a default are options, which a layer fixes at construction; they
+    are no tensors. A first state called ``spk`` is the output of the step before, and is returned once.
 
     Args:
-        states: names, in the order of the function's arguments; or names with the numbers they start from (default: 0).
-        parameters: names with their values where a layer is not given others: numbers, or tensors.
+        states: names of the states, in the order of the function's arguments; or a dict from names to initial values.
+            Without values the states start from 0.
+        parameters: a dict from names to default values, which are numbers or tensors; None: no parameters.
 
     Returns:
-        A decorator. The class it gives is a :class:`~snnipu.neurons.own.OwnNeuron`.
+        A decorator. It returns a subclass of :class:`~snnipu.neurons.own.OwnNeuron`.
 
     Raises:
-        TypeError: what does not fit the function's signature; a step that kernels cannot be made of (an ``if`` on a
-            tensor's values, a sum over neurons, a matrix product, a write in place), with the operation and its line.
+        TypeError: ``states`` or ``parameters`` differ from the function's signature. Or no kernel can be made of the
+            step: an ``if`` on a tensor's values, a sum over neurons, a matrix product, a write in place. The message
+            names the operation and its line.
     """
     if callable(states):
         raise TypeError("snnipu.neuron takes names first: @snnipu.neuron(states=(...), parameters=dict(...))")
@@ -325,33 +342,34 @@ def neuron(
     def decorate(function: StepFunction) -> Type[OwnNeuron]:
         if not inspect.isfunction(function):
             raise TypeError(f"snnipu.neuron decorates a function, got {type(function).__name__}")
-        found = _generator.signature(function)
+        signature = _generator.signature(function)
         name = function.__name__
-        for what, given, taken in (
-            ("states", tuple(starts), found.states),
-            ("parameters", tuple(sorted(values)), tuple(sorted(found.parameters))),
+        for argument, named, expected in (
+            ("states", tuple(starts), signature.states),
+            ("parameters", tuple(sorted(values)), tuple(sorted(signature.parameters))),
         ):
-            if given != taken:
+            if named != expected:
                 raise TypeError(
-                    f"{name}: {what}= names ({', '.join(given)}), the function's arguments are ({', '.join(taken)})"
+                    f"{name}: {argument}= names ({', '.join(named)}), the function's arguments are "
+                    f"({', '.join(expected)})"
                 )
-        _check_names(name, [*starts, *values, *found.options])
+        _check_names(name, [*starts, *values, *signature.options])
         namespace = {
             "__doc__": inspect.getdoc(function) or f"``{name}``: a neuron made by ``snnipu.neuron``.",
             "__module__": function.__module__,
             "__qualname__": function.__qualname__,
-            "__signature__": _signature({p: values[p] for p in found.parameters}, found.options),
+            "__signature__": _signature({p: values[p] for p in signature.parameters}, signature.options),
             "step": staticmethod(function),
-            "_outside": staticmethod(outside(function)),
+            "_external_values": staticmethod(external_values(function)),
             "_state_values": starts,
-            "_parameter_values": {p: values[p] for p in found.parameters},
-            "_option_values": dict(found.options),
-            **found.options,
+            "_parameter_values": {p: values[p] for p in signature.parameters},
+            "_option_values": dict(signature.options),
+            **signature.options,
         }
-        made: Type[OwnNeuron] = type(name, (OwnNeuron,), namespace)
-        made.stock = made
-        _neurons.register(function, found.options)  # what cannot be traced is refused now
-        return made
+        neuron_class: Type[OwnNeuron] = type(name, (OwnNeuron,), namespace)
+        neuron_class.stock = neuron_class
+        _neurons.register(function, signature.options)  # raise now if no kernel can be made of the step
+        return neuron_class
 
     return decorate
 
@@ -383,7 +401,7 @@ def _check_names(neuron_name: str, names: Iterable[str]) -> None:
 
 
 def _is_taken(name: str) -> bool:
-    # snnTorch's modules have a reset_mechanism; here it is an option like others.
+    # snnTorch's modules have an attribute reset_mechanism; here it is an ordinary option.
     return name != "reset_mechanism" and (hasattr(OwnNeuron, name) or hasattr(nn.Identity(), name))
 
 
@@ -395,7 +413,7 @@ def _signature(values: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -
 
 
 def _parameter(name: str, value: Any) -> torch.Tensor:
-    """A layer's own copy of a parameter's value."""
+    """Return a copy of a parameter's value as a floating tensor."""
     if isinstance(value, torch.Tensor):
         if value.is_complex():
             raise TypeError(f"{name} must be real, got {value.dtype}")
@@ -434,15 +452,15 @@ def _check_missing(kind: str, names: Sequence[str], states: Sequence[Any], named
     if 0 < len(missing) < len(names):
         raise TypeError(
             f"{kind} was given {len(names) - len(missing)} of its states ({', '.join(names)}), "
-            f"{', '.join(missing)} missing: give all, None for one that starts anew, or none"
+            f"{', '.join(missing)} missing: give all of them (None for an initial value), or none"
         )
 
 
-def _shown(value: torch.Tensor) -> str:
+def _formatted(value: torch.Tensor) -> str:
     return f"{value.item():g}" if value.numel() == 1 else f"tensor{tuple(value.shape)}"
 
 
-def _say_reference(device: torch.device) -> None:
+def _warn_if_reference(device: torch.device) -> None:
     if device.type not in _WITH_KERNELS:
         _warn_of_reference(device.type)
 

@@ -1,4 +1,4 @@
-"""How each module of a network ran, and how much of its input was not zero."""
+"""Records of how each module of a network ran, and of the share of its input that was not zero."""
 
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
@@ -13,15 +13,14 @@ from snnipu.spikes import SparseSpikes
 
 @dataclass(frozen=True)
 class Path:
-    """How one module ran, in all parts of the sequence.
+    """The record of one module over all chunks of a sequence.
 
     Attributes:
-        name: as the network calls it.
-        kind: its class.
-        runs_as: in words.
-        activity: share of its input that was not zero; None: nobody counted.
-        limit: of a product, the share up to which it leaves out zeros, 0 where its size forbids it; None: of what is
-            none.
+        name: the module's name in the network.
+        kind: name of the module's class.
+        runs_as: description of how it ran, such as ``"all steps as one batch, events"``.
+        activity: share of its input that was not zero, from 0 to 1; None: not counted.
+        limit: the activity up to which a product skips zeros, 0 if its size never allows it; None: not a product.
     """
 
     name: str
@@ -32,21 +31,21 @@ class Path:
 
     @property
     def cells(self) -> Tuple[str, ...]:
-        """Of a table's row."""
+        """Return the cells of a table's row."""
         limit = "never" if self.limit == 0 else _percent(self.limit)
         return self.name, self.kind, self.runs_as, _percent(self.activity), limit
 
 
 class Paths(Tuple[Path, ...]):
-    """One :class:`Path` for each module; ``str`` gives a table."""
+    """The :class:`Path` of each module; ``str`` returns a table."""
 
     def __str__(self) -> str:
         head = ("module", "kind", "runs as", "input not zero", "events up to")
         return "\n".join(text_table(head, [path.cells for path in self]))
 
 
-class Tally:
-    """What was seen of one module or product."""
+class InputStatistics:
+    """Counts of the inputs of one module or product."""
 
     def __init__(self) -> None:
         self.numbers, self.nonzero, self.calls, self.by_events = 0, 0, 0, 0
@@ -66,24 +65,29 @@ class Tally:
 
     @property
     def product(self) -> str:
-        """How a product ran."""
+        """Return how a product ran: ``"events"``, ``"dense"`` or both."""
         if self.by_events in (0, self.calls):
             return "events" if self.by_events else "dense"
         return f"events in {self.by_events} of {self.calls} parts"
 
 
-class Watch:
-    """What a network calls after each of its modules, while somebody asks for its paths."""
+class PathRecorder:
+    """The recorder that a network calls after each module while it records paths.
+
+    Args:
+        choices: the list to which products append their choice between events and dense.
+    """
 
     def __init__(self, choices: List[Choice]) -> None:
         self._choices = choices
-        self._seen: Dict[str, Tuple[nn.Module, str, Tally]] = {}
+        self._seen: Dict[str, Tuple[nn.Module, str, InputStatistics]] = {}
 
     def ran(self, name: str, module: nn.Module, runs_as: str, x: Any) -> None:
-        choice = next((one for one in self._choices[-1:] if one.weight is getattr(module, "weight", None)), None)
+        """Record one call of a module with input ``x``."""
+        choice = next((last for last in self._choices[-1:] if last.weight is getattr(module, "weight", None)), None)
         self._choices.clear()
         numbers, nonzero = _counted(x[0] if isinstance(x, tuple) else x)
-        self._seen.setdefault(name, (module, runs_as, Tally()))[2].add(numbers, nonzero, choice)
+        self._seen.setdefault(name, (module, runs_as, InputStatistics()))[2].add(numbers, nonzero, choice)
 
     def paths(self) -> Paths:
         return Paths(
@@ -98,25 +102,27 @@ class Watch:
         )
 
 
-def of_choices(choices: Iterable[Choice], modules: Sequence[nn.Module]) -> Paths:
-    """Of products that were watched, those with a parameter of ``modules`` by its module's name, in the order of their
-    first calls."""
+def paths_of_products(choices: Iterable[Choice], modules: Sequence[nn.Module]) -> Paths:
+    """Return one path for each product in ``choices``, in the order of their first calls.
+
+    A product with a parameter of ``modules`` has the name of its module, any other the shape of its weight.
+    """
     owners = {
         (parameter.data_ptr(), parameter.shape): (name, type(module).__name__)
         for root in modules
         for name, module in root.named_modules()
         for parameter in module.parameters(recurse=False)
     }
-    seen: Dict[Tuple[str, str], Tally] = {}
+    seen: Dict[Tuple[str, str], InputStatistics] = {}
     for choice in choices:
         weight = choice.weight
         owner = owners.get((weight.data_ptr(), weight.shape), (f"weight {list(weight.shape)}", ""))
-        seen.setdefault(owner, Tally()).add(choice.numbers, choice.nonzero, choice)
+        seen.setdefault(owner, InputStatistics()).add(choice.numbers, choice.nonzero, choice)
     return Paths(Path(*owner, tally.product, tally.activity, tally.limit) for owner, tally in seen.items())
 
 
 def _counted(x: Any) -> Tuple[int, int]:
-    """How many numbers there are, and how many are not zero."""
+    """Return the count of numbers in ``x``, and the count of those that are not zero; zeros if they are unknown."""
     if isinstance(x, SparseSpikes):
         return x.shape.numel(), int(x.counts[..., 0].sum())
     if isinstance(x, torch.Tensor) and x.device.type != "meta":
@@ -129,6 +135,6 @@ def _percent(share: Optional[float]) -> str:
 
 
 def text_table(head: Tuple[str, ...], rows: Sequence[Tuple[str, ...]]) -> List[str]:
-    """Lines with aligned columns."""
+    """Return lines with aligned columns."""
     widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [head, *rows]]

@@ -1,4 +1,4 @@
-"""The activity of spikes on a GPU, for layers that choose their path by it, without making the host wait for them."""
+"""The activity of spikes on a GPU, for layers that choose their path by it, without a wait of the host."""
 
 from typing import Any, NamedTuple, Optional, Tuple
 
@@ -6,7 +6,7 @@ import torch
 
 from snnipu.spikes import SparseSpikes
 
-# A layer's calls from one measurement to the next, and from a measurement to its use.
+# Calls of a layer between two measurements, and between a measurement and its use.
 EVERY = 8
 LATER = 2
 
@@ -19,11 +19,11 @@ class _Pending(NamedTuple):
 
 
 class DeviceActivity:
-    """Spikes per neuron and step of the input of one layer, as of some calls ago.
+    """Spikes per neuron and step of one layer's input, measured a few calls earlier.
 
-    The number of spikes of every :data:`EVERY`-th call is copied to the host while the GPU works, and told
-    :data:`LATER` calls later, when it has long arrived. Which call's activity is told depends on the number of calls
-    alone, not on how fast anything ran, so that a training run takes the same paths each time.
+    Every :data:`EVERY`-th call starts a copy of its number of spikes to the host. The copy is read :data:`LATER` calls
+    later, when it has arrived. The delay depends on the number of calls alone, not on speed, so that a training run
+    takes the same paths each time.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,11 @@ class DeviceActivity:
     def __reduce__(self) -> Tuple[Any, ...]:
         return DeviceActivity, ()
 
-    def of(self, spikes: SparseSpikes) -> float:
-        """Until something is known, the most that the slots have room for; so it is while a CUDA graph is captured."""
+    def activity(self, spikes: SparseSpikes) -> float:
+        """Return the last measured activity, from 0 to 1; before the first measurement, the slots for each neuron.
+
+        Nothing is measured while a CUDA graph is captured.
+        """
         most = min(1.0, spikes.capacity / spikes.num_neurons)
         if not torch.cuda.is_current_stream_capturing():
             self._measure(spikes)

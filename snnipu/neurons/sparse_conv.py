@@ -10,7 +10,7 @@ from snnipu import ops
 from snnipu._checks import check_device, check_int
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_plain
-from snnipu.neurons.multistep import Join, part_lengths
+from snnipu.neurons.multistep import Join, chunk_lengths
 from snnipu.neurons.sparse_leaky import Parameter, SparseNeurons
 from snnipu.neurons.sparse_linear import check_path
 from snnipu.ops._arguments import compute_dtype, is_compiling, is_direct
@@ -30,7 +30,7 @@ MapSize = Optional[Tuple[int, int]]
 
 
 def padding_argument(padding: object, kernel: Size, dilation: Size, stride: Size) -> Size:
-    """As ``nn.Conv2d``'s: an int, two, ``"valid"`` or ``"same"``."""
+    """Return ``nn.Conv2d``'s padding, an int, a pair, ``"valid"`` or ``"same"``, as a pair of numbers."""
     if padding == "valid":
         return 0, 0
     if padding == "same":
@@ -43,8 +43,8 @@ def padding_argument(padding: object, kernel: Size, dilation: Size, stride: Size
     return pair("padding", padding, 0)
 
 
-class _OnMaps(nn.Module):
-    """A layer whose input is maps of one size, that of its construction or of its first call."""
+class _MapLayer(nn.Module):
+    """The base class of convolutions. Constructor or first call fixes the size of the input's maps."""
 
     weight: torch.Tensor
     bias: Optional[torch.Tensor]
@@ -52,7 +52,7 @@ class _OnMaps(nn.Module):
     path: str
 
     def _set_maps(self, options: Mapping[str, Any]) -> None:
-        """Take the sizes from the constructor's arguments."""
+        """Set sizes, weight and bias from the constructor's arguments."""
         self.in_channels = check_int("in_channels", options["in_channels"])
         self.out_channels = check_int("out_channels", options["out_channels"])
         self.groups: int = options["groups"]
@@ -68,17 +68,17 @@ class _OnMaps(nn.Module):
         self.bias = nn.Parameter(torch.empty(self.out_channels)) if options["bias"] else None
 
     def reset_parameters(self) -> None:
-        """Draw ``nn.Conv2d``'s initial weights."""
+        """Draw the initial weights of ``nn.Conv2d``."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.weight[0].numel())
             nn.init.uniform_(self.bias, -bound, bound)
 
     def _maps(self) -> Dict[str, Any]:
-        """Sizes, as ops take them."""
+        """Return the sizes as keywords of the operators."""
         return {name: getattr(self, name) for name in ("input_size", "stride", "padding", "dilation", "groups")}
 
-    def _fixed(self, height: int, width: int) -> None:
+    def _fix_input_size(self, height: int, width: int) -> None:
         if self.input_size is None:
             self.input_size = (height, width)
         elif self.input_size != (height, width):
@@ -86,15 +86,15 @@ class _OnMaps(nn.Module):
 
     def _is_dense(self, x: DenseOrSparse, break_even: float) -> bool:
         compiled = popart.uses_operator("event-driven layers on maps", "SparseConv2d") or is_compiling()
-        # Where the operators are faster on a GPU has not been measured.
+        # On a GPU the dense path runs: the activity below which operators are faster has not been measured.
         return is_dense(x, self.path, break_even, compiled, lambda _: True)
 
     def chosen(self, x: DenseOrSparse, break_even: float = CONVOLUTION.layer) -> DenseOrSparse:
-        """The input in the form whose convolution is to be computed: spikes, or dense maps ``[T, B, C, H, W]``."""
+        """Return the input in the form whose convolution is faster: spikes, or dense maps ``[T, B, C, H, W]``."""
         if isinstance(x, SparseSpikes):
             shape = input_map_shape(x, self.in_channels, self.input_size)
             check_device("x", x, "the layer", self.weight.device)
-            self._fixed(*shape[1:])
+            self._fix_input_size(*shape[1:])
             if self._is_dense(x, break_even):
                 return x.to_dense().reshape(*x.ids.shape[:2], *shape)
             return x if x.map_shape == shape else x.with_maps(shape)
@@ -111,35 +111,35 @@ class _OnMaps(nn.Module):
         if x.dtype not in (torch.float32, torch.float64):
             x = x.to(compute_dtype(self.weight.dtype))
         check_device("x", x, "the layer", self.weight.device)
-        self._fixed(*x.shape[3:])
+        self._fix_input_size(*x.shape[3:])
         if self._is_dense(x, break_even):
             return x
         return ops.dense_to_sparse(x.flatten(2)).with_maps((x.shape[2], x.shape[3], x.shape[4]))
 
     def _convolved(self, x: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Of dense maps, some steps as one batch."""
+        """Return the convolution of dense maps, in chunks of time that each are one batch."""
         weight = self.weight
 
-        def convolved(part: torch.Tensor) -> torch.Tensor:
-            maps = part.to(weight.dtype).flatten(0, 1)
+        def convolved(chunk: torch.Tensor) -> torch.Tensor:
+            maps = chunk.to(weight.dtype).flatten(0, 1)
             out = nn.functional.conv2d(maps, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-            return out.unflatten(0, part.shape[:2])
+            return out.unflatten(0, chunk.shape[:2])
 
-        lengths = self._part_lengths(x)
+        lengths = self._chunk_lengths(x)
         if len(lengths) < 2:
             return convolved(x)
         joined: torch.Tensor = Join.apply(*map(convolved, x.split(lengths)))
         return joined
 
-    def _part_lengths(self, x: torch.Tensor) -> List[int]:
-        """Of parts of time, on a CPU, as :class:`MultiStep` runs: what is made of one is soon memory that is there."""
+    def _chunk_lengths(self, x: torch.Tensor) -> List[int]:
+        """Return the lengths of the chunks of time, on a CPU as in :class:`MultiStep`: a chunk's buffers are reused."""
         if not is_direct(x, dispatched=True) or popart.on_ipu():
             return [x.shape[0]]
         out = math.prod(self._out_shape() or ())
-        return part_lengths(x.shape[0], max(x[:1].numel(), out * x.shape[1]) * self.weight.element_size())
+        return chunk_lengths(x.shape[0], max(x[:1].numel(), out * x.shape[1]) * self.weight.element_size())
 
     def _out_shape(self) -> Optional[Tuple[int, int, int]]:
-        """Channels, height and width; None where the input's size is not known yet."""
+        """Return channels, height and width of the output; None if the input's size is unknown."""
         if self.input_size is None:
             return None
         height, width = map(reached, self.input_size, self.kernel_size, self.stride, self.padding, self.dilation)
@@ -153,21 +153,44 @@ class _OnMaps(nn.Module):
         return ", ".join(parts)
 
 
-class SparseConv2d(_OnMaps):
-    r"""``nn.Conv2d`` whose input is spikes: the weights that lead from a spike, added where they lead to.
+class SparseConv2d(_MapLayer):
+    r"""``nn.Conv2d`` for spikes: each spike adds its kernel's weights to the outputs that it reaches.
 
-    Equation, gradients and source are those of :func:`snnipu.ops.sparse_conv2d`; the ``state_dict`` is ``nn.Conv2d``'s.
-    The ids of spikes are those of ``[C, H, W]`` flattened: ``(c * H + y) * W + x``.
+    .. math:: y_{tb} = W * s_{tb} + b
+
+    :math:`s_{tb}` is the map of the spikes' values, 0 without a spike. The spike at row :math:`y`, column :math:`x` of
+    channel :math:`c` has the id ``(c * H + y) * W + x``. :func:`snnipu.ops.sparse_conv2d` defines sum and gradients.
+    The ``state_dict`` equals that of ``nn.Conv2d``.
+
+    .. code-block:: python
+
+        layer = snn.SparseConv2d(2, 12, 5, input_size=(34, 34))
+        y = layer(spikes)                # SparseSpikes, or a dense [T, B, 2, 34, 34] -> [T, B, 12, 30, 30]
 
     Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias: as ``nn.Conv2d``'s; the padding
-            is zeros.
-        input_size: ``(H, W)`` of the input; None: that of the first call.
-        path: ``"sparse"``, ``"dense"`` (a convolution of all time steps at once), or ``"auto"``: whichever is faster at
-            the measured activity of the input; on CUDA the dense one.
+        in_channels: channels ``C`` of the input.
+        out_channels: channels of the output.
+        kernel_size: an int, or a pair ``(height, width)``.
+        stride: step of the kernel, an int or a pair.
+        padding: zeros on each side, an int or a pair; ``"valid"``: none; ``"same"``: as many as keep the size.
+        dilation: distance of the kernel's elements, an int or a pair.
+        groups: number of groups of channels, which divides both numbers of channels.
+        bias: if True, the layer has a learnable bias.
+        input_size: ``(H, W)`` of the input; None: the size of the first call.
+        path: ``"sparse"``: products of spikes; ``"dense"``: one convolution over all time steps; ``"auto"``: the faster
+            one at the measured activity of the input. Results are equal up to the order of additions. On CUDA,
+            ``"auto"`` is ``"dense"``.
+
+    Attributes:
+        weight: ``[out_channels, in_channels / groups, height, width]``.
+        bias: ``[out_channels]``, or None.
+        input_size: ``(H, W)`` of the input; None before it is known.
 
     Raises:
-        TypeError, ValueError: the message names the argument.
+        TypeError, ValueError: wrong type, shape or value; the message names the argument.
+
+    Source: :func:`snnipu.ops.sparse_conv2d`; Messikommer et al., "Event-based asynchronous sparse convolutional
+    networks", ECCV 2020.
     """
 
     takes_whole_sequences = True  # in a MultiStep
@@ -192,7 +215,14 @@ class SparseConv2d(_OnMaps):
         self.reset_parameters()
 
     def forward(self, x: DenseOrSparse) -> torch.Tensor:
-        """``x``: SparseSpikes, or a dense ``[T, B, C, H, W]`` of any real dtype -> ``[T, B, out, H', W']``."""
+        """Return the output ``[T, B, out_channels, H', W']``.
+
+        Args:
+            x: SparseSpikes of maps, or a dense ``[T, B, in_channels, H, W]`` of any real dtype.
+
+        Raises:
+            TypeError, ValueError: wrong type, shape or device.
+        """
         chosen = self.chosen(x, convolution_share(self.out_channels // self.groups))
         if isinstance(chosen, SparseSpikes):
             return ops.sparse_conv2d(chosen, self.weight, self.bias, **self._maps())
@@ -203,13 +233,21 @@ class SparseConv2d(_OnMaps):
         return self._repr_of_maps() + (", bias=True" if self.bias is not None else "") + path
 
 
-class SparseConvLeaky(_OnMaps, SparseNeurons):
+class SparseConvLeaky(_MapLayer, SparseNeurons):
     r"""``nn.Conv2d`` and leaky integrate-and-fire neurons as one event-driven layer.
 
-    As :class:`SparseLeaky`, on maps: with ``max_spikes=None`` and ``grad_threshold=None`` the layer equals
-    ``nn.Conv2d`` followed by ``Leaky``, up to the order of the additions. Equations, gradients and source are those of
-    :func:`snnipu.ops.sparse_conv_lif_sequence`. The ids of spikes are those of ``[C, H, W]`` flattened:
-    ``(c * H + y) * W + x``.
+    .. math::
+
+        r_t &= H(u_{t-1} - \theta) \\
+        x_t &= \alpha W * s^{in}_t + b \\
+        u_t &= \beta (1 - r_t) u_{t-1} + x_t \quad \text{(zero)} \\
+        u_t &= \beta u_{t-1} + x_t - r_t \theta \quad \text{(subtract)} \\
+        u_t &= \beta u_{t-1} + x_t \quad \text{(none)} \\
+        s_t &= H(u_t - \theta)
+
+    :math:`W *` is a convolution; the other symbols, spikes and gradients are as in :class:`SparseLeaky`. The neuron at
+    row :math:`y`, column :math:`x` of channel :math:`c` has the id ``(c * H + y) * W + x``. With ``max_spikes=None``
+    and ``grad_threshold=None`` the layer equals ``nn.Conv2d`` followed by ``Leaky``, up to the order of additions.
 
     .. code-block:: python
 
@@ -218,24 +256,47 @@ class SparseConvLeaky(_OnMaps, SparseNeurons):
         spikes.map_shape                 # (12, 30, 30): the next layer on maps reads it
 
     Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups: as ``nn.Conv2d``'s; the padding is
-            zeros.
-        beta: decay of the membrane per step, clamped to [0, 1]: a number, or a tensor of one element or
-            ``[out_channels]``.
-        input_size: ``(H, W)`` of the input; None: that of the first call.
-        threshold: firing threshold, as ``beta``.
-        grad_threshold, max_spikes, overflow: as in :class:`SparseLeaky`; slots are those of all maps together.
-        reset_mechanism, spike_grad, bias, learn_beta, learn_threshold, input_scale: as in :class:`SparseLeaky`.
-        path: ``"sparse"``, ``"dense"`` (a convolution of all time steps at once), or ``"auto"``: whichever is faster at
-            the measured activity of the input; on CUDA the dense one.
+        in_channels: channels ``C`` of the input.
+        out_channels: channels of the output.
+        kernel_size: an int, or a pair ``(height, width)``.
+        stride: step of the kernel, an int or a pair.
+        padding: zeros on each side, an int or a pair; ``"valid"``: none; ``"same"``: as many as keep the size.
+        dilation: distance of the kernel's elements, an int or a pair.
+        groups: number of groups of channels, which divides both numbers of channels.
+        beta: :math:`\beta`, the decay of the membrane per step, clamped to [0, 1]: a number, or a tensor of one element
+            or ``[out_channels]``.
+        input_size: ``(H, W)`` of the input; None: the size of the first call.
+        threshold: :math:`\theta`, the membrane above which a neuron spikes; a number or a tensor, as ``beta``.
+        grad_threshold: second threshold, below ``threshold``: a neuron whose membrane is above it carries gradient.
+            None: every neuron carries gradient. The attribute may be set at any time, for example by a schedule.
+        max_spikes: slots of a step, for spikes and gradient-only neurons of all maps together; None: as many as needed.
+            The attribute may be set at any time.
+        reset_mechanism: change of the membrane in the step after a spike: ``"zero"`` sets it to 0, ``"subtract"``
+            subtracts the threshold, ``"none"`` keeps it.
+        spike_grad: surrogate gradient of the spikes, from ``snnipu.surrogate`` or ``snntorch.surrogate``; or a function
+            of ``mem - threshold`` whose gradient is used. None: ``atan()``.
+        bias: if True, a learnable bias is added to the current.
+        learn_beta: if True, ``beta`` is an ``nn.Parameter``, otherwise a buffer.
+        learn_threshold: if True, ``threshold`` is an ``nn.Parameter``, otherwise a buffer.
+        input_scale: :math:`\alpha`, a factor of the weighted spikes, not 0. ``(1 - beta) * 10`` is the update rule of
+            the published sparse benchmark (arXiv 2311.04386).
+        overflow: which neurons get a slot if there are too few: ``"lowest"`` ids first, or ``"rotate"``, where the
+            first id moves with the time step. :func:`snnipu.ops.select_spikes` defines both.
+        path: ``"sparse"``: products of spikes; ``"dense"``: one convolution over all time steps; ``"auto"``: the faster
+            one at the measured activity of the input. Results are equal up to the order of additions. On CUDA,
+            ``"auto"`` is ``"dense"``.
 
     Attributes:
-        weight: ``[out_channels, in_channels / groups, kh, kw]``.
-        activity: mean spikes per neuron and step in the last forward, 0 to 1; None before the first.
-        overflow: spikes dropped in the last forward; None before the first.
+        weight: ``[out_channels, in_channels / groups, height, width]``.
+        bias: ``[out_channels]``, or None.
+        activity: mean spikes per neuron and step of the last forward pass, from 0 to 1; None before the first.
+        overflow: spikes without a slot in the last forward pass; None before the first.
 
     Raises:
-        TypeError, ValueError: the message names the argument.
+        TypeError, ValueError: wrong type, shape or value; the message names the argument.
+
+    Source: :func:`snnipu.ops.sparse_conv_lif_sequence`; Gruen et al., "Sparse spiking neural networks on the IPU",
+    arXiv 2311.04386, 2023.
     """
 
     def __init__(
@@ -271,7 +332,7 @@ class SparseConvLeaky(_OnMaps, SparseNeurons):
         return parameter if parameter.numel() == 1 else parameter.reshape(-1, 1, 1)
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
-        """Return the layer's spikes by one operator if ``x`` is spikes; it equals the parts."""
+        """Return the layer's spikes, by one operator if ``x`` is spikes."""
         if not isinstance(x, SparseSpikes):
             return super()._spikes(x, delay)
         return ops.sparse_conv_lif_sequence(
@@ -286,18 +347,18 @@ class SparseConvLeaky(_OnMaps, SparseNeurons):
         return self._convolved(x.reshape(*x.shape[:2], self.in_channels, *self.input_size))
 
     def _membranes(self, x: DenseOrSparse, delay: int) -> torch.Tensor:
-        if isinstance(x, SparseSpikes) or delay or len(lengths := self._part_lengths(x)) < 2:
+        if isinstance(x, SparseSpikes) or delay or len(lengths := self._chunk_lengths(x)) < 2:
             return super()._membranes(x, delay)
         state: Optional[List[torch.Tensor]] = None
-        made: List[torch.Tensor] = []
-        for part in x.split(lengths):
-            mem, state = self.integrated(self.weighted(part), delay, state, goes_on=True)
-            made.append(mem)
-        joined: torch.Tensor = Join.apply(*made)
+        membranes: List[torch.Tensor] = []
+        for chunk in x.split(lengths):
+            mem, state = self.integrated(self.weighted(chunk), delay, state, goes_on=True)
+            membranes.append(mem)
+        joined: torch.Tensor = Join.apply(*membranes)
         return joined
 
     def pools_in_one(self, pool: "SparsePool2d") -> bool:
-        """Whether the layer and ``pool`` behind it can run as one operator, which hands on the pool's output alone."""
+        """Return True if the layer and the following ``pool`` can run as one operator, which returns pooled spikes."""
         return (
             type(self) is SparseConvLeaky
             and type(pool) is SparsePool2d
@@ -313,7 +374,7 @@ class SparseConvLeaky(_OnMaps, SparseNeurons):
         )
 
     def pooled_sparsely(self, x: SparseSpikes, pool: "SparsePool2d", delay: int) -> SparseSpikes:
-        """Spikes behind ``pool``; see :meth:`pools_in_one`."""
+        """Run layer and ``pool`` as one operator; return the pooled spikes. See :meth:`pools_in_one`."""
         options = self._neuron_options()
         del options["max_spikes"], options["overflow"]
         out, counts = sparse_conv_lif_pool(
@@ -323,12 +384,14 @@ class SparseConvLeaky(_OnMaps, SparseNeurons):
         return out
 
     def _count(self, counts: torch.Tensor) -> None:
-        """What the last call fired, where its slots were not made."""
+        """Store the spike counts of a call that did not return the layer's own slots."""
         self._last = SpikeTotals(counts, math.prod(self._out_shape() or ()), None)
 
     def pooled_densely(self, x: torch.Tensor, pool: "SparsePool2d", delay: int) -> torch.Tensor:
-        """Return dense spikes ``[T, B, out, h, w]`` behind ``pool``, from dense maps, where every neuron carries
-        gradient; see :meth:`pools_in_one`."""
+        """Return dense pooled spikes ``[T, B, out_channels, h, w]`` from dense maps.
+
+        Every neuron carries gradient. See :meth:`pools_in_one`.
+        """
         current = self._convolved(x)
         if self.input_scale != 1:
             current = current * self.input_scale
@@ -341,8 +404,10 @@ class SparseConvLeaky(_OnMaps, SparseNeurons):
     # ---- to and from nn.Conv2d + Leaky
 
     def to_dense(self) -> nn.Sequential:
-        """``nn.Sequential(nn.Conv2d, Leaky)`` with the same parameters; ``Leaky`` takes ``[T, B, out, H', W']`` with
-        ``.sequence``."""
+        """Return ``nn.Sequential(nn.Conv2d, Leaky)`` with the same parameters.
+
+        The ``sequence`` of ``Leaky`` takes ``[T, B, out_channels, H', W']``.
+        """
         return self._dense_twin(
             nn.Conv2d(
                 self.in_channels,
@@ -364,15 +429,27 @@ class SparseConvLeaky(_OnMaps, SparseNeurons):
 
 
 class SparsePool2d(nn.Module):
-    """Pools of maps on spikes, from ids to ids: :func:`snnipu.ops.sparse_pool2d`.
+    """A pool of maps for spikes, from ids to ids.
+
+    Each output is the maximum, average or sum of the spikes' values in its window, 0 without a spike.
+    :func:`snnipu.ops.sparse_pool2d` defines slots and gradients.
+
+    .. code-block:: python
+
+        pool = snn.SparsePool2d(2, input_size=(12, 30, 30))
+        pooled = pool(spikes)            # SparseSpikes of 12 x 30 x 30 neurons -> SparseSpikes of 12 x 15 x 15
 
     Args:
-        kernel_size, stride, padding: as ``nn.MaxPool2d``'s.
-        mode: ``"max"``, ``"average"`` (``nn.AvgPool2d``) or ``"sum"``; average and sum give spikes values other than 1.
-        input_size: ``(C, H, W)`` of the input; None: what the spikes' ``map_shape`` says, fixed by the first call.
+        kernel_size: size of the window, an int or a pair ``(height, width)``.
+        stride: distance of the windows, an int or a pair; None: ``kernel_size``.
+        padding: border on each side, at most half a window, an int or a pair, as in ``nn.MaxPool2d``.
+        mode: ``"max"``, ``"average"`` (``nn.AvgPool2d``) or ``"sum"``. Average and sum return values other than 1.
+        input_size: ``(C, H, W)`` of the input; None: the ``map_shape`` of the spikes in the first call.
 
     Raises:
-        TypeError, ValueError: the message names the argument.
+        TypeError, ValueError: wrong type, shape or value; the message names the argument.
+
+    Source: ``nn.MaxPool2d`` and ``nn.AvgPool2d``, on spikes.
     """
 
     takes_whole_sequences = True  # in a MultiStep
@@ -403,9 +480,14 @@ class SparsePool2d(nn.Module):
             self.input_size = check_map_shape(input_size, math.prod(input_size))
 
     def forward(self, x: DenseOrSparse) -> SparseSpikes:
-        """``x``: SparseSpikes of maps, or a dense ``[T, B, C, H, W]`` -> SparseSpikes of the pooled maps.
+        """Return SparseSpikes of the pooled maps.
 
-        A dense tensor's nonzero elements are its spikes, and get its gradient.
+        Args:
+            x: SparseSpikes of maps, or a dense ``[T, B, C, H, W]``, whose nonzero elements are spikes and get the
+                gradient.
+
+        Raises:
+            TypeError, ValueError: wrong type or shape.
         """
         if isinstance(x, torch.Tensor):
             if x.dim() != 5:
@@ -429,10 +511,10 @@ class SparsePool2d(nn.Module):
         return out
 
     def to_dense(self) -> nn.Module:
-        """The pool of dense maps that computes the same."""
+        """Return PyTorch's pool of dense maps that computes the same."""
         if self.mode == "max":
             return nn.MaxPool2d(self.kernel_size, self.stride, self.padding)
-        # The sum over a window is its average by a divisor of 1.
+        # The sum over a window is its average with a divisor of 1.
         divisor = 1 if self.mode == "sum" else None
         return nn.AvgPool2d(self.kernel_size, self.stride, self.padding, divisor_override=divisor)
 

@@ -1,4 +1,4 @@
-"""``snnipu.SparseLeaky``: a fully connected layer of spiking neurons, from spikes to spikes."""
+"""``snnipu.SparseLeaky``: a fully connected event-driven layer; and the base classes of all event-driven layers."""
 
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
@@ -28,14 +28,14 @@ _FACTOR = "graded_spikes_factor"
 
 
 class SparseNeurons(nn.Module):
-    """What event-driven layers of neurons have in common: parameters, options, counters.
+    """The base class of event-driven layers: parameters and options of the neurons, slots and counters.
 
-    ``neuron`` is what they are without events: one whose last state is its membrane, which fires where that is above
-    ``threshold``. Their step is its equation, with the reset one step after its spike.
+    ``neuron`` is the dense neuron of the same equation. Its last state must be the membrane, and it must fire if the
+    membrane is above ``threshold``. The reset follows one step after its spike.
     """
 
     neuron: ClassVar[Type[FusedNeuron]] = Leaky
-    # Those of the equation that are the layer's own: its spikes are not graded.
+    # The equation's parameters without the spikes' factor, which is 1 in event-driven layers.
     parameter_names: ClassVar[Sequence[str]]
     _delayed_reset: ClassVar[Dict[str, bool]]
     takes_whole_sequences = True  # in a MultiStep
@@ -61,12 +61,12 @@ class SparseNeurons(nn.Module):
         fused(spike_grad)
         if isinstance(input_scale, bool) or not isinstance(input_scale, (int, float)) or input_scale == 0:
             raise ValueError(f"input_scale must be a number other than 0, got {input_scale!r}")
-        _neurons.prepare(self.neuron.equation)  # nothing that torch.compile could trace
+        _neurons.prepare(self.neuron.equation)  # torch.compile cannot trace it
         for name in self.parameter_names:
             self._register(name, options[name], options[f"learn_{name}"])
         self.grad_threshold = grad_threshold_argument(options["grad_threshold"])
-        known = as_surrogate(spike_grad)
-        self.spike_grad = spike_grad if known is None else known
+        surrogate = as_surrogate(spike_grad)
+        self.spike_grad = spike_grad if surrogate is None else surrogate
         self.input_scale = float(input_scale)
         self.path = check_path(options["path"])
         self._last: Optional[SpikeTotals] = None
@@ -81,7 +81,7 @@ class SparseNeurons(nn.Module):
     beta: torch.Tensor
     threshold: torch.Tensor
 
-    # Of one parameter each: neurons, or channels of maps.
+    # The length of a parameter: the number of neurons, or of channels of maps.
     _neurons: int
 
     def _parameter_values(self) -> Dict[str, torch.Tensor]:
@@ -111,16 +111,17 @@ class SparseNeurons(nn.Module):
         """Run all time steps of a batch.
 
         Args:
-            x: SparseSpikes of the input's neurons, or a dense tensor of any real dtype (bool: True is a spike):
-                ``[T, B, in_features]``, or ``[T, B, in_channels, H, W]``. A dense tensor that needs a gradient gets the
-                whole of it, by way of the dense product, unless ``path="sparse"``: then only its nonzero elements do.
-            delay: steps that the input takes to arrive, besides the delays of the synapses.
+            x: SparseSpikes of the input's neurons; or a dense tensor of any real dtype, ``[T, B, in_features]`` or
+                ``[T, B, in_channels, H, W]``, whose nonzero elements are spikes. A dense tensor that requires a
+                gradient takes the dense product, and each element gets its gradient. With ``path="sparse"``, nonzero
+                elements alone do.
+            delay: time steps that the input takes to arrive, in addition to the delays of the synapses.
 
         Returns:
-            SparseSpikes of the layer's neurons; of maps with their ``map_shape``.
+            SparseSpikes of the layer's neurons, ``T`` steps and ``B`` samples; for layers on maps with ``map_shape``.
 
         Raises:
-            TypeError, ValueError: ``x`` of another type, shape, size or device; the message says which.
+            TypeError, ValueError: wrong type, shape or device of ``x``; the message names it.
         """
         check_int("delay", delay, 0)
         out = self._spikes(self.chosen(x), delay)
@@ -128,11 +129,19 @@ class SparseNeurons(nn.Module):
         return out
 
     def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
-        """Return the membranes ``[T, B, ...]`` for ``x``, dense: to look at, or for a loss on them."""
+        """Return the dense membranes ``[T, B, ...]``, for inspection or for a loss on them.
+
+        Args:
+            x: input, as in :meth:`forward`.
+            delay: time steps that the input takes to arrive, as in :meth:`forward`.
+
+        Raises:
+            TypeError, ValueError: as :meth:`forward`.
+        """
         check_int("delay", delay, 0)
         return self._membranes(self.chosen(x), delay)
 
-    # The input in the form whose product is to be computed.
+    # A method: return the input in the form whose product is to be computed.
     chosen: Any
 
     def weighted(self, x: DenseOrSparse) -> torch.Tensor:
@@ -143,7 +152,7 @@ class SparseNeurons(nn.Module):
         return self.integrated(self.weighted(x), delay)[0]
 
     def selected(self, mem: torch.Tensor) -> SparseSpikes:
-        """Return the slots of membranes ``[T, B, ...]``."""
+        """Return the spikes, in their slots, of membranes ``[T, B, ...]``."""
         threshold, maps = self.threshold, mem.shape[2:]
         if len(maps) == 3 and threshold.numel() > 1:
             threshold = threshold.reshape(-1).repeat_interleave(maps[1] * maps[2])
@@ -158,11 +167,11 @@ class SparseNeurons(nn.Module):
         return spikes.with_maps((maps[0], maps[1], maps[2])) if len(maps) == 3 else spikes
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
-        """Return the layer's spikes by its parts."""
+        """Return the layer's spikes: product, neurons and selection one after the other."""
         return self.selected(self._membranes(x, delay))
 
     def _per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A parameter as it spreads over a step of the membranes."""
+        """Return a parameter in a shape that broadcasts to one step of the membranes."""
         return parameter
 
     def integrated(
@@ -174,10 +183,10 @@ class SparseNeurons(nn.Module):
         """
         if self.input_scale != 1:
             current = current * self.input_scale
-        made = self.stepped(delayed(current, delay), before, goes_on)
-        mem = made.states[-1]
+        result = self.stepped(delayed(current, delay), before, goes_on)
+        mem = result.states[-1]
         assert mem is not None
-        return mem, made.final
+        return mem, result.final
 
     def stepped(
         self,
@@ -186,16 +195,16 @@ class SparseNeurons(nn.Module):
         goes_on: bool = False,
         spike_grad: Optional[SpikeGrad] = None,
     ) -> Results:
-        """The neurons over what arrives, to which the bias is added: spikes, and of the states the membranes.
+        """Run the neurons over the current ``[T, B, ...]`` plus bias; return spikes and membranes.
 
-        With ``spike_grad`` the spikes carry gradient, and no membranes are stored.
+        With ``spike_grad`` the spikes carry gradient, and the membranes are not stored.
         """
         if self.bias is not None:
             current = current + self._per_neuron(self.bias)
         kind, values = self.neuron, self._parameter_values()
         others = len(kind.state_names) - 1
-        # The spikes are selected from the membranes: no gradient passes through this operator's, and the surrogate is
-        # not passed on. A callable of one's own would be asked for the value of the spike that resets.
+        # The layer selects its spikes from the membranes, so that this operator's spikes need no surrogate. A custom
+        # spike_grad would have to compute the spikes of the reset.
         return neuron_apply(
             kind.equation,
             current,
@@ -209,16 +218,16 @@ class SparseNeurons(nn.Module):
 
     @property
     def activity(self) -> Optional[float]:
-        """Mean spikes per neuron and step in the last forward, 0 to 1; None where there was none, or none with data."""
+        """Mean spikes per neuron and step of the last forward pass, from 0 to 1; None before the first with data."""
         return self._last.activity if self._last is not None and self._last.has_data else None
 
     @property
     def overflow(self) -> Optional[int]:
-        """Spikes dropped in the last forward; None where there was none, or none with data."""
+        """Spikes without a slot in the last forward pass; None before the first with data."""
         return self._last.overflow if self._last is not None and self._last.has_data else None
 
     def _neuron_options(self) -> Dict[str, Any]:
-        """The neurons' parameters and options, as the operators of whole layers take them."""
+        """Return the neurons' parameters and options as keywords of the operators of whole layers."""
         return {
             **self._parameter_values(),
             "grad_threshold": self.grad_threshold,
@@ -234,11 +243,11 @@ class SparseNeurons(nn.Module):
     weight: torch.Tensor
 
     def to_dense(self) -> nn.Sequential:
-        """The linear map and the neuron with the same parameters."""
+        """Return the linear map and the dense neuron with the same parameters, as ``nn.Sequential``."""
         raise NotImplementedError
 
     def dense_state_dict(self) -> Dict[str, torch.Tensor]:
-        """The ``state_dict`` of :meth:`to_dense`'s network, which computes the same."""
+        """Return the ``state_dict`` of :meth:`to_dense`'s network, which computes the same."""
         linear, neuron = self.to_dense()
         return {
             **{f"0.{name}": value for name, value in linear.state_dict().items()},
@@ -246,35 +255,42 @@ class SparseNeurons(nn.Module):
         }
 
     def load_dense_state_dict(self, state: Dict[str, torch.Tensor]) -> None:
-        """Take weight, bias and the neuron's parameters from the ``state_dict`` of such a network."""
-        self._load(self._own_state(state))
+        """Load weight, bias and the neuron's parameters from the ``state_dict`` of a network as of :meth:`to_dense`.
+
+        Args:
+            state: names ``0.*`` of the linear map and ``1.*`` of the neuron, and their tensors.
+
+        Raises:
+            ValueError: names or shapes do not fit.
+        """
+        self._load_state(self._own_state(state))
 
     def _own_state(self, state: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-        """This layer's names and values for the dense network's; raises ValueError where they do not fit."""
+        """Return this layer's state for the dense network's; raise ValueError if names or shapes do not fit."""
         names = self.parameter_names
-        wanted = {"0.weight", *(f"1.{name}" for name in names)} | ({"0.bias"} if self.bias is not None else set())
-        missing = sorted(wanted - set(state))
+        required = {"0.weight", *(f"1.{name}" for name in names)} | ({"0.bias"} if self.bias is not None else set())
+        missing = sorted(required - set(state))
         if missing or ("0.bias" in state and self.bias is None):
-            raise ValueError(f"state must hold {sorted(wanted)} and no other weights, got {sorted(state)}")
-        own = {"weight": state["0.weight"] / self.input_scale}
-        own.update({name: state[f"1.{name}"] for name in names})
+            raise ValueError(f"state must hold {sorted(required)} and no other weights, got {sorted(state)}")
+        layer_state = {"weight": state["0.weight"] / self.input_scale}
+        layer_state.update({name: state[f"1.{name}"] for name in names})
         if self.bias is not None:
-            own["bias"] = state["0.bias"]
+            layer_state["bias"] = state["0.bias"]
         each = (self._neurons,)
-        for name, value in own.items():
+        for name, value in layer_state.items():
             of_neurons = name in names
             if of_neurons and value.numel() == 1:
                 continue
             shape = tuple(self.weight.shape) if name == "weight" else each
-            spread = tuple(self._per_neuron(torch.empty(each)).shape) if of_neurons else shape
-            if tuple(value.shape) not in (shape, spread):
+            broadcast_shape = tuple(self._per_neuron(torch.empty(each)).shape) if of_neurons else shape
+            if tuple(value.shape) not in (shape, broadcast_shape):
                 raise ValueError(f"state: {name} must have shape {shape}, got {tuple(value.shape)}")
             if of_neurons:
-                own[name] = value.reshape(each)
-        return own
+                layer_state[name] = value.reshape(each)
+        return layer_state
 
     def _dense_twin(self, linear: Union[nn.Linear, nn.Conv2d, DelayLinear]) -> nn.Sequential:
-        """``linear``, with this layer's weights, and its neurons."""
+        """Copy this layer's weights into ``linear``; return it, followed by the dense neurons."""
         values = self._parameter_values()
         neuron = self.neuron(
             **{name: self._per_neuron(value.detach().clone()) for name, value in values.items()},
@@ -285,7 +301,7 @@ class SparseNeurons(nn.Module):
         if self.reset_mechanism not in neuron.fusable:
             raise ValueError(
                 f"{type(neuron).__name__} of the installed snnTorch resets by {self.reset_mechanism!r} in another way "
-                'than this layer, which has no dense twin; take reset_mechanism="subtract" or "none"'
+                'than this layer, which has no dense twin; use reset_mechanism="subtract" or "none"'
             )
         with torch.no_grad():
             linear.weight.copy_(self.weight * self.input_scale)
@@ -293,21 +309,21 @@ class SparseNeurons(nn.Module):
                 linear.bias.copy_(self.bias)
         return nn.Sequential(linear, neuron)
 
-    def _load(self, own: Dict[str, torch.Tensor]) -> None:
+    def _load_state(self, layer_state: Dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
-            for name, value in own.items():
+            for name, value in layer_state.items():
                 current = getattr(self, name)
                 if value.numel() == current.numel():
                     current.copy_(value.reshape(current.shape))
-                else:  # one number for all neurons in place of one for each, or the other way round
+                else:  # one value for all neurons replaces one for each, or the reverse
                     replaced = value.detach().to(current).clone()
                     setattr(self, name, nn.Parameter(replaced) if isinstance(current, nn.Parameter) else replaced)
 
     def _repr_of_neurons(self) -> str:
         parts = []
         for name, value in self._parameter_values().items():
-            known = value.numel() == 1 and not value.is_meta
-            parts.append(f"{name}={value.item():g}" if known else f"{name}=[{value.numel()}]")
+            is_number = value.numel() == 1 and not value.is_meta
+            parts.append(f"{name}={value.item():g}" if is_number else f"{name}=[{value.numel()}]")
         parts.append(f"reset_mechanism={self.reset_mechanism!r}")
         for name, default in (("grad_threshold", None), ("max_spikes", None), ("input_scale", 1.0), ("path", "auto")):
             value = getattr(self, name)
@@ -321,9 +337,9 @@ class SparseNeurons(nn.Module):
 
 
 class FullyConnectedNeurons(Delays, SparseNeurons):
-    """Those that see every input: the product of the spikes, the neurons' fused kernel, and the selection of spikes.
+    """The base class of fully connected event-driven layers: product of the spikes, fused neurons, selection of spikes.
 
-    With delays the product is :class:`DelayLinear`'s.
+    With delays the product is that of :class:`DelayLinear`.
     """
 
     def _set_features(
@@ -343,29 +359,31 @@ class FullyConnectedNeurons(Delays, SparseNeurons):
         if max_delay is not None:
             self._set_delays(max_delay, delay, learn_delay)
         elif delay is not None:
-            raise ValueError(f"delay needs max_delay, the longest one, got delay={delay!r} alone")
+            raise ValueError(f"delay needs max_delay, the longest delay, got delay={delay!r} alone")
 
     def reset_parameters(self) -> None:
-        """``nn.Linear``'s initial weights; delays that were not given are drawn uniformly."""
+        """Draw the initial weights of ``nn.Linear``, and delays uniformly unless the caller gave them."""
         init_like_linear(self.weight, self.bias)
         self._draw_delays()
 
     def weighted(self, x: DenseOrSparse) -> torch.Tensor:
         if self.max_delay is not None:
             x = x if isinstance(x, SparseSpikes) else x.to(compute_dtype(self.weight.dtype))
-            return self._arriving(x, self._taps())
+            return self._delayed_product(x, self._delayed_connection())
         if isinstance(x, SparseSpikes):
             return ops.sparse_linear(x, self.weight)
         return nn.functional.linear(x.to(self.weight.dtype), self.weight)
 
     def chosen(self, x: DenseOrSparse) -> DenseOrSparse:
-        # With delays no dense product is faster.
+        # With delays, the dense product is never faster.
         path = "sparse" if self.max_delay is not None and isinstance(x, SparseSpikes) else self.path
         return choose_path(x, self.weight, path, self._measured)
 
     def to_dense(self) -> nn.Sequential:
-        """``nn.Sequential`` of ``nn.Linear``, or :class:`DelayLinear`, and the neuron with the same parameters; the
-        neuron takes ``[T, B, out]`` with ``.sequence``."""
+        """Return ``nn.Sequential`` of ``nn.Linear`` or :class:`DelayLinear`, and the neuron with the same parameters.
+
+        The neuron's ``sequence`` takes ``[T, B, out]``.
+        """
         sizes, bias = (self.in_features, self.out_features), self.bias is not None
         linear: Union[nn.Linear, DelayLinear]
         if self.max_delay is None:
@@ -381,22 +399,22 @@ class FullyConnectedNeurons(Delays, SparseNeurons):
         return self._dense_twin(linear)
 
     def _own_state(self, state: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-        own, found = super()._own_state(state), state.get("0.delay")
-        if (found is None) != (self.max_delay is None):
-            raise ValueError(f"state must {'' if found is None else 'not '}hold 0.delay, got {sorted(state)}")
-        if found is not None:
-            if found.shape != self.delay.shape:
-                raise ValueError(f"state: delay must have shape {tuple(self.delay.shape)}, got {tuple(found.shape)}")
-            own["delay"] = found
-        return own
+        layer_state, delay = super()._own_state(state), state.get("0.delay")
+        if (delay is None) != (self.max_delay is None):
+            raise ValueError(f"state must {'' if delay is None else 'not '}hold 0.delay, got {sorted(state)}")
+        if delay is not None:
+            if delay.shape != self.delay.shape:
+                raise ValueError(f"state: delay must have shape {tuple(self.delay.shape)}, got {tuple(delay.shape)}")
+            layer_state["delay"] = delay
+        return layer_state
 
     def extra_repr(self) -> str:
         delays = "" if self.max_delay is None else f"{self._repr_of_delays()}, "
         return f"in_features={self.in_features}, out_features={self.out_features}, {delays}{self._repr_of_neurons()}"
 
 
-def _each(currents: torch.Tensor) -> SparseSpikes:
-    """Every number of ``[T, B, N]`` as a spike of its own."""
+def _as_spikes(currents: torch.Tensor) -> SparseSpikes:
+    """Return currents ``[T, B, N]`` as SparseSpikes: a spike for each neuron, whose value is the current."""
     neurons = currents.shape[2]
     ids = torch.arange(neurons, dtype=torch.int32, device=currents.device).expand(currents.shape).contiguous()
     return SparseSpikes._trusted(ids, currents, ids.new_full((*currents.shape[:2], 2), neurons), neurons)
@@ -405,10 +423,22 @@ def _each(currents: torch.Tensor) -> SparseSpikes:
 class SparseLeaky(FullyConnectedNeurons):
     r"""``nn.Linear`` and leaky integrate-and-fire neurons as one event-driven layer.
 
-    Only weights of neurons that spiked are read, and only neurons whose membrane is above ``grad_threshold`` carry
-    gradient. With ``max_spikes=None`` and ``grad_threshold=None`` the layer equals ``nn.Linear`` followed by
-    ``Leaky``, up to the order of the additions. Equations, gradients and source are those of
-    :func:`snnipu.ops.sparse_lif_sequence`.
+    .. math::
+
+        r_t &= H(u_{t-1} - \theta) \\
+        x_t &= \alpha W s^{in}_t + b \\
+        u_t &= \beta (1 - r_t) u_{t-1} + x_t \quad \text{(zero)} \\
+        u_t &= \beta u_{t-1} + x_t - r_t \theta \quad \text{(subtract)} \\
+        u_t &= \beta u_{t-1} + x_t \quad \text{(none)} \\
+        s_t &= H(u_t - \theta)
+
+    :math:`s^{in}` are the spikes of the input, :math:`u` the membrane, :math:`s` the spikes of the layer, :math:`r` the
+    reset, which carries no gradient. :math:`H` is the step function with :math:`H(0) = 0`; in the backward pass the
+    surrogate replaces its derivative.
+
+    Forward and backward pass read the weights of spikes alone. A neuron carries gradient if its membrane is above
+    ``grad_threshold``. A neuron that spikes without getting a slot is still reset. With ``max_spikes=None`` and
+    ``grad_threshold=None`` the layer equals ``nn.Linear`` followed by ``Leaky``, up to the order of additions.
 
     .. code-block:: python
 
@@ -419,38 +449,48 @@ class SparseLeaky(FullyConnectedNeurons):
     Args:
         in_features: neurons of the input.
         out_features: neurons of the layer.
-        beta: decay of the membrane per step, clamped to [0, 1]: a number, or a tensor of one element or ``[out]``.
-        threshold: firing threshold, likewise.
-        grad_threshold: second threshold, below ``threshold``; None: every neuron carries gradient. May be changed at
-            any time, so that a schedule can raise it.
-        max_spikes: slots for spikes and gradient-only neurons; None: as many as needed. May be changed at any time.
-        reset_mechanism: ``"subtract"``, ``"zero"`` or ``"none"``.
-        spike_grad: surrogate gradient; None: ``atan()``.
-        bias: whether to add a learnable bias to the current.
-        learn_beta: whether ``beta`` is learnt.
-        learn_threshold: whether ``threshold`` is learnt.
-        input_scale: factor of the weighted spikes, a recurrent layer's own ones too. ``(1 - beta) * 10`` gives the
-            update rule of the published sparse benchmark (arXiv 2311.04386).
-        overflow: what is dropped where more neurons want a slot than there are: see
-            :func:`snnipu.ops.select_spikes`.
-        recurrent: whether the layer reads its own spikes of the step before, through ``recurrent_weight``.
-        path: ``"sparse"``, ``"dense"`` (matrix products over all time steps), or ``"auto"``: whichever is faster at the
-            measured activity of the input. The results are the same, up to the order of the additions. On CUDA the
-            activity is that of a few calls before, so that the host need not wait, and a dense tensor stays dense.
-            With delays there is no dense product.
-        max_delay: the longest delay of a synapse, in time steps; None: none has one. What the layer's own spikes take
-            through ``recurrent_weight`` stays one step.
-        delay: of the synapses, as :class:`DelayLinear`'s.
-        learn_delay: whether the delays are learnt.
+        beta: :math:`\beta`, the decay of the membrane per step, clamped to [0, 1]: a number, or a tensor of one element
+            or ``[out]``.
+        threshold: :math:`\theta`, the membrane above which a neuron spikes; a number or a tensor, as ``beta``.
+        grad_threshold: second threshold, below ``threshold``: a neuron whose membrane is above it carries gradient.
+            None: every neuron carries gradient. The attribute may be set at any time, for example by a schedule.
+        max_spikes: slots of a step, for spikes and gradient-only neurons together; None: as many as needed. The
+            attribute may be set at any time.
+        reset_mechanism: change of the membrane in the step after a spike: ``"zero"`` sets it to 0, ``"subtract"``
+            subtracts the threshold, ``"none"`` keeps it.
+        spike_grad: surrogate gradient of the spikes, from ``snnipu.surrogate`` or ``snntorch.surrogate``; or a function
+            of ``mem - threshold`` whose gradient is used. None: ``atan()``.
+        bias: if True, a learnable bias is added to the current.
+        learn_beta: if True, ``beta`` is an ``nn.Parameter``, otherwise a buffer.
+        learn_threshold: if True, ``threshold`` is an ``nn.Parameter``, otherwise a buffer.
+        input_scale: :math:`\alpha`, a factor of the weighted spikes, not 0. ``(1 - beta) * 10`` is the update rule of
+            the published sparse benchmark (arXiv 2311.04386). It also scales ``recurrent_weight``.
+        overflow: which neurons get a slot if there are too few: ``"lowest"`` ids first, or ``"rotate"``, where the
+            first id moves with the time step. :func:`snnipu.ops.select_spikes` defines both.
+        recurrent: if True, the layer also receives its spikes of the step before, through ``recurrent_weight``.
+        path: ``"sparse"``: products of spikes; ``"dense"``: one matrix product over all time steps; ``"auto"``: the
+            faster one at the measured activity of the input. Results are equal up to the order of additions. On CUDA,
+            ``"auto"`` reads the activity a few calls earlier, so that the host need not wait, and keeps dense inputs
+            dense. With delays there is no dense product of spikes.
+        max_delay: the longest delay of a synapse, in time steps; None: no delays. ``recurrent_weight`` has no delays
+            beyond its one step.
+        delay: delays of the synapses in time steps: a number, or a tensor ``[out, in]``, ``[1, in]`` or ``[out, 1]``;
+            see :class:`DelayLinear`. None: drawn uniformly from [0, ``max_delay``].
+        learn_delay: if True, ``delay`` is an ``nn.Parameter``, otherwise a buffer.
 
     Attributes:
         weight: ``[out, in]``.
-        delay: with ``max_delay``, as of :class:`DelayLinear`.
-        activity: mean spikes per neuron and step in the last forward, 0 to 1; None before the first.
-        overflow: spikes dropped in the last forward; None before the first.
+        bias: ``[out]``, or None.
+        recurrent_weight: ``[out, out]``, or None.
+        delay: the delays in time steps, if ``max_delay`` is given.
+        activity: mean spikes per neuron and step of the last forward pass, from 0 to 1; None before the first.
+        overflow: spikes without a slot in the last forward pass; None before the first.
 
     Raises:
-        TypeError, ValueError: the message names the argument.
+        TypeError, ValueError: wrong type, shape or value; the message names the argument.
+
+    Source: :func:`snnipu.ops.sparse_lif_sequence`; Gruen et al., "Sparse spiking neural networks on the IPU", arXiv
+    2311.04386, 2023.
     """
 
     def __init__(
@@ -489,7 +529,7 @@ class SparseLeaky(FullyConnectedNeurons):
 
     def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
         if self.recurrent_weight is not None:
-            raise ValueError("membranes: a recurrent layer's membranes depend on its spikes and are not kept")
+            raise ValueError("membranes: a recurrent layer's membranes depend on its spikes and are not stored")
         return super().membranes(x, delay=delay)
 
     def chosen(self, x: DenseOrSparse) -> DenseOrSparse:
@@ -498,13 +538,13 @@ class SparseLeaky(FullyConnectedNeurons):
         return super().chosen(x)
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
-        """Return the layer's spikes by one operator if ``x`` is spikes; it equals the parts."""
+        """Return the layer's spikes, by one operator if ``x`` is spikes."""
         if not isinstance(x, SparseSpikes) or (self.max_delay is not None and self.recurrent_weight is None):
             return super()._spikes(x, delay)
         weight = self.weight
         if self.max_delay is not None:
-            # What arrives at each neuron goes into the operator as an input of its own.
-            x = _each(self.weighted(x))
+            # Pass the delayed currents to the operator as spikes, through an identity matrix.
+            x = _as_spikes(self.weighted(x))
             weight = torch.eye(self.out_features, dtype=x.values.dtype, device=x.device)
         return ops.sparse_lif_sequence(
             x,
@@ -525,9 +565,9 @@ class SparseLeaky(FullyConnectedNeurons):
         self._refuse_recurrent("to_dense")
         return super().to_dense()
 
-    def _refuse_recurrent(self, what: str) -> None:
+    def _refuse_recurrent(self, operation: str) -> None:
         if self.recurrent_weight is not None:
-            raise ValueError(f"{what}: a recurrent layer has no dense twin")
+            raise ValueError(f"{operation}: a recurrent layer has no dense twin")
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", recurrent=True" if self.recurrent_weight is not None else "")

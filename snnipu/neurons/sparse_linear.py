@@ -1,4 +1,4 @@
-"""``nn.Linear`` on spikes, whole or pruned, and which of the two ways a layer's product is computed."""
+"""``nn.Linear`` on spikes, complete or pruned, and the choice between a layer's sparse and dense product."""
 
 import math
 from typing import Any, Dict, List, Optional, Tuple, TypeVar, Union
@@ -23,32 +23,37 @@ PATHS = ("auto", "sparse", "dense")
 
 
 def check_path(path: object) -> str:
-    """``path`` is one of ``PATHS``."""
+    """Return ``path``; raise if it is none of ``PATHS``."""
     if path not in PATHS:
         raise ValueError(f"path must be 'auto', 'sparse' or 'dense', got {path!r}")
     return str(path)
 
 
-def _dense_on_gpu(x: SparseSpikes, weight: torch.Tensor, measured: DeviceActivity) -> bool:
-    """Whether the matrix product is the faster on a GPU, told without waiting for ``x``."""
+def _is_dense_on_gpu(x: SparseSpikes, weight: torch.Tensor, measured: DeviceActivity) -> bool:
+    """Return True if the matrix product is faster on a GPU. The host does not wait for ``x``."""
     if backend_for("sparse_linear", x.device) != "triton":
         return True
     limit = break_even(weight.dtype)
-    # Where there is no room for more spikes, nothing needs to be measured.
-    return x.capacity > limit * x.num_neurons and measured.of(x) > limit
+    # If the slots alone limit the activity enough, no measurement is needed.
+    return x.capacity > limit * x.num_neurons and measured.activity(x) > limit
 
 
 def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str, measured: DeviceActivity) -> DenseOrSparse:
-    """:func:`choose` for a fully connected layer with this weight."""
-    return choose(x, FullyConnected(weight), path, measured)
+    """Run :func:`choose_form` for a fully connected layer with this weight."""
+    return choose_form(x, FullyConnected(weight), path, measured)
 
 
-def choose(x: DenseOrSparse, connected: Connection, path: str, measured: DeviceActivity) -> DenseOrSparse:
-    """The input of a layer so connected in the form whose product is to be computed: a dense tensor, or spikes.
+def choose_form(x: DenseOrSparse, connected: Connection, path: str, measured: DeviceActivity) -> DenseOrSparse:
+    """Return the input of a layer in the form whose product is to be computed: a dense tensor, or spikes.
 
-    See :func:`~snnipu.ops._break_even.is_dense`; on CUDA the activity of some calls ago decides, which ``measured``,
-    the layer's own, tells. A dense tensor may be of any real dtype: of bool, True is a spike of value 1, and of
-    integers the numbers are the values.
+    :func:`~snnipu.ops._break_even.is_dense` decides. On CUDA it reads the activity of earlier calls from ``measured``.
+
+    Args:
+        x: SparseSpikes, or a dense ``[T, B, in]`` of any real dtype. In bool, True is a spike of value 1; integers are
+            the values of spikes.
+        connected: the layer's connection.
+        path: ``"auto"``, ``"sparse"`` or ``"dense"``.
+        measured: the layer's measurements of activity.
     """
     in_features, weight = connected.inputs, connected.weight
     compiled = popart.uses_operator("event-driven layers", "SparseLinear") or is_compiling()
@@ -64,7 +69,7 @@ def choose(x: DenseOrSparse, connected: Connection, path: str, measured: DeviceA
     check_device("x", x, "the layer", weight.device)
 
     def on_gpu(spikes: SparseSpikes) -> bool:
-        return not compiled and _dense_on_gpu(spikes, weight, measured)
+        return not compiled and _is_dense_on_gpu(spikes, weight, measured)
 
     dense = is_dense(x, path, connected.break_even.currents, compiled, on_gpu)
     if isinstance(x, SparseSpikes):
@@ -73,7 +78,7 @@ def choose(x: DenseOrSparse, connected: Connection, path: str, measured: DeviceA
 
 
 def init_like_linear(weight: torch.Tensor, bias: Optional[torch.Tensor]) -> None:
-    """``nn.Linear``'s initial values."""
+    """Draw the initial values of ``nn.Linear``."""
     nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
     if bias is not None:
         bound = 1 / math.sqrt(weight.shape[1])
@@ -81,21 +86,34 @@ def init_like_linear(weight: torch.Tensor, bias: Optional[torch.Tensor]) -> None
 
 
 class SparseLinear(nn.Linear):
-    r"""``nn.Linear`` whose input is spikes: :math:`y = s W^T + b`, touching the weights of spikes only.
+    r"""``nn.Linear`` for spikes. It reads only the weights of neurons that spiked.
 
-    A read-out: ``SparseLinear`` followed by ``Leaky.sequence``. Equation, gradients and source are those of
-    :func:`snnipu.ops.sparse_linear`; the ``state_dict`` is ``nn.Linear``'s.
+    .. math:: y_{tbo} = \sum_i W_{oi} s_{tbi} + b_o
+
+    :math:`s` are the values of the spikes, 0 without a spike. :func:`snnipu.ops.sparse_linear` defines the gradients.
+    The ``state_dict`` equals that of ``nn.Linear``.
+
+    .. code-block:: python
+
+        layer = snn.SparseLinear(700, 128)
+        y = layer(spikes)                # SparseSpikes of 700 neurons, or a dense [T, B, 700] -> [T, B, 128]
 
     Args:
-        in_features: neurons that spike.
-        out_features: size of the output.
-        bias: whether to add a learnable bias.
-        path: ``"sparse"``, ``"dense"`` (a matrix product over all time steps at once), or ``"auto"``: whichever is
-            faster at the measured activity of the input; on CUDA that of a few calls before, and a dense tensor stays
-            dense.
+        in_features: neurons of the input.
+        out_features: neurons of the output.
+        bias: if True, the layer has a learnable bias.
+        path: ``"sparse"``: products of spikes; ``"dense"``: one matrix product over all time steps; ``"auto"``: the
+            faster one at the measured activity of the input. On CUDA, ``"auto"`` reads the activity a few calls earlier
+            and keeps dense inputs dense.
+
+    Attributes:
+        weight: ``[out, in]``.
+        bias: ``[out]``, or None.
 
     Raises:
-        TypeError, ValueError: the message names the argument.
+        TypeError, ValueError: wrong type or value; the message names the argument.
+
+    Source: ``nn.Linear``, and :func:`snnipu.ops.sparse_linear`.
     """
 
     takes_whole_sequences = True  # in a MultiStep
@@ -106,15 +124,24 @@ class SparseLinear(nn.Linear):
         self._measured = DeviceActivity()
 
     def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:  # type: ignore[override]
-        """``x``: SparseSpikes, or a dense ``[T, B, in]`` of any real dtype -> ``[T, B, out]``."""
+        """Return the output ``[T, B, out]``.
+
+        Args:
+            x: SparseSpikes of ``in_features`` neurons, or a dense ``[T, B, in]`` of any real dtype.
+
+        Raises:
+            TypeError, ValueError: wrong type, shape or device.
+        """
         chosen = choose_path(x, self.weight, self.path, self._measured)
         if isinstance(chosen, SparseSpikes):
             return ops.sparse_linear(chosen, self.weight, self.bias)
         return nn.functional.linear(chosen.to(self.weight.dtype), self.weight, self.bias)
 
     def listed(self) -> "ListedLinear":
-        """A layer of the synapses that are left, where ``torch.nn.utils.prune`` has been at work: those of its mask,
-        or without one, as after ``prune.remove``, those whose weight is not zero. It has tensors of its own.
+        """Return a :class:`ListedLinear` of the synapses that ``torch.nn.utils.prune`` has left, with copied tensors.
+
+        The mask of the weight gives the synapses. Without a mask, as after ``prune.remove``, they are those with a
+        nonzero weight.
 
         .. code-block:: python
 
@@ -123,19 +150,21 @@ class SparseLinear(nn.Linear):
         """
         weight, left = _pruned(self)
         synapses = left.nonzero().t()
-        return _listed(self, synapses, weight.t()[left.t()])
+        return _listed_layer(self, synapses, weight.t()[left.t()])
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.path == "auto" else f", path={self.path!r}")
 
 
 class ListedLinear(nn.Module):
-    r"""``SparseLinear`` of which only some synapses exist: :math:`y_{tbo} = \sum_{(o, i)} w_{oi} s_{tbi} + b_o`.
+    r"""A linear layer for spikes with a list of synapses in place of a weight matrix.
 
-    Memory is that of the synapses that exist, and so are gradients and an optimizer's state; work is that of the pairs
-    of a spike and a synapse. The numbers are those of the dense layer with zeros elsewhere, up to the order of the
-    additions. :meth:`SparseLinear.listed` makes one of a pruned layer; pruned again by ``torch.nn.utils.prune``, it
-    gets shorter by :meth:`listed`.
+    .. math:: y_{tbo} = \sum_{(o, i)} w_{oi} s_{tbi} + b_o
+
+    The sum runs over the listed synapses. Weights, gradients and optimizer states have one element for each of them.
+    The work is proportional to the pairs of a spike and a synapse. The results equal those of a :class:`SparseLinear`
+    with zeros elsewhere, up to the order of additions. :meth:`SparseLinear.listed` returns this layer for a pruned one.
+    After further pruning by ``torch.nn.utils.prune``, :meth:`listed` returns a shorter one.
 
     .. code-block:: python
 
@@ -143,19 +172,22 @@ class ListedLinear(nn.Module):
         layer = snn.ListedLinear(700, 128, synapses)
 
     Args:
-        in_features: neurons that spike.
-        out_features: size of the output.
-        synapses: int ``[2, kept]``: the output and the input of each synapse, in any order, none twice.
-        bias: whether to add a learnable bias.
-        path: ``"sparse"``, ``"dense"`` (a matrix product with the zeros, for which the matrix is made in each call), or
-            ``"auto"``, as :class:`SparseLinear` has it.
+        in_features: neurons of the input.
+        out_features: neurons of the output.
+        synapses: int tensor ``[2, kept]``: output and input of each synapse, in any order, without duplicates.
+        bias: if True, the layer has a learnable bias.
+        path: ``"sparse"``: products of spikes; ``"dense"``: a matrix product with the zeros, whose matrix each call
+            builds; ``"auto"``: the faster one at the measured activity of the input.
 
     Attributes:
         weight: ``[kept]``, in the order of the attribute ``synapses``.
-        synapses: int64 ``[2, kept]`` by ascending input and, of one input, output; in the ``state_dict``.
+        bias: ``[out]``, or None.
+        synapses: int64 ``[2, kept]``, sorted by input and then by output; part of the ``state_dict``.
 
     Raises:
-        TypeError, ValueError: the message names the argument.
+        TypeError, ValueError: wrong type, shape or value; the message names the argument.
+
+    Source: :func:`snnipu.ops.sparse_linear`, whose gradients it has.
     """
 
     takes_whole_sequences = True  # in a MultiStep
@@ -180,28 +212,35 @@ class ListedLinear(nn.Module):
         return [self.out_features, self.in_features]
 
     def reset_parameters(self) -> None:
-        """Uniform, as ``nn.Linear``'s with as many inputs as an output has synapses on the average."""
+        """Draw weight and bias as ``nn.Linear`` does whose number of inputs is the mean number of synapses a neuron."""
         bound = math.sqrt(self.out_features / max(1, self.weight.numel()))
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: DenseOrSparse) -> torch.Tensor:
-        """``x``: SparseSpikes, or a dense ``[T, B, in]`` of any real dtype -> ``[T, B, out]``."""
+        """Return the output ``[T, B, out]``.
+
+        Args:
+            x: SparseSpikes of ``in_features`` neurons, or a dense ``[T, B, in]`` of any real dtype.
+
+        Raises:
+            TypeError, ValueError: wrong type, shape or device.
+        """
         connected = Listed(self.weight, self.synapses, self._sizes)
-        chosen = choose(x, connected, self.path, self._measured)
+        chosen = choose_form(x, connected, self.path, self._measured)
         if isinstance(chosen, SparseSpikes):
             return listed_linear(chosen, connected, self.bias)
         return nn.functional.linear(chosen.to(self.weight.dtype), connected.matrix(), self.bias)
 
     def listed(self) -> "ListedLinear":
-        """A layer of the synapses that pruning has left of this one's, see :meth:`SparseLinear.listed`."""
+        """Return a layer of the synapses that pruning has left, as :meth:`SparseLinear.listed`."""
         weight, left = _pruned(self)
-        return _listed(self, self.synapses[:, left], weight[left])
+        return _listed_layer(self, self.synapses[:, left], weight[left])
 
     def to_linear(self) -> SparseLinear:
-        """The layer as a matrix, zeros where no synapse is."""
+        """Return a :class:`SparseLinear` with the same weights, and zeros elsewhere."""
         linear = SparseLinear(self.in_features, self.out_features, self.bias is not None, path=self.path)
-        return _taken(linear, self, Listed(_pruned(self)[0], self.synapses, self._sizes).matrix())
+        return _copy_into(linear, self, Listed(_pruned(self)[0], self.synapses, self._sizes).matrix())
 
     def _load_from_state_dict(
         self, state_dict: Dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: Any, more: Any, errors: Any
@@ -214,7 +253,7 @@ class ListedLinear(nn.Module):
                 errors.append(f"{prefix}synapses: {error}")
             else:
                 if not ordered:
-                    errors.append(f"{prefix}synapses must be by ascending input and, of one input, output")
+                    errors.append(f"{prefix}synapses must be sorted by input, and by output for one input")
             if errors:
                 return
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, more, errors)
@@ -231,39 +270,41 @@ Layer = Union[SparseLinear, ListedLinear]
 
 
 def _parameter(layer: Layer, name: str) -> Tuple[torch.Tensor, Optional[torch.Tensor], bool]:
-    """A parameter, the mask that ``torch.nn.utils.prune`` has given it, and whether it is learnt.
+    """Return a parameter, its mask of ``torch.nn.utils.prune`` or None, and True if the parameter is learnt.
 
-    Under a mask the attribute of its name is that of the last call.
+    With a mask, the parameter is ``name_orig``: the attribute ``name`` is the product of the last call.
     """
     mask = getattr(layer, f"{name}_mask", None)
-    given: torch.Tensor = getattr(layer, name if mask is None else f"{name}_orig")
-    return given if mask is None else given * mask, mask, given.requires_grad
+    value: torch.Tensor = getattr(layer, name if mask is None else f"{name}_orig")
+    return value if mask is None else value * mask, mask, value.requires_grad
 
 
 def _pruned(layer: Layer) -> Tuple[torch.Tensor, torch.Tensor]:
-    """The weight, and as bool of its shape what its mask leaves; without one, what is not zero."""
+    """Return the weight, and a bool tensor of its shape: True for the synapses that pruning has left."""
     weight, mask, _ = _parameter(layer, "weight")
     return weight, (weight if mask is None else mask) != 0
 
 
-def _listed(layer: Layer, synapses: torch.Tensor, weight: torch.Tensor) -> ListedLinear:
+def _listed_layer(layer: Layer, synapses: torch.Tensor, weight: torch.Tensor) -> ListedLinear:
     listed = ListedLinear(layer.in_features, layer.out_features, synapses, layer.bias is not None, path=layer.path)
-    return _taken(listed, layer, weight)
+    return _copy_into(listed, layer, weight)
 
 
-Taker = TypeVar("Taker", SparseLinear, ListedLinear)
+Target = TypeVar("Target", SparseLinear, ListedLinear)
 
 
-def _taken(made: Taker, layer: Layer, weight: torch.Tensor) -> Taker:
-    """``made`` with the weight, and the bias, mode, device and dtype of ``layer``; what is frozen there is here, and a
-    mask of the bias goes with it."""
-    made.to(weight).train(layer.training)
-    made.weight.data.copy_(weight.detach())
-    made.weight.requires_grad_(_parameter(layer, "weight")[2])
-    if made.bias is not None:
+def _copy_into(target: Target, layer: Layer, weight: torch.Tensor) -> Target:
+    """Copy ``weight`` and the bias of ``layer`` into ``target``; return ``target``.
+
+    It also takes mode, device, dtype, ``requires_grad`` and the bias's mask from ``layer``.
+    """
+    target.to(weight).train(layer.training)
+    target.weight.data.copy_(weight.detach())
+    target.weight.requires_grad_(_parameter(layer, "weight")[2])
+    if target.bias is not None:
         bias, mask, learnt = _parameter(layer, "bias")
-        made.bias.data.copy_(bias.detach())
-        made.bias.requires_grad_(learnt)
+        target.bias.data.copy_(bias.detach())
+        target.bias.requires_grad_(learnt)
         if mask is not None:
-            prune.custom_from_mask(made, "bias", mask)
-    return made
+            prune.custom_from_mask(target, "bias", mask)
+    return target

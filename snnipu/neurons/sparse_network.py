@@ -1,4 +1,4 @@
-"""``snnipu.SparseNetwork``: spiking layers, fully connected or convolutional, spikes in and spikes out."""
+"""``snnipu.SparseNetwork``: a stack of event-driven layers, fully connected or convolutional."""
 
 import math
 import re
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 PerLayer = Union[Parameter, Sequence[Parameter]]
 Part = Union[int, str, Tuple[int, int, int]]
 
-# With a stride and a padding behind, in any order.
+# The suffix of a convolution or pool: a stride and a padding, in any order.
 _BEHIND = r"(?=(?:.*S(?P<stride>\d+))?)(?=(?:.*P(?P<padding>\d+))?)(?:S\d+|P\d+|S\d+P\d+|P\d+S\d+)?"
 _CONV = re.compile(rf"(\d+)C(\d+){_BEHIND}")
 _POOL = re.compile(rf"([MAS])P(\d+){_BEHIND}")
 _POOLS = {"M": "max", "A": "average", "S": "sum"}
 
 
-class _Conv(NamedTuple):
+class _ConvSpec(NamedTuple):
     in_shape: Tuple[int, int, int]
     out_shape: Tuple[int, int, int]
     kernel: int
@@ -44,28 +44,28 @@ class _Conv(NamedTuple):
     padding: int
 
 
-class _Layer(NamedTuple):
-    """A spiking layer of a description: its convolution, or None where it is fully connected, and its pools."""
+class _LayerSpec(NamedTuple):
+    """The description of a spiking layer: its convolution (None: fully connected), and the pools after it."""
 
     inputs: int
     neurons: int
-    conv: Optional[_Conv]
+    conv: Optional[_ConvSpec]
     pools: List[Tuple[str, int, int, int]]
-    # Of what the pools give.
+    # The pools' output: a number of neurons, or channels, height and width.
     out: Union[int, Tuple[int, int, int]]
 
 
-def _parts(sizes: Sequence[Any]) -> List[Any]:
-    """The entries of a description, strings cut at their hyphens."""
+def _split_entries(sizes: Sequence[Any]) -> List[Any]:
+    """Return the entries of a description, with strings split at their hyphens."""
     parts: List[Any] = []
     for entry in sizes:
         parts += entry.split("-") if isinstance(entry, str) else [entry]
     return parts
 
 
-def _described(sizes: Sequence[Any]) -> Tuple[int, List[_Layer]]:
-    """Neurons of the input, and the layers; raises where the description does not make sense."""
-    first, *others = _parts(sizes)
+def _parse_sizes(sizes: Sequence[Any]) -> Tuple[int, List[_LayerSpec]]:
+    """Return the neurons of the input, and the layers; raise if the description is invalid."""
+    first, *others = _split_entries(sizes)
     shape: Union[int, Tuple[int, int, int]]
     if isinstance(first, (tuple, list)):
         if len(first) != 3:
@@ -78,7 +78,7 @@ def _described(sizes: Sequence[Any]) -> Tuple[int, List[_Layer]]:
     else:
         shape = check_int("sizes", first)
     inputs = shape if isinstance(shape, int) else math.prod(shape)
-    layers: List[_Layer] = []
+    layers: List[_LayerSpec] = []
     for part in others:
         text = part if isinstance(part, str) else ""
         conv, pool = _CONV.fullmatch(text), _POOL.fullmatch(text)
@@ -86,12 +86,12 @@ def _described(sizes: Sequence[Any]) -> Tuple[int, List[_Layer]]:
             full = re.fullmatch(r"(?:FC)?(\d+)", text)
             if text and full is None:
                 raise ValueError(
-                    f"sizes: {text!r} is no layer: expected such as '12C5', '32C3S2P1', 'MP2', 'FC10' or 10"
+                    f"sizes: {text!r} is no layer: expected an entry such as '12C5', '32C3S2P1', 'MP2', 'FC10' or 10"
                 )
             neurons = check_int("sizes", int(full[1]) if full is not None else part)
             before = shape if isinstance(shape, int) else math.prod(shape)
             shape = neurons
-            layers.append(_Layer(before, neurons, None, [], shape))
+            layers.append(_LayerSpec(before, neurons, None, [], shape))
             continue
         if isinstance(shape, int):
             raise ValueError(
@@ -103,20 +103,22 @@ def _described(sizes: Sequence[Any]) -> Tuple[int, List[_Layer]]:
             if not layers:
                 raise ValueError(f"sizes: {text!r} stands before the first layer: pool the input by a SparsePool2d")
             last = layers[-1]
-            shape = (shape[0], *_reached(text, shape, kernel, stride, padding))
+            shape = (shape[0], *_window_output(text, shape, kernel, stride, padding))
             pools = [*last.pools, (_POOLS[pool[1]], kernel, stride, padding)]
             layers[-1] = last._replace(pools=pools, out=shape)
             continue
         assert conv is not None
         kernel, stride, padding = int(conv[2]), int(conv["stride"] or 1), int(conv["padding"] or 0)
-        out = (check_int("sizes", int(conv[1])), *_reached(text, shape, kernel, stride, padding))
-        layers.append(_Layer(math.prod(shape), math.prod(out), _Conv(shape, out, kernel, stride, padding), [], out))
+        out = (check_int("sizes", int(conv[1])), *_window_output(text, shape, kernel, stride, padding))
+        layers.append(
+            _LayerSpec(math.prod(shape), math.prod(out), _ConvSpec(shape, out, kernel, stride, padding), [], out)
+        )
         shape = out
     return inputs, layers
 
 
-def _reached(text: str, shape: Tuple[int, int, int], kernel: int, stride: int, padding: int) -> Tuple[int, int]:
-    """Height and width behind a window of this size."""
+def _window_output(text: str, shape: Tuple[int, int, int], kernel: int, stride: int, padding: int) -> Tuple[int, int]:
+    """Return height and width of the output of a window of this size."""
     if kernel < 1 or stride < 1:
         raise ValueError(f"sizes: {text!r} must have a window and a stride of at least 1")
     height, width = (reached(size, kernel, stride, padding) for size in shape[1:])
@@ -125,21 +127,22 @@ def _reached(text: str, shape: Tuple[int, int, int], kernel: int, stride: int, p
     return height, width
 
 
-def _pools_of(layer: _Layer) -> Iterator[SparsePool2d]:
-    """With the sizes of their maps: the first call runs as all others do."""
+def _pools_of(layer: _LayerSpec) -> Iterator[SparsePool2d]:
+    """Yield the pools of a layer, with the sizes of their maps, so that the first call runs as all others do."""
     assert layer.conv is not None
     shape = layer.conv.out_shape
     for mode, kernel, stride, padding in layer.pools:
-        made = SparsePool2d(kernel, stride, padding, mode=mode, input_size=shape)
-        yield made
-        shape = (shape[0], *_reached(str(made), shape, kernel, stride, padding))
+        pool = SparsePool2d(kernel, stride, padding, mode=mode, input_size=shape)
+        yield pool
+        shape = (shape[0], *_window_output(str(pool), shape, kernel, stride, padding))
 
 
 class SparseNetwork(nn.Module):
-    r"""Layers of leaky integrate-and-fire neurons that exchange spike ids, fully connected or convolutional.
+    r"""Event-driven layers of leaky integrate-and-fire neurons, fully connected or convolutional.
 
-    With ``delay=0`` a layer reads the spikes its predecessor makes in the same step; with ``delay=1`` those of the step
-    before, so that all layers of a step can run at once. The first layer reads the input of the same step either way.
+    :class:`SparseLeaky` and :class:`SparseConvLeaky` define the equations of a layer. With ``delay=0`` a layer receives
+    the spikes of the layer before in the same step. With ``delay=1`` it receives those of the step before, so that all
+    layers of a step can run at once. The first layer receives the input of the same step in both cases.
 
     .. code-block:: python
 
@@ -148,44 +151,58 @@ class SparseNetwork(nn.Module):
         loss = torch.nn.functional.cross_entropy(out.spike_count(), labels)
         net.activity, net.overflow                   # one number for each layer
 
-    A network of maps begins with their ``(channels, height, width)``, and has its layers in the usual notation:
+    A network on maps begins with ``(channels, height, width)``. Strings describe its layers:
 
     .. code-block:: python
 
         net = snn.SparseNetwork([(2, 34, 34), "12C5", "MP2", "32C5", "MP2", 10], beta=0.95, grad_threshold=0.9)
 
     Args:
-        sizes: neurons of the input and of each layer; at least two entries. Or the input's ``(channels, height,
-            width)``
-            and the layers: ``"12C5"``, a convolution to 12 channels by kernels of 5 x 5, a :class:`SparseConvLeaky`,
-            with ``S2`` for a stride and ``P1`` for a padding behind it; ``"MP2"``, ``"AP2"``, ``"SP2"``, a
-            :class:`SparsePool2d` over maxima, averages or sums; ``10`` or ``"FC10"``, a fully connected layer. A string
-            may hold several, with hyphens between.
-        beta: decay of the membrane per step: a number for all layers, or one entry (number or tensor) for each layer.
-        max_spikes: slots: None (as many as needed), an int for all, or one entry for the input and for each layer (a
-            pool is none).
-        grad_threshold: second threshold: None, a number for all layers, or one entry for each layer.
-        delay: 0 or 1.
-        threshold: firing threshold, as ``beta``.
-        reset_mechanism, spike_grad, bias, learn_beta, learn_threshold, input_scale, overflow, path: as in
-            :class:`SparseLeaky`, for all layers; ``input_scale`` may also have one entry for each layer.
-        max_delay: the longest delay of a synapse, besides ``delay``: None, a number for all layers, or one entry for
-            each layer; None for convolutions. The delays are drawn uniformly, see ``layers[i].delay``.
-        learn_delay: whether they are learnt.
+        sizes: the input and the layers, at least two entries. Input: a number of neurons, or ``(channels, height,
+            width)``. Fully connected layer: ``10`` or ``"FC10"``. Convolution: ``"12C5"`` has 12 channels and kernels
+            of 5 x 5; ``S2`` appends a stride, ``P1`` a padding. Pool: ``"MP2"``, ``"AP2"`` or ``"SP2"`` for maximum,
+            average or sum, with ``S`` and ``P`` as before. One string may hold several entries with hyphens between:
+            ``"12C5-MP2"``.
+        beta: decay of the membrane per step, clamped to [0, 1]: a number for all layers, or one entry for each layer.
+            An entry is a number, or a tensor of one element or one for each neuron (for each channel of a convolution).
+        max_spikes: slots of a step, for spikes and gradient-only neurons together: None (as many as needed), an int for
+            input and layers, or one entry for the input and for each layer. Pools have no entry.
+        grad_threshold: second threshold, below ``threshold``: a neuron whose membrane is above it carries gradient.
+            None (every neuron), a number for all layers, or one entry for each layer.
+        delay: time steps between two layers, 0 or 1.
+        threshold: membrane above which a neuron spikes; as ``beta``.
+        reset_mechanism: change of the membrane in the step after a spike: ``"zero"`` sets it to 0, ``"subtract"``
+            subtracts the threshold, ``"none"`` keeps it.
+        spike_grad: surrogate gradient of the spikes, from ``snnipu.surrogate`` or ``snntorch.surrogate``; or a function
+            of ``mem - threshold`` whose gradient is used. None: ``atan()``.
+        bias: if True, each layer has a learnable bias.
+        learn_beta: if True, ``beta`` of each layer is an ``nn.Parameter``, otherwise a buffer.
+        learn_threshold: if True, ``threshold`` of each layer is an ``nn.Parameter``, otherwise a buffer.
+        input_scale: factor of the weighted spikes, not 0; a number for all layers, or one entry for each layer.
+        overflow: which neurons get a slot if there are too few: ``"lowest"`` ids first, or ``"rotate"``, where the
+            first id moves with the time step. :func:`snnipu.ops.select_spikes` defines both.
+        path: ``"sparse"``: products of spikes; ``"dense"``: one matrix product or convolution over all time steps;
+            ``"auto"``: the faster one at the measured activity. See :class:`SparseLeaky`.
+        max_delay: the longest delay of a synapse in time steps, in addition to ``delay``: None (no delays), a number
+            for all layers, or one entry for each layer; None for convolutions. The delays are drawn uniformly from [0,
+            ``max_delay``].
+        learn_delay: if True, the delays of the synapses are learnt.
 
     Attributes:
-        sizes: neurons of the input and of each layer, pools left out.
+        sizes: neurons of the input and of each layer, without pools.
         layers: the :class:`SparseLeaky` and :class:`SparseConvLeaky` layers.
-        pools: what comes behind a layer, by its number as a string; empty without pools.
-        activity: mean spikes per neuron and step of each layer in the last forward, a list of floats; None before the
-            first.
-        overflow: spikes dropped in the last forward, of each layer, a list of ints; None before the first.
-        input_activity, input_overflow: the same of the input.
-        ipu_plan: where the layers are on an IPU: None, as :func:`snnipu.ipu.plan` has it for slots that are all in use,
-            or a :class:`snnipu.ipu.Plan` of this network. The tiles change no result, up to the order of additions.
+        pools: the pools after a layer, by the layer's number as a string; empty without pools.
+        activity: mean spikes per neuron and step in the last forward pass, from 0 to 1, one float for each layer; None
+            before the first.
+        overflow: spikes without a slot in the last forward pass, one int for each layer; None before the first.
+        input_activity, input_overflow: the same numbers of the input.
+        ipu_plan: tiles of the layers on an IPU: a :class:`snnipu.ipu.Plan` of this network. None: the plan that
+            :func:`snnipu.ipu.plan` makes if all slots are in use. The tiles change results by the order of additions.
 
     Raises:
-        TypeError, ValueError: the message names the argument.
+        TypeError, ValueError: wrong type, shape or value; the message names the argument.
+
+    Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
 
     takes_whole_sequences = True  # in a MultiStep
@@ -215,7 +232,7 @@ class SparseNetwork(nn.Module):
             raise TypeError(f"sizes must be a sequence of ints, got {sizes!r}")
         if len(sizes) < 2:
             raise ValueError(f"sizes must have an entry for the input and one for each layer, got {list(sizes)}")
-        inputs, described = _described(sizes)
+        inputs, described = _parse_sizes(sizes)
         self.description = [tuple(part) if isinstance(part, list) else part for part in sizes]
         self.sizes = [inputs, *(layer.neurons for layer in described)]
         if isinstance(delay, bool) or delay not in (0, 1):
@@ -232,7 +249,7 @@ class SparseNetwork(nn.Module):
         check_max_spikes(slots[0])
         self.max_input_spikes: Optional[int] = slots[0]
         self.overflow_order = overflow
-        made: List[nn.Module] = []
+        modules: List[nn.Module] = []
         for i, layer in enumerate(described):
             options: Dict[str, Any] = {
                 "beta": betas[i],
@@ -251,7 +268,7 @@ class SparseNetwork(nn.Module):
             conv = layer.conv
             if conv is None:
                 options.update(max_delay=delays[i], learn_delay=learn_delay)
-                made.append(SparseLeaky(layer.inputs, layer.neurons, **options))
+                modules.append(SparseLeaky(layer.inputs, layer.neurons, **options))
                 continue
             if delays[i] is not None:
                 raise ValueError(
@@ -260,8 +277,8 @@ class SparseNetwork(nn.Module):
                 )
             ins, outs = conv.in_shape[0], conv.out_shape[0]
             sizes_of: Dict[str, Any] = {"stride": conv.stride, "padding": conv.padding, "input_size": conv.in_shape[1:]}
-            made.append(SparseConvLeaky(ins, outs, conv.kernel, **sizes_of, **options))
-        self.layers: Sequence[Any] = nn.ModuleList(made)  # type: ignore[assignment]
+            modules.append(SparseConvLeaky(ins, outs, conv.kernel, **sizes_of, **options))
+        self.layers: Sequence[Any] = nn.ModuleList(modules)  # type: ignore[assignment]
         pools = {str(i): nn.Sequential(*_pools_of(layer)) for i, layer in enumerate(described) if layer.pools}
         self.pools: Any = nn.ModuleDict(pools) if pools else {}
         self._input: Optional[SpikeTotals] = None
@@ -270,74 +287,74 @@ class SparseNetwork(nn.Module):
     def forward(
         self, x: Union[torch.Tensor, SparseSpikes], *, all_layers: bool = False
     ) -> Union[SparseSpikes, List[SparseSpikes]]:
-        """All time steps of a batch through all layers.
+        """Run all time steps of a batch through all layers.
 
         Args:
-            x: SparseSpikes of ``sizes[0]`` neurons, or a dense ``[T, B, sizes[0]]`` of any real dtype; of a network of
+            x: SparseSpikes of ``sizes[0]`` neurons, or a dense ``[T, B, sizes[0]]`` of any real dtype. For a network on
                 maps also ``[T, B, C, H, W]``.
-            all_layers: return the spikes of every layer, as they are in front of its pools, not only those of the last.
+            all_layers: if True, return the spikes of every layer, before its pools.
 
         Returns:
-            SparseSpikes, or a list of them.
+            SparseSpikes of the last layer, after its pools; with ``all_layers`` a list, one entry for each layer.
 
         Raises:
-            TypeError, ValueError: ``x`` of another type, shape or device; the message says which.
+            TypeError, ValueError: wrong type, shape or device of ``x``; the message names it.
         """
         first = self._limited(x)
         self._input = first._totals() if isinstance(first, SparseSpikes) else None
         out: Union[torch.Tensor, SparseSpikes] = first
         every: List[SparseSpikes] = []
-        if isinstance(first, SparseSpikes) and self._one_operator():
+        if isinstance(first, SparseSpikes) and self._runs_as_operator():
             every = self._on_ipu(first)
             return every if all_layers else every[-1]
         layers = [*self.layers]
         for index in range(len(layers)):
-            out, spikes = self._run(layers, index, out, self.delay if index else 0, all_layers)
+            out, spikes = self._run_layer(layers, index, out, self.delay if index else 0, all_layers)
             every += [] if spikes is None else [spikes]
         if all_layers:
             return every
         assert isinstance(out, SparseSpikes)
         return out
 
-    def _run(
+    def _run_layer(
         self, layers: List[Any], index: int, x: Union[torch.Tensor, SparseSpikes], delay: int, all_layers: bool
     ) -> Tuple[Union[torch.Tensor, SparseSpikes], Optional[SparseSpikes]]:
-        """What goes from a layer and its pools to the next one, and the layer's own spikes, where they are made."""
+        """Run a layer and its pools; return their output, and the layer's spikes (None if one operator pools them)."""
         layer = layers[index]
-        pool = None if all_layers or is_compiling() or popart.on_ipu() else self._pool_in_one(layers, index)
+        pool = None if all_layers or is_compiling() or popart.on_ipu() else self._fusable_pool(layers, index)
         if pool is not None:
             following = layers[index + 1] if index + 1 < len(layers) else None
-            hands_on_maps = layer.grad_threshold is None and layer.path == getattr(following, "path", None) == "dense"
+            next_takes_maps = layer.grad_threshold is None and layer.path == getattr(following, "path", None) == "dense"
             x = layer.chosen(x, CONVOLUTION_AND_POOL)
             if isinstance(x, SparseSpikes):
                 return layer.pooled_sparsely(x, pool, delay), None
-            if hands_on_maps and x.numel():
+            if next_takes_maps and x.numel():
                 return layer.pooled_densely(x, pool, delay), None
         if isinstance(x, torch.Tensor) and index and not isinstance(layer, SparseConvLeaky):
             x = x.flatten(2)
         spikes: SparseSpikes = layer(x, delay=delay)
         return self.pooled(index, spikes), spikes
 
-    def _pool_in_one(self, layers: List[Any], index: int) -> Optional[SparsePool2d]:
-        """The pool of a layer that runs with it as one operator."""
+    def _fusable_pool(self, layers: List[Any], index: int) -> Optional[SparsePool2d]:
+        """Return the pool that can run with its layer as one operator, or None."""
         layer, pools = layers[index], self._pools(index)
         if not isinstance(layer, SparseConvLeaky) or len(pools) != 1 or not is_plain(pools):
             return None
         return pools[0] if layer.pools_in_one(pools[0]) else None
 
     def _pools(self, index: int) -> Any:
-        """Return the pools behind a layer."""
+        """Return the pools after a layer."""
         if str(index) in self.pools:
             return self.pools[str(index)]
         return ()
 
     def pooled(self, index: int, spikes: SparseSpikes) -> SparseSpikes:
-        """The spikes of a layer behind its pools."""
+        """Return the spikes of a layer after its pools."""
         pooled: SparseSpikes = self.pools[str(index)](spikes) if str(index) in self.pools else spikes
         return pooled
 
     def pooled_densely(self, index: int, spikes: torch.Tensor) -> torch.Tensor:
-        """Dense spikes of a layer, ``[T, B, ...]``, behind its pools: ``[T, B, N]``."""
+        """Return dense spikes ``[T, B, ...]`` of a layer after its pools, as ``[T, B, N]``."""
         maps = spikes.flatten(0, 1)
         for pool in self._pools(index):
             maps = pool.to_dense()(maps)
@@ -345,14 +362,14 @@ class SparseNetwork(nn.Module):
 
     @property
     def on_maps(self) -> bool:
-        """Whether layers are convolutional."""
+        """True if a layer is convolutional."""
         return any(isinstance(layer, SparseConvLeaky) for layer in self.layers)
 
-    def _one_operator(self) -> bool:
-        """Whether the network runs as a PopART operator of its own; else its layers do."""
+    def _runs_as_operator(self) -> bool:
+        """Return True if the network runs as one PopART operator; otherwise each layer is an operator."""
         if self.on_maps or not (self.delay == 1 and popart.uses_operator("SparseNetwork", "SparseLinear")):
             return False
-        # What is replaced or watched in a layer is honoured: then it runs by itself.
+        # A layer with hooks or replaced methods must be called as a module.
         if not all(isinstance(layer, SparseLeaky) and is_plain(layer) for layer in self.layers):
             return False
         if any(layer.max_delay is not None for layer in self.layers):
@@ -364,7 +381,7 @@ class SparseNetwork(nn.Module):
         return len(same) == len(kernels) == 1 and popart.has_operator("SparseNetwork")
 
     def _on_ipu(self, spikes: SparseSpikes) -> List[SparseSpikes]:
-        """All layers as one operator."""
+        """Run all layers as one operator."""
         first = self.layers[0]
         layers = [
             popart.NetworkLayer(
@@ -387,12 +404,12 @@ class SparseNetwork(nn.Module):
             fused(first.spike_grad)[0],
             None if self.ipu_plan is None else self.ipu_plan.attribute(),
         )
-        for layer, made in zip(self.layers, every):
-            layer._last = made._totals()
+        for layer, layer_spikes in zip(self.layers, every):
+            layer._last = layer_spikes._totals()
         return every
 
     def _limited(self, x: Union[torch.Tensor, SparseSpikes]) -> Union[torch.Tensor, SparseSpikes]:
-        """The input in at most ``max_spikes[0]`` slots."""
+        """Return the input in at most ``max_spikes[0]`` slots."""
         limit = self.max_input_spikes
         if isinstance(x, SparseSpikes):
             return x if limit is None or x.capacity <= limit else x.limit(limit, overflow=self.overflow_order)
@@ -412,39 +429,39 @@ class SparseNetwork(nn.Module):
 
     @property
     def activity(self) -> Optional[List[float]]:
-        """Mean spikes per neuron and step of each layer in the last forward, 0 to 1; None where there was none."""
-        found = [layer.activity for layer in self.layers]
-        return None if None in found else [float(each) for each in found if each is not None]
+        """Mean spikes per neuron and step of each layer in the last forward pass, 0 to 1; None before the first."""
+        numbers = [layer.activity for layer in self.layers]
+        return None if None in numbers else [float(each) for each in numbers if each is not None]
 
     @property
     def overflow(self) -> Optional[List[int]]:
-        """Spikes dropped in the last forward, of each layer; None where there was none."""
-        found = [layer.overflow for layer in self.layers]
-        return None if None in found else [int(each) for each in found if each is not None]
+        """Spikes of each layer without a slot in the last forward pass; None before the first."""
+        numbers = [layer.overflow for layer in self.layers]
+        return None if None in numbers else [int(each) for each in numbers if each is not None]
 
     @property
     def input_activity(self) -> Optional[float]:
-        """Mean spikes per neuron and step of the input of the last forward; None where it ran as a dense tensor."""
+        """Mean spikes per neuron and step of the last forward pass's input; None for a dense tensor."""
         return self._input.activity if self._input is not None and self._input.has_data else None
 
     @property
     def input_overflow(self) -> int:
-        """Input spikes beyond ``max_spikes[0]`` (or that the input itself says were dropped) in the last forward."""
+        """Input spikes without a slot in the last forward pass: by ``max_spikes[0]``, or by the input's own count."""
         return self._input.overflow if self._input is not None and self._input.has_data else 0
 
     # ---- to and from a stack of nn.Linear + Leaky
 
     def dense_state_dict(self) -> Dict[str, torch.Tensor]:
-        """The ``state_dict`` of :meth:`to_dense`'s network: ``MultiStep(nn.Linear, Leaky, nn.Linear, Leaky, ...)``."""
+        """Return the ``state_dict`` of the dense network ``MultiStep(nn.Linear, Leaky, nn.Linear, Leaky, ...)``."""
         state: Dict[str, torch.Tensor] = {}
         for first, layer in zip(self._dense_places(), self.layers):
             for name, value in layer.dense_state_dict().items():
-                module, _, rest = name.partition(".")
-                state[f"{first + int(module)}.{rest}"] = value
+                module, _, tensor_name = name.partition(".")
+                state[f"{first + int(module)}.{tensor_name}"] = value
         return state
 
     def _dense_places(self) -> List[int]:
-        """Of each layer, the number of its ``nn.Linear`` or ``nn.Conv2d`` in the dense network."""
+        """Return the place of each layer's ``nn.Linear`` or ``nn.Conv2d`` among the dense network's modules."""
         places, at = [], 0
         for flattens, _, pools in self._dense_parts():
             places.append(at + flattens)
@@ -452,7 +469,7 @@ class SparseNetwork(nn.Module):
         return places
 
     def _dense_parts(self) -> Iterator[Tuple[bool, Any, Any]]:
-        """Yield of each layer whether ``nn.Flatten`` stands before it, the layer, and its pools."""
+        """Yield for each layer: True if the dense network needs ``nn.Flatten`` before it, the layer, its pools."""
         maps_before = False
         for index, layer in enumerate(self.layers):
             on_maps = isinstance(layer, SparseConvLeaky)
@@ -460,35 +477,45 @@ class SparseNetwork(nn.Module):
             maps_before = on_maps
 
     def load_dense_state_dict(self, state: Dict[str, torch.Tensor]) -> None:
-        """The inverse of :meth:`dense_state_dict`; raises ValueError where keys or shapes do not fit."""
+        """Load the parameters of a dense network, the inverse of :meth:`dense_state_dict`.
+
+        Args:
+            state: the ``state_dict`` of ``MultiStep(nn.Linear, Leaky, ...)``, as of :meth:`to_dense`.
+
+        Raises:
+            ValueError: names or shapes do not fit; no parameter is then changed.
+        """
         places = self._dense_places()
         known = {place + module for place in places for module in (0, 1)}
-        unknown = sorted(name for name in state if _index(name) not in known)
+        unknown = sorted(name for name in state if _module_number(name) not in known)
         if unknown:
             numbers = f"0 to {max(known)}" if len(known) == max(known) + 1 else str(sorted(known))
             raise ValueError(f"state must have the modules {numbers}, got {unknown}")
         every = []
         for index, (first, layer) in enumerate(zip(places, self.layers)):
             part = {
-                f"{_index(name) - first}.{name.partition('.')[2]}": value
+                f"{_module_number(name) - first}.{name.partition('.')[2]}": value
                 for name, value in state.items()
-                if _index(name) in (first, first + 1)
+                if _module_number(name) in (first, first + 1)
             }
             try:
                 every.append(layer._own_state(part))
             except ValueError as error:
                 raise ValueError(f"layer {index}: {error}") from None
-        # Not before all of them fit.
-        for layer, own in zip(self.layers, every):
-            layer._load(own)
+        # Change parameters only after the states of all layers have been checked.
+        for layer, layer_state in zip(self.layers, every):
+            layer._load_state(layer_state)
 
     def to_dense(self) -> MultiStep:
-        """``MultiStep(nn.Linear, Leaky, ...)`` with the same parameters, which computes the same where no cap binds.
+        """Return ``MultiStep(nn.Linear, Leaky, ...)`` with the same parameters.
 
-        Raises ValueError for ``delay=1``: ``MultiStep`` hands spikes on within a step.
+        It computes the same if the slots suffice and every neuron carries gradient.
+
+        Raises:
+            ValueError: ``delay=1``: ``MultiStep`` passes spikes to the next layer within a step.
         """
         if self.delay and len(self.layers) > 1:
-            raise ValueError("to_dense: MultiStep hands spikes on within a step, and this network has delay=1")
+            raise ValueError("to_dense: MultiStep passes spikes on within a step, and this network has delay=1")
         modules: List[nn.Module] = []
         for flattens, layer, pools in self._dense_parts():
             modules += [nn.Flatten()] if flattens else []
@@ -504,13 +531,13 @@ class SparseNetwork(nn.Module):
         return state
 
 
-def _index(name: str) -> int:
+def _module_number(name: str) -> int:
     number = name.partition(".")[0]
     return int(number) if number.isdigit() else -1
 
 
 def _per_entry(name: str, value: Any, count: int, meaning: str) -> List[Any]:
-    """``value`` for each of ``count``: itself, or the entries of a list or tuple."""
+    """Return ``count`` entries: ``value`` itself for each, or the entries of a list or tuple."""
     if not isinstance(value, (list, tuple)):
         return [value] * count
     if len(value) != count:

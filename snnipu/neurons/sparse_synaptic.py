@@ -1,4 +1,4 @@
-"""``snnipu.SparseSynaptic``: an event-driven layer of second-order neurons, from spikes to spikes."""
+"""``snnipu.SparseSynaptic``: an event-driven layer of neurons with a synaptic current."""
 
 from typing import Optional, Union
 
@@ -10,12 +10,25 @@ from snnipu.surrogate import SpikeGrad
 
 
 class SparseSynaptic(FullyConnectedNeurons):
-    r"""``nn.Linear`` and second-order neurons, ``Synaptic``, as an event-driven layer.
+    r"""``nn.Linear`` and leaky integrate-and-fire neurons of second order as an event-driven layer.
 
-    Only weights of neurons that spiked are read, and only neurons whose membrane is above ``grad_threshold`` carry
-    gradient. With ``max_spikes=None`` and ``grad_threshold=None`` the layer equals ``nn.Linear`` followed by
-    ``Synaptic``, up to the order of the additions. The product follows the spikes, the neurons run as one operator over
-    all steps, by the equation that ``Synaptic`` has.
+    .. math::
+
+        r_t &= H(u_{t-1} - \theta) \\
+        i_t &= \alpha i_{t-1} + c W s^{in}_t + b \\
+        v_t &= \beta u_{t-1} + i_t \\
+        u_t &= (1 - r_t) v_t \quad \text{(zero)} \\
+        u_t &= v_t - r_t \theta \quad \text{(subtract)} \\
+        u_t &= v_t \quad \text{(none)} \\
+        s_t &= H(u_t - \theta)
+
+    :math:`s^{in}` are the spikes of the input, :math:`i` the synaptic current, :math:`u` the membrane, :math:`s` the
+    spikes of the layer, :math:`r` the reset, which carries no gradient. :math:`H` is the step function with
+    :math:`H(0) = 0`; in the backward pass the surrogate replaces its derivative.
+
+    The product reads the weights of spikes alone. The neurons run as one fused operator over all steps. A neuron
+    carries gradient if its membrane is above ``grad_threshold``. With ``max_spikes=None`` and ``grad_threshold=None``
+    the layer equals ``nn.Linear`` followed by ``Synaptic``, up to the order of additions.
 
     .. code-block:: python
 
@@ -25,20 +38,45 @@ class SparseSynaptic(FullyConnectedNeurons):
     Args:
         in_features: neurons of the input.
         out_features: neurons of the layer.
-        alpha: decay of the synaptic current per step, clamped to [0, 1]: a number, or a tensor of one element or
-            ``[out]``.
-        beta: decay of the membrane, likewise.
-        threshold: firing threshold, likewise.
-        learn_alpha, learn_beta, learn_threshold: whether these are learnt.
-        grad_threshold, max_spikes, reset_mechanism, spike_grad, bias, input_scale, overflow, path: as in
-            :class:`SparseLeaky`.
-        max_delay, delay, learn_delay: likewise.
+        alpha: :math:`\alpha`, the decay of the synaptic current per step, clamped to [0, 1]: a number, or a tensor of
+            one element or ``[out]``.
+        beta: :math:`\beta`, the decay of the membrane per step; as ``alpha``.
+        threshold: :math:`\theta`, the membrane above which a neuron spikes; a number or a tensor, as ``beta``.
+        grad_threshold: second threshold, below ``threshold``: a neuron whose membrane is above it carries gradient.
+            None: every neuron carries gradient. The attribute may be set at any time, for example by a schedule.
+        max_spikes: slots of a step, for spikes and gradient-only neurons together; None: as many as needed. The
+            attribute may be set at any time.
+        reset_mechanism: change of the membrane in the step after a spike: ``"zero"`` sets it to 0, ``"subtract"``
+            subtracts the threshold, ``"none"`` keeps it.
+        spike_grad: surrogate gradient of the spikes, from ``snnipu.surrogate`` or ``snntorch.surrogate``; or a function
+            of ``mem - threshold`` whose gradient is used. None: ``atan()``.
+        bias: if True, a learnable bias is added to the current.
+        learn_alpha: if True, ``alpha`` is an ``nn.Parameter``, otherwise a buffer.
+        learn_beta: if True, ``beta`` is an ``nn.Parameter``, otherwise a buffer.
+        learn_threshold: if True, ``threshold`` is an ``nn.Parameter``, otherwise a buffer.
+        input_scale: :math:`c`, a factor of the weighted spikes, not 0.
+        overflow: which neurons get a slot if there are too few: ``"lowest"`` ids first, or ``"rotate"``, where the
+            first id moves with the time step. :func:`snnipu.ops.select_spikes` defines both.
+        path: ``"sparse"``: products of spikes; ``"dense"``: one matrix product over all time steps; ``"auto"``: the
+            faster one at the measured activity of the input. Results are equal up to the order of additions. On CUDA,
+            ``"auto"`` reads the activity a few calls earlier and keeps dense inputs dense. With delays there is no
+            dense product of spikes.
+        max_delay: the longest delay of a synapse, in time steps; None: no delays.
+        delay: delays of the synapses in time steps: a number, or a tensor ``[out, in]``, ``[1, in]`` or ``[out, 1]``;
+            see :class:`DelayLinear`. None: drawn uniformly from [0, ``max_delay``].
+        learn_delay: if True, ``delay`` is an ``nn.Parameter``, otherwise a buffer.
 
     Attributes:
-        weight, activity, overflow: as of :class:`SparseLeaky`.
+        weight: ``[out, in]``.
+        bias: ``[out]``, or None.
+        delay: the delays in time steps, if ``max_delay`` is given.
+        activity: mean spikes per neuron and step of the last forward pass, from 0 to 1; None before the first.
+        overflow: spikes without a slot in the last forward pass; None before the first.
 
     Raises:
-        TypeError, ValueError: the message names the argument.
+        TypeError, ValueError: wrong type, shape or value; the message names the argument.
+
+    Source: ``snntorch.Synaptic`` 1.0; Gruen et al., arXiv 2311.04386, 2023, for the two thresholds.
     """
 
     neuron = Synaptic

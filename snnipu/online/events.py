@@ -8,7 +8,7 @@ from torch import nn
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.fused import FusedNeuron
-from snnipu.neurons.multistep import _in_turn
+from snnipu.neurons.multistep import _flat_modules
 from snnipu.neurons.sparse_conv import SparseConv2d, SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import SparseLeaky, SparseNeurons
 from snnipu.neurons.sparse_linear import SparseLinear, choose_path
@@ -42,7 +42,7 @@ def modules_in_order(net: nn.Module) -> Iterator[Named]:
     if isinstance(net, SparseNetwork):
         yield from _network_modules(net, "")
         return
-    for name, module in _in_turn(net):
+    for name, module in _flat_modules(net):
         if isinstance(module, SparseNetwork):
             yield from _network_modules(module, f"{name}.")
         else:

@@ -137,10 +137,10 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part_bytes", [multistep.PART_BYTES, 1])
+@pytest.mark.parametrize("part_bytes", [multistep.CHUNK_BYTES, 1])
 @pytest.mark.parametrize("name", CASES)
 def test_training_steps_are_those_of_the_loop(name, part_bytes, monkeypatch):
-    monkeypatch.setattr(multistep, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(multistep, "CHUNK_BYTES", part_bytes)
     make, shape, layers = CASES[name]
     torch.manual_seed(1)
     x = torch.rand(shape) * 2

@@ -71,7 +71,7 @@ SCRIPT = """
             net(x)
         print(found)
         assert any(loop.runs for loop in found.loops), found
-        own = {"PlainStates", "Surrogate", "step_operators", "snnipu.ops.step_operators", "WeakInstances"}
+        own = {"AttributeStates", "Surrogate", "step_operators", "snnipu.ops.step_operators", "WeakInstances"}
         assert {name.rpartition(".")[0] for name in replaced()} <= own, replaced()
         found.stop()
         assert replaced() == [], replaced()

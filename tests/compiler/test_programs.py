@@ -21,7 +21,7 @@ PROGRAMS = int(os.environ.get("SNNIPU_COMPILE_EXAMPLES", "20"))
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 def test_compiled_programs_give_what_the_loop_gives(seed, monkeypatch, found):
     program = loop_programs.Writer(seed)
-    monkeypatch.setattr(multistep, "PART_BYTES", program.part_bytes)
+    monkeypatch.setattr(multistep, "CHUNK_BYTES", program.part_bytes)
     print(program.source)
     with events_taken() if seed % 2 else contextlib.nullcontext():
         net, other = (loop_programs.make(program.source, seed) for _ in range(2))

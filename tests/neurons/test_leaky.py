@@ -199,7 +199,7 @@ REPLACED += ["fire", "mem_reset", "state_function", "_base_state_function", "for
 @pytest.mark.parametrize("fused", ["steps", "sequence", "MultiStep"])
 def test_what_is_replaced_is_honoured(name, fused, monkeypatch):
     """Step, sequence and MultiStep give snnTorch's result, and warn the first time."""
-    monkeypatch.setattr(fused_neurons, "_SAID", set())
+    monkeypatch.setattr(fused_neurons, "_WARNED", set())
     layers = []
     for source in (snntorch, snn):
         if name in leaky_subclasses(source):

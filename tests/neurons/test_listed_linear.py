@@ -123,7 +123,7 @@ def test_copies_and_files():
     other.load_state_dict(state)
     assert torch.equal(other(spikes), out)
     for synapses, message in (
-        (layer.synapses.flip(1), "synapses must be by ascending input"),
+        (layer.synapses.flip(1), "synapses must be sorted by input"),
         (layer.synapses + 30, r"synapses: neurons must be in \[0, 20\)"),
         (layer.synapses[:, 1:], "size mismatch for synapses"),
     ):

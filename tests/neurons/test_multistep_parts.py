@@ -18,19 +18,19 @@ def in_parts(monkeypatch):
     """Return a function that runs another one without and with chunks; it returns both results and the chunks."""
 
     def run(function, step_bytes, steps):
-        monkeypatch.setattr(multistep, "PART_BYTES", 2**40)
+        monkeypatch.setattr(multistep, "CHUNK_BYTES", 2**40)
         whole = function()
-        monkeypatch.setattr(multistep, "PART_BYTES", step_bytes * steps)
+        monkeypatch.setattr(multistep, "CHUNK_BYTES", step_bytes * steps)
         lengths = []
-        part = multistep._part
+        part = multistep._run_chunk
 
         def counted(modules, states, x, constant, *others):
             lengths.append(x.shape[0] if constant is None else constant)
             return part(modules, states, x, constant, *others)
 
-        monkeypatch.setattr(multistep, "_part", counted)
+        monkeypatch.setattr(multistep, "_run_chunk", counted)
         parts = function()
-        monkeypatch.setattr(multistep, "_part", part)
+        monkeypatch.setattr(multistep, "_run_chunk", part)
         return whole, parts, lengths
 
     return run
@@ -180,7 +180,7 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_transforms_of_large_inputs(name, monkeypatch):
     """If PyTorch's own operators are transformed, all steps run at once."""
-    monkeypatch.setattr(multistep, "PART_BYTES", 1000)
+    monkeypatch.setattr(multistep, "CHUNK_BYTES", 1000)
     net, x = NETWORKS[name](), torch.rand(5, 2, 2, 9, 8)
     parameters = {key: value.detach() for key, value in net.named_parameters()}
 

@@ -67,7 +67,7 @@ def test_a_constant_input_hooks_and_what_runs_by_steps():
 
 
 def test_parts_of_time_are_told_together(monkeypatch):
-    monkeypatch.setattr("snnipu.neurons.multistep.PART_BYTES", 10 * 16 * 256 * 4)
+    monkeypatch.setattr("snnipu.neurons.multistep.CHUNK_BYTES", 10 * 16 * 256 * 4)
     monkeypatch.setattr("snnipu.ops._break_even.FEWEST_PRODUCTS", 0)
     x = frames(0.02)
     x[:10] = 1

@@ -50,29 +50,29 @@ def test_measured_now_and_then_and_told_later(measured):
     often, seldom = spikes_of(0.4), spikes_of(0.1, slack=20)
     most = often.capacity / 40
     assert most < 1
-    assert [measured.of(often) for _ in range(LATER)] == [most] * LATER
+    assert [measured.activity(often) for _ in range(LATER)] == [most] * LATER
     assert measured.log == ["asked"]
-    assert [measured.of(seldom) for _ in range(LATER, EVERY)] == [often.activity] * (EVERY - LATER)
+    assert [measured.activity(seldom) for _ in range(LATER, EVERY)] == [often.activity] * (EVERY - LATER)
     assert measured.log == ["asked", "waited"]
-    assert [measured.of(seldom) for _ in range(LATER)] == [often.activity] * LATER
-    assert measured.of(seldom) == seldom.activity
+    assert [measured.activity(seldom) for _ in range(LATER)] == [often.activity] * LATER
+    assert measured.activity(seldom) == seldom.activity
     assert measured.log == ["asked", "waited"] * 2
 
 
 def test_never_more_than_there_is_room_for(measured):
     often, few = spikes_of(0.4), spikes_of(0.01, slack=0)
     for _ in range(LATER + 1):
-        measured.of(often)
-    assert measured.of(few) == few.capacity / 40
-    assert measured.of(spikes_of(0.5, slack=100)) <= 1
+        measured.activity(often)
+    assert measured.activity(few) == few.capacity / 40
+    assert measured.activity(spikes_of(0.5, slack=100)) <= 1
 
 
 def test_nothing_is_measured_during_capture_or_without_samples(measured, monkeypatch):
-    measured.of(spikes_of(0.4)[:, :0])
+    measured.activity(spikes_of(0.4)[:, :0])
     assert measured.log == []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     for _ in range(2 * EVERY):
-        assert measured.of(spikes_of(0.4)) == spikes_of(0.4).capacity / 40
+        assert measured.activity(spikes_of(0.4)) == spikes_of(0.4).capacity / 40
     assert measured.log == []
 
 
@@ -97,14 +97,14 @@ def test_the_number_is_copied_to_pinned_memory_behind_what_is_under_way(monkeypa
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     spikes, activity = spikes_of(0.3), DeviceActivity()
-    assert [activity.of(spikes) for _ in range(LATER)] == [spikes.capacity / 40] * LATER
+    assert [activity.activity(spikes) for _ in range(LATER)] == [spikes.capacity / 40] * LATER
     assert log == ["recorded on the stream of cpu"]
-    assert activity.of(spikes) == spikes.activity
+    assert activity.activity(spikes) == spikes.activity
     assert log[1:] == ["waited"]
 
 
 def test_copies_know_nothing(measured):
-    measured.of(spikes_of(0.4))
+    measured.activity(spikes_of(0.4))
     for other in (copy.deepcopy(measured), pickle.loads(pickle.dumps(DeviceActivity()))):
         assert (other._calls, other._pending, other._known) == (0, None, None)
     layer = snnipu.SparseLinear(3, 2)
@@ -122,18 +122,18 @@ def test_choice_on_a_gpu(precision, share, measured, monkeypatch):
         weight = torch.ones(3, 40)
         monkeypatch.setattr(sparse_linear, "backend_for", lambda *_: "triton")
         measured._known = share
-        assert not sparse_linear._dense_on_gpu(spikes_of(0.4), weight, measured)
+        assert not sparse_linear._is_dense_on_gpu(spikes_of(0.4), weight, measured)
         measured._known, measured._pending = 2 * share, None
-        assert sparse_linear._dense_on_gpu(spikes_of(0.4), weight, measured)
+        assert sparse_linear._is_dense_on_gpu(spikes_of(0.4), weight, measured)
         # Too few slots for so many spikes: the activity is not measured.
         calls = measured._calls
         little = snnipu.SparseSpikes(
             torch.zeros(1, 1, 1, dtype=torch.int32), torch.ones(1, 1, 1), torch.ones(1, 1, 2, dtype=torch.int32), 1000
         )
-        assert not sparse_linear._dense_on_gpu(little, weight, measured)
+        assert not sparse_linear._is_dense_on_gpu(little, weight, measured)
         assert measured._calls == calls
         monkeypatch.setattr(sparse_linear, "backend_for", lambda *_: "reference")
-        assert sparse_linear._dense_on_gpu(little, weight, measured)
+        assert sparse_linear._is_dense_on_gpu(little, weight, measured)
     finally:
         matmul.allow_tf32 = before
 

@@ -37,7 +37,7 @@ def test_dense_in_parts_of_time(options, monkeypatch):
     x = sparse(maps(0.5, T=7).double())
     upstream, results = None, []
     for part_bytes in (1, 4000, 2**30):
-        monkeypatch.setattr(multistep, "PART_BYTES", part_bytes)
+        monkeypatch.setattr(multistep, "CHUNK_BYTES", part_bytes)
         torch.manual_seed(1)
         layer = snn.SparseConvLeaky(2, 4, 3, path="dense", **{"beta": 0.8, "threshold": 0.3, **options}).double()
         spikes = x.detach().requires_grad_()

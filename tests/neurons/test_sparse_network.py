@@ -226,7 +226,7 @@ def test_parameters_and_state_dict():
 
 
 def test_to_dense_with_a_delay():
-    with pytest.raises(ValueError, match="to_dense: MultiStep hands spikes on within a step"):
+    with pytest.raises(ValueError, match="to_dense: MultiStep passes spikes on within a step"):
         make_network().to_dense()
     single = make_network([40, 7])
     spikes = random_spikes(7, 3, 40)

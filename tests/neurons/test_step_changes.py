@@ -179,7 +179,7 @@ def test_steps_that_are_snntorchs_see_a_change(kind, unfused, init_hidden, chang
 @pytest.mark.parametrize("kind", [snntorch.SpikingNeuron, snntorch.Leaky])
 def test_a_reset_signal_of_snntorch_that_is_exchanged(kind, monkeypatch):
     """The signal of all neurons, or of one class, is replaced."""
-    monkeypatch.setattr(fused_module, "_SAID", set())
+    monkeypatch.setattr(fused_module, "_WARNED", set())
     x = torch.full((3, 4), 0.75)
     pairs = [[source.Leaky(beta=0.9, state_quant=q) for source in (snn, snntorch)] for q in (False, _half)]
     for lif, other in pairs:
@@ -188,7 +188,7 @@ def test_a_reset_signal_of_snntorch_that_is_exchanged(kind, monkeypatch):
     for lif, other in pairs:
         for _ in range(3):
             assert torch.equal(lif(x)[1], other(x)[1])
-    assert list(fused_module._SAID) == [(snn.Leaky, "mem_reset")]
+    assert list(fused_module._WARNED) == [(snn.Leaky, "mem_reset")]
 
 
 def test_what_snntorchs_step_is_not_given():

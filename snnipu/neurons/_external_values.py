@@ -1,4 +1,4 @@
-"""The numbers that a step function takes from outside: globals, enclosing functions' variables, their attributes."""
+"""The numbers that a step function reads from globals, enclosing functions, and attributes of both."""
 
 import builtins
 import dis
@@ -12,20 +12,20 @@ _MISSING = "missing"
 
 
 class _Reading(NamedTuple):
-    """A name outside, and the attributes read from what it stands for."""
+    """A read of a global or closure variable, with the attributes that follow its name."""
 
-    variables: Any  # a function's globals, or a cell
+    variables: Any  # the function's globals, or the variable's closure cell
     name: str
     attributes: Tuple[str, ...]
 
     def value(self) -> Any:
         if isinstance(self.variables, dict):
-            found = self.variables.get(self.name, getattr(builtins, self.name, _MISSING))
+            value = self.variables.get(self.name, getattr(builtins, self.name, _MISSING))
         else:
-            found = _contents(self.variables)
+            value = _contents(self.variables)
         for attribute in self.attributes:
-            found = getattr(found, attribute, _MISSING)
-        return found
+            value = getattr(value, attribute, _MISSING)
+        return value
 
 
 def _contents(cell: Any) -> Any:
@@ -36,7 +36,7 @@ def _contents(cell: Any) -> Any:
 
 
 def _readings(code: types.CodeType, variables: Dict[str, Any], cells: Mapping[str, Any]) -> List[_Reading]:
-    found: List[_Reading] = []
+    readings: List[_Reading] = []
     reading: Optional[_Reading] = None
     for instruction in dis.get_instructions(code):
         name = instruction.argval
@@ -49,42 +49,43 @@ def _readings(code: types.CodeType, variables: Dict[str, Any], cells: Mapping[st
         elif instruction.opname not in ("CACHE", "PUSH_NULL"):
             reading = None
         if reading is not None:
-            found.append(reading)
+            readings.append(reading)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):  # a lambda, a comprehension
-            found += _readings(constant, variables, cells)
-    return found
+            readings += _readings(constant, variables, cells)
+    return readings
 
 
 def _key(value: Any) -> Any:
-    """What tells one value from another; None for what a recording may not depend on, as modules."""
+    """Return a key that differs for different values; None for a value that the recorded step cannot depend on."""
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, (list, tuple)):
         return type(value), tuple(map(_key, value))
     if isinstance(value, dict):
-        return dict, tuple((name, _key(one)) for name, one in value.items())
+        return dict, tuple((name, _key(item)) for name, item in value.items())
     return id(value) if isinstance(value, types.FunctionType) else None
 
 
-def outside(function: Callable[..., Any]) -> Callable[[], Tuple[Any, ...]]:
-    """What tells whether the function would still be recorded as it was: its numbers and strings from outside, now.
+def external_values(function: Callable[..., Any]) -> Callable[[], Tuple[Any, ...]]:
+    """Return a function that returns the external numbers and strings that ``function`` currently reads.
 
-    Functions that it calls are looked into as well, but for libraries'.
+    A recorded step is valid as long as these are equal. The search includes the functions that ``function`` calls,
+    except those of libraries.
     """
     readings: List[_Reading] = []
     seen: Set[Any] = set()
-    left: List[Any] = [function]
-    while left:
-        one = left.pop()
-        if not isinstance(one, types.FunctionType) or one in seen:
+    pending: List[Any] = [function]
+    while pending:
+        current = pending.pop()
+        if not isinstance(current, types.FunctionType) or current in seen:
             continue
-        seen.add(one)
-        if one is not function and str(one.__module__).split(".")[0] in _LIBRARIES:
+        seen.add(current)
+        if current is not function and str(current.__module__).split(".")[0] in _LIBRARIES:
             continue
-        cells = dict(zip(one.__code__.co_freevars, one.__closure__ or ()))
-        found = _readings(one.__code__, one.__globals__, cells)
-        readings += found
-        left += [reading.value() for reading in found]
-    kept = [reading for reading in readings if _key(reading.value()) is not None]
-    return lambda: tuple(_key(reading.value()) for reading in kept)
+        cells = dict(zip(current.__code__.co_freevars, current.__closure__ or ()))
+        found_readings = _readings(current.__code__, current.__globals__, cells)
+        readings += found_readings
+        pending += [reading.value() for reading in found_readings]
+    relevant = [reading for reading in readings if _key(reading.value()) is not None]
+    return lambda: tuple(_key(reading.value()) for reading in relevant)
