@@ -527,9 +527,8 @@ class FusedNeuron(AttributeStates):
     def _spike_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of snnTorch's spikes of a membrane of ``dtype``."""
         factor: Any = getattr(self, "graded_spikes_factor", None)
-        of_spikes = installed.spike_dtype(dtype)
-        per_neuron = isinstance(factor, torch.Tensor) and factor.dim()
-        return torch.promote_types(of_spikes, factor.dtype) if per_neuron else of_spikes
+        base = installed.spike_dtype(dtype)
+        return torch.promote_types(base, factor.dtype) if isinstance(factor, torch.Tensor) and factor.dim() else base
 
     # ---- all steps
 

@@ -150,9 +150,9 @@ def _initial_state(holder: _State) -> Optional[torch.Tensor]:
 
 def _states(network: nn.Module, prefix: str = "") -> Iterator[_State]:
     for name, module in network.named_children():
-        full_name = prefix + name
+        path = prefix + name
         if isinstance(module, (nn.Sequential, MultiStep)) and not is_hooked(module):
-            yield from _states(module, f"{full_name}.")
+            yield from _states(module, f"{path}.")
         elif isinstance(module, AttributeStates):
             for state in module._states():
                 yield module, state
@@ -161,8 +161,8 @@ def _states(network: nn.Module, prefix: str = "") -> Iterator[_State]:
                 yield module, state
         elif not (is_stateless(module) or is_random(module) or getattr(module, "stateless", False) is True):
             raise TypeError(
-                f"module {full_name} ({type(module).__name__}) cannot run in segments of time: its state between "
-                "segments is unknown (if a module of your own has no state, give it the attribute stateless = True)"
+                f"module {path} ({type(module).__name__}) cannot run in segments of time: its state between segments "
+                "is unknown (if a module of your own has no state, give it the attribute stateless = True)"
             )
 
 
