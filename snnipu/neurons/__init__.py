@@ -1,4 +1,4 @@
-"""Neuron modules."""
+"""Layers: neurons, event-driven layers, delays, and ``MultiStep`` for whole sequences."""
 
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.leaky import Leaky

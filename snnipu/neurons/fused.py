@@ -377,17 +377,17 @@ class FusedNeuron(AttributeStates):
         """Return the parameters for a step's kernel."""
         return self._values()
 
-    def _direct_step(self, description: StepDescription, x: Any, given: Sequence[Any]) -> Any:
+    def _direct_step(self, description: StepDescription, x: Any, passed: Sequence[Any]) -> Any:
         """Run the most frequent kind of step: float32 input, states of its shape or none; return None for any other."""
         if type(x) is not torch.Tensor or x.dtype is not torch.float32 or self._is_snntorchs_on_gpu(x):
             return None
         attributes, names, plan = self.__dict__, self.state_names, description.plan
-        if len(given) > len(names):
+        if len(passed) > len(names):
             return None
         init_hidden = attributes["init_hidden"]
         states: List[Optional[torch.Tensor]] = []
         for place, name in enumerate(names):
-            state = given[place] if place < len(given) else None
+            state = passed[place] if place < len(passed) else None
             if state is None:
                 state = attributes.get(name)
             elif init_hidden:
@@ -472,8 +472,8 @@ class FusedNeuron(AttributeStates):
             or not self._fuses()
         ):
             return None
-        given = {**dict(zip(names, states)), **named}
-        hidden = [getattr(self, name) if given.get(name) is None else given[name] for name in names]
+        passed = {**dict(zip(names, states)), **named}
+        hidden = [getattr(self, name) if passed.get(name) is None else passed[name] for name in names]
         initial: List[Optional[torch.Tensor]] = []
         for name, state in zip(names, hidden):
             if not isinstance(state, torch.Tensor):

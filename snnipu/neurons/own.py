@@ -225,8 +225,8 @@ class OwnNeuron(FusedNeuron):
         check_input(input_, 0, "[B, ...]")
         return self._exported(self._step, input_, all_states) if is_exporting() else self._step(input_, all_states)
 
-    def _step(self, input_: torch.Tensor, given: Sequence[Optional[torch.Tensor]]) -> Any:
-        names, starts = self._states(), self._starts(given, input_.shape, input_)
+    def _step(self, input_: torch.Tensor, passed: Sequence[Optional[torch.Tensor]]) -> Any:
+        names, starts = self._states(), self._starts(passed, input_.shape, input_)
         after: Sequence[Any]
         if self._fuses():
             _warn_if_reference(input_.device)

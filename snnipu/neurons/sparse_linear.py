@@ -163,8 +163,8 @@ class ListedLinear(nn.Module):
 
     The sum runs over the listed synapses. Weights, gradients and optimizer states have one element for each of them.
     The work is proportional to the pairs of a spike and a synapse. The results equal those of a :class:`SparseLinear`
-    with zeros elsewhere, up to the order of additions. :meth:`SparseLinear.listed` returns this layer for a pruned one.
-    After further pruning by ``torch.nn.utils.prune``, :meth:`listed` returns a shorter one.
+    with zeros elsewhere, up to the order of additions. :meth:`SparseLinear.listed` turns a pruned layer into this one.
+    After further pruning by ``torch.nn.utils.prune``, :meth:`listed` returns a shorter list.
 
     .. code-block:: python
 
@@ -245,10 +245,10 @@ class ListedLinear(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: Any, more: Any, errors: Any
     ) -> None:
-        found = state_dict.get(f"{prefix}synapses")
-        if isinstance(found, torch.Tensor) and found.shape == self.synapses.shape:
+        saved = state_dict.get(f"{prefix}synapses")
+        if isinstance(saved, torch.Tensor) and saved.shape == self.synapses.shape:
             try:
-                ordered = torch.equal(check_synapses(found, self._sizes), found)
+                ordered = torch.equal(check_synapses(saved, self._sizes), saved)
             except (TypeError, ValueError) as error:
                 errors.append(f"{prefix}synapses: {error}")
             else:

@@ -248,8 +248,8 @@ class _Recurrent(FusedNeuron):
             return False
         return self._connection() is not None and not is_autocast(self.threshold.device.type)
 
-    def _direct_step(self, description: StepDescription, x: Any, given: Sequence[Any]) -> Any:
-        return super()._direct_step(description, x, given) if self._recurs() else None
+    def _direct_step(self, description: StepDescription, x: Any, passed: Sequence[Any]) -> Any:
+        return super()._direct_step(description, x, passed) if self._recurs() else None
 
     def _kernel_states(
         self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]]
