@@ -56,6 +56,10 @@ def run_segments(
             event-driven layer, batch norm in training, or a custom module without the attribute ``stateless = True``.
         ValueError: ``steps``, ``num_steps`` or ``detach_every`` is below 1, or ``detach_every`` is no multiple of
             ``steps``.
+
+    Sources: Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174, 2016, for checkpoints;
+    Williams and Peng, "An efficient gradient-based algorithm for on-line training of recurrent network trajectories",
+    Neural Computation 1990, for truncation.
     """
     check_int("steps", steps)
     check_int("num_steps", num_steps, or_none=True)

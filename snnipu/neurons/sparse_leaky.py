@@ -528,6 +528,16 @@ class SparseLeaky(FullyConnectedNeurons):
             init_like_linear(self.recurrent_weight, None)
 
     def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
+        """Return the dense membranes ``[T, B, out]``, for inspection or for a loss on them.
+
+        Args:
+            x: input, as in :meth:`forward`.
+            delay: time steps that the input takes to arrive, as in :meth:`forward`.
+
+        Raises:
+            ValueError: the layer is recurrent.
+            TypeError, ValueError: as :meth:`forward`.
+        """
         if self.recurrent_weight is not None:
             raise ValueError("membranes: a recurrent layer's membranes depend on its spikes and are not stored")
         return super().membranes(x, delay=delay)
