@@ -1,5 +1,5 @@
-// Cases for tests/ipu/test_popart.py, one for each name of the table at the end, with faults: operators with one fault
-// each, and chains of snnipu's own. A case that is refused prints the error's message.
+// Cases for tests/ipu/test_popart.py, named in the table at the end: operators with a fault, and chains of snnipu's
+// operators. A case that raises an error prints its message.
 #include "ipu_model/popart/executable.hpp"
 
 #include <popart/opmanager.hpp>
@@ -20,14 +20,14 @@ using namespace popart;
 
 namespace {
 
-// What an operator of these tests does wrong: the command's arguments behind the case.
+// The faults of the test operator, from the command's arguments after the case.
 std::set<std::string> faults;
 bool fault(const char *name) { return faults.count(name) != 0; }
 
 OperatorIdentifier faultyId() { return {"test", "Faulty", 1, {1, 2}, 2}; }
 OperatorIdentifier faultyGradId() { return {"test", "FaultyGrad", 1, 3, 1}; }
 
-// Two outputs, both as the input: scale * x, as far as the faults let it.
+// The test operator: two outputs, scale * x each, unless a fault changes them.
 class FaultyGrad : public Op {
 public:
   FaultyGrad(const Op &forward, float scale) : Op(faultyGradId(), forward.getSettings()), scale_(scale) {
@@ -106,9 +106,9 @@ public:
     const auto like = [&](const char *name) { return graph().clone(in, debugContext(name)); };
     const poplar::Tensor first = fault("aliases") ? in : like("first"), second = like("second");
     if (fault("writes")) {
-      const poplar::Tensor one = graph().addConstant(poplar::FLOAT, {1}, 1.0f);
-      graph().setTileMapping(one, 0);
-      prog.add(poplar::program::Copy(one, in.flatten().slice(0, 1)));
+      const poplar::Tensor constant = graph().addConstant(poplar::FLOAT, {1}, 1.0f);
+      graph().setTileMapping(constant, 0);
+      prog.add(poplar::program::Copy(constant, in.flatten().slice(0, 1)));
     }
     if (!fault("aliases"))
       prog.add(poplar::program::Copy(in, first));
@@ -142,7 +142,7 @@ snnipu::ipu_model::Machine fourTiles() {
   return machine;
 }
 
-// Runs the operator as it is, on [2, 3].
+// Run the test operator on a [2, 3] tensor.
 void run() {
   Graph graph;
   const TensorId x = graph.addInput("x", {DataType::FLOAT, {2, 3}});
@@ -155,7 +155,7 @@ void run() {
   std::cout << "ran " << first[1] << ' ' << second[5] << '\n';
 }
 
-// SelectSpikes, and an operator of these tests behind its ids: does the gradient come through?
+// SelectSpikes, whose ids are an input of the test operator: its membranes must still get a gradient.
 void idsBehind() {
   Graph graph;
   Attributes select;
@@ -174,7 +174,7 @@ void idsBehind() {
   std::cout << "gradients " << gradients.count(mem) << ' ' << gradients.count(threshold) << '\n';
 }
 
-// One output on the path to the loss.
+// Only one output of the test operator is on the path to the loss.
 void oneGradient() {
   Graph graph;
   const TensorId x = graph.addInput("x", {DataType::FLOAT, {2, 3}});
@@ -183,8 +183,8 @@ void oneGradient() {
   std::cout << "gradients " << graph.growGradients({{out[1], "grad"}}).count(x) << '\n';
 }
 
-// Three layers of SparseLinear, NeuronSequence and SelectSpikes in one graph, forward and backward in one program: the
-// largest gradient of each weight.
+// Three layers of SparseLinear, NeuronSequence and SelectSpikes in one graph, forward and backward in one program. Prints
+// for the output and the gradient of each weight if any element is not zero.
 void chain() {
   constexpr int64_t steps = 6, batch = 3;
   const std::vector<int64_t> sizes = {20, 16, 12, 8};
@@ -221,7 +221,7 @@ void chain() {
   for (std::size_t layer = 1; layer < sizes.size(); ++layer) {
     const std::string name = "layer" + std::to_string(layer);
     const int64_t neurons = sizes[layer];
-    // Two tiles, for half of the rows each time.
+    // Two tiles divide the neurons, in two groups that divide the rows.
     linear.set("plan", Attributes::Ints{neurons / 2, steps * batch / 2});
     weights.push_back(input(name + ".weight", {neurons, sizes[layer - 1]}, [&] { return 0.7f * normal(random); }));
     const auto current =
@@ -266,14 +266,14 @@ void chain() {
   std::cout << '\n';
 }
 
-// A tensor that three operators read, which itself is made by one; the loss reads it, too. SurrogateSpike hands its
-// gradient back, times `slope` where u is not above 0.
+// Three operators and the loss read the output of a fourth. The gradient of SurrogateSpike is the upstream gradient,
+// times `slope` where u is not above 0.
 void severalConsumers(DataType type) {
   Graph graph;
   const TensorInfo info(type, {2, 5});
   const auto spike = [&](const TensorId &u, float slope) {
     Attributes attributes;
-    attributes.set("surrogate", int64_t(0)); // the straight-through estimator, below 0 times `slope`
+    attributes.set("surrogate", int64_t(0)); // the straight-through estimator, times `slope` below 0
     attributes.set("surrogate_a", slope);
     attributes.set("surrogate_b", 0.0f);
     return graph.addOp({"ai.snnipu", "SurrogateSpike", 1}, attributes, {u}, 1)[0];
@@ -297,7 +297,7 @@ void severalConsumers(DataType type) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     std::vector<float> values;
     for (int element = 0; element < 10; ++element)
-      // x: above and below 0; the gradients: 1, 2, 4, ... times the element's number.
+      // x is above and below 0; the gradients are 1, 2, 4, ... times the element's number.
       values.push_back(i == 0 ? (element % 2 ? 1.0f : -1.0f)
                               : static_cast<float>(1 << i) * static_cast<float>(element));
     floats.push_back(values);
@@ -315,7 +315,7 @@ void severalConsumers(DataType type) {
   std::cout << '\n';
 }
 
-// One of two operators behind a tensor gives no gradient for it: the other's alone would be wrong.
+// Two operators read a tensor, and one gives no gradient for it. The gradient of the other alone would be wrong.
 void consumerWithoutGradient() {
   Graph graph;
   Attributes attributes;
@@ -358,12 +358,12 @@ int main(int argc, char **argv) {
       {"tooManyInputs", tooManyInputs},
       {"unknownOperator", unknownOperator},
   };
-  const auto found = cases.find(argc > 1 ? argv[1] : "");
-  if (found == cases.end())
+  const auto entry = cases.find(argc > 1 ? argv[1] : "");
+  if (entry == cases.end())
     return 2;
   faults.insert(argv + 2, argv + argc);
   try {
-    found->second();
+    entry->second();
   } catch (const std::exception &error) {
     std::cout << error.what() << '\n';
   }

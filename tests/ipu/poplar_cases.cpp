@@ -1,5 +1,5 @@
-// Cases for tests/ipu/test_poplar.py, each CASE: a program of the model's Poplar that
-// prints what it found. A case that is refused prints the error's class and message.
+// Cases for tests/ipu/test_poplar.py: each CASE is a program of the model's Poplar that prints its results. A case that
+// raises an error prints the error's class and message.
 #include <poplar/DeviceManager.hpp>
 #include <poplar/Engine.hpp>
 #include <poplar/IPUModel.hpp>
@@ -27,7 +27,7 @@ using snnipu::ipu_model::CodeletOf;
 template <typename T> using In = Input<Vector<T, VectorLayout::ONE_PTR>>;
 template <typename T> using Out = Output<Vector<T, VectorLayout::ONE_PTR>>;
 
-// to[i] = from[i] + by, by all workers.
+// to[i] = from[i] + by, computed by all workers.
 template <typename T> class AddTo : public MultiVertex {
 public:
   In<T> from;
@@ -41,7 +41,7 @@ public:
   }
 };
 
-// Two numbers at once: what snnipu's vertices call before they load or store them.
+// snnipu's vertices call checkAlignment before they load or store two numbers at once.
 namespace snnipu {
 void checkAlignment(const void *address, unsigned bytes);
 }
@@ -60,14 +60,14 @@ public:
   }
 };
 
-// Every worker leaves its number in the same place: the last one stays.
+// Every worker writes its number to the same element, so the result depends on their order.
 class LastWorker : public MultiVertex {
 public:
   Output<unsigned> last;
   void compute(unsigned worker) { *last = worker; }
 };
 
-// Counts in a member: no worker sees what it saw alone.
+// The workers share a counter, so the results depend on their order.
 class Tickets : public MultiVertex {
 public:
   Out<unsigned> ticket; // [6]
@@ -75,7 +75,7 @@ public:
   void compute(unsigned worker) { ticket[worker] = next++; }
 };
 
-// Workers take turns at the elements: two halves of a word have two writers.
+// Workers write `together` elements in turn; with an odd number, two workers write the halves of a word.
 class InTurns : public MultiVertex {
 public:
   Out<half> to;
@@ -154,7 +154,7 @@ const snnipu::ipu_model::CodeletRegistration registration(
                   .field("limit", &Below::limit)
                   .field("below", &Below::below)});
 
-// --- help
+// --- helpers
 
 struct Machine {
   Device device;
@@ -170,7 +170,7 @@ struct Machine {
     model.numIPUs = ipus;
     return model.createDevice();
   }
-  // A variable on one tile, that the host may read and write.
+  // Add a variable on one tile, which the host may read and write.
   Tensor variable(Type type, std::vector<std::size_t> shape, const std::string &name, unsigned tile) {
     const Tensor tensor = graph.addVariable(type, shape, name);
     graph.setTileMapping(tensor, tile);
@@ -221,7 +221,7 @@ std::vector<float> ramp(std::size_t size) {
   return values;
 }
 
-// A case by its name, with a machine of these tiles and IPUs; `what` is the command's second argument.
+// CASE(name, tiles, ipus) defines a case on a machine; `what` is the command's second argument.
 std::map<std::string, std::function<void(const std::string &)>> cases;
 #define CASE(NAME, ...)                                                                                                \
   void NAME(Machine &, const std::string &);                                                                           \
@@ -236,7 +236,7 @@ std::map<std::string, std::function<void(const std::string &)>> cases;
 
 // --- tensors and mappings
 
-// Elements as numbers, beside the tensor that should see them.
+// A tensor with the numbers of the elements that it should have.
 struct Twin {
   Tensor tensor;
   std::vector<std::size_t> shape;
@@ -249,7 +249,7 @@ struct Twin {
         seen.push_back(region.var.id() * 1000 + i);
     return tensor.shape() == shape && tensor.numElements() == elements.size() && seen == elements;
   }
-  // Element (index) -> position -> of(index).
+  // Return the view whose element at `index` is this tensor's element at of(index).
   template <typename Of> Twin rebuilt(Tensor t, std::vector<std::size_t> newShape, const Of &of) const {
     Twin twin{std::move(t), newShape, {}};
     std::vector<std::size_t> index(newShape.size(), 0);
@@ -404,7 +404,7 @@ CASE(mappings) {
 CASE(runs) {
   const Tensor x = m.variable(FLOAT, {3, 8}, "x", 0), y = m.variable(FLOAT, {3, 8}, "y", 1);
   const ComputeSet cs = m.graph.addComputeSet("columns");
-  // Columns: neither side is contiguous, and x lies elsewhere.
+  // The vertices read and write columns, which are not contiguous, and x is on another tile.
   for (unsigned i = 0; i < 4; ++i)
     m.addTo(cs, x.slice(2 * i, 2 * i + 2, 1), y.slice(2 * i, 2 * i + 2, 1), 10.0f * static_cast<float>(i), i);
   for (const char *threads : {"1", "3"}) {
@@ -431,7 +431,7 @@ CASE(halves) {
   for (const half value : read<half>(engine, "x", 5))
     std::cout << value.bits << ' ';
   std::cout << '\n';
-  // Every bit pattern, to float and back.
+  // Convert every bit pattern to float and back.
   for (unsigned bits = 0; bits < 65536; ++bits) {
     const float value = half::toFloat(static_cast<std::uint16_t>(bits));
     check(std::isnan(value) || half::fromFloat(value) == bits, "half " + std::to_string(bits));
@@ -460,10 +460,10 @@ CASE(loops) {
   print<int>({read<int>(engine, "i", 1)[0], read<int>(engine, "other", 1)[0], read<int>(engine, "limit", 1)[0]});
   const auto counted = snnipu::ipu_model::report(engine);
   const auto estimated = snnipu::ipu_model::estimate(engine);
-  for (const auto &each : counted.steps)
-    std::cout << each.name << ' ' << each.executions << '\n';
-  for (const auto &each : estimated.steps)
-    std::cout << each.name << ' ' << each.executions << '\n';
+  for (const auto &entry : counted.steps)
+    std::cout << entry.name << ' ' << entry.executions << '\n';
+  for (const auto &entry : estimated.steps)
+    std::cout << entry.name << ' ' << entry.executions << '\n';
 }
 
 CASE(streams) {
@@ -521,12 +521,12 @@ CASE(accounts, 3, 2) {
   const Tensor x = m.variable(FLOAT, {100}, "x", 0), y = m.variable(FLOAT, {4, 5}, "y", 1);
   const Tensor z = m.variable(FLOAT, {10}, "z", 4), w = m.variable(FLOAT, {1}, "w", 2);
   const ComputeSet all = m.graph.addComputeSet("all"), plain = m.graph.addComputeSet("plain");
-  // Tile 1 gets 20 elements of tile 0, tile 4 (of the other IPU) 10 of the same.
+  // Tile 1 receives 20 elements of tile 0; tile 4, on the other IPU, receives 10.
   m.addTo(all, x.slice(0, 20), y, 1, 1, 500);
   m.addTo(all, x.slice(5, 15), z, 1, 4, 300);
-  // Two vertices of a tile one after the other; the second's result is sent from tile 1 to tile 2.
+  // Tile 1 runs a second vertex after the first, whose result is sent to tile 2.
   m.vertex(all, "LastWorker", {{"last", w.reinterpret(UNSIGNED_INT)[0]}}, 1, 50);
-  // Eight plain vertices on six workers.
+  // Six workers run eight plain vertices.
   const Tensor sums = m.variable(FLOAT, {8}, "sums", 2);
   for (unsigned i = 0; i < 8; ++i)
     m.vertex(plain, "Sum", {{"values", x.slice(0, 4)}, {"sum", sums[i]}}, 2, i == 0 ? 30 : 20);
@@ -547,7 +547,7 @@ CASE(messages, 9) {
 }
 
 CASE(layout, 2) {
-  // Columns of a matrix whose tiles hold those columns: they lie together. A row of it does not.
+  // Each tile holds some columns of a matrix, contiguously. Parts of its rows are not contiguous.
   const Tensor x = m.graph.addVariable(FLOAT, {4, 6}, "x"), y = m.graph.addVariable(FLOAT, {2, 12}, "y");
   const ComputeSet columns = m.graph.addComputeSet("columns"), row = m.graph.addComputeSet("row");
   for (unsigned tile = 0; tile < 2; ++tile) {
@@ -573,7 +573,7 @@ CASE(machines) {
   Target::createIPUTarget(1, 1473, "ipu2");
 }
 
-// As Graphcore's tutorials set a model up, and map what they add.
+// The set-up of a model and the mapping of tensors in Graphcore's tutorials.
 CASE(tutorials) {
   IPUModel model("ipu2");
   model.tilesPerIPU = 4;
@@ -600,25 +600,25 @@ CASE(tutorials) {
 }
 
 CASE(estimators) {
-  // Every vertex of the package has one.
+  // Every vertex of the package has an estimator.
   m.graph.addCodelets("snnipu.gp");
   for (const std::string &name : snnipu::ipu_model::codeletNames("snnipu"))
     std::cout << name << '\n';
   const Tensor none = m.variable(FLOAT, {0}, "none", 0), one = m.variable(FLOAT, {1}, "one", 0);
   for (const unsigned size : {12u, 1200u}) {
-    Machine each(1);
-    each.graph.addCodelets("snnipu.gp");
-    const Tensor u = each.variable(FLOAT, {size}, "u", 0), spk = each.variable(FLOAT, {size}, "spk", 0);
-    const ComputeSet cs = each.graph.addComputeSet();
+    Machine machine(1);
+    machine.graph.addCodelets("snnipu.gp");
+    const Tensor u = machine.variable(FLOAT, {size}, "u", 0), spk = machine.variable(FLOAT, {size}, "spk", 0);
+    const ComputeSet cs = machine.graph.addComputeSet();
     const VertexRef ref =
-        each.graph.addVertex(cs, "snnipu::SurrogateSpike<float>", {{"u", u}, {"spk", spk}, {"size", size}});
-    each.graph.setTileMapping(ref, 0);
-    Engine engine(each.graph, Execute(cs));
+        machine.graph.addVertex(cs, "snnipu::SurrogateSpike<float>", {{"u", u}, {"spk", spk}, {"size", size}});
+    machine.graph.setTileMapping(ref, 0);
+    Engine engine(machine.graph, Execute(cs));
     std::cout << "cycles " << snnipu::ipu_model::estimate(engine).computeCycles << '\n';
   }
 }
 
-// --- what is refused
+// --- errors
 
 CASE(unmapped) {
   const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.graph.addVariable(FLOAT, {6}, "forgotten");
@@ -652,7 +652,7 @@ CASE(ownRace) {
   m.engine(Execute(cs));
 }
 
-// Against the plain definition, on random intervals.
+// Compare the check of races with its definition, on random intervals.
 CASE(racesByDefinition) {
   std::mt19937 random(3);
   unsigned refused = 0;
@@ -662,7 +662,7 @@ CASE(racesByDefinition) {
     m.graph.setTileMapping(x, 0);
     m.graph.setTileMapping(y, 0);
     const ComputeSet cs = m.graph.addComputeSet();
-    std::vector<int> reader(60, -1), writer(60, -1); // -2: several
+    std::vector<int> reader(60, -1), writer(60, -1); // -1: no vertex
     bool expected = false;
     for (int vertex = 0; vertex < 4; ++vertex) {
       const std::size_t size = 1 + random() % 4;
@@ -683,14 +683,14 @@ CASE(racesByDefinition) {
       }
       m.addTo(cs, in, out, 0, 0);
     }
-    bool found = false;
+    bool raised = false;
     try {
       Engine engine(m.graph, Execute(cs));
     } catch (const graph_program_compilation_error &) {
-      found = true;
+      raised = true;
     }
-    check(found == expected, "round " + std::to_string(round));
-    refused += found;
+    check(raised == expected, "round " + std::to_string(round));
+    refused += raised;
   }
   check(refused > 50 && refused < 350, "both occur: " + std::to_string(refused));
   std::cout << "ok\n";
@@ -762,7 +762,7 @@ void estimateOf(const OptionFlags &options) {
 CASE(noEstimate) { estimateOf({{"estimates", "required"}}); }
 CASE(defaultEstimate) { estimateOf({}); }
 
-// A field that asks for 8 bytes, and lies 4 behind a variable's start on its tile.
+// A field needs an alignment of 8 bytes, and begins 4 bytes after the start of a variable.
 CASE(misaligned) {
   const Tensor x = m.variable(FLOAT, {5}, "x", 0), y = m.variable(FLOAT, {4}, "y", 0);
   const ComputeSet cs = m.graph.addComputeSet("set");
@@ -775,9 +775,9 @@ CASE(misaligned) {
   const float values[5] = {0, 1, 2, 3, 4};
   engine.writeTensor("x", values, values + 5);
   engine.run();
-  float found[4];
-  engine.readTensor("y", found, found + 4);
-  std::cout << found[0] << ' ' << found[3] << '\n';
+  float result[4];
+  engine.readTensor("y", result, result + 4);
+  std::cout << result[0] << ' ' << result[3] << '\n';
 }
 
 CASE(printed) {
@@ -844,11 +844,11 @@ CASE(guards) {
 }
 
 int main(int argc, char **argv) {
-  const auto found = cases.find(argc > 1 ? argv[1] : "");
-  if (found == cases.end())
+  const auto entry = cases.find(argc > 1 ? argv[1] : "");
+  if (entry == cases.end())
     return 2;
   try {
-    found->second(argc > 2 ? argv[2] : "");
+    entry->second(argc > 2 ? argv[2] : "");
   } catch (const poplar_error &error) {
     std::cout << error.name() << ": " << error.what() << '\n';
   } catch (const std::exception &error) {

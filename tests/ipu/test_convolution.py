@@ -1,4 +1,4 @@
-"""Plans of convolutions on tiles: what fits, what is predicted, and what the IPU model counts of the same."""
+"""Plans of convolutions on tiles: memory, predicted cycles, and the IPU model's counts of both."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def geometry(in_channels, size, out, kernel, padding=0, groups=1):
     return conv_geometry(weight, (size, size), (1, 1), (padding, padding), (1, 1), groups)
 
 
-# Of networks for event cameras: sizes, slots of a row, rows (time, sample).
+# Layers of networks for event cameras: sizes, slots of a row, rows (time, sample).
 LAYERS = {
     "12C5": (geometry(2, 34, 12, 5), 64, 1600),
     "32C5": (geometry(12, 15, 32, 5), 128, 1600),
@@ -34,17 +34,17 @@ def test_work_covers_all_channels_lines_and_rows(name, target):
     sizes, slots, rows = LAYERS[name]
     plan = plan_convolution(sizes, slots, rows, target=TARGETS[target])
     assert plan.fits
-    own = sizes.out_channels // sizes.groups
-    assert sizes.groups * own <= plan.blocks * plan.channels < sizes.groups * own + plan.blocks * plan.channels
+    channels = sizes.groups * (sizes.out_channels // sizes.groups)
+    assert channels <= plan.blocks * plan.channels < channels + plan.blocks * plan.channels
     assert (plan.bands - 1) * plan.lines < sizes.out_height <= plan.bands * plan.lines
     assert (plan.shares - 1) * plan.share < rows <= plan.shares * plan.share
     assert plan.attribute == (plan.channels, plan.lines, plan.share)
-    # Most of the machine is at work; of few rows it would take longer to hand the weights on.
+    # Most tiles have work. For few rows, sending the weights to more tiles would take longer.
     assert plan.tiles_used > (0.15 if name == "few rows" else 0.6) * TARGETS[target].tiles_per_ipu
     assert f"on {plan.tiles_used} tiles" in str(plan)
 
 
-def test_few_rows_are_spread_over_channels_and_lines():
+def test_few_rows_are_divided_by_channels_and_lines():
     plan = plan_convolution(*LAYERS["few rows"])
     assert plan.shares == 4
     assert plan.blocks > 1
@@ -53,12 +53,12 @@ def test_few_rows_are_spread_over_channels_and_lines():
 
 def test_more_ipus_leave_less_to_a_tile():
     sizes, slots, rows = LAYERS["32C3"]
-    one, two = (plan_convolution(sizes, slots, rows, ipus=ipus) for ipus in (1, 2))
-    assert two.tiles_used > one.tiles_used
-    assert two.predicted_cycles() < 0.7 * one.predicted_cycles()
+    one_ipu, two_ipus = (plan_convolution(sizes, slots, rows, ipus=ipus) for ipus in (1, 2))
+    assert two_ipus.tiles_used > one_ipu.tiles_used
+    assert two_ipus.predicted_cycles() < 0.7 * one_ipu.predicted_cycles()
 
 
-def test_what_does_not_fit_says_what_helps():
+def test_a_network_that_does_not_fit_has_a_remedy():
     tiny = replace(TARGETS["mk2"], tiles_per_ipu=4)
     maps = plan_convolution(*LAYERS["32C3"], target=tiny)
     assert not maps.fits
@@ -73,13 +73,13 @@ def model_of(plan, ipus=1):
 
 
 def programs(model, plan):
-    """The operator and its gradient, compiled by the plan."""
+    """Return the operator and its gradient, compiled with the plan."""
     sizes, kind = plan.geometry, {"float32": "FLOAT", "float16": "FLOAT16"}[plan.dtype]
     weight = (sizes.out_channels, sizes.in_channels // sizes.groups, sizes.kernel_height, sizes.kernel_width)
     slots = TensorType("FLOAT", (plan.rows, 1, plan.slots))
     inputs = [slots, slots, TensorType("FLOAT", (plan.rows, 1, 2)), TensorType(kind, weight)]
     attributes = {"geometry": list(sizes), "plan": list(plan.attribute), "input_gradient": 1}
-    return [model.compile("SparseConv2d", inputs, attributes, gradient=which) for which in (None, [0])]
+    return [model.compile("SparseConv2d", inputs, attributes, gradient=outputs) for outputs in (None, [0])]
 
 
 @pytest.mark.slow
@@ -87,27 +87,29 @@ def programs(model, plan):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_figures_are_those_of_the_ipu_model(name, dtype):
-    """Memory within 30 %, and never much less: what fits by the plan is to fit on the machine. Cycles within 35 %; of
-    groups the model counts the spikes of other groups as if they were its own."""
+    """Predictions agree with the counts: memory within -5 % and 30 %, cycles within 35 %.
+
+    A plan that fits must fit on the machine, so the memory is rarely below the counts. For groups, the model counts the
+    spikes of other groups as well.
+    """
     plan = plan_convolution(*LAYERS[name], dtype)
-    counted = [program.estimate() for program in programs(model_of(plan), plan)]
-    memory = max(found["tile_memory_max_bytes"] for found in counted)
+    counts = [program.estimate() for program in programs(model_of(plan), plan)]
+    memory = max(figures["tile_memory_max_bytes"] for figures in counts)
     assert 0.95 * memory < plan.memory_bytes < 1.3 * memory + 16 * 1024
-    cycles = sum(found["cycles"] for found in counted)
+    cycles = sum(figures["cycles"] for figures in counts)
     assert 0.65 * cycles < plan.predicted_cycles() < 1.35 * cycles
 
 
 @pytest.mark.slow
 @needs_library
 def test_other_plans_are_slower():
-    """Of a few ways to spread a layer, the one that is taken is the fastest that the model knows, or nearly so."""
+    """The plan is within 5 % of the fastest of several plans, by the counts of the IPU model."""
     plan = plan_convolution(*LAYERS["64C3"])
-    ways = [(64, 16, 1), (8, 16, 8), (2, 16, 16), (16, 2, 16), (64, 1, 16)]
+    attributes = [(64, 16, 1), (8, 16, 8), (2, 16, 16), (16, 2, 16), (64, 1, 16)]
     model = model_of(plan)
 
-    def counted(way):
-        one = replace(plan, channels=way[0], lines=way[1], share=way[2])
-        return sum(program.estimate()["cycles"] for program in programs(model, one))
+    def cycles_of(channels, lines, share):
+        other = replace(plan, channels=channels, lines=lines, share=share)
+        return sum(program.estimate()["cycles"] for program in programs(model, other))
 
-    best = counted(plan.attribute)
-    assert best < 1.05 * min(counted(way) for way in ways)
+    assert cycles_of(*plan.attribute) < 1.05 * min(cycles_of(*attribute) for attribute in attributes)

@@ -1,4 +1,4 @@
-"""Instructions of the vertices, as csrc/ipu_model/popc/counts.py reads them from Clang's assembly."""
+"""Instructions of the vertices, which csrc/ipu_model/popc/counts.py reads from Clang's assembly."""
 
 import importlib.util
 import re
@@ -39,19 +39,19 @@ def test_the_table_has_every_codelet(counts):
     sizes, loops = counts.written()
     assert set(sizes) == counts.registered()
     probes = set(re.findall(r"^SNNIPU_PROBE\((\w+)\)", (SCRIPT.parent / "probes.cpp").read_text(), re.M))
-    # Of the neurons each variant has two.
+    # Each variant of a neuron has two probes.
     variants = re.findall(r"<float,snnipu::(\w+),snnipu::Variant::(V\d)>", "\n".join(sizes))
     probes |= {f"Neuron{way}_{neuron}_{number}" for neuron, number in variants for way in ("Forward", "Backward")}
     assert set(loops) == probes
-    # Two loads at most for what each neuron has of its own: one value for all is not read again and again.
+    # The loop loads the membrane and the input; a parameter that all neurons share is loaded before it.
     line = next(line for line in counts.TABLE.read_text().splitlines() if '"NeuronForward_Leaky_V0",' in line)
     assert "load 2," in line
 
 
-def test_the_table_is_of_these_sources(counts):
-    """Else it has to be counted again: `make check-counts` tells what is off, and counts.py writes the table."""
-    said = "csrc/vertices or csrc/neuron has changed: run csrc/ipu_model/popc/counts.py"
-    assert counts.counted_sources() == counts.fingerprint(), said
+def test_the_table_matches_the_sources(counts):
+    """If it does not, `make check-counts` shows the differences, and counts.py writes a new table."""
+    hint = "csrc/vertices or csrc/neuron has changed: run csrc/ipu_model/popc/counts.py"
+    assert counts.counted_sources() == counts.fingerprint(), hint
 
 
 def test_comments_and_layout_are_not_counted_again(counts, tmp_path, monkeypatch):

@@ -1,8 +1,9 @@
-"""What holds for every PopART operator, forward and backward.
+"""Properties of every PopART operator, forward and backward.
 
-No result depends on the order in which the workers of a tile run. Ids, counts, parameters, states and sums are float32
-whatever the values are: numbers that float16 holds give results that differ by their rounding alone. By its name on a
-host an operator gives what it gives on the model.
+* No result depends on the order in which the workers of a tile run.
+* Ids, counts, parameters, states and sums are float32, also for float16 values. Inputs that float16 can represent give
+  results that differ from float32 only by the final rounding.
+* ``poptorch.custom_op`` on the host gives the results of the IPU model.
 """
 
 import pytest
@@ -28,7 +29,7 @@ T, B, N, SLOTS = 5, 13, 45, 11
 
 
 def slots():
-    """Spikes with values; the ids of one row descend, as a user's may."""
+    """Return spikes with values; the ids of one row descend, which users may pass."""
     x = torch.randn(T, B, N) * (torch.rand(T, B, N) < 0.3)
     ids, values, counts = slots_of(x, SLOTS)
     spikes = int(counts[0, 0, 0])
@@ -58,7 +59,7 @@ CASES = {
         {"unit_values": 0},
         (0,),
     ),
-    # Maps of 5 x 3 x 3 to 9 x 2 x 3, a channel, a line or some rows to a tile; and pools of these to 5 x 2 x 2.
+    # A convolution of maps of 5 x 3 x 3 to 9 x 2 x 3 on several tiles; a pool of the same maps to 5 x 2 x 2.
     "SparseConv2d": lambda: (
         [*slots(), torch.randn(9, 5, 2, 3), torch.randn(9)],
         {
@@ -94,7 +95,7 @@ CASES = {
         (1, 6),
     ),
 }
-HALF = {  # what may be float16
+HALF = {  # positions of the inputs that may be float16
     "NeuronSequence": (0,),
     "SurrogateSpike": (0,),
     "SelectSpikes": (0,),
@@ -111,7 +112,7 @@ HALF = {  # what may be float16
 def run(name, model, halved=(), rounded=()):
     """Return all outputs, and the gradients by input.
 
-    Inputs are in float16 where they are ``halved``, and hold numbers of float16 where they are ``rounded``.
+    The inputs at positions ``halved`` are float16; those at positions ``rounded`` are float32 with float16 values.
     """
     torch.manual_seed(0)
     inputs, attributes, with_gradient = CASES[name]()
@@ -138,12 +139,12 @@ def test_shuffled_workers(name, half):
     expected = with_order("ascending")
     assert all(bool(torch.isfinite(tensor).all()) for tensor in expected)
     for order in ("descending", "shuffled:1", "shuffled:2", "shuffled:3", "check"):
-        for place, (got, wanted) in enumerate(zip(with_order(order), expected)):
-            assert torch.equal(got, wanted), (order, place)
+        for place, (got, value) in enumerate(zip(with_order(order), expected)):
+            assert torch.equal(got, value), (order, place)
 
 
 def halves():
-    """Yield each operator with float16 values, weights and both; dense neurons and pools have other tests."""
+    """Yield operators and positions: float16 values, weights and both; dense neurons and pools have other tests."""
     for name in sorted(set(CASES) - {"NeuronSequence", "SurrogateSpike", "SparsePool2d"}):
         places = HALF[name]
         chosen = [places] if len(places) == 1 else [places, places[1:]]
@@ -154,24 +155,24 @@ def halves():
 @pytest.mark.slow
 @pytest.mark.parametrize(("tiles", "ipus"), [*MACHINES, (16, 1)])
 @pytest.mark.parametrize(("name", "halved"), list(halves()))
-def test_half_rounds_the_results_alone(name, halved, tiles, ipus):
+def test_half_rounds_results_only(name, halved, tiles, ipus):
     model = machine(tiles, ipus)
-    expected, wanted = run(name, model, rounded=halved)
+    expected, expected_gradients = run(name, model, rounded=halved)
     outputs, gradients = run(name, model, halved, halved)
-    of_values = CASES[name]()[2]
+    with_gradient = CASES[name]()[2]
     for place, (got, exact) in enumerate(zip(outputs, expected)):
-        half = place in of_values and HALF[name][0] in halved
+        half = place in with_gradient and HALF[name][0] in halved
         assert got.dtype == (torch.float16 if half else torch.float32)
         assert torch.equal(got, exact.to(got.dtype)), place
     for place, got in gradients.items():
         assert got.dtype == (torch.float16 if place in halved else torch.float32)
         if name in ("DenseToSparse", "SparseToDense", "SparseConv2d"):
-            assert torch.equal(got, wanted[place].to(got.dtype))
+            assert torch.equal(got, expected_gradients[place].to(got.dtype))
             continue
-        # One unit in the last place of float16, as the rounding of a sum in float32 may go either way.
-        scale = float(wanted[place].abs().max()) if name == "SparseNetwork" else 1.0
+        # A float32 sum may round either way, so float16 results may differ by a unit in the last place.
+        scale = float(expected_gradients[place].abs().max()) if name == "SparseNetwork" else 1.0
         close = {"rtol": 2.0**-10, "atol": 2.0**-20 * scale} if place in halved else {"rtol": 1e-6, "atol": 1e-6}
-        torch.testing.assert_close(got.float(), wanted[place], **close)
+        torch.testing.assert_close(got.float(), expected_gradients[place], **close)
 
 
 @pytest.mark.slow
@@ -180,7 +181,7 @@ def test_half_rounds_the_results_alone(name, halved, tiles, ipus):
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", sorted(set(CASES) - {"SparseNetwork"}))
 def test_by_name_on_the_host(name, half, tiles, ipus):
-    """``poptorch.custom_op`` where no model is in use: types, values and gradients are the model's."""
+    """``poptorch.custom_op`` without the IPU model gives the model's types, values and gradients."""
     model, halved = machine(tiles, ipus), HALF[name] if half else ()
     outputs, gradients = run(name, model, halved, halved)
     torch.manual_seed(0)
@@ -195,11 +196,11 @@ def test_by_name_on_the_host(name, half, tiles, ipus):
         [upstream[place].to(host[place].dtype) for place in with_gradient],
         allow_unused=True,
     )
-    if name == "SparsePool2d":  # the last one is for its gradient alone
+    if name == "SparsePool2d":  # only the gradient reads the last output
         host, outputs = host[:3], outputs[:3]
-    # Products may be rounded once with their sum, sums be in another order.
+    # The host may fuse a product with its sum, and sum in another order.
     tolerance = 2e-3 if half else 0 if name in ("DenseToSparse", "SparseToDense") else 2e-5
-    for got, wanted in zip([*host, *grads], [*outputs, *(gradients[place] for place in range(len(inputs)))]):
+    for got, expected in zip([*host, *grads], [*outputs, *(gradients[place] for place in range(len(inputs)))]):
         if got is not None:
-            assert got.dtype == wanted.dtype
-            torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+            assert got.dtype == expected.dtype
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)

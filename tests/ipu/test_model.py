@@ -1,4 +1,4 @@
-"""The adapter of the IPU model's C interface, with a stand-in for its library, and with the library itself."""
+"""The adapter of the IPU model's C interface, with a fake library and with the real one."""
 
 import contextlib
 import dataclasses
@@ -44,12 +44,12 @@ def expected_lif(inputs):
 
 def check_lif(model, rtol=0.0):
     inputs = lif_inputs()
-    made, wanted = model.apply("NeuronSequence", inputs, ATTRIBUTES), expected_lif(inputs)
-    for out, expected in zip(made, wanted):
+    outs, expected_outs = model.apply("NeuronSequence", inputs, ATTRIBUTES), expected_lif(inputs)
+    for out, expected in zip(outs, expected_outs):
         assert torch.equal(out, expected)
     torch.manual_seed(1)
-    upstream = [torch.randn_like(out) for out in wanted]
-    for outputs in ((0,), (1,), (0, 1)):  # the loss may depend on one of them alone
+    upstream = [torch.randn_like(out) for out in expected_outs]
+    for outputs in ((0,), (1,), (0, 1)):  # the outputs on which the loss depends
         grads = [
             torch.autograd.grad(
                 [sides[i] for i in outputs],
@@ -58,13 +58,13 @@ def check_lif(model, rtol=0.0):
                 retain_graph=True,
                 allow_unused=True,
             )
-            for sides in (made, wanted)
+            for sides in (outs, expected_outs)
         ]
-        # What only spikes depend on has no gradient where the loss uses none; PopART's operators give zeros.
+        # Only spikes depend on the graded factor. If the loss uses no spikes, PopART's operators give zeros for it.
         assert [grad is None for grad in grads[1]] == [False] * 4 + [outputs == (1,)]
-        for given, got, expected in zip(inputs, *grads):
+        for tensor, got, expected in zip(inputs, *grads):
             torch.testing.assert_close(
-                got, torch.zeros_like(given) if expected is None else expected, rtol=rtol or 1e-6, atol=1e-6
+                got, torch.zeros_like(tensor) if expected is None else expected, rtol=rtol or 1e-6, atol=1e-6
             )
 
 
@@ -75,7 +75,7 @@ def test_operator_and_gradient(model, fake):
     assert fake.requests == {}
 
 
-def test_programs_are_compiled_once_for_what_differs(model, fake):
+def test_a_program_is_compiled_once_for_each_key(model, fake):
     def compiled():
         return sum(entry[0] == "compile" for entry in fake.log)
 
@@ -85,7 +85,7 @@ def test_programs_are_compiled_once_for_what_differs(model, fake):
     assert torch.equal(scale((2, 3), 3.0), torch.full((2, 3), 3.0))
     scale((2, 3), 3.0)
     assert compiled() == 1
-    # Other values, shapes, types, and the int of the same value.
+    # Another value, shape or type, and an int instead of the equal float, need another program.
     assert torch.equal(scale((2, 3), 4.0), torch.full((2, 3), 4.0))
     scale((3, 2), 3.0)
     scale((2, 3), 3.0, torch.float16)
@@ -94,8 +94,8 @@ def test_programs_are_compiled_once_for_what_differs(model, fake):
     other = IpuModel(IpuModelTarget("bow", 16, options=(("threads", "2"),)), fake)
     other.apply("Scale", [torch.ones(2, 3)], {"factor": 3.0})
     assert compiled() == 6
-    asked = fake.programs[max(fake.programs)]
-    assert (asked.target, asked.options) == (("bow", 16, 1), {"threads": "2"})
+    newest = fake.programs[max(fake.programs)]
+    assert (newest.target, newest.options) == (("bow", 16, 1), {"threads": "2"})
     assert [program.name for program in model.programs()] == ["Scale"] * 5
 
 
@@ -118,11 +118,11 @@ def test_border_types(model):
 
 
 def test_attributes_keep_their_kind(model, fake):
-    given = {"factor": 2.0, "whole": 3, "flag": True, "text": "abc", "many": [1, 2], "numbers": (0.5, 1.5)}
-    model.apply("Scale", [torch.ones(1)], given)
-    (asked,) = fake.programs.values()
+    attributes = {"factor": 2.0, "whole": 3, "flag": True, "text": "abc", "many": [1, 2], "numbers": (0.5, 1.5)}
+    model.apply("Scale", [torch.ones(1)], attributes)
+    (program,) = fake.programs.values()
     expected = {"factor": 2.0, "whole": 3, "flag": 1, "text": "abc", "many": [1, 2], "numbers": [0.5, 1.5]}
-    assert asked.attributes == expected
+    assert program.attributes == expected
     with pytest.raises(TypeError, match="'many': the model takes lists of int or of float"):
         model.apply("Scale", [torch.ones(1)], {"factor": 2.0, "many": ["a"]})
 
@@ -144,7 +144,7 @@ def test_errors_name_the_operator_and_the_kind(model, fake):
         program.run([torch.ones(1, device="meta")])
 
 
-def test_without_the_library_it_says_how_to_build_it(tmp_path, monkeypatch):
+def test_a_missing_library_raises_with_the_build_command(tmp_path, monkeypatch):
     monkeypatch.setenv("SNNIPU_NATIVE_DIR", str(tmp_path))
     monkeypatch.setattr(ipu_model, "_library", None)
     with pytest.raises(IpuModelUnavailable, match=r"is not there: it is built .* pip install"):
@@ -154,7 +154,7 @@ def test_without_the_library_it_says_how_to_build_it(tmp_path, monkeypatch):
     assert "cannot be loaded" in ipu_model.unavailable_reason()
 
 
-def test_the_library_beside_them_is_no_instruction_set(tmp_path, monkeypatch):
+def test_the_ipu_model_is_no_library_of_an_instruction_set(tmp_path, monkeypatch):
     from snnipu.backends import host
 
     monkeypatch.setenv("SNNIPU_NATIVE_DIR", str(tmp_path))
@@ -182,15 +182,17 @@ def test_targets(monkeypatch):
         IpuModelTarget(options=(("threads", 2),))
 
 
-# ---- the library itself
+# ---- the real library
 
 
-def counted(sizes, activity, batch_size, steps, recurrent):
-    """A network's plan, what the performance model predicts for it, and cycles of the compute sets of a step by the
-    IPU model, which runs the network's operator and gradient on that plan."""
+def predicted_and_counted(sizes, activity, batch_size, steps, recurrent):
+    """Return the predicted performance of a network's plan, and the IPU model's cycles of each compute set of a step.
+
+    The IPU model runs the network's operator and gradient with that plan.
+    """
     more = {"batch_size": batch_size, "steps": steps, "recurrent": recurrent}
     spec = ipu.NetworkSpec.from_sizes(sizes, activity, **more)
-    # The counts take all slots to be in use.
+    # The counts assume that all slots are in use.
     spec = dataclasses.replace(spec, spikes=tuple(map(float, spec.slots)))
     plan = ipu.plan(spec)
     net = snn.SparseNetwork(sizes, beta=0.9, max_spikes=list(spec.slots), bias=True)
@@ -203,19 +205,19 @@ def counted(sizes, activity, batch_size, steps, recurrent):
     with popart.running_on(model, poptorch.custom_op), poptorch_runs(model):
         out = net(x)
     out.values.sum().backward()
-    found = {}
+    counts = {}
     for program in model.programs():
         for step in program.estimate()["steps"]:
             if step["executions"] == steps and step["kind"] == "compute":
                 name = (program.key.gradient is not None, step["name"].rpartition("/")[2])
-                found[name] = {kind: step[f"{kind}_cycles"] for kind in ("compute", "exchange")}
-    return ipu.estimate(plan), found
+                counts[name] = {kind: step[f"{kind}_cycles"] for kind in ("compute", "exchange")}
+    return ipu.estimate(plan), counts
 
 
 @contextlib.contextmanager
 def poptorch_runs(model):
-    """As in the ``forward`` of a wrapped model."""
-    before = poptorch._tracing.set_execution_hook(lambda name, domain, version, *rest: model.apply(name, *rest))
+    """Enter the context of a wrapped model's ``forward``, with custom operators on ``model``."""
+    before = poptorch._tracing.set_execution_hook(lambda name, domain, version, *more: model.apply(name, *more))
     try:
         with poptorch._tracing.tracing(True):
             yield
@@ -230,17 +232,17 @@ def poptorch_runs(model):
     ("sizes", "recurrent"), [([300, 120, 80, 10], ()), ([500, 400, 20], ()), ([300, 120, 80, 10], (True, False, True))]
 )
 def test_performance_model_agrees_with_the_counts(sizes, recurrent):
-    """Phase by phase of a step: the same formulas on the same plan, once by hand and once by the graph."""
-    predicted, found = counted(sizes, 0.1, batch_size=12, steps=4, recurrent=recurrent)
+    """Each phase of a step has about the cycles that the IPU model counts in the graph."""
+    predicted, counts = predicted_and_counted(sizes, 0.1, batch_size=12, steps=4, recurrent=recurrent)
     phases = {phase.name: phase.cycles for phase in predicted.phases}
-    assert phases["words of bits"] == pytest.approx(found[False, "merge"]["compute"], rel=0.05)
-    assert phases["spike selection"] == pytest.approx(found[False, "select"]["compute"], rel=0.02)
+    assert phases["words of bits"] == pytest.approx(counts[False, "merge"]["compute"], rel=0.05)
+    assert phases["spike selection"] == pytest.approx(counts[False, "select"]["compute"], rel=0.02)
     for phase, compute_set, tolerance in (
         ("integrate and fire", (False, "lif"), 0.2),
         ("neuron gradients", (True, "lifBackward"), 0.2),
         ("weight and spike gradients", (True, "weights"), 0.1),
         ("sum of spike gradients", (True, "sumAll"), 0.35),
     ):
-        assert phases[phase] == pytest.approx(found[compute_set]["compute"], rel=tolerance), phase
-    whole = sum(sum(cycles.values()) for cycles in found.values())
-    assert predicted.cycles_per_step == pytest.approx(whole, rel=0.1)
+        assert phases[phase] == pytest.approx(counts[compute_set]["compute"], rel=tolerance), phase
+    total = sum(sum(cycles.values()) for cycles in counts.values())
+    assert predicted.cycles_per_step == pytest.approx(total, rel=0.1)

@@ -1,4 +1,4 @@
-"""The PopART operator of surrogates, through its graph and vertices on the IPU model, against PyTorch."""
+"""The PopART operator of surrogates on the IPU model, compared with PyTorch."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
-"""The PopART operators with values and weights that float16 does not hold, on the IPU model, against runs in float32.
+"""PopART operators with values and weights that float16 rounds, on the IPU model, compared with runs in float32.
 
-These may move a membrane over its threshold: such spikes are few, as many of them too many as too few, and each of them
-near it. test_every_operator.py has numbers that float16 holds.
+Rounding may move a membrane over its threshold. Such spikes must be few, and their membranes near the threshold.
+test_every_operator.py tests numbers that float16 can represent.
 """
 
 import pytest
@@ -20,7 +20,7 @@ SIZES, CAPS = (40, 37, 21, 10), (12, 9, 8, 10)
 
 
 def network(weights):
-    """Inputs of SparseNetwork with a float16 and a float32 run in mind: ``weights`` converts them."""
+    """Return inputs of SparseNetwork, the weights converted by ``weights``."""
     torch.manual_seed(0)
     inputs = as_floats(*slots_of((torch.rand(8, 6, SIZES[0]) < 0.25) * torch.randn(8, 6, SIZES[0]).abs(), CAPS[0]))
     for before, neurons in zip(SIZES, SIZES[1:]):
@@ -41,7 +41,7 @@ NETWORK = {
     "input_gradient": 1,
     **SURROGATE,
 }
-MEM = 4  # of a layer's five outputs
+MEM = 4  # position of the membranes in a layer's five outputs
 
 
 def same(tensor):
@@ -49,7 +49,7 @@ def same(tensor):
 
 
 def test_a_network_differs_at_the_threshold_first():
-    """Weights that float16 does not hold: a neuron's first other spike is one of a membrane near its threshold."""
+    """With rounded weights, a neuron's first different spike has a membrane near the threshold."""
     model = machine(16, options=())
     exact, halved = network(same), network(torch.Tensor.half)
     runs = [forward(model, "SparseNetwork", inputs, NETWORK) for inputs in (exact, halved)]
@@ -60,7 +60,7 @@ def test_a_network_differs_at_the_threshold_first():
     assert share < 0.01
     first = other & (other.cumsum(0) == 1)
     distance = (runs[0][MEM] - threshold).abs()
-    # Up to 12 weights of up to about 2, each off by 2^-11 of itself, and what was there before, decayed.
+    # At most 12 weights of about 2, each with a relative error of 2^-11, and the decayed errors of earlier steps.
     assert not first.any() or float(distance[first].max()) < 0.02
     unchanged = other.cumsum(0) == 0
     torch.testing.assert_close(runs[1][MEM][unchanged], runs[0][MEM][unchanged], rtol=0, atol=0.02)
@@ -73,7 +73,7 @@ def test_half_weights_take_half_the_memory():
         forward(model, "SparseNetwork", network(weights), NETWORK)
         sizes.append(sum(model.programs()[-1].report()["tile_variables_bytes"]))
     weights = sum(a * b for a, b in zip(SIZES, SIZES[1:]))
-    # As PopART holds them, and where a tile's odd neuron needs padding once more.
+    # Float16 saves 2 bytes for each weight that PopART stores, and as much for a padded copy on the tiles.
     assert 2 * weights <= sizes[0] - sizes[1] <= 5 * weights
 
 
@@ -89,8 +89,8 @@ def test_half_weights_take_half_the_memory():
         ("SelectSpikes", 1, "threshold must be FLOAT"),
     ],
 )
-def test_what_stays_in_float(name, place, message):
-    """Half holds whole numbers up to 2048 only, and parameters of neurons are float32 as their states are."""
+def test_tensors_that_stay_in_float(name, place, message):
+    """Ids and counts exceed the integers of float16, up to 2048. Parameters of neurons are float32, like states."""
     slots = as_floats(*slots_of((torch.rand(T, B, N) < 0.15).float(), SLOTS))
     inputs = {
         "SparseLinear": [*slots, torch.randn(3, N), torch.zeros(3)],

@@ -1,4 +1,4 @@
-"""The PopART operators on spike ids of maps, through the IPU model, against the host's kernels."""
+"""PopART operators on spike ids of maps, on the IPU model, compared with the host kernels."""
 
 import pytest
 import torch
@@ -13,15 +13,15 @@ pytestmark = needs_model_and_host
 T, B, SLOTS = 3, 4, 20
 
 
-def spikes(neurons, density=0.15, slots=SLOTS, seed=0, held=False):
-    """ids, values, counts of random spikes and gradient-only slots."""
+def spikes(neurons, density=0.15, slots=SLOTS, seed=0, half_values=False):
+    """Return (ids, values, counts) of random spikes and gradient-only slots; ``half_values``: rounded to float16."""
     torch.manual_seed(seed)
     x = torch.randn(T, B, neurons) * (torch.rand(T, B, neurons) < density)
     ids, values, counts = slots_of(x, slots)
-    # Behind the spikes, a few that only carry gradient.
+    # A few slots after the spikes only carry gradient.
     counts[..., 0] -= torch.randint(0, 4, counts.shape[:2]).clamp(max=counts[..., 0])
     values[torch.arange(slots) >= counts[..., :1]] = 0
-    return ids, values.half().float() if held else values, counts
+    return ids, values.half().float() if half_values else values, counts
 
 
 def geometry(in_channels, size, out, kernel, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1):
@@ -40,7 +40,7 @@ CONVOLUTIONS = {
     "larger than the map": geometry(2, (2, 2), 4, (5, 5), padding=(2, 2)),
     "wide": geometry(1, (3, 2), 70, (3, 2), padding=(1, 1)),
 }
-# (channels of a block, lines of a band, rows of a share): one part; two channels, a line and a row each; and between.
+# (channels of a block, lines of a band, rows of a share): a plan with one part, the smallest parts, and medium parts.
 PLANS = [(64, 99, 99), (2, 1, 1), (4, 2, 5)]
 
 
@@ -60,19 +60,21 @@ def check_conv(model, sizes, plan, bias=True, slots=None, unit=False, atol=2e-5)
     grad = torch.randn(*ids.shape[:2], sizes.neurons)
     inputs = [*as_floats(ids, values, counts), weight, *([offset] if bias else [])]
     expected = torch.ops.snnipu.sparse_conv2d_fwd(ids, values, counts, weight, offset if bias else None, list(sizes))
-    (made,) = forward(model, "SparseConv2d", inputs, attributes(sizes, plan))
-    if unit:  # of spikes that come one after the other, each adds its weights, as on the host
-        assert torch.equal(made, expected)
-    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
-    got = backward(model, "SparseConv2d", inputs, attributes(sizes, plan), [made], [grad])
-    wanted = torch.ops.snnipu.sparse_conv2d_bwd(grad, ids, values, counts, weight, list(sizes), True, True, bias)
-    carried = torch.arange(ids.shape[2]) < counts[..., 1:]
-    torch.testing.assert_close(got[1][carried], wanted[0][carried], rtol=1e-5, atol=atol)
-    assert not got[1][~carried].any()
-    for place, gradient in zip((3, 4), wanted[1:]):
+    (out,) = forward(model, "SparseConv2d", inputs, attributes(sizes, plan))
+    if unit:  # the spikes add their weights in the order of the host
+        assert torch.equal(out, expected)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    got = backward(model, "SparseConv2d", inputs, attributes(sizes, plan), [out], [grad])
+    expected_grads = torch.ops.snnipu.sparse_conv2d_bwd(
+        grad, ids, values, counts, weight, list(sizes), True, True, bias
+    )
+    in_use = torch.arange(ids.shape[2]) < counts[..., 1:]
+    torch.testing.assert_close(got[1][in_use], expected_grads[0][in_use], rtol=1e-5, atol=atol)
+    assert not got[1][~in_use].any()
+    for place, gradient in zip((3, 4), expected_grads[1:]):
         if place < len(inputs):
             torch.testing.assert_close(got[place], gradient, rtol=1e-5, atol=atol)
-    # Carriers: without them PopART would drop the gradient of whoever made the spikes.
+    # Zero gradients of ids and counts: without them PopART would drop the gradient of the operator before.
     for place in (0, 2):
         assert torch.equal(got[place], torch.zeros_like(inputs[place]))
 
@@ -91,7 +93,7 @@ def test_sizes_of_convolutions(name, plan):
 
 
 def test_rows_in_pieces():
-    """More spikes and maps than a tile works on at a time: sums go on from one piece to the next."""
+    """The spikes and maps exceed one piece of a tile's work: sums continue over the pieces."""
     torch.manual_seed(0)
     sizes, model = geometry(2, (24, 24), 6, (3, 3)), machine(2, options=())
     slots = slots_of(torch.randn(10, 6, sizes.inputs) * (torch.rand(10, 6, sizes.inputs) < 0.05), 90)
@@ -104,24 +106,24 @@ def test_unit_spikes_are_summed_in_the_hosts_order():
     check_conv(machine(4), CONVOLUTIONS["strides"], (2, 1, 1), bias=False, unit=True)
 
 
-def test_no_gradient_of_the_input_unless_asked_for():
+def test_the_gradient_of_the_input_is_computed_on_request_only():
     sizes = CONVOLUTIONS["3x3"]
     ids, values, counts = spikes(sizes.inputs)
     weight, grad = weight_of(sizes), torch.randn(T, B, sizes.neurons)
     inputs = [*as_floats(ids, values, counts), weight]
     model = machine(4)
-    found = [
-        backward(model, "SparseConv2d", inputs, attributes(sizes, PLANS[2], asked), [grad], [grad]) for asked in (1, 0)
-    ]
-    assert torch.equal(found[0][3], found[1][3])
-    assert found[0][1].any()
-    assert not found[1][1].any()
+    requested, skipped = (
+        backward(model, "SparseConv2d", inputs, attributes(sizes, PLANS[2], flag), [grad], [grad]) for flag in (1, 0)
+    )
+    assert torch.equal(requested[3], skipped[3])
+    assert requested[1].any()
+    assert not skipped[1].any()
     steps = [{step["name"].rsplit("/", 1)[-1] for step in program.report()["steps"]} for program in model.programs()]
     assert ["sum" in names for names in steps] == [True, False]
 
 
-def test_work_is_spread_over_all_tiles():
-    """Channels, lines and rows, each on tiles of their own."""
+def test_work_is_divided_among_all_tiles():
+    """Channels, lines and rows are on different tiles."""
     sizes = CONVOLUTIONS["3x3"]
     ids, values, counts = spikes(sizes.inputs)
     inputs = [*as_floats(ids, values, counts), weight_of(sizes)]
@@ -147,30 +149,30 @@ MODES = (0, 1, 2)
 
 
 def check_pool(model, sizes, mode, positive, half=False):
-    ids, values, counts = spikes(sizes.inputs, density=0.3, held=half)
+    ids, values, counts = spikes(sizes.inputs, density=0.3, half_values=half)
     if positive:
         values = (torch.arange(SLOTS) < counts[..., :1]).float()
-    asked = {"geometry": list(sizes), "mode": mode, "capacity": min(sizes.neurons, SLOTS * 4)}
-    expected = torch.ops.snnipu.sparse_pool2d_fwd(ids, values, counts, list(sizes), mode, asked["capacity"])
+    options = {"geometry": list(sizes), "mode": mode, "capacity": min(sizes.neurons, SLOTS * 4)}
+    expected = torch.ops.snnipu.sparse_pool2d_fwd(ids, values, counts, list(sizes), mode, options["capacity"])
     kind = torch.float16 if half else torch.float32
     inputs = [ids.float(), values.to(kind), counts.float()]
-    made = forward(model, "SparsePool2d", inputs, asked)
-    assert [out.dtype for out in made] == [torch.float32, kind, torch.float32, torch.float32]
-    assert torch.equal(made[0], expected[0].float())
-    assert torch.equal(made[2], expected[2].float())
+    outputs = forward(model, "SparsePool2d", inputs, options)
+    assert [out.dtype for out in outputs] == [torch.float32, kind, torch.float32, torch.float32]
+    assert torch.equal(outputs[0], expected[0].float())
+    assert torch.equal(outputs[2], expected[2].float())
     torch.testing.assert_close(
-        made[1].float(), expected[1].to(kind).float(), rtol=2.0**-10 if half else 1e-6, atol=1e-7
+        outputs[1].float(), expected[1].to(kind).float(), rtol=2.0**-10 if half else 1e-6, atol=1e-7
     )
     if mode == 0:
-        assert torch.equal(made[3], expected[3].float())
+        assert torch.equal(outputs[3], expected[3].float())
     torch.manual_seed(1)
     grad = torch.randn(expected[1].shape).to(kind)
-    got = backward(model, "SparsePool2d", inputs, asked, made, [None, grad, None, None])
-    wanted = torch.ops.snnipu.sparse_pool2d_bwd(
+    got = backward(model, "SparsePool2d", inputs, options, outputs, [None, grad, None, None])
+    expected_grad = torch.ops.snnipu.sparse_pool2d_bwd(
         grad.float(), ids, counts, expected[0], expected[2], expected[3], list(sizes), mode
     )
     tolerance = {"rtol": 2.0**-10, "atol": 2.0**-10} if half else {"rtol": 1e-6, "atol": 1e-6}
-    torch.testing.assert_close(got[1].float(), wanted, **tolerance)
+    torch.testing.assert_close(got[1].float(), expected_grad, **tolerance)
     assert got[1].dtype == kind
     assert torch.equal(got[0], torch.zeros(T, B, SLOTS))
     assert torch.equal(got[2], torch.zeros(T, B, 2))
@@ -192,26 +194,26 @@ def test_sizes_of_pools(name, mode, positive):
 
 @pytest.mark.parametrize("name", POOLS)
 def test_slots_of_pools_are_enough(name):
-    """Each neuron of the input by itself: the windows that it reaches."""
+    """``pool_slots`` bounds the number of windows that an input neuron reaches."""
     sizes = POOLS[name]
     ids = torch.arange(sizes.inputs, dtype=torch.int32).reshape(-1, 1, 1)
     counts = torch.ones(sizes.inputs, 1, 2, dtype=torch.int32)
-    made = torch.ops.snnipu.sparse_pool2d_fwd(ids, torch.ones(ids.shape), counts, list(sizes), 2, sizes.neurons)
-    assert pool_slots(sizes, 1) == int(made[2].max())
+    pooled = torch.ops.snnipu.sparse_pool2d_fwd(ids, torch.ones(ids.shape), counts, list(sizes), 2, sizes.neurons)
+    assert pool_slots(sizes, 1) == int(pooled[2].max())
     assert pool_slots(sizes, 3) == min(3 * pool_slots(sizes, 1), sizes.neurons)
 
 
 def test_ids_out_of_range_stay_in_memory():
-    """Nothing checks ids on an IPU: they are held to the neurons there are, NaN to 0."""
+    """An IPU clamps ids to the neurons, since it cannot check them; NaN becomes 0."""
     ids, counts = torch.tensor([[[-5.0, 1e9, float("nan")]]]), torch.tensor([[[3.0, 99.0]]])
     sizes = geometry(2, (2, 2), 1, (1, 1))
     inputs = [ids, torch.ones(1, 1, 3), counts, torch.tensor([1.0, 10.0]).reshape(1, 2, 1, 1)]
-    (made,) = forward(machine(1), "SparseConv2d", inputs, attributes(sizes, (1, 2, 1)))
-    assert made.tolist() == [[[2.0, 0.0, 0.0, 10.0]]]
+    (outputs,) = forward(machine(1), "SparseConv2d", inputs, attributes(sizes, (1, 2, 1)))
+    assert outputs.tolist() == [[[2.0, 0.0, 0.0, 10.0]]]
     pool = pool_geometry((2, 2, 2), (2, 2), (2, 2), (0, 0))
-    asked = {"geometry": list(pool), "mode": 2, "capacity": 2}
-    made = forward(machine(1), "SparsePool2d", inputs[:3], asked)
-    assert [out.tolist() for out in made[:3]] == [[[[0.0, 1.0]]], [[[2.0, 1.0]]], [[[2.0, 2.0]]]]
+    options = {"geometry": list(pool), "mode": 2, "capacity": 2}
+    outputs = forward(machine(1), "SparsePool2d", inputs[:3], options)
+    assert [out.tolist() for out in outputs[:3]] == [[[[0.0, 1.0]]], [[[2.0, 1.0]]], [[[2.0, 2.0]]]]
 
 
 SLOT_INPUTS = [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), torch.zeros(2, 3, 2)]
@@ -221,7 +223,7 @@ POOLED = {"geometry": list(POOLS["2x2"]), "mode": 0, "capacity": 4}
 
 
 @pytest.mark.parametrize(
-    ("inputs", "asked", "message"),
+    ("inputs", "options", "message"),
     [
         (CONV_INPUTS, attributes(SIZES[:-1], PLANS[0]), "geometry must have 15"),
         (CONV_INPUTS, attributes(SIZES, (2, 1)), "plan must have 3 entries"),
@@ -235,7 +237,7 @@ POOLED = {"geometry": list(POOLS["2x2"]), "mode": 0, "capacity": 4}
         (SLOT_INPUTS, {**POOLED, "geometry": [0, *POOLS["2x2"][1:]]}, "sizes of maps, kernels, strides and dilations"),
     ],
 )
-def test_bad_input(inputs, asked, message):
-    name = "SparsePool2d" if "mode" in asked else "SparseConv2d"
+def test_bad_input(inputs, options, message):
+    name = "SparsePool2d" if "mode" in options else "SparseConv2d"
     with pytest.raises(IpuModelError, match=message):
-        forward(machine(4), name, inputs, asked)
+        forward(machine(4), name, inputs, options)

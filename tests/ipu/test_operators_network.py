@@ -1,4 +1,4 @@
-"""SparseNetwork, all layers of a step at once on the IPU model, against the host's layers one after the other."""
+"""SparseNetwork on the IPU model, all layers in parallel, compared with the host's layers one after the other."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def network(
     recurrent=None,
     **changes,
 ):
-    """Spikes, parameters of each layer and attributes."""
+    """Return spikes, the parameters of each layer and the attributes."""
     torch.manual_seed(seed)
     x = (torch.rand(steps, batch, sizes[0]) < 0.25) * (1.0 if unit else torch.randn(steps, batch, sizes[0]))
     ids, values, counts = slots_of(x, slots[0])
@@ -74,10 +74,10 @@ def network(
 
 
 def on_host(spikes, parameters, attributes):
-    """What the layers make, one after the other, with a delay of a step between them; differentiable."""
+    """Return (ids, values, counts, dropped) of each layer, with a step of delay between layers; differentiable."""
     ids, values, counts = spikes
     kernel = Kernel(attributes["surrogate"], attributes["surrogate_a"], attributes["surrogate_b"])
-    made = []
+    outputs = []
     for layer, (weight, beta, threshold, *more) in enumerate(parameters):
         bias = more.pop(0) if attributes["has_bias"] else None
         second = attributes["grad_threshold"][layer] if attributes["has_grad_threshold"][layer] else None
@@ -94,8 +94,8 @@ def on_host(spikes, parameters, attributes):
             max_spikes=attributes["slots"][layer],
             overflow="rotate" if attributes["rotate"] else "lowest",
         )
-        made.append((ids, values, counts, dropped))
-    return made
+        outputs.append((ids, values, counts, dropped))
+    return outputs
 
 
 def check(model, spikes, parameters, attributes, paths=None, names=None):
@@ -106,24 +106,24 @@ def check(model, spikes, parameters, attributes, paths=None, names=None):
     expected = on_host(spikes, parameters, attributes)
     assert all(int(layer[2][..., 0].sum()) > 0 for layer in expected), "a layer is silent"
     inputs = [ids.float(), values.detach(), counts.float(), *(leaf.detach() for leaf in leaves[1:])]
-    made = forward(model, "SparseNetwork", inputs, attributes)
+    outputs = forward(model, "SparseNetwork", inputs, attributes)
     layers = len(parameters)
     for layer in range(layers):
-        for output, wanted in enumerate(expected[layer]):
-            assert torch.equal(made[5 * layer + output], wanted.detach().float()), (layer, output)
+        for output, value in enumerate(expected[layer]):
+            assert torch.equal(outputs[5 * layer + output], value.detach().float()), (layer, output)
     torch.manual_seed(1)
     grads = [torch.randn_like(layer[1]) for layer in expected]
     for path in paths or ((layers - 1,), tuple(range(layers))):
         upstream = [None] * (5 * layers)
         for layer in path:
             upstream[5 * layer + 1] = grads[layer]
-        got = backward(model, "SparseNetwork", inputs, attributes, made, upstream)
-        wanted = torch.autograd.grad(
+        got = backward(model, "SparseNetwork", inputs, attributes, outputs, upstream)
+        expected_grads = torch.autograd.grad(
             [expected[layer][1] for layer in path], leaves, [grads[layer] for layer in path], retain_graph=True
         )
         assert torch.equal(got[0], torch.zeros_like(inputs[0]))
         assert torch.equal(got[2], torch.zeros_like(inputs[2]))
-        for place, gradient in zip([1, *range(3, len(inputs))], wanted):
+        for place, gradient in zip([1, *range(3, len(inputs))], expected_grads):
             if place == 1 and not attributes["input_gradient"]:
                 assert torch.equal(got[1], torch.zeros_like(inputs[1]))
                 continue
@@ -161,11 +161,11 @@ def test_surrogates(surrogate):
         (16, {"slots": (12, 37, 21, 10), "has_grad_threshold": [0, 0, 0]}),  # every neuron carries gradient
         (16, {"input_gradient": 0}),
         (4, {"sizes": (40, 11), "slots": (12, 6)}),
-        # Partial gradients of a layer's own spikes are summed in two stages, too.
+        # Partial gradients of recurrent spikes are summed in two stages as well.
         (64, {"sizes": (40, 80, 10), "slots": (12, 20, 10), "recurrent": [1, 1]}),
-        # Blocks of 64 and less, several to a tile; their bits do not end where words do.
+        # Several blocks of up to 64 neurons are on a tile; their bits do not fill whole words.
         (4, {"sizes": (40, 301, 70, 10), "slots": (20, 60, 30, 10)}),
-        # Nothing has arrived at a second layer yet.
+        # In the only step a second layer would have no input yet.
         (8, {"sizes": (40, 37), "slots": (12, 9), "steps": 1}),
     ],
 )
@@ -174,7 +174,7 @@ def test_sizes_and_options(tiles, changes):
 
 
 def test_ids_in_any_order():
-    """A user's input need not ascend."""
+    """A user's ids may be unsorted."""
     (ids, values, counts), parameters, attributes = network(unit=False)
     for t in range(T):
         count = int(counts[t, 0, 0])
@@ -185,22 +185,23 @@ def test_ids_in_any_order():
 
 @pytest.mark.parametrize(("tiles", "ipus"), [(1, 1), (4, 1), (0, 1), (24, 2)])
 def test_recurrent(tiles, ipus):
-    """The first and the last layer read their own spikes of the step before: what is behind them, and nothing is."""
+    """The first and the last layer are recurrent: one before another layer, one at the end."""
     check(machine(tiles, ipus), *network(recurrent=[1, 0, 1]))
 
 
 @pytest.mark.parametrize("reset", [0, 1, 2])
 @pytest.mark.parametrize(("bias", "rotate", "second"), [(False, 0, 1), (True, 1, 1), (True, 0, 0)])
 def test_one_recurrent_layer(reset, bias, rotate, second):
-    """What SparseLeaky with recurrent=True is on an IPU."""
+    """SparseLeaky with recurrent=True is a network of one layer on an IPU."""
     slots = (12, 6 if second else 23)
-    made = network((40, 23), slots, unit=False, bias=bias, recurrent=[1], reset=reset, rotate=rotate)
-    made[2]["has_grad_threshold"] = [second]
-    check(machine(8), *made)
+    spikes, parameters, attributes = network(
+        (40, 23), slots, unit=False, bias=bias, recurrent=[1], reset=reset, rotate=rotate
+    )
+    check(machine(8), spikes, parameters, {**attributes, "has_grad_threshold": [second]})
 
 
 def test_runs_again():
-    """A program starts over: states, counters and sums are as at first."""
+    """Each run of a program starts with fresh states, counters and sums."""
     model = machine(16)
     for seed in (0, 1):
         check(model, *network(seed=seed))
@@ -217,8 +218,11 @@ PLAN = [
 
 @pytest.mark.parametrize("recurrent", [None, [0, 1, 0]])
 def test_plan(recurrent):
-    """Neurons and samples where the plan has them: 9 tiles of 4 neurons and one of 1; 3 tiles of 7 neurons, once for
-    each of 3 groups of samples, which have a copy of the weights each; and so on."""
+    """The operator places neurons and samples as PLAN says.
+
+    The first layer is on 9 tiles of 4 neurons and one of 1. The second has 3 groups of samples, each with a copy of the
+    weights on 3 tiles of 7 neurons.
+    """
     spikes, parameters, attributes = network(recurrent=recurrent)
     model = machine(24)
     check(model, spikes, parameters, {**attributes, "plan": PLAN})
@@ -249,19 +253,19 @@ def test_bad_attributes(changes, message):
 
 
 def test_membranes_carry_no_gradient():
-    """A loss on them would be without effect, and is refused."""
+    """A loss that depends on membranes is refused, since it would have no effect."""
     (ids, values, counts), parameters, attributes = network()
     inputs = [*as_floats(ids, values, counts), *(tensor for layer in parameters for tensor in layer)]
     model = machine(16)
-    made = forward(model, "SparseNetwork", inputs, attributes)
-    upstream = [None] * len(made)
-    upstream[4] = torch.ones_like(made[4])
+    outputs = forward(model, "SparseNetwork", inputs, attributes)
+    upstream = [None] * len(outputs)
+    upstream[4] = torch.ones_like(outputs[4])
     with pytest.raises(IpuModelError, match="membranes of layer 0 are on the path to the loss"):
-        backward(model, "SparseNetwork", inputs, attributes, made, upstream)
+        backward(model, "SparseNetwork", inputs, attributes, outputs, upstream)
 
 
 def programs(model, sizes, slots, steps, batch, plan=None, recurrent=None):
-    """The operator and its gradient, compiled and not run."""
+    """Return the operator and its gradient, compiled and not run."""
     more = {"per_neuron": False, "input_gradient": 0, "recurrent": recurrent}
     spikes, parameters, attributes = network(sizes, slots, steps, batch, **more)
     if plan is not None:
@@ -269,12 +273,12 @@ def programs(model, sizes, slots, steps, batch, plan=None, recurrent=None):
     tensors = [*spikes, *(tensor for layer in parameters for tensor in layer)]
     specs = [tensor_type(tensor.float(), "SparseNetwork") for tensor in tensors]
     last = 5 * (len(parameters) - 1) + 1
-    return [compiled(model, "SparseNetwork", specs, attributes, which) for which in (None, [last])]
+    return [compiled(model, "SparseNetwork", specs, attributes, outputs) for outputs in (None, [last])]
 
 
 def cycles_of(program):
-    found = program.estimate()
-    return found["compute_cycles"] + found["exchange_cycles"] + found["sync_cycles"]
+    counts = program.estimate()
+    return counts["compute_cycles"] + counts["exchange_cycles"] + counts["sync_cycles"]
 
 
 def planned(model, sizes, slots, steps, batch):
@@ -284,48 +288,49 @@ def planned(model, sizes, slots, steps, batch):
 
 
 def test_the_plan_is_not_slower_than_the_layers_one_by_one():
-    """A small layer behind a large one: by itself its few tiles would be what all others wait for."""
+    """A small layer follows a large one; run by itself, all tiles would wait for its few."""
     model = machine(128, options=())
     sizes, slots, steps, batch = (200, 300, 10), (64, 64, 10), 8, 24
-    own = sum(map(cycles_of, programs(model, sizes, slots, steps, batch, planned(model, sizes, slots, steps, batch))))
-    parts = 0
+    plan = planned(model, sizes, slots, steps, batch)
+    network_cycles = sum(map(cycles_of, programs(model, sizes, slots, steps, batch, plan)))
+    layer_cycles = 0
     for inputs, neurons, slots_in, slots_out in zip(sizes, sizes[1:], slots, slots[1:]):
         rows = TensorType("FLOAT", (steps, batch, neurons))
-        of_input = [TensorType("FLOAT", (steps, batch, slots_in))] * 2 + [TensorType("FLOAT", (steps, batch, 2))]
-        one = TensorType("FLOAT", (1,))
+        spikes = [TensorType("FLOAT", (steps, batch, slots_in))] * 2 + [TensorType("FLOAT", (steps, batch, 2))]
+        scalar = TensorType("FLOAT", (1,))
         operators = [
-            ("SparseLinear", [*of_input, TensorType("FLOAT", (neurons, inputs))], {"unit_values": 0}, [0]),
+            ("SparseLinear", [*spikes, TensorType("FLOAT", (neurons, inputs))], {"unit_values": 0}, [0]),
             (
                 "NeuronSequence",
-                [rows, TensorType("FLOAT", (batch, neurons)), one, one, one],
+                [rows, TensorType("FLOAT", (batch, neurons)), scalar, scalar, scalar],
                 {"neuron": "leaky", "variant": 2, "states": 1, **SURROGATE},
                 [1],
             ),
             (
                 "SelectSpikes",
-                [rows, one],
+                [rows, scalar],
                 {"capacity": slots_out, "rotate": 0, "has_grad_threshold": 1, "grad_threshold": 0.2, **SURROGATE},
                 [1],
             ),
         ]
         for name, specs, attributes, gradient in operators:
-            parts += sum(cycles_of(compiled(model, name, specs, attributes, which)) for which in (None, gradient))
-    assert own <= parts
+            pair = [compiled(model, name, specs, attributes, outputs) for outputs in (None, gradient)]
+            layer_cycles += sum(map(cycles_of, pair))
+    assert network_cycles <= layer_cycles
 
 
 @pytest.mark.parametrize("recurrent", [(), (True, False)])
-def test_what_profile_says_fits_the_operator_takes(recurrent):
-    """Recorded spikes of all steps fill the tiles that select them: the plan has as many as that takes."""
+def test_the_operator_takes_networks_that_fit(recurrent):
+    """The plan has enough selection tiles to store the spikes of all steps."""
     sizes, slots, steps, batch = (60, 400, 10), (20, 120, 10), 150, 12
     model = machine(48, options=())
     target, ipus = model.machine()
     spec = NetworkSpec(sizes, tuple(map(float, slots)), slots, batch, steps, optimizer="sgd", recurrent=recurrent)
-    made = plan_of(spec, target, ipus)
-    assert made.fits
-    for program in programs(model, sizes, slots, steps, batch, made.attribute(), list(map(int, recurrent))):
-        found = program.estimate()
-        assert found["tile_memory_max_bytes"] <= 1.1 * made.tile_memory_max_bytes
-    # Too few tiles for these: the message names the layer and what to change.
+    plan = plan_of(spec, target, ipus)
+    assert plan.fits
+    for program in programs(model, sizes, slots, steps, batch, plan.attribute(), list(map(int, recurrent))):
+        assert program.estimate()["tile_memory_max_bytes"] <= 1.1 * plan.tile_memory_max_bytes
+    # With too few selection tiles, the message names the layer and a remedy.
     few = plan_of(spec, target, ipus, selection_tiles=1)
     assert not few.fits
     with pytest.raises(IpuModelError, match=r"layer 1/spikes of all steps.*In the model: fewer time steps.*max_spikes"):

@@ -1,4 +1,4 @@
-"""``NeuronSequence`` and its gradient, through its graphs and vertices on the IPU model, against the host's kernels."""
+"""``NeuronSequence`` and its gradient on the IPU model, compared with the host kernels."""
 
 import pytest
 import torch
@@ -15,86 +15,86 @@ VARIANTS = [(name, variant) for name in _neurons._EQUATIONS for variant in range
 
 def case(name, steps=5, batch=3, neurons=7, per_neuron=True, dtype=torch.float32, seed=0):
     torch.manual_seed(seed)
-    found = _neurons.find(name)
+    equations = _neurons.find(name)
     inputs = [torch.randn(steps, batch, neurons).to(dtype)]
-    inputs += [torch.randn(batch, neurons) for _ in found.states]
-    sizes = [neurons if per_neuron and place != 1 else 1 for place in range(len(found.parameters))]
+    inputs += [torch.randn(batch, neurons) for _ in equations.states]
+    sizes = [neurons if per_neuron and place != 1 else 1 for place in range(len(equations.parameters))]
     inputs += [0.1 + 0.85 * torch.rand(size) for size in sizes]
     return inputs
 
 
 def attributes_of(name, variant, states, surrogate=3):
     a, b = SURROGATES[surrogate]
-    named = {"neuron": name, "variant": variant, "states": states}
-    return {**named, "surrogate": surrogate, "surrogate_a": a, "surrogate_b": b}
+    neuron = {"neuron": name, "variant": variant, "states": states}
+    return {**neuron, "surrogate": surrogate, "surrogate_a": a, "surrogate_b": b}
 
 
-def check(model, name, variant, inputs, kept, surrogate=3, paths=None):
-    """Outputs, and the gradients where the loss depends on the outputs of each path, equal to the host's."""
-    found = _neurons.find(name)
-    count, output = len(found.states), found.steps[variant].output_state
+def check(model, name, variant, inputs, stored, surrogate=3, paths=None):
+    """Check that outputs and gradients equal the host's; for each path the loss depends on these outputs."""
+    equations = _neurons.find(name)
+    count, output = len(equations.states), equations.steps[variant].output_state
     x, initial, parameters = inputs[0], inputs[1 : 1 + count], inputs[1 + count :]
-    own = name in _neurons.BUILT
-    run = torch.ops.snnipu.neuron_sequence_fwd if own else neuron_sequence_fwd_reference
+    has_kernel = name in _neurons.BUILT
+    run = torch.ops.snnipu.neuron_sequence_fwd if has_kernel else neuron_sequence_fwd_reference
     spk, states, _ = run(x, initial, parameters, name, variant, None, (1 << count) - 1, False)
-    attributes = attributes_of(name, variant, kept, surrogate)
-    made = forward(model, "NeuronSequence", inputs, attributes)
-    places = [place for place in range(count) if kept >> place & 1]
-    for got, expected in zip(made, [spk, *(states[place] for place in places)]):
+    attributes = attributes_of(name, variant, stored, surrogate)
+    outputs = forward(model, "NeuronSequence", inputs, attributes)
+    places = [place for place in range(count) if stored >> place & 1]
+    for got, expected in zip(outputs, [spk, *(states[place] for place in places)]):
         assert torch.equal(got, expected)
-    assert len(made) == 1 + len(places)
-    upstream = [torch.randn_like(out) for out in made]
-    back = torch.ops.snnipu.neuron_sequence_bwd if own else neuron_sequence_bwd_reference
-    for path in paths or [range(len(made))]:
+    assert len(outputs) == 1 + len(places)
+    upstream = [torch.randn_like(out) for out in outputs]
+    back = torch.ops.snnipu.neuron_sequence_bwd if has_kernel else neuron_sequence_bwd_reference
+    for path in paths or [range(len(outputs))]:
         grads = [grad if place in path else None for place, grad in enumerate(upstream)]
-        of_states = [None] * count
+        state_grads = [None] * count
         for place, grad in zip(places, grads[1:]):
-            of_states[place] = grad
+            state_grads[place] = grad
         options = (surrogate, *SURROGATES[surrogate], [True] * count, [True] * len(parameters))
-        expected = back(grads[0], of_states, [], x, initial, parameters, name, variant, None, *options)
-        got = backward(model, "NeuronSequence", inputs, attributes, made, grads)
+        expected = back(grads[0], state_grads, [], x, initial, parameters, name, variant, None, *options)
+        got = backward(model, "NeuronSequence", inputs, attributes, outputs, grads)
         assert set(got) == set(range(len(inputs)))
-        # From states that were rounded to float16 between the passes, and from those that were not.
+        # Stored states are rounded to float16 between the passes; recomputed states are not.
         read = _neurons.reads_all(name, variant).states & ~(0 if output is None else 1 << output)
-        rounded = x.dtype == torch.float16 and not read & ~kept
+        rounded = x.dtype == torch.float16 and not read & ~stored
         close = {"rtol": 2e-2, "atol": 2e-3} if rounded else {"rtol": 1e-5, "atol": 1e-5}
-        for place, wanted in enumerate([expected[0], *expected[1]]):
-            torch.testing.assert_close(got[place].float(), wanted.float(), **close)
-            if own and not rounded and surrogate < 4:
-                assert torch.equal(got[place], wanted)
-        # Sums over steps and samples, in another order.
-        for place, wanted in enumerate(expected[2], 1 + count):
-            scale = max(1.0, float(wanted.abs().max()))
-            torch.testing.assert_close(got[place], wanted, rtol=close["rtol"], atol=close["atol"] * scale)
+        for place, gradient in enumerate([expected[0], *expected[1]]):
+            torch.testing.assert_close(got[place].float(), gradient.float(), **close)
+            if has_kernel and not rounded and surrogate < 4:
+                assert torch.equal(got[place], gradient)
+        # The sums over steps and samples have another order.
+        for place, gradient in enumerate(expected[2], 1 + count):
+            scale = max(1.0, float(gradient.abs().max()))
+            torch.testing.assert_close(got[place], gradient, rtol=close["rtol"], atol=close["atol"] * scale)
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_every_variant(name, variant):
-    """States kept, and computed again."""
-    model, every = machine(4), (1 << len(_neurons.find(name).states)) - 1
+    """The backward pass reads stored states, or recomputes them."""
+    model, every_state = machine(4), (1 << len(_neurons.find(name).states)) - 1
     output = _neurons.find(name).steps[variant].output_state
-    every &= ~(0 if output is None else 1 << output)
-    for kept in (every, 0):
-        check(model, name, variant, case(name, seed=variant), kept)
+    every_state &= ~(0 if output is None else 1 << output)
+    for stored in (every_state, 0):
+        check(model, name, variant, case(name, seed=variant), stored)
     check(model, name, variant, case(name, neurons=9, dtype=torch.float16, per_neuron=False), 0)
 
 
 @pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
-@pytest.mark.parametrize(("name", "kept"), [("leaky", 1), ("synaptic", 3), ("alpha", 0), ("rleaky", 2)])
-def test_machines(tiles, ipus, name, kept):
+@pytest.mark.parametrize(("name", "stored"), [("leaky", 1), ("synaptic", 3), ("alpha", 0), ("rleaky", 2)])
+def test_machines(tiles, ipus, name, stored):
     model = machine(tiles, ipus)
-    outputs = 1 + bin(kept).count("1")
-    check(model, name, 0, case(name), kept, paths=[range(outputs), [0], [outputs - 1]])
-    check(model, name, 0, case(name, neurons=11, per_neuron=False), kept)
+    outputs = 1 + bin(stored).count("1")
+    check(model, name, 0, case(name), stored, paths=[range(outputs), [0], [outputs - 1]])
+    check(model, name, 0, case(name, neurons=11, per_neuron=False), stored)
 
 
 def test_on_a_whole_ipu():
-    """More than two neurons on each tile, a rest on the last one."""
+    """Each tile has more than two neurons, the last one fewer."""
     check(machine(0, options=()), "leaky", 0, case("leaky", steps=8, batch=16, neurons=501), 1)
 
 
-def test_neurons_are_spread_by_twos():
-    """At least two neurons to a tile: a vector of the machine."""
+def test_neurons_are_divided_in_pairs():
+    """A tile has at least two neurons, which form a vector."""
     model = machine(0, options=())
     forward(model, "NeuronSequence", case("leaky", steps=2, batch=1, neurons=9), attributes_of("leaky", 0, 1))
     (program,) = model.programs()
@@ -103,7 +103,7 @@ def test_neurons_are_spread_by_twos():
 
 
 def test_tile_memory_is_refused():
-    """A sequence that no tile can hold, on one tile."""
+    """The sequence exceeds the memory of a tile."""
     inputs = case("leaky", steps=200, batch=8, neurons=100)
     with pytest.raises(IpuModelError) as caught:
         forward(machine(1, options=()), "NeuronSequence", inputs, attributes_of("leaky", 0, 1))
@@ -119,13 +119,13 @@ def test_surrogates(name, surrogate):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_long_sequence_is_computed_again_in_segments(dtype):
-    """All steps at once would take more than a sixteenth of the one tile's memory: 601 x 16 x 2 floats."""
+    """The states of all steps exceed a sixteenth of the tile's memory: 601 x 16 x 2 floats."""
     model = machine(1)
     inputs = case("synaptic", steps=601, batch=2, neurons=8, dtype=dtype)
-    for kept in (0, 3):
-        check(model, "synaptic", 0, inputs, kept)
-    again, from_kept = (program.report()["tile_memory_max_bytes"] for program in model.programs()[1::2])
-    assert again < 0.6 * from_kept
+    for stored in (0, 3):
+        check(model, "synaptic", 0, inputs, stored)
+    recomputed, from_stored = (program.report()["tile_memory_max_bytes"] for program in model.programs()[1::2])
+    assert recomputed < 0.6 * from_stored
 
 
 @pytest.mark.parametrize("name", ["lapicque", "delta_leaky"])
@@ -134,8 +134,8 @@ def test_one_element(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_kept_states_in_both_types(dtype):
-    """An odd number of elements in a step, over several tiles."""
+def test_stored_states_in_both_types(dtype):
+    """A step has an odd number of elements, on several tiles."""
     check(machine(4), "alpha", 1, case("alpha", neurons=37, dtype=dtype), 7)
 
 

@@ -1,4 +1,4 @@
-"""The PopART operators on spike ids, through the IPU model, against the host's kernels."""
+"""PopART operators on spike ids, on the IPU model, compared with the host kernels."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ T, B, N, SLOTS = 4, 5, 70, 9
 
 
 def spikes(unit=True, seed=0, neurons=N, slots=SLOTS, density=0.15):
-    """ids, values, counts of a random input whose busiest rows overflow."""
+    """Return (ids, values, counts) of a random input whose busiest rows overflow."""
     torch.manual_seed(seed)
     x = torch.randn(T, B, neurons) * (torch.rand(T, B, neurons) < density)
     ids, values, counts, dropped = torch.ops.snnipu.dense_to_sparse_fwd(x, slots, False)
@@ -41,12 +41,12 @@ def test_select_spikes(tiles, ipus, rotate, second):
         attributes = {"capacity": SLOTS, "rotate": rotate, "has_grad_threshold": second, "grad_threshold": 0.25}
         attributes.update(SURROGATE)
         expected = torch.ops.snnipu.select_spikes_fwd(mem, threshold, 0.25 if second else None, SLOTS, bool(rotate))
-        made = forward(model, "SelectSpikes", [mem, threshold], attributes)
-        for got, wanted in zip(made, expected):
-            assert torch.equal(got, wanted.float())
+        outputs = forward(model, "SelectSpikes", [mem, threshold], attributes)
+        for got, value in zip(outputs, expected):
+            assert torch.equal(got, value.float())
         ids, _, counts, _ = expected
         grad_mem, through = torch.ops.snnipu.select_spikes_bwd(grad, mem, threshold, ids, counts, 3, 2.0, 0.0)
-        got = backward(model, "SelectSpikes", [mem, threshold], attributes, made, [None, grad, None, None])
+        got = backward(model, "SelectSpikes", [mem, threshold], attributes, outputs, [None, grad, None, None])
         assert torch.equal(got[0], grad_mem)
         torch.testing.assert_close(got[1], threshold_gradient(through, ids, threshold), rtol=1e-5, atol=1e-5)
 
@@ -59,16 +59,16 @@ def test_dense_to_sparse(tiles, ipus, rotate):
     x, grad = torch.randn(T, B, N) * (torch.rand(T, B, N) < 0.15), torch.randn(T, B, SLOTS)
     attributes = {"capacity": SLOTS, "rotate": rotate}
     expected = torch.ops.snnipu.dense_to_sparse_fwd(x, SLOTS, bool(rotate))
-    made = forward(model, "DenseToSparse", [x], attributes)
-    for got, wanted in zip(made, expected):
-        assert torch.equal(got, wanted.float())
-    got = backward(model, "DenseToSparse", [x], attributes, made, [None, grad, None, None])[0]
+    outputs = forward(model, "DenseToSparse", [x], attributes)
+    for got, value in zip(outputs, expected):
+        assert torch.equal(got, value.float())
+    got = backward(model, "DenseToSparse", [x], attributes, outputs, [None, grad, None, None])[0]
     ids, _, counts, _ = expected
     assert torch.equal(got, torch.ops.snnipu.sparse_to_dense_fwd(ids, grad, counts, N))
 
 
 def on_the_host(slots, parameters, bias, grad):
-    """Return currents, and the gradients of values, weight and bias; of delayed currents in float64."""
+    """Return currents, and the gradients of values, weight and bias; float64 with delays."""
     ids, values, counts = slots
     needs = (True, True, bias is not None)
     if len(parameters) == 1:
@@ -76,7 +76,7 @@ def on_the_host(slots, parameters, bias, grad):
         return [out, *torch.ops.snnipu.sparse_linear_bwd(grad, ids, values, counts, *parameters, *needs)]
     weight, values = parameters[0].double(), values.double()
     bias = None if bias is None else bias.double()
-    # As the layer: ways that end behind the last step are cut off.
+    # The layer clamps delays beyond the last step as well.
     lags = parameters[1].clamp(max=grad.shape[0])
     geometry = [grad.shape[0] + weight.shape[2], weight.shape[2]]
     out = torch.ops.snnipu.delay_linear_fwd(ids, values, counts, weight, bias, geometry, lags)
@@ -90,19 +90,19 @@ def check_linear(model, slots, parameters, unit=1, bias=False, atol=2e-5):
     out = weight.shape[0 if len(parameters) == 1 else 1]
     offset, grad = torch.randn(out) if bias else None, torch.randn(*slots[0].shape[:2], out)
     inputs = [*as_floats(*slots), *(part.float() for part in parameters), *([offset] if bias else [])]
-    wanted = on_the_host(slots, parameters, offset, grad)
-    (made,) = forward(model, name, inputs, {"unit_values": unit})
+    expected = on_the_host(slots, parameters, offset, grad)
+    (out_on_ipu,) = forward(model, name, inputs, {"unit_values": unit})
     if unit and name == "SparseLinear":
-        assert torch.equal(made, wanted[0])
-    else:  # the host may round a product and its sum once
-        torch.testing.assert_close(made, wanted[0].float(), rtol=1e-5, atol=atol)
+        assert torch.equal(out_on_ipu, expected[0])
+    else:  # the host may fuse a product with its sum
+        torch.testing.assert_close(out_on_ipu, expected[0].float(), rtol=1e-5, atol=atol)
     names = [step for step in model.programs()[-1].report()["steps"] if step["name"].endswith("forward")]
-    got = backward(model, name, inputs, {"unit_values": unit}, [made], [grad])
-    learnt = [1, 3, *([len(inputs) - 1] if bias else [])]
-    for place, gradient in zip(learnt, wanted[1:]):
+    got = backward(model, name, inputs, {"unit_values": unit}, [out_on_ipu], [grad])
+    differentiable = [1, 3, *([len(inputs) - 1] if bias else [])]
+    for place, gradient in zip(differentiable, expected[1:]):
         torch.testing.assert_close(got[place], gradient.float(), rtol=1e-5, atol=atol)
-    # Carriers: without them PopART would drop the gradient of whoever made the spikes.
-    for place in set(range(len(inputs))) - set(learnt):
+    # Zero gradients of ids and counts: without them PopART would drop the gradient of the operator before.
+    for place in set(range(len(inputs))) - set(differentiable):
         assert torch.equal(got[place], torch.zeros_like(inputs[place]))
     return names
 
@@ -127,23 +127,23 @@ def test_linear(tiles, ipus, unit, kind, taps, bias):
 
 @pytest.mark.parametrize(("kind", "tiles"), [("plain", 2), ("delayed", 4)])
 def test_linear_in_pieces(kind, tiles):
-    """More spikes than a tile is given at a time: what is on its way at a border arrives behind it."""
+    """The spikes exceed one piece of a tile's work: delayed spikes arrive in later pieces."""
     torch.manual_seed(0)
     slots = slots_of((torch.rand(30, 16, 300) < 0.2).float(), 100)
     parameters = parameters_of(kind, out=20, inputs=300, longest=24)
     assert len(check_linear(machine(tiles, options=()), slots, parameters, atol=1e-4)) > 1
 
 
-def test_delayed_samples_are_spread_over_groups_of_tiles():
-    """Few neurons: tiles share the samples, of which the last of them may have fewer."""
+def test_delayed_samples_are_divided_among_groups_of_tiles():
+    """With few neurons, groups of tiles divide the samples; the last group may have fewer."""
     torch.manual_seed(0)
     slots = slots_of((torch.rand(12, 11, 50) < 0.1).float(), 12)
     steps = check_linear(machine(7, options=()), slots, parameters_of("delayed", out=2, inputs=50, longest=8))
-    assert max(step["tiles"] for step in steps) == 6  # two samples each, and one with the eleventh
+    assert max(step["tiles"] for step in steps) == 6  # five tiles have two samples, the sixth has one
 
 
 def test_the_longest_delay_takes_no_memory():
-    """Currents lie on their tile for all steps: they are the ring that spikes on their way are in."""
+    """Delayed spikes are added to the currents of later steps, which the tile stores anyway."""
     sizes = []
     for longest in (5, 200):
         weight, lags = parameters_of("delayed", longest=longest)
@@ -154,7 +154,7 @@ def test_the_longest_delay_takes_no_memory():
 
 
 def test_ids_in_any_order():
-    """A user's spikes need not ascend: workers then look at all of them."""
+    """A user's ids may be unsorted; each worker then reads all of them."""
     ids, values, counts = spikes(unit=False)
     for t, b in ((0, 1), (1, 3), (3, 4)):
         count = int(counts[t, b, 0])
@@ -163,27 +163,27 @@ def test_ids_in_any_order():
     check_linear(machine(4), (ids, values, counts), parameters_of("plain"), unit=0)
 
 
-def test_rows_are_spread_over_groups_of_tiles():
-    """Few neurons: every tile works on its share of the rows, with a copy of the weights where they are small."""
+def test_rows_are_divided_among_groups_of_tiles():
+    """With few neurons, the tiles divide the rows, and each has a copy of the weights if they are small."""
     torch.manual_seed(0)
     model = machine(0, options=())
     for inputs, tiles in ((50, 1200), (30000, 5)):
         x = (torch.rand(10, 150, inputs) < 8 / inputs).float()
         ids, values, counts = slots_of(x, 12)
         arguments = [*as_floats(ids, values, counts), torch.randn(10, inputs)]
-        (made,) = forward(model, "SparseLinear", arguments, {"unit_values": 1})
-        assert torch.equal(made, torch.ops.snnipu.sparse_linear_fwd(ids, values, counts, arguments[3], None))
+        (out,) = forward(model, "SparseLinear", arguments, {"unit_values": 1})
+        assert torch.equal(out, torch.ops.snnipu.sparse_linear_fwd(ids, values, counts, arguments[3], None))
         steps = [step for step in model.programs()[-1].report()["steps"] if step["name"].endswith("forward")]
         assert min(step["tiles"] for step in steps) >= tiles
         assert (max(step["tiles"] for step in steps) == tiles) == (inputs == 30000)
 
 
 def test_ids_out_of_range_stay_in_memory():
-    """Nothing checks ids on an IPU: they are held to the neurons there are, NaN to 0; likewise lags to the steps."""
-    lags, one = torch.tensor([[float("nan"), -1e9, 1e9, 2.0]]), torch.ones(4, 1, 1)
-    inputs = [torch.zeros(4, 1, 1), one, torch.ones(4, 1, 2), torch.ones(1, 4, 1), lags]
-    (made,) = forward(machine(1), "DelayLinear", inputs, {"unit_values": 1})
-    assert made[:, 0].t().tolist() == [[1.0] * 4, [1.0] * 4, [0.0] * 4, [0.0, 0.0, 1.0, 1.0]]
+    """An IPU clamps ids to the neurons and lags to the steps, since it cannot check them; NaN becomes 0."""
+    lags, values = torch.tensor([[float("nan"), -1e9, 1e9, 2.0]]), torch.ones(4, 1, 1)
+    inputs = [torch.zeros(4, 1, 1), values, torch.ones(4, 1, 2), torch.ones(1, 4, 1), lags]
+    (out,) = forward(machine(1), "DelayLinear", inputs, {"unit_values": 1})
+    assert out[:, 0].t().tolist() == [[1.0] * 4, [1.0] * 4, [0.0] * 4, [0.0, 0.0, 1.0, 1.0]]
     ids = torch.tensor([[[-5.0, 1e9, float("nan")]]])
     counts = torch.tensor([[[3.0, 99.0]]])
     (dense,) = forward(machine(1), "SparseToDense", [ids, torch.ones(1, 1, 3), counts], {"num_neurons": 4})

@@ -1,4 +1,4 @@
-"""PopART's rules on the IPU model: what hardware would get wrong without a word is an error here."""
+"""PopART's rules on the IPU model, which raises for mistakes that hardware would not report."""
 
 import os
 import re
@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory):
-    """Runs a case of popart_cases.cpp: its name and what its operator does wrong -> what it prints."""
+    """Return a function that runs a case of popart_cases.cpp with some faults and returns its output."""
     program = tmp_path_factory.mktemp("popart") / "cases"
     library = ipu_model.library_path()
     command = [*COMPILER, "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-DSNNIPU_LANE_BYTES=8"]
@@ -83,14 +83,17 @@ def test_sound_operator(case, faults):
     ],
 )
 def test_refused(case, name, faults, message):
-    found = case(name, faults)
-    assert re.search(message, found), found
+    output = case(name, faults)
+    assert re.search(message, output), output
 
 
 @pytest.mark.parametrize("name", ["severalConsumers", "severalConsumersInHalf"])
 def test_gradients_of_several_consumers_are_added_up(case, name):
-    """Three operators and the loss read a tensor: with element e from each 2 e, 4 e, 8 e and 16 e, times the slope of
-    its surrogate, 1/4, 1/2 and 2, where the tensor is 0, as it is for even e; the operator in front has 1/2 there."""
+    """Three operators and the loss read a tensor, whose element e gets gradients of 2 e, 4 e, 8 e and 16 e.
+
+    The elements with even e are 0. There the surrogates multiply the gradients by 1/4, 1/2 and 2, and the surrogate of
+    the operator before multiplies the sum by 1/2.
+    """
     expected = [e * (0.5 * (2 + 4 / 4 + 8 / 2 + 16 * 2) if e % 2 == 0 else 2 + 4 + 8 + 16) for e in range(10)]
     assert [float(value) for value in case(name).split()] == expected
 
@@ -109,7 +112,7 @@ def test_optional_gradient(case):
 
 
 def test_gradients_reach_every_weight(case):
-    """A chain of the per-layer operators: spikes, and the gradients of three weights."""
+    """A chain of the per-layer operators gives spikes and the gradients of three weights."""
     assert case("chain") == "nonzero nonzero nonzero nonzero"
 
 
@@ -125,7 +128,7 @@ def make(*arguments, **environment):
 
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
 def test_makefile_for_the_sdk(tmp_path):
-    """Every source goes into the two files, which are built anew when one changes; without popc it says what to do."""
+    """The command lines of both files have every source; without popc make prints an instruction."""
     dry = make("-n", f"OUT={tmp_path}")
     assert dry.returncode == 0, dry.stdout
     library, codelets = (line for line in dry.stdout.splitlines() if " -o " in line)
@@ -144,7 +147,7 @@ def test_makefile_for_the_sdk(tmp_path):
 
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
 def test_makefile_builds_both_files(tmp_path):
-    """With stand-ins for the compilers: what they are told to make is there, and is not made twice."""
+    """With fake compilers, make builds all files once."""
     fake = tmp_path / "fake"
     fake.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n')
     fake.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The IPU model's Poplar: what it refuses, what it computes, what it counts; the popc step; the hello world."""
+"""The IPU model's Poplar: errors, results and counts; its popc; the hello world program."""
 
 import json
 import os
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the native libr
 def compiler():
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
-    found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
-    if found is None:
+    name = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    if name is None:
         pytest.skip("no C++ compiler")
-    return [found]
+    return [name]
 
 
 @pytest.fixture(scope="module")
 def compile_program(tmp_path_factory):
-    """Sources -> a program linked with the model's library."""
+    """Return a function that compiles sources to a program linked with the model's library."""
     folder = native_folder()
     if not (folder / LIBRARY).is_file():
         assert os.environ.get("SNNIPU_REQUIRE_NATIVE") != "1", f"no {LIBRARY} in {folder}"
@@ -53,7 +53,7 @@ def compile_program(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def case(compile_program):
-    """Name of a case of poplar_cases.cpp, and its argument -> the lines it prints."""
+    """Return a function that runs a case of poplar_cases.cpp and returns the lines it prints."""
     program = compile_program("cases", ROOT / "tests" / "ipu" / "poplar_cases.cpp")
 
     def run(*arguments):
@@ -70,7 +70,8 @@ def test_hello_world(compile_program):
     program = compile_program("adder", EXAMPLES / "adder.cpp", EXAMPLES / "adder_table.cpp")
     lines = subprocess.run([str(program)], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     assert lines[0] == "11 22 33 44 "
-    # The supervisor's 11 and 6 x 8 of a worker; tile 0 sends three of y's elements, 4 bytes a cycle; two syncs.
+    # The supervisor takes 11 cycles, a worker 6 x 8. Tile 0 sends three elements, 4 bytes per cycle. Two syncs take
+    # 200.
     assert lines[1] == f"{11 + 6 * 8 + 3 + 200} cycles"
     assert "fullest tile: 0" in "\n".join(lines)
 
@@ -95,7 +96,7 @@ def popc():
 
 
 @pytest.mark.slow
-def test_the_tables_of_codelets_are_those_of_the_vertices(popc):
+def test_the_tables_of_codelets_match_the_vertices(popc):
     done = popc("--check")
     assert done.returncode == 0, done.stdout
     tables = sorted(path.stem[len("codelets_") :] for path in (CSRC / "ipu_model").glob("codelets_*.cpp"))
@@ -107,7 +108,7 @@ def test_the_tables_of_codelets_are_those_of_the_vertices(popc):
 @pytest.mark.parametrize(
     ("folder", "name"), [(EXAMPLES, "adder"), (CSRC / "ipu_model" / "popart" / "src", "sum")], ids=["adder", "sum"]
 )
-def test_other_tables_are_those_of_their_codelets(popc, tmp_path, folder, name):
+def test_other_tables_match_their_codelets(popc, tmp_path, folder, name):
     output = tmp_path / "table.cpp"
     done = popc(str(folder / f"{name}_codelets.cpp"), "-o", str(output))
     assert done.returncode == 0, done.stdout
@@ -144,7 +145,7 @@ def test_popc_spells_out_template_arguments(popc, tmp_path):
 
 
 def test_popc_refuses_a_template_as_an_argument(popc, tmp_path):
-    """Nobody knows how the SDK's popc spells it."""
+    """The SDK's name for such a vertex is unknown."""
     source = tmp_path / "my.codelets.cpp"
     source.write_text(
         "#include <poplar/Vertex.hpp>\n"
@@ -190,16 +191,16 @@ def test_against_the_definition(case, name):
 
 @pytest.mark.slow
 def test_half(case):
-    # 0.1, the largest half, a subnormal, -2, infinity.
+    # These are 0.1, the largest half, a subnormal number, -2 and infinity.
     assert case("halves") == [f"{0x2E66} {0x7BFF} 2 {0xC000} {0x7C00} "]
 
 
 def test_loops(case):
     lines = case("loops")
-    # 3 steps, 7 more up to 10 with two of the other each; then the condition is false: one more of the other.
+    # 3 steps, then 7 up to the limit of 10, each with two runs of `more`; the false condition runs `more` once again.
     assert lines[0] == "10 15 15"
     assert lines[1:5] == ["step 10", "test 8", "more 15", " 1"]  # the copy has no name
-    # Without running: the loop as one turn, and both sides of the If.
+    # An estimate counts a loop as one iteration, and both branches of the If.
     assert lines[5:] == ["step 5", "test 1", "more 3", " 1"]
 
 
@@ -218,8 +219,10 @@ def test_constants_and_undefined_values(case):
 
 
 def test_short_messages_cost_their_instructions(case):
-    """A word from each of eight tiles, then every other word to each: 3 for a message that arrives, 2 for one that
-    leaves; and 400 words of one message, which hide them."""
+    """A received message takes 3 instructions, a sent one 2, unless its words take longer.
+
+    A tile receives a word from each of eight tiles, then sends one to each; then a message of 400 words.
+    """
     assert [int(line) for line in case("messages")] == [8 * 3, 8 * 2, 400]
 
 
@@ -239,18 +242,18 @@ def test_accounts(case):
     everything, plain, copy, local = report["steps"]
     assert [step["executions"] for step in report["steps"]] == [2, 2, 2, 2]
     assert (everything["name"], everything["kind"], everything["vertices"]) == ("all", "compute", 3)
-    # Tile 1: 500 + 50 one after the other, tile 4: 300, of six tiles.
+    # Tile 1 runs 500 and 50 cycles one after the other, tile 4 runs 300; the other four tiles none.
     assert everything["compute_cycles"] == 550
     assert everything["balance"] == pytest.approx((550 + 300) / (6 * 550))
-    # In: 80 bytes and 40, the latter over the link; then 4 bytes of a result.
+    # Tiles receive 80 bytes, 40 bytes over the link, and then 4 bytes of a result.
     assert everything["exchange_bytes"] == 80 + 40 + 4
     assert everything["inter_ipu_bytes"] == 40
-    # The message with that takes a tile three instructions, which are more than its word.
+    # The last message takes three instructions, more than the cycles of its word.
     assert everything["exchange_cycles"] == 80 // 4 + 3
     assert everything["sync_cycles"] == 100 + 600 + 100
-    # Workers of tile 2: 30, 20 + 20, 20 + 20, 20, 20, 20 and so on: 40 at the most.
+    # The workers of tile 2 run 30, 20 + 20, 20 + 20, 20, 20 and 20 cycles, at most 40.
     assert plain["compute_cycles"] == 11 + 6 * 40
-    assert plain["exchange_bytes"] == 16  # once, although eight vertices read it
+    assert plain["exchange_bytes"] == 16  # sent once, although eight vertices read it
     assert (copy["kind"], copy["exchange_bytes"], copy["compute_cycles"]) == ("copy", 32, 0)
     assert (local["exchange_bytes"], local["compute_cycles"]) == (0, 30 + 3)
     for total in ("compute_cycles", "exchange_cycles", "sync_cycles", "exchange_bytes"):
@@ -258,7 +261,7 @@ def test_accounts(case):
     assert report["cycles"] == report["compute_cycles"] + report["exchange_cycles"] + report["sync_cycles"]
     assert report["seconds"] == pytest.approx(report["cycles"] / 1.33e9)
     assert report["tile_variables_bytes"] == [400, 80, 8 + 32, 0, 40, 0]
-    # Fields on the device: two pointers, a float, an unsigned; one pointer; a pointer with a size, and a pointer.
+    # Fields of the vertices: two pointers, a float and an unsigned; one pointer; a pointer with a size and a pointer.
     assert report["tile_vertex_state_bytes"] == [0, 16 + 8 + 4 + 8, 8 * (12 + 8), 0, 16 + 8, 0]
     assert report["tile_exchange_buffers_bytes"] == [0, 80 + 4, 16, 0, 40, 0]
     assert report["tile_exchange_bytes"] == [0, 2 * (80 + 32), 2 * (4 + 16), 0, 2 * 40, 0]
@@ -271,16 +274,16 @@ def test_accounts(case):
     )
 
 
-def test_what_a_tile_holds_of_a_variable_lies_together(case):
+def test_a_tiles_elements_of_a_variable_are_contiguous(case):
     columns, row = case("layout")
     assert columns == "0 100 16"
     exchanged, cycles, _ = row.split()
-    # Four elements in another order than they lie in: 16 bytes are copied, 8 a cycle.
+    # The four elements have another order in memory, so 16 bytes are copied, 8 per cycle.
     assert (exchanged, cycles) == ("0", str(100 + 30 + 2))
 
 
-def test_what_the_tutorials_need(case):
-    """Equal shares over four tiles, in whole vectors; of few elements at least 128 bytes a tile, or as many as said."""
+def test_tutorial_networks(case):
+    """Tensors are divided equally among four tiles in whole vectors, with at least 128 bytes or a given number each."""
     lines = [line.strip() for line in case("tutorials")]
     assert lines[:4] == ["254 254 254 248", "64 6 0 0", "20 20 20 10", "7"]
     assert lines[4] == "poplar_error: mapTensorLinearly: grainSize must be 1 or more"
@@ -300,13 +303,14 @@ def test_estimates_of_our_vertices(case):
     source = (CSRC / "ipu_model" / "perf_estimates.cpp").read_text()
     for name in names:
         assert f'{{"{name.split("<")[0]}", ' in source, f"{name} has no estimate of its cycles"
-    # 6 workers x (29 + 3 + registers x (loads, stores 4, H 2, loop 3)) + 11: 1 register each, then 100.
+    # 6 workers x (29 + 3 + registers x (4 for loads and stores, 2 for H, 3 for the loop)) + 11, for 1 and 100
+    # registers.
     assert [int(line.split()[1]) for line in lines if line.startswith("cycles")] == [
         6 * (32 + share * 9) + 11 for share in (1, 100)
     ]
 
 
-# --- what is refused
+# --- errors
 
 REFUSED = [
     ("unmapped", "invalid_tile_mapping", ['variable "forgotten" (float{6})', "element 4", "setTileMapping"]),
@@ -332,24 +336,23 @@ REFUSED = [
 
 
 def test_a_vertex_without_an_estimate_gets_one(case):
-    """From its fields, six instructions an element; said once for a codelet."""
-    said, cycles = case("defaultEstimate")
-    assert "Increment" in said
-    assert "has no estimate of its cycles" in said
-    assert "Graph::registerPerfEstimator" in said
+    """The estimate is six instructions per element of its fields; a codelet is warned of once."""
+    warning, cycles = case("defaultEstimate")
+    assert "Increment" in warning
+    assert "has no estimate of its cycles" in warning
+    assert "Graph::registerPerfEstimator" in warning
     assert cycles == f"cycles {11 + 6 * 6}"
 
 
 def test_alignment(case):
-    """A field that does not begin where it asks for is copied, and that is counted; or it is refused. A vertex that
-    reads two numbers at once where a tile cannot is an error."""
+    """A misaligned field is copied, which is counted, or refused; an unaligned access of a vertex is an error."""
     assert case("misaligned", "copy") == [f"cycles {11 + 6 * 100 + 30 + 2}", "1 4"]
-    (said,) = case("misaligned", "refuse")
-    assert said.startswith('graph_program_compilation_error: field "from" of Pairs')
-    assert "a multiple of 8 bytes" in said
-    said = case("misaligned", "access")[-1]
-    assert said.startswith("runtime_error: Pairs")
-    assert "reads or writes 8 bytes at once at an address that is no multiple of them" in said
+    (message,) = case("misaligned", "refuse")
+    assert message.startswith('graph_program_compilation_error: field "from" of Pairs')
+    assert "a multiple of 8 bytes" in message
+    message = case("misaligned", "access")[-1]
+    assert message.startswith("runtime_error: Pairs")
+    assert "reads or writes 8 bytes at once at an address that is no multiple of them" in message
 
 
 def test_device_manager_and_print_tensor(case):
@@ -368,7 +371,7 @@ def test_a_tile_over_its_memory(case):
     (message,) = case("memoryOver")
     assert message.startswith("graph_memory_allocation_error: tile 2 needs ")
     assert "has 638976" in message
-    # The largest variables, largest first, and what to do.
+    # The message lists the largest variables, largest first, and a remedy.
     assert message.index('"weights of layer 3" (float{140000}) with 560000 bytes') < message.index('"small"')
     assert "other tiles have room: map the largest variables over more tiles" in message
     assert case("memoryOver", "off") == ["0 2 960000"]
@@ -388,7 +391,7 @@ def test_workers_that_depend_on_their_order(case):
 
 
 def test_workers_that_share_a_word(case):
-    """Halves that two workers write side by side: no order of the workers on a host shows it."""
+    """Two workers write neighbouring halves of a word: an error that no order of workers on the host shows."""
     assert case("inTurns", "2") == ["0 1 2 3 4 5 6"]
     for together in ("1", "3"):
         (message,) = case("inTurns", together)

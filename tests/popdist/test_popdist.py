@@ -1,4 +1,4 @@
-"""PopDist: one instance, and two that train as one."""
+"""PopDist: one instance, and two instances that train one model."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_without_a_launcher_there_is_one_instance():
     popdist.synchronize()
 
 
-def test_a_launcher_says_how_many_there_are(monkeypatch):
+def test_a_launcher_sets_the_number_of_instances(monkeypatch):
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "3"), ("POPDIST_NUM_LOCAL_REPLICAS", "4")):
         monkeypatch.setenv(name, value)
     assert popdist.isPopdistEnvSet()
@@ -50,9 +50,9 @@ def test_a_launcher_says_how_many_there_are(monkeypatch):
         ("POPDIST_NUM_LOCAL_REPLICAS", "0", "POPDIST_NUM_LOCAL_REPLICAS must be a number of at least 1, got '0'"),
     ],
 )
-def test_variables_that_make_no_sense_are_refused(monkeypatch, name, value, message):
-    for variable, given in {"RANK": "0", "WORLD_SIZE": "2", name: value}.items():
-        monkeypatch.setenv(variable, given)
+def test_invalid_variables_are_refused(monkeypatch, name, value, message):
+    for variable, text in {"RANK": "0", "WORLD_SIZE": "2", name: value}.items():
+        monkeypatch.setenv(variable, text)
     with pytest.raises(poptorch.Error, match=message):
         popdist_poptorch.Options()
 
@@ -67,13 +67,13 @@ def test_variables_that_make_no_sense_are_refused(monkeypatch, name, value, mess
         (lambda options: options.Distributed.configureProcessId(1), "Distributed.configureProcessId"),
     ],
 )
-def test_what_the_launcher_decides_cannot_be_changed(change, name):
+def test_settings_of_the_launcher_cannot_be_changed(change, name):
     for options in (popdist_poptorch.Options(), popdist_poptorch.Options().clone()):
         with pytest.raises(RuntimeError, match=rf"Cannot call `{name}` with popdist\.poptorch\.Options"):
             change(options)
 
 
-def test_what_a_host_lacks_is_refused():
+def test_missing_parts_of_poptorch_are_refused():
     with pytest.raises(poptorch.Error, match="getDeviceId is not available"):
         popdist.getDeviceId()
 
@@ -84,7 +84,7 @@ SCRIPT = """
     import popdist, popdist.poptorch
     import torch
 
-    # Runs after what init() registers: a group with threads that outlives the interpreter may abort the process.
+    # Runs after the function that init() registers: threads of a group that outlive the interpreter may abort.
     atexit.register(lambda: os._exit(3) if torch.distributed.is_initialized() else None)
     popdist.init()
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def test_two_processes_train_one_model(tmp_path):
         [*launcher, "-m", "snnipu", "run", str(script)], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    # What one process makes of the same batches: the first instance has the first half of the data.
+    # A single process trains on the same batches: the first instance reads the first half of the data.
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -138,5 +138,7 @@ def test_two_processes_train_one_model(tmp_path):
         optimizer.step()
     seen, _, weights = done.stdout.strip().partition(" ")
     assert seen == "4"
-    found = torch.tensor([float(text) for text in weights.strip("[]").split(",")])
-    torch.testing.assert_close(found, torch.cat([p.detach().flatten() for p in model.parameters()]), rtol=0, atol=2e-5)
+    trained = torch.tensor([float(text) for text in weights.strip("[]").split(",")])
+    torch.testing.assert_close(
+        trained, torch.cat([p.detach().flatten() for p in model.parameters()]), rtol=0, atol=2e-5
+    )

@@ -11,7 +11,7 @@ D, A, R = 2, 3, 2
 
 
 def echo():
-    """A model that returns its micro-batch and the sum of it, and trains nothing to speak of."""
+    """Return a model whose outputs are its micro-batch, the sum of it and a loss that trains a dummy weight."""
     return model_of(
         lambda self, x: (x, x.sum(), poptorch.identity_loss((self.w * x).sum(), "none")),
         w=torch.nn.Parameter(torch.zeros(1)),
@@ -27,7 +27,7 @@ def options(mode=None, period=None, accumulation=A):
 
 
 def micro(*positions, size=2):
-    """The elements of these micro-batches in an input of 0, 1, 2, ..."""
+    """Return the elements of some micro-batches of the input 0, 1, 2, ..."""
     return torch.cat([torch.arange(p * size, (p + 1) * size, dtype=torch.float32) for p in positions])
 
 
@@ -72,12 +72,12 @@ def test_inference_outputs_in_order(mode, period, positions):
     assert torch.equal(model(torch.arange(8.0))[0], micro(*positions))
 
 
-def test_scalars_stay_scalars_where_there_is_one_of_them():
+def test_a_single_scalar_output_stays_a_scalar():
     assert poptorch.inferenceModel(echo())(torch.arange(4.0))[1].shape == ()
-    one = poptorch.trainingModel(echo(), poptorch.Options().deviceIterations(2))
-    assert one(torch.arange(4.0))[1].shape == ()
-    two = poptorch.trainingModel(echo(), poptorch.Options().replicationFactor(2))
-    assert two(torch.arange(4.0))[1].shape == (2,)
+    one_replica = poptorch.trainingModel(echo(), poptorch.Options().deviceIterations(2))
+    assert one_replica(torch.arange(4.0))[1].shape == ()
+    two_replicas = poptorch.trainingModel(echo(), poptorch.Options().replicationFactor(2))
+    assert two_replicas(torch.arange(4.0))[1].shape == (2,)
 
 
 def test_structure_of_outputs_is_kept():
@@ -125,7 +125,7 @@ def test_accumulated_training_equals_big_batches(iterations, accumulation, repli
     model = Regression()
     trained = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     trained(x, y)
-    # The loss is a mean over the batch, so the mean of gradients is the big batch's, and the sum so many times that.
+    # The loss is a mean over the batch, so the mean of gradients equals the gradient of the big batch.
     factor = 1 if reduction == poptorch.ReductionType.Mean else accumulation * replicas
     expected = by_hand(x, y, iterations, 0.1 * factor)
     for name, value in model.state_dict().items():
@@ -147,7 +147,7 @@ def test_a_batch_that_does_not_divide_names_the_input(size):
     model = poptorch.trainingModel(echo(), options())
     with pytest.raises(poptorch.Error, match=r"input x of shape \(\d+,\).*deviceIterations \(2\).* = 12"):
         model(torch.arange(float(size)))
-    with pytest.raises(AssertionError):  # PopTorch's own kind of error for it
+    with pytest.raises(AssertionError):  # the class that PopTorch raises
         model(torch.arange(float(size)))
 
 

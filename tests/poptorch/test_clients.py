@@ -1,4 +1,4 @@
-"""What public programs take from PopTorch and PopART beside the documented names, as optimum-graphcore does."""
+"""Undocumented names of PopTorch and PopART that public programs use, for instance optimum-graphcore."""
 
 import pytest
 import torch

@@ -45,7 +45,7 @@ def options(iterations=1, replicas=1, accumulation=1):
     ("iterations", "replicas", "accumulation", "batch_size", "combined"),
     [(1, 1, 1, 1, 1), (1, 1, 1, 4, 4), (2, 3, 2, 2, 24), (5, 1, 1, 2, 10)],
 )
-def test_batches_hold_what_a_call_takes(mode, iterations, replicas, accumulation, batch_size, combined):
+def test_batches_hold_the_inputs_of_a_call(mode, iterations, replicas, accumulation, batch_size, combined):
     loader = poptorch.DataLoader(options(iterations, replicas, accumulation), dataset(), batch_size, mode=mode)
     assert loader.combinedBatchSize == combined
     assert len(loader) == 50 // combined
@@ -92,7 +92,7 @@ def test_options_are_frozen_by_a_loader():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_shuffling_gives_everything_once(mode):
+def test_shuffling_yields_each_element_once(mode):
     torch.manual_seed(0)
     loader = poptorch.DataLoader(options(5), dataset(), batch_size=2, shuffle=True, mode=mode)
     first, second = (torch.cat([batch[0] for batch in loader]) for _ in range(2))
@@ -109,14 +109,14 @@ def test_workers_read_the_same_batches():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_workers_end_with_their_loader(mode):
-    """And not with the garbage collector, where they would be waited for: 5 s each."""
+    """The garbage collector would wait 5 s for each worker, so references must free the loader."""
     loader = poptorch.DataLoader(options(5), dataset(), batch_size=2, num_workers=1, mode=mode)
     assert sum(1 for _ in loader) == 5
-    gone = weakref.ref(loader)
+    reference = weakref.ref(loader)
     gc.disable()
     try:
         del loader
-        assert gone() is None
+        assert reference() is None
     finally:
         gc.enable()
 
@@ -129,7 +129,7 @@ def test_iterating_without_keeping_the_loader(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
-def test_copies_give_batches_of_their_own(again, mode):
+def test_copies_iterate_independently(again, mode):
     loader = poptorch.DataLoader(options(5), dataset(), batch_size=2, mode=mode)
     list(loader)
     other = again(loader)
@@ -137,7 +137,7 @@ def test_copies_give_batches_of_their_own(again, mode):
     assert len(list(other)) == len(list(other)) == 5
 
 
-def test_without_a_batch_size_elements_come_alone():
+def test_without_a_batch_size_elements_are_not_batched():
     loader = poptorch.DataLoader(options(5), dataset(3), batch_size=None)
     assert loader.combinedBatchSize is None
     assert [int(n) for n, _ in loader] == [0, 1, 2]
@@ -181,7 +181,7 @@ def test_processes_share_all_of_a_dataset_on_request():
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_shuffling_processes_read_different_elements_and_over_time_all(num_workers):
+def test_shuffling_processes_read_different_elements_and_in_time_all(num_workers):
     loaders = shares(2, shuffle=True, num_workers=num_workers)
     seen = set()
     for _ in range(20):
@@ -222,7 +222,7 @@ def test_rebatching_loses_nothing_at_the_workers_ends():
     assert sorted(torch.cat(batches).tolist()) == list(range(45))
 
 
-def test_workers_without_an_init_function_are_warned_of(caplog):
+def test_workers_without_an_init_function_warn(caplog):
     with caplog.at_level(logging.WARNING, "poptorch::python"):
         poptorch.DataLoader(options(), Counting(), num_workers=2)
     assert "each element is read 2 times" in caplog.text
@@ -299,7 +299,7 @@ def test_wrong_arguments_are_named(make, message):
         ({"batch_size": 30}, "less than one combined batch of 30 for each of 2 processes"),
     ],
 )
-def test_what_several_processes_do_not_allow(arguments, message):
+def test_arguments_that_partitioning_excludes(arguments, message):
     opts = poptorch.Options()
     opts.Distributed.configureProcessId(0, 2)
     with pytest.raises(poptorch.Error, match=message):

@@ -53,7 +53,7 @@ def mse(out):
         lambda out: (poptorch.identity_loss(mse(out), "none") * 3, "not even a tensor")[1],
     ],
 )
-def test_the_loss_is_the_one_that_no_other_is_built_on(losses):
+def test_the_final_loss_is_found(losses):
     model = with_losses(losses)
     before = copy.deepcopy(model.state_dict())
     trained = poptorch.trainingModel(model)
@@ -93,7 +93,7 @@ def test_a_loss_that_cannot_be_found_or_used_is_refused(losses, message):
     assert not model.isCompiled()
 
 
-def test_a_model_without_weights_to_train_runs_all_the_same():
+def test_a_model_without_weights_to_train_runs():
     model = with_losses(mse).requires_grad_(False)
     out, loss = poptorch.trainingModel(model)(X)
     torch.testing.assert_close(loss, mse(out))
@@ -120,7 +120,7 @@ def test_wrapping_twice_is_refused_until_destroyed():
     for again in (model, wrapped):
         with pytest.raises(poptorch.Error, match="Model has already been wrapped"):
             poptorch.trainingModel(again)
-    with pytest.raises(RuntimeError, match=r"Call model.destroy\(\)"):  # PopTorch's own kind of error for it
+    with pytest.raises(RuntimeError, match=r"Call model.destroy\(\)"):  # the class that PopTorch raises
         poptorch.trainingModel(model)
     assert isinstance(model, Net)
     model.destroy()
@@ -154,7 +154,7 @@ def test_weights_are_shared_by_model_training_and_inference():
     assert list(training.state_dict()) == list(model.state_dict())
 
 
-def test_attributes_are_the_models_and_its_parameters_the_same_memory():
+def test_attributes_are_the_models_and_parameters_share_memory():
     wrapped = poptorch.inferenceModel(torch.nn.Linear(2, 2))
     assert wrapped.in_features == 2
     assert wrapped.weight.data_ptr() == wrapped.model.weight.data_ptr()
@@ -166,7 +166,7 @@ def test_attributes_are_the_models_and_its_parameters_the_same_memory():
         wrapped.weight.replicaGrouping(poptorch.CommGroupType.NoGrouping, 0, poptorch.VariableRetrievalMode.OnePerGroup)
 
 
-def test_copies_and_pickles_of_a_wrapped_model_are_of_its_own_class():
+def test_copies_and_pickles_of_a_wrapped_model_have_the_original_class():
     model = Net()
     poptorch.trainingModel(model)
     for other in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -209,7 +209,7 @@ def test_is_running_on_ipu_only_inside_forward():
         poptorch.ipuHardwareVersion()
 
 
-def test_the_ipus_that_the_host_stands_for(monkeypatch):
+def test_the_number_of_pretended_ipus(monkeypatch):
     monkeypatch.setenv("SNNIPU_IPUS", "4")
     assert [poptorch.ipuHardwareIsAvailable(count) for count in (1, 4, 5)] == [True, True, False]
     assert poptorch.ipuHardwareVersion() == 2
@@ -220,7 +220,7 @@ def test_the_ipus_that_the_host_stands_for(monkeypatch):
         poptorch.ipuHardwareIsAvailable()
 
 
-def test_a_failing_forward_leaves_nothing_behind():
+def test_a_failing_forward_changes_no_state():
     model = poptorch.inferenceModel(model_of(lambda self, x: {}["mine"]))
     with pytest.raises(KeyError, match="mine"):
         model(X)
@@ -284,8 +284,8 @@ def test_changed_inputs_are_refused_and_named(wrap):
 
 
 def test_arguments_are_matched_to_the_parameters_of_forward():
-    def forward(self, a, *rest, scale=1, **named):
-        return a * scale + sum(rest) + named.get("extra", 0)
+    def forward(self, a, *more, scale=1, **named):
+        return a * scale + sum(more) + named.get("extra", 0)
 
     model = poptorch.inferenceModel(model_of(forward))
     out = model(X, X, X, scale=2, extra=X)
@@ -309,7 +309,7 @@ def test_arguments_are_matched_to_the_parameters_of_forward():
         ((X[:0],), {}, "input x: zero-sized tensors"),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(args, kwargs, message):
+def test_wrong_arguments_of_forward_are_named(args, kwargs, message):
     with pytest.raises(poptorch.Error, match=message):
         poptorch.inferenceModel(Net())(*args, **kwargs)
 
@@ -324,7 +324,7 @@ def test_inputs_inside_structures_are_split_and_checked():
         model((X, [Y]), {"b": X[:2]})
 
 
-def test_types_of_the_users_own_take_part_through_a_parser():
+def test_custom_types_use_their_parser():
     class Pair:
         def __init__(self, first=None, second=None):
             self.first, self.second = first, second
@@ -350,7 +350,7 @@ def test_types_of_the_users_own_take_part_through_a_parser():
         poptorch.registerCustomArgParser(Pair, object())
 
 
-def test_a_gradient_of_an_input_is_cut_off_and_said_so(caplog):
+def test_inputs_that_require_gradients_are_detached_with_a_warning(caplog):
     model = poptorch.inferenceModel(Net())
     with caplog.at_level(logging.WARNING, "poptorch::python"):
         model(X.clone().requires_grad_())
@@ -389,7 +389,7 @@ def test_an_output_is_not_the_input_or_a_weight():
     assert model.w.all()
 
 
-# Devices, files and the rest.
+# Devices, files, hooks and warnings.
 
 
 def test_attaching_and_detaching():
@@ -422,7 +422,7 @@ def test_an_offline_target_compiles_and_refuses_to_run():
         model.attachToDevice()
 
 
-def test_named_buffers_must_be_announced():
+def test_named_buffers_must_be_declared():
     def buffered():
         model = model_of(lambda self, x: x + self.offset)
         model.register_buffer("offset", torch.ones(1))
@@ -441,7 +441,7 @@ def test_named_buffers_must_be_announced():
         poptorch.inferenceModel(buffered(), poptorch.Options().updatableNamedBuffers(["ofset"]))(X)
 
 
-def test_a_saved_training_model_goes_on_where_it_stopped(tmp_path):
+def test_a_saved_training_model_continues_where_it_stopped(tmp_path):
     def run(model, times):
         return [float(model(X, Y)[1]) for _ in range(times)]
 
@@ -513,7 +513,7 @@ def test_hooks_run_around_compiling_only():
     assert events == ["before", "after"]
 
 
-def test_what_has_no_meaning_on_a_host_says_so():
+def test_methods_without_meaning_on_a_host_raise():
     model = poptorch.inferenceModel(Net(), poptorch.Options().logCycleCount(True))
     with pytest.raises(poptorch.Error, match="compilationTime: the model is not compiled"):
         model.compilationTime()
@@ -531,7 +531,7 @@ def test_compiling_twice_is_ignored_with_a_warning(caplog):
     assert "compiled already" in caplog.text
 
 
-def test_weights_changed_on_the_host_are_warned_of_until_copied(caplog):
+def test_weights_changed_on_the_host_warn_until_copied(caplog):
     model = Net()
     training, inference = poptorch.trainingModel(model), poptorch.inferenceModel(model)
     training(X, Y)

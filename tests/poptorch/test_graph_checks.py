@@ -1,4 +1,4 @@
-"""What a compiled graph cannot hold is refused in the first run, and what it can is not."""
+"""The first run raises for code that a compiled graph cannot hold; anchored tensors and constants of optimizers."""
 
 import pytest
 import torch
@@ -74,16 +74,16 @@ def masked_assignment(model, x):
         (lambda model, x: poptorch.dynamic_slice(x, 1, (x[0, :1] * 0).long() + 1, 2, 1), X[:, 1:]),
     ],
 )
-def test_what_a_graph_can_hold_runs(function, expected):
+def test_code_that_a_graph_can_hold_runs(function, expected):
     assert torch.equal(run(function), expected)
 
 
-def test_neurons_are_not_asked():
+def test_neurons_may_read_values():
     net = snn.MultiStep(snn.Leaky(beta=0.5), snn.SparseLeaky(3, 2, beta=0.9))
     assert poptorch.inferenceModel(net)(torch.ones(4, 2, 3)) is not None
 
 
-def test_what_depends_on_the_values_of_dummy_inputs_compiles():
+def test_slices_at_values_of_dummy_inputs_compile():
     def forward(self, x, start):
         cut = poptorch.dynamic_slice(x, 0, start, 2, 1)
         return poptorch.dynamic_update(x, cut + 1, 0, start, 2)
@@ -96,7 +96,7 @@ def test_what_depends_on_the_values_of_dummy_inputs_compiles():
         model(x, torch.tensor([20]))
 
 
-# What the optimizer compiles in.
+# The optimizer's constants of the compiled model.
 
 
 def squares():
@@ -116,7 +116,7 @@ STRATEGY = poptorch.MeanReductionStrategy
         (lambda p: torch.optim.Adam(p), STRATEGY.Post),
     ],
 )
-def test_accumulators_in_half_take_the_running_mean(make, strategy):
+def test_accumulators_in_half_use_the_running_mean(make, strategy):
     model = squares()
     wrapped = poptorch.trainingModel(model, poptorch.Options(), make(model.parameters()))
     assert wrapped.options.Training.meanAccumulationAndReplicationReductionStrategy == strategy
@@ -130,7 +130,7 @@ def test_accumulators_in_half_take_the_running_mean(make, strategy):
         ("max_grad_norm", 1.0, "max_grad_norm is a constant of the compiled model: inf cannot become 1.0"),
     ],
 )
-def test_what_is_compiled_in_cannot_change(name, value, message):
+def test_constants_of_the_optimizer_cannot_change(name, value, message):
     model = squares()
     optimizer = poptorch.optim.Adam(model.parameters())
     wrapped = poptorch.trainingModel(model, poptorch.Options(), optimizer)
@@ -157,7 +157,7 @@ def test_gradients_and_new_values_can_be_anchored():
     model, wrapped = anchored(poptorch.OutputMode.All, names=names)
     before = model.fc.weight.detach().clone()
     losses = wrapped(X.expand(4, 3))
-    assert losses.dim() == 0  # training returns the last
+    assert losses.dim() == 0  # training returns the last loss only
     gradients, updated, inputs, all_losses = (wrapped.getAnchoredTensor(str(number)) for number in range(4))
     assert gradients.shape == updated.shape == (4, 3)
     torch.testing.assert_close(updated[0], before[0] - 0.1 * gradients[0])

@@ -18,9 +18,9 @@ STEPS, BATCH = 6, 4
 
 @pytest.fixture
 def fake(monkeypatch):
-    made = FakeLibrary()
-    monkeypatch.setattr(ipu_model, "_library", made)
-    return made
+    library = FakeLibrary()
+    monkeypatch.setattr(ipu_model, "_library", library)
+    return library
 
 
 class Net(nn.Module):
@@ -59,24 +59,24 @@ def check_net(**more):
 
 
 @pytest.mark.parametrize("step_by_step", [False, True])
-def test_training_goes_through_the_model(fake, step_by_step):
-    made = check_net(step_by_step=step_by_step)
-    assert made.net.seen == [True] * 3
-    # Two layers a call forwards, and as many backwards, or a step each.
+def test_training_runs_on_the_model(fake, step_by_step):
+    training = check_net(step_by_step=step_by_step)
+    assert training.net.seen == [True] * 3
+    # In each of 3 calls, two layers call an operator, once or at every step.
     calls = 2 * 3 * (STEPS if step_by_step else 1)
     runs = [entry[2] is not None for entry in fake.log if entry[0] == "run"]
     assert runs.count(False) == calls
-    assert runs.count(True) >= calls - 2 * 3  # what the loss does not depend on has no gradient
-    assert set(operators(made.model)) == {"NeuronSequence", "NeuronSequence (gradient)"}
+    assert runs.count(True) >= calls - 2 * 3  # steps on which the loss does not depend have no gradient
+    assert set(operators(training.model)) == {"NeuronSequence", "NeuronSequence (gradient)"}
 
 
-def test_the_environment_asks_for_it(fake, monkeypatch):
-    for value, asked in (("1", True), ("0", False)):
+def test_the_environment_enables_the_model(fake, monkeypatch):
+    for value, enabled in (("1", True), ("0", False)):
         monkeypatch.setenv("POPTORCH_IPU_MODEL", value)
         fake.log.clear()
         model = poptorch.inferenceModel(Net())
         model(data()[0])
-        assert bool(fake.log) == asked
+        assert bool(fake.log) == enabled
     with pytest.raises(poptorch.Error, match="no IPU model in use"):
         model.ipuModelReport()
     monkeypatch.setenv("POPTORCH_IPU_MODEL", "yes")
@@ -84,7 +84,7 @@ def test_the_environment_asks_for_it(fake, monkeypatch):
         poptorch.inferenceModel(Net())
 
 
-def test_inference_and_what_runs_outside_of_a_wrapper(fake):
+def test_inference_and_calls_outside_of_a_wrapper(fake):
     net = Net().eval()
     model = poptorch.inferenceModel(net, on_model())
     assert torch.equal(model(data()[0]), net(data()[0]).detach())
@@ -92,18 +92,18 @@ def test_inference_and_what_runs_outside_of_a_wrapper(fake):
     assert net.seen == [True, False]
 
 
-def test_the_target_is_the_environments(fake, monkeypatch):
+def test_the_target_of_the_environment(fake, monkeypatch):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "bow:4:2")
     model = poptorch.inferenceModel(Net(), on_model())
     model(data()[0])
-    assert {asked.target for asked in fake.programs.values()} == {("bow", 4, 2)}
+    assert {program.target for program in fake.programs.values()} == {("bow", 4, 2)}
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "bow:many")
     with pytest.raises(poptorch.Error, match="SNNIPU_IPU_MODEL_TARGET"):
         poptorch.inferenceModel(Net(), on_model())
 
 
 class Inner(nn.Module):
-    """A layer inside of another one."""
+    """A module that holds a layer."""
 
     def __init__(self, layer):
         super().__init__()
@@ -152,12 +152,12 @@ EVENT_DRIVEN = "event-driven layers cannot run on the IPU model"
         ),
     ],
 )
-def test_what_has_no_operator_is_refused_by_name(fake, make, message):
+def test_layers_without_operator_are_refused_by_name(fake, make, message):
     layer = make()
     x = torch.rand(3, 8) if getattr(layer, "inhibition", False) else torch.rand(2, 3, 8)
     with pytest.raises(RuntimeError, match=message):
         poptorch.inferenceModel(Inner(layer), on_model())(x)
-    # The refusal leaves nothing behind.
+    # The hooks are removed after the error.
     assert poptorch.inferenceModel(Inner(make()))(x).shape[:-1] == x.shape[:-1]
     layer(x)
 
@@ -190,7 +190,7 @@ def test_surrogates_by_themselves(fake):
         check_surrogate(snn.surrogate.custom_surrogate(lambda u, grad, spikes: grad))
 
 
-def test_operators_of_others_stay_on_the_host(fake):
+def test_other_domains_operators_run_on_the_host(fake):
     poptorch.custom_ops.register("Twice", "my.domain", 1, lambda inputs, attributes: [2 * inputs[0]])
 
     class Doubles(nn.Module):
@@ -204,7 +204,7 @@ def test_operators_of_others_stay_on_the_host(fake):
     assert fake.log == []
 
 
-def test_without_the_library_the_first_operator_says_so(monkeypatch, tmp_path):
+def test_without_the_library_the_first_operator_raises(monkeypatch, tmp_path):
     monkeypatch.setenv("SNNIPU_NATIVE_DIR", str(tmp_path))
     monkeypatch.setattr(ipu_model, "_library", None)
     plain = poptorch.inferenceModel(nn.Linear(2, 2), on_model())
@@ -222,7 +222,7 @@ def test_training_on_the_library(monkeypatch):
 
 
 class Events(nn.Module):
-    """Event-driven layers, and their twins of separate operators, with a loss on the last layer's spikes."""
+    """Sparse layers, as one operator or separate ones, with a loss on the last layer's spikes."""
 
     def __init__(self, kind, overflow="lowest"):
         super().__init__()
@@ -248,7 +248,7 @@ class Events(nn.Module):
 
 
 def inputs(*shape):
-    """One batch of random spikes."""
+    """Return a batch of random spikes."""
     torch.manual_seed(2)
     return ((torch.rand(shape) < 0.4).float(),)
 
@@ -258,16 +258,16 @@ def inputs(*shape):
 @pytest.mark.parametrize("kind", ["network", "sparse layers", "dense layers", "synaptic layers"])
 @pytest.mark.parametrize("overflow", ["lowest", "rotate"])
 @pytest.mark.parametrize("target", ["mk2:8", "bow:5:2"])
-def test_event_driven_layers_on_the_library(monkeypatch, kind, overflow, target):
-    """Per-layer operators: spikes and the gradients of every weight are the host kernels'."""
+def test_sparse_layers_on_the_library(monkeypatch, kind, overflow, target):
+    """Spikes and the gradients of every weight equal those of the host kernels."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
-    made = check_training(lambda: Events(kind, overflow), [inputs(7, 3, 20)], lr=0.1)
-    ran = set(operators(made.model))
+    training = check_training(lambda: Events(kind, overflow), [inputs(7, 3, 20)], lr=0.1)
+    ran = set(operators(training.model))
     if kind == "network":
         expected = Events(kind, overflow)
         expected(*inputs(7, 3, 20))
-        assert made.net.layers.activity == pytest.approx(expected.layers.activity)
-        assert made.net.layers.overflow == expected.layers.overflow
+        assert training.net.layers.activity == pytest.approx(expected.layers.activity)
+        assert training.net.layers.overflow == expected.layers.overflow
         assert {"SparseNetwork", "SparseNetwork (gradient)"} <= ran
         assert "NeuronSequence" not in ran
     else:
@@ -278,7 +278,7 @@ def test_event_driven_layers_on_the_library(monkeypatch, kind, overflow, target)
 @needs_library
 @pytest.mark.parametrize(("kind", "planned"), [("network", False), ("network", True), ("sparse layers", False)])
 def test_layers_learn_on_the_library(monkeypatch, kind, planned):
-    """As one operator, on tiles of its own choice or a plan's, and as operators of each layer."""
+    """Training reduces the loss: as one operator with the default or a given plan, and as an operator per layer."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2" if planned else "mk2:16")
 
     def make():
@@ -289,12 +289,13 @@ def test_layers_learn_on_the_library(monkeypatch, kind, planned):
         return net
 
     close = {"rtol": 1e-4, "atol": 1e-5}
-    made = check_training(make, [inputs(7, 3, 20)] * 25, poptorch.optim.Adam, close=close, outputs_close=close, lr=0.02)
-    assert made.outputs[-1][2] < 0.8 * made.outputs[0][2]
+    batches = [inputs(7, 3, 20)] * 25
+    training = check_training(make, batches, poptorch.optim.Adam, close=close, outputs_close=close, lr=0.02)
+    assert training.outputs[-1][2] < 0.8 * training.outputs[0][2]
 
 
 def make_in_half(make, whole):
-    """All parameters in float16, or the layers' weights alone."""
+    """Return ``make`` with all parameters in float16, or only the weights."""
 
     def halved():
         net = make()
@@ -310,21 +311,21 @@ def make_in_half(make, whole):
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("kind", ["network", "sparse layers", "dense layers", "recurrent"])
 def test_in_half(monkeypatch, kind, whole):
-    """Weights in float16 stay so on the tiles, as their gradients do; likewise ``model.half()``. All is the host's."""
+    """The tiles hold float16 weights and gradients, also after ``model.half()``; results equal the host's."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
-    taken = []
+    weight_dtypes = []
     apply = ipu_model.IpuModel.apply
 
-    def record(model, name, inputs, *rest):
-        taken.extend(tensor.dtype for tensor in inputs[3:] if tensor.dim() == 2 and name.startswith("Sparse"))
-        return apply(model, name, inputs, *rest)
+    def record(model, name, inputs, *more):
+        weight_dtypes.extend(tensor.dtype for tensor in inputs[3:] if tensor.dim() == 2 and name.startswith("Sparse"))
+        return apply(model, name, inputs, *more)
 
     monkeypatch.setattr(ipu_model.IpuModel, "apply", record)
     x = inputs(7, 3, 20)[0]
     make = make_in_half(lambda: Recurrent("layer") if kind == "recurrent" else Events(kind), whole)
-    # Other parameters get a gradient through the rounded weights.
+    # The gradients of other parameters depend on the rounded weights.
     check_training(make, [(x.half() if whole else x,)], close={"rtol": 2.0**-10, "atol": 1e-4}, lr=0.5)
-    assert set(taken) == {torch.float16}
+    assert set(weight_dtypes) == {torch.float16}
 
 
 @needs_library
@@ -339,7 +340,7 @@ def test_layers_without_delay_run_one_by_one(monkeypatch):
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer by itself, late, or in a network with another one; its spikes are counted."""
+    """A recurrent layer, alone, with a delayed input, or in a network with another one; its spikes are counted."""
 
     def __init__(self, kind):
         super().__init__()
@@ -355,25 +356,25 @@ class Recurrent(nn.Module):
             self.layers.layers[1] = snn.SparseLeaky(14, 4, max_spikes=3, recurrent=True, input_scale=3.0, **options)
 
     def forward(self, x):
-        made = self.layers(x, delay=self.delay) if self.delay else self.layers(x)
-        counts = made.spike_count()
+        spikes = self.layers(x, delay=self.delay) if self.delay else self.layers(x)
+        counts = spikes.spike_count()
         return counts, poptorch.identity_loss(((counts - 2) ** 2).mean(), "none")
 
 
 @needs_library
 @pytest.mark.parametrize("kind", ["layer", "late", "network", "network without delay"])
 def test_recurrent_layers_learn_on_the_library(monkeypatch, kind):
-    """Three training steps are the host's, every parameter of them; in inference, too."""
+    """Every parameter after three training steps, and the outputs of inference, equal the host's."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
     x = inputs(8, 6, 20)
     close = {"rtol": 1e-4, "atol": 1e-5}
-    made = check_training(lambda: Recurrent(kind), [x] * 3, close=close, outputs_close=close, lr=0.02)
-    ran = operators(made.model)
+    training = check_training(lambda: Recurrent(kind), [x] * 3, close=close, outputs_close=close, lr=0.02)
+    ran = operators(training.model)
     assert {"SparseNetwork", "SparseNetwork (gradient)"} <= set(ran)
     assert "NeuronSequence" not in ran
-    made.model.detachFromDevice()
-    counts = poptorch.inferenceModel(made.net, on_model())(*x)[0]
-    assert torch.equal(counts, made.net(*x)[0].detach())
+    training.model.detachFromDevice()
+    counts = poptorch.inferenceModel(training.net, on_model())(*x)[0]
+    assert torch.equal(counts, training.net(*x)[0].detach())
     assert counts.any()
 
 
@@ -384,11 +385,11 @@ class Later(snn.SparseLeaky):
 
 @needs_library
 @pytest.mark.parametrize("kind", ["hook", "instance", "subclass"])
-def test_layers_of_a_network_that_are_watched_or_replaced_run_by_themselves(monkeypatch, kind):
+def test_layers_with_hooks_or_replaced_layers_run_separately(monkeypatch, kind):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
     torch.manual_seed(1)
     x = (torch.rand(8, 6, 20) < 0.3).float()
-    found, seen = [], []
+    outputs, seen = [], []
     for options in (on_model(), poptorch.Options()):
         net = Recurrent("network")
         layer = net.layers.layers[1]
@@ -402,16 +403,16 @@ def test_layers_of_a_network_that_are_watched_or_replaced_run_by_themselves(monk
 
             layer.forward = watching
         else:
-            own = Later(14, 4, beta=0.9, max_spikes=3, input_scale=3.0)
-            own.load_state_dict({"weight": layer.weight, "beta": layer.beta, "threshold": layer.threshold})
-            net.layers.layers[1] = own
+            subclassed = Later(14, 4, beta=0.9, max_spikes=3, input_scale=3.0)
+            subclassed.load_state_dict({"weight": layer.weight, "beta": layer.beta, "threshold": layer.threshold})
+            net.layers.layers[1] = subclassed
         model = poptorch.inferenceModel(net, options)
-        found.append(model(x)[0])
-        if len(found) == 1:
+        outputs.append(model(x)[0])
+        if len(outputs) == 1:
             ran = [entry["operator"] for entry in model.ipuModelReport()]
             assert ran.count("SparseNetwork") == 1 + (kind != "subclass"), ran
-    assert torch.equal(*found)
-    assert found[0].any()
+    assert torch.equal(*outputs)
+    assert outputs[0].any()
     if kind != "subclass":
         assert len(seen) >= 2
         assert set(seen) == {snn.SparseSpikes}

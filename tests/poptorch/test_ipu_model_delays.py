@@ -1,4 +1,4 @@
-"""Layers with delays inside PopTorch's training loops: on the IPU model the weights of the host's kernels."""
+"""Layers with delays in PopTorch's training loops: the IPU model trains the same weights as the host kernels."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ LEAKY = {"beta": 0.9, "threshold": 0.5}
 NETWORKS = {
     "linear": lambda: [snn.DelayLinear(20, 16, 5, bias=True), snn.Leaky(**LEAKY), nn.Linear(16, 5)],
     "gaussian": lambda: [snn.DelayLinear(20, 16, 5, kernel="gaussian"), snn.Leaky(**LEAKY), nn.Linear(16, 5)],
-    # Longer than the sequence; at the ends and between steps.
+    # The longest delay exceeds the sequence; other delays are between steps.
     "axonal": lambda: [snn.DelayLinear(20, 16, 15, delay=3 * torch.rand(1, 20)), snn.Leaky(**LEAKY), nn.Linear(16, 5)],
     "whole steps": lambda: [
         snn.DelayLinear(20, 16, 3, delay=torch.randint(4, (16, 1)).float(), learn_delay=False),
@@ -32,7 +32,7 @@ NETWORKS = {
 
 
 NETWORKS["of spikes"] = NETWORKS["linear"]
-# Where spikes in slots are what a layer with delays gets, and so the operator; the others have products.
+# Networks whose layer with delays reads spikes in slots, and so calls the operator; the others call dense products.
 IN_SLOTS = {"recurrent", "slots", "of spikes"}
 
 
@@ -57,12 +57,12 @@ def test_training_gives_the_weights_and_delays_of_the_kernels(make, monkeypatch)
     torch.manual_seed(1)
     x, labels = (torch.rand(3, 12, 4, 20) < 0.3).float(), torch.randint(5, (3, 4))
     called, call = [], popart.call
-    monkeypatch.setattr(popart, "call", lambda name, *rest: (called.append(name), call(name, *rest))[1])
+    monkeypatch.setattr(popart, "call", lambda name, *more: (called.append(name), call(name, *more))[1])
     check_training(lambda: Model(make), [*zip(x, labels)], close={"rtol": 1e-5, "atol": 1e-5}, lr=0.1)
     assert ("DelayLinear" in called) == (make in IN_SLOTS)
 
 
-def test_a_graph_that_is_compiled_does_not_keep_what_is_on_its_way():
+def test_a_compiled_graph_cannot_carry_delayed_inputs_between_calls():
     class Step(nn.Module):
         def __init__(self):
             super().__init__()

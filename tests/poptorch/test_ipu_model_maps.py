@@ -1,4 +1,4 @@
-"""Event-driven layers on maps through the IPU model, inside of a user's training loop: what the host makes of them."""
+"""Sparse layers on maps in a user's training loop: the IPU model gives the host's results."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ KINDS = {
 
 
 class Net(nn.Module):
-    """Spikes of the last layer, counted."""
+    """A network that counts the spikes of its last layer."""
 
     def __init__(self, kind="pools", slots=50, weights=None):
         super().__init__()
@@ -79,7 +79,7 @@ def data():
 
 
 def check_same(make=Net, steps=3, host=None, **more):
-    """Outputs and weights are the host's; return what the model ran."""
+    """Check that outputs and trained weights equal the host's; return the wrapped model."""
     close = {"rtol": 1e-5, "atol": 1e-5}
     on_host = None if host is None else lambda: make(**{**more, **host})
     return check_training(lambda: make(**more), [data()] * steps, host=on_host, close=close, lr=0.3).model
@@ -99,26 +99,28 @@ def test_training(monkeypatch, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_inference_is_that_of_the_host_by_itself(monkeypatch, kind):
+def test_inference_equals_the_host(monkeypatch, kind):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:6")
     net = Net(kind).eval()
     x, _ = data()
-    wanted = net(x).detach()
-    assert torch.equal(poptorch.inferenceModel(net, on_model())(x), wanted)
-    assert wanted.any()
+    expected = net(x).detach()
+    assert torch.equal(poptorch.inferenceModel(net, on_model())(x), expected)
+    assert expected.any()
 
 
 @pytest.mark.parametrize("kind", ["layers", "pools"])
 def test_weights_in_half(monkeypatch, kind):
-    """Sums are in float32: what float32 makes of the same weights, but for their own rounding. (The host's dense
-    convolution of float16 weights rounds its sums.)"""
+    """Sums are in float32, so results equal those of rounded float32 weights.
+
+    The host's dense convolution of float16 weights would round its sums.
+    """
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:6")
     rounded = {"weights": lambda weight: weight.half().float()}
     check_same(host=rounded, kind=kind, weights=torch.Tensor.half, steps=1)
 
 
 class Dense(nn.Module):
-    """A dense input, in the form that the layer's path has it; a convolution read out by its sums."""
+    """A network with a dense input whose convolutions take a path; the sums of the last are the outputs."""
 
     def __init__(self, path="auto"):
         super().__init__()
@@ -133,13 +135,13 @@ class Dense(nn.Module):
 
 @pytest.mark.parametrize(("path", "convolutions"), [("auto", 1), ("sparse", 2), ("dense", 0)])
 def test_paths(monkeypatch, path, convolutions):
-    """A graph cannot look at its data: by itself a dense tensor stays dense there, and spikes stay spikes."""
+    """A graph cannot choose a path by its data: with ``auto`` dense tensors stay dense, and spikes stay sparse."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
     model = check_same(lambda: Dense(path))
     assert operators(model).count("SparseConv2d") == convolutions
 
 
-def test_the_first_layer_finds_no_gradient_of_its_input(monkeypatch):
+def test_the_first_layer_computes_no_gradient_of_its_input(monkeypatch):
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
     model = check_same(steps=1)
     entries = [entry for entry in model.ipuModelReport() if entry["operator"] == "SparseConv2d (gradient)"]
@@ -148,7 +150,7 @@ def test_the_first_layer_finds_no_gradient_of_its_input(monkeypatch):
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    """Maps of all steps on a single tile."""
+    """A single tile is too small for the maps of all steps."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:1")
     net = snn.SparseConv2d(1, 64, 3, padding=1, input_size=(40, 40))
 

@@ -1,4 +1,4 @@
-"""snnTorch's neurons on the IPU model inside a user's training loop: one operator a layer, the host's numbers."""
+"""snnTorch's neurons on the IPU model in a user's training loop: one operator per layer, the host's results."""
 
 import warnings
 
@@ -46,7 +46,7 @@ class Net(nn.Module):
                 states = [spk1, *states] if type(self.layer).__name__[0] == "R" else states
                 spk2, mem2 = self.lif(self.fc2(spk1), mem2)
                 rows.append((spk2, mem2))
-            spk, mem = (torch.stack(each) for each in zip(*rows))
+            spk, mem = (torch.stack(steps) for steps in zip(*rows))
         counts = spk.sum(0) + 0.1 * mem.sum(0)
         if labels is None:
             return counts
@@ -54,15 +54,15 @@ class Net(nn.Module):
 
 
 def check(monkeypatch, name, how, target="mk2:4"):
-    """Return the operators that ran."""
+    """Check that training equals the host's; return the operators that ran."""
     monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
     torch.manual_seed(1)
     batches = [(6 * torch.rand(BATCH, 8), torch.randint(3, (BATCH,)))] * 3
     close = {"rtol": 1e-5, "atol": 1e-5}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = check_training(lambda: Net(LAYERS[name], how), batches, close=close, outputs_close=close, lr=0.05)
-    return operators(made.model)
+        training = check_training(lambda: Net(LAYERS[name], how), batches, close=close, outputs_close=close, lr=0.05)
+    return operators(training.model)
 
 
 @pytest.mark.parametrize("how", ["sequence", "multistep", "steps"])
@@ -84,13 +84,13 @@ def model_of(net, monkeypatch):
 
 
 def test_delta_leaky(monkeypatch):
-    """Its step returns its states as a pair."""
+    """A step returns the states as a pair."""
     net = snn.MultiStep(nn.Linear(8, 12), snn.DeltaLeaky(beta=0.9, delta_threshold=0.1))
     torch.manual_seed(0)
     x = torch.randn(STEPS, BATCH, 8)
     model = model_of(net, monkeypatch)
-    (spk, (mem, before)), (wanted, (wanted_mem, wanted_before)) = model(x), net(x)
-    for got, expected in ((spk, wanted), (mem, wanted_mem), (before, wanted_before)):
+    (spk, states), (expected_spk, expected_states) = model(x), net(x)
+    for got, expected in zip((spk, *states), (expected_spk, *expected_states)):
         assert torch.equal(got, expected.detach())
     assert operators(model) == ["NeuronSequence"]
 
@@ -106,22 +106,22 @@ class Sequence(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_states_go_in_and_out(monkeypatch, dtype):
-    """The second call goes on where the first one ended."""
+    """The second call starts from the final states of the first."""
     net = snn.RSynaptic(alpha=0.7, beta=0.9, V=0.3, all_to_all=False)
     torch.manual_seed(0)
     x = torch.randn(2, STEPS, BATCH, 5).to(dtype)
-    model, states, expected = model_of(Sequence(net), monkeypatch), [], []
-    for part in x:
-        made = model(part, *states) if states else model_of(Sequence(net), monkeypatch)(part)
-        wanted = net.sequence(part, *expected)
-        for got, value in zip(made, wanted):
+    model, states, expected_states = model_of(Sequence(net), monkeypatch), [], []
+    for chunk in x:
+        outputs = model(chunk, *states) if states else model_of(Sequence(net), monkeypatch)(chunk)
+        expected = net.sequence(chunk, *expected_states)
+        for got, value in zip(outputs, expected):
             assert got.dtype == dtype
             assert torch.equal(got, value)
-        states, expected = [out[-1] for out in made], [out[-1] for out in wanted]
+        states, expected_states = [out[-1] for out in outputs], [out[-1] for out in expected]
 
 
-def test_what_the_operator_does_not_know_runs_step_by_step(monkeypatch):
-    """All-to-all: snnTorch's code, with an operator for the spikes."""
+def test_unsupported_recurrence_runs_step_by_step(monkeypatch):
+    """With all-to-all recurrence snnTorch's code runs, with an operator for the spikes."""
     net = snn.RLeaky(beta=0.9, linear_features=5, spike_grad=snn.surrogate.atan())
     torch.manual_seed(0)
     model = model_of(snn.MultiStep(nn.Linear(8, 5), net), monkeypatch)

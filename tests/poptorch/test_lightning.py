@@ -1,4 +1,4 @@
-"""A client of PopTorch that nobody here wrote: Lightning's IPU strategy, in an environment of its own."""
+"""An independent client of PopTorch: Lightning's IPU strategy, in a separate environment."""
 
 import json
 import os
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(package, folder):
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SNNIPU_IPU"))}
-    # One thread: beside other processes, two wait for each other in a network as small as this.
-    environment = {**own, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SNNIPU_IPU"))}
+    # In so small a network two threads mostly wait for each other while other processes run.
+    environment = {**variables, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"}
     script = [str(SUPPORT / "lightning_client.py"), package, str(folder)]
     command = [PYTHON, "-W", "ignore", "-m", "snnipu", "run", "--ipus", "2", *script]
     return subprocess.run(command, cwd=str(folder), env=environment, capture_output=True, text=True, check=False)
@@ -28,9 +28,9 @@ def run(package, folder):
 def test_it_trains_digits(package, tmp_path):
     done = run(package, tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["replicas"] == 2
-    assert found["lr"] == 1e-2 / 4
-    assert found["predictions"] == 360
-    assert found["checkpoint"]
-    assert min(found["validation"], found["test"]) > 0.9, found
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert results["replicas"] == 2
+    assert results["lr"] == 1e-2 / 4
+    assert results["predictions"] == 360
+    assert results["checkpoint"]
+    assert min(results["validation"], results["test"]) > 0.9, results

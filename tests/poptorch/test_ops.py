@@ -1,4 +1,4 @@
-"""PopTorch's operators, marks and execution strategies."""
+"""PopTorch's operators, annotations and execution strategies."""
 
 import logging
 
@@ -16,14 +16,14 @@ def infer(function, *args, opts=None):
 
 
 def gradient(function):
-    """The gradient of a parameter of which the function makes a loss."""
+    """Return the gradient of a parameter from which ``function`` computes a loss."""
     weight = torch.nn.Parameter(torch.ones(2, 3))
     model = model_of(lambda self, x: poptorch.identity_loss(function(self.w * x), "sum"), w=weight)
     poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))(X)
     return 1 - model.w.detach()
 
 
-# Operators that return what they get.
+# Operators that return their inputs.
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_printed_tensors_have_titles_and_gradients(capsys):
     assert capsys.readouterr().out == "tensor: <<0.00e+00 ... 2.00e+00>\n <3.00e+00 ... 5.00e+00>>\n"
 
 
-def test_marks_change_nothing():
+def test_annotations_change_no_result():
     conv = torch.nn.Conv1d(1, 1, 1)
     plan = poptorch.MultiConv().availableMemoryProportions((0.1, 0.2)).partialsTypes(torch.half)
     plan.enableConvDithering(True).planType(poptorch.MultiConvPlanType.Serial).perConvReservedTiles(4).cycleBackOff(0.1)
@@ -152,10 +152,10 @@ def test_loops_and_branches_check_their_arguments(loop, error, message):
         ("CPU", poptorch.CPU(abs, "abs")),
     ],
 )
-def test_what_has_no_gradient_on_an_ipu_is_refused_in_training(what, function):
+def test_operators_without_gradient_are_refused_in_training(what, function):
     with pytest.raises(poptorch.Error, match=rf"poptorch\.{what}\(\) is only supported in inference"):
         gradient(function)
-    function(X)  # outside wrappers it runs
+    function(X)  # runs outside wrappers
 
 
 def test_branches_follow_the_condition():
@@ -237,7 +237,7 @@ def test_attributes_are_checked(scaled_add, attributes, message):
         poptorch.custom_op([X, X], "ScaledAdd", "test.domain", 1, [X, X], attributes)
 
 
-def test_operators_and_outputs_that_are_not_there_are_named(scaled_add):
+def test_missing_operators_and_outputs_are_named(scaled_add):
     with pytest.raises(poptorch.Error, match=r"no operator 'Cube' of domain 'com\.acme', version 1"):
         poptorch.custom_op([X, X], "Cube", "com.acme", 1, example_outputs=[X, X])
     with pytest.raises(poptorch.Error, match=r"no operator 'ScaledAdd' of domain 'test\.domain', version 2"):
@@ -250,7 +250,7 @@ def test_operators_and_outputs_that_are_not_there_are_named(scaled_add):
         poptorch.custom_op([X, 1], "ScaledAdd", "test.domain", 1, [X, X])
 
 
-def test_another_executor_can_take_operators_over_inside_wrappers(scaled_add):
+def test_an_execution_hook_runs_operators_inside_wrappers(scaled_add):
     from snnipu.poptorch import _tracing
 
     calls = []
@@ -313,7 +313,7 @@ def test_blocks_with_automatic_ids_match_the_strategy():
         poptorch.inferenceModel(Blocks(), opts)(X)
 
 
-def test_automatic_ids_begin_anew_with_each_run():
+def test_automatic_ids_restart_in_each_run():
     class Unnamed(Blocks):
         def forward(self, x):
             for layer in self.layers:
@@ -327,9 +327,9 @@ def test_automatic_ids_begin_anew_with_each_run():
 
 
 def options(strategy=None, accumulation=1, iterations=1, replicas=1):
-    made = poptorch.Options().deviceIterations(iterations).replicationFactor(replicas)
-    made.Training.gradientAccumulation(accumulation)
-    return made if strategy is None else made.setExecutionStrategy(strategy)
+    opts = poptorch.Options().deviceIterations(iterations).replicationFactor(replicas)
+    opts.Training.gradientAccumulation(accumulation)
+    return opts if strategy is None else opts.setExecutionStrategy(strategy)
 
 
 PLAIN = torch.nn.Linear(3, 3)
@@ -352,12 +352,12 @@ PLAIN = torch.nn.Linear(3, 3)
         (poptorch.inferenceModel, PLAIN, options(poptorch.PipelinedExecution("A")), r"none of the blocks \['A'\]"),
     ],
 )
-def test_what_an_ipu_would_refuse_is_refused(wrap, model, opts, message):
+def test_models_that_an_ipu_would_refuse_are_refused(wrap, model, opts, message):
     with pytest.raises(poptorch.Error, match=message):
         wrap(model, opts).compile(torch.ones(128, 3))
 
 
-def test_what_an_ipu_would_run_runs(caplog):
+def test_models_that_an_ipu_would_run_run(caplog):
     with caplog.at_level(logging.WARNING, "poptorch::python"):
         poptorch.trainingModel(Blocks(), options(accumulation=3))(X[:1].expand(3, 3))
         poptorch.trainingModel(Blocks(ipus=(1, 1)), options())(X)
@@ -366,7 +366,7 @@ def test_what_an_ipu_would_run_runs(caplog):
     assert not caplog.records
 
 
-def test_ipus_that_would_be_reserved_in_vain_are_warned_of(caplog):
+def test_unused_reserved_ipus_warn(caplog):
     with caplog.at_level(logging.WARNING, "poptorch::python"):
         poptorch.inferenceModel(Blocks(ipus=(0, 2)), options(iterations=2))(X)
     assert "needs 3 IPUs, and PopTorch reserves a power of 2, here 4" in caplog.text
@@ -412,7 +412,7 @@ def test_begin_block_marks_a_module_or_a_function():
     assert torch.equal(infer(double, X), 2 * X)
 
 
-def test_a_block_that_begins_often_keeps_its_id():
+def test_a_module_that_runs_often_is_one_block():
     layer = poptorch.BeginBlock(torch.nn.Linear(3, 3), ipu_id=0)
     opts = poptorch.Options().setExecutionStrategy(poptorch.PipelinedExecution("0"))
     infer(lambda x: layer(layer(layer(x))), X, opts=opts)

@@ -1,4 +1,4 @@
-"""poptorch.optim against torch.optim and against formulas written out, and what setOptimizer takes over."""
+"""poptorch.optim compared with torch.optim and with formulas; setOptimizer."""
 
 import copy
 import logging
@@ -101,12 +101,12 @@ def test_gradients_are_clipped_to_a_common_norm(name, arguments):
 
 
 def check_formula(formula, gradients, start, optimizer, **arguments):
-    """An optimizer's steps in float64 are those of a formula of the weights and a gradient."""
+    """Check that an optimizer's steps equal a formula of weights and gradient, in float64."""
     weights = torch.nn.Parameter(start.double().clone())
-    made, expected = optimizer([weights], **arguments), weights.detach().clone()
+    stepped, expected = optimizer([weights], **arguments), weights.detach().clone()
     for gradient in gradients.double():
         weights.grad = gradient
-        made.step()
+        stepped.step()
         expected = formula(expected, gradient)
     torch.testing.assert_close(weights.detach(), expected, rtol=2e-5, atol=1e-6)
 
@@ -145,7 +145,7 @@ def test_adamw_without_bias_correction():
 
 
 @pytest.mark.parametrize("centered", [False, True])
-def test_rmsprop_as_tensorflow_has_it(centered):
+def test_rmsprop_of_tensorflow(centered):
     square, mean, momentum = torch.ones(7).double(), torch.zeros(7).double(), torch.zeros(7).double()
 
     def step(w, g):
@@ -176,7 +176,7 @@ def test_groups_and_parameters_left_out():
     assert changed == {"b.bias"}
 
 
-def test_gradients_of_the_users_own_are_left_alone():
+def test_gradients_set_by_the_user_are_unchanged():
     model = Net()
     model(X[0], Y[0])[1].backward()
     before = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
@@ -203,7 +203,7 @@ def test_wrong_arguments_are_named(name, arguments, message):
         getattr(poptorch.optim, name)(Net().parameters(), **{"lr": 0.1, **arguments})
 
 
-def test_extra_arguments_are_kept():
+def test_extra_arguments_are_stored():
     model = Net()
     sgd = poptorch.optim.SGD(
         model.parameters(),
@@ -231,7 +231,7 @@ def weights_after(model, wrapped, number):
     return before - model.b.bias.detach()
 
 
-def test_a_learning_rate_counts_from_set_optimizer_on(caplog):
+def test_a_learning_rate_has_no_effect_until_set_optimizer(caplog):
     model = Net()
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.0)
@@ -250,7 +250,7 @@ def test_a_learning_rate_counts_from_set_optimizer_on(caplog):
     assert not weights_after(model, wrapped, 3).any()
 
 
-def test_a_new_optimizer_goes_on_with_the_old_ones_state():
+def test_a_new_optimizer_takes_over_the_state():
     def run(replace):
         model = Net()
         wrapped = poptorch.trainingModel(model, optimizer=poptorch.optim.Adam(model.parameters(), lr=0.1))
@@ -350,7 +350,7 @@ def test_an_inference_model_has_no_optimizer():
         poptorch.inferenceModel(model).setOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_subclasses_of_optimizers_are_warned_of(caplog):
+def test_subclasses_of_optimizers_warn(caplog):
     class Mine(torch.optim.SGD):
         pass
 
@@ -361,7 +361,7 @@ def test_subclasses_of_optimizers_are_warned_of(caplog):
 
 
 @pytest.mark.parametrize("relax", [False, True])
-def test_new_attributes_of_a_group_are_warned_of(caplog, relax):
+def test_new_attributes_of_a_group_warn(caplog, relax):
     model = Net()
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
     wrapped = poptorch.trainingModel(model, poptorch.Options().relaxOptimizerAttributesChecks(relax), optimizer)

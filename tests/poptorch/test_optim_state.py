@@ -1,4 +1,4 @@
-"""Optimizer states by PopART's names: what an IPU wrote goes on here, and the other way round."""
+"""Optimizer states by PopART's names: the host and IPUs can load each other's states."""
 
 import copy
 
@@ -27,7 +27,7 @@ def step(model, optimizer, times=1):
 
 
 def as_from_an_ipu(state):
-    """The state as PopTorch on an IPU writes it: PyTorch's part is empty there."""
+    """Return the state as PopTorch on an IPU writes it: PyTorch's part is empty."""
     return {**copy.deepcopy(state), "state": {}}
 
 
@@ -60,7 +60,7 @@ ACCUMULATORS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_goes_on_from_the_names_alone(kind):
+def test_training_continues_from_the_names_alone(kind):
     straight, model = net(), net()
     step(straight, KINDS[kind](straight.parameters()), 4)
     first = KINDS[kind](model.parameters())
@@ -96,14 +96,14 @@ def test_the_velocity_has_the_loss_scaling_in_it():
     torch.testing.assert_close(saved, 8 * optimizer.state[model.fc.weight]["momentum_buffer"])
 
 
-def test_hyperparameters_that_may_change_are_there():
+def test_hyperparameters_that_may_change_are_in_the_state():
     model = net()
     adam = optim.Adam(model.parameters(), lr=0.1, weight_decay=0.02, loss_scaling=4.0)
     wrapped = poptorch.trainingModel(model, poptorch.Options(), adam)
     assert adam.state_dict()["ipu_param"] is None
     wrapped.compile(X)
-    found = adam.state_dict()["ipu_param"]
-    assert {name: round(float(value), 6) for name, value in found.items()} == {
+    hyperparameters = adam.state_dict()["ipu_param"]
+    assert {name: round(float(value), 6) for name, value in hyperparameters.items()} == {
         "lossScaling_FLOAT": 4.0,
         **{f"learningRate___specific___fc.{w}": 0.1 for w in ("weight", "bias")},
         **{f"weightDecay___specific___fc.{w}": 0.02 for w in ("weight", "bias")},
@@ -111,26 +111,26 @@ def test_hyperparameters_that_may_change_are_there():
     assert not adam.state_dict()["ipu_state"]["Accl1___fc.bias"].any()
 
 
-def test_sgd_has_them_scaled():
+def test_hyperparameters_of_sgd_are_scaled():
     model = net()
     sgd = optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5, loss_scaling=4.0)
     options = poptorch.Options().replicationFactor(3)
     options.Training.gradientAccumulation(2)
     poptorch.trainingModel(model, options, sgd).compile(X)
-    found = sgd.state_dict()["ipu_param"]
-    assert float(found["scaledLearningRate0___specific___fc.weight"]) == pytest.approx(0.1 / (4 * 2 * 3))
-    assert float(found["weightDecayScaleFactor0___specific___fc.weight"]) == pytest.approx(1 - 0.1 * 0.5)
-    assert "lossScaling_FLOAT" not in found  # it is in the rate, with the numbers that gradients are means over
+    hyperparameters = sgd.state_dict()["ipu_param"]
+    assert float(hyperparameters["scaledLearningRate0___specific___fc.weight"]) == pytest.approx(0.1 / (4 * 2 * 3))
+    assert float(hyperparameters["weightDecayScaleFactor0___specific___fc.weight"]) == pytest.approx(1 - 0.1 * 0.5)
+    assert "lossScaling_FLOAT" not in hyperparameters  # the rate includes it, and the divisors of the mean
 
 
-def test_a_loss_scaling_that_may_not_change_is_not_there():
+def test_a_constant_loss_scaling_is_not_in_the_state():
     model = net()
     adam = optim.Adam(model.parameters(), lr=0.1)
     poptorch.trainingModel(model, poptorch.Options(), adam).compile(X)
     assert sorted(adam.state_dict()["ipu_param"]) == [f"learningRate___specific___fc.{w}" for w in ("bias", "weight")]
 
 
-def test_accumulators_in_half_are_written_so():
+def test_accumulators_in_half_are_saved_in_half():
     model = net()
     adam = optim.Adam(model.parameters(), lr=0.1, first_order_momentum_accum_type=torch.float16)
     step(model, adam)
@@ -173,7 +173,7 @@ def test_unknown_hyperparameters_are_refused():
         optimizer.load_state_dict(state)
 
 
-def test_an_entry_that_is_missing_leaves_what_was_there():
+def test_a_missing_entry_keeps_the_previous_value():
     model = net()
     adam = optim.Adam(model.parameters(), lr=0.1)
     wrapped = poptorch.trainingModel(model, poptorch.Options(), adam)

@@ -1,4 +1,4 @@
-"""Options: what each setter accepts, what it refuses, freezing and copying."""
+"""Options: the values that setters accept and refuse; freezing and copying."""
 
 import pickle
 
@@ -70,17 +70,17 @@ def resolve(opts, path):
 
 
 @pytest.mark.parametrize(("path", "args"), SETTERS)
-def test_setters_return_what_they_were_called_on_and_used_options_refuse_every_change(path, args):
+def test_setters_return_their_object_and_used_options_are_frozen(path, args):
     opts = poptorch.Options()
     owner, setter = resolve(opts.clone(), path)
     assert setter(*args) is owner
     poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
     if path == "Jit.traceModel":
-        return  # changes nothing
+        return  # the method changes no option
     before = repr(opts)
     with pytest.raises(poptorch.Error, match="these options are frozen"):
         resolve(opts, path)[1](*args)
-    with pytest.raises(AttributeError):  # PopTorch's own kind of error for it
+    with pytest.raises(AttributeError):  # the class that PopTorch raises
         resolve(opts, path)[1](*args)
     assert repr(opts) == before
 
@@ -124,7 +124,7 @@ def test_wrong_values_are_refused_and_named(path, args, message):
     assert repr(opts) == before
 
 
-def test_unknown_options_are_named_with_what_was_meant():
+def test_unknown_options_are_named_with_a_suggestion():
     opts = poptorch.Options()
     with pytest.raises(poptorch.Error, match="no option 'deviceIteration'; did you mean 'deviceIterations'"):
         opts.deviceIteration(3)
@@ -135,7 +135,7 @@ def test_unknown_options_are_named_with_what_was_meant():
     assert not hasattr(opts, "nothing_like_it")
 
 
-def test_methods_take_their_argument_by_name_and_say_which_is_missing():
+def test_methods_take_keywords_and_name_a_missing_argument():
     opts = poptorch.Options().deviceIterations(device_iterations=3)
     assert opts.Training.gradientAccumulation(gradient_accumulation=2).gradient_accumulation == 2
     assert opts.device_iterations == 3
@@ -177,7 +177,7 @@ def test_a_copy_changes_without_the_original():
     assert restored._Popart.options["enableStochasticRounding"] is False
 
 
-def test_a_wrapper_is_not_touched_by_options_used_elsewhere():
+def test_a_wrapper_copies_its_options():
     opts = poptorch.Options()
     model = poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
     assert opts.defaultOutputMode()
@@ -275,7 +275,7 @@ def test_an_unknown_log_level_is_refused():
         poptorch.setLogLevel("LOUD")
 
 
-def test_names_that_are_missing_are_named():
+def test_unavailable_names_are_named():
     with pytest.raises(poptorch.Error, match=r"poptorch\.autocast is not available in snnipu's host runtime"):
         _ = poptorch.autocast
     assert not hasattr(poptorch, "autocast")
@@ -283,7 +283,7 @@ def test_names_that_are_missing_are_named():
         from snnipu.poptorch import autocast  # noqa: F401
 
 
-def test_the_runtime_tells_what_it_is():
+def test_the_runtime_has_a_mark_and_a_version():
     assert poptorch.is_host_runtime
     assert poptorch.__version__.startswith("3.4.0+snnipu.host.")
     assert poptorch.poptorch_core.Error is poptorch.Error

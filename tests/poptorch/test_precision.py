@@ -1,4 +1,4 @@
-"""Number formats: half and float together, and 64-bit types at the border."""
+"""Number formats: operations on half and float, and the conversion of 64-bit types."""
 
 import logging
 
@@ -34,7 +34,7 @@ X = torch.randn(4, 1, 4, 4, generator=torch.Generator().manual_seed(2))
     ],
 )
 def test_types_of_outputs(inputs, weights, outputs, tolerance):
-    """Half inputs give half; float inputs compute in float, whatever the weights are."""
+    """Outputs have the type of the inputs, for half and float weights."""
     opts = poptorch.Options()
     opts.Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat)
     model, x = Layers().to(weights), X.to(inputs)
@@ -63,7 +63,7 @@ def test_products_of_half_and_float(product, half):
     assert torch.equal(out, a @ b)
 
 
-def test_other_operations_that_refuse_to_mix_compute_in_float():
+def test_other_operations_of_mixed_types_compute_in_float():
     scatter = model_of(lambda self, x, index: torch.scatter(torch.zeros(4, 3), 0, index, x))
     x, index = torch.arange(3.0)[None], torch.tensor([[2, 0, 1]], dtype=torch.int32)
     out = poptorch.inferenceModel(scatter)(x.half(), index)
@@ -71,7 +71,7 @@ def test_other_operations_that_refuse_to_mix_compute_in_float():
     assert torch.equal(out, torch.scatter(torch.zeros(4, 3), 0, index.long(), x))
 
 
-def test_what_is_wrong_for_another_reason_stays_the_original_error():
+def test_other_errors_are_unchanged():
     wrong = model_of(lambda self, a, b: a @ b + a.add_(b.long()[0]))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         poptorch.inferenceModel(wrong)(torch.ones(2, 3), torch.ones(2, 3))
@@ -92,7 +92,7 @@ def test_losses_and_indices_take_both_integer_types(labels):
     assert loss.dtype == torch.float32
 
 
-def test_64_bits_become_32_at_the_border():
+def test_64_bit_types_are_converted_to_32_bits():
     def forward(self, x, n):
         assert x.dtype == torch.float32
         return x + 1, n + 1, x.double(), n.bool(), x.half(), n.to(torch.int8), x.bfloat16()
@@ -145,7 +145,7 @@ def test_loss_scaling_keeps_small_half_gradients():
         poptorch.trainingModel(model, optimizer=optimizer)(torch.full((1,), 2.0**-13).half())
         return model.w.item()
 
-    assert trained(1.0) == 1.0  # the gradient of 2^-26 is nothing in half
+    assert trained(1.0) == 1.0  # the gradient of 2^-26 rounds to zero in half
     assert trained(1024.0) == 0.0
 
 
@@ -158,7 +158,7 @@ def test_the_device_ipu_is_this_host():
 
 
 @pytest.mark.parametrize(("scaling", "finite"), [(2.0**10, True), (2.0**22, False)])
-def test_a_loss_scaling_that_half_cannot_hold_overflows_and_is_warned_of(caplog, scaling, finite):
+def test_a_loss_scaling_that_overflows_half_warns(caplog, scaling, finite):
     model = model_of(
         lambda self, x: poptorch.identity_loss(self.fc(x).float().square().sum(), "sum"), fc=torch.nn.Linear(2, 1)
     )

@@ -1,4 +1,4 @@
-"""Where PopTorch itself is installed, it is the one that is given."""
+"""``snnipu.poptorch`` is Graphcore's PopTorch if it is installed."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def test_an_installed_poptorch_comes_first(repository, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_installed_poptorch_that_fails_is_not_passed_over(repository, tmp_path):
+def test_an_installed_poptorch_that_fails_raises(repository, tmp_path):
     (tmp_path / "poptorch.py").write_text("raise ImportError('the SDK is not enabled')\n")
     assert "the SDK is not enabled" in output(PRINTS, repository, tmp_path, status=1)
 

@@ -1,4 +1,4 @@
-"""What lasts from one run of ``forward`` to the next: buffers, each replica's own, and nothing else."""
+"""State between runs of ``forward``: buffers keep their values, per replica; plain attributes do not."""
 
 import logging
 
@@ -20,7 +20,7 @@ def warnings(caplog):
 
 
 class Integrator(torch.nn.Module):
-    """``mem = mem / 2 + x``, kept as ``kind`` says."""
+    """``mem = mem / 2 + x``, where ``kind`` chooses how ``mem`` is stored."""
 
     def __init__(self, kind):
         super().__init__()
@@ -58,10 +58,10 @@ OPTIONS = {"deviceIterations": 3}
 
 
 def options(**values):
-    made = poptorch.Options()
+    opts = poptorch.Options()
     for name, value in values.items():
-        getattr(made, name)(value)
-    return made
+        getattr(opts, name)(value)
+    return opts
 
 
 @pytest.mark.parametrize("model", [Integrator, nested])
@@ -70,8 +70,8 @@ def options(**values):
     [("replaced", "mem"), ("in place", "mem"), ("made", "mem"), ("new", "fresh"), ("list", "mems")],
 )
 def test_a_plain_attribute_is_a_constant(model, kind, name, warnings):
-    made = model(kind)
-    wrapped = poptorch.inferenceModel(made, options(**OPTIONS))
+    module = model(kind)
+    wrapped = poptorch.inferenceModel(module, options(**OPTIONS))
     for _ in range(2):
         assert torch.equal(wrapped(X), X)
     path = name if model is Integrator else f"layer.{name}"
@@ -79,7 +79,7 @@ def test_a_plain_attribute_is_a_constant(model, kind, name, warnings):
     assert f"register_buffer('{name}'" in warnings.text
 
 
-def test_a_buffer_lasts(warnings):
+def test_a_buffer_keeps_its_value(warnings):
     wrapped = poptorch.inferenceModel(Integrator("buffer"), options(**OPTIONS))
     assert torch.equal(wrapped(X)[:, 0], torch.tensor([1.0, 1.5, 1.75]))
     assert torch.equal(wrapped(X)[0], torch.full((2,), 1.875))
@@ -96,7 +96,7 @@ def test_a_plain_state_does_not_reach_the_next_step_of_training():
     assert [float(wrapped(X)) for _ in range(3)] == [6.0] * 3
 
 
-def test_a_tensor_changed_by_the_host_counts():
+def test_a_tensor_changed_by_the_user_is_used():
     wrapped = poptorch.inferenceModel(nested("replaced"))
     wrapped(X)
     wrapped.model.layer.mem = torch.full((2,), 4.0)
@@ -104,7 +104,7 @@ def test_a_tensor_changed_by_the_host_counts():
     assert torch.equal(wrapped(X), X + 2)
 
 
-def test_numbers_and_lists_of_them_stay_the_hosts():
+def test_attributes_without_tensors_are_not_restored():
     def forward(self, x):
         self.seen.append(poptorch.isRunningOnIpu())
         return x
@@ -116,7 +116,7 @@ def test_numbers_and_lists_of_them_stay_the_hosts():
     assert model.seen == [True] * 3
 
 
-def test_hidden_states_of_neurons_start_anew(warnings):
+def test_hidden_states_of_neurons_start_from_their_compiled_values(warnings):
     net = torch.nn.Sequential(snn.Leaky(beta=0.5, threshold=100.0, init_hidden=True, output=True))
     wrapped = poptorch.inferenceModel(net)
     for _ in range(3):
@@ -162,14 +162,14 @@ def test_each_replica_has_its_own_buffers():
     x = torch.tensor([1.0, 10.0, 100.0] * 2)
     for call in range(1, 4):
         assert wrapped(x).tolist() == [(2 * call - 1 + i) * step for i in (0, 1) for step in (1, 10, 100)]
-    assert model.total.tolist() == [6.0]  # the first replica's
+    assert model.total.tolist() == [6.0]  # the buffer of the first replica
     wrapped.copyWeightsToDevice()
     assert wrapped(x)[:3].tolist() == [7.0, 16.0, 106.0]
     model.total.zero_()
     assert wrapped(x)[:3].tolist() == [1.0, 10.0, 100.0]
 
 
-def test_statistics_of_a_replica_are_those_of_its_own_batches():
+def test_a_replicas_statistics_follow_its_batches():
     opts = options(replicationFactor=2, broadcastBuffers=False)
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     norm, alone = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
