@@ -16,21 +16,21 @@
 # %% [markdown]
 # # Accelerating snnTorch: MNIST with leaky integrate-and-fire neurons, trained through PopTorch
 #
-# This tutorial takes the network of snnTorch's tutorials, 784-1000-10 leaky integrate-and-fire neurons shown a digit
-# for 25 time steps, and
+# The network is that of snnTorch's tutorials: 784-1000-10 leaky integrate-and-fire neurons. Its input is one digit,
+# shown for 25 time steps. In this tutorial you
 #
-# 1. writes it the snnTorch way, as a Python loop over time,
-# 2. changes one import, then lets `snn.MultiStep` run all time steps at once,
-# 3. trains it with PopTorch's training loop: the same lines run on this machine and on Graphcore IPUs,
-# 4. looks at its spikes and membranes,
-# 5. measures, on your machine, what that gained over snnTorch's step loop.
+# 1. write the network like snnTorch, as a Python loop over time,
+# 2. change one import, and then let `snn.MultiStep` run all time steps at once,
+# 3. train it by PopTorch's training loop, whose lines run on this machine and on Graphcore IPUs,
+# 4. look at its spikes and membranes,
+# 5. measure, on your machine, the gain over snnTorch's loop.
 #
-# You need `pip install "snnipu[tutorials]"`. Some environment variables change what is run:
+# You need `pip install ".[tutorials]"` in a clone of the repository. These environment variables change the tutorial:
 #
 # | variable | meaning | default |
 # | --- | --- | --- |
-# | `SNNIPU_DATA` | folder that holds `mnist/MNIST/raw` | MNIST is looked for in `./data/MNIST/raw` |
-# | `SNNIPU_TUTORIAL_SAMPLES` | train and test on that many images at most | all |
+# | `SNNIPU_DATA` | folder that contains `mnist/MNIST/raw` | `./data/MNIST/raw` contains MNIST |
+# | `SNNIPU_TUTORIAL_SAMPLES` | maximum number of images for training and testing | all |
 # | `SNNIPU_TUTORIAL_EPOCHS` | passes over the training images | 5 |
 # | `SNNIPU_TUTORIAL_HIDDEN` | hidden neurons | 1000 |
 
@@ -61,8 +61,8 @@ batch_size = 128
 # %% [markdown]
 # ## The data
 #
-# MNIST, read by torchvision. If it is not there yet, `datasets.mnist("data", download=True)` fetches it; without it,
-# this notebook goes on with scikit-learn's digits (8 x 8 pixels), which need no download.
+# torchvision reads MNIST. If it is missing, download it by `datasets.mnist("data", download=True)`. Otherwise this
+# notebook uses scikit-learn's digits (8 x 8 pixels), which need no download.
 
 # %%
 folder = Path(os.environ["SNNIPU_DATA"]) / "mnist" if "SNNIPU_DATA" in os.environ else Path("data")
@@ -80,14 +80,15 @@ print(f"{data.name}: {len(train_set)} training and {len(test_set)} test images o
 # %% [markdown]
 # ## A leaky integrate-and-fire neuron
 #
-# The neuron adds up its input current $X$ on its membrane $U$, which leaks away by the factor $\beta$ per step. When
-# the membrane is above the threshold $\theta$, the neuron spikes, and one step later the threshold is taken off again,
-# the *reset*:
+# The neuron adds its input current $X$ to its membrane $U$. In each step the membrane decays by the factor $\beta$.
+# When the membrane is above the threshold $\theta$, the neuron spikes. One step later the threshold is subtracted from
+# the membrane, which is the *reset*:
 #
 # $$U[t] = \beta\,U[t-1] + X[t] - S[t-1]\,\theta, \qquad S[t] = H(U[t] - \theta)$$
 #
-# The Heaviside step $H$ has no useful derivative, so the backward pass puts a smooth one in its place, a *surrogate
-# gradient*; snnTorch's default is the derivative of an arctangent. A constant current of 0.3 into one neuron:
+# The Heaviside step $H$ has no useful derivative. The backward pass replaces it by a smooth one, a *surrogate
+# gradient*. snnTorch's default is the derivative of an arctangent. This cell feeds a constant current of 0.3 into one
+# neuron:
 
 # %%
 lif = snn.Leaky(beta=beta)
@@ -97,8 +98,8 @@ plotting.membranes(mem[:, 0], spk[:, 0], names=["one neuron"], title="a constant
 # %% [markdown]
 # ## The snnTorch way: a loop over time
 #
-# Two linear layers, each followed by a layer of neurons, and one pass over all of them per time step. The digit is the
-# same in each step.
+# The network has two linear layers, each followed by a layer of neurons. Each time step is one pass through all of
+# them. The digit is the same in each step.
 
 
 # %%
@@ -128,11 +129,11 @@ class StepLoop(nn.Module):
 # %% [markdown]
 # ## One import, and all steps at once
 #
-# `import snnipu as snn` in place of `import snntorch as snn` is enough to run that very class on fused neurons. But a
-# loop in Python still visits every step. `snn.MultiStep` is `nn.Sequential` over time: a layer gets all its time steps
-# in one call. The first linear layer sees the same digit in each step, so it is computed once instead of 25 times.
+# With `import snnipu as snn` in place of `import snntorch as snn`, the same class runs on fused neurons. But a Python
+# loop still runs every step. `snn.MultiStep` is `nn.Sequential` over time: one call runs all time steps of a layer. The
+# input of the first linear layer is the same digit in each step, so it is computed once instead of 25 times.
 #
-# From the same weights, both give the same spikes:
+# With the same weights, both give the same spikes:
 
 # %%
 loop = StepLoop(snntorch)
@@ -148,14 +149,14 @@ print(f"equal spikes: {100 * (loop_spk == net_spk).float().mean():.3f} %")
 # %% [markdown]
 # ## Training through PopTorch
 #
-# PopTorch is PyTorch on Graphcore IPUs. It compiles model, loss and optimizer into one program, so the loss is part of
-# `forward`, marked by `poptorch.identity_loss`. `from snnipu import poptorch` gives the real PopTorch where the Poplar
-# SDK is installed, and elsewhere a runtime with the same interface that runs on this machine.
+# PopTorch is PyTorch on Graphcore IPUs. It compiles model, loss and optimizer into one program. The loss is therefore
+# part of `forward`, and `poptorch.identity_loss` marks it. `from snnipu import poptorch` imports the real PopTorch if
+# it is installed. Otherwise it imports a runtime with the same interface, which runs on this machine.
 #
-# A class's score is the number of spikes of its output neuron; the loss is their cross entropy (`ce_count_loss`,
-# snnTorch's own: every name that snnipu does not accelerate is snnTorch's). The model returns scores
-# `[batch, classes]`, not spikes `[steps, batch, classes]`: PopTorch joins the results of several batches along the
-# first axis, which should be the batch.
+# The score of a class is the number of spikes of its output neuron. The loss is the cross entropy of the scores
+# (`ce_count_loss`, which is snnTorch's own function). The model returns scores `[batch, classes]` and not spikes
+# `[steps, batch, classes]`, because PopTorch joins the results of several batches along the first axis, which should be
+# the batch.
 
 
 # %%
@@ -174,9 +175,9 @@ class Classifier(nn.Module):
 
 
 # %% [markdown]
-# The options say how the program runs: `deviceIterations(2)` makes one call run two batches, each with its own
-# optimizer step, without going back to Python in between. The loader therefore hands out 2 x 128 images a call. An IPU
-# program has fixed shapes: what does not fill a call is left out (with shuffling, other images in each epoch).
+# The options configure the program. With `deviceIterations(2)` one call runs two batches, each with its own optimizer
+# step, without returning to Python in between. The loader therefore returns 2 x 128 images for a call. An IPU program
+# has fixed shapes, so images that do not fill a call are dropped. With shuffling these are other images in each epoch.
 
 # %%
 options = poptorch.Options()
@@ -207,7 +208,7 @@ training_model.detachFromDevice()
 # %% [markdown]
 # ## Test accuracy
 #
-# `poptorch.inferenceModel` wraps the same module; without labels it returns the scores alone.
+# `poptorch.inferenceModel` wraps the same module. Without labels it returns only the scores.
 
 # %%
 inference_options = poptorch.Options()
@@ -227,8 +228,8 @@ print(f"test accuracy: {100 * test_accuracy:.2f} % of {seen} images")
 # %% [markdown]
 # ## What the network does
 #
-# Three test digits, the spikes that they cause among the hidden neurons, and those of the ten output neurons. Few
-# hidden neurons spike in a step, and only those need to be told about: the ground that event-driven hardware stands on.
+# The picture shows three test digits, the spikes of the hidden neurons, and the spikes of the ten output neurons. Few
+# hidden neurons spike in a step. Only these spikes have to be communicated, which event-driven hardware makes use of.
 
 # %% tags=["gallery"]
 chosen = [int((data.test_labels == label).nonzero()[0]) for label in (2, 5, 7)]
@@ -237,8 +238,8 @@ digits, digit_labels = data.test_images[chosen], data.test_labels[chosen]
 plotting.raster(digits, digit_labels, hidden_spk, output_spk)
 
 # %% [markdown]
-# The membranes of the output neurons for the first digit: they integrate, cross the threshold, spike, and are reset in
-# the next step.
+# These are the membranes of the output neurons for the first digit. They integrate, cross the threshold, spike, and are
+# reset in the next step.
 
 # %%
 plotting.membranes(
@@ -248,9 +249,9 @@ plotting.membranes(
 # %% [markdown]
 # ## How much faster?
 #
-# One training step (forward, backward, Adam) of the same network on the same batch: snnTorch's loop, the same loop with
-# the one import changed, and `MultiStep`. They take turns, so that whatever else this machine does hits all alike; the
-# medians are compared.
+# This cell times one training step (forward, backward, Adam) of the same network on the same batch: for snnTorch's
+# loop, for the same loop with only the import changed, and for `MultiStep`. They run in turn, so that other work of
+# this machine affects all of them equally. The medians are compared.
 
 
 # %%
@@ -293,14 +294,15 @@ for name, median in medians.items():
 # %% [markdown]
 # ## On a real IPU
 #
-# This version of snnipu has no PopART operators yet: under Graphcore's own PopTorch `Leaky` raises an error, because
-# the gradient of the spikes would be lost without a word. The training loop itself is PopTorch's, and what it asks
-# for on hardware is known:
+# Under Graphcore's PopTorch, `Leaky` needs snnipu's PopART operators, which `python -m snnipu build-ipu` builds ([run
+# on an IPU](../docs/how-to/run-on-an-ipu.md)). Without them it raises an error, because the gradient of the spikes
+# would be lost silently. The operators have not run on an IPU. The training loop is PopTorch's, with these rules on
+# hardware:
 #
-# * The first call of `training_model` compiles the program, which takes minutes;
-#   `options.enableExecutableCaching("cache")` keeps it for the next time.
-# * Larger `deviceIterations` keep the IPU busy between two visits to Python.
-#   `options.replicationFactor(n)` trains on `n` IPUs, each with its own batch, and
-#   `options.Training.gradientAccumulation(k)` sums gradients over `k` batches before a step. The loader's batches grow
-#   by these factors, nothing else changes.
-# * Control flow in `forward` is traced once. `MultiStep` has none over time: the steps are inside the operator.
+# * The first call of `training_model` compiles the program, which takes minutes.
+#   `options.enableExecutableCaching("cache")` keeps the program for later runs.
+# * Larger `deviceIterations` keep the IPU busy between two calls from Python. `options.replicationFactor(n)` trains on
+#   `n` IPUs, each with a different batch. `options.Training.gradientAccumulation(k)` sums gradients over `k` batches
+#   before a step. The loader's batches grow by these factors, and nothing else changes.
+# * Control flow in `forward` is traced once. `MultiStep` has no control flow over time: the steps are inside the
+#   operator.

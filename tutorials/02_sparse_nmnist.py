@@ -16,23 +16,23 @@
 # %% [markdown]
 # # Event-driven layers: N-MNIST as the ids of the neurons that spiked
 #
-# In a spiking network most neurons are silent most of the time, and yet a matrix product multiplies every weight with
-# every zero. This tutorial is for those who train with snnTorch, and about layers that read the weights of the neurons
-# that spiked, and no others. It
+# In a spiking network most neurons are silent most of the time, but a matrix product multiplies every weight, also by
+# zeros. This tutorial is for users of snnTorch. It is about layers that read only the weights of neurons that spiked.
+# You
 #
-# 1. loads recordings of an event camera as `SparseSpikes`,
-# 2. trains a `SparseNetwork` on them,
-# 3. looks at its spikes,
-# 4. shows what its two settings do: slots (`max_spikes`) and the second threshold (`grad_threshold`),
-# 5. measures, on your machine, how its speed depends on the activity,
-# 6. goes from there to `nn.Linear` and `Leaky`, and back.
+# 1. load recordings of an event camera as `SparseSpikes`,
+# 2. train a `SparseNetwork` on them,
+# 3. look at its spikes,
+# 4. see the effect of two settings: slots (`max_spikes`) and the second threshold (`grad_threshold`),
+# 5. measure, on your machine, how the speed depends on the activity,
+# 6. convert the network to `nn.Linear` and `Leaky`, and back.
 #
-# You need `pip install ".[tutorials]"` in a clone of the repository. Some environment variables change what is run:
+# You need `pip install ".[tutorials]"` in a clone of the repository. These environment variables change the tutorial:
 #
 # | variable | meaning | default |
 # | --- | --- | --- |
-# | `SNNIPU_DATA` | folder that holds `nmnist/Train` and `nmnist/Test` | N-MNIST is looked for in `./data/nmnist` |
-# | `SNNIPU_TUTORIAL_SAMPLES` | train and test on that many recordings at most | all |
+# | `SNNIPU_DATA` | folder that contains `nmnist/Train` and `nmnist/Test` | `./data/nmnist` contains N-MNIST |
+# | `SNNIPU_TUTORIAL_SAMPLES` | maximum number of recordings for training and testing | all |
 # | `SNNIPU_TUTORIAL_EPOCHS` | passes over the training recordings | 5 |
 # | `SNNIPU_TUTORIAL_HIDDEN` | neurons in each of the two hidden layers | 1000 |
 
@@ -62,14 +62,13 @@ batch_size = 48
 # %% [markdown]
 # ## The recordings
 #
-# N-MNIST shows MNIST's digits to an event camera that moves a little. Each pixel of the camera reports on its own: one
-# event when it gets brighter, one when it gets darker, and nothing while nothing changes. A recording is a list of
-# events (time, x, y, polarity).
+# For N-MNIST, an event camera that moves a little recorded MNIST's digits. Each pixel of the camera reports
+# independently: one event when it gets brighter, one when it gets darker, and none while nothing changes. A recording
+# is a list of events (time, x, y, polarity).
 #
-# Where the recordings come from: if you have them, let `SNNIPU_DATA` name the folder above `nmnist`. If not,
-# `datasets.nmnist("data/nmnist", download=True)` fetches them with tonic (`pip install ".[events]"`). Without them this
-# notebook goes on with *Randman*, made-up spike trains that need no files: there is then no camera picture to see, but
-# all the rest is there.
+# If you have the recordings, set `SNNIPU_DATA` to the folder above `nmnist`. Otherwise
+# `datasets.nmnist("data/nmnist", download=True)` downloads them by tonic (`pip install ".[events]"`). Without them this
+# notebook uses *Randman*, synthetic spike trains that need no files. The camera picture is then missing.
 
 # %%
 folder = Path(os.environ.get("SNNIPU_DATA", "data")) / "nmnist"
@@ -87,18 +86,18 @@ print(f"{data.name}: {len(train_set)} training and {len(test_set)} test recordin
 # %% [markdown]
 # ## Events, not frames
 #
-# A recording becomes `SparseSpikes`: for each of 100 time steps of one millisecond, the ids of the neurons that spiked.
-# What PyTorch would hold as a tensor `[T, B, N]` that is zero nearly everywhere is here three small tensors:
+# A recording becomes `SparseSpikes`: the ids of the neurons that spiked, for each of 100 time steps of one millisecond.
+# A dense tensor `[T, B, N]` would be zero nearly everywhere. `SparseSpikes` has three small tensors instead:
 #
-# | tensor | shape | what it holds |
+# | tensor | shape | contents |
 # | --- | --- | --- |
-# | `ids` | `[T, B, S]` | which neurons, in `S` *slots* for each step of each sample |
+# | `ids` | `[T, B, S]` | numbers of neurons, in `S` *slots* for each step of each sample |
 # | `values` | `[T, B, S]` | 1 for a spike |
-# | `counts` | `[T, B, 2]` | how many of the slots are in use; what lies behind them is never read |
+# | `counts` | `[T, B, 2]` | the number of used slots; the other slots are never read |
 #
-# `event_loader` is PyTorch's `DataLoader` with the way to join `SparseSpikes` to a batch. What a batch prints is its
-# shape, how many of its neurons spike in a step, and how many events were left out because they lie behind the last
-# step.
+# `event_loader` is PyTorch's `DataLoader` with a function that joins `SparseSpikes` to a batch. A batch prints its
+# shape, the share of its neurons that spike in a step, and the number of events that were dropped because they are
+# after the last step.
 
 # %%
 loader = datasets.event_loader(train_set, batch_size, shuffle=True, generator=torch.Generator().manual_seed(0))
@@ -110,8 +109,8 @@ held = sum(part.numel() * part.element_size() for part in (spikes.ids, spikes.va
 print(f"as ids: {held / 2**20:.1f} MiB; as dense float32 frames: {4 * spikes.shape.numel() / 2**20:.1f} MiB")
 
 # %% [markdown]
-# One recording: what the camera saw in windows of 20 steps, and below it the spikes of all inputs over time. An input
-# is a pixel and a polarity. (`to_dense()` is for the picture; the network does not need it.)
+# The picture shows one recording: the camera's events in windows of 20 steps, and below the spikes of all inputs over
+# time. An input is a pixel and a polarity. (Only the picture needs `to_dense()`, the network does not.)
 
 # %%
 DARKER, BRIGHTER = plotting.RED, plotting.BLUE
@@ -154,19 +153,19 @@ show_recording(spikes[:, :1], int(labels[0]))
 # %% [markdown]
 # ## The network
 #
-# `SparseNetwork` is a stack of fully connected layers of leaky integrate-and-fire neurons that hand on ids instead of
-# dense tensors. What is new, compared with `nn.Linear` and `snn.Leaky`:
+# `SparseNetwork` is a stack of fully connected layers of leaky integrate-and-fire neurons. The layers pass on ids
+# instead of dense tensors. It has three new concepts, compared with `nn.Linear` and `snn.Leaky`:
 #
-# * **Slots.** A layer gives out at most `max_spikes` ids per step. What does not fit is dropped, and counted. `None`
-#   gives as many as are needed.
-# * **A second threshold.** A neuron spikes above `threshold`. In the backward pass a neuron takes part if its membrane
-#   was above `grad_threshold`, which is lower: the slots that spikes leave free go to such neurons, with value 0.
-#   `None` lets every neuron take part.
-# * **Delay.** With `delay=1` a layer reads the spikes that the layer before it made one step earlier.
+# * **Slots.** A layer passes on at most `max_spikes` ids in a step. Further spikes are dropped and counted. With `None`
+#   the layer has as many slots as needed.
+# * **A second threshold.** A neuron spikes above `threshold`. It is *gradient-active* if its membrane is above
+#   `grad_threshold`, which is lower. Slots without spikes go to such neurons, with the value 0. With `None` every
+#   neuron is gradient-active.
+# * **Delay.** With `delay=1` a layer reads the spikes of the previous layer from one step before.
 #
-# `training.benchmark_network` makes one as in the [published benchmark of sparse
-# training](https://arxiv.org/abs/2311.04386): reset to zero, input weighted with $10\,(1 - \beta)$, the surrogate
-# gradient $1 / (10\,|u - \theta| + 1)^2$.
+# `training.benchmark_network` makes a network as in the [published benchmark of sparse
+# training](https://arxiv.org/abs/2311.04386). It has a reset to zero, inputs that are weighted by $10\,(1 - \beta)$,
+# and the surrogate gradient $1 / (10\,|u - \theta| + 1)^2$.
 
 # %%
 sizes = [data.num_neurons, num_hidden, num_hidden, data.num_classes]
@@ -184,9 +183,9 @@ print(net)
 # %% [markdown]
 # ### First weights
 #
-# A layer that is silent passes no spike on; one that is too active overflows its slots and costs time.
-# `scale_to_activity` scales the weights, one layer after the other, until each layer's activity on a batch is what was
-# asked for. (It is to spikes what layer-sequential unit variance, LSUV, is to activations.)
+# A silent layer passes no spikes on. A very active layer overflows its slots and costs time. `scale_to_activity` scales
+# the weights of one layer after another until each layer has the target activity on a batch. (For activations,
+# layer-sequential unit variance, LSUV, is a similar method.)
 
 # %%
 names = ["hidden 1", "hidden 2", "output"]
@@ -197,9 +196,9 @@ initial_state = {name: value.clone() for name, value in net.state_dict().items()
 # %% [markdown]
 # ## Training
 #
-# A class's score is the number of spikes of its output neuron, and the loop is the one you know.
-# `GradThresholdSchedule` starts with a second threshold far below every membrane, so that slots that spikes leave free
-# are all in use, and raises it, halfway each time, to 0.9.
+# The score of a class is the number of spikes of its output neuron. The training loop is a usual one.
+# `GradThresholdSchedule` starts with a second threshold far below every membrane, so that all slots are used. Then it
+# raises the second threshold to 0.9, and halves the distance each time.
 
 
 # %%
@@ -252,8 +251,8 @@ print(f"test accuracy: {100 * accuracy:.1f} % of {len(test_set)} recordings")
 plotting.training_curve(history, title="training")
 
 # %% [markdown]
-# What to watch besides the accuracy: `net.activity` and `net.overflow` tell, for each layer, what happened in the last
-# forward pass. Over the test recordings:
+# Watch `net.activity` and `net.overflow` in addition to the accuracy. They have the activity and the dropped spikes of
+# each layer in the last forward pass. Over the test recordings:
 
 # %%
 plotting.activity_curve(
@@ -268,8 +267,8 @@ plotting.activity_curve(
 # %% [markdown]
 # ## What the network does
 #
-# Three test recordings and the spikes of every layer. This is what the forward pass consists of: for every mark a
-# column of weights is added to the membranes of the next layer, and where there are no marks, membranes decay.
+# The picture shows three test recordings and the spikes of every layer. In the forward pass, each mark adds a column of
+# weights to the membranes of the next layer. Without marks the membranes decay.
 
 # %% tags=["gallery"]
 test_labels = data.test.labels[test_set.indices]
@@ -280,12 +279,12 @@ with torch.no_grad():
 plotting.layer_rasters([part.to_dense() for part in (examples, *layers)], example_labels, names=["input", *names])
 
 # %% [markdown]
-# ## What slots do
+# ## The effect of slots
 #
-# Slots bound the memory and the work of a step; on hardware with fixed shapes they *are* the memory. How few are
-# enough? Here the trained network runs again with fewer and fewer slots in its hidden layers. There are two orders in
-# which spikes are dropped: `"lowest"` keeps the lowest ids, so it is always the same neurons that lose; `"rotate"`
-# starts elsewhere at each step, so that the loss is shared.
+# Slots limit the memory and the work of a step. On hardware with fixed shapes they determine the memory. How few are
+# enough? Here the trained network runs again with fewer and fewer slots in its hidden layers. Spikes are dropped in one
+# of two orders. `"lowest"` keeps the lowest ids, so the same neurons always lose their spikes. `"rotate"` starts at
+# another id in each step, so all neurons share the loss.
 
 # %%
 shares = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.045, 0.06, 0.09)
@@ -325,14 +324,14 @@ def draw_slots():
 draw_slots()
 
 # %% [markdown]
-# Dropped spikes are an approximation that the network can learn to live with when it is trained with those slots, too.
-# Whatever you choose, look at `overflow`: it says when the approximation is a large one.
+# Dropping spikes is an approximation. A network can compensate for it if it is trained with the same slots. Look at
+# `overflow` in any case: it shows whether the approximation is a large one.
 #
-# ## What the second threshold does
+# ## The effect of the second threshold
 #
-# The backward pass replaces the derivative of the step function, zero, by a surrogate that is largest at the threshold.
-# The picture shows the membranes of the first hidden layer before training, over a batch: few are above the threshold,
-# and the surrogate is small for most of the others. The second threshold cuts them off.
+# The derivative of the step function is zero. The backward pass replaces it by a surrogate that is largest at the
+# threshold. The picture shows the membranes of the first hidden layer before training, over a batch. Few are above the
+# threshold, and the surrogate is small for most of the others. The second threshold excludes these.
 
 # %%
 free = make_network(max_spikes=None, grad_threshold=None)
@@ -374,10 +373,10 @@ def draw_thresholds(second=0.9, threshold=1.0, low=-4.0, high=3.0, bins=140):
 draw_thresholds()
 
 # %% [markdown]
-# How good is the gradient that is left? Take the gradient in which every neuron takes part (`grad_threshold=None`, no
-# limit on slots: to rounding the one that the dense network has), and measure the angle between it and that of higher
-# and higher second thresholds: 1 is the same direction, 0 a direction that knows nothing of it. And count the slots
-# that are carried, spikes among them: they are what the backward pass has to do with.
+# How good is the remaining gradient? The full gradient has every neuron gradient-active (`grad_threshold=None`, no
+# limit on slots). It equals the dense network's gradient to rounding. This cell computes the cosine of the angle
+# between the full gradient and the gradients for higher and higher second thresholds: 1 is the same direction, 0 an
+# unrelated one. It also counts the used slots, including spikes, since they determine the work of the backward pass.
 
 
 # %%
@@ -428,19 +427,24 @@ def draw_gradient():
 draw_gradient()
 
 # %% [markdown]
-# Read it from left to right: the neurons far below the threshold are many, and the gradient hardly misses them; close
-# to the threshold the last few matter. Why then a schedule? A neuron that never gets above the second threshold has no
-# gradient at all and never learns; while it is low, every neuron can have its turn.
+# Read the curve from left to right. Many neurons are far below the threshold, and the gradient hardly changes without
+# them. Close to the threshold the last few neurons matter. Why is a schedule needed? A neuron that never exceeds the
+# second threshold gets no gradient and never learns. While the second threshold is low, every neuron can learn.
 #
 # ## Speed against the dense layer
 #
-# What a layer has to do: forward, one column of weights for each input spike; backward, the same for the gradient of
-# the weights, and for that of the input one column for each slot that is carried; on top of that, a little for each
-# neuron and step. Fewer spikes are less work. The dense layer's work depends on sizes only.
+# The work of an event-driven layer is:
 #
-# Here one layer, with inputs that are themselves to be learnt, as in the middle of a network: `nn.Linear` and
-# `snn.Leaky.sequence` on dense frames against `SparseLeaky` on ids of the same spikes, forward and backward. Its
-# weights are scaled so that it has an activity of 2 % whatever its input. They take turns, and medians are compared.
+# * forward: one column of weights for each input spike,
+# * backward: the same for the gradient of the weights, and one column for each used slot of the input for the gradient
+#   of the input,
+# * in addition a little for each neuron and step.
+#
+# Fewer spikes are less work. The work of the dense layer depends only on sizes.
+#
+# This cell compares one layer whose inputs need a gradient, as in the middle of a network: `nn.Linear` and
+# `snn.Leaky.sequence` on dense frames, and `SparseLeaky` on ids of the same spikes, forward and backward. The weights
+# are scaled so that the layer has an activity of 2 % for any input. Both run in turn, and medians are compared.
 
 
 # %%
@@ -516,14 +520,14 @@ def draw_ratios():
 draw_ratios()
 
 # %% [markdown]
-# Where the curve falls below 1, the matrix product is the better choice. `path="auto"`, the default of `SparseLeaky`
-# and `SparseNetwork`, makes it: it looks at the activity of the layer's input in each forward pass. Here
-# `path="sparse"` kept it from doing so.
+# Where the curve is below 1, the matrix product is faster. `path="auto"`, the default of `SparseLeaky` and
+# `SparseNetwork`, then uses it: it measures the activity of the layer's input in each forward pass. This cell sets
+# `path="sparse"` to prevent this.
 #
 # ## From and to dense layers
 #
-# A layer without limit is `nn.Linear` and `Leaky` computed another way. `to_dense` gives these two with the same
-# parameters; a network with `delay=0`, in which spikes go through all layers within a step, becomes a `MultiStep`:
+# A layer without a cap computes the same as `nn.Linear` and `Leaky`. `to_dense` returns these two with the same
+# parameters. A network with `delay=0`, in which spikes pass through all layers within a step, becomes a `MultiStep`:
 
 # %%
 immediate = make_network(max_spikes=None, grad_threshold=None, delay=0)
@@ -537,11 +541,11 @@ with torch.no_grad():
 print(f"equal spikes: {100 * (dense_spk == sparse_spk).float().mean():.3f} %")
 
 # %% [markdown]
-# (The two add up in another order. Where a membrane is within rounding of its threshold that can decide a spike.)
+# (The two add in different orders. A spike may differ if its membrane is within rounding of the threshold.)
 #
-# The other way round: a stack trained with snnTorch, here with the names that `nn.Sequential` gives, becomes an
-# event-driven network. `dense_state_dict` and `load_dense_state_dict` speak its `state_dict`; `input_scale` is part of
-# the dense weights.
+# A stack that was trained with snnTorch, here with the names of `nn.Sequential`, also becomes an event-driven network.
+# `dense_state_dict` and `load_dense_state_dict` use the stack's `state_dict`. `input_scale` is part of the dense
+# weights.
 
 # %%
 stack = nn.Sequential(
@@ -559,7 +563,7 @@ stack.load_state_dict(event_driven.dense_state_dict())  # and back
 # ## What to read next
 #
 # * [Train at low activity](../docs/how-to/train-sparse.md): the same from the command line, and a loss on rates.
-# * [Load event data](../docs/how-to/load-event-data.md): your own recordings, the other data sets, how long a time step
-#   should be.
-# * [The sparse gradient](../docs/explanation/sparse-gradient.md): the equations, what is exact and what is left out.
-# * [Port an snnTorch script](../docs/how-to/port-from-snntorch.md): also those that stay dense.
+# * [Load event data](../docs/how-to/load-event-data.md): your own recordings, the other data sets, and the length of a
+#   time step.
+# * [The sparse gradient](../docs/explanation/sparse-gradient.md): the equations, the exact terms and the omitted ones.
+# * [Port an snnTorch script](../docs/how-to/port-from-snntorch.md): also scripts that stay dense.

@@ -16,25 +16,24 @@
 # %% [markdown]
 # # The IPU without an IPU: an operator from vertex to profile
 #
-# Graphcore's IPU has 1472 processors, *tiles*, each with its own memory of 624 KiB and nothing else. A program says
-# which tile holds which number, which tile runs which code, and what is sent between them. snnipu brings a model of
-# that machine: the same C++ that the Poplar SDK compiles for an IPU runs here, tile by tile, and is counted. In this
-# tutorial you
+# Graphcore's IPU has 1472 processors, called *tiles*. Each tile has 624 KiB of memory and can access no other memory. A
+# program assigns numbers and code to tiles, and sends data between tiles. snnipu has a model of this machine. It runs
+# the same C++ that the Poplar SDK compiles for an IPU, tile by tile, and counts memory and cycles. In this tutorial you
 #
-# 1. run the smallest Poplar program there is, and see what is refused when it is wrong,
+# 1. run a minimal Poplar program, and see the errors of wrong programs,
 # 2. follow `Leaky` from its vertex to an operator that PopTorch calls,
 # 3. train a network through that operator, in PopTorch's training loop, and compare with the host's kernels,
-# 4. read what the model counted: memory of tiles, cycles, exchange,
-# 5. plan an event-driven network on a whole Mk2, and predict what limits its speed.
+# 4. read the counts of the model: memory of tiles, cycles, exchange,
+# 5. plan an event-driven network on a whole Mk2, and predict the limit of its speed.
 #
-# **Every number of cycles or bytes here is a model's. None is measured on an IPU.**
+# **All numbers of cycles and bytes here are from a model. None is measured on an IPU.**
 #
-# You need `pip install ".[tutorials]"` in a clone; for the first part a C++ compiler as well. Some environment
-# variables change what is run:
+# You need `pip install ".[tutorials]"` in a clone, and a C++ compiler for the first part. These environment variables
+# change the tutorial:
 #
 # | variable | meaning | default |
 # | --- | --- | --- |
-# | `SNNIPU_TUTORIAL_SAMPLES` | train on that many images at most | all |
+# | `SNNIPU_TUTORIAL_SAMPLES` | maximum number of images for training | all |
 # | `SNNIPU_TUTORIAL_EPOCHS` | passes over the training images | 5 |
 # | `SNNIPU_TUTORIAL_HIDDEN` | hidden neurons | 100 |
 
@@ -67,9 +66,8 @@ clone = next((folder for folder in folders if (folder / "csrc" / "ipu_model").is
 # %% [markdown]
 # ## A vertex
 #
-# What a tile computes is written in a *vertex* (or *codelet*): a class with fields and a method `compute`. Fields of
-# type `Input` and `Output` will be connected to tensors, wherever these are. Poplar's classic first one adds two
-# numbers:
+# A *vertex* (or *codelet*) is the code of a tile: a class with fields and a method `compute`. Fields of the types
+# `Input` and `Output` are connected to tensors on any tile. Poplar's classic first vertex adds two numbers:
 
 # %%
 if clone is not None:
@@ -77,10 +75,9 @@ if clone is not None:
     print((examples / "adder_codelets.cpp").read_text())
 
 # %% [markdown]
-# A program makes variables, puts each on a tile, makes vertices, puts these on tiles too, and connects the fields.
-# This one adds two vectors of four, an element to a tile. `y` is on tile 0: the other three have to fetch their
-# element from there. These are Poplar's own names; with the SDK in place of the model it would be compiled as it is,
-# up to the report.
+# A program makes variables and vertices, maps each of them to a tile, and connects the fields. This program adds two
+# vectors of four elements, with one element on each tile. `y` is on tile 0, so the other three tiles have to fetch
+# their element from it. The names are Poplar's. Except for the report, the SDK would compile the same program.
 
 # %%
 if clone is not None:
@@ -88,8 +85,8 @@ if clone is not None:
     print(program.split("int main() {")[1].split("  poplar::Engine")[0])
 
 # %% [markdown]
-# Compiled with the model's headers and library, it runs here. Beside it, two versions with a mistake: one forgets
-# where `y` is, in the other all four vertices write the same element.
+# This cell compiles the program with the model's headers and library, and runs it. It also runs two versions with a
+# mistake. One does not map `y` to a tile. In the other, all four vertices write the same element.
 
 
 # %%
@@ -129,15 +126,14 @@ for name, compiling in compilers.items():
     print(f"--- {name}", *said, sep="\n")
 
 # %% [markdown]
-# In the sound program most cycles are synchronisation, and a worker thread's start and end: a vertex is worth its
-# while when it has many elements to work on. The other two are refused before anything runs, as the SDK would refuse
-# them, and the message names variable and vertices. [IPU model](../docs/reference/ipu-model.md) has the list of what
-# is refused.
+# In the correct program most cycles are synchronisation, and the start and end of a worker thread. A vertex is
+# efficient only if it has many elements. The other two programs are refused before they run, as the SDK would refuse
+# them. The messages name the variable and the vertices. [IPU model](../docs/reference/ipu-model.md) lists all errors.
 #
 # ## From vertex to operator
 #
-# A neuron of this package goes the same way. For the spike function with its surrogate gradient it is short enough to
-# be shown whole. The vertex, for the elements that a tile has, shared out among six worker threads:
+# The neurons of snnipu have the same parts. The spike function with its surrogate gradient is short enough to show them
+# all. This is the vertex for the elements of a tile, which are shared by six worker threads:
 
 
 # %%
@@ -158,24 +154,24 @@ print(
 )
 
 # %% [markdown]
-# `heaviside`, the maths, stands in `csrc/neuron` and is what the CPU kernels call, too. The *graph builder* spreads
-# the elements over tiles, and adds a vertex to each:
+# `heaviside`, the maths, is in `csrc/neuron`. The CPU kernels call it, too. The *graph builder* divides the elements
+# over tiles, and adds a vertex to each tile:
 
 # %%
 print(excerpt("csrc/graph/surrogate_spike.cpp", "poplar::Tensor surrogateSpike(", "poplar::Tensor surrogateSpikeGrad("))
 
 # %% [markdown]
-# And `custom_ops/surrogate_spike.cpp` registers it with PopART, the framework below PopTorch, as operator
-# `SurrogateSpike` of domain `ai.snnipu`, with another operator for its gradient. `NeuronSequence`, which is any neuron
-# over all time steps, is made of the same three parts. In Python, `snn.Leaky` calls
+# `custom_ops/surrogate_spike.cpp` registers it with PopART, the framework below PopTorch, as the operator
+# `SurrogateSpike` of the domain `ai.snnipu`. Another operator computes its gradient. `NeuronSequence`, which is any
+# neuron over all time steps, has the same three parts. In Python, `snn.Leaky` calls
 # `poptorch.custom_op("NeuronSequence")` when PopTorch traces it.
 #
 # ## Training through the operator
 #
-# Nothing of this shows in a script. PopTorch has a switch, `Options.useIpuModel(True)`, that runs a program on a
-# model of an IPU. Here, with snnipu's host runtime of PopTorch, it sends the operators of `ai.snnipu` through the
-# model, forwards and backwards; everything else (matrix products, loss, optimiser) runs on the host. The network of
-# the first tutorial, in small, on scikit-learn's digits, twice from the same weights:
+# A script does not contain any of this. PopTorch's switch `Options.useIpuModel(True)` runs a program on a model of an
+# IPU. In snnipu's host runtime of PopTorch, it runs the operators of `ai.snnipu` in the model, forward and backward.
+# All other operations (matrix products, loss, optimizer) run on the host. This cell trains a small version of the first
+# tutorial's network on scikit-learn's digits, twice with the same initial weights:
 
 # %%
 num_steps, batch_size = 25, 64
@@ -247,13 +243,13 @@ def draw_losses():
 draw_losses()
 
 # %% [markdown]
-# One line lies on the other. From the same weights and inputs the spikes are equal, and the gradients are to
-# rounding; in a long training the rounding may decide a spike somewhere, and the lines then part a little.
-# `poptorch.isRunningOnIpu()` was true while `forward` ran, so the path through the code was a real IPU's.
+# The two lines are the same. With the same weights and inputs the spikes are equal, and the gradients are equal to
+# rounding. In a long training, rounding may change a spike, and the lines then differ a little.
+# `poptorch.isRunningOnIpu()` was true while `forward` ran, so the code took the same branches as on an IPU.
 #
 # ## What the model counts
 #
-# After a call, `ipuModelReport()` has for each operator what was counted. Per batch:
+# After a call, `ipuModelReport()` has the counts of each operator. For each batch:
 
 # %%
 reports = {}
@@ -272,8 +268,8 @@ for name, report in reports.items():
     )
 
 # %% [markdown]
-# A *step* of a program is a set of vertices that run at once, or a copy. All tiles wait for the slowest; then they
-# exchange what the next step reads. Left: the steps that take longest. Right: what lies in the memory of the tiles.
+# A *step* of a program is a set of vertices that run at the same time, or a copy. All tiles wait for the slowest one.
+# Then they exchange the data of the next step. Left: the slowest steps. Right: the contents of the tiles' memory.
 
 # %% tags=["gallery"]
 hidden = {name: report for name, report in reports.items() if f"{num_hidden} neurons" in name}
@@ -324,16 +320,16 @@ def draw_reports():
 draw_reports()
 
 # %% [markdown]
-# One step does most of the work in each direction: all 25 time steps are in it, as every element stays on its tile
-# with its membrane. The gradients of `beta` and `threshold`, which all neurons share, are summed over tiles in
-# several short steps. Memory is no limit for so small a layer; most of it is code.
+# In each direction one step does most of the work. It contains all 25 time steps, because every element stays on its
+# tile with its membrane. All neurons share `beta` and `threshold`, so several short steps sum their gradients over the
+# tiles. Memory does not limit such a small layer; most of it is code.
 #
 # ## What is refused
 #
-# A model that only ran would not be worth much: what costs weeks on real hardware is what hardware refuses, or what
-# it gets wrong without a word. Two examples. A layer that does not fit: half a million neurons over 25 steps, on an
-# IPU cut down to 32 tiles. And a surrogate gradient in Python, which no IPU can run; plain PopTorch would compile the
-# forward pass and drop the gradient of the spikes silently.
+# The model is useful because it refuses wrong programs. On real hardware, refused programs and silent errors cost
+# weeks. Here are two examples. The first is a layer that does not fit: half a million neurons over 25 steps, on an IPU
+# with only 32 tiles. The second is a surrogate gradient in Python, which an IPU cannot run. PopTorch would compile the
+# forward pass and silently drop the gradient of the spikes.
 
 
 # %%
@@ -365,10 +361,10 @@ del os.environ["SNNIPU_IPU_MODEL_TARGET"]
 # %% [markdown]
 # ## An event-driven network on its tiles
 #
-# `SparseNetwork` is one operator on an IPU: weights stay on the tiles of their neurons, and what travels is the ids
-# of the neurons that spiked. Which tile gets what is a *plan*. One of the networks of the published benchmark of
-# sparse training (Gruen et al., [arXiv 2311.04386](https://arxiv.org/abs/2311.04386)), two hidden layers of 1466
-# neurons, on one Mk2:
+# On an IPU, `SparseNetwork` is one operator. Weights stay on the tiles of their neurons, and tiles exchange only the
+# ids of neurons that spiked. A *plan* assigns neurons to tiles. This is the plan of a network of the published
+# benchmark of sparse training (Gruen et al., [arXiv 2311.04386](https://arxiv.org/abs/2311.04386)), with two hidden
+# layers of 1466 neurons, on one Mk2:
 
 # %%
 published = ipu.NetworkSpec.from_sizes([2312, 1466, 1466, 10], activity=0.02, input_slots=32)
@@ -390,13 +386,13 @@ def draw_plan(plan):
 draw_plan(plan)
 
 # %% [markdown]
-# Neurons of a layer are spread the wider, the more input spikes they have to gather, so that no tile is much busier
-# than the others. The tiles in lighter colours make ids from the bits that say who fired.
+# Layers with more input spikes get more tiles, so that no tile has much more work than the others. The tiles in lighter
+# colours convert the bits of spiking neurons to ids.
 #
-# How long does such a plan take? There are two answers. The *performance model* has a formula for each phase of a
-# step, and answers in a fraction of a second for any size. The *IPU model* builds the graph, runs it, and counts it
-# vertex by vertex. Here they are beside one another, for a network that fits this tutorial's time. (`activity` is
-# what fills all slots: the IPU model takes all of them to be in use.)
+# Two models predict the time of such a plan. The *performance model* has a formula for each phase of a step, and needs
+# a fraction of a second for any size. The *IPU model* builds the graph, runs it, and counts it vertex by vertex. This
+# cell compares them for a network that is small enough for this tutorial. (`activity` is chosen so that all slots are
+# filled, as the IPU model assumes.)
 
 
 # %%
@@ -470,13 +466,13 @@ def draw_phases():
 draw_phases()
 
 # %% [markdown]
-# Where the neurons integrate, more is counted than predicted: the operator multiplies each weight by the value of its
-# spike, and the formula takes all values for 1, as those of spikes are.
+# In the integration of the neurons, the IPU model counts more than the performance model predicts. The operator
+# multiplies each weight by the value of its spike. The formula assumes that all values are 1, as those of spikes are.
 #
 # ## Throughput against activity
 #
-# Now the published network again, by the performance model: how many samples a second it would train, as fewer or
-# more of its neurons spike, on one Mk2 and on one Bow, the same chip at a higher clock.
+# This cell predicts the training speed of the published network by the performance model, in samples a second against
+# the activity. It compares one Mk2 and one Bow, the same chip at a higher clock.
 
 # %%
 activities = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
@@ -520,28 +516,27 @@ def draw_rates():
 draw_rates()
 
 # %% [markdown]
-# At high activity, twice the spikes take twice the time. At low activity the spikes of the input, always the same
-# number, and what has to be done for each neuron are what is left. More IPUs hardly make this network faster: one
-# spreads it to two or four neurons a tile already, and two are the least. They are for larger networks.
+# At high activity, twice the spikes take twice the time. At low activity, the spikes of the input (a fixed number) and
+# the work for each neuron dominate. More IPUs hardly make this network faster, because one IPU already has only two or
+# four neurons on a tile, and two is the minimum. Use more IPUs for larger networks.
 #
-# `python -m snnipu profile --model 2312,1466,1466,10 --activity 0.02 --html report.html` writes all of this as a
-# page, with maps of the tiles.
+# `python -m snnipu profile --model 2312,1466,1466,10 --activity 0.02 --html report.html` writes all of this as a page,
+# with maps of the tiles.
 #
-# ## What the model does not tell
+# ## Limits of the model
 #
-# * **How long a step really takes.** Cycles are formulas over the fields of a vertex, in the manner of the SDK's own
-#   estimates; exchange is bytes over bandwidth. Nobody has compared them with an IPU. Trust them for what limits, and
-#   for which of two ways is better, before you trust them for how fast.
-# * **Memory to the byte.** Code is an estimate, and the SDK can let variables share memory that are not needed at
-#   once.
-# * **Whatever is not an operator of `ai.snnipu`**: matrix products, losses, optimisers, and transfers from and to the
-#   host.
-# * **Whether the SDK's compiler takes the code.** The vertices are compiled by GCC and Clang, and the operators
-#   against PopART's public headers; no `popc` has seen them yet.
+# * **Real time of a step.** Cycles are formulas over the fields of a vertex, like the SDK's own estimates. Exchange is
+#   bytes divided by bandwidth. They have not been compared with an IPU. They are more reliable for the limiting phase,
+#   and for the comparison of two plans, than for the absolute speed.
+# * **Memory to the byte.** Code is an estimate, and the SDK can let variables share memory at different times.
+# * **Operations other than the operators of `ai.snnipu`**: matrix products, losses, optimizers, and transfers from and
+#   to the host.
+# * **The SDK's compiler.** GCC and Clang compile the vertices, and the operators compile against PopART's public
+#   headers. `popc` has not compiled them yet.
 #
 # ## What to read next
 #
 # * [Run on an IPU](../docs/how-to/run-on-an-ipu.md): from the SDK to `python -m snnipu build-ipu`, step by step.
 # * [Predict memory and speed on IPUs](../docs/how-to/profile.md): the performance model, its assumptions, and the
-#   networks of the published benchmark beside the published claims.
-# * [IPU model](../docs/reference/ipu-model.md): the subset of Poplar, what is refused, what is counted.
+#   networks of the published benchmark compared with the published claims.
+# * [IPU model](../docs/reference/ipu-model.md): the subset of Poplar, the errors, the counts.

@@ -16,9 +16,9 @@
 # %% [markdown]
 # # One loop, from 1 × to its full speed
 #
-# snnTorch's tutorial network visits its time steps in a Python loop. Here that loop is taken through four stages, with
-# a picture of where the time goes: snnTorch's neurons, snnipu's with only the import changed, the loop compiled,
-# unchanged, by `snn.compile`, and the network rewritten as `MultiStep`.
+# snnTorch's tutorial network loops over its time steps in Python. In this tutorial you run the network in four stages:
+# with snnTorch's neurons, with snnipu's neurons by changing only the import, with the unchanged loop compiled by
+# `snn.compile`, and rewritten as `MultiStep`. A picture shows the time of each stage.
 #
 # You need `pip install ".[tutorials]"` in a clone. `SNNIPU_TUTORIAL_HIDDEN` sets the hidden neurons (default 1000).
 
@@ -44,7 +44,7 @@ images, labels = torch.rand(batch_size, 784), torch.randint(10, (batch_size,))
 # %% [markdown]
 # ## The loop
 #
-# The network as the tutorial has it; `library` is snnTorch or snnipu.
+# This is the network of the tutorial. `library` is snnTorch or snnipu.
 
 
 # %%
@@ -79,8 +79,8 @@ def training_step(forward):
 # %% [markdown]
 # ## Four stages
 #
-# The same weights for all. The first call of a compiled loop runs two steps in Python, and compiles the others. Later
-# calls run all steps compiled.
+# All stages have the same weights. The first call of a compiled loop runs two steps in Python and compiles the others.
+# Later calls run all steps compiled.
 
 # %%
 reference = Net(snntorch)
@@ -115,8 +115,8 @@ assert all(neuron.rolled for neuron in report.neurons)
 # %% [markdown]
 # ## Where the time goes
 #
-# One training step of each stage under PyTorch's profiler: matrix products, neurons, and everything else, most of which
-# is many small operators. Wall time is measured without the profiler.
+# PyTorch's profiler divides one training step of each stage into matrix products, neurons, and everything else, which
+# is mostly many small operators. Wall time is measured without the profiler.
 
 # %%
 PRODUCTS = ("addmm", "mm", "linear")
@@ -166,4 +166,5 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# [Compile a loop over time](../docs/how-to/compile.md) tells what else becomes of loops, and what stays one.
+# [Compile a loop over time](../docs/how-to/compile.md) has more examples. [Loops over time](../docs/reference/loops.md)
+# lists the loops that stay in Python.

@@ -16,23 +16,22 @@
 # %% [markdown]
 # # Event-driven convolutions: from an event camera's recordings to a trained network
 #
-# Event cameras are what convolutional spiking networks are built for, and their events are few. This tutorial is for
-# those who train such networks, and about layers that add a kernel's weights where a pixel spiked, and do nothing
-# elsewhere. It
+# Convolutional spiking networks suit event cameras, whose events are few. This tutorial is about convolutional layers
+# that add a kernel's weights where a pixel spiked, and do no work elsewhere. You
 #
-# 1. looks at recordings of an event camera,
-# 2. makes the field's standard small network, 12C5-MP2-32C5-MP2-FC, of event-driven layers,
-# 3. trains it, and keeps it quiet,
-# 4. shows what its first layer has learnt to look for,
-# 5. measures each layer beside its dense twin, on your machine,
-# 6. turns it into `nn.Conv2d`, `Leaky` and `nn.MaxPool2d`.
+# 1. look at recordings of an event camera,
+# 2. build a standard small network, 12C5-MP2-32C5-MP2-FC, of event-driven layers,
+# 3. train it at low activity,
+# 4. see the features that its first layer has learnt,
+# 5. compare the time of each layer with its dense twin, on your machine,
+# 6. convert it to `nn.Conv2d`, `Leaky` and `nn.MaxPool2d`.
 #
-# You need `pip install ".[tutorials]"` in a clone of the repository. Some environment variables change what is run:
+# You need `pip install ".[tutorials]"` in a clone of the repository. These environment variables change the tutorial:
 #
 # | variable | meaning | default |
 # | --- | --- | --- |
-# | `SNNIPU_DATA` | folder that holds `nmnist/Train` and `nmnist/Test` | N-MNIST is looked for in `./data/nmnist` |
-# | `SNNIPU_TUTORIAL_SAMPLES` | train and test on that many recordings at most | 600 |
+# | `SNNIPU_DATA` | folder that contains `nmnist/Train` and `nmnist/Test` | `./data/nmnist` contains N-MNIST |
+# | `SNNIPU_TUTORIAL_SAMPLES` | maximum number of recordings for training and testing | 600 |
 # | `SNNIPU_TUTORIAL_EPOCHS` | passes over the training recordings | 4 |
 
 # %%
@@ -59,11 +58,12 @@ _ = torch.manual_seed(0)
 # %% [markdown]
 # ## The recordings
 #
-# An event camera has no frames. Each pixel reports by itself when it gets brighter or darker. N-MNIST has such
-# recordings of handwritten digits; the [second tutorial](02_sparse_nmnist.ipynb) tells where to get them. Without them
-# this notebook makes its own events: bright bars that move right, down, left or up before a camera of 34 x 34 pixels.
-# The pixels in front of a bar get brighter, those behind it darker, and a few pixels flicker. Which way a bar moves can
-# be told from no single event, but from the order of bright and dark edges: work for a convolution.
+# An event camera has no frames. Each pixel reports independently when it gets brighter or darker. N-MNIST has such
+# recordings of handwritten digits. The [second tutorial](02_sparse_nmnist.ipynb) shows how to get them. Without them
+# this notebook makes synthetic events: bright bars that move right, down, left or up, recorded by a camera of 34 x 34
+# pixels. The pixels in front of a bar get brighter, the pixels at its back get darker, and a few pixels flicker. A
+# single event does not show the direction of a bar. The order of bright and dark edges does, and a convolution can
+# detect it.
 
 
 # %%
@@ -114,10 +114,10 @@ test_set = Subset(data.test, torch.randperm(len(data.test), generator=order)[:sa
 print(f"{data.name}: {len(train_set)} training and {len(test_set)} test recordings of {data.sensor_shape} neurons")
 
 # %% [markdown]
-# What a batch holds are ids, as in the second tutorial: for each time step the numbers of the neurons that spiked. Here
-# the neurons are those of two maps, and neuron `(polarity * 34 + y) * 34 + x` is the pixel `y, x` of the map of that
-# polarity; layers on maps count theirs in the same way. For a picture, `to_dense` makes frames of them: what one
-# recording shows in four stretches of time, bright events blue and dark ones red.
+# A batch contains ids, as in the second tutorial: the numbers of the neurons that spiked, for each time step. Here the
+# neurons form two maps. Neuron `(polarity * 34 + y) * 34 + x` is the pixel `y, x` of the map of that polarity. Layers
+# on maps number their neurons in the same way. For the picture, `to_dense` makes frames of four recordings, each in
+# four parts of time. Bright events are blue and dark ones red.
 
 # %% tags=["gallery"]
 loader = datasets.event_loader(train_set, batch_size, shuffle=True, generator=torch.Generator().manual_seed(0))
@@ -147,16 +147,16 @@ draw_event_frames()
 # %% [markdown]
 # ## The network
 #
-# `SparseNetwork` reads the usual notation: `"12C5"` is a convolution to 12 maps by kernels of 5 x 5 with leaky
-# integrate-and-fire neurons behind it (a `snn.SparseConvLeaky`), `"MP2"` takes the maximum of 2 x 2 neurons (a
-# `snn.SparsePool2d`), a number is a fully connected layer. Between all of them go ids.
+# `SparseNetwork` reads the usual notation. `"12C5"` is a convolution to 12 maps by kernels of 5 x 5 and a layer of
+# leaky integrate-and-fire neurons (a `snn.SparseConvLeaky`). `"MP2"` takes the maximum of 2 x 2 neurons (a
+# `snn.SparsePool2d`). A number is a fully connected layer. All layers pass on ids.
 #
-# A spike of the input adds a kernel's weights, 12 x 5 x 5 of them, around its pixel; a convolution of frames would
-# multiply them at each of 900 places. In the backward pass only neurons above the second threshold, `grad_threshold`,
-# take part: here those whose membrane is at least half way to the threshold.
+# A spike of the input adds a kernel's 12 x 5 x 5 weights around its pixel. A convolution of frames would multiply them
+# at each of 900 positions. In the backward pass only neurons above the second threshold, `grad_threshold`, are
+# gradient-active. Here these are neurons whose membrane is at least half of the threshold.
 #
-# `scale_to_activity` then scales the initial weights of each layer, one after the other, until 2 % of its neurons spike
-# in a step.
+# `scale_to_activity` then scales the initial weights of one layer after another, until 2 % of its neurons spike in a
+# step.
 
 # %%
 net = snn.SparseNetwork(
@@ -175,9 +175,9 @@ for name, scale in zip(names, training.scale_to_activity(net, spikes, target=0.0
 # %% [markdown]
 # ## Training
 #
-# The score of a class is the number of spikes of its output neuron. What keeps the network sparse is a term of the
-# loss: `ActivityRegularizer` holds neurons back whose rate is above 5 % of the steps. Watch the picture of the
-# activity: the work that a layer has to do is proportional to it.
+# The score of a class is the number of spikes of its output neuron. A term of the loss keeps the network sparse:
+# `ActivityRegularizer` limits neurons whose rate is above 5 % of the steps. Watch the picture of the activity, since
+# the work of a layer is proportional to it.
 
 
 # %%
@@ -230,11 +230,11 @@ plotting.training_curve(history[1:], title="training")
 plotting.activity_curve([record["activity"] for record in history[1:]], names, title="activity of the layers")
 
 # %% [markdown]
-# ## What the first layer looks for
+# ## The features of the first layer
 #
-# The first layer has 12 kernels for each polarity. Blue weights drive a neuron, red ones hold it back. Where a kernel
-# is blue on one side for bright events, and on the other side for dark ones, it looks for an edge that moves one way.
-# After a few epochs much of the random start is still to be seen.
+# The first layer has 12 kernels for each polarity. Blue weights excite a neuron, red ones inhibit it. A kernel that is
+# blue on one side for bright events, and on the other side for dark ones, detects an edge that moves in one direction.
+# After a few epochs the kernels still show much of their random initial weights.
 
 
 # %%
@@ -254,7 +254,7 @@ def draw_filters():
 draw_filters()
 
 # %% [markdown]
-# And what these maps do with one recording: spikes of the 12 maps, summed over the time steps.
+# This picture shows the output of the 12 maps for one recording: their spikes, summed over the time steps.
 
 # %%
 examples, example_labels = data.test.batch(test_set.indices[:4])
@@ -278,10 +278,10 @@ draw_maps()
 # %% [markdown]
 # ## Time of a layer, event-driven and dense
 #
-# Each layer gets the spikes that it had in training, as ids and as frames. `path="sparse"` keeps the event-driven layer
-# from choosing the dense path by itself, as `path="auto"` does where that is the faster one. The dense twin is
-# `nn.Conv2d` over all steps at once and `Leaky.sequence`; forward and backward pass, medians, taking turns. The last
-# layer is so small that there is nothing to be gained.
+# The input of each layer is the spikes that it had in training, as ids and as frames. `path="sparse"` prevents the
+# event-driven layer from choosing the dense path, as `path="auto"` does if that is faster. The dense twin is
+# `nn.Conv2d` over all steps and `Leaky.sequence`. Forward and backward pass of both run in turn, and medians are
+# compared. The last layer is too small for a gain.
 
 
 # %%
@@ -351,9 +351,9 @@ draw_times()
 # %% [markdown]
 # ## From and to dense layers
 #
-# A network without delay becomes a `MultiStep` of `nn.Conv2d`, `Leaky` and `nn.MaxPool2d` with the same parameters, and
-# computes the same spikes, up to the order of the additions. `dense_state_dict` and `load_dense_state_dict` speak its
-# `state_dict`, so that a network trained elsewhere can become event-driven.
+# A network without delay becomes a `MultiStep` of `nn.Conv2d`, `Leaky` and `nn.MaxPool2d` with the same parameters. It
+# computes the same spikes, up to the order of the additions. `dense_state_dict` and `load_dense_state_dict` use its
+# `state_dict`, so a network that was trained elsewhere can become event-driven.
 
 # %%
 multi_step = net.to_dense()
@@ -365,8 +365,8 @@ print(f"equal spikes: {100 * (dense_spk == layers[-1].to_dense()).float().mean()
 # %% [markdown]
 # ## What to read next
 #
-# * [Train convolutional networks on events](../docs/how-to/train-convolutional.md): layers by themselves, and the same
-#   from the command line.
+# * [Train convolutional networks on events](../docs/how-to/train-convolutional.md): single layers, and the same from
+#   the command line.
 # * [Train at low activity](../docs/how-to/train-sparse.md): slots, second thresholds, initial weights, rates.
-# * [Load event data](../docs/how-to/load-event-data.md): your own recordings, and what is kept of them on the disk.
-# * [The sparse gradient](../docs/explanation/sparse-gradient.md): what the second threshold leaves out.
+# * [Load event data](../docs/how-to/load-event-data.md): your own recordings, and their cache on the disk.
+# * [The sparse gradient](../docs/explanation/sparse-gradient.md): the terms that the second threshold omits.

@@ -16,16 +16,16 @@
 # %% [markdown]
 # # Learn online: ten minutes of a stream in constant memory
 #
-# Backpropagation through time keeps every step until the last one. A stream has no last one. This tutorial is for those
-# who have long recordings or none that end. It
+# Backpropagation through time stores every step until the last one. A stream has no last step. This tutorial is for
+# long recordings and for streams without an end. You
 #
-# 1. makes a stream of spikes, a step a millisecond, in which two sounds differ by their order in time alone,
-# 2. learns to tell them apart while it runs, with `snnipu.Online`,
-# 3. looks at what is carried on from step to step, the traces, and at the learning signals,
-# 4. compares the memory with that of backpropagation through time,
-# 5. stops in the middle and goes on.
+# 1. make a stream of spikes with one step per millisecond, in which two sounds differ only by their order in time,
+# 2. learn to distinguish the sounds while the stream runs, by `snnipu.Online`,
+# 3. look at the traces, which carry over from step to step, and at the learning signals,
+# 4. compare the memory with backpropagation through time,
+# 5. stop within the stream, and continue.
 #
-# You need `pip install ".[tutorials]"` in a clone of the repository. An environment variable changes what is run:
+# You need `pip install ".[tutorials]"` in a clone of the repository. This environment variable changes the tutorial:
 #
 # | variable | meaning | default |
 # | --- | --- | --- |
@@ -57,9 +57,9 @@ _ = torch.manual_seed(0)
 # %% [markdown]
 # ## A stream
 #
-# Sounds of 100 ms come after pauses of 50 to 150 ms. A rising one goes through the channels from the lowest to the
-# highest, a falling one back. Each channel spikes as often in both: only the order tells. All channels spike at
-# random, too.
+# Sounds of 100 ms follow after pauses of 50 to 150 ms. A rising sound goes through the channels from the lowest to the
+# highest, a falling sound in reverse. Each channel spikes equally often in both, so only the order distinguishes them.
+# All channels also spike at random.
 
 
 # %%
@@ -98,9 +98,9 @@ plt.show()
 # %% [markdown]
 # ## Learn while it runs
 #
-# `Online` takes the network and a rule; OTTT keeps a trace of each input. Each call gets the next 100 steps, and
-# `backward()` adds their gradients. The optimizer steps after each chunk: the stream has no end to wait for. The
-# accuracy counts answers of the network before it has learnt from the chunk.
+# `Online` needs the network and a rule. The rule OTTT has a trace for each input. Each call processes the next 100
+# steps, and `backward()` adds their gradients. The optimizer steps after each chunk, since the stream has no end. The
+# accuracy counts answers of the network before it learns from the chunk.
 
 
 # %%
@@ -163,9 +163,9 @@ plt.show()
 # %% [markdown]
 # ## Traces and learning signals
 #
-# What goes on from chunk to chunk is in `stream_state()`: the states of the neurons, and a trace for each input of a
-# layer, which lasts as long as a membrane remembers. The learning signal is what the loss says of each output at each
-# step; a weight learns by their product. Half a second, step by step:
+# `stream_state()` contains the values that carry over from chunk to chunk: the states of the neurons, and a trace for
+# each input of a layer. A trace decays like a membrane. The learning signal is the gradient of the loss for each output
+# at each step. A weight learns by the product of both. This is half a second, step by step:
 
 # %% tags=["gallery"]
 inputs, traces, signals, truth = [], [], [], []
@@ -197,8 +197,8 @@ plt.show()
 # %% [markdown]
 # ## Memory
 #
-# The process as it learnt, and what backpropagation through time would have to keep: the bytes that PyTorch saves for
-# the backward pass of 1,000 and 2,000 steps, and the line through them.
+# The picture compares the memory of the process during learning with the memory of backpropagation through time. The
+# latter is a line through the bytes that PyTorch stores for the backward pass of 1,000 and of 2,000 steps.
 
 
 # %%
@@ -231,9 +231,9 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# ## Stop, and go on
+# ## Stop and continue
 #
-# With the states and traces saved, learning goes on to the last bit as if nothing had happened.
+# If states and traces are saved, learning continues with the same numbers, bit for bit.
 
 # %%
 saved = {"net": online.state_dict(), "optimizer": optimizer.state_dict(), "stream": online.stream_state()}
@@ -252,4 +252,4 @@ same = all(torch.equal(a.grad, b.grad) for a, b in zip(online.parameters(), late
 print(f"the same gradients after the pause: {same}")
 
 # %% [markdown]
-# Which rule for what, and what is refused: [learn online](../docs/how-to/learn-online.md).
+# [Learn online](../docs/how-to/learn-online.md) describes the rules and their limits.

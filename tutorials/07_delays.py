@@ -16,23 +16,22 @@
 # %% [markdown]
 # # Delays: spoken digits, and synapses that wait
 #
-# A word is an order of sounds. A leaky neuron forgets what it heard a tenth of a second ago, so how should it tell the
-# beginning of a word from its end? By synapses that take time: where an early sound travels longer than a late one,
-# both arrive together. This tutorial is for those who train with PyTorch, and about layers that learn how long their
-# synapses take. It
+# A word is a sequence of sounds. A leaky neuron forgets a sound within a tenth of a second, so it cannot compare the
+# beginning of a word with its end. Synapses with delays solve this: if an early sound has a longer delay than a late
+# one, both arrive together. This tutorial is about layers that learn the delays of their synapses. You
 #
-# 1. makes spikes of sounds, as an inner ear does,
-# 2. shows what a delay does to a spike,
-# 3. trains a network without delays, and one with,
-# 4. looks at the delays before and after,
-# 5. rounds them to whole steps, and listens to a stream in pieces.
+# 1. convert sounds to spikes by a model of the inner ear,
+# 2. see the effect of a delay on a spike,
+# 3. train a network without delays, and one with delays,
+# 4. compare the delays before and after the training,
+# 5. round them to whole steps, and process a stream in chunks.
 #
-# You need `pip install ".[tutorials]"` in a clone of the repository. Some environment variables change what is run:
+# You need `pip install ".[tutorials]"` in a clone of the repository. These environment variables change the tutorial:
 #
 # | variable | meaning | default |
 # | --- | --- | --- |
-# | `SNNIPU_DATA` | folder that holds the data set's recordings in `fsdd` | they are looked for in `./data/fsdd` |
-# | `SNNIPU_TUTORIAL_SAMPLES` | train on that many recordings at most | all |
+# | `SNNIPU_DATA` | folder that contains the data set's recordings in `fsdd` | `./data/fsdd` contains them |
+# | `SNNIPU_TUTORIAL_SAMPLES` | maximum number of recordings for training | all |
 # | `SNNIPU_TUTORIAL_EPOCHS` | passes over the training recordings | 8 |
 
 # %%
@@ -59,12 +58,13 @@ _ = torch.manual_seed(0)
 # ## Sounds, as an inner ear has them
 #
 # The [Free Spoken Digit Dataset](https://github.com/Jakobovski/free-spoken-digit-dataset) (CC BY-SA 4.0) has 3,000
-# recordings of ten digits by six speakers. Let `SNNIPU_DATA` name the folder above `fsdd`, if you have them. Without
-# them this notebook makes words of its own: three tones, one after the other, in one of six orders. All words have the
-# same tones, so their order alone tells them apart.
+# recordings of ten digits by six speakers. If you have them, set `SNNIPU_DATA` to the folder above `fsdd`. Without them
+# this notebook makes synthetic words: three tones, one after another, in one of six orders. All words have the same
+# tones, so only the order distinguishes them.
 #
-# `datasets.Cochlea` is a simple inner ear: 70 band-pass filters from 80 to 3,800 Hz, hair cells that compress, and a
-# leaky neuron behind each. `datasets.spoken_digits` puts every recording through it, in 100 steps of 10 ms.
+# `datasets.Cochlea` is a simple model of the inner ear: 70 band-pass filters from 80 to 3,800 Hz, hair cells that
+# compress, and one leaky neuron for each of them. `datasets.spoken_digits` processes every recording by this model, in
+# 100 steps of 10 ms.
 
 
 # %%
@@ -122,8 +122,8 @@ print(f"{data.name}: {len(y_train)} training and {len(y_test)} test recordings o
 print(f"{100 * x_train.mean():.1f} % of the channels spike in a step")
 
 # %% [markdown]
-# Three words: above what the hair cells give, the *cochleagram*, with low frequencies at the bottom; below its spikes,
-# which are what the network gets.
+# The picture shows three words. Above is the output of the hair cells, the *cochleagram*, with low frequencies at the
+# bottom. Below are the spikes, which are the input of the network.
 
 
 # %% tags=["gallery"]
@@ -153,14 +153,14 @@ def draw_words(words):
 draw_words([1, 3, 5])
 
 # %% [markdown]
-# ## What a delay does
+# ## The effect of a delay
 #
-# `snn.DelayLinear` is `nn.Linear` with a delay for each synapse, a real number of steps up to `max_delay`. With 2.25 a
-# spike arrives after two steps with three quarters of its weight, and after three with the rest. So a delay has a
-# gradient: it says whether the spike should have come a little earlier or later.
+# `snn.DelayLinear` is `nn.Linear` with a delay for each synapse, a real number of steps up to `max_delay`. With a delay
+# of 2.25, a spike arrives after two steps with three quarters of its weight, and after three steps with the rest. A
+# delay therefore has a gradient. Its sign shows whether the spike should arrive a little earlier or later.
 #
-# Two inputs spike at different times. Delays make them arrive together, and only together they are enough for the
-# neuron behind them to fire.
+# In this cell, two inputs spike at different times. With delays both spikes arrive together. Only together they make
+# the neuron spike.
 
 # %%
 pair = torch.zeros(10, 1, 2)
@@ -174,11 +174,11 @@ for delay in (torch.zeros(1, 2), torch.tensor([[5.0, 0.0]]), torch.tensor([[4.75
     print(f"delays {delay.flatten().tolist()}: arriving {shown}; spikes at {spikes}")
 
 # %% [markdown]
-# ## Without delays, and with
+# ## Without and with delays
 #
-# Two networks that differ in their first layer alone: 70 channels, 64 leaky neurons, and a readout whose membrane,
-# averaged over time, tells the word. Delays start anywhere up to 25 steps, a quarter of a second. As they are larger
-# numbers than weights, they want a larger learning rate.
+# The two networks differ only in their first layer. Both have 70 channels, 64 leaky neurons, and a readout whose
+# membrane, averaged over time, gives the scores of the words. Initial delays are uniform up to 25 steps, a quarter of a
+# second. Delays are larger numbers than weights, so they have a larger learning rate.
 
 
 # %%
@@ -252,15 +252,15 @@ def draw_training():
 draw_training()
 
 # %% [markdown]
-# The network with delays has about twice the parameters, a delay beside each weight of the first layer. That is not
-# where its lead comes from: [Delays](../docs/how-to/delays.md) compares networks of equal size, several
-# seeds each, with an epoch that a validation set chooses.
+# The network with delays has about twice as many parameters, since each weight of the first layer also has a delay.
+# This is not the reason for its higher accuracy: [Delays](../docs/how-to/delays.md) compares networks of equal size,
+# with several seeds, and with an epoch that is chosen on a validation set.
 #
 # ## Delays before and after
 #
-# On the left all delays of the first layer, before and after the training. In the middle and on the right what one
-# neuron listens for: each dot is a synapse, its channel and how long it waits, red where it excites and blue where it
-# inhibits. Long delays are on the left: what comes early must wait long, so this reads like a small cochleagram.
+# The left picture has all delays of the first layer, before and after the training. The other two show the synapses of
+# one neuron. Each dot is a synapse with its channel and its delay, red for excitation and blue for inhibition. Long
+# delays are on the left, because early sounds need long delays. The picture can thus be read like a small cochleagram.
 
 # %%
 layer = nets["learnt delays"][0]
@@ -291,9 +291,9 @@ def draw_delays():
 draw_delays()
 
 # %% [markdown]
-# ## Whole steps, and a stream in pieces
+# ## Whole steps, and a stream in chunks
 #
-# Hardware has whole delays. `round_()` rounds them; each spike then arrives once.
+# Hardware has delays of whole steps. `round_()` rounds the delays. Each spike then arrives only once.
 
 # %%
 exact = accuracy(nets["learnt delays"])
@@ -301,8 +301,8 @@ layer.round_()
 print(f"test accuracy {exact:.1f} %, with rounded delays {accuracy(nets['learnt delays']):.1f} %")
 
 # %% [markdown]
-# A microphone does not know where a word ends. With `init_hidden=True` what is on its way at the end of a call arrives
-# in the next one: pieces of any length give what the whole gives.
+# A stream from a microphone has no marks at the ends of words. With `init_hidden=True`, spikes that are on their way at
+# the end of a call arrive in the next call. Chunks of any length therefore give the same result as one call.
 
 # %%
 stream = snn.DelayLinear(channels, num_hidden, longest, init_hidden=True)
@@ -315,6 +315,6 @@ snn.utils.reset(stream)  # another stream begins
 # %% [markdown]
 # ## Where to go from here
 #
-# - [Delays](../docs/how-to/delays.md): delays of axons, a Gaussian that narrows, event-driven layers with delays.
-# - [Load event data](../docs/how-to/load-event-data.md): other recordings, in the same way.
-# - `python -m benchmarks delays` in a clone: what delays cost on your machine, beside a convolution over time.
+# - [Delays](../docs/how-to/delays.md): axonal delays, a Gaussian kernel that narrows, event-driven layers with delays.
+# - [Load event data](../docs/how-to/load-event-data.md): other recordings.
+# - `python -m benchmarks delays` in a clone: the cost of delays on your machine, compared with a convolution over time.
