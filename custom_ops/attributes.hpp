@@ -1,5 +1,5 @@
-// Attributes of operators, each told once: attributes.each(visitor) calls visitor(key, value, limits...) for each, and
-// the visitors here read them, write them for PopART to tell operators apart, and name them.
+// Attributes of operators. A struct of attributes has each(visitor), which calls visitor(key, value, limits...) for
+// each of them. The visitors here read them, write them for PopART's comparison of operators, and list their names.
 #pragma once
 
 #include <popart/error.hpp>
@@ -16,31 +16,33 @@ namespace ops {
 
 class ReadAttributes {
 public:
-  explicit ReadAttributes(const popart::Attributes &from) : from_(from) {}
+  explicit ReadAttributes(const popart::Attributes &from) : attributes_(from) {}
 
-  void operator()(const char *key, float &value) const { value = from_.getAttribute<popart::Attributes::Float>(key); }
+  void operator()(const char *key, float &value) const {
+    value = attributes_.getAttribute<popart::Attributes::Float>(key);
+  }
   void operator()(const char *key, std::string &value) const {
-    value = from_.getAttribute<popart::Attributes::String>(key);
+    value = attributes_.getAttribute<popart::Attributes::String>(key);
   }
   void operator()(const char *key, popart::Attributes::Floats &values) const {
-    values = from_.getAttribute<popart::Attributes::Floats>(key);
+    values = attributes_.getAttribute<popart::Attributes::Floats>(key);
   }
   // 0 or 1.
   void operator()(const char *key, bool &value) const { value = number(key, 2) != 0; }
-  // One of 0, ..., count - 1.
+  // An enumerator: 0, ..., count - 1.
   template <typename Enum, typename = std::enable_if_t<std::is_enum<Enum>::value>>
   void operator()(const char *key, Enum &value, int64_t count) const {
     value = static_cast<Enum>(number(key, count));
   }
-  // A whole number of at least `least`.
+  // An integer, `least` or more.
   void operator()(const char *key, int64_t &value, int64_t least) const {
-    value = from_.getAttribute<popart::Attributes::Int>(key);
+    value = attributes_.getAttribute<popart::Attributes::Int>(key);
     if (value < least)
       throw popart::error("Attribute {} must be {} or more, got {}", key, least, value);
   }
-  // A list; as far as `count` is given, of that many whole numbers, none of them negative.
+  // A list of integers; with `count`, a list of `count` integers that are not negative.
   void operator()(const char *key, popart::Attributes::Ints &values) const {
-    values = from_.getAttribute<popart::Attributes::Ints>(key);
+    values = attributes_.getAttribute<popart::Attributes::Ints>(key);
   }
   void operator()(const char *key, popart::Attributes::Ints &values, std::size_t count) const {
     (*this)(key, values);
@@ -50,21 +52,21 @@ public:
       if (value < 0)
         throw popart::error("Attribute {} must have no negative entry, got {}", key, value);
   }
-  // A list that may be absent, and is empty then.
+  // A list that may be missing, and is then empty.
   struct Optional {};
   void operator()(const char *key, popart::Attributes::Ints &values, Optional) const {
-    values = from_.getAttribute<popart::Attributes::Ints>(key, {});
+    values = attributes_.getAttribute<popart::Attributes::Ints>(key, {});
   }
 
 private:
   int64_t number(const char *key, int64_t count) const {
-    const int64_t value = from_.getAttribute<popart::Attributes::Int>(key);
+    const int64_t value = attributes_.getAttribute<popart::Attributes::Int>(key);
     if (value < 0 || value >= count)
       throw popart::error("Attribute {} must be from 0 to {}, got {}", key, count - 1, value);
     return value;
   }
 
-  const popart::Attributes &from_;
+  const popart::Attributes &attributes_;
 };
 
 class WriteAttributes {
@@ -91,7 +93,7 @@ public:
   popart::OpDefinition::Attributes named;
 };
 
-// Attributes of a surrogate gradient.
+// The attributes of a surrogate gradient.
 struct SurrogateAttributes {
   graph::Surrogate kind = graph::Surrogate::Atan;
   float a = 0.0f, b = 0.0f;

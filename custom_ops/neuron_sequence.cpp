@@ -1,11 +1,10 @@
 // NeuronSequence and its gradient: a neuron of snnipu/equations.py over a sequence.
-//   inputs   x [T, ...] (FLOAT or FLOAT16); the states before the first step [...], in the equation's order, and what
-//            the generated kernels take as parameters (FLOAT; one element each, or one for each element of a step
-//            modulo their size)
-//   outputs  spk and, in order, those states after each step that `states` has bits for: [T, ...] of x's type
-//   attributes: neuron (the equation's name), variant (the number of a choice of its options), states, surrogate,
-//            surrogate_a, surrogate_b. What the backward pass reads of the states and is not among the outputs, it
-//            computes again from x
+//   inputs   x [T, ...] (FLOAT or FLOAT16); the states before the first step [...], in the equation's order, and the
+//            parameters of the generated kernels (FLOAT; n elements, of which element i of a step uses i % n)
+//   outputs  spk, and the states after each step for which `states` has a bit, in order: [T, ...] of x's type
+//   attributes: neuron (the equation's name), variant (index of a choice of its options), states, surrogate,
+//            surrogate_a, surrogate_b. The backward pass recomputes states that it reads and that are not outputs from
+//            x
 #include "operator.hpp"
 
 #include "graph/neuron_sequence.hpp"
@@ -32,11 +31,11 @@ struct NeuronAttributes {
   }
   int stateCount() const { return static_cast<int>(info().states); }
   int parameterCount() const { return static_cast<int>(info().parameters); }
-  // Places of the inputs; x is the first one.
+  // Indices of the inputs; x is 0.
   int initial(int state) const { return 1 + state; }
   int parameter(int number) const { return 1 + stateCount() + number; }
   int inputs() const { return parameter(parameterCount()); }
-  // Place of a state among the outputs, behind spk; -1: it is none.
+  // Return the index of a state among the outputs, after spk; -1 if it is not an output.
   int output(int state) const {
     if (!(states >> state & 1))
       return -1;
@@ -51,11 +50,12 @@ struct NeuronAttributes {
       count += output(state) > 0;
     return count;
   }
-  // Whether the adjoint reads an output.
+  // Return true if the adjoint reads an output.
   bool reads(int place) const {
-    const graph::NeuronOptions found = options();
-    for (int state = 0; state < stateCount() && !found.recomputes(); ++state)
-      if (found.reads().states() >> state & 1 && place == (state == found.neuron->outputState ? 0 : output(state)))
+    const graph::NeuronOptions neuronOptions = options();
+    for (int state = 0; state < stateCount() && !neuronOptions.recomputes(); ++state)
+      if (neuronOptions.reads().states() >> state & 1 &&
+          place == (state == neuronOptions.neuron->outputState ? 0 : output(state)))
         return true;
     return false;
   }
@@ -63,7 +63,7 @@ struct NeuronAttributes {
 
 struct NeuronSequence : Described<NeuronSequence, NeuronAttributes> {
   static constexpr const char *name = "NeuronSequence";
-  // As many states and parameters as the neuron has.
+  // A neuron has several states and parameters; inputsOf() lists them.
   static Fields inputs() { return {{"x", FloatOrHalf}, {"initial"}, {"parameters"}}; }
   static Fields outputs() { return {{"spk", FloatOrHalf}, {"states", FloatOrHalf}}; }
   static Fields inputsOf(const Attributes &attributes) {
@@ -90,7 +90,7 @@ struct NeuronSequence : Described<NeuronSequence, NeuronAttributes> {
   static Infos shapes(const Attributes &attributes, const InfoOf &in) {
     return Infos(static_cast<std::size_t>(attributes.outputs()), in(0));
   }
-  // A loss may depend on any of the outputs.
+  // The loss may depend on any of the outputs.
   static Gradient gradient(const Attributes &attributes) {
     Gradient gradient;
     for (int i = 0; i < attributes.inputs(); ++i)
@@ -109,12 +109,12 @@ struct NeuronSequence : Described<NeuronSequence, NeuronAttributes> {
     return gradient;
   }
 
-  // Sequences: a tile has its elements of all steps.
-  static bool laysOut(const Attributes &, const Source &source, bool) {
+  // Sequences are created: a tile has some elements, at all steps.
+  static bool createsInput(const Attributes &, const Source &source, bool) {
     return source.kind != popart::GradOpInType::In || source.index == 0;
   }
-  static poplar::Tensor layOut(const Lowering<NeuronSequence> &at, const Source &sequence,
-                               const poplar::DebugContext &name) {
+  static poplar::Tensor createInput(const Lowering<NeuronSequence> &at, const Source &sequence,
+                                    const poplar::DebugContext &name) {
     return graph::createNeuronInput(at.graph(), poplarType(at.info(sequence)), at.info(sequence).shape_szt(), name);
   }
 

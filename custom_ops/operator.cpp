@@ -12,7 +12,7 @@
 #define SNNIPU_VERSION "unknown"
 #endif
 
-// Of the package this was built for, which refuses another's.
+// The version of the package that this was built for; the package refuses a library of another version.
 extern "C" const char *snnipu_popart_version() { return SNNIPU_VERSION; }
 
 namespace snnipu {
@@ -23,7 +23,7 @@ void addCodelets(poplar::Graph &graph) {
   if (const char *const set = std::getenv("SNNIPU_CODELETS")) {
     path = set;
   } else {
-    // Never relative to the working directory, which is the user's.
+    // The path is not relative to the working directory, which belongs to the user.
     Dl_info info;
     if (dladdr(reinterpret_cast<const void *>(&addCodelets), &info) == 0 || info.dli_fname == nullptr)
       throw popart::error("snnipu: cannot tell where its library is; set SNNIPU_CODELETS to the path of snnipu.gp");
@@ -63,14 +63,14 @@ std::set<popart::InIndex> DescribedForward::optionalInputs() const {
 }
 
 void DescribedForward::check(const Fields &fields, int index) const {
-  const bool known = index < static_cast<int>(fields.size()), there = hasInput(index);
-  if (there != known && !(known && fields[static_cast<std::size_t>(index)].optional)) {
+  const bool known = index < static_cast<int>(fields.size()), exists = hasInput(index);
+  if (exists != known && !(known && fields[static_cast<std::size_t>(index)].optional)) {
     std::string names;
     for (const Field &field : fields)
       names += (names.empty() ? "" : ", ") + std::string(field.name);
     throw popart::error("{} takes {}: input {} is {}", opid, names, index, known ? "missing" : "too many");
   }
-  if (!there)
+  if (!exists)
     return;
   const Field &field = fields[static_cast<std::size_t>(index)];
   const popart::DataType type = inInfo(index).dataType();
@@ -84,11 +84,11 @@ DescribedGradient::DescribedGradient(const popart::OperatorIdentifier &opid, con
   for (const Source &source : gradient.reads) {
     if (source.kind == popart::GradOpInType::In && !forward.hasInput(source.index))
       continue;
-    const int place = static_cast<int>(sources_.size());
-    inputs_.emplace_back(place, source.index, source.kind);
+    const int inputIndex = static_cast<int>(sources_.size());
+    inputs_.emplace_back(inputIndex, source.index, source.kind);
     sources_.push_back(source);
     if (source.optional)
-      optional_.insert(place);
+      optional_.insert(inputIndex);
   }
   for (const int index : gradient.of)
     if (forward.hasInput(index)) {
@@ -99,17 +99,18 @@ DescribedGradient::DescribedGradient(const popart::OperatorIdentifier &opid, con
 
 void DescribedGradient::setup() {
   for (const auto &gradient : outputs_) {
-    const int own = place(ops::input(gradient.second));
-    outInfo(gradient.first) = own < 0 ? infos_[static_cast<std::size_t>(gradient.first)] : inInfo(own);
+    const int inputIndexOfForward = inputIndex(ops::input(gradient.second));
+    outInfo(gradient.first) =
+        inputIndexOfForward < 0 ? infos_[static_cast<std::size_t>(gradient.first)] : inInfo(inputIndexOfForward);
   }
 }
 
-int DescribedGradient::place(const Source &source) const {
+int DescribedGradient::inputIndex(const Source &source) const {
   const auto found = std::find(sources_.begin(), sources_.end(), source);
   return found == sources_.end() ? -1 : static_cast<int>(found - sources_.begin());
 }
 
-int DescribedGradient::outputPlace(int index) const {
+int DescribedGradient::outputIndex(int index) const {
   for (const auto &gradient : outputs_)
     if (gradient.second == index)
       return gradient.first;
@@ -128,8 +129,8 @@ poplar::DebugContext DescribedLowering::label() const {
 }
 
 void DescribedLowering::set(int index, const poplar::Tensor &tensor) const {
-  if (op_.outputPlace(index) >= 0)
-    setOutTensor(op_.outputPlace(index), tensor);
+  if (op_.outputIndex(index) >= 0)
+    setOutTensor(op_.outputIndex(index), tensor);
 }
 
 void DescribedLowering::setSlots(int first, const graph::SlotTensors &slots) const {

@@ -1,11 +1,11 @@
-// A PopART operator from its description: the operator and its gradient, how both become Poplar programs, and their
+// A PopART operator from its description: the operator, its gradient, their lowering to Poplar programs, and their
 // registration. A description is a class D that derives from Described<D, Attributes> and has
-//   name                   the operator's, in domain ai.snnipu; that of its gradient ends in Grad
-//   inputs(), outputs()    what they are called, and their types
-//   shapes(attributes, in) the outputs' infos, where in(i) is that of an input
-//   gradient(attributes)   what the gradient reads, and which inputs have one
-//   grow(at, prog), growGradient(at, prog)   the programs: `at` has the tensors, attributes and the graph
-// and, where Described's do not fit, what it has.
+//   name                   name of the operator in domain ai.snnipu; the gradient's is name + Grad
+//   inputs(), outputs()    names and types
+//   shapes(attributes, in) infos of the outputs; in(i) is the info of an input
+//   gradient(attributes)   the tensors that the gradient reads, and the inputs that have one
+//   grow(at, prog), growGradient(at, prog)   the programs; `at` has the tensors, the attributes and the graph
+// It may override the defaults of Described.
 #pragma once
 
 #include "attributes.hpp"
@@ -24,7 +24,7 @@
 namespace snnipu {
 namespace ops {
 
-// Makes the vertices known: of snnipu.gp beside this library, or of the file that SNNIPU_CODELETS names.
+// Add the vertices to the graph: of the file in SNNIPU_CODELETS, or else of snnipu.gp beside this library.
 void addCodelets(poplar::Graph &graph);
 
 enum FieldTypes { Float, FloatOrHalf };
@@ -35,8 +35,8 @@ struct Field {
 };
 using Fields = std::vector<Field>;
 
-// Something that an operator reads: one of its own inputs or, in its gradient, that input, an output, or the gradient
-// of an output; the last may be absent where it is optional, as it is where the loss does not depend on the output.
+// A tensor that an operator reads: an input; in the gradient also an output, or the gradient of an output. An optional
+// gradient is missing if the loss does not depend on the output.
 struct Source {
   popart::GradOpInType kind;
   int index;
@@ -49,8 +49,8 @@ inline Source output(int index) { return {popart::GradOpInType::Out, index, fals
 inline Source gradientOf(int index, bool optional = false) { return {popart::GradOpInType::GradOut, index, optional}; }
 
 struct Gradient {
-  std::vector<Source> reads; // at the places of the gradient's inputs
-  std::vector<int> of;       // the inputs that its outputs are gradients of
+  std::vector<Source> reads; // the gradient's inputs, in order
+  std::vector<int> of;       // the inputs that have a gradient, in the order of the outputs
 
   void readEveryInput(int count) {
     for (int i = 0; i < count; ++i) {
@@ -67,15 +67,15 @@ template <typename D> class Lowering;
 template <typename D, typename A> struct Described {
   using Attributes = A;
 
-  // Throws where attributes do not fit one another.
+  // Throw popart::error if attributes contradict each other.
   static void check(const Attributes &) {}
-  // The inputs there are, where inputs() tells of kinds of inputs only.
+  // Return the operator's inputs, if inputs() only lists their kinds.
   static Fields inputsOf(const Attributes &) { return D::inputs(); }
-  // Throws where an operator's inputs do not fit its attributes; their number and types do.
+  // Throw popart::error if inputs contradict the attributes. Their number and types have been checked.
   static void checkInputs(const popart::Op &, const Attributes &) {}
-  // Which tensors the builder would lay out, and how.
-  static bool laysOut(const Attributes &, const Source &, bool /*gradient*/) { return false; }
-  static poplar::Tensor layOut(const Lowering<D> &, const Source &, const poplar::DebugContext &) { return {}; }
+  // Return true if the operator creates the tensor in its own layout, by createInput().
+  static bool createsInput(const Attributes &, const Source &, bool /*gradient*/) { return false; }
+  static poplar::Tensor createInput(const Lowering<D> &, const Source &, const poplar::DebugContext &) { return {}; }
 };
 
 template <typename D> popart::OperatorIdentifier identifierOf(bool gradient = false) {
@@ -89,8 +89,8 @@ template <typename D> typename D::Attributes attributesFrom(const popart::Attrib
   return attributes;
 }
 
-// Both kinds of operators, whatever their description. PopART takes operators for one and the same where neither of the
-// two functions that append attributes tells them apart.
+// Common part of operators and gradients of all descriptions. PopART merges operators whose appended attributes are
+// equal, so both functions append all of them.
 class DescribedOp : public popart::Op {
 public:
   using popart::Op::Op;
@@ -101,10 +101,11 @@ public:
   bool requiresRandomSeed() const override { return false; }
 
   virtual bool isGradient() const = 0;
-  virtual Source source(popart::InIndex place) const = 0;
-  // Where an input is; of the gradient, where an output is, which is that of an input. Or -1.
-  virtual int place(const Source &source) const = 0;
-  virtual int outputPlace(int index) const = 0;
+  virtual Source source(popart::InIndex inputIndex) const = 0;
+  // Return the index of an input, or -1. outputIndex() does so for an output, in a gradient for the gradient of an
+  // input.
+  virtual int inputIndex(const Source &source) const = 0;
+  virtual int outputIndex(int index) const = 0;
 
 protected:
   virtual void append(popart::OpSerialiserBase &to) const = 0;
@@ -118,9 +119,13 @@ public:
   std::set<popart::InIndex> optionalInputs() const override;
 
   bool isGradient() const override { return false; }
-  Source source(popart::InIndex place) const override { return ops::input(place); } // Op has an input of its own
-  int place(const Source &source) const override { return source.kind == popart::GradOpInType::In ? source.index : -1; }
-  int outputPlace(int index) const override { return index; }
+  Source source(popart::InIndex inputIndex) const override {
+    return ops::input(inputIndex);
+  } // popart::Op has another input()
+  int inputIndex(const Source &source) const override {
+    return source.kind == popart::GradOpInType::In ? source.index : -1;
+  }
+  int outputIndex(int index) const override { return index; }
 
 protected:
   virtual Fields fields() const = 0;
@@ -141,19 +146,19 @@ public:
   std::set<popart::InIndex> optionalInputs() const override { return optional_; }
 
   bool isGradient() const override { return true; }
-  Source source(popart::InIndex place) const override { return sources_.at(static_cast<std::size_t>(place)); }
-  int place(const Source &source) const override;
-  int outputPlace(int index) const override;
+  Source source(popart::InIndex inputIndex) const override { return sources_.at(static_cast<std::size_t>(inputIndex)); }
+  int inputIndex(const Source &source) const override;
+  int outputIndex(int index) const override;
 
 private:
   std::vector<Source> sources_;
   std::vector<popart::GradInOutMapper> inputs_;
   std::set<popart::InIndex> optional_;
   std::map<int, int> outputs_;
-  Infos infos_; // of the inputs that have a gradient, which need not be read
+  Infos infos_; // of the inputs that have a gradient, whether it reads them or not
 };
 
-// The attributes of a description, in an operator of either kind.
+// An operator or gradient with the attributes of a description.
 template <typename D, typename Kind> class OpWith : public Kind {
 public:
   template <typename... More>
@@ -199,7 +204,7 @@ inline poplar::Type poplarType(const popart::TensorInfo &info) {
   return info.dataType() == popart::DataType::FLOAT16 ? poplar::HALF : poplar::FLOAT;
 }
 
-// What a description's programs are made with, of the operator or of its gradient.
+// The interface for the programs of a description, for the operator and its gradient.
 class DescribedLowering : public popart::popx::Opx {
 public:
   DescribedLowering(popart::Op *op, popart::popx::Devicex *devicex);
@@ -209,21 +214,22 @@ public:
   using popart::popx::Opx::graph;
   poplar::DebugContext label() const;
 
-  const popart::TensorInfo &info(const Source &source) const { return inInfo(op_.place(source)); }
-  const popart::TensorInfo &outputInfo(int index) const { return outInfo(op_.outputPlace(index)); }
-  bool has(const Source &source) const { return op_.place(source) >= 0 && hasInput(op_.place(source)); }
-  // Invalid where there is none.
+  const popart::TensorInfo &info(const Source &source) const { return inInfo(op_.inputIndex(source)); }
+  const popart::TensorInfo &outputInfo(int index) const { return outInfo(op_.outputIndex(index)); }
+  bool has(const Source &source) const { return op_.inputIndex(source) >= 0 && hasInput(op_.inputIndex(source)); }
+  // Return an invalid tensor if there is none.
   poplar::Tensor at(const Source &source) const {
-    return has(source) ? getInTensor(op_.place(source)) : poplar::Tensor();
+    return has(source) ? getInTensor(op_.inputIndex(source)) : poplar::Tensor();
   }
   poplar::Tensor in(int index) const { return at(input(index)); }
-  // Three inputs are spikes in slots.
+  // Return three inputs as spikes in slots.
   graph::SlotTensors slots(int first = 0) const { return {in(first), in(first + 1), in(first + 2), {}}; }
 
-  // An output; in the gradient the gradient of an input, where it has one.
+  // Set an output, or in a gradient the gradient of an input, if it exists.
   void set(int index, const poplar::Tensor &tensor) const;
   void setSlots(int first, const graph::SlotTensors &slots) const;
-  // Zeros are an input's gradient: without one PopART would drop that of the operator that made the input.
+  // Set the gradient of an input to zeros. Without one, PopART would drop the gradient of the operator that computes
+  // the input.
   void setZeros(int index) const;
 
 protected:
@@ -242,11 +248,12 @@ public:
     op_.isGradient() ? D::growGradient(*this, prog) : D::grow(*this, prog);
   }
   popart::popx::InputCreatorType getInputCreatorType(popart::InIndex index) const override {
-    return D::laysOut(attributes(), op_.source(index), op_.isGradient()) ? popart::popx::InputCreatorType::CanCreate
-                                                                         : popart::popx::InputCreatorType::Deadend;
+    return D::createsInput(attributes(), op_.source(index), op_.isGradient())
+               ? popart::popx::InputCreatorType::CanCreate
+               : popart::popx::InputCreatorType::Deadend;
   }
   poplar::Tensor createInputTensor(popart::InIndex index, const poplar::DebugNameAndId &name) const override {
-    return D::layOut(*this, op_.source(index), {name});
+    return D::createInput(*this, op_.source(index), {name});
   }
 
   const typename D::Attributes &attributes() const {
@@ -257,19 +264,19 @@ protected:
   Fields fields() const override { return D::inputsOf(attributes()); }
 };
 
-// [steps, batch, last] of a tensor [steps, batch, anything].
+// Return the info of a tensor [steps, batch, last], from that of a tensor [steps, batch, n].
 inline popart::TensorInfo likeRows(const popart::TensorInfo &info, int64_t last,
                                    popart::DataType type = popart::DataType::FLOAT) {
   if (info.rank() != 3)
     throw popart::error("A tensor [steps, batch, ...] has three dimensions, got {}", info);
   return {type, {info.dim(0), info.dim(1), last}};
 }
-// ids, values, of the type of `info`, counts and dropped.
+// Return the infos of ids, values (of the type of `info`), counts and dropped.
 inline Infos slotsLike(const popart::TensorInfo &info, int64_t capacity) {
   return {likeRows(info, capacity), likeRows(info, capacity, info.dataType()), likeRows(info, 2), likeRows(info, 2)};
 }
 
-// Makes PopART know an operator: an object for each description.
+// Registers an operator with PopART. Each description has one object of it.
 template <typename D> class Registered {
 public:
   Registered()

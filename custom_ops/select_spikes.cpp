@@ -1,7 +1,7 @@
 // SelectSpikes and its gradient: spikes of a dense membrane, by two thresholds.
 //   inputs   mem [T, B, N] (FLOAT or FLOAT16), threshold (FLOAT; one element, or one for each neuron)
 //   outputs  ids, values [T, B, capacity], counts, dropped [T, B, 2]; values of mem's type, the others FLOAT: ids are
-//   exact up to 2^24, and an integer output would stop the gradient of the values.
+//            exact up to 2^24, and an integer output would stop the gradient of the values
 #include "operator.hpp"
 
 #include "graph/select_spikes.hpp"

@@ -1,11 +1,11 @@
 // SparseConv2d and its gradient: a convolution of spike ids.
 //   inputs   ids, values [T, B, S], counts [T, B, 2] of maps [C, H, W] flattened, weight [out, C / groups, h, w], and
-//            bias [out] where there is a fifth one
+//            optionally bias [out]
 //   outputs  y [T, B, out * H' * W'], of the values' type
 //   attributes  geometry: C, H, W, out, H', W', h, w, and vertical and horizontal stride, padding and dilation, groups;
 //            plan: output channels of a tile, lines of their maps, rows (time, sample) of a share; input_gradient: 0
-//            where nobody asks for the gradient of the values: it is zeros then
-// values and weight are FLOAT or FLOAT16, each for itself; ids, counts and bias FLOAT, and so are all sums.
+//            if the gradient of the values is not requested and may be zeros
+// values and weight are FLOAT or FLOAT16, independently; ids, counts, bias and sums are FLOAT.
 #include "operator.hpp"
 
 #include "graph/sparse_conv2d.hpp"
@@ -61,9 +61,9 @@ struct SparseConv2d : Described<SparseConv2d, SparseConv2dAttributes> {
     return gradient;
   }
 
-  static bool laysOut(const Attributes &, const Source &source, bool) { return source == input(Weight); }
-  static poplar::Tensor layOut(const Lowering<SparseConv2d> &at, const Source &weight,
-                               const poplar::DebugContext &name) {
+  static bool createsInput(const Attributes &, const Source &source, bool) { return source == input(Weight); }
+  static poplar::Tensor createInput(const Lowering<SparseConv2d> &at, const Source &weight,
+                                    const poplar::DebugContext &name) {
     const std::vector<std::size_t> spikes = at.info(input(Ids)).shape_szt();
     return graph::createSparseConv2dWeight(at.graph(), at.attributes().sizes(), at.attributes().planned(),
                                            spikes.at(0) * spikes.at(1), poplarType(at.info(weight)), name);

@@ -1,14 +1,12 @@
-// SparseLinear, DelayLinear and their gradients: a linear layer on spike ids, whose synapses have a time each in the
-// second.
-//   inputs   ids, values [T, B, S], counts [T, B, 2], weight [N, I], with delays [I, N, taps] and lags [I, N], and bias
-//            [N] where there is one more
+// SparseLinear, DelayLinear and their gradients: linear layers on spike ids, DelayLinear with a delay for each synapse.
+//   inputs   ids, values [T, B, S], counts [T, B, 2], weight [N, I], with delays weight [I, N, taps] and lags [I, N],
+//            and optionally bias [N]
 //   outputs  y [T, B, N], of the values' type
-//   attributes  unit_values: 1 where every value is 1; plan: neurons of a tile, rows (time, sample) of a group of
-//   tiles,
+//   attributes  unit_values: 1 if every value is 1; plan: neurons of a tile, rows (time, sample) of a group of tiles,
 //            with delays samples
-// A spike of input i at t arrives at neuron n with weight[i, n, tap] at t + lags[i, n] + tap; behind the last step it
-// is lost. Lags are whole numbers, which have no gradient. values and weight are FLOAT or FLOAT16, each for itself; the
-// others FLOAT, and so are all sums.
+// A spike of input i at t arrives at neuron n with weight[i, n, tap] at t + lags[i, n] + tap; after the last step it is
+// dropped. Lags are integers and have no gradient. values and weight are FLOAT or FLOAT16, independently; the other
+// tensors and sums are FLOAT.
 #include "operator.hpp"
 
 #include "graph/sparse_linear.hpp"
@@ -56,10 +54,10 @@ template <typename D, bool Delayed> struct Linear : Described<D, LinearAttribute
     return gradient;
   }
 
-  static bool laysOut(const LinearAttributes &, const Source &source, bool) {
+  static bool createsInput(const LinearAttributes &, const Source &source, bool) {
     return !Delayed && source == input(Weight);
   }
-  static poplar::Tensor layOut(const At &at, const Source &weight, const poplar::DebugContext &name) {
+  static poplar::Tensor createInput(const At &at, const Source &weight, const poplar::DebugContext &name) {
     const std::vector<std::size_t> shape = at.info(weight).shape_szt(), spikes = at.info(input(Ids)).shape_szt();
     return graph::createSparseLinearWeight(at.graph(), shape.at(0), shape.at(1), spikes.at(0) * spikes.at(1),
                                            at.attributes().planned(), poplarType(at.info(weight)), name);

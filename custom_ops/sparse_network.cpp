@@ -1,16 +1,18 @@
-// SparseNetwork and its gradient: fully connected spiking layers that exchange spike ids, all layers of a step at once.
+// SparseNetwork and its gradient: fully connected spiking layers that exchange spike ids and compute each step at the
+// same time.
 //   inputs   ids, values [T, B, S], counts [T, B, 2] of the input; then for each layer weight [N, I], beta, threshold
 //            (one element, or one for each neuron), with has_bias bias [N], and of a recurrent layer its recurrent
 //            weight [N, N]
 //   outputs  for each layer ids, values [T, B, slots], counts, dropped [T, B, 2], mem [T, B, N]
-//   attributes, one entry for each layer: slots, has_grad_threshold, grad_threshold, input_scale; for all of them:
-//            reset, rotate, has_bias, unit_values, input_gradient, surrogate, surrogate_a, surrogate_b; plan, for each
-//            layer its first tile, n, n pairs (neurons on a tile, how many such tiles follow one another), g, g pairs
-//            (samples of a group of such tiles, how many such groups follow one another), its first selection tile, m,
-//            m pairs (samples on a tile, how many such tiles). Optional: recurrent, 0 or 1 for each layer: whether it
-//            reads its own spikes of the step before
-// Values, of the input and of all layers, are FLOAT or FLOAT16, and each layer's weights are; all else is FLOAT: state,
-// sums, parameters. Gradients come in through the values of any layer; mem is for the backward pass and carries none.
+//   attributes with one entry for each layer: slots, has_grad_threshold, grad_threshold, input_scale, and optionally
+//            recurrent (1 if the layer reads its own spikes of the step before); common ones: reset, rotate, has_bias,
+//            unit_values, input_gradient, surrogate, surrogate_a, surrogate_b, plan
+//   plan     for each layer its first tile; n, then n pairs (neurons of a tile, number of consecutive such tiles); g,
+//            then g pairs (samples of a group of tiles, number of consecutive such groups); its first selection tile;
+//            m, then m pairs (samples of a tile, number of such tiles)
+// Values of the input and of all layers are FLOAT or FLOAT16, and so are each layer's weights; states, sums and other
+// parameters are FLOAT. Gradients enter through the values of any layer. mem is for the backward pass and has no
+// gradient.
 #include "operator.hpp"
 
 #include "graph/sparse_network.hpp"
@@ -48,7 +50,7 @@ struct NetworkAttributes {
   bool has(int layer, Parameters which) const {
     return which == Bias ? bias : which != Recurrent || isRecurrent(static_cast<std::size_t>(layer));
   }
-  // The input that holds a parameter, if the layer has it.
+  // Return the index of the input that holds a parameter, if the layer has it.
   int parameter(int layer, Parameters which) const {
     int place = firstParameter;
     for (int l = 0; l < layer; ++l)
@@ -57,7 +59,7 @@ struct NetworkAttributes {
   }
 };
 
-// Entries of the plan, one after the other.
+// Reads the entries of the plan one after another.
 class PlanReader {
 public:
   static constexpr std::size_t longest = 1 << 20;
@@ -86,7 +88,7 @@ private:
   std::size_t at_ = 0;
 };
 
-// weight(layer) is the shape of its weight.
+// weight(layer) returns the shape of the layer's weight.
 template <typename Shape> graph::SparseNetworkOptions optionsOf(const NetworkAttributes &a, const Shape &weight) {
   graph::SparseNetworkOptions options;
   PlanReader plan(a.plan);
@@ -121,11 +123,11 @@ struct SparseNetwork : Described<SparseNetwork, NetworkAttributes> {
 
   static constexpr const char *name = "SparseNetwork";
   static Fields spikes() { return {{"ids"}, {"values", FloatOrHalf}, {"counts"}}; }
-  // By NetworkAttributes::Parameters.
+  // Indexed by NetworkAttributes::Parameters.
   static Fields parameters() {
     return {{"weight", FloatOrHalf}, {"beta"}, {"threshold"}, {"bias"}, {"recurrent_weight", FloatOrHalf}};
   }
-  // Of the first layer; the others' are of the same kind.
+  // The inputs of the first layer; other layers have the same kinds.
   static Fields inputs() {
     Fields fields = spikes();
     for (const Field &parameter : parameters())
@@ -162,7 +164,7 @@ struct SparseNetwork : Described<SparseNetwork, NetworkAttributes> {
     }
     return infos;
   }
-  // A loss may depend on the spikes of any of the layers; mem has a place for its gradient, to be refused there.
+  // The loss may depend on the spikes of any layer. mem has a gradient input so that a loss on it can be refused.
   static Gradient gradient(const Attributes &attributes) {
     Gradient gradient;
     gradient.readEveryInput(static_cast<int>(inputsOf(attributes).size()));
@@ -174,7 +176,7 @@ struct SparseNetwork : Described<SparseNetwork, NetworkAttributes> {
     return gradient;
   }
 
-  static bool laysOut(const Attributes &attributes, const Source &source, bool) {
+  static bool createsInput(const Attributes &attributes, const Source &source, bool) {
     if (source.kind != popart::GradOpInType::In)
       return source.kind == popart::GradOpInType::Out && source.index % OutputsOfLayer == OutMem;
     bool weight = false;
@@ -183,8 +185,8 @@ struct SparseNetwork : Described<SparseNetwork, NetworkAttributes> {
     });
     return weight;
   }
-  static poplar::Tensor layOut(const Lowering<SparseNetwork> &at, const Source &source,
-                               const poplar::DebugContext &name) {
+  static poplar::Tensor createInput(const Lowering<SparseNetwork> &at, const Source &source,
+                                    const poplar::DebugContext &name) {
     const std::vector<std::size_t> ids = at.info(input(Ids)).shape_szt();
     if (source.kind != popart::GradOpInType::In)
       return graph::createNetworkMembranes(
@@ -227,13 +229,13 @@ struct SparseNetwork : Described<SparseNetwork, NetworkAttributes> {
     at.set(Values, out.inputValues);
     at.setZeros(Counts);
     eachParameter(at.attributes(), [&](int layer, Attributes::Parameters which, int place) {
-      graph::NetworkParameters own = out.parameters[static_cast<std::size_t>(layer)];
-      at.set(place, parameterOf(own, which));
+      graph::NetworkParameters gradients = out.parameters[static_cast<std::size_t>(layer)];
+      at.set(place, parameterOf(gradients, which));
     });
   }
 
 private:
-  // visit(layer, which, place) for each parameter there is, in the order of the inputs.
+  // Call visit(layer, which, index) for each existing parameter, in the order of the inputs.
   template <typename Visit> static void eachParameter(const Attributes &attributes, const Visit &visit) {
     for (int l = 0; l < attributes.layers(); ++l)
       for (const auto which :

@@ -1,8 +1,8 @@
 // SparsePool2d and its gradient: pools of maps, from spike ids to spike ids.
 //   inputs   ids, values [T, B, S], counts [T, B, 2] of maps [C, H, W] flattened; values FLOAT or FLOAT16, the others
 //            FLOAT
-//   outputs  ids, values [T, B, capacity], counts [T, B, 2] of maps [C, H', W'], and source [T, B, capacity]: of a
-//            maximum, the slot of the input that attains it; values of the input's type, the others FLOAT
+//   outputs  ids, values [T, B, capacity], counts [T, B, 2] of maps [C, H', W'], and source [T, B, capacity]: slot of
+//            the input that attains a maximum; values of the input's type, the others FLOAT
 //   attributes  geometry: C, H, W, H', W', and vertical and horizontal size of a window, stride and padding; mode: 0
 //            maximum, 1 average, 2 sum; capacity
 #include "operator.hpp"
@@ -34,7 +34,7 @@ struct SparsePool2dAttributes {
 };
 
 struct SparsePool2d : Described<SparsePool2d, SparsePool2dAttributes> {
-  enum { Ids, Values, Counts, Slot }; // Slot: of the outputs only
+  enum { Ids, Values, Counts, Slot }; // Slot: only an output
 
   static constexpr const char *name = "SparsePool2d";
   static Fields inputs() { return {{"ids"}, {"values", FloatOrHalf}, {"counts"}}; }
@@ -57,11 +57,11 @@ struct SparsePool2d : Described<SparsePool2d, SparsePool2dAttributes> {
     at.set(Slot, out.source);
   }
   static void growGradient(const Lowering<SparsePool2d> &at, poplar::program::Sequence &prog) {
-    const graph::PooledSlots made = {{at.at(output(Ids)), at.at(gradientOf(Values)), at.at(output(Counts)), {}},
-                                     at.at(output(Slot))};
+    const graph::PooledSlots pooled = {{at.at(output(Ids)), at.at(gradientOf(Values)), at.at(output(Counts)), {}},
+                                       at.at(output(Slot))};
     at.setZeros(Ids);
-    at.set(Values, graph::sparsePool2dGrad(at.graph(), at.in(Ids), at.in(Counts), made, at.attributes().options(), prog,
-                                           at.label()));
+    at.set(Values, graph::sparsePool2dGrad(at.graph(), at.in(Ids), at.in(Counts), pooled, at.attributes().options(),
+                                           prog, at.label()));
     at.setZeros(Counts);
   }
 };

@@ -1,4 +1,4 @@
-// SurrogateSpike and its gradient: spk = H(u), with a surrogate in the place of its derivative.
+// SurrogateSpike and its gradient: spk = H(u), with a surrogate gradient.
 //   inputs   u (FLOAT or FLOAT16, any shape)
 //   outputs  spk of u's shape and type
 #include "operator.hpp"

@@ -1,6 +1,6 @@
 #include "graph/blocks.hpp"
 
-#include "graph/spread.hpp"
+#include "graph/tile_mapping.hpp"
 #include "graph/vertex_builder.hpp"
 #include "graph/vertex_name.hpp"
 
@@ -17,11 +17,11 @@ std::vector<Block> blocksOf(const std::vector<std::size_t> &neurons, std::size_t
   std::vector<Block> blocks;
   std::size_t first = 0;
   for (std::size_t i = 0; i < neurons.size(); ++i)
-    for (std::size_t left = neurons[i]; left > 0;) {
-      const std::size_t held = std::min<std::size_t>(left, blockLanes);
-      blocks.push_back({firstTile + i, first, held, (held + 1) / 2 * 2});
-      first += held;
-      left -= held;
+    for (std::size_t remaining = neurons[i]; remaining > 0;) {
+      const std::size_t count = std::min<std::size_t>(remaining, blockLanes);
+      blocks.push_back({firstTile + i, first, count, (count + 1) / 2 * 2});
+      first += count;
+      remaining -= count;
     }
   return blocks;
 }
@@ -65,23 +65,23 @@ BlockArray::BlockArray(poplar::Graph &graph, const std::vector<Block> &blocks, c
 }
 
 Tensor BlockArray::whole() const {
-  std::vector<Tensor> held;
+  std::vector<Tensor> parts;
   for (std::size_t i = 0; i < parts_.size(); ++i)
-    held.push_back(parts_[i].slice(0, blocks_[i].neurons, 1));
-  return held.size() == 1 ? held[0] : concat(held, 1);
+    parts.push_back(parts_[i].slice(0, blocks_[i].neurons, 1));
+  return parts.size() == 1 ? parts[0] : concat(parts, 1);
 }
 
-std::vector<Tensor> blocksIn(poplar::Graph &graph, const std::vector<Block> &blocks, const Tensor &array, float padding,
-                             Copies &copies, const poplar::DebugContext &debug) {
+std::vector<Tensor> distribute(poplar::Graph &graph, const std::vector<Block> &blocks, const Tensor &array,
+                               float padding, Copies &copies, const poplar::DebugContext &debug) {
   std::vector<Tensor> parts;
   for (const Block &block : blocks) {
     const Tensor part = array.slice(block.first, block.first + block.neurons, 1);
     if (block.lanes == block.neurons && part.isContiguous()) {
       const auto mapping = graph.getTileMapping(part);
-      std::size_t there = 0;
+      std::size_t onTile = 0;
       for (const poplar::Interval &interval : mapping[block.tile])
-        there += interval.size();
-      if (there == part.numElements()) {
+        onTile += interval.size();
+      if (onTile == part.numElements()) {
         parts.push_back(part);
         continue;
       }
@@ -95,8 +95,8 @@ std::vector<Tensor> blocksIn(poplar::Graph &graph, const std::vector<Block> &blo
   return parts;
 }
 
-std::vector<Tensor> parameterIn(poplar::Graph &graph, const std::vector<Block> &blocks, const Tensor &parameter,
-                                float padding, Copies &copies, const poplar::DebugContext &debug) {
+std::vector<Tensor> distributeParameter(poplar::Graph &graph, const std::vector<Block> &blocks, const Tensor &parameter,
+                                        float padding, Copies &copies, const poplar::DebugContext &debug) {
   std::vector<Tensor> parts;
   const Tensor flat = parameter.flatten();
   for (const Block &block : blocks) {

@@ -1,5 +1,5 @@
-// Blocks of output neurons and their weights: what the vertices of csrc/vertices/sparse_linear.cpp and sparse_lif.cpp
-// work on.
+// Blocks of output neurons and their weights, as the vertices of csrc/vertices/sparse_linear.cpp and sparse_lif.cpp use
+// them.
 #pragma once
 
 #include <poplar/Graph.hpp>
@@ -13,24 +13,24 @@
 namespace snnipu {
 namespace graph {
 
-// Up to 64 consecutive neurons on one tile; lanes: with padding, a multiple of two floats.
+// Up to 64 consecutive neurons on one tile. lanes: neurons including padding, a multiple of two floats.
 struct Block {
   std::size_t tile, first, neurons, lanes;
 };
 
-// neurons[i] of them on tile firstTile + i.
+// Return the blocks of a layer with neurons[i] neurons on tile firstTile + i.
 std::vector<Block> blocksOf(const std::vector<std::size_t> &neurons, std::size_t firstTile);
 
-// Copies that are made together.
+// Collects copies, to run those of one type as one.
 class Copies {
 public:
   void add(const poplar::Tensor &from, const poplar::Tensor &to);
-  // One value all over.
+  // Set all elements to a value.
   void fill(poplar::Graph &graph, float value, const poplar::Tensor &to);
   void run(poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
 private:
-  // By type: there is no copy between two of them.
+  // The copies of one type. A copy cannot change the type.
   struct Pairs {
     std::vector<poplar::Tensor> from, to;
     std::map<float, poplar::Tensor> constants;
@@ -38,7 +38,7 @@ private:
   std::map<std::string, Pairs> types_;
 };
 
-// A variable [rows][lanes] for each block, on its tile. Seen as a whole, [rows][neurons of all blocks].
+// A variable [rows][lanes] for each block, on its tile; as a whole, [rows][neurons of all blocks].
 class BlockArray {
 public:
   BlockArray(poplar::Graph &graph, const std::vector<Block> &blocks, const poplar::Type &type, std::size_t rows,
@@ -55,17 +55,17 @@ private:
   std::vector<poplar::Tensor> parts_;
 };
 
-// Of an array [rows][neurons], [rows][lanes] for each block: where it lies on the block's tile already, or a copy
-// there, with `padding` in the lanes that no neuron has.
-std::vector<poplar::Tensor> blocksIn(poplar::Graph &graph, const std::vector<Block> &blocks,
-                                     const poplar::Tensor &array, float padding, Copies &copies,
-                                     const poplar::DebugContext &debug);
-// Likewise of a parameter of one element, or of each neuron: always a copy, [lanes].
-std::vector<poplar::Tensor> parameterIn(poplar::Graph &graph, const std::vector<Block> &blocks,
-                                        const poplar::Tensor &parameter, float padding, Copies &copies,
-                                        const poplar::DebugContext &debug);
+// Return [rows][lanes] of an array [rows][neurons] for each block: the array's own elements if they are on the block's
+// tile and need no padding, else a copy there, with `padding` in lanes without a neuron.
+std::vector<poplar::Tensor> distribute(poplar::Graph &graph, const std::vector<Block> &blocks,
+                                       const poplar::Tensor &array, float padding, Copies &copies,
+                                       const poplar::DebugContext &debug);
+// Return [lanes] of a parameter for each block, always a copy. The parameter has one element, or one for each neuron.
+std::vector<poplar::Tensor> distributeParameter(poplar::Graph &graph, const std::vector<Block> &blocks,
+                                                const poplar::Tensor &parameter, float padding, Copies &copies,
+                                                const poplar::DebugContext &debug);
 
-// Sets all elements, which lie on the blocks' tiles, to 0.
+// Set all elements, which are on the blocks' tiles, to 0.
 void zeroBlocks(poplar::Graph &graph, const std::vector<Block> &blocks, const std::vector<poplar::Tensor> &parts,
                 poplar::ComputeSet cs);
 

@@ -20,13 +20,13 @@ SlotTensors denseToSparse(poplar::Graph &graph, const Tensor &x, std::size_t cap
     throw std::invalid_argument("dense_to_sparse: capacity must be 1 or more");
   const poplar::DebugInfo info(debug, "snnipu");
   const std::size_t steps = x.dim(0), batch = x.dim(1), neurons = x.dim(2), rows = steps * batch;
-  const RowSpread spread(graph, rows);
+  const RowMapping mapping(graph, rows);
   const Tensor dense = x.reshape({rows, neurons});
-  const Bits bits = bitsAbove(graph, spread, dense, {}, false, 0.0f, prog, {info, "bits"});
+  const Bits bits = bitsAbove(graph, mapping, dense, {}, false, 0.0f, prog, {info, "bits"});
   SlotTensors slots =
-      slotsOfBits(graph, spread, bits.fired, bits.carried, batch, neurons, capacity, rotate, prog, {info, "slots"});
-  slots.values = gatherSlots(graph, spread, dense, slots.ids, slots.counts, prog, {info, "values"});
-  return slotsOfRows(graph, spread, slots, batch, type, prog, info);
+      slotsOfBits(graph, mapping, bits.fired, bits.carried, batch, neurons, capacity, rotate, prog, {info, "slots"});
+  slots.values = gatherSlots(graph, mapping, dense, slots.ids, slots.counts, prog, {info, "values"});
+  return slotsOfRows(graph, mapping, slots, batch, type, prog, info);
 }
 
 } // namespace graph

@@ -1,4 +1,4 @@
-// The nonzero elements of a dense tensor as spikes, as a Poplar program; its adjoint is sparseToDense().
+// Poplar programs for the nonzero elements of a dense tensor as spikes. The adjoint is sparseToDense().
 #pragma once
 
 #include "graph/slots.hpp"
@@ -6,7 +6,10 @@
 namespace snnipu {
 namespace graph {
 
-// x: FLOAT or HALF [steps, batch, neurons], and so are the values. Semantics: snnipu.ops.dense_to_sparse.
+// Semantics: snnipu.ops.dense_to_sparse.
+//
+// x: FLOAT or HALF [steps, batch, neurons]. capacity: slots of a row. rotate: as of the operator. Return slots with
+// values of x's type. Throw std::invalid_argument if x or capacity is invalid.
 SlotTensors denseToSparse(poplar::Graph &graph, const poplar::Tensor &x, std::size_t capacity, bool rotate,
                           poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 

@@ -1,4 +1,4 @@
-// Sizes of convolutions and pools of maps, and spike ids as places of maps.
+// Sizes of convolutions and pools of maps, and spike ids as packed positions.
 #pragma once
 
 #include "graph/slots.hpp"
@@ -16,22 +16,22 @@ struct MapSizes {
   std::size_t places() const { return height * width; }
 };
 
-// A kernel or a window, and how it goes over the maps: vertical first.
+// A kernel or a pooling window with its stride, padding and dilation (Y vertical, X horizontal).
 struct KernelSizes {
   std::size_t height, width, strideY, strideX, paddingY, paddingX, dilationY, dilationX;
 
   std::size_t taps() const { return height * width; }
 };
 
-// Throws std::invalid_argument, which names `op`, for sizes that are not positive, ids above 2^24, or an output that is
-// not what the kernel makes of the input.
+// Throw std::invalid_argument, which names `op`, if a size is 0, a map has more than 2^24 neurons, or the output's size
+// does not follow from input and kernel.
 void checkMaps(const char *op, const MapSizes &in, const MapSizes &out, const KernelSizes &kernel);
 
-// UNSIGNED_INT [rows][slots] of the ids of maps, FLOAT [rows][slots].
-poplar::Tensor placesOfFloats(poplar::Graph &graph, const RowSpread &spread, const poplar::Tensor &ids,
+// Return the packed positions, UNSIGNED_INT [rows][slots], of ids in maps, FLOAT [rows][slots].
+poplar::Tensor placesOfFloats(poplar::Graph &graph, const RowMapping &mapping, const poplar::Tensor &ids,
                               const MapSizes &maps, poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
-// The fields of a vertex that has a kernel, and the size of its input's maps.
+// Set the fields of a vertex that describe the kernel and the size of its input's maps.
 void setKernel(VertexBuilder &vertex, const KernelSizes &kernel, const MapSizes &in);
 
 } // namespace graph

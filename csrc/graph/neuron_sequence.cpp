@@ -1,7 +1,7 @@
 #include "graph/neuron_sequence.hpp"
 
 #include "generated_neurons.hpp"
-#include "graph/spread.hpp"
+#include "graph/tile_mapping.hpp"
 #include "graph/vertex_builder.hpp"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ template <typename Neuron> NeuronInfo infoOf(const char *type) {
           {std::begin(Neuron::gradients), std::end(Neuron::gradients)}};
 }
 
-// The names come as one string, "snnipu::A, snnipu::B".
+// The names are one string, "snnipu::A, snnipu::B".
 template <typename... Neuron> std::vector<NeuronInfo> infosOf(const std::string &types) {
   std::vector<NeuronInfo> all;
   std::size_t at = 0;
@@ -54,17 +54,17 @@ const std::vector<NeuronInfo> &neurons() {
   return all;
 }
 
-// Sizes, and where elements lie.
+// Sizes, and the distribution of elements over tiles.
 struct Layout {
   std::size_t steps, elements;
   bool perElement = false;
   poplar::Type type;
-  Spread spread;
+  ElementMapping mapping;
 
   Layout(const poplar::Graph &graph, const std::vector<std::size_t> &shape, const poplar::Type &type_,
          const NeuronInputs &in, const NeuronInfo &neuron)
       : steps(shape.empty() ? 0 : shape[0]), elements(stepElements(shape)), type(type_),
-        spread(graph, elements, type_) {
+        mapping(graph, elements, type_) {
     const std::string name = "neuron_sequence, " + neuron.name;
     if (steps == 0 || elements == 0)
       throw std::invalid_argument(name + ": x must have shape [steps, ...] with at least one element");
@@ -79,7 +79,7 @@ struct Layout {
     }
   }
 
-  // Of arrays that are [steps, ...] each, one after the other: [arrays * steps][elements].
+  // Join arrays of [steps, ...] to [arrays * steps][elements].
   Tensor rows(const std::vector<Tensor> &arrays) const {
     std::vector<Tensor> flat;
     for (const Tensor &array : arrays)
@@ -89,7 +89,7 @@ struct Layout {
   Tensor parameters(const std::vector<Tensor> &of, std::size_t piece) const {
     std::vector<Tensor> parts;
     for (const Tensor &parameter : of)
-      parts.push_back(perElement ? cyclic(parameter, spread.begin(piece), spread.count(piece)) : parameter.flatten());
+      parts.push_back(perElement ? cyclic(parameter, mapping.begin(piece), mapping.count(piece)) : parameter.flatten());
     return concat(parts);
   }
 
@@ -100,8 +100,8 @@ private:
       elements *= shape[i];
     return elements;
   }
-  void check(const std::string &name, const Tensor &tensor, bool fits) const {
-    if (!fits)
+  void check(const std::string &name, const Tensor &tensor, bool valid) const {
+    if (!valid)
       throw std::invalid_argument(name + " must fit one step of x, " + std::to_string(elements) + " elements, got " +
                                   tensor.shapeToString());
     if (tensor.elementType() != poplar::FLOAT)
@@ -121,19 +121,19 @@ unsigned bits(unsigned mask) {
   return count;
 }
 
-// Steps of a segment, where states are computed again: all of them if there is room, else so many that what is kept of
-// a segment and of the states between segments is least.
+// Return the steps of a segment for recomputation: all if there is room, else the number with the least memory for the
+// states in a segment and between segments.
 std::size_t segmentSteps(const poplar::Graph &graph, const Layout &layout, const NeuronOptions &options) {
   const poplar::Target &target = graph.getTarget();
-  const double kept = bits(options.reads().states()), between = options.neuron->states;
+  const double perStep = bits(options.reads().states()), between = options.neuron->states;
   const double steps = static_cast<double>(layout.steps);
   std::size_t most = 0;
-  for (std::size_t piece = 0; piece < layout.spread.pieces(); ++piece)
-    most = std::max(most, layout.spread.count(piece));
-  const double bytes = kept * steps * static_cast<double>(most * target.getTypeSize(poplar::FLOAT));
+  for (std::size_t piece = 0; piece < layout.mapping.pieces(); ++piece)
+    most = std::max(most, layout.mapping.count(piece));
+  const double bytes = perStep * steps * static_cast<double>(most * target.getTypeSize(poplar::FLOAT));
   if (bytes <= target.getBytesPerTile() / 16.0)
     return layout.steps;
-  return std::min(layout.steps, static_cast<std::size_t>(std::ceil(std::sqrt(steps * between / kept))));
+  return std::min(layout.steps, static_cast<std::size_t>(std::ceil(std::sqrt(steps * between / perStep))));
 }
 
 } // namespace
@@ -159,7 +159,7 @@ Tensor createNeuronInput(poplar::Graph &graph, const poplar::Type &type, const s
     elements *= shape[i];
   if (shape.empty() || shape[0] == 0 || elements == 0)
     throw std::invalid_argument("neuron_sequence: x must have shape [steps, ...] with at least one element");
-  return Spread(graph, elements, type).variable(graph, type, shape[0], debug).reshape(shape);
+  return ElementMapping(graph, elements, type).variable(graph, type, shape[0], debug).reshape(shape);
 }
 
 NeuronOutputs neuronSequence(poplar::Graph &graph, const NeuronInputs &in, poplar::program::Sequence &prog,
@@ -167,27 +167,27 @@ NeuronOutputs neuronSequence(poplar::Graph &graph, const NeuronInputs &in, popla
   const poplar::DebugInfo info(debug, "snnipu");
   const NeuronInfo &neuron = *options.neuron;
   const Layout layout(graph, in.x.shape(), in.x.elementType(), in, neuron);
-  const unsigned kept = options.kept(), count = bits(kept);
+  const unsigned savedStates = options.savedStates(), count = bits(savedStates);
   const bool storeSpk = neuron.outputState < 0;
-  const Tensor none = nothing(graph, layout.type), x = layout.rows({in.x});
-  const Tensor spk = storeSpk ? layout.spread.variable(graph, layout.type, layout.steps, {info, "spk"}) : none;
+  const Tensor unused = emptyVariable(graph, layout.type), x = layout.rows({in.x});
+  const Tensor spk = storeSpk ? layout.mapping.variable(graph, layout.type, layout.steps, {info, "spk"}) : unused;
   const Tensor states =
-      count ? layout.spread.variable(graph, layout.type, count * layout.steps, {info, "states"}) : none;
-  const Tensor state = layout.spread.variable(graph, poplar::FLOAT, neuron.states, {info, "state"});
+      count ? layout.mapping.variable(graph, layout.type, count * layout.steps, {info, "states"}) : unused;
+  const Tensor state = layout.mapping.variable(graph, poplar::FLOAT, neuron.states, {info, "state"});
   prog.add(poplar::program::Copy(layout.rows(in.initial).flatten(), state.flatten(), false, {info, "initial"}));
   const poplar::ComputeSet cs = graph.addComputeSet({info, "forward"});
   const std::string name = vertexOf("NeuronForward", layout, options);
-  for (std::size_t piece = 0; piece < layout.spread.pieces(); ++piece) {
-    const auto part = [&](const Tensor &of) { return layout.spread.part(of, piece); };
-    VertexBuilder(graph, cs, name, layout.spread.tile(piece))
+  for (std::size_t piece = 0; piece < layout.mapping.pieces(); ++piece) {
+    const auto part = [&](const Tensor &of) { return layout.mapping.part(of, piece); };
+    VertexBuilder(graph, cs, name, layout.mapping.tile(piece))
         .connect("x", part(x))
         .connect("parameters", layout.parameters(in.parameters, piece))
         .connect("state", part(state))
-        .connect("spk", storeSpk ? part(spk) : none)
-        .connect("kept", count ? part(states) : none)
+        .connect("spk", storeSpk ? part(spk) : unused)
+        .connect("kept", count ? part(states) : unused)
         .count("steps", layout.steps)
-        .count("size", layout.spread.count(piece))
-        .count("keptStates", kept)
+        .count("size", layout.mapping.count(piece))
+        .count("keptStates", savedStates)
         .set("perElement", layout.perElement)
         .set("storeSpk", storeSpk);
   }
@@ -196,7 +196,7 @@ NeuronOutputs neuronSequence(poplar::Graph &graph, const NeuronInputs &in, popla
   std::size_t place = 0;
   for (unsigned s = 0; s < neuron.states; ++s) {
     out.states.emplace_back();
-    if (kept >> s & 1) {
+    if (savedStates >> s & 1) {
       out.states.back() = states.slice(place * layout.steps, (place + 1) * layout.steps).reshape(in.x.shape());
       ++place;
     }
@@ -215,41 +215,42 @@ NeuronInputs neuronSequenceGrad(poplar::Graph &graph, const NeuronOutputs &upstr
   const poplar::DebugInfo info(debug, "snnipu");
   const NeuronInfo &neuron = *options.neuron;
   const Layout layout(graph, shape, type, in, neuron);
-  const Tensor none = nothing(graph, layout.type), noState = nothing(graph, poplar::FLOAT);
+  const Tensor unused = emptyVariable(graph, layout.type), unusedState = emptyVariable(graph, poplar::FLOAT);
   const bool recompute = options.recomputes(), readsInput = options.readsInput();
   const bool gradSpk = neuron.outputState < 0 && upstream.spk.valid();
-  // The states of a mask, from an array of them with the output where it is a state.
+  // Return the states of a mask as one array; the output takes the place of the state that it is.
   const auto stacked = [&](const NeuronOutputs &from, unsigned mask) {
     std::vector<Tensor> all;
     for (unsigned s = 0; s < neuron.states; ++s)
       if (mask >> s & 1)
         all.push_back(static_cast<int>(s) == neuron.outputState ? from.spk : from.states.at(s));
-    return all.empty() ? none : layout.rows(all);
+    return all.empty() ? unused : layout.rows(all);
   };
   unsigned seeds = 0;
   for (unsigned s = 0; s < neuron.states; ++s)
     if ((static_cast<int>(s) == neuron.outputState ? upstream.spk : upstream.states.at(s)).valid())
       seeds |= 1u << s;
-  const unsigned kept = recompute ? 0 : options.reads().states();
-  const Tensor seed = stacked(upstream, seeds), states = stacked(outputs, kept);
-  const Tensor x = readsInput ? layout.rows({in.x}) : none;
-  const Tensor spk = gradSpk ? layout.rows({upstream.spk}) : none;
+  const unsigned savedStates = recompute ? 0 : options.reads().states();
+  const Tensor seed = stacked(upstream, seeds), states = stacked(outputs, savedStates);
+  const Tensor x = readsInput ? layout.rows({in.x}) : unused;
+  const Tensor spk = gradSpk ? layout.rows({upstream.spk}) : unused;
   const Tensor initial = layout.rows(in.initial);
   const std::size_t segment = recompute ? segmentSteps(graph, layout, options) : layout.steps;
   const std::size_t segments = (layout.steps + segment - 1) / segment;
-  Tensor again = noState, work = noState;
+  Tensor recomputed = unusedState, work = unusedState;
   if (recompute) {
-    again = layout.spread.variable(graph, poplar::FLOAT, bits(options.reads().states()) * segment, {info, "again"});
-    work = layout.spread.variable(graph, poplar::FLOAT, segments * neuron.states, {info, "work"});
+    recomputed =
+        layout.mapping.variable(graph, poplar::FLOAT, bits(options.reads().states()) * segment, {info, "again"});
+    work = layout.mapping.variable(graph, poplar::FLOAT, segments * neuron.states, {info, "work"});
   }
-  const Tensor gradX = layout.spread.variable(graph, layout.type, layout.steps, {info, "gradX"});
-  const Tensor carry = layout.spread.variable(graph, poplar::FLOAT, neuron.states, {info, "gradStates"});
-  const Tensor sums = layout.spread.variable(graph, poplar::FLOAT, neuron.parameters, {info, "gradParameters"});
+  const Tensor gradX = layout.mapping.variable(graph, layout.type, layout.steps, {info, "gradX"});
+  const Tensor carry = layout.mapping.variable(graph, poplar::FLOAT, neuron.states, {info, "gradStates"});
+  const Tensor sums = layout.mapping.variable(graph, poplar::FLOAT, neuron.parameters, {info, "gradParameters"});
   const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"});
   const std::string name = vertexOf("NeuronBackward", layout, options);
-  for (std::size_t piece = 0; piece < layout.spread.pieces(); ++piece) {
-    const auto part = [&](const Tensor &of) { return of.numElements() ? layout.spread.part(of, piece) : of; };
-    VertexBuilder(graph, cs, name, layout.spread.tile(piece))
+  for (std::size_t piece = 0; piece < layout.mapping.pieces(); ++piece) {
+    const auto part = [&](const Tensor &of) { return of.numElements() ? layout.mapping.part(of, piece) : of; };
+    VertexBuilder(graph, cs, name, layout.mapping.tile(piece))
         .connect("x", part(x))
         .connect("gradSpk", part(spk))
         .connect("seeds", part(seed))
@@ -257,7 +258,7 @@ NeuronInputs neuronSequenceGrad(poplar::Graph &graph, const NeuronOutputs &upstr
         .connect("parameters", layout.parameters(in.parameters, piece))
         .connect("initial", part(initial))
         .connect("work", part(work))
-        .connect("again", part(again))
+        .connect("again", part(recomputed))
         .connect("gradX", part(gradX))
         .connect("carry", part(carry))
         .connect("sums", part(sums))
@@ -266,9 +267,9 @@ NeuronInputs neuronSequenceGrad(poplar::Graph &graph, const NeuronOutputs &upstr
         .set("surrogate", static_cast<unsigned>(options.surrogate))
         .count("steps", layout.steps)
         .count("segment", segment)
-        .count("size", layout.spread.count(piece))
+        .count("size", layout.mapping.count(piece))
         .count("seedStates", seeds)
-        .count("keptStates", kept)
+        .count("keptStates", savedStates)
         .set("perElement", layout.perElement)
         .set("hasGradSpk", gradSpk)
         .set("recompute", recompute);
@@ -280,7 +281,7 @@ NeuronInputs neuronSequenceGrad(poplar::Graph &graph, const NeuronOutputs &upstr
     out.initial.push_back(carry.slice(s, s + 1).reshape(in.initial[s].shape()));
   for (std::size_t p = 0; p < in.parameters.size(); ++p)
     out.parameters.push_back(neuron.gradients[options.variant] >> p & 1
-                                 ? sumModulo(graph, layout.spread, sums.slice(p, p + 1), in.parameters[p], 1.0f, prog,
+                                 ? sumModulo(graph, layout.mapping, sums.slice(p, p + 1), in.parameters[p], 1.0f, prog,
                                              {info, "parameter" + std::to_string(p)})
                                  : Tensor());
   return out;

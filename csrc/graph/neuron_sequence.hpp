@@ -1,4 +1,4 @@
-// A neuron of snnipu/equations.py over a sequence, and its adjoint, as Poplar programs.
+// Poplar programs for a neuron of snnipu/equations.py over a sequence, and for its adjoint.
 #pragma once
 
 #include "graph/vertex_name.hpp"
@@ -13,63 +13,64 @@
 namespace snnipu {
 namespace graph {
 
-// What a generated struct says of its neuron.
+// The constants of a generated struct.
 struct NeuronInfo {
   std::string name, type; // of the equation; of the struct
   unsigned states, parameters, variants;
   std::vector<std::string> stateNames, parameterNames;
-  int outputState; // the state that is the output, or -1
-  // By variant: what the adjoint reads, and the parameters that have a gradient, by bits.
+  int outputState; // index of the state that is the output, or -1
+  // For each variant: the values that the adjoint reads, and a bit for each parameter that has a gradient.
   std::vector<AdjointReads> reads;
   std::vector<unsigned> gradients;
 };
 
-// nullptr: there is none of this name.
+// Return nullptr if no neuron has this name.
 const NeuronInfo *findNeuron(const std::string &name);
 std::string neuronNames();
 
 struct NeuronOptions {
   const NeuronInfo *neuron;
   unsigned variant;
-  // States that are returned after every step, by bits; that which is the output is not among them.
+  // A bit for each state that is returned after every step. The state that is the output has no bit.
   unsigned states;
   Surrogate surrogate;
   float surrogateA, surrogateB;
 
-  // Of the forward pass, what there is of the states after each step.
-  unsigned kept() const {
+  // Return the states after each step that the forward pass returns, including the output.
+  unsigned savedStates() const {
     return neuron->outputState < 0 ? states : states | 1u << static_cast<unsigned>(neuron->outputState);
   }
   const AdjointReads &reads() const { return neuron->reads[variant]; }
-  // Whether the backward pass computes the states again, from x.
-  bool recomputes() const { return (reads().states() & ~kept()) != 0; }
+  // Return true if the backward pass recomputes the states from x.
+  bool recomputes() const { return (reads().states() & ~savedStates()) != 0; }
   bool readsInput() const { return recomputes() || reads().x; }
 };
 
-// Each of the parameters has one element, or one for each element of a step modulo its size; all of them and the
-// initial states are FLOAT, whatever x is.
+// A parameter has one element, or n for which element i of a step uses i % n. Parameters and initial states are FLOAT,
+// whatever x is.
 struct NeuronInputs {
   poplar::Tensor x; // [steps, ...]; FLOAT or HALF
   std::vector<poplar::Tensor> initial, parameters;
 };
 
-// Of x's shape and type; states: in order, those that are returned, and the rest invalid.
+// Outputs of x's shape and type. states: in order; invalid if not returned.
 struct NeuronOutputs {
   poplar::Tensor spk;
   std::vector<poplar::Tensor> states;
 };
 
-// x laid out as neuronSequence() works on it: each tile has its elements of all steps.
+// Return a variable for x in the layout of neuronSequence(): each tile has some elements, at all steps.
 poplar::Tensor createNeuronInput(poplar::Graph &graph, const poplar::Type &type, const std::vector<std::size_t> &shape,
                                  const poplar::DebugContext &debug);
 
-// Throws std::invalid_argument where a shape or type does not fit.
+// Return the outputs. Throw std::invalid_argument for a wrong shape or type.
 NeuronOutputs neuronSequence(poplar::Graph &graph, const NeuronInputs &in, poplar::program::Sequence &prog,
                              const NeuronOptions &options, const poplar::DebugContext &debug);
 
-// upstream: gradients of the outputs, each of which may be invalid. outputs: of the forward pass, where the adjoint
-// reads them and not the input; in.x may be invalid where it is not read. shape: that of x. Returns the gradients of
-// the inputs; invalid for a parameter that the variant does not read.
+// Return the gradients of the inputs. A parameter that the variant does not read has an invalid gradient.
+//
+// upstream: gradients of the outputs, each of which may be invalid. outputs: of the forward pass; only those that the
+// adjoint reads. in: the forward pass's; x may be invalid if it is not read. shape, type: of x.
 NeuronInputs neuronSequenceGrad(poplar::Graph &graph, const NeuronOutputs &upstream, const NeuronOutputs &outputs,
                                 const NeuronInputs &in, const std::vector<std::size_t> &shape, const poplar::Type &type,
                                 poplar::program::Sequence &prog, const NeuronOptions &options,

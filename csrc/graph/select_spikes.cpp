@@ -1,6 +1,6 @@
 #include "graph/select_spikes.hpp"
 
-#include "graph/spread.hpp"
+#include "graph/tile_mapping.hpp"
 #include "graph/vertex_builder.hpp"
 
 #include <stdexcept>
@@ -28,14 +28,14 @@ void check(const Tensor &mem, const Tensor &threshold, const SelectSpikesOptions
 
 } // namespace
 
-Bits bitsAbove(poplar::Graph &graph, const RowSpread &spread, const Tensor &x, const Tensor &threshold, bool second,
+Bits bitsAbove(poplar::Graph &graph, const RowMapping &mapping, const Tensor &x, const Tensor &threshold, bool second,
                float gradThreshold, Sequence &prog, const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
   const std::size_t neurons = x.dim(1), words = (neurons + 31) / 32;
-  const Bits bits = {spread.variable(graph, poplar::UNSIGNED_INT, words, {info, "fired"}),
-                     spread.variable(graph, poplar::UNSIGNED_INT, words, {info, "carried"})};
-  const Tensor limit = threshold.valid() ? threshold.flatten() : nothing(graph, poplar::FLOAT);
-  runOnRows(graph, spread, vertexName("Above", x.elementType()), prog, {info, "above"}, [&](RowVertex &vertex) {
+  const Bits bits = {mapping.variable(graph, poplar::UNSIGNED_INT, words, {info, "fired"}),
+                     mapping.variable(graph, poplar::UNSIGNED_INT, words, {info, "carried"})};
+  const Tensor limit = threshold.valid() ? threshold.flatten() : emptyVariable(graph, poplar::FLOAT);
+  runOnRows(graph, mapping, vertexName("Above", x.elementType()), prog, {info, "above"}, [&](RowVertex &vertex) {
     vertex.rows("x", x)
         .rows("fired", bits.fired)
         .rows("carried", bits.carried)
@@ -55,12 +55,12 @@ SlotTensors selectSpikes(poplar::Graph &graph, const Tensor &mem, const Tensor &
   check(mem, threshold, options);
   const poplar::DebugInfo info(debug, "snnipu");
   const std::size_t steps = mem.dim(0), batch = mem.dim(1), neurons = mem.dim(2);
-  const RowSpread spread(graph, steps * batch);
-  const Bits bits = bitsAbove(graph, spread, mem.reshape({steps * batch, neurons}), threshold, options.second,
+  const RowMapping mapping(graph, steps * batch);
+  const Bits bits = bitsAbove(graph, mapping, mem.reshape({steps * batch, neurons}), threshold, options.second,
                               options.gradThreshold, prog, {info, "bits"});
-  const SlotTensors slots = slotsOfBits(graph, spread, bits.fired, bits.carried, batch, neurons, options.capacity,
+  const SlotTensors slots = slotsOfBits(graph, mapping, bits.fired, bits.carried, batch, neurons, options.capacity,
                                         options.rotate, prog, {info, "slots"});
-  return slotsOfRows(graph, spread, slots, batch, mem.elementType(), prog, info);
+  return slotsOfRows(graph, mapping, slots, batch, mem.elementType(), prog, info);
 }
 
 SelectSpikesGradients selectSpikesGrad(poplar::Graph &graph, const Tensor &gradValues, const Tensor &mem,
@@ -70,13 +70,13 @@ SelectSpikesGradients selectSpikesGrad(poplar::Graph &graph, const Tensor &gradV
   checkSlots("select_spikes", {ids, gradValues, counts, {}});
   const poplar::DebugInfo info(debug, "snnipu");
   const std::size_t rows = mem.dim(0) * mem.dim(1), neurons = mem.dim(2), slots = ids.dim(2);
-  const RowSpread spread(graph, rows);
-  const SlotTensors at = rowsOfSlots(graph, spread, {ids, gradValues, counts, {}}, neurons, prog, info);
+  const RowMapping mapping(graph, rows);
+  const SlotTensors at = rowsOfSlots(graph, mapping, {ids, gradValues, counts, {}}, neurons, prog, info);
   const Tensor slotMem =
-      gatherSlots(graph, spread, mem.reshape({rows, neurons}), at.ids, at.counts, prog, {info, "slotMem"});
-  const Tensor through = spread.variable(graph, poplar::FLOAT, slots, {info, "through"});
+      gatherSlots(graph, mapping, mem.reshape({rows, neurons}), at.ids, at.counts, prog, {info, "slotMem"});
+  const Tensor through = mapping.variable(graph, poplar::FLOAT, slots, {info, "through"});
   const bool perNeuron = threshold.numElements() > 1;
-  runOnRows(graph, spread, vertexName("SelectSpikesBackward", poplar::FLOAT, options.surrogate), prog,
+  runOnRows(graph, mapping, vertexName("SelectSpikesBackward", poplar::FLOAT, options.surrogate), prog,
             {info, "backward"}, [&](RowVertex &vertex) {
               vertex.rows("grad", at.values)
                   .rows("mem", slotMem)
@@ -90,18 +90,18 @@ SelectSpikesGradients selectSpikesGrad(poplar::Graph &graph, const Tensor &gradV
                   .count("slots", slots)
                   .set("perNeuron", perNeuron);
             });
-  // Gradients of a neuron's threshold are summed in float.
-  const Tensor dense = scatterSlots(graph, spread, through, at.ids, at.counts, neurons,
+  // Gradients of a threshold per neuron are summed in float.
+  const Tensor dense = scatterSlots(graph, mapping, through, at.ids, at.counts, neurons,
                                     perNeuron ? poplar::FLOAT : mem.elementType(), prog, {info, "gradMem"});
   SelectSpikesGradients out;
-  out.mem = inType(graph, spread, dense, mem.elementType(), prog, {info, "gradMemOfType"}).reshape(mem.shape());
+  out.mem = castRows(graph, mapping, dense, mem.elementType(), prog, {info, "gradMemOfType"}).reshape(mem.shape());
   if (perNeuron) {
-    out.threshold = sumModulo(graph, Spread(graph, rows * neurons, poplar::FLOAT), dense.reshape({1, rows * neurons}),
-                              threshold, -1.0f, prog, {info, "gradThreshold"});
+    out.threshold = sumModulo(graph, ElementMapping(graph, rows * neurons, poplar::FLOAT),
+                              dense.reshape({1, rows * neurons}), threshold, -1.0f, prog, {info, "gradThreshold"});
   } else {
     std::vector<Tensor> parts;
-    for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-      parts.push_back(spread.part(through, tile));
+    for (std::size_t tile = 0; tile < mapping.tiles(); ++tile)
+      parts.push_back(mapping.part(through, tile));
     out.threshold = sumOfTiles(graph, parts, -1.0f, prog, {info, "gradThreshold"}).reshape(threshold.shape());
   }
   return out;

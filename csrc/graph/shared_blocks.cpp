@@ -1,6 +1,6 @@
 #include "graph/shared_blocks.hpp"
 
-#include "graph/spread.hpp"
+#include "graph/tile_mapping.hpp"
 
 namespace snnipu {
 namespace graph {
@@ -36,18 +36,18 @@ Tensor SharedBlocks::sumOfGroups(poplar::Graph &graph, const std::vector<std::ve
     if (size() > 1) {
       total = variable(graph, poplar::FLOAT, i, inputs, block.lanes, debug);
       forShares(i, inputs, [&](std::size_t tile, std::size_t begin, std::size_t end) {
-        std::vector<Tensor> found;
-        for (const std::vector<Tensor> &own : arrays)
-          found.push_back(own[i].slice(begin, end, 0).flatten());
-        addSumRows(graph, sum, concat(found), found.size(), total.slice(begin, end, 0).flatten(), 1.0f, tile);
+        std::vector<Tensor> addends;
+        for (const std::vector<Tensor> &array : arrays)
+          addends.push_back(array[i].slice(begin, end, 0).flatten());
+        addSumRows(graph, sum, concat(addends), addends.size(), total.slice(begin, end, 0).flatten(), 1.0f, tile);
       });
     }
     if (type != poplar::FLOAT) {
-      const Tensor inType = variable(graph, type, i, inputs, block.lanes, debug);
+      const Tensor converted = variable(graph, type, i, inputs, block.lanes, debug);
       forShares(i, inputs, [&](std::size_t tile, std::size_t begin, std::size_t end) {
-        addCast(graph, cast, total.slice(begin, end, 0), inType.slice(begin, end, 0), tile);
+        addCast(graph, cast, total.slice(begin, end, 0), converted.slice(begin, end, 0), tile);
       });
-      total = inType;
+      total = converted;
     }
     parts.push_back(total.slice(0, block.neurons, 1));
   }
@@ -73,10 +73,10 @@ Tensor SharedBlocks::sumOfRows(poplar::Graph &graph, const std::vector<std::vect
     const BlockArray totals(graph, blocks, poplar::FLOAT, 1, {info, "totals"});
     const poplar::ComputeSet last = graph.addComputeSet({info, "groups"});
     for (std::size_t i = 0; i < blocks.size(); ++i) {
-      std::vector<Tensor> found;
-      for (const BlockArray &own : sums)
-        found.push_back(own[i].flatten());
-      addSumRows(graph, last, concat(found), found.size(), totals[i].flatten(), 1.0f, blocks[i].tile);
+      std::vector<Tensor> addends;
+      for (const BlockArray &array : sums)
+        addends.push_back(array[i].flatten());
+      addSumRows(graph, last, concat(addends), addends.size(), totals[i].flatten(), 1.0f, blocks[i].tile);
     }
     prog.add(Execute(last));
     all = totals.whole();

@@ -1,6 +1,6 @@
 #include "graph/slots.hpp"
 
-#include "graph/spread.hpp"
+#include "graph/tile_mapping.hpp"
 #include "graph/vertex_builder.hpp"
 #include "graph/vertex_name.hpp"
 
@@ -15,7 +15,7 @@ using poplar::program::Execute;
 using poplar::program::Sequence;
 
 void checkSlots(const char *op, const SlotTensors &spikes) {
-  const auto refuse = [&](const std::string &what) { throw std::invalid_argument(std::string(op) + ": " + what); };
+  const auto refuse = [&](const std::string &reason) { throw std::invalid_argument(std::string(op) + ": " + reason); };
   for (const auto &named : {std::make_pair("ids", &spikes.ids), std::make_pair("values", &spikes.values),
                             std::make_pair("counts", &spikes.counts)}) {
     const poplar::Type type = named.second->elementType();
@@ -36,78 +36,78 @@ void checkSlots(const char *op, const SlotTensors &spikes) {
     refuse("ids must have at least one element, got " + spikes.ids.shapeToString());
 }
 
-RowSpread::RowSpread(const poplar::Graph &graph, std::size_t rows) : rows_(rows) {
+RowMapping::RowMapping(const poplar::Graph &graph, std::size_t rows) : rows_(rows) {
   const std::size_t tiles = graph.getTarget().getNumTiles();
   share_ = std::max<std::size_t>(1, (rows + tiles - 1) / tiles);
 }
 
-Tensor RowSpread::variable(poplar::Graph &graph, const poplar::Type &type, std::size_t width,
-                           const poplar::DebugContext &debug) const {
+Tensor RowMapping::variable(poplar::Graph &graph, const poplar::Type &type, std::size_t width,
+                            const poplar::DebugContext &debug) const {
   const Tensor all = graph.addVariable(type, {rows_, width}, debug);
   for (std::size_t tile = 0; tile < tiles(); ++tile)
     graph.setTileMapping(all.slice(begin(tile), end(tile), 0), static_cast<unsigned>(tile));
   return all;
 }
 
-Tensor inType(poplar::Graph &graph, const RowSpread &spread, const Tensor &rows, const poplar::Type &type,
-              Sequence &prog, const poplar::DebugContext &debug) {
+Tensor castRows(poplar::Graph &graph, const RowMapping &mapping, const Tensor &rows, const poplar::Type &type,
+                Sequence &prog, const poplar::DebugContext &debug) {
   if (rows.elementType() == type)
     return rows;
   const poplar::ComputeSet cs = graph.addComputeSet(debug);
-  const Tensor to = spread.variable(graph, type, rows.dim(1), debug);
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    addCast(graph, cs, spread.part(rows, tile), spread.part(to, tile), tile);
+  const Tensor to = mapping.variable(graph, type, rows.dim(1), debug);
+  for (std::size_t tile = 0; tile < mapping.tiles(); ++tile)
+    addCast(graph, cs, mapping.part(rows, tile), mapping.part(to, tile), tile);
   prog.add(Execute(cs));
   return to;
 }
 
-Tensor idsOfFloats(poplar::Graph &graph, const RowSpread &spread, const Tensor &from, std::size_t limit, Sequence &prog,
-                   const poplar::DebugContext &debug) {
-  const Tensor to = spread.variable(graph, poplar::INT, from.dim(1), debug);
-  runOnRows(graph, spread, "snnipu::IdsOfFloats", prog, debug, [&](RowVertex &vertex) {
+Tensor idsOfFloats(poplar::Graph &graph, const RowMapping &mapping, const Tensor &from, std::size_t limit,
+                   Sequence &prog, const poplar::DebugContext &debug) {
+  const Tensor to = mapping.variable(graph, poplar::INT, from.dim(1), debug);
+  runOnRows(graph, mapping, "snnipu::IdsOfFloats", prog, debug, [&](RowVertex &vertex) {
     vertex.rows("from", from).rows("to", to).count("size", vertex.held * from.dim(1)).count("limit", limit);
   });
   return to;
 }
 
-Tensor floatsOfIds(poplar::Graph &graph, const RowSpread &spread, const Tensor &from, Sequence &prog,
+Tensor floatsOfIds(poplar::Graph &graph, const RowMapping &mapping, const Tensor &from, Sequence &prog,
                    const poplar::DebugContext &debug) {
-  const Tensor to = spread.variable(graph, poplar::FLOAT, from.dim(1), debug);
-  runOnRows(graph, spread, "snnipu::FloatsOfIds", prog, debug, [&](RowVertex &vertex) {
+  const Tensor to = mapping.variable(graph, poplar::FLOAT, from.dim(1), debug);
+  runOnRows(graph, mapping, "snnipu::FloatsOfIds", prog, debug, [&](RowVertex &vertex) {
     vertex.rows("from", from).rows("to", to).count("size", vertex.held * from.dim(1));
   });
   return to;
 }
 
-SlotTensors rowsOfSlots(poplar::Graph &graph, const RowSpread &spread, const SlotTensors &spikes, std::size_t neurons,
+SlotTensors rowsOfSlots(poplar::Graph &graph, const RowMapping &mapping, const SlotTensors &spikes, std::size_t neurons,
                         Sequence &prog, const poplar::DebugInfo &info) {
   const std::size_t slots = spikes.ids.dim(2);
   SlotTensors rows;
-  rows.ids = idsOfFloats(graph, spread, spikes.ids.reshape({spread.rows(), slots}), neurons, prog, {info, "ids"});
+  rows.ids = idsOfFloats(graph, mapping, spikes.ids.reshape({mapping.rows(), slots}), neurons, prog, {info, "ids"});
   rows.counts =
-      idsOfFloats(graph, spread, spikes.counts.reshape({spread.rows(), 2}), slots + 1, prog, {info, "counts"});
+      idsOfFloats(graph, mapping, spikes.counts.reshape({mapping.rows(), 2}), slots + 1, prog, {info, "counts"});
   if (spikes.values.valid())
-    rows.values = inType(graph, spread, spikes.values.reshape({spread.rows(), slots}), poplar::FLOAT, prog,
-                         {info, "valuesInFloat"});
+    rows.values = castRows(graph, mapping, spikes.values.reshape({mapping.rows(), slots}), poplar::FLOAT, prog,
+                           {info, "valuesInFloat"});
   return rows;
 }
 
-SlotTensors slotsOfRows(poplar::Graph &graph, const RowSpread &spread, const SlotTensors &rows, std::size_t batch,
+SlotTensors slotsOfRows(poplar::Graph &graph, const RowMapping &mapping, const SlotTensors &rows, std::size_t batch,
                         const poplar::Type &type, Sequence &prog, const poplar::DebugInfo &info) {
-  const auto bySteps = [&](const Tensor &of) { return of.reshape({spread.rows() / batch, batch, of.dim(1)}); };
+  const auto bySteps = [&](const Tensor &of) { return of.reshape({mapping.rows() / batch, batch, of.dim(1)}); };
   SlotTensors out;
-  out.ids = bySteps(floatsOfIds(graph, spread, rows.ids, prog, {info, "ids"}));
-  out.values = bySteps(inType(graph, spread, rows.values, type, prog, {info, "valuesOfType"}));
-  out.counts = bySteps(floatsOfIds(graph, spread, rows.counts, prog, {info, "counts"}));
+  out.ids = bySteps(floatsOfIds(graph, mapping, rows.ids, prog, {info, "ids"}));
+  out.values = bySteps(castRows(graph, mapping, rows.values, type, prog, {info, "valuesOfType"}));
+  out.counts = bySteps(floatsOfIds(graph, mapping, rows.counts, prog, {info, "counts"}));
   if (rows.dropped.valid())
-    out.dropped = bySteps(floatsOfIds(graph, spread, rows.dropped, prog, {info, "dropped"}));
+    out.dropped = bySteps(floatsOfIds(graph, mapping, rows.dropped, prog, {info, "dropped"}));
   return out;
 }
 
-Tensor gatherSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor &dense, const Tensor &ids,
+Tensor gatherSlots(poplar::Graph &graph, const RowMapping &mapping, const Tensor &dense, const Tensor &ids,
                    const Tensor &counts, Sequence &prog, const poplar::DebugContext &debug) {
-  const Tensor values = spread.variable(graph, poplar::FLOAT, ids.dim(1), debug);
-  runOnRows(graph, spread, vertexName("GatherSlots", dense.elementType()), prog, debug, [&](RowVertex &vertex) {
+  const Tensor values = mapping.variable(graph, poplar::FLOAT, ids.dim(1), debug);
+  runOnRows(graph, mapping, vertexName("GatherSlots", dense.elementType()), prog, debug, [&](RowVertex &vertex) {
     vertex.rows("dense", dense)
         .rows("ids", ids)
         .rows("counts", counts)
@@ -119,11 +119,11 @@ Tensor gatherSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor &
   return values;
 }
 
-Tensor scatterSlots(poplar::Graph &graph, const RowSpread &spread, const Tensor &values, const Tensor &ids,
+Tensor scatterSlots(poplar::Graph &graph, const RowMapping &mapping, const Tensor &values, const Tensor &ids,
                     const Tensor &counts, std::size_t neurons, const poplar::Type &type, Sequence &prog,
                     const poplar::DebugContext &debug) {
-  const Tensor dense = spread.variable(graph, type, neurons, debug);
-  runOnRows(graph, spread, vertexName("ScatterSlots", type), prog, debug, [&](RowVertex &vertex) {
+  const Tensor dense = mapping.variable(graph, type, neurons, debug);
+  runOnRows(graph, mapping, vertexName("ScatterSlots", type), prog, debug, [&](RowVertex &vertex) {
     vertex.rows("values", values)
         .rows("ids", ids)
         .rows("counts", counts)
@@ -139,14 +139,14 @@ void addSumSlots(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &part
                  std::size_t slots, const Tensor &out, std::size_t tiles,
                  const std::function<std::size_t(std::size_t)> &tileOf, const Tensor &upstream, float scale) {
   const std::size_t size = out.numElements(), share = 2 * (((size + 1) / 2 + tiles - 1) / tiles);
-  const Tensor unread = nothing(graph, poplar::FLOAT), rows = counts.reshape({size / slots, 2});
+  const Tensor noUpstream = emptyVariable(graph, poplar::FLOAT), rows = counts.reshape({size / slots, 2});
   for (std::size_t begin = 0, i = 0; begin < size; begin += share, ++i) {
     const std::size_t end = std::min(size, begin + share), tile = tileOf(i);
     const Tensor to = out.slice(begin, end);
     graph.setTileMapping(to, static_cast<unsigned>(tile));
     VertexBuilder(graph, cs, vertexName("SumSlots", poplar::FLOAT), tile)
         .connect("partial", partial.slice(begin, end, 1).flatten())
-        .connect("upstream", upstream.valid() ? upstream.slice(begin, end) : unread)
+        .connect("upstream", upstream.valid() ? upstream.slice(begin, end) : noUpstream)
         .connect("counts", rows.slice(begin / slots, (end - 1) / slots + 1, 0).flatten())
         .connect("out", to)
         .set("scale", scale)
@@ -158,10 +158,10 @@ void addSumSlots(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &part
   }
 }
 
-Tensor ascendingRows(poplar::Graph &graph, const RowSpread &spread, const Tensor &ids, const Tensor &counts,
+Tensor ascendingRows(poplar::Graph &graph, const RowMapping &mapping, const Tensor &ids, const Tensor &counts,
                      Sequence &prog, const poplar::DebugContext &debug) {
-  const Tensor out = spread.variable(graph, poplar::INT, 1, debug);
-  runOnRows(graph, spread, "snnipu::Ascending", prog, debug, [&](RowVertex &vertex) {
+  const Tensor out = mapping.variable(graph, poplar::INT, 1, debug);
+  runOnRows(graph, mapping, "snnipu::Ascending", prog, debug, [&](RowVertex &vertex) {
     vertex.rows("ids", ids)
         .rows("counts", counts)
         .rows("out", out)
@@ -171,16 +171,16 @@ Tensor ascendingRows(poplar::Graph &graph, const RowSpread &spread, const Tensor
   return out;
 }
 
-SlotTensors slotsOfBits(poplar::Graph &graph, const RowSpread &spread, const Tensor &fired, const Tensor &carried,
+SlotTensors slotsOfBits(poplar::Graph &graph, const RowMapping &mapping, const Tensor &fired, const Tensor &carried,
                         std::size_t batch, std::size_t neurons, std::size_t capacity, bool rotate, Sequence &prog,
                         const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
-  const SlotTensors out = {spread.variable(graph, poplar::INT, capacity, {info, "ids"}),
-                           spread.variable(graph, poplar::FLOAT, capacity, {info, "values"}),
-                           spread.variable(graph, poplar::INT, 2, {info, "counts"}),
-                           spread.variable(graph, poplar::INT, 2, {info, "dropped"})};
-  // Where the selection starts, at each step that starts elsewhere.
-  const std::size_t starts = rotate ? spread.rows() / batch : 1;
+  const SlotTensors out = {mapping.variable(graph, poplar::INT, capacity, {info, "ids"}),
+                           mapping.variable(graph, poplar::FLOAT, capacity, {info, "values"}),
+                           mapping.variable(graph, poplar::INT, 2, {info, "counts"}),
+                           mapping.variable(graph, poplar::INT, 2, {info, "dropped"})};
+  // The first id of the selection, for each step that has its own.
+  const std::size_t starts = rotate ? mapping.rows() / batch : 1;
   std::vector<unsigned> first(starts);
   for (std::size_t step = 0; step < starts; ++step)
     first[step] = static_cast<unsigned>(step * capacity % neurons);
@@ -188,11 +188,11 @@ SlotTensors slotsOfBits(poplar::Graph &graph, const RowSpread &spread, const Ten
       graph.addConstant(poplar::UNSIGNED_INT, {starts}, poplar::ArrayRef<unsigned>(first), {info, "start"});
   graph.setTileMapping(start, 0);
   const poplar::ComputeSet cs = graph.addComputeSet({info, "select"});
-  for (std::size_t tile = 0; tile < spread.tiles(); ++tile)
-    for (std::size_t row = spread.begin(tile); row < spread.end(tile);) {
-      // A vertex has one start: rows of one step.
+  for (std::size_t tile = 0; tile < mapping.tiles(); ++tile)
+    for (std::size_t row = mapping.begin(tile); row < mapping.end(tile);) {
+      // A vertex has one start, so its rows belong to one step.
       const std::size_t step = rotate ? row / batch : 0;
-      const std::size_t end = rotate ? std::min(spread.end(tile), (step + 1) * batch) : spread.end(tile);
+      const std::size_t end = rotate ? std::min(mapping.end(tile), (step + 1) * batch) : mapping.end(tile);
       const auto rows = [&](const Tensor &of) { return of.slice(row, end, 0).flatten(); };
       VertexBuilder(graph, cs, vertexName("SelectSpikes", poplar::FLOAT), tile)
           .connect("fired", rows(fired))

@@ -1,7 +1,7 @@
 #include "graph/sparse_conv2d.hpp"
 
 #include "graph/shared_blocks.hpp"
-#include "graph/spread.hpp"
+#include "graph/tile_mapping.hpp"
 #include "graph/vertex_name.hpp"
 
 #include "neuron/sparse.hpp"
@@ -17,9 +17,9 @@ using poplar::Tensor;
 using poplar::program::Execute;
 using poplar::program::Sequence;
 
-// A tile works on as many rows at a time as fit into this: their spikes, and their maps with the channels last.
+// Memory of a tile, in bytes, for the rows that it handles at a time: their spikes, and maps with channels last.
 constexpr std::size_t mapBytesAtOnce = 64 * 1024;
-// Of the weights that tiles have in common, each holds at least so many inputs.
+// The fewest inputs of a share of the weights that several tiles share.
 constexpr std::size_t leastMapInputs = 2;
 
 struct MapRange {
@@ -28,16 +28,16 @@ struct MapRange {
   std::size_t size() const { return end - begin; }
 };
 
-// Of `all`, the shares of `size`.
-std::vector<MapRange> sharesOf(std::size_t all, std::size_t size) {
+// Split [0, total) into shares of `size`.
+std::vector<MapRange> sharesOf(std::size_t total, std::size_t size) {
   std::vector<MapRange> shares;
-  for (std::size_t begin = 0; begin < all; begin += size)
-    shares.push_back({begin, std::min(all, begin + size)});
+  for (std::size_t begin = 0; begin < total; begin += size)
+    shares.push_back({begin, std::min(total, begin + size)});
   return shares;
 }
 
 void checkPlan(const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan) {
-  const auto refuse = [](const std::string &what) { throw std::invalid_argument("sparse_conv2d: " + what); };
+  const auto refuse = [](const std::string &reason) { throw std::invalid_argument("sparse_conv2d: " + reason); };
   checkMaps("sparse_conv2d", sizes.in, sizes.out, sizes.kernel);
   if (sizes.groups == 0 || sizes.in.channels % sizes.groups != 0 || sizes.out.channels % sizes.groups != 0)
     refuse("groups must divide the channels of input and output");
@@ -45,9 +45,9 @@ void checkPlan(const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan) {
     refuse("plan must have from 1 to 64 channels, and 1 or more lines and rows");
 }
 
-// Which tile does what.
+// The assignment of parts to tiles.
 struct MapDivision {
-  std::vector<Block> blocks; // output channels; tile: without those of the parts before
+  std::vector<Block> blocks; // output channels; `tile` is not set here
   std::vector<MapRange> bands, shares;
   std::size_t tiles;
 
@@ -55,32 +55,32 @@ struct MapDivision {
               std::size_t rows)
       : bands(sharesOf(sizes.out.height, plan.lines)), shares(sharesOf(rows, plan.rows)),
         tiles(graph.getTarget().getNumTiles()) {
-    const std::size_t own = sizes.out.channels / sizes.groups;
+    const std::size_t groupChannels = sizes.out.channels / sizes.groups;
     for (std::size_t group = 0; group < sizes.groups; ++group)
-      for (const MapRange &channels : sharesOf(own, plan.channels))
-        blocks.push_back({0, group * own + channels.begin, channels.size(), (channels.size() + 1) / 2 * 2});
+      for (const MapRange &channels : sharesOf(groupChannels, plan.channels))
+        blocks.push_back({0, group * groupChannels + channels.begin, channels.size(), (channels.size() + 1) / 2 * 2});
   }
 
   std::size_t tile(std::size_t share, std::size_t band, std::size_t block) const {
     return ((share * bands.size() + band) * blocks.size() + block) % tiles;
   }
   std::vector<Block> blocksOn(std::size_t share, std::size_t band) const {
-    std::vector<Block> own = blocks;
-    for (std::size_t i = 0; i < own.size(); ++i)
-      own[i].tile = tile(share, band, i);
-    return own;
+    std::vector<Block> result = blocks;
+    for (std::size_t i = 0; i < result.size(); ++i)
+      result[i].tile = tile(share, band, i);
+    return result;
   }
-  // body(share, band, blocks with their tiles) for all.
+  // Call body(share, band, blocks with their tiles) for all parts.
   template <typename Body> void forParts(const Body &body) const {
     for (std::size_t share = 0; share < shares.size(); ++share)
       for (std::size_t band = 0; band < bands.size(); ++band)
         body(share, band, blocksOn(share, band));
   }
 
-  // The blocks of all parts: with what the tiles that have the same channels hold in common.
-  SharedBlocks ofParts() const {
+  // Return the blocks of all parts, with the weights that tiles with the same channels share.
+  SharedBlocks blocksOfParts() const {
     std::vector<std::vector<Block>> parts;
-    forParts([&](std::size_t, std::size_t, const std::vector<Block> &own) { parts.push_back(own); });
+    forParts([&](std::size_t, std::size_t, const std::vector<Block> &partBlocks) { parts.push_back(partBlocks); });
     return SharedBlocks(parts, leastMapInputs);
   }
 };
@@ -88,19 +88,19 @@ struct MapDivision {
 struct ConvLayout {
   const SparseConv2dSizes &sizes;
   std::size_t steps, batch, slots, rows;
-  RowSpread spread;
+  RowMapping mapping;
   MapDivision division;
   Tensor places, values, counts; // [rows][...]; values in float
 
   ConvLayout(poplar::Graph &graph, const SparseConv2dInputs &in, const SparseConv2dSizes &sizes_,
              const SparseConv2dPlan &plan, Sequence &prog, const poplar::DebugInfo &info)
       : sizes((check(in, sizes_, plan), sizes_)), steps(in.spikes.ids.dim(0)), batch(in.spikes.ids.dim(1)),
-        slots(in.spikes.ids.dim(2)), rows(steps * batch), spread(graph, rows), division(graph, sizes, plan, rows) {
-    places = placesOfFloats(graph, spread, in.spikes.ids.reshape({rows, slots}), sizes.in, prog,
+        slots(in.spikes.ids.dim(2)), rows(steps * batch), mapping(graph, rows), division(graph, sizes, plan, rows) {
+    places = placesOfFloats(graph, mapping, in.spikes.ids.reshape({rows, slots}), sizes.in, prog,
                             {info, "spikes of all steps"});
-    counts = idsOfFloats(graph, spread, in.spikes.counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
-    values = inType(graph, spread, in.spikes.values.reshape({rows, slots}), poplar::FLOAT, prog,
-                    {info, "values of all steps"});
+    counts = idsOfFloats(graph, mapping, in.spikes.counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
+    values = castRows(graph, mapping, in.spikes.values.reshape({rows, slots}), poplar::FLOAT, prog,
+                      {info, "values of all steps"});
     std::size_t lanes = 0;
     for (const Block &block : division.blocks)
       lanes = std::max(lanes, block.lanes);
@@ -110,20 +110,21 @@ struct ConvLayout {
 
   std::size_t placesOf(std::size_t band) const { return division.bands[band].size() * sizes.out.width; }
 
-  // Rows that a tile works on at a time.
+  // Rows that a tile handles at a time.
   std::size_t chunk() const { return chunk_; }
-  // body(first) until all shares are through, at rows `first` of their own.
+  // Call body(first) for the first row, in its share, of each chunk.
   template <typename Body> void forChunks(const Body &body) const {
     for (std::size_t first = 0; first < division.shares[0].size(); first += chunk_)
       body(first);
   }
-  // What a share has at such a time.
+  // Return a share's rows in the chunk that starts at `first`.
   MapRange chunkOf(std::size_t share, std::size_t first) const {
-    const MapRange own = division.shares[share];
-    return {std::min(own.end, own.begin + first), std::min(own.end, own.begin + first + chunk_)};
+    const MapRange rowsOfShare = division.shares[share];
+    return {std::min(rowsOfShare.end, rowsOfShare.begin + first),
+            std::min(rowsOfShare.end, rowsOfShare.begin + first + chunk_)};
   }
 
-  // FLOAT [chunk][places][lanes] for each part: maps with the channels last.
+  // Return FLOAT [chunk][places][lanes] for each part: maps with channels last.
   std::vector<std::vector<Tensor>> maps(poplar::Graph &graph, const poplar::DebugContext &debug) const {
     std::vector<std::vector<Tensor>> parts;
     division.forParts([&](std::size_t, std::size_t band, const std::vector<Block> &blocks) {
@@ -136,7 +137,7 @@ struct ConvLayout {
   }
   std::size_t part(std::size_t share, std::size_t band) const { return share * division.bands.size() + band; }
 
-  // What the vertices of the convolution have in common.
+  // Set the fields that the convolution's vertices have in common.
   void setSizes(VertexBuilder &vertex, const Block &block, std::size_t band, std::size_t held) const {
     const std::size_t group = block.first / (sizes.out.channels / sizes.groups);
     setKernel(vertex, sizes.kernel, sizes.in);
@@ -156,7 +157,7 @@ private:
   static void check(const SparseConv2dInputs &in, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan) {
     checkSlots("sparse_conv2d", in.spikes);
     checkPlan(sizes, plan);
-    const auto refuse = [](const std::string &what) { throw std::invalid_argument("sparse_conv2d: " + what); };
+    const auto refuse = [](const std::string &reason) { throw std::invalid_argument("sparse_conv2d: " + reason); };
     const poplar::Type type = in.weight.elementType();
     const std::vector<std::size_t> shape = {sizes.out.channels, sizes.groupInputs(), sizes.kernel.height,
                                             sizes.kernel.width};
@@ -174,13 +175,13 @@ private:
 
 Tensor mapRowsOf(const Tensor &of, MapRange rows) { return of.slice(rows.begin, rows.end, 0).flatten(); }
 
-// The weights of the blocks, on the tiles of each part.
-std::vector<std::vector<Tensor>> kernelsIn(poplar::Graph &graph, const ConvLayout &layout, const Tensor &weight,
-                                           Copies &copies, const poplar::DebugInfo &info) {
+// Return the weights of the blocks, on the tiles of each part.
+std::vector<std::vector<Tensor>> distributeKernels(poplar::Graph &graph, const ConvLayout &layout, const Tensor &weight,
+                                                   Copies &copies, const poplar::DebugInfo &info) {
   const Tensor byInput = weight.reshape({layout.sizes.out.channels, layout.sizes.inputs()}).transpose();
   std::vector<std::vector<Tensor>> parts;
   layout.division.forParts([&](std::size_t, std::size_t, const std::vector<Block> &blocks) {
-    parts.push_back(blocksIn(graph, blocks, byInput, 0.0f, copies, {info, "kernels"}));
+    parts.push_back(distribute(graph, blocks, byInput, 0.0f, copies, {info, "kernels"}));
   });
   return parts;
 }
@@ -191,7 +192,7 @@ Tensor createSparseConv2dWeight(poplar::Graph &graph, const SparseConv2dSizes &s
                                 std::size_t rows, const poplar::Type &type, const poplar::DebugContext &debug) {
   checkPlan(sizes, plan);
   return MapDivision(graph, sizes, plan, rows)
-      .ofParts()
+      .blocksOfParts()
       .matrix(graph, type, sizes.inputs(), debug)
       .reshape({sizes.out.channels, sizes.groupInputs(), sizes.kernel.height, sizes.kernel.width});
 }
@@ -203,11 +204,11 @@ Tensor sparseConv2d(poplar::Graph &graph, const SparseConv2dInputs &in, const Sp
   const MapDivision &division = layout.division;
   const poplar::Type type = in.spikes.values.elementType();
   Copies copies;
-  const auto weights = kernelsIn(graph, layout, in.weight, copies, info);
+  const auto weights = distributeKernels(graph, layout, in.weight, copies, info);
   const Tensor bias = in.bias.valid() ? in.bias : zeros(graph, {1}, {info, "noBias"});
   std::vector<std::vector<Tensor>> biases, out;
   division.forParts([&](std::size_t share, std::size_t band, const std::vector<Block> &blocks) {
-    biases.push_back(parameterIn(graph, blocks, bias, 0.0f, copies, {info, "bias"}));
+    biases.push_back(distributeParameter(graph, blocks, bias, 0.0f, copies, {info, "bias"}));
     out.emplace_back();
     for (const Block &block : blocks) {
       out.back().push_back(graph.addVariable(type,
@@ -279,7 +280,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
   Copies copies;
   std::vector<std::vector<Tensor>> weights;
   if (needValues)
-    weights = kernelsIn(graph, layout, in.weight, copies, info);
+    weights = distributeKernels(graph, layout, in.weight, copies, info);
   copies.run(prog, {info, "load"});
   const poplar::ComputeSet clear = graph.addComputeSet({info, "zero"});
   std::vector<std::vector<Tensor>> gradWeights;
@@ -291,7 +292,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
   prog.add(Execute(clear));
   const auto maps = layout.maps(graph, {info, "maps"});
   const std::size_t blockCount = division.blocks.size(), bandCount = division.bands.size();
-  // What the parts of a share find for the values of a chunk.
+  // Partial gradients of a chunk's values, one for each part of a share.
   const std::size_t most = layout.chunk() * layout.slots;
   Tensor partials, gradValues;
   if (needValues) {
@@ -303,7 +304,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
         graph.setTileMapping(partials[share][i],
                              static_cast<unsigned>(division.tile(share, i / blockCount, i % blockCount)));
   }
-  // Sums of a chunk's gradients over rows and places, [lanes] each.
+  // A chunk's gradients summed over rows and places, [lanes] each.
   std::vector<std::vector<Tensor>> biasSums(blockCount);
   layout.forChunks([&](std::size_t first) {
     const poplar::ComputeSet order = graph.addComputeSet({info, "channelsLast"});
@@ -349,7 +350,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
           biasSums[i].push_back(total);
         }
       }
-      // The sum over the parts, each tile of the share a part of the slots.
+      // Sum over the parts. Each tile of the share sums a part of the slots.
       if (needValues && band == 0)
         addSumSlots(graph, sum, partials[share].slice(0, held * layout.slots, 1), counts, layout.slots,
                     mapRowsOf(gradValues, rows), partials.dim(1),
@@ -361,7 +362,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
       prog.add(Execute(sum));
   });
   const poplar::Type type = in.weight.elementType();
-  const SharedBlocks parts = division.ofParts();
+  const SharedBlocks parts = division.blocksOfParts();
   const poplar::ComputeSet sumParts = graph.addComputeSet({info, "parts"}),
                            half = graph.addComputeSet({info, "gradients of kernels in half"});
   SparseConv2dGradients out;
@@ -373,7 +374,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
     prog.add(Execute(half));
   if (needValues)
     out.values =
-        inType(graph, layout.spread, gradValues, in.spikes.values.elementType(), prog, {info, "gradValuesOfType"})
+        castRows(graph, layout.mapping, gradValues, in.spikes.values.elementType(), prog, {info, "gradValuesOfType"})
             .reshape(in.spikes.ids.shape());
   if (in.bias.valid()) {
     const poplar::ComputeSet last = graph.addComputeSet({info, "bias"});

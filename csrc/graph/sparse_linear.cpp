@@ -1,7 +1,7 @@
 #include "graph/sparse_linear.hpp"
 
 #include "graph/shared_blocks.hpp"
-#include "graph/spread.hpp"
+#include "graph/tile_mapping.hpp"
 #include "graph/vertex_builder.hpp"
 #include "graph/vertex_name.hpp"
 
@@ -18,15 +18,15 @@ using poplar::Tensor;
 using poplar::program::Execute;
 using poplar::program::Sequence;
 
-// Every tile gets all spikes of its rows, as many rows at a time as fit into this.
+// Every tile receives all spikes of its rows, as many rows at a time as fit into this.
 constexpr std::size_t bytesAtOnce = 48 * 1024;
 
-[[noreturn]] void refuseLinear(bool delayed, const std::string &what) {
-  throw std::invalid_argument(std::string(delayed ? "delay_linear: " : "sparse_linear: ") + what);
+[[noreturn]] void refuseLinear(bool delayed, const std::string &reason) {
+  throw std::invalid_argument(std::string(delayed ? "delay_linear: " : "sparse_linear: ") + reason);
 }
 
-// Groups of tiles that each have all neurons and a share of the rows; with delays the steps of a sample belong
-// together, and the rows that are shared out are samples.
+// Return the groups of tiles, each with all neurons and a share of the rows. With delays the steps of a sample stay
+// together, so the shares consist of samples.
 SharedBlocks linearBlocks(const poplar::Graph &graph, const SparseLinearPlan &plan, std::size_t neurons,
                           std::size_t rows, bool delayed) {
   const std::size_t tiles = graph.getTarget().getNumTiles();
@@ -48,16 +48,16 @@ struct Rows {
   std::size_t begin, end;
 
   std::size_t count() const { return end - begin; }
-  // Seen from another beginning.
+  // Return the rows relative to `first`.
   Rows from(std::size_t first) const { return {begin - first, end - first}; }
 };
 
 struct BlockLayout {
   std::size_t steps, batch, slots, rows, inputs, neurons;
   std::size_t taps; // 0: without delays
-  RowSpread spread;
+  RowMapping mapping;
   SharedBlocks blocks;
-  // [rows][...], those of a group together; ids and counts as integers, values in float. Lags as integers.
+  // [rows][...], ordered by group; ids, counts and lags as integers, values in float.
   Tensor ids, values, counts, lags;
 
   BlockLayout(poplar::Graph &graph, const SparseLinearInputs &in, const SparseLinearPlan &plan, bool unitValues,
@@ -65,27 +65,27 @@ struct BlockLayout {
       : steps((check(in), in.spikes.ids.dim(0))), batch(in.spikes.ids.dim(1)), slots(in.spikes.ids.dim(2)),
         rows(steps * batch), inputs(in.weight.dim(in.lags.valid() ? 0 : 1)),
         neurons(in.weight.dim(in.lags.valid() ? 1 : 0)), taps(in.lags.valid() ? in.weight.dim(2) : 0),
-        spread(graph, rows), blocks(linearBlocks(graph, plan, neurons, taps ? batch : rows, taps > 0)),
+        mapping(graph, rows), blocks(linearBlocks(graph, plan, neurons, taps ? batch : rows, taps > 0)),
         share_(std::min(plan.rows, taps ? batch : rows)) {
     lines_ = taps ? steps : share_;
     chunk_ = std::min(lines_, std::max<std::size_t>(1, bytesAtOnce / (8 * slots + 12) / (taps ? share_ : 1)));
-    ids = idsOfFloats(graph, spread, byGroup(in.spikes.ids), inputs, prog, {info, "ids"});
-    counts = idsOfFloats(graph, spread, byGroup(in.spikes.counts), slots + 1, prog, {info, "counts"});
+    ids = idsOfFloats(graph, mapping, byGroup(in.spikes.ids), inputs, prog, {info, "ids"});
+    counts = idsOfFloats(graph, mapping, byGroup(in.spikes.counts), slots + 1, prog, {info, "counts"});
     values = byGroup(in.spikes.values);
     if (!unitValues)
-      values = inType(graph, spread, values, poplar::FLOAT, prog, {info, "valuesInFloat"});
+      values = castRows(graph, mapping, values, poplar::FLOAT, prog, {info, "valuesInFloat"});
     if (taps)
-      lags = idsOfFloats(graph, RowSpread(graph, inputs), in.lags, steps + 1, prog, {info, "lags"});
+      lags = idsOfFloats(graph, RowMapping(graph, inputs), in.lags, steps + 1, prog, {info, "lags"});
   }
 
-  // [rows, anything] of [steps, batch, anything], and back.
+  // Reorder [steps, batch, n] to [rows, n], and back.
   Tensor byGroup(const Tensor &of) const {
     std::vector<Tensor> parts;
     if (!taps)
       return of.reshape({rows, of.dim(2)});
     for (std::size_t group = 0; group < blocks.size(); ++group) {
-      const Rows own = samplesOfGroup(group);
-      parts.push_back(of.slice(own.begin, own.end, 1).reshape({steps * own.count(), of.dim(2)}));
+      const Rows range = samplesOfGroup(group);
+      parts.push_back(of.slice(range.begin, range.end, 1).reshape({steps * range.count(), of.dim(2)}));
     }
     return concat(parts);
   }
@@ -94,52 +94,53 @@ struct BlockLayout {
     if (!taps)
       return of.reshape({steps, batch, of.dim(1)});
     for (std::size_t group = 0; group < blocks.size(); ++group) {
-      const Rows own = rowsOfGroup(group);
-      parts.push_back(of.slice(own.begin, own.end).reshape({steps, own.count() / steps, of.dim(1)}));
+      const Rows range = rowsOfGroup(group);
+      parts.push_back(of.slice(range.begin, range.end).reshape({steps, range.count() / steps, of.dim(1)}));
     }
     return concat(parts, 1);
   }
 
-  // [inputs * taps, neurons] of the weights' tensor, and back.
+  // Reshape the weight to [inputs * taps, neurons], and back.
   Tensor byInputs(const Tensor &weight) const {
     return taps ? weight.dimShuffle({0, 2, 1}).reshape({inputs * taps, neurons}) : weight.transpose();
   }
   Tensor asWeight(const Tensor &of) const {
     return taps ? of.reshape({inputs, taps, neurons}).dimShuffle({0, 2, 1}) : of.transpose();
   }
-  // Rows of byInputs().
-  std::size_t ways() const { return inputs * std::max<std::size_t>(1, taps); }
+  // Return the number of rows of byInputs().
+  std::size_t numWeightRows() const { return inputs * std::max<std::size_t>(1, taps); }
 
   Rows rowsOfGroup(std::size_t group) const {
     if (taps) {
-      const Rows own = samplesOfGroup(group);
-      return {own.begin * steps, own.end * steps};
+      const Rows range = samplesOfGroup(group);
+      return {range.begin * steps, range.end * steps};
     }
     return {std::min(rows, group * share_), std::min(rows, (group + 1) * share_)};
   }
-  // With delays; rows of a step.
+  // Return the samples of a group. Only with delays.
   Rows samplesOfGroup(std::size_t group) const {
     return {std::min(batch, group * share_), std::min(batch, (group + 1) * share_)};
   }
-  // Rows that a tile gets at a time, at most.
+  // Return the most rows that a tile receives at a time.
   std::size_t chunk() const { return chunk_ * (taps ? share_ : 1); }
-  // body(first) until all groups are through, at rows, with delays steps, `first` of their own.
+  // Call body(first) for the first row of each chunk in its group, with delays the first step.
   template <typename Body> void forChunks(const Body &body) const {
     for (std::size_t first = 0; first < lines_; first += chunk_)
       body(first);
   }
-  // What a group has at such a time.
+  // Return a group's rows in the chunk that starts at `first`.
   Rows chunkOf(std::size_t group, std::size_t first) const {
-    const Rows own = rowsOfGroup(group);
+    const Rows range = rowsOfGroup(group);
     const std::size_t line = taps ? samplesOfGroup(group).count() : 1;
-    return {std::min(own.end, own.begin + first * line), std::min(own.end, own.begin + (first + chunk_) * line)};
+    return {std::min(range.end, range.begin + first * line),
+            std::min(range.end, range.begin + (first + chunk_) * line)};
   }
 
 private:
   static void check(const SparseLinearInputs &in) {
     const bool delayed = in.lags.valid();
     checkSlots(delayed ? "delay_linear" : "sparse_linear", in.spikes);
-    const auto refuse = [delayed](const std::string &what) { refuseLinear(delayed, what); };
+    const auto refuse = [delayed](const std::string &reason) { refuseLinear(delayed, reason); };
     const poplar::Type type = in.weight.elementType();
     if (in.weight.rank() != (delayed ? 3 : 2) || in.weight.numElements() == 0 ||
         (type != poplar::FLOAT && type != poplar::HALF))
@@ -156,18 +157,19 @@ private:
              in.lags.shapeToString());
   }
 
-  // Rows, with delays samples, of a group, and how many times a tile gets some of them.
+  // share_: rows of a group, with delays samples. lines_, chunk_: rows of a group and of a chunk, with delays steps.
   std::size_t share_ = 0, lines_ = 0, chunk_ = 0;
 };
 
 Tensor rowsOf(const Tensor &of, Rows rows) { return of.slice(rows.begin, rows.end, 0).flatten(); }
 
-// An array [rows][neurons] in the blocks of each group.
-std::vector<std::vector<Tensor>> inGroups(poplar::Graph &graph, const SharedBlocks &groups, const Tensor &array,
-                                          Copies &copies, const poplar::DebugContext &debug) {
+// Return an array [rows][neurons] in the blocks of each group.
+std::vector<std::vector<Tensor>> distributeToGroups(poplar::Graph &graph, const SharedBlocks &groups,
+                                                    const Tensor &array, Copies &copies,
+                                                    const poplar::DebugContext &debug) {
   std::vector<std::vector<Tensor>> parts;
   for (std::size_t group = 0; group < groups.size(); ++group)
-    parts.push_back(blocksIn(graph, groups[group], array, 0.0f, copies, debug));
+    parts.push_back(distribute(graph, groups[group], array, 0.0f, copies, debug));
   return parts;
 }
 
@@ -185,21 +187,21 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, const Sp
   const BlockLayout layout(graph, in, plan, unitValues, prog, info);
   const SharedBlocks &groups = layout.blocks;
   Copies copies;
-  const auto weights = inGroups(graph, groups, layout.byInputs(in.weight), copies, {info, "weight"});
+  const auto weights = distributeToGroups(graph, groups, layout.byInputs(in.weight), copies, {info, "weight"});
   std::vector<std::vector<Tensor>> lags;
   if (layout.taps)
-    lags = inGroups(graph, groups, layout.lags, copies, {info, "lags"});
+    lags = distributeToGroups(graph, groups, layout.lags, copies, {info, "lags"});
   const Tensor noBias = zeros(graph, {1}, {info, "noBias"});
   std::vector<std::vector<Tensor>> biases;
   std::vector<BlockArray> out;
   for (std::size_t group = 0; group < groups.size(); ++group) {
     biases.push_back(
-        parameterIn(graph, groups[group], in.bias.valid() ? in.bias : noBias, 0.0f, copies, {info, "bias"}));
+        distributeParameter(graph, groups[group], in.bias.valid() ? in.bias : noBias, 0.0f, copies, {info, "bias"}));
     out.emplace_back(graph, groups[group], poplar::FLOAT, layout.rowsOfGroup(group).count(),
                      poplar::DebugContext{info, "out"});
   }
   copies.run(prog, {info, "load"});
-  const Tensor unread = nothing(graph, poplar::FLOAT);
+  const Tensor unused = emptyVariable(graph, poplar::FLOAT);
   const std::string name = layout.taps
                                ? vertexName("DelayLinearForward", in.weight.elementType())
                                : vertexName("SparseLinearForward", in.weight.elementType(), poplar::UNSIGNED_INT);
@@ -210,7 +212,7 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, const Sp
       if (rows.count() == 0)
         continue;
       const Tensor ids = rowsOf(layout.ids, rows);
-      const Tensor values = unitValues ? unread : rowsOf(layout.values, rows);
+      const Tensor values = unitValues ? unused : rowsOf(layout.values, rows);
       const Tensor counts = rowsOf(layout.counts, rows);
       const std::vector<Block> &blocks = groups[group];
       for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -250,10 +252,10 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, const Sp
       wholes.push_back(out[group].whole());
       continue;
     }
-    const std::vector<Block> &held = groups[group];
-    const BlockArray halves(graph, held, poplar::HALF, layout.rowsOfGroup(group).count(), {info, "outInHalf"});
-    for (std::size_t i = 0; i < held.size(); ++i)
-      addCast(graph, cast, out[group][i], halves[i], held[i].tile);
+    const std::vector<Block> &blocks = groups[group];
+    const BlockArray halves(graph, blocks, poplar::HALF, layout.rowsOfGroup(group).count(), {info, "outInHalf"});
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+      addCast(graph, cast, out[group][i], halves[i], blocks[i].tile);
     wholes.push_back(halves.whole());
   }
   if (half)
@@ -272,24 +274,25 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
     refuseLinear(layout.taps > 0,
                  "the gradient must be FLOAT or HALF [steps, batch, neurons], got " + grad.shapeToString());
   const Tensor order =
-      ascendingRows(graph, layout.spread, layout.ids, layout.counts, prog, {info, "ascending"}).flatten();
+      ascendingRows(graph, layout.mapping, layout.ids, layout.counts, prog, {info, "ascending"}).flatten();
   Copies copies;
-  const auto weights = inGroups(graph, groups, layout.byInputs(in.weight), copies, {info, "weight"});
+  const auto weights = distributeToGroups(graph, groups, layout.byInputs(in.weight), copies, {info, "weight"});
   std::vector<std::vector<Tensor>> grads, lags;
   if (layout.taps)
-    lags = inGroups(graph, groups, layout.lags, copies, {info, "lags"});
+    lags = distributeToGroups(graph, groups, layout.lags, copies, {info, "lags"});
   const Tensor rowsOfGrad = layout.byGroup(grad.reshape({layout.steps, layout.batch, layout.neurons}));
   for (std::size_t group = 0; group < groups.size(); ++group) {
     const Rows rows = layout.rowsOfGroup(group);
     grads.push_back(
-        blocksIn(graph, groups[group], rowsOfGrad.slice(rows.begin, rows.end), 0.0f, copies, {info, "grad"}));
+        distribute(graph, groups[group], rowsOfGrad.slice(rows.begin, rows.end), 0.0f, copies, {info, "grad"}));
   }
   copies.run(prog, {info, "load"});
   const poplar::ComputeSet clear = graph.addComputeSet({info, "zero"}), cast = graph.addComputeSet({info, "float"});
   std::vector<std::vector<Tensor>> gradWeights;
   for (std::size_t group = 0; group < groups.size(); ++group) {
     const std::vector<Block> &blocks = groups[group];
-    gradWeights.push_back(BlockArray(graph, blocks, poplar::FLOAT, layout.ways(), {info, "gradWeight"}).parts());
+    gradWeights.push_back(
+        BlockArray(graph, blocks, poplar::FLOAT, layout.numWeightRows(), {info, "gradWeight"}).parts());
     zeroBlocks(graph, blocks, gradWeights[group], clear);
     for (std::size_t i = 0; grad.elementType() == poplar::HALF && i < blocks.size(); ++i) {
       const Tensor inFloat =
@@ -302,8 +305,8 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
   if (grad.elementType() == poplar::HALF)
     prog.add(Execute(cast));
   const Tensor gradValues = graph.addVariable(poplar::FLOAT, {layout.rows, layout.slots}, {info, "gradValues"});
-  const Tensor unread = nothing(graph, poplar::FLOAT);
-  // What the blocks of a group find for the values of a chunk, one after the other in the same memory.
+  const Tensor unused = emptyVariable(graph, poplar::FLOAT);
+  // Partial gradients of a chunk's values, one for each block of a group. Chunks reuse the memory.
   const std::size_t count = groups[0].size(), most = layout.chunk() * layout.slots;
   const Tensor partials = graph.addVariable(poplar::FLOAT, {groups.size(), count, most}, {info, "partial"});
   for (std::size_t group = 0; group < groups.size(); ++group)
@@ -318,13 +321,13 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
     const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"}), sum = graph.addComputeSet({info, "sum"});
     for (std::size_t group = 0; group < groups.size(); ++group) {
       const Rows rows = layout.chunkOf(group, first);
-      const std::size_t held = rows.count(), size = held * layout.slots;
-      if (held == 0)
+      const std::size_t blockRows = rows.count(), size = blockRows * layout.slots;
+      if (blockRows == 0)
         continue;
       const std::vector<Block> &blocks = groups[group];
       const Tensor ids = rowsOf(layout.ids, rows), counts = rowsOf(layout.counts, rows);
-      const Tensor values = unitValues ? unread : rowsOf(layout.values, rows);
-      // All steps with delays, else those of the spikes.
+      const Tensor values = unitValues ? unused : rowsOf(layout.values, rows);
+      // With delays spikes may arrive at any step.
       const Rows arriving = layout.taps ? layout.rowsOfGroup(group) : rows;
       for (std::size_t i = 0; i < count; ++i) {
         const Tensor gradOut = rowsOf(grads[group][i], arriving.from(layout.rowsOfGroup(group).begin));
@@ -336,7 +339,7 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
             .connect("order", order.slice(rows.begin, rows.end))
             .connect("grad", gradOut)
             .connect("gradWeight", gradWeights[group][i].flatten())
-            .count("rows", held)
+            .count("rows", blockRows)
             .count("slots", layout.slots)
             .count("inputs", layout.inputs)
             .count("lanes", blocks[i].lanes)
@@ -345,7 +348,7 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
             .connect("grad", gradOut)
             .connect("counts", counts)
             .connect("gradValues", partials[group][i].slice(0, size))
-            .count("rows", held)
+            .count("rows", blockRows)
             .count("slots", layout.slots)
             .count("lanes", blocks[i].lanes);
         if (layout.taps) {
@@ -361,7 +364,7 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
           ofValues.connect("ids", ids.reinterpret(poplar::UNSIGNED_INT));
         }
       }
-      // The sum over the blocks, each tile of the group its share of the slots.
+      // Sum over the blocks. Each tile of the group sums its share of the slots.
       addSumSlots(graph, sum, partials[group].slice(0, size, 1), counts, layout.slots,
                   gradValues.slice(rows.begin, rows.end, 0).flatten(), blocks.back().tile + 1 - blocks[0].tile,
                   [&](std::size_t tile) { return blocks[0].tile + tile; });
@@ -380,7 +383,7 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
   if (type == poplar::HALF)
     prog.add(Execute(half));
   out.values = layout.bySteps(
-      inType(graph, layout.spread, gradValues, in.spikes.values.elementType(), prog, {info, "gradValuesOfType"}));
+      castRows(graph, layout.mapping, gradValues, in.spikes.values.elementType(), prog, {info, "gradValuesOfType"}));
   if (in.bias.valid())
     out.bias = groups.sumOfRows(graph, grads, in.bias, prog, {info, "bias"});
   return out;

@@ -1,6 +1,6 @@
 #include "graph/sparse_pool2d.hpp"
 
-#include "graph/spread.hpp"
+#include "graph/tile_mapping.hpp"
 #include "graph/vertex_name.hpp"
 
 #include <algorithm>
@@ -38,22 +38,23 @@ PooledSlots sparsePool2d(poplar::Graph &graph, const SlotTensors &spikes, const 
   const poplar::DebugInfo info(debug, "snnipu");
   const std::size_t steps = spikes.ids.dim(0), batch = spikes.ids.dim(1), slots = spikes.ids.dim(2);
   const std::size_t rows = steps * batch, neurons = options.out.neurons(), words = (neurons + 31) / 32;
-  const RowSpread spread(graph, rows);
+  const RowMapping mapping(graph, rows);
   const poplar::Type type = spikes.values.elementType();
   const bool max = options.mode == PoolMode::Max;
-  const Tensor places =
-      placesOfFloats(graph, spread, spikes.ids.reshape({rows, slots}), options.in, prog, {info, "spikes of all steps"});
-  const Tensor counts = idsOfFloats(graph, spread, spikes.counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
-  const Tensor values =
-      inType(graph, spread, spikes.values.reshape({rows, slots}), poplar::FLOAT, prog, {info, "values of all steps"});
-  const Tensor value = spread.variable(graph, poplar::FLOAT, neurons, {info, "windows of all steps"});
-  const Tensor reached = spread.variable(graph, poplar::INT, neurons, {info, "reached of all steps"});
-  const Tensor source = max ? spread.variable(graph, poplar::FLOAT, neurons, {info, "source"}) : Tensor();
-  const Tensor unread = nothing(graph, poplar::FLOAT);
-  const Tensor fired = spread.variable(graph, poplar::UNSIGNED_INT, words, {info, "fired"});
-  const Tensor carried = spread.variable(graph, poplar::UNSIGNED_INT, words, {info, "carried"});
+  const Tensor places = placesOfFloats(graph, mapping, spikes.ids.reshape({rows, slots}), options.in, prog,
+                                       {info, "spikes of all steps"});
+  const Tensor counts =
+      idsOfFloats(graph, mapping, spikes.counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
+  const Tensor values = castRows(graph, mapping, spikes.values.reshape({rows, slots}), poplar::FLOAT, prog,
+                                 {info, "values of all steps"});
+  const Tensor value = mapping.variable(graph, poplar::FLOAT, neurons, {info, "windows of all steps"});
+  const Tensor reached = mapping.variable(graph, poplar::INT, neurons, {info, "reached of all steps"});
+  const Tensor source = max ? mapping.variable(graph, poplar::FLOAT, neurons, {info, "source"}) : Tensor();
+  const Tensor unused = emptyVariable(graph, poplar::FLOAT);
+  const Tensor fired = mapping.variable(graph, poplar::UNSIGNED_INT, words, {info, "fired"});
+  const Tensor carried = mapping.variable(graph, poplar::UNSIGNED_INT, words, {info, "carried"});
   const std::size_t workers = graph.getTarget().getNumWorkerContexts();
-  runOnRows(graph, spread, vertexName("SparsePoolWindows", poplar::FLOAT), prog, {info, "windows"},
+  runOnRows(graph, mapping, vertexName("SparsePoolWindows", poplar::FLOAT), prog, {info, "windows"},
             [&](RowVertex &vertex) {
               setMaps(vertex, options.out);
               setKernel(vertex, options.kernel, options.in);
@@ -62,13 +63,13 @@ PooledSlots sparsePool2d(poplar::Graph &graph, const SlotTensors &spikes, const 
                   .rows("counts", counts)
                   .rows("value", value)
                   .rows("reached", reached)
-                  .connect("source", max ? vertex.part(source) : unread)
+                  .connect("source", max ? vertex.part(source) : unused)
                   .count("rows", vertex.held)
                   .count("slots", slots)
                   .count("shares", std::min(options.out.channels, (workers + vertex.held - 1) / vertex.held))
                   .set("max", max);
             });
-  runOnRows(graph, spread, vertexName("SparsePoolBits", poplar::FLOAT), prog, {info, "bits"}, [&](RowVertex &vertex) {
+  runOnRows(graph, mapping, vertexName("SparsePoolBits", poplar::FLOAT), prog, {info, "bits"}, [&](RowVertex &vertex) {
     setMaps(vertex, options.out);
     setKernel(vertex, options.kernel, options.in);
     vertex.rows("value", value)
@@ -79,44 +80,46 @@ PooledSlots sparsePool2d(poplar::Graph &graph, const SlotTensors &spikes, const 
         .count("rows", vertex.held)
         .set("max", max);
   });
-  const SlotTensors found =
-      slotsOfBits(graph, spread, fired, carried, batch, neurons, options.capacity, false, prog, {info, "slots"});
+  const SlotTensors selected =
+      slotsOfBits(graph, mapping, fired, carried, batch, neurons, options.capacity, false, prog, {info, "slots"});
   const std::vector<std::size_t> shape = {steps, batch, options.capacity};
-  const Tensor pooled = gatherSlots(graph, spread, value, found.ids, found.counts, prog, {info, "values"});
+  const Tensor pooled = gatherSlots(graph, mapping, value, selected.ids, selected.counts, prog, {info, "values"});
   PooledSlots out;
-  out.slots = slotsOfRows(graph, spread, {found.ids, pooled, found.counts, {}}, batch, type, prog, info);
-  out.source = max ? gatherSlots(graph, spread, source, found.ids, found.counts, prog, {info, "source"}).reshape(shape)
-                   : zeros(graph, shape, {info, "noSource"});
+  out.slots = slotsOfRows(graph, mapping, {selected.ids, pooled, selected.counts, {}}, batch, type, prog, info);
+  out.source =
+      max ? gatherSlots(graph, mapping, source, selected.ids, selected.counts, prog, {info, "source"}).reshape(shape)
+          : zeros(graph, shape, {info, "noSource"});
   return out;
 }
 
-Tensor sparsePool2dGrad(poplar::Graph &graph, const Tensor &ids, const Tensor &counts, const PooledSlots &made,
+Tensor sparsePool2dGrad(poplar::Graph &graph, const Tensor &ids, const Tensor &counts, const PooledSlots &pooled,
                         const SparsePool2dOptions &options, Sequence &prog, const poplar::DebugContext &debug) {
   checkSlots("sparse_pool2d", {ids, ids, counts, {}});
-  checkSlots("sparse_pool2d", made.slots);
+  checkSlots("sparse_pool2d", pooled.slots);
   check(options);
   const poplar::DebugInfo info(debug, "snnipu");
-  const std::size_t slots = ids.dim(2), rows = ids.dim(0) * ids.dim(1), own = options.capacity;
-  const RowSpread spread(graph, rows);
-  const poplar::Type type = made.slots.values.elementType();
-  const Tensor grad =
-      inType(graph, spread, made.slots.values.reshape({rows, own}), poplar::FLOAT, prog, {info, "gradInFloat"});
-  const Tensor ownCounts =
-      idsOfFloats(graph, spread, made.slots.counts.reshape({rows, 2}), own + 1, prog, {info, "ownCounts"});
+  const std::size_t slots = ids.dim(2), rows = ids.dim(0) * ids.dim(1), outputSlots = options.capacity;
+  const RowMapping mapping(graph, rows);
+  const poplar::Type type = pooled.slots.values.elementType();
+  const Tensor grad = castRows(graph, mapping, pooled.slots.values.reshape({rows, outputSlots}), poplar::FLOAT, prog,
+                               {info, "gradInFloat"});
+  const Tensor outputCounts =
+      idsOfFloats(graph, mapping, pooled.slots.counts.reshape({rows, 2}), outputSlots + 1, prog, {info, "ownCounts"});
   if (options.mode == PoolMode::Max) {
-    const Tensor source = idsOfFloats(graph, spread, made.source.reshape({rows, own}), slots, prog, {info, "source"});
-    return scatterSlots(graph, spread, grad, source, ownCounts, slots, type, prog, {info, "gradValues"})
+    const Tensor source =
+        idsOfFloats(graph, mapping, pooled.source.reshape({rows, outputSlots}), slots, prog, {info, "source"});
+    return scatterSlots(graph, mapping, grad, source, outputCounts, slots, type, prog, {info, "gradValues"})
         .reshape(ids.shape());
   }
-  const Tensor ownIds =
-      idsOfFloats(graph, spread, made.slots.ids.reshape({rows, own}), options.out.neurons(), prog, {info, "ownIds"});
-  const Tensor dense = scatterSlots(graph, spread, grad, ownIds, ownCounts, options.out.neurons(), poplar::FLOAT, prog,
-                                    {info, "gradients of all steps"});
+  const Tensor outputIds = idsOfFloats(graph, mapping, pooled.slots.ids.reshape({rows, outputSlots}),
+                                       options.out.neurons(), prog, {info, "ownIds"});
+  const Tensor dense = scatterSlots(graph, mapping, grad, outputIds, outputCounts, options.out.neurons(), poplar::FLOAT,
+                                    prog, {info, "gradients of all steps"});
   const Tensor places =
-      placesOfFloats(graph, spread, ids.reshape({rows, slots}), options.in, prog, {info, "spikes of all steps"});
-  const Tensor count = idsOfFloats(graph, spread, counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
-  const Tensor gradValues = spread.variable(graph, poplar::FLOAT, slots, {info, "gradValues"});
-  runOnRows(graph, spread, vertexName("SparsePoolGradient", poplar::FLOAT), prog, {info, "backward"},
+      placesOfFloats(graph, mapping, ids.reshape({rows, slots}), options.in, prog, {info, "spikes of all steps"});
+  const Tensor count = idsOfFloats(graph, mapping, counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
+  const Tensor gradValues = mapping.variable(graph, poplar::FLOAT, slots, {info, "gradValues"});
+  runOnRows(graph, mapping, vertexName("SparsePoolGradient", poplar::FLOAT), prog, {info, "backward"},
             [&](RowVertex &vertex) {
               setMaps(vertex, options.out);
               setKernel(vertex, options.kernel, options.in);
@@ -128,7 +131,7 @@ Tensor sparsePool2dGrad(poplar::Graph &graph, const Tensor &ids, const Tensor &c
                   .count("rows", vertex.held)
                   .count("slots", slots);
             });
-  return inType(graph, spread, gradValues, type, prog, {info, "gradValuesOfType"}).reshape(ids.shape());
+  return castRows(graph, mapping, gradValues, type, prog, {info, "gradValuesOfType"}).reshape(ids.shape());
 }
 
 } // namespace graph

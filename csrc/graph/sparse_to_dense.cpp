@@ -12,9 +12,9 @@ Tensor sparseToDense(poplar::Graph &graph, const SlotTensors &spikes, std::size_
   checkSlots("sparse_to_dense", spikes);
   const poplar::DebugInfo info(debug, "snnipu");
   const std::size_t steps = spikes.ids.dim(0), batch = spikes.ids.dim(1);
-  const RowSpread spread(graph, steps * batch);
-  const SlotTensors at = rowsOfSlots(graph, spread, spikes, neurons, prog, info);
-  return scatterSlots(graph, spread, at.values, at.ids, at.counts, neurons, spikes.values.elementType(), prog,
+  const RowMapping mapping(graph, steps * batch);
+  const SlotTensors at = rowsOfSlots(graph, mapping, spikes, neurons, prog, info);
+  return scatterSlots(graph, mapping, at.values, at.ids, at.counts, neurons, spikes.values.elementType(), prog,
                       {info, "dense"})
       .reshape({steps, batch, neurons});
 }
@@ -29,11 +29,11 @@ Tensor sparseToDenseGrad(poplar::Graph &graph, const Tensor &dense, const Tensor
     throw std::invalid_argument(
         "sparse_to_dense: the dense tensor must be FLOAT or HALF [steps, batch, neurons], got " +
         dense.elementType().toString() + " " + dense.shapeToString());
-  const RowSpread spread(graph, rows);
-  const SlotTensors at = rowsOfSlots(graph, spread, {ids, {}, counts, {}}, neurons, prog, info);
+  const RowMapping mapping(graph, rows);
+  const SlotTensors at = rowsOfSlots(graph, mapping, {ids, {}, counts, {}}, neurons, prog, info);
   const Tensor values =
-      gatherSlots(graph, spread, dense.reshape({rows, neurons}), at.ids, at.counts, prog, {info, "values"});
-  return inType(graph, spread, values, type, prog, {info, "valuesOfType"}).reshape(ids.shape());
+      gatherSlots(graph, mapping, dense.reshape({rows, neurons}), at.ids, at.counts, prog, {info, "values"});
+  return castRows(graph, mapping, values, type, prog, {info, "valuesOfType"}).reshape(ids.shape());
 }
 
 } // namespace graph

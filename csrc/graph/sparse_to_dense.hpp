@@ -1,4 +1,5 @@
-// Spikes as a dense tensor, and a dense tensor at the slots of spikes, as Poplar programs: each is the other's adjoint.
+// Poplar programs for spikes as a dense tensor, and for a dense tensor at the slots of spikes. Each is the adjoint of
+// the other.
 #pragma once
 
 #include "graph/slots.hpp"
@@ -6,12 +7,12 @@
 namespace snnipu {
 namespace graph {
 
-// Dense [steps, batch, neurons] of what the carried slots hold, in the type of the values.
+// Return the values of the carried slots as [steps, batch, neurons], in their type.
 poplar::Tensor sparseToDense(poplar::Graph &graph, const SlotTensors &spikes, std::size_t neurons,
                              poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 
-// What dense, FLOAT or HALF [steps, batch, neurons], holds at the carried slots, 0 in padding: [steps, batch, slots] of
-// its type.
+// Return dense at the carried slots, 0 in padding: [steps, batch, slots] of its type. dense: FLOAT or HALF [steps,
+// batch, neurons].
 poplar::Tensor sparseToDenseGrad(poplar::Graph &graph, const poplar::Tensor &dense, const poplar::Tensor &ids,
                                  const poplar::Tensor &counts, poplar::program::Sequence &prog,
                                  const poplar::DebugContext &debug);

@@ -1,4 +1,4 @@
-// The spike of a membrane, spk = H(u), whose gradient is a surrogate's, as Poplar programs.
+// Poplar programs for the spike of a membrane, spk = H(u), with a surrogate gradient.
 #pragma once
 
 #include "graph/vertex_name.hpp"
@@ -9,11 +9,12 @@
 namespace snnipu {
 namespace graph {
 
-// u: FLOAT or HALF, of any shape, at least one element. Returns spk of its shape and type.
+// Return spk in u's shape and type. u: FLOAT or HALF, any shape with at least one element. Throw std::invalid_argument
+// otherwise.
 poplar::Tensor surrogateSpike(poplar::Graph &graph, const poplar::Tensor &u, poplar::program::Sequence &prog,
                               const poplar::DebugContext &debug);
 
-// Gradient of u.
+// Return the gradient of u.
 poplar::Tensor surrogateSpikeGrad(poplar::Graph &graph, const poplar::Tensor &gradSpk, const poplar::Tensor &u,
                                   poplar::program::Sequence &prog, Surrogate surrogate, float a, float b,
                                   const poplar::DebugContext &debug);

@@ -1,4 +1,4 @@
-// One vertex on a tile, and its fields.
+// A vertex on a tile; methods connect and set its fields.
 #pragma once
 
 #include <poplar/Graph.hpp>

@@ -26,7 +26,7 @@ std::string argument(Surrogate surrogate) {
     return "snnipu::SurrogateKind::" #Name;
     SNNIPU_SURROGATES(SNNIPU_CASE)
 #undef SNNIPU_CASE
-  case Surrogate::Any: // the host's alone
+  case Surrogate::Any: // only on the host
     break;
   }
   throw std::invalid_argument("unknown surrogate");

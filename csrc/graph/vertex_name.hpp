@@ -1,5 +1,5 @@
-// Names of the vertices of csrc/vertices, as popc writes them: template arguments in full, without blanks; they are
-// types and enumerators, as those of PopLibs' vertices. csrc/ipu_model/popc compares the names with Clang's.
+// Names of the vertices of csrc/vertices as popc writes them: full template arguments, without spaces. Arguments are
+// types and enumerators, as of PopLibs' vertices. csrc/ipu_model/popc compares the names with Clang's.
 #pragma once
 
 #include "neuron/leaky.hpp"

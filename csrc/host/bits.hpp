@@ -1,4 +1,4 @@
-// Rows of bits: the numbers of those that are set, and which belong to which lane.
+// Bit masks: the indices of set bits, transposition of masks, and packing.
 #pragma once
 
 #include "neuron/lanes.hpp"
@@ -9,11 +9,12 @@
 
 namespace snnipu {
 
-// So many numbers more than there are bits may be written behind them.
+// appendBits() may write this many elements past the indices that it returns.
 constexpr std::size_t bitsRoom = 16;
 
-// first + the number of each bit that is set, from the lowest one on. Returns the end. What is not there is written
-// over by the next ones: of the few bits that most words have, no branch has to be guessed.
+// Append first + i for each set bit i, in ascending order, and return the end. The loop writes `atOnce` indices at a
+// time, because most words have few bits and a branch for each would be mispredicted; the next call overwrites the
+// surplus.
 inline uint32_t *appendBits(uint32_t *to, uint64_t bits, uint32_t first) {
   constexpr unsigned atOnce = 4;
   const unsigned count = static_cast<unsigned>(__builtin_popcountll(bits));
@@ -40,7 +41,7 @@ inline uint32_t *appendBits(uint32_t *to, uint64_t bits, uint32_t first) {
   return end;
 }
 
-// One bit for each lane that is not 0, NaN among them, the first lane's the lowest.
+// Return one bit for each lane, the first lane's lowest: set if the lane is not 0. NaN counts as not 0.
 template <typename V> inline uint64_t bitsNonzero(V a) {
 #if defined(SNNIPU_AVX512)
   if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, float>)
@@ -60,10 +61,10 @@ template <typename V> inline uint64_t bitsNonzero(V a) {
   return bits;
 }
 
-// Masks, a bit for each lane, in as few bytes as `lanes` lanes take.
+// The smallest integer type with one bit for each lane.
 template <unsigned lanes> using LaneMask = std::conditional_t<(lanes > 8), uint16_t, uint8_t>;
 
-// Bit j of byte i as bit i of byte j.
+// Transpose 8 x 8 bits: bit j of byte i becomes bit i of byte j.
 inline uint64_t transposed(uint64_t bits) {
   const auto swap = [&](unsigned distance, uint64_t mask) {
     const uint64_t both = (bits ^ bits >> distance) & mask;
@@ -75,14 +76,15 @@ inline uint64_t transposed(uint64_t bits) {
   return bits;
 }
 
-// The bits of 64 masks lane by lane: bit i of to[lane * stride] is bit `lane` of masks[i].
+// Transpose 64 masks: bit i of to[lane * stride] is bit `lane` of masks[i].
 template <typename M> void transposeBits(const M *masks, unsigned lanes, uint64_t *to, std::size_t stride) {
 #if !defined(SNNIPU_AVX512)
   static_assert(sizeof(M) == 1, "registers of 16 lanes are AVX-512's");
 #endif
 #if defined(SNNIPU_AVX512)
   if constexpr (sizeof(M) == 2) {
-    // The highest bit of each is at hand: the last lane's first, and then the one below it.
+    // The masks are shifted so that the last lane's bit is the highest, which one instruction extracts. An addition of
+    // the mask to itself then brings up the lane below.
     const __m128i above = _mm_cvtsi32_si128(static_cast<int>(16 - lanes));
     __m512i low = _mm512_sll_epi16(_mm512_loadu_si512(masks), above);
     __m512i high = _mm512_sll_epi16(_mm512_loadu_si512(masks + 32), above);
@@ -123,41 +125,41 @@ template <typename M> void transposeBits(const M *masks, unsigned lanes, uint64_
   }
 }
 
-// Bits one behind another, in words of 32.
+// Appends groups of bits to 32-bit words, without gaps.
 class BitWriter {
 public:
   explicit BitWriter(uint32_t *to) : to_(to) {}
-  // The lowest `count` bits, of 64 at most; the others are 0.
+  // Append the lowest `count` bits, 64 at most. Higher bits must be 0.
   void append(uint64_t bits, unsigned count) {
-    const uint64_t low = left_ | bits << held_, high = (bits >> 1) >> (63 - held_);
-    const unsigned total = held_ + count;
+    const uint64_t low = pending_ | bits << numPending_, high = (bits >> 1) >> (63 - numPending_);
+    const unsigned total = numPending_ + count;
     if (count == 64) {
       to_[0] = static_cast<uint32_t>(low);
       to_[1] = static_cast<uint32_t>(low >> 32);
       to_ += 2;
-      left_ = high;
+      pending_ = high;
       return;
     }
-    left_ = low;
+    pending_ = low;
     if (total >= 32) {
       *to_++ = static_cast<uint32_t>(low);
-      left_ = low >> 32;
+      pending_ = low >> 32;
     }
     if (total >= 64) {
-      *to_++ = static_cast<uint32_t>(left_);
-      left_ = high;
+      *to_++ = static_cast<uint32_t>(pending_);
+      pending_ = high;
     }
-    held_ = total % 32;
+    numPending_ = total % 32;
   }
   void end() {
-    if (held_ > 0)
-      *to_ = static_cast<uint32_t>(left_);
+    if (numPending_ > 0)
+      *to_ = static_cast<uint32_t>(pending_);
   }
 
 private:
   uint32_t *to_;
-  uint64_t left_ = 0; // less than a word
-  unsigned held_ = 0;
+  uint64_t pending_ = 0; // bits that do not fill a word yet
+  unsigned numPending_ = 0;
 };
 
 } // namespace snnipu

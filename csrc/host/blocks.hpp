@@ -1,4 +1,5 @@
-// Neurons in cache-sized blocks, shared out to threads; memory for a block; sums over blocks.
+// Blocks of neurons that fit into the cache and are distributed over threads, with their scratch memory and the sums
+// over blocks.
 #pragma once
 
 #include "host/parallel.hpp"
@@ -12,17 +13,17 @@
 #include <vector>
 
 namespace snnipu {
-// Each library has its own.
+// Internal linkage: each library has its own copy.
 namespace {
 
-// Elements of a block, at most: a block's state stays in the second-level cache, and a row of it is long enough to
-// stream. Measured: rows of 4 KiB run at a third of the speed of rows of 64 KiB, as every row is a new page.
+// The most elements of a block. A block's state stays in the second-level cache, and a row is long enough to stream.
+// Measured: every row is a new page, so rows of 4 KiB run at a third of the speed of rows of 64 KiB.
 constexpr std::size_t blockElements = 16384;
-// Blocks are multiples of this, so that sums over it do not depend on the size of the blocks.
+// Blocks are multiples of this, so that sums do not depend on the size of the blocks.
 constexpr std::size_t sumElements = 256;
 // Bytes of membranes that a block of the backward pass recomputes: about the second-level cache.
 constexpr std::size_t recomputedBytes = 1024 * 1024;
-// Neuron updates that are worth a thread: waking one costs microseconds.
+// The fewest neuron updates that are worth a thread, because waking one takes microseconds.
 constexpr std::size_t updatesPerThread = 32768;
 
 // Return the number of threads for this work, at most maxThreads.
@@ -32,7 +33,7 @@ inline unsigned usefulThreads(std::size_t steps, std::size_t elements, std::int3
                                                                       : static_cast<unsigned>(fed);
 }
 
-// Elements of a block: two blocks a thread, within [sumElements, most].
+// Return the elements of a block: two blocks per thread, within [sumElements, most].
 inline std::size_t blockSize(std::size_t elements, unsigned threads, std::size_t most) {
   const std::size_t shares = 2 * static_cast<std::size_t>(threads);
   const std::size_t share = (elements + shares - 1) / shares;
@@ -40,19 +41,20 @@ inline std::size_t blockSize(std::size_t elements, unsigned threads, std::size_t
   return std::min(rounded, std::max(sumElements, most / sumElements * sumElements));
 }
 
-// A pass over more bytes than this writes past the caches. Measured on a processor with 32 MiB of last-level cache for
-// a core complex: slower nowhere, and up to a quarter faster from here on, as no line is read before it is overwritten.
+// A pass over more bytes than this writes past the caches. Measured with 32 MiB of last-level cache per core complex:
+// never slower, and up to a quarter faster from here on, because no line is read before it is overwritten.
 constexpr std::size_t cachedBytes = 8 * 1024 * 1024;
 
-// Whether every row of an array starts at a multiple of a register's size.
+// Return true if every row of an array starts at a multiple of a register's size.
 inline bool rowsAligned(const void *array, std::size_t rowBytes) {
   return (reinterpret_cast<std::uintptr_t>(array) | rowBytes) % SNNIPU_LANE_BYTES == 0;
 }
 
-// Memory for one block's intermediate values. Kept by the thread, as mapping it anew costs more than a block's work.
+// Memory for one block's intermediate values. The thread keeps it, because mapping it again costs more than a block's
+// work.
 class Scratch {
 public:
-  // Makes room for `bytes` and starts over; false where memory could not be had.
+  // Make room for `bytes` and discard the contents; return false if out of memory.
   bool reserve(std::size_t bytes) {
     bytes += alignment;
     if (bytes > capacity_) {
@@ -88,7 +90,7 @@ template <typename C> struct Parameter {
   const C *values;
   std::size_t size;
 
-  // The values of elements [begin, begin + count), one each.
+  // Write the values of elements [begin, begin + count), one each.
   void expand(C *to, std::size_t begin, std::size_t count) const {
     std::size_t from = begin % size;
     for (std::size_t i = 0; i < count; ++i) {
@@ -99,8 +101,8 @@ template <typename C> struct Parameter {
   }
 };
 
-// body(begin, count, scratch) for every block, with `bytesPerElement` of scratch and `fixedBytes` more. Returns 0, or 2
-// where memory could not be had.
+// Call body(begin, count, scratch) for every block. Scratch has `bytesPerElement` for each element and `fixedBytes`
+// more. Return 0, or 2 if out of memory.
 template <typename Body>
 int forBlocks(std::size_t elements, unsigned threads, std::size_t most, std::size_t bytesPerElement, const Body &body,
               std::size_t fixedBytes = 0) {
@@ -110,7 +112,7 @@ int forBlocks(std::size_t elements, unsigned threads, std::size_t most, std::siz
     const std::size_t begin = block * size;
     const std::size_t count = std::min(size, elements - begin);
     Scratch &scratch = threadScratch();
-    // Every array is rounded up to the alignment: 64 of them at the most.
+    // take() rounds up to the alignment; a body takes at most 64 arrays.
     if (scratch.reserve(count * bytesPerElement + fixedBytes + 64 * Scratch::roundUp(1)))
       body(begin, count, scratch);
     else
@@ -119,9 +121,9 @@ int forBlocks(std::size_t elements, unsigned threads, std::size_t most, std::siz
   return outOfMemory ? 2 : 0;
 }
 
-// Sums over elements of one parameter's gradient. A single parameter: doubles over sumElements each. One per element:
-// the elements' sums are kept and those of the same neuron added up at the end. Either way the order of additions does
-// not depend on blocks or threads.
+// The sum of one parameter's gradient over elements. One value for all: sums of sumElements each, then their total, in
+// double. One per neuron: each element's sum is stored, and those of the same neuron are added at the end. The order of
+// additions depends on neither blocks nor threads.
 template <typename C> class ParameterSum {
 public:
   ParameterSum(C *result, std::size_t size, std::size_t elements) : result_(result), size_(size), elements_(elements) {

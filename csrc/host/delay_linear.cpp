@@ -1,5 +1,5 @@
-// A linear layer whose synapses have a time each. All steps of a few neurons and samples lie in the cache, and a spike
-// is added there for each neuron at its own time; the way back reads there.
+// A linear layer with a delay for each synapse. A task holds all steps of a few neurons and samples in the cache: the
+// forward pass adds each spike at its own time for each neuron, and the backward pass reads there.
 #include "host/sparse_layer.hpp"
 #include "host/transpose.hpp"
 
@@ -7,16 +7,17 @@
 
 namespace snnipu {
 
-// The spikes of a group of samples by input, each with its place in a neuron's row: steps, sample by sample.
+// The spikes of a group of samples, sorted by input. Each has its place in a neuron's row, which holds the steps of one
+// sample after those of another.
 template <typename C> struct PlacedSpikes {
   std::vector<uint32_t> begin, place; // [inputs + 1], [spikes]
-  std::vector<C> value;               // empty where all are 1
+  std::vector<C> value;               // empty if all are 1
 
-  // Of the samples [first, last), `length` places of a row each.
+  // Sort the samples [first, last); `length` is a sample's part of a row.
   void build(const Spikes<C> &spikes, size_t first, size_t last, size_t length, bool unit) {
     const auto forSpikes = [&](const auto &body) {
-      // Step by step, so that few of one sample's stand side by side; every other step first: the taps of two in a row
-      // do not overlap then, and no load waits for a store of half its bytes.
+      // Samples are interleaved step by step, even steps before odd ones. The taps of consecutive spikes then do not
+      // overlap, and no load waits for a store of half its bytes.
       for (const size_t parity : {0, 1})
         for (size_t at = parity; at < spikes.steps; at += 2)
           for (size_t sample = first; sample < last; ++sample) {
@@ -41,26 +42,27 @@ template <typename C> struct PlacedSpikes {
   }
 };
 
-// Two taps side by side.
+// Two neighbouring taps.
 template <typename C> struct TapPair {
   VectorN<C, 2> taps;
 
   static TapPair at(const C *from) {
-    TapPair made;
-    std::memcpy(&made.taps, from, sizeof made.taps);
-    return made;
+    TapPair pair;
+    std::memcpy(&pair.taps, from, sizeof pair.taps);
+    return pair;
   }
   void storeTo(C *to) const { std::memcpy(to, &taps, sizeof taps); }
 };
 
-// Rows of some neurons, a group's samples one behind the other, each with room for what arrives behind its last step.
-template <typename C> class Delayed {
+// The layer's three passes. A row belongs to a neuron and has a group's samples, each with room for spikes that arrive
+// after its last step.
+template <typename C> class DelayLinear {
 public:
-  explicit Delayed(const Call<C> &a)
+  explicit DelayLinear(const Call<C> &a)
       : a_(a), inputs_(size(a.c.inputs)), neurons_(size(a.c.neurons)), steps_(size(a.c.steps)), batch_(size(a.c.batch)),
         span_(size(a.c.geometry[0])), taps_(size(a.c.geometry[1])), length_(steps_ + span_),
-        together_(std::max<size_t>(1, std::min(batch_, rowsBytes / (block * length_ * sizeof(C))))),
-        groups_((batch_ + together_ - 1) / together_), weight_(a.in(a.c.weight)), lags_(a.c.lags) {}
+        groupSize_(std::max<size_t>(1, std::min(batch_, rowsBytes / (block * length_ * sizeof(C))))),
+        groups_((batch_ + groupSize_ - 1) / groupSize_), weight_(a.in(a.c.weight)), lags_(a.c.lags) {}
 
   int currents() {
     const int status = readSpikes();
@@ -80,18 +82,18 @@ public:
         });
       for (size_t sample = 0; sample < samplesOf(group); ++sample)
         transpose(rows + sample * length_, rowSize(), held, steps_,
-                  out + (group * together_ + sample) * neurons_ + first, batch_ * neurons_, C(1));
+                  out + (group * groupSize_ + sample) * neurons_ + first, batch_ * neurons_, C(1));
     });
   }
 
-  // Of the weights alone.
+  // Gradients of the weights.
   int gradients() {
     const int status = readSpikes();
     if (status != Done)
       return status;
     C *const gradWeight = a_.out(a_.c.grad_weight);
     std::fill_n(gradWeight, inputs_ * neurons_ * taps_, C(0));
-    // A sum is one task's, over the groups in order: how many tasks there are does not matter to it.
+    // A single task computes a sum over all groups in order, so that the result does not depend on the number of tasks.
     const size_t shares = std::max<size_t>(1, std::min((inputs_ + 31) / 32, 4 * threads_ / blocks()));
     return parallelTry(blocks() * shares, threads_, [&](size_t task) {
       static thread_local ThreadBuffer<C> buffer;
@@ -107,7 +109,7 @@ public:
     });
   }
 
-  // Of the input at every step, zeros too.
+  // Gradient of the input at every step, also where it is 0.
   int inputGradient() {
     C *const gradX = a_.out(a_.c.grad_x);
     const unsigned threads = threadsFor(steps_ * batch_ * inputs_ * neurons_ * taps_ / 8, a_.threads());
@@ -123,25 +125,25 @@ public:
               addBack(input * neurons_ + first + o, tap, rows + o * rowSize(), sums + input * rowSize());
       }
       for (size_t sample = 0; sample < samplesOf(group); ++sample)
-        transpose(sums + sample * length_, rowSize(), inputs_, steps_, gradX + (group * together_ + sample) * inputs_,
+        transpose(sums + sample * length_, rowSize(), inputs_, steps_, gradX + (group * groupSize_ + sample) * inputs_,
                   batch_ * inputs_, C(1));
     });
   }
 
 private:
-  // Neurons that are worked on side by side, so that no addition waits for the one before: few, so that many samples'
-  // spikes are one loop; and bytes of their rows, which stay in the first-level cache.
+  // block: neurons that are processed together, so that no addition waits for the previous one; a small number, so that
+  // one loop covers many samples. rowsBytes: bytes of their rows, which stay in the first-level cache.
   static constexpr size_t block = 8, rowsBytes = 32 * 1024;
 
-  struct PlacesOf {
+  struct InputSpikes {
     const uint32_t *place;
-    const C *value; // null where all are 1
+    const C *value; // null if all are 1
     size_t count;
   };
 
   size_t blocks() const { return (neurons_ + block - 1) / block; }
-  size_t rowSize() const { return length_ * together_; }
-  size_t samplesOf(size_t group) const { return std::min(together_, batch_ - group * together_); }
+  size_t rowSize() const { return length_ * groupSize_; }
+  size_t samplesOf(size_t group) const { return std::min(groupSize_, batch_ - group * groupSize_); }
 
   int readSpikes() {
     const Spikes<C> spikes = a_.spikes(inputs_);
@@ -151,34 +153,35 @@ private:
     threads_ = threadsFor((checked.total(0) * taps_ + batch_ * length_) * neurons_, a_.threads());
     spikes_.resize(groups_);
     return parallelTry(groups_, threads_, [&](size_t group) {
-      const size_t first = group * together_;
+      const size_t first = group * groupSize_;
       spikes_[group].build(spikes, first, first + samplesOf(group), length_, checked.unitValues());
     });
   }
 
-  // body(rows from their lags on, weights, how many neurons as a constant, spikes) for an input's spikes.
+  // For an input's spikes, call body(rows shifted by the synapses' lags, weights, number of neurons as a constant,
+  // spikes).
   template <typename Body>
   void forNeurons(size_t group, size_t input, size_t first, size_t held, C *rows, const Body &body) const {
-    const PlacedSpikes<C> &found = spikes_[group];
-    const size_t begin = found.begin[input], count = found.begin[input + 1] - begin;
+    const PlacedSpikes<C> &placed = spikes_[group];
+    const size_t begin = placed.begin[input], count = placed.begin[input + 1] - begin;
     if (count == 0)
       return;
-    const PlacesOf spikes{found.place.data() + begin, found.value.empty() ? nullptr : found.value.data() + begin,
-                          count};
+    const InputSpikes spikes{placed.place.data() + begin, placed.value.empty() ? nullptr : placed.value.data() + begin,
+                             count};
     const size_t at = input * neurons_ + first;
-    const auto together = [&](size_t o, auto many) {
+    const auto callBody = [&](size_t o, auto many) {
       C *row[many];
-      for (size_t beside = 0; beside < many; ++beside)
-        row[beside] = rows + (o + beside) * rowSize() + lags_[at + o + beside];
+      for (size_t offset = 0; offset < many; ++offset)
+        row[offset] = rows + (o + offset) * rowSize() + lags_[at + o + offset];
       body(row, weight_ + (at + o) * taps_, many, spikes);
     };
     if (held == block)
-      return together(0, std::integral_constant<size_t, block>());
+      return callBody(0, std::integral_constant<size_t, block>());
     for (size_t o = 0; o < held; ++o)
-      together(o, std::integral_constant<size_t, 1>());
+      callBody(o, std::integral_constant<size_t, 1>());
   }
 
-  template <typename Count> void add(C *const *row, const C *weight, Count, const PlacesOf &spikes) const {
+  template <typename Count> void add(C *const *row, const C *weight, Count, const InputSpikes &spikes) const {
     if (taps_ != 2) {
       for (size_t spike = 0; spike < spikes.count; ++spike)
         for (size_t o = 0; o < Count::value; ++o)
@@ -186,28 +189,28 @@ private:
             row[o][spikes.place[spike] + tap] += weight[o * taps_ + tap] * (spikes.value ? spikes.value[spike] : C(1));
       return;
     }
-    TapPair<C> own[Count::value];
+    TapPair<C> pairs[Count::value];
     C *to[Count::value];
     for (size_t o = 0; o < Count::value; ++o) {
-      own[o] = TapPair<C>::at(weight + 2 * o);
+      pairs[o] = TapPair<C>::at(weight + 2 * o);
       to[o] = row[o];
     }
     if (spikes.value) {
       for (size_t spike = 0; spike < spikes.count; ++spike)
         for (size_t o = 0; o < Count::value; ++o) {
-          C *const there = to[o] + spikes.place[spike];
-          TapPair<C>{TapPair<C>::at(there).taps + own[o].taps * spikes.value[spike]}.storeTo(there);
+          C *const target = to[o] + spikes.place[spike];
+          TapPair<C>{TapPair<C>::at(target).taps + pairs[o].taps * spikes.value[spike]}.storeTo(target);
         }
       return;
     }
     for (size_t spike = 0; spike < spikes.count; ++spike)
       for (size_t o = 0; o < Count::value; ++o) {
-        C *const there = to[o] + spikes.place[spike];
-        TapPair<C>{TapPair<C>::at(there).taps + own[o].taps}.storeTo(there);
+        C *const target = to[o] + spikes.place[spike];
+        TapPair<C>{TapPair<C>::at(target).taps + pairs[o].taps}.storeTo(target);
       }
   }
 
-  template <typename Count> void sum(C *const *row, C *sums, Count, const PlacesOf &spikes) const {
+  template <typename Count> void sum(C *const *row, C *sums, Count, const InputSpikes &spikes) const {
     if (taps_ != 2) {
       for (size_t spike = 0; spike < spikes.count; ++spike)
         for (size_t o = 0; o < Count::value; ++o)
@@ -234,20 +237,19 @@ private:
       total[o].storeTo(sums + 2 * o);
   }
 
-  // Two taps of a synapse, of a neuron's row into its input's sums at every place. What is added behind a sample's last
-  // step nobody reads.
+  // Add two taps of a synapse times a neuron's row to its input's sums. Sums after a sample's last step are not read.
   void addBack(size_t at, size_t tap, const C *row, C *sums) const {
     const C *const weight = weight_ + at * taps_ + tap, *const from = row + static_cast<size_t>(lags_[at]) + tap;
-    const C one = weight[0], two = tap + 1 < taps_ ? weight[1] : C(0);
+    const C firstWeight = weight[0], secondWeight = tap + 1 < taps_ ? weight[1] : C(0);
     const size_t places = rowSize() - span_;
     for (size_t place = 0; place < places; ++place)
-      sums[place] += one * from[place] + two * from[place + 1];
+      sums[place] += firstWeight * from[place] + secondWeight * from[place + 1];
   }
 
-  // A block's gradient of a group, zeros behind a sample's last step.
+  // Read a block's gradient for a group, with zeros after each sample's last step.
   void readGradient(size_t group, size_t first, size_t held, C *rows) const {
-    const C *const grad = a_.in(a_.c.grad) + group * together_ * neurons_ + first;
-    for (size_t sample = 0; sample < together_; ++sample) {
+    const C *const grad = a_.in(a_.c.grad) + group * groupSize_ * neurons_ + first;
+    for (size_t sample = 0; sample < groupSize_; ++sample) {
       const size_t steps = sample < samplesOf(group) ? steps_ : 0;
       C *const to = rows + sample * length_;
       for (size_t o = 0; o < held; ++o)
@@ -258,7 +260,7 @@ private:
   }
 
   const Call<C> a_;
-  size_t inputs_, neurons_, steps_, batch_, span_, taps_, length_, together_, groups_;
+  size_t inputs_, neurons_, steps_, batch_, span_, taps_, length_, groupSize_, groups_;
   const C *weight_;
   const int32_t *lags_;
   unsigned threads_ = 1;
@@ -270,14 +272,14 @@ private:
 extern "C" {
 
 int snnipu_delay_linear_fwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::Delayed(a).currents(); });
+  return snnipu::run(call, [](auto a) { return snnipu::DelayLinear(a).currents(); });
 }
 
 int snnipu_delay_linear_bwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::Delayed(a).gradients(); });
+  return snnipu::run(call, [](auto a) { return snnipu::DelayLinear(a).gradients(); });
 }
 
 int snnipu_delay_linear_input_bwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::Delayed(a).inputGradient(); });
+  return snnipu::run(call, [](auto a) { return snnipu::DelayLinear(a).inputGradient(); });
 }
 }

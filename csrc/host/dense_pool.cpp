@@ -1,5 +1,5 @@
-// Pools of dense maps and their adjoints: the maximum, whose place is kept, and the average, in PyTorch's order of
-// sums.
+// Pools of dense maps and their adjoints: the maximum, with its index in the window, and the average. Additions are in
+// PyTorch's order.
 #include "host/sparse.hpp"
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 namespace snnipu {
 namespace {
 
-// A place in a window is kept in a byte.
+// The index in a window is stored in a byte.
 constexpr size_t MostPlaces = 256;
-constexpr size_t Columns = 256; // of a row, done together
+constexpr size_t Columns = 256; // of a row, processed together
 constexpr size_t Lanes = 16;
 
 struct Windows {
@@ -24,18 +24,18 @@ struct Windows {
   size_t in() const { return height * width; }
   size_t out() const { return outHeight * outWidth; }
   size_t places() const { return kernelHeight * kernelWidth; }
-  // Of a place of a window, behind the window's first one.
+  // Return the offset of each place of a window from its first place.
   std::array<size_t, MostPlaces> offsets() const {
-    std::array<size_t, MostPlaces> found{};
+    std::array<size_t, MostPlaces> result{};
     for (size_t place = 0; place < places(); ++place)
-      found[place] = place / kernelWidth * width + place % kernelWidth;
-    return found;
+      result[place] = place / kernelWidth * width + place % kernelWidth;
+    return result;
   }
 };
 
 constexpr size_t MapsOfABlock = 16;
 
-// body(call, windows, map) for each map.
+// Call body(call, windows, map) for each map.
 template <typename Body> int forMaps(snnipu_sparse_call *call, const Body &body) {
   return run(call, [&](auto a) -> int {
     const Windows w(a.c.geometry);
@@ -50,24 +50,24 @@ template <typename Body> int forMaps(snnipu_sparse_call *call, const Body &body)
   });
 }
 
-// The larger of two values, with its place: as in PyTorch the first of equal ones, and the last NaN. Places are of the
-// values' size, as the lanes of a vector are.
-template <typename C, typename Place> inline void meet(C &largest, Place &which, C other, Place at) {
+// Take the larger of two values with its place. As in PyTorch, the first of equal values is taken, and the last NaN.
+// Place has the size of C, so that both are lanes of equal vectors.
+template <typename C, typename Place> inline void takeLarger(C &largest, Place &which, C other, Place at) {
   const bool taken = (other > largest) | (other != other);
   largest = taken ? other : largest;
   which = taken ? at : which;
 }
 
-// The windows of some columns of a row; `Stride` 0: another one, known at run time. Whole vectors, where what lies
-// behind the row may be read, up to `end`: rows are short.
+// The windows of some columns of a row. `Stride` 0: the stride is known at run time. Rows are short, so whole vectors
+// are processed if the values after the row may be read, up to `end`.
 template <typename C, size_t Stride>
 void columns(const Windows &w, const C *__restrict__ in, const C *end, C *__restrict__ out, uint8_t *__restrict__ which,
-             size_t wanted) {
+             size_t numColumns) {
   using Place = std::conditional_t<sizeof(C) == 4, int32_t, int64_t>;
   const size_t stride = Stride ? Stride : w.strideWidth;
-  const size_t whole = (wanted + Lanes - 1) / Lanes * Lanes;
+  const size_t whole = (numColumns + Lanes - 1) / Lanes * Lanes;
   const size_t last = (w.kernelHeight - 1) * w.width + (whole - 1) * stride + w.kernelWidth - 1;
-  const size_t count = last < static_cast<size_t>(end - in) ? whole : wanted;
+  const size_t count = last < static_cast<size_t>(end - in) ? whole : numColumns;
   C largest[Columns];
   Place places[Columns];
   std::fill(largest, largest + count, -std::numeric_limits<C>::infinity());
@@ -78,8 +78,8 @@ void columns(const Windows &w, const C *__restrict__ in, const C *end, C *__rest
       for (size_t x = 0; x < count; ++x) {
         C value = largest[x];
         Place at = places[x];
-        meet(value, at, in[2 * x], place);
-        meet(value, at, in[2 * x + 1], place + 1);
+        takeLarger(value, at, in[2 * x], place);
+        takeLarger(value, at, in[2 * x + 1], place + 1);
         largest[x] = value;
         places[x] = at;
       }
@@ -87,17 +87,17 @@ void columns(const Windows &w, const C *__restrict__ in, const C *end, C *__rest
     }
     for (size_t k = 0; k < w.kernelWidth; ++k)
       for (size_t x = 0; x < count; ++x)
-        meet(largest[x], places[x], in[stride * x + k], place + static_cast<Place>(k));
+        takeLarger(largest[x], places[x], in[stride * x + k], place + static_cast<Place>(k));
   }
-  std::copy(largest, largest + wanted, out);
-  std::copy(places, places + wanted, which);
+  std::copy(largest, largest + numColumns, out);
+  std::copy(places, places + numColumns, which);
 }
 
-// Of a row of windows.
+// The windows of a row.
 template <typename C> void largestOfRow(const Windows &w, const C *in, const C *end, C *out, uint8_t *which) {
-  const auto some = w.strideWidth == 1 ? columns<C, 1> : w.strideWidth == 2 ? columns<C, 2> : columns<C, 0>;
+  const auto process = w.strideWidth == 1 ? columns<C, 1> : w.strideWidth == 2 ? columns<C, 2> : columns<C, 0>;
   for (size_t x = 0; x < w.outWidth; x += Columns)
-    some(w, in + x * w.strideWidth, end, out + x, which + x, std::min(Columns, w.outWidth - x));
+    process(w, in + x * w.strideWidth, end, out + x, which + x, std::min(Columns, w.outWidth - x));
 }
 
 template <typename C> void largestOfMap(const Windows &w, const C *in, const C *end, C *out, uint8_t *which) {
@@ -152,7 +152,7 @@ template <typename C> void gradientOfAverages(const Windows &w, const C *grad, C
             line[2 * x] += shares[x];
             line[2 * x + 1] += shares[x];
           }
-        else // the last place first: what a value gets is added up from window to window
+        else // the last place first, so that each value adds its windows in ascending order
           for (size_t kx = w.kernelWidth; kx-- > 0;)
             for (size_t x = 0; x < count; ++x)
               line[stride * x + kx] += shares[x];

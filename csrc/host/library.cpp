@@ -1,4 +1,4 @@
-// What the library says of itself.
+// Version, instruction set and threads of the library.
 #include "host/parallel.hpp"
 #include "host/snnipu.h"
 #include "host/workers.hpp"
@@ -19,18 +19,18 @@ WorkerOrder &workerOrder() {
 }
 
 #if defined(__x86_64__)
-// Asked of the processor itself: not every compiler's runtime fills in what __builtin_cpu_supports reads.
+// CPUID is read here, because not every compiler's runtime sets what __builtin_cpu_supports reads.
 static const char *bestIsa() {
-  const auto all = [](unsigned found, unsigned wanted) { return (found & wanted) == wanted; };
+  const auto all = [](unsigned flags, unsigned required) { return (flags & required) == required; };
   unsigned a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !all(c, bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C | bit_POPCNT))
     return "baseline";
-  // Which registers the operating system keeps: those of 256 bits, and of 512 with their masks.
-  unsigned kept, high;
-  __asm__("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
-  if (!all(kept, 0x06) || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !all(b, bit_AVX2 | bit_BMI))
+  // The operating system must save the registers: 256-bit ones (0x06), and 512-bit ones with their masks (0xe6).
+  unsigned savedRegisters, high;
+  __asm__("xgetbv" : "=a"(savedRegisters), "=d"(high) : "c"(0));
+  if (!all(savedRegisters, 0x06) || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !all(b, bit_AVX2 | bit_BMI))
     return "baseline";
-  if (all(kept, 0xe6) && all(b, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL))
+  if (all(savedRegisters, 0xe6) && all(b, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL))
     return "avx512";
   return "avx2";
 }

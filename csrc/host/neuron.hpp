@@ -1,8 +1,7 @@
-// Host side of neurons over a sequence: cache-sized blocks of elements, shared out to threads.
+// Neurons over a sequence on the host: cache-sized blocks of elements, distributed over threads.
 //
-// Header only: with a generated header it is all that a library of neurons consists of (SNNIPU_NEURONS).
-// What depends on the neuron is the two loops of neuron/sequence.hpp, found by number; the rest is compiled once for
-// each storage type.
+// Header only. A library of neurons consists of this, a generated header and SNNIPU_NEURONS. Only the two loops of
+// neuron/sequence.hpp are compiled for each neuron; the other code is compiled once for each storage type.
 #pragma once
 
 #include "host/blocks.hpp"
@@ -14,8 +13,9 @@
 
 namespace snnipu {
 
-// Whether a neuron's loops are compiled for parameters that are one value for all elements, its adjoint then for each
-// of the usual surrogates by itself, or always for every surrogate: faster, and many times the code.
+// sharedParameters: also compile the loops for parameters that are one value for all elements, with one adjoint for
+// each of the usual surrogates. everySurrogate: compile one adjoint for every surrogate. Both are faster, and much
+// larger code.
 template <typename Neuron, typename S> constexpr bool sharedParameters = false;
 template <typename Neuron, typename S> constexpr bool everySurrogate = false;
 
@@ -27,14 +27,14 @@ static_assert(static_cast<unsigned>(SNNIPU_MOST_PARAMETERS) == mostParameters);
 template <typename S> using ForwardLoop = void (*)(const ForwardSteps<S> &, ElementRange);
 template <typename S> using BackwardLoop = void (*)(const BackwardSteps<S> &, ElementRange);
 
-// One variant of a neuron.
+// The loops of one variant of a neuron.
 template <typename S> struct NeuronLoops {
   unsigned states, parameters;
   int outputState;
-  AdjointReads reads;           // for the gradients of x and the states,
-  const AdjointReads *readsFor; // and of each parameter
+  AdjointReads reads;           // for the gradients of x and the states
+  const AdjointReads *readsFor; // for the gradient of each parameter
   bool remakesOutput;
-  ForwardLoop<S> forward[2]; // of parameters that are one for each element, and that are one for all
+  ForwardLoop<S> forward[2]; // [0]: parameters per element; [1]: one value for all elements
   BackwardLoop<S> backward[2];
 };
 
@@ -80,13 +80,14 @@ NeuronLoops<S> variantLoops(unsigned variant, SurrogateKind surrogate, std::inte
   return loops;
 }
 
-// Rows of an array, of a block's elements.
+// Rows of an array, for the elements of a block.
 template <typename T> struct Rows {
   T *at = nullptr;
   std::size_t stride = 0;
 };
 
-// A part of a block: whole registers, in place, or the elements left over, copied to arrays of one register a row.
+// A part of a block. Its elements either fill whole registers, which are used in place, or are the elements left over,
+// which are copied to arrays with rows of one register.
 class Piece {
 public:
   Piece(std::size_t begin, std::size_t count, std::size_t size, std::size_t elements, Scratch &scratch)
@@ -126,7 +127,7 @@ public:
     return array;
   }
 
-  // A state before the first step, in an array that may be written.
+  // Write a state before the first step to an array that may be overwritten.
   template <typename C> void initial(C *to, const C *from) const {
     std::fill_n(to, size, C(0));
     if (from)
@@ -146,7 +147,7 @@ public:
     return each;
   }
 
-  // What went to scratch memory in the place of the arrays.
+  // Copy results from scratch memory to their arrays.
   void finish() const {
     for (unsigned n = 0; n < copied_; ++n) {
       const Copy &copy = copies_[n];
@@ -168,17 +169,17 @@ private:
   unsigned copied_ = 0;
 };
 
-// body(Piece) for the whole registers of a block and for the elements left over.
+// Call body(Piece, offset in the block) for the whole registers of a block and for the elements left over.
 template <typename C, typename Body>
 void forPieces(std::size_t begin, std::size_t count, std::size_t elements, Scratch &scratch, const Body &body) {
-  const std::size_t left = count % registerLanes<C>, whole = count - left;
+  const std::size_t tail = count % registerLanes<C>, whole = count - tail;
   if (whole) {
     Piece piece(begin, whole, whole, elements, scratch);
     body(piece, std::size_t{0});
     piece.finish();
   }
-  if (left) {
-    Piece piece(begin + whole, left, registerLanes<C>, elements, scratch);
+  if (tail) {
+    Piece piece(begin + whole, tail, registerLanes<C>, elements, scratch);
     body(piece, whole);
     piece.finish();
   }
@@ -211,7 +212,7 @@ template <typename S> struct NeuronCall {
   }
 };
 
-// Bytes that a block reads and writes again at every step. Measured: the backward pass has other rows to keep near.
+// Bytes of a block that every step reads and writes. Measured: the backward pass needs the cache for other rows, too.
 constexpr std::size_t forwardBytes = 512 * 1024;
 constexpr std::size_t backwardBytes = 128 * 1024;
 
@@ -232,7 +233,7 @@ template <typename S> int neuronForward(const NeuronCall<S> &a) {
     }
   const bool streaming = aligned && sequences * a.steps * a.rowBytes() > cachedBytes;
   const std::size_t bytes = loops.states * sizeof(C) + a.parameterBytes();
-  const std::size_t left = sequences * a.steps * sizeof(S) * registerLanes<C> + 64 * SNNIPU_LANE_BYTES;
+  const std::size_t tailBytes = sequences * a.steps * sizeof(S) * registerLanes<C> + 64 * SNNIPU_LANE_BYTES;
   const auto block = [&](std::size_t begin, std::size_t count, Scratch &scratch) {
     forPieces<C>(begin, count, a.elements, scratch, [&](Piece &piece, std::size_t) {
       ForwardSteps<S> f{};
@@ -242,9 +243,9 @@ template <typename S> int neuronForward(const NeuronCall<S> &a) {
       for (unsigned s = 0; s < loops.states; ++s) {
         f.state[s] = a.call.final[s] ? piece.out(static_cast<C *>(a.call.final[s]), 1).at : piece.template scratch<C>();
         piece.initial(f.state[s], static_cast<const C *>(a.call.initial[s]));
-        const auto kept = piece.out(static_cast<S *>(a.call.states[s]), a.steps);
-        f.kept[s] = kept.at;
-        f.keptStride = kept.at ? kept.stride : f.keptStride;
+        const auto savedStates = piece.out(static_cast<S *>(a.call.states[s]), a.steps);
+        f.savedStates[s] = savedStates.at;
+        f.savedStride = savedStates.at ? savedStates.stride : f.savedStride;
       }
       a.connect(f.parameter, piece);
       f.perElement = a.perElement;
@@ -258,10 +259,10 @@ template <typename S> int neuronForward(const NeuronCall<S> &a) {
     if (streaming)
       streamFence();
   };
-  return forBlocks(a.elements, a.threads, elementsOf(forwardBytes, bytes), bytes, block, left);
+  return forBlocks(a.elements, a.threads, elementsOf(forwardBytes, bytes), bytes, block, tailBytes);
 }
 
-// Adds a row of a gradient to another.
+// to += from, for a row of a gradient.
 template <typename S, typename C> void addRow(C *to, const S *from, std::size_t size) {
   for (std::size_t i = 0; i < size; ++i)
     to[i] += load<SingleLane<C>>(from + i)[0];
@@ -272,8 +273,8 @@ template <typename S, typename C> void convertRow(C *to, const S *from, std::siz
     store(to + i, load<Register<C>>(from + i));
 }
 
-// Elements that a row has at least where states are computed again: a shorter one would be read in pages that are too
-// far apart. Rather there are fewer steps in a segment.
+// The fewest elements of a row if states are recomputed. Shorter rows would be in pages too far apart, so a segment has
+// fewer steps instead.
 constexpr std::size_t shortestRow = 2048;
 
 template <typename S> int neuronBackward(const NeuronCall<S> &a) {
@@ -294,12 +295,12 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
       reads = reads | loops.readsFor[p];
     }
   }
-  // The output before a step is made of the other states, but for that before the first step.
-  const bool remake =
+  // The output before a step is computed from the other states, except before the first step.
+  const bool recomputeOutput =
       loops.remakesOutput && (reads.before & ~reads.after) >> static_cast<unsigned>(loops.outputState) & 1;
-  if (remake)
+  if (recomputeOutput)
     reads.before &= ~(1u << loops.outputState);
-  // States after each step that the adjoint reads, from the caller or, in segments of steps, computed again.
+  // The adjoint reads states after each step. The caller stored them, or they are recomputed in segments of steps.
   std::size_t readStates = 0;
   bool recompute = false;
   for (unsigned s = 0; s < loops.states; ++s)
@@ -310,19 +311,19 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
   if ((recompute || reads.x) && !call.x)
     return 1;
   const bool outputIsState = loops.outputState >= 0;
-  const auto externalOf = [&](unsigned s, bool &constant) {
+  const auto outputGradientOf = [&](unsigned s, bool &constant) {
     const bool output = loops.outputState == static_cast<int>(s);
     constant = call.grad_constant >> (output ? 0 : 1 + s) & 1;
     return static_cast<const S *>(output ? call.grad_spk : call.grad_states[s]);
   };
   const std::size_t workBytes =
-      sizeof(C) * (2 * loops.states + remake + (parameterGradients ? loops.parameters : 0) + a.constantInput) +
+      sizeof(C) * (2 * loops.states + recomputeOutput + (parameterGradients ? loops.parameters : 0) + a.constantInput) +
       a.parameterBytes();
   const std::size_t stepBytes = recompute || !sameType ? readStates * sizeof(C) : 0;
-  std::size_t most = elementsOf(backwardBytes, workBytes), segment = a.steps;
+  std::size_t maxElements = elementsOf(backwardBytes, workBytes), segment = a.steps;
   if (stepBytes) {
-    most = std::min(most, std::max(shortestRow, recomputedBytes / (stepBytes * a.steps)));
-    segment = std::min(a.steps, std::max<std::size_t>(8, recomputedBytes / (stepBytes * most)));
+    maxElements = std::min(maxElements, std::max(shortestRow, recomputedBytes / (stepBytes * a.steps)));
+    segment = std::min(a.steps, std::max<std::size_t>(8, recomputedBytes / (stepBytes * maxElements)));
   }
   const std::size_t segments = (a.steps + segment - 1) / segment;
   const bool checkpointed = recompute && segments > 1;
@@ -333,7 +334,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
     sequences += (call.grad_states[s] != nullptr) + (call.states[s] != nullptr);
   const bool streaming = !a.constantInput && (sequences + 1) * a.steps * a.rowBytes() > cachedBytes &&
                          rowsAligned(call.grad_x, a.rowBytes());
-  const std::size_t left =
+  const std::size_t tailBytes =
       (sequences + 2) * a.steps * sizeof(S) * registerLanes<C> + bytes * registerLanes<C> + 64 * SNNIPU_LANE_BYTES;
   const auto block = [&](std::size_t begin, std::size_t count, Scratch &scratch) {
     C *blockSums[mostParameters] = {};
@@ -352,22 +353,22 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
       f.xStride = b.xStride = x.stride;
       const auto gradSpk = piece.in(static_cast<const S *>(call.grad_spk), a.steps, call.grad_constant & 1);
       b.gradSpkStride = gradSpk.stride;
-      Rows<const S> external[mostStates], returned[mostStates];
+      Rows<const S> outputGradients[mostStates], storedStates[mostStates];
       C *initial[mostStates]; // states before the first step
       for (unsigned s = 0; s < loops.states; ++s) {
         bool constant;
-        const S *const own = externalOf(s, constant);
-        external[s] = own == call.grad_spk && own ? gradSpk : piece.in(own, a.steps, constant);
-        b.seedStride[s] = external[s].stride;
+        const S *const gradient = outputGradientOf(s, constant);
+        outputGradients[s] = gradient == call.grad_spk && gradient ? gradSpk : piece.in(gradient, a.steps, constant);
+        b.seedStride[s] = outputGradients[s].stride;
         b.carry[s] = call.grad_initial[s] ? piece.out(static_cast<C *>(call.grad_initial[s]), 1).at
                                           : piece.template scratch<C>();
         piece.initial(b.carry[s], static_cast<const C *>(call.grad_final[s]));
-        if (external[s].at)
-          addRow(b.carry[s], external[s].at + (a.steps - 1) * external[s].stride, piece.size);
+        if (outputGradients[s].at)
+          addRow(b.carry[s], outputGradients[s].at + (a.steps - 1) * outputGradients[s].stride, piece.size);
         initial[s] = piece.template scratch<C>();
         piece.initial(initial[s], static_cast<const C *>(call.initial[s]));
         if (!recompute && (reads.states() >> s & 1))
-          returned[s] = piece.in(static_cast<const S *>(call.states[s]), a.steps, false);
+          storedStates[s] = piece.in(static_cast<const S *>(call.states[s]), a.steps, false);
       }
       const auto gradX = a.constantInput ? Rows<S>{} : piece.out(static_cast<S *>(call.grad_x), a.steps);
       b.gradXStride = gradX.stride;
@@ -381,13 +382,13 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
           b.sum[p] = blockSums[p] + offset;
           std::fill_n(b.sum[p], piece.size, C(0));
         }
-      // Rows of a segment; the one ahead of them is the state before it.
-      C *again[mostStates] = {};
+      // The recomputed rows of a segment. Row 0 is the state before the segment.
+      C *recomputed[mostStates] = {};
       if (recompute || !sameType)
         for (unsigned s = 0; s < loops.states; ++s)
           if (reads.states() >> s & 1)
-            again[s] = piece.template scratch<C>(segment + 1);
-      C *const output = remake ? piece.template scratch<C>() : nullptr;
+            recomputed[s] = piece.template scratch<C>(segment + 1);
+      C *const output = recomputeOutput ? piece.template scratch<C>() : nullptr;
       C *const checkpoints = checkpointed ? piece.template scratch<C>((segments - 1) * loops.states) : nullptr;
       const auto checkpoint = [&](std::size_t number, unsigned s) {
         return checkpoints + ((number - 1) * loops.states + s) * piece.size;
@@ -408,30 +409,31 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
         for (unsigned s = 0; s < loops.states; ++s) {
           C *const first = number > 0 && checkpointed ? checkpoint(number, s) : initial[s];
           b.initial[s] = first;
-          f.state[s] = first; // what the adjoint does not read is lost
-          if (remake && static_cast<int>(s) == loops.outputState)
+          f.state[s] = first; // overwritten if the adjoint does not read it
+          if (recomputeOutput && static_cast<int>(s) == loops.outputState)
             f.state[s] = std::copy_n(first, piece.size, output) - piece.size;
           f.stateStride[s] = 0;
-          if (again[s]) {
-            std::copy_n(first, piece.size, again[s]);
+          if (recomputed[s]) {
+            std::copy_n(first, piece.size, recomputed[s]);
             b.afterStride[s] = piece.size;
             if constexpr (sameType) {
-              // Beside a state in place: to read one row and write the next takes longer.
-              f.kept[s] = again[s] + piece.size;
-              f.keptStride = piece.size;
+              // The state is updated in place, and its copies are stored: reading one row and writing the next is
+              // slower.
+              f.savedStates[s] = recomputed[s] + piece.size;
+              f.savedStride = piece.size;
             } else {
-              f.state[s] = again[s];
+              f.state[s] = recomputed[s];
               f.stateStride[s] = piece.size;
             }
-            b.initial[s] = again[s];
-            b.after[s] = again[s] + piece.size;
+            b.initial[s] = recomputed[s];
+            b.after[s] = recomputed[s] + piece.size;
             if (!recompute)
               for (std::size_t row = start == 0; row <= steps; ++row)
-                convertRow(again[s] + row * piece.size, returned[s].at + (start + row - 1) * returned[s].stride,
-                           piece.size);
+                convertRow(recomputed[s] + row * piece.size,
+                           storedStates[s].at + (start + row - 1) * storedStates[s].stride, piece.size);
           } else if constexpr (sameType) {
-            b.after[s] = returned[s].at;
-            b.afterStride[s] = returned[s].stride;
+            b.after[s] = storedStates[s].at;
+            b.afterStride[s] = storedStates[s].stride;
           }
         }
         if (recompute) {
@@ -442,7 +444,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
         b.x = reads.x ? x.at + start * x.stride : nullptr;
         b.gradSpk = gradSpk.at && !outputIsState ? gradSpk.at + start * gradSpk.stride : nullptr;
         for (unsigned s = 0; s < loops.states; ++s)
-          b.seed[s] = external[s].at ? external[s].at + start * external[s].stride : nullptr;
+          b.seed[s] = outputGradients[s].at ? outputGradients[s].at + start * outputGradients[s].stride : nullptr;
         b.gradX = gradX.at ? gradX.at + start * gradX.stride : nullptr;
         b.steps = static_cast<unsigned>(steps);
         b.first = start == 0;
@@ -460,7 +462,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
       if (blockSums[p])
         sums[p].addBlock(blockSums[p], begin, count);
   };
-  const int status = forBlocks(a.elements, a.threads, most, bytes, block, left);
+  const int status = forBlocks(a.elements, a.threads, maxElements, bytes, block, tailBytes);
   for (auto &sum : sums)
     sum.finish();
   return status;
@@ -483,7 +485,7 @@ template <typename S, typename... Neuron> int runStoredNeuron(const snnipu_neuro
   return backward ? neuronBackward(arguments) : neuronForward(arguments);
 }
 
-// A library of one storage type: what a user's own neuron is compiled to.
+// SNNIPU_STORAGE: compile one storage type only, as a library of a user-defined neuron does.
 #if defined(SNNIPU_STORAGE)
 template <typename S> constexpr bool hasStorage = std::is_same_v<S, SNNIPU_STORAGE>;
 #else
@@ -521,7 +523,7 @@ template <typename... Neuron> int runNeurons(const snnipu_neuron_call &call, boo
 } // namespace
 } // namespace snnipu
 
-// The C functions of a library of these neurons, by their numbers from 0.
+// Define the C functions of a library of these neurons, which are numbered from 0.
 #define SNNIPU_NEURONS(...)                                                                                            \
   extern "C" {                                                                                                         \
   int snnipu_neuron_forward(const snnipu_neuron_call *call) { return snnipu::runNeurons<__VA_ARGS__>(*call, false); }  \

@@ -1,11 +1,11 @@
-// Neurons of snnipu/equations.py, by their place in its list.
+// The neurons of snnipu/equations.py, numbered in its order.
 #include "generated_neurons.hpp"
 #include "host/neuron.hpp"
 #include "host/snnipu.h"
 
 namespace snnipu {
 
-// Networks are trained in float, and most of them of Leaky.
+// Most networks are trained in float, and most of those use Leaky.
 template <> constexpr bool everySurrogate<Leaky, float> = true;
 template <typename Neuron> constexpr bool sharedParameters<Neuron, float> = true;
 

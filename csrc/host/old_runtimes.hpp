@@ -1,8 +1,9 @@
-// Libraries built on a new Linux run on older ones: setup.py has every C++ file of theirs begin with this.
+// Lets libraries that were built on a new Linux run on older ones. setup.py includes this header before every C++ file
+// of the libraries.
 //
-// Functions whose version glibc has raised are asked for by their first one, which every later glibc has, too; what
-// newer C++ runtimes added, and newer headers call, each library brings itself. A std::ostringstream is told its mode:
-// its constructor without one is GCC 9's.
+// Functions of which glibc has several versions are linked to the first, which every later glibc has, too. Functions
+// that only newer C++ runtimes have, and newer headers call, are defined here. A std::ostringstream must be constructed
+// with a mode: its constructor without one is new in GCC 9.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +20,12 @@ __asm__(".symver dlsym, dlsym@" SNNIPU_FIRST_GLIBC);
 __asm__(".symver dladdr, dladdr@" SNNIPU_FIRST_GLIBC);
 
 #ifdef __GLIBCXX__
-// Of glibc 2.32. 0: there may be more threads than one.
+// New in glibc 2.32. 0: the process may have more than one thread.
 extern "C" {
 __attribute__((weak, visibility("hidden"))) char __libc_single_threaded = 0;
 }
 
-// Of GCC 11's runtime.
+// New in GCC 11's runtime.
 namespace std {
 [[noreturn]] __attribute__((weak, visibility("hidden"))) void __throw_bad_array_new_length() { throw bad_alloc(); }
 } // namespace std

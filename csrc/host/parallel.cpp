@@ -4,7 +4,7 @@
 #define WIN32_LEAN_AND_MEAN
 #define NOMINMAX
 #include <windows.h>
-// Behind it, as it needs its types.
+// After windows.h, whose types it needs.
 #include <psapi.h>
 #else
 #include <dlfcn.h>
@@ -23,19 +23,19 @@ namespace snnipu {
 namespace {
 
 #if defined(_WIN32) || defined(__APPLE__)
-// Here the runtime is LLVM's, or Intel's, of the same entry points. PyTorch has loaded it for itself: it is found among
-// all that the process has loaded.
+// On Windows and macOS the OpenMP runtime is LLVM's, or Intel's with the same functions. PyTorch loads it for itself,
+// so its functions are searched for in all loaded modules.
 #if defined(_WIN32)
-void *loaded(const char *function) {
+void *findLoaded(const char *function) {
   std::vector<HMODULE> modules(64);
   DWORD bytes = 0;
   for (;;) {
     const auto size = static_cast<DWORD>(modules.size() * sizeof(HMODULE));
     if (!EnumProcessModules(GetCurrentProcess(), modules.data(), size, &bytes))
       return nullptr;
-    const bool all = bytes <= size;
+    const bool complete = bytes <= size;
     modules.resize(bytes / sizeof(HMODULE));
-    if (all)
+    if (complete)
       break;
   }
   for (const HMODULE module : modules)
@@ -44,7 +44,7 @@ void *loaded(const char *function) {
   return nullptr;
 }
 #else
-void *loaded(const char *function) {
+void *findLoaded(const char *function) {
   for (std::uint32_t i = 0; i < _dyld_image_count(); ++i) {
     const char *const path = _dyld_get_image_name(i);
     void *const image = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
@@ -58,11 +58,11 @@ void *loaded(const char *function) {
 }
 #endif
 
-// ident_t: where in the source a region is, which is told to nobody; written for LLVM's compiler.
+// ident_t of LLVM's runtime: the place of a parallel region in the source. These values say that it is unknown.
 struct Place {
   std::int32_t reserved1, flags, reserved2, reserved3;
   const char *source;
-} place{0, 2, 0, 0, ";unknown;unknown;0;0;;"};
+} unknownPlace{0, 2, 0, 0, ";unknown;unknown;0;0;;"};
 
 struct Region {
   ThreadBody body;
@@ -80,20 +80,20 @@ struct OpenMp {
   void (*fork)(Place *, std::int32_t arguments, decltype(&runRegion), ...);
 
   OpenMp() {
-    threadNumber = reinterpret_cast<decltype(threadNumber)>(loaded("__kmpc_global_thread_num"));
-    pushThreads = reinterpret_cast<decltype(pushThreads)>(loaded("__kmpc_push_num_threads"));
-    fork = reinterpret_cast<decltype(fork)>(loaded("__kmpc_fork_call"));
+    threadNumber = reinterpret_cast<decltype(threadNumber)>(findLoaded("__kmpc_global_thread_num"));
+    pushThreads = reinterpret_cast<decltype(pushThreads)>(findLoaded("__kmpc_push_num_threads"));
+    fork = reinterpret_cast<decltype(fork)>(findLoaded("__kmpc_fork_call"));
   }
   bool found() const { return threadNumber && pushThreads && fork; }
   void run(ThreadBody body, void *data, unsigned threads) const {
     Region region{body, data};
-    pushThreads(&place, threadNumber(&place), static_cast<std::int32_t>(threads));
-    fork(&place, 1, runRegion, &region);
+    pushThreads(&unknownPlace, threadNumber(&unknownPlace), static_cast<std::int32_t>(threads));
+    fork(&unknownPlace, 1, runRegion, &region);
   }
 };
 
 #else
-// The entry point of libgomp's ABI, which LLVM's and Intel's runtimes export too.
+// The entry point of libgomp's ABI, which LLVM's and Intel's runtimes export, too.
 struct OpenMp {
   void (*parallel)(ThreadBody, void *, unsigned threads, unsigned flags);
 
@@ -120,9 +120,9 @@ void runThreads(ThreadBody body, void *data, unsigned threads) {
     for (unsigned i = 1; i < threads; ++i)
       others.emplace_back(body, data);
   } catch (const std::system_error &) {
-    // No more threads to be had: those that started, and this one, do all the work.
+    // The system has no more threads. The started ones and this one do all the work.
   } catch (const std::bad_alloc &) {
-    // Nor memory for them.
+    // There is no memory for more threads.
   }
   body(data);
   for (auto &other : others)

@@ -1,4 +1,4 @@
-// Blocks of work over threads.
+// Distribution of blocks of work over threads.
 #pragma once
 
 #include <atomic>
@@ -8,13 +8,13 @@ namespace snnipu {
 
 using ThreadBody = void (*)(void *);
 
-// Runs body(data) on up to `threads` threads at once, the calling one among them, and returns when all are done. Uses
-// the OpenMP runtime of the process where there is one, so that its threads (PyTorch's) do not compete with ours.
+// Run body(data) on up to `threads` threads, including the calling one, and return when all have finished. If the
+// process has an OpenMP runtime, its threads are used, so that they do not compete with PyTorch's.
 void runThreads(ThreadBody body, void *data, unsigned threads);
 
 const char *threadRuntime();
 
-// body(block) for each block of [0, blocks), shared out as threads become free.
+// Call body(block) for each block of [0, blocks). A thread takes the next block when it has finished one.
 template <typename Body> void parallelFor(std::size_t blocks, unsigned threads, const Body &body) {
   if (threads <= 1 || blocks <= 1) {
     for (std::size_t block = 0; block < blocks; ++block)

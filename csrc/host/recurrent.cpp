@@ -1,4 +1,4 @@
-// The steps of a neuron whose spikes come back through a fully connected layer, one after the other.
+// The time loop of a neuron whose spikes are its input through a fully connected layer one step later.
 #include "host/recurrent.h"
 
 #include <algorithm>
@@ -10,12 +10,12 @@
 namespace snnipu {
 namespace {
 
-// Where a product's operands begin: by it BLAS chooses, and so rounds.
+// BLAS chooses its kernel, and so its rounding, by the alignment of the operands, in bytes.
 constexpr std::size_t alignment = 64;
 
-template <typename C> class Row {
+template <typename C> class AlignedRow {
 public:
-  explicit Row(std::size_t elements)
+  explicit AlignedRow(std::size_t elements)
       : memory_(new unsigned char[elements * sizeof(C) + alignment]), at_(memory_.get()) {
     at_ += (alignment - reinterpret_cast<std::uintptr_t>(at_) % alignment) % alignment;
   }
@@ -26,15 +26,15 @@ private:
   unsigned char *at_;
 };
 
-template <typename C> struct Loop {
+template <typename C> struct RecurrentLoop {
   const snnipu_recurrent_call &call;
   const snnipu_neuron_call &all;
   const std::size_t steps, elements;
-  const unsigned first; // of the states that are not the layer's output
+  const unsigned first; // the first state that is not the layer's output
   snnipu_neuron_call step;
-  Row<C> product, sum, aligned;
+  AlignedRow<C> product, sum, aligned;
 
-  explicit Loop(const snnipu_recurrent_call &of)
+  explicit RecurrentLoop(const snnipu_recurrent_call &of)
       : call(of), all(*of.all), steps(static_cast<std::size_t>(all.steps)),
         elements(static_cast<std::size_t>(all.elements)), first(of.adds ? 0 : 1), step(*of.all), product(elements),
         sum(elements), aligned(elements) {
@@ -49,18 +49,18 @@ template <typename C> struct Loop {
     return x && !all.constant_input ? row(x, t) : x;
   }
 
-  // product = weight or its transpose times each row; added to what is there already, or not.
+  // product = weight (or its transpose) times each row, plus product if `add`.
   void multiply(const C *rows, bool back, bool add) const {
     const int features = static_cast<int>(call.features), count = static_cast<int>(elements) / features;
-    const C one = 1, beta = add ? 1 : 0;
-    // Column-major, the weight's memory is the transposed matrix.
-    const char *const turned = (call.transposed != 0) == back ? "T" : "N";
-    call.gemm(turned, "N", &features, &count, &features, &one, call.weight, &features, rows, &features, &beta,
+    const C alpha = 1, beta = add ? 1 : 0;
+    // BLAS is column-major: the weight's memory is the transposed matrix.
+    const char *const transposition = (call.transposed != 0) == back ? "T" : "N";
+    call.gemm(transposition, "N", &features, &count, &features, &alpha, call.weight, &features, rows, &features, &beta,
               product.get(), &features);
   }
 
-  // The layer's output for the spikes of a step; null where there are neither spikes nor a bias.
-  const C *arriving(const C *spikes) const {
+  // Return the layer's output for the spikes of a step, or null if there are neither spikes nor a bias.
+  const C *layerOutput(const C *spikes) const {
     const auto *bias = static_cast<const C *>(call.bias);
     const auto features = static_cast<std::size_t>(call.features);
     if (bias)
@@ -82,41 +82,41 @@ template <typename C> struct Loop {
   }
 };
 
-// Two rows in turn, for each state.
-template <typename C> struct Spare {
-  std::unique_ptr<Row<C>> rows[SNNIPU_MOST_STATES][2];
+// Two rows for each state, used by alternating steps.
+template <typename C> struct AlternatingRows {
+  std::unique_ptr<AlignedRow<C>> rows[SNNIPU_MOST_STATES][2];
 
   C *at(unsigned state, std::size_t t, std::size_t elements) {
     auto &row = rows[state][t % 2];
     if (!row)
-      row = std::make_unique<Row<C>>(elements);
+      row = std::make_unique<AlignedRow<C>>(elements);
     return row->get();
   }
 };
 
 template <typename C> int recurrentForward(const snnipu_recurrent_call &call) {
-  Loop<C> loop(call);
-  Spare<C> spare;
+  RecurrentLoop<C> loop(call);
+  AlternatingRows<C> spare;
   auto &step = loop.step;
   auto *const spk = static_cast<C *>(loop.all.spk), *const incoming = static_cast<C *>(call.incoming);
   const auto *spikes = static_cast<const C *>(call.first);
   for (unsigned s = loop.first; s < loop.states(); ++s)
     step.initial[s] = loop.all.initial[s];
   for (std::size_t t = 0; t < loop.steps; ++t) {
-    const C *const come = loop.arriving(spikes), *x = loop.input(t);
-    if (call.adds && come)
-      x = loop.added(x, come);
+    const C *const arriving = loop.layerOutput(spikes), *x = loop.input(t);
+    if (call.adds && arriving)
+      x = loop.added(x, arriving);
     if (incoming) {
-      const C *const given = call.adds ? x : come;
+      const C *const stored = call.adds ? x : arriving;
       C *const out = loop.row(incoming, t);
-      if (given)
-        std::copy_n(given, loop.elements, out);
+      if (stored)
+        std::copy_n(stored, loop.elements, out);
       else
         std::fill_n(out, loop.elements, C(0));
     }
     step.x = x;
     if (!call.adds)
-      step.initial[0] = come;
+      step.initial[0] = arriving;
     for (unsigned s = loop.first; s < loop.states(); ++s)
       step.final[s] =
           loop.all.states[s] ? loop.row(static_cast<C *>(loop.all.states[s]), t) : spare.at(s, t, loop.elements);
@@ -134,41 +134,41 @@ template <typename C> int recurrentForward(const snnipu_recurrent_call &call) {
 }
 
 template <typename C> int recurrentBackward(const snnipu_recurrent_call &call) {
-  Loop<C> loop(call);
-  Spare<C> spare;
+  RecurrentLoop<C> loop(call);
+  AlternatingRows<C> spare;
   auto &step = loop.step;
   const auto &all = loop.all;
   const auto upstream = [&](const void *of, unsigned bit, std::size_t t) -> const C * {
     const auto *rows = static_cast<const C *>(of);
     return rows && !(all.grad_constant >> bit & 1) ? loop.row(rows, t) : rows;
   };
-  std::unique_ptr<Row<C>> parts[SNNIPU_MOST_PARAMETERS];
+  std::unique_ptr<AlignedRow<C>> stepGradients[SNNIPU_MOST_PARAMETERS];
   for (unsigned p = 0; p < SNNIPU_MOST_PARAMETERS; ++p)
     if (all.grad_parameters[p]) {
-      parts[p] = std::make_unique<Row<C>>(static_cast<std::size_t>(all.parameter_sizes[p]));
-      step.grad_parameters[p] = parts[p]->get();
+      stepGradients[p] = std::make_unique<AlignedRow<C>>(static_cast<std::size_t>(all.parameter_sizes[p]));
+      step.grad_parameters[p] = stepGradients[p]->get();
     }
   for (unsigned s = loop.first; s < loop.states(); ++s)
     step.grad_final[s] = all.grad_final[s];
   const auto *const spk = static_cast<const C *>(all.spk), *const incoming = static_cast<const C *>(call.incoming);
   const auto *carried = static_cast<const C *>(call.grad_last);
   for (std::size_t t = loop.steps; t-- > 0;) {
-    const C *const own = loop.row(spk, t), *const come = incoming ? loop.row(incoming, t) : nullptr;
-    const C *const x = call.adds ? come : loop.input(t);
+    const C *const spikes = loop.row(spk, t), *const arriving = incoming ? loop.row(incoming, t) : nullptr;
+    const C *const x = call.adds ? arriving : loop.input(t);
     step.x = x;
     const C *grad = upstream(all.grad_spk, 0, t);
     if (call.adds && carried)
       grad = grad ? loop.added(grad, carried) : carried;
     step.grad_spk = grad;
     if (!call.adds) {
-      step.initial[0] = come;
-      step.states[0] = const_cast<C *>(own);
+      step.initial[0] = arriving;
+      step.states[0] = const_cast<C *>(spikes);
       step.grad_final[0] = carried;
     }
     for (unsigned s = loop.first; s < loop.states(); ++s) {
-      auto *const kept = static_cast<C *>(all.states[s]);
-      step.initial[s] = t == 0 ? all.initial[s] : kept ? loop.row(kept, t - 1) : nullptr;
-      step.states[s] = kept ? loop.row(kept, t) : nullptr;
+      auto *const states = static_cast<C *>(all.states[s]);
+      step.initial[s] = t == 0 ? all.initial[s] : states ? loop.row(states, t - 1) : nullptr;
+      step.states[s] = states ? loop.row(states, t) : nullptr;
       step.grad_states[s] = upstream(all.grad_states[s], 1 + s, t);
       step.grad_initial[s] = spare.at(s, t, loop.elements);
     }
@@ -183,10 +183,10 @@ template <typename C> int recurrentBackward(const snnipu_recurrent_call &call) {
       carried = loop.product.get();
     }
     for (unsigned p = 0; p < SNNIPU_MOST_PARAMETERS; ++p)
-      if (parts[p]) {
+      if (stepGradients[p]) {
         auto *const total = static_cast<C *>(all.grad_parameters[p]);
         for (std::size_t i = 0; i < static_cast<std::size_t>(all.parameter_sizes[p]); ++i)
-          total[i] += parts[p]->get()[i];
+          total[i] += stepGradients[p]->get()[i];
       }
   }
   for (unsigned s = loop.first; s < loop.states(); ++s)

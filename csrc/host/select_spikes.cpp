@@ -1,4 +1,5 @@
-// Host side of select_spikes, dense_to_sparse and sparse_to_dense: rows of (time, sample), shared out over threads.
+// Host implementation of select_spikes, dense_to_sparse and sparse_to_dense: rows of (time, sample), distributed over
+// threads.
 #include "host/bits.hpp"
 #include "host/sparse.hpp"
 
@@ -45,10 +46,10 @@ template void selectAll(const Call<double> &, const uint32_t *);
 
 namespace {
 
-// Rows a thread takes at a time.
+// Rows of a task.
 constexpr size_t rowsAtOnce = 64;
 
-// body(begin, end) for pieces of [0, rows).
+// Call body(begin, end) for pieces of [0, rows).
 template <typename Body> void forRows(size_t rows, unsigned threads, const Body &body) {
   parallelFor((rows + rowsAtOnce - 1) / rowsAtOnce, threads,
               [&](size_t piece) { body(piece * rowsAtOnce, std::min(rows, (piece + 1) * rowsAtOnce)); });
@@ -97,25 +98,25 @@ template int spikeGradient(const SpikeGradient<double> &, size_t, unsigned);
 size_t mostBits(const uint32_t *bits, size_t rows, size_t words) {
   size_t most = 0;
   for (size_t row = 0; row < rows; ++row) {
-    size_t found = 0;
+    size_t set = 0;
     for (size_t word = 0; word < words; ++word)
-      found += static_cast<size_t>(__builtin_popcount(bits[row * words + word]));
-    most = std::max(most, found);
+      set += static_cast<size_t>(__builtin_popcount(bits[row * words + word]));
+    most = std::max(most, set);
   }
   return most;
 }
 
 namespace {
 
-// One bit for each of up to 32 neurons where is(neuron).
-template <typename Is> uint32_t wordOf(size_t neurons, const Is &is) {
+// Return one bit for each of up to 32 neurons: predicate(neuron).
+template <typename Predicate> uint32_t wordOf(size_t neurons, const Predicate &predicate) {
   uint32_t bits = 0;
   for (size_t i = 0; i < neurons; ++i)
-    bits |= static_cast<uint32_t>(is(i)) << i;
+    bits |= static_cast<uint32_t>(predicate(i)) << i;
   return bits;
 }
 
-// One bit for each of 32 neurons where a(lane, V{}) > b(lane, V{}).
+// Return one bit for each of 32 neurons: a(lane, V{}) > b(lane, V{}).
 template <typename C, typename A, typename B> uint32_t wordAbove(const A &a, const B &b) {
   uint64_t bits = 0;
   for (unsigned lane = 0; lane < 32; lane += registerLanes<C>)
@@ -129,7 +130,7 @@ void aboveRow(const C *x, const C *threshold, bool perNeuron, bool second, C gra
   for (size_t word = 0; 32 * word < neurons; ++word) {
     const C *const at = x + 32 * word;
     const size_t held = std::min<size_t>(32, neurons - 32 * word);
-    const uint32_t everyone = held == 32 ? ~0u : (1u << held) - 1;
+    const uint32_t all = held == 32 ? ~0u : (1u << held) - 1;
     const C *const thr = threshold + (perNeuron ? 32 * word : 0);
     if (held == 32) {
       fired[word] = wordAbove<C>(
@@ -140,36 +141,36 @@ void aboveRow(const C *x, const C *threshold, bool perNeuron, bool second, C gra
           [](unsigned, auto type) { return splat<decltype(type)>(0); });
       carried[word] = second ? wordAbove<C>([&](unsigned lane, auto type) { return load<decltype(type)>(at + lane); },
                                             [&](unsigned, auto type) { return splat<decltype(type)>(gradThreshold); })
-                             : everyone;
+                             : all;
     } else {
       fired[word] = wordOf(held, [&](size_t i) { return at[i] - thr[perNeuron ? i : 0] > C(0); });
-      carried[word] = second ? wordOf(held, [&](size_t i) { return at[i] > gradThreshold; }) : everyone;
+      carried[word] = second ? wordOf(held, [&](size_t i) { return at[i] > gradThreshold; }) : all;
     }
     carried[word] |= fired[word];
   }
 }
 
-// The nonzero elements of some rows, one behind the other.
+// The nonzero elements of some rows, one row after another.
 template <typename C> struct Nonzero {
   Stream<uint32_t> ids;
   Stream<C> values;
 
-  // x: consecutive elements of a row, from id `first` on. Returns how many are not 0.
+  // Append the nonzero elements of x, a part of a row that starts at id `first`. Return their number.
   size_t append(const C *x, size_t count, uint32_t first) {
-    uint32_t found[atOnce + bitsRoom];
-    uint32_t *end = found;
+    uint32_t indices[atOnce + bitsRoom];
+    uint32_t *end = indices;
     for (size_t at = 0; at < count; at += 64) {
-      // The processor does not look far enough ahead by itself: appendBits is long.
+      // appendBits is too long for the hardware prefetcher to reach the next elements in time.
       for (size_t line = 0; line < 64 * sizeof(C); line += 64)
         __builtin_prefetch(reinterpret_cast<const char *>(x + at) + ahead + line);
       end = appendBits(end, bitsOfNonzero(x + at, std::min<size_t>(64, count - at)), static_cast<uint32_t>(at));
     }
-    const size_t nonzero = static_cast<size_t>(end - found);
+    const size_t nonzero = static_cast<size_t>(end - indices);
     uint32_t *const id = ids.room(nonzero);
     C *const value = values.room(nonzero);
     for (size_t i = 0; i < nonzero; ++i) {
-      id[i] = first + found[i];
-      value[i] = x[found[i]];
+      id[i] = first + indices[i];
+      value[i] = x[indices[i]];
     }
     ids.advance(nonzero);
     values.advance(nonzero);
@@ -180,7 +181,7 @@ template <typename C> struct Nonzero {
 private:
   static constexpr size_t ahead = 4096; // bytes
 
-  // A bit for each of up to 64 elements.
+  // Return a bit for each of up to 64 elements.
   static uint64_t bitsOfNonzero(const C *x, size_t count) {
     uint64_t bits = 0;
     size_t at = 0;
@@ -196,13 +197,14 @@ template <typename C> int denseToSparse(const Call<C> &a) {
   const size_t rows = a.rows(), neurons = size(a.c.neurons);
   const size_t piece = std::max<size_t>(1, 8 * Nonzero<C>::atOnce / neurons), pieces = (rows + piece - 1) / piece;
   const unsigned threads = threadsFor(rows * neurons / 4, a.threads());
-  std::vector<Nonzero<C>> found(pieces);
+  std::vector<Nonzero<C>> nonzero(pieces);
   std::vector<size_t> counts(rows);
   const int status = parallelTry(pieces, threads, [&](size_t part) {
     for (size_t row = part * piece; row < std::min(rows, (part + 1) * piece); ++row)
       for (size_t first = 0; first < neurons; first += Nonzero<C>::atOnce)
-        counts[row] += found[part].append(a.in(a.c.x) + row * neurons + first,
-                                          std::min(Nonzero<C>::atOnce, neurons - first), static_cast<uint32_t>(first));
+        counts[row] +=
+            nonzero[part].append(a.in(a.c.x) + row * neurons + first, std::min(Nonzero<C>::atOnce, neurons - first),
+                                 static_cast<uint32_t>(first));
   });
   if (status != Done)
     return status;
@@ -214,23 +216,23 @@ template <typename C> int denseToSparse(const Call<C> &a) {
     return NoRoom;
   const size_t slots = size(a.c.output_slots);
   parallelFor(pieces, threads, [&](size_t part) {
-    const uint32_t *ids = found[part].ids.data();
-    const C *values = found[part].values.data();
+    const uint32_t *ids = nonzero[part].ids.data();
+    const C *values = nonzero[part].values.data();
     for (size_t row = part * piece; row < std::min(rows, (part + 1) * piece); ++row) {
-      const size_t count = counts[row], kept = std::min(count, slots);
-      // Of too many, what comes first in cyclic order, from `start` on, by ascending id.
+      const size_t count = counts[row], selected = std::min(count, slots);
+      // If there are too many, select the first in cyclic order from `start`, written by ascending id.
       const uint32_t start = a.c.rotate ? static_cast<uint32_t>(row / size(a.c.batch) * slots % neurons) : 0;
       const size_t from = count > slots ? static_cast<size_t>(std::lower_bound(ids, ids + count, start) - ids) : 0;
-      const size_t behind = std::min(count - from, kept);
-      const auto keep = [&](const auto *source, auto *to) {
-        std::copy_n(source + from, behind, std::copy_n(source, kept - behind, to));
-        std::fill(to + kept, to + slots, 0);
+      const size_t numFromStart = std::min(count - from, selected);
+      const auto copySelected = [&](const auto *source, auto *to) {
+        std::copy_n(source + from, numFromStart, std::copy_n(source, selected - numFromStart, to));
+        std::fill(to + selected, to + slots, 0);
       };
-      keep(ids, a.c.ids_out + row * slots);
-      keep(values, a.out(a.c.values_out) + row * slots);
+      copySelected(ids, a.c.ids_out + row * slots);
+      copySelected(values, a.out(a.c.values_out) + row * slots);
       for (size_t which = 2 * row; which < 2 * row + 2; ++which) {
-        a.c.counts_out[which] = static_cast<int32_t>(kept);
-        a.c.dropped[which] = static_cast<int32_t>(count - kept);
+        a.c.counts_out[which] = static_cast<int32_t>(selected);
+        a.c.dropped[which] = static_cast<int32_t>(count - selected);
       }
       ids += count;
       values += count;
@@ -239,26 +241,26 @@ template <typename C> int denseToSparse(const Call<C> &a) {
   return Done;
 }
 
-// Rows of slots, and the elements of a dense tensor [cells, neurons] that they are: row r has those of r modulo cells.
+// Rows of slots, which are elements of a dense tensor [cells, neurons]: row r belongs to cell r modulo cells.
 template <typename C> struct SlotRows {
   const int32_t *ids, *counts;
   size_t rows, cells, slots, neurons;
   int32_t maxThreads;
 
-  // One piece of [0, cells) after another, once all ids have been found in range: BadSpikes where they are not.
+  // Check that all ids are in range, then call body for pieces of [0, cells). Return BadSpikes if they are not.
   template <typename Body> int forPieces(size_t additions, const Body &body) const {
     if (!CheckedSpikes<C>({ids, nullptr, counts, rows, 1, slots, neurons}, 1, false).fill(maxThreads))
       return BadSpikes;
     forRows(cells, threadsFor(additions, maxThreads), body);
     return Done;
   }
-  // body(row, cell) for the rows of cells [begin, end), in the order of memory.
+  // Call body(row, cell) for the rows of cells [begin, end), in the order of memory.
   template <typename Body> void forRowsOf(size_t begin, size_t end, const Body &body) const {
     for (size_t first = 0; first < rows; first += cells)
       for (size_t cell = begin; cell < end; ++cell)
         body(first + cell, cell);
   }
-  // body(id, slot) for the carried slots of a row.
+  // Call body(id, slot) for the carried slots of a row.
   template <typename Body> void forCarried(size_t row, const Body &body) const {
     for (size_t slot = row * slots; slot < row * slots + static_cast<size_t>(counts[2 * row + 1]); ++slot)
       body(static_cast<size_t>(ids[slot]), slot);

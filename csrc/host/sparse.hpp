@@ -1,5 +1,5 @@
-// What the host sides of the sparse operators share: spikes, blocks of neurons, and the two gradients of a weight that
-// is gathered by spike id.
+// Common parts of the sparse operators on the host: spikes, blocks of neurons, and the gradients of weights that are
+// gathered by spike id.
 #pragma once
 
 #include "host/parallel.hpp"
@@ -19,14 +19,14 @@ namespace snnipu {
 
 using std::size_t;
 
-// Additions that are worth a thread: waking one that sleeps costs tens of microseconds.
+// The fewest additions that are worth a thread, because waking one takes tens of microseconds.
 constexpr size_t additionsPerThread = 262144;
-// Bytes of membrane gradients of one block that are worked on together: each is read once for every slot of its row, so
-// they stay in the second-level cache. Measured: fewer cost more than they save where 1 % of the inputs spike.
+// Bytes of one block's membrane gradients in a chunk of time. Each is read once for every slot of its row, so they stay
+// in the second-level cache. Measured: with 1 % of the inputs spiking, smaller chunks cost more than they save.
 constexpr size_t chunkBytes = 128 * 1024;
 // Groups of blocks, each with its own partial sums of the gradient of the input's values: as many as fit into
-// partialBytes, within these bounds. They depend on sizes alone, so that the order of additions does not depend on the
-// number of threads.
+// partialBytes, within these bounds. The number depends on sizes alone, so that the order of additions does not depend
+// on the number of threads.
 constexpr size_t fewestGroups = 8, mostGroups = 16;
 constexpr size_t partialBytes = 8 * 1024 * 1024;
 
@@ -34,9 +34,9 @@ enum Status { Done = 0, Unknown = 1, OutOfMemory = 2, BadSpikes = 3, NoRoom = 4 
 
 // Return the number of threads for this work, at most maxThreads.
 inline unsigned threadsFor(size_t additions, int32_t maxThreads) {
-  const size_t fed = additions / additionsPerThread + 1;
-  return maxThreads > 0 && fed > static_cast<size_t>(maxThreads) ? static_cast<unsigned>(maxThreads)
-                                                                 : static_cast<unsigned>(fed);
+  const size_t worthwhile = additions / additionsPerThread + 1;
+  return maxThreads > 0 && worthwhile > static_cast<size_t>(maxThreads) ? static_cast<unsigned>(maxThreads)
+                                                                        : static_cast<unsigned>(worthwhile);
 }
 
 template <typename C> struct Spikes {
@@ -46,16 +46,16 @@ template <typename C> struct Spikes {
   size_t steps, batch, slots, neurons;
 
   size_t rows() const { return steps * batch; }
-  // Whether the ids of a row's slots are those of neurons. Its counts have been checked.
-  bool fits(size_t row) const {
+  // Return true if the ids of a row's carried slots are those of neurons. The counts must be valid.
+  bool idsInRange(size_t row) const {
     const size_t carried = static_cast<size_t>(counts[2 * row + 1]);
     const int32_t *const from = ids + row * slots;
-    uint32_t highest = 0; // a negative id is a high one
+    uint32_t highest = 0; // as unsigned, a negative id is larger than any neuron
     for (size_t slot = 0; slot < carried; ++slot)
       highest = std::max(highest, static_cast<uint32_t>(from[slot]));
     return carried == 0 || highest < neurons;
   }
-  // The values of a row's spikes; null where all are 1.
+  // Return the values of a row's spikes, or null if all are 1.
   const C *valuesOf(size_t row) const {
     if (!values)
       return nullptr;
@@ -70,7 +70,7 @@ template <typename C> struct Spikes {
 
 inline size_t size(int64_t value) { return static_cast<size_t>(value); }
 
-// What a call says, in the types of the kernels.
+// The arguments of a call with the types of the kernels.
 template <typename C> struct Call {
   snnipu_sparse_call &c;
 
@@ -80,17 +80,17 @@ template <typename C> struct Call {
   int32_t threads() const { return static_cast<int32_t>(c.threads); }
   int32_t reset() const { return static_cast<int32_t>(c.reset); }
   C number(double value) const { return static_cast<C>(value); }
-  // inputs, neurons: what the ids are of.
+  // The input spikes; `inputs` is the number of neurons that ids may name.
   Spikes<C> spikes(size_t inputs) const {
     return {c.ids, in(c.values), c.counts, size(c.steps), size(c.batch), size(c.slots), inputs};
   }
-  // Whose values are 1, or not read.
-  Spikes<C> own(size_t neurons) const {
+  // The output spikes, without their values.
+  Spikes<C> outputSpikes(size_t neurons) const {
     return {c.ids_out, nullptr, c.counts_out, size(c.steps), size(c.batch), size(c.output_slots), neurons};
   }
 };
 
-// For the body of a C function: body(Call<C>) with the call's type.
+// Call body(Call<C>) with the call's type C and return its status.
 template <typename Body> int run(snnipu_sparse_call *call, const Body &body) {
   try {
     switch (call->dtype) {
@@ -106,7 +106,7 @@ template <typename Body> int run(snnipu_sparse_call *call, const Body &body) {
   }
 }
 
-// Memory that is written before it is read.
+// An array that is not initialised.
 template <typename T> class Uninitialised {
 public:
   Uninitialised() = default;
@@ -120,13 +120,13 @@ private:
   std::unique_ptr<T[]> data_;
 };
 
-// Numbers one behind the other; room for the next ones is made before they are written.
+// An array that grows at its end.
 template <typename C> class Stream {
 public:
   size_t size() const { return size_; }
   const C &operator[](size_t at) const { return data_[at]; }
   const C *data() const { return data_.data(); }
-  // Where to write up to `count` numbers, of which advanced(n) keeps the first n.
+  // Return a pointer to room for `count` elements; advance(n) then appends the first n of them.
   C *room(size_t count) {
     if (size_ + count > capacity_) {
       const size_t capacity = size_ ? 2 * (size_ + count) : count;
@@ -144,12 +144,12 @@ private:
   size_t size_ = 0, capacity_ = 0;
 };
 
-// How much streams of a kind have held, by the fullest of them: the next one gets room for as much, as one that grows
-// is copied several times.
-class Fullest {
+// The largest size that any of several streams has had. The next stream reserves as much, because growth copies the
+// stream.
+class LargestSize {
 public:
   size_t expected() const { return most_ + most_ / 16; }
-  void had(size_t size) {
+  void record(size_t size) {
     size_t before = most_;
     while (before < size && !most_.compare_exchange_weak(before, size)) {
     }
@@ -159,12 +159,12 @@ private:
   std::atomic<size_t> most_{0};
 };
 
-// Spikes as the kernels read them, once for each block of neurons: checked, ids in 16 bits where the layer's neurons
-// allow it, rows as close to one another as the fullest one lets them be.
+// Spikes in the form that the kernels read once for each block: checked, ids in 16 bits if the number of neurons
+// allows, and rows as short as the fullest one.
 template <typename C> class CheckedSpikes {
 public:
-  // Looks at the counts alone; fill() at the rest. which: 0 for the spikes, 1 for all carried slots. copy: false where
-  // ids are not read.
+  // Check the counts; fill() checks the ids. which: 0 for the spikes, 1 for all carried slots. copy: false if ids are
+  // not read.
   CheckedSpikes(const Spikes<C> &spikes, int which, bool copy = true)
       : spikes_(spikes), which_(static_cast<size_t>(which)), narrow_(copy && spikes.neurons <= 65536),
         unit_(spikes.values == nullptr) {
@@ -187,7 +187,7 @@ public:
     parallelFor((spikes_.rows() + piece - 1) / piece, threadsFor(4 * total_[1], maxThreads), [&](size_t part) {
       bool partValid = true, partUnit = true;
       for (size_t row = part * piece; row < std::min(spikes_.rows(), (part + 1) * piece); ++row) {
-        partValid = spikes_.fits(row) && partValid;
+        partValid = spikes_.idsInRange(row) && partValid;
         partUnit = partUnit && !spikes_.valuesOf(row);
         if (narrow_)
           copyRow(row);
@@ -204,11 +204,11 @@ public:
   bool countsFit() const { return valid_; } // before fill()
   bool unitValues() const { return unit_; }
   size_t total(int which) const { return total_[which]; }
-  // Slots from row to row: of ids, and of values where there are other ones than 1.
+  // Distance between rows, in slots: of ids, and of values if not all are 1.
   size_t slots() const { return narrow_ ? most_ : spikes_.slots; }
   size_t valueSlots() const { return spikes_.slots; }
   size_t fullestRow() const { return most_; }
-  // body(ids of the row and those behind it)
+  // Call body(ids of the row). The ids of later rows follow in memory.
   template <typename Body> void withIds(size_t row, const Body &body) const {
     if (narrow_)
       body(ids_.data() + row * most_);
@@ -218,10 +218,10 @@ public:
 
 private:
   void copyRow(size_t row) {
-    const size_t wanted = static_cast<size_t>(spikes_.counts[2 * row + which_]);
+    const size_t count = static_cast<size_t>(spikes_.counts[2 * row + which_]);
     const int32_t *const from = spikes_.ids + row * spikes_.slots;
     uint16_t *const to = ids_.data() + row * most_;
-    for (size_t slot = 0; slot < wanted; ++slot)
+    for (size_t slot = 0; slot < count; ++slot)
       to[slot] = static_cast<uint16_t>(from[slot]);
   }
 
@@ -232,9 +232,9 @@ private:
   Uninitialised<uint16_t> ids_;
 };
 
-// Sums of weights over the spikes of rows, the weights of a few inputs at a time: they stay in the first-level cache
-// for all rows, whose sums pass by. Where many spikes of a row find their weights there it pays; it takes ascending
-// ids.
+// Sums of weights over the spikes of rows, for a few inputs at a time. Their weights stay in the first-level cache
+// while the sums of all rows are updated. That is faster if a row has many spikes per tile of inputs; it needs
+// ascending ids.
 template <typename C> class InputTiles {
 public:
   InputTiles(const CheckedSpikes<C> &checked, const Spikes<C> &spikes, int32_t maxThreads)
@@ -252,12 +252,12 @@ public:
             ascending = false;
         });
     });
-    pays_ = ascending;
+    worthwhile_ = ascending;
   }
 
-  bool pay() const { return pays_; }
+  bool worthwhile() const { return worthwhile_; }
 
-  // sums[row][lane] of the rows [first, first + rows); weight: a block's, [inputs][lanes]
+  // Write sums[row][lane] of the rows [first, first + rows). weight: a block's, [inputs][lanes].
   void sum(const C *weight, unsigned lanes, size_t first, size_t rows, C *sums) const {
     checked_.unitValues() ? sumOf<true>(weight, lanes, first, rows, sums)
                           : sumOf<false>(weight, lanes, first, rows, sums);
@@ -265,10 +265,10 @@ public:
 
 private:
   static constexpr size_t inputs = 48 * 1024 / (blockLanes * sizeof(C));
-  // Of a row in a tile, by which what its sums cost to load and store is repaid. Measured.
+  // Spikes of a row in a tile that repay loading and storing its sums. Measured.
   static constexpr size_t fewestSpikes = 8;
 
-  // Where the row's spikes of each tile end; whether its ids ascend.
+  // Set the end of each tile in the row's spikes; return true if the ids ascend.
   template <typename Id> bool split(const Id *ids, size_t row) {
     const size_t rows = spikes_.rows(), count = static_cast<size_t>(spikes_.counts[2 * row]);
     bool ascending = true;
@@ -310,11 +310,11 @@ private:
   const CheckedSpikes<C> &checked_;
   Spikes<C> spikes_;
   size_t tiles_;
-  bool pays_ = false;
-  Uninitialised<uint32_t> end_; // [tiles + 1][rows]: of the tile before
+  bool worthwhile_ = false;
+  Uninitialised<uint32_t> end_; // [tiles + 1][rows]: end of the tile before
 };
 
-// Output neurons in blocks of 64; the last one is as wide as whole registers of an 8-byte-to-64-byte machine need.
+// Output neurons in blocks of 64. The last block is padded to whole registers of any instruction set.
 struct Blocks {
   size_t neurons, inputs;
 
@@ -323,21 +323,21 @@ struct Blocks {
   unsigned held(size_t block) const {
     return static_cast<unsigned>(std::min<size_t>(blockLanes, neurons - first(block)));
   }
-  // With padding. The same for every instruction set, as packed weights are.
+  // Lanes including padding. Packed weights are the same for every instruction set, so this is, too.
   unsigned lanes(size_t block) const { return (held(block) + 15) / 16 * 16; }
-  // Where a block's weights begin in the packed matrix.
+  // Index of a block's first weight in the packed matrix.
   size_t offset(size_t block) const { return first(block) * inputs; }
   size_t packedSize() const { return neurons == 0 ? 0 : offset(count() - 1) + inputs * lanes(count() - 1); }
   size_t words() const { return (neurons + 31) / 32; }
 };
 
-// Memory of a thread's own, kept for its next call: mapping it anew costs more than a block's work.
+// A buffer that its thread keeps for the next call, because mapping it again costs more than a block's work.
 template <typename T> class ThreadBuffer {
 public:
   T *reserve(size_t count) {
     if (count > capacity_) {
       data_.reset();
-      capacity_ = 0; // also where there is no memory
+      capacity_ = 0; // stays 0 if the allocation fails
       data_.reset(static_cast<T *>(::operator new(count * sizeof(T), std::align_val_t(64))));
       capacity_ = count;
     }
@@ -357,7 +357,7 @@ private:
   size_t capacity_ = 0;
 };
 
-// parallelFor whose body may run out of memory.
+// parallelFor for a body that may run out of memory.
 template <typename Body> int parallelTry(size_t blocks, unsigned threads, const Body &body) {
   std::atomic<int> status{Done};
   parallelFor(blocks, threads, [&](size_t block) {
@@ -371,7 +371,7 @@ template <typename Body> int parallelTry(size_t blocks, unsigned threads, const 
   return status;
 }
 
-// A range of time steps of the layer, and where the input spikes that arrive in it come from.
+// A range of the layer's time steps.
 struct Chunk {
   size_t begin, end; // steps
 };
@@ -385,25 +385,25 @@ inline std::vector<Chunk> timeChunks(size_t steps, size_t batch, size_t bytesPer
   return chunks;
 }
 
-// The slots of a chunk by neuron: its spikes, then the slots that only carry gradient; of each the row, counted from
-// the chunk's first.
+// The slots of a chunk sorted by neuron: first its spikes, then its slots that only carry gradient. Each slot has its
+// row, counted from the chunk's first.
 template <typename C> struct SlotsByNeuron {
-  std::vector<uint32_t> begin; // [2 * neurons + 1]: a neuron's spikes, its other slots
+  std::vector<uint32_t> begin; // [2 * neurons + 1]: of a neuron's spikes, and of its other slots
   std::vector<uint32_t> rowOf;
-  std::vector<C> values; // empty where all are 1
+  std::vector<C> values; // empty if all are 1
 
-  // Of the rows [firstRow, firstRow + rows) of `spikes`, which are rows offset, offset + 1, ... of the chunk. place:
-  // gets where each slot of these rows stands here, [rows][slots]; null: of spikes alone.
+  // Sort the rows [firstRow, firstRow + rows) of `spikes`, which are rows offset, offset + 1, ... of the chunk. place:
+  // output [rows][slots], the index of each slot in the sorted order; if null, only spikes are sorted.
   void build(const Spikes<C> &spikes, size_t firstRow, size_t rows, size_t offset, bool unitValues, uint32_t *place) {
     begin.assign(2 * spikes.neurons + 1, 0);
     const auto forSlots = [&](const auto &body) {
       for (size_t row = 0; row < rows; ++row) {
         const size_t from = firstRow + row, first = from * spikes.slots;
-        const size_t others = static_cast<size_t>(spikes.counts[2 * from]);
-        const size_t end = place ? static_cast<size_t>(spikes.counts[2 * from + 1]) : others;
-        for (size_t slot = 0; slot < others; ++slot)
+        const size_t firing = static_cast<size_t>(spikes.counts[2 * from]);
+        const size_t end = place ? static_cast<size_t>(spikes.counts[2 * from + 1]) : firing;
+        for (size_t slot = 0; slot < firing; ++slot)
           body(2 * static_cast<size_t>(spikes.ids[first + slot]), row, slot);
-        for (size_t slot = others; slot < end; ++slot)
+        for (size_t slot = firing; slot < end; ++slot)
           body(2 * static_cast<size_t>(spikes.ids[first + slot]) + 1, row, slot);
       }
     };
@@ -420,17 +420,17 @@ template <typename C> struct SlotsByNeuron {
       if (!unitValues)
         values[to] = spikes.values[(firstRow + row) * spikes.slots + slot];
     });
-    // Every begin has moved on to the next one's.
+    // Each begin has been advanced to its end, which is the next one's begin.
     for (size_t which = 2 * spikes.neurons; which > 0; --which)
       begin[which] = begin[which - 1];
     begin[0] = 0;
   }
 };
 
-// The matrix [neurons][inputs] as blocks [inputs][lanes], zeros in the padding.
+// Write the matrix [neurons][inputs] as blocks [inputs][lanes], with zeros in the padding.
 template <typename C> int packWeight(const C *weight, const Blocks &blocks, C *packed, int32_t threads);
 
-// SelectSpikes for the rows of some time steps from `step` on, and SelectSpikesBackward for rows:
+// SelectSpikes for the rows of `steps` time steps from firstStep on, and SelectSpikesBackward for rows; see
 // csrc/host/select_spikes.cpp.
 template <typename C> struct Slots {
   int32_t *ids;
@@ -442,7 +442,7 @@ template <typename C> struct Slots {
 template <typename C>
 void selectSteps(const uint32_t *fired, const uint32_t *carried, const Slots<C> &to, size_t firstStep, size_t steps,
                  unsigned threads);
-// Of all steps of a call, from its `fired`.
+// Select the slots of all steps of a call from its `fired` and from `carried`.
 template <typename C> void selectAll(const Call<C> &a, const uint32_t *carried);
 template <typename C> struct SpikeGradient {
   const C *grad, *mem, *threshold;
@@ -454,15 +454,15 @@ template <typename C> struct SpikeGradient {
   C a, b;
 };
 template <typename C> int spikeGradient(const SpikeGradient<C> &arguments, size_t rows, unsigned threads);
-// The most bits set in a row of words.
+// Return the largest number of bits set in a row of words.
 size_t mostBits(const uint32_t *bits, size_t rows, size_t words);
 
-// What a layer's membrane gradient means for its input: sums for the weight and the input's values. One chunk of one
-// block at a time, chunks of a block in a fixed order by one thread.
+// Gradients of a layer's weight and of its input's values, from the gradient of its membranes. It is given one chunk of
+// one block at a time; a thread handles the chunks of a block in a fixed order.
 template <typename C> class InputGradient {
 public:
-  // weight: packed, or null where gradValues is. Each output may be null. delay: steps the spikes take. checked: all
-  // carried slots of the spikes.
+  // weight: packed, or null if gradValues is null. gradWeight and gradValues may be null. delay: of the spikes, in
+  // steps. checked: all carried slots of `spikes`.
   InputGradient(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, size_t delay, const Blocks &blocks,
                 const C *weight, C scale, C *gradWeight, C *gradValues, const std::vector<Chunk> &chunks)
       : spikes_(spikes), checked_(checked), delay_(delay), blocks_(blocks), weight_(weight), scale_(scale),
@@ -473,23 +473,23 @@ public:
     }
   }
 
-  // What threads share out: groups of blocks, [groupBegin(g), groupBegin(g + 1)).
+  // Groups of blocks, which are distributed over threads: [groupBegin(g), groupBegin(g + 1)).
   size_t groups() const { return groups_; }
   size_t groupBegin(size_t group) const { return group * blocks_.count() / groups_; }
 
-  // To be called once, before the blocks.
+  // Call once, before the blocks.
   int prepare(unsigned threads);
-  // Called by the thread that has the group: for each of its blocks, the chunks from the last one to the first one.
-  // grad: [rows of the chunk][lanes of the block].
+  // Call from the thread that has the group: for each of its blocks, chunks from the last to the first. grad: [rows of
+  // the chunk][lanes of the block].
   void add(size_t group, size_t block, size_t chunk, const C *grad, C *sums);
   void endBlock(size_t block, C *sums);
-  // To be called once, behind the blocks.
+  // Call once, after all blocks.
   void finish(unsigned threads);
 
   size_t sumsSize() const { return gradWeight_ ? blocks_.inputs * blockLanes : 0; }
 
 private:
-  // The part of a chunk at which input arrives.
+  // The steps of a chunk in which input spikes arrive.
   Chunk arriving(size_t chunk) const {
     return {std::max(chunks_[chunk].begin, delay_), std::max(chunks_[chunk].end, delay_)};
   }
@@ -504,8 +504,8 @@ private:
   const std::vector<Chunk> &chunks_;
   size_t groups_;
   std::vector<SlotsByNeuron<C>> byNeuron_;
-  std::vector<size_t> first_;     // [chunks + 1]: of a chunk's slots, among those of all chunks
-  Uninitialised<uint32_t> place_; // [rows][slots] of the spikes: in byNeuron_ of their chunk
+  std::vector<size_t> first_;     // [chunks + 1]: index of a chunk's first slot among those of all chunks
+  Uninitialised<uint32_t> place_; // [rows][slots] of the spikes: index in byNeuron_ of their chunk
   Uninitialised<C> partial_;      // [groups][slots of all chunks, by neuron]
 };
 

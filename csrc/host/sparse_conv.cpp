@@ -1,5 +1,5 @@
-// Host side of convolutional layers on spike ids: blocks of output channels, whose map stays in the cache while the
-// time steps of a sample pass over it.
+// Host implementation of convolutional layers on spike ids: blocks of output channels, whose map stays in the cache
+// during all time steps of a sample.
 #include "host/sparse_conv.hpp"
 #include "host/bits.hpp"
 #include "host/transpose.hpp"
@@ -11,31 +11,31 @@ namespace {
 
 constexpr size_t wordsOf(size_t bits) { return (bits + 63) / 64; }
 
-// Neurons of one block and sample that carry gradient, and their membranes. Step after step: those that fired, by
+// The neurons of one block and sample that carry gradient, and their membranes. Each step has those that fired, by
 // ascending id, then the others.
-template <typename C> struct KeptEvents {
+template <typename C> struct CarriedNeurons {
   Stream<uint32_t> ids;
   Stream<C> mem;
   std::vector<uint32_t> begin; // [2 * steps + 1]
-  // Who fired: a bit for each place, [step][channel][words of 64 places].
+  // The neurons that fired: a bit for each place, [step][channel][words of 64 places].
   Stream<uint64_t> fired;
-  // With a pool `ids` are those of its windows; the neuron of each that is seen through it, and how many carried
-  // gradient in a step.
+  // Only with a pool, where `ids` are those of its windows: the neuron that each window shows, and the number of
+  // neurons that carried gradient in each step.
   Stream<uint32_t> source;
   std::vector<uint32_t> carried;
 };
 
-// What is seen of a map: of its windows, side by side, of each the neuron that fires first, else the first that carries
-// gradient; without a pool every place is a window.
-struct SideBySide {
+// A max pool of windows without overlap. A window shows the first neuron that fires, or else the first that carries
+// gradient. Without a pool every place is a window.
+struct NonOverlappingPool {
   bool pooled;
   size_t height, width, rows, columns, count;
-  unsigned bits = 0;              // of the number of a place in its window
-  std::vector<uint32_t> place;    // the first one of each window
-  std::vector<uint32_t> distance; // of the others from it, by their number
+  unsigned bits = 0;              // of the index of a place in its window
+  std::vector<uint32_t> place;    // first place of each window
+  std::vector<uint32_t> distance; // from the first place to each other place, by index in the window
 
-  // kernel: height and width; may be null
-  SideBySide(const ConvSizes &sizes, const int64_t *kernel)
+  // kernel: height and width; null for no pool.
+  NonOverlappingPool(const ConvSizes &sizes, const int64_t *kernel)
       : pooled(kernel != nullptr), height(kernel ? static_cast<size_t>(kernel[0]) : 1),
         width(kernel ? static_cast<size_t>(kernel[1]) : 1), rows(sizes.outHeight / height),
         columns(sizes.outWidth / width), count(rows * columns), place(64 * wordsOf(count)) {
@@ -48,16 +48,16 @@ struct SideBySide {
       distance[number] = static_cast<uint32_t>(number / width * sizes.outWidth + number % width);
   }
 
-  // Of a channel: where its windows and neurons begin, and its lane of the map.
+  // A channel: the first ids of its windows and neurons, and its lane of the map.
   struct Channel {
     uint32_t id, neuron, lane, lanes;
   };
-  // Where what is found goes, which has room as behind appendBits. offsets: in the map, [place][lane].
-  struct Found {
+  // Output arrays, with room for appendBits to write past the end. offsets: in the map, [place][lane].
+  struct Output {
     uint32_t *ids, *neurons, *offsets;
   };
-  // The places of a channel whose bits are set, where there is no pool.
-  Found append(const uint64_t *seen, Channel channel, Found to) const {
+  // Append the places of a channel whose bits are set. Only without a pool.
+  Output append(const uint64_t *seen, Channel channel, Output to) const {
     const uint32_t *const begin = to.ids;
     for (size_t word = 0; word < wordsOf(count); ++word)
       to.ids = appendBits(to.ids, seen[word], channel.id + static_cast<uint32_t>(64 * word));
@@ -65,9 +65,9 @@ struct SideBySide {
       *to.offsets++ = (*id - channel.id) * channel.lanes + channel.lane;
     return to;
   }
-  // The windows of a channel whose bits are set, and the neurons that are seen of them. Bit by bit of its number in the
-  // window, numbers[bit * apart] tells the neuron.
-  Found append(const uint64_t *seen, const uint64_t *numbers, size_t apart, Channel channel, Found to) const {
+  // Append the windows of a channel whose bits are set, and the neurons that they show. Bit `bit` of the index of a
+  // window's neuron is in numbers[bit * apart].
+  Output append(const uint64_t *seen, const uint64_t *numbers, size_t apart, Channel channel, Output to) const {
     for (size_t word = 0; word < wordsOf(count); ++word) {
 #if defined(SNNIPU_AVX512)
       if (bits <= 4 && __builtin_popcountll(seen[word]) > 3) {
@@ -92,14 +92,14 @@ struct SideBySide {
 
 #if defined(SNNIPU_AVX512)
 private:
-  // The same for the windows of a word, 16 at a time: as fast however many of them are seen.
-  Found appendSixteens(uint64_t seen, size_t first, const uint64_t *numbers, size_t apart, Channel channel,
-                       Found to) const {
+  // The same for the windows of a word, 16 at a time. The time does not depend on the number of bits set.
+  Output appendSixteens(uint64_t seen, size_t first, const uint64_t *numbers, size_t apart, Channel channel,
+                        Output to) const {
     const auto all = [](uint32_t value) { return _mm512_set1_epi32(static_cast<int>(value)); };
     const __m512i table = _mm512_loadu_si512(distance.data());
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    // Masked by all: the plain intrinsic makes GCC 12 warn of undefined values of its own.
-    constexpr __mmask16 every = 0xffff;
+    // The masked intrinsic is used because the plain one makes GCC 12 warn of undefined values.
+    constexpr __mmask16 allLanes = 0xffff;
     for (unsigned part = 0; part < 64; part += 16) {
       const __mmask16 some = static_cast<__mmask16>(seen >> part);
       __m512i number = _mm512_setzero_si512();
@@ -107,7 +107,7 @@ private:
         number =
             _mm512_mask_add_epi32(number, static_cast<__mmask16>(numbers[bit * apart] >> part), number, all(1u << bit));
       const __m512i from = _mm512_add_epi32(_mm512_loadu_si512(&place[first + part]),
-                                            _mm512_maskz_permutexvar_epi32(every, number, table));
+                                            _mm512_maskz_permutexvar_epi32(allLanes, number, table));
       const __m512i window = _mm512_add_epi32(lane, all(static_cast<uint32_t>(first) + part + channel.id));
       const __m512i seenFrom = _mm512_maskz_compress_epi32(some, from);
       _mm512_storeu_si512(to.ids, _mm512_maskz_compress_epi32(some, window));
@@ -122,13 +122,13 @@ private:
 #endif
 };
 
-template <typename C> struct KeptConv {
+template <typename C> struct ForwardState {
   ConvSizes sizes;
   ChannelBlocks<C> blocks;
   size_t steps, batch;
-  std::vector<KeptEvents<C>> events; // [block][sample]
+  std::vector<CarriedNeurons<C>> events; // [block][sample]
 
-  KeptConv(const Convolution<C> &convolution, const Spikes<C> &spikes)
+  ForwardState(const Convolution<C> &convolution, const Spikes<C> &spikes)
       : sizes(convolution.sizes), blocks(convolution.blocks), steps(spikes.steps), batch(spikes.batch),
         events(blocks.count() * batch) {}
 };
@@ -136,7 +136,8 @@ template <typename C> struct KeptConv {
 // All steps of one sample for one block.
 template <typename C> class SampleForward {
 public:
-  SampleForward(const Convolution<C> &convolution, const SideBySide &windows, const LayerForward<C> &a, size_t block)
+  SampleForward(const Convolution<C> &convolution, const NonOverlappingPool &windows, const LayerForward<C> &a,
+                size_t block)
       : convolution_(convolution), windows_(windows), a_(a), block_(block), lanes_(convolution.blocks.lanes(block)),
         held_(convolution.blocks.held(block)), first_(convolution.blocks.first(block)),
         parameters_(a, convolution.blocks, block) {
@@ -149,19 +150,19 @@ public:
     number_.assign(windows.bits, firing_);
   }
 
-  // Returns whether the ids are those of inputs.
-  bool run(size_t sample, KeptEvents<C> &kept) {
+  // Run all steps. Return true if the input ids are valid.
+  bool run(size_t sample, CarriedNeurons<C> &state) {
     static thread_local ThreadBuffer<C> states, nextStates;
     const ConvSizes &sizes = convolution_.sizes;
     const size_t places = sizes.places(), batch = a_.spikes.batch;
-    // Membranes, and what the step after them makes of them without its current.
+    // Membranes of this step, and those of the next step without its input current.
     C *map = states.zeros(places * lanes_), *next = nextStates.reserve(places * lanes_);
-    kept.begin.push_back(0);
+    state.begin.push_back(0);
     for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>)
       step(map, next, places, lane);
     for (size_t t = 0; t < a_.spikes.steps; ++t) {
       std::swap(map, next);
-      if (!a_.spikes.fits(t * batch + sample))
+      if (!a_.spikes.idsInRange(t * batch + sample))
         return false;
       if (t >= a_.delay) {
         const size_t row = (t - a_.delay) * batch + sample;
@@ -174,21 +175,21 @@ public:
         for (size_t place = 0; place < places; ++place)
           std::copy_n(map + place * lanes_, held_,
                       a_.mem + ((t * batch + sample) * places + place) * sizes.outChannels + first_);
-      keep(kept, map, places);
+      storeStep(state, map, places);
     }
     return true;
   }
 
 private:
-  // Some lanes of a place, a bit for each.
+  // A bit for each lane of a register, at one place.
   using Mask = LaneMask<registerLanes<C>>;
-  // Masks of all places or windows, of one register's lanes after another's: from multiples of 64 on, with zeros
-  // between.
+  // Masks of all places or windows, for the first register's lanes, then for the next one's. Each register's masks
+  // start at a multiple of 64, with zeros between.
   using Masks = std::vector<Mask>;
   static constexpr size_t atOnce = 32 / sizeof(Mask); // windows
 
-  // Of some lanes at all places: who fired and who carries gradient, and the membranes of the next step but for its
-  // current.
+  // Compute for some lanes at all places: which neurons fired, which carry gradient, and the membranes of the next
+  // step without its current.
   void step(const C *map, C *next, size_t places, unsigned lane) {
     switch (a_.reset) {
     case SNNIPU_RESET_SUBTRACT:
@@ -215,13 +216,13 @@ private:
     }
   }
 
-  // body(first lane of a register, how many of its lanes are channels, where its masks begin)
+  // Call body(first lane of a register, number of its lanes that are channels, index of its first mask).
   template <typename Body> void forRegisters(size_t cells, const Body &body) const {
     for (unsigned lane = 0; lane < held_; lane += registerLanes<C>)
       body(lane, std::min<unsigned>(registerLanes<C>, held_ - lane), lane / registerLanes<C> * 64 * wordsOf(cells));
   }
 
-  // The masks of all lanes as [channel][words of 64 places or windows].
+  // Transpose the masks of all lanes to [channel][words of 64 places or windows].
   void transpose(const Masks &masks, size_t cells, uint64_t *to) const {
     const size_t words = wordsOf(cells);
     forRegisters(cells, [&](unsigned lane, unsigned real, size_t from) {
@@ -230,9 +231,9 @@ private:
     });
   }
 
-  // Of each window the neuron that comes first, of those that fired if any did.
-  template <unsigned H, unsigned W> void look(size_t places) {
-    const SideBySide &windows = windows_;
+  // For each window find the first neuron that fired, or else the first that carries gradient.
+  template <unsigned H, unsigned W> void poolStep(size_t places) {
+    const NonOverlappingPool &windows = windows_;
     const size_t height = H > 0 ? H : windows.height, width = W > 0 ? W : windows.width;
     const size_t outWidth = convolution_.sizes.outWidth;
     const size_t apart = 64 * wordsOf(windows.count);
@@ -248,7 +249,7 @@ private:
           number[bit] = number_[bit].data() + to;
         const auto at = [&](size_t column, size_t i) { return i / width * outWidth + column * width + i % width; };
         if constexpr (H == 2 && W == 2) {
-          // Whole registers of windows: what is too much the next row writes over.
+          // Whole registers of windows are processed. The next row overwrites the surplus.
           Mask *const low = number[0], *const high = number[1];
           for (size_t begin = 0; begin < windows.columns; begin += atOnce)
 #if defined(__clang__)
@@ -271,22 +272,22 @@ private:
           continue;
         }
         for (size_t column = 0; column < windows.columns; ++column) {
-          unsigned seen = 0, found[8] = {};
-          const auto see = [&](const Mask *masks) {
+          unsigned seen = 0, shownNumber[8] = {};
+          const auto show = [&](const Mask *masks) {
             for (size_t i = 0; i < height * width; ++i) {
               const unsigned here = masks[at(column, i)] & ~seen;
               seen |= here;
               for (unsigned bit = 0; bit < windows.bits; ++bit)
-                found[bit] |= i >> bit & 1 ? here : 0;
+                shownNumber[bit] |= i >> bit & 1 ? here : 0;
             }
           };
-          see(fired);
+          show(fired);
           const unsigned f = seen;
-          see(carried);
+          show(carried);
           firing[column] = static_cast<Mask>(f);
           others[column] = static_cast<Mask>(seen & ~f);
           for (unsigned bit = 0; bit < windows.bits; ++bit)
-            number[bit][column] = static_cast<Mask>(found[bit]);
+            number[bit][column] = static_cast<Mask>(shownNumber[bit]);
         }
       }
       std::fill_n(firing_.data() + first + windows.count, apart - windows.count, Mask(0));
@@ -294,23 +295,23 @@ private:
     });
   }
 
-  // The events of a step, or those of them that are seen through the pool.
-  void keep(KeptEvents<C> &kept, const C *map, size_t places) {
+  // Append the neurons of a step that carry gradient, or with a pool the windows that show one.
+  void storeStep(CarriedNeurons<C> &state, const C *map, size_t places) {
     if (!a_.second)
       forRegisters(places, [&](unsigned, unsigned real, size_t from) {
         std::fill_n(carried_.data() + from, places, static_cast<Mask>((1u << real) - 1));
       });
-    const SideBySide &windows = windows_;
+    const NonOverlappingPool &windows = windows_;
     const bool pooled = windows.pooled;
     const size_t cells = windows.count, words = wordsOf(cells), size = held_ * words;
-    uint64_t *const fired = kept.fired.room(held_ * wordsOf(places));
+    uint64_t *const fired = state.fired.room(held_ * wordsOf(places));
     transpose(fired_, places, fired);
-    kept.fired.advance(held_ * wordsOf(places));
+    state.fired.advance(held_ * wordsOf(places));
     bits_.resize((2 + windows.bits) * size);
     uint64_t *const firing = pooled ? bits_.data() : fired, *const others = bits_.data() + size;
     if (pooled) {
-      kept.carried.push_back(static_cast<uint32_t>(countBits(carried_)));
-      windows.height == 2 && windows.width == 2 ? look<2, 2>(places) : look<0, 0>(places);
+      state.carried.push_back(static_cast<uint32_t>(countBits(carried_)));
+      windows.height == 2 && windows.width == 2 ? poolStep<2, 2>(places) : poolStep<0, 0>(places);
       transpose(firing_, cells, firing);
       transpose(others_, cells, others);
       for (unsigned bit = 0; bit < windows.bits; ++bit)
@@ -326,28 +327,28 @@ private:
       total += static_cast<size_t>(__builtin_popcountll(others[word]));
     }
     total += spikes;
-    const size_t before = kept.ids.size();
+    const size_t before = state.ids.size();
     offsets_.resize(std::max(offsets_.size(), total + bitsRoom));
-    SideBySide::Found to{kept.ids.room(total + bitsRoom), pooled ? kept.source.room(total + bitsRoom) : nullptr,
-                         offsets_.data()};
+    NonOverlappingPool::Output to{state.ids.room(total + bitsRoom),
+                                  pooled ? state.source.room(total + bitsRoom) : nullptr, offsets_.data()};
     for (const uint64_t *bits : {static_cast<const uint64_t *>(firing), static_cast<const uint64_t *>(others)})
-      for (size_t own = 0; own < held_; ++own) {
-        const SideBySide::Channel channel{static_cast<uint32_t>((first_ + own) * cells),
-                                          static_cast<uint32_t>((first_ + own) * places), static_cast<uint32_t>(own),
-                                          lanes_};
-        const uint64_t *const seen = bits + own * words, *const numbers = others + size + own * words;
-        to = pooled ? windows.append(seen, numbers, size, channel, to) : windows.append(seen, channel, to);
+      for (size_t channel = 0; channel < held_; ++channel) {
+        const NonOverlappingPool::Channel position{static_cast<uint32_t>((first_ + channel) * cells),
+                                                   static_cast<uint32_t>((first_ + channel) * places),
+                                                   static_cast<uint32_t>(channel), lanes_};
+        const uint64_t *const seen = bits + channel * words, *const numbers = others + size + channel * words;
+        to = pooled ? windows.append(seen, numbers, size, position, to) : windows.append(seen, position, to);
       }
-    C *const mem = kept.mem.room(total);
+    C *const mem = state.mem.room(total);
     const uint32_t *const offsets = offsets_.data();
     for (size_t i = 0; i < total; ++i)
       mem[i] = map[offsets[i]];
-    kept.begin.push_back(static_cast<uint32_t>(before + spikes));
-    kept.begin.push_back(static_cast<uint32_t>(before + total));
-    kept.ids.advance(total);
-    kept.mem.advance(total);
+    state.begin.push_back(static_cast<uint32_t>(before + spikes));
+    state.begin.push_back(static_cast<uint32_t>(before + total));
+    state.ids.advance(total);
+    state.mem.advance(total);
     if (pooled)
-      kept.source.advance(total);
+      state.source.advance(total);
   }
 
   static size_t countBits(const Masks &masks) {
@@ -361,20 +362,20 @@ private:
   }
 
   const Convolution<C> &convolution_;
-  const SideBySide &windows_;
+  const NonOverlappingPool &windows_;
   const LayerForward<C> &a_;
   size_t block_;
   unsigned lanes_, held_;
   size_t first_;
   const BlockParameters<C> parameters_;
   Masks fired_, carried_;         // of the places
-  Masks firing_, others_;         // of the windows: who is seen firing, and who without
-  std::vector<Masks> number_;     // of the place that is seen of a window, bit by bit
-  std::vector<uint32_t> offsets_; // in the map, of a step's events
-  std::vector<uint64_t> bits_;    // the same channel by channel
+  Masks firing_, others_;         // of the windows that show a spike, and of the others
+  std::vector<Masks> number_;     // bits of the index of the place that a window shows
+  std::vector<uint32_t> offsets_; // in the map, of a step's neurons
+  std::vector<uint64_t> bits_;    // the same masks channel by channel
 };
 
-// Slots of the neurons that were kept.
+// The output slots.
 template <typename C> struct ConvSlots {
   int32_t *ids;
   C *values;
@@ -386,38 +387,40 @@ template <typename C> struct ConvSlots {
   bool rotate;
 };
 
-// Which of the neurons that want a slot get one: those that come first in cyclic order from the first id of the step
-// on.
-struct Turn {
-  size_t found, kept, before; // before: those of ids below the first one
+// Selection of neurons for the free slots: the first in cyclic order, starting with the step's first id.
+struct CyclicSelection {
+  size_t candidates, slots, smaller; // smaller: candidates with ids below the step's first id
 
-  bool takes(size_t index) const { return kept == found || (index + found - before) % found < kept; }
+  bool selects(size_t index) const {
+    return slots == candidates || (index + candidates - smaller) % candidates < slots;
+  }
 };
 
-// What a row has with a pool, but for how many fired.
-template <typename C> void seenRow(const KeptConv<C> &kept, const ConvSlots<C> &to, size_t row) {
-  const size_t t = row / kept.batch, sample = row % kept.batch;
+// Write the part of a row that only layers with a pool have, except the number of spikes.
+template <typename C> void writePooledRow(const ForwardState<C> &state, const ConvSlots<C> &to, size_t row) {
+  const size_t t = row / state.batch, sample = row % state.batch;
   int32_t *source = to.source + row * to.slots, *const end = source + to.slots;
   for (size_t kind = 0; kind < 2; ++kind)
-    for (size_t block = 0; block < kept.blocks.count(); ++block) {
-      const KeptEvents<C> &events = kept.events[block * kept.batch + sample];
+    for (size_t block = 0; block < state.blocks.count(); ++block) {
+      const CarriedNeurons<C> &events = state.events[block * state.batch + sample];
       const uint32_t *const from = events.source.data() + events.begin[2 * t + kind];
       source = std::copy(from, events.source.data() + events.begin[2 * t + kind + 1], source);
     }
   std::fill(source, end, 0);
   int32_t &carried = to.neuronCounts[2 * row + 1] = 0;
-  for (size_t block = 0; block < kept.blocks.count(); ++block)
-    carried += static_cast<int32_t>(kept.events[block * kept.batch + sample].carried[t]);
+  for (size_t block = 0; block < state.blocks.count(); ++block)
+    carried += static_cast<int32_t>(state.events[block * state.batch + sample].carried[t]);
 }
 
-// The bits of a row's neurons that fired; returns how many there are.
-template <typename C> size_t setFired(const KeptConv<C> &kept, size_t row, uint32_t *bits) {
-  const size_t t = row / kept.batch, sample = row % kept.batch, places = kept.sizes.places(), words = wordsOf(places);
+// Write the bits of a row's neurons that fired; return their number.
+template <typename C> size_t setFired(const ForwardState<C> &state, size_t row, uint32_t *bits) {
+  const size_t t = row / state.batch, sample = row % state.batch, places = state.sizes.places(),
+               words = wordsOf(places);
   size_t count = 0;
   BitWriter to(bits);
-  for (size_t block = 0; block < kept.blocks.count(); ++block) {
-    const size_t held = kept.blocks.held(block);
-    const uint64_t *from = kept.events[block * kept.batch + sample].fired.data() + t * held * words;
+  for (size_t block = 0; block < state.blocks.count(); ++block) {
+    const size_t held = state.blocks.held(block);
+    const uint64_t *from = state.events[block * state.batch + sample].fired.data() + t * held * words;
     for (size_t channel = 0; channel < held; ++channel)
       for (size_t first = 0; first < places; first += 64, ++from) {
         count += static_cast<size_t>(__builtin_popcountll(*from));
@@ -428,50 +431,50 @@ template <typename C> size_t setFired(const KeptConv<C> &kept, size_t row, uint3
   return count;
 }
 
-template <typename C> void selectRow(const KeptConv<C> &kept, const ConvSlots<C> &to, size_t row) {
-  const size_t t = row / kept.batch, sample = row % kept.batch, neurons = kept.sizes.neurons();
+template <typename C> void selectRow(const ForwardState<C> &state, const ConvSlots<C> &to, size_t row) {
+  const size_t t = row / state.batch, sample = row % state.batch, neurons = state.sizes.neurons();
   const uint32_t start = to.rotate ? static_cast<uint32_t>(t * to.slots % neurons) : 0;
-  // body(ids, membranes, count) for each block; kind 0: those that fired.
+  // Call body(ids, membranes, count) for each block. kind 0: neurons that fired; 1: the others.
   const auto forBlocks = [&](size_t kind, const auto &body) {
-    for (size_t block = 0; block < kept.blocks.count(); ++block) {
-      const KeptEvents<C> &events = kept.events[block * kept.batch + sample];
+    for (size_t block = 0; block < state.blocks.count(); ++block) {
+      const CarriedNeurons<C> &events = state.events[block * state.batch + sample];
       const size_t begin = events.begin[2 * t + kind], end = events.begin[2 * t + kind + 1];
       body(events.ids.data() + begin, events.mem.data() + begin, end - begin);
     }
   };
   int32_t *const ids = to.ids + row * to.slots;
   C *const values = to.values + row * to.slots, *const mem = to.mem + row * to.slots;
-  const size_t firing = setFired(kept, row, to.fired + row * kept.sizes.words());
+  const size_t firing = setFired(state, row, to.fired + row * state.sizes.words());
   if (to.neuronCounts) {
-    seenRow(kept, to, row);
+    writePooledRow(state, to, row);
     to.neuronCounts[2 * row] = static_cast<int32_t>(firing);
   }
-  size_t used = 0, spikes = 0, found = 0, fired = 0;
+  size_t used = 0, spikes = 0, candidates = 0, fired = 0;
   for (size_t kind = 0; kind < 2; ++kind) {
-    Turn turn{};
+    CyclicSelection selection{};
     forBlocks(kind, [&](const uint32_t *from, const C *, size_t count) {
-      turn.found += count;
-      turn.before += static_cast<size_t>(std::lower_bound(from, from + count, start) - from);
+      selection.candidates += count;
+      selection.smaller += static_cast<size_t>(std::lower_bound(from, from + count, start) - from);
     });
-    turn.kept = std::min(turn.found, to.slots - used);
+    selection.slots = std::min(selection.candidates, to.slots - used);
     size_t seen = 0;
     forBlocks(kind, [&](const uint32_t *from, const C *membranes, size_t count) {
-      if (turn.kept == turn.found) {
+      if (selection.slots == selection.candidates) {
         std::copy_n(from, count, ids + used);
         std::copy_n(membranes, count, mem + used);
         used += count;
         return;
       }
       for (size_t at = 0; at < count; ++at)
-        if (turn.takes(seen++)) {
+        if (selection.selects(seen++)) {
           ids[used] = static_cast<int32_t>(from[at]);
           mem[used++] = membranes[at];
         }
     });
-    found += turn.found;
+    candidates += selection.candidates;
     if (kind == 0) {
       spikes = used;
-      fired = turn.found;
+      fired = selection.candidates;
     }
   }
   std::fill(values, values + spikes, C(1));
@@ -481,18 +484,18 @@ template <typename C> void selectRow(const KeptConv<C> &kept, const ConvSlots<C>
   to.counts[2 * row] = static_cast<int32_t>(spikes);
   to.counts[2 * row + 1] = static_cast<int32_t>(used);
   to.dropped[2 * row] = static_cast<int32_t>(fired - spikes);
-  to.dropped[2 * row + 1] = static_cast<int32_t>(found - used);
+  to.dropped[2 * row + 1] = static_cast<int32_t>(candidates - used);
 }
 
-// body(task) says whether the ids are as they must be: they are looked at row by row, when a row is at hand, as a pass
-// over all of them takes as long as reading them does.
-template <typename Body> int parallelFit(size_t tasks, unsigned threads, const Body &body) {
-  std::atomic<bool> fit{true};
+// Run body(task), which returns true if the ids of its rows are valid. Ids are checked when their row is read, because
+// a pass over all ids takes as long as that.
+template <typename Body> int parallelChecked(size_t tasks, unsigned threads, const Body &body) {
+  std::atomic<bool> valid{true};
   const int status = parallelTry(tasks, threads, [&](size_t task) {
     if (!body(task))
-      fit = false;
+      valid = false;
   });
-  return fit ? status : BadSpikes;
+  return valid ? status : BadSpikes;
 }
 
 template <typename C> class MapsForward {
@@ -502,32 +505,32 @@ public:
   MapsForward(const Connection &convolution, const LayerForward<C> &arguments, const CheckedSpikes<C> &,
               const Call<C> &call)
       : convolution_(convolution), a_(arguments), windows_(convolution.sizes, call.c.window),
-        kept_(convolution, a_.spikes) {}
+        state_(convolution, a_.spikes) {}
 
   int integrate(unsigned threads) {
-    const size_t batch = kept_.batch, places = convolution_.sizes.places();
-    Fullest fullest;
-    return parallelFit(kept_.events.size(), threads, [&](size_t task) {
-      KeptEvents<C> &events = kept_.events[task];
+    const size_t batch = state_.batch, places = convolution_.sizes.places();
+    LargestSize fullest;
+    return parallelChecked(state_.events.size(), threads, [&](size_t task) {
+      CarriedNeurons<C> &events = state_.events[task];
       const size_t expected = fullest.expected() + bitsRoom;
       events.ids.room(expected);
       events.mem.room(expected);
       if (windows_.pooled)
         events.source.room(expected);
-      events.fired.room(kept_.steps * kept_.blocks.held(task / batch) * wordsOf(places));
-      const bool fit = SampleForward<C>(convolution_, windows_, a_, task / batch).run(task % batch, events);
-      fullest.had(events.ids.size());
-      return fit;
+      events.fired.room(state_.steps * state_.blocks.held(task / batch) * wordsOf(places));
+      const bool valid = SampleForward<C>(convolution_, windows_, a_, task / batch).run(task % batch, events);
+      fullest.record(events.ids.size());
+      return valid;
     });
   }
 
   size_t fullestRow() const {
     size_t most = 0;
-    for (size_t sample = 0; sample < kept_.batch; ++sample)
-      for (size_t t = 0; t < kept_.steps; ++t) {
+    for (size_t sample = 0; sample < state_.batch; ++sample)
+      for (size_t t = 0; t < state_.steps; ++t) {
         size_t carried = 0;
-        for (size_t block = 0; block < kept_.blocks.count(); ++block) {
-          const std::vector<uint32_t> &begin = kept_.events[block * kept_.batch + sample].begin;
+        for (size_t block = 0; block < state_.blocks.count(); ++block) {
+          const std::vector<uint32_t> &begin = state_.events[block * state_.batch + sample].begin;
           carried += begin[2 * t + 2] - begin[2 * t];
         }
         most = std::max(most, carried);
@@ -541,19 +544,19 @@ public:
         a.c.source,  a.c.neuron_counts,     size(a.c.output_slots), a.c.rotate != 0};
     return forRowPieces(a.rows(), threadsFor(8 * a.rows() * to.slots, a.threads()), [&](size_t begin, size_t end) {
       for (size_t row = begin; row < end; ++row)
-        selectRow(kept_, to, row);
+        selectRow(state_, to, row);
     });
   }
 
 private:
   const Connection &convolution_;
   const LayerForward<C> &a_;
-  const SideBySide windows_;
-  KeptConv<C> kept_;
+  const NonOverlappingPool windows_;
+  ForwardState<C> state_;
 };
 
-// All steps of one sample for one block, from the last one on. What leakyCarry gives, neuron by neuron, with the decay
-// of those that did not fire put off: a map is gone through only where something is read of all of it.
+// All steps of one sample for one block, in reverse. The result equals leakyCarry for each neuron. The decay of neurons
+// that did not fire is deferred in a scale per lane, so that the map is traversed only when all of it is read.
 template <typename C> class SampleBackward {
 public:
   SampleBackward(const Convolution<C> &convolution, const LayerBackward<C> &a, size_t block, ParameterSums<C> &sums)
@@ -571,8 +574,7 @@ public:
     std::fill_n(inverse_, lanes_, C(1));
   }
 
-  // toInput(row of the input, gradient of the block's map, what its lanes are to be multiplied by). Returns whether all
-  // ids are those of neurons.
+  // Call toInput(row of the input, gradient of the block's map, scale of its lanes). Return true if all ids are valid.
   template <typename Body> bool run(size_t sample, const Body &toInput) {
     static thread_local ThreadBuffer<C> buffer;
     const size_t batch = a_.spikes.batch, channels = convolution_.sizes.outChannels;
@@ -580,12 +582,12 @@ public:
     for (size_t t = a_.spikes.steps; t-- > 0;) {
       const size_t row = t * batch + sample;
       const bool arrives = t >= a_.delay, leaves = t + a_.delay < a_.spikes.steps;
-      if (!a_.own.fits(row) || (arrives && !a_.spikes.fits(row - a_.delay * batch)) ||
-          (!leaves && !a_.spikes.fits(row)))
+      if (!a_.outputs.idsInRange(row) || (arrives && !a_.spikes.idsInRange(row - a_.delay * batch)) ||
+          (!leaves && !a_.spikes.idsInRange(row)))
         return false;
       addSlots(row, map);
       if (a_.gradBias)
-        addUp(map);
+        addBias(map);
       if (a_.gradBeta && t > 0)
         addBeta(map, row - batch);
       for (size_t place = 0; a_.gradCurrent && place < places_; ++place)
@@ -594,9 +596,9 @@ public:
       if (arrives)
         toInput(row - a_.delay * batch, map, scale_);
       if (t > 0)
-        before(map, row - batch);
+        stepBack(map, row - batch);
       else if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
-        atFirst(map);
+        addInitialReset(map);
     }
     return true;
   }
@@ -607,15 +609,15 @@ private:
   // place: of the padded map.
   C at(const C *map, size_t place, size_t lane) const { return scale_[lane] * map[place * lanes_ + lane]; }
 
-  // Of neurons of the block, their places in the padded map and their lanes.
+  // Places in the padded map, and lanes, of the block's neurons.
   struct Located {
     std::vector<uint32_t> place, lane;
   };
   const Located &locate(const uint32_t *ids, size_t count) const {
-    static thread_local Located found;
-    found.place.resize(std::max(found.place.size(), count));
-    found.lane.resize(std::max(found.lane.size(), count));
-    uint32_t *const place = found.place.data(), *const lane = found.lane.data();
+    static thread_local Located located;
+    located.place.resize(std::max(located.place.size(), count));
+    located.lane.resize(std::max(located.lane.size(), count));
+    uint32_t *const place = located.place.data(), *const lane = located.lane.data();
     const uint32_t width = static_cast<uint32_t>(convolution_.sizes.outWidth), first = static_cast<uint32_t>(first_);
     const uint32_t height = static_cast<uint32_t>(convolution_.sizes.outHeight);
     const uint32_t start = static_cast<uint32_t>(map_.place(0, 0)), stride = static_cast<uint32_t>(map_.stride);
@@ -625,14 +627,14 @@ private:
       place[at] = start + (line - channel * height) * stride + ids[at] - line * width;
       lane[at] = channel - first;
     }
-    return found;
+    return located;
   }
 
-  // The gradient behind the spikes that were given a slot.
+  // Add the gradient through the spikes that have a slot.
   void addSlots(size_t row, C *map) {
-    const int32_t *const ids = a_.own.ids + row * a_.own.slots;
-    const size_t spikes = static_cast<size_t>(a_.own.counts[2 * row]);
-    const size_t carried = static_cast<size_t>(a_.own.counts[2 * row + 1]);
+    const int32_t *const ids = a_.outputs.ids + row * a_.outputs.slots;
+    const size_t spikes = static_cast<size_t>(a_.outputs.counts[2 * row]);
+    const size_t carried = static_cast<size_t>(a_.outputs.counts[2 * row + 1]);
     addSorted(ids, ids + spikes, map);
     addSorted(ids + spikes, ids + carried, map);
   }
@@ -642,26 +644,26 @@ private:
     if (first_ + held_ < convolution_.sizes.outChannels)
       end = std::lower_bound(from, end, first + static_cast<int32_t>(held_ * places_));
     const size_t count = static_cast<size_t>(end - from);
-    const Located &found = locate(reinterpret_cast<const uint32_t *>(from), count);
-    const uint32_t *const place = found.place.data(), *const lane = found.lane.data();
+    const Located &located = locate(reinterpret_cast<const uint32_t *>(from), count);
+    const uint32_t *const place = located.place.data(), *const lane = located.lane.data();
     const size_t lanes = lanes_;
-    const C *const through = throughSpikes(static_cast<size_t>(from - a_.own.ids), count);
+    const C *const through = throughSpikes(static_cast<size_t>(from - a_.outputs.ids), count);
     for (size_t at = 0; at < count; ++at)
       map[place[at] * lanes + lane[at]] += inverse_[lane[at]] * through[at];
     for (size_t at = 0; a_.gradThreshold && at < count; ++at)
       sums_.total[Sums::Threshold][lane[at]] -= static_cast<double>(through[at]);
   }
 
-  // What goes back through the spikes of some slots one after the other.
+  // Return the gradient through the spikes of `count` consecutive slots.
   const C *throughSpikes(size_t slot, size_t count) const {
     static thread_local ThreadBuffer<C> buffer;
     C *const through = buffer.reserve(count);
     const int32_t counts[2] = {static_cast<int32_t>(count), static_cast<int32_t>(count)};
-    a_.behindSpikes(a_.grad + slot, slot, counts, 1, count, through, 1);
+    a_.throughSpikes(a_.grad + slot, slot, counts, 1, count, through, 1);
     return through;
   }
 
-  void addUp(const C *map) {
+  void addBias(const C *map) {
     using V = Register<C>;
     for (unsigned lane = 0; lane < lanes_; lane += registerLanes<C>) {
       V sum{};
@@ -688,17 +690,17 @@ private:
       });
   }
 
-  // The gradient of all neurons times the decay: a pass over the map only where the scale of its lanes, by which the
-  // gradients of spikes are divided, would become small, or is not read.
+  // Multiply the gradients of all neurons by the decay. The factor is stored in the lanes' scale, by which gradients of
+  // spikes are divided. The map is multiplied if a scale would become small, or if scales are not read.
   void decay(C *map) {
     using V = Register<C>;
     constexpr C smallest = C(1) / 1024;
-    bool keeps = convolution_.sizes.unitSteps();
+    bool deferred = convolution_.sizes.unitSteps();
     for (size_t lane = 0; lane < lanes_; ++lane) {
       scale_[lane] *= beta_[lane];
-      keeps = keeps && scale_[lane] >= smallest;
+      deferred = deferred && scale_[lane] >= smallest;
     }
-    for (unsigned lane = 0; !keeps && lane < lanes_; lane += registerLanes<C>) {
+    for (unsigned lane = 0; !deferred && lane < lanes_; lane += registerLanes<C>) {
       const V scale = load<V>(scale_ + lane);
       for (size_t place = map_.place(0, 0); place < end_; ++place) {
         C *const to = map + place * lanes_ + lane;
@@ -706,13 +708,13 @@ private:
       }
     }
     for (size_t lane = 0; lane < lanes_; ++lane) {
-      scale_[lane] = keeps ? scale_[lane] : C(1);
+      scale_[lane] = deferred ? scale_[lane] : C(1);
       inverse_[lane] = C(1) / scale_[lane];
     }
   }
 
-  // From a step to the one before it, whose neurons that fired were reset.
-  void before(C *map, size_t rowBefore) {
+  // Go from a step to the one before it, at whose end the neurons that fired were reset.
+  void stepBack(C *map, size_t rowBefore) {
     if (a_.gradThreshold && a_.reset == SNNIPU_RESET_SUBTRACT)
       forFired(rowBefore, [&](size_t place, size_t lane, size_t) {
         sums_.total[Sums::Threshold][lane] -= static_cast<double>(at(map, place, lane));
@@ -722,13 +724,13 @@ private:
       forFired(rowBefore, [&](size_t place, size_t lane, size_t) { map[place * lanes_ + lane] = C(0); });
   }
 
-  void atFirst(const C *map) {
+  void addInitialReset(const C *map) {
     for (unsigned lane = 0; lane < held_; ++lane)
       for (size_t place = 0; C(0) - threshold_[lane] > C(0) && place < places_; ++place)
         sums_.total[Sums::Threshold][lane] -= static_cast<double>(at(map, padded_[place], lane));
   }
 
-  // body(place of the padded map, lane, neuron) for the block's neurons that fired in a row.
+  // Call body(place in the padded map, lane, neuron) for the block's neurons that fired in a row.
   template <typename Body> void forFired(size_t row, const Body &body) const {
     static thread_local std::vector<uint32_t> fired;
     const uint32_t *const words = a_.fired + row * convolution_.sizes.words();
@@ -744,9 +746,9 @@ private:
       listed = appendBits(listed, bits, static_cast<uint32_t>(32 * word));
     }
     const size_t count = static_cast<size_t>(listed - fired.data());
-    const Located &found = locate(fired.data(), count);
+    const Located &located = locate(fired.data(), count);
     for (size_t at = 0; at < count; ++at)
-      body(found.place[at], found.lane[at], fired[at]);
+      body(located.place[at], located.lane[at], fired[at]);
   }
 
   const Convolution<C> &convolution_;
@@ -756,8 +758,8 @@ private:
   Sums &sums_;
   const PaddedMap map_;
   size_t end_;
-  std::vector<uint32_t> padded_; // of a place
-  // scale_: what the lanes of the map are to be multiplied by.
+  std::vector<uint32_t> padded_; // place in the padded map, of a place
+  // scale_: factor of the lanes of the map; inverse_: its inverse.
   alignas(64) C beta_[blockLanes], threshold_[blockLanes], scale_[blockLanes], inverse_[blockLanes];
 };
 
@@ -773,14 +775,14 @@ public:
   }
 
   int run() {
-    const int status = parallelFit(toInput_.tasks(), threads_, [&](size_t task) {
+    const int status = parallelChecked(toInput_.tasks(), threads_, [&](size_t task) {
       SampleBackward<C> backward(convolution_, a_, toInput_.block(task), parameterSums[task]);
       toInput_.start(task);
-      bool fit = true;
+      bool valid = true;
       const auto toInput = [&](size_t row, const C *grad, const C *scale) { toInput_.add(task, row, grad, scale); };
       for (size_t sample = toInput_.begin(task); sample < toInput_.end(task); ++sample)
-        fit = backward.run(sample, toInput) && fit;
-      return fit;
+        valid = backward.run(sample, toInput) && valid;
+      return valid;
     });
     if (status == Done)
       toInput_.finish(threads_);
@@ -798,7 +800,7 @@ private:
 
 } // namespace
 
-// ---- the convolution alone
+// ---- the convolution without neurons
 
 template <typename C>
 int Convolution<C>::currents(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *bias, C *out,
@@ -807,7 +809,7 @@ int Convolution<C>::currents(const Spikes<C> &spikes, const CheckedSpikes<C> &ch
   constexpr size_t piece = 16;
   const size_t pieces = (rows + piece - 1) / piece;
   const unsigned threads = threadsFor(additions(checked.total(0), rows), maxThreads);
-  return parallelFit(blocks.count() * pieces, threads, [&](size_t task) {
+  return parallelChecked(blocks.count() * pieces, threads, [&](size_t task) {
     static thread_local ThreadBuffer<C> buffer;
     const size_t block = task / pieces, lanes = blocks.lanes(block), held = blocks.held(block);
     const size_t first = blocks.first(block);
@@ -816,7 +818,7 @@ int Convolution<C>::currents(const Spikes<C> &spikes, const CheckedSpikes<C> &ch
     if (bias)
       std::copy_n(bias + first, held, start);
     for (size_t row = task % pieces * piece; row < std::min(rows, (task % pieces + 1) * piece); ++row) {
-      if (!spikes.fits(row))
+      if (!spikes.idsInRange(row))
         return false;
       const size_t at = row * spikes.slots;
       for (size_t lane = 0; lane < lanes; lane += registerLanes<C>)
@@ -848,7 +850,7 @@ int Convolution<C>::gradients(const Spikes<C> &spikes, const CheckedSpikes<C> &c
   if (!gradValues && !gradWeight)
     return Done;
   const std::vector<C> ones(blockLanes, C(1));
-  const int status = parallelFit(toInput.tasks(), threads, [&](size_t task) {
+  const int status = parallelChecked(toInput.tasks(), threads, [&](size_t task) {
     static thread_local ThreadBuffer<C> buffer;
     const size_t block = toInput.block(task), lanes = blocks.lanes(block);
     const size_t held = blocks.held(block), first = blocks.first(block);
@@ -857,7 +859,7 @@ int Convolution<C>::gradients(const Spikes<C> &spikes, const CheckedSpikes<C> &c
     for (size_t row = toInput.begin(task); row < toInput.end(task); ++row) {
       if (spikes.counts[2 * row + 1] == 0)
         continue;
-      if (!spikes.fits(row))
+      if (!spikes.idsInRange(row))
         return false;
       const C *const from = grad + row * sizes.neurons() + first * places;
       for (size_t y = 0; y < sizes.outHeight; ++y)

@@ -1,27 +1,28 @@
-// Convolutions of spike ids: where a spike leads to, and the weights as the kernels read them.
+// Convolutions of spike ids: the outputs that a spike reaches, and the weights in the kernels' layout.
 //
-// A block is up to 64 output channels; its map lies channels last, [place][lane], and so do its weights,
-// [input channel of the group][kernel row][kernel column, the last one first][lane]: what leads from an input to the
-// places of one row is then one run of weights, and one of places.
+// A block has up to 64 output channels. Its map is [place][lane], channels last, and its weights are [input channel of
+// the group][kernel row][kernel column, reversed][lane]. An input's weights for a row of outputs are thus consecutive,
+// and so are these outputs: both are runs.
 //
-// Where the stride and the dilation are 1, the currents of a line's places are summed up in registers, a few at a time,
-// from the spikes of one column of the input after another, which are sorted for that; and the gradients, channel after
-// channel, from a map with so many zeros around it that no run leaves it. Elsewhere, and where spikes are few, each
-// spike adds its runs to the map, or the map's to the gradient.
+// If stride and dilation are 1, the currents of a line are summed in registers, a few places at a time, from spikes
+// sorted by column of the input. Gradients are computed channel by channel, on a map with enough zeros around it that
+// no run leaves it. Otherwise, and if there are few spikes, each spike adds its runs of weights to the map, and reads
+// its gradient from the runs of the map.
 #pragma once
 
 #include "host/sparse_layer.hpp"
 
 namespace snnipu {
 
-// Bytes of a block's map: with the block's weights it is to stay in the second-level cache.
+// Bytes of a block's map. With the block's weights it stays in the second-level cache.
 constexpr size_t mapBytes = 512 * 1024;
-// Partial sums of a weight's gradient, each of its own samples: as many as these bytes hold, within the bounds. They
-// depend on sizes alone, so that the order of additions does not depend on the number of threads.
+// Groups of samples, each with its own partial sums of the weight's gradient: as many as fit into sampleGroupBytes, at
+// most mostSampleGroups. The number depends on sizes alone, so that the order of additions does not depend on the
+// number of threads.
 constexpr size_t mostSampleGroups = 16;
 constexpr size_t sampleGroupBytes = 64 * 1024 * 1024;
 
-// n / d for a d that is known beforehand; both below 2^31.
+// Computes n / d for a fixed d; both below 2^31.
 class Divider {
 public:
   explicit Divider(uint32_t d) : magic_((uint64_t{1} << 63) / d + 1) {}
@@ -33,11 +34,11 @@ private:
   uint64_t magic_;
 };
 
-// n / d likewise, of many n at once; below 2^31, of which a double knows also the halves.
+// Computes n / d for many n at once, with n below 2^31: a double represents these and their halves exactly.
 class WholeQuotient {
 public:
   explicit WholeQuotient(uint32_t d) : inverse_(1.0 / d) {}
-  // Half a unit more: what is rounded stays far from whole numbers.
+  // The added half keeps the quotient away from integers, so that rounding does not change the result.
   uint32_t operator()(uint32_t n) const {
     return static_cast<uint32_t>(static_cast<int32_t>((static_cast<int32_t>(n) + 0.5) * inverse_));
   }
@@ -46,15 +47,15 @@ private:
   double inverse_;
 };
 
-// What a coordinate of the input leads to: kernel indices [kernel, kernel + length), as packed, to as many neighbouring
-// places from `place` on.
-struct Run {
+// The outputs that a coordinate of the input reaches: kernel indices [kernel, kernel + length), in packed order, lead
+// to as many consecutive places from `place` on.
+struct KernelRun {
   uint32_t kernel, place, length;
 };
 
 class Axis {
 public:
-  // packed: whether kernel indices are packed the last one first, so that they join to runs.
+  // packed: kernel indices are reversed, so that they join to runs.
   Axis(size_t size, size_t outSize, size_t kernel, size_t stride, size_t padding, size_t dilation, bool packed)
       : begin_(size + 1) {
     for (size_t at = 0; at < size; ++at) {
@@ -64,7 +65,7 @@ public:
         if (at + padding < reach || (at + padding - reach) % stride != 0 || (at + padding - reach) / stride >= outSize)
           continue;
         const uint32_t place = static_cast<uint32_t>((at + padding - reach) / stride);
-        Run *const last = runs_.size() > begin_[at] ? &runs_.back() : nullptr;
+        KernelRun *const last = runs_.size() > begin_[at] ? &runs_.back() : nullptr;
         if (packed && last && last->kernel + last->length == index && last->place + last->length == place)
           ++last->length;
         else
@@ -74,12 +75,12 @@ public:
     begin_[size] = static_cast<uint32_t>(runs_.size());
   }
 
-  const Run *begin(size_t at) const { return runs_.data() + begin_[at]; }
-  const Run *end(size_t at) const { return runs_.data() + begin_[at + 1]; }
+  const KernelRun *begin(size_t at) const { return runs_.data() + begin_[at]; }
+  const KernelRun *end(size_t at) const { return runs_.data() + begin_[at + 1]; }
 
 private:
   std::vector<uint32_t> begin_;
-  std::vector<Run> runs_;
+  std::vector<KernelRun> runs_;
 };
 
 // A convolution's sizes, in the order of the C interface.
@@ -96,11 +97,11 @@ struct ConvSizes {
   size_t groupInputs() const { return inChannels / groups; }
   size_t taps() const { return kernelHeight * kernelWidth; }
   size_t weights() const { return outChannels * groupInputs() * taps(); }
-  // Whether every input leads to a whole kernel of neighbouring places.
+  // Return true if strides and dilations are 1: every input then reaches consecutive places with the whole kernel.
   bool unitSteps() const { return strideY == 1 && strideX == 1 && dilationY == 1 && dilationX == 1; }
 };
 
-// Blocks of output channels of one group, group after group.
+// Blocks of output channels, group by group. A block belongs to one group.
 template <typename C> struct ChannelBlocks {
   size_t channels, most, perGroup, groups;
 
@@ -117,7 +118,7 @@ template <typename C> struct ChannelBlocks {
   unsigned held(size_t block) const {
     return static_cast<unsigned>(std::min(most, channels - block % perGroup * most));
   }
-  // With padding. The same for every instruction set.
+  // Lanes including padding, the same for every instruction set.
   unsigned lanes(size_t block) const { return (held(block) + 15) / 16 * 16; }
 };
 
@@ -138,8 +139,8 @@ template <typename C> inline void addRun(C *to, const C *from, size_t n) {
   } while (i < n);
 }
 
-// Registers of a place that are worked on together: body(first lane, Registers<V, K>{}) for all lanes. With K times the
-// kernel's columns, weights or sums of a kernel's row stay in registers.
+// Call body(first lane, Registers<V, K>{}) for all lanes of a place. K times the kernel's columns registers hold the
+// weights or sums of a kernel's row.
 template <typename C, unsigned Most, typename Body> inline void forPlaceGroups(unsigned lanes, const Body &body) {
   unsigned lane = 0;
   if constexpr (Most >= 4)
@@ -157,33 +158,32 @@ constexpr unsigned registersForKernelRow = 10;
 constexpr unsigned registersForKernelRow = 6;
 #endif
 
-// Likewise, of sums of places.
+// The same limit for sums of places.
 #if SNNIPU_LANE_BYTES >= 64
 constexpr unsigned registersForColumns = 20;
 #else
 constexpr unsigned registersForColumns = 10;
 #endif
 
-// What moving on by a column of the input costs, in registers of weights added. Measured, for 12 to 128 output
-// channels.
+// Cost of advancing by a column of the input, in registers of weights added. Measured for 12 to 128 output channels.
 constexpr size_t columnCost = 24;
-// Columns of a kernel whose places are summed up together, at most.
+// The most columns of a kernel whose places are summed together.
 constexpr unsigned columnsAtOnce = 5;
 
-// Spikes of one row by the place they come from, column after column.
+// The spikes of one row sorted by place of the input, column by column.
 template <typename C> struct SpikesByPlace {
   std::vector<uint32_t> begin; // [places of the input + 1]
-  std::vector<uint32_t> key;   // where the weights of the spike begin, as if the kernel's first line led to the place
+  std::vector<uint32_t> key;   // index of the spike's first weight, minus that of the row's first kernel line
   std::vector<C> value;
-  std::vector<uint32_t> place, keyOf; // of each spike, as they come
+  std::vector<uint32_t> place, keyOf; // of each spike, unsorted
 };
 
-// A map with zeros around it: row y begins at (above + y) * stride + before, in places.
+// A map with zeros around it. Row y begins at place (above + y) * stride + before.
 struct PaddedMap {
   size_t above = 0, before = 0, stride = 0, size = 0;
 
   size_t place(size_t y, size_t x) const { return (above + y) * stride + before + x; }
-  // Behind the last place of a map of this height; the first one is place(0, 0).
+  // Return the end of a map of this height; its begin is place(0, 0).
   size_t end(size_t height) const { return (above + height) * stride; }
 };
 
@@ -197,7 +197,7 @@ public:
         columns_(sizes.inWidth, sizes.outWidth, sizes.kernelWidth, sizes.strideX, sizes.paddingX, sizes.dilationX,
                  true),
         mapSize_(static_cast<uint32_t>(sizes.inHeight * sizes.inWidth)), byMap_(mapSize_) {
-    // Where all steps are 1 they are found without.
+    // With unit steps positions are computed instead.
     for (uint32_t y = 0; !sizes.unitSteps() && y < sizes.inHeight; ++y)
       for (uint32_t x = 0; x < sizes.inWidth; ++x)
         positions_.push_back({y, x});
@@ -231,7 +231,7 @@ public:
   const ChannelBlocks<C> blocks;
   PaddedMap map; // of gradients
 
-  // Numbers of a block's weights, packed.
+  // Number of a block's packed weights.
   size_t packedSize(size_t block) const { return sizes.groupInputs() * sizes.taps() * blocks.lanes(block); }
 
   // to += scale * the currents of one row's spikes: [place][lane].
@@ -246,9 +246,9 @@ public:
              : byColumns<true>(block, ids, values, count, scale, to);
   }
 
-  // Gradients of the weights (to sums, from the slots [0, spikes)) and of the values of the slots [0, carried), from
-  // the gradient of the block's padded map; either may be null. Slots of other groups are left as they are.
-  // scale: what each lane of the map is to be multiplied by; not read where steps are none of one.
+  // Compute gradients from the gradient of the block's padded map: of the weights (sums, from the slots [0, spikes))
+  // and of the values of the slots [0, carried) (to). Either may be null. Slots of other groups are not written. scale:
+  // factor of each lane of the map; only read with unit steps.
   void gradients(size_t block, const int32_t *ids, const C *values, size_t spikes, size_t carried, const C *grad,
                  const C *scale, C *sums, C *to) const {
     if (!sizes.unitSteps())
@@ -267,7 +267,7 @@ public:
     }
   }
 
-  // A block's sums, in the order of packed weights, to where the weight has them, times scale.
+  // weight = scale * a block's packed sums.
   void unpack(size_t block, const C *sums, C scale, C *weight) const {
     forWeights(block, [&](size_t at, size_t from) { weight[at] = scale * sums[from]; });
   }
@@ -276,12 +276,12 @@ private:
   struct Position {
     uint32_t y, x;
   };
-  // The channel of inputs, most of which are of the one before's.
+  // The channel of inputs. Most inputs belong to the same channel as the one before.
   struct Channel {
     const Convolution &convolution;
-    uint32_t channel = 0, first = 0; // first: id of its inputs
+    uint32_t channel = 0, first = 0; // first: id of its first input
 
-    // Within the map.
+    // Return an input's place in its map.
     uint32_t placeOf(int32_t id) {
       if (static_cast<uint32_t>(id) - first >= convolution.mapSize_) {
         channel = convolution.byMap_(static_cast<uint32_t>(id));
@@ -297,7 +297,7 @@ private:
   }
   const C *packed(size_t block) const { return packed_ ? packed_ + block * stride() : nullptr; }
 
-  // ---- the currents
+  // ---- currents
 
   void sortByPlace(size_t block, const int32_t *ids, const C *values, size_t count, SpikesByPlace<C> &sorted) const {
     const uint32_t height = static_cast<uint32_t>(sizes.inHeight), width = static_cast<uint32_t>(sizes.inWidth);
@@ -305,7 +305,7 @@ private:
     const uint32_t firstChannel = firstInput(block), channels = static_cast<uint32_t>(sizes.groupInputs());
     const uint32_t lanes = blocks.lanes(block), noPlace = mapSize_;
     const WholeQuotient lineOf(width), channelOf(height);
-    // One place more, of the spikes of other groups.
+    // The last place is for the spikes of other groups.
     sorted.begin.assign(mapSize_ + 2, 0);
     for (auto *each : {&sorted.place, &sorted.keyOf, &sorted.key})
       each->resize(std::max(each->size(), count));
@@ -314,9 +314,9 @@ private:
     uint32_t *const place = sorted.place.data(), *const key = sorted.keyOf.data(), *const begin = sorted.begin.data();
     for (size_t spike = 0; spike < count; ++spike) {
       const uint32_t id = static_cast<uint32_t>(ids[spike]), line = lineOf(id), channel = channelOf(line);
-      const uint32_t x = id - line * width, y = line - channel * height, own = channel - firstChannel;
-      place[spike] = own < channels ? x * height + y : noPlace;
-      key[spike] = (own * taps + y * kernel) * lanes;
+      const uint32_t x = id - line * width, y = line - channel * height, groupChannel = channel - firstChannel;
+      place[spike] = groupChannel < channels ? x * height + y : noPlace;
+      key[spike] = (groupChannel * taps + y * kernel) * lanes;
     }
     for (size_t spike = 0; spike < count; ++spike)
       ++begin[place[spike]];
@@ -356,14 +356,14 @@ private:
       }
   }
 
-  // The currents that come by the columns [first, first + Columns) of the kernel, as packed.
+  // Add the currents through the columns [first, first + Columns) of the kernel, in packed order.
   template <unsigned Columns, bool Unit>
   void columnsOf(size_t block, size_t first, const SpikesByPlace<C> &sorted, C scale, C *to) const {
     constexpr unsigned most = std::max(1u, registersForColumns / Columns);
     const unsigned lanes = blocks.lanes(block);
     const auto signedOf = [](size_t number) { return static_cast<std::ptrdiff_t>(number); };
     const std::ptrdiff_t height = signedOf(sizes.inHeight), outWidth = signedOf(sizes.outWidth);
-    // A column of the input leads to the places from `ahead` in front of it on.
+    // A column x of the input reaches the places from x - ahead on.
     const std::ptrdiff_t ahead = signedOf(sizes.kernelWidth) - 1 - signedOf(sizes.paddingX + first);
     const std::ptrdiff_t begin = std::max<std::ptrdiff_t>(0, ahead - (signedOf(Columns) - 1));
     const std::ptrdiff_t end = std::min(signedOf(sizes.inWidth), outWidth + ahead);
@@ -379,21 +379,21 @@ private:
         const C *const weights =
             packed(block) + (signedOf(first) - top * signedOf(sizes.kernelWidth)) * signedOf(lanes) + lane;
         C *const line = to + oy * sizes.outWidth * lanes + lane;
-        const auto done = [&](std::ptrdiff_t place, auto &sum) {
+        const auto addToPlace = [&](std::ptrdiff_t place, auto &sum) {
           if (place >= 0 && place < outWidth)
-            sum.forEach([line, lanes, place, scale](unsigned own, const auto &current) {
-              C *const at = line + place * lanes + own;
+            sum.forEach([line, lanes, place, scale](unsigned offset, const auto &current) {
+              C *const at = line + place * lanes + offset;
               store(at, multiplyAdd(current, splat<Register<C>>(scale), load<Register<C>>(at)));
             });
         };
         decltype(group) sum[Columns];
-        for (auto &own : sum)
-          own.clear();
-        const auto add = [&](auto &own, uint32_t spike, unsigned column) {
+        for (auto &registers : sum)
+          registers.clear();
+        const auto add = [&](auto &registers, uint32_t spike, unsigned column) {
           if constexpr (Unit)
-            own.add(weights + key[spike] + column * lanes);
+            registers.add(weights + key[spike] + column * lanes);
           else
-            own.addScaled(splat<Register<C>>(value[spike]), weights + key[spike] + column * lanes);
+            registers.addScaled(splat<Register<C>>(value[spike]), weights + key[spike] + column * lanes);
         };
         for (std::ptrdiff_t x = begin; x < end; ++x) {
           const uint32_t *const column = sorted.begin.data() + x * height;
@@ -403,24 +403,24 @@ private:
               for (unsigned i = 0; i < Columns; ++i)
                 add(sum[i], spike, i);
           } else {
-            // Places beside the map.
+            // Some of the places are outside the map.
             for (uint32_t spike = column[from]; spike < column[until]; ++spike)
               for (unsigned i = 0; i < Columns; ++i)
                 if (place + signedOf(i) >= 0 && place + signedOf(i) < outWidth)
                   add(sum[i], spike, i);
           }
-          done(place, sum[0]);
+          addToPlace(place, sum[0]);
           for (unsigned i = 0; i + 1 < Columns; ++i)
             sum[i] = sum[i + 1];
           sum[Columns - 1].clear();
         }
         for (unsigned i = 0; i + 1 < Columns; ++i)
-          done(end - ahead + signedOf(i), sum[i]);
+          addToPlace(end - ahead + signedOf(i), sum[i]);
       });
     }
   }
 
-  // Unit: of values of 1 and a scale of 1.
+  // Unit: values and scale are 1.
   template <bool Unit>
   void scattered(size_t block, const int32_t *ids, const C *values, size_t count, C scale, C *to) const {
     const C *const weights = packed(block);
@@ -438,15 +438,15 @@ private:
       }
       return;
     }
-    static thread_local Rectangles found;
-    locate(block, ids, count, found);
+    static thread_local Rectangles located;
+    locate(block, ids, count, located);
     const std::ptrdiff_t ahead = static_cast<std::ptrdiff_t>(sizes.outWidth * lanes);
     const size_t kernel = sizes.kernelWidth * lanes, registersOfPlace = lanes / registerLanes<C>;
     for (size_t spike = 0; spike < count; ++spike) {
       const C value = Unit || !values ? scale : scale * values[spike];
-      const C *weight = weights + found.weight[spike] * lanes;
-      C *place = to + found.place[spike] * lanes;
-      const uint32_t rows = found.rows[spike];
+      const C *weight = weights + located.weight[spike] * lanes;
+      C *place = to + located.place[spike] * lanes;
+      const uint32_t rows = located.rows[spike];
       const auto add = [&](auto sum) {
         for (uint32_t y = 0; y < rows; ++y, weight += kernel, place -= ahead) {
           sum.loadFrom(place);
@@ -457,7 +457,7 @@ private:
           sum.storeTo(place);
         }
       };
-      switch (found.columns[spike] * registersOfPlace) {
+      switch (located.columns[spike] * registersOfPlace) {
       case 0:
         break;
       case 1:
@@ -487,21 +487,22 @@ private:
       default:
         for (uint32_t y = 0; y < rows; ++y, weight += kernel, place -= ahead)
           if constexpr (Unit)
-            addRun(place, weight, found.columns[spike] * lanes);
+            addRun(place, weight, located.columns[spike] * lanes);
           else
-            addRun(place, value, weight, found.columns[spike] * lanes);
+            addRun(place, value, weight, located.columns[spike] * lanes);
       }
     }
   }
 
-  // Of spikes: the first of their weights and the place that it leads to, both in lanes, and how many columns and rows
-  // of the kernel lead into the map, each row to the line above the one before's. None of those of other groups.
+  // For each spike: its first weight and the place that this weight leads to, both in units of lanes, and the numbers
+  // of kernel columns and rows that lead into the map. Each row leads to the line above the previous row's. columns is
+  // 0 for spikes of other groups.
   struct Rectangles {
     std::vector<uint32_t> weight, place, rows, columns;
   };
-  // Where strides and dilations are 1.
-  void locate(size_t block, const int32_t *ids, size_t count, Rectangles &found) const {
-    for (auto *each : {&found.weight, &found.place, &found.rows, &found.columns})
+  // Only with unit steps.
+  void locate(size_t block, const int32_t *ids, size_t count, Rectangles &located) const {
+    for (auto *each : {&located.weight, &located.place, &located.rows, &located.columns})
       each->resize(std::max(each->size(), count));
     const auto whole = [](size_t number) { return static_cast<int32_t>(number); };
     const int32_t width = whole(sizes.inWidth), height = whole(sizes.inHeight), paddingX = whole(sizes.paddingX);
@@ -510,17 +511,17 @@ private:
     const int32_t kernelWidth = whole(sizes.kernelWidth), kernelHeight = whole(sizes.kernelHeight);
     const int32_t firstChannel = whole(firstInput(block)), channels = whole(sizes.groupInputs());
     const WholeQuotient lineOf(static_cast<uint32_t>(width)), channelOf(static_cast<uint32_t>(height));
-    uint32_t *__restrict__ const weight = found.weight.data(), *__restrict__ const place = found.place.data();
-    uint32_t *__restrict__ const rows = found.rows.data(), *__restrict__ const columns = found.columns.data();
+    uint32_t *__restrict__ const weight = located.weight.data(), *__restrict__ const place = located.place.data();
+    uint32_t *__restrict__ const rows = located.rows.data(), *__restrict__ const columns = located.columns.data();
     for (size_t spike = 0; spike < count; ++spike) {
       const int32_t line = whole(lineOf(static_cast<uint32_t>(ids[spike])));
-      const int32_t channel = whole(channelOf(static_cast<uint32_t>(line))), own = channel - firstChannel;
+      const int32_t channel = whole(channelOf(static_cast<uint32_t>(line))), groupChannel = channel - firstChannel;
       const int32_t x = ids[spike] - line * width + paddingX, y = line - channel * height + paddingY;
       const int32_t left = std::max(0, x - (kernelWidth - 1)), right = std::min(outWidth - 1, x);
       const int32_t above = std::max(0, y - (outHeight - 1)), below = std::min(kernelHeight - 1, y);
-      // No branches: many are worked on at once.
-      const bool leads = (own >= 0) & (own < channels) & (left <= right) & (above <= below);
-      const int32_t tap = (own * kernelHeight + above) * kernelWidth + kernelWidth - 1 - x + left;
+      // There are no branches, so that the loop is vectorised.
+      const bool leads = (groupChannel >= 0) & (groupChannel < channels) & (left <= right) & (above <= below);
+      const int32_t tap = (groupChannel * kernelHeight + above) * kernelWidth + kernelWidth - 1 - x + left;
       weight[spike] = leads ? static_cast<uint32_t>(tap) : 0;
       place[spike] = leads ? static_cast<uint32_t>((y - above) * outWidth + left) : 0;
       rows[spike] = static_cast<uint32_t>(below - above + 1);
@@ -528,27 +529,27 @@ private:
     }
   }
 
-  // body(weights from the block's first one on, places of the map, numbers) for each run of one input neuron; both in
-  // numbers of C. False: it is of another group.
+  // Call body(index among the block's weights, index in the map, count) for each run of one input neuron, in elements.
+  // Return false if it is of another group.
   template <typename Body> bool forRuns(uint32_t firstInput, size_t lanes, int32_t id, const Body &body) const {
-    Channel own{*this};
-    const Position from = positions_[own.placeOf(id)];
-    const uint32_t channel = own.channel - firstInput;
+    Channel current{*this};
+    const Position from = positions_[current.placeOf(id)];
+    const uint32_t channel = current.channel - firstInput;
     if (channel >= sizes.groupInputs())
       return false;
     const size_t kernel = channel * sizes.kernelHeight;
-    const Run *const columnsBegin = columns_.begin(from.x), *const columnsEnd = columns_.end(from.x);
-    const Run *const rowsEnd = rows_.end(from.y);
-    for (const Run *row = rows_.begin(from.y); row != rowsEnd; ++row) {
+    const KernelRun *const columnsBegin = columns_.begin(from.x), *const columnsEnd = columns_.end(from.x);
+    const KernelRun *const rowsEnd = rows_.end(from.y);
+    for (const KernelRun *row = rows_.begin(from.y); row != rowsEnd; ++row) {
       const size_t weights = (kernel + row->kernel) * sizes.kernelWidth * lanes;
       const size_t places = row->place * sizes.outWidth * lanes;
-      for (const Run *run = columnsBegin; run != columnsEnd; ++run)
+      for (const KernelRun *run = columnsBegin; run != columnsEnd; ++run)
         body(weights + run->kernel * lanes, places + run->place * lanes, run->length * lanes);
     }
     return true;
   }
 
-  // ---- the gradients
+  // ---- gradients
 
   void gradientsByRuns(size_t block, const int32_t *ids, const C *values, size_t spikes, size_t carried, const C *grad,
                        C *sums, C *to) const {
@@ -562,22 +563,22 @@ private:
     }
     for (size_t slot = 0; to && slot < carried; ++slot) {
       V sum{};
-      const bool own = forRuns(first, lanes, ids[slot], [&](size_t weight, size_t place, size_t n) {
+      const bool inGroup = forRuns(first, lanes, ids[slot], [&](size_t weight, size_t place, size_t n) {
         for (size_t i = 0; i < n; i += registerLanes<C>)
           sum += load<V>(packed(block) + weight + i) * load<V>(grad + place + i);
       });
-      if (own)
+      if (inGroup)
         to[slot] = sumLanes(sum);
     }
   }
 
-  // Slots of the block's group by the line of the input that they come from.
+  // Slots of the block's group, sorted by line of the input.
   struct SlotsByLine {
     std::vector<uint32_t> begin;          // [lines of the group's channels + 1]
-    std::vector<uint32_t> lines, offsets; // of places, as if the padded maps of all channels were one below the other
-    const C *values;                      // null: 1
-    size_t count, first;                  // first: slot, where slot after slot follows
-    // Where they come in another order.
+    std::vector<uint32_t> lines, offsets; // of places, as if the padded maps of all channels were stacked vertically
+    const C *values;                      // null: all are 1
+    size_t count, first;                  // first: slot of the first, if slots are consecutive
+    // Only if the ids do not ascend.
     std::vector<uint32_t> slots;
     std::vector<int32_t> ids;
     std::vector<C> ordered;
@@ -590,7 +591,7 @@ private:
     to.first = begin;
     to.values = values ? values + begin : nullptr;
     const int32_t *from = ids + begin, *until = ids + end;
-    unsigned descends = 0; // no branch: many are compared at once
+    unsigned descends = 0; // without branches, so that the loop is vectorised
     for (size_t slot = begin + 1; slot < end; ++slot)
       descends |= ids[slot] < ids[slot - 1];
     if (descends) {
@@ -602,11 +603,11 @@ private:
     const uint32_t firstLine = firstInput(block) * height;
     const size_t lines = sizes.groupInputs() * height;
     if (sizes.groups > 1) {
-      const int32_t *const all = from, firstId = static_cast<int32_t>(firstLine * width);
+      const int32_t *const unfiltered = from, firstId = static_cast<int32_t>(firstLine * width);
       from = std::lower_bound(from, until, firstId);
       until = std::lower_bound(from, until, firstId + static_cast<int32_t>(lines * width));
-      to.first += static_cast<size_t>(from - all);
-      to.values = values ? to.values + (from - all) : nullptr;
+      to.first += static_cast<size_t>(from - unfiltered);
+      to.values = values ? to.values + (from - unfiltered) : nullptr;
     }
     const size_t count = to.count = static_cast<size_t>(until - from);
     to.lines.resize(std::max(to.lines.size(), count));
@@ -616,14 +617,14 @@ private:
     const WholeQuotient lineOf(width);
     const uint32_t padding = static_cast<uint32_t>(map.stride) - width;
     for (size_t at = 0; at < count; ++at) {
-      const uint32_t own = lineOf(static_cast<uint32_t>(from[at]));
-      line[at] = own - firstLine;
-      offset[at] = static_cast<uint32_t>(from[at]) + own * padding;
+      const uint32_t inputLine = lineOf(static_cast<uint32_t>(from[at]));
+      line[at] = inputLine - firstLine;
+      offset[at] = static_cast<uint32_t>(from[at]) + inputLine * padding;
     }
     for (size_t at = count; at-- > 0;)
       starts[line[at]] = static_cast<uint32_t>(at);
-    for (size_t own = lines; own-- > 0;)
-      starts[own] = std::min(starts[own], starts[own + 1]);
+    for (size_t at = lines; at-- > 0;)
+      starts[at] = std::min(starts[at], starts[at + 1]);
   }
   static void sortById(const int32_t *ids, const C *values, size_t begin, size_t end, SlotsByLine &to) {
     for (size_t slot = begin; slot < end; ++slot)
@@ -639,7 +640,7 @@ private:
     to.values = values ? to.ordered.data() : nullptr;
   }
 
-  // Slots of one channel after another, whose weights, or sums, of a kernel's row stay in registers. Columns 0: any
+  // Process the slots channel by channel, with the weights or sums of a kernel's row in registers. Columns 0: any
   // number.
   template <unsigned Columns>
   void gradientsOf(size_t block, const int32_t *ids, const C *values, size_t spikes, size_t carried, const C *grad,
@@ -651,19 +652,19 @@ private:
     byLine(block, ids, nullptr, spikes, to ? carried : spikes, others);
     C *const partial = to ? products.reserve((firing.count + others.count) * registerLanes<C>) : nullptr;
     C *const partialOfOthers = to ? partial + firing.count * registerLanes<C> : nullptr;
-    // Of the places of a kernel's row, the first one: the last column's.
+    // The first place of a kernel row, which is that of the last column.
     const size_t column = sizes.paddingX + map.before - (sizes.kernelWidth - 1);
     const C *const lastColumn = grad + ((sizes.paddingY + map.above) * map.stride + column) * lanes;
     constexpr unsigned columns = Columns ? Columns : 1;
     constexpr unsigned most = registersForKernelRow / columns < 1 ? 1 : registersForKernelRow / columns;
-    // Any number of columns: one after the other.
+    // For any number of columns, process one after another.
     const size_t parts = Columns ? 1 : sizes.kernelWidth;
-    // The end of the lines that one of the kernel's leads into the map from.
+    // The end of the input lines from which a kernel line leads into the map.
     const auto bottomOf = [&](size_t ky) {
       return std::min(lines, std::max(ky + sizes.outHeight, sizes.paddingY) - sizes.paddingY);
     };
     for (size_t channel = 0; channel < sizes.groupInputs(); ++channel) {
-      // The kernel's first line sets the products of those that it leads from; of the others:
+      // The kernel's first line initialises the products of the slots that it is read for. Clear those of the others.
       const auto clear = [&](const SlotsByLine &slots, C *products) {
         const size_t begin = slots.begin[channel * lines + bottomOf(0)], end = slots.begin[(channel + 1) * lines];
         std::fill_n(products + begin * registerLanes<C>, (end - begin) * registerLanes<C>, C(0));
@@ -712,21 +713,21 @@ private:
       to[slots.slot(at)] = sumLanes(load<Register<C>>(partial + at * registerLanes<C>));
   }
 
-  // Slots of some lines of one channel, and their products with the weights: a register of each.
+  // Slots of some lines of one channel, and the products with their weights: a register each.
   struct Span {
     const uint32_t *offset;
-    const C *value; // null: 1
+    const C *value; // null: all are 1
     C *product;
     size_t begin, end;
   };
-  // Some lanes of a kernel's row: the gradients that a slot of offset 0 leads to, and the weights and their sums.
+  // Some lanes of a kernel's row: the gradients for a slot of offset 0, and the weights and their sums.
   struct KernelRow {
     const C *grad, *scale, *weights;
     C *sums;
-    bool first; // of all that a slot's product is the sum of
+    bool first; // true: initialise the slots' products instead of adding to them
   };
 
-  // Of each slot a gradient is read once: for the sums of its weights, where it fired, and for its products.
+  // Read each slot's gradients once, for the sums of its weights (if it fired) and for its products.
   template <unsigned Columns, bool Sums, bool Products, typename Group>
   static void ofRow(const KernelRow row, const Span fired, const Span others, Group, const size_t lanes) {
     Group sum[Columns], weight[Columns];
@@ -735,31 +736,31 @@ private:
       if constexpr (Products)
         scaledWeights(weight[column], row.weights + column * lanes, row.scale);
     }
-    // addTo(sum, slot, gradients)
+    // Call addTo(sum, slot, gradients) for each slot and column.
     const auto forSlots = [&](const Span &span, const auto &addTo) {
       for (size_t slot = span.begin; slot < span.end; ++slot) {
         const C *const from = row.grad + span.offset[slot] * lanes;
         if constexpr (Products) {
           C *const at = span.product + slot * registerLanes<C>;
-          // Two sums, each of which waits for its own additions alone.
-          Register<C> own{}, other{};
+          // Two sums of alternating columns have shorter dependency chains.
+          Register<C> even{}, odd{};
           if (!row.first)
-            own = load<Register<C>>(at);
+            even = load<Register<C>>(at);
           for (unsigned column = 0; column < Columns; ++column) {
             addTo(sum[column], slot, from + column * lanes);
-            (column % 2 ? other : own) = weight[column].addProducts(column % 2 ? other : own, from + column * lanes);
+            (column % 2 ? odd : even) = weight[column].addProducts(column % 2 ? odd : even, from + column * lanes);
           }
-          store(at, own + other);
+          store(at, even + odd);
         } else {
           for (unsigned column = 0; column < Columns; ++column)
             addTo(sum[column], slot, from + column * lanes);
         }
       }
     };
-    const auto nothing = [](auto &, size_t, const C *) {};
-    // Of spikes, whose value is 1, additions: they wait for no multiplication of the other sums.
+    const auto skip = [](auto &, size_t, const C *) {};
+    // Values of 1 need additions only, which do not wait for the multiplications.
     if (!Sums)
-      forSlots(fired, nothing);
+      forSlots(fired, skip);
     else if (!fired.value)
       forSlots(fired, [](auto &to, size_t, const C *from) { to.add(from); });
     else
@@ -767,23 +768,24 @@ private:
         to.addScaled(splat<Register<C>>(values[slot]), from);
       });
     if constexpr (Products)
-      forSlots(others, nothing);
+      forSlots(others, skip);
     for (unsigned column = 0; Sums && column < Columns; ++column)
       addScaled(sum[column], row.scale, row.sums + column * lanes);
   }
   template <typename Group> static void scaledWeights(Group &to, const C *weights, const C *scale) {
-    to.forEach(
-        [=](unsigned lane, auto &own) { own = load<Register<C>>(weights + lane) * load<Register<C>>(scale + lane); });
+    to.forEach([=](unsigned lane, auto &registers) {
+      registers = load<Register<C>>(weights + lane) * load<Register<C>>(scale + lane);
+    });
   }
   template <typename Group> static void addScaled(Group &from, const C *scale, C *to) {
-    from.forEach([=](unsigned lane, const auto &own) {
-      store(to + lane, multiplyAdd(own, load<Register<C>>(scale + lane), load<Register<C>>(to + lane)));
+    from.forEach([=](unsigned lane, const auto &registers) {
+      store(to + lane, multiplyAdd(registers, load<Register<C>>(scale + lane), load<Register<C>>(to + lane)));
     });
   }
 
   // ---- packing
 
-  // body(index of the weight, index among the block's packed ones)
+  // Call body(index of the weight, index among the block's packed weights).
   template <typename Body> void forWeights(size_t block, const Body &body) const {
     const size_t lanes = blocks.lanes(block), held = blocks.held(block), first = blocks.first(block);
     const size_t inputs = sizes.groupInputs(), taps = sizes.taps(), width = sizes.kernelWidth;
@@ -814,10 +816,10 @@ private:
   C *packed_ = nullptr;
 };
 
-// Gradients of weights and values from that of the maps, for groups of samples (or rows), each a task for every block.
+// Gradients of weights and values from the gradients of maps. A task is one group of samples (or rows) of one block.
 template <typename C> class ConvInputGradient {
 public:
-  // Either output may be null. count: samples, of which `group` takes [begin(group), begin(group + 1)).
+  // gradWeight and gradValues may be null. count: number of samples; a task has the samples [begin(task), end(task)).
   ConvInputGradient(const Convolution<C> &convolution, const Spikes<C> &spikes, size_t count, C scale, C *gradWeight,
                     C *gradValues, unsigned threads)
       : convolution_(convolution), spikes_(spikes), count_(count), scale_(scale), gradWeight_(gradWeight),
@@ -849,7 +851,7 @@ public:
     if (gradWeight_)
       std::fill_n(sums(task), convolution_.packedSize(block(task)), C(0));
   }
-  // Of the spikes of one row, grad: the block's padded map, each lane to be multiplied by its scale.
+  // Add the spikes of one row. grad: the block's padded map, to be multiplied by the lanes' scale.
   void add(size_t task, size_t row, const C *grad, const C *scale) {
     if (!gradWeight_ && !gradValues_)
       return;
@@ -862,7 +864,7 @@ public:
                            static_cast<size_t>(counts[1]), grad, scale, gradWeight_ ? sums(task) : nullptr,
                            to ? to + at : nullptr);
   }
-  // Behind all tasks.
+  // Call after all tasks.
   void finish(unsigned threads) {
     if (gradWeight_)
       parallelFor(blocks().count(), threads, [&](size_t block) {
@@ -893,11 +895,11 @@ private:
   C scale_;
   C *gradWeight_, *gradValues_;
   size_t groups_;
-  std::vector<C> partialValues_;      // [blocks of a group behind the first][rows][slots], zeros at first
+  std::vector<C> partialValues_;      // [blocks of a group except the first][rows][slots], initially 0
   std::vector<ThreadBuffer<C>> sums_; // [block][group of samples][packed weight]
 };
 
-// body(begin, end) for pieces of the rows.
+// Call body(begin, end) for pieces of the rows.
 template <typename Body> int forRowPieces(size_t rows, unsigned threads, const Body &body) {
   constexpr size_t piece = 16;
   return parallelTry((rows + piece - 1) / piece, threads,

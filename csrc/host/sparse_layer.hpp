@@ -1,19 +1,19 @@
-// Layers of leaky neurons on spikes, and weighted spikes alone, whatever connects them: what is taken from a call, what
-// is refused, and how the parameters' gradients are summed up.
+// Layers of leaky neurons on spikes, and sums of weighted spikes, for any connection: arguments of a call, their
+// checks, and sums of the parameters' gradients.
 //
-// How spikes reach neurons, and gradients the weights, is up to a connection, FullyConnected or Convolution:
+// A connection, FullyConnected or Convolution, defines which neurons a spike reaches:
 //
 //   Connection<C>(call)
-//   idsByRow                  whether it looks at the ids itself, when a row is at hand
-//   inputs(), neurons(), and units(), of a bias, beta and threshold each: neurons, or channels
+//   idsByRow                  true if it checks the ids itself, row by row
+//   inputs(), neurons(), and units(), with a bias, beta and threshold each: neurons, or channels
 //   blocks                    of units: count(), first(block), held(block), lanes(block)
-//   additions(spikes, rows)   of a layer's pass, about: what threads are woken for
-//   currents(...), gradients(...)   weighted spikes alone, and back
+//   additions(spikes, rows)   estimate for a layer's pass; sets the number of threads
+//   currents(...), gradients(...)   sums of weighted spikes, and their gradients
 //
-// and to the two passes of its layers:
+// The two passes of its layers are:
 //
 //   Forward<C>(connection, layer, spikes, call)
-//     integrate(threads), fullestRow(), select(call)   all steps; slots that the fullest row takes; the spikes' slots
+//     integrate(threads), fullestRow(), select(call)   all steps; slots of the fullest row; the spikes' slots
 //   Backward<C>(connection, layer, spikes, threads)
 //     run(), parameterSums                             [block][any number of parts]
 #pragma once
@@ -27,10 +27,10 @@ namespace snnipu {
 
 inline bool knownReset(int32_t reset) { return reset >= SNNIPU_RESET_SUBTRACT && reset <= SNNIPU_RESET_NONE; }
 
-// beta, in [0, 1].
+// Return beta clamped to [0, 1].
 template <typename C> C clamped(C beta) { return clampUnit(SingleLane<C>{beta})[0]; }
 
-// beta, threshold, ...: one value, or one for each unit.
+// A parameter (beta, threshold, ...): one value, or one for each unit.
 template <typename C> struct PerUnit {
   const C *values;
   size_t size;
@@ -38,14 +38,14 @@ template <typename C> struct PerUnit {
   PerUnit(const C *v, size_t s) : values(v), size(s) {}
   PerUnit(const Call<C> &a, const void *v, int64_t s) : values(a.in(v)), size(static_cast<size_t>(s)) {}
 
-  // A block's values, `padding` behind them.
+  // Write a block's values, and `padding` in its other lanes.
   template <typename Blocks> void copyTo(C *to, const Blocks &blocks, size_t block, C padding) const {
     for (size_t lane = 0; lane < blocks.lanes(block); ++lane)
       to[lane] = lane >= blocks.held(block) ? padding : values[size > 1 ? blocks.first(block) + lane : 0];
   }
 };
 
-// A block's beta, clamped.
+// Write a block's beta, clamped.
 template <typename C, typename Blocks>
 void copyBeta(const PerUnit<C> &beta, C *to, const Blocks &blocks, size_t block, C padding) {
   beta.copyTo(to, blocks, block, padding);
@@ -69,12 +69,12 @@ template <typename C> struct LayerForward {
         delay(size(a.c.delay)), reset(a.reset()), maxThreads(a.threads()) {}
 };
 
-// What a block needs beside its weights.
+// The parameters of a block, except its weights.
 template <typename C> struct BlockParameters {
   alignas(64) C bias[blockLanes], beta[blockLanes], threshold[blockLanes], gradThreshold[blockLanes];
 
   template <typename Blocks> BlockParameters(const LayerForward<C> &a, const Blocks &blocks, size_t block) {
-    // Padding never reaches its threshold.
+    // A lane of padding never reaches this threshold.
     constexpr C never = std::numeric_limits<C>::max();
     copyBeta(a.beta, beta, blocks, block, C(0));
     a.threshold.copyTo(threshold, blocks, block, never);
@@ -87,7 +87,7 @@ template <typename C> struct BlockParameters {
 
 template <typename C> struct LayerBackward {
   const C *grad;
-  Spikes<C> spikes, own; // values of own are 1
+  Spikes<C> spikes, outputs; // values of outputs are 1
   PerUnit<C> beta, threshold;
   const C *slotMem, *neuronThreshold;
   const uint32_t *fired;
@@ -101,8 +101,8 @@ template <typename C> struct LayerBackward {
   int32_t maxThreads;
 
   LayerBackward(const Call<C> &a, size_t inputs, size_t neurons)
-      : grad(a.in(a.c.grad)), spikes(a.spikes(inputs)), own(a.own(neurons)), beta(a, a.c.beta, a.c.beta_size),
-        threshold(a, a.c.threshold, a.c.threshold_size), slotMem(a.in(a.c.slot_mem)),
+      : grad(a.in(a.c.grad)), spikes(a.spikes(inputs)), outputs(a.outputSpikes(neurons)),
+        beta(a, a.c.beta, a.c.beta_size), threshold(a, a.c.threshold, a.c.threshold_size), slotMem(a.in(a.c.slot_mem)),
         neuronThreshold(a.in(a.c.neuron_threshold)), fired(a.c.fired), mem(a.in(a.c.mem)),
         gradValues(a.out(a.c.grad_values)), gradWeight(a.out(a.c.grad_weight)), gradBias(a.out(a.c.grad_bias)),
         gradRecurrent(a.out(a.c.grad_recurrent)), gradBeta(a.out(a.c.grad_beta)),
@@ -110,16 +110,17 @@ template <typename C> struct LayerBackward {
         inputScale(a.number(a.c.input_scale)), delay(size(a.c.delay)), reset(a.reset()), surrogate(a.c.surrogate),
         surrogateA(a.number(a.c.surrogate_a)), surrogateB(a.number(a.c.surrogate_b)), maxThreads(a.threads()) {}
 
-  // through: what goes back through the spikes of rows of `slots` slots, the first of which is `slot`; grad: theirs.
-  void behindSpikes(const C *grad, size_t slot, const int32_t *counts, size_t rows, size_t slots, C *through,
-                    unsigned threads) const {
-    const SpikeGradient<C> arguments{grad,  slotMem + slot,     neuronThreshold, own.ids + slot, counts,    through,
-                                     slots, threshold.size > 1, surrogate,       surrogateA,     surrogateB};
+  // Write the gradient through the spikes of rows of `slots` slots, the first of which is `slot`, to `through`. grad:
+  // of the slots.
+  void throughSpikes(const C *grad, size_t slot, const int32_t *counts, size_t rows, size_t slots, C *through,
+                     unsigned threads) const {
+    const SpikeGradient<C> arguments{grad,  slotMem + slot,     neuronThreshold, outputs.ids + slot, counts,    through,
+                                     slots, threshold.size > 1, surrogate,       surrogateA,         surrogateB};
     spikeGradient(arguments, rows, threads);
   }
 };
 
-// Sums over time and samples of one block: in the compute type within a step, in double over the steps.
+// Sums over time and samples for one block: in the compute type within a step, in double over the steps.
 template <typename C> struct ParameterSums {
   enum Parameter { Bias, Beta, Threshold };
   alignas(64) C step[3][blockLanes] = {};
@@ -134,14 +135,14 @@ template <typename C> struct ParameterSums {
   }
 };
 
-// Outside [0, 1] beta makes no difference.
-template <typename C> void onlyInUnit(const C *beta, C *gradBeta, size_t size) {
+// The gradient of beta is 0 outside [0, 1], where beta is clamped.
+template <typename C> void zeroOutsideUnitInterval(const C *beta, C *gradBeta, size_t size) {
   for (size_t i = 0; gradBeta && i < size; ++i)
     if (!(beta[i] >= C(0) && beta[i] <= C(1)))
       gradBeta[i] = C(0);
 }
 
-// sums: [block][part]. In a fixed order, whatever the number of threads.
+// Add up sums [block][part], in an order that does not depend on the number of threads.
 template <typename Connection, typename C>
 void finishParameters(const Connection &connection, const LayerBackward<C> &a,
                       const std::vector<ParameterSums<C>> &sums) {
@@ -151,32 +152,32 @@ void finishParameters(const Connection &connection, const LayerBackward<C> &a,
   const auto finish = [&](typename Sums::Parameter which, C *result, size_t size) {
     if (!result)
       return;
-    double everyone = 0;
+    double sum = 0;
     for (size_t block = 0; block < blocks.count(); ++block)
       for (size_t lane = 0; lane < blocks.held(block); ++lane) {
         double total = 0;
         for (size_t part = 0; part < parts; ++part)
           total += sums[block * parts + part].total[which][lane];
-        everyone += total;
+        sum += total;
         if (size > 1)
           result[blocks.first(block) + lane] = static_cast<C>(total);
       }
     if (size == 1)
-      result[0] = static_cast<C>(everyone);
+      result[0] = static_cast<C>(sum);
   };
   finish(Sums::Bias, a.gradBias, connection.units());
   finish(Sums::Beta, a.gradBeta, a.beta.size);
-  onlyInUnit(a.beta.values, a.gradBeta, a.beta.size);
+  zeroOutsideUnitInterval(a.beta.values, a.gradBeta, a.beta.size);
   finish(Sums::Threshold, a.gradThreshold, a.threshold.size);
 }
 
-// Whether the counts, and the ids where the connection does not look at them, are as they must be.
+// Check the counts, and the ids if the connection does not. Return true if they are valid.
 template <typename Connection, typename C>
-bool accepted(const Connection &connection, CheckedSpikes<C> &spikes, int32_t maxThreads) {
+bool spikesValid(const Connection &connection, CheckedSpikes<C> &spikes, int32_t maxThreads) {
   return connection.idsByRow ? spikes.countsFit() : spikes.fill(maxThreads);
 }
 
-// ---- what the C functions do
+// ---- bodies of the C functions
 
 template <template <typename> class Forward, typename C> int layerForward(const Call<C> &a) {
   const typename Forward<C>::Connection connection(a);
@@ -184,7 +185,7 @@ template <template <typename> class Forward, typename C> int layerForward(const 
   if (!knownReset(layer.reset))
     return Unknown;
   CheckedSpikes<C> spikes(layer.spikes, 0, !connection.idsByRow);
-  if (!accepted(connection, spikes, layer.maxThreads))
+  if (!spikesValid(connection, spikes, layer.maxThreads))
     return BadSpikes;
   Forward<C> forward(connection, layer, spikes, a);
   const size_t additions = connection.additions(spikes.total(0), layer.spikes.rows());
@@ -201,8 +202,8 @@ template <template <typename> class Forward, typename C> int layerForward(const 
 template <template <typename> class Backward, typename C> int layerBackward(const Call<C> &a) {
   const typename Backward<C>::Connection connection(a);
   const LayerBackward<C> layer(a, connection.inputs(), connection.neurons());
-  CheckedSpikes<C> spikes(layer.spikes, 1, false), own(layer.own, 1, false);
-  if (!accepted(connection, spikes, layer.maxThreads) || !accepted(connection, own, layer.maxThreads))
+  CheckedSpikes<C> spikes(layer.spikes, 1, false), outputs(layer.outputs, 1, false);
+  if (!spikesValid(connection, spikes, layer.maxThreads) || !spikesValid(connection, outputs, layer.maxThreads))
     return BadSpikes;
   if (!isSurrogate(layer.surrogate) || !knownReset(layer.reset))
     return Unknown;
@@ -218,7 +219,7 @@ template <template <typename> class Connection, typename C> int currentsForward(
   const Connection<C> connection(a);
   const Spikes<C> spikes = a.spikes(connection.inputs());
   CheckedSpikes<C> checked(spikes, 0, !connection.idsByRow);
-  if (!accepted(connection, checked, a.threads()))
+  if (!spikesValid(connection, checked, a.threads()))
     return BadSpikes;
   return connection.currents(spikes, checked, a.in(a.c.bias), a.out(a.c.out), a.threads());
 }
@@ -227,7 +228,7 @@ template <template <typename> class Connection, typename C> int currentsBackward
   const Connection<C> connection(a);
   const Spikes<C> spikes = a.spikes(connection.inputs());
   CheckedSpikes<C> checked(spikes, 1, false);
-  if (!accepted(connection, checked, a.threads()))
+  if (!spikesValid(connection, checked, a.threads()))
     return BadSpikes;
   return connection.gradients(spikes, checked, a.in(a.c.grad), a.out(a.c.grad_values), a.out(a.c.grad_weight),
                               a.out(a.c.grad_bias), a.threads());

@@ -1,4 +1,5 @@
-// Host side of sparse_lif_sequence: blocks of neurons, each with its weights in the cache while all rows stream past.
+// Host implementation of sparse_lif_sequence: blocks of neurons, each with its weights in the cache while it goes
+// through all rows.
 #include "host/sparse_linear.hpp"
 
 // The codelet file itself: its templates are instantiated here for the host's types.
@@ -7,7 +8,8 @@
 namespace snnipu {
 namespace {
 
-// body(std::integral_constant of a known reset): around each vertex, not around what leads to it.
+// Call body with the reset as a std::integral_constant. Called around each vertex, so that only the vertex is compiled
+// for each reset.
 template <typename Body> void forReset(int32_t reset, const Body &body) {
   if (reset == SNNIPU_RESET_SUBTRACT)
     body(std::integral_constant<Reset, Reset::Subtract>{});
@@ -17,33 +19,33 @@ template <typename Body> void forReset(int32_t reset, const Body &body) {
     body(std::integral_constant<Reset, Reset::None>{});
 }
 
-// Membranes of the neurons that carry gradient: of each block, row after row, by ascending id.
-template <typename C> struct KeptMembranes {
+// Membranes of the neurons that carry gradient: for each block row after row, in a row by ascending id.
+template <typename C> struct CarriedMembranes {
   Blocks blocks;
   size_t rows;
   std::vector<Stream<C>> values; // [block]
   Uninitialised<uint32_t> begin; // [block][row]
 
-  KeptMembranes(const Blocks &b, size_t r) : blocks(b), rows(r), values(b.count()), begin(b.count() * r) {}
+  CarriedMembranes(const Blocks &b, size_t r) : blocks(b), rows(r), values(b.count()), begin(b.count() * r) {}
 };
 
-// One time step of one block, for the samples [begin, end) of the batch.
+// A time step of one block, for the samples [begin, end) of the batch.
 template <typename C> class StepForward {
 public:
   StepForward(const FullyConnected<C> &connection, const LayerForward<C> &arguments, const CheckedSpikes<C> &checked,
-              KeptMembranes<C> &kept)
-      : connection_(connection), blocks_(connection.blocks), a_(arguments), checked_(checked), kept_(kept),
+              CarriedMembranes<C> &membranes)
+      : connection_(connection), blocks_(connection.blocks), a_(arguments), checked_(checked), membranes_(membranes),
         order_(workerOrder()), bits_(2 * blocks_.count() * arguments.spikes.rows() * wordsOfBlock) {}
 
-  // sums: of the weights over the step's spikes, [sample][lane]; null: they are still to be added up.
+  // sums: of the weights over the step's spikes, [sample][lane]. If null, this function adds them up.
   void run(const BlockParameters<C> &parameters, size_t block, size_t t, size_t begin, size_t end, const C *sums,
-           C *state, const Slots<C> *own) {
+           C *state, const Slots<C> *previousSpikes) {
     const auto runOn = [&](auto *ids) {
       forReset(a_.reset, [&](auto reset) {
         using Id = std::remove_const_t<std::remove_pointer_t<decltype(ids)>>;
         SparseLifForward<C, Id, decltype(reset)::value> vertex;
         vertex.ids.connect(ids);
-        runStep(vertex, parameters, block, t, begin, end, sums, state, own);
+        runStep(vertex, parameters, block, t, begin, end, sums, state, previousSpikes);
       });
     };
     if (sums)
@@ -55,7 +57,7 @@ public:
       record(block, t * a_.spikes.batch + sample, state + (sample - begin) * lanes);
   }
 
-  // The bits of all blocks, for the steps [begin, end), as the caller wants them: row by row.
+  // Write the bits of all blocks, for the steps [begin, end), in the caller's layout: row by row.
   void writeBits(size_t begin, size_t end, uint32_t *toFired, uint32_t *toCarried, unsigned threads) {
     const size_t words = blocks_.words(), batch = a_.spikes.batch;
     parallelFor(end - begin, threads, [&](size_t step) {
@@ -73,7 +75,7 @@ private:
 
   template <typename Vertex>
   void runStep(Vertex &vertex, const BlockParameters<C> &parameters, size_t block, size_t t, size_t begin, size_t end,
-               const C *sums, C *state, const Slots<C> *own) {
+               const C *sums, C *state, const Slots<C> *previousSpikes) {
     const unsigned lanes = blocks_.lanes(block);
     const size_t row = t * a_.spikes.batch + begin;
     vertex.input = t >= a_.delay;
@@ -87,13 +89,13 @@ private:
     vertex.beta.connect(parameters.beta);
     vertex.threshold.connect(parameters.threshold);
     vertex.gradThreshold.connect(parameters.gradThreshold);
-    vertex.recurrent = own != nullptr;
-    if (own) {
+    vertex.recurrent = previousSpikes != nullptr;
+    if (previousSpikes) {
       vertex.recurrentWeight.connect(connection_.recurrent + block * blockLanes * blocks_.neurons);
-      vertex.ownIds.connect(own->ids + begin * own->slots);
-      vertex.ownCounts.connect(own->counts + 2 * begin);
+      vertex.ownIds.connect(previousSpikes->ids + begin * previousSpikes->slots);
+      vertex.ownCounts.connect(previousSpikes->counts + 2 * begin);
     }
-    vertex.outputSlots = own ? static_cast<unsigned>(own->slots) : 0;
+    vertex.outputSlots = previousSpikes ? static_cast<unsigned>(previousSpikes->slots) : 0;
     vertex.state.connect(state);
     vertex.fired.connect(fired(block) + row * wordsOfBlock);
     vertex.carried.connect(carried(block) + row * wordsOfBlock);
@@ -108,7 +110,8 @@ private:
     runVertex(vertex, order_);
   }
 
-  // While blocks work, each has its bits to itself: neighbours in a row would share cache lines.
+  // Each block first writes its bits to separate memory: in the caller's rows, neighbouring blocks would share cache
+  // lines.
   uint32_t *fired(size_t block) { return bits_.data() + 2 * block * a_.spikes.rows() * wordsOfBlock; }
   uint32_t *carried(size_t block) { return bits_.data() + (2 * block + 1) * a_.spikes.rows() * wordsOfBlock; }
 
@@ -117,15 +120,15 @@ private:
     if (a_.mem)
       std::copy_n(state, held, a_.mem + row * blocks_.neurons + blocks_.first(block));
     uint32_t *const words = carried(block) + row * wordsOfBlock;
-    Stream<C> &values = kept_.values[block];
-    kept_.begin[block * kept_.rows + row] = static_cast<uint32_t>(values.size());
+    Stream<C> &values = membranes_.values[block];
+    membranes_.begin[block * membranes_.rows + row] = static_cast<uint32_t>(values.size());
     C *const from = values.room(held), *to = from;
     if (a_.second) {
       for (uint64_t bits = readWords(words, static_cast<unsigned>(held)); bits != 0; bits &= bits - 1)
         *to++ = state[__builtin_ctzll(bits)];
     } else {
-      const uint64_t everyone = held == 64 ? ~uint64_t{0} : (uint64_t{1} << held) - 1;
-      writeWords(words, static_cast<unsigned>(held), everyone);
+      const uint64_t allBits = held == 64 ? ~uint64_t{0} : (uint64_t{1} << held) - 1;
+      writeWords(words, static_cast<unsigned>(held), allBits);
       to = std::copy_n(state, held, to);
     }
     values.advance(static_cast<size_t>(to - from));
@@ -135,18 +138,18 @@ private:
   const Blocks &blocks_;
   const LayerForward<C> &a_;
   const CheckedSpikes<C> &checked_;
-  KeptMembranes<C> &kept_;
+  CarriedMembranes<C> &membranes_;
   WorkerOrder order_;
   Uninitialised<uint32_t> bits_; // [block][fired, carried][row][word]
 };
 
 template <typename C>
-void slotMembranes(const KeptMembranes<C> &kept, const int32_t *ids, const int32_t *counts, const uint32_t *carried,
-                   C *slotMem, size_t slots, int32_t maxThreads) {
-  const size_t words = kept.blocks.words(), rows = kept.rows;
-  const uint32_t *const begin = kept.begin.data();
+void slotMembranes(const CarriedMembranes<C> &membranes, const int32_t *ids, const int32_t *counts,
+                   const uint32_t *carried, C *slotMem, size_t slots, int32_t maxThreads) {
+  const size_t words = membranes.blocks.words(), rows = membranes.rows;
+  const uint32_t *const begin = membranes.begin.data();
   std::vector<const C *> values;
-  for (const Stream<C> &block : kept.values)
+  for (const Stream<C> &block : membranes.values)
     values.push_back(block.data());
   constexpr size_t rowsAtOnce = 64;
   const auto run = [=, values = values.data()](size_t piece) {
@@ -158,7 +161,7 @@ void slotMembranes(const KeptMembranes<C> &kept, const int32_t *ids, const int32
         const size_t block = static_cast<uint32_t>(id[slot]) / blockLanes;
         const uint64_t bit = uint64_t{1} << static_cast<uint32_t>(id[slot]) % blockLanes;
         const uint32_t *const word = carried + row * words + block * (blockLanes / 32);
-        // A neuron of the low word has none before it in the high one.
+        // For a neuron of the low word, the high word has no predecessors.
         uint64_t bits = word[0];
         if (bit >> 32)
           bits |= static_cast<uint64_t>(word[1]) << 32;
@@ -178,20 +181,20 @@ public:
   BlocksForward(const Connection &connection, const LayerForward<C> &arguments, const CheckedSpikes<C> &checked,
                 const Call<C> &call)
       : connection_(connection), blocks_(connection.blocks), a_(arguments), checked_(checked),
-        kept_(blocks_, arguments.spikes.rows()), carried_(kept_.rows * blocks_.words()), fired_(call.c.fired),
+        membranes_(blocks_, arguments.spikes.rows()), carried_(membranes_.rows * blocks_.words()), fired_(call.c.fired),
         outputSlots_(call.c.output_slots < 0 ? blocks_.neurons : size(call.c.output_slots)),
         rotate_(call.c.rotate != 0) {}
 
   int integrate(unsigned threads) {
-    StepForward<C> step(connection_, a_, checked_, kept_);
+    StepForward<C> step(connection_, a_, checked_, membranes_);
     return connection_.recurrent ? recurrent(step, threads) : feedForward(step, threads);
   }
 
-  size_t fullestRow() const { return mostBits(carried_.data(), kept_.rows, blocks_.words()); }
+  size_t fullestRow() const { return mostBits(carried_.data(), membranes_.rows, blocks_.words()); }
 
   int select(const Call<C> &call) const {
     selectAll(call, carried_.data());
-    slotMembranes(kept_, call.c.ids_out, call.c.counts_out, carried_.data(), call.out(call.c.slot_mem),
+    slotMembranes(membranes_, call.c.ids_out, call.c.counts_out, carried_.data(), call.out(call.c.slot_mem),
                   size(call.c.output_slots), a_.maxThreads);
     return Done;
   }
@@ -199,7 +202,7 @@ public:
 private:
   int feedForward(StepForward<C> &step, unsigned threads) {
     const size_t steps = a_.spikes.steps, batch = a_.spikes.batch, rows = a_.spikes.rows();
-    Fullest fullest;
+    LargestSize fullest;
     const InputTiles<C> tiles(checked_, a_.spikes, a_.maxThreads);
     const size_t delay = std::min(a_.delay, steps);
     const std::vector<Chunk> chunks = timeChunks(steps - delay, batch, blockLanes * sizeof(C));
@@ -208,25 +211,25 @@ private:
       const BlockParameters<C> parameters(a_, blocks_, block);
       const unsigned lanes = blocks_.lanes(block);
       C *const state = buffer.zeros(batch * lanes);
-      Stream<C> &values = kept_.values[block];
+      Stream<C> &values = membranes_.values[block];
       values.room(a_.second ? fullest.expected() + blockLanes : rows * blocks_.held(block));
-      for (size_t t = 0; t < (tiles.pay() ? delay : steps); ++t)
+      for (size_t t = 0; t < (tiles.worthwhile() ? delay : steps); ++t)
         step.run(parameters, block, t, 0, batch, nullptr, state, nullptr);
-      for (size_t chunk = 0; tiles.pay() && chunk < chunks.size(); ++chunk) {
+      for (size_t chunk = 0; tiles.worthwhile() && chunk < chunks.size(); ++chunk) {
         const size_t first = chunks[chunk].begin, end = chunks[chunk].end;
         C *const sums = sumsBuffer.reserve((end - first) * batch * lanes);
         tiles.sum(connection_.packed + blocks_.offset(block), lanes, first * batch, (end - first) * batch, sums);
         for (size_t t = first; t < end; ++t)
           step.run(parameters, block, delay + t, 0, batch, sums + (t - first) * batch * lanes, state, nullptr);
       }
-      fullest.had(values.size());
+      fullest.record(values.size());
     });
     if (status == Done)
       step.writeBits(0, steps, fired_, carried_.data(), threads);
     return status;
   }
 
-  // The spikes of all blocks are needed before any block goes on.
+  // A block needs the spikes of all blocks before its next step.
   int recurrent(StepForward<C> &step, unsigned threads) {
     const size_t batch = a_.spikes.batch;
     std::vector<BlockParameters<C>> parameters;
@@ -237,17 +240,17 @@ private:
     }
     std::vector<int32_t> ids(batch * outputSlots_), counts(2 * batch), dropped(2 * batch);
     std::vector<C> values(batch * outputSlots_);
-    Slots<C> own{ids.data(), values.data(), counts.data(),   dropped.data(),
-                 batch,      outputSlots_,  blocks_.neurons, rotate_};
+    Slots<C> previousSpikes{ids.data(), values.data(), counts.data(),   dropped.data(),
+                            batch,      outputSlots_,  blocks_.neurons, rotate_};
     for (size_t t = 0; t < a_.spikes.steps; ++t) {
       const int status = parallelTry(blocks_.count(), threads, [&](size_t block) {
-        step.run(parameters[block], block, t, 0, batch, nullptr, states[block].data(), &own);
+        step.run(parameters[block], block, t, 0, batch, nullptr, states[block].data(), &previousSpikes);
       });
       if (status != Done)
         return status;
       step.writeBits(t, t + 1, fired_, carried_.data(), 1);
       const size_t word = t * batch * blocks_.words();
-      selectSteps(fired_ + word, carried_.data() + word, own, t, 1, 1);
+      selectSteps(fired_ + word, carried_.data() + word, previousSpikes, t, 1, 1);
     }
     return Done;
   }
@@ -256,49 +259,50 @@ private:
   const Blocks &blocks_;
   const LayerForward<C> &a_;
   const CheckedSpikes<C> &checked_;
-  KeptMembranes<C> kept_;
+  CarriedMembranes<C> membranes_;
   Uninitialised<uint32_t> carried_;
   uint32_t *fired_;
   size_t outputSlots_;
   bool rotate_;
 };
 
-// The layer's slots by block: of each step, those of the first block, then of the next one; and the bits of the neurons
-// that fired, block after block.
+// The layer's slots sorted by block: in each step those of the first block, then those of the next. Also the bits of
+// the neurons that fired, block after block.
 template <typename C> struct SlotsByBlock {
   Uninitialised<uint32_t> begin;  // [steps][blocks + 1]: first slot of a block
   Uninitialised<uint32_t> at;     // sample * lanes + lane of its neuron
-  Uninitialised<uint32_t> source; // where it stands in the step
+  Uninitialised<uint32_t> source; // index of the slot in its step
   Uninitialised<C> through;
   Uninitialised<uint64_t> fired; // [blocks][rows]
 
-  void build(const Spikes<C> &own, const uint32_t *firedWords, const Blocks &blocks, unsigned threads) {
-    const size_t rows = own.rows(), words = blocks.words(), ends = blocks.count() + 1;
-    begin = Uninitialised<uint32_t>(own.steps * ends);
+  void build(const Spikes<C> &outputs, const uint32_t *firedWords, const Blocks &blocks, unsigned threads) {
+    const size_t rows = outputs.rows(), words = blocks.words(), ends = blocks.count() + 1;
+    begin = Uninitialised<uint32_t>(outputs.steps * ends);
     uint32_t total = 0;
-    for (size_t t = 0; t < own.steps; ++t) {
+    for (size_t t = 0; t < outputs.steps; ++t) {
       begin[t * ends] = total;
-      for (size_t sample = 0; sample < own.batch; ++sample)
-        total += static_cast<uint32_t>(own.counts[2 * (t * own.batch + sample) + 1]);
+      for (size_t sample = 0; sample < outputs.batch; ++sample)
+        total += static_cast<uint32_t>(outputs.counts[2 * (t * outputs.batch + sample) + 1]);
     }
     at = Uninitialised<uint32_t>(total);
     source = Uninitialised<uint32_t>(total);
     through = Uninitialised<C>(total);
     fired = Uninitialised<uint64_t>(rows * blocks.count());
-    parallelFor(own.steps, threads, [&](size_t t) {
-      sort(own, blocks, t, &begin[t * ends]);
-      const size_t first = t * own.batch;
+    parallelFor(outputs.steps, threads, [&](size_t t) {
+      sort(outputs, blocks, t, &begin[t * ends]);
+      const size_t first = t * outputs.batch;
       for (size_t block = 0; block < blocks.count(); ++block)
-        for (size_t row = first; row < first + own.batch; ++row)
+        for (size_t row = first; row < first + outputs.batch; ++row)
           fired[block * rows + row] =
               readWords(firedWords + row * words + block * (blockLanes / 32), blocks.held(block));
     });
   }
 
-  // Slots of one step by block: where each block begins is counted, and moves on to its end while it is filled.
-  void sort(const Spikes<C> &own, const Blocks &blocks, size_t t, uint32_t *next) {
-    const size_t count = blocks.count(), slots = own.slots, batch = own.batch;
-    const int32_t *const ids = own.ids + t * batch * slots, *const counts = own.counts + 2 * t * batch;
+  // Sort the slots of one step by block. next[block] is counted, advances to the block's end during sorting, and is
+  // reset to its begin.
+  void sort(const Spikes<C> &outputs, const Blocks &blocks, size_t t, uint32_t *next) {
+    const size_t count = blocks.count(), slots = outputs.slots, batch = outputs.batch;
+    const int32_t *const ids = outputs.ids + t * batch * slots, *const counts = outputs.counts + 2 * t * batch;
     uint32_t *const toAt = at.data(), *const toSource = source.data();
     const uint32_t start = next[0], lastLanes = blocks.lanes(count - 1);
     std::fill_n(next, count + 1, 0);
@@ -324,8 +328,8 @@ template <typename C> struct SlotsByBlock {
     next[0] = start;
   }
 
-  // Takes over what stands behind the spikes of one step.
-  void take(size_t t, const C *step, size_t blocks) {
+  // Copy the gradients through the spikes of one step, in sorted order.
+  void copyThrough(size_t t, const C *step, size_t blocks) {
     for (uint32_t slot = begin[t * (blocks + 1)]; slot < begin[t * (blocks + 1) + blocks]; ++slot)
       through[slot] = step[source[slot]];
   }
@@ -340,11 +344,12 @@ public:
       : parameterSums(connection.blocks.count()), connection_(connection), blocks_(connection.blocks), a_(arguments),
         batch_(a_.spikes.batch), order_(workerOrder()),
         chunks_(timeChunks(a_.spikes.steps, batch_, blockLanes * sizeof(C))), threads_(threads),
-        through_(a_.own.rows() * a_.own.slots), toInput_(a_.spikes, checked, a_.delay, blocks_, connection.packed,
-                                                         a_.inputScale, a_.gradWeight, a_.gradValues, chunks_) {}
+        through_(a_.outputs.rows() * a_.outputs.slots),
+        toInput_(a_.spikes, checked, a_.delay, blocks_, connection.packed, a_.inputScale, a_.gradWeight, a_.gradValues,
+                 chunks_) {}
 
   int run() {
-    slots_.build(a_.own, a_.fired, blocks_, threads_);
+    slots_.build(a_.outputs, a_.fired, blocks_, threads_);
     int status = toInput_.prepare(threads_);
     if (status == Done)
       status = connection_.recurrent ? recurrent() : feedForward();
@@ -357,7 +362,7 @@ public:
 
 private:
   int feedForward() {
-    behindSpikes(a_.grad, 0, a_.spikes.steps);
+    throughSpikes(a_.grad, 0, a_.spikes.steps);
     return parallelTry(toInput_.groups(), threads_, [&](size_t group) {
       static thread_local ThreadBuffer<C> carryBuffer, gradBuffer, sumsBuffer;
       C *const sums = sumsBuffer.reserve(toInput_.sumsSize());
@@ -376,7 +381,7 @@ private:
     });
   }
 
-  // The gradient of a step's spikes comes from all neurons in the step after: blocks go through time together.
+  // The gradient of a step's spikes depends on all neurons of the next step, so all blocks go through time together.
   int recurrent() {
     const size_t steps = a_.spikes.steps, blocks = blocks_.count();
     std::vector<std::vector<C>> grads(blocks), carries(blocks);
@@ -384,22 +389,22 @@ private:
       grads[block].resize(a_.spikes.rows() * blocks_.lanes(block));
       carries[block].assign(batch_ * blocks_.lanes(block), C(0));
     }
-    std::vector<C> upstream(batch_ * a_.own.slots);
+    std::vector<C> upstream(batch_ * a_.outputs.slots);
     for (size_t t = steps; t-- > 0;) {
-      const size_t slot = t * batch_ * a_.own.slots;
+      const size_t slot = t * batch_ * a_.outputs.slots;
       std::copy_n(a_.grad + slot, upstream.size(), upstream.data());
       if (t + 1 < steps)
         addRecurrent(t, grads, upstream.data());
-      behindSpikes(upstream.data() - slot, t, t + 1);
+      throughSpikes(upstream.data() - slot, t, t + 1);
       parallelFor(blocks, threads_, [&](size_t block) {
         step(block, t, carries[block].data(), grads[block].data() + t * batch_ * blocks_.lanes(block));
       });
     }
-    const CheckedSpikes<C> own(a_.own, 0, false);
-    InputGradient<C> toOwn(a_.own, own, 1, {blocks_.neurons, blocks_.neurons}, nullptr, a_.inputScale, a_.gradRecurrent,
-                           nullptr, chunks_);
-    int status = toOwn.prepare(threads_);
-    for (InputGradient<C> *to : {&toInput_, &toOwn})
+    const CheckedSpikes<C> outputs(a_.outputs, 0, false);
+    InputGradient<C> toRecurrent(a_.outputs, outputs, 1, {blocks_.neurons, blocks_.neurons}, nullptr, a_.inputScale,
+                                 a_.gradRecurrent, nullptr, chunks_);
+    int status = toRecurrent.prepare(threads_);
+    for (InputGradient<C> *to : {&toInput_, &toRecurrent})
       if (status == Done)
         status = parallelTry(to->groups(), threads_, [&](size_t group) {
           static thread_local ThreadBuffer<C> sumsBuffer;
@@ -416,10 +421,10 @@ private:
 
   // upstream += inputScale * recurrent weights . gradient of step t + 1, at the slots of step t.
   void addRecurrent(size_t t, const std::vector<std::vector<C>> &grads, C *upstream) const {
-    const size_t first = t * batch_, next = (t + 1) * batch_, slots = a_.own.slots;
+    const size_t first = t * batch_, next = (t + 1) * batch_, slots = a_.outputs.slots;
     parallelFor(batch_, threads_, [&](size_t sample) {
-      for (size_t slot = 0; slot < static_cast<size_t>(a_.own.counts[2 * (first + sample) + 1]); ++slot) {
-        const size_t id = static_cast<size_t>(a_.own.ids[(first + sample) * slots + slot]);
+      for (size_t slot = 0; slot < static_cast<size_t>(a_.outputs.counts[2 * (first + sample) + 1]); ++slot) {
+        const size_t id = static_cast<size_t>(a_.outputs.ids[(first + sample) * slots + slot]);
         C total = 0;
         for (size_t block = 0; block < blocks_.count(); ++block) {
           const unsigned lanes = blocks_.lanes(block);
@@ -435,13 +440,13 @@ private:
     });
   }
 
-  // through of the steps [begin, end); grad points at step 0's slots.
-  void behindSpikes(const C *grad, size_t begin, size_t end) {
-    const size_t row = begin * batch_, slot = row * a_.own.slots;
-    a_.behindSpikes(grad + slot, slot, a_.own.counts + 2 * row, (end - begin) * batch_, a_.own.slots,
-                    through_.data() + slot, threads_);
+  // Compute `through` for the steps [begin, end). grad points at step 0's slots.
+  void throughSpikes(const C *grad, size_t begin, size_t end) {
+    const size_t row = begin * batch_, slot = row * a_.outputs.slots;
+    a_.throughSpikes(grad + slot, slot, a_.outputs.counts + 2 * row, (end - begin) * batch_, a_.outputs.slots,
+                     through_.data() + slot, threads_);
     parallelFor(end - begin, threads_, [&](size_t step) {
-      slots_.take(begin + step, through_.data() + (begin + step) * batch_ * a_.own.slots, blocks_.count());
+      slots_.copyThrough(begin + step, through_.data() + (begin + step) * batch_ * a_.outputs.slots, blocks_.count());
     });
   }
 

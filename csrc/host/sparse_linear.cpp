@@ -1,4 +1,4 @@
-// Host side of sparse_linear: blocks of output neurons, each one call of a vertex for many rows.
+// Host implementation of sparse_linear: blocks of output neurons, each a call of a vertex for many rows.
 #include "host/sparse_linear.hpp"
 #include "host/snnipu.h"
 #include "host/transpose.hpp"
@@ -19,7 +19,7 @@ template <typename C> int packWeight(const C *weight, const Blocks &blocks, C *p
   });
 }
 
-// One block's rows of the matrix: scale * packed.
+// Write scale * packed to one block's rows of the matrix.
 template <typename C> static void unpackBlock(const C *packed, const Blocks &blocks, size_t block, C scale, C *weight) {
   transpose(packed, blocks.lanes(block), blocks.inputs, blocks.held(block),
             weight + blocks.first(block) * blocks.inputs, blocks.inputs, scale);
@@ -62,7 +62,7 @@ template <typename C> void InputGradient<C>::add(size_t group, size_t block, siz
   vertex.unitValues = checked_.unitValues();
   vertex.ofWeight = gradWeight_ != nullptr;
   vertex.ofValues = gradValues_ != nullptr;
-  vertex.addToWeight = chunk + 1 < chunks_.size(); // the last one comes first
+  vertex.addToWeight = chunk + 1 < chunks_.size(); // the last chunk is added first
   vertex.addToValues = block > groupBegin(group);
   vertex.inputs = static_cast<unsigned>(blocks_.inputs);
   vertex.lanes = blocks_.lanes(block);
@@ -89,9 +89,10 @@ template <typename C> void InputGradient<C>::finish(unsigned threads) {
       to[at] *= scale_;
   });
   parallelFor(spikes_.steps, threads, [&](size_t step) {
-    // Spikes of the last steps arrive at none.
+    // Spikes of the last steps arrive after the sequence's end.
     const bool arrives = step + delay_ < spikes_.steps;
-    const size_t chunk = arrives ? (step + delay_) / chunks_.front().end : 0; // all chunks are as long as the first one
+    // All chunks but the last are as long as the first.
+    const size_t chunk = arrives ? (step + delay_) / chunks_.front().end : 0;
     const C *const from = partial_.data() + first_[chunk];
     for (size_t row = step * spikes_.batch; row < (step + 1) * spikes_.batch; ++row) {
       C *const to = gradValues_ + row * spikes_.slots;
@@ -115,7 +116,7 @@ int FullyConnected<C>::currents(const Spikes<C> &spikes, const CheckedSpikes<C> 
   const size_t rows = spikes.rows();
   const unsigned threads = threadsFor((checked.total(0) + rows) * blocks.neurons, maxThreads);
   const WorkerOrder order = workerOrder();
-  // Few blocks: rows are shared out too.
+  // If there are few blocks, rows are distributed, too.
   const size_t parts = blocks.count() >= 2 * threads ? 1 : std::min<size_t>(rows, 2 * threads);
   return parallelTry(blocks.count() * parts, threads, [&](size_t task) {
     const size_t block = task / parts, part = task % parts;
@@ -187,7 +188,7 @@ int FullyConnected<C>::gradients(const Spikes<C> &spikes, const CheckedSpikes<C>
 
 namespace {
 
-// A change of one word always changes the result, as every step can be undone.
+// A 64-bit hash. Every step is invertible, so a change of one word always changes the result.
 uint64_t fingerprint(const char *bytes, size_t size, int32_t maxThreads) {
   typedef VectorN<uint32_t, 16> Words;
   constexpr size_t chains = 4, step = chains * sizeof(Words), piece = 4096 * step;
@@ -205,7 +206,7 @@ uint64_t fingerprint(const char *bytes, size_t size, int32_t maxThreads) {
         std::memcpy(words, bytes + at, end - at);
       for (size_t chain = 0; chain < chains; ++chain) {
         hash[chain] = (hash[chain] ^ words[chain]) * factor;
-        // A product leaves the highest bit alone: two signs would make up for each other.
+        // A product does not spread the highest bit: two changed signs would cancel.
         hash[chain] ^= hash[chain] >> 15;
       }
     }

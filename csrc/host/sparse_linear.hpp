@@ -1,4 +1,4 @@
-// Every neuron sees every input: blocks of neurons, each with its weights in the cache while all rows stream past.
+// The fully connected connection: blocks of neurons, each with its weights in the cache while it goes through all rows.
 #pragma once
 
 #include "host/sparse_layer.hpp"

@@ -1,4 +1,4 @@
-// Host side of pools on spike ids.
+// Host implementation of pools on spike ids.
 #include "host/sparse_conv.hpp"
 
 #include <limits>
@@ -26,23 +26,24 @@ public:
         byRow_(static_cast<uint32_t>(sizes.inWidth)),
         rows_(windows(sizes.inHeight, sizes.outHeight, sizes.kernelHeight, sizes.strideY, sizes.paddingY)),
         columns_(windows(sizes.inWidth, sizes.outWidth, sizes.kernelWidth, sizes.strideX, sizes.paddingX)) {
-    if (!apart())
+    if (!nonOverlapping())
       return;
-    windowOf_.reserve(sizes.inHeight * sizes.inWidth);
+    windowOfPlace_.reserve(sizes.inHeight * sizes.inWidth);
     for (const Windows row : rows_)
       for (const Windows column : columns_)
-        windowOf_.push_back(row.count && column.count ? row.first * static_cast<uint32_t>(sizes.outWidth) + column.first
-                                                      : none);
+        windowOfPlace_.push_back(
+            row.count && column.count ? row.first * static_cast<uint32_t>(sizes.outWidth) + column.first : none);
   }
 
   const PoolSizes sizes;
 
-  // body(neuron of the output, place in its window, from above to below and left to right) for the windows of an input.
+  // Call body(output neuron, place in its window) for the windows that contain an input. Places are numbered row by
+  // row.
   template <typename Body> void forWindows(uint32_t id, const Body &body) const {
     const uint32_t channel = byMap_(id), place = id - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth);
     const uint32_t y = byRow_(place), x = place - y * static_cast<uint32_t>(sizes.inWidth);
     const Windows row = rows_[y], column = columns_[x];
-    // Numbers go on by a step of the windows, the place within them goes back by one.
+    // The next window's number is larger by one; the input's place in it is smaller by a stride.
     size_t first = channel * sizes.outPlaces() + row.first * sizes.outWidth + column.first;
     size_t line = row.within * sizes.kernelWidth + column.within;
     for (uint32_t i = 0; i < row.count; ++i, first += sizes.outWidth, line -= sizes.strideY * sizes.kernelWidth)
@@ -50,50 +51,51 @@ public:
         body(first + j, line - j * sizes.strideX);
   }
 
-  // Whether no input is in more than one window.
-  bool apart() const { return sizes.strideY >= sizes.kernelHeight && sizes.strideX >= sizes.kernelWidth; }
-  // The windows of apart() pools: the neuron of the output that an input leads to, or that behind the last one.
-  uint32_t onlyWindow(uint32_t id) const {
+  // Return true if no input is in more than one window.
+  bool nonOverlapping() const { return sizes.strideY >= sizes.kernelHeight && sizes.strideX >= sizes.kernelWidth; }
+  // Return the output neuron of an input, or the number of neurons if it is in no window. Only for nonOverlapping()
+  // pools.
+  uint32_t outputOf(uint32_t id) const {
     const uint32_t channel = byMap_(id), place = id - channel * static_cast<uint32_t>(sizes.inHeight * sizes.inWidth);
-    const uint32_t window = windowOf_[place];
+    const uint32_t window = windowOfPlace_[place];
     return window == none ? static_cast<uint32_t>(sizes.neurons())
                           : channel * static_cast<uint32_t>(sizes.outPlaces()) + window;
   }
 
-  // How many inputs the window of an output has: not those of the padding.
+  // Return the number of inputs in the window of an output, without those of the padding.
   size_t windowSize(size_t neuron) const {
     const size_t place = neuron % sizes.outPlaces();
-    return inside(place / sizes.outWidth * sizes.strideY, sizes.paddingY, sizes.kernelHeight, sizes.inHeight) *
-           inside(place % sizes.outWidth * sizes.strideX, sizes.paddingX, sizes.kernelWidth, sizes.inWidth);
+    return overlap(place / sizes.outWidth * sizes.strideY, sizes.paddingY, sizes.kernelHeight, sizes.inHeight) *
+           overlap(place % sizes.outWidth * sizes.strideX, sizes.paddingX, sizes.kernelWidth, sizes.inWidth);
   }
 
 private:
-  // Those that a coordinate of the input is in, and where it is within the first of them.
+  // The windows that contain a coordinate of the input, and its offset in the first of them.
   struct Windows {
     uint32_t first, count, within;
   };
   static std::vector<Windows> windows(size_t size, size_t outSize, size_t kernel, size_t stride, size_t padding) {
-    std::vector<Windows> found(size);
+    std::vector<Windows> result(size);
     for (size_t at = 0; at < size; ++at) {
-      const size_t behind = at + padding, first = behind < kernel ? 0 : (behind - kernel) / stride + 1;
-      const size_t end = std::max(first, std::min(outSize, behind / stride + 1));
-      found[at] = {static_cast<uint32_t>(first), static_cast<uint32_t>(end - first),
-                   static_cast<uint32_t>(behind - first * stride)};
+      const size_t padded = at + padding, first = padded < kernel ? 0 : (padded - kernel) / stride + 1;
+      const size_t end = std::max(first, std::min(outSize, padded / stride + 1));
+      result[at] = {static_cast<uint32_t>(first), static_cast<uint32_t>(end - first),
+                    static_cast<uint32_t>(padded - first * stride)};
     }
-    return found;
+    return result;
   }
-  static size_t inside(size_t at, size_t padding, size_t kernel, size_t size) {
+  static size_t overlap(size_t at, size_t padding, size_t kernel, size_t size) {
     return std::min(at + kernel, padding + size) - std::max(at, padding);
   }
 
   static constexpr uint32_t none = ~uint32_t{0};
   Divider byMap_, byRow_;
   std::vector<Windows> rows_, columns_;
-  std::vector<uint32_t> windowOf_; // of a place; empty where windows overlap
+  std::vector<uint32_t> windowOfPlace_; // of an input's place in its map; empty if windows overlap
 };
 
-// What is known of an output of the row that is being pooled.
-template <typename C> struct Pooled {
+// An output of the current row.
+template <typename C> struct PooledNeuron {
   C value;
   uint32_t reached; // inputs that have a slot
   int32_t source;   // slot of the maximum
@@ -104,20 +106,20 @@ template <typename C> class PoolRow {
 public:
   // unit: the spikes' values are all 1.
   PoolRow(const Pool &pool, int mode, bool unit)
-      : pool_(pool), mode_(mode), first_(unit && mode == Max && pool.apart()),
-        sources_(first_ ? pool.sizes.neurons() + 1 : 0) {
-    bits_.resize(pool.sizes.neurons() / 32 + 1); // with the neuron behind the last one
-    otherBits_.resize(first_ ? bits_.size() : 0);
+      : pool_(pool), mode_(mode), canUseFirst_(unit && mode == Max && pool.nonOverlapping()),
+        sources_(canUseFirst_ ? pool.sizes.neurons() + 1 : 0) {
+    bits_.resize(pool.sizes.neurons() / 32 + 1); // one more neuron, for inputs in no window
+    otherBits_.resize(canUseFirst_ ? bits_.size() : 0);
   }
 
-  // Returns how many slots the row takes.
+  // Return the number of slots that the row takes.
   size_t pool(const int32_t *ids, const C *values, const int32_t *counts) {
     std::fill(bits_.begin(), bits_.end(), 0);
     spikes_.clear();
     others_.clear();
-    simple_ = first_ && ascending(ids, static_cast<size_t>(counts[0])) &&
-              ascending(ids + counts[0], static_cast<size_t>(counts[1] - counts[0]));
-    if (simple_)
+    usedFirst_ = canUseFirst_ && ascending(ids, static_cast<size_t>(counts[0])) &&
+                 ascending(ids + counts[0], static_cast<size_t>(counts[1] - counts[0]));
+    if (usedFirst_)
       firstOfWindows(ids, counts);
     else
       anyWindows(ids, values, counts);
@@ -130,9 +132,9 @@ public:
       for (const int32_t neuron : *group) {
         const size_t at = static_cast<size_t>(neuron);
         ids[slot] = neuron;
-        values[slot] = simple_ ? C(group == &spikes_) : cells_[at].value;
+        values[slot] = usedFirst_ ? C(group == &spikes_) : cells_[at].value;
         if (source)
-          source[slot] = simple_ ? sources_[at] : cells_[at].source;
+          source[slot] = usedFirst_ ? sources_[at] : cells_[at].source;
         ++slot;
       }
     counts[0] = static_cast<int32_t>(spikes_.size());
@@ -151,22 +153,22 @@ private:
     return descents == 0;
   }
 
-  // Of a window, the first spike's slot, or the first carried one's: in ascending order that comes first in rows. Each
-  // is written over those behind it.
+  // The source of a window is its first spike's slot, or else its first carried slot: ids ascend, so that is also the
+  // first in row order. Slots are visited backwards, so that earlier ones overwrite later ones.
   void firstOfWindows(const int32_t *ids, const int32_t *counts) {
     std::fill(otherBits_.begin(), otherBits_.end(), 0);
     const auto mark = [&](int32_t begin, int32_t end, std::vector<uint32_t> &bits) {
       for (int32_t slot = end; slot-- > begin;) {
-        const uint32_t neuron = pool_.onlyWindow(static_cast<uint32_t>(ids[slot]));
+        const uint32_t neuron = pool_.outputOf(static_cast<uint32_t>(ids[slot]));
         sources_[neuron] = slot;
         bits[neuron / 32] |= uint32_t{1} << neuron % 32;
       }
     };
     mark(counts[0], counts[1], otherBits_);
     mark(0, counts[0], bits_);
-    const size_t behind = pool_.sizes.neurons();
-    bits_[behind / 32] &= ~(uint32_t{1} << behind % 32);
-    otherBits_[behind / 32] &= ~(uint32_t{1} << behind % 32);
+    const size_t noOutput = pool_.sizes.neurons();
+    bits_[noOutput / 32] &= ~(uint32_t{1} << noOutput % 32);
+    otherBits_[noOutput / 32] &= ~(uint32_t{1} << noOutput % 32);
     for (size_t word = 0; word < bits_.size(); ++word) {
       listBits(bits_[word], word, spikes_);
       listBits(otherBits_[word] & ~bits_[word], word, others_);
@@ -179,13 +181,13 @@ private:
 
   void anyWindows(const int32_t *ids, const C *values, const int32_t *counts) {
     if (!cells_.data())
-      cells_ = Uninitialised<Pooled<C>>(pool_.sizes.neurons());
+      cells_ = Uninitialised<PooledNeuron<C>>(pool_.sizes.neurons());
     for (int32_t slot = 0; slot < counts[1]; ++slot) {
       const C value = slot < counts[0] ? values[slot] : C(0);
       pool_.forWindows(static_cast<uint32_t>(ids[slot]), [&](size_t neuron, size_t place) {
         uint32_t &word = bits_[neuron / 32];
         const uint32_t bit = uint32_t{1} << neuron % 32;
-        Pooled<C> &cell = cells_[neuron];
+        PooledNeuron<C> &cell = cells_[neuron];
         if (!(word & bit)) {
           word |= bit;
           cell = {value, 1, slot, static_cast<uint32_t>(place)};
@@ -205,24 +207,24 @@ private:
     for (size_t word = 0; word < bits_.size(); ++word)
       for (uint32_t bits = bits_[word]; bits != 0; bits &= bits - 1) {
         const size_t neuron = 32 * word + static_cast<size_t>(__builtin_ctz(bits));
-        Pooled<C> &cell = cells_[neuron];
+        PooledNeuron<C> &cell = cells_[neuron];
         if (mode_ == Average)
           cell.value /= divisor;
-        // A neuron of the window without a slot is 0, and its gradient is nobody's.
+        // An input of the window without a slot is 0, which is then the maximum, and has no gradient.
         if (mode_ == Max && cell.value < C(0) && cell.reached < pool_.windowSize(neuron))
           continue;
         (cell.value != C(0) ? spikes_ : others_).push_back(static_cast<int32_t>(neuron));
       }
   }
 
-  // NaN is above any number.
+  // NaN is larger than any number.
   static bool above(C a, C b) { return a > b || (a != a && b == b); }
 
   const Pool &pool_;
   int mode_;
-  bool first_, simple_ = false;    // whether firstOfWindows may do, and did for this row
-  Uninitialised<Pooled<C>> cells_; // those whose bit is set hold something
-  std::vector<int32_t> sources_;   // likewise
+  bool canUseFirst_, usedFirst_ = false; // true if firstOfWindows may be used, and if it was for this row
+  Uninitialised<PooledNeuron<C>> cells_; // valid where the bit is set
+  std::vector<int32_t> sources_;         // likewise
   std::vector<uint32_t> bits_, otherBits_;
   std::vector<int32_t> spikes_, others_;
 };
@@ -236,7 +238,7 @@ int poolForward(const Spikes<C> &spikes, const Pool &pool, int32_t mode, int32_t
   if (!checked.fill(maxThreads))
     return BadSpikes;
   std::atomic<size_t> fullest{0};
-  std::atomic<bool> fits{true};
+  std::atomic<bool> enoughSlots{true};
   const int status = forRowPieces(
       spikes.rows(), threadsFor(8 * checked.total(1) + spikes.rows() * pool.sizes.neurons() / 8, maxThreads),
       [&](size_t begin, size_t end) {
@@ -247,7 +249,7 @@ int poolForward(const Spikes<C> &spikes, const Pool &pool, int32_t mode, int32_t
               row.pool(spikes.ids + at * spikes.slots, spikes.values + at * spikes.slots, spikes.counts + 2 * at);
           highest = std::max(highest, used);
           if (used > slots) {
-            fits = false;
+            enoughSlots = false;
             return;
           }
           row.write(ids + at * slots, values + at * slots, counts + 2 * at, source ? source + at * slots : nullptr,
@@ -257,15 +259,15 @@ int poolForward(const Spikes<C> &spikes, const Pool &pool, int32_t mode, int32_t
         }
       });
   *most = static_cast<int64_t>(fullest);
-  return status == Done && !fits ? Unknown : status;
+  return status == Done && !enoughSlots ? Unknown : status;
 }
 
 template <typename C>
-int poolBackward(const C *grad, const Spikes<C> &spikes, const Spikes<C> &own, const int32_t *source, const Pool &pool,
-                 int32_t mode, C *gradValues, int32_t maxThreads) {
+int poolBackward(const C *grad, const Spikes<C> &spikes, const Spikes<C> &outputs, const int32_t *source,
+                 const Pool &pool, int32_t mode, C *gradValues, int32_t maxThreads) {
   if (mode < Max || mode > Sum)
     return Unknown;
-  if (!CheckedSpikes<C>(spikes, 1, false).fill(maxThreads) || !CheckedSpikes<C>(own, 1, false).fill(maxThreads))
+  if (!CheckedSpikes<C>(spikes, 1, false).fill(maxThreads) || !CheckedSpikes<C>(outputs, 1, false).fill(maxThreads))
     return BadSpikes;
   const C divisor = mode == Average ? C(pool.sizes.kernelHeight * pool.sizes.kernelWidth) : C(1);
   return forRowPieces(
@@ -273,18 +275,18 @@ int poolBackward(const C *grad, const Spikes<C> &spikes, const Spikes<C> &own, c
         std::vector<C> dense(mode == Max ? 0 : pool.sizes.neurons());
         for (size_t row = begin; row < end; ++row) {
           C *const to = gradValues + row * spikes.slots;
-          const C *const from = grad + row * own.slots;
+          const C *const from = grad + row * outputs.slots;
           std::fill_n(to, spikes.slots, C(0));
-          const size_t used = static_cast<size_t>(own.counts[2 * row + 1]);
+          const size_t used = static_cast<size_t>(outputs.counts[2 * row + 1]);
           if (mode == Max) {
             for (size_t slot = 0; slot < used; ++slot) {
-              const size_t at = static_cast<uint32_t>(source[row * own.slots + slot]);
+              const size_t at = static_cast<uint32_t>(source[row * outputs.slots + slot]);
               if (at < spikes.slots)
                 to[at] += from[slot];
             }
             continue;
           }
-          const int32_t *const ids = own.ids + row * own.slots;
+          const int32_t *const ids = outputs.ids + row * outputs.slots;
           for (size_t slot = 0; slot < used; ++slot)
             dense[static_cast<size_t>(ids[slot])] = from[slot];
           for (int32_t slot = 0; slot < spikes.counts[2 * row + 1]; ++slot) {
@@ -316,7 +318,7 @@ int snnipu_sparse_pool2d_fwd(snnipu_sparse_call *call) {
 int snnipu_sparse_pool2d_bwd(snnipu_sparse_call *call) {
   return snnipu::run(call, [](auto a) {
     const snnipu::PoolSizes sizes(a.c.geometry);
-    return snnipu::poolBackward(a.in(a.c.grad), a.spikes(sizes.inputs()), a.own(sizes.neurons()), a.c.source,
+    return snnipu::poolBackward(a.in(a.c.grad), a.spikes(sizes.inputs()), a.outputSpikes(sizes.neurons()), a.c.source,
                                 snnipu::Pool(sizes), static_cast<int32_t>(a.c.mode), a.out(a.c.grad_values),
                                 a.threads());
   });

@@ -1,4 +1,4 @@
-// A spiking LSTM's step behind its products, one pass over the gates.
+// A spiking LSTM's step after its matrix products, in one pass over the gates.
 #include "host/spiking_lstm.h"
 
 #include "host/parallel.hpp"
@@ -10,10 +10,10 @@
 namespace snnipu {
 namespace {
 
-// Neurons that are worth a thread.
+// The fewest neurons that are worth a thread.
 constexpr std::size_t neuronsPerBlock = 4096;
 
-// One row's memory: gates by their meaning, states and gradients, null where there are none.
+// The memory of one row: gates, states and gradients. Missing arrays are null.
 template <typename C> class LstmRow {
 public:
   LstmRow(const snnipu_lstm_call &call, std::size_t row)
@@ -22,14 +22,14 @@ public:
   void forward() const {
     C *const i = gate(call_.gates, 0), *const f = gate(call_.gates, 1), *const g = gate(call_.gates, tanhGate()),
              *const o = gate(call_.gates, outputGate());
-    const C *const synBefore = of(call_.syn_before);
-    C *const syn = of(call_.syn), *const mem = of(call_.mem);
+    const C *const synBefore = rowOf(call_.syn_before);
+    C *const syn = rowOf(call_.syn), *const mem = rowOf(call_.mem);
     const C threshold = static_cast<C>(call_.threshold);
     each([&](std::size_t n, auto lanes) {
       using V = decltype(lanes);
       const V in = sigmoid(load<V>(i + n)), forget = sigmoid(load<V>(f + n)), cell = tanh(load<V>(g + n)),
               out = sigmoid(load<V>(o + n));
-      const V made = in * cell, after = synBefore ? forget * load<V>(synBefore + n) + made : made;
+      const V input = in * cell, after = synBefore ? forget * load<V>(synBefore + n) + input : input;
       const V hidden = out * tanh(after);
       store(i + n, in);
       store(f + n, forget);
@@ -46,12 +46,12 @@ public:
   void backward() const {
     const C *const i = gate(call_.gates, 0), *const f = gate(call_.gates, 1), *const g = gate(call_.gates, tanhGate()),
                    *const o = gate(call_.gates, outputGate());
-    const C *const synBefore = of(call_.syn_before), *const syn = of(call_.syn);
-    const C *const ownSyn = of(call_.grad_syn), *const ownMem = of(call_.grad_mem),
-                   *const carriedSyn = of(call_.carried_syn), *const carriedMem = of(call_.carried_mem);
+    const C *const synBefore = rowOf(call_.syn_before), *const syn = rowOf(call_.syn);
+    const C *const lossGradSyn = rowOf(call_.grad_syn), *const lossGradMem = rowOf(call_.grad_mem),
+                   *const carriedSyn = rowOf(call_.carried_syn), *const carriedMem = rowOf(call_.carried_mem);
     C *const gradI = gate(call_.grad_gates, 0), *const gradF = gate(call_.grad_gates, 1),
              *const gradG = gate(call_.grad_gates, tanhGate()), *const gradO = gate(call_.grad_gates, outputGate());
-    C *const gradBefore = of(call_.grad_before), *const gradReset = of(call_.grad_reset);
+    C *const gradBefore = rowOf(call_.grad_before), *const gradReset = rowOf(call_.grad_reset);
     each([&](std::size_t n, auto lanes) {
       using V = decltype(lanes);
       const auto sum = [n](const C *a, const C *b) {
@@ -60,13 +60,13 @@ public:
       };
       const V one = splat<V>(1), in = load<V>(i + n), forget = load<V>(f + n), cell = load<V>(g + n),
               out = load<V>(o + n), shape = tanh(load<V>(syn + n));
-      V gradMem = sum(ownMem, carriedMem);
+      V gradMem = sum(lossGradMem, carriedMem);
       const V reset = isReset<V>(n);
       if (gradReset)
         store(gradReset + n, -gradMem * reset);
       if (call_.reset == 1)
         gradMem = reset > splat<V>(0) ? splat<V>(0) : gradMem;
-      const V gradSyn = sum(ownSyn, carriedSyn) + gradMem * out * (one - shape * shape);
+      const V gradSyn = sum(lossGradSyn, carriedSyn) + gradMem * out * (one - shape * shape);
       store(gradI + n, gradSyn * cell * in * (one - in));
       store(gradF + n, synBefore ? gradSyn * load<V>(synBefore + n) * forget * (one - forget) : V{});
       store(gradG + n, gradSyn * in * (one - cell * cell));
@@ -78,12 +78,12 @@ public:
 private:
   std::size_t tanhGate() const { return static_cast<std::size_t>(call_.tanh_gate); }
   std::size_t outputGate() const { return 5 - tanhGate(); }
-  const C *of(const void *rows) const { return rows ? static_cast<const C *>(rows) + at_ : nullptr; }
-  C *of(void *rows) const { return rows ? static_cast<C *>(rows) + at_ : nullptr; }
+  const C *rowOf(const void *rows) const { return rows ? static_cast<const C *>(rows) + at_ : nullptr; }
+  C *rowOf(void *rows) const { return rows ? static_cast<C *>(rows) + at_ : nullptr; }
   C *gate(void *gates, std::size_t which) const { return static_cast<C *>(gates) + 4 * at_ + which * width_; }
 
   template <typename V> V isReset(std::size_t n) const {
-    const C *const before = of(call_.mem_before);
+    const C *const before = rowOf(call_.mem_before);
     return heaviside((before ? load<V>(before + n) : V{}) - splat<V>(static_cast<C>(call_.threshold)));
   }
 
@@ -95,9 +95,9 @@ private:
 
 template <typename C> void lstm(const snnipu_lstm_call &call, bool backward) {
   const auto rows = static_cast<std::size_t>(call.rows), width = static_cast<std::size_t>(call.width);
-  const std::size_t together = std::max<std::size_t>(1, neuronsPerBlock / width);
-  parallelFor((rows + together - 1) / together, static_cast<unsigned>(call.threads), [&](std::size_t block) {
-    for (std::size_t row = block * together; row < std::min(rows, (block + 1) * together); ++row)
+  const std::size_t rowsPerBlock = std::max<std::size_t>(1, neuronsPerBlock / width);
+  parallelFor((rows + rowsPerBlock - 1) / rowsPerBlock, static_cast<unsigned>(call.threads), [&](std::size_t block) {
+    for (std::size_t row = block * rowsPerBlock; row < std::min(rows, (block + 1) * rowsPerBlock); ++row)
       backward ? LstmRow<C>(call, row).backward() : LstmRow<C>(call, row).forward();
   });
 }

@@ -1,4 +1,4 @@
-// A matrix turned over, a tile of registers at a time.
+// Matrix transposition by tiles of registers.
 #pragma once
 
 #include "neuron/lanes.hpp"
@@ -22,7 +22,7 @@ template <> inline constexpr size_t tile<float> = 8;
 template <>
 inline void transposeTile<float>(const float *from, size_t fromStride, float *to, size_t toStride, float scale) {
   __m256 half[8], quad[8];
-  // Left and right halves of rows i and i + 4 side by side: what is left to do stays within 128 bits.
+  // Rows i and i + 4 share a register, so that all further shuffles stay within 128 bits.
   for (size_t i = 0; i < 4; ++i)
     for (size_t right = 0; right < 2; ++right) {
       const __m128 low = _mm_loadu_ps(from + i * fromStride + 4 * right);
@@ -54,10 +54,10 @@ inline void transposeTile<float>(const float *from, size_t fromStride, float *to
 #endif
 
 #if defined(SNNIPU_AVX512)
-// The same for i < rows and j < columns, up to 16 of each.
+// to[j][i] = scale * from[i][j] for i < rows and j < columns, up to 16 each.
 inline void transposePart(const float *from, size_t fromStride, size_t rows, size_t columns, float *to, size_t toStride,
                           float scale) {
-  // Masked by all: the plain intrinsics make GCC 12 warn of undefined values of its own.
+  // The masked intrinsics are used because the plain ones make GCC 12 warn of undefined values.
   constexpr __mmask16 all = 0xffff;
   const auto first = [](size_t count) { return static_cast<__mmask16>((1u << count) - 1); };
   const __m512 factor = _mm512_set1_ps(scale);
@@ -65,7 +65,7 @@ inline void transposePart(const float *from, size_t fromStride, size_t rows, siz
   for (size_t i = 0; i < 16; ++i)
     row[i] = i < rows ? _mm512_mul_ps(_mm512_maskz_loadu_ps(first(columns), from + i * fromStride), factor)
                       : _mm512_setzero_ps();
-  // Within 128 bits, 4 rows at a time: of column 4 k + c the numbers of rows i to i + 3 lie in part k of i + c.
+  // Transpose 4 rows at a time within 128 bits: part k of row i + c then has column 4 k + c of rows i to i + 3.
   for (size_t i = 0; i < 16; i += 4) {
     const __m512 a = _mm512_maskz_unpacklo_ps(all, row[i], row[i + 1]);
     const __m512 b = _mm512_maskz_unpackhi_ps(all, row[i], row[i + 1]);
@@ -76,7 +76,7 @@ inline void transposePart(const float *from, size_t fromStride, size_t rows, siz
     row[i + 2] = _mm512_maskz_shuffle_ps(all, b, d, 0x44);
     row[i + 3] = _mm512_maskz_shuffle_ps(all, b, d, 0xee);
   }
-  // Parts of 128 bits: those of rows 0 and 4, 8 and 12, then of all.
+  // Combine parts of 128 bits: first of two groups of rows, then of all four.
   for (size_t c = 0; c < 4; ++c)
     for (size_t half = 0; half < 2; ++half) {
       const __m512 upper = row[8 * half + c], lower = row[8 * half + 4 + c];
@@ -96,7 +96,7 @@ inline void transposePart(const float *from, size_t fromStride, size_t rows, siz
 }
 #endif
 
-// to[j][i] = scale * from[i][j] for i < rows, j < columns: whole cache lines of either side are worked on together.
+// to[j][i] = scale * from[i][j] for i < rows and j < columns. A tile covers whole cache lines on both sides.
 template <typename C>
 void transpose(const C *from, size_t fromStride, size_t rows, size_t columns, C *to, size_t toStride, C scale) {
 #if defined(SNNIPU_AVX512)

@@ -1,4 +1,4 @@
-// Running a MultiVertex on the host.
+// Runs a MultiVertex on the host.
 #pragma once
 
 #include <poplar/Vertex.hpp>
@@ -10,7 +10,7 @@ struct WorkerOrder {
   bool descending = false;
 };
 
-// Of the calling thread.
+// The calling thread's order.
 WorkerOrder &workerOrder();
 
 template <typename Vertex> void runVertex(Vertex &vertex, const WorkerOrder &order) {

@@ -1,4 +1,4 @@
-// The C interface over graphs of operators and executables.
+// The C interface of the model: requests, compiled programs and reports.
 #include "ipu_model/snnipu_ipu_model.h"
 
 #include "ipu_model/popart/executable.hpp"
@@ -22,7 +22,7 @@ using popart::TensorId;
 
 struct snnipu_ipu_request {
   popart::OperatorIdentifier opid;
-  std::vector<popart::TensorInfo> inputs; // not set: absent
+  std::vector<popart::TensorInfo> inputs; // not set: the input is missing
   int outputs = -1;
   popart::Attributes attributes;
   snnipu::ipu_model::Machine machine;
@@ -65,9 +65,9 @@ template <typename Body> int guarded(const Body &body) {
   return 1;
 }
 
-std::string text(const char *value, const char *what) {
+std::string text(const char *value, const char *name) {
   if (value == nullptr)
-    throw std::invalid_argument(std::string(what) + " must not be NULL");
+    throw std::invalid_argument(std::string(name) + " must not be NULL");
   return value;
 }
 
@@ -108,7 +108,7 @@ std::string operatorsJson() {
 
 std::string indexed(const char *kind, int index) { return std::string(kind) + std::to_string(index); }
 
-// As the shape inference has it, which PopTorch's builder asks, else as the definition has it.
+// Return the number of outputs by shape inference, which PopTorch's builder uses, or else by the operator's definition.
 int outputsOf(const snnipu_ipu_request &request) {
   if (popart::ShapeInferenceFunctions::hasFunction(request.opid)) {
     std::map<int, popart::TensorInfo> inputs;
@@ -129,7 +129,7 @@ void compile(const snnipu_ipu_request &request, snnipu_ipu_program &program) {
   for (const popart::TensorInfo &info : request.inputs)
     inputs.push_back(info.isSet() ? graph.addInput(indexed("input", static_cast<int>(inputs.size())), info) : "");
   const int outputs = request.outputs >= 0 ? request.outputs : outputsOf(request);
-  const std::vector<TensorId> made = graph.addOp(request.opid, request.attributes, inputs, outputs);
+  const std::vector<TensorId> outputIds = graph.addOp(request.opid, request.attributes, inputs, outputs);
   const popart::Op &op = *graph.ops().front();
   std::map<TensorId, snnipu_ipu_program::Source> sources;
   for (std::size_t i = 0; i < inputs.size(); ++i)
@@ -140,8 +140,8 @@ void compile(const snnipu_ipu_request &request, snnipu_ipu_program &program) {
     for (const TensorId &id : inputs)
       if (!id.empty())
         programInputs.push_back(id);
-    programOutputs = made;
-    program.targets.assign(made.size(), -1);
+    programOutputs = outputIds;
+    program.targets.assign(outputIds.size(), -1);
     lowered.push_back(graph.ops().front().get());
   } else {
     std::map<TensorId, TensorId> gradients;
@@ -150,8 +150,8 @@ void compile(const snnipu_ipu_request &request, snnipu_ipu_program &program) {
       gradients[of] = graph.addInput(indexed("gradient", output), graph.info(of));
       sources[gradients[of]] = {SNNIPU_IPU_GRAD_OUT, output};
     }
-    for (std::size_t i = 0; i < made.size(); ++i)
-      sources[made[i]] = {SNNIPU_IPU_OUT, static_cast<int>(i)};
+    for (std::size_t i = 0; i < outputIds.size(); ++i)
+      sources[outputIds[i]] = {SNNIPU_IPU_OUT, static_cast<int>(i)};
     graph.growGradients(gradients);
     if (graph.ops().size() != 2)
       throw popart::error("{} has {} gradient operators, wanted 1", op.debugName(), graph.ops().size() - 1);

@@ -1,5 +1,5 @@
-// How the model knows a codelet: its fields, how to make a vertex, how to run it. Tables of them are written by the
-// popc step, csrc/ipu_model/popc.
+// The model's description of a codelet: its fields, and functions that make and run a vertex. csrc/ipu_model/popc
+// writes tables of them.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ struct Codelet {
   std::size_t size, alignment;   // on the host
   std::vector<FieldInfo> fields; // in the order of their declaration
   void (*construct)(void *storage);
-  // A MultiVertex: compute(order[0 .. workers)); a Vertex: compute().
+  // A MultiVertex: compute(order[0 .. workers)). A Vertex: compute().
   void (*run)(void *vertex, const unsigned *order, unsigned workers);
 };
 
@@ -67,11 +67,11 @@ template <typename T> struct FieldTraits<poplar::Input<T>> : EdgeTraits<Directio
 template <typename T> struct FieldTraits<poplar::Output<T>> : EdgeTraits<Direction::Output, T> {};
 template <typename T> struct FieldTraits<poplar::InOut<T>> : EdgeTraits<Direction::InOut, T> {};
 
-// Not in the header: a table has a thousand of these calls.
+// This is not inline, because a table has a thousand of these calls.
 void addField(Codelet &codelet, const char *name, Direction direction, Layout layout, poplar::Type type,
               unsigned minAlign, std::ptrdiff_t offset);
 
-// CodeletOf<V>("name").field("x", &V::x)...
+// Describes vertex class V: CodeletOf<V>("name").field("x", &V::x)...
 template <typename V> class CodeletOf {
 public:
   static constexpr bool multiVertex = std::is_base_of_v<poplar::MultiVertex, V>;
@@ -112,15 +112,15 @@ public:
 
 private:
   Codelet codelet_;
-  V sample_{}; // tells where its fields are
+  V sample_{}; // gives the offsets of the fields
 };
 
-// The codelets of a file, known by its name without folders and endings. Several tables may add to one file.
+// Register codelets of a file, named without folders and extensions. Several tables may register codelets of one file.
 void registerCodelets(const char *file, std::vector<Codelet> codelets);
-// Called for every graph that the file's codelets are added to.
+// Register a function that is called for every graph that the file's codelets are added to.
 void registerEstimators(const char *file, std::function<void(poplar::Graph &)> addTo);
 
-// Names of a file's codelets, as they were registered.
+// Return the registered names of a file's codelets.
 std::vector<std::string> codeletNames(const char *file);
 
 struct CodeletRegistration {
@@ -132,7 +132,7 @@ struct EstimatorRegistration {
   }
 };
 
-// A vector of a codelet's that does not begin where a tile can read or write it.
+// Thrown if a codelet accesses a vector at an address that a tile could not access.
 class MisalignedAccess : public std::runtime_error {
 public:
   explicit MisalignedAccess(unsigned bytes)

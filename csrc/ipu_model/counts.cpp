@@ -1,5 +1,5 @@
-// Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.
-// Sources: bfe988bace1282ea39e12661fbdeae21f58aa977547e3f2eb3723f446d452b36
+// Written by csrc/ipu_model/popc/counts.py from Clang's code of csrc/vertices; not to be edited.
+// Sources: 1764eae61300eced95ade3198eebc683aa6d38a427a21df54315c260bc38d5ab
 // clang-format off
 #include "ipu_model/counts.hpp"
 

@@ -1,5 +1,5 @@
-// What Clang makes of the vertices, in instructions of a tile: written into counts.cpp by
-// csrc/ipu_model/popc/counts.py.
+// Instruction counts of the vertices as Clang compiles them, in instructions of a tile. csrc/ipu_model/popc/counts.py
+// writes counts.cpp.
 #pragma once
 
 #include <map>
@@ -8,9 +8,9 @@
 namespace snnipu {
 namespace ipu_model {
 
-// Of each codelet, by its name without blanks.
+// Instructions of each codelet, by its name without spaces.
 extern const std::map<std::string, unsigned> instructionsOfCodelet;
-// Of one turn of the loops that take the vertices' time: the probes of csrc/ipu_model/popc/probes.cpp.
+// Instructions of one iteration of the vertices' inner loops, by probe (csrc/ipu_model/popc/probes.cpp).
 extern const std::map<std::string, unsigned> instructionsOfLoop;
 
 } // namespace ipu_model

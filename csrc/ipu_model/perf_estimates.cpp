@@ -1,18 +1,18 @@
 // Estimates of the cycles that our vertices take on a tile.
 //
-// They count instructions. A worker issues one every 6 cycles of the tile and waits for none of its own results, so the
-// slowest worker's instructions, times 6, are the vertex's time. The loops that take the time are counted in what Clang
-// makes of them: `turn` is a loop of counts.cpp, which `make check-counts` compares with the sources. What is around
-// them, and what no loop there has, is counted by hand, per float2 (two lanes):
+// The estimates count instructions. A worker issues one every 6 cycles of the tile and does not wait for its own
+// results, so a vertex takes 6 times the instructions of its slowest worker. Inner loops are counted in Clang's code:
+// `iteration` reads counts.cpp, which `make check-counts` compares with the sources. Other code is counted by hand, per
+// float2 (two lanes):
 //   load, store    1: fields are aligned to 64 bits. Two halves: one access and one conversion
 //   arithmetic     1: f32v2add, f32v2mul, ...; a comparison 1, a selection by its mask 3 (and, andc, or), H(u) 2
 //   loop           3: branch, index, address
-//   division 10, of PopLibs' estimate; exp 62: the polynomial of csrc/neuron/lanes.hpp
-// No two of them are taken to issue together, although the tile can issue a load beside arithmetic: popc's code lies
-// between this and half of it. PopLibs' own estimates, written for assembly, are the anchors for what is around the
-// loops: 29 instructions of a worker's start and end (float addition, which takes 3 per float2: two loads and a store
-// of 64 bits with the addition beside them), 11 cycles of the supervisor, and 19 + 2 for each 8 bytes of a row that is
-// gathered (MultiSlice): a spike costs us 5 + 3 for each float2, per group of 8 lanes.
+//   division 10, as PopLibs estimates it; exp 62: the polynomial of csrc/neuron/lanes.hpp
+// Instructions are assumed not to issue in pairs, although the tile can issue a load with an arithmetic instruction, so
+// popc's code takes between half of this and all of it. The code around loops is calibrated by PopLibs' estimates of
+// its assembly: 29 instructions for a worker's start and end (float addition, with 3 per float2: two loads and a store
+// of 64 bits with the addition in parallel), 11 cycles of the supervisor, and 19 + 2 for each 8 bytes of a gathered row
+// (MultiSlice); a spike takes 5 + 3 for each float2 here, per group of 8 lanes.
 #include "ipu_model/codelet.hpp"
 #include "ipu_model/counts.hpp"
 #include "neuron/surrogate.hpp"
@@ -44,15 +44,15 @@ constexpr Count exponential = 62;
 
 Count ceilDiv(Count a, Count b) { return (a + b - 1) / b; }
 
-// Instructions of a loop's turn, as Clang has it.
-Count turn(const std::string &loop) { return instructionsOfLoop.at(loop); }
-// What a variant has more than another.
-Count more(const std::string &loop, const std::string &than) {
-  return turn(loop) > turn(than) ? turn(loop) - turn(than) : 0;
+// Return the instructions of a loop's iteration in Clang's code.
+Count iteration(const std::string &loop) { return instructionsOfLoop.at(loop); }
+// Return the additional instructions of a loop compared with another.
+Count additional(const std::string &loop, const std::string &than) {
+  return iteration(loop) > iteration(than) ? iteration(loop) - iteration(than) : 0;
 }
-Count without(Count all, Count part) { return all > part ? all - part : 0; }
+Count difference(Count all, Count part) { return all > part ? all - part : 0; }
 
-// Looking for a number among n that ascend.
+// Return the instructions of a binary search among n numbers.
 Count search(Count n) {
   Count steps = 0;
   for (; n > 0; n /= 2)
@@ -60,8 +60,8 @@ Count search(Count n) {
   return 8 + 7 * steps;
 }
 
-// What is asked of a vertex.
-struct Asked {
+// Access to the fields of the vertex to be estimated, with common formulas.
+struct VertexQuery {
   const VertexIntrospector &vertex;
   const Target &target;
 
@@ -70,16 +70,16 @@ struct Asked {
   Count size(const char *field) const { return vertex.getFieldInfo(field).size(); }
   bool is(const char *part) const { return vertex.getVertexName().find(part) != std::string::npos; }
   bool isHalf() const { return is("<half"); }
-  // Of a row's slots, how many are taken to hold a spike.
+  // Return the number of a row's slots that are assumed to hold a spike.
   Count used(const char *slots) const { return used(value(slots)); }
   Count used(Count slots) const { return static_cast<Count>(static_cast<double>(slots) * vertex.occupancy() + 0.5); }
   Count workers() const { return target.getNumWorkerContexts(); }
-  // The largest share of a worker.
+  // Return the largest share of a worker.
   Count share(Count items) const { return ceilDiv(items, workers()); }
-  // Cycles of the tile, where the slowest worker takes so many instructions.
+  // Return the cycles of the tile if its slowest worker takes these instructions.
   Count cycles(Count instructions) const { return workers() * (workerInstructions + instructions) + supervisorCycles; }
 
-  // Of the operations of its struct; what is made of its numbers alone is made once.
+  // Return the instructions of a surrogate's operations, without those on its parameters alone, which run once.
   static Count surrogate(SurrogateKind kind) {
     switch (kind) {
 #define SNNIPU_CASE(Name)                                                                                              \
@@ -96,7 +96,7 @@ struct Asked {
     return o.plain + o.selects * select + o.absolutes * absolute + o.divisions * division +
            o.exponentials * exponential;
   }
-  // Of a vertex that has it in its name.
+  // The same for a vertex with the surrogate in its name.
   Count surrogate() const {
 #define SNNIPU_CASE(Name)                                                                                              \
   if (is("SurrogateKind::" #Name))                                                                                     \
@@ -109,8 +109,9 @@ struct Asked {
   Count carry() const { return is("Reset::Zero") ? 5 : is("Reset::None") ? 2 : 3; }
 };
 
-// "snnipu::NeuronForward<float,snnipu::Alpha,snnipu::Variant::V0>" -> "Forward_Alpha_V0" and the like, for a loop.
-std::string neuronLoop(const Asked &a, const char *direction) {
+// Return the name of the loop for a vertex name: "snnipu::NeuronForward<float,snnipu::Alpha,snnipu::Variant::V0>" ->
+// "NeuronForward_Alpha_V0".
+std::string neuronLoop(const VertexQuery &a, const char *direction) {
   const std::string name = a.vertex.getVertexName(), variant = "::Variant::";
   const std::size_t neuron = name.find(",snnipu::") + 9, end = name.find(',', neuron);
   const std::size_t number = name.find(variant) + variant.size();
@@ -125,19 +126,21 @@ Count bits(Count mask) {
   return count;
 }
 
-Count neuronStates(const Asked &a, const char *field) { return a.size(field) / a.value("size"); }
-Count neuronParameters(const Asked &a) { return a.size("parameters") / (a.flag("perElement") ? a.value("size") : 1); }
-
-// Of a register, with `stored` of the states and perhaps the spikes.
-Count neuronStep(const Asked &a, Count states, Count stored) {
-  const std::string leaky = "NeuronForward_Leaky_V0";
-  Count each = turn(neuronLoop(a, "Forward"));
-  each += a.isHalf() ? more("NeuronForward_half", leaky) + states - 1 : 0;
-  each += a.flag("perElement") ? ceilDiv(more("NeuronForward_perElement", leaky) * neuronParameters(a), 3) : 0;
-  return without(each, (states - std::min(states, stored)) * (move + 1));
+Count neuronStates(const VertexQuery &a, const char *field) { return a.size(field) / a.value("size"); }
+Count neuronParameters(const VertexQuery &a) {
+  return a.size("parameters") / (a.flag("perElement") ? a.value("size") : 1);
 }
 
-VertexPerfEstimate neuronForward(const Asked &a) {
+// Return the instructions of a step of one register that stores `stored` of the states.
+Count neuronStep(const VertexQuery &a, Count states, Count stored) {
+  const std::string leaky = "NeuronForward_Leaky_V0";
+  Count each = iteration(neuronLoop(a, "Forward"));
+  each += a.isHalf() ? additional("NeuronForward_half", leaky) + states - 1 : 0;
+  each += a.flag("perElement") ? ceilDiv(additional("NeuronForward_perElement", leaky) * neuronParameters(a), 3) : 0;
+  return difference(each, (states - std::min(states, stored)) * (move + 1));
+}
+
+VertexPerfEstimate neuronForward(const VertexQuery &a) {
   const Count registers = ceilDiv(a.value("size"), 2), states = neuronStates(a, "state");
   const Count each = neuronStep(a, states, bits(a.value("keptStates")));
   const Count rowStart = 12 + 3 * states; // addresses of the rows
@@ -145,17 +148,18 @@ VertexPerfEstimate neuronForward(const Asked &a) {
   return {a.cycles(18 + steps * (rowStart + a.share(registers) * each)), steps * a.value("size") * 8 * states};
 }
 
-VertexPerfEstimate neuronBackward(const Asked &a) {
+VertexPerfEstimate neuronBackward(const VertexQuery &a) {
   const Count registers = ceilDiv(a.value("size"), 2), states = neuronStates(a, "initial"), read = move + 1;
   const Count steps = a.value("steps"), parameters = neuronParameters(a), share = a.share(registers);
-  Count each = turn(neuronLoop(a, "Backward"));
-  // The probe is of Atan; which surrogate it is, is asked for every register.
+  Count each = iteration(neuronLoop(a, "Backward"));
+  // The probe has Atan. The vertex chooses its surrogate for every register.
   const Count dispatch = 5;
-  each = without(each + dispatch + Asked::surrogate(static_cast<SurrogateKind>(a.value("surrogate"))),
-                 Asked::surrogate(SurrogateKind::Atan));
-  each += a.isHalf() ? more("NeuronBackward_half", "NeuronBackward_Leaky_V0") + 2 * (states - 1) : 0;
-  each +=
-      a.flag("perElement") ? ceilDiv(more("NeuronForward_perElement", "NeuronForward_Leaky_V0") * parameters, 3) : 0;
+  each = difference(each + dispatch + VertexQuery::surrogate(static_cast<SurrogateKind>(a.value("surrogate"))),
+                    VertexQuery::surrogate(SurrogateKind::Atan));
+  each += a.isHalf() ? additional("NeuronBackward_half", "NeuronBackward_Leaky_V0") + 2 * (states - 1) : 0;
+  each += a.flag("perElement")
+              ? ceilDiv(additional("NeuronForward_perElement", "NeuronForward_Leaky_V0") * parameters, 3)
+              : 0;
   each += bits(a.value("seedStates")) * (read + 1);
   const Count rowStart = 20 + 8 * states, begin = share * (parameters + states) * (loop + 2 * move);
   Count all = 28 + begin + steps * (rowStart + share * each);
@@ -166,30 +170,32 @@ VertexPerfEstimate neuronBackward(const Asked &a) {
   return {a.cycles(all), steps * a.value("size") * 20 * states};
 }
 
-VertexPerfEstimate surrogateSpike(const Asked &a) {
+VertexPerfEstimate surrogateSpike(const VertexQuery &a) {
   const Count registers = ceilDiv(a.value("size"), 2);
-  return {a.cycles(3 + a.share(registers) * turn("SurrogateSpike")), a.value("size")};
+  return {a.cycles(3 + a.share(registers) * iteration("SurrogateSpike")), a.value("size")};
 }
 
-VertexPerfEstimate surrogateSpikeBackward(const Asked &a) {
+VertexPerfEstimate surrogateSpikeBackward(const VertexQuery &a) {
   const Count registers = ceilDiv(a.value("size"), 2);
-  // Beside the surrogate, what that of Atan has.
-  const Count around = without(turn("SurrogateSpikeBackward_Atan"), Asked::surrogate(SurrogateKind::Atan));
+  // The instructions around the surrogate, from the probe with Atan.
+  const Count around =
+      difference(iteration("SurrogateSpikeBackward_Atan"), VertexQuery::surrogate(SurrogateKind::Atan));
   return {a.cycles(6 + a.share(registers) * (around + a.surrogate())), 8 * a.value("size")};
 }
 
-// Lanes go in groups of four registers, and what is left in single ones: of(registers) summed over them.
+// Lanes are processed in groups of four registers, and the remainder in single ones. Return the sum of of(registers)
+// over the groups.
 template <typename Of> Count overGroups(Count lanes, const Of &of) {
   const Count registers = ceilDiv(lanes, 2);
   return registers / 4 * of(4) + registers % 4 * of(1);
 }
 
-// Of one row and one group: what `spikes` add up, by id.
+// Return the instructions to gather `spikes` weights, for one row and one group.
 Count gather(Count spikes, bool unit, Count registers) {
-  return spikes * turn("gather_" + std::to_string(registers) + (unit ? "" : "_values"));
+  return spikes * iteration("gather_" + std::to_string(registers) + (unit ? "" : "_values"));
 }
 
-VertexPerfEstimate sparseLinearForward(const Asked &a) {
+VertexPerfEstimate sparseLinearForward(const VertexQuery &a) {
   const Count rows = a.share(a.value("rows")), spikes = a.used("slots"), lanes = a.value("lanes");
   const bool unit = a.flag("unitValues");
   const Count all = overGroups(lanes, [&](Count registers) {
@@ -198,146 +204,149 @@ VertexPerfEstimate sparseLinearForward(const Asked &a) {
   return {a.cycles(11 + all), 2 * a.value("rows") * spikes * lanes};
 }
 
-VertexPerfEstimate sparseLinearValueGradient(const Asked &a) {
+VertexPerfEstimate sparseLinearValueGradient(const VertexQuery &a) {
   const Count rows = a.share(a.value("rows")), slots = a.used("slots"), lanes = a.value("lanes");
   const Count all = overGroups(lanes, [&](Count registers) {
-    // A slot: the product, the sum of two lanes, and its place in gradValues.
+    // For each slot: the product, the sum of two lanes, and its address in gradValues.
     return 8 + rows * (14 + registers * move + slots * (5 + registers * (move + 2) + 6));
   });
   return {a.cycles(9 + all + rows * slots * 2), 2 * a.value("rows") * slots * lanes};
 }
 
-VertexPerfEstimate sparseLinearWeightUpdate(const Asked &a) {
+VertexPerfEstimate sparseLinearWeightUpdate(const VertexQuery &a) {
   const Count slots = a.used("slots"), registers = ceilDiv(a.value("lanes"), 2);
-  // Every worker looks for the first of its spikes in every row, which ascends as those of SelectSpikes do, and has a
-  // sixth of them.
-  const Count looks = a.value("rows") * (12 + search(slots));
-  const Count has = a.share(a.value("rows") * slots) * (8 + registers * turn("SparseLinearWeightUpdate"));
-  return {a.cycles(12 + looks + has), 2 * a.value("rows") * slots * a.value("lanes")};
+  // Every worker searches its first spike in every row, assumed to ascend as those of SelectSpikes do, and has a sixth
+  // of the spikes.
+  const Count searches = a.value("rows") * (12 + search(slots));
+  const Count updates = a.share(a.value("rows") * slots) * (8 + registers * iteration("SparseLinearWeightUpdate"));
+  return {a.cycles(12 + searches + updates), 2 * a.value("rows") * slots * a.value("lanes")};
 }
 
-// A spike that goes to so many neurons one by one, to each at its own time.
-Count delayed(const Asked &a, Count lanes, const std::string &loop) {
-  // Where a synapse begins: its lag, two addresses, the comparison of times.
-  return 14 + lanes * (9 + a.value("taps") * turn(a.isHalf() ? loop + "_half" : loop));
+// Return the instructions to add a spike to `lanes` neurons, each with its own delay.
+Count delayed(const VertexQuery &a, Count lanes, const std::string &loop) {
+  // For each synapse: its lag, two addresses, the comparison of times.
+  return 14 + lanes * (9 + a.value("taps") * iteration(a.isHalf() ? loop + "_half" : loop));
 }
 
-VertexPerfEstimate delayLinearForward(const Asked &a) {
+VertexPerfEstimate delayLinearForward(const VertexQuery &a) {
   const Count samples = a.value("samples"), lanes = a.value("lanes"), rows = a.value("rows"), spikes = a.used("slots");
-  // A worker has columns of the currents, perhaps of several samples, and goes through the spikes of each.
-  const Count columns = a.share(samples * lanes), visited = ceilDiv(columns, lanes), own = ceilDiv(columns, visited);
+  // A worker has columns of the currents, possibly of several samples, and reads the spikes of each sample.
+  const Count columns = a.share(samples * lanes), visited = ceilDiv(columns, lanes),
+              ownCount = ceilDiv(columns, visited);
   const Count first = a.flag("begins") ? a.value("steps") * columns * (loop + 2 * move) : 0;
-  const Count all = visited * ceilDiv(rows, samples) * (10 + spikes * delayed(a, own, "DelayLinearForward"));
+  const Count all = visited * ceilDiv(rows, samples) * (10 + spikes * delayed(a, ownCount, "DelayLinearForward"));
   return {a.cycles(20 + first + all), 2 * rows * spikes * lanes * a.value("taps")};
 }
 
-VertexPerfEstimate delayLinearWeightUpdate(const Asked &a) {
+VertexPerfEstimate delayLinearWeightUpdate(const VertexQuery &a) {
   const Count slots = a.used("slots"), rows = a.value("rows"), lanes = a.value("lanes");
-  const Count has = a.share(rows * slots) * (8 + delayed(a, lanes, "DelayLinearWeightUpdate"));
-  return {a.cycles(14 + rows * (14 + search(slots)) + has), 2 * rows * slots * lanes * a.value("taps")};
+  const Count updates = a.share(rows * slots) * (8 + delayed(a, lanes, "DelayLinearWeightUpdate"));
+  return {a.cycles(14 + rows * (14 + search(slots)) + updates), 2 * rows * slots * lanes * a.value("taps")};
 }
 
-VertexPerfEstimate delayLinearValueGradient(const Asked &a) {
+VertexPerfEstimate delayLinearValueGradient(const VertexQuery &a) {
   const Count slots = a.used("slots"), rows = a.value("rows"), lanes = a.value("lanes");
   const Count all = a.share(rows) * (14 + slots * delayed(a, lanes, "DelayLinearValueGradient"));
   return {a.cycles(14 + all), 2 * rows * slots * lanes * a.value("taps")};
 }
 
-VertexPerfEstimate sparseLifForward(const Asked &a) {
+VertexPerfEstimate sparseLifForward(const VertexQuery &a) {
   const Count rows = a.share(a.value("rows")), lanes = a.value("lanes");
-  const Count spikes = a.flag("input") ? a.used("slots") : 0, own = a.flag("recurrent") ? a.used("outputSlots") : 0;
+  const Count spikes = a.flag("input") ? a.used("slots") : 0,
+              ownCount = a.flag("recurrent") ? a.used("outputSlots") : 0;
   const bool unit = a.flag("unitValues");
-  // Membrane, bias, beta, both thresholds; the step; two bits a lane into words of 64.
+  // Membrane, bias, beta, both thresholds; the step; two bits of each lane in words of 64.
   const Count neuron = 6 * move + 2 + 1 + heaviside + a.integrate() + 3 + 28;
   const Count all = overGroups(lanes, [&](Count registers) {
-    return 16 + gather(spikes, unit, registers) + gather(own, true, registers) + registers * neuron;
+    return 16 + gather(spikes, unit, registers) + gather(ownCount, true, registers) + registers * neuron;
   });
-  return {a.cycles(22 + rows * (20 + all)), 2 * a.value("rows") * (spikes + own + 4) * lanes};
+  return {a.cycles(22 + rows * (20 + all)), 2 * a.value("rows") * (spikes + ownCount + 4) * lanes};
 }
 
-VertexPerfEstimate sparseLifStepBackward(const Asked &a) {
+VertexPerfEstimate sparseLifStepBackward(const VertexQuery &a) {
   const Count slots = a.value("slots"), rows = a.share(a.value("rows")), registers = ceilDiv(a.value("lanes"), 2);
-  // Every block looks for the first of its spikes, twice, and has its neurons' share of them: at most one each.
-  const Count used = a.used(slots), own = std::min(used, a.value("neurons"));
+  // Every block searches its first spike twice, and has its neurons' share of the spikes: at most one each.
+  const Count used = a.used(slots), ownCount = std::min(used, a.value("neurons"));
   const Count each = loop + 3 * move + clampUnit + 1 + heaviside + a.carry() + 2 * move + 3 * 2 * move + 3 + 1 + select;
-  const Count row = 16 + 2 * search(used) + own * (14 + a.surrogate()) + registers * each;
-  return {a.cycles(18 + rows * row), a.value("rows") * (own * 10 + a.value("lanes") * 12)};
+  const Count row = 16 + 2 * search(used) + ownCount * (14 + a.surrogate()) + registers * each;
+  return {a.cycles(18 + rows * row), a.value("rows") * (ownCount * 10 + a.value("lanes") * 12)};
 }
 
-VertexPerfEstimate selectSpikes(const Asked &a) {
+VertexPerfEstimate selectSpikes(const VertexQuery &a) {
   const Count rows = a.value("rows"), words = a.value("words"), slots = a.value("slots"), spikes = a.used(slots);
-  // Counting bits, then a bit at a time, then values and padding. Of few rows each has several workers, which share all
-  // but the counting.
+  // Counting bits, extracting them one by one, then values and padding. If there are few rows, several workers share a
+  // row except for the counting.
   const Count parts = rows != 0 ? std::max<Count>(1, a.workers() / rows) : 1;
   const Count row =
       40 + words * 9 + ceilDiv(words, parts) * 6 + ceilDiv(spikes * 10 + slots * 4 + (slots - spikes) * 2, parts);
   return {a.cycles(20 + a.share(rows * parts) * row)};
 }
 
-VertexPerfEstimate selectSpikesBackward(const Asked &a) {
+VertexPerfEstimate selectSpikesBackward(const VertexQuery &a) {
   const Count rows = a.share(a.value("rows")), slots = a.value("slots"), carried = a.used(slots);
   const Count each = loop + 3 * move + 1 + a.surrogate() + (a.flag("perNeuron") ? 8 : 0);
   return {a.cycles(11 + rows * (14 + ceilDiv(carried, 2) * each + (slots - carried) * 2)), rows * carried * 10};
 }
 
-VertexPerfEstimate above(const Asked &a) {
+VertexPerfEstimate above(const VertexQuery &a) {
   const Count neurons = a.value("neurons"), words = ceilDiv(neurons, 32);
   const Count word = 14 + std::min<Count>(neurons, 32) * (12 + (a.flag("perNeuron") ? 1 : 0));
   return {a.cycles(10 + a.share(a.value("rows") * words) * word), 2 * a.value("rows") * neurons};
 }
 
-VertexPerfEstimate gatherSlots(const Asked &a) {
+VertexPerfEstimate gatherSlots(const VertexQuery &a) {
   return {a.cycles(7 + a.share(a.value("rows")) * (8 + a.value("slots") * 12))};
 }
 
-VertexPerfEstimate scatterSlots(const Asked &a) {
+VertexPerfEstimate scatterSlots(const VertexQuery &a) {
   const Count row = 10 + a.value("neurons") * 2 + a.used("slots") * 10;
   return {a.cycles(7 + a.share(a.value("rows")) * row), a.value("rows") * a.used("slots")};
 }
 
-// A turn for each element of what the workers share out.
-VertexPerfEstimate elementwise(const Asked &a) {
+// The loop has an iteration for each element of a worker's share.
+VertexPerfEstimate elementwise(const VertexQuery &a) {
   const std::string name = a.vertex.getVertexName().substr(std::string("snnipu::").size());
-  return {a.cycles(4 + a.share(a.value("size")) * turn(name.substr(0, name.find('<')))), a.value("size")};
+  return {a.cycles(4 + a.share(a.value("size")) * iteration(name.substr(0, name.find('<')))), a.value("size")};
 }
 
-VertexPerfEstimate advance(const Asked &a) { return {a.cycles(12)}; }
+VertexPerfEstimate advance(const VertexQuery &a) { return {a.cycles(12)}; }
 
-VertexPerfEstimate mergeBits(const Asked &a) {
+VertexPerfEstimate mergeBits(const VertexQuery &a) {
   return {a.cycles(6 + a.share(a.value("rows")) * (10 + a.value("pieces") * 12))};
 }
 
-VertexPerfEstimate sumSlots(const Asked &a) {
+VertexPerfEstimate sumSlots(const VertexQuery &a) {
   return {a.cycles(7 + a.share(a.value("size")) * (8 + a.value("blocks") * 5)), a.value("size") * a.value("blocks")};
 }
 
-VertexPerfEstimate sumRows(const Asked &a) {
-  return {a.cycles(5 + a.share(a.value("columns")) * (6 + a.value("rows") * turn("SumRows"))), a.size("in")};
+VertexPerfEstimate sumRows(const VertexQuery &a) {
+  return {a.cycles(5 + a.share(a.value("columns")) * (6 + a.value("rows") * iteration("SumRows"))), a.size("in")};
 }
 
-VertexPerfEstimate ascending(const Asked &a) {
+VertexPerfEstimate ascending(const VertexQuery &a) {
   return {a.cycles(6 + a.share(a.value("rows")) * (10 + a.used("slots") * 6))};
 }
 
-VertexPerfEstimate sumParts(const Asked &a) {
+VertexPerfEstimate sumParts(const VertexQuery &a) {
   const Count parts = a.value("parts");
-  return {a.cycles(5 + a.share(parts) * (9 + ceilDiv(a.value("size"), parts) * turn("SumParts"))), a.value("size")};
+  return {a.cycles(5 + a.share(parts) * (9 + ceilDiv(a.value("size"), parts) * iteration("SumParts"))),
+          a.value("size")};
 }
 
-VertexPerfEstimate cast(const Asked &a) {
-  return {a.cycles(4 + a.share(ceilDiv(a.value("size"), 2)) * turn(a.isHalf() ? "Cast_toFloat" : "Cast_toHalf"))};
+VertexPerfEstimate cast(const VertexQuery &a) {
+  return {a.cycles(4 + a.share(ceilDiv(a.value("size"), 2)) * iteration(a.isHalf() ? "Cast_toFloat" : "Cast_toHalf"))};
 }
 
-// A kernel over maps: how many of its indices lead from a coordinate of the input to a place of the vertex, on average
-// over the coordinates, and what the loops over them take where they lead nowhere.
+// A kernel over maps: the average number of its indices that lead from an input coordinate to a place of the vertex,
+// and the cost of the loops over the others.
 struct Kernel {
-  const Asked &a;
+  const VertexQuery &a;
   double down, across;
   Count taps;
-  static constexpr double index = 7; // the next one, and whether it leads to a place
+  static constexpr double index = 7; // go to the next index and check if it leads to a place
 
-  explicit Kernel(const Asked &asked, const char *lines)
-      : a(asked), down(hits(a.value(lines), a.value("kernelHeight"), a.value("inHeight"))),
+  explicit Kernel(const VertexQuery &query, const char *lines)
+      : a(query), down(hits(a.value(lines), a.value("kernelHeight"), a.value("inHeight"))),
         across(hits(a.value("width"), a.value("kernelWidth"), a.value("inWidth"))),
         taps(a.value("kernelHeight") * a.value("kernelWidth")) {}
 
@@ -345,9 +354,10 @@ struct Kernel {
     return std::min(static_cast<double>(taps),
                     static_cast<double>(places * taps) / static_cast<double>(std::max<Count>(1, inputs)));
   }
-  // Of a packed place: its parts, and where the first indices lead.
+  // Return the instructions to unpack a position and compute the outputs of the first indices.
   double start() const { return 24 + (a.value("strideY") > 1 ? 12 : 0) + (a.value("strideX") > 1 ? 12 : 0); }
-  // All indices for a place, `each` instructions for one that leads somewhere in `part` of the lines.
+  // Return the instructions for all indices of an input, with `each` for one that leads to a place within the fraction
+  // `part` of the lines.
   double over(double each, double part = 1.0) const {
     const double rows = static_cast<double>(a.value("kernelHeight")),
                  columns = static_cast<double>(a.value("kernelWidth"));
@@ -355,14 +365,14 @@ struct Kernel {
   }
 };
 
-// Spikes of other groups of channels, which are passed over, are counted as if they were the vertex's own.
-VertexPerfEstimate sparseConvForward(const Asked &a) {
+// Spikes of other groups of channels, which the vertex skips, are counted as if they were its own.
+VertexPerfEstimate sparseConvForward(const VertexQuery &a) {
   const Kernel kernel(a, "lines");
   const Count shares = a.value("shares"), lanes = a.value("lanes"), spikes = a.used("slots");
   const double places = static_cast<double>(a.value("lines") * a.value("width")) / static_cast<double>(shares);
   const auto item = [&](Count registers) {
     const double each =
-        static_cast<double>(turn("addKernelLine_" + std::to_string(registers) + (a.isHalf() ? "_half" : "")));
+        static_cast<double>(iteration("addKernelLine_" + std::to_string(registers) + (a.isHalf() ? "_half" : "")));
     const double spike =
         kernel.start() + kernel.over(std::max(0.0, each - kernel.index), 1.0 / static_cast<double>(shares));
     return 20 + places * (3 + static_cast<double>(registers * move)) + static_cast<double>(spikes) * spike;
@@ -376,30 +386,31 @@ VertexPerfEstimate sparseConvForward(const Asked &a) {
       static_cast<Count>(2.0 * static_cast<double>(a.value("rows") * spikes * lanes) * kernel.down * kernel.across)};
 }
 
-// Lanes in groups of four registers, of which `loop` is a turn, and what is left in single ones, by hand: two loads, a
-// multiplication and an addition, for a weight's gradient a store, and the loop.
+// Lanes are processed in groups of four registers with `loop` per iteration, and the remainder in single ones, counted
+// by hand: two loads, a multiplication and an addition, for a weight's gradient a store, and the loop.
 double overLanes(double registers, double loop, Count single) {
   const double groups = static_cast<double>(static_cast<Count>(registers / 4));
   return groups * loop + (registers - 4 * groups) * static_cast<double>(single);
 }
 
-VertexPerfEstimate sparseConvWeightUpdate(const Asked &a) {
+VertexPerfEstimate sparseConvWeightUpdate(const VertexQuery &a) {
   const Kernel kernel(a, "lines");
   const Count lanes = a.value("lanes"), groups = ceilDiv(lanes, 8), items = a.share(kernel.taps * groups);
   const double hit = kernel.down * kernel.across / static_cast<double>(kernel.taps);
   const double taps = static_cast<double>(ceilDiv(items, groups));
   const double registers = static_cast<double>(std::min(4 * items, ceilDiv(lanes, 2) * ceilDiv(items, groups))) / taps;
-  const double each = overLanes(registers, static_cast<double>(turn("SparseConvWeightUpdate")), loop + 3 * move + 2);
+  const double each =
+      overLanes(registers, static_cast<double>(iteration("SparseConvWeightUpdate")), loop + 3 * move + 2);
   const double spike = kernel.start() + 6 + taps * (12 + hit * (10 + each));
   const Count spikes = a.value("rows") * a.used("slots");
   return {a.cycles(40 + a.value("rows") * 12 + static_cast<Count>(static_cast<double>(spikes) * spike)),
           static_cast<Count>(2.0 * static_cast<double>(spikes * lanes) * kernel.down * kernel.across)};
 }
 
-VertexPerfEstimate sparseConvValueGradient(const Asked &a) {
+VertexPerfEstimate sparseConvValueGradient(const VertexQuery &a) {
   const Kernel kernel(a, "lines");
   const Count slots = a.used("slots"), registers = ceilDiv(a.value("lanes"), 2);
-  const Count group = turn(a.isHalf() ? "SparseConvValueGradient_half" : "SparseConvValueGradient");
+  const Count group = iteration(a.isHalf() ? "SparseConvValueGradient_half" : "SparseConvValueGradient");
   const double each = 8 + overLanes(static_cast<double>(registers), static_cast<double>(group), loop + 2 * move + 2);
   const double slot = kernel.start() + 8 + kernel.over(each);
   const double row = 16 + static_cast<double>(a.share(slots)) * slot;
@@ -408,31 +419,34 @@ VertexPerfEstimate sparseConvValueGradient(const Asked &a) {
                              kernel.across)};
 }
 
-VertexPerfEstimate channelsFirst(const Asked &a) {
+VertexPerfEstimate channelsFirst(const VertexQuery &a) {
   const Count runs = ceilDiv(a.share(a.size("to")), a.value("places")) + 1;
-  return {a.cycles(20 + runs * 14 + a.share(a.size("to")) * turn(a.isHalf() ? "ChannelsFirst_half" : "ChannelsFirst"))};
+  return {a.cycles(20 + runs * 14 +
+                   a.share(a.size("to")) * iteration(a.isHalf() ? "ChannelsFirst_half" : "ChannelsFirst"))};
 }
 
-VertexPerfEstimate channelsLast(const Asked &a) {
-  const Count each = 14 + a.value("lanes") * turn(a.isHalf() ? "ChannelsLast_half" : "ChannelsLast");
+VertexPerfEstimate channelsLast(const VertexQuery &a) {
+  const Count each = 14 + a.value("lanes") * iteration(a.isHalf() ? "ChannelsLast_half" : "ChannelsLast");
   return {a.cycles(16 + a.share(a.value("rows") * a.value("places")) * each)};
 }
 
-// Two divisions without one, the parts, and the bounds.
-VertexPerfEstimate placesOfFloats(const Asked &a) { return {a.cycles(30 + a.share(a.value("size")) * 38)}; }
+// Two divisions by multiplication, packing, and the clamping.
+VertexPerfEstimate placesOfFloats(const VertexQuery &a) { return {a.cycles(30 + a.share(a.value("size")) * 38)}; }
 
-VertexPerfEstimate sparsePoolWindows(const Asked &a) {
+VertexPerfEstimate sparsePoolWindows(const VertexQuery &a) {
   const Kernel kernel(a, "height");
   const double shares = static_cast<double>(a.value("shares")), slots = static_cast<double>(a.used("slots"));
   const double windows = static_cast<double>(a.value("channels") * a.value("height") * a.value("width"));
-  // A worker looks at all of a row's slots, and has those of its channels.
+  // A worker reads all slots of a row, and processes those of its channels.
   const double item = 20 + windows / shares * 4 + slots * 8 + slots / shares * (kernel.start() + kernel.over(14));
   return {a.cycles(16 + static_cast<Count>(static_cast<double>(a.share(a.value("rows") * a.value("shares"))) * item))};
 }
 
-VertexPerfEstimate sparsePoolBits(const Asked &a) { return {a.cycles(16 + a.share(a.size("fired")) * (14 + 32 * 9))}; }
+VertexPerfEstimate sparsePoolBits(const VertexQuery &a) {
+  return {a.cycles(16 + a.share(a.size("fired")) * (14 + 32 * 9))};
+}
 
-VertexPerfEstimate sparsePoolGradient(const Asked &a) {
+VertexPerfEstimate sparsePoolGradient(const VertexQuery &a) {
   const Kernel kernel(a, "height");
   const Count used = a.used("slots");
   const double row = 12 + static_cast<double>(a.share(used)) * (kernel.start() + 10 + division + kernel.over(5)) +
@@ -440,7 +454,7 @@ VertexPerfEstimate sparsePoolGradient(const Asked &a) {
   return {a.cycles(16 + static_cast<Count>(static_cast<double>(a.value("rows")) * row))};
 }
 
-const std::map<std::string, VertexPerfEstimate (*)(const Asked &)> estimates = {
+const std::map<std::string, VertexPerfEstimate (*)(const VertexQuery &)> estimates = {
     {"snnipu::SparseConvForward", sparseConvForward},
     {"snnipu::SparseConvWeightUpdate", sparseConvWeightUpdate},
     {"snnipu::SparseConvValueGradient", sparseConvValueGradient},
@@ -489,7 +503,7 @@ const EstimatorRegistration registration("snnipu", [](poplar::Graph &graph) {
       continue;
     const auto estimate = found->second;
     graph.registerPerfEstimator(name, [estimate](const VertexIntrospector &vertex, const Target &target) {
-      return estimate(Asked{vertex, target});
+      return estimate(VertexQuery{vertex, target});
     });
   }
 });
@@ -497,7 +511,7 @@ const EstimatorRegistration registration("snnipu", [](poplar::Graph &graph) {
 } // namespace
 } // namespace ipu_model
 
-// What csrc/neuron/lanes.hpp calls on a tile.
+// The function that csrc/neuron/lanes.hpp calls.
 void checkAlignment(const void *address, unsigned bytes) {
   if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0)
     throw ipu_model::MisalignedAccess(bytes);

@@ -1,4 +1,4 @@
-// What the model counted: memory of the tiles, cycles, exchange. Not a part of Poplar.
+// The model's counts: memory of the tiles, cycles, exchange. This is not part of Poplar.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +12,26 @@ class Engine;
 namespace snnipu {
 namespace ipu_model {
 
-// Bytes of one tile.
+// Memory of one tile, in bytes.
 struct TileMemory {
-  std::uint64_t variables = 0;       // and constants
-  std::uint64_t vertexState = 0;     // fields of the vertices, and the list a tile keeps of them
-  std::uint64_t exchangeBuffers = 0; // copies of what lies elsewhere or is not contiguous: the largest at one time
-  std::uint64_t code = 0;            // estimate: codelets, control program, exchange sequences
+  std::uint64_t variables = 0;   // and constants
+  std::uint64_t vertexState = 0; // fields of the vertices, and the tile's list of them
+  // Copies of data that is on other tiles or not contiguous: the maximum at any time.
+  std::uint64_t exchangeBuffers = 0;
+  std::uint64_t code = 0; // estimate: codelets, control program, exchange sequences
 
   std::uint64_t total() const { return variables + vertexState + exchangeBuffers + code; }
 };
 
-// A compute set, or a copy. Cycles and bytes are of one execution.
+// A compute set or a copy. Cycles and bytes are of one execution.
 struct StepReport {
   std::string name;
   std::string kind; // "compute", "copy", "host"
   std::uint64_t executions = 0;
   std::uint64_t vertices = 0;
   std::uint64_t tiles = 0;         // with work
-  std::uint64_t computeCycles = 0; // of the tile that takes longest
-  double balance = 1;              // mean over all tiles of the target / that of the tile that takes longest
+  std::uint64_t computeCycles = 0; // of the slowest tile
+  double balance = 1;              // mean over all tiles of the target / slowest tile
   std::uint64_t exchangeBytes = 0; // received by all tiles
   std::uint64_t exchangeCycles = 0;
   std::uint64_t interIpuBytes = 0;
@@ -65,14 +66,14 @@ struct Report {
   std::uint64_t cycles() const { return computeCycles + exchangeCycles + syncCycles; }
   double seconds() const { return clockHz > 0 ? static_cast<double>(cycles()) / clockHz : 0; }
   unsigned fullestTile() const;
-  // Numbers of the tiles as arrays where `perTile`.
+  // Return the report as JSON; with `perTile`, with arrays of the tiles' numbers.
   std::string toJson(bool perTile = true) const;
 };
 
-// Of what the engine has run since it was made.
+// Return the counts of all runs since the engine was constructed.
 Report report(const poplar::Engine &engine);
-// As if `program` ran once, without running it: each loop whose turns depend on data counts as one turn, and so does
-// each side of an If.
+// Return the counts of one run of `program` without running it: a loop whose count depends on data counts as one
+// iteration, and both branches of an If are counted.
 Report estimate(const poplar::Engine &engine, unsigned program = 0);
 
 } // namespace ipu_model

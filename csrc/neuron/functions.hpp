@@ -1,5 +1,5 @@
-// Elementwise functions on lanes, with the values PyTorch gives them: what a neuron's step may consist of beside the
-// operators. Those of exact results (no exp among them) are equal to PyTorch's bit by bit.
+// Elementwise functions on lanes. A neuron's step consists of these and the operators. Functions whose results are
+// exact (not exp and its like) equal PyTorch's bit by bit.
 #pragma once
 
 #include "neuron/lanes.hpp"
@@ -12,7 +12,7 @@ template <typename V> inline V sign(V v) { return heaviside(v) - heaviside(-v); 
 
 template <typename V> inline V reciprocal(V v) { return splat<V>(1) / v; }
 
-// A NaN stays one.
+// Return NaN for NaN.
 template <typename V> inline V clamp(V v, V low, V high) {
   const V raised = v < low ? low : v;
   return raised > high ? high : raised;
@@ -36,7 +36,8 @@ template <typename V> inline V sqrt(V v) {
 template <typename V> inline V log(V v) {
   return eachLane(v, [](Element<V> lane) { return std::log(lane); });
 }
-// Within 2 ulp for float: a polynomial where exp would lose digits, else 1 - 2 / (exp(2 |v|) + 1).
+// The error is at most 2 ulp for float. Small arguments use a polynomial, because exp would lose digits; others use 1 -
+// 2 / (exp(2 |v|) + 1).
 template <typename V> inline V tanh(V v) {
   if constexpr (std::is_same_v<Element<V>, float>) {
     const V size = abs(v), square = v * v;
@@ -60,7 +61,8 @@ template <typename V> inline V cos(V v) {
 
 template <typename V> inline V sigmoid(V v) { return reciprocal(splat<V>(1) + exp(-v)); }
 
-// v to a power that is known when it is compiled; the special ones are PyTorch's.
+// Return v to a power known at compile time. PyTorch computes the same exponents by multiplication, square root and
+// division.
 template <typename V> inline V power(V v, double exponent) {
   if (exponent == 0)
     return splat<V>(1);

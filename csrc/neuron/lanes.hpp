@@ -1,7 +1,7 @@
 // SIMD lane types and the storage formats they are loaded from.
 //
-// A neuron's maths is written once, on a vector V of `lanes` elements of float or double: one register of the host's
-// instruction set, a float2 on the IPU, or a single lane for the elements left over at the end of a row.
+// A neuron's maths is written once, for a vector V of `lanes` elements of float or double. V is a register of the
+// host's instruction set, a float2 on the IPU, or a single lane for the elements left over at the end of a row.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
-// Bytes of one register: 8 is the IPU's float2.
+// Bytes of a register; 8 is the IPU's float2.
 #if !defined(SNNIPU_LANE_BYTES)
 #if defined(__AVX512F__)
 #define SNNIPU_LANE_BYTES 64
@@ -22,7 +22,7 @@
 #endif
 #endif
 
-// Lanes of a float2 need no intrinsics, and no compiler has to read half a megabyte of them.
+// A float2 needs no intrinsics. Their headers have half a megabyte, so they are not included.
 #if defined(__SSE2__) && SNNIPU_LANE_BYTES >= 16
 #include <immintrin.h>
 #define SNNIPU_SSE2 1
@@ -46,12 +46,12 @@ template <typename C> using SingleLane = VectorN<C, 1>;
 template <typename V> using Element = std::remove_cv_t<std::remove_reference_t<decltype(std::declval<V &>()[0])>>;
 template <typename V> constexpr unsigned lanes = sizeof(V) / sizeof(Element<V>);
 
-// value - 0 is value, whatever its sign.
+// V{} is 0, and value - 0 is value for either sign of zero.
 template <typename V> inline V splat(Element<V> value) { return value - V{}; }
 
 template <typename V> inline V abs(V v) { return v < splat<V>(0) ? -v : v; }
 
-// A function of its own: a call for every lane is much code.
+// This is not inlined, because a call for each lane is much code.
 template <typename V> __attribute__((noinline)) V exactExp(V v) {
   V result;
   for (unsigned i = 0; i < lanes<V>; ++i)
@@ -59,14 +59,15 @@ template <typename V> __attribute__((noinline)) V exactExp(V v) {
   return result;
 }
 
-// exp(v): Cody-Waite reduction and a degree-6 polynomial, within 2 ulp for float; 0 below and inf above float's range.
+// Return exp(v). For float: Cody-Waite reduction and a polynomial of degree 6, within 2 ulp; 0 below and inf above
+// float's range.
 template <typename V> inline V exp(V v) {
   using C = Element<V>;
   if constexpr (std::is_same_v<C, float>) {
     typedef VectorN<int32_t, lanes<V>> Bits;
     const V low = splat<V>(-87.3365447f), high = splat<V>(88.7228394f);
     const V clamped = v < low ? low : (v > high ? high : v);
-    // Adding and taking away 1.5 * 2^23 rounds to the nearest integer.
+    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
     const V magic = splat<V>(12582912.0f);
     V n = clamped * 1.44269504f + magic;
     n = n - magic;
@@ -78,7 +79,7 @@ template <typename V> inline V exp(V v) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    // 2^n in two factors, as n may be 128.
+    // 2^n is the product of two powers, because n may be 128.
     const Bits exponent = __builtin_convertvector(n, Bits);
     const Bits halved = exponent >> 1;
     V scale1, scale2;
@@ -94,7 +95,7 @@ template <typename V> inline V exp(V v) {
   }
 }
 
-// 16-bit storage formats of the host. On the IPU `half` is a type of the compiler's.
+// 16-bit storage formats of the host. On the IPU, `half` is a type of the compiler.
 struct Float16 {
   uint16_t bits;
 };
@@ -102,7 +103,7 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// Arithmetic is in float whatever the storage, in double for double.
+// The type of arithmetic on storage type S: double for double, else float.
 template <typename S> using Compute = std::conditional_t<std::is_same_v<S, double>, double, float>;
 
 template <typename V> struct Convert {
@@ -121,12 +122,12 @@ template <typename V> struct Convert {
   }
 
   static V fromBFloat16(Bits16 h) { return fromBits(__builtin_convertvector(h, Bits32) << 16); }
-  // Round to nearest, ties to even; NaN stays NaN.
+  // Rounds to nearest, ties to even; NaN stays NaN.
   static Bits16 toBFloat16(V v) {
     const Bits32 bits = toBits(v);
     const Bits32 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-    const Bits32 kept = v != v ? (bits | 0x400000u) : rounded;
-    return __builtin_convertvector(kept >> 16, Bits16);
+    const Bits32 roundedOrNan = v != v ? (bits | 0x400000u) : rounded;
+    return __builtin_convertvector(roundedOrNan >> 16, Bits16);
   }
 
   static V fromFloat16(Bits16 h) {
@@ -141,7 +142,7 @@ template <typename V> struct Convert {
     const Bits32 wide = __builtin_convertvector(h, Bits32);
     const Bits32 sign = (wide & 0x8000u) << 16;
     const Bits32 magnitude = wide & 0x7fffu;
-    // Exponent rebias by a multiplication with 2^112: subnormals come out right without a special case.
+    // A multiplication by 2^112 changes the exponent's bias. It is right for subnormals, too.
     const V scaled = fromBits(magnitude << 13) * 0x1p112f;
     const Bits32 special = (magnitude << 13) | 0x7f800000u;
     return fromBits(sign | (magnitude >= 0x7c00u ? special : toBits(scaled)));
@@ -159,7 +160,7 @@ template <typename V> struct Convert {
     const Bits32 bits = toBits(v);
     const Bits32 sign = (bits >> 16) & 0x8000u;
     const Bits32 magnitude = bits & 0x7fffffffu;
-    // Normal numbers: rebias, then round to nearest even. Subnormals: let an addition of 0.5 do the rounding.
+    // Normal numbers: change the bias, then round to nearest even. Subnormals: the addition of 0.5 rounds.
     const Bits32 normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
     const Bits32 subnormal = toBits(fromBits(magnitude) + 0.5f) - 0x3f000000u;
     Bits32 result = magnitude < 0x38800000u ? subnormal : normal;
@@ -169,11 +170,12 @@ template <typename V> struct Convert {
   }
 };
 
-// What the first element of a vector is a multiple of, in elements: on a tile one access has all of them, 64 bits or,
-// of two halves, 32; the host's registers may lie anywhere.
+// Alignment of a vector's first element, in elements. A tile accesses a vector at once: 64 bits, or 32 for two halves.
+// The host's registers need no alignment.
 #if defined(__POPC__)
 template <typename C> constexpr unsigned lanesAlignment = registerLanes<C>;
-// The IPU model's, where it is built with it: throws for an address that is no multiple of `bytes`.
+// The IPU model defines checkAlignment() with SNNIPU_CHECK_ALIGNMENT: it throws if the address is no multiple of
+// `bytes`.
 #if defined(SNNIPU_CHECK_ALIGNMENT)
 void checkAlignment(const void *address, unsigned bytes);
 #else
@@ -190,7 +192,7 @@ template <typename C> constexpr unsigned lanesAlignment = 1;
 template <typename V, typename S> inline S *aligned(S *address) { return address; }
 #endif
 
-// lanes<V> consecutive elements of storage type S as a V, and back.
+// Load lanes<V> consecutive elements of storage type S as a V; store() is the inverse.
 template <typename V, typename S> inline V load(const S *address) {
   const S *const from = aligned<V>(address);
   if constexpr (std::is_same_v<S, Element<V>>) {
@@ -224,7 +226,7 @@ template <typename V, typename S> inline void store(S *address, V v) {
     std::memcpy(to, &v, sizeof(V));
 #if defined(__IPU__)
   } else if constexpr (lanes<V> > 1) {
-    // One access: workers that write halves of a word each would take back what the other has written.
+    // A single access, because two workers that each write half a word could overwrite each other's half.
     const auto packed = __builtin_convertvector(v, VectorN<S, lanes<V>>);
     std::memcpy(to, &packed, sizeof(packed));
 #endif
@@ -240,8 +242,7 @@ template <typename V, typename S> inline void store(S *address, V v) {
   }
 }
 
-// a * b + c, rounded once where the machine has an instruction for it, else twice: exact in a * b either way where a
-// is 1.
+// Return a * b + c, rounded once if the machine has such an instruction, else twice. Both are equal if a is 1.
 template <typename V> inline V multiplyAdd(V a, V b, V c) {
 #if defined(SNNIPU_AVX512)
   if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, float>)
@@ -262,7 +263,7 @@ template <typename V> inline V multiplyAdd(V a, V b, V c) {
   return a * b + c;
 }
 
-// K registers that stand side by side, each of them named, so that the compiler keeps them in registers.
+// K adjacent registers. Each is a separate member, so that the compiler keeps it in a register.
 template <typename V, unsigned K> struct Registers {
   V first;
   Registers<V, K - 1> rest;
@@ -277,7 +278,7 @@ template <typename V, unsigned K> struct Registers {
     first = first + load<V>(from);
     rest.add(from + lanes<V>);
   }
-  // Sum over the registers of this * from.
+  // Return the sum over the registers of this * from.
   template <typename S> V products(const S *from) const {
     return rest.addProducts(first * load<V>(from), from + lanes<V>);
   }
@@ -301,7 +302,7 @@ template <typename V, unsigned K> struct Registers {
     first = first + others.first;
     rest.join(others.rest);
   }
-  // body(lane offset, register) for each.
+  // Call body(lane offset, register) for each register.
   template <typename Body> void forEach(const Body &body, unsigned lane = 0) {
     body(lane, first);
     rest.forEach(body, lane + lanes<V>);
@@ -319,7 +320,7 @@ template <typename V> struct Registers<V, 0> {
   template <typename Body> void forEach(const Body &, unsigned = 0) {}
 };
 
-// One bit for each lane where a > b, the first lane's the lowest.
+// Return one bit for each lane, the first lane's lowest: set if a > b.
 template <typename V> inline uint64_t bitsAbove(V a, V b) {
 #if defined(SNNIPU_AVX512)
   if constexpr (sizeof(V) == 64 && std::is_same_v<Element<V>, float>)
@@ -345,7 +346,7 @@ template <typename V> inline uint64_t bitsAbove(V a, V b) {
   return bits;
 }
 
-// 1 in each lane whose bit is set, else 0.
+// Return 1 in each lane whose bit is set, else 0.
 template <typename V> inline V lanesOf(uint64_t bits) {
   using Integer = std::conditional_t<sizeof(Element<V>) == 8, uint64_t, uint32_t>;
   typedef VectorN<Integer, lanes<V>> Bits;
@@ -356,13 +357,13 @@ template <typename V> inline V lanesOf(uint64_t bits) {
   return set != Bits{} ? splat<V>(1) : splat<V>(0);
 }
 
-// The sum of the two halves of a vector.
+// Return the sum of a vector's two halves.
 template <typename V> inline VectorN<Element<V>, lanes<V> / 2> addHalves(V v) {
   typedef VectorN<Element<V>, lanes<V> / 2> Half;
 #if defined(SNNIPU_AVX512)
   if constexpr (sizeof(V) == 64) {
     const __m512d all = reinterpret_cast<__m512d>(v);
-    // Masked by all: the plain intrinsics make GCC 12 warn of undefined values of its own.
+    // The masked intrinsics are used because the plain ones make GCC 12 warn of undefined values.
     return reinterpret_cast<Half>(_mm512_maskz_extractf64x4_pd(0xf, all, 0)) +
            reinterpret_cast<Half>(_mm512_maskz_extractf64x4_pd(0xf, all, 1));
   }
@@ -379,7 +380,7 @@ template <typename V> inline VectorN<Element<V>, lanes<V> / 2> addHalves(V v) {
   return low + high;
 }
 
-// Sum of the lanes, by halves.
+// Return the sum of the lanes, added by halves.
 template <typename V> inline Element<V> sumLanes(V v) {
   if constexpr (lanes<V> == 1)
     return v[0];
@@ -387,7 +388,7 @@ template <typename V> inline Element<V> sumLanes(V v) {
     return sumLanes(addHalves(v));
 }
 
-// Adds the sums of the lanes of four vectors to to[0 .. 4).
+// to[i] += sum of the lanes of the i-th vector, for i < 4.
 template <typename V> inline void addFourSums(Element<V> *to, V a, V b, V c, V d) {
   to[0] += sumLanes(a);
   to[1] += sumLanes(b);
@@ -395,8 +396,8 @@ template <typename V> inline void addFourSums(Element<V> *to, V a, V b, V c, V d
   to[3] += sumLanes(d);
 }
 
-// Writes whole registers past the caches, to addresses that are multiples of their size: for arrays that no cache would
-// hold until they are read. Needs a streamFence() before another thread reads them.
+// Write a whole register past the caches, to an address that is a multiple of its size. Use it for arrays that are too
+// large to stay in a cache until they are read. Call streamFence() before another thread reads them.
 template <typename Bits> inline void streamBits(void *to, Bits bits) {
 #if defined(SNNIPU_AVX512)
   if constexpr (sizeof(Bits) == 64)
@@ -430,7 +431,7 @@ template <typename V, typename S> inline void stream(S *to, V v) {
     store(to, v);
 }
 
-// Stores, or past the caches.
+// Store v, past the caches or not.
 template <typename V, typename S> inline void put(S *to, V v, bool pastCaches) {
   if (pastCaches)
     stream(to, v);
@@ -438,7 +439,7 @@ template <typename V, typename S> inline void put(S *to, V v, bool pastCaches) {
     store(to, v);
 }
 
-// Asks for an address that will be read soon, where there are caches to hold it.
+// Ask the caches, if there are any, for an address that will be read soon.
 inline void prefetch(const void *address) {
 #if defined(__x86_64__) || defined(__aarch64__)
   __builtin_prefetch(address, 0, 2);
@@ -447,7 +448,7 @@ inline void prefetch(const void *address) {
 #endif
 }
 
-// v as storage type S would give it back.
+// Return v rounded to storage type S.
 template <typename S, typename V> inline V quantise(V v) {
   if constexpr (std::is_same_v<S, Element<V>>) {
     return v;

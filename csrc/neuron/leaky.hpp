@@ -1,5 +1,5 @@
-// Parts of a step of Leaky, as the kernels of event-driven layers need them: the generated step and adjoint of
-// snnipu/equations.py, with the reset one step after its spike.
+// The membrane update of Leaky and its adjoint, for the kernels of event-driven layers. Both come from the generated
+// code of snnipu/equations.py, with the reset one step after its spike.
 #pragma once
 
 #include "generated_neurons.hpp"
@@ -17,22 +17,22 @@ template <typename V> inline V clampUnit(V beta) { return clamp(beta, splat<V>(0
 
 namespace leaky {
 
-// Of the choices of options, which are in pairs: reset_delay is true in the first.
+// The variant with reset R and reset_delay. Choices of options are in pairs, and reset_delay is true in the first.
 template <Reset R> constexpr unsigned variant = Leaky::choices[2 * static_cast<unsigned>(R)];
 
-constexpr bool same(const char *one, const char *other) {
-  for (; *one == *other; ++one, ++other)
-    if (!*one)
+constexpr bool equal(const char *a, const char *b) {
+  for (; *a == *b; ++a, ++b)
+    if (!*a)
       return true;
   return false;
 }
-constexpr unsigned place(const char *parameter) {
+constexpr unsigned parameterIndex(const char *parameter) {
   for (unsigned p = 0; p < Leaky::parameters; ++p)
-    if (same(Leaky::parameterNames[p], parameter))
+    if (equal(Leaky::parameterNames[p], parameter))
       return p;
   return Leaky::parameters;
 }
-constexpr unsigned threshold = place("threshold"), decay = place("clamp(beta, 0.0, 1.0)");
+constexpr unsigned threshold = parameterIndex("threshold"), decay = parameterIndex("clamp(beta, 0.0, 1.0)");
 static_assert(threshold < Leaky::parameters && decay < Leaky::parameters, "Leaky's parameters have other names");
 
 template <typename V> struct Lane {
@@ -59,14 +59,14 @@ template <typename V> struct StepLane : Lane<V> {
 
 } // namespace leaky
 
-// The membrane after a step.
+// Return the membrane after a step.
 template <Reset R, typename V> inline V leakyMembrane(const LeakyParameters<V> &p, V x, V memBefore) {
   V result;
   Leaky::step<leaky::variant<R>>(leaky::StepLane<V>{{p, memBefore}, x, &result});
   return result;
 }
 
-// Gradients of a step: of its input, of the membrane before it, and of the parameters.
+// Gradients of a step's input, of the membrane before it, and of the parameters.
 template <typename V> struct LeakyGradients {
   V gradX;
   V gradMem;
@@ -76,10 +76,10 @@ template <typename V> struct LeakyGradients {
 
 namespace leaky {
 
-// -0, which sums are unchanged by.
-template <typename V> inline V nothing() { return splat<V>(-0.0); }
+// -0, which does not change any sum, not even one of -0.
+template <typename V> inline V negativeZero() { return splat<V>(-0.0); }
 
-// Of a gradient that has passed the spike function already; the reset is known.
+// The accessor of an adjoint whose gradient has passed the spike function already and whose reset is known.
 template <typename V> struct CarryLane : Lane<V> {
   V reset, fromMem;
   LeakyGradients<V> *result;
@@ -89,8 +89,8 @@ template <typename V> struct CarryLane : Lane<V> {
   V spike(V) const { return reset; }
   V gradSpk() const { return splat<V>(0); }
   template <unsigned> V gradAfter() const { return fromMem; }
-  template <unsigned> V seed() const { return nothing<V>(); }
-  V surrogate(V, V) const { return nothing<V>(); }
+  template <unsigned> V seed() const { return negativeZero<V>(); }
+  V surrogate(V, V) const { return negativeZero<V>(); }
   bool parameterGradients() const { return true; }
   template <unsigned> bool wants() const { return true; }
   void gradX(V v) const { result->gradX = v; }
@@ -105,7 +105,8 @@ template <typename V> struct CarryLane : Lane<V> {
 
 } // namespace leaky
 
-// Where a membrane's gradient goes, that through the spike function in it. memBefore, reset: of the step before.
+// Return the gradients of a step from gradU, the gradient of its membrane including the part through the spike
+// function. memBefore and reset belong to the step before.
 template <Reset R, typename V>
 inline LeakyGradients<V> leakyCarry(const LeakyParameters<V> &p, V gradU, V memBefore, V reset) {
   LeakyGradients<V> result{};

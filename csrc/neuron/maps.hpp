@@ -1,4 +1,4 @@
-// Places of maps, and where a kernel leads to from them.
+// Coordinates of neurons in maps, and the outputs that a kernel connects them to.
 #pragma once
 
 #include "neuron/lanes.hpp"
@@ -9,8 +9,7 @@ struct Quotient {
   int whole, rest;
 };
 
-// n = whole * d + rest with 0 <= rest < d, of an n within 2^24 around 0; inverse: 1 / d, rounded. A tile has no integer
-// division.
+// n = whole * d + rest with 0 <= rest < d, for |n| < 2^24; inverse is 1 / d, rounded. A tile has no integer division.
 inline Quotient quotient(int n, int d, float inverse) {
   int whole = static_cast<int>(static_cast<float>(n) * inverse), rest = n - whole * d;
   for (; rest < 0; rest += d)
@@ -20,11 +19,11 @@ inline Quotient quotient(int n, int d, float inverse) {
   return {whole, rest};
 }
 
-// Channel, row and column of a neuron of maps in one number. Numbers of one channel ascend as its ids do.
-struct PackedPlaces {
+// Channel, row and column of a neuron in one number. In a channel, numbers ascend as ids do.
+struct PackedPositions {
   unsigned rowBits = 0, columnBits = 0;
 
-  PackedPlaces(unsigned height, unsigned width) {
+  PackedPositions(unsigned height, unsigned width) {
     while ((1u << rowBits) < height)
       ++rowBits;
     while ((1u << columnBits) < width)
@@ -39,23 +38,23 @@ struct PackedPlaces {
   unsigned column(unsigned packed) const { return packed & ((1u << columnBits) - 1); }
 };
 
-// Along one axis: from coordinate `at` of the input, index k of the kernel leads to the place
-// (at + padding - k * dilation) / stride of the output, where that is a whole number.
+// An axis of a convolution. Index k of the kernel connects input coordinate `at` to the output coordinate (at +
+// padding - k * dilation) / stride, if that is an integer.
 struct KernelAxis {
   int stride, padding, dilation;
   float inverse;
-  Quotient back; // by which an index leads further back than the one before it
+  Quotient back; // difference between the coordinates of an index and the next one
 
   KernelAxis(unsigned stride_, unsigned padding_, unsigned dilation_)
       : stride(static_cast<int>(stride_)), padding(static_cast<int>(padding_)), dilation(static_cast<int>(dilation_)),
         inverse(1.0f / static_cast<float>(stride_)), back(quotient(dilation, stride, inverse)) {}
 
-  // whole: the place; rest: 0 where it is one.
+  // Return the output coordinate in `whole`; `rest` is 0 if it is an integer.
   Quotient at(unsigned coordinate, unsigned index = 0) const {
     const int n = static_cast<int>(coordinate) + padding - static_cast<int>(index) * dilation;
     return stride == 1 ? Quotient{n, 0} : quotient(n, stride, inverse);
   }
-  // From one index to the next one.
+  // Go on to the kernel's next index.
   void next(Quotient &place) const {
     place.whole -= back.whole;
     place.rest -= back.rest;
@@ -66,14 +65,14 @@ struct KernelAxis {
   }
 };
 
-// Whether it is a place of [begin, begin + count).
+// Return true if the coordinate is an integer in [begin, begin + count).
 inline bool within(const Quotient &place, unsigned begin, unsigned count) {
   return place.rest == 0 && static_cast<unsigned>(place.whole) - begin < count;
 }
 
-// Of a map's line, with the channels of a group of registers last: += value * weight at the places of a kernel's line,
-// from its first index on, which leads to x. Places and weights are `step` apart; the first argument only carries a
-// type.
+// Add value * weight to a line of a map, at the outputs of a line of the kernel. x is the output coordinate of the
+// kernel's first index. The channels of a group of registers are innermost: columns and weights are `step` apart. The
+// first argument only carries a type.
 template <typename Group, typename C, typename S, typename V>
 inline void addKernelLine(Group, C *line, unsigned width, const S *weight, unsigned taps, unsigned step, V value,
                           const KernelAxis &across, Quotient x) {

@@ -1,12 +1,12 @@
-// A neuron over a sequence: the loops over time and elements around the step and the adjoint of a generated struct.
+// A neuron over a sequence: loops over time and elements around the generated step and adjoint.
 //
-// The struct (snnipu/_generator/print_cpp.py) has the numbers of its states, parameters and variants, and static
-// functions that read and write through an accessor: step<Variant>(lane), adjoint<Variant>(lane) and, where a state is
-// the output, output<Variant>(lane). A parameter is one value, or one for each element. An element is one neuron of one
-// sample; elements are independent of each other.
+// The generated struct (snnipu/_generator/print_cpp.py) has the numbers of states, parameters and variants, and static
+// functions that read and write through an accessor: step<Variant>(lane), adjoint<Variant>(lane) and, if a state is the
+// output, output<Variant>(lane). A parameter is one value for all elements, or one for each. An element is one neuron
+// of one sample; elements are independent of each other.
 //
-// State and parameters are in float (double for double) whatever the storage S is. A spike is decided on the membrane
-// as it is stored, so that the backward pass sees the decisions of the forward pass.
+// States and parameters are float (double for double), whatever the storage S is. The spike is decided on the membrane
+// after rounding to S, so that the backward pass sees the decisions of the forward pass.
 #pragma once
 
 #include "neuron/functions.hpp"
@@ -23,7 +23,7 @@ struct ElementRange {
   std::size_t begin, end;
 };
 
-// What an adjoint reads beside gradients: bit s for state s before or after the step, and whether it reads x.
+// The values, besides gradients, that an adjoint reads: x, and bit s for state s before or after the step.
 struct AdjointReads {
   unsigned before, after;
   bool x;
@@ -34,7 +34,7 @@ struct AdjointReads {
   }
 };
 
-// What a variant's adjoint reads for the gradients of everything.
+// Return the values that a variant's adjoint reads if all gradients are requested.
 template <typename Neuron> constexpr AdjointReads allReads(unsigned variant) {
   AdjointReads all = Neuron::reads[variant];
   for (unsigned p = 0; p < Neuron::parameters; ++p)
@@ -42,45 +42,44 @@ template <typename Neuron> constexpr AdjointReads allReads(unsigned variant) {
   return all;
 }
 
-// Rows of steps t = 0, 1, ... Element i of row t of an array is at [t * stride + i].
+// Arguments of the forward loop. Rows belong to steps t = 0, 1, ...; element i of row t is at [t * stride + i].
 template <typename S> struct ForwardSteps {
   using C = Compute<S>;
   const S *x;
-  std::size_t xStride; // 0: the same at every step
-  // Row t is the state before step t, row t + 1 after it; a stride of 0: in place.
+  std::size_t xStride; // 0: the same row at every step
+  // Row t is the state before step t, row t + 1 the state after it. A stride of 0 updates the state in place.
   C *state[mostStates];
   std::size_t stateStride[mostStates];
-  const C *parameter[mostParameters]; // a register of equal values, or perElement
+  const C *parameter[mostParameters]; // one value per element if perElement, else a register of equal values
   bool perElement;
-  S *spk; // this and kept, the states after each step, may be null
+  S *spk; // spk and kept (the states after each step) may be null
   std::size_t spkStride;
-  S *kept[mostStates];
-  std::size_t keptStride;
+  S *savedStates[mostStates];
+  std::size_t savedStride;
   unsigned steps;
-  bool streaming; // spk and kept go past the caches: rows are aligned to registers, the caller fences
+  bool streaming; // write spk and kept past the caches: rows are aligned to registers, and the caller fences
 };
 
 template <typename S> struct BackwardSteps {
   using C = Compute<S>;
   const S *gradSpk; // may be null
   std::size_t gradSpkStride;
-  // Gradients of the states after each step as outputs; each may be null. Those of the last step are in carry already,
-  // and the row ahead of row 0 is read unless this is the start of the sequence.
+  // Gradients of the states after each step, as outputs; each may be null. The last step's are in carry already. Row -1
+  // is read unless `first` is set.
   const S *seed[mostStates];
   std::size_t seedStride[mostStates];
-  const S *x; // where the adjoint reads it
+  const S *x; // if the adjoint reads it
   std::size_t xStride;
-  const C
-      *after[mostStates]; // where the adjoint reads it: the states after each step, and initial before the first one
+  const C *after[mostStates]; // states after each step, if the adjoint reads them; initial: before the first step
   std::size_t afterStride[mostStates];
   const C *initial[mostStates];
   const C *parameter[mostParameters];
   bool perElement;
   S *gradX;
   std::size_t gradXStride;
-  C *gradConstant;        // of a constant input: the sum over time; else null
-  C *carry[mostStates];   // gradients of the states: after the last step -> before the first
-  C *sum[mostParameters]; // sums over time of the parameters' gradients, one for each element; each may be null
+  C *gradConstant;        // for a constant input: gradient of x summed over time; else null
+  C *carry[mostStates];   // gradients of the states: in, after the last step; out, before the first
+  C *sum[mostParameters]; // gradients of the parameters, summed over time, one per element; each may be null
   SurrogateKind surrogate;
   C surrogateA, surrogateB;
   unsigned steps;
@@ -88,8 +87,8 @@ template <typename S> struct BackwardSteps {
   bool streaming;
 };
 
-// body(index, V{}) for every register of the range and, with Singles, every element left over; else the range is of
-// whole registers. The second argument only carries the type.
+// Call body(index, V{}) for every register of the range and, with Singles, every element left over. Without Singles the
+// range consists of whole registers. The second argument only carries the type.
 template <typename C, bool Singles, typename Body> inline void forRegisters(ElementRange range, const Body &body) {
   std::size_t i = range.begin;
   for (; i + registerLanes<C> <= range.end; i += registerLanes<C>)
@@ -99,18 +98,18 @@ template <typename C, bool Singles, typename Body> inline void forRegisters(Elem
       body(i, SingleLane<C>{});
 }
 
-// Whether a state is the output, which is made of the other states after the step: between steps it is neither written
-// nor read, and its rows are null.
-template <typename Neuron, unsigned Variant> constexpr bool remade(unsigned state) {
+// Return true if the state is the output and is computed from the other states after the step. It is then neither
+// written nor read between steps, and its rows are null.
+template <typename Neuron, unsigned Variant> constexpr bool outputIsRecomputed(unsigned state) {
   return static_cast<int>(state) == Neuron::outputState && Neuron::remakesOutput[Variant];
 }
 
-// The parameters of a neuron at element i. Shared: each is one value for all elements, which is read once: what a loop
-// writes might be a parameter for all that the compiler knows, and would have it read them anew for every register.
+// The parameters of a neuron at element i. Shared: each is one value for all elements, read once before the loop. The
+// compiler cannot do so by itself, because a store of the loop might change it.
 template <typename C, unsigned Count, bool Shared> class SequenceParameters {
 public:
   SequenceParameters(const C *const (&parameter)[mostParameters], bool perElement)
-      : each_(perElement ? ~std::size_t{0} : 0) {
+      : indexMask_(perElement ? ~std::size_t{0} : 0) {
     for (unsigned p = 0; p < Count; ++p) {
       parameter_[p] = parameter[p];
       first_[p] = Shared ? parameter[p][0] : C(0);
@@ -121,13 +120,13 @@ public:
     if constexpr (Shared)
       return splat<V>(first_[P]);
     else
-      return load<V>(parameter_[P] + (i & each_));
+      return load<V>(parameter_[P] + (i & indexMask_));
   }
 
 private:
   const C *parameter_[Count ? Count : 1];
   C first_[Count ? Count : 1];
-  std::size_t each_; // all bits set: parameters are one for each element
+  std::size_t indexMask_; // all bits set: parameters are one per element
 };
 
 template <typename S, unsigned States, typename Parameters> struct ForwardRow {
@@ -136,7 +135,7 @@ template <typename S, unsigned States, typename Parameters> struct ForwardRow {
   const C *before[States];
   C *after[States];
   Parameters parameters;
-  S *spk, *kept[States];
+  S *spk, *savedStates[States];
   bool streaming;
 };
 
@@ -147,7 +146,7 @@ template <typename Neuron, unsigned Variant, typename V, typename Row, typename 
 
   V x() const { return load<V>(row.x + i); }
   template <unsigned K> V before() const {
-    if constexpr (remade<Neuron, Variant>(K))
+    if constexpr (outputIsRecomputed<Neuron, Variant>(K))
       if (!row.before[K])
         return Neuron::template output<Variant>(*this);
     return load<V>(row.before[K] + i);
@@ -160,10 +159,10 @@ template <typename Neuron, unsigned Variant, typename V, typename Row, typename 
       put(row.spk + i, v, row.streaming);
   }
   template <unsigned K> void after(V v) const {
-    if (!remade<Neuron, Variant>(K) || row.after[K])
+    if (!outputIsRecomputed<Neuron, Variant>(K) || row.after[K])
       store(row.after[K] + i, v);
-    if (row.kept[K])
-      put(row.kept[K] + i, v, row.streaming);
+    if (row.savedStates[K])
+      put(row.savedStates[K] + i, v, row.streaming);
   }
 };
 
@@ -175,17 +174,17 @@ void forwardSteps(const ForwardSteps<S> &a, ElementRange range) {
   Row row{{}, {}, {}, {}, Parameters(a.parameter, a.perElement), {}, {}, a.streaming};
   for (unsigned t = 0; t < a.steps; ++t) {
     row.x = a.x + t * a.xStride;
-    // Rows are too short and too far apart for the processor to see the next one coming.
+    // Rows are too short and too far apart for the hardware prefetcher.
     row.xNext = t + 1 < a.steps ? row.x + a.xStride : row.x;
     row.spk = a.spk ? a.spk + t * a.spkStride : nullptr;
     for (unsigned s = 0; s < Neuron::states; ++s) {
       row.before[s] = a.state[s] + t * a.stateStride[s];
       row.after[s] = a.state[s] + (t + 1) * a.stateStride[s];
-      if (remade<Neuron, Variant>(s) && a.stateStride[s] == 0) {
+      if (outputIsRecomputed<Neuron, Variant>(s) && a.stateStride[s] == 0) {
         row.before[s] = t == 0 ? row.before[s] : nullptr;
         row.after[s] = t + 1 == a.steps ? row.after[s] : nullptr;
       }
-      row.kept[s] = a.kept[s] ? a.kept[s] + t * a.keptStride : nullptr;
+      row.savedStates[s] = a.savedStates[s] ? a.savedStates[s] + t * a.savedStride : nullptr;
     }
     const Row now = row;
     forRegisters<C, false>(range, [now](std::size_t i, auto lane) {
@@ -216,7 +215,7 @@ struct BackwardLane {
 
   V x() const { return load<V>(row.x + i); }
   template <unsigned K> V before() const {
-    if constexpr (remade<Neuron, Variant>(K))
+    if constexpr (outputIsRecomputed<Neuron, Variant>(K))
       if (!row.before[K])
         return Neuron::template output<Variant>(*this);
     return load<V>(row.before[K] + i);

@@ -1,9 +1,8 @@
-// Surrogate gradients of the spike S = H(u), u = mem - threshold: what takes the place of dS/du in the backward pass.
+// Surrogate gradients of the spike S = H(u), u = mem - threshold, which replace dS/du in the backward pass.
 //
-// snnipu/_generator prints a struct for each surrogate of snnipu/equations.py, and the lists SurrogateKind and
-// SNNIPU_SURROGATES of them.
-// `gradient(u, g)` is g * dS/du. A vertex names a surrogate by its SurrogateKind: of a template of templates nobody can
-// tell for certain how popc spells it.
+// snnipu/_generator prints a struct for each surrogate of snnipu/equations.py, and their lists SurrogateKind and
+// SNNIPU_SURROGATES. `gradient(u, g)` is g * dS/du. A vertex names a surrogate by its SurrogateKind: popc's spelling of
+// a template template argument is not documented.
 #pragma once
 
 #include "generated_surrogates.hpp"
@@ -16,7 +15,7 @@ constexpr bool isSurrogate(long long number) { return number >= 0 && number < nu
 
 template <typename C> struct SurrogateFirst { using First = C; };
 
-// A surrogate that is chosen at run time: a little slower, and a sixth of the code.
+// A surrogate chosen at run time: slightly slower, and a sixth of the code.
 template <typename C> struct AnySurrogate {
   struct First {
     C value;
@@ -33,7 +32,7 @@ template <typename C> struct AnySurrogate {
     case SurrogateKind::Any:
       break;
     }
-    return splat<V>(C(__builtin_nanf(""))); // no surrogate: never taken for a gradient
+    return splat<V>(C(__builtin_nanf(""))); // no surrogate: NaN is never taken for a gradient
   }
 };
 
@@ -46,7 +45,7 @@ SNNIPU_SURROGATES(SNNIPU_OF_KIND)
 template <typename C> struct SurrogateOfKind<SurrogateKind::Any, C> { using Type = AnySurrogate<C>; };
 template <SurrogateKind K, typename C> using SurrogateOf = typename SurrogateOfKind<K, C>::Type;
 
-// A surrogate's first parameter, as a vertex holds it.
+// The type of a surrogate's first parameter in a vertex.
 template <SurrogateKind K, typename C>
 using FirstParameter = typename std::conditional_t<K == SurrogateKind::Any, AnySurrogate<C>, SurrogateFirst<C>>::First;
 

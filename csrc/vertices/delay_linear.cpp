@@ -1,23 +1,23 @@
-// A linear layer whose synapses have a time each, on spike ids, for the block of output neurons that one tile holds.
+// A linear layer with a delay for each synapse, on spike ids, for the block of output neurons of one tile.
 //
-// A block has `lanes` neurons, with padding, its weights [inputs][taps][lanes] and their lags [inputs][lanes], in
-// steps, of the first tap; all steps of its currents, [steps * samples][lanes], lie on the tile, and are the ring that
-// spikes on their way are in. What arrives behind the last step is lost. Rows of spikes, `samples` to each step, come a
-// few steps at a time: row r has its spikes at [r * slots], counts[2r] of them, then up to counts[2r + 1] slots that
-// only carry gradient. Ids have been checked, and lags are from 0 to `steps`.
+// A block has `lanes` neurons including padding, their weights [inputs][taps][lanes], and lags [inputs][lanes], the
+// steps to a synapse's first tap. The currents of all steps, [steps * samples][lanes], are on the tile, so that spikes
+// are added at the steps at which they arrive. Spikes that arrive after the last step are dropped. Rows of spikes,
+// `samples` for each step, come a few steps at a time. Row r starts at [r * slots] and has counts[2r] spikes, followed
+// by slots that only carry gradient, up to counts[2r + 1]. Ids have been checked; lags are between 0 and `steps`.
 #include "neuron/sparse.hpp"
 #include "vertices/sparse_rows.hpp"
 #include "vertices/vertex.hpp"
 
 namespace snnipu {
 
-// The taps of a synapse that arrive in time, from its first tap's weight on, and from the current on that its neuron
-// has at the first step. How far it is from a tap to the next one: `lanes` weights, and `columns` currents.
+// Iterates over the taps of a synapse that arrive before the end. `weight` is that of the first tap, `current` that of
+// its neuron at step 0. Consecutive taps are `lanes` weights and `columns` currents apart.
 struct Taps {
   unsigned steps, taps, lanes, columns;
 
   template <typename W, typename Current, typename Body>
-  void each(unsigned arrives, W *weight, Current *current, const Body &body) const {
+  void forEach(unsigned arrives, W *weight, Current *current, const Body &body) const {
     const unsigned left = arrives < steps ? steps - arrives : 0;
     current += static_cast<std::size_t>(arrives) * columns;
     for (unsigned count = taps < left ? taps : left; count > 0; --count) {
@@ -27,17 +27,17 @@ struct Taps {
     }
   }
   template <typename S, typename C> void add(unsigned arrives, const S *weight, C value, C *current) const {
-    each(arrives, weight, current, [value](S own, C &sum) { sum += value * static_cast<C>(own); });
+    forEach(arrives, weight, current, [value](S w, C &sum) { sum += value * static_cast<C>(w); });
   }
   template <typename C> void addBack(unsigned arrives, C *gradWeight, C value, const C *grad) const {
-    each(arrives, gradWeight, grad, [value](C &sum, C own) { sum += value * own; });
+    forEach(arrives, gradWeight, grad, [value](C &sum, C g) { sum += value * g; });
   }
   template <typename S, typename C> void product(unsigned arrives, const S *weight, const C *grad, C &sum) const {
-    each(arrives, weight, grad, [&sum](S own, C other) { sum += static_cast<C>(own) * other; });
+    forEach(arrives, weight, grad, [&sum](S w, C g) { sum += static_cast<C>(w) * g; });
   }
 };
 
-// out[t + lag + tap] += value * weight, for every spike at t; before the first ones, out = bias.
+// out[t + lag + tap] += value * weight for every spike at t. With `begins`, out is first set to bias.
 template <typename S> class DelayLinearForward : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -49,7 +49,7 @@ public:
   In<C> values;   // [rows][slots]; not read with unitValues: all are 1
   In<int> counts; // [rows][2]
   Through<C> out; // [steps * samples][lanes]
-  unsigned first; // the step of the first row
+  unsigned first; // step of the first row
   unsigned rows;
   unsigned samples;
   unsigned steps;
@@ -60,7 +60,7 @@ public:
   bool begins;
 
   void compute(unsigned workerId) {
-    // Spikes of one sample at two steps meet in a current: a worker has some currents at all steps.
+    // Two spikes of one sample may be added to the same current. A worker therefore has some currents, at all steps.
     const unsigned columns = samples * lanes;
     const WorkerRange range = workerShare(workerId, numWorkers(), columns);
     unsigned sample = 0, lane = range.begin;
@@ -70,8 +70,8 @@ public:
       const unsigned left = range.end - at, end = lanes - lane < left ? lanes : lane + left;
       C *const to = &out[static_cast<std::size_t>(sample) * lanes];
       for (unsigned step = 0; begins && step < steps; ++step)
-        for (unsigned own = lane; own < end; ++own)
-          to[static_cast<std::size_t>(step) * columns + own] = bias[own];
+        for (unsigned column = lane; column < end; ++column)
+          to[static_cast<std::size_t>(step) * columns + column] = bias[column];
       unsigned step = first;
       for (unsigned row = sample; row < rows; row += samples, ++step)
         for (unsigned slot = 0; slot < static_cast<unsigned>(counts[2 * row]); ++slot) {
@@ -85,24 +85,24 @@ public:
   }
 
 private:
-  void addDelayed(const S *own, const int *lag, C value, C *to, unsigned step, unsigned lane, unsigned end) const {
-    const Taps each{steps, taps, lanes, samples * lanes};
+  void addDelayed(const S *weights, const int *lag, C value, C *to, unsigned step, unsigned lane, unsigned end) const {
+    const Taps synapse{steps, taps, lanes, samples * lanes};
     for (; lane < end; ++lane)
-      each.add(step + static_cast<unsigned>(lag[lane]), own + lane, value, to + lane);
+      synapse.add(step + static_cast<unsigned>(lag[lane]), weights + lane, value, to + lane);
   }
 };
 
-// gradWeight += value * grad[t + lag + tap], for every spike at t.
+// gradWeight += value * grad[t + lag + tap] for every spike at t.
 template <typename C> class DelayLinearWeightUpdate : public poplar::MultiVertex {
 public:
   In<int> lags;          // [inputs][lanes]
   In<int> ids;           // [rows][slots]
   In<C> values;          // [rows][slots]; not read with unitValues
   In<int> counts;        // [rows][2]
-  In<int> order;         // [rows]: as Ascending tells
+  In<int> order;         // [rows]: 1 if the row's ids ascend, as Ascending computes it
   In<C> grad;            // [steps * samples][lanes]
   Through<C> gradWeight; // [inputs][taps][lanes]
-  unsigned first;        // the step of the first row
+  unsigned first;        // step of the first row
   unsigned rows;
   unsigned samples;
   unsigned steps;
@@ -119,9 +119,9 @@ public:
       const std::size_t from = static_cast<std::size_t>(row) * slots;
       forOwnSpikes(&ids[from], static_cast<unsigned>(counts[2 * row]), order[row] != 0, range,
                    [&](unsigned slot, unsigned id) {
-                     addUp(&lags[static_cast<std::size_t>(id) * lanes], unitValues ? C(1) : values[from + slot],
-                           &grad[static_cast<std::size_t>(sample) * lanes], step,
-                           &gradWeight[static_cast<std::size_t>(id) * taps * lanes]);
+                     addGradient(&lags[static_cast<std::size_t>(id) * lanes], unitValues ? C(1) : values[from + slot],
+                                 &grad[static_cast<std::size_t>(sample) * lanes], step,
+                                 &gradWeight[static_cast<std::size_t>(id) * taps * lanes]);
                    });
       if (++sample == samples) {
         sample = 0;
@@ -131,10 +131,10 @@ public:
   }
 
 private:
-  void addUp(const int *lag, C value, const C *from, unsigned step, C *to) const {
-    const Taps each{steps, taps, lanes, samples * lanes};
-    for (unsigned lane = 0; lane < each.lanes; ++lane)
-      each.addBack(step + static_cast<unsigned>(lag[lane]), to + lane, value, from + lane);
+  void addGradient(const int *lag, C value, const C *from, unsigned step, C *to) const {
+    const Taps synapse{steps, taps, lanes, samples * lanes};
+    for (unsigned lane = 0; lane < synapse.lanes; ++lane)
+      synapse.addBack(step + static_cast<unsigned>(lag[lane]), to + lane, value, from + lane);
   }
 };
 
@@ -148,8 +148,8 @@ public:
   In<int> ids;       // [rows][slots]
   In<int> counts;    // [rows][2]
   In<C> grad;        // [steps * samples][lanes]
-  Out<C> gradValues; // [rows][slots]; padding is not touched
-  unsigned first;    // the step of the first row
+  Out<C> gradValues; // [rows][slots]; padding is not written
+  unsigned first;    // step of the first row
   unsigned rows;
   unsigned samples;
   unsigned steps;
@@ -176,11 +176,11 @@ public:
   }
 
 private:
-  C sumOf(const S *own, const int *lag, const C *from, unsigned step) const {
-    const Taps each{steps, taps, lanes, samples * lanes};
+  C sumOf(const S *weights, const int *lag, const C *from, unsigned step) const {
+    const Taps synapse{steps, taps, lanes, samples * lanes};
     C sum = C(0);
-    for (unsigned lane = 0; lane < each.lanes; ++lane)
-      each.product(step + static_cast<unsigned>(lag[lane]), own + lane, from + lane, sum);
+    for (unsigned lane = 0; lane < synapse.lanes; ++lane)
+      synapse.product(step + static_cast<unsigned>(lag[lane]), weights + lane, from + lane, sum);
     return sum;
   }
 };

@@ -1,10 +1,10 @@
-// NeuronForward and NeuronBackward: a neuron of snnipu/equations.py over a whole sequence, for the elements that one
-// tile holds. The step and its adjoint are generated (snnipu/_generator/print_cpp.py); here are the loops around them.
+// NeuronForward and NeuronBackward: a neuron of snnipu/equations.py over a whole sequence, for the elements of one
+// tile. The step and its adjoint are generated (snnipu/_generator/print_cpp.py); this file has the loops around them.
 //
-// An element is one neuron of one sample; elements are independent, so the workers of a tile share them out and no
-// worker waits for another. Arrays over time are [steps][size], states and parameters [states][size] and
-// [parameters][size] or, where all elements have the same, [parameters]. State and parameters are in float whatever the
-// storage S is; a spike is decided on the membrane as it is stored.
+// An element is one neuron of one sample. Elements are independent, so a tile's workers share them and never wait for
+// each other. Arrays over time are [steps][size]; states are [states][size]; parameters are [parameters][size], or
+// [parameters] if all elements have the same. States and parameters are float whatever the storage S is. The spike is
+// decided on the membrane after rounding to S.
 #include "generated_neurons.hpp"
 
 #include "neuron/surrogate.hpp"
@@ -12,12 +12,12 @@
 
 namespace snnipu {
 
-// Worker's share of size elements, in whole registers.
+// Return the worker's share of `size` elements, in whole registers.
 template <typename C> inline WorkerRange workerRange(unsigned worker, unsigned workers, unsigned size) {
   return workerShare(worker, workers, size, registerLanes<C>);
 }
 
-// body(index, V{}) for every register of [begin, end), then for every element left over. The second argument only
+// Call body(index, V{}) for every register of [begin, end), then for every element left over. The second argument only
 // carries the type.
 template <typename C, typename Body> inline void forLanes(WorkerRange range, const Body &body) {
   unsigned i = range.begin;
@@ -27,11 +27,12 @@ template <typename C, typename Body> inline void forLanes(WorkerRange range, con
     body(i, SingleLane<C>{});
 }
 
-// One value for all elements, or one each: chosen once a call, or (Asked) for every register, in half the code.
+// Parameters are one value for all elements, or one each. `Asked` checks this for every register instead of once a
+// call, with half the code.
 enum class PerElement { No, Yes, Asked };
 
-// What is one value for all is read once: what a loop writes might be a parameter for all that the compiler knows, and
-// would have it read them anew for every register.
+// Parameters that are one value for all elements are read once, before the loop. The compiler cannot do so by itself,
+// because a store of the loop might change them.
 template <typename N, PerElement P, typename C> struct ParametersOf {
   const C *values;
   unsigned size;
@@ -50,14 +51,14 @@ template <typename N, PerElement P, typename C> struct ParametersOf {
   }
 };
 
-// Rows of a step, of the element 0. K: type of the states that are kept.
+// Rows of a step, from element 0. K: type of the saved states.
 template <typename N, typename S, typename K> struct StepRow {
   const S *x;
   Compute<S> *state;
   S *spk;
   K *kept[N::states];
   unsigned size;
-  // What is stored. No null pointers: the compiler knows a flag, and would ask for a pointer again for every register.
+  // Flags for the arrays to store. Null pointers would be checked again for every register.
   bool withSpk;
   unsigned withStates;
 };
@@ -84,7 +85,7 @@ template <typename V, typename Row, typename Parameters, typename S> struct Step
   }
 };
 
-// From row on, whose pointers are those of the first step.
+// Run `steps` steps; the pointers of `row` are those of the first.
 template <typename N, Variant W, typename S, typename K, typename Parameters>
 inline void stepRows(StepRow<N, S, K> row, const Parameters &parameters, unsigned steps, WorkerRange range) {
   using C = Compute<S>;
@@ -100,9 +101,9 @@ inline void stepRows(StepRow<N, S, K> row, const Parameters &parameters, unsigne
   }
 }
 
-// Of an array that has the states of a mask, each [steps][size], the part of state s: of no use where it has none of
-// it.
-template <typename S> inline S *partOf(S *array, unsigned mask, unsigned s, unsigned steps, unsigned size) {
+// Return the part of state s in an array that has the states of a mask, each [steps][size]. Not to be read if the mask
+// lacks s.
+template <typename S> inline S *stateRows(S *array, unsigned mask, unsigned s, unsigned steps, unsigned size) {
   unsigned place = 0;
   for (unsigned other = 0; other < s; ++other)
     place += mask >> other & 1;
@@ -118,7 +119,7 @@ public:
   In<C> parameters;
   Through<C> state; // before the first step -> after the last
   Out<S> spk;       // unused without storeSpk
-  Out<S> kept;      // after each step, of the states of keptStates
+  Out<S> kept;      // after each step, the states of keptStates
   unsigned steps;
   unsigned size;
   unsigned keptStates;
@@ -137,20 +138,20 @@ public:
 
 private:
   template <PerElement P> void run(WorkerRange range) {
-    const ParametersOf<N, P, C> own(&parameters[0], size, perElement);
+    const ParametersOf<N, P, C> parameterValues(&parameters[0], size, perElement);
     StepRow<N, S, S> row{&x[0], &state[0], &spk[0], {}, size, storeSpk, keptStates};
     for (unsigned s = 0; s < N::states; ++s)
-      row.kept[s] = partOf(&kept[0], keptStates, s, steps, size);
-    stepRows<N, W>(row, own, steps, range);
+      row.kept[s] = stateRows(&kept[0], keptStates, s, steps, size);
+    stepRows<N, W>(row, parameterValues, steps, range);
   }
 };
 
-// K: type of the states that there are of all steps.
+// K: type of the states after each step.
 template <typename N, typename S, typename K> struct AdjointRow {
   using C = Compute<S>;
-  static constexpr bool joined = std::is_same_v<K, C>; // initial is a row like the others
+  static constexpr bool joined = std::is_same_v<K, C>; // initial has type K, too, and is one of the rows
   const S *x, *gradSpk, *seed[N::states];
-  // States after the step and before; before the first one of a segment, in initial.
+  // States after and before the step. The state before a segment's first step is in `initial`.
   const K *after[N::states], *before[N::states];
   const C *initial;
   C *carry, *sums;
@@ -192,28 +193,28 @@ template <typename V, typename Row, typename Parameters, typename S, typename Su
   }
 };
 
-// Gradients flow from gradSpk, the states' gradients (seeds; any may be absent) and the steps after (carry).
+// Gradients come from gradSpk, the states' gradients (seeds), each of which may be missing, and later steps (carry).
 template <typename S, typename N, Variant W> class NeuronBackward : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
   using Neuron = N;
 
-  In<S> x; // where it is read: by the adjoint, or to compute the states again
+  In<S> x; // if it is read: by the adjoint, or to recompute the states
   In<S> gradSpk;
-  In<S> seeds; // gradients of the states after each step, of the states of seedStates
-  In<S> kept;  // those of keptStates, of the forward pass
+  In<S> seeds; // gradients of the states after each step, for the states of seedStates
+  In<S> kept;  // states of keptStates after each step, from the forward pass
   In<C> parameters;
   In<C> initial; // states before the first step
-  Out<C> work;   // with recompute: those before each segment of steps but the first, and a row to work in
-  Out<C> again;  // with recompute: what the adjoint reads of the states after each step of a segment
+  Out<C> work;   // with recompute: states before each segment of steps except the first, and one row of scratch
+  Out<C> again;  // with recompute: states after each step of a segment that the adjoint reads
   Out<S> gradX;
-  Out<C> carry; // gradients of the states, in the end those before the first step
-  Out<C> sums;  // of the parameters' gradients over time, [parameters][size]
+  Out<C> carry; // gradients of the states, at the end those before the first step
+  Out<C> sums;  // gradients of the parameters summed over time, [parameters][size]
   C surrogateA;
   C surrogateB;
   unsigned surrogate; // SurrogateKind
   unsigned steps;
-  unsigned segment; // steps of one
+  unsigned segment; // steps of a segment
   unsigned size;
   unsigned seedStates;
   unsigned keptStates;
@@ -223,7 +224,7 @@ public:
 
   void compute(unsigned workerId) { computeFor<SurrogateKind::Any>(workerId); }
 
-  // Of a surrogate that is known when this is compiled: the loop without the question.
+  // The loop for a surrogate that is known at compile time, so that no register has to choose it.
   template <SurrogateKind K> void computeFor(unsigned workerId) {
     FirstParameter<K, C> first{};
     if constexpr (K == SurrogateKind::Any)
@@ -243,23 +244,24 @@ public:
 private:
   static constexpr AdjointReads reads = allReads<N>(static_cast<unsigned>(W));
 
-  // Read before anything is written, which might be one of the fields for all that the compiler knows.
+  // The fields are copied before anything is written, because the compiler must assume that stores change them.
   struct Call {
     unsigned steps, segment, size, seedStates;
     bool withSpk;
   };
 
   template <PerElement P, typename Surrogate> void run(const Surrogate &slope, WorkerRange range) {
-    const ParametersOf<N, P, C> own(&parameters[0], size, perElement);
+    const ParametersOf<N, P, C> parameterValues(&parameters[0], size, perElement);
     const Call call{steps, recompute ? segment : steps, size, seedStates, hasGradSpk};
     const unsigned keptMask = keptStates;
-    const bool computed = recompute;
+    const bool mustRecompute = recompute;
     begin(call, range);
-    if (!computed) {
-      adjointRows(own, slope, call, &kept[0], keptMask, &initial[0], 0, call.steps, range);
+    if (!mustRecompute) {
+      adjointRows(parameterValues, slope, call, &kept[0], keptMask, &initial[0], 0, call.steps, range);
       return;
     }
-    // The states before each segment; then, from the last segment on, those of its steps, and the way back.
+    // Compute the states before each segment. Then, from the last segment to the first, recompute its states and run
+    // its adjoint.
     const unsigned row = N::states * call.size, segment = call.segment;
     const unsigned segments = (call.steps + segment - 1) / segment;
     C *const state = &work[static_cast<std::size_t>(segments - 1) * row];
@@ -269,17 +271,17 @@ private:
     for (unsigned number = 1; number < segments; ++number) {
       C *const next = &work[static_cast<std::size_t>(number - 1) * row];
       copyStates(call.size, before(number - 1), next, range);
-      forward(own, call, next, nullptr, (number - 1) * segment, segment, range);
+      forward(parameterValues, call, next, nullptr, (number - 1) * segment, segment, range);
     }
     for (unsigned number = segments; number-- > 0;) {
       const unsigned first = number * segment, left = call.steps - first, count = left < segment ? left : segment;
       copyStates(call.size, before(number), state, range);
-      forward(own, call, state, &again[0], first, count, range);
-      adjointRows(own, slope, call, &again[0], reads.states(), before(number), first, count, range);
+      forward(parameterValues, call, state, &again[0], first, count, range);
+      adjointRows(parameterValues, slope, call, &again[0], reads.states(), before(number), first, count, range);
     }
   }
 
-  // Sums are 0, and so is what comes from the steps after the last one; its own gradients are there already.
+  // Set the parameters' sums to 0, and the carried gradients to the gradients of the states after the last step, or 0.
   void begin(const Call &call, WorkerRange range) {
     const unsigned n = call.size;
     for (unsigned p = 0; p < N::parameters; ++p) {
@@ -290,7 +292,7 @@ private:
       C *const to = &carry[s * n];
       const bool seeded = call.seedStates >> s & 1;
       const S *const from =
-          partOf(&seeds[0], call.seedStates, s, call.steps, n) + static_cast<std::size_t>(call.steps - 1) * n;
+          stateRows(&seeds[0], call.seedStates, s, call.steps, n) + static_cast<std::size_t>(call.steps - 1) * n;
       forLanes<C>(range, [=](unsigned i, auto lane) {
         using V = decltype(lane);
         store(to + i, seeded ? load<V>(from + i) : splat<V>(0));
@@ -304,27 +306,27 @@ private:
   }
 
   template <typename Parameters>
-  void forward(const Parameters &own, const Call &call, C *state, C *to, unsigned first, unsigned count,
+  void forward(const Parameters &parameterValues, const Call &call, C *state, C *to, unsigned first, unsigned count,
                WorkerRange range) {
     const S *const from = &x[static_cast<std::size_t>(first) * call.size];
     StepRow<N, S, C> row{from, state, nullptr, {}, call.size, false, to ? reads.states() : 0};
     for (unsigned s = 0; s < N::states; ++s)
-      row.kept[s] = to ? partOf(to, reads.states(), s, call.segment, call.size) : nullptr;
-    stepRows<N, W>(row, own, count, range);
+      row.kept[s] = to ? stateRows(to, reads.states(), s, call.segment, call.size) : nullptr;
+    stepRows<N, W>(row, parameterValues, count, range);
   }
 
-  // Steps [first, first + count), whose states are in `rows`.
+  // The adjoint of the steps [first, first + count), whose states are in `rows`.
   template <typename Parameters, typename Surrogate, typename K>
-  void adjointRows(const Parameters &own, const Surrogate &slope, const Call &call, const K *rows, unsigned mask,
-                   const C *start, unsigned first, unsigned count, WorkerRange range) {
+  void adjointRows(const Parameters &parameterValues, const Surrogate &slope, const Call &call, const K *rows,
+                   unsigned mask, const C *start, unsigned first, unsigned count, WorkerRange range) {
     using Row = AdjointRow<N, S, K>;
     const unsigned n = call.size;
     Row row{};
     const S *seed[N::states];
     const K *after[N::states];
     for (unsigned s = 0; s < N::states; ++s) {
-      seed[s] = partOf(&seeds[0], call.seedStates, s, call.steps, n);
-      after[s] = partOf(rows, mask, s, call.segment, n);
+      seed[s] = stateRows(&seeds[0], call.seedStates, s, call.steps, n);
+      after[s] = stateRows(rows, mask, s, call.segment, n);
     }
     row.initial = start;
     row.carry = &carry[0];
@@ -348,13 +350,14 @@ private:
       }
       forLanes<C>(range, [=](unsigned i, auto lane) {
         using Lane = AdjointLane<decltype(lane), Row, Parameters, S, Surrogate>;
-        N::template adjoint<static_cast<unsigned>(W)>(Lane{row, own, slope, i});
+        N::template adjoint<static_cast<unsigned>(W)>(Lane{row, parameterValues, slope, i});
       });
     }
   }
 };
 
-// What popc compiles. A surrogate is told at run time: a branch more a register, and a sixth of the code.
+// The vertices that popc compiles. The surrogate is chosen at run time, which takes one more branch per register and a
+// sixth of the code.
 #define SNNIPU_NEURON_VARIANT(N, W)                                                                                    \
   template class NeuronForward<float, N, Variant::W>;                                                                  \
   template class NeuronForward<half, N, Variant::W>;                                                                   \

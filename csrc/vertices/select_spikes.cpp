@@ -1,11 +1,11 @@
-// Which neurons get a slot, from one bit a neuron, and the surrogate gradient at the slots.
+// Selection of the neurons that get a slot, from one bit per neuron, and the surrogate gradient at the slots.
 #include "neuron/surrogate.hpp"
 #include "vertices/vertex.hpp"
 
 namespace snnipu {
 
-// Spikes first, then neurons that only carry gradient; among each, what fits is taken from id `start` on in cyclic
-// order and stored by ascending id. Padding holds id 0 and value 0.
+// Spikes get slots first, then neurons that only carry gradient. If there are too many of a kind, those first in cyclic
+// order from id `start` are selected; they are stored by ascending id. Padding has id 0 and value 0.
 template <typename C> class SelectSpikes : public poplar::MultiVertex {
 public:
   In<unsigned> fired;   // [rows][words]
@@ -14,12 +14,12 @@ public:
   Out<C> values;        // [rows][slots]
   Out<int> counts;      // [rows][2]
   Out<int> dropped;     // [rows][2]
-  In<unsigned> start;   // of one element: a graph's loop over time moves it on
+  In<unsigned> start;   // of one element, which a graph's loop over time advances
   unsigned rows;
   unsigned words;
   unsigned slots;
 
-  // Of few rows each has several workers: every one of them counts, and then writes its part.
+  // If there are fewer rows than workers, several workers share a row: each counts all bits and writes its part.
   void compute(unsigned workerId) {
     const unsigned workers = numWorkers();
     unsigned parts = 1;
@@ -38,7 +38,7 @@ public:
   }
 
 private:
-  // Bits that are looked at together: a word of the tile, and two of them on the host, for fewer loops of few turns.
+  // The unit in which bits are read: a word on the tile, and two on the host, where longer loops are faster.
   using Word = std::conditional_t<(SNNIPU_LANE_BYTES > 8), uint64_t, uint32_t>;
   static constexpr unsigned wordsAtOnce = sizeof(Word) / sizeof(unsigned);
 
@@ -47,21 +47,22 @@ private:
     const unsigned *const all = &carried[static_cast<std::size_t>(row) * words];
     int *const id = slots ? &ids[static_cast<std::size_t>(row) * slots] : nullptr;
     C *const value = slots ? &values[static_cast<std::size_t>(row) * slots] : nullptr;
-    const WorkerRange own = workerShare(part, parts, words, wordsAtOnce), outputSlots = workerShare(part, parts, slots);
-    unsigned foundFired = 0, found = 0, firedBefore = 0, before = 0;
+    const WorkerRange ownWords = workerShare(part, parts, words, wordsAtOnce),
+                      outputSlots = workerShare(part, parts, slots);
+    unsigned numFired = 0, numCarried = 0, firedBefore = 0, before = 0;
     for (unsigned word = 0; word < words; ++word) {
-      if (word == own.begin) {
-        firedBefore = foundFired;
-        before = found;
+      if (word == ownWords.begin) {
+        firedBefore = numFired;
+        before = numCarried;
       }
-      foundFired += static_cast<unsigned>(__builtin_popcount(spikes[word]));
-      found += static_cast<unsigned>(__builtin_popcount(all[word]));
+      numFired += static_cast<unsigned>(__builtin_popcount(spikes[word]));
+      numCarried += static_cast<unsigned>(__builtin_popcount(all[word]));
     }
-    const unsigned keptFired = foundFired < slots ? foundFired : slots;
-    const unsigned kept = found < slots ? found : slots;
-    if (found <= slots) {
-      int *to[2] = {id + foundFired + before - firedBefore, id + firedBefore};
-      for (unsigned word = own.begin; word < own.end; word += wordsAtOnce) {
+    const unsigned selectedFired = numFired < slots ? numFired : slots;
+    const unsigned selected = numCarried < slots ? numCarried : slots;
+    if (numCarried <= slots) {
+      int *to[2] = {id + numFired + before - firedBefore, id + firedBefore};
+      for (unsigned word = ownWords.begin; word < ownWords.end; word += wordsAtOnce) {
         const Word isSpike = wordOf(spikes, word);
         for (Word bits = wordOf(all, word); bits != 0; bits &= bits - 1) {
           const unsigned bit = lowestBit(bits);
@@ -69,27 +70,27 @@ private:
         }
       }
     } else if (part == 0) {
-      emit([=](unsigned word) { return spikes[word]; }, foundFired, keptFired, id);
-      emit([=](unsigned word) { return all[word] & ~spikes[word]; }, found - foundFired, kept - keptFired,
-           id + keptFired);
+      emitCyclic([=](unsigned word) { return spikes[word]; }, numFired, selectedFired, id);
+      emitCyclic([=](unsigned word) { return all[word] & ~spikes[word]; }, numCarried - numFired,
+                 selected - selectedFired, id + selectedFired);
     }
     for (unsigned slot = outputSlots.begin; slot < outputSlots.end; ++slot)
-      value[slot] = slot < keptFired ? C(1) : C(0);
-    for (unsigned slot = kept > outputSlots.begin ? kept : outputSlots.begin; slot < outputSlots.end; ++slot)
+      value[slot] = slot < selectedFired ? C(1) : C(0);
+    for (unsigned slot = selected > outputSlots.begin ? selected : outputSlots.begin; slot < outputSlots.end; ++slot)
       id[slot] = 0;
     if (part == 0) {
-      counts[2 * row] = static_cast<int>(keptFired);
-      counts[2 * row + 1] = static_cast<int>(kept);
-      dropped[2 * row] = static_cast<int>(foundFired - keptFired);
-      dropped[2 * row + 1] = static_cast<int>(found - kept);
+      counts[2 * row] = static_cast<int>(selectedFired);
+      counts[2 * row + 1] = static_cast<int>(selected);
+      dropped[2 * row] = static_cast<int>(numFired - selectedFired);
+      dropped[2 * row + 1] = static_cast<int>(numCarried - selected);
     }
   }
 
   Word wordOf(const unsigned *bits, unsigned word) const {
-    Word found = bits[word];
+    Word result = bits[word];
     if constexpr (wordsAtOnce == 2)
-      found |= word + 1 < words ? static_cast<Word>(bits[word + 1]) << (32 * (wordsAtOnce - 1)) : 0;
-    return found;
+      result |= word + 1 < words ? static_cast<Word>(bits[word + 1]) << (32 * (wordsAtOnce - 1)) : 0;
+    return result;
   }
   static unsigned lowestBit(Word bits) {
     if constexpr (wordsAtOnce == 2)
@@ -98,8 +99,8 @@ private:
       return static_cast<unsigned>(__builtin_ctz(bits));
   }
 
-  // Bits from id `from` on.
-  template <typename Bits> unsigned count(const Bits &bits, unsigned from) const {
+  // Return the number of bits from id `from` on.
+  template <typename Bits> unsigned countFrom(const Bits &bits, unsigned from) const {
     unsigned total = 0;
     for (unsigned word = from / 32; word < words; ++word)
       total +=
@@ -107,25 +108,25 @@ private:
     return total;
   }
 
-  template <typename Bits> void emit(const Bits &bits, unsigned found, unsigned keep, int *to) const {
-    // What comes first in cyclic order: from `start` on; what then still fits: from id 0 on.
+  template <typename Bits> void emitCyclic(const Bits &bits, unsigned candidates, unsigned count, int *to) const {
+    // First in cyclic order are the ids from `start` on, then those from 0 on.
     const unsigned first = start[0];
-    unsigned ahead = 0, behind = keep;
-    if (found > keep && first != 0) {
-      const unsigned from = count(bits, first);
-      behind = from < keep ? from : keep;
-      ahead = keep - behind;
+    unsigned ahead = 0, fromStart = count;
+    if (candidates > count && first != 0) {
+      const unsigned from = countFrom(bits, first);
+      fromStart = from < count ? from : count;
+      ahead = count - fromStart;
       to = emitFrom(bits, 0, ahead, to);
-      emitFrom(bits, first, behind, to);
+      emitFrom(bits, first, fromStart, to);
     } else {
-      emitFrom(bits, 0, keep, to);
+      emitFrom(bits, 0, count, to);
     }
   }
 
-  template <typename Bits> int *emitFrom(const Bits &bits, unsigned from, unsigned keep, int *to) const {
-    for (unsigned word = from / 32; keep > 0; ++word) {
+  template <typename Bits> int *emitFrom(const Bits &bits, unsigned from, unsigned count, int *to) const {
+    for (unsigned word = from / 32; count > 0; ++word) {
       unsigned left = word == from / 32 ? bits(word) & (~0u << from % 32) : bits(word);
-      for (; left != 0 && keep > 0; left &= left - 1, --keep)
+      for (; left != 0 && count > 0; left &= left - 1, --count)
         *to++ = static_cast<int>(32 * word + static_cast<unsigned>(__builtin_ctz(left)));
     }
     return to;
@@ -154,7 +155,7 @@ public:
       const std::size_t first = static_cast<std::size_t>(row) * slots;
       const unsigned carried = static_cast<unsigned>(counts[2 * row + 1]);
       unsigned slot = 0;
-      // Rows of an odd number of slots do not all begin where a vector may.
+      // With an odd number of slots, some rows do not start at an aligned address.
       for (; slot < carried && (first + slot) % lanesAlignment<C> != 0; ++slot)
         run<SingleLane<C>>(surrogate, first + slot);
       for (; slot + registerLanes<C> <= carried; slot += registerLanes<C>)

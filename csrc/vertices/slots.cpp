@@ -1,12 +1,12 @@
-// Between dense rows and slots of spikes: bits of the neurons above a threshold, what a dense row holds at the slots
-// and back, and spike ids as numbers of another type.
+// Conversions between dense rows and slots of spikes: bits of the neurons above a threshold, gather and scatter at the
+// slots, and spike ids as floats.
 #include "neuron/lanes.hpp"
 #include "vertices/vertex.hpp"
 
 namespace snnipu {
 
-// Bits, 32 to a word, the lowest bit first. With nonzero: both where x is not 0. Else fired where x - threshold > 0,
-// carried also where x > gradThreshold, or everywhere without a second threshold.
+// Write bits, 32 in a word, the lowest first. With nonzero: fired and carried if x is not 0. Otherwise fired if x -
+// threshold > 0, and carried if x > gradThreshold, or for all neurons without a second threshold.
 template <typename S> class Above : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -23,7 +23,7 @@ public:
   bool nonzero;
 
   void compute(unsigned workerId) {
-    // A row may be all that a tile has: workers share words.
+    // A tile may have a single row, so workers share words.
     const unsigned words = (neurons + 31) / 32;
     const WorkerRange range = workerShare(workerId, numWorkers(), rows * words);
     unsigned row = 0, word = range.begin;
@@ -31,17 +31,17 @@ public:
       ++row;
     for (unsigned item = range.begin; item < range.end; ++item) {
       const unsigned held = neurons - 32 * word < 32 ? neurons - 32 * word : 32;
-      unsigned above = 0, all = 0;
+      unsigned above = 0, carries = 0;
       for (unsigned i = 0; i < held; ++i) {
         const unsigned neuron = 32 * word + i;
         const C value = static_cast<C>(x[static_cast<std::size_t>(row) * neurons + neuron]);
         const bool spike = nonzero ? value != C(0) : value - threshold[perNeuron ? neuron : 0] > C(0);
-        const bool carries = spike || (!nonzero && (!second || value > gradThreshold));
+        const bool carriesGradient = spike || (!nonzero && (!second || value > gradThreshold));
         above |= static_cast<unsigned>(spike) << i;
-        all |= static_cast<unsigned>(carries) << i;
+        carries |= static_cast<unsigned>(carriesGradient) << i;
       }
       fired[item] = above;
-      carried[item] = all;
+      carried[item] = carries;
       if (++word == words) {
         word = 0;
         ++row;
@@ -76,7 +76,7 @@ public:
   }
 };
 
-// dense = 0, then += values at the carried slots.
+// dense = 0, then dense += values at the carried slots.
 template <typename S> class ScatterSlots : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -90,7 +90,7 @@ public:
   unsigned neurons;
 
   void compute(unsigned workerId) {
-    // Two rows of half end with a word, whatever `neurons` is.
+    // Two rows of half end at a word boundary, whatever `neurons` is.
     const WorkerRange range = workerShare(workerId, numWorkers(), rows, sizeof(S) < sizeof(float) ? 2 : 1);
     for (unsigned row = range.begin; row < range.end; ++row) {
       S *const to = &dense[static_cast<std::size_t>(row) * neurons];
@@ -104,7 +104,7 @@ public:
   }
 };
 
-// Whether the ids of a row's spikes ascend, 1 or 0: those of SelectSpikes do, those of a user's need not.
+// out[row] = 1 if the ids of the row's spikes ascend, else 0. Ids of SelectSpikes do; a user's may not.
 class Ascending : public poplar::MultiVertex {
 public:
   In<int> ids;    // [rows][slots]
@@ -126,8 +126,8 @@ public:
   }
 };
 
-// Between operators ids and counts are floats. An id that is none would lead out of the tile's memory: it is held to
-// [0, limit).
+// Convert ids and counts, which are floats between operators. Values are clamped to [0, limit), because an invalid id
+// would address memory outside the tensor.
 class IdsOfFloats : public poplar::MultiVertex {
 public:
   In<float> from;
@@ -140,7 +140,7 @@ public:
     const float last = static_cast<float>(limit) - 1.0f;
     for (unsigned i = range.begin; i < range.end; ++i) {
       const float id = from[i];
-      // Written so that NaN becomes 0.
+      // The comparison is written so that NaN becomes 0.
       to[i] = id > 0.0f ? static_cast<int>(id < last ? id : last) : 0;
     }
   }

@@ -1,17 +1,17 @@
-// A convolution of spike ids, for what one tile holds: up to 64 output channels of one group, `lanes` of them with
-// padding, and a band of `lines` lines of their maps.
+// A convolution of spike ids, for one tile: up to 64 output channels of one group, `lanes` including padding, and a
+// band of `lines` lines of their maps.
 //
-// Rows of (time, sample) stream past the weights [channel of the group][kernel row][kernel column][lanes]. Maps lie
-// channels last, so that what a spike adds to a place is one run of lanes. Row r has its spikes at [r * slots]:
-// counts[2r] spikes, then up to counts[2r + 1] slots that only carry gradient.
+// Rows of (time, sample) use the weights [channel of the group][kernel row][kernel column][lanes]. Channels of maps are
+// innermost, so that a spike adds consecutive lanes to a place. Row r starts at [r * slots] and has counts[2r] spikes,
+// followed by slots that only carry gradient, up to counts[2r + 1].
 #include "neuron/maps.hpp"
 #include "neuron/sparse.hpp"
 #include "vertices/vertex.hpp"
 
 namespace snnipu {
 
-// Ids of [channels, height, width], which are floats between operators, as packed places. An id that is none would lead
-// out of the tile's memory: it is held to those there are.
+// Convert ids of [channels, height, width], which are floats between operators, to packed positions. Ids are clamped to
+// valid ones, because others would address memory outside the tensors.
 class PlacesOfFloats : public poplar::MultiVertex {
 public:
   In<float> from;
@@ -26,10 +26,10 @@ public:
     const int map = static_cast<int>(height * width), across = static_cast<int>(width);
     const float last = static_cast<float>(channels * height * width) - 1.0f;
     const float byMap = 1.0f / static_cast<float>(map), byLine = 1.0f / static_cast<float>(across);
-    const PackedPlaces places(height, width);
+    const PackedPositions places(height, width);
     for (unsigned i = range.begin; i < range.end; ++i) {
       const float id = from[i];
-      // Written so that NaN becomes 0.
+      // The comparison is written so that NaN becomes 0.
       const Quotient channel = quotient(id > 0.0f ? static_cast<int>(id < last ? id : last) : 0, map, byMap);
       const Quotient line = quotient(channel.rest, across, byLine);
       to[i] = places.pack(static_cast<unsigned>(channel.whole), static_cast<unsigned>(line.whole),
@@ -38,7 +38,7 @@ public:
   }
 };
 
-// out[row] = bias + sum over the spikes of value * weight, at the places that the kernel leads to.
+// out[row] = bias + the sum over the spikes of value * weight, at the places that the kernel leads to.
 template <typename S> class SparseConvForward : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -67,7 +67,7 @@ public:
   unsigned dilationX;
   unsigned inHeight;
   unsigned inWidth;
-  unsigned shares; // of a row's lines, where there are fewer rows than workers
+  unsigned shares; // number of parts of a row's lines, if there are fewer rows than workers
 
   void compute(unsigned workerId) {
     const unsigned groups = (lanes + groupLanes - 1) / groupLanes;
@@ -84,16 +84,16 @@ public:
     while (share >= shares)
       carry();
     for (unsigned item = range.begin; item < range.end; ++item) {
-      const WorkerRange own = workerShare(share, shares, lines);
+      const WorkerRange ownLines = workerShare(share, shares, lines);
       const unsigned lane = group * groupLanes, left = (lanes - lane) / registerLanes<C>;
       if (left >= 4)
-        add(Registers<Register<C>, 4>{}, row, lane, own, down, across);
+        add(Registers<Register<C>, 4>{}, row, lane, ownLines, down, across);
       else if (left == 3)
-        add(Registers<Register<C>, 3>{}, row, lane, own, down, across);
+        add(Registers<Register<C>, 3>{}, row, lane, ownLines, down, across);
       else if (left == 2)
-        add(Registers<Register<C>, 2>{}, row, lane, own, down, across);
+        add(Registers<Register<C>, 2>{}, row, lane, ownLines, down, across);
       else
-        add(Registers<Register<C>, 1>{}, row, lane, own, down, across);
+        add(Registers<Register<C>, 1>{}, row, lane, ownLines, down, across);
       if (++share == shares)
         carry();
     }
@@ -102,16 +102,16 @@ public:
 private:
   static constexpr unsigned groupLanes = 4 * registerLanes<C>;
 
-  // The argument only carries the type.
+  // The first argument only carries the type.
   template <typename Group>
-  void add(Group, unsigned row, unsigned lane, WorkerRange own, const KernelAxis &down, const KernelAxis &across) {
+  void add(Group, unsigned row, unsigned lane, WorkerRange ownLines, const KernelAxis &down, const KernelAxis &across) {
     using V = Register<C>;
-    const PackedPlaces packed(inHeight, inWidth);
+    const PackedPositions packed(inHeight, inWidth);
     const unsigned step = lanes, columns = width;
     C *const map = &out[static_cast<std::size_t>(row) * lines * columns * step + lane];
     Group start;
     start.loadFrom(&bias[lane]);
-    for (unsigned place = own.begin * columns; place < own.end * columns; ++place)
+    for (unsigned place = ownLines.begin * columns; place < ownLines.end * columns; ++place)
       start.storeTo(map + static_cast<std::size_t>(place) * step);
     const std::size_t first = static_cast<std::size_t>(row) * slots;
     for (unsigned slot = 0; slot < static_cast<unsigned>(counts[2 * row]); ++slot) {
@@ -123,7 +123,7 @@ private:
       Quotient y = down.at(packed.row(from));
       const S *weights = &weight[static_cast<std::size_t>(channel) * kernelHeight * kernelWidth * step + lane];
       for (unsigned ky = 0; ky < kernelHeight; ++ky, down.next(y), weights += kernelWidth * step) {
-        if (!within(y, firstLine + own.begin, own.end - own.begin))
+        if (!within(y, firstLine + ownLines.begin, ownLines.end - ownLines.begin))
           continue;
         C *const line = map + static_cast<std::size_t>(static_cast<unsigned>(y.whole) - firstLine) * columns * step;
         addKernelLine(Group{}, line, columns, weights, kernelWidth, step, value, across, left);
@@ -132,8 +132,8 @@ private:
   }
 };
 
-// gradWeight += value * grad at the places that the kernel leads to, for every spike. A worker has indices of the
-// kernel of its own, and of a small kernel only some of its lanes.
+// gradWeight += value * grad at the places that the kernel leads to, for every spike. A worker has its own kernel
+// indices, and for a small kernel only some of their lanes.
 template <typename C> class SparseConvWeightUpdate : public poplar::MultiVertex {
 public:
   In<unsigned> places;   // [rows][slots]
@@ -167,7 +167,7 @@ public:
     const WorkerRange range = workerShare(workerId, numWorkers(), taps * groups);
     if (range.begin == range.end)
       return;
-    // Index of the kernel and lane, from the first of the range to the last one.
+    // The first and last kernel index of the range, with their lanes.
     unsigned tap = 0, lane = range.begin;
     for (; lane >= groups; lane -= groups)
       ++tap;
@@ -180,7 +180,7 @@ public:
     for (; firstColumn >= kernelWidth; firstColumn -= kernelWidth)
       ++firstRow;
     const KernelAxis down(strideY, paddingY, dilationY), across(strideX, paddingX, dilationX);
-    const PackedPlaces packed(inHeight, inWidth);
+    const PackedPositions packed(inHeight, inWidth);
     for (unsigned row = 0; row < rows; ++row) {
       const std::size_t first = static_cast<std::size_t>(row) * slots;
       const C *const map = &grad[static_cast<std::size_t>(row) * lines * width * lanes];
@@ -196,11 +196,11 @@ public:
           if (within(y, firstLine, lines) && within(x, 0, width)) {
             const unsigned place =
                 (static_cast<unsigned>(y.whole) - firstLine) * width + static_cast<unsigned>(x.whole);
-            const C *const of = map + static_cast<std::size_t>(place) * lanes;
+            const C *const source = map + static_cast<std::size_t>(place) * lanes;
             const unsigned begin = at == tap ? lane : 0, end = at == lastTap ? lastLane : lanes;
             forLaneGroups<C>(end - begin, [&](unsigned i, auto group) {
               group.loadFrom(to + begin + i);
-              group.addScaled(value, of + begin + i);
+              group.addScaled(value, source + begin + i);
               group.storeTo(to + begin + i);
             });
           }
@@ -217,8 +217,8 @@ public:
   }
 };
 
-// gradValues[row][slot] = the sum of weight * grad over the places that the kernel leads to, at every carried slot;
-// what the block and the band have of it.
+// gradValues[row][slot] = the sum of weight * grad over the places that the kernel leads to, at every carried slot: the
+// part of it from this block and band.
 template <typename S> class SparseConvValueGradient : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -250,7 +250,7 @@ public:
   void compute(unsigned workerId) {
     using V = Register<C>;
     const KernelAxis down(strideY, paddingY, dilationY), across(strideX, paddingX, dilationX);
-    const PackedPlaces packed(inHeight, inWidth);
+    const PackedPositions packed(inHeight, inWidth);
     for (unsigned row = 0; row < rows; ++row) {
       const std::size_t first = static_cast<std::size_t>(row) * slots;
       const C *const map = &grad[static_cast<std::size_t>(row) * lines * width * lanes];
@@ -261,20 +261,20 @@ public:
         if (channel < channels) {
           const Quotient left = across.at(packed.column(from));
           Quotient y = down.at(packed.row(from));
-          const S *of = &weight[static_cast<std::size_t>(channel) * kernelHeight * kernelWidth * lanes];
+          const S *source = &weight[static_cast<std::size_t>(channel) * kernelHeight * kernelWidth * lanes];
           for (unsigned ky = 0; ky < kernelHeight; ++ky, down.next(y)) {
             if (!within(y, firstLine, lines)) {
-              of += kernelWidth * lanes;
+              source += kernelWidth * lanes;
               continue;
             }
             const unsigned line = (static_cast<unsigned>(y.whole) - firstLine) * width;
             Quotient x = left;
-            for (unsigned kx = 0; kx < kernelWidth; ++kx, across.next(x), of += lanes)
+            for (unsigned kx = 0; kx < kernelWidth; ++kx, across.next(x), source += lanes)
               if (within(x, 0, width)) {
                 const C *const at = map + static_cast<std::size_t>(line + static_cast<unsigned>(x.whole)) * lanes;
                 forLaneGroups<C>(lanes, [&](unsigned lane, auto group) {
                   group.loadFrom(at + lane);
-                  sum = group.addProducts(sum, of + lane);
+                  sum = group.addProducts(sum, source + lane);
                 });
               }
           }
@@ -298,7 +298,7 @@ public:
   unsigned neurons;
 
   void compute(unsigned workerId) {
-    // Whole words of two halves.
+    // Shares are whole words of two halves.
     const WorkerRange range = workerShare(workerId, numWorkers(), rows * neurons * places, 2);
     unsigned row = 0, neuron = 0, place = range.begin;
     for (; place >= neurons * places; place -= neurons * places)
@@ -307,9 +307,9 @@ public:
       ++neuron;
     for (unsigned i = range.begin; i < range.end;) {
       const unsigned end = i + (places - place) < range.end ? i + (places - place) : range.end;
-      const C *of = &from[(static_cast<std::size_t>(row) * places + place) * lanes + neuron];
-      for (; i < end; ++i, of += lanes)
-        to[i] = static_cast<S>(*of);
+      const C *source = &from[(static_cast<std::size_t>(row) * places + place) * lanes + neuron];
+      for (; i < end; ++i, source += lanes)
+        to[i] = static_cast<S>(*source);
       place = 0;
       if (++neuron == neurons) {
         neuron = 0;
@@ -319,7 +319,7 @@ public:
   }
 };
 
-// The inverse, with zeros in the lanes that no neuron has.
+// to [rows][places][lanes] = from [rows][neurons][places], with zeros in lanes of padding.
 template <typename S> class ChannelsLast : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -337,11 +337,11 @@ public:
     for (; place >= places; place -= places)
       ++row;
     for (unsigned i = range.begin; i < range.end; ++i) {
-      const S *of = &from[static_cast<std::size_t>(row) * neurons * places + place];
+      const S *source = &from[static_cast<std::size_t>(row) * neurons * places + place];
       C *const lane = &to[static_cast<std::size_t>(i) * lanes];
       unsigned neuron = 0;
-      for (; neuron < neurons; ++neuron, of += places)
-        lane[neuron] = static_cast<C>(*of);
+      for (; neuron < neurons; ++neuron, source += places)
+        lane[neuron] = static_cast<C>(*source);
       for (; neuron < lanes; ++neuron)
         lane[neuron] = C(0);
       if (++place == places) {

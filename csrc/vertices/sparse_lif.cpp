@@ -1,8 +1,8 @@
-// One time step of leaky integrate-and-fire neurons on spike ids, and its adjoint, for the block of neurons that one
-// tile holds: as csrc/vertices/sparse_linear.cpp, with the neurons of csrc/neuron/leaky.hpp behind it.
+// A time step of leaky integrate-and-fire neurons on spike ids, and its adjoint, for the block of neurons of one
+// tile: csrc/vertices/sparse_linear.cpp followed by the neurons of csrc/neuron/leaky.hpp.
 //
-// Neurons that fired and neurons that carry gradient leave the block as one bit each, 32 to a word, the lowest bit
-// first; row r's words start at [r * wordStride].
+// The neurons that fired and those that carry gradient are written as one bit each, 32 in a word, the lowest first. The
+// words of row r start at [r * wordStride].
 #include "neuron/leaky.hpp"
 #include "neuron/sparse.hpp"
 #include "neuron/surrogate.hpp"
@@ -20,8 +20,8 @@ inline void writeWords(unsigned *words, unsigned lanes, uint64_t bits) {
     words[1] = static_cast<unsigned>(bits >> 32);
 }
 
-// In place of an id's type: `values` are sums of weights over spikes, [rows][valueSlots], and neither ids, counts nor
-// weights are read.
+// Used instead of an id type: `values` are sums of weights over spikes, [rows][valueSlots]; ids, counts and weights are
+// not read.
 struct Summed {};
 
 template <typename S, typename Id, Reset R> class SparseLifForward : public poplar::MultiVertex {
@@ -31,13 +31,13 @@ public:
   In<S> weight;        // [inputs][lanes]
   In<C> bias;          // [lanes]
   In<C> beta;          // [lanes], in [0, 1]
-  In<C> threshold;     // [lanes]; the largest number in padding, which so never fires
+  In<C> threshold;     // [lanes]; the largest number in padding, which therefore never fires
   In<C> gradThreshold; // [lanes]; likewise
   In<Id> ids;          // [rows][slots]; unused without input
   In<C> values;        // [rows][valueSlots]; not read with unitValues: all are 1
   In<int> counts;
   In<S> recurrentWeight; // [neurons of the layer][lanes]; unused without recurrent
-  In<int> ownIds;        // [rows][outputSlots]: the layer's spikes of the step before
+  In<int> ownIds;        // [rows][outputSlots]: the layer's spikes of the previous step
   In<int> ownCounts;
   Through<C> state; // [rows][lanes]: membrane
   Out<unsigned> fired;
@@ -51,7 +51,7 @@ public:
   unsigned neurons;
   unsigned wordStride;
   bool unitValues;
-  bool input; // false while nothing has arrived
+  bool input; // false before the first input has arrived
   bool recurrent;
 
   void compute(unsigned workerId) {
@@ -66,7 +66,7 @@ private:
   template <bool Unit> void run(WorkerRange range) {
     const C scale = inputScale;
     for (unsigned row = range.begin; row < range.end; ++row) {
-      uint64_t above = 0, aboveSecond = 0;
+      uint64_t fires = 0, carries = 0;
       C *const stateRow = &state[static_cast<std::size_t>(row) * lanes];
       forLaneGroups<C>(lanes, [&](unsigned lane, auto group) {
         auto sum = group;
@@ -88,30 +88,30 @@ private:
           const LeakyParameters<V> p{load<V>(&beta[at]), load<V>(&threshold[at])};
           const V u = leakyMembrane<R>(p, current * scale + load<V>(&bias[at]), load<V>(stateRow + at));
           store(stateRow + at, u);
-          above |= bitsAbove(u - p.threshold, splat<V>(0)) << at;
-          aboveSecond |= bitsAbove(u, load<V>(&gradThreshold[at])) << at;
+          fires |= bitsAbove(u - p.threshold, splat<V>(0)) << at;
+          carries |= bitsAbove(u, load<V>(&gradThreshold[at])) << at;
         });
       });
       const std::size_t word = static_cast<std::size_t>(row) * wordStride;
-      writeWords(&fired[word], neurons, above);
-      writeWords(&carried[word], neurons, above | aboveSecond);
+      writeWords(&fired[word], neurons, fires);
+      writeWords(&carried[word], neurons, fires | carries);
     }
   }
 };
 
-// grad[row]: gradient of the membrane, from the later steps (carry) and from the spikes (through). The host's alone: a
-// tile has SparseLifStepBackward.
+// grad[row] is the gradient of the membrane, from later steps (carry) and from the spikes (through). Used on the host
+// only; a tile has SparseLifStepBackward.
 template <typename C, Reset R> class SparseLifBackward : public poplar::MultiVertex {
 public:
   In<C> beta;         // [lanes], in [0, 1]
   In<C> threshold;    // [lanes]
-  In<unsigned> at;    // [slots]: row * lanes + lane of the neuron that has the slot, of all rows
-  In<C> through;      // [slots]: gradient behind the spike function
-  In<uint64_t> fired; // [rows]: one bit for each neuron that fired in the step before; unused in the first step
-  In<C> memBefore;    // [rows], memStride apart: membrane of the step before; unused without betaGradient
-  Through<C> carry;   // [rows][lanes]: from the step after -> for the step before
+  In<unsigned> at;    // [slots]: row * lanes + lane of the slot's neuron, for all rows
+  In<C> through;      // [slots]: gradient through the spike function
+  In<uint64_t> fired; // [rows]: a bit for each neuron that fired in the previous step; unused in the first step
+  In<C> memBefore;    // [rows], memStride apart: membrane of the previous step; unused without betaGradient
+  Through<C> carry;   // [rows][lanes]: in, from the next step; out, for the previous step
   Out<C> grad;        // [rows][lanes]
-  // One sum over time and samples for each lane.
+  // Sums over time and samples, one for each lane.
   Through<C> gradBias;
   Through<C> gradBeta;
   Through<C> gradThreshold;
@@ -124,7 +124,7 @@ public:
   bool betaGradient;
   bool thresholdGradient;
 
-  // Sums over rows: one worker has them all.
+  // A single worker does all of it, because it sums over rows.
   void compute(unsigned workerId) {
     if (workerId != 0)
       return;

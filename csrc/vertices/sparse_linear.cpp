@@ -1,14 +1,14 @@
-// A linear layer on spike ids, for the block of output neurons that one tile holds.
+// A linear layer on spike ids, for the block of output neurons of one tile.
 //
-// A block has up to 64 neurons, `lanes` of them with padding, and their weights [inputs][lanes]; rows of (time, sample)
-// stream past it. Row r has its spikes at [r * slots]: counts[2r] spikes, then up to counts[2r + 1] slots that only
-// carry gradient. Ids have been checked.
+// A block has up to 64 neurons, `lanes` including padding, and their weights [inputs][lanes], which all rows of (time,
+// sample) use. Row r starts at [r * slots] and has counts[2r] spikes, followed by slots that only carry gradient, up to
+// counts[2r + 1]. Ids have been checked.
 #include "neuron/sparse.hpp"
 #include "vertices/vertex.hpp"
 
 namespace snnipu {
 
-// out[row] = sum over the spikes of value * weight[id], + bias.
+// out[row] = bias + the sum over the spikes of value * weight[id].
 template <typename S, typename Id> class SparseLinearForward : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -52,11 +52,11 @@ private:
   }
 };
 
-// Both gradients from slots by input neuron: at begin[2 * id] those where it spiked, at begin[2 * id + 1] those that
-// only carry gradient, and then the next neuron's. A row of grad is read once for both.
+// Both gradients, from slots sorted by input neuron: its spikes from begin[2 * id] on, its slots that only carry
+// gradient from begin[2 * id + 1] on. A row of grad is read once for both.
 //   gradWeight[id] = (addToWeight: itself, else 0) + sum over its spikes of value * grad[row]
 //   gradValues[slot] = (addToValues: itself, else 0) + weight[id] . grad[row]
-// The host's alone: a tile has SparseLinearWeightUpdate and SparseLinearValueGradient.
+// Used on the host only; a tile has SparseLinearWeightUpdate and SparseLinearValueGradient.
 template <typename S> class SparseLinearGradients : public poplar::MultiVertex {
 public:
   using C = Compute<S>;
@@ -66,8 +66,8 @@ public:
   In<C> values;          // of each slot; not read with unitValues
   In<C> grad;            // [rows][lanes]
   In<S> weight;          // [inputs][lanes]; not read without ofValues
-  Through<C> gradWeight; // [inputs][lanes]; not touched without ofWeight
-  Through<C> gradValues; // of each slot; not touched without ofValues
+  Through<C> gradWeight; // [inputs][lanes]; not written without ofWeight
+  Through<C> gradValues; // of each slot; not written without ofValues
   unsigned inputs;
   unsigned lanes;
   bool unitValues;
@@ -97,31 +97,31 @@ private:
         const bool changes = OfWeight && (!addToWeight || first < others);
         if (!changes && (!OfValues || first == end))
           continue;
-        Group sum, own;
+        Group sum, weights;
         sum.clear();
         if constexpr (OfWeight)
           if (addToWeight)
             sum.loadFrom(&gradWeight[static_cast<std::size_t>(id) * lanes + lane]);
         if constexpr (OfValues)
-          own.loadFrom(&weight[static_cast<std::size_t>(id) * lanes + lane]);
+          weights.loadFrom(&weight[static_cast<std::size_t>(id) * lanes + lane]);
         const auto gradOf = [&](unsigned slot) { return &grad[static_cast<std::size_t>(rowOf[slot]) * lanes + lane]; };
-        const auto addUp = [&](unsigned slot, const C *from) {
+        const auto addGradient = [&](unsigned slot, const C *from) {
           if constexpr (Unit)
             sum.add(from);
           else
             sum.addScaled(splat<V>(values[slot]), from);
         };
-        // body(slot, its row of grad) for all slots.
+        // Call body(slot, its row of grad) for the slots, and set their gradValues.
         const auto forSlots = [&](unsigned slot, unsigned until, const auto &body) {
           for (; slot < until; ++slot) {
             const C *const from = gradOf(slot);
             body(slot, from);
             if constexpr (OfValues)
-              gradValues[slot] = (sets ? C(0) : gradValues[slot]) + sumLanes(own.products(from));
+              gradValues[slot] = (sets ? C(0) : gradValues[slot]) + sumLanes(weights.products(from));
           }
         };
         if constexpr (OfWeight)
-          forSlots(first, others, addUp);
+          forSlots(first, others, addGradient);
         if constexpr (OfValues)
           forSlots(OfWeight ? others : first, end, [](unsigned, const C *) {});
         if constexpr (OfWeight)
@@ -154,22 +154,24 @@ public:
         const Id *const id = &ids[first];
         C *const to = &gradValues[first];
         const unsigned carried = static_cast<unsigned>(counts[2 * row + 1]);
-        const auto of = [&](unsigned slot) { return &weight[static_cast<std::size_t>(id[slot]) * lanes + lane]; };
+        const auto weightsOf = [&](unsigned slot) {
+          return &weight[static_cast<std::size_t>(id[slot]) * lanes + lane];
+        };
         for (unsigned slot = 0; lane == 0 && slot < carried; ++slot)
           to[slot] = C(0);
         Group g;
         g.loadFrom(&grad[static_cast<std::size_t>(row) * lanes + lane]);
         unsigned slot = 0;
         for (; slot + 4 <= carried; slot += 4)
-          addFourSums(to + slot, g.products(of(slot)), g.products(of(slot + 1)), g.products(of(slot + 2)),
-                      g.products(of(slot + 3)));
+          addFourSums(to + slot, g.products(weightsOf(slot)), g.products(weightsOf(slot + 1)),
+                      g.products(weightsOf(slot + 2)), g.products(weightsOf(slot + 3)));
         if (slot < carried) {
-          // The last ones, one of them several times.
+          // The last one to three slots: the first of them fills the missing ones.
           const auto last = [&](unsigned ahead) {
-            return g.products(of(slot + ahead < carried ? slot + ahead : slot));
+            return g.products(weightsOf(slot + ahead < carried ? slot + ahead : slot));
           };
           C sums[4] = {};
-          addFourSums(sums, g.products(of(slot)), last(1), last(2), last(3));
+          addFourSums(sums, g.products(weightsOf(slot)), last(1), last(2), last(3));
           for (unsigned i = 0; slot < carried; ++i, ++slot)
             to[slot] += sums[i];
         }

@@ -1,6 +1,5 @@
-// What a network of layers on spike ids needs beside the forward step of csrc/vertices/sparse_lif.cpp: the backward
-// step for the block of neurons that a tile holds, and a loop over time: what a step reads of a sequence, and what it
-// leaves in one.
+// Vertices of a network of layers on spike ids, except the forward step (csrc/vertices/sparse_lif.cpp): the backward
+// step for the block of neurons of one tile, and the loop over time with its access to sequences.
 #include "neuron/leaky.hpp"
 #include "neuron/sparse.hpp"
 #include "neuron/surrogate.hpp"
@@ -9,7 +8,8 @@
 
 namespace snnipu {
 
-// value = (value + by) modulo `modulo`, or without it where that is 0. by < modulo: a tile has no integer division.
+// value = (value + by) modulo `modulo`; no modulo if it is 0. Requires by < modulo, because a tile has no integer
+// division.
 class Advance : public poplar::MultiVertex {
 public:
   Through<unsigned> value; // of one element
@@ -25,7 +25,7 @@ public:
   }
 };
 
-// to = what a sequence has at step - back; 0 before its start.
+// to = the sequence at step - back; 0 before its start.
 template <typename T> class LoadStep : public poplar::MultiVertex {
 public:
   In<T> from; // [steps][size]
@@ -44,7 +44,8 @@ public:
   }
 };
 
-// The inverse. back: as the step may have been moved on already; ~0u is one step the other way.
+// Write `from` to the sequence at step - back, because the step may have been advanced already; ~0u is one step
+// forward.
 template <typename T> class StoreStep : public poplar::MultiVertex {
 public:
   In<T> from;
@@ -56,17 +57,17 @@ public:
   void compute(unsigned workerId) {
     const WorkerRange range = workerShare(workerId, numWorkers(), size, 2);
     const T *const source = &from[0];
-    T *const now = &to[static_cast<std::size_t>(step[0] - back) * size];
+    T *const current = &to[static_cast<std::size_t>(step[0] - back) * size];
     for (unsigned i = range.begin; i < range.end; ++i)
-      now[i] = source[i];
+      current[i] = source[i];
   }
 };
 
-// Words of the bits of blocks, one behind the other, as words of 32 neurons.
+// Join the bits of blocks, without gaps, to words of 32 neurons.
 class MergeBits : public poplar::MultiVertex {
 public:
   In<unsigned> bits;   // [rows][pieces]
-  In<unsigned> widths; // [pieces]: neurons of each, up to 32
+  In<unsigned> widths; // [pieces]: neurons of each piece, up to 32
   Out<unsigned> out;   // [rows][words]
   unsigned rows;
   unsigned pieces;
@@ -77,25 +78,25 @@ public:
     for (unsigned row = range.begin; row < range.end; ++row) {
       const unsigned *const from = &bits[static_cast<std::size_t>(row) * pieces];
       unsigned *const to = &out[static_cast<std::size_t>(row) * words];
-      unsigned word = 0, held = 0, used = 0;
+      unsigned word = 0, pending = 0, used = 0;
       for (unsigned piece = 0; piece < pieces; ++piece) {
         const unsigned width = widths[piece];
-        held |= from[piece] << used;
+        pending |= from[piece] << used;
         used += width;
         if (used >= 32) {
-          to[word++] = held;
+          to[word++] = pending;
           used -= 32;
-          // What did not fit into the word.
-          held = used != 0 ? from[piece] >> (width - used) : 0;
+          // The bits that did not fit into the word.
+          pending = used != 0 ? from[piece] >> (width - used) : 0;
         }
       }
       if (used != 0)
-        to[word] = held;
+        to[word] = pending;
     }
   }
 };
 
-// beta into [0, 1].
+// Clamp beta to [0, 1].
 template <typename C> class ClampUnit : public poplar::MultiVertex {
 public:
   Through<C> values;
@@ -108,7 +109,7 @@ public:
   }
 };
 
-// out = upstream + scale * the sum over the blocks, at consecutive slots; 0 in padding, which blocks leave as it was.
+// out = upstream + scale * the sum over the blocks, at consecutive slots; 0 in padding, which blocks do not write.
 template <typename C> class SumSlots : public poplar::MultiVertex {
 public:
   In<C> partial;  // [blocks][size]
@@ -119,7 +120,7 @@ public:
   unsigned blocks;
   unsigned size;
   unsigned slots;  // of a row
-  unsigned offset; // of the first slot in its row
+  unsigned offset; // index of the first slot in its row
   bool hasUpstream;
 
   void compute(unsigned workerId) {
@@ -145,19 +146,19 @@ public:
   }
 };
 
-// One step back in time of a block's neurons: the gradient of the spikes' values through the surrogate, that of the
-// step after through the membrane, and the sums for the parameters, which each row has for itself.
+// The adjoint of a step for a block's neurons: the gradient of the spikes' values through the surrogate, the gradient
+// of the next step through the membrane, and the parameters' gradients, summed for each row.
 template <typename C, Reset R, SurrogateKind K> class SparseLifStepBackward : public poplar::MultiVertex {
 public:
-  In<C> beta; // [lanes]; clamped here, with the gradient 0 outside of [0, 1]
+  In<C> beta; // [lanes]; clamped here, with gradient 0 outside [0, 1]
   In<C> threshold;
-  In<int> ids;       // [rows][slots]: the layer's own, as SelectSpikes orders them
+  In<int> ids;       // [rows][slots]: the layer's output, ordered by SelectSpikes
   In<int> counts;    // [rows][2]
   In<C> gradValues;  // [rows][slots]
   In<C> mem;         // [steps][rows][lanes]
   In<unsigned> step; // of one element
   Through<C> carry;  // [rows][lanes]: gradient of the membrane
-  Out<C> grad;       // [rows][lanes]: the same, as the step's input gets it
+  Out<C> grad;       // [rows][lanes]: copy of carry for the step's input
   Through<C> gradBeta;
   Through<C> gradThreshold;
   Through<C> gradBias;
@@ -174,9 +175,9 @@ public:
     const SurrogateOf<K, C> surrogate{surrogateA, surrogateB};
     for (unsigned row = range.begin; row < range.end; ++row) {
       const std::size_t first = static_cast<std::size_t>(row) * lanes;
-      const C *const now = &mem[(static_cast<std::size_t>(step[0]) * rows) * lanes + first];
-      const C *const before = step[0] > 0 ? now - static_cast<std::size_t>(rows) * lanes : nullptr;
-      // Those that fired, then those that only carry gradient.
+      const C *const current = &mem[(static_cast<std::size_t>(step[0]) * rows) * lanes + first];
+      const C *const before = step[0] > 0 ? current - static_cast<std::size_t>(rows) * lanes : nullptr;
+      // Neurons that fired, then neurons that only carry gradient.
       const unsigned ends[2] = {static_cast<unsigned>(counts[2 * row]), static_cast<unsigned>(counts[2 * row + 1])};
       const std::size_t firstSlot = static_cast<std::size_t>(row) * slots;
       for (unsigned part = 0; part < 2; ++part)
@@ -187,17 +188,17 @@ public:
             break;
           typedef SingleLane<C> V;
           const V through =
-              surrogate.gradient(load<V>(&now[lane]) - load<V>(&threshold[lane]), V{gradValues[firstSlot + slot]});
+              surrogate.gradient(load<V>(&current[lane]) - load<V>(&threshold[lane]), V{gradValues[firstSlot + slot]});
           carry[first + lane] += through[0];
           gradThreshold[first + lane] -= through[0];
         }
       for (unsigned lane = 0; lane < lanes; lane += registerLanes<C>)
-        carryOn(first + lane, lane, before);
+        stepBack(first + lane, lane, before);
     }
   }
 
 private:
-  void carryOn(std::size_t at, unsigned lane, const C *before) {
+  void stepBack(std::size_t at, unsigned lane, const C *before) {
     using V = Register<C>;
     const V raw = load<V>(&beta[lane]), zero = splat<V>(0);
     const LeakyParameters<V> p{clampUnit(raw), load<V>(&threshold[lane])};
@@ -213,14 +214,14 @@ private:
   }
 };
 
-// gradWeight[id] += scale * value * grad[row] for every spike. A worker has the ids of a range: it looks for the first
-// of them in a row whose ids ascend, and at all of another row.
+// gradWeight[id] += scale * value * grad[row] for every spike. A worker has a range of ids. In a row of ascending ids
+// it searches for the first of them, otherwise it reads the whole row.
 template <typename C> class SparseLinearWeightUpdate : public poplar::MultiVertex {
 public:
   In<int> ids;           // [rows][slots]
   In<C> values;          // [rows][slots]; not read with unitValues
   In<int> counts;        // [rows][2]
-  In<int> order;         // [rows]: as Ascending tells; not read with ascending: all rows do
+  In<int> order;         // [rows]: 1 if the row's ids ascend, as Ascending computes it; not read with ascending: all do
   In<C> grad;            // [rows][lanes]
   Through<C> gradWeight; // [inputs][lanes]
   C scale;

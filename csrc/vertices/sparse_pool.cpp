@@ -1,20 +1,20 @@
-// Pools of maps on spike ids. What a window holds is found in an array of all windows of a row; which of them get a
-// slot is then up to SelectSpikes, and GatherSlots fetches what they hold.
+// Pools of maps on spike ids. SparsePoolWindows computes all windows of a row in a dense array, SelectSpikes selects
+// those that get a slot, and GatherSlots reads their values.
 #include "neuron/maps.hpp"
 #include "vertices/vertex.hpp"
 
 namespace snnipu {
 
-// Of each window: the maximum or the sum of its carried slots, how many there are, and the slot of the maximum, the
-// first in rows where several attain it. NaN is above any number. A slot behind counts[2 * row] has the value 0.
+// Compute for each window the maximum or sum of its carried slots, their number, and the slot of the maximum: the first
+// in row order if several attain it. NaN is larger than any number. The value of a slot after counts[2 * row] is 0.
 template <typename C> class SparsePoolWindows : public poplar::MultiVertex {
 public:
-  In<unsigned> places; // [rows][slots], as PackedPlaces
+  In<unsigned> places; // [rows][slots], as PackedPositions
   In<C> values;        // [rows][slots]
   In<int> counts;      // [rows][2]
   Out<C> value;        // [rows][channels][height][width]
   Out<int> reached;    // likewise
-  Out<C> source;       // likewise; undefined where nothing is reached, and not written for sums
+  Out<C> source;       // likewise; undefined if nothing is reached, and not written for sums
   unsigned rows;
   unsigned slots;
   unsigned channels;
@@ -28,7 +28,7 @@ public:
   unsigned paddingX;
   unsigned inHeight;
   unsigned inWidth;
-  unsigned shares; // of a row's channels, where there are fewer rows than workers
+  unsigned shares; // number of parts of a row's channels, if there are fewer rows than workers
   bool max;
 
   void compute(unsigned workerId) {
@@ -49,19 +49,19 @@ public:
 private:
   static bool above(C a, C b) { return a > b || (a != a && b == b); }
 
-  void pool(unsigned row, WorkerRange own, const KernelAxis &down, const KernelAxis &across) {
+  void pool(unsigned row, WorkerRange ownChannels, const KernelAxis &down, const KernelAxis &across) {
     const unsigned map = height * width;
     const std::size_t base = static_cast<std::size_t>(row) * channels * map;
-    for (unsigned i = own.begin * map; i < own.end * map; ++i) {
+    for (unsigned i = ownChannels.begin * map; i < ownChannels.end * map; ++i) {
       value[base + i] = C(0);
       reached[base + i] = 0;
     }
-    const PackedPlaces packed(inHeight, inWidth);
+    const PackedPositions packed(inHeight, inWidth);
     const std::size_t first = static_cast<std::size_t>(row) * slots;
     const unsigned fired = static_cast<unsigned>(counts[2 * row]);
     for (unsigned slot = 0; slot < static_cast<unsigned>(counts[2 * row + 1]); ++slot) {
       const unsigned from = places[first + slot], channel = packed.channel(from);
-      if (channel - own.begin >= own.end - own.begin)
+      if (channel - ownChannels.begin >= ownChannels.end - ownChannels.begin)
         continue;
       const C held = slot < fired ? values[first + slot] : C(0);
       const Quotient left = across.at(packed.column(from));
@@ -73,31 +73,32 @@ private:
         Quotient x = left;
         for (unsigned kx = 0; kx < kernelWidth; ++kx, across.next(x))
           if (within(x, 0, width))
-            put(line + static_cast<unsigned>(x.whole), held, slot, first);
+            addToWindow(line + static_cast<unsigned>(x.whole), held, slot, first);
       }
     }
   }
 
-  void put(std::size_t at, C found, unsigned slot, std::size_t first) {
+  void addToWindow(std::size_t at, C candidate, unsigned slot, std::size_t first) {
     const int before = reached[at];
     reached[at] = before + 1;
     if (!max) {
-      value[at] += found;
+      value[at] += candidate;
       return;
     }
     if (before != 0) {
       const C best = value[at];
-      if (!above(found, best) &&
-          (above(best, found) || places[first + slot] >= places[first + static_cast<unsigned>(source[at])]))
+      if (!above(candidate, best) &&
+          (above(best, candidate) || places[first + slot] >= places[first + static_cast<unsigned>(source[at])]))
         return;
     }
-    value[at] = found;
+    value[at] = candidate;
     source[at] = static_cast<C>(slot);
   }
 };
 
-// Bits of the windows that get a slot, 32 to a word: carried where a slot is reached, fired where the value is not 0.
-// The maximum of a window below 0 is that of a neuron without a slot, where there is one. With averages, divides.
+// Write bits of the windows that get a slot, 32 in a word: carried if a slot is in the window, fired if the value is
+// not 0. If a window's maximum is below 0 and an input without a slot is in it, the maximum is that input's 0, without
+// gradient. Averages are divided here.
 template <typename C> class SparsePoolBits : public poplar::MultiVertex {
 public:
   Through<C> value;    // [rows][channels][height][width]
@@ -130,11 +131,11 @@ public:
       const std::size_t first = static_cast<std::size_t>(row) * neurons + begin;
       unsigned spikes = 0, all = 0;
       for (unsigned i = 0; i < held; ++i) {
-        const int found = reached[first + i];
-        if (found == 0)
+        const int numReached = reached[first + i];
+        if (numReached == 0)
           continue;
         const C total = value[first + i];
-        if (max && total < C(0) && static_cast<unsigned>(found) < windowSize(begin + i))
+        if (max && total < C(0) && static_cast<unsigned>(numReached) < windowSize(begin + i))
           continue;
         const C result = max ? total : total / divisor;
         value[first + i] = result;
@@ -151,21 +152,21 @@ public:
   }
 
 private:
-  // Inputs that a window has: not those of the padding.
+  // Return the number of inputs in a window, without those of the padding.
   unsigned windowSize(unsigned neuron) const {
     const int map = static_cast<int>(height * width), across = static_cast<int>(width);
     const int place = quotient(static_cast<int>(neuron), map, 1.0f / static_cast<float>(map)).rest;
     const Quotient at = quotient(place, across, 1.0f / static_cast<float>(across));
-    return inside(static_cast<unsigned>(at.whole) * strideY, paddingY, kernelHeight, inHeight) *
-           inside(static_cast<unsigned>(at.rest) * strideX, paddingX, kernelWidth, inWidth);
+    return overlap(static_cast<unsigned>(at.whole) * strideY, paddingY, kernelHeight, inHeight) *
+           overlap(static_cast<unsigned>(at.rest) * strideX, paddingX, kernelWidth, inWidth);
   }
-  static unsigned inside(unsigned at, unsigned padding, unsigned kernel, unsigned size) {
+  static unsigned overlap(unsigned at, unsigned padding, unsigned kernel, unsigned size) {
     const unsigned end = at + kernel < padding + size ? at + kernel : padding + size;
     return end - (at > padding ? at : padding);
   }
 };
 
-// gradValues[row][slot] = the sum of dense over the windows of a carried slot, over the divisor; 0 in padding.
+// gradValues[row][slot] = the sum of dense over the windows of a carried slot, divided by divisor; 0 in padding.
 template <typename C> class SparsePoolGradient : public poplar::MultiVertex {
 public:
   In<unsigned> places; // [rows][slots]
@@ -189,7 +190,7 @@ public:
 
   void compute(unsigned workerId) {
     const KernelAxis down(strideY, paddingY, 1), across(strideX, paddingX, 1);
-    const PackedPlaces packed(inHeight, inWidth);
+    const PackedPositions packed(inHeight, inWidth);
     for (unsigned row = 0; row < rows; ++row) {
       const std::size_t first = static_cast<std::size_t>(row) * slots;
       const WorkerRange range = workerShare(workerId, numWorkers(), slots);

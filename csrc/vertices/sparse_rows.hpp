@@ -1,11 +1,11 @@
-// A worker's share of the spikes of a row: those of the inputs that it has.
+// The spikes of a row whose inputs belong to one worker.
 #pragma once
 
 #include "vertices/vertex.hpp"
 
 namespace snnipu {
 
-// Of ids that ascend in [begin, end), the first that is `id` or more.
+// Return the index of the first id >= `id` in [begin, end), where ids ascend.
 inline unsigned firstFrom(const int *ids, unsigned begin, unsigned end, unsigned id) {
   while (begin < end) {
     const unsigned middle = begin + (end - begin) / 2;
@@ -17,7 +17,7 @@ inline unsigned firstFrom(const int *ids, unsigned begin, unsigned end, unsigned
   return begin;
 }
 
-// body(slot, id) for the spikes of a row whose ids are in `range`; ordered: its ids ascend.
+// Call body(slot, id) for the spikes of a row with ids in `range`. ordered: the row's ids ascend.
 template <typename Body>
 inline void forOwnSpikes(const int *ids, unsigned spikes, bool ordered, WorkerRange range, const Body &body) {
   for (unsigned slot = ordered ? firstFrom(ids, 0, spikes, range.begin) : 0; slot < spikes; ++slot) {

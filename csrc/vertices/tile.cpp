@@ -1,4 +1,4 @@
-// What stands between the other vertices on a tile: arrays set to 0, numbers of another type, and sums over rows.
+// Small vertices: setting arrays to 0, type conversion, and sums over rows.
 #include "neuron/lanes.hpp"
 #include "vertices/vertex.hpp"
 
@@ -16,7 +16,7 @@ public:
   }
 };
 
-// Between half and float. Workers share whole words: two of them in one word would overwrite each other's half.
+// Convert between half and float. Workers share whole words: two of them in one word would overwrite each other's half.
 template <typename From, typename To> class Cast : public poplar::MultiVertex {
 public:
   In<From> from;
@@ -55,7 +55,7 @@ public:
   }
 };
 
-// out[part] = the sum of an equal share of `in`: what there is of one number's sum for the workers to do at once.
+// out[p] = the sum of the p-th equal share of `in`, so that several workers can compute one sum.
 template <typename C> class SumParts : public poplar::MultiVertex {
 public:
   In<C> in;

@@ -1,4 +1,4 @@
-// What every codelet of this folder uses: short names of the field types, and a worker's share of the work.
+// Common parts of the codelets in this folder: short names of field types, and a worker's share of the work.
 #pragma once
 
 #include <poplar/Vertex.hpp>
@@ -7,15 +7,16 @@
 
 namespace snnipu {
 
-// Bytes that a field's start is a multiple of. Numbers are read and written in vectors of 64 bits, and those smaller
-// than a word by several workers, which share them in words from the start on; integers one at a time.
+// Alignment of a field, in bytes. Floating-point fields are accessed in vectors of 64 bits. Workers share types smaller
+// than a word by whole words from the start. Integers are accessed one at a time.
 template <typename T> constexpr unsigned fieldAlignment = std::is_integral_v<T> ? alignof(T) : 8;
 template <typename T> using Elements = poplar::Vector<T, poplar::VectorLayout::ONE_PTR, fieldAlignment<T>>;
 template <typename T> using In = poplar::Input<Elements<T>>;
 template <typename T> using Out = poplar::Output<Elements<T>>;
 template <typename T> using Through = poplar::InOut<Elements<T>>;
 
-// Whether a vertex on storage type S chooses between variants as late as it can: slower, and compiled faster.
+// True if a vertex on storage type S chooses its variants at run time, as late as possible: slower code that compiles
+// faster.
 #if defined(SNNIPU_COMPACT_CODE)
 template <typename S> constexpr bool compactCode = true;
 #else
@@ -26,7 +27,7 @@ struct WorkerRange {
   unsigned begin, end;
 };
 
-// Worker's share of size items, in whole steps.
+// Return the worker's share of `size` items, in multiples of `step`.
 inline WorkerRange workerShare(unsigned worker, unsigned workers, unsigned size, unsigned step = 1) {
   const unsigned steps = (size + step - 1) / step;
   const unsigned share = (steps + workers - 1) / workers * step;

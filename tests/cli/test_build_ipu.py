@@ -274,7 +274,7 @@ def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monk
     """A real compiler builds against the IPU model's headers and library, in place of the SDK's."""
     sources = tmp_path / "sources"
     names = ["custom_ops/Makefile", "snnipu/_version.py", "custom_ops/operator.cpp", "custom_ops/surrogate_spike.cpp"]
-    names += ["csrc/graph/surrogate_spike.cpp", "csrc/graph/spread.cpp", "csrc/graph/vertex_name.cpp"]
+    names += ["csrc/graph/surrogate_spike.cpp", "csrc/graph/tile_mapping.cpp", "csrc/graph/vertex_name.cpp"]
     names.append("snnipu/equations.py")
     headers = [path for folder in ("custom_ops", "csrc/graph", "csrc/neuron") for path in (ROOT / folder).glob("*.hpp")]
     headers += (ROOT / "snnipu" / "_generator").glob("*.py")

@@ -1,4 +1,5 @@
-// Adds two vectors, an element to a tile, with the vertex of adder_codelets.cpp. Poplar's own API, up to the report.
+// Adds two vectors, one element on each tile, with the vertex of adder_codelets.cpp. Only the report is not Poplar's
+// API.
 #include <poplar/Engine.hpp>
 #include <poplar/IPUModel.hpp>
 
@@ -8,7 +9,7 @@
 #include <vector>
 
 int main() {
-  poplar::IPUModel model; // a Mk2
+  poplar::IPUModel model; // Mk2
   model.tilesPerIPU = 4;
   const poplar::Device device = model.createDevice();
   poplar::Graph graph(device.getTarget());
@@ -25,7 +26,7 @@ int main() {
     graph.connect(vertex["sum"], sum[i]);
     graph.setTileMapping(vertex, i);
     graph.setTileMapping(x[i], i);
-    graph.setTileMapping(y[i], 0); // the others fetch it from there
+    graph.setTileMapping(y[i], 0); // all tiles receive y from tile 0
     graph.setTileMapping(sum[i], i);
     graph.setPerfEstimate(vertex, 8);
   }

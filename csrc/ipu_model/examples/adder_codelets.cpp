@@ -1,4 +1,4 @@
-// The smallest codelet there is: what popc would compile for a tile.
+// A minimal codelet, which popc could compile for a tile.
 #include <poplar/Vertex.hpp>
 
 class AdderVertex : public poplar::Vertex {

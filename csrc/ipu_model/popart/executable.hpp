@@ -1,4 +1,4 @@
-// Operators of a graph, lowered by their Opxs into a Poplar program and ready to run: this model's own interface.
+// Operators of a graph, lowered by their Opxs to a Poplar program. This is an interface of the model, not of PopART.
 #pragma once
 
 #include "ipu_model/popart/graph.hpp"
@@ -11,19 +11,20 @@ namespace ipu_model {
 
 struct Machine {
   std::string architecture = "mk2"; // "mk1", "mk2" or "bow"
-  unsigned tilesPerIpu = 0;         // 0: all of them
+  unsigned tilesPerIpu = 0;         // 0: all
   unsigned ipus = 1;
   poplar::OptionFlags engine;
 };
 
 class Executable {
 public:
-  // What the operators read and none of them makes is an input; `outputs` are read back. Throws what the Opxs and
-  // Poplar throw, and where an Opx writes into an input, or returns a part of one, that its operator does not declare.
+  // inputs: tensors that the operators read and do not compute. outputs: tensors that run() reads back. Throw the
+  // exceptions of Opxs and Poplar, and popart::error if an Opx writes to an input, or returns a part of one, without
+  // its operator declaring it.
   Executable(popart::Graph &graph, const std::vector<popart::Op *> &ops, const std::vector<popart::TensorId> &inputs,
              const std::vector<popart::TensorId> &outputs, const Machine &machine);
 
-  // Arrays in the order of inputs and outputs, row-major, FLOAT16 in two bytes.
+  // Run with arrays in the order of inputs and outputs, row-major; FLOAT16 has two bytes.
   void run(const void *const *inputs, void *const *outputs);
   const poplar::Engine &engine() const { return *engine_; }
 

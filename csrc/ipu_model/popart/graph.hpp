@@ -1,7 +1,7 @@
-// Graphs of operators, with autodiff: this model's own interface, under the name PopART has for graphs.
+// Graphs of operators with autodiff. This is an interface of the model, with PopART's name for graphs.
 //
-// The rules that PopART follows without a word are errors here: where the device would train with a gradient missing,
-// growGradients() throws and says which operator loses it and why.
+// Where PopART silently drops a gradient and the device would train without it, growGradients() throws instead. The
+// message names the operator that loses the gradient, and the reason.
 #pragma once
 
 #include <popart/attributes.hpp>
@@ -21,25 +21,25 @@ public:
   Graph &operator=(const Graph &) = delete;
 
   TensorId addInput(const TensorId &id, const TensorInfo &info);
-  // Creates the operator, connects it ("" stands for an optional input that is absent) and sets it up. Returns its
-  // outputs. Throws where a differentiable operator has an integer output, and where an attribute does not change what
-  // appendAttributes() or appendOutlineAttributes() append, of the operator or of its gradient.
+  // Create the operator, connect it ("" for a missing optional input) and set it up. Return its outputs. Throw if a
+  // differentiable operator has an integer output, or if an attribute does not change the result of appendAttributes()
+  // or appendOutlineAttributes(), of the operator or of its gradient.
   std::vector<TensorId> addOp(const OperatorIdentifier &opid, const Attributes &attributes,
                               const std::vector<TensorId> &inputs, int outputs, const std::string &name = "");
 
-  // Adds the gradient operators, and sums where several operators read a tensor. outputGradients: tensor -> its
-  // gradient, of the tensors that the loss is made of. Returns tensor -> gradient for all graph inputs that have one.
+  // Add the gradient operators, and sums for tensors that several operators read. outputGradients: for each tensor in
+  // the loss, its gradient. Return the gradients of all graph inputs that have one.
   std::map<TensorId, TensorId> growGradients(const std::map<TensorId, TensorId> &outputGradients);
 
   TensorInfo &info(const TensorId &id);
   const TensorInfo &info(const TensorId &id) const { return const_cast<Graph *>(this)->info(id); }
-  // In the order they were added, which is one they can run in.
+  // In the order in which they were added, which is a valid order of execution.
   const std::vector<std::unique_ptr<Op>> &ops() const { return ops_; }
   const std::vector<TensorId> &inputs() const { return inputs_; }
 
-  // A gradient operator that is not part of a graph yet gets the inputs that gradInputInfo() names.
+  // Add a gradient operator, with the inputs that its gradInputInfo() lists.
   Op &addGradOp(const Op &op, std::unique_ptr<Op> gradOp, const std::map<TensorId, TensorId> &gradients);
-  // The operator that makes a tensor; null for an input.
+  // Return the operator that computes a tensor, or null for an input.
   Op *producer(const TensorId &id) const;
 
 private:
@@ -54,7 +54,7 @@ private:
   int names_ = 0;
 };
 
-// Whether the type carries gradient.
+// Return true if tensors of the type can have a gradient.
 bool isFloating(DataType type);
 
 } // namespace popart

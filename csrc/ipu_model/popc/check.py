@@ -2,8 +2,8 @@
 
     python csrc/ipu_model/popc/check.py -std=c++17 -Wall -Werror -I csrc -fsyntax-only custom_ops/common.cpp
 
-Takes clang++'s options and one file, prints what Clang has to say, and fails on errors and, with -Werror, on warnings.
-Standard headers are those of the host's compiler, without the intrinsics: these are for GCC only.
+Take clang++'s options and one file, print Clang's messages, and fail on errors and, with -Werror, on warnings. Standard
+headers are those of the host's compiler, without the intrinsics, which only GCC compiles.
 """
 
 import sys
@@ -14,12 +14,12 @@ from popc import PopcError, system_includes
 def main(arguments):
     from clang import cindex
 
-    own = ["-x", "c++", "-nostdinc", "-U__SSE2__", "-U__AVX__"]
-    own += [f"-isystem{folder}" for folder in system_includes("c++")]
+    options = ["-x", "c++", "-nostdinc", "-U__SSE2__", "-U__AVX__"]
+    options += [f"-isystem{folder}" for folder in system_includes("c++")]
     try:
-        unit = cindex.Index.create().parse(None, args=[*own, *arguments])
+        unit = cindex.Index.create().parse(None, args=[*options, *arguments])
     except cindex.TranslationUnitLoadError:
-        print("check.py: libclang does not take these options, or there is no such file", file=sys.stderr)
+        print("check.py: libclang does not accept these options, or the file does not exist", file=sys.stderr)
         return 1
     for item in unit.diagnostics:
         print(item.format(), file=sys.stderr)

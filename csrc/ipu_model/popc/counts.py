@@ -1,17 +1,17 @@
-"""What Clang makes of the vertices: the instructions of each, and of the loops that take their time, by class.
+"""Count the instructions of the vertices as Clang compiles them, and of their inner loops, by class.
 
-    python csrc/ipu_model/popc/counts.py            # -> csrc/ipu_model/counts.cpp, from which the estimates are made
-    python csrc/ipu_model/popc/counts.py --check    # are the counts of the sources within 20 % of it?
+    python csrc/ipu_model/popc/counts.py            # -> csrc/ipu_model/counts.cpp, which the estimates read
+    python csrc/ipu_model/popc/counts.py --check    # fail if counts differ from it by more than 20 %
 
-popc is a Clang, and its target is in no other one. Another 32-bit machine with vectors of two floats stands for it: Arm
-with NEON, whose 64-bit registers a load fills at once. An instruction of either does the same: a load, a store, an
-addition, a comparison of two lanes; address and branch. What the tile lacks is weighed (``WEIGHTS``). The compiler is
-``clang++`` (any that has this target and a C++ library for it), or that of ``pip install ziglang``.
+popc is a Clang whose target no other Clang has. Another 32-bit machine with vectors of two floats takes its place: Arm
+with NEON, which loads a 64-bit register at once. Their instructions correspond: a load, a store, an addition, a
+comparison of two lanes; address and branch. Instructions that a tile lacks have a weight (``WEIGHTS``). The compiler is
+the command in ``SNNIPU_CLANG``, which needs this target and a C++ library for it, or that of ``pip install ziglang``.
 
-Loops are counted in probes, ``probes.cpp``: a vertex whose flags are known to the compiler, as they are to an estimate.
+Loops are counted in probes (``probes.cpp``): vertices whose flags the compiler knows, as an estimate does.
 
-That takes more than a minute of a processor. The table also says of which sources it is, comments and layout aside, and
-a test compares that: what has changed since then has to be counted again.
+Counting takes more than a minute of a processor. The table has a hash of the sources without comments and layout, and a
+test fails if the sources have changed since.
 """
 
 import argparse
@@ -32,16 +32,16 @@ CSRC = HERE.parent.parent
 TABLE = HERE.parent / "counts.cpp"
 TOLERANCE = 0.2
 FLAGS = ["-std=c++17", "-O3", "-S", "-g0", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fomit-frame-pointer"]
-# As many turns as there are, one register at a time: a tile's workers take turns, and gain nothing by more at once.
+# Loops are neither unrolled nor vectorised: a tile's workers alternate and gain nothing from longer iterations.
 FLAGS += ["-fno-unroll-loops", "-fno-vectorize", "-fno-slp-vectorize", "-fno-asynchronous-unwind-tables"]
-# A probe is one function, in which its flags are known.
+# A probe is inlined to one function, so that its flags are known everywhere.
 PROBE_FLAGS = ["-mllvm", "-inline-threshold=100000"]
 FLAGS += ["-D__POPC__", "-D__IPU__", "-DSNNIPU_LANE_BYTES=8"]
 INCLUDES = [HERE / "tile", CSRC, CSRC / "ipu_model" / "poplar" / "include"]
 TARGET = ["-target", "arm-linux-musleabihf", "-mcpu=cortex_a55+fullfp16", "-fno-sanitize=all"]
-# Instructions of a tile for one of the probe's machine, where it is another number: a selection by a mask is and, andc,
-# or; a division of two lanes takes 10 in PopLibs' estimates, and Arm divides one lane; the tile's loops count down by
-# an instruction that also branches, where Arm has a subtraction or a comparison, and a branch.
+# Instructions of a tile for one of Arm. A selection by a mask is and, andc, or. A division of two lanes takes 10 in
+# PopLibs' estimates, and Arm divides one lane. A tile's loop counts down and branches in one instruction, where Arm has
+# a subtraction or a comparison, and a branch.
 WEIGHTS = [
     (re.compile(r"v(bsl|bit|bif)"), "select", 3),
     (re.compile(r"vdiv"), "division", 5),
@@ -63,7 +63,7 @@ class CountError(RuntimeError):
 
 
 def compiler():
-    """The command of a compiler that has the target; None where there is none."""
+    """Return the command of a compiler that has the target, or None."""
     if os.environ.get("SNNIPU_CLANG"):
         return shlex.split(os.environ["SNNIPU_CLANG"])
     if importlib.util.find_spec("ziglang") is not None:
@@ -89,14 +89,14 @@ def assembly(command, source, flags=(), more=()):
 
 
 def with_callees(bodies, symbol):
-    """Instructions of a function, and of those that it calls, each once."""
-    seen, left = set(), [symbol]
-    while left:
-        name = left.pop()
+    """Return the number of instructions of a function and of its callees, each counted once."""
+    seen, pending = set(), [symbol]
+    while pending:
+        name = pending.pop()
         if name in seen or name not in bodies:
             continue
         seen.add(name)
-        left += [item[1].strip() for item in bodies[name] if isinstance(item, tuple) and item[0].startswith("b")]
+        pending += [item[1].strip() for item in bodies[name] if isinstance(item, tuple) and item[0].startswith("b")]
     return sum(1 for name in seen for item in bodies[name] if isinstance(item, tuple))
 
 
@@ -105,15 +105,15 @@ INSTRUCTION = re.compile(r"^\t([a-z][\w.]*)(?:\t(.*))?$")
 
 
 def functions(text):
-    """Name -> list of labels (str) and instructions (mnemonic, operands)."""
-    found, current = {}, None
+    """Return name -> list of labels (str) and instructions (mnemonic, operands)."""
+    bodies, current = {}, None
     for line in text.splitlines():
         line = line.split("@")[0].rstrip()
         label = LABEL.match(line)
         if label:
             name = label.group(1)
             if not name.startswith("."):
-                current = found.setdefault(name, [])
+                current = bodies.setdefault(name, [])
             elif current is not None:
                 current.append(name)
             continue
@@ -123,11 +123,11 @@ def functions(text):
         instruction = INSTRUCTION.match(line)
         if instruction and current is not None:
             current.append((instruction.group(1), instruction.group(2) or ""))
-    return {name: body for name, body in found.items() if any(isinstance(item, tuple) for item in body)}
+    return {name: body for name, body in bodies.items() if any(isinstance(item, tuple) for item in body)}
 
 
 def counted(items):
-    """Instructions of a tile by class."""
+    """Return the instructions of a tile by class."""
     classes = {}
     for item in items:
         if isinstance(item, tuple):
@@ -137,7 +137,7 @@ def counted(items):
 
 
 def loops(body):
-    """Innermost loops: what stands between a label and the last branch back to it, with no such loop inside."""
+    """Return the innermost loops: from a label to the last branch back to it, without such a loop inside."""
     where = {item: index for index, item in enumerate(body) if isinstance(item, str)}
     back = {}
     for index, item in enumerate(body):
@@ -147,28 +147,30 @@ def loops(body):
                 back[target] = max(index, back.get(target, 0))
     ranges = sorted(back.items())
     inner = [
-        one for one in ranges if not any(one[0] <= other[0] and other[1] <= one[1] for other in ranges if other != one)
+        outer
+        for outer in ranges
+        if not any(outer[0] <= other[0] and other[1] <= outer[1] for other in ranges if other != outer)
     ]
     return [body[begin : end + 1] for begin, end in inner]
 
 
 def hottest(body):
-    """Of a probe's loops the one that works on vectors: with the most instructions on 64-bit registers."""
+    """Return the probe's loop with the most instructions on 64-bit registers."""
 
     def vectors(loop):
         return sum(1 for item in loop if isinstance(item, tuple) and re.search(r"\bd\d+", item[1]))
 
-    found = loops(body)
-    if not found:
+    candidates = loops(body)
+    if not candidates:
         raise CountError("a probe has no loop")
-    return max(found, key=lambda loop: (vectors(loop), sum(counted(loop).values())))
+    return max(candidates, key=lambda loop: (vectors(loop), sum(counted(loop).values())))
 
 
 # ---- names
 
 
 def demangle(symbols):
-    """By the C++ runtime of this machine, whose ABI is Clang's."""
+    """Return symbol -> demangled name, by the C++ runtime of this machine, which has Clang's ABI."""
     runtime = ctypes.CDLL("libstdc++.so.6" if sys.platform.startswith("linux") else "libc++abi.dylib")
     free = ctypes.CDLL(None).free
     runtime.__cxa_demangle.restype, runtime.__cxa_demangle.argtypes = (
@@ -176,37 +178,37 @@ def demangle(symbols):
         [ctypes.c_char_p] + [ctypes.c_void_p] * 3,
     )
     free.argtypes = [ctypes.c_void_p]
-    found = {}
+    names = {}
     for symbol in symbols:
         status = ctypes.c_int()
-        # Not every runtime knows the name of _Float16.
-        made = runtime.__cxa_demangle(symbol.replace("DF16_", "Dh").encode(), None, None, ctypes.byref(status))
-        found[symbol] = ctypes.string_at(made).decode() if made and status.value == 0 else ""
-        free(made)
-    return found
+        # Some runtimes do not know the name of _Float16.
+        text = runtime.__cxa_demangle(symbol.replace("DF16_", "Dh").encode(), None, None, ctypes.byref(status))
+        names[symbol] = ctypes.string_at(text).decode() if text and status.value == 0 else ""
+        free(text)
+    return names
 
 
 def codelet_of(demangled, enumerators):
-    """The codelet whose compute() this is, as Graph::addVertex takes it; None for another function."""
+    """Return the codelet that has this compute(), as Graph::addVertex takes it, or None for another function."""
     match = re.match(r"(.*)::compute\(unsigned int\)$", demangled)
     if not match:
         return None
     name = match.group(1).replace("_Float16", "half")
-    # An enumerator is a number in a symbol.
-    name = re.sub(r"\(([\w:]+)\)(\d+)u?", lambda found: enumerators[found.group(1)][int(found.group(2))], name)
+    # Symbols have enumerators as numbers.
+    name = re.sub(r"\(([\w:]+)\)(\d+)u?", lambda match: enumerators[match.group(1)][int(match.group(2))], name)
     return name.replace(" ", "").replace("unsignedshort", "unsigned short").replace("unsignedint", "unsigned int")
 
 
 def enumerators_of(text):
-    """Of the enums in a header: qualified name -> enumerators."""
-    found = {}
+    """Return qualified name -> enumerators of the enums in a header."""
+    enums = {}
     for name, body in re.findall(r"enum class (\w+) : unsigned \{([^}]*)\}", text):
-        found[f"snnipu::{name}"] = [f"snnipu::{name}::{part.split('=')[0].strip()}" for part in body.split(",")]
-    return found
+        enums[f"snnipu::{name}"] = [f"snnipu::{name}::{part.split('=')[0].strip()}" for part in body.split(",")]
+    return enums
 
 
 def vertices():
-    """The sources that popc compiles: those that have a table of codelets; the others are the host's alone."""
+    """Return the sources that popc compiles, which have a table of codelets; others are for the host only."""
     paths = sorted((CSRC / "vertices").glob("*.cpp"))
     return [path for path in paths if (CSRC / "ipu_model" / f"codelets_{path.stem}.cpp").is_file()]
 
@@ -217,7 +219,7 @@ def generate(folder):
 
 
 def fingerprint():
-    """SHA-256 of all that is counted, comments and layout left out."""
+    """Return the SHA-256 of all that is counted, without comments and layout."""
     with tempfile.TemporaryDirectory() as folder:
         generate(folder)
         headers = [*(CSRC / "vertices").glob("*.hpp"), *(CSRC / "neuron").glob("*.hpp"), *Path(folder).glob("*.hpp")]
@@ -229,13 +231,13 @@ def fingerprint():
 
 
 def counted_sources():
-    """The fingerprint of the sources that the table is of."""
-    found = re.search(r"^// Sources: (\w+)$", TABLE.read_text(), re.MULTILINE)
-    return found.group(1) if found else None
+    """Return the fingerprint of the sources that the table was counted for."""
+    match = re.search(r"^// Sources: (\w+)$", TABLE.read_text(), re.MULTILINE)
+    return match.group(1) if match else None
 
 
 def registered():
-    """Names of the codelets in the tables."""
+    """Return the names of the codelets in the tables."""
     names = []
     for table in sorted((CSRC / "ipu_model").glob("codelets_*.cpp")):
         names += re.findall(r"SNNIPU_CODELET\(\w+, (.*)\),$", table.read_text(), re.MULTILINE)
@@ -243,21 +245,21 @@ def registered():
 
 
 def measured(command):
-    """(instructions of each codelet, classes of each probe's loop); raises CountError for a name that differs."""
+    """Return (instructions of each codelet, classes of each probe's loop); raise CountError if names differ."""
     with tempfile.TemporaryDirectory() as folder:
         generate(folder)
         sources = []
         for path in vertices():
-            # popc compiles every codelet; another Clang an inline function only where it is asked for.
+            # popc compiles every codelet. Other Clangs compile an inline function only if its address is taken.
             classes = re.findall(r"(.*)\n(?:.*> )?class (\w+) : public poplar::MultiVertex", path.read_text())
             templates = re.findall(r"template <.*>\s+class (\w+) : public poplar::MultiVertex", path.read_text())
             plain = [name for _, name in classes if name not in templates]
-            asking = [
+            references = [
                 f"void (snnipu::{name}::*const ask{name})(unsigned) = &snnipu::{name}::compute;" for name in plain
             ]
             source = Path(folder) / path.name
             source.write_text(
-                "\n".join([f'#include "vertices/{path.name}"', *(f"extern {line}" for line in asking)]) + "\n"
+                "\n".join([f'#include "vertices/{path.name}"', *(f"extern {line}" for line in references)]) + "\n"
             )
             sources.append(source)
         sources.append(HERE / "probes.cpp")
@@ -292,7 +294,7 @@ def measured(command):
 
 def table(sizes, probes):
     lines = [
-        "// Written by csrc/ipu_model/popc/counts.py from what Clang makes of csrc/vertices; not to be edited.",
+        "// Written by csrc/ipu_model/popc/counts.py from Clang's code of csrc/vertices; not to be edited.",
         f"// Sources: {fingerprint()}",
         "// clang-format off",
         '#include "ipu_model/counts.hpp"',
@@ -305,49 +307,51 @@ def table(sizes, probes):
     lines += [f'    {{"{name}", {count}}},' for name, count in sorted(sizes.items())]
     lines += ["};", "", "const std::map<std::string, unsigned> instructionsOfLoop = {"]
     for name, classes in sorted(probes.items()):
-        said = ", ".join(f"{kind} {count}" for kind, count in sorted(classes.items()))
-        lines.append(f'    {{"{name}", {sum(classes.values())}}}, // {said}')
+        by_class = ", ".join(f"{kind} {count}" for kind, count in sorted(classes.items()))
+        lines.append(f'    {{"{name}", {sum(classes.values())}}}, // {by_class}')
     lines += ["};", "", "} // namespace ipu_model", "} // namespace snnipu", ""]
     return "\n".join(lines)
 
 
 def written():
-    """The table's two maps."""
-    found = []
+    """Return the table's two maps."""
+    maps = []
     for block in re.findall(r"= \{\n(.*?)\n\};", TABLE.read_text(), re.DOTALL):
-        found.append({name: int(count) for name, count in re.findall(r'\{"(.*?)", (\d+)\}', block)})
-    return found
+        maps.append({name: int(count) for name, count in re.findall(r'\{"(.*?)", (\d+)\}', block)})
+    return maps
 
 
 def differences(sizes, probes, tolerance=TOLERANCE):
-    """What the table has otherwise than the sources, by more than ``tolerance``."""
+    """Return a message for each difference between table and sources that is larger than ``tolerance``."""
     known_sizes, known_loops = written()
     now = {name: sum(classes.values()) for name, classes in probes.items()}
-    said = []
-    for what, known, found in (("codelet", known_sizes, sizes), ("loop", known_loops, now)):
-        said += [f"{what} {name} is in one of them only" for name in sorted(set(known) ^ set(found))]
-        said += [
-            f"{what} {name}: {known[name]} instructions in {TABLE.name}, {found[name]} now"
-            for name in sorted(set(known) & set(found))
-            if abs(known[name] - found[name]) > tolerance * found[name]
+    messages = []
+    for kind, known, counted_now in (("codelet", known_sizes, sizes), ("loop", known_loops, now)):
+        messages += [f"{kind} {name} is in one of them only" for name in sorted(set(known) ^ set(counted_now))]
+        messages += [
+            f"{kind} {name}: {known[name]} instructions in {TABLE.name}, {counted_now[name]} now"
+            for name in sorted(set(known) & set(counted_now))
+            if abs(known[name] - counted_now[name]) > tolerance * counted_now[name]
         ]
-    return said
+    return messages
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the table is further off")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if the table differs by more than 20 %%"
+    )
     options = parser.parse_args()
     command = compiler()
     if command is None:
         sys.exit("counts.py: no compiler for the target: pip install ziglang, or set SNNIPU_CLANG")
     sizes, probes = measured(command)
     if options.check:
-        said = differences(sizes, probes)
-        for line in said:
+        messages = differences(sizes, probes)
+        for line in messages:
             print(line, file=sys.stderr)
         print(f"{len(sizes)} codelets have Clang's names; {len(sizes)} sizes and {len(probes)} loops compared")
-        return 1 if said else 0
+        return 1 if messages else 0
     TABLE.write_text(table(sizes, probes))
     print(TABLE)
     return 0

@@ -1,12 +1,12 @@
-"""The host's popc step: finds the codelets of a C++ file and writes the table by which the IPU model knows them.
+"""The host's popc step: find the codelets of a C++ file and write their table for the IPU model.
 
     python csrc/ipu_model/popc/popc.py            # csrc/vertices -> csrc/ipu_model/codelets_*.cpp
-    python csrc/ipu_model/popc/popc.py --check    # are the tables those of the sources?
+    python csrc/ipu_model/popc/popc.py --check    # fail if a table is not up to date
     python csrc/ipu_model/popc/popc.py adder_codelets.cpp -o adder_table.cpp
 
-A codelet is a class that derives from poplar::Vertex or poplar::MultiVertex: one that is no template, or an explicit
-instantiation. It is registered under the name that Graph::addVertex takes, with all template arguments, and with its
-public fields. Sources are read by libclang (``pip install libclang``) as popc would: with ``__POPC__`` and lanes of a
+A codelet is a class that derives from poplar::Vertex or poplar::MultiVertex and is no template, or an explicit
+instantiation of a template. It is registered with its public fields and the name that Graph::addVertex takes, with all
+template arguments. libclang (``pip install libclang``) parses sources as popc would: with ``__POPC__`` and lanes of a
 float2.
 """
 
@@ -25,11 +25,11 @@ BASES = ("poplar::Vertex", "poplar::MultiVertex")
 
 
 class PopcError(RuntimeError):
-    """What popc would refuse; the message names file, class and field."""
+    """A source that popc would refuse; the message names file, class and field."""
 
 
 def system_includes(compiler):
-    """Folders of the standard headers: libclang comes without any."""
+    """Return the folders of the compiler's standard headers, because libclang has none."""
     done = subprocess.run([compiler, "-E", "-x", "c++", "-v", "/dev/null"], capture_output=True, text=True)
     lines = done.stderr.splitlines()
     begin, end = "#include <...> search starts here:", "End of search list."
@@ -63,7 +63,7 @@ def qualified(cursor):
 
 @contextlib.contextmanager
 def generated():
-    """A folder with the header of the generated neurons."""
+    """Yield a folder with the header of the generated neurons."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "_generator", folder], cwd=ROOT / "snnipu", check=True)
         yield folder
@@ -78,7 +78,7 @@ class Reader:
         self.cindex = cindex
         self.source = Path(source).resolve()
         arguments = ["-x", "c++", "-std=c++17", "-D__POPC__", "-DSNNIPU_LANE_BYTES=8", "-nostdinc"]
-        # A tile has none of the host's vector registers.
+        # A tile does not have the host's vector registers.
         arguments += ["-U__SSE2__", "-U__AVX__"]
         arguments += [f"-I{folder}" for folder in (*INCLUDES, *includes)]
         arguments += [f"-isystem{folder}" for folder in system_includes(compiler)]
@@ -112,22 +112,22 @@ class Reader:
         try:
             kind = cursor.get_template_argument_kind(index)
         except ValueError:
-            kind = None  # a template: libclang has no kind for it in Python
+            kind = None  # a template, for which libclang has no kind in Python
         if kind == self.cindex.TemplateArgumentKind.TYPE:
             return cursor.get_template_argument_type(index).get_canonical().spelling
         if kind == self.cindex.TemplateArgumentKind.INTEGRAL:
             value = cursor.get_template_argument_value(index)
-            wanted = parameter.type.get_canonical()
-            if wanted.kind == self.cindex.TypeKind.ENUM:
-                return self.enumerator(wanted, value)
-            return str(bool(value)).lower() if wanted.kind == self.cindex.TypeKind.BOOL else str(value)
+            parameter_type = parameter.type.get_canonical()
+            if parameter_type.kind == self.cindex.TypeKind.ENUM:
+                return self.enumerator(parameter_type, value)
+            return str(bool(value)).lower() if parameter_type.kind == self.cindex.TypeKind.BOOL else str(value)
         raise PopcError(
-            f"{cursor.displayname}: template parameter {parameter.spelling} is neither a type nor a number: nobody can "
-            "tell how popc spells such an argument"
+            f"{cursor.displayname}: template parameter {parameter.spelling} is neither a type nor a number: popc's "
+            "spelling of such an argument is unknown"
         )
 
     def name(self, cursor):
-        """With all template arguments, those with a default too."""
+        """Return the name with all template arguments, including defaults."""
         template = self.template_of(cursor)
         base = qualified(cursor)
         if template is None:
@@ -142,9 +142,9 @@ class Reader:
         count = cursor.get_num_template_arguments()
         arguments = [self.argument(cursor, i, parameters[i]) for i in range(count)]
         name = f"{base}<{', '.join(arguments)}>"
-        # Clang leaves out what a default says, and the namespace of an enumerator.
+        # Clang omits default arguments, and the namespace of an enumerator.
         printed = split_arguments(cursor.type.get_canonical().spelling)
-        if not all(own == other or own.endswith(f"::{other}") for own, other in zip(arguments, printed)):
+        if not all(full == short or full.endswith(f"::{short}") for full, short in zip(arguments, printed)):
             raise PopcError(f"{name}: Clang prints {cursor.type.get_canonical().spelling}")
         return name
 
@@ -157,10 +157,10 @@ class Reader:
         return names
 
     def codelets(self):
-        """(name, base name without arguments, fields), in the order of the source."""
+        """Return (name, base name without arguments, fields) of each codelet, in the order of the source."""
         kinds = self.cindex.CursorKind
         classes = (kinds.CLASS_DECL, kinds.STRUCT_DECL)
-        found = []
+        codelets = []
 
         def walk(cursor):
             for child in cursor.get_children():
@@ -169,14 +169,14 @@ class Reader:
                 if child.kind == kinds.NAMESPACE:
                     walk(child)
                 elif child.kind in classes and child.is_definition() and self.is_codelet(child):
-                    found.append((self.name(child), qualified(child), self.fields(child)))
+                    codelets.append((self.name(child), qualified(child), self.fields(child)))
 
         walk(self.unit.cursor)
-        return found
+        return codelets
 
 
 def table(source, include, file, compiler="c++", includes=()):
-    """The text of a table: ``source``, which it includes as ``include``, in the codelet file ``file``."""
+    """Return the table of ``source``, which it includes as ``include``, for the codelet file ``file``."""
     codelets = Reader(source, compiler, includes).codelets()
     fields = {}
     for name, base, names in codelets:
@@ -206,7 +206,7 @@ def table(source, include, file, compiler="c++", includes=()):
         lines.append(f"template <typename V> Codelet {function[base]}(const char *name) {{")
         lines.append("  return CodeletOf<V>(name)" + "".join(f'\n      .field("{n}", &V::{n})' for n in names) + ";")
         lines += ["}", ""]
-    # A name of its own: setup.py compiles several tables as one file.
+    # The name is unique, because setup.py compiles several tables as one file.
     registration = "registrationOf_" + re.sub(r"\W", "_", Path(source).name.split(".")[0])
     lines.append(f'const snnipu::ipu_model::CodeletRegistration {registration}("{file}", {{')
     lines += [f"    SNNIPU_CODELET({function[base]}, {name})," for name, base, _ in codelets]
@@ -214,8 +214,8 @@ def table(source, include, file, compiler="c++", includes=()):
     return "\n".join(lines)
 
 
-def own_tables(compiler="c++"):
-    """Path -> text, for every file of csrc/vertices that has codelets."""
+def vertex_tables(compiler="c++"):
+    """Return path -> text of the tables for the files of csrc/vertices that have codelets."""
     tables = {}
     with generated() as folder:
         for source in sorted((CSRC / "vertices").glob("*.cpp")):
@@ -243,7 +243,7 @@ def main():
         name = options.file or source.name.split(".")[0]
         tables = {Path(options.output): table(source, options.include or source.name, name, options.compiler)}
     else:
-        tables = own_tables(options.compiler)
+        tables = vertex_tables(options.compiler)
     stale = [path for path, text in tables.items() if not path.is_file() or path.read_text() != text]
     if options.check:
         for path in stale:

@@ -1,4 +1,4 @@
-// The loops that take a vertex's time, for counts.py: a vertex whose flags the compiler knows. Never run.
+// The vertices' inner loops, for counts.py: each probe is a vertex whose flags the compiler knows. Probes never run.
 #include "vertices/delay_linear.cpp"
 #include "vertices/neuron.cpp"
 #include "vertices/select_spikes.cpp"
@@ -12,10 +12,10 @@
 
 using namespace snnipu;
 
-// With all that it calls in one function, where the flags are known.
+// A probe is one function, with all its calls inlined, so that the flags are known everywhere.
 #define SNNIPU_PROBE(NAME) extern "C" __attribute__((flatten)) void probe_##NAME
 
-// Every state is kept, and every gradient that can be there comes in.
+// Every state is saved, and every possible gradient is given.
 template <bool Each, typename Vertex> inline void neuronForward(Vertex &v) {
   v.perElement = Each;
   v.storeSpk = Vertex::Neuron::outputState < 0;
@@ -38,13 +38,13 @@ SNNIPU_PROBE(NeuronForward_perElement)(NeuronForward<float, Leaky, Variant::V0> 
 SNNIPU_PROBE(NeuronForward_half)(NeuronForward<half, Leaky, Variant::V0> &v) { neuronForward<false>(v); }
 SNNIPU_PROBE(NeuronBackward_half)(NeuronBackward<half, Leaky, Variant::V0> &v) { neuronBackward(v); }
 
-// A spike: the weights of a group of registers, to be added.
+// A spike: the weights of a group of registers are added.
 template <bool Unit, typename S, unsigned K>
 inline void gatherRows(Registers<Register<float>, K> &sum, const S *weight, unsigned lanes, const unsigned *ids,
                        const float *values, unsigned count) {
-  Registers<Register<float>, K> own = sum;
-  gather<Unit>(own, weight, lanes, ids, values, count);
-  sum = own;
+  Registers<Register<float>, K> local = sum;
+  gather<Unit>(local, weight, lanes, ids, values, count);
+  sum = local;
 }
 SNNIPU_PROBE(gather_1)
 (Registers<Register<float>, 1> &sum, const float *weight, unsigned lanes, const unsigned *ids, const float *values,
@@ -90,15 +90,15 @@ SNNIPU_PROBE(DelayLinearWeightUpdate)
 }
 SNNIPU_PROBE(DelayLinearValueGradient)
 (const Taps &taps, unsigned arrives, const float *weight, const float *grad, float &sum) {
-  float own = sum;
-  taps.product(arrives, weight, grad, own);
-  sum = own;
+  float local = sum;
+  taps.product(arrives, weight, grad, local);
+  sum = local;
 }
 SNNIPU_PROBE(DelayLinearValueGradient_half)
 (const Taps &taps, unsigned arrives, const half *weight, const float *grad, float &sum) {
-  float own = sum;
-  taps.product(arrives, weight, grad, own);
-  sum = own;
+  float local = sum;
+  taps.product(arrives, weight, grad, local);
+  sum = local;
 }
 SNNIPU_PROBE(SurrogateSpike)(SurrogateSpike<float> &v) { v.compute(0); }
 SNNIPU_PROBE(SurrogateSpikeBackward_Atan)(SurrogateSpikeBackward<float, SurrogateKind::Atan> &v) { v.compute(0); }
@@ -117,7 +117,7 @@ SNNIPU_PROBE(SumSlots)(SumSlots<float> &v) {
 SNNIPU_PROBE(SumParts)(SumParts<float> &v) { v.compute(0); }
 SNNIPU_PROBE(ClampUnit)(ClampUnit<float> &v) { v.compute(0); }
 
-// A kernel's line of a spike, for a group of registers.
+// A line of the kernel for one spike, for a group of registers.
 #define SNNIPU_KERNEL_LINE(S, K)                                                                                       \
   (float *line, unsigned width, const S *weight, unsigned taps, unsigned step, float value, const KernelAxis &across,  \
    const Quotient &x) {                                                                                                \

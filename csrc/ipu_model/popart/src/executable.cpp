@@ -1,4 +1,4 @@
-// Lowering of operators, and the check that none of them writes where it does not say so.
+// Lowering of operators, and the check that they write only to the inputs that they declare.
 #include "ipu_model/popart/executable.hpp"
 
 #include <popart/popx/devicex.hpp>
@@ -50,7 +50,8 @@ bool anyRegion(const popart::view::Regions &regions) {
   return std::any_of(regions.begin(), regions.end(), [](const auto &region) { return !region.isEmpty(); });
 }
 
-// Intervals of the elements of a tensor, by variable; sorted on demand, as tensors seldom share one.
+// The intervals of a tensor's elements by variable. They are sorted only when needed, because tensors rarely share a
+// variable.
 class Elements {
 public:
   explicit Elements(const poplar::Tensor &tensor) {
@@ -64,9 +65,9 @@ public:
   }
 
   bool overlaps(Elements &other) {
-    for (auto &own : byVariable_) {
-      const auto found = other.byVariable_.find(own.first);
-      if (found != other.byVariable_.end() && overlap(own.second, found->second))
+    for (auto &entry : byVariable_) {
+      const auto found = other.byVariable_.find(entry.first);
+      if (found != other.byVariable_.end() && overlap(entry.second, found->second))
         return true;
     }
     return false;
@@ -104,7 +105,7 @@ Executable::Executable(popart::Graph &graph, const std::vector<popart::Op *> &op
   std::vector<std::unique_ptr<popart::popx::Opx>> opxs;
   for (popart::Op *const op : ops)
     opxs.push_back(popart::popx::OpxManager::createOpx(op, &devicex));
-  // An input is laid out by the first operator that knows how.
+  // The first operator that can create an input creates it.
   for (const popart::TensorId &id : inputs) {
     const popart::TensorInfo &info = graph.info(id);
     Stream stream{id, info, false};

@@ -31,7 +31,7 @@ std::string textOf(const Op &op, Append append) {
   return to.text;
 }
 
-// Values that are not `value`. Which of them an operator accepts is for it to say.
+// Return values other than `value`. The operator may refuse some of them.
 std::vector<Attributes::Value> otherValues(const Attributes::Value &value) {
   std::vector<Attributes::Value> others;
   const auto change = [&](const auto &of, const auto &emit) {
@@ -41,7 +41,7 @@ std::vector<Attributes::Value> otherValues(const Attributes::Value &value) {
     } else {
       for (const int by : {1, -1, 2, -2})
         emit(static_cast<T>(of + static_cast<T>(by)));
-      emit(T(0)); // where the number is infinite
+      emit(T(0)); // if the number is infinite
     }
   };
   std::visit(
@@ -141,19 +141,19 @@ std::vector<TensorId> Graph::addOp(const OperatorIdentifier &opid, const Attribu
   return ids;
 }
 
-// Compares with the same operator, one attribute at a time changed.
+// Compare with the same operator after changing one attribute at a time.
 void Graph::checkOutlineAttributes(const Op &op, const Attributes &attributes, const std::vector<TensorId> &inputs,
                                    int outputs) const {
   const auto texts = [](Op &of) {
     std::vector<std::string> all;
-    for (const NamedAppend &way : appends)
-      all.push_back(textOf(of, way.append));
+    for (const NamedAppend &method : appends)
+      all.push_back(textOf(of, method.append));
     for (const auto &gradOp : of.getGradOps())
-      for (const NamedAppend &way : appends)
-        all.push_back(textOf(*gradOp, way.append));
+      for (const NamedAppend &method : appends)
+        all.push_back(textOf(*gradOp, method.append));
     return all;
   };
-  const std::vector<std::string> own = texts(const_cast<Op &>(op));
+  const std::vector<std::string> originalTexts = texts(const_cast<Op &>(op));
   for (const auto &attribute : attributes.values())
     for (const Attributes::Value &value : otherValues(attribute.second)) {
       if (value == attribute.second)
@@ -172,8 +172,8 @@ void Graph::checkOutlineAttributes(const Op &op, const Attributes &attributes, c
       } catch (const std::exception &) {
         continue; // the operator refuses the value
       }
-      for (std::size_t i = 0; i < std::min(own.size(), other.size()); ++i)
-        if (own[i] == other[i])
+      for (std::size_t i = 0; i < std::min(originalTexts.size(), other.size()); ++i)
+        if (originalTexts[i] == other[i])
           throw error("{} of {}{} does not append the attribute {}: PopART would take operators that differ in it for "
                       "one and the same",
                       appends[i % 2].name, i < 2 ? "" : "the gradient of ", op.debugName(), attribute.first);
@@ -238,12 +238,12 @@ std::map<TensorId, TensorId> Graph::growGradients(const std::map<TensorId, Tenso
     if (onPath(*ops_[i], toLoss))
       for (const auto &input : ops_[i]->inputs_)
         toLoss.insert(input.second);
-  std::map<TensorId, std::vector<TensorId>> found; // from the loss, and of each operator that reads the tensor
+  std::map<TensorId, std::vector<TensorId>> found; // from the loss, and from each operator that reads the tensor
   for (const auto &output : outputGradients)
     found[output.first].push_back(output.second);
   std::map<TensorId, TensorId> gradients;
-  // Whoever reads the tensor has been looked at.
-  const auto addUp = [&](const TensorId &id) {
+  // Sum up a tensor's gradients. All operators that read it must have been processed.
+  const auto sumGradients = [&](const TensorId &id) {
     const auto all = found.find(id);
     if (all == found.end() || gradients.count(id))
       return;
@@ -251,7 +251,7 @@ std::map<TensorId, TensorId> Graph::growGradients(const std::map<TensorId, Tenso
                         ? all->second[0]
                         : addOp({"ai.onnx", "Sum", 8}, {}, all->second, 1, "gradients of " + id).at(0);
   };
-  std::map<TensorId, std::string> failed; // and why
+  std::map<TensorId, std::string> failed; // with the reason
   for (std::size_t i = forwardOps; i-- > 0;) {
     const Op &op = *ops_[i];
     if (!onPath(op, toLoss))
@@ -264,7 +264,7 @@ std::map<TensorId, TensorId> Graph::growGradients(const std::map<TensorId, Tenso
                     "gradient operator give a gradient for it, of zeros if need be.",
                     output.first, op.debugName(), failed.at(output.second));
     for (const auto &output : op.outputs_)
-      addUp(output.second);
+      sumGradients(output.second);
     std::set<InIndex> given;
     for (auto &gradOp : gradOps) {
       const Op &added = addGradOp(op, std::move(gradOp), gradients);
@@ -288,7 +288,7 @@ std::map<TensorId, TensorId> Graph::growGradients(const std::map<TensorId, Tenso
   const std::vector<TensorId> inputs = inputs_;
   for (const TensorId &id : inputs)
     if (found.count(id) && !failed.count(id)) {
-      addUp(id);
+      sumGradients(id);
       result[id] = gradients.at(id);
     }
   return result;

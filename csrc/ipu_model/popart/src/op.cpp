@@ -53,7 +53,7 @@ const TensorInfo &Op::outInfo(OutIndex index) const { return settings.graph->inf
 std::string Op::str() const { return opid.domain + "." + opid.type + ":" + std::to_string(opid.version); }
 std::string Op::debugName() const { return settings.name.empty() ? str() : str() + " (" + settings.name + ")"; }
 
-// Registries. Static objects of other files fill them, so they are made on first use.
+// Registries. Static objects of other files fill them, so they are constructed on first use.
 namespace {
 
 using OpMap = std::map<OperatorIdentifier, OpManager::OpInfo, OperatorIdentifierLess>;
@@ -82,11 +82,11 @@ std::unique_ptr<Op> OpManager::createOp(const OperatorIdentifier &opid, Graph &g
   if (found == ops().end())
     throw error("There is no operator {}: is the library loaded that registers it?", opid);
   const OpManager::OpInfo &info = found->second;
-  // A definition that says nothing takes any.
+  // An empty definition accepts any attribute.
   const OpDefinition &known = info.details;
-  const bool says = !known.inputs.empty() || !known.outputs.empty() || !known.attributes.empty();
+  const bool hasDefinition = !known.inputs.empty() || !known.outputs.empty() || !known.attributes.empty();
   for (const auto &attribute : attributes.values())
-    if (says && !known.attributes.count(attribute.first))
+    if (hasDefinition && !known.attributes.count(attribute.first))
       throw error("{} has no attribute {}", opid, attribute.first);
   return info.factory(OpCreatorInfo(info.id, Op::Settings(graph, name), attributes));
 }

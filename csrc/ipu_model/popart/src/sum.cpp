@@ -1,4 +1,4 @@
-// The sum of gradients, where several operators read one tensor: PopART's ai.onnx.Sum, and no more of it than that.
+// A sum of gradients, for tensors that several operators read: the subset of PopART's ai.onnx.Sum that autodiff needs.
 #include <popart/opmanager.hpp>
 #include <popart/popx/opx.hpp>
 #include <popart/popx/opxmanager.hpp>
@@ -27,7 +27,7 @@ public:
   float getSubgraphValue() const override { return getLowSubgraphValue(); }
 };
 
-// As PopLibs estimates an addition: 3 instructions for two floats, or for four halves.
+// PopLibs' estimate of an addition: 3 instructions for two floats, or for four halves.
 poplar::VertexPerfEstimate estimate(const poplar::VertexIntrospector &vertex, const poplar::Target &target) {
   const auto size = vertex.getFieldInfo("size").getInitialValue<std::uint64_t>(target);
   const std::uint64_t workers = target.getNumWorkerContexts(), share = (size + workers - 1) / workers;

@@ -1,4 +1,4 @@
-// The vertex of sum.cpp; its table is sum_table.cpp, by csrc/ipu_model/popc/popc.py.
+// The vertex of sum.cpp. csrc/ipu_model/popc/popc.py writes its table, sum_table.cpp.
 #include <poplar/Vertex.hpp>
 
 namespace popart {
@@ -11,7 +11,7 @@ public:
   unsigned size;
 
   void compute(unsigned workerId) {
-    // Whole words for each worker.
+    // Each worker has whole words.
     const unsigned share = (size + 4 * numWorkers() - 1) / (4 * numWorkers()) * 4;
     const unsigned end = (workerId + 1) * share < size ? (workerId + 1) * share : size;
     for (unsigned i = workerId * share; i < end; ++i)

@@ -1,4 +1,4 @@
-// What the SDK refuses when it compiles a graph, and a tile over its memory.
+// Checks that the SDK makes when it compiles a graph, and the check of tile memory.
 #include "engine.hpp"
 
 #include <poplar/exceptions.hpp>
@@ -47,7 +47,7 @@ void EngineState::checkVertices() const {
 
 namespace {
 
-struct Touch {
+struct Access {
   unsigned var;
   std::size_t begin, end;
   unsigned vertex;
@@ -55,25 +55,25 @@ struct Touch {
   bool written;
 };
 
-// The two touches of the latest ends, of different vertices.
-struct Latest {
-  const Touch *first = nullptr, *second = nullptr;
+// The two accesses with the latest ends, by different vertices.
+struct LatestTwo {
+  const Access *first = nullptr, *second = nullptr;
 
-  void add(const Touch &touch) {
-    if (first && first->vertex == touch.vertex) {
-      if (touch.end > first->end)
-        first = &touch;
-    } else if (!first || touch.end > first->end) {
+  void add(const Access &access) {
+    if (first && first->vertex == access.vertex) {
+      if (access.end > first->end)
+        first = &access;
+    } else if (!first || access.end > first->end) {
       second = first;
-      first = &touch;
-    } else if (!second || touch.end > second->end) {
-      second = &touch;
+      first = &access;
+    } else if (!second || access.end > second->end) {
+      second = &access;
     }
   }
-  // One of another vertex that reaches beyond where this one begins.
-  const Touch *overlap(const Touch &touch) const {
-    const Touch *const other = first && first->vertex != touch.vertex ? first : second;
-    return other && other->end > touch.begin ? other : nullptr;
+  // Return an access by another vertex that ends after this one begins, or null.
+  const Access *overlap(const Access &access) const {
+    const Access *const other = first && first->vertex != access.vertex ? first : second;
+    return other && other->end > access.begin ? other : nullptr;
   }
 };
 
@@ -81,10 +81,10 @@ struct Latest {
 
 void EngineState::checkRaces(unsigned computeSet) const {
   const ComputeSetState &set = graph->computeSets[computeSet];
-  std::vector<Touch> touches;
+  std::vector<Access> accesses;
   for (unsigned id : set.vertices) {
     const VertexState &vertex = graph->vertices[id];
-    const std::size_t before = touches.size();
+    const std::size_t before = accesses.size();
     bool writes = false;
     for (unsigned i = 0; i < vertex.edges.size(); ++i) {
       if (!vertex.edges[i].valid())
@@ -92,54 +92,55 @@ void EngineState::checkRaces(unsigned computeSet) const {
       const bool written = vertex.codelet->fields[i].direction != Direction::Input;
       writes = writes || written;
       viewOf(vertex.edges[i]).forIntervals([&](unsigned var, std::size_t begin, std::size_t end) {
-        touches.push_back({var, begin, end, id, i, written});
+        accesses.push_back({var, begin, end, id, i, written});
       });
     }
-    // Fields of one vertex: the compiler may keep a copy of each.
+    // Fields of one vertex may not overlap if one is written, because the compiler may keep a copy of each.
     if (!writes)
       continue;
-    std::vector<Touch> own(touches.begin() + static_cast<std::ptrdiff_t>(before), touches.end());
-    std::sort(own.begin(), own.end(),
-              [](const Touch &a, const Touch &b) { return std::tie(a.var, a.begin) < std::tie(b.var, b.begin); });
-    // Among what is sorted by begin, an overlap is one with whichever reaches furthest, read or written.
-    const Touch *furthest = nullptr, *furthestWritten = nullptr;
-    for (const Touch &touch : own) {
-      if (furthest && furthest->var != touch.var)
+    std::vector<Access> vertexAccesses(accesses.begin() + static_cast<std::ptrdiff_t>(before), accesses.end());
+    std::sort(vertexAccesses.begin(), vertexAccesses.end(),
+              [](const Access &a, const Access &b) { return std::tie(a.var, a.begin) < std::tie(b.var, b.begin); });
+    // Accesses are sorted by begin, so an overlap exists if one overlaps with the access that reaches furthest, or if
+    // it is a read, with the write that reaches furthest.
+    const Access *furthest = nullptr, *furthestWritten = nullptr;
+    for (const Access &access : vertexAccesses) {
+      if (furthest && furthest->var != access.var)
         furthest = furthestWritten = nullptr;
-      const Touch *const other = touch.written ? furthest : furthestWritten;
-      if (other && other->end > touch.begin)
+      const Access *const other = access.written ? furthest : furthestWritten;
+      if (other && other->end > access.begin)
         throw graph_program_compilation_error(
-            "element " + std::to_string(touch.begin) + " of " + graph->describe(touch.var) + " is in field \"" +
+            "element " + std::to_string(access.begin) + " of " + graph->describe(access.var) + " is in field \"" +
             vertex.codelet->fields[other->field].name + "\" and in field \"" +
-            vertex.codelet->fields[touch.field].name + "\" of " + vertex.describe() + " (compute set \"" + set.name +
+            vertex.codelet->fields[access.field].name + "\" of " + vertex.describe() + " (compute set \"" + set.name +
             "\"), and one of them writes it: an InOut field is one that is read and written");
-      if (!furthest || touch.end > furthest->end)
-        furthest = &touch;
-      if (touch.written && (!furthestWritten || touch.end > furthestWritten->end))
-        furthestWritten = &touch;
+      if (!furthest || access.end > furthest->end)
+        furthest = &access;
+      if (access.written && (!furthestWritten || access.end > furthestWritten->end))
+        furthestWritten = &access;
     }
   }
-  std::sort(touches.begin(), touches.end(),
-            [](const Touch &a, const Touch &b) { return std::tie(a.var, a.begin) < std::tie(b.var, b.begin); });
-  Latest all, written;
-  for (std::size_t i = 0; i < touches.size(); ++i) {
-    const Touch &touch = touches[i];
-    if (i > 0 && touches[i - 1].var != touch.var)
-      all = written = Latest();
-    if (const Touch *other = (touch.written ? all : written).overlap(touch)) {
-      const VertexState &a = graph->vertices[other->vertex], &b = graph->vertices[touch.vertex];
-      const auto does = [](const Touch &t) { return t.written ? " writes" : " reads"; };
-      throw graph_program_compilation_error("a race in compute set \"" + set.name + "\": element " +
-                                            std::to_string(touch.begin) + " of " + graph->describe(touch.var) + ": " +
-                                            a.describe() + does(*other) + " it through field \"" +
-                                            a.codelet->fields[other->field].name + "\", " + b.describe() + does(touch) +
-                                            " it through field \"" + b.codelet->fields[touch.field].name +
-                                            "\"; vertices run in no order: put them into two compute sets, or give "
-                                            "each its own elements");
+  std::sort(accesses.begin(), accesses.end(),
+            [](const Access &a, const Access &b) { return std::tie(a.var, a.begin) < std::tie(b.var, b.begin); });
+  LatestTwo all, written;
+  for (std::size_t i = 0; i < accesses.size(); ++i) {
+    const Access &access = accesses[i];
+    if (i > 0 && accesses[i - 1].var != access.var)
+      all = written = LatestTwo();
+    if (const Access *other = (access.written ? all : written).overlap(access)) {
+      const VertexState &a = graph->vertices[other->vertex], &b = graph->vertices[access.vertex];
+      const auto does = [](const Access &t) { return t.written ? " writes" : " reads"; };
+      throw graph_program_compilation_error(
+          "a race in compute set \"" + set.name + "\": element " + std::to_string(access.begin) + " of " +
+          graph->describe(access.var) + ": " + a.describe() + does(*other) + " it through field \"" +
+          a.codelet->fields[other->field].name + "\", " + b.describe() + does(access) + " it through field \"" +
+          b.codelet->fields[access.field].name +
+          "\"; vertices run in no order: put them into two compute sets, or give "
+          "each its own elements");
     }
-    all.add(touch);
-    if (touch.written)
-      written.add(touch);
+    all.add(access);
+    if (access.written)
+      written.add(access);
   }
 }
 

@@ -21,12 +21,12 @@ namespace detail {
 namespace {
 
 constexpr std::size_t lineBytes = 64;
-// Guard words around a field: no value that a vertex would write.
+// Fill byte of the guards around a field; a vertex is unlikely to write it.
 constexpr unsigned char guardByte = 0xa5;
 
 std::size_t roundUp(std::size_t bytes) { return (bytes + lineBytes - 1) / lineBytes * lineBytes; }
 
-// What no program should use: NaN, -1, true.
+// Fill with values that no program should use: NaN, -1, true.
 void poison(unsigned char *to, Type type, std::size_t elements) {
   std::memset(to, type == BOOL ? 1 : 0xff, elements * sizeOf(type));
 }
@@ -144,7 +144,7 @@ void EngineState::connectVertices() {
       list.push_back({id, graph->vertices[id].tile, nullptr, {}});
       bytes += roundUp(graph->vertices[id].codelet->size);
     }
-    // Tiles are shared out over threads in this order.
+    // Threads take tiles in this order.
     std::stable_sort(list.begin(), list.end(),
                      [](const PlacedVertex &a, const PlacedVertex &b) { return a.tile < b.tile; });
     objects.push_back(allocate(bytes));
@@ -159,7 +159,8 @@ void EngineState::connectVertices() {
 namespace {
 
 void connectField(unsigned char *object, const FieldInfo &field, unsigned char *data, std::size_t elements) {
-  // As Vertex.hpp's fields: a pointer, and behind it a SPAN's size. No pointer to nothing: see there.
+  // Fields have the layout of Vertex.hpp: a pointer, in a SPAN followed by its size. The pointer is never null;
+  // Vertex.hpp says why.
   if (elements == 0)
     data = reinterpret_cast<unsigned char *>(alignof(std::max_align_t));
   std::memcpy(object + field.offset, &data, sizeof(data));
@@ -235,7 +236,7 @@ void EngineState::runObject(PlacedVertex &vertex, WorkerOrder order, unsigned se
   for (unsigned i = 0; i < workers; ++i)
     sequence[i] = order == WorkerOrder::Descending ? workers - 1 - i : i;
   if (order == WorkerOrder::Shuffled) {
-    // Not std::shuffle, whose order is the library's.
+    // std::shuffle is not used, because its order depends on the standard library.
     std::minstd_rand random(seed * 2654435761u + vertex.id * 40503u + executed + 1);
     random.discard(4);
     for (unsigned i = workers; i > 1; --i)
@@ -252,7 +253,7 @@ void EngineState::runObject(PlacedVertex &vertex, WorkerOrder order, unsigned se
 
 namespace {
 
-// What a vertex may write: an edge, or itself.
+// Memory that a vertex may write: an edge, or its own members.
 struct Part {
   unsigned char *data;
   std::size_t bytes;
@@ -261,8 +262,8 @@ struct Part {
 
 } // namespace
 
-// Which worker writes what, by what each leaves when it runs alone: of elements smaller than a word, no two of them may
-// be in one.
+// Run each worker alone and record which words it writes. Two workers may not write elements of one word, which can
+// happen if elements are smaller than a word.
 static void checkWords(const VertexState &state, const std::string &where, const Target &target,
                        const std::vector<Part> &parts, const std::vector<std::vector<unsigned char>> &before) {
   const auto &fields = state.codelet->fields;
@@ -273,7 +274,8 @@ static void checkWords(const VertexState &state, const std::string &where, const
   };
   if (!state.codelet->multiVertex || std::none_of(parts.begin(), parts.end(), small))
     return;
-  std::vector<std::vector<unsigned>> writers(parts.size()); // by word: a worker, or as many as there are for none
+  // For each word: the worker that writes it, or `workers` for none.
+  std::vector<std::vector<unsigned>> writers(parts.size());
   for (std::size_t i = 0; i < parts.size(); ++i)
     if (small(parts[i]))
       writers[i].assign((parts[i].bytes + word - 1) / word, workers);
@@ -329,7 +331,7 @@ void EngineState::runVertex(PlacedVertex &vertex, std::vector<unsigned char> &sc
   if (options.workerOrder != WorkerOrder::Check) {
     runObject(vertex, options.workerOrder, options.seed);
   } else {
-    // Everything that the vertex may write: its edges and, last, itself.
+    // The memory that the vertex may write: its edges and, last, its own members.
     std::vector<Part> parts;
     for (std::size_t i = 0; i < fields.size(); ++i) {
       if (fields[i].direction != Direction::Output && fields[i].direction != Direction::InOut)
@@ -350,12 +352,12 @@ void EngineState::runVertex(PlacedVertex &vertex, std::vector<unsigned char> &sc
     const auto before = snapshot();
     runObject(vertex, WorkerOrder::Ascending, 0);
     const auto first = snapshot();
-    const std::pair<WorkerOrder, unsigned> others[] = {
+    const std::pair<WorkerOrder, unsigned> orders[] = {
         {WorkerOrder::Descending, 0}, {WorkerOrder::Shuffled, 1}, {WorkerOrder::Shuffled, 2}};
-    for (const auto &other : others) {
+    for (const auto &order : orders) {
       for (std::size_t i = 0; i < parts.size(); ++i)
         std::memcpy(parts[i].data, before[i].data(), parts[i].bytes);
-      runObject(vertex, other.first, other.second);
+      runObject(vertex, order.first, order.second);
       for (std::size_t i = 0; i < parts.size(); ++i) {
         if (std::memcmp(parts[i].data, first[i].data(), parts[i].bytes) == 0)
           continue;
@@ -450,7 +452,7 @@ Stream &connected(std::map<std::string, Stream> &streams, const std::string &han
   return stream;
 }
 
-// Where the next `bytes` of the buffer are.
+// Return the next `bytes` of the buffer.
 unsigned char *advance(Stream &stream, const std::string &handle, std::size_t bytes) {
   if (stream.end) {
     if (static_cast<std::size_t>(stream.end - stream.begin) < bytes)
@@ -493,7 +495,7 @@ void EngineState::streamOut(const ProgramNode &node) {
 
 namespace {
 
-// A tensor's numbers in brackets, as a list for each dimension.
+// Print a tensor's numbers as nested lists in brackets.
 void printed(std::ostream &to, const std::vector<unsigned char> &values, Type type,
              const std::vector<std::size_t> &shape, std::size_t dimension, std::size_t &at) {
   if (dimension == shape.size()) {
@@ -604,7 +606,7 @@ void checkLoaded(const EngineState &state) {
     throw graph_object_load_error("the engine has not been loaded: Engine::load loads it onto a device");
 }
 
-// The tensor of a handle, whose bytes must be [begin, end).
+// Return the tensor of a handle. [begin, end) must have its size.
 const Tensor &tensorOf(const EngineState &state, const std::map<std::string, HostAccess> &handles,
                        const std::string &handle, const void *begin, const void *end) {
   checkLoaded(state);
@@ -613,12 +615,12 @@ const Tensor &tensorOf(const EngineState &state, const std::map<std::string, Hos
     throw stream_connection_error("no handle \"" + handle +
                                   "\": Graph::createHostWrite and Graph::createHostRead make one");
   const Tensor &tensor = found->second.tensor;
-  const std::ptrdiff_t given = static_cast<const char *>(end) - static_cast<const char *>(begin);
-  const std::size_t wanted = tensor.numElements() * sizeOf(tensor.elementType());
-  if (given < 0 || static_cast<std::size_t>(given) != wanted)
+  const std::ptrdiff_t givenBytes = static_cast<const char *>(end) - static_cast<const char *>(begin);
+  const std::size_t expectedBytes = tensor.numElements() * sizeOf(tensor.elementType());
+  if (givenBytes < 0 || static_cast<std::size_t>(givenBytes) != expectedBytes)
     throw stream_connection_error("handle \"" + handle + "\" is of " + tensor.elementType().toString() +
-                                  tensor.shapeToString() + ", " + std::to_string(wanted) + " bytes, and " +
-                                  std::to_string(given) + " were given");
+                                  tensor.shapeToString() + ", " + std::to_string(expectedBytes) + " bytes, and " +
+                                  std::to_string(givenBytes) + " were given");
   return tensor;
 }
 

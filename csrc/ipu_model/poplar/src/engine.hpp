@@ -1,4 +1,4 @@
-// An engine: the graph placed on its tiles, what every step costs, and the memory it runs in.
+// An engine: the graph placed on tiles, the cost of every step, and the memory that programs run in.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,8 @@ using snnipu::ipu_model::Report;
 using snnipu::ipu_model::StepReport;
 using snnipu::ipu_model::TileMemory;
 
-// Elements [begin, end) of a variable on one tile; `local` is where they start among the variable's elements there.
+// Elements [begin, end) of a variable on one tile. local: index of the first among the variable's elements on that
+// tile.
 struct Piece {
   std::size_t begin, end;
   unsigned tile;
@@ -28,7 +29,7 @@ struct Piece {
 
 constexpr unsigned home = ~0u;
 
-// Elements of a variable that move to a tile, from another or from where they lie.
+// Elements of a variable that are sent to a tile, from tile `from`, or from the tiles they are on (home).
 struct Move {
   unsigned tile;
   unsigned var;
@@ -36,7 +37,7 @@ struct Move {
   unsigned from = home;
 };
 
-// An edge that is gathered into a copy before its vertex runs, or scattered from it behind it.
+// An edge whose elements are copied before its vertex runs, and copied back afterwards.
 struct Gathered {
   std::size_t field;
   std::size_t elements;
@@ -50,7 +51,7 @@ struct PlacedVertex {
   std::vector<Gathered> gathered;
 };
 
-// What one execution of a step costs.
+// The cost of one execution of a step.
 struct StepCost {
   StepReport report;
   std::vector<std::uint64_t> tileCycles; // empty: no compute
@@ -64,7 +65,7 @@ public:
   void operator()(unsigned char *memory) const;
 };
 using Memory = std::unique_ptr<unsigned char[], FreeDeleter>;
-// `bytes` at a multiple of 64.
+// Allocate `bytes` at a multiple of 64.
 Memory allocate(std::size_t bytes);
 
 enum class WorkerOrder { Ascending, Descending, Shuffled, Check };
@@ -82,7 +83,7 @@ struct EngineOptions {
   explicit EngineOptions(const OptionFlags &flags);
 };
 
-// The steps of a program with where their costs are.
+// The steps of a program with the indices of their costs.
 struct Planned {
   Kind kind;
   const ProgramNode *node;
@@ -137,7 +138,7 @@ struct EngineState {
   std::vector<Planned> planned;
   std::vector<std::vector<Piece>> pieces; // of each variable, by begin
   std::vector<StepCost> costs;
-  std::map<unsigned, unsigned> computeCost; // of a compute set
+  std::map<unsigned, unsigned> computeCost; // index in costs of a compute set
   std::vector<std::uint64_t> executions;    // of each cost
   std::uint64_t hostBytes = 0;
   std::vector<TileMemory> tileMemory;

@@ -12,16 +12,16 @@ namespace detail {
 void Variable::map(std::size_t begin, std::size_t end, unsigned tile) {
   if (begin == end)
     return;
-  // What lies across the borders is split there, so that what is between them can go.
+  // Intervals that cross the borders are split there, so that those between the borders can be removed.
   const auto splitAt = [&](std::size_t at) {
     auto after = mapping.upper_bound(at);
     if (after == mapping.begin())
       return;
     const auto before = std::prev(after);
     if (before->first < at && before->second.end > at) {
-      const MappedInterval rest = before->second;
+      const MappedInterval remaining = before->second;
       before->second.end = at;
-      mapping.emplace_hint(after, at, rest);
+      mapping.emplace_hint(after, at, remaining);
     }
   };
   splitAt(begin);
@@ -103,7 +103,7 @@ std::string normaliseVertexName(const std::string &name) {
       result += ' ';
     i = next == std::string::npos ? name.size() : next - 1;
   }
-  // "unsigned" alone is "unsigned int".
+  // "unsigned" alone means "unsigned int".
   const std::string word = "unsigned";
   for (std::size_t at = result.find(word); at != std::string::npos; at = result.find(word, at + 1)) {
     const std::size_t end = at + word.size();
@@ -267,7 +267,7 @@ Tensor Graph::clone(const Type &type, const Tensor &tensor, const DebugContext &
   const Tensor copy =
       state_->add(type, tensor.shape(), false,
                   name.empty() ? state_->variables[viewOf(tensor).strided ? viewOf(tensor).var : 0].name : name);
-  // Element by element on the tiles of the original.
+  // The copy is mapped as the original, element by element.
   Variable &variable = state_->variables.back();
   std::size_t position = 0;
   viewOf(tensor).forIntervals([&](unsigned var, std::size_t begin, std::size_t end) {

@@ -1,4 +1,4 @@
-// What lies where, and what it costs: the constants are told of in docs/reference/ipu-model.md.
+// Placement of variables and vertices, and their costs. docs/reference/ipu-model.md explains the constants.
 #include "engine.hpp"
 
 #include "ipu_model/counts.hpp"
@@ -15,29 +15,28 @@ namespace detail {
 
 namespace {
 
-// Estimates of code, in bytes.
+// Estimates of code size, in bytes.
 constexpr std::uint64_t controlCode = 4096; // of every tile: start-up, sync, supervisor
-// Of each kind of vertex on the tile that nobody has compiled; of snnipu's what Clang makes of it, 4 bytes an
-// instruction.
+// Code of a codelet on a tile. Codelets of snnipu have Clang's count of instructions instead, 4 bytes each.
 constexpr std::uint64_t codePerCodelet = 1024;
 constexpr std::uint64_t instructionBytes = 4;
 constexpr std::uint64_t codePerStep = 24;     // of the control program
 constexpr std::uint64_t codePerExchanged = 8; // an interval sent or received
-// Instructions of a tile for a message, an interval from one tile. It receives one by choosing the source, ending that,
-// and saying where to; it sends one by two. They are issued beside the words that arrive and leave, so that long
-// messages hide them. Of the public exchange compiler for Mk2, https://github.com/osmarks/ipu-stack; none of
-// Graphcore's is public.
+// Instructions of a tile for a message, which is an interval from one tile. Receiving takes three: select the source,
+// end the selection, set the target address. Sending takes two. They are issued while words arrive and leave, so that
+// long messages hide them. Source: the public exchange compiler for Mk2, https://github.com/osmarks/ipu-stack;
+// Graphcore has published none.
 constexpr std::uint64_t receiveInstructions = 3;
 constexpr std::uint64_t sendInstructions = 2;
-// Cycles of the supervisor: to start workers for plain vertices, to start a copy on the tile.
+// Cycles of the supervisor to start workers for plain vertices, and to start a copy on the tile.
 constexpr std::uint64_t supervisorCycles = 11;
 constexpr std::uint64_t copyCycles = 30;
-// Of a worker for an element: loaded, worked on, stored, and the loop.
+// A worker's instructions for an element without an estimate: load, arithmetic, store, and the loop.
 constexpr std::uint64_t unknownInstructions = 6;
 
 std::uint64_t wordBytes(std::uint64_t bytes) { return (bytes + 3) / 4 * 4; }
 
-// Fields as the device has them: pointers of 4 bytes, a SPAN with its size, numbers as they are.
+// Return the bytes of a vertex on the device: pointers have 4 bytes, a SPAN also a size, and numbers their own size.
 std::uint64_t deviceBytes(const Codelet &codelet) {
   std::uint64_t bytes = 0, alignment = 4;
   for (const FieldInfo &field : codelet.fields) {
@@ -94,8 +93,8 @@ Planned EngineState::plan(const std::shared_ptr<const ProgramNode> &node) {
   return result;
 }
 
-// Moves of one exchange: tiles receive at a number of bytes a cycle, all at once, and what several tiles want is sent
-// once. Many short messages take as long as their instructions.
+// Add the cost of the moves of one exchange. All tiles receive at the same time, at a number of bytes per cycle. Data
+// that several tiles need is sent once. Many short messages take the time of their instructions.
 void EngineState::exchange(std::vector<Move> moves, StepCost &cost) const {
   if (moves.empty())
     return;
@@ -103,7 +102,7 @@ void EngineState::exchange(std::vector<Move> moves, StepCost &cost) const {
   const auto order = [](const Move &a, const Move &b) {
     return std::tie(a.tile, a.from, a.var, a.begin) < std::tie(b.tile, b.from, b.var, b.begin);
   };
-  // body(Move) for the union of the intervals of each tile.
+  // Call body(Move) for the union of the intervals of each tile.
   const auto united = [&](std::vector<Move> &all, const auto &body) {
     std::sort(all.begin(), all.end(), order);
     for (std::size_t i = 0; i < all.size();) {
@@ -120,7 +119,7 @@ void EngineState::exchange(std::vector<Move> moves, StepCost &cost) const {
   };
   std::vector<std::uint64_t> received(tiles), sent(tiles), instructions(tiles);
   std::vector<std::uint64_t> ipuIn(target.getNumIPUs()), ipuOut(target.getNumIPUs());
-  std::vector<Move> sends, crossings; // by the tile that sends; by the IPU that receives, from an IPU
+  std::vector<Move> sends, crossings; // by sending tile; by receiving IPU, with the sending IPU
   if (cost.tileCode.empty())
     cost.tileCode.resize(tiles);
   united(moves, [&](const Move &move) {
@@ -167,8 +166,8 @@ void EngineState::exchange(std::vector<Move> moves, StepCost &cost) const {
   cost.report.syncCycles += interIpu ? target.getGlobalSyncCycles() : target.getMinIPUSyncDelay();
 }
 
-// A vertex that nobody has estimated: as if it read and wrote each element of its fields once. It is said once for each
-// codelet.
+// Return the estimate of a vertex without one: each element of its fields is read and written once. Print a warning,
+// once for each codelet.
 VertexPerfEstimate EngineState::unknownEstimate(const VertexState &vertex, const std::string &computeSet) {
   const std::string &name = vertex.codelet->name;
   const std::string advice = "Graph::setPerfEstimate, or Graph::registerPerfEstimator for " + name;
@@ -221,7 +220,7 @@ unsigned EngineState::costOfCompute(unsigned computeSet) {
     if (vertex.codelet->multiVertex) {
       cost.tileCycles[tile] += estimate.cycles;
     } else {
-      // The next free worker takes the next vertex.
+      // The worker that is free first takes the next vertex.
       workerCycles[tile].resize(workers);
       *std::min_element(workerCycles[tile].begin(), workerCycles[tile].end()) += estimate.cycles;
     }
@@ -230,7 +229,7 @@ unsigned EngineState::costOfCompute(unsigned computeSet) {
         continue;
       const Direction direction = vertex.codelet->fields[i].direction;
       const std::uint64_t size = sizeOf(vertex.codelet->fields[i].type);
-      bool together = true, first = true, misaligned = false;
+      bool contiguous = true, first = true, misaligned = false;
       unsigned lastVar = 0;
       std::size_t lastLocal = 0;
       std::uint64_t hash = tile, bytesHere = 0, bytesElsewhere = 0;
@@ -241,7 +240,7 @@ unsigned EngineState::costOfCompute(unsigned computeSet) {
         mix(hash, end);
         forPieces(var, begin, end, [&](const Piece &piece) {
           if (piece.tile == tile) {
-            together = together && (first || (lastVar == var && lastLocal == piece.local));
+            contiguous = contiguous && (first || (lastVar == var && lastLocal == piece.local));
             // A variable starts at a multiple of 8 bytes on every tile.
             misaligned = misaligned || (first && piece.local * size % vertex.codelet->fields[i].minAlign != 0);
             first = false;
@@ -250,7 +249,7 @@ unsigned EngineState::costOfCompute(unsigned computeSet) {
             bytesHere += (piece.end - piece.begin) * size;
             return;
           }
-          together = false;
+          contiguous = false;
           bytesElsewhere += (piece.end - piece.begin) * size;
           if (direction != Direction::Output)
             inputs.push_back({tile, var, piece.begin, piece.end});
@@ -258,16 +257,16 @@ unsigned EngineState::costOfCompute(unsigned computeSet) {
             outputs.push_back({piece.tile, var, piece.begin, piece.end, tile});
         });
       });
-      if (together && misaligned && options.refuseMisaligned)
+      if (contiguous && misaligned && options.refuseMisaligned)
         throw graph_program_compilation_error(
             "field \"" + vertex.codelet->fields[i].name + "\" of " + vertex.describe() + " (compute set \"" + set.name +
             "\") asks for a start at a multiple of " + std::to_string(vertex.codelet->fields[i].minAlign) +
             " bytes, and its elements lie elsewhere on tile " + std::to_string(tile) +
             ": let them begin a variable, or a piece of whole 64-bit words of one");
-      if (together && !misaligned)
+      if (contiguous && !misaligned)
         continue;
       if (!buffers.insert(hash).second && direction == Direction::Input) {
-        // Another vertex of the tile has the same elements copied already.
+        // Another vertex of the tile has a copy of the same elements already.
         inputs.resize(inputsBefore);
         outputs.resize(outputsBefore);
         continue;
@@ -309,7 +308,7 @@ unsigned EngineState::costOfCopy(const ProgramNode &node) {
   if (node.kind == Kind::Copy) {
     cost.tileCycles.resize(tiles);
     std::vector<Move> moves;
-    // Both sides in steps that neither breaks.
+    // Split both sides into parts that are contiguous on either side.
     struct Part {
       unsigned var;
       std::size_t begin, end;
@@ -382,7 +381,7 @@ void EngineState::countMemory() {
       const auto found = stateBytes.find(vertex.codelet);
       const std::uint64_t state =
           found != stateBytes.end() ? found->second : stateBytes[vertex.codelet] = deviceBytes(*vertex.codelet);
-      // And an entry of the tile's list: address of the vertex, address of its code.
+      // With the vertex's entry in the tile's list: addresses of the vertex and of its code.
       tileMemory[vertex.tile].vertexState += state + 8;
       codelets[vertex.tile].insert(vertex.codelet);
     }

@@ -18,7 +18,8 @@ std::shared_ptr<ProgramNode> make(Kind kind, const DebugContext &debugContext) {
   return node;
 }
 
-// The program as it is now: a sequence that is added to later does not change what it was put into.
+// Return the program in its current state, so that a sequence can be extended later without changing programs that
+// contain it.
 std::shared_ptr<const ProgramNode> frozen(const Program &program) {
   const auto &node = ProgramNode::of(program);
   return node->kind == Kind::Sequence ? std::make_shared<const ProgramNode>(*node) : node;

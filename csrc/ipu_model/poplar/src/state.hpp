@@ -1,4 +1,4 @@
-// What is behind the handles of the model's Poplar: variables, views, vertices, programs.
+// The state behind the handles of the model's Poplar: variables, views, vertices, programs.
 #pragma once
 
 #include <algorithm>
@@ -26,9 +26,9 @@ using snnipu::ipu_model::Direction;
 using snnipu::ipu_model::FieldInfo;
 using snnipu::ipu_model::Layout;
 
-// Bytes of an element; throws type_error for no type.
+// Return the bytes of an element; throw type_error for an invalid type.
 unsigned sizeOf(Type type);
-// A number as the bytes of a type; throws type_error where it does not fit.
+// Write a number as the bytes of a type; throw type_error if the type cannot represent it.
 void numberTo(double value, Type type, unsigned char *to);
 double numberOf(const unsigned char *from, Type type);
 
@@ -38,10 +38,10 @@ struct Machine {
   unsigned tilesPerIPU = 0;
   unsigned bytesPerTile = 0;
   double clockHz = 0;
-  unsigned minSyncCycles = 100; // an assumption: see docs/reference/ipu-model.md
+  unsigned minSyncCycles = 100; // an assumption, see docs/reference/ipu-model.md
 };
 
-// Elements of a variable that are `step` apart.
+// Elements of a variable at a constant distance `step`.
 struct Run {
   unsigned var;
   std::size_t begin;
@@ -53,7 +53,7 @@ struct Run {
   }
 };
 
-// Adds runs at the end, in as few as it takes.
+// Collects runs and joins those that continue each other.
 class Runs {
 public:
   void add(Run run);
@@ -63,7 +63,7 @@ private:
   std::vector<Run> runs_;
 };
 
-// What a tensor sees: a strided part of one variable, or a list of runs, in the order of the flattened elements.
+// The elements of a tensor, in flattened order: a strided part of one variable, or a list of runs.
 struct View {
   GraphState *graph = nullptr;
   Type type;
@@ -73,13 +73,13 @@ struct View {
   unsigned var = 0;
   std::ptrdiff_t offset = 0;
   std::vector<std::ptrdiff_t> strides;
-  std::vector<Run> runs;           // not strided
-  std::vector<std::size_t> starts; // of each run among the flattened elements
+  std::vector<Run> runs;           // if not strided
+  std::vector<std::size_t> starts; // index of each run's first element in the flattened tensor
 
-  // body(Run) for the flattened elements [begin, end).
+  // Call body(Run) for the flattened elements [begin, end).
   template <typename Body> void forRuns(std::size_t begin, std::size_t end, const Body &body) const;
   template <typename Body> void forRuns(const Body &body) const { forRuns(0, numElements, body); }
-  // Intervals of step 1: body(var, begin, end), those that follow each other as one.
+  // Call body(var, begin, end) for intervals of step 1; adjacent intervals are joined.
   template <typename Body> void forIntervals(const Body &body) const;
 };
 
@@ -105,7 +105,7 @@ struct Variable {
   std::size_t numElements;
   bool constant;
   std::map<std::size_t, MappedInterval> mapping; // by begin
-  // Initial values: bytes of the whole variable, and which elements have one (empty: none).
+  // Initial values: the bytes of the whole variable, and a flag for each element that has one (empty: none).
   std::vector<unsigned char> initial;
   std::vector<bool> hasInitial;
 
@@ -158,7 +158,8 @@ enum class Kind { Sequence, Execute, Copy, StreamIn, StreamOut, Repeat, While, I
 struct ProgramNode {
   Kind kind = Kind::Sequence;
   std::string name;
-  std::vector<std::shared_ptr<const ProgramNode>> children; // Sequence: all; Repeat: body; While: cond, body; If: two
+  // Sequence: all; Repeat: body; While: cond, body; If: true, false
+  std::vector<std::shared_ptr<const ProgramNode>> children;
   unsigned computeSet = 0;
   unsigned count = 0;
   bool whileTrue = true;
@@ -189,7 +190,7 @@ template <typename Body> void View::forRuns(std::size_t begin, std::size_t end, 
   const std::size_t rank = shape.size();
   if (rank == 0)
     return body(Run{var, static_cast<std::size_t>(offset), 1, 1});
-  // Trailing dimensions that are one run together.
+  // Trailing dimensions that form one run.
   std::size_t last = rank - 1, inner = shape[last];
   while (last > 0 && strides[last - 1] == strides[last] * static_cast<std::ptrdiff_t>(shape[last]))
     inner *= shape[--last];

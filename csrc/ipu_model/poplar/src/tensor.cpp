@@ -79,9 +79,9 @@ Tensor fromRuns(GraphState *graph, Type type, std::vector<std::size_t> shape, st
   return TensorAccess::make(view);
 }
 
-// Strides of the same elements in another shape; empty where there are none.
+// Compute the strides of the same elements in another shape. Return false if there are none.
 bool reshapedStrides(const View &view, const std::vector<std::size_t> &shape, std::vector<std::ptrdiff_t> &strides) {
-  // Groups of old dimensions that follow each other in memory, split into new ones.
+  // Join old dimensions that are adjacent in memory to groups, and split these into new dimensions.
   std::vector<std::size_t> oldShape;
   std::vector<std::ptrdiff_t> oldStrides;
   for (std::size_t d = 0; d < view.shape.size(); ++d) {
@@ -97,25 +97,25 @@ bool reshapedStrides(const View &view, const std::vector<std::size_t> &shape, st
   }
   strides.assign(shape.size(), 1);
   std::size_t group = oldShape.size();
-  std::size_t left = 1;
+  std::size_t remaining = 1;
   std::ptrdiff_t stride = 1;
   for (std::size_t d = shape.size(); d-- > 0;) {
     if (shape[d] == 1)
       continue;
-    if (left == 1) {
+    if (remaining == 1) {
       if (group == 0)
         return false;
       --group;
-      left = oldShape[group];
+      remaining = oldShape[group];
       stride = oldStrides[group];
     }
-    if (left % shape[d] != 0)
+    if (remaining % shape[d] != 0)
       return false;
     strides[d] = stride;
     stride *= static_cast<std::ptrdiff_t>(shape[d]);
-    left /= shape[d];
+    remaining /= shape[d];
   }
-  return left == 1 && group == 0;
+  return remaining == 1 && group == 0;
 }
 
 const View &checked(const Tensor &tensor) {
@@ -318,7 +318,7 @@ Tensor Tensor::dimShuffle(ArrayRef<unsigned> permutation) const {
     return Tensor(result);
   }
   const std::vector<std::ptrdiff_t> flat = stridesOf(view.shape, 1);
-  // Positions of the new order, as a strided view of the flattened elements.
+  // Positions in the new order, as a strided view of the flattened elements.
   View positions;
   positions.shape = shape;
   positions.numElements = view.numElements;
@@ -453,9 +453,9 @@ bool operator==(const Tensor &a, const Tensor &b) {
     return a.valid() == b.valid();
   if (viewOf(a).graph != viewOf(b).graph || viewOf(a).type != viewOf(b).type || viewOf(a).shape != viewOf(b).shape)
     return false;
-  const auto left = a.getVarRegions(), right = b.getVarRegions();
+  const auto remaining = a.getVarRegions(), right = b.getVarRegions();
   return std::equal(
-      left.begin(), left.end(), right.begin(), right.end(),
+      remaining.begin(), remaining.end(), right.begin(), right.end(),
       [](const VariableInterval &x, const VariableInterval &y) { return x.var == y.var && x.interval == y.interval; });
 }
 

@@ -70,7 +70,7 @@ unsigned sizeOf(Type type) {
 namespace {
 
 template <typename T> void integerTo(double value, Type type, unsigned char *to) {
-  // 2^63 and 2^64 are doubles, their predecessors among the integers are not.
+  // A double represents 2^63 and 2^64 exactly, but not the largest integers below them.
   const double low = static_cast<double>(std::numeric_limits<T>::min());
   const double high = std::ldexp(1.0, std::numeric_limits<T>::digits);
   if (!(value >= low && value < high) || value != std::floor(value))
@@ -171,7 +171,7 @@ struct Chip {
   double clockHz;
 };
 
-// Graphcore's data sheets.
+// From Graphcore's data sheets.
 constexpr Chip chips[] = {
     {"ipu1", 1216, 256 * 1024, 1.6e9},
     {"ipu2", 1472, 624 * 1024, 1.33e9},
@@ -218,7 +218,7 @@ unsigned Target::getMinIPUSyncDelay() const { return machine_->minSyncCycles; }
 unsigned Target::getInterIPUBytesPerCycle() const {
   return static_cast<unsigned>(160e9 / (machine_->clockHz > 0 ? machine_->clockHz : 1e9));
 }
-// An assumption: see docs/reference/ipu-model.md.
+// An assumption, see docs/reference/ipu-model.md.
 unsigned Target::getGlobalSyncCycles() const { return 600; }
 unsigned Target::getTypeSize(const Type &type) const { return detail::sizeOf(type); }
 unsigned Target::getVectorWidth(const Type &type) const { return 8 / detail::sizeOf(type); }

@@ -28,7 +28,7 @@ enum class DataType {
   UNDEFINED,
 };
 
-// "FLOAT", "INT32", ...; throws for a name that is none.
+// "FLOAT", "INT32", ...; throw for an unknown name.
 DataType dataTypeFromString(const std::string &name);
 std::ostream &operator<<(std::ostream &, const DataType &);
 

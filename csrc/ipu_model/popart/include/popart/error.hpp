@@ -1,4 +1,4 @@
-// PopART subset: exceptions, made from a format string with {} for each argument.
+// PopART subset: exceptions, constructed from a format string with {} for each argument.
 #pragma once
 
 #include <sstream>

@@ -1,4 +1,4 @@
-// PopART subset: names of types that operators are written with.
+// PopART subset: names of the types that operators use.
 #pragma once
 
 #include <cstddef>

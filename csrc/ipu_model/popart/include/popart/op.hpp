@@ -1,4 +1,4 @@
-// PopART subset: an operator of the graph, and what it tells about its gradient.
+// PopART subset: an operator of the graph, with the description of its gradient.
 #pragma once
 
 #include <popart/error.hpp>
@@ -15,7 +15,7 @@ namespace popart {
 
 class OpSerialiserBase;
 
-// What an input of a gradient operator is, seen from the operator whose gradient it is.
+// The source of a gradient operator's input: an input, an output or the gradient of an output of the forward operator.
 enum class GradOpInType { In = 0, Out, GradOut };
 
 class GradInOutMapper {
@@ -37,13 +37,13 @@ public:
   };
 
   Op(const OperatorIdentifier &opid, const Settings &settings);
-  // Copies what the operator is, not what it is connected to.
+  // Copies the operator without its connections.
   Op(const Op &);
   Op &operator=(const Op &) = delete;
   virtual ~Op();
 
   virtual std::unique_ptr<Op> clone() const = 0;
-  // Tells the outputs' infos from the inputs'.
+  // Set the infos of the outputs from those of the inputs.
   virtual void setup();
 
   // Empty: not differentiable.
@@ -66,7 +66,7 @@ public:
   bool hasOutput(OutIndex index) const;
   TensorId inId(InIndex index) const;
   TensorId outId(OutIndex index) const;
-  // Throw where nothing is connected.
+  // Throw if nothing is connected.
   TensorInfo &inInfo(InIndex index);
   const TensorInfo &inInfo(InIndex index) const;
   TensorInfo &outInfo(OutIndex index);

@@ -7,7 +7,7 @@
 
 namespace popart {
 
-// How many inputs an operator may have; a maximum of 0: nobody says.
+// The number of inputs that an operator may have. A maximum of 0 means unspecified.
 struct NumInputs {
   NumInputs() : min(0), max(0) {}
   NumInputs(int count) : min(count), max(count) {}
@@ -16,7 +16,7 @@ struct NumInputs {
   int min, max;
 };
 
-// numInputs and numOutputs do not tell operators apart.
+// Comparisons ignore numInputs and numOutputs.
 struct OperatorIdentifier {
   OperatorIdentifier(const OpDomain &domain_, const OpType &type_, OpVersion version_, NumInputs inputs = {},
                      int outputs = 0)

@@ -1,4 +1,4 @@
-// PopART subset: the operators there are, and how one is made from its attributes.
+// PopART subset: the registered operators, and their construction from attributes.
 #pragma once
 
 #include <popart/attributes.hpp>
@@ -66,7 +66,7 @@ public:
   };
 
   static void registerOp(const OpInfo &info);
-  // Throws for an operator or an attribute that is not registered, and what the factory throws.
+  // Throw for an operator or attribute that is not registered; pass on exceptions of the factory.
   static std::unique_ptr<Op> createOp(const OperatorIdentifier &opid, Graph &graph, const std::string &name = "",
                                       const Attributes &attributes = {});
   static OpDefinitions getSupportedOperationsDefinition(bool includePrivate);

@@ -1,4 +1,4 @@
-// PopART subset: an operator's attributes as text, which tells operators apart.
+// PopART subset: an operator's attributes as text, by which operators are compared.
 #pragma once
 
 #include <popart/names.hpp>

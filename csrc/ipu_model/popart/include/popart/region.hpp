@@ -1,4 +1,4 @@
-// PopART subset: the part of a tensor that an operator writes to, or that its output shares.
+// PopART subset: the part of a tensor that an operator writes, or that its output shares.
 #pragma once
 
 #include <popart/names.hpp>
@@ -20,7 +20,7 @@ public:
 
 private:
   std::vector<int64_t> lower_, upper_;
-  bool empty_ = false; // also of rank 0, where bounds cannot tell
+  bool empty_ = false; // needed for rank 0, which has no bounds
 };
 
 } // namespace view

@@ -1,4 +1,4 @@
-// PopART subset: outputs' infos before there is an operator, for the builder that PopTorch uses.
+// PopART subset: infos of outputs before the operator exists, for the builder that PopTorch uses.
 #pragma once
 
 #include <popart/attributes.hpp>

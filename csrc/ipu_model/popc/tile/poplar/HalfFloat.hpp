@@ -1,4 +1,4 @@
-// half for counting instructions: the compiler's own type, as popc has one.
+// half for counting instructions: a type of the compiler, as in popc.
 #pragma once
 
 typedef _Float16 half;

@@ -1,4 +1,4 @@
-// poplar::ArrayRef: a view of consecutive elements that somebody else owns.
+// poplar::ArrayRef: a view of consecutive elements, without ownership.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ public:
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Winit-list-lifetime"
 #endif
-  // As an argument only: the list lives until the end of the call.
+  // Only for arguments: the list lives until the end of the call.
   ArrayRef(const std::initializer_list<T> &list) : data_(list.begin()), size_(list.size()) {}
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop

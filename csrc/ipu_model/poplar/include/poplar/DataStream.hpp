@@ -1,4 +1,4 @@
-// poplar::DataStream: values that flow between the host and the device while a program runs.
+// poplar::DataStream: a stream of values between the host and the device while a program runs.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Names of variables, compute sets and programs: a path from the operator down.
+// Names of variables, compute sets and programs, as paths that start at the operator.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ public:
   SourceLocation() = default;
   SourceLocation(StringRef function, StringRef file, unsigned line)
       : function_(function.cloneAsString()), file_(file.cloneAsString()), line_(line) {}
-  // Where it is called, as a default argument.
+  // Used as a default argument, this is the caller's location.
   static SourceLocation Current(const char *function = __builtin_FUNCTION(), const char *file = __builtin_FILE(),
                                 unsigned line = __builtin_LINE()) {
     return SourceLocation(function, file, line);
@@ -34,7 +34,7 @@ private:
 
 class DebugInfo;
 
-// A name, and the path of what it belongs to.
+// A name with the path of its parent.
 class DebugNameAndId {
 public:
   DebugNameAndId(std::string name = "", DebugId id = 0, std::string parentPath = "")
@@ -54,7 +54,7 @@ private:
   DebugId id_ = 0;
 };
 
-// From a name, or {parent, name}.
+// Constructed from a name, or from {parent, name}.
 class DebugContext {
 public:
   DebugContext(SourceLocation = SourceLocation::Current()) {}
@@ -71,7 +71,7 @@ private:
   std::string path_;
 };
 
-// What an operator tells of itself; the parent of the names below it.
+// A named scope of an operator: the parent of the names inside it.
 class DebugInfo {
 public:
   DebugInfo(const DebugContext &context, std::string api) : path_(context.getPathName()), api_(std::move(api)) {}

@@ -1,4 +1,4 @@
-// poplar::Device: what an engine is loaded onto.
+// poplar::Device: a device that an engine is loaded onto.
 #pragma once
 
 #include <poplar/Target.hpp>
@@ -10,7 +10,7 @@ public:
   Device() = default;
   explicit Device(const Target &target, unsigned id = 0) : target_(target), id_(id) {}
 
-  // Of this machine's device manager.
+  // Id in this machine's device manager.
   unsigned getId() const { return id_; }
 
   const Target &getTarget() const { return target_; }

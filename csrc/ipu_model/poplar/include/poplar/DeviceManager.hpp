@@ -1,4 +1,4 @@
-// poplar::DeviceManager: the devices of this machine. Here there is no IPU; every device is a model.
+// poplar::DeviceManager: the devices of this machine. The model has no hardware; every device is modelled.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,13 @@ public:
   static DeviceManager createDeviceManager() { return {}; }
 
   std::size_t getNumDevices() const { return getDevices().size(); }
-  // As of a machine with one Mk2 IPU, which is modelled.
+  // Return the devices of a modelled machine with one Mk2 IPU.
   std::vector<Device> getDevices(const OptionFlags &options = {}) const;
-  // Of so many Mk2 IPUs. TargetType::IPU too: a program that asks for hardware runs on the model of it. None for CPU.
+  // Return a device of numIPUs Mk2 IPUs, none for CPU. TargetType::IPU returns a model too, so that programs for
+  // hardware run.
   std::vector<Device> getDevices(TargetType type, unsigned numIPUs, const OptionFlags &options = {}) const;
   Device getDevice(unsigned deviceId, const OptionFlags &options = {}) const;
-  // Throws invalid_machine_model where there is none.
+  // Throw invalid_machine_model if there is none.
   Device acquireAvailableDevice(unsigned numIPUs = 1, const OptionFlags &options = {}) const;
 };
 

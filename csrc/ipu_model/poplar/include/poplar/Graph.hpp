@@ -1,4 +1,4 @@
-// poplar::Graph: variables, compute sets of vertices, and where all of them lie.
+// poplar::Graph: variables, compute sets of vertices, and their mapping to tiles.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace poplar {
 
-// What a vertex field is connected to: a tensor, or the value of a plain member.
+// A connection of a vertex field: to a tensor, or the value of a plain member.
 class ConnectionDesc {
 public:
   ConnectionDesc(StringRef field, const Tensor &tensor) : field_(field.cloneAsString()), tensor_(tensor) {}
@@ -41,12 +41,12 @@ private:
   std::string field_;
   Tensor tensor_;
   bool isValue_ = false;
-  double value_ = 0; // holds every 32-bit integer exactly
+  double value_ = 0; // represents every 32-bit integer exactly
 };
 
 class Graph {
 public:
-  // One list of intervals of the flattened tensor for each tile.
+  // A list of intervals of the flattened tensor for each tile.
   using TileToTensorMapping = std::vector<std::vector<Interval>>;
 
   explicit Graph(const Target &target);
@@ -57,14 +57,14 @@ public:
   Graph(const Graph &) = delete;
   Graph &operator=(const Graph &) = delete;
 
-  // Of a virtual graph: with its tiles only.
+  // The target of a virtual graph has only its tiles.
   const Target &getTarget() const;
-  // A graph over the same variables and vertices whose tile i is tile perIpuTiles[i] of every IPU.
+  // Return a graph over the same variables and vertices whose tile i is tile perIpuTiles[i] of every IPU.
   Graph createVirtualGraph(const std::vector<unsigned> &perIpuTiles);
   Graph createVirtualGraph(unsigned lowerTile, unsigned upperTile);
 
-  // Makes the vertices of a codelet file known. The model has them compiled in: the file's name, without folders and
-  // endings, says which. Throws file_load_error where there are none by that name.
+  // Add the vertices of a codelet file. The model has them compiled in, by the file's name without folders and
+  // extensions. Throw file_load_error if there are none of that name.
   bool addCodelets(StringRef src, CodeletFileType type = CodeletFileType::Auto, StringRef compileFlags = "",
                    StringRef targetName = "");
 
@@ -82,7 +82,7 @@ public:
                      const DebugContext &debugContext = {"<const>"}) {
     return addConstantFrom(type, shape, {static_cast<double>(value)}, debugContext);
   }
-  // Values as the device stores them: two bytes for a half.
+  // Values in the device's storage format: two bytes for a half.
   Tensor addConstant(const Type &type, ArrayRef<std::size_t> shape, const void *values,
                      const DebugContext &debugContext = {"<const>"});
   Tensor clone(const Type &type, const Tensor &tensor, const DebugContext &debugContext = {},
@@ -94,12 +94,12 @@ public:
   VertexRef addVertex(ComputeSet cs, StringRef vertexType);
   VertexRef addVertex(ComputeSet cs, StringRef vertexType, ArrayRef<ConnectionDesc> connections);
   void connect(FieldRef field, const Tensor &tensor);
-  // Of a plain member of the vertex.
+  // Set the value of a plain member of the vertex.
   template <typename T, typename = std::enable_if_t<std::is_arithmetic_v<T>>>
   void setInitialValue(FieldRef field, T value) {
     setFieldValue(field, static_cast<double>(value));
   }
-  // Of a tensor, from when the engine is loaded.
+  // Set the values that a tensor has when the engine is loaded.
   template <typename T, typename = std::enable_if_t<std::is_arithmetic_v<T>>>
   void setInitialValue(const Tensor &tensor, T value) {
     setTensorValue(tensor, {static_cast<double>(value)});
@@ -111,11 +111,11 @@ public:
   void setTileMapping(VertexRef vertex, unsigned tileNum);
   void setTileMapping(const Tensor &tensor, unsigned tileNum);
   void setTileMapping(const Tensor &tensor, const TileToTensorMapping &mapping);
-  // Throws invalid_tile_mapping where an element lies nowhere, unless requireComplete is false.
+  // Throw invalid_tile_mapping if an element is not mapped, unless requireComplete is false.
   TileToTensorMapping getTileMapping(const Tensor &tensor, bool requireComplete = true) const;
   TileToTensorMapping getTileMapping(const Tensor &tensor, bool *isComplete) const;
 
-  // Cycles of one run, in place of the estimator of the vertex's type.
+  // Set the cycles of one run, which replace those of the vertex type's estimator.
   void setPerfEstimate(const VertexRef &vertex, std::uint64_t cycles, std::uint64_t flops = 0);
   void registerPerfEstimator(StringRef vertexTypeName, PerfEstimateFunc estimator);
 
@@ -127,7 +127,7 @@ public:
   DataStream addDeviceToHostFIFO(StringRef handle, const Type &elementType, std::size_t numElements,
                                  const OptionFlags &options = {});
 
-  // Intervals of the flattened tensor, grouped so that each group is contiguous in memory.
+  // Return intervals of the flattened tensor, grouped so that each group is contiguous in memory.
   std::vector<std::vector<Interval>> getSortedContiguousRegions(const Tensor &tensor, ArrayRef<Interval> regions) const;
 
 private:
@@ -141,7 +141,7 @@ private:
 
   std::shared_ptr<detail::GraphState> state_;
   Target target_;
-  std::vector<unsigned> tiles_; // of a virtual graph: the tile each of its tiles is; else empty
+  std::vector<unsigned> tiles_; // of a virtual graph: the machine's tile for each of its tiles; else empty
 };
 
 } // namespace poplar

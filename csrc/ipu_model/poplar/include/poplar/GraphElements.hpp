@@ -1,4 +1,4 @@
-// Handles of what a graph is made of: compute sets, vertices, their fields.
+// Handles of a graph's compute sets, vertices and fields.
 #pragma once
 
 #include <string>

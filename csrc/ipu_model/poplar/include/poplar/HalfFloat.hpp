@@ -1,5 +1,5 @@
-// half for codelets that are compiled for the host: 16 bits of storage, arithmetic in float, rounded to nearest even.
-// popc has a type of its own by this name.
+// half for codelets compiled for the host: 16 bits of storage, arithmetic in float, rounding to nearest even. popc has
+// its own type of this name.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct half {
       return static_cast<std::uint16_t>(sign | 0x7c00u);
     if (magnitude >= 0x38800000u)
       return static_cast<std::uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13));
-    // Subnormal: adding 0.5 rounds at the right bit.
+    // Subnormal: the addition of 0.5 rounds at the right bit.
     float absolute;
     std::memcpy(&absolute, &magnitude, sizeof(absolute));
     absolute += 0.5f;

@@ -1,4 +1,4 @@
-// poplar::IPUModel: the choice of the machine that is modelled.
+// poplar::IPUModel: the choice of the modelled machine.
 #pragma once
 
 #include <string>
@@ -13,13 +13,13 @@ struct IPUModel {
 
   std::string ipuVersion = "ipu2";
   unsigned numIPUs = 1;
-  unsigned tilesPerIPU = 0;       // 0: all that the chip has
+  unsigned tilesPerIPU = 0;       // 0: all tiles of the chip
   unsigned minIPUSyncDelay = 100; // cycles of a sync
-  // How much later than others a tile hears of it: this model has no such delay.
+  // The delay of a sync between tiles, which this model does not have.
   enum class RelativeSyncDelayType { AUTO, NO_DELAY };
   RelativeSyncDelayType relativeSyncDelay = RelativeSyncDelayType::AUTO;
 
-  // Throws invalid_machine_model where there is no such chip, or it has fewer tiles.
+  // Throw invalid_machine_model for an unknown chip, or too many tiles.
   Device createDevice(OptionFlags options = {}) const;
 };
 

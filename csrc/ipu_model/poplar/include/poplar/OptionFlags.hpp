@@ -24,7 +24,7 @@ public:
     for (const auto &flag : flags)
       flags_[flag.first] = flag.second;
   }
-  // Throws std::out_of_range where the option is not set.
+  // Throw std::out_of_range if the option is not set.
   StringRef at(StringRef option) const { return flags_.at(option); }
   void clear() { flags_.clear(); }
   iterator begin() const { return flags_.begin(); }

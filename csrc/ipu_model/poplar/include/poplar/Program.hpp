@@ -29,7 +29,7 @@ protected:
   std::shared_ptr<detail::ProgramNode> node_;
 };
 
-// One after the other. Copies share their contents with the original only until either is added to.
+// Programs that run one after another. A copy is independent: adding to one does not change the other.
 class Sequence : public Program {
 public:
   Sequence(const DebugContext &debugContext = {});
@@ -41,13 +41,13 @@ public:
   void add_back(const Program &program) { add(program); }
 };
 
-// All vertices of a compute set, in no order.
+// Run all vertices of a compute set, in no particular order.
 class Execute : public Program {
 public:
   Execute(ComputeSet cs, const DebugContext &debugContext = {});
 };
 
-// Element by element, of one type and as many.
+// Copy element by element, between equal types and numbers of elements.
 class Copy : public Program {
 public:
   Copy(Tensor src, Tensor dst, bool dontOutline = false, const DebugContext &debugContext = {});
@@ -60,7 +60,7 @@ public:
   Repeat(unsigned count, const Program &body, const DebugContext &debugContext = {});
 };
 
-// cond runs before each turn; predicate is a tensor of one element.
+// cond runs before each iteration. predicate has one element.
 class RepeatWhileTrue : public Program {
 public:
   RepeatWhileTrue(const Program &cond, Tensor predicate, const Program &body, const DebugContext &debugContext = {});
@@ -75,14 +75,14 @@ public:
   If(Tensor predicate, const Program &trueBody, const Program &falseBody, const DebugContext &debugContext = {});
 };
 
-// Writes a tensor's values to the stream that Engine::setPrintTensorStream names; std::cerr by default.
+// Write a tensor's values to the stream of Engine::setPrintTensorStream, by default std::cerr.
 class PrintTensor : public Program {
 public:
   PrintTensor(Tensor tensor, const DebugContext &debugContext = {});
   PrintTensor(StringRef title, Tensor tensor, const DebugContext &debugContext = {});
 };
 
-// What the tensor holds is of no use any more. The model poisons it.
+// Mark the tensor's values as unused from here on. The model poisons them.
 class WriteUndef : public Program {
 public:
   WriteUndef(Tensor tensor, const DebugContext &debugContext = {});

@@ -1,4 +1,4 @@
-// poplar::StreamCallback: a function of the host that fills, or takes, what a stream carries.
+// poplar::StreamCallback: a host function that fills or empties a stream's buffer.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// poplar::StringRef: a view of characters that somebody else owns.
+// poplar::StringRef: a view of characters, without ownership.
 #pragma once
 
 #include <cstddef>

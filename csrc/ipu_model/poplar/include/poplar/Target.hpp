@@ -1,4 +1,4 @@
-// poplar::Target: the machine a graph is built for.
+// poplar::Target: the machine that a graph is built for.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ struct IPUModel;
 
 class Target {
 public:
-  // "ipu1" (Mk1), "ipu2" or "ipu21" (Mk2); "bow" is an addition of this model: Mk2 at Bow's clock.
+  // systemType: "ipu1" (Mk1), "ipu2" or "ipu21" (Mk2). "bow" (Mk2 at Bow's clock) only exists in this model.
   static Target createIPUTarget(unsigned numIPUs, StringRef systemType, const OptionFlags &options = {});
   static Target createIPUTarget(unsigned numIPUs, unsigned tilesPerIPU, StringRef systemType,
                                 const OptionFlags &options = {});
@@ -32,7 +32,7 @@ public:
   unsigned getTilesPerIPU() const;
   unsigned getNumTiles() const;
   unsigned getNumWorkerContexts() const;
-  // Bytes: two workers may store at the same time where they share none of them.
+  // Bytes that two workers must not share to store at the same time.
   unsigned getAtomicStoreGranularity() const { return 4; }
   unsigned getBytesPerTile() const;
   double getTileClockFrequency() const;
@@ -43,7 +43,7 @@ public:
   unsigned getInterIPUBytesPerCycle() const; // of one IPU, in each direction; not in Poplar
   unsigned getGlobalSyncCycles() const;
   unsigned getTypeSize(const Type &type) const;
-  // Elements in a vector register: 2 floats, 4 halves.
+  // Elements of a vector register: 2 floats, 4 halves.
   unsigned getVectorWidth(const Type &type) const;
   unsigned getFloatVectorWidth() const { return getVectorWidth(FLOAT); }
   unsigned getHalfVectorWidth() const { return getVectorWidth(HALF); }

@@ -1,4 +1,4 @@
-// poplar::Tensor: a view of the elements of variables. Slicing, reshaping and so on move no data.
+// poplar::Tensor: a view of elements of variables. Slicing, reshaping and so on move no data.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,7 @@ public:
   Tensor &operator=(Tensor &&) noexcept;
   ~Tensor();
 
-  // False for a tensor that was made by the default constructor; everything else throws for it.
+  // False for a default-constructed tensor, for which all other methods throw.
   bool valid() const { return view_ != nullptr; }
   Type elementType() const;
   std::vector<std::size_t> shape() const;
@@ -70,24 +70,24 @@ public:
   Tensor dimShuffle(ArrayRef<unsigned> permutation) const;
   Tensor dimRoll(unsigned dimIdx, unsigned newIdx = 0) const;
   Tensor transpose() const; // of rank 2
-  // Dimensions of size 1 in front of the dimensions named.
+  // Insert dimensions of size 1 before the given dimensions.
   Tensor expand(ArrayRef<std::size_t> indices) const;
   Tensor squeeze(ArrayRef<std::size_t> indices) const;
-  // N times itself along a dimension.
+  // Repeat the tensor N times along a dimension.
   Tensor broadcast(unsigned N, unsigned dimension) const;
-  // The same bits as another type of the same size.
+  // Return the same bits as another type of the same size.
   Tensor reinterpret(const Type &type) const;
 
-  // Whether its elements follow each other in one variable.
+  // Return true if the elements are consecutive in one variable.
   bool isContiguous() const;
   bool containsAliases() const;
   bool containsConstant() const;
   bool isParallelWriteable() const { return !containsAliases() && !containsConstant(); }
-  // Intervals of the flattened tensor that follow each other in one variable.
+  // Return the intervals of the flattened tensor that are contiguous in one variable.
   std::vector<Interval> getContiguousRegions() const;
   std::vector<VariableInterval> getVarRegions() const;
 
-  // The same view of the same elements.
+  // True for the same view of the same elements.
   friend bool operator==(const Tensor &a, const Tensor &b);
   friend bool operator!=(const Tensor &a, const Tensor &b) { return !(a == b); }
 
@@ -102,7 +102,7 @@ bool operator==(const Tensor &a, const Tensor &b);
 
 Tensor concat(ArrayRef<Tensor> tensors, unsigned dimension = 0);
 Tensor concat(const Tensor &first, const Tensor &second, unsigned dimension = 0);
-// second with one dimension less, at the end of first.
+// Append second, which has one dimension less, to first.
 Tensor append(const Tensor &first, const Tensor &second, unsigned dimension);
 inline Tensor append(const Tensor &first, const Tensor &second) { return append(first, second, 0); }
 

@@ -27,7 +27,7 @@ public:
   constexpr Type() = default;
   constexpr explicit Type(Kind kind) : kind_(kind) {}
 
-  // As a codelet's template argument spells it: "float", "half", "unsigned int", ...
+  // Return the spelling in a codelet's template argument: "float", "half", "unsigned int", ...
   std::string toString() const;
   constexpr Kind kind() const { return kind_; }
   friend constexpr bool operator==(Type a, Type b) { return a.kind_ == b.kind_; }
@@ -53,7 +53,7 @@ inline constexpr Type FLOAT{Type::Kind::Float};
 
 std::ostream &operator<<(std::ostream &out, const Type &type);
 
-// Element type of the device for a type of the host.
+// The device's element type for a type of the host.
 template <typename T> struct equivalent_device_type;
 template <> struct equivalent_device_type<bool> { static constexpr Type value = BOOL; };
 template <> struct equivalent_device_type<char> { static constexpr Type value = CHAR; };

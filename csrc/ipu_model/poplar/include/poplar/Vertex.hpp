@@ -1,5 +1,5 @@
-// Stand-in for Poplar's <poplar/Vertex.hpp> on the host: the field types a codelet declares, backed by plain pointers.
-// Written against the Poplar API reference ("Writing vertices in C++"). Never on popc's include path.
+// A replacement for Poplar's <poplar/Vertex.hpp> on the host, in which the field types of a codelet are plain pointers.
+// It follows the Poplar API reference ("Writing vertices in C++"). It is never on popc's include path.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace poplar {
 
 enum class VectorLayout { SPAN, ONE_PTR };
 
-// A field over `size()` consecutive elements. ONE_PTR fields do not know their size, as on the device.
+// A field of `size()` consecutive elements. ONE_PTR fields do not know their size, as on the device.
 template <typename T, VectorLayout Layout = VectorLayout::SPAN, unsigned MinAlign = alignof(T)> class Vector {
 public:
   using value_type = T;
@@ -20,7 +20,7 @@ public:
 
 namespace detail {
 
-// What an edge of a vertex is connected to.
+// An edge of a vertex with one element.
 template <typename T> class Field {
 public:
   void connect(T *data) { data_ = data; }
@@ -33,8 +33,8 @@ private:
 
 template <typename T> class PointerField {
 public:
-  // Without elements there may be no memory either. An edge has an address all the same, as on the device: a vertex may
-  // name an element that it does not touch.
+  // data may be null if there are no elements. The field gets an address anyway, as on the device, because a vertex may
+  // form the address of an element that it does not access.
   void connect(T *data) { data_ = data ? data : reinterpret_cast<T *>(alignof(std::max_align_t)); }
   T &operator[](std::size_t index) const { return data_[index]; }
   T *data() const { return data_; }
@@ -77,10 +77,10 @@ template <typename T, unsigned A> class Input<Vector<T, VectorLayout::SPAN, A>> 
 template <typename T, unsigned A> class Output<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<T> {};
 template <typename T, unsigned A> class InOut<Vector<T, VectorLayout::SPAN, A>> : public detail::SpanField<T> {};
 
-// The host's popc step, csrc/ipu_model/popc, finds a codelet by its base and its fields by their types.
+// csrc/ipu_model/popc finds a codelet by this base class, and its fields by their types.
 class Vertex {};
 
-// compute(workerId) runs once for each of numWorkers() workers. A tile has six; one host thread is one worker.
+// compute(workerId) runs once for each of numWorkers() workers: six on a tile, one in a host thread.
 class MultiVertex : public Vertex {
 public:
   static unsigned numWorkers() { return workers(); }

@@ -1,4 +1,4 @@
-// What an estimator of cycles is told of a vertex: its fields, their sizes, and their initial values.
+// The view of a vertex that an estimator of cycles has: its fields, their sizes, and their initial values.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ public:
   // Elements connected to an edge; 1 for a plain member.
   std::size_t size() const { return size_; }
   Type elementType() const { return type_; }
-  // Value of a plain member.
+  // Return the value of a plain member.
   template <typename T> T getInitialValue(const Target &) const {
     return static_cast<T>(detail::numberOf(initialValue_, type_));
   }
@@ -38,9 +38,10 @@ public:
   VertexIntrospector(const detail::VertexState &vertex, double occupancy) : vertex_(vertex), occupancy_(occupancy) {}
 
   const std::string &getVertexName() const;
-  // Throws unknown_field.
+  // Throw unknown_field.
   FieldData getFieldInfo(const std::string &name) const;
-  // Not in Poplar: the share of the slots for spikes that is taken, by the engine's option "occupancy".
+  // Return the fraction of the slots for spikes that is in use, from the engine's option "occupancy". Poplar does not
+  // have this.
   double occupancy() const { return occupancy_; }
 
 private:
@@ -48,7 +49,7 @@ private:
   double occupancy_;
 };
 
-// Of one run of a vertex: cycles of the tile, if it had nothing else to do.
+// Estimate of one run of a vertex, in cycles of the tile if it runs nothing else.
 struct VertexPerfEstimate {
   VertexPerfEstimate() = default;
   VertexPerfEstimate(std::uint64_t cycles, std::uint64_t flops = 0) : cycles(cycles), flops(flops) {}

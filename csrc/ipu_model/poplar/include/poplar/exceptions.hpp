@@ -1,4 +1,4 @@
-// What Poplar throws. Messages name the vertex, the field, the tile and the variables, and what to do about it.
+// Poplar's exceptions. Messages name vertex, field, tile and variables, and the remedy.
 #pragma once
 
 #include <stdexcept>
@@ -8,7 +8,7 @@ namespace poplar {
 
 struct poplar_error : std::runtime_error {
   explicit poplar_error(const std::string &message) : std::runtime_error(message) {}
-  // Name of the class, which the C interface puts in front of the message.
+  // Return the name of the class, which the C interface adds to the message.
   virtual const char *name() const noexcept { return "poplar_error"; }
 };
 
@@ -18,7 +18,7 @@ struct poplar_error : std::runtime_error {
     const char *name() const noexcept override { return #NAME; }                                                       \
   }
 
-// A file that is not there, or text that cannot be read.
+// A missing file, or text that cannot be parsed.
 SNNIPU_POPLAR_ERROR(file_load_error, poplar_error);
 SNNIPU_POPLAR_ERROR(parse_error, poplar_error);
 SNNIPU_POPLAR_ERROR(index_error, poplar_error);

@@ -1,5 +1,5 @@
-// poputil::mapTensorLinearly: the one function of PopLibs that Poplar's own tutorials need. In a folder of its own, so
-// that PopLibs may take its place.
+// poputil::mapTensorLinearly, the only function of PopLibs that Poplar's tutorials need. It has its own folder, so that
+// PopLibs can replace it.
 #pragma once
 
 #include <poplar/Graph.hpp>
@@ -8,7 +8,7 @@
 
 namespace poputil {
 
-// Elements in order over the tiles, in equal shares: whole grains, and so many elements at least.
+// Map the elements in order to the tiles, in equal shares: multiples of grainSize, at least minElementsPerTile.
 inline void mapTensorLinearly(poplar::Graph &graph, const poplar::Tensor &tensor, unsigned minElementsPerTile,
                               unsigned grainSize) {
   if (grainSize == 0)
@@ -22,7 +22,7 @@ inline void mapTensorLinearly(poplar::Graph &graph, const poplar::Tensor &tensor
     graph.setTileMapping(flat.slice(begin, std::min(size, begin + share)), static_cast<unsigned>(tile));
 }
 
-// Vectors, at least 128 bytes.
+// The same with vectors as grains, and at least 128 bytes.
 inline void mapTensorLinearly(poplar::Graph &graph, const poplar::Tensor &tensor) {
   const poplar::Target &target = graph.getTarget();
   const unsigned bytes = target.getTypeSize(tensor.elementType());

@@ -1,4 +1,4 @@
-// PopART subset: the graph that operators are lowered into, and the Poplar tensors of its own.
+// PopART subset: the Poplar graph that operators are lowered to, and its tensors.
 #pragma once
 
 #include <popart/names.hpp>
@@ -16,7 +16,7 @@ public:
   explicit Devicex(poplar::Graph &graph_) : graph(graph_) {}
 
   poplar::Graph &graph;
-  // Of the popart::Graph's tensors, as far as they have been grown.
+  // Poplar tensors of the popart::Graph's tensors that have been grown.
   std::map<TensorId, poplar::Tensor> tensors;
 };
 

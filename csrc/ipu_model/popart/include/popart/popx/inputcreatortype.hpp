@@ -1,4 +1,4 @@
-// PopART subset: whether an Opx lays out one of its inputs.
+// PopART subset: the ability of an Opx to create one of its inputs.
 #pragma once
 
 namespace popart {

@@ -1,4 +1,4 @@
-// PopART subset: how an operator becomes a Poplar program.
+// PopART subset: the lowering of an operator to a Poplar program.
 #pragma once
 
 #include <popart/op.hpp>
@@ -25,7 +25,7 @@ public:
 
   virtual void grow(poplar::program::Sequence &) const;
 
-  // Which inputs grow() would best find laid out by createInputTensor().
+  // CanCreate for inputs that grow() prefers in the layout of createInputTensor().
   virtual InputCreatorType getInputCreatorType(InIndex) const { return InputCreatorType::Deadend; }
   virtual poplar::Tensor createInputTensor(InIndex, const poplar::DebugNameAndId &) const;
   virtual std::set<TensorId> mustExistBeforeCreate(int) const { return {}; }
@@ -34,7 +34,7 @@ public:
   const poplar::Tensor &getInTensor(InIndex index) const;
   const poplar::Tensor &getOutTensor(OutIndex index) const;
   void setOutTensor(OutIndex index, const poplar::Tensor &tensor) const;
-  // By the id of an output, outId().
+  // id: of an output, as outId() returns it.
   void insert(const TensorId &id, const poplar::Tensor &tensor) const;
   bool hasInput(InIndex index) const { return op_p->hasInput(index); }
   bool hasOutput(OutIndex index) const { return op_p->hasOutput(index); }

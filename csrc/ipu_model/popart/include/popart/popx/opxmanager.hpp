@@ -1,4 +1,4 @@
-// PopART subset: which Opx lowers an operator.
+// PopART subset: the registry of Opxs by operator.
 #pragma once
 
 #include <popart/operatoridentifier.hpp>
@@ -21,7 +21,7 @@ public:
   using OpxFactoryFunc = std::function<std::unique_ptr<Opx>(Op *op, Devicex *devicex)>;
 
   static void registerOpx(const OperatorIdentifier &opid, OpxFactoryFunc factory);
-  // Throws where there is none.
+  // Throw if none is registered.
   static std::unique_ptr<Opx> createOpx(Op *op, Devicex *devicex);
 };
 

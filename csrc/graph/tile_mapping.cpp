@@ -1,4 +1,4 @@
-#include "graph/spread.hpp"
+#include "graph/tile_mapping.hpp"
 
 #include "graph/vertex_builder.hpp"
 #include "graph/vertex_name.hpp"
@@ -10,10 +10,10 @@ namespace graph {
 
 using poplar::Tensor;
 
-Spread::Spread(const poplar::Graph &graph, std::size_t elements, const poplar::Type &type)
+ElementMapping::ElementMapping(const poplar::Graph &graph, std::size_t elements, const poplar::Type &type)
     : elements_(elements), tiles_(graph.getTarget().getNumTiles()) {
-  const std::size_t grain = type == poplar::HALF ? 4 : 2, grains = (elements + grain - 1) / grain;
-  share_ = std::max<std::size_t>(1, (grains + tiles_ - 1) / tiles_) * grain;
+  const std::size_t unit = type == poplar::HALF ? 4 : 2, units = (elements + unit - 1) / unit;
+  share_ = std::max<std::size_t>(1, (units + tiles_ - 1) / tiles_) * unit;
   for (std::size_t begin = 0; begin < elements; begin += share_)
     begins_.push_back(begin);
   const std::size_t last = elements % share_;
@@ -22,8 +22,8 @@ Spread::Spread(const poplar::Graph &graph, std::size_t elements, const poplar::T
   begins_.push_back(elements);
 }
 
-Tensor Spread::variable(poplar::Graph &graph, const poplar::Type &type, std::size_t rows,
-                        const poplar::DebugContext &debug) const {
+Tensor ElementMapping::variable(poplar::Graph &graph, const poplar::Type &type, std::size_t rows,
+                                const poplar::DebugContext &debug) const {
   const Tensor all = graph.addVariable(type, {rows * elements_}, debug);
   for (std::size_t piece = 0; piece < pieces(); ++piece)
     graph.setTileMapping(all.slice(rows * begin(piece), rows * end(piece)), static_cast<unsigned>(tile(piece)));
@@ -39,7 +39,7 @@ Tensor Spread::variable(poplar::Graph &graph, const poplar::Type &type, std::siz
   return concat(parts, 1);
 }
 
-Tensor Spread::part(const Tensor &rows, std::size_t piece) const {
+Tensor ElementMapping::part(const Tensor &rows, std::size_t piece) const {
   return rows.slice(begin(piece), end(piece), 1).flatten();
 }
 
@@ -57,7 +57,7 @@ Tensor cyclic(const Tensor &tensor, std::size_t begin, std::size_t count) {
   return concat(pieces);
 }
 
-Tensor nothing(poplar::Graph &graph, const poplar::Type &type) { return variableOn(graph, 0, type, {0}); }
+Tensor emptyVariable(poplar::Graph &graph, const poplar::Type &type) { return variableOn(graph, 0, type, {0}); }
 
 Tensor variableOn(poplar::Graph &graph, std::size_t tile, const poplar::Type &type, poplar::ArrayRef<std::size_t> shape,
                   const poplar::DebugContext &debug) {
@@ -83,7 +83,7 @@ void addCast(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &from, co
       .count("size", from.numElements());
 }
 
-// Sums of parts[i] on tile i: up to a number for each worker, where it has some to add.
+// Return the sums of parts[i] on tile i: several numbers, one for each worker that has enough to add.
 static Tensor sumParts(poplar::Graph &graph, const std::vector<Tensor> &parts, poplar::program::Sequence &prog,
                        const poplar::DebugContext &debug) {
   const std::size_t tiles = graph.getTarget().getNumTiles(), workers = graph.getTarget().getNumWorkerContexts();
@@ -106,17 +106,17 @@ static Tensor sumParts(poplar::Graph &graph, const std::vector<Tensor> &parts, p
 Tensor sumOfAll(poplar::Graph &graph, const Tensor &vector, float scale, poplar::program::Sequence &prog,
                 const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
-  Tensor left = vector.flatten();
-  constexpr std::size_t few = 48, group = 96;
-  while (left.numElements() > few) {
+  Tensor remaining = vector.flatten();
+  constexpr std::size_t maxElements = 48, group = 96;
+  while (remaining.numElements() > maxElements) {
     std::vector<Tensor> groups;
-    for (std::size_t begin = 0; begin < left.numElements(); begin += group)
-      groups.push_back(left.slice(begin, std::min(left.numElements(), begin + group)));
-    left = sumParts(graph, groups, prog, {info, "groups"});
+    for (std::size_t begin = 0; begin < remaining.numElements(); begin += group)
+      groups.push_back(remaining.slice(begin, std::min(remaining.numElements(), begin + group)));
+    remaining = sumParts(graph, groups, prog, {info, "groups"});
   }
-  const Tensor total = variableOn(graph, 0, left.elementType(), {1}, {info, "total"});
+  const Tensor total = variableOn(graph, 0, remaining.elementType(), {1}, {info, "total"});
   const poplar::ComputeSet last = graph.addComputeSet({info, "sum"});
-  addSumRows(graph, last, left, left.numElements(), total, scale, 0);
+  addSumRows(graph, last, remaining, remaining.numElements(), total, scale, 0);
   prog.add(poplar::program::Execute(last));
   return total;
 }
@@ -127,20 +127,20 @@ Tensor sumOfTiles(poplar::Graph &graph, const std::vector<Tensor> &parts, float 
   return sumOfAll(graph, sumParts(graph, parts, prog, {info, "tiles"}), scale, prog, debug);
 }
 
-Tensor sumModulo(poplar::Graph &graph, const Spread &spread, const Tensor &sums, const Tensor &like, float scale,
-                 poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
+Tensor sumModulo(poplar::Graph &graph, const ElementMapping &mapping, const Tensor &sums, const Tensor &like,
+                 float scale, poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
   const poplar::DebugInfo info(debug, "snnipu");
   const std::size_t size = like.numElements();
   const poplar::Type type = sums.elementType();
   if (size == 1) {
     std::vector<Tensor> parts;
-    for (std::size_t piece = 0; piece < spread.pieces(); ++piece)
-      parts.push_back(spread.part(sums, piece));
+    for (std::size_t piece = 0; piece < mapping.pieces(); ++piece)
+      parts.push_back(mapping.part(sums, piece));
     return sumOfTiles(graph, parts, scale, prog, debug).reshape(like.shape());
   }
   const std::size_t rows = sums.numElements() / size;
   const Tensor byRow = sums.reshape({rows, size});
-  const Spread columns(graph, size, type);
+  const ElementMapping columns(graph, size, type);
   const Tensor total = columns.variable(graph, type, 1, {info, "total"});
   const poplar::ComputeSet cs = graph.addComputeSet({info, "sum"});
   for (std::size_t piece = 0; piece < columns.pieces(); ++piece)
