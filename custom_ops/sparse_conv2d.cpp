@@ -48,8 +48,8 @@ struct SparseConv2d : Described<SparseConv2d, SparseConv2dAttributes> {
     const auto &sizes = attributes.geometry;
     const popart::Shape weight = {sizes[3], sizes[14] == 0 ? 0 : sizes[0] / sizes[14], sizes[6], sizes[7]};
     if (op.inInfo(Weight).shape() != weight)
-      throw popart::error("{}: weight must be [out, in / groups, height, width], as the geometry says, got {}", op.opid,
-                          op.inInfo(Weight));
+      throw popart::error("{}: weight must be [out, in / groups, height, width] with the sizes of geometry, got {}",
+                          op.opid, op.inInfo(Weight));
   }
   static Infos shapes(const Attributes &attributes, const InfoOf &in) {
     const int64_t neurons = static_cast<int64_t>(attributes.sizes().out.neurons());

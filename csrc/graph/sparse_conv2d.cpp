@@ -162,7 +162,7 @@ private:
     const std::vector<std::size_t> shape = {sizes.out.channels, sizes.groupInputs(), sizes.kernel.height,
                                             sizes.kernel.width};
     if (in.weight.shape() != shape || (type != poplar::FLOAT && type != poplar::HALF))
-      refuse("weight must be FLOAT or HALF [out, in / groups, height, width], as the geometry says, got " +
+      refuse("weight must be FLOAT or HALF [out, in / groups, height, width] with the sizes of geometry, got " +
              type.toString() + " " + in.weight.shapeToString());
     if (in.bias.valid() && (in.bias.elementType() != poplar::FLOAT || in.bias.numElements() != sizes.out.channels))
       refuse("bias must be FLOAT, of as many elements as there are output channels, " +

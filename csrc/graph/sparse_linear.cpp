@@ -153,8 +153,8 @@ private:
              in.bias.elementType().toString() + " " + in.bias.shapeToString());
     if (delayed && (in.lags.elementType() != poplar::FLOAT || in.lags.rank() != 2 ||
                     in.lags.dim(0) != in.weight.dim(0) || in.lags.dim(1) != neurons))
-      refuse("lags must be FLOAT [inputs, neurons], as weight says, got " + in.lags.elementType().toString() + " " +
-             in.lags.shapeToString());
+      refuse("lags must be FLOAT [inputs, neurons] with the sizes of weight, got " + in.lags.elementType().toString() +
+             " " + in.lags.shapeToString());
   }
 
   // share_: rows of a group, with delays samples. lines_, chunk_: rows of a group and of a chunk, with delays steps.

@@ -10,9 +10,9 @@
 namespace snnipu {
 namespace graph {
 
-// Elements of a type in equal shares over all tiles, in whole 64-bit words. Counts stay even: the last element of an odd
-// remainder is a separate piece. An odd piece would misalign every second row. Two workers would also share a word of
-// halves, where one would overwrite the other's half.
+// Elements of a type in equal shares over all tiles, in whole 64-bit words. Counts stay even: the last element of an
+// odd remainder is a separate piece. An odd piece would misalign every second row. Two workers would also share a word
+// of halves, where one would overwrite the other's half.
 class ElementMapping {
 public:
   ElementMapping(const poplar::Graph &graph, std::size_t elements, const poplar::Type &type);

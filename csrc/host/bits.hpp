@@ -13,8 +13,7 @@ namespace snnipu {
 constexpr std::size_t bitsRoom = 16;
 
 // Append first + i for each set bit i, in ascending order, and return the end. The loop writes `atOnce` indices at a
-// time, because most words have few bits and a branch for each would be mispredicted; the next call overwrites the
-// surplus.
+// time; the next call overwrites the surplus. Most words have few bits, and a branch for each would be mispredicted.
 inline uint32_t *appendBits(uint32_t *to, uint64_t bits, uint32_t first) {
   constexpr unsigned atOnce = 4;
   const unsigned count = static_cast<unsigned>(__builtin_popcountll(bits));

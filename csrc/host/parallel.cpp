@@ -39,8 +39,8 @@ void *findLoaded(const char *function) {
       break;
   }
   for (const HMODULE module : modules)
-    if (const auto found = GetProcAddress(module, function))
-      return reinterpret_cast<void *>(found);
+    if (const auto address = GetProcAddress(module, function))
+      return reinterpret_cast<void *>(address);
   return nullptr;
 }
 #else
@@ -48,11 +48,11 @@ void *findLoaded(const char *function) {
   for (std::uint32_t i = 0; i < _dyld_image_count(); ++i) {
     const char *const path = _dyld_get_image_name(i);
     void *const image = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
-    void *const found = image ? dlsym(image, function) : nullptr;
+    void *const address = image ? dlsym(image, function) : nullptr;
     if (image)
       dlclose(image);
-    if (found)
-      return found;
+    if (address)
+      return address;
   }
   return nullptr;
 }
@@ -84,7 +84,7 @@ struct OpenMp {
     pushThreads = reinterpret_cast<decltype(pushThreads)>(findLoaded("__kmpc_push_num_threads"));
     fork = reinterpret_cast<decltype(fork)>(findLoaded("__kmpc_fork_call"));
   }
-  bool found() const { return threadNumber && pushThreads && fork; }
+  bool isAvailable() const { return threadNumber && pushThreads && fork; }
   void run(ThreadBody body, void *data, unsigned threads) const {
     Region region{body, data};
     pushThreads(&unknownPlace, threadNumber(&unknownPlace), static_cast<std::int32_t>(threads));
@@ -98,7 +98,7 @@ struct OpenMp {
   void (*parallel)(ThreadBody, void *, unsigned threads, unsigned flags);
 
   OpenMp() { parallel = reinterpret_cast<decltype(parallel)>(dlsym(RTLD_DEFAULT, "GOMP_parallel")); }
-  bool found() const { return parallel; }
+  bool isAvailable() const { return parallel; }
   void run(ThreadBody body, void *data, unsigned threads) const { parallel(body, data, threads, 0); }
 };
 #endif
@@ -111,7 +111,7 @@ const OpenMp &openMp() {
 } // namespace
 
 void runThreads(ThreadBody body, void *data, unsigned threads) {
-  if (openMp().found()) {
+  if (openMp().isAvailable()) {
     openMp().run(body, data, threads);
     return;
   }
@@ -129,6 +129,6 @@ void runThreads(ThreadBody body, void *data, unsigned threads) {
     other.join();
 }
 
-const char *threadRuntime() { return openMp().found() ? "openmp" : "std::thread"; }
+const char *threadRuntime() { return openMp().isAvailable() ? "openmp" : "std::thread"; }
 
 } // namespace snnipu

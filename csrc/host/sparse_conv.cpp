@@ -66,12 +66,12 @@ struct NonOverlappingPool {
     return to;
   }
   // Append the windows of a channel whose bits are set, and the neurons that they show. Bit `bit` of the index of a
-  // window's neuron is in numbers[bit * apart].
-  Output append(const uint64_t *seen, const uint64_t *numbers, size_t apart, Channel channel, Output to) const {
+  // window's neuron is in numbers[bit * numberStride].
+  Output append(const uint64_t *seen, const uint64_t *numbers, size_t numberStride, Channel channel, Output to) const {
     for (size_t word = 0; word < wordsOf(count); ++word) {
 #if defined(SNNIPU_AVX512)
       if (bits <= 4 && __builtin_popcountll(seen[word]) > 3) {
-        to = appendSixteens(seen[word], 64 * word, numbers + word, apart, channel, to);
+        to = appendSixteens(seen[word], 64 * word, numbers + word, numberStride, channel, to);
         continue;
       }
 #endif
@@ -80,7 +80,7 @@ struct NonOverlappingPool {
         const size_t window = 64 * word + at;
         size_t number = 0;
         for (unsigned bit = 0; bit < bits; ++bit)
-          number |= (numbers[bit * apart + word] >> at & 1) << bit;
+          number |= (numbers[bit * numberStride + word] >> at & 1) << bit;
         const uint32_t from = place[window] + distance[number];
         *to.ids++ = channel.id + static_cast<uint32_t>(window);
         *to.neurons++ = channel.neuron + from;
@@ -93,7 +93,7 @@ struct NonOverlappingPool {
 #if defined(SNNIPU_AVX512)
 private:
   // The same for the windows of a word, 16 at a time. The time does not depend on the number of bits set.
-  Output appendSixteens(uint64_t seen, size_t first, const uint64_t *numbers, size_t apart, Channel channel,
+  Output appendSixteens(uint64_t seen, size_t first, const uint64_t *numbers, size_t numberStride, Channel channel,
                         Output to) const {
     const auto all = [](uint32_t value) { return _mm512_set1_epi32(static_cast<int>(value)); };
     const __m512i table = _mm512_loadu_si512(distance.data());
@@ -104,8 +104,8 @@ private:
       const __mmask16 some = static_cast<__mmask16>(seen >> part);
       __m512i number = _mm512_setzero_si512();
       for (unsigned bit = 0; bit < bits; ++bit)
-        number =
-            _mm512_mask_add_epi32(number, static_cast<__mmask16>(numbers[bit * apart] >> part), number, all(1u << bit));
+        number = _mm512_mask_add_epi32(number, static_cast<__mmask16>(numbers[bit * numberStride] >> part), number,
+                                       all(1u << bit));
       const __m512i from = _mm512_add_epi32(_mm512_loadu_si512(&place[first + part]),
                                             _mm512_maskz_permutexvar_epi32(allLanes, number, table));
       const __m512i window = _mm512_add_epi32(lane, all(static_cast<uint32_t>(first) + part + channel.id));
@@ -236,9 +236,9 @@ private:
     const NonOverlappingPool &windows = windows_;
     const size_t height = H > 0 ? H : windows.height, width = W > 0 ? W : windows.width;
     const size_t outWidth = convolution_.sizes.outWidth;
-    const size_t apart = 64 * wordsOf(windows.count);
+    const size_t numberStride = 64 * wordsOf(windows.count);
     forRegisters(places, [&](unsigned lane, unsigned, size_t from) {
-      const size_t first = lane / registerLanes<C> * apart;
+      const size_t first = lane / registerLanes<C> * numberStride;
       for (size_t row = 0; row < windows.rows; ++row) {
         const Mask *const fired = fired_.data() + from + row * height * outWidth;
         const Mask *const carried = carried_.data() + from + row * height * outWidth;
@@ -290,8 +290,8 @@ private:
             number[bit][column] = static_cast<Mask>(shownNumber[bit]);
         }
       }
-      std::fill_n(firing_.data() + first + windows.count, apart - windows.count, Mask(0));
-      std::fill_n(others_.data() + first + windows.count, apart - windows.count, Mask(0));
+      std::fill_n(firing_.data() + first + windows.count, numberStride - windows.count, Mask(0));
+      std::fill_n(others_.data() + first + windows.count, numberStride - windows.count, Mask(0));
     });
   }
 
@@ -556,7 +556,7 @@ private:
 };
 
 // All steps of one sample for one block, in reverse. The result equals leakyCarry for each neuron. The decay of neurons
-// that did not fire is deferred in a scale per lane, so that the map is traversed only when all of it is read.
+// that did not fire is deferred to a scale per lane. The map is then traversed only when all of it is read.
 template <typename C> class SampleBackward {
 public:
   SampleBackward(const Convolution<C> &convolution, const LayerBackward<C> &a, size_t block, ParameterSums<C> &sums)

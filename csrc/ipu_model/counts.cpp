@@ -1,5 +1,5 @@
 // Written by csrc/ipu_model/popc/counts.py from Clang's code of csrc/vertices; not to be edited.
-// Sources: 1764eae61300eced95ade3198eebc683aa6d38a427a21df54315c260bc38d5ab
+// Sources: 0373f18946afabde78b55cb2b16269b63e8019a6f5c1a9df7cec9c003bd3113d
 // clang-format off
 #include "ipu_model/counts.hpp"
 

@@ -6,17 +6,18 @@
 namespace snnipu {
 
 struct Quotient {
-  int whole, rest;
+  int whole, remainder;
 };
 
-// n = whole * d + rest with 0 <= rest < d, for |n| < 2^24; inverse is 1 / d, rounded. A tile has no integer division.
+// n = whole * d + remainder with 0 <= remainder < d, for |n| < 2^24; inverse is 1 / d, rounded. A tile has no integer
+// division.
 inline Quotient quotient(int n, int d, float inverse) {
-  int whole = static_cast<int>(static_cast<float>(n) * inverse), rest = n - whole * d;
-  for (; rest < 0; rest += d)
+  int whole = static_cast<int>(static_cast<float>(n) * inverse), remainder = n - whole * d;
+  for (; remainder < 0; remainder += d)
     --whole;
-  for (; rest >= d; rest -= d)
+  for (; remainder >= d; remainder -= d)
     ++whole;
-  return {whole, rest};
+  return {whole, remainder};
 }
 
 // Channel, row and column of a neuron in one number. In a channel, numbers ascend as ids do.
@@ -49,7 +50,7 @@ struct KernelAxis {
       : stride(static_cast<int>(stride_)), padding(static_cast<int>(padding_)), dilation(static_cast<int>(dilation_)),
         inverse(1.0f / static_cast<float>(stride_)), back(quotient(dilation, stride, inverse)) {}
 
-  // Return the output coordinate in `whole`; `rest` is 0 if it is an integer.
+  // Return the output coordinate in `whole`; `remainder` is 0 if it is an integer.
   Quotient at(unsigned coordinate, unsigned index = 0) const {
     const int n = static_cast<int>(coordinate) + padding - static_cast<int>(index) * dilation;
     return stride == 1 ? Quotient{n, 0} : quotient(n, stride, inverse);
@@ -57,9 +58,9 @@ struct KernelAxis {
   // Go on to the kernel's next index.
   void next(Quotient &place) const {
     place.whole -= back.whole;
-    place.rest -= back.rest;
-    if (place.rest < 0) {
-      place.rest += stride;
+    place.remainder -= back.remainder;
+    if (place.remainder < 0) {
+      place.remainder += stride;
       --place.whole;
     }
   }
@@ -67,7 +68,7 @@ struct KernelAxis {
 
 // Return true if the coordinate is an integer in [begin, begin + count).
 inline bool within(const Quotient &place, unsigned begin, unsigned count) {
-  return place.rest == 0 && static_cast<unsigned>(place.whole) - begin < count;
+  return place.remainder == 0 && static_cast<unsigned>(place.whole) - begin < count;
 }
 
 // Add value * weight to a line of a map, at the outputs of a line of the kernel. x is the output coordinate of the

@@ -31,9 +31,9 @@ public:
       const float id = from[i];
       // The comparison is written so that NaN becomes 0.
       const Quotient channel = quotient(id > 0.0f ? static_cast<int>(id < last ? id : last) : 0, map, byMap);
-      const Quotient line = quotient(channel.rest, across, byLine);
+      const Quotient line = quotient(channel.remainder, across, byLine);
       to[i] = places.pack(static_cast<unsigned>(channel.whole), static_cast<unsigned>(line.whole),
-                          static_cast<unsigned>(line.rest));
+                          static_cast<unsigned>(line.remainder));
     }
   }
 };

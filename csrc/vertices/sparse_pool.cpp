@@ -155,10 +155,10 @@ private:
   // Return the number of inputs in a window, without those of the padding.
   unsigned windowSize(unsigned neuron) const {
     const int map = static_cast<int>(height * width), across = static_cast<int>(width);
-    const int place = quotient(static_cast<int>(neuron), map, 1.0f / static_cast<float>(map)).rest;
+    const int place = quotient(static_cast<int>(neuron), map, 1.0f / static_cast<float>(map)).remainder;
     const Quotient at = quotient(place, across, 1.0f / static_cast<float>(across));
     return overlap(static_cast<unsigned>(at.whole) * strideY, paddingY, kernelHeight, inHeight) *
-           overlap(static_cast<unsigned>(at.rest) * strideX, paddingX, kernelWidth, inWidth);
+           overlap(static_cast<unsigned>(at.remainder) * strideX, paddingX, kernelWidth, inWidth);
   }
   static unsigned overlap(unsigned at, unsigned padding, unsigned kernel, unsigned size) {
     const unsigned end = at + kernel < padding + size ? at + kernel : padding + size;

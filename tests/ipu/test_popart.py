@@ -66,7 +66,7 @@ def test_sound_operator(case, faults):
         ("run", "gradForgetsInAttributes", r"appendAttributes\(\) of the gradient of test.Faulty:1 .* scale"),
         ("run", "wrongShape", r"Output 0 of test.Faulty:1 \(faulty\) has shape FLOAT \[2, 3\], and its Opx sets"),
         ("run", "noOutput", r"The Opx of test.Faulty:1 \(faulty\) does not set its output 1"),
-        ("run", "insertsOther", r"x is no output of test.Faulty:1 \(faulty\)"),
+        ("run", "insertsOther", r"x is not an output of test.Faulty:1 \(faulty\)"),
         ("tooManyInputs", "", r"test.Faulty:1 \(faulty\) takes 1 to 2 inputs, got 3"),
         ("unknownOperator", "", "There is no operator ai.snnipu.Nothing:1"),
         (

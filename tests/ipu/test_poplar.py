@@ -403,4 +403,4 @@ def test_workers_that_share_a_word(case):
 def test_a_vertex_that_writes_outside_of_its_field(case):
     (message,) = case("guards")
     assert message.startswith("runtime_error: TooFar")
-    assert 'outside of field "to", 3 elements, behind it' in message
+    assert 'outside of field "to", 3 elements, after it' in message

@@ -19,8 +19,8 @@ struct Machine {
 class Executable {
 public:
   // inputs: tensors that the operators read and do not compute. outputs: tensors that run() reads back. Throw the
-  // exceptions of Opxs and Poplar, and popart::error if an Opx writes to an input, or returns a part of one, without
-  // its operator declaring it.
+  // exceptions of Opxs and Poplar. Throw popart::error for undeclared access: an Opx may write to an input, or return a
+  // part of one, only if its operator declares it.
   Executable(popart::Graph &graph, const std::vector<popart::Op *> &ops, const std::vector<popart::TensorId> &inputs,
              const std::vector<popart::TensorId> &outputs, const Machine &machine);
 

@@ -165,7 +165,7 @@ void Executable::checkAliases(const popart::Op &op, const std::map<popart::Tenso
     for (auto &input : inputs)
       if (!anyRegion(op.aliases(input.first, out)) && output.overlaps(input.second))
         throw popart::error("Output {} of {} shares elements with its input {}, which aliases() does not declare: "
-                            "whoever writes to the one changes the other. Copy them, or declare it.",
+                            "a write to one changes the other. Copy them, or declare it.",
                             out, op.debugName(), input.first);
   }
 }
@@ -178,8 +178,8 @@ void Executable::checkUnchanged(const void *const *inputs) {
     std::vector<char> after(bytes);
     engine_->readTensor(handle("check", i), after.data(), after.data() + bytes);
     if (std::memcmp(after.data(), inputs[i], bytes) != 0)
-      throw popart::error("{} has been written to, which modifies() does not declare: its gradient, and whoever else "
-                          "reads that tensor, would see the value that was written. Copy it first, or declare it.",
+      throw popart::error("{} has been written to, which modifies() does not declare: its gradient and "
+                          "other readers of that tensor would see the new value. Copy it first, or declare it.",
                           readers_.count(inputs_[i].id) ? readers_.at(inputs_[i].id) : inputs_[i].id);
   }
 }

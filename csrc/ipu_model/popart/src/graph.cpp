@@ -124,15 +124,15 @@ std::vector<TensorId> Graph::addOp(const OperatorIdentifier &opid, const Attribu
   ops_.push_back(OpManager::createOp(opid, *this, name, attributes));
   Op &op = *ops_.back();
   const NumInputs &count = op.opid.numInputs;
-  const int given = static_cast<int>(inputs.size());
-  if (count.max > 0 && (given < count.min || given > count.max))
-    throw error("{} takes {} to {} inputs, got {}", op.debugName(), count.min, count.max, given);
+  const int inputCount = static_cast<int>(inputs.size());
+  if (count.max > 0 && (inputCount < count.min || inputCount > count.max))
+    throw error("{} takes {} to {} inputs, got {}", op.debugName(), count.min, count.max, inputCount);
   connect(op, inputs, outputs);
   if (!op.getGradOps().empty())
     for (const auto &output : op.outputs_)
       if (!isFloating(info(output.second).dataType()))
         throw error("{} has a gradient, and output {} is {}: an integer output carries none, and PopART would drop the "
-                    "gradient of the whole operator without a word. Make it FLOAT: integers are exact up to 2^24.",
+                    "gradient of the whole operator silently. Make it FLOAT: integers are exact up to 2^24.",
                     op.debugName(), output.first, info(output.second));
   std::vector<TensorId> ids;
   for (const auto &output : op.outputs_)
@@ -238,14 +238,15 @@ std::map<TensorId, TensorId> Graph::growGradients(const std::map<TensorId, Tenso
     if (onPath(*ops_[i], toLoss))
       for (const auto &input : ops_[i]->inputs_)
         toLoss.insert(input.second);
-  std::map<TensorId, std::vector<TensorId>> found; // from the loss, and from each operator that reads the tensor
+  std::map<TensorId, std::vector<TensorId>>
+      partGradients; // from the loss, and from each operator that reads the tensor
   for (const auto &output : outputGradients)
-    found[output.first].push_back(output.second);
+    partGradients[output.first].push_back(output.second);
   std::map<TensorId, TensorId> gradients;
   // Sum up a tensor's gradients. All operators that read it must have been processed.
   const auto sumGradients = [&](const TensorId &id) {
-    const auto all = found.find(id);
-    if (all == found.end() || gradients.count(id))
+    const auto all = partGradients.find(id);
+    if (all == partGradients.end() || gradients.count(id))
       return;
     gradients[id] = all->second.size() == 1
                         ? all->second[0]
@@ -259,24 +260,25 @@ std::map<TensorId, TensorId> Graph::growGradients(const std::map<TensorId, Tenso
     std::vector<std::unique_ptr<Op>> gradOps = ops_[i]->getGradOps();
     for (const auto &output : op.outputs_)
       if (!gradOps.empty() && toLoss.count(output.second) && failed.count(output.second))
-        throw error("Output {} of {} is on the path to the loss and gets no gradient: {}. PopART would drop the "
-                    "gradient of the whole operator without a word, and nothing in front of it would train. Let that "
-                    "gradient operator give a gradient for it, of zeros if need be.",
-                    output.first, op.debugName(), failed.at(output.second));
+        throw error(
+            "Output {} of {} is on the path to the loss and gets no gradient: {}. PopART would drop the "
+            "gradient of the whole operator silently, and operators before it would not train. Let that gradient "
+            "operator return a gradient for it, zeros if necessary.",
+            output.first, op.debugName(), failed.at(output.second));
     for (const auto &output : op.outputs_)
       sumGradients(output.second);
-    std::set<InIndex> given;
+    std::set<InIndex> inputsWithGradient;
     for (auto &gradOp : gradOps) {
       const Op &added = addGradOp(op, std::move(gradOp), gradients);
       for (const auto &output : added.gradOutToNonGradIn()) {
         if (!op.hasInput(output.second))
           continue;
-        given.insert(output.second);
-        found[op.inId(output.second)].push_back(added.outId(output.first));
+        inputsWithGradient.insert(output.second);
+        partGradients[op.inId(output.second)].push_back(added.outId(output.first));
       }
     }
     for (const auto &input : op.inputs_)
-      if (!given.count(input.first)) {
+      if (!inputsWithGradient.count(input.first)) {
         std::ostringstream why(std::ios_base::out);
         why << op.debugName() << (gradOps.empty() ? " has no gradient" : " gives none for its input ");
         if (!gradOps.empty())
@@ -287,7 +289,7 @@ std::map<TensorId, TensorId> Graph::growGradients(const std::map<TensorId, Tenso
   std::map<TensorId, TensorId> result;
   const std::vector<TensorId> inputs = inputs_;
   for (const TensorId &id : inputs)
-    if (found.count(id) && !failed.count(id)) {
+    if (partGradients.count(id) && !failed.count(id)) {
       sumGradients(id);
       result[id] = gradients.at(id);
     }

@@ -18,10 +18,10 @@ Op::~Op() = default;
 void Op::setup() { throw error("{} has no setup()", debugName()); }
 std::vector<std::unique_ptr<Op>> Op::getGradOps() { return {}; }
 const std::vector<GradInOutMapper> &Op::gradInputInfo() const {
-  throw error("{} is no gradient operator: it has no gradInputInfo()", debugName());
+  throw error("{} is not a gradient operator: it has no gradInputInfo()", debugName());
 }
 const std::map<int, int> &Op::gradOutToNonGradIn() const {
-  throw error("{} is no gradient operator: it has no gradOutToNonGradIn()", debugName());
+  throw error("{} is not a gradient operator: it has no gradOutToNonGradIn()", debugName());
 }
 
 void Op::appendAttributes(OpSerialiserBase &to) const { to.appendAttribute("opid", opid); }
@@ -153,7 +153,7 @@ void Opx::insert(const TensorId &id, const poplar::Tensor &tensor) const {
   for (int index = 0; index < static_cast<int>(op_p->outTensorCount()); ++index)
     if (outId(index) == id)
       return setOutTensor(index, tensor);
-  throw error("{} is no output of {}", id, op_p->debugName());
+  throw error("{} is not an output of {}", id, op_p->debugName());
 }
 poplar::DebugContext Opx::debugContext(const std::string &name) const {
   return {poplar::DebugNameAndId(op_p->settings.name.empty() ? op_p->opid.type : op_p->settings.name), name};

@@ -101,8 +101,8 @@ void EngineState::checkRaces(unsigned computeSet) const {
     std::vector<Access> vertexAccesses(accesses.begin() + static_cast<std::ptrdiff_t>(before), accesses.end());
     std::sort(vertexAccesses.begin(), vertexAccesses.end(),
               [](const Access &a, const Access &b) { return std::tie(a.var, a.begin) < std::tie(b.var, b.begin); });
-    // Accesses are sorted by begin, so an overlap exists if one overlaps with the access that reaches furthest, or if
-    // it is a read, with the write that reaches furthest.
+    // Accesses are sorted by begin. A write must not begin before the end of any earlier access, and a read not before
+    // the end of any earlier write.
     const Access *furthest = nullptr, *furthestWritten = nullptr;
     for (const Access &access : vertexAccesses) {
       if (furthest && furthest->var != access.var)
@@ -175,8 +175,8 @@ void EngineState::checkMemory() const {
   const std::uint64_t machine = std::uint64_t(target.getBytesPerTile()) * target.getNumTiles();
   std::string remedy;
   if (memory.exchangeBuffers > memory.variables)
-    remedy = "most of it is copies of what lies on other tiles: exchange less at once, or map vertices where their "
-             "inputs lie";
+    remedy = "most of it is copies of data from other tiles: exchange less at a time, or map vertices to the tiles of "
+             "their inputs";
   else if (all * 10 > machine * 8)
     remedy = "the tiles together are " + std::to_string(all * 100 / machine) +
              " % full: use more IPUs, a smaller batch, or half precision";

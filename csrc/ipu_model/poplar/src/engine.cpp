@@ -294,8 +294,8 @@ static void checkWords(const VertexState &state, const std::string &where, const
                               state.describe() + " (" + where + ") write into one " + std::to_string(8 * word) +
                               "-bit word of field \"" + fields[parts[i].field].name + "\", at element " +
                               std::to_string(at / sizeOf(fields[parts[i].field].type)) +
-                              ": a tile stores whole words, and the one takes back what the other stored; each "
-                              "worker needs words of its own");
+                              ": a tile stores whole words, so one overwrites the other's elements; each worker "
+                              "needs separate words");
         writer = worker;
       }
   }
@@ -371,7 +371,7 @@ void EngineState::runVertex(PlacedVertex &vertex, std::vector<unsigned char> &sc
                           fields[parts[i].field].name + "\"") +
             " of " + state.describe() + " (compute set \"" + graph->computeSets[state.computeSet].name +
             "\") depend on the order that its workers run in: on a tile they run at the same time; each worker "
-            "needs elements of its own");
+            "needs separate elements");
       }
     }
     checkWords(state, "compute set \"" + graph->computeSets[state.computeSet].name + "\"", target, parts, before);
@@ -389,7 +389,7 @@ void EngineState::runVertex(PlacedVertex &vertex, std::vector<unsigned char> &sc
           throw runtime_error(state.describe() + " (compute set \"" + graph->computeSets[state.computeSet].name +
                               "\") wrote outside of field \"" + fields[edge.field].name + "\", " +
                               std::to_string(edge.elements) + " elements, " +
-                              (byte < copies[i] ? "in front of it" : "behind it"));
+                              (byte < copies[i] ? "before it" : "after it"));
     }
     if (edge.written)
       scatter(state.edges[edge.field], copies[i]);
@@ -428,7 +428,7 @@ void EngineState::runCompute(unsigned computeSet) {
       } catch (const std::exception &error) {
         failed(runtime_error(error.what()));
       } catch (...) {
-        failed(runtime_error("a vertex threw what is no std::exception"));
+        failed(runtime_error("a vertex threw an object that is not a std::exception"));
       }
     });
   for (std::thread &thread : pool)

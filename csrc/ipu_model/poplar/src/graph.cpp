@@ -365,7 +365,7 @@ void Graph::connect(FieldRef fieldRef, const Tensor &tensor) {
   if (field.direction == Direction::Member)
     throw graph_connection_error(where + " is a plain member: it takes setInitialValue, not a tensor");
   if (!tensor.valid())
-    throw graph_connection_error(where + " is connected to a tensor that was never made");
+    throw graph_connection_error(where + " is connected to a default-constructed tensor");
   if (viewOf(tensor).graph != state_.get())
     throw graph_connection_error(where + " is connected to a tensor of another graph");
   if (tensor.elementType() != field.type)
@@ -425,7 +425,7 @@ void Graph::setTileMapping(VertexRef vertexRef, unsigned tileNum) {
 
 void Graph::setTileMapping(const Tensor &tensor, unsigned tileNum) {
   if (!tensor.valid())
-    throw invalid_tile_mapping("a tensor that was never made");
+    throw invalid_tile_mapping("a default-constructed tensor");
   const View &view = viewOf(tensor);
   if (tileNum >= target_.getNumTiles()) {
     std::string name;
@@ -504,7 +504,7 @@ namespace {
 
 void addHandle(std::map<std::string, HostAccess> &handles, const std::string &name, const Tensor &tensor) {
   if (!tensor.valid())
-    throw stream_connection_error("handle \"" + name + "\" of a tensor that was never made");
+    throw stream_connection_error("handle \"" + name + "\" of a default-constructed tensor");
   if (!handles.emplace(name, HostAccess{tensor, false, false}).second)
     throw stream_connection_error("handle \"" + name + "\" exists already");
 }

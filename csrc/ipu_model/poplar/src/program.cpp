@@ -29,7 +29,7 @@ std::string text(const Tensor &tensor) { return tensor.elementType().toString() 
 
 void checkWritten(const Tensor &dst, const char *what) {
   if (!dst.valid())
-    throw graph_program_compilation_error(std::string(what) + " a tensor that was never made");
+    throw graph_program_compilation_error(std::string(what) + " a default-constructed tensor");
   if (dst.containsConstant())
     throw graph_program_compilation_error(std::string(what) + " a constant, " + text(dst));
   if (dst.containsAliases())
@@ -74,7 +74,7 @@ Execute::Execute(ComputeSet cs, const DebugContext &debugContext) {
 
 Copy::Copy(Tensor src, Tensor dst, bool, const DebugContext &debugContext) {
   if (!src.valid())
-    throw graph_program_compilation_error("Copy from a tensor that was never made");
+    throw graph_program_compilation_error("Copy from a default-constructed tensor");
   checkWritten(dst, "Copy to");
   if (src.elementType() != dst.elementType() || src.numElements() != dst.numElements())
     throw graph_program_compilation_error("Copy from " + text(src) + " to " + text(dst) +
@@ -96,7 +96,7 @@ Copy::Copy(const DataStream &stream, Tensor dst, bool, const DebugContext &debug
 
 Copy::Copy(Tensor src, const DataStream &stream, bool, const DebugContext &debugContext) {
   if (!src.valid())
-    throw graph_program_compilation_error("Copy from a tensor that was never made");
+    throw graph_program_compilation_error("Copy from a default-constructed tensor");
   checkStream(stream, src);
   if (stream.type() != DataStreamType::DeviceToHostFIFO)
     throw graph_program_compilation_error("Copy to stream \"" + stream.handle() + "\", which comes from the host");
@@ -139,7 +139,7 @@ PrintTensor::PrintTensor(Tensor tensor, const DebugContext &debugContext)
     : PrintTensor(debugContext.getPathName(), tensor, debugContext) {}
 PrintTensor::PrintTensor(StringRef title, Tensor tensor, const DebugContext &debugContext) {
   if (!tensor.valid())
-    throw graph_program_compilation_error("PrintTensor of a tensor that was never made");
+    throw graph_program_compilation_error("PrintTensor of a default-constructed tensor");
   node_ = make(Kind::Print, debugContext);
   node_->name = title;
   node_->src = tensor;

@@ -120,7 +120,7 @@ bool reshapedStrides(const View &view, const std::vector<std::size_t> &shape, st
 
 const View &checked(const Tensor &tensor) {
   if (!tensor.valid())
-    throw tensor_creation_error("a tensor that was never made: it came from the default constructor");
+    throw tensor_creation_error("a default-constructed tensor has no elements");
   return viewOf(tensor);
 }
 
@@ -399,7 +399,7 @@ Tensor Tensor::broadcast(unsigned N, unsigned dimension) const {
 Tensor Tensor::reinterpret(const Type &type) const {
   const View &view = checked(*this);
   if (sizeOf(type) != sizeOf(view.type))
-    throw type_error("elements of type " + view.type.toString() + " are no elements of type " + type.toString() +
+    throw type_error("cannot reinterpret elements of type " + view.type.toString() + " as type " + type.toString() +
                      ": the sizes differ");
   auto result = copyOf(view);
   result->type = type;

@@ -74,7 +74,7 @@ template <typename T> void integerTo(double value, Type type, unsigned char *to)
   const double low = static_cast<double>(std::numeric_limits<T>::min());
   const double high = std::ldexp(1.0, std::numeric_limits<T>::digits);
   if (!(value >= low && value < high) || value != std::floor(value))
-    throw type_error(std::to_string(value) + " is no value of type " + type.toString());
+    throw type_error(std::to_string(value) + " is not a value of type " + type.toString());
   const T number = static_cast<T>(value);
   std::memcpy(to, &number, sizeof(number));
 }
