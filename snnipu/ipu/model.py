@@ -246,11 +246,11 @@ class _ProgramKey(NamedTuple):
     gradient: Optional[Tuple[int, ...]]  # the outputs that have a gradient; None: the operator, not its gradient
 
 
-def tensor_type(tensor: torch.Tensor, what: str) -> TensorType:
-    """Return the type of an input, named ``what`` in errors; raise TypeError for a type that IPUs lack."""
+def tensor_type(tensor: torch.Tensor, name: str) -> TensorType:
+    """Return the type of an input; ``name`` is its name in errors. Raise TypeError for a type that IPUs lack."""
     dtype = BORDER.get(tensor.dtype, tensor.dtype)
     if dtype not in TYPES:
-        raise TypeError(f"{what}: {tensor.dtype} has no equivalent on an IPU; it takes {', '.join(map(str, TYPES))}")
+        raise TypeError(f"{name}: {tensor.dtype} has no equivalent on an IPU; it takes {', '.join(map(str, TYPES))}")
     return TensorType(TYPES[dtype], tuple(tensor.shape))
 
 

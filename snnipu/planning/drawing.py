@@ -72,7 +72,7 @@ def draw_tiles(
 
     Raises:
         MissingExtra: matplotlib is not installed.
-        ValueError: the suffix is another.
+        ValueError: ``path`` has another suffix.
     """
     path = Path(path)
     if path.suffix.lower() not in FORMATS:

@@ -309,7 +309,7 @@ class Plan:
 
         Raises:
             MissingExtra: matplotlib is not installed.
-            ValueError: the suffix is another.
+            ValueError: ``path`` has another suffix.
         """
         sizes = "-".join(map(str, self.network.sizes))
         layers = [layer.layer for layer in self.layers]
@@ -374,8 +374,8 @@ def layer_memory(network: BaseNetworkSpec, entry: int, neurons: int, rows: int, 
         "weights": weights * network.weight_bytes + (updated * network.weight_bytes if shared else 0),
         "weight gradients": gradients + (updated * FLOAT if shared else 0) if training else 0,
         "optimiser state": updated * FLOAT * states,
-        # Per sample the membrane, and in training the gradients carried over steps and of the step, and the sums for
-        # beta, threshold and bias. Then beta, bias and two thresholds, fired bits, partial gradients of input slots.
+        # Each sample has a membrane; in training also two gradients (of the step and the step after it) and the sums
+        # for beta, threshold and bias. A tile also has beta, bias, two thresholds, fired bits and partial gradients.
         "neuron state": (rows * (6 if training else 1) + 4) * width * FLOAT
         + bits
         + (rows * ((slots_in if entry > 1 else 0) + recurrent_slots) * FLOAT if training else 0),

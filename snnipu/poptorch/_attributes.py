@@ -166,7 +166,7 @@ class CompiledAttributes:
         if path not in self._warned:
             self._warned.add(path)
             logger.warning(
-                "%s keeps its state (%s) with init_hidden=True: every run of forward starts from what it was when the "
+                "%s keeps its state (%s) with init_hidden=True: every run of forward starts from its value when the "
                 "model was compiled, and PopTorch refuses to replace a buffer. Pass the state from step to step "
                 "(init_hidden=False), or run all steps in one call (snnipu.MultiStep).",
                 path,

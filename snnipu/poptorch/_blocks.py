@@ -14,11 +14,11 @@ from snnipu.poptorch.enums import MultiConvPlanType
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def _check_ids(what: str, user_id: Optional[str], ipu_id: Optional[int]) -> None:
+def _check_ids(function: str, user_id: Optional[str], ipu_id: Optional[int]) -> None:
     if user_id is not None and not isinstance(user_id, int):  # PopTorch takes a number as well
-        check_str(user_id, f"{what}: user_id")
+        check_str(user_id, f"{function}: user_id")
     if ipu_id is not None:
-        check_int(ipu_id, f"{what}: ipu_id")
+        check_int(ipu_id, f"{function}: ipu_id")
 
 
 class Block(torch.nn.Module):

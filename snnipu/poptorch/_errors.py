@@ -61,9 +61,11 @@ class NotAvailable(Error, AttributeError, NotImplementedError):
     """The host runtime lacks a part of PopTorch."""
 
 
-def not_available(what: str, why: str = "") -> NotAvailable:
+def not_available(part: str, reason: str = "") -> NotAvailable:
     """Return the error to raise for a part of PopTorch that the host runtime lacks."""
-    return NotAvailable(f"{what} is not available in snnipu's host runtime of PopTorch{': ' + why if why else '.'}")
+    return NotAvailable(
+        f"{part} is not available in snnipu's host runtime of PopTorch{': ' + reason if reason else '.'}"
+    )
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

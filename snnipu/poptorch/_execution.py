@@ -136,7 +136,7 @@ class StageManager:
         return bool(self._entered)
 
 
-_MOST_IPUS = 64  # of one process
+_MAX_IPUS = 64  # in one process
 
 
 class _IExecutionStrategy:
@@ -174,10 +174,10 @@ class _IExecutionStrategy:
                 "poptorch.Block or poptorch.BeginBlock."
             )
         ipus = max(len(manager.ipus), max(manager.ipus, default=0) + 1) * options.replication_factor
-        if ipus > _MOST_IPUS:
+        if ipus > _MAX_IPUS:
             raise Error(
                 f"Too many IPUs requested ({ipus}): the model's blocks are on IPUs {sorted(manager.ipus)} with "
-                f"{options.replication_factor} replicas. Experiments that need more than {_MOST_IPUS} IPUs require "
+                f"{options.replication_factor} replicas. Experiments that need more than {_MAX_IPUS} IPUs require "
                 "distributed execution."
             )
         forward = manager.ipu_switches + 1

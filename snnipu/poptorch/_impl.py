@@ -26,11 +26,11 @@ class _WrappedModel:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Copies and pickles have the user's class, so that they load without snnipu.
-        function, arguments, *rest = super().__reduce_ex__(protocol)  # type: ignore
+        function, arguments, *state = super().__reduce_ex__(protocol)  # type: ignore
         if arguments and arguments[0] is type(self):
             cls = type(self).__mro__[2]
-            return (copyreg._reconstructor, (cls, object, None), *rest)  # type: ignore[attr-defined]
-        return (function, arguments, *rest)
+            return (copyreg._reconstructor, (cls, object, None), *state)  # type: ignore[attr-defined]
+        return (function, arguments, *state)
 
 
 def is_wrapped(model: Any) -> bool:

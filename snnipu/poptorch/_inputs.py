@@ -201,10 +201,10 @@ def _check_value(name: str, expected: Any, got: Any) -> None:
         )
 
 
-def _check_keys(what: str, expected: Dict[str, Any], got: Dict[str, Any]) -> None:
+def _check_keys(name: str, expected: Dict[str, Any], got: Dict[str, Any]) -> None:
     if expected.keys() != got.keys():
         missing, extra = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
-        raise InvalidArgument(f"{what}: missing {missing}, not expected {extra}{_ADVICE}")
+        raise InvalidArgument(f"{name}: missing {missing}, not expected {extra}{_ADVICE}")
 
 
 def _type_name(value: Any) -> str:

@@ -14,7 +14,7 @@ def unchecked(value: Any, name: str) -> Any:
     return value
 
 
-class Option(NamedTuple):
+class OptionRow(NamedTuple):
     """An option: a row in the table of a group.
 
     Each row adds a method to its group, unless the group defines a method of that name or the name is no identifier.
@@ -52,7 +52,7 @@ class OptionsDict:
     """
 
     _prefix: ClassVar[str] = ""  # precedes the options' names in errors
-    _table: ClassVar[Tuple[Option, ...]] = ()
+    _table: ClassVar[Tuple[OptionRow, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         for row in vars(cls).get("_table", ()):
@@ -137,7 +137,7 @@ class OptionsDict:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
 
-def _method(row: Option, group_type: Any) -> Callable[..., OptionsDict]:
+def _method(row: OptionRow, group_type: Any) -> Callable[..., OptionsDict]:
     name, kind = group_type._prefix + row.name, Parameter.POSITIONAL_OR_KEYWORD
     signature = Signature([Parameter("self", kind), Parameter(row.argument, kind, default=row.call_default)])
 

@@ -230,9 +230,9 @@ class PoplarExecutor:
                     self._forward(inputs, [piece[0].clone() for piece in pieces])
             finally:
                 self._dummy_run = False
-            for module, values, held in attributes:
+            for module, values, module_buffers in attributes:
                 module.__dict__.update(values)
-                module._buffers.update(held)
+                module._buffers.update(module_buffers)
             with torch.no_grad():
                 for name, buffer in self._model.named_buffers():
                     if name in buffers:
@@ -379,8 +379,8 @@ class PoplarExecutor:
                 trace.dummy = self._dummy_run
                 checks = None
                 if self._first_run:
-                    held = [*self._model.parameters(), *self._model.buffers()]
-                    checks = _tracing.GraphChecks([*tensors, *held], blocks.in_block)
+                    weights = [*self._model.parameters(), *self._model.buffers()]
+                    checks = _tracing.GraphChecks([*tensors, *weights], blocks.in_block)
                 mode = _tracing.HostMode(trace, checks)
                 with mode if self._needs_mode else contextlib.nullcontext():
                     outputs = self._model(*args, **kwargs)
@@ -395,7 +395,7 @@ class PoplarExecutor:
         finally:
             Block._manager = None
 
-    def _loss(self, trace: _tracing.Trace) -> _tracing.Loss:
+    def _loss(self, trace: _tracing.ForwardTrace) -> _tracing.Loss:
         count = len(trace.losses)
         if count not in self._loss_position:
             self._loss_position[count] = _tracing.find_loss(trace.losses)
@@ -417,7 +417,7 @@ class PoplarExecutor:
         ``Options.useIpuModel``.
         """
         if self._ipu_model is None:
-            raise Error("ipuModelReport: there is no IPU model in use; Options.useIpuModel(True) asks for one")
+            raise Error("ipuModelReport: there is no IPU model in use; set Options.useIpuModel(True)")
         return self._ipu_model.model.reports()
 
     # Weights and devices.

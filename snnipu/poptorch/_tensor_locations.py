@@ -3,7 +3,7 @@
 from typing import Any, Optional
 
 from snnipu.poptorch._errors import InvalidArgument, InvalidType, check_bool, check_int
-from snnipu.poptorch._options_base import Option, OptionsDict
+from snnipu.poptorch._options_base import OptionRow, OptionsDict
 
 
 def _flag(value: Any, name: str) -> int:
@@ -26,14 +26,14 @@ class TensorLocationSettings(OptionsDict):
     """The storage of one kind of tensor; every method returns self."""
 
     _table = (
-        Option(
+        OptionRow(
             "minElementsForOffChip",
             "min_elements",
             doc="Keep tensors with fewer elements on chip.",
             convert=check_int,
             stored_as="minElementsForOffChip",
         ),
-        Option(
+        OptionRow(
             "minElementsForReplicatedTensorSharding",
             "min_elements",
             doc="Do not spread tensors with fewer elements over replicas.",
@@ -41,7 +41,7 @@ class TensorLocationSettings(OptionsDict):
             stored_as="minElementsForReplicatedTensorSharding",
         ),
         *(
-            Option(name, "use", doc=doc, convert=_flag, call_default=True, stored_as=name)
+            OptionRow(name, "use", doc=doc, convert=_flag, call_default=True, stored_as=name)
             for name, doc in (
                 ("useReplicatedTensorSharding", "Spread the tensor over replicas."),
                 ("useIOTilesToLoad", "Load through IO tiles."),
@@ -68,7 +68,7 @@ class _TensorLocationOptions(OptionsDict):
 
     _prefix = "TensorLocations."
     _table = (
-        Option(
+        OptionRow(
             "numIOTiles",
             "num_tiles",
             doc="Reserve tiles for input and output: an even number from 32 to 192.",
@@ -76,7 +76,7 @@ class _TensorLocationOptions(OptionsDict):
             stored_as="numIOTiles",
         ),
         *(
-            Option(
+            OptionRow(
                 f"set{kind.capitalize()}Location",
                 "location",
                 doc=f"Set the storage of {kind} tensors.",

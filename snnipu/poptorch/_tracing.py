@@ -74,7 +74,7 @@ class Loss(NamedTuple):
     explicit: bool  # marked by identity_loss, not by a loss function of PyTorch
 
 
-class Trace:
+class ForwardTrace:
     """A run of ``forward``: its mode (training or not) and the losses marked so far."""
 
     def __init__(self, training: bool) -> None:
@@ -87,7 +87,7 @@ class Trace:
         self.losses.append(Loss(tensor, tensor.grad_fn, explicit))
 
 
-def current() -> Optional[Trace]:
+def current() -> Optional[ForwardTrace]:
     """Return the present run of ``forward`` in this thread, or None."""
     return getattr(_state, "trace", None)
 
@@ -102,10 +102,10 @@ def isRunningOnIpu() -> bool:
 
 
 @contextlib.contextmanager
-def tracing(training: bool) -> Iterator[Trace]:
+def tracing(training: bool) -> Iterator[ForwardTrace]:
     """Enter the context in which a wrapper runs ``forward``."""
     before = current()
-    trace = Trace(training)
+    trace = ForwardTrace(training)
     _state.trace = trace
     try:
         yield trace
@@ -177,9 +177,9 @@ class GraphChecks:
             )
         mask = func is _GETITEM and any(map(self._is_mask, flatten([args[1]])))
         if func in _SHAPES or mask or (func is torch.where and len(args) + len(kwargs) == 1):
-            what = "indexing with a boolean mask" if mask else f"{name.strip('_2')}()"
+            operation = "indexing with a boolean mask" if mask else f"{name.strip('_2')}()"
             raise DynamicShape(
-                f"forward: {what} gives a tensor whose shape depends on values. An IPU runs a compiled graph with "
+                f"forward: {operation} gives a tensor whose shape depends on values. An IPU runs a compiled graph with "
                 "fixed shapes. Use torch.where(mask, x, 0), or x * mask, which keep the shape."
             )
 
@@ -254,7 +254,7 @@ def _see_indexing() -> None:
 class HostMode(TorchFunctionMode):
     """A mode that handles every PyTorch call inside ``forward``; ``acted``: it changed a type or device of any call."""
 
-    def __init__(self, trace: Trace, checks: Optional[GraphChecks] = None) -> None:
+    def __init__(self, trace: ForwardTrace, checks: Optional[GraphChecks] = None) -> None:
         super().__init__()
         _see_indexing()
         self._trace = trace

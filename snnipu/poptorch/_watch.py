@@ -85,7 +85,7 @@ class ModelWatch:
         if changed and not self._warned:
             self._warned = True
             logger.warning(
-                "Weights were changed on the host (%s%s). A host uses them at once; an IPU goes on with its own copy "
+                "Weights were changed on the host (%s%s). The host uses them in the next call; an IPU uses its copy "
                 "until copyWeightsToDevice() is called on the poptorch model.",
                 ", ".join(changed[:3]),
                 ", ..." if len(changed) > 3 else "",

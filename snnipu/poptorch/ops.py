@@ -111,22 +111,22 @@ def for_loop(count: int, body: Callable[..., Any], inputs: List[torch.Tensor]) -
     return state
 
 
-def _check_same_signature(what: str, expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> None:
+def _check_same_signature(function: str, expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> None:
     if len(got) != len(expected):
-        raise Error(f"{what} must return as many tensors as it takes: takes {len(expected)}, returned {len(got)}")
+        raise Error(f"{function} must return as many tensors as it takes: takes {len(expected)}, returned {len(got)}")
     for number, (old, new) in enumerate(zip(expected, got)):
-        check_tensor(new, f"{what}: output {number}")
+        check_tensor(new, f"{function}: output {number}")
         if new.shape != old.shape or new.dtype != old.dtype:
             raise Error(
-                f"{what}: output {number} must be like input {number}, {tuple(old.shape)} {old.dtype}, "
+                f"{function}: output {number} must be like input {number}, {tuple(old.shape)} {old.dtype}, "
                 f"got {tuple(new.shape)} {new.dtype}"
             )
 
 
-def _only_in_inference(what: str) -> None:
+def _only_in_inference(function: str) -> None:
     trace = _tracing.current()
     if trace is not None and trace.training:
-        raise Error(f"poptorch.{what}() is only supported in inference models: an IPU has no gradient for it")
+        raise Error(f"poptorch.{function}() is only supported in inference models: an IPU has no gradient for it")
 
 
 def cond(
@@ -231,12 +231,14 @@ def serializedMatMul(
     return torch.matmul(lhs, rhs)
 
 
-def _check_size(size: Any, what: str) -> None:
-    check_int(size, f"{what}: size", -sys.maxsize)
+def _check_size(size: Any, function: str) -> None:
+    check_int(size, f"{function}: size", -sys.maxsize)
     if size == 0:
-        raise InvalidArgument(f"{what}: The start and end of a slice must be different.")
+        raise InvalidArgument(f"{function}: The start and end of a slice must be different.")
     if size < 0:
-        raise InvalidArgument(f"{what}: Taking a slice of a tensor with the end less than the start is not supported.")
+        raise InvalidArgument(
+            f"{function}: Taking a slice of a tensor with the end less than the start is not supported."
+        )
 
 
 def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
@@ -282,13 +284,13 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
     return input.index_copy(dim, _window("dynamic_update", input, dim, start, size), src)
 
 
-def _window(what: str, tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
+def _window(function: str, tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
     first = int(start.item())
     trace = _tracing.current()
     if trace is not None and trace.dummy and 0 < size <= tensor.shape[dim]:
         first = min(max(first, 0), tensor.shape[dim] - size)
     if not 0 <= first <= tensor.shape[dim] - size:
-        raise InvalidArgument(f"{what}: start {first} and size {size} leave dimension {dim} of {tensor.shape[dim]}")
+        raise InvalidArgument(f"{function}: start {first} and size {size} leave dimension {dim} of {tensor.shape[dim]}")
     return torch.arange(first, first + size, device=tensor.device)
 
 
@@ -326,7 +328,7 @@ def ipu_print_tensor(
         raise InvalidArgument(f"ipu_print_tensor: expected float_format {_FLOAT_FORMATS}, got {float_format!r}")
     kinds = {"fixed": f"{{:.{digits}f}}", "scientific": f"{{:.{digits}e}}"}
 
-    def show(what: str, values: torch.Tensor) -> None:
+    def show(label: str, values: torch.Tensor) -> None:
         text = numpy.array2string(
             values.detach().cpu().numpy(),
             threshold=summarise_threshold or sys.maxsize,
@@ -336,7 +338,7 @@ def ipu_print_tensor(
             separator=separator,
             formatter={"float_kind": kinds[float_format].format} if float_format in kinds else None,
         )
-        builtins.print(f"{what}: {text.replace('[', open_bracket).replace(']', close_bracket)}")
+        builtins.print(f"{label}: {text.replace('[', open_bracket).replace(']', close_bracket)}")
 
     name = title or "tensor"
     show(name, tensor)

@@ -115,9 +115,9 @@ class Optimizer(torch.optim.Optimizer):
 
         ``defaults``: the default hyperparameters of an optimizer that PyTorch does not have.
         """
-        given = {name: value for name, value in arguments.items() if name != "self" and value is not None}
-        params = given.pop("params", None)
-        pytorch_arguments = {name: value for name, value in given.items() if name not in _EXTRAS}
+        passed = {name: value for name, value in arguments.items() if name != "self" and value is not None}
+        params = passed.pop("params", None)
+        pytorch_arguments = {name: value for name, value in passed.items() if name not in _EXTRAS}
         if defaults is None:
             super().__init__(params, **pytorch_arguments)
         else:
@@ -128,11 +128,11 @@ class Optimizer(torch.optim.Optimizer):
             self.defaults["velocity_scaling"] = scaling
             for group in self.param_groups:
                 group.setdefault("velocity_scaling", scaling)
-        elif "velocity_scaling" in given:
+        elif "velocity_scaling" in passed:
             logger.warning("SGD: velocity_scaling has no effect without use_combined_accum=True.")
         self.__dict__.update(extras)
         self._extras = tuple(extras)
-        variable = [name for name in given if name in pytorch_arguments or name in _VARIABLE_EXTRAS]
+        variable = [name for name in passed if name in pytorch_arguments or name in _VARIABLE_EXTRAS]
         self.variable_attrs = VariableAttributes(variable, [*self.defaults, "loss_scaling"])
 
     # The trained model's weight names by id, and the divisors of its mean; None: no model.

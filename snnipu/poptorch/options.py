@@ -28,7 +28,7 @@ from snnipu.poptorch._errors import (
 from snnipu.poptorch._execution import PipelinedExecution, _IExecutionStrategy
 from snnipu.poptorch._hardware import IPU_VERSIONS
 from snnipu.poptorch._logging import logger
-from snnipu.poptorch._options_base import Check, Option, OptionsDict, at_least, member_of
+from snnipu.poptorch._options_base import Check, OptionRow, OptionsDict, at_least, member_of
 from snnipu.poptorch._popart_options import _PopartOptions
 from snnipu.poptorch._tensor_locations import TensorLocationSettings, _TensorLocationOptions
 from snnipu.poptorch.enums import (
@@ -72,10 +72,10 @@ class _PrecisionOptions(OptionsDict):
 
     _prefix = "Precision."
     _table = (
-        Option("halfFloatCasting", "half_float_casting", _half_float_casting, stored_as="_casting"),
-        Option("runningStatisticsAlwaysFloat", "value", check_bool, stored_as="_statistics"),
-        Option("enableFloatingPointExceptions", "enabled", check_bool, popart="enableFloatingPointChecks"),
-        Option("enableStochasticRounding", "enabled", check_bool, popart="enableStochasticRounding"),
+        OptionRow("halfFloatCasting", "half_float_casting", _half_float_casting, stored_as="_casting"),
+        OptionRow("runningStatisticsAlwaysFloat", "value", check_bool, stored_as="_statistics"),
+        OptionRow("enableFloatingPointExceptions", "enabled", check_bool, popart="enableFloatingPointChecks"),
+        OptionRow("enableStochasticRounding", "enabled", check_bool, popart="enableStochasticRounding"),
     )
 
     def setPartialsType(self, dtype: torch.dtype) -> "_PrecisionOptions":
@@ -107,10 +107,10 @@ class _TrainingOptions(OptionsDict):
 
     _prefix = "Training."
     _table = (
-        Option(
+        OptionRow(
             "gradientAccumulation", "gradient_accumulation", at_least(1), 1, "Set the micro-batches per optimizer step."
         ),
-        Option(
+        OptionRow(
             "accumulationAndReplicationReductionType",
             "reduction_type",
             _reduction,
@@ -118,7 +118,7 @@ class _TrainingOptions(OptionsDict):
             "Combine the gradients of micro-batches and replicas by ``Mean`` (default) or ``Sum``.",
             stored_as="accumulation_and_replication_reduction_type",
         ),
-        Option(
+        OptionRow(
             "setMeanAccumulationAndReplicationReductionStrategy",
             "mean_reduction_strategy",
             member_of(MeanReductionStrategy),
@@ -126,8 +126,8 @@ class _TrainingOptions(OptionsDict):
             "Choose when the mean divides; the host accumulates in float32 and divides last.",
             stored_as="meanAccumulationAndReplicationReductionStrategy",
         ),
-        Option("setAutomaticLossScaling", "enabled", check_bool, popart="automaticLossScalingSettings.enabled"),
-        Option("setConvolutionDithering", "enabled", _dithering, popart="convolutionOptions"),
+        OptionRow("setAutomaticLossScaling", "enabled", check_bool, popart="automaticLossScalingSettings.enabled"),
+        OptionRow("setConvolutionDithering", "enabled", _dithering, popart="convolutionOptions"),
     )
 
 
@@ -135,9 +135,9 @@ class _DistributedOptions(OptionsDict):
     """The group ``Options.Distributed``: the number of processes that share the data, and the number of this one."""
 
     _table = (
-        Option("Distributed: num_processes", "num_distributed_processes", at_least(1), 1),
-        Option("Distributed: process_id", "distributed_process_id", check_int, 0),
-        Option("Distributed: ipuof_configs", "ipuof_configs", default={}),
+        OptionRow("Distributed: num_processes", "num_distributed_processes", at_least(1), 1),
+        OptionRow("Distributed: process_id", "distributed_process_id", check_int, 0),
+        OptionRow("Distributed: ipuof_configs", "ipuof_configs", default={}),
     )
 
     def __init__(self) -> None:
@@ -237,12 +237,12 @@ class Options(OptionsDict):
     """
 
     _table = (
-        Option(
+        OptionRow(
             "replicationFactor", "replication_factor", at_least(1), 1, "Set the replicas; the host runs them in turn."
         ),
-        Option("inputReplicaGrouping: input_group_size", "input_group_size", at_least(1), 1),
-        Option("inputReplicaGrouping", "input_cgt", member_of(CommGroupType), CommGroupType.Consecutive),
-        Option(
+        OptionRow("inputReplicaGrouping: input_group_size", "input_group_size", at_least(1), 1),
+        OptionRow("inputReplicaGrouping", "input_cgt", member_of(CommGroupType), CommGroupType.Consecutive),
+        OptionRow(
             "broadcastBuffers",
             "broadcast_buffers",
             check_bool,
@@ -250,16 +250,16 @@ class Options(OptionsDict):
             "True: replicas share their buffers and must not change them. False: each replica has its own buffers.",
             call_default=True,
         ),
-        Option(
+        OptionRow(
             "deviceIterations", "device_iterations", at_least(1), 1, "Set the iterations (optimizer steps) of a call."
         ),
-        Option("logDir", "log_dir", check_str, "."),
-        Option("maxRepeatLogs", "max_lines", check_int, 4, convert=_unlimited, stored_as="max_repeat_logs"),
-        Option("autoRoundNumIPUs", "auto_round_num_ipus", check_bool, False, call_default=True),
-        Option("anchorTensor", "anchored_tensors", default={}),
-        Option("outputMode", "output_mode", _as(OutputMode), OutputMode.Default),
-        Option("outputMode: output_return_period", "output_return_period", at_least(1), 1),
-        Option(
+        OptionRow("logDir", "log_dir", check_str, "."),
+        OptionRow("maxRepeatLogs", "max_lines", check_int, 4, convert=_unlimited, stored_as="max_repeat_logs"),
+        OptionRow("autoRoundNumIPUs", "auto_round_num_ipus", check_bool, False, call_default=True),
+        OptionRow("anchorTensor", "anchored_tensors", default={}),
+        OptionRow("outputMode", "output_mode", _as(OutputMode), OutputMode.Default),
+        OptionRow("outputMode: output_return_period", "output_return_period", at_least(1), 1),
+        OptionRow(
             "connectionType",
             "connection_type",
             _as(ConnectionType),
@@ -267,35 +267,35 @@ class Options(OptionsDict):
             "Choose when to attach to a device. With ``Never``, models compile but refuse to run, on the host as well.",
             convert=member_of(ConnectionType),
         ),
-        Option("syncPattern", "sync_pattern", _as(SyncPattern), SyncPattern.Full, convert=member_of(SyncPattern)),
-        Option("setAvailableMemoryProportion", "available_memory_proportion", default={}, convert=_proportions),
-        Option("randomSeed", "random_seed", at_least(-(2**63))),
-        Option("modelName", "name", check_str, stored_as="model_name"),
-        Option(
+        OptionRow("syncPattern", "sync_pattern", _as(SyncPattern), SyncPattern.Full, convert=member_of(SyncPattern)),
+        OptionRow("setAvailableMemoryProportion", "available_memory_proportion", default={}, convert=_proportions),
+        OptionRow("randomSeed", "random_seed", at_least(-(2**63))),
+        OptionRow("modelName", "name", check_str, stored_as="model_name"),
+        OptionRow(
             "useIpuModel",
             "use_model",
             check_bool,
             doc="Run custom operators of ``ai.snnipu`` on the IPU model, which simulates and counts each tile and is "
             "far slower than the host. ``POPTORCH_IPU_MODEL=1`` does the same. All other operators run on the host.",
         ),
-        Option("useIpuId", "ipu_id", check_int),
-        Option("enableStableNorm", "enabled", check_bool, popart="enableStableNorm"),
-        Option(
+        OptionRow("useIpuId", "ipu_id", check_int),
+        OptionRow("enableStableNorm", "enabled", check_bool, popart="enableStableNorm"),
+        OptionRow(
             "enableSyntheticData",
             "enabled",
             _synthetic_data_mode,
             doc="Take True, False or a number of ``popart.SyntheticDataMode``. The host always uses the real inputs.",
             popart="syntheticDataMode",
         ),
-        Option("logCycleCount", "log_cycle_count", check_bool, popart="instrumentWithHardwareCycleCounter"),
-        Option(
+        OptionRow("logCycleCount", "log_cycle_count", check_bool, popart="instrumentWithHardwareCycleCounter"),
+        OptionRow(
             "updatableNamedBuffers",
             "buffers",
             _buffer_names,
             doc="Name the buffers that ``copyNamedBuffersToDevice`` copies.",
             popart="updatableNamedBuffers",
         ),
-        Option(
+        OptionRow(
             "setExecutionStrategy",
             "strategy",
             _strategy,
@@ -303,14 +303,14 @@ class Options(OptionsDict):
             "Choose how blocks are placed on IPUs; the host runs them in the order of the code.",
             stored_as="_execution_strategy",
         ),
-        Option(
+        OptionRow(
             "sourceLocationExcludes",
             "excludes",
             _list,
             ["site-packages/torch", "site-packages/poptorch"],
             stored_as="_source_location_excludes",
         ),
-        Option(
+        OptionRow(
             "showCompilationProgressBar",
             "show",
             check_bool,
@@ -319,7 +319,7 @@ class Options(OptionsDict):
             call_default=True,
             stored_as="_show_compilation_progress_bar",
         ),
-        Option(
+        OptionRow(
             "relaxOptimizerAttributesChecks",
             "relax",
             check_bool,

@@ -288,7 +288,7 @@ def planned(model, sizes, slots, steps, batch):
 
 
 def test_the_plan_is_not_slower_than_the_layers_one_by_one():
-    """A small layer follows a large one; run by itself, all tiles would wait for its few."""
+    """A small layer follows a large one. If it ran alone, the other tiles would wait for its few tiles."""
     model = machine(128, options=())
     sizes, slots, steps, batch = (200, 300, 10), (64, 64, 10), 8, 24
     plan = planned(model, sizes, slots, steps, batch)

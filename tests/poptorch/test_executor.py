@@ -189,7 +189,7 @@ def test_training_in_several_processes_needs_them_in_one_group():
         poptorch.trainingModel(Net(), opts)
 
 
-# Modes of modules and where forward runs.
+# Modes of modules, isRunningOnIpu, and changes that forward makes.
 
 
 def test_is_running_on_ipu_only_inside_forward():
