@@ -322,7 +322,7 @@ def test_checkpoint_of_another_run(few_digits):
     with pytest.raises(training.CheckpointError, match="train_samples is 200 there and 1442 here"):
         training.Trainer(config(), datasets.digits()).load_state_dict(state)
     ahead = {**state, "history": [dict.fromkeys(("train_loss", "train_accuracy", "test_accuracy", "seconds"), 1.0)] * 3}
-    with pytest.raises(training.CheckpointError, match="has 3 epochs behind it, more than epochs=2"):
+    with pytest.raises(training.CheckpointError, match="has 3 finished epochs, more than epochs=2"):
         training.Trainer(config(), few_digits).load_state_dict(ahead)
 
 

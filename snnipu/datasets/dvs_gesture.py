@@ -68,7 +68,7 @@ def _array(path: str, data: bytes) -> np.ndarray:
     if events.ndim != 2 or events.shape[1] != 4 or events.dtype.kind not in "iuf":
         raise damaged(path, f"expected numbers [events, 4], got {events.dtype} {events.shape}")
     if stream.tell() != len(data):
-        raise damaged(path, f"{len(data) - stream.tell()} bytes behind the events")
+        raise damaged(path, f"{len(data) - stream.tell()} bytes after the events")
     return events
 
 

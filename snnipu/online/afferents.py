@@ -133,7 +133,7 @@ class Afferents:
             if type(module) is DelayLinear and is_plain(module):
                 if history:
                     raise TypeError(
-                        f'module {name} ({kind}): rule "{rule}" has no traces of inputs that arrive later; take "sltt"'
+                        f'module {name} ({kind}): rule "{rule}" has no traces of inputs that arrive later; use "sltt"'
                     )
                 if not is_first or module is not self.body[0][1]:
                     raise TypeError(
@@ -153,7 +153,7 @@ class Afferents:
                 raise TypeError(
                     f"module {name} ({type(module).__name__}) stands between weights and their neurons, and is not the "
                     f'same linear function at every step: rule "{rule}" cannot carry traces through it; put it in '
-                    'front of the weights, without parameters of its own, or take rule "sltt"'
+                    'front of the weights, without parameters of its own, or use rule "sltt"'
                 )
 
     def check_linear(self) -> None:
@@ -163,7 +163,7 @@ class Afferents:
                 raise TypeError(
                     f"module {name} ({type(module).__name__}) stands between neurons and the next weights, and is not "
                     'the same linear function at every step: rule "eprop" cannot carry through it what its readout '
-                    "remembers; take low_pass=False, or leave it out"
+                    "remembers; use low_pass=False, or leave it out"
                 )
 
     def run_head(self, u: DenseOrSparse) -> DenseOrSparse:
@@ -208,7 +208,7 @@ class Afferents:
         """Return the gradients of ``parameters``.
 
         Args:
-            made: the body's output for the chunk.
+            output: the body's output for the chunk.
             grad: its gradient.
             carried: traces from before the chunk, each with the gradient of its state.
             constant: gradient of the body's output for zeros; traces then exclude the bias. None: they include it.
@@ -265,7 +265,7 @@ class Afferents:
             name, first = unsupported
         raise TypeError(
             f'module {name} ({type(first).__name__}): rule "{rule}" needs a trace for each weight and neuron, and '
-            f"has them for a linear layer or a Conv2d with normalisation, flattening or dropout behind it; {advice}"
+            f"has them for a linear layer or a Conv2d with normalisation, flattening or dropout after it; {advice}"
         )
 
     def check_rows(self, rule: str, u: DenseOrSparse, advice: str) -> None:
@@ -337,7 +337,7 @@ def unsupported_reason(module: nn.Module) -> str:
             "it a plain layer, for example by torch.nn.utils.parametrize.remove_parametrizations"
         )
     if hasattr(module, "to_dense"):
-        return "take its to_dense(), which leaves out zeros, too"
+        return "use its to_dense(), which skips zeros as well"
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return "it has no weights yet; run the network once"
     if is_hooked(module):

@@ -174,7 +174,7 @@ class Dynamics:
         parameters: Optional[List[torch.Tensor]] = None,
         need_before: bool = True,
     ) -> AdjointGradients:
-        """Return the gradients within each step: of its input and of the states before it, ``[T, B, ...]``.
+        """Return the gradients of the input and of the states before it within each step, ``[T, B, ...]``.
 
         ``parameters`` replaces the chunk's values, see :meth:`history`.
         """
@@ -268,8 +268,8 @@ class Dynamics:
         """Propagate gradients of the output, the states and the final states back through the states.
 
         The result's gradients of the states belong to the states before the chunk. ``parameters`` replaces the chunk's
-        values:
-        one value for each neuron of each sample gives one gradient for each.
+        values.
+        With one value for each neuron of each sample, the result has one gradient for each.
         """
         values, needs = list(chunk.values if parameters is None else parameters), list(chunk.needs)
         x, recurrent_input, place = chunk.x, chunk.recurrent_input, self.strength
@@ -376,7 +376,7 @@ class Dynamics:
         return all(place is None or is_single[place] for name, place in zip(plan.names, plan.places) if name in read)
 
     def unit_gradients(self, chunk: NeuronChunk) -> List[AdjointGradients]:
-        """Return the gradients of each state after the chunk, for one neuron that stands for all."""
+        """Return the gradients of each state after the chunk, for a neuron that represents all."""
         values = [v.reshape(-1)[:1] for v in chunk.values]
         place = self.strength
         if place is not None and not self.keeps_loop:
@@ -415,7 +415,7 @@ def _run(
     needs: Sequence[bool],
     need_before: bool,
 ) -> AdjointGradients:
-    """Run ``neuron_sequence_bwd``; ``given`` are its arguments before the neuron's name."""
+    """Run ``neuron_sequence_bwd``; ``arguments`` are those before the neuron's name."""
     run = _library.kernel_for("neuron_sequence_bwd", states[0])
     neuron, variant, *surrogate = operator
     return AdjointGradients(

@@ -58,7 +58,7 @@ def _network_modules(net: SparseNetwork, prefix: str) -> Iterator[Named]:
     if net.delay and len(net.layers) > 1:
         raise ValueError(
             f"module {network_name}: with delay=1 layers send errors back to earlier steps, which online rules leave "
-            "out; take delay=0"
+            "out; use delay=0"
         )
     if net.max_input_spikes is not None:
         _check_order(network_name, net.max_input_spikes, net.overflow_order)
@@ -73,7 +73,7 @@ def _network_modules(net: SparseNetwork, prefix: str) -> Iterator[Named]:
 def _check_order(name: str, slots: Optional[int], overflow: str) -> None:
     if slots is not None and overflow == "rotate":
         raise ValueError(
-            f'module {name}: with overflow="rotate" the spikes that are kept depend on where a chunk begins; take '
+            f'module {name}: with overflow="rotate" the selected spikes depend on the division into chunks; use '
             '"lowest"'
         )
 
@@ -110,7 +110,7 @@ class EventLayer:
         if rule not in RULES:
             raise TypeError(
                 f'module {name} ({kind}): rule "{rule}" gives errors to neurons without a slot; event-driven layers '
-                f"take {' or '.join(map(repr, RULES))}, and to_dense() makes a layer for all rules"
+                f"use {' or '.join(map(repr, RULES))}, and to_dense() makes a layer for all rules"
             )
         if not is_plain(layer):
             raise TypeError(f"module {name} ({kind}) cannot learn online: it has hooks or a forward of its own")
@@ -180,7 +180,7 @@ class EventLayer:
             if layer.reset_mechanism == "zero":  # RLeaky's reset to zero also clears the current of the step.
                 raise ValueError(
                     f"module {self.name} ({type(layer).__name__}): a recurrent layer whose membrane is reset to zero "
-                    'cannot learn online; take reset_mechanism="subtract" or "none"'
+                    'cannot learn online; use reset_mechanism="subtract" or "none"'
                 )
             neuron = RLeaky(**dict.fromkeys(values, 0.5), **options, linear_features=layer.out_features)
             neuron.recurrent = nn.Linear(layer.out_features, layer.out_features, bias=False, device="meta")

@@ -29,23 +29,24 @@ def check(layers: Sequence[Layer], rule: Rule) -> None:
         TypeError, ValueError: an unsupported layer, by name.
     """
     if rule.name not in RULES or not all(rule.options.values()):
-        raise ValueError(f"a chunk as one graph learns by {' or '.join(map(repr, RULES))}, with their default options")
+        names = " and ".join(map(repr, RULES))
+        raise ValueError(f'rule "{rule.name}": only {names} run as one graph, with their default options')
     for layer in layers:
         first = layer.afferents[0]
         if first.events is not None or first.delays:
-            raise TypeError(f"module {layer.name}: event-driven layers and delays cannot be held in one graph")
+            raise TypeError(f"module {layer.name}: event-driven layers and delays cannot run as one graph")
         for name, module in first.body:
             has_weights = any(True for _ in module.parameters())
             if (has_weights and type(module) not in (nn.Linear, *_CONVOLUTIONS)) or is_random(module):
                 raise TypeError(
-                    f"module {name} ({type(module).__name__}) cannot be held in one graph: linear layers, convolutions "
+                    f"module {name} ({type(module).__name__}) cannot run as one graph: linear layers, convolutions "
                     "and modules without parameters can, and dropout in front of the weights"
                 )
         if layer.dynamics is None:
             continue
         neuron = layer.dynamics.neuron
         if type(neuron) is not Leaky:
-            raise TypeError(f"module {layer.name} ({type(neuron).__name__}) cannot be held in one graph: Leaky can")
+            raise TypeError(f"module {layer.name} ({type(neuron).__name__}) cannot run as one graph: use Leaky")
         if not rule.history:
             continue
         learnt = [name for name, _ in neuron.named_parameters(recurse=False)]
@@ -57,9 +58,7 @@ def check(layers: Sequence[Layer], rule: Rule) -> None:
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)
         if reason is not None:
-            raise TypeError(
-                f'module {layer.name} (Leaky): rule "{rule.name}" cannot be held in one graph where {reason}'
-            )
+            raise TypeError(f'module {layer.name} (Leaky): rule "{rule.name}" cannot run as one graph where {reason}')
 
 
 class PreparedState:
@@ -70,7 +69,7 @@ class PreparedState:
 
     def __init__(self, owner: nn.Module, layers: Sequence[Layer], rule: Rule, example: torch.Tensor) -> None:
         check(layers, rule)
-        self.parts = describe_modules(layers)
+        self.descriptions = describe_modules(layers)
         self.shape, self.dtype, self.rule, self.history = example.shape, example.dtype, rule, rule.history
         x = torch.zeros_like(example)
         with torch.no_grad():
@@ -93,18 +92,18 @@ class PreparedState:
         self, owner: nn.Module, layers: Sequence[Layer], x: torch.Tensor, begins: Optional[torch.Tensor]
     ) -> List[torch.Tensor]:
         """Run a chunk; return the output of the last layer, ``[spikes, membranes]``."""
-        check_same(self.parts, describe_modules(layers), "call prepare() again")
+        check_same(self.descriptions, describe_modules(layers), "call prepare() again")
         check(layers, self.rule)  # options may have changed since prepare()
         if x.shape != self.shape or x.dtype != self.dtype:
             expected = f"{tuple(self.shape)} and {self.dtype}"
             raise ValueError(f"x must be of {expected}, as in prepare(), got {tuple(x.shape)} and {x.dtype}")
-        goes_on = None
+        continues = None
         if begins is not None:
             if begins.numel() not in (1, x.shape[1]):
                 raise ValueError(
                     f"begins must have one element, or one for each of {x.shape[1]} samples, got {tuple(begins.shape)}"
                 )
-            goes_on = 1 - begins.reshape(-1).to(compute_dtype(x.dtype))
+            continues = 1 - begins.reshape(-1).to(compute_dtype(x.dtype))
         out: List[torch.Tensor] = [x]
         for number, layer in enumerate(layers):
             inputs = layer.afferents[0].run_head(out[0])
@@ -112,9 +111,9 @@ class PreparedState:
             if layer.dynamics is None:
                 out = [_body(layer.afferents[0].body, inputs)]
                 continue
-            mem = _buffer_before(owner, f"held_mem_{number}", goes_on)
+            mem = _buffer_before(owner, f"held_mem_{number}", continues)
             if self.history:
-                past = [_buffer_before(owner, f"held_{kind}_{number}", goes_on) for kind in ("trace", "ones")]
+                past = [_buffer_before(owner, f"held_{kind}_{number}", continues) for kind in ("trace", "ones")]
                 out = self._with_history(owner, number, layer, inputs, mem, past)
             else:
                 current = _body(layer.afferents[0].body, inputs)
@@ -148,12 +147,12 @@ class PreparedState:
         return [spk, mems]
 
 
-def _buffer_before(owner: nn.Module, name: str, goes_on: Optional[torch.Tensor]) -> torch.Tensor:
+def _buffer_before(owner: nn.Module, name: str, continues: Optional[torch.Tensor]) -> torch.Tensor:
     """Return a buffer's value before the chunk; zeros if a stream begins."""
     value: torch.Tensor = getattr(owner, name).detach().clone()
-    if goes_on is None:
+    if continues is None:
         return value
-    return value * goes_on.reshape(-1, *[1] * (value.dim() - 1))
+    return value * continues.reshape(-1, *[1] * (value.dim() - 1))
 
 
 def _run(layer: Layer, x: torch.Tensor, mem: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ class LayerMemory(NamedTuple):
     traces: Optional[history.Traces] = None
     # e-prop's low_pass: the low-pass filtered traces and spikes [B, ...] of the layer, for each state of the readout.
     filtered: Optional[history.Traces] = None
-    low: Optional[List[torch.Tensor]] = None
+    low_passed: Optional[List[torch.Tensor]] = None
     # The last inputs, as many steps as the longest delay.
     past: Optional[torch.Tensor] = None
 
@@ -38,8 +38,8 @@ class LearningSignals:
     def __init__(self) -> None:
         # Gradients of the readout's current at each step, and of its states before the chunk.
         self.error: Gradient = None
-        self.carried: List[torch.Tensor] = []
-        # Gradients of the low-pass filtered spikes before the chunk, of the layer that computes next.
+        self.state_grads: List[torch.Tensor] = []
+        # Gradients of the low-pass filtered spikes before the chunk, for the layer whose backward pass is next.
         self.below: List[torch.Tensor] = []
 
 
@@ -70,9 +70,9 @@ class Layer:
         self.feedback: Optional[torch.nn.Parameter] = None
         self.is_readout = False
         # True if e-prop's readout sends errors to earlier steps through its membranes.
-        self.low_passes = False
+        self.has_low_pass = False
         # A trace for each weight and neuron is needed: advice for an error message. None: a trace for each input.
-        self.each_weight: Optional[str] = None
+        self.weight_trace_advice: Optional[str] = None
 
     def check(self) -> None:
         """Check that the rule supports the modules and the neuron.
@@ -81,7 +81,7 @@ class Layer:
             TypeError, ValueError: an unsupported module, by name.
         """
         rule, dynamics = self.rule, self.dynamics
-        self.each_weight = None
+        self.weight_trace_advice = None
         if self.events is not None:
             self.events.check()
         self.check_modules()
@@ -91,29 +91,29 @@ class Layer:
         if not rule.history:
             return
         is_uniform = dynamics.is_uniform
-        if self.is_readout and self.low_passes and not is_uniform:
+        if self.is_readout and self.has_low_pass and not is_uniform:
             raise ValueError(
                 f'module {self.name} ({type(dynamics.neuron).__name__}): rule "eprop" passes errors through a leaky '
-                "readout, whose decay is the same for all neurons and whose membrane is not reset to zero; take "
+                "readout, whose decay is the same for all neurons and whose membrane is not reset to zero; use "
                 'low_pass=False, or reset_mechanism="none"'
             )
         if not is_uniform:
-            self.each_weight = (
-                'take rule "sltt", or neurons with one decay for all, which are neither reset to zero nor recurrent'
+            self.weight_trace_advice = (
+                'use rule "sltt", or neurons with one decay for all, which are neither reset to zero nor recurrent'
             )
-        elif self.low_passes and not self.is_readout:
-            self.each_weight = "take low_pass=False"
-        if self.each_weight is not None:
+        elif self.has_low_pass and not self.is_readout:
+            self.weight_trace_advice = "use low_pass=False"
+        if self.weight_trace_advice is not None:
             for afferents in self.afferents:
                 if afferents.parameters():
-                    afferents.check_weight_traces(rule.name, self.each_weight)
+                    afferents.check_weight_traces(rule.name, self.weight_trace_advice)
 
     def check_modules(self) -> None:
         """Check that the rule supports the modules."""
         rule, has_traces = self.rule, self.rule.history and self.dynamics is not None
         for afferents in self.afferents:
             afferents.check(rule.name, has_traces, self.is_first)
-        if self.low_passes and not self.is_first and rule.options["feedback"] == "symmetric":
+        if self.has_low_pass and not self.is_first and rule.options["feedback"] == "symmetric":
             self.afferents[0].check_linear()
 
     def describe(self) -> List["ModuleDescription"]:
@@ -198,14 +198,14 @@ class Layer:
         return record, out
 
     def _check_rows(self, afferents: Afferents, u: DenseOrSparse, learns: bool) -> None:
-        if learns and self.each_weight is not None and afferents.parameters():
-            afferents.check_rows(self.rule.name, u, self.each_weight)
+        if learns and self.weight_trace_advice is not None and afferents.parameters():
+            afferents.check_rows(self.rule.name, u, self.weight_trace_advice)
 
     def _check_precision(self, dtype: torch.dtype) -> None:
         if self.rule.history and self.dynamics is not None and compute_dtype(dtype) != dtype:
             raise TypeError(
                 f'module {self.name} ({type(self.dynamics.neuron).__name__}) is of {dtype}: rule "{self.rule.name}" '
-                'carries traces in float32 or float64; take these, without autocast, or rule "sltt"'
+                'carries traces in float32 or float64; use these, without autocast, or rule "sltt"'
             )
 
     def output_for(self, out: List[torch.Tensor], above: Optional["Layer"]) -> DenseOrSparse:
@@ -226,7 +226,7 @@ class Layer:
             return inputs, None
         assert isinstance(inputs, torch.Tensor)
         if inputs.requires_grad:
-            raise ValueError("x must not require a gradient: behind delays it would go back into earlier chunks")
+            raise ValueError("x must not require a gradient: with delays its gradient would reach earlier chunks")
         extended = inputs if memory is None or memory.past is None else torch.cat([memory.past, inputs])
         return extended, extended[max(0, len(extended) - reach) :].clone()
 
@@ -249,8 +249,8 @@ class Layer:
                 filtered = history.filtered_traces_after(
                     readout, *arguments, states, None if before is None else before.filtered
                 )
-                low = history.low_pass(readout, chunk.spk, None if before is None else before.low)
-                after = after._replace(filtered=filtered, low=low)
+                low_passed = history.low_pass(readout, chunk.spk, None if before is None else before.low_passed)
+                after = after._replace(filtered=filtered, low_passed=low_passed)
         return after
 
 
@@ -345,7 +345,7 @@ class ChunkRecord:
         if any(version(tensor) != before for tensor, before in self.versions):
             raise RuntimeError(
                 f"a parameter of an online network was changed in place between chunk {self.number} and its "
-                "backward(): call optimizer.step() behind it"
+                "backward(): call optimizer.step() after it"
             )
         now = [p for afferents in self.layer.afferents for p in afferents.parameters()]
         if len(now) != len(self.parameters) or any(a is not b for a, b in zip(now, self.parameters)):
@@ -430,12 +430,12 @@ class ChunkRecord:
             return self.outputs[0].leaf_gradient(self.leaf, local_grad) if self.leaf.requires_grad else None
         if not is_hidden:
             low_pass = rule.options["low_pass"]
-            signals.error, signals.carried = (total_grad, state_grads) if low_pass else (local_grad, [])
+            signals.error, signals.state_grads = (total_grad, state_grads) if low_pass else (local_grad, [])
             if not self.leaf.requires_grad:
                 return None
             if rule.options["feedback"] != "symmetric":
                 return torch.zeros_like(self.leaf)  # each hidden layer reads the error from the signals
-            signals.below = [self._step_input_gradient(grad) for grad in signals.carried]
+            signals.below = [self._step_input_gradient(grad) for grad in signals.state_grads]
             return self.outputs[0].leaf_gradient(self.leaf, signals.error)
         if not self.leaf.requires_grad:
             return None
@@ -462,7 +462,7 @@ class ChunkRecord:
         assert chunk is not None
         assert error is not None
         spk = (error.flatten(2) @ feedback).reshape(chunk.spk.shape)
-        return spk, [(grad.flatten(1) @ feedback).reshape(chunk.spk.shape[1:]) for grad in self.signals.carried]
+        return spk, [(grad.flatten(1) @ feedback).reshape(chunk.spk.shape[1:]) for grad in self.signals.state_grads]
 
     def _feedback_gradient(self) -> torch.Tensor:
         """Return the gradient of the feedback matrix: the outer product of the readout's error and the spikes."""
@@ -470,8 +470,8 @@ class ChunkRecord:
         assert chunk is not None
         assert error is not None
         gradient = error.flatten(2).flatten(0, 1).t() @ chunk.spk.flatten(2).flatten(0, 1)
-        low = None if self.before is None else self.before.low
-        for grad, spikes in zip(self.signals.carried, low or []):
+        low_passed = None if self.before is None else self.before.low_passed
+        for grad, spikes in zip(self.signals.state_grads, low_passed or []):
             gradient = gradient + grad.flatten(1).t() @ spikes.flatten(1)
         return gradient
 

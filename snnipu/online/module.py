@@ -175,7 +175,7 @@ class Online(nn.Module):
             layers.append(Layer(between, None, rule, is_first=not layers))
         layers[-1].is_readout = True
         for layer in layers:
-            layer.low_passes = bool(rule.options.get("low_pass")) and layers[-1].dynamics is not None
+            layer.has_low_pass = bool(rule.options.get("low_pass")) and layers[-1].dynamics is not None
             layer.check()
         if self._layer_sizes is not None and self._layer_sizes != [layer.size for layer in layers]:
             raise ValueError(
@@ -317,10 +317,10 @@ class Online(nn.Module):
         values = x.values if isinstance(x, SparseSpikes) else x
         if self.rule.name == "eprop" and values.requires_grad and torch.is_grad_enabled():
             options = self.rule.options
-            if options["feedback"] != "symmetric" or layers[0].low_passes:
+            if options["feedback"] != "symmetric" or layers[0].has_low_pass:
                 raise ValueError(
                     'x must not require a gradient: rule "eprop" has one for it with feedback="symmetric" and '
-                    "low_pass=False alone; take these, or x.detach()"
+                    "low_pass=False alone; use these, or x.detach()"
                 )
         return step_format, descriptions
 

@@ -23,12 +23,12 @@ class Traces(NamedTuple):
 
 
 def jacobian(
-    dynamics: Dynamics, chunk: NeuronChunk, place: int, spread: Optional[List[torch.Tensor]]
+    dynamics: Dynamics, chunk: NeuronChunk, place: int, values: Optional[List[torch.Tensor]]
 ) -> AdjointGradients:
     """Return the gradients of state ``place`` after the chunk."""
     final: List[Optional[torch.Tensor]] = [None] * len(chunk.states)
     final[place] = torch.ones_like(chunk.initial[place])
-    return dynamics.history(chunk, None, [], final, spread)
+    return dynamics.history(chunk, None, [], final, values)
 
 
 def per_neuron_values(values: Sequence[torch.Tensor], state: torch.Tensor) -> List[torch.Tensor]:
@@ -85,9 +85,9 @@ def _add_chunk(
     before: Sequence[Optional[WeightTrace]],
     uniform: bool,
 ) -> WeightTrace:
-    """Return the trace after a chunk: weighted inputs of the chunk plus the earlier traces.
+    """Return the trace after a chunk: the weighted inputs of the chunk plus the weighted earlier traces.
 
-    ``row`` has the weights: the gradients of the state with respect to the chunk's inputs and the earlier states.
+    ``jacobian`` has the weights: the gradients of the state with respect to the chunk's inputs and the earlier states.
     """
     if uniform:
         weights = jacobian.x.reshape(-1).to(u.dtype)
@@ -138,7 +138,10 @@ def _parameter_trace(
 
 
 class ReadoutFilter(NamedTuple):
-    """The Jacobian of a readout's states after a chunk: by the steps of its input ``[T]``, and by the states before."""
+    """The derivatives of a readout's states after a chunk.
+
+    ``steps`` are those with respect to the input of each step ``[T]``, ``before`` to the states before the chunk.
+    """
 
     steps: List[torch.Tensor]
     before: List[List[torch.Tensor]]
@@ -198,8 +201,8 @@ def filtered_traces_after(
                 continue
             total = _parameter_trace(gradients, places, number, states)
             for factor, state in zip(carry, [] if before is None else before.parameters):
-                own = state[number]
-                total = total if own is None else total + factor * own
+                previous = state[number]
+                total = total if previous is None else total + factor * previous
             of_parameters.append(total)
         traces.inputs.append(of_inputs)
         traces.parameters.append(of_parameters)

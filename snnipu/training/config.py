@@ -92,7 +92,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class TrainConfig(Settings):
-    """The settings of a run on images, in addition to those of every run.
+    """The settings of a run on images: those of :class:`Settings` and the following.
 
     Attributes:
         dataset: ``"digits"`` or ``"mnist"``.
@@ -227,7 +227,7 @@ _ONLY_FOR = {
 
 @dataclass(frozen=True)
 class EventConfig(Settings):
-    """The settings of a run on events, in addition to those of every run.
+    """The settings of a run on events: those of :class:`Settings` and the following.
 
     Attributes:
         dataset: ``"randman"``, ``"nmnist"``, ``"shd"``, ``"dvs"`` or ``"spoken_digits"``.

@@ -397,8 +397,7 @@ class TrainingLoop:
             check_same_run(state["data"], self._description)
             if len(state["history"]) > self.config.epochs:
                 raise CheckpointError(
-                    f"the checkpoint has {len(state['history'])} epochs behind it, more than "
-                    f"epochs={self.config.epochs}"
+                    f"the checkpoint has {len(state['history'])} finished epochs, more than epochs={self.config.epochs}"
                 )
             if state["running"] and self.ranks.size > 1:
                 raise CheckpointError("the checkpoint is of an epoch under way, which goes on in one process")

@@ -14,6 +14,9 @@ class StepLoop(nn.Sequential):
     """A network that runs step by step, like snnTorch: one Python pass over all layers for each time step.
 
     The reference for speed and accuracy: results and state_dict keys are those of ``MultiStep``.
+
+    Args:
+        args: the modules, as for ``nn.Sequential``.
     """
 
     def forward(  # type: ignore[override]

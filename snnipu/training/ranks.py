@@ -43,7 +43,7 @@ class Ranks:
     # ---- collectives, called by all processes in the same order
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum over the processes, on the CPU."""
+        """Return the sum of ``values`` over the processes, on the CPU."""
         values = values.detach().cpu().clone()
         if self.size > 1:
             distributed.all_reduce(values)

@@ -314,7 +314,7 @@ def test_bad_checkpoints(capsys, tmp_path):
         (["--dataset", "mnist", "--data-dir", "."], "dataset is 'digits' there and 'mnist' here"),
         (["--seed", "1", "--lr", "0.1"], "lr is 0.001 there and 0.1 here, seed is 0 there and 1 here"),
         (["--engine", "snntorch"], "engine is 'snnipu' there and 'snntorch' here"),
-        (["--epochs", "1"], "has 2 epochs behind it, more than epochs=1"),
+        (["--epochs", "1"], "has 2 finished epochs, more than epochs=1"),
     ],
 )
 def test_checkpoint_of_another_run(capsys, arguments, message):

@@ -107,7 +107,7 @@ def test_damaged_file(folder, events, message):
     [
         (10**12, "no array of a .npy file"),
         (len(EVENTS) + 1, "no array of a .npy file"),
-        (len(EVENTS) - 1, "32 bytes behind the events"),
+        (len(EVENTS) - 1, "32 bytes after the events"),
     ],
 )
 def test_a_wrong_count_of_events(tmp_path, events, message):

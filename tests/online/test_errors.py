@@ -71,7 +71,7 @@ def test_what_each_weights_trace_does_not_go_through(body, rule):
     net = snn.MultiStep(*make(), leaky(**each), nn.LazyLinear(3), leaky())
     x = stream(6, 4, *shape)
     net(x)  # the last layer knows its size now
-    with pytest.raises((TypeError, ValueError), match=f"{message}take {'low_pass=False' if rule == 'eprop' else ''}"):
+    with pytest.raises((TypeError, ValueError), match=f"{message}use {'low_pass=False' if rule == 'eprop' else ''}"):
         online(net, rule)(x, single=False)
     net[-3] = leaky()
     rule = "eprop-now" if rule == "eprop" else rule

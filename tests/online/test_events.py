@@ -293,7 +293,7 @@ def hooked():
 @pytest.mark.parametrize(
     ("make", "options", "error", "match"),
     [
-        (lambda: snn.SparseNetwork([8, 6, 4], beta=0.9), {}, ValueError, "SparseNetwork: with delay=1 .* take delay=0"),
+        (lambda: snn.SparseNetwork([8, 6, 4], beta=0.9), {}, ValueError, "SparseNetwork: with delay=1 .* use delay=0"),
         (
             lambda: snn.MultiStep(snn.SparseNetwork([8, 6, 4], beta=0.9), nn.Linear(4, 2)),
             {},
@@ -347,7 +347,7 @@ def hooked():
             lambda: snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9, max_delay=3)),
             {"rule": "ottt"},
             TypeError,
-            'take "sltt"',
+            'use "sltt"',
         ),
     ],
 )

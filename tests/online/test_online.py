@@ -193,7 +193,7 @@ def test_a_neuron_of_ones_own(neuron):
         (
             lambda: snn.Online(snn.MultiStep(snn.DelayLinear(8, 6, 4), snn.Leaky(beta=0.9)), rule="ottt"),
             TypeError,
-            'module 0 .DelayLinear.: rule "ottt" has no traces of inputs that arrive later; take "sltt"',
+            'module 0 .DelayLinear.: rule "ottt" has no traces of inputs that arrive later; use "sltt"',
         ),
         (
             lambda: snn.Online(
