@@ -29,8 +29,8 @@ def check(layers: Sequence[Layer], rule: Rule) -> None:
         TypeError, ValueError: an unsupported layer, by name.
     """
     if rule.name not in RULES or not all(rule.options.values()):
-        names = " and ".join(map(repr, RULES))
-        raise ValueError(f'rule "{rule.name}": only {names} run as one graph, with their default options')
+        names = " or ".join(map(repr, RULES))
+        raise ValueError(f"rule {rule.name!r} cannot run as one graph: use {names}, with their default options")
     for layer in layers:
         first = layer.afferents[0]
         if first.events is not None or first.delays:

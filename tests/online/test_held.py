@@ -241,7 +241,7 @@ bare = snn.Online(snn.MultiStep(nn.Linear(20, 16), snn.Leaky(beta=0.9)))
     assert {operator["name"] for operator in long["operators"]} == {"NeuronSequence", "NeuronSequence (gradient)"}
     assert profile("half")["dtype"] == "float16"
     for name, options, message in (
-        ("bare", [], "after its prepare"),
+        ("bare", [], "must be prepared"),
         ("model", ["--dtype", "float16"], "its chunks are float32"),
         ("model", ["--html", "page.html"], "runs operator by operator"),
     ):
