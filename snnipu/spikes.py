@@ -383,8 +383,10 @@ class SparseSpikes:
     def limit(self, max_spikes: int, *, overflow: str = "lowest") -> "SparseSpikes":
         """Return the spikes in at most ``max_spikes`` slots.
 
-        Spikes that do not fit are dropped in the order of ``overflow`` (see :func:`snnipu.ops.select_spikes`), and
-        counted in ``dropped``.
+        Args:
+            max_spikes: the number of slots, 0 or more.
+            overflow: the order in which spikes are dropped, see :func:`snnipu.ops.select_spikes`. They are counted in
+                ``dropped``.
         """
         ids, slots, counts, dropped = _operators["limit"](self, max_spikes, overflow)
         values = self.values.gather(2, slots)

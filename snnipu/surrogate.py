@@ -177,59 +177,120 @@ def _number(name: str, value: Any) -> float:
 
 
 def straight_through_estimator() -> Surrogate:
-    """``dS/du = 1``."""
+    """The surrogate ``dS/du = 1``: the gradient passes unchanged."""
     return Surrogate("straight_through_estimator")
 
 
 def triangular(threshold: float = 1) -> Surrogate:
-    """``dS/du = threshold`` where ``u < 0``, else ``-threshold``."""
+    """The surrogate ``dS/du = threshold`` where ``u < 0``, else ``-threshold``.
+
+    Args:
+        threshold: the height of the gradient; a number.
+
+    Raises:
+        TypeError: the argument is no number.
+    """
     return Surrogate("triangular", threshold=_number("threshold", threshold))
 
 
 def fast_sigmoid(slope: float = 25) -> Surrogate:
-    """``dS/du = 1 / (slope |u| + 1)^2`` (Zenke and Ganguli, SuperSpike, 2018)."""
+    """The surrogate ``dS/du = 1 / (slope |u| + 1)^2`` (Zenke and Ganguli, SuperSpike, 2018).
+
+    Args:
+        slope: the steepness around ``u = 0``; a number.
+
+    Raises:
+        TypeError: the argument is no number.
+    """
     return Surrogate("fast_sigmoid", slope=_number("slope", slope))
 
 
 def atan(alpha: float = 2.0) -> Surrogate:
-    """``dS/du = alpha / 2 / (1 + (pi/2 alpha u)^2)`` (Fang et al., ICCV 2021); snnTorch's default."""
+    """The surrogate ``dS/du = alpha / 2 / (1 + (pi/2 alpha u)^2)`` (Fang et al., ICCV 2021); snnTorch's default.
+
+    Args:
+        alpha: the steepness around ``u = 0``; a number.
+
+    Raises:
+        TypeError: the argument is no number.
+    """
     return Surrogate("atan", alpha=_number("alpha", alpha))
 
 
 def heaviside() -> Surrogate:
-    """``dS/du = H(u)``."""
+    """The surrogate ``dS/du = H(u)``: the gradient passes where the neuron fires."""
     return Surrogate("heaviside")
 
 
 def sigmoid(slope: float = 25) -> Surrogate:
-    """``dS/du = slope e / (e + 1)^2``, ``e = exp(-slope |u|)``: finite for every ``u``."""
+    """The surrogate ``dS/du = slope e / (e + 1)^2`` with ``e = exp(-slope |u|)``, finite for every ``u``.
+
+    Args:
+        slope: the steepness around ``u = 0``; a number.
+
+    Raises:
+        TypeError: the argument is no number.
+    """
     return Surrogate("sigmoid", slope=_number("slope", slope))
 
 
 def spike_rate_escape(beta: float = 1, slope: float = 25) -> Surrogate:
-    """``dS/du = slope exp(-beta |u - 1|)`` (Gerstner and Kistler, Spiking Neuron Models, 2002)."""
+    """The surrogate ``dS/du = slope exp(-beta |u - 1|)`` (Gerstner and Kistler, Spiking Neuron Models, 2002).
+
+    Args:
+        beta: the rate of the exponential; a number.
+        slope: the height of the gradient; a number.
+
+    Raises:
+        TypeError: an argument is no number.
+    """
     return Surrogate("spike_rate_escape", beta=_number("beta", beta), slope=_number("slope", slope))
 
 
 def SSO(mean: float = 0, variance: float = 0.2) -> Surrogate:
-    """``dS/du = 1`` where ``u > 0``, else ``(U[-0.5, 0.5) + mean) variance``, drawn in the backward pass."""
+    """The stochastic surrogate ``dS/du = 1`` where ``u > 0``, else ``(U[-0.5, 0.5) + mean) variance``.
+
+    The backward pass draws the uniform numbers U.
+
+    Args:
+        mean: an offset of the uniform numbers; a number.
+        variance: a factor of the gradient where ``u <= 0``; a number.
+
+    Raises:
+        TypeError: an argument is no number.
+    """
     return Surrogate("SSO", mean=_number("mean", mean), variance=_number("variance", variance))
 
 
 def LSO(slope: float = 0.1) -> Surrogate:
-    """``dS/du = 1`` where ``u > 0``, else ``slope``."""
+    """The leaky surrogate ``dS/du = 1`` where ``u > 0``, else ``slope``.
+
+    Args:
+        slope: the gradient where ``u <= 0``; a number.
+
+    Raises:
+        TypeError: the argument is no number.
+    """
     return Surrogate("LSO", slope=_number("slope", slope))
 
 
 def SFS(slope: float = 25, B: float = 1) -> Surrogate:
-    """``dS/du = 1 / (slope |u| + 1)^2`` where ``u > B``, else 0 (Perez-Nieves and Goodman, 2021)."""
+    """The sparse surrogate ``dS/du = 1 / (slope |u| + 1)^2`` where ``u > B``, else 0 (Perez-Nieves and Goodman, 2021).
+
+    Args:
+        slope: the steepness around ``u = 0``; a number.
+        B: the cutoff of ``u``; a number.
+
+    Raises:
+        TypeError: an argument is no number.
+    """
     return Surrogate("SFS", slope=_number("slope", slope), B=_number("B", B))
 
 
 def custom_surrogate(
     custom_surrogate_function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Surrogate:
-    """``dS/du`` of a user's function, evaluated in PyTorch.
+    """A surrogate whose gradient is a user's function, evaluated in PyTorch.
 
     Args:
         custom_surrogate_function: called as ``custom_surrogate_function(u, grad, spikes)`` once per time step; it
