@@ -25,13 +25,13 @@ def _kernels_of(neuron: str, dtype: torch.dtype) -> Optional[neurons.Kernels]:
     return compiled.kernels(neuron, _neurons.find(neuron), dtype)
 
 
-def neuron_sequence_fwd(*arguments: Any) -> operator.Made:
+def neuron_sequence_fwd(*arguments: Any) -> operator.OperatorResults:
     a = operator.ForwardArguments(*arguments)
     kernels = _kernels_of(a.neuron, a.x.dtype)
     return operator.neuron_sequence_fwd_reference(*arguments) if kernels is None else neurons.forward(kernels, a)
 
 
-def neuron_sequence_bwd(*arguments: Any) -> operator.Made:
+def neuron_sequence_bwd(*arguments: Any) -> operator.OperatorResults:
     a = operator.BackwardArguments(*arguments)
     kernels = _kernels_of(a.neuron, a.stored.dtype)
     return operator.neuron_sequence_bwd_reference(*arguments) if kernels is None else neurons.backward(kernels, a)

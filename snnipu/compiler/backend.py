@@ -57,7 +57,7 @@ def enable(user: Any = "compile") -> None:
         return
     check_version()
     _register()
-    _patches.replace(step_operators, "apart", torch.compiler.disable(step_operators.apart))
+    _patches.replace(step_operators, "call_untraced", torch.compiler.disable(step_operators.call_untraced))
     # TorchDynamo makes wrong calls of weak references.
     for name in ("__len__", "__getitem__", "__setitem__"):
         _patches.replace(WeakInstances, name, torch.compiler.disable(getattr(WeakInstances, name)))

@@ -256,7 +256,7 @@ class FusedNeuron(AttributeStates):
         if self.stock.mem_reset is not MEM_RESET:
             names.append("mem_reset")  # replaced for all neurons, on snnTorch's class
         if step_operators.tracing():
-            step_operators.look_up(self, self.stock_parts)
+            step_operators.guard_methods(self, self.stock_parts)
         function = getattr(self, "state_function", None)
         if function is not None and self.stock_parts and not names and self._reset_mechanism in self.fusable:
             expected = self.stock_parts[STATE_FUNCTIONS[RESET_MECHANISMS[self._reset_mechanism]]]
@@ -444,7 +444,7 @@ class FusedNeuron(AttributeStates):
                 self._warn_replaced(stacklevel=6)
             if result is None and self.inhibition and step_operators.tracing():
                 # TorchDynamo cannot trace the indexing of snnTorch's inhibition.
-                return step_operators.apart(super().forward, input_, *states, **named)
+                return step_operators.call_untraced(super().forward, input_, *states, **named)
             if result is None:
                 return super().forward(input_, *(states if named else self._stock_states(states)), **named)
             return result

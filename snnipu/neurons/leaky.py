@@ -208,7 +208,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             self.mem = state
             if self.inhibition and step_operators.tracing():
                 # TorchDynamo cannot trace the indexing of snnTorch's inhibition.
-                return step_operators.apart(super(FusedNeuron, self).forward, input_)
+                return step_operators.call_untraced(super(FusedNeuron, self).forward, input_)
             return super(FusedNeuron, self).forward(input_)  # snnTorch's
         dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
         current = input_ if input_.dtype == dtype else input_.to(dtype)

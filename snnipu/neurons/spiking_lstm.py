@@ -56,7 +56,7 @@ class _SpikingLSTM(AttributeStates):
         fused_class = self.fused_class
         parts = (*_NEURON_STEP, *_CELL_STEP, *_CALLS)
         if step_operators.tracing():
-            step_operators.look_up(self, parts)
+            step_operators.guard_methods(self, parts)
         names = [name for name in parts if name in attributes or getattr(kind, name) is not getattr(fused_class, name)]
         function = getattr(getattr(self, "state_function", None), "__code__", None)
         if not names and not any(function is getattr(fused_class, name).__code__ for name in STATE_FUNCTIONS):

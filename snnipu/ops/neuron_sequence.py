@@ -27,7 +27,7 @@ from snnipu.ops._records import define
 from snnipu.ops._reference import ReferenceStep, Tensors, sum_to_parameter
 from snnipu.surrogate import Kernel, SpikeGrad
 
-Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
+OperatorResults = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
 
 
 class ForwardArguments(NamedTuple):
@@ -77,7 +77,7 @@ class BackwardArguments(NamedTuple):
         raise ValueError("x must be given to snnipu::neuron_sequence_bwd where no state is")
 
 
-def neuron_sequence_fwd_reference(*arguments: Any, **functions: Callable[..., torch.Tensor]) -> Made:
+def neuron_sequence_fwd_reference(*arguments: Any, **functions: Callable[..., torch.Tensor]) -> OperatorResults:
     """Compute ``snnipu::neuron_sequence_fwd`` in plain PyTorch: a loop over the recorded step.
 
     ``functions`` may replace the Heaviside step by ``spike=``.
@@ -107,7 +107,7 @@ def _loop(
     return rows, states
 
 
-def neuron_sequence_bwd_reference(*arguments: Any) -> Made:
+def neuron_sequence_bwd_reference(*arguments: Any) -> OperatorResults:
     """Compute ``snnipu::neuron_sequence_bwd`` in plain PyTorch: a loop over the recorded adjoint, last step first.
 
     The argument ``states`` has the states after each step; a state that the adjoint does not read is empty. None: the
@@ -169,7 +169,7 @@ def neuron_sequence_bwd_reference(*arguments: Any) -> Made:
     )
 
 
-def _fwd_meta(*arguments: Any) -> Made:
+def _fwd_meta(*arguments: Any) -> OperatorResults:
     a = ForwardArguments(*arguments)
     _, step_shape, shape = layout(a.x, a.num_steps)
     return (
@@ -179,7 +179,7 @@ def _fwd_meta(*arguments: Any) -> Made:
     )
 
 
-def _bwd_meta(*arguments: Any) -> Made:
+def _bwd_meta(*arguments: Any) -> OperatorResults:
     a = BackwardArguments(*arguments)
     like, (steps, step_shape, _) = a.parameters[0], layout(a.stored, a.num_steps)
     return (
@@ -220,18 +220,20 @@ def bits(flags: Sequence[bool]) -> int:
     return sum([1 << place for place, flag in enumerate(flags) if flag])
 
 
-def _forward(direct: bool, x: torch.Tensor, initial: Sequence[Optional[torch.Tensor]], *arguments: Any) -> Made:
+def _forward(
+    direct: bool, x: torch.Tensor, initial: Sequence[Optional[torch.Tensor]], *arguments: Any
+) -> OperatorResults:
     """Call the kernel if ``direct`` and all states are ordinary tensors, else the dispatcher's operator."""
     direct = direct and all(state is None or has_plain_memory(state) for state in initial)
     run = _KERNELS_FWD.get("CPU" if x.is_cpu else "CUDA") if direct else None
     if run is None:
         run, initial = _fwd, [x.new_empty(0) if state is None else state for state in initial]
-    results: Made = run(x, initial, *arguments)
+    results: OperatorResults = run(x, initial, *arguments)
     return results
 
 
-def _backward(like: torch.Tensor, grads: Tensors, *arguments: Any) -> Made:
-    results: Made = _library.kernel_for("neuron_sequence_bwd", like, *grads)(*arguments)
+def _backward(like: torch.Tensor, grads: Tensors, *arguments: Any) -> OperatorResults:
+    results: OperatorResults = _library.kernel_for("neuron_sequence_bwd", like, *grads)(*arguments)
     return results
 
 

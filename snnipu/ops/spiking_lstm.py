@@ -355,7 +355,7 @@ class ReferencePointwise:
         a.grad_before.copy_(grad_syn * f)
 
 
-class Arguments(NamedTuple):
+class LSTMArguments(NamedTuple):
     """Arguments of ``spiking_lstm_fwd``, in the order of its schema; empty ``padding``: a :class:`LinearCell`."""
 
     x: torch.Tensor
@@ -367,7 +367,7 @@ class Arguments(NamedTuple):
     reset: int
     num_steps: Optional[int]
 
-    def made(self) -> Cell:
+    def make_cell(self) -> Cell:
         return make_cell(self.cell, (tuple(self.padding),) if self.padding else ())
 
     def steps(self) -> Tuple[int, torch.Size]:
@@ -375,14 +375,14 @@ class Arguments(NamedTuple):
         return (len(self.x), self.x.shape[1:]) if self.num_steps is None else (self.num_steps, self.x.shape)
 
 
-Made = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-MadeBackward = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, List[torch.Tensor]]
+ForwardResults = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+BackwardResults = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, List[torch.Tensor]]
 MakePointwise = Callable[[Cell, torch.Tensor, int], Any]
 
 
-def run_forward(pointwise: MakePointwise, *arguments: Any) -> Made:
-    a = Arguments(*arguments)
-    cell, (steps, step) = a.made(), a.steps()
+def run_forward(pointwise: MakePointwise, *arguments: Any) -> ForwardResults:
+    a = LSTMArguments(*arguments)
+    cell, (steps, step) = a.make_cell(), a.steps()
     if a.num_steps is None:
         gates = cell.input_gates(a.x.flatten(0, 1)).contiguous().unflatten(0, (steps, step[0]))
     else:
@@ -407,10 +407,10 @@ def run_backward(
     syns: torch.Tensor,
     mems: torch.Tensor,
     *arguments: Any,
-) -> MadeBackward:
+) -> BackwardResults:
     *fields, needs = arguments
-    a = Arguments(*fields)
-    cell, (steps, step) = a.made(), a.steps()
+    a = LSTMArguments(*fields)
+    cell, (steps, step) = a.make_cell(), a.steps()
     shape = (steps, *cell.shape(step))
     for name, value, expected in (
         ("activations", activations, (*shape[:2], 4 * shape[2], *shape[3:])),
@@ -456,17 +456,19 @@ spiking_lstm_fwd_reference = partial(run_forward, ReferencePointwise)
 spiking_lstm_bwd_reference = partial(run_backward, ReferencePointwise)
 
 
-def _fwd_meta(*arguments: Any) -> Made:
-    a = Arguments(*arguments)
+def _fwd_meta(*arguments: Any) -> ForwardResults:
+    a = LSTMArguments(*arguments)
     steps, step = a.steps()
-    shape = a.made().shape(step)
+    shape = a.make_cell().shape(step)
     gates = (steps, shape[0], 4 * shape[1], *shape[2:])
     return a.x.new_empty(gates), a.x.new_empty((steps, *shape)), a.x.new_empty((steps, *shape))
 
 
-def _bwd_meta(grad_syns: Any, grad_mems: Any, activations: Any, syns: Any, mems: Any, *arguments: Any) -> MadeBackward:
+def _bwd_meta(
+    grad_syns: Any, grad_mems: Any, activations: Any, syns: Any, mems: Any, *arguments: Any
+) -> BackwardResults:
     *fields, needs = arguments
-    a = Arguments(*fields)
+    a = LSTMArguments(*fields)
 
     def like(tensor: Optional[torch.Tensor], need: bool) -> torch.Tensor:
         return a.x.new_empty(tensor.shape if need and tensor is not None else 0)
@@ -484,13 +486,13 @@ _fwd = define(
     spiking_lstm_fwd_reference,
     _fwd_meta,
     "(Tensor activations, Tensor syns, Tensor mems)",
-    Arguments,
+    LSTMArguments,
     "spiking_lstm_fwd",
 )
 _bwd = _library.define(
     "spiking_lstm_bwd(Tensor? grad_syns, Tensor? grad_mems, Tensor activations, Tensor syns, Tensor mems, "
-    f"{declared(Arguments)}, bool[] needs) -> (Tensor grad_x, Tensor grad_syn, Tensor grad_mem, Tensor grad_threshold, "
-    "Tensor[] grad_cell)",
+    f"{declared(LSTMArguments)}, bool[] needs) -> "
+    "(Tensor grad_x, Tensor grad_syn, Tensor grad_mem, Tensor grad_threshold, Tensor[] grad_cell)",
     reference=spiking_lstm_bwd_reference,
     meta=_bwd_meta,
 )

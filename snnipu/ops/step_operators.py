@@ -24,7 +24,7 @@ Tensors = Tuple[Optional[torch.Tensor], ...]
 enabled = False
 
 
-def look_up(neuron: Any, parts: Iterable[str]) -> None:
+def guard_methods(neuron: Any, parts: Iterable[str]) -> None:
     """Read methods of the instance, so that TorchDynamo guards them and recompiles after they are replaced."""
     for name in parts:
         getattr(neuron, name)
@@ -42,7 +42,7 @@ def tracing() -> bool:
     return enabled and torch._guards.TracingContext.try_get() is not None
 
 
-def apart(function: Any, *args: Any, **keywords: Any) -> Any:
+def call_untraced(function: Any, *args: Any, **keywords: Any) -> Any:
     """Call ``function`` outside of the graph: TorchDynamo does not trace it, and breaks the graph."""
     return function(*args, **keywords)
 

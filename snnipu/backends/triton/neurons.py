@@ -15,7 +15,7 @@ from snnipu.ops.neuron_sequence import BackwardArguments, ForwardArguments
 from snnipu.surrogate import Kernel
 
 Tensors = Sequence[Optional[torch.Tensor]]
-Made = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
+OperatorResults = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
 # First version of Triton with tl.range(loop_unroll_factor=...).
 _UNROLLS_SINCE = (3, 2)
 
@@ -214,7 +214,7 @@ def launch_backward(
     return [_reduced(total, parameter) for total, parameter in zip(sums, parameters)]
 
 
-def neuron_sequence_fwd(*arguments: Any) -> Made:
+def neuron_sequence_fwd(*arguments: Any) -> OperatorResults:
     """CUDA kernel of ``snnipu::neuron_sequence_fwd``."""
     a = ForwardArguments(*arguments)
     steps, step_shape, shape = layout(a.x, a.num_steps)
@@ -243,7 +243,7 @@ def neuron_sequence_fwd(*arguments: Any) -> Made:
     return spk, states, final
 
 
-def neuron_sequence_bwd(*arguments: Any) -> Made:
+def neuron_sequence_bwd(*arguments: Any) -> OperatorResults:
     """CUDA kernel of ``snnipu::neuron_sequence_bwd``.
 
     Without ``states``, the forward kernel runs again and stores the states that the adjoint reads, until this call
