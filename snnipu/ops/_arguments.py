@@ -182,7 +182,7 @@ def parameter_argument(
     while shape and shape[0] == 1:
         shape = shape[1:]
     trailing = step_shape[len(step_shape) - len(shape) :] if len(shape) <= len(step_shape) else None
-    if trailing is None or any(own not in (1, wanted) for own, wanted in zip(shape, trailing)):
+    if trailing is None or any(size not in (1, step_size) for size, step_size in zip(shape, trailing)):
         raise ValueError(
             f"{name} must broadcast to one step of x, {tuple(step_shape)}, got a tensor of shape {tuple(value.shape)}"
         )

@@ -28,18 +28,18 @@ def identity(weight: torch.Tensor) -> Identity:
     return Identity(version, weight.data_ptr(), weight.dtype, weight.shape, weight.stride())
 
 
-class _Made(NamedTuple):
+class _CacheEntry(NamedTuple):
     weight: "weakref.ref[torch.Tensor]"
     identity: Identity
     fingerprint: int
-    made: torch.Tensor
+    packed: torch.Tensor
 
 
 class FixedWeights:
     """The packed weights within one :func:`fixed_weights`."""
 
     def __init__(self) -> None:
-        self._made: Dict[int, _Made] = {}
+        self._entries: Dict[int, _CacheEntry] = {}
         self._fingerprint: Optional[Callable[[torch.Tensor], int]] = None
 
     def get_or_make(
@@ -53,18 +53,18 @@ class FixedWeights:
         ``fingerprint`` returns a checksum of the values, which :meth:`check` compares.
         """
         key, now = id(weight), identity(weight)
-        entry = self._made.get(key)
+        entry = self._entries.get(key)
         if entry is not None and entry.weight() is weight and entry.identity == now:
-            return entry.made
+            return entry.packed
         self._fingerprint = fingerprint
         result = make(weight)
-        reference = weakref.ref(weight, lambda _: self._made.pop(key, None))
-        self._made[key] = _Made(reference, now, fingerprint(weight), result)
+        reference = weakref.ref(weight, lambda _: self._entries.pop(key, None))
+        self._entries[key] = _CacheEntry(reference, now, fingerprint(weight), result)
         return result
 
     def check(self) -> None:
         """Raise RuntimeError if the values of a weight differ from the packed ones."""
-        for entry in list(self._made.values()):
+        for entry in list(self._entries.values()):
             weight = entry.weight()
             if weight is None or entry.identity != identity(weight):
                 continue  # the packed copy would not be used

@@ -98,8 +98,8 @@ class Operator:
     def kernel(self, function: Callable[[Any], Any]) -> Callable[..., Any]:
         """Return ``function``, which takes and returns records, as a function of plain arguments for PyTorch."""
 
-        def run(*given: Any) -> Any:
-            record = self.arguments._make(_insert_none(given, self._missing))
+        def run(*arguments: Any) -> Any:
+            record = self.arguments._make(_insert_none(arguments, self._missing))
             results = function(record)
             if self.results is None:
                 return results
@@ -129,8 +129,8 @@ class Operators(NamedTuple):
     backward: Operator
 
 
-def _insert_none(given: Sequence[Any], missing: Sequence[int]) -> List[Any]:
-    values = list(given)
+def _insert_none(present: Sequence[Any], missing: Sequence[int]) -> List[Any]:
+    values = list(present)
     for place in missing:
         values.insert(place, None)
     return values

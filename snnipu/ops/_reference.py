@@ -89,8 +89,8 @@ class ReferenceStep:
     def _evaluate(
         self, results: Sequence[Any], values: Sequence[Any], tensors: Sequence[torch.Tensor], functions: Dict[str, Any]
     ) -> List[torch.Tensor]:
-        given = {**self._derived, **{id(value): tensor for value, tensor in zip(values, tensors)}}
-        computed = _generator.evaluate(results, given, **{**self._functions, **functions})
+        known = {**self._derived, **{id(value): tensor for value, tensor in zip(values, tensors)}}
+        computed = _generator.evaluate(results, known, **{**self._functions, **functions})
         return [self.zero if tensor is None else tensor.expand(self.zero.shape) for tensor in computed]
 
     def __call__(self, x: torch.Tensor, before: Tensors, **functions: Any) -> List[torch.Tensor]:

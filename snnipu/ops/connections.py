@@ -67,9 +67,9 @@ class Connection:
         """Return ``[T, B, neurons]`` in the stored layout ``[T, B, *stored_shape]``."""
         return mem
 
-    def from_stored(self, kept: torch.Tensor) -> torch.Tensor:
+    def from_stored(self, stored: torch.Tensor) -> torch.Tensor:
         """Return the inverse of :meth:`to_stored`; the neurons' dimensions may stay unflattened."""
-        return kept
+        return stored
 
 
 # These are dataclasses because TorchDynamo 2.9 cannot read properties of named tuples.
@@ -307,9 +307,9 @@ class Convolution2d(Connection):
     def to_stored(self, mem: torch.Tensor) -> torch.Tensor:
         return mem.unflatten(2, self.stored_shape[::-1]).transpose(2, 3).contiguous()
 
-    def from_stored(self, kept: torch.Tensor) -> torch.Tensor:
+    def from_stored(self, stored: torch.Tensor) -> torch.Tensor:
         height, width = self.sizes.out_shape[1:]
-        return kept.unflatten(2, (height, width)).permute(0, 1, 4, 2, 3)
+        return stored.unflatten(2, (height, width)).permute(0, 1, 4, 2, 3)
 
 
 def parameter_gradient(connected: Connection, total: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -317,7 +317,7 @@ class NeuronSequence(torch.autograd.Function):
         )
         if o.num_steps == SINGLE_STEP and o.reads is not None:
             grad_x = grad_x.squeeze(0)
-        gradients = [g if wanted else None for g, wanted in zip([*grad_initial, *grad_parameters], need)]
+        gradients = [g if needed else None for g, needed in zip([*grad_initial, *grad_parameters], need)]
         return (None, grad_x, *gradients)
 
 
@@ -584,7 +584,7 @@ def _stored_state_reads(
     x: torch.Tensor,
     parameters: Sequence[torch.Tensor],
     num_steps: Optional[int],
-    kept: Sequence[bool],
+    stored: Sequence[bool],
     constant: bool,
 ) -> Optional[_neurons.Reads]:
     """Return the values that the adjoint reads from stored states; None if it recomputes the states from the input.
@@ -602,4 +602,4 @@ def _stored_state_reads(
             reads = reads | needs if parameter.requires_grad else reads
     read = reads.states if x.is_cuda else plan.needed_states(reads)
     is_single = read and not read & (read - 1)
-    return reads if is_single and not read & ~bits(kept) and not reads.x and x.numel() else None
+    return reads if is_single and not read & ~bits(stored) and not reads.x and x.numel() else None

@@ -142,8 +142,8 @@ class ReferenceSteps:
                 to.copy_(sum_to_parameter(sums.get(name, step.zero), to))
 
 
-def _write(made: Sequence[torch.Tensor], to: Tensors) -> None:
-    for target, value in zip(to, made):
+def _write(values: Sequence[torch.Tensor], to: Tensors) -> None:
+    for target, value in zip(to, values):
         if target is not None:
             target.copy_(value)
 
@@ -171,7 +171,7 @@ class LoopFunctions(NamedTuple):
     backward: Callable[..., Optional[Tensors]] = _not_fused
 
 
-_REFERENCE = LoopFunctions(ReferenceSteps, torch.Tensor.new_empty, lambda *made: None)
+_REFERENCE = LoopFunctions(ReferenceSteps, torch.Tensor.new_empty, lambda *results: None)
 
 
 class RecurrentForwardArguments(NamedTuple):
@@ -484,7 +484,7 @@ class RecurrentSequence(torch.autograd.Function):
                 *initial,
                 *(p.clone() if p is not None else None for p in parameters),
             )
-        returned = [state for state, wanted in zip(states, o.store) if wanted]
+        returned = [state for state, stored in zip(states, o.store) if stored]
         return (spk, *(state.to(x.dtype) for state in returned), *final)
 
     @staticmethod
@@ -497,7 +497,7 @@ class RecurrentSequence(torch.autograd.Function):
         if grad_spk is None and all(grad is None for grad in others):
             return (None,) * (4 + count + len(parameters))
         remaining = iter(others)
-        grad_states = [next(remaining) if asked else None for asked in o.store]
+        grad_states = [next(remaining) if stored else None for stored in o.store]
         grad_final = list(remaining)
         need_weight, need_bias, *need = ctx.needs_input_grad[2:]
         empty = parameters[0].new_empty(0)
@@ -527,7 +527,7 @@ class RecurrentSequence(torch.autograd.Function):
             need[count:],
         )
         grad_connection = [grad_weight if need_weight else None, grad_bias if need_bias else None]
-        gradients = [g if wanted else None for g, wanted in zip([*grad_initial, *grad_parameters], need)]
+        gradients = [g if needed else None for g, needed in zip([*grad_initial, *grad_parameters], need)]
         return (None, grad_x, *grad_connection, *gradients)
 
 
@@ -604,7 +604,7 @@ def recurrent_apply(
         inverse = sorted(range(len(order)), key=order.__getitem__)
         outputs = [permute_step(part, inverse) for part in outputs]
     remaining = iter(outputs[1:])
-    stored_states = [next(remaining) if wanted else None for wanted in store_states]
+    stored_states = [next(remaining) if stored else None for stored in store_states]
     if stores[SPIKES]:
         stored_states[SPIKES] = outputs[0]
     return Results(outputs[0], stored_states, list(remaining) if need_final else None)

@@ -164,7 +164,7 @@ def test_a_layer_that_goes_takes_its_copy_along():
     layer = snn.SparseLinear(40, 30)
     with snn.fixed_weights():
         layer(SPIKES)
-        packed_weights = _fixed.current_fixed_weights()._made
+        packed_weights = _fixed.current_fixed_weights()._entries
         assert len(packed_weights) == 1
         del layer
         gc.collect()
