@@ -459,7 +459,7 @@ def _unflatten(leaves: Iterable[Any], context: Any) -> SparseSpikes:
     # Leaves need not be tensors: tree_map calls this function with any function's results.
     ids, values, counts, dropped = leaves
     num_neurons, outside, *maps = context
-    # JSON turned the tuples of a context that was saved into lists.
+    # A context that was saved as JSON has lists in place of tuples.
     map_shape = tuple(maps[0]) if maps and maps[0] is not None else None
     return SparseSpikes._trusted(ids, values, counts, num_neurons, dropped, outside, map_shape)
 

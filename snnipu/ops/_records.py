@@ -103,7 +103,7 @@ class Operator:
             results = function(record)
             if self.results is None:
                 return results
-            # No two outputs may be the same tensor.
+            # An operator may not return the same tensor twice, so each missing result is a new one.
             tensors = _drop_fields(results, self._missing_results)
             return tuple([record.weight.new_empty(0) if each is None else each for each in tensors])
 

@@ -360,7 +360,7 @@ def constants(
             value = value.item()  # type: ignore[union-attr]
         elif not isinstance(value, (int, float)):
             return None
-        key.append(value or repr(value))  # -0.0 equals 0.0, and 1 / -0.0 does not equal 1 / 0.0
+        key.append(value or repr(value))  # -0.0 and 0.0 are equal, but need two keys: 1 / -0.0 differs from 1 / 0.0
     shared = _CONSTANTS.get(tuple(key))
     if shared is None:
         if len(_CONSTANTS) >= _MOST_CONSTANTS:
@@ -595,7 +595,7 @@ def _stored_state_reads(
     if num_steps not in (None, SINGLE_STEP) or not (x.is_cpu or x.is_cuda) or x.dtype != parameters[0].dtype:
         return None
     reads = plan.reads
-    if x.is_cuda:  # if one parameter learns, CUDA kernels compute the gradients of all
+    if x.is_cuda:  # CUDA kernels compute the gradients of all parameters if one learns
         reads = plan.reads_all if any(parameter.requires_grad for parameter in parameters) else reads
     else:
         for parameter, needs in zip(() if constant else parameters, plan.reads_for):

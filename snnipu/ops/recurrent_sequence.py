@@ -300,7 +300,7 @@ def _backward_steps(
     incoming_rows = a.incoming.unbind() if a.incoming.numel() else [None] * steps
     currents = [a.x] * steps if a.x is None or a.num_steps is not None else a.x.unbind()
     spikes, gradients = a.spk.unbind(), grad_rows.unbind()
-    recomputes = a.spk.dtype != like.dtype  # 16 bit: states are wider than spikes
+    recomputes = a.spk.dtype != like.dtype  # in 16 bit, stored states are rounded
     buffers = [[None if s == SPIKES else like.new_empty(step_shape) for s in places] for _ in range(2)]
     initial = [None if state is None else state.contiguous() for state in a.initial]
     for t in range(steps - 1, -1, -1):
@@ -427,7 +427,7 @@ class _RecurrentOptions(NamedTuple):
     kernel: Kernel
     store: Tuple[bool, ...]
     store_final: bool
-    reads: Optional[_neurons.Reads]  # is None if nothing requires a gradient
+    reads: Optional[_neurons.Reads]  # absent if nothing requires a gradient
     geometry: Tuple[int, ...]
     order: Tuple[int, ...]
 

@@ -314,14 +314,14 @@ def _lstm(
     return lstm.make_cell(tensors, how), lstm.LSTMNeuron(threshold, graded, reset, _surrogate(*kernel))
 
 
-# Step operator -> the function of all steps.
+# Step operator -> the function that runs all steps.
 SEQUENCES = {
     neuron_step: neuron_over_time,
     recurrent_step: recurrent_over_time,
     spiking_lstm_step: spiking_lstm_over_time,
 }
 
-# Step operator -> the function of all steps with feedback of the spikes through a layer into the input.
+# Step operator -> the function that runs all steps, with feedback of the spikes through a layer into the input.
 FED_BACK = {neuron_step: neuron_fed_back}
 
 
