@@ -24,7 +24,7 @@ version = release = __version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
-# Notebooks are kept with what they show: make notebooks.
+# Notebooks are stored with their outputs (make notebooks), so Sphinx does not run them.
 nb_execution_mode = "off"
 
 autodoc_member_order = "bysource"
@@ -39,7 +39,7 @@ html_css_files = ["pages.css"]
 
 
 def lead_to_tutorials(app: Sphinx, page: str, source: List[str]) -> None:
-    """In the repository the notebooks are above ``docs``."""
+    """Change links to notebooks, which are above ``docs`` in the repository and copied into it for Sphinx."""
     source[0] = re.sub(r"\]\((?:\.\./)+tutorials/(?=\w+\.ipynb)", "](/tutorials/", source[0])
 
 

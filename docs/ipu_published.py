@@ -1,4 +1,4 @@
-"""The networks of the published sparse benchmark on IPUs, as the performance model sees them.
+"""Predictions of the performance model for the networks of the published sparse benchmark on IPUs.
 
 Sizes, slots and batches are those of Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
 ``python docs/ipu_published.py`` writes the predictions and their chart.
@@ -22,7 +22,7 @@ from snnipu.planning.targets import KIBIBYTE, Target
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Neurons of the input, of the hidden layers by their number, of the output; slots of the input; time steps.
+# Neurons of the input, of the hidden layers (keyed by their number) and of the output; slots of the input.
 NETWORKS: Dict[str, Dict[str, Any]] = {
     "N-MNIST": {
         "input": 34 * 34 * 2,
@@ -40,22 +40,23 @@ NETWORKS: Dict[str, Dict[str, Any]] = {
 ACTIVITIES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
 BATCH_SIZE, STEPS = 48, 100
 CLAIMS = "published: 5 to 10 times an A100, up to 38 times at high sparsity (arXiv 2311.04386)"
-# Peak rates of an A100: what its dense matrix products cannot exceed.
+# Peak rates of an A100, in operations a second: upper bounds for its dense matrix products.
 A100_FLOPS = {"FP32": 19.5e12, "TF32": 156e12}
 
-# The many-neuron runs: N-MNIST cropped, ten steps, SGD. Two hidden layers, fully connected, are our choice.
+# The runs with many neurons: N-MNIST cropped, ten steps, SGD. Their two fully connected hidden layers are an
+# assumption of this script.
 LARGE_INPUT, LARGE_OUTPUT, LARGE_STEPS = 24 * 24 * 2, 10, 10
 IPUS = (1, 2, 4, 8, 16)
 NEURONS_PER_TILE = (2, 4, 8, 16)
 LARGE_LAYERS = 2
 LARGE_ACTIVITY = 0.005
-# One published network on more IPUs.
+# A published network on more IPUs.
 SCALED, SCALED_LAYERS, SCALED_ACTIVITIES = "N-MNIST", 2, (0.005, 0.02, 0.1)
 SELECTION = 16
 
 
 def network(name: str, hidden_layers: int, activity: float, **more: Any) -> NetworkSpec:
-    """A published network: all slots of the input used, hidden layers at ``activity``."""
+    """Return a published network with hidden layers at ``activity``; all slots of the input are in use."""
     about = NETWORKS[name]
     sizes = (about["input"], *about["hidden"][hidden_layers], about["output"])
     slots = [benchmark_slots(activity, size) for size in sizes]
@@ -65,22 +66,22 @@ def network(name: str, hidden_layers: int, activity: float, **more: Any) -> Netw
 
 
 def dense_ceiling(spec: NetworkSpec, flops: float) -> float:
-    """Samples a second that a machine of this peak rate cannot exceed in dense matrix products alone.
+    """Return an upper bound of samples a second for dense matrix products at this peak rate.
 
-    Two operations a weight, sample and step forwards, and twice as many backwards.
+    The products take two operations for each weight, sample and step forward, and four backward.
     """
     return flops / (6.0 * spec.parameters * spec.steps)
 
 
 def large_sizes(ipus: int, neurons_per_tile: int, tiles_per_ipu: int = 1472) -> Tuple[int, ...]:
-    """Two hidden layers as large as the tiles can hold at so many neurons each, once selection has its tiles."""
+    """Return layer sizes with two hidden layers that fill the tiles, except those that select spikes."""
     tiles = ipus * tiles_per_ipu - (LARGE_LAYERS + 1) * SELECTION - LARGE_OUTPUT // 2
     each = tiles // LARGE_LAYERS * neurons_per_tile
     return (LARGE_INPUT, *[each] * LARGE_LAYERS, LARGE_OUTPUT)
 
 
 def large(ipus: int, neurons_per_tile: int) -> Tuple[Plan, Optional[Performance]]:
-    """A run of as many neurons as fit on so many IPUs."""
+    """Return the plan of the largest network on ``ipus`` IPUs, and its performance if it fits."""
     sizes = large_sizes(ipus, neurons_per_tile)
     spec = NetworkSpec.from_sizes(
         sizes,
@@ -95,13 +96,15 @@ def large(ipus: int, neurons_per_tile: int) -> Tuple[Plan, Optional[Performance]
 
 
 def all_reduce_seconds(spec: NetworkSpec, copies: int, target: Target) -> float:
-    """To sum the gradients of a network's copies, a copy an IPU, around a ring: each sends and receives all but one
-    ``copies``-th of them twice. Latency is left out."""
+    """Return the time to sum the gradients of copies on a ring of IPUs, without latency.
+
+    Each IPU sends and receives ``(copies - 1) / copies`` of the gradients twice.
+    """
     return 2.0 * (copies - 1) / copies * spec.parameters * spec.weight_bytes / target.link_bytes_per_second
 
 
 def scaling(ipus: Sequence[int], target: str = "mk2") -> List[Dict[str, Any]]:
-    """A published network on more IPUs: one network spread over them, and a copy on each with a batch of its own."""
+    """Predict a published network on more IPUs: divided over them, and as one copy for each with its own batch."""
     found = []
     for activity in SCALED_ACTIVITIES:
         spec = network(SCALED, SCALED_LAYERS, activity)
@@ -123,7 +126,7 @@ def scaling(ipus: Sequence[int], target: str = "mk2") -> List[Dict[str, Any]]:
 
 
 def shares(performance: Performance) -> Dict[str, float]:
-    """Of a batch's cycles: each compute phase by its name, all exchange, all synchronisation."""
+    """Return shares of a batch's cycles: each compute phase by name, all exchange, all synchronisation."""
     found = {"exchange": performance.exchange_share, "sync": performance.sync_share}
     for phase in performance.phases:
         if phase.kind == "compute":
@@ -162,7 +165,7 @@ def results(
     neurons_per_tile: Sequence[int] = NEURONS_PER_TILE,
     target: str = "mk2",
 ) -> Dict[str, Any]:
-    """Everything that the charts show."""
+    """Return all data of the charts."""
     depth: List[Dict[str, Any]] = []
     for name, about in NETWORKS.items():
         for hidden in about["hidden"]:
@@ -283,7 +286,7 @@ def _shares(axes: Any, rows: Sequence[Dict[str, Any]]) -> None:
 
 
 def _bounds(axes: Any, rows: Sequence[Dict[str, Any]]) -> None:
-    """For each network and activity what limits, and its share of the cycles."""
+    """Draw the limiting phase of each network and activity, and its share of the cycles."""
     colours = require("matplotlib.colors", "plot", "a picture")
     networks = sorted({(row["network"], row["hidden_layers"]) for row in rows})
     activities = sorted({row["activity"] for row in rows})
@@ -312,7 +315,7 @@ def _bounds(axes: Any, rows: Sequence[Dict[str, Any]]) -> None:
 
 
 def _scaling(axes: Any, rows: Sequence[Dict[str, Any]]) -> None:
-    """One network over several IPUs, and a copy on each."""
+    """Draw one network that is divided over several IPUs, and copies of it."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     ipus = sorted({row["ipus"] for row in rows})

@@ -1,4 +1,4 @@
-"""Runs the tutorials and keeps what they show: ``make notebooks``. The pages are made of what is kept."""
+"""Run the tutorials and store their outputs (``make notebooks``); make pages from the stored notebooks."""
 
 import argparse
 import base64
@@ -20,7 +20,7 @@ PAGES = ROOT / "docs" / "tutorials"
 
 
 def smaller(png: str) -> str:
-    """A picture in 128 colours, a third of the bytes."""
+    """Return a picture with 128 colours, which has a third of the bytes."""
     picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB").quantize(128, dither=Image.Dither.NONE)
     written = io.BytesIO()
     picture.save(written, "png", optimize=True)
@@ -28,7 +28,7 @@ def smaller(png: str) -> str:
 
 
 def execute(name: str) -> nbformat.NotebookNode:
-    """The notebook of a script, with its outputs; without progress bars, and what says when it ran."""
+    """Run a tutorial; return its notebook with outputs, without progress bars and times of execution."""
     notebook = jupytext.read(TUTORIALS / f"{name}.py")
     notebook = nbformat.from_dict({**notebook, "nbformat_minor": 5})
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +49,7 @@ def execute(name: str) -> nbformat.NotebookNode:
 
 
 def picture_of(notebook: nbformat.NotebookNode) -> bytes:
-    """What the cell with the tag ``gallery`` draws first."""
+    """Return the first picture of the cell with the tag ``gallery``."""
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if "gallery" in cell.metadata.get("tags", []) and "image/png" in output.get("data", {}):
@@ -58,7 +58,7 @@ def picture_of(notebook: nbformat.NotebookNode) -> bytes:
 
 
 def page_of(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """A notebook in its place below ``docs``; its pictures are described by the heading that they stand below."""
+    """Return the notebook as a page of ``docs``. A picture's text is the heading above it."""
     heading = ""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -70,7 +70,7 @@ def page_of(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def write_pages() -> None:
-    """Puts the notebooks where Sphinx finds them."""
+    """Write the notebooks to the folder of Sphinx's pages."""
     for path in sorted(TUTORIALS.glob("*.ipynb")):
         text = nbformat.writes(page_of(nbformat.read(path, as_version=4)))
         page = PAGES / path.name
@@ -84,7 +84,7 @@ def main() -> None:
     names = parser.parse_args().names or sorted(path.stem for path in TUTORIALS.glob("*.py"))
     if "SNNIPU_DATA" in os.environ:
         os.environ["SNNIPU_DATA"] = os.path.abspath(os.environ["SNNIPU_DATA"])
-    # As in the tests: tests/support has what makes an unfit build of torchvision load.
+    # tests/support makes an incompatible build of torchvision importable, as in the tests.
     path = [str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
     for name in tqdm(names, unit="notebook"):

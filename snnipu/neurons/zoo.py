@@ -507,8 +507,9 @@ class DeltaLeaky(FusedNeuron, _DeltaLeaky):
         init_hidden: if True, the layer keeps its states from call to call, and a call takes the current alone. If
             False, the caller passes the pair ``(mem, mem_prev)`` to each step; None in the pair: zeros.
         learn_beta: if True, ``beta`` is an ``nn.Parameter``, otherwise a buffer.
-        threshold, inhibition, learn_threshold, reset_mechanism, state_quant, output, graded_spikes_factor,
-            learn_graded_spikes_factor, reset_delay: accepted as by :class:`Leaky`; the step does not read them.
+        threshold, inhibition, learn_threshold, reset_mechanism, state_quant, output: accepted as by :class:`Leaky`;
+            the step does not read them.
+        graded_spikes_factor, learn_graded_spikes_factor, reset_delay: accepted as by :class:`Leaky`, and not read.
 
     Attributes:
         mem: the membrane after the last step, ``[B, ...]``; None before the first step.
