@@ -247,9 +247,9 @@ def call_neuron_sequence(
     states = sum(1 << place for place, stored in enumerate(store) if stored) & ~output_bit
     missing = read & ~states & ~output_bit
     if missing and torch.is_grad_enabled():
-        from snnipu.planning.search import keeps_states
+        from snnipu.planning.search import stores_states
 
-        if keeps_states(bin(missing).count("1") * x.numel() * min(x.element_size(), 4), *_machine()):
+        if stores_states(bin(missing).count("1") * x.numel() * min(x.element_size(), 4), *_machine()):
             states |= missing
     attributes = {"neuron": neuron, "variant": variant, "states": states, **surrogate}
     example = torch.empty_like(x)

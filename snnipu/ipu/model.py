@@ -41,7 +41,7 @@ TYPES: Dict[torch.dtype, str] = {
     torch.int8: "INT8",
 }
 # Conversions of inputs, as PopTorch does them.
-BORDER = {torch.float64: torch.float32, torch.int64: torch.int32}
+CONVERSIONS = {torch.float64: torch.float32, torch.int64: torch.int32}
 DTYPES = {name: dtype for dtype, name in TYPES.items()}
 CACHED_PROGRAMS = 64
 GRAD_OUT, IN, OUT = range(3)
@@ -248,7 +248,7 @@ class _ProgramKey(NamedTuple):
 
 def tensor_type(tensor: torch.Tensor, name: str) -> TensorType:
     """Return the type of an input; ``name`` is its name in errors. Raise TypeError for a type that IPUs lack."""
-    dtype = BORDER.get(tensor.dtype, tensor.dtype)
+    dtype = CONVERSIONS.get(tensor.dtype, tensor.dtype)
     if dtype not in TYPES:
         raise TypeError(f"{name}: {tensor.dtype} has no equivalent on an IPU; it takes {', '.join(map(str, TYPES))}")
     return TensorType(TYPES[dtype], tuple(tensor.shape))
@@ -381,7 +381,7 @@ class Program:
             if tensor.device.type != "cpu":
                 raise ValueError(f"{name} must be on the CPU, got {tensor.device}")
             spec = (self.key.inputs if source.kind == IN else self._forward_outputs)[source.place]
-            converted.append(tensor.detach().to(BORDER.get(tensor.dtype, tensor.dtype)))
+            converted.append(tensor.detach().to(CONVERSIONS.get(tensor.dtype, tensor.dtype)))
             sources[number] = pointer_to_read(name, converted[-1], DTYPES[spec.type], spec.shape, converted)
         outputs = [torch.empty(spec.shape, dtype=DTYPES[spec.type], device="cpu") for spec in self.outputs]
         results = (c_void_p * max(len(outputs), 1))()
@@ -413,12 +413,12 @@ class Program:
             self._handle = None
 
 
-def _frozen(attributes: Dict[str, Any]) -> Tuple[Tuple[str, Any], ...]:
+def _sorted_attributes(attributes: Dict[str, Any]) -> Tuple[Tuple[str, Any], ...]:
     """Return attributes as sorted pairs, hashable."""
     return tuple(sorted((name, tuple(v) if isinstance(v, (list, tuple)) else v) for name, v in attributes.items()))
 
 
-def _typed(key: _ProgramKey) -> Tuple[Any, ...]:
+def _with_types(key: _ProgramKey) -> Tuple[Any, ...]:
     """Return a key with the types of the attributes: the float 1.0 equals the int 1, and is another attribute."""
     types = tuple(
         tuple(type(element) for element in value) if isinstance(value, tuple) else type(value)
@@ -499,11 +499,11 @@ class IpuModel:
             name,
             version,
             tuple(inputs),
-            _frozen(attributes),
+            _sorted_attributes(attributes),
             self.target,
             None if gradient is None else tuple(gradient),
         )
-        typed = _typed(key)
+        typed = _with_types(key)
         with self._lock:
             if typed in self._programs:
                 self._programs.move_to_end(typed)
@@ -519,7 +519,7 @@ class IpuModel:
         """Return the output types of the operator of a gradient."""
         key = gradient._replace(gradient=None)
         with self._lock:
-            program = self._programs.get(_typed(key))
+            program = self._programs.get(_with_types(key))
         return (Program(self.lib, key) if program is None else program).outputs
 
     def apply(

@@ -66,7 +66,7 @@ def _layers_of(module: nn.Module) -> _Layers:
     if len(networks) == 1:
         sparse_network = networks[0]
         caps = [sparse_network.max_input_spikes, *(layer.max_spikes for layer in sparse_network.layers)]
-        return list(sparse_network.sizes), caps, _recurrent(sparse_network.layers), sparse_network.delay
+        return list(sparse_network.sizes), caps, _recurrent_layers(sparse_network.layers), sparse_network.delay
     if len(networks) > 1:
         raise TypeError(f"model: expected one SparseNetwork, and it holds {len(networks)}")
     layers = [child for child in module.modules() if isinstance(child, (SparseLeaky, nn.Linear, Leaky))]
@@ -77,10 +77,10 @@ def _layers_of(module: nn.Module) -> _Layers:
     if sparse and not linear and not neurons:
         sizes = [sparse[0].in_features, *(layer.out_features for layer in sparse)]
         inputs = [layer.in_features for layer in sparse]
-        return _checked(sizes, inputs, [None, *(layer.max_spikes for layer in sparse)], _recurrent(sparse))
+        return _check_chain(sizes, inputs, [None, *(layer.max_spikes for layer in sparse)], _recurrent_layers(sparse))
     if linear and not sparse and len(linear) == len(neurons) and layers[::2] == linear:
         sizes = [linear[0].in_features, *(layer.out_features for layer in linear)]
-        return _checked(sizes, [layer.in_features for layer in linear], [None] * len(sizes), [False] * len(linear))
+        return _check_chain(sizes, [layer.in_features for layer in linear], [None] * len(sizes), [False] * len(linear))
     multi_step = MultiStep.__name__
     raise TypeError(
         f"model: expected a SparseNetwork, a stack of SparseLeaky, or a {multi_step} of nn.Linear and Leaky in turn; "
@@ -88,11 +88,11 @@ def _layers_of(module: nn.Module) -> _Layers:
     )
 
 
-def _recurrent(layers: Sequence[SparseLeaky]) -> List[bool]:
+def _recurrent_layers(layers: Sequence[SparseLeaky]) -> List[bool]:
     return [layer.recurrent_weight is not None for layer in layers]
 
 
-def _checked(sizes: List[int], inputs: List[int], caps: List[Optional[int]], recurrent: List[bool]) -> _Layers:
+def _check_chain(sizes: List[int], inputs: List[int], caps: List[Optional[int]], recurrent: List[bool]) -> _Layers:
     if sizes[:-1] != inputs:
         raise TypeError(f"model: the layers' inputs {inputs} do not match the outputs before them, {sizes[:-1]}")
     return sizes, caps, recurrent, 0

@@ -148,10 +148,10 @@ class OperatorsProfile:
 
 def runs_by_operators(module: nn.Module) -> bool:
     """Return True if a module runs operator by operator: it learns online, or has sparse convolutions or delays."""
-    return isinstance(module, Online) or any(map(_is_counted_apart, module.modules()))
+    return isinstance(module, Online) or any(map(_has_own_operators, module.modules()))
 
 
-def _is_counted_apart(layer: nn.Module) -> bool:
+def _has_own_operators(layer: nn.Module) -> bool:
     """Return True for a convolution of spikes, or a layer with delays."""
     if isinstance(layer, Delays):
         return layer.max_delay is not None

@@ -202,7 +202,7 @@ def _hits(geometry: Geometry, lines: int) -> Tuple[float, float]:
     return down, across
 
 
-def _place(geometry: Geometry) -> float:
+def _position_instructions(geometry: Geometry) -> float:
     return PLACE + 12 * (geometry.stride_y > 1) + 12 * (geometry.stride_x > 1)
 
 
@@ -227,7 +227,7 @@ def conv_forward(geometry: Geometry, rows: int, slots: float, lanes: int, lines:
     places, groups = lines * geometry.out_width, math.ceil(lanes / 8)
     shares = min(lines, math.ceil(WORKERS / (rows * groups)))
     line = 37 - KERNEL_INDEX - 4 * (8 - min(lanes, 8))  # four vectors; each vector fewer saves 8 instructions
-    spike = _place(geometry) + _over_kernel(geometry, lines, line, 1 / shares)
+    spike = _position_instructions(geometry) + _over_kernel(geometry, lines, line, 1 / shares)
     item = 20 + places / shares * (3 + min(lanes, 8) / 2) + slots * spike
     return multi_vertex(30 + share(rows * groups * shares) * item) + elementwise(rows * places * lanes, 5)
 
@@ -242,7 +242,7 @@ def conv_weight_gradient(geometry: Geometry, rows: int, slots: float, lanes: int
     items = share(taps * groups)
     worker_taps = math.ceil(items / groups)
     each_tap = _over_lanes(min(4 * items, vectors(lanes) * worker_taps) / worker_taps, 28, LOOP + 3 * MOVE + 2)
-    spike = _place(geometry) + 6 + worker_taps * (12 + down * across / taps * (10 + each_tap))
+    spike = _position_instructions(geometry) + 6 + worker_taps * (12 + down * across / taps * (10 + each_tap))
     ordered = elementwise(rows * lines * geometry.out_width * lanes, 5)
     return multi_vertex(40 + rows * (12 + slots * spike)) + ordered
 
@@ -250,5 +250,5 @@ def conv_weight_gradient(geometry: Geometry, rows: int, slots: float, lanes: int
 def conv_value_gradient(geometry: Geometry, rows: int, slots: float, lanes: int, lines: int) -> float:
     """Return the cycles of ``SparseConvValueGradient``: products of weights and the maps' gradients at every slot."""
     each_tap = _over_lanes(vectors(lanes), 24, LOOP + 2 * MOVE + 2)
-    slot = _place(geometry) + 8 + _over_kernel(geometry, lines, 8 + each_tap)
+    slot = _position_instructions(geometry) + 8 + _over_kernel(geometry, lines, 8 + each_tap)
     return multi_vertex(20 + rows * (16 + share(slots) * slot))

@@ -442,15 +442,18 @@ def memory_of(
             first = placed.first_tile + number * placed.group_tiles
             add(first, placed.neurons, partial(layer_memory, network, entry, rows=rows, groups=groups))
             if network.training:
-                sums = [slot_shares(rows * slots, placed.group_tiles) for slots in network.gradient_slots(entry)]
-                memory["exchange buffers"][first : first + placed.group_tiles] += sum(map(sum, sums)) * FLOAT
+                numbers = sum(
+                    sum(slot_shares(rows * slots, placed.group_tiles)) for slots in network.gradient_slots(entry)
+                )
+                memory["exchange buffers"][first : first + placed.group_tiles] += numbers * FLOAT
         selection = partial(selection_memory, network, entry, words=words)
         add(placed.first_selection_tile, placed.rows, selection)
     # A sample's input is on one tile after the layers, or on the last tiles if too few are left.
     samples = -(-network.batch_size // tiles)
     inputs = [samples] * -(-network.batch_size // samples)
-    ends = [(layer.first_tile + layer.tiles, layer.first_selection_tile + layer.selection_tiles) for layer in layers]
-    end = max(map(max, ends))
+    end = max(
+        max(layer.first_tile + layer.tiles, layer.first_selection_tile + layer.selection_tiles) for layer in layers
+    )
     add(min(end, tiles - len(inputs)), inputs, partial(input_memory, network))
     # All used tiles share the input tensors, and the tensors from which PopART computes them.
     used = max(placed.first_selection_tile + placed.selection_tiles for placed in layers)

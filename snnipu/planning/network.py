@@ -105,8 +105,9 @@ class BaseNetworkSpec:
     @property
     def parameters(self) -> int:
         """Number of weights of all layers."""
-        entries = range(1, len(self.sizes))
-        return sum(self.sizes[entry] * inputs for entry in entries for inputs in self.input_sizes(entry))
+        return sum(
+            self.sizes[entry] * inputs for entry in range(1, len(self.sizes)) for inputs in self.input_sizes(entry)
+        )
 
     def to_dict(self) -> Dict[str, Any]:
         return asdict(self)

@@ -66,7 +66,7 @@ def _best_splits(network: BaseNetworkSpec, target: Target, available: int, fitti
     return layers
 
 
-def _balanced(total: int, parts: int, unit: int) -> Tuple[int, ...]:
+def _divide(total: int, parts: int, unit: int) -> Tuple[int, ...]:
     """Divide ``total`` into ``parts`` of whole units, as equal as possible, larger parts first.
 
     The last part is smaller if ``total`` is not a multiple of ``unit``.
@@ -78,7 +78,7 @@ def _balanced(total: int, parts: int, unit: int) -> Tuple[int, ...]:
     return tuple(counts)
 
 
-def _place(
+def _place_layers(
     network: BaseNetworkSpec, available: int, selection: int, least: int, splits: List[List[_Split]]
 ) -> Optional[List[LayerPlan]]:
     """Place the layers one after another on the tiles; return None if there are too few tiles.
@@ -116,9 +116,9 @@ def _place(
     placed, tile = [], 0
     for index, size in enumerate(network.sizes[1:]):
         split = ways[index][chosen[index]]
-        neurons = _balanced(size, -(-cycles.vectors(size) // split.pairs), 2)
-        groups = _balanced(network.batch_size, split.groups, 1)
-        placed.append(LayerPlan(index + 1, tile, neurons, groups, 0, _balanced(network.batch_size, selecting, 1)))
+        neurons = _divide(size, -(-cycles.vectors(size) // split.pairs), 2)
+        groups = _divide(network.batch_size, split.groups, 1)
+        placed.append(LayerPlan(index + 1, tile, neurons, groups, 0, _divide(network.batch_size, selecting, 1)))
         tile += placed[-1].tiles
     first = min(tile, available - selecting * network.layers)
     return [replace(layer, first_selection_tile=first + selecting * index) for index, layer in enumerate(placed)]
@@ -170,7 +170,7 @@ def plan(
     for fitting in (True, False):
         splits = _best_splits(network, machine, tiles, fitting)
         for least, selection in itertools.product(widths, selections):
-            layers = _place(network, tiles, selection, least, splits)
+            layers = _place_layers(network, tiles, selection, least, splits)
             if layers is None or tuple(layers) in seen:
                 continue
             seen.add(tuple(layers))
@@ -227,7 +227,7 @@ def _on_all_tiles(network: BaseNetworkSpec, tiles: int) -> Tuple[LayerPlan, ...]
     """Place each layer on all tiles, in one group, with one selection tile."""
     batch = (network.batch_size,)
     return tuple(
-        LayerPlan(index + 1, 0, _balanced(size, min(tiles, cycles.vectors(size)), 2), batch, index % tiles, batch)
+        LayerPlan(index + 1, 0, _divide(size, min(tiles, cycles.vectors(size)), 2), batch, index % tiles, batch)
         for index, size in enumerate(network.sizes[1:])
     )
 
@@ -236,7 +236,7 @@ def _on_all_tiles(network: BaseNetworkSpec, tiles: int) -> Tuple[LayerPlan, ...]
 STATES_SHARE = 1 / 8
 
 
-def keeps_states(size: int, target: Target, ipus: int) -> bool:
+def stores_states(size: int, target: Target, ipus: int) -> bool:
     """Return True if ``NeuronSequence`` stores ``size`` bytes of states; else its backward pass recomputes them."""
     return size <= STATES_SHARE * target.bytes_per_tile * target.tiles_per_ipu * ipus
 

@@ -63,24 +63,24 @@ class _ProcessShare(torch.utils.data.Dataset):
         return self._dataset[position if self._order is None else int(self._order[position])]
 
 
-def _join(batches: List[Any]) -> Any:
+def _join_batches(batches: List[Any]) -> Any:
     columns = zip(*(flatten(batch) for batch in batches))
     return rebuild(batches[0], iter([torch.cat(list(column)) for column in columns]))
 
 
-def _combined(batches: Iterable[Any], count: int, drop_last: bool) -> Iterator[Any]:
+def _combine_batches(batches: Iterable[Any], count: int, drop_last: bool) -> Iterator[Any]:
     """Join ``count`` batches at a time along dim 0."""
     waiting: List[Any] = []
     for batch in batches:
         waiting.append(batch)
         if len(waiting) == count:
-            yield _join(waiting)
+            yield _join_batches(waiting)
             waiting = []
     if waiting and not drop_last:
-        yield _join(waiting)
+        yield _join_batches(waiting)
 
 
-def _rebatched(batches: Iterable[Any], size: int, drop_last: bool) -> Iterator[Any]:
+def _rebatch(batches: Iterable[Any], size: int, drop_last: bool) -> Iterator[Any]:
     """Cut and join batches of any sizes to batches of ``size``."""
     waiting: List[Any] = []
     num_waiting = 0
@@ -92,7 +92,7 @@ def _rebatched(batches: Iterable[Any], size: int, drop_last: bool) -> Iterator[A
                 break
             take = size - num_waiting
             waiting.append(rebuild(batch, iter([tensor[:take] for tensor in tensors])))
-            yield _join(waiting)
+            yield _join_batches(waiting)
             waiting, num_waiting = [], 0
             if take == length:
                 batch = None
@@ -102,7 +102,7 @@ def _rebatched(batches: Iterable[Any], size: int, drop_last: bool) -> Iterator[A
             waiting.append(batch)
             num_waiting += flatten(batch)[0].shape[0]
     if waiting and not drop_last:
-        yield _join(waiting)
+        yield _join_batches(waiting)
 
 
 class AsynchronousDataAccessor:
@@ -177,7 +177,7 @@ class AsynchronousDataAccessor:
         batches = self._dataset._plain_iterator() if isinstance(self._dataset, DataLoader) else iter(self._dataset)
         if self.rebatched_size:
             drop_last = getattr(self._dataset, "_rebatched_drop_last", True)
-            batches = _rebatched(batches, self.rebatched_size, drop_last)
+            batches = _rebatch(batches, self.rebatched_size, drop_last)
         self._iterator = batches
         return self
 
@@ -370,5 +370,5 @@ class DataLoader(torch.utils.data.DataLoader):
             self._share.next_epoch()
         batches = super().__iter__()
         if self._user_sampler and self._combine > 1:
-            return _combined(batches, self._combine, not self._keep_incomplete)
+            return _combine_batches(batches, self._combine, not self._keep_incomplete)
         return batches

@@ -161,11 +161,11 @@ class _IExecutionStrategy:
     def backendOptions(self) -> Dict[str, Any]:
         return {}
 
-    def _start(self) -> StageManager:
+    def _start_run(self) -> StageManager:
         self._manager.reset()
         return self._manager
 
-    def _check(self, options: OptionsDict, training: bool) -> None:
+    def _check_run(self, options: OptionsDict, training: bool) -> None:
         """Check the blocks that a run entered: raise ``poptorch.Error`` if IPUs could not run them, or warn."""
         manager = self._manager
         if self._pipelined and self._block_map and not manager.entered_any():
@@ -267,7 +267,7 @@ class _IPhasedExecution(_IExecutionStrategy):
 
     def __init__(self, *phases: Union[Phase, str, Sequence[Any]]) -> None:
         self._phases: List[Phase] = []
-        for phase in self._flat(phases):
+        for phase in self._phases_of(phases):
             parts = phase if isinstance(phase, Phase) else Phase(*(phase if isinstance(phase, list) else [phase]))
             for stage in parts.stages:
                 stage._phase_id = len(self._phases)
@@ -280,7 +280,7 @@ class _IPhasedExecution(_IExecutionStrategy):
         super().__init__(_collect(stages))
 
     @staticmethod
-    def _flat(phases: Sequence[Any]) -> Sequence[Any]:
+    def _phases_of(phases: Sequence[Any]) -> Sequence[Any]:
         # The user guide's examples pass a single list of phases.
         only = phases[0] if len(phases) == 1 and isinstance(phases[0], (list, tuple)) else []
         return only if only and all(isinstance(phase, (Phase, list, tuple)) for phase in only) else phases

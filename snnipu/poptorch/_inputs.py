@@ -26,7 +26,7 @@ _DTYPES = (
     torch.int32,
     torch.int64,
 )
-_AT_BORDER = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bfloat16: torch.float32}
+_CONVERSIONS = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bfloat16: torch.float32}
 
 
 class TensorSpec:
@@ -38,7 +38,7 @@ class TensorSpec:
 
 
 class Inputs:
-    """The positional and keyword arguments of one call; ``names`` are the positional arguments' parameters."""
+    """The positional and keyword arguments of one call; ``names`` are the parameters of the positional ones."""
 
     def __init__(self, names: List[str], args: List[Any], kwargs: Dict[str, Any]) -> None:
         self.names = names
@@ -235,10 +235,10 @@ def split(inputs: Inputs, options: Options, groups: int) -> List[List[torch.Tens
     return pieces
 
 
-def border_output(tensor: torch.Tensor) -> torch.Tensor:
+def ipu_output(tensor: torch.Tensor) -> torch.Tensor:
     """Return an output as an IPU would: 64-bit types as 32-bit, bfloat16 as float32, copied and detached."""
     detached = tensor.detach()
-    return detached.to(_AT_BORDER[tensor.dtype]) if tensor.dtype in _AT_BORDER else detached.clone()
+    return detached.to(_CONVERSIONS[tensor.dtype]) if tensor.dtype in _CONVERSIONS else detached.clone()
 
 
 def check_model(model: Any) -> None:

@@ -15,7 +15,7 @@ from snnipu.poptorch.custom_ops import custom_op
 from snnipu.poptorch.options import Options
 
 
-def wants_ipu_model(options: Options) -> bool:
+def uses_ipu_model(options: Options) -> bool:
     """Return True if ``Options.useIpuModel(True)`` or ``POPTORCH_IPU_MODEL=1`` is set, as in PopTorch.
 
     Raises ``poptorch.Error`` if the variable is neither empty, 0 nor 1.

@@ -21,7 +21,7 @@ from typing import Any, List, Optional
 import torch
 
 from snnipu.poptorch._errors import Error, InvalidArgument
-from snnipu.poptorch._inputs import border_output
+from snnipu.poptorch._inputs import ipu_output
 from snnipu.poptorch._structure import flatten, rebuild
 from snnipu.poptorch.enums import OutputMode
 from snnipu.poptorch.options import Options
@@ -48,7 +48,7 @@ class OutputCollector:
 
     def add(self, outputs: Any, iteration: int, accumulation: int, replica: int) -> None:
         """Add the outputs of one micro-batch. Raises ``poptorch.Error`` if their number differs from the first's."""
-        tensors = [border_output(tensor) for tensor in flatten(outputs)]
+        tensors = [ipu_output(tensor) for tensor in flatten(outputs)]
         if self._count is None:
             self._structure, self._count = outputs, len(tensors)
         elif len(tensors) != self._count:
@@ -70,10 +70,10 @@ class OutputCollector:
 
     def result(self) -> Any:
         """Return the joined outputs, in the structure that ``forward`` returned."""
-        return rebuild(self._structure, iter([self._join(list(pieces)) for pieces in zip(*self._kept)]))
+        return rebuild(self._structure, iter([self._join_pieces(list(pieces)) for pieces in zip(*self._kept)]))
 
     @staticmethod
-    def _join(pieces: List[torch.Tensor]) -> torch.Tensor:
+    def _join_pieces(pieces: List[torch.Tensor]) -> torch.Tensor:
         if len(pieces) == 1:
             return pieces[0]
         if pieces[0].dim() == 0:

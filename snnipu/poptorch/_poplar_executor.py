@@ -29,7 +29,7 @@ from snnipu.poptorch._errors import (
 from snnipu.poptorch._impl import is_wrapped, unwrapIfWrapped, wrap
 from snnipu.poptorch._inputs import InputParser, Inputs, check_model, check_same, split
 from snnipu.poptorch._instances import check_connected, sum_over_instances
-from snnipu.poptorch._ipu_model import IpuModelRunner, wants_ipu_model
+from snnipu.poptorch._ipu_model import IpuModelRunner, uses_ipu_model
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._optimizer_runner import OptimizerRunner
 from snnipu.poptorch._outputs import OutputCollector
@@ -126,7 +126,7 @@ class PoplarExecutor:
         self._module_modes: List[Tuple[torch.nn.Module, bool]] = []
         self._needs_mode = True
         self._loss_position: Dict[int, int] = {}
-        self._ipu_model = IpuModelRunner(self._user_model) if wants_ipu_model(self._options) else None
+        self._ipu_model = IpuModelRunner(self._user_model) if uses_ipu_model(self._options) else None
         self._compilation_time = datetime.timedelta()
         self._times: Dict[str, List[float]] = {"input": [], "input_complete": [], "output": [], "output_complete": []}
         if training:
@@ -371,7 +371,7 @@ class PoplarExecutor:
         assert self._attributes is not None
         assert self._watch is not None
         self._attributes.restore()
-        blocks = Block._manager = self._options._execution_strategy._start()
+        blocks = Block._manager = self._options._execution_strategy._start_run()
         grad_mode = torch.enable_grad() if self._training else torch.no_grad()
         try:
             on_model = self._ipu_model.running() if self._ipu_model is not None else contextlib.nullcontext()
@@ -386,7 +386,7 @@ class PoplarExecutor:
                     outputs = self._model(*args, **kwargs)
                 if self._first_run:
                     self._first_run = False
-                    self._options._execution_strategy._check(self._options, self._training)
+                    self._options._execution_strategy._check_run(self._options, self._training)
                     self._replicas.separate(self._watch.check_forward())
                 loss = self._loss(trace) if self._training else None
                 # An IPU repeats the first run exactly, so a mode that changed nothing then is not needed later.

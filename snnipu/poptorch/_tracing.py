@@ -215,7 +215,7 @@ _GETITEM, _SETITEM = torch.Tensor.__getitem__, torch.Tensor.__setitem__
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _sees_indexing() -> bool:
+def _modes_see_indexing() -> bool:
     """Return True if PyTorch calls a mode when a tensor is indexed. PyTorch 2.0, which PopTorch 3.4 uses, does not."""
 
     class CountCalls(TorchFunctionMode):
@@ -230,7 +230,7 @@ def _sees_indexing() -> bool:
     return mode.calls > 1
 
 
-def _by_mode(function: Any) -> Any:
+def _through_mode(function: Any) -> Any:
     """Return ``function``, called through the active mode."""
 
     @functools.wraps(function)
@@ -244,11 +244,11 @@ def _by_mode(function: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=None)
-def _see_indexing() -> None:
+def _make_modes_see_indexing() -> None:
     """Make PyTorch call modes when a tensor is indexed, if this version does not."""
-    if not _sees_indexing():
+    if not _modes_see_indexing():
         for name, function in (("__getitem__", _GETITEM), ("__setitem__", _SETITEM)):
-            setattr(torch.Tensor, name, _by_mode(function))
+            setattr(torch.Tensor, name, _through_mode(function))
 
 
 class HostMode(TorchFunctionMode):
@@ -256,7 +256,7 @@ class HostMode(TorchFunctionMode):
 
     def __init__(self, trace: ForwardTrace, checks: Optional[GraphChecks] = None) -> None:
         super().__init__()
-        _see_indexing()
+        _make_modes_see_indexing()
         self._trace = trace
         self._checks = checks
         self.acted = False
@@ -286,17 +286,17 @@ class HostMode(TorchFunctionMode):
             tensors = flatten([args, kwargs])
             if any(tensor.dtype == torch.float16 for tensor in tensors):
                 self.acted = True
-                return _in_float(func, args, kwargs, tensors[:1] if func in _LAYERS else tensors)
+                return _multiply_in_float(func, args, kwargs, tensors[:1] if func in _LAYERS else tensors)
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         try:
             return func(*args, **kwargs)
         except (RuntimeError, NotImplementedError, IndexError):
-            on_host = _on_host(args, kwargs)
-            if on_host is not None:
+            on_cpu = _to_cpu(args, kwargs)
+            if on_cpu is not None:
                 self.acted = True
-                return self._run(func, *on_host)
+                return self._run(func, *on_cpu)
             retyped = _retyped(func, args, kwargs)
             if retyped is None:
                 raise
@@ -310,7 +310,7 @@ class HostMode(TorchFunctionMode):
             return result
 
 
-def _in_float(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], tensors: List[torch.Tensor]) -> Any:
+def _multiply_in_float(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], tensors: List[torch.Tensor]) -> Any:
     """Compute a product in float; return it in half if all ``tensors`` are half."""
     all_half = all(tensor.dtype == torch.float16 for tensor in tensors if tensor.is_floating_point())
     result = func(*_cast(args, torch.float16, torch.float32), **_cast(kwargs, torch.float16, torch.float32))
@@ -347,7 +347,7 @@ def _retyped(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Option
     return retry
 
 
-def _on_host(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any]]]:
+def _to_cpu(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any]]]:
     """Return the arguments with the device "ipu" replaced by the CPU; None if they name no IPU."""
     if not any(_is_ipu(value) for value in (*args, *kwargs.values())):
         return None

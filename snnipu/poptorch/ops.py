@@ -256,7 +256,7 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
     check_int(dim, "dynamic_slice: dim", -tensor.dim())
     _check_size(size, "dynamic_slice")
     check_int(step, "dynamic_slice: step", 1)
-    index = _window("dynamic_slice", tensor, dim, start, size)
+    index = _slice_index("dynamic_slice", tensor, dim, start, size)
     return tensor.index_select(dim, index[::step])
 
 
@@ -281,10 +281,10 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
         )
     if input.dtype != src.dtype:
         raise InvalidType(f"dynamic_update: input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})")
-    return input.index_copy(dim, _window("dynamic_update", input, dim, start, size), src)
+    return input.index_copy(dim, _slice_index("dynamic_update", input, dim, start, size), src)
 
 
-def _window(function: str, tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
+def _slice_index(function: str, tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
     first = int(start.item())
     trace = _tracing.current()
     if trace is not None and trace.dummy and 0 < size <= tensor.shape[dim]:

@@ -110,7 +110,7 @@ class Optimizer(torch.optim.Optimizer):
     # True if a compiled model holds this optimizer.
     _on_device = False
 
-    def _start(self, arguments: Dict[str, Any], defaults: Optional[Dict[str, Any]] = None) -> None:
+    def _initialize(self, arguments: Dict[str, Any], defaults: Optional[Dict[str, Any]] = None) -> None:
         """Store PopTorch's arguments of ``__init__`` as attributes and pass the others to PyTorch's optimizer.
 
         ``defaults``: the default hyperparameters of an optimizer that PyTorch does not have.
@@ -224,7 +224,7 @@ class SGD(Optimizer, torch.optim.SGD):
         velocity_accum_type: Optional[torch.dtype] = None,
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        self._start(locals())
+        self._initialize(locals())
 
 
 class Adam(Optimizer, torch.optim.Adam):
@@ -249,7 +249,7 @@ class Adam(Optimizer, torch.optim.Adam):
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        self._start(locals())
+        self._initialize(locals())
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
@@ -277,7 +277,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        self._start(locals())
+        self._initialize(locals())
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Update all parameters that have a gradient; return the loss of ``closure``, if given."""
@@ -309,7 +309,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
         use_tf_variant: Optional[bool] = None,
     ) -> None:
-        self._start(locals())
+        self._initialize(locals())
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Update all parameters that have a gradient; return the loss of ``closure``, if given."""
@@ -349,7 +349,7 @@ class LAMB(Optimizer):
         first_order_momentum_accum_type: Optional[torch.dtype] = None,
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
     ) -> None:
-        self._start(locals(), _LAMB_DEFAULTS)
+        self._initialize(locals(), _LAMB_DEFAULTS)
         _check_adam_defaults(self.defaults)
         _positive(max_weight_norm, "max_weight_norm", 1.0)
 

@@ -216,15 +216,15 @@ def _buffer_names(value: Any, name: str) -> List[str]:
     return list(value)
 
 
-def _unlimited(value: Any, name: str) -> Any:
+def _or_unlimited(value: Any, name: str) -> Any:
     return 2**64 - 1 if value is None else value
 
 
-def _list(value: Any, name: str) -> List[Any]:
+def _to_list(value: Any, name: str) -> List[Any]:
     return list(value)
 
 
-def _as(enum_type: Any) -> Check:
+def _to(enum_type: Any) -> Check:
     return lambda value, name: enum_type(value)
 
 
@@ -254,20 +254,20 @@ class Options(OptionsDict):
             "deviceIterations", "device_iterations", at_least(1), 1, "Set the iterations (optimizer steps) of a call."
         ),
         OptionRow("logDir", "log_dir", check_str, "."),
-        OptionRow("maxRepeatLogs", "max_lines", check_int, 4, convert=_unlimited, stored_as="max_repeat_logs"),
+        OptionRow("maxRepeatLogs", "max_lines", check_int, 4, convert=_or_unlimited, stored_as="max_repeat_logs"),
         OptionRow("autoRoundNumIPUs", "auto_round_num_ipus", check_bool, False, call_default=True),
         OptionRow("anchorTensor", "anchored_tensors", default={}),
-        OptionRow("outputMode", "output_mode", _as(OutputMode), OutputMode.Default),
+        OptionRow("outputMode", "output_mode", _to(OutputMode), OutputMode.Default),
         OptionRow("outputMode: output_return_period", "output_return_period", at_least(1), 1),
         OptionRow(
             "connectionType",
             "connection_type",
-            _as(ConnectionType),
+            _to(ConnectionType),
             ConnectionType.Always,
             "Choose when to attach to a device. With ``Never``, models compile but refuse to run, on the host as well.",
             convert=member_of(ConnectionType),
         ),
-        OptionRow("syncPattern", "sync_pattern", _as(SyncPattern), SyncPattern.Full, convert=member_of(SyncPattern)),
+        OptionRow("syncPattern", "sync_pattern", _to(SyncPattern), SyncPattern.Full, convert=member_of(SyncPattern)),
         OptionRow("setAvailableMemoryProportion", "available_memory_proportion", default={}, convert=_proportions),
         OptionRow("randomSeed", "random_seed", at_least(-(2**63))),
         OptionRow("modelName", "name", check_str, stored_as="model_name"),
@@ -306,7 +306,7 @@ class Options(OptionsDict):
         OptionRow(
             "sourceLocationExcludes",
             "excludes",
-            _list,
+            _to_list,
             ["site-packages/torch", "site-packages/poptorch"],
             stored_as="_source_location_excludes",
         ),
