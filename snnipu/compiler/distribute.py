@@ -30,14 +30,15 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from snnipu.compiler import arithmetic, autograd_functions, helpers, nodes, rules
+from snnipu.compiler import helpers, nodes, rules
+from snnipu.compiler.body import Body, First, adds_integer, attributes_of, on_memory
 from snnipu.compiler.cycles import components
+from snnipu.compiler.lifting import Call, Lifted, map_leaves
 from snnipu.compiler.marks import (
     MARKS,
     Refused,
     carried,
     changed_input,
-    clock,
     collected,
     counted,
     is_number,
@@ -45,139 +46,8 @@ from snnipu.compiler.marks import (
     result,
     unmarked,
 )
-from snnipu.compiler.prepare import prepare
-from snnipu.compiler.rules import Call, Lifted
 from snnipu.compiler.steps import fed_back, is_output, is_step, summands
 from snnipu.ops import step_operators
-
-
-class Body:
-    """The graph of one step, with neurons in place of elementwise recurrences.
-
-    Attributes:
-        graph: the operations, normalised (:mod:`snnipu.compiler.prepare`).
-        learns: whether gradients were enabled in the trace.
-        clocks: the nodes of the clock, which is the step's number plus :data:`OFFSET`.
-        marks: the functions that mark nodes.
-        ordered: the calls on inputs that a step changes in place.
-        varying: the nodes that are not constant over time.
-        before: the nodes of carried values, by number.
-        after: the nodes of their new values, by number.
-        spike_states: states of generated neurons that are their spikes: a neuron's step, and the number of the state.
-    """
-
-    marks = MARKS
-
-    def __init__(self, module: GraphModule, clocks: Sequence[Node] = ()) -> None:
-        """
-        Args:
-            clocks: the nodes of ``module`` that are the clock; without any, it is the first size of a marked tensor.
-
-        Raises:
-            Refused: the step's number is unknown.
-        """
-        autograd_functions.find(module.graph)
-        self.module = module
-        self.learns = torch.is_grad_enabled()
-        graph = Graph()
-        kept: Dict[Any, Any] = {}
-        graph.output(graph.graph_copy(module.graph, kept))
-        for old, new in kept.items():
-            new.meta = dict(old.meta)
-        autograd_functions.call_directly(graph)
-        prepare(graph)
-        _without_dead_code(graph)
-        self.graph = graph
-        self.clocks: Set[Node] = {kept[node] for node in clocks} or self._find_clocks()
-        self.before: Dict[int, Node] = {}
-        self.after: Dict[int, Node] = {}
-        for node in graph.nodes:
-            if node.target is carried:
-                self.before[node.args[1]] = node
-            elif node.target is result:
-                self.after[node.args[1]] = unmarked(node)
-        self.spike_states: Set[Tuple[Node, int]] = set()
-        self.number_of: Dict[Any, int] = {node: number for number, node in self.before.items()}
-        self.ordered = self._find_ordered()
-        self.varying = self._find_varying()
-        arithmetic.as_neurons(self)
-
-    def marks_of(self, node: Node) -> List[Node]:
-        """Return the carried values of which a node is the new value."""
-        return [before for number, before in self.before.items() if self.after.get(number) is node]
-
-    def _find_clocks(self) -> Set[Node]:
-        """Return the nodes that are the first size of the marked tensor."""
-        sizes = [nodes.value_of(node).shape[0] for node in self.module.graph.nodes if node.target is clock]
-        if len(sizes) != 1 or not isinstance(sizes[0], torch.SymInt):
-            raise Refused("its steps depend on their number")
-        values = {node: nodes.value_of(node) for node in self.graph.nodes}
-        key = nodes.size_key(sizes[0])
-        return {node for node, one in values.items() if isinstance(one, torch.SymInt) and nodes.size_key(one) == key}
-
-    def _find_ordered(self) -> Set[Node]:
-        """Return the calls that change an input in place, or read such an input.
-
-        Counters and running averages are left out if no other call reads them.
-        """
-        memory = nodes.Memory(self.graph)
-        changed = {memory.root(one) for each in memory.changes.values() for one in each}
-        inputs = {memory.root(node) for node in self.graph.nodes if node.op in ("placeholder", "get_attr")}
-        found: Set[Node] = set()
-        for root in changed & inputs:
-            group = on_memory(self.graph, memory, root)
-            if len(group) > 1 or not (nodes.is_norm_in_training(group[0]) or _adds_integer(group[0])):
-                found.update(group)
-        return found
-
-    def _find_varying(self) -> Set[Node]:
-        """Return the nodes that are not constant over time."""
-        found = {*self.clocks, *self.ordered}
-        found.update(node for node in self.graph.nodes if nodes.is_random(node))
-        # A backward pass that is not linear has its own gradient at each step.
-        found.update(filter(autograd_functions.is_not_linear, self.graph.nodes))
-        found.update(node for number, node in self.before.items() if self.after.get(number) is not node)
-        waiting = list(found)
-        for node in waiting:  # which grows
-            for user in node.users:
-                if user not in found and user.op != "output":
-                    found.add(user)
-                    waiting.append(user)
-        return found
-
-
-def on_memory(graph: Graph, memory: nodes.Memory, root: Any) -> List[Node]:
-    """Return the calls that read or change a memory."""
-    return [
-        node
-        for node in graph.nodes
-        if node.op.startswith("call")
-        and node.target not in MARKS
-        and any(memory.root(one) == root for one in (*node.all_input_nodes, node) if one in memory)
-    ]
-
-
-def _without_dead_code(graph: Graph) -> None:
-    """Erase calls without users and side effects."""
-    for node in reversed(graph.nodes):
-        if node.users or node.op not in ("call_function", "call_method", "get_attr"):
-            continue
-        if node.op == "get_attr" or not (nodes.changed_by(node) or nodes.is_random(node) or nodes.is_barrier(node)):
-            graph.erase_node(node)
-
-
-@dataclass
-class First:
-    """The first step of a loop, with the operations of the later ones on values of another shape or type.
-
-    Attributes:
-        inputs: its inputs, by the inputs of the later steps.
-        starts: for each carried value, the initial value: an input, a number or None.
-    """
-
-    body: Body
-    inputs: Dict[Node, Node]
-    starts: Dict[int, Any]
 
 
 class Distribution:
@@ -240,7 +110,7 @@ class Distribution:
         self._in_order: List[List[Node]] = []  # groups of nodes on memory that is changed in place
         roots: Dict[Any, None] = {}
         for node, changed in memory.changes.items():
-            if node in self.body.ordered or not (nodes.is_norm_in_training(node) or _adds_integer(node)):
+            if node in self.body.ordered or not (nodes.is_norm_in_training(node) or adds_integer(node)):
                 roots.update(dict.fromkeys(memory.root(one) for one in changed))
         for root in roots:
             writes = self._writes(root)
@@ -251,7 +121,7 @@ class Distribution:
 
     def _counts(self, node: Node) -> bool:
         """Return True if a call only adds an integer to a counter tensor that no other call reads."""
-        return _adds_integer(node) and node not in self.body.ordered
+        return adds_integer(node) and node not in self.body.ordered
 
     def check(self, inputs: Sequence[Any]) -> None:
         """
@@ -405,12 +275,12 @@ class Distribution:
                 return self.sequence(argument.source)
             return self.constant(argument) if isinstance(argument, Node) else argument
 
-        call = Call(node, rules.changed(node.args, lambda a: lift(a) if isinstance(a, Node) else a), {})
-        call.kwargs = rules.changed(node.kwargs, lambda a: lift(a) if isinstance(a, Node) else a)
+        call = Call(node, map_leaves(node.args, lambda a: lift(a) if isinstance(a, Node) else a), {})
+        call.kwargs = map_leaves(node.kwargs, lambda a: lift(a) if isinstance(a, Node) else a)
         ready = all(value.value is not None for value in lifted.values()) and bool(lifted)
         make = rules.over_time(call) if ready and not nodes.is_random(node) else None
         if make is not None:
-            args, kwargs = rules.changed(call.args, given), rules.changed(call.kwargs, given)
+            args, kwargs = map_leaves(call.args, given), map_leaves(call.kwargs, given)
             self._sequence[node] = make(self.graph, args, kwargs)
         else:
             self._sequence.update(self._each_step([node]))
@@ -507,7 +377,7 @@ class Distribution:
                 raise Refused("an index is a tensor that differs from step to step")
             return self._numbers[one]
 
-        return rules.changed(index if isinstance(index, tuple) else (index,), replaced)
+        return map_leaves(index if isinstance(index, tuple) else (index,), replaced)
 
     def _slices(self, node: Node) -> Node:
         """Return the parts of a tensor that the steps read, time first."""
@@ -743,29 +613,3 @@ class _Feedback:
     geometry: Tuple[int, ...]
     transposed: bool
     minus: bool
-
-
-def attributes_of(module: GraphModule) -> Dict[str, Any]:
-    """Return the attributes of a module that its graph reads."""
-    return {
-        str(node.target): _attribute(module, str(node.target)) for node in module.graph.nodes if node.op == "get_attr"
-    }
-
-
-def _attribute(module: Any, name: str) -> Any:
-    for part in name.split("."):
-        module = getattr(module, part)
-    return module
-
-
-def _adds_integer(node: Node) -> bool:
-    """Return True if a call adds an integer to a tensor of integers, and nothing reads its result."""
-    return (
-        node.op == "call_method"
-        and node.target == "add_"
-        and not node.users
-        and len(node.args) == 2
-        and not node.kwargs
-        and type(node.args[1]) is int
-        and nodes.value_of(node.args[0]).dtype == torch.int64
-    )

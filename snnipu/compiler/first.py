@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from snnipu.compiler import nodes
-from snnipu.compiler.distribute import Body, First
+from snnipu.compiler.body import Body, First
 from snnipu.compiler.marks import Refused, carried
 from snnipu.ops import step_operators
 

@@ -20,6 +20,11 @@ def dynamo() -> Any:
     return torch._dynamo
 
 
+def is_tracing() -> bool:
+    """Return True while TorchDynamo runs a function on fake tensors."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
 def version_of(tensor: torch.Tensor) -> Any:
     """Return how often a tensor was changed in place; None for a tensor that does not count it."""
     return None if tensor.is_inference() else tensor._version

@@ -5,6 +5,7 @@ from typing import Any, Tuple
 import snntorch
 import torch
 
+from snnipu.compiler.private import is_tracing
 from snnipu.ops import step_operators
 
 # In the order in which snnTorch resets them.
@@ -34,7 +35,7 @@ def reset(net: Any) -> None:
 
 def reset_others(kinds: Tuple[str, ...]) -> torch.Tensor:
     """A node of the graph for its effect; nothing happens while it is traced."""
-    if torch._guards.TracingContext.try_get() is None:
+    if not is_tracing():
         for name in kinds:
             kind = getattr(snntorch, name)
             kind.reset_hidden()

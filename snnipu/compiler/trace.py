@@ -10,8 +10,9 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 import torch
 
 from snnipu.compiler import deferred_output, nodes
+from snnipu.compiler.body import Body, First
 from snnipu.compiler.calls import unwatched
-from snnipu.compiler.distribute import Body, Distribution, First
+from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.first import matched, sizes_of
 from snnipu.compiler.marks import (
     CLOCK,

@@ -1,7 +1,7 @@
 """Loops over time in finished graphs.
 
 TorchDynamo writes a loop of T steps as T copies of its body. The copies are found by comparing calls. They become the
-graph of one step (:class:`snnipu.compiler.distribute.Body`), and that becomes the graph of all steps:
+graph of one step (:class:`snnipu.compiler.body.Body`), and that becomes the graph of all steps:
 
 | the copies read | in the graph of one step |
 | --- | --- |
@@ -23,7 +23,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
-from snnipu.compiler import autograd_functions, distribute, helpers, marks, nodes
+from snnipu.compiler import autograd_functions, helpers, marks, nodes
+from snnipu.compiler.body import Body, attributes_of
+from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.marks import Refused
 from snnipu.compiler.prepare import simplify, symbols
 from snnipu.compiler.steps import is_step
@@ -51,7 +53,7 @@ def rolled(module: GraphModule, whole: bool = False) -> Optional[GraphModule]:
     _take_all_results(graph)
     search = _Search(graph)
     loops = search.loops(0, len(search.calls))
-    parts = distribute.attributes_of(module)
+    parts = attributes_of(module)
     # The last loop first: it may read results of an earlier one, which must still be in the graph.
     for loop in reversed(loops):
         name = f"loop_{len(parts)}"
@@ -234,7 +236,7 @@ class _Loop:
                 outputs.append((marks.collected, place))
         made = enumerate(outputs)
         self.graph.output(tuple(self.graph.call_function(mark, (self._made[place], n)) for n, (mark, place) in made))
-        distribution = distribute.Distribution(distribute.Body(GraphModule({}, self.graph), [self.clock]))
+        distribution = Distribution(Body(GraphModule({}, self.graph), [self.clock]))
         if not distribution.neurons:
             raise Refused("no neuron's steps become one operator")
         self.module = distribution.module
