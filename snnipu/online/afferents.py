@@ -232,8 +232,7 @@ class Afferents:
             gradients = list(torch.autograd.grad(outputs, parameters, grads, allow_unused=True))
         if product is None:
             return gradients
-        sums = [(*trace, of_state) for trace, of_state in carried if is_linear]
-        product_gradients = product.parameter_gradients(grad.flatten(0, 1), sums)
+        product_gradients = product.parameter_gradients(grad.flatten(0, 1), [(*t, g) for t, g in carried if is_linear])
         of_product = {id(product.layer.weight): product_gradients[0], id(product.layer.bias): product_gradients[1]}
         for place, parameter in enumerate(parameters):
             chunk_grad, other = of_product.get(id(parameter)), gradients[place]

@@ -116,9 +116,7 @@ class Dynamics:
     @property
     def connection(self) -> Optional[RecurrentConnection]:
         """The connection of an all-to-all recurrent layer, else None."""
-        is_all_to_all = getattr(self.neuron, "all_to_all", False)
-        connection: Optional[RecurrentConnection] = self.neuron._connection() if is_all_to_all else None
-        return connection
+        return self.neuron._connection() if getattr(self.neuron, "all_to_all", False) else None  # type: ignore[no-any-return]
 
     @property
     def strength(self) -> Optional[int]:
@@ -382,8 +380,8 @@ class Dynamics:
         if place is not None and not self.keeps_loop:
             values[place] = torch.zeros_like(values[place])
         steps, numbers = len(chunk.spk), tuple(torch.cat(values).tolist())
-        spk, count = chunk.spk, len(chunk.states)
-        arguments = (self._operator, steps, spk.dtype, values[0].dtype, spk.device, numbers, count)
+        dtypes = chunk.spk.dtype, values[0].dtype
+        arguments = (self._operator, steps, *dtypes, chunk.spk.device, numbers, len(chunk.states))
         return [_unit_gradients(*arguments, place) for place in self.history_states]
 
 

@@ -29,8 +29,9 @@ def check(layers: Sequence[Layer], rule: Rule) -> None:
         TypeError, ValueError: an unsupported layer, by name.
     """
     if rule.name not in RULES or not all(rule.options.values()):
-        names = " or ".join(map(repr, RULES))
-        raise ValueError(f"rule {rule.name!r} cannot run as one graph: use {names}, with their default options")
+        raise ValueError(
+            f"rule {rule.name!r} cannot run as one graph: use {' or '.join(map(repr, RULES))}, with default options"
+        )
     for layer in layers:
         first = layer.afferents[0]
         if first.events is not None or first.delays:

@@ -78,8 +78,8 @@ class Online(nn.Module):
     * ``"decolle"`` (Kaiser et al., Frontiers in Neuroscience 2020): :math:`J_t` without the reset, and no :math:`L_t`
       from the layer above. Each layer has a local loss on its entry of ``online.readouts``, ``[Tc, B, readouts]``:
       its spikes times a fixed random matrix. The option ``readouts`` is the size of each readout.
-    * ``"snap1"`` (Menick et al., ICLR 2021): the diagonal of :math:`J_t`, that is each neuron's effect on itself,
-      recurrent weights included.
+    * ``"snap1"`` (Menick et al., ICLR 2021): the block diagonal of :math:`J_t`, that is each neuron's effect on itself,
+      including its recurrent weight.
 
     All rules neglect the effect of earlier states through other layers and through other neurons of a recurrent layer.
     In a network of one layer the gradients equal those of backpropagation through time for ``"snap1"``, for
