@@ -177,14 +177,14 @@ def contenders(settings):
             "dense",
             "snnipu MultiStep, dense",
             functools.partial(_dense, settings, by_snntorch=False),
-            note="in dense_only(): a convolution over all steps and samples, then Leaky; every neuron carries gradient",
+            note="in dense_only(): a convolution over all steps and samples, then Leaky; every neuron has a gradient",
         ),
         Contender(
             "snntorch",
             "snnTorch loop",
             functools.partial(_dense, settings, by_snntorch=True),
             "snntorch",
-            "nn.Conv2d and Leaky at every step; every neuron carries gradient",
+            "nn.Conv2d and Leaky at every step; every neuron has a gradient",
         ),
     ]
 

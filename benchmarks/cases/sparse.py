@@ -156,7 +156,7 @@ def contenders(settings):
             "dense",
             "snnipu dense, batched",
             functools.partial(_dense, settings),
-            note="a layer is one matrix product over all steps and samples, then Leaky.sequence; every neuron carries "
+            note="a layer is one matrix product over all steps and samples, then Leaky.sequence; every neuron has a "
             "gradient",
         ),
         Contender(
@@ -164,7 +164,7 @@ def contenders(settings):
             "snnTorch loop",
             lambda: problem_of(settings).snntorch_workload(),
             "snntorch",
-            "nn.Linear and Leaky at every step; every neuron carries gradient",
+            "nn.Linear and Leaky at every step; every neuron has a gradient",
         ),
         Contender(
             "spikingjelly",
@@ -172,7 +172,7 @@ def contenders(settings):
             lambda: problem_of(settings).spikingjelly_workload(),
             "spikingjelly",
             "a matrix product a layer, then LIFNode with hard reset, which rounds its membrane in another order. "
-            "SoftSign(10) is 5 times the others' surrogate; every neuron carries gradient",
+            "SoftSign(10) is 5 times the others' surrogate; every neuron has a gradient",
         ),
     ]
 

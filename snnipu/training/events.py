@@ -241,7 +241,7 @@ class EventTrainer(TrainingLoop):
         )
         if config.method != "dense":
             slots = ", ".join("as needed" if slot is None else str(slot) for slot in config.slots(self.sizes))
-            second = "none: every neuron carries gradient"
+            second = "none: every neuron has a gradient"
             if config.grad_threshold is not None:
                 second = f"{config.grad_threshold:g}"
                 if config.grad_threshold_start is not None:
