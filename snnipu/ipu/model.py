@@ -419,7 +419,7 @@ def _sorted_attributes(attributes: Dict[str, Any]) -> Tuple[Tuple[str, Any], ...
 
 
 def _with_types(key: _ProgramKey) -> Tuple[Any, ...]:
-    """Return a key with the types of the attributes: the float 1.0 equals the int 1, and is another attribute."""
+    """Return a key with the types of the attributes, since 1.0 == 1 in Python and these attributes differ."""
     types = tuple(
         tuple(type(element) for element in value) if isinstance(value, tuple) else type(value)
         for _, value in key.attributes
@@ -469,7 +469,7 @@ class IpuModel:
             return list(self._programs.values())
 
     def machine(self) -> Tuple[Target, int]:
-        """Return the machine of plans: the IPU, with the tiles of this target, and the number of IPUs."""
+        """Return the machine to plan for: the IPU, with the tiles of this target, and the number of IPUs."""
         named = target_named(self.target.arch)
         return replace(named, tiles_per_ipu=self.target.tiles_per_ipu or named.tiles_per_ipu), self.target.ipus
 
