@@ -290,8 +290,8 @@ def currents_bwd(a: CurrentsBackward) -> CurrentsGradients:
     fields, by_product = _input_fields(a, connected), _prefers_dense_adjoint(a, connected)
     gradients = _outputs(a, connected, by_product)
     if fields["steps"] * fields["batch"]:
-        weight = None if gradients["grad_values"] is None else _weight(a, trusted=True)
-        fields.update(gradients, grad=a.grad, weight=weight)
+        fields.update(gradients, grad=a.grad)
+        fields["weight"] = None if gradients["grad_values"] is None else _weight(a, trusted=True)
         run(f"{_name(a)}_bwd", a.weight.dtype, fields)
     else:
         _zero(gradients)

@@ -37,32 +37,34 @@ def neuron_sequence_bwd(*arguments: Any) -> operator.OperatorResults:
     return operator.neuron_sequence_bwd_reference(*arguments) if kernels is None else neurons.backward(kernels, a)
 
 
-def _steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Any:
+def _single_steps(neuron: str, variant: int, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Any:
     kernels = _kernels_of(neuron, x.dtype)
     if kernels is None:
         return recurrent_sequence.ReferenceSteps(neuron, variant, x, parameters)
     return neurons.SingleSteps(kernels, variant, x.dtype).copy(x.numel(), parameters)
 
 
-def _all_forward(a: recurrent_sequence.RecurrentForwardArguments, *outputs: Any) -> Any:
+def _run_recurrent_forward(a: recurrent_sequence.RecurrentForwardArguments, *outputs: Any) -> Any:
     kernels = _kernels_of(a.neuron, a.x.dtype)
     return None if kernels is None else recurrent.forward(kernels, a, *outputs)
 
 
-def _all_backward(a: recurrent_sequence.RecurrentBackwardArguments, *outputs: Any) -> Any:
+def _run_recurrent_backward(a: recurrent_sequence.RecurrentBackwardArguments, *outputs: Any) -> Any:
     kernels = _kernels_of(a.neuron, a.spk.dtype)
     return None if kernels is None else recurrent.backward(kernels, a, *outputs)
 
 
-_MEANS = recurrent_sequence.LoopFunctions(_steps, memory.empty, memory.note_results, _all_forward, _all_backward)
+_LOOP_FUNCTIONS = recurrent_sequence.LoopFunctions(
+    _single_steps, memory.empty, memory.note_results, _run_recurrent_forward, _run_recurrent_backward
+)
 
 
 def neuron_recurrent_fwd(*arguments: Any) -> recurrent_sequence.ForwardResults:
-    return recurrent_sequence.run_forward(_MEANS, *arguments)
+    return recurrent_sequence.run_forward(_LOOP_FUNCTIONS, *arguments)
 
 
 def neuron_recurrent_bwd(*arguments: Any) -> recurrent_sequence.BackwardResults:
-    return recurrent_sequence.run_backward(_MEANS, *arguments)
+    return recurrent_sequence.run_backward(_LOOP_FUNCTIONS, *arguments)
 
 
 if host.library is not None:

@@ -82,9 +82,13 @@ def filled(like, shape):
 def run_both(monkeypatch, compute, *arguments, **keywords):
     """Compute with one call for the sequence, and with one call per step."""
     with monkeypatch.context() as patched:
-        patched.setattr(kernels, "_MEANS", kernels._MEANS._replace(empty=filled))
+        patched.setattr(kernels, "_LOOP_FUNCTIONS", kernels._LOOP_FUNCTIONS._replace(empty=filled))
         at_once = compute(*arguments, **keywords)
-        patched.setattr(kernels, "_MEANS", kernels._MEANS._replace(forward=lambda *a: None, backward=lambda *a: None))
+        patched.setattr(
+            kernels,
+            "_LOOP_FUNCTIONS",
+            kernels._LOOP_FUNCTIONS._replace(forward=lambda *a: None, backward=lambda *a: None),
+        )
         return at_once, compute(*arguments, **keywords)
 
 
@@ -163,7 +167,7 @@ def test_16_bit_steps_are_the_references(neuron, reset_delay, dtype, monkeypatch
     learnt = {name: torch.full((6,), value, requires_grad=True) for name, value in values.items()}
     arguments = (neuron, x, [None] * count, connection, learnt, reset_delay)
     ours = run_recurrent(*arguments)
-    monkeypatch.setattr(kernels, "_MEANS", recurrent_sequence._REFERENCE)
+    monkeypatch.setattr(kernels, "_LOOP_FUNCTIONS", recurrent_sequence._REFERENCE)
     expected = run_recurrent(*arguments)
     assert ours[0][0].any()
     for actual, other in zip(ours[0], expected[0]):

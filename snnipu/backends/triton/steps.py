@@ -69,7 +69,7 @@ class TritonSteps:
                 total.copy_(gradient.reshape(total.shape))
 
 
-_MEANS = recurrent_sequence.LoopFunctions(
+_LOOP_FUNCTIONS = recurrent_sequence.LoopFunctions(
     lambda neuron, variant, x, parameters: TritonSteps(neuron, variant, [value.contiguous() for value in parameters]),
     torch.Tensor.new_empty,
     lambda *results: None,
@@ -77,5 +77,5 @@ _MEANS = recurrent_sequence.LoopFunctions(
 
 
 # CUDA kernels of the operators.
-neuron_recurrent_fwd = partial(recurrent_sequence.run_forward, _MEANS)
-neuron_recurrent_bwd = partial(recurrent_sequence.run_backward, _MEANS)
+neuron_recurrent_fwd = partial(recurrent_sequence.run_forward, _LOOP_FUNCTIONS)
+neuron_recurrent_bwd = partial(recurrent_sequence.run_backward, _LOOP_FUNCTIONS)
