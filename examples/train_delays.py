@@ -108,9 +108,9 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"default: {','.join(KINDS)}")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--slope", type=float, default=5.0, help="of the surrogate, a fast sigmoid; 0: atan")
-    parser.add_argument("--clip", type=float, default=1.0, help="largest norm of all gradients together; 0: none")
-    parser.add_argument("--test-speakers", help="test on these speakers, in place of recordings 0 to 4 of each")
+    parser.add_argument("--slope", type=float, default=5.0, help="slope of the fast-sigmoid surrogate; 0: atan")
+    parser.add_argument("--clip", type=float, default=1.0, help="maximum norm of all gradients; 0: no clipping")
+    parser.add_argument("--test-speakers", help="test on these speakers instead of recordings 0 to 4 of each")
     arguments = parser.parse_args()
     speakers = arguments.test_speakers.split(",") if arguments.test_speakers else None
     data = datasets.spoken_digits(arguments.folder, STEPS, channels=CHANNELS, test_speakers=speakers)

@@ -105,7 +105,7 @@ _CONV = " and ".join(f"{values['grad_threshold']:g} for {name}" for name, values
 _RANDMAN = EVENT_DEFAULTS["randman"]
 OPTIONS: Dict[str, List[TrainOption]] = {
     "network and schedule": [
-        TrainOption("dataset", (*training.DATASETS, *training.EVENT_DATASETS), "", f"default: {_IMAGES.dataset}"),
+        TrainOption("dataset", (*training.DATASETS, *training.EVENT_DATASETS), "", f"data set (default: {_IMAGES.dataset})"),
         TrainOption("steps", positive_integer, "T", "time steps ({default})"),
         TrainOption(
             "hidden", hidden_layers, "N[,N...]",
@@ -120,7 +120,7 @@ OPTIONS: Dict[str, List[TrainOption]] = {
         TrainOption("lr", float, "", "learning rate of Adam ({default})"),
         TrainOption("lr_decay", float, "F", "multiplies the learning rate after each epoch ({default})"),
         TrainOption("beta", float, "", "decay of the membrane per step ({default})"),
-        TrainOption("seed", int, "", f"of weights and batch order (default: {_IMAGES.seed})"),
+        TrainOption("seed", int, "", f"seed of weights and batch order (default: {_IMAGES.seed})"),
         TrainOption(
             "engine", training.ENGINES, "",
             "digits and mnist: library that runs the neurons: snnipu (default), or snnTorch's loop with the same "
@@ -143,10 +143,10 @@ OPTIONS: Dict[str, List[TrainOption]] = {
         ),
         TrainOption("chunk", positive_integer, "N", f"with --rule: steps of a chunk (default: {CHUNK})"),
     ],
-    "parts of a batch, in turn; several processes: torchrun --nproc-per-node N -m snnipu train": [
+    "less memory, and several processes (torchrun --nproc-per-node N -m snnipu train)": [
         TrainOption(
             "accumulate", positive_integer, "N",
-            "compute each process's share of a batch in N parts, and step on the sum of their gradients",
+            "compute each process's share of a batch in N parts, one after the other, and sum their gradients",
             default=1, repeated=True,
         ),
         TrainOption(
@@ -161,7 +161,7 @@ OPTIONS: Dict[str, List[TrainOption]] = {
             default=training.TIMEOUT,
         ),
     ],
-    "events: how sparse": [
+    "events: sparsity": [
         TrainOption(
             "network", NETWORKS, "",
             "nmnist, dvs: fc, fully connected (default), or conv, the small convolutional network of the literature, "
@@ -216,13 +216,16 @@ OPTIONS: Dict[str, List[TrainOption]] = {
             "rate_limit", number_or_none, "A",
             "mean spikes per step above which a term of the loss acts on hidden neurons (default: none)",
         ),
-        TrainOption("rate_strength", float, "S", f"its factor (default: {training.EventConfig.rate_strength:g})"),
+        TrainOption(
+            "rate_strength", float, "S",
+            f"factor of the term of --rate-limit (default: {training.EventConfig.rate_strength:g})",
+        ),
         TrainOption("delay", (0, 1), "", "steps from layer to layer (default: 1)"),
     ],
     "data and device": [
         TrainOption(
             "data_dir", Path, "D",
-            "the folder that holds MNIST/raw, or the recordings; needed but for --dataset digits and randman",
+            "the folder that holds MNIST/raw, or the recordings; required except for --dataset digits and randman",
             repeated=True,
         ),
         TrainOption("download", True, "", "let torchvision download MNIST, tonic nmnist, shd and dvs, into --data-dir"),
@@ -234,7 +237,7 @@ OPTIONS: Dict[str, List[TrainOption]] = {
             "samples_per_class", positive_integer, "N",
             f"randman: samples of a class, training and test (default: {_RANDMAN['samples_per_class']})",
         ),
-        TrainOption("manifold_dim", positive_integer, "D", "randman: of the manifolds (default: 1)"),
+        TrainOption("manifold_dim", positive_integer, "D", "randman: dimension of the manifolds (default: 1)"),
         TrainOption("alpha", float, "", "randman: smoothness of the manifolds (default: 2)"),
         TrainOption(
             "no_cache", True, "",
@@ -249,7 +252,7 @@ OPTIONS: Dict[str, List[TrainOption]] = {
         ),
         TrainOption(
             "threads", positive_integer, "N",
-            "of the CPU (default: 1 for a small network, else PyTorch's number or OMP_NUM_THREADS)",
+            "CPU threads (default: 1 for a small network, else PyTorch's number or OMP_NUM_THREADS)",
         ),
     ],
     "output": [
@@ -263,7 +266,7 @@ OPTIONS: Dict[str, List[TrainOption]] = {
             "checkpoint", Path, "FILE",
             "saved after each epoch (default: out/train-DATASET.pt; an explicit FILE needs an existing folder)",
         ),
-        TrainOption("no_checkpoint", True, "", "save none"),
+        TrainOption("no_checkpoint", True, "", "save no checkpoint"),
         TrainOption(
             "save_every", positive_integer, "N",
             "also save the checkpoint after every N batches of an epoch, and when a signal stops the training",
