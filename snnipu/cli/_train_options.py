@@ -105,7 +105,9 @@ _CONV = " and ".join(f"{values['grad_threshold']:g} for {name}" for name, values
 _RANDMAN = EVENT_DEFAULTS["randman"]
 OPTIONS: Dict[str, List[TrainOption]] = {
     "network and schedule": [
-        TrainOption("dataset", (*training.DATASETS, *training.EVENT_DATASETS), "", f"data set (default: {_IMAGES.dataset})"),
+        TrainOption(
+            "dataset", (*training.DATASETS, *training.EVENT_DATASETS), "", f"data set (default: {_IMAGES.dataset})"
+        ),
         TrainOption("steps", positive_integer, "T", "time steps ({default})"),
         TrainOption(
             "hidden", hidden_layers, "N[,N...]",
