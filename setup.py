@@ -1,10 +1,10 @@
-"""Build of the torch-free native library: one shared library for each instruction set, chosen when it is loaded.
+"""Build the native library, which does not link PyTorch: a shared library per instruction set, chosen at load time.
 
 Environment:
   SNNIPU_REQUIRE_NATIVE=1  a failed native build is an error (default: install without it; the slow reference runs)
-  SNNIPU_BUILD_ISA=all     libraries for every instruction set of the machine's kind, as wheels have them (default: the
-                           best one of this processor)
-  CXX, CXXFLAGS, LDFLAGS   compiler and further flags; the machine that is built for is the compiler's
+  SNNIPU_BUILD_ISA=all     build libraries for every instruction set of the machine's kind, as in wheels (default: only
+                           for the best one of this processor)
+  CXX, CXXFLAGS, LDFLAGS   the compiler and further flags; libraries are built for the compiler's target
 """
 
 import ast
@@ -34,7 +34,7 @@ except ImportError:  # setuptools before 70.1
 
 ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
-# Files of a list are compiled as one: most of the time would go into reading the same headers again and again.
+# Files of a list are compiled as one unit: otherwise most of the time would be spent on reading the same headers.
 SOURCES = [
     ["host/neurons.cpp"],
     ["host/sparse_lif.cpp", "host/sparse_linear.cpp", "host/select_spikes.cpp"],
@@ -51,34 +51,35 @@ SOURCES[1] += [
 ]
 native_sources = runpy.run_path(str(ROOT / "snnipu" / "_native_sources.py"))
 FLAGS, X86_FLAGS = native_sources["FLAGS"], native_sources["X86_FLAGS"]
-find_compiler, said_by = native_sources["find_compiler"], native_sources["said_by"]
+find_compiler, first_output_line = native_sources["find_compiler"], native_sources["first_output_line"]
 target_of, HERE = native_sources["target_of"], native_sources["HERE"]
-# The IPU model, libsnnipu-ipu-model.so, on Linux alone as the SDK is: every file of these patterns,
+# Sources of the IPU model, libsnnipu-ipu-model.so, which is built on Linux only, as the SDK is.
 MODEL_SOURCES = ["csrc/ipu_model/*.cpp", "csrc/ipu_model/*/src/*.cpp", "csrc/graph/*.cpp", "custom_ops/*.cpp"]
-# those of a list compiled as one; the first pattern that fits counts.
+# Files that match a list are compiled as one unit. The first list that matches counts.
 MODEL_UNITS = [["csrc/graph/*.cpp"], ["custom_ops/*.cpp"], ["csrc/ipu_model/codelets_neuron.cpp"]]
 MODEL_UNITS += [["csrc/ipu_model/codelets_*.cpp", "csrc/ipu_model/popart/src/sum_table.cpp"]]
 MODEL_UNITS += [["csrc/ipu_model/poplar/src/*.cpp", "csrc/ipu_model/perf_estimates.cpp", "csrc/ipu_model/counts.cpp"]]
 MODEL_UNITS += [["csrc/ipu_model/popart/src/[!s]*.cpp", "csrc/ipu_model/popart/src/sum.cpp", "csrc/ipu_model/api.cpp"]]
 MODEL_INCLUDES = ["csrc", ".", "csrc/ipu_model/poplar/include", "csrc/ipu_model/popart/include"]
-# It is slow to compile, and fast enough without more. Lanes of a float2, as on a tile.
+# -O1 is fast enough, and higher levels are slow to compile. A lane has 8 bytes, a float2 as on a tile.
 MODEL_FLAGS = ["-O1", "-DSNNIPU_LANE_BYTES=8", "-DSNNIPU_COMPACT_CODE", "-DONNX_NAMESPACE=onnx"]
-# Every vector that a vertex reads or writes must begin where a tile could.
+# Check that every vector that a vertex reads or writes is aligned as on a tile.
 MODEL_FLAGS += ["-DSNNIPU_CHECK_ALIGNMENT"]
-# Programs may use its Poplar: it is visible, but stays with itself where a real one is loaded too.
+# The model's Poplar symbols are visible, because programs may use them. -Bsymbolic makes the model call its own symbols
+# even if a real Poplar is loaded.
 NOT_OF_MODEL = ("-O3", "-fvisibility=hidden")
 MODEL_LINK = ["-Wl,-Bsymbolic"]
 MODEL = "ipu-model"
-# What `python -m snnipu build-ipu` builds with a Poplar SDK, laid out in snnipu/_ipu_sources as it is here.
+# Sources that `python -m snnipu build-ipu` compiles with a Poplar SDK. snnipu/_ipu_sources has the same folders.
 IPU_FOLDERS = ["custom_ops", "csrc/graph", "csrc/neuron", "csrc/vertices"]
 IPU_SOURCES = [f"{folder}/{name}" for folder in IPU_FOLDERS for name in ("*.cpp", "*.hpp", "Makefile")]
 IPU_SOURCES += ["snnipu/_version.py", "snnipu/equations.py", "snnipu/_generator/*.py"]
-# What a user's own neuron is compiled with (snnipu/backends/compiled.py), beside csrc/neuron.
+# Sources that are compiled with a user's neuron (snnipu/backends/compiled.py), besides csrc/neuron.
 IPU_SOURCES += ["csrc/host/*.h", "csrc/host/*.hpp", "csrc/host/parallel.cpp"]
 
 
 def instruction_sets(machine):
-    """Name -> compiler flags."""
+    """Return the instruction sets of a machine: name -> compiler flags."""
     if machine == "x86_64":
         return X86_FLAGS
     if machine == "aarch64":
@@ -87,7 +88,7 @@ def instruction_sets(machine):
 
 
 def best_isa(compiler):
-    """Return the best instruction set of this processor, by the library's own test of it."""
+    """Return the best instruction set of this processor, by compiling and running the library's test of it."""
     version = ['-DSNNIPU_VERSION=""', '-DSNNIPU_ISA="baseline"', f"-I{CSRC}"]
     version.append(f"-I{CSRC / 'ipu_model' / 'poplar' / 'include'}")
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +102,7 @@ def best_isa(compiler):
             command.append("-ldl")
         built = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if built.returncode != 0:
-            raise RuntimeError(f"{compiler[0]} failed for a program that asks for the instruction set: {built.stdout}")
+            raise RuntimeError(f"{compiler[0]} failed for a program that tests the instruction set: {built.stdout}")
         return subprocess.run([str(program)], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
@@ -111,7 +112,7 @@ def package_version():
 
 
 def load(name, path):
-    """A module of the package by itself: the package needs PyTorch, what the build takes of it does not."""
+    """Import a module of the package from its file. Importing the package would import PyTorch."""
     spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)])
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -128,19 +129,19 @@ def write_generated(folder):
 
 
 def model_units():
-    """The IPU model's files, those that are compiled together side by side."""
-    left = sorted(path for pattern in MODEL_SOURCES for path in ROOT.glob(pattern))
+    """Return the files of the IPU model, in lists that are compiled as one unit."""
+    remaining = sorted(path for pattern in MODEL_SOURCES for path in ROOT.glob(pattern))
     units = []
     for patterns in MODEL_UNITS:
-        unit = [path for path in left if any(path in ROOT.glob(pattern) for pattern in patterns)]
-        left = [path for path in left if path not in unit]
+        unit = [path for path in remaining if any(path in ROOT.glob(pattern) for pattern in patterns)]
+        remaining = [path for path in remaining if path not in unit]
         units.append(unit)
-    units += [[path] for path in left]
+    units += [[path] for path in remaining]
     return [[str(path.relative_to(ROOT)) for path in unit] for unit in units if unit]
 
 
 class BuildNative(build_ext):
-    """Compiles csrc into snnipu/_native; what went wrong is left there for `python -m snnipu info`."""
+    """Compile csrc into snnipu/_native. If that fails, write the error to a file there for `python -m snnipu info`."""
 
     user_options: ClassVar = [*build_ext.user_options, ("isa=", None, "build for this instruction set only")]
 
@@ -165,34 +166,34 @@ class BuildNative(build_ext):
             print(f"warning: snnipu's native library was not built: {error}", file=sys.stderr)
 
     def say(self, text):
-        # A wheel's builder and make show it at once.
+        # Flush, because pip and make read the output through a pipe.
         if self.verbose:
             print(text, flush=True)
 
     def build(self, folder):
         compiler = find_compiler()
         target = target_of(compiler)
-        wanted = instruction_sets(target.machine)
+        isas = instruction_sets(target.machine)
         if self.isa is not None:
-            if self.isa not in wanted:
-                raise RuntimeError(f"--isa must be one of {list(wanted)}, got {self.isa!r}")
-            wanted = {self.isa: wanted[self.isa]}
-        elif os.environ.get("SNNIPU_BUILD_ISA") != "all" and len(wanted) > 1 and target == HERE:
+            if self.isa not in isas:
+                raise RuntimeError(f"--isa must be one of {list(isas)}, got {self.isa!r}")
+            isas = {self.isa: isas[self.isa]}
+        elif os.environ.get("SNNIPU_BUILD_ISA") != "all" and len(isas) > 1 and target == HERE:
             best = best_isa(compiler)
-            wanted = {best: wanted[best]}
+            isas = {best: isas[best]}
         extra, link = shlex.split(os.environ.get("CXXFLAGS", "")), shlex.split(os.environ.get("LDFLAGS", ""))
         record = {
             "sources": native_sources["fingerprint"](ROOT),
             "version": package_version(),
-            "compiler": said_by([*compiler, "--version"]),
+            "compiler": first_output_line([*compiler, "--version"]),
             "flags": [*compiler[1:], *extra, *link],
             "system": target.system,
             "machine": target.machine,
-            "libraries": [*wanted, *([MODEL] if self.isa is None and target.system == "linux" else [])],
+            "libraries": [*isas, *([MODEL] if self.isa is None and target.system == "linux" else [])],
         }
         for place in [folder, ROOT / "snnipu" / "_native"]:
             if native_sources["record"](place) == record and not self.force:
-                self.say(f"native libraries: those of {place} are of these sources, compiler and flags")
+                self.say(f"native libraries: {place} is up to date with sources, compiler and flags")
                 if place != folder:
                     shutil.rmtree(folder)
                     shutil.copytree(place, folder)
@@ -202,8 +203,8 @@ class BuildNative(build_ext):
         self.compile_all(folder, compiler, target, record["libraries"], extra, link)
         (folder / native_sources["RECORD"]).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
-    def compile_all(self, folder, compiler, target, wanted, extra, link):
-        """Every library in parts, as many at once as there are processors; linked when its last part is done."""
+    def compile_all(self, folder, compiler, target, names, extra, link):
+        """Compile the parts of all libraries, one for each processor at a time. Link a library after its last part."""
         version = [f'-DSNNIPU_VERSION="{package_version()}"']
         if target.system == "linux":
             version += ["-include", str(CSRC / "host" / "old_runtimes.hpp")]
@@ -212,15 +213,15 @@ class BuildNative(build_ext):
         model += [f"-I{ROOT / include}" for include in MODEL_INCLUDES]
         units = [[f"csrc/{file}" for file in unit] for unit in SOURCES]
         isas = instruction_sets(target.machine)
-        libraries = {isa: ([*host, *isas[isa], f'-DSNNIPU_ISA="{isa}"'], units) for isa in wanted if isa in isas}
-        if MODEL in wanted:
+        libraries = {isa: ([*host, *isas[isa], f'-DSNNIPU_ISA="{isa}"'], units) for isa in names if isa in isas}
+        if MODEL in names:
             libraries[MODEL] = (model, model_units())
         parts = [(name, files) for name, (_, units) in libraries.items() for files in units]
-        # The largest first: the processors are then done at the same time.
+        # Start with the largest part, so that all processors finish at about the same time.
         parts.sort(key=lambda part: -sum((ROOT / file).stat().st_size for file in part[1]))
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        many = f"{len(parts)} parts on {processors} processors"
-        self.say(f"native libraries, by {compiler[0]}: {', '.join(libraries)}, in {many}")
+        count = f"{len(parts)} parts on {processors} processors"
+        self.say(f"native libraries, by {compiler[0]}: {', '.join(libraries)}, in {count}")
 
         def run(name, command):
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -234,7 +235,7 @@ class BuildNative(build_ext):
         def compile_part(name, files):
             started = time.monotonic()
             part = str(Path(objects) / (f"{name}-" + "-".join(Path(files[-1]).with_suffix(".o").parts)))
-            # The same bytes in every folder.
+            # -ffile-prefix-map makes the result independent of the folder.
             command = [*compiler, *libraries[name][0], *extra, f"-I{objects}", f"-ffile-prefix-map={ROOT}/="]
             for file in files[:-1]:
                 command += ["-include", str(ROOT / file)]
@@ -242,7 +243,7 @@ class BuildNative(build_ext):
             return name, part, time.monotonic() - started
 
         waiting = {name: len(units) for name, (_, units) in libraries.items()}
-        found = {name: [] for name in libraries}
+        objects_of = {name: [] for name in libraries}
         spent = dict.fromkeys(libraries, 0.0)
         with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(max_workers=processors) as pool:
             write_generated(Path(objects))
@@ -250,15 +251,15 @@ class BuildNative(build_ext):
             try:
                 for future in as_completed(futures):
                     name, part, seconds = future.result()
-                    found[name].append(part)
+                    objects_of[name].append(part)
                     spent[name] += seconds
                     waiting[name] -= 1
                     if waiting[name]:
                         continue
-                    # A linker for Windows leaves other files beside it.
+                    # Link in the temporary folder, because a linker for Windows writes further files there.
                     linked, library = Path(objects) / target.library(name), folder / target.library(name)
                     flags = MODEL_LINK if name == MODEL else []
-                    command = [*compiler, "-shared", "-pthread", *flags, *extra, *sorted(found[name])]
+                    command = [*compiler, "-shared", "-pthread", *flags, *extra, *sorted(objects_of[name])]
                     run(name, [*command, "-o", str(linked), *link, *target.link_flags(name)])
                     shutil.move(str(linked), str(library))
                     size = library.stat().st_size / 1e6
@@ -276,13 +277,13 @@ class BuildNative(build_ext):
 
 
 class BuildWithSources(build_py):
-    """The package, and the sources of the PopART operators; an editable install has them in its checkout."""
+    """Build the package with the sources of the PopART operators; an editable install has them in its checkout."""
 
     def sources(self):
-        """Path in the checkout -> path in the package that is built."""
+        """Return the sources to copy: path in the checkout -> path in the package."""
         folder = Path(self.build_lib) / "snnipu" / "_ipu_sources"
-        found = sorted(path for pattern in IPU_SOURCES for path in ROOT.glob(pattern))
-        return {str(path): str(folder / path.relative_to(ROOT)) for path in found}
+        paths = sorted(path for pattern in IPU_SOURCES for path in ROOT.glob(pattern))
+        return {str(path): str(folder / path.relative_to(ROOT)) for path in paths}
 
     def run(self):
         super().run()
@@ -296,7 +297,7 @@ class BuildWithSources(build_py):
 
 
 def cross_platform():
-    """The wheel's platform, linux_aarch64 say, where the compiler's target is another than this machine; else None."""
+    """Return the platform of the wheel, such as linux_aarch64, if the compiler targets another machine; else None."""
     try:
         target = target_of(find_compiler())
     except (RuntimeError, OSError):
@@ -311,7 +312,10 @@ def cross_platform():
 
 
 def bill_of_materials(requirements, libraries):
-    """Of a wheel, by CycloneDX 1.6, the same whenever it is made: what it needs, and the bytes of its libraries."""
+    """Return the bill of materials of a wheel, in the format CycloneDX 1.6: requirements, and hashes of libraries.
+
+    It has no dates, so that builds are reproducible.
+    """
     files = [
         {
             "type": "file",
@@ -320,21 +324,21 @@ def bill_of_materials(requirements, libraries):
         }
         for library in libraries
     ]
-    needed = [{"type": "library", "name": requirement, "scope": "required"} for requirement in sorted(requirements)]
+    packages = [{"type": "library", "name": requirement, "scope": "required"} for requirement in sorted(requirements)]
     purl = f"pkg:pypi/snnipu@{package_version()}"
     this = {"type": "library", "bom-ref": purl, "name": "snnipu", "version": package_version(), "purl": purl}
     bill = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": {"component": this}}
-    return json.dumps({**bill, "components": [*files, *needed]}, indent=2) + "\n"
+    return json.dumps({**bill, "components": [*files, *packages]}, indent=2) + "\n"
 
 
 class PlatformWheel(bdist_wheel):
-    """The library is loaded with ctypes: one wheel serves every Python 3."""
+    """Build a wheel for any Python 3, because the library is loaded with ctypes."""
 
     def write_wheelfile(self, wheelfile_base, *arguments, **options):
         super().write_wheelfile(wheelfile_base, *arguments, **options)
         native = Path(self.bdist_dir or "") / "snnipu" / "_native"
         if not native.is_dir():
-            return  # an editable installation: nothing is in it
+            return  # the wheel of an editable installation has no libraries
         folder = Path(wheelfile_base) / "sboms"
         folder.mkdir()
         bill = bill_of_materials(self.distribution.install_requires, sorted(native.glob("libsnnipu*")))

@@ -1,7 +1,7 @@
-"""What the native libraries are built from, as one number; and by what: the compiler and its flags.
+"""The compiler and the flags of the native libraries, and a fingerprint of their sources.
 
-The number is kept beside them, and compared where sources are at hand. ``setup.py`` runs this file by itself: it needs
-the standard library alone.
+The build stores the fingerprint in the folder of the libraries. It is compared if the sources are available.
+``setup.py`` runs this file alone, so it may import only the standard library.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-# Contraction of multiply and add would break the equality, bit by bit, with PyTorch.
+# With contraction of multiply and add, results would not be bitwise equal to PyTorch's.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
 X86_FLAGS: Dict[str, List[str]] = {
@@ -26,30 +26,35 @@ X86_FLAGS: Dict[str, List[str]] = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c", "-mpopcnt", "-mbmi"],
 }
 
-# GCC for Windows does not align the stack as AVX needs it, and Microsoft's compiler lacks vectors as a type.
+# On Windows only ziglang is used: GCC does not align the stack as AVX needs it, and MSVC has no vector types.
 _COMPILERS = () if sys.platform == "win32" else ("c++", "g++", "clang++")
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-# The oldest systems that PyTorch 2 is for, as ziglang names its targets. Untold it compiles for this very processor.
+# ziglang's names of the oldest systems that PyTorch 2 supports. Without a target, ziglang compiles for this processor.
 _ZIG_TARGETS = {"linux": "{}-linux-gnu.2.17", "darwin": "{}-macos.11.0", "windows": "{}-windows-gnu"}
 
-# Beside the libraries, written when all of them have been built.
+# Name of a file in the folder of the libraries, which is written when all of them have been built.
 RECORD = "built_from.json"
 _FOLDERS = ("csrc", "custom_ops")
 _SUFFIXES = (".cpp", ".hpp", ".h")
 
 
-class Target(NamedTuple):
-    """What libraries are for: ``linux``, ``darwin`` or ``windows``, and ``x86_64``, ``aarch64`` or another machine."""
+class BuildTarget(NamedTuple):
+    """The system and the machine for which libraries are built.
+
+    Attributes:
+        system: ``linux``, ``darwin``, ``windows`` or ``unknown``.
+        machine: ``x86_64``, ``aarch64`` or another one.
+    """
 
     system: str
     machine: str
 
     def library(self, name: str) -> str:
-        """File name of the library ``name``. Python's own convention on a Mac is .so, too."""
+        """Return the file name of the library ``name``. It ends in .so on a Mac too, as Python's extensions do."""
         return f"libsnnipu-{name}{'.dll' if self.system == 'windows' else '.so'}"
 
     def link_flags(self, name: str) -> List[str]:
-        """What the linker is told for the library ``name``, behind its objects."""
+        """Return the linker's flags for the library ``name``, which follow its objects."""
         if self.system == "darwin":
             return [f"-Wl,-install_name,@rpath/{self.library(name)}"]
         return ["-ldl"] if self.system == "linux" else []
@@ -59,50 +64,59 @@ def _machine(name: str) -> str:
     return _MACHINES.get(name.lower(), name.lower())
 
 
-HERE = Target(platform.system().lower(), _machine(platform.machine()))
+HERE = BuildTarget(platform.system().lower(), _machine(platform.machine()))
 
 
-def target_of(compiler: Sequence[str]) -> Target:
-    """What ``compiler`` compiles for."""
+def target_of(compiler: Sequence[str]) -> BuildTarget:
+    """Return the target of ``compiler``."""
     if "-target" in compiler:
         triple = compiler[compiler.index("-target") + 1].lower()
     else:
-        triple = said_by([*compiler, "-dumpmachine"]).lower()
+        triple = first_output_line([*compiler, "-dumpmachine"]).lower()
     names = {"linux": "linux", "darwin": "darwin", "macos": "darwin", "windows": "windows", "mingw": "windows"}
     system = next((system for name, system in names.items() if name in triple), "unknown")
-    return Target(system, _machine(triple.split("-")[0]))
+    return BuildTarget(system, _machine(triple.split("-")[0]))
 
 
 def find_compiler() -> List[str]:
-    """The words that call the C++ compiler: ``CXX``, else the first of the usual names on the ``PATH`` that answers,
-    else the Clang of the package ziglang, where it is installed."""
+    """Return the command of the C++ compiler as words.
+
+    It is that of ``CXX``. Else it is the first of the usual names on the ``PATH`` that works, or else the Clang of the
+    package ziglang.
+
+    Raises:
+        RuntimeError: there is no compiler.
+    """
     if os.environ.get("CXX"):
-        # A backslash in a path of Windows is no escape.
+        # In a Windows path, a backslash is not an escape character.
         words = shlex.split(os.environ["CXX"].replace("\\", "/") if sys.platform == "win32" else os.environ["CXX"])
         zig = Path(words[0]).stem == "zig" or "ziglang" in words
         return [*words, "-target", _zig_target()] if zig and "-target" not in words else words
     for name in _COMPILERS:
-        # A Mac has a c++ that only says what to install.
-        if shutil.which(name) and _answers(name):
+        # A Mac without a compiler has a c++ that only prints how to install one.
+        if shutil.which(name) and _works(name):
             return [name]
-    found = _ziglang()
-    if found is not None:
-        return [str(found), "c++", "-target", _zig_target()]
+    zig = _ziglang()
+    if zig is not None:
+        return [str(zig), "c++", "-target", _zig_target()]
     raise RuntimeError(
         f"no C++ compiler found (looked for {', '.join(['$CXX', *_COMPILERS])}, and for ziglang, "
         "which `pip install ziglang` installs)"
     )
 
 
-def _answers(name: str) -> bool:
+def _works(name: str) -> bool:
     try:
-        return bool(said_by([name, "--version"]))
+        return bool(first_output_line([name, "--version"]))
     except (RuntimeError, OSError):
         return False
 
 
 def _ziglang() -> Optional[Path]:
-    """The program of the package ziglang; pip hides the environment's packages from a build, but not their folder."""
+    """Return the program of the package ziglang, or None.
+
+    During a build, pip hides the packages of the environment from imports, but their folder can be searched.
+    """
     spec = importlib.util.find_spec("ziglang")
     folders = [Path(spec.origin).parent] if spec is not None and spec.origin else []
     folders += [Path(sysconfig.get_path(name)) / "ziglang" for name in ("purelib", "platlib")]
@@ -116,8 +130,8 @@ def _zig_target() -> str:
     return _ZIG_TARGETS[HERE.system].format(HERE.machine)
 
 
-def said_by(command: Sequence[str]) -> str:
-    """The first line of what a compiler says."""
+def first_output_line(command: Sequence[str]) -> str:
+    """Run a compiler, and return the first line that it prints. Raise RuntimeError if it fails or prints nothing."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0 or not done.stdout.strip():
         raise RuntimeError(f"{' '.join(command)} failed: {done.stdout.strip()[:200] or 'no message'}")
@@ -125,7 +139,7 @@ def said_by(command: Sequence[str]) -> str:
 
 
 def fingerprint(root: Path) -> Optional[str]:
-    """SHA-256 of the sources in ``root``, those of the flags among them; None where ``root`` has none."""
+    """Return the SHA-256 of the native sources in ``root``, this file and setup.py included; None if there are none."""
     if not ((root / "setup.py").is_file() and (root / "csrc" / "host").is_dir()):
         return None
     files = [path for folder in _FOLDERS for path in (root / folder).rglob("*") if path.suffix in _SUFFIXES]
@@ -140,9 +154,9 @@ def fingerprint(root: Path) -> Optional[str]:
 
 
 def record(folder: Path) -> Optional[Dict[str, Any]]:
-    """What the libraries in ``folder`` were built from; None where that is not known."""
+    """Return the record of the build that made the libraries in ``folder``; None if there is none."""
     try:
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        contents = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return contents if isinstance(contents, dict) else None

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from snnipu import _native_sources
-from snnipu._native_sources import HERE, Target, find_compiler, target_of
+from snnipu._native_sources import HERE, BuildTarget, find_compiler, target_of
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="compilers made of shell scripts")
 
@@ -50,7 +50,7 @@ def test_zig_is_told_a_target(machine, monkeypatch, words):
     assert find_compiler()[:-2] == words.split()
     assert target_of(find_compiler()) == HERE
     monkeypatch.setenv("CXX", f"{words} -target aarch64-macos.11.0")
-    assert target_of(find_compiler()) == Target("darwin", "aarch64")
+    assert target_of(find_compiler()) == BuildTarget("darwin", "aarch64")
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_zig_is_told_a_target(machine, monkeypatch, words):
     ],
 )
 def test_targets(machine, triple, system, machine_name):
-    assert target_of([machine("bin/c++", answer=f"echo {triple}")]) == Target(system, machine_name)
+    assert target_of([machine("bin/c++", answer=f"echo {triple}")]) == BuildTarget(system, machine_name)
 
 
 def test_names_of_libraries():
-    assert Target("windows", "x86_64").library("avx2") == "libsnnipu-avx2.dll"
-    assert Target("linux", "x86_64").library("avx2") == Target("darwin", "x86_64").library("avx2")
+    assert BuildTarget("windows", "x86_64").library("avx2") == "libsnnipu-avx2.dll"
+    assert BuildTarget("linux", "x86_64").library("avx2") == BuildTarget("darwin", "x86_64").library("avx2")

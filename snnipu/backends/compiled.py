@@ -30,7 +30,7 @@ import torch
 
 from snnipu import equations
 from snnipu._generator import SURROGATES_HEADER, Neuron, print_neurons, print_surrogates
-from snnipu._native_sources import FLAGS, HERE, X86_FLAGS, find_compiler, said_by
+from snnipu._native_sources import FLAGS, HERE, X86_FLAGS, find_compiler, first_output_line
 from snnipu._version import __version__
 from snnipu.backends import host, neurons
 from snnipu.backends.libraries import header_folder
@@ -141,7 +141,7 @@ def _compiler() -> _Compiler:
     """Return the C++ compiler, and the flags for the instruction set in use."""
     try:
         words = find_compiler()
-        version = said_by([*words, "--version"])
+        version = first_output_line([*words, "--version"])
     except (RuntimeError, OSError) as error:
         raise CompileError(f"{error}; install one, or name it in CXX") from None
     flags = [*FLAGS, *X86_FLAGS.get(host.isa() or "", []), "-shared"]

@@ -298,7 +298,7 @@ def test_each_has_a_library_of_its_own(compiler, monkeypatch, tmp_path, what):
         dtype = torch.float64
     elif what == "compiler":
         monkeypatch.setenv("CXX", f"{os.environ['CXX']} -g")
-        monkeypatch.setattr(compiled, "said_by", lambda words: "another 2.0")
+        monkeypatch.setattr(compiled, "first_output_line", lambda words: "another 2.0")
     elif what == "header":
         folder = tmp_path / "csrc"
         shutil.copytree(compiled.header_folder(), folder)
