@@ -50,13 +50,13 @@ def broadcasts_to(argument: object, step_shape: torch.Size) -> bool:
 
 
 def permute_step(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """Return a view with the last dimensions, those of a step, permute_argument by ``order``."""
+    """Return a view whose last dimensions, a step, are permuted by ``order``."""
     first = tensor.dim() - len(order)
     return tensor.permute(*range(first), *(first + dim for dim in order))
 
 
 def permute_argument(argument: Any, order: Sequence[int]) -> Any:
-    """Return a view of a state or parameter for steps whose dimensions are permute_argument by ``order``."""
+    """Return a view of a state or parameter for steps whose dimensions are permuted by ``order``."""
     if not isinstance(argument, torch.Tensor) or argument.dim() == 0:
         return argument
     return permute_step(argument.reshape((1,) * (len(order) - argument.dim()) + argument.shape), order)

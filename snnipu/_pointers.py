@@ -28,7 +28,7 @@ def pointer(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: Size) -> 
     ):
         raise _refusal(name, tensor, dtype, size)
     address = tensor.data_ptr()
-    # Without memory (a ZeroTensor, or a storage that was freed) the address is the offset alone.
+    # A tensor without memory (a ZeroTensor, or one with a freed storage) has its offset as the address.
     if address == tensor.storage_offset() * tensor.element_size() and tensor.numel():
         raise ValueError(f"{name} must have memory, got a tensor of shape {tuple(tensor.shape)} without")
     return address

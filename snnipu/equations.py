@@ -1,21 +1,21 @@
-"""One time step of every neuron, in snnTorch's order of operations.
+"""The equations of a time step of every neuron, in snnTorch's order of operations.
 
-Each function takes the input current ``x``, the states before the step and, by keyword, the parameters; it returns the
-output spikes and the states after the step, in the order of snnTorch's ``forward``. Run in a loop under autograd it
-*is* the neuron; the kernels of every backend are derived from it (``snnipu._generator``).
+Each function takes the input current ``x``, the states before the step and, by keyword, the parameters. It returns the
+output spikes and the states after the step, in the order of snnTorch's ``forward``. In a loop under autograd the
+function is the reference of the neuron. ``snnipu._generator`` derives the kernels of every backend from it.
 
-``spike(u)`` is the step function ``H(u)``, ``H(0) = 0``, whose derivative is a surrogate's; ``.detach()`` stops
-gradients. In 16 bit, states and parameters are kept in float32, and ``spike`` sees the first term of ``u``, the
-membrane, as it is rounded when it is stored. Keywords with a default are options, chosen once: they are no tensors. A
-state called ``spk`` is the output of the step before.
+``spike(u)`` is the step function ``H(u)``, ``H(0) = 0``, with the derivative of a surrogate. ``.detach()`` stops
+gradients. A keyword with a default is an option, chosen when the neuron is made; it is no tensor. A state called
+``spk`` is the output of the step before. In 16 bit, states and parameters are computed in float32. ``spike`` then
+rounds the membrane, the first term of ``u``, to the 16 bits in which it is stored.
 
 The equations are those of snnTorch 1.0 (Eshraghian et al., "Training spiking neural networks using lessons from deep
-learning", Proc. IEEE 2023). Names: ``mem`` membrane, ``syn`` synaptic current, ``reset`` 1 where the membrane was above
-the threshold before the step.
+learning", Proc. IEEE 2023). Names: ``mem`` is the membrane, ``syn`` the synaptic current, and ``reset`` is 1 if the
+membrane was above the threshold before the step.
 
-A surrogate gradient is a function of ``u``, the membrane above the threshold, of ``grad``, the gradient of the spike,
-and of up to two numbers; it returns ``grad`` times what takes the place of ``dS/du``. Kernels know a surrogate by its
-place in ``SURROGATES``.
+A surrogate gradient is a function of ``u`` (the membrane minus the threshold), of ``grad`` (the gradient of the spike)
+and of up to two numbers. It returns ``grad`` times the surrogate of ``dS/du``. Kernels identify a surrogate by its
+index in ``SURROGATES``.
 """
 
 import math
@@ -25,7 +25,7 @@ OPTIONS = {"reset_mechanism": ("subtract", "zero", "none"), "reset_delay": (True
 
 
 def reset_by(mem, reset, threshold, reset_mechanism):
-    """The membrane after ``reset`` resets: 1, 0 or, to take one back, -1."""
+    """Return the membrane after ``reset`` resets: 1, 0 or, to undo one, -1."""
     if reset_mechanism == "subtract":
         return mem - reset * threshold
     if reset_mechanism == "zero":
@@ -94,7 +94,7 @@ def rleaky(
 
 
 def rsynaptic(x, spk, syn, mem, *, alpha, beta, V, threshold, graded_spikes_factor, spike, reset_mechanism="subtract"):
-    # snnTorch's RSynaptic takes a reset_delay, and its states are the same with it and without.
+    # snnTorch's RSynaptic accepts a reset_delay that has no effect on the states.
     reset = spike(mem - threshold).detach()
     syn = alpha.clamp(0, 1) * syn + x + spk * V
     mem = reset_by(beta.clamp(0, 1) * mem + syn, reset, threshold, reset_mechanism)
@@ -129,7 +129,7 @@ def atan(u, grad, alpha):
 
 
 def sigmoid(u, grad, slope):
-    # Even in u, so that exp never overflows.
+    # The absolute value makes the exponent negative, so that exp never overflows.
     e = (-(slope * u).abs()).exp()
     base = e + 1
     return grad * slope * e / (base * base)

@@ -1,6 +1,7 @@
-"""From a neuron's equation to kernels: its step recorded on symbols, the adjoint derived, both printed.
+"""The generator of kernels from a neuron's equation.
 
-Torch-free, with relative imports alone: ``setup.py`` runs it in pip's isolated build.
+It records the step with symbols, derives the adjoint, and prints both as C++ and Triton. The package imports no PyTorch
+and uses only relative imports, because ``setup.py`` runs it in pip's isolated build.
 """
 
 from typing import Any, Dict, Mapping
@@ -25,7 +26,7 @@ SURROGATES_HEADER = "generated_surrogates.hpp"
 
 
 def headers(equations: Mapping[str, Any]) -> Dict[str, str]:
-    """Return the headers that the C++ sources include, by file name; ``equations``: the names of ``equations.py``."""
+    """Return the generated C++ headers by file name; ``equations`` is the namespace of ``equations.py``."""
     neurons = [neuron(function, equations["OPTIONS"]) for function in equations["NEURONS"]]
     surrogates = print_surrogates(equations["SURROGATES"])
     return {"generated_neurons.hpp": print_neurons(neurons), SURROGATES_HEADER: surrogates}

@@ -1,4 +1,4 @@
-"""Writes what the IPU's vertices and graphs include: ``cd snnipu && python -m _generator FOLDER``."""
+"""Write the generated C++ headers into a folder: ``cd snnipu && python -m _generator FOLDER``."""
 
 import runpy
 import sys

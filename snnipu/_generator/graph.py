@@ -1,6 +1,6 @@
-"""What a step function does, as a list of operations: the values that stand in for tensors while it runs.
+"""Recording of a step function as a list of operations: the function runs on symbolic values instead of tensors.
 
-Torch-free: ``setup.py`` runs it where there is no PyTorch.
+The module imports no PyTorch, because ``setup.py`` runs it without.
 """
 
 import linecache
@@ -16,11 +16,11 @@ Operand = Union["Value", float]
 
 
 class TraceError(TypeError):
-    """A step function that kernels cannot be made of: the message names the operation and the line."""
+    """An error of a step function that kernels cannot express. The message names the operation and the line."""
 
 
-def _line() -> Tuple[str, int]:
-    """Where the step function is at: the innermost line that is neither of this package nor of PyTorch's."""
+def _current_line() -> Tuple[str, int]:
+    """Return file and line of the innermost frame outside this package and PyTorch, that of the step function."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -31,13 +31,13 @@ def _line() -> Tuple[str, int]:
     return "?", 0
 
 
-def _where(line: Tuple[str, int]) -> str:
+def _describe_line(line: Tuple[str, int]) -> str:
     text = linecache.getline(*line).strip()
     return f"line {line[1]} of {line[0]}" + (f", `{text}`" if text else "")
 
 
 class Graph:
-    """The operations of one step, in the order they were done."""
+    """The operations of one step, in the order of their execution."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -49,13 +49,13 @@ class Graph:
         return value
 
     def input(self, kind: str, name: str) -> "Value":
-        """A value that comes from outside: ``kind`` says from where (``x``, ``state``, ``parameter``, ...)."""
+        """Add an input of the step; ``kind`` is ``x``, ``state``, ``parameter`` or a kind of gradient."""
         value = self.add("input", ())
         value.kind, value.name, value.varies = kind, name, kind != "parameter"
         return value
 
     def insert(self, before: "Value", operation: str, operands: Tuple[Operand, ...]) -> "Value":
-        """An operation that is done ahead of ``before``."""
+        """Add an operation before the value ``before``."""
         value = self.add(operation, operands)
         self.values.insert(before.index, self.values.pop())
         for index, other in enumerate(self.values):
@@ -63,13 +63,13 @@ class Graph:
         return value
 
     def refuse(self, what: str, line: Optional[Tuple[str, int]] = None) -> NoReturn:
-        raise TraceError(f"{self.name}: {what} ({_where(line or _line())})")
+        raise TraceError(f"{self.name}: {what} ({_describe_line(line or _current_line())})")
 
 
 class Value:
-    """The result of one operation. It has a tensor's operators and methods as far as kernels have them."""
+    """The symbolic result of one operation. It has the operators and methods of a tensor that kernels support."""
 
-    # numpy's scalars and arrays leave an operation to us.
+    # With None, NumPy's scalars and arrays defer to the operators of this class.
     __array_ufunc__ = None
     __hash__ = object.__hash__
 
@@ -79,8 +79,8 @@ class Value:
         self.operands = operands
         self.is_bool = is_bool
         self.index = len(graph.values)
-        self.line = _line()
-        # Whether it may be another in each step: it is made of the input or of a state.
+        self.line = _current_line()
+        # True if the value depends on the input or on a state, so that it changes from step to step.
         self.varies: bool = operation in ("spike", "stored") or any(value.varies for value in self.inputs)
         self.kind = ""
         self.name = ""
@@ -93,10 +93,10 @@ class Value:
     def inputs(self) -> Tuple["Value", ...]:
         return tuple(operand for operand in self.operands if isinstance(operand, Value))
 
-    # ---- what is recorded
+    # ---- operations that are recorded
 
     def _operand(self, operand: Any, operation: str) -> Operand:
-        """``operand`` as a number or a value of this graph."""
+        """Check that ``operand`` is a number or a value of this graph; return it."""
         if isinstance(operand, Value):
             if operand.graph is not self.graph:
                 self.graph.refuse(f"{operation} takes a value of another function's trace")
@@ -108,87 +108,87 @@ class Value:
         kind = type(operand).__name__
         self.graph.refuse(f"{operation} takes a {kind} from outside the step: make it a parameter or a number")
 
-    def _do(self, operation: str, *operands: Any, is_bool: bool = False) -> "Value":
+    def _record(self, operation: str, *operands: Any, is_bool: bool = False) -> "Value":
         return self.graph.add(operation, tuple(self._operand(o, operation) for o in operands), is_bool)
 
-    def _bools(self, operation: str, *operands: Any) -> "Value":
+    def _record_bool(self, operation: str, *operands: Any) -> "Value":
         for operand in operands:
             if not (isinstance(operand, Value) and operand.is_bool):
                 self.graph.refuse(f"{operation} takes comparisons only")
         return self.graph.add(operation, operands, True)
 
     def __add__(self, other: Any) -> "Value":
-        return self._do("add", self, other)
+        return self._record("add", self, other)
 
     def __radd__(self, other: Any) -> "Value":
-        return self._do("add", other, self)
+        return self._record("add", other, self)
 
     def __sub__(self, other: Any) -> "Value":
-        return self._do("sub", self, other)
+        return self._record("sub", self, other)
 
     def __rsub__(self, other: Any) -> "Value":
-        return self._do("sub", other, self)
+        return self._record("sub", other, self)
 
     def __mul__(self, other: Any) -> "Value":
-        # The one operation for which PyTorch takes a comparison as a number without being asked.
+        # Multiplication is the only operation for which PyTorch converts a comparison to a number.
         if self.is_bool and not (isinstance(other, Value) and other.is_bool):
             return self.float() * other
         if isinstance(other, Value) and other.is_bool:
             other = other.float()
-        return self._do("mul", self, other)
+        return self._record("mul", self, other)
 
     def __rmul__(self, other: Any) -> "Value":
         if self.is_bool:
             return other * self.float()
-        return self._do("mul", other, self)
+        return self._record("mul", other, self)
 
     def __truediv__(self, other: Any) -> "Value":
-        return self._do("div", self, other)
+        return self._record("div", self, other)
 
     def __rtruediv__(self, other: Any) -> "Value":
-        # A number by a tensor is in PyTorch the tensor's reciprocal times the number.
-        return self._do("mul", self._do("reciprocal", self), other)
+        # PyTorch computes number / tensor as the tensor's reciprocal times the number.
+        return self._record("mul", self._record("reciprocal", self), other)
 
     def __neg__(self) -> "Value":
-        return self._do("neg", self)
+        return self._record("neg", self)
 
     def __pos__(self) -> "Value":
         return self
 
     def __abs__(self) -> "Value":
-        return self._do("abs", self)
+        return self._record("abs", self)
 
     def __pow__(self, exponent: Any) -> "Value":
         if not isinstance(exponent, numbers.Real):
             self.graph.refuse("pow takes an exponent that is a number, known when the step is written")
-        return self._do("pow", self, exponent)
+        return self._record("pow", self, exponent)
 
     def __gt__(self, other: Any) -> "Value":
-        return self._do("gt", self, other, is_bool=True)
+        return self._record("gt", self, other, is_bool=True)
 
     def __ge__(self, other: Any) -> "Value":
-        return self._do("ge", self, other, is_bool=True)
+        return self._record("ge", self, other, is_bool=True)
 
     def __lt__(self, other: Any) -> "Value":
-        return self._do("lt", self, other, is_bool=True)
+        return self._record("lt", self, other, is_bool=True)
 
     def __le__(self, other: Any) -> "Value":
-        return self._do("le", self, other, is_bool=True)
+        return self._record("le", self, other, is_bool=True)
 
     def __eq__(self, other: Any) -> "Value":  # type: ignore[override]
-        return self._do("eq", self, other, is_bool=True)
+        return self._record("eq", self, other, is_bool=True)
 
     def __ne__(self, other: Any) -> "Value":  # type: ignore[override]
-        return self._do("ne", self, other, is_bool=True)
+        return self._record("ne", self, other, is_bool=True)
 
     def __and__(self, other: Any) -> "Value":
-        return self._bools("logical_and", self, other)
+        return self._record_bool("logical_and", self, other)
 
     def __or__(self, other: Any) -> "Value":
-        return self._bools("logical_or", self, other)
+        return self._record_bool("logical_or", self, other)
 
     def __invert__(self) -> "Value":
-        return self._bools("logical_not", self)
+        return self._record_bool("logical_not", self)
 
     def clamp(self, min: Any = None, max: Any = None) -> "Value":
         for bound in (min, max):
@@ -197,10 +197,10 @@ class Value:
         if min is None and max is None:
             self.graph.refuse("clamp takes a bound")
         low = float("-inf") if min is None else min
-        return self._do("clamp", self, low, float("inf") if max is None else max)
+        return self._record("clamp", self, low, float("inf") if max is None else max)
 
     def where(self, condition: Any, other: Any) -> "Value":
-        """``self`` where ``condition`` holds, else ``other``."""
+        """Return ``self`` where ``condition`` is true, else ``other``."""
         return select(condition, self, other)
 
     def float(self) -> "Value":
@@ -209,7 +209,7 @@ class Value:
         return self.graph.add("value_of", (self,))
 
     def to(self, dtype: Any) -> "Value":
-        """A comparison as 1 or 0; ``dtype`` is that of the neuron."""
+        """Return a comparison as 1 or 0; ``dtype`` is ignored, since all values have the neuron's."""
         return self.float() if self.is_bool else self
 
     type_as = to
@@ -219,21 +219,23 @@ class Value:
         return "the neuron's"
 
     def spike(self) -> "Value":
-        """H(self), with a surrogate's gradient."""
+        """Return H(self), with the gradient of a surrogate."""
         if self.is_bool:
-            self.graph.refuse("spike takes a comparison: it makes one itself")
+            self.graph.refuse("spike takes a comparison: it must be the membrane minus the threshold")
         return self.graph.add("spike", (self,))
 
-    def of(self, operands: "Tuple[Value, ...]", gradient: "Callable[[Value], Tuple[Any, ...]]") -> "Value":
-        """``self``, made of ``operands`` by a function that has a backward pass of its own: ``gradient(g)`` gives
-        theirs; None: zero."""
+    def with_gradient(self, operands: "Tuple[Value, ...]", gradient: "Callable[[Value], Tuple[Any, ...]]") -> "Value":
+        """Return ``self`` as the result of an autograd function of ``operands``.
+
+        ``gradient(g)`` returns the gradients of the operands; None is zero.
+        """
         if self.is_bool or not self.varies:
-            self.graph.refuse("a function with a backward pass of its own gives a number for each neuron")
+            self.graph.refuse("the result of an autograd function must be a number for each neuron")
         value = self.graph.add("own", (self, *operands))
         value.gradient = gradient
         return value
 
-    # ---- what is refused
+    # ---- operations that are errors
 
     def __bool__(self) -> bool:
         self.graph.refuse("an `if`, `and`, `or` or `while` on a tensor's values: torch.where(condition, a, b) selects")
@@ -241,7 +243,7 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        self.graph.refuse(why_not(name))
+        self.graph.refuse(refusal_reason(name))
 
     def __setattr__(self, name: str, to: Any) -> None:
         if name not in _FIELDS:
@@ -253,9 +255,9 @@ class Value:
         name = getattr(function, "__name__", str(function))
         if name in FUNCTIONS:
             return FUNCTIONS[name](*args, **(kwargs or {}))
-        found = _first_value((*args, *(kwargs or {}).values()))
-        assert found is not None
-        found.graph.refuse(why_not(name))
+        value = _first_value((*args, *(kwargs or {}).values()))
+        assert value is not None
+        value.graph.refuse(refusal_reason(name))
 
 
 def _first_value(arguments: Tuple[Any, ...]) -> Optional[Value]:
@@ -263,26 +265,26 @@ def _first_value(arguments: Tuple[Any, ...]) -> Optional[Value]:
         if isinstance(argument, Value):
             return argument
         if isinstance(argument, (tuple, list)):
-            found = _first_value(tuple(argument))
-            if found is not None:
-                return found
+            value = _first_value(tuple(argument))
+            if value is not None:
+                return value
     return None
 
 
 def select(condition: Any, first: Any = None, second: Any = None) -> Value:
-    """``torch.where``."""
-    found = _first_value((condition, first, second))
-    assert found is not None
+    """Record ``torch.where``."""
+    known = _first_value((condition, first, second))
+    assert known is not None
     if not (isinstance(condition, Value) and condition.is_bool):
-        found.graph.refuse("where takes a comparison as its condition")
+        known.graph.refuse("where takes a comparison as its condition")
     if first is None or second is None:
-        found.graph.refuse("where without values gives indices: a step is elementwise")
+        known.graph.refuse("where without values gives indices: a step is elementwise")
     values = tuple(condition._operand(value, "where") for value in (first, second))
     return condition.graph.add("where", (condition, *values))
 
 
-def why_not(name: str) -> str:
-    """Why a step cannot have the operation ``name``."""
+def refusal_reason(name: str) -> str:
+    """Return the reason why a step cannot have the operation ``name``."""
     if name in _REDUCTIONS:
         return f"{name}() goes over several neurons: a step is one neuron's"
     if name in _PRODUCTS:
@@ -292,7 +294,7 @@ def why_not(name: str) -> str:
     if name.endswith("_") and not name.startswith("_"):
         return f"{name}() writes in place: a step returns its new states"
     if name in ("item", "tolist", "numpy", "__float__", "__int__", "__index__"):
-        return f"{name} takes a number out of a tensor: kernels are made before there are numbers"
+        return f"{name} takes a number out of a tensor: kernels are compiled before there is data"
     return f"{name} is not one of the operations kernels are made of"
 
 
@@ -305,27 +307,27 @@ _PRODUCTS = _words("matmul mm bmm mv dot einsum linear conv1d conv2d conv3d addm
 _SHAPES = _words("shape size view reshape flatten permute transpose unsqueeze squeeze expand cat stack roll T dim")
 
 
-def _forbid(name: str, spoken: str) -> Callable[..., Any]:
+def _forbid(name: str, message: str) -> Callable[..., Any]:
     def method(self: Value, *unused: Any) -> Any:
-        self.graph.refuse(spoken)
+        self.graph.refuse(message)
 
     method.__name__ = name
     return method
 
 
 for _name in ("add", "sub", "mul", "truediv", "pow", "and", "or", "matmul"):
-    setattr(Value, f"__i{_name}__", _forbid(f"__i{_name}__", why_not(f"i{_name}_")))
+    setattr(Value, f"__i{_name}__", _forbid(f"__i{_name}__", refusal_reason(f"i{_name}_")))
 for _name in ("__getitem__", "__setitem__", "__iter__", "__len__", "__float__", "__int__", "__index__"):
-    setattr(Value, _name, _forbid(_name, why_not(_name)))
+    setattr(Value, _name, _forbid(_name, refusal_reason(_name)))
 for _name in ("__matmul__", "__rmatmul__", "__rpow__", "__mod__", "__floordiv__", "__rfloordiv__", "__xor__"):
-    setattr(Value, _name, _forbid(_name, why_not(_name)))
+    setattr(Value, _name, _forbid(_name, refusal_reason(_name)))
 
 
 def _both(name: str) -> Callable[..., Value]:
     def function(first: Any, second: Any) -> Value:
-        found = _first_value((first, second))
-        assert found is not None
-        return found._do(name, first, second)
+        value = _first_value((first, second))
+        assert value is not None
+        return value._record(name, first, second)
 
     return function
 
@@ -341,9 +343,9 @@ def _binary(name: str) -> Callable[..., Value]:
     return function
 
 
-# Functions of the torch module, and methods of the same names.
+# Supported functions of the torch module, and methods of the same names.
 FUNCTIONS: Dict[str, Callable[..., Any]] = {
-    name: (lambda operation: lambda value: value._do(operation, value))(name)
+    name: (lambda operation: lambda value: value._record(operation, value))(name)
     for name in sorted(_words("abs neg reciprocal exp log sqrt sigmoid tanh relu sin cos sign detach"))
 }
 FUNCTIONS.update({name: _both(name) for name in ("minimum", "maximum")})

@@ -1,25 +1,33 @@
-"""A neuron as it is compiled: the variants of its equation, and the parameters they have in common."""
+"""Neurons for the printers: the distinct variants of an equation, and the parameters of all variants."""
 
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .graph import Operand, TraceError, Value
 from .step import Step, variants
 
-# csrc/neuron/sequence.hpp's.
+# The limits of csrc/neuron/sequence.hpp.
 MOST_STATES, MOST_PARAMETERS = 8, 16
 
 
 class Neuron(NamedTuple):
-    """A neuron as it is compiled."""
+    """A neuron with all variants of its equation.
+
+    Attributes:
+        name: name of the neuron.
+        states: names of its states.
+        steps: the recorded step of each variant.
+        parameters: derived parameters of all variants, as expressions.
+        options: each choice of options, with the number of its variant.
+    """
 
     name: str
     states: Tuple[str, ...]
-    steps: List[Step]  # one for each variant
-    parameters: List[str]  # the derived ones of all variants, as expressions
-    options: List[Tuple[Dict[str, Any], int]]  # choices of options -> variant
+    steps: List[Step]
+    parameters: List[str]
+    options: List[Tuple[Dict[str, Any], int]]
 
     def variant(self, **options: Any) -> int:
-        """The number of the variant with these options."""
+        """Return the number of the variant with these options."""
         for chosen, number in self.options:
             if chosen == options:
                 return number
@@ -27,7 +35,7 @@ class Neuron(NamedTuple):
 
 
 def neuron(function: Callable[..., Any], values: Optional[Mapping[str, Sequence[Any]]] = None) -> Neuron:
-    """The variants of an equation, those alone that differ; ``values`` are the values its options may take."""
+    """Record the distinct variants of an equation; ``values`` has the possible values of each option."""
     steps: List[Step] = []
     options: List[Tuple[Dict[str, Any], int]] = []
     printed: List[str] = []
@@ -42,17 +50,17 @@ def neuron(function: Callable[..., Any], values: Optional[Mapping[str, Sequence[
     for step in steps:
         parameters += [text for text in map(expression, step.derived) if text not in parameters]
     name = getattr(function, "__name__", "neuron")
-    for what, found, most in (
+    for kind, count, most in (
         ("states", len(steps[0].states), MOST_STATES),
         ("parameters, counting what is made of them alone", len(parameters), MOST_PARAMETERS),
     ):
-        if found > most:
-            raise TraceError(f"{name} has {found} {what}; kernels take up to {most}")
+        if count > most:
+            raise TraceError(f"{name} has {count} {kind}; kernels take up to {most}")
     return Neuron(name, steps[0].states, steps, parameters, options)
 
 
 def expression(value: Operand) -> str:
-    """A value written out, as one line."""
+    """Return a value as one line of text: nested calls of operations on inputs and numbers."""
     if not isinstance(value, Value):
         return repr(value)
     return value.name or f"{value.operation}({', '.join(map(expression, value.operands))})"

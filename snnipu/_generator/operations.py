@@ -1,7 +1,7 @@
-"""The operations kernels are made of, one line each: C++ on lanes, Triton, PyTorch's tensors, and the derivative.
+"""The table of operations: each as C++ on lanes, as Triton, as a function of tensors, and with its derivative.
 
-Derivatives are PyTorch's own, operation by operation (``derivatives.yaml``): gradients are equal bit by bit.
-They are functions of the result's gradient, the result and the operands, and give the operands' gradients; None: zero.
+A derivative is a function of the result's gradient, the result and the operands. It returns the operands' gradients;
+None is zero. The formulas are those of PyTorch's ``derivatives.yaml``, so gradients equal PyTorch's bit by bit.
 """
 
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
@@ -28,7 +28,7 @@ def _where(condition: Any, first: Any, second: Any) -> Any:
 
 
 def _tie(g: Value, a: Any, b: Any, larger: Value) -> Value:
-    """``g`` where ``larger``, and half of it where both are equal."""
+    """Return ``g`` where ``larger``, half of it where a equals b, and 0 elsewhere."""
     return select(a == b, g / 2, select(larger, g, 0.0))
 
 
@@ -75,7 +75,7 @@ OPERATIONS: Dict[str, Operation] = {
         _where,
         lambda g, y, c, a, b: (None, select(c, g, 0.0), select(c, 0.0, g)),
     ),
-    # Of `Value.of`, which brings the derivative.
+    # The result of `Value.with_gradient`, which sets the derivative.
     "own": _O("{0}", "{0}", lambda a, *unused: a, None),
     "detach": _O("{0}", "{0}", lambda a: a.detach(), None),
     "value_of": _O("{0} ? {one} : {zero}", "tl.where({0}, {one}, {zero})", lambda a: a.float(), None),

@@ -1,10 +1,11 @@
-"""Steps and adjoints as Triton functions.
+"""The printer of steps and adjoints as Triton functions.
 
 For a neuron ``name``: ``name_step(x, before..., parameter..., storage, VARIANT)`` returns the spike and the states
 after it; ``name_adjoint(x, before..., after..., parameter..., grad_spk, grad_after..., seed..., storage, p, q, VARIANT,
-SURROGATE, PARAMETERS)`` returns the gradients of x, of the states before the step and, zeros without PARAMETERS, of the
-parameters. ``storage`` is a pointer to what spikes are stored in; p and q are the surrogate's constants. Arguments that
-a variant does not read may be anything. The loops around them are ``print_triton_kernels``'s.
+SURROGATE, PARAMETERS)`` returns the gradients of x, of the states before the step, and of the parameters. Without
+PARAMETERS, the last are zeros. ``storage`` is a pointer of the dtype in which states are stored; p and q are the
+surrogate's numbers. Arguments that a variant does not read may be anything. ``print_triton_kernels`` prints the loops
+over time.
 """
 
 import math
@@ -25,7 +26,7 @@ import triton.language as tl
 from snnipu.backends.triton.sequence import _offsets, _parameter, _repeated, _row, _store_sum, _through_spike
 from snnipu.backends.triton.neuron_maths import *
 '''
-_OWN = {
+_FUNCTION_CALLS = {
     "spike": "_heaviside({0})",
     "stored": "_stored({0}, storage)",
     "surrogate": "_through_spike({0}, {1}, p, q, SURROGATE)",
@@ -33,7 +34,7 @@ _OWN = {
 
 
 def print_triton(neurons: Sequence[Neuron], unrolls: bool = True) -> str:
-    """A module with the functions of each neuron; ``unrolls``: whether this Triton has loops that it unrolls."""
+    """Return the text of a module with the functions of each neuron; ``unrolls``: this Triton can unroll loops."""
     return "\n\n".join([HEAD, *(text for neuron in neurons for text in _functions(neuron, unrolls))]) + "\n"
 
 
@@ -41,19 +42,19 @@ def _functions(neuron: Neuron, unrolls: bool) -> List[str]:
     states, parameters = range(len(neuron.states)), range(len(neuron.parameters))
     before = [f"before{s}" for s in states]
     after = [f"after{s}" for s in states]
-    given = [f"parameter{p}" for p in parameters]
+    derived = [f"parameter{p}" for p in parameters]
     grads = [f"grad_after{s}" for s in states]
     seeds = [f"seed{s}" for s in states]
     sums = [f"sum{p}" for p in parameters]
-    step = ["x", *before, *given, "storage", "VARIANT: tl.constexpr"]
-    adjoint = ["x", *before, *after, *given, "grad_spk", *grads, *seeds, "storage", "p", "q", "VARIANT: tl.constexpr"]
+    step = ["x", *before, *derived, "storage", "VARIANT: tl.constexpr"]
+    adjoint = ["x", *before, *after, *derived, "grad_spk", *grads, *seeds, "storage", "p", "q", "VARIANT: tl.constexpr"]
     adjoint += ["SURROGATE: tl.constexpr", "PARAMETERS: tl.constexpr"]
-    steps = [_Body(neuron, made).step() for made in neuron.steps]
-    adjoints = [_Body(neuron, made).adjoint(Adjoint(made)) for made in neuron.steps]
-    into = ["grad_x", *(f"grad_before{s}" for s in states), *sums]
+    steps = [_Body(neuron, recorded).step() for recorded in neuron.steps]
+    adjoints = [_Body(neuron, recorded).adjoint(Adjoint(recorded)) for recorded in neuron.steps]
+    results = ["grad_x", *(f"grad_before{s}" for s in states), *sums]
     return [
         _function(f"{neuron.name}_step", step, steps, ["spk", *(f"next{s}" for s in states)]),
-        _function(f"{neuron.name}_adjoint", adjoint, adjoints, into),
+        _function(f"{neuron.name}_adjoint", adjoint, adjoints, results),
         *print_kernels(neuron, neuron.name, unrolls),
     ]
 
@@ -73,19 +74,19 @@ def _function(name: str, arguments: Sequence[str], bodies: Sequence[List[str]], 
 class _Body:
     def __init__(self, neuron: Neuron, step: Step) -> None:
         self.neuron = neuron
-        self.made = step
+        self.recorded_step = step
         self.names: Dict[int, str] = {id(step.x): "x"}
         self.names.update((id(value), f"before{s}") for s, value in enumerate(step.before))
         self.places = [neuron.parameters.index(expression(value)) for value in step.derived]
         self.names.update((id(value), f"parameter{p}") for p, value in zip(self.places, step.derived))
 
     def step(self) -> List[str]:
-        lines = self._lines([self.made.spk, *self.made.after], self.made.derived)
-        lines.append(f"spk = {self._operand(self.made.spk)}")
-        return lines + [f"next{s} = {self._operand(value)}" for s, value in enumerate(self.made.after)]
+        lines = self._lines([self.recorded_step.spk, *self.recorded_step.after], self.recorded_step.derived)
+        lines.append(f"spk = {self._operand(self.recorded_step.spk)}")
+        return lines + [f"next{s} = {self._operand(value)}" for s, value in enumerate(self.recorded_step.after)]
 
     def adjoint(self, adjoint: Adjoint) -> List[str]:
-        self.names.update((id(value), f"after{s}") for s, value in adjoint.kept)
+        self.names.update((id(value), f"after{s}") for s, value in adjoint.stored_states)
         self.names[id(adjoint.grad_spk)] = "grad_spk"
         self.names.update((id(value), f"grad_after{s}") for s, value in enumerate(adjoint.grad_after))
         self.names.update((id(value), f"seed{s}") for s, value in enumerate(adjoint.seeds))
@@ -111,7 +112,7 @@ class _Body:
     def _value(self, value: Value) -> str:
         if value.operation == "pow":
             return self._power(self._operand(value.operands[0]), value.operands[1])
-        template = _OWN.get(value.operation) or OPERATIONS[value.operation].triton
+        template = _FUNCTION_CALLS.get(value.operation) or OPERATIONS[value.operation].triton
         like = next((self.names[id(o)] for o in value.inputs if not o.is_bool), "x")
         operands = [self._operand(operand, like) for operand in value.operands]
         return template.format(*operands, one=self._operand(1.0, "x"), zero=self._operand(0.0, "x"))
@@ -129,6 +130,6 @@ class _Body:
             return self.names[id(operand)]
         if not math.isfinite(operand):
             return f"float('{operand}')"
-        # A number in the text is a float32.
+        # Triton reads a number in the code as float32.
         exact = struct.unpack("f", struct.pack("f", operand))[0] == operand
         return repr(operand) if exact or not like else f"tl.full({like}.shape, {operand!r}, {like}.dtype)"

@@ -1,31 +1,31 @@
-"""The loops over time around a neuron's Triton functions: two kernels, ``name_fwd_kernel`` and ``name_bwd_kernel``.
+"""The printer of the Triton kernels that loop over time: ``name_fwd_kernel`` and ``name_bwd_kernel``.
 
-A program keeps the states of a block of elements (one neuron of one sample each) in registers over all steps. What a
-step reads is asked for AHEAD steps before: a row for each of them is in registers. A row that is moved to another
-register is waited for, so that loops are unrolled by as many steps: then none is moved. The number of steps and all
-sizes are arguments at run time; a kernel is compiled for its options and dtypes.
+A program keeps the states of a block of elements (one neuron of one sample each) in registers over all steps. Loads are
+prefetched by AHEAD steps, so AHEAD rows are in registers. Moving a row to another register would wait for its load. The
+loops are therefore unrolled by AHEAD steps, and no row is moved. The number of steps and all sizes are arguments at run
+time; a kernel is compiled for its options and dtypes.
 """
 
 from typing import Callable, List, NamedTuple, Sequence
 
 from .neuron import Neuron
 
-# Rows that are asked for in advance, and steps of a loop's body.
+# Number of rows that are prefetched, and of steps in the body of a loop.
 AHEAD = 4
 
 
 class _Stream(NamedTuple):
-    """What is read row by row: ``row`` is the text of a load, of an index."""
+    """A tensor that is read row by row; ``row(index)`` is the code of a load."""
 
     name: str
     row: Callable[[str], str]
 
     def start(self, index: Callable[[int], str]) -> List[str]:
-        """Loads of the first rows, ``index`` of their numbers."""
+        """Return the loads of the first rows; ``index(n)`` is the code of the index of row n."""
         return [f"{self.name}{n} = {self.row(index(n))}" for n in range(AHEAD)]
 
     def advance(self, index: str) -> List[str]:
-        """The next row in the place of this one; ``index`` is of the one to ask for."""
+        """Return the lines that move to the next row and prefetch the row ``index``."""
         moves = [f"{self.name}{n} = {self.name}{n + 1}" for n in range(AHEAD - 1)]
         return [f"coming = {self.row(index)}", *moves, f"{self.name}{AHEAD - 1} = coming"]
 
@@ -47,14 +47,14 @@ def _repeated(pointer: str, index: str, rows: str) -> str:
 
 
 def forward_arguments(neuron: Neuron) -> List[str]:
-    """The tensors and sizes of the forward kernel, in order."""
+    """Return the names of the tensors and sizes of the forward kernel, in order."""
     s, p = range(len(neuron.states)), range(max(1, len(neuron.parameters)))
     names = ["x", *(f"initial{n}" for n in s), *(f"given{n}" for n in p), "spk"]
     return [*names, *(f"kept{n}" for n in s), *(f"final{n}" for n in s), "steps", "units", *(f"count{n}" for n in p)]
 
 
 def backward_arguments(neuron: Neuron) -> List[str]:
-    """The tensors, sizes and numbers of the backward kernel, in order."""
+    """Return the names of the tensors, sizes and numbers of the backward kernel, in order."""
     s, p = range(len(neuron.states)), range(max(1, len(neuron.parameters)))
     names = ["x", *(f"initial{n}" for n in s), *(f"kept{n}" for n in s), *(f"given{n}" for n in p), "grad_spk"]
     names += [*(f"upstream{n}" for n in s), *(f"grad_final{n}" for n in s), "into_x"]
@@ -77,7 +77,7 @@ def _kernel(name: str, arguments: Sequence[str], constants: Sequence[str], body:
 
 def _begin(neuron: Neuron) -> List[str]:
     return [
-        # A product with UNIT tells the compiler how rows are aligned.
+        # The product with UNIT lets the compiler deduce the alignment of rows.
         "elements = units.to(tl.int64) * UNIT",
         "offsets = _offsets(0, BLOCK, WIDE)",
         "mask = offsets < elements",
@@ -90,7 +90,7 @@ def _begin(neuron: Neuron) -> List[str]:
 
 
 def print_kernels(neuron: Neuron, name: str, unrolls: bool) -> List[str]:
-    """Both kernels; the neuron's functions are ``name_step`` and ``name_adjoint``."""
+    """Return both kernels; they call the functions ``name_step`` and ``name_adjoint``."""
     return [_forward(neuron, name, unrolls), _backward(neuron, name, unrolls)]
 
 
@@ -132,7 +132,8 @@ def _backward(neuron: Neuron, name: str, unrolls: bool) -> str:
     body = [*_begin(neuron), "p = (zeros + p_high) + p_low", "q = (zeros + q_high) + q_low", "last = steps - 1"]
     body += ["sum_x = zeros", *(f"sum{n} = zeros" for n in parameters)]
     for s in states:
-        # What the last step's states get from outside; the others' comes with the step behind them.
+        # The gradient of the states after the last step starts with their upstream gradients. Seeds add those of the
+        # other steps.
         body += [f"carry{s} = zeros", f"after{s} = zeros"]
         body += _if(f"HAS_FINAL{s}", [f"carry{s} = tl.load(grad_final{s} + offsets, mask=mask, other=0.0)"])
         after = f"after{s} = {befores[s].row('last')}.to(zeros.dtype)"
@@ -147,7 +148,7 @@ def _backward(neuron: Neuron, name: str, unrolls: bool) -> str:
     loop += _if("READ_X and not CONSTANT_INPUT", current.advance(f"t - {AHEAD}"))
     loop += _if("HAS_GRAD_SPK", ["from_spk = g0.to(zeros.dtype)", *spk.advance(f"t - {AHEAD}")])
     for s in states:
-        # A row before the first is zeros.
+        # A row before the first step is loaded as zeros, so the initial state can be added.
         first = ["length = elements * (t == 0).to(tl.int64)"]
         first += [f"before{s} = before{s} + tl.load(initial{s} + offsets, mask=offsets < length, other=0.0)"]
         loop += [f"before{s} = zeros", f"seed{s} = zeros"]

@@ -1,4 +1,4 @@
-"""A neuron's step and its adjoint as graphs, from the neuron's equation."""
+"""A neuron's step as a graph, recorded from its equation, and the adjoint of the step."""
 
 import inspect
 import itertools
@@ -7,12 +7,12 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from .graph import Graph, Operand, TraceError, Value
 from .operations import OPERATIONS
 
-# A state of this name is the step's output.
+# A state with this name is the output of the step.
 OUTPUT = "spk"
 
 
 class Signature(NamedTuple):
-    """What an equation's signature says: ``(x, *states, *, parameters, spike, options=default)``."""
+    """The parts of an equation's signature ``(x, *states, *, parameters, spike, options=default)``."""
 
     states: Tuple[str, ...]
     parameters: Tuple[str, ...]
@@ -41,17 +41,17 @@ def signature(function: Callable[..., Any]) -> Signature:
 class Step:
     """The operations of one time step.
 
-    ``derived`` are the values made of parameters alone that the step uses: they are the same in every step, and are the
-    parameters of the kernels. :meth:`derive` computes them with PyTorch, whose gradient and dtypes they then have.
+    ``derived`` are the values that depend on parameters alone and that the step uses. They are equal in every step, and
+    are the parameters of the kernels. Operators compute them in PyTorch, so autograd covers them.
     """
 
     def __init__(self, function: Callable[..., Any], options: Optional[Mapping[str, Any]] = None) -> None:
         self.name = getattr(function, "__name__", str(function))
         self.function = function
-        found = signature(function)
-        self.states, self.parameters = found.states, found.parameters
-        self.options = {**found.options, **(options or {})}
-        unknown = set(self.options) - set(found.options)
+        parts = signature(function)
+        self.states, self.parameters = parts.states, parts.parameters
+        self.options = {**parts.options, **(options or {})}
+        unknown = set(self.options) - set(parts.options)
         if unknown:
             raise TraceError(f"{self.name} has no option {', '.join(sorted(unknown))}")
         self.graph = graph = Graph(self.name)
@@ -80,15 +80,15 @@ class Step:
             )
         for name, value in zip(expected, values):
             if not isinstance(value, Value) or value.graph is not self.graph or value.is_bool:
-                what = "a comparison" if isinstance(value, Value) else f"a {type(value).__name__}"
-                raise TraceError(f"{self.name} must return {name} as a tensor made of its arguments, got {what}")
+                kind = "a comparison" if isinstance(value, Value) else f"a {type(value).__name__}"
+                raise TraceError(f"{self.name} must return {name} as a tensor made of its arguments, got {kind}")
         named = dict(zip(expected, values))
         return named[OUTPUT], [named[name] for name in self.states]
 
     def _read_membranes_as_stored(self) -> None:
-        """Let every spike see the membrane as it is rounded in storage.
+        """Make every spike read the membrane rounded to the dtype in which it is stored.
 
-        The membrane is the first term of the spike's argument that is a state; where none is, the first one.
+        The membrane is the first term of the spike's argument that is a state; else the first term.
         """
         states = [*self.before, *self.after]
         for spike in [value for value in self.graph.values if value.operation == "spike"]:
@@ -108,14 +108,14 @@ class Step:
             spike.operands = (stored,)
 
     def _derived(self, outputs: Sequence[Value]) -> List[Value]:
-        """Values of parameters alone that a value that changes with time, or an output, is made of."""
-        found: List[Value] = []
+        """Return the derived parameters: inputs of values that vary, or outputs, that do not vary themselves."""
+        derived: List[Value] = []
         for value in needed(outputs, ()):
             users = value.inputs if value.varies else ((value,) if is_one_of(value, outputs) else ())
             for other in users:
-                if not other.varies and not is_one_of(other, found):
-                    found.append(other)
-        return found
+                if not other.varies and not is_one_of(other, derived):
+                    derived.append(other)
+        return derived
 
 
 def is_one_of(value: Operand, values: Sequence[Value]) -> bool:
@@ -123,21 +123,24 @@ def is_one_of(value: Operand, values: Sequence[Value]) -> bool:
 
 
 def needed(results: Sequence[Optional[Operand]], leaves: Sequence[Value]) -> List[Value]:
-    """What ``results`` are made of, in the order of the trace; what lies behind ``leaves`` is left out."""
+    """Return the values on which ``results`` depend, in recorded order; the inputs of ``leaves`` are not followed."""
     stop = {id(leaf) for leaf in leaves}
-    found: Dict[int, Value] = {}
-    left = [result for result in results if isinstance(result, Value)]
-    while left:
-        value = left.pop()
-        if id(value) not in found:
-            found[id(value)] = value
+    values: Dict[int, Value] = {}
+    remaining = [result for result in results if isinstance(result, Value)]
+    while remaining:
+        value = remaining.pop()
+        if id(value) not in values:
+            values[id(value)] = value
             if id(value) not in stop:
-                left.extend(value.inputs)
-    return sorted(found.values(), key=lambda value: value.index)
+                remaining.extend(value.inputs)
+    return sorted(values.values(), key=lambda value: value.index)
 
 
 class Reads(NamedTuple):
-    """What an adjoint reads beside gradients: the states before and after the step (bit s), and whether the input."""
+    """The values that an adjoint reads besides gradients.
+
+    ``before`` and ``after`` have a bit for each state before and after the step; ``x`` is True for the input.
+    """
 
     before: int
     after: int
@@ -152,11 +155,12 @@ class Reads(NamedTuple):
 
 
 class Adjoint:
-    """The derivative of a step, by reverse mode, in the order of PyTorch's autograd.
+    """The reverse-mode derivative of a step, in the order of PyTorch's autograd.
 
-    ``grad_spk`` and ``grad_after`` come in; ``seeds`` are what the states before the step get as outputs,
-    to which the step's own are added: that is autograd's order. ``grad_x``, ``grad_before`` and ``grad_derived`` come
-    out; None is zero. Of a neuron whose output is a state, ``grad_spk`` is not read: it is part of that state's.
+    The inputs are ``grad_spk`` and ``grad_after``, the gradients of the results, and ``seeds``. Seeds are the upstream
+    gradients of the states before the step; the step's gradients are added to them, which is autograd's order. The
+    results are ``grad_x``, ``grad_before`` and ``grad_derived``; None is zero. If the output is a state, ``grad_spk``
+    is part of the gradient of that state, and is not read.
     """
 
     def __init__(self, step: Step) -> None:
@@ -193,8 +197,8 @@ class Adjoint:
         self.grad_derived = [grads.get(id(value)) for value in step.derived]
 
     @property
-    def kept(self) -> List[Tuple[int, Value]]:
-        """States after the step that are read where the adjoint needs them, instead of computed again, by number."""
+    def stored_states(self) -> List[Tuple[int, Value]]:
+        """Number and value of each state after the step that the adjoint can read instead of recomputing it."""
         values: List[Tuple[int, Value]] = []
         for number, value in enumerate(self.step.after):
             if value.operation != "input" and not is_one_of(value, [other for _, other in values]):
@@ -202,21 +206,21 @@ class Adjoint:
         return values
 
     @property
-    def others(self) -> List[Tuple[int, Value]]:
-        """Those but for the one that is the output."""
-        return [(number, value) for number, value in self.kept if number != self.step.output_state]
+    def non_output_states(self) -> List[Tuple[int, Value]]:
+        """:attr:`stored_states` other than the output."""
+        return [(number, value) for number, value in self.stored_states if number != self.step.output_state]
 
     @property
     def remakes_output(self) -> bool:
-        """Whether the state that is the output is made of the other states after the step, and parameters alone."""
+        """True if the output is a state, and is a function of the other states after the step and parameters."""
         if self.step.output_state is None:
             return False
-        leaves = [*(value for _, value in self.others), *self.step.derived]
-        found = needed([self.step.spk], leaves)
-        return all(value.operation != "input" or is_one_of(value, leaves) for value in found)
+        leaves = [*(value for _, value in self.non_output_states), *self.step.derived]
+        inputs = needed([self.step.spk], leaves)
+        return all(value.operation != "input" or is_one_of(value, leaves) for value in inputs)
 
     def leaves(self) -> List[Value]:
-        return [*(value for _, value in self.kept), *self.step.derived]
+        return [*(value for _, value in self.stored_states), *self.step.derived]
 
     @property
     def main(self) -> List[Operand]:
@@ -224,11 +228,11 @@ class Adjoint:
         return [0.0 if self.grad_x is None else self.grad_x, *self.grad_before]
 
     def reads(self, results: Sequence[Optional[Operand]]) -> Reads:
-        """What these of its results are made of."""
+        """Return the values that the adjoint reads for these results."""
         read = {id(value) for value in needed(results, self.leaves())}
         return Reads(
             sum(1 << number for number, value in enumerate(self.step.before) if id(value) in read),
-            sum(1 << number for number, value in self.kept if id(value) in read),
+            sum(1 << number for number, value in self.stored_states if id(value) in read),
             id(self.step.x) in read,
         )
 
@@ -245,19 +249,24 @@ def _rule(value: Value) -> Optional[Callable[..., Tuple[Any, ...]]]:
 
 
 def _differentiable(values: Sequence[Value], leaves: Sequence[Value]) -> Dict[int, bool]:
-    found: Dict[int, bool] = {}
+    differentiable: Dict[int, bool] = {}
     for value in values:
         by_rule = value.operation != "input" and not value.is_bool and _rule(value) is not None
-        found[id(value)] = is_one_of(value, leaves) or (by_rule and any(found[id(v)] for v in value.inputs))
-    return found
+        differentiable[id(value)] = is_one_of(value, leaves) or (
+            by_rule and any(differentiable[id(v)] for v in value.inputs)
+        )
+    return differentiable
 
 
 def evaluate(
     results: Sequence[Optional[Operand]], given: Mapping[int, Any], **functions: Callable[..., Any]
 ) -> List[Any]:
-    """``results`` computed with tensors: those of ``given``, by the ``id`` of the values they stand for.
+    """Compute ``results`` with tensors.
 
-    ``functions`` are those for operations that are no tensor's: ``spike``, ``surrogate``, ``stored``.
+    Args:
+        results: recorded values, numbers or None.
+        given: tensors by the ``id`` of the values that they replace.
+        functions: implementations of ``spike``, ``surrogate`` and ``stored``, which tensors do not have.
     """
     computed = dict(given)
     values = [result for result in results if isinstance(result, Value)]
@@ -270,7 +279,7 @@ def evaluate(
 
 
 def variants(function: Callable[..., Any], values: Mapping[str, Sequence[Any]]) -> List[Dict[str, Any]]:
-    """Every choice of the options of ``function``, those of ``values`` in their order."""
+    """Return every choice of the options of ``function``; ``values`` has the values of each option, in order."""
     options = signature(function).options
     for name in options:
         if name not in values:

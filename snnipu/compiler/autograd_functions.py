@@ -275,7 +275,7 @@ def _called(node: Node, tensors: Sequence[Any]) -> Value:
         grads = _Pass(passes.backward, [g, *saved]).output
         return tuple(_gradient(grad) for grad, one in zip(grads, arguments) if isinstance(one, Value))
 
-    return result.of(tuple(one for one in tensors if isinstance(one, Value)), gradient)
+    return result.with_gradient(tuple(one for one in tensors if isinstance(one, Value)), gradient)
 
 
 def _gradient(grad: Any) -> Optional[Value]:

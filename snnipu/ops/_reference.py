@@ -129,7 +129,7 @@ class ReferenceStep:
         step, recorded = self.step, self.recorded
         values = [step.x, *step.before, recorded.grad_spk, *recorded.grad_after, *recorded.seeds]
         tensors = self.as_tensors([x, *before, grad_spk, *grad_after, *seeds])
-        known = [(value, after[place]) for place, value in recorded.kept if after[place] is not None]
+        known = [(value, after[place]) for place, value in recorded.stored_states if after[place] is not None]
         values += [value for value, _ in known]
         tensors += self.as_tensors([state for _, state in known])
         results = [recorded.grad_x, *recorded.grad_before, *recorded.grad_derived]

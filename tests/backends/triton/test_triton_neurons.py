@@ -172,7 +172,7 @@ def bent(x, mem, slow, *, tau, spike):
 
 def with_a_gradient_of_its_own(x, mem, *, tau, spike):
     u = mem * tau + x
-    spk = (u > 0.1).float().of((u, tau), lambda g: (g * (1 - u.tanh() * u.tanh()), g * x))
+    spk = (u > 0.1).float().with_gradient((u, tau), lambda g: (g * (1 - u.tanh() * u.tanh()), g * x))
     return spk, u - spk * 0.3
 
 
