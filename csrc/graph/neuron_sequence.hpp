@@ -24,8 +24,9 @@ struct NeuronInfo {
   std::vector<unsigned> gradients;
 };
 
-// Return nullptr if no neuron has this name.
+// Return the constants of a neuron, or nullptr if no neuron has this name.
 const NeuronInfo *findNeuron(const std::string &name);
+// Return the names of all neurons, for messages.
 std::string neuronNames();
 
 struct NeuronOptions {

@@ -237,7 +237,7 @@ public:
     batch = input.ids.dim(1);
     const std::size_t tiles = graph.getTarget().getNumTiles();
     if (options.layers.empty() || parameters.size() != options.layers.size())
-      refuse("there must be a layer, and parameters for each");
+      refuse("there must be at least one layer, and parameters for each layer");
     checkPlan(options, tiles, batch);
     const std::vector<LayerPlan> &plan = options.plan;
     for (std::size_t l = 0; l < plan.size(); ++l) {
@@ -253,7 +253,7 @@ public:
           layerParameters.weight.numElements() == 0)
         refuse(name + "weight must have shape [neurons, inputs], got " + layerParameters.weight.shapeToString());
       if (l > 0 && config.inputs != options.layers[l - 1].neurons)
-        refuse(name + "its inputs are the neurons of the layer before");
+        refuse(name + "inputs must be the number of neurons of the previous layer");
       for (const Tensor *tensor : {&layerParameters.beta, &layerParameters.threshold})
         if (tensor->numElements() != 1 && tensor->numElements() != config.neurons)
           refuse(name + "beta and threshold must have one element, or one for each neuron, got " +
@@ -264,7 +264,7 @@ public:
         refuse(name + "slots must be 1 or more");
       const Tensor &recurrent = layerParameters.recurrentWeight;
       if (recurrent.valid() != config.recurrent)
-        refuse(name + "a recurrent layer, and no other, has a recurrent weight");
+        refuse(name + "a recurrent layer must have a recurrent weight, other layers must have none");
       if (config.recurrent && (recurrent.shape() != std::vector<std::size_t>{config.neurons, config.neurons} ||
                                recurrent.elementType() != layerParameters.weight.elementType()))
         refuse(name + "the recurrent weight must have shape [neurons, neurons] and the type of the weight, got " +
@@ -795,7 +795,7 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
     }
   }
   Sequence body({Execute(load), Execute(sum), Execute(sumAll)});
-  // A recurrent layer with a next layer has a third sum.
+  // A recurrent layer that is not the last one needs a third sum.
   if (hasThirdSum)
     body.add(Execute(sumOwn));
   body.add(Execute(lif));

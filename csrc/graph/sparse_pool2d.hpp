@@ -20,6 +20,8 @@ struct PooledSlots {
   poplar::Tensor source; // FLOAT [steps, batch, capacity]: slot of the input that attains a maximum
 };
 
+// Return the pooled spikes, [steps, batch, capacity]. Throw std::invalid_argument if the spikes' types or shapes or the
+// options are wrong.
 PooledSlots sparsePool2d(poplar::Graph &graph, const SlotTensors &spikes, const SparsePool2dOptions &options,
                          poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 

@@ -53,8 +53,8 @@ void addCast(poplar::Graph &graph, poplar::ComputeSet cs, const poplar::Tensor &
 void addSumRows(poplar::Graph &graph, poplar::ComputeSet cs, const poplar::Tensor &in, std::size_t rows,
                 const poplar::Tensor &out, float scale, std::size_t tile);
 
-// Return scale * the sum of a vector, as [1]. Long vectors are summed in several levels, because one number keeps one
-// worker busy.
+// Return scale * the sum of a vector, as [1]. Long vectors are summed in several levels, because a single sum keeps
+// only one worker busy.
 poplar::Tensor sumOfAll(poplar::Graph &graph, const poplar::Tensor &vector, float scale,
                         poplar::program::Sequence &prog, const poplar::DebugContext &debug);
 

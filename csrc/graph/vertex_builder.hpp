@@ -1,4 +1,4 @@
-// A vertex on a tile; methods connect and set its fields.
+// Adds a vertex to a graph and sets its fields.
 #pragma once
 
 #include <poplar/Graph.hpp>
@@ -10,19 +10,23 @@ namespace graph {
 
 class VertexBuilder {
 public:
+  // Add a vertex of class `name` to a compute set and place it on a tile.
   VertexBuilder(poplar::Graph &graph, poplar::ComputeSet cs, const std::string &name, std::size_t tile)
       : graph_(graph), vertex_(graph.addVertex(cs, name)) {
     graph.setTileMapping(vertex_, static_cast<unsigned>(tile));
   }
 
+  // Connect a field with a tensor.
   VertexBuilder &connect(const char *field, const poplar::Tensor &tensor) {
     graph_.connect(vertex_[field], tensor);
     return *this;
   }
+  // Set the initial value of a field.
   template <typename T> VertexBuilder &set(const char *field, T value) {
     graph_.setInitialValue(vertex_[field], value);
     return *this;
   }
+  // Set a field of type unsigned.
   VertexBuilder &count(const char *field, std::size_t value) { return set(field, static_cast<unsigned>(value)); }
 
 private:

@@ -14,12 +14,14 @@ namespace graph {
 
 using Surrogate = SurrogateKind;
 
+// Return a template argument as popc writes it.
 std::string argument(poplar::Type type);
 std::string argument(Reset reset);
 std::string argument(Surrogate surrogate);
 inline std::string argument(bool value) { return value ? "true" : "false"; }
 inline std::string argument(const char *name) { return name; }
 
+// Return the name of a vertex with these template arguments. name: without arguments.
 template <typename... Arguments> std::string vertexName(const char *name, const Arguments &...arguments) {
   std::string list;
   ((list += (list.empty() ? "" : ",") + argument(arguments)), ...);

@@ -110,8 +110,8 @@ template <typename C> struct LayerBackward {
         inputScale(a.number(a.c.input_scale)), delay(size(a.c.delay)), reset(a.reset()), surrogate(a.c.surrogate),
         surrogateA(a.number(a.c.surrogate_a)), surrogateB(a.number(a.c.surrogate_b)), maxThreads(a.threads()) {}
 
-  // Write the gradient through the spikes of rows of `slots` slots, the first of which is `slot`, to `through`. grad:
-  // of the slots.
+  // Write the gradient through the spike function to `through`, for rows of `slots` slots. slot: index of the first
+  // slot. grad: gradient of the slots' values.
   void throughSpikes(const C *grad, size_t slot, const int32_t *counts, size_t rows, size_t slots, C *through,
                      unsigned threads) const {
     const SpikeGradient<C> arguments{grad,  slotMem + slot,     neuronThreshold, outputs.ids + slot, counts,    through,

@@ -1,9 +1,9 @@
 // Estimates of the cycles that our vertices take on a tile.
 //
 // The estimates count instructions. A worker issues one every 6 cycles of the tile and does not wait for its own
-// results, so a vertex takes 6 times the instructions of its slowest worker. Inner loops are counted in Clang's code:
-// `iteration` reads counts.cpp, which `make check-counts` compares with the sources. Other code is counted by hand, per
-// float2 (two lanes):
+// results, so a vertex takes 6 cycles for each instruction of its slowest worker. Inner loops are counted in Clang's
+// code: `iteration` reads counts.cpp, which `make check-counts` compares with the sources. Other code is counted by
+// hand, per float2 (two lanes):
 //   load, store    1: fields are aligned to 64 bits. Two halves: one access and one conversion
 //   arithmetic     1: f32v2add, f32v2mul, ...; a comparison 1, a selection by its mask 3 (and, andc, or), H(u) 2
 //   loop           3: branch, index, address
@@ -215,8 +215,8 @@ VertexPerfEstimate sparseLinearValueGradient(const VertexQuery &a) {
 
 VertexPerfEstimate sparseLinearWeightUpdate(const VertexQuery &a) {
   const Count slots = a.used("slots"), registers = ceilDiv(a.value("lanes"), 2);
-  // Every worker searches its first spike in every row, assumed to ascend as those of SelectSpikes do, and has a sixth
-  // of the spikes.
+  // Every worker has a sixth of the spikes. It searches its first spike in every row. The ids of a row are assumed to
+  // ascend, as those of SelectSpikes do.
   const Count searches = a.value("rows") * (12 + search(slots));
   const Count updates = a.share(a.value("rows") * slots) * (8 + registers * iteration("SparseLinearWeightUpdate"));
   return {a.cycles(12 + searches + updates), 2 * a.value("rows") * slots * a.value("lanes")};
@@ -265,7 +265,7 @@ VertexPerfEstimate sparseLifForward(const VertexQuery &a) {
 
 VertexPerfEstimate sparseLifStepBackward(const VertexQuery &a) {
   const Count slots = a.value("slots"), rows = a.share(a.value("rows")), registers = ceilDiv(a.value("lanes"), 2);
-  // Every block searches its first spike twice, and has its neurons' share of the spikes: at most one each.
+  // Every block searches its first spike twice. It has at most one spike for each of its neurons.
   const Count used = a.used(slots), ownCount = std::min(used, a.value("neurons"));
   const Count each = loop + 3 * move + clampUnit + 1 + heaviside + a.carry() + 2 * move + 3 * 2 * move + 3 + 1 + select;
   const Count row = 16 + 2 * search(used) + ownCount * (14 + a.surrogate()) + registers * each;

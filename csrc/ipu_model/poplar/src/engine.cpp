@@ -262,7 +262,7 @@ struct Part {
 
 } // namespace
 
-// Run each worker alone and record which words it writes. Two workers may not write elements of one word, which can
+// Run each worker alone and record which words it writes. Two workers must not write elements of one word. That can
 // happen if elements are smaller than a word.
 static void checkWords(const VertexState &state, const std::string &where, const Target &target,
                        const std::vector<Part> &parts, const std::vector<std::vector<unsigned char>> &before) {

@@ -119,7 +119,7 @@ void EngineState::exchange(std::vector<Move> moves, StepCost &cost) const {
   };
   std::vector<std::uint64_t> received(tiles), sent(tiles), instructions(tiles);
   std::vector<std::uint64_t> ipuIn(target.getNumIPUs()), ipuOut(target.getNumIPUs());
-  std::vector<Move> sends, crossings; // by sending tile; by receiving IPU, with the sending IPU
+  std::vector<Move> sends, crossings; // sends: by sending tile; crossings: from one IPU (`from`) to another (`tile`)
   if (cost.tileCode.empty())
     cost.tileCode.resize(tiles);
   united(moves, [&](const Move &move) {
