@@ -14,6 +14,7 @@ from snnipu.backends import memory, popart
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.paths import PathRecorder, Paths
+from snnipu.neurons.sparse_leaky import SparseNeurons
 from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.ops import sparse_input
 from snnipu.ops._arguments import is_direct
@@ -136,6 +137,8 @@ _KEEP_SHAPE = (
 # Modules that take whole sequences [T, B, ...]: recurrent layers and some of snnTorch's neurons.
 _WHOLE_SEQUENCES = (*map(stock, ("StateLeaky", "AssociativeLeaky", "LeakyParallel")), nn.RNNBase)
 
+_NEURONS = (snntorch.SpikingNeuron, SparseNeurons, *_WHOLE_SEQUENCES[:-1])
+
 
 def is_stateless(module: nn.Module) -> bool:
     """Return True if each step's output is a function of that step's input alone, the same at every step."""
@@ -178,9 +181,11 @@ class MultiStep(nn.Sequential):
         spk, mem = net(x)                  # x [T, B, 784]: one current for each step
         spk, mem = net(x, num_steps=25)    # x [B, 784], the same at every step: the first Linear runs once
 
+        *hidden, (spk, mem) = net(x, all_layers=True)
+
     The results equal those of a loop over time that passes each step through all modules. A neuron passes its spikes
     alone to the next module. The network returns the last module's results, stacked over time: ``(spk, mem)`` if that
-    is a :class:`Leaky`.
+    is a :class:`Leaky`. With ``all_layers=True`` it also returns the spikes of the layers before.
 
     Each kind of module runs in its way:
 
@@ -232,7 +237,7 @@ class MultiStep(nn.Sequential):
         self.__dict__["_ddp_ignored"] = list(names)
 
     def forward(  # type: ignore[override]
-        self, x: Union[torch.Tensor, SparseSpikes], num_steps: Optional[int] = None
+        self, x: Union[torch.Tensor, SparseSpikes], num_steps: Optional[int] = None, *, all_layers: bool = False
     ) -> Any:
         """Run all steps.
 
@@ -240,9 +245,13 @@ class MultiStep(nn.Sequential):
             x: input, ``[T, B, ...]`` or :class:`~snnipu.SparseSpikes`. With ``num_steps``: ``[B, ...]``, the same input
                 at every step.
             num_steps: number of steps ``T`` of a constant input; None: ``x`` has a time dimension.
+            all_layers: if True, return the spikes of every layer.
 
         Returns:
-            The last module's results, with time as first dimension.
+            The last module's results, with time as first dimension. With ``all_layers`` a list: one entry for each
+            module before the last that is or contains a neuron, then the last module's results. An entry is the
+            module's output: the spikes ``[T, B, ...]`` of a neuron (its membranes if it returns only these), or
+            :class:`~snnipu.SparseSpikes`. Modules of a nested ``nn.Sequential`` or ``MultiStep`` count one by one.
 
         Raises:
             TypeError: ``x`` is no tensor; ``num_steps`` is no int; a module returns neither tensors nor tuples of them.
@@ -252,8 +261,10 @@ class MultiStep(nn.Sequential):
         modules = list(_flat_modules(self))
         if not modules:
             raise ValueError("MultiStep has no modules")
+        last = modules[-1][1]
         network, watch = getattr(_recorders, "network", (None, None))
         watch = watch if network is self else None
+        layers: Optional[List[Any]] = [] if all_layers else None
         out: Any = x
         constant = num_steps  # not None: `out` is the value of one step, the same at all steps
         while constant is not None and modules and is_stateless(modules[0][1]):
@@ -268,17 +279,20 @@ class MultiStep(nn.Sequential):
             if isinstance(out, SparseSpikes) and not getattr(modules[0][1], "takes_whole_sequences", False):
                 out = out.to_dense()
             if count:
-                out = self._over_time(modules[:count], out, constant, count == len(modules), watch)
+                out = self._over_time(modules[:count], out, constant, count == len(modules), watch, layers)
             else:
                 count = 1
                 before, out = out, _run_whole(*modules[0], out, constant)
                 if watch is not None:
                     watch.ran(*modules[0], _OPERATOR if _is_fused(modules[0][1]) else _WHOLE, before)
+                _append_spikes(layers, modules[0][1], out)
             constant = None
             del modules[:count]
         if constant is not None:
             out = _expanded(out, constant)
-        return out
+        if layers is None:
+            return out
+        return [*(layers[:-1] if _has_neurons(last) else layers), out]
 
     def paths(self, x: Union[torch.Tensor, SparseSpikes], num_steps: Optional[int] = None) -> Paths:
         """Run the network once, and return how each module ran.
@@ -310,18 +324,27 @@ class MultiStep(nn.Sequential):
         return watch.paths()
 
     def _over_time(
-        self, modules: _Named, x: torch.Tensor, constant: Optional[int], need_mem: bool, watch: Optional[PathRecorder]
+        self,
+        modules: _Named,
+        x: torch.Tensor,
+        constant: Optional[int],
+        need_mem: bool,
+        watch: Optional[PathRecorder],
+        layers: Optional[List[Any]],
     ) -> Any:
         """Run all steps through ``modules``, in chunks of time whose activations stay in the caches."""
         lengths = self._lengths(modules, x, constant)
         if len(lengths) == 1:
-            return _run_chunk(modules, None, x, constant, need_mem, watch)
+            return _run_chunk(modules, None, x, constant, need_mem, watch, layers)
         states: List[Any] = [None] * len(modules)
         chunks = [x] * len(lengths) if constant is not None else x.split(lengths)
+        spikes: List[Optional[List[Any]]] = [None if layers is None else [] for _ in lengths]
         results = [
-            _run_chunk(modules, states, part, None if constant is None else number, need_mem, watch)
-            for part, number in zip(chunks, lengths)
+            _run_chunk(modules, states, part, None if constant is None else number, need_mem, watch, into)
+            for part, number, into in zip(chunks, lengths, spikes)
         ]
+        if layers is not None:
+            layers += _concatenated([tuple(part or ()) for part in spikes])
         return _concatenated(results)
 
     def _lengths(self, modules: _Named, x: torch.Tensor, constant: Optional[int]) -> List[int]:
@@ -432,8 +455,9 @@ def _run_chunk(
     constant: Optional[int],
     need_mem: bool,
     watch: Optional[PathRecorder],
+    layers: Optional[List[Any]],
 ) -> Any:
-    """Run a chunk of time through ``modules``.
+    """Run a chunk of time through ``modules``, and append the spikes of neurons to ``layers``.
 
     ``states``: the states before the chunk, replaced by those after it; None: the chunk has all steps.
     """
@@ -450,6 +474,7 @@ def _run_chunk(
             else:
                 out, states[place] = neuron.resume(out, states[place], num_steps=constant, need_mem=store_states)
             constant = None
+            _append_spikes(layers, module, out)
             if watch is not None:
                 watch.ran(name, module, _OPERATOR, before)
             continue
@@ -466,9 +491,19 @@ def _run_chunk(
             out, state = _by_steps(name, module, out, None if states is None else states[place])
             if states is not None:
                 states[place] = state
+        _append_spikes(layers, module, out)
         if watch is not None:
             watch.ran(name, module, runs_as, before)
     return out
+
+
+def _has_neurons(module: nn.Module) -> bool:
+    return any(isinstance(part, _NEURONS) for part in module.modules())
+
+
+def _append_spikes(layers: Optional[List[Any]], module: nn.Module, out: Any) -> None:
+    if layers is not None and _has_neurons(module):
+        layers.append(out[0] if isinstance(out, tuple) else out)
 
 
 def bytes_of_maps(values: int, channels: int, itemsize: int) -> int:

@@ -422,3 +422,53 @@ def test_numbers_of_steps_are_compiled_once():
 def test_bad_input(net, arguments, error, message):
     with pytest.raises(error, match=message):
         snn.MultiStep(*net)(**arguments)
+
+
+def test_all_layers_are_returned(monkeypatch):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif = snn.Leaky(beta=0.8, threshold=0.1)
+
+        def forward(self, x):
+            return self.lif(x)
+
+    torch.manual_seed(0)
+    net = snn.MultiStep(
+        nn.Linear(6, 8),
+        snn.Leaky(beta=0.9, threshold=0.2),
+        nn.Sequential(nn.Dropout(0.0), nn.Linear(8, 7), snntorch.Synaptic(0.8, 0.9, threshold=0.1)),
+        snn.LeakyParallel(7, 7, beta=0.8),
+        Block(),
+        snn.SparseLeaky(7, 5, beta=0.9),
+        nn.Linear(5, 4),
+        snn.Leaky(beta=0.9),
+    )
+    x = torch.rand(9, 3, 6)
+    layers = net(x, all_layers=True)
+    assert [tuple(part.shape) for part in layers[:-1]] == [(9, 3, size) for size in (8, 7, 7, 7, 5)]
+    assert isinstance(layers[4], snn.SparseSpikes)
+    spk, mem = layers[-1]
+    assert torch.equal(spk, net(x)[0])
+    assert torch.equal(mem, net(x)[1])
+    assert torch.equal(layers[0], net[:2](x)[0])
+    assert torch.equal(layers[1], net[:3](x)[0])
+    assert torch.equal(layers[3], net[:5](x)[0])
+    # The hidden spikes have gradients, and chunks of time give the same spikes.
+    for step_bytes in (2**30, 100):
+        monkeypatch.setattr("snnipu.neurons.multistep.CHUNK_BYTES", step_bytes)
+        net.zero_grad()
+        layers = net(x, all_layers=True)
+        assert torch.allclose(layers[0], net[:2](x)[0], atol=1e-6)
+        (layers[0].sum() + layers[1].sum()).backward()
+        assert net[0].weight.grad.any()
+    # An output layer without a neuron is the last entry, also with a constant input.
+    readout = snn.MultiStep(*net[:2], nn.Linear(8, 3))
+    hidden, out = readout(x[0], num_steps=4, all_layers=True)
+    assert hidden.shape == (4, 3, 8)
+    assert torch.equal(out, readout(x[0], num_steps=4))
+    (only,) = snn.MultiStep(nn.Linear(6, 2))(x[0], num_steps=4, all_layers=True)
+    assert only.shape == (4, 3, 2)
+    sparse = snn.SparseNetwork([6, 8, 4], beta=0.9, input_scale=4.0, delay=0)
+    dense, events = sparse.to_dense()(x, all_layers=True), sparse(x, all_layers=True)
+    assert torch.equal(dense[0], events[0].to_dense())
