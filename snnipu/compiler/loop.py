@@ -118,6 +118,10 @@ class Loop:
         if not quiet:
             _LOG.warning("%s runs as it is: %s", self.label, reason)
 
+    def is_observed(self) -> bool:
+        """Return True if this run is observed: less and less often while only neurons of snnTorch itself are called."""
+        return self.looks < LOOKS or self.entries % 3 ** min(self.looks - LOOKS + 1, 4) == 0
+
     def is_over_time(self) -> bool:
         """Return True if the loop calls neurons at each step."""
         return bool(self.plans or self._is_told or self.hindrance)
@@ -161,7 +165,7 @@ class _Run:
             if self.loop.plans:
                 calls.has_loop = True
                 self._distribute()
-            else:
+            elif self.loop.is_observed():
                 self._look()
             while self.step < self.items.count:
                 self.written()
@@ -213,8 +217,8 @@ class _Run:
         loop.has_neurons = loop.has_neurons or bool(again)
         may_be = again or moments[0].has_functions()
         if not may_be or has_loop or has_loop_over_time(called[1]):
-            loop.looks += not moments[0].has_others()
-            if loop.looks >= LOOKS and not loop.plans:
+            loop.looks += 1
+            if loop.looks >= LOOKS and not loop.plans and not moments[0].has_others():
                 loop.refuse("it is no loop over time", quiet=True)
             return
         try:
