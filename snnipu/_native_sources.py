@@ -90,8 +90,8 @@ def find_compiler() -> List[str]:
     if os.environ.get("CXX"):
         # In a Windows path, a backslash is not an escape character.
         words = shlex.split(os.environ["CXX"].replace("\\", "/") if sys.platform == "win32" else os.environ["CXX"])
-        zig = Path(words[0]).stem == "zig" or "ziglang" in words
-        return [*words, "-target", _zig_target()] if zig and "-target" not in words else words
+        is_zig = Path(words[0]).stem == "zig" or "ziglang" in words
+        return [*words, "-target", _zig_target()] if is_zig and "-target" not in words else words
     for name in _COMPILERS:
         # A Mac without a compiler has a c++ that only prints how to install one.
         if shutil.which(name) and _works(name):
