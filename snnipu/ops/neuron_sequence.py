@@ -86,7 +86,11 @@ def neuron_sequence_fwd_reference(*arguments: Any, **functions: Callable[..., to
     _, _, shape = layout(a.x, a.num_steps)
     rows, states = _loop(a, **functions)
     empty = a.x.new_empty(0)
-    stored = [torch.stack(row).to(a.x.dtype).reshape(shape) if row else a.x.new_empty(shape) for row in rows]
+    # A reshaped result would be a view, which a program cannot change in place.
+    stored = [a.x.new_empty(shape) for _ in rows]
+    for result, row in zip(stored, rows):
+        if row:
+            result.copy_(torch.stack(row).reshape(shape))
     results = [row if a.store >> place & 1 else empty for place, row in enumerate(stored[1:])]
     return stored[0], results, [state.clone() for state in states] if a.store_final else []
 
