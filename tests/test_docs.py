@@ -1,5 +1,6 @@
 """README, CONTRIBUTING and docs: their code runs, their links work, their names exist."""
 
+import importlib
 import re
 import runpy
 import shlex
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import snntorch
+import start_here
 import torch
 from support.operators import needs_host_runtime
 
@@ -65,6 +68,22 @@ def test_the_gallery_has_every_picture():
     shown = {(ROOT / "docs" / link).resolve() for link in shown}
     drawn = {path for folder in ("docs", "benchmarks/results") for path in (ROOT / folder).rglob("*.png")}
     assert shown == drawn
+
+
+def test_the_pictures_of_start_here_are_what_the_script_draws():
+    for name, drawing in start_here.pictures().items():
+        assert text_of(ROOT / "docs" / name) == drawing, f"run python docs/start_here.py: docs/{name} differs"
+
+
+def test_gains_of_start_here_are_those_of_the_readme():
+    benchmark = text_of(ROOT / "README.md").split("<!-- benchmark:begin -->")[1].split("<!-- benchmark:end -->")[0]
+    quoted = set(re.findall(r"[\d.]*\d", benchmark))
+    pages = [text_of(ROOT / "docs" / "start-here.md"), *start_here.pictures().values()]
+    gains = [
+        gain for page in pages for pair in re.findall(r"([\d.]*\d)(?: to ([\d.]*\d))? ×", page) for gain in pair if gain
+    ]
+    assert len(gains) > 10
+    assert [gain for gain in gains if gain not in quoted] == []
 
 
 def test_guarantees_name_tests_that_exist():
@@ -276,6 +295,64 @@ def test_public_names_are_in_the_reference(page, module):
     named = set(re.findall(r"[\w.]*\w", text.replace("snnipu.", " ")))
     last = {name.split(".")[-1] for name in named}
     assert [name for name in module.__all__ if name not in last | {"__version__"}] == []
+
+
+def cheat_sheet_rows():
+    """Return the names, the second and the third cell of each row that says what stands behind names of snnTorch."""
+    rows = [line.strip("|").split(" | ") for line in text_of(ROOT / "docs/reference/cheat-sheet.md").splitlines()]
+    kinds = ("fused", "faster", "snnTorch's own")
+    rows = [[cell.strip() for cell in row] for row in rows if row[1:] and row[1].strip().startswith(kinds)]
+    return [(re.findall(r"`([\w.]+)`", row[0]), row[1], row[-1]) for row in rows]
+
+
+def object_of(package, name):
+    """Return what ``snn.NAME`` or ``MODULE.NAME`` is in ``package``; None: snnTorch is older, or lacks a package."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(package if module == "snn" else f"{package}.{module}"), attribute, None)
+    except ModuleNotFoundError:
+        return None
+
+
+def test_cheat_sheet_says_what_stands_behind_a_name():
+    rows = cheat_sheet_rows()
+    assert len(rows) > 20
+    for names, kind, _ in rows:
+        for name in names:
+            theirs, ours = (object_of(package, name) for package in ("snntorch", "snnipu"))
+            if theirs is not None:
+                assert (theirs is ours) == kind.startswith("snnTorch's own"), name
+    named = {name for names, _, _ in rows for name in names}
+    classes = [name for name in vars(snntorch) if isinstance(getattr(snntorch, name), type) and name[0].isupper()]
+    assert {f"snn.{name}" for name in classes} - {"snn.LIF", "snn.SpikingNeuron"} <= named
+    losses = [name for name in dir(snntorch.functional) if name.endswith("_loss")]
+    assert {f"functional.{name}" for name in losses} <= named
+
+
+def test_cheat_sheet_says_how_multistep_runs_a_neuron():
+    arguments = {
+        "snn.LeakyParallel": {"input_size": 20, "hidden_size": 10},
+        "snn.AssociativeLeaky": {"in_dim": 20, "d_value": 4, "d_key": 5, "num_spiking_neurons": 20},
+        "snn.LinearLeaky": {"beta": 0.9, "in_features": 20, "out_features": 10},
+        "snn.StateLeaky": {"beta": 0.9, "channels": 20},
+        "snn.GradedSpikes": {"size": 1, "constant_factor": 2.0},
+        "snn.SLSTM": {"input_size": 20, "hidden_size": 20},
+        "snn.SConv2dLSTM": {"in_channels": 1, "out_channels": 2, "kernel_size": 3},
+        "snn.DeltaLeaky": {"beta": 0.9, "delta_threshold": 0.1},
+        "snn.RLeaky": {"beta": 0.9, "linear_features": 20},
+        "snn.Synaptic": {"alpha": 0.9, "beta": 0.8},
+        "snn.Alpha": {"alpha": 0.9, "beta": 0.8},
+        "snn.RSynaptic": {"alpha": 0.9, "beta": 0.8, "linear_features": 20},
+    }
+    for names, _, how in cheat_sheet_rows():
+        for name in names:
+            kind = object_of("snnipu", name)
+            if name.startswith("snn.") and not how.startswith("not") and kind is not None:
+                x = torch.rand(3, 2, 1, 6, 6) if "Conv" in name else torch.rand(3, 2, 20)
+                paths = str(snnipu.MultiStep(kind(**arguments.get(name, {"beta": 0.9}))).paths(x))
+                told = re.match("one operator|one call|step by step", how).group(0)
+                runs = {"one operator": "all steps as one operator", "one call": "called once with all steps"}
+                assert runs.get(told, told) in paths, (name, paths)
 
 
 def test_every_data_set_is_in_the_reference():
