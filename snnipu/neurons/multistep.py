@@ -11,6 +11,7 @@ from snnipu._checks import check_int
 from snnipu._layout import memory_order
 from snnipu._names.stock import stock
 from snnipu.backends import memory, popart
+from snnipu.neurons._computed_weights import computed_for_all_steps
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.leaky import Leaky
 from snnipu.neurons.paths import PathRecorder, Paths
@@ -203,8 +204,12 @@ class MultiStep(nn.Sequential):
       of neurons and cells pass from step to step. Batch norm in training uses the statistics of each step.
     * ``nn.Sequential`` and nested ``MultiStep``: their modules, one after the other.
 
-    A module with hooks or replaced parts (see :class:`Leaky`) is called for each step. With global hooks, every module
-    is. :class:`~snnipu.SparseSpikes` become dense tensors for modules that are not event-driven.
+    ``weight_norm``, pruning and other parametrizations of a linear layer or convolution compute its weights once for
+    all steps. If the computation changes buffers or draws random numbers, as ``spectral_norm`` does in training, the
+    layer is called for each step.
+
+    A module with other hooks or replaced parts (see :class:`Leaky`) is called for each step. With global hooks, every
+    module is. :class:`~snnipu.SparseSpikes` become dense tensors for modules that are not event-driven.
 
     On a CPU, the steps run in chunks of time, so that activations stay in the caches: at most ``CHUNK_BYTES`` for each
     module. Each chunk runs through all modules before the next chunk.
@@ -258,7 +263,7 @@ class MultiStep(nn.Sequential):
             ValueError: no modules; ``x`` without a time (or batch) dimension; ``num_steps`` below 1; no time steps.
         """
         _check_input(x, num_steps)
-        modules = list(_flat_modules(self))
+        modules = [(name, computed_for_all_steps(name, module)) for name, module in _flat_modules(self)]
         if not modules:
             raise ValueError("MultiStep has no modules")
         last = modules[-1][1]
@@ -363,7 +368,8 @@ class MultiStep(nn.Sequential):
         ):
             return [steps]
         step = x[0] if constant is None else x
-        key = (step.shape, step.dtype, *((id(module), type(module)) for _, module in modules))
+        # A module and the layer with its computed weights have the same dictionary of hooks.
+        key = (step.shape, step.dtype, *((id(module._forward_hooks), type(module)) for _, module in modules))
         if key not in self._step_bytes:
             self._step_bytes[key] = _largest_step(modules, step)
         return chunk_lengths(steps, self._step_bytes[key])

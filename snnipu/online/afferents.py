@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from snnipu.neurons._computed_weights import LAYERS, is_computed
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.multistep import _as_one_batch, is_random, is_stateless, runs_as_one_batch
 from snnipu.online.events import DenseOrSparse, EventLayer, dense_steps, takes_spikes
 from snnipu.online.products import Direction, Product, event_product, has_product, product_with_autograd
-from snnipu.online.weights import LAYERS, is_computed
 from snnipu.ops._arguments import is_autocast
 from snnipu.ops.sparse_input import Slots
 from snnipu.spikes import SparseSpikes

@@ -5,13 +5,13 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
+from snnipu.neurons._computed_weights import LAYERS, version
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.online import traces as history
 from snnipu.online.afferents import Afferents, BodyOutput
 from snnipu.online.dynamics import Dynamics, NeuronChunk
 from snnipu.online.events import DenseOrSparse, make_leaf, spikes_of_slots
 from snnipu.online.rules import Rule
-from snnipu.online.weights import LAYERS, version
 from snnipu.ops._arguments import compute_dtype, is_autocast
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops.recurrent_sequence import SPIKES

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from snnipu.backends import popart
+from snnipu.neurons._computed_weights import computed_once
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.neurons.multistep import MultiStep
@@ -26,7 +27,6 @@ from snnipu.online.layer import (
 )
 from snnipu.online.rules import RULES
 from snnipu.online.traces import Traces, WeightTrace, readout_filter
-from snnipu.online.weights import computed_once
 from snnipu.spikes import SparseSpikes
 
 # Number of dimensions of a step, by the type of the first module that determines it.

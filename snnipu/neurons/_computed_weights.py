@@ -9,6 +9,9 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from snnipu.neurons._hooks import is_plain
+from snnipu.ops._arguments import is_compiling, is_interpreted
+
 LAYERS = (
     nn.Linear,
     nn.Conv1d,
@@ -63,6 +66,40 @@ def computed_once(name: str, module: nn.Module) -> nn.Module:
         {key: hook for key, hook in module._forward_pre_hooks.items() if hook not in hooks}
     )
     return layer  # type: ignore[no-any-return]
+
+
+def computed_for_all_steps(name: str, module: nn.Module) -> nn.Module:
+    """Return :func:`computed_once` if each step computes the same weights, and ``module`` unchanged otherwise.
+
+    Steps may compute other weights if a computation changes buffers or draws random numbers. Both are then restored.
+    """
+    parts = [part for child in module.children() for part in child.modules()]
+    if (
+        not is_computed(module)
+        or is_compiling()
+        or is_interpreted()
+        or not is_plain(*parts)
+        or any(isinstance(part, nn.modules.dropout._DropoutNd) and part.training for part in parts)
+    ):
+        return module
+    buffers = [
+        (part._buffers, key, buffer, buffer.clone())
+        for part in module.modules()
+        for key, buffer in part._buffers.items()
+        if buffer is not None
+    ]
+    random = torch.get_rng_state()
+    try:
+        layer = computed_once(name, module)
+        if is_plain(layer) and torch.equal(torch.get_rng_state(), random):
+            return layer
+    except ValueError:  # changed buffers, or an error that the first step raises again
+        pass
+    torch.set_rng_state(random)
+    with torch.no_grad():
+        for owner, key, buffer, value in buffers:
+            owner[key] = buffer.copy_(value)
+    return module
 
 
 def _versions(module: nn.Module) -> Dict[str, Any]:
