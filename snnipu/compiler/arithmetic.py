@@ -74,7 +74,7 @@ class Sum(NamedTuple):
 
 @functools.lru_cache(maxsize=None)
 def _say(missing: str) -> None:
-    _LOG.warning("a neuron that is written out runs step by step: %s", missing)
+    _LOG.warning("hand-coded neuron arithmetic runs step by step: %s", missing)
 
 
 def as_neurons(body: Any) -> None:

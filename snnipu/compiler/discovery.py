@@ -78,7 +78,7 @@ class Discovery:
     def __str__(self) -> str:
         found: List[str] = []
         for loop in self.loops:
-            found += loop.told()
+            found += loop.text_lines()
             made = loop.made
             if made is not None:
                 found += [f"    {line}" for line in report_of(loop.label, made, loop.steps).notes() if line]
@@ -135,7 +135,7 @@ class Discovery:
         self._of_script[place] += 1
         if self._of_script[place] == FEWEST:
             what = "the loop is at the top level of a script that calls snn.auto() itself"
-            _LOG.warning("%s runs as it is: %s; `python -m snnipu run --compile` compiles it", place, what)
+            _LOG.warning("%s runs in Python: %s; `python -m snnipu run --compile` compiles it", place, what)
 
     # ---- programs
 

@@ -116,7 +116,7 @@ class Loop:
             self.plans, note, quiet = [], None, True
         self.reason, self.note, self._is_told = reason, note, not quiet
         if not quiet:
-            _LOG.warning("%s runs as it is: %s", self.label, reason)
+            _LOG.warning("%s runs in Python: %s", self.label, reason)
 
     def is_observed(self) -> bool:
         """Return True if this run is observed: less and less often while only neurons of snnTorch itself are called."""
@@ -138,14 +138,14 @@ class Loop:
         found = f"{one} layer{'s'[: one > 1]} of neurons over {self.steps} steps"
         return f"{found}, {alone} step by step" if alone else found
 
-    def told(self) -> List[str]:
+    def text_lines(self) -> List[str]:
         """Return lines of text: how the loop runs, and why."""
         if self.made is not None:
             return [f"{self.label}  compiled: {self._neurons()}"]
         if not self.is_over_time():
             return []
-        lines = [f"{self.label}  as it is, {self.reason or self.hindrance}"]
-        return [*lines, *(f"    {line}" for line in (self.note.told("the cause") if self.note else ()))]
+        lines = [f"{self.label}  in Python: {self.reason or self.hindrance}"]
+        return [*lines, *(f"    {line}" for line in (self.note.text_lines("the cause") if self.note else ()))]
 
 
 class _Run:
@@ -329,7 +329,7 @@ class _Run:
                 self.step = loop.steps = self.items.count
                 loop.runs += 1
                 if loop.runs == 1:
-                    _LOG.info(loop.told()[0])
+                    _LOG.info(loop.text_lines()[0])
                 return
             except Exception as error:
                 cause = _cause(error)
@@ -350,7 +350,7 @@ class _Run:
                 if cause is not None:
                     loop.refuse(str(cause), getattr(cause, "note", None))
                 else:
-                    why = reasons.of_error(error)
+                    why = reasons.reason_of_error(error)
                     loop.refuse(f"refused: {why.why}" + "".join(f" ({line.place})" for line in why.lines), why)
                 return
         loop.refuse(plan.peeled or "its first steps differ from each other")

@@ -1,4 +1,4 @@
-"""Why something of a loop stays a call a step, in its author's terms: the lines that cause it, and what to write."""
+"""Reasons why a part of a loop runs step by step: the program's lines that cause it, and what to write instead."""
 
 import linecache
 import os
@@ -11,32 +11,32 @@ import snntorch
 import torch
 from torch.fx import Node
 
-# Their frames are not the program's: PyTorch, snnTorch, this package.
+# Folders of PyTorch, snnTorch and this package: their frames are not the program's.
 PACKAGES = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep
     for file in (str(torch.__file__), str(snntorch.__file__), os.path.dirname(os.path.abspath(__file__)))
 )
-# Of texts, and of the program's lines.
+# Columns of wrapped texts, and characters of a quoted line of the program.
 _WIDTH, _LONGEST = 110, 90
 _FRAME = re.compile(r'^ *File "(.+?)", line (\d+)(?:, in .*)?(?:\n(?! *File ") *(.*))?', re.MULTILINE)
 
 
 class Kind(NamedTuple):
-    """A kind of reason: what is said of a neuron or an operator, and what to write instead; empty: nothing."""
+    """A kind of reason: the explanation, and what to write instead (empty if there is no advice)."""
 
     why: str
     instead: str
 
 
-_OWN = "a neuron of your own (snnipu.neuron)"
+_CUSTOM = "a custom neuron (snnipu.neuron)"
 _FED_BACK = (
     "lif(inp(x) + rec(spk), mem), where rec is one nn.Linear or one nn.Conv2d of stride 1, or RLeaky or RSynaptic"
 )
-# What snnipu.compiler.recurrences makes one operator of.
+# The arithmetic that snnipu.compiler.arithmetic turns into one operator.
 _ELEMENTWISE = "elementwise arithmetic in float32 that only adds its inputs, and one surrogate of snnipu.surrogate"
 _FUSED = (
-    "give the neuron float32 inputs and states and a surrogate of snnipu.surrogate, neither inhibition nor "
-    f"state_quant; what a subclass puts in the place of a part of its step is to be {_ELEMENTWISE}"
+    "give the neuron float32 inputs and states and a surrogate of snnipu.surrogate, no inhibition and no "
+    f"state_quant; a subclass may replace a part of the step by {_ELEMENTWISE}"
 )
 _BEFORE_THE_LOOP = (
     "draw the numbers of all steps before the loop, noise = torch.randn(num_steps, ...), and use noise[step]"
@@ -45,11 +45,11 @@ _BEFORE_THE_LOOP = (
 KINDS: Dict[str, Kind] = {
     # Neurons.
     "hooks": Kind(
-        "a hook looks at every call",
-        "remove the hook, and collect in the loop what it looks at: record.append(spk)",
+        "a hook reads every call",
+        "remove the hook, and collect in the loop what it reads: record.append(spk)",
     ),
     "restarted": Kind(
-        "a step does not go on from the state of the step before",
+        "a step does not start from the state of the step before",
         "reset before the loop, and give each step the state that the step before returned",
     ),
     "state": Kind(
@@ -58,20 +58,20 @@ KINDS: Dict[str, Kind] = {
     ),
     "parameter": Kind(
         "a parameter is changed between steps",
-        f"change it after the loop; where spikes change it at once, make it a state of {_OWN}",
+        f"change it after the loop; if spikes change it immediately, make it a state of {_CUSTOM}",
     ),
     "feedback_elementwise": Kind(
-        "the input is computed from the neuron's own result of the step before",
-        f"let it be {_ELEMENTWISE}, or write both as {_OWN}, which has that result as a state",
+        "the input is computed from the neuron's result of the step before",
+        f"use {_ELEMENTWISE}, or write both as {_CUSTOM} with that result as a state",
     ),
     "feedback_layer": Kind(
-        "the result comes back at the next step, in another way than through one layer that is added to the input",
-        f"where the model allows it, let the spikes come back by {_FED_BACK}",
+        "the result reaches the next step's input, but not through one layer that is added to it",
+        f"if the model allows it, feed the spikes back by {_FED_BACK}",
     ),
     "feedback_others": Kind(
-        "the result comes back at the next step through another neuron",
-        "this model is a loop however it is written; where it may be another one, let each neuron's spikes come back "
-        f"to itself by {_FED_BACK}",
+        "the result reaches the next step's input through another neuron",
+        "this model needs a loop over time; if the model may change, feed the spikes of each neuron only to the "
+        f"neuron itself, by {_FED_BACK}",
     ),
     "random_order": Kind(
         "random numbers are drawn between the steps, in the loop's order, by calls that take a neuron's result",
@@ -83,11 +83,11 @@ KINDS: Dict[str, Kind] = {
     ),
     "unfused": Kind("the step is not fused: it runs as PyTorch's operators, one by one", _FUSED),
     # Operators.
-    "recurrent": Kind("takes its own result of the step before", f"let it be {_ELEMENTWISE}"),
+    "recurrent": Kind("reads its result of the step before", f"use {_ELEMENTWISE}"),
     "random": Kind("draws random numbers, in the loop's order", _BEFORE_THE_LOOP),
     "masks": Kind("draws a mask for each step, in the loop's order", ""),
     "in_place": Kind(
-        "a tensor is changed in place that has several names",
+        "a tensor with several names is changed in place",
         "write x = x + y for x += y, and keep no other name for x",
     ),
     "function": Kind(
@@ -101,16 +101,16 @@ KINDS: Dict[str, Kind] = {
     ),
     # Graphs that end early.
     "branch": Kind(
-        "Python decides by a tensor's value",
+        "Python branches on a tensor's value",
         "write torch.where(condition, a, b) for `if`, or decide after the loop",
     ),
     "value": Kind(
-        "Python asks for a tensor's value",
+        "Python reads a tensor's value",
         "keep the tensor in the loop, total = total + spk.sum(), and call .item() after the loop",
     ),
     "sizes": Kind(
         "the size of a tensor depends on values of another one",
-        "make such tensors, those of spikegen say, outside of the function",
+        "make such tensors outside of the function, for example those of spikegen",
     ),
     "list": Kind(
         "a list that grows in the loop is read in it",
@@ -119,13 +119,14 @@ KINDS: Dict[str, Kind] = {
     "prints": Kind("it prints, logs or shows progress", "do that after the loop, or between batches"),
     "clock": Kind("it reads the clock", "measure the whole loop"),
     "resets": Kind(
-        "snnTorch's class methods reset or detach all neurons that there are, those of other networks, too",
+        "snnTorch's class methods reset or detach all neurons of the process, also those of other networks",
         "snntorch.utils.reset(net), or the method of each neuron: lif.reset_mem(), lif.mem = lif.mem.detach()",
     ),
     "neuron": Kind("the neuron's step cannot be traced", _FUSED),
-    "break": Kind("this line ends the graph", "move it behind the loop"),
+    "break": Kind("this line ends the graph", "move it after the loop"),
 }
-# A line that TorchDynamo cannot trace, with what it says of it: the first kind whose pattern is in there.
+# Kinds of lines that TorchDynamo cannot trace, and patterns of the line or of TorchDynamo's message. The first match
+# counts.
 _BREAKS = (
     ("branch", r"(?i)data-dependent|^(if|elif|while)\b.*\.item\(|^assert\b"),
     ("value", r"\.(item|tolist|numpy)\("),
@@ -154,9 +155,9 @@ class Reason:
 
     Attributes:
         kind: a key of ``KINDS``.
-        lines: of the program that cause it. Of feedback: each takes a result of the one before it, the first one that
-            of the last at the step before.
-        detail: what TorchDynamo says.
+        lines: the lines of the program that cause it. For feedback, each line reads a result of the line before it,
+            and the first line reads the last line's result of the previous step.
+        detail: the message of TorchDynamo.
     """
 
     kind: str
@@ -172,32 +173,32 @@ class Reason:
         return KINDS[self.kind].instead
 
     @property
-    def comes_back(self) -> bool:
-        return _comes_back(self.kind)
+    def is_feedback(self) -> bool:
+        return _is_feedback(self.kind)
 
-    def told(self, head: str) -> List[str]:
-        """Lines of a text: what is said of ``head``, the program's lines, what to write instead."""
+    def text_lines(self, head: str) -> List[str]:
+        """Return lines of text: the explanation after ``head``, the program's lines, and what to write instead."""
         width = max((len(line.place) for line in self.lines), default=0)
         places = [f"{line.place.ljust(width)}  {line.text}" for line in self.lines]
-        if self.comes_back and self.lines:
+        if self.is_feedback and self.lines:
             places.append(f"{self.lines[0].place.ljust(width)}  at the next step")
         remedy = f"Instead: {self.instead}." if self.instead else ""
-        return [*_wrapped(f"{head}: {self.why}"), *(f"      {one}" for one in places), *_wrapped(remedy, "    ")]
+        return [*_wrapped(f"{head}: {self.why}"), *(f"      {place}" for place in places), *_wrapped(remedy, "    ")]
 
 
 def _wrapped(text: str, indent: str = "") -> List[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent="    ")
 
 
-def _comes_back(kind: str) -> bool:
+def _is_feedback(kind: str) -> bool:
     return kind.startswith("feedback") or kind == "recurrent"
 
 
 def reason(kind: str, *causes: Node) -> Reason:
-    """The reason of this kind that the lines of ``causes`` are; those of feedback from the loop's first line on."""
+    """Return a reason with the program's lines of ``causes``; the lines of feedback start at the loop's first line."""
     stacks = [stack for stack in (frames(str(node.meta.get("stack_trace") or "")) for node in causes) if stack]
     keys = [tuple(line.number for line in stack) for stack in stacks]
-    if _comes_back(kind) and stacks:
+    if _is_feedback(kind) and stacks:
         first = keys.index(min(keys))
         stacks = [*stacks[first:], *stacks[:first]]
     else:
@@ -206,26 +207,26 @@ def reason(kind: str, *causes: Node) -> Reason:
 
 
 def frames(trace: str) -> List[Line]:
-    """The program's own frames of a traceback, the innermost last."""
-    found = []
+    """Return the program's frames of a traceback, the innermost last."""
+    lines = []
     for file, number, text in _FRAME.findall(trace):
         if not file.startswith(PACKAGES):
             text = text.strip() or linecache.getline(file, int(number)).strip()
-            found.append(Line(file, int(number), text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."))
-    return found
+            lines.append(Line(file, int(number), text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."))
+    return lines
 
 
 def line_of(node: Node) -> str:
-    """Where the program makes a node: ``file:line``."""
-    found = frames(str(node.meta.get("stack_trace") or ""))
-    return found[-1].place if found else ""
+    """Return the program's line that creates a node, as ``file:line``."""
+    lines = frames(str(node.meta.get("stack_trace") or ""))
+    return lines[-1].place if lines else ""
 
 
-def of_break(trace: str, said: str) -> Reason:
-    """Why a graph ends: from the traceback of the line and what TorchDynamo says of it."""
+def reason_of_break(trace: str, message: str) -> Reason:
+    """Return the reason why a graph ends, from the traceback of the line and TorchDynamo's message."""
     lines = frames(trace)
     text = lines[-1].text if lines else ""
-    kind = next((kind for kind, pattern in _BREAKS if re.search(pattern, f"{text}\n{said}")), "break")
+    kind = next((kind for kind, pattern in _BREAKS if re.search(pattern, f"{text}\n{message}")), "break")
     inside = (trace.rpartition(f'"{lines[-1].file}"')[2] if lines else "").partition("\n")[2]
     deeper = [match[0] for match in _FRAME.findall(inside) if match[0].startswith(PACKAGES[1:])]
     if re.search(r", in (reset|detach)_hidden\b", inside):
@@ -235,15 +236,15 @@ def of_break(trace: str, said: str) -> Reason:
     elif deeper and os.path.basename(deeper[-1]) == "trace.py":
         kind = "list"
     elif deeper:
-        # What a neuron calls decides by values; where the neuron itself does, they are its input's size.
-        of_neurons = [bool(re.search(_NEURONS, file)) for file in deeper]
-        kind = "sizes" if kind == "branch" and (of_neurons[-1] or not any(of_neurons)) else "neuron"
-    return Reason(kind, tuple(lines[-1:]), said if kind == "break" else "")
+        # A branch in a neuron's code depends on sizes of its input; a branch in code that the neuron calls, on values.
+        is_neuron = [bool(re.search(_NEURONS, file)) for file in deeper]
+        kind = "sizes" if kind == "branch" and (is_neuron[-1] or not any(is_neuron)) else "neuron"
+    return Reason(kind, tuple(lines[-1:]), message if kind == "break" else "")
 
 
-def of_error(error: BaseException) -> Reason:
-    """Why TorchDynamo cannot trace a function: from the error that it raises."""
+def reason_of_error(error: BaseException) -> Reason:
+    """Return the reason why TorchDynamo cannot trace a function, from the error that it raised."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     explanation = next((line.partition(": ")[2] for line in lines if line.startswith("Explanation:")), "")
-    return of_break(str(error).rpartition("from user code:")[2], explanation or first)
+    return reason_of_break(str(error).rpartition("from user code:")[2], explanation or first)

@@ -14,7 +14,7 @@ from snnipu.compiler.reasons import Reason, line_of, reason
 from snnipu.compiler.steps import is_step, module_of
 from snnipu.neurons.paths import Path, text_table
 
-_UNTOLD = ("getitem", "setitem", "stack", "select", "narrow")
+_UNREPORTED = ("getitem", "setitem", "stack", "select", "narrow")
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Neuron:
     """A layer of neurons in a loop.
 
     Attributes:
-        name: as the network calls it.
-        kind: its class.
-        line: where it is called.
+        name: the name of the module in the network.
+        kind: the class of the module.
+        line: the line that calls it, as ``file:line``.
         steps: the number of steps.
-        reason: why they are not one operator; None: they are.
+        reason: why its steps are not one operator; None if they are.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Operator:
     """An operator around the neurons.
 
     Attributes:
-        name: PyTorch's name of it.
-        line: where it stands.
-        calls: how often the program's loop calls it.
-        times: how often the compiled loop does.
-        reason: why more often than once; None: it is called once.
+        name: the name that PyTorch gives it.
+        line: the line that calls it, as ``file:line``.
+        calls: the number of calls in the program's loop.
+        times: the number of calls in the compiled loop.
+        reason: why it is called more than once; None if it is called once.
     """
 
     name: str
@@ -69,10 +69,10 @@ class LoopReport:
 
     Attributes:
         label: file, line and function.
-        neurons, operators: those of its body, in the program's order.
-        runs_as: ``compiled``, or why the program's own loop runs.
-        reason: the line of the program for which it does, and what to write instead; None: it is not known.
-        code: the graph of all steps as Python.
+        neurons, operators: the neurons and operators of the body, in the program's order.
+        runs_as: ``compiled``, or why the loop runs in Python.
+        reason: the program's lines for which the loop runs in Python, and what to write instead; None if unknown.
+        code: the graph of all steps as Python code.
     """
 
     label: str
@@ -82,12 +82,12 @@ class LoopReport:
     reason: Optional[Reason] = None
     code: str = ""
 
-    def told(self) -> List[str]:
-        """Return lines of text: neurons, operators, then why some of them are called at each step."""
+    def text_lines(self) -> List[str]:
+        """Return lines of text: the neurons, the operators, and why some of them run step by step."""
         if self.runs_as != "compiled":
             return [
-                f"{self.label} runs as it is: {self.runs_as}",
-                *(self.reason.told("the cause") if self.reason else ()),
+                f"{self.label} runs in Python: {self.runs_as}",
+                *(self.reason.text_lines("the cause") if self.reason else ()),
             ]
         notes = self._notes()
         neurons = [
@@ -101,31 +101,31 @@ class LoopReport:
         return [*lines, *self.notes()]
 
     def notes(self) -> List[str]:
-        """Return lines of text: why some neurons and operators are called at each step."""
+        """Return lines of text: why some neurons and operators run step by step."""
         lines: List[str] = []
         for number, (key, same) in enumerate(self._notes().items(), 1):
-            own = [line for one in same if one.reason is not None for line in one.reason.lines]
-            why = replace(key, lines=tuple(dict.fromkeys(own)))
-            lines += ["", *why.told(f"[{number}] {', '.join(dict.fromkeys(one.name for one in same))}")]
+            causes = [line for entry in same if entry.reason is not None for line in entry.reason.lines]
+            why = replace(key, lines=tuple(dict.fromkeys(causes)))
+            lines += ["", *why.text_lines(f"[{number}] {', '.join(dict.fromkeys(entry.name for entry in same))}")]
         return lines
 
     def _notes(self) -> Dict[Reason, List[Union[Neuron, Operator]]]:
-        """Return the reasons, with what is called at each step for them."""
+        """Return the neurons and operators that run step by step, by their reason."""
         notes: Dict[Reason, List[Union[Neuron, Operator]]] = {}
-        called: List[Union[Neuron, Operator]] = [*self.neurons, *self.operators]
-        for one in called:
-            if one.reason is not None:
-                notes.setdefault(_key(one.reason), []).append(one)
+        entries: List[Union[Neuron, Operator]] = [*self.neurons, *self.operators]
+        for entry in entries:
+            if entry.reason is not None:
+                notes.setdefault(_key(entry.reason), []).append(entry)
         return notes
 
 
 def _key(reason: Reason) -> Reason:
-    """Return the reason without its lines, unless they are a way on which results come back."""
-    return reason if reason.comes_back else replace(reason, lines=())
+    """Return the reason without its lines. A feedback keeps its lines, which distinguish it from other feedbacks."""
+    return reason if reason.is_feedback else replace(reason, lines=())
 
 
-def _mark(one: Union[Neuron, Operator], notes: Dict[Reason, List[Union[Neuron, Operator]]]) -> str:
-    return "" if one.reason is None else f"[{list(notes).index(_key(one.reason)) + 1}]"
+def _mark(entry: Union[Neuron, Operator], notes: Dict[Reason, List[Union[Neuron, Operator]]]) -> str:
+    return "" if entry.reason is None else f"[{list(notes).index(_key(entry.reason)) + 1}]"
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class Report:
 
     Attributes:
         loops: the loops that ran.
-        seconds: of the whole call, with the time to compile.
-        products: linear layers and convolutions that looked whether their input is mostly zeros.
+        seconds: the time of the whole call, compilation included.
+        products: linear layers and convolutions that can skip zeros of their input.
     """
 
     loops: Tuple[LoopReport, ...]
@@ -153,7 +153,7 @@ class Report:
     def __str__(self) -> str:
         lines: List[str] = []
         for loop in self.loops:
-            lines += [*loop.told(), ""]
+            lines += [*loop.text_lines(), ""]
         if not self.loops:
             lines += ["no loop over time steps ran", ""]
         products = [product.cells for product in self.products if product.limit]
@@ -163,24 +163,26 @@ class Report:
         return "\n".join(lines)
 
 
-def report_of(label: str, made: Distribution, steps: int) -> LoopReport:
+def report_of(label: str, distribution: Distribution, steps: int) -> LoopReport:
     """Return the report of a compiled loop."""
     neurons: Dict[Any, Neuron] = {}
     unfused: Dict[str, Reason] = {}
-    for node in made.body.graph.nodes:
+    for node in distribution.body.graph.nodes:
         name, kind = module_of(node, snntorch.SpikingNeuron)
         if is_step(node):
             name, kind = module_of(node)
             key = name, kind, line_of(node)
-            why = why_alone(node, made) if node in made.cycles else None
+            why = why_alone(node, distribution) if node in distribution.cycles else None
             neurons.setdefault(key, Neuron(*key, steps, why))
     known = {name for name, _, _ in neurons}
-    for node in made.body.graph.nodes:
+    for node in distribution.body.graph.nodes:
         name, kind = module_of(node, snntorch.SpikingNeuron)
         if kind and name not in known and _is_call(node):
             unfused.setdefault(name, reason("unfused", node))
             neurons.setdefault((name, kind), Neuron(name, kind, line_of(node), steps, unfused[name]))
-    return LoopReport(label, tuple(neurons.values()), _operators(made, steps, unfused), code=made.module.code)
+    return LoopReport(
+        label, tuple(neurons.values()), _operators(distribution, steps, unfused), code=distribution.module.code
+    )
 
 
 def _is_call(node: Node) -> bool:
@@ -189,36 +191,36 @@ def _is_call(node: Node) -> bool:
         and node.target not in MARKS
         and not is_step(node)
         and isinstance(nodes.value_of(node), (torch.Tensor, tuple, list))
-        and nodes.name_of(node) not in _UNTOLD
+        and nodes.name_of(node) not in _UNREPORTED
     )
 
 
-def _operators(made: Distribution, steps: int, unfused: Dict[str, Reason]) -> Tuple[Operator, ...]:
+def _operators(distribution: Distribution, steps: int, unfused: Dict[str, Reason]) -> Tuple[Operator, ...]:
     """Return the operators of a loop by name and line."""
-    calls = [node for node in made.body.graph.nodes if _is_call(node)]
+    calls = [node for node in distribution.body.graph.nodes if _is_call(node)]
     groups: Dict[Tuple[str, str], List[Node]] = {}
     for node in calls:
         groups.setdefault((_name(node), line_of(node)), []).append(node)
-    found = []
+    operators = []
     for (name, line), same in groups.items():
-        alone = [node for node in same if node in made.cycles]
+        alone = [node for node in same if node in distribution.cycles]
         why = None
         if alone:
-            why = unfused.get(module_of(alone[0], snntorch.SpikingNeuron)[0]) or why_alone(alone[0], made)
+            why = unfused.get(module_of(alone[0], snntorch.SpikingNeuron)[0]) or why_alone(alone[0], distribution)
         times = len(same) + len(alone) * (steps - 1)
-        found.append(Operator(name, line, len(same) * steps, times, why))
-    return tuple(found)
+        operators.append(Operator(name, line, len(same) * steps, times, why))
+    return tuple(operators)
 
 
 def _name(node: Node) -> str:
     return nodes.name_of(node) or getattr(node.target, "__name__", str(node.target))
 
 
-def why_alone(node: Node, made: Distribution) -> Reason:
-    """Return the reason that an operation runs step by step: the component of the graph that it is in."""
-    component = made.cycles[node]
+def why_alone(node: Node, distribution: Distribution) -> Reason:
+    """Return the reason why an operation runs step by step, from the cycle of the graph that it is in."""
+    component = distribution.cycles[node]
     if len(component) == 1:
-        return _why_single(node, made)
+        return _why_single(node, distribution)
     steps = [one for one in component if is_step(one)]
     hooked = [one for one in steps if one.args[5]]
     if hooked:
@@ -227,33 +229,33 @@ def why_alone(node: Node, made: Distribution) -> Reason:
     if drawn:
         return reason("random_order", *drawn)
     if not steps:
-        return reason("recurrent", *(_path(node, component, made) or [node]))
-    path = _path(steps[0], component, made)
+        return reason("recurrent", *(_path(node, component, distribution) or [node]))
+    path = _path(steps[0], component, distribution)
     if path and len({module_of(one) for one in steps}) > 1:
         return reason("feedback_others", *path)
     if path:
         between = {nodes.name_of(one) for one in path if not is_step(one)}
         return reason("feedback_elementwise" if between <= nodes.ELEMENTWISE else "feedback_layer", *path)
-    changes = [one for one in component if nodes.name_of(one) and one in made.memory.changes]
+    changes = [one for one in component if nodes.name_of(one) and one in distribution.memory.changes]
     if changes:
-        roots = {made.memory.root(one) for each in changes for one in made.memory.changes[each]}
-        given = {made.memory.root(one) for step in steps for one in nodes.leaves_of(step.args[2])}
+        roots = {distribution.memory.root(one) for each in changes for one in distribution.memory.changes[each]}
+        given = {distribution.memory.root(one) for step in steps for one in nodes.leaves_of(step.args[2])}
         kind = "written" if nodes.name_of(changes[0]) == "setitem" else "parameter" if roots & given else "in_place"
         return reason(kind, *changes[:1])
-    # The neuron's own state comes back, changed.
-    inside = set(component) & made.body.number_of.keys()
-    numbers = [made.body.number_of[one] for one in nodes.leaves_of(steps[0].args[1]) if one in inside]
-    after = [made.body.after[number] for number in numbers]
+    # The program changes the neuron's state between two steps.
+    inside = set(component) & distribution.body.number_of.keys()
+    numbers = [distribution.body.number_of[one] for one in nodes.leaves_of(steps[0].args[1]) if one in inside]
+    after = [distribution.body.after[number] for number in numbers]
     changed = [one for one in after if isinstance(one, Node) and nodes.name_of(one) != "getitem"]
     return reason("state", *(changed or steps)[:1])
 
 
-def _path(node: Node, component: Sequence[Node], made: Distribution) -> List[Node]:
-    """Return the shortest way on which the results of a node come back to it, the node first.
+def _path(node: Node, component: Sequence[Node], distribution: Distribution) -> List[Node]:
+    """Return the shortest path from the results of a node to its inputs at a later step, the node first.
 
-    The way to a neuron's step ends at its input, and does not go through its states.
+    The path to a neuron's step ends at its input, and not at its states.
     """
-    inside, body = set(component), made.body
+    inside, body = set(component), distribution.body
     came: Dict[Node, Optional[Node]] = {node: None}
     waiting = [node]
     for one in waiting:  # which grows
@@ -271,19 +273,19 @@ def _path(node: Node, component: Sequence[Node], made: Distribution) -> List[Nod
     return []
 
 
-def _why_single(node: Node, made: Distribution) -> Reason:
+def _why_single(node: Node, distribution: Distribution) -> Reason:
     """Return the reason that an operation without a cycle runs step by step."""
     if is_step(node):
         if node.args[5]:
             return reason(str(node.args[5]), node)
-        varying = [one for one in nodes.leaves_of(node.args[2]) if one in made.body.varying]
+        varying = [one for one in nodes.leaves_of(node.args[2]) if one in distribution.body.varying]
         return reason("parameter", *varying[:1]) if varying else reason("restarted", node)
     if nodes.is_random(node):
         return reason("masks" if "dropout" in _name(node) else "random", node)
     if getattr(node.target, "__name__", "") == "autograd_function_apply":
         return reason("function", node)
-    if node in made.memory.changes and nodes.name_of(node):
+    if node in distribution.memory.changes and nodes.name_of(node):
         return reason("in_place", node)
-    numbers = [one for one in node.all_input_nodes if not nodes.is_tensor(one) and one in made.body.varying]
+    numbers = [one for one in node.all_input_nodes if not nodes.is_tensor(one) and one in distribution.body.varying]
     known = nodes.name_of(node) in rules.RULES and numbers
     return reason("numbers" if known else "unknown", node)

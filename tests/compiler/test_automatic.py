@@ -670,12 +670,12 @@ def test_what_cannot_be_compiled_says_so_once(auto, caplog):
         for run, make in ((decides, Net), (in_forward, Deciding)):
             assert compare(auto, run, make) == []
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == len({one.split(" runs as it is")[0] for one in said}) == 2
+    assert len(said) == len({one.split(" runs in Python")[0] for one in said}) == 2
     lines = pathlib.Path(__file__).read_text().splitlines()
     for text in ("if spk.sum() > 0:", "if spk.sum().item() > 1:"):
         number = next(place for place, line in enumerate(lines, 1) if line.strip() == text)
         assert f"test_automatic.py:{number}  {text}" in str(auto)
-    assert str(auto).count("Python decides by a tensor's value") == 4
+    assert str(auto).count("Python branches on a tensor's value") == 4
     assert str(auto).count("Instead: ") == 2
 
 
@@ -894,4 +894,4 @@ def test_functions_that_a_script_defines_later(tmp_path):
     runs = {line.split()[1]: int(line.split()[2]) for line in found.stdout.splitlines()}
     assert runs["(forward)"] >= 3
     assert runs["(run)"] >= 9
-    assert "runs as it is" not in found.stderr
+    assert "runs in Python" not in found.stderr

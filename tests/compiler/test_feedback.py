@@ -126,7 +126,7 @@ def test_other_recurrence_runs_step_by_step():
     report = compared(Recurrent(OTHERS.values()), torch.randn(STEPS, BATCH, 5))
     assert [one.rolled for one in report.neurons] == [False] * len(OTHERS) + [True], report
     assert all(
-        one.why_not.startswith(("the result comes back", "the input is computed")) for one in report.neurons[:-1]
+        one.why_not.startswith(("the result reaches", "the input is computed")) for one in report.neurons[:-1]
     )
 
 

@@ -398,7 +398,7 @@ SOON = ("states", "counters")
 def test_distributed_loops_give_what_they_give(name, made, capsys):
     found, _ = compare(DISTRIBUTED[name], made, capsys)
     for loop in [one for one in found.loops if one.plans]:
-        assert loop.runs >= 4, loop.told()
+        assert loop.runs >= 4, loop.text_lines()
         assert loop.label in str(found)
     assert any(one.plans for one in found.loops)
 
