@@ -1,6 +1,7 @@
-"""A ``torch.autograd.Function`` of a program's own as operations of a neuron's step, its backward pass the derivative.
+"""Autograd functions of the program: their passes as operations of a neuron's step, or as one call over all steps.
 
-TorchDynamo puts both of its passes into the graph, as modules that one node calls.
+TorchDynamo traces the forward and the backward pass into two graph modules, which one node calls. In a neuron's step
+the operations of the forward pass are recorded, and those of the backward pass as their derivative.
 """
 
 import functools
@@ -16,7 +17,7 @@ from snnipu._generator.graph import FUNCTIONS, Value
 from snnipu.compiler import nodes
 from snnipu.compiler.private import SET_GRAD
 
-# PyTorch's further names of operations that are recorded.
+# Other names of PyTorch for operations that can be recorded.
 SAME = {
     **{"truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub"},
     **{"greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne"},
@@ -27,18 +28,18 @@ NUMBERS = {"zeros_like": 0.0, "ones_like": 1.0}
 CASTS = ("to", "float", "type_as")
 _BOUNDS = {"clamp": {"min", "max"}, "clip": {"min", "max"}}
 _PLAIN = ("placeholder", "call_function", "call_method", "output")
-# Whose results may be the memory of what they take.
+# Operations whose result may share memory with their argument.
 _VIEWS = ("positive", "detach", *CASTS)
 
 
 class Passes:
-    """Forward and backward pass of a function, equal to others that do the same.
+    """The forward and backward pass of an autograd function; passes with the same operations compare equal.
 
     Attributes:
-        change_inputs: whether they may change what they are given.
-        is_random: whether the forward pass draws numbers.
-        is_linear: whether the gradient of several results of one input is that of their gradients' sum.
-        is_elementwise: whether each number depends on those in its place alone.
+        change_inputs: True if a pass may change its inputs in place.
+        is_random: True if the forward pass draws random numbers.
+        is_linear: True if the backward pass is linear in the gradient.
+        is_elementwise: True if each result depends only on the inputs' elements at the same position.
     """
 
     def __init__(self, forward: Graph, backward: Graph) -> None:
@@ -47,7 +48,7 @@ class Passes:
         self.is_random = any(map(nodes.is_random, forward.nodes))
         self.is_linear = not any(map(nodes.is_random, backward.nodes)) and _is_linear(backward)
         self.is_elementwise = all(map(_is_elementwise, (*forward.nodes, *backward.nodes)))
-        self._text = text(forward), text(backward)
+        self._text = graph_text(forward), graph_text(backward)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Passes) and self._text == other._text
@@ -62,21 +63,21 @@ def _changes_inputs(graph: Graph) -> bool:
     return any(memory.root(node) in inputs for changed in memory.changes.values() for node in changed)
 
 
-# Linear in their first tensor; in either of two; in both together.
-_OF_FIRST = {
+# Operations that are linear in their first argument, in either of two arguments, and in both arguments together.
+_LINEAR_IN_FIRST = {
     *("neg", "clone", "positive", "sum", "mean", "view", "reshape", "expand", "contiguous", "float", "t", "transpose"),
     *("permute", "flatten", "unsqueeze", "squeeze", "div"),
 }
-_OF_EITHER = {"mul", "matmul", "mm"}
-_OF_BOTH = {"add", "sub"}
+_LINEAR_IN_EITHER = {"mul", "matmul", "mm"}
+_LINEAR_IN_BOTH = {"add", "sub"}
 
 
 def _is_linear(backward: Graph) -> bool:
-    """Whether a backward pass is linear in the gradient that it is given, as far as its operators tell."""
+    """Return True if the operators of a backward pass are linear in the gradient, its first input."""
     inputs = [node for node in backward.nodes if node.op == "placeholder"]
     depends = set(inputs[:1])
     for node in backward.nodes:
-        taken = [one in depends for one in node.args] if node.op != "output" else []
+        on_gradient = [argument in depends for argument in node.args] if node.op != "output" else []
         name = SAME.get(nodes.name_of(node), nodes.name_of(node))
         if any(one in depends for one in nodes.leaves_of(list(node.kwargs.values()))):
             return False
@@ -85,16 +86,17 @@ def _is_linear(backward: Graph) -> bool:
             return all(grad in depends for grad in grads)
         if not any(one in depends for one in nodes.leaves_of(node.args)):
             continue
-        if name in _OF_FIRST:
-            fits = taken[0] and not any(taken[1:])
-        elif name in _OF_EITHER:
-            fits = taken.count(True) == 1
-        elif name in _OF_BOTH:
-            fits = all(taken)
+        if name in _LINEAR_IN_FIRST:
+            fits = on_gradient[0] and not any(on_gradient[1:])
+        elif name in _LINEAR_IN_EITHER:
+            fits = on_gradient.count(True) == 1
+        elif name in _LINEAR_IN_BOTH:
+            fits = all(on_gradient)
         elif name in ("masked_fill", "setitem"):
-            fits = taken == [True, False, False] and node.args[2] == 0
+            fits = on_gradient == [True, False, False] and node.args[2] == 0
         else:
-            fits = name == "where" and not taken[0] and all(a or b == 0 for a, b in zip(taken[1:], node.args[1:]))
+            others = zip(on_gradient[1:], node.args[1:])
+            fits = name == "where" and not on_gradient[0] and all(a or b == 0 for a, b in others)
         if not fits:
             return False
         depends.add(node)
@@ -107,8 +109,8 @@ def _is_elementwise(node: Node) -> bool:
     return nodes.name_of(node) in nodes.ELEMENTWISE | {"float"} and not nodes.leaves_of(list(node.kwargs.values()))
 
 
-def text(graph: Graph) -> str:
-    """The same for all graphs that do the same in the same order."""
+def graph_text(graph: Graph) -> str:
+    """Return a text of a graph's operations, the same for all graphs with the same operations in the same order."""
     places = {node: f"%{place}" for place, node in enumerate(graph.nodes)}
 
     def shown(argument: Any) -> str:
@@ -122,38 +124,46 @@ def text(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def is_applied(node: Node) -> bool:
-    """Whether a node is TorchDynamo's of such a function."""
+def is_apply_node(node: Node) -> bool:
+    """Return True if a node is TorchDynamo's call of an autograd function."""
     return getattr(node.target, "__name__", "") == "autograd_function_apply"
 
 
 def is_not_linear(node: Node) -> bool:
-    """Return True if the backward pass of a function may not be linear in the gradient."""
-    return is_applied(node) and not (nodes.OWN in node.meta and node.meta[nodes.OWN].is_linear)
+    """Return True if a node calls an autograd function whose backward pass may not be linear in the gradient."""
+    return is_apply_node(node) and not (nodes.PASSES in node.meta and node.meta[nodes.PASSES].is_linear)
 
 
-def find(graph: Graph) -> None:
-    """Note what functions of one result are with the nodes that call them, in copies of the graph, too."""
+def note_passes(graph: Graph) -> None:
+    """Store the passes of autograd functions with one result in ``meta`` of their nodes, which copies keep."""
     for node in graph.nodes:
-        if is_applied(node):
-            parts = [getattr(graph.owning_module, str(getattr(one, "target", "")), None) for one in node.args[:2]]
+        if is_apply_node(node):
+            names = [str(getattr(argument, "target", "")) for argument in node.args[:2]]
+            parts = [getattr(graph.owning_module, name, None) for name in names]
             if not node.kwargs.get("non_differentiable_idx") and all(isinstance(part, GraphModule) for part in parts):
                 forward, backward = (part.graph for part in parts)  # type: ignore[union-attr]
                 if _is_plain(forward, backward, len(node.args) - 2):
-                    node.meta[nodes.OWN] = Passes(forward, backward)
+                    node.meta[nodes.PASSES] = Passes(forward, backward)
 
 
 def _is_plain(forward: Graph, backward: Graph, count: int) -> bool:
-    """Whether the passes, of so many arguments, are of the form that PyTorch 2.12 and later give them: ``forward``
-    returns its one result and what it saves, ``backward`` takes the result's gradient and that."""
+    """Return True if the passes have the form of PyTorch 2.12 and later.
+
+    ``forward`` returns its only result and the saved values; ``backward`` takes the gradient and the saved values.
+
+    Args:
+        count: the number of arguments of the function.
+    """
     if not all(node.op in _PLAIN for graph in (forward, backward) for node in graph.nodes):
         return False
-    takes = [[node for node in graph.nodes if node.op == "placeholder"] for graph in (forward, backward)]
-    made, grads = (next(node for node in graph.nodes if node.op == "output").args[0] for graph in (forward, backward))
-    if not (_is_several(made) and len(made) == 2 and all(map(_is_several, made)) and _is_several(grads)):
+    inputs = [[node for node in graph.nodes if node.op == "placeholder"] for graph in (forward, backward)]
+    returned, grads = (
+        next(node for node in graph.nodes if node.op == "output").args[0] for graph in (forward, backward)
+    )
+    if not (_is_several(returned) and len(returned) == 2 and all(map(_is_several, returned)) and _is_several(grads)):
         return False
-    results, saved = made
-    return (len(results), len(takes[0]), len(takes[1]), len(grads)) == (1, count, 1 + len(saved), count)
+    results, saved = returned
+    return (len(results), len(inputs[0]), len(inputs[1]), len(grads)) == (1, count, 1 + len(saved), count)
 
 
 def _is_several(value: Any) -> bool:
@@ -161,93 +171,93 @@ def _is_several(value: Any) -> bool:
 
 
 def call_directly(graph: Graph) -> None:
-    """Call them as functions of PyTorch's: the operator that TorchDynamo has for them makes a class at each call."""
+    """Let the nodes call autograd functions directly: TorchDynamo's operator creates a class at each call."""
     for node in graph.nodes:
-        if is_own(node):
+        if is_autograd_function(node):
             node.args, node.kwargs = tuple(_arguments(node)), {}
-            node.target = _function(node.meta[nodes.OWN])
+            node.target = _autograd_function(node.meta[nodes.PASSES])
 
 
 @functools.lru_cache(maxsize=256)
-def _function(passes: Passes) -> Callable[..., Any]:
-    run_forward, run_backward = (_runs(one) for one in (passes.forward, passes.backward))
+def _autograd_function(passes: Passes) -> Callable[..., Any]:
+    run_forward, run_backward = (_function_of_pass(graph) for graph in (passes.forward, passes.backward))
 
-    class Own(torch.autograd.Function):
+    class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            made, saved = run_forward(*arguments)
-            ctx.places = [place for place, one in enumerate(saved) if isinstance(one, torch.Tensor)]
+            results, saved = run_forward(*arguments)
+            ctx.places = [place for place, value in enumerate(saved) if isinstance(value, torch.Tensor)]
             ctx.save_for_backward(*(saved[place] for place in ctx.places))
-            ctx.others = [None if isinstance(one, torch.Tensor) else one for one in saved]
-            return made[0]
+            ctx.others = [None if isinstance(value, torch.Tensor) else value for value in saved]
+            return results[0]
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
             saved = list(ctx.others)
-            for place, one in zip(ctx.places, ctx.saved_tensors):
-                saved[place] = one
+            for place, tensor in zip(ctx.places, ctx.saved_tensors):
+                saved[place] = tensor
             return run_backward(grad, *saved)
 
-    def autograd_function_apply(*arguments: Any) -> Any:  # the name that it has in reports
-        return (Own.apply(*arguments),)
+    def autograd_function_apply(*arguments: Any) -> Any:  # the name in reports
+        return (Function.apply(*arguments),)
 
     return autograd_function_apply
 
 
-def _runs(graph: Graph) -> Any:
-    """The pass as a function; PyTorch itself sets whether gradients are enabled in it."""
-    made = Graph()
-    found: Dict[Node, Node] = {}
+def _function_of_pass(graph: Graph) -> Any:
+    """Return a pass as a function, without its changes of the gradient mode: PyTorch sets that mode."""
+    copy = Graph()
+    copies: Dict[Node, Node] = {}
     for node in graph.nodes:
         if node.target is not SET_GRAD:
-            found[node] = made.node_copy(node, found.__getitem__)
-    return GraphModule({}, made).forward
+            copies[node] = copy.node_copy(node, copies.__getitem__)
+    return GraphModule({}, copy).forward
 
 
-def is_own(node: Any) -> bool:
-    """Whether a node calls such a function."""
-    return isinstance(node, Node) and nodes.OWN in node.meta
+def is_autograd_function(node: Any) -> bool:
+    """Return True if a node calls an autograd function whose passes are known."""
+    return isinstance(node, Node) and nodes.PASSES in node.meta
 
 
 def is_called_directly(node: Node) -> bool:
-    """Whether :func:`call_directly` has made such a function's node plain."""
-    return is_own(node) and isinstance(node.target, FunctionType)
+    """Return True if :func:`call_directly` has changed the node."""
+    return is_autograd_function(node) and isinstance(node.target, FunctionType)
 
 
 def _arguments(node: Node) -> List[Any]:
     return list(node.args[2:] if node.args and getattr(node.args[0], "op", "") == "get_attr" else node.args)
 
 
-def given(node: Node) -> List[Any]:
-    """The tensors that the function takes."""
-    return [one for one in _arguments(node) if nodes.is_tensor(one)]
+def tensor_arguments(node: Node) -> List[Any]:
+    """Return the arguments of an autograd function that are tensors."""
+    return [argument for argument in _arguments(node) if nodes.is_tensor(argument)]
 
 
 def keywords_are_known(node: Node) -> bool:
-    """Whether the recorded operation takes all keywords of a call."""
+    """Return True if the recorded operation has all keywords of a call."""
     name = nodes.name_of(node)
     if name in NUMBERS:
         return True
-    found = {key: value for key, value in node.kwargs.items() if (key, value) != ("inplace", False)}
-    return set(found) <= _BOUNDS.get(name, set()) and not any(isinstance(one, Node) for one in found.values())
+    keywords = {key: value for key, value in node.kwargs.items() if (key, value) != ("inplace", False)}
+    return set(keywords) <= _BOUNDS.get(name, set()) and not any(isinstance(one, Node) for one in keywords.values())
 
 
 def is_cast_to_bool(node: Node) -> bool:
-    """Whether a number becomes a truth value, which a neuron's step has from comparisons alone."""
+    """Return True for a cast to bool. A neuron's step has booleans only as results of comparisons."""
     return nodes.name_of(node) in CASTS and nodes.value_of(node).dtype is torch.bool
 
 
-def applied(node: Node, arguments: List[Any]) -> Any:
-    """What a node does, with symbols."""
-    if is_own(node):
-        return (_called(node, arguments),)
+def apply_to_symbols(node: Node, arguments: List[Any]) -> Any:
+    """Record the operation of a node on symbolic arguments, and return its symbolic result."""
+    if is_autograd_function(node):
+        return (_apply_function(node, arguments),)
     name = nodes.name_of(node)
     if name == "getitem":
         return arguments[0][arguments[1]]
-    return _applied(node, name, arguments)
+    return _apply_operator(node, name, arguments)
 
 
-def _applied(node: Node, name: str, arguments: List[Any]) -> Any:
+def _apply_operator(node: Node, name: str, arguments: List[Any]) -> Any:
     if name in COPIES:
         return arguments[0]
     if name in NUMBERS:
@@ -262,11 +272,11 @@ def _applied(node: Node, name: str, arguments: List[Any]) -> Any:
     return FUNCTIONS[name](*arguments)
 
 
-def _called(node: Node, tensors: Sequence[Any]) -> Value:
-    passes: Passes = node.meta[nodes.OWN]
-    left = iter(tensors)
+def _apply_function(node: Node, tensors: Sequence[Any]) -> Value:
+    passes: Passes = node.meta[nodes.PASSES]
+    remaining = iter(tensors)
     # Sizes among the arguments are unknown here, and no operation of a step takes them.
-    arguments = [next(left) if nodes.is_tensor(one) else None for one in _arguments(node)]
+    arguments = [next(remaining) if nodes.is_tensor(one) else None for one in _arguments(node)]
     (result,), saved = _Pass(passes.forward, arguments).output
     if not isinstance(result, Value):
         raise TraceError("a function that gives a number")
@@ -287,23 +297,23 @@ def _gradient(grad: Any) -> Optional[Value]:
 
 
 class _Pass:
-    """One pass of a function, with symbols in the places of its tensors."""
+    """A pass of an autograd function, run on symbols in place of tensors."""
 
     def __init__(self, graph: Graph, arguments: Sequence[Any]) -> None:
         self.values: Dict[Node, Any] = {}
-        self.roots: Dict[Node, Node] = {}  # what else has a result's memory
+        self.roots: Dict[Node, Node] = {}  # the result that owns a node's memory, if the node does not
         self.output: Any = ()
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self.values.update(zip(inputs, arguments))
-        self.shared: Set[Node] = set(inputs)  # memory that is not the pass's own alone
+        self.shared: Set[Node] = set(inputs)  # memory that others may read
         for node in graph.nodes:
             if node.op == "output":
                 self.output = self._results(node.args[0])
             elif node.op != "placeholder":
-                self._do(node)
+                self._run(node)
 
     def _results(self, returned: Any) -> Any:
-        """Its results with symbols; those of a forward pass are a list, and beside it what it saves."""
+        """Return the symbolic results; a forward pass returns two lists, results and saved values."""
         if isinstance(returned, (tuple, list)):
             return [self._results(one) for one in returned]
         return self._value(returned)
@@ -314,7 +324,7 @@ class _Pass:
     def _value(self, argument: Any) -> Any:
         return self.values[self._root(argument)] if isinstance(argument, Node) else argument
 
-    def _do(self, node: Node) -> None:
+    def _run(self, node: Node) -> None:
         if nodes.leaves_of(list(node.kwargs.values())):
             raise TraceError("keywords of a pass that are not known")
         if node.target is SET_GRAD:
@@ -325,7 +335,7 @@ class _Pass:
             chosen = self._value(mask)
             if not (isinstance(chosen, Value) and chosen.is_bool) or isinstance(number, Node):
                 raise TraceError("setitem of other than a number where a comparison holds")
-            self.values[self._own(target)] = FUNCTIONS["where"](chosen, number, self._value(target))
+            self.values[self._writable_root(target)] = FUNCTIONS["where"](chosen, number, self._value(target))
             return
         value = nodes.value_of(node)
         if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.bool):
@@ -334,19 +344,23 @@ class _Pass:
             raise TraceError(f"{name} with keywords")
         arguments = [self._value(one) for one in node.args]
         if name.endswith("_") and not name.endswith("__") and name not in SAME:
-            root = self._own(node.args[0])
-            self.values[root] = _applied(node, name[:-1], arguments)
+            root = self._writable_root(node.args[0])
+            self.values[root] = _apply_operator(node, name[:-1], arguments)
             self.roots[node] = root
             return
-        self.values[node] = _applied(node, name, arguments)
+        self.values[node] = _apply_operator(node, name, arguments)
         if name in _VIEWS:
             self.shared.update([node, *self._roots_of(node.args)])
 
     def _roots_of(self, arguments: Any) -> Iterator[Node]:
         return (self._root(one) for one in nodes.leaves_of(arguments))
 
-    def _own(self, target: Any) -> Node:
-        """The memory that an operation writes into."""
+    def _writable_root(self, target: Any) -> Node:
+        """Return the owner of the memory that an operation writes into.
+
+        Raises:
+            TraceError: others may read this memory.
+        """
         if not isinstance(target, Node) or self._root(target) in self.shared:
             raise TraceError("a pass that writes into what others read")
         return self._root(target)

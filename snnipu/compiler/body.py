@@ -36,7 +36,7 @@ class Body:
         Raises:
             Refused: the step's number is unknown.
         """
-        autograd_functions.find(module.graph)
+        autograd_functions.note_passes(module.graph)
         self.module = module
         self.learns = torch.is_grad_enabled()
         graph = Graph()

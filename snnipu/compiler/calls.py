@@ -9,7 +9,8 @@ import torch
 from snnipu.neurons._states import AttributeStates
 from snnipu.surrogate import Surrogate
 
-# A neuron is called less often in one step of a loop over time; layers may have one surrogate.
+# Calls of one neuron, and of one surrogate, from which on a step has a loop over time itself. Several layers may share
+# a surrogate.
 FEW, MANY = 3, 20
 
 
@@ -52,18 +53,18 @@ def _count(key: int) -> None:
 
 
 def has_loop_over_time(seen: Dict[int, int]) -> bool:
-    """Return True if a step calls one neuron, or one surrogate, so often that it has a loop over time itself."""
+    """Return True if a step calls a neuron or a surrogate so often that it has a loop over time itself."""
     return any(number >= (FEW if key > 0 else MANY) for key, number in seen.items())
 
 
 def listen(listener: Callable[[], None]) -> None:
-    """Call ``listener`` at each call of a neuron, until :func:`rest`."""
+    """Call ``listener`` at each call of a neuron, until :func:`unlisten`."""
     with _lock:
         _listeners.append(listener)
         _update()
 
 
-def rest(listener: Callable[[], None]) -> None:
+def unlisten(listener: Callable[[], None]) -> None:
     """Stop calling ``listener``."""
     with _lock:
         if listener in _listeners:
@@ -82,8 +83,8 @@ def _update() -> None:
 
 
 @contextlib.contextmanager
-def unwatched() -> Iterator[None]:
-    """Restore the calls during a trace: TorchDynamo sees the plain classes."""
+def uncounted() -> Iterator[None]:
+    """Remove the counters during a trace, so that TorchDynamo sees the original ``__call__`` of the classes."""
     if not _listeners:
         yield
         return
@@ -104,14 +105,14 @@ def counting() -> Iterator[None]:
     outer = calls.seen, calls.has_loop
     calls.seen, calls.has_loop = {}, False
 
-    def nobody() -> None:
+    def ignore() -> None:
         pass
 
-    listen(nobody)
+    listen(ignore)
     try:
         yield
     finally:
-        rest(nobody)
+        unlisten(ignore)
         seen, calls.seen = calls.seen, outer[0]
         before = outer[0]
         if before is not None:

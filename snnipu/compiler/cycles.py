@@ -1,10 +1,10 @@
-"""What needs its own results."""
+"""Strongly connected components of a graph: nodes that depend on their own results."""
 
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple
 
 
 def components(roots: Iterable[Any], needs: Callable[[Any], Iterable[Any]]) -> Iterator[List[Any]]:
-    """The strongly connected components of a graph, each behind those that it needs (Tarjan's algorithm)."""
+    """Yield the strongly connected components of a graph, each after the components that it needs (Tarjan 1972)."""
     index: Dict[Any, int] = {}
     low: Dict[Any, int] = {}
     stack: List[Any] = []

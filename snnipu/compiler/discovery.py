@@ -103,7 +103,7 @@ class Discovery:
         self.stops += 1
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
-        calls.rest(self._look_again)
+        calls.unlisten(self._look_again)
         for reference, code in reversed(self._changed):
             function = reference()
             if function is not None:
@@ -128,7 +128,7 @@ class Discovery:
             self._size = size
             self.adopt_all()
         if self._calls > QUIET:
-            calls.rest(self._look_again)
+            calls.unlisten(self._look_again)
 
     def _say_of_script(self, place: str) -> None:
         """Log once that a line at the top level of the script, which runs already, cannot be compiled."""

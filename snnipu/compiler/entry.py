@@ -1,4 +1,4 @@
-"""What PyTorch loads for ``torch.compile(backend="snnipu")``: to load it makes neurons known to TorchDynamo."""
+"""The entry point of ``torch.compile(backend="snnipu")``. Its import registers the neurons with TorchDynamo."""
 
 from snnipu.compiler.backend import compile_graph, enable
 

@@ -12,23 +12,23 @@ from snnipu.ops.sparse_input import watched
 
 
 def explain(function: Any, *inputs: Any, **keywords: Any) -> Report:
-    """Call a network or a function with its loops over time compiled, and tell what became of them.
+    """Call a network or a function with its loops over time compiled, and report how each part runs.
 
     .. code-block:: python
 
         print(snnipu.compiler.explain(net, images))
 
-    The call is a real one: hidden states and random numbers go on as after ``function(*inputs)``.
+    Hidden states and random numbers change as in a call ``function(*inputs)``.
 
     Args:
         function: a module, or a function that contains the loop.
         inputs, keywords: the arguments of the call.
 
     Returns:
-        A report whose ``str`` is a text: for each loop its layers of neurons, as one operator or step by step; the
-        operators, how often the loop calls them and how often the compiled loop does; the lines of the program that
-        cause what is called at each step, and what to write instead; linear layers and convolutions that looked
-        whether their input is mostly zeros; the time of the call.
+        A report whose ``str`` is a text. For each loop it has the layers of neurons, as one operator or step by step,
+        and the operators, with their calls in the program's loop and in the compiled loop. For parts that run step by
+        step it names the program's lines that cause it, and what to write instead. It ends with the linear layers and
+        convolutions that can skip zeros of their input, and the time of the call.
 
     Raises:
         TypeError: ``function`` cannot be called.

@@ -1,4 +1,4 @@
-"""The first step of a loop, whose initial values may have another shape or type than those of later steps."""
+"""Comparison of the first step of a loop with later steps: initial values may have another shape or type."""
 
 from typing import Any, Dict, Tuple
 
@@ -26,33 +26,33 @@ def matched(steady: Body, first: Body) -> First:
     """Compare the first step with the later ones, operation by operation.
 
     Raises:
-        Refused: they do something else.
+        Refused: the first step has other operations.
     """
     if steady.learns != first.learns:
         raise Refused("its first step is traced in another gradient mode")
-    found = First(first, {}, {})
+    match = First(first, {}, {})
     same: Dict[Node, Node] = {}
 
     def compare(one: Any, other: Any) -> None:
         if isinstance(one, Node) and one.target is carried:
             number: Any = one.args[1]
             if isinstance(other, Node):
-                # Also of another variable: a neuron's state, where it is not given one. A number is not marked.
+                # The mark may be that of another variable, as for a neuron's hidden state. A number has no mark.
                 other = other.args[0] if other.target is carried else other
                 if other.op != "placeholder":
-                    raise Refused("its first step takes something else")
-            if found.starts.setdefault(number, other) is not other:
-                raise Refused("its first step takes two values where later ones take one")
+                    raise Refused("its first step reads another value")
+            if match.starts.setdefault(number, other) is not other:
+                raise Refused("its first step reads two values in place of one of a later step")
         elif isinstance(one, Node) and one.op == "placeholder":
             fits = isinstance(other, Node) and other.op == "placeholder"
-            if not fits or not _same_kind(one, other) or found.inputs.setdefault(one, other) is not other:
-                raise Refused("its first step takes something else")
+            if not fits or not _same_kind(one, other) or match.inputs.setdefault(one, other) is not other:
+                raise Refused("its first step reads another value")
         elif isinstance(one, Node):
             if same.get(one) is not other:
-                raise Refused("its first step does something else")
+                raise Refused("its first step has another operation")
         elif isinstance(one, (tuple, list)):
             if type(one) is not type(other) or len(one) != len(other):
-                raise Refused("its first step does something else")
+                raise Refused("its first step has another operation")
             for a, b in zip(one, other):
                 compare(a, b)
         elif isinstance(one, dict):
@@ -61,42 +61,42 @@ def matched(steady: Body, first: Body) -> First:
         elif isinstance(one, slice):
             compare((one.start, one.stop, one.step), (other.start, other.stop, other.step))
         elif one != other:
-            raise Refused("its first step does something else")
+            raise Refused("its first step has another operation")
 
     lists = [
         [node for node in body.graph.nodes if node.op != "placeholder" and node.target is not carried]
         for body in (steady, first)
     ]
     if len(lists[0]) != len(lists[1]):
-        raise Refused("its first step does something else")
+        raise Refused("its first step has another operation")
     for one, other in zip(*lists):
         if one.op != other.op or one.target != other.target:
-            raise Refused("its first step does something else")
-        taken = other.args
-        if nodes.name_of(one) == "add" and len(taken) == 2 and type(taken[1]) in (int, float):
-            taken = taken[::-1] if getattr(one.args[0], "target", None) is carried else taken  # 0 + x is x + 0
-        compare(one.args, taken)
+            raise Refused("its first step has another operation")
+        args = other.args
+        if nodes.name_of(one) == "add" and len(args) == 2 and type(args[1]) in (int, float):
+            args = args[::-1] if getattr(one.args[0], "target", None) is carried else args  # 0 + x is x + 0
+        compare(one.args, args)
         compare(one.kwargs, other.kwargs)
         same[one] = other
         for mark in nodes.leaves_of((one.args, one.kwargs)):
-            if mark.target is carried and not _may_be_expanded(mark.args[1], found, one, other):
+            if mark.target is carried and not _may_be_expanded(mark.args[1], match, one, other):
                 raise Refused("an operation of its first step reads a value of another shape")
-    return found
+    return match
 
 
-def _may_be_expanded(number: Any, found: First, reader: Node, first_reader: Node) -> bool:
+def _may_be_expanded(number: Any, match: First, reader: Node, first_reader: Node) -> bool:
     """Return True if an operation can read an initial value that is expanded to the shape of the later ones."""
-    start, after = found.starts[number], found.body.after.get(number)
+    start, after = match.starts[number], match.body.after.get(number)
     if not isinstance(after, Node) or not nodes.is_tensor(after):
         return False
-    wanted = sizes_of(nodes.value_of(after))
-    if isinstance(start, Node) and nodes.is_tensor(start) and sizes_of(nodes.value_of(start)) == wanted:
+    steady = sizes_of(nodes.value_of(after))
+    if isinstance(start, Node) and nodes.is_tensor(start) and sizes_of(nodes.value_of(start)) == steady:
         return True
-    made = nodes.value_of(first_reader)
+    value = nodes.value_of(first_reader)
     if reader.target not in step_operators.SEQUENCES and nodes.name_of(reader) not in nodes.ELEMENTWISE:
         return False
-    sizes = [sizes_of(one) for one in (made if isinstance(made, tuple) else (made,))]
-    return all(one == torch.broadcast_shapes(one, wanted) for one in sizes)
+    sizes = [sizes_of(part) for part in (value if isinstance(value, tuple) else (value,))]
+    return all(each == torch.broadcast_shapes(each, steady) for each in sizes)
 
 
 def sizes_of(value: torch.Tensor) -> Tuple[int, ...]:

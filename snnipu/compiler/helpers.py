@@ -1,4 +1,4 @@
-"""What compiled graphs call besides PyTorch's own functions: time as a dimension in front of the others."""
+"""Functions that compiled graphs call besides PyTorch's. In sequences time is the first dimension."""
 
 import operator
 from typing import Any, List, Sequence, Tuple
@@ -7,44 +7,44 @@ import torch
 
 
 def fold_time(x: torch.Tensor) -> torch.Tensor:
-    """``[T, B, ...]`` as one batch, ``[T * B, ...]``."""
+    """Return ``[T, B, ...]`` as one batch, ``[T * B, ...]``."""
     return x.flatten(0, 1)
 
 
 def split_time(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """``[T * B, ...]`` as ``[T, B, ...]``, T and B being those of ``like``."""
+    """Return ``[T * B, ...]`` as ``[T, B, ...]``, with T and B of ``like``."""
     return x.unflatten(0, like.shape[:2])
 
 
 def widen(x: torch.Tensor, dims: int) -> torch.Tensor:
-    """``[T, ...]`` with so many dimensions of size 1 behind time: what broadcasting puts in front of a step."""
+    """Insert ``dims`` dimensions of size 1 after time, as broadcasting does in front of a step's dimensions."""
     index = (slice(None), *(None,) * dims)
     return x[index]
 
 
 def held(x: torch.Tensor, num_steps: int) -> torch.Tensor:
-    """One step's value at all steps, without a copy."""
+    """Expand the value of a step to all steps, without a copy."""
     return x.unsqueeze(0).expand(num_steps, *x.shape)
 
 
 def attention_over_time(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any) -> Any:
-    """``multi_head_attention_forward`` of each step of ``[T, L, B, E]``, as that of a batch of ``T * B``."""
+    """Run ``multi_head_attention_forward`` for all steps of ``[T, L, B, E]`` as one batch of ``T * B`` samples."""
     steps = (query.shape[0], query.shape[2])
-    # One and the same tensor stays one: a single product then makes query, key and value of it.
+    # If query, key and value are the same tensor, they stay the same tensor: PyTorch then needs a single product.
     folded = {id(one): one.transpose(0, 1).flatten(1, 2) for one in (query, key, value)}
-    given: Any = (*(folded[id(one)] for one in (query, key, value)), *others)
-    out, weights = torch.nn.functional.multi_head_attention_forward(*given, **named)
+    arguments: Any = (*(folded[id(one)] for one in (query, key, value)), *others)
+    out, weights = torch.nn.functional.multi_head_attention_forward(*arguments, **named)
     return out.unflatten(1, steps).transpose(0, 1), None if weights is None else weights.unflatten(0, steps)
 
 
 def reshaped(x: torch.Tensor, *sizes: Any) -> torch.Tensor:
-    """Each step ``reshape``d."""
+    """Reshape each step."""
     shape: Sequence[Any] = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
     return x.reshape(x.shape[0], *shape)
 
 
 def clock(num_steps: int, first: int) -> List[int]:
-    """The clock of each step (:data:`snnipu.compiler.marks.OFFSET`)."""
+    """Return the clock of each step: its number plus :data:`snnipu.compiler.marks.OFFSET`."""
     return list(range(first, first + num_steps))
 
 
@@ -53,19 +53,19 @@ def storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def each_number(name: str, num_steps: int, given: Sequence[Any]) -> List[Any]:
-    """Apply a function of :mod:`operator` at each step; a list in ``given`` has a number for each step."""
+def each_number(name: str, num_steps: int, arguments: Sequence[Any]) -> List[Any]:
+    """Apply a function of :mod:`operator` at each step; a list in ``arguments`` has a number for each step."""
     function = getattr(operator, name)
-    return [function(*(one[step] if type(one) is list else one for one in given)) for step in range(num_steps)]
+    return [function(*(one[step] if type(one) is list else one for one in arguments)) for step in range(num_steps)]
 
 
 def apart(sequence: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-    """Return the value of each step, in memory of its own."""
+    """Return a copy of the value of each step."""
     return tuple([one.clone() for one in sequence.unbind()])
 
 
 def stacked(sequence: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """Return the values of all steps stacked, in memory of their own."""
+    """Return a copy of the values of all steps, with time as dimension ``dim``."""
     return torch.cat((sequence.movedim(0, dim),), dim)
 
 
@@ -82,30 +82,33 @@ def one_later(first: Any, sequence: torch.Tensor) -> torch.Tensor:
 
 
 def sums(first: Any, sequence: torch.Tensor) -> torch.Tensor:
-    """``first`` plus the sum of all values up to each step."""
-    made = sequence.cumsum(0, dtype=sequence.dtype)
-    return made if first is None else made + first
+    """Return, for each step, ``first`` plus the sum of the values up to this step."""
+    partial = sequence.cumsum(0, dtype=sequence.dtype)
+    return partial if first is None else partial + first
 
 
 def total(first: Any, sequence: torch.Tensor) -> torch.Tensor:
-    """``first`` plus the sum of all values."""
-    made = sequence.sum(0, dtype=sequence.dtype)
-    return made if first is None else first + made
+    """Return ``first`` plus the sum of all values."""
+    added = sequence.sum(0, dtype=sequence.dtype)
+    return added if first is None else first + added
 
 
 def norm_again(num_steps: int, input: torch.Tensor, **named: Any) -> torch.Tensor:
-    """``batch_norm`` of one and the same batch at each step; the running averages are those of all, to rounding."""
+    """Run ``batch_norm`` once for a batch that is the same at all steps.
+
+    The running averages equal those of one update per step, to rounding.
+    """
     momentum = named.pop("momentum", 0.1)
     return torch.nn.functional.batch_norm(input, momentum=1 - (1 - momentum) ** num_steps, **named)
 
 
 def as_tensor(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Numbers of all steps as a tensor."""
+    """Return the numbers of all steps as a tensor."""
     return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def _at(index: Any, step: int) -> Any:
-    """An index at one step: the lists in it hold one number for each step."""
+    """Return an index at one step; a list in the index has a number for each step."""
     if isinstance(index, tuple):
         return tuple([_at(one, step) for one in index])
     if isinstance(index, slice):
@@ -114,7 +117,7 @@ def _at(index: Any, step: int) -> Any:
 
 
 def _progression(numbers: Sequence[int]) -> int:
-    """The distance between numbers that is the same for all neighbours; 0: there is none."""
+    """Return the constant difference of consecutive numbers, or 0 if it is not constant."""
     by = numbers[1] - numbers[0] if len(numbers) > 1 else 1
     return by if all(b - a == by for a, b in zip(numbers, numbers[1:])) else 0
 
@@ -128,26 +131,26 @@ def steps_at(index: Tuple[Any, ...], dims: int) -> Any:
     by = _progression(numbers)
     if by < 1 or numbers[0] < 0:
         return None
-    left = dims - sum(one is not None and one is not Ellipsis for one in index)
-    dim = sum(left if one is Ellipsis else not isinstance(one, int) for one in index[:place])
+    hidden = dims - sum(one is not None and one is not Ellipsis for one in index)
+    dim = sum(hidden if one is Ellipsis else not isinstance(one, int) for one in index[:place])
     return (*index[:place], slice(numbers[0], numbers[-1] + 1, by), *index[place + 1 :]), dim
 
 
 def take_steps(x: torch.Tensor, index: Tuple[Any, ...], num_steps: int) -> torch.Tensor:
-    """``x[index]`` of all steps, time first; a list in the index has the number of each step."""
-    found = steps_at(index, x.dim())
-    if found is None or x.dim() == 0:
+    """Return ``x[index]`` of all steps, time first; a list in the index has a number for each step."""
+    together = steps_at(index, x.dim())
+    if together is None or x.dim() == 0:
         return torch.stack([x[_at(index, step)] for step in range(num_steps)])
-    every, dim = found
-    for size, one in zip(x.shape, index):  # raises the error that the step has
+    every, dim = together
+    for size, one in zip(x.shape, index):  # raise the error of a step
         if isinstance(one, list) and one[-1] >= size:
             x[_at(index, num_steps - 1)]
-    made = x[every]
-    return made.movedim(dim, 0) if dim else made
+    values = x[every]
+    return values.movedim(dim, 0) if dim else values
 
 
 def take_windows(x: torch.Tensor, dim: int, start: Any, length: Any, num_steps: int) -> torch.Tensor:
-    """``x.narrow(dim, start, length)`` of all steps, time first; a list has the number of each step."""
+    """Return ``x.narrow(dim, start, length)`` of all steps, time first; a list has a number for each step."""
     by = _progression(start) if type(start) is list else 0
     if by < 1 or type(length) is list:
         return torch.stack([x.narrow(dim, _at(start, step), _at(length, step)) for step in range(num_steps)])
@@ -156,10 +159,15 @@ def take_windows(x: torch.Tensor, dim: int, start: Any, length: Any, num_steps: 
 
 
 def set_steps(x: torch.Tensor, index: Tuple[Any, ...], value: Any, num_steps: int) -> None:
-    """``x[index] = value`` of all steps; a tensor has the values of all steps, a number or list is as in each_step."""
-    found = steps_at(index, x.dim())
+    """Set ``x[index] = value`` at all steps.
+
+    Args:
+        index: the index; a list in it has a number for each step.
+        value: a tensor with the values of all steps, a list with a number for each step, or a number.
+    """
+    together = steps_at(index, x.dim())
     per_step = isinstance(value, (torch.Tensor, list))
-    part = None if found is None else x[found[0]].movedim(found[1], 0)
+    part = None if together is None else x[together[0]].movedim(together[1], 0)
     missing = 0 if part is None or not isinstance(value, torch.Tensor) else part.dim() - value.dim()
     if part is None or not isinstance(value, torch.Tensor) or len(part) < num_steps or missing < 0:
         for step in range(num_steps):
@@ -169,21 +177,23 @@ def set_steps(x: torch.Tensor, index: Tuple[Any, ...], value: Any, num_steps: in
 
 
 def each_step(
-    run: Any, num_steps: int, states: Sequence[Any], given: Sequence[Any], sequences: Sequence[bool]
+    run: Any, num_steps: int, states: Sequence[Any], inputs: Sequence[Any], sequences: Sequence[bool]
 ) -> Tuple[Tuple[Any, ...], Sequence[Any]]:
     """Run operations step by step, and return their results over time and the last states.
 
     Args:
         run: takes the states and the inputs of a step; returns its results and the next states.
-        sequences: whether each input is a sequence.
+        sequences: for each input, True if it is a sequence.
     """
-    parts = [one.unbind() if isinstance(one, torch.Tensor) and varies else one for one, varies in zip(given, sequences)]
-    made = []
+    parts = [
+        one.unbind() if isinstance(one, torch.Tensor) and varies else one for one, varies in zip(inputs, sequences)
+    ]
+    steps = []
     for step in range(num_steps):
         now = [part[step] if varies else part for part, varies in zip(parts, sequences)]
         results, states = run(*states, *now)
-        made.append(results)
-    return tuple([_joined_steps(same) for same in zip(*made)]), states
+        steps.append(results)
+    return tuple([_joined_steps(same) for same in zip(*steps)]), states
 
 
 def _joined_steps(values: Sequence[Any]) -> Any:

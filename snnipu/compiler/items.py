@@ -1,4 +1,4 @@
-"""The items of a loop, by the number of the step."""
+"""The items of a loop as functions of the step's number."""
 
 import builtins
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Tuple
@@ -8,7 +8,7 @@ import torch
 from snnipu.compiler.marks import Refused
 from snnipu.compiler.private import version_of
 
-# Fewer tensors in a list are none of a loop over time.
+# The smallest number of tensors in a list that can be the items of a loop over time.
 _FEWEST = 3
 
 
@@ -19,21 +19,21 @@ class Called(NamedTuple):
     arguments: Tuple[Any, ...]
     keywords: Mapping[str, Any] = {}
 
-    def made(self) -> Any:
-        """Call it."""
+    def evaluate(self) -> Any:
+        """Make the call, and return its result."""
         return self.function(
-            *(one.made() if isinstance(one, Called) else one for one in self.arguments), **self.keywords
+            *(one.evaluate() if isinstance(one, Called) else one for one in self.arguments), **self.keywords
         )
 
 
-def _unbound(given: Called) -> Optional[torch.Tensor]:
+def _unbound(call: Called) -> Optional[torch.Tensor]:
     """Return the tensor of ``x.unbind(dim)`` or ``torch.unbind(x, dim)``, time first, or None for another call."""
-    owner, values = getattr(given.function, "__self__", None), list(given.arguments)
-    if isinstance(owner, torch.Tensor) and getattr(given.function, "__name__", "") == "unbind":
+    owner, values = getattr(call.function, "__self__", None), list(call.arguments)
+    if isinstance(owner, torch.Tensor) and getattr(call.function, "__name__", "") == "unbind":
         values.insert(0, owner)
-    elif given.function is not torch.unbind:
+    elif call.function is not torch.unbind:
         return None
-    dim = given.keywords.get("dim", values[1] if len(values) > 1 else 0)
+    dim = call.keywords.get("dim", values[1] if len(values) > 1 else 0)
     if (
         values
         and isinstance(values[0], torch.Tensor)
@@ -41,78 +41,83 @@ def _unbound(given: Called) -> Optional[torch.Tensor]:
         and -values[0].dim() <= dim < values[0].dim()
     ):
         return values[0].movedim(dim, 0)
-    return None  # the program's own error
+    return None  # the program's loop raises the error
 
 
 class Items:
-    """The items of a loop, by the number of the step.
+    """The items of a loop, which are read by the step's number.
 
     Attributes:
-        text: the item of step ``t`` as an expression, in which ``I`` are the values that it needs.
-        values: the values of ``I``.
-        bars: progress bars of tqdm around them, and calls that make such bars.
+        text: the item of step ``t`` as an expression; its list ``I`` has the tensors and numbers that it reads.
+        values: the list ``I``.
+        bars: progress bars of tqdm around the items, and calls that create such bars.
+        count: the number of steps.
     """
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, iterable: Any) -> None:
         """
         Args:
-            given: the iterable; a call of ``enumerate``, ``zip`` or ``reversed`` is a :class:`Called`.
+            iterable: the iterable of the loop; a call of ``enumerate``, ``zip`` or ``reversed`` is a :class:`Called`.
 
         Raises:
             Refused: the items cannot be read by number.
         """
         self.values: List[Any] = []
         self.bars: List[Any] = []
-        self.text, self.count = self._read(given)
+        self.text, self.count = self._read(iterable)
 
     def _value(self, value: Any) -> str:
         self.values.append(value)
         return f"I[{len(self.values) - 1}]"
 
-    def _read(self, given: Any) -> Tuple[str, int]:
-        of = given.function if isinstance(given, Called) else type(given)
+    def _read(self, iterable: Any) -> Tuple[str, int]:
+        of = iterable.function if isinstance(iterable, Called) else type(iterable)
         if str(of.__module__).split(".")[0] == "tqdm":
-            self.bars.append(given)
-            if not isinstance(given, Called):
-                return self._read(given.iterable)
-            return self._read(range(*given.arguments) if of.__name__ == "trange" else given.arguments[0])
-        if isinstance(given, Called):
-            return self._called(given)
-        if isinstance(given, range):
-            return self._numbers(given.start, given.step), len(given)
-        if isinstance(given, torch.Tensor) and given.dim():
-            return f"{self._value(given)}[t]", given.shape[0]
-        tensors = isinstance(given, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in given)
-        if tensors and len(given) >= _FEWEST and len({(one.shape, one.dtype, one.device) for one in given}) == 1:
-            return f"{self._value(given)}[t]", len(given)
-        raise Refused(f"it goes through a {type(given).__name__}")
+            self.bars.append(iterable)
+            if not isinstance(iterable, Called):
+                return self._read(iterable.iterable)
+            return self._read(range(*iterable.arguments) if of.__name__ == "trange" else iterable.arguments[0])
+        if isinstance(iterable, Called):
+            return self._called(iterable)
+        if isinstance(iterable, range):
+            return self._numbers(iterable.start, iterable.step), len(iterable)
+        if isinstance(iterable, torch.Tensor) and iterable.dim():
+            return f"{self._value(iterable)}[t]", iterable.shape[0]
+        tensors = isinstance(iterable, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in iterable)
+        if tensors and len(iterable) >= _FEWEST and len({(one.shape, one.dtype, one.device) for one in iterable}) == 1:
+            return f"{self._value(iterable)}[t]", len(iterable)
+        raise Refused(f"it goes through a {type(iterable).__name__}")
 
     def _numbers(self, start: int, by: int) -> str:
         text = "t" if by == 1 else f"{self._value(by)} * t"
         return f"({self._value(start)} + {text})" if start else text
 
-    def _called(self, given: "Called") -> Tuple[str, int]:
-        if given.function is builtins.enumerate and 1 <= len(given.arguments) <= 2:
-            inner, count = self._read(given.arguments[0])
-            start = given.arguments[1] if len(given.arguments) > 1 else 0
+    def _called(self, iterable: "Called") -> Tuple[str, int]:
+        if iterable.function is builtins.enumerate and 1 <= len(iterable.arguments) <= 2:
+            inner, count = self._read(iterable.arguments[0])
+            start = iterable.arguments[1] if len(iterable.arguments) > 1 else 0
             if type(start) is int:
                 return f"({self._numbers(start, 1)}, {inner})", count
-        if given.function is builtins.zip and given.arguments:
-            read = [self._read(one) for one in given.arguments]
+        if iterable.function is builtins.zip and iterable.arguments:
+            read = [self._read(one) for one in iterable.arguments]
             return f"({''.join(f'{text}, ' for text, _ in read)})", min(count for _, count in read)
-        if given.function is builtins.reversed and len(given.arguments) == 1 and isinstance(given.arguments[0], range):
-            return self._read(given.arguments[0][::-1])
-        unbound = _unbound(given)
+        if (
+            iterable.function is builtins.reversed
+            and len(iterable.arguments) == 1
+            and isinstance(iterable.arguments[0], range)
+        ):
+            return self._read(iterable.arguments[0][::-1])
+        unbound = _unbound(iterable)
         if unbound is not None:
             return self._read(unbound)
-        raise Refused(f"it goes through what {getattr(given.function, '__name__', given.function)} returns")
+        raise Refused(f"it goes through what {getattr(iterable.function, '__name__', iterable.function)} returns")
 
     def tensors(self) -> List[Any]:
-        """Return the values of ``I`` for a graph: a list of tensors is one tensor."""
+        """Return the list ``I`` as inputs of a graph: each list of tensors is stacked to one tensor."""
         return [torch.stack(list(one)) if isinstance(one, (list, tuple)) else one for one in self.values]
 
     def versions(self) -> List[Any]:
-        """Return what tells whether lists of tensors, or these tensors, have changed."""
+        """Return keys that differ if the lists of tensors, or their tensors, have changed."""
         lists = [one for one in self.values if isinstance(one, (list, tuple))]
         return [(id(one), version_of(one)) for each in lists for one in each]
 

@@ -1,4 +1,4 @@
-"""A call of one step, with the arguments that differ from step to step; the forms of the call over all steps."""
+"""A call at one step, its arguments that differ from step to step, and ways to make the call over all steps."""
 
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -9,16 +9,16 @@ from torch.fx import Graph, Node
 from snnipu.compiler import helpers
 from snnipu.compiler.nodes import is_tensor, value_of
 
-# (graph, arguments, keywords) -> node; in the arguments the sequences stand for what was Lifted.
+# (graph, arguments, keywords) -> node. The arguments have sequences in place of each Lifted.
 Make = Callable[[Graph, Tuple[Any, ...], Dict[str, Any]], Node]
 
 
 @dataclass
 class Lifted:
-    """An argument that is a tensor of its own (or a tuple of them) at each step."""
+    """An argument that differs from step to step: a tensor, or a tuple of tensors."""
 
-    value: Any  # what Dynamo found it is at the first step
-    source: Any
+    value: Any  # TorchDynamo's fake tensor of one step
+    source: Any  # the node of one step
 
     @property
     def dims(self) -> int:
@@ -27,9 +27,9 @@ class Lifted:
 
 @dataclass
 class Call:
-    """A call at one step."""
+    """A call at one step; a :class:`Lifted` replaces each argument that differs from step to step."""
 
-    node: Node  # the first step's
+    node: Node
     args: Tuple[Any, ...]
     kwargs: Dict[str, Any]
 
@@ -38,16 +38,16 @@ class Call:
         return value_of(self.node)
 
     def lifted(self) -> List[Lifted]:
-        found: List[Lifted] = []
-        walk((self.args, self.kwargs), lambda a: found.append(a) if isinstance(a, Lifted) else None)
-        return found
+        lifted: List[Lifted] = []
+        walk((self.args, self.kwargs), lambda a: lifted.append(a) if isinstance(a, Lifted) else None)
+        return lifted
 
     def constant_tensors(self) -> List[Node]:
-        found: List[Node] = []
-        walk((self.args, self.kwargs), lambda a: found.append(a) if isinstance(a, Node) and is_tensor(a) else None)
-        return found
+        tensors: List[Node] = []
+        walk((self.args, self.kwargs), lambda a: tensors.append(a) if isinstance(a, Node) and is_tensor(a) else None)
+        return tensors
 
-    def again(self, graph: Graph, args: Any, kwargs: Any) -> Node:
+    def call_with(self, graph: Graph, args: Any, kwargs: Any) -> Node:
         return graph.create_node(self.node.op, self.node.target, tuple(args), dict(kwargs))
 
 
@@ -66,7 +66,7 @@ def walk(value: Any, visit: Callable[[Any], Any]) -> None:
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """``value`` with its leaves changed, in tuples, lists, dictionaries and slices."""
+    """Return ``value`` with ``change`` applied to its leaves in tuples, lists, dictionaries and slices."""
     if isinstance(value, (tuple, list)):
         return type(value)(map_leaves(item, change) for item in value)
     if isinstance(value, dict):
@@ -77,7 +77,7 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def only_first(call: Call) -> Optional[Lifted]:
-    """The first argument where it alone differs from step to step."""
+    """Return the first argument if no other argument differs from step to step, or None."""
     lifted = call.lifted()
     first = call.args[0] if call.args else call.kwargs.get("input")
     return first if len(lifted) == 1 and lifted[0] is first and isinstance(first.value, torch.Tensor) else None
@@ -92,29 +92,33 @@ def first_of(args: Any, kwargs: Any) -> Any:
 
 
 def same_call(call: Call) -> Make:
-    """The same call on the sequence: it looks at trailing dimensions alone."""
-    return lambda graph, args, kwargs: call.again(graph, args, kwargs)
+    """Make the same call on the sequence, for operators that only use trailing dimensions."""
+    return lambda graph, args, kwargs: call.call_with(graph, args, kwargs)
 
 
 def folded(call: Call) -> Make:
-    """All steps as one batch."""
+    """Make the call with all steps as one batch, ``[T * B, ...]``."""
 
     def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
         sequence = first_of(args, kwargs)
         folded = graph.call_function(helpers.fold_time, (sequence,))
-        out = call.again(graph, *replace_first(args, kwargs, folded))
+        out = call.call_with(graph, *replace_first(args, kwargs, folded))
         return graph.call_function(helpers.split_time, (out, sequence))
 
     return make
 
 
-def all_held(graph: Graph, given: Sequence[Any], made: Sequence[Any]) -> List[Any]:
-    """Sequences: what does not differ from step to step is one, too."""
-    steps = next(node for one, node in zip(given, made) if isinstance(one, Lifted))
-    if all(isinstance(one, Lifted) for one in given):
-        return list(made)
+def all_held(graph: Graph, arguments: Sequence[Any], values: Sequence[Any]) -> List[Any]:
+    """Return ``values`` with the constants expanded over time, so that all of them are sequences.
+
+    Args:
+        arguments: the arguments of the step; a :class:`Lifted` has a sequence in ``values``.
+    """
+    steps = next(node for argument, node in zip(arguments, values) if isinstance(argument, Lifted))
+    if all(isinstance(argument, Lifted) for argument in arguments):
+        return list(values)
     count = graph.call_function(len, (steps,))
     return [
-        node if isinstance(one, Lifted) else graph.call_function(helpers.held, (node, count))
-        for one, node in zip(given, made)
+        node if isinstance(argument, Lifted) else graph.call_function(helpers.held, (node, count))
+        for argument, node in zip(arguments, values)
     ]

@@ -158,7 +158,7 @@ class _Run:
         self.looks = 0
         self.results: Tuple[Any, ...] = ()
         self._first: Optional[Objects] = None  # the snapshot before the observed steps
-        self._bars = [iter(one.made() if isinstance(one, Called) else one) for one in items.bars]
+        self._bars = [iter(one.evaluate() if isinstance(one, Called) else one) for one in items.bars]
 
     def run(self) -> Tuple[Any, ...]:
         try:

@@ -17,7 +17,7 @@ class Refused(Exception):
     """The loop cannot be distributed, for the given reason.
 
     Attributes:
-        note: the lines of the program that cause it; None: they are not known.
+        note: the reason with the program's lines that cause it; None if they are unknown.
     """
 
     def __init__(self, why: str, note: Optional[Reason] = None) -> None:
@@ -76,5 +76,5 @@ def changed_input(node: Node) -> Optional[Node]:
 
 
 def is_number(node: Node) -> bool:
-    """Return True if the node's value is a number of Python's, known or a symbol."""
+    """Return True if the node's value is a Python number, constant or symbolic."""
     return isinstance(nodes.value_of(node), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))

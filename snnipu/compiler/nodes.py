@@ -1,4 +1,4 @@
-"""What the nodes of a graph do: their operator, what they change, whether they are random, whether order matters."""
+"""Properties of graph nodes: the operator, in-place changes, random numbers, shared memory and side effects."""
 
 import contextlib
 import functools
@@ -42,7 +42,7 @@ _RANDOM = {
     "fractional_max_pool2d",
     "fractional_max_pool3d",
 }
-# Random where they are told that this is training.
+# Operators that draw random numbers only in training.
 _RANDOM_IN_TRAINING = {
     "dropout",
     "alpha_dropout",
@@ -71,7 +71,7 @@ _IN_PLACE_OPERATORS = {
 
 
 def name_of(node: Node) -> str:
-    """The operator's name, the same for function, method and Python's operator; empty where it is not known."""
+    """Return the operator's name, the same for function, method and Python operator; empty if it is unknown."""
     if node.op == "call_method":
         return str(node.target)
     if node.op != "call_function":
@@ -82,7 +82,7 @@ def name_of(node: Node) -> str:
 
 
 def value_of(argument: Any) -> Any:
-    """What Dynamo found that an argument is: a fake tensor, a number that may be symbolic, a tuple of them."""
+    """Return TorchDynamo's example of an argument: a fake tensor, a number (perhaps symbolic), or a tuple of these."""
     return argument.meta.get("example_value") if isinstance(argument, Node) else argument
 
 
@@ -91,16 +91,16 @@ def is_tensor(argument: Any) -> bool:
 
 
 def size_key(size: Any) -> Any:
-    """A size to compare by: symbolic ones by their expression, without a guard on their value."""
+    """Return a comparable form of a size: for a symbolic size its expression, which needs no guard."""
     if isinstance(size, int):
         return size
     expression = getattr(getattr(size, "node", None), "expr", size)
-    # A size that a guard has made a number is that number.
+    # A guard may have fixed a symbolic size to a number.
     return int(expression) if getattr(expression, "is_Integer", False) else str(expression)
 
 
 def key_of(value: Any) -> Any:
-    """Shape, dtype and device of a fake tensor, or of each of a tuple; a number's own value."""
+    """Return shape, dtype and device of a fake tensor, or of each in a tuple; for a number its type and value."""
     if isinstance(value, torch.Tensor):
         return tuple(map(size_key, value.shape)), value.dtype, value.device
     if isinstance(value, (tuple, list)):
@@ -110,13 +110,13 @@ def key_of(value: Any) -> Any:
 
 
 def bound(node: Node, names: Tuple[str, ...]) -> Dict[str, Any]:
-    """The arguments of a call by name, ``names`` being those of the positional ones."""
+    """Return the arguments of a call by name; ``names`` are the names of the positional arguments."""
     return {**dict(zip(names, node.args)), **node.kwargs}
 
 
 @functools.lru_cache(maxsize=1024)
 def parameters(function: Any) -> Tuple[str, ...]:
-    """The names of a function's parameters; none where Python does not know them."""
+    """Return the names of a function's parameters, or none if Python does not know them."""
     try:
         return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -124,7 +124,7 @@ def parameters(function: Any) -> Tuple[str, ...]:
 
 
 def argument(node: Node, name: str, default: Any = None) -> Any:
-    """The argument called ``name`` of a Python function of PyTorch."""
+    """Return the argument ``name`` of a call of a Python function of PyTorch."""
     if name in node.kwargs:
         return node.kwargs[name]
     names = parameters(node.target)
@@ -132,54 +132,54 @@ def argument(node: Node, name: str, default: Any = None) -> Any:
     return node.args[place] if place < len(node.args) else default
 
 
-# Under which a node that calls an autograd function of the program's has the passes of it.
-OWN = "passes of own function"
+# The key in ``meta`` of a node that calls an autograd function of the program: its Passes.
+PASSES = "passes of the autograd function"
 
 
 def is_random(node: Node) -> bool:
-    if OWN in node.meta:
-        return bool(node.meta[OWN].is_random)
+    if PASSES in node.meta:
+        return bool(node.meta[PASSES].is_random)
     name = name_of(node)
     if name in _RANDOM or (node.kwargs.get("generator") is not None):
         return True
     if name == "scaled_dot_product_attention":
         dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return not (isinstance(dropout, (int, float)) and dropout == 0)
-    if name not in _RANDOM_IN_TRAINING or _share_dropped(node, name) == 0:
+    if name not in _RANDOM_IN_TRAINING or _dropout_probability(node, name) == 0:
         return False
     return training(node, default=True)
 
 
-def _share_dropped(node: Node, name: str) -> Any:
-    """The probability of a dropout; None: it is not known, or none."""
+def _dropout_probability(node: Node, name: str) -> Any:
+    """Return the probability of a dropout, or None if it is unknown."""
     if getattr(torch, name, None) is node.target:
         return node.args[1] if len(node.args) > 1 else node.kwargs.get("p")
     return argument(node, "dropout_p" if name == "multi_head_attention_forward" else "p")
 
 
 def training(node: Node, default: bool) -> bool:
-    """The argument ``training`` (or ``train``) of a call, ``default`` where nobody knows."""
+    """Return the argument ``training`` (or ``train``) of a call, or ``default`` if the call does not have it."""
     target: Any = node.target
     if node.op == "call_function" and getattr(torch, getattr(target, "__name__", ""), None) is target:
-        # torch.dropout(input, p, train) and its like
-        found = node.kwargs.get("train", node.args[2] if len(node.args) > 2 else default)
+        # torch.dropout(input, p, train) and similar functions
+        value = node.kwargs.get("train", node.args[2] if len(node.args) > 2 else default)
     else:
-        found = argument(node, "training", default)
-        if found is default and "training" not in node.kwargs:
+        value = argument(node, "training", default)
+        if value is default and "training" not in node.kwargs:
             parameters: Dict[str, Any] = {}
             with contextlib.suppress(TypeError, ValueError):
                 parameters = dict(inspect.signature(target).parameters)
             if "training" in parameters:
                 place = list(parameters).index("training")
-                found = node.args[place] if place < len(node.args) else parameters["training"].default
-    return bool(found) if isinstance(found, bool) else True
+                value = node.args[place] if place < len(node.args) else parameters["training"].default
+    return bool(value) if isinstance(value, bool) else True
 
 
 def changed_by(node: Node) -> List[Node]:
-    """The tensors that a call changes in place; all its tensors where that is not known."""
+    """Return the tensors that a call changes in place; all of its tensors if that is unknown."""
     tensors = [n for n in node.all_input_nodes if is_tensor(n)]
-    if OWN in node.meta:
-        return tensors if node.meta[OWN].change_inputs else []
+    if PASSES in node.meta:
+        return tensors if node.meta[PASSES].change_inputs else []
     if node.op == "call_method":
         name = str(node.target)
         if (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__",) or _is_in_place_dunder(name):
@@ -219,19 +219,19 @@ def _is_in_place_dunder(name: str) -> bool:
 
 def _argument_at(node: Node, place: int) -> List[Node]:
     names = ("input", "running_mean", "running_var")
-    found = node.args[place] if place < len(node.args) else node.kwargs.get(names[place])
-    return [found] if isinstance(found, Node) else []
+    value = node.args[place] if place < len(node.args) else node.kwargs.get(names[place])
+    return [value] if isinstance(value, Node) else []
 
 
 def _updates_statistics(node: Node) -> bool:
     name = "use_input_stats" if name_of(node) == "instance_norm" else "training"
-    # torch.batch_norm takes weight and bias before the statistics: its arguments have other places.
+    # torch.batch_norm takes weight and bias before the statistics, so its arguments have other positions.
     if getattr(torch, name_of(node), None) is node.target:
         return True
     return argument(node, name, name == "use_input_stats") is not False
 
 
-# Functions of each element, after broadcasting.
+# Elementwise functions, after broadcasting.
 ELEMENTWISE = {
     "abs",
     "absolute",
@@ -350,9 +350,9 @@ ELEMENTWISE = {
     "zeros_like",
     "invert",
 }
-# Of them, those that may return their argument, or a view of it.
+# Elementwise functions that may return their argument or a view of it.
 _MAY_BE_ARGUMENT = {"detach", "positive"}
-# Calls whose result is memory of its own, never a view of an argument.
+# Calls whose result is new memory, never a view of an argument.
 _FRESH = (ELEMENTWISE - _MAY_BE_ARGUMENT) | {
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
@@ -431,15 +431,15 @@ _FRESH = (ELEMENTWISE - _MAY_BE_ARGUMENT) | {
 }
 
 
-# Functions that mark values: what a step takes from the step before is memory of the loop's own.
+# Marks whose result is new memory: the loop owns the values that a step reads from the step before.
 FRESH_MARKS: Set[Any] = set()
 
 
 class Memory:
-    """Which nodes may share memory with which: what may be a view of something is taken for one.
+    """Groups of nodes that may share memory. A result that may be a view of an argument counts as a view.
 
-    Inputs share memory with each other where their traced values do; that no others do is checked when the graph runs
-    (:func:`written_inputs`).
+    Inputs share memory if their traced values do. A check before each run of the graph makes sure that no other inputs
+    do (:func:`written_inputs`).
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -459,7 +459,7 @@ class Memory:
                     self.unite(node, source)
 
     def _views(self, node: Node) -> List[Any]:
-        """What the result may be a view of."""
+        """Return the nodes that the result may be a view of."""
         if node in self.changes:
             if name_of(node) in _NORMS_WITH_STATISTICS:
                 return []
@@ -468,14 +468,14 @@ class Memory:
             return []
         source = node.args[0] if node.args else None
         if name_of(node) == "getitem" and isinstance(source, Node) and source.target in step_operators.SEQUENCES:
-            # Each result of a neuron is memory of its own, unless its spikes are a state.
+            # The results of a neuron do not share memory, unless its spikes are one of its states.
             is_neuron = source.target is step_operators.neuron_step
             apart = is_neuron and step_operators.output_state(source.target, source.args[4]) is None
             return [(source, node.args[1])] if apart else [source]
         return [one for one in node.all_input_nodes if may_be_memory(one)]
 
     def root(self, item: Any) -> Any:
-        """One and the same for all that may share memory."""
+        """Return the representative of a group of nodes that may share memory."""
         parent = self._parent
         while parent.setdefault(item, item) is not item:
             parent[item] = parent[parent[item]]
@@ -490,7 +490,7 @@ class Memory:
 
 
 def _storage_of(node: Node) -> Any:
-    """The memory of an input as it was traced."""
+    """Return a key of an input's memory in the traced call."""
     value = value_of(node)
     if not isinstance(value, torch.Tensor):
         return None
@@ -501,14 +501,14 @@ def _storage_of(node: Node) -> Any:
 
 
 def changed_memory(graph: Graph) -> Tuple[Set[Node], Dict[Node, List[Node]]]:
-    """The nodes whose memory somebody may change in place, and for each node those that must run before it for that."""
+    """Return the nodes on memory that is changed in place, and for each node the nodes that must run before it."""
     memory = Memory(graph)
     changes = memory.changes
     if not changes:
         return set(), {}
     changed_roots = {memory.root(node) for changed in changes.values() for node in changed}
     members = {node for node in graph.nodes if node in memory and memory.root(node) in changed_roots} | set(changes)
-    # A neuron one of whose results is changed.
+    # Neurons of which a result is changed.
     members |= {
         source
         for node in members
@@ -536,14 +536,14 @@ def changed_memory(graph: Graph) -> Tuple[Set[Node], Dict[Node, List[Node]]]:
 
 
 def is_norm_in_training(node: Node) -> bool:
-    """A batch norm whose only effect is on its running averages."""
+    """Return True for a batch norm that updates its running averages."""
     return node.op == "call_function" and node.target is functional.batch_norm and _updates_statistics(node)
 
 
 def written_inputs(graph: Graph) -> List[Node]:
-    """The inputs that the graph changes, of which a caller must know that they share memory with no other input.
+    """Return the inputs that the graph changes in place, and that must not share memory with another input.
 
-    Statistics of norms and numbers that are counted up are taken for memory of their own.
+    Statistics of norms and counters are left out: they are assumed not to share memory.
     """
     memory = Memory(graph)
     roots = {memory.root(node) for changed in memory.changes.values() for node in changed}
@@ -566,14 +566,14 @@ def may_be_memory(node: Node) -> bool:
 
 
 def is_fresh(node: Node) -> bool:
-    """Whether the result is memory of its own."""
+    """Return True if the result is new memory."""
     if name_of(node) in _IN_PLACE_OPERATORS:
         return not (node.args and is_tensor(node.args[0]))
     return name_of(node) in _FRESH or node.target in step_operators.SEQUENCES or node.target in FRESH_MARKS
 
 
 def _only_statistics(node: Node) -> bool:
-    """Whether a tensor from outside is used by norms in training alone, or counted up."""
+    """Return True if only norms in training use an input, or if it is only counted up."""
     return all(
         name_of(user) in _NORMS_WITH_STATISTICS
         or (name_of(user) in ("add_", "iadd") and not any(isinstance(one, Node) for one in user.args[1:]))
@@ -582,7 +582,7 @@ def _only_statistics(node: Node) -> bool:
 
 
 def is_barrier(node: Node) -> bool:
-    """Whether the call changes how later ones run: gradient mode, autocast."""
+    """Return True if the call changes how later calls run: gradient mode or autocast."""
     if node.op != "call_function" or name_of(node) or node.target is LOG_USE:
         return False
     return not may_be_tensorial(node)
@@ -593,12 +593,12 @@ def may_be_tensorial(node: Node) -> bool:
 
 
 def leaves_of(argument: Any) -> List[Node]:
-    """The nodes in an argument, in order."""
-    found: List[Node] = []
+    """Return the nodes in an argument, in order."""
+    leaves: List[Node] = []
 
     def visit(node: Node) -> Node:
-        found.append(node)
+        leaves.append(node)
         return node
 
     map_arg(argument, visit)
-    return found
+    return leaves

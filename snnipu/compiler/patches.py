@@ -1,17 +1,17 @@
-"""Replacement of attributes of PyTorch and snnipu, and its undoing.
+"""Attributes of PyTorch and snnipu that the compiler replaces, and how the replacements are undone.
 
 | replaced | why | from, to |
 | --- | --- | --- |
 | ``torch._dynamo.config``: ``skip_nnmodule_hook_guards``, ``optimize_ddp`` | a hook that is registered later is called; DistributedDataParallel does not cut graphs | the first compilation, ``stop()`` |
-| ``WeakInstances.__len__``, ``__getitem__``, ``__setitem__``, ``step_operators.call_untraced``, ``step_operators.enabled`` | TorchDynamo sees neurons' steps as functions, and does not look into them | the same |
+| ``WeakInstances.__len__``, ``__getitem__``, ``__setitem__``, ``step_operators.call_untraced``, ``step_operators.enabled`` | TorchDynamo takes neurons' steps as functions, and does not trace into them | the same |
 | ``__call__`` of snnipu's neurons and surrogates | calls in the first steps of a loop are counted | ``auto()``, ``stop()``; else during these steps |
 | ``__code__`` of the program's functions with loops | branches in front of the loops | ``auto()`` or a call of a compiled object, ``stop()`` |
 | ``sys.meta_path`` | branches in modules that are imported later | ``auto()``, ``stop()`` |
 
-At import snnipu replaces ``SpikingNeuron.instances`` alone, by a list that does not keep neurons alive. The names of
+At import snnipu replaces only ``SpikingNeuron.instances``, by a list that does not keep neurons alive. The names of
 branches stay in the program's global variables. No class of PyTorch or snnTorch is changed.
 
-TorchDynamo also registers functions for the whole process: neurons' steps as functions that it does not look into, and
+TorchDynamo also registers functions for the whole process: neurons' steps as functions without a trace into them, and
 ``reset.reset`` in place of ``snntorch.utils.reset`` in traces. PyTorch has no way to undo a registration.
 """  # noqa: E501
 
@@ -23,7 +23,7 @@ _ABSENT = object()
 
 
 class Patches:
-    """Attributes that were replaced, with what was there before."""
+    """Replaced attributes and settings, with their original values."""
 
     def __init__(self) -> None:
         self._undo: List[Tuple[Callable[..., None], Tuple[Any, ...]]] = []
@@ -34,13 +34,13 @@ class Patches:
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of a class or a module until :meth:`undo`."""
         before = vars(owner).get(name, _ABSENT)
-        self._undo.append((_put_back, (owner, name, value, before)))
+        self._undo.append((_restore, (owner, name, value, before)))
         setattr(owner, name, value)
 
     def configure(self, name: str, value: Any) -> None:
         """Set a setting of TorchDynamo in all threads until :meth:`undo`.
 
-        In newer versions a setting that is set holds in its own thread or context alone: its default is set as well.
+        In newer versions of PyTorch a setting holds only for its thread or context, so its default is set as well.
         """
         config = dynamo().config
         before = getattr(config, name)
@@ -52,14 +52,14 @@ class Patches:
             entry.default = value
 
     def undo(self) -> None:
-        """Put back what was there before, the last one first."""
+        """Restore the original values, the last replacement first."""
         while self._undo:
-            put_back, arguments = self._undo.pop()
-            put_back(*arguments)
+            restore, arguments = self._undo.pop()
+            restore(*arguments)
 
 
-def _put_back(owner: Any, name: str, value: Any, before: Any) -> None:
-    """Set an attribute to what it was, unless somebody else has replaced ``value`` since."""
+def _restore(owner: Any, name: str, value: Any, before: Any) -> None:
+    """Restore an attribute, unless another package has replaced ``value`` since."""
     if vars(owner).get(name, _ABSENT) is not value:
         return
     if before is _ABSENT:

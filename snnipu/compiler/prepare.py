@@ -1,4 +1,4 @@
-"""Normal form of a graph: equal operations look equal."""
+"""Normal form of a graph: operations with several spellings get one of them, and steps of a loop can be compared."""
 
 import functools
 import operator
@@ -20,33 +20,34 @@ _CASTS = {
 
 
 def prepare(graph: Graph) -> None:
-    """Rewrite the graph in place; every number it computes stays the same."""
+    """Rewrite the graph in place. All numbers that it computes stay the same."""
     simplify(graph)
-    _masks_apart(graph)
-    _noise_apart(graph)
+    _split_masks(graph)
+    _separate_noise(graph)
 
 
 def simplify(graph: Graph) -> None:
-    """Rewrite operations that have several forms. Equal steps of a loop stay equal."""
-    _without_gradient_modes(graph)
+    """Rewrite operations that have several spellings. Equal steps of a loop stay equal."""
+    _replace_gradient_modes(graph)
     _drop_casts(graph)
-    _differences(graph)
-    _out_of_place(graph)
+    _rewrite_differences(graph)
+    _rewrite_in_place(graph)
 
 
-def _without_gradient_modes(graph: Graph) -> None:
-    """``with torch.no_grad()`` as ``detach`` of what its calls are given: no call need then stay where its mode is.
+def _replace_gradient_modes(graph: Graph) -> None:
+    """Replace ``with torch.no_grad()`` by ``detach`` of its calls' arguments, so that the calls can be moved.
 
-    Only where the graph's own mode is left for no gradient, and come back to, and what is called is known.
+    The graph is unchanged if it does not restore its initial mode, enables gradients inside a mode without them, or has
+    calls in the block whose effects are unknown.
     """
-    own = torch.is_grad_enabled()
+    initial = torch.is_grad_enabled()
     barriers = [node for node in graph.nodes if nodes.is_barrier(node)]
     modes = [node.args[0] for node in barriers if node.target is SET_GRAD]
-    if not barriers or len(modes) < len(barriers) or modes[-1] is not own or (True in modes and not own):
+    if not barriers or len(modes) < len(barriers) or modes[-1] is not initial or (True in modes and not initial):
         return
     changes = nodes.Memory(graph).changes
     inside: List[Node] = []
-    enabled: Any = own
+    enabled: Any = initial
     for node in graph.nodes:
         if node.target is SET_GRAD:
             enabled = node.args[0]
@@ -58,25 +59,25 @@ def _without_gradient_modes(graph: Graph) -> None:
         if not known or any(getattr(nodes.value_of(one), "requires_grad", False) for one in changes.get(node, ())):
             return
     detached: Dict[Node, Node] = {}
-    made_inside = set(inside)
+    computed_inside = set(inside)
 
     def without_gradient(node: Node, source: Node) -> Node:
         value = nodes.value_of(source)
         if not isinstance(value, torch.Tensor):
             return source
-        # What does not learn at the first step, and does later, will be a part of one result that learns.
-        may = value.is_floating_point() and source not in made_inside and source.all_input_nodes
+        # A value without a gradient at the first step may be joined with values of later steps that have one.
+        may = value.is_floating_point() and source not in computed_inside and source.all_input_nodes
         if not value.requires_grad and (not may or source in changes.get(node, ())):
             return source
         if source not in detached:
-            # Behind the source, which is in the same step or before the loop.
+            # After the source, which is in the same step or before the loop.
             with graph.inserting_after(source):
                 detached[source] = graph.call_method("detach", (source,))
             detached[source].meta.update(node.meta)
             detached[source].meta["example_value"] = value.detach()
         return detached[source]
 
-    for node in inside if own else ():
+    for node in inside if initial else ():
         change = functools.partial(without_gradient, node)
         node.args, node.kwargs = map_arg(node.args, change), map_arg(node.kwargs, change)
     for node in barriers:
@@ -84,22 +85,22 @@ def _without_gradient_modes(graph: Graph) -> None:
 
 
 def _drop_casts(graph: Graph) -> None:
-    """Casts to the dtype that a tensor has already return the tensor itself."""
+    """Remove casts to the dtype that a tensor already has: they return the tensor itself."""
     for node in list(graph.nodes):
         if node.op != "call_method" or not node.args or not nodes.is_tensor(node.args[0]) or node.kwargs:
             continue
-        wanted = _CASTS.get(str(node.target))
+        dtype = _CASTS.get(str(node.target))
         if node.target == "to" and len(node.args) == 2 and isinstance(node.args[1], torch.dtype):
-            wanted = node.args[1]
+            dtype = node.args[1]
         elif len(node.args) != 1:
             continue
         source: Any = node.args[0]
-        if wanted is not None and nodes.value_of(source).dtype == wanted:
+        if dtype is not None and nodes.value_of(source).dtype == dtype:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
 
 
-# Python's operators in place, and the same out of place.
+# Python's in-place operators, and the operators without side effects.
 _OPERATORS = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
@@ -112,22 +113,22 @@ _OPERATORS = {
     operator.ior: operator.or_,
     operator.ixor: operator.xor,
 }
-# The dtype of a result of 16 bits is its argument's, autocast or not.
+# Operations on 16-bit floats whose result has their argument's dtype, also under autocast.
 _OF_ANY_PRECISION = {"add", "sub", "mul", "truediv", "div", "relu", "relu6", "leaky_relu", "clamp", "neg", "abs"}
 _OF_INTEGERS = {"add", "sub", "mul", "neg", "abs", "and_", "or_", "xor", "bitwise_and", "bitwise_or", "clamp"}
 
 
-def _differences(graph: Graph) -> None:
-    """``1 - x`` as it is written, which is ``torch.rsub(x, 1)`` where a default device is set."""
+def _rewrite_differences(graph: Graph) -> None:
+    """Rewrite ``torch.rsub(x, 1)``, which PyTorch traces under a default device, as ``1 - x``."""
     for node in graph.nodes:
         if node.target is torch.rsub and len(node.args) == 2 and not node.kwargs:
             node.target, node.args = operator.sub, (node.args[1], node.args[0])
 
 
-def _out_of_place(graph: Graph) -> None:
-    """Operations in place on memory that nobody looks at under another name afterwards, as the functions they are.
+def _rewrite_in_place(graph: Graph) -> None:
+    """Replace in-place operations by functions without side effects.
 
-    What was changed in place is then a value like any other. Memory from outside stays changed in place.
+    An operation stays in place if its memory is from outside of the graph, or has another name that is read later.
     """
     memory = nodes.Memory(graph)
     if not memory.changes:
@@ -136,7 +137,7 @@ def _out_of_place(graph: Graph) -> None:
     modes_change = any(nodes.is_barrier(node) for node in graph.nodes)
     outside: Set[Any] = set()
     last_use: Dict[Node, int] = {}
-    names: Dict[Any, List[Node]] = {}  # of each memory, those that may still be used
+    names: Dict[Any, List[Node]] = {}  # for each memory, the nodes on it that later nodes may read
     for node in list(graph.nodes):
         if node.op in ("placeholder", "get_attr"):
             outside.add(memory.root(node))
@@ -155,22 +156,22 @@ def _out_of_place(graph: Graph) -> None:
                 and not any(user.op == "output" for user in target.users)
                 and not (modes_change and getattr(nodes.value_of(node), "requires_grad", True))
             ):
-                made = _same_out_of_place(graph, node)
-                if made is not None:
-                    made.meta.update(node.meta)
-                    memory.unite(made, target)
+                pure = _pure_call(graph, node)
+                if pure is not None:
+                    pure.meta.update(node.meta)
+                    memory.unite(pure, target)
                     for user in [user for user in target.users if order.get(user, -1) > here]:
-                        user.replace_input_with(target, made)
-                    node.replace_all_uses_with(made)
+                        user.replace_input_with(target, pure)
+                    node.replace_all_uses_with(pure)
                     graph.erase_node(node)
-                    order[made], last_use[made] = here, max((order[user] for user in made.users), default=-1)
-                    known[:] = [made]
+                    order[pure], last_use[pure] = here, max((order[user] for user in pure.users), default=-1)
+                    known[:] = [pure]
                     continue
         known.append(node)
 
 
-def _same_out_of_place(graph: Graph, node: Node) -> Optional[Node]:
-    """The call as a function that changes nothing, in front of it; None where there is none with the same result."""
+def _pure_call(graph: Graph, node: Node) -> Optional[Node]:
+    """Insert the same call without side effects before an in-place call; None if no function has the same result."""
     base: Any = node.args[0]
     value = nodes.value_of(base)
     target: Any = node.target
@@ -192,9 +193,9 @@ def _same_out_of_place(graph: Graph, node: Node) -> Optional[Node]:
         return None
     if name not in _OUT_OF_PLACE or target is None:
         return None
-    given = [nodes.value_of(one) for one in (*args[1:], *kwargs.values())]
-    tensors = [one for one in given if isinstance(one, torch.Tensor)]
-    if any(torch.promote_types(value.dtype, one.dtype) != value.dtype for one in tensors):
+    operands = [nodes.value_of(one) for one in (*args[1:], *kwargs.values())]
+    dtypes = [one.dtype for one in operands if isinstance(one, torch.Tensor)]
+    if any(torch.promote_types(value.dtype, dtype) != value.dtype for dtype in dtypes):
         return None
     if not value.dtype.is_floating_point and name not in _OF_INTEGERS:
         return None
@@ -210,7 +211,7 @@ _OUT_OF_PLACE = (
 
 
 def symbols(graph: Graph) -> Dict[Any, Node]:
-    """Symbols of sizes, by the inputs that have them."""
+    """Return the inputs that are symbolic sizes, by their expressions."""
     return {
         nodes.size_key(nodes.value_of(node)): node
         for node in graph.nodes
@@ -219,32 +220,32 @@ def symbols(graph: Graph) -> Dict[Any, Node]:
 
 
 def shape_of(value: torch.Tensor, sizes: Dict[Any, Node]) -> Tuple[Any, ...]:
-    """The sizes of a tensor as arguments of a call; None for one that no input has."""
+    """Return the sizes of a tensor as arguments of a call; None for a symbolic size that is not an input."""
     return tuple(size if isinstance(size, int) else sizes.get(nodes.size_key(size)) for size in value.shape)
 
 
 _NOISE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
 
 
-def _noise_apart(graph: Graph) -> None:
-    """``randn_like(x)`` as ``randn`` of the same shape, which draws the same numbers and need not wait for ``x``."""
+def _separate_noise(graph: Graph) -> None:
+    """Replace ``randn_like(x)`` by ``randn`` of the same shape: the same numbers, without a dependence on ``x``."""
     sizes = symbols(graph)
     for node in graph.nodes:
         value = nodes.value_of(node)
-        made = _NOISE.get(node.target)
-        if node.op != "call_function" or made is None or len(node.args) != 1 or not isinstance(value, torch.Tensor):
+        function = _NOISE.get(node.target)
+        if node.op != "call_function" or function is None or len(node.args) != 1 or not isinstance(value, torch.Tensor):
             continue
         shape = shape_of(value, sizes)
         if None in shape or not value.is_contiguous() or not set(node.kwargs) <= {"dtype", "device"}:
             continue
-        node.target, node.args = made, (shape,)
+        node.target, node.args = function, (shape,)
         node.kwargs = {**node.kwargs, "dtype": value.dtype, "device": value.device}
 
 
-def _masks_apart(graph: Graph) -> None:
-    """Dropout in training as a product with a mask, drawn in the same order: the product need not wait for its turn.
+def _split_masks(graph: Graph) -> None:
+    """Replace dropout in training by a mask and a product. Only the mask has to stay in the order of random numbers.
 
-    A mask is dropout of ones, which draws the same numbers where the tensor is dense in its dimensions' order.
+    The mask is dropout of ones, which draws the same numbers for a contiguous tensor.
     """
     sizes = symbols(graph)
     for node in list(graph.nodes):
@@ -256,10 +257,10 @@ def _masks_apart(graph: Graph) -> None:
         source: Any = node.args[0] if node.args else None
         value = nodes.value_of(source)
         probability = nodes.argument(node, "p", 0.5)
-        given = nodes.value_of(probability)
-        if nodes.argument(node, "inplace", False) is not False or not isinstance(given, (float, torch.SymFloat)):
+        drop = nodes.value_of(probability)
+        if nodes.argument(node, "inplace", False) is not False or not isinstance(drop, (float, torch.SymFloat)):
             continue
-        if not isinstance(value, torch.Tensor) or not 0 < given < 1 or not value.dtype.is_floating_point:
+        if not isinstance(value, torch.Tensor) or not 0 < drop < 1 or not value.dtype.is_floating_point:
             continue
         shape = shape_of(value, sizes)
         if name == "dropout":
@@ -267,7 +268,7 @@ def _masks_apart(graph: Graph) -> None:
                 continue
         elif value.dim() != int(name[-2]) + 2:
             continue
-        else:  # of whole channels, whatever the order in memory
+        else:  # whole channels, in any memory order
             shape = (*shape[:2], *(1 for _ in shape[2:]))
         if None in shape or 0 in value.shape:
             continue
@@ -277,11 +278,11 @@ def _masks_apart(graph: Graph) -> None:
             ones = graph.call_function(torch.ones, (shape,), {"dtype": value.dtype, "device": value.device})
             mask = graph.call_function(torch.nn.functional.dropout, (ones, probability, True, False))
             product = graph.call_function(torch.mul, (source, mask))
-        one = value.new_empty(
+        fake_mask = value.new_empty(
             tuple(size if isinstance(size, int) else value.shape[at] for at, size in enumerate(shape))
         )
-        for made, like in ((ones, one), (mask, one), (product, value)):
-            made.meta.update(node.meta)
-            made.meta["example_value"] = like
+        for part, like in ((ones, fake_mask), (mask, fake_mask), (product, value)):
+            part.meta.update(node.meta)
+            part.meta["example_value"] = like
         node.replace_all_uses_with(product)
         graph.erase_node(node)

@@ -32,26 +32,26 @@ def version_of(tensor: torch.Tensor) -> Any:
 
 def hindrance() -> str:
     """Return why a call cannot be compiled, whatever its function, or an empty text."""
-    # torch.utils.checkpoint counts these tensors in the forward pass and in its repetition: both have to run alike.
+    # torch.utils.checkpoint compares the saved tensors of the forward pass and of its recomputation.
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # type: ignore[attr-defined]
-        return "what its backward pass needs is saved in another way, as torch.utils.checkpoint does"
-    # TorchDynamo does not look at such a call, nor ever again at its function.
+        return "hooks on saved tensors are active, as in torch.utils.checkpoint"
+    # TorchDynamo skips a call with a trace function, and all later calls of the same function.
     if sys.gettrace() is not None:
-        return "a debugger, or a tool that measures coverage, sees each of its lines"
+        return "a debugger or a coverage tool traces its lines"
     if torch._C._len_torch_dispatch_stack():
-        return "a TorchDispatchMode sees each of its operations"
+        return "a TorchDispatchMode is active"
     if _sees_functions():
-        return "a TorchFunctionMode sees each of its operations"
+        return "a TorchFunctionMode is active"
     if is_interpreted():
-        return "a tracer, or a transform of torch.func, sees each of its operations"
+        return "a tracer or a transform of torch.func is active"
     if torch.nn.modules.module._has_any_global_hook() or torch.nn.Module.__call__ is not _CALL:
-        return "a hook looks at the calls of all modules"
+        return "a hook of all modules is active"
     if dynamo().config.disable or dynamo().eval_frame._stance.stance == "force_eager":
-        return "PyTorch is told to compile nothing"
+        return "compilation is disabled in PyTorch"
     return ""
 
 
 def _sees_functions() -> bool:
-    """Return True if a mode of the program sees PyTorch's functions: a default device is PyTorch's own."""
+    """Return True if a TorchFunctionMode of the program is active, other than PyTorch's mode of a default device."""
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     return any(not type(mode).__module__.startswith("torch.utils._device") for mode in modes)

@@ -1,4 +1,4 @@
-"""``snntorch.utils.reset`` as TorchDynamo can trace it."""
+"""A version of ``snntorch.utils.reset`` that TorchDynamo can trace."""
 
 from typing import Any, Tuple
 
@@ -13,10 +13,10 @@ _KINDS = ("Lapicque", "Synaptic", "Leaky", "Alpha", "RLeaky", "RSynaptic", "SCon
 
 
 def reset(net: Any) -> None:
-    """Traced in place of ``snntorch.utils.reset``: the neurons in ``net`` begin from zeros in this graph.
+    """Reset the neurons of ``net`` in a graph; TorchDynamo traces this function in place of ``snntorch.utils.reset``.
 
-    snnTorch resets all neurons of the kinds that ``net`` has, whoever uses them: of the others, those of this graph at
-    their next step, the rest when the graph runs.
+    snnTorch resets all neurons of the process that have a class of a neuron in ``net``. Other neurons of this graph are
+    reset at their next step, and neurons outside of the graph when the graph runs.
     """
     kinds: Tuple[str, ...] = ()
     for child in net._modules.values():
@@ -34,7 +34,7 @@ def reset(net: Any) -> None:
 
 
 def reset_others(kinds: Tuple[str, ...]) -> torch.Tensor:
-    """A node of the graph for its effect; nothing happens while it is traced."""
+    """Reset all neurons of these classes when the graph runs; do nothing during the trace."""
     if not is_tracing():
         for name in kinds:
             kind = getattr(snntorch, name)

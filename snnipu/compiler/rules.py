@@ -1,7 +1,7 @@
-"""Which operators may run once over all time steps, and how.
+"""Rules for operators that can run once over all time steps.
 
-A rule is given a call at one step, in which what differs from step to step is a :class:`Lifted`. It returns a function
-that makes the call over time, or None: the operator stays one per step.
+A rule takes a call at one step, in which a :class:`Lifted` replaces each argument that differs from step to step. It
+returns a function that makes the call over time, or None if the operator has to run step by step.
 """
 
 from typing import Any, Callable, Dict, Optional, Tuple
@@ -19,7 +19,7 @@ from snnipu.compiler.lifting import (
     only_first,
     same_call,
 )
-from snnipu.compiler.nodes import ELEMENTWISE, OWN, argument, bound, key_of, name_of, training, value_of
+from snnipu.compiler.nodes import ELEMENTWISE, PASSES, argument, bound, key_of, name_of, training, value_of
 from snnipu.compiler.shape_rules import SHAPE_RULES
 from snnipu.ops import sparse_input, step_operators
 from snnipu.ops.batch_norm import batch_norm_over_time
@@ -27,7 +27,7 @@ from snnipu.ops.dense_pool2d import avg_pool2d, max_pool2d
 
 
 def _elementwise(call: Call) -> Optional[Make]:
-    """Broadcasting takes care of time, once every step has all dimensions of the result."""
+    """Broadcast over time: each sequence gets all dimensions of the result first."""
     if not isinstance(call.out, torch.Tensor):
         return None
     dims = call.out.dim()
@@ -35,38 +35,38 @@ def _elementwise(call: Call) -> Optional[Make]:
         return None
     if any(value_of(node).dim() > dims for node in call.constant_tensors()):
         return None
-    dtypes = {value_of(one).dtype for one in call.constant_tensors()} | {one.value.dtype for one in call.lifted()}
+    dtypes = {value_of(one).dtype for one in call.constant_tensors()} | {lifted.value.dtype for lifted in call.lifted()}
     if len(dtypes) > 1 and any(lifted.dims == 0 for lifted in call.lifted()):
-        return None  # a tensor without dimensions does not widen the others' dtype; a sequence of them would
+        return None  # a tensor without dimensions does not promote the result's dtype; a sequence of such tensors would
     missing = [dims - lifted.dims for lifted in call.lifted()]
 
     def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
         if not any(missing):
-            return call.again(graph, args, kwargs)
-        left = iter(missing)
+            return call.call_with(graph, args, kwargs)
+        remaining = iter(missing)
 
-        def widened(given: Any, made: Any) -> Any:
-            if isinstance(given, Lifted):
-                more = next(left)
-                return graph.call_function(helpers.widen, (made, more)) if more else made
-            if isinstance(given, (tuple, list)):
-                return type(given)(widened(a, b) for a, b in zip(given, made))
-            return made
+        def widened(argument: Any, value: Any) -> Any:
+            if isinstance(argument, Lifted):
+                more = next(remaining)
+                return graph.call_function(helpers.widen, (value, more)) if more else value
+            if isinstance(argument, (tuple, list)):
+                return type(argument)(widened(a, b) for a, b in zip(argument, value))
+            return value
 
         new_args = [widened(a, b) for a, b in zip(call.args, args)]
-        return call.again(graph, new_args, {key: widened(call.kwargs[key], value) for key, value in kwargs.items()})
+        return call.call_with(graph, new_args, {key: widened(call.kwargs[key], value) for key, value in kwargs.items()})
 
     return make
 
 
-def _of_few(function: Callable[..., Any], names: Tuple[str, ...]) -> Make:
-    """All steps as one batch, by a function that looks whether its input is mostly zeros."""
+def _sparse_product(function: Callable[..., Any], names: Tuple[str, ...]) -> Make:
+    """Make the call with all steps as one batch, by a function that skips zeros if its input has few events."""
 
     def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
-        given = {**dict(zip(names, args)), **kwargs}
-        sequence = given.pop("input")
+        named = {**dict(zip(names, args)), **kwargs}
+        sequence = named.pop("input")
         folded = graph.call_function(helpers.fold_time, (sequence,))
-        out = graph.call_function(function, (folded,), given)
+        out = graph.call_function(function, (folded,), named)
         return graph.call_function(helpers.split_time, (out, sequence))
 
     return make
@@ -79,7 +79,7 @@ def _linear(call: Call) -> Optional[Make]:
     if first.dims == 1:
         return same_call(call)
 
-    return _of_few(sparse_input.linear, ("input", "weight", "bias"))
+    return _sparse_product(sparse_input.linear, ("input", "weight", "bias"))
 
 
 def _maps(spatial: int) -> Callable[[Call], Optional[Make]]:
@@ -94,12 +94,12 @@ def _maps(spatial: int) -> Callable[[Call], Optional[Make]]:
 
 def _convolution(spatial: int, function: Callable[..., Any]) -> Callable[[Call], Optional[Make]]:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    make = _of_few(function, names)
+    make = _sparse_product(function, names)
     return lambda call: make if _maps(spatial)(call) is not None else None
 
 
 def _pool2d(function: Callable[..., Any]) -> Callable[[Call], Optional[Make]]:
-    """By our own kernel."""
+    """Return the rule of a pooling operator that calls snnipu's kernel."""
 
     def rule(call: Call) -> Optional[Make]:
         make = _maps(2)(call)
@@ -123,7 +123,7 @@ def _bilinear(call: Call) -> Optional[Make]:
 
     def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
         folded = [graph.call_function(helpers.fold_time, (sequence,)) for sequence in args[:2]]
-        out = call.again(graph, (*folded, *args[2:]), kwargs)
+        out = call.call_with(graph, (*folded, *args[2:]), kwargs)
         return graph.call_function(helpers.split_time, (out, args[0]))
 
     return make
@@ -134,7 +134,7 @@ def _matmul(call: Call) -> Optional[Make]:
         return None
     a, b = call.args
     if isinstance(a, Lifted) and isinstance(b, Lifted):
-        # `mm` and `bmm` take matrices and batches of them alone.
+        # `mm` takes only matrices, and `bmm` only batches of matrices.
         matmul = a.dims == b.dims and a.dims >= 2
         return (lambda graph, args, kwargs: graph.call_function(torch.matmul, args)) if matmul else None
     if isinstance(b, Lifted) and isinstance(a, Node) and name_of(call.node) == "matmul":
@@ -154,22 +154,22 @@ def _batch_norm(call: Call) -> Optional[Make]:
 
 
 def _batch_norm_in_training(call: Call) -> Optional[Make]:
-    """Each step by its own statistics."""
-    given = bound(call.node, ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"))
-    statistics = [given.get(name) is None for name in ("running_mean", "running_var")]
-    if given.get("training", False) is not True or statistics[0] != statistics[1]:
+    """Normalise each step by its statistics."""
+    named = bound(call.node, ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"))
+    statistics = [named.get(name) is None for name in ("running_mean", "running_var")]
+    if named.get("training", False) is not True or statistics[0] != statistics[1]:
         return None
-    if not statistics[0] and type(given.get("momentum", 0.1)) not in (int, float):
+    if not statistics[0] and type(named.get("momentum", 0.1)) not in (int, float):
         return None
-    return lambda graph, args, kwargs: graph.call_function(batch_norm_over_time, _renamed(args, kwargs))
+    return lambda graph, args, kwargs: graph.call_function(batch_norm_over_time, _positional(args, kwargs))
 
 
-def _renamed(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Any, ...]:
-    """The arguments of ``batch_norm``, all by place."""
+def _positional(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Any, ...]:
+    """Return the arguments of ``batch_norm`` as positional arguments."""
     defaults = {"weight": None, "bias": None, "training": True, "momentum": 0.1, "eps": 1e-5}
     names = ("input", "running_mean", "running_var", *defaults)
-    given = {**defaults, **dict(zip(names, args)), **kwargs}
-    return tuple(given[name] for name in names)
+    named = {**defaults, **dict(zip(names, args)), **kwargs}
+    return tuple(named[name] for name in names)
 
 
 def _norm_of_samples(call: Call) -> Optional[Make]:
@@ -220,35 +220,37 @@ def _embedding(call: Call) -> Optional[Make]:
 
 
 def _one_hot(call: Call) -> Optional[Make]:
-    """With the number of classes, which else is that of the largest one there is."""
+    """Allow ``one_hot`` only with a number of classes: the default is the largest class of the input plus one."""
     first = only_first(call)
     classes = call.args[1] if len(call.args) > 1 else call.kwargs.get("num_classes")
     return same_call(call) if first is not None and type(classes) is int and classes > 0 else None
 
 
 def _attention(call: Call) -> Optional[Make]:
-    """``scaled_dot_product_attention`` without dropout, all of whose three arguments differ from step to step."""
+    """Allow ``scaled_dot_product_attention`` without dropout, if its three tensors differ from step to step."""
     three = list(call.args[:3])
     if len(three) < 3 or call.lifted() != three or any(one.dims < 3 for one in three) or call.constant_tensors():
         return None
 
     def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
         folded = [graph.call_function(helpers.fold_time, (sequence,)) for sequence in args[:3]]
-        out = call.again(graph, (*folded, *args[3:]), kwargs)
+        out = call.call_with(graph, (*folded, *args[3:]), kwargs)
         return graph.call_function(helpers.split_time, (out, args[0]))
 
     return make
 
 
 def _multi_head_attention(call: Call) -> Optional[Make]:
-    """``multi_head_attention_forward`` of batches, with no mask but one for all of them."""
+    """Allow ``multi_head_attention_forward`` of batches, without a mask or with the same mask for all samples."""
     three = call.args[:3]
     values = [one.value if isinstance(one, Lifted) else value_of(one) for one in three]
     if call.lifted() != [one for one in three if isinstance(one, Lifted)] or len(values) < 3:
         return None
     mask = argument(call.node, "attn_mask")
-    given = ["key_padding_mask", "static_k", "static_v"]
-    if any(argument(call.node, name) is not None for name in given) or (mask is not None and value_of(mask).dim() != 2):
+    refused = ["key_padding_mask", "static_k", "static_v"]
+    if any(argument(call.node, name) is not None for name in refused) or (
+        mask is not None and value_of(mask).dim() != 2
+    ):
         return None
     if any(not isinstance(value, torch.Tensor) or value.dim() != 3 for value in values):
         return None
@@ -260,10 +262,10 @@ def _multi_head_attention(call: Call) -> Optional[Make]:
 
 
 def _by_indices(vector: bool) -> Callable[[Call], Optional[Make]]:
-    """``x.gather(dim, index)``, ``x.index_add(dim, index, source)`` and their like.
+    """Return the rule of ``x.gather(dim, index)``, ``x.index_add(dim, index, source)`` and similar operators.
 
     Args:
-        vector: the indices have one dimension, and are the same at every step.
+        vector: True if the indices have one dimension and are the same at every step.
     """
 
     def rule(call: Call) -> Optional[Make]:
@@ -276,13 +278,13 @@ def _by_indices(vector: bool) -> Callable[[Call], Optional[Make]]:
             return None
 
         def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
-            made = [one for place, one in enumerate(args) if place != 1 and not (vector and place == 2)]
-            left = iter(all_held(graph, parts, made))
+            values = [one for place, one in enumerate(args) if place != 1 and not (vector and place == 2)]
+            remaining = iter(all_held(graph, parts, values))
             moved = [
-                args[1] % call.out.dim() + 1 if place == 1 else one if vector and place == 2 else next(left)
+                args[1] % call.out.dim() + 1 if place == 1 else one if vector and place == 2 else next(remaining)
                 for place, one in enumerate(args)
             ]
-            return call.again(graph, moved, kwargs)
+            return call.call_with(graph, moved, kwargs)
 
         return make
 
@@ -340,29 +342,29 @@ RULES: Dict[str, Callable[[Call], Optional[Make]]] = {
 
 
 def _step(call: Call) -> Optional[Make]:
-    """A neuron's steps none of which goes on from the one before."""
+    """Allow steps of a neuron that do not start from the state of the step before."""
     x, states, _, _, _, rolls = call.args
-    own = [one for one in (x, *states) if one is not None]
-    if rolls or not all(isinstance(one, Lifted) for one in own) or len({key_of(one.value)[0] for one in own}) > 1:
+    inputs = [one for one in (x, *states) if one is not None]
+    if rolls or not all(isinstance(one, Lifted) for one in inputs) or len({key_of(one.value)[0] for one in inputs}) > 1:
         return None
-    others = [one for one in call.lifted() if not any(one is given for given in own)]
+    others = [one for one in call.lifted() if not any(one is other for other in inputs)]
     small = all(value_of(node).dim() <= x.dims for node in call.constant_tensors())
     return same_call(call) if small and not others else None
 
 
-def _own_function(call: Call) -> Optional[Make]:
-    """An autograd function of the program's own, of tensors of one shape."""
+def _autograd_function(call: Call) -> Optional[Make]:
+    """Allow elementwise autograd functions of tensors with the same shape."""
     lifted = call.lifted()
     shapes = {key_of(one)[0] for one in (*(one.value for one in lifted), *call.out)}
-    fits = call.node.meta[OWN].is_elementwise and len(shapes) == 1 and not call.constant_tensors()
+    fits = call.node.meta[PASSES].is_elementwise and len(shapes) == 1 and not call.constant_tensors()
     return same_call(call) if fits and lifted[0].dims and all(one in call.args for one in lifted) else None
 
 
 def over_time(call: Call) -> Optional[Make]:
-    """How the call runs over time; None: it does not."""
+    """Return the function that makes the call over time, or None if the call runs step by step."""
     rule = _step if call.node.target is step_operators.neuron_step else RULES.get(name_of(call.node))
     if autograd_functions.is_called_directly(call.node):
-        rule = _own_function
+        rule = _autograd_function
     if rule is None or not call.args:
         return None
     return rule(call)

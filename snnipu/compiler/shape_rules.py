@@ -1,4 +1,4 @@
-"""Rules for operators that reshape, join, reduce or index tensors: time is one more dimension in front."""
+"""Rules for operators that reshape, join, reduce or index tensors. Time is the additional first dimension."""
 
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -11,7 +11,7 @@ from snnipu.compiler.nodes import is_tensor, value_of
 
 
 def _dim(dim: Any) -> Any:
-    """A dimension of a step as one of the sequence."""
+    """Return the dimension of a sequence for a dimension of a step, or None if it is not constant."""
     if isinstance(dim, bool) or not isinstance(dim, (int, tuple, list)):
         return None
     if isinstance(dim, (tuple, list)):
@@ -24,7 +24,14 @@ _OTHER_DIMENSIONS = ("dim0", "dim1", "axis0", "axis1", "source", "destination")
 
 
 def _along(place: int, name: str = "dim", default: Any = None, count: int = 1) -> Callable[[Call], Optional[Make]]:
-    """Arguments ``place`` on, ``count`` of them, are dimensions of the step; ``default`` where there are none."""
+    """Return the rule of an operator with dimensions among its arguments.
+
+    Args:
+        place: the position of the first dimension.
+        name: the keyword of the dimension.
+        default: returns the dimensions of a call without any, from the number of dimensions of its input.
+        count: the number of arguments that are dimensions.
+    """
 
     def rule(call: Call) -> Optional[Make]:
         first = only_first(call)
@@ -57,7 +64,7 @@ def _along(place: int, name: str = "dim", default: Any = None, count: int = 1) -
         def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
             arguments = moved(args, kwargs)
             assert arguments is not None
-            return call.again(graph, *arguments)
+            return call.call_with(graph, *arguments)
 
         return make
 
@@ -91,10 +98,10 @@ def _permute(call: Call) -> Optional[Make]:
     first = only_first(call)
     if first is None or call.kwargs:
         return None
-    given = call.args[1] if len(call.args) == 2 and isinstance(call.args[1], (tuple, list)) else call.args[1:]
-    if not all(type(dim) is int for dim in given):
+    order = call.args[1] if len(call.args) == 2 and isinstance(call.args[1], (tuple, list)) else call.args[1:]
+    if not all(type(dim) is int for dim in order):
         return None
-    dims = [0, *(dim % first.dims + 1 for dim in given)]
+    dims = [0, *(dim % first.dims + 1 for dim in order)]
     return lambda graph, args, kwargs: graph.call_function(torch.permute, (args[0], dims))
 
 
@@ -143,13 +150,13 @@ def _expand(call: Call) -> Optional[Make]:
     first = only_first(call)
     if first is None or not isinstance(call.out, torch.Tensor) or call.out.dim() != first.dims or call.kwargs:
         return None
-    given = call.args[1] if len(call.args) == 2 and isinstance(call.args[1], (tuple, list)) else call.args[1:]
+    shape = call.args[1] if len(call.args) == 2 and isinstance(call.args[1], (tuple, list)) else call.args[1:]
 
     def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
         sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
         return graph.call_method("expand", (args[0], -1, *sizes))
 
-    return make if given else None
+    return make if shape else None
 
 
 def _repeat(call: Call) -> Optional[Make]:
@@ -167,7 +174,7 @@ def _repeat(call: Call) -> Optional[Make]:
 
 
 def _joins(default: int) -> Callable[[Call], Optional[Make]]:
-    """``cat`` and ``stack`` of tensors of one step."""
+    """Return the rule of ``cat`` and ``stack`` of the tensors of a step."""
 
     def rule(call: Call) -> Optional[Make]:
         if not isinstance(call.args[0] if call.args else None, (tuple, list)):
@@ -193,17 +200,17 @@ def _is_number(value: Any) -> bool:
 
 
 def _index(call: Call) -> Optional[Make]:
-    """``x[...]`` of each step; the index is the same at every step."""
+    """Index each step by the same index."""
     first = call.args[0]
     index = call.args[1]
     if not isinstance(first, Lifted) or len(call.lifted()) != 1:
         return None
     if isinstance(first.value, (tuple, list)):
-        return (lambda graph, args, kwargs: call.again(graph, args, kwargs)) if type(index) is int else None
+        return (lambda graph, args, kwargs: call.call_with(graph, args, kwargs)) if type(index) is int else None
     plain = index if isinstance(index, tuple) else (index,)
     tensors = [place for place, one in enumerate(plain) if isinstance(one, Node) and _is_of_integers(one)]
     if tensors:
-        # Apart from each other, they would put their dimensions in front of time.
+        # Separated index tensors would put their dimensions before time.
         places = [place for place, one in enumerate(plain) if place in tensors or type(one) is int]
         if places != list(range(places[0], places[-1] + 1)):
             return None
@@ -212,8 +219,8 @@ def _index(call: Call) -> Optional[Make]:
         return None
 
     def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
-        made = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return call.again(graph, (args[0], (slice(None), *made)), {})
+        indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return call.call_with(graph, (args[0], (slice(None), *indices)), {})
 
     return make
 
@@ -229,7 +236,7 @@ def _is_plain_slice(value: Any) -> bool:
 
 
 def _cast(call: Call) -> Optional[Make]:
-    """``to``, ``type_as`` and their like."""
+    """Allow ``to``, ``type_as`` and similar casts."""
     first = only_first(call)
     return same_call(call) if first is not None and isinstance(call.out, torch.Tensor) else None
 

@@ -1,4 +1,4 @@
-"""Files of a program, and the code of their functions before and after their loops were taken out."""
+"""Files of a program, and the code of their functions before and after branches were put in front of loops."""
 
 import ast
 import linecache
@@ -16,7 +16,7 @@ _SITE = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def is_others(filename: str) -> bool:
-    """Return True if code is of another package than the program."""
+    """Return True if a file belongs to an installed package, and not to the program."""
     return filename.startswith((*PACKAGES, *_INSTALLED)) or _SITE.search(filename) is not None
 
 
@@ -35,12 +35,12 @@ class Source:
         """
         self.tree, self._filename = tree, filename
         self.hosts: List[bodies.Host] = []
-        self._versions: Dict[Key, List[Any]] = {}  # of a function's code, the first as the program has it
+        self._versions: Dict[Key, List[Any]] = {}  # a function's code, first the program's
         self._compile()
 
     @classmethod
     def of_file(cls, filename: str) -> Optional["Source"]:
-        """The source of what was compiled under this name; None: there is none, or not of this Python."""
+        """Return the source of a file, or None if there is no source that this Python can parse."""
         try:
             return cls(ast.parse("".join(linecache.getlines(filename))), filename)
         except (OSError, SyntaxError, ValueError, RecursionError):
@@ -51,7 +51,7 @@ class Source:
         numbers: Iterator[int],
         of_module: bool = False,
     ) -> List[bodies.Host]:
-        """Put branches into the functions, and in front of the module's own loops if they are asked for."""
+        """Put branches into the functions, and with ``of_module`` in front of the loops of the module itself."""
 
         def chosen(function: outline.Function) -> bool:
             return (function.name, outline.first_line(function)) in self._versions
@@ -63,12 +63,12 @@ class Source:
         return hosts
 
     def key(self, code: Any) -> Optional[Key]:
-        """By what a function of this code is found here; None: it is not of this source."""
+        """Return the key of the function with this code, or None if the function is not in this source."""
         key = code.co_name, code.co_firstlineno
         return key if code in self._versions.get(key, ()) else None
 
     def newest(self, key: Key) -> Any:
-        """The code of a function, its loops taken out."""
+        """Return the code of a function, with branches in front of its loops."""
         return self._versions[key][-1]
 
     def _compile(self) -> None:

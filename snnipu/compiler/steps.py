@@ -18,12 +18,16 @@ def is_step(node: Node) -> bool:
 
 
 def is_output(step: Node, state: int) -> bool:
-    """Whether a state of the neuron is its spikes."""
+    """Return True if a state of the neuron is its spikes."""
     return step_operators.output_state(step.target, step.args[4]) == state
 
 
 def module_of(node: Node, of: Optional[type] = None) -> Tuple[str, str]:
-    """Name and class of the module whose call made the node, the innermost one, or that of the class ``of``."""
+    """Return name and class of the innermost module whose call created the node.
+
+    Args:
+        of: a class; the innermost module of this class is returned.
+    """
     stack = node.meta.get("nn_module_stack") or {}
     for name, kind in reversed(list(stack.values())):
         if of is None or (isinstance(kind, type) and issubclass(kind, of)):
@@ -34,32 +38,40 @@ def module_of(node: Node, of: Optional[type] = None) -> Tuple[str, str]:
 
 
 def fed_back(step: Node, fixed: Set[Node]) -> List[Tuple[Node, Tuple[Any, ...], Any]]:
-    """What a layer is given whose output is added to the step's input, or subtracted, the layer, and the other part."""
-    found: List[Tuple[Node, Tuple[Any, ...], Any]] = []
+    """Return the layers whose output is added to the input of a neuron's step, or subtracted from it.
+
+    Args:
+        fixed: nodes that must stay in the graph.
+
+    Returns:
+        For each candidate: the layer's input, the layer (weight, bias, geometry, transposed, minus), and the other
+        summand.
+    """
+    candidates: List[Tuple[Node, Tuple[Any, ...], Any]] = []
     total: Any = step.args[0]
     value = nodes.value_of(total)
     minus = nodes.name_of(total) == "sub"
     if not (minus or nodes.name_of(total) == "add") or len(total.args) != 2 or total.kwargs:
-        return found
+        return candidates
     if set(total.users) != {step}:
-        return found
+        return candidates
     if not has_kernels(value.device) or value.dtype not in (torch.float32, torch.float64):
-        return found
+        return candidates
     for product, other in (total.args[::-1],) if minus else (total.args, total.args[::-1]):
         if not isinstance(product, Node) or not isinstance(other, Node) or set(product.users) != {total}:
             continue
         layer = _layer(product)
-        given: Any = product.args[0] if product.args else None
-        if layer is None or not isinstance(given, Node) or fixed & {total, product, given}:
+        source: Any = product.args[0] if product.args else None
+        if layer is None or not isinstance(source, Node) or fixed & {total, product, source}:
             continue
         key = nodes.key_of(value)
-        if all(nodes.is_tensor(one) and nodes.key_of(nodes.value_of(one)) == key for one in (product, other, given)):
-            found.append((given, (*layer, minus), other))
-    return found
+        if all(nodes.is_tensor(one) and nodes.key_of(nodes.value_of(one)) == key for one in (product, other, source)):
+            candidates.append((source, (*layer, minus), other))
+    return candidates
 
 
 def _layer(product: Node) -> Optional[Tuple[Node, Optional[Node], Tuple[int, ...], bool]]:
-    """Weight, bias, geometry of a ``Connection``, whether the weight is transposed; None: no such layer."""
+    """Return weight, bias, geometry of the connection and True if the weight is transposed; None for another layer."""
     name = nodes.name_of(product)
     bound = nodes.bound(product, _CONV)
     weight: Any = bound.get("weight")
@@ -84,20 +96,20 @@ def _layer(product: Node) -> Optional[Tuple[Node, Optional[Node], Tuple[int, ...
 
 
 def summands(total: Any, before: Node, inside: Collection[Node]) -> List[Any]:
-    """Return what ``total`` adds to the value of the previous step, or an empty list if it is no such sum.
+    """Return the values that ``total`` adds to the value of the previous step; none if it is not such a sum.
 
     Args:
         inside: the nodes between ``before`` and ``total``, with both.
     """
-    found: List[Any] = []
+    added: List[Any] = []
     while total is not before:
         if not isinstance(total, Node) or nodes.name_of(total) not in ("add", "iadd"):
             return []
         if len(total.args) != 2 or total.kwargs:
             return []
         partial = [one for one in total.args if isinstance(one, Node) and one in inside]
-        if len(partial) != 1 or len(found) > len(inside):
+        if len(partial) != 1 or len(added) > len(inside):
             return []
-        found.append(next(one for one in total.args if one is not partial[0]))
+        added.append(next(one for one in total.args if one is not partial[0]))
         total = partial[0]
-    return found
+    return added

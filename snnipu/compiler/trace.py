@@ -11,7 +11,7 @@ import torch
 
 from snnipu.compiler import deferred_output, nodes
 from snnipu.compiler.body import Body, First
-from snnipu.compiler.calls import unwatched
+from snnipu.compiler.calls import uncounted
 from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.first import matched, sizes_of
 from snnipu.compiler.marks import (
@@ -453,7 +453,7 @@ class Traced:
         few = self.traces < _FEW and self.traces and not self.spec.numbers
         settings = {"recompile_limit": _GRAPHS, "capture_scalar_outputs": True}
         more = contextlib.nullcontext() if few else dynamo().config.patch(settings)
-        with more, unwatched():
+        with more, uncounted():
             try:
                 results, kept, ends = self._step(
                     self._clock, owners, _apart(values), numbers, run.items.tensors(), arguments, loop.traced

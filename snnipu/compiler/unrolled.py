@@ -42,7 +42,7 @@ def rolled(module: GraphModule, whole: bool = False) -> Optional[GraphModule]:
     Args:
         whole: another compiler compiles the graph. The numbers of surrogates are those of this call.
     """
-    autograd_functions.find(module.graph)
+    autograd_functions.note_passes(module.graph)
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     autograd_functions.call_directly(graph)
