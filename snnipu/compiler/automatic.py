@@ -1,4 +1,4 @@
-"""Loops over time that run compiled: all of a program, or those of one network or function."""
+"""Entry points of the compiler: :func:`auto` for a whole program, :func:`compile` for a network or a function."""
 
 import ast
 import builtins
@@ -15,22 +15,22 @@ from snnipu.compiler import backend
 from snnipu.compiler.discovery import Discovery
 
 _cells = itertools.count(1)
-_found: Optional[Discovery] = None
+_discovery: Optional[Discovery] = None
 
 
 def discovery() -> Discovery:
     """Return the loops that :func:`auto` and :func:`compile` have found in this process."""
-    global _found
-    if _found is None:
-        _found = Discovery()
+    global _discovery
+    if _discovery is None:
+        _discovery = Discovery()
         shell = _shell()
         if shell is not None:
-            shell.ast_transformers.append(_Cells(_found, shell))
-    return _found
+            shell.ast_transformers.append(_Cells(_discovery, shell))
+    return _discovery
 
 
 def auto() -> Discovery:
-    """Compile the loops over time of this program from now on: in networks, functions, methods.
+    """Compile the loops over time of this program from now on, in networks, functions and methods.
 
     .. code-block:: python
 
@@ -38,24 +38,24 @@ def auto() -> Discovery:
 
         found = snn.auto()
 
-    The first two steps of a loop run as they are written, and show whether it is one over time: its neurons are called
-    at each step. Then the other steps, and all later runs, are one graph: each neuron is an operator over all steps,
-    layers run once over all steps. What cannot be compiled runs as it is written, and the logger ``snnipu.compiler``
-    says so once.
+    The first two steps of a loop run in Python. If both call the same neurons, the loop is a loop over time. The other
+    steps, and all steps of later runs, then run as one graph: each neuron is one operator over all steps, and layers
+    run once over all steps. A loop that cannot be compiled runs in Python, and the logger ``snnipu.compiler`` names the
+    reason once.
 
-    In a script, loops of functions are found, those at its top level only by ``python -m snnipu run --compile SCRIPT``;
-    in a notebook, those of all cells that run later.
+    In a script, loops of functions are compiled, and with ``python -m snnipu run --compile SCRIPT`` also loops at its
+    top level. In a notebook, the loops of all cells that run later are compiled.
 
     Returns:
-        An object whose ``str`` is a table of the loops. Its ``stop()`` ends the search: all functions have their own
-        code again.
+        An object whose ``str`` is a table of the loops. Its ``stop()`` ends the search and restores the code of all
+        functions.
 
     Raises:
         RuntimeError: this PyTorch cannot compile.
     """
-    found = discovery()
-    found.start()
-    return found
+    program = discovery()
+    program.start()
+    return program
 
 
 class Compiled(torch.nn.Module):
@@ -70,8 +70,8 @@ class Compiled(torch.nn.Module):
         return _call(self, self._orig_mod, args, kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = name in ("_orig_mod", "_stops", "training") or "_modules" not in vars(self) or not self._modules
-        if own:
+        is_wrapper = name in ("_orig_mod", "_stops", "training") or "_modules" not in vars(self) or not self._modules
+        if is_wrapper:
             super().__setattr__(name, value)
         else:
             setattr(self._orig_mod, name, value)
@@ -84,17 +84,17 @@ class Compiled(torch.nn.Module):
 def compile(function: Any, *, then: Any = None, **keywords: Any) -> Any:
     """Compile the loops over time of one network or function.
 
-    Loops run as after :func:`auto`, but only in calls of the returned object: loops of its functions and methods, and
-    of the functions in their modules that it calls.
+    Loops run as after :func:`auto`, but only in calls of the returned object. This includes loops in functions that it
+    calls, if their module is a module of the program.
 
     Args:
         function: a module, or a function.
-        then: another backend of ``torch.compile``, by name or as a function. It compiles what is left of the whole
-            function, which then has to be one graph: ``torch.compile(function, backend="snnipu", ...)``.
-        keywords: those of ``torch.compile``, to compile the whole function in this way without another backend.
+        then: another backend of ``torch.compile``, by name or as a function. It compiles the rest of the function,
+            which then has to be one graph: ``torch.compile(function, backend="snnipu", ...)``.
+        keywords: arguments of ``torch.compile``. With any of them the whole function is compiled as one graph.
 
     Returns:
-        A module, or a function, to be called in its place. Parameters and states are those of ``function``.
+        A module or a function to call instead. It shares parameters and states with ``function``.
 
     Raises:
         TypeError: ``function`` cannot be called.
@@ -120,25 +120,25 @@ def _call(compiled: Any, function: Any, args: Any, kwargs: Any) -> Any:
     """Call a function whose loops may run compiled."""
     if torch.compiler.is_compiling():
         return function(*args, **kwargs)
-    found = discovery()
-    if compiled._stops != found.stops:
+    program = discovery()
+    if compiled._stops != program.stops:
         backend.enable()
-        found.adopt_all_of(function)
-        compiled._stops = found.stops
-    found.calls.depth += 1
+        program.adopt_all_of(function)
+        compiled._stops = program.stops
+    program.calls.depth += 1
     try:
         return function(*args, **kwargs)
     finally:
-        found.calls.depth -= 1
+        program.calls.depth -= 1
 
 
 def run_script(script: str) -> None:
     """Run a script as ``__main__``, with its loops over time compiled."""
-    found = auto()
+    program = auto()
     module = types.ModuleType("__main__")
     vars(module).update(__file__=script, __builtins__=builtins)
     with tokenize.open(script) as file:
-        tree = found.outlined(ast.parse(file.read(), script), script, vars(module))
+        tree = program.outlined(ast.parse(file.read(), script), script, vars(module))
     before = sys.modules["__main__"]
     sys.modules["__main__"] = module
     try:
@@ -150,13 +150,13 @@ def run_script(script: str) -> None:
 class _Cells:
     """Puts branches into the cells of a notebook: IPython calls it with the syntax tree of each cell."""
 
-    def __init__(self, found: Discovery, shell: Any) -> None:
-        self._found, self._shell = found, shell
+    def __init__(self, discovery: Discovery, shell: Any) -> None:
+        self._discovery, self._shell = discovery, shell
 
     def visit(self, tree: ast.Module) -> ast.Module:
-        if not self._found.searches:
+        if not self._discovery.searches:
             return tree
-        return self._found.outlined(tree, f"<cell {next(_cells)}>", self._shell.user_ns)
+        return self._discovery.outlined(tree, f"<cell {next(_cells)}>", self._shell.user_ns)
 
 
 def _shell() -> Any:

@@ -19,35 +19,36 @@ from snnipu.surrogate import spike_of
 
 _LOG = logging.getLogger("snnipu.compiler")
 _OPTIONS = ("then",)
-# Before, TorchDynamo has no guard on a method that an instance replaces, and takes numbers of modules for sizes.
+# Earlier versions have no guard on a method that an instance replaces, and treat numbers of modules as sizes.
 OLDEST = (2, 9)
 
 
 def version() -> Tuple[int, ...]:
-    """PyTorch's, its first two numbers."""
+    """Return the first two numbers of PyTorch's version."""
     return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
-# What is replaced while anybody compiles, and who does: ``snnipu.auto()``, or this module's own functions.
+# The replaced attributes, and the users of the compiler: discoveries after ``snnipu.auto()``, or "compile".
 _patches = Patches()
 _users: Set[Any] = set()
 
 
 def check_version() -> None:
-    """
+    """Check that this PyTorch can compile.
+
     Raises:
         RuntimeError: PyTorch is too old, or cannot compile with this Python.
     """
     if version() < OLDEST:
         raise RuntimeError(
-            f"the compiler needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later: torch.compile of earlier ones "
-            f"does not see all that a neuron's step depends on; this is {torch.__version__}. MultiStep runs with any"
+            f"the compiler needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later, got {torch.__version__}: torch.compile of "
+            "earlier versions misses changes that a neuron's step depends on. MultiStep runs with any version"
         )
-    dynamo()  # raises the error of a Python that PyTorch cannot compile with
+    dynamo()  # raises an error if PyTorch cannot compile with this Python
 
 
 def enable(user: Any = "compile") -> None:
-    """Make neurons' steps known to TorchDynamo as functions that it does not look into, until ``user`` is done.
+    """Let TorchDynamo take neurons' steps as functions that it does not trace into, until ``disable(user)``.
 
     Raises:
         RuntimeError: PyTorch is too old, or cannot compile with this Python.
@@ -58,18 +59,18 @@ def enable(user: Any = "compile") -> None:
     check_version()
     _register()
     _patches.replace(step_operators, "call_untraced", torch.compiler.disable(step_operators.call_untraced))
-    # TorchDynamo makes wrong calls of weak references.
+    # TorchDynamo traces weak references wrongly.
     for name in ("__len__", "__getitem__", "__setitem__"):
         _patches.replace(WeakInstances, name, torch.compiler.disable(getattr(WeakInstances, name)))
-    # Else a hook that is registered after compilation is not called. The guards cost no time that can be measured.
+    # With this option a hook that is registered after compilation is not called. The guards cost no measurable time.
     _patches.configure("skip_nnmodule_hook_guards", False)
-    # Else DistributedDataParallel's buckets cut a loop's graph into pieces, few of which have a neuron's steps.
+    # This option cuts a loop's graph at the buckets of DistributedDataParallel. Most pieces have no steps of neurons.
     _patches.configure("optimize_ddp", False)
     _patches.replace(step_operators, "enabled", True)
 
 
 def disable(user: Any) -> None:
-    """Undo :func:`enable` where nobody else compiles."""
+    """Undo :func:`enable` for a user; the last user restores all attributes."""
     _users.discard(user)
     if not _users:
         _patches.undo()
@@ -77,10 +78,10 @@ def disable(user: Any) -> None:
 
 @functools.lru_cache(maxsize=None)
 def _register() -> None:
-    """Tell TorchDynamo once which functions stand in a graph as they are."""
+    """Register with TorchDynamo, once, the functions that it does not trace into."""
     for function in (*step_operators.SEQUENCES, reset.reset_others, spike_of, *MARKS):
         torch.compiler.allow_in_graph(function)
-    if installed.reset_reaches_others():  # one that does not is code as any other, and traced
+    if installed.reset_reaches_others():  # otherwise TorchDynamo can trace snnTorch's function
         torch.compiler.substitute_in_graph(snntorch.utils.reset, skip_signature_check=True)(reset.reset)
 
 
@@ -89,9 +90,9 @@ def whole(function: Any, *, then: Any = None, **keywords: Any) -> Any:
 
     Args:
         function: a module, or a function that contains the loop.
-        then: another backend that compiles what is left.
-        keywords: those of ``torch.compile``. Without ``then``, ``dynamic`` is True: one compilation serves every batch
-            size but 1.
+        then: another backend that compiles the rest of the graph.
+        keywords: arguments of ``torch.compile``. Without ``then``, ``dynamic`` is True: one compilation serves every
+            batch size except 1.
     """
     enable()
     if then is None:
@@ -116,30 +117,30 @@ def compile_graph(
     if unknown:
         raise ValueError(f"options of the backend snnipu are {', '.join(_OPTIONS)}, got {', '.join(sorted(unknown))}")
     then = (options or {}).get("then")
-    found = None
+    rolled = None
     try:
-        found = unrolled.rolled(module, whole=then is not None)
+        rolled = unrolled.rolled(module, whole=then is not None)
     except Exception as error:
         _LOG.warning("a graph runs without sequences: %s: %s", type(error).__name__, error)
-    rolled = module if found is None else found
+    rolled = module if rolled is None else rolled
     run = rolled.forward
     if then is not None:
         run = dynamo().lookup_backend(then)(rolled, example_inputs)
-    return run if rolled is module else _apart(module, run)
+    return run if rolled is module else _with_check(module, run)
 
 
-def _apart(module: GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``; the graph as it was where an input that it changes shares memory with another one."""
+def _with_check(module: GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``run`` with a check: the original graph runs if an input that it changes shares memory with another."""
     written = nodes.written_inputs(module.graph)
     if not written:
         return run
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    own = [place for place, node in enumerate(inputs) if node in written]
+    changed = [place for place, node in enumerate(inputs) if node in written]
     others = [place for place, node in enumerate(inputs) if node not in written and nodes.is_tensor(node)]
 
     def checked(*args: Any) -> Any:
-        storages = {args[place].untyped_storage().data_ptr() for place in own} - {0}
-        alone = len(storages) == len(own) and all(
+        storages = {args[place].untyped_storage().data_ptr() for place in changed} - {0}
+        alone = len(storages) == len(changed) and all(
             args[place].untyped_storage().data_ptr() not in storages for place in others
         )
         return run(*args) if alone else module.forward(*args)

@@ -8,7 +8,7 @@ The loop keeps its place in the code. A branch is put in front of it::
     else:
         for step in range(5): ...
 
-The name is a :class:`snnipu.compiler.loop.Loop`, which is false if the program's loop is to run. Its arguments are the
+The name is a :class:`snnipu.compiler.loop.Loop`, which is false if the loop has to run in Python. Its arguments are the
 iterable and the variables that the body reads; its results are the variables that the body sets.
 """
 
@@ -37,11 +37,11 @@ from snnipu.compiler.outline import (
 )
 
 PREFIX = "__snnipu_"
-# Names that end with underscores are the same in a class.
+# Python does not mangle names in a class that end with underscores.
 LOOP, UNBOUND, KEPT, _OUT, _SHOWN = (f"{PREFIX}{name}" for name in ("loop_", "unbound__", "kept__", "out__", "shown__"))
 _HEADS, _BARS = {"enumerate", "zip", "reversed"}, {"tqdm", "trange"}
 CALLED, ITEM, AT, STACK = (f"{PREFIX}{name}__" for name in ("called", "item", "at", "stack"))
-# For each loop, the variables that the next step reads, and those that are records.
+# For each loop, the positions of results among the arguments (-1: none), and the positions of records.
 CARRIES: Dict[str, Tuple[Tuple[int, ...], Tuple[int, ...]]] = {}
 # Suffixes of a loop's functions: the body, the traced body, the calls that print or log, the objects they write to, the
 # modes of the traced body.
@@ -52,8 +52,8 @@ class Loop(NamedTuple):
     """A loop that became a function.
 
     Attributes:
-        name: of the function.
-        first: the number of its first line.
+        name: the name of the function.
+        first: the number of the loop's first line.
         functions: the functions of its body, and of the calls that print or log.
     """
 
@@ -66,8 +66,8 @@ class Host(NamedTuple):
     """A function, or a module, whose loops became functions.
 
     Attributes:
-        name: of the function, or ``<module>``.
-        loops: those that became functions.
+        name: the name of the function, or ``<module>``.
+        loops: the loops that became functions.
     """
 
     name: str
@@ -82,7 +82,7 @@ def outlined(
     host = Host("<module>", [])
     tree.body = work.block(tree.body, None, host if of_module else None)
     ast.fix_missing_locations(tree)
-    return [one for one in (host, *work.hosts) if one.loops]
+    return [each for each in (host, *work.hosts) if each.loops]
 
 
 class Bodies:
@@ -112,25 +112,25 @@ class Bodies:
             self._owner = owner
             return node
         if isinstance(node, ast.Try):
-            return node  # variables of finished steps are lost in an error, and the program may go on
+            return node  # after an error the program may read variables of finished steps, which would be lost
         plain = copy.deepcopy(node) if host is not None and isinstance(node, LOOPS) else None
         for block in blocks(node):
             block[:] = self.block(block, scope, host)
         if plain is None or host is None:
             return node
-        parts = deferred_output.apart(plain, _SHOWN, KEPT, set() if scope is None else scope.locals | scope.outer)
-        made = None
+        parts = deferred_output.split(plain, _SHOWN, KEPT, set() if scope is None else scope.locals | scope.outer)
+        built = None
         if may_be_compiled(plain if parts is None else parts.loop):
-            made = self._of_module(plain, parts) if scope is None else self._of_function(node, plain, scope, parts)
-        if made is None:
+            built = self._of_module(plain, parts) if scope is None else self._of_function(node, plain, scope, parts)
+        if built is None:
             return node
-        name, functions, branch = made
-        host.loops.append(Loop(name, node.lineno, [_relocate(one, node) for one in functions]))
+        name, functions, branch = built
+        host.loops.append(Loop(name, node.lineno, [_relocate(function, node) for function in functions]))
         branch.orelse = [node]
         return _relocate(branch, node)  # type: ignore[no-any-return]
 
     def _function(self, node: Function, outer: Optional[Scope]) -> ast.stmt:
-        """Put branches into a function, whose records are found before its loops."""
+        """Put branches into a function; its records are found before its loops change."""
         scope = Scope(node, outer, self._owner)
         host = None
         if scope.is_plain and self._chosen(node):
@@ -157,7 +157,7 @@ class Bodies:
             name="module", args=_no_arguments(), body=self._tree.body, decorator_list=[], lineno=1, col_offset=0
         )
         known = names_of(self._tree.body)[1]
-        return self._made(loop, loop, parts, known, loads_outside(module, loop) | stores, set(), "")
+        return self._build(loop, loop, parts, known, loads_outside(module, loop) | stores, set(), "")
 
     def _of_function(self, node: ast.stmt, loop: ast.stmt, scope: Scope, parts: Optional[deferred_output.Parts]) -> Any:
         loads, stores = names_of([loop])
@@ -166,16 +166,20 @@ class Bodies:
         if scope.owner and has_private_names(loop):
             return None
         known, elsewhere = scope.locals | scope.outer, loads_outside(scope.node, node)
-        return self._made(node, loop, parts, known, elsewhere, surely_bound(scope, node), scope.owner)
+        return self._build(node, loop, parts, known, elsewhere, surely_bound(scope, node), scope.owner)
 
-    def _made(self, node: Any, loop: Any, parts: Any, known: Any, elsewhere: Any, bound: Any, owner: str) -> Any:
+    def _build(self, node: Any, loop: Any, parts: Any, known: Any, elsewhere: Any, bound: Any, owner: str) -> Any:
         """Return name, functions and branch of a loop, or None if its body cannot be a function."""
-        if not isinstance(loop, ast.For) or loop.orelse or any(isinstance(one, ast.Break) for one in _own(loop.body)):
+        if (
+            not isinstance(loop, ast.For)
+            or loop.orelse
+            or any(isinstance(one, ast.Break) for one in _inside(loop.body))
+        ):
             return None
         if next(deferred([loop]), None) is not None:
             return None
-        given = _head(loop.iter)
-        if given is None:
+        iterable = _head(loop.iter)
+        if iterable is None:
             return None
         target = ast.Assign([loop.target], ast.Name(ITEM, ast.Load()))
         statements: List[Any] = [target, *loop.body]
@@ -185,47 +189,47 @@ class Bodies:
         arguments = sorted((loads - stores - {ITEM}) & known | stores & exposed | results - surely)
         ordered = sorted(results | set(arguments) & stores)
         if owner:
-            for one in (loop, *([] if parts is None else [parts.loop, *parts.after, *parts.to])):
-                mangle(one, owner)
+            for tree in (loop, *([] if parts is None else [parts.loop, *parts.after, *parts.to])):
+                mangle(tree, owner)
         name = f"{LOOP}{next(self._numbers)}__"
-        made = {BODY: self._body(loop, target, arguments, ordered)}
+        bodies = {BODY: self._body(loop, target, arguments, ordered)}
         traced = loop if parts is None else parts.loop
         around: Any = traced.body[0]
         # The loop sets its target outside of the block.
         apart = results & names_of([loop.target])[1] or stores & names_of(getattr(around, "items", ()))[0]
         if len(traced.body) == 1 and _is_mode(around) and not apart:
-            made[MODES] = [ast.Return(ast.Tuple([one.context_expr for one in around.items], ast.Load()))]
+            bodies[MODES] = [ast.Return(ast.Tuple([one.context_expr for one in around.items], ast.Load()))]
             traced.body = around.body
-        made[KEEPING] = [_Indices().visit(one) for one in self._body(traced, target, arguments, ordered)]
-        taken = {MODES: arguments, BODY: [ITEM, *arguments]}
-        taken[KEEPING] = [ITEM, *arguments, *([] if parts is None else [_SHOWN])]
+        bodies[KEEPING] = [_Indices().visit(one) for one in self._body(traced, target, arguments, ordered)]
+        parameters = {MODES: arguments, BODY: [ITEM, *arguments]}
+        parameters[KEEPING] = [ITEM, *arguments, *([] if parts is None else [_SHOWN])]
         if parts is not None:
-            made[AFTER] = parts.after
+            bodies[AFTER] = parts.after
             late: List[ast.expr] = [ast.Name(one, ast.Load()) for one in parts.late]
-            made[SHOWN_TO] = [
+            bodies[SHOWN_TO] = [
                 ast.Return(ast.Tuple([ast.Tuple(each, ast.Load()) for each in (parts.to, late)], ast.Load()))
             ]
-            taken.update({AFTER: [*arguments, _SHOWN], SHOWN_TO: arguments})
+            parameters.update({AFTER: [*arguments, _SHOWN], SHOWN_TO: arguments})
         functions: List[Any] = []
-        for part, body in made.items():
-            (function,) = _parsed(f"def {name}{part}({', '.join(taken[part])}): pass")
+        for part, body in bodies.items():
+            (function,) = _parse_statements(f"def {name}{part}({', '.join(parameters[part])}): pass")
             function.body = body  # type: ignore[attr-defined]
             functions.append(function)
         carries = tuple(arguments.index(each) if each in arguments else -1 for each in ordered)
         values = [each if each in bound else f"locals().get({each!r}, {name}.unbound)" for each in arguments]
-        lines = [f"{_branch(name, [given, *values])}:"]
+        lines = [f"{_branch(name, [iterable, *values])}:"]
         for place, each in enumerate(ordered):
             sure = each in arguments and each in bound
             when = "" if sure else f"if {_OUT}[{place}] is not {name}.unbound: "
             lines.append(f" {when}{each} = {_OUT}[{place}]")
         records = tuple(place for place, each in enumerate(arguments) if each in self.records)
         CARRIES[name] = carries, records
-        return name, functions, _parsed("\n".join([*lines, f" del {_OUT}", " break"]))[0]
+        return name, functions, _parse_statements("\n".join([*lines, f" del {_OUT}", " break"]))[0]
 
     def _body(self, loop: Any, target: ast.stmt, arguments: Sequence[str], results: Sequence[str]) -> List[Any]:
         returned = _returned(results)
         fresh = [each for each in results if each not in arguments]
-        before = _parsed("".join(f"{each} = {UNBOUND}\n" for each in fresh))
+        before = _parse_statements("".join(f"{each} = {UNBOUND}\n" for each in fresh))
         body = [_Continue(returned).visit(one) for one in copy.deepcopy(loop.body)]
         return [*before, copy.deepcopy(target), *body, copy.deepcopy(returned)]
 
@@ -243,13 +247,13 @@ def _no_arguments() -> ast.arguments:
 
 def _globals_of(functions: Iterable[Any], names: Any) -> Any:
     """Return the names that functions may read or set as global variables."""
-    found = set()
+    read = set()
     for function in functions:
         loads, stores = names_of(function.body if isinstance(function.body, list) else [function.body])
-        given = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+        parameters = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
         declared = {n for one in ast.walk(function) if isinstance(one, ast.Global) for n in one.names}
-        found |= (loads - (stores - declared) - given) | declared
-    return found & names
+        read |= (loads - (stores - declared) - parameters) | declared
+    return read & names
 
 
 def _records_of(function: Function, may_be_returned: bool = False) -> Set[str]:
@@ -322,7 +326,7 @@ class _InPlace(ast.NodeTransformer):
 
 
 class _Stacks(ast.NodeTransformer):
-    """Replaces ``torch.stack`` of records by a function that knows the sequences of compiled loops."""
+    """Replaces ``torch.stack`` of records by :func:`snnipu.compiler.trace.stack`, which also takes sequences."""
 
     def __init__(self, names: Set[str]) -> None:
         self._names = names
@@ -335,14 +339,14 @@ class _Stacks(ast.NodeTransformer):
         return ast.copy_location(ast.Call(ast.Name(STACK, ast.Load()), [node.func, *node.args], node.keywords), node)
 
 
-def _own(statements: Any) -> Any:
+def _inside(statements: Any) -> Any:
     """Yield the statements of a loop, without those of inner loops."""
-    for one in statements:
-        yield one
-        if not isinstance(one, (ast.For, ast.While, ast.FunctionDef, ast.ClassDef)):
-            yield from _own(statements_of(one))
-        elif isinstance(one, (ast.For, ast.While)):
-            yield from _own(one.orelse)
+    for statement in statements:
+        yield statement
+        if not isinstance(statement, (ast.For, ast.While, ast.FunctionDef, ast.ClassDef)):
+            yield from _inside(statements_of(statement))
+        elif isinstance(statement, (ast.For, ast.While)):
+            yield from _inside(statement.orelse)
 
 
 class _Continue(ast.NodeTransformer):
@@ -382,10 +386,10 @@ class _Indices(ast.NodeTransformer):
         ]
         if not any(isinstance(one, (ast.Name, ast.BinOp)) for one in bounds):
             return node
-        made = [_slice(one) for one in parts]
-        given = ast.Tuple(made, ast.Load()) if isinstance(index, ast.Tuple) else made[0]
+        slices = [_slice(one) for one in parts]
+        argument = ast.Tuple(slices, ast.Load()) if isinstance(index, ast.Tuple) else slices[0]
         is_set = isinstance(node.ctx, ast.Store)
-        part: ast.expr = ast.Call(ast.Name(AT, ast.Load()), [node.value, given, ast.Constant(is_set)], [])
+        part: ast.expr = ast.Call(ast.Name(AT, ast.Load()), [node.value, argument, ast.Constant(is_set)], [])
         if is_set:
             part = ast.Subscript(part, ast.Constant(...), node.ctx)
         return ast.copy_location(part, node)
@@ -400,7 +404,10 @@ def _slice(node: Any) -> Any:
 
 
 def _head(node: ast.expr) -> Optional[str]:
-    """Return the iterable of a loop as an expression without side effects, or None if it may have some."""
+    """Return the source of a loop's iterable, or None if its evaluation may have side effects.
+
+    Calls of ``enumerate``, ``tqdm`` and similar functions become :class:`snnipu.compiler.items.Called`.
+    """
     is_bar = isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in _BARS
     is_unbind = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unbind"
     if is_unbind and _head(node.func.value) is None:  # type: ignore[attr-defined]
@@ -424,7 +431,7 @@ def _head(node: ast.expr) -> Optional[str]:
     return ast.unparse(node)
 
 
-# Functions and methods of tensors without side effects, which the program's own loop calls once more.
+# Functions and methods without side effects. If the loop runs in Python, its iterable is evaluated a second time.
 _PURE = {
     *(
         "range",
@@ -446,29 +453,29 @@ _PURE = {
 }
 
 
-def _branch(name: str, given: Iterable[str]) -> str:
-    return f"for {_OUT} in {name} and {name}({', '.join(given)}) or ()"
+def _branch(name: str, arguments: Iterable[str]) -> str:
+    return f"for {_OUT} in {name} and {name}({', '.join(arguments)}) or ()"
 
 
-def _relocate(made: Any, node: ast.stmt) -> Any:
-    """New nodes stand where the loop does."""
-    for one in ast.walk(made):
-        if "lineno" in one._attributes and not hasattr(one, "lineno"):
-            ast.copy_location(one, node)
-    return made
+def _relocate(tree: Any, node: ast.stmt) -> Any:
+    """Give new nodes of a tree the line of the loop."""
+    for part in ast.walk(tree):
+        if "lineno" in part._attributes and not hasattr(part, "lineno"):
+            ast.copy_location(part, node)
+    return tree
 
 
-def _parsed(source: str) -> List[ast.stmt]:
-    """New statements, which stand nowhere yet."""
+def _parse_statements(source: str) -> List[ast.stmt]:
+    """Return the statements of a source, without line numbers."""
     statements = ast.parse(source).body
     for statement in statements:
-        for one in ast.walk(statement):
-            for name in one._attributes:
-                one.__dict__.pop(name, None)
+        for node in ast.walk(statement):
+            for name in node._attributes:
+                node.__dict__.pop(name, None)
     return statements
 
 
 def _returned(names: Sequence[str]) -> ast.stmt:
-    """The return statement that hands on the variables."""
+    """Return a statement ``return (a, b, ...)`` of variables."""
     values: List[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
     return ast.Return(ast.Tuple(values, ast.Load()))

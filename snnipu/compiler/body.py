@@ -16,7 +16,7 @@ class Body:
 
     Attributes:
         graph: the operations, normalised (:mod:`snnipu.compiler.prepare`).
-        learns: whether gradients were enabled in the trace.
+        learns: True if gradients were enabled in the trace.
         clocks: the nodes of the clock, which is the step's number plus :data:`OFFSET`.
         marks: the functions that mark nodes.
         ordered: the calls on inputs that a step changes in place.
@@ -40,15 +40,15 @@ class Body:
         self.module = module
         self.learns = torch.is_grad_enabled()
         graph = Graph()
-        kept: Dict[Any, Any] = {}
-        graph.output(graph.graph_copy(module.graph, kept))
-        for old, new in kept.items():
+        copies: Dict[Any, Any] = {}
+        graph.output(graph.graph_copy(module.graph, copies))
+        for old, new in copies.items():
             new.meta = dict(old.meta)
         autograd_functions.call_directly(graph)
         prepare(graph)
-        _without_dead_code(graph)
+        _erase_dead_code(graph)
         self.graph = graph
-        self.clocks: Set[Node] = {kept[node] for node in clocks} or self._find_clocks()
+        self.clocks: Set[Node] = {copies[node] for node in clocks} or self._find_clocks()
         self.before: Dict[int, Node] = {}
         self.after: Dict[int, Node] = {}
         for node in graph.nodes:
@@ -83,27 +83,27 @@ class Body:
         memory = nodes.Memory(self.graph)
         changed = {memory.root(one) for each in memory.changes.values() for one in each}
         inputs = {memory.root(node) for node in self.graph.nodes if node.op in ("placeholder", "get_attr")}
-        found: Set[Node] = set()
+        ordered: Set[Node] = set()
         for root in changed & inputs:
             group = on_memory(self.graph, memory, root)
             if len(group) > 1 or not (nodes.is_norm_in_training(group[0]) or adds_integer(group[0])):
-                found.update(group)
-        return found
+                ordered.update(group)
+        return ordered
 
     def _find_varying(self) -> Set[Node]:
         """Return the nodes that are not constant over time."""
-        found = {*self.clocks, *self.ordered}
-        found.update(node for node in self.graph.nodes if nodes.is_random(node))
-        # A backward pass that is not linear has its own gradient at each step.
-        found.update(filter(autograd_functions.is_not_linear, self.graph.nodes))
-        found.update(node for number, node in self.before.items() if self.after.get(number) is not node)
-        waiting = list(found)
-        for node in waiting:  # which grows
+        varying = {*self.clocks, *self.ordered}
+        varying.update(node for node in self.graph.nodes if nodes.is_random(node))
+        # A backward pass that is not linear in the gradient has to run for each step.
+        varying.update(filter(autograd_functions.is_not_linear, self.graph.nodes))
+        varying.update(node for number, node in self.before.items() if self.after.get(number) is not node)
+        waiting = list(varying)
+        for node in waiting:  # the list grows
             for user in node.users:
-                if user not in found and user.op != "output":
-                    found.add(user)
+                if user not in varying and user.op != "output":
+                    varying.add(user)
                     waiting.append(user)
-        return found
+        return varying
 
 
 def on_memory(graph: Graph, memory: nodes.Memory, root: Any) -> List[Node]:
@@ -117,7 +117,7 @@ def on_memory(graph: Graph, memory: nodes.Memory, root: Any) -> List[Node]:
     ]
 
 
-def _without_dead_code(graph: Graph) -> None:
+def _erase_dead_code(graph: Graph) -> None:
     """Erase calls without users and side effects."""
     for node in reversed(graph.nodes):
         if node.users or node.op not in ("call_function", "call_method", "get_attr"):
@@ -128,11 +128,12 @@ def _without_dead_code(graph: Graph) -> None:
 
 @dataclass
 class First:
-    """The first step of a loop, with the operations of the later ones on values of another shape or type.
+    """The first step of a loop: the operations of later steps, on values with another shape or type.
 
     Attributes:
-        inputs: its inputs, by the inputs of the later steps.
-        starts: for each carried value, the initial value: an input, a number or None.
+        body: the graph of the first step.
+        inputs: the inputs of the first step, by the inputs of later steps.
+        starts: the initial value of each carried value: an input, a number or None.
     """
 
     body: Body

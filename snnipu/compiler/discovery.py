@@ -1,10 +1,10 @@
 """Search for loops in a program's modules, its script and the cells of a notebook.
 
 :func:`snnipu.auto` puts a branch in front of each loop that calls something (:mod:`snnipu.compiler.bodies`): in the
-functions of the program's modules that are loaded, in those of modules that are imported later, in the cells of a
-notebook that run later, and, with ``python -m snnipu run --compile``, in the script itself. :func:`snnipu.compile` does
-so in the functions that a network or a function can call, for its own calls. The first run of a loop shows whether it
-is one over time (:class:`snnipu.compiler.loop.Loop`).
+functions of the program's loaded modules and of modules that are imported later, in the cells of a notebook that run
+later, and, with ``python -m snnipu run --compile``, in the script itself. :func:`snnipu.compile` puts branches into the
+functions that a network or a function can call; they only take effect in calls of the compiled object. The first run of
+a loop shows if it is a loop over time (:class:`snnipu.compiler.loop.Loop`).
 """
 
 import ast
@@ -54,13 +54,13 @@ class _Calls(threading.local):
 
 
 class Discovery:
-    """The loops of a program, and how they run; ``str`` gives a table.
+    """The loops of a program; ``str`` gives a table of how they run.
 
     Attributes:
-        loops: those that have a branch.
-        searches: whether all loops of the program may run compiled: :func:`snnipu.auto` was called, and not ``stop()``.
-        calls: the calls of compiled objects, in which loops may run compiled, too.
-        stops: how often the branches were taken away.
+        loops: the loops with a branch.
+        searches: True after :func:`snnipu.auto` until :meth:`stop`: all loops of the program may run compiled.
+        calls: the number of running calls of compiled objects, during which loops may run compiled, too.
+        stops: the number of calls of :meth:`stop`.
     """
 
     def __init__(self) -> None:
@@ -76,13 +76,13 @@ class Discovery:
         self._of_script: Counter[str] = Counter()
 
     def __str__(self) -> str:
-        found: List[str] = []
+        lines: List[str] = []
         for loop in self.loops:
-            found += loop.text_lines()
-            made = loop.made
-            if made is not None:
-                found += [f"    {line}" for line in report_of(loop.label, made, loop.steps).notes() if line]
-        return "\n".join(found) or "no loop over time was found yet"
+            lines += loop.text_lines()
+            distribution = loop.distribution
+            if distribution is not None:
+                lines += [f"    {line}" for line in report_of(loop.label, distribution, loop.steps).notes() if line]
+        return "\n".join(lines) or "no loop over time was found yet"
 
     def is_on(self) -> bool:
         """Return True if loops may run compiled in this thread."""
@@ -98,7 +98,7 @@ class Discovery:
         self.adopt_all()
 
     def stop(self) -> None:
-        """End the search. All functions have their own code again; compiled objects change it at their next call."""
+        """End the search, and restore the code of all functions. A call of a compiled object changes it again."""
         self.searches = False
         self.stops += 1
         if self._finder in sys.meta_path:
@@ -109,8 +109,8 @@ class Discovery:
             if function is not None:
                 function.__code__ = code
         self._changed.clear()
-        for one in self.loops:
-            one.stopped = True
+        for loop in self.loops:
+            loop.stopped = True
         self._sources.clear()
         backend.disable(self)
 
@@ -120,7 +120,7 @@ class Discovery:
         while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
             frame = frame.f_back
         if frame is not None and frame.f_code.co_name == "<module>":
-            self._say_of_script(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
+            self._warn_of_script(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
         main = sys.modules.get("__main__")
         size = 0 if main is None else len(vars(main))
         self._calls += 1
@@ -130,7 +130,7 @@ class Discovery:
         if self._calls > QUIET:
             calls.unlisten(self._look_again)
 
-    def _say_of_script(self, place: str) -> None:
+    def _warn_of_script(self, place: str) -> None:
         """Log once that a line at the top level of the script, which runs already, cannot be compiled."""
         self._of_script[place] += 1
         if self._of_script[place] == FEWEST:
@@ -149,10 +149,10 @@ class Discovery:
         self._sources[filename] = source
         self._spaces[filename] = namespace
         for host in hosts:
-            self._make(host, namespace, filename)
+            self._define_names(host, namespace, filename)
         return source.tree
 
-    def _make(self, host: bodies.Host, namespace: Dict[str, Any], filename: str) -> None:
+    def _define_names(self, host: bodies.Host, namespace: Dict[str, Any], filename: str) -> None:
         """Define the names that the code of a host reads."""
         label, where = os.path.basename(filename), f" ({host.name})" if host.name[0] != "<" else ""
         namespace.update(
@@ -164,16 +164,16 @@ class Discovery:
                 bodies.STACK: stack,
             }
         )
-        for one in host.loops:
-            made: Dict[str, Any] = {}
-            exec(compile(ast.Module(one.functions, []), filename, "exec", dont_inherit=True), namespace, made)
-            for function in made.values():
+        for loop in host.loops:
+            functions: Dict[str, Any] = {}
+            exec(compile(ast.Module(loop.functions, []), filename, "exec", dont_inherit=True), namespace, functions)
+            for function in functions.values():
                 function.__code__ = function.__code__.replace(co_name=host.name)
-            parts = [made.get(one.name + part) for part in bodies.PARTS]
-            place = f"{label}:{one.first}{where}"
-            self.loops.append(Loop(parts[0], place, *bodies.CARRIES.pop(one.name), *parts[1:]))
+            parts = [functions.get(loop.name + part) for part in bodies.PARTS]
+            place = f"{label}:{loop.first}{where}"
+            self.loops.append(Loop(parts[0], place, *bodies.CARRIES.pop(loop.name), *parts[1:]))
             self.loops[-1].unbound, self.loops[-1].is_on = UNBOUND, self.is_on
-            namespace[one.name] = self.loops[-1]
+            namespace[loop.name] = self.loops[-1]
 
     def adopt(self, module: types.ModuleType) -> None:
         """Put branches into the functions of a module of the program."""
@@ -192,18 +192,18 @@ class Discovery:
             self._spaces[filename] = function.__globals__
             if source is not None:
                 for host in source.take_out(_numbers):
-                    self._make(host, function.__globals__, filename)
+                    self._define_names(host, function.__globals__, filename)
         source = self._sources[filename]
         if self._spaces.get(filename) is not function.__globals__:
             return  # the file runs twice, as a script and as a module
         key = None if source is None or not source.hosts else source.key(code)
-        made = code if source is None or key is None else source.newest(key)
-        if made is not code and made.co_freevars == code.co_freevars:
+        new = code if source is None or key is None else source.newest(key)
+        if new is not code and new.co_freevars == code.co_freevars:
             self._changed.append((weakref.ref(function), code))
-            function.__code__ = made
+            function.__code__ = new
 
     def adopt_all_of(self, called: Any) -> None:
-        """Put branches into the functions that a network or a function can call, those of its own modules included."""
+        """Put branches into the functions that a network or a function can call, and into their modules."""
         parts = called.modules() if isinstance(called, torch.nn.Module) else [called]
         functions: List[types.FunctionType] = []
         for part in parts:
@@ -233,10 +233,10 @@ def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
 
 
 def functions_in(values: Iterable[Any], module: Optional[str] = None) -> Iterator[types.FunctionType]:
-    """Yield the functions among values and in classes, those of a module or of any one."""
+    """Yield the functions among values and in classes; with ``module``, only the functions that it defines."""
     waiting = list(values)
     seen = set()
-    for value in waiting:  # which grows
+    for value in waiting:  # the list grows
         if id(value) in seen:
             continue
         seen.add(id(value))
@@ -257,8 +257,8 @@ def functions_in(values: Iterable[Any], module: Optional[str] = None) -> Iterato
 class _Finder(importlib.abc.MetaPathFinder):
     """Puts branches into modules at their import."""
 
-    def __init__(self, found: Discovery) -> None:
-        self._found = found
+    def __init__(self, discovery: Discovery) -> None:
+        self._discovery = discovery
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         for finder in sys.meta_path:
@@ -268,22 +268,22 @@ class _Finder(importlib.abc.MetaPathFinder):
             if spec is not None:
                 origin = str(spec.origin or "")
                 if origin.endswith(".py") and not is_others(origin) and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader, self._found)
+                    spec.loader = _Loader(spec.loader, self._discovery)
                 return spec
         return None
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, found: Discovery) -> None:
-        self._loader, self._found = loader, found
+    def __init__(self, loader: Any, discovery: Discovery) -> None:
+        self._loader, self._discovery = loader, discovery
 
     def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
         self._loader.exec_module(module)
-        if self._found.searches:
-            self._found.adopt(module)
+        if self._discovery.searches:
+            self._discovery.adopt(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

@@ -13,7 +13,7 @@ the carried one, each strongly connected component of this graph becomes one of 
 | a value of the previous step, without a cycle | the sequence, delayed by one step |
 | a neuron's step and its states | the neuron over all steps |
 | a neuron's step with feedback of its spikes through a layer | the recurrent neuron over all steps |
-| an addition to its own result | a cumulative sum, or a sum where only the last value is wanted |
+| an addition to its own result | a cumulative sum, or a sum if only the last value is read |
 | elementwise arithmetic | a generated neuron over all steps (:mod:`snnipu.compiler.arithmetic`) |
 | random numbers | drawn step by step, in the loop's order |
 | anything else | a loop over this component alone |
@@ -57,8 +57,8 @@ class Distribution:
 
     Attributes:
         module: the graph.
-        neurons: names of the neurons' steps that are one operator.
-        cycles: the operations that run step by step, each with those that it runs together with.
+        neurons: the neurons' steps that are one operator.
+        cycles: the operations that run step by step, each with all operations of its cycle.
         modules: the modules that the graph calls, by name.
         changed_inputs: positions of the inputs that the graph changes in place.
     """
@@ -104,7 +104,7 @@ class Distribution:
         """
         graph = self.body.graph
         if any(nodes.is_barrier(node) and node.target not in MARKS for node in graph.nodes):
-            raise Refused("it changes the gradient mode, or autocast, on its way")
+            raise Refused("a step changes the gradient mode or autocast")
         memory = self.memory = nodes.Memory(graph)
         self._records: Dict[Node, Tuple[Node, List[Any]]] = {}
         self._in_order: List[List[Node]] = []  # groups of nodes on memory that is changed in place
@@ -133,12 +133,12 @@ class Distribution:
         storages = [helpers.storage(one) if isinstance(one, torch.Tensor) else 0 for one in inputs]
         for place in self.changed_inputs:
             if storages[place] and storages.count(storages[place]) > 1:
-                raise Refused("it changes a tensor in place that has another name")
+                raise Refused("it changes a tensor in place that is also another input")
 
     def _writes(self, root: Any) -> Dict[Node, Tuple[Node, List[Any]]]:
-        """Return tensor and index of each ``setitem`` if the body only writes to this memory, always at one time."""
+        """Return tensor and index of each ``setitem`` if the body only writes to this memory, at one index per step."""
         group = {node for node in self.body.graph.nodes if node in self.memory and self.memory.root(node) == root}
-        found: Dict[Node, Tuple[Node, List[Any]]] = {}
+        setitems: Dict[Node, Tuple[Node, List[Any]]] = {}
         times = set()
         for node in group:
             if not set(node.users) <= group:
@@ -160,8 +160,8 @@ class Distribution:
             if any(one is None or one is ... or nodes.is_tensor(one) for one in index):
                 return {}
             times.add((base, tuple(str(one) if nodes.leaves_of(one) else None for one in index)))
-            found[node] = base, index
-        return found if len(times) == 1 else {}
+            setitems[node] = base, index
+        return setitems if len(times) == 1 else {}
 
     # ---- writing
 
@@ -219,15 +219,15 @@ class Distribution:
         elif node in self._records:
             target, index = self._records[node]
             value = node.args[2]
-            made = self._any_sequence(value) if isinstance(value, Node) else value
-            self._call(helpers.set_steps, self.constant(target), self._index(tuple(index)), made, self.steps)
+            values = self._any_sequence(value) if isinstance(value, Node) else value
+            self._call(helpers.set_steps, self.constant(target), self._index(tuple(index)), values, self.steps)
         elif self._counts(node):
             by = self._call(operator.mul, self.steps, node.args[1])
             self.graph.call_method("add_", (self.constant(node.args[0]), by))
         elif node not in self.body.varying and nodes.is_norm_in_training(node):
             names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-            given = {name: map_arg(one, self.constant) for name, one in nodes.bound(node, names).items()}
-            self._constant[node] = self.graph.call_function(helpers.norm_again, (self.steps,), given)
+            named = {name: map_arg(one, self.constant) for name, one in nodes.bound(node, names).items()}
+            self._constant[node] = self.graph.call_function(helpers.norm_again, (self.steps,), named)
         elif node not in self.body.varying:
             self._constant[node] = self.graph.node_copy(node, self.constant)
         elif is_number(node):
@@ -237,17 +237,17 @@ class Distribution:
 
     def _number(self, node: Node) -> Any:
         """Return a list of the numbers of all steps."""
-        taken = node.all_input_nodes
+        operands = node.all_input_nodes
         name = nodes.name_of(node)
-        if getattr(operator, name or "none", None) is not node.target or not all(map(is_number, taken)):
+        if getattr(operator, name or "none", None) is not node.target or not all(map(is_number, operands)):
             return self._each_step([node])[node]
         return self._call(helpers.each_number, name, self.steps, map_arg(node.args, self._value))
 
     def _write_operation(self, node: Node) -> None:
         name = nodes.name_of(node)
-        taken: Any = node.args[0] if node.args else None
-        if node.target is torch.scalar_tensor and taken in self._numbers and set(node.kwargs) == {"dtype"}:
-            value, numbers = nodes.value_of(node), self._numbers[taken]
+        first: Any = node.args[0] if node.args else None
+        if node.target is torch.scalar_tensor and first in self._numbers and set(node.kwargs) == {"dtype"}:
+            value, numbers = nodes.value_of(node), self._numbers[first]
             self._sequence[node] = self._call(helpers.as_tensor, numbers, value.dtype, value.device)
             return
         if name in ("getitem", "select", "narrow") and not self._varies(node.args[0]):
@@ -309,11 +309,11 @@ class Distribution:
         node = unmarked(node)
         if node not in self._sequence:
             if node.target is not carried:
-                raise Refused(f"{node} is asked for as a sequence")  # pragma: no cover
+                raise Refused(f"{node} is read as a sequence")  # pragma: no cover
             number = self.body.number_of[node]
             after = self.body.after[number]
-            made = self._any_sequence(after)
-            self._sequence[node] = self._call(helpers.one_later, self._start(node), made)
+            after_values = self._any_sequence(after)
+            self._sequence[node] = self._call(helpers.one_later, self._start(node), after_values)
         return self._sequence[node]
 
     def _any_sequence(self, node: Any) -> Any:
@@ -338,11 +338,11 @@ class Distribution:
     def _output(self, node: Any) -> Any:
         if not isinstance(node, Node):
             return node
-        made = self._any_sequence(node) if node.target is collected else self._last(unmarked(node))
+        value_of_output = self._any_sequence(node) if node.target is collected else self._last(unmarked(node))
         value = nodes.value_of(unmarked(node))
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
         detached = floating and not value.requires_grad and self._varies(node) and changed_input(unmarked(node)) is None
-        return self.graph.call_method("detach", (made,)) if detached else made
+        return self.graph.call_method("detach", (value_of_output,)) if detached else value_of_output
 
     def _last(self, node: Node) -> Any:
         """Return a copy of the value after the last step."""
@@ -356,7 +356,7 @@ class Distribution:
         if node in self._numbers:
             return self._call(operator.getitem, self._numbers[node], -1)
         if not isinstance(nodes.value_of(node), torch.Tensor):
-            raise Refused(f"the program takes {node}, which is no tensor")
+            raise Refused(f"the program reads {node} after the loop, which is not a tensor")
         self._final[node] = self._call(helpers.last, self.sequence(node))
         return self._final[node]
 
@@ -386,8 +386,8 @@ class Distribution:
             if len(node.args) != 4:
                 return self._each_step([node])[node]
             dim, start, length = node.args[1:]
-            made = [self._value(one) if isinstance(one, Node) else one for one in (start, length)]
-            return self._call(helpers.take_windows, self.constant(node.args[0]), dim % dims, *made, self.steps)
+            bounds = [self._value(one) if isinstance(one, Node) else one for one in (start, length)]
+            return self._call(helpers.take_windows, self.constant(node.args[0]), dim % dims, *bounds, self.steps)
         if nodes.name_of(node) == "select":
             dim = nodes.argument(node, "dim", node.args[1] if len(node.args) > 1 else 0)
             at = node.args[2] if len(node.args) > 2 else node.kwargs["index"]
@@ -406,8 +406,8 @@ class Distribution:
         for kind in (self._as_neuron, self._as_sum):
             if kind(component, inside):
                 return
-        made = self._each_step(component)
-        for node, value in made.items():
+        results = self._each_step(component)
+        for node, value in results.items():
             (self._numbers if is_number(node) else self._sequence)[node] = value
 
     def _outside_users(self, node: Node, inside: Set[Node]) -> List[Node]:
@@ -416,7 +416,7 @@ class Distribution:
     def _wants_sequence(self, node: Node, inside: Set[Node]) -> bool:
         """Return True if a node outside of the component reads more than the last value."""
         waiting = self._outside_users(node, inside)
-        for user in waiting:  # which grows
+        for user in waiting:  # the list grows
             if user.target in (result, kept, counted):
                 waiting.extend(one for one in user.users if one.op != "output")
             elif user.op != "output":
@@ -429,12 +429,12 @@ class Distribution:
             return False
         (step,) = steps
         states: Any = step.args[1]
-        taken = [node for node in component if nodes.name_of(node) == "getitem" and node.args[0] is step]
+        parts = [node for node in component if nodes.name_of(node) == "getitem" and node.args[0] is step]
         before = [node for node in component if node.target is carried]
         feedback = None
-        own = {step, *taken, *before}
-        if inside != own:
-            feedback = self._find_feedback(step, inside, own)
+        step_nodes = {step, *parts, *before}
+        if inside != step_nodes:
+            feedback = self._find_feedback(step, inside, step_nodes)
             if feedback is None:
                 return False
         others = [*nodes.leaves_of(step.args[2]), *nodes.leaves_of(step.args[3]), *nodes.leaves_of(step.args[4])]
@@ -457,22 +457,22 @@ class Distribution:
         self._write_neuron(step, x, feedback, inside)
         return True
 
-    def _find_feedback(self, step: Node, inside: Set[Node], own: Set[Node]) -> Any:
+    def _find_feedback(self, step: Node, inside: Set[Node], step_nodes: Set[Node]) -> Any:
         """Return the layer of a feedback from the neuron's spikes to its input, or None."""
         if (
             step.target not in step_operators.FED_BACK
             or step_operators.output_state(step.target, step.args[4]) is not None
         ):
             return None
-        for given, layer, other in fed_back(step, set()):
-            source = unmarked(given)
+        for source_of_layer, layer, other in fed_back(step, set()):
+            source = unmarked(source_of_layer)
             if source.target is not carried or source not in inside:
                 continue
             after = self.body.after[self.body.number_of[source]]
             spikes = nodes.name_of(after) == "getitem" and after.args == (step, 0)
             total: Any = step.args[0]
             product = next(one for one in total.args if one is not other)
-            if spikes and inside == {*own, total, product} and other not in inside:
+            if spikes and inside == {*step_nodes, total, product} and other not in inside:
                 return _Feedback(source, other, *layer)
         return None
 
@@ -483,9 +483,9 @@ class Distribution:
             if nodes.name_of(user) == "getitem":
                 outputs.setdefault(int(user.args[1]), []).append(user)  # type: ignore[arg-type]
         states: Any = step.args[1]
-        wanted = {place: any(self._wants_sequence(n, inside) for n in found) for place, found in outputs.items()}
+        reads_all = {place: any(self._wants_sequence(n, inside) for n in found) for place, found in outputs.items()}
         store = tuple(
-            wanted.get(place + 1, False) or is_output(step, place) or step.target is not step_operators.neuron_step
+            reads_all.get(place + 1, False) or is_output(step, place) or step.target is not step_operators.neuron_step
             for place in range(len(states))
         )
         starts = tuple(self._state(state) for state in states)
@@ -494,20 +494,20 @@ class Distribution:
         over_time: Any = step_operators.SEQUENCES[target]
         if feedback is not None:
             over_time, more = step_operators.FED_BACK[target], (self._connection(feedback),)
-        given = self.constant(x) if constant else self.sequence(x)
+        x_values = self.constant(x) if constant else self.sequence(x)
         parameters, kernel, options = (map_arg(step.args[place], self.constant) for place in (2, 3, 4))
-        made = self.graph.call_function(
+        call = self.graph.call_function(
             over_time,
-            (given, self.steps if constant else None, starts, parameters, kernel, options, store, True, *more),
+            (x_values, self.steps if constant else None, starts, parameters, kernel, options, store, True, *more),
         )
         self.neurons.append(step)
         count = 1 + len(states)
         for place, found in outputs.items():
             for node in found:
                 if place == 0 or store[place - 1]:
-                    self._sequence[node] = self._call(operator.getitem, made, place)
+                    self._sequence[node] = self._call(operator.getitem, call, place)
                 if place:
-                    self._final[node] = self._call(operator.getitem, made, count + place - 1)
+                    self._final[node] = self._call(operator.getitem, call, count + place - 1)
 
     def _state(self, state: Any) -> Any:
         if not isinstance(state, Node):
@@ -563,21 +563,21 @@ class Distribution:
         for node in (*(one for call in calls for one in call.all_input_nodes), *nexts):
             if isinstance(node, Node) and unmarked(node) not in inside:
                 outside[unmarked(node)] = None
-        given = [self._value(node) for node in outside]
+        inputs = [self._value(node) for node in outside]
         sequences = tuple(self._varies(node) for node in outside)
         body = Graph()
-        made: Dict[Node, Any] = {}
+        copies: Dict[Node, Any] = {}
         for node in (*(node for node, _ in states), *outside):
-            made[node] = body.placeholder(node.name)
+            copies[node] = body.placeholder(node.name)
         for node in calls:
-            made[node] = body.node_copy(node, lambda one: made[unmarked(one)])
-        wanted = [node for node in calls if self._used_outside(node, inside)]
+            copies[node] = body.node_copy(node, lambda one: copies[unmarked(one)])
+        read_later = [node for node in calls if self._used_outside(node, inside)]
         changed = {node for each in self._in_order for node in each}
-        for node in wanted:
+        for node in read_later:
             if node in changed and nodes.is_tensor(node):
-                made[node] = body.call_method("clone", (made[node],))
-        after = tuple(made[node] if isinstance(node, Node) else node for node in nexts)
-        body.output((tuple(made[node] for node in wanted), after))
+                copies[node] = body.call_method("clone", (copies[node],))
+        after = tuple(copies[node] if isinstance(node, Node) else node for node in nexts)
+        body.output((tuple(copies[node] for node in read_later), after))
         body.lint()
         name = f"steps_{len(self.modules)}"
         self.modules[name] = GraphModule(attributes_of(self.body.module), body)
@@ -587,7 +587,7 @@ class Distribution:
             self.graph.get_attr(name),
             self.steps,
             starts,
-            tuple(given),
+            tuple(inputs),
             sequences,
         )
         self.cycles.update({node: component for node in calls if not is_number(node)})
@@ -596,7 +596,7 @@ class Distribution:
         for place, node in enumerate(nexts):
             if isinstance(node, Node):
                 self._final.setdefault(node, self._call(operator.getitem, finals, place))
-        return {node: self._call(operator.getitem, series, place) for place, node in enumerate(wanted)}
+        return {node: self._call(operator.getitem, series, place) for place, node in enumerate(read_later)}
 
     def _used_outside(self, node: Node, inside: Set[Node]) -> bool:
         return any(self._outside_users(one, inside) for one in (node, *self.body.marks_of(node)))

@@ -35,18 +35,18 @@ def explain(function: Any, *inputs: Any, **keywords: Any) -> Report:
         RuntimeError: this PyTorch cannot compile.
     """
     compiled = automatic.compile(function)
-    found = automatic.discovery()
-    before = {id(loop): loop.entries for loop in found.loops}
+    discovery = automatic.discovery()
+    before = {id(loop): loop.entries for loop in discovery.loops}
     started = time.perf_counter()
     with watched() as choices:
         compiled(*inputs, **keywords)
     seconds = time.perf_counter() - started
-    ran = [loop for loop in found.loops if loop.entries > before.get(id(loop), 0)]
-    modules = [one for one in (function, *inputs, *keywords.values()) if isinstance(one, torch.nn.Module)]
+    ran = [loop for loop in discovery.loops if loop.entries > before.get(id(loop), 0)]
+    modules = [value for value in (function, *inputs, *keywords.values()) if isinstance(value, torch.nn.Module)]
     loops: List[LoopReport] = []
     for loop in ran:
-        if loop.made is not None:
-            loops.append(report_of(loop.label, loop.made, loop.steps))
+        if loop.distribution is not None:
+            loops.append(report_of(loop.label, loop.distribution, loop.steps))
         elif loop.is_over_time():
             loops.append(LoopReport(loop.label, runs_as=loop.reason or "it has too few steps", reason=loop.note))
     return Report(tuple(loops), seconds, paths.paths_of_products(choices, modules))

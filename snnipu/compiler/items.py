@@ -86,7 +86,7 @@ class Items:
         tensors = isinstance(iterable, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in iterable)
         if tensors and len(iterable) >= _FEWEST and len({(one.shape, one.dtype, one.device) for one in iterable}) == 1:
             return f"{self._value(iterable)}[t]", len(iterable)
-        raise Refused(f"it goes through a {type(iterable).__name__}")
+        raise Refused(f"it iterates over a {type(iterable).__name__}")
 
     def _numbers(self, start: int, by: int) -> str:
         text = "t" if by == 1 else f"{self._value(by)} * t"
@@ -110,7 +110,7 @@ class Items:
         unbound = _unbound(iterable)
         if unbound is not None:
             return self._read(unbound)
-        raise Refused(f"it goes through what {getattr(iterable.function, '__name__', iterable.function)} returns")
+        raise Refused(f"it iterates over the result of {getattr(iterable.function, '__name__', iterable.function)}")
 
     def tensors(self) -> List[Any]:
         """Return the list ``I`` as inputs of a graph: each list of tensors is stacked to one tensor."""

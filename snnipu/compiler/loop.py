@@ -31,8 +31,9 @@ _LOG = logging.getLogger("snnipu.compiler")
 FEWEST = 3
 # Steps that run in Python, and are observed, before the body is traced.
 LOOKED_AT = 2
-# A loop is no loop over time if no neuron was called twice in this number of runs. Steps are observed this number of
-# times in a run. A loop is not compiled if it has set different attributes in this number of runs.
+# LOOKS: after this number of runs without a neuron that two steps call, a loop is not a loop over time. MOST_LOOKS: the
+# number of times that steps are observed in a run. MOST_PLANS: the number of different sets of attributes that the runs
+# of a compiled loop may set.
 LOOKS, MOST_LOOKS, MOST_PLANS = 3, 2, 4
 
 
@@ -48,14 +49,15 @@ class Loop:
         carries: for each result of ``body``, its position among the arguments, or -1.
         records: positions of lists among the arguments that only ``torch.stack`` reads.
         traced: the body for the trace, which stores the values that are printed or logged.
-        after: the calls that print or log, after the compiled loop; None: there are none.
+        after: makes the calls that print or log, after the compiled loop; None if there are none.
         shown_to: returns the objects that these calls write to, and the values that they read.
         modes: returns the modes of PyTorch in which the traced body runs.
-        has_neurons: whether its steps call neurons of snnipu; those of other loops may be written out.
-        reason: why the program's own loop runs; empty if the compiled one does.
-        runs: how often the compiled loop ran.
-        hindrance: why the last run was not to be compiled.
-        entries: how often the program came to the loop.
+        has_neurons: True if its steps call neurons of snnipu. Other loops may have hand-coded neurons.
+        reason: why the loop runs in Python; empty if it can run compiled.
+        note: the reason with the program's lines that cause it; None if they are unknown.
+        runs: the number of compiled runs.
+        hindrance: why the last run could not be compiled; empty if it could.
+        entries: the number of times that the program reached the loop.
         steps: the number of steps of the last run.
         is_on: returns True if loops may run compiled.
     """
@@ -82,7 +84,7 @@ class Loop:
         self.stopped = False
         self.runs = self.entries = self.steps = 0
         self.looks = 0
-        self.hindrance, self._is_told = "", False
+        self.hindrance, self._is_logged = "", False
         self.has_neurons = False
         self.plans: List[Traced] = []
 
@@ -96,10 +98,10 @@ class Loop:
         """Pickle as False: cloudpickle stores functions with their global names, and the program's loop then runs."""
         return bool, ()
 
-    def __call__(self, given: Any, *arguments: Any) -> Optional[Tuple[Any, ...]]:
-        """Run the loop and return its variables, or return None: the program's own loop is to run."""
+    def __call__(self, iterable: Any, *arguments: Any) -> Optional[Tuple[Any, ...]]:
+        """Run the loop and return its variables in a tuple, or return None if the loop has to run in Python."""
         try:
-            items = Items(given)
+            items = Items(iterable)
         except Refused as refused:
             self.refuse(str(refused), quiet=True)
             return None
@@ -109,12 +111,12 @@ class Loop:
         return (_Run(self, items, list(arguments)).run(),)
 
     def refuse(self, reason: str, note: Optional[reasons.Reason] = None, quiet: bool = False) -> None:
-        """Let the program's own loop run from now on."""
+        """Let the loop run in Python from now on."""
         if self.reason:
             return
         if not self.has_neurons and not self.runs:
             self.plans, note, quiet = [], None, True
-        self.reason, self.note, self._is_told = reason, note, not quiet
+        self.reason, self.note, self._is_logged = reason, note, not quiet
         if not quiet:
             _LOG.warning("%s runs in Python: %s", self.label, reason)
 
@@ -124,24 +126,24 @@ class Loop:
 
     def is_over_time(self) -> bool:
         """Return True if the loop calls neurons at each step."""
-        return bool(self.plans or self._is_told or self.hindrance)
+        return bool(self.plans or self._is_logged or self.hindrance)
 
     @property
-    def made(self) -> Optional[Distribution]:
-        """The graph of all steps; None: the loop runs in Python."""
-        return self.plans[-1].made if self.plans and self.runs and not self.reason else None
+    def distribution(self) -> Optional[Distribution]:
+        """The graph of all steps, or None if the loop runs in Python."""
+        return self.plans[-1].distribution if self.plans and self.runs and not self.reason else None
 
-    def _neurons(self) -> str:
-        """Return how many neurons are one operator, and how many run step by step."""
-        made: Any = self.made
-        one, alone = len(made.neurons), sum(map(is_step, made.cycles))
-        found = f"{one} layer{'s'[: one > 1]} of neurons over {self.steps} steps"
-        return f"{found}, {alone} step by step" if alone else found
+    def _summary(self) -> str:
+        """Return the numbers of layers that are one operator and of layers that run step by step, as text."""
+        distribution: Any = self.distribution
+        layers, alone = len(distribution.neurons), sum(map(is_step, distribution.cycles))
+        text = f"{layers} layer{'s'[: layers > 1]} of neurons over {self.steps} steps"
+        return f"{text}, {alone} step by step" if alone else text
 
     def text_lines(self) -> List[str]:
-        """Return lines of text: how the loop runs, and why."""
-        if self.made is not None:
-            return [f"{self.label}  compiled: {self._neurons()}"]
+        """Return lines of text: if the loop runs compiled or in Python, and why."""
+        if self.distribution is not None:
+            return [f"{self.label}  compiled: {self._summary()}"]
         if not self.is_over_time():
             return []
         lines = [f"{self.label}  in Python: {self.reason or self.hindrance}"]
@@ -168,7 +170,7 @@ class _Run:
             elif self.loop.is_observed():
                 self._look()
             while self.step < self.items.count:
-                self.written()
+                self.step_in_python()
             for bar in self._bars:
                 collections.deque(bar, 0)
         finally:
@@ -176,7 +178,7 @@ class _Run:
                 bar.close()
         return self.results
 
-    def written(self) -> None:
+    def step_in_python(self) -> None:
         """Run a step in Python."""
         if self._at is None:
             self._at = self.items.reader()
@@ -195,7 +197,7 @@ class _Run:
     # ---- the first run
 
     def _look(self) -> None:
-        """Run two steps in Python and observe them; run the others compiled if this is a loop over time."""
+        """Run two steps in Python and observe them. If this is a loop over time, run the others compiled."""
         loop = self.loop
         self.looks += 1
         if self.items.count - self.step < FEWEST:
@@ -207,7 +209,7 @@ class _Run:
         has_loop = False
         for _ in range(LOOKED_AT):
             with counting():
-                self.written()
+                self.step_in_python()
                 called.append(dict(calls.seen or {}))
                 has_loop = has_loop or calls.has_loop
             moments.append(self._objects())
@@ -223,20 +225,20 @@ class _Run:
             return
         try:
             if _random_state() != random_state:
-                raise Refused("it draws random numbers of Python's or NumPy's")
+                raise Refused("it draws random numbers from Python's or NumPy's generators")
             if self.items.versions() != items:
-                raise Refused("it changes the tensors that it goes through")
+                raise Refused("it changes the tensors that it iterates over")
             spec = self._spec(moments, values, versions)
         except Refused as refused:
             if moments[0].has_hooks:
-                return  # tools remove theirs
+                return  # a tool may remove its hooks later
             loop.refuse(str(refused))
             return
-        same = [one for one in loop.plans if one.spec == spec]
+        same = [plan for plan in loop.plans if plan.spec == spec]
         if same:
             loop.plans.remove(same[0])
         elif len(loop.plans) >= MOST_PLANS:
-            loop.refuse("what it sets differs from run to run")
+            loop.refuse("it sets other variables or attributes in each run")
             return
         loop.plans.append(same[0] if same else Traced(loop, spec, len(self.arguments)))
         calls.has_loop = True
@@ -263,7 +265,7 @@ class _Run:
                         continue
                     in_place.append(place)
                 elif type(history[0]) in (int, bool):
-                    counters[place] = 0  # the trace shows whether no step changes it
+                    counters[place] = 0  # the trace proves that no step changes it
                     continue
                 else:
                     continue
@@ -295,11 +297,11 @@ class _Run:
         return spec
 
     def refuse_aliases(self, spec: Spec) -> None:
-        """Refuse a tensor that each step changes in place if a list or another variable holds it, too.
+        """Refuse a tensor that each step changes in place if a list or another variable also holds it.
 
         Raises:
-            Peel: there is such a tensor before the first step, mem = spk = total = torch.zeros(...).
-            Refused: there is one later.
+            Peel: there is such a tensor before the first step, as in mem = spk = total = torch.zeros(...).
+            Refused: there is such a tensor later.
         """
         changed = {storage(one) for place in spec.in_place for one in tensors_of(self.arguments[place])}
         if not spec.in_place:
@@ -310,15 +312,15 @@ class _Run:
         if len(changed) < len(spec.in_place) or any(storage(one) in changed for one in tensors_of([*lists, *others])):
             if not self.step:
                 raise Peel
-            raise Refused("it changes a tensor in place that it keeps, or that has another name")
+            raise Refused("it changes a tensor in place that a list or another variable also holds")
 
     # ---- later runs
 
     def _distribute(self, looked: bool = False) -> None:
         loop, plan = self.loop, self.loop.plans[-1]
         for first in range(self.step, self.step + LOOKED_AT + 1):
-            if self.step < first or (plan.first_as_written and not self.step):
-                self.written()
+            if self.step < first or (plan.first_in_python and not self.step):
+                self.step_in_python()
             if self.items.count - self.step < 2:
                 return
             try:
@@ -342,9 +344,9 @@ class _Run:
                     self._look_again(plan, looked, str(cause))
                     return
                 if plan.has_begun(error):
-                    return  # the error comes again, with the lines of the program
-                if cause is None and plan.made is not None and not self.step:
-                    plan.first_as_written = True
+                    return  # the steps run in Python, and raise the error at the program's line
+                if cause is None and plan.distribution is not None and not self.step:
+                    plan.first_in_python = True
                     continue
                 loop.error = error
                 if cause is not None:
@@ -356,7 +358,7 @@ class _Run:
         loop.refuse(plan.peeled or "its first steps differ from each other")
 
     def _look_again(self, plan: Traced, looked: bool, why: str) -> None:
-        """Observe two further steps: the spikes that change a number may come late."""
+        """Observe two more steps: the first spikes, and with them changes of a number, may occur late."""
         ends = self.looks == MOST_LOOKS
         if ends and self.loop.entries >= LOOKS:
             return self.loop.refuse(why)
@@ -370,7 +372,7 @@ def _counted(place: Any, history: Sequence[Any]) -> Any:
     """Return the increment of a number per step, Missing if it is not constant, or None for other values.
 
     Raises:
-        Refused: the value is no tensor or number, and changes.
+        Refused: the value changes and is neither a tensor nor a number.
     """
     first, before, last = history
     name = place.key if isinstance(place, Place) else f"variable {place}"
@@ -382,7 +384,7 @@ def _counted(place: Any, history: Sequence[Any]) -> Any:
     if type(last) is float and type(before) in (int, float):
         return Missing
     if type(last) in (int, float, bool, str, type(None)) and (type(last) is not type(before) or last != before):
-        raise Refused(f"`{name}` is no tensor, and changes")
+        raise Refused(f"`{name}` is not a tensor, and changes")
     return None
 
 

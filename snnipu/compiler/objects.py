@@ -21,7 +21,7 @@ _MOST, _MOST_ITEMS = 4000, 1000
 _LIBRARIES = ("torch", "numpy", "matplotlib", "tqdm", "logging", "builtins", "snnipu", "snntorch", "collections")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _PASSED = (torch.Tensor, str, bytes, int, float, bool, torch.Size, torch.dtype, torch.device)
-# A neuron's record of its last step, which no step reads.
+# The attribute of a neuron that records its last step. No step reads it.
 LAST_STEP = "_last_step"
 _OF_MODULES = set(vars(torch.nn.Module()))
 
@@ -62,7 +62,7 @@ def _item(owner: Any, key: Any) -> Any:
         return Missing
 
 
-def found(path: Path, arguments: Sequence[Any]) -> Any:
+def find(path: Path, arguments: Sequence[Any]) -> Any:
     """Return the object of a path.
 
     Raises:
@@ -94,7 +94,7 @@ class _Global:
 
 
 class _Cell:
-    """A variable of a function around another one. Python's cells are compared by their contents."""
+    """A closure cell, compared by identity. Python compares cells by their contents."""
 
     def __init__(self, cell: Any) -> None:
         self.cell = cell
@@ -129,25 +129,25 @@ class Objects:
         """
         Args:
             arguments, function: the roots; all objects that they reach are in the snapshot.
-            before: an earlier snapshot, whose paths are used again.
+            before: an earlier snapshot, whose paths are kept.
         """
         self._paths = {} if before is None else {key: one.path for key, one in before._owners.items() if one.path}
         self._owners: Dict[int, _Owner] = {}
         self._names: Dict[Any, Tuple[Any, Any]] = {}  # global variables and closure cells, and their values
         self._others: Dict[int, Tuple[Any, List[Any]]] = {}  # sets, deques and long lists, and their items
-        self._lists: Dict[int, List[Place]] = {}  # where lists are known
+        self._lists: Dict[int, List[Place]] = {}  # the places that hold a list, by the list's id
         self._has_iterators = self.has_hooks = False
         waiting = [(value, (("argument", place),)) for place, value in enumerate(arguments)]
-        waiting += self._known_to(function)
+        waiting += self._reachable_from(function)
         seen: Set[int] = set()
-        for value, path in waiting:  # which grows
+        for value, path in waiting:  # the list grows
             if id(value) not in seen and value is not None and not isinstance(value, _PASSED) and len(seen) < _MOST:
                 seen.add(id(value))
-                waiting += self._looked(value, path)
+                waiting += self._visit(value, path)
         self._is_whole = len(seen) < _MOST
         self._arguments = {id(one): place for place, one in enumerate(arguments) if isinstance(one, list)}
 
-    def _looked(self, value: Any, path: Path) -> List[Tuple[Any, Path]]:
+    def _visit(self, value: Any, path: Path) -> List[Tuple[Any, Path]]:
         """Store the attributes or items of an object, and return the objects in them."""
         path = self._paths.get(id(value), path)
         if isinstance(value, (staticmethod, classmethod)):
@@ -160,7 +160,7 @@ class Objects:
         if isinstance(value, property):
             return [(one, ()) for one in (value.fget, value.fset)]
         if isinstance(value, types.FunctionType):
-            return self._known_to(value) if _is_own(value.__module__) else []
+            return self._reachable_from(value) if _is_of_program(value.__module__) else []
         if isinstance(value, tuple):
             return [(one, _to(path, ("item", place))) for place, one in enumerate(value)]
         if isinstance(value, types.ModuleType):
@@ -173,7 +173,7 @@ class Objects:
             self._others[id(value)] = value, [hash(value.tobytes())] if value.size <= _MOST_ITEMS else []
             return []
         if isinstance(value, random.Random):
-            # That of the system has no state, and is another one at each look.
+            # A SystemRandom has no state, so each snapshot counts it as changed.
             is_system = isinstance(value, random.SystemRandom)
             self._others[id(value)] = value, [object() if is_system else hash(value.getstate())]
             return []
@@ -192,12 +192,12 @@ class Objects:
             if len(value) > _MOST_ITEMS:
                 self._others[id(value)] = value, list(value.values() if isinstance(value, dict) else value)
         elif isinstance(value, type):
-            if not _is_own(value.__module__):
+            if not _is_of_program(value.__module__):
                 return []
             values = {name: one for name, one in vars(value).items() if name[:2] != "__"}
             more = [(one, ()) for one in value.__bases__]
         elif (hasattr(value, "__dict__") or hasattr(type(value), "__slots__")) and (
-            isinstance(value, torch.nn.Module) or _is_own(type(value).__module__)
+            isinstance(value, torch.nn.Module) or _is_of_program(type(value).__module__)
         ):
             values = _attributes(value)
             if isinstance(value, torch.nn.Module):
@@ -215,20 +215,20 @@ class Objects:
                 self._lists.setdefault(id(one), []).append(Place(path, key, kind == "attribute"))
         return [*more, *((one, _to(path, (kind, key))) for key, one in values.items())]
 
-    def _known_to(self, function: Any) -> List[Tuple[Any, Path]]:
+    def _reachable_from(self, function: Any) -> List[Tuple[Any, Path]]:
         """Return the objects in a function's defaults, closure and global names."""
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        known: List[Tuple[Any, Path]] = [(one, ()) for one in defaults]
+        reachable: List[Tuple[Any, Path]] = [(one, ()) for one in defaults]
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):
-                known.append((cell.cell_contents, (("cell", _Cell(cell)),)))
+                reachable.append((cell.cell_contents, (("cell", _Cell(cell)),)))
                 self._names[id(cell)] = cell, cell.cell_contents
         space = function.__globals__
         for name in [name for code in _codes(function.__code__) for name in code.co_names if name in space]:
             variable = _Global(space, name)
-            known.append((space[name], (("global", variable),)))
+            reachable.append((space[name], (("global", variable),)))
             self._names[id(space), name] = variable, space[name]
-        return known
+        return reachable
 
     def changes(self, later: "Objects") -> Changes:
         """Compare with a later snapshot.
@@ -245,9 +245,9 @@ class Objects:
                 raise Refused("it sets a global variable, or a variable of a function around it")
         for other, (_, items) in self._others.items():
             after = later._others.get(other, (None, items))[1]
-            if len(after) != len(items) or not all(map(_is_same, items, after)):
+            if len(after) != len(items) or not all(map(_is_unchanged, items, after)):
                 raise Refused("it changes a set, a deque, an array, a list of many items or a random generator")
-        made = Changes(set(), {})
+        changes = Changes(set(), {})
         for key, owner in self._owners.items():
             if key not in later._owners:
                 continue
@@ -255,15 +255,15 @@ class Objects:
             is_list = isinstance(owner.object, list)
             if is_list and after.length != owner.length:
                 if after.length < owner.length or any(after.values.get(k) is not v for k, v in owner.values.items()):
-                    raise Refused("the items of a list change that has not one length")
-                made.grown[self._holder(key, owner)] = after.length - owner.length
+                    raise Refused("a list changes its items and its length")
+                changes.grown[self._holder(key, owner)] = after.length - owner.length
                 continue
             for name in {**owner.values, **after.values}:
                 if owner.values.get(name, Missing) is not after.values.get(name, Missing):
                     if not owner.path:
-                        raise Refused(f"it sets `{name}` of an object that it knows by a hook, or a base class")
-                    made.places.add(Place(owner.path, name, not isinstance(owner.object, (list, dict))))
-        return made
+                        raise Refused(f"it sets `{name}` of an object that it reaches by a hook or a base class")
+                    changes.places.add(Place(owner.path, name, not isinstance(owner.object, (list, dict))))
+        return changes
 
     def _holder(self, key: int, owner: _Owner) -> Place:
         """Return the only place of a list that grows."""
@@ -275,12 +275,12 @@ class Objects:
         return holders[0]
 
     def has_others(self) -> bool:
-        """Return True if there are neurons of snnTorch, which have no kernels."""
+        """Return True if there are neurons of snnTorch's classes, which have no kernels."""
         neurons = [one.object for one in self._owners.values() if isinstance(one.object, snntorch.SpikingNeuron)]
         return any(type(one).__module__.startswith("snntorch.") for one in neurons)
 
     def has_functions(self) -> bool:
-        """Return True if there are autograd functions of the program: they may be spikes."""
+        """Return True if there are autograd functions of the program: they may compute spikes."""
         kinds = [one.object for one in self._owners.values() if isinstance(one.object, type)]
         return any(issubclass(one, torch.autograd.Function) for one in kinds)
 
@@ -314,7 +314,7 @@ class Objects:
 
 
 def _to(path: Path, step: Any) -> Path:
-    """Return a longer path; an empty path stays empty."""
+    """Return a path with one more step; an empty path stays empty."""
     return (*path, step) if path else ()
 
 
@@ -322,8 +322,8 @@ def _attributes(owner: Any) -> Dict[str, Any]:
     """Return the attributes that a step may set."""
     if isinstance(owner, AttributeStates):
         caches = () if type(owner).__module__.startswith("snnipu.") else _caches(type(owner))
-        own = [name for name in vars(owner) if name not in _OF_MODULES and (name[0] != "_" or name in caches)]
-        return {name: getattr(owner, name) for name in (*own, *owner._states(), LAST_STEP) if hasattr(owner, name)}
+        names = [name for name in vars(owner) if name not in _OF_MODULES and (name[0] != "_" or name in caches)]
+        return {name: getattr(owner, name) for name in (*names, *owner._states(), LAST_STEP) if hasattr(owner, name)}
     values = dict(getattr(owner, "__dict__", {}))
     slots = [name for kind in type(owner).__mro__ for name in _slots(kind)]
     values.update({name: getattr(owner, name) for name in slots if hasattr(owner, name)})
@@ -335,12 +335,12 @@ def _attributes(owner: Any) -> Dict[str, Any]:
 
 def _caches(kind: type) -> Set[str]:
     """Return the names with an underscore that the program's subclass of a neuron reads or sets."""
-    kinds = [one for one in kind.__mro__ if _is_own(one.__module__)]
+    kinds = [one for one in kind.__mro__ if _is_of_program(one.__module__)]
     functions = [value for one in kinds for value in vars(one).values() if isinstance(value, types.FunctionType)]
     return {name for each in functions for code in _codes(each.__code__) for name in code.co_names if name[0] == "_"}
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_unchanged(one: Any, other: Any) -> bool:
     return one is other or (type(one) is int and type(other) is int and one == other)
 
 
@@ -349,8 +349,8 @@ def _slots(kind: type) -> Sequence[str]:
     return [slots] if isinstance(slots, str) else [name for name in slots if name[:2] != "__"]
 
 
-def _is_own(module: Any) -> bool:
-    """Return True if a module of this name is the program's."""
+def _is_of_program(module: Any) -> bool:
+    """Return True if a module of this name belongs to the program."""
     return isinstance(module, str) and module.split(".")[0] not in _LIBRARIES
 
 

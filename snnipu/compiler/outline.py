@@ -1,4 +1,4 @@
-"""Loops in the syntax tree of a program: where they stand, and the variables that they read and set."""
+"""Analysis of a program's syntax tree: which loops can be compiled, and the variables that they read and set."""
 
 import ast
 from typing import Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
@@ -8,12 +8,12 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
-# A loop with one of these has its results on the way: no compiler takes it as one graph.
+# Methods that need results of a step immediately: a loop that calls one of them cannot be one graph.
 _LEARNING = {"backward", "zero_grad"}
 _EAGER_METHODS = {*_LEARNING, "numpy", "tolist", "update", "write", "set_description"}
-# These look at the function that they are called in.
-_LOOKING = {"locals", "vars", "eval", "exec", "super", "globals", "dir", "__class__"}
-_EAGER_FUNCTIONS = {*_LOOKING, "print", "input", "open"}
+# Functions that read the frame of their caller.
+_FRAME_READERS = {"locals", "vars", "eval", "exec", "super", "globals", "dir", "__class__"}
+_EAGER_FUNCTIONS = {*_FRAME_READERS, "print", "input", "open"}
 _REFUSED = (
     ast.Return,
     ast.Yield,
@@ -26,17 +26,17 @@ _REFUSED = (
     ast.Delete,
     ast.ClassDef,
 )
-# Functions that are through with a generator when they return.
+# Functions that have consumed a generator when they return.
 _CONSUMERS = {"all", "any", "dict", "frozenset", "list", "max", "min", "set", "sorted", "sum", "tuple"}
 
 
 def first_line(function: Function) -> int:
-    """The first line, as the function's code has it."""
-    return min(one.lineno for one in (function, *function.decorator_list))
+    """Return the first line of a function, decorators included, as in its code object."""
+    return min(node.lineno for node in (function, *function.decorator_list))
 
 
 def blocks(node: ast.AST) -> Iterator[List[ast.stmt]]:
-    """The blocks of a statement."""
+    """Yield the blocks of a statement."""
     for name in ("body", "orelse", "finalbody"):
         block = getattr(node, name, None)
         if isinstance(block, list):
@@ -50,29 +50,38 @@ def statements_of(node: ast.AST) -> List[ast.stmt]:
 
 
 class Scope:
-    """What is known of a function."""
+    """The variables of a function.
+
+    Attributes:
+        owner: the class whose method it is: private names are mangled.
+        foreign: variables that the function declares global or nonlocal.
+        outer: local variables of the functions around it.
+        deleted: variables that may lose their value.
+        cells: local variables that inner functions read or set.
+        changed: variables that inner functions set.
+        looks: True if the function reads its variables by ``locals()`` or similar.
+        is_plain: True if it is no coroutine and no generator.
+    """
 
     def __init__(self, node: Function, outer: Optional["Scope"], owner: str) -> None:
         self.node = node
-        self.owner = owner  # the class whose method it is: for names that begin with two underscores
+        self.owner = owner
         _, stores = names_of(node.body)
         arguments = node.args
-        given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-        self.parameters = {one.arg for one in given if one is not None}
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+        self.parameters = {argument.arg for argument in every if argument is not None}
         inside = list(_walk(node.body))
         declared = [one for one in inside if isinstance(one, (ast.Global, ast.Nonlocal))]
         self.foreign = {name for one in declared for name in one.names}
         self.locals = (self.parameters | stores) - self.foreign
         self.outer: Set[str] = set() if outer is None else outer.locals | outer.outer
-        # Those that may lose their value.
         self.deleted = {one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Del)}
         self.deleted |= {str(one.name) for one in inside if isinstance(one, ast.ExceptHandler)}
-        # What functions inside see of this one's variables, and may change.
         self.cells: Set[str] = set()
         self.changed: Set[str] = set() if outer is None else set(outer.changed)
-        for one in deferred(node.body):
-            changed = {n for part in ast.walk(one) if isinstance(part, ast.Nonlocal) for n in part.names}
-            self.cells |= (names_of([one])[0] | changed) & self.locals
+        for inner in deferred(node.body):
+            changed = {n for part in ast.walk(inner) if isinstance(part, ast.Nonlocal) for n in part.names}
+            self.cells |= (names_of([inner])[0] | changed) & self.locals
             self.changed |= changed
         self.looks = any(is_call_of(one, {"locals", "vars", "eval", "exec", "dir"}) for one in ast.walk(node))
         self.looks = self.looks or "locals" in self.locals | self.outer
@@ -82,15 +91,15 @@ class Scope:
 
 
 def deferred(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The functions and generators that may run when what stands around them has run; not those in them."""
+    """Yield the functions and generators that may run later than the statement around them, without nested ones."""
     for node in body:
         parts = list(ast.iter_child_nodes(node))
-        through = parts if isinstance(node, ast.Starred) else []
+        consumed = parts if isinstance(node, ast.Starred) else []
         if isinstance(node, ast.Call) and (is_call_of(node, _CONSUMERS) or getattr(node.func, "attr", "") == "join"):
-            through = list(node.args)
-        for one in through:
-            if isinstance(one, ast.GeneratorExp):
-                parts = [*(part for part in parts if part is not one), *ast.iter_child_nodes(one)]
+            consumed = list(node.args)
+        for argument in consumed:
+            if isinstance(argument, ast.GeneratorExp):
+                parts = [*(part for part in parts if part is not argument), *ast.iter_child_nodes(argument)]
         if isinstance(node, (*FUNCTIONS, ast.Lambda, ast.GeneratorExp)):
             yield node
         else:
@@ -98,10 +107,10 @@ def deferred(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def has_private_names(node: ast.AST) -> bool:
-    """Whether names that begin with two underscores are more than attributes."""
-    for one in ast.walk(node):
-        names = [getattr(one, field, None) for field in ("id", "arg", "name", "asname", "rest")]
-        names += getattr(one, "kwd_attrs", ())
+    """Return True if private names, with two leading underscores, occur in other places than attributes."""
+    for part in ast.walk(node):
+        names = [getattr(part, field, None) for field in ("id", "arg", "name", "asname", "rest")]
+        names += getattr(part, "kwd_attrs", ())
         if any(isinstance(name, str) and name.startswith("__") and not name.endswith("__") for name in names):
             return True
     return False
@@ -112,13 +121,13 @@ def is_call_of(node: ast.AST, names: Set[str]) -> bool:
 
 
 def may_be_compiled(node: ast.stmt) -> bool:
-    """Whether the loop calls something, and nothing that ends every graph."""
+    """Return True if the loop calls a function, and has no statement that ends every graph."""
     calls = any(isinstance(one, ast.Call) for one in ast.walk(node))
     return calls and obstacle(node) is None and not _leaves_another(getattr(node, "orelse", ()))
 
 
 def _leaves_another(statements: Iterable[ast.stmt]) -> bool:
-    """Whether a ``break`` or ``continue`` is one of a loop around these statements."""
+    """Return True if a ``break`` or ``continue`` belongs to a loop around these statements."""
     for node in statements:
         inside = node.orelse if isinstance(node, (*LOOPS, ast.AsyncFor)) else statements_of(node)
         if isinstance(node, (ast.Break, ast.Continue)):
@@ -129,30 +138,30 @@ def _leaves_another(statements: Iterable[ast.stmt]) -> bool:
 
 
 def obstacle(node: ast.stmt) -> Optional[int]:
-    """The first line of a loop that ends every graph; None: there is none.
+    """Return the first line of a loop that ends every graph, or None.
 
-    What stands under an ``if`` ends those alone whose trace comes there: ``if verbose: print(step)``.
+    A statement inside an ``if``, as in ``if verbose: print(step)``, only ends a graph whose trace reaches it.
     """
     return min(_obstacles(node, False), default=None)
 
 
 def _obstacles(node: ast.AST, under_if: bool) -> Iterator[int]:
-    functions, methods = (_LOOKING, _LEARNING) if under_if else (_EAGER_FUNCTIONS, _EAGER_METHODS)
+    functions, methods = (_FRAME_READERS, _LEARNING) if under_if else (_EAGER_FUNCTIONS, _EAGER_METHODS)
     method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods
-    if isinstance(node, _REFUSED) or method or is_call_of(node, functions) or _is_of_its_place(node):
+    if isinstance(node, _REFUSED) or method or is_call_of(node, functions) or _depends_on_function(node):
         yield getattr(node, "lineno", 0) or node.target.lineno  # type: ignore[attr-defined]
     for name, value in ast.iter_fields(node):
         inside = under_if or (isinstance(node, (ast.If, ast.IfExp)) and name != "test")
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, ast.AST):
-                yield from _obstacles(one, inside)
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, ast.AST):
+                yield from _obstacles(part, inside)
 
 
-def _is_of_its_place(node: ast.AST) -> bool:
-    """Whether it would do something else in another function."""
+def _depends_on_function(node: ast.AST) -> bool:
+    """Return True if a node has another effect in another function."""
     return (
-        (isinstance(node, ast.Name) and node.id in _LOOKING)
-        or (isinstance(node, ast.ExceptHandler) and bool(node.name))  # a variable that has no value behind it
+        (isinstance(node, ast.Name) and node.id in _FRAME_READERS)
+        or (isinstance(node, ast.ExceptHandler) and bool(node.name))  # the variable has no value after the handler
         or (isinstance(node, ast.ImportFrom) and node.names[0].name == "*")
         or (isinstance(node, ast.comprehension) and bool(node.is_async))
         or type(node).__name__ == "TypeAlias"
@@ -160,10 +169,10 @@ def _is_of_its_place(node: ast.AST) -> bool:
 
 
 def mangle(node: ast.AST, owner: str) -> None:
-    """Names that begin with two underscores, as Python has them in a class."""
-    for one in ast.walk(node):
-        if isinstance(one, ast.Attribute):
-            one.attr = _mangled(one.attr, owner)
+    """Mangle private attributes, with two leading underscores, as Python does in a class."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute):
+            part.attr = _mangled(part.attr, owner)
 
 
 def _mangled(name: str, owner: str) -> str:
@@ -172,7 +181,7 @@ def _mangled(name: str, owner: str) -> str:
 
 
 def _walk(body: Iterable[ast.AST]) -> Iterable[ast.AST]:
-    """The nodes of a function, without those of functions and classes in it."""
+    """Yield the nodes of a function, without the nodes inside inner functions and classes."""
     for node in body:
         yield node
         if not isinstance(node, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
@@ -180,16 +189,16 @@ def _walk(body: Iterable[ast.AST]) -> Iterable[ast.AST]:
 
 
 def names_of(body: Iterable[ast.AST]) -> Tuple[Set[str], Set[str]]:
-    """The variables that statements read, functions and comprehensions in them included, and those that they set."""
+    """Return the variables that statements read, also in functions and comprehensions, and the variables they set."""
     loads: Set[str] = set()
     stores: Set[str] = set()
     for node in body:
         if isinstance(node, ast.Name):
             (loads if isinstance(node.ctx, ast.Load) else stores).add(node.id)
         elif isinstance(node, (*FUNCTIONS, ast.Lambda)):
-            inner, own = names_of(node.body if isinstance(node.body, list) else [node.body])
-            given = [one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)]
-            loads |= inner - own - set(given)
+            inner, assigned = names_of(node.body if isinstance(node.body, list) else [node.body])
+            parameters = [one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)]
+            loads |= inner - assigned - set(parameters)
             outside = [*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)]
             loads |= names_of([*outside, *getattr(node, "decorator_list", ())])[0]
             if not isinstance(node, ast.Lambda):
@@ -198,10 +207,10 @@ def names_of(body: Iterable[ast.AST]) -> Tuple[Set[str], Set[str]]:
             loads |= names_of(ast.iter_child_nodes(node))[0]
             stores.add(node.name)
         elif isinstance(node, _COMPREHENSIONS):
-            inner, own = names_of(ast.iter_child_nodes(node))
-            loads |= names_of([node.generators[0].iter])[0]  # which is no part of its scope
+            inner, assigned = names_of(ast.iter_child_nodes(node))
+            loads |= names_of([node.generators[0].iter])[0]  # Python evaluates it outside of the comprehension's scope
             walrus = {one.target.id for one in ast.walk(node) if isinstance(one, ast.NamedExpr)}
-            loads |= inner - (own - walrus)
+            loads |= inner - (assigned - walrus)
             stores |= walrus
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             stores |= {(one.asname or one.name).split(".")[0] for one in node.names}
@@ -220,7 +229,7 @@ def names_of(body: Iterable[ast.AST]) -> Tuple[Set[str], Set[str]]:
 
 
 def flow(statements: Iterable[ast.stmt]) -> Tuple[Set[str], Set[str]]:
-    """The variables that are read before they are surely set, and those that surely are."""
+    """Return the variables that may be read before they are set, and the variables that are always set."""
     exposed: Set[str] = set()
     sure: Set[str] = set()
     for statement in statements:
@@ -245,14 +254,14 @@ def _flow_of(node: ast.stmt) -> Tuple[Set[str], Set[str]]:
     if isinstance(node, ast.While):
         return names_of([node.test])[0] | flow(node.body)[0] | flow(node.orelse)[0], set()
     if isinstance(node, ast.If):
-        first, one = flow(node.body)
-        second, other = flow(node.orelse)
-        return names_of([node.test])[0] | first | second, one & other
+        first, set_by_body = flow(node.body)
+        second, set_by_else = flow(node.orelse)
+        return names_of([node.test])[0] | first | second, set_by_body & set_by_else
     if isinstance(node, ast.With):
         read = names_of([item.context_expr for item in node.items])[0]
         bound = names_of([item.optional_vars for item in node.items if item.optional_vars is not None])[1]
         inside, sets = flow(node.body)
-        if not all(_lets_errors_through(item.context_expr) for item in node.items):
+        if not all(_propagates_errors(item.context_expr) for item in node.items):
             sets = set()
         return read | inside - bound, sets | bound
     if isinstance(node, (ast.Expr, ast.Assert, ast.Raise, ast.Pass, ast.Break, ast.Continue)):
@@ -260,34 +269,33 @@ def _flow_of(node: ast.stmt) -> Tuple[Set[str], Set[str]]:
     return loads, set()
 
 
-def _lets_errors_through(context: ast.expr) -> bool:
-    """Whether a context manager of PyTorch's: no statement of its block is left out in silence."""
+def _propagates_errors(context: ast.expr) -> bool:
+    """Return True for a context manager of PyTorch. Others may suppress an error and skip the rest of the block."""
     while isinstance(context, (ast.Call, ast.Attribute)):
         context = context.func if isinstance(context, ast.Call) else context.value
     return isinstance(context, ast.Name) and context.id == "torch"
 
 
 def loads_outside(function: Function, node: ast.stmt) -> Set[str]:
-    """The variables that the rest of the function reads."""
-    found: Set[str] = set()
+    """Return the variables that the function reads outside of ``node``."""
+    loads: Set[str] = set()
 
-    def visit(one: ast.AST) -> None:
-        if one is node:
+    def visit(part: ast.AST) -> None:
+        if part is node:
             return
-        if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Store):
-            found.add(one.id)
-        if isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name):
-            found.add(one.target.id)
-        for child in ast.iter_child_nodes(one):
+        if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Store):
+            loads.add(part.id)
+        if isinstance(part, ast.AugAssign) and isinstance(part.target, ast.Name):
+            loads.add(part.target.id)
+        for child in ast.iter_child_nodes(part):
             visit(child)
 
     visit(function)
-    return found
+    return loads
 
 
 def surely_bound(scope: Scope, node: ast.stmt) -> Set[str]:
-    """The variables that have a value whenever the loop begins."""
-    found = scope.parameters
+    """Return the variables that always have a value when the loop begins."""
 
     def descend(statements: Sequence[ast.stmt], bound: Set[str]) -> Optional[Set[str]]:
         for statement in statements:
@@ -310,4 +318,4 @@ def surely_bound(scope: Scope, node: ast.stmt) -> Set[str]:
             bound = bound | flow([statement])[1]
         return None
 
-    return (descend(scope.node.body, found) or found) - scope.deleted
+    return (descend(scope.node.body, scope.parameters) or scope.parameters) - scope.deleted

@@ -258,7 +258,7 @@ def _path(node: Node, component: Sequence[Node], distribution: Distribution) -> 
     inside, body = set(component), distribution.body
     came: Dict[Node, Optional[Node]] = {node: None}
     waiting = [node]
-    for one in waiting:  # which grows
+    for one in waiting:  # the list grows
         users = [user for user in one.users if user in inside]
         users += [body.before[n] for n, after in body.after.items() if after is one and body.before.get(n) in inside]
         for user in users:

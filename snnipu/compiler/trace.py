@@ -1,4 +1,4 @@
-"""Trace the body of a loop by ``torch.compile``, and run the graph of all steps."""
+"""Trace of a loop's body by ``torch.compile``, and runs of the graph of all steps."""
 
 import contextlib
 import itertools
@@ -25,7 +25,7 @@ from snnipu.compiler.marks import (
     counted,
     result,
 )
-from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place, found
+from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place, find
 from snnipu.compiler.private import dynamo
 from snnipu.compiler.report import why_alone
 from snnipu.compiler.steps import is_step
@@ -39,12 +39,12 @@ _LEAVES = 256
 _GRAPHS = 64
 # After this number of errors in graphs a loop is not compiled.
 _FAILURES = 3
-# PyTorch's own limit is 8.
+# Traces up to which PyTorch's limit of recompilations, 8, suffices.
 _FEW = 6
 
 
 class Peel(Exception):
-    """The first step differs from the later ones; it is to run in Python."""
+    """The first step differs from later steps, and has to run in Python."""
 
 
 class Relook(Exception):
@@ -108,10 +108,10 @@ def plain(value: Any) -> Any:
 
 
 def at(value: Any, index: Any, is_set: bool = False) -> Any:
-    """``value[index]``; of a tensor by ``select`` and ``narrow`` where a part of the index is a number or a slice.
+    """Return ``value[index]``; for a tensor by ``select`` and ``narrow``, which keep numbers symbolic.
 
     Raises:
-        TypeError: the part is set, and is no view of a tensor.
+        TypeError: ``is_set``, and the part is not a view of a tensor.
     """
     parts = index if isinstance(index, tuple) else (index,)
     cut = [place for place, one in enumerate(parts) if isinstance(one, _Ellipsis)]
@@ -121,12 +121,12 @@ def at(value: Any, index: Any, is_set: bool = False) -> Any:
             raise TypeError("it sets items of other objects than tensors")
         return value[index]
     front, back = (parts[: cut[0]], parts[cut[0] + 1 :]) if cut else (parts, ())
-    made = value
+    part = value
     for place, one in enumerate(back):
-        made = _part(made, place - len(back), one)
+        part = _part(part, place - len(back), one)
     for dim in range(len(front) - 1, -1, -1):
-        made = _part(made, dim, front[dim])
-    return made
+        part = _part(part, dim, front[dim])
+    return part
 
 
 def _part(value: torch.Tensor, dim: int, one: Any) -> torch.Tensor:
@@ -135,7 +135,7 @@ def _part(value: torch.Tensor, dim: int, one: Any) -> torch.Tensor:
         return torch.select(value, dim, one)
     if one.start is None and one.stop is None and one.step is None:
         return value
-    # Comparing slices would make their numbers constants.
+    # A comparison of slices would make their numbers constants.
     if isinstance(one.start, int) and isinstance(one.stop, int) and one.step is None and one.start >= 0:
         return torch.narrow(value, dim, one.start, one.stop - one.start)
     return value[(slice(None),) * (dim % value.dim()) + (one,)]
@@ -148,8 +148,8 @@ def marked(value: Any, mark: Callable[[torch.Tensor, int], torch.Tensor], first:
         TypeError: a tuple, list or dictionary of another class, which a graph cannot return.
     """
     if type(value) is tuple or type(value) is list:
-        found = [marked(one, mark, first, count) for one in value]
-        return found if type(value) is list else tuple(found)
+        items = [marked(one, mark, first, count) for one in value]
+        return items if type(value) is list else tuple(items)
     if type(value) is dict:
         return {key: marked(one, mark, first, count) for key, one in value.items()}
     if isinstance(value, (tuple, list, dict)) and not isinstance(value, torch.Size):
@@ -202,7 +202,7 @@ class Spec(NamedTuple):
             Relook: an object does not exist.
         """
         try:
-            return [found(place.path, arguments) for place in places]
+            return [find(place.path, arguments) for place in places]
         except (LookupError, AttributeError, TypeError, ValueError):
             raise Relook from None
 
@@ -323,7 +323,7 @@ def _holds(condition: Any, symbol: Any, values: Iterable[int]) -> bool:
 
 
 class _Graph:
-    """A graph of a body; it is wrong if its first run has set other values than a step does."""
+    """A graph of a body; it is wrong if its first run set other attributes or items than a step sets."""
 
     is_wrong = False
 
@@ -346,35 +346,37 @@ class Traced:
     """The traced body of a loop.
 
     Attributes:
-        made: the newest graph of all steps.
-        first_as_written: whether the first step runs in Python.
+        distribution: the newest graph of all steps.
+        first_in_python: True if the first step runs in Python.
         peeled: why the first step runs in Python.
+        failures: the number of errors in graphs.
+        traces: the number of traces.
     """
 
     def __init__(self, loop: Any, spec: Spec, count: int) -> None:
         self.loop, self.spec = loop, spec
-        self.made: Optional[Distribution] = None
+        self.distribution: Optional[Distribution] = None
         self.peeled = ""
-        self.first_as_written = False
+        self.first_in_python = False
         self.failures = 0
         self.traces = 0
         self._steady: List[Body] = []
         self._now = _Now()
         numbered = [place for place, _ in spec.counters if isinstance(place, Place)]
         self._owned = [*spec.places, *numbered, *(one for one in spec.grown if one.key is not None), *spec.written]
-        self.source = self._written(count)
+        self.source = self._source_of_step(count)
         known: Dict[str, Any] = {"marked": marked, "Recorder": Recorder, "body": loop.traced}
         known.update({mark.__name__: mark for mark in MARKS})
-        # The program's own global variables: TorchDynamo looks for those of other modules by the module's name.
-        space, made = loop.body.__globals__, {}  # type: ignore[var-annotated]
+        # The function uses the program's global variables: TorchDynamo finds other modules by their names.
+        space, functions = loop.body.__globals__, {}  # type: ignore[var-annotated]
         space.update({f"{_NAME}{name}": value for name, value in known.items() if name != "body"})
-        # PyTorch keeps the sizes that have changed by file and line.
-        exec(compile(self.source, f"<step {next(_numbers)} of {loop.label}>", "exec"), space, made)
-        self._step = torch.compile(made["step"], backend=self._capture, fullgraph=True)
+        # The file name is new: PyTorch stores by file and line which sizes have changed.
+        exec(compile(self.source, f"<step {next(_numbers)} of {loop.label}>", "exec"), space, functions)
+        self._step = torch.compile(functions["step"], backend=self._capture, fullgraph=True)
         self._clock = torch.empty(2 + OFFSET, 0)
         dynamo().mark_dynamic(self._clock, 0)
 
-    def _written(self, count: int) -> str:
+    def _source_of_step(self, count: int) -> str:
         """Return the source of the traced function: a step with marked inputs and results."""
         spec, loop = self.spec, self.loop
         names = [f"a{place}" for place in range(count)]
@@ -392,12 +394,12 @@ class Traced:
             lines.append(f" {text} = N[{number}]" + (f" + {by} * t" if by else ""))
         lists = [names[one.path[0][1]] if one.key is None else where[one] for one in spec.grown]
         lines += [f" {text} = Recorder()" for text in lists]
-        given = [spec.text, *names]
+        parameters = [spec.text, *names]
         if loop.after is not None:
-            lines.append(" told = Recorder()")
-            given.append("told")
+            lines.append(" shown = Recorder()")
+            parameters.append("shown")
         results = [f"r{number}" for number in range(len(loop.carries))]
-        lines.append(f" {''.join(f'{one}, ' for one in results) or 'none'} = body({', '.join(given)})")
+        lines.append(f" {''.join(f'{one}, ' for one in results) or 'none'} = body({', '.join(parameters)})")
         of = {place: results[number] for number, place in enumerate(loop.carries) if place >= 0}
         lines += [f" {of[place]} = None" for place in spec.grown_variables() if place in of]
         values = [*(of[place] for place in spec.variables), *(where[place] for place in spec.places)]
@@ -409,7 +411,7 @@ class Traced:
         counters = [where[place] if isinstance(place, Place) else of[place] for place in counted]
         lines += [f" m{n} = marked({text}, counted, {n}, [])" for n, text in enumerate(counters)]
         lines += [f" {one} = marked({one}, kept, 0, [])" for one in others]
-        records = [*lists, *(["told"] if loop.after is not None else [])]
+        records = [*lists, *(["shown"] if loop.after is not None else [])]
         lines += [f" k{n} = marked({text}.items, collected, 0, [])" for n, text in enumerate(records)]
         lines += [f" {where[one]} = None" for one in spec.grown if one.key is not None]
         kept = "".join(f"k{number}, " for number in range(len(records)))
@@ -424,7 +426,7 @@ class Traced:
         if run.items.text != spec.text:
             raise Relook
         if loop.shown_to is not None and not _may_wait(loop, run.arguments):
-            raise Refused("what it shows cannot wait until it is over")
+            raise Refused("its prints and logs cannot wait until after the loop")
         run.refuse_aliases(spec)
         first, steps = run.step, run.items.count - run.step
         arguments = list(run.arguments)
@@ -449,14 +451,14 @@ class Traced:
             raise Relook
         now.first, now.steps, now.look, now.numbers = first, steps, look, numbers
         state = torch.get_rng_state()
-        # A setting of PyTorch takes long to set.
+        # Settings of PyTorch take long to change.
         few = self.traces < _FEW and self.traces and not self.spec.numbers
         settings = {"recompile_limit": _GRAPHS, "capture_scalar_outputs": True}
         more = contextlib.nullcontext() if few else dynamo().config.patch(settings)
         with more, uncounted():
             try:
                 results, kept, ends = self._step(
-                    self._clock, owners, _apart(values), numbers, run.items.tensors(), arguments, loop.traced
+                    self._clock, owners, _distinct(values), numbers, run.items.tensors(), arguments, loop.traced
                 )
             finally:
                 for place, to in zip(spec.grown, lists):
@@ -466,9 +468,9 @@ class Traced:
             if isinstance(place, Place):
                 place.set(owners[self._owned.index(place)], plain(place.get(owners[self._owned.index(place)])))
         results = plain(results)
-        wanted = [number + by * (first + steps) for number, (_, by) in zip(numbers, spec.counters)]
+        expected = [number + by * (first + steps) for number, (_, by) in zip(numbers, spec.counters)]
         if now.before is not None:
-            self._check(now.before, look(), state, plain(ends) == tuple(wanted))
+            self._check(now.before, look(), state, plain(ends) == tuple(expected))
         for place, to, items in zip(spec.grown, lists, kept):
             is_record = place.key is None and place.path[0][0] == "argument" and place.path[0][1] in loop.records
             if is_record and len(items) == 1 and isinstance(items[0], torch.Tensor):
@@ -476,9 +478,9 @@ class Traced:
             else:
                 _extend(to, items, steps)
         if loop.after is not None:
-            told: List[Any] = []
-            _extend(told, kept[-1], steps)
-            loop.after(*run.arguments, told)
+            shown: List[Any] = []
+            _extend(shown, kept[-1], steps)
+            loop.after(*run.arguments, shown)
         starts = [arguments[place] for place in spec.in_place]
         grown = spec.grown_variables()
         run.results = tuple([arguments[at] if at in grown else one for one, at in zip(results, loop.carries)])
@@ -493,7 +495,7 @@ class Traced:
         known = {*self.spec.places, *self.spec.written, *(place for place, _ in self.spec.counters)}
         try:
             changes = before.changes(after)
-            # A neuron of the program's own has no last step where it runs in Python.
+            # A custom neuron that runs in Python does not record its last step.
             if are_counted and not changes.grown and all(one.key == LAST_STEP for one in changes.places - known):
                 return
         except Refused:
@@ -533,17 +535,19 @@ class Traced:
         self._now.before = self._now.look()
         if not _is_steady(module, self._now.before.has_functions()):
             return self._runner(None, guards, body)
-        made = _distributed(body)
-        if not made.neurons:
-            steps = [node for node in made.cycles if is_step(node)]
-            note = why_alone(steps[0], made) if steps else None
+        distribution = _distribute(body)
+        if not distribution.neurons:
+            steps = [node for node in distribution.cycles if is_step(node)]
+            note = why_alone(steps[0], distribution) if steps else None
             raise Refused("no neuron's steps become one operator", note)
         self._steady.append(body)
-        self.made = made
-        return self._runner(made, guards)
+        self.distribution = distribution
+        return self._runner(distribution, guards)
 
-    def _runner(self, made: Optional[Distribution], guards: Guards, first: Optional[Body] = None) -> Callable[..., Any]:
-        now, known = self._now, [made]
+    def _runner(
+        self, distribution: Optional[Distribution], guards: Guards, first: Optional[Body] = None
+    ) -> Callable[..., Any]:
+        now, known = self._now, [distribution]
         graph = _Graph()
 
         def run(*inputs: Any) -> Any:
@@ -552,19 +556,19 @@ class Traced:
                 raise Relook
             if known[0] is None and first is not None:
                 known[0] = self._of_first(first)
-            made = known[0]
-            if made is None:
+            newest = known[0]
+            if newest is None:
                 raise Peel
             if not guards.hold(inputs, now.first, now.steps, now.numbers):
                 self.peeled = "its steps depend on their number"
                 raise Peel
-            made.check(inputs)
-            changed = [] if now.before is None else [inputs[place] for place in made.changed_inputs]
+            newest.check(inputs)
+            changed = [] if now.before is None else [inputs[place] for place in newest.changed_inputs]
             now.saved = [(one, one.detach().clone()) for one in changed]
-            now.began = made
-            if made.draws:
+            now.began = newest
+            if newest.draws:
                 now.random = torch.get_rng_state()
-            return made.module.forward(*inputs, now.steps, now.first + OFFSET)
+            return newest.module.forward(*inputs, now.steps, now.first + OFFSET)
 
         return run
 
@@ -572,19 +576,19 @@ class Traced:
         """Return the graph of all steps for initial values with another shape or type, or None."""
         for steady in self._steady:
             try:
-                return _distributed(steady, matched(steady, first))
+                return _distribute(steady, matched(steady, first))
             except Refused as refused:
                 self.peeled = str(refused)
         return None
 
 
-def _distributed(body: Body, first: Optional[First] = None) -> Distribution:
+def _distribute(body: Body, first: Optional[First] = None) -> Distribution:
     try:
         return Distribution(body, first)
     except Refused:
         raise
     except Exception as error:
-        raise Refused(f"its graph could not be made: {type(error).__name__}: {error}") from error
+        raise Refused(f"its graph cannot be built: {type(error).__name__}: {error}") from error
 
 
 def _refuse_unmarked(module: torch.fx.GraphModule) -> None:
@@ -595,7 +599,7 @@ def _refuse_unmarked(module: torch.fx.GraphModule) -> None:
             raise Relook
 
 
-def _apart(values: List[Any]) -> List[Any]:
+def _distinct(values: List[Any]) -> List[Any]:
     """Return the values without repeated tensors: a graph for repeated tensors would be valid for those only."""
     seen: Set[int] = set()
     for place, value in enumerate(values):
@@ -608,9 +612,9 @@ def _apart(values: List[Any]) -> List[Any]:
 def _is_steady(module: torch.fx.GraphModule, has_functions: bool) -> bool:
     """Return True if results have shape, dtype and device of the values that they replace.
 
-    Their sizes in this call are compared: operations do not always unify the symbols of sizes. With functions of the
-    program's own, results have to require gradients as these values do: TorchDynamo traces a function without its
-    backward pass where nothing that it takes requires gradients, as the zeros of a first step.
+    Sizes are compared by their values in this call: operations do not always unify symbolic sizes. With autograd
+    functions of the program, results have to require gradients if these values do. TorchDynamo traces a function
+    without its backward pass if no input requires gradients, as for the zeros of a first step.
     """
     before: Dict[int, Any] = {}
     for node in module.graph.nodes:
@@ -618,12 +622,12 @@ def _is_steady(module: torch.fx.GraphModule, has_functions: bool) -> bool:
             before[node.args[1]] = node
     for node in module.graph.nodes:
         if node.target is result:
-            value, taken = nodes.value_of(node), before.get(node.args[1])
-            if taken is None:
+            value, replaced = nodes.value_of(node), before.get(node.args[1])
+            if replaced is None:
                 return False
-            if _form_now(nodes.value_of(taken)) != _form_now(value):
+            if _form_now(nodes.value_of(replaced)) != _form_now(value):
                 return False
-            if has_functions and nodes.value_of(taken).requires_grad != value.requires_grad:
+            if has_functions and nodes.value_of(replaced).requires_grad != value.requires_grad:
                 return False
     return True
 
@@ -640,15 +644,15 @@ class Record:
         self.sequence = sequence
 
 
-def stack(function: Any, given: Any, dim: int = 0, **named: Any) -> Any:
+def stack(function: Any, items: Any, dim: int = 0, **named: Any) -> Any:
     """Return ``torch.stack`` of a list that may contain records."""
-    if type(given) is not list or not any(type(one) is Record for one in given):
-        return function(given, dim, **named)
-    parts = [one.sequence if type(one) is Record else one.unsqueeze(0) for one in given]
+    if type(items) is not list or not any(type(one) is Record for one in items):
+        return function(items, dim, **named)
+    parts = [one.sequence if type(one) is Record else one.unsqueeze(0) for one in items]
     if function is not torch.stack or named:
         return function([step for part in parts for step in part.unbind()], dim, **named)
-    made = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
-    return made if dim == 0 else made.movedim(0, dim).contiguous()
+    stacked = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
+    return stacked if dim == 0 else stacked.movedim(0, dim).contiguous()
 
 
 def _extend(to: List[Any], items: Sequence[Any], steps: int) -> None:
@@ -693,4 +697,4 @@ def _may_wait(loop: Any, arguments: Sequence[Any]) -> bool:
     try:
         return deferred_output.may_wait(*loop.shown_to(*arguments))
     except Exception:
-        return False  # the program's own error comes at its line
+        return False  # the loop in Python raises the error at the program's line

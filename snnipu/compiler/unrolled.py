@@ -12,7 +12,7 @@ graph of one step (:class:`snnipu.compiler.body.Body`), and that becomes the gra
 | items of one tensor | an item of that tensor, by the clock |
 | other values from before the loop | an item of their stack, by the clock |
 
-Calls before and after the copies are not changed. Copies that differ in anything else are no loop.
+Calls before and after the copies are not changed. Copies with any other difference are not a loop.
 """
 
 import operator
@@ -30,7 +30,7 @@ from snnipu.compiler.marks import Refused
 from snnipu.compiler.prepare import simplify, symbols
 from snnipu.compiler.steps import is_step
 
-# Loops with fewer steps stay as they are.
+# Loops with fewer steps are not changed.
 FEWEST = 3
 # The number of periods that are tried.
 _PERIODS = 4
@@ -40,7 +40,7 @@ def rolled(module: GraphModule, whole: bool = False) -> Optional[GraphModule]:
     """Return the graph with its loops as graphs of all steps, or None if no loop over time is found.
 
     Args:
-        whole: another compiler compiles the graph. The numbers of surrogates are those of this call.
+        whole: True if another compiler compiles the graph: the numbers of surrogates become constants.
     """
     autograd_functions.note_passes(module.graph)
     graph = Graph()
@@ -108,7 +108,7 @@ def _leaves(node: Node) -> List[Any]:
 
 
 def _token(node: Node) -> Any:
-    """Return what the same calls of all copies have in common."""
+    """Return a key that is equal for the same calls of all copies."""
     arguments = map_aggregate(
         (node.args, node.kwargs),
         lambda one: "value" if one is None or isinstance(one, (Node, int, float)) else repr(one),
@@ -117,7 +117,7 @@ def _token(node: Node) -> Any:
 
 
 def _key(node: Node) -> Any:
-    """Return what the same calls of all copies but the first one have in common: also the weights that they read."""
+    """Return a key that is equal for the same calls of all copies except the first, including the weights they read."""
     shared = [one for one in node.all_input_nodes if len(one.users) >= FEWEST]
     fixed = [one for one in _leaves(node) if one is None or (one in shared and one.op in ("placeholder", "get_attr"))]
     return _token(node), *fixed
@@ -127,10 +127,10 @@ class _Search:
     """The search for the loops of a graph.
 
     Attributes:
-        calls: the calls of the graph, but for numbers that only depend on inputs.
-        tokens: a number for each; equal calls have the same.
-        root: returns what nodes of shared memory have in common.
-        changed: memory that is changed in place.
+        calls: the calls of the graph, without calls that compute a number from inputs only.
+        tokens: a number for each call; equal calls have the same number.
+        root: returns the representative of the nodes that may share memory.
+        changed: the representatives of memory that is changed in place.
         sizes: the inputs that are sizes.
         learnt: the inputs with a gradient that a node depends on.
     """
@@ -143,12 +143,12 @@ class _Search:
         self.learnt: Dict[Node, FrozenSet[Node]] = {}
         self.calls: List[Node] = []
         for node in graph.nodes:
-            given = node.all_input_nodes
-            is_learnt = not given and getattr(nodes.value_of(node), "requires_grad", False)
-            own = frozenset([node] if is_learnt else [])
-            self.learnt[node] = own.union(*map(self.learnt.__getitem__, given))
+            sources = node.all_input_nodes
+            is_learnt = not sources and getattr(nodes.value_of(node), "requires_grad", False)
+            leaf = frozenset([node] if is_learnt else [])
+            self.learnt[node] = leaf.union(*map(self.learnt.__getitem__, sources))
             is_fixed = marks.is_number(node) and not any(
-                one in self.calls or self.root(one) in self.changed for one in given
+                one in self.calls or self.root(one) in self.changed for one in sources
             )
             if node.op.startswith("call") and not is_fixed:
                 self.calls.append(node)
@@ -158,7 +158,7 @@ class _Search:
     def loops(self, start: int, stop: int) -> List["_Loop"]:
         """Return the loops among the calls from ``start`` to ``stop``, in order."""
         for end, size, found in self._repetitions(start, stop):
-            # The first step may read other values. It may also do something else.
+            # The first step may read other values, or have other operations.
             for count in (found + 1, found, found - 1):
                 begin = end - count * size
                 if begin < start or count < FEWEST:
@@ -195,8 +195,8 @@ class _Loop:
     Attributes:
         calls: the calls of all steps.
         count: the number of steps.
-        inputs: what each input of the graph is: a node, a number, None, or nodes that are stacked.
-        results: the nodes that are read after the loop, by the place of the output: of the last step, or of all.
+        inputs: the value of each input of the graph: a node, a number, None, or a tuple of nodes to stack.
+        results: the nodes that are read after the loop, of the last step or of all steps, by the output's position.
         module: the graph of all steps.
     """
 
@@ -215,12 +215,12 @@ class _Loop:
         self.results: Dict[int, Sequence[Node]] = {}
         self._known: Dict[Any, Node] = {}
         self._carried: Dict[Any, Node] = {}
-        self._made: List[Node] = []
+        self._written: List[Node] = []
         for node in search.sizes.values():
             self._input(node, nodes.value_of(node))
         steps = [calls[place::size] for place in range(size)]
         for same in steps:
-            self._made.append(self._write(same))
+            self._written.append(self._write(same))
         outputs = [(marks.result, place) for place, _ in self._carried]
         for place, same in enumerate(steps):
             read = [node for node in same if any(user not in self.place for user in node.users)]
@@ -228,14 +228,16 @@ class _Loop:
                 continue
             self._check_unchanged(read)
             if not nodes.is_tensor(same[-1]):
-                raise Refused("the program takes a number, or several results, of a step")
+                raise Refused("the program reads a number, or several results, of a step")
             self.results[len(outputs)] = same[-1:]
             outputs.append((marks.kept, place))
             if read[0] is not same[-1]:
                 self.results[len(outputs)] = same
                 outputs.append((marks.collected, place))
-        made = enumerate(outputs)
-        self.graph.output(tuple(self.graph.call_function(mark, (self._made[place], n)) for n, (mark, place) in made))
+        numbered = enumerate(outputs)
+        self.graph.output(
+            tuple(self.graph.call_function(mark, (self._written[place], n)) for n, (mark, place) in numbered)
+        )
         distribution = Distribution(Body(GraphModule({}, self.graph), [self.clock]))
         if not distribution.neurons:
             raise Refused("no neuron's steps become one operator")
@@ -250,34 +252,34 @@ class _Loop:
         if any(self.search.root(node) in self.search.changed for node in nodes.leaves_of(values)):
             raise Refused("a value of a step is changed in place")
 
-    def _input(self, given: Any, value: Any) -> Node:
+    def _input(self, source: Any, value: Any) -> Node:
         """Return the input of the step for a value from before the loop."""
-        key = repr(given), _form(value)
+        key = repr(source), _form(value)
         if key not in self._known:
             with self.graph.inserting_after(self._last_input):
-                made = self.graph.placeholder(f"input_{len(self.inputs)}")
-            made.meta["example_value"] = value
-            self._known[key] = self._last_input = made
-            self.inputs.append(given)
+                node = self.graph.placeholder(f"input_{len(self.inputs)}")
+            node.meta["example_value"] = value
+            self._known[key] = self._last_input = node
+            self.inputs.append(source)
         return self._known[key]
 
     def _call(self, target: Any, args: Tuple[Any, ...], value: Any) -> Node:
-        made = self.graph.call_function(target, args)
-        made.meta["example_value"] = value
-        return made
+        node = self.graph.call_function(target, args)
+        node.meta["example_value"] = value
+        return node
 
     def _write(self, same: Sequence[Node]) -> Node:
-        """Write a call, of the same calls of all copies."""
+        """Write one call for the same calls of all copies."""
         node = same[-1]
         if len(set(map(_token, same))) > 1:
             raise Refused("its steps call different functions")
         arguments = iter([self._argument(values, node) for values in zip(*map(_leaves, same))])
-        made = self.graph.node_copy(node)
-        made.args, made.kwargs = map_aggregate((node.args, node.kwargs), lambda _: next(arguments))  # type: ignore
-        return made
+        call = self.graph.node_copy(node)
+        call.args, call.kwargs = map_aggregate((node.args, node.kwargs), lambda _: next(arguments))  # type: ignore
+        return call
 
     def _source(self, value: Any, copy: int) -> Tuple[Any, Any]:
-        """Return where a copy has a value from: how many copies earlier it was computed, and the place in a copy."""
+        """Return the source of a copy's value: how many copies earlier it was computed, and its place in a copy."""
         if not isinstance(value, Node):
             return ("number", None) if type(value) in (int, float) else ("constant", value)
         if value not in self.place:
@@ -286,7 +288,7 @@ class _Loop:
         return copy - other, place
 
     def _argument(self, values: Sequence[Any], reader: Node) -> Any:
-        """Return an argument of the step, of those of the copies."""
+        """Return the argument of the step for the same arguments of all copies."""
         sources = [self._source(value, copy) for copy, value in enumerate(values)]
         kind, place = sources[-1]
         is_carried = kind == 1 and sources[0][0] != 0
@@ -295,7 +297,7 @@ class _Loop:
         if is_carried:
             return self._carry(place, values, reader)
         if kind == 0:
-            return self._made[place]
+            return self._written[place]
         if kind == "outside":
             return self._outside(values)
         if kind == "number" and len(set(map(repr, values))) > 1:
@@ -310,7 +312,7 @@ class _Loop:
         self._check_unchanged(values)
         if nodes.name_of(first) == "getitem" and type(first.args[1]) is int and nodes.is_tensor(first.args[0]):
             return self._write(values)
-        # The gradient of a stack's unread parts is zero; that of values that nothing reads is None.
+        # A stack has zero gradients for values that no operation reads. Separate values have the gradient None.
         learnt = self.search.learnt
         if (
             not nodes.is_tensor(first)
@@ -326,15 +328,15 @@ class _Loop:
         start, value = values[0], nodes.value_of(values[-1])
         self._check_unchanged(values)
         is_same = _form(start) == _form(value) or (start is None and is_step(reader))
-        # A first value of another shape, or a number, is as good as a tensor where it is broadcast.
+        # A first value may be a number or have another shape if the operation broadcasts it.
         is_broadcast = type(start) in (int, float) or _form(start)[1:] == _form(value)[1:]
         fits = is_same or (is_broadcast and nodes.name_of(reader) in nodes.ELEMENTWISE)
         if not isinstance(value, torch.Tensor) or not fits:
-            raise Refused("its first value is of another form")
-        given = self._input(start, value)
-        if (place, given) not in self._carried:
-            self._carried[place, given] = self._call(marks.carried, (given, len(self._carried)), value)
-        return self._carried[place, given]
+            raise Refused("its first value has another shape, dtype or device")
+        first = self._input(start, value)
+        if (place, first) not in self._carried:
+            self._carried[place, first] = self._call(marks.carried, (first, len(self._carried)), value)
+        return self._carried[place, first]
 
 
 # ---- the new graph
@@ -344,13 +346,13 @@ def _replace(graph: Graph, loop: _Loop, name: str) -> None:
     """Replace the calls of all steps by a call of the loop's graph.
 
     Args:
-        name: of the loop's graph.
+        name: the name of the loop's graph.
     """
     with graph.inserting_before(loop.calls[-1]):
         stacked = [graph.call_function(torch.stack, (one,)) if type(one) is tuple else one for one in loop.inputs]
-        made = graph.call_module(name, (0, *stacked, loop.count, 0))
+        call = graph.call_module(name, (0, *stacked, loop.count, 0))
         for place, same in reversed(loop.results.items()):
-            output = graph.call_function(operator.getitem, (made, place))
+            output = graph.call_function(operator.getitem, (call, place))
             if len(same) == 1:
                 same[0].replace_all_uses_with(output)
                 continue

@@ -15,7 +15,7 @@ def found(monkeypatch):
     """The loops of this test alone: those that ``snn.compile`` and ``snn.auto`` find in it."""
     torch._dynamo.reset()
     loops = discovery.Discovery()
-    monkeypatch.setattr(automatic, "_found", loops)
+    monkeypatch.setattr(automatic, "_discovery", loops)
     yield loops
     loops.stop()
 

@@ -320,7 +320,7 @@ def test_an_error_of_what_is_shown_is_the_programs_own(auto):
 )
 def test_what_is_kept_for_later(body, kept):
     loop = ast.parse(f"for t in range(3):\n a = f(t)\n {body}").body[0]
-    parts = deferred_output.apart(loop, "S", "K", {"epoch", "a"})
+    parts = deferred_output.split(loop, "S", "K", {"epoch", "a"})
     assert ast.unparse(parts.loop.body[1]) == f"S.append({kept})"
     assert parts.late == (["epoch"] if "epoch" in body else [])
 
@@ -347,7 +347,7 @@ def test_what_is_kept_for_later(body, kept):
 )
 def test_what_is_not_taken_out(body):
     loop = ast.parse(f"for t in range(3):\n a = f(t)\n {body}").body[0]
-    assert deferred_output.apart(loop, "S", "K") is None
+    assert deferred_output.split(loop, "S", "K") is None
 
 
 def test_what_may_change_is_not_kept():
@@ -358,5 +358,5 @@ def test_what_may_change_is_not_kept():
     tensor.zero_()
     assert copied.sum() == 2
     for value in ([1], {}, np.ones(2), nn.Linear(1, 1), (1, [2])):
-        with pytest.raises(TypeError, match="may have changed behind the loop"):
+        with pytest.raises(TypeError, match="may have changed after the loop"):
             deferred_output.kept(value)

@@ -125,9 +125,7 @@ def test_neurons():
 def test_other_recurrence_runs_step_by_step():
     report = compared(Recurrent(OTHERS.values()), torch.randn(STEPS, BATCH, 5))
     assert [one.rolled for one in report.neurons] == [False] * len(OTHERS) + [True], report
-    assert all(
-        one.why_not.startswith(("the result reaches", "the input is computed")) for one in report.neurons[:-1]
-    )
+    assert all(one.why_not.startswith(("the result reaches", "the input is computed")) for one in report.neurons[:-1])
 
 
 # What a step does, and which of its neurons are one operator; each is given the spikes of the step before.

@@ -616,7 +616,7 @@ def test_items():
     assert [read(t)[1] for t in range(4)] == [8, 6, 4, 2]
     assert torch.equal(read(2)[0][1], x[2])
     for given in ("text", iter([1]), Called(print, (x,)), [1, 2, 3]):
-        with pytest.raises(Exception, match="goes through"):
+        with pytest.raises(Exception, match="iterates over"):
             Items(given)
 
 

@@ -1296,7 +1296,7 @@ def _restored(folder: Path, arguments: List[str]) -> Iterator[None]:
     plain, before, modules = snntorch.SpikingNeuron.__init__, os.getcwd(), set(sys.modules)
     originals = [(nn.Linear, "forward"), (nn.functional, "linear"), (snn.Leaky, "forward")]
     values = [(owner, key, vars(owner)[key]) for owner, key in originals]
-    automatic._found = None
+    automatic._discovery = None
     torch._dynamo.reset()
     argv, sys.argv = sys.argv, arguments
     os.chdir(folder)
@@ -1304,9 +1304,9 @@ def _restored(folder: Path, arguments: List[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        if automatic._found is not None:
-            automatic._found.stop()
-            automatic._found = None
+        if automatic._discovery is not None:
+            automatic._discovery.stop()
+            automatic._discovery = None
         snntorch.SpikingNeuron.__init__ = plain  # type: ignore[method-assign]
         sys.path.remove(str(folder))
         sys.argv = argv
