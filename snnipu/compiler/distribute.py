@@ -172,25 +172,25 @@ class Distribution:
         self._inputs = {node: self.graph.placeholder(str(node.name)) for node in inputs}
         for node in body.graph.nodes:
             if node.op == "placeholder" and node not in body.clocks:
-                given = node if first is None else first.inputs.get(node)
-                if given is not None:
-                    self._constant[node] = self._inputs[given]
+                source = node if first is None else first.inputs.get(node)
+                if source is not None:
+                    self._constant[node] = self._inputs[source]
         self.steps = self.graph.placeholder("num_steps")
         self.first = self.graph.placeholder("first_step")
         draws = [node for node in body.graph.nodes if nodes.is_random(node)]
         order = {node: place for place, node in enumerate(body.graph.nodes)}
 
         def needs(node: Node) -> List[Node]:
-            found = list(node.all_input_nodes)
+            sources = list(node.all_input_nodes)
             if node in self._records:
-                found = nodes.leaves_of([*self._records[node], node.args[2]])
+                sources = nodes.leaves_of([*self._records[node], node.args[2]])
             if node in body.number_of:
                 after = body.after.get(body.number_of[node])
-                found += [after] if isinstance(after, Node) and after is not node else []
+                sources += [after] if isinstance(after, Node) and after is not node else []
             for together in (draws, *self._in_order):
                 if len(together) > 1 and node in together:
-                    found.append(together[together.index(node) - 1])
-            return found
+                    sources.append(together[together.index(node) - 1])
+            return sources
 
         output = next(iter(reversed(body.graph.nodes)))
         effects = [n for n in body.graph.nodes if n in self._records or self._counts(n) or nodes.is_norm_in_training(n)]
@@ -483,7 +483,7 @@ class Distribution:
             if nodes.name_of(user) == "getitem":
                 outputs.setdefault(int(user.args[1]), []).append(user)  # type: ignore[arg-type]
         states: Any = step.args[1]
-        reads_all = {place: any(self._wants_sequence(n, inside) for n in found) for place, found in outputs.items()}
+        reads_all = {place: any(self._wants_sequence(n, inside) for n in same) for place, same in outputs.items()}
         store = tuple(
             reads_all.get(place + 1, False) or is_output(step, place) or step.target is not step_operators.neuron_step
             for place in range(len(states))
@@ -502,8 +502,8 @@ class Distribution:
         )
         self.neurons.append(step)
         count = 1 + len(states)
-        for place, found in outputs.items():
-            for node in found:
+        for place, same in outputs.items():
+            for node in same:
                 if place == 0 or store[place - 1]:
                     self._sequence[node] = self._call(operator.getitem, call, place)
                 if place:

@@ -239,8 +239,10 @@ def why_alone(node: Node, distribution: Distribution) -> Reason:
     changes = [one for one in component if nodes.name_of(one) and one in distribution.memory.changes]
     if changes:
         roots = {distribution.memory.root(one) for each in changes for one in distribution.memory.changes[each]}
-        given = {distribution.memory.root(one) for step in steps for one in nodes.leaves_of(step.args[2])}
-        kind = "written" if nodes.name_of(changes[0]) == "setitem" else "parameter" if roots & given else "in_place"
+        parameters = {distribution.memory.root(one) for step in steps for one in nodes.leaves_of(step.args[2])}
+        kind = (
+            "written" if nodes.name_of(changes[0]) == "setitem" else "parameter" if roots & parameters else "in_place"
+        )
         return reason(kind, *changes[:1])
     # The program changes the neuron's state between two steps.
     inside = set(component) & distribution.body.number_of.keys()

@@ -39,18 +39,18 @@ def _along(place: int, name: str = "dim", default: Any = None, count: int = 1) -
             return None
 
         def moved(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any]]]:
-            new, found = list(args), False
+            new, has_dim = list(args), False
             for index in range(place, min(place + count, len(args))):
-                new[index], found = _dim(args[index]), True
+                new[index], has_dim = _dim(args[index]), True
                 if new[index] is None:
                     return None
             keywords = dict(kwargs)
             for key in (name, f"{name}s", "axis"):
                 if key in keywords:
-                    keywords[key], found = _dim(keywords[key]), True
+                    keywords[key], has_dim = _dim(keywords[key]), True
                     if keywords[key] is None:
                         return None
-            if not found:
+            if not has_dim:
                 if default is None:
                     return None
                 keywords[name] = default(first.dims)

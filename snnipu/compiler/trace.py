@@ -414,9 +414,9 @@ class Traced:
         records = [*lists, *(["shown"] if loop.after is not None else [])]
         lines += [f" k{n} = marked({text}.items, collected, 0, [])" for n, text in enumerate(records)]
         lines += [f" {where[one]} = None" for one in spec.grown if one.key is not None]
-        kept = "".join(f"k{number}, " for number in range(len(records)))
+        record_names = "".join(f"k{number}, " for number in range(len(records)))
         ends = "".join(f"m{number}, " for number in range(len(counters)))
-        lines.append(f" return ({''.join(f'{one}, ' for one in results)}), ({kept}), ({ends})")
+        lines.append(f" return ({''.join(f'{one}, ' for one in results)}), ({record_names}), ({ends})")
         return re.sub(rf"\b({'|'.join(_KNOWN)})\b(?=[(,])", rf"{_NAME}\1", "\n".join(lines))
 
     def run(self, run: Any, look: Callable[[], Objects]) -> Tuple[Any, ...]:
@@ -457,7 +457,7 @@ class Traced:
         more = contextlib.nullcontext() if few else dynamo().config.patch(settings)
         with more, uncounted():
             try:
-                results, kept, ends = self._step(
+                results, records, ends = self._step(
                     self._clock, owners, _distinct(values), numbers, run.items.tensors(), arguments, loop.traced
                 )
             finally:
@@ -471,7 +471,7 @@ class Traced:
         expected = [number + by * (first + steps) for number, (_, by) in zip(numbers, spec.counters)]
         if now.before is not None:
             self._check(now.before, look(), state, plain(ends) == tuple(expected))
-        for place, to, items in zip(spec.grown, lists, kept):
+        for place, to, items in zip(spec.grown, lists, records):
             is_record = place.key is None and place.path[0][0] == "argument" and place.path[0][1] in loop.records
             if is_record and len(items) == 1 and isinstance(items[0], torch.Tensor):
                 to.append(Record(items[0]))
@@ -479,7 +479,7 @@ class Traced:
                 _extend(to, items, steps)
         if loop.after is not None:
             shown: List[Any] = []
-            _extend(shown, kept[-1], steps)
+            _extend(shown, records[-1], steps)
             loop.after(*run.arguments, shown)
         starts = [arguments[place] for place in spec.in_place]
         grown = spec.grown_variables()

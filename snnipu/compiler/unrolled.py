@@ -102,9 +102,9 @@ def _form(value: Any) -> Any:
 
 def _leaves(node: Node) -> List[Any]:
     """Return the arguments of a call that are no containers, in order."""
-    found: List[Any] = []
-    map_aggregate((node.args, node.kwargs), found.append)  # type: ignore[arg-type]
-    return found
+    leaves: List[Any] = []
+    map_aggregate((node.args, node.kwargs), leaves.append)  # type: ignore[arg-type]
+    return leaves
 
 
 def _token(node: Node) -> Any:
@@ -157,9 +157,9 @@ class _Search:
 
     def loops(self, start: int, stop: int) -> List["_Loop"]:
         """Return the loops among the calls from ``start`` to ``stop``, in order."""
-        for end, size, found in self._repetitions(start, stop):
+        for end, size, number in self._repetitions(start, stop):
             # The first step may read other values, or have other operations.
-            for count in (found + 1, found, found - 1):
+            for count in (number + 1, number, number - 1):
                 begin = end - count * size
                 if begin < start or count < FEWEST:
                     continue
@@ -174,16 +174,16 @@ class _Search:
         """Return stretches of calls that repeat, the longest first: end, size of a copy, number of copies."""
         order = sorted(range(start, stop), key=self.tokens.__getitem__)
         distances = Counter(b - a for a, b in zip(order, order[1:]) if self.tokens[a] == self.tokens[b])
-        found = []
+        stretches = []
         for size, _ in distances.most_common(_PERIODS):
             length = 0
             for place in range(start + size, stop + 1):
                 if place < stop and self.tokens[place] == self.tokens[place - size]:
                     length += 1
                     continue
-                found.append((place, size, length // size + 1))
+                stretches.append((place, size, length // size + 1))
                 length = 0
-        return sorted(found, key=lambda one: (-one[1] * one[2], one[1]))[:_PERIODS]
+        return sorted(stretches, key=lambda one: (-one[1] * one[2], one[1]))[:_PERIODS]
 
 
 # ---- one loop

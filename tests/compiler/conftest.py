@@ -12,7 +12,7 @@ from snnipu.compiler import automatic, discovery
 
 @pytest.fixture
 def found(monkeypatch):
-    """The loops of this test alone: those that ``snn.compile`` and ``snn.auto`` find in it."""
+    """A new search for loops: it only has the loops that ``snn.compile`` and ``snn.auto`` find in this test."""
     torch._dynamo.reset()
     loops = discovery.Discovery()
     monkeypatch.setattr(automatic, "_discovery", loops)
@@ -22,15 +22,15 @@ def found(monkeypatch):
 
 @pytest.fixture
 def auto(found, monkeypatch, request):
-    """``snn.auto()`` in the test's module: the other modules are all tests that the process has read."""
+    """The result of ``snn.auto()``, which only searches the test's module."""
     monkeypatch.setattr(discovery.Discovery, "adopt_all", lambda self: self.adopt(request.module))
     return snn.auto()
 
 
 @pytest.fixture(autouse=True)
 def _not_measured(monkeypatch):
-    """What PyTorch's compiler measures of itself, for its makers, takes a seventh of these tests' time."""
-    # It empties the processor's caches to time the guards.
+    """Turn off measurements of PyTorch's compiler, which take a seventh of these tests' time."""
+    # This function empties the processor's caches to time the guards.
     monkeypatch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
-    # The calls that led to a compiled function, pytest's.
+    # TorchDynamo stores the stack of each compilation, which is deep in pytest.
     monkeypatch.setattr(exc, "_extract_stack_with_positions", traceback.StackSummary, raising=False)

@@ -1,4 +1,4 @@
-"""``snn.auto()``: loops over time are found where people write them. Compiled, they do what they do as written."""
+"""``snn.auto()`` finds loops over time in all usual places. Compiled loops have the results of the loops in Python."""
 
 import contextlib
 import logging
@@ -59,25 +59,25 @@ def numbers(batches=4, steps=STEPS, batch=BATCH):
 
 
 def plain(value):
-    """Whether a program keeps a value of this kind in an attribute."""
+    """Return True for values that a program stores in attributes."""
     return isinstance(value, (int, float, str, list, dict, torch.Tensor))
 
 
 def trained(run, make, data):
-    """What each batch gives and leaves behind: results, gradients, attributes, random numbers."""
+    """Train on each batch; return its results, gradients, attributes, buffers and the states of random generators."""
     torch.manual_seed(1)
-    net, found = exact(make()), []
+    net, batches = exact(make()), []
     for number, x in enumerate(data):
         net.zero_grad()
         net.number = number
         out = run(net, x)
         out.sum().backward()
         grads = [p.grad.clone() for p in net.parameters() if p.grad is not None]
-        kept = {name: value for name, value in vars(net).items() if plain(value) and name[0] != "_"}
-        kept = {name: list(value) if isinstance(value, list) else value for name, value in kept.items()}
+        attributes = {name: value for name, value in vars(net).items() if plain(value) and name[0] != "_"}
+        attributes = {name: list(value) if isinstance(value, list) else value for name, value in attributes.items()}
         buffers = [buffer.clone() for buffer in net.buffers()]
-        found.append([out.detach().clone(), grads, kept, buffers, torch.get_rng_state(), np.random.rand()])
-    return found
+        batches.append([out.detach().clone(), grads, attributes, buffers, torch.get_rng_state(), np.random.rand()])
+    return batches
 
 
 def alike(one, other):
@@ -96,7 +96,7 @@ def alike(one, other):
 
 
 def compare(auto, run, make=Net, data=None):
-    """Train with loops compiled, and as they are written. Return the loops that ran compiled."""
+    """Compare training with compiled loops and with loops in Python. Return the loops that ran compiled."""
     data = numbers() if data is None else data
     for generator in (np.random.seed, torch.manual_seed):
         generator(3)
@@ -191,7 +191,7 @@ def on_a_device(net, x):
 
 
 class Checkpointed(Net):
-    """Chunks of steps, each run again for its backward pass."""
+    """Chunks of steps with activation checkpointing."""
 
     def chunk(self, x, mem):
         total = 0
@@ -203,20 +203,20 @@ class Checkpointed(Net):
     def forward(self, x):
         total, mem = 0, torch.zeros(x.shape[1], 5)
         for part in x.split(3):
-            made, mem = checkpoint(self.chunk, part, mem, use_reentrant=False)
-            total = total + made
+            out, mem = checkpoint(self.chunk, part, mem, use_reentrant=False)
+            total = total + out
         return total
 
 
 class Record:
-    """An object of the program's."""
+    """A plain object with a list."""
 
     def __init__(self):
         self.potentials = []
 
 
 class Appending(Net):
-    """Lists on objects, which grow from call to call."""
+    """Lists in attributes, which grow with each call."""
 
     empties = fails = False
 
@@ -254,22 +254,22 @@ def assert_types(trace, spikes):
 
 
 class Counting(Net):
-    """Numbers of Python's, kept at every step: on the network, in a dictionary and in a list."""
+    """Python numbers that each step stores in an attribute, a dictionary and a list."""
 
     def forward(self, x):
         mem1, mem2 = self.states()
-        self.spikes, found, trace = 0, {"mem": 0.0}, []
+        self.spikes, largest, trace = 0, {"mem": 0.0}, []
         for t in range(len(x)):
             spk, mem1, mem2 = self.step(x[t], mem1, mem2)
             self.spikes += int(spk.sum().item())
-            found["mem"] += mem2.detach().cpu().abs().max().item()
+            largest["mem"] += mem2.detach().cpu().abs().max().item()
             trace.append(mem1[0, 0].item())
         assert_types(trace, self.spikes)
-        return torch.stack([mem2.sum(), *(torch.tensor(one) for one in (self.spikes, found["mem"], *trace))])
+        return torch.stack([mem2.sum(), *(torch.tensor(one) for one in (self.spikes, largest["mem"], *trace))])
 
 
 class Counted(Net):
-    """Numbers that an object keeps from call to call, by which it also decides, and computes."""
+    """Counters over several calls, which also decide branches and scale results."""
 
     def __init__(self):
         super().__init__()
@@ -303,7 +303,7 @@ class Random(Net):
 
 
 class Blocks(nn.Module):
-    """snnTorch's reset of a part resets all neurons of its kinds, those of the other parts too."""
+    """A network that resets one block. snnTorch then resets all neurons of the same classes, also in other blocks."""
 
     halves = not installed.reset_reaches_others()
 
@@ -343,7 +343,7 @@ class Spike(torch.autograd.Function):
 
 
 class Written(nn.Module):
-    """A neuron that is written out: no module, but its surrogate is snnipu's."""
+    """A hand-coded neuron with a surrogate of snnipu."""
 
     def __init__(self, spike=None):
         super().__init__()
@@ -363,7 +363,7 @@ class Written(nn.Module):
 
 
 class OfEither(nn.Module):
-    """One class for neurons of any library, as in a comparison."""
+    """A network for neurons of snnTorch or snnipu."""
 
     def __init__(self, lif):
         super().__init__()
@@ -378,7 +378,7 @@ class OfEither(nn.Module):
 
 
 class OwnNeuron(snntorch.Leaky):
-    """The program's own class of a neuron of snnTorch's."""
+    """A subclass of snnTorch's Leaky in the program."""
 
     def forward(self, x, mem):
         mem = self.beta * mem + x
@@ -387,7 +387,7 @@ class OwnNeuron(snntorch.Leaky):
 
 
 class DecidesByTheCode(snntorch.SpikingNeuron):
-    """A class of the program's own, written as snnTorch's were."""
+    """A custom class of neurons that branches on its reset mechanism."""
 
     def __init__(self):
         super().__init__(threshold=0.4, reset_mechanism="subtract")
@@ -403,7 +403,7 @@ class DecidesByTheCode(snntorch.SpikingNeuron):
 
 
 class Mixed(OfEither):
-    """Its last neuron is snnTorch's."""
+    """A network whose last neuron is snnTorch's."""
 
     def __init__(self):
         super().__init__(snn.Leaky(beta=0.9))
@@ -495,7 +495,7 @@ def called(net, data):
 
 
 def reset_alone(net):
-    """As snnTorch's next release has it."""
+    """Reset one network, as in the next release of snnTorch."""
     for module in net.modules():
         if isinstance(module, snntorch.SpikingNeuron):
             module.reset_mem()
@@ -541,7 +541,7 @@ AROUND = {
 @pytest.mark.slow
 @pytest.mark.parametrize("why", AROUND)
 def test_calls_that_cannot_be_compiled(why, auto):
-    """Before the first compilation, and after it; then loops run compiled as before."""
+    """Calls in Python, before and after the first compilation. Later calls run compiled."""
 
     def run(net, x):
         with AROUND[why]() if net.number in (0, 2) else contextlib.nullcontext():
@@ -561,7 +561,7 @@ def test_hooks_of_all_modules_see_compiled_loops(auto):
 
 
 class Looks(Net):
-    """Fails at a step, by values alone."""
+    """A network that fails at a step for some inputs."""
 
     def __init__(self):
         super().__init__()
@@ -576,7 +576,7 @@ class Looks(Net):
 
 
 def test_an_error_in_a_graph_is_the_loops_own(auto):
-    """Its lines are the program's. What stands before it is done once, random numbers are drawn once."""
+    """The traceback has the program's lines. Code before the loop runs once, and random numbers are drawn once."""
     words, after = torch.arange(STEPS * BATCH).view(STEPS, BATCH) % 7, []
     wrong = words.clone()
     wrong[3] += 4
@@ -585,10 +585,10 @@ def test_an_error_in_a_graph_is_the_loops_own(auto):
         with as_written(auto) if written else contextlib.nullcontext():
             called(net, [words] * 3)
             torch.manual_seed(4)
-            with pytest.raises(IndexError) as told:
+            with pytest.raises(IndexError) as error:
                 net(wrong)
             after.append(torch.get_rng_state())
-        assert any(entry.name == "forward" and "self.table(words" in str(entry.statement) for entry in told.traceback)
+        assert any(entry.name == "forward" and "self.table(words" in str(entry.statement) for entry in error.traceback)
         assert net.calls == 4
     assert any(loop.runs for loop in auto.loops)
     assert torch.equal(*after)
@@ -612,7 +612,7 @@ class Normalised(Net):
 
 
 def test_an_error_of_dtypes_comes_where_the_loop_has_it(auto):
-    """What steps before the error have changed is changed."""
+    """The changes of the steps before the error remain."""
     nets, (x,) = [Normalised(), Normalised()], numbers(1)
     for net in nets:
         with as_written(auto) if net is nets[0] else contextlib.nullcontext():
@@ -665,12 +665,12 @@ class Deciding(Net):
 
 
 def test_what_cannot_be_compiled_says_so_once(auto, caplog):
-    """Each loop of the same reason is named, with the line that causes it and what to write instead."""
+    """Each loop is logged once. The table has the line that causes the reason, and what to write instead."""
     with caplog.at_level(logging.WARNING, "snnipu.compiler"):
         for run, make in ((decides, Net), (in_forward, Deciding)):
             assert compare(auto, run, make) == []
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == len({one.split(" runs in Python")[0] for one in said}) == 2
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == len({message.split(" runs in Python")[0] for message in messages}) == 2
     lines = pathlib.Path(__file__).read_text().splitlines()
     for text in ("if spk.sum() > 0:", "if spk.sum().item() > 1:"):
         number = next(place for place, line in enumerate(lines, 1) if line.strip() == text)
@@ -692,24 +692,24 @@ def prints_now_and_then(net, x, step_of_it):
 def test_what_stands_under_an_if_is_no_hindrance_where_it_is_not_taken(auto, capsys):
     net, data = exact(Net()), exact_numbers(STEPS, BATCH, INPUTS)
     for step in (STEPS, STEPS, 2, STEPS, 0):
-        made = []
+        results = []
         for written in (True, False):
             with as_written(auto) if written else contextlib.nullcontext(), torch.no_grad():
-                made.append([prints_now_and_then(net, data, step), capsys.readouterr().out.count(" ")])
-        alike(*made)
+                results.append([prints_now_and_then(net, data, step), capsys.readouterr().out.count(" ")])
+        alike(*results)
     assert any(loop.runs for loop in auto.loops)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_network_of_snntorchs_neurons_beside_ours(first, auto):
-    """It runs as written, and ours compiled, whichever comes first."""
+    """snnTorch's network runs in Python and snnipu's compiled, in both orders of calls."""
     nets = [OfEither(snn.Leaky(0.9)), OfEither(snntorch.Leaky(0.9))]
     nets[1].load_state_dict(nets[0].state_dict())
     (x,) = numbers(1)
     one, other = nets[first], nets[1 - first]
-    made = called(one, [x]) + called(other, [x] * 2) + called(one, [x] * 4) + called(other, [x])
-    alike(made, made[:1] * len(made))
+    results = called(one, [x]) + called(other, [x] * 2) + called(one, [x] * 4) + called(other, [x])
+    alike(results, results[:1] * len(results))
     assert any(loop.runs for loop in auto.loops)
 
 
@@ -719,14 +719,14 @@ def test_networks_of_many_sizes(auto):
     for size in (3, 4, 5, 6, 7, 8, 9, 10, 11, 3):
         net = Net()
         net.fc1, net.fc2 = nn.Linear(INPUTS, size), nn.Linear(size, 2)
-        found = called(net, [x] * 2)
+        results = called(net, [x] * 2)
         with as_written(auto):
-            alike(found, called(net, [x] * 2))
+            alike(results, called(net, [x] * 2))
     assert [loop.runs for loop in auto.loops if loop.runs] == [20]
 
 
 def test_loops_that_are_none_over_time(auto):
-    """One step for each batch, and layers with one surrogate."""
+    """A loop over batches with one step each, and a loop over layers with the same surrogate."""
     net = nn.Sequential(nn.Linear(INPUTS, 2), snn.Leaky(0.9, init_hidden=True))
     spike = snn.surrogate.atan()
     layers = [nn.Linear(INPUTS, INPUTS) for _ in range(4)]
@@ -774,7 +774,7 @@ class Table:
 
 
 def test_a_module_that_is_imported_later(auto, tmp_path, monkeypatch):
-    """``stop()`` gives its functions their own code again, and no loop runs compiled any more."""
+    """``stop()`` restores the code of its functions, and all loops run in Python."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "written_module.py").write_text(MODULE)
@@ -823,17 +823,17 @@ SCRIPT = """
 
 @pytest.mark.slow
 def test_a_script_with_all_of_it_at_its_top_level(tmp_path):
-    """A traceback begins with its own lines."""
+    """A traceback begins with the script's lines."""
     script = tmp_path / "my.py"
     script.write_text(textwrap.dedent(SCRIPT))
     command = [sys.executable, "-m", "snnipu", "run", "--compile", str(script)]
     plain, compiled = (
         subprocess.run(one, capture_output=True, text=True, check=False) for one in ([sys.executable, script], command)
     )
-    found, expected = (done.stdout.split() for done in (compiled, plain))
-    assert len(found) == 18
-    assert list(map(float, found[:-1])) == pytest.approx(list(map(float, expected[:-1])), rel=1e-5, abs=2e-5)
-    assert found[-1] == expected[-1]
+    printed, expected = (done.stdout.split() for done in (compiled, plain))
+    assert len(printed) == 18
+    assert list(map(float, printed[:-1])) == pytest.approx(list(map(float, expected[:-1])), rel=1e-5, abs=2e-5)
+    assert printed[-1] == expected[-1]
     assert "my.py:11  compiled: 1 layer of neurons over 5 steps" in compiled.stderr
     assert (plain.returncode, compiled.returncode) == (1, 1)
     assert "automatic.py" not in compiled.stderr
@@ -890,8 +890,8 @@ for loop in found.loops:
 def test_functions_that_a_script_defines_later(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(LATER)
-    found = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
-    runs = {line.split()[1]: int(line.split()[2]) for line in found.stdout.splitlines()}
+    process = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
+    runs = {line.split()[1]: int(line.split()[2]) for line in process.stdout.splitlines()}
     assert runs["(forward)"] >= 3
     assert runs["(run)"] >= 9
-    assert "runs in Python" not in found.stderr
+    assert "runs in Python" not in process.stderr

@@ -1,4 +1,4 @@
-"""What a loop prints, logs and keeps as NumPy's arrays: behind the compiled loop, as the loop itself shows it."""
+"""Prints, logs and NumPy arrays of a compiled loop, which follow after the loop with the values of each step."""
 
 import ast
 import io
@@ -19,7 +19,7 @@ from snnipu.compiler import deferred_output
 pytestmark = [needs_backend, pytest.mark.filterwarnings("ignore")]
 STEPS, BATCH, INPUTS, NEURONS = 7, 3, 4, 5
 LOG = logging.getLogger("a_program")
-FOUND = {"calls": 0}  # what a program knows by a global name
+FOUND = {"calls": 0}  # the program reads this global variable
 
 
 class Net(nn.Module):
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 class Learner:
-    """Its ``update`` is no progress bar's."""
+    """An object whose ``update`` method is not output."""
 
     def __init__(self, net):
         self.net = net
@@ -226,7 +226,7 @@ def reads_it_elsewhere(net, x, seen):
 
 
 def keeps_what_changes(net, x, seen):
-    """All arrays are the last sum."""
+    """Append arrays that share memory, so that all of them end as the last sum."""
     mem, total, rows = net.lif.reset_mem(), torch.zeros(NEURONS), []
     for t in range(len(x)):
         spk, mem = net.step(x[t], mem)
@@ -251,11 +251,11 @@ OTHERS = [
 
 
 def of_three_calls(run, capsys, caplog):
-    """Results, gradients, and all that was shown."""
+    """Return the results, gradients and output of three calls."""
     torch.manual_seed(3)
     FOUND["calls"] = 0
     net, data = exact(Net()), exact_numbers(STEPS, BATCH, INPUTS, generator=torch.Generator().manual_seed(0))
-    found = []
+    calls = []
     for _ in range(3):
         seen = []
         net.zero_grad()
@@ -266,8 +266,8 @@ def of_three_calls(run, capsys, caplog):
             [record.getMessage() for record in caplog.records if record.name == LOG.name],
         )
         caplog.clear()
-        found.append((out.detach(), [p.grad.clone() for p in net.parameters()], seen, *shown_now))
-    return found
+        calls.append((out.detach(), [p.grad.clone() for p in net.parameters()], seen, *shown_now))
+    return calls
 
 
 @pytest.mark.slow
@@ -276,11 +276,11 @@ def test_what_is_shown_is_what_the_loop_shows(run, auto, capsys, caplog):
     caplog.set_level(logging.INFO, logger=LOG.name)
     with as_written(auto):
         expected = of_three_calls(run, capsys, caplog)
-    for own, other in zip(of_three_calls(run, capsys, caplog), expected):
-        torch.testing.assert_close(own[0], other[0])
-        for a, b in zip(own[1], other[1]):
+    for actual, other in zip(of_three_calls(run, capsys, caplog), expected):
+        torch.testing.assert_close(actual[0], other[0])
+        for a, b in zip(actual[1], other[1]):
             torch.testing.assert_close(a, b)
-        assert own[2:] == other[2:]
+        assert actual[2:] == other[2:]
     assert run in OTHERS or any(loop.runs for loop in auto.loops), str(auto)
 
 
@@ -293,7 +293,7 @@ def shows_what_is_not_there(net, x, seen):
 
 
 def test_an_error_of_what_is_shown_is_the_programs_own(auto):
-    """A membrane with a gradient is no array: at the first step, and behind the loop."""
+    """A membrane with a gradient cannot become an array: the error occurs in Python and after a compiled loop."""
     net, x = Net(), torch.rand(STEPS, BATCH, INPUTS)
     for _ in range(3):
         with torch.no_grad():
@@ -328,7 +328,7 @@ def test_what_is_kept_for_later(body, kept):
 @pytest.mark.parametrize(
     "body",
     [
-        "rows.append(a)",  # a graph has it
+        "rows.append(a)",  # tensors may be part of the graph
         "rows.append(rows[-1].numpy())",
         "a.append(a.numpy())",
         "print([b for b in a])",

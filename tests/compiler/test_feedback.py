@@ -1,4 +1,4 @@
-"""Recurrence by hand: a neuron's spikes come back through a layer, in the spellings that people use."""
+"""Hand-coded recurrence: a neuron's spikes reach its input of the next step through a layer, in several spellings."""
 
 import pytest
 import torch
@@ -21,14 +21,18 @@ def leaky(**keywords):
 
 
 @snn.neuron(states=("mem",), parameters={"beta": 0.8, "threshold": 0.3})
-def OwnLeaky(x, mem, *, beta, threshold, spike):
+def CustomLeaky(x, mem, *, beta, threshold, spike):
     mem = beta * mem + x
     spk = spike(mem - threshold)
     return spk, mem - spk.detach() * threshold
 
 
 class Recurrent(nn.Module):
-    """Neurons side by side, and one behind; ``currents`` are functions of the network, the input, the last spikes."""
+    """Parallel recurrent neurons and an output neuron.
+
+    Args:
+        currents: functions of the network, the input of a step and the spikes of the previous step.
+    """
 
     def __init__(self, currents, neurons=None):
         super().__init__()
@@ -45,8 +49,8 @@ class Recurrent(nn.Module):
         mem2, rows = self.out.reset_mem(), []
         for now in x:
             for i, lif in enumerate(self.lifs):
-                made = lif(self.currents[i](self, now, spks[i]), *states[i])
-                spks[i], states[i] = made[0], tuple(made[1:])
+                results = lif(self.currents[i](self, now, spks[i]), *states[i])
+                spks[i], states[i] = results[0], tuple(results[1:])
             spk2, mem2 = self.out(self.readout(spks[0]), mem2)
             rows.append(torch.stack([spk2, *spks]))
         return [torch.stack(rows), *spks, *(state[-1] for state in states)]
@@ -91,9 +95,9 @@ NEURONS = {
     "synaptic undelayed": lambda: snn.Synaptic(alpha=0.7, beta=0.8, threshold=0.3, reset_delay=False),
     "alpha": lambda: snn.Alpha(alpha=0.8, beta=0.7, threshold=0.2),
     "lapicque": lambda: snn.Lapicque(beta=0.8, threshold=0.3),
-    "one's own": lambda: OwnLeaky(learn=True),
+    "custom": lambda: CustomLeaky(learn=True),
 }
-# Right, and step by step.
+# Feedback that runs step by step, with the loop's results.
 OTHERS = {
     "a sum of the spikes": lambda n, x, spk: n.inp(x) + spk.sum(1, keepdim=True),
     "twice the spikes": lambda n, x, spk: n.inp(x) + n.rec(spk * 2),
@@ -128,7 +132,7 @@ def test_other_recurrence_runs_step_by_step():
     assert all(one.why_not.startswith(("the result reaches", "the input is computed")) for one in report.neurons[:-1])
 
 
-# What a step does, and which of its neurons are one operator; each is given the spikes of the step before.
+# Code of a step -> for each neuron, True if its steps are one operator. Each neuron reads spikes of the previous step.
 FORMS = {
     "now = self.map(x[t]) if spk is None else self.map(x[t]) + self.rec(spk)\nspk, mem = self.lif(now, mem)": [True],
     "now = self.map(x[t]) + self.rec(spk)\nfirst = now if t == 0 else first\nspk, mem = self.lif(now, mem)": [True],
@@ -136,7 +140,7 @@ FORMS = {
         True,
         True,
     ],
-    # No neuron's steps are one operator: the program's own loop runs.
+    # No neuron's steps are one operator: the loop runs in Python.
     "spk, mem = self.lif(x[t] + self.rec(spk2), mem)\nspk2, mem2 = self.lif2(self.map(spk) + self.rec2(spk), mem2)": [],
     "now = self.map(x[t]) * 2\nnow[:, 0] = 0.5\nspk, mem = self.lif(now + self.rec(spk), mem)\nnow[:, 1] = 0\n"
     "out = out + now": [],
@@ -190,10 +194,10 @@ def test_the_operator_is_its_reference(monkeypatch, dtype, undelayed):
                 plain = getattr(recurrent_sequence, f"neuron_recurrent_{name}_reference")
                 monkeypatch.setattr(recurrent_sequence, f"_{name}", plain)
         leaves = [t.clone().requires_grad_() for t in (x, weight, bias, start[0], start[1], *values)]
-        given, w, b, spk, mem, *parameters = leaves
-        made = recurrent_apply(
+        inputs, w, b, spk, mem, *parameters = leaves
+        sequence = recurrent_apply(
             "leaky",
-            given,
+            inputs,
             (spk, mem),
             dict(zip(("beta", "threshold", "graded_spikes_factor"), parameters)),
             RecurrentConnection(w, b),
@@ -201,7 +205,7 @@ def test_the_operator_is_its_reference(monkeypatch, dtype, undelayed):
             spike_grad=surrogate.fast_sigmoid(slope=5),
             need_final=True,
         )
-        found = [made.spk, made.states[1], *made.final]
-        gradients = torch.autograd.grad(sum(f.square().sum() for f in found), leaves)
-        results.append((found, gradients))
+        outputs = [sequence.spk, sequence.states[1], *sequence.final]
+        gradients = torch.autograd.grad(sum(f.square().sum() for f in outputs), leaves)
+        results.append((outputs, gradients))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)

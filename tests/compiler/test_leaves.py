@@ -1,4 +1,4 @@
-"""A loop over a neuron of any kind is one operator."""
+"""Loops over neurons of each class: the steps become one operator."""
 
 import pytest
 import torch
@@ -34,10 +34,10 @@ NEURONS = {
 
 
 class Several(nn.Module):
-    """Neurons side by side, of vectors or of maps; all that a step returns, stacked.
+    """Parallel neurons of vectors or maps, whose results of all steps are stacked.
 
     Args:
-        start: ``reset``, ``hidden``, or ``given``: their states are parameters.
+        start: ``reset``, ``hidden``, or ``given``: the initial states are parameters.
     """
 
     def __init__(self, names, start):
@@ -57,10 +57,10 @@ class Several(nn.Module):
         for now in x:
             now = self.front(now)
             for i, neuron in enumerate(self.neurons):
-                given = now if self.maps[i] else now[:, 0, 0]
-                made = neuron(given) if self.start == "hidden" else neuron(given, *states[i])
-                states[i] = made[len(made) - len(states[i]) :]
-                rows[i].append(made)
+                inputs = now if self.maps[i] else now[:, 0, 0]
+                results = neuron(inputs) if self.start == "hidden" else neuron(inputs, *states[i])
+                states[i] = results[len(results) - len(states[i]) :]
+                rows[i].append(results)
         return [torch.stack(one) for row in rows for one in zip(*row)]
 
 
@@ -78,14 +78,14 @@ def test_a_loop_over_neurons_is_one_operator_each(maps, start):
 @pytest.mark.slow
 def test_results_are_no_memory_of_the_backward_pass():
     net, x = Several([name for name in NEURONS if "conv" not in name], "reset"), torch.randn(STEPS, BATCH, 2, 6, 4)
-    wanted = torch.autograd.grad(sum((one * 1.5).sum() for one in net(x)), net.front.weight)
+    expected = torch.autograd.grad(sum((one * 1.5).sum() for one in net(x)), net.front.weight)
     compiled = snn.compile(net)
     for _ in range(2):
         out = compiled(x)
         loss = sum((one * 1.5).sum() for one in out)
         for one in out:
             one.data.fill_(7)
-        torch.testing.assert_close(torch.autograd.grad(loss, net.front.weight), wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.autograd.grad(loss, net.front.weight), expected, rtol=1e-4, atol=1e-4)
 
 
 def count(module, given, out):
@@ -93,7 +93,7 @@ def count(module, given, out):
 
 
 class Halved(snn.RLeaky):
-    """Adds something around the step."""
+    """A neuron that adds operations before and after its step."""
 
     def forward(self, x, *states):
         spk, mem = super().forward(x / 2, *states)
@@ -101,20 +101,20 @@ class Halved(snn.RLeaky):
 
 
 class Own(snn.SLSTM):
-    """Replaces a part of the step, which has no equation."""
+    """A neuron whose subclass replaces a part of the step by operations without an equation."""
 
     def fire(self, mem):
         return super().fire(mem * 2)
 
 
 class Louder(snn.Synaptic):
-    """Replaces a part of the step, which becomes a neuron of its own."""
+    """A neuron whose subclass replaces a part of the step, which is recorded as a new neuron."""
 
     def _base_state_function(self, input_):
         return super()._base_state_function(input_ * 2)
 
 
-# A neuron, which of its parts has a hook, and whether it is one operator.
+# A neuron, the module that has a hook, and True if the steps are one operator.
 CHANGED = {
     "a hook on the recurrent layer": (NEURONS["rleaky"], "recurrent", False),
     "a hook on the neuron": (NEURONS["slstm"], "", False),
@@ -140,7 +140,7 @@ def test_hooks_and_subclasses(kind):
 
 
 def test_kernels_of_a_gpu_are_looked_for_as_a_graph_is_made():
-    """TorchDynamo must not see how: it cannot trace an import."""
+    """TorchDynamo does not trace the search for kernels, because it cannot trace an import."""
 
     @torch.compile(backend="eager", fullgraph=True)
     def shifted(x):

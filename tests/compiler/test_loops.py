@@ -1,4 +1,4 @@
-"""Loop distribution: programs give what they give without it, and what is not distributed runs as it is written."""
+"""Loop distribution: programs have the same results with it, and loops that cannot be distributed run in Python."""
 
 import importlib.util
 import itertools
@@ -89,7 +89,7 @@ STEP = "spk, mem = self.lif1(self.fc1(x[step]), mem)"
 BOTH = f"{STEP}\n    spk2, syn2, mem2 = self.lif2(self.fc2(spk), syn2, mem2)"
 BAR = "file=sys.stdout, mininterval=1e9, bar_format='{desc}{n}/{total};'"
 LOOP = "for step in range(x.shape[0]):"
-# Without spikes in the first steps.
+# The first steps have no spikes.
 LATE = f"torch.nn.init.zeros_(self.fc1.bias)\nx = x * (torch.arange(len(x)).view(-1, 1, 1) > 1)\n{START}"
 DISTRIBUTED = {
     "states": f"{START}\n{LOOP}\n    {BOTH}\n    rec.append(spk2)\nreturn torch.stack(rec), mem, mem2",
@@ -314,8 +314,8 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
-    """Make a module of a source, once as it is and once with branches beside its loops, and what has found them."""
+def load(tmp_path, monkeypatch):
+    """Return the module of a source, the same with branches at its loops, and the search that found the loops."""
     searches = []
 
     def make(source):
@@ -331,16 +331,16 @@ def made(tmp_path, monkeypatch):
             spec.loader.exec_module(module)
             modules.append(module)
         torch._dynamo.reset()
-        found = discovery.Discovery()
-        backend.enable(found)
-        found.searches = True
-        searches.append(found)
-        found.adopt(modules[1])
-        return *modules, found
+        search = discovery.Discovery()
+        backend.enable(search)
+        search.searches = True
+        searches.append(search)
+        search.adopt(modules[1])
+        return *modules, search
 
     yield make
-    for found in searches:
-        found.stop()
+    for search in searches:
+        search.stop()
     linecache.clearcache()
 
 
@@ -350,7 +350,7 @@ def network(module):
 
 
 def called(net, x, capsys):
-    """What a call of a network gives, prints, and leaves behind."""
+    """Return the results and output of a call, and the state of the network after it."""
     torch.manual_seed(2)
     random.seed(3)
     net.zero_grad()
@@ -380,41 +380,41 @@ def alike(one, other):
         assert one == other
 
 
-def compare(body, made, capsys, shapes=((5, 3), (5, 3), (7, 3), (5, 2), (2, 3), (5, 3))):
+def compare(body, load, capsys, shapes=((5, 3), (5, 3), (7, 3), (5, 2), (2, 3), (5, 3))):
     body = body.replace("\n", "\n        ")
-    plain, looped, found = made(f"{HEAD}        {body}\n")
+    plain, looped, search = load(f"{HEAD}        {body}\n")
     nets = network(plain), network(looped)
     for number, shape in enumerate(shapes):
         x = torch.rand(*shape, 4, generator=torch.Generator().manual_seed(number)) * 2
         with torch.set_grad_enabled(number != 4):
             alike(*(called(net, x, capsys) for net in nets))
-    return found, nets
+    return search, nets
 
 
 SOON = ("states", "counters")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SOON else pytest.mark.slow) for n in DISTRIBUTED])
-def test_distributed_loops_give_what_they_give(name, made, capsys):
-    found, _ = compare(DISTRIBUTED[name], made, capsys)
-    for loop in [one for one in found.loops if one.plans]:
+def test_distributed_loops_give_what_they_give(name, load, capsys):
+    search, _ = compare(DISTRIBUTED[name], load, capsys)
+    for loop in [one for one in search.loops if one.plans]:
         assert loop.runs >= 4, loop.text_lines()
-        assert loop.label in str(found)
-    assert any(one.plans for one in found.loops)
+        assert loop.label in str(search)
+    assert any(one.plans for one in search.loops)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AS_WRITTEN)
-def test_other_loops_run_as_they_are_written(name, made, capsys):
-    found, _ = compare(AS_WRITTEN[name], made, capsys)
-    assert [one for one in found.loops if one.reason]
-    assert all(one.runs == 0 for one in found.loops)
+def test_other_loops_run_as_they_are_written(name, load, capsys):
+    search, _ = compare(AS_WRITTEN[name], load, capsys)
+    assert [one for one in search.loops if one.reason]
+    assert all(one.runs == 0 for one in search.loops)
 
 
 @pytest.mark.slow
-def test_a_loop_with_other_neurons_after_some_calls(made, capsys):
-    """States of neurons that are new have another form; their code is another one."""
-    plain, looped, found = made(f"{HEAD}        " + DISTRIBUTED["states"].replace("\n", "\n        ") + "\n")
+def test_a_loop_with_other_neurons_after_some_calls(load, capsys):
+    """New neurons have states of another shape, and other code."""
+    plain, looped, search = load(f"{HEAD}        " + DISTRIBUTED["states"].replace("\n", "\n        ") + "\n")
     nets = network(plain), network(looped)
     for number in range(8):
         if number == 3:
@@ -424,13 +424,13 @@ def test_a_loop_with_other_neurons_after_some_calls(made, capsys):
         alike(
             *(called(net, torch.rand(5, 3, 4, generator=torch.Generator().manual_seed(number)), capsys) for net in nets)
         )
-    assert found.loops[0].runs > 4
+    assert search.loops[0].runs > 4
 
 
 @pytest.mark.slow
-def test_counters_of_one_mode(made, capsys):
+def test_counters_of_one_mode(load, capsys):
     body = f"{START}\n{LOOP}\n    {STEP}\n    if self.training:\n        self.count += 1\nreturn spk, mem"
-    plain, looped, _ = made(f"{HEAD}        " + body.replace("\n", "\n        ") + "\n")
+    plain, looped, _ = load(f"{HEAD}        " + body.replace("\n", "\n        ") + "\n")
     nets = network(plain), network(looped)
     for number in range(8):
         for net in nets:
@@ -441,20 +441,20 @@ def test_counters_of_one_mode(made, capsys):
 
 
 @pytest.mark.slow
-def test_several_networks_take_turns(made, capsys):
-    plain, looped, found = made(f"{HEAD}        " + DISTRIBUTED["hidden"].replace("\n", "\n        ") + "\n")
+def test_several_networks_take_turns(load, capsys):
+    plain, looped, search = load(f"{HEAD}        " + DISTRIBUTED["hidden"].replace("\n", "\n        ") + "\n")
     nets = [(network(plain), network(looped)) for _ in range(3)]
     for number in range(9):
         x = torch.rand(5, 3, 4, generator=torch.Generator().manual_seed(number)) * 2
         alike(*(called(net, x, capsys) for net in nets[number % 3]))
-    assert found.loops[0].runs >= 7
+    assert search.loops[0].runs >= 7
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["states", "norm", "counters"])
-def test_what_a_new_graph_sets_unexpectedly_is_undone(name, made, capsys):
-    """A hook that is registered later changes what no step has changed before."""
-    _, nets = compare(DISTRIBUTED[name], made, capsys, shapes=((5, 3),) * 3)
+def test_what_a_new_graph_sets_unexpectedly_is_undone(name, load, capsys):
+    """A hook that is registered later changes an attribute that no step changed before."""
+    _, nets = compare(DISTRIBUTED[name], load, capsys, shapes=((5, 3),) * 3)
     for net in nets:
         net.hooked = []
         net.lif1.register_forward_hook(lambda module, given, out, net=net: net.hooked.append(1))
@@ -464,17 +464,17 @@ def test_what_a_new_graph_sets_unexpectedly_is_undone(name, made, capsys):
 
 
 @pytest.mark.slow
-def test_errors_of_the_program(made, capsys):
-    """An error is the program's own, after calls that ran compiled."""
-    _, nets = compare(DISTRIBUTED["states"], made, capsys, shapes=((5, 3),) * 3)
+def test_errors_of_the_program(load, capsys):
+    """After compiled calls, an error is raised as in Python."""
+    _, nets = compare(DISTRIBUTED["states"], load, capsys, shapes=((5, 3),) * 3)
     for net in nets:
         with pytest.raises(RuntimeError, match="mat1 and mat2"):
             net(torch.rand(5, 3, 9))
     alike(*(called(net, torch.ones(5, 3, 4), capsys) for net in nets))
 
 
-def test_results_may_be_changed_in_place(made):
-    _, looped, found = made(f"{HEAD}        " + DISTRIBUTED["lists"].replace("\n", "\n        ") + "\n")
+def test_results_may_be_changed_in_place(load):
+    _, looped, search = load(f"{HEAD}        " + DISTRIBUTED["lists"].replace("\n", "\n        ") + "\n")
     net = network(looped)
     for _ in range(3):
         out = net(torch.rand(5, 3, 4))
@@ -484,11 +484,11 @@ def test_results_may_be_changed_in_place(made):
         torch.testing.assert_close(out[0].detach(), before[0] * 2)
         torch.testing.assert_close(out[1].detach(), before[1])
         sum(one.sum() for one in out).backward()
-    assert found.loops[0].runs == 3
+    assert search.loops[0].runs == 3
 
 
-def test_pickled_networks(made, capsys):
-    _, (_, net) = compare(DISTRIBUTED["states"], made, capsys, shapes=((5, 3),) * 3)
+def test_pickled_networks(load, capsys):
+    _, (_, net) = compare(DISTRIBUTED["states"], load, capsys, shapes=((5, 3),) * 3)
     other = pickle.loads(pickle.dumps(net))
     alike(*(called(one, torch.ones(5, 3, 4), capsys) for one in (net, other)))
 
@@ -500,35 +500,35 @@ def test_programs_of_the_benchmark(program):
         steps=5, batch_size=4, neurons=64, beta=0.9, program=program, seed=0, device=torch.device("cpu")
     )
     torch._dynamo.reset()
-    found = discovery.Discovery()
-    backend.enable(found)
-    found.searches = True
-    found.adopt(programs)
+    search = discovery.Discovery()
+    backend.enable(search)
+    search.searches = True
+    search.adopt(programs)
     try:
         workload = Training(programs.PROGRAMS[program], settings).workload(snn)
         for _ in range(3):
             check = workload.check()
             assert check.passed, check.detail
-        assert any(one.runs for one in found.loops), str(found)
+        assert any(one.runs for one in search.loops), str(search)
     finally:
-        found.stop()
+        search.stop()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 12, 2))
-def test_random_programs(seed, made):
+def test_random_programs(seed, load):
     program = loop_programs.Writer(seed)
-    given = "\n".join(
+    imports = "\n".join(
         [
             *("import torch", "from torch import nn", "from torch.nn import functional as F", "import snnipu as snn"),
             *("from snnipu import surrogate", "from snntorch import utils", "from support.loop_programs import Spike"),
         ]
     )
-    nets = [network(module) for module in made(f"{given}\n{program.source}")[:2]]
+    nets = [network(module) for module in load(f"{imports}\n{program.source}")[:2]]
     for batch in (*program.batches, program.batches[0]):
         x = torch.rand(program.steps, batch, *program.input) * 2 - 0.5
-        wanted, got = (loop_programs.run(net, net, x, program.train) for net in nets)
-        alike(list(got.values()), list(wanted.values()))
+        expected, got = (loop_programs.run(net, net, x, program.train) for net in nets)
+        alike(list(got.values()), list(expected.values()))
 
 
 @pytest.mark.slow
@@ -563,10 +563,10 @@ def test_random_scripts(seed, tmp_path, monkeypatch):
 )
 def test_steps_of_a_tensor(index):
     x = torch.rand(6, 6, 6)
-    wanted = torch.stack([x[helpers._at(index, step)] for step in range(3)])
-    assert torch.equal(helpers.take_steps(x, index, 3), wanted)
+    expected = torch.stack([x[helpers._at(index, step)] for step in range(3)])
+    assert torch.equal(helpers.take_steps(x, index, 3), expected)
     copies = x.clone(), x.clone()
-    value = torch.rand(wanted.shape)
+    value = torch.rand(expected.shape)
     for step in range(3):
         copies[0][helpers._at(index, step)] = value[step]
     helpers.set_steps(copies[1], index, value, 3)
@@ -577,8 +577,8 @@ def test_steps_of_a_tensor(index):
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_windows_of_a_tensor(start, length, dim):
     x = torch.rand(6, 7, 8)
-    wanted = torch.stack([x.narrow(dim, one, length) for one in start])
-    assert torch.equal(helpers.take_windows(x, dim, start, length, 3), wanted)
+    expected = torch.stack([x.narrow(dim, one, length) for one in start])
+    assert torch.equal(helpers.take_windows(x, dim, start, length, 3), expected)
 
 
 def test_steps_out_of_range():
@@ -603,9 +603,9 @@ def test_steps_and_stacks():
     (steps[1] * 3).sum().backward()
     assert torch.equal(sequence.grad, torch.tensor([0.0, 3, 0, 0])[:, None, None].expand(4, 2, 3))
     rows = [torch.zeros(2, 3), Record(sequence.detach()), torch.ones(2, 3)]
-    wanted = torch.cat([torch.zeros(1, 2, 3), sequence.detach(), torch.ones(1, 2, 3)])
+    expected = torch.cat([torch.zeros(1, 2, 3), sequence.detach(), torch.ones(1, 2, 3)])
     for dim in (0, 1, 2, -1):
-        assert torch.equal(stack(torch.stack, rows, dim=dim), torch.stack(list(wanted), dim=dim))
+        assert torch.equal(stack(torch.stack, rows, dim=dim), torch.stack(list(expected), dim=dim))
     assert torch.equal(stack(torch.stack, [torch.ones(2)] * 2), torch.ones(2, 2))
 
 
@@ -615,9 +615,9 @@ def test_items():
     assert [read(t)[0][0] for t in range(4)] == [3, 4, 5, 6]
     assert [read(t)[1] for t in range(4)] == [8, 6, 4, 2]
     assert torch.equal(read(2)[0][1], x[2])
-    for given in ("text", iter([1]), Called(print, (x,)), [1, 2, 3]):
+    for iterable in ("text", iter([1]), Called(print, (x,)), [1, 2, 3]):
         with pytest.raises(Exception, match="iterates over"):
-            Items(given)
+            Items(iterable)
 
 
 def test_objects_are_put_back():

@@ -1,4 +1,4 @@
-"""Networks as people write them: unmodified loops, compiled, against the same loop."""
+"""Networks of tutorials and applications: compiled loops against the same loops in Python."""
 
 import copy
 import io
@@ -23,7 +23,7 @@ pytestmark = [needs_backend, pytest.mark.usefixtures("found")]
 
 
 class FullyConnected(nn.Module):
-    """snnTorch's tutorial 5."""
+    """The network of snnTorch's tutorial 5."""
 
     def __init__(self, steps=4, **keywords):
         super().__init__()
@@ -46,7 +46,7 @@ class FullyConnected(nn.Module):
 
 
 class Convolutional(nn.Sequential):
-    """snnTorch's tutorials 6 and 7."""
+    """The network of snnTorch's tutorials 6 and 7."""
 
     def __init__(self):
         hidden = {"beta": 0.5, "spike_grad": surrogate.fast_sigmoid(slope=25), "init_hidden": True}
@@ -116,7 +116,7 @@ class Autoencoder(nn.Module):
 
 
 class Stepped(nn.Module):
-    """A network whose loop over time stands in a function."""
+    """A network whose loop over time is in a function outside of it."""
 
     def __init__(self):
         super().__init__()
@@ -144,7 +144,7 @@ def test_training_steps_are_those_of_the_loop(name, part_bytes, monkeypatch):
     make, shape, layers = CASES[name]
     torch.manual_seed(1)
     x = torch.rand(shape) * 2
-    # utils.reset leaves out neurons that were copied: in neither network it has an effect.
+    # utils.reset leaves out neurons that were copied, so it has no effect in both networks.
     report = compared(copy.deepcopy(make()), x, x, x, rtol=1e-4, atol=1e-4)
     assert [neuron.rolled for neuron in report.neurons] == [True] * layers or name == "zoo", report
 
@@ -235,7 +235,7 @@ def test_changes_after_compilation_are_seen(change):
 
 
 def test_a_hook_is_called_where_another_thread_compiles():
-    """What is set in one thread of TorchDynamo's settings does not hold in another."""
+    """Settings of TorchDynamo hold per thread, so a hook has to be called if another thread compiles."""
     net, x = FullyConnected(), torch.rand(3, 12) * 3
     compiled = snn.compile(net)
     with ThreadPoolExecutor(1) as threads:
@@ -247,7 +247,7 @@ def test_a_hook_is_called_where_another_thread_compiles():
     assert not torch.equal(after[1], before[1])
 
 
-# What a step does; the neurons have a hidden state, another reset, a changed state.
+# Code of a step with hidden states, other resets and changed states.
 STEPS = {
     "utils.reset(self) if t == 0 else None\nspk = self.hidden(self.map(x[t]))\nmem = spk": [True],
     "self.lif.reset_mechanism = 'zero' if t % 2 else 'subtract'\nspk, mem = self.lif(x[t], mem)": None,
@@ -361,13 +361,15 @@ def test_gradients_of_two_processes_are_reduced(tmp_path):
     pytest.importorskip("torch.distributed")
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("no gloo")
-    given = [sys.executable, "-c", _RANK]
+    arguments = [sys.executable, "-c", _RANK]
     ranks = [
-        subprocess.Popen([*given, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        subprocess.Popen(
+            [*arguments, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=300)[0].decode() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    output = [rank.communicate(timeout=300)[0].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(output)
 
 
 @pytest.mark.slow
@@ -393,7 +395,7 @@ RESTARTED = {
 
 
 class Blocks(nn.Module):
-    """A layer each of whose steps begins anew, or with what another layer gave it, between two that go on."""
+    """A layer whose steps start from new states or from another layer's output, between two stateful layers."""
 
     def __init__(self, kind, start):
         super().__init__()
@@ -421,7 +423,7 @@ def test_steps_that_do_not_go_on_from_the_one_before(kind, start):
 
 
 def own_function(made, gradient):
-    """A function of two passes; the backward one is given the gradient, the input and the result."""
+    """Return an autograd function of two passes; ``backward`` takes the gradient, the input and the result."""
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -443,7 +445,7 @@ def _masked(grad, x, out):
     return grad
 
 
-# Whether the gradient of a sum is the sum of gradients.
+# True for backward passes that are linear in the gradient.
 PASSES = {
     "straight through": (torch.round, lambda g, x, out: g, True),
     "masked": (lambda x: x.clamp(-0.3, 0.3), lambda g, x, out: g * (x.abs() <= 0.3).float(), True),
@@ -462,7 +464,7 @@ PASSES = {
 
 
 class Quantised(nn.Module):
-    """A weight that is made anew at every step, by an autograd function; or ``current``: the input is."""
+    """A weight, or with ``current`` an input, that an autograd function quantises at every step."""
 
     def __init__(self, quantise, current):
         super().__init__()

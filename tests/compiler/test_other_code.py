@@ -1,4 +1,4 @@
-"""Code that has nothing to do with neurons does with branches beside its loops what it does without."""
+"""Code without neurons behaves the same with branches at its loops."""
 
 import ast
 import functools
@@ -40,7 +40,7 @@ GROUPS = {
     "sympy": ("sympy", ("core.tests.test_args", "core.tests.test_basic", "core.tests.test_containers")),
 }
 PLACES = {"networkx": "networkx.algorithms.tests.test_", "mpmath": "mpmath.tests.test_", "sympy": "sympy."}
-# These tests read what Python keeps of a function that has a branch: its variables, its constants and its globals.
+# These tests read the variables, constants and globals of a function, which branches change.
 OF_CODE = {
     "test.test_grammar.GrammarTests.test_funcdef",
     "test.test_funcattrs.FunctionPropertiesTest.test___builtins__",
@@ -53,7 +53,7 @@ OF_CODE = {
 
 @functools.lru_cache(maxsize=None)
 def outcomes(group, how):
-    """The number of loops that have branches, and the outcome of each test."""
+    """Return the number of loops with branches, and the outcome of each test."""
     prefixes, tests = GROUPS[group]
     if group in PLACES:
         names = [f"pytest:{PLACES[group]}{name}" for name in tests]
@@ -66,8 +66,8 @@ def outcomes(group, how):
             command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
         )
         assert results.is_file(), done.stderr[-2000:]
-        found = json.loads(results.read_text())
-    return found["loops"], found["tests"]
+        report = json.loads(results.read_text())
+    return report["loops"], report["tests"]
 
 
 @pytest.mark.slow
@@ -75,12 +75,14 @@ def outcomes(group, how):
 @pytest.mark.parametrize("group", GROUPS)
 def test_other_peoples_tests(group, how):
     _, expected = outcomes(group, "plain")
-    loops, found = outcomes(group, how)
+    loops, actual = outcomes(group, how)
     assert loops > 0
-    assert expected.keys() == found.keys()
+    assert expected.keys() == actual.keys()
     assert sum(outcome == "passed" for outcome in expected.values()) > 0.5 * len(expected)
-    told = {name: outcome for name, outcome in found.items() if outcome.split(":")[0] != expected[name].split(":")[0]}
-    assert {name: outcome[-1000:] for name, outcome in told.items() if name not in OF_CODE} == {}
+    differences = {
+        name: outcome for name, outcome in actual.items() if outcome.split(":")[0] != expected[name].split(":")[0]
+    }
+    assert {name: outcome[-1000:] for name, outcome in differences.items() if name not in OF_CODE} == {}
 
 
 # Programs with loops of every kind: `f` is called again and again. `tick` gives what it is given; where it calls a
@@ -531,7 +533,7 @@ PROGRAMS = {
             return A.s(3), A.c(3), A().p, [*A()]
     """,
 }
-# What they do depends on the frames around them, of which a loop over time has some of the compiler's in its first run.
+# Their results depend on the frames of their callers, which include the compiler's in a loop's first run.
 OF_PLACES = {
     "stack inspection": """
         import inspect, sys
@@ -606,7 +608,7 @@ def results(namespace):
 
 
 def as_it_is(name, filename):
-    """What the calls of a program's function return."""
+    """Return the results of the program's calls in Python."""
     namespace = {"__name__": "program", "tick": lambda value: value}
     exec(compile(textwrap.dedent({**PROGRAMS, **OF_PLACES}[name]), filename, "exec"), namespace)
     return results(namespace)
@@ -626,7 +628,7 @@ def test_loops_of_every_kind(name, how):
 @needs_backend
 @pytest.mark.parametrize("name", [*PROGRAMS, "line events"])
 def test_loops_of_every_kind_over_time(name, found, tmp_path, monkeypatch):
-    """Each of their steps calls a neuron: they are compiled, or run as written."""
+    """Each step calls a neuron, so the loops are loops over time: they run compiled or in Python."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "program_of_a_kind.py"

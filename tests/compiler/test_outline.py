@@ -1,4 +1,4 @@
-"""Loops as functions: a program with branches in front of its loops does what it did."""
+"""Programs behave the same with branches in front of their loops."""
 
 import ast
 import copy
@@ -13,9 +13,12 @@ from snnipu.compiler import outline
 
 
 def run(source, *, call="f", arguments=()):
-    """What the program computes, as Python compiles it, with branches that are not taken, and with those that are:
-    results, or the error's type and line. Then the number of branches."""
-    found, text, count = [], textwrap.dedent(source), 0
+    """Run a program without branches, with branches that are not taken, and with branches that are taken.
+
+    Returns:
+        For each of the three, the results, or type and line of the error. Then the number of branches.
+    """
+    outcomes, text, count = [], textwrap.dedent(source), 0
     for how in branches.WAYS:
         namespace = {"__name__": "program"}
         code = compile(text, "program.py", "exec")
@@ -31,12 +34,12 @@ def run(source, *, call="f", arguments=()):
                 trace = trace.tb_next
             result = type(error), trace.tb_lineno
         plain = {k: v for k, v in namespace.items() if not k.startswith("__") and isinstance(v, (int, list, str, dict))}
-        found.append((result, plain))
-    return found, count
+        outcomes.append((result, plain))
+    return outcomes, count
 
 
-def assert_all_are_alike(found):
-    assert found[1:] == found[:1] * (len(found) - 1)
+def assert_all_are_alike(outcomes):
+    assert outcomes[1:] == outcomes[:1] * (len(outcomes) - 1)
 
 
 PROGRAMS = {
@@ -149,15 +152,15 @@ PROGRAMS = {
 }
 
 
-# Their loops may stay as they are.
+# Programs whose loops may have no branch.
 MAY_STAY = {"break and else", "while", "module, functions read", "break of the loop around it"}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_does_what_it_did(name):
-    found, count = run(PROGRAMS[name], call=None if name == "module" else "f")
+    outcomes, count = run(PROGRAMS[name], call=None if name == "module" else "f")
     assert count or name in MAY_STAY
-    assert_all_are_alike(found)
+    assert_all_are_alike(outcomes)
 
 
 REFUSED = {
@@ -222,9 +225,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_not_be_the_same_stays(name):
-    found, count = run(REFUSED[name])
+    outcomes, count = run(REFUSED[name])
     assert not count
-    assert_all_are_alike(found)
+    assert_all_are_alike(outcomes)
 
 
 def test_lines_and_names_in_tracebacks_stay():
@@ -273,10 +276,10 @@ def test_random_programs_do_what_they_did(bound, blocks):
     lines = ["out = []", *(f"{name} = {place + 1}" for place, name in enumerate(sorted(bound)))]
     lines += ["for i in range(2):", *_indent([line for block in blocks for line in block])]
     source = "\n".join(["def f(out):", *_indent(lines), " return out, i"])
-    found, _ = run(source, arguments=([],))
-    if isinstance(found[0][0][0], type):
-        found.pop()  # a variable without a value: no graph is made of such a loop
-    assert_all_are_alike(found)
+    outcomes, _ = run(source, arguments=([],))
+    if isinstance(outcomes[0][0][0], type):
+        outcomes.pop()  # a variable without a value: such a loop runs in Python
+    assert_all_are_alike(outcomes)
 
 
 @pytest.mark.parametrize(
@@ -298,5 +301,5 @@ def test_random_programs_do_what_they_did(bound, blocks):
     ],
 )
 def test_what_ends_every_graph(body, line):
-    """Under an ``if`` only what no loop may have."""
+    """Inside an ``if`` fewer statements end every graph."""
     assert outline.obstacle(ast.parse(f"for t in x:\n {body}").body[0]) == line

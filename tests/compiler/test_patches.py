@@ -1,4 +1,4 @@
-"""After ``stop()`` nothing of PyTorch, snnTorch or snnipu is replaced any longer."""
+"""``stop()`` restores all attributes of PyTorch, snnTorch and snnipu."""
 
 import os
 import subprocess
@@ -97,10 +97,10 @@ def test_what_another_package_replaces_afterwards_stays():
     class Owner:
         kept, replaced = 1, 2
 
-    made = patches.Patches()
+    attributes = patches.Patches()
     for name in ("kept", "replaced", "new"):
-        made.replace(Owner, name, object())
+        attributes.replace(Owner, name, object())
     Owner.replaced = "another package's"
-    made.undo()
+    attributes.undo()
     assert (Owner.kept, Owner.replaced) == (1, "another package's")
     assert not hasattr(Owner, "new")

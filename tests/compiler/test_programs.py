@@ -29,8 +29,8 @@ def test_compiled_programs_give_what_the_loop_gives(seed, monkeypatch, found):
         for batch in (*program.batches, program.batches[0]):
             x = torch.rand(program.steps, batch, *program.input) * 2 - 0.5
             inputs = [x.clone().requires_grad_(program.train and program.input_gradient) for _ in range(2)]
-            wanted = loop_programs.run(net, net, inputs[0], program.train)
-            check(loop_programs.run(compiled, other, inputs[1], program.train), wanted)
+            expected = loop_programs.run(net, net, inputs[0], program.train)
+            check(loop_programs.run(compiled, other, inputs[1], program.train), expected)
             with torch.no_grad():
                 for parameter in (*net.parameters(), *other.parameters()):
                     parameter.mul_(0.9)

@@ -1,4 +1,4 @@
-"""What Python reads of the step's number and of arguments: random programs, compiled and not."""
+"""Random programs that read the step's number and arguments in Python: compiled and in Python."""
 
 import linecache
 import os
@@ -19,28 +19,28 @@ PROGRAMS = int(os.environ.get("SNNIPU_READINGS_EXAMPLES", "6"))
 
 
 def executed(source, filename, namespace):
-    """Execute a program whose source Python finds by this name."""
+    """Execute a source, which tracebacks find by this file name."""
     linecache.cache[filename] = len(source), None, source.splitlines(True), filename
     exec(compile(source, filename, "exec"), namespace)
     return namespace
 
 
-def outcome(program, *given):
+def outcome(program, *arguments):
     try:
-        made, record, total = program.run(*given)
+        result, record, total = program.run(*arguments)
     except Exception as error:
         return type(error)
-    return made.detach(), [(type(one), one) for one in record], (type(total), total)
+    return result.detach(), [(type(one), one) for one in record], (type(total), total)
 
 
-def assert_alike(found, expected):
+def assert_alike(actual, expected):
     if isinstance(expected, type):
-        assert found is expected
+        assert actual is expected
         return
-    assert not isinstance(found, type), found
-    assert found[1:] == expected[1:]
-    assert found[0].dtype == expected[0].dtype
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    assert not isinstance(actual, type), actual
+    assert actual[1:] == expected[1:]
+    assert actual[0].dtype == expected[0].dtype
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -52,14 +52,14 @@ def test_a_graph_is_for_what_python_has_read(seed, found):
     net, x = exact(readings.Net()), exact_numbers(readings.STEPS, readings.BATCH, readings.INPUTS)
     expected = [outcome(program, namespace, net, x, value) for value in program.values]
     call = snn.compile(namespace["outer" if program.carrier == "held" else "f"])
-    made = [outcome(program, namespace, net, x, value, call) for value in program.values]
+    outcomes = [outcome(program, namespace, net, x, value, call) for value in program.values]
     print(found)
-    for one, other in zip(made, expected):
-        assert_alike(one, other)
+    for actual, wanted in zip(outcomes, expected):
+        assert_alike(actual, wanted)
 
 
 def test_programs_do_not_end_in_errors():
-    """They would all be alike."""
+    """A test that compares an error with the same error would prove nothing."""
     net, x = exact(readings.Net()), exact_numbers(readings.STEPS, readings.BATCH, readings.INPUTS)
     sources = set()
     for seed in range(200):
@@ -91,7 +91,7 @@ DRAWS = {
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("name", GENERATORS)
 def test_numbers_of_a_generator_of_the_programs(name, draw, found):
-    """They are the loop's, in its order and dtype, in each call. The generator ends where the loop leaves it."""
+    """Each call has the loop's numbers, in its order and dtype. The generator ends in the same state."""
     draws = DRAWS[draw]
     if name.endswith("RandomState"):
         draws = draws.replace("rng.random()", "rng.random_sample()")
@@ -103,13 +103,13 @@ def test_numbers_of_a_generator_of_the_programs(name, draw, found):
                 out.append(mem)
             return torch.stack(out)
     """)
-    net, x, made = exact(readings.Net()), exact_numbers(readings.STEPS, readings.BATCH, readings.INPUTS), []
+    net, x, calls = exact(readings.Net()), exact_numbers(readings.STEPS, readings.BATCH, readings.INPUTS), []
     for compiled in (False, True):
         namespace = {"rng": GENERATORS[name](), "torch": torch, "random": random}
         call = executed(source, f"<draws {name} {draw}>", namespace)["f"]
         call = snn.compile(call) if compiled else call
         results = [call(net, x).detach() for _ in range(4)]
-        made.append([*results, torch.tensor(namespace["rng"].uniform(0.0, 1.0))])
-    for own, expected in zip(*made):
-        assert own.dtype == expected.dtype
-        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
+        calls.append([*results, torch.tensor(namespace["rng"].uniform(0.0, 1.0))])
+    for actual, expected in zip(*calls):
+        assert actual.dtype == expected.dtype
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)

@@ -1,7 +1,7 @@
-"""Why a neuron or an operator runs step by step: the program's lines are named, and what to write instead helps.
+"""Reasons for which neurons and operators run step by step: the report names the program's lines, and its advice helps.
 
-Each kind of reason has a program whose lines that cause it are marked ``# here``, in the order in which they are told,
-and the program that is written instead.
+Each kind of reason has a program and its replacement. The lines that cause the reason are marked ``# here``, in the
+order of the report.
 """
 
 import linecache
@@ -30,7 +30,7 @@ def Clamped(x, mem, *, beta, spike):
 
 
 class Quiet(snn.Leaky):
-    """A part of snnTorch's step replaced."""
+    """A neuron that replaces a part of snnTorch's step."""
 
     def _base_state_function(self, input_):
         return super()._base_state_function(input_) - 0.1 * self.mem.mean(1, keepdim=True)
@@ -51,7 +51,7 @@ class OfAll(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """What the programs are made of."""
+    """The layers and neurons of the programs."""
 
     def __init__(self, **modules):
         super().__init__()
@@ -71,7 +71,7 @@ def hooked():
     return net
 
 
-def of_own_function():
+def with_custom_function():
     return Net(spike=OfAll.apply)
 
 
@@ -87,23 +87,23 @@ def run(net, x):
         rec.append(spk2)
     return torch.stack(rec), mem2
 """
-# What a loop calls in each step.
+# Code of a step.
 STEP = "spk, mem = net.lif1(net.fc1(x[t]), mem)"
 HERE = f"{STEP}  # here"
-OWN = "spk, hand = net.clamped(net.fc1(x[t]), hand)"
+CUSTOM = "spk, hand = net.clamped(net.fc1(x[t]), hand)"
 NOISY = "spk, mem = net.lif1(cur, mem)"
-# Kind, body, the body that is written instead, and the networks, if they are other ones.
+# Kind, body, the body that is written instead, and the network if it is not Net.
 NEURONS = [
     ("hooks", HERE, STEP, hooked),
     ("restarted", "spk, _mem = net.lif1(net.fc1(x[t]), last)  # here", STEP),
-    ("state", f"{STEP}\nmem = mem - mem.mean(1, keepdim=True)  # here", OWN),
-    ("state", "spk, _mem = net.lif1(net.fc1(x[t]), spk)  # here", OWN),
+    ("state", f"{STEP}\nmem = mem - mem.mean(1, keepdim=True)  # here", CUSTOM),
+    ("state", "spk, _mem = net.lif1(net.fc1(x[t]), spk)  # here", CUSTOM),
     ("parameter", f"{STEP}\nnet.lif1.threshold += 0.01 * spk.mean()  # here", STEP),
     ("parameter", f"{STEP}\nnet.lif1.threshold.add_(0.01 * spk.mean())  # here", STEP),
     (
         "feedback_elementwise",
         "cur = net.fc1(x[t]) - net.fc2(x[t]) * last  # here\nspk, mem = net.lif1(cur, mem)  # here\nlast = spk",
-        OWN,
+        CUSTOM,
     ),
     (
         "feedback_layer",
@@ -129,7 +129,7 @@ NEURONS = [
     ("unfused", HERE, STEP, lambda: Net(lif1=Quiet(0.9))),
 ]
 OPERATORS = [
-    ("recurrent", f"{STEP}\nlast = torch.softmax(last + spk, 1)  # here", f"{OWN}"),
+    ("recurrent", f"{STEP}\nlast = torch.softmax(last + spk, 1)  # here", f"{CUSTOM}"),
     ("random", f"cur = net.fc1(x[t]) + torch.randn(BATCH, WIDTH)  # here\n{NOISY}", f"cur = noise[t]\n{NOISY}"),
     ("masks", f"cur = nn.functional.dropout(x[t], 0.25)  # here\n{NOISY}", STEP),
     (
@@ -137,7 +137,7 @@ OPERATORS = [
         f"cur = net.fc1(x[t])\nfirst = cur[:1]\ncur += 1  # here\n{NOISY}\n_, hand = net.clamped(first, hand)",
         f"cur = net.fc1(x[t])\ncur = cur + 1\nfirst = cur[:1]\n{NOISY}\n_, hand = net.clamped(first, hand)",
     ),
-    ("function", f"cur = net.spike(net.fc1(x[t]))  # here\n{NOISY}", STEP, of_own_function),
+    ("function", f"cur = net.spike(net.fc1(x[t]))  # here\n{NOISY}", STEP, with_custom_function),
     ("unknown", f"{STEP}\nspk = spk + torch.kthvalue(mem, 2, 1, True).values  # here", STEP),
     (
         "numbers",
@@ -156,7 +156,7 @@ LOOPS = [
     ("clock", f"began = time.perf_counter()  # here\n{STEP}\nspk = spk + 0 * began", STEP),
     ("break", f"{STEP}\ntorch._dynamo.graph_break()  # here", STEP),
 ]
-# What is written instead gives the same numbers.
+# Kinds whose replacement has the same results.
 SAME = {"in_place", "branch", "list", "clock", "break"}
 _files = iter(range(1000))
 
@@ -199,5 +199,5 @@ def test_lines_are_named_and_what_to_write_instead_helps(row, found):
 
 
 def test_every_kind_has_a_program():
-    elsewhere = {"value", "prints", "sizes", "resets"}  # they do not end the graph of a loop's body by themselves
+    elsewhere = {"value", "prints", "sizes", "resets"}  # alone they do not end the graph of a loop's body
     assert {row[0] for row in [*NEURONS, *OPERATORS, *LOOPS]} == reasons.KINDS.keys() - elsewhere

@@ -1,4 +1,4 @@
-"""Neurons that a program writes out, or whose step a subclass changes, run as one operator over time."""
+"""Hand-coded neurons, and neurons whose step a subclass changes, run as one operator over time."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ spike = surrogate.fast_sigmoid(slope=5)
 
 
 class Part(nn.Module):
-    """What the step of a neuron that is written out reads; ``step`` returns its output and the new states."""
+    """Base class of hand-coded neurons with their parameters; ``step`` returns the output and the new states."""
 
     def __init__(self, step, starts):
         super().__init__()
@@ -33,7 +33,7 @@ class Part(nn.Module):
 
 
 class Written(nn.Module):
-    """Neurons side by side, by steps and by what they start from: a number of states, or a function of the input."""
+    """Parallel hand-coded neurons, from steps and initial states: a number of states, or a function of the input."""
 
     def __init__(self, ways, rows=True):
         super().__init__()
@@ -55,7 +55,7 @@ class Written(nn.Module):
 
 
 def check(ways, x=None, **how):
-    """Check a network of such neurons, and return its report."""
+    """Check a network of hand-coded neurons, and return its report."""
     x = 2 * torch.randn(STEPS, BATCH, WIDTH) if x is None else x
     return compared(Written(ways, how.pop("rows", True)), x, **{"rtol": 1e-4, "atol": 1e-4, **how})
 
@@ -116,7 +116,7 @@ def without_spikes(net, x, mem):
 
 
 class Rectangle(torch.autograd.Function):
-    """With assignments where a comparison holds."""
+    """A surrogate whose backward pass assigns by a mask."""
 
     @staticmethod
     def forward(ctx, u, width=0.7):
@@ -129,9 +129,9 @@ class Rectangle(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (u,) = ctx.saved_tensors
-        made = grad.clone()
-        made[u.abs() > ctx.width] = 0
-        return made, None
+        gradient = grad.clone()
+        gradient[u.abs() > ctx.width] = 0
+        return gradient, None
 
 
 class Ternary(torch.autograd.Function):
@@ -147,7 +147,7 @@ class Ternary(torch.autograd.Function):
 
 
 class Above(torch.autograd.Function):
-    """Of two tensors, whose difference is saved, and a gradient that is not linear in what comes in."""
+    """A surrogate of two tensors that saves their difference. Its backward pass is not linear in the gradient."""
 
     @staticmethod
     def forward(ctx, mem, threshold):
@@ -158,8 +158,8 @@ class Above(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (above,) = ctx.saved_tensors
-        made = grad.clamp(-0.5, 0.5) * torch.exp(-above.abs())
-        return made, -made
+        gradient = grad.clamp(-0.5, 0.5) * torch.exp(-above.abs())
+        return gradient, -gradient
 
 
 def by_rectangle(net, x, mem):
@@ -200,7 +200,7 @@ WAYS = {
     "of two tensors": (of_two_tensors, 1),
     "two functions": (two_functions, 1),
 }
-# From numbers, or from other than zeros.
+# Initial states that are numbers, or not zero.
 STARTS = {
     "from a number": (subtracted, lambda x: [0.0]),
     "from one value": (subtracted, lambda x: [torch.zeros(1, device=x.device)]),
@@ -210,7 +210,11 @@ STARTS = {
 
 
 def summed(membrane):
-    """A step by the equation of its membrane: of the network, the current, spikes and membrane of the step before."""
+    """Return a step and its number of states.
+
+    Args:
+        membrane: the equation of the membrane, of the network, the current, and the previous spikes and membrane.
+    """
 
     def step(net, x, spk, mem):
         mem = membrane(net, x, spk, mem)
@@ -303,7 +307,7 @@ def two_in_a_row(net, x, mem, mem2):
 
 
 def reset_to_zero(net, x, syn, mem):
-    """Fires by the membrane of the step before; the membrane reads the current of the step before."""
+    """Fire by the previous membrane; the new membrane reads the previous current."""
     reset, spk = spike(mem - 0.2).detach(), spike(mem - 0.2)
     syn_after, mem_after = 0.9 * syn + x, 0.8 * mem + 0.2 * syn
     return spk, syn_after - syn_after * reset, mem_after - mem_after * reset
@@ -349,7 +353,7 @@ def test_neurons_that_are_written_out(group, training):
 
 @pytest.mark.slow
 def test_nothing_is_stacked():
-    """Where only sums and the last states are returned."""
+    """A loop that only returns sums and the last states stores no sequence."""
     report = check([WAYS["subtracted"], WAYS["adaptive"]], rows=False)
     assert rolled(report) == [(STEPS - 1, True)] * 2
 
@@ -406,7 +410,7 @@ def bounded_by_a_tensor(net, x, mem):
 
 
 def function_of(forward, backward):
-    """An autograd function of these passes."""
+    """Return an autograd function of these passes."""
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -427,16 +431,16 @@ def into_what_comes_in(grad, u):
 
 
 def into_a_view(grad, u):
-    made = grad.clone()
-    made.detach()[u < 0] = 0
-    return made
+    out = grad.clone()
+    out.detach()[u < 0] = 0
+    return out
 
 
 def into_what_a_view_reads(grad, u):
-    made = grad.clone()
-    view = made.detach()
-    made[u < 0] = 0
-    return made + view
+    out = grad.clone()
+    view = out.detach()
+    out[u < 0] = 0
+    return out + view
 
 
 def is_positive(u):
@@ -467,7 +471,7 @@ def a_part_is_a_result(net, x, mem):
     return part, mem - spk * net.threshold
 
 
-# Right, and no one operator.
+# Steps that are not one operator, with the loop's results.
 KEPT = [two_inputs, over_neurons, two_surrogates, not_recorded, in_double_precision, cast_to_bool, rounded_quotient]
 KEPT += [sum_with_a_factor, bounded_by_a_tensor, in_shares, a_part_is_a_result]
 NO_SUMS = (
@@ -507,7 +511,7 @@ def test_functions_that_are_not_recorded():
 
 @pytest.mark.slow
 def test_a_function_that_draws_numbers():
-    """In the loop's order, with other draws around it."""
+    """The numbers are drawn in the loop's order, together with other random numbers."""
     function = function_of(lambda u: (u > torch.rand_like(u)).float(), lambda grad, u: grad * u.abs())
 
     def step(net, x, mem):
@@ -518,7 +522,7 @@ def test_a_function_that_draws_numbers():
     check([(step, 1), (bounded, 1)])
 
 
-# Statements of a step, and what is returned.
+# Statements of a step, and the results.
 FORMS = {
     "spk = Rectangle.apply(mem - 0.3, 0.1 * (t + 1))\nmem = 0.5 * mem + x[t]": "rec",
     "mem = (0.9 * mem + x[t]).clamp(min=-0.1 if t < 3 else -0.2)\nspk = spike(mem - 0.3)\nmem = mem - spk * 0.3": "rec",
@@ -546,7 +550,7 @@ def test_forms(form):
 
 
 class LowPass(snn.Leaky):
-    """The input decays, too."""
+    """A neuron with a decaying input."""
 
     def _base_state_function(self, input_):
         return self.beta * self.mem + (1 - self.beta) * input_
@@ -580,18 +584,18 @@ SUBCLASSES = (
 
 
 def calling(neuron):
-    """The step of a neuron of snnTorch's, and what it starts from."""
+    """Return a step that calls ``net.neuron``, and its number of states."""
     count = len(neuron.reset_mem()) if isinstance(neuron.reset_mem(), tuple) else 1
 
     def step(net, x, *states):
-        made = net.neuron(x, *states)
-        return (made[0], *made[len(made) - count :])
+        results = net.neuron(x, *states)
+        return (results[0], *results[len(results) - count :])
 
     return step, count
 
 
 class Cells(Written):
-    """Neurons of snnTorch's, each one's spikes given to the next; and neurons that are written out in a method."""
+    """A chain of snnTorch's neurons, and hand-coded neurons in a method."""
 
     def __init__(self, neurons):
         super().__init__(map(calling, neurons))
@@ -612,7 +616,7 @@ def test_subclasses_and_surrogates_of_the_programs_own(spelled):
 
 
 class Layers(nn.Module):
-    """Layers of a neuron that is written out in a method, called in a loop within the loop; they begin with numbers."""
+    """Layers of a hand-coded neuron in a method, called in an inner loop. Their states start as numbers."""
 
     def __init__(self):
         super().__init__()
@@ -643,7 +647,7 @@ def test_layers_of_a_neuron_that_is_written_out():
 
 @pytest.mark.slow
 def test_under_a_default_device():
-    """``1 - spk`` is another call there."""
+    """Under a default device PyTorch traces ``1 - spk`` as another call."""
     with torch.device("cpu"):
         report = check([AROUND["inhibited"], AROUND["fatigued"], AROUND["reset again"]])
     assert all(neuron.rolled for neuron in report.neurons), report

@@ -1,4 +1,4 @@
-"""Small loops, one for each rule of the compiler: what it takes becomes one call, what it refuses runs step by step."""
+"""Small loops for each rule of the compiler: supported calls run once, and others run step by step."""
 
 import copy
 import operator
@@ -22,7 +22,7 @@ STEPS = 4
 
 MATRIX = torch.linspace(-1, 1, 36).view(6, 6)
 PLACES = torch.tensor([[1, 0, 3, 3, 2, 0], [5, 1, 1, 0, 2, 4]]).repeat(3, 1)
-# Names in the report, and calls with the spikes and the membrane of a step.
+# Operators in the report -> calls with the spikes and the membrane of a step.
 TAKEN = {
     "adaptive_avg_pool1d": lambda spk, mem: F.adaptive_avg_pool1d(mem[:, None], 3),
     "adaptive_avg_pool2d": lambda spk, mem: F.adaptive_avg_pool2d(mem.view(-1, 1, 2, 3), 2),
@@ -133,9 +133,9 @@ TAKEN = {
     "view": lambda spk, mem: mem.view(-1, 3),
     "where": lambda spk, mem: torch.where(spk > 0, mem.sum(0), mem),
 }
-# What a rule must not take, or takes at some sizes: the values are the loop's.
+# Calls that a rule must refuse, or refuse at some sizes.
 REFUSED = {
-    # A tensor without dimensions does not widen the dtype of others, a sequence of them would.
+    # A tensor without dimensions does not promote the dtype of others, but a sequence of such tensors would.
     "double of no dimension": lambda spk, mem: mem * mem.double().sum(),
     "half of one": lambda spk, mem: mem.half() * mem.sum(),
     # A parameter with more dimensions than the step.
@@ -180,7 +180,7 @@ REFUSED = {
 
 
 class Rows(nn.Module):
-    """A neuron, and the results of functions of its spikes and membrane at each step."""
+    """A neuron, and the results of functions that read its spikes and membrane at each step."""
 
     def __init__(self, functions):
         super().__init__()
@@ -233,27 +233,27 @@ ARGUMENTS = (
 
 
 def elementwise(name):
-    """A call of an elementwise function of this name, with the arguments that it takes."""
+    """Return a call of the elementwise function ``name`` with suitable arguments."""
     x = torch.rand(2, 3)
     for function in (getattr(space, name, None) for space in (torch, F, operator, torch._C._nn)):
         for arguments in ARGUMENTS if function else ():
             try:
-                made = function(*arguments(x, x))
+                result = function(*arguments(x, x))
             except (TypeError, RuntimeError):
                 continue
-            if isinstance(made, torch.Tensor) and made.shape == x.shape:
+            if isinstance(result, torch.Tensor) and result.shape == x.shape:
                 return lambda spk, mem: function(*arguments(spk, mem))
     raise AssertionError(f"{name} is no function of tensors")
 
 
 @pytest.mark.slow
 def test_elementwise_functions_are_called_once():
-    names = sorted(nodes.ELEMENTWISE - {"spike_of", "rsub"})  # a surrogate's; 1 - x
+    names = sorted(nodes.ELEMENTWISE - {"spike_of", "rsub"})  # the surrogate, and 1 - x
     called_once(compared(Rows([*map(elementwise, names)]), torch.rand(STEPS, 6, 6), learns=False), names)
 
 
 def test_every_rule_has_a_row():
-    """``Rows`` is called with what the neuron gives; these rules are tested by themselves below."""
+    """``Rows`` only has calls with results of the neuron. Separate tests below cover the other rules."""
     others = {"getitem", "multi_head_attention_forward", *nodes.ELEMENTWISE}
     assert rules.RULES.keys() - others <= {name.split(",")[0] for name in TAKEN}
 
@@ -271,7 +271,7 @@ self.norm, self.drop = nn.BatchNorm1d(6, momentum=0.5), nn.Dropout(0.4)
 """
 START = "half, before = torch.zeros(x.shape[1:], dtype=torch.float16), x[0] * 0"
 SPIKE = "spk, mem = self.lif(x[t], mem)\n"
-# What a step does, and whether the neuron is one operator.
+# Code of a step, and True if the neuron is one operator.
 STATEMENTS = {
     "out += spk": True,
     "out.add_(spk, alpha=2)": True,
@@ -329,7 +329,7 @@ def test_statements(step):
 
 # ---- inputs of the neuron, norms, attention
 
-# The input of the neuron, and whether the neuron is one operator.
+# The input of the neuron, and True if the neuron is one operator.
 INPUTS = {
     "self.norm(x[t])": True,
     "self.norm(self.map(x[0]))": True,
@@ -403,10 +403,10 @@ def test_batch_norms_in_multistep_are_those_of_a_loop(name):
     multi = snn.MultiStep(copy.deepcopy(norm))
     for training in (True, True, False):
         norm.train(training), multi.train(training)
-        wanted = outcome(lambda leaf: torch.stack([norm(step) for step in leaf]), norm, x)
-        made = outcome(multi, multi[0], x)
-        check(made, wanted, rtol=1e-4)
-        assert torch.equal(made["result 0"], wanted["result 0"]) or not training
+        expected = outcome(lambda leaf: torch.stack([norm(step) for step in leaf]), norm, x)
+        actual = outcome(multi, multi[0], x)
+        check(actual, expected, rtol=1e-4)
+        assert torch.equal(actual["result 0"], expected["result 0"]) or not training
     with pytest.raises(ValueError, match=r"expected .* input"):
         multi(torch.rand(STEPS, 2, 2, 2, 2, 2, 2))
 

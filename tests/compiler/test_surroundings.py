@@ -1,4 +1,4 @@
-"""Random scripts around a loop over time do with ``snn.auto()`` what they do without."""
+"""Random scripts around a loop over time behave the same with ``snn.auto()``."""
 
 import os
 
@@ -25,7 +25,7 @@ def test_a_script_does_what_it_does_without(seed, tmp_path, monkeypatch):
 
 
 def test_a_difference_is_seen():
-    """One number, one counter, one record too many."""
+    """A difference in a single number, counter or record is reported."""
     plain = [("0: out", ("facts", torch.ones(3))), ("0: counters", [("steps", 4)])]
     others = [
         [("0: out", ("facts", torch.tensor([1.0, 1.0, 1.001]))), plain[1]],

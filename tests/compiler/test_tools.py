@@ -1,4 +1,4 @@
-"""What tools do with a network: with ``snn.auto()`` as without, and the network runs compiled afterwards as before."""
+"""Tools on a network have the same results with ``snn.auto()``, and the network runs compiled before and after."""
 
 import contextlib
 import copy
@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 class Tracer(torch.fx.Tracer):
-    """Neurons and layers are nodes of its graphs."""
+    """A tracer of ``torch.fx`` whose graphs have neurons and layers as nodes."""
 
     def is_leaf_module(self, module, name):
         return isinstance(module, (nn.Linear, snntorch.SpikingNeuron))
@@ -94,7 +94,7 @@ def by_function_mode(net, x):
 
 
 def by_hooks(net, x):
-    """As summaries of networks look at their modules."""
+    """Record the modules by hooks, as summaries of networks do."""
     seen = []
     handles = [
         module.register_forward_hook(lambda module, given, made: seen.append(type(module).__name__))
@@ -107,7 +107,7 @@ def by_hooks(net, x):
 
 
 def by_another_call(net, x):
-    """A tool that puts its own function in the place of all modules' calls."""
+    """A tool that replaces ``Module.__call__``."""
     seen, plain = [], nn.Module.__call__
 
     def call(self, *args, **kwargs):
@@ -151,23 +151,23 @@ def outcome(tool, net, x):
         return type(error), str(error).splitlines()[0]
 
 
-def assert_equal(found, expected):
-    assert type(found) is type(expected)
-    if isinstance(found, tuple):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected):
+def assert_equal(actual, expected):
+    assert type(actual) is type(expected)
+    if isinstance(actual, tuple):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected):
             assert_equal(one, other)
-    elif isinstance(found, torch.Tensor):
-        torch.testing.assert_close(found, expected)
+    elif isinstance(actual, torch.Tensor):
+        torch.testing.assert_close(actual, expected)
     else:
-        assert found == expected
+        assert actual == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
 def test_a_tool_finds_what_it_finds_without(tool, before, auto):
-    """Before the loop is found, and when it is compiled; it stays so, or becomes so afterwards."""
+    """The tool runs before the loop is found, and after it is compiled. Later calls run compiled in both cases."""
     net, x = exact(Net()), exact_numbers(STEPS, BATCH, INPUTS)
     with as_written(auto):
         expected, plain = outcome(tool, net, x), net(x)
@@ -180,7 +180,7 @@ def test_a_tool_finds_what_it_finds_without(tool, before, auto):
 
 
 class Hidden(nn.Module):
-    """``utils.reset`` in ``forward``; ``way``: how a copy is made."""
+    """A network that calls ``utils.reset`` in ``forward``; ``way`` is the way to copy it."""
 
     def __init__(self):
         super().__init__()
@@ -204,7 +204,7 @@ COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda net: pickle.loads(pickle.d
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("way", COPIES)
 def test_copies_go_on_as_they_do_by_import(way, first, auto):
-    """snnTorch's reset leaves out the neurons of a copy, whichever of the two is compiled first."""
+    """snnTorch's reset leaves out the neurons of a copy, also if the copy is compiled first."""
     x, results = exact_numbers(STEPS, BATCH, INPUTS), []
     for looks in (False, True):
         torch.manual_seed(0)
@@ -213,8 +213,8 @@ def test_copies_go_on_as_they_do_by_import(way, first, auto):
             net(x)
             nets = [net, COPIES[way](net)]
             results.append([run(x) for _ in range(3) for run in (nets[::-1] if first else nets) for _ in range(2)])
-    for found, expected in zip(*results):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected)
     assert any(loop.runs for loop in auto.loops)
 
 
@@ -299,7 +299,7 @@ for calls in range(4):
 
 @pytest.mark.slow
 def test_cloudpickle(tmp_path):
-    """Classes and functions of a script, before and after their loops are compiled; the other process knows nothing."""
+    """Functions pickled before and after their loops are compiled run in a process without the compiler."""
     pytest.importorskip("cloudpickle")
     for name, text in (("writes.py", PICKLED), ("reads.py", UNPICKLES)):
         script = tmp_path / name
@@ -339,7 +339,7 @@ class Wrapper:
 
 
 def test_loops_of_other_packages_are_theirs(auto, tmp_path, monkeypatch, caplog):
-    """They are neither told as found or refused nor compiled."""
+    """Loops of other packages are neither listed nor compiled."""
     folder = tmp_path / "lib" / "site-packages"
     folder.mkdir(parents=True)
     (folder / "a_trainer.py").write_text(OTHER)
@@ -359,7 +359,7 @@ def test_loops_of_other_packages_are_theirs(auto, tmp_path, monkeypatch, caplog)
 
 
 def test_lightning(auto, tmp_path, torchvision):
-    """The program's own loop is the network's."""
+    """The loop is in the network that Lightning trains."""
     lightning = pytest.importorskip("lightning.pytorch")
 
     class Trained(lightning.LightningModule):
@@ -382,7 +382,7 @@ def test_lightning(auto, tmp_path, torchvision):
 
 
 def test_a_warning_is_told_of_the_line_that_called(auto):
-    """Of a function that is found, and runs as it is or compiled."""
+    """The warning names the calling line, in Python and compiled."""
 
     def warns(net, x):
         warnings.warn("old", DeprecationWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""``torch.compile(net, backend="snnipu")``: the unrolled loop is found in the graph, and gives what the loop gives."""
+"""``torch.compile(net, backend="snnipu")`` finds the unrolled loop in the graph, and has the loop's results."""
 
 import pytest
 import torch
@@ -20,26 +20,26 @@ SEQUENCES = {*step_operators.SEQUENCES.values(), *step_operators.FED_BACK.values
 
 
 @pytest.fixture(autouse=True)
-def found(monkeypatch):
-    """The neurons that are one operator, and the steps that are left, of each graph."""
+def counts(monkeypatch):
+    """Return a list that gets an item for each graph: the numbers of neurons that are one operator and of steps."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     backend.enable()
     graphs, rolled = [], unrolled.rolled
 
     def noted(module, **options):
-        made = rolled(module, **options)
-        parts = [part for part in (made or module).modules() if isinstance(part, torch.fx.GraphModule)]
+        with_loops = rolled(module, **options)
+        parts = [part for part in (with_loops or module).modules() if isinstance(part, torch.fx.GraphModule)]
         neurons = sum(node.target in SEQUENCES for part in parts for node in part.graph.nodes)
         graphs.append((neurons, sum(node.target in step_operators.SEQUENCES for node in parts[0].graph.nodes)))
-        return made
+        return with_loops
 
     monkeypatch.setattr(unrolled, "rolled", noted)
     return graphs
 
 
 class Net(nn.Module):
-    """A layer in front of a neuron; ``loop(net, x)`` is the loop."""
+    """A layer and a neuron; ``loop(net, x)`` is the loop."""
 
     def __init__(self, loop, **parts):
         super().__init__()
@@ -53,7 +53,7 @@ class Net(nn.Module):
 
 
 def steps(net, x, between=lambda net, t, spk, mem: mem):
-    """Spikes and membranes of all steps, with something between the steps."""
+    """Run the loop with code ``between`` the steps; return the spikes and membranes of all steps."""
     mem, spikes, mems = net.lif.reset_mem(), [], []
     for t in range(len(x)):
         spk, mem = net.lif(net.fc(x[t]), mem)
@@ -63,8 +63,8 @@ def steps(net, x, between=lambda net, t, spk, mem: mem):
     return spikes, mems
 
 
-def stacked(*given):
-    return [torch.stack(one) for one in steps(*given)]
+def stacked(*arguments):
+    return [torch.stack(one) for one in steps(*arguments)]
 
 
 def totals(net, x):
@@ -107,7 +107,7 @@ def two_loops(net, x):
 
 
 def layers(net, x):
-    """A step of layers with hidden states, as in snnTorch's tutorials 6 and 7."""
+    """Run layers with hidden states at each step, as in snnTorch's tutorials 6 and 7."""
     utils.reset(net.body)
     out = [net.body(current) for current in x]
     return [torch.stack([spk for spk, _ in out]), *[mem for _, mem in out]]
@@ -123,7 +123,7 @@ def every_second(net, x):
     return stacked(net, x, lambda net, t, spk, mem: mem + (net.fc if t % 2 else net.other)(spk))
 
 
-# name -> the network, and the numbers of neurons that are one operator and of steps that are left; None: any
+# name -> the network, and the numbers of neurons that are one operator and of separate steps; None for any number
 CASES = {
     "tutorial": (lambda: Net(lambda net, x: stacked(net, [x[0]] * 6)), (1, 0)),
     "stacked": (lambda: Net(stacked), (1, 0)),
@@ -144,19 +144,19 @@ CASES = {
 
 
 def results(function, net, x, train=True):
-    """Results of two calls, gradients, buffers, states, and the next random numbers."""
+    """Return results of two calls, gradients, buffers, states, and the next random numbers."""
     torch.manual_seed(3)
-    found = []
+    values = []
     for _ in range(2):
         with torch.set_grad_enabled(train):
             out = function(x)
-        found += [one.detach().clone() for one in out]
+        values += [one.detach().clone() for one in out]
         if train:
             sum((one * torch.linspace(-1, 2, one.numel()).view(one.shape)).sum() for one in out).backward()
         for one in out:
-            one.detach().fill_(7.0)  # they are memory of their own
+            one.detach().fill_(7.0)  # the results share no memory
     states = [module.mem for module in net.modules() if isinstance(getattr(module, "mem", None), torch.Tensor)]
-    return [*found, x.grad, *(one.grad for one in net.parameters()), *net.buffers(), *states, torch.rand(())]
+    return [*values, x.grad, *(one.grad for one in net.parameters()), *net.buffers(), *states, torch.rand(())]
 
 
 def check(make, x, train=True, tolerance=1e-5, **options):
@@ -165,53 +165,53 @@ def check(make, x, train=True, tolerance=1e-5, **options):
     other.load_state_dict(net.state_dict())
     inputs = [x.clone().requires_grad_(train) for _ in range(2)]
     expected = results(net, net, inputs[0], train)
-    made = results(torch.compile(other, backend="snnipu", **options), other, inputs[1], train)
-    torch.testing.assert_close(made, expected, rtol=tolerance, atol=tolerance)
+    actual = results(torch.compile(other, backend="snnipu", **options), other, inputs[1], train)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("count", [3, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 6, 25))])
 @pytest.mark.parametrize("name", CASES)
-def test_results_gradients_and_effects_are_those_of_the_loop(name, count, found):
+def test_results_gradients_and_effects_are_those_of_the_loop(name, count, counts):
     make, expected = CASES[name]
     check(make, torch.rand(count, 3, 4))
     if expected is not None and count > unrolled.FEWEST:
-        assert set(found) == {expected}
+        assert set(counts) == {expected}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("name", ["numbers", "dropout", "batch norm"])
-def test_one_compilation_serves_all_batch_sizes(name, train, found):
+def test_one_compilation_serves_all_batch_sizes(name, train, counts):
     net = CASES[name][0]()
     compiled = torch.compile(net, backend="snnipu", dynamic=True)
     for batch in (3, 5, 2):
-        x, made = torch.rand(6, batch, 4), []
+        x, actual = torch.rand(6, batch, 4), []
         for function in (compiled, net):
             net.total.zero_()
             torch.manual_seed(2)
             with torch.set_grad_enabled(train):
-                made.append(function(x))
-        torch.testing.assert_close(*made)
-    assert found == [CASES[name][1]]
+                actual.append(function(x))
+        torch.testing.assert_close(*actual)
+    assert counts == [CASES[name][1]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["reset", "hidden", "given"])
 @pytest.mark.parametrize("maps", [False, True])
-def test_a_loop_over_each_neuron_is_one_operator(maps, start, found):
+def test_a_loop_over_each_neuron_is_one_operator(maps, start, counts):
     names = [name for name in NEURONS if maps == ("conv" in name)]
     if start == "given":
         names = [name for name in names if name != "sconv2dlstm pooled"]  # of another shape
     check(lambda: Several(names, start), torch.randn(5, 3, 2, 6, 4), tolerance=1e-4)
-    assert set(found) == {(len(names), 0)}
+    assert set(counts) == {(len(names), 0)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("then", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", ["numbers", "batch norm", "written out"])
-def test_another_backend_compiles_what_is_left(name, then, found):
+def test_another_backend_compiles_what_is_left(name, then, counts):
     check(CASES[name][0], torch.rand(6, 3, 4), options={"then": then}, tolerance=1e-4)
-    assert set(found) == {CASES[name][1]}
+    assert set(counts) == {CASES[name][1]}
 
 
 def test_a_result_that_is_changed_in_place_afterwards():
