@@ -413,15 +413,13 @@ class _Recording:
             was = dict(zip(before, states_before))
             now: Dict[Node, Any] = {}
 
-            def value(argument: Argument) -> Any:
-                if isinstance(argument, Outside):
+            def value(source: Argument) -> Any:
+                if isinstance(source, Outside):
                     return x
-                if isinstance(argument, Constant):
-                    fixed = argument.value
+                if isinstance(source, Constant):
+                    fixed = source.value
                     return parameters[self.fixed[fixed]] if isinstance(fixed, Node) else fixed
-                return (
-                    now[argument.node] if isinstance(argument, SameStep) else was[self.operations.after(argument.mark)]
-                )
+                return now[source.node] if isinstance(source, SameStep) else was[self.operations.after(source.mark)]
 
             for node in self.order:
                 arguments = self._arguments_of(node)

@@ -77,7 +77,7 @@ def _is_linear(backward: Graph) -> bool:
     inputs = [node for node in backward.nodes if node.op == "placeholder"]
     depends = set(inputs[:1])
     for node in backward.nodes:
-        on_gradient = [argument in depends for argument in node.args] if node.op != "output" else []
+        depend = [argument in depends for argument in node.args] if node.op != "output" else []
         name = SAME.get(nodes.name_of(node), nodes.name_of(node))
         if any(one in depends for one in nodes.leaves_of(list(node.kwargs.values()))):
             return False
@@ -87,16 +87,15 @@ def _is_linear(backward: Graph) -> bool:
         if not any(one in depends for one in nodes.leaves_of(node.args)):
             continue
         if name in _LINEAR_IN_FIRST:
-            fits = on_gradient[0] and not any(on_gradient[1:])
+            fits = depend[0] and not any(depend[1:])
         elif name in _LINEAR_IN_EITHER:
-            fits = on_gradient.count(True) == 1
+            fits = depend.count(True) == 1
         elif name in _LINEAR_IN_BOTH:
-            fits = all(on_gradient)
+            fits = all(depend)
         elif name in ("masked_fill", "setitem"):
-            fits = on_gradient == [True, False, False] and node.args[2] == 0
+            fits = depend == [True, False, False] and node.args[2] == 0
         else:
-            others = zip(on_gradient[1:], node.args[1:])
-            fits = name == "where" and not on_gradient[0] and all(a or b == 0 for a, b in others)
+            fits = name == "where" and not depend[0] and all(a or b == 0 for a, b in zip(depend[1:], node.args[1:]))
         if not fits:
             return False
         depends.add(node)
@@ -138,8 +137,7 @@ def note_passes(graph: Graph) -> None:
     """Store the passes of autograd functions with one result in ``meta`` of their nodes, which copies keep."""
     for node in graph.nodes:
         if is_apply_node(node):
-            names = [str(getattr(argument, "target", "")) for argument in node.args[:2]]
-            parts = [getattr(graph.owning_module, name, None) for name in names]
+            parts = [getattr(graph.owning_module, str(getattr(arg, "target", "")), None) for arg in node.args[:2]]
             if not node.kwargs.get("non_differentiable_idx") and all(isinstance(part, GraphModule) for part in parts):
                 forward, backward = (part.graph for part in parts)  # type: ignore[union-attr]
                 if _is_plain(forward, backward, len(node.args) - 2):

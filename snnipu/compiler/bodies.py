@@ -170,11 +170,7 @@ class Bodies:
 
     def _build(self, node: Any, loop: Any, parts: Any, known: Any, elsewhere: Any, bound: Any, owner: str) -> Any:
         """Return name, functions and branch of a loop, or None if its body cannot be a function."""
-        if (
-            not isinstance(loop, ast.For)
-            or loop.orelse
-            or any(isinstance(one, ast.Break) for one in _inside(loop.body))
-        ):
+        if not isinstance(loop, ast.For) or loop.orelse or any(isinstance(n, ast.Break) for n in _inside(loop.body)):
             return None
         if next(deferred([loop]), None) is not None:
             return None

@@ -92,25 +92,21 @@ class Items:
         text = "t" if by == 1 else f"{self._value(by)} * t"
         return f"({self._value(start)} + {text})" if start else text
 
-    def _called(self, iterable: "Called") -> Tuple[str, int]:
-        if iterable.function is builtins.enumerate and 1 <= len(iterable.arguments) <= 2:
-            inner, count = self._read(iterable.arguments[0])
-            start = iterable.arguments[1] if len(iterable.arguments) > 1 else 0
+    def _called(self, call: "Called") -> Tuple[str, int]:
+        if call.function is builtins.enumerate and 1 <= len(call.arguments) <= 2:
+            inner, count = self._read(call.arguments[0])
+            start = call.arguments[1] if len(call.arguments) > 1 else 0
             if type(start) is int:
                 return f"({self._numbers(start, 1)}, {inner})", count
-        if iterable.function is builtins.zip and iterable.arguments:
-            read = [self._read(one) for one in iterable.arguments]
+        if call.function is builtins.zip and call.arguments:
+            read = [self._read(one) for one in call.arguments]
             return f"({''.join(f'{text}, ' for text, _ in read)})", min(count for _, count in read)
-        if (
-            iterable.function is builtins.reversed
-            and len(iterable.arguments) == 1
-            and isinstance(iterable.arguments[0], range)
-        ):
-            return self._read(iterable.arguments[0][::-1])
-        unbound = _unbound(iterable)
+        if call.function is builtins.reversed and len(call.arguments) == 1 and isinstance(call.arguments[0], range):
+            return self._read(call.arguments[0][::-1])
+        unbound = _unbound(call)
         if unbound is not None:
             return self._read(unbound)
-        raise Refused(f"it iterates over the result of {getattr(iterable.function, '__name__', iterable.function)}")
+        raise Refused(f"it iterates over the result of {getattr(call.function, '__name__', call.function)}")
 
     def tensors(self) -> List[Any]:
         """Return the list ``I`` as inputs of a graph: each list of tensors is stacked to one tensor."""

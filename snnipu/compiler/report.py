@@ -165,7 +165,7 @@ class Report:
 
 def report_of(label: str, distribution: Distribution, steps: int) -> LoopReport:
     """Return the report of a compiled loop."""
-    neurons: Dict[Any, Neuron] = {}
+    layers: Dict[Any, Neuron] = {}
     unfused: Dict[str, Reason] = {}
     for node in distribution.body.graph.nodes:
         name, kind = module_of(node, snntorch.SpikingNeuron)
@@ -173,15 +173,15 @@ def report_of(label: str, distribution: Distribution, steps: int) -> LoopReport:
             name, kind = module_of(node)
             key = name, kind, line_of(node)
             why = why_alone(node, distribution) if node in distribution.cycles else None
-            neurons.setdefault(key, Neuron(*key, steps, why))
-    known = {name for name, _, _ in neurons}
+            layers.setdefault(key, Neuron(*key, steps, why))
+    known = {name for name, _, _ in layers}
     for node in distribution.body.graph.nodes:
         name, kind = module_of(node, snntorch.SpikingNeuron)
         if kind and name not in known and _is_call(node):
             unfused.setdefault(name, reason("unfused", node))
-            neurons.setdefault((name, kind), Neuron(name, kind, line_of(node), steps, unfused[name]))
+            layers.setdefault((name, kind), Neuron(name, kind, line_of(node), steps, unfused[name]))
     return LoopReport(
-        label, tuple(neurons.values()), _operators(distribution, steps, unfused), code=distribution.module.code
+        label, tuple(layers.values()), _operators(distribution, steps, unfused), code=distribution.module.code
     )
 
 
@@ -239,10 +239,8 @@ def why_alone(node: Node, distribution: Distribution) -> Reason:
     changes = [one for one in component if nodes.name_of(one) and one in distribution.memory.changes]
     if changes:
         roots = {distribution.memory.root(one) for each in changes for one in distribution.memory.changes[each]}
-        parameters = {distribution.memory.root(one) for step in steps for one in nodes.leaves_of(step.args[2])}
-        kind = (
-            "written" if nodes.name_of(changes[0]) == "setitem" else "parameter" if roots & parameters else "in_place"
-        )
+        values = {distribution.memory.root(one) for step in steps for one in nodes.leaves_of(step.args[2])}
+        kind = "written" if nodes.name_of(changes[0]) == "setitem" else "parameter" if roots & values else "in_place"
         return reason(kind, *changes[:1])
     # The program changes the neuron's state between two steps.
     inside = set(component) & distribution.body.number_of.keys()
