@@ -198,7 +198,7 @@ class _Operations:
         """Return the new value of a carried variable."""
         return self.body.after[self.body.number_of[mark]]
 
-    def neurons(self, taken: Set[Node]) -> Iterator["_Neuron"]:
+    def neurons(self, taken: Set[Node]) -> Iterator["_RecordedNeuron"]:
         def needs(node: Node) -> List[Node]:
             sources = [one.node if isinstance(one, SameStep) else self.after(one.mark) for one in self._within(node)]
             return [source for source in sources if source in self.arguments]
@@ -216,7 +216,7 @@ class _Operations:
                 continue
             upstream = {node for part in components(component, needs) for node in part}
             for chosen, more in ((upstream, True), (inside, True), (inside, False)):
-                neuron = None if chosen & taken else _Recording(self, chosen, taken, more).neuron()
+                neuron = None if chosen & taken else _NeuronRecording(self, chosen, taken, more).neuron()
                 if neuron is not None:
                     taken |= neuron.members
                     yield neuron
@@ -227,7 +227,7 @@ class _Operations:
         return [one for one in self.arguments[node] if isinstance(one, (SameStep, PreviousStep))]
 
 
-class _Recording:
+class _NeuronRecording:
     """Recording of operations as the step of a neuron; with ``more``, also of their elementwise neighbours."""
 
     def __init__(self, operations: _Operations, inside: Set[Node], taken: Set[Node], more: bool) -> None:
@@ -326,7 +326,7 @@ class _Recording:
                     waiting.append(user)
         return dependents
 
-    def neuron(self) -> Optional["_Neuron"]:
+    def neuron(self) -> Optional["_RecordedNeuron"]:
         """Return the neuron, or None if the operations are not a neuron or cannot be compiled on this machine."""
         if self.inside & self.taken:
             return None
@@ -358,7 +358,7 @@ class _Recording:
         if missing:
             _warn(missing)
             return None
-        return _Neuron(
+        return _RecordedNeuron(
             name,
             inputs,
             tuple(before.get(node) for node in states),
@@ -491,7 +491,7 @@ def _module_kind(node: Node) -> str:
     return ""
 
 
-class _Neuron(NamedTuple):
+class _RecordedNeuron(NamedTuple):
     """A neuron found in a body.
 
     Attributes:

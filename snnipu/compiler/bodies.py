@@ -48,7 +48,7 @@ CARRIES: Dict[str, Tuple[Tuple[int, ...], Tuple[int, ...]]] = {}
 PARTS = BODY, KEEPING, AFTER, SHOWN_TO, MODES = "body__", "keeping__", "after__", "to__", "modes__"
 
 
-class Loop(NamedTuple):
+class OutlinedLoop(NamedTuple):
     """A loop that became a function.
 
     Attributes:
@@ -71,7 +71,7 @@ class Host(NamedTuple):
     """
 
     name: str
-    loops: List[Loop]
+    loops: List[OutlinedLoop]
 
 
 def outlined(
@@ -125,7 +125,7 @@ class Bodies:
         if built is None:
             return node
         name, functions, branch = built
-        host.loops.append(Loop(name, node.lineno, [_relocate(function, node) for function in functions]))
+        host.loops.append(OutlinedLoop(name, node.lineno, [_relocate(function, node) for function in functions]))
         branch.orelse = [node]
         return _relocate(branch, node)  # type: ignore[no-any-return]
 

@@ -85,7 +85,7 @@ def split(loop: ast.stmt, name: str, keep: str, local: AbstractSet[str] = frozen
     if not isinstance(loop, (ast.For, ast.While)):
         return None
     loop = copy.deepcopy(loop)
-    work = _Split(loop, name, keep, local)
+    work = _Deferral(loop, name, keep, local)
     for block in (loop.body, loop.orelse):
         work.visit_block(block)
     if not work.calls:
@@ -104,7 +104,7 @@ def split(loop: ast.stmt, name: str, keep: str, local: AbstractSet[str] = frozen
     return Parts(loop, [show], work.to, sorted(work.late))
 
 
-class _Split:
+class _Deferral:
     """Replaces the deferred statements of a loop by statements that store their values."""
 
     def __init__(self, loop: ast.stmt, name: str, keep: str, local: AbstractSet[str]) -> None:

@@ -47,7 +47,7 @@ class Unbound:
 UNBOUND = Unbound()
 
 
-class _Calls(threading.local):
+class _RunningCalls(threading.local):
     """The number of calls of compiled objects that run in this thread."""
 
     depth = 0
@@ -66,7 +66,7 @@ class Discovery:
     def __init__(self) -> None:
         self.loops: List[Loop] = []
         self.searches = False
-        self.calls = _Calls()
+        self.calls = _RunningCalls()
         self.stops = 0
         self._sources: Dict[str, Optional[Source]] = {}
         self._spaces: Dict[str, Any] = {}  # the global variables of each file's functions

@@ -14,7 +14,7 @@ OFFSET = 2
 
 
 class Refused(Exception):
-    """The loop cannot be distributed, for the given reason.
+    """Raised with the reason if a loop cannot be compiled.
 
     Attributes:
         note: the reason with the program's lines that cause it; None if they are unknown.

@@ -18,7 +18,7 @@ _UNREPORTED = ("getitem", "setitem", "stack", "select", "narrow")
 
 
 @dataclass(frozen=True)
-class Neuron:
+class NeuronReport:
     """A layer of neurons in a loop.
 
     Attributes:
@@ -45,7 +45,7 @@ class Neuron:
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorReport:
     """An operator around the neurons.
 
     Attributes:
@@ -76,8 +76,8 @@ class LoopReport:
     """
 
     label: str
-    neurons: Tuple[Neuron, ...] = ()
-    operators: Tuple[Operator, ...] = ()
+    neurons: Tuple[NeuronReport, ...] = ()
+    operators: Tuple[OperatorReport, ...] = ()
     runs_as: str = "compiled"
     reason: Optional[Reason] = None
     code: str = ""
@@ -109,10 +109,10 @@ class LoopReport:
             lines += ["", *why.text_lines(f"[{number}] {', '.join(dict.fromkeys(entry.name for entry in same))}")]
         return lines
 
-    def _notes(self) -> Dict[Reason, List[Union[Neuron, Operator]]]:
+    def _notes(self) -> Dict[Reason, List[Union[NeuronReport, OperatorReport]]]:
         """Return the neurons and operators that run step by step, by their reason."""
-        notes: Dict[Reason, List[Union[Neuron, Operator]]] = {}
-        entries: List[Union[Neuron, Operator]] = [*self.neurons, *self.operators]
+        notes: Dict[Reason, List[Union[NeuronReport, OperatorReport]]] = {}
+        entries: List[Union[NeuronReport, OperatorReport]] = [*self.neurons, *self.operators]
         for entry in entries:
             if entry.reason is not None:
                 notes.setdefault(_key(entry.reason), []).append(entry)
@@ -124,7 +124,9 @@ def _key(reason: Reason) -> Reason:
     return reason if reason.is_feedback else replace(reason, lines=())
 
 
-def _mark(entry: Union[Neuron, Operator], notes: Dict[Reason, List[Union[Neuron, Operator]]]) -> str:
+def _mark(
+    entry: Union[NeuronReport, OperatorReport], notes: Dict[Reason, List[Union[NeuronReport, OperatorReport]]]
+) -> str:
     return "" if entry.reason is None else f"[{list(notes).index(_key(entry.reason)) + 1}]"
 
 
@@ -143,11 +145,11 @@ class Report:
     products: Tuple[Path, ...] = ()
 
     @property
-    def neurons(self) -> List[Neuron]:
+    def neurons(self) -> List[NeuronReport]:
         return [neuron for loop in self.loops for neuron in loop.neurons]
 
     @property
-    def operators(self) -> List[Operator]:
+    def operators(self) -> List[OperatorReport]:
         return [operator for loop in self.loops for operator in loop.operators]
 
     def __str__(self) -> str:
@@ -165,7 +167,7 @@ class Report:
 
 def report_of(label: str, distribution: Distribution, steps: int) -> LoopReport:
     """Return the report of a compiled loop."""
-    layers: Dict[Any, Neuron] = {}
+    layers: Dict[Any, NeuronReport] = {}
     unfused: Dict[str, Reason] = {}
     for node in distribution.body.graph.nodes:
         name, kind = module_of(node, snntorch.SpikingNeuron)
@@ -173,13 +175,13 @@ def report_of(label: str, distribution: Distribution, steps: int) -> LoopReport:
             name, kind = module_of(node)
             key = name, kind, line_of(node)
             why = why_alone(node, distribution) if node in distribution.cycles else None
-            layers.setdefault(key, Neuron(*key, steps, why))
+            layers.setdefault(key, NeuronReport(*key, steps, why))
     known = {name for name, _, _ in layers}
     for node in distribution.body.graph.nodes:
         name, kind = module_of(node, snntorch.SpikingNeuron)
         if kind and name not in known and _is_call(node):
             unfused.setdefault(name, reason("unfused", node))
-            layers.setdefault((name, kind), Neuron(name, kind, line_of(node), steps, unfused[name]))
+            layers.setdefault((name, kind), NeuronReport(name, kind, line_of(node), steps, unfused[name]))
     return LoopReport(
         label, tuple(layers.values()), _operators(distribution, steps, unfused), code=distribution.module.code
     )
@@ -195,7 +197,7 @@ def _is_call(node: Node) -> bool:
     )
 
 
-def _operators(distribution: Distribution, steps: int, unfused: Dict[str, Reason]) -> Tuple[Operator, ...]:
+def _operators(distribution: Distribution, steps: int, unfused: Dict[str, Reason]) -> Tuple[OperatorReport, ...]:
     """Return the operators of a loop by name and line."""
     calls = [node for node in distribution.body.graph.nodes if _is_call(node)]
     groups: Dict[Tuple[str, str], List[Node]] = {}
@@ -208,7 +210,7 @@ def _operators(distribution: Distribution, steps: int, unfused: Dict[str, Reason
         if alone:
             why = unfused.get(module_of(alone[0], snntorch.SpikingNeuron)[0]) or why_alone(alone[0], distribution)
         times = len(same) + len(alone) * (steps - 1)
-        operators.append(Operator(name, line, len(same) * steps, times, why))
+        operators.append(OperatorReport(name, line, len(same) * steps, times, why))
     return tuple(operators)
 
 

@@ -322,7 +322,7 @@ def _holds(condition: Any, symbol: Any, values: Iterable[int]) -> bool:
         return all(bool(condition.subs({symbol: value})) for value in values)
 
 
-class _Graph:
+class _BodyGraph:
     """A graph of a body; it is wrong if its first run set other attributes or items than a step sets."""
 
     is_wrong = False
@@ -548,14 +548,14 @@ class Traced:
         self, distribution: Optional[Distribution], guards: Guards, first: Optional[Body] = None
     ) -> Callable[..., Any]:
         now, known = self._now, [distribution]
-        graph = _Graph()
+        graph = _BodyGraph()
 
         def run(*inputs: Any) -> Any:
             now.graph = graph
             if graph.is_wrong:
                 raise Relook
             if known[0] is None and first is not None:
-                known[0] = self._of_first(first)
+                known[0] = self._distribute_first(first)
             newest = known[0]
             if newest is None:
                 raise Peel
@@ -572,7 +572,7 @@ class Traced:
 
         return run
 
-    def _of_first(self, first: Body) -> Optional[Distribution]:
+    def _distribute_first(self, first: Body) -> Optional[Distribution]:
         """Return the graph of all steps for initial values with another shape or type, or None."""
         for steady in self._steady:
             try:
@@ -625,14 +625,14 @@ def _is_steady(module: torch.fx.GraphModule, has_functions: bool) -> bool:
             value, replaced = nodes.value_of(node), before.get(node.args[1])
             if replaced is None:
                 return False
-            if _form_now(nodes.value_of(replaced)) != _form_now(value):
+            if _traced_form(nodes.value_of(replaced)) != _traced_form(value):
                 return False
             if has_functions and nodes.value_of(replaced).requires_grad != value.requires_grad:
                 return False
     return True
 
 
-def _form_now(value: Any) -> Any:
+def _traced_form(value: Any) -> Any:
     """Return shape, dtype and device of a tensor in the traced call."""
     return sizes_of(value), value.dtype, value.device
 
@@ -657,20 +657,20 @@ def stack(function: Any, items: Any, dim: int = 0, **named: Any) -> Any:
 
 def _extend(to: List[Any], items: Sequence[Any], steps: int) -> None:
     """Append the items of all steps, in order."""
-    parts = [_of_steps(one, steps) for one in items]
+    parts = [_values_of_steps(one, steps) for one in items]
     to.extend(itertools.chain.from_iterable(zip(*parts)))
 
 
-def _of_steps(value: Any, steps: int) -> Sequence[Any]:
+def _values_of_steps(value: Any, steps: int) -> Sequence[Any]:
     if isinstance(value, torch.Tensor):
         return Steps.apply(value)  # type: ignore[no-any-return]
     if type(value) is Number:
         return value.tensor.tolist()  # type: ignore[no-any-return]
     if isinstance(value, (tuple, list)):
-        parts = [_of_steps(one, steps) for one in value]
+        parts = [_values_of_steps(one, steps) for one in value]
         return [type(value)([part[step] for part in parts]) for step in range(steps)]
     if type(value) is dict:
-        rows = {key: _of_steps(one, steps) for key, one in value.items()}
+        rows = {key: _values_of_steps(one, steps) for key, one in value.items()}
         return [{key: row[step] for key, row in rows.items()} for step in range(steps)]
     return [value] * steps
 

@@ -155,7 +155,7 @@ class _Search:
         known: Dict[Any, int] = {}
         self.tokens = [known.setdefault(_key(node), len(known)) for node in self.calls]
 
-    def loops(self, start: int, stop: int) -> List["_Loop"]:
+    def loops(self, start: int, stop: int) -> List["_UnrolledLoop"]:
         """Return the loops among the calls from ``start`` to ``stop``, in order."""
         for end, size, number in self._repetitions(start, stop):
             # The first step may read other values, or have other operations.
@@ -164,7 +164,7 @@ class _Search:
                 if begin < start or count < FEWEST:
                     continue
                 try:
-                    loop = _Loop(self, self.calls[begin:end], count)
+                    loop = _UnrolledLoop(self, self.calls[begin:end], count)
                 except (Refused, LookupError, ValueError, RuntimeError):
                     continue
                 return [*self.loops(start, begin), loop, *self.loops(end, stop)]
@@ -189,7 +189,7 @@ class _Search:
 # ---- one loop
 
 
-class _Loop:
+class _UnrolledLoop:
     """A loop: copies of a step as the graph of one step.
 
     Attributes:
@@ -342,7 +342,7 @@ class _Loop:
 # ---- the new graph
 
 
-def _replace(graph: Graph, loop: _Loop, name: str) -> None:
+def _replace(graph: Graph, loop: _UnrolledLoop, name: str) -> None:
     """Replace the calls of all steps by a call of the loop's graph.
 
     Args:
