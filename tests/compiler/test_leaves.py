@@ -100,7 +100,7 @@ class Halved(snn.RLeaky):
         return spk, mem
 
 
-class Own(snn.SLSTM):
+class LouderCell(snn.SLSTM):
     """A neuron whose subclass replaces a part of the step by operations without an equation."""
 
     def fire(self, mem):
@@ -119,7 +119,7 @@ CHANGED = {
     "a hook on the recurrent layer": (NEURONS["rleaky"], "recurrent", False),
     "a hook on the neuron": (NEURONS["slstm"], "", False),
     "around": (lambda: Halved(**RECURRENT), None, True),
-    "a part": (lambda: Own(WIDTH, WIDTH, **HOW), None, False),
+    "a part": (lambda: LouderCell(WIDTH, WIDTH, **HOW), None, False),
     "another part": (lambda: Louder(alpha=0.7, beta=0.8, **HOW), None, False),
 }
 
