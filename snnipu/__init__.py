@@ -22,6 +22,7 @@ from snnipu import backends, ops, surrogate  # noqa: E402
 from snnipu._version import __version__  # noqa: E402
 from snnipu.compiler import auto, compile  # noqa: E402
 from snnipu.convert import from_snntorch, to_snntorch  # noqa: E402
+from snnipu.diagnose import diagnose  # noqa: E402
 from snnipu.neurons import *  # noqa: E402, F403
 from snnipu.neurons import __all__ as _neurons  # noqa: E402
 from snnipu.online import Online  # noqa: E402
@@ -37,6 +38,7 @@ __all__ = [
     "auto",
     "compile",
     "dense_only",
+    "diagnose",
     "fixed_weights",
     "from_snntorch",
     "ops",

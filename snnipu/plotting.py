@@ -13,6 +13,8 @@ from snnipu._extras import require
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from snnipu.diagnose import LayerDiagnosis
+
 INK = "#1f2933"
 MUTED = "#9aa5b1"
 SLATE = "#616e7c"
@@ -330,6 +332,40 @@ def activity_curve(
     _by_epoch(*panels)
     handles, texts = panels[0].get_legend_handles_labels()
     figure.legend(handles, texts, loc="outside lower center", ncols=min(layers, 6), frameon=False)
+    return figure
+
+
+def diagnosis(report: Sequence["LayerDiagnosis"]) -> "Figure":
+    """Draw the report of :func:`snnipu.diagnose`: activity, dead and saturated neurons, and membranes of each layer.
+
+    Args:
+        report: the report, with at least one layer.
+
+    Returns:
+        The figure, with a row for each layer. A dashed line is the threshold.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    names = [f"{row.name} ({row.kind})" for row in report]
+    figure = new_figure(10, 1.4 + 0.45 * len(report))
+    activity, neurons, membranes = figure.subplots(1, 3, sharey=True)
+    activity.barh(names, [100 * row.activity for row in report], color=BLUE)
+    activity.set(xlabel="activity (% of the neurons a step)")
+    dead = [100 * row.dead / row.neurons for row in report]
+    neurons.barh(names, dead, color=MUTED, label="dead")
+    neurons.barh(names, [100 * row.saturated / row.neurons for row in report], left=dead, color=RED, label="saturated")
+    neurons.set(xlabel="% of the neurons", xlim=(0, 100))
+    neurons.legend(frameon=False)
+    for place, row in enumerate(report):
+        if row.membranes is not None:
+            membranes.plot(row.membranes, [place, place], color=BLUE, linewidth=6, solid_capstyle="butt")
+        if row.threshold is not None:
+            membranes.plot([row.threshold] * 2, [place - 0.4, place + 0.4], color=INK, linestyle="--")
+    membranes.set(xlabel="membrane, from smallest to largest")
+    activity.invert_yaxis()
+    for axis in (activity, neurons, membranes):
+        axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 

@@ -190,6 +190,12 @@ def train(
         print_counts(ipu_model.reports())
     if finished:
         print(f"test accuracy: {100 * trainer.history[-1]['test_accuracy']:.2f} %", flush=True)
+        if trainer.silent > 0.5:
+            print(
+                f"the output layer is silent: {100 * trainer.silent:.0f} % of the test samples get no spike, and their "
+                "class is a guess; try a smaller --lr or more --epochs",
+                flush=True,
+            )
         return 0
     lost = "the running epoch is dropped"
     if saved_at is not None and saved_at[1]:

@@ -69,6 +69,8 @@ class TrainingLoop:
     Attributes:
         network: the network.
         history: one dict for each finished epoch.
+        silent: share of the test samples without a spike of the output layer, from 0 to 1, in the last epoch of this
+            process.
         train_samples, test_samples: sizes of the two sets.
 
     Raises:
@@ -102,6 +104,7 @@ class TrainingLoop:
         self.network: Any = network.to(self.device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.lr)
         self.history: List[Dict[str, Any]] = []
+        self.silent = 0.0
         # Set for a rule of online learning; None for backpropagation through time.
         self._online: Optional[OnlineSteps] = None
         if config.rule is not None and self.ranks.size > 1:
@@ -336,7 +339,7 @@ class TrainingLoop:
     @torch.no_grad()
     def _evaluation(self, should_stop: Callable[[], bool]) -> Dict[str, Any]:
         """Evaluate the test set; raise Stopped in all processes if one of them stops."""
-        correct, stopped, counts = 0, False, torch.zeros(self._num_counts, dtype=torch.int64)
+        correct, silent, stopped, counts = 0, 0, False, torch.zeros(self._num_counts, dtype=torch.int64)
         for x, labels in self._test_batches():
             stopped = should_stop()
             if stopped or not len(labels):
@@ -344,10 +347,13 @@ class TrainingLoop:
             with self._autocast():
                 scores, batch_counts = self._scores(x)
             correct += int((scores.argmax(1) == labels).sum())
+            silent += int((scores == 0).all(1).sum())
             counts += batch_counts
-        stops, correct, *summed = self.ranks.sum(torch.tensor([int(stopped), correct, *counts.tolist()])).tolist()
+        totals = self.ranks.sum(torch.tensor([int(stopped), correct, silent, *counts.tolist()])).tolist()
+        stops, correct, silent, *summed = totals
         if stops:
             raise Stopped
+        self.silent = silent / self.test_samples
         return {"test_accuracy": correct / self.test_samples, **self._test_record(summed)}
 
     def samples_per_second(self) -> Optional[float]:

@@ -258,3 +258,12 @@ def test_damaged_recordings_name_the_file(workers, tmp_path, capsys):
     arguments = ["--dataset", "nmnist", "--data-dir", tmp_path, "--hidden", "4", "--batch-size", "4", "--no-checkpoint"]
     error = fails(capsys, *arguments, "--initial-activity", "none", "--workers", workers)
     assert f"argument --data-dir: damaged file {broken}" in error
+
+
+@pytest.mark.filterwarnings("ignore:layer 2. scaling its weight:RuntimeWarning")
+def test_a_silent_output_layer_is_told(capsys):
+    silent = ["--initial-output-activity", "1e-9", "--lr", "1e-9"]
+    assert run("--no-checkpoint", *silent) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("the output layer is silent: 100 % of the test samples")
+    assert run("--no-checkpoint", "--initial-output-activity", "0.5", "--lr", "1e-9") == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("test accuracy: ")
