@@ -46,7 +46,7 @@ class LayerDiagnosis(NamedTuple):
 
     @property
     def hint(self) -> str:
-        """What is wrong with the layer, and what to change; empty if nothing is."""
+        """The layer's fault and its remedy; empty if there is none."""
         if not all(map(math.isfinite, (*(self.membranes or ()), self.grad_norm or 0.0))):
             return "NaN or infinite numbers: check the input, and lower the learning rate"
         if 2 * self.dead > self.neurons:
@@ -110,7 +110,7 @@ class _Record:
 def diagnose(
     net: nn.Module, *inputs: Any, loss: Optional[Callable[[Any], torch.Tensor]] = None, **named_inputs: Any
 ) -> Diagnosis:
-    """Run a network once, and report what each layer of neurons does, and what to change if that is a fault.
+    """Run a network once; report activity, faults and remedies of each layer of neurons.
 
     .. code-block:: python
 
@@ -138,7 +138,7 @@ def diagnose(
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
-    # Tensors within a graph have no copies of their own: those that modules keep are detached.
+    # PyTorch refuses to deep-copy a tensor within a graph, such as the membrane after a training step.
     detached = {
         id(value): value.detach().clone()
         for module in net.modules()
