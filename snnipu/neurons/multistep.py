@@ -1,6 +1,7 @@
 """``snnipu.MultiStep``: ``nn.Sequential`` over time, and the rules for running a module over all steps at once."""
 
 import threading
+import warnings
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import snntorch
@@ -18,7 +19,7 @@ from snnipu.neurons.paths import PathRecorder, Paths
 from snnipu.neurons.sparse_leaky import SparseNeurons
 from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.ops import sparse_input
-from snnipu.ops._arguments import is_direct
+from snnipu.ops._arguments import is_compiling, is_direct
 from snnipu.ops.batch_norm import SMALL_STEP, batch_norm_over_time
 from snnipu.ops.dense_pool2d import avg_pool2d, max_pool2d
 from snnipu.spikes import SparseSpikes
@@ -225,6 +226,9 @@ class MultiStep(nn.Sequential):
         TypeError: a module has no ``forward``.
     """
 
+    # True after the first input whose shape looked wrong.
+    _has_warned = False
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         # Bytes of the largest activation of one step, by the step's shape and the modules.
@@ -260,13 +264,25 @@ class MultiStep(nn.Sequential):
 
         Raises:
             TypeError: ``x`` is no tensor; ``num_steps`` is no int; a module returns neither tensors nor tuples of them.
-            ValueError: no modules; ``x`` without a time (or batch) dimension; ``num_steps`` below 1; no time steps.
+            ValueError: no modules; ``x`` without a time (or batch) dimension; ``num_steps`` below 1; no time steps;
+                ``x`` with ``num_steps`` and a dimension too many for the first module.
+
+        Warns:
+            UserWarning: ``x`` has no batch dimension for a first linear layer, convolution or pool; ``x`` has one time
+                step; or ``x`` with ``num_steps`` seems to have a time dimension. Once for each network, and never for
+                networks with ``init_hidden=True`` or without neurons.
         """
         _check_input(x, num_steps)
         modules = [(name, computed_for_all_steps(name, module)) for name, module in _flat_modules(self)]
         if not modules:
             raise ValueError("MultiStep has no modules")
         last = modules[-1][1]
+        doubt = _doubt(x, num_steps, *modules[0])
+        if doubt and not self._has_warned and not is_compiling():
+            self._has_warned = True
+            neurons = [module for module in self.modules() if isinstance(module, snntorch.SpikingNeuron)]
+            if neurons and not any(neuron.init_hidden for neuron in neurons):
+                warnings.warn(f"MultiStep got x of shape {tuple(x.shape)}: {doubt}", stacklevel=4)
         network, watch = getattr(_recorders, "network", (None, None))
         watch = watch if network is self else None
         layers: Optional[List[Any]] = [] if all_layers else None
@@ -398,6 +414,34 @@ def _check_input(x: Any, num_steps: Optional[int]) -> None:
         )
     if num_steps is None and x.shape[0] == 0:
         raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")
+
+
+def _doubt(x: Any, num_steps: Optional[int], name: str, first: nn.Module) -> str:
+    """Return why the dimensions of ``x`` are probably not those that the user meant, or an empty string."""
+    if isinstance(x, SparseSpikes):
+        return ""
+    given = f"module {name} ({type(first).__name__})"
+    # Dimensions of a step with its batch.
+    maps = next((spatial + 2 for spatial, kinds in _MAPS.items() if isinstance(first, kinds)), 0)
+    dims = 2 if isinstance(first, (nn.Linear, nn.RNNBase)) else maps
+    extra = x.dim() - (num_steps is None) - dims
+    if num_steps is not None and dims and extra > 0 and not isinstance(first, nn.Linear):
+        raise ValueError(
+            f"x must have shape [B, ...] with {dims} dimensions for {given} where num_steps is given, got "
+            f"{tuple(x.shape)}: leave num_steps out if x has a time dimension"
+        )
+    if extra < 0 and num_steps is None:
+        return (
+            f"its first dimension is time, and {given} gets steps without a batch. Pass num_steps if x is a batch "
+            "[B, ...] of constant inputs, or x.unsqueeze(1) if it is one sample [T, ...]"
+        )
+    if extra < 0:
+        return f"{given} gets no batch. Pass x.unsqueeze(0) if x is one sample"
+    if num_steps is None and x.shape[0] == 1:
+        return "it has one time step. Pass num_steps if x is a batch [B, ...] of constant inputs"
+    if dims and extra == 1 and x.shape[0] == num_steps:
+        return "its first dimension has num_steps values. Leave num_steps out if this is time"
+    return ""
 
 
 def _check_module(name: str, module: nn.Module) -> None:

@@ -472,3 +472,68 @@ def test_all_layers_are_returned(monkeypatch):
     sparse = snn.SparseNetwork([6, 8, 4], beta=0.9, input_scale=4.0, delay=0)
     dense, events = sparse.to_dense()(x, all_layers=True), sparse(x, all_layers=True)
     assert torch.equal(dense[0], events[0].to_dense())
+
+
+def _rows():
+    return snn.MultiStep(nn.Linear(6, 4), snn.Leaky(beta=0.9))
+
+
+def _maps():
+    return snn.MultiStep(nn.Conv2d(1, 2, 3), snn.Leaky(beta=0.9))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "num_steps", "message"),
+    [
+        (_rows, (8, 6), None, r"\(8, 6\): its first dimension is time, and module 0 \(Linear\) .* Pass num_steps"),
+        (lambda: snn.MultiStep(_rows()), (8, 6), None, r"module 0\.0 \(Linear\)"),
+        (_maps, (8, 1, 5, 5), None, r"module 0 \(Conv2d\) gets steps without a batch"),
+        (_maps, (1, 5, 5), 3, r"module 0 \(Conv2d\) gets no batch. Pass x.unsqueeze\(0\)"),
+        (_rows, (1, 8, 6), None, "it has one time step. Pass num_steps"),
+        (_rows, (3, 8, 6), 3, "its first dimension has num_steps values. Leave num_steps out"),
+    ],
+)
+def test_doubtful_shapes_warn_once_for_each_network(make, shape, num_steps, message, recwarn):
+    for _ in range(2):
+        net = make()
+        with pytest.warns(UserWarning, match=message) as seen:
+            net(torch.rand(shape), num_steps=num_steps)
+        assert [warning.filename for warning in seen] == [__file__]
+        recwarn.clear()
+        net(torch.rand(shape), num_steps=num_steps)
+        assert not recwarn.list
+
+
+@pytest.mark.filterwarnings("error")
+def test_usual_shapes_do_not_warn():
+    def hidden():
+        return snn.MultiStep(nn.Linear(6, 4), snn.Leaky(beta=0.9, init_hidden=True))
+
+    for make, shape, num_steps in [
+        (_rows, (3, 8, 6), None),
+        (_rows, (3, 1, 6), None),
+        (_rows, (8, 6), 3),
+        (_rows, (3, 6), 3),
+        (_rows, (1, 6), 3),
+        (_rows, (8, 6), 1),
+        (_rows, (2, 9, 6), 3),  # tokens
+        (_rows, (4, 2, 9, 6), None),
+        (_maps, (3, 8, 1, 5, 5), None),
+        (_maps, (3, 1, 5, 5), 3),
+        (hidden, (1, 8, 6), None),
+        (lambda: snn.MultiStep(snn.Leaky(beta=0.9)), (3,), 3),
+        (hidden, (1, 6), None),
+        (lambda: snn.MultiStep(nn.Linear(6, 4)), (1, 6), None),
+    ]:
+        make()(torch.rand(shape), num_steps=num_steps)
+    net = _rows()
+    snn.run_segments(net, torch.rand(3, 8, 6), 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "shape"),
+    [(nn.LSTM(6, 4), (3, 8, 6)), (nn.Conv1d(1, 2, 3), (3, 8, 1, 5)), (nn.MaxPool2d(2), (3, 8, 1, 4, 4))],
+)
+def test_time_and_num_steps_are_refused(first, shape):
+    with pytest.raises(ValueError, match=r"where num_steps is given, got \(3, 8, .*leave num_steps out"):
+        snn.MultiStep(first, snn.Leaky(beta=0.9))(torch.rand(shape), num_steps=3)
