@@ -1,6 +1,6 @@
 """Layers whose weights are computed at each call, by ``weight_norm``, a parametrization or a pruning mask."""
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 import torch
 from torch import nn
@@ -88,18 +88,25 @@ def computed_for_all_steps(name: str, module: nn.Module) -> nn.Module:
         for key, buffer in part._buffers.items()
         if buffer is not None
     ]
-    random = torch.get_rng_state()
+    gpus = list({parameter.device for parameter in module.parameters() if parameter.is_cuda})
+    random = _random_states(gpus)
     try:
         layer = computed_once(name, module)
-        if is_plain(layer) and torch.equal(torch.get_rng_state(), random):
+        if is_plain(layer) and all(map(torch.equal, _random_states(gpus), random)):
             return layer
     except ValueError:  # changed buffers, or an error that the first step raises again
         pass
-    torch.set_rng_state(random)
+    torch.set_rng_state(random[0])
+    for state, gpu in zip(random[1:], gpus):
+        torch.cuda.set_rng_state(state, gpu)
     with torch.no_grad():
         for owner, key, buffer, value in buffers:
             owner[key] = buffer.copy_(value)
     return module
+
+
+def _random_states(gpus: Sequence[torch.device]) -> List[torch.Tensor]:
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, gpus)]
 
 
 def _versions(module: nn.Module) -> Dict[str, Any]:
