@@ -69,7 +69,9 @@ def test_kernel_equals_the_reference(name, variant, dtype):
         for result, other in zip(flat(actual), flat(expected)):
             assert result.dtype == other.dtype
             assert torch.equal(result, other)
-            assert not result._is_view() and not other._is_view()  # programs change results in place
+            # Programs change results in place.
+            assert not result._is_view()
+            assert not other._is_view()
         need = ([True] * len(states), [True] * len(parameters))
         ways = [(x, [])]
         if constant is None:
