@@ -112,8 +112,8 @@ class Surrogate:
         if _route.uses_operator(self._op, "SurrogateSpike"):
             return _route.call("surrogate_spike", u, self.kernel)
         if self.kernel is not None:
-            if self.kernel.is_zero and _route.is_exporting():
-                # A saved trace cannot hold an autograd function.
+            if self.kernel.is_zero:
+                # As in snnTorch, these spikes require no gradient.
                 return (u > 0).to(installed.spike_dtype(u.dtype))
             return spike(u, self.kernel)
         spikes: torch.Tensor = getattr(snntorch.surrogate, self.name)(*self.parameters.values())(u)

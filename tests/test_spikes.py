@@ -398,6 +398,17 @@ def test_trim():
     assert trimmed.ids.is_contiguous()
 
 
+def test_events_rotate_as_dense_spikes():
+    """The first id of a step's selection may itself spike."""
+    dense = (torch.rand(6, 2, 5) < 0.7).float()
+    times, samples, units = dense.nonzero().unbind(1)
+    for slots in range(1, 5):
+        named = {"num_steps": 6, "num_neurons": 5, "batch_size": 2, "max_spikes": slots, "overflow": "rotate"}
+        spikes = SparseSpikes.from_events(times, units, samples, **named)
+        expected = SparseSpikes.from_dense(dense, slots, overflow="rotate")
+        assert torch.equal(spikes.to_dense(), expected.to_dense())
+
+
 @pytest.mark.parametrize("overflow", ["lowest", "rotate"])
 @pytest.mark.parametrize("most", [0, 3, 6])
 def test_limit(most, overflow):

@@ -86,6 +86,15 @@ def test_options(kind):
         compare(shape, avg_pool=2, reset_mechanism="subtract")
 
 
+@pytest.mark.parametrize("library", [snntorch, snn])
+def test_spikes_without_a_surrogate_require_no_gradient(library):
+    lstm = library.SLSTM(4, 4, surrogate_disable=True)
+    spk, syn, mem = lstm(torch.rand(2, 4, requires_grad=True), *lstm.reset_mem())
+    assert not spk.requires_grad
+    assert syn.requires_grad
+    assert mem.requires_grad
+
+
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_quantized_states(kind):
     """Rounding may choose another level: most states are equal, and all are levels."""

@@ -236,6 +236,9 @@ def test_init_hidden(name):
             assert torch.equal(getattr(ours, state), getattr(theirs, state)), state
     with pytest.raises(TypeError, match="init_hidden"):
         ours.sequence(x, torch.zeros(2, N))
+    if name != "DeltaLeaky":  # snnTorch's accepts a state
+        with pytest.raises(TypeError, match="init_hidden"):
+            ours(x[0], *(torch.zeros(2, N) for _ in STATES[name]))
     ours.reset_mem(), theirs.reset_mem()
     steps = torch.stack([out[0] if isinstance(out, tuple) else out for out in map(ours, x)])
     assert torch.equal(steps, expected)

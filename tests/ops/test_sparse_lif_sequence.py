@@ -32,6 +32,11 @@ def test_gradient_only_slots_of_the_input_add_nothing_but_get_their_gradient():
     assert weight.grad.tolist() == [[0.0, 2.0], [0.0, 20.0]]
 
 
+def test_an_input_scale_is_a_number():
+    with pytest.raises(TypeError, match="input_scale must be a number, got True"):
+        ops.sparse_lif_sequence(random_spikes(2, 1, 3, 0.5, 0.0), torch.rand(4, 3), beta=0.5, input_scale=True)
+
+
 @pytest.mark.parametrize("reset", RESETS)
 def test_nan_never_spikes(reset, poisoned):
     spikes = random_spikes(6, 3, 40, 0.3, 0.0).requires_grad_()
