@@ -434,7 +434,8 @@ class Traced:
         values = [arguments[place] for place in spec.variables]
         values += [place.get(owner) for place, owner in zip(spec.places, owners)]
         if any(one is Missing for one in values):
-            raise Peel
+            # The first step sets an attribute; if it has not, the arguments are another network's.
+            raise Relook if run.step else Peel
         for number, place in enumerate((*spec.variables, *spec.places)):
             if place in spec.numbers:
                 if type(values[number]) not in _OF_NUMBERS:
@@ -444,7 +445,7 @@ class Traced:
         for place, by in spec.counters:
             number = place.get(owners[self._owned.index(place)]) if isinstance(place, Place) else arguments[place]
             if type(number) is not int and (by or type(number) is not bool):
-                raise Peel if number is Missing else Relook
+                raise Peel if number is Missing and not run.step else Relook
             numbers.append(number - by * first if by else number)
         lists = spec.lists(arguments)
         if not all(type(one) is list for one in lists):

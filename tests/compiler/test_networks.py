@@ -487,3 +487,31 @@ class Quantised(nn.Module):
 def test_autograd_functions_of_weights_and_of_inputs(name, current):
     net = Quantised(own_function(*PASSES[name][:2]), current)
     assert rolled(compared(net, torch.rand(6, 3, 5), rtol=1e-4, atol=1e-4)) == [(5, True)]
+
+
+def test_networks_of_other_layers_through_one_function(found):
+    """The states of the second network are attributes of other modules."""
+
+    def run(net, x):
+        spikes = []
+        for step in range(6):
+            spikes.append(net(x[step]))
+        return torch.stack(spikes)
+
+    def network(*layers):
+        return nn.Sequential(*layers, snn.Leaky(beta=0.9, threshold=0.1, init_hidden=True))
+
+    leaky = snn.Leaky(beta=0.9, threshold=0.1, init_hidden=True)
+    networks = [network(nn.Linear(5, 5), leaky, nn.Linear(5, 3)), network(nn.Linear(5, 3), nn.ReLU())]
+    compiled = snn.compile(run)
+    for net in (*networks, *networks):
+        x = torch.rand(6, 2, 5)
+        results = []
+        for function in (run, compiled, compiled):
+            snn.utils.reset(net)
+            results.append(function(net, x))
+        assert torch.equal(results[1], results[0])
+        assert torch.equal(results[2], results[0])
+    (loop,) = [loop for loop in found.loops if loop.label.endswith("(run)")]
+    assert not loop.reason
+    assert len(loop.plans) == 2
