@@ -118,8 +118,8 @@ def diagnose(
         print(snn.diagnose(net, x, num_steps=25, loss=lambda out: loss_function(out[0], labels)))
 
     The network may be a :class:`MultiStep`, a :class:`SparseNetwork` or a module that calls neurons in a loop. A copy
-    of it runs, step by step, in the same mode: parameters, gradients, states and random numbers stay as they were. The
-    loops of a compiled network run in Python.
+    of it runs, step by step, in the same mode: parameters, gradients, states and PyTorch's random numbers stay
+    unchanged. The loops of a compiled network run in Python.
 
     Args:
         net: the network, with neurons of snnipu or snnTorch.

@@ -1,4 +1,4 @@
-"""``snnipu.diagnose``: its numbers are those of the network's own run, and it leaves the network as it was."""
+"""``snnipu.diagnose``: its numbers are those of the network's own run, and it leaves the network unchanged."""
 
 import copy
 import warnings

@@ -73,13 +73,16 @@ def computed_for_all_steps(name: str, module: nn.Module) -> nn.Module:
 
     Steps may compute other weights if a computation changes buffers or draws random numbers. Both are then restored.
     """
+    if not is_computed(module):
+        return module
     parts = [part for child in module.children() for part in child.modules()]
+    gpus = list({parameter.device for parameter in module.parameters() if parameter.is_cuda})
     if (
-        not is_computed(module)
-        or is_compiling()
+        is_compiling()
         or is_interpreted()
         or not is_plain(*parts)
         or any(isinstance(part, nn.modules.dropout._DropoutNd) and part.training for part in parts)
+        or (gpus and torch.cuda.is_current_stream_capturing())  # a graph that is captured hides its random numbers
     ):
         return module
     buffers = [
@@ -88,7 +91,6 @@ def computed_for_all_steps(name: str, module: nn.Module) -> nn.Module:
         for key, buffer in part._buffers.items()
         if buffer is not None
     ]
-    gpus = list({parameter.device for parameter in module.parameters() if parameter.is_cuda})
     random = _random_states(gpus)
     try:
         layer = computed_once(name, module)

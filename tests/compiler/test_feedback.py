@@ -209,3 +209,24 @@ def test_the_operator_is_its_reference(monkeypatch, dtype, undelayed):
         gradients = torch.autograd.grad(sum(f.square().sum() for f in outputs), leaves)
         results.append((outputs, gradients))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
+class ScaledFeedback(nn.Module):
+    """A neuron by hand whose feedback is a summand of a scaled sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.spike = nn.Parameter(torch.randn(WIDTH, WIDTH) / 2), surrogate.fast_sigmoid(slope=5)
+
+    def forward(self, x):
+        mem, spk, rows = torch.rand_like(x[0]), torch.rand_like(x[0]), []
+        for t in range(x.shape[0]):
+            mem = 0.8 * (mem - spk) + (1 - 0.8) * (x[t] + torch.matmul(spk, self.weight))
+            spk = self.spike(mem - 0.3)
+            rows.append(spk)
+        return [torch.stack(rows)]
+
+
+def test_a_feedback_inside_a_scaled_sum():
+    report = compared(ScaledFeedback(), 3 * torch.rand(STEPS, BATCH, WIDTH), rtol=1e-4, atol=1e-4)
+    assert rolled(report) == [(STEPS - 1, True)], report
