@@ -57,6 +57,8 @@ def test_functional_has_snntorchs_names():
     for name in ours - {"quant", "loss"}:
         assert issubclass(getattr(snn.functional, name), getattr(snntorch.functional, name))
         assert getattr(snn.functional.loss, name) is getattr(snn.functional, name)
+    assert snn.functional.padded_loss is snn.functional.loss.padded_loss
+    assert "padded_loss" in snn.functional.__all__
     assert snn.functional.loss.mse_count_loss is snntorch.functional.loss.mse_count_loss
     assert snn.functional.quant.__name__ == "snnipu.functional.quant"
     assert snn.functional.quant.math is snntorch.functional.quant.math

@@ -10,7 +10,7 @@ from snntorch.functional import *  # noqa: F403
 
 import snnipu.functional._probe
 import snnipu.functional.quant  # noqa: F401  (replaces snnTorch's, which the import above binds)
-from snnipu.functional.loss import ce_rate_loss, ce_temporal_loss, mse_membrane_loss, mse_temporal_loss
+from snnipu.functional.loss import ce_rate_loss, ce_temporal_loss, mse_membrane_loss, mse_temporal_loss, padded_loss
 
 __all__ = [
     *(name for name in dir(snntorch.functional) if not name.startswith("_")),
@@ -18,6 +18,7 @@ __all__ = [
     "ce_temporal_loss",
     "mse_membrane_loss",
     "mse_temporal_loss",
+    "padded_loss",
 ]
 
 

@@ -1,6 +1,6 @@
 """snnTorch's losses, vectorised over samples, with backward passes in time linear in the steps.
 
-Values and gradients equal snnTorch's. Each loss is a subclass of snnTorch's class.
+Values and gradients equal snnTorch's. Each loss is a subclass of snnTorch's class. :func:`padded_loss` is ours.
 """
 
 import inspect
@@ -10,6 +10,8 @@ import snntorch.functional.loss
 import torch
 from snntorch import spikegen
 from torch import nn
+
+from snnipu.ops._arguments import check_lengths
 
 _stock: Any = snntorch.functional.loss
 
@@ -249,6 +251,46 @@ class mse_membrane_loss(_stock.mse_membrane_loss):  # type: ignore[misc]
         if self.weight is not None:
             loss = loss * self.weight[targets]
         return loss / mem_out.size(0)
+
+
+def padded_loss(loss_function: Any, out: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    r"""Compute the mean of a loss over samples of different lengths, without the steps of their padding.
+
+    .. math:: L = \frac{1}{B} \sum_b \ell(s_{1 \dots T_b, b},\ y_b)
+
+    :math:`T_b` is the length of sample :math:`b`. Samples of one length are one call of :math:`\ell`. So losses divide
+    by each sample's own number of steps, and neither a padded step nor its time counts.
+
+    .. code-block:: python
+
+        spk, mem = net(x, lengths=lengths)
+        loss = snn.functional.padded_loss(snn.functional.ce_rate_loss(), spk, labels, lengths)
+
+    Args:
+        loss_function: a loss with ``reduction="mean"`` and without ``weight``, of this module or your own. It takes
+            ``[T, b, ...]`` and targets ``[b, ...]``, and returns the mean over samples.
+        out: spikes or membranes, ``[T, B, ...]``.
+        targets: ``[B, ...]``.
+        lengths: the number of steps of each sample, an int32 or int64 tensor ``[B]`` of 1 to ``T``.
+
+    Returns:
+        The mean, in the shape of the loss: one number.
+
+    Raises:
+        TypeError: wrong dtype of ``lengths``.
+        ValueError: shape, values or device of ``lengths`` are wrong; ``loss_function`` has a ``weight`` or another
+            ``reduction``, or returns several numbers.
+    """
+    check_lengths(lengths, out.shape, out.device)
+    losses = []
+    for steps in lengths.unique().tolist():
+        same = lengths == steps
+        losses.append(loss_function(out[:steps, same], targets[same]) * same.sum() / len(lengths))
+    # Class weights would weigh each group of samples by its own labels.
+    options = getattr(loss_function, "weight", None), getattr(loss_function, "reduction", "mean")
+    if options != (None, "mean") or any(loss.numel() != 1 for loss in losses):
+        raise ValueError("loss_function must return one number, the mean over samples, and have weight=None")
+    return torch.stack(losses).sum(0)
 
 
 def __getattr__(name: str) -> Any:

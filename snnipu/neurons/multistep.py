@@ -19,7 +19,7 @@ from snnipu.neurons.paths import PathRecorder, Paths
 from snnipu.neurons.sparse_leaky import SparseNeurons
 from snnipu.neurons.synaptic_delay import SynapticDelay
 from snnipu.ops import sparse_input
-from snnipu.ops._arguments import is_compiling, is_direct
+from snnipu.ops._arguments import check_lengths, is_compiling, is_direct
 from snnipu.ops.batch_norm import SMALL_STEP, batch_norm_over_time
 from snnipu.ops.dense_pool2d import avg_pool2d, max_pool2d
 from snnipu.spikes import SparseSpikes
@@ -184,6 +184,7 @@ class MultiStep(nn.Sequential):
         spk, mem = net(x, num_steps=25)    # x [B, 784], the same at every step: the first Linear runs once
 
         *hidden, (spk, mem) = net(x, all_layers=True)
+        spk, mem = net(x, lengths=lengths)  # sample b has lengths[b] steps, the others are padding
 
     The results equal those of a loop over time that passes each step through all modules. A neuron passes its spikes
     alone to the next module. The network returns the last module's results, stacked over time: ``(spk, mem)`` if that
@@ -246,7 +247,12 @@ class MultiStep(nn.Sequential):
         self.__dict__["_ddp_ignored"] = list(names)
 
     def forward(  # type: ignore[override]
-        self, x: Union[torch.Tensor, SparseSpikes], num_steps: Optional[int] = None, *, all_layers: bool = False
+        self,
+        x: Union[torch.Tensor, SparseSpikes],
+        num_steps: Optional[int] = None,
+        *,
+        all_layers: bool = False,
+        lengths: Optional[torch.Tensor] = None,
     ) -> Any:
         """Run all steps.
 
@@ -255,6 +261,9 @@ class MultiStep(nn.Sequential):
                 at every step.
             num_steps: number of steps ``T`` of a constant input; None: ``x`` has a time dimension.
             all_layers: if True, return the spikes of every layer.
+            lengths: the number of steps of each sample, an int32 or int64 tensor ``[B]`` of 1 to ``T``. All results are
+                0 at the later steps of a sample, and carry no gradient there. :class:`~snnipu.SparseSpikes` have no ids
+                there. None: each sample has ``T`` steps.
 
         Returns:
             The last module's results, with time as first dimension. With ``all_layers`` a list: one entry for each
@@ -263,9 +272,12 @@ class MultiStep(nn.Sequential):
             :class:`~snnipu.SparseSpikes`. Modules of a nested ``nn.Sequential`` or ``MultiStep`` count one by one.
 
         Raises:
-            TypeError: ``x`` is no tensor; ``num_steps`` is no int; a module returns neither tensors nor tuples of them.
+            TypeError: ``x`` is no tensor; ``num_steps`` is no int; a module returns neither tensors nor tuples of them;
+                wrong dtype of ``lengths``.
             ValueError: no modules; ``x`` without a time (or batch) dimension; ``num_steps`` below 1; no time steps;
-                ``x`` with ``num_steps`` and a dimension too many for the first module.
+                ``x`` with ``num_steps`` and a dimension too many for the first module; shape, values or device of
+                ``lengths`` are wrong, or a module would read steps of the padding: a neuron with ``init_hidden=True``,
+                a bidirectional recurrent layer, one as the last module, batch norm in training.
 
         Warns:
             UserWarning: ``x`` has no batch dimension for a first linear layer, convolution or pool; ``x`` has one time
@@ -277,6 +289,7 @@ class MultiStep(nn.Sequential):
         if not modules:
             raise ValueError("MultiStep has no modules")
         last = modules[-1][1]
+        padding = None if lengths is None else _padding(self, last, lengths, x, num_steps)
         doubt = _doubt(x, num_steps, *modules[0])
         if doubt and not self._has_warned and not is_compiling():
             self._has_warned = True
@@ -311,9 +324,9 @@ class MultiStep(nn.Sequential):
             del modules[:count]
         if constant is not None:
             out = _expanded(out, constant)
-        if layers is None:
-            return out
-        return [*(layers[:-1] if _has_neurons(last) else layers), out]
+        if layers is not None:
+            out = [*(layers[:-1] if _has_neurons(last) else layers), out]
+        return out if padding is None else _without_padding(out, padding)
 
     def paths(self, x: Union[torch.Tensor, SparseSpikes], num_steps: Optional[int] = None) -> Paths:
         """Run the network once, and return how each module ran.
@@ -442,6 +455,32 @@ def _doubt(x: Any, num_steps: Optional[int], name: str, first: nn.Module) -> str
     if dims and extra == 1 and x.shape[0] == num_steps:
         return "its first dimension has num_steps values. Leave num_steps out if this is time"
     return ""
+
+
+def _padding(network: nn.Module, last: nn.Module, lengths: Any, x: Any, num_steps: Optional[int]) -> torch.Tensor:
+    """Return a mask ``[T, B]``: True at the steps after the last one of each sample."""
+    shape = x.shape if num_steps is None else (num_steps, *x.shape)
+    check_lengths(lengths, shape, x.device)
+    for name, module in network.named_modules():
+        if (
+            getattr(module, "init_hidden", False)
+            or getattr(module, "bidirectional", False)
+            or (module is last and isinstance(module, nn.RNNBase))
+            or (isinstance(module, _BATCH_NORMS) and (module.training or module.running_mean is None))
+        ):
+            raise ValueError(f"lengths must be None, because module {name} ({type(module).__name__}) reads the padding")
+    return torch.arange(shape[0], device=x.device).unsqueeze(1) >= lengths
+
+
+def _without_padding(out: Any, padding: torch.Tensor) -> Any:
+    """Return results with zeros, or without spikes, at the steps of the padding."""
+    if isinstance(out, (list, tuple)):
+        return type(out)(_without_padding(part, padding) for part in out)
+    if isinstance(out, SparseSpikes):
+        return out._map_tensors(lambda part: _without_padding(part, padding))
+    if out.shape[:2] != padding.shape:
+        raise ValueError(f"lengths must be None for a result that is not [T, B, ...], got shape {tuple(out.shape)}")
+    return out.masked_fill(padding.reshape(*padding.shape, *[1] * (out.dim() - 2)), 0)
 
 
 def _check_module(name: str, module: nn.Module) -> None:

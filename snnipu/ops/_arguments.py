@@ -121,6 +121,19 @@ def check_sequence(x: object, num_steps: object) -> None:
         check_int("num_steps", num_steps)
 
 
+def check_lengths(lengths: Any, shape: Sequence[int], device: torch.device) -> None:
+    """Check that ``lengths`` ``[B]`` are whole numbers from 1 to ``T``, for a tensor of ``shape`` ``[T, B, ...]``."""
+    if not isinstance(lengths, torch.Tensor) or lengths.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"lengths must be an int32 or int64 tensor, got {getattr(lengths, 'dtype', lengths)!r}")
+    if lengths.shape != (shape[1],) or lengths.device != device:
+        raise ValueError(
+            f"lengths must have shape [B] = ({shape[1]},) and be on the input's device {device}, got "
+            f"{tuple(lengths.shape)} on {lengths.device}"
+        )
+    if not is_compiling() and not lengths.clamp(1, shape[0]).equal(lengths):
+        raise ValueError(f"lengths must be from 1 to the {shape[0]} steps, got {lengths.tolist()}")
+
+
 def learnt_decay(beta: torch.Tensor) -> torch.Tensor:
     """Return ``beta``, clamped to [0, 1] by ``torch.clamp`` if it requires a gradient.
 

@@ -1,0 +1,220 @@
+"""``MultiStep(x, lengths=...)`` and ``padded_loss``: a padded batch equals its samples, each alone without padding."""
+
+import pytest
+import torch
+from torch import nn
+
+import snnipu as snn
+from snnipu import functional
+
+# A sample of one step alone is meant.
+pytestmark = pytest.mark.filterwarnings("ignore:MultiStep got x of shape")
+LENGTHS = [7, 1, 12, 7]
+STEPS, CLASSES = 12, 3
+LABELS = torch.tensor([0, 2, 1, 1])
+
+
+def exact(net):
+    """Round all weights, so that sums of spikes do not depend on their order."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_((parameter * 64).round() / 64)
+    return net.double()
+
+
+def dense():
+    return [
+        nn.Linear(6, 9),
+        snn.Leaky(beta=0.75, threshold=0.25),
+        nn.Linear(9, CLASSES),
+        snn.Leaky(beta=0.5, threshold=0.125),
+    ]
+
+
+NETWORKS = {
+    "leaky": dense,
+    "synaptic": lambda: [nn.Linear(6, CLASSES), snn.Synaptic(alpha=0.75, beta=0.5, threshold=0.25)],
+    "recurrent": lambda: [
+        nn.Linear(6, CLASSES),
+        snn.RLeaky(beta=0.5, all_to_all=False, learn_recurrent=False, threshold=0.25),
+        nn.BatchNorm1d(CLASSES).eval(),
+        snn.Leaky(beta=0.5, threshold=0.1),
+    ],
+    "steps": lambda: [nn.Linear(6, CLASSES), snn.Leaky(beta=0.5, threshold=0.25, inhibition=True)],
+    "rnn": lambda: [nn.Flatten(), nn.Linear(6, CLASSES), snn.LeakyParallel(CLASSES, CLASSES, beta=0.5)],
+    "linear": lambda: [nn.Linear(6, CLASSES)],
+}
+
+
+def build(name):
+    torch.manual_seed(3)
+    return exact(snn.MultiStep(*NETWORKS[name]()))
+
+
+def padded_input():
+    """Return spikes with noise in the padding, and the spikes of each sample alone."""
+    torch.manual_seed(1)
+    x = (torch.rand(STEPS, len(LENGTHS), 6) < 0.5).double()
+    return x, [x[:steps, sample : sample + 1] for sample, steps in enumerate(LENGTHS)]
+
+
+def parts_of(out):
+    return list(out) if isinstance(out, tuple) else [out]
+
+
+@pytest.mark.parametrize("chunk_bytes", [2**30, 100])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_results_are_those_of_each_sample_alone(name, chunk_bytes, monkeypatch):
+    monkeypatch.setattr("snnipu.neurons.multistep.CHUNK_BYTES", chunk_bytes)
+    net, (x, samples) = build(name), padded_input()
+    out = parts_of(net(x, lengths=torch.tensor(LENGTHS, dtype=torch.int32)))
+    weights = torch.rand(STEPS, 1, CLASSES)
+    sum((part * weights).sum() for part in out).backward()
+    gradients = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+    net.zero_grad()
+    assert out[0].any()
+    for sample, alone in enumerate(samples):
+        steps, expected = len(alone), parts_of(net(alone))
+        for part, other in zip(out, expected):
+            assert torch.equal(part[:steps, sample : sample + 1], other)
+            assert not part[steps:, sample].any()
+        sum((other * weights[:steps]).sum() for other in expected).backward()
+    expected = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    assert len(gradients) == len(expected) > 0
+    for gradient, other in zip(gradients, expected):
+        torch.testing.assert_close(gradient, other)
+
+
+def test_hidden_layers_and_constant_inputs():
+    net, (x, samples) = build("leaky"), padded_input()
+    lengths = torch.tensor(LENGTHS)
+    hidden, _ = net(x, all_layers=True, lengths=lengths)
+    for sample, alone in enumerate(samples):
+        assert torch.equal(hidden[: len(alone), sample : sample + 1], net(alone, all_layers=True)[0])
+        assert not hidden[len(alone) :, sample].any()
+    _, mem = net(x[0], num_steps=STEPS, lengths=lengths)
+    for sample, steps in enumerate(LENGTHS):
+        assert torch.equal(mem[:steps, sample], net(x[0, sample : sample + 1], num_steps=steps)[1][:, 0])
+        assert not mem[steps:, sample].any()
+    last_steps = mem[lengths - 1, torch.arange(len(lengths))]
+    assert torch.equal(last_steps[2], mem[-1, 2])
+
+
+@pytest.mark.parametrize("slots", [None, 2])
+def test_event_driven_network(slots):
+    torch.manual_seed(0)
+    sparse = exact(snn.SparseNetwork([6, 9, CLASSES], beta=0.75, input_scale=8.0, max_spikes=[6, 9, slots], delay=0))
+    net, (x, samples) = snn.MultiStep(sparse), padded_input()
+    out = net(snn.SparseSpikes.from_dense(x), lengths=torch.tensor(LENGTHS))
+    out.spike_count().square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+    net.zero_grad()
+    overflow = 0
+    for sample, alone in enumerate(samples):
+        expected = net(snn.SparseSpikes.from_dense(alone))
+        assert torch.equal(out[: len(alone), sample : sample + 1].to_dense(), expected.to_dense())
+        assert not out.counts[len(alone) :, sample].any()
+        overflow += expected.overflow
+        expected.spike_count().square().sum().backward()
+    assert out.num_spikes > 0
+    assert out.overflow == overflow
+    expected = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    for gradient, other in zip(gradients, expected):
+        torch.testing.assert_close(gradient, other)
+
+
+LOSSES = {
+    "ce_rate_loss": {},
+    "ce_count_loss": {},
+    "mse_count_loss": {"correct_rate": 0.8, "incorrect_rate": 0.1},
+    "ce_temporal_loss": {},
+    "mse_temporal_loss": {"on_target": 1, "off_target": -1},
+    "ce_max_membrane_loss": {},
+    "mse_membrane_loss": {},
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_is_the_mean_of_each_sample_alone(name):
+    net, (x, samples) = build("leaky"), padded_input()
+    place = int("membrane" in name)
+
+    def loss_function():
+        return getattr(functional, name)(**LOSSES[name])
+
+    out = net(x, lengths=torch.tensor(LENGTHS))[place]
+    loss = functional.padded_loss(loss_function(), out, LABELS, torch.tensor(LENGTHS))
+    loss.sum().backward()
+    gradients = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+    net.zero_grad()
+    alone = [loss_function()(net(sample)[place], LABELS[[b]]) for b, sample in enumerate(samples)]
+    expected = torch.stack(alone).mean(0)
+    expected.sum().backward()
+    torch.testing.assert_close(loss, expected)
+    others = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    assert any(other.any() for other in others)
+    for gradient, other in zip(gradients, others):
+        torch.testing.assert_close(gradient, other)
+
+
+def test_without_padding_the_loss_is_the_loss():
+    spk = (torch.rand(5, 4, CLASSES) < 0.5).float()
+    loss_function = functional.ce_rate_loss()
+    expected = loss_function(spk, LABELS)
+    torch.testing.assert_close(functional.padded_loss(loss_function, spk, LABELS, torch.tensor([5] * 4)), expected)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ([7, 1, 12, 7], TypeError, r"lengths must be an int32 or int64 tensor, got \[7, 1, 12, 7\]"),
+        (torch.tensor([7.0, 1, 12, 7]), TypeError, "got torch.float32"),
+        (torch.tensor([7, 1, 12]), ValueError, r"shape \[B\] = \(4,\) .* got \(3,\)"),
+        (torch.tensor([[7, 1, 12, 7]]), ValueError, r"got \(1, 4\)"),
+        (torch.tensor([7, 0, 12, 7]), ValueError, "from 1 to the 12 steps"),
+        (torch.tensor([7, 1, 13, 7]), ValueError, r"got \[7, 1, 13, 7\]"),
+        (torch.tensor([7, 1, 12, 7], device="meta"), ValueError, "on the input's device cpu, got .* on meta"),
+    ],
+)
+def test_wrong_lengths(lengths, error, message):
+    x, _ = padded_input()
+    with pytest.raises(error, match=message):
+        build("leaky")(x, lengths=lengths)
+    with pytest.raises(error, match=message):
+        functional.padded_loss(functional.ce_rate_loss(), torch.zeros(STEPS, 4, CLASSES), LABELS, lengths)
+
+
+class LastStep(nn.Module):
+    takes_whole_sequences = True
+
+    def forward(self, x):
+        return x[-1]
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        (lambda: [nn.Linear(6, 3), snn.Leaky(beta=0.9, init_hidden=True)], r"module 1 \(Leaky\) reads the padding"),
+        (lambda: [nn.GRU(6, 3, bidirectional=True), nn.Linear(6, 3)], r"module 0 \(GRU\)"),
+        (lambda: [nn.Linear(6, 3), nn.LSTM(3, 3)], r"module 1 \(LSTM\)"),
+        (lambda: [nn.Sequential(nn.BatchNorm1d(6)), nn.Linear(6, 3)], r"module 0.0 \(BatchNorm1d\)"),
+        (lambda: [nn.Linear(6, 3), LastStep()], r"a result that is not \[T, B, ...\], got shape \(4, 3\)"),
+    ],
+)
+def test_modules_that_read_the_padding(modules, message):
+    x, _ = padded_input()
+    with pytest.raises(ValueError, match=message):
+        snn.MultiStep(*modules()).double()(x, lengths=torch.tensor(LENGTHS))
+
+
+@pytest.mark.parametrize(
+    ("loss_function", "message"),
+    [
+        (functional.ce_rate_loss(reduction="none"), "must return one number, the mean over samples"),
+        (functional.ce_count_loss(weight=torch.ones(CLASSES)), "and have weight=None"),
+        (lambda out, targets: out.sum(0), "must return one number"),
+    ],
+)
+def test_losses_without_a_mean_over_samples(loss_function, message):
+    with pytest.raises(ValueError, match=message):
+        functional.padded_loss(loss_function, torch.zeros(STEPS, 4, CLASSES), LABELS, torch.tensor(LENGTHS))
