@@ -3,7 +3,7 @@
 GCC's OpenMP, which PyTorch uses on Linux, lets idle threads spin 300,000 times before they sleep. If other processes
 use the processors, spinning threads take the time of the working ones: small networks train up to 80 times slower.
 Threads that never spin (OMP_WAIT_POLICY=passive) are slow to wake on an idle machine. A short spin avoids both;
-docs/how-to/speed-up.md has the measurement. OpenMP reads the variable once, when it is loaded.
+docs/how-to/slow-layers.md has the measurement. OpenMP reads the variable once, when it is loaded.
 """
 
 import os

@@ -31,7 +31,7 @@ from snnipu.cli._train_report import AnyTrainer, counts_of, draw, make_report, p
 from snnipu.training.interrupt import stop_requests
 
 # Multiply-adds of a batch below which one thread is faster: more threads wait for each other longer than they compute,
-# especially if other processes use the cores. Measured on two cores, see docs/how-to/speed-up.md.
+# especially if other processes use the cores. Measured on two cores, see docs/how-to/slow-layers.md.
 ONE_THREAD_BELOW = 20_000_000
 
 
