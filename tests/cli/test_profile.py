@@ -306,11 +306,14 @@ def test_published_network_on_more_ipus():
 @needs_host_runtime
 @needs_library
 def test_the_guide_to_convolutions_shows_what_it_prints(repository, tmp_path, capsys):
-    """The page's first network gives the page's numbers; its neurons' cycles are left out."""
-    page = (repository / "docs" / "how-to" / "train-convolutional.md").read_text()
-    (sample,) = re.findall(r"```text\n(.*?)```", page.partition("## On an IPU")[2], re.DOTALL)
+    """The first network of the guide to convolutions gives the page's numbers; its neurons' cycles are left out."""
+    guides = repository / "docs" / "how-to"
+    page = (guides / "convolutions-on-an-ipu.md").read_text()
+    (sample,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     (caps,) = re.findall(r"with `(max_spikes=.*?)`, in a file", page)
-    network = re.search(r"net = (snn.SparseNetwork\(.*?)\n\)", page, re.DOTALL)[1]
+    network = re.search(
+        r"net = (snn.SparseNetwork\(.*?)\n\)", (guides / "train-convolutional.md").read_text(), re.DOTALL
+    )[1]
     (tmp_path / "net.py").write_text(f"import snnipu as snn\n\nmodel = {network}, {caps})\n")
     assert run("--model", tmp_path / "net.py", "--batch-size", 16, "--steps", 50) == 0
     printed = {line.strip() for line in capsys.readouterr().out.splitlines()}
