@@ -51,7 +51,8 @@ def test_every_rule_learns(repository):
 
 def test_the_guide_names_no_command_that_is_not_run(repository):
     """tests/cli/test_torchrun.py, tests/cli/test_train.py and tests/benchmarks/test_cases.py run the other commands."""
-    text = (repository / "docs" / "how-to" / "train-on-many-machines.md").read_text()
+    pages = ("how-to/train-on-many-machines.md", "explanation/scaling.md")
+    text = "".join((repository / "docs" / page).read_text() for page in pages)
     blocks = re.findall(r"(<!-- not run: .* -->\n)?```sh\n(.*?)```", text, re.DOTALL)
     assert [code.strip() for mark, code in blocks if not mark] == [
         "torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m snnipu train",
