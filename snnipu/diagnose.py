@@ -3,10 +3,12 @@
 import copy
 import functools
 import math
+import random
 import warnings
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+import numpy as np
 import snntorch
 import torch
 from torch import nn
@@ -118,8 +120,8 @@ def diagnose(
         print(snn.diagnose(net, x, num_steps=25, loss=lambda out: loss_function(out[0], labels)))
 
     The network may be a :class:`MultiStep`, a :class:`SparseNetwork` or a module that calls neurons in a loop. A copy
-    of it runs, step by step, in the same mode: parameters, gradients, states and PyTorch's random numbers stay
-    unchanged. The loops of a compiled network run in Python.
+    of it runs, step by step, in the same mode: parameters, gradients, states and the random states of PyTorch, NumPy
+    and Python stay unchanged. The hooks of the network run, too. The loops of a compiled network run in Python.
 
     Args:
         net: the network, with neurons of snnipu or snnTorch.
@@ -179,6 +181,7 @@ def diagnose(
         if isinstance(module, (snntorch.SpikingNeuron, stock("LeakyParallel"), SparseNeurons)):
             module.forward = functools.partial(run, name, module, module.forward)  # type: ignore[method-assign]
     net.zero_grad()
+    python_random, numpy_random = random.getstate(), np.random.get_state(legacy=False)
     # With a global hook, every module is called at each step.
     handle = register_module_forward_pre_hook(lambda module, _: called.update({module: None}))
     try:
@@ -189,6 +192,8 @@ def diagnose(
                 loss(out).backward()
     finally:
         handle.remove()
+        random.setstate(python_random)
+        np.random.set_state(numpy_random)
     if not records:
         raise ValueError("net must call neurons of snnipu or snnTorch, and it called none")
     return Diagnosis(record.diagnosis(name) for (name, _), record in records.items())

@@ -1,8 +1,10 @@
 """``snnipu.diagnose``: its numbers are those of the network's own run, and it leaves the network unchanged."""
 
 import copy
+import random
 import warnings
 
+import numpy as np
 import pytest
 import snntorch
 import torch
@@ -115,6 +117,29 @@ def test_a_loop_and_its_state_afterwards(x, library, hidden):
     assert torch.equal(net.lif1.mem, mem)
     assert torch.equal(net.fc1.weight.grad, gradient)
     assert torch.equal(torch.get_rng_state(), random)
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x * (0.5 + random.random() + np.random.rand() + torch.rand(()))
+
+
+def test_random_states_stay_and_hooks_run(x):
+    net, calls = snn.MultiStep(nn.Linear(30, 20), Noise(), snn.Leaky(beta=0.9)), []
+    net[1].register_forward_hook(lambda module, arguments, out: calls.append(module))
+
+    def draws():
+        return random.random(), np.random.rand(), float(torch.rand(()))
+
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    expected = draws()
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    snn.diagnose(net, x)
+    assert draws() == expected
+    assert len(calls) == STEPS
+    assert net[1] not in calls
 
 
 def test_a_sequence_is_seen_without_a_warning(x):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import does_not_spike
 import pytest
 import snntorch
 import start_here
@@ -73,6 +74,12 @@ def test_the_gallery_has_every_picture():
 def test_the_pictures_of_start_here_are_what_the_script_draws():
     for name, drawing in start_here.pictures().items():
         assert text_of(ROOT / "docs" / name) == drawing, f"run python docs/start_here.py: docs/{name} differs"
+
+
+def test_a_network_that_does_not_spike_does_so_after_the_change_of_the_page():
+    rows = does_not_spike.report()
+    assert [row.name for row in rows] == ["1, before", "3, before", "1, after", "3, after"]
+    assert [bool(row.hint) for row in rows] == [True, True, False, False]
 
 
 def test_gains_of_start_here_are_those_of_the_readme():

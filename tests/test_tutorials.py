@@ -12,6 +12,7 @@ nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 
 TUTORIALS = [
+    "00_first_network",
     "01_leaky_mnist_poptorch",
     "02_sparse_nmnist",
     "03_ipu_model",
@@ -94,6 +95,20 @@ def folder_of(request, tmp_path, source, name, part=""):
 
 def percent_behind(words, text):
     return float(text.split(words)[1].split(" %")[0])
+
+
+@pytest.mark.slow
+def test_first_network_runs(repository, tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    if NO_COMPILE is not None:
+        pytest.skip(str(NO_COMPILE))
+    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "00_first_network", {"OMP_NUM_THREADS": "1"})
+    assert percent_behind("test accuracy: ", text) > 90
+    assert "equal spikes: True" in text
+    losses = [float(loss) for loss in re.findall(r"epoch \d: loss ([\d.]+)", text)]
+    assert len(losses) == 4
+    assert losses[:2] == pytest.approx(losses[2:], abs=0.01)
+    assert pictures == 2
 
 
 @pytest.mark.slow
