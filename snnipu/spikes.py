@@ -94,6 +94,8 @@ class SparseSpikes:
     dropped: Optional[torch.Tensor]
     outside: int = 0
     map_shape: MapShape = None
+    # Times of the spikes in steps, with a gradient, if a layer with gradient="eventprop" made them. Methods drop them.
+    times: Optional[torch.Tensor] = None
 
     def __init__(
         self,

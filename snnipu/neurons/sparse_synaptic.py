@@ -1,11 +1,15 @@
 """``snnipu.SparseSynaptic``: an event-driven layer of neurons with a synaptic current."""
 
-from typing import Optional, Union
+import math
+from typing import Any, Mapping, Optional, Tuple, Union
 
 import torch
 
-from snnipu.neurons.sparse_leaky import FullyConnectedNeurons, Parameter
+from snnipu import _route
+from snnipu.neurons.sparse_leaky import DenseOrSparse, FullyConnectedNeurons, Parameter
 from snnipu.neurons.zoo import Synaptic
+from snnipu.ops import eventprop
+from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import SpikeGrad
 
 
@@ -65,6 +69,11 @@ class SparseSynaptic(FullyConnectedNeurons):
         delay: delays of the synapses in time steps: a number, or a tensor ``[out, in]``, ``[1, in]`` or ``[out, 1]``;
             see :class:`DelayLinear`. None: drawn uniformly from [0, ``max_delay``].
         learn_delay: if True, ``delay`` is an ``nn.Parameter``, otherwise a buffer.
+        gradient: ``"surrogate"``, or ``"eventprop"``: the exact gradient of spike times in the limit of short steps,
+            at a cost that follows the spikes. The spikes are the same. A loss reads
+            :func:`snnipu.functional.first_spike_times` or the membranes of a layer that does not spike. It refuses
+            ``grad_threshold``, ``max_spikes``, ``spike_grad``, delays, learnt decays and thresholds,
+            ``reset_mechanism="none"`` and ``path="dense"``.
 
     Attributes:
         weight: ``[out, in]``.
@@ -76,7 +85,8 @@ class SparseSynaptic(FullyConnectedNeurons):
     Raises:
         TypeError, ValueError: wrong type, shape or value; the message names the argument.
 
-    Source: ``snntorch.Synaptic`` 1.0; Gruen et al., arXiv 2311.04386, 2023, for the two thresholds.
+    Source: ``snntorch.Synaptic`` 1.0; Gruen et al., arXiv 2311.04386, 2023, for the two thresholds; Wunderlich & Pehle,
+    Scientific Reports 11, 2021, for EventProp.
     """
 
     neuron = Synaptic
@@ -105,7 +115,71 @@ class SparseSynaptic(FullyConnectedNeurons):
         max_delay: Optional[int] = None,
         delay: Union[float, torch.Tensor, None] = None,
         learn_delay: bool = True,
+        gradient: str = "surrogate",
     ) -> None:
         super().__init__()
+        if gradient not in ("surrogate", "eventprop"):
+            raise ValueError(f"gradient must be 'surrogate' or 'eventprop', got {gradient!r}")
+        if gradient == "eventprop":
+            _check_eventprop(locals())
+            path = "sparse"
+        self.gradient = gradient
         self._set_features(in_features, out_features, bias, max_delay, delay, learn_delay)
         self._set_neurons(locals())
+        if gradient == "eventprop":
+            self.grad_threshold = math.inf  # only spikes have slots
+            for name, most in (("alpha", 1.0), ("beta", 1.0), ("threshold", math.inf)):
+                value = getattr(self, name)
+                if not bool(((value > 0) & (value <= most)).all()):
+                    above = "above 0" if most > 1 else "above 0 and at most 1"
+                    raise ValueError(f'{name} must be {above} with gradient="eventprop", got {value.tolist()}')
+
+    def _event_neurons(self) -> eventprop.Neurons:
+        """Return the neurons' parameters for EventProp; raise an error where it does not run."""
+        if _route.on_ipu():
+            raise RuntimeError('SparseSynaptic with gradient="eventprop" does not run on an IPU: use "surrogate"')
+        if self.max_spikes is not None:
+            raise ValueError(f'max_spikes must be None with gradient="eventprop", got {self.max_spikes}')
+        return eventprop.Neurons(self.alpha, self.beta, self.threshold, self.reset_mechanism == "zero")
+
+    def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
+        if self.gradient == "surrogate":
+            return super()._spikes(x, delay)
+        assert isinstance(x, SparseSpikes)
+        neurons = self._event_neurons()
+        with torch.no_grad():
+            mem = super()._membranes(x, delay)
+            spikes = self.selected(mem)
+        weight, bias = self._computed(mem)
+        return eventprop.spikes_with_times(x, weight, bias, mem, spikes, neurons, self.input_scale, delay)
+
+    def _membranes(self, x: DenseOrSparse, delay: int) -> torch.Tensor:
+        if self.gradient == "surrogate" or not torch.is_grad_enabled():
+            return super()._membranes(x, delay)
+        assert isinstance(x, SparseSpikes)
+        neurons = self._event_neurons()
+        with torch.no_grad():
+            mem = super()._membranes(x, delay)
+        weight, bias = self._computed(mem)
+        return eventprop.membranes_with_gradient(x, weight, bias, mem, neurons, self.input_scale, delay)
+
+    def _computed(self, mem: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """Return weight and bias in the dtype of the membranes."""
+        return self.weight.to(mem.dtype), None if self.bias is None else self.bias.to(mem.dtype)
+
+    def _repr_of_neurons(self) -> str:
+        if self.gradient == "surrogate":
+            return super()._repr_of_neurons()
+        return super()._repr_of_neurons().replace(", grad_threshold=inf", "") + f", gradient={self.gradient!r}"
+
+
+def _check_eventprop(options: Mapping[str, Any]) -> None:
+    """Raise an error for options that EventProp does not have."""
+    expected = dict.fromkeys(("grad_threshold", "max_spikes", "spike_grad", "max_delay", "delay"))
+    expected.update(dict.fromkeys(("learn_alpha", "learn_beta", "learn_threshold"), False))
+    for name, value in expected.items():
+        if options[name] is not value:
+            raise ValueError(f'{name} must be {value} with gradient="eventprop", got {options[name]!r}')
+    for name, refused in (("reset_mechanism", "none"), ("path", "dense")):
+        if options[name] == refused:
+            raise ValueError(f'{name} must not be {refused!r} with gradient="eventprop"')

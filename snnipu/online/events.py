@@ -112,6 +112,8 @@ class EventLayer:
                 f'module {name} ({kind}): rule "{rule}" gives errors to neurons without a slot; event-driven layers '
                 f"use {' or '.join(map(repr, RULES))}, and to_dense() makes a layer for all rules"
             )
+        if getattr(layer, "gradient", "surrogate") != "surrogate":
+            raise ValueError(f'module {name} ({kind}): online rules need gradient="surrogate", got {layer.gradient!r}')
         if not is_plain(layer):
             raise TypeError(f"module {name} ({kind}) cannot learn online: it has hooks or a forward of its own")
         self._built_identity = self._identity()

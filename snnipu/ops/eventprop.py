@@ -1,0 +1,277 @@
+"""EventProp, the gradient of spike times, for neurons with a synaptic current: operator, reference, autograd."""
+
+from typing import Any, NamedTuple, Optional, Tuple
+
+import torch
+
+from snnipu.ops._derivative import once_differentiable
+from snnipu.ops._records import Operator
+from snnipu.ops._slots import check_spikes, gather, scatter
+from snnipu.ops._sparse_currents import CurrentsBackward
+from snnipu.ops._sparse_layers import delayed
+from snnipu.ops._spike_gradient import at_slots
+from snnipu.ops.select_spikes import spike_values
+from snnipu.ops.sparse_linear import OPERATORS as SPARSE_LINEAR
+from snnipu.spikes import SparseSpikes
+
+_NO_GRADIENT_OF_VALUES = (
+    'a loss reads the values of the spikes of a layer with gradient="eventprop", and only the times of these spikes '
+    'have a gradient: use snnipu.functional.first_spike_times(spikes), layer.membranes(x), or gradient="surrogate"'
+)
+
+
+class Neurons(NamedTuple):
+    """Parameters of neurons with a synaptic current, each with one element or ``[N]``; the reset is by zero or not."""
+
+    alpha: torch.Tensor
+    beta: torch.Tensor
+    threshold: torch.Tensor
+    resets_to_zero: bool
+
+
+class EventPropBackward(NamedTuple):
+    """Arguments of ``snnipu::eventprop_bwd``.
+
+    Attributes:
+        grad: gradient of the times of the spikes, ``[T, B, S]``, in the slots of ``ids`` and ``counts``.
+        early: time by which a spike comes earlier for each unit of the membrane before its step, ``[T, B, S]``.
+        late: the same for the membrane after the step.
+        grad_mem: gradient of the membranes ``[T, B, N]``; None: zeros.
+        alpha: decay of the current, in (0, 1], one element or ``[N]``; ``beta`` and ``threshold`` likewise.
+        neurons: N.
+        need_change: compute ``change``.
+    """
+
+    grad: torch.Tensor
+    ids: torch.Tensor
+    counts: torch.Tensor
+    early: torch.Tensor
+    late: torch.Tensor
+    grad_mem: Optional[torch.Tensor]
+    alpha: torch.Tensor
+    beta: torch.Tensor
+    threshold: torch.Tensor
+    neurons: int
+    need_change: bool
+
+
+class EventPropGradients(NamedTuple):
+    """Results of ``snnipu::eventprop_bwd``.
+
+    Attributes:
+        grad_current: gradient of the synaptic currents, ``[T, B, N]``.
+        change: ``grad_current`` of the next step minus that of this step, or empty.
+    """
+
+    grad_current: torch.Tensor
+    change: torch.Tensor
+
+
+def backward_reference(a: EventPropBackward) -> EventPropGradients:
+    """Compute ``snnipu::eventprop_bwd`` in plain PyTorch; ``adjoint`` is the gradient of the membranes."""
+    faster = -a.beta.log() * a.threshold  # rise of the membrane per step, after a reset minus before it
+    times, early, late = (scatter(slots, a.ids, a.counts, a.neurons) for slots in (a.grad, a.early, a.late))
+    grad_current = torch.empty_like(times)
+    adjoint = after = times.new_zeros(times.shape[1:])
+    for t in range(len(times) - 1, -1, -1):
+        of_time = times[t] - faster * adjoint
+        adjoint = adjoint - late[t] * of_time
+        if a.grad_mem is not None:
+            adjoint = adjoint + a.grad_mem[t]
+        after = grad_current[t] = a.alpha * after + adjoint
+        adjoint = a.beta * adjoint - early[t] * of_time
+    change = _earlier(grad_current, 1) - grad_current if a.need_change else grad_current.new_empty(0)
+    return EventPropGradients(grad_current, change)
+
+
+def _meta(a: EventPropBackward) -> EventPropGradients:
+    grad_current = a.early.new_empty((*a.ids.shape[:2], a.neurons))
+    return EventPropGradients(grad_current, grad_current.new_empty(grad_current.shape if a.need_change else 0))
+
+
+OPERATOR = Operator("eventprop_bwd", EventPropBackward, EventPropGradients)
+OPERATOR.define(backward_reference, _meta)
+
+
+def _earlier(x: torch.Tensor, steps: int) -> torch.Tensor:
+    """Return ``x`` ``[T, ...]`` moved ``steps`` steps towards the begin, with zeros last."""
+    return delayed(x.flip(0), steps).flip(0) if steps else x
+
+
+def crossings(
+    mem: torch.Tensor, spikes: SparseSpikes, neurons: Neurons
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    r"""Return ``early`` and ``late`` of :class:`EventPropBackward`, and the part of its step before each crossing.
+
+    A spike crosses its threshold at the part :math:`\varphi` of its step, by linear interpolation. Its membrane then
+    rises by :math:`i_t \alpha^\varphi / \sqrt{\alpha \beta} + \theta \ln \beta` per step. A bound of half of the step's
+    mean rise limits the gradient. ``early`` and ``late`` divide the inverse between both ends of the step.
+    """
+    ids, counts = spikes.ids, spikes.counts[..., :1].expand(-1, -1, 2)
+    is_spike = torch.arange(spikes.capacity, device=ids.device) < counts[..., :1]
+    ids = torch.where(is_spike, ids, 0)
+    alpha, beta, threshold = (at_slots(each, ids) for each in neurons[:3])
+    before = torch.zeros_like(spikes.values)
+    before[1:] = gather(mem[:-1], ids[1:], counts[1:])
+    now = gather(mem, ids, counts)
+    current = now - beta * before
+    if not neurons.resets_to_zero:
+        by_reset = threshold * (before > threshold)
+        before, current = before - by_reset, current + by_reset
+    crosses = is_spike & (before <= threshold)  # a neuron may be above its threshold even after a reset
+    mean_rise = torch.where(crosses, now - before, 1)
+    part = torch.where(crosses, (threshold - before) / mean_rise, 0)
+    rise = current * alpha**part / (alpha * beta).sqrt() + threshold * beta.log()
+    per_rise = torch.where(crosses, 1 / torch.maximum(rise, mean_rise / 2), 0)
+    return (1 - part) * per_rise, part * per_rise, part
+
+
+class _EventProp(torch.autograd.Function):
+    """The gradient of a layer's spike times, or of its membranes ``mem``, whose forward pass has been computed."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        times: Optional[torch.Tensor],
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+        mem: Optional[torch.Tensor],
+        scale: float,
+        delay: int,
+        *tensors: torch.Tensor,
+    ) -> Any:
+        ctx.save_for_backward(weight, *tensors)
+        ctx.scale, ctx.delay, ctx.from_mem = scale, delay, mem is not None
+        ctx.set_materialize_grads(False)
+        if mem is not None:
+            return mem
+        ids, counts, early, _, within = tensors[3:8]
+        values = spike_values(ids, counts, early.dtype)
+        return values, values * (torch.arange(len(ids), device=ids.device)[:, None, None] + within)
+
+    @staticmethod
+    @once_differentiable("EventProp")
+    def backward(  # type: ignore[override]
+        ctx: Any, *grads: Optional[torch.Tensor]
+    ) -> Tuple[Optional[torch.Tensor], ...]:
+        weight, *spikes, ids, counts, early, late, _, alpha, beta, threshold = ctx.saved_tensors
+        need_times, need_weight, need_bias = ctx.needs_input_grad[:3]
+        nothing = (None,) * 14
+        if not ctx.from_mem and grads[0] is not None:
+            raise RuntimeError(_NO_GRADIENT_OF_VALUES)
+        if grads[-1] is None:
+            return (None, None, None, *nothing)
+        grad_mem = grads[0].contiguous() if ctx.from_mem and grads[0] is not None else None
+        grad = early if ctx.from_mem else grads[-1].contiguous()
+        record = EventPropBackward(
+            grad, ids, counts, early, late, grad_mem, alpha, beta, threshold, weight.shape[0], need_times
+        )
+        grad_current, change = OPERATOR(record, early, late, grad, ids, counts, grad_mem, alpha, beta, threshold)
+        x_ids, x_values, x_counts = spikes
+
+        def product(grad: torch.Tensor, need_values: bool, need_weight: bool) -> Any:
+            early = _earlier(grad, ctx.delay)
+            early = early * ctx.scale if ctx.scale != 1 else early
+            a = CurrentsBackward(early, x_ids, x_values, x_counts, weight, None, need_values, need_weight, False)  # type: ignore[arg-type]
+            return SPARSE_LINEAR.backward(a, weight, early, x_ids, x_values, x_counts)
+
+        grad_times = product(change, True, False).grad_values if need_times else None
+        grad_weight = product(grad_current, False, True).grad_weight if need_weight else None
+        grad_bias = grad_current.sum((0, 1)) if need_bias else None
+        return (grad_times, grad_weight, grad_bias, *nothing)
+
+
+def _apply(
+    x: SparseSpikes,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    mem: Optional[torch.Tensor],
+    out: Tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    neurons: Neurons,
+    scale: float,
+    delay: int,
+) -> Any:
+    if x.times is None and x.values.requires_grad:
+        raise ValueError(
+            "x must be spikes without a gradient of their values, such as an input or the spikes of a layer with "
+            'gradient="eventprop": EventProp has only a gradient of spike times'
+        )
+    spikes = (x.ids, x.values.detach().to(weight.dtype), x.counts)
+    parameters = [p.detach().to(weight.dtype) for p in neurons[:3]]
+    return _EventProp.apply(x.times, weight, bias, mem, scale, delay, *spikes, *out, *parameters)
+
+
+def spikes_with_times(
+    x: SparseSpikes,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    mem: torch.Tensor,
+    spikes: SparseSpikes,
+    neurons: Neurons,
+    scale: float,
+    delay: int,
+) -> SparseSpikes:
+    """Return ``spikes``, selected from the membranes ``mem`` of a layer, with times that have a gradient.
+
+    The arguments are the input and the parameters of the layer. ``mem`` is not kept.
+    """
+    out = (spikes.ids, spikes.counts, *crossings(mem, spikes, neurons))
+    values, times = _apply(x, weight, bias, None, out, neurons, scale, delay)
+    result = spikes._replace(values=values)
+    result.times = times
+    return result
+
+
+def membranes_with_gradient(
+    x: SparseSpikes,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    mem: torch.Tensor,
+    neurons: Neurons,
+    scale: float,
+    delay: int,
+) -> torch.Tensor:
+    """Return the membranes ``mem`` of a layer that does not spike, with a gradient.
+
+    Raises:
+        ValueError: a neuron spikes. A loss would change by steps at its resets.
+    """
+    if bool((mem > neurons.threshold).any()):
+        raise ValueError(
+            'membranes: the neurons of a layer with gradient="eventprop" must not spike if a loss reads their '
+            "membranes: give the layer a threshold that they do not reach, such as 1e9"
+        )
+    rows = mem.shape[:2]
+    none = x.ids.new_zeros((*rows, 0)), x.counts.new_zeros((*rows, 2)), *[mem.new_zeros((*rows, 0))] * 3
+    result: torch.Tensor = _apply(x, weight, bias, mem, none, neurons, scale, delay)
+    return result
+
+
+def first_spike_times(spikes: SparseSpikes) -> torch.Tensor:
+    """Return the time of the first spike of each neuron in steps, ``[B, N]``, with the gradient of EventProp.
+
+    A spike of step ``t`` has a time between ``t`` and ``t + 1``, by linear interpolation of its membrane. A neuron
+    without a spike has the time ``T``, the number of steps, and no gradient.
+
+    Args:
+        spikes: SparseSpikes of a layer with ``gradient="eventprop"``.
+
+    Raises:
+        TypeError, ValueError: ``spikes`` are not SparseSpikes, or spikes of another layer.
+
+    Source: Wunderlich & Pehle, "Event-based backpropagation can compute exact gradients for spiking neural networks",
+    Scientific Reports 11, 2021.
+    """
+    spikes = check_spikes("spikes", spikes)
+    if spikes.times is None:
+        raise ValueError('spikes must be those of a layer with gradient="eventprop", got spikes without times')
+    batch, neurons = spikes.batch_size, spikes.num_neurons
+    is_spike = torch.arange(spikes.capacity, device=spikes.device) < spikes.counts[..., :1]
+    samples = torch.arange(batch, device=spikes.device)[:, None]
+    cells = torch.where(is_spike, samples * neurons + spikes.ids, batch * neurons)
+    steps = torch.arange(spikes.num_steps, device=spikes.device)[:, None, None].expand_as(cells)
+    first = steps.new_full((batch * neurons + 1,), spikes.num_steps)
+    first = first.scatter_reduce(0, cells.flatten(), steps.flatten(), "amin")
+    is_first = is_spike & (first[cells] == steps)
+    times = spikes.times.new_full((batch * neurons,), float(spikes.num_steps))
+    return times.index_put((cells[is_first],), spikes.times[is_first]).reshape(batch, neurons)

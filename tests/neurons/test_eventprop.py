@@ -1,0 +1,271 @@
+"""EventProp: ``snnipu.SparseSynaptic(gradient="eventprop")`` against finite differences in continuous time."""
+
+import copy
+import math
+
+import pytest
+import torch
+from support import continuous_spikes as continuous
+from torch import nn
+
+import snnipu as snn
+from snnipu.functional import first_spike_times
+from snnipu.ops import eventprop
+
+CONSTANTS = continuous.Constants()
+GRID = 0.04  # the times of the input are multiples, which every step divides
+EVENTPROP = {"gradient": "eventprop"}
+
+
+def layer_of(inputs=20, neurons=30, dtype=torch.float64, **keywords):
+    torch.manual_seed(1)
+    layer = snn.SparseSynaptic(inputs, neurons, **{"alpha": 0.8, "beta": 0.9, "gradient": "eventprop", **keywords})
+    with torch.no_grad():
+        layer.weight.uniform_(-0.2, 0.5)
+    return layer.to(dtype)
+
+
+def spikes_in(steps=25, batch=3, inputs=20, rate=0.15):
+    torch.manual_seed(2)
+    return snn.SparseSpikes.from_dense((torch.rand(steps, batch, inputs) < rate).double())
+
+
+# ---- against continuous time
+
+
+def problem(sizes, seed):
+    """Return events of the input, the weights of each layer and a factor for each output."""
+    generator = torch.Generator().manual_seed(seed)
+    times = torch.randint(1, round(0.8 / GRID), (2, sizes[0]), generator=generator)
+    events = sorted((GRID * int(step), k) for row in times for k, step in enumerate(row))
+    weights = []
+    for inputs, neurons in zip(sizes, sizes[1:]):
+        factor = (6 if not weights else 12) / inputs
+        weights.append(((torch.rand(neurons, inputs, generator=generator) * 0.8 + 0.2) * factor).double())
+    return events, weights, (torch.rand(sizes[-1], generator=generator) + 0.5).double()
+
+
+def loss_in_continuous_time(events, weights, factors, reads_membranes):
+    for weight in weights[: len(weights) - reads_membranes]:
+        events = continuous.layer(events, weight, CONSTANTS)
+    if reads_membranes:
+        silent = CONSTANTS._replace(threshold=1e9)
+        read = [continuous.spikes_of(events, row, silent)[1] for row in weights[-1]]
+    else:
+        read = continuous.first_times(events, len(weights[-1]), CONSTANTS)
+    return sum(factor * value**2 for factor, value in zip(factors.tolist(), read))
+
+
+def gradient_of_steps(events, weights, factors, reads_membranes, dt, **options):
+    """Return the gradient of the same loss by layers with steps of ``dt``, as one vector."""
+    alpha, beta = (math.exp(-dt / tau) for tau in (CONSTANTS.tau_s, CONSTANTS.tau_m))
+    scale = (alpha - beta) * CONSTANTS.tau_s / (CONSTANTS.tau_s - CONSTANTS.tau_m)
+    layers = []
+    for weight in weights:
+        threshold = 1e9 if reads_membranes and weight is weights[-1] else CONSTANTS.threshold
+        decays = {name: torch.tensor(value, dtype=torch.float64) for name, value in (("alpha", alpha), ("beta", beta))}
+        layer = snn.SparseSynaptic(
+            weight.shape[1],
+            weight.shape[0],
+            **decays,
+            threshold=threshold,
+            input_scale=scale,
+            **{**EVENTPROP, **options},
+        )
+        layer.weight = nn.Parameter(weight.clone())
+        layers.append(layer)
+    x = snn.SparseSpikes.from_events(
+        [time + dt / 2 for time, _ in events],
+        [neuron for _, neuron in events],
+        num_steps=round(CONSTANTS.end / dt),
+        num_neurons=weights[0].shape[1],
+        step=dt,
+        values="count",
+    ).to(torch.float64)
+    for layer in layers[: len(layers) - reads_membranes]:
+        x = layer(x)
+    read = layers[-1].membranes(x).sum(0)[0] if reads_membranes else first_spike_times(x)[0]
+    (factors * (read * dt) ** 2).sum().backward()
+    return torch.cat([layer.weight.grad.flatten() for layer in layers])
+
+
+def errors(sizes, seed, reads_membranes, steps, **options):
+    """Return the relative error of the gradient for each length of a step."""
+    events, weights, factors = problem(sizes, seed)
+    lists = [weight.tolist() for weight in weights]
+    expected = continuous.finite_differences(
+        lambda changed: loss_in_continuous_time(events, changed, factors, reads_membranes), lists
+    )
+    expected = torch.cat([torch.tensor(matrix, dtype=torch.float64).flatten() for matrix in expected])
+    found = [gradient_of_steps(events, weights, factors, reads_membranes, dt, **options) for dt in steps]
+    return [float((each - expected).norm() / expected.norm()) for each in found]
+
+
+@pytest.mark.parametrize("seed", [1, 26])
+def test_one_layer_converges_with_the_square_of_the_step(seed):
+    large, small, smallest = errors((10, 4), seed, 0, (0.02, 0.01, 0.0025))
+    assert small < 5e-4
+    assert large > 2.5 * small > 25 * smallest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "reads_membranes", "reset_mechanism", "most"),
+    [(49, 0, "subtract", 0.02), (224, 1, "subtract", 0.01), (49, 0, "zero", 0.035), (224, 1, "zero", 0.06)],
+)
+def test_two_layers_converge_with_the_step(seed, reads_membranes, reset_mechanism, most):
+    large, small, smallest = errors(
+        (5, 8, 3), seed, reads_membranes, (0.02, 0.01, 0.0025), reset_mechanism=reset_mechanism
+    )
+    assert small < most
+    assert large > 1.5 * small > 3 * smallest
+
+
+# ---- spikes, times and gradients of a layer
+
+
+@pytest.mark.parametrize("reset_mechanism", ["subtract", "zero"])
+def test_the_spikes_are_those_of_the_surrogate(reset_mechanism):
+    x = spikes_in()
+    layers = [layer_of(reset_mechanism=reset_mechanism, gradient=each) for each in ("surrogate", "eventprop")]
+    layers[0].path = "sparse"
+    expected, found = (layer(x) for layer in layers)
+    assert torch.equal(found.to_dense(), expected.to_dense())
+    assert torch.equal(found.counts, expected.counts[..., :1].expand(-1, -1, 2))
+    assert found.num_spikes > 50
+    assert layers[1].activity == found.activity
+    with torch.no_grad():
+        assert torch.equal(layers[1].membranes(x), layers[0].membranes(x))
+
+
+def test_times_are_within_their_step():
+    layer = layer_of()
+    x = spikes_in()
+    spikes, mem = layer(x), layer_of(gradient="surrogate").membranes(x)
+    is_spike = torch.arange(spikes.capacity) < spikes.counts[..., :1]
+    t, b, slot = is_spike.nonzero().T
+    n = spikes.ids[t, b, slot].long()
+    before = torch.where(t > 0, mem[t - 1, b, n], 0)
+    part = (1 - before) / (mem[t, b, n] - before)
+    torch.testing.assert_close(spikes.times[is_spike], t + part)
+    first = first_spike_times(spikes)
+    dense = torch.where(spikes.to_dense() > 0, 1.0, 0.0).detach()
+    steps = torch.where(dense.any(0), dense.argmax(0), spikes.num_steps)
+    assert torch.equal(first.floor().long(), steps)
+
+
+def test_a_silent_neuron_has_the_time_of_the_end_and_no_gradient():
+    layer = layer_of()
+    with torch.no_grad():
+        layer.weight[3] = -1
+    times = first_spike_times(layer(spikes_in()))
+    assert torch.equal(times[:, 3], torch.full((3,), 25.0, dtype=torch.float64))
+    times.sum().backward()
+    assert not layer.weight.grad[3].any()
+    assert layer.weight.grad[4].any()
+
+
+def test_a_bias_is_an_input_that_spikes_at_every_step():
+    x = spikes_in()
+    layer, wider = layer_of(bias=True, input_scale=0.5), layer_of(inputs=21, input_scale=0.5)
+    with torch.no_grad():
+        layer.bias.uniform_(0, 0.1)
+        wider.weight[:, :20], wider.weight[:, 20] = layer.weight, layer.bias / 0.5
+    for each, spikes in ((layer, x), (wider, torch.nn.functional.pad(x.to_dense(), (0, 1), value=1.0))):
+        first_spike_times(each(spikes)).sum().backward()
+    torch.testing.assert_close(layer.weight.grad, wider.weight.grad[:, :20])
+    torch.testing.assert_close(layer.bias.grad, wider.weight.grad[:, 20] / 0.5)
+
+
+def test_a_delay_is_a_later_input():
+    grads = []
+    x = spikes_in().to_dense()
+    later = torch.cat([torch.zeros_like(x[:4]), x[:-4]])
+    for spikes, delay in ((x, 4), (later, 0)):
+        first, second = layer_of(neurons=20), layer_of()
+        first_spike_times(second(first(spikes), delay=delay) if delay else second(first(spikes))).sum().backward()
+        grads.append(second.weight.grad)
+    assert all(grad.any() for grad in grads)
+    torch.testing.assert_close(*grads)
+
+
+def test_half_precision_weights_and_float32():
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = layer_of(dtype=dtype)
+        first_spike_times(layer(spikes_in())).sum().backward()
+        assert layer.weight.grad.dtype == dtype
+        assert layer.weight.grad.any()
+
+
+def operator_arguments():
+    layer = layer_of(bias=False)
+    x = spikes_in()
+    mem = layer_of(gradient="surrogate").membranes(x).detach()
+    spikes = layer(x)
+    early, late, _ = eventprop.crossings(mem, spikes, layer._event_neurons())
+    slots = torch.randn_like(early)
+    return eventprop.EventPropBackward(
+        slots, spikes.ids, spikes.counts, early, late, torch.randn_like(mem), layer.alpha, layer.beta,
+        layer.threshold, 30, True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_opcheck():
+    if not hasattr(torch.library, "opcheck"):
+        pytest.skip("torch.library.opcheck came with torch 2.4")
+    torch.library.opcheck(torch.ops.snnipu.eventprop_bwd.default, tuple(operator_arguments()))
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient": "exact"}, "gradient must be 'surrogate' or 'eventprop', got 'exact'"),
+        ({"grad_threshold": 0.5}, "grad_threshold must be None with gradient"),
+        ({"max_spikes": 5}, "max_spikes must be None with gradient"),
+        ({"spike_grad": snn.surrogate.atan()}, "spike_grad must be None with gradient"),
+        ({"max_delay": 3}, "max_delay must be None with gradient"),
+        ({"learn_beta": True}, "learn_beta must be False with gradient"),
+        ({"reset_mechanism": "none"}, "reset_mechanism must not be 'none' with gradient"),
+        ({"path": "dense"}, "path must not be 'dense' with gradient"),
+        ({"threshold": 0.0}, "threshold must be above 0 with gradient"),
+        ({"alpha": 0.0}, "alpha must be above 0 and at most 1 with gradient"),
+        ({"beta": 1.5}, "beta must be above 0 and at most 1 with gradient"),
+    ],
+)
+def test_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        layer_of(**options)
+
+
+def test_other_gradients_are_refused():
+    layer, x = layer_of(neurons=20), spikes_in()
+    surrogate = layer_of(gradient="surrogate")
+    for loss in (layer(x).spike_count().sum(), layer(x).to_dense().sum(), surrogate(layer(x)).values.sum()):
+        with pytest.raises(RuntimeError, match="only the times of these spikes have a gradient"):
+            loss.backward()
+    for other in (layer_of(neurons=20, gradient="surrogate")(x), layer(x)[:10], torch.rand(5, 2, 20).requires_grad_()):
+        with pytest.raises(ValueError, match="x must be spikes without a gradient of their values"):
+            layer(other)
+    with pytest.raises(ValueError, match='spikes must be those of a layer with gradient="eventprop"'):
+        first_spike_times(x)
+    with pytest.raises(ValueError, match="membranes: the neurons of a layer"):
+        layer.membranes(x)
+    layer.max_spikes = 3
+    with pytest.raises(ValueError, match="max_spikes must be None"):
+        layer(x)
+    with pytest.raises(ValueError, match="online rules need gradient=\"surrogate\", got 'eventprop'"):
+        snn.Online(nn.Sequential(layer_of()), rule="ottt")
+
+
+def test_repr_and_copies():
+    layer = layer_of(3, 4)
+    assert repr(layer) == (
+        "SparseSynaptic(in_features=3, out_features=4, alpha=0.8, beta=0.9, threshold=1, reset_mechanism='zero', "
+        "path='sparse', gradient='eventprop')"
+    )
+    x = spikes_in(inputs=3, rate=0.5)
+    assert torch.equal(copy.deepcopy(layer)(x).times, layer(x).times)

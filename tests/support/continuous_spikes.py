@@ -1,0 +1,86 @@
+"""Spiking neurons in continuous time, from event to event: the oracle of EventProp, in plain float64.
+
+``tau_m V' = I - V`` and ``tau_s I' = -I``. A spike of an input raises ``I`` by its weight. A neuron whose membrane
+reaches ``threshold`` spikes, and its membrane falls by ``threshold``.
+"""
+
+import math
+from typing import List, NamedTuple, Sequence, Tuple
+
+Event = Tuple[float, int]  # time, neuron
+
+
+class Constants(NamedTuple):
+    tau_m: float = 1.0
+    tau_s: float = 0.5
+    threshold: float = 1.0
+    end: float = 3.0
+
+
+def _membrane(v, i, s, c):
+    particular = i * c.tau_s / (c.tau_s - c.tau_m)
+    return particular * math.exp(-s / c.tau_s) + (v - particular) * math.exp(-s / c.tau_m)
+
+
+def _crossing(v, i, length, c):
+    """Return the time until the membrane crosses the threshold upwards, within ``length``; None if it does not."""
+    particular = i * c.tau_s / (c.tau_s - c.tau_m)
+    ends = [length]
+    ratio = -(v - particular) * c.tau_s / (particular * c.tau_m) if particular else 0.0
+    if ratio > 0:
+        extremum = math.log(ratio) / (1 / c.tau_m - 1 / c.tau_s)
+        ends = [extremum, length] if 0 < extremum < length else ends
+    low = 0.0
+    for high in ends:
+        if _membrane(v, i, high, c) > c.threshold:
+            for _ in range(100):
+                middle = (low + high) / 2
+                low, high = (low, middle) if _membrane(v, i, middle, c) > c.threshold else (middle, high)
+            return high
+        low = high
+    return None
+
+
+def spikes_of(events: Sequence[Event], weights: Sequence[float], c: Constants) -> Tuple[List[float], float]:
+    """Return the spike times of one neuron and the integral of its membrane, for events in order of time."""
+    now = v = i = integral = 0.0
+    times = []
+    for time, source in [*((t, k) for t, k in events if t < c.end), (c.end, -1)]:
+        while True:
+            ahead = _crossing(v, i, time - now, c)
+            length = time - now if ahead is None else ahead
+            particular = i * c.tau_s / (c.tau_s - c.tau_m)
+            integral += particular * c.tau_s * (1 - math.exp(-length / c.tau_s))
+            integral += (v - particular) * c.tau_m * (1 - math.exp(-length / c.tau_m))
+            v, i, now = _membrane(v, i, length, c), i * math.exp(-length / c.tau_s), now + length
+            if ahead is None:
+                break
+            times.append(now)
+            v = 0.0
+        if source >= 0:
+            i += weights[source]
+    return times, integral
+
+
+def layer(events: Sequence[Event], weight: Sequence[Sequence[float]], c: Constants) -> List[Event]:
+    """Return the spikes of a layer of neurons, in order of time. ``weight``: one row for each neuron."""
+    return sorted((t, n) for n, row in enumerate(weight) for t in spikes_of(events, row, c)[0])
+
+
+def first_times(spikes: Sequence[Event], neurons: int, c: Constants) -> List[float]:
+    return [min([t for t, k in spikes if k == n], default=c.end) for n in range(neurons)]
+
+
+def finite_differences(function, weights, step=1e-6):
+    """Return the gradient of ``function`` of a list of matrices, nested lists, as matrices of the same shapes."""
+    grads = [[[0.0] * len(row) for row in matrix] for matrix in weights]
+    for m, matrix in enumerate(weights):
+        for n, row in enumerate(matrix):
+            for k, value in enumerate(row):
+                ends = []
+                for sign in (1, -1):
+                    row[k] = value + sign * step
+                    ends.append(function(weights))
+                row[k] = value
+                grads[m][n][k] = (ends[0] - ends[1]) / (2 * step)
+    return grads
