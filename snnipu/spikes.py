@@ -95,7 +95,7 @@ class SparseSpikes:
     outside: int = 0
     map_shape: MapShape = None
     # Times of the spikes in steps, with a gradient, if a layer with gradient="eventprop" made them. Methods drop them.
-    times: Optional[torch.Tensor] = None
+    times: Optional[torch.Tensor] = dataclasses.field(default=None, init=False)
 
     def __init__(
         self,

@@ -186,7 +186,7 @@ def _apply(
     weight: torch.Tensor,
     bias: Optional[torch.Tensor],
     mem: Optional[torch.Tensor],
-    out: Tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    out: Tuple[torch.Tensor, ...],
     neurons: Neurons,
     scale: float,
     delay: int,
