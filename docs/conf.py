@@ -36,6 +36,7 @@ html_theme = "furo"
 html_title = f"snnipu {version}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 
 
 def lead_to_tutorials(app: Sphinx, page: str, source: List[str]) -> None:
