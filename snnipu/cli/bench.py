@@ -26,7 +26,7 @@ from torch.nn import functional
 import snnipu
 from snnipu._extras import MissingExtra, require
 from snnipu._files import write_atomically, write_text
-from snnipu.cli._streams import output_path, positive_integer
+from snnipu.cli._streams import called, output_path, positive_integer
 from snnipu.cli.info import collect
 from snnipu.datasets import random_spikes
 from snnipu.training import scale_to_activity
@@ -362,7 +362,7 @@ def _device(text: str) -> torch.device:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the benchmarks that ``argv`` selects; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="snnipu bench",
+        prog=called("bench"),
         description="Time snnipu and snnTorch, interleaved, after checking the results of each contender: "
         + "; ".join(f"{name}: {build.__doc__}" for name, build in CASES.items()),
         epilog="Exit status: 0 all checks passed, 1 a check is red, 2 wrong arguments.",
