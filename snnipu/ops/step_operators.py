@@ -19,10 +19,6 @@ from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, RecurrentConnection,
 from snnipu.surrogate import Kernel, Surrogate
 
 Tensors = Tuple[Optional[torch.Tensor], ...]
-KernelFields = Tuple[int, float, float]
-# The equation's name, the names of its parameters, its options; then the geometry of a ``RecurrentConnection``.
-StepOptions = Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...]]
-RecurrentOptions = Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...], Tuple[int, ...]]
 
 # True once `snnipu.compiler` has registered the functions below with TorchDynamo. Without it a step is traced.
 enabled = False
@@ -100,8 +96,8 @@ def neuron_step(
     x: torch.Tensor,
     states: Tensors,
     parameters: Sequence[torch.Tensor],
-    kernel: KernelFields,
-    options: StepOptions,
+    kernel: Tuple[int, float, float],
+    options: Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...]],
     rolls: str,
 ) -> Tuple[torch.Tensor, ...]:
     """Run one step of a neuron of ``snnipu.equations``; return ``(spk, *states)``.
@@ -124,11 +120,11 @@ def neuron_over_time(
     num_steps: Optional[int],
     states: Tensors,
     parameters: Sequence[torch.Tensor],
-    kernel: KernelFields,
-    options: StepOptions,
+    kernel: Tuple[int, float, float],
+    options: Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...]],
     store: Sequence[bool],
     need_final: bool,
-) -> Tensors:
+) -> Tuple[Optional[torch.Tensor], ...]:
     """Run all steps of :func:`neuron_step`; return spikes, each state over time and each final state.
 
     States that are not requested are None.
@@ -145,19 +141,18 @@ def neuron_over_time(
         store=store,
         need_final=need_final,
     )
-    return _outputs(results)
-
-
-def _outputs(results: Any) -> Tensors:
     final = results.final if results.final is not None else [None] * len(results.states)
     return (results.spk, *results.states, *final)
+
+
+RecurrentOptions = Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...], Tuple[int, ...]]
 
 
 def recurrent_step(
     x: torch.Tensor,
     states: Tensors,
     parameters: Sequence[Optional[torch.Tensor]],
-    kernel: KernelFields,
+    kernel: Tuple[int, float, float],
     options: RecurrentOptions,
     rolls: str,
 ) -> Tuple[torch.Tensor, ...]:
@@ -194,11 +189,11 @@ def recurrent_over_time(
     num_steps: Optional[int],
     states: Tensors,
     parameters: Sequence[Optional[torch.Tensor]],
-    kernel: KernelFields,
+    kernel: Tuple[int, float, float],
     options: RecurrentOptions,
     store: Sequence[bool],
     need_final: bool,
-) -> Tensors:
+) -> Tuple[Optional[torch.Tensor], ...]:
     """Run all steps of :func:`recurrent_step`; the results are as in :func:`neuron_over_time`."""
     name, _, chosen, _ = options
     connection, values = _connection(parameters, options)
@@ -214,7 +209,8 @@ def recurrent_over_time(
         store=store,
         need_final=need_final,
     )
-    return _outputs(results)
+    final = results.final if results.final is not None else [None] * len(results.states)
+    return (results.spk, *results.states, *final)
 
 
 def _connection(
@@ -231,12 +227,12 @@ def neuron_fed_back(
     num_steps: Optional[int],
     states: Tensors,
     parameters: Sequence[Optional[torch.Tensor]],
-    kernel: KernelFields,
-    options: StepOptions,
+    kernel: Tuple[int, float, float],
+    options: Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...]],
     store: Sequence[bool],
     need_final: bool,
     connection: Sequence[Any],
-) -> Tensors:
+) -> Tuple[Optional[torch.Tensor], ...]:
     """Run all steps of :func:`neuron_step` on ``x`` plus a layer's output for the spikes of the step before.
 
     Args:
@@ -272,7 +268,7 @@ def spiking_lstm_step(
     x: torch.Tensor,
     states: Tensors,
     parameters: Sequence[Optional[torch.Tensor]],
-    kernel: KernelFields,
+    kernel: Tuple[int, float, float],
     options: Tuple[Any, ...],
     rolls: str,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -295,11 +291,11 @@ def spiking_lstm_over_time(
     num_steps: Optional[int],
     states: Tensors,
     parameters: Sequence[Optional[torch.Tensor]],
-    kernel: KernelFields,
+    kernel: Tuple[int, float, float],
     options: Tuple[Any, ...],
     store: Sequence[bool],
     need_final: bool,
-) -> Tensors:
+) -> Tuple[Optional[torch.Tensor], ...]:
     """Run all steps of :func:`spiking_lstm_step`; the results are as in :func:`neuron_over_time`."""
     cell, neuron = _lstm(parameters, kernel, options)
     spk, syn, mem = lstm.spiking_lstm_sequence(cell, neuron, x, states[0], states[1], num_steps)
@@ -309,7 +305,7 @@ def spiking_lstm_over_time(
 
 
 def _lstm(
-    parameters: Sequence[Optional[torch.Tensor]], kernel: KernelFields, options: Tuple[Any, ...]
+    parameters: Sequence[Optional[torch.Tensor]], kernel: Tuple[int, float, float], options: Tuple[Any, ...]
 ) -> Tuple[lstm.Cell, lstm.LSTMNeuron]:
     threshold, graded, *tensors = parameters
     assert threshold is not None

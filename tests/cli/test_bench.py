@@ -5,7 +5,6 @@ import json
 import sys
 
 import pytest
-import snntorch
 import torch
 from support.commands import refusal
 
@@ -24,7 +23,7 @@ def one_thread():
 
 def test_quick_run_of_everything(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    out, picture = tmp_path / "out.json", tmp_path / "out.svg"
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
     assert main(["bench", "--quick", "--json", str(out), "--chart", str(picture)]) == 0
     printed = capsys.readouterr().out
     document = json.loads(out.read_text(encoding="utf-8"))
@@ -35,9 +34,7 @@ def test_quick_run_of_everything(tmp_path, capsys):
         assert len(record["seconds"]) >= 3
         assert record["red"] == ""
     assert document["environment"]["processor"]
-    drawn = picture.read_text(encoding="utf-8")
-    for word in ("snnTorch, the tutorial's loop", torch.__version__, snntorch.__version__):
-        assert word in drawn
+    assert picture.stat().st_size > 5000
 
 
 @pytest.mark.parametrize("name", bench.CASES)

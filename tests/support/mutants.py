@@ -314,9 +314,7 @@ def main():
             finally:
                 idle.append(planter)
 
-        for (path, number), result in tqdm(
-            zip(faults, pool.map(tried, faults)), total=len(faults), unit="fault", disable=None
-        ):
+        for (path, number), result in tqdm(zip(faults, pool.map(tried, faults)), total=len(faults), unit="fault"):
             if result is None:
                 break
             is_noticed, words, is_run = result
