@@ -376,3 +376,14 @@ def test_a_neuron_is_printed_the_same_every_time():
             Adjoint(step)
         for show in (_generator.print_neurons, _generator.print_triton):
             assert show([first]) == show([first]) == show([other])
+
+
+def test_recording_takes_time_in_proportion_to_the_operations():
+    """As nested text, the result of this step would have 2**200 inputs."""
+
+    def doubling(x, mem, *, spike):
+        for _ in range(200):
+            mem = mem + mem
+        return spike(mem), mem + x
+
+    assert len(_generator.neuron(doubling).steps) == 1

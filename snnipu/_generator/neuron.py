@@ -41,7 +41,7 @@ def neuron(function: Callable[..., Any], values: Optional[Mapping[str, Sequence[
     printed: List[str] = []
     for chosen in variants(function, values or {}):
         step = Step(function, chosen)
-        text = "".join(map(expression, [step.spk, *step.after]))
+        text = program([step.spk, *step.after])
         if text not in printed:
             printed.append(text)
             steps.append(step)
@@ -57,6 +57,23 @@ def neuron(function: Callable[..., Any], values: Optional[Mapping[str, Sequence[
         if count > most:
             raise TraceError(f"{name} has {count} {kind}; kernels take up to {most}")
     return Neuron(name, steps[0].states, steps, parameters, options)
+
+
+def program(values: Sequence[Operand]) -> str:
+    """Return values as text: a line for each distinct operation, on inputs, numbers and the numbers of other lines."""
+    lines: Dict[str, int] = {}
+    texts: Dict[int, str] = {}
+
+    def text(value: Operand) -> str:
+        if not isinstance(value, Value) or value.name:
+            return expression(value)
+        if id(value) not in texts:
+            line = f"{value.operation}({', '.join(map(text, value.operands))})"
+            texts[id(value)] = f"${lines.setdefault(line, len(lines))}"
+        return texts[id(value)]
+
+    results = list(map(text, values))
+    return "\n".join([*lines, *results])
 
 
 def expression(value: Operand) -> str:

@@ -24,7 +24,8 @@ from snnipu.compiler.steps import summands
 from snnipu.ops import _neurons, step_operators
 
 _LOG = logging.getLogger("snnipu.compiler")
-# Operations that turn a membrane into spikes. They join the kernel although the next step does not read their result.
+# Operations that turn a membrane into spikes, besides autograd functions. They join the kernel although the next step
+# does not read their result.
 _SPIKE_OPERATIONS = ("add", "sub", "mul", "gt", "ge", "float", "to", "spike_of", "getitem")
 # The fields of a surrogate for a step without spikes.
 _NO_SPIKES = (0, 1.0, 0.0)
@@ -279,7 +280,7 @@ class _NeuronRecording:
             for user in node.users:
                 if user in self.inside or user in self.taken or user not in self.operations.arguments:
                     continue
-                if nodes.name_of(user) not in _SPIKE_OPERATIONS:
+                if nodes.name_of(user) not in _SPIKE_OPERATIONS and not autograd_functions.is_autograd_function(user):
                     continue
                 if all(isinstance(one, (Constant, SameStep)) for one in self._arguments_of(user)):
                     self.inside.add(user)

@@ -12,10 +12,11 @@ from torch.fx.node import map_arg
 from torch.nn import functional
 
 from snnipu import surrogate
-from snnipu.compiler.private import FUNCTIONAL, LOG_USE
+from snnipu.compiler.private import LOG_USE
 from snnipu.ops import step_operators
 
-_NAMESPACES = [torch, functional, operator, surrogate, FUNCTIONAL]
+# The module of linear also has functions such as pad, which TorchDynamo finds in functions of torch.nn.functional.
+_NAMESPACES = [torch, functional, operator, surrogate, inspect.getmodule(functional.linear)]
 _RANDOM = {
     "bernoulli",
     "bernoulli_",

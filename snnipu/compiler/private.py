@@ -1,5 +1,6 @@
 """Private names of PyTorch that the compiler reads."""
 
+import importlib
 import sys
 from typing import Any
 
@@ -9,20 +10,12 @@ from snnipu.ops._arguments import is_interpreted
 
 # Functions that stand in TorchDynamo's graphs.
 SET_GRAD, LOG_USE = torch._C._set_grad_enabled, torch._C._log_api_usage_once
-FUNCTIONAL = torch._C._nn
 _CALL = torch.nn.Module.__call__
 
 
 def dynamo() -> Any:
     """Return TorchDynamo's module, which takes long to import."""
-    import torch._dynamo
-
-    return torch._dynamo
-
-
-def is_tracing() -> bool:
-    """Return True while TorchDynamo runs a function on fake tensors."""
-    return torch._guards.TracingContext.try_get() is not None
+    return importlib.import_module("torch._dynamo")
 
 
 def version_of(tensor: torch.Tensor) -> Any:
@@ -38,12 +31,10 @@ def hindrance() -> str:
     # TorchDynamo skips a call with a trace function, and all later calls of the same function.
     if sys.gettrace() is not None:
         return "a debugger or a coverage tool traces its lines"
-    if torch._C._len_torch_dispatch_stack():
-        return "a TorchDispatchMode is active"
     if _sees_functions():
         return "a TorchFunctionMode is active"
     if is_interpreted():
-        return "a tracer or a transform of torch.func is active"
+        return "a TorchDispatchMode, a tracer or a transform of torch.func is active"
     if torch.nn.modules.module._has_any_global_hook() or torch.nn.Module.__call__ is not _CALL:
         return "a hook of all modules is active"
     if dynamo().config.disable or dynamo().eval_frame._stance.stance == "force_eager":

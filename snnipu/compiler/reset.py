@@ -5,7 +5,6 @@ from typing import Any, Tuple
 import snntorch
 import torch
 
-from snnipu.compiler.private import is_tracing
 from snnipu.ops import step_operators
 
 # In the order in which snnTorch resets them.
@@ -35,7 +34,7 @@ def reset(net: Any) -> None:
 
 def reset_others(kinds: Tuple[str, ...]) -> torch.Tensor:
     """Reset all neurons of these classes when the graph runs; do nothing during the trace."""
-    if not is_tracing():
+    if not step_operators.tracing():
         for name in kinds:
             kind = getattr(snntorch, name)
             kind.reset_hidden()

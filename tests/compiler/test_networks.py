@@ -489,6 +489,16 @@ def test_autograd_functions_of_weights_and_of_inputs(name, current):
     assert rolled(compared(net, torch.rand(6, 3, 5), rtol=1e-4, atol=1e-4)) == [(5, True)]
 
 
+@pytest.mark.slow
+def test_a_state_is_quantised_twice_by_one_kernel():
+    """snnTorch rounds the membrane after the step, and again before it fires; the second time is no operation alone."""
+    net = FullyConnected(state_quant=snn.functional.quant.state_quant(num_bits=2))
+    x = torch.rand(3, 12)
+    report = compared(net, x, x, x[:2], rtol=1e-5, atol=1e-6)
+    assert rolled(report) == [(4, True), (4, True)]
+    assert {operator.name for operator in report.operators} == {"linear", "clamp"}
+
+
 def test_networks_of_other_layers_through_one_function(found):
     """The states of the second network are attributes of other modules."""
 
