@@ -4,7 +4,7 @@
 # The first target downloads PyTorch and compiles the native libraries for this processor, with a line for each: about
 # three minutes on one processor. They are compiled again when their sources have changed.
 #   make demo      train on scikit-learn's digits, with pictures
-#   make test      all tests except those marked slow
+#   make test      all tests except those marked slow; PYTEST_ARGS has options such as "-k leaky -x"
 #   make test-all  all tests
 #   make wheel     wheels for Linux (x86-64, aarch64), macOS (arm64) and Windows (x86-64), in dist, checked
 #   make reproducible  check that two builds of a wheel give equal bytes
@@ -21,6 +21,7 @@
 #   make mutants   plant faults in a copy of the package for MUTANTS_SECONDS; print those that no test notices
 #   make bench     compare snnipu with other libraries in all cases, or in one (CASE=sparse); BENCH_ARGS has options such
 #                  as "activity=0.02 --peers none"
+#   make format    lay out Python and C++ sources, and apply ruff's fixes
 #   make lint      ruff, mypy, layers of imports, clang-format, C++ warnings
 #   make lint-tools  update the versions and hashes of these tools in .ci/lint-tools.txt, from which lint and CI install
 #   make check-ipu compile the sources for popc and the SDK by Clang: vertices, graphs, PopART operators
@@ -80,7 +81,7 @@ WHEEL_TARGETS ?= $(patsubst %,%-linux-gnu.2.17,$(filter-out $(MACHINE),x86_64 aa
 # A failed native build is an error in all targets.
 export SNNIPU_REQUIRE_NATIVE ?= 1
 
-.PHONY: demo test test-all test-wheel wheel reproducible test-emulated bench lint lint-text lint-tools check-ipu check-counts docs notebooks sanitize fuzz fuzz-calls fuzz-numbers soak mutants matrix clean
+.PHONY: demo test test-all test-wheel wheel reproducible test-emulated bench format lint lint-text lint-tools check-ipu check-counts docs notebooks sanitize fuzz fuzz-calls fuzz-numbers soak mutants matrix clean
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -203,6 +204,11 @@ bench: $(VENV)/.bench
 	mkdir -p $(OUT)/bench
 	$(BIN)/python -m benchmarks $(CASE) $(BENCH_ARGS) --json $(OUT)/bench/$(CASE).json --chart $(OUT)/bench/$(CASE).png
 	@echo "chart and results: $(abspath $(OUT)/bench)"
+
+format: $(VENV)/.lint
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CPP)
 
 lint: lint-text
 	CXXFLAGS="$(CXXFLAGS) -O0 -Werror" $(BIN)/python setup.py build_ext --build-lib $(OUT)/lint

@@ -43,7 +43,8 @@ QUANTITIES = {
 }
 # Below this fraction of the reference's speed a row is slower; smaller differences are noise.
 SLOWER = 0.97
-OWN_COLOURS, PEER_COLOURS = ("#d1495b", "#e39aa5", "#b07aa1"), ("#1f4e79", "#8a97a3", "#c2a15a", "#6fa287", "#9aa7d0")
+OWN_COLOURS = ("#d1495b", "#e39aa5", "#b07aa1")
+PEER_COLOURS = ("#1f4e79", "#8a97a3", "#c2a15a", "#6fa287", "#9aa7d0", "#7a4b2b", "#3fa7b5", "#d9d0a0")
 
 
 def summarise(records):
@@ -181,7 +182,10 @@ def draw(cases, summary, caption, path):
     longest = max(len(rows) for *_, rows in panels)
     figure = Figure(figsize=(6 * columns, 2 + lines * min(12, 2 + 0.1 * longest)), dpi=100, layout="constrained")
     handles = {}
-    for axes, (title, axis, quantity, rows) in zip(figure.subplots(lines, columns, squeeze=False).flat, panels):
+    places = figure.subplots(lines, columns, squeeze=False).flat
+    for unused in places[len(panels) :]:
+        unused.remove()
+    for axes, (title, axis, quantity, rows) in zip(places, panels):
         own_colours, peer_colours = itertools.cycle(OWN_COLOURS), itertools.cycle(PEER_COLOURS)
         colours = {
             row.label: next(own_colours if row.own else peer_colours)
@@ -204,7 +208,7 @@ def draw(cases, summary, caption, path):
             axes.set_yticks([])
             axes.set_ylabel("")
         handles.update(zip(colours, axes.get_legend_handles_labels()[0]))
-        axes.set_title(f"{title}: {heading}", loc="left", fontsize=9)
+        axes.set_title(textwrap.fill(f"{title}: {heading}", 80), loc="left", fontsize=9)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2 * columns, fontsize=8)
     figure.suptitle("\n".join(textwrap.wrap(caption, 60 * columns)), fontsize=7)
     write_atomically(path, functools.partial(figure.savefig, format=path.suffix[1:].lower()))

@@ -87,7 +87,7 @@ def main() -> None:
     # tests/support makes an incompatible build of torchvision importable, as in the tests.
     path = [str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
-    for name in tqdm(names, unit="notebook"):
+    for name in tqdm(names, unit="notebook", disable=None):
         notebook = execute(name)
         nbformat.write(notebook, TUTORIALS / f"{name}.ipynb")
         (PAGES / f"{name}.png").write_bytes(picture_of(notebook))

@@ -79,7 +79,7 @@ def train(kind: str, seed: int, sets: List[Any], arguments: argparse.Namespace) 
     optimizer = torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     best, state, started = -1.0, None, time.monotonic()
-    for _ in tqdm(range(epochs), f"{kind}, seed {seed}", leave=False, file=sys.stderr):
+    for _ in tqdm(range(epochs), f"{kind}, seed {seed}", leave=False, disable=None):
         net.train()
         for x, labels in batches(training, torch.randperm(len(training[1])), 64):
             optimizer.zero_grad()

@@ -12,7 +12,6 @@ rate, batches and number of epochs. No setting is tuned to a rule. The test set 
 import argparse
 import json
 import statistics
-import sys
 import time
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
@@ -105,7 +104,7 @@ def run(name: str, seed: int, train: Any, test: Any, arguments: argparse.Namespa
     learner = Learner(name, train[0].num_neurons, arguments.hidden, classes, arguments.chunk, arguments.gain)
     optimizer = torch.optim.Adam(learner.net.parameters(), lr=arguments.lr)
     start = time.process_time()
-    for _ in tqdm(range(arguments.epochs), desc=f"{name}, seed {seed}", leave=False, file=sys.stderr):
+    for _ in tqdm(range(arguments.epochs), desc=f"{name}, seed {seed}", leave=False, disable=None):
         for x, labels in batches(train, torch.randperm(len(train[1])), BATCH):
             optimizer.zero_grad()
             learner.learn(x, labels)

@@ -5,7 +5,7 @@ import importlib
 import sys
 from typing import List, Optional
 
-from snnipu.cli._streams import guarded
+from snnipu.cli._streams import called, guarded
 
 COMMANDS = {
     "info": "versions, instruction set, threads, and on which backend each op runs here",
@@ -21,7 +21,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     """Run the sub-command that ``argv`` (default: ``sys.argv[1:]``) names; return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     command = argv[0] if argv and argv[0] in COMMANDS else ""
-    return guarded(f"python -m snnipu {command}".rstrip(), lambda: _run(argv))
+    return guarded(called(command), lambda: _run(argv))
 
 
 def _run(argv: List[str]) -> int:
@@ -30,7 +30,7 @@ def _run(argv: List[str]) -> int:
     if argv and argv[0] in COMMANDS:
         status: int = importlib.import_module(f"snnipu.cli.{argv[0].replace('-', '_')}").main(argv[1:])
         return status
-    parser = argparse.ArgumentParser(prog="snnipu", description="Fast training of spiking neural networks.")
+    parser = argparse.ArgumentParser(prog=called(), description="Fast training of spiking neural networks.")
     parser.add_argument("--version", action="version", version=f"snnipu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, summary in COMMANDS.items():

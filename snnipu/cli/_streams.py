@@ -1,4 +1,4 @@
-"""Option types that several commands share, and the handling of output that cannot be written."""
+"""The name of a command, option types that several commands share, and output that cannot be written."""
 
 import argparse
 import os
@@ -11,6 +11,12 @@ from snnipu._files import NO_ROOM, WriteError, writable_file
 
 # The status that a shell reports for a process that SIGPIPE ended.
 CLOSED_PIPE = 128 + 13
+
+
+def called(command: str = "") -> str:
+    """Return a command as the user called it: ``snnipu COMMAND`` or ``python -m snnipu COMMAND``."""
+    name = "snnipu" if Path(sys.argv[0]).stem == "snnipu" else "python -m snnipu"
+    return f"{name} {command}".rstrip()
 
 
 def guarded(name: str, run: Callable[[], int]) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type, Union
 
 from snnipu import training
-from snnipu.cli._streams import positive_integer
+from snnipu.cli._streams import called, positive_integer
 from snnipu.training.config import (
     CONV_DEFAULTS,
     DATASET_DEFAULTS,
@@ -313,7 +313,7 @@ def _default(name: str) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m snnipu train", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=called("train"), description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)

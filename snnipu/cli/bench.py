@@ -11,6 +11,7 @@ import math
 import random
 import statistics
 import sys
+import textwrap
 import time
 import warnings
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from torch.nn import functional
 import snnipu
 from snnipu._extras import MissingExtra, require
 from snnipu._files import write_atomically, write_text
-from snnipu.cli._streams import output_path, positive_integer
+from snnipu.cli._streams import called, output_path, positive_integer
 from snnipu.cli.info import collect
 from snnipu.datasets import random_spikes
 from snnipu.training import scale_to_activity
@@ -333,11 +334,12 @@ def table(records: Sequence[Dict[str, Any]]) -> str:
     return "\n".join([records[0]["title"], *rows])
 
 
-def draw(tables: Sequence[Sequence[Dict[str, Any]]], path: Path) -> None:
+def draw(tables: Sequence[Sequence[Dict[str, Any]]], footer: str, path: Path) -> None:
     """Draw the medians as bars, with a panel for each case."""
     figure = require("matplotlib.figure", "bench", "a chart").Figure(
-        figsize=(9, 1.6 * len(tables)), dpi=120, layout="constrained"
+        figsize=(9, 0.4 + 1.6 * len(tables)), dpi=120, layout="constrained"
     )
+    figure.supxlabel(textwrap.fill(footer, 110), fontsize=8)
     for axes, records in zip(figure.subplots(len(tables), squeeze=False)[:, 0], tables):
         medians = [record.get("median", 0.0) for record in records]
         labels = [record["contender"] for record in records]
@@ -362,7 +364,7 @@ def _device(text: str) -> torch.device:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the benchmarks that ``argv`` selects; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="snnipu bench",
+        prog=called("bench"),
         description="Time snnipu and snnTorch, interleaved, after checking the results of each contender: "
         + "; ".join(f"{name}: {build.__doc__}" for name, build in CASES.items()),
         epilog="Exit status: 0 all checks passed, 1 a check is red, 2 wrong arguments.",
@@ -392,10 +394,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     finally:
         torch.set_num_threads(threads)
     records = [record for rows in tables for record in rows]
-    print(f"{environment['processor']}, {environment['native']['threads']} threads; ×: snnTorch's loop over the row.")
+    versions = ", ".join(f"{name} {environment['versions'][name]}" for name in ("snnipu", "torch", "snntorch"))
+    machine = f"{environment['processor']}, {environment['native']['threads']} threads"
+    footer = f"{machine}; {versions}; ×: snnTorch's loop over the row."
+    print(footer)
     if arguments.json:
         document = {"environment": environment, "device": str(arguments.device), "records": records}
         write_text(arguments.json, json.dumps(document, indent=1) + "\n")
     if arguments.chart:
-        draw(tables, arguments.chart)
+        draw(tables, footer, arguments.chart)
     return 1 if any(record["red"] for record in records) else 0

@@ -9,11 +9,12 @@ from typing import List, Optional, Sequence
 from snnipu._version import __version__
 from snnipu.backends import popart_library
 from snnipu.backends.popart_library import CODELETS, LIBRARY
+from snnipu.cli._streams import called
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="snnipu build-ipu",
+        prog=called("build-ipu"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=f"Build {LIBRARY} and {CODELETS}, by which layers of snnipu run on IPUs under a real\n"
         "PopTorch, with the Poplar SDK that is enabled in this shell. Files that are up to date are not built again.",

@@ -16,7 +16,7 @@ from snnipu import _native_sources, _wait_policy, backends, ops
 from snnipu._files import write_text
 from snnipu._names import is_installed
 from snnipu.backends import host, memory, popart_library
-from snnipu.cli._streams import output_path
+from snnipu.cli._streams import called, output_path
 from snnipu.ipu import model
 
 # Prefixes of the environment variables that change which code runs.
@@ -136,7 +136,7 @@ def _json_path(text: str) -> Union[Path, str]:
 def main(argv: List[str]) -> int:
     """Print the versions and abilities of this installation."""
     parser = argparse.ArgumentParser(
-        prog="snnipu info",
+        prog=called("info"),
         description="Versions, instruction set, threads, on which backend each op runs here, and the environment "
         "variables that change it: for a report of a bug, too.",
     )

@@ -12,7 +12,7 @@ from torch import nn
 from snnipu._files import write_text
 from snnipu._names import is_installed
 from snnipu._version import __version__
-from snnipu.cli._streams import output_path, positive_integer
+from snnipu.cli._streams import called, output_path, positive_integer
 from snnipu.ipu import report
 from snnipu.ipu.model import IpuModelError
 from snnipu.ipu.network import NetworkSpec
@@ -34,7 +34,7 @@ def _activity(text: str) -> List[float]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="snnipu profile",
+        prog=called("profile"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Plan an event-driven network on the tiles of IPUs, and predict memory and speed.",
         epilog="Every figure is a model's, none is measured: no IPU is needed.\n\n"

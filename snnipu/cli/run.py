@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import List, Optional
 
 from snnipu import _dropin
-from snnipu.cli._streams import is_output_closed
+from snnipu.cli._streams import called, is_output_closed
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="snnipu run",
+        prog=called("run"),
         description="Run a Python script. 'import poptorch' imports PopTorch if it is installed, else snnipu's host "
         "runtime of it.",
     )

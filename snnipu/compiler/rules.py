@@ -116,17 +116,22 @@ def _pool2d(function: Callable[..., Any]) -> Callable[[Call], Optional[Make]]:
     return rule
 
 
+def _folded(call: Call, count: int) -> Make:
+    """Make the call with all steps as one batch; its first ``count`` arguments are sequences."""
+
+    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
+        folded = [graph.call_function(helpers.fold_time, (sequence,)) for sequence in args[:count]]
+        out = call.call_with(graph, (*folded, *args[count:]), kwargs)
+        return graph.call_function(helpers.split_time, (out, args[0]))
+
+    return make
+
+
 def _bilinear(call: Call) -> Optional[Make]:
     lifted = call.lifted()
     if len(call.args) < 3 or lifted != list(call.args[:2]) or any(one.dims < 2 for one in lifted):
         return None
-
-    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
-        folded = [graph.call_function(helpers.fold_time, (sequence,)) for sequence in args[:2]]
-        out = call.call_with(graph, (*folded, *args[2:]), kwargs)
-        return graph.call_function(helpers.split_time, (out, args[0]))
-
-    return make
+    return _folded(call, 2)
 
 
 def _matmul(call: Call) -> Optional[Make]:
@@ -231,13 +236,7 @@ def _attention(call: Call) -> Optional[Make]:
     three = list(call.args[:3])
     if len(three) < 3 or call.lifted() != three or any(one.dims < 3 for one in three) or call.constant_tensors():
         return None
-
-    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
-        folded = [graph.call_function(helpers.fold_time, (sequence,)) for sequence in args[:3]]
-        out = call.call_with(graph, (*folded, *args[3:]), kwargs)
-        return graph.call_function(helpers.split_time, (out, args[0]))
-
-    return make
+    return _folded(call, 3)
 
 
 def _multi_head_attention(call: Call) -> Optional[Make]:

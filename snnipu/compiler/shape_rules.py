@@ -1,6 +1,6 @@
 """Rules for operators that reshape, join, reduce or index tensors. Time is the additional first dimension."""
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch.fx import Graph, Node
@@ -87,6 +87,11 @@ def _flatten(call: Call) -> Optional[Make]:
     return lambda graph, args, kwargs: graph.call_function(torch.flatten, (args[0], *dims))
 
 
+def _sizes(args: Sequence[Any]) -> Any:
+    """Return the sizes or dims after the tensor, given as one sequence or one by one."""
+    return args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+
+
 def _reshape(call: Call) -> Optional[Make]:
     first = only_first(call)
     if first is None or call.kwargs or any(isinstance(size, torch.dtype) for size in call.args[1:]):
@@ -98,7 +103,7 @@ def _permute(call: Call) -> Optional[Make]:
     first = only_first(call)
     if first is None or call.kwargs:
         return None
-    order = call.args[1] if len(call.args) == 2 and isinstance(call.args[1], (tuple, list)) else call.args[1:]
+    order = _sizes(call.args)
     if not all(type(dim) is int for dim in order):
         return None
     dims = [0, *(dim % first.dims + 1 for dim in order)]
@@ -150,13 +155,9 @@ def _expand(call: Call) -> Optional[Make]:
     first = only_first(call)
     if first is None or not isinstance(call.out, torch.Tensor) or call.out.dim() != first.dims or call.kwargs:
         return None
-    shape = call.args[1] if len(call.args) == 2 and isinstance(call.args[1], (tuple, list)) else call.args[1:]
-
-    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
-        sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
-        return graph.call_method("expand", (args[0], -1, *sizes))
-
-    return make if shape else None
+    if not _sizes(call.args):
+        return None
+    return lambda graph, args, kwargs: graph.call_method("expand", (args[0], -1, *_sizes(args)))
 
 
 def _repeat(call: Call) -> Optional[Make]:
@@ -165,12 +166,7 @@ def _repeat(call: Call) -> Optional[Make]:
         return None
     if call.node.op != "call_method" or call.kwargs:
         return None
-
-    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
-        sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
-        return graph.call_method("repeat", (args[0], 1, *sizes))
-
-    return make
+    return lambda graph, args, kwargs: graph.call_method("repeat", (args[0], 1, *_sizes(args)))
 
 
 def _joins(default: int) -> Callable[[Call], Optional[Make]]:

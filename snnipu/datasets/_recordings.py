@@ -1,7 +1,11 @@
 """Helpers of the readers of event recordings: time windows, event cameras, downloads."""
 
+import contextlib
+import functools
+import io
 import os
-from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+import sys
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -120,6 +124,21 @@ def check_order(path: str, times: np.ndarray) -> None:
         raise damaged(path, f"time runs backwards, from {times[event]:g} to {times[event + 1]:g} at event {event + 1}")
 
 
+def fetch(name: str, root: PathLike, download: Callable[[], object]) -> None:
+    """Call ``download``, without the progress bars of its library if standard error is no terminal.
+
+    Raises:
+        RuntimeError: the download failed.
+    """
+    bars = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
+    try:
+        with bars:
+            download()
+    except Exception as error:
+        reason = f"{type(error).__name__} {error}"
+        raise RuntimeError(f"root: {name} could not be downloaded into {os.fspath(root)!r}: {reason}") from error
+
+
 def find(title: str, name: str, root: PathLike, parts: Sequence[str], download: bool) -> str:
     """Return the folder, ``root`` or ``root/<name>``, that holds all ``parts``; with ``download`` tonic fetches them.
 
@@ -132,12 +151,7 @@ def find(title: str, name: str, root: PathLike, parts: Sequence[str], download: 
     if download:
         dataset_class: Any = getattr(require("tonic.datasets", extra="events", purpose=f"downloading {name}"), name)
         for train in (True, False):
-            try:
-                dataset_class(save_to=root, train=train)
-            except Exception as error:
-                raise RuntimeError(
-                    f"root: {name} could not be downloaded into {root!r}: {type(error).__name__} {error}"
-                ) from error
+            fetch(name, root, functools.partial(dataset_class, save_to=root, train=train))
     for folder in (root, os.path.join(root, name)):
         if all(os.path.exists(os.path.join(folder, part)) for part in parts):
             return folder

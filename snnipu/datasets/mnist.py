@@ -6,6 +6,7 @@ from typing import Tuple, Union
 import torch
 
 from snnipu._extras import require
+from snnipu.datasets._recordings import fetch
 from snnipu.datasets.images import ImageData
 
 
@@ -32,10 +33,7 @@ def mnist(root: Union[str, "os.PathLike[str]"], download: bool = False) -> Image
     torchvision_datasets = require("torchvision.datasets", extra="vision", purpose="the MNIST data set")
     root = os.fspath(root)
     if download:
-        try:
-            torchvision_datasets.MNIST(root=root, train=True, download=True)
-        except (OSError, RuntimeError) as error:
-            raise RuntimeError(f"root: MNIST could not be downloaded into {root!r}: {error}") from error
+        fetch("MNIST", root, lambda: torchvision_datasets.MNIST(root=root, train=True, download=True))
     elif not os.path.isdir(root):
         raise FileNotFoundError(f"root: {root!r} is not a folder: no MNIST there; download=True makes and fills it")
 

@@ -19,6 +19,10 @@ from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, RecurrentConnection,
 from snnipu.surrogate import Kernel, Surrogate
 
 Tensors = Tuple[Optional[torch.Tensor], ...]
+KernelFields = Tuple[int, float, float]
+# The equation's name, the names of its parameters, its options; then the geometry of a ``RecurrentConnection``.
+StepOptions = Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...]]
+RecurrentOptions = Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...], Tuple[int, ...]]
 
 # True once `snnipu.compiler` has registered the functions below with TorchDynamo. Without it a step is traced.
 enabled = False
@@ -96,8 +100,8 @@ def neuron_step(
     x: torch.Tensor,
     states: Tensors,
     parameters: Sequence[torch.Tensor],
-    kernel: Tuple[int, float, float],
-    options: Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...]],
+    kernel: KernelFields,
+    options: StepOptions,
     rolls: str,
 ) -> Tuple[torch.Tensor, ...]:
     """Run one step of a neuron of ``snnipu.equations``; return ``(spk, *states)``.
@@ -120,11 +124,11 @@ def neuron_over_time(
     num_steps: Optional[int],
     states: Tensors,
     parameters: Sequence[torch.Tensor],
-    kernel: Tuple[int, float, float],
-    options: Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...]],
+    kernel: KernelFields,
+    options: StepOptions,
     store: Sequence[bool],
     need_final: bool,
-) -> Tuple[Optional[torch.Tensor], ...]:
+) -> Tensors:
     """Run all steps of :func:`neuron_step`; return spikes, each state over time and each final state.
 
     States that are not requested are None.
@@ -141,18 +145,19 @@ def neuron_over_time(
         store=store,
         need_final=need_final,
     )
+    return _outputs(results)
+
+
+def _outputs(results: Any) -> Tensors:
     final = results.final if results.final is not None else [None] * len(results.states)
     return (results.spk, *results.states, *final)
-
-
-RecurrentOptions = Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...], Tuple[int, ...]]
 
 
 def recurrent_step(
     x: torch.Tensor,
     states: Tensors,
     parameters: Sequence[Optional[torch.Tensor]],
-    kernel: Tuple[int, float, float],
+    kernel: KernelFields,
     options: RecurrentOptions,
     rolls: str,
 ) -> Tuple[torch.Tensor, ...]:
@@ -189,11 +194,11 @@ def recurrent_over_time(
     num_steps: Optional[int],
     states: Tensors,
     parameters: Sequence[Optional[torch.Tensor]],
-    kernel: Tuple[int, float, float],
+    kernel: KernelFields,
     options: RecurrentOptions,
     store: Sequence[bool],
     need_final: bool,
-) -> Tuple[Optional[torch.Tensor], ...]:
+) -> Tensors:
     """Run all steps of :func:`recurrent_step`; the results are as in :func:`neuron_over_time`."""
     name, _, chosen, _ = options
     connection, values = _connection(parameters, options)
@@ -209,8 +214,7 @@ def recurrent_over_time(
         store=store,
         need_final=need_final,
     )
-    final = results.final if results.final is not None else [None] * len(results.states)
-    return (results.spk, *results.states, *final)
+    return _outputs(results)
 
 
 def _connection(
@@ -227,12 +231,12 @@ def neuron_fed_back(
     num_steps: Optional[int],
     states: Tensors,
     parameters: Sequence[Optional[torch.Tensor]],
-    kernel: Tuple[int, float, float],
-    options: Tuple[str, Tuple[str, ...], Tuple[Tuple[str, Any], ...]],
+    kernel: KernelFields,
+    options: StepOptions,
     store: Sequence[bool],
     need_final: bool,
     connection: Sequence[Any],
-) -> Tuple[Optional[torch.Tensor], ...]:
+) -> Tensors:
     """Run all steps of :func:`neuron_step` on ``x`` plus a layer's output for the spikes of the step before.
 
     Args:
@@ -268,7 +272,7 @@ def spiking_lstm_step(
     x: torch.Tensor,
     states: Tensors,
     parameters: Sequence[Optional[torch.Tensor]],
-    kernel: Tuple[int, float, float],
+    kernel: KernelFields,
     options: Tuple[Any, ...],
     rolls: str,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -291,11 +295,11 @@ def spiking_lstm_over_time(
     num_steps: Optional[int],
     states: Tensors,
     parameters: Sequence[Optional[torch.Tensor]],
-    kernel: Tuple[int, float, float],
+    kernel: KernelFields,
     options: Tuple[Any, ...],
     store: Sequence[bool],
     need_final: bool,
-) -> Tuple[Optional[torch.Tensor], ...]:
+) -> Tensors:
     """Run all steps of :func:`spiking_lstm_step`; the results are as in :func:`neuron_over_time`."""
     cell, neuron = _lstm(parameters, kernel, options)
     spk, syn, mem = lstm.spiking_lstm_sequence(cell, neuron, x, states[0], states[1], num_steps)
@@ -305,7 +309,7 @@ def spiking_lstm_over_time(
 
 
 def _lstm(
-    parameters: Sequence[Optional[torch.Tensor]], kernel: Tuple[int, float, float], options: Tuple[Any, ...]
+    parameters: Sequence[Optional[torch.Tensor]], kernel: KernelFields, options: Tuple[Any, ...]
 ) -> Tuple[lstm.Cell, lstm.LSTMNeuron]:
     threshold, graded, *tensors = parameters
     assert threshold is not None

@@ -145,30 +145,27 @@ class CompiledAttributes:
                 for name in replaced:
                     (neuron._buffers if name in neuron._buffers else neuron.__dict__)[name] = states[name]
                 if getattr(neuron, "init_hidden", False):
-                    self._warn_of_hidden_state(path or type(neuron).__name__, replaced)
+                    self._warn_once(
+                        path or type(neuron).__name__,
+                        "%s keeps its state (%s) with init_hidden=True: every run of forward starts from its value "
+                        "when the model was compiled, and PopTorch refuses to replace a buffer. Pass the state from "
+                        "step to step (init_hidden=False), or run all steps in one call (snnipu.MultiStep).",
+                        ", ".join(replaced),
+                    )
 
     def _warn(self, path: str, name: str, new: Any, old: Any) -> None:
         if not (_tensors(new) or _tensors(old)):
             return
-        full = f"{path}.{name}" if path else name
-        if full not in self._warned:
-            self._warned.add(full)
-            logger.warning(
-                "forward leaves a tensor in the attribute %s, which a compiled graph does not carry on: every run "
-                "starts from the value it had when the model was compiled. For a state that lasts, call "
-                "register_buffer(%r, tensor) in __init__ and change it in place: self.%s.copy_(new_values).",
-                full,
-                name,
-                name,
-            )
+        self._warn_once(
+            f"{path}.{name}" if path else name,
+            "forward leaves a tensor in the attribute %s, which a compiled graph does not carry on: every run "
+            "starts from the value it had when the model was compiled. For a state that lasts, call "
+            "register_buffer(%r, tensor) in __init__ and change it in place: self.%s.copy_(new_values).",
+            name,
+            name,
+        )
 
-    def _warn_of_hidden_state(self, path: str, names: List[str]) -> None:
+    def _warn_once(self, path: str, message: str, *arguments: str) -> None:
         if path not in self._warned:
             self._warned.add(path)
-            logger.warning(
-                "%s keeps its state (%s) with init_hidden=True: every run of forward starts from its value when the "
-                "model was compiled, and PopTorch refuses to replace a buffer. Pass the state from step to step "
-                "(init_hidden=False), or run all steps in one call (snnipu.MultiStep).",
-                path,
-                ", ".join(names),
-            )
+            logger.warning(message, path, *arguments)

@@ -7,7 +7,15 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar, Union
 
 import torch
 
-from snnipu.poptorch._errors import InvalidArgument, InvalidType, check_enum, check_fraction, check_int, check_str
+from snnipu.poptorch._errors import (
+    InvalidArgument,
+    InvalidType,
+    check_bool,
+    check_enum,
+    check_fraction,
+    check_int,
+    check_str,
+)
 from snnipu.poptorch._execution import StageManager
 from snnipu.poptorch.enums import MultiConvPlanType
 
@@ -198,7 +206,7 @@ class MultiConv:
 
     def enableConvDithering(self, value: Union[bool, Sequence[bool]]) -> "MultiConv":
         """Spread each convolution over tiles."""
-        return self._keep("enableConvDithering", value, _check_dithering)
+        return self._keep("enableConvDithering", value, check_bool)
 
     def planType(self, value: MultiConvPlanType) -> "MultiConv":
         """Run the convolutions in parallel or one after another."""
@@ -231,10 +239,4 @@ class MultiConv:
 def _check_partials(value: Any, name: str) -> Any:
     if value not in (torch.float32, torch.float16):
         raise InvalidArgument(f"{name}: Invalid partials types. Expected torch.float or torch.half, got {value!r}")
-    return value
-
-
-def _check_dithering(value: Any, name: str) -> Any:
-    if not isinstance(value, bool):
-        raise InvalidType(f"{name}: expected a bool or a list of bools, got {value!r}")
     return value

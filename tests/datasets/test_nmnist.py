@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
 from snnipu import datasets
 from snnipu._extras import MissingExtra
@@ -184,11 +185,11 @@ def test_wrong_argument(folder, name, argument):
         datasets.nmnist(folder, **argument)
 
 
-def test_download_is_left_to_tonic(monkeypatch, tmp_path):
+def test_download_is_left_to_tonic(monkeypatch, tmp_path, capsys):
     calls = []
 
     def fetch(save_to, train):
-        calls.append(train)
+        calls.extend(tqdm([train]))
         write(tmp_path, {"5/00001": event(1, 2, 1, 3)}, folder="NMNIST")
 
     tonic = types.ModuleType("tonic")
@@ -198,6 +199,7 @@ def test_download_is_left_to_tonic(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tonic.datasets", tonic.datasets)
     assert datasets.nmnist(tmp_path, download=True).train.labels.tolist() == [5]
     assert calls == [True, False]
+    assert capsys.readouterr().err == ""  # no bars: standard error is no terminal here
 
     def broken(save_to, train):
         raise OSError("no network")

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+from typing import NamedTuple
 
 import pytest
 import snntorch.functional as theirs
@@ -49,32 +50,44 @@ def assert_equal(name, keywords, x, targets):
         assert torch.equal(actual, expected)
 
 
-# Steps, samples, outputs, the share of spikes, and a seed. snnTorch has no targets for zero samples.
-cases = st.tuples(
-    st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 9)
-)
+class Case(NamedTuple):
+    """Spikes and targets of random sizes. snnTorch has no targets for zero samples."""
+
+    steps: int
+    batch: int
+    size: int
+    share: float
+    seed: int
+
+    def spikes(self, *how):
+        return spikes((self.steps, self.batch, self.size), self.share, self.seed, *how)
+
+    def classes(self):
+        return torch.randint(self.size, (self.batch,), generator=torch.Generator().manual_seed(self.seed))
+
+    def times(self, first, *count):
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randint(first, self.steps, (*count, self.batch, self.size), generator=generator).float()
+
+
+sizes = [st.integers(1, most) for most in (9, 4, 5)]
+cases = st.builds(Case, *sizes, st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 9))
 
 
 @pytest.mark.parametrize("name", TEMPORAL)
 @settings(max_examples=30, deadline=None)
 @given(case=cases)
 def test_spike_times_of_classes(name, case):
-    steps, batch, size, share, seed = case
-    x = spikes((steps, batch, size), share, seed)
-    targets = torch.randint(size, (batch,), generator=torch.Generator().manual_seed(seed))
-    assert_equal(*TEMPORAL[name], x, targets)
+    assert_equal(*TEMPORAL[name], case.spikes(), case.classes())
 
 
 @pytest.mark.parametrize("tolerance", [0, 1, 3])
 @settings(max_examples=30, deadline=None)
 @given(case=cases)
 def test_given_spike_times(tolerance, case):
-    steps, batch, size, share, seed = case
-    x = spikes((steps, batch, size), share, seed)
-    generator = torch.Generator().manual_seed(seed)
-    # Negative targets count from the end.
-    targets = torch.randint(-steps, steps, (batch, size), generator=generator).float()
-    assert_equal("mse_temporal_loss", {"target_is_time": True, "tolerance": tolerance}, x, targets)
+    """Negative targets count from the end."""
+    keywords = {"target_is_time": True, "tolerance": tolerance}
+    assert_equal("mse_temporal_loss", keywords, case.spikes(), case.times(-case.steps))
 
 
 @pytest.mark.parametrize("tolerance", [0, 2])
@@ -82,16 +95,10 @@ def test_given_spike_times(tolerance, case):
 @settings(max_examples=30, deadline=None)
 @given(case=cases, count=st.integers(1, 4))
 def test_several_spikes(given_times, tolerance, case, count):
-    steps, batch, size, share, seed = case
-    x = spikes((steps, batch, size), share, seed)
-    generator = torch.Generator().manual_seed(seed)
-    if given_times:
-        keywords = {"target_is_time": True}
-        targets = torch.randint(steps, (count, batch, size), generator=generator).float()
-    else:
-        keywords = {"on_target": torch.arange(count), "off_target": torch.arange(count) + 2}
-        targets = torch.randint(size, (batch,), generator=generator)
-    assert_equal("mse_temporal_loss", {"multi_spike": True, "tolerance": tolerance, **keywords}, x, targets)
+    classes = {"on_target": torch.arange(count), "off_target": torch.arange(count) + 2}
+    keywords = {"multi_spike": True, "tolerance": tolerance, **({"target_is_time": True} if given_times else classes)}
+    targets = case.times(0, count) if given_times else case.classes()
+    assert_equal("mse_temporal_loss", keywords, case.spikes(), targets)
 
 
 RATES = [
@@ -109,13 +116,11 @@ RATES = [
 @settings(max_examples=20, deadline=None)
 @given(case=cases)
 def test_losses_of_each_step(name, keywords, dtype, case):
-    steps, batch, size, share, seed = case
-    x = spikes((steps, batch, size), share, seed, dtype, (1.0, 0.3, -2.7))
-    targets = torch.randint(size, (batch,), generator=torch.Generator().manual_seed(seed))
+    x = case.spikes(dtype, (1.0, 0.3, -2.7))
     if name == "mse_membrane_loss" and dtype == torch.float64 and keywords.get("reduction") != "none":
         # snnTorch's targets are float32, and so is its loss.
         x = x.detach().float().requires_grad_()
-    assert_equal(name, keywords, x, targets)
+    assert_equal(name, keywords, x, case.classes())
 
 
 MSE_WEIGHT = torch.tensor([[0.1], [2.0], [0.5], [1.5]])  # a factor per class, equal for all outputs

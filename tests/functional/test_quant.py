@@ -8,6 +8,7 @@ import pytest
 import snntorch
 import torch
 from snntorch.functional import quant as snntorch_quant
+from support.loops import sequence, steps, with_gradients
 from support.versions import NO_MASKS_IN_MODES, needs_backend
 
 import snnipu as snn
@@ -113,17 +114,6 @@ def test_no_large_table():
     assert max(largest) == x.numel()
 
 
-def loop(neuron, x):
-    state = neuron.reset_mem()
-    state = state if isinstance(state, tuple) else (state,)
-    outs = []
-    for step in x:
-        out = neuron(step, *state)
-        state = out[1:]
-        outs.append(out)
-    return tuple(torch.stack(parts) for parts in zip(*outs))
-
-
 NEURONS = {
     **{
         f"Leaky, {reset}": ("Leaky", {"beta": 0.9, "learn_beta": True, "reset_mechanism": reset})
@@ -138,6 +128,11 @@ NEURONS = {
 }
 
 
+def by_steps(neuron, x):
+    states = neuron.reset_mem()
+    return steps(neuron, x, *(states if isinstance(states, tuple) else (states,)))
+
+
 @pytest.mark.parametrize("ours_or_theirs", [quant, snntorch_quant])
 @pytest.mark.parametrize("name", NEURONS)
 def test_neurons(name, ours_or_theirs):
@@ -148,16 +143,14 @@ def test_neurons(name, ours_or_theirs):
     for source, quantizer in ((snntorch if kind == "Leaky" else snn, snntorch_quant), (snn, ours_or_theirs)):
         torch.manual_seed(1)
         neuron = getattr(source, kind)(**keywords, state_quant=quantizer.state_quant(4, threshold=1))
-        current = x.clone().requires_grad_()
-        outs = loop(neuron, current)
+        run = by_steps
         if source is snn and kind == "Leaky":
             assert isinstance(neuron.state_quant, quant.StateQuant)
-            outs = neuron.sequence(current)
-            assert all(map(torch.equal, outs, loop(neuron, x)))
-        sum((out * x).sum() for out in outs).backward()
-        results.append((*outs, current.grad, *([neuron.beta.grad] if kind == "Leaky" else [])))
-    for actual, expected in zip(*results):
-        assert torch.equal(actual, expected)
+            assert all(map(torch.equal, neuron.sequence(x), by_steps(neuron, x)))
+            run = sequence
+        out, gradients = with_gradients(run, neuron, x)
+        results.append([*out, *gradients])
+    assert all(map(torch.equal, *results))
 
 
 def test_pickles_and_copies():

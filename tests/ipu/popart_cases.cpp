@@ -142,6 +142,40 @@ snnipu::ipu_model::Machine fourTiles() {
   return machine;
 }
 
+// Run all operators of a graph, and return the values of `outputs`.
+template <typename T>
+std::vector<std::vector<T>> resultsOf(Graph &graph, const std::vector<TensorId> &inputs,
+                                      const std::vector<std::vector<T>> &data, const std::vector<TensorId> &outputs) {
+  std::vector<Op *> ops;
+  for (const auto &op : graph.ops())
+    ops.push_back(op.get());
+  snnipu::ipu_model::Executable executable(graph, ops, inputs, outputs, fourTiles());
+  std::vector<const void *> from;
+  for (const auto &values : data)
+    from.push_back(values.data());
+  std::vector<std::vector<T>> results;
+  for (const TensorId &id : outputs)
+    results.emplace_back(static_cast<std::size_t>(graph.info(id).nelms()));
+  std::vector<void *> to;
+  for (auto &values : results)
+    to.push_back(values.data());
+  executable.run(from.data(), to.data());
+  return results;
+}
+
+Attributes surrogate(int64_t code, float a) {
+  Attributes attributes;
+  attributes.set("surrogate", code);
+  attributes.set("surrogate_a", a);
+  attributes.set("surrogate_b", 0.0f);
+  return attributes;
+}
+
+// SurrogateSpike with the straight-through estimator, times `slope` below 0.
+TensorId spike(Graph &graph, const TensorId &u, float slope) {
+  return graph.addOp({"ai.snnipu", "SurrogateSpike", 1}, surrogate(0, slope), {u}, 1)[0];
+}
+
 // Run the test operator on a [2, 3] tensor.
 void run() {
   Graph graph;
@@ -158,12 +192,11 @@ void run() {
 // SelectSpikes, whose ids are an input of the test operator: its membranes must still get a gradient.
 void idsBehind() {
   Graph graph;
-  Attributes select;
+  Attributes select = surrogate(0, 1.0f);
   select.set("capacity", int64_t(2));
-  for (const char *name : {"rotate", "has_grad_threshold", "surrogate"})
+  for (const char *name : {"rotate", "has_grad_threshold"})
     select.set(name, int64_t(0));
-  for (const char *name : {"grad_threshold", "surrogate_a", "surrogate_b"})
-    select.set(name, 1.0f);
+  select.set("grad_threshold", 1.0f);
   const TensorId mem = graph.addInput("mem", {DataType::FLOAT, {1, 2, 5}});
   const TensorId threshold = graph.addInput("threshold", {DataType::FLOAT, {1}});
   const auto spikes = graph.addOp({"ai.snnipu", "SelectSpikes", 1}, select, {mem, threshold}, 4);
@@ -183,8 +216,8 @@ void oneGradient() {
   std::cout << "gradients " << graph.growGradients({{out[1], "grad"}}).count(x) << '\n';
 }
 
-// Three layers of SparseLinear, NeuronSequence and SelectSpikes in one graph, forward and backward in one program. Prints
-// for the output and the gradient of each weight if any element is not zero.
+// Three layers of SparseLinear, NeuronSequence and SelectSpikes in one graph, forward and backward in one program.
+// Prints for the output and the gradient of each weight if any element is not zero.
 void chain() {
   constexpr int64_t steps = 6, batch = 3;
   const std::vector<int64_t> sizes = {20, 16, 12, 8};
@@ -202,11 +235,7 @@ void chain() {
   const auto constant = [](float value) { return [value] { return value; }; };
   std::normal_distribution<float> normal;
   std::bernoulli_distribution fires(0.3);
-  Attributes surrogate;
-  surrogate.set("surrogate", int64_t(3));
-  surrogate.set("surrogate_a", 2.0f);
-  surrogate.set("surrogate_b", 0.0f);
-  Attributes lif = surrogate, select = surrogate, dense, linear;
+  Attributes lif = surrogate(3, 2.0f), select = surrogate(3, 2.0f), dense, linear;
   lif.set("neuron", std::string("leaky"));
   lif.set("variant", int64_t(0));
   lif.set("states", int64_t(1));
@@ -240,24 +269,10 @@ void chain() {
   const auto out = graph.addOp({"ai.snnipu", "SparseToDense", 1}, back, {spikes[0], spikes[1], spikes[2]}, 1);
   const TensorId upstream = input("upstream", {steps, batch, sizes.back()}, [&] { return normal(random); });
   const auto gradients = graph.growGradients({{out[0], upstream}});
-  std::vector<Op *> ops;
-  for (const auto &op : graph.ops())
-    ops.push_back(op.get());
   std::vector<TensorId> outputs = {out[0]};
   for (const TensorId &weight : weights)
     outputs.push_back(gradients.at(weight));
-  snnipu::ipu_model::Executable executable(graph, ops, inputs, outputs, fourTiles());
-  std::vector<const void *> from;
-  for (const auto &values : data)
-    from.push_back(values.data());
-  std::vector<std::vector<float>> results;
-  std::vector<void *> to;
-  for (const TensorId &id : outputs)
-    results.emplace_back(static_cast<std::size_t>(graph.info(id).nelms()));
-  for (auto &values : results)
-    to.push_back(values.data());
-  executable.run(from.data(), to.data());
-  for (const auto &values : results) {
+  for (const auto &values : resultsOf<float>(graph, inputs, data, outputs)) {
     float most = 0;
     for (const float value : values)
       most = std::max(most, std::isfinite(value) ? std::fabs(value) : -1.0f);
@@ -268,64 +283,35 @@ void chain() {
 
 // Three operators and the loss read the output of a fourth. The gradient of SurrogateSpike is the upstream gradient,
 // times `slope` where u is not above 0.
-void severalConsumers(DataType type) {
+template <typename T> void severalConsumers(DataType type) {
   Graph graph;
   const TensorInfo info(type, {2, 5});
-  const auto spike = [&](const TensorId &u, float slope) {
-    Attributes attributes;
-    attributes.set("surrogate", int64_t(0)); // the straight-through estimator, times `slope` below 0
-    attributes.set("surrogate_a", slope);
-    attributes.set("surrogate_b", 0.0f);
-    return graph.addOp({"ai.snnipu", "SurrogateSpike", 1}, attributes, {u}, 1)[0];
-  };
-  const TensorId x = graph.addInput("x", info), middle = spike(x, 0.5f);
+  const TensorId x = graph.addInput("x", info), middle = spike(graph, x, 0.5f);
   std::vector<TensorId> inputs = {x}, ends = {middle};
   for (const float slope : {0.25f, 0.5f, 2.0f})
-    ends.push_back(spike(middle, slope));
+    ends.push_back(spike(graph, middle, slope));
   std::map<TensorId, TensorId> fromLoss;
   for (const TensorId &end : ends) {
     inputs.push_back(graph.addInput("gradient of " + end, info));
     fromLoss[end] = inputs.back();
   }
-  const TensorId result = graph.growGradients(fromLoss).at(x);
-  std::vector<Op *> ops;
-  for (const auto &op : graph.ops())
-    ops.push_back(op.get());
-  snnipu::ipu_model::Executable executable(graph, ops, inputs, {result}, fourTiles());
-  std::vector<std::vector<float>> floats;
-  std::vector<std::vector<half>> halves;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    std::vector<float> values;
+  std::vector<std::vector<T>> data(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i)
     for (int element = 0; element < 10; ++element)
       // x is above and below 0; the gradients are 1, 2, 4, ... times the element's number.
-      values.push_back(i == 0 ? (element % 2 ? 1.0f : -1.0f)
-                              : static_cast<float>(1 << i) * static_cast<float>(element));
-    floats.push_back(values);
-    halves.emplace_back(values.begin(), values.end());
-  }
-  std::vector<const void *> from;
-  for (std::size_t i = 0; i < inputs.size(); ++i)
-    from.push_back(type == DataType::FLOAT ? static_cast<const void *>(floats[i].data()) : halves[i].data());
-  std::vector<float> out(10);
-  std::vector<half> outInHalf(10);
-  void *const to[] = {type == DataType::FLOAT ? static_cast<void *>(out.data()) : outInHalf.data()};
-  executable.run(from.data(), to);
-  for (std::size_t i = 0; i < 10; ++i)
-    std::cout << (type == DataType::FLOAT ? out[i] : static_cast<float>(outInHalf[i])) << ' ';
+      data[i].push_back(i == 0 ? T(element % 2 ? 1.0f : -1.0f)
+                               : T(static_cast<float>(1 << i) * static_cast<float>(element)));
+  const auto results = resultsOf(graph, inputs, data, {graph.growGradients(fromLoss).at(x)});
+  for (const T value : results[0])
+    std::cout << static_cast<float>(value) << ' ';
   std::cout << '\n';
 }
 
 // Two operators read a tensor, and one gives no gradient for it. The gradient of the other alone would be wrong.
 void consumerWithoutGradient() {
   Graph graph;
-  Attributes attributes;
-  attributes.set("surrogate", int64_t(0));
-  attributes.set("surrogate_a", 1.0f);
-  attributes.set("surrogate_b", 0.0f);
-  const auto spike = [&](const TensorId &u) {
-    return graph.addOp({"ai.snnipu", "SurrogateSpike", 1}, attributes, {u}, 1)[0];
-  };
-  const TensorId x = graph.addInput("x", {DataType::FLOAT, {2, 5}}), middle = spike(x), end = spike(middle);
+  const TensorId x = graph.addInput("x", {DataType::FLOAT, {2, 5}});
+  const TensorId middle = spike(graph, x, 1.0f), end = spike(graph, middle, 1.0f);
   const TensorId other = graph.addOp(faultyId(), scale(1.0f), {middle}, 2)[0];
   graph.addInput("gradEnd", graph.info(end));
   graph.addInput("gradOther", graph.info(other));
@@ -352,8 +338,8 @@ int main(int argc, char **argv) {
       {"idsBehind", idsBehind},
       {"oneGradient", oneGradient},
       {"chain", chain},
-      {"severalConsumers", [] { severalConsumers(DataType::FLOAT); }},
-      {"severalConsumersInHalf", [] { severalConsumers(DataType::FLOAT16); }},
+      {"severalConsumers", [] { severalConsumers<float>(DataType::FLOAT); }},
+      {"severalConsumersInHalf", [] { severalConsumers<half>(DataType::FLOAT16); }},
       {"consumerWithoutGradient", consumerWithoutGradient},
       {"tooManyInputs", tooManyInputs},
       {"unknownOperator", unknownOperator},

@@ -67,14 +67,6 @@ public:
   void compute(unsigned worker) { *last = worker; }
 };
 
-// The workers share a counter, so the results depend on their order.
-class Tickets : public MultiVertex {
-public:
-  Out<unsigned> ticket; // [6]
-  unsigned next;
-  void compute(unsigned worker) { ticket[worker] = next++; }
-};
-
 // Workers write `together` elements in turn; with an odd number, two workers write the halves of a word.
 class InTurns : public MultiVertex {
 public:
@@ -141,7 +133,6 @@ const snnipu::ipu_model::CodeletRegistration registration(
                   .field("size", &AddTo<half>::size),
               CodeletOf<Pairs>("Pairs").field("from", &Pairs::from).field("to", &Pairs::to).field("skip", &Pairs::skip),
               CodeletOf<LastWorker>("LastWorker").field("last", &LastWorker::last),
-              CodeletOf<Tickets>("Tickets").field("ticket", &Tickets::ticket).field("next", &Tickets::next),
               CodeletOf<InTurns>("InTurns")
                   .field("to", &InTurns::to)
                   .field("size", &InTurns::size)
@@ -159,9 +150,10 @@ const snnipu::ipu_model::CodeletRegistration registration(
 struct Machine {
   Device device;
   Graph graph;
+  ComputeSet set; // of cases that need one
 
   explicit Machine(unsigned tiles = 4, unsigned ipus = 1, const char *version = "ipu2")
-      : device(make(tiles, ipus, version)), graph(device.getTarget()) {
+      : device(make(tiles, ipus, version)), graph(device.getTarget()), set(graph.addComputeSet("set")) {
     graph.addCodelets("somewhere/cases.gp");
   }
   static Device make(unsigned tiles, unsigned ipus, const char *version) {
@@ -423,10 +415,9 @@ CASE(runs) {
 
 CASE(halves) {
   const Tensor x = m.variable(HALF, {5}, "x", 0), y = m.variable(HALF, {5}, "y", 0);
-  const ComputeSet cs = m.graph.addComputeSet();
-  m.vertex(cs, "AddTo<half>", {{"from", x}, {"to", y}, {"size", 5}}, 0);
+  m.vertex(m.set, "AddTo<half>", {{"from", x}, {"to", y}, {"size", 5}}, 0);
   m.graph.setInitialValue<float>(x, {0.1f, 65504.0f, 1e-7f, -2.0f, 1e6f});
-  Engine engine = m.engine(Execute(cs));
+  Engine engine = m.engine(Execute(m.set));
   engine.run();
   for (const half value : read<half>(engine, "x", 5))
     std::cout << value.bits << ' ';
@@ -468,10 +459,9 @@ CASE(loops) {
 
 CASE(streams) {
   const Tensor x = m.variable(FLOAT, {2}, "x", 0), y = m.variable(FLOAT, {2}, "y", 1);
-  const ComputeSet cs = m.graph.addComputeSet();
-  m.addTo(cs, x, y, 100, 1);
+  m.addTo(m.set, x, y, 100, 1);
   const DataStream in = m.graph.addHostToDeviceFIFO("in", FLOAT, 2), out = m.graph.addDeviceToHostFIFO("out", FLOAT, 2);
-  Engine engine = m.engine(Repeat(3, Sequence({Copy(in, x), Execute(cs), Copy(y, out)})));
+  Engine engine = m.engine(Repeat(3, Sequence({Copy(in, x), Execute(m.set), Copy(y, out)})));
   std::vector<float> from = {1, 2, 3, 4}, to(6);
   try {
     engine.run();
@@ -604,16 +594,14 @@ CASE(estimators) {
   m.graph.addCodelets("snnipu.gp");
   for (const std::string &name : snnipu::ipu_model::codeletNames("snnipu"))
     std::cout << name << '\n';
-  const Tensor none = m.variable(FLOAT, {0}, "none", 0), one = m.variable(FLOAT, {1}, "one", 0);
   for (const unsigned size : {12u, 1200u}) {
     Machine machine(1);
     machine.graph.addCodelets("snnipu.gp");
     const Tensor u = machine.variable(FLOAT, {size}, "u", 0), spk = machine.variable(FLOAT, {size}, "spk", 0);
-    const ComputeSet cs = machine.graph.addComputeSet();
     const VertexRef ref =
-        machine.graph.addVertex(cs, "snnipu::SurrogateSpike<float>", {{"u", u}, {"spk", spk}, {"size", size}});
+        machine.graph.addVertex(machine.set, "snnipu::SurrogateSpike<float>", {{"u", u}, {"spk", spk}, {"size", size}});
     machine.graph.setTileMapping(ref, 0);
-    Engine engine(machine.graph, Execute(cs));
+    Engine engine(machine.graph, Execute(machine.set));
     std::cout << "cycles " << snnipu::ipu_model::estimate(engine).computeCycles << '\n';
   }
 }
@@ -623,33 +611,29 @@ CASE(estimators) {
 CASE(unmapped) {
   const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.graph.addVariable(FLOAT, {6}, "forgotten");
   m.graph.setTileMapping(y.slice(0, 4), 0);
-  const ComputeSet cs = m.graph.addComputeSet("add");
-  m.addTo(cs, x, y, 1, 0);
-  m.engine(Execute(cs));
+  m.addTo(m.set, x, y, 1, 0);
+  m.engine(Execute(m.set));
 }
 
 CASE(race) {
   const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.variable(FLOAT, {6}, "shared", 0);
-  const ComputeSet cs = m.graph.addComputeSet("both");
-  m.addTo(cs, x.slice(0, 4), y.slice(0, 4), 1, 0);
-  m.addTo(cs, x.slice(0, 3), y.slice(3, 6), 1, 1);
-  m.engine(Execute(cs));
+  m.addTo(m.set, x.slice(0, 4), y.slice(0, 4), 1, 0);
+  m.addTo(m.set, x.slice(0, 3), y.slice(3, 6), 1, 1);
+  m.engine(Execute(m.set));
 }
 
 CASE(readWriteRace) {
   const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.variable(FLOAT, {6}, "y", 0);
   const Tensor z = m.variable(FLOAT, {6}, "z", 0);
-  const ComputeSet cs = m.graph.addComputeSet("both");
-  m.addTo(cs, y.reverse(0), z, 1, 0);
-  m.addTo(cs, x.slice(0, 2), y.slice(0, 2), 1, 0);
-  m.engine(Execute(cs));
+  m.addTo(m.set, y.reverse(0), z, 1, 0);
+  m.addTo(m.set, x.slice(0, 2), y.slice(0, 2), 1, 0);
+  m.engine(Execute(m.set));
 }
 
 CASE(ownRace) {
   const Tensor x = m.variable(FLOAT, {6}, "x", 0);
-  const ComputeSet cs = m.graph.addComputeSet("shift");
-  m.addTo(cs, x.slice(0, 5), x.slice(1, 6), 1, 0);
-  m.engine(Execute(cs));
+  m.addTo(m.set, x.slice(0, 5), x.slice(1, 6), 1, 0);
+  m.engine(Execute(m.set));
 }
 
 // Compare the check of races with its definition, on random intervals.
@@ -661,7 +645,6 @@ CASE(racesByDefinition) {
     const Tensor x = m.graph.addVariable(FLOAT, {30}, "x"), y = m.graph.addVariable(FLOAT, {30}, "y");
     m.graph.setTileMapping(x, 0);
     m.graph.setTileMapping(y, 0);
-    const ComputeSet cs = m.graph.addComputeSet();
     std::vector<int> reader(60, -1), writer(60, -1); // -1: no vertex
     bool expected = false;
     for (int vertex = 0; vertex < 4; ++vertex) {
@@ -681,11 +664,11 @@ CASE(racesByDefinition) {
         reader[from + i] = vertex;
         writer[to + i] = vertex;
       }
-      m.addTo(cs, in, out, 0, 0);
+      m.addTo(m.set, in, out, 0, 0);
     }
     bool raised = false;
     try {
-      Engine engine(m.graph, Execute(cs));
+      Engine engine(m.graph, Execute(m.set));
     } catch (const graph_program_compilation_error &) {
       raised = true;
     }
@@ -698,9 +681,8 @@ CASE(racesByDefinition) {
 
 CASE(memoryOver, 4) {
   const Tensor x = m.variable(FLOAT, {100000}, "small", 2), y = m.variable(FLOAT, {140000}, "weights of layer 3", 2);
-  const ComputeSet cs = m.graph.addComputeSet();
-  m.addTo(cs, x.slice(0, 2), y.slice(0, 2), 1, 2);
-  Engine engine(m.graph, Execute(cs), what.empty() ? OptionFlags{} : OptionFlags{{"tileMemory", what}});
+  m.addTo(m.set, x.slice(0, 2), y.slice(0, 2), 1, 2);
+  Engine engine(m.graph, Execute(m.set), what.empty() ? OptionFlags{} : OptionFlags{{"tileMemory", what}});
   const auto report = snnipu::ipu_model::report(engine);
   std::cout << report.fits << ' ' << report.fullestTile() << ' ' << report.tileMemory[2].variables << '\n';
 }
@@ -709,54 +691,50 @@ CASE(noSuchTile) { m.variable(FLOAT, {1}, "x", 4); }
 
 CASE(vertexOnNoSuchTile) {
   const Tensor x = m.variable(FLOAT, {1}, "x", 0), y = m.variable(FLOAT, {1}, "y", 0);
-  m.addTo(m.graph.addComputeSet(), x, y, 1, 5888);
+  m.addTo(m.set, x, y, 1, 5888);
 }
 
 CASE(vertexOnNoTile) {
   const Tensor x = m.variable(INT, {}, "x", 0);
-  const ComputeSet cs = m.graph.addComputeSet("set");
-  m.graph.addVertex(cs, "Increment", {{"value", x}});
-  m.engine(Execute(cs));
+  m.graph.addVertex(m.set, "Increment", {{"value", x}});
+  m.engine(Execute(m.set));
 }
 
 CASE(unconnected) {
   const Tensor x = m.variable(FLOAT, {1}, "x", 0);
-  const ComputeSet cs = m.graph.addComputeSet("set");
-  m.vertex(cs, "AddTo<float>", {{"from", x}, {"by", 1}, {"size", 1}}, 0);
-  m.engine(Execute(cs));
+  m.vertex(m.set, "AddTo<float>", {{"from", x}, {"by", 1}, {"size", 1}}, 0);
+  m.engine(Execute(m.set));
 }
 
 CASE(memberNotSet) {
   const Tensor x = m.variable(FLOAT, {1}, "x", 0), y = m.variable(FLOAT, {1}, "y", 0);
-  const ComputeSet cs = m.graph.addComputeSet("set");
-  m.vertex(cs, "AddTo<float>", {{"from", x}, {"to", y}, {"by", 1}}, 0);
-  m.engine(Execute(cs));
+  m.vertex(m.set, "AddTo<float>", {{"from", x}, {"to", y}, {"by", 1}}, 0);
+  m.engine(Execute(m.set));
 }
 
 CASE(wrongType) {
   const Tensor x = m.variable(HALF, {3}, "x", 0);
-  m.graph.connect(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["from"], x);
+  m.graph.connect(m.graph.addVertex(m.set, "AddTo<float>")["from"], x);
 }
 
 CASE(wrongRank) {
   const Tensor x = m.variable(FLOAT, {3, 2}, "x", 0);
-  m.graph.connect(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["from"], x);
+  m.graph.connect(m.graph.addVertex(m.set, "AddTo<float>")["from"], x);
 }
 
-CASE(wrongValue) { m.graph.setInitialValue(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["size"], -1); }
+CASE(wrongValue) { m.graph.setInitialValue(m.graph.addVertex(m.set, "AddTo<float>")["size"], -1); }
 
-CASE(unknownField) { m.graph.setInitialValue(m.graph.addVertex(m.graph.addComputeSet(), "AddTo<float>")["sise"], 1); }
+CASE(unknownField) { m.graph.setInitialValue(m.graph.addVertex(m.set, "AddTo<float>")["sise"], 1); }
 
-CASE(unknownVertex) { m.graph.addVertex(m.graph.addComputeSet(), "AddTo<double>"); }
+CASE(unknownVertex) { m.graph.addVertex(m.set, "AddTo<double>"); }
 
 CASE(unknownCodelets) { m.graph.addCodelets("/opt/others.gp"); }
 
 void estimateOf(const OptionFlags &options) {
   Machine m;
-  const ComputeSet cs = m.graph.addComputeSet("set");
   for (const char *name : {"x", "y"})
-    m.graph.setTileMapping(m.graph.addVertex(cs, "Increment", {{"value", m.variable(INT, {}, name, 0)}}), 0);
-  Engine engine = m.engine(Execute(cs), options);
+    m.graph.setTileMapping(m.graph.addVertex(m.set, "Increment", {{"value", m.variable(INT, {}, name, 0)}}), 0);
+  Engine engine = m.engine(Execute(m.set), options);
   std::cout << "cycles " << snnipu::ipu_model::estimate(engine).computeCycles << '\n';
 }
 CASE(noEstimate) { estimateOf({{"estimates", "required"}}); }
@@ -765,12 +743,11 @@ CASE(defaultEstimate) { estimateOf({}); }
 // A field needs an alignment of 8 bytes, and begins 4 bytes after the start of a variable.
 CASE(misaligned) {
   const Tensor x = m.variable(FLOAT, {5}, "x", 0), y = m.variable(FLOAT, {4}, "y", 0);
-  const ComputeSet cs = m.graph.addComputeSet("set");
-  const VertexRef vertex = m.graph.addVertex(cs, "Pairs", {{"from", x.slice(1, 5)}, {"to", y}});
+  const VertexRef vertex = m.graph.addVertex(m.set, "Pairs", {{"from", x.slice(1, 5)}, {"to", y}});
   m.graph.setTileMapping(vertex, 0);
   m.graph.setInitialValue(vertex["skip"], what == "access" ? 1u : 0u);
   m.graph.setPerfEstimate(vertex, 100);
-  Engine engine = m.engine(Execute(cs), {{"misaligned", what == "refuse" ? "refuse" : "copy"}});
+  Engine engine = m.engine(Execute(m.set), {{"misaligned", what == "refuse" ? "refuse" : "copy"}});
   std::cout << "cycles " << snnipu::ipu_model::estimate(engine).computeCycles << '\n';
   const float values[5] = {0, 1, 2, 3, 4};
   engine.writeTensor("x", values, values + 5);
@@ -810,37 +787,25 @@ CASE(copyOfOtherSize) {
 
 CASE(lastWorker) {
   const Tensor x = m.variable(UNSIGNED_INT, {}, "x", 3);
-  const ComputeSet cs = m.graph.addComputeSet("set");
-  m.vertex(cs, "LastWorker", {{"last", x}}, 3);
-  Engine engine = m.engine(Execute(cs), {{"workerOrder", what}});
+  m.vertex(m.set, "LastWorker", {{"last", x}}, 3);
+  Engine engine = m.engine(Execute(m.set), {{"workerOrder", what}});
   engine.run();
   print(read<unsigned>(engine, "x", 1));
 }
 
-CASE(tickets) {
-  const Tensor x = m.variable(UNSIGNED_INT, {6}, "x", 0);
-  const ComputeSet cs = m.graph.addComputeSet("set");
-  m.vertex(cs, "Tickets", {{"ticket", x}, {"next", 0}}, 0);
-  Engine engine = m.engine(Execute(cs), {{"workerOrder", what}});
-  engine.run();
-  print(read<unsigned>(engine, "x", 6));
-}
-
 CASE(inTurns) {
   const Tensor x = m.variable(HALF, {7}, "x", 0);
-  const ComputeSet cs = m.graph.addComputeSet("set");
-  m.vertex(cs, "InTurns", {{"to", x}, {"size", 7}, {"together", std::stoi(what)}}, 0);
-  Engine engine = m.engine(Execute(cs), {{"workerOrder", "check"}});
+  m.vertex(m.set, "InTurns", {{"to", x}, {"size", 7}, {"together", std::stoi(what)}}, 0);
+  Engine engine = m.engine(Execute(m.set), {{"workerOrder", "check"}});
   engine.run();
   print(read<half>(engine, "x", 7));
 }
 
 CASE(guards) {
   const Tensor x = m.variable(INT, {4}, "x", 0);
-  const ComputeSet cs = m.graph.addComputeSet("set");
-  m.vertex(cs, "TooFar", {{"to", x.slice(0, 3)}, {"size", 3}}, 0);
-  m.engine(Execute(cs)).run();
-  m.engine(Execute(cs), {{"guardFields", "true"}}).run();
+  m.vertex(m.set, "TooFar", {{"to", x.slice(0, 3)}, {"size", 3}}, 0);
+  m.engine(Execute(m.set)).run();
+  m.engine(Execute(m.set), {{"guardFields", "true"}}).run();
 }
 
 int main(int argc, char **argv) {

@@ -4,6 +4,7 @@
 * Ids, counts, parameters, states and sums are float32, also for float16 values. Inputs that float16 can represent give
   results that differ from float32 only by the final rounding.
 * ``poptorch.custom_op`` on the host gives the results of the IPU model.
+* Wrong inputs and attributes are refused by name.
 """
 
 import pytest
@@ -22,6 +23,7 @@ from support.operators import (
 )
 
 from snnipu import poptorch
+from snnipu.ipu.model import IpuModelError
 
 pytestmark = needs_model_and_host
 
@@ -42,6 +44,8 @@ def select(**more):
     return {"capacity": SLOTS, "rotate": 1, "has_grad_threshold": 1, "grad_threshold": 0.1, **SURROGATE, **more}
 
 
+# A convolution of maps of 5 x 3 x 3 to 9 x 2 x 3.
+GEOMETRY = [5, 3, 3, 9, 2, 3, 2, 3, 1, 1, 0, 1, 1, 1, 1]
 # Inputs, attributes, and the outputs that have a gradient.
 CASES = {
     "NeuronSequence": lambda: (
@@ -59,11 +63,11 @@ CASES = {
         {"unit_values": 0},
         (0,),
     ),
-    # A convolution of maps of 5 x 3 x 3 to 9 x 2 x 3 on several tiles; a pool of the same maps to 5 x 2 x 2.
+    # The convolution is on several tiles; a pool of the same maps to 5 x 2 x 2.
     "SparseConv2d": lambda: (
         [*slots(), torch.randn(9, 5, 2, 3), torch.randn(9)],
         {
-            "geometry": [5, 3, 3, 9, 2, 3, 2, 3, 1, 1, 0, 1, 1, 1, 1],
+            "geometry": GEOMETRY,
             "plan": [5, 1, 20],
             "input_gradient": 1,
         },
@@ -109,6 +113,61 @@ HALF = {  # positions of the inputs that may be float16
 }
 
 
+# Operator -> changes of attributes, and of inputs by their places (None: it is missing), and the error.
+BAD = {
+    "NeuronSequence": [
+        ({"neuron": "izhikevich"}, "neuron must be one of leaky, lapicque, .*, got izhikevich"),
+        ({"variant": 50}, r"variant of alpha must be from 0 to \d, got 50"),
+        ({"states": 8}, "states of alpha has bits for 3 states, got 8"),
+        ({"neuron": "rsynaptic", "states": 1}, "a bit for state 0, which is its output"),
+        ({"states": None}, "no attribute states"),
+        ({"slope": 1.0}, "has no attribute slope"),
+        ({8: None}, "takes x, state, .*, parameter, parameter: input 8 is missing"),
+        ({1: torch.rand(2, N)}, "must fit one step of x, 585 elements"),
+        ({4: torch.Tensor.half}, "parameter must be FLOAT"),
+        ({0: torch.randn(0, B, N)}, "x must have shape"),
+    ],
+    "SelectSpikes": [
+        ({"capacity": None}, "no attribute capacity"),
+        ({1: torch.Tensor.half}, "threshold must be FLOAT"),
+    ],
+    "DenseToSparse": [
+        ({"capacity": 0}, "capacity must be 1 or more, got 0"),
+        ({0: torch.zeros(3, 4)}, "three dimensions"),
+    ],
+    "SparseToDense": [
+        ({2: torch.zeros(T, B, 4)}, "counts must have shape .steps, batch, 2"),
+        ({0: torch.Tensor.int}, "ids must be FLOAT"),
+    ],
+    "SparseLinear": [
+        ({place: torch.Tensor.half}, f"{name} must be FLOAT")
+        for place, name in ((0, "ids"), (2, "counts"), (4, "bias"))
+    ],
+    "DelayLinear": [
+        ({3: torch.zeros(N, 29)}, "weight must be .inp"),
+        ({4: torch.zeros(29, N)}, "lags must be FL"),
+    ],
+    "SparseConv2d": [
+        ({"geometry": GEOMETRY[:-1]}, "geometry must have 15"),
+        ({"geometry": [*GEOMETRY[:4], 4, *GEOMETRY[5:]]}, "makes maps of 2 x 3, not of 4 x 3"),
+        ({"plan": [2, 1]}, "plan must have 3 entries"),
+        ({"plan": [65, 1, 1]}, "from 1 to 64 channels"),
+        ({3: torch.zeros(8, 5, 2, 3)}, "weight must be .out, in"),
+        ({4: torch.zeros(3)}, "bias must be"),
+        ({0: torch.Tensor.half}, "ids"),
+    ],
+    "SparsePool2d": [
+        ({"mode": 3}, "mode must be from 0 to 2"),
+        ({"capacity": 0}, "capacity must be 1 or more"),
+        ({"geometry": [0, 3, 3, 2, 2, 2, 2, 1, 1, 0, 0]}, "sizes of maps, kernels, strides and dilations"),
+    ],
+    "SparseNetwork": [
+        ({place: torch.Tensor.half}, f"{name} must be FLOAT")
+        for place, name in ((0, "ids"), (4, "beta"), (5, "threshold"))
+    ],
+}
+
+
 def run(name, model, halved=(), rounded=()):
     """Return all outputs, and the gradients by input.
 
@@ -127,6 +186,19 @@ def run(name, model, halved=(), rounded=()):
 def test_every_operator_has_a_case():
     operators = {name for domain, name, _ in machine(1).operators() if domain == "ai.snnipu"}
     assert operators == set(CASES) == set(HALF)
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), [(name, *row) for name, rows in BAD.items() for row in rows])
+def test_bad_arguments(name, changes, message):
+    """Ids and counts exceed the integers of float16, up to 2048. Parameters of neurons are float32, like states."""
+    inputs, attributes, _ = CASES[name]()
+    arguments = {**dict(enumerate(inputs)), **attributes}
+    for key, value in changes.items():
+        arguments[key] = value(arguments[key]) if callable(value) else value
+    inputs = [arguments[place] for place in range(len(inputs)) if arguments[place] is not None]
+    attributes = {key: value for key, value in arguments.items() if isinstance(key, str) and value is not None}
+    with pytest.raises(IpuModelError, match=message):
+        forward(machine(4), name, inputs, attributes)
 
 
 @pytest.mark.parametrize("half", [False, True])

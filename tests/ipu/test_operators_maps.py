@@ -5,7 +5,6 @@ import torch
 from support.operators import MACHINES, as_floats, backward, forward, machine, needs_model_and_host, slots_of
 
 from snnipu.backends.popart import pool_slots
-from snnipu.ipu.model import IpuModelError
 from snnipu.ops._maps import conv_geometry, pool_geometry
 
 pytestmark = needs_model_and_host
@@ -214,30 +213,3 @@ def test_ids_out_of_range_stay_in_memory():
     options = {"geometry": list(pool), "mode": 2, "capacity": 2}
     outputs = forward(machine(1), "SparsePool2d", inputs[:3], options)
     assert [out.tolist() for out in outputs[:3]] == [[[[0.0, 1.0]]], [[[2.0, 1.0]]], [[[2.0, 2.0]]]]
-
-
-SLOT_INPUTS = [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), torch.zeros(2, 3, 2)]
-SIZES = CONVOLUTIONS["3x3"]
-CONV_INPUTS = [*SLOT_INPUTS, weight_of(SIZES)]
-POOLED = {"geometry": list(POOLS["2x2"]), "mode": 0, "capacity": 4}
-
-
-@pytest.mark.parametrize(
-    ("inputs", "options", "message"),
-    [
-        (CONV_INPUTS, attributes(SIZES[:-1], PLANS[0]), "geometry must have 15"),
-        (CONV_INPUTS, attributes(SIZES, (2, 1)), "plan must have 3 entries"),
-        (CONV_INPUTS, attributes(SIZES, (65, 1, 1)), "from 1 to 64 channels"),
-        ([*SLOT_INPUTS, weight_of(SIZES)[1:]], attributes(SIZES, PLANS[0]), "weight must be .out, in"),
-        ([*CONV_INPUTS, torch.zeros(3)], attributes(SIZES, PLANS[0]), "bias must be"),
-        (CONV_INPUTS, attributes(SIZES._replace(out_height=4), PLANS[0]), "makes maps of 5 x 7, not of 4 x 7"),
-        ([SLOT_INPUTS[0].half(), *CONV_INPUTS[1:]], attributes(SIZES, PLANS[0]), "ids"),
-        (SLOT_INPUTS, {**POOLED, "mode": 3}, "mode must be from 0 to 2"),
-        (SLOT_INPUTS, {**POOLED, "capacity": 0}, "capacity must be 1 or more"),
-        (SLOT_INPUTS, {**POOLED, "geometry": [0, *POOLS["2x2"][1:]]}, "sizes of maps, kernels, strides and dilations"),
-    ],
-)
-def test_bad_input(inputs, options, message):
-    name = "SparsePool2d" if "mode" in options else "SparseConv2d"
-    with pytest.raises(IpuModelError, match=message):
-        forward(machine(4), name, inputs, options)

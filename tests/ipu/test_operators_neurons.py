@@ -137,25 +137,3 @@ def test_one_element(name):
 def test_stored_states_in_both_types(dtype):
     """A step has an odd number of elements, on several tiles."""
     check(machine(4), "alpha", 1, case("alpha", neurons=37, dtype=dtype), 7)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda i, a: a.update(neuron="izhikevich"), "neuron must be one of leaky, lapicque, .*, got izhikevich"),
-        (lambda i, a: a.update(variant=5), "variant of synaptic must be from 0 to 4, got 5"),
-        (lambda i, a: a.update(states=4), "states of synaptic has bits for 2 states, got 4"),
-        (lambda i, a: a.update(neuron="rleaky", states=1), "a bit for state 0, which is its output"),
-        (lambda i, a: a.pop("states"), "no attribute states"),
-        (lambda i, a: a.update(slope=1.0), "has no attribute slope"),
-        (lambda i, a: i.pop(), "takes x, state, state, parameter, parameter, parameter, parameter: input 6 is missing"),
-        (lambda i, a: i.__setitem__(1, torch.rand(2, 7)), "syn must fit one step of x, 21 elements"),
-        (lambda i, a: i.__setitem__(4, torch.rand(7).half()), "parameter must be FLOAT"),
-        (lambda i, a: i.__setitem__(0, torch.randn(0, 3, 7)), "x must have shape"),
-    ],
-)
-def test_bad_arguments(change, message):
-    inputs, attributes = case("synaptic"), attributes_of("synaptic", 0, 0)
-    change(inputs, attributes)
-    with pytest.raises(IpuModelError, match=message):
-        forward(machine(4), "NeuronSequence", inputs, attributes)

@@ -13,7 +13,6 @@ from support.operators import (
     slots_of,
 )
 
-from snnipu.ipu.model import IpuModelError
 from snnipu.ops.select_spikes import threshold_gradient
 
 pytestmark = needs_model_and_host
@@ -49,22 +48,6 @@ def test_select_spikes(tiles, ipus, rotate, second):
         got = backward(model, "SelectSpikes", [mem, threshold], attributes, outputs, [None, grad, None, None])
         assert torch.equal(got[0], grad_mem)
         torch.testing.assert_close(got[1], threshold_gradient(through, ids, threshold), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
-@pytest.mark.parametrize("rotate", [0, 1])
-def test_dense_to_sparse(tiles, ipus, rotate):
-    model = machine(tiles, ipus)
-    torch.manual_seed(0)
-    x, grad = torch.randn(T, B, N) * (torch.rand(T, B, N) < 0.15), torch.randn(T, B, SLOTS)
-    attributes = {"capacity": SLOTS, "rotate": rotate}
-    expected = torch.ops.snnipu.dense_to_sparse_fwd(x, SLOTS, bool(rotate))
-    outputs = forward(model, "DenseToSparse", [x], attributes)
-    for got, value in zip(outputs, expected):
-        assert torch.equal(got, value.float())
-    got = backward(model, "DenseToSparse", [x], attributes, outputs, [None, grad, None, None])[0]
-    ids, _, counts, _ = expected
-    assert torch.equal(got, torch.ops.snnipu.sparse_to_dense_fwd(ids, grad, counts, N))
 
 
 def on_the_host(slots, parameters, bias, grad):
@@ -153,16 +136,6 @@ def test_the_longest_delay_takes_no_memory():
     assert sizes[0] == sizes[1]
 
 
-def test_ids_in_any_order():
-    """A user's ids may be unsorted; each worker then reads all of them."""
-    ids, values, counts = spikes(unit=False)
-    for t, b in ((0, 1), (1, 3), (3, 4)):
-        count = int(counts[t, b, 0])
-        assert count > 3
-        ids[t, b, :count], values[t, b, :count] = ids[t, b, :count].flip(0), values[t, b, :count].flip(0)
-    check_linear(machine(4), (ids, values, counts), parameters_of("plain"), unit=0)
-
-
 def test_rows_are_divided_among_groups_of_tiles():
     """With few neurons, the tiles divide the rows, and each has a copy of the weights if they are small."""
     torch.manual_seed(0)
@@ -188,28 +161,3 @@ def test_ids_out_of_range_stay_in_memory():
     counts = torch.tensor([[[3.0, 99.0]]])
     (dense,) = forward(machine(1), "SparseToDense", [ids, torch.ones(1, 1, 3), counts], {"num_neurons": 4})
     assert dense.tolist() == [[[2.0, 0.0, 0.0, 1.0]]]
-
-
-SLOT_INPUTS = [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), torch.zeros(2, 3, 2)]
-
-
-@pytest.mark.parametrize(
-    ("name", "inputs", "attributes", "message"),
-    [
-        ("SelectSpikes", [torch.zeros(4, 5)], {}, "no attribute capacity"),
-        ("DenseToSparse", [torch.zeros(2, 3, 4)], {"capacity": 0, "rotate": 0}, "capacity must be 1 or more, got 0"),
-        ("DenseToSparse", [torch.zeros(3, 4)], {"capacity": 1, "rotate": 0}, "three dimensions"),
-        (
-            "DelayLinear",
-            [*SLOT_INPUTS, torch.zeros(6, 5), torch.zeros(6, 5)],
-            {"unit_values": 0},
-            "weight must be .inp",
-        ),
-        ("DelayLinear", [*SLOT_INPUTS, torch.zeros(6, 5, 2), torch.zeros(5, 6)], {"unit_values": 0}, "lags must be FL"),
-        ("SparseToDense", [torch.zeros(2, 3, 4)] * 3, {"num_neurons": 4}, "counts must have shape .steps, batch, 2"),
-        ("SparseToDense", [SLOT_INPUTS[0].int(), *SLOT_INPUTS[1:]], {"num_neurons": 4}, "ids must be FLOAT"),
-    ],
-)
-def test_bad_input(name, inputs, attributes, message):
-    with pytest.raises(IpuModelError, match=message):
-        forward(machine(4), name, inputs, attributes)

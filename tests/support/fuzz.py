@@ -81,7 +81,7 @@ def main():
             name: pool.submit(fuzz, name, command, variables, seconds, arguments.seed, arguments.folder)
             for name, (command, variables) in chosen.items()
         }
-        for name, future in tqdm(futures.items(), unit="target"):
+        for name, future in tqdm(futures.items(), unit="target", disable=None):
             cases, branches, output = future.result()
             tqdm.write(f"{name:16} {cases:10} cases, {branches:6} branches{'' if output is None else ': FAILED'}")
             if output is not None:

@@ -26,6 +26,27 @@ def by_steps(layer, x, states):
     return [torch.stack(values) for values in zip(*rows)]
 
 
+def steps(layer, x, *states):
+    return by_steps(layer, x, states)
+
+
+def sequence(layer, x, *states):
+    return layer.sequence(x, *states)
+
+
+def with_gradients(run, module, *inputs):
+    """Return the results of ``run(module, *inputs)``, and the gradients of the inputs and the parameters that learn.
+
+    The upstream gradients are random, and the same for results of the same shapes.
+    """
+    leaves = [value.clone().requires_grad_() for value in inputs]
+    out = run(module, *leaves)
+    generator = torch.Generator().manual_seed(1)
+    loss = sum((part * torch.randn(part.shape, generator=generator)).sum() for part in out)
+    leaves += [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return out, torch.autograd.grad(loss, leaves, allow_unused=True)
+
+
 def kinds(size):
     """Return {name: (class, keywords)} of neurons of every kind with ``size`` neurons."""
     each, learn = torch.linspace(0.3, 0.9, size), {"learn_beta": True, "learn_threshold": True}

@@ -314,7 +314,9 @@ def main():
             finally:
                 idle.append(planter)
 
-        for (path, number), result in tqdm(zip(faults, pool.map(tried, faults)), total=len(faults), unit="fault"):
+        for (path, number), result in tqdm(
+            zip(faults, pool.map(tried, faults)), total=len(faults), unit="fault", disable=None
+        ):
             if result is None:
                 break
             is_noticed, words, is_run = result

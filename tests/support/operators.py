@@ -44,6 +44,17 @@ def machine(tiles, ipus=1, options=STRICT):
     return IpuModel(IpuModelTarget("mk2", tiles, ipus, options))
 
 
+class WatchedLibrary:
+    """The IPU model's library; ``calls`` are the names of the functions that were called."""
+
+    def __init__(self):
+        self.calls, self._library = [], ipu_model.library()
+
+    def __getattr__(self, name):
+        self.calls.append(name)
+        return getattr(self._library, name)
+
+
 def planned(model, name, shapes, attributes):
     """Add the plan that the layers would choose, if the operator takes a plan and none is given."""
     if "plan" in attributes or name not in ("SparseLinear", "DelayLinear", "SparseNetwork"):

@@ -328,7 +328,7 @@ def main(arguments=None):
     beside.start()
     failed = False
     try:
-        for name in tqdm(options.only, unit="loop"):
+        for name in tqdm(options.only, unit="loop", disable=None):
             receive, send = context.Pipe(duplex=False)
             common = (name, options.seconds / len(options.only), options.mebibytes, send)
             with tempfile.TemporaryDirectory() as folder:

@@ -34,11 +34,16 @@ _NONZERO, _ONE_THRESHOLD, _TWO_THRESHOLDS = range(3)
 
 
 @triton.jit
-def _above(x, threshold_ptr, second, cols, mask, KIND: tl.constexpr, PER_NEURON: tl.constexpr):
-    """Return masks of the neurons that fired, and of those that only get a gradient.
+def _above(
+    x_ptr, threshold_ptr, second, start, neurons, KIND: tl.constexpr, PER_NEURON: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return the neurons from ``start`` on, their x, and masks: those that fired, those that only get a gradient.
 
     KIND: 0 nonzero elements, 1 one threshold, 2 two thresholds.
     """
+    cols = start + tl.arange(0, BLOCK)
+    mask = cols < neurons
+    x = tl.load(x_ptr + cols, mask=mask, other=0.0)
     if KIND == 0:
         fired = (x != 0) & mask
         others = fired & (cols < 0)  # none
@@ -48,7 +53,7 @@ def _above(x, threshold_ptr, second, cols, mask, KIND: tl.constexpr, PER_NEURON:
         others = fired ^ mask
         if KIND == 2:
             others = others & (x > second)
-    return fired, others
+    return cols, x, fired, others
 
 
 @triton.jit(do_not_specialize=["second"])
@@ -65,13 +70,11 @@ def count_kernel(
 ):
     """Count the neurons of each row that need a slot."""
     row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * neurons
     second = scalar(second, DOUBLE)
     count = tl.zeros([BLOCK], dtype=tl.int32)
     for start in range(0, neurons, BLOCK):
-        cols = start + tl.arange(0, BLOCK)
-        mask = cols < neurons
-        x = tl.load(x_ptr + row * neurons + cols, mask=mask, other=0.0)
-        fired, others = _above(x, threshold_ptr, second, cols, mask, KIND, PER_NEURON)
+        _, _, fired, others = _above(x_ptr, threshold_ptr, second, start, neurons, KIND, PER_NEURON, BLOCK)
         count += fired.to(tl.int32) + others.to(tl.int32)
     tl.store(out_ptr + row, tl.sum(count, 0))
 
@@ -130,16 +133,14 @@ def select_kernel(
 ):
     """Select the slots of one row. The first pass counts the neurons that need a slot; the second assigns slots."""
     row = tl.program_id(0).to(tl.int64) + first_row
+    x_ptr += row * neurons
     second = scalar(second, DOUBLE)
     fired_count = tl.zeros([BLOCK], dtype=tl.int32)
     others_count = tl.zeros([BLOCK], dtype=tl.int32)
     fired_early = tl.zeros([BLOCK], dtype=tl.int32)
     others_early = tl.zeros([BLOCK], dtype=tl.int32)
     for start in range(0, neurons, BLOCK):
-        cols = start + tl.arange(0, BLOCK)
-        mask = cols < neurons
-        x = tl.load(x_ptr + row * neurons + cols, mask=mask, other=0.0)
-        fired, others = _above(x, threshold_ptr, second, cols, mask, KIND, PER_NEURON)
+        cols, x, fired, others = _above(x_ptr, threshold_ptr, second, start, neurons, KIND, PER_NEURON, BLOCK)
         fired_count += fired.to(tl.int32)
         others_count += others.to(tl.int32)
         if ROTATE:
@@ -162,10 +163,7 @@ def select_kernel(
     fired_seen = fired_found * 0
     others_seen = fired_found * 0
     for start in range(0, neurons, BLOCK):
-        cols = start + tl.arange(0, BLOCK)
-        mask = cols < neurons
-        x = tl.load(x_ptr + row * neurons + cols, mask=mask, other=0.0)
-        fired, others = _above(x, threshold_ptr, second, cols, mask, KIND, PER_NEURON)
+        cols, x, fired, others = _above(x_ptr, threshold_ptr, second, start, neurons, KIND, PER_NEURON, BLOCK)
         # Two prefix sums in one: each fits into 16 bits.
         both = fired.to(tl.int32) + others.to(tl.int32) * 65536
         running = _prefix_sums(both, BLOCK)
@@ -200,17 +198,24 @@ def carried_in_row(counts_ptr, row, slots):
     return tl.minimum(tl.load(counts_ptr + 2 * row + 1), slots)
 
 
+@triton.jit
+def _slots_from(ids_ptr, start, carried, neurons, BLOCK: tl.constexpr):
+    """Return the slots of a row from ``start`` on, a mask of the used ones, their ids, and a mask of valid ids."""
+    at = start + tl.arange(0, BLOCK)
+    mask = at < carried
+    ids = tl.load(ids_ptr + at, mask=mask, other=0)
+    return at, mask, ids, mask & (ids >= 0) & (ids < neurons)
+
+
 @triton.jit(do_not_specialize=["slots"])
 def scatter_kernel(ids_ptr, values_ptr, counts_ptr, dense_ptr, slots, neurons, BLOCK: tl.constexpr):
     """Write the values of the used slots of one row to a dense row of zeros."""
     row = tl.program_id(0).to(tl.int64)
     carried = carried_in_row(counts_ptr, row, slots)
     for start in range(0, carried, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        mask = at < carried
-        ids = tl.load(ids_ptr + row * slots + at, mask=mask, other=0)
+        at, mask, ids, inside = _slots_from(ids_ptr + row * slots, start, carried, neurons, BLOCK)
         values = tl.load(values_ptr + row * slots + at, mask=mask, other=0.0)
-        tl.store(dense_ptr + row * neurons + ids, values, mask=mask & (ids >= 0) & (ids < neurons))
+        tl.store(dense_ptr + row * neurons + ids, values, mask=inside)
 
 
 @triton.jit(do_not_specialize=["slots", "dense_rows"])
@@ -223,10 +228,8 @@ def gather_kernel(dense_ptr, ids_ptr, counts_ptr, values_ptr, slots, neurons, de
     dense_ptr += row % dense_rows * neurons
     carried = carried_in_row(counts_ptr, row, slots)
     for start in range(0, slots, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        mask = at < carried
-        ids = tl.load(ids_ptr + row * slots + at, mask=mask, other=0)
-        values = tl.load(dense_ptr + ids, mask=mask & (ids >= 0) & (ids < neurons), other=0.0)
+        at, _, ids, inside = _slots_from(ids_ptr + row * slots, start, carried, neurons, BLOCK)
+        values = tl.load(dense_ptr + ids, mask=inside, other=0.0)
         tl.store(values_ptr + row * slots + at, values, mask=at < slots)
 
 
@@ -261,10 +264,7 @@ def through_spikes_kernel(
     q = (zeros + q_high) + q_low
     carried = carried_in_row(counts_ptr, row, slots)
     for start in range(0, slots, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        mask = at < carried
-        ids = tl.load(ids_ptr + row * slots + at, mask=mask, other=0)
-        inside = mask & (ids >= 0) & (ids < neurons)
+        at, mask, ids, inside = _slots_from(ids_ptr + row * slots, start, carried, neurons, BLOCK)
         grad = tl.load(grad_ptr + row * slots + at, mask=mask, other=0.0)
         if AT_SLOTS:
             mem = tl.load(mem_ptr + row * slots + at, mask=mask, other=0.0)
