@@ -1,6 +1,8 @@
 """README, CONTRIBUTING and docs: their code runs, their links work, their names exist."""
 
 import importlib
+import inspect
+import pydoc
 import re
 import runpy
 import shlex
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import cookbook_pictures
 import does_not_spike
+import logo
 import pytest
 import snntorch
 import start_here
@@ -81,6 +84,10 @@ def test_a_network_that_does_not_spike_does_so_after_the_change_of_the_page():
     rows = does_not_spike.report()
     assert [row.name for row in rows] == ["1, before", "3, before", "1, after", "3, after"]
     assert [bool(row.hint) for row in rows] == [True, True, False, False]
+
+
+def test_the_logo_is_what_the_script_draws():
+    assert text_of(logo.LOGO) == logo.drawing(), "run python docs/logo.py: docs/logo.svg differs"
 
 
 def test_gains_of_start_here_are_those_of_the_readme():
@@ -349,6 +356,33 @@ def test_public_names_are_in_the_reference(page, module):
     assert [name for name in module.__all__ if name not in last | {"__version__"}] == []
 
 
+REFERENCE = {
+    name: page
+    for page in sorted((ROOT / "docs" / "reference").glob("*.md"))
+    for name in re.findall(r"^   (snnipu\.[\w.]+)$", text_of(page), re.MULTILINE)
+}
+
+
+@needs_host_runtime
+def test_reference_describes_every_parameter():
+    assert len(REFERENCE) > 100
+    missing = []
+    for name in REFERENCE:
+        module, _, attribute = name.rpartition(".")
+        thing = getattr(importlib.import_module(module), attribute)
+        if not (isinstance(thing, type) and issubclass(thing, Exception)):
+            names = inspect.signature(thing).parameters
+            missing += [f"{name}: {word}" for word in names if not re.search(rf"\b{word}\b", thing.__doc__)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("project", ["torch", "snntorch"])
+def test_inventories_have_names_that_exist(project):
+    lines = text_of(ROOT / "docs" / "inventories" / f"{project}.txt").splitlines()[3:]
+    assert len(lines) > 30
+    assert [line for line in lines if pydoc.locate(line.split()[0]) is None] == []
+
+
 def cheat_sheet_rows():
     """Return the names, the second and the third cell of each row that says what stands behind names of snnTorch."""
     rows = [line.strip("|").split(" | ") for line in text_of(ROOT / "docs/reference/cheat-sheet.md").splitlines()]
@@ -409,7 +443,7 @@ def test_cheat_sheet_says_how_multistep_runs_a_neuron():
 
 def test_every_data_set_is_in_the_reference():
     text = "".join(text_of(ROOT / "docs" / "reference" / page) for page in ("datasets.md", "snnipu.md"))
-    assert [name for name in datasets.__all__ if f":: snnipu.datasets.{name}\n" not in text] == []
+    assert [name for name in datasets.__all__ if f" snnipu.datasets.{name}\n" not in text] == []
 
 
 def test_every_c_header_is_in_the_reference():
@@ -435,9 +469,16 @@ def test_surrogate_table_is_the_code():
 
 @pytest.mark.slow
 def test_reference_is_built_without_a_warning(tmp_path):
-    for module in ("sphinx", "myst_nb", "furo"):
+    for module in ("sphinx", "myst_nb", "furo", "sphinx_copybutton", "sphinx-mathjax-offline"):
         pytest.importorskip(module)
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(ROOT / "docs"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "index.html").is_file()
+    assert [name for name in REFERENCE if not (tmp_path / "reference" / "generated" / f"{name}.html").is_file()] == []
+    # Browsers read nothing from a network.
+    place = r"""["']?(?:https?:)?//"""
+    loads = re.compile(rf"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)={place}|\burl\({place}|@import")
+    built = [path for path in tmp_path.rglob("*") if path.suffix in (".html", ".css")]
+    assert len(built) > 150
+    assert [path.name for path in built if loads.search(text_of(path))] == []
