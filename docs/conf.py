@@ -1,6 +1,5 @@
 """Sphinx configuration; ``make docs`` builds the HTML."""
 
-import pydoc
 import re
 import sys
 from pathlib import Path
@@ -102,10 +101,11 @@ def full_names(code: str) -> Iterator[str]:
         first, rest = call.groups()[:2]
         for package in PACKAGES.get(first, (first, f"snnipu.{first}", f"snntorch.{first}")):
             yield package + rest
-            if package.startswith(("torch", "snntorch")):
-                # Their documentation has some names by the module of the definition.
-                thing = pydoc.locate(package + rest)
-                yield f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}"
+            # PyTorch and snnTorch document some names by the module of the definition.
+            thing: Any = sys.modules.get(package)
+            for word in rest.split(".")[1:]:
+                thing = getattr(thing, word, None)
+            yield f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}"
 
 
 def link_names(app: Sphinx, document: nodes.document, page: str) -> None:

@@ -107,7 +107,12 @@ def lif_step(
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """Run one step of :func:`lif_sequence`: ``x``, ``mem`` and the results ``(spk, mem)`` are ``[B, ...]``.
 
-    Equations, arguments, dtypes and errors are those of :func:`lif_sequence`.
+    Equations, dtypes and errors are those of :func:`lif_sequence`.
+
+    Args:
+        x: input currents, ``[B, ...]``.
+        mem: membranes before the step; None: zeros.
+        beta, threshold, reset_mechanism, spike_grad, graded_spikes_factor, reset_delay: as in :func:`lif_sequence`.
     """
     check_input(x, 0, "[B, ...]")
     return leaky_apply(

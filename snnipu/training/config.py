@@ -92,7 +92,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class TrainConfig(Settings):
-    """The settings of a run on images: those of :class:`Settings` and the following.
+    """The settings of a run on images.
 
     Attributes:
         dataset: ``"digits"`` or ``"mnist"``.
@@ -100,6 +100,7 @@ class TrainConfig(Settings):
         hidden: number of hidden neurons.
         bptt_steps: steps after which the gradient through time is cut (truncated backpropagation through time); None:
             it flows through all steps. Like ``rule``, only with the engine ``"snnipu"``.
+        steps, epochs, batch_size, lr, lr_decay, beta, seed, precision, rule, chunk: as in :class:`Settings`.
 
     Raises:
         ValueError: an argument is out of its range; the message starts with its name.
@@ -227,7 +228,7 @@ _ONLY_FOR = {
 
 @dataclass(frozen=True)
 class EventConfig(Settings):
-    """The settings of a run on events: those of :class:`Settings` and the following.
+    """The settings of a run on events.
 
     Attributes:
         dataset: ``"randman"``, ``"nmnist"``, ``"shd"``, ``"dvs"`` or ``"spoken_digits"``.
@@ -261,6 +262,7 @@ class EventConfig(Settings):
         precision: ``"bf16"`` only with ``method="dense"``.
         rule: needs ``delay=0`` and ``method="dense"``, which it makes the defaults; ``"sltt"`` and ``"ottt"`` also
             support ``method="sparse_network"``.
+        steps, epochs, batch_size, lr, lr_decay, beta, seed, chunk: as in :class:`Settings`.
 
     Raises:
         ValueError: an argument is out of its range, or excludes another; the message starts with its name.
