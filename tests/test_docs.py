@@ -367,6 +367,7 @@ REFERENCE = {
 @needs_host_runtime
 def test_reference_describes_every_parameter():
     assert len(REFERENCE) > 100
+    assert not re.search(r"^\.\. auto(?:class|function|exception)::", "".join(map(text_of, DOCS)), re.MULTILINE)
     missing = []
     for name in REFERENCE:
         module, _, attribute = name.rpartition(".")
