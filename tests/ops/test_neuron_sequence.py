@@ -199,7 +199,8 @@ def test_opcheck(steps, store, final):
     torch.library.opcheck(torch.ops.snnipu.neuron_sequence_bwd.default, backward, test_utils=tests)
 
 
-def test_what_a_step_saves_cannot_be_changed_by_the_caller():
+@pytest.mark.parametrize("store", [(True, True), (True, False)])
+def test_what_a_step_saves_cannot_be_changed_by_the_caller(store):
     """Loops change tensors in place between a step and its backward pass."""
     x, states, _ = arguments_of("synaptic", 0, (2, 5), torch.float32, 0)
     values = {"alpha": torch.tensor(0.7), "beta": torch.tensor(0.8), "threshold": torch.tensor(0.5)}
@@ -208,14 +209,15 @@ def test_what_a_step_saves_cannot_be_changed_by_the_caller():
     results = []
     for change in (False, True):
         leaf = x.clone().requires_grad_()
+        current = leaf * 1
         inputs = [state.clone() for state in states]
         parts = {name: value.clone() for name, value in values.items()}
         outputs = operator.neuron_apply(
-            "synaptic", leaf, inputs, parts, options=options, num_steps=0, spike_grad=surrogate.atan()
+            "synaptic", current, inputs, parts, options=options, num_steps=0, spike_grad=surrogate.atan(), store=store
         )
-        loss = outputs.spk.sum() + outputs.states[1].square().sum()
+        loss = outputs.spk.sum() + outputs.states[0].square().sum()
         if change:
-            for tensor in (*inputs, *parts.values()):
+            for tensor in (current, *inputs, *parts.values()):
                 tensor.add_(1)
         loss.backward()
         results.append(leaf.grad)
