@@ -13,25 +13,15 @@ from snnipu._names import installed
 
 STEPS, BATCH, SIZE = 4, 2, 4
 F64 = torch.float64
+LSTM = {"threshold": 0.125, "input_size": SIZE, "hidden_size": SIZE}
+CONV_LSTM = {"threshold": 0.125, "in_channels": 2, "out_channels": 2, "kernel_size": 3}
 KINDS = {
-    "SLSTM": ("SLSTM", {"threshold": 0.125, "input_size": SIZE, "hidden_size": SIZE}),
-    "SLSTM, to zero": (
-        "SLSTM",
-        {"threshold": 0.125, "input_size": SIZE, "hidden_size": SIZE, "reset_mechanism": "zero"},
-    ),
-    "SLSTM, by subtraction": (
-        "SLSTM",
-        {"threshold": 0.125, "input_size": SIZE, "hidden_size": SIZE, "reset_mechanism": "subtract"},
-    ),
-    "SLSTM, of two sizes": ("SLSTM", {"threshold": -0.125, "input_size": SIZE, "hidden_size": 3}),
-    "SConv2dLSTM": (
-        "SConv2dLSTM",
-        {"threshold": 0.125, "in_channels": 2, "out_channels": 2, "kernel_size": 3, "max_pool": 2},
-    ),
-    "SConv2dLSTM, to zero": (
-        "SConv2dLSTM",
-        {"threshold": 0.125, "in_channels": 2, "out_channels": 2, "kernel_size": 3, "reset_mechanism": "zero"},
-    ),
+    "SLSTM": ("SLSTM", LSTM),
+    "SLSTM, to zero": ("SLSTM", {**LSTM, "reset_mechanism": "zero"}),
+    "SLSTM, by subtraction": ("SLSTM", {**LSTM, "reset_mechanism": "subtract"}),
+    "SLSTM, of two sizes": ("SLSTM", {**LSTM, "threshold": -0.125, "hidden_size": 3}),
+    "SConv2dLSTM": ("SConv2dLSTM", {**CONV_LSTM, "max_pool": 2}),
+    "SConv2dLSTM, to zero": ("SConv2dLSTM", {**CONV_LSTM, "reset_mechanism": "zero"}),
     "RLeaky": ("RLeaky", {"beta": 0.75, "linear_features": SIZE}),
     "RLeaky, to zero": ("RLeaky", {"beta": 0.75, "linear_features": SIZE, "reset_mechanism": "zero"}),
     "RLeaky, at once": ("RLeaky", {"beta": 0.75, "linear_features": SIZE, "reset_delay": False}),

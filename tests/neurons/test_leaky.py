@@ -10,6 +10,8 @@ import pytest
 import snntorch
 import snntorch.utils
 import torch
+from oracle import assert_all_equal
+from support.loops import sequence, steps
 from torch import nn
 
 import snnipu as snn
@@ -26,41 +28,20 @@ def _clean():
     snntorch.SpikingNeuron.init()
 
 
-def loop(layer, x, mem=None):
-    spks, mems = [], []
-    for current in x:
-        spk, mem = layer(current) if mem is None else layer(current, mem)
-        spks.append(spk)
-        mems.append(mem)
-    return torch.stack(spks), torch.stack(mems)
-
-
 def pair(**keywords):
     return [source.Leaky(**copy.deepcopy(keywords)) for source in (snntorch, snn)]
 
 
-def run(layer, x, upstream, function=loop):
+def run(layer, x, upstream, function):
     leaf = x.clone().requires_grad_()
     spk, mem = function(layer, leaf)
     ((spk * upstream[0]).sum() + (mem * upstream[1]).sum()).backward()
-    gradients = {"x": leaf.grad, **{name: p.grad for name, p in layer.named_parameters()}}
-    return spk, mem, gradients
-
-
-def loop_states(layer, x, mem):
-    spks, mems = [], []
-    for current in x:
-        spk, mem = layer(current, mem)
-        spks.append(spk)
-        mems.append(mem)
-    return spks, mems
+    return spk, mem, leaf.grad
 
 
 def test_integer_input_is_promoted_as_in_snntorch():
     x = torch.randint(0, 3, (5, 2, 4))
-    theirs, ours = pair(beta=0.9)
-    for expected, actual in zip(loop_states(theirs, x, None), loop_states(ours, x, None)):
-        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(actual, expected))
+    assert_all_equal([steps(layer, x, None) for layer in pair(beta=0.9)])
 
 
 def test_detach_and_reset_hidden():
@@ -209,22 +190,20 @@ def test_what_is_replaced_is_honoured(name, fused, monkeypatch):
             replaced_in_instance(layers[-1], name)
     theirs, ours = layers
     x, upstream = 2 * torch.randn(9, 4, 6), torch.randn(2, 9, 4, 6)
-    zeros = torch.zeros(4, 6)
-    spk, mem, gradients = run(theirs, x, upstream, lambda layer, leaf: loop(layer, leaf, zeros))
-    stock = snntorch.Leaky(beta=0.85)
-    assert not torch.equal(mem, loop(stock, x, zeros)[1]) or name in ("Fire", "fire")
-    function = {
-        "steps": lambda layer, leaf: loop(layer, leaf, zeros),
-        "sequence": lambda layer, leaf: layer.sequence(leaf),
-        "MultiStep": lambda layer, leaf: snn.MultiStep(layer)(leaf),
-    }[fused]
+
+    def by_step(layer, x):
+        return steps(layer, x, torch.zeros(4, 6))
+
+    spk, mem, gradient = run(theirs, x, upstream, by_step)
+    assert not torch.equal(mem, by_step(snntorch.Leaky(beta=0.85), x)[1]) or name in ("Fire", "fire")
+    function = {"steps": by_step, "sequence": sequence, "MultiStep": lambda layer, x: snn.MultiStep(layer)(x)}[fused]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        own_spk, own_mem, own_gradients = run(ours, x, upstream, function)
+        own_spk, own_mem, own_gradient = run(ours, x, upstream, function)
         function(ours, x)
     assert torch.equal(own_spk, spk)
     assert torch.equal(own_mem, mem)
-    assert torch.allclose(own_gradients["x"], gradients["x"], rtol=1e-5, atol=1e-6)
+    assert torch.allclose(own_gradient, gradient, rtol=1e-5, atol=1e-6)
     warned = [str(warning.message) for warning in caught if "step by step" in str(warning.message)]
     # A forward that calls the stock forward runs the fused step.
     expected = 0 if name in ("Forward", "forward") and fused != "sequence" else 1
@@ -244,7 +223,7 @@ def test_parametrized_and_stock_neurons_stay_fused():
             copied.sequence(x)
             assert copied.runs_fused()
     assert layer.runs_fused()
-    assert torch.equal(mem, loop(expected, x)[1])
+    assert torch.equal(mem, steps(expected, x, None)[1])
     mem.sum().backward()
     assert layer.parametrizations.beta.original.grad.all()
 

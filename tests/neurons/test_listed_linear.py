@@ -153,11 +153,6 @@ def test_on_the_ipu_model(left):
     assert relative_error(out, layer(x), terms=torch.ones(1)) <= 1e-6
 
 
-def test_repr():
-    layer = snn.ListedLinear(3, 4, torch.tensor([[0, 3], [1, 2]]), path="dense")
-    assert repr(layer) == "ListedLinear(in_features=3, out_features=4, synapses=2, bias=False, path='dense')"
-
-
 @pytest.mark.parametrize(
     ("synapses", "error", "message"),
     [

@@ -1,12 +1,11 @@
 """``MultiStep`` with layers whose weights are computed from other parameters, against the loop over time."""
 
-import warnings
-
 import pytest
 import torch
+from support.computed_weights import COMPUTED, parametrized, weight_norm_hooks
 from torch import nn
 from torch.nn import utils
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrizations
 
 import snnipu as snn
 
@@ -37,39 +36,19 @@ class Noisy(nn.Module):
         return weight + torch.rand_like(weight)
 
 
-def by(make):
-    return lambda layer: parametrize.register_parametrization(layer, "weight", make())
-
-
-def weight_norm_hooks(layer):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # for parametrizations.weight_norm
-        utils.weight_norm(layer)
-
-
-def both(layer):
-    by(Counted)(layer)
-    parametrize.register_parametrization(layer, "bias", Counted())
-
-
 ONCE = {
-    "weight_norm hooks": weight_norm_hooks,
-    "weight_norm": getattr(parametrizations, "weight_norm", weight_norm_hooks),  # PyTorch 2.0 has none
-    "quantised": by(Counted),
-    "both": both,
-    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
-    "pruned twice": lambda layer: [prune.random_unstructured(layer, "weight", 0.3) for _ in range(2)],
-    "spectral_norm hooks": lambda layer: utils.spectral_norm(layer).eval(),
-    "spectral_norm": lambda layer: parametrizations.spectral_norm(layer).eval(),
-    "dropout": lambda layer: (by(lambda: nn.Dropout(0.5))(layer), layer.eval()),
+    **COMPUTED,
+    "quantised": parametrized(Counted, "weight"),
+    "both": parametrized(Counted, "weight", "bias"),
+    "dropout": lambda layer: (parametrized(lambda: nn.Dropout(0.5), "weight")(layer), layer.eval()),
 }
 STEPS = {
     "spectral_norm hooks": utils.spectral_norm,
     "spectral_norm": parametrizations.spectral_norm,
-    "in place": by(lambda: Changing(True)),
-    "replaced": lambda layer: (by(lambda: Changing(False))(layer), layer.eval()),
-    "noisy": by(Noisy),
-    "dropout": by(lambda: nn.Dropout(0.5)),
+    "in place": parametrized(lambda: Changing(True), "weight"),
+    "replaced": lambda layer: (parametrized(lambda: Changing(False), "weight")(layer), layer.eval()),
+    "noisy": parametrized(Noisy, "weight"),
+    "dropout": parametrized(lambda: nn.Dropout(0.5), "weight"),
 }
 LAYERS = {"Linear": lambda: nn.Linear(8, 6), "Conv2d": lambda: nn.Conv2d(1, 2, 3, padding=1)}
 
@@ -140,7 +119,7 @@ def test_hooks_of_the_user_see_every_step():
             assert net.paths(x)[0].runs_as == "step by step"
             assert len(seen) == 7
             seen.clear()
-    net = network("Linear", by(Counted))
+    net = network("Linear", ONCE["quantised"])
     net[0].parametrizations.weight[0].register_forward_hook(lambda *_: seen.append(1))
     net(x)
     assert len(seen) == 7

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from oracle import relative_error
-from support.loops import by_steps
+from support.ipu_training import check_training
+from support.loops import by_steps, sequence, steps, with_gradients
 from support.operators import needs_host_runtime, needs_library
 from support.versions import needs_backend
 from torch import nn
@@ -78,27 +79,17 @@ def looped(function, x, states, parameters, **options):
 @pytest.mark.parametrize("per_neuron", [False, True], ids=["scalar", "per neuron"])
 def test_it_is_the_loop_of_its_step(shape, dtype, per_neuron):
     """Spikes and states equal bit by bit, gradients within rounding; for the sequence and for single steps."""
-    values = {
-        name: torch.linspace(0.5, 1, shape[-1]) * value if per_neuron else value for name, value in VALUES.items()
-    }
+    each = torch.linspace(0.5, 1, shape[-1]) if per_neuron else 1
+    values = {name: each * value for name, value in VALUES.items()}
     layer = Adaptive(**values, learn=("beta", "strength"), spike_grad=snn.surrogate.atan(2.0)).to(dtype)
-    x = random(*shape, dtype=dtype)
-    initial = [random(*shape[1:], dtype=dtype) for _ in range(2)]
-    upstream = [random(*shape, dtype=dtype) for _ in range(3)]
-    results = []
-    for run in (
-        lambda x, states: layer.sequence(x, *states),
-        lambda x, states: looped(
-            adaptive, x, states, {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
-        ),
-        lambda x, states: by_steps(layer, x, states),
-    ):
-        inputs = [value.clone().requires_grad_() for value in (x, *initial)]
-        out = run(inputs[0], inputs[1:])
-        loss = sum((part * grad).sum() for part, grad in zip(out, upstream))
-        results.append((out, torch.autograd.grad(loss, [*inputs, layer.beta, layer.strength])))
-    expected, gradients = results[1]
-    for out, grads in (results[0], results[2]):
+    inputs = [random(*shape, dtype=dtype), *(random(*shape[1:], dtype=dtype) for _ in range(2))]
+
+    def loop(layer, x, *states):
+        return looped(adaptive, x, states, {**dict(layer.named_parameters()), **dict(layer.named_buffers())})
+
+    expected, gradients = with_gradients(loop, layer, *inputs)
+    for run in (sequence, steps):
+        out, grads = with_gradients(run, layer, *inputs)
         for actual, other in zip(out, expected):
             assert actual.dtype == dtype
             assert torch.equal(actual, other)
@@ -117,21 +108,6 @@ def test_sequences_run_the_compiled_kernel(monkeypatch):
     layer.sequence(random(4, 2, N))
     layer(random(2, N))
     assert calls == [1, 1]
-
-
-def test_hooks_are_called_for_every_step():
-    layer = Adaptive()
-    x = random(6, 2, N)
-    expected = layer.sequence(x)
-    seen = []
-    handle = layer.register_forward_hook(lambda module, args, out: seen.append(out[0]))
-    out = snn.MultiStep(layer)(x)
-    assert len(seen) == 6
-    for actual, other in zip(out, expected):
-        assert torch.equal(actual, other)
-    handle.remove()
-    snn.MultiStep(layer)(x)
-    assert len(seen) == 6
 
 
 def test_what_a_subclass_replaces_is_honoured():
@@ -201,13 +177,10 @@ def test_sixteen_bits(dtype):
 
 
 def test_a_surrogate_that_is_a_python_function_is_looped():
-    x, upstream = random(9, 2, N), random(9, 2, N)
-    grads = []
+    x, grads = random(9, 2, N), []
     for spike_grad in (surrogate.atan(2.0), own_spike):
         layer = Adaptive(spike_grad=spike_grad, learn=("beta",))
-        own_x = x.clone().requires_grad_()
-        out = snn.MultiStep(nn.Identity(), layer)(own_x)
-        grads.append(torch.autograd.grad((out[0] * upstream).sum(), [own_x, layer.beta]))
+        grads.append(with_gradients(lambda layer, x: snn.MultiStep(nn.Identity(), layer)(x)[:1], layer, x)[1])
     assert not layer.runs_fused()
     for actual, other in zip(*grads):
         assert relative_error(actual, other) <= 1e-5
@@ -470,13 +443,11 @@ X = torch.randn(3, 2, N)
         ),
         (lambda layer: layer.sequence(X[..., :5]), ValueError, r"beta must broadcast to one step of x, \(2, 5\)"),
         (lambda layer: layer(X[0], X[0], X[0], X[0]), TypeError, "Adaptive has the states mem, adapt, got 3"),
-        (lambda layer: layer(X[0], X, None), ValueError, "mem must have the shape"),
         (lambda layer: layer(X[0], syn=X[0]), TypeError, "Adaptive has no state 'syn'; it has mem, adapt"),
         (lambda layer: layer(X[0], X[0], mem=X[0]), TypeError, "Adaptive was given the state mem twice"),
         (lambda layer: layer(X[0], 1.0, None), TypeError, "mem must be a torch.Tensor or None, got float"),
         (lambda layer: layer([1.0]), TypeError, "x must be a torch.Tensor"),
         (lambda layer: layer(X[0], X[0]), TypeError, r"given 1 of its states \(mem, adapt\), adapt missing"),
-        (lambda layer: layer(X[0], adapt=X[0]), TypeError, "mem missing: give all"),
         (lambda layer: layer.sequence(X, X[0]), TypeError, "adapt missing: give all"),
     ],
 )
@@ -507,21 +478,6 @@ def test_no_gradient_where_none_is_asked_for():
     assert not Adaptive().sequence(X)[1].requires_grad
 
 
-def test_distributed_data_parallel_reduces_what_learns(process_group):
-    """Each process keeps its hidden states; parameters get gradients through DDP."""
-    net = snn.MultiStep(nn.Linear(5, N), Adaptive(learn=True, init_hidden=True))
-    plain = copy.deepcopy(net)
-    wrapped = nn.parallel.DistributedDataParallel(net)
-    for part in random(2, 7, 2, 5):
-        losses = [(model(part)).square().sum() for model in (wrapped, plain)]
-        for loss in losses:
-            loss.backward()
-        net[1].detach_hidden(), plain[1].detach_hidden()
-    for actual, other in zip(net.parameters(), plain.parameters()):
-        assert torch.equal(actual.grad, other.grad)
-    assert torch.equal(net[1].mem, plain[1].mem)
-
-
 @needs_host_runtime
 @needs_library
 def test_on_the_ipu_model():
@@ -538,19 +494,7 @@ def test_on_the_ipu_model():
             return spikes, poptorch.identity_loss((spikes - target).square().mean(), "none")
 
     torch.manual_seed(1)
-    x, target = random(7, 3, 4), torch.full((3, N), 3.0)
-    results = []
-    for on_ipu in (False, True):
-        options = poptorch.Options()
-        options.useIpuModel(on_ipu)
-        model = Model()
-        optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-        training = poptorch.trainingModel(model, options, optimizer=optimizer)
-        spikes = [training(x, target)[0] for _ in range(2)]
-        results.append([*spikes, *(value.detach().clone() for value in model.parameters())])
-    assert results[0][0].any()
-    for actual, other in zip(*results):
-        assert torch.allclose(actual, other, rtol=1e-5, atol=1e-6)
+    check_training(Model, [(random(7, 3, 4), torch.full((3, N), 3.0))] * 2, lr=0.1)
 
 
 @snn.neuron(states=("mem",), parameters={"beta": 0.9, "threshold": 1.0})
@@ -558,21 +502,3 @@ def Squaring(x, mem, *, beta, threshold, spike):
     """A neuron whose adjoint reads the input."""
     spk = spike(mem - threshold)
     return spk, beta * mem + x * x - spk * threshold
-
-
-@pytest.mark.slow
-@needs_native
-@pytest.mark.parametrize("kind", [Adaptive, Squaring])
-def test_writes_into_what_a_step_was_given_or_gave_do_not_reach_its_gradient(kind):
-    layer = kind(learn=("beta",))
-    inputs = [random(3, N).requires_grad_() for _ in range(3 if kind is Adaptive else 2)]
-    outputs = layer(*inputs)
-    upstream, leaves = [random(3, N) for _ in outputs], [*inputs, *layer.parameters()]
-
-    def grads():
-        return [g.clone() for g in torch.autograd.grad(outputs, leaves, upstream, retain_graph=True)]
-
-    expected = grads()
-    for value in (*inputs, *outputs):
-        value.data.fill_(7.0)
-    torch.testing.assert_close(grads(), expected, rtol=0, atol=0)

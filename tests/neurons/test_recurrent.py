@@ -7,7 +7,7 @@ import snntorch
 import torch
 from oracle import relative_error
 from support.interpreter import interpreted  # noqa: F401
-from support.loops import by_steps
+from support.loops import sequence, steps, with_gradients
 from torch import nn
 
 import snnipu as snn
@@ -45,8 +45,8 @@ def twins(name, connection, **keywords):
     return ours, theirs
 
 
-def loop(layer, x, states=None):
-    return by_steps(layer, x, states or [torch.zeros_like(x[0]) for _ in layer_states(layer)])
+def loop(layer, x, *states):
+    return steps(layer, x, *(states or [torch.zeros_like(x[0]) for _ in layer_states(layer)]))
 
 
 def layer_states(layer):
@@ -83,22 +83,13 @@ def test_sequences_are_snntorchs(name, through, learns, chosen):
     assert ours.runs_fused()
     x = torch.randn(7, *shape) * 2
     initial = [(torch.rand(shape) < 0.3).float(), *(torch.randn(shape) for _ in layer_states(ours)[1:])]
-    for states in (None, initial):
-        results = []
-        for layer in (ours, theirs):
-            leaves = [tensor.clone().requires_grad_() for tensor in (x, *(states or ()))]
-            out = layer.sequence(*leaves) if layer is ours else loop(layer, leaves[0], leaves[1:] or None)
-            results.append((out, gradients(out, [*leaves, *layer.parameters()])))
-        assert 0.01 < results[1][0][0].mean() < 0.99
-        compare(*results)
-        # Spikes alone: states are stored only for the backward pass, and not returned.
-        if states is None:
-            results = []
-            for layer in (ours, theirs):
-                leaves = x.clone().requires_grad_()
-                out = [layer.spikes(leaves) if layer is ours else loop(layer, leaves)[0]]
-                results.append((out, gradients(out, [leaves, *layer.parameters()])))
-            compare(*results)
+    for states in ((), initial):
+        expected = with_gradients(loop, theirs, x, *states)
+        assert 0.01 < expected[0][0].mean() < 0.99
+        compare(with_gradients(sequence, ours, x, *states), expected)
+    # Spikes alone: states are stored only for the backward pass, and not returned.
+    spikes = with_gradients(lambda layer, x: [layer.spikes(x)], ours, x)
+    compare(spikes, with_gradients(lambda layer, x: loop(layer, x)[:1], theirs, x))
 
 
 @pytest.mark.parametrize("chosen", OPTIONS, ids=lambda chosen: "-".join(map(str, chosen.values())))
@@ -106,14 +97,10 @@ def test_sequences_are_snntorchs(name, through, learns, chosen):
 @pytest.mark.parametrize("name", KINDS)
 def test_steps_are_snntorchs(name, through, chosen):
     connection, shape = CONNECTIONS[through]
-    ours, theirs = twins(name, connection, **learning(name, connection), **chosen)
-    results = []
     x = torch.randn(5, *shape) * 2
-    for layer in (ours, theirs):
-        leaf = x.clone().requires_grad_()
-        out = loop(layer, leaf)
-        results.append((out, gradients(out, [leaf, *layer.parameters()])))
-    compare(*results)
+    compare(
+        *(with_gradients(loop, layer, x) for layer in twins(name, connection, **learning(name, connection), **chosen))
+    )
 
 
 @pytest.mark.slow
@@ -139,9 +126,7 @@ def test_operator_is_its_reference(name, through, by, monkeypatch, request):
             with monkeypatch.context() as patch:
                 for place, function in zip(("_fwd", "_bwd"), functions):
                     patch.setattr(operator, place, function)
-                leaf = x.clone().requires_grad_()
-                out = layer.sequence(leaf)
-                results.append((out, gradients(out, [leaf, *layer.parameters()])))
+                results.append(with_gradients(sequence, layer, x))
         for actual, other in zip(results[0][0], results[1][0]):
             assert actual.dtype == dtype
             assert torch.equal(actual, other)
@@ -170,12 +155,7 @@ def test_layouts(name, through):
     batch_first = torch.randn(shape[0], 6, *shape[1:]).transpose(0, 1)
     last = torch.randn(6, *shape[:1], *shape[2:], shape[1]).movedim(-1, 2) * 2
     for x in (batch_first, last):
-        results = []
-        for layer in (ours, theirs):
-            leaf = x.clone().requires_grad_()
-            out = layer.sequence(leaf) if layer is ours else loop(layer, leaf)
-            results.append((out, gradients(out, [leaf, *layer.parameters()])))
-        compare(*results)
+        compare(with_gradients(sequence, ours, x), with_gradients(loop, theirs, x))
 
 
 def apply_operator(neuron, x, states, connection=None, reset_delay=True):
@@ -241,13 +221,9 @@ def test_a_frozen_or_biasless_connection():
         layer.recurrent = nn.Linear(N, N, bias=False)
     theirs.load_state_dict(ours.state_dict())
     for frozen in (False, True):
-        results = []
         for layer in (ours, theirs):
             layer.recurrent.weight.requires_grad_(not frozen)
-            leaf = x.clone().requires_grad_()
-            out = layer.sequence(leaf) if layer is ours else loop(layer, leaf)
-            results.append((out, gradients(out, [leaf, *(p for p in layer.parameters() if p.requires_grad)])))
-        compare(*results)
+        compare(with_gradients(sequence, ours, x), with_gradients(loop, theirs, x))
 
 
 class Doubled(nn.Linear):
@@ -302,7 +278,6 @@ def test_autocast_is_snntorchs():
     ("keywords", "arguments", "error", "match"),
     [
         ({"linear_features": N}, torch.randn(3, 2, 5), ValueError, r"x must have steps of shape \[..., 13\].*\(2, 5\)"),
-        ({"linear_features": N}, torch.randn(3), ValueError, r"x must have steps of shape \[..., 13\].*\(\)"),
         ({"linear_features": N}, torch.randn(3, 2, N).double(), TypeError, "dtype and the device of recurrent.weight"),
         (
             {"linear_features": N},
@@ -320,14 +295,9 @@ def test_errors_name_the_argument(keywords, arguments, error, match):
         snn.RLeaky(beta=0.8, **keywords).sequence(*arguments)
 
 
-def test_empty_sequences():
+def test_states_before_no_step_have_no_gradient():
+    """test_zoo.py tests empty sequences."""
     layer = snn.RLeaky(beta=0.8, linear_features=N)
-    for shape in ((0, 2, N), (3, 0, N)):
-        x = torch.zeros(shape, requires_grad=True)
-        out = layer.sequence(x)
-        assert all(part.shape == shape for part in out)
-        out[0].sum().backward()
-        assert x.grad.shape == shape
     states = [torch.ones(2, N, requires_grad=True) for _ in range(2)]
     spk = layer.sequence(torch.zeros(0, 2, N), *states)[0]
     assert not any(grad.any() for grad in torch.autograd.grad(spk.sum(), states))

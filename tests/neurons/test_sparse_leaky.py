@@ -90,32 +90,17 @@ def test_load_dense_state_dict_of_snntorch():
     assert layer.threshold == 0.4
 
 
+WHOLE = {"0.weight": torch.zeros(4, 3), "1.beta": torch.ones(()), "1.threshold": torch.ones(())}
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [
         ({}, "state must hold .* got \\[\\]"),
         ({"0.weight": torch.zeros(4, 3), "1.beta": torch.tensor(0.9)}, "state must hold"),
-        (
-            {
-                "0.weight": torch.zeros(4, 3),
-                "0.bias": torch.zeros(4),
-                "1.beta": torch.ones(()),
-                "1.threshold": torch.ones(()),
-            },
-            "state must hold .* and no other weights",
-        ),
-        (
-            {"0.weight": torch.zeros(4, 4), "1.beta": torch.ones(()), "1.threshold": torch.ones(())},
-            r"state: weight must have shape \(4, 3\), got \(4, 4\)",
-        ),
-        (
-            {"0.weight": torch.zeros(3, 4), "1.beta": torch.ones(()), "1.threshold": torch.ones(())},
-            r"state: weight must have shape \(4, 3\), got \(3, 4\)",
-        ),
-        (
-            {"0.weight": torch.zeros(4, 3), "1.beta": torch.ones(7), "1.threshold": torch.ones(())},
-            r"state: beta must have .*, got \(7,\)",
-        ),
+        ({**WHOLE, "0.bias": torch.zeros(4)}, "state must hold .* and no other weights"),
+        ({**WHOLE, "0.weight": torch.zeros(3, 4)}, r"state: weight must have shape \(4, 3\), got \(3, 4\)"),
+        ({**WHOLE, "1.beta": torch.ones(7)}, r"state: beta must have .*, got \(7,\)"),
     ],
 )
 def test_bad_dense_state(state, message):

@@ -62,8 +62,3 @@ def test_the_gradient_of_the_input(path):
     layer(dense).sum().backward()
     # Zeros of a dense input have a gradient, except on the sparse path.
     assert torch.equal(dense.grad, expected * (dense != 0) if path == "sparse" else expected)
-
-
-def test_repr():
-    assert repr(snn.SparseLinear(3, 4)) == "SparseLinear(in_features=3, out_features=4, bias=False)"
-    assert "path='dense'" in repr(snn.SparseLinear(3, 4, path="dense"))

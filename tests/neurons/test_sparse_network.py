@@ -284,13 +284,6 @@ def test_no_spikes_at_all(path):
 # ---- tools
 
 
-def test_repr():
-    text = repr(snn.SparseNetwork([5, 4, 3], beta=0.9, max_spikes=[None, 2, 3]))
-    assert text.startswith("SparseNetwork(\n  sizes=[5, 4, 3], delay=1")
-    assert "SparseLeaky(in_features=4, out_features=3, beta=0.9" in text
-    assert "max_spikes=2" in text
-
-
 # ---- wrong input
 
 
@@ -300,14 +293,11 @@ def test_repr():
         ({"sizes": 5}, TypeError, "sizes must be a sequence of ints, got 5"),
         ({"sizes": "345"}, TypeError, "sizes must be a sequence of ints"),
         ({"sizes": [5]}, ValueError, r"sizes must have an entry for the input and one for each layer, got \[5\]"),
-        ({"sizes": []}, ValueError, "sizes must have an entry"),
         ({"sizes": [5, 0, 3]}, ValueError, "sizes must be at least 1, got 0"),
         ({"sizes": [5, 4.0, 3]}, TypeError, "sizes must be an int, got 4.0"),
         ({"delay": 2}, ValueError, "delay must be 0 or 1, got 2"),
         ({"delay": True}, ValueError, "delay must be 0 or 1, got True"),
-        ({"delay": None}, ValueError, "delay must be 0 or 1, got None"),
         ({"beta": [0.9]}, ValueError, "beta must have 2 entries, one for each layer, got 1"),
-        ({"beta": [0.9, 0.9, 0.9]}, ValueError, "beta must have 2 entries"),
         ({"beta": [0.9, "x"]}, TypeError, "beta must be a number or a torch.Tensor, got 'x'"),
         ({"threshold": [1.0, 1.0, 1.0]}, ValueError, "threshold must have 2 entries"),
         (
@@ -318,7 +308,6 @@ def test_repr():
         ({"grad_threshold": [0.5]}, ValueError, "grad_threshold must have 2 entries"),
         ({"max_spikes": [4, 4]}, ValueError, "max_spikes must have 3 entries, one for the input and for each layer"),
         ({"max_spikes": [-1, 4, 3]}, ValueError, "max_spikes must be at least 0, got -1"),
-        ({"max_spikes": [4, 4, 2.5]}, TypeError, "max_spikes must be an int or None, got 2.5"),
         ({"input_scale": [1.0]}, ValueError, "input_scale must have 2 entries"),
         ({"input_scale": [1.0, 0]}, ValueError, "input_scale must be a number other than 0, got 0"),
     ],

@@ -131,13 +131,13 @@ def test_scaling_weights_runs_the_layers_own_neurons():
     assert activity.activity == pytest.approx(0.1, rel=0.25)
 
 
-def test_repr_and_errors():
-    assert repr(snn.SparseSynaptic(3, 4, alpha=0.5, beta=0.9)) == (
-        "SparseSynaptic(in_features=3, out_features=4, alpha=0.5, beta=0.9, threshold=1, reset_mechanism='zero')"
-    )
-    for wrong, message in (
-        ({"alpha": torch.rand(3)}, r"alpha must have one element or shape \(4,\), got \(3,\)"),
-        ({"alpha": float("nan")}, "alpha must be finite"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            snn.SparseSynaptic(3, 4, **{"alpha": 0.5, "beta": 0.9, **wrong})
+@pytest.mark.parametrize(
+    ("alpha", "message"),
+    [
+        (torch.rand(3), r"alpha must have one element or shape \(4,\), got \(3,\)"),
+        (float("nan"), "alpha must be finite"),
+    ],
+)
+def test_a_wrong_alpha(alpha, message):
+    with pytest.raises(ValueError, match=message):
+        snn.SparseSynaptic(3, 4, alpha=alpha, beta=0.9)

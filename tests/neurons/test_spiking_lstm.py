@@ -8,6 +8,7 @@ import pytest
 import snntorch
 import torch
 from oracle import assert_all_equal, relative_error, with_threads
+from support.loops import sequence, with_gradients
 from support.versions import needs_backend
 
 import snnipu as snn
@@ -43,25 +44,15 @@ def compare(shape, state=False, **options):
     assert isinstance(neuron, type(theirs))
     assert list(neuron.state_dict()) == list(theirs.state_dict())
     torch.manual_seed(0)
-    x = torch.randn(shape) * 2
     hidden = (shape[1], 8) if len(shape) == 3 else (shape[1], 4, *shape[3:])
-    states = [torch.randn(hidden) * 0.1, torch.randn(hidden) * 0.1] if state else []
-    results = []
-    for module, run in (
-        (neuron, lambda *arguments: neuron.sequence(*arguments)),
-        (theirs, lambda *a: loop(theirs, *a)),
-    ):
-        leaves = [tensor.clone().requires_grad_() for tensor in (x, *states)]
-        outs = run(*leaves)
-        torch.manual_seed(2)
-        sum((out * torch.randn_like(out)).sum() for out in outs).backward()
-        results.append([*outs, *(leaf.grad for leaf in leaves), *(p.grad for p in module.parameters())])
-    assert results[0][0].any()
-    for ours, expected in zip(*results):
-        assert (ours is None) == (expected is None)
+    inputs = [torch.randn(shape) * 2, *(torch.randn(hidden) * 0.1 for _ in range(2 * state))]
+    ours, desired = with_gradients(sequence, neuron, *inputs), with_gradients(loop, theirs, *inputs)
+    assert ours[0][0].any()
+    for actual, expected in zip((*ours[0], *ours[1]), (*desired[0], *desired[1])):
+        assert (actual is None) == (expected is None)
         if expected is not None:
-            assert ours.shape == expected.shape
-            assert relative_error(ours, expected) <= 1e-5
+            assert actual.shape == expected.shape
+            assert relative_error(actual, expected) <= 1e-5
 
 
 @pytest.mark.parametrize("reset_mechanism", ["subtract", "zero", "none"])
@@ -168,34 +159,6 @@ def test_the_kernels_are_the_reference(kind, reset, states, steps, dtype):
                     tensor.shape if need and tensor is not None and (tensor is not inputs[5] or reset == 0) else (0,)
                 )
                 assert grad.shape == shape
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
-@pytest.mark.parametrize("kind", ["linear", "convolution"])
-def test_the_operators_are_whole(kind):
-    inputs = arguments(kind)
-    torch.library.opcheck(torch.ops.snnipu.spiking_lstm_fwd, tuple(inputs))
-    outputs = torch.ops.snnipu.spiking_lstm_fwd(*inputs)
-    back = (torch.randn_like(outputs[1]), None, *outputs, *inputs, [True] * (4 + len(inputs[3])))
-    torch.library.opcheck(torch.ops.snnipu.spiking_lstm_bwd, back)
-
-
-@pytest.mark.parametrize("kind", SHAPES)
-@pytest.mark.parametrize("reset_mechanism", ["subtract", "zero", "none"])
-def test_gradients(kind, reset_mechanism):
-    neuron = make(snn, SHAPES[kind], reset_mechanism=reset_mechanism).double()
-    shape = (2, *SHAPES[kind][1:3], *([3, 3] if kind == "convolution" else []))
-    inputs = [torch.randn(shape)]
-    if kind != "forgetful":
-        inputs += [torch.randn(neuron._cell().shape(shape[1:])) for _ in range(2)]
-    inputs = [tensor.double().requires_grad_() for tensor in inputs]
-    parameters = tuple(neuron.parameters())
-
-    def states(*tensors):
-        return neuron.sequence(*tensors[: len(inputs)])[1:]
-
-    assert torch.autograd.gradcheck(states, (*inputs, *parameters), fast_mode=True)
 
 
 def test_a_gradient_is_each_parameters_own():

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import snntorch
 import torch
+from neurons.test_own import Adaptive, Squaring
 from support.loops import kinds, neuron_of
 
 import snnipu as snn
@@ -333,11 +334,14 @@ def test_a_copy_follows_its_own_parameters():
     assert torch.equal(swapped[1], other(x, mem)[1])
 
 
+OWN = {"Adaptive": Adaptive, "Squaring": Squaring}
+
+
 @pytest.mark.parametrize("which", ["float32", "float64"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in OWN)])
 def test_writes_into_what_a_step_was_given_or_gave_do_not_reach_its_gradient(kind, which):
     dtype = torch.float64 if which == "float64" else torch.float32
-    lif = neuron_of(kind, 6).to(dtype)
+    lif = (OWN[kind](learn=("beta",)) if kind in OWN else neuron_of(kind, 6)).to(dtype)
     first = lif(torch.rand(SHAPE, dtype=dtype))
     inputs = [
         torch.rand(SHAPE, dtype=dtype).requires_grad_(),

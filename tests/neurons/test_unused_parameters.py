@@ -3,6 +3,7 @@
 import pytest
 import snntorch
 import torch
+from support.loops import sequence, steps
 
 import snnipu as snn
 
@@ -39,38 +40,19 @@ def test_so_it_is_of_one_step_of_a_recurrent_neuron(all_to_all, reset):
     assert is_none == [reset == "none"] * 2
 
 
-def loss(spk, mem, read):
-    return sum(
-        part.square().sum() for part, is_read in ((spk, read != "membranes"), (mem, read != "spikes")) if is_read
-    )
-
-
-def by_steps(neuron, x, read):
-    states = neuron.reset_mem()
-    states = list(states) if isinstance(states, tuple) else [states]
-    total = 0.0
-    for step in x:
-        spk, *states = neuron(step, *states)
-        total = total + loss(spk, states[-1], read)
-    return total
-
-
-def by_sequence(neuron, x, read):
-    spk, *states = neuron.sequence(x)
-    return loss(spk, states[-1], read)
-
-
-@pytest.mark.parametrize("run", [by_steps, by_sequence])
+@pytest.mark.parametrize("run", [steps, sequence])
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("reset", ["subtract", "zero", "none"])
 @pytest.mark.parametrize("kind", NEURONS)
 def test_gradients_are_none_where_they_are_snntorchs(kind, reset, read, run):
     x = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0)) * 2
-    stock, ours = NEURONS[kind](snntorch, reset), NEURONS[kind](snn, reset)
-    by_steps(stock, x, read).backward()
-    run(ours, x, read).backward()
-    expected = {name: parameter.grad for name, parameter in stock.named_parameters()}
-    gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    results = []
+    for kit, function in ((snntorch, steps), (snn, run)):
+        neuron = NEURONS[kind](kit, reset)
+        spk, *_, mem = function(neuron, x, *[None] * (1 + (kind == "Synaptic")))
+        sum(part.square().sum() for part in {"membranes": [mem], "spikes": [spk], "both": [spk, mem]}[read]).backward()
+        results.append({name: parameter.grad for name, parameter in neuron.named_parameters()})
+    expected, gradients = results
     assert {name for name, grad in gradients.items() if grad is None} == {n for n, g in expected.items() if g is None}
     for name, grad in expected.items():
         assert grad is None or torch.allclose(gradients[name], grad, rtol=1e-5, atol=1e-5)

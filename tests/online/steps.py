@@ -1,7 +1,7 @@
-"""Reference of the online rules: every step of every layer, with all traces, in plain PyTorch and float64.
+"""Reference of the online rules: every step of every layer, unrolled in plain PyTorch and float64.
 
-Autograd gives the derivatives of one step of the neuron's equation. There are no chunks, no adjoint over time and no
-kernels.
+Autograd differentiates the steps of the neuron's equation; states through which a rule passes no gradient are detached.
+There are no chunks, no traces and no kernels.
 """
 
 import math
@@ -17,134 +17,70 @@ def heaviside(u):
     return (u > 0).to(u.dtype) + (soft - soft.detach())
 
 
-class Step:
-    """A step of an equation: the results, and their derivatives by states, x and parameters."""
+class Layer:
+    """Linear weights and a neuron, unrolled over time; the rule decides through which states gradients pass."""
 
-    def __init__(self, function, x, states, parameters, options, without_reset=False):
-        names, leaves = list(parameters), [x, *states, *parameters.values()]
-        leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves]
-        arguments = leaves[: 1 + len(states)], dict(zip(names, leaves[1 + len(states) :]))
-        seen = []
+    def __init__(self, linear, neuron, rule, batch):
+        self.linear, self.neuron, self.rule, self.total = linear, neuron, rule, 0
+        self.function, self.options = getattr(equations, neuron.equation), neuron._options()
+        self.all_to_all = getattr(neuron, "all_to_all", False)
+        names = neuron._states()
+        self.states = [torch.zeros(batch, linear.out_features, dtype=torch.float64) for _ in names]
+        self.has_spikes = names[0] == "spk"
+        values = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in neuron._values().items()}
+        self.values = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
+        if self.all_to_all:
+            self.values["V"] = torch.ones((), dtype=torch.float64)
+
+    def step(self, u):
+        """Advance one step and return its results, which carry no gradient."""
+        states = [state.detach() if self.rule == "sltt" else state for state in self.states]
+        if self.has_spikes and self.rule != "snap1":
+            states[0] = states[0].detach()
+        if self.all_to_all:  # a neuron's own spikes reach it by the diagonal
+            spk, recurrent = states[0], self.neuron.recurrent
+            states[0] = recurrent(spk.detach()) + recurrent.weight.detach().diagonal() * (spk - spk.detach())
+        self.current, seen = self.linear(u), []
 
         def spike(u):
             seen.append(u)
             return heaviside(u)
 
-        results = function(*arguments[0], **arguments[1], spike=spike, **options)
-        self.values = [value.detach() for value in results]
-        if without_reset and "reset_mechanism" in options:
-            # The neuron without its reset, with the surrogate at the original membranes.
+        arguments = (self.current, *states)
+        results = self.function(*arguments, **self.values, spike=spike, **self.options)
+        if self.rule == "ottt" and "reset_mechanism" in self.options:
+            # The gradient of the neuron without its reset, with the surrogate at the original membranes.
             there = iter(list(seen))
-            changed = {**options, "reset_mechanism": "none"}
-            results = function(
-                *arguments[0],
-                **arguments[1],
-                spike=lambda u: heaviside(u + (next(there) - u).detach()),
-                **changed,
+            options = {**self.options, "reset_mechanism": "none"}
+            without = self.function(
+                *arguments, **self.values, spike=lambda u: heaviside(u + (next(there) - u).detach()), **options
             )
-        self.of = []
-        for value in results:
-            grads = torch.autograd.grad(value.sum(), leaves, allow_unused=True, retain_graph=True)
-            self.of.append([torch.zeros_like(leaf) if g is None else g for g, leaf in zip(grads, leaves)])
-
-
-class Layer:
-    """Linear weights and a neuron: the states, and the traces of every weight and parameter."""
-
-    def __init__(self, linear, neuron, rule, batch):
-        self.linear, self.neuron, self.rule = linear, neuron, rule
-        self.function, self.options = getattr(equations, neuron.equation), neuron._options()
-        count, names = linear.out_features, neuron._states()
-        self.all_to_all = getattr(neuron, "all_to_all", False)
-        self.states = [torch.zeros(batch, count, dtype=torch.float64) for _ in names]
-        self.has_spikes = names[0] == "spk"
-        self.values = {k: torch.as_tensor(v, dtype=torch.float64).detach() for k, v in neuron._values().items()}
-        if self.all_to_all:
-            self.values["V"] = torch.ones((), dtype=torch.float64)
-        # The neurons' inputs: from below, the bias, and the recurrent spikes.
-        self.sizes = [linear.in_features, 1, *([count, 1] if self.all_to_all else [])]
-        self.traces = [[torch.zeros(batch, count, size, dtype=torch.float64) for size in self.sizes] for _ in names]
-        self.own = [{k: torch.zeros(batch, count, dtype=torch.float64) for k in self.values} for _ in names]
-        self.grads = [torch.zeros(count, size, dtype=torch.float64) for size in self.sizes]
-        self.own_grads = dict.fromkeys(self.values, 0.0)
-
-    def step(self, u):
-        """Advance one step and return its results."""
-        rule, batch, count = self.rule, u.shape[0], self.linear.out_features
-        states = list(self.states)
-        inputs = [u, u.new_ones(batch, 1)]
-        if self.all_to_all:
-            inputs += [states[0], u.new_ones(batch, 1)]
-            states[0] = self.neuron.recurrent(states[0]).detach()
-        spread = {k: v.expand(batch, count) for k, v in self.values.items()}
-        now = Step(self.function, self.linear(u).detach(), states, spread, self.options, rule == "ottt")
-        names = list(spread)
-        # Derivatives of the results by the previous states, reduced by the rule.
-        by = [list(of[1 : 1 + len(states)]) for of in now.of]
-        for of in by:
-            if rule == "sltt":
-                of[:] = [torch.zeros_like(g) for g in of]
-            elif self.has_spikes and rule != "snap1":
-                of[0] = torch.zeros_like(of[0])
-            elif self.all_to_all:
-                of[0] = of[0] * self.neuron.recurrent.weight.detach().diagonal()
-        traces, own_traces = [], []
-        for of, before in zip(now.of, by):
-            traces.append(
-                [
-                    of[0][..., None] * value[:, None, :]
-                    + sum(j[..., None] * trace[number] for j, trace in zip(before, self.traces))
-                    for number, value in enumerate(inputs)
-                ]
-            )
-            own_traces.append(
-                {
-                    name: of[1 + len(states) + place] + sum(j * trace[name] for j, trace in zip(before, self.own))
-                    for place, name in enumerate(names)
-                }
-            )
-        first = 0 if self.has_spikes else 1
-        self.states = now.values[first:]
-        self.traces, self.own = traces[first:], own_traces[first:]
-        self.made, self.of_results = now, (traces, own_traces)
-        return now.values
+            results = [other + (result - other).detach() for result, other in zip(results, without)]
+        self.results = self.outputs = list(results)
+        self.states = self.results[0 if self.has_spikes else 1 :]
+        return [result.detach() for result in results]
 
     def low_pass(self, decay):
         """Replace the output by its low-pass, which is the memory of a leaky readout."""
-        if not hasattr(self, "low"):
-            traces, own_traces = self.of_results
-            self.low = (
-                [torch.zeros_like(t) for t in traces[0]],
-                {k: torch.zeros_like(v) for k, v in own_traces[0].items()},
-            )
-            self.low_spikes = torch.zeros_like(self.made.values[0])
-        traces, own_traces = self.low
-        traces = [decay * before + now for before, now in zip(traces, self.of_results[0][0])]
-        own_traces = {name: decay * before + self.of_results[1][0][name] for name, before in own_traces.items()}
-        self.low, self.low_spikes = (traces, own_traces), decay * self.low_spikes + self.made.values[0]
-        self.of_results = [traces], [own_traces]
+        before = decay * self.low if hasattr(self, "low") else 0
+        self.low = before + self.results[0]
+        self.outputs = [self.low]
 
     def learn(self, grads):
         """Add the gradients of a step with these upstream gradients; return the gradient of its input."""
-        traces, own_traces = self.of_results
-        for grad, of, of_own in zip(grads, traces, own_traces):
-            for total, trace in zip(self.grads, of):
-                total += (grad[..., None] * trace).sum(0)
-            for name in self.own_grads:
-                self.own_grads[name] = self.own_grads[name] + grad * of_own[name]
-        return sum(grad * of[0] for grad, of in zip(grads, self.made.of))
+        self.total = self.total + sum((grad * output).sum() for grad, output in zip(grads, self.outputs))
+        now = sum((grad * result).sum() for grad, result in zip(grads, self.results))
+        return torch.autograd.grad(now, self.current, retain_graph=True)[0]
 
     def parameters(self):
         """Return each parameter with its gradient."""
-        pairs = [(self.linear.weight, self.grads[0]), (self.linear.bias, self.grads[1].flatten())]
-        if self.all_to_all:
-            recurrent = self.neuron.recurrent
-            pairs += [(recurrent.weight, self.grads[2]), (recurrent.bias, self.grads[3].flatten())]
+        parameters = [*self.linear.parameters(), *(self.neuron.recurrent.parameters() if self.all_to_all else ())]
+        leaves = dict(zip(parameters, parameters))
         for name, parameter in self.neuron.named_parameters(recurse=False):
-            grad = self.own_grads.get(name)
-            if grad is not None and not (self.all_to_all and name == "V"):
-                pairs.append((parameter, grad.sum(0) if parameter.dim() else grad.sum()))
-        return pairs
+            if name in self.values and self.values[name].requires_grad:
+                leaves[parameter] = self.values[name]
+        grads = torch.autograd.grad(self.total, list(leaves.values()), allow_unused=True)
+        return [(p, torch.zeros_like(p) if grad is None else grad) for p, grad in zip(leaves, grads)]
 
 
 def gradients(net, x, loss, rule, *, feedback=(), readouts=(), low_pass=None, local_loss=None):
@@ -181,17 +117,17 @@ def gradients(net, x, loss, rule, *, feedback=(), readouts=(), low_pass=None, lo
             else:
                 signal = grad @ layers[place + 1].linear.weight.detach()
             if readouts:
-                signal = local(readouts[place], layer.made.values[0], local_loss)
+                signal = local(readouts[place], layer.results[0].detach(), local_loss)
             if low_pass is not None:
                 layer.low_pass(low_pass)
                 if feedback:
-                    of_feedback[place] += error.T @ layer.low_spikes
+                    of_feedback[place] += error.T @ layer.low.detach()
             elif feedback:
-                of_feedback[place] += error.T @ layer.made.values[0]
+                of_feedback[place] += error.T @ layer.results[0].detach()
             at_once = layer.learn([signal])
             grad = signal if rule == "eprop" else at_once
         if readouts:
-            top.learn([local(readouts[-1], top.made.values[0], local_loss)])
+            top.learn([local(readouts[-1], top.results[0].detach(), local_loss)])
     pairs = [pair for layer in layers for pair in layer.parameters()]
     return pairs + [(matrix, grad) for matrix, grad in zip(feedback, of_feedback) if matrix.requires_grad]
 

@@ -1,13 +1,12 @@
 """Weights computed from other parameters at each call: weight_norm, parametrizations, pruning, and errors."""
 
-import warnings
-
 import pytest
 import torch
 from online import drawn
+from support.computed_weights import COMPUTED, parametrized, weight_norm_hooks
 from torch import nn
 from torch.nn import utils
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrizations
 
 import snnipu as snn
 
@@ -29,27 +28,8 @@ class Drifting(nn.Module):
         return weight * (1 + 0.1 * self.calls)
 
 
-def _weight_norm(layer):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # for parametrizations.weight_norm
-        utils.weight_norm(layer)
-
-
-def _parametrize_both(layer):
-    parametrize.register_parametrization(layer, "weight", Positive())
-    parametrize.register_parametrization(layer, "bias", Positive())
-
-
-COMPUTED = {
-    "weight_norm hooks": _weight_norm,
-    "weight_norm": getattr(parametrizations, "weight_norm", _weight_norm),  # PyTorch 2.0 has none
-    "orthogonal": parametrizations.orthogonal,
-    "both": _parametrize_both,
-    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
-    "pruned twice": lambda layer: [prune.random_unstructured(layer, "weight", 0.3) for _ in range(2)],
-    "spectral_norm hooks": lambda layer: utils.spectral_norm(layer).eval(),
-    "spectral_norm": lambda layer: parametrizations.spectral_norm(layer).eval(),
-}
+POSITIVE = parametrized(Positive, "weight")
+COMPUTED = {**COMPUTED, "both": parametrized(Positive, "weight", "bias")}
 RULES = ["sltt", "ottt", "eprop", "eprop-now", "eprop-adaptive", "snap1"]
 
 
@@ -148,7 +128,7 @@ def test_an_optimizer_that_steps_before_the_backward_pass(computed):
     [
         utils.spectral_norm,
         parametrizations.spectral_norm,
-        lambda layer: parametrize.register_parametrization(layer, "weight", Drifting()),
+        parametrized(Drifting, "weight"),
     ],
     ids=["hooks", "spectral_norm", "drifting"],
 )
@@ -171,7 +151,7 @@ def test_weights_that_change_with_every_call(computed):
 def test_a_neurons_own_parameter(rule):
     net = network(lambda: nn.Linear(8, 6))
     net[1] = snn.Leaky(beta=0.8, threshold=0.3, learn_beta=True).double()
-    parametrize.register_parametrization(net[1], "beta", Positive())
+    parametrized(Positive, "beta")(net[1])
     _, whole = learn(net, rule, [12])
     assert whole["1.parametrizations.beta.original"].any()
     for lengths in ([5, 1, 6], [1] * 12):
@@ -190,11 +170,10 @@ def _changed(module, change):
     return [module, snn.Leaky(beta=0.9)]
 
 
-POSITIVE = lambda layer: parametrize.register_parametrization(layer, "weight", Positive())  # noqa: E731
 REFUSED = {
     "recurrent": (lambda: _recurrent(POSITIVE), r"module 1 .RLeaky.*recurrent layer must be a plain .* remove"),
     "recurrent hooks": (
-        lambda: _recurrent(_weight_norm),
+        lambda: _recurrent(weight_norm_hooks),
         r"module 1(\.recurrent)? .*(computed at each call|remove its)",
     ),
     "delays": (lambda: _changed(snn.DelayLinear(8, 6, 3), POSITIVE), r"module 0 .*computed at each call.*make it"),

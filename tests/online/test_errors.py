@@ -46,41 +46,6 @@ def learn(learner, x, length=3, **how):
 # ---- e-prop's low-pass: a trace for each weight
 
 
-BODIES = {
-    # The same width: the traces of the first would fit the second.
-    "two": (lambda: [nn.Linear(8, 6), nn.Linear(6, 6)], (8,), r"module 1 .Linear.: rule .*"),
-    "conv1d": (lambda: [nn.Conv1d(1, 2, 3), nn.Flatten()], (1, 5), "module 0 .Conv1d.: rule .*"),
-    "pool": (lambda: [nn.Conv2d(1, 6, 2), nn.AvgPool2d(2), nn.Flatten()], (1, 3, 3), "module 1 .AvgPool2d.: rule .*"),
-    "same": (lambda: [nn.Conv2d(1, 6, 2, padding="same"), nn.Flatten()], (1, 1, 1), "module 0 .Conv2d.: rule .*"),
-    "circular": (
-        lambda: [nn.Conv2d(1, 6, 3, padding=1, padding_mode="circular"), nn.Flatten()],
-        (1, 1, 1),
-        "module 0 .Conv2d.: rule .*",
-    ),
-    "rows": (lambda: [nn.Linear(8, 6)], (2, 8), r"shape \[B, 8\], not \(4, 2, 8\); put nn.Flatten.. in front.*"),
-    "norm": (lambda: [nn.BatchNorm1d(6).eval()], (6,), "module 0 .BatchNorm1d.: rule .*"),
-}
-
-
-@pytest.mark.parametrize("rule", ["eprop", "ottt", "snap1"])
-@pytest.mark.parametrize("body", BODIES)
-def test_what_each_weights_trace_does_not_go_through(body, rule):
-    """Check e-prop's low-pass, and neurons with a decay for each of them."""
-    make, shape, message = BODIES[body]
-    each = {} if rule == "eprop" else {"beta": torch.rand(6)}
-    net = snn.MultiStep(*make(), leaky(**each), nn.LazyLinear(3), leaky())
-    x = stream(6, 4, *shape)
-    net(x)  # the last layer knows its size now
-    with pytest.raises((TypeError, ValueError), match=f"{message}use {'low_pass=False' if rule == 'eprop' else ''}"):
-        online(net, rule)(x, single=False)
-    net[-3] = leaky()
-    rule = "eprop-now" if rule == "eprop" else rule
-    whole = learn(online(net, rule), x, 6, single=False)
-    for length in (1, 4):
-        for grad, other in zip(learn(online(net, rule), x, length, single=False), whole):
-            torch.testing.assert_close(grad, other, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("rule", "readout"), [("decolle", True), ("eprop-random", True), ("eprop-random", False), ("eprop-adaptive", True)]
 )

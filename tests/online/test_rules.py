@@ -20,25 +20,35 @@ def with_parameters(neuron, *names):
     return neuron
 
 
+def leaky(**options):
+    return snn.Leaky(**{"beta": 0.9, "threshold": 0.5, **options})
+
+
+def one_to_one(**options):
+    return snn.RLeaky(beta=0.9, V=0.3, all_to_all=False, threshold=0.5, **options)
+
+
+def alpha(**options):
+    return snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1, **options)
+
+
 NEURONS = {
-    "leaky": lambda: snn.Leaky(beta=0.9, threshold=0.5),
-    "leaky-learnt": lambda: snn.Leaky(beta=0.9, threshold=0.5, learn_beta=True, learn_threshold=True),
-    "leaky-each": lambda: snn.Leaky(beta=torch.linspace(0.5, 0.9, 6), learn_beta=True),
-    "leaky-zero": lambda: snn.Leaky(beta=0.9, threshold=0.5, reset_mechanism="zero", learn_beta=True),
-    "leaky-none": lambda: snn.Leaky(beta=0.9, threshold=0.5, reset_mechanism="none", learn_threshold=True),
-    "leaky-at-once": lambda: snn.Leaky(beta=0.9, threshold=0.5, reset_delay=False, learn_beta=True),
-    "leaky-zero-at-once": lambda: snn.Leaky(
-        beta=0.9, threshold=0.5, reset_delay=False, reset_mechanism="zero", learn_threshold=True
-    ),
+    "leaky": leaky,
+    "leaky-learnt": lambda: leaky(learn_beta=True, learn_threshold=True),
+    "leaky-each": lambda: leaky(beta=torch.linspace(0.5, 0.9, 6), threshold=1.0, learn_beta=True),
+    "leaky-zero": lambda: leaky(reset_mechanism="zero", learn_beta=True),
+    "leaky-none": lambda: leaky(reset_mechanism="none", learn_threshold=True),
+    "leaky-at-once": lambda: leaky(reset_delay=False, learn_beta=True),
+    "leaky-zero-at-once": lambda: leaky(reset_delay=False, reset_mechanism="zero", learn_threshold=True),
     "lapicque": lambda: snn.Lapicque(beta=0.9, threshold=0.5, learn_threshold=True),
     "synaptic": lambda: snn.Synaptic(alpha=0.8, beta=0.9, learn_alpha=True, learn_beta=True),
     "synaptic-zero": lambda: snn.Synaptic(alpha=0.8, beta=0.9, reset_mechanism="zero", learn_alpha=True),
-    "alpha": lambda: snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1, learn_threshold=True),
-    "alpha-learnt": lambda: with_parameters(snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1), "alpha", "beta"),
-    "alpha-subtract": lambda: snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1, reset_mechanism="subtract"),
-    "rleaky": lambda: snn.RLeaky(beta=0.9, V=0.3, all_to_all=False, threshold=0.5, learn_beta=True),
-    "rleaky-zero": lambda: snn.RLeaky(beta=0.9, V=0.3, all_to_all=False, threshold=0.5, reset_mechanism="zero"),
-    "rleaky-at-once": lambda: snn.RLeaky(beta=0.9, V=0.3, all_to_all=False, threshold=0.5, reset_delay=False),
+    "alpha": lambda: alpha(learn_threshold=True),
+    "alpha-learnt": lambda: with_parameters(alpha(), "alpha", "beta"),
+    "alpha-subtract": lambda: alpha(reset_mechanism="subtract"),
+    "rleaky": lambda: one_to_one(learn_beta=True),
+    "rleaky-zero": lambda: one_to_one(reset_mechanism="zero"),
+    "rleaky-at-once": lambda: one_to_one(reset_delay=False),
     "rleaky-all": lambda: snn.RLeaky(beta=0.9, linear_features=6, threshold=0.5, learn_beta=True),
     "rleaky-all-at-once": lambda: snn.RLeaky(beta=0.9, linear_features=6, threshold=0.5, reset_delay=False),
     "rsynaptic": lambda: snn.RSynaptic(alpha=0.8, beta=0.9, V=0.3, all_to_all=False, learn_alpha=True),
