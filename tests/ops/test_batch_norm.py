@@ -13,6 +13,10 @@ def norm_by_steps(x, mean, var, *affine):
     return torch.stack([functional.batch_norm(step, mean, var, *affine, True, 0.25, 1e-3) for step in x])
 
 
+def norm_over_time(x, *parameters):
+    return batch_norm.batch_norm_over_time(x, *parameters, momentum=0.25, eps=1e-3)
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["averages", "none"])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("largest", [0, 8192], ids=["step by step", "at once"])
@@ -22,25 +26,14 @@ def norm_by_steps(x, mean, var, *affine):
 def test_it_is_its_steps(shape, largest, affine, known, monkeypatch):
     """An empty batch leaves the running averages unchanged."""
     monkeypatch.setattr(batch_norm, "SMALL_STEP", largest)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(T, *shape, generator=generator, dtype=torch.float64)
-    scales = [torch.randn(C, generator=generator, dtype=torch.float64) for _ in range(2)] if affine else [None, None]
-    results = []
-    for function in (batch_norm.batch_norm_over_time, norm_by_steps):
-        leaf, learnt = (
-            x.clone().requires_grad_(),
-            [scale if scale is None else scale.clone().requires_grad_() for scale in scales],
-        )
-        mean, var = (torch.full((C,), 0.5, dtype=torch.float64), torch.full((C,), 2.0, dtype=torch.float64))
-        averages = (mean, var) if known else (None, None)
-        if function is norm_by_steps:
-            out = function(leaf, *averages, *learnt)
-        else:
-            out = function(leaf, *averages, *learnt, momentum=0.25, eps=1e-3)
+    x, scales, results = torch.randn(T, *shape).double(), torch.randn(2, C).double(), []
+    for function in (norm_over_time, norm_by_steps):
+        leaf, learnt = x.clone().requires_grad_(), [scale.clone().requires_grad_() for scale in scales]
+        averages = [torch.full((C,), value).double() for value in (0.5, 2.0)]
+        out = function(leaf, *(averages if known else (None, None)), *(learnt if affine else (None, None)))
         (out * torch.arange(out.numel()).view_as(out)).sum().backward()
-        results.append([out.detach(), leaf.grad, mean, var, *(scale.grad for scale in learnt if scale is not None)])
-    for actual, expected in zip(*results):
-        torch.testing.assert_close(actual, expected)
+        results.append([out.detach(), leaf.grad, *averages, *(scale.grad for scale in learnt)])
+    torch.testing.assert_close(*results)
 
 
 def test_one_value_of_a_channel_is_pytorchs_error_of_a_step():
@@ -56,7 +49,7 @@ def test_between_batch_norms_of_steps_of_one_graph(largest, monkeypatch):
     monkeypatch.setattr(batch_norm, "SMALL_STEP", largest)
     x, mean, var = torch.randn(T, 5, C, requires_grad=True), torch.zeros(C), torch.ones(C)
     before = norm_by_steps(x, mean, var, None, None)
-    at_once = batch_norm.batch_norm_over_time(x, mean, var, momentum=0.25, eps=1e-3)
+    at_once = norm_over_time(x, mean, var)
     after = norm_by_steps(x, mean, var, None, None)
     gradients = [torch.autograd.grad((out**3).sum(), x)[0] for out in (before, at_once, after)]
     torch.testing.assert_close(gradients[1], gradients[0])

@@ -65,28 +65,6 @@ def test_wide_maps_and_large_windows(kernel, stride, average):
     check(torch.randint(0, 9, (2, 3, 19, 611)).float(), kernel, stride, average)
 
 
-def as_tuple(results):
-    return results if isinstance(results, tuple) else (results,)
-
-
-@needs_native
-@pytest.mark.parametrize("pool", ["max", "avg"])
-def test_the_kernel_gives_the_reference(pool):
-    x, geometry = torch.randint(0, 4, (3, 2, 11, 9)).float(), op.windows((11, 9), (3, 2), (2, 3))
-
-    def run_both(way, *arguments):
-        kernel, reference = getattr(torch.ops.snnipu, f"{pool}_pool2d_{way}"), f"{pool}_pool2d_{way}_reference"
-        results, expected = as_tuple(kernel(*arguments)), as_tuple(getattr(op, reference)(*arguments))
-        assert all(torch.equal(actual, other) for actual, other in zip(results, expected))
-        return expected
-
-    out, *which = run_both("fwd", x, geometry)
-    # The gradient may be non-contiguous.
-    grad = torch.randint(0, 9, (*out.shape[:2], *out.shape[:1:-1])).float().transpose(2, 3)
-    run_both("bwd", grad, *which, geometry)
-    torch.library.opcheck(getattr(torch.ops.snnipu, f"{pool}_pool2d_fwd"), (x, [*geometry]))
-
-
 @on_both_pools
 def test_first_and_second_derivative(average):
     x = torch.randperm(2 * 3 * 6 * 7).double().view(2, 3, 6, 7).requires_grad_()

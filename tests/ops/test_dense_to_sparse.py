@@ -9,23 +9,6 @@ from oracle import (
 from snnipu import ops
 
 
-def test_what_is_kept(poisoned):
-    x = torch.tensor([0.0, 2.0, 0.0, -1.0, 0.5, 0.0, 3.0, 1.0]).expand(3, 1, 8)
-    spikes = ops.dense_to_sparse(x)
-    assert spikes.ids.tolist() == [[[1, 3, 4, 6, 7]]] * 3
-    assert spikes.values.tolist() == [[[2.0, -1.0, 0.5, 3.0, 1.0]]] * 3
-    assert spikes.counts.tolist() == [[[5, 5]]] * 3
-    assert spikes.overflow == 0
-    spikes = ops.dense_to_sparse(x, 3)
-    assert spikes.ids.tolist() == [[[1, 3, 4]]] * 3
-    assert spikes.dropped.tolist() == [[[2, 2]]] * 3
-    # The first ids are 0, 3 and 6.
-    spikes = ops.dense_to_sparse(x, 3, overflow="rotate")
-    assert spikes.ids.tolist() == [[[1, 3, 4]], [[3, 4, 6]], [[1, 6, 7]]]
-    assert spikes.values.tolist() == [[[2.0, -1.0, 0.5]], [[-1.0, 0.5, 3.0]], [[2.0, 3.0, 1.0]]]
-    assert spikes.overflow == 6
-
-
 @pytest.mark.parametrize("overflow", ["lowest", "rotate"])
 @pytest.mark.parametrize("max_spikes", [None, 900])
 @pytest.mark.parametrize("neurons", [8191, 8192, 20001])

@@ -1,9 +1,12 @@
 """Second derivatives: fused operators raise an error by name, and its advice works."""
 
+import functools
+
 import pytest
 import snntorch
 import torch
-from oracle import random_spikes
+from support import sparse_cases
+from support.loops import by_steps
 from support.operators import machine, needs_library
 
 import snnipu as snn
@@ -16,42 +19,35 @@ def leaf(*shape):
     return torch.rand(shape).requires_grad_()
 
 
-def spikes():
-    torch.manual_seed(0)
-    return random_spikes(3, 2, 5, slack=0).requires_grad_()
-
-
 def on_ipu_model():
     x, parameters = leaf(3, 2, 4), [torch.tensor([value]) for value in (1.0, 0.9, 1.0)]
     neuron = {"neuron": "leaky", "variant": 0, "states": 1}
     attributes = {**neuron, "surrogate": 3, "surrogate_a": 2.0, "surrogate_b": 0.0}
     model: IpuModel = machine(2, options=())
-    return x, model.apply("NeuronSequence", [x, torch.zeros(2, 4), *parameters], attributes)[1]
-
-
-def from_values(function):
-    spk = spikes()
-    return spk.values, function(spk)
+    return [x], model.apply("NeuronSequence", [x, torch.zeros(2, 4), *parameters], attributes)[1]
 
 
 def from_tensor(function, *shape):
     x = leaf(*shape)
-    return x, function(x)
+    return [x], function(x)
 
 
-WEIGHT = torch.full((4, 5), 0.7)
+def from_events(op):
+    """Return all tensors that have a gradient, and the differentiable result."""
+    torch.manual_seed(0)
+    values = sparse_cases.case(op, recurrent=op == sparse_cases.LAYERS[0])
+    leaves = {name: values[name].nan_to_num().requires_grad_() for name in sparse_cases.leaves_of(op, values)}
+    return list(leaves.values()), sparse_cases.call(op, {**values, **leaves})[0]
+
+
 OPERATORS = {
     "neuron_sequence": lambda: from_tensor(lambda x: ops.lif_sequence(x, beta=0.9)[1], 3, 2, 4),
     "neuron_sequence, one step": lambda: from_tensor(lambda x: ops.lif_step(x, beta=0.9)[0], 2, 4),
     "neuron_step": lambda: from_tensor(lambda x: snn.Leaky(beta=0.9)(x)[0], 2, 4),
     "neuron_recurrent": lambda: from_tensor(snn.RLeaky(beta=0.8, linear_features=4).spikes, 3, 2, 4),
-    "select_spikes": lambda: from_tensor(lambda x: ops.select_spikes(x).values, 3, 2, 4),
-    "dense_to_sparse": lambda: from_tensor(lambda x: ops.dense_to_sparse(x).values, 3, 2, 4),
-    "sparse_to_dense": lambda: from_values(ops.sparse_to_dense),
-    "sparse_linear": lambda: from_values(lambda spikes: ops.sparse_linear(spikes, WEIGHT)),
-    "sparse_lif_sequence": lambda: from_values(lambda spikes: ops.sparse_lif_sequence(spikes, WEIGHT, beta=0.9).values),
     "spiking_lstm": lambda: from_tensor(lambda x: snn.SLSTM(4, 4).sequence(x)[2], 3, 2, 4),
     "PopART operators": on_ipu_model,
+    **{op: functools.partial(from_events, op) for op in sparse_cases.OPS},
 }
 CASES = [
     pytest.param(make, name.partition(",")[0], id=name, marks=[needs_library] if make is on_ipu_model else [])
@@ -71,34 +67,29 @@ class NoGradient(torch.autograd.Function):
         return None
 
 
-MORE = {
-    "sparse_pool2d": lambda: from_values(
-        lambda spikes: ops.sparse_pool2d(spikes, (1, 5), mode="sum", input_size=(1, 1, 5)).values
-    ),
-    "recurrent_sequence": lambda: from_tensor(
-        lambda x: snn.RLeaky(beta=0.9, V=0.5, all_to_all=False).sequence(x)[0], 3, 2, 4
-    ),
-}
+ONE_TO_ONE = lambda: from_tensor(  # noqa: E731
+    lambda x: snn.RLeaky(beta=0.9, V=0.5, all_to_all=False).sequence(x)[0], 3, 2, 4
+)
 
 
-@pytest.mark.parametrize(("make", "name"), [*CASES, *(pytest.param(make, "", id=name) for name, make in MORE.items())])
+@pytest.mark.parametrize(("make", "name"), [*CASES, pytest.param(ONE_TO_ONE, "", id="one to one")])
 def test_of_no_gradient_there_is_none(make, name):
-    x, out = make()
+    leaves, out = make()
     assert out.requires_grad
     NoGradient.apply(out).sum().backward(retain_graph=True)
-    assert x.grad is None or not x.grad.any()
+    assert not any(x.grad is not None and x.grad.any() for x in leaves)
     out.sum().backward()
-    assert x.grad is not None
+    assert all(x.grad is not None for x in leaves)
 
 
 @pytest.mark.parametrize("loss", [torch.sum, lambda out: (out**2).sum()], ids=["sum", "squares"])
 @pytest.mark.parametrize(("make", "name"), CASES)
 def test_refused_by_name(make, name, loss):
-    x, out = make()
-    (gradient,) = torch.autograd.grad(loss(out), x, create_graph=True)
-    # A further term with a second derivative must not hide the error.
-    with pytest.raises(RuntimeError, match=rf"a second derivative through snnipu's {name} was asked for"):
-        ((gradient**2).sum() + (x**2).sum()).backward()
+    leaves, out = make()
+    for x, gradient in zip(leaves, torch.autograd.grad(loss(out), leaves, create_graph=True)):
+        # A further term with a second derivative must not hide the error.
+        with pytest.raises(RuntimeError, match=rf"a second derivative through snnipu's {name} was asked for"):
+            ((gradient**2).sum() + (x**2).sum()).backward(retain_graph=True)
 
 
 def test_first_derivatives_with_create_graph_are_the_same():
@@ -113,27 +104,17 @@ def test_first_derivatives_with_create_graph_are_the_same():
 
 def test_what_the_message_advises_works():
     """snntorch.Leaky, and snnipu.Leaky with a Python function, can be differentiated twice."""
-    penalties = []
-    for layer in (
-        snntorch.Leaky(beta=0.9, learn_beta=True),
-        snn.Leaky(beta=0.9, learn_beta=True, spike_grad=lambda u: snn.surrogate.atan()(u)),
-        "operator",
+    function, penalties = {"beta": 0.9, "spike_grad": lambda u: snn.surrogate.atan()(u)}, []
+    for spikes in (
+        lambda x: by_steps(snntorch.Leaky(beta=0.9, learn_beta=True), x, [torch.zeros(3, 4)])[0],
+        lambda x: snn.Leaky(**function, learn_beta=True).sequence(x)[0],
+        lambda x: ops.lif_sequence(x, **function)[0],
     ):
         torch.manual_seed(0)
         linear, x = torch.nn.Linear(5, 4), leaf(6, 3, 5)
-        if layer == "operator":
-            out = ops.lif_sequence(linear(x), beta=0.9, spike_grad=lambda u: snn.surrogate.atan()(u))[0]
-        elif isinstance(layer, snn.Leaky):
-            out = layer.sequence(linear(x))[0]
-        else:
-            out, mem = [], layer.reset_mem()
-            for current in linear(x):
-                spk, mem = layer(current, mem)
-                out.append(spk)
-            out = torch.stack(out)
-        (gradient,) = torch.autograd.grad(
-            (out * torch.linspace(0, 1, out.numel()).view_as(out)).sum(), x, create_graph=True
-        )
+        out = spikes(linear(x))
+        loss = (out * torch.linspace(0, 1, out.numel()).view_as(out)).sum()
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
         (gradient**2).sum().backward()
         penalties.append(linear.weight.grad)
     assert penalties[0].any()

@@ -91,21 +91,15 @@ def test_low_precision(dtype, reset, delay, poisoned):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_low_precision_gradients(dtype, poisoned):
-    x = (0.5 * torch.randn(10, 4, 50)).to(dtype)
-    upstream = torch.randn(10, 4, 50)
-    gradients = []
-    for x_leaf in (x, x.float()):
-        leaf = x_leaf.clone().requires_grad_()
-        beta = torch.tensor(0.9, requires_grad=True)
+    x, upstream, gradients = (0.5 * torch.randn(10, 4, 50)).to(dtype), torch.randn(10, 4, 50), []
+    for leaf in (x, x.float()):
+        leaf, beta = leaf.clone().requires_grad_(), torch.tensor(0.9, requires_grad=True)
         # Reset none: no decision feeds back, so that the precisions stay comparable everywhere.
         spk, mem = ops.lif_sequence(leaf, beta=beta, reset_mechanism="none")
-        ((spk + mem).float() * upstream).sum().backward()
-        gradients.append((leaf.grad.float(), beta.grad))
-        assert leaf.grad.dtype == x_leaf.dtype
-        assert beta.grad.dtype == torch.float32
-    tolerance = 0.02 if dtype == torch.bfloat16 else 0.003
-    assert relative_error(gradients[0][0], gradients[1][0]) < tolerance
-    assert relative_error(gradients[0][1], gradients[1][1]) < tolerance
+        gradients.append(torch.autograd.grad(((spk + mem).float() * upstream).sum(), (leaf, beta)))
+        assert [grad.dtype for grad in gradients[-1]] == [leaf.dtype, torch.float32]
+    for actual, expected in zip(*gradients):
+        assert relative_error(actual, expected) < (0.02 if dtype == torch.bfloat16 else 0.003)
 
 
 def test_half_conversions_are_torchs():
@@ -203,14 +197,12 @@ X = torch.zeros(4, 2, 3)
     [
         ({"x": [1.0, 2.0]}, TypeError, "x must be a torch.Tensor"),
         ({"x": torch.zeros(4, 2, 3, dtype=torch.int64)}, TypeError, "x must be float32"),
-        ({"x": torch.zeros(4, 2, 3, dtype=torch.complex64)}, TypeError, "x must be float32"),
         ({"x": torch.zeros(())}, ValueError, r"x must have shape \[T, B, ...\]"),
         ({"mem": torch.zeros(3, 3)}, ValueError, r"mem must have the shape of one step of x, \(2, 3\), got \(3, 3\)"),
         ({"mem": torch.zeros(2, 3, dtype=torch.int32)}, TypeError, "mem must be floating"),
         ({"mem": torch.zeros(2, 3, device="meta")}, ValueError, "mem must be on x's device cpu, got meta"),
         ({"mem": 0.0}, TypeError, "mem must be a torch.Tensor or None"),
         ({"beta": torch.rand(4)}, ValueError, r"beta must broadcast to one step of x, \(2, 3\), got .* \(4,\)"),
-        ({"beta": torch.rand(5, 2, 3)}, ValueError, "beta must broadcast"),
         ({"beta": "0.9"}, TypeError, "beta must be a number or a torch.Tensor"),
         ({"beta": torch.rand(3, device="meta")}, ValueError, "beta must be on x's device"),
         ({"threshold": torch.rand(2)}, ValueError, "threshold must broadcast"),

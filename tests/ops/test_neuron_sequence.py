@@ -1,13 +1,14 @@
 """The operator of generated neurons: its kernel against its reference, its adjoint, its registration."""
 
 import contextlib
-import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.utils._python_dispatch
 from oracle import FUSED, assert_all_equal, relative_error, with_threads
 from support.leaky_operator import flat
+from support.neuron_cases import KERNEL, TOLERANCES, VARIANTS, arguments_of, check
 
 import snnipu as snn
 from snnipu import surrogate
@@ -16,29 +17,10 @@ from snnipu.ops import _neurons
 from snnipu.ops import neuron_sequence as operator
 
 needs_native = pytest.mark.skipif(host.library is None, reason=host.unavailable_reason or "")
-VARIANTS = [
-    pytest.param(name, variant, id=f"{name}-{variant}")
-    for name in _neurons.BUILT
-    for variant in range(len(_neurons.find(name).steps))
-]
-KERNEL = surrogate.atan(2.0).kernel
-
-
-def arguments_of(name, variant, shape, dtype, constant=None, per_neuron=True, initial=True):
-    """Return x, the initial states and the kernels' parameters, in a range in which the neuron is stable."""
-    neuron = _neurons.find(name)
-    c = torch.float64 if dtype == torch.float64 else torch.float32
-    x = (torch.randn(shape) * 2).to(dtype)
-    step = shape if constant is not None else shape[1:]
-    states = [torch.randn(step, dtype=c) if initial else None for _ in neuron.states]
-    count = step[-1] if per_neuron else 1
-    parameters = [torch.rand(count, dtype=c) * 0.6 + 0.3 for _ in neuron.parameters]
-    return x, states, parameters
-
-
-def stored(flags):
-    """Return the bits of the stored states."""
-    return operator.bits(list(flags))
+# Single kernels of forward and backward pass.
+NATIVE = SimpleNamespace(
+    neuron_sequence_fwd=kernels.neuron_sequence_fwd, neuron_sequence_bwd=torch.ops.snnipu.neuron_sequence_bwd
+)
 
 
 def upstream_of(out, number):
@@ -47,55 +29,26 @@ def upstream_of(out, number):
     return torch.randn_like(spk), grads, [torch.randn_like(state) for state in final]
 
 
-TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 2e-3, torch.bfloat16: 2**-6}
-
-
 @needs_native
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_kernel_equals_the_reference(name, variant, dtype):
     """The backward pass computes states again from the input, or reads stored states instead of it."""
-    neuron = _neurons.find(name)
-    output, read = neuron.steps[variant].output_state, _neurons.reads_all(name, variant)
-    for shape, constant, per_neuron, initial in (
-        ((6, 3, 45), None, True, True),
-        ((3, 45), 5, False, False),
-        ((1, 1, 1), None, False, True),
-    ):
-        x, states, parameters = arguments_of(name, variant, shape, dtype, constant, per_neuron, initial)
-        store = stored(place != output for place in range(len(states)))
-        forward = (x, states, parameters, name, variant, constant, store, True)
-        actual, expected = kernels.neuron_sequence_fwd(*forward), operator.neuron_sequence_fwd_reference(*forward)
-        for result, other in zip(flat(actual), flat(expected)):
-            assert result.dtype == other.dtype
-            assert torch.equal(result, other)
-            # Programs change results in place.
-            assert not result._is_view()
-            assert not other._is_view()
-        need = ([True] * len(states), [True] * len(parameters))
-        ways = [(x, [])]
-        if constant is None:
-            after = operator.neuron_sequence_fwd_reference(*forward[:6], stored([True] * len(states)), False)[1]
-            stored_states = [state if read.states >> place & 1 else x.new_empty(0) for place, state in enumerate(after)]
-            ways.append((x if read.x or not read.states else None, [stored_states]))
-        grads = upstream_of(expected, constant)
-        # Leaky has kernels for each surrogate.
-        wide = name == "leaky" and dtype in (torch.float32, torch.float64)
-        surrogates = [ours for ours, _ in FUSED.values()] if wide else [surrogate.atan()]
-        for (first, last), spike_grad in itertools.product(ways, surrogates):
-            backward = (*grads, first, states, parameters, name, variant, constant, *spike_grad.kernel, *need, *last)
-            actual = torch.ops.snnipu.neuron_sequence_bwd(*backward)
-            expected = operator.neuron_sequence_bwd_reference(*backward)
-            terms = expected[0].double().abs().sum() / expected[0].numel() * x.numel() ** 0.5
-            for result, other in zip(flat(actual), flat(expected)):
-                of_parameter = any(result is each for each in actual[2])
-                assert result.dtype == other.dtype
-                assert relative_error(result, other, terms if of_parameter else None) <= TOLERANCES[dtype]
+    # Leaky has kernels for each surrogate.
+    wide = name == "leaky" and dtype in (torch.float32, torch.float64)
+    for spike_grad in [ours for ours, _ in FUSED.values()] if wide else [surrogate.atan()]:
+        for shape, constant, options in (
+            ((6, 3, 45), None, {}),
+            ((3, 45), 5, {"counts": (1,), "initial": False}),
+            ((1, 1, 1), None, {"counts": (1,)}),
+        ):
+            results = check(NATIVE, name, variant, shape, dtype, constant, kernel=spike_grad.kernel, **options)
+            assert not any(result._is_view() for result in results)  # programs change results in place
 
 
 @needs_native
 def test_the_same_bits_for_any_number_of_threads():
-    x, states, parameters = arguments_of("synaptic", 0, (12, 20, 1000), torch.float32, per_neuron=False)
+    x, states, parameters = arguments_of("synaptic", (12, 20, 1000), counts=(1,))
 
     def run():
         out = kernels.neuron_sequence_fwd(x, states, parameters, "synaptic", 0, None, 0b11, True)
@@ -111,11 +64,10 @@ def test_the_same_bits_for_any_number_of_threads():
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_one_parameter_learns(name, variant):
     """The backward pass reads only the states that its gradient needs."""
-    x, states, parameters = arguments_of(name, variant, (6, 3, 45), torch.float64)
+    x, states, parameters = arguments_of(name, (6, 3, 45), torch.float64)
     plan = _neurons.plan(name, next(chosen for chosen, number in _neurons.find(name).options if number == variant))
-    after = operator.neuron_sequence_fwd_reference(
-        x, states, parameters, name, variant, None, stored([True] * len(states)), False
-    )[1]
+    every = (x, states, parameters, name, variant, None, (1 << len(states)) - 1, False)
+    after = operator.neuron_sequence_fwd_reference(*every)[1]
     grads = (torch.randn_like(x), [None if s == plan.output else torch.randn_like(x) for s in range(len(states))], [])
     for place, needs in enumerate(plan.reads_for):
         need = ([True] * len(states), [other == place for other in range(len(parameters))])
@@ -141,9 +93,9 @@ def test_one_parameter_learns(name, variant):
 def test_states_computed_again_give_the_same_bits(name, steps, neurons):
     """Blocks of every size: many, one, and blocks made small for a long sequence."""
     for variant in range(len(_neurons.find(name).steps)):
-        x, states, parameters = arguments_of(name, variant, (steps, neurons), torch.float32, initial=False)
-        every = stored([True] * len(states))
-        spk, after, _ = kernels.neuron_sequence_fwd(x, states, parameters, name, variant, None, every, False)
+        x, states, parameters = arguments_of(name, (steps, neurons), initial=False)
+        every = (x, states, parameters, name, variant, None, (1 << len(states)) - 1, False)
+        spk, after, _ = kernels.neuron_sequence_fwd(*every)
         grads = (torch.randn_like(spk), [None] * len(states), [])
         need = ([True] * len(states), [True] * len(parameters))
         backward = (*grads, x, states, parameters, name, variant, None, *KERNEL, *need)
@@ -186,7 +138,7 @@ def test_who_watches_sees_the_operators(name, single):
 def test_opcheck(steps, store, final):
     tests = ("test_schema", "test_faketensor")
     shape = (4, 2, 5) if steps is None else (2, 5)
-    x, states, parameters = arguments_of("synaptic", 0, shape, torch.float32, steps)
+    x, states, parameters = arguments_of("synaptic", shape, constant=steps)
     forward = (x, states, parameters, "synaptic", 0, steps, store, final)
     torch.library.opcheck(torch.ops.snnipu.neuron_sequence_fwd.default, forward, test_utils=tests)
     if steps == 0:
@@ -202,7 +154,7 @@ def test_opcheck(steps, store, final):
 @pytest.mark.parametrize("store", [(True, True), (True, False)])
 def test_what_a_step_saves_cannot_be_changed_by_the_caller(store):
     """Loops change tensors in place between a step and its backward pass."""
-    x, states, _ = arguments_of("synaptic", 0, (2, 5), torch.float32, 0)
+    x, states, _ = arguments_of("synaptic", (2, 5), constant=0)
     values = {"alpha": torch.tensor(0.7), "beta": torch.tensor(0.8), "threshold": torch.tensor(0.5)}
     values["graded_spikes_factor"] = torch.tensor(1.0)
     options = {"reset_mechanism": "subtract", "reset_delay": True}

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracle import assert_all_equal
 from support import sparse_cases
+from support.neuron_cases import arguments_of
 from support.sparse_cases import arguments, backward_values, case
 
 import snnipu
 from snnipu import _pointers, surrogate
-from snnipu.ops import _library, _neurons
+from snnipu.ops import _library
 from snnipu.ops.dense_pool2d import windows
 
 pytestmark = pytest.mark.skipif(
@@ -64,21 +66,16 @@ def pool_examples():
 
 def neuron_examples():
     """Return {operator: arguments} of the neurons: initial states are given, parameters have a value per neuron."""
-    plan = _neurons.plan("synaptic", {"reset_mechanism": "subtract", "reset_delay": True})
-    x, step = torch.randn(STEPS, BATCH, NEURONS), (BATCH, NEURONS)
-    initial, parameters = [torch.randn(step) for _ in plan.states], [torch.rand(NEURONS) for _ in plan.names]
-    options = (plan.neuron, plan.variant, None)
-    all_states = (1 << len(initial)) - 1
-    examples = {"neuron_sequence_fwd": (x, initial, parameters, *options, all_states, True)}
+    x, initial, parameters = arguments_of("synaptic", (STEPS, BATCH, NEURONS))
+    step, options = (BATCH, NEURONS), ("synaptic", 0, None)
+    examples = {"neuron_sequence_fwd": (x, initial, parameters, *options, 0b11, True)}
     spk, states, final = reference("neuron_sequence_fwd")(*examples["neuron_sequence_fwd"])
     grads = (torch.randn_like(spk), [torch.randn_like(s) for s in states], [torch.randn_like(s) for s in final])
     needs = ([True] * len(initial), [True] * len(parameters))
     examples["neuron_sequence_bwd"] = (*grads, x, initial, parameters, *options, *KERNEL, *needs, states)
 
-    weight, bias = torch.randn(NEURONS, NEURONS), torch.randn(NEURONS)
-    connection, before = (weight, bias, [], []), [torch.rand(step), *initial]
-    store = [False, *[True] * len(initial)]
-    recurrent = (x, *connection, before, parameters, *options, store, True, True)
+    connection, before = (torch.randn(NEURONS, NEURONS), torch.randn(NEURONS), [], []), [torch.rand(step), *initial]
+    recurrent = (x, *connection, before, parameters, *options, [False, True, True], True, True)
     examples["neuron_recurrent_fwd"] = recurrent
     spk, states, final, incoming = reference("neuron_recurrent_fwd")(*recurrent)
     upstream = (torch.randn_like(spk), [None, *(torch.randn_like(s) for s in states[1:])], [torch.randn(step)] * 3)
@@ -218,6 +215,8 @@ def assert_same(results, expected, what):
 
 # PyTorch computes parts of these, and our functions call them only through the dispatcher.
 DISPATCHED = ("neuron_recurrent", "spiking_lstm")
+# If many inputs carry gradient, their gradient is PyTorch's matrix product, whose bits depend on the layout.
+PRODUCTS = ("sparse_linear_bwd", "sparse_lif_sequence_bwd")
 
 
 def ways(name):
@@ -248,14 +247,29 @@ def test_kernels_give_what_the_reference_gives_or_raise(name, examples):
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_layouts_are_taken(name, examples):
+def test_layouts_change_no_bit(name, examples):
     """All layouts are read; only tensors without a layout in memory are refused."""
     arguments = examples[name]
-    for at in places(arguments):
-        for what in LAYOUTS.keys() - {"COO"}:
-            for way, function in ways(name).items():
+    for way, function in ways(name).items():
+        expected = outcome(function, arguments)
+        for at in places(arguments):
+            for what in LAYOUTS.keys() - {"COO"}:
                 result = outcome(function, changed(arguments, at, LAYOUTS[what]))
                 assert not isinstance(result, Exception), f"argument {at}, {what}, {way}: {result}"
+                if name.startswith(DISPATCHED) or name in PRODUCTS:
+                    assert_same(result, expected, f"argument {at}, {what}, {way}")
+                else:
+                    assert_all_equal([[tensor.nan_to_num(7) for tensor in each] for each in (expected, result)])
+
+
+WITHOUT_SLOTS = [name for name in NATIVE if "capacity" not in str(sparse_cases.schema(name))]
+
+
+@pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
+@pytest.mark.parametrize("name", WITHOUT_SLOTS)  # test_sparse_contract.py checks the others with a capacity
+def test_opcheck(name, examples):
+    operator = getattr(torch.ops.snnipu, name).default
+    torch.library.opcheck(operator, examples[name], test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("name", NATIVE)

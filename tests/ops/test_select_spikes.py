@@ -20,28 +20,20 @@ MEM = torch.tensor([0.7, 1.5, 0.2, 2.0, 0.6, 1.1, 1.0, 3.0]).expand(4, 1, 8)
 @pytest.mark.parametrize(
     ("max_spikes", "overflow", "spikes", "others", "lost"),
     [
-        (None, "lowest", [[1, 3, 5, 7]] * 4, [[0, 4, 6]] * 4, (0, 0)),
-        (6, "lowest", [[1, 3, 5, 7]] * 4, [[0, 4]] * 4, (0, 1)),
-        (3, "lowest", [[1, 3, 5]] * 4, [[]] * 4, (1, 4)),
-        (100, "lowest", [[1, 3, 5, 7]] * 4, [[0, 4, 6]] * 4, (0, 0)),
+        (None, "lowest", [[1, 3, 5, 7]] * 4, [[0, 4, 6]] * 4, [0, 0]),
+        (6, "lowest", [[1, 3, 5, 7]] * 4, [[0, 4]] * 4, [0, 1]),
         # The first neurons are 0, 3, 6 and 9 % 8 = 1.
-        (3, "rotate", [[1, 3, 5], [3, 5, 7], [1, 3, 7], [1, 3, 5]], [[]] * 4, (1, 4)),
+        (3, "rotate", [[1, 3, 5], [3, 5, 7], [1, 3, 7], [1, 3, 5]], [[]] * 4, [1, 4]),
         # The first neurons are 0, 6, 12 % 8 = 4 and 18 % 8 = 2.
-        (6, "rotate", [[1, 3, 5, 7]] * 4, [[0, 4], [0, 6], [4, 6], [4, 6]], (0, 1)),
-        (0, "rotate", [[]] * 4, [[]] * 4, (4, 7)),
+        (6, "rotate", [[1, 3, 5, 7]] * 4, [[0, 4], [0, 6], [4, 6], [4, 6]], [0, 1]),
     ],
 )
-def test_what_is_chosen(max_spikes, overflow, spikes, others, lost, poisoned):
+def test_what_is_chosen(max_spikes, overflow, spikes, others, lost):
+    """A definition by hand; test_sparse_properties.py compares all slots of random membranes with the rule."""
     out = ops.select_spikes(MEM, 1.0, 0.5, max_spikes, overflow=overflow)
     assert [selected_ids(out, t) for t in range(4)] == list(zip(spikes, others))
-    assert out.dropped.tolist() == [[list(lost)]] * 4
+    assert out.dropped.tolist() == [[lost]] * 4
     assert out.overflow == 4 * lost[0]
-    assert out.capacity == (7 if max_spikes is None else min(max_spikes, 8))
-    assert out.num_neurons == 8
-    for t in range(4):
-        used = int(out.counts[t, 0, 1])
-        assert out.values[t, 0].tolist() == [1.0] * len(spikes[t]) + [0.0] * (out.capacity - len(spikes[t]))
-        assert out.ids[t, 0, used:].tolist() == [0] * (out.capacity - used)
 
 
 @pytest.mark.parametrize("source", [surrogate, snntorch.surrogate], ids=["snnipu", "snntorch"])

@@ -1,10 +1,13 @@
 """Products whose input is mostly zeros: PyTorch's results up to the order of additions, and the break-even."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ops.test_operator_arguments import in_odd_strides
 from support.operators import needs_host_runtime
 from support.versions import needs_backend
 from torch import nn
@@ -56,6 +59,23 @@ def run(function, x, weight, bias, upstream):
     return out.detach(), [None if leaf is None else leaf.grad for leaf in leaves]
 
 
+def compare(ours, pytorchs, x, weight, learns):
+    """Compare products of events with random weights, and their gradients, with PyTorch's."""
+    with pytest.MonkeyPatch.context() as patch:
+        always_use_events(patch)
+        x.requires_grad_(learns[0])
+        weight = torch.randn(weight, dtype=torch.float64, requires_grad=learns[1])
+        bias = torch.randn(len(weight), dtype=torch.float64, requires_grad=learns[2]) if learns[3] else None
+        try:
+            upstream = torch.randn_like(pytorchs(x, weight, bias))
+        except RuntimeError:  # a kernel larger than the map
+            with pytest.raises(RuntimeError, match="ernel size"):
+                ours(x, weight, bias)
+            return
+        actual, expected = (run(function, x, weight, bias, upstream) for function in (ours, pytorchs))
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12 if x.dim() == 2 else 1e-11)
+
+
 @given(
     st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 40)),
     st.floats(0, 1),
@@ -65,17 +85,10 @@ def run(function, x, weight, bias, upstream):
 )
 @settings(deadline=None, max_examples=150)
 def test_linear_is_pytorchs_up_to_rounding(sizes, activity, learns, graded, seed):
-    with pytest.MonkeyPatch.context() as patch:
-        always_use_events(patch)
-        rows, inputs, outputs = sizes
-        torch.manual_seed(seed)
-        x = (torch.rand(rows, inputs, dtype=torch.float64) < activity).double()
-        x = (x * torch.randn_like(x) if graded else x).requires_grad_(learns[0])
-        weight = torch.randn(outputs, inputs, dtype=torch.float64, requires_grad=learns[1])
-        bias = torch.randn(outputs, dtype=torch.float64, requires_grad=learns[2]) if learns[3] else None
-        upstream = torch.randn(rows, outputs, dtype=torch.float64)
-        actual, expected = (run(f, x, weight, bias, upstream) for f in (sparse_input.linear, F.linear))
-        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    rows, inputs, outputs = sizes
+    torch.manual_seed(seed)
+    x = (torch.rand(rows, inputs, dtype=torch.float64) < activity).double()
+    compare(sparse_input.linear, F.linear, x * torch.randn_like(x) if graded else x, (outputs, inputs), learns)
 
 
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
@@ -100,26 +113,15 @@ def test_convolutions_are_pytorchs_up_to_rounding(spatial, counts, size, shape, 
     batch, groups, inputs, outputs = counts
     size, (kernel, stride, padding, dilation) = size[:spatial], (first_dims(sizes, spatial) for sizes in shape)
     stride = (1,) * spatial if padding == "same" else stride
-    ours, pytorchs = ((sparse_input.conv1d, F.conv1d), (sparse_input.conv2d, F.conv2d))[spatial - 1]
 
     def convolution(function):
         return lambda x, w, b: function(x, w, b, stride, padding, dilation, groups)
 
-    with pytest.MonkeyPatch.context() as patch:
-        always_use_events(patch)
-        torch.manual_seed(seed)
-        x = torch.rand(batch, inputs * groups, *size, dtype=torch.float64)
-        x = ((x < activity) * torch.randn_like(x)).requires_grad_(learns[0])
-        weight = torch.randn(outputs * groups, inputs, *kernel, dtype=torch.float64, requires_grad=learns[1])
-        bias = torch.randn(outputs * groups, dtype=torch.float64, requires_grad=learns[2]) if learns[3] else None
-        try:
-            upstream = torch.randn_like(convolution(pytorchs)(x, weight, bias))
-        except RuntimeError:  # a kernel larger than the map
-            with pytest.raises(RuntimeError, match="ernel size"):
-                convolution(ours)(x, weight, bias)
-            return
-        actual, expected = (run(convolution(f), x, weight, bias, upstream) for f in (ours, pytorchs))
-        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-11)
+    torch.manual_seed(seed)
+    x = torch.rand(batch, inputs * groups, *size, dtype=torch.float64)
+    functions = ((sparse_input.conv1d, F.conv1d), (sparse_input.conv2d, F.conv2d))[spatial - 1]
+    weight = (outputs * groups, inputs, *kernel)
+    compare(*map(convolution, functions), (x < activity) * torch.randn_like(x), weight, learns)
 
 
 def test_convolutions_that_stay_dense(events):
@@ -151,10 +153,6 @@ def test_other_layouts(events):
 
 class Subclass(torch.Tensor):
     pass
-
-
-def in_odd_strides(tensor):
-    return torch.stack([tensor, torch.full_like(tensor, 7)], -1)[..., 0]
 
 
 # Changes to an operand that the kernels read: another layout, device, dtype or type.
@@ -291,78 +289,38 @@ def test_a_second_derivative_is_refused_by_name(events):
 
 
 def test_the_choice_is_by_size_and_share(taken):
-    def linear(rows, inputs, outputs, share):
+    def linear(share, outputs, rows=1600, inputs=1000):
         torch.manual_seed(0)
         sparse_input.linear((torch.rand(rows, inputs) < share).float(), torch.randn(outputs, inputs))
         return taken[-1]
 
-    def conv2d(share, inputs=12, outputs=64, size=12, stride=1, kernel=3, learns=(False, False)):
+    def conv(share, maps, kernel, channels, spatial=2, learns=(False, False), batch=20, **options):
         torch.manual_seed(0)
-        x = (torch.rand(20, inputs, size, size) < share).float().requires_grad_(learns[0])
-        weight = torch.randn(outputs, inputs, kernel, kernel, requires_grad=learns[1])
-        sparse_input.conv2d(x, weight, stride=stride)
+        x = (torch.rand(batch, channels, *((400,) if spatial == 1 else (40, 40))) < share).float()
+        weight = torch.randn(maps, channels, *[kernel] * spatial, requires_grad=learns[1])
+        getattr(sparse_input, f"conv{spatial}d")(x.requires_grad_(learns[0]), weight, **options)
         return taken[-1]
 
-    def conv1d(share, inputs=32, outputs=64, kernel=9, length=64, learns=False, **options):
-        torch.manual_seed(0)
-        x = (torch.rand(40, inputs, length) < share).float()
-        sparse_input.conv1d(x, torch.randn(outputs, inputs, kernel, requires_grad=learns), **options)
-        return taken[-1]
-
-    assert linear(400, 500, 256, 0.1)
-    assert not linear(400, 500, 256, 0.6)
-    assert linear(1600, 1000, 64, 0.05)
-    assert not linear(1600, 1000, 64, 0.2)
-    assert linear(1600, 2000, 10, 0.01)
-    assert not linear(1600, 2000, 10, 0.1)
-    assert not linear(1600, 2000, 4, 0.01)
-    assert not linear(10, 50, 256, 0.01)
-    # Packing the weights takes too long for few rows, and the fixed cost of a row is too large for few inputs.
-    assert linear(400, 1000, 512, 0.2)
-    assert not linear(100, 1000, 512, 0.2)
-    assert not linear(25, 1000, 1000, 0.01)
-    assert not linear(4000, 200, 10, 0.01)
-    assert conv2d(0.1)
-    assert not conv2d(0.3)
-    assert conv2d(0.2, kernel=5)
-    assert not conv2d(0.1, inputs=3)
-    assert conv2d(0.05, outputs=32)
-    assert not conv2d(0.15, outputs=32)
-    assert not conv2d(0.05, outputs=16, size=24)
-    assert conv2d(0.05, outputs=16, size=24, kernel=5)
-    assert not conv2d(0.02, kernel=1, size=40)
-    assert not conv2d(0.1, size=4)
-    assert not conv2d(0.1, stride=2, size=24)
-    assert conv2d(0.02, stride=2, size=24)
-    # Recorded events: the weight learns, and the input needs no gradient.
-    frames = {"inputs": 2, "outputs": 16, "size": 40, "learns": (False, True)}
-    assert conv2d(0.2, **frames)
-    assert not conv2d(0.3, **frames)
-    assert not conv2d(0.1, **{**frames, "learns": (True, True)})
-    assert not conv2d(0.1, **{**frames, "learns": (False, False)})
+    for outputs, _ in _break_even.LINEAR_INPUT:
+        limit = _break_even.linear_input_limit(outputs, 1000, 1600)
+        assert [linear(factor * limit, outputs) for factor in (0.7, 1.3)] == [True, False], outputs
+    for spatial, alone in itertools.product((1, 2), (False, True)):
+        # Recorded events: the weight learns, and the input needs no gradient.
+        table = _break_even.FIRST_CONVOLUTION if alone else _break_even.CONVOLUTION_INPUT
+        channels = (_break_even.MOST_CHANNELS if alone else _break_even.FEWEST_CHANNELS)[spatial]
+        for taps, maps, limit in table[spatial]:
+            layer = (maps, round(taps ** (1 / spatial)), channels, spatial, (False, alone), 20 if alone else 5)
+            assert [conv(factor * limit, *layer) for factor in (0.7, 1.3)] == [True, False], layer
+    assert [conv(share, 64, 3, 4, stride=2) for share in (0.03, 0.06)] == [True, False]
+    # Few products, few outputs, few inputs of a row, few channels, and kernels of one number.
+    assert not linear(0.01, 256, rows=10, inputs=50)
+    assert not linear(0.01, 4)
+    assert not linear(0.01, 10, rows=4000, inputs=200)
+    assert not conv(0.02, 64, 3, 3)
+    assert not conv(0.02, 64, 1, 12)
+    assert not any(conv(0.1, 16, 3, 2, learns=learns) for learns in ((True, True), (False, False)))
     with torch.no_grad():
-        assert not conv2d(0.1, **frames)
-    assert not conv2d(0.1, **{**frames, "inputs": 3})
-    assert conv2d(0.08, **{**frames, "outputs": 12})
-    assert not conv2d(0.13, **{**frames, "outputs": 12})
-    assert conv2d(0.13, **{**frames, "outputs": 12}, kernel=5)
-    assert not conv2d(0.05, **{**frames, "outputs": 7, "size": 60}, kernel=5)
-    assert conv2d(0.05, **frames, stride=2, kernel=5)
-    assert not conv2d(0.08, **frames, stride=2, kernel=5)
-    assert conv1d(0.08, inputs=12, outputs=16, length=128, learns=True)
-    assert not conv1d(0.08, inputs=12, outputs=16, length=128)
-    assert not conv1d(0.13, inputs=12, outputs=16, length=128, learns=True)
-    assert conv1d(0.05, inputs=12, outputs=32, kernel=5, length=128, learns=True)
-    assert not conv1d(0.05, inputs=12, outputs=16, kernel=5, length=200, learns=True)
-    assert conv1d(0.1)
-    assert not conv1d(0.25)
-    assert conv1d(0.25, kernel=25)
-    assert not conv1d(0.05, inputs=12)
-    assert conv1d(0.05, outputs=32)
-    assert not conv1d(0.02, outputs=16, length=128)
-    assert conv1d(0.04, kernel=3)
-    assert not conv1d(0.15, stride=2)
-    assert not conv1d(0.1, length=10)
+        assert not conv(0.1, 16, 3, 2, learns=(False, True))
     # A full row, which the sample of rows misses, would make slots as large as the tensor.
     x = torch.zeros(400, 500)
     x[1] = 1
