@@ -15,6 +15,7 @@ from snnipu.neurons.multistep import MultiStep
 from snnipu.neurons.sparse_conv import SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
 from snnipu.neurons.sparse_linear import check_path, choose_path
+from snnipu.neurons.sparse_synaptic import SparseSynaptic
 from snnipu.ops._arguments import is_compiling, learnt_decay, reset_code
 from snnipu.ops._break_even import CONVOLUTION_AND_POOL
 from snnipu.ops._maps import reached
@@ -187,10 +188,13 @@ class SparseNetwork(nn.Module):
             for all layers, or one entry for each layer; None for convolutions. The delays are drawn uniformly from [0,
             ``max_delay``].
         learn_delay: if True, the delays of the synapses are learnt.
+        neuron: ``"leaky"``, or ``"synaptic"``: the layers are :class:`SparseSynaptic`. There are then no convolutions.
+        alpha: decay of the synaptic current per step, with ``neuron="synaptic"``; as ``beta``.
+        gradient: ``"surrogate"``, or ``"eventprop"`` with ``neuron="synaptic"``; see :class:`SparseSynaptic`.
 
     Attributes:
         sizes: neurons of the input and of each layer, without pools.
-        layers: the :class:`SparseLeaky` and :class:`SparseConvLeaky` layers.
+        layers: the :class:`SparseLeaky`, :class:`SparseConvLeaky` or :class:`SparseSynaptic` layers.
         pools: the pools after a layer, by the layer's number as a string; empty without pools.
         activity: mean spikes per neuron and step in the last forward pass, from 0 to 1, one float for each layer; None
             before the first.
@@ -226,8 +230,17 @@ class SparseNetwork(nn.Module):
         path: str = "auto",
         max_delay: Union[int, Sequence[Optional[int]], None] = None,
         learn_delay: bool = True,
+        neuron: str = "leaky",
+        alpha: Optional[PerLayer] = None,
+        gradient: str = "surrogate",
     ) -> None:
         super().__init__()
+        if neuron not in ("leaky", "synaptic"):
+            raise ValueError(f"neuron must be 'leaky' or 'synaptic', got {neuron!r}")
+        if (alpha is None) != (neuron == "leaky"):
+            raise ValueError(f"alpha must be {'None' if alpha is not None else 'given'} with neuron={neuron!r}")
+        if gradient != "surrogate" and neuron == "leaky":
+            raise ValueError(f"gradient must be 'surrogate' with neuron='leaky', got {gradient!r}")
         if isinstance(sizes, (str, int)) or not isinstance(sizes, Sequence):
             raise TypeError(f"sizes must be a sequence of ints, got {sizes!r}")
         if len(sizes) < 2:
@@ -238,10 +251,11 @@ class SparseNetwork(nn.Module):
         if isinstance(delay, bool) or delay not in (0, 1):
             raise ValueError(f"delay must be 0 or 1, got {delay!r}")
         self.delay = int(delay)
-        self.path = check_path(path)
+        self.path = "sparse" if gradient == "eventprop" else check_path(path)
         layers = len(self.sizes) - 1
         slots = _per_entry("max_spikes", max_spikes, layers + 1, "one for the input and for each layer")
         betas = _per_entry("beta", beta, layers, "one for each layer")
+        alphas = _per_entry("alpha", alpha, layers, "one for each layer")
         thresholds = _per_entry("threshold", threshold, layers, "one for each layer")
         grad_thresholds = _per_entry("grad_threshold", grad_threshold, layers, "one for each layer")
         delays = _per_entry("max_delay", max_delay, layers, "one for each layer")
@@ -268,8 +282,14 @@ class SparseNetwork(nn.Module):
             conv = layer.conv
             if conv is None:
                 options.update(max_delay=delays[i], learn_delay=learn_delay)
-                modules.append(SparseLeaky(layer.inputs, layer.neurons, **options))
+                kind: Any = SparseLeaky
+                if neuron == "synaptic":
+                    kind = SparseSynaptic
+                    options.update(alpha=alphas[i], gradient=gradient)
+                modules.append(kind(layer.inputs, layer.neurons, **options))
                 continue
+            if neuron == "synaptic":
+                raise ValueError(f"neuron must be 'leaky' with layer {i}, a convolution, got {neuron!r}")
             if delays[i] is not None:
                 raise ValueError(
                     f"max_delay must be None for layer {i}, a convolution, which has no delays: give one entry for "

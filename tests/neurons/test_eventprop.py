@@ -217,6 +217,44 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.snnipu.eventprop_bwd.default, tuple(operator_arguments()))
 
 
+# ---- networks
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_network_is_its_layers(delay):
+    torch.manual_seed(4)
+    options = {"alpha": 0.8, "beta": [0.9, 0.85], "gradient": "eventprop"}
+    net = snn.SparseNetwork([20, 30, 4], neuron="synaptic", delay=delay, **options).double()
+    for layer in net.layers:
+        nn.init.uniform_(layer.weight, -0.1, 0.5)
+    x = spikes_in()
+    first_spike_times(net(x)).sum().backward()
+    grads = [layer.weight.grad.clone() for layer in net.layers]
+    assert all(grad.any() for grad in grads)
+    net.zero_grad()
+    first_spike_times(net.layers[1](net.layers[0](x), delay=delay)).sum().backward()
+    for layer, grad in zip(net.layers, grads):
+        assert torch.equal(layer.weight.grad, grad)
+    assert isinstance(net.layers[0], snn.SparseSynaptic)
+    assert net.layers[1].beta == pytest.approx(0.85)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"neuron": "alpha"}, "neuron must be 'leaky' or 'synaptic', got 'alpha'"),
+        ({"neuron": "synaptic"}, "alpha must be given with neuron='synaptic'"),
+        ({"alpha": 0.9}, "alpha must be None with neuron='leaky'"),
+        ({"gradient": "eventprop"}, "gradient must be 'surrogate' with neuron='leaky', got 'eventprop'"),
+        ({"neuron": "synaptic", "alpha": 0.9, "sizes": [(1, 8, 8), "2C3", 4]}, "neuron must be 'leaky' with layer 0"),
+        ({"neuron": "synaptic", "alpha": 0.9, "gradient": "eventprop", "max_spikes": 3}, "max_spikes must be None"),
+    ],
+)
+def test_networks_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        snn.SparseNetwork(**{"sizes": [3, 4], "beta": 0.9, **options})
+
+
 # ---- what is refused
 
 
