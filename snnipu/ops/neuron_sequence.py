@@ -85,13 +85,13 @@ def neuron_sequence_fwd_reference(*arguments: Any, **functions: Callable[..., to
     a = ForwardArguments(*arguments)
     _, _, shape = layout(a.x, a.num_steps)
     rows, states = _loop(a, **functions)
-    empty = a.x.new_empty(0)
     # A reshaped result would be a view, which a program cannot change in place.
     stored = [a.x.new_empty(shape) for _ in rows]
     for result, row in zip(stored, rows):
         if row:
             result.copy_(torch.stack(row).reshape(shape))
-    results = [row if a.store >> place & 1 else empty for place, row in enumerate(stored[1:])]
+    # An operator may not return the same tensor twice.
+    results = [row if a.store >> place & 1 else row.new_empty(0) for place, row in enumerate(stored[1:])]
     return stored[0], results, [state.clone() for state in states] if a.store_final else []
 
 
@@ -162,12 +162,11 @@ def neuron_sequence_bwd_reference(*arguments: Any) -> OperatorResults:
         grad_x_result = torch.stack(grad_x[::-1]).sum(0).to(like.dtype).reshape(step_shape)
     else:
         grad_x_result = torch.stack(grad_x).to(like.dtype) if steps else torch.zeros_like(like)
-    empty = a.parameters[0].new_empty(0)
     return (
         grad_x_result,
-        [value.clone() if needed else empty for value, needed in zip(carry, a.need_initial)],
+        [value.clone() if needed else a.parameters[0].new_empty(0) for value, needed in zip(carry, a.need_initial)],
         [
-            sum_to_parameter(total, p) if needed else empty
+            sum_to_parameter(total, p) if needed else p.new_empty(0)
             for total, p, needed in zip(sums.values(), a.parameters, a.need_parameters)
         ],
     )

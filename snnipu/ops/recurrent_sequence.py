@@ -365,14 +365,13 @@ def run_backward(means: LoopFunctions, *arguments: Any) -> BackwardResults:
             grad_bias = gradient
     if a.num_steps is not None:
         grad_rows = grad_rows.sum(0)
-    empty = like.new_empty(0)
     zero = [like.new_zeros(step_shape) if need and grad is None else grad for need, grad in zip(a.need_initial, carry)]
     return (
         grad_rows,
         grad_weight,
         grad_bias,
-        [grad.clone() if need and grad is not None else empty for need, grad in zip(a.need_initial, zero)],
-        [empty if sums is None else sums for sums in total],
+        [grad.clone() if need and grad is not None else like.new_empty(0) for need, grad in zip(a.need_initial, zero)],
+        [like.new_empty(0) if sums is None else sums for sums in total],
     )
 
 

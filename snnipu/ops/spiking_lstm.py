@@ -438,17 +438,16 @@ def run_backward(
     x = a.x.flatten(0, 1) if a.num_steps is None else a.x
     needs_cell = [need and tensor is not None for need, tensor in zip(needs[4:], a.cell)]
     grad_x, *grad_cell = cell.gradients(grads, x, hidden_pairs, [needs[0], *needs_cell])
-    empty = x.new_empty(0)
     grad_syn, grad_mem = (
-        empty if state is None or not need else torch.zeros_like(state) if grad is None else grad
+        x.new_empty(0) if state is None or not need else torch.zeros_like(state) if grad is None else grad
         for need, grad, state in zip(needs[1:3], carried, (a.syn, a.mem))
     )
     return (
-        empty if grad_x is None else grad_x.reshape(a.x.shape),
+        x.new_empty(0) if grad_x is None else grad_x.reshape(a.x.shape),
         grad_syn,
         grad_mem,
-        empty if grad_reset is None else grad_reset.sum_to_size(1, *a.threshold.shape)[0],
-        [empty if grad is None else grad for grad in grad_cell],
+        x.new_empty(0) if grad_reset is None else grad_reset.sum_to_size(1, *a.threshold.shape)[0],
+        [x.new_empty(0) if grad is None else grad for grad in grad_cell],
     )
 
 
