@@ -163,14 +163,8 @@ def recurrent_step(
 ) -> Tuple[torch.Tensor, ...]:
     """Run one step of a neuron with feedback through a linear layer or a convolution; return ``(spk, *states)``.
 
-    Args:
-        x: input of the step.
-        states: states of the equation, the spikes first; None: zeros.
-        parameters: parameters of the equation without ``V``, then weight and bias of the layer.
-        kernel: the fields of a ``surrogate.Kernel``.
-        options: the equation's name, the names of its parameters, its options, the geometry of a
-            ``RecurrentConnection``.
-        rolls: the reason why the step must not become a sequence; empty if it may.
+    The arguments are those of :func:`neuron_step`, with the spikes as the first state. The parameters are those of the
+    equation without ``V``, then weight and bias of the layer. The options end with the layer's geometry.
     """
     name, _, chosen, _ = options
     connection, values = _connection(parameters, options)

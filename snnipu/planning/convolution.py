@@ -230,14 +230,7 @@ def plan_convolution(
 ) -> ConvolutionPlan:
     """Return the plan for ``SparseConv2d``. If no plan fits, return the one whose fullest tile is the least full.
 
-    Args:
-        geometry: the sizes of maps and kernels.
-        slots: slots of an input row.
-        rows: pairs (time, sample).
-        dtype: format of the weights, ``float32`` or ``float16``.
-        training: True if there is a backward pass.
-        target: the machine; None: Mk2.
-        ipus: the number of IPUs.
+    The arguments are attributes of :class:`ConvolutionPlan`. Without a ``target`` the plan is for Mk2.
     """
     machine = TARGETS["mk2"] if target is None else target
     best: Optional[Tuple[Tuple[bool, float], ConvolutionPlan]] = None

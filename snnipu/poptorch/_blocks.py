@@ -7,15 +7,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar, Union
 
 import torch
 
-from snnipu.poptorch._errors import (
-    InvalidArgument,
-    InvalidType,
-    check_bool,
-    check_enum,
-    check_fraction,
-    check_int,
-    check_str,
-)
+from snnipu.poptorch import _errors
+from snnipu.poptorch._errors import InvalidArgument, InvalidType
 from snnipu.poptorch._execution import StageManager
 from snnipu.poptorch.enums import MultiConvPlanType
 
@@ -24,9 +17,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def _check_ids(function: str, user_id: Optional[str], ipu_id: Optional[int]) -> None:
     if user_id is not None and not isinstance(user_id, int):  # PopTorch takes a number as well
-        check_str(user_id, f"{function}: user_id")
+        _errors.check_str(user_id, f"{function}: user_id")
     if ipu_id is not None:
-        check_int(ipu_id, f"{function}: ipu_id")
+        _errors.check_int(ipu_id, f"{function}: ipu_id")
 
 
 class Block(torch.nn.Module):
@@ -173,7 +166,7 @@ class NameScope:
     """
 
     def __init__(self, name: str) -> None:
-        self.name = check_str(name, "NameScope: name")
+        self.name = _errors.check_str(name, "NameScope: name")
 
     def __enter__(self) -> None:
         pass
@@ -198,7 +191,7 @@ class MultiConv:
 
     def availableMemoryProportions(self, value: Union[float, Sequence[float]]) -> "MultiConv":
         """Set the share of tile memory that a convolution may use for temporary data, between 0 and 1."""
-        return self._keep("availableMemoryProportions", value, lambda v, name: check_fraction(v, name))
+        return self._keep("availableMemoryProportions", value, _errors.check_fraction)
 
     def partialsTypes(self, value: _Types) -> "MultiConv":
         """Choose the format of partial sums: ``torch.float`` or ``torch.half``."""
@@ -206,19 +199,19 @@ class MultiConv:
 
     def enableConvDithering(self, value: Union[bool, Sequence[bool]]) -> "MultiConv":
         """Spread each convolution over tiles."""
-        return self._keep("enableConvDithering", value, check_bool)
+        return self._keep("enableConvDithering", value, _errors.check_bool)
 
     def planType(self, value: MultiConvPlanType) -> "MultiConv":
         """Run the convolutions in parallel or one after another."""
-        return self._keep("planType", value, lambda v, name: check_enum(v, name, MultiConvPlanType))
+        return self._keep("planType", value, lambda v, name: _errors.check_enum(v, name, MultiConvPlanType))
 
     def perConvReservedTiles(self, value: int) -> "MultiConv":
         """Set the number of tiles to reserve for each convolution."""
-        return self._keep("perConvReservedTiles", value, lambda v, name: check_int(v, name))
+        return self._keep("perConvReservedTiles", value, _errors.check_int)
 
     def cycleBackOff(self, value: float) -> "MultiConv":
         """Set PopLibs' ``cycleBackOff``: the share of cycles to give up for memory, between 0 and 1."""
-        return self._keep("cycleBackOff", value, lambda v, name: check_fraction(v, name))
+        return self._keep("cycleBackOff", value, _errors.check_fraction)
 
     def _keep(self, name: str, value: Any, check: Callable[[Any, str], Any]) -> "MultiConv":
         values: List[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
