@@ -97,20 +97,6 @@ def assert_slots(spikes, expected):
     assert torch.equal(torch.zeros_like(spikes.counts) if spikes.dropped is None else spikes.dropped, expected.dropped)
 
 
-class _MaskedSpike(torch.autograd.Function):
-    """Spikes that have a slot; the surrogate gradient flows only at slots."""
-
-    @staticmethod
-    def forward(ctx, u, spiking, taken, slope):
-        ctx.save_for_backward(taken, slope)
-        return spiking.to(u.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        taken, slope = ctx.saved_tensors
-        return torch.where(taken, grad * slope, torch.zeros_like(grad)), None, None, None
-
-
 def slope_of(spike_grad, u):
     """Return the factor of the surrogate gradient in the precision of ``u``; snnTorch's spikes are float32."""
     u = u.detach().requires_grad_()
@@ -133,7 +119,8 @@ def masked_spikes(
     capacity = mem.shape[-1] if max_spikes is None else max_spikes
     slots = slots_of(torch.cat([early, fired]), torch.cat([early, carried]), capacity, overflow, mem.dtype)
     slots = Slots(*(part[first_step:] for part in slots))
-    return _MaskedSpike.apply(u, slots.spiking, slots.taken, slope_of(spike_grad, u)), slots
+    carried = torch.where(slots.taken, slope_of(spike_grad, u) * (u - u.detach()), torch.zeros_like(u))
+    return slots.spiking.to(u.dtype) + carried, slots
 
 
 def dense_layer(

@@ -127,53 +127,47 @@ def test_a_stream_of_events_in_chunks_has_the_gradients_of_explicit_steps(name, 
     assert net.activity is not None
 
 
+def conv(**options):
+    return nn.Unflatten(1, (5, 2, 2)), snn.SparseConvLeaky(5, 4, 2, padding=1, **{**SIZES, **options})
+
+
 @pytest.mark.parametrize("rule", ["sltt", "ottt"])
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: snn.MultiStep(
+        lambda: (
             snn.SparseSynaptic(20, 16, alpha=0.8, learn_alpha=True, bias=True, **SIZES),
             snn.SparseLinear(16, 5),
             readout(),
         ),
-        lambda: snn.MultiStep(
+        lambda: (
             snn.SparseLeaky(20, 16, beta=torch.linspace(0.3, 0.9, 16), learn_beta=True, threshold=0.5),
             nn.Linear(16, 12),
             snn.Leaky(beta=0.9, threshold=0.5),
             snn.SparseLeaky(12, 5, learn_threshold=True, **SIZES),
         ),
-        lambda: snn.MultiStep(
-            nn.Unflatten(1, (5, 2, 2)),
-            snn.SparseConvLeaky(5, 4, 2, padding=1, beta=torch.linspace(0.3, 0.9, 4), learn_beta=True, threshold=0.5),
+        lambda: (
+            *conv(beta=torch.linspace(0.3, 0.9, 4), learn_beta=True),
             nn.Flatten(),
             snn.SparseLeaky(36, 5, **SIZES),
         ),
-        lambda: snn.MultiStep(
-            nn.Unflatten(1, (5, 2, 2)), snn.SparseConvLeaky(5, 4, 2, padding=1, **SIZES), nn.Linear(36, 5), readout()
-        ),
-        lambda: snn.MultiStep(
-            nn.Unflatten(1, (5, 2, 2)),
-            snn.SparseConvLeaky(5, 4, 2, padding=1, **SIZES),
-            snn.SparsePool2d(3),
-            nn.Linear(4, 5),
-            readout(),
-        ),
-        lambda: snn.MultiStep(snn.SparseLeaky(20, 16, max_delay=4, **SIZES), snn.SparseLeaky(16, 5, **SIZES)),
+        lambda: (*conv(), nn.Linear(36, 5), readout()),
+        lambda: (*conv(), snn.SparsePool2d(3), nn.Linear(4, 5), readout()),
+        lambda: (snn.SparseLeaky(20, 16, max_delay=4, **SIZES), snn.SparseLeaky(16, 5, **SIZES)),
+        lambda: (snn.SparseLeaky(20, 16, recurrent=True, reset_mechanism="subtract", learn_beta=True, **SIZES),),
     ],
-    ids=["synaptic", "each-beta", "each-channel", "maps-to-linear", "pool-to-linear", "delays"],
+    ids=["synaptic", "each-beta", "each-channel", "maps-to-linear", "pool-to-linear", "delays", "recurrent"],
 )
 def test_layers_learn_as_their_dense_form(make, rule, request):
     if "delays" in request.node.name and rule == "ottt":
         return  # refused
-    net = make().double()
+    net = snn.MultiStep(*make()).double()
     with torch.no_grad():
         for parameter in net.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(3)
-    dense = dense_form(net)
-    x = (torch.rand(12, 3, 20) < 0.2).double()
-    results = []
-    for of_net in (net, dense):
+    x, results = (torch.rand(12, 3, 20) < 0.2).double(), []
+    for of_net in (net, dense_form(net)):
         with torch.no_grad():
             online = snn.Online(of_net, rule=rule)
             online(x)
@@ -204,39 +198,17 @@ def dense_form(net):
             linear = nn.Linear(part.in_features, part.out_features, bias=part.bias is not None).double()
             linear.load_state_dict(part.state_dict())
             modules += [nn.Flatten(), linear]
+        elif getattr(part, "recurrent_weight", None) is not None:
+            neuron = snn.RLeaky(linear_features=16, learn_beta=True, **SIZES)
+            linear, neuron.recurrent = nn.Linear(20, 16, bias=False), nn.Linear(16, 16, bias=False)
+            linear.weight, neuron.recurrent.weight = part.weight, part.recurrent_weight
+            modules += [linear, neuron]
         elif hasattr(part, "to_dense"):
             dense = part.to_dense()
             modules += [*dense] if isinstance(dense, nn.Sequential) else [dense]
         else:
             modules.append(part)
     return snn.MultiStep(*modules).double()
-
-
-def test_a_recurrent_layer_learns_as_rleaky():
-    layer = snn.SparseLeaky(8, 6, recurrent=True, reset_mechanism="subtract", learn_beta=True, **SIZES)
-    net = snn.MultiStep(layer).double()
-    twin = snn.MultiStep(
-        nn.Linear(8, 6, bias=False), snn.RLeaky(beta=0.9, threshold=0.5, linear_features=6, learn_beta=True)
-    ).double()
-    twin[1].recurrent = nn.Linear(6, 6, bias=False).double()
-    with torch.no_grad():
-        layer.weight.mul_(3)
-        twin[0].weight.copy_(layer.weight)
-        twin[1].recurrent.weight.copy_(layer.recurrent_weight)
-    x = (torch.rand(9, 2, 8) < 0.4).double()
-    for rule in ("sltt", "ottt"):
-        net.zero_grad()
-        twin.zero_grad()
-        online, other = snn.Online(net, rule=rule), snn.Online(twin, rule=rule)
-        for chunk in x.split(4):
-            out, spk = online(chunk).to_dense(), other(chunk)[0]
-            assert torch.equal(out, spk)
-            weighted_sum(out).backward()
-            weighted_sum(spk).backward()
-        pairs = [(layer.weight, twin[0].weight), (layer.recurrent_weight, twin[1].recurrent.weight)]
-        for mine, theirs in [*pairs, (layer.beta, twin[1].beta)]:
-            assert theirs.grad.any()
-            assert relative_error(mine.grad, theirs.grad) < TIGHT
 
 
 def test_single_steps_and_an_input_that_wants_a_gradient():
@@ -290,6 +262,10 @@ def hooked():
     return net
 
 
+def layer(**options):
+    return snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9, **options))
+
+
 @pytest.mark.parametrize(
     ("make", "options", "error", "match"),
     [
@@ -306,26 +282,11 @@ def hooked():
             ValueError,
             'overflow="rotate"',
         ),
+        (lambda: layer(max_spikes=3, overflow="rotate"), {}, ValueError, 'module 0: with overflow="rotate"'),
+        (layer, {"rule": "eprop"}, TypeError, r'module 0 \(SparseLeaky\): rule "eprop" .* to_dense\(\)'),
+        (lambda: layer(recurrent=True, max_spikes=3), {}, ValueError, "without max_spikes"),
         (
-            lambda: snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9, max_spikes=3, overflow="rotate")),
-            {},
-            ValueError,
-            'module 0: with overflow="rotate"',
-        ),
-        (
-            lambda: snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9)),
-            {"rule": "eprop"},
-            TypeError,
-            r'module 0 \(SparseLeaky\): rule "eprop" .* to_dense\(\)',
-        ),
-        (
-            lambda: snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9, recurrent=True, max_spikes=3)),
-            {},
-            ValueError,
-            "without max_spikes",
-        ),
-        (
-            lambda: snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9, recurrent=True)),
+            lambda: layer(recurrent=True),
             {},
             ValueError,
             r"module 0 \(SparseLeaky\): a recurrent layer whose membrane is reset to zero",
@@ -343,12 +304,7 @@ def hooked():
             r"module 0 \(Watched\) cannot .* its to_dense\(\)",
         ),
         (hooked, {}, TypeError, "hooks"),
-        (
-            lambda: snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9, max_delay=3)),
-            {"rule": "ottt"},
-            TypeError,
-            'use "sltt"',
-        ),
+        (lambda: layer(max_delay=3), {"rule": "ottt"}, TypeError, 'use "sltt"'),
     ],
 )
 def test_what_event_driven_layers_refuse(make, options, error, match):

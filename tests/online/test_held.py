@@ -255,23 +255,23 @@ class Own(snn.Leaky):
 
 
 @pytest.mark.parametrize(
-    ("layers", "options", "match"),
+    ("behind", "options", "match"),
     [
-        ([nn.Linear(20, 5), snn.Leaky(beta=0.9)], {"rule": "snap1"}, "'sltt' or 'ottt'"),
-        ([nn.Linear(20, 5), snn.Leaky(beta=0.9)], {"bias_trace": False}, "default options"),
-        ([nn.Linear(20, 5), snn.Synaptic(alpha=0.8, beta=0.9)], {}, r"module 1 \(Synaptic\)"),
-        ([nn.Linear(20, 5), Own(beta=0.9)], {}, r"module 1 \(Own\)"),
-        ([nn.Linear(20, 5), snn.Leaky(beta=0.9, reset_mechanism="zero")], {}, 'its reset_mechanism is "zero"'),
-        ([nn.Linear(20, 5), snn.Leaky(beta=0.9, reset_delay=False)], {}, "reset_delay=False"),
-        ([nn.Linear(20, 5), snn.Leaky(beta=torch.rand(5))], {}, "one for each neuron"),
-        ([nn.Linear(20, 5), snn.Leaky(beta=0.9, learn_beta=True)], {}, "it learns beta"),
-        ([nn.Linear(20, 5), nn.Dropout(0.5), snn.Leaky(beta=0.9)], {"rule": "sltt"}, r"module 1 \(Dropout\)"),
-        ([nn.Linear(20, 5), nn.BatchNorm1d(5).eval(), snn.Leaky(beta=0.9)], {}, r"module 1 \(BatchNorm1d\)"),
-        ([snn.SparseLeaky(20, 5, beta=0.9)], {}, "event-driven"),
+        ([snn.Leaky(beta=0.9)], {"rule": "snap1"}, "'sltt' or 'ottt'"),
+        ([snn.Leaky(beta=0.9)], {"bias_trace": False}, "default options"),
+        ([snn.Synaptic(alpha=0.8, beta=0.9)], {}, r"module 1 \(Synaptic\)"),
+        ([Own(beta=0.9)], {}, r"module 1 \(Own\)"),
+        ([snn.Leaky(beta=0.9, reset_mechanism="zero")], {}, 'its reset_mechanism is "zero"'),
+        ([snn.Leaky(beta=0.9, reset_delay=False)], {}, "reset_delay=False"),
+        ([snn.Leaky(beta=torch.rand(5))], {}, "one for each neuron"),
+        ([snn.Leaky(beta=0.9, learn_beta=True)], {}, "it learns beta"),
+        ([nn.Dropout(0.5), snn.Leaky(beta=0.9)], {"rule": "sltt"}, r"module 1 \(Dropout\)"),
+        ([nn.BatchNorm1d(5).eval(), snn.Leaky(beta=0.9)], {}, r"module 1 \(BatchNorm1d\)"),
+        ([snn.Leaky(beta=0.9), snn.SparseLeaky(5, 5, beta=0.9)], {}, "event-driven"),
     ],
 )
-def test_what_cannot_be_held_in_one_graph(layers, options, match):
-    online = snn.Online(snn.MultiStep(*layers), **options)
+def test_what_cannot_be_held_in_one_graph(behind, options, match):
+    online = snn.Online(snn.MultiStep(nn.Linear(20, 5), *behind), **options)
     with pytest.raises((TypeError, ValueError), match=match):
         online.prepare(torch.zeros(4, 3, 20))
 

@@ -14,27 +14,8 @@ from oracle import (
     random_spikes,
 )
 
-from snnipu import SparseSpikes, ops, surrogate
+from snnipu import ops
 from snnipu.backends import memory, sparse_call
-
-
-def test_gradient_only_slots_of_the_input_add_nothing_but_get_their_gradient():
-    ids = torch.tensor([[[1, 0, 9]]], dtype=torch.int32)
-    values = torch.tensor([[[1.0, 50.0, 50.0]]], requires_grad=True)
-    spikes = SparseSpikes(ids, values, torch.tensor([[[1, 2]]], dtype=torch.int32), 2)
-    weight = torch.tensor([[4.0, 0.5], [2.0, 3.0]], requires_grad=True)
-    ste = surrogate.straight_through_estimator()
-    out = ops.sparse_lif_sequence(spikes, weight, beta=0.5, spike_grad=ste, input_scale=2.0)
-    assert out.ids[0, 0].tolist() == [1, 0]
-    assert out.counts.tolist() == [[[1, 2]]]
-    out.values.backward(torch.tensor([[[10.0, 1.0]]]))
-    assert values.grad.tolist() == [[[2 * (0.5 + 30.0), 2 * (4.0 + 20.0), 0.0]]]
-    assert weight.grad.tolist() == [[0.0, 2.0], [0.0, 20.0]]
-
-
-def test_an_input_scale_is_a_number():
-    with pytest.raises(TypeError, match="input_scale must be a number, got True"):
-        ops.sparse_lif_sequence(random_spikes(2, 1, 3, 0.5, 0.0), torch.rand(4, 3), beta=0.5, input_scale=True)
 
 
 @pytest.mark.parametrize("reset", RESETS)
@@ -57,33 +38,6 @@ def test_nan_never_spikes(reset, poisoned):
         taken = densified(torch.ones_like(out.values), out)[..., [3, 64]][read]
         assert (taken == (1 if grad_threshold is None else 0)).all()
         out.values.sum().backward()
-
-
-def test_dropped_spikes_reset_all_the_same(poisoned):
-    """A neuron whose spike was dropped has the membrane of a neuron whose spike has a slot."""
-    none = torch.zeros(6, 1, 0)
-    spikes = SparseSpikes(none.int(), none, torch.zeros(6, 1, 2, dtype=torch.int32), 3)
-    weight, bias = torch.zeros(10, 3), torch.full((10,), 0.75)
-    for reset, every in (("zero", [0, 1, 0, 1, 0, 1]), ("subtract", [0, 1, 1, 1, 0, 1])):
-        out = ops.sparse_lif_sequence(spikes, weight, bias, beta=1.0, max_spikes=4, reset_mechanism=reset)
-        # Subtract, from 0: 0.75, 1.5, 1.25, 1, 1.75, ... There is no spike at exactly 1.
-        expected = every if reset == "zero" else [0, 1, 1, 0, 1, 1]
-        assert out.counts[:, 0, 0].tolist() == [4 * spike for spike in expected]
-        assert out.dropped[:, 0, 0].tolist() == [6 * spike for spike in expected]
-
-
-def test_the_layer_sees_its_own_spikes_that_fitted():
-    """Neuron 1 has no slot, so that neuron 2, which it would excite, stays silent."""
-    none = torch.zeros(3, 1, 0)
-    spikes = SparseSpikes(none.int(), none, torch.zeros(3, 1, 2, dtype=torch.int32), 1)
-    recurrent = torch.zeros(3, 3)
-    recurrent[2, 1] = 5.0
-    options = {"beta": 0.0, "recurrent_weight": recurrent}
-    bias = torch.tensor([2.0, 2.0, 0.0])
-    capped = ops.sparse_lif_sequence(spikes, torch.zeros(3, 1), bias, max_spikes=1, **options)
-    assert capped.to_dense()[:, 0].tolist() == [[1, 0, 0]] * 3
-    free = ops.sparse_lif_sequence(spikes, torch.zeros(3, 1), bias, max_spikes=3, **options)
-    assert free.to_dense()[:, 0].tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
 
 
 @needs_kernel("sparse_lif_sequence_fwd")

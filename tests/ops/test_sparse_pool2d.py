@@ -1,6 +1,5 @@
 """Tests specific to ``snnipu.ops.sparse_pool2d``; test_sparse_contract.py tests the common contract."""
 
-import pytest
 import torch
 
 from snnipu import SparseSpikes, ops
@@ -29,17 +28,6 @@ def test_a_maximum_and_where_its_gradient_goes():
     out.values.backward(torch.tensor([[[1.0, 10.0, 100.0]]]))
     assert spikes.ids.tolist() == [[[1, 4, 8, 10, 11, 14, 15, 2, 7]]]
     assert spikes.values.grad.tolist() == [[[0.0, 1.0, 0.0, 10.0, 0.0, 0.0, 0.0, 100.0, 0.0]]]
-
-
-@pytest.mark.parametrize(("mode", "divisor"), [("average", 4), ("sum", 1)])
-def test_sums_carry_values(mode, divisor):
-    spikes = one_map([[1.0, 1.0, 0.0], [0.0, 2.0, -2.0]], (2,))
-    out = ops.sparse_pool2d(spikes, 2, 1, mode=mode)
-    assert out.ids.tolist() == [[[0, 1]]]
-    assert out.values.tolist() == [[[4 / divisor, 1 / divisor]]]
-    out.values.backward(torch.tensor([[[1.0, 10.0]]]))
-    assert spikes.ids.tolist() == [[[0, 1, 4, 5, 2]]]
-    assert spikes.values.grad.tolist() == [[[1 / divisor, 11 / divisor, 11 / divisor, 10 / divisor, 10 / divisor]]]
 
 
 def test_a_sum_of_zero_carries_gradient_and_is_no_spike():
