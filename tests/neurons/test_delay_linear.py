@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_all_equal, with_threads
 from support.delays import TIGHT, weighted
+from support.loops import with_gradients
 from torch import nn
 
 import snnipu as snn
@@ -178,19 +179,17 @@ def test_a_stream_in_any_division_is_the_whole(lengths, longest, kernel, bias, s
     x = spikes_of(sum(lengths), 3, 5, 0.4, True)
     streamed = copy.deepcopy(whole)
     streamed.init_hidden = True
-    inputs = [x.clone().requires_grad_() for _ in range(2)]
-    parts = inputs[1].split(lengths)
-    if spikes:
-        parts = [snn.SparseSpikes.from_dense(part.detach()) for part in parts]
-    outs = [whole(inputs[0]), torch.cat([streamed(part) for part in parts])]
-    torch.testing.assert_close(outs[1], outs[0], **TIGHT)
-    upstream = torch.randn_like(outs[0])
-    for out in outs:
-        out.backward(upstream)
-    for (name, parameter), other in zip(whole.named_parameters(), streamed.parameters()):
-        torch.testing.assert_close(other.grad, parameter.grad, **TIGHT, msg=name)
-    if not spikes:
-        torch.testing.assert_close(inputs[1].grad, inputs[0].grad, **TIGHT)
+
+    def divided(layer, x):
+        parts = x.split(lengths)
+        parts = [snn.SparseSpikes.from_dense(part.detach()) for part in parts] if spikes else parts
+        return [torch.cat([layer(part) for part in parts])]
+
+    out, gradients = with_gradients(divided, streamed, x)
+    expected, others = with_gradients(lambda layer, x: [layer(x)], whole, x)
+    torch.testing.assert_close(out, expected, **TIGHT)
+    first = 1 if spikes else 0  # spikes have no gradient here
+    torch.testing.assert_close(gradients[first:], others[first:], **TIGHT)
 
 
 def test_what_is_on_its_way():

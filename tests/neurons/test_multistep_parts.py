@@ -5,7 +5,7 @@ import copy
 import pytest
 import snntorch
 import torch
-from support.loops import kinds, neuron_of
+from support.loops import kinds, neuron_of, with_gradients
 from support.versions import NO_HALF_RELU
 from torch import nn
 
@@ -36,22 +36,18 @@ def in_parts(monkeypatch):
     return run
 
 
-def loss_of(out):
-    out = out if isinstance(out, tuple) else (out,)
-    weights = torch.Generator().manual_seed(3)
-    return sum((part.double() * torch.rand(part.shape, generator=weights)).sum() for part in out)
-
-
 def trained(net, x, num_steps=None):
     """Return a function that computes results and gradients of the input and the parameters."""
 
-    def function():
-        twin, own_x = copy.deepcopy(net), x.clone().requires_grad_()
+    def call(net, x):
         torch.manual_seed(1)
-        out = twin(own_x, num_steps=num_steps)
-        loss_of(out).backward()
-        out = out if isinstance(out, tuple) else (out,)
-        return [part.detach() for part in out], own_x.grad, [p.grad for p in twin.parameters()], twin
+        out = net(x, num_steps=num_steps)
+        return out if isinstance(out, tuple) else (out,)
+
+    def function():
+        twin = copy.deepcopy(net)
+        out, (of_x, *gradients) = with_gradients(call, twin, x)
+        return [part.detach() for part in out], of_x, gradients, twin
 
     return function
 

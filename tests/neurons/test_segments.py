@@ -4,6 +4,7 @@ import pytest
 import snntorch
 import torch
 from neurons.test_own import Adaptive
+from support.loops import with_gradients
 from torch import nn
 
 import snnipu as snn
@@ -26,11 +27,12 @@ def inputs(steps=23):
     return torch.rand(steps, 3, 6, dtype=torch.float64)
 
 
-def result(net, out, x):
-    spk, *_, mem = out
-    assert spk.any()
-    ((spk * torch.arange(spk.shape[0])[:, None, None]).sum() + mem.pow(2).sum()).backward()
-    return [spk, mem, x.grad, *(parameter.grad for parameter in net.parameters())]
+def in_one_call(net, x):
+    return net(x)
+
+
+def in_segments(steps, checkpoint):
+    return lambda net, x: snn.run_segments(net, x, steps, checkpoint=checkpoint)
 
 
 @pytest.mark.parametrize("init_hidden", [False, True])
@@ -45,12 +47,10 @@ def test_a_call_in_segments_is_the_call(steps, checkpoint, init_hidden):
                 if isinstance(module, snntorch.SpikingNeuron):
                     for state in {"mem", "syn"} & set(dir(module)):
                         setattr(module, state, getattr(module, state).detach())
-            net.zero_grad()
-        x, same = inputs().requires_grad_(), inputs().requires_grad_()
-        expected = result(whole, whole(x), x)
-        actual = result(parts, snn.run_segments(parts, same, steps, checkpoint=checkpoint), same)
-        for mine, other in zip(actual, expected):
-            torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-13)
+        expected = with_gradients(in_one_call, whole, inputs())
+        actual = with_gradients(in_segments(steps, checkpoint), parts, inputs())
+        assert expected[0][0].any()
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-13)
     assert parts[1].init_hidden is init_hidden
     assert parts[3][0].output is False
     if init_hidden:
@@ -73,13 +73,11 @@ def test_neurons_of_several_states(make, checkpoint):
     """Each call starts from zeros unless init_hidden is set, whatever ran before."""
     net = snn.MultiStep(nn.Linear(6, 20), make(), nn.Linear(20, 4), snn.Leaky(beta=0.8, threshold=0.2)).double()
     snn.run_segments(net, inputs(7), 3, checkpoint=False)
-    whole, parts = inputs().requires_grad_(), inputs().requires_grad_()
-    expected = result(net, net(whole), whole)
-    expected[3:] = [None if grad is None else grad.clone() for grad in expected[3:]]
-    net.zero_grad()
-    actual = result(net, snn.run_segments(net, parts, 5, checkpoint=checkpoint), parts)
-    for mine, other in zip(actual, expected):
-        torch.testing.assert_close(mine, other, rtol=1e-11, atol=1e-12)
+    expected = with_gradients(in_one_call, net, inputs())
+    assert expected[0][0].any()
+    torch.testing.assert_close(
+        with_gradients(in_segments(5, checkpoint), net, inputs()), expected, rtol=1e-11, atol=1e-12
+    )
 
 
 def test_a_constant_input():

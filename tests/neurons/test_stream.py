@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.loops import kinds, neuron_of
+from support.loops import kinds, neuron_of, with_gradients
 from support.operators import needs_host_runtime
 from torch import nn
 
@@ -27,26 +27,25 @@ def reset_network(neuron):
 @pytest.mark.parametrize("output", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_steps_as_they_come_are_the_sequence(name, output, dtype):
-    neuron = neuron_of(name, 40, init_hidden=True, output=output)
-    if dtype == torch.float64:
-        neuron.double()
+    neuron = neuron_of(name, 40, init_hidden=True, output=output).to(dtype)
     x = torch.randn(12, 3, 40).mul(2).to(dtype)
-    steps, whole = (x.clone().requires_grad_() for _ in range(2))
-    expected = parts(reset_network(neuron)(whole))
-    net = reset_network(neuron)
-    rows = [parts(net(steps[t : t + 1])) for t in range(12)]
-    for actual, desired in zip([torch.cat(same) for same in zip(*rows)], expected):
-        assert actual.dtype == desired.dtype == dtype
+
+    def as_they_come(neuron, x):
+        net = reset_network(neuron)
+        rows = [parts(net(step[None])) for step in x]
+        return [torch.cat(same) for same in zip(*rows)]
+
+    expected, whole = with_gradients(lambda neuron, x: parts(reset_network(neuron)(x)), neuron, x)
+    actual, gradients = with_gradients(as_they_come, neuron, x)
+    assert len(actual) == len(expected)
+    for value, desired in zip(actual, expected):
+        assert value.dtype == desired.dtype == dtype
         if name.startswith("R"):  # products of one step and of several steps round differently
-            torch.testing.assert_close(actual, desired)
+            torch.testing.assert_close(value, desired)
         else:
-            assert torch.equal(actual, desired)
-    assert len(rows[0]) == len(expected)
+            assert torch.equal(value, desired)
     assert expected[0].any()
-    weights = [torch.randn_like(part) for part in expected]
-    sum((part * weight).sum() for part, weight in zip(expected, weights)).backward()
-    sum((torch.cat(p) * weight).sum() for p, weight in zip(zip(*rows), weights)).backward()
-    torch.testing.assert_close(steps.grad, whole.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients[0], whole[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NEURONS)
