@@ -153,10 +153,6 @@ def test_operators_are_described_alike(operator):
     ("name", "inputs", "message"),
     [
         ("SelectSpikes", 1, r"SelectSpikes takes 2 inputs \(mem, threshold\), got 1"),
-        ("SparseLinear", 3, "SparseLinear takes 4 inputs"),
-        ("DenseToSparse", 1, "DenseToSparse takes the attributes"),
-        ("SparseToDense", 3, "SparseToDense takes the attributes"),
-        ("SurrogateSpike", 1, "SurrogateSpike takes the attributes"),
         ("SparseConv2d", 3, "SparseConv2d takes 4 inputs"),
         ("SparsePool2d", 3, "SparsePool2d takes the attributes"),
     ],

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from support.damage import variants
+from support.recordings import write_shd
 
 from snnipu import datasets
 from snnipu.datasets import _hdf5
@@ -108,7 +109,7 @@ def dvs_is_valid(data, shape, columns):
     )
 
 
-@pytest.mark.parametrize("dtype", [np.int16, np.int64, np.float64])
+@pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.int64, np.float32, np.float64])
 def test_dvs_gesture(tmp_path, little_memory, dtype):
     random = np.random.default_rng(1)
     events = random.integers(0, 128, (200, 4))
@@ -135,26 +136,15 @@ def test_dvs_gesture(tmp_path, little_memory, dtype):
             assert got is not None
 
 
-def shd_file(path, recordings):
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(path, "w") as file:
-        file["labels"] = np.arange(len(recordings), dtype=np.uint16) % 20
-        for name, column, dtype in (("times", 0, np.float16), ("units", 1, np.uint16)):
-            data = file.create_dataset(f"spikes/{name}", (len(recordings),), dtype=h5py.vlen_dtype(dtype))
-            for index, recording in enumerate(recordings):
-                data[index] = recording[column].astype(dtype)
-        file["extra/keys"] = np.array([b"zero"] * 20)
-        file["extra/speaker"] = np.zeros(len(recordings), np.uint16)
-
-
 @pytest.fixture(scope="module")
 def shd_content(tmp_path_factory):
     random = np.random.default_rng(2)
     recordings = [
         (np.sort(random.uniform(0, 1.3, events)), random.integers(0, 700, events)) for events in range(3, 120, 3)
     ]
+    pytest.importorskip("h5py")
     path = tmp_path_factory.mktemp("shd") / "whole.h5"
-    shd_file(path, recordings)
+    write_shd(path, recordings, np.arange(len(recordings)) % 20)
     return path.read_bytes()
 
 

@@ -6,6 +6,9 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
+from datasets.test_event_data import BINNING
+from datasets.test_event_data import assert_same as assert_same_spikes
 from support.damage import variants
 
 from snnipu import datasets
@@ -52,15 +55,9 @@ def make(folder, key="recordings", **options):
 
 
 def assert_same(actual, other):
-    for ours, theirs in zip(actual.batch(range(SAMPLES)), other.batch(range(SAMPLES))):
-        if hasattr(ours, "counts"):
-            assert (ours.num_neurons, ours.outside, ours.overflow) == (
-                theirs.num_neurons,
-                theirs.outside,
-                theirs.overflow,
-            )
-            ours, theirs = ours.to_dense(), theirs.to_dense()
-        assert ours.equal(theirs)
+    (spikes, labels), (expected, expected_labels) = (dataset.batch(range(SAMPLES)) for dataset in (actual, other))
+    assert_same_spikes(spikes, expected)
+    assert torch.equal(labels, expected_labels)
 
 
 def expected(folder, **options):
@@ -73,14 +70,7 @@ def caches(folder):
     return sorted((folder / "cache").glob("*")) if (folder / "cache").exists() else []
 
 
-OPTIONS = {
-    "binary": {},
-    "count": {"values": "count"},
-    "limited": {"max_spikes": 6},
-    "rotate": {"max_spikes": 6, "overflow": "rotate", "values": "count"},
-    "many neurons": {"num_neurons": 100_000},
-    "disk only": {"cache": "disk"},
-}
+OPTIONS = {**BINNING, "many neurons": {"num_neurons": 100_000}, "disk only": {"cache": "disk"}}
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

@@ -71,15 +71,6 @@ def test_downsampling_and_cropping(folder):
         datasets.dvs_gesture(folder, crop=129)
 
 
-@pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.int64, np.float32, np.float64])
-def test_types(tmp_path, dtype):
-    path = tmp_path / "1.npy"
-    np.save(path, EVENTS.astype(dtype))
-    times, x, y, polarity = read_events(str(path))
-    assert times.tolist() == [0, 0, 1000, 1000, 1_499_000, 1_500_000]
-    assert np.array_equal(np.stack([x, y, polarity], 1), EVENTS[:, :3])
-
-
 DAMAGE = {
     "off the sensor": (np.array([[128, 0, 0, 1]]), "event 0 is at x=128, y=0, outside"),
     "negative": (np.array([[0, -1, 0, 1]]), "event 0 is at x=0, y=-1"),

@@ -43,14 +43,13 @@ def assert_same(actual, other):
     assert actual.overflow == other.overflow
 
 
-OPTIONS = {
+BINNING = {
     "binary": {},
     "count": {"values": "count"},
     "limited": {"max_spikes": 6},
     "rotate": {"max_spikes": 6, "overflow": "rotate", "values": "count"},
-    "many neurons": {"neurons": 100_000},
-    "uncached": {"cache": False},
 }
+OPTIONS = {**BINNING, "many neurons": {"neurons": 100_000}, "uncached": {"cache": False}}
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from support.recordings import places
 from tqdm import tqdm
 
 from snnipu import datasets
@@ -34,12 +35,6 @@ EVENTS = [(0, 0, 0, 0), (33, 33, 1, 1000), (5, 28, 0, 104_999), (17, 16, 1, 105_
 @pytest.fixture
 def folder(tmp_path):
     return write(tmp_path, {"3/00001": b"".join(event(*e) for e in EVENTS), "0/00009": event(1, 2, 1, 3)})
-
-
-def places(spikes):
-    """Return ``(t, id, value)`` of the spikes of one sample."""
-    dense = spikes.to_dense()[:, 0]
-    return [(int(t), int(n), float(dense[t, n])) for t, n in dense.nonzero()]
 
 
 def test_format(tmp_path):

@@ -5,25 +5,13 @@ import sys
 
 import numpy as np
 import pytest
+from support.recordings import places
+from support.recordings import write_shd as write
 
 from snnipu import datasets
 from snnipu._extras import MissingExtra
 
 h5py = pytest.importorskip("h5py")
-
-
-def write(path, recordings, labels, times_type=np.float16, keys=True):
-    """Write ``recordings``, pairs of (seconds, units), as arrays of different lengths."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as file:
-        file["labels"] = np.array(labels, dtype=np.uint16)
-        for name, column, dtype in (("times", 0, times_type), ("units", 1, np.uint16)):
-            data = file.create_dataset(f"spikes/{name}", (len(recordings),), dtype=h5py.vlen_dtype(dtype))
-            for index, recording in enumerate(recordings):
-                data[index] = np.array(recording[column], dtype=dtype)
-        if keys:
-            file["extra/keys"] = np.array([b"zero"] * 20)
-            file["extra/speaker"] = np.zeros(len(recordings), np.uint16)
 
 
 ONE = ([0.0, 0.0625, 0.125, 0.125, 1.375], [0, 699, 12, 12, 5])
@@ -35,11 +23,6 @@ def folder(tmp_path):
     write(tmp_path / "shd_train.h5", [ONE, TWO, ([], [])], [3, 19, 0])
     write(tmp_path / "shd_test.h5", [TWO], [7], times_type=np.float32)
     return tmp_path
-
-
-def places(spikes):
-    dense = spikes.to_dense()[:, 0]
-    return [(int(t), int(n), float(dense[t, n])) for t, n in dense.nonzero()]
 
 
 def test_reads_the_files(folder):
