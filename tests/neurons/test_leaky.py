@@ -11,7 +11,7 @@ import snntorch
 import snntorch.utils
 import torch
 from oracle import assert_all_equal
-from support.loops import sequence, steps
+from support.loops import sequence, steps, with_gradients
 from torch import nn
 
 import snnipu as snn
@@ -30,13 +30,6 @@ def _clean():
 
 def pair(**keywords):
     return [source.Leaky(**copy.deepcopy(keywords)) for source in (snntorch, snn)]
-
-
-def run(layer, x, upstream, function):
-    leaf = x.clone().requires_grad_()
-    spk, mem = function(layer, leaf)
-    ((spk * upstream[0]).sum() + (mem * upstream[1]).sum()).backward()
-    return spk, mem, leaf.grad
 
 
 def test_integer_input_is_promoted_as_in_snntorch():
@@ -189,25 +182,24 @@ def test_what_is_replaced_is_honoured(name, fused, monkeypatch):
             layers.append(source.Leaky(beta=0.85))
             replaced_in_instance(layers[-1], name)
     theirs, ours = layers
-    x, upstream = 2 * torch.randn(9, 4, 6), torch.randn(2, 9, 4, 6)
+    x = 2 * torch.randn(9, 4, 6)
 
     def by_step(layer, x):
         return steps(layer, x, torch.zeros(4, 6))
 
-    spk, mem, gradient = run(theirs, x, upstream, by_step)
-    assert not torch.equal(mem, by_step(snntorch.Leaky(beta=0.85), x)[1]) or name in ("Fire", "fire")
+    expected, (gradient,) = with_gradients(by_step, theirs, x)
+    assert not torch.equal(expected[1], by_step(snntorch.Leaky(beta=0.85), x)[1]) or name in ("Fire", "fire")
     function = {"steps": by_step, "sequence": sequence, "MultiStep": lambda layer, x: snn.MultiStep(layer)(x)}[fused]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        own_spk, own_mem, own_gradient = run(ours, x, upstream, function)
+        out, (own_gradient,) = with_gradients(function, ours, x)
         function(ours, x)
-    assert torch.equal(own_spk, spk)
-    assert torch.equal(own_mem, mem)
+    assert all(map(torch.equal, out, expected))
     assert torch.allclose(own_gradient, gradient, rtol=1e-5, atol=1e-6)
     warned = [str(warning.message) for warning in caught if "step by step" in str(warning.message)]
     # A forward that calls the stock forward runs the fused step.
-    expected = 0 if name in ("Forward", "forward") and fused != "sequence" else 1
-    assert len(warned) == expected, warned
+    warnings_expected = 0 if name in ("Forward", "forward") and fused != "sequence" else 1
+    assert len(warned) == warnings_expected, warned
     assert not warned or name.lower().split("_")[-1] in warned[0].lower()
 
 

@@ -4,17 +4,19 @@ import pytest
 import snntorch
 import torch
 from oracle import relative_error
+from support.loops import with_gradients
 
 import snnipu as snn
 from snnipu.neurons import state_leaky
 
 
-def results(module, x, weight):
-    x = x.clone().requires_grad_()
-    out = module(x)
-    out = out if isinstance(out, tuple) else (out,)
-    sum((part * weight).sum() for part in out).backward()
-    return [*out, x.grad, *(parameter.grad for parameter in module.parameters())]
+def results(module, x):
+    def call(module, x):
+        out = module(x)
+        return out if isinstance(out, tuple) else (out,)
+
+    out, gradients = with_gradients(call, module, x)
+    return [*out, *gradients]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
@@ -37,7 +39,7 @@ def test_equals_snntorchs(name, options, dtype, tolerance, monkeypatch):
     fused, apply = [], state_leaky.lif_sequence
     monkeypatch.setattr(state_leaky, "lif_sequence", lambda *x, **how: fused.append(1) or apply(*x, **how))
     size = {"channels": 6} if name == "StateLeaky" else {"in_features": 6, "out_features": 6}
-    x, weight = torch.randn(20, 3, 6, dtype=dtype), torch.randn(20, 3, 6, dtype=dtype)
+    x = torch.randn(20, 3, 6, dtype=dtype)
     both = []
     for library in (snn, snntorch):
         torch.manual_seed(1)
@@ -45,7 +47,7 @@ def test_equals_snntorchs(name, options, dtype, tolerance, monkeypatch):
         both.append(module)
     assert isinstance(both[0], getattr(snntorch, name))
     assert list(both[0].state_dict()) == list(both[1].state_dict())
-    for actual, expected in zip(results(both[0], x, weight), results(both[1], x, weight)):
+    for actual, expected in zip(results(both[0], x), results(both[1], x)):
         assert (actual is None) == (expected is None)
         if actual is not None:
             assert relative_error(actual, expected) <= tolerance
