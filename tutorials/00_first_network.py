@@ -52,9 +52,10 @@ num_steps = 25
 
 # %%
 data = datasets.digits()
-train_images, test_images = data.train_images.flatten(1), data.test_images.flatten(1)  # [samples, 64]
-train_loader = DataLoader(TensorDataset(train_images, data.train_labels), batch_size=32, shuffle=True)
-print(f"{len(train_images)} training and {len(test_images)} test images of {data.num_features} pixels")
+train_images, test_images = data.train_images.flatten(1), data.test_images.flatten(1)
+train_set = TensorDataset(train_images, data.train_labels)
+train_loader = DataLoader(train_set, batch_size=32, shuffle=True)
+print("training images:", list(train_images.shape), "test images:", list(test_images.shape))
 
 # %% [markdown]
 # ## The network
@@ -66,7 +67,12 @@ print(f"{len(train_images)} training and {len(test_images)} test images of {data
 
 # %%
 def new_network():
-    return snn.MultiStep(nn.Linear(64, 128), snn.Leaky(beta=0.9), nn.Linear(128, 10), snn.Leaky(beta=0.9))
+    return snn.MultiStep(
+        nn.Linear(64, 128),
+        snn.Leaky(beta=0.9),
+        nn.Linear(128, 10),
+        snn.Leaky(beta=0.9),
+    )
 
 
 net = new_network()
@@ -124,7 +130,7 @@ plotting.training_curve(history)
 
 # %% tags=["gallery"]
 with torch.no_grad():
-    hidden_spk, (output_spk, _) = net(test_images[:3], num_steps=num_steps, all_layers=True)
+    hidden_spk, (output_spk, _) = net(test_images[:3], num_steps, all_layers=True)
 plotting.raster(data.test_images[:3], data.test_labels[:3], hidden_spk, output_spk)
 
 # %% [markdown]
@@ -147,7 +153,7 @@ print("equal spikes:", torch.equal(spk, loaded_spk))
 # ## The same as an snnTorch script
 #
 # With snnTorch alone, the network is a loop over time. This cell writes such a script, `loop.py`, which does not import
-# snnipu. It trains for two epochs and prints the time of each.
+# snnipu. It trains for two epochs on one thread, and prints the processor time of each.
 
 # %%
 script = """
@@ -177,26 +183,30 @@ class Net(nn.Module):
 
 
 torch.manual_seed(0)
+torch.set_num_threads(1)  # enough for a network of this size
 digits = load_digits()
-images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+images = torch.tensor(digits.data, dtype=torch.float32) / 16
+labels = torch.tensor(digits.target)
 net, loss_function = Net(), functional.ce_count_loss()
 optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
 for epoch in range(2):
-    start, total = time.perf_counter(), 0.0
+    start, total = time.process_time(), 0.0
     for batch in torch.randperm(len(images)).split(32):
         loss = loss_function(net(images[batch]), labels[batch])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         total += loss.item() * len(batch)
-    print(f"epoch {epoch + 1}: loss {total / len(images):.3f}, {time.perf_counter() - start:.2f} s")
+    seconds = time.process_time() - start
+    print(f"epoch {epoch + 1}: loss {total / len(images):.3f}, {seconds:.2f} s")
 """
 Path("loop.py").write_text(script)
 
 
 def run(*arguments):
+    command = [sys.executable, *arguments]
     print("python", *arguments)
-    print(subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, check=True, text=True).stdout)
+    print(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
 
 
 run("loop.py")
