@@ -37,7 +37,7 @@ CSRC = ROOT / "csrc"
 # Files of a list are compiled as one unit: otherwise most of the time would be spent on reading the same headers.
 SOURCES = [
     ["host/neurons.cpp"],
-    ["host/sparse_lif.cpp", "host/sparse_linear.cpp", "host/select_spikes.cpp"],
+    ["host/sparse_lif.cpp", "host/sparse_linear.cpp", "host/select_spikes.cpp", "host/eventprop.cpp"],
 ]
 SOURCES[1] += [
     "host/sparse_conv.cpp",

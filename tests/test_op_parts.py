@@ -15,9 +15,9 @@ from snnipu.poptorch import custom_ops
 
 ROOT = Path(__file__).resolve().parent.parent
 # Operators that run only as their reference: on every device, and on CUDA.
-BY_REFERENCE = {"listed_linear_fwd", "listed_linear_bwd", "eventprop_bwd"}
+BY_REFERENCE = {"listed_linear_fwd", "listed_linear_bwd"}
 ON_CPUS_ALONE = {f"{name}_{way}" for name in ("max_pool2d", "avg_pool2d", "spiking_lstm") for way in ("fwd", "bwd")}
-ON_CPUS_ALONE |= {"sparse_conv_lif_pool_fwd"}
+ON_CPUS_ALONE |= {"sparse_conv_lif_pool_fwd", "eventprop_bwd"}
 # Another operator computes the gradient of these.
 ADJOINT_OF_ANOTHER = {"dense_to_sparse", "sparse_conv_lif_pool"}
 # A network of fully connected layers is one PopART operator; on a host its layers are separate operators.

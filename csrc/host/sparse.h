@@ -43,6 +43,8 @@ typedef struct snnipu_sparse_call {
   const void *bias;             /* C [neurons] or [out channels], or NULL */
   const void *beta, *threshold; /* C [*_size]: 1, or one for each neuron or channel */
   const void *neuron_threshold; /* layers, backward: C [1], or one for each neuron */
+  const void *alpha;            /* eventprop_bwd: C [neurons] */
+  const void *early, *late;     /* eventprop_bwd: C [steps, batch, output_slots] */
   int64_t beta_size, threshold_size;
   double second_threshold;      /* neurons above it carry gradient */
   int64_t has_second_threshold; /* 0: all neurons carry gradient */
@@ -112,6 +114,12 @@ SNNIPU_SPARSE(sparse_lif_sequence_fwd);
 SNNIPU_SPARSE(sparse_lif_sequence_bwd);
 SNNIPU_SPARSE(sparse_conv_lif_sequence_fwd);
 SNNIPU_SPARSE(sparse_conv_lif_sequence_bwd);
+
+/* grad_current [steps, batch, neurons]: gradient of the synaptic currents from grad, that of the spikes' times in their
+ * slots, and from mem, that of the membranes, or NULL. out: grad_current of the next step minus that of this step, or
+ * NULL. alpha and beta are decays. threshold is the difference that a reset makes to the rise of a membrane. The three
+ * have one element for each neuron. snnipu/ops/eventprop.py has the equations. */
+SNNIPU_SPARSE(eventprop_bwd);
 
 /* Pools from ids to ids. Return 1 if output_slots is too small. Backward: grad -> grad_values. */
 SNNIPU_SPARSE(sparse_pool2d_fwd);

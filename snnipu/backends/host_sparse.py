@@ -14,6 +14,7 @@ from snnipu.ops._slots import AS_NEEDED
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
 from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerResults, pool_of, words
 from snnipu.ops.connections import Connection, Convolution2d, Delayed
+from snnipu.ops.eventprop import EventPropBackward, EventPropGradients
 from snnipu.ops.select_spikes import SelectBackward
 from snnipu.ops.sparse_pool2d import PoolBackward
 
@@ -456,6 +457,33 @@ def layer_bwd(a: LayerBackward) -> LayerGradients:
         dense = connected.from_stored(current)
         gradients["grad_values"] = _dense_adjoint(a, connected, dense, fields["delay"], a.input_scale)
     return LayerGradients(**gradients)
+
+
+def eventprop_bwd(a: EventPropBackward) -> EventPropGradients:
+    """CPU kernel of ``snnipu::eventprop_bwd``."""
+    steps, batch, slots = a.ids.shape
+    host._check_sizes(steps * batch, a.neurons)
+    grad_current = memory.empty_varying(a.early, (steps, batch, a.neurons))
+    change = memory.empty_varying(a.early, grad_current.shape) if a.need_change else None
+    each = {"alpha": a.alpha, "beta": a.beta, "threshold": -a.beta.log() * a.threshold}
+    if steps * batch:
+        fields = {
+            "steps": steps,
+            "batch": batch,
+            "neurons": a.neurons,
+            "output_slots": slots,
+            "ids_out": a.ids,
+            "counts_out": a.counts,
+            "grad": a.grad,
+            "early": a.early,
+            "late": a.late,
+            "mem": a.grad_mem,
+            "grad_current": grad_current,
+            "out": change,
+            **{name: value.reshape(-1).expand(a.neurons) for name, value in each.items()},
+        }
+        run("eventprop_bwd", a.early.dtype, fields)
+    return EventPropGradients(grad_current, a.early.new_empty(0) if change is None else change)
 
 
 # ---- pools of spike ids

@@ -11,6 +11,7 @@ from snnipu.backends import compiled, host, host_pool, host_sparse, memory, neur
 from snnipu.ops import _library, _neurons, recurrent_sequence
 from snnipu.ops import neuron_sequence as operator
 from snnipu.ops.delay_linear import OPERATORS as DELAY_LINEAR
+from snnipu.ops.eventprop import OPERATOR as EVENTPROP
 from snnipu.ops.sparse_conv2d import OPERATORS as SPARSE_CONV2D
 from snnipu.ops.sparse_conv_lif_sequence import OPERATORS as SPARSE_CONV_LIF
 from snnipu.ops.sparse_conv_lif_sequence import WITH_POOL
@@ -91,6 +92,7 @@ if host.library is not None:
         _layer.forward.implement("CPU", host_sparse.layer_fwd)
         _layer.backward.implement("CPU", host_sparse.layer_bwd)
     WITH_POOL.forward.implement("CPU", host_sparse.layer_fwd)
+    EVENTPROP.implement("CPU", host_sparse.eventprop_bwd)
 # Modules of Triton kernels are imported at the first call, and Triton with them.
 for _module, _operators in (
     ("neurons", ("neuron_sequence_fwd", "neuron_sequence_bwd")),

@@ -171,6 +171,15 @@ SIGNATURES: Dict[str, Signature] = {
     "select_spikes_bwd": Signature(
         {**_OUT_CARRIED, "grad": _OUT, "slot_mem": _OUT, "threshold": "threshold_size"}, {"grad_values": _OUT}
     ),
+    "eventprop_bwd": Signature(
+        {
+            **_OUT_CARRIED,
+            **dict.fromkeys(("grad", "early", "late"), _OUT),
+            **dict.fromkeys(("alpha", "beta", "threshold"), ("neurons",)),
+            "mem": _NEURONS,
+        },
+        {"grad_current": _NEURONS, "out": _NEURONS},
+    ),
     "dense_to_sparse_fwd": Signature({"x": _NEURONS}, _OUT_SPIKES),
     "sparse_to_dense_fwd": Signature(_SPIKES, {"out": _CELLS}),
     "sparse_to_dense_bwd": Signature({**_CARRIED, "x": _CELLS}, {"values_out": _SLOTS}),

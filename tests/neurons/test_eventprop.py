@@ -5,12 +5,13 @@ import math
 
 import pytest
 import torch
+from oracle import relative_error
 from support import continuous_spikes as continuous
 from torch import nn
 
 import snnipu as snn
 from snnipu.functional import first_spike_times
-from snnipu.ops import eventprop
+from snnipu.ops import _library, eventprop
 
 CONSTANTS = continuous.Constants()
 GRID = 0.04  # the times of the input are multiples, which every step divides
@@ -215,6 +216,43 @@ def test_opcheck():
     if not hasattr(torch.library, "opcheck"):
         pytest.skip("torch.library.opcheck came with torch 2.4")
     torch.library.opcheck(torch.ops.snnipu.eventprop_bwd.default, tuple(operator_arguments()))
+
+
+def bwd_arguments(dtype, sizes, each, with_mem, need_change):
+    neurons = sizes[2]
+    mem = torch.randn(sizes, dtype=dtype)
+    spikes = snn.ops.select_spikes(mem, 0.5, 0.2)
+
+    def decay():
+        return torch.rand(neurons if each else 1, dtype=dtype) * 0.4 + 0.6
+
+    slots = [torch.randn_like(spikes.values) for _ in range(3)]
+    with_mem = torch.randn_like(mem) if with_mem else None
+    return eventprop.EventPropBackward(
+        slots[0], spikes.ids, spikes.counts, slots[1] / 9, slots[2] / 9, with_mem, decay(), decay(), decay(),
+        neurons, need_change,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("each", "with_mem", "need_change"), [(0, 0, 1), (1, 1, 0), (1, 1, 1)])
+@pytest.mark.parametrize("sizes", [(0, 2, 5), (3, 0, 5), (1, 1, 1), (20, 3, 63), (7, 2, 1000)])
+def test_the_kernel_is_the_reference(sizes, each, with_mem, need_change, dtype):
+    torch.manual_seed(3)
+    arguments = bwd_arguments(dtype, sizes, bool(each), bool(with_mem), bool(need_change))
+    found, expected = torch.ops.snnipu.eventprop_bwd(*arguments), eventprop.backward_reference(arguments)
+    for one, other in zip(found, expected):
+        assert one.shape == other.shape
+        assert not other.numel() or relative_error(one, other) <= (1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def test_the_kernel_refuses_ids_out_of_range():
+    arguments = bwd_arguments(torch.float32, (5, 2, 9), False, False, True)
+    arguments.ids[2, 1, 0], arguments.counts[2, 1, 1] = 9, 1
+    if "CPU" not in _library.REGISTERED["eventprop_bwd"]:
+        pytest.skip("there is no kernel")
+    with pytest.raises(RuntimeError, match="eventprop_bwd refused its arguments"):
+        torch.ops.snnipu.eventprop_bwd(*arguments)
 
 
 # ---- networks

@@ -469,6 +469,26 @@ void select(Draw &draw) {
   run(draw, snnipu_select_spikes_bwd, call, false, call.surrogate < snnipu_num_surrogates());
 }
 
+void eventprop(Draw &draw) {
+  auto call = sparseCall(draw);
+  call.neurons = draw.size(1, 200);
+  call.slots = draw.size(0, call.neurons + 2);
+  const int64_t rows = call.steps * call.batch, bytes = draw.bytes(call.dtype);
+  bool broken = false;
+  draw.spikes(call, call.neurons, &broken);
+  call.output_slots = call.slots;
+  call.ids_out = const_cast<int32_t *>(call.ids);
+  call.counts_out = const_cast<int32_t *>(call.counts);
+  for (const void **const slots : {&call.grad, &call.early, &call.late})
+    *slots = draw.numbers(call.dtype, rows * call.slots);
+  for (const void **const each : {&call.alpha, &call.beta, &call.threshold})
+    *each = draw.numbers(call.dtype, call.neurons);
+  call.mem = draw.maybe(call.dtype, rows * call.neurons);
+  call.grad_current = draw.room(rows * call.neurons * bytes);
+  call.out = draw.maybeRoom(rows * call.neurons * bytes);
+  run(draw, snnipu_eventprop_bwd, call, broken);
+}
+
 void nonzero(Draw &draw) {
   auto call = sparseCall(draw);
   call.neurons = draw.rarely() ? draw.size(1, 20000) : draw.size(1, 300);
@@ -804,6 +824,7 @@ const std::vector<std::pair<std::string, std::function<void(Draw &)>>> families 
     {"layers", [](Draw &draw) { layer(draw, false); }},
     {"layers-on-maps", [](Draw &draw) { layer(draw, true); }},
     {"selection", select},
+    {"eventprop", eventprop},
     {"dense", dense},
     {"sparse-pools", sparsePool},
     {"dense-pools", densePool},

@@ -1,0 +1,65 @@
+// Host implementation of eventprop_bwd: adjoint variables of neurons with a synaptic current, from the last step to the
+// first. Each sample is one piece of work.
+#include "host/sparse.hpp"
+
+namespace snnipu {
+namespace {
+
+template <typename C> class EventProp {
+public:
+  explicit EventProp(const Call<C> &a)
+      : spikes_(a.outputSpikes(size(a.c.neurons))), grad_(a.in(a.c.grad)), early_(a.in(a.c.early)),
+        late_(a.in(a.c.late)), alpha_(a.in(a.c.alpha)), beta_(a.in(a.c.beta)), faster_(a.in(a.c.threshold)),
+        gradMem_(a.in(a.c.mem)), gradCurrent_(a.out(a.c.grad_current)), change_(a.out(a.c.out)) {}
+
+  int run(int32_t maxThreads) const {
+    if (!CheckedSpikes<C>(spikes_, 1, false).fill(maxThreads))
+      return BadSpikes;
+    const unsigned threads = threadsFor(4 * spikes_.rows() * spikes_.neurons, maxThreads);
+    return parallelTry(spikes_.batch, threads, [&](size_t sample) { runSample(sample); });
+  }
+
+private:
+  void runSample(size_t sample) const {
+    static thread_local ThreadBuffer<C> buffer;
+    const size_t neurons = spikes_.neurons;
+    C *const adjoint = buffer.zeros(2 * neurons + spikes_.slots), *const ofTime = adjoint + 2 * neurons;
+    const C *after = adjoint + neurons;
+    for (size_t t = spikes_.steps; t-- > 0;) {
+      const size_t row = t * spikes_.batch + sample, first = row * spikes_.slots;
+      const int32_t *const ids = spikes_.ids + first;
+      const size_t carried = static_cast<size_t>(spikes_.counts[2 * row + 1]);
+      C *const current = gradCurrent_ + row * neurons;
+      for (size_t slot = 0; slot < carried; ++slot) {
+        C &own = adjoint[ids[slot]];
+        ofTime[slot] = grad_[first + slot] - faster_[ids[slot]] * own;
+        own -= late_[first + slot] * ofTime[slot];
+      }
+      if (gradMem_)
+        for (size_t n = 0; n < neurons; ++n)
+          adjoint[n] += gradMem_[row * neurons + n];
+      for (size_t n = 0; n < neurons; ++n) {
+        current[n] = alpha_[n] * after[n] + adjoint[n];
+        adjoint[n] *= beta_[n];
+      }
+      for (size_t slot = 0; slot < carried; ++slot)
+        adjoint[ids[slot]] -= early_[first + slot] * ofTime[slot];
+      if (change_)
+        for (size_t n = 0; n < neurons; ++n)
+          change_[row * neurons + n] = after[n] - current[n];
+      after = current;
+    }
+  }
+
+  Spikes<C> spikes_;
+  const C *grad_, *early_, *late_, *alpha_, *beta_, *faster_, *gradMem_;
+  C *gradCurrent_, *change_;
+};
+
+} // namespace
+} // namespace snnipu
+
+int snnipu_eventprop_bwd(snnipu_sparse_call *call) {
+  return snnipu::run(call,
+                     [](auto a) { return snnipu::EventProp<std::decay_t<decltype(a.number(0))>>(a).run(a.threads()); });
+}
