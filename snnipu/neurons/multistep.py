@@ -263,7 +263,7 @@ class MultiStep(nn.Sequential):
             all_layers: if True, return the spikes of every layer.
             lengths: the number of steps of each sample, an int32 or int64 tensor ``[B]`` of 1 to ``T``. All results are
                 0 at the later steps of a sample, and carry no gradient there. :class:`~snnipu.SparseSpikes` have no ids
-                there. None: each sample has ``T`` steps.
+                there. ``x`` may have any values there, even NaN. None: each sample has ``T`` steps.
 
         Returns:
             The last module's results, with time as first dimension. With ``all_layers`` a list: one entry for each
@@ -290,6 +290,8 @@ class MultiStep(nn.Sequential):
             raise ValueError("MultiStep has no modules")
         last = modules[-1][1]
         padding = None if lengths is None else _padding(self, last, lengths, x, num_steps)
+        if padding is not None and num_steps is None:
+            x = _without_padding(x, padding)  # a NaN times a gradient of 0 is NaN
         doubt = _doubt(x, num_steps, *modules[0])
         if doubt and not self._has_warned and not is_compiling():
             self._has_warned = True

@@ -52,9 +52,10 @@ def build(name):
 
 
 def padded_input():
-    """Return spikes with noise in the padding, and the spikes of each sample alone."""
+    """Return spikes with NaN in the padding, and the spikes of each sample alone."""
     torch.manual_seed(1)
     x = (torch.rand(STEPS, len(LENGTHS), 6) < 0.5).double()
+    x[torch.arange(STEPS)[:, None] >= torch.tensor(LENGTHS)] = torch.nan
     return x, [x[:steps, sample : sample + 1] for sample, steps in enumerate(LENGTHS)]
 
 
