@@ -65,6 +65,22 @@ def no_neurons_of_other_tests():
 
 
 @pytest.fixture
+def ipu_target(monkeypatch):
+    """Return a function that sets the target of the IPU model."""
+    return lambda target: monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
+
+
+@pytest.fixture
+def one_thread():
+    """Use one thread: threads with small steps mostly wait for each other, and longer beside other tests."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def process_group(tmp_path):
     """Make a gloo group of this process alone.
 

@@ -3,11 +3,11 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.commands import ROOT
+from support.versions import needs_make
 
-ROOT = Path(__file__).resolve().parent.parent
 CHECK = ROOT / "csrc" / "ipu_model" / "popc" / "check.py"
 pytestmark = pytest.mark.skipif(not CHECK.is_file(), reason="needs the sources")
 
@@ -16,7 +16,7 @@ def run(*command, **more):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
 
 
-@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@needs_make
 def test_every_source_is_checked_as_the_sdk_compiles_it():
     done = run("make", "-n", "-C", str(ROOT / "custom_ops"), "check", "CXX=clang++", "INCLUDES=-Iheaders")
     commands = {line.split()[-1]: line for line in done.stdout.splitlines() if line.startswith("clang++ ")}
@@ -30,7 +30,7 @@ def test_every_source_is_checked_as_the_sdk_compiles_it():
         assert ("-D__POPC__" in command.split(), "-Iheaders" in command.split()) == (vertex, not vertex)
 
 
-@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@needs_make
 def test_a_warning_in_a_source_fails_the_check(tmp_path):
     for name in ("custom_ops/Makefile", "snnipu/_version.py", "snnipu/equations.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

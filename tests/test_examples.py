@@ -4,27 +4,20 @@ import importlib.util
 import os
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
-from torch import distributed
+from support.commands import python
+from support.versions import needs_gloo
 
-pytestmark = pytest.mark.skipif(
-    not (distributed.is_available() and distributed.is_gloo_available()), reason="this PyTorch has no gloo"
-)
+pytestmark = needs_gloo
 # Generous: it guards against a hang.
 LIMIT = 300
 
 
 def run(command, repository):
     paths = [str(repository), str(repository / "tests" / "support"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=repository, env=environment, timeout=LIMIT, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    environment = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    return python(*command, cwd=repository, env=environment, timeout=LIMIT).stdout
 
 
 @pytest.mark.slow
@@ -35,7 +28,7 @@ def test_two_processes_learn(package, repository):
     script = repository / "examples" / f"train_{package}.py"
     (line,) = re.findall(r"^(?:python|accelerate) .*$", script.read_text(), re.MULTILINE)
     program, *words = shlex.split(line)
-    start = [sys.executable] if program == "python" else [sys.executable, "-m", "accelerate.commands.accelerate_cli"]
+    start = [] if program == "python" else ["-m", "accelerate.commands.accelerate_cli"]
     (accuracy,) = re.findall(r"^accuracy: (\S+)$", run([*start, *words], repository), re.MULTILINE)
     assert 0.5 < float(accuracy) <= 1  # of three classes
 
@@ -43,7 +36,7 @@ def test_two_processes_learn(package, repository):
 @pytest.mark.slow
 def test_every_rule_learns(repository):
     small = "--seeds 1 --epochs 6 --samples 20 --steps 50 --dim 1 --hidden 64 --lr 0.005"
-    text = run([sys.executable, "examples/train_online.py", *small.split()], repository)
+    text = run(["examples/train_online.py", *small.split()], repository)
     training = dict(re.findall(r"^\| (\S+) \| [^|]+%? \| ([\d.]+) \|", text, re.MULTILINE))
     assert list(training) == ["bptt", "sltt", "ottt", "eprop", "eprop-random", "snap1", "decolle"]
     assert all(float(accuracy) > 30 for accuracy in training.values()), text  # of ten classes

@@ -5,11 +5,9 @@ package.
 """
 
 import ast
-import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from support.commands import ROOT, python
 
 
 def name_of(path):
@@ -54,7 +52,7 @@ def test_a_sub_interpreter_is_refused():
     code = "import _xxsubinterpreters as made\nmade.run_string(made.create(), 'import snnipu')"
     if sys.version_info >= (3, 13):
         code = "import _interpreters as made, sys\nsys.exit(made.exec(made.create(), 'import snnipu').msg)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = python("-c", code, status=None, cwd=ROOT, timeout=60)
     assert done.returncode != 0
     assert "snnipu runs in the main interpreter alone" in done.stderr
 
@@ -82,5 +80,5 @@ def test_the_import_does_not_start_autograds_engine():
         "try: lif(torch.zeros(2, 3, requires_grad=True))[0].sum().backward()\n"
         "except AssertionError: print('it is seen')\n"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    done = python("-W", "ignore", "-c", code)
     assert done.stdout.strip() == "it is seen", done.stderr

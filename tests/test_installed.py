@@ -4,16 +4,16 @@ import copy
 import itertools
 import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 import snntorch
 import torch
 from snntorch import spikegen
 from support import next_snntorch
+from support.commands import python, words
 from support.versions import NO_HALF_CLAMP, NO_HALF_PRODUCT, needs_backend
 from torch import nn
+from torch.testing import assert_close
 
 import snnipu as snn
 from snnipu import surrogate
@@ -119,7 +119,7 @@ def test_gradients_in_double_precision(name):
         total = sum((spk * current).sum() + mem.sum() for (spk, mem), current in zip(rows, x))
         gradients.append(torch.autograd.grad(total, leaf)[0])
     # Float32 spikes have float32 gradients.
-    torch.testing.assert_close(*gradients, rtol=1e-12 if installed.SPIKES_KEEP_DTYPE else 1e-6, atol=1e-12)
+    assert_close(*gradients, rtol=1e-12 if installed.SPIKES_KEEP_DTYPE else 1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -140,12 +140,12 @@ def test_every_reset_mechanism(name, mechanism):
     assert 0 < spikes.mean() < 1
     for layer in (ours, changed, copy.deepcopy(ours), pickle.loads(pickle.dumps(changed))):
         layer.reset_mem()
-        torch.testing.assert_close(layer.spikes(x), spikes)
+        assert_close(layer.spikes(x), spikes)
         layer.reset_mem()
         assert torch.equal(torch.stack([spk for spk, _ in loop(layer, x)[0]]), spikes)
     ours.reset_mem()
     out = snn.MultiStep(ours)(x)
-    torch.testing.assert_close(out[0] if isinstance(out, tuple) else out, spikes)
+    assert_close(out[0] if isinstance(out, tuple) else out, spikes)
     if mechanism not in ours.fusable:
         assert not ours.runs_fused()
         with pytest.warns(UserWarning, match=f"resets by '{mechanism}' as no kernel does"):
@@ -221,7 +221,7 @@ def test_gradients_of_mended_surrogates(name):
             assert (library, name) == (snntorch, "LSO")  # of snnTorch 1.0
             pytest.skip(str(error))
         gradients.append(leaf.grad)
-    torch.testing.assert_close(*gradients)
+    assert_close(*gradients)
 
 
 def test_a_surrogate_of_another_formula_is_evaluated():
@@ -246,7 +246,7 @@ for kind in ("Leaky", "Lapicque"):
     layer.spikes(leaf).sum().backward()
     assert torch.allclose(*gradients) and torch.allclose(gradients[0], leaf.grad), kind
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+    python("-W", "ignore", "-c", code)
 
 
 def test_a_step_of_another_equation_is_snntorchs():
@@ -265,7 +265,7 @@ for kind in ("Synaptic", "Alpha"):
     layers = [getattr(library, kind)(**how) for library in (snntorch, snn)]
     assert torch.equal(*(torch.stack([layer(current) for current in x]) for layer in layers)), kind
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+    python("-W", "ignore", "-c", code)
 
 
 @needs_backend
@@ -324,12 +324,10 @@ assert loss(torch.rand(3, 1, 4, dtype=torch.float64), torch.tensor([1])).dtype =
 def test_with_the_next_snntorch(resets, tmp_path, repository):
     next_snntorch.make(tmp_path, resets)
     path = os.pathsep.join([str(tmp_path), str(repository), os.environ.get("PYTHONPATH", "")])
-    named = {**os.environ, "PYTHONPATH": path}
+    named = {"PYTHONPATH": path}
     code = f"import snntorch\nassert snntorch.__version__ == '1.0.0+next{'.resets' * resets}'\n{_COPY}"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=named, check=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", __file__]
-    result = subprocess.run(command, env=named, cwd=str(repository), stdout=subprocess.PIPE, text=True)
-    assert result.returncode == 0, result.stdout
+    python("-W", "ignore", "-c", code, env=named)
+    result = python(*words("-m pytest -q -p no:cacheprovider -x"), __file__, env=named, cwd=repository)
     assert "passed" in result.stdout
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.commands import ROOT, python
+from support.versions import needs_native
 
 from snnipu import backends
 from snnipu._version import __version__
 from snnipu.backends import host, libraries
 
-ROOT = Path(__file__).resolve().parent.parent
 ORDER = ["baseline", "avx2", "avx512"]
 VERSION = re.compile(r"\((GLIBC|GLIBCXX|CXXABI)_([\d.]+)\)")
 CHECK = (
@@ -34,16 +35,9 @@ CHECK = (
     "print(host.isa())\n"
 )
 
-needs_native = pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
-
 
 def run(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
+    return python("-c", code, status=None, env=environment)
 
 
 def test_native_library_is_there_where_it_is_required():

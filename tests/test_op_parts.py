@@ -2,18 +2,17 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from support import sparse_cases
+from support.commands import ROOT
 
 from snnipu import ops
 from snnipu.backends import host, sparse_call
 from snnipu.ops import _library
 from snnipu.poptorch import custom_ops
 
-ROOT = Path(__file__).resolve().parent.parent
 # Operators that run only as their reference: on every device, and on CUDA.
 BY_REFERENCE = {"listed_linear_fwd", "listed_linear_bwd"}
 ON_CPUS_ALONE = {f"{name}_{way}" for name in ("max_pool2d", "avg_pool2d", "spiking_lstm") for way in ("fwd", "bwd")}

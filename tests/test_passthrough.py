@@ -3,13 +3,13 @@
 import ast
 import importlib
 import pkgutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import snntorch.utils
 import torch
+from support.commands import python
 
 import snnipu as snn
 
@@ -87,7 +87,7 @@ def test_names_resolve_in_a_fresh_process():
         "assert snn.Leaky is not snntorch.Leaky\n"
         "assert snntorch.spikegen.__spec__.name == 'snntorch.spikegen'\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)
 
 
 def test_unknown_name():

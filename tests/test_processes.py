@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.killed import ROUNDS, killed_together, needs_kill
+from torch import nn
 
 import snnipu as snn
 from snnipu import datasets
@@ -23,21 +24,17 @@ def layers():
 
 
 def neurons():
-    net = torch.nn.Sequential(
-        snn.nn.Linear(80, 60), snn.Synaptic(alpha=0.8, beta=0.9, learn_beta=True), torch.nn.Linear(60, 10)
-    )
+    net = nn.Sequential(snn.nn.Linear(80, 60), snn.Synaptic(alpha=0.8, beta=0.9, learn_beta=True), nn.Linear(60, 10))
     return snn.MultiStep(net), torch.bernoulli(torch.full((12, 5, 80), 0.02))
 
 
 def maps():
-    net = torch.nn.Sequential(
-        snn.nn.Conv2d(2, 8, 3), snn.Leaky(beta=0.9), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(200, 10)
-    )
+    net = nn.Sequential(snn.nn.Conv2d(2, 8, 3), snn.Leaky(beta=0.9), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(200, 10))
     return snn.MultiStep(net), torch.bernoulli(torch.full((12, 5, 2, 12, 12), 0.1))
 
 
 def delays():
-    net = torch.nn.Sequential(snn.DelayLinear(80, 60, max_delay=5), snn.Leaky(beta=0.9), torch.nn.Linear(60, 10))
+    net = nn.Sequential(snn.DelayLinear(80, 60, max_delay=5), snn.Leaky(beta=0.9), nn.Linear(60, 10))
     return snn.MultiStep(net), torch.bernoulli(torch.full((12, 5, 80), 0.1))
 
 

@@ -1,11 +1,10 @@
 """Parts of a release agree: versions, dependencies, and the calls of the workflow."""
 
 import re
-from pathlib import Path
+
+from support.commands import ROOT
 
 from snnipu._version import __version__
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def text_of(name):

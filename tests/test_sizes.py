@@ -4,15 +4,15 @@ import os
 
 import pytest
 import torch
+from support.versions import needs_native
 from torch import nn
+from torch.testing import assert_close
 
 import snnipu as snn
-from snnipu.backends import host
 
 LARGE = pytest.mark.skipif(
     os.environ.get("SNNIPU_LARGE_SIZES") != "1", reason="needs 20 GiB of memory and minutes: SNNIPU_LARGE_SIZES=1"
 )
-needs_native = pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
 STEPS, MANY = 100_000, 1_000_000
 
 
@@ -41,8 +41,8 @@ def test_many_steps():
     assert torch.equal(torch.cat([first, last]), spk)
     assert torch.equal(torch.cat([before, after]), mem)
     (first.sum() + last.sum() + torch.cat([before, after]).mean()).backward()
-    torch.testing.assert_close(torch.cat([part.grad for part in halves]), whole[0])
-    torch.testing.assert_close(lif.beta.grad, whole[1], rtol=1e-4, atol=0)
+    assert_close(torch.cat([part.grad for part in halves]), whole[0])
+    assert_close(lif.beta.grad, whole[1], rtol=1e-4, atol=0)
 
 
 @needs_native
@@ -82,7 +82,7 @@ def test_event_driven_layers(shape):
     (expected * upstream).sum().backward()
     assert spikes.num_spikes > 0
     assert torch.equal(spikes.to_dense(), expected)
-    torch.testing.assert_close(layer.weight.grad, dense.weight.grad, rtol=1e-4, atol=1e-3)
+    assert_close(layer.weight.grad, dense.weight.grad, rtol=1e-4, atol=1e-3)
 
 
 # ---- empty tensors

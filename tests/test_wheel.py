@@ -13,10 +13,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.commands import ROOT
 
 from snnipu._version import __version__
 
-ROOT = Path(__file__).resolve().parent.parent
 PYTHON = os.environ.get("SNNIPU_WHEEL_PYTHON")
 
 pytestmark = pytest.mark.skipif(not PYTHON, reason="SNNIPU_WHEEL_PYTHON is not set: for make test-wheel")

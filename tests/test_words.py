@@ -1,11 +1,9 @@
 """Docstrings, comments and pages are clear at first reading: they have few of the signs of tests/support/words.py."""
 
-from pathlib import Path
-
 import pytest
+from support.commands import ROOT
 from support.words import signs
 
-ROOT = Path(__file__).resolve().parent.parent
 BOUND = 1.0  # signs per 1,000 words
 AREAS = {
     "package": ["snnipu"],

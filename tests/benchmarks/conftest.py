@@ -16,12 +16,8 @@ from benchmarks.case import Case, Check, Contender, Workload
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Use one thread: threads with small steps mostly wait for each other, and longer beside other tests."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread):
+    pass
 
 
 @pytest.fixture

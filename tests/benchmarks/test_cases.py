@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.versions import needs_backend, needs_compile
+from support.versions import needs_backend, needs_compile, needs_gloo
 
 import snnipu
 from benchmarks import peers, programs
@@ -107,58 +107,33 @@ def test_compiled_is_the_same_training(name):
     assert set(workload.phases()) == {"forward", "backward", "optimizer"}
 
 
-def wrong_sequence(self, x, mem=None, right=snnipu.Leaky.sequence):
-    return right(self, 1.1 * x, mem)
+def of_input(right, factor):
+    return lambda self, x, *more, **options: right(self, factor * x, *more, **options)
+
+
+def of_result(right, factor):
+    def wrong(*arguments, **options):
+        result = right(*arguments, **options)
+        return [factor * part for part in result] if isinstance(result, list) else factor * result
+
+    return wrong
 
 
 @pytest.mark.parametrize(
-    ("name", "contender", "target", "wrong"),
+    ("name", "contender", "owner", "method", "scaled", "factor"),
     [
-        ("lif", "snnipu", (snnipu.Leaky, "sequence"), wrong_sequence),
-        ("layer", "snnipu", (snnipu.Leaky, "sequence"), wrong_sequence),
-        ("memory", "snnipu", (snnipu.Leaky, "sequence"), wrong_sequence),
-        ("neurons", "snnipu", (snnipu.Leaky, "sequence"), wrong_sequence),
-        ("sparse", "dense", (snnipu.Leaky, "sequence"), wrong_sequence),
-        (
-            "zeros",
-            "multistep",
-            (snnipu.Leaky, "over_time"),
-            lambda self, x, right=snnipu.Leaky.over_time, **more: right(self, 1.05 * x, **more),
-        ),
-        (
-            "delays",
-            "events",
-            (snnipu.DelayLinear, "forward"),
-            lambda self, x, right=snnipu.DelayLinear.forward: 1.001 * right(self, x),
-        ),
-        (
-            "convolution",
-            "sparse",
-            (snnipu.SparseConv2d, "forward"),
-            lambda self, x, right=snnipu.SparseConv2d.forward: 1.001 * right(self, x),
-        ),
-        (
-            "online",
-            "ottt",
-            (online.Problem, "by_steps"),
-            lambda *all_, right=online.Problem.by_steps, **more: [1.001 * grad for grad in right(*all_, **more)],
-        ),
-        (
-            "programs",
-            "snnipu-import",
-            (snnipu.Leaky, "forward"),
-            lambda self, x, mem=None, right=snnipu.Leaky.forward: right(self, 1.01 * x, mem),
-        ),
-        (
-            "network",
-            "snnipu-loop",
-            (snnipu.Leaky, "forward"),
-            lambda self, x, mem=None, right=snnipu.Leaky.forward: right(self, 1.01 * x, mem),
-        ),
+        *((name, "snnipu", snnipu.Leaky, "sequence", of_input, 1.1) for name in ("lif", "layer", "memory", "neurons")),
+        ("sparse", "dense", snnipu.Leaky, "sequence", of_input, 1.1),
+        ("zeros", "multistep", snnipu.Leaky, "over_time", of_input, 1.05),
+        ("delays", "events", snnipu.DelayLinear, "forward", of_result, 1.001),
+        ("convolution", "sparse", snnipu.SparseConv2d, "forward", of_result, 1.001),
+        ("online", "ottt", online.Problem, "by_steps", of_result, 1.001),
+        ("programs", "snnipu-import", snnipu.Leaky, "forward", of_input, 1.01),
+        ("network", "snnipu-loop", snnipu.Leaky, "forward", of_input, 1.01),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_wrong_results_are_red_and_not_timed(name, contender, target, wrong, monkeypatch):
+def test_wrong_results_are_red_and_not_timed(name, contender, owner, method, scaled, factor, monkeypatch):
     settings = settings_of(name, program="counters", **({"steps": 30} if name in ("layer", "lif") else {}))
     for problem in (sparse.problem_of, zeros._problem, memory.work_of, neurons.work_of):
         problem.cache_clear()
@@ -166,7 +141,7 @@ def test_wrong_results_are_red_and_not_timed(name, contender, target, wrong, mon
         zeros.problem_of(settings)
     chosen = [row for row in CASES[name].contenders(settings) if row.name == contender]
     case = replace(CASES[name], contenders=lambda _: chosen, measured=lambda _: {})
-    monkeypatch.setattr(*target, wrong)
+    monkeypatch.setattr(owner, method, scaled(getattr(owner, method), factor))
     records = []
     run_table(name, case, settings, records)
     zeros._problem.cache_clear()
@@ -260,9 +235,7 @@ def test_points_of_sweeps():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this PyTorch has no gloo"
-)
+@needs_gloo
 def test_one_and_two_processes():
     """Each kind has one sample per round; with weak scaling the batch grows with the processes."""
     for processes in (1, 2):

@@ -1,8 +1,8 @@
-import subprocess
 import sys
 
 import pytest
 import torch
+from support.commands import python
 
 import snnipu
 from benchmarks.memory import peak_extra_bytes, peak_of_events
@@ -75,5 +75,4 @@ before = most()
 peak_extra_bytes(step, settings.device)
 print((most() - before) * 1024 / (100 * 64 * 1024 * 4))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 20
+    assert float(python("-c", code).stdout) < 20

@@ -1,15 +1,13 @@
 """The GPU lines of the command, without a GPU: see tests/support/pretended_card.py."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from support.commands import ROOT, python, words
 
 from snnipu.backends import triton
 
-SCRIPT = Path(__file__).resolve().parent.parent / "support" / "pretended_card.py"
+SCRIPT = ROOT / "tests" / "support" / "pretended_card.py"
 pytest.importorskip("triton.runtime.interpreter")
 
 
@@ -28,14 +26,7 @@ def test_bench_on_a_card(command, rows, tmp_path):
     if triton.unavailable_reason() is not None:
         pytest.skip(triton.unavailable_reason())
     record = tmp_path / "record.json"
-    more = ["--device", "cuda", "--quick", "--peers", "copy", "--repeats", "1", "--json", str(record)]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "benchmarks", *command.split(), *more],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    python(*words(SCRIPT, "benchmarks", command, "--device cuda --quick --peers copy --repeats 1 --json", record))
     written = json.loads(record.read_text(encoding="utf-8"))
     assert written["environment"]["device_name"] == "a pretended card"
     assert {row["contender"] for row in written["records"] if row["status"] == "ok"} >= rows

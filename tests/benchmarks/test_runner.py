@@ -4,15 +4,13 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.commands import ROOT, words
 
 from benchmarks import runner
 from benchmarks.case import Settings, Unavailable
 from benchmarks.runner import passed, run_table
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def run(case, peers=("snntorch", "norse", "compile", "spikingjelly"), **arguments):
@@ -101,9 +99,9 @@ def test_a_stopped_command_has_written_its_records(tmp_path, number):
     pytest.importorskip("pandas")
     pytest.importorskip("matplotlib")
     out = tmp_path / "out.json"
-    command = [sys.executable, "-m", "benchmarks", "lif", "steps=2,3", "batch_size=2", "neurons=4", "--peers", "none"]
+    command = "-m benchmarks lif steps=2,3 batch_size=2 neurons=4 --peers none --min-seconds 600 --json"
     process = subprocess.Popen(
-        [*command, "--min-seconds", "600", "--json", str(out)],
+        [sys.executable, *words(command, out)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -7,25 +7,18 @@ import sys
 import pytest
 import snntorch
 import torch
-from support.commands import refusal
+from support.commands import refusal, words
 
 import snnipu
 from snnipu.cli import bench, main
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Use one thread: threads with small steps mostly wait for each other, and longer beside other tests."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_quick_run_of_everything(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out, picture = tmp_path / "out.json", tmp_path / "out.svg"
-    assert main(["bench", "--quick", "--json", str(out), "--chart", str(picture)]) == 0
+    assert main(words("bench --quick --json", out, "--chart", picture)) == 0
     printed = capsys.readouterr().out
     document = json.loads(out.read_text(encoding="utf-8"))
     assert list(dict.fromkeys(record["case"] for record in document["records"])) == ["lif", "network", "sparse"]
@@ -53,7 +46,7 @@ def test_wrong_results_are_red_and_have_no_times(name, monkeypatch, tmp_path, ca
         return dataclasses.replace(contender, step=step) if contender.label.startswith("snnipu") else contender
 
     out = tmp_path / "out.json"
-    assert main(["bench", name, "--quick", "--json", str(out)]) == 1
+    assert main(words("bench --quick --json", out, name)) == 1
     printed = capsys.readouterr().out
     for record in json.loads(out.read_text(encoding="utf-8"))["records"]:
         is_ours = record["contender"].startswith("snnipu")
@@ -65,7 +58,7 @@ def test_wrong_results_are_red_and_have_no_times(name, monkeypatch, tmp_path, ca
 def test_other_spikes_are_red(monkeypatch, capsys):
     sequence = snnipu.Leaky.sequence
     monkeypatch.setattr(snnipu.Leaky, "sequence", lambda self, x, mem=None: sequence(self, x * 1.1, mem))
-    assert main(["bench", "lif", "--quick"]) == 1
+    assert main(words("bench lif --quick")) == 1
     assert "spikes differ" in capsys.readouterr().out
 
 
@@ -104,7 +97,7 @@ def test_rounds_are_interleaved(monkeypatch):
 
 def test_threads_are_set_recorded_and_restored(tmp_path):
     before, out = torch.get_num_threads(), tmp_path / "out.json"
-    main(["bench", "lif", "--quick", "--threads", "2", "--json", str(out)])
+    main(words("bench lif --quick --threads 2 --json", out))
     assert json.loads(out.read_text(encoding="utf-8"))["environment"]["native"]["threads"] == 2
     assert torch.get_num_threads() == before
 
@@ -112,23 +105,21 @@ def test_threads_are_set_recorded_and_restored(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["zeros"], "argument case"),
-        (["--device", "tpu"], "argument --device: unknown device 'tpu'"),
-        (["--json", "no/such/folder/out.json"], "argument --json: the folder "),
-        (["--chart", "out.txt"], "argument --chart: out.txt: the name must end in .png"),
+        ("zeros", "argument case"),
+        ("--device tpu", "argument --device: unknown device 'tpu'"),
+        ("--json no/such/folder/out.json", "argument --json: the folder "),
+        ("--chart out.txt", "argument --chart: out.txt: the name must end in .png"),
     ],
 )
 def test_bad_arguments_are_status_2(arguments, message, capsys):
-    assert message in refusal(capsys, lambda: main(["bench", *arguments]))
+    assert message in refusal(capsys, main, "bench", arguments)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_cuda_is_status_2(capsys):
-    assert "argument --device: cuda: this PyTorch finds no CUDA device" in refusal(
-        capsys, lambda: main(["bench", "--device", "cuda"])
-    )
+    assert "argument --device: cuda: this PyTorch finds no CUDA device" in refusal(capsys, main, "bench --device cuda")
 
 
 def test_chart_without_matplotlib_is_status_2_before_the_run(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "argument --chart" in refusal(capsys, lambda: main(["bench", "--chart", str(tmp_path / "out.png")]))
+    assert "argument --chart" in refusal(capsys, main, "bench --chart", tmp_path / "out.png")

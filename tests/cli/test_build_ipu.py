@@ -3,13 +3,14 @@
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
+from support.commands import ROOT, python, refusal, words
 from support.operators import needs_library
+from support.versions import needs_make
 
 import snnipu
 from snnipu.backends import popart
@@ -17,7 +18,6 @@ from snnipu.backends import popart_library as build
 from snnipu.cli import main
 from snnipu.ipu import model as ipu_model
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SDK = "3.3.0-de1f8de2a7"
 # These are generated before the compilation and not deleted: their outputs must be newer.
 GENERATED = ["generated_neurons.hpp", "generated_surrogates.hpp"]
@@ -38,9 +38,13 @@ while [ "$1" != -o ]; do shift; done
 echo "$told" > "$2"
 """
 pytestmark = [
-    pytest.mark.skipif(not shutil.which("make"), reason="needs make"),
+    needs_make,
     pytest.mark.skipif(sys.platform == "win32", reason="the SDK is for Linux"),
 ]
+
+
+def build_ipu(*arguments):
+    return main(words("build-ipu", *arguments))
 
 
 def script(path, text):
@@ -83,7 +87,7 @@ def cached(tmp_path, sdk=SDK, version=snnipu.__version__):
 
 
 def test_builds_into_the_cache_where_it_is_found(compiler, no_library_beside, tmp_path, capsys):
-    assert main(["build-ipu"]) == 0
+    assert build_ipu() == 0
     printed = capsys.readouterr().out
     folder = cached(tmp_path)
     library = (folder / build.LIBRARY).read_text()
@@ -102,20 +106,20 @@ def test_builds_into_the_cache_where_it_is_found(compiler, no_library_beside, tm
 
 
 def test_what_is_up_to_date_is_left(compiler, tmp_path, capsys):
-    assert main(["build-ipu"]) == 0
+    assert build_ipu() == 0
     library = cached(tmp_path) / build.LIBRARY
     before = library.stat().st_mtime_ns
     capsys.readouterr()
-    assert main(["build-ipu"]) == 0
+    assert build_ipu() == 0
     assert capsys.readouterr().out.count("up to date") == 2
     assert library.stat().st_mtime_ns == before
-    assert main(["build-ipu", "--force"]) == 0
+    assert build_ipu("--force") == 0
     assert "up to date" not in capsys.readouterr().out
     assert library.stat().st_mtime_ns > before
 
 
 def test_dry_run_runs_nothing(compiler, tmp_path, capsys):
-    assert main(["build-ipu", "--dry-run"]) == 0
+    assert build_ipu("--dry-run") == 0
     lines = capsys.readouterr().out.splitlines()
     assert f"OUT={cached(tmp_path)}" in lines[0]
     assert any(line.startswith(f"{compiler} -O2 ") and build.LIBRARY in line for line in lines)
@@ -126,32 +130,32 @@ def test_dry_run_runs_nothing(compiler, tmp_path, capsys):
 def test_no_sdk(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("POPLAR_SDK_ENABLED", raising=False)
-    assert main(["build-ipu"]) == 1
+    assert build_ipu() == 1
     error = capsys.readouterr().err
     assert "no Poplar SDK is enabled: POPLAR_SDK_ENABLED is not set and popc is not on the PATH" in error
     assert "source <sdk>/enable" in error
     monkeypatch.setenv("POPLAR_SDK_ENABLED", "/opt/poplar")
-    assert main(["build-ipu", "--output", str(tmp_path / "out")]) == 1
+    assert build_ipu("--output", tmp_path / "out") == 1
     assert "POPLAR_SDK_ENABLED is /opt/poplar, but popc is not on the PATH" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_popc_without_a_version(sdk, compiler, tmp_path, capsys):
     script(sdk / "bin" / "popc", POPC.replace("POPLAR version", "Poplar").replace("clang version", "clang"))
-    assert main(["build-ipu"]) == 1
+    assert build_ipu() == 1
     assert (
         "does not print a version (Poplar 3.3.0 (de1f8de2a7)): choose a folder with --output" in capsys.readouterr().err
     )
-    assert main(["build-ipu", "--output", str(tmp_path / "out")]) == 0
+    assert build_ipu("--output", tmp_path / "out") == 0
 
 
 def test_no_compiler(sdk, monkeypatch, capsys):
     monkeypatch.setenv("CXX", "no-such-compiler -m64")
-    assert main(["build-ipu"]) == 1
+    assert build_ipu() == 1
     assert "there is no C++ compiler 'no-such-compiler -m64', which CXX names" in capsys.readouterr().err
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(build, "_COMPILERS", ("no-such-compiler",))
-    assert main(["build-ipu"]) == 1
+    assert build_ipu() == 1
     assert "install g++, or name one in CXX (looked for no-such-compiler)" in capsys.readouterr().err
 
 
@@ -173,7 +177,7 @@ def test_failed_compilation(errors, shown, compiler, tmp_path, capsys):
     """The first error is shown and the log is kept; a partial output is no library."""
     lines = "\n".join(f'echo "{line}"' for line in errors.splitlines())
     script(compiler, COMPILER.replace('echo "warning: something is not used" >&2', lines) + "exit 1\n")
-    assert main(["build-ipu"]) == 1
+    assert build_ipu() == 1
     error = capsys.readouterr().err
     assert f"{build.LIBRARY} was not built:\n" in error
     assert shown in error
@@ -186,19 +190,17 @@ def test_failed_compilation(errors, shown, compiler, tmp_path, capsys):
 
 def test_a_library_that_does_not_load(sdk, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CXX", str(script(tmp_path / "cxx", COMPILER)))
-    assert main(["build-ipu"]) == 1
+    assert build_ipu() == 1
     assert f"{build.LIBRARY} was built, but cannot be loaded: OSError" in capsys.readouterr().err
 
 
 def test_wrong_folders(compiler, tmp_path, capsys):
-    assert main(["build-ipu", "--output", str(tmp_path / "a folder")]) == 1
+    assert build_ipu("--output", tmp_path / "a folder") == 1
     assert "make cannot handle blanks in paths" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
-    assert main(["build-ipu", "--output", str(tmp_path / "file")]) == 1
+    assert build_ipu("--output", tmp_path / "file") == 1
     assert f"cannot write to {tmp_path / 'file'}" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stop:
-        main(["build-ipu", "--no-such-option"])
-    assert stop.value.code == 2
+    assert "--no-such-option" in refusal(capsys, main, "build-ipu --no-such-option")
 
 
 def test_which_library_is_taken(sdk, no_library_beside, tmp_path, monkeypatch):
@@ -248,20 +250,14 @@ def test_an_installed_package_has_the_sources(compiler, tmp_path):
     if importlib.util.find_spec("setuptools.command.bdist_wheel") is None:
         pytest.importorskip("wheel")
     installed = tmp_path / "installed"
-    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)]
-    command += ["build_py", "--build-lib", str(installed)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == 0, done.stdout
+    python(*words("setup.py --quiet egg_info --egg-base", tmp_path, "build_py --build-lib", installed), cwd=ROOT)
     copy = installed / "snnipu" / "_ipu_sources"
     for pattern in ("custom_ops/*.?pp", "csrc/graph/*.?pp", "csrc/neuron/*.?pp", "csrc/vertices/*.?pp"):
         ours = {path.relative_to(ROOT): path.read_bytes() for path in ROOT.glob(pattern)}
         assert ours
         assert {path.relative_to(copy): path.read_bytes() for path in copy.glob(pattern)} == ours
-    command = [sys.executable, "-W", "ignore", "-m", "snnipu", "build-ipu", "--dry-run"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(installed)}
-    )
-    assert done.returncode == 0, done.stderr
+    command = words("-W ignore -m snnipu build-ipu --dry-run")
+    done = python(*command, cwd=tmp_path, env={"PYTHONPATH": str(installed)})
     assert str(copy / "custom_ops" / "surrogate_spike.cpp") in done.stdout
     assert f"-DSNNIPU_VERSION='\"{snnipu.__version__}\"'" in done.stdout
     assert str(ROOT / "csrc") not in done.stdout
@@ -293,7 +289,7 @@ def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monk
     for name in ("LIBRARY_PATH", "LD_LIBRARY_PATH"):
         monkeypatch.setenv(name, os.pathsep.join([str(sdk / "lib"), *filter(None, [os.environ.get(name)])]))
     monkeypatch.setenv("CXXFLAGS", "-O0")
-    assert main(["build-ipu"]) == 0, capsys.readouterr().err
+    assert build_ipu() == 0, capsys.readouterr().err
     library = cached(tmp_path) / build.LIBRARY
     assert f"layers under PopTorch load {library}" in capsys.readouterr().out
     code = (
@@ -303,5 +299,4 @@ def test_one_operator_compiled_and_loaded(sdk, no_library_beside, tmp_path, monk
         "popart_library.native_folder = lambda: Path('/nowhere'); "
         "print(popart.uses_operator('Leaky', 'NeuronSequence'), *(lib._name for lib in popart._loaded.values()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.split() == ["True", str(library)], done.stderr
+    assert python("-c", code, cwd=ROOT).stdout.split() == ["True", str(library)]

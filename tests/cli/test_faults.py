@@ -7,37 +7,21 @@ import pathlib
 import resource
 import signal
 import subprocess
-import sys
 
 import pytest
+from support.commands import python, refusal, words
 
 from snnipu import _files, cli, training
 from snnipu.cli import _streams
 
-SMALL = ["--hidden", "8", "--steps", "3", "--batch-size", "128", "--device", "cpu"]
+SMALL = "train --hidden 8 --steps 3 --batch-size 128 --device cpu"
+SHORT = f"{SMALL} --epochs 1 --no-checkpoint"
 CLOSED_PIPE = 141
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def command(repository):
-    """Return a function that starts ``python -m snnipu`` in a new process."""
-
-    def start(*arguments, **more):
-        return subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "snnipu", *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": str(repository), **more.pop("env", {})},
-            stdout=more.pop("stdout", subprocess.PIPE),
-            stderr=subprocess.PIPE,
-            text=True,
-            **more,
-        )
-
-    return start
+def run(*arguments):
+    return cli.main(words(*arguments))
 
 
 def full_disk(monkeypatch, name):
@@ -64,7 +48,7 @@ def test_full_disk_keeps_the_old_checkpoint(monkeypatch, capsys, tmp_path):
         save(path, state)
 
     monkeypatch.setattr(training, "save_checkpoint", save_and_fill)
-    assert cli.main(["train", *SMALL, "--epochs", "3", "--checkpoint", "run.pt"]) == 1
+    assert run(SMALL, "--epochs 3 --checkpoint run.pt") == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == (
         f"python -m snnipu train: error: cannot write {tmp_path / 'run.pt'}: No space left on device; the file that "
@@ -78,12 +62,12 @@ def test_full_disk_wherever_it_ends(monkeypatch, capsys, tmp_path):
     """The kernel cuts the file at any byte of a write: the error is ours, not PyTorch's."""
     pytest.importorskip("sklearn")
     path = tmp_path / "run.pt"
-    assert cli.main(["train", *SMALL, "--epochs", "1", "--checkpoint", "run.pt"]) == 0
+    assert run(SMALL, "--epochs 1 --checkpoint run.pt") == 0
     whole, before = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     for size in (1, 100, len(whole) // 2, len(whole) - 1):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
         try:
-            assert cli.main(["train", *SMALL, "--epochs", "1", "--checkpoint", "run.pt"]) == 1
+            assert run(SMALL, "--epochs 1 --checkpoint run.pt") == 1
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert "error: cannot write " in capsys.readouterr().err
@@ -94,13 +78,13 @@ def test_full_disk_wherever_it_ends(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("out.json", ["train", *SMALL, "--epochs", "1", "--no-checkpoint", "--json", "out.json"]),
-        ("training.png", ["train", *SMALL, "--epochs", "1", "--no-checkpoint", "--plot-dir", "."]),
-        ("out.json", ["info", "--json", "out.json"]),
-        ("out.json", ["profile", "--model", "10,10", "--json", "out.json"]),
-        ("out.html", ["profile", "--model", "10,10", "--html", "out.html"]),
-        ("out.json", ["bench", "lif", "--quick", "--json", "out.json"]),
-        ("out.png", ["bench", "lif", "--quick", "--chart", "out.png"]),
+        ("out.json", f"{SHORT} --json out.json"),
+        ("training.png", f"{SHORT} --plot-dir ."),
+        ("out.json", "info --json out.json"),
+        ("out.json", "profile --model 10,10 --json out.json"),
+        ("out.html", "profile --model 10,10 --html out.html"),
+        ("out.json", "bench lif --quick --json out.json"),
+        ("out.png", "bench lif --quick --chart out.png"),
     ],
 )
 def test_full_disk_for_results(monkeypatch, capsys, tmp_path, name, arguments):
@@ -115,28 +99,33 @@ def test_full_disk_for_results(monkeypatch, capsys, tmp_path, name, arguments):
         return path
 
     fill = full_disk(monkeypatch, name)
-    if arguments[0] == "train":
+    name_of_command = words(arguments)[0]
+    if name_of_command == "train":
         monkeypatch.setattr(training, "writable_file", fill_afterwards)
     else:
         fill()
-    assert cli.main(arguments) == 1
+    assert run(arguments) == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    where = tmp_path / name if arguments[0] == "train" else f"in {tmp_path}"
-    assert error.startswith(f"python -m snnipu {arguments[0]}: error: cannot write {where}: No space left on ")
+    where = tmp_path / name if name_of_command == "train" else f"in {tmp_path}"
+    assert error.startswith(f"python -m snnipu {name_of_command}: error: cannot write {where}: No space left on ")
     assert (tmp_path / name).read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("option", ["--json", "--checkpoint", "--plot-dir", None])
-def test_full_disk_before_the_start(monkeypatch, capsys, tmp_path, option):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("file", "--no-checkpoint --json file"),
+        ("file", "--checkpoint file"),
+        ("raster.png", "--no-checkpoint --plot-dir ."),
+        ("train-digits.pt", ""),
+    ],
+)
+def test_full_disk_before_the_start(monkeypatch, capsys, name, options):
     """A full disk is no wrong argument: the status is not 2."""
-    name = "train-digits.pt" if option is None else "raster.png" if option == "--plot-dir" else "file"
     full_disk(monkeypatch, name)()
-    options = ["--no-checkpoint"] if option in ("--json", "--plot-dir") else []
-    if option is not None:
-        options += [option, "." if option == "--plot-dir" else "file"]
-    if option == "--plot-dir":
+    if name == "raster.png":
         pytest.importorskip("matplotlib")
-    assert cli.main(["train", *SMALL, *options]) == 1
+    assert run(SMALL, options) == 1
     assert "error: cannot write in " in capsys.readouterr().err
 
 
@@ -152,11 +141,11 @@ def test_full_standard_output(command, unbuffered):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["info"], ["--help"]])
+@pytest.mark.parametrize("arguments", ["info", "--help"])
 def test_closed_pipe(command, arguments):
     reader, writer = os.pipe()
     os.close(reader)
-    process = command(*arguments, stdout=writer, env={"PYTHONUNBUFFERED": ""})
+    process = command(arguments, stdout=writer, env={"PYTHONUNBUFFERED": ""})
     os.close(writer)
     _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (CLOSED_PIPE, "")
@@ -190,7 +179,7 @@ def test_closed_pipe_of_a_script(command, tmp_path, code, status, unbuffered):
 def test_closed_pipe_while_training(command, tmp_path):
     """With ``python -m snnipu train | head -1`` the process ends in silence, and the checkpoint can be resumed."""
     pytest.importorskip("sklearn")
-    process = command("train", *SMALL, "--epochs", "1000", "--checkpoint", "run.pt")
+    process = command(SMALL, "--epochs 1000 --checkpoint run.pt")
     for line in process.stdout:
         if line.startswith("epoch 1/"):
             break
@@ -200,7 +189,7 @@ def test_closed_pipe_while_training(command, tmp_path):
     done = len(training.load_checkpoint(tmp_path / "run.pt")["history"])
     assert done >= 1
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
-    assert cli.main(["train", "--resume", "--checkpoint", "run.pt", "--epochs", str(done + 1)]) == 0
+    assert run(f"train --resume --checkpoint run.pt --epochs {done + 1}") == 0
 
 
 def test_an_error_that_is_not_of_the_streams_is_not_hidden(capsys):
@@ -216,16 +205,13 @@ def test_an_error_that_is_not_of_the_streams_is_not_hidden(capsys):
 @pytest.mark.slow
 def test_two_runs_of_one_checkpoint(command, capsys, tmp_path):
     pytest.importorskip("sklearn")
-    first = command("train", *SMALL, "--epochs", "100000", "--checkpoint", "run.pt")
+    first = command(SMALL, "--epochs 100000 --checkpoint run.pt")
     try:
         for line in first.stdout:
             if line.startswith("epoch 1/"):
                 break
-        for more in ([], ["--resume"]):
-            with pytest.raises(SystemExit) as caught:
-                cli.main(["train", *SMALL, "--checkpoint", "run.pt", *more])
-            assert caught.value.code == 2
-            error = capsys.readouterr().err.splitlines()[-1]
+        for more in ("", "--resume"):
+            error = refusal(capsys, cli.main, SMALL, "--checkpoint run.pt", more).splitlines()[-1]
             expected = (
                 f"argument --checkpoint: {tmp_path / 'run.pt'} is being written by another run, process {first.pid} on"
             )
@@ -261,14 +247,12 @@ cli.main(sys.argv[1:])
 def test_killed_while_it_writes_a_checkpoint(repository, tmp_path, capsys):
     """The process dies while it writes the third epoch; the run resumes from the second."""
     pytest.importorskip("sklearn")
-    arguments = ["train", *SMALL, "--epochs", "4", "--checkpoint", "run.pt"]
-    environment = {**os.environ, "PYTHONPATH": str(repository)}
-    done = subprocess.run([sys.executable, "-c", DIE, *arguments], env=environment, stdout=subprocess.DEVNULL)
-    assert done.returncode == -signal.SIGKILL
+    arguments = words(SMALL, "--epochs 4 --checkpoint run.pt")
+    python("-c", DIE, *arguments, status=-signal.SIGKILL, env={"PYTHONPATH": str(repository)})
     left = sorted(path.name for path in tmp_path.iterdir())
     assert [name.rpartition(".")[2] for name in left] == ["tmp", "lock", "pt"]
     assert len(training.load_checkpoint(tmp_path / "run.pt")["history"]) == 2
-    assert cli.main(["train", "--resume", "--checkpoint", "run.pt", "--json", "report.json"]) == 0
+    assert run("train --resume --checkpoint run.pt --json report.json") == 0
     assert "resumed after epoch 2" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "run.pt"]
     assert json.loads((tmp_path / "report.json").read_text())["epochs_done"] == 4

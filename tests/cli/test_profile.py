@@ -6,7 +6,7 @@ import re
 import ipu_published as published
 import pytest
 import torch
-from support.commands import refusal
+from support.commands import refusal, words
 from support.operators import needs_host_runtime, needs_library
 
 import snnipu as snn
@@ -51,7 +51,7 @@ def model_file(tmp_path):
 
 
 def run(*arguments):
-    return command_line(["profile", *map(str, arguments)])
+    return command_line(words("profile", *arguments))
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def document_of(tmp_path):
 
 def test_table_json_and_html(document_of, tmp_path, capsys):
     page = tmp_path / "out.html"
-    options = ["--target", "bow", "--ipus", "2", "--activity", "0.05", "--batch-size", "8", "--steps", "20"]
-    document = document_of("--model", "300,101,101,10", *options, "--html", page)
+    options = "--target bow --ipus 2 --activity 0.05 --batch-size 8 --steps 20"
+    document = document_of("--model 300,101,101,10", options, "--html", page)
     output = capsys.readouterr().out
     assert "not measured" in output
     assert "samples per second" in output
@@ -93,7 +93,7 @@ def test_table_json_and_html(document_of, tmp_path, capsys):
 
 def test_what_does_not_fit(document_of, tmp_path, capsys):
     page = tmp_path / "out.html"
-    document = document_of("--model", "20000,12000,10", "--html", page)
+    document = document_of("--model 20000,12000,10 --html", page)
     assert (document["fits"], document["samples_per_s"], document["bound"]) == (False, None, "memory")
     assert "KiB" in document["problems"][0]
     assert "does not fit" in capsys.readouterr().out
@@ -103,40 +103,37 @@ def test_what_does_not_fit(document_of, tmp_path, capsys):
 @pytest.mark.slow
 def test_no_plan_at_all(document_of, tmp_path):
     page = tmp_path / "out.html"
-    document = document_of("--model", ",".join(["10"] * 1500), "--activity", "0.3", "--html", page)
+    document = document_of("--model", ",".join(["10"] * 1500), "--activity 0.3 --html", page)
     assert set(document) >= PINNED
     assert document["fits"] is False
     assert "cannot hold" in page.read_text()
 
 
 def test_python_files(model_file, document_of):
-    assert document_of("--model", model_file, "--activity", "0.1")["plan"]["network"]["slots"] == [12, 6, 10]
-    options = ["--inference", "--activity", "0.1,0.1,0.3"]
-    network = document_of("--model", f"{model_file}:build", *options)["plan"]["network"]
+    assert document_of("--model", model_file, "--activity 0.1")["plan"]["network"]["slots"] == [12, 6, 10]
+    network = document_of(f"--model {model_file}:build --inference --activity 0.1,0.1,0.3")["plan"]["network"]
     assert (network["sizes"], network["training"]) == ([80, 40, 10], False)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "300"], "sizes must have an entry for the input"),
-        (["--model", "net.txt"], "expected sizes such as"),
-        (["--model", "missing.py"], "there is no file missing.py"),
-        (["--model", "FILE:absent"], "defines no 'absent'"),
-        (["--model", "FILE:number"], "must be a torch.nn.Module"),
-        (["--model", "FILE:broken"], "raised OSError: no such weights"),
-        (["--model", "FILE", "--input-slots", "4"], "--input-slots is for sizes"),
-        (["--model", "9,8,7", "--activity", "1.5"], "above 0 and up to 1"),
-        (["--model", "9,8,7", "--ipus", "65"], "ipus must be from 1 to 64, got 65"),
-        (["--model", "9,8,7", "--html", "out.txt"], "must end in"),
-        ([], "--model"),
+        ("--model 300", "sizes must have an entry for the input"),
+        ("--model net.txt", "expected sizes such as"),
+        ("--model missing.py", "there is no file missing.py"),
+        ("--model FILE:absent", "defines no 'absent'"),
+        ("--model FILE:number", "must be a torch.nn.Module"),
+        ("--model FILE:broken", "raised OSError: no such weights"),
+        ("--model FILE --input-slots 4", "--input-slots is for sizes"),
+        ("--model 9,8,7 --activity 1.5", "above 0 and up to 1"),
+        ("--model 9,8,7 --ipus 65", "ipus must be from 1 to 64, got 65"),
+        ("--model 9,8,7 --html out.txt", "must end in"),
+        ("", "--model"),
     ],
 )
 def test_wrong_arguments(arguments, message, model_file, capsys, monkeypatch):
     monkeypatch.chdir(model_file.parent)
-    assert message in refusal(
-        capsys, lambda: run(*(argument.replace("FILE", str(model_file)) for argument in arguments))
-    )
+    assert message in refusal(capsys, command_line, "profile", arguments.replace("FILE", str(model_file)))
 
 
 MAPS = """
@@ -158,8 +155,8 @@ def maps_file(tmp_path):
 @needs_host_runtime
 @needs_library
 def test_layers_on_maps_are_counted_operator_by_operator(maps_file, document_of, capsys):
-    options = ["--batch-size", 4, "--steps", 10, "--target", "mk1", "--ipus", 2]
-    document = document_of("--model", maps_file, *options)
+    options = "--batch-size 4 --steps 10 --target mk1 --ipus 2"
+    document = document_of("--model", maps_file, options)
     output = capsys.readouterr().out
     assert "convolution 2x12x12 to 6x10x10 on " in output
     assert "not measured" in output
@@ -179,15 +176,14 @@ def test_layers_on_maps_are_counted_operator_by_operator(maps_file, document_of,
     assert document["samples_per_s"] == pytest.approx(4 * 1.6e9 / total)
     for operator in document["operators"]:
         assert f"{operator['cycles']:,.0f}" in output
-    document = document_of("--model", maps_file, *options, "--inference", "--dtype", "float16")
+    document = document_of("--model", maps_file, options, "--inference --dtype float16")
     assert [operator["name"] for operator in document["operators"]] == forwards
 
 
 @needs_host_runtime
 @needs_library
 def test_layers_on_maps_that_do_not_fit(maps_file, document_of, capsys):
-    options = ["--target", "mk1", "--steps", 120, "--batch-size", 4, "--inference"]
-    document = document_of("--model", f"{maps_file}:large", *options)
+    document = document_of(f"--model {maps_file}:large --target mk1 --steps 120 --batch-size 4 --inference")
     assert (document["fits"], document["samples_per_s"]) == (False, 0)
     assert "What helps: fewer time steps or samples at once" in document["problems"][0]
     assert "does not fit: SparseConv2d" in capsys.readouterr().out
@@ -230,7 +226,7 @@ def test_delays_are_counted_and_their_length_costs_nothing(document_of, tmp_path
         "    return snn.MultiStep(snn.DelayLinear(40, 30, 5), snn.Leaky(beta=0.9))\n"
     )
     counted = {
-        name: document_of("--model", f"{file}:{name}", "--steps", 20, "--batch-size", 4)["operators"]
+        name: document_of(f"--model {file}:{name} --steps 20 --batch-size 4")["operators"]
         for name in ("short", "long", "dense")
     }
     names = [operator["name"] for operator in counted["short"]]
@@ -243,16 +239,16 @@ def test_delays_are_counted_and_their_length_costs_nothing(document_of, tmp_path
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("model", ["--html", "page.html"], "--html is for fully connected networks"),
-        ("model", ["--neurons-per-tile", "4"], "--neurons-per-tile is for fully connected networks"),
-        ("model", ["--activity", "0.1,0.2,0.3"], "operator by operator takes one --activity"),
-        ("without_size", [], "the first layer on maps must have its input_size"),
+        ("model", "--html page.html", "--html is for fully connected networks"),
+        ("model", "--neurons-per-tile 4", "--neurons-per-tile is for fully connected networks"),
+        ("model", "--activity 0.1,0.2,0.3", "operator by operator takes one --activity"),
+        ("without_size", "", "the first layer on maps must have its input_size"),
     ],
 )
 @needs_host_runtime
 def test_wrong_arguments_for_layers_on_maps(name, arguments, message, maps_file, capsys, monkeypatch):
     monkeypatch.chdir(maps_file.parent)
-    assert message in refusal(capsys, lambda: run("--model", f"{maps_file}:{name}", *arguments))
+    assert message in refusal(capsys, command_line, "profile", f"--model {maps_file}:{name}", arguments)
 
 
 @needs_host_runtime
@@ -261,14 +257,14 @@ def test_without_the_library_layers_on_maps_are_refused(maps_file, capsys, monke
         raise IpuModelError("there is no library of the IPU model")
 
     monkeypatch.setattr("snnipu.ipu.model.library", missing)
-    assert "there is no library of the IPU model" in refusal(capsys, lambda: run("--model", maps_file))
+    assert "there is no library of the IPU model" in refusal(capsys, command_line, "profile --model", maps_file)
 
 
 def test_the_guide_shows_what_it_prints(repository, capsys):
     """The guide's sample output equals the command's line by line, with the rates of the published networks."""
     page = (repository / "docs" / "how-to" / "profile.md").read_text()
     (sample,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
-    assert run("--model", "2312,1466,1466,10") == 0
+    assert run("--model 2312,1466,1466,10") == 0
     output = capsys.readouterr().out
     for line in sample.splitlines():
         assert line.strip() in {"...", *(known.strip() for known in output.splitlines())}, line
@@ -315,7 +311,7 @@ def test_the_guide_to_convolutions_shows_what_it_prints(repository, tmp_path, ca
         r"net = (snn.SparseNetwork\(.*?)\n\)", (guides / "train-convolutional.md").read_text(), re.DOTALL
     )[1]
     (tmp_path / "net.py").write_text(f"import snnipu as snn\n\nmodel = {network}, {caps})\n")
-    assert run("--model", tmp_path / "net.py", "--batch-size", 16, "--steps", 50) == 0
+    assert run("--model", tmp_path / "net.py", "--batch-size 16 --steps 50") == 0
     printed = {line.strip() for line in capsys.readouterr().out.splitlines()}
     assert sample.count("SparseConv2d") == 4
     for line in sample.splitlines():

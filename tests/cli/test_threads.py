@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from support.commands import words
 
 from snnipu import _wait_policy, training
 from snnipu.cli import train
@@ -16,13 +17,8 @@ def info(*command, **environment):
     """Return the thread settings that ``info`` prints in a new process."""
     names = (*_wait_policy.VARIABLES, "OMP_NUM_THREADS")
     variables = {name: value for name, value in os.environ.items() if name not in names}
-    done = subprocess.run(
-        [sys.executable, *command, "info", "--json", "-"],
-        env={**variables, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, *command, "info", "--json", "-"]
+    done = subprocess.run(command, env={**variables, **environment}, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)["native"]
 
 
@@ -63,12 +59,12 @@ class Network:
 @pytest.mark.parametrize(
     ("network", "arguments", "environment", "threads"),
     [
-        (Network(train.ONE_THREAD_BELOW - 1), [], None, 1),
-        (Network(train.ONE_THREAD_BELOW), [], None, 3),
-        (Network(1000), [], "3", 3),
-        (Network(1000), ["--threads", "2"], None, 2),
-        (Network(train.ONE_THREAD_BELOW), ["--threads", "1"], None, 1),
-        (Network(1000, "cuda"), [], None, 3),
+        (Network(train.ONE_THREAD_BELOW - 1), "", None, 1),
+        (Network(train.ONE_THREAD_BELOW), "", None, 3),
+        (Network(1000), "", "3", 3),
+        (Network(1000), "--threads 2", None, 2),
+        (Network(train.ONE_THREAD_BELOW), "--threads 1", None, 1),
+        (Network(1000, "cuda"), "", None, 3),
     ],
 )
 def test_a_small_network_has_one_thread(network, arguments, environment, threads, monkeypatch):
@@ -76,14 +72,14 @@ def test_a_small_network_has_one_thread(network, arguments, environment, threads
     if environment is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", environment)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert train.choose_threads(network, train.build_parser().parse_args(arguments)) == threads
+    assert train.choose_threads(network, train.build_parser().parse_args(arguments.split())) == threads
 
 
 def test_threads_are_told(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
-    small = ["--hidden", "16", "--steps", "5", "--epochs", "1", "--batch-size", "128", "--no-checkpoint"]
-    assert train.main([*small, "--threads", "2", "--json", "report.json"]) == 0
+    small = "--hidden 16 --steps 5 --epochs 1 --batch-size 128 --no-checkpoint"
+    assert train.main(words(small, "--threads 2 --json report.json")) == 0
     assert json.loads((tmp_path / "report.json").read_text())["threads"] == 2
     assert torch.get_num_threads() == before

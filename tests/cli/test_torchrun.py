@@ -13,19 +13,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import distributed
+from support.commands import ROOT
+from support.versions import needs_gloo
 
 pytest.importorskip("sklearn")
 pytestmark = [
-    pytest.mark.skipif(
-        not (distributed.is_available() and distributed.is_gloo_available()), reason="this PyTorch has no gloo"
-    ),
+    needs_gloo,
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for the processes in /proc"),
 ]
 # SNNIPU_TORCHRUN_RUNS=20 repeats the test 20 times in sequence.
 RUNS = int(os.environ.get("SNNIPU_TORCHRUN_RUNS", 1))
 LIMIT = 280
-GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to" / "train-on-many-machines.md"
+GUIDE = ROOT / "docs" / "how-to" / "train-on-many-machines.md"
 TRAIN = ["--hidden", "16", "--steps", "5", "--epochs", "30", "--batch-size", "64"]
 TRAIN += ["--device", "cpu", "--lr-decay", "1", "--timeout", "120"]
 

@@ -7,23 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.commands import refusal
+from support.commands import refusal, words
 
 from snnipu import datasets, training
 from snnipu.cli import train
 
 RANDMAN = "--dataset randman --samples-per-class 8 --classes 4 --hidden 24 --batch-size 16 --initial-activity none"
 EVENTS = f"{RANDMAN} --method sparse_network"
+pytestmark = pytest.mark.usefixtures("own_folder")
 DATA = {"digits": "--dataset digits --hidden 16", "randman": RANDMAN, "events": EVENTS}
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def run(arguments, name):
-    assert train.main([*arguments.split(), "--device", "cpu", "--checkpoint", f"{name}.pt"]) == 0
+    assert train.main(words(arguments, f"--device cpu --checkpoint {name}.pt")) == 0
     return training.load_checkpoint(Path(f"{name}.pt"))
 
 
@@ -82,8 +78,7 @@ def test_a_run_that_is_stopped_goes_on_with_the_next_batch(data, monkeypatch, ca
     save_checkpoint = training.save_checkpoint
     with monkeypatch.context() as patched:
         patched.setattr(training, "save_checkpoint", save)
-        arguments = [*settings.split(), "--device", "cpu", "--checkpoint", "parts.pt", "--save-every", "3"]
-        assert train.main(arguments) == 130
+        assert train.main(words(settings, "--device cpu --checkpoint parts.pt --save-every 3")) == 130
     output = capsys.readouterr().out
     assert "stopped after 1 of 2 epochs; the checkpoint is of epoch 1 and 4 batches" in output
     resume = shlex.split(output.splitlines()[output.splitlines().index("resume with:") + 1])
@@ -122,7 +117,7 @@ def test_spikes_that_are_dropped_in_chunks_are_counted():
     ],
 )
 def test_what_does_not_go_with_a_rule(arguments, message, capsys):
-    assert message in refusal(capsys, lambda: train.main([*arguments.split(), "--device", "cpu", "--no-checkpoint"]))
+    assert message in refusal(capsys, train.main, arguments, "--device cpu --no-checkpoint")
 
 
 def test_several_processes_are_refused():
@@ -133,6 +128,6 @@ def test_several_processes_are_refused():
 
 def test_a_checkpoint_of_another_rule_is_refused(capsys):
     run(f"{DATA['digits']} --steps 3 --epochs 1 --rule sltt", "run")
-    assert "rule is 'sltt' there and 'ottt' here" in refusal(
-        capsys, lambda: train.main(["--resume", "--checkpoint", "run.pt", "--rule", "ottt", "--device", "cpu"])
-    )
+    capsys.readouterr()
+    again = "--resume --checkpoint run.pt --rule ottt --device cpu"
+    assert "rule is 'sltt' there and 'ottt' here" in refusal(capsys, train.main, again)

@@ -11,18 +11,16 @@ import time
 
 import pytest
 import torch
-from support.commands import refusal
-from torch import distributed
+from support.commands import refusal, words
+from support.versions import needs_gloo
 
 from snnipu import datasets, training
 from snnipu.cli import train
 
 pytest.importorskip("sklearn")
-pytestmark = pytest.mark.skipif(
-    not (distributed.is_available() and distributed.is_gloo_available()), reason="this PyTorch has no gloo"
-)
-SMALL = ["--hidden", "16", "--steps", "5", "--epochs", "2", "--batch-size", "128", "--device", "cpu"]
-LONG = [*SMALL, "--epochs", "100000", "--lr-decay", "1"]
+pytestmark = needs_gloo
+SMALL = "--hidden 16 --steps 5 --epochs 2 --batch-size 128 --device cpu"
+LONG = f"{SMALL} --epochs 100000 --lr-decay 1"
 # Generous: it guards against a hang.
 LIMIT = 180
 # Processes are forked from a server that has imported the modules.
@@ -73,7 +71,7 @@ def statuses(processes):
 
 
 def command(*arguments):
-    return lambda rank: ([*arguments],)
+    return lambda rank: (words(*arguments),)
 
 
 def wait_for(path, text):
@@ -199,7 +197,7 @@ def test_bad_environments(monkeypatch, capsys, values, message):
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=message), training.joined():
         pass
-    assert message in refusal(capsys, lambda: train.main([*SMALL, "--no-checkpoint"]))
+    assert message in refusal(capsys, train.main, SMALL, "--no-checkpoint")
 
 
 # ---- the command
@@ -208,15 +206,15 @@ def test_bad_environments(monkeypatch, capsys, values, message):
 @pytest.mark.slow
 def test_the_first_speaks_and_writes_and_another_number_goes_on(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert train.main([*SMALL, "--checkpoint", "one.pt", "--json", "one.json", "--epochs", "3"]) == 0
-    two = start(tmp_path, 2, train.main, command(*SMALL, "--checkpoint", "two.pt", "--json", "two.json"))
+    assert train.main(words(SMALL, "--checkpoint one.pt --json one.json --epochs 3")) == 0
+    two = start(tmp_path, 2, train.main, command(SMALL, "--checkpoint two.pt --json two.json"))
     assert statuses(two) == [0, 0]
     out = (tmp_path / "out0").read_text()
     assert "2 processes, 1 threads each\n" in out
     assert out.count("test accuracy: ") == 1
     assert (tmp_path / "out1").read_text() == ""
     assert json.loads((tmp_path / "two.json").read_text())["processes"] == 2
-    three = command(*SMALL, "--resume", "--checkpoint", "two.pt", "--json", "three.json", "--epochs", "3")
+    three = command(SMALL, "--resume --checkpoint two.pt --json three.json --epochs 3")
     assert statuses(start(tmp_path, 3, train.main, three)) == [0, 0, 0]
     assert "resumed after epoch 2 from " in (tmp_path / "out0").read_text()
     first, last = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "three.json"))
@@ -226,7 +224,7 @@ def test_the_first_speaks_and_writes_and_another_number_goes_on(tmp_path, capsys
 
 @pytest.mark.slow
 def test_sigterm_at_one_ends_all(tmp_path):
-    processes = start(tmp_path, 2, train.main, command(*LONG, "--checkpoint", "run.pt"))
+    processes = start(tmp_path, 2, train.main, command(LONG, "--checkpoint run.pt"))
     wait_for(tmp_path / "out0", "epoch 1/")
     os.kill(processes[1].pid, signal.SIGTERM)
     assert statuses(processes) == [143, 143]
@@ -237,7 +235,7 @@ def test_sigterm_at_one_ends_all(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGSTOP"])
 def test_none_waits_for_a_process_that_is_gone(end, tmp_path):
-    processes = start(tmp_path, 3, train.main, command(*LONG, "--no-checkpoint", "--timeout", "4"))
+    processes = start(tmp_path, 3, train.main, command(LONG, "--no-checkpoint --timeout 4"))
     wait_for(tmp_path / "out0", "epoch 1/")
     os.kill(processes[2].pid, getattr(signal, end))
     assert statuses(processes[:2]) == [1, 1]
@@ -248,7 +246,7 @@ def test_none_waits_for_a_process_that_is_gone(end, tmp_path):
 
 @pytest.mark.slow
 def test_the_process_that_fails_says_why(tmp_path):
-    processes = start(tmp_path, 2, train.main, lambda rank: ([*SMALL, "--lr", "-1" if rank else "1"],))
+    processes = start(tmp_path, 2, train.main, lambda rank: (words(SMALL, "--lr", -1 if rank else 1),))
     assert statuses(processes) == [2, 2]
     assert "error: rank 1: argument --lr: expected a number above 0, got -1.0" in (tmp_path / "err1").read_text()
     assert "error" not in (tmp_path / "err0").read_text()
@@ -256,7 +254,7 @@ def test_the_process_that_fails_says_why(tmp_path):
 
 @pytest.mark.slow
 def test_checkpoints_between_batches_are_refused(tmp_path):
-    processes = start(tmp_path, 2, train.main, command(*SMALL, "--save-every", "2"))
+    processes = start(tmp_path, 2, train.main, command(SMALL, "--save-every 2"))
     assert statuses(processes) == [2, 2]
     assert "argument --save-every: only for one process" in (tmp_path / "err0").read_text()
 

@@ -1,8 +1,12 @@
-"""Marks of tests that need features of newer PyTorch versions."""
+"""Marks of tests that need features of newer PyTorch versions, or parts that a machine may lack."""
+
+import shutil
 
 import pytest
 import torch
+from torch import distributed
 
+from snnipu.backends import host
 from snnipu.compiler import backend
 
 
@@ -48,12 +52,12 @@ needs_compile = pytest.mark.skipif(NO_COMPILE is not None, reason=str(NO_COMPILE
 # The backend "snnipu".
 needs_backend = needs_compile
 # Right in every version, and slower where TorchDynamo cannot continue.
-needs_newer_dynamo = pytest.mark.skipif(
-    backend.version() < (2, 10),
-    reason=f"PyTorch {torch.__version__}: TorchDynamo ends a graph at item(), locals(), and steps it cannot trace",
-)
-# Likewise.
 needs_dynamo_of_2_12 = pytest.mark.skipif(
     backend.version() < (2, 12),
     reason=f"PyTorch {torch.__version__}: TorchDynamo has other graphs of autograd functions, or no locals()",
 )
+needs_gloo = pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()), reason="this PyTorch has no gloo"
+)
+needs_native = pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
+needs_make = pytest.mark.skipif(not shutil.which("make"), reason="needs make")
