@@ -3,8 +3,9 @@
 import pytest
 import snntorch
 import torch
-from support.ipu_training import check_training, on_model, operators
+from support.ipu_training import check_training, classified, hide_operator, on_model, operators
 from support.operators import needs_host_runtime, needs_library
+from support.poptorch_models import refused
 from torch import nn
 
 import snnipu as snn
@@ -55,10 +56,7 @@ class Net(nn.Module):
             spk = torch.stack(spikes)
         else:
             spk = self.lif2.sequence(self.fc2(self.lif1.spikes(self.fc1(x), num_steps=STEPS)))[0]
-        counts = spk.sum(0)
-        if labels is None:
-            return counts
-        return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "mean")
+        return classified(spk.sum(0), labels)
 
 
 def data():
@@ -91,10 +89,10 @@ def test_the_environment_enables_the_model(runs, monkeypatch):
         model = poptorch.inferenceModel(Net())
         model(data()[0])
         assert bool(runs) == enabled
-    with pytest.raises(poptorch.Error, match="no IPU model in use"):
+    with refused("no IPU model in use"):
         model.ipuModelReport()
     monkeypatch.setenv("POPTORCH_IPU_MODEL", "yes")
-    with pytest.raises(poptorch.Error, match="POPTORCH_IPU_MODEL must be 0 or 1"):
+    with refused("POPTORCH_IPU_MODEL must be 0 or 1"):
         poptorch.inferenceModel(Net())
 
 
@@ -108,13 +106,13 @@ def test_inference_and_calls_outside_of_a_wrapper(runs):
 
 
 @needs_library
-def test_the_target_of_the_environment(runs, monkeypatch):
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "bow:4:2")
+def test_the_target_of_the_environment(runs, ipu_target):
+    ipu_target("bow:4:2")
     model = poptorch.inferenceModel(Net(), on_model())
     model(data()[0])
     assert {key.target for key in runs} == {ipu_model.IpuModelTarget("bow", 4, 2)}
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "bow:many")
-    with pytest.raises(poptorch.Error, match="SNNIPU_IPU_MODEL_TARGET"):
+    ipu_target("bow:many")
+    with refused("SNNIPU_IPU_MODEL_TARGET"):
         poptorch.inferenceModel(Net(), on_model())
 
 
@@ -234,8 +232,8 @@ def test_without_the_library_the_first_operator_raises(monkeypatch, tmp_path):
 
 
 @needs_library
-def test_training_on_the_library(monkeypatch):
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
+def test_training_on_the_library(ipu_target):
+    ipu_target("mk2:8")
     assert set(operators(check_net().model)) == {"NeuronSequence", "NeuronSequence (gradient)"}
     for name in ("fast_sigmoid", "atan", "sigmoid", "straight_through_estimator", "triangular", "spike_rate_escape"):
         check_surrogate(getattr(snn.surrogate, name)())
@@ -278,9 +276,9 @@ def inputs(*shape):
 @pytest.mark.parametrize("kind", ["network", "sparse layers", "dense layers", "synaptic layers"])
 @pytest.mark.parametrize("overflow", ["lowest", "rotate"])
 @pytest.mark.parametrize("target", ["mk2:8", "bow:5:2"])
-def test_sparse_layers_on_the_library(monkeypatch, kind, overflow, target):
+def test_sparse_layers_on_the_library(kind, overflow, target, ipu_target):
     """Spikes and the gradients of every weight equal those of the host kernels."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
+    ipu_target(target)
     training = check_training(lambda: Events(kind, overflow), [inputs(7, 3, 20)], lr=0.1)
     ran = set(operators(training.model))
     if kind == "network":
@@ -297,9 +295,9 @@ def test_sparse_layers_on_the_library(monkeypatch, kind, overflow, target):
 @pytest.mark.slow
 @needs_library
 @pytest.mark.parametrize(("kind", "planned"), [("network", False), ("network", True), ("sparse layers", False)])
-def test_layers_learn_on_the_library(monkeypatch, kind, planned):
+def test_layers_learn_on_the_library(kind, planned, ipu_target):
     """Training reduces the loss: as one operator with the default or a given plan, and as an operator per layer."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2" if planned else "mk2:16")
+    ipu_target("mk2" if planned else "mk2:16")
 
     def make():
         net = Events(kind)
@@ -330,9 +328,9 @@ def make_in_half(make, whole):
 @needs_library
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("kind", ["network", "sparse layers", "dense layers", "recurrent"])
-def test_in_half(monkeypatch, kind, whole):
+def test_in_half(monkeypatch, kind, whole, ipu_target):
     """The tiles hold float16 weights and gradients, also after ``model.half()``; results equal the host's."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
+    ipu_target("mk2:16")
     weight_dtypes = []
     apply = ipu_model.IpuModel.apply
 
@@ -349,8 +347,8 @@ def test_in_half(monkeypatch, kind, whole):
 
 
 @needs_library
-def test_layers_without_delay_run_one_by_one(monkeypatch):
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
+def test_layers_without_delay_run_one_by_one(ipu_target):
+    ipu_target("mk2:8")
     torch.manual_seed(0)
     net = Inner(snn.SparseNetwork([20, 14, 4], beta=0.9, max_spikes=[12, 8, 4], delay=0, input_scale=4.0))
     x = inputs(7, 3, 20)[0]
@@ -383,9 +381,9 @@ class Recurrent(nn.Module):
 
 @needs_library
 @pytest.mark.parametrize("kind", ["layer", "late", "network", "network without delay"])
-def test_recurrent_layers_learn_on_the_library(monkeypatch, kind):
+def test_recurrent_layers_learn_on_the_library(kind, ipu_target):
     """Every parameter after three training steps, and the outputs of inference, equal the host's."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
+    ipu_target("mk2:16")
     x = inputs(8, 6, 20)
     close = {"rtol": 1e-4, "atol": 1e-5}
     training = check_training(lambda: Recurrent(kind), [x] * 3, close=close, outputs_close=close, lr=0.02)
@@ -405,8 +403,8 @@ class Later(snn.SparseLeaky):
 
 @needs_library
 @pytest.mark.parametrize("kind", ["hook", "instance", "subclass"])
-def test_layers_with_hooks_or_replaced_layers_run_separately(monkeypatch, kind):
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:8")
+def test_layers_with_hooks_or_replaced_layers_run_separately(kind, ipu_target):
+    ipu_target("mk2:8")
     torch.manual_seed(1)
     x = (torch.rand(8, 6, 20) < 0.3).float()
     outputs, seen = [], []
@@ -440,11 +438,6 @@ def test_layers_with_hooks_or_replaced_layers_run_separately(monkeypatch, kind):
 
 @needs_library
 def test_recurrent_layers_without_an_operator_are_refused(monkeypatch):
-    every = ipu_model.IpuModel.operators
-
-    def others(model):
-        return {key: entry for key, entry in every(model).items() if key[1] != "SparseNetwork"}
-
-    monkeypatch.setattr(ipu_model.IpuModel, "operators", others)
+    hide_operator(monkeypatch, "SparseNetwork")
     with pytest.raises(RuntimeError, match="sparse_lif_sequence with recurrent_weight cannot run on the IPU model"):
         poptorch.inferenceModel(Recurrent("layer"), on_model())(torch.ones(2, 3, 20))

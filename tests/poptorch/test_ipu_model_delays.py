@@ -52,8 +52,8 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("make", NETWORKS)
-def test_training_gives_the_weights_and_delays_of_the_kernels(make, monkeypatch):
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:16")
+def test_training_gives_the_weights_and_delays_of_the_kernels(make, monkeypatch, ipu_target):
+    ipu_target("mk2:16")
     torch.manual_seed(1)
     x, labels = (torch.rand(3, 12, 4, 20) < 0.3).float(), torch.randint(5, (3, 4))
     called, call = [], popart.call

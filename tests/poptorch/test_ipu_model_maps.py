@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from support.ipu_training import check_training, on_model, operators
+from support.ipu_training import check_training, classified, hide_operator, on_model, operators
 from support.operators import needs_host_runtime, needs_model_and_host
 from torch import nn
 
 import snnipu as snn
 from snnipu import poptorch
-from snnipu.ipu import model as ipu_model
 from snnipu.ipu.model import IpuModelError
 
 pytestmark = [needs_host_runtime, *needs_model_and_host]
@@ -67,10 +66,7 @@ class Net(nn.Module):
 
     def forward(self, x, labels=None):
         spikes = snn.ops.dense_to_sparse(x.flatten(2), self.slots).with_maps(SHAPE) if self.slots else x
-        counts = self.layers(spikes).spike_count()
-        if labels is None:
-            return counts
-        return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "mean")
+        return classified(self.layers(spikes).spike_count(), labels)
 
 
 def data():
@@ -86,21 +82,21 @@ def check_same(make=Net, steps=3, host=None, **more):
 
 
 @pytest.mark.parametrize("target", ["mk2:1", "mk2:4", "mk2", "mk2:3:2"])
-def test_training_on_machines(monkeypatch, target):
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
+def test_training_on_machines(target, ipu_target):
+    ipu_target(target)
     ran = set(operators(check_same()))
     assert {"SparseConv2d", "SparseConv2d (gradient)", "SparsePool2d", "SparsePool2d (gradient)"} <= ran
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "pools"])
-def test_training(monkeypatch, kind):
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:6")
+def test_training(kind, ipu_target):
+    ipu_target("mk2:6")
     check_same(kind=kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_inference_equals_the_host(monkeypatch, kind):
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:6")
+def test_inference_equals_the_host(kind, ipu_target):
+    ipu_target("mk2:6")
     net = Net(kind).eval()
     x, _ = data()
     expected = net(x).detach()
@@ -109,12 +105,12 @@ def test_inference_equals_the_host(monkeypatch, kind):
 
 
 @pytest.mark.parametrize("kind", ["layers", "pools"])
-def test_weights_in_half(monkeypatch, kind):
+def test_weights_in_half(kind, ipu_target):
     """Sums are in float32, so results equal those of rounded float32 weights.
 
     The host's dense convolution of float16 weights would round its sums.
     """
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:6")
+    ipu_target("mk2:6")
     rounded = {"weights": lambda weight: weight.half().float()}
     check_same(host=rounded, kind=kind, weights=torch.Tensor.half, steps=1)
 
@@ -134,24 +130,24 @@ class Dense(nn.Module):
 
 
 @pytest.mark.parametrize(("path", "convolutions"), [("auto", 1), ("sparse", 2), ("dense", 0)])
-def test_paths(monkeypatch, path, convolutions):
+def test_paths(path, convolutions, ipu_target):
     """A graph cannot choose a path by its data: with ``auto`` dense tensors stay dense, and spikes stay sparse."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
+    ipu_target("mk2:4")
     model = check_same(lambda: Dense(path))
     assert operators(model).count("SparseConv2d") == convolutions
 
 
-def test_the_first_layer_computes_no_gradient_of_its_input(monkeypatch):
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
+def test_the_first_layer_computes_no_gradient_of_its_input(ipu_target):
+    ipu_target("mk2:4")
     model = check_same(steps=1)
     entries = [entry for entry in model.ipuModelReport() if entry["operator"] == "SparseConv2d (gradient)"]
     steps = [{step["name"].rsplit("/", 1)[-1] for step in entry["report"]["steps"]} for entry in entries]
     assert sorted("sum" in names for names in steps) == [False, True]
 
 
-def test_what_does_not_fit_is_refused(monkeypatch):
+def test_what_does_not_fit_is_refused(ipu_target):
     """A single tile is too small for the maps of all steps."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:1")
+    ipu_target("mk2:1")
     net = snn.SparseConv2d(1, 64, 3, padding=1, input_size=(40, 40))
 
     class Maps(nn.Module):
@@ -171,11 +167,6 @@ def test_what_does_not_fit_is_refused(monkeypatch):
     ],
 )
 def test_without_an_operator_they_are_refused_by_name(monkeypatch, operator, call):
-    every = ipu_model.IpuModel.operators
-
-    def others(model):
-        return {key: entry for key, entry in every(model).items() if key[1] != operator}
-
-    monkeypatch.setattr(ipu_model.IpuModel, "operators", others)
+    hide_operator(monkeypatch, operator)
     with pytest.raises(RuntimeError, match=call):
         poptorch.inferenceModel(Net(), on_model())(data()[0])

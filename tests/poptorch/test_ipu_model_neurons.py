@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from support.ipu_training import check_training, on_model, operators
+from support.ipu_training import check_training, classified, on_model, operators
 from support.operators import needs_host_runtime, needs_library
 from torch import nn
 
@@ -47,15 +47,12 @@ class Net(nn.Module):
                 spk2, mem2 = self.lif(self.fc2(spk1), mem2)
                 rows.append((spk2, mem2))
             spk, mem = (torch.stack(steps) for steps in zip(*rows))
-        counts = spk.sum(0) + 0.1 * mem.sum(0)
-        if labels is None:
-            return counts
-        return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "mean")
+        return classified(spk.sum(0) + 0.1 * mem.sum(0), labels)
 
 
-def check(monkeypatch, name, how, target="mk2:4"):
+def check(ipu_target, name, how, target="mk2:4"):
     """Check that training equals the host's; return the operators that ran."""
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", target)
+    ipu_target(target)
     torch.manual_seed(1)
     batches = [(6 * torch.rand(BATCH, 8), torch.randint(3, (BATCH,)))] * 3
     close = {"rtol": 1e-5, "atol": 1e-5}
@@ -67,28 +64,28 @@ def check(monkeypatch, name, how, target="mk2:4"):
 
 @pytest.mark.parametrize("how", ["sequence", "multistep", "steps"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_training(monkeypatch, name, how):
-    ran = check(monkeypatch, name, how)
+def test_training(ipu_target, name, how):
+    ran = check(ipu_target, name, how)
     assert {"NeuronSequence", "NeuronSequence (gradient)"} <= set(ran)
     assert "SurrogateSpike" not in ran
 
 
 @pytest.mark.parametrize("target", ["mk2:1", "mk2", "mk2:3:2"])
-def test_targets(monkeypatch, target):
-    check(monkeypatch, "Synaptic", "sequence", target)
+def test_targets(ipu_target, target):
+    check(ipu_target, "Synaptic", "sequence", target)
 
 
-def model_of(net, monkeypatch):
-    monkeypatch.setenv("SNNIPU_IPU_MODEL_TARGET", "mk2:4")
+def model_of(net, ipu_target):
+    ipu_target("mk2:4")
     return poptorch.inferenceModel(net, on_model())
 
 
-def test_delta_leaky(monkeypatch):
+def test_delta_leaky(ipu_target):
     """A step returns the states as a pair."""
     net = snn.MultiStep(nn.Linear(8, 12), snn.DeltaLeaky(beta=0.9, delta_threshold=0.1))
     torch.manual_seed(0)
     x = torch.randn(STEPS, BATCH, 8)
-    model = model_of(net, monkeypatch)
+    model = model_of(net, ipu_target)
     (spk, states), (expected_spk, expected_states) = model(x), net(x)
     for got, expected in zip((spk, *states), (expected_spk, *expected_states)):
         assert torch.equal(got, expected.detach())
@@ -105,14 +102,14 @@ class Sequence(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_states_go_in_and_out(monkeypatch, dtype):
+def test_states_go_in_and_out(ipu_target, dtype):
     """The second call starts from the final states of the first."""
     net = snn.RSynaptic(alpha=0.7, beta=0.9, V=0.3, all_to_all=False)
     torch.manual_seed(0)
     x = torch.randn(2, STEPS, BATCH, 5).to(dtype)
-    model, states, expected_states = model_of(Sequence(net), monkeypatch), [], []
+    model, states, expected_states = model_of(Sequence(net), ipu_target), [], []
     for chunk in x:
-        outputs = model(chunk, *states) if states else model_of(Sequence(net), monkeypatch)(chunk)
+        outputs = model(chunk, *states) if states else model_of(Sequence(net), ipu_target)(chunk)
         expected = net.sequence(chunk, *expected_states)
         for got, value in zip(outputs, expected):
             assert got.dtype == dtype
@@ -120,11 +117,11 @@ def test_states_go_in_and_out(monkeypatch, dtype):
         states, expected_states = [out[-1] for out in outputs], [out[-1] for out in expected]
 
 
-def test_unsupported_recurrence_runs_step_by_step(monkeypatch):
+def test_unsupported_recurrence_runs_step_by_step(ipu_target):
     """With all-to-all recurrence snnTorch's code runs, with an operator for the spikes."""
     net = snn.RLeaky(beta=0.9, linear_features=5, spike_grad=snn.surrogate.atan())
     torch.manual_seed(0)
-    model = model_of(snn.MultiStep(nn.Linear(8, 5), net), monkeypatch)
+    model = model_of(snn.MultiStep(nn.Linear(8, 5), net), ipu_target)
     x = torch.randn(STEPS, BATCH, 8)
     assert torch.equal(model(x)[0], snn.MultiStep(model._model[0], net)(x)[0].detach())
     assert set(operators(model)) == {"SurrogateSpike"}

@@ -1,21 +1,21 @@
 """Number formats: operations on half and float, and the conversion of 64-bit types."""
 
-import logging
-
 import pytest
 import torch
-from support.poptorch_models import model_of
+from support.poptorch_models import model_of, options, training, warnings_in
 from support.versions import NO_HALF_LOSS
+from torch import nn
 
 from snnipu import poptorch
+from snnipu.poptorch import inferenceModel
 
 
-class Layers(torch.nn.Module):
+class Layers(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.conv = torch.nn.Conv2d(1, 2, 3)
-        self.fc = torch.nn.Linear(8, 5)
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.fc = nn.Linear(8, 5)
 
     def forward(self, x):
         return self.fc(torch.relu(self.conv(x)).flatten(1))
@@ -38,7 +38,7 @@ def test_types_of_outputs(inputs, weights, outputs, tolerance):
     opts = poptorch.Options()
     opts.Precision.halfFloatCasting(poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat)
     model, x = Layers().to(weights), X.to(inputs)
-    out = poptorch.inferenceModel(model, opts)(x)
+    out = inferenceModel(model, opts)(x)
     assert out.dtype == outputs
     torch.testing.assert_close(out.float(), model.float()(x.float()), rtol=tolerance, atol=tolerance)
 
@@ -58,7 +58,7 @@ def test_types_of_outputs(inputs, weights, outputs, tolerance):
 def test_products_of_half_and_float(product, half):
     a, b = torch.arange(6.0).reshape(2, 3), torch.arange(9.0).reshape(3, 3)
     inputs = (a.half(), b) if half == "left" else (a, b.half())
-    out = poptorch.inferenceModel(model_of(lambda self, a, b: product(a, b)))(*inputs)
+    out = inferenceModel(model_of(lambda self, a, b: product(a, b)))(*inputs)
     assert out.dtype == torch.float32
     assert torch.equal(out, a @ b)
 
@@ -66,7 +66,7 @@ def test_products_of_half_and_float(product, half):
 def test_other_operations_of_mixed_types_compute_in_float():
     scatter = model_of(lambda self, x, index: torch.scatter(torch.zeros(4, 3), 0, index, x))
     x, index = torch.arange(3.0)[None], torch.tensor([[2, 0, 1]], dtype=torch.int32)
-    out = poptorch.inferenceModel(scatter)(x.half(), index)
+    out = inferenceModel(scatter)(x.half(), index)
     assert out.dtype == torch.float32
     assert torch.equal(out, torch.scatter(torch.zeros(4, 3), 0, index.long(), x))
 
@@ -74,7 +74,7 @@ def test_other_operations_of_mixed_types_compute_in_float():
 def test_other_errors_are_unchanged():
     wrong = model_of(lambda self, a, b: a @ b + a.add_(b.long()[0]))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        poptorch.inferenceModel(wrong)(torch.ones(2, 3), torch.ones(2, 3))
+        inferenceModel(wrong)(torch.ones(2, 3), torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("labels", [torch.int64, torch.int32])
@@ -82,10 +82,10 @@ def test_losses_and_indices_take_both_integer_types(labels):
     def forward(self, ids, y):
         out = self.table(ids)
         picked = torch.gather(out, 1, y[:, None])
-        return out, torch.nn.functional.cross_entropy(out, y), picked, y, ids
+        return out, nn.functional.cross_entropy(out, y), picked, y, ids
 
     ids, y = torch.arange(4).to(labels), torch.tensor([0, 1, 2, 3]).to(labels)
-    model = model_of(forward, table=torch.nn.Embedding(5, 4))
+    model = model_of(forward, table=nn.Embedding(5, 4))
     out, loss, picked, y_out, ids_out = poptorch.trainingModel(model)(ids, y)
     assert y_out.dtype == ids_out.dtype == torch.int32
     assert torch.equal(picked[:, 0], out[torch.arange(4), y.long()])
@@ -97,7 +97,7 @@ def test_64_bit_types_are_converted_to_32_bits():
         assert x.dtype == torch.float32
         return x + 1, n + 1, x.double(), n.bool(), x.half(), n.to(torch.int8), x.bfloat16()
 
-    outs = poptorch.inferenceModel(model_of(forward))(torch.ones(2, dtype=torch.float64), torch.arange(2))
+    outs = inferenceModel(model_of(forward))(torch.ones(2, dtype=torch.float64), torch.arange(2))
     assert [out.dtype for out in outs] == [
         torch.float32,
         torch.int32,
@@ -112,8 +112,8 @@ def test_64_bit_types_are_converted_to_32_bits():
 @pytest.mark.skipif(NO_HALF_LOSS is not None, reason=str(NO_HALF_LOSS))
 def test_training_with_half_inputs_and_float_weights_learns():
     torch.manual_seed(0)
-    model = model_of(lambda self, x, y: torch.nn.functional.mse_loss(self.fc(x), y), fc=torch.nn.Linear(10, 10))
-    trained = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+    model = model_of(lambda self, x, y: nn.functional.mse_loss(self.fc(x), y), fc=nn.Linear(10, 10))
+    trained, _ = training(model, "SGD", lr=0.5)
     x, y = torch.randn(10, 10).half(), torch.randn(10, 10).half()
     first = trained(x, y)
     for _ in range(300):
@@ -125,7 +125,7 @@ def test_training_with_half_inputs_and_float_weights_learns():
 @pytest.mark.parametrize("make", [poptorch.optim.Adam, torch.optim.SGD, poptorch.optim.LAMB])
 def test_half_weights_are_updated_in_float(make):
     torch.manual_seed(0)
-    squares = model_of(lambda self, x: poptorch.identity_loss((self.fc(x) - 1) ** 2, "mean"), fc=torch.nn.Linear(4, 2))
+    squares = model_of(lambda self, x: poptorch.identity_loss((self.fc(x) - 1) ** 2, "mean"), fc=nn.Linear(4, 2))
     model = squares.half()
     optimizer = make(model.parameters(), lr=0.05)
     trained = poptorch.trainingModel(model, optimizer=optimizer)
@@ -139,10 +139,9 @@ def test_half_weights_are_updated_in_float(make):
 
 def test_loss_scaling_keeps_small_half_gradients():
     def trained(scaling):
-        weight = torch.nn.Parameter(torch.ones(1).half())
+        weight = nn.Parameter(torch.ones(1).half())
         model = model_of(lambda self, x: poptorch.identity_loss(self.w * x * x, "sum"), w=weight)
-        optimizer = poptorch.optim.SGD(model.parameters(), lr=2.0**26, loss_scaling=scaling)
-        poptorch.trainingModel(model, optimizer=optimizer)(torch.full((1,), 2.0**-13).half())
+        training(model, "SGD", lr=2.0**26, loss_scaling=scaling)[0](torch.full((1,), 2.0**-13).half())
         return model.w.item()
 
     assert trained(1.0) == 1.0  # the gradient of 2^-26 rounds to zero in half
@@ -154,18 +153,16 @@ def test_the_device_ipu_is_this_host():
         ones = torch.ones(2, device="ipu")
         return x.to("ipu:0") + ones + torch.zeros(2, device=torch.device("ipu"))
 
-    assert torch.equal(poptorch.inferenceModel(model_of(forward))(torch.ones(2)), torch.full((2,), 2.0))
+    assert torch.equal(inferenceModel(model_of(forward))(torch.ones(2)), torch.full((2,), 2.0))
 
 
 @pytest.mark.parametrize(("scaling", "finite"), [(2.0**10, True), (2.0**22, False)])
 def test_a_loss_scaling_that_overflows_half_warns(caplog, scaling, finite):
     model = model_of(
-        lambda self, x: poptorch.identity_loss(self.fc(x).float().square().sum(), "sum"), fc=torch.nn.Linear(2, 1)
+        lambda self, x: poptorch.identity_loss(self.fc(x).float().square().sum(), "sum"), fc=nn.Linear(2, 1)
     )
-    options = poptorch.Options()
-    options.Training.gradientAccumulation(2)
-    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, loss_scaling=scaling, accum_type=torch.float16)
-    with caplog.at_level(logging.WARNING, "poptorch::python"):
-        poptorch.trainingModel(model, options, optimizer)(torch.ones(2, 2))
+    how = {"lr": 0.1, "loss_scaling": scaling, "accum_type": torch.float16}
+    with warnings_in(caplog):
+        training(model, "SGD", options(accumulation=2), **how)[0](torch.ones(2, 2))
     assert bool(model.fc.weight.isfinite().all()) == finite
     assert ("float16 holds at most 65504" in caplog.text) == (not finite)

@@ -1,19 +1,17 @@
 """``snnipu.poptorch`` is Graphcore's PopTorch if it is installed."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+from support.commands import python
 
 PRINTS = "from snnipu import poptorch; import sys; print(poptorch.__name__, poptorch.__version__, "
 PRINTS += "sys.modules['snnipu.poptorch'] is poptorch, hasattr(poptorch, 'is_host_runtime'))"
 
 
 def output(code, *path, status=0):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == status, done.stderr
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONWARNINGS": "ignore"}
+    done = python("-c", code, status=status, env=environment)
     return done.stdout + done.stderr
 
 

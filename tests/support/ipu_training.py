@@ -3,8 +3,10 @@
 from collections import namedtuple
 
 import torch
+from torch import nn
 
 from snnipu import poptorch
+from snnipu.ipu.model import IpuModel
 
 Run = namedtuple("Run", "net outputs model before")
 
@@ -52,3 +54,20 @@ def check_training(make, batches, optimizer=poptorch.optim.SGD, host=None, close
             weight, reference.to(weight.dtype), **tolerance, msg=lambda text, name=name: f"{name}: {text}"
         )
     return run
+
+
+def classified(counts, labels):
+    """Return the outputs of a model: counts, and in training their loss."""
+    if labels is None:
+        return counts
+    return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "mean")
+
+
+def hide_operator(monkeypatch, name):
+    """Hide an operator of the IPU model."""
+    every = IpuModel.operators
+
+    def others(model):
+        return {key: entry for key, entry in every(model).items() if key[1] != name}
+
+    monkeypatch.setattr(IpuModel, "operators", others)
