@@ -2,16 +2,15 @@
 
 import pytest
 from support.call_sequences import KINDS, SLOW, drawn, failure, shorten
-from support.versions import needs_backend
+from support.versions import needs_backend, needs_native
 
 import snnipu as snn
-from snnipu.backends import host, host_sparse
+from snnipu.backends import host_sparse
 from snnipu.ops import _fixed
 
 SEQUENCES = 5
 # Compiled at their first calls, by PyTorch or the machine's C++ compiler.
 COMPILED = {**dict.fromkeys(SLOW, 1), "own neuron": SEQUENCES}
-needs_native = pytest.mark.skipif(host.library is None, reason=f"no native library: {host.unavailable_reason}")
 
 
 def wrong(name, sequences):

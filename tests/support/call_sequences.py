@@ -8,6 +8,7 @@ an array ends the run. ``--case Leaky:12`` runs one sequence. Kind and seed alon
 import argparse
 import contextlib
 import copy
+import functools
 import pathlib
 import random
 import sys
@@ -26,10 +27,6 @@ from support.zeros import events_taken
 OPERATIONS = 12  # per sequence
 DTYPES = [torch.float32] * 6 + [torch.float64] * 3 + [torch.float16, torch.bfloat16]
 FEATURES = 3  # for most layers; a shape that does not fit raises an error
-
-
-class Mismatch(AssertionError):
-    """A call whose result differs from a fresh layer's."""
 
 
 class Kind(NamedTuple):
@@ -184,51 +181,47 @@ def parameter(draw):
     return torch.tensor(value, dtype=torch.float64) if kind == 1 else value
 
 
-def options(draw, *learnt):
-    """Draw some options of a neuron."""
-    chosen = {name: draw.random() < 0.5 for name in learnt}
-    chosen["reset_mechanism"] = draw.choice(["subtract", "zero", "none"])
-    chosen["init_hidden"] = draw.random() < 0.3
-    chosen["output"] = draw.random() < 0.5
-    chosen["threshold"] = draw.choice([1.0, 0.5])
-    return chosen
+def of(kind, *arguments, **options):
+    """Return a function that draws a layer: an element of each list, and the value of each function."""
+
+    def drawn_value(draw, value):
+        return value(draw) if callable(value) else draw.choice(value) if isinstance(value, list) else value
+
+    return lambda draw: kind(
+        *(drawn_value(draw, value) for value in arguments),
+        **{name: drawn_value(draw, value) for name, value in options.items()},
+    )
 
 
-def leaky(draw):
-    delay = {"reset_delay": draw.random() < 0.7}
-    return snn.Leaky(beta=parameter(draw), **options(draw, "learn_beta", "learn_threshold"), **delay)
-
-
-def synaptic(draw):
-    return snn.Synaptic(alpha=parameter(draw), beta=parameter(draw), **options(draw, "learn_alpha", "learn_beta"))
-
-
-def alpha(draw):
-    return snn.Alpha(alpha=0.9, beta=0.8, **options(draw, "learn_beta"))
+EITHER, MECHANISMS = [True, False], ["subtract", "zero", "none"]
+OPTIONS = {
+    "reset_mechanism": MECHANISMS,
+    "init_hidden": [True, False, False],
+    "output": EITHER,
+    "threshold": [1.0, 0.5],
+}
+leaky = of(snn.Leaky, parameter, learn_beta=EITHER, learn_threshold=EITHER, reset_delay=[True, True, False], **OPTIONS)
+synaptic = of(snn.Synaptic, parameter, parameter, learn_alpha=EITHER, learn_beta=EITHER, **OPTIONS)
 
 
 def lapicque(draw):
     # For a learnt beta snnTorch derives others, whose graph serves only one backward pass.
-    constants = {"R": 5.1, "C": 5e-3} if draw.random() < 0.5 else {"beta": 0.9}
-    return snn.Lapicque(**constants, time_step=1e-3, **options(draw))
+    constants = draw.choice([{"R": 5.1, "C": 5e-3}, {"beta": 0.9}])
+    return of(snn.Lapicque, **constants, time_step=1e-3, **OPTIONS)(draw)
 
 
-def recurrence(draw):
-    if draw.random() < 0.5:
-        return {"all_to_all": False, "V": parameter(draw), "learn_recurrent": draw.random() < 0.5}
-    return {"all_to_all": True, "linear_features": FEATURES}
+def recurrent(kind, *decays, **options):
+    """Return a function that draws a neuron with a weight of each neuron, or of each pair."""
+
+    def make(draw):
+        weights = {"all_to_all": False, "V": parameter, "learn_recurrent": EITHER}
+        weights = draw.choice([weights, {"all_to_all": True, "linear_features": FEATURES}])
+        return of(kind, *decays, **weights, **options, **OPTIONS)(draw)
+
+    return make
 
 
-def rleaky(draw):
-    return snn.RLeaky(beta=0.9, **recurrence(draw), **options(draw, "learn_beta"))
-
-
-def rsynaptic(draw):
-    return snn.RSynaptic(alpha=0.9, beta=0.8, **recurrence(draw), **options(draw, "learn_alpha"))
-
-
-def delta_leaky(draw):
-    return snn.DeltaLeaky(beta=0.9, delta_threshold=0.1)
+rleaky = recurrent(snn.RLeaky, 0.9, learn_beta=EITHER)
 
 
 @snn.neuron(states=("spk", "mem", "adapt"), parameters={"beta": 0.9, "rho": 0.8})
@@ -236,19 +229,6 @@ def Adaptive(x, spk, mem, adapt, *, beta, rho, spike):
     mem = beta * mem + x - spk.detach()
     adapt = rho * adapt + spk
     return spike(mem - 1.0 - 0.1 * adapt), mem, adapt
-
-
-def own_neuron(draw):
-    return Adaptive(learn=draw.random() < 0.5, init_hidden=draw.random() < 0.3)
-
-
-def slstm(draw):
-    hidden = FEATURES if draw.random() < 0.8 else FEATURES + 1
-    return snn.SLSTM(FEATURES, hidden, **options(draw, "learn_threshold"))
-
-
-def sconv_lstm(draw):
-    return snn.SConv2dLSTM(2, 2, 3, **options(draw, "learn_threshold"))
 
 
 # ---- layers that take whole sequences
@@ -297,65 +277,21 @@ def events_call(*behind, spikes=0.6):
     return call
 
 
-def sparse_linear(draw):
-    return snn.SparseLinear(FEATURES, 70 if draw.random() < 0.5 else 4, bias=draw.random() < 0.5)
-
-
-def sparse_options(draw):
-    return {
-        "beta": 0.9,
-        "threshold": draw.choice([1.0, 0.3]),
-        "bias": draw.random() < 0.5,
-        "learn_beta": draw.random() < 0.5,
-        "learn_threshold": draw.random() < 0.5,
-        "reset_mechanism": draw.choice(["subtract", "zero", "none"]),
-        "grad_threshold": draw.choice([None, 0.2]),
-        "max_spikes": draw.choice([None, 2]),
-    }
-
-
-def sparse_leaky(draw):
-    return snn.SparseLeaky(FEATURES, 4, **sparse_options(draw))
-
-
-def sparse_synaptic(draw):
-    chosen = {name: value for name, value in sparse_options(draw).items() if name not in ("beta", "learn_beta")}
-    return snn.SparseSynaptic(FEATURES, 4, alpha=0.8, beta=0.9, **chosen)
-
-
-def sparse_network(draw):
-    return snn.SparseNetwork([FEATURES, 4, 5], delay=draw.choice([0, 1]), **sparse_options(draw))
-
-
-def sparse_conv2d(draw):
-    return snn.SparseConv2d(2, 3, 3, input_size=(5, 6), padding=draw.choice([0, 1]), bias=draw.random() < 0.5)
-
-
-def sparse_conv_leaky(draw):
-    return snn.SparseConvLeaky(2, 3, 3, input_size=(5, 6), **sparse_options(draw))
-
-
-def sparse_pool2d(draw):
-    return snn.SparsePool2d(2, input_size=(2, 5, 6), mode=draw.choice(["max", "average", "sum"]))
+SPARSE = {
+    "threshold": [1.0, 0.3],
+    "bias": EITHER,
+    "learn_threshold": EITHER,
+    "reset_mechanism": MECHANISMS,
+    "grad_threshold": [None, 0.2],
+    "max_spikes": [None, 2],
+}
+LEAKY = {"beta": 0.9, "learn_beta": EITHER, **SPARSE}
 
 
 def sparse_maps(draw):
-    options = {**sparse_options(draw), "max_spikes": None, "path": draw.choice(["auto", "sparse", "dense"])}
-    return snn.SparseNetwork([(2, 5, 6), "3C3P1", draw.choice(["MP2", "AP2"]), "3C2", 4], delay=0, **options)
-
-
-def delay_linear(draw):
-    kernel = draw.choice(["linear", "gaussian"])
-    return snn.DelayLinear(FEATURES, 4, 3, kernel=kernel, bias=draw.random() < 0.5, init_hidden=draw.random() < 0.4)
-
-
-def synaptic_delay(draw):
-    step_mode = draw.random() < 0.5
-    return snn.SynapticDelay(3, channels=FEATURES, learn_delay=draw.random() < 0.5, step_mode=step_mode)
-
-
-def state_leaky(draw):
-    return snn.StateLeaky(beta=0.9, channels=FEATURES, learn_beta=draw.random() < 0.5)
+    options = {**LEAKY, "max_spikes": None, "path": ["auto", "sparse", "dense"]}
+    sizes = [(2, 5, 6), "3C3P1", draw.choice(["MP2", "AP2"]), "3C2", 4]
+    return of(functools.partial(snn.SparseNetwork, sizes), delay=0, **options)(draw)
 
 
 def multistep(draw):
@@ -422,31 +358,48 @@ class Loop(nn.Module):
 
 
 def compiled(draw):
-    return Loop(snn.Leaky(beta=parameter(draw), learn_beta=draw.random() < 0.5), draw.random() < 0.5)
+    return Loop(of(snn.Leaky, parameter, learn_beta=EITHER)(draw), draw.choice(EITHER))
 
 
 KINDS = {
     "Leaky": Kind(leaky, neuron_call(1)),
     "Lapicque": Kind(lapicque, neuron_call(1)),
     "Synaptic": Kind(synaptic, neuron_call(2)),
-    "Alpha": Kind(alpha, neuron_call(3)),
+    "Alpha": Kind(of(snn.Alpha, 0.9, 0.8, learn_beta=EITHER, **OPTIONS), neuron_call(3)),
     "RLeaky": Kind(rleaky, neuron_call(2)),
-    "RSynaptic": Kind(rsynaptic, neuron_call(3)),
-    "DeltaLeaky": Kind(delta_leaky, delta_call),
-    "own neuron": Kind(own_neuron, neuron_call(3)),
-    "SLSTM": Kind(slstm, neuron_call(2, lambda draw: batches(draw, FEATURES), STEPS_AND_SEQUENCES[:4])),
-    "SConv2dLSTM": Kind(sconv_lstm, neuron_call(2, lambda draw: batches(draw, 2, 4, 5), STEPS_AND_SEQUENCES[:4])),
-    "StateLeaky": Kind(state_leaky, sequence_call(FEATURES)),
-    "SparseLinear": Kind(sparse_linear, events_call(FEATURES)),
-    "SparseLeaky": Kind(sparse_leaky, events_call(FEATURES)),
-    "SparseSynaptic": Kind(sparse_synaptic, events_call(FEATURES)),
-    "SparseNetwork": Kind(sparse_network, events_call(FEATURES)),
-    "SparseConv2d": Kind(sparse_conv2d, events_call(2, 5, 6)),
-    "SparseConvLeaky": Kind(sparse_conv_leaky, events_call(2, 5, 6)),
-    "SparsePool2d": Kind(sparse_pool2d, events_call(2, 5, 6)),
+    "RSynaptic": Kind(recurrent(snn.RSynaptic, 0.9, 0.8, learn_alpha=EITHER), neuron_call(3)),
+    "DeltaLeaky": Kind(of(snn.DeltaLeaky, beta=0.9, delta_threshold=0.1), delta_call),
+    "own neuron": Kind(of(Adaptive, learn=EITHER, init_hidden=[True, False, False]), neuron_call(3)),
+    "SLSTM": Kind(
+        of(snn.SLSTM, FEATURES, [FEATURES] * 4 + [FEATURES + 1], learn_threshold=EITHER, **OPTIONS),
+        neuron_call(2, lambda draw: batches(draw, FEATURES), STEPS_AND_SEQUENCES[:4]),
+    ),
+    "SConv2dLSTM": Kind(
+        of(snn.SConv2dLSTM, 2, 2, 3, learn_threshold=EITHER, **OPTIONS),
+        neuron_call(2, lambda draw: batches(draw, 2, 4, 5), STEPS_AND_SEQUENCES[:4]),
+    ),
+    "StateLeaky": Kind(of(snn.StateLeaky, beta=0.9, channels=FEATURES, learn_beta=EITHER), sequence_call(FEATURES)),
+    "SparseLinear": Kind(of(snn.SparseLinear, FEATURES, [70, 4], bias=EITHER), events_call(FEATURES)),
+    "SparseLeaky": Kind(of(snn.SparseLeaky, FEATURES, 4, **LEAKY), events_call(FEATURES)),
+    "SparseSynaptic": Kind(of(snn.SparseSynaptic, FEATURES, 4, alpha=0.8, beta=0.9, **SPARSE), events_call(FEATURES)),
+    "SparseNetwork": Kind(
+        of(functools.partial(snn.SparseNetwork, [FEATURES, 4, 5]), delay=[0, 1], **LEAKY), events_call(FEATURES)
+    ),
+    "SparseConv2d": Kind(
+        of(snn.SparseConv2d, 2, 3, 3, input_size=(5, 6), padding=[0, 1], bias=EITHER), events_call(2, 5, 6)
+    ),
+    "SparseConvLeaky": Kind(of(snn.SparseConvLeaky, 2, 3, 3, input_size=(5, 6), **LEAKY), events_call(2, 5, 6)),
+    "SparsePool2d": Kind(
+        of(snn.SparsePool2d, 2, input_size=(2, 5, 6), mode=["max", "average", "sum"]), events_call(2, 5, 6)
+    ),
     "SparseNetwork of maps": Kind(sparse_maps, events_call(2, 5, 6)),
-    "DelayLinear": Kind(delay_linear, events_call(FEATURES)),
-    "SynapticDelay": Kind(synaptic_delay, sequence_call(FEATURES)),
+    "DelayLinear": Kind(
+        of(snn.DelayLinear, FEATURES, 4, 3, kernel=["linear", "gaussian"], bias=EITHER, init_hidden=EITHER),
+        events_call(FEATURES),
+    ),
+    "SynapticDelay": Kind(
+        of(snn.SynapticDelay, 3, channels=FEATURES, learn_delay=EITHER, step_mode=EITHER), sequence_call(FEATURES)
+    ),
     "MultiStep": Kind(multistep, events_call(FEATURES), around=events_taken),
     "MultiStep of maps": Kind(multistep_of_maps, events_call(2, 5, 6, spikes=0), around=events_taken),
     "MultiStep of lines": Kind(multistep_of_lines, events_call(2, 9, spikes=0), around=events_taken),
@@ -471,29 +424,25 @@ def tensor_places(layer):
 
 def change(draw, layer):
     """Change a layer between two calls in a way that programs do."""
-    kind = draw.choice(CHANGES)
+    kind, places = draw.choice(CHANGES), tensor_places(layer)
     if kind in ("double", "float", "half", "bfloat16", "train", "eval", "zero_grad"):
         getattr(layer, kind)()
     elif kind == "to":
         layer.to(draw.choice(DTYPES))
     elif kind == "load":
         layer.load_state_dict({name: value.clone() * 0.5 for name, value in layer.state_dict().items()})
-    elif kind == "assign" and tensor_places(layer):
-        module, name = draw.choice(tensor_places(layer))
+    elif places:
+        module, name = draw.choice(places)
         value = getattr(module, name)
-        setattr(module, name, value.detach() * 0.75 if draw.random() < 0.5 else nn.Parameter(value.detach() * 0.75))
-    elif kind == "grad" and tensor_places(layer):
-        module, name = draw.choice(tensor_places(layer))
-        value = getattr(module, name)
-        value.requires_grad_(not value.requires_grad)
-    elif kind == "in place" and tensor_places(layer):
-        module, name = draw.choice(tensor_places(layer))
-        with torch.no_grad():
-            getattr(module, name).mul_(0.5)
-    elif kind == "data" and tensor_places(layer):
-        module, name = draw.choice(tensor_places(layer))
-        value = getattr(module, name)
-        value.data = other_data(draw, value.data)
+        if kind == "assign":
+            setattr(module, name, draw.choice([torch.detach, nn.Parameter])(value.detach() * 0.75))
+        elif kind == "grad":
+            value.requires_grad_(not value.requires_grad)
+        elif kind == "in place":
+            with torch.no_grad():
+                value.mul_(0.5)
+        else:
+            value.data = other_data(draw, value.data)
 
 
 CHANGES = ["double", "float", "float", "half", "bfloat16", "to", "load", "assign", "grad", "in place", "train", "eval"]
@@ -577,26 +526,9 @@ def check(actual, expected):
             f"{each.kind.__name__}: {each.text}" if isinstance(each, Refusal) else "" for each in (actual, expected)
         ]
         if not all(errors) or actual.kind is not expected.kind:
-            raise Mismatch(f"{errors[0] or 'no error'}, but a fresh layer: {errors[1] or 'no error'}")
+            raise AssertionError(f"{errors[0] or 'no error'}, but a fresh layer: {errors[1] or 'no error'}")
         return
-    for what, ours, theirs in zip(("result", "gradient"), actual, expected):
-        if len(ours) != len(theirs):
-            raise Mismatch(f"{len(ours)} {what}s, but a fresh layer has {len(theirs)}")
-        for place, (value, other) in enumerate(zip(ours, theirs)):
-            if (value is None) != (other is None):
-                raise Mismatch(
-                    f"{what} {place} is {'None' if value is None else 'not None'}, a fresh layer's is not so"
-                )
-            if value is None:
-                continue
-            if value.dtype != other.dtype or value.shape != other.shape:
-                raise Mismatch(
-                    f"{what} {place}: {value.dtype} {list(value.shape)}, "
-                    f"a fresh layer's: {other.dtype} {list(other.shape)}"
-                )
-            if not torch.equal(value.nan_to_num(), other.nan_to_num()) or not torch.equal(value.isnan(), other.isnan()):
-                apart = float((value.double() - other.double()).abs().max())
-                raise Mismatch(f"{what} {place} differs from a fresh layer's by {apart}")
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def without_graph(value):
@@ -656,7 +588,7 @@ def altered_layer(kind, seed, operations):
 
 
 def run(name, seed, operations):
-    """Run a sequence; raise :class:`Mismatch` at a call that differs from a fresh layer's."""
+    """Run a sequence; a call that differs from a fresh layer's raises an AssertionError."""
     kind, earlier = KINDS[name], []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -679,7 +611,7 @@ def failure(name, seed, operations):
     """Return the error message of a sequence; empty if all calls agree."""
     try:
         run(name, seed, operations)
-    except Mismatch as error:
+    except AssertionError as error:
         return str(error)
     return ""
 

@@ -33,33 +33,15 @@ COMPARED = collections.Counter()  # calls whose results were compared, and calls
 STRIDED = ("contiguous", "time last", "every second", "reversed batch", "expanded")
 
 
-class Mismatch(AssertionError):
-    """Numbers that differ."""
-
-
 class Refused(Exception):
     """snnTorch itself cannot run this."""
 
 
 def assert_same(what, actual, expected, tolerance=None):
     """Check equality bit by bit, or with ``tolerance`` relative to the largest number."""
-    if (actual is None) != (expected is None):
-        raise Mismatch(f"{what}: None, not a tensor" if actual is None else f"{what}: a tensor, not None")
-    if actual is None:
-        return
-    if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        raise Mismatch(f"{what}: {actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}")
-    if tolerance is None:
-        wrong = ~((actual == expected) | (actual.isnan() & expected.isnan()))
-    else:
-        scale = max(1.0, float(expected.detach().abs().max())) if expected.numel() else 1.0
-        wrong = ~((actual - expected).abs() <= tolerance * scale)
-    if wrong.any():
-        place = tuple(int(i) for i in wrong.nonzero()[0])
-        raise Mismatch(
-            f"{what}: {int(wrong.sum())} of {wrong.numel()} differ, at {place} {float(actual[place])!r}, not "
-            f"{float(expected[place])!r}"
-        )
+    largest = float(expected.detach().abs().max()) if tolerance and expected is not None and expected.numel() else 1.0
+    close = {"rtol": 0, "atol": (tolerance or 0) * max(1.0, largest), "equal_nan": tolerance is None}
+    torch.testing.assert_close(actual, expected, **close, msg=lambda text: f"{what}: {text}")
 
 
 def scale_of(gradients):
@@ -470,6 +452,24 @@ def assert_agree(results, x, trained=True):
     COMPARED["gradients"] += trained
 
 
+def trained(layer, function, x, seed, learns_input=True):
+    """Return a dense result of ``function``, and the gradients of a weighted sum: of the input and the parameters."""
+    leaf = x.clone().requires_grad_(learns_input)
+    layer.zero_grad()
+    out = function(leaf)
+    out = (out.to_dense() if isinstance(out, snn.SparseSpikes) else out).flatten(2)
+    if out.requires_grad:
+        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed), dtype=out.dtype)
+        (out * weight).sum().backward()
+    return out.detach(), leaf.grad, {name: p.grad for name, p in layer.named_parameters()}
+
+
+def as_spikes(x, shape):
+    """Return dense spikes ``[T, B, *shape]`` as ``SparseSpikes``."""
+    spikes = snn.SparseSpikes.from_dense(x.flatten(2))
+    return spikes.with_maps(shape) if len(shape) == 3 else spikes
+
+
 def events(seed):
     """Compare a ``SparseNetwork`` of kernels with its dense twin."""
     draw = random.Random(seed)
@@ -481,21 +481,14 @@ def events(seed):
         x = (torch.rand(steps, batch, *shape) < activity).double()
         if draw.random() < 0.3:
             x = x * torch.randn_like(x)
-        train, results = draw.random() < 0.6, []
-        learn_input = train and draw.random() < 0.5
-        for network in (net, twin):
-            leaf = x.clone().requires_grad_(learn_input)
-            network.zero_grad()
-            spikes = snn.SparseSpikes.from_dense(leaf.flatten(2))
-            spikes = spikes.with_maps(shape) if len(shape) == 3 else spikes
-            with torch.enable_grad() if train else torch.no_grad():
-                out = network(spikes)
-                dense = out.to_dense()
-            if dense.requires_grad:
-                weight = torch.randn(dense.shape, generator=torch.Generator().manual_seed(seed), dtype=dense.dtype)
-                (dense * weight).sum().backward()
-            results.append((dense.detach(), leaf.grad, {name: p.grad for name, p in network.named_parameters()}))
-        assert_agree(results, x, dense.requires_grad)
+        train = draw.random() < 0.6
+        learns_input = train and draw.random() < 0.5
+        with torch.set_grad_enabled(train):
+            results = [
+                trained(network, lambda leaf, network=network: network(as_spikes(leaf, shape)), x, seed, learns_input)
+                for network in (net, twin)
+            ]
+        assert_agree(results, x, train)
         with torch.no_grad():
             for p, q in zip(net.parameters(), twin.parameters()):
                 added = 0.1 * torch.randn_like(p)
@@ -602,22 +595,12 @@ def event_layers(seed):
         steps, batch = draw.choice([1, draw.randint(1, 20)]), draw.choice([1, draw.randint(1, 20)])
         x = (torch.rand(steps, batch, *shape) < draw.choice([0.0, 0.03, 0.2, 1.0])).double()
         x = x * torch.randn_like(x) if draw.random() < 0.4 else x
-        results, weight, as_spikes = [], None, draw.random() < 0.7
-        for ours in (True, False):
-            layer.zero_grad()
-            leaf = x.clone().requires_grad_(True)
-            if ours and as_spikes:
-                spikes = snn.SparseSpikes.from_dense(leaf.flatten(2))
-                outputs = layer(spikes.with_maps(shape) if len(shape) == 3 else spikes)
-            elif ours:
-                outputs = layer(leaf)
-            else:
-                outputs = by_equations(layer, arrives(leaf))
-            outputs = (outputs.to_dense() if isinstance(outputs, snn.SparseSpikes) else outputs).flatten(2)
-            weight = torch.randn_like(outputs) if weight is None else weight
-            (outputs * weight).sum().backward()
-            results.append((outputs.detach(), leaf.grad, {name: p.grad for name, p in layer.named_parameters()}))
-        assert_agree(results, x)
+        spikes = draw.random() < 0.7
+        calls = (
+            lambda leaf, spikes=spikes: layer(as_spikes(leaf, shape) if spikes else leaf),
+            lambda leaf: by_equations(layer, arrives(leaf)),
+        )
+        assert_agree([trained(layer, call, x, seed) for call in calls], x)
         with torch.no_grad():
             for p in layer.parameters():
                 p.add_(0.1 * torch.randn_like(p))
@@ -743,7 +726,7 @@ def run(family, seed):
             FAMILIES[family](seed)
         except Refused:
             return None
-        except Mismatch as error:
+        except AssertionError as error:
             return str(error)
     return None
 

@@ -108,6 +108,15 @@ public:
       fail("status where an allocation failed", before);
     return found;
   }
+  // Draw float32 or float64, rarely a dtype that a function refuses.
+  int64_t dtype() { return rarely() ? size(2, 5) : size(0, 1); }
+  // Draw a surrogate; return True if the library has it.
+  template <typename Call> bool surrogate(Call &call, int64_t least = 0) {
+    call.surrogate = size(least, rarely() ? 9 : 5);
+    call.surrogate_a = static_cast<double>(size(-2, 9));
+    call.surrogate_b = 0.5;
+    return call.surrogate >= 0 && call.surrogate < snnipu_num_surrogates();
+  }
   int64_t bytes(int64_t dtype) const { return dtype == SNNIPU_F64 ? 8 : dtype == SNNIPU_F32 ? 4 : 2; }
 
   char *raw(int64_t count) {
@@ -228,7 +237,7 @@ bool run(Draw &draw, Function function, snnipu_sparse_call &call, bool broken, b
 
 snnipu_sparse_call sparseCall(Draw &draw, int64_t mostSteps = 6, int64_t mostBatch = 4) {
   snnipu_sparse_call call = {};
-  call.dtype = draw.rarely() ? draw.size(2, 5) : draw.size(0, 1);
+  call.dtype = draw.dtype();
   call.threads = draw.size(1, 3);
   call.steps = draw.rarely() ? 0 : draw.size(1, mostSteps);
   call.batch = draw.rarely() ? 0 : draw.size(1, mostBatch);
@@ -364,6 +373,35 @@ void delays(Draw &draw) {
 
 thread_local std::function<void(snnipu_sparse_call *)> makeRoom;
 
+// Make the outputs of all slots of a call.
+void makeSlots(Draw &draw, snnipu_sparse_call &call) {
+  const int64_t rows = call.steps * call.batch, slots = rows * call.output_slots;
+  call.ids_out = draw.room<int32_t>(4 * slots);
+  call.values_out = draw.room(slots * draw.bytes(call.dtype));
+  call.counts_out = draw.room<int32_t>(8 * rows);
+  call.dropped = draw.room<int32_t>(8 * rows);
+}
+
+// Let a call ask for room for at most `most` slots, and sometimes refuse it.
+void offerRoom(Draw &draw, snnipu_sparse_call &call, int64_t most) {
+  const bool hasRoom = !draw.rarely();
+  makeRoom = [&draw, most, hasRoom](snnipu_sparse_call *of) {
+    const int64_t left = allowed.exchange(0); // the test's own allocations must not fail
+    if (of->output_slots < 0 || of->output_slots > most)
+      fail("slots", of->output_slots);
+    makeSlots(draw, *of);
+    const int64_t rows = of->steps * of->batch;
+    of->slot_mem = draw.room(rows * of->output_slots * draw.bytes(of->dtype));
+    if (of->window) {
+      of->source = draw.room<int32_t>(4 * rows * of->output_slots);
+      of->neuron_counts = draw.room<int32_t>(8 * rows);
+    }
+    allowed = left;
+    of->most = hasRoom;
+  };
+  call.room = [](snnipu_sparse_call *of) { makeRoom(of); };
+}
+
 void layer(Draw &draw, bool isMaps) {
   Connected c;
   connect(draw, c, isMaps);
@@ -393,26 +431,9 @@ void layer(Draw &draw, bool isMaps) {
   call.rotate = draw.coin();
   call.output_slots = call.window || draw.coin() ? -1 : draw.size(0, neurons);
   call.fired = draw.room<uint32_t>(4 * rows * ((neurons + 31) / 32));
-  const bool keepsMembranes = draw.coin(), hasRoom = !draw.rarely();
+  const bool keepsMembranes = draw.coin();
+  offerRoom(draw, call, neurons);
   call.mem = keepsMembranes ? draw.room(rows * neurons * bytes) : nullptr;
-  makeRoom = [&](snnipu_sparse_call *of) {
-    const int64_t left = allowed.exchange(0); // the test's own allocations must not fail
-    if (of->output_slots < 0 || of->output_slots > neurons)
-      fail("slots of a layer", of->output_slots);
-    const int64_t slots = rows * of->output_slots;
-    of->ids_out = draw.room<int32_t>(4 * slots);
-    of->values_out = draw.room(slots * bytes);
-    of->slot_mem = draw.room(slots * bytes);
-    of->counts_out = draw.room<int32_t>(8 * rows);
-    of->dropped = draw.room<int32_t>(8 * rows);
-    if (of->window) {
-      of->source = draw.room<int32_t>(4 * slots);
-      of->neuron_counts = draw.room<int32_t>(8 * rows);
-    }
-    allowed = left;
-    of->most = hasRoom;
-  };
-  call.room = [](snnipu_sparse_call *of) { makeRoom(of); };
   if (!run(draw, forwards, call, c.broken) || !draw.coin())
     return;
   draw.forgetRoom();
@@ -425,10 +446,7 @@ void layer(Draw &draw, bool isMaps) {
   if (call.window)
     call.ids_out = call.source;
   call.grad = draw.numbers(call.dtype, rows * call.output_slots);
-  call.surrogate = draw.size(0, draw.rarely() ? 9 : 5);
-  const bool known = call.surrogate < snnipu_num_surrogates();
-  call.surrogate_a = static_cast<double>(draw.size(-2, 9));
-  call.surrogate_b = 0.5;
+  const bool known = draw.surrogate(call);
   setGradients(draw, c);
   call.grad_recurrent = call.recurrent_weight ? draw.maybeRoom(neurons * neurons * bytes) : nullptr;
   call.grad_beta = keepsMembranes ? draw.maybeRoom(call.beta_size * bytes) : nullptr;
@@ -455,18 +473,14 @@ void select(Draw &draw) {
     fail("neurons above a threshold", call.most);
   call.output_slots = draw.coin() ? call.most : draw.size(0, call.neurons + 3);
   call.rotate = draw.coin();
-  call.ids_out = draw.room<int32_t>(4 * rows * call.output_slots);
-  call.values_out = draw.room(rows * call.output_slots * bytes);
-  call.counts_out = draw.room<int32_t>(8 * rows);
-  call.dropped = draw.room<int32_t>(8 * rows);
+  makeSlots(draw, call);
   run(draw, snnipu_select_spikes_fwd, call, false);
   draw.forgetRoom();
   call.grad = draw.numbers(call.dtype, rows * call.output_slots);
   call.slot_mem = draw.numbers(call.dtype, rows * call.output_slots);
-  call.surrogate = draw.size(0, draw.rarely() ? 9 : 5);
-  call.surrogate_a = static_cast<double>(draw.size(-2, 9));
+  const bool known = draw.surrogate(call);
   call.grad_values = draw.room(rows * call.output_slots * bytes);
-  run(draw, snnipu_select_spikes_bwd, call, false, call.surrogate < snnipu_num_surrogates());
+  run(draw, snnipu_select_spikes_bwd, call, false, known);
 }
 
 void eventprop(Draw &draw) {
@@ -492,23 +506,10 @@ void eventprop(Draw &draw) {
 void nonzero(Draw &draw) {
   auto call = sparseCall(draw);
   call.neurons = draw.rarely() ? draw.size(1, 20000) : draw.size(1, 300);
-  const int64_t rows = call.steps * call.batch, bytes = draw.bytes(call.dtype);
-  const bool hasRoom = !draw.rarely();
-  call.x = draw.numbers(call.dtype, rows * call.neurons);
+  offerRoom(draw, call, call.neurons + 3);
+  call.x = draw.numbers(call.dtype, call.steps * call.batch * call.neurons);
   call.output_slots = draw.coin() ? -1 : draw.size(0, call.neurons + 3);
   call.rotate = draw.coin();
-  makeRoom = [&](snnipu_sparse_call *of) {
-    const int64_t left = allowed.exchange(0); // the test's own allocations must not fail
-    if (of->output_slots < 0 || of->output_slots > call.neurons + 3)
-      fail("slots of what is not 0", of->output_slots);
-    of->ids_out = draw.room<int32_t>(4 * rows * of->output_slots);
-    of->values_out = draw.room(rows * of->output_slots * bytes);
-    of->counts_out = draw.room<int32_t>(8 * rows);
-    of->dropped = draw.room<int32_t>(8 * rows);
-    allowed = left;
-    of->most = hasRoom;
-  };
-  call.room = [](snnipu_sparse_call *of) { makeRoom(of); };
   run(draw, snnipu_dense_to_sparse_fwd, call, false);
 }
 
@@ -552,9 +553,7 @@ void sparsePool(Draw &draw) {
   bool broken = false;
   draw.spikes(call, call.inputs, &broken);
   call.output_slots = draw.coin() ? neurons : draw.size(0, neurons);
-  call.ids_out = draw.room<int32_t>(4 * rows * call.output_slots);
-  call.values_out = draw.room(rows * call.output_slots * bytes);
-  call.counts_out = draw.room<int32_t>(8 * rows);
+  makeSlots(draw, call);
   call.source = call.mode == 0 ? draw.room<int32_t>(4 * rows * call.output_slots) : nullptr;
   const int status = draw.status(snnipu_sparse_pool2d_fwd, call);
   if (call.dtype > SNNIPU_F64) {
@@ -645,6 +644,7 @@ void neuron(Draw &draw) {
     call.parameter_sizes[p] = size;
     call.parameters[p] = draw.numbers(computed, size);
   }
+  bool hasSurrogate = true;
   int status;
   if (!backward) {
     call.spk = draw.room(all * stored);
@@ -654,9 +654,7 @@ void neuron(Draw &draw) {
     }
     status = draw.status(snnipu_neuron_forward, call);
   } else {
-    call.surrogate = draw.size(draw.rarely() ? -1 : 0, draw.rarely() ? 9 : 5);
-    call.surrogate_a = static_cast<double>(draw.size(-2, 9));
-    call.surrogate_b = 0.5;
+    hasSurrogate = draw.surrogate(call, draw.rarely() ? -1 : 0);
     call.grad_constant = draw.coin() ? 0 : draw.size(0, 511);
     const auto seeds = [&](int bit) { return call.grad_constant >> bit & 1 ? call.elements : all; };
     call.grad_spk = draw.maybe(storage, seeds(0));
@@ -671,8 +669,7 @@ void neuron(Draw &draw) {
     call.grad_x = draw.room(given * stored);
     status = draw.status(snnipu_neuron_backward, call);
   }
-  const bool known = hasNeuron(call.neuron, call.variant) && call.dtype <= SNNIPU_BF16 && all > 0 &&
-                     call.surrogate >= 0 && call.surrogate < snnipu_num_surrogates();
+  const bool known = hasNeuron(call.neuron, call.variant) && call.dtype <= SNNIPU_BF16 && all > 0 && hasSurrogate;
   if (status != (known ? 0 : 1) && !(known && status == 1 && !call.x))
     fail("status of a neuron", status);
   if (status == 1)
@@ -706,7 +703,7 @@ void recurrence(Draw &draw) {
   call.transposed = draw.coin();
   all.neuron = draw.size(0, 7);
   all.variant = draw.size(0, draw.rarely() ? 40 : 5);
-  all.dtype = draw.rarely() ? draw.size(2, 5) : draw.size(0, 1);
+  all.dtype = draw.dtype();
   all.threads = draw.size(1, 3);
   all.constant_input = draw.rarely();
   all.steps = draw.size(1, 6);
@@ -769,7 +766,7 @@ void recurrence(Draw &draw) {
 
 void spikingLstm(Draw &draw) {
   snnipu_lstm_call call = {};
-  call.dtype = draw.rarely() ? draw.size(2, 5) : draw.size(0, 1);
+  call.dtype = draw.dtype();
   call.threads = draw.size(1, 3);
   call.rows = draw.size(1, 9);
   call.width = draw.rarely() ? draw.size(900, 1100) : draw.size(1, 40);

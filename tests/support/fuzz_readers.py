@@ -33,16 +33,21 @@ def assert_mentions(error, *words):
     assert any(word in str(error) for word in words), error
 
 
-def recording(read, path):
-    """Read a recording; the columns must have one length, or the error must name the file."""
-    from snnipu import datasets
+def recordings_of(module, function):
+    """Return a reader of recordings; the columns must have one length, or the error must name the file."""
 
-    try:
-        columns_read = read(str(path))
-    except datasets.DamagedFileError as error:
-        return assert_mentions(error, f"root: damaged file {path}: ")
-    columns = columns_read if isinstance(columns_read, tuple) else (columns_read,)
-    assert len({len(column) for column in columns}) == 1
+    def read(content):
+        from snnipu import datasets
+
+        path = written(content)
+        try:
+            columns = getattr(importlib.import_module(f"snnipu.datasets.{module}"), function)(str(path))
+        except datasets.DamagedFileError as error:
+            return assert_mentions(error, f"damaged file {path}: ")
+        columns = columns if isinstance(columns, tuple) else (columns,)
+        assert len({len(column) for column in columns}) == 1
+
+    return read
 
 
 # ---- N-MNIST: five bytes an event
@@ -57,12 +62,6 @@ def nmnist_seeds():
     return [b"".join(rows), b"".join([rows[0], bytes([0, 240, 0, 0, 0]), rows[1]])]
 
 
-def nmnist(content):
-    from snnipu.datasets.nmnist import read_events
-
-    recording(read_events, written(content))
-
-
 # ---- DVS gestures: NumPy's arrays
 
 
@@ -73,12 +72,6 @@ def dvs_seeds():
         np.save(file, np.array([[1, 2, 0, 3], [5, 6, 1, 9]], dtype))
         seeds.append(file.getvalue())
     return seeds
-
-
-def dvs_gesture(content):
-    from snnipu.datasets.dvs_gesture import read_events
-
-    recording(read_events, written(content))
 
 
 # ---- spoken digits: WAVE
@@ -95,12 +88,6 @@ def wave_seeds():
     ]
 
 
-def spoken_digits(content):
-    from snnipu.datasets.spoken_digits import read_sound
-
-    recording(read_sound, written(content))
-
-
 # ---- MNIST: IDX, by torchvision
 
 
@@ -115,12 +102,8 @@ def mnist(content):
     images, labels = idx_seeds()
     folder = FOLDER / "MNIST" / "raw"
     folder.mkdir(parents=True, exist_ok=True)
-    files = {
-        "train-images-idx3": images,
-        "train-labels-idx1": labels,
-        "t10k-images-idx3": images,
-        "t10k-labels-idx1": labels,
-    }
+    contents = {"images-idx3": images, "labels-idx1": labels}
+    files = {f"{part}-{name}": data for part in ("train", "t10k") for name, data in contents.items()}
     files["train-labels-idx1" if content[2:4] == labels[2:4] else "train-images-idx3"] = content
     for name, data in files.items():
         (folder / f"{name}-ubyte").write_bytes(data)
@@ -145,18 +128,6 @@ def shd_seeds():
             data = archive.create_dataset(f"spikes/{name}", (2,), dtype=h5py.vlen_dtype(kind))
             data[0], data[1] = np.array([0, 1, 1], kind), np.array([], kind)
     return [file.getvalue()]
-
-
-def shd(content):
-    from snnipu import datasets
-    from snnipu.datasets._hdf5 import read_recordings
-
-    path = written(content)
-    try:
-        recordings = read_recordings(str(path))
-    except datasets.DamagedFileError as error:
-        return assert_mentions(error, f"damaged file {path}: ")
-    assert len({len(column) for column in recordings}) == 1
 
 
 # ---- saved spikes
@@ -274,17 +245,16 @@ def nir_graph(draw):
     import nir
 
     size = 1 + draw.number(3)
-    kinds = [
+
+    def of(kind, count, size=size):
+        return lambda: kind(*(draw.array(size) for _ in range(count)))
+
+    kinds = [  # test_fuzz has inputs that depend on the order
         lambda: nir.Affine(draw.array(size, size), draw.array(size)),
         lambda: nir.Linear(draw.array(size, size)),
-        lambda: nir.Scale(draw.array(size)),
-        lambda: nir.Threshold(draw.array(size)),
-        lambda: nir.Delay(draw.array(size)),
+        *(of(kind, 1) for kind in (nir.Scale, nir.Threshold, nir.Delay)),
         lambda: nir.Flatten({"input": np.array([1, size])}, draw.number(2), draw.number(2)),
-        lambda: nir.LIF(draw.array(size), draw.array(size), draw.array(size), draw.array(size), draw.array(size)),
-        lambda: nir.LI(draw.array(size), draw.array(size), draw.array(size)),
-        lambda: nir.IF(draw.array(size), draw.array(size), draw.array(size)),
-        lambda: nir.I(draw.array(size)),
+        *(of(nir.LIF, 5), of(nir.LI, 3), of(nir.IF, 3), of(nir.I, 1)),
         lambda: nir.CubaLIF(*(draw.array(size) for _ in range(5)), w_in=draw.array(size), v_reset=draw.array(size)),
         lambda: nir.Conv1d(
             draw.number(4), draw.array(1, 1, 1), *(draw.number(2) for _ in range(4)), draw.array(1)
@@ -293,8 +263,7 @@ def nir_graph(draw):
             (draw.number(4), draw.number(4)), draw.array(1, 1, 1, 1), draw.sizes(), draw.sizes(), draw.sizes(),
             draw.number(2), draw.array(1),
         ),
-        lambda: nir.SumPool2d(draw.array(2), draw.array(2), draw.array(2)),
-        lambda: nir.AvgPool2d(draw.array(2), draw.array(2), draw.array(2)),
+        *(of(nir.SumPool2d, 3, 2), of(nir.AvgPool2d, 3, 2)),
     ]  # fmt: skip
     nodes = {"input": nir.Input(np.array([size])), "output": nir.Output(np.array([size]))}
     names = ["input"]
@@ -332,11 +301,11 @@ def nir(content):
 
 
 READERS = {
-    "nmnist": (nmnist, nmnist_seeds),
-    "dvs-gesture": (dvs_gesture, dvs_seeds),
-    "spoken-digits": (spoken_digits, wave_seeds),
+    "nmnist": (recordings_of("nmnist", "read_events"), nmnist_seeds),
+    "dvs-gesture": (recordings_of("dvs_gesture", "read_events"), dvs_seeds),
+    "spoken-digits": (recordings_of("spoken_digits", "read_sound"), wave_seeds),
     "mnist": (mnist, idx_seeds),
-    "shd": (shd, shd_seeds),
+    "shd": (recordings_of("_hdf5", "read_recordings"), shd_seeds),
     "spikes": (spikes, spikes_seeds),
     "checkpoint": (checkpoint, checkpoint_seeds),
     "profile": (profile, profile_seeds),

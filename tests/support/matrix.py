@@ -42,19 +42,19 @@ class Row(NamedTuple):
 
 
 ROWS = [
-    Row("3.8", "2.0.1", "1", "0.9.1"),
-    Row("3.8", "2.4.1", "1", "0.9.1"),
-    Row("3.9", "2.6.0", "2", "0.9.4"),
-    Row("3.10", "2.9.1", "1", "1.0.0"),
-    Row("3.11", "2.0.1", "1", "1.0.0"),
-    Row("3.11", "2.13.0", "1", "0.9.1"),
-    Row("3.11", "2.13.0", "1", "0.9.4"),
-    Row("3.11", "2.13.0", "2", "1.0.0"),
-    Row("3.11", "2.13.0", "2", f"1.0.0{NEXT}"),
-    Row("3.12", "2.9.1", "2", "1.0.0"),
-    Row("3.13", "2.13.0", "2", "1.0.0"),
-    Row("3.14", "2.14.1", "2", "1.0.0"),
-    Row("3.14", "", "2", "1.0.0"),
+    "3.8:2.0.1:1:0.9.1",
+    "3.8:2.4.1:1:0.9.1",
+    "3.9:2.6.0:2:0.9.4",
+    "3.10:2.9.1:1:1.0.0",
+    "3.11:2.0.1:1:1.0.0",
+    "3.11:2.13.0:1:0.9.1",
+    "3.11:2.13.0:1:0.9.4",
+    "3.11:2.13.0:2:1.0.0",
+    "3.11:2.13.0:2:1.0.0+next",
+    "3.12:2.9.1:2:1.0.0",
+    "3.13:2.13.0:2:1.0.0",
+    "3.14:2.14.1:2:1.0.0",
+    "3.14::2:1.0.0",
 ]
 
 
@@ -166,7 +166,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     parser.add_argument("tests", nargs="*", default=TESTS, help="files and folders of tests")
     args = parser.parse_args(argv)
-    rows = [Row(*text.split(":")) for text in args.row] if args.row else ROWS
+    rows = [Row(*text.split(":")) for text in args.row or ROWS]
     if args.installed:
         rows = [Row(".".join(map(str, sys.version_info[:2])), "", "", "")]
     args.folder.mkdir(parents=True, exist_ok=True)
