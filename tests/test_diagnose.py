@@ -46,10 +46,17 @@ class Loop(nn.Module):
         return torch.stack(spikes)
 
 
+def two_layers(**options):
+    return snn.MultiStep(nn.Linear(30, 20), snn.Leaky(beta=0.9), nn.Linear(20, 5), snn.Leaky(beta=0.9, **options))
+
+
 @pytest.fixture
 def x():
     torch.manual_seed(0)
     return (torch.rand(STEPS, BATCH, 30) < 0.3).float() * 3
+
+
+either_library = pytest.mark.parametrize("library", [snn, snntorch], ids=["snnipu", "snntorch"])
 
 
 def check(row, spk, mem=None):
@@ -63,7 +70,7 @@ def check(row, spk, mem=None):
         assert row.membranes == pytest.approx((float(mem.min()), float(mem.max())), rel=1e-5)
 
 
-@pytest.mark.parametrize("library", [snn, snntorch], ids=["snnipu", "snntorch"])
+@either_library
 @pytest.mark.parametrize("kind", NEURONS)
 def test_neurons_in_a_multistep(x, kind, library):
     net = snn.MultiStep(nn.Linear(30, 20), getattr(library, kind)(**NEURONS[kind]))
@@ -75,7 +82,7 @@ def test_neurons_in_a_multistep(x, kind, library):
 
 
 def test_gradients_are_those_of_a_backward_pass(x):
-    net = snn.MultiStep(nn.Linear(30, 20), snn.Leaky(beta=0.9), nn.Linear(20, 5), snn.Leaky(beta=0.9, learn_beta=True))
+    net = two_layers(learn_beta=True)
     report = snn.diagnose(net, x[0], num_steps=STEPS, loss=lambda out: out[1].square().sum())
     assert all(parameter.grad is None for parameter in net.parameters())
     net(x[0], num_steps=STEPS)[1].square().sum().backward()
@@ -100,7 +107,7 @@ def test_event_driven_layers(x, sizes):
     assert net.activity == activity
 
 
-@pytest.mark.parametrize("library", [snn, snntorch], ids=["snnipu", "snntorch"])
+@either_library
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_loop_and_its_state_afterwards(x, library, hidden):
     net = Loop(library, hidden)
@@ -206,8 +213,7 @@ def test_the_figure_has_a_row_for_each_layer(x, tmp_path):
     pytest.importorskip("matplotlib")
     from snnipu import plotting
 
-    net = snn.MultiStep(nn.Linear(30, 20), snn.Leaky(beta=0.9), nn.Linear(20, 5), snn.Leaky(beta=0.9))
-    figure = plotting.diagnosis(snn.diagnose(net, x))
+    figure = plotting.diagnosis(snn.diagnose(two_layers(), x))
     figure.savefig(tmp_path / "figure.png")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["1 (Leaky)", "3 (Leaky)"]
 

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import snntorch
 import torch
+from support.versions import needs_gloo
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -13,9 +14,7 @@ import snnipu as snn
 
 fsdp = pytest.importorskip("torch.distributed.fsdp", reason="this PyTorch has no torch.distributed")
 
-pytestmark = pytest.mark.skipif(
-    not (distributed.is_available() and distributed.is_gloo_available()), reason="this PyTorch has no gloo"
-)
+pytestmark = needs_gloo
 WORLD = 2
 BATCH = 4
 STEPS = 4
@@ -104,32 +103,28 @@ def sharded(net, children, mesh):
     return net
 
 
+def ddp(**options):
+    return lambda net, mesh: DistributedDataParallel(net, **options)
+
+
 # Engine -> functions that make the network, its data, and the distributed network.
 ENGINES = {
-    "ddp-dense": (dense_network, inputs, lambda net, mesh: DistributedDataParallel(net)),
-    "ddp": (unlimited_network, sparse_inputs, lambda net, mesh: DistributedDataParallel(net)),
-    "ddp-maps": (network_of_maps, sparse_inputs, lambda net, mesh: DistributedDataParallel(net)),
-    "ddp-unused": (
-        unlimited_network,
-        sparse_inputs,
-        lambda net, mesh: DistributedDataParallel(net, find_unused_parameters=True),
-    ),
-    "ddp-static": (
-        sparse_network,
-        sparse_inputs,
-        lambda net, mesh: DistributedDataParallel(net, static_graph=True),
-    ),
+    "ddp-dense": (dense_network, inputs, ddp()),
+    "ddp": (unlimited_network, sparse_inputs, ddp()),
+    "ddp-maps": (network_of_maps, sparse_inputs, ddp()),
+    "ddp-unused": (unlimited_network, sparse_inputs, ddp(find_unused_parameters=True)),
+    "ddp-static": (sparse_network, sparse_inputs, ddp(static_graph=True)),
 }
 if hasattr(fsdp, "fully_shard"):
+
+    def layers(net, mesh):
+        return sharded(net, net.layers, mesh)
+
     ENGINES.update(
         {
             "fsdp2-root": (sparse_network, sparse_inputs, lambda net, mesh: sharded(net, (), mesh)),
-            "fsdp2-layers": (sparse_network, sparse_inputs, lambda net, mesh: sharded(net, net.layers, mesh)),
-            "fsdp2-learn": (
-                lambda: sparse_network(True),
-                sparse_inputs,
-                lambda net, mesh: sharded(net, net.layers, mesh),
-            ),
+            "fsdp2-layers": (sparse_network, sparse_inputs, layers),
+            "fsdp2-learn": (lambda: sparse_network(True), sparse_inputs, layers),
             "fsdp2-dense": (blocks, inputs, lambda net, mesh: sharded(net, net, mesh)),
             "fsdp1": (
                 sparse_network,

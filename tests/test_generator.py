@@ -3,13 +3,12 @@
 import math
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.commands import python
 
 import snnipu as snn
 from snnipu import _generator, equations, surrogate
@@ -157,42 +156,48 @@ def test_every_neurons_adjoint_is_autograds(function, options, dtype):
 
 
 UNARY = [
-    lambda a: -a,
-    lambda a: abs(a),
-    lambda a: a.tanh(),
-    lambda a: torch.sigmoid(a),
-    lambda a: a.clamp(-1.5, 0.75),
-    lambda a: a.masked_fill(a > 0.5, 0.25),
-    lambda a: a.clamp(min=-0.5),
-    lambda a: a.relu(),
-    lambda a: torch.exp(a.clamp(-3, 1)),
-    lambda a: (a.abs() + 0.25).log(),
-    lambda a: torch.sqrt(a.abs() + 0.25),
-    lambda a: 1 / (a * a + 0.5),
-    lambda a: 2 / (a.abs() + 0.5),
-    lambda a: 1 - a,
-    lambda a: a**2,
-    lambda a: a.tanh() ** 3,
-    lambda a: (a.abs() + 0.5) ** 0.5,
-    lambda a: (a.abs() + 0.5) ** -1.5,
-    lambda a: a * 0.3 + 0.1,
-    lambda a: a / 3,
-    lambda a: torch.sin(a) * a.cos(),
-    lambda a: a.sign() * 0.5,
-    lambda a: a.detach(),
-    lambda a: (a > 0.1).float() * 0.5,
+    eval(f"lambda a: {text}", {"torch": torch})
+    for text in (
+        "-a",
+        "abs(a)",
+        "a.tanh()",
+        "torch.sigmoid(a)",
+        "a.clamp(-1.5, 0.75)",
+        "a.masked_fill(a > 0.5, 0.25)",
+        "a.clamp(min=-0.5)",
+        "a.relu()",
+        "torch.exp(a.clamp(-3, 1))",
+        "(a.abs() + 0.25).log()",
+        "torch.sqrt(a.abs() + 0.25)",
+        "1 / (a * a + 0.5)",
+        "2 / (a.abs() + 0.5)",
+        "1 - a",
+        "a**2",
+        "a.tanh() ** 3",
+        "(a.abs() + 0.5) ** 0.5",
+        "(a.abs() + 0.5) ** -1.5",
+        "a * 0.3 + 0.1",
+        "a / 3",
+        "torch.sin(a) * a.cos()",
+        "a.sign() * 0.5",
+        "a.detach()",
+        "(a > 0.1).float() * 0.5",
+    )
 ]
 BINARY = [
-    lambda a, b: a + b,
-    lambda a, b: a - b,
-    lambda a, b: a * b,
-    lambda a, b: a / (b.abs() + 0.5),
-    lambda a, b: torch.minimum(a, b),
-    lambda a, b: torch.maximum(a, b),
-    lambda a, b: torch.where(a > b, a * 0.5, b),
-    lambda a, b: torch.where((a <= b) & ~(b >= 1), a, 0.25),
-    lambda a, b: torch.where((a < 0) | (b < -1), 1.0, b),
-    lambda a, b: (a > 0) * b,
+    eval(f"lambda a, b: {text}", {"torch": torch})
+    for text in (
+        "a + b",
+        "a - b",
+        "a * b",
+        "a / (b.abs() + 0.5)",
+        "torch.minimum(a, b)",
+        "torch.maximum(a, b)",
+        "torch.where(a > b, a * 0.5, b)",
+        "torch.where((a <= b) & ~(b >= 1), a, 0.25)",
+        "torch.where((a < 0) | (b < -1), 1.0, b)",
+        "(a > 0) * b",
+    )
 ]
 
 
@@ -362,10 +367,7 @@ def test_it_needs_no_torch(repository):
         "s.loader.exec_module(e); import _generator as g\n"
         "print(len([g.Adjoint(g.Step(f, o)) for f in e.NEURONS for o in g.variants(f, e.OPTIONS)]))"
     )
-    output = subprocess.run(
-        [sys.executable, "-c", code], cwd=str(repository), stdout=subprocess.PIPE, text=True, check=True
-    )
-    assert int(output.stdout) == len(CASES)
+    assert int(python("-c", code, cwd=repository).stdout) == len(CASES)
 
 
 def test_a_neuron_is_printed_the_same_every_time():

@@ -14,19 +14,24 @@ HISTORY = [
 ]
 
 
-def png(figure, tmp_path):
+def assert_drawn(figure, tmp_path):
     path = tmp_path / "figure.png"
     figure.savefig(path)
-    return path.read_bytes()
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_raster_marks_every_spike_and_names_the_prediction(tmp_path):
-    hidden = (torch.rand(25, 2, 100) < 0.1).float()
+def output_spikes():
+    """Return spikes of 10 output neurons whose predictions are the classes 3 and 9."""
     output = torch.zeros(25, 2, 10)
     output[:7, 0, 3] = 1
     output[:2, 0, 5] = 1
     output[::2, 1, 9] = 1
-    figure = plotting.raster(torch.rand(2, 8, 8), torch.tensor([3, 1]), hidden, output)
+    return output
+
+
+def test_raster_marks_every_spike_and_names_the_prediction(tmp_path):
+    hidden = (torch.rand(25, 2, 100) < 0.1).float()
+    figure = plotting.raster(torch.rand(2, 8, 8), torch.tensor([3, 1]), hidden, output_spikes())
     digit, hidden_axis, output_axis = figure.axes[:3]
     assert digit.get_title() == "test image of a 3"
     assert (hidden_axis.get_xlabel(), hidden_axis.get_ylabel()) == ("time step", "hidden neuron")
@@ -34,7 +39,7 @@ def test_raster_marks_every_spike_and_names_the_prediction(tmp_path):
     assert "prediction 3, correct" in output_axis.get_title()
     assert len(output_axis.collections[0].get_offsets()) == 9
     assert "prediction 9, wrong" in figure.axes[5].get_title()
-    assert png(figure, tmp_path).startswith(b"\x89PNG")
+    assert_drawn(figure, tmp_path)
 
 
 def test_membranes_show_threshold_and_spikes(tmp_path):
@@ -48,7 +53,7 @@ def test_membranes_show_threshold_and_spikes(tmp_path):
     assert list(fired.get_xdata()) == [1, 3]
     low, high = figure.axes[1].get_ylim()
     assert low < 0 < 1.5 < high
-    assert png(figure, tmp_path).startswith(b"\x89PNG")
+    assert_drawn(figure, tmp_path)
 
 
 def test_training_curve_is_in_percent(tmp_path):
@@ -57,19 +62,16 @@ def test_training_curve_is_in_percent(tmp_path):
     assert loss.get_xlabel() == accuracy.get_xlabel() == "epoch"
     assert list(loss.lines[0].get_xdata()) == [1, 2, 3, 4]
     assert list(accuracy.lines[1].get_ydata()) == pytest.approx([40, 50, 60, 70])
-    assert png(figure, tmp_path).startswith(b"\x89PNG")
+    assert_drawn(figure, tmp_path)
 
 
 def test_layer_rasters_mark_every_spike_of_every_layer(tmp_path):
     layers = [(torch.rand(25, 2, neurons) < 0.1).float() for neurons in (300, 40)]
-    output = torch.zeros(25, 2, 10)
-    output[:7, 0, 3] = 1
-    output[:2, 0, 5] = 1
-    output[::2, 1, 9] = 1
-    figure = plotting.layer_rasters([*layers, output], torch.tensor([3, 1]))
+    layers.append(output_spikes())
+    figure = plotting.layer_rasters(layers, torch.tensor([3, 1]))
     axes = figure.axes
     assert len(axes) == 6
-    for row, layer in enumerate([*layers, output]):
+    for row, layer in enumerate(layers):
         for column in range(2):
             axis = axes[2 * row + column]
             assert len(axis.collections[0].get_offsets()) == int(layer[:, column].sum())
@@ -81,7 +83,7 @@ def test_layer_rasters_mark_every_spike_of_every_layer(tmp_path):
         "class 3: prediction 3, correct",
         "class 1: prediction 9, wrong",
     ]
-    assert png(figure, tmp_path).startswith(b"\x89PNG")
+    assert_drawn(figure, tmp_path)
 
 
 def test_activity_curve_is_in_percent(tmp_path):
@@ -102,18 +104,21 @@ def test_activity_curve_is_in_percent(tmp_path):
     assert list(dropped.lines[0].get_ydata()) == pytest.approx([50, 0])
     assert list(dropped.lines[1].get_ydata()) == pytest.approx([0, 0])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["hidden", "output"]
-    assert png(figure, tmp_path).startswith(b"\x89PNG")
+    assert_drawn(figure, tmp_path)
     assert len(plotting.activity_curve([[0.1]]).axes) == 1
 
 
 @pytest.mark.slow
 def test_silent_network_and_single_epoch(tmp_path):
     silent = torch.zeros(5, 1, 4)
-    png(plotting.raster(torch.zeros(1, 8, 8), torch.tensor([0]), silent, silent), tmp_path)
-    png(plotting.membranes(torch.zeros(5, 1), torch.zeros(5, 1)), tmp_path)
-    png(plotting.training_curve(HISTORY[:1]), tmp_path)
-    png(plotting.layer_rasters([silent, silent], torch.tensor([0])), tmp_path)
-    png(plotting.activity_curve([[0.0, 0.0]], dropped=[[0, 0]], cells=[0, 0]), tmp_path)
+    for figure in (
+        plotting.raster(torch.zeros(1, 8, 8), torch.tensor([0]), silent, silent),
+        plotting.membranes(torch.zeros(5, 1), torch.zeros(5, 1)),
+        plotting.training_curve(HISTORY[:1]),
+        plotting.layer_rasters([silent, silent], torch.tensor([0])),
+        plotting.activity_curve([[0.0, 0.0]], dropped=[[0, 0]], cells=[0, 0]),
+    ):
+        assert_drawn(figure, tmp_path)
 
 
 def test_pyplot_is_left_alone():
@@ -127,27 +132,27 @@ def test_pyplot_is_left_alone():
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda x: plotting.raster(x[0], torch.zeros(2), x[0], x), "hidden_spikes: expected .*T, B, neurons"),
-        (lambda x: plotting.raster(x[:2], torch.zeros(3), x, x), "labels: expected one entry for each of the 2"),
-        (lambda x: plotting.raster(x[:2], torch.zeros(2), x, x[1:]), "output_spikes: expected 5 steps"),
-        (lambda x: plotting.membranes(x, x), "mem: expected .*T, neurons"),
-        (lambda x: plotting.membranes(x[0], x[1, :1]), "spikes: expected the shape of mem"),
-        (lambda x: plotting.membranes(x[0], x[1], names=["one"]), "names: expected 4"),
-        (lambda x: plotting.layer_rasters([x], torch.zeros(2)), "layers: expected an input and one or more layers"),
-        (lambda x: plotting.layer_rasters([x, x[1:]], torch.zeros(2)), r"layers: expected \(5, 2\) steps and samples"),
-        (lambda x: plotting.layer_rasters([x, x], torch.zeros(3)), "labels: expected one for each of the 2 samples"),
-        (lambda x: plotting.layer_rasters([x, x], torch.zeros(2), ["in"]), "names: expected 2 of them, got 1"),
-        (lambda x: plotting.activity_curve([]), "activity: expected at least one epoch"),
-        (lambda x: plotting.activity_curve([[0.1], [0.1, 0.2]]), "activity: expected 1 layers in every epoch"),
-        (lambda x: plotting.activity_curve([[0.1]], ["a", "b"]), "names: expected 1 of them, got 2"),
-        (lambda x: plotting.activity_curve([[0.1]], dropped=[[1]]), "cells: needed with dropped"),
-        (lambda x: plotting.activity_curve([[0.1]], dropped=[], cells=[9]), "dropped: expected 1 epochs"),
-        (lambda x: plotting.training_curve([]), "history: expected at least one epoch"),
+        ("raster(x[0], torch.zeros(2), x[0], x)", "hidden_spikes: expected .*T, B, neurons"),
+        ("raster(x[:2], torch.zeros(3), x, x)", "labels: expected one entry for each of the 2"),
+        ("raster(x[:2], torch.zeros(2), x, x[1:])", "output_spikes: expected 5 steps"),
+        ("membranes(x, x)", "mem: expected .*T, neurons"),
+        ("membranes(x[0], x[1, :1])", "spikes: expected the shape of mem"),
+        ("membranes(x[0], x[1], names=['one'])", "names: expected 4"),
+        ("layer_rasters([x], torch.zeros(2))", "layers: expected an input and one or more layers"),
+        ("layer_rasters([x, x[1:]], torch.zeros(2))", r"layers: expected \(5, 2\) steps and samples"),
+        ("layer_rasters([x, x], torch.zeros(3))", "labels: expected one for each of the 2 samples"),
+        ("layer_rasters([x, x], torch.zeros(2), ['in'])", "names: expected 2 of them, got 1"),
+        ("activity_curve([])", "activity: expected at least one epoch"),
+        ("activity_curve([[0.1], [0.1, 0.2]])", "activity: expected 1 layers in every epoch"),
+        ("activity_curve([[0.1]], ['a', 'b'])", "names: expected 1 of them, got 2"),
+        ("activity_curve([[0.1]], dropped=[[1]])", "cells: needed with dropped"),
+        ("activity_curve([[0.1]], dropped=[], cells=[9])", "dropped: expected 1 epochs"),
+        ("training_curve([])", "history: expected at least one epoch"),
     ],
 )
 def test_bad_input(draw, message):
     with pytest.raises(ValueError, match=message):
-        draw(torch.zeros(5, 2, 4))
+        eval(draw, {**vars(plotting), "torch": torch, "x": torch.zeros(5, 2, 4)})
 
 
 def test_without_matplotlib(monkeypatch):

@@ -23,6 +23,12 @@ def few_digits():
     )
 
 
+@pytest.fixture
+def on_digits(few_digits):
+    """Return a function from settings to a trainer of digits."""
+    return lambda **settings: training.Trainer(config(**settings), few_digits)
+
+
 @pytest.fixture(scope="module")
 def recordings():
     return datasets.randman(20, num_classes=3, samples_per_class=30, num_steps=20, seed=1)
@@ -38,6 +44,11 @@ KINDS = {
     "scaled": (event_config, {"initial_activity": 0.1}, 5),
     "online": (event_config, {"rule": "ottt", "chunk": 6, "method": "dense"}, 5),
 }
+
+
+def refused(message):
+    """Expect an error that says why a checkpoint cannot be used."""
+    return pytest.raises(training.CheckpointError, match=message)
 
 
 @pytest.fixture(params=KINDS)
@@ -119,8 +130,8 @@ def test_a_stop_takes_the_running_epoch_back(make, whole, question):
     assert same_run(trainer.state_dict(), whole)
 
 
-def test_an_error_takes_the_running_epoch_back(few_digits):
-    trainer = training.Trainer(config(), few_digits)
+def test_an_error_takes_the_running_epoch_back(on_digits):
+    trainer = on_digits()
     before = {name: value.clone() for name, value in trainer.network.state_dict().items()}
     answers = iter([False, False])
     with pytest.raises(StopIteration):
@@ -180,8 +191,8 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(make, batches, whole, tmp_path)
         assert before < seconds < before + time.perf_counter() - begun
 
 
-def test_a_stop_between_batches_is_told_of(few_digits, monkeypatch):
-    trainer, states = training.Trainer(config(), few_digits), []
+def test_a_stop_between_batches_is_told_of(monkeypatch, on_digits):
+    trainer, states = on_digits(), []
     stops = iter([False] * 4 + [True])
     assert not trainer.fit(should_stop=stops.__next__, on_batches=lambda t: states.append(t.batches), every=3)
     assert states == [3, 4]
@@ -203,27 +214,27 @@ def test_a_stop_between_batches_is_told_of(few_digits, monkeypatch):
     assert states == [3, 4]
 
 
-def test_an_epoch_under_way_that_does_not_fit(few_digits, monkeypatch):
-    state = between_batches(lambda: training.Trainer(config(epochs=1), few_digits), 3)[0]
-    trainer = training.Trainer(config(epochs=1), few_digits)
+def test_an_epoch_under_way_that_does_not_fit(monkeypatch, on_digits):
+    state = between_batches(lambda: on_digits(epochs=1), 3)[0]
+    trainer = on_digits(epochs=1)
     before = copy.deepcopy(trainer.state_dict())
-    with pytest.raises(training.CheckpointError, match="the checkpoint is damaged: KeyError: 'loss'"):
+    with refused("the checkpoint is damaged: KeyError: 'loss'"):
         trainer.load_state_dict({**state, "running": {"batches": 3}})
     assert equal(trainer.state_dict(), before)
     monkeypatch.setattr(trainer.ranks, "size", 2)
-    with pytest.raises(training.CheckpointError, match="is of an epoch under way, which goes on in one process"):
+    with refused("is of an epoch under way, which goes on in one process"):
         trainer.load_state_dict(state)
 
 
-def test_learning_rate_decays_by_epoch(few_digits):
-    trainer = training.Trainer(config(lr=0.01, lr_decay=0.5, epochs=3), few_digits)
+def test_learning_rate_decays_by_epoch(on_digits):
+    trainer = on_digits(lr=0.01, lr_decay=0.5, epochs=3)
     rates = []
     trainer.fit(on_epoch=lambda trainer: rates.append(trainer.optimizer.param_groups[0]["lr"]))
     assert rates == pytest.approx([0.01, 0.005, 0.0025])
 
 
-def test_diverging_training_is_an_error(few_digits):
-    trainer = training.Trainer(config(), few_digits)
+def test_diverging_training_is_an_error(on_digits):
+    trainer = on_digits()
     with torch.no_grad():
         trainer.network[0].weight.fill_(float("nan"))
     trainer._loss = lambda spk, labels: trainer.network[0].weight.sum()
@@ -231,10 +242,10 @@ def test_diverging_training_is_an_error(few_digits):
         trainer.fit()
 
 
-def test_batch_larger_than_the_training_set(few_digits):
-    training.Trainer(config(batch_size=200), few_digits)
+def test_batch_larger_than_the_training_set(on_digits):
+    on_digits(batch_size=200)
     with pytest.raises(ValueError, match="batch_size: 201 is larger than the training set of digits, 200 images"):
-        training.Trainer(config(batch_size=201), few_digits)
+        on_digits(batch_size=201)
 
 
 class Hostile:
@@ -253,39 +264,39 @@ def test_checkpoint_runs_no_code(tmp_path):
 
     for write in (training.save_checkpoint, lambda path, content: torch.save(content, path), pickled):
         write(tmp_path / "hostile.pt", {"config": Hostile(tmp_path / "owned")})
-        with pytest.raises(training.CheckpointError, match="damaged or no checkpoint"):
+        with refused("damaged or no checkpoint"):
             training.load_checkpoint(tmp_path / "hostile.pt")
         assert not (tmp_path / "owned").exists()
 
 
-def test_unreadable_checkpoints(few_digits, tmp_path):
+def test_unreadable_checkpoints(tmp_path, on_digits):
     path = tmp_path / "run.pt"
-    with pytest.raises(training.CheckpointError, match="there is no checkpoint at"):
+    with refused("there is no checkpoint at"):
         training.load_checkpoint(path)
-    training.save_checkpoint(path, training.Trainer(config(), few_digits).state_dict())
+    training.save_checkpoint(path, on_digits().state_dict())
     path.write_bytes(b"")
-    with pytest.raises(training.CheckpointError, match="is damaged or no checkpoint"):
+    with refused("is damaged or no checkpoint"):
         training.load_checkpoint(path)
     for other in ([1, 2], {"weight": torch.zeros(2)}):
         torch.save(other, path)
-        with pytest.raises(training.CheckpointError, match="is damaged or no checkpoint: it has no checksum"):
+        with refused("is damaged or no checkpoint: it has no checksum"):
             training.load_checkpoint(path)
     training.save_checkpoint(path, {"config": 3})
-    with pytest.raises(training.CheckpointError, match="is not a checkpoint of this version"):
+    with refused("is not a checkpoint of this version"):
         training.load_checkpoint(path)
 
 
-def test_checkpoints_of_other_versions(few_digits, tmp_path, monkeypatch):
-    path, trainer = tmp_path / "run.pt", training.Trainer(config(), few_digits)
+def test_checkpoints_of_other_versions(tmp_path, monkeypatch, on_digits):
+    path, trainer = tmp_path / "run.pt", on_digits()
     state = trainer.state_dict()
     # A setting that is newer than the checkpoint has its default; an unknown setting raises.
     older = {name: value for name, value in state["config"].items() if name not in ("precision", "rule", "chunk")}
     trainer.load_state_dict({**state, "config": older})
-    with pytest.raises(training.CheckpointError, match=r"the checkpoint is damaged: TypeError: .*'new_setting'"):
+    with refused(r"the checkpoint is damaged: TypeError: .*'new_setting'"):
         trainer.load_state_dict({**state, "config": {**state["config"], "new_setting": 1}})
     training.save_checkpoint(path, state)
     monkeypatch.setattr("snnipu.training.checkpoint.FORMAT", "snnipu-train-4")
-    with pytest.raises(training.CheckpointError, match=r"is not a checkpoint of this version .* \(snnipu-train-4\)"):
+    with refused(r"is not a checkpoint of this version .* \(snnipu-train-4\)"):
         training.load_checkpoint(path)
 
 
@@ -310,24 +321,24 @@ def test_damaged_entries(make, entry, value):
     trainer, other = make(), make(epochs=1)
     before = copy.deepcopy(trainer.state_dict())
     other.fit()
-    with pytest.raises(training.CheckpointError, match="the checkpoint is damaged"):
+    with refused("the checkpoint is damaged"):
         trainer.load_state_dict({**other.state_dict(), entry: value})
     assert equal(trainer.state_dict(), before)
 
 
-def test_checkpoint_of_another_run(few_digits):
-    state = training.Trainer(config(), few_digits).state_dict()
-    with pytest.raises(training.CheckpointError, match="steps is 5 there and 6 here, hidden is 16 there and 8 here"):
-        training.Trainer(config(hidden=8, steps=6), few_digits).load_state_dict(state)
-    with pytest.raises(training.CheckpointError, match="train_samples is 200 there and 1442 here"):
+def test_checkpoint_of_another_run(on_digits):
+    state = on_digits().state_dict()
+    with refused("steps is 5 there and 6 here, hidden is 16 there and 8 here"):
+        on_digits(hidden=8, steps=6).load_state_dict(state)
+    with refused("train_samples is 200 there and 1442 here"):
         training.Trainer(config(), datasets.digits()).load_state_dict(state)
     ahead = {**state, "history": [dict.fromkeys(("train_loss", "train_accuracy", "test_accuracy", "seconds"), 1.0)] * 3}
-    with pytest.raises(training.CheckpointError, match="has 3 finished epochs, more than epochs=2"):
-        training.Trainer(config(), few_digits).load_state_dict(ahead)
+    with refused("has 3 finished epochs, more than epochs=2"):
+        on_digits().load_state_dict(ahead)
 
 
-def test_spike_rates_and_speed(few_digits):
-    trainer = training.Trainer(config(epochs=1), few_digits)
+def test_spike_rates_and_speed(few_digits, on_digits):
+    trainer = on_digits(epochs=1)
     trainer.fit()
     rates = trainer.spike_rates()
     assert set(rates) == {"hidden", "output"}
@@ -362,9 +373,7 @@ def test_600_damaged_checkpoints(trained, tmp_path):
             training.load_checkpoint(path)
             continue
         changed += 1
-        with pytest.raises(
-            training.CheckpointError, match=r"run.pt is damaged or no checkpoint: (its|it has no) checksum"
-        ):
+        with refused(r"run.pt is damaged or no checkpoint: (its|it has no) checksum"):
             training.load_checkpoint(path)
     assert changed > 500
 
@@ -378,8 +387,8 @@ def test_other_programs_read_a_checkpoint(trained, tmp_path):
         assert archive.comment == b"snnipu sha256 " + hashlib.sha256(path.read_bytes()[:-64]).hexdigest().encode()
 
 
-def test_weights_that_overflow_in_the_last_step_are_no_epoch(few_digits):
-    trainer = training.Trainer(config(), few_digits)
+def test_weights_that_overflow_in_the_last_step_are_no_epoch(on_digits):
+    trainer = on_digits()
     before = copy.deepcopy(trainer.state_dict())
 
     def overflow():

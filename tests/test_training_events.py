@@ -16,6 +16,12 @@ def data():
     return datasets.randman(20, num_classes=3, samples_per_class=30, num_steps=20, seed=1)
 
 
+def fitted(data, **settings):
+    trainer = training.EventTrainer(config(**settings), data)
+    assert trainer.fit()
+    return trainer
+
+
 def plain(**settings):
     """Return settings without slot limits and second thresholds, for which all methods are equal."""
     sparse = {} if settings.get("method") == "dense" else {"max_spikes": None, "grad_threshold": None}
@@ -118,15 +124,13 @@ def test_methods_start_from_the_same_weights(data):
 
 
 def test_it_learns(data):
-    trainer = training.EventTrainer(config(epochs=10, lr=0.02, lr_decay=0.9, hidden=(64,), max_spikes=(8, 10, 3)), data)
-    assert trainer.fit()
+    trainer = fitted(data, epochs=10, lr=0.02, lr_decay=0.9, hidden=(64,), max_spikes=(8, 10, 3))
     assert trainer.history[-1]["train_loss"] < 0.5 * trainer.history[0]["train_loss"]
     assert trainer.history[-1]["test_accuracy"] > 0.7
 
 
 def test_record_tells_activity_and_overflow(data):
-    trainer = training.EventTrainer(config(epochs=1, max_spikes=(1, 2, 2, 3)), data)
-    trainer.fit()
+    trainer = fitted(data, epochs=1, max_spikes=(1, 2, 2, 3))
     (record,) = trainer.history
     assert set(record) == {
         *("train_loss", "train_accuracy", "test_accuracy", "seconds", "activity", "overflow"),
@@ -149,8 +153,7 @@ def test_record_tells_activity_and_overflow(data):
 
 
 def test_dense_reports_no_overflow(data):
-    trainer = training.EventTrainer(config(epochs=1, method="dense"), data)
-    trainer.fit()
+    trainer = fitted(data, epochs=1, method="dense")
     (record,) = trainer.history
     assert record["overflow"] == [0, 0, 0]
     assert record["train_overflow"] == [0, 0, 0, 0]
@@ -165,9 +168,7 @@ def test_dense_reports_no_overflow(data):
 @pytest.mark.parametrize("method", ["dense", "sparse_network"])
 def test_figures_show_what_the_network_does(data, method):
     pytest.importorskip("matplotlib")
-    trainer = training.EventTrainer(config(method=method, epochs=1), data)
-    trainer.fit()
-    figures = trainer.figures()
+    figures = fitted(data, method=method, epochs=1).figures()
     assert set(figures) == {"raster", "training", "activity"}
     assert len(figures["activity"].axes) == (1 if method == "dense" else 2)
     axes = figures["raster"].axes
@@ -179,35 +180,27 @@ def test_figures_show_what_the_network_does(data, method):
 
 
 def test_the_second_threshold_rises(data):
-    trainer = training.EventTrainer(config(grad_threshold_start=-3.1, grad_threshold=0.9), data)
-    trainer.fit()
+    trainer = fitted(data, grad_threshold_start=-3.1, grad_threshold=0.9)
     # 72 recordings in batches of 16: 5 steps an epoch, halved every 2.
     assert [record["grad_threshold"] for record in trainer.history] == pytest.approx([0.9 - 4 / 4, 0.9 - 4 / 32])
     *hidden, output = [layer.grad_threshold for layer in trainer.network.layers]
     assert hidden == [trainer.history[-1]["grad_threshold"]] * 2
     assert output is None  # or a silent output neuron would stay silent
-    fixed = config(grad_threshold_start=None, grad_threshold_every=None, epochs=1)
-    trainer = training.EventTrainer(fixed, data)
-    trainer.fit()
+    trainer = fitted(data, grad_threshold_start=None, grad_threshold_every=None, epochs=1)
     assert trainer.history[0]["grad_threshold"] == trainer.network.layers[0].grad_threshold == 0.9
 
 
 def test_the_output_starts_at_an_activity_of_its_own(data):
-    settings = config(initial_activity=0.1, initial_output_activity=0.02, max_spikes=24, epochs=1)
-    trainer = training.EventTrainer(settings, data)
-    trainer.fit()
-    assert [layer.activity for layer in trainer.scaling] == pytest.approx([0.1, 0.1, 0.02], rel=0.1)
-    same = training.EventTrainer(config(initial_activity=0.1, max_spikes=24, epochs=1), data)
-    same.fit()
-    assert [layer.activity for layer in same.scaling] == pytest.approx([0.1] * 3, rel=0.1)
+    for output in (0.02, None):
+        trainer = fitted(data, initial_activity=0.1, initial_output_activity=output, max_spikes=24, epochs=1)
+        assert [layer.activity for layer in trainer.scaling] == pytest.approx([0.1, 0.1, output or 0.1], rel=0.1)
 
 
 def test_rates_are_limited(data):
     activity = []
     for limit in (None, 0.001):
-        settings = config(rate_limit=limit, rate_strength=1e5, initial_activity=0.1, lr=0.03, max_spikes=24)
-        trainer = training.EventTrainer(settings, data)
-        trainer.fit()
+        settings = {"rate_limit": limit, "rate_strength": 1e5, "initial_activity": 0.1}
+        trainer = fitted(data, lr=0.03, max_spikes=24, **settings)
         activity.append(trainer.history[-1]["activity"][0])
     assert activity[1] < 0.8 * activity[0]
 
@@ -239,45 +232,36 @@ def test_silent_data_names_the_setting(data):
 # ---- settings
 
 
+WRONG_SETTINGS = """
+dataset="digits" | dataset: expected one of randman, nmnist, shd, dvs, spoken_digits, got 'digits'
+method="gemm" | method: expected one of dense, sparse_ops, sparse_network
+hidden=() | hidden: expected one number of neurons or several
+hidden=(8, 0) | hidden: expected a positive integer, got 0
+beta=1 | beta: expected a number below 1
+delay=2 | delay: expected 0 or 1, got 2
+max_spikes=(1, 2) | max_spikes: expected 3 numbers, for the input, 1 hidden layers and the output
+slot_activity=2 | slot_activity: expected a number above 0 and up to 1, got 2
+slot_activity=0.1, max_spikes=3 | max_spikes: expected none, got 3: slot_activity sets the slots
+input_slots=3 | input_slots: expected none, got 3: only with slot_activity
+grad_threshold_start=-1.0 | grad_threshold_start: expected none, got -1.0: there is no grad_threshold
+grad_threshold=0.9, grad_threshold_every=3 | \
+grad_threshold_every: expected none, got 3: there is no grad_threshold_start
+grad_threshold=0.9, grad_threshold_start=1.0, grad_threshold_every=3 | \
+grad_threshold_start: expected a number up to grad_threshold, 0.9, got 1
+grad_threshold=0.9, grad_threshold_start=-1.0 | grad_threshold_every: expected a positive integer, got None
+initial_output_activity=0.1 | initial_output_activity: expected none, got 0.1: initial_activity is none
+initial_activity=0 | initial_activity: expected a number above 0 and below 1, got 0
+classes=3 | classes: expected none, got 3: only for the data set randman
+method="dense", max_spikes=8 | max_spikes: expected none, got 8: the dense method has no slots
+""".strip().splitlines()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dataset": "digits"}, "dataset: expected one of randman, nmnist, shd, dvs, spoken_digits, got 'digits'"),
-        ({"method": "gemm"}, "method: expected one of dense, sparse_ops, sparse_network"),
-        ({"hidden": ()}, "hidden: expected one number of neurons or several"),
-        ({"hidden": (8, 0)}, "hidden: expected a positive integer, got 0"),
-        ({"beta": 1}, "beta: expected a number below 1"),
-        ({"delay": 2}, "delay: expected 0 or 1, got 2"),
-        ({"max_spikes": (1, 2)}, "max_spikes: expected 3 numbers, for the input, 1 hidden layers and the output"),
-        ({"slot_activity": 2}, "slot_activity: expected a number above 0 and up to 1, got 2"),
-        ({"slot_activity": 0.1, "max_spikes": 3}, "max_spikes: expected none, got 3: slot_activity sets the slots"),
-        ({"input_slots": 3}, "input_slots: expected none, got 3: only with slot_activity"),
-        ({"grad_threshold_start": -1.0}, "grad_threshold_start: expected none, got -1.0: there is no grad_threshold"),
-        (
-            {"grad_threshold": 0.9, "grad_threshold_every": 3},
-            "grad_threshold_every: expected none, got 3: there is no grad_threshold_start",
-        ),
-        (
-            {"grad_threshold": 0.9, "grad_threshold_start": 1.0, "grad_threshold_every": 3},
-            "grad_threshold_start: expected a number up to grad_threshold, 0.9, got 1",
-        ),
-        (
-            {"grad_threshold": 0.9, "grad_threshold_start": -1.0},
-            "grad_threshold_every: expected a positive integer, got None",
-        ),
-        (
-            {"initial_output_activity": 0.1},
-            "initial_output_activity: expected none, got 0.1: initial_activity is none",
-        ),
-        ({"initial_activity": 0}, "initial_activity: expected a number above 0 and below 1, got 0"),
-        ({"classes": 3}, "classes: expected none, got 3: only for the data set randman"),
-        ({"method": "dense", "max_spikes": 8}, "max_spikes: expected none, got 8: the dense method has no slots"),
-    ],
-)
-def test_bad_settings(settings, message):
+@pytest.mark.parametrize("row", WRONG_SETTINGS)
+def test_bad_settings(row):
+    settings, message = row.split(" | ")
     with pytest.raises(ValueError, match="^" + message.replace(".", r"\.")):
-        training.EventConfig(**{"dataset": "nmnist", **settings})
+        training.EventConfig(**{"dataset": "nmnist", **eval(f"dict({settings})")})
 
 
 def test_bad_randman_settings():

@@ -4,6 +4,8 @@ from fractions import Fraction
 
 import pytest
 import torch
+from torch import nn
+from torch.testing import assert_close
 
 import snnipu as snn
 from snnipu import training
@@ -60,7 +62,7 @@ def test_surrogate_of_the_benchmark():
     mem = torch.linspace(-2, 3, 21)
     u = (mem - 1).requires_grad_()
     network().layers[0].spike_grad(u).sum().backward()
-    torch.testing.assert_close(u.grad, 1 / (10 * (mem - 1).abs() + 1) ** 2)
+    assert_close(u.grad, 1 / (10 * (mem - 1).abs() + 1) ** 2)
 
 
 def test_weights_are_uniform_within_the_bound():
@@ -82,25 +84,6 @@ def test_weights_come_from_the_generator_alone():
     second, other = network(seed=3), network(seed=4)
     assert torch.equal(first.layers[1].weight, second.layers[1].weight)
     assert not torch.equal(first.layers[1].weight, other.layers[1].weight)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"activity": 0.0}, "activity: expected a number above 0 and up to 1, got 0.0"),
-        ({"activity": 0.1, "max_spikes": 3}, "max_spikes: not allowed with activity"),
-        ({"input_slots": 3}, "input_slots: only with activity"),
-        ({"decay": 1.0}, "decay: expected a number from 0 to 1, 1 excluded"),
-    ],
-)
-def test_wrong_benchmark_network(settings, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        training.benchmark_network([20, 30, 10], **settings)
-
-
-def test_wrong_slots():
-    with pytest.raises(ValueError, match="num_neurons: expected a positive integer, got 0"):
-        training.benchmark_slots(0.1, 0)
 
 
 # ---- second threshold
@@ -134,20 +117,6 @@ def test_schedule_changes_what_carries_gradient():
     assert carried[0] > carried[1] > carried[2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"start": 1.0}, "start: expected a number up to target=0.9, got 1"),
-        ({"start": -math.inf}, "start: expected a finite number"),
-        ({"target": math.nan}, "target: expected a finite number"),
-        ({"every": 0}, "every: expected a positive integer, got 0"),
-    ],
-)
-def test_wrong_schedule(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        GradThresholdSchedule(network(), **arguments)
-
-
 def test_layers_of_maps_are_scaled_to_their_activity():
     generator = torch.Generator().manual_seed(0)
     description = [(2, 12, 12), "6C3", "MP2", "8C3P1", "AP2", 20, 4]
@@ -170,13 +139,13 @@ def test_layers_of_maps_are_scaled_to_their_activity():
 
 def test_schedule_needs_sparse_layers():
     with pytest.raises(ValueError, match="network: expected a module with SparseLeaky or SparseConvLeaky layers"):
-        GradThresholdSchedule(torch.nn.Linear(3, 3))
+        GradThresholdSchedule(nn.Linear(3, 3))
     with pytest.raises(TypeError, match="network: expected a module, got str"):
         GradThresholdSchedule("network")
     layer = snn.SparseLeaky(3, 4, beta=0.9)
-    assert GradThresholdSchedule(torch.nn.Sequential(layer), -3).value == layer.grad_threshold == -3
+    assert GradThresholdSchedule(nn.Sequential(layer), -3).value == layer.grad_threshold == -3
     conv = snn.SparseConvLeaky(2, 3, 3, beta=0.9)
-    assert GradThresholdSchedule(torch.nn.Sequential(conv), -3).value == conv.grad_threshold == -3
+    assert GradThresholdSchedule(nn.Sequential(conv), -3).value == conv.grad_threshold == -3
 
 
 # ---- scaling to an activity
@@ -195,7 +164,7 @@ def test_every_layer_reaches_its_target(delay, gain):
         assert layer.activity == pytest.approx(target, rel=0.05), index
         assert result.activity == pytest.approx(layer.activity, rel=1e-3)
         assert result.reached
-        torch.testing.assert_close(layer.weight, before[index] * result.scale)
+        assert_close(layer.weight, before[index] * result.scale)
     assert (done[0].before < 0.05) == (done[0].scale > 1)
     again = scale_to_activity(net, x, target=[0.05, 0.1], tolerance=0.06)
     assert [result.scale for result in again] == [1.0, 1.0]
@@ -246,24 +215,9 @@ def test_silence_is_an_error_that_names_the_layer():
         scale_to_activity(net, events(), [None, 0.1])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"target": 0}, "target: expected numbers above 0 and below 1, got 0"),
-        ({"target": [0.1]}, "target: expected 2 entries, one for each layer, got 1"),
-        ({"tolerance": 0}, "tolerance: expected a number above 0"),
-        ({"max_iterations": 0}, "max_iterations: expected a positive integer"),
-        ({"x": torch.zeros(3, 4, 5)}, r"x: expected a non-empty \[T, B, 20\], got \(3, 4, 5\)"),
-    ],
-)
-def test_wrong_scaling(arguments, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        scale_to_activity(network(), **{"x": events(), **arguments})
-
-
 def test_scaling_is_of_a_sparse_network():
     with pytest.raises(TypeError, match="network: expected a SparseNetwork, got Linear"):
-        scale_to_activity(torch.nn.Linear(2, 2), events())
+        scale_to_activity(nn.Linear(2, 2), events())
     with pytest.raises(TypeError, match=r"x: expected SparseSpikes or a torch\.Tensor, got str"):
         scale_to_activity(network(), "x")
 
@@ -292,7 +246,7 @@ def test_regularizer_is_its_formula_with_its_gradient():
     for ours, theirs in zip(sparse, dense):
         used = torch.arange(ours.capacity) < ours.counts[..., 1:]
         gathered = theirs.grad.gather(2, ours.ids.long())
-        torch.testing.assert_close(ours.values.grad[used], gathered[used])
+        assert_close(ours.values.grad[used], gathered[used])
         assert float(ours.values.grad[used].abs().max()) > 0
         assert not ours.values.grad[~used].any()
 
@@ -305,19 +259,6 @@ def test_no_loss_within_the_bounds():
     assert float(ActivityRegularizer(upper=0.01)(x)) > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"upper": 1.5}, "upper: expected numbers from 0 to 1, got 1.5"),
-        ({"strength": -1}, "strength: expected numbers from 0 to inf, got -1"),
-        ({"strength": None}, "strength: expected numbers"),
-    ],
-)
-def test_wrong_regularizer(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ActivityRegularizer(**arguments)
-
-
 def test_wrong_layers_for_the_regularizer():
     x = snn.SparseSpikes.from_dense(events())
     with pytest.raises(ValueError, match="upper: expected 1 entries, one for each layer, got 2"):
@@ -325,3 +266,46 @@ def test_wrong_layers_for_the_regularizer():
     for wrong in ([], "spikes", [x, torch.zeros(3)]):
         with pytest.raises(TypeError, match="layers: expected"):
             ActivityRegularizer(upper=0.1)(wrong)
+
+
+def small_network(**settings):
+    return training.benchmark_network([20, 30, 10], **settings)
+
+
+def schedule(**arguments):
+    return GradThresholdSchedule(network(), **arguments)
+
+
+def scaled(**arguments):
+    return scale_to_activity(network(), **{"x": events(), **arguments})
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "message"),
+    [
+        (small_network, {"activity": 0.0}, "activity: expected a number above 0 and up to 1, got 0.0"),
+        (small_network, {"activity": 0.1, "max_spikes": 3}, "max_spikes: not allowed with activity"),
+        (small_network, {"input_slots": 3}, "input_slots: only with activity"),
+        (small_network, {"decay": 1.0}, "decay: expected a number from 0 to 1, 1 excluded"),
+        (
+            training.benchmark_slots,
+            {"activity": 0.1, "num_neurons": 0},
+            "num_neurons: expected a positive integer, got 0",
+        ),
+        (schedule, {"start": 1.0}, "start: expected a number up to target=0.9, got 1"),
+        (schedule, {"start": -math.inf}, "start: expected a finite number"),
+        (schedule, {"target": math.nan}, "target: expected a finite number"),
+        (schedule, {"every": 0}, "every: expected a positive integer, got 0"),
+        (scaled, {"target": 0}, "target: expected numbers above 0 and below 1, got 0"),
+        (scaled, {"target": [0.1]}, "target: expected 2 entries, one for each layer, got 1"),
+        (scaled, {"tolerance": 0}, "tolerance: expected a number above 0"),
+        (scaled, {"max_iterations": 0}, "max_iterations: expected a positive integer"),
+        (scaled, {"x": torch.zeros(3, 4, 5)}, r"x: expected a non-empty \[T, B, 20\], got \(3, 4, 5\)"),
+        (ActivityRegularizer, {"upper": 1.5}, "upper: expected numbers from 0 to 1, got 1.5"),
+        (ActivityRegularizer, {"strength": -1}, "strength: expected numbers from 0 to inf, got -1"),
+        (ActivityRegularizer, {"strength": None}, "strength: expected numbers"),
+    ],
+)
+def test_wrong_arguments(call, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        call(**arguments)

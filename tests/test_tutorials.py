@@ -66,31 +66,50 @@ def test_links_lead_somewhere(repository, name):
         assert "://" in link or (repository / "tutorials" / link).is_file(), link
 
 
-def outputs_of(repository, tmp_path, monkeypatch, name, settings):
-    """Run a notebook; return its printed text and the number of figures."""
+@pytest.fixture
+def outputs_of(repository, tmp_path, monkeypatch):
+    """Return a function that runs a notebook with settings, and returns its printed text and the number of figures."""
     pytest.importorskip("ipykernel")
     pytest.importorskip("matplotlib")
-    for variable, value in {**settings, "IPYTHONDIR": str(tmp_path)}.items():
-        monkeypatch.setenv(variable, value)
-    path = os.pathsep.join([str(repository), str(repository / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
-    monkeypatch.setenv("PYTHONPATH", path)
-    notebook = notebook_of(repository, name)
-    nbclient.NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
-    return "".join(output.get("text", "") for output in outputs), pictures
+
+    def run(name, data=None, **settings):
+        variables = {f"SNNIPU_TUTORIAL_{setting.upper()}": value for setting, value in settings.items()}
+        if data is not None:
+            variables["SNNIPU_DATA"] = data
+        paths = repository, repository / "tests" / "support", os.environ.get("PYTHONPATH", "")
+        variables |= {"IPYTHONDIR": tmp_path, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, str(value))
+        notebook = notebook_of(repository, name)
+        nbclient.NotebookClient(
+            notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        ).execute()
+        outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+        pictures = sum("image/png" in output.get("data", {}) for output in outputs)
+        return "".join(output.get("text", "") for output in outputs), pictures
+
+    return run
 
 
-def folder_of(request, tmp_path, source, name, part=""):
-    """Return the folder of a data set, or an empty one for the synthetic replacement; skip without the files."""
-    if source != name:
-        return tmp_path / "nothing"
-    folder = request.getfixturevalue("data_folder")
-    if not (folder / part).is_dir():
-        pytest.skip(f"no {name} in {folder / part}")
-    return folder
+@pytest.fixture
+def one_thread_each(monkeypatch):
+    """A few hundred neurons are too little work for several threads, which wait for each other on a busy machine."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def folder_of(request, tmp_path):
+    """Return a function from a source to a data set's folder, or to an empty one; skip without the files."""
+
+    def find(source, name, part):
+        if source != name:
+            return tmp_path / "nothing"
+        folder = request.getfixturevalue("data_folder")
+        if not (folder / part).is_dir():
+            pytest.skip(f"no {name} in {folder / part}")
+        return folder
+
+    return find
 
 
 def percent_behind(words, text):
@@ -98,11 +117,12 @@ def percent_behind(words, text):
 
 
 @pytest.mark.slow
-def test_first_network_runs(repository, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("one_thread_each")
+def test_first_network_runs(outputs_of):
     pytest.importorskip("sklearn")
     if NO_COMPILE is not None:
         pytest.skip(str(NO_COMPILE))
-    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "00_first_network", {"OMP_NUM_THREADS": "1"})
+    text, pictures = outputs_of("00_first_network")
     assert percent_behind("test accuracy: ", text) > 90
     assert "equal spikes: True" in text
     losses = [float(loss) for loss in re.findall(r"epoch \d: loss ([\d.]+)", text)]
@@ -112,15 +132,10 @@ def test_first_network_runs(repository, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_leaky_mnist_poptorch_runs(repository, tmp_path, monkeypatch):
+def test_leaky_mnist_poptorch_runs(repository, outputs_of):
     pytest.importorskip("sklearn")
-    settings = {
-        "SNNIPU_DATA": os.environ.get("SNNIPU_DATA", str(repository.parent / "shared" / "data")),
-        "SNNIPU_TUTORIAL_SAMPLES": "400",
-        "SNNIPU_TUTORIAL_EPOCHS": "30",
-        "SNNIPU_TUTORIAL_HIDDEN": "100",
-    }
-    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "01_leaky_mnist_poptorch", settings)
+    data = os.environ.get("SNNIPU_DATA", repository.parent / "shared" / "data")
+    text, pictures = outputs_of("01_leaky_mnist_poptorch", data, samples=400, epochs=30, hidden=100)
     assert "400 training" in text
     assert percent_behind("equal spikes: ", text) > 99.9
     assert percent_behind("test accuracy: ", text) > 70
@@ -129,17 +144,13 @@ def test_leaky_mnist_poptorch_runs(repository, tmp_path, monkeypatch):
     assert pictures == 3
 
 
-# A few hundred neurons are too little work for several threads, which wait for each other on a busy machine.
-SMALL_SPARSE = {"SNNIPU_TUTORIAL_HIDDEN": "200", "SNNIPU_TUTORIAL_EPOCHS": "6", "OMP_NUM_THREADS": "1"}
-
-
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread_each")
 @pytest.mark.parametrize("source", ["nmnist", "randman"])
-def test_sparse_nmnist_runs(repository, tmp_path, monkeypatch, request, source):
+def test_sparse_nmnist_runs(source, outputs_of, folder_of):
     """Run on recordings, if there are any, and on the synthetic replacement."""
-    folder = folder_of(request, tmp_path, source, "nmnist", "nmnist/Train")
-    settings = {**SMALL_SPARSE, "SNNIPU_DATA": str(folder), "SNNIPU_TUTORIAL_SAMPLES": "240"}
-    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "02_sparse_nmnist", settings)
+    data = folder_of(source, "nmnist", "nmnist/Train")
+    text, pictures = outputs_of("02_sparse_nmnist", data, samples=240, epochs=6, hidden=200)
     assert f"{source}: 240 training" in text
     assert ("Going on with Randman" in text) == (source == "randman")
     assert percent_behind("equal spikes: ", text) > 99.9
@@ -154,14 +165,9 @@ def test_sparse_nmnist_runs(repository, tmp_path, monkeypatch, request, source):
 
 @pytest.mark.slow
 @needs_library
-def test_ipu_model_runs(repository, tmp_path, monkeypatch):
+def test_ipu_model_runs(outputs_of):
     pytest.importorskip("sklearn")
-    settings = {
-        "SNNIPU_TUTORIAL_SAMPLES": "400",
-        "SNNIPU_TUTORIAL_EPOCHS": "4",
-        "SNNIPU_TUTORIAL_HIDDEN": "60",
-    }
-    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "03_ipu_model", settings)
+    text, pictures = outputs_of("03_ipu_model", samples=400, epochs=4, hidden=60)
     if "CXX" in os.environ or shutil.which("g++") or shutil.which("clang++"):
         assert "--- sound\n11 22 33 44" in text
         assert '--- unmapped\nvariable "y" (float{4}) is mapped to no tile' in text
@@ -184,16 +190,11 @@ def test_ipu_model_runs(repository, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @needs_library
+@pytest.mark.usefixtures("one_thread_each")
 @pytest.mark.parametrize(("source", "samples", "epochs"), [("nmnist", 32, 1), ("moving bars", 64, 3)])
-def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, request, source, samples, epochs):
-    folder = folder_of(request, tmp_path, source, "nmnist", "nmnist/Train")
-    settings = {
-        "SNNIPU_DATA": str(folder),
-        "SNNIPU_TUTORIAL_SAMPLES": str(samples),
-        "SNNIPU_TUTORIAL_EPOCHS": str(epochs),
-        "OMP_NUM_THREADS": "1",
-    }
-    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "05_event_driven_convolutions", settings)
+def test_event_driven_convolutions_run(source, samples, epochs, outputs_of, folder_of):
+    data = folder_of(source, "nmnist", "nmnist/Train")
+    text, pictures = outputs_of("05_event_driven_convolutions", data, samples=samples, epochs=epochs)
     assert f"{source}: {samples} training and {samples} test recordings of (2, 34, 34) neurons" in text
     assert ("Going on with moving bars" in text) == (source == "moving bars")
     losses = [float(number) for number in re.findall(r"epoch \d/\d: loss ([\d.]+), training accuracy", text)]
@@ -207,16 +208,11 @@ def test_event_driven_convolutions_run(repository, tmp_path, monkeypatch, reques
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread_each")
 @pytest.mark.parametrize("source", ["spoken_digits", "made-up words"])
-def test_delays_run(repository, tmp_path, monkeypatch, request, source):
-    folder = folder_of(request, tmp_path, source, "spoken_digits", "fsdd")
-    settings = {
-        "SNNIPU_DATA": str(folder),
-        "SNNIPU_TUTORIAL_SAMPLES": "300",
-        "SNNIPU_TUTORIAL_EPOCHS": "5",
-        "OMP_NUM_THREADS": "1",
-    }
-    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "07_delays", settings)
+def test_delays_run(source, outputs_of, folder_of):
+    data = folder_of(source, "spoken_digits", "fsdd")
+    text, pictures = outputs_of("07_delays", data, samples=300, epochs=5)
     assert f"{source}: 300 training" in text
     without, learnt = (float(number) for number in re.findall(r"parameters, loss .* test accuracy ([\d.]+) %", text))
     assert learnt > without + (30 if source == "made-up words" else 0)
@@ -227,11 +223,10 @@ def test_delays_run(repository, tmp_path, monkeypatch, request, source):
 
 
 @pytest.mark.slow
-def test_compile_a_loop_runs(repository, tmp_path, monkeypatch):
+def test_compile_a_loop_runs(outputs_of):
     if NO_COMPILE is not None:
         pytest.skip(str(NO_COMPILE))
-    settings = {"SNNIPU_TUTORIAL_HIDDEN": "50"}
-    text, pictures = outputs_of(repository, tmp_path, monkeypatch, "04_compile_a_loop", settings)
+    text, pictures = outputs_of("04_compile_a_loop", hidden=50)
     assert "compiled and MultiStep: the same bits" in text
     assert len(re.findall(r"Leaky +\S+ +25 +one operator", text)) == 2
     assert len(re.findall(r"linear +\S+ +25 +1\b", text)) == 2
@@ -240,11 +235,9 @@ def test_compile_a_loop_runs(repository, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_learn_online_runs(repository, tmp_path, monkeypatch):
+def test_learn_online_runs(outputs_of):
     """Half a minute of the stream: it is not learnt yet, but memory is already flat."""
-    text, pictures = outputs_of(
-        repository, tmp_path, monkeypatch, "06_learn_online", {"SNNIPU_TUTORIAL_MINUTES": "0.5"}
-    )
+    text, pictures = outputs_of("06_learn_online", minutes=0.5)
     assert "30,000 steps, 0.5 min of a stream" in text
     first, last = (float(number) for number in re.findall(r"([\d.]+) % in the (?:first|last) tenth", text))
     assert last > first + 10
