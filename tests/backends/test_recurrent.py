@@ -23,7 +23,6 @@ KINDS = ["plain", "bias", "spaced bias", "transposed", "states", "constant", "on
 # Adjoints that read the recurrent input and the input.
 KINDS += ["reset at once", "reset at once, constant"]
 SUBTRACTED = {"reset_mechanism": "subtract"}
-OPTIONS = {**SUBTRACTED, "reset_delay": True}
 NEURONS = {
     "leaky": (2, {"beta": 0.8, "threshold": 0.4, "graded_spikes_factor": 1.0}),
     "synaptic": (3, {"alpha": 0.6, "beta": 0.8, "threshold": 0.4, "graded_spikes_factor": 1.0}),
@@ -48,19 +47,30 @@ def calls(monkeypatch):
     return directions
 
 
-def run_recurrent(neuron, x, states, connection, learnt, reset_delay=True, **keywords):
-    """Return all results, final states included, and the gradients of all inputs."""
-    out = recurrent_apply(
+def parameters_of(neuron, size=(), dtype=torch.float32):
+    """Return parameters of a value, or of a value for each neuron, that learn."""
+    return {
+        name: torch.full(size, value, dtype=dtype, requires_grad=True) for name, value in NEURONS[neuron][1].items()
+    }
+
+
+def apply(neuron, x, states, connection, parameters, reset_delay=True, **keywords):
+    """Call the operator; the states None are zeros."""
+    return recurrent_apply(
         neuron,
         x,
-        states,
-        learnt,
+        states or [None] * NEURONS[neuron][0],
+        parameters,
         connection,
-        options=SUBTRACTED if neuron == "rsynaptic" else {**OPTIONS, "reset_delay": reset_delay},
+        options=SUBTRACTED if neuron == "rsynaptic" else {**SUBTRACTED, "reset_delay": reset_delay},
         spike_grad=surrogate.fast_sigmoid(slope=5),
-        need_final=True,
         **keywords,
     )
+
+
+def run_recurrent(neuron, x, states, connection, learnt, reset_delay=True, **keywords):
+    """Return all results, final states included, and the gradients of all inputs."""
+    out = apply(neuron, x, states, connection, learnt, reset_delay, need_final=True, **keywords)
     results = [
         tensor for part in out if part is not None for tensor in (part if isinstance(part, (list, tuple)) else [part])
     ]
@@ -69,7 +79,7 @@ def run_recurrent(neuron, x, states, connection, learnt, reset_delay=True, **key
     loss = sum(
         (tensor * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)).sum() for tensor in results
     )
-    inputs = [x, *states, connection.weight, connection.bias, *learnt.values()]
+    inputs = [x, *(states or ()), connection.weight, connection.bias, *learnt.values()]
     inputs = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
     return results, torch.autograd.grad(loss, inputs, allow_unused=True)
 
@@ -104,7 +114,7 @@ def assert_equal(actual, other):
 @pytest.mark.parametrize("neuron", NEURONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_call_gives_the_bits_of_single_ones(neuron, kind, rows, features, dtype, monkeypatch, calls):
-    count, parameters = NEURONS[neuron]
+    count = NEURONS[neuron][0]
     weight = nn.Parameter(torch.randn(features, features, dtype=dtype) / 2)
     bias = nn.Parameter((torch.randn(features, 2, dtype=dtype) / 2)[:, 0]) if "bias" in kind else None
     if kind == "bias":
@@ -112,16 +122,13 @@ def test_one_call_gives_the_bits_of_single_ones(neuron, kind, rows, features, dt
     steps = 1 if kind == "one step" else STEPS
     constant = kind.endswith("constant")
     x = torch.randn(*(() if constant else (steps,)), rows, features, dtype=dtype, requires_grad=True)
-    has_states = kind in ("states", "one step")
-    states = [
-        torch.randn(rows, features, dtype=dtype).relu().requires_grad_() if has_states else None for _ in range(count)
-    ]
-    learnt = {
-        name: torch.full((features,), value, dtype=dtype, requires_grad=True) for name, value in parameters.items()
-    }
+    states = None
+    if kind in ("states", "one step"):
+        states = [torch.randn(rows, features, dtype=dtype).relu().requires_grad_() for _ in range(count)]
     connection = RecurrentConnection(weight.t() if kind == "transposed" else weight, bias)
     store = [place == 0 for place in range(count)] if kind == "few stored" else None
     keywords = {"num_steps": STEPS if constant else None, "store": store, "reset_delay": "at once" not in kind}
+    learnt = parameters_of(neuron, (features,), dtype)
     at_once, other = run_both(monkeypatch, run_recurrent, neuron, x, states, connection, learnt, **keywords)
     assert_equal(at_once, other)
     assert at_once[0][0].any()
@@ -131,22 +138,12 @@ def test_one_call_gives_the_bits_of_single_ones(neuron, kind, rows, features, dt
 @pytest.mark.parametrize("neuron", NEURONS)
 @pytest.mark.parametrize("same", [(True, True), (True, False), (False, True)], ids=["both", "spikes", "states"])
 def test_a_gradient_that_is_the_same_at_every_step(same, neuron, monkeypatch, calls):
-    count, values = NEURONS[neuron]
-    parameters = {name: torch.tensor(value, requires_grad=True) for name, value in values.items()}
-    x = torch.randn(STEPS, 3, 6, requires_grad=True)
+    parameters, x = parameters_of(neuron), torch.randn(STEPS, 3, 6, requires_grad=True)
     connection = RecurrentConnection(nn.Parameter(torch.randn(6, 6) / 2), None)
     weights = torch.randn(STEPS, 3, 6)
 
     def gradients():
-        out = recurrent_apply(
-            neuron,
-            x,
-            [None] * count,
-            parameters,
-            connection,
-            options=SUBTRACTED if neuron == "rsynaptic" else OPTIONS,
-            spike_grad=surrogate.atan(),
-        )
+        out = apply(neuron, x, None, connection, parameters)
         rows = [(out.spk, same[0]), *((state, same[1]) for state in out.states[1:])]
         loss = sum((row if constant else row * weights).sum() for row, constant in rows)
         return (), torch.autograd.grad(loss, [x, connection.weight, *parameters.values()])
@@ -159,36 +156,23 @@ def test_a_gradient_that_is_the_same_at_every_step(same, neuron, monkeypatch, ca
 @pytest.mark.parametrize("reset_delay", [True, False])
 @pytest.mark.parametrize("neuron", NEURONS)
 def test_16_bit_steps_are_the_references(neuron, reset_delay, dtype, monkeypatch):
-    count, values = NEURONS[neuron]
     x = torch.randn(STEPS, 3, 6, dtype=dtype, requires_grad=True)
-    connection = RecurrentConnection(
-        nn.Parameter(torch.randn(6, 6, dtype=dtype) / 2), nn.Parameter(torch.randn(6, dtype=dtype))
-    )
-    learnt = {name: torch.full((6,), value, requires_grad=True) for name, value in values.items()}
-    arguments = (neuron, x, [None] * count, connection, learnt, reset_delay)
+    weight, bias = torch.randn(6, 6, dtype=dtype) / 2, torch.randn(6, dtype=dtype)
+    connection = RecurrentConnection(nn.Parameter(weight), nn.Parameter(bias))
+    arguments = (neuron, x, None, connection, parameters_of(neuron, (6,)), reset_delay)
     ours = run_recurrent(*arguments)
     monkeypatch.setattr(kernels, "_LOOP_FUNCTIONS", recurrent_sequence._REFERENCE)
     expected = run_recurrent(*arguments)
     assert ours[0][0].any()
-    for actual, other in zip(ours[0], expected[0]):
-        assert torch.equal(actual, other)
-    for actual, other in zip(ours[1], expected[1]):
-        torch.testing.assert_close(actual, other)
+    assert all(map(torch.equal, ours[0], expected[0]))
+    torch.testing.assert_close(ours[1], expected[1])
 
 
 @pytest.mark.parametrize("bias", [torch.zeros(6, dtype=torch.float64), torch.zeros(5)], ids=["dtype", "size"])
 def test_a_bias_that_does_not_fit_is_pytorchs_error(bias):
-    parameters = {name: torch.tensor(value) for name, value in NEURONS["leaky"][1].items()}
+    connection = RecurrentConnection(torch.zeros(6, 6), bias)
     with pytest.raises(RuntimeError):
-        recurrent_apply(
-            "leaky",
-            torch.zeros(2, 3, 6),
-            [torch.zeros(3, 6), None],
-            parameters,
-            RecurrentConnection(torch.zeros(6, 6), bias),
-            options=OPTIONS,
-            spike_grad=surrogate.atan(),
-        )
+        apply("leaky", torch.zeros(2, 3, 6), [torch.zeros(3, 6), None], connection, parameters_of("leaky"))
 
 
 @pytest.mark.parametrize(
@@ -209,16 +193,7 @@ def test_what_runs_step_by_step(kind, monkeypatch, calls):
     if kind == "no product":
         monkeypatch.setattr(recurrent, "_gemm", lambda dtype: None)
     bias = torch.tensor([0.5]) if kind == "one bias" else None  # which PyTorch broadcasts
-    parameters = {name: torch.tensor(value) for name, value in NEURONS["leaky"][1].items()}
-    out = recurrent_apply(
-        "leaky",
-        x,
-        [None, None],
-        parameters,
-        RecurrentConnection(weight, bias),
-        options=OPTIONS,
-        spike_grad=surrogate.atan(),
-    )
+    out = apply("leaky", x, None, RecurrentConnection(weight, bias), parameters_of("leaky"))
     assert out.spk.shape == x.shape
     assert not calls
 

@@ -6,17 +6,11 @@ import pytest
 import torch
 from oracle import FUSED, reference_of, relative_error
 from support.leaky_operator import backward_arguments, flat, forward_arguments
+from support.neuron_cases import KERNEL, VARIANTS, check
 
 from snnipu import surrogate
 from snnipu.backends import neuron_step
 from snnipu.ops import _neurons
-
-KERNEL = surrogate.atan(2.0).kernel
-VARIANTS = [
-    pytest.param(name, variant, id=f"{name}-{variant}")
-    for name in _neurons.BUILT
-    for variant in range(len(_neurons.find(name).steps))
-]
 
 
 @pytest.fixture
@@ -28,68 +22,6 @@ def kernels(interpreted, monkeypatch):
         torch.Tensor, "new_empty", lambda *args, **keywords: new_empty(*args, **keywords).fill_(float("nan"))
     )
     return module
-
-
-def check(kernels, name, variant, shape, dtype=torch.float32, constant=None, counts=None, **chosen):
-    """Compare with the reference: the forward pass bit by bit, gradients up to the order of sums.
-
-    Gradients are computed from stored states and from states that are computed again. ``counts`` are the numbers of
-    values of the parameters, in turn; by default each neuron has its own values.
-    """
-    neuron = _neurons.find(name)
-    output = neuron.steps[variant].output_state
-    c = torch.float64 if dtype == torch.float64 else torch.float32
-    x = (torch.randn(shape) * 2).to(dtype)
-    if chosen.get("exact"):
-        x = x.round().clamp(-2, 2)
-    if chosen.get("gaps"):
-        x = x.transpose(0, -1).contiguous().transpose(0, -1)
-    step = shape if constant is not None else shape[1:]
-    states = [torch.randn(step, dtype=c) if chosen.get("initial", True) else None for _ in neuron.states]
-    sizes = itertools.cycle(counts or step[-1:])
-    parameters = [torch.rand(next(sizes), dtype=c) * 0.6 + 0.3 for _ in neuron.parameters]
-    if chosen.get("exact"):
-        parameters = [torch.full_like(value, 0.5) for value in parameters]
-    parameters = parameters or [torch.ones((), dtype=c)]
-    store = sum(1 << place for place in range(len(states)) if place != output)
-    forward = (x, states, parameters, name, variant, constant, store, True)
-    actual, expected = kernels.neuron_sequence_fwd(*forward), reference_of("neuron_sequence_fwd")(*forward)
-    for result, other in zip(flat(actual), flat(expected)):
-        assert result.dtype == other.dtype
-        assert result.shape == other.shape
-        assert (
-            torch.allclose(result, other, rtol=1e-5, atol=1e-6) if chosen.get("close") else torch.equal(result, other)
-        )
-    spk, states_after, final = expected
-    grads = [torch.randn_like(spk), *(torch.randn_like(s) if s.numel() else None for s in states_after)]
-    if chosen.get("same"):  # the gradient that a sum over time passes
-        grads = [None if grad is None else grad[0].expand_as(grad) for grad in grads]
-    if "upstream" in chosen:  # gradients of the spikes or of the states
-        grads = [grad if chosen["upstream"] == (place > 0) else None for place, grad in enumerate(grads)]
-    ends = [torch.randn_like(state) for state in final]
-    learn = chosen.get("learn", [True] * len(parameters))
-    kernel = chosen.get("kernel", KERNEL)
-    if constant == 0:
-        constant, grads = 1, [None if grad is None else grad.unsqueeze(0) for grad in grads]
-    what = (states, parameters, name, variant, constant, *kernel, [True] * len(states), learn)
-    ways = [(x, *what)]
-    if constant is None and x.numel():
-        every = (*forward[:6], (1 << len(states)) - 1, False)
-        stored, read = reference_of("neuron_sequence_fwd")(*every)[1], _neurons.reads_all(name, variant)
-        stored = [state if read.states >> place & 1 else x.new_empty(0) for place, state in enumerate(stored)]
-        ways.append((x if read.x or not read.states else None, *what, stored))
-    tolerance = {torch.float64: 1e-12, torch.float16: 2e-3, torch.bfloat16: 2**-6}.get(dtype, 1e-5)
-    if chosen.get("close"):
-        tolerance = max(tolerance, 1e-4)
-    for way in ways:
-        backward = (grads[0], grads[1:], ends, *way)
-        actual, expected = kernels.neuron_sequence_bwd(*backward), reference_of("neuron_sequence_bwd")(*backward)
-        terms = expected[0].double().abs().sum() / max(1, expected[0].numel()) * max(1, x.numel()) ** 0.5
-        for place, (result, other) in enumerate(zip(flat(actual), flat(expected))):
-            assert result.dtype == other.dtype
-            assert result.shape == other.shape
-            if other.numel():
-                assert relative_error(result, other, terms if place > len(states) else None) <= tolerance
 
 
 NAMES = ["leaky", "synaptic", "rleaky"]
@@ -163,11 +95,13 @@ def bare(x, mem, other, *, spike):
     return spike(mem - 0.5), mem, torch.sigmoid(other) - 0.1 * x.abs()
 
 
-def bent(x, mem, slow, *, tau, spike):
+def everything(x, mem, slow, *, tau, gain, spike):
+    """A neuron with every kind of operation, and a constant that is no float32."""
     u = torch.tanh(mem) + torch.sigmoid(slow).clamp(0.1, max=0.7) - 0.3
+    spk = spike(u)
     slow = torch.maximum(slow / 3, torch.minimum(x, mem)) - slow.abs() * mem.sign()
-    mem = torch.where(x > 0.2, (mem * mem + 1) ** 0.5, mem.relu()) * tau
-    return spike(u), mem, 1 / (slow**2 + 1) + torch.exp(-mem * mem)
+    mem = torch.where(x > 0.2, (mem * mem + 1) ** 0.5, mem.relu()) * tau + torch.exp(-mem * mem) / gain
+    return spk, mem - spk.detach(), 1 / (slow**2 + 1) + torch.log(x * x + 1)
 
 
 def with_a_gradient_of_its_own(x, mem, *, tau, spike):
@@ -177,7 +111,7 @@ def with_a_gradient_of_its_own(x, mem, *, tau, spike):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("function", [bare, bent, with_a_gradient_of_its_own])
+@pytest.mark.parametrize("function", [bare, everything, with_a_gradient_of_its_own])
 def test_a_neuron_of_a_user(kernels, function, dtype):
     name = _neurons.register(function, {})
     for shape, constant in (((4, 2, 9), None), ((2, 9), 4)):

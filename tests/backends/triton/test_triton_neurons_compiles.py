@@ -6,7 +6,9 @@ import re
 
 import pytest
 import torch
+from backends.triton.test_triton_neurons import everything
 from oracle import FUSED
+from support import neuron_cases
 from support.leaky_operator import RESETS
 
 from snnipu import surrogate
@@ -30,15 +32,12 @@ def assert_in_registers(launch):
     assert launch.resources["STACK"] == launch.resources["LOCAL"] == 0, launch.resources
 
 
-def arguments_of(name, variant=0, dtype=torch.float32, shape=(3, 4, 4096), count=None, state=False, constant=None):
-    neuron = _neurons.find(name)
-    c = torch.float64 if dtype == torch.float64 else torch.float32
-    x = torch.zeros(shape if constant is None else shape[1:], dtype=dtype)
-    initial = [torch.zeros(shape[1:], dtype=c) if state else None for _ in neuron.states]
-    parameters = [torch.ones((), dtype=c) if count is None else torch.ones(count, dtype=c) for _ in neuron.parameters]
-    output = neuron.steps[variant].output_state
-    store = sum(1 << place for place in range(len(initial)) if place != output)
-    return x, initial, parameters, name, variant, constant, store, state
+def arguments_of(name, variant=0, dtype=torch.float32, shape=(3, 4, 4096), each=False, state=False, constant=None):
+    """Return the arguments of the forward kernel; ``each``: each neuron has parameters of its own."""
+    inputs = neuron_cases.arguments_of(
+        name, shape if constant is None else shape[1:], dtype, constant, None if each else ((),), state
+    )
+    return *inputs, name, variant, constant, neuron_cases.stored_states(name, variant), state
 
 
 def backward_arguments(forward, kernel=ATAN, learn=False, stored=False):
@@ -88,7 +87,7 @@ WIDE = {torch.float64: ".v2.b64", torch.float32: ".v2.b32", torch.float16: ".b32
 @pytest.mark.parametrize("name", list(_neurons.BUILT))
 def test_every_neuron(kernels, compiled, name):
     """Each neuron compiles with all options; the backward pass also launches the forward kernel."""
-    forward = arguments_of(name, count=4096, state=True)
+    forward = arguments_of(name, each=True, state=True)
     assert len(compile_both(kernels, compiled, forward, 80, learn=True, only=True)) == 2
 
 
@@ -163,7 +162,7 @@ def test_what_a_step_moves_and_how_many_threads_there_are(kernels, compiled, nam
 def test_resets(kernels, compiled, reset, delay):
     variant = _neurons.find("leaky").variant(reset_mechanism=reset, reset_delay=delay)
     for stored in (True, False):
-        forward = arguments_of("leaky", variant, count=4096, state=True)
+        forward = arguments_of("leaky", variant, each=True, state=True)
         assert len(compile_both(kernels, compiled, forward, learn=True, stored=stored)) == 2 + (not stored)
 
 
@@ -180,15 +179,6 @@ def test_surrogates_of_leaky(kernels, compiled, name, dtype):
 def test_constant_input(kernels, compiled):
     launches = compile_both(kernels, compiled, arguments_of("leaky", constant=7))
     assert [launch.kernel[-10:] for launch in launches] == ["fwd_kernel", "fwd_kernel", "bwd_kernel"]
-
-
-def everything(x, mem, slow, *, tau, gain, spike):
-    """A neuron with every kind of operation, and a constant that is no float32."""
-    u = torch.tanh(mem) + torch.sigmoid(slow).clamp(0.1, max=0.7) - 0.3
-    spk = spike(u)
-    slow = torch.maximum(slow / 3, torch.minimum(x, mem)) - slow.abs() * mem.sign()
-    mem = torch.where(x > 0.2, (mem * mem + 1) ** 0.5, mem.relu()) * tau + torch.exp(-mem * mem) / gain
-    return spk, mem - spk.detach(), 1 / (slow**2 + 1) + torch.log(x * x + 1)
 
 
 @pytest.mark.slow
