@@ -43,7 +43,9 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True
+# A field may have several names: "crop, downsample: ...".
+napoleon_use_param = False
+napoleon_custom_sections = [("Attributes", "params_style")]
 
 # The inventories are text files with the names that the pages use, so a build needs no network.
 intersphinx_mapping = {
