@@ -134,21 +134,21 @@ def neuron_over_time(
     States that are not requested are None.
     """
     name, names, chosen = options
-    results = neuron_apply(
-        name,
-        x,
-        states,
-        dict(zip(names, parameters)),
+    arguments = (name, x, states, dict(zip(names, parameters)))
+    return _over_time(neuron_apply, arguments, chosen, num_steps, kernel, store, need_final)
+
+
+def _over_time(
+    apply: Any, arguments: Any, chosen: Any, num_steps: Any, kernel: KernelFields, store: Any, need_final: bool
+) -> Tensors:
+    results = apply(
+        *arguments,
         options=dict(chosen),
         num_steps=num_steps,
         spike_grad=_surrogate(*kernel),
         store=store,
         need_final=need_final,
     )
-    return _outputs(results)
-
-
-def _outputs(results: Any) -> Tensors:
     final = results.final if results.final is not None else [None] * len(results.states)
     return (results.spk, *results.states, *final)
 
@@ -196,19 +196,8 @@ def recurrent_over_time(
     """Run all steps of :func:`recurrent_step`; the results are as in :func:`neuron_over_time`."""
     name, _, chosen, _ = options
     connection, values = _connection(parameters, options)
-    results = recurrent_apply(
-        name,
-        x,
-        states,
-        values,
-        connection,
-        options=dict(chosen),
-        num_steps=num_steps,
-        spike_grad=_surrogate(*kernel),
-        store=store,
-        need_final=need_final,
-    )
-    return _outputs(results)
+    arguments = (name, x, states, values, connection)
+    return _over_time(recurrent_apply, arguments, chosen, num_steps, kernel, store, need_final)
 
 
 def _connection(
