@@ -6,7 +6,7 @@ function in :data:`SEQUENCES` that runs all steps.
 
 import weakref
 from functools import lru_cache
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
 
 import snntorch
 import torch
@@ -134,21 +134,12 @@ def neuron_over_time(
     States that are not requested are None.
     """
     name, names, chosen = options
-    arguments = (name, x, states, dict(zip(names, parameters)))
-    return _over_time(neuron_apply, arguments, chosen, num_steps, kernel, store, need_final)
+    how = {"num_steps": num_steps, "store": store, "need_final": need_final}
+    return _over_time(neuron_apply, chosen, kernel, name, x, states, dict(zip(names, parameters)), **how)
 
 
-def _over_time(
-    apply: Any, arguments: Any, chosen: Any, num_steps: Any, kernel: KernelFields, store: Any, need_final: bool
-) -> Tensors:
-    results = apply(
-        *arguments,
-        options=dict(chosen),
-        num_steps=num_steps,
-        spike_grad=_surrogate(*kernel),
-        store=store,
-        need_final=need_final,
-    )
+def _over_time(apply: Any, chosen: Any, kernel: KernelFields, *arguments: Any, **how: Any) -> Tensors:
+    results = apply(*arguments, options=dict(chosen), spike_grad=_surrogate(*kernel), **how)
     final = results.final if results.final is not None else [None] * len(results.states)
     return (results.spk, *results.states, *final)
 
@@ -170,17 +161,9 @@ def recurrent_step(
     connection, values = _connection(parameters, options)
     spikes = states[SPIKES]
     incoming = connection.product(torch.zeros_like(x) if spikes is None else spikes.to(x.dtype))
-    results = neuron_apply(
-        name,
-        x,
-        (incoming, *states[1:]),
-        {**values, STRENGTH: 1.0},
-        options=dict(chosen),
-        num_steps=SINGLE_STEP,
-        spike_grad=_surrogate(*kernel),
-    )
-    outputs: List[Any] = [results.spk, *results.states]
-    return tuple(outputs)
+    arguments = (name, x, (incoming, *states[1:]), {**values, STRENGTH: 1.0})
+    results: Tuple[Any, ...] = _over_time(neuron_apply, chosen, kernel, *arguments, num_steps=SINGLE_STEP)
+    return results[: 1 + len(states)]
 
 
 def recurrent_over_time(
@@ -196,8 +179,8 @@ def recurrent_over_time(
     """Run all steps of :func:`recurrent_step`; the results are as in :func:`neuron_over_time`."""
     name, _, chosen, _ = options
     connection, values = _connection(parameters, options)
-    arguments = (name, x, states, values, connection)
-    return _over_time(recurrent_apply, arguments, chosen, num_steps, kernel, store, need_final)
+    how = {"num_steps": num_steps, "store": store, "need_final": need_final}
+    return _over_time(recurrent_apply, chosen, kernel, name, x, states, values, connection, **how)
 
 
 def _connection(
