@@ -9,6 +9,7 @@ from snnipu import _route
 from snnipu.neurons.sparse_leaky import DenseOrSparse, FullyConnectedNeurons, Parameter
 from snnipu.neurons.zoo import Synaptic
 from snnipu.ops import eventprop
+from snnipu.ops._arguments import is_compiling
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import SpikeGrad
 
@@ -128,11 +129,7 @@ class SparseSynaptic(FullyConnectedNeurons):
         self._set_neurons(locals())
         if gradient == "eventprop":
             self.grad_threshold = math.inf  # only spikes have slots
-            for name, most in (("alpha", 1.0), ("beta", 1.0), ("threshold", math.inf)):
-                value = getattr(self, name)
-                if not bool(((value > 0) & (value <= most)).all()):
-                    above = "above 0" if most > 1 else "above 0 and at most 1"
-                    raise ValueError(f'{name} must be {above} with gradient="eventprop", got {value.tolist()}')
+            self._event_neurons()
 
     def _event_neurons(self) -> eventprop.Neurons:
         """Return the neurons' parameters for EventProp; raise an error where it does not run."""
@@ -140,6 +137,16 @@ class SparseSynaptic(FullyConnectedNeurons):
             raise RuntimeError('SparseSynaptic with gradient="eventprop" does not run on an IPU: use "surrogate"')
         if self.max_spikes is not None:
             raise ValueError(f'max_spikes must be None with gradient="eventprop", got {self.max_spikes}')
+        if self.reset_mechanism == "none":
+            raise ValueError("reset_mechanism must not be 'none' with gradient=\"eventprop\"")
+        # Parameters may have been loaded or changed since the layer was made.
+        for name, most in (("alpha", 1.0), ("beta", 1.0), ("threshold", math.inf)):
+            value = getattr(self, name)
+            if value.requires_grad:
+                raise ValueError(f'{name} must not require a gradient with gradient="eventprop"')
+            if not is_compiling() and not bool(((value > 0) & (value <= most)).all()):
+                above = "above 0" if most > 1 else "above 0 and at most 1"
+                raise ValueError(f'{name} must be {above} with gradient="eventprop", got {value.tolist()}')
         return eventprop.Neurons(self.alpha, self.beta, self.threshold, self.reset_mechanism == "zero")
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:

@@ -337,6 +337,23 @@ def test_other_gradients_are_refused():
         snn.Online(nn.Sequential(layer_of()), rule="ottt")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda layer: setattr(layer, "reset_mechanism", "none"), "reset_mechanism must not be 'none'"),
+        (lambda layer: layer.beta.fill_(1.5), "beta must be above 0 and at most 1 with gradient"),
+        (lambda layer: layer.threshold.requires_grad_(), "threshold must not require a gradient"),
+    ],
+)
+def test_later_changes_are_refused(change, message):
+    layer = layer_of()
+    change(layer)
+    with pytest.raises(ValueError, match=message):
+        layer(spikes_in())
+    with pytest.raises(ValueError, match=message):
+        layer.membranes(spikes_in())
+
+
 def test_repr_and_copies():
     layer = layer_of(3, 4)
     assert repr(layer) == (
