@@ -1,5 +1,7 @@
 """Loops over neurons of each class: the steps become one operator."""
 
+import copy
+
 import pytest
 import torch
 from support.loops import compared, network, rolled, times
@@ -12,25 +14,31 @@ from snnipu import backends, surrogate
 pytestmark = [needs_backend, pytest.mark.usefixtures("found"), pytest.mark.filterwarnings("ignore:.*replaces")]
 STEPS, BATCH, WIDTH = 5, 3, 4
 HOW = {"threshold": 0.1, "spike_grad": surrogate.fast_sigmoid(slope=5)}
-RECURRENT = {"beta": 0.8, "linear_features": WIDTH, **HOW}
-MAPS = {"beta": 0.8, "conv2d_channels": 2, "kernel_size": 3, **HOW}
+RECURRENT = {"beta": 0.8, "linear_features": WIDTH}
+MAPS = {"beta": 0.8, "conv2d_channels": 2, "kernel_size": 3}
 LEARNT = {"learn_beta": True, "learn_threshold": True}
+CELL, MAP_CELL = {"input_size": WIDTH, "hidden_size": WIDTH}, {"in_channels": 2, "out_channels": 2, "kernel_size": 3}
 NEURONS = {
-    "rleaky": lambda **k: snn.RLeaky(**RECURRENT, **k),
-    "rleaky zero": lambda **k: snn.RLeaky(**RECURRENT, reset_mechanism="zero", **k),
-    "rleaky undelayed": lambda **k: snn.RLeaky(**RECURRENT, reset_delay=False, **k),
-    "rleaky learnt": lambda **k: snn.RLeaky(**{**RECURRENT, "beta": torch.full((WIDTH,), 0.7)}, **LEARNT, **k),
-    "rsynaptic": lambda **k: snn.RSynaptic(alpha=0.7, **RECURRENT, **k),
-    "one to one": lambda **k: snn.RLeaky(beta=0.8, all_to_all=False, V=torch.rand(WIDTH), **HOW, **k),
-    "slstm": lambda **k: snn.SLSTM(WIDTH, WIDTH, **HOW, **k),
-    "slstm subtract": lambda **k: snn.SLSTM(WIDTH, WIDTH, reset_mechanism="subtract", learn_threshold=True, **HOW, **k),
-    "slstm zero": lambda **k: snn.SLSTM(WIDTH, WIDTH, bias=False, reset_mechanism="zero", **HOW, **k),
-    "lapicque": lambda **k: snn.Lapicque(R=5.1, C=5e-3, time_step=1e-3, **HOW, **k),
-    "rleaky conv": lambda **k: snn.RLeaky(**MAPS, **k),
-    "rsynaptic conv": lambda **k: snn.RSynaptic(alpha=0.7, **MAPS, **k),
-    "sconv2dlstm": lambda **k: snn.SConv2dLSTM(2, 2, 3, reset_mechanism="subtract", **HOW, **k),
-    "sconv2dlstm pooled": lambda **k: snn.SConv2dLSTM(2, 3, 3, max_pool=2, **HOW, **k),
+    "rleaky": ("RLeaky", RECURRENT),
+    "rleaky zero": ("RLeaky", {**RECURRENT, "reset_mechanism": "zero"}),
+    "rleaky undelayed": ("RLeaky", {**RECURRENT, "reset_delay": False}),
+    "rleaky learnt": ("RLeaky", {**RECURRENT, "beta": torch.full((WIDTH,), 0.7), **LEARNT}),
+    "rsynaptic": ("RSynaptic", {"alpha": 0.7, **RECURRENT}),
+    "one to one": ("RLeaky", {"beta": 0.8, "all_to_all": False, "V": torch.rand(WIDTH)}),
+    "slstm": ("SLSTM", CELL),
+    "slstm subtract": ("SLSTM", {**CELL, "reset_mechanism": "subtract", "learn_threshold": True}),
+    "slstm zero": ("SLSTM", {**CELL, "bias": False, "reset_mechanism": "zero"}),
+    "lapicque": ("Lapicque", {"R": 5.1, "C": 5e-3, "time_step": 1e-3}),
+    "rleaky conv": ("RLeaky", MAPS),
+    "rsynaptic conv": ("RSynaptic", {"alpha": 0.7, **MAPS}),
+    "sconv2dlstm": ("SConv2dLSTM", {**MAP_CELL, "reset_mechanism": "subtract"}),
+    "sconv2dlstm pooled": ("SConv2dLSTM", {**MAP_CELL, "out_channels": 3, "max_pool": 2}),
 }
+
+
+def neuron_of(name, **how):
+    kind, options = NEURONS[name]
+    return getattr(snn, kind)(**copy.deepcopy(options), **HOW, **how)
 
 
 class Several(nn.Module):
@@ -44,7 +52,7 @@ class Several(nn.Module):
         super().__init__()
         self.maps, self.start, self.front = ["conv" in name for name in names], start, nn.Linear(WIDTH, WIDTH)
         how = {"init_hidden": True, "output": True} if start == "hidden" else {}
-        self.neurons = nn.ModuleList(NEURONS[name](**how) for name in names)
+        self.neurons = nn.ModuleList(neuron_of(name, **how) for name in names)
         self.given = nn.ParameterList(torch.rand(1, *((2, 6, 4) if maps else (WIDTH,))) for maps in self.maps)
 
     def forward(self, x):
@@ -116,9 +124,9 @@ class Louder(snn.Synaptic):
 
 # A neuron, the module that has a hook, and True if the steps are one operator.
 CHANGED = {
-    "a hook on the recurrent layer": (NEURONS["rleaky"], "recurrent", False),
-    "a hook on the neuron": (NEURONS["slstm"], "", False),
-    "around": (lambda: Halved(**RECURRENT), None, True),
+    "a hook on the recurrent layer": (lambda: neuron_of("rleaky"), "recurrent", False),
+    "a hook on the neuron": (lambda: neuron_of("slstm"), "", False),
+    "around": (lambda: Halved(**RECURRENT, **HOW), None, True),
     "a part": (lambda: LouderCell(WIDTH, WIDTH, **HOW), None, False),
     "another part": (lambda: Louder(alpha=0.7, beta=0.8, **HOW), None, False),
 }

@@ -7,19 +7,23 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import snntorch
 import torch
-from snntorch import utils
 from support.loops import compared, network, rolled
-from support.versions import needs_backend
+from support.versions import needs_backend, needs_gloo
 from torch import nn
+from torch.testing import assert_close
 
 import snnipu as snn
+from benchmarks import programs
+from benchmarks.case import Settings
 from snnipu import compiler, surrogate
 from snnipu.compiler import backend
 from snnipu.neurons import multistep
 from snnipu.ops import step_operators
 
 pytestmark = [needs_backend, pytest.mark.usefixtures("found")]
+SETTINGS = Settings(steps=6, batch_size=2, neurons=12)
 
 
 class FullyConnected(nn.Module):
@@ -45,118 +49,29 @@ class FullyConnected(nn.Module):
         return torch.stack(spk2_rec, dim=0), torch.stack(mem2_rec, dim=0)
 
 
-class Convolutional(nn.Sequential):
-    """The network of snnTorch's tutorials 6 and 7."""
+class Recorded(nn.Module):
+    """A network of the benchmark. The loop over time is in the program's forward pass or in a function."""
 
-    def __init__(self):
-        hidden = {"beta": 0.5, "spike_grad": surrogate.fast_sigmoid(slope=25), "init_hidden": True}
-        super().__init__(
-            nn.Conv2d(1, 3, 3),
-            nn.MaxPool2d(2),
-            snn.Leaky(**hidden),
-            nn.Flatten(),
-            nn.Linear(27, 4),
-            snn.Leaky(output=True, **hidden),
-        )
-
-
-def forward_pass(net, num_steps, data):
-    mem_rec, spk_rec = [], []
-    utils.reset(net)
-    for step in range(num_steps):
-        spk_out, mem_out = net(data[step] if data.dim() == 5 else data)
-        spk_rec.append(spk_out)
-        mem_rec.append(mem_out)
-    return torch.stack(spk_rec), torch.stack(mem_rec)
-
-
-class Zoo(nn.Module):
-    """Several kinds of neurons, a skip connection, a population code."""
-
-    def __init__(self):
+    def __init__(self, kind):
         super().__init__()
-        self.fc1, self.fc2, self.fc3 = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(12, 8)
-        self.synaptic = snn.Synaptic(alpha=0.8, beta=0.7)
-        self.alpha = snn.Alpha(alpha=0.8, beta=0.7, threshold=0.3)
-        self.rleaky = snn.RLeaky(beta=0.7, V=0.5, all_to_all=False, threshold=0.4)
+        self.program = programs.make(kind, snn, SETTINGS)
+        del self.program.snn  # copies hold no modules of Python
 
     def forward(self, x):
-        syn, mem = self.synaptic.reset_mem()
-        exc, inh, mem2 = self.alpha.reset_mem()
-        spk3, mem3 = self.rleaky.reset_mem()
-        counts, membranes = torch.zeros(x.shape[1], 2), []
-        for current in x.unbind():
-            spk, syn, mem = self.synaptic(self.fc1(current), syn, mem)
-            spk2, exc, inh, mem2 = self.alpha(self.fc2(spk) * 3, exc, inh, mem2)
-            spk3, mem3 = self.rleaky(self.fc3(torch.cat([spk, spk2], dim=1)), spk3, mem3)
-            counts = counts + spk3.view(-1, 2, 4).sum(2)
-            membranes.append(mem3)
-        return counts, torch.stack(membranes)
-
-
-class Autoencoder(nn.Module):
-    """A spiking autoencoder, and regression on its membranes."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Conv2d(1, 3, 3, stride=2), nn.BatchNorm2d(3), snn.Leaky(0.9, init_hidden=True))
-        self.decoder = nn.Sequential(nn.ConvTranspose2d(3, 1, 3, stride=2), nn.ReLU())
-        self.out = snn.Leaky(beta=0.9, reset_mechanism="none", init_hidden=True, output=True)
-
-    def forward(self, x):
-        utils.reset(self.encoder)
-        self.out.reset_mem()
-        record = torch.zeros(3, *x.shape)
-        loss = torch.zeros(())
-        for step in range(3):
-            _, mem = self.out(self.decoder(self.encoder(x)))
-            record[step] = mem
-            loss = loss + nn.functional.mse_loss(mem, x)
-        return record, loss
-
-
-class Stepped(nn.Module):
-    """A network whose loop over time is in a function outside of it."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = Convolutional()
-
-    def forward(self, x):
-        return forward_pass(self.net, 3, x)
-
-
-CASES = {
-    "tutorial 5": (FullyConnected, (3, 12), 2),
-    "tutorial 6": (Stepped, (2, 1, 8, 8), 2),
-    "tutorial 7": (Stepped, (3, 2, 1, 8, 8), 2),
-    "zoo": (Zoo, (4, 3, 6), 3),
-    "autoencoder in training": (Autoencoder, (2, 1, 7, 7), 2),
-    "autoencoder in evaluation": (lambda: Autoencoder().eval(), (2, 1, 7, 7), 2),
-}
+        return self.program.record(x)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part_bytes", [multistep.CHUNK_BYTES, 1])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*programs.NETWORKS, "autoencoder in evaluation"])
 def test_training_steps_are_those_of_the_loop(name, part_bytes, monkeypatch):
     monkeypatch.setattr(multistep, "CHUNK_BYTES", part_bytes)
-    make, shape, layers = CASES[name]
-    torch.manual_seed(1)
-    x = torch.rand(shape) * 2
+    kind = programs.NETWORKS[name.partition(" ")[0]]
+    net, x = Recorded(kind).train("evaluation" not in name), kind.data(SETTINGS, torch.Generator().manual_seed(1)) * 2
     # utils.reset leaves out neurons that were copied, so it has no effect in both networks.
-    report = compared(copy.deepcopy(make()), x, x, x, rtol=1e-4, atol=1e-4)
-    assert [neuron.rolled for neuron in report.neurons] == [True] * layers or name == "zoo", report
-
-
-@pytest.mark.slow
-def test_what_multistep_gives():
-    net = FullyConnected(steps=10)
-    compiled, multi = snn.compile(net), snn.MultiStep(net.fc1, net.lif1, net.fc2, net.lif2)
-    for batch in (3, 5, 4):
-        x = torch.rand(batch, 12) * 3
-        for a, b in zip(compiled(x), multi(x, num_steps=10)):
-            torch.testing.assert_close(a, b)
+    report = compared(copy.deepcopy(net), x, x, x, rtol=1e-4, atol=1e-4)
+    neurons = sum(isinstance(module, snntorch.SpikingNeuron) for module in net.modules())
+    assert [neuron.rolled for neuron in report.neurons] == [True] * neurons or name == "deep", report
 
 
 def _autocast(net, x):
@@ -193,9 +108,7 @@ def _hook_of_a_layer(net):
 
 
 def _backward_hook(net):
-    net.fc1.register_full_backward_hook(
-        lambda module, into, out: tuple(one if one is None else 2 * one for one in into)
-    )
+    net.fc1.register_full_backward_hook(_twice_each)
 
 
 def _inhibition(net):
@@ -227,11 +140,11 @@ def test_changes_after_compilation_are_seen(change):
     for _ in range(2):
         outs = [run(x) for run in (compiled, net)]
         for a, b in zip(*outs):
-            torch.testing.assert_close(a, b)
+            assert_close(a, b)
         if change is not _fire:
             grads = [torch.autograd.grad(out[1].sum() + out[0].sum(), list(net.parameters())) for out in outs]
             for a, b in zip(*grads):
-                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+                assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_a_hook_is_called_where_another_thread_compiles():
@@ -243,7 +156,7 @@ def test_a_hook_is_called_where_another_thread_compiles():
         net.lif1.register_forward_hook(_twice)
         after = threads.submit(compiled, x).result()
     for a, b in zip(after, net(x)):
-        torch.testing.assert_close(a, b)
+        assert_close(a, b)
     assert not torch.equal(after[1], before[1])
 
 
@@ -309,7 +222,7 @@ def test_a_compiled_network_is_saved_copied_and_reset():
     file.seek(0)
     other = copy.deepcopy(net)
     other.load_state_dict(torch.load(file))
-    torch.testing.assert_close(other(x)[1], compiled(x)[1])
+    assert_close(other(x)[1], compiled(x)[1])
 
 
 _RANK = """
@@ -357,10 +270,8 @@ print("done")
 
 
 @pytest.mark.slow
+@needs_gloo
 def test_gradients_of_two_processes_are_reduced(tmp_path):
-    pytest.importorskip("torch.distributed")
-    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-        pytest.skip("no gloo")
     arguments = [sys.executable, "-c", _RANK]
     ranks = [
         subprocess.Popen(
@@ -422,44 +333,45 @@ def test_steps_that_do_not_go_on_from_the_one_before(kind, start):
     assert [one.rolled for one in report.neurons if one.name != "block"] == [True, True], report
 
 
-def own_function(made, gradient):
-    """Return an autograd function of two passes; ``backward`` takes the gradient, the input and the result."""
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            out = made(x)
-            ctx.save_for_backward(x, out)
-            return out
-
-        @staticmethod
-        def backward(ctx, grad):
-            return gradient(grad, *ctx.saved_tensors)
-
-    return Function.apply
-
-
-def _masked(grad, x, out):
+def masked(grad, x):
     grad = grad.clone()
     grad[x.abs() > 0.3] = 0
     return grad
 
 
-# True for backward passes that are linear in the gradient.
+def own_function(made, gradient):
+    """Return an autograd function of two expressions: of the input ``x``, and of the gradient ``g`` and the input."""
+    forward_pass = eval(f"lambda x: {made}", {"torch": torch})
+    backward_pass = eval(f"lambda g, x: {gradient}", {"torch": torch, "masked": masked})
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return forward_pass(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return backward_pass(grad, *ctx.saved_tensors)
+
+    return Function.apply
+
+
 PASSES = {
-    "straight through": (torch.round, lambda g, x, out: g, True),
-    "masked": (lambda x: x.clamp(-0.3, 0.3), lambda g, x, out: g * (x.abs() <= 0.3).float(), True),
-    "set": (lambda x: x.clamp(-0.3, 0.3), _masked, True),
-    "where": (torch.sign, lambda g, x, out: torch.where(x.abs() < 1, g, 0.0), True),
-    "a sum": (lambda x: x * 2, lambda g, x, out: -(g + g / 3), True),
-    "clipped": (torch.round, lambda g, x, out: g.clamp(-0.1, 0.1), False),
-    "shifted": (torch.round, lambda g, x, out: g + 0.01, False),
-    "a difference": (torch.round, lambda g, x, out: g - x, False),
-    "a square": (torch.round, lambda g, x, out: g * g, False),
-    "divided by": (torch.round, lambda g, x, out: x / (1 + g), False),
-    "not of it": (torch.round, lambda g, x, out: x * 0.1, False),
-    "where it is not": (torch.sign, lambda g, x, out: torch.where(x.abs() < 1, g, 1.0), False),
-    "where it is": (torch.sign, lambda g, x, out: torch.where(g > 0, g, 0.0), False),
+    "straight through": ("torch.round(x)", "g"),
+    "masked": ("x.clamp(-0.3, 0.3)", "g * (x.abs() <= 0.3).float()"),
+    "set": ("x.clamp(-0.3, 0.3)", "masked(g, x)"),
+    "where": ("torch.sign(x)", "torch.where(x.abs() < 1, g, 0.0)"),
+    "a sum": ("x * 2", "-(g + g / 3)"),
+    # The others are not linear in the gradient.
+    "clipped": ("torch.round(x)", "g.clamp(-0.1, 0.1)"),
+    "shifted": ("torch.round(x)", "g + 0.01"),
+    "a difference": ("torch.round(x)", "g - x"),
+    "a square": ("torch.round(x)", "g * g"),
+    "divided by": ("torch.round(x)", "x / (1 + g)"),
+    "not of it": ("torch.round(x)", "x * 0.1"),
+    "where it is not": ("torch.sign(x)", "torch.where(x.abs() < 1, g, 1.0)"),
+    "where it is": ("torch.sign(x)", "torch.where(g > 0, g, 0.0)"),
 }
 
 
@@ -485,7 +397,7 @@ class Quantised(nn.Module):
 @pytest.mark.parametrize("current", [False, True])
 @pytest.mark.parametrize("name", PASSES)
 def test_autograd_functions_of_weights_and_of_inputs(name, current):
-    net = Quantised(own_function(*PASSES[name][:2]), current)
+    net = Quantised(own_function(*PASSES[name]), current)
     assert rolled(compared(net, torch.rand(6, 3, 5), rtol=1e-4, atol=1e-4)) == [(5, True)]
 
 

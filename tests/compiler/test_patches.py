@@ -1,11 +1,9 @@
 """``stop()`` restores all attributes of PyTorch, snnTorch and snnipu."""
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from support.commands import python
 from support.versions import needs_backend
 
 from snnipu.compiler import patches
@@ -88,9 +86,7 @@ SCRIPT = """
 def test_stop_leaves_nothing_replaced(repository, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    environment = {**os.environ, "PYTHONPATH": str(repository), "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    python(script, env={"PYTHONPATH": str(repository), "PYTHONWARNINGS": "ignore"})
 
 
 def test_what_another_package_replaces_afterwards_stays():

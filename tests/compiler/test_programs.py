@@ -6,7 +6,6 @@ import os
 import pytest
 import torch
 from support import loop_programs
-from support.loops import check
 from support.versions import needs_backend
 from support.zeros import events_taken
 
@@ -24,14 +23,11 @@ def test_compiled_programs_give_what_the_loop_gives(seed, monkeypatch, found):
     monkeypatch.setattr(multistep, "CHUNK_BYTES", program.part_bytes)
     print(program.source)
     with events_taken() if seed % 2 else contextlib.nullcontext():
-        net, other = (loop_programs.make(program.source, seed) for _ in range(2))
-        compiled = snn.compile(other)
+        nets = [loop_programs.make(program.source, seed) for _ in range(2)]
+        compiled = snn.compile(nets[1])
         for batch in (*program.batches, program.batches[0]):
-            x = torch.rand(program.steps, batch, *program.input) * 2 - 0.5
-            inputs = [x.clone().requires_grad_(program.train and program.input_gradient) for _ in range(2)]
-            expected = loop_programs.run(net, net, inputs[0], program.train)
-            check(loop_programs.run(compiled, other, inputs[1], program.train), expected)
+            loop_programs.check(program, nets, compiled, [batch])
             with torch.no_grad():
-                for parameter in (*net.parameters(), *other.parameters()):
+                for parameter in (*nets[0].parameters(), *nets[1].parameters()):
                     parameter.mul_(0.9)
     print(found)

@@ -1,8 +1,10 @@
 """Hand-coded neurons, and neurons whose step a subclass changes, run as one operator over time."""
 
+import textwrap
+
 import pytest
 import torch
-from support.loops import compared, network, rolled
+from support.loops import compared, executed, network, rolled
 from support.versions import needs_backend, needs_dynamo_of_2_12
 from torch import nn
 
@@ -60,61 +62,6 @@ def check(ways, x=None, **how):
     return compared(Written(ways, how.pop("rows", True)), x, **{"rtol": 1e-4, "atol": 1e-4, **how})
 
 
-def subtracted(net, x, mem):
-    mem = net.beta * mem + x
-    spk = spike(mem - net.threshold)
-    return spk, mem - spk * net.threshold
-
-
-def multiplied(net, x, mem):
-    spk = spike(mem - 1.0)
-    return spk, (0.9 * mem + x) * (1.0 - spk.detach())
-
-
-def selected(net, x, mem):
-    mem = mem + (x - mem) / 2.0
-    spk = spike(mem - 0.1)
-    return spk, torch.where(mem > 0.1, torch.zeros_like(mem), mem)
-
-
-def of_comparisons(net, x, mem):
-    mem = torch.sigmoid(net.rate) * mem + x
-    reset = (mem > net.threshold).float()
-    return spike(mem - net.threshold), mem * (1 - reset)
-
-
-def clamped(net, x, mem):
-    mem = (net.beta.clamp(0, 1) * mem + x).clamp(min=-0.5)
-    spk = spike(mem - 0.5)
-    return spk, mem - 0.5 * spk.detach()
-
-
-def adaptive(net, x, mem, threshold):
-    mem = net.beta * mem + x
-    spk = spike(mem - (0.3 + threshold))
-    threshold = net.rate * threshold + 0.5 * spk
-    return spk, mem - spk.detach() * (0.3 + threshold), threshold
-
-
-def two_filters(net, x, syn, mem):
-    syn = net.beta * syn + x
-    mem = net.rate * mem + syn
-    spk = spike(mem - net.threshold)
-    return spk, syn, mem * (1 - spk)
-
-
-def spikes_come_first(net, x, syn, mem):
-    above = mem - 0.2
-    out = spike(above)
-    after = (0.9 * mem + syn) * (1 - out.detach())
-    return out, 0.8 * syn + x, after
-
-
-def without_spikes(net, x, mem):
-    mem = torch.tanh(net.beta * mem + x)
-    return mem, mem
-
-
 class Rectangle(torch.autograd.Function):
     """A surrogate whose backward pass assigns by a mask."""
 
@@ -134,16 +81,29 @@ class Rectangle(torch.autograd.Function):
         return gradient, None
 
 
-class Ternary(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, u):
-        ctx.save_for_backward(u)
-        return (u > 0).float() - (u < -0.5).float()
+def function_of(forward, backward):
+    """Return an autograd function of these passes."""
 
-    @staticmethod
-    def backward(ctx, grad):
-        (u,) = ctx.saved_tensors
-        return 1 / (1 + (3.0 * u).pow_(2)) * grad
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, u):
+            ctx.save_for_backward(u)
+            return forward(u)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return backward(grad, *ctx.saved_tensors)
+
+    return Function
+
+
+def is_positive(u):
+    return (u > 0).float()
+
+
+Ternary = function_of(
+    lambda u: (u > 0).float() - (u < -0.5).float(), lambda grad, u: 1 / (1 + (3.0 * u).pow_(2)) * grad
+)
 
 
 class Above(torch.autograd.Function):
@@ -162,184 +122,160 @@ class Above(torch.autograd.Function):
         return gradient, -gradient
 
 
-def by_rectangle(net, x, mem):
-    mem = net.beta * mem + x
-    spk = Rectangle.apply(mem - net.threshold)
-    return spk, mem - spk * net.threshold
-
-
-def ternary(net, x, mem, trace):
-    mem = net.beta * mem + x
-    spk = Ternary.apply(mem - 0.3)
-    return spk, mem * (1 - spk.abs().detach()), 0.5 * trace + spk
-
-
-def of_two_tensors(net, x, mem):
-    mem = net.beta * mem + x
-    spk = Above.apply(mem, net.threshold)
-    return spk, mem - spk.detach() * net.threshold
-
-
-def two_functions(net, x, mem):
-    spk = Rectangle.apply(mem - 0.4, 0.2)
-    return spk, (net.beta * mem + x) * (1 - Ternary.apply(mem - 0.2)) - 0.3 * spk
-
-
-WAYS = {
-    "subtracted": (subtracted, 1),
-    "multiplied": (multiplied, 1),
-    "selected": (selected, 1),
-    "of comparisons": (of_comparisons, 1),
-    "clamped": (clamped, 1),
-    "adaptive": (adaptive, 2),
-    "two filters": (two_filters, 2),
-    "spikes come first": (spikes_come_first, 2),
-    "without spikes": (without_spikes, 1),
-    "by rectangle": (by_rectangle, 1),
-    "ternary": (ternary, 2),
-    "of two tensors": (of_two_tensors, 1),
-    "two functions": (two_functions, 1),
-}
-# Initial states that are numbers, or not zero.
-STARTS = {
-    "from a number": (subtracted, lambda x: [0.0]),
-    "from one value": (subtracted, lambda x: [torch.zeros(1, device=x.device)]),
-    "from one value each": (subtracted, lambda x: [torch.linspace(0, 1, WIDTH, device=x.device)]),
-    "adaptive from numbers": (adaptive, lambda x: [0.0, 0.0]),
-}
+def written(states, statements):
+    """Return a step from its statements, which read the network ``net``, the input ``x`` and the states, and its number
+    of states.
+    """
+    source = f"def step(net, x, {states}):\n{textwrap.indent(statements, '    ')}"
+    return executed(source, spike=spike, Rectangle=Rectangle, Ternary=Ternary, Above=Above)["step"], 1 + states.count(
+        ","
+    )
 
 
 def summed(membrane):
-    """Return a step and its number of states.
-
-    Args:
-        membrane: the equation of the membrane, of the network, the current, and the previous spikes and membrane.
-    """
-
-    def step(net, x, spk, mem):
-        mem = membrane(net, x, spk, mem)
-        spk = spike(mem - net.threshold)
-        return spk, spk, mem - spk * net.threshold
-
-    return step, 2
+    """Return a step from an expression of its membrane."""
+    steps = f"mem = {membrane}\nspk = spike(mem - net.threshold)\nreturn spk, spk, mem - spk * net.threshold"
+    return written("spk, mem", steps)
 
 
+# States of a neuron, and the statements of a step.
+WAYS = {
+    "subtracted": (
+        "mem",
+        "mem = net.beta * mem + x\nspk = spike(mem - net.threshold)\nreturn spk, mem - spk * net.threshold",
+    ),
+    "multiplied": ("mem", "spk = spike(mem - 1.0)\nreturn spk, (0.9 * mem + x) * (1.0 - spk.detach())"),
+    "selected": (
+        "mem",
+        "mem = mem + (x - mem) / 2.0\nspk = spike(mem - 0.1)\n"
+        "return spk, torch.where(mem > 0.1, torch.zeros_like(mem), mem)",
+    ),
+    "of comparisons": (
+        "mem",
+        "mem = torch.sigmoid(net.rate) * mem + x\nreset = (mem > net.threshold).float()\n"
+        "return spike(mem - net.threshold), mem * (1 - reset)",
+    ),
+    "clamped": (
+        "mem",
+        "mem = (net.beta.clamp(0, 1) * mem + x).clamp(min=-0.5)\nspk = spike(mem - 0.5)\n"
+        "return spk, mem - 0.5 * spk.detach()",
+    ),
+    "adaptive": (
+        "mem, threshold",
+        "mem = net.beta * mem + x\nspk = spike(mem - (0.3 + threshold))\n"
+        "threshold = net.rate * threshold + 0.5 * spk\n"
+        "return spk, mem - spk.detach() * (0.3 + threshold), threshold",
+    ),
+    "two filters": (
+        "syn, mem",
+        "syn = net.beta * syn + x\nmem = net.rate * mem + syn\nspk = spike(mem - net.threshold)\n"
+        "return spk, syn, mem * (1 - spk)",
+    ),
+    "spikes come first": (
+        "syn, mem",
+        "above = mem - 0.2\nout = spike(above)\nafter = (0.9 * mem + syn) * (1 - out.detach())\n"
+        "return out, 0.8 * syn + x, after",
+    ),
+    "without spikes": ("mem", "mem = torch.tanh(net.beta * mem + x)\nreturn mem, mem"),
+    "by rectangle": (
+        "mem",
+        "mem = net.beta * mem + x\nspk = Rectangle.apply(mem - net.threshold)\nreturn spk, mem - spk * net.threshold",
+    ),
+    "ternary": (
+        "mem, trace",
+        "mem = net.beta * mem + x\nspk = Ternary.apply(mem - 0.3)\n"
+        "return spk, mem * (1 - spk.abs().detach()), 0.5 * trace + spk",
+    ),
+    "of two tensors": (
+        "mem",
+        "mem = net.beta * mem + x\nspk = Above.apply(mem, net.threshold)\n"
+        "return spk, mem - spk.detach() * net.threshold",
+    ),
+    "two functions": (
+        "mem",
+        "spk = Rectangle.apply(mem - 0.4, 0.2)\n"
+        "return spk, (net.beta * mem + x) * (1 - Ternary.apply(mem - 0.2)) - 0.3 * spk",
+    ),
+}
 SUMS = {
-    "a current and a layer of the spikes": lambda n, x, spk, mem: n.beta * mem + x + n.rec(spk),
-    "the layer first": lambda n, x, spk, mem: n.rec(spk) + n.beta * mem + x,
-    "the layer subtracted": lambda n, x, spk, mem: n.beta * mem + x - n.rec(spk),
-    "a product": lambda n, x, spk, mem: n.beta * mem + x + spk @ n.rec.weight,
-    "three, of which one is subtracted": lambda n, x, spk, mem: n.rec(spk) + n.beta * mem - n.other(x) + x + n.gain,
-    "all subtracted": lambda n, x, spk, mem: n.beta * mem - n.other(x) - x,
-    "in brackets": lambda n, x, spk, mem: mem - (n.other(x) - (0.5 * mem + x)),
-    "a step of Euler": lambda n, x, spk, mem: mem + (-(mem - 0.1) + x + n.rec(spk)) / 2.0,
-    "noise": lambda n, x, spk, mem: n.beta * mem + (1 - n.beta) * x + torch.randn_like(mem) * n.rate,
-    "noise of a step before": lambda n, x, spk, mem: n.beta * mem + (x + torch.rand_like(spk)) + n.other(x),
-    "a layer of the membrane": lambda n, x, spk, mem: n.beta * mem + x + n.rec(mem),
+    "a current and a layer of the spikes": "net.beta * mem + x + net.rec(spk)",
+    "the layer first": "net.rec(spk) + net.beta * mem + x",
+    "the layer subtracted": "net.beta * mem + x - net.rec(spk)",
+    "a product": "net.beta * mem + x + spk @ net.rec.weight",
+    "three, of which one is subtracted": "net.rec(spk) + net.beta * mem - net.other(x) + x + net.gain",
+    "all subtracted": "net.beta * mem - net.other(x) - x",
+    "in brackets": "mem - (net.other(x) - (0.5 * mem + x))",
+    "a step of Euler": "mem + (-(mem - 0.1) + x + net.rec(spk)) / 2.0",
+    "noise": "net.beta * mem + (1 - net.beta) * x + torch.randn_like(mem) * net.rate",
+    "noise of a step before": "net.beta * mem + (x + torch.rand_like(spk)) + net.other(x)",
+    "a layer of the membrane": "net.beta * mem + x + net.rec(mem)",
 }
-
-
-def inhibited(net, x, spk, mem):
-    spk, mem = net.lif(x - 0.5 * spk, mem)
-    return spk, spk, mem
-
-
-def bounded(net, x, mem):
-    spk, mem = net.lif(x, mem)
-    return spk, mem.clamp(min=-0.25)
-
-
-def reset_again(net, x, syn, mem):
-    spk, syn, mem = net.syn(x, syn, mem)
-    return spk, syn * (1 - spk), mem - 0.1 * spk.detach()
-
-
-def fatigued(net, x, spk, *states):
-    spk, *states = net.alpha(x * (1 - 0.5 * spk), *states)
-    return (spk, spk, *states)
-
-
-def tired(net, x, mem, trace):
-    spk, mem = net.lif(x - trace, mem)
-    return spk, mem, 0.9 * trace + 0.3 * spk
-
-
-def tired_at_a_learnt_rate(net, x, mem, trace):
-    spk, mem = net.lif(x - trace, mem)
-    return spk, mem, net.rate * trace + (1 - net.rate) * spk
-
-
-def tired_and_recurrent(net, x, spk, mem, trace):
-    spk, mem = net.lif(x + net.rec(spk) - trace, mem)
-    return spk, spk, mem, 0.9 * trace + 0.3 * spk
-
-
-def refractory(net, x, mem, trace):
-    spk, mem = net.lif(x * (trace <= 0).float(), mem)
-    return spk, mem, (trace - 1).clamp(min=0) + 3 * spk
-
-
-def depressed(net, x, mem, trace):
-    spk, mem = net.lif(x * (1 - trace), mem)
-    return spk, mem, 0.9 * trace + 0.2 * spk * (1 - trace)
-
-
-def tired_and_written_out(net, x, spk, mem, trace):
-    threshold = 0.3 + 1.8 * trace
-    mem = 0.9 * mem + (x + net.rec(spk)) - spk * threshold
-    spk = spike(mem - threshold)
-    return spk, spk, mem, net.rate * trace + 0.2 * spk
-
-
-def from_two_beginnings(net, x, mem, one, other):
-    mem = 0.9 * mem + x - 0.3 * one - 0.2 * other
-    spk = spike(mem - 0.3)
-    return spk, mem, spk, spk
-
-
-def two_in_a_row(net, x, mem, mem2):
-    mem = net.beta * mem + x
-    spk = spike(mem - net.threshold)
-    mem = mem - spk * net.threshold
-    mem2 = 0.5 * mem2 + spk - net.other(x)
-    spk2 = spike(mem2 - 0.4)
-    return spk2, mem, mem2 - spk2
-
-
-def reset_to_zero(net, x, syn, mem):
-    """Fire by the previous membrane; the new membrane reads the previous current."""
-    reset, spk = spike(mem - 0.2).detach(), spike(mem - 0.2)
-    syn_after, mem_after = 0.9 * syn + x, 0.8 * mem + 0.2 * syn
-    return spk, syn_after - syn_after * reset, mem_after - mem_after * reset
-
-
-def spikes_make_the_input(net, x, mem):
-    spk = spike(mem - 0.3)
-    return spk, 0.9 * mem * (1 - spk.detach()) + (x + net.rec(spk))
-
-
 AROUND = {
-    "inhibited": (inhibited, 2),
-    "bounded": (bounded, 1),
-    "reset again": (reset_again, 2),
-    "fatigued": (fatigued, 4),
-    "tired": (tired, 2),
-    "tired at a learnt rate": (tired_at_a_learnt_rate, 2),
-    "tired and recurrent": (tired_and_recurrent, 3),
-    "refractory": (refractory, 2),
-    "depressed": (depressed, 2),
-    "tired and written out": (tired_and_written_out, 3),
-    "from two beginnings": (from_two_beginnings, lambda x: [*[torch.zeros_like(x[0])] * 2, torch.ones_like(x[0])]),
-    "two in a row": (two_in_a_row, 2),
-    "reset to zero": (reset_to_zero, 2),
-    "spikes make the input": (spikes_make_the_input, 1),
+    "inhibited": ("spk, mem", "spk, mem = net.lif(x - 0.5 * spk, mem)\nreturn spk, spk, mem"),
+    "bounded": ("mem", "spk, mem = net.lif(x, mem)\nreturn spk, mem.clamp(min=-0.25)"),
+    "reset again": (
+        "syn, mem",
+        "spk, syn, mem = net.syn(x, syn, mem)\nreturn spk, syn * (1 - spk), mem - 0.1 * spk.detach()",
+    ),
+    "fatigued": (
+        "spk, exc, inh, mem",
+        "spk, *states = net.alpha(x * (1 - 0.5 * spk), exc, inh, mem)\nreturn (spk, spk, *states)",
+    ),
+    "tired": ("mem, trace", "spk, mem = net.lif(x - trace, mem)\nreturn spk, mem, 0.9 * trace + 0.3 * spk"),
+    "tired at a learnt rate": (
+        "mem, trace",
+        "spk, mem = net.lif(x - trace, mem)\nreturn spk, mem, net.rate * trace + (1 - net.rate) * spk",
+    ),
+    "tired and recurrent": (
+        "spk, mem, trace",
+        "spk, mem = net.lif(x + net.rec(spk) - trace, mem)\nreturn spk, spk, mem, 0.9 * trace + 0.3 * spk",
+    ),
+    "refractory": (
+        "mem, trace",
+        "spk, mem = net.lif(x * (trace <= 0).float(), mem)\nreturn spk, mem, (trace - 1).clamp(min=0) + 3 * spk",
+    ),
+    "depressed": (
+        "mem, trace",
+        "spk, mem = net.lif(x * (1 - trace), mem)\nreturn spk, mem, 0.9 * trace + 0.2 * spk * (1 - trace)",
+    ),
+    "tired and written out": (
+        "spk, mem, trace",
+        "threshold = 0.3 + 1.8 * trace\nmem = 0.9 * mem + (x + net.rec(spk)) - spk * threshold\n"
+        "spk = spike(mem - threshold)\nreturn spk, spk, mem, net.rate * trace + 0.2 * spk",
+    ),
+    "two in a row": (
+        "mem, mem2",
+        "mem = net.beta * mem + x\nspk = spike(mem - net.threshold)\nmem = mem - spk * net.threshold\n"
+        "mem2 = 0.5 * mem2 + spk - net.other(x)\nspk2 = spike(mem2 - 0.4)\nreturn spk2, mem, mem2 - spk2",
+    ),
+    "reset to zero": (
+        "syn, mem",
+        "reset, spk = spike(mem - 0.2).detach(), spike(mem - 0.2)\n"
+        "syn_after, mem_after = 0.9 * syn + x, 0.8 * mem + 0.2 * syn\n"
+        "return spk, syn_after - syn_after * reset, mem_after - mem_after * reset",
+    ),
+    "spikes make the input": (
+        "mem",
+        "spk = spike(mem - 0.3)\nreturn spk, 0.9 * mem * (1 - spk.detach()) + (x + net.rec(spk))",
+    ),
 }
-GROUPS = {
-    "ways": WAYS.values(),
-    "starts": STARTS.values(),
-    "sums": [*map(summed, SUMS.values())],
-    "around": AROUND.values(),
-}
+WAYS, AROUND = ({name: written(*row) for name, row in table.items()} for table in (WAYS, AROUND))
+SUBTRACTED, ADAPTIVE, BOUNDED = WAYS["subtracted"][0], WAYS["adaptive"][0], AROUND["bounded"]
+# Initial states that are numbers, or not zero.
+STARTS = (
+    (SUBTRACTED, lambda x: [0.0]),
+    (SUBTRACTED, lambda x: [torch.zeros(1, device=x.device)]),
+    (SUBTRACTED, lambda x: [torch.linspace(0, 1, WIDTH, device=x.device)]),
+    (ADAPTIVE, lambda x: [0.0, 0.0]),
+    (
+        written(
+            "mem, one, other",
+            "mem = 0.9 * mem + x - 0.3 * one - 0.2 * other\nspk = spike(mem - 0.3)\nreturn spk, mem, spk, spk",
+        )[0],
+        lambda x: [*[torch.zeros_like(x[0])] * 2, torch.ones_like(x[0])],
+    ),
+)
+GROUPS = {"ways": WAYS.values(), "starts": STARTS, "sums": [*map(summed, SUMS.values())], "around": AROUND.values()}
 
 
 @pytest.mark.slow
@@ -356,73 +292,6 @@ def test_nothing_is_stacked():
     """A loop that only returns sums and the last states stores no sequence."""
     report = check([WAYS["subtracted"], WAYS["adaptive"]], rows=False)
     assert rolled(report) == [(STEPS - 1, True)] * 2
-
-
-def two_inputs(net, x, mem):
-    mem = net.beta * mem + x
-    spk = spike(mem - net.threshold * x.mean(1, keepdim=True))
-    return spk, mem - spk.detach() * x.abs().roll(1, 1)
-
-
-def over_neurons(net, x, mem):
-    mem = net.beta * mem + x
-    spk = spike(mem - net.threshold)
-    return spk, mem - spk.mean(1, keepdim=True)
-
-
-def two_surrogates(net, x, mem):
-    mem = net.beta * mem + x
-    spk = spike(mem - net.threshold)
-    return spk, mem - spk * surrogate.atan()(mem - 0.5)
-
-
-def not_recorded(net, x, mem):
-    mem = net.beta * torch.erf(mem) + x
-    spk = spike(mem - net.threshold)
-    return spk, mem - spk
-
-
-def in_double_precision(net, x, mem):
-    mem = net.beta.double() * mem + x
-    spk = spike(mem - 0.3)
-    return spk, mem - spk
-
-
-def cast_to_bool(net, x, mem):
-    mem = net.beta * mem + x
-    spk = spike(mem - net.threshold)
-    return spk, mem - 0.1 * (mem - spk).to(torch.bool)
-
-
-def rounded_quotient(net, x, mem):
-    mem = torch.div(mem, 0.7, rounding_mode="floor") * 0.3 + x
-    return spike(mem - net.threshold), mem
-
-
-def sum_with_a_factor(net, x, mem):
-    mem = torch.add(x, mem, alpha=0.7)
-    return spike(mem - net.threshold), mem
-
-
-def bounded_by_a_tensor(net, x, mem):
-    mem = (0.9 * mem + x).clamp(max=net.threshold)
-    return spike(mem - 0.1), mem
-
-
-def function_of(forward, backward):
-    """Return an autograd function of these passes."""
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, u):
-            ctx.save_for_backward(u)
-            return forward(u)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return backward(grad, *ctx.saved_tensors)
-
-    return Function
 
 
 def into_what_comes_in(grad, u):
@@ -443,10 +312,6 @@ def into_what_a_view_reads(grad, u):
     return out + view
 
 
-def is_positive(u):
-    return (u > 0).float()
-
-
 UNUSUAL = {
     "a sum": (is_positive, lambda grad, u: grad * u.mean()),
     "a number": (is_positive, lambda grad, u: torch.ones_like(grad)),
@@ -461,30 +326,58 @@ UNUSUAL = {
 
 
 def in_shares(net, x, mem):
-    return subtracted(net, x, torch.linspace(0.5, 1, len(x)).view(-1, 1) * mem)
-
-
-def a_part_is_a_result(net, x, mem):
-    part = net.beta * mem + x
-    mem = part + net.other(x)
-    spk = spike(mem - net.threshold)
-    return part, mem - spk * net.threshold
+    return SUBTRACTED(net, x, torch.linspace(0.5, 1, len(x)).view(-1, 1) * mem)
 
 
 # Steps that are not one operator, with the loop's results.
-KEPT = [two_inputs, over_neurons, two_surrogates, not_recorded, in_double_precision, cast_to_bool, rounded_quotient]
-KEPT += [sum_with_a_factor, bounded_by_a_tensor, in_shares, a_part_is_a_result]
+KEPT = {
+    "two inputs": (
+        "mem",
+        "mem = net.beta * mem + x\nspk = spike(mem - net.threshold * x.mean(1, keepdim=True))\n"
+        "return spk, mem - spk.detach() * x.abs().roll(1, 1)",
+    ),
+    "over neurons": (
+        "mem",
+        "mem = net.beta * mem + x\nspk = spike(mem - net.threshold)\nreturn spk, mem - spk.mean(1, keepdim=True)",
+    ),
+    "two surrogates": (
+        "mem",
+        "mem = net.beta * mem + x\nspk = spike(mem - net.threshold)\n"
+        "return spk, mem - spk * surrogate.atan()(mem - 0.5)",
+    ),
+    "not recorded": (
+        "mem",
+        "mem = net.beta * torch.erf(mem) + x\nspk = spike(mem - net.threshold)\nreturn spk, mem - spk",
+    ),
+    "in double precision": ("mem", "mem = net.beta.double() * mem + x\nspk = spike(mem - 0.3)\nreturn spk, mem - spk"),
+    "cast to bool": (
+        "mem",
+        "mem = net.beta * mem + x\nspk = spike(mem - net.threshold)\n"
+        "return spk, mem - 0.1 * (mem - spk).to(torch.bool)",
+    ),
+    "rounded quotient": (
+        "mem",
+        "mem = torch.div(mem, 0.7, rounding_mode='floor') * 0.3 + x\nreturn spike(mem - net.threshold), mem",
+    ),
+    "sum with a factor": ("mem", "mem = torch.add(x, mem, alpha=0.7)\nreturn spike(mem - net.threshold), mem"),
+    "bounded by a tensor": ("mem", "mem = (0.9 * mem + x).clamp(max=net.threshold)\nreturn spike(mem - 0.1), mem"),
+    "a part is a result": (
+        "mem",
+        "part = net.beta * mem + x\nmem = part + net.other(x)\nspk = spike(mem - net.threshold)\n"
+        "return part, mem - spk * net.threshold",
+    ),
+}
 NO_SUMS = (
-    lambda n, x, spk, mem: n.beta * mem + x + n.other(x) * mem,
-    lambda n, x, spk, mem: (mem + x) * (0.3 * mem + n.other(x)) / 4,
-    lambda n, x, spk, mem: torch.add(n.beta * mem + x, n.rec(spk), alpha=2),
+    "net.beta * mem + x + net.other(x) * mem",
+    "(mem + x) * (0.3 * mem + net.other(x)) / 4",
+    "torch.add(net.beta * mem + x, net.rec(spk), alpha=2)",
 )
 
 
 @pytest.mark.slow
 @needs_dynamo_of_2_12
 def test_what_is_no_step_of_a_neuron_stays():
-    report = check([*((step, 1) for step in KEPT), *map(summed, NO_SUMS), (bounded, 1)])
+    report = check([*(written(*row) for row in KEPT.values()), (in_shares, 1), *map(summed, NO_SUMS), BOUNDED])
     assert [one.name for one in report.neurons if one.rolled and one.kind == "Leaky"], report
     assert sum(one.rolled for one in report.neurons) <= 2, report
 
@@ -520,7 +413,7 @@ def test_a_function_that_draws_numbers():
         spk = function.apply(mem)
         return spk, nn.functional.dropout(mem - spk.detach() * 0.3, 0.3)
 
-    check([(step, 1), (bounded, 1)])
+    check([(step, 1), BOUNDED])
 
 
 # Statements of a step, and the results.
@@ -666,7 +559,7 @@ def test_on_cuda(group):
 def test_without_a_compiler_the_operators_stay(monkeypatch, caplog):
     monkeypatch.setattr(backends, "why_not_compiled", lambda neuron, device: "no C++ compiler found")
     with caplog.at_level("WARNING", "snnipu.compiler"):
-        report = check([WAYS["subtracted"], (bounded, 1)])
+        report = check([WAYS["subtracted"], BOUNDED])
     assert not any(one.rolled and not one.kind for one in report.neurons), report
     assert "no C++ compiler found" in caplog.text
 

@@ -1,6 +1,8 @@
 """Small loops for each rule of the compiler: supported calls run once, and others run step by step."""
 
+import contextlib
 import copy
+import itertools
 import operator
 
 import pytest
@@ -16,183 +18,178 @@ from snnipu.ops import batch_norm
 
 pytestmark = [needs_backend, pytest.mark.usefixtures("found")]
 STEPS = 4
+SPIKE = "spk, mem = self.lif(x[t], mem)\n"
 
 
 # ---- one call for each rule
 
 MATRIX = torch.linspace(-1, 1, 36).view(6, 6)
 PLACES = torch.tensor([[1, 0, 3, 3, 2, 0], [5, 1, 1, 0, 2, 4]]).repeat(3, 1)
-# Operators in the report -> calls with the spikes and the membrane of a step.
+# Operators in the report -> expressions of the spikes and the membrane of a step.
 TAKEN = {
-    "adaptive_avg_pool1d": lambda spk, mem: F.adaptive_avg_pool1d(mem[:, None], 3),
-    "adaptive_avg_pool2d": lambda spk, mem: F.adaptive_avg_pool2d(mem.view(-1, 1, 2, 3), 2),
-    "adaptive_avg_pool3d": lambda spk, mem: F.adaptive_avg_pool3d(mem.view(-1, 1, 1, 2, 3), 1),
-    "adaptive_max_pool1d": lambda spk, mem: F.adaptive_max_pool1d(mem[:, None], 3),
-    "adaptive_max_pool2d": lambda spk, mem: F.adaptive_max_pool2d(mem.view(-1, 1, 2, 3), 2),
-    "adaptive_max_pool3d": lambda spk, mem: F.adaptive_max_pool3d(mem.view(-1, 1, 1, 2, 3), 1),
-    "add": lambda spk, mem: torch.add(mem, mem.mean(0), alpha=2),
-    "alpha_dropout": lambda spk, mem: F.alpha_dropout(mem, 0.5, False),
-    "amax": lambda spk, mem: mem.amax(0),
-    "amin": lambda spk, mem: mem.amin(),
-    "argmax": lambda spk, mem: mem.argmax(1),
-    "argmin": lambda spk, mem: torch.argmin(mem, dim=0),
-    "avg_pool1d": lambda spk, mem: F.avg_pool1d(mem[:, None], 2),
-    "avg_pool2d": lambda spk, mem: F.avg_pool2d(mem.view(1, 1, *mem.shape), 2),
-    "avg_pool3d": lambda spk, mem: F.avg_pool3d(mem.view(-1, 1, 2, 1, 3), 1),
-    "batch_norm": lambda spk, mem: F.batch_norm(mem, MATRIX[0], MATRIX[0] + 2),
-    "bfloat16": lambda spk, mem: mem.bfloat16(),
-    "bilinear": lambda spk, mem: F.bilinear(spk, mem, MATRIX[None]),
-    "bmm": lambda spk, mem: torch.bmm(spk[None], mem[None].transpose(1, 2)),
-    "bool": lambda spk, mem: spk.bool(),
-    "cat": lambda spk, mem: torch.cat([mem, spk, MATRIX], 0),
-    "chunk": lambda spk, mem: torch.chunk(mem, 2)[0],
-    "concat": lambda spk, mem: torch.concat([mem, spk], axis=-1),
-    "contiguous": lambda spk, mem: mem.t().contiguous(),
-    "conv1d": lambda spk, mem: F.conv1d(mem[:, None], MATRIX[:2, None, :3], padding=1),
-    "conv2d": lambda spk, mem: F.conv2d(mem.view(-1, 1, 2, 3), MATRIX[:2, :2].view(2, 1, 1, 2)),
-    "conv3d": lambda spk, mem: F.conv3d(mem.view(-1, 1, 1, 2, 3), MATRIX[:2, :2].view(2, 1, 1, 1, 2)),
-    "conv_transpose1d": lambda spk, mem: F.conv_transpose1d(mem[:, None], MATRIX[:1, None, :3]),
-    "conv_transpose2d": lambda spk, mem: F.conv_transpose2d(mem.view(-1, 1, 2, 3), MATRIX[None, None]),
-    "conv_transpose3d": lambda spk, mem: F.conv_transpose3d(mem.view(-1, 1, 1, 2, 3), MATRIX[None, None, None]),
-    "cumsum": lambda spk, mem: mem.cumsum(0),
-    "double": lambda spk, mem: mem.double(),
-    "dropout": lambda spk, mem: F.dropout(mem, 0.5, False),
-    "dropout1d": lambda spk, mem: F.dropout1d(mem[None], 0.5, False),
-    "dropout2d": lambda spk, mem: F.dropout2d(mem[None, None], 0.5, False),
-    "dropout3d": lambda spk, mem: F.dropout3d(mem[None, None, None], 0.5, False),
-    "embedding": lambda spk, mem: F.embedding(spk.long(), MATRIX),
-    "exp": lambda spk, mem: mem[1, 1:].exp(),
-    "exp, of a tensor's places": lambda spk, mem: mem[PLACES[0, :3] % 3, 1].exp(),
-    "exp, of a tensor's places behind": lambda spk, mem: mem[:, None, PLACES].exp(),
-    "expand": lambda spk, mem: mem[:1].expand(3, -1),
-    "flatten": lambda spk, mem: mem.flatten(),
-    "flip": lambda spk, mem: mem.flip(0),
-    "float": lambda spk, mem: (mem > 0.5).float(),
-    "gather": lambda spk, mem: mem.gather(-1, PLACES[: len(mem)]),
-    "group_norm": lambda spk, mem: F.group_norm(mem, 2),
-    "half": lambda spk, mem: mem.half(),
-    "index_add": lambda spk, mem: torch.index_add(MATRIX, 1, PLACES[0], torch.cat([mem, spk])[:6]),
-    "index_add, with a factor": lambda spk, mem: mem.index_add(-1, PLACES[1], spk, alpha=0.5),
-    "index_select": lambda spk, mem: mem.index_select(1, PLACES[0]),
-    "instance_norm": lambda spk, mem: F.instance_norm(mem[:, None]),
-    "int": lambda spk, mem: mem.int(),
-    "interpolate": lambda spk, mem: F.interpolate(mem[:, None], scale_factor=2),
-    "layer_norm": lambda spk, mem: F.layer_norm(mem, (6,)),
-    "linear": lambda spk, mem: F.linear(mem, MATRIX, MATRIX[0]),
-    "linear, of a vector": lambda spk, mem: F.linear(mem[0], MATRIX),
-    "log_softmax": lambda spk, mem: F.log_softmax(mem, -1),
-    "long": lambda spk, mem: mem.long(),
-    "lp_pool1d": lambda spk, mem: F.lp_pool1d(mem[:, None] + 1, 2, 2),
-    "lp_pool2d": lambda spk, mem: F.lp_pool2d(mem.view(-1, 1, 2, 3) + 1, 2, 2),
-    "matmul": lambda spk, mem: torch.matmul(spk, mem.t()),
-    "matmul, of a matrix": lambda spk, mem: MATRIX[:4, : len(mem)] @ mem,
-    "max": lambda spk, mem: mem.max(1)[0],
-    "max_pool1d": lambda spk, mem: F.max_pool1d(mem[:, None], 2),
-    "max_pool2d": lambda spk, mem: F.max_pool2d(mem.view(-1, 1, 2, 3), 2),
-    "max_pool3d": lambda spk, mem: F.max_pool3d(mem.view(-1, 1, 1, 2, 3), 1),
-    "mean": lambda spk, mem: mem.mean(dim=-1, keepdim=True),
-    "min": lambda spk, mem: torch.min(mem, dim=0).values,
-    "mm": lambda spk, mem: torch.mm(spk.t(), mem),
-    "movedim": lambda spk, mem: mem.movedim(0, 1),
-    "mul": lambda spk, mem: mem * mem.sum(),
-    "narrow": lambda spk, mem: mem.narrow(1, 2, 3),
-    "norm": lambda spk, mem: torch.norm(mem + 1, 2, 1),
-    "one_hot": lambda spk, mem: F.one_hot(spk.long(), 2),
-    "pad": lambda spk, mem: F.pad(mem, (1, 2)),
-    "pad, reflecting with batch": lambda spk, mem: F.pad(mem[:, None], (1, 1), mode="reflect"),
-    "permute": lambda spk, mem: mem.permute(1, 0),
-    "permute, sizes in a tuple": lambda spk, mem: mem.permute((1, 0)),
-    "pixel_shuffle": lambda spk, mem: F.pixel_shuffle(mem[:1, :4].view(1, 4, 1, 1), 2),
-    "prelu": lambda spk, mem: F.prelu(mem - 1, MATRIX[0]),
-    "repeat": lambda spk, mem: mem.repeat(2, 1),
-    "reshape": lambda spk, mem: mem.reshape(-1, 2),
-    "rms_norm": lambda spk, mem: F.rms_norm(mem, (6,)),
-    "roll": lambda spk, mem: torch.roll(mem, 1, 1),
-    "scaled_dot_product_attention": lambda spk, mem: F.scaled_dot_product_attention(*(3 * [mem[None]])),
-    "scatter_add": lambda spk, mem: spk.scatter_add(1, PLACES[: len(mem)], mem),
-    "scatter_add, of a constant": lambda spk, mem: mem.scatter_add(0, PLACES[:1] % 3, MATRIX),
-    "softmax": lambda spk, mem: torch.softmax(mem, 1),
-    "split": lambda spk, mem: mem.split(2, 1)[1],
-    "squeeze": lambda spk, mem: mem[:1].squeeze(0),
-    "squeeze, of all": lambda spk, mem: mem[:1].squeeze(),
-    "stack": lambda spk, mem: torch.stack([mem, spk], -1),
-    "std": lambda spk, mem: mem.std(),
-    "sub": lambda spk, mem: mem.mean(0) - spk,
-    "sum": lambda spk, mem: mem.sum(0),
-    "swapaxes": lambda spk, mem: mem.swapaxes(0, 1),
-    "t": lambda spk, mem: mem.t(),
-    "tensor_split": lambda spk, mem: mem.tensor_split(3, dim=-1)[2],
-    "to": lambda spk, mem: mem.to(torch.float64),
-    "transpose": lambda spk, mem: mem.transpose(-1, 0),
-    "type": lambda spk, mem: mem.type(torch.float64),
-    "type_as": lambda spk, mem: mem.type_as(PLACES),
-    "unbind": lambda spk, mem: mem.unbind()[1],
-    "unflatten": lambda spk, mem: mem.unflatten(1, (2, 3)),
-    "unsqueeze": lambda spk, mem: mem.unsqueeze(-1),
-    "var": lambda spk, mem: mem.var(dim=0, unbiased=False),
-    "view": lambda spk, mem: mem.view(-1, 3),
-    "where": lambda spk, mem: torch.where(spk > 0, mem.sum(0), mem),
+    "adaptive_avg_pool1d": "F.adaptive_avg_pool1d(mem[:, None], 3)",
+    "adaptive_avg_pool2d": "F.adaptive_avg_pool2d(mem.view(-1, 1, 2, 3), 2)",
+    "adaptive_avg_pool3d": "F.adaptive_avg_pool3d(mem.view(-1, 1, 1, 2, 3), 1)",
+    "adaptive_max_pool1d": "F.adaptive_max_pool1d(mem[:, None], 3)",
+    "adaptive_max_pool2d": "F.adaptive_max_pool2d(mem.view(-1, 1, 2, 3), 2)",
+    "adaptive_max_pool3d": "F.adaptive_max_pool3d(mem.view(-1, 1, 1, 2, 3), 1)",
+    "add": "torch.add(mem, mem.mean(0), alpha=2)",
+    "alpha_dropout": "F.alpha_dropout(mem, 0.5, False)",
+    "amax": "mem.amax(0)",
+    "amin": "mem.amin()",
+    "argmax": "mem.argmax(1)",
+    "argmin": "torch.argmin(mem, dim=0)",
+    "avg_pool1d": "F.avg_pool1d(mem[:, None], 2)",
+    "avg_pool2d": "F.avg_pool2d(mem.view(1, 1, *mem.shape), 2)",
+    "avg_pool3d": "F.avg_pool3d(mem.view(-1, 1, 2, 1, 3), 1)",
+    "batch_norm": "F.batch_norm(mem, MATRIX[0], MATRIX[0] + 2)",
+    "bfloat16": "mem.bfloat16()",
+    "bilinear": "F.bilinear(spk, mem, MATRIX[None])",
+    "bmm": "torch.bmm(spk[None], mem[None].transpose(1, 2))",
+    "bool": "spk.bool()",
+    "cat": "torch.cat([mem, spk, MATRIX], 0)",
+    "chunk": "torch.chunk(mem, 2)[0]",
+    "concat": "torch.concat([mem, spk], axis=-1)",
+    "contiguous": "mem.t().contiguous()",
+    "conv1d": "F.conv1d(mem[:, None], MATRIX[:2, None, :3], padding=1)",
+    "conv2d": "F.conv2d(mem.view(-1, 1, 2, 3), MATRIX[:2, :2].view(2, 1, 1, 2))",
+    "conv3d": "F.conv3d(mem.view(-1, 1, 1, 2, 3), MATRIX[:2, :2].view(2, 1, 1, 1, 2))",
+    "conv_transpose1d": "F.conv_transpose1d(mem[:, None], MATRIX[:1, None, :3])",
+    "conv_transpose2d": "F.conv_transpose2d(mem.view(-1, 1, 2, 3), MATRIX[None, None])",
+    "conv_transpose3d": "F.conv_transpose3d(mem.view(-1, 1, 1, 2, 3), MATRIX[None, None, None])",
+    "cumsum": "mem.cumsum(0)",
+    "double": "mem.double()",
+    "dropout": "F.dropout(mem, 0.5, False)",
+    "dropout1d": "F.dropout1d(mem[None], 0.5, False)",
+    "dropout2d": "F.dropout2d(mem[None, None], 0.5, False)",
+    "dropout3d": "F.dropout3d(mem[None, None, None], 0.5, False)",
+    "embedding": "F.embedding(spk.long(), MATRIX)",
+    "exp": "mem[1, 1:].exp()",
+    "exp, of a tensor's places": "mem[PLACES[0, :3] % 3, 1].exp()",
+    "exp, of a tensor's places behind": "mem[:, None, PLACES].exp()",
+    "expand": "mem[:1].expand(3, -1)",
+    "flatten": "mem.flatten()",
+    "flip": "mem.flip(0)",
+    "float": "(mem > 0.5).float()",
+    "gather": "mem.gather(-1, PLACES[: len(mem)])",
+    "group_norm": "F.group_norm(mem, 2)",
+    "half": "mem.half()",
+    "index_add": "torch.index_add(MATRIX, 1, PLACES[0], torch.cat([mem, spk])[:6])",
+    "index_add, with a factor": "mem.index_add(-1, PLACES[1], spk, alpha=0.5)",
+    "index_select": "mem.index_select(1, PLACES[0])",
+    "instance_norm": "F.instance_norm(mem[:, None])",
+    "int": "mem.int()",
+    "interpolate": "F.interpolate(mem[:, None], scale_factor=2)",
+    "layer_norm": "F.layer_norm(mem, (6,))",
+    "linear": "F.linear(mem, MATRIX, MATRIX[0])",
+    "linear, of a vector": "F.linear(mem[0], MATRIX)",
+    "log_softmax": "F.log_softmax(mem, -1)",
+    "long": "mem.long()",
+    "lp_pool1d": "F.lp_pool1d(mem[:, None] + 1, 2, 2)",
+    "lp_pool2d": "F.lp_pool2d(mem.view(-1, 1, 2, 3) + 1, 2, 2)",
+    "matmul": "torch.matmul(spk, mem.t())",
+    "matmul, of a matrix": "MATRIX[:4, : len(mem)] @ mem",
+    "max": "mem.max(1)[0]",
+    "max_pool1d": "F.max_pool1d(mem[:, None], 2)",
+    "max_pool2d": "F.max_pool2d(mem.view(-1, 1, 2, 3), 2)",
+    "max_pool3d": "F.max_pool3d(mem.view(-1, 1, 1, 2, 3), 1)",
+    "mean": "mem.mean(dim=-1, keepdim=True)",
+    "min": "torch.min(mem, dim=0).values",
+    "mm": "torch.mm(spk.t(), mem)",
+    "movedim": "mem.movedim(0, 1)",
+    "mul": "mem * mem.sum()",
+    "narrow": "mem.narrow(1, 2, 3)",
+    "norm": "torch.norm(mem + 1, 2, 1)",
+    "one_hot": "F.one_hot(spk.long(), 2)",
+    "pad": "F.pad(mem, (1, 2))",
+    "pad, reflecting with batch": "F.pad(mem[:, None], (1, 1), mode='reflect')",
+    "permute": "mem.permute(1, 0)",
+    "permute, sizes in a tuple": "mem.permute((1, 0))",
+    "pixel_shuffle": "F.pixel_shuffle(mem[:1, :4].view(1, 4, 1, 1), 2)",
+    "prelu": "F.prelu(mem - 1, MATRIX[0])",
+    "repeat": "mem.repeat(2, 1)",
+    "reshape": "mem.reshape(-1, 2)",
+    "rms_norm": "F.rms_norm(mem, (6,))",
+    "roll": "torch.roll(mem, 1, 1)",
+    "scaled_dot_product_attention": "F.scaled_dot_product_attention(*(3 * [mem[None]]))",
+    "scatter_add": "spk.scatter_add(1, PLACES[: len(mem)], mem)",
+    "scatter_add, of a constant": "mem.scatter_add(0, PLACES[:1] % 3, MATRIX)",
+    "softmax": "torch.softmax(mem, 1)",
+    "split": "mem.split(2, 1)[1]",
+    "squeeze": "mem[:1].squeeze(0)",
+    "squeeze, of all": "mem[:1].squeeze()",
+    "stack": "torch.stack([mem, spk], -1)",
+    "std": "mem.std()",
+    "sub": "mem.mean(0) - spk",
+    "sum": "mem.sum(0)",
+    "swapaxes": "mem.swapaxes(0, 1)",
+    "t": "mem.t()",
+    "tensor_split": "mem.tensor_split(3, dim=-1)[2]",
+    "to": "mem.to(torch.float64)",
+    "transpose": "mem.transpose(-1, 0)",
+    "type": "mem.type(torch.float64)",
+    "type_as": "mem.type_as(PLACES)",
+    "unbind": "mem.unbind()[1]",
+    "unflatten": "mem.unflatten(1, (2, 3))",
+    "unsqueeze": "mem.unsqueeze(-1)",
+    "var": "mem.var(dim=0, unbiased=False)",
+    "view": "mem.view(-1, 3)",
+    "where": "torch.where(spk > 0, mem.sum(0), mem)",
 }
 # Calls that a rule must refuse, or refuse at some sizes.
 REFUSED = {
     # A tensor without dimensions does not promote the dtype of others, but a sequence of such tensors would.
-    "double of no dimension": lambda spk, mem: mem * mem.double().sum(),
-    "half of one": lambda spk, mem: mem.half() * mem.sum(),
+    "double of no dimension": "mem * mem.double().sum()",
+    "half of one": "mem.half() * mem.sum()",
     # A parameter with more dimensions than the step.
-    "wider constant": lambda spk, mem: mem.sum(0) + MATRIX,
-    "constant of more dimensions": lambda spk, mem: mem.sum() * MATRIX,
-    "vector": lambda spk, mem: mem @ MATRIX[0],
-    "vector in front": lambda spk, mem: MATRIX[0, : mem.shape[0]] @ mem,
-    "matrices in front": lambda spk, mem: torch.stack([MATRIX] * STEPS)[:, :3, : len(mem)] @ mem,
-    "convolution without batch": lambda spk, mem: F.conv1d(mem, MATRIX[:2, : len(mem)].unsqueeze(-1)),
-    "vectors": lambda spk, mem: mem[0] @ mem[1],
-    "roll of all": lambda spk, mem: torch.roll(mem, 1),
-    "flip of two": lambda spk, mem: torch.flip(mem, (0, -1)),
-    "repeat with more": lambda spk, mem: mem.repeat(2, 1, 1),
-    "expand with more": lambda spk, mem: mem.expand(2, -1, -1),
-    "dim by another name": lambda spk, mem: torch.transpose(mem, 0, dim1=1),
-    "destination by name": lambda spk, mem: torch.movedim(mem, 0, destination=1),
-    "std of all": lambda spk, mem: torch.std(mem, False),
-    "norm of all": lambda spk, mem: torch.norm(mem + 1),
-    "pool without batch": lambda spk, mem: F.avg_pool2d(mem.unsqueeze(0), 2),
-    "map without batch": lambda spk, mem: F.max_pool1d(mem, 2),
-    "reflecting": lambda spk, mem: F.pad(mem, (1, 1), mode="reflect"),
-    "reflecting, of samples": lambda spk, mem: F.pad(mem[None], (1, 1), mode="reflect"),
-    "index by a tensor": lambda spk, mem: mem[torch.tensor([1, 0])],
-    "index by two tensors apart": lambda spk, mem: mem[None][PLACES[0, :2] * 0, :, PLACES[0, :2]],
-    "index that differs": lambda spk, mem: mem[spk[:, 0].long()],
-    "places that differ": lambda spk, mem: mem.index_add(0, spk[:, 0].long(), mem),
-    "places by name": lambda spk, mem: torch.gather(mem, dim=0, index=PLACES[: len(mem)] % 3),
-    "index of two": lambda spk, mem: mem[1:3, 2],
-    "max of all": lambda spk, mem: mem.max(),
-    "dropout 1d without batch": lambda spk, mem: F.dropout1d(mem, 0.5, False),
-    "attention of a constant": lambda spk, mem: F.scaled_dot_product_attention(mem[None], MATRIX[None], MATRIX[None]),
-    "attention with a mask of each sample": lambda spk, mem: F.scaled_dot_product_attention(
-        *(3 * [torch.stack([mem, spk])]), attn_mask=torch.stack([MATRIX, -MATRIX])[:, : len(mem), : len(mem)]
+    "wider constant": "mem.sum(0) + MATRIX",
+    "constant of more dimensions": "mem.sum() * MATRIX",
+    "vector": "mem @ MATRIX[0]",
+    "vector in front": "MATRIX[0, : mem.shape[0]] @ mem",
+    "matrices in front": "torch.stack([MATRIX] * STEPS)[:, :3, : len(mem)] @ mem",
+    "convolution without batch": "F.conv1d(mem, MATRIX[:2, : len(mem)].unsqueeze(-1))",
+    "vectors": "mem[0] @ mem[1]",
+    "roll of all": "torch.roll(mem, 1)",
+    "flip of two": "torch.flip(mem, (0, -1))",
+    "repeat with more": "mem.repeat(2, 1, 1)",
+    "expand with more": "mem.expand(2, -1, -1)",
+    "dim by another name": "torch.transpose(mem, 0, dim1=1)",
+    "destination by name": "torch.movedim(mem, 0, destination=1)",
+    "std of all": "torch.std(mem, False)",
+    "norm of all": "torch.norm(mem + 1)",
+    "pool without batch": "F.avg_pool2d(mem.unsqueeze(0), 2)",
+    "map without batch": "F.max_pool1d(mem, 2)",
+    "reflecting": "F.pad(mem, (1, 1), mode='reflect')",
+    "reflecting, of samples": "F.pad(mem[None], (1, 1), mode='reflect')",
+    "index by a tensor": "mem[torch.tensor([1, 0])]",
+    "index by two tensors apart": "mem[None][PLACES[0, :2] * 0, :, PLACES[0, :2]]",
+    "index that differs": "mem[spk[:, 0].long()]",
+    "places that differ": "mem.index_add(0, spk[:, 0].long(), mem)",
+    "places by name": "torch.gather(mem, dim=0, index=PLACES[: len(mem)] % 3)",
+    "index of two": "mem[1:3, 2]",
+    "max of all": "mem.max()",
+    "dropout 1d without batch": "F.dropout1d(mem, 0.5, False)",
+    "attention of a constant": "F.scaled_dot_product_attention(mem[None], MATRIX[None], MATRIX[None])",
+    "attention with a mask of each sample": (
+        "F.scaled_dot_product_attention(*(3 * [torch.stack([mem, spk])]), attn_mask=torch.stack([MATRIX, "
+        "-MATRIX])[:, : len(mem), : len(mem)])"
     ),
-    "batch norm of a vector": lambda spk, mem: F.batch_norm(mem, None, None, training=True),
-    "cumulative softmax": lambda spk, mem: torch.softmax(mem.flatten(), 0),
-    "two results, one of a step": lambda spk, mem: torch.cat(mem.split(2)),
-    "pool, its input by name": lambda spk, mem: F.max_pool2d(input=mem.view(1, 1, -1, 2), kernel_size=2),
-    "matrix and its transpose": lambda spk, mem: mem.t() @ mem,
-    "transposed maps": lambda spk, mem: mem.unsqueeze(0).transpose(0, 2),
+    "batch norm of a vector": "F.batch_norm(mem, None, None, training=True)",
+    "cumulative softmax": "torch.softmax(mem.flatten(), 0)",
+    "two results, one of a step": "torch.cat(mem.split(2))",
+    "pool, its input by name": "F.max_pool2d(input=mem.view(1, 1, -1, 2), kernel_size=2)",
+    "matrix and its transpose": "mem.t() @ mem",
+    "transposed maps": "mem.unsqueeze(0).transpose(0, 2)",
 }
 
 
-class Rows(nn.Module):
-    """A neuron, and the results of functions that read its spikes and membrane at each step."""
-
-    def __init__(self, functions):
-        super().__init__()
-        self.lif, self.functions = snn.Leaky(beta=0.5), functions
-
-    def forward(self, x):
-        mem, rows = self.lif.reset_mem(), [[] for _ in self.functions]
-        for now in x:
-            spk, mem = self.lif(now, mem)
-            for place, function in enumerate(self.functions):
-                rows[place].append(function(spk, mem))
-        return [torch.stack(row) for row in rows]
+def recording(expressions):
+    """Make a network that records these expressions of each step."""
+    step = "\n".join([SPIKE, *(f"rows[{place}].append({text})" for place, text in enumerate(expressions))])
+    start, names = f"rows = [[] for _ in range({len(expressions)})]", {"MATRIX": MATRIX, "PLACES": PLACES}
+    return network(
+        step, start=start, result="[torch.stack(row) for row in rows]", STEPS=STEPS, operator=operator, **names
+    )
 
 
 def called_once(report, names):
@@ -208,52 +205,51 @@ def called_once(report, names):
 def test_a_rule_takes_what_it_can_and_gives_the_loops_values(part):
     names = list(TAKEN)[part::4]
     called_once(
-        compared(Rows([TAKEN[name] for name in names]), 3 * torch.rand(STEPS, 6, 6)), [n.split(",")[0] for n in names]
+        compared(recording([TAKEN[name] for name in names]), 3 * torch.rand(STEPS, 6, 6)),
+        [n.split(",")[0] for n in names],
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
 def test_what_a_rule_leaves_or_takes_has_the_loops_values(part):
-    report = compared(Rows(list(REFUSED.values())[part::2]), 3 * torch.rand(STEPS, 6, 6))
+    report = compared(recording(list(REFUSED.values())[part::2]), 3 * torch.rand(STEPS, 6, 6))
     assert rolled(report) == [(3, True)], report
 
 
 ARGUMENTS = (
-    lambda spk, mem: (mem,),
-    lambda spk, mem: (mem, spk + 1),
-    lambda spk, mem: (mem, 0.5),
-    lambda spk, mem: (mem > 0.5, spk > 0),
-    lambda spk, mem: (mem > 0.5,),
-    lambda spk, mem: (mem, spk > 0, 0.5),
-    lambda spk, mem: (mem, spk, mem + 1),
-    lambda spk, mem: (mem, 0.3, 0.4),
-    lambda spk, mem: (mem > 0.5, mem, spk),
+    "mem",
+    "mem, spk + 1",
+    "mem, 0.5",
+    "mem > 0.5, spk > 0",
+    "mem > 0.5",
+    "mem, spk > 0, 0.5",
+    "mem, spk, mem + 1",
+    "mem, 0.3, 0.4",
+    "mem > 0.5, mem, spk",
 )
 
 
 def elementwise(name):
     """Return a call of the elementwise function ``name`` with suitable arguments."""
-    x = torch.rand(2, 3)
-    for function in (getattr(space, name, None) for space in (torch, F, operator, torch._C._nn)):
-        for arguments in ARGUMENTS if function else ():
-            try:
-                result = function(*arguments(x, x))
-            except (TypeError, RuntimeError):
-                continue
+    x, spaces = torch.rand(2, 3), ("torch", "F", "operator", "torch._C._nn")
+    for space, arguments in itertools.product(spaces, ARGUMENTS):
+        call = f"{space}.{name}({arguments})"
+        with contextlib.suppress(AttributeError, TypeError, RuntimeError):
+            result = eval(call, {"torch": torch, "F": F, "operator": operator, "spk": x, "mem": x})
             if isinstance(result, torch.Tensor) and result.shape == x.shape:
-                return lambda spk, mem: function(*arguments(spk, mem))
+                return call
     raise AssertionError(f"{name} is no function of tensors")
 
 
 @pytest.mark.slow
 def test_elementwise_functions_are_called_once():
     names = sorted(nodes.ELEMENTWISE - {"spike_of", "rsub"})  # the surrogate, and 1 - x
-    called_once(compared(Rows([*map(elementwise, names)]), torch.rand(STEPS, 6, 6), learns=False), names)
+    called_once(compared(recording([*map(elementwise, names)]), torch.rand(STEPS, 6, 6), learns=False), names)
 
 
 def test_every_rule_has_a_row():
-    """``Rows`` only has calls with results of the neuron. Separate tests below cover the other rules."""
+    """The table only has calls with results of the neuron. Separate tests below cover the other rules."""
     others = {"getitem", "multi_head_attention_forward", *nodes.ELEMENTWISE}
     assert rules.RULES.keys() - others <= {name.split(",")[0] for name in TAKEN}
 
@@ -270,7 +266,6 @@ self.register_buffer("by", torch.tensor(2))
 self.norm, self.drop = nn.BatchNorm1d(6, momentum=0.5), nn.Dropout(0.4)
 """
 START = "half, before = torch.zeros(x.shape[1:], dtype=torch.float16), x[0] * 0"
-SPIKE = "spk, mem = self.lif(x[t], mem)\n"
 # Code of a step, and True if the neuron is one operator.
 STATEMENTS = {
     "out += spk": True,

@@ -3,13 +3,13 @@
 import contextlib
 import copy
 import pickle
-import subprocess
 import sys
 import warnings
 
 import pytest
 import snntorch
 import torch
+from support.commands import python
 from support.exact import exact, exact_numbers
 from support.loops import as_written
 from support.versions import needs_backend
@@ -17,6 +17,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
 
 import snnipu as snn
 from snnipu import utils
@@ -158,7 +159,7 @@ def assert_equal(actual, expected):
         for one, other in zip(actual, expected):
             assert_equal(one, other)
     elif isinstance(actual, torch.Tensor):
-        torch.testing.assert_close(actual, expected)
+        assert_close(actual, expected)
     else:
         assert actual == expected
 
@@ -175,7 +176,7 @@ def test_a_tool_finds_what_it_finds_without(tool, before, auto):
         net(x)
     assert_equal(outcome(tool, net, x), expected)
     for _ in range(3):
-        torch.testing.assert_close(net(x), plain)
+        assert_close(net(x), plain)
     assert any(loop.runs for loop in auto.loops), str(auto)
 
 
@@ -214,7 +215,7 @@ def test_copies_go_on_as_they_do_by_import(way, first, auto):
             nets = [net, COPIES[way](net)]
             results.append([run(x) for _ in range(3) for run in (nets[::-1] if first else nets) for _ in range(2)])
     for actual, expected in zip(*results):
-        torch.testing.assert_close(actual, expected)
+        assert_close(actual, expected)
     assert any(loop.runs for loop in auto.loops)
 
 
@@ -304,8 +305,7 @@ def test_cloudpickle(tmp_path):
     for name, text in (("writes.py", PICKLED), ("reads.py", UNPICKLES)):
         script = tmp_path / name
         script.write_text(text)
-        done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
+        python(script, tmp_path)
 
 
 OTHER = """

@@ -5,7 +5,7 @@ is about 1e-7 for each spike.
 """
 
 import random
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 from support import loops
@@ -438,23 +438,12 @@ def make(source: str, seed: int) -> nn.Module:
     return net
 
 
-def run(function: Any, net: nn.Module, x: torch.Tensor, train: bool) -> Dict[str, Any]:
-    """Return results, gradients and the network's tensors after a call, by name."""
-    torch.manual_seed(3)
-    net.zero_grad()
-    with torch.set_grad_enabled(train):
-        out = function(x)
-    results = {f"result {place}": tensor.detach().clone() for place, tensor in enumerate(out)}
-    if any(tensor.requires_grad for tensor in out):
-        weights = torch.Generator().manual_seed(4)
-        sum(
-            (tensor * torch.randn(tensor.shape, generator=weights)).sum() for tensor in out if tensor.requires_grad
-        ).backward()
-    for name, tensor in (("x", x), *net.named_parameters()):
-        results[f"gradient of {name}"] = None if tensor.grad is None else tensor.grad.clone()
-    for name, module in net.named_modules():
-        for key, tensor in {**vars(module), **dict(module.named_buffers(recurse=False))}.items():
-            if isinstance(tensor, torch.Tensor) and key != "reset":  # a step as one operator has no reset
-                results[f"{name}.{key}"] = tensor.detach().clone()
-    results["count"] = torch.tensor(net.count)
-    return results
+def check(program: Writer, nets: Sequence[nn.Module], compiled: Any, batches: Sequence[int]) -> None:
+    """Check that the compiled second network returns and changes the same as the loop of the first one."""
+    for batch in batches:
+        x = torch.rand(program.steps, batch, *program.input) * 2 - 0.5
+        expected, actual = (
+            loops.outcome(call, net, x, program.train, program.input_gradient)
+            for call, net in zip((nets[0], compiled), nets)
+        )
+        loops.check(actual, expected)

@@ -5,6 +5,8 @@ import copy
 import functools
 import itertools
 import linecache
+import sys
+import types
 
 import torch
 from snntorch import utils
@@ -110,29 +112,27 @@ def network(step, init="pass", start="pass", result="torch.stack(rec), out", **n
     return made(NET.format(result=result, **statements), **names)
 
 
-def made(source, **names):
-    """Make the network ``Net`` of a source; tracebacks show the source, too."""
+def executed(source, **names):
+    """Return the names of a module of this source, which PyTorch can import; tracebacks show the source, too."""
     name = f"program_{next(_files)}.py"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-    namespace = {
-        "__name__": name,
-        "torch": torch,
-        "nn": nn,
-        "F": functional,
-        "snn": snn,
-        "surrogate": snn.surrogate,
-        "utils": utils,
-        **names,
-    }
+    sys.modules[name] = types.ModuleType(name)
+    namespace = vars(sys.modules[name])
+    namespace.update(torch=torch, nn=nn, F=functional, snn=snn, surrogate=snn.surrogate, utils=utils, **names)
     exec(compile(source, name, "exec"), namespace)
-    return namespace["Net"]()
+    return namespace
 
 
-def outcome(call, net, x, learns=True):
+def made(source, **names):
+    """Make the network ``Net`` of a source."""
+    return executed(source, **names)["Net"]()
+
+
+def outcome(call, net, x, learns=True, learns_input=True):
     """Return everything that a call returns or changes: results, gradients, attributes of modules, random state."""
     torch.manual_seed(3)
     net.zero_grad()
-    x = x.clone().requires_grad_(learns and x.is_floating_point())
+    x = x.clone().requires_grad_(learns and learns_input and x.is_floating_point())
     with torch.set_grad_enabled(learns):
         out = call(x)
     out = out if isinstance(out, (tuple, list)) else [out]
