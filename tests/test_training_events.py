@@ -361,3 +361,10 @@ def test_defaults_make_way():
     assert dense.slots([2312, 1466, 1466, 10]) == (None,) * 4
     assert dense.grad_threshold is None
     assert build("nmnist", hidden=[30, 20]).hidden == (30, 20)
+
+
+@pytest.mark.parametrize("method", ["dense", "sparse_ops"])
+def test_other_methods_refuse_eventprop(method):
+    net = snn.SparseNetwork([4, 3], beta=0.9, neuron="synaptic", alpha=0.8, gradient="eventprop")
+    with pytest.raises(ValueError, match='network must have gradient="surrogate"'):
+        training.METHODS[method](net, snn.SparseSpikes.from_dense(torch.ones(2, 1, 4)))

@@ -14,12 +14,18 @@ Spikes = Union[torch.Tensor, SparseSpikes]
 Layers = List[Spikes]
 
 
+def _check_surrogate(network: SparseNetwork) -> None:
+    if any(getattr(layer, "gradient", "surrogate") != "surrogate" for layer in network.layers):
+        raise ValueError('network must have gradient="surrogate" for this method')
+
+
 def dense(network: SparseNetwork, x: SparseSpikes) -> Layers:
     """Return the spikes ``[T, B, N]`` of every layer, by one dense product or convolution and fused neurons each.
 
     The result is that of :meth:`~snnipu.SparseNetwork.to_dense` in a ``MultiStep``. Every neuron has a gradient, and no
     spike is dropped: ``max_spikes`` and ``grad_threshold`` are ignored.
     """
+    _check_surrogate(network)
     out = ops.sparse_to_dense(x)
     layers: Layers = []
     for index, layer in enumerate(network.layers):
@@ -35,6 +41,7 @@ def sparse_ops(network: SparseNetwork, x: SparseSpikes) -> Layers:
 
     These are ``sparse_linear`` or ``sparse_conv2d``, ``lif_sequence`` and ``select_spikes``.
     """
+    _check_surrogate(network)
     out = limited(network, x)
     layers: Layers = []
     for index, layer in enumerate(network.layers):

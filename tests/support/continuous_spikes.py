@@ -22,16 +22,18 @@ def _membrane(v, i, s, c):
     return particular * math.exp(-s / c.tau_s) + (v - particular) * math.exp(-s / c.tau_m)
 
 
+def _extremum(v, i, length, c):
+    """Return the time until the membrane's extremum, as a list: empty if there is none within ``length``."""
+    particular = i * c.tau_s / (c.tau_s - c.tau_m)
+    ratio = -(v - particular) * c.tau_s / (particular * c.tau_m) if particular else 0.0
+    time = math.log(ratio) / (1 / c.tau_m - 1 / c.tau_s) if ratio > 0 else 0.0
+    return [time] if 0 < time < length else []
+
+
 def _crossing(v, i, length, c):
     """Return the time until the membrane crosses the threshold upwards, within ``length``; None if it does not."""
-    particular = i * c.tau_s / (c.tau_s - c.tau_m)
-    ends = [length]
-    ratio = -(v - particular) * c.tau_s / (particular * c.tau_m) if particular else 0.0
-    if ratio > 0:
-        extremum = math.log(ratio) / (1 / c.tau_m - 1 / c.tau_s)
-        ends = [extremum, length] if 0 < extremum < length else ends
     low = 0.0
-    for high in ends:
+    for high in [*_extremum(v, i, length, c), length]:
         if _membrane(v, i, high, c) > c.threshold:
             for _ in range(100):
                 middle = (low + high) / 2
@@ -41,9 +43,13 @@ def _crossing(v, i, length, c):
     return None
 
 
-def spikes_of(events: Sequence[Event], weights: Sequence[float], c: Constants) -> Tuple[List[float], float]:
-    """Return the spike times of one neuron and the integral of its membrane, for events in order of time."""
+def spikes_of(events: Sequence[Event], weights: Sequence[float], c: Constants) -> Tuple[List[float], float, float]:
+    """Return the spike times of one neuron, the integral of its membrane and its margin, for events in order of time.
+
+    The margin is the smallest rise of a crossing per ``tau_m``, or distance of another extremum from the threshold.
+    """
     now = v = i = integral = 0.0
+    margin = math.inf
     times = []
     for time, source in [*((t, k) for t, k in events if t < c.end), (c.end, -1)]:
         while True:
@@ -52,14 +58,17 @@ def spikes_of(events: Sequence[Event], weights: Sequence[float], c: Constants) -
             particular = i * c.tau_s / (c.tau_s - c.tau_m)
             integral += particular * c.tau_s * (1 - math.exp(-length / c.tau_s))
             integral += (v - particular) * c.tau_m * (1 - math.exp(-length / c.tau_m))
+            for time_of_extremum in _extremum(v, i, length, c) if ahead is None else ():
+                margin = min(margin, abs(c.threshold - _membrane(v, i, time_of_extremum, c)))
             v, i, now = _membrane(v, i, length, c), i * math.exp(-length / c.tau_s), now + length
             if ahead is None:
                 break
             times.append(now)
+            margin = min(margin, i - c.threshold)
             v = 0.0
         if source >= 0:
             i += weights[source]
-    return times, integral
+    return times, integral, margin
 
 
 def layer(events: Sequence[Event], weight: Sequence[Sequence[float]], c: Constants) -> List[Event]:
