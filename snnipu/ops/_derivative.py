@@ -13,15 +13,16 @@ Gradients = Any
 class _Refusal(torch.autograd.Function):
     """The identity on gradients; differentiating it raises ``message``.
 
-    ``anchor`` requires a gradient, so that autograd records this function.
+    ``anchor`` requires a gradient, so that autograd records this function. ``torch.autograd.grad`` skips functions that
+    do not lead to its inputs, so ``upstream`` is an argument, too.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, anchor: torch.Tensor, message: str, *gradients: Optional[torch.Tensor]
+        ctx: Any, anchor: torch.Tensor, message: str, upstream: int, *tensors: Optional[torch.Tensor]
     ) -> Tuple[Optional[torch.Tensor], ...]:
         ctx.message = message
-        return tuple(None if gradient is None else gradient.view_as(gradient) for gradient in gradients)
+        return tuple(None if gradient is None else gradient.view_as(gradient) for gradient in tensors[upstream:])
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:  # type: ignore[override]
@@ -56,8 +57,8 @@ def once_differentiable(operator: Optional[str]) -> Callable[[Callable[..., Grad
             anchor = torch.zeros((), requires_grad=True)
             message = _MESSAGE.format(operator or ctx.operator)
             if isinstance(gradients, tuple):
-                return _Refusal.apply(anchor, message, *gradients)
-            return _Refusal.apply(anchor, message, gradients)[0]
+                return _Refusal.apply(anchor, message, len(upstream), *upstream, *gradients)
+            return _Refusal.apply(anchor, message, len(upstream), *upstream, gradients)[0]
 
         return marked
 

@@ -82,6 +82,15 @@ def test_of_no_gradient_there_is_none(make, name):
     assert all(x.grad is not None for x in leaves)
 
 
+@pytest.mark.parametrize(("make", "name"), CASES)
+def test_a_penalty_on_gradients_is_refused_for_chosen_inputs(make, name):
+    leaves, out = make()
+    loss = (out**2).sum()
+    penalty = sum((gradient**2).sum() for gradient in torch.autograd.grad(loss, leaves, create_graph=True))
+    with pytest.raises(RuntimeError, match=f"a second derivative through snnipu's {name} was asked for"):
+        torch.autograd.grad(loss + penalty, leaves)
+
+
 @pytest.mark.parametrize("loss", [torch.sum, lambda out: (out**2).sum()], ids=["sum", "squares"])
 @pytest.mark.parametrize(("make", "name"), CASES)
 def test_refused_by_name(make, name, loss):
