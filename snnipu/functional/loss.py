@@ -270,8 +270,8 @@ def padded_loss(loss_function: Any, out: torch.Tensor, targets: torch.Tensor, le
         loss_function: a loss with ``reduction="mean"`` and without ``weight``, of this module or your own. It takes
             ``[T, b, ...]`` and targets ``[b, ...]``, and returns the mean over samples.
         out: spikes or membranes, ``[T, B, ...]``.
-        targets: ``[B, ...]``.
-        lengths: the number of steps of each sample, an int32 or int64 tensor ``[B]`` of 1 to ``T``.
+        targets: ``[B, ...]``; no target is ignored, as by ``ignore_index``.
+        lengths: the number of steps of each sample, an int32 or int64 tensor ``[B]`` of 1 to ``T``; B is at least 1.
 
     Returns:
         The mean, in the shape of the loss: one number.
@@ -282,6 +282,8 @@ def padded_loss(loss_function: Any, out: torch.Tensor, targets: torch.Tensor, le
             ``reduction``, or returns several numbers.
     """
     check_lengths(lengths, out.shape, out.device)
+    if not len(lengths):
+        raise ValueError("lengths must have at least one sample, got an empty tensor")
     losses = []
     for steps in lengths.unique().tolist():
         same = lengths == steps

@@ -14,19 +14,34 @@ class _Refusal(torch.autograd.Function):
     """The identity on gradients; differentiating it raises ``message``.
 
     ``anchor`` requires a gradient, so that autograd records this function. ``torch.autograd.grad`` skips functions that
-    do not lead to its inputs, so ``upstream`` is an argument, too.
+    do not lead to its inputs, so the first ``read`` of the tensors are those on which the gradients depend.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, anchor: torch.Tensor, message: str, upstream: int, *tensors: Optional[torch.Tensor]
+        ctx: Any, anchor: torch.Tensor, message: str, read: int, *tensors: Optional[torch.Tensor]
     ) -> Tuple[Optional[torch.Tensor], ...]:
         ctx.message = message
-        return tuple(None if gradient is None else gradient.view_as(gradient) for gradient in tensors[upstream:])
+        return tuple(None if gradient is None else gradient.view_as(gradient) for gradient in tensors[read:])
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:  # type: ignore[override]
         raise RuntimeError(ctx.message)
+
+
+class _ReadOnce:
+    """A context whose saved tensors are read at most once, as ``torch.utils.checkpoint`` demands."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    @functools.cached_property
+    def saved_tensors(self) -> Tuple[Optional[torch.Tensor], ...]:
+        tensors: Tuple[Optional[torch.Tensor], ...] = self._ctx.saved_tensors
+        return tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
 
 
 _MESSAGE = (
@@ -49,16 +64,18 @@ def once_differentiable(operator: Optional[str]) -> Callable[[Callable[..., Grad
         def marked(ctx: Any, *upstream: Any) -> Gradients:
             if not torch.is_grad_enabled():
                 return backward(ctx, *upstream)
+            context = _ReadOnce(ctx)
             with torch.no_grad():
-                gradients = backward(ctx, *upstream)
+                gradients = backward(context, *upstream)
             # PyTorch itself raises an error for a second derivative of a compiled graph.
             if is_compiling():
                 return gradients
             anchor = torch.zeros((), requires_grad=True)
             message = _MESSAGE.format(operator or ctx.operator)
+            read = (*upstream, *vars(context).get("saved_tensors", ()))
             if isinstance(gradients, tuple):
-                return _Refusal.apply(anchor, message, len(upstream), *upstream, *gradients)
-            return _Refusal.apply(anchor, message, len(upstream), *upstream, gradients)[0]
+                return _Refusal.apply(anchor, message, len(read), *read, *gradients)
+            return _Refusal.apply(anchor, message, len(read), *read, gradients)[0]
 
         return marked
 
