@@ -431,7 +431,8 @@ class Traced:
         first, steps = run.step, run.items.count - run.step
         arguments = list(run.arguments)
         owners = spec.owners(self._owned, arguments)
-        values = [arguments[place] for place in spec.variables]
+        # A kernel may save an initial value, which the program's tensor is no longer once it has its last value.
+        values = [arguments[at].clone() if at in spec.in_place else arguments[at] for at in spec.variables]
         values += [place.get(owner) for place, owner in zip(spec.places, owners)]
         if any(one is Missing for one in values):
             # The first step sets an attribute; if it has not, the arguments are another network's.

@@ -98,7 +98,6 @@ TAKEN = {
     "mm": "torch.mm(spk.t(), mem)",
     "movedim": "mem.movedim(0, 1)",
     "mul": "mem * mem.sum()",
-    "narrow": "mem.narrow(1, 2, 3)",
     "norm": "torch.norm(mem + 1, 2, 1)",
     "one_hot": "F.one_hot(spk.long(), 2)",
     "pad": "F.pad(mem, (1, 2))",
@@ -180,6 +179,7 @@ REFUSED = {
     "pool, its input by name": "F.max_pool2d(input=mem.view(1, 1, -1, 2), kernel_size=2)",
     "matrix and its transpose": "mem.t() @ mem",
     "transposed maps": "mem.unsqueeze(0).transpose(0, 2)",
+    "narrow, which reports leave out": "mem.narrow(1, 2, 3)",
 }
 
 
