@@ -13,13 +13,24 @@ public:
         gradMem_(a.in(a.c.mem)), gradCurrent_(a.out(a.c.grad_current)), change_(a.out(a.c.out)) {}
 
   int run(int32_t maxThreads) const {
-    if (!CheckedSpikes<C>(spikes_, 1, false).fill(maxThreads))
+    if (!CheckedSpikes<C>(spikes_, 1, false).fill(maxThreads) || !idsAscend())
       return BadSpikes;
     const unsigned threads = threadsFor(4 * spikes_.rows() * spikes_.neurons, maxThreads);
     return parallelTry(spikes_.batch, threads, [&](size_t sample) { runSample(sample); });
   }
 
 private:
+  // Return true if no neuron has two spikes, or two other slots, in a step.
+  bool idsAscend() const {
+    for (size_t row = 0; row < spikes_.rows(); ++row) {
+      const int32_t *const ids = spikes_.ids + row * spikes_.slots;
+      for (int32_t slot = 1; slot < spikes_.counts[2 * row + 1]; ++slot)
+        if (slot != spikes_.counts[2 * row] && ids[slot] <= ids[slot - 1])
+          return false;
+    }
+    return true;
+  }
+
   void runSample(size_t sample) const {
     static thread_local ThreadBuffer<C> buffer;
     const size_t neurons = spikes_.neurons;

@@ -41,10 +41,11 @@ SIGNATURES = {
     "SparseLeaky": f"in_features, out_features, *, beta, {NEURONS}learn_beta=False, learn_threshold=False, "
     f"input_scale=1.0, overflow='lowest', recurrent=False, path='auto', {DELAYS}",
     "SparseSynaptic": f"in_features, out_features, *, alpha, beta, {NEURONS}learn_alpha=False, learn_beta=False, "
-    f"learn_threshold=False, input_scale=1.0, overflow='lowest', path='auto', {DELAYS}",
+    f"learn_threshold=False, input_scale=1.0, overflow='lowest', path='auto', {DELAYS}, gradient='surrogate'",
     "SparseNetwork": "sizes, *, beta, max_spikes=None, grad_threshold=None, delay=1, threshold=1.0, "
     "reset_mechanism='zero', spike_grad=None, bias=False, learn_beta=False, learn_threshold=False, input_scale=1.0, "
-    "overflow='lowest', path='auto', max_delay=None, learn_delay=True",
+    "overflow='lowest', path='auto', max_delay=None, learn_delay=True, neuron='leaky', alpha=None, "
+    "gradient='surrogate'",
 }
 
 

@@ -97,13 +97,27 @@ def spiking_lstm_examples():
     }
 
 
+def eventprop_examples():
+    spikes = snnipu.ops.select_spikes(torch.randn(STEPS, BATCH, NEURONS), 0.3, 0.0)
+    slots = [torch.rand_like(spikes.values) for _ in range(3)]
+    decays = [torch.rand(NEURONS) * 0.4 + 0.6 for _ in range(3)]
+    grad_mem = torch.randn(STEPS, BATCH, NEURONS)
+    return {"eventprop_bwd": (slots[0], spikes.ids, spikes.counts, *slots[1:], grad_mem, *decays, NEURONS, True)}
+
+
 def reference(name):
     return _library.REGISTERED[name]["CompositeExplicitAutograd"]
 
 
 def all_examples():
     torch.manual_seed(0)
-    return {**event_examples(), **pool_examples(), **neuron_examples(), **spiking_lstm_examples()}
+    return {
+        **event_examples(),
+        **pool_examples(),
+        **neuron_examples(),
+        **spiking_lstm_examples(),
+        **eventprop_examples(),
+    }
 
 
 NATIVE = sorted(name for name, kernels in _library.REGISTERED.items() if "CPU" in kernels)
