@@ -480,7 +480,7 @@ def eventprop_bwd(a: EventPropBackward) -> EventPropGradients:
             "mem": a.grad_mem,
             "grad_current": grad_current,
             "out": change,
-            **{name: value.reshape(-1).expand(a.neurons) for name, value in each.items()},
+            **{name: value.expand(a.neurons) for name, value in each.items()},
         }
         run("eventprop_bwd", a.early.dtype, fields)
     return EventPropGradients(grad_current, a.early.new_empty(0) if change is None else change)

