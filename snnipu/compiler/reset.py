@@ -34,7 +34,7 @@ def reset(net: Any) -> None:
 
 def reset_others(kinds: Tuple[str, ...]) -> torch.Tensor:
     """Reset all neurons of these classes when the graph runs; do nothing during the trace."""
-    if not step_operators.tracing():
+    if not step_operators.on_fake_tensors():
         for name in kinds:
             kind = getattr(snntorch, name)
             kind.reset_hidden()

@@ -251,7 +251,8 @@ class SparseNetwork(nn.Module):
         if isinstance(delay, bool) or delay not in (0, 1):
             raise ValueError(f"delay must be 0 or 1, got {delay!r}")
         self.delay = int(delay)
-        self.path = "sparse" if gradient == "eventprop" else check_path(path)
+        path = check_path(path)
+        self.path = "sparse" if gradient == "eventprop" else path
         layers = len(self.sizes) - 1
         slots = _per_entry("max_spikes", max_spikes, layers + 1, "one for the input and for each layer")
         betas = _per_entry("beta", beta, layers, "one for each layer")

@@ -7,6 +7,7 @@ import torch
 
 from snnipu import _route
 from snnipu.neurons.sparse_leaky import DenseOrSparse, FullyConnectedNeurons, Parameter
+from snnipu.neurons.sparse_linear import check_path
 from snnipu.neurons.zoo import Synaptic
 from snnipu.ops import eventprop
 from snnipu.ops._arguments import is_compiling
@@ -122,6 +123,7 @@ class SparseSynaptic(FullyConnectedNeurons):
         if gradient not in ("surrogate", "eventprop"):
             raise ValueError(f"gradient must be 'surrogate' or 'eventprop', got {gradient!r}")
         if gradient == "eventprop":
+            check_path(path)
             _check_eventprop(locals())
             path = "sparse"
         self.gradient = gradient

@@ -40,10 +40,15 @@ def at_trace_time(function: Any) -> Any:
     return function
 
 
+def on_fake_tensors() -> bool:
+    """Return True while TorchDynamo runs a function on fake tensors."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
 @at_trace_time
 def tracing() -> bool:
     """Return True if a trace by ``torch.compile`` should record a neuron's step as one node."""
-    return enabled and torch._guards.TracingContext.try_get() is not None
+    return enabled and on_fake_tensors()
 
 
 def call_untraced(function: Any, *args: Any, **keywords: Any) -> Any:

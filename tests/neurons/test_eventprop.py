@@ -307,6 +307,7 @@ def test_networks_options(options, message):
         ({"learn_beta": True}, "learn_beta must be False with gradient"),
         ({"reset_mechanism": "none"}, "reset_mechanism must not be 'none' with gradient"),
         ({"path": "dense"}, "path must not be 'dense' with gradient"),
+        ({"path": "fast"}, "path must be 'auto', 'sparse' or 'dense', got 'fast'"),
         ({"threshold": 0.0}, "threshold must be above 0 with gradient"),
         ({"alpha": 0.0}, "alpha must be above 0 and at most 1 with gradient"),
         ({"beta": 1.5}, "beta must be above 0 and at most 1 with gradient"),
