@@ -206,7 +206,8 @@ def only_affects_spikes(name: str, variant: int) -> Tuple[bool, ...]:
     }
     sums = dict(zip(derived_names(name, variant), derivative.grad_derived))
     sources = [needed([sums.get(text)], ()) for text in find(name).parameters]
-    return tuple(bool(values) and not any(id(value) in states for value in values) for values in sources)
+    flags = tuple(bool(values) and not any(id(value) in states for value in values) for values in sources)
+    return flags or (False,)  # operators pass one tensor for a neuron without parameters
 
 
 def requested_gradients(

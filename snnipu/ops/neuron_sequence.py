@@ -167,7 +167,7 @@ def neuron_sequence_bwd_reference(*arguments: Any) -> OperatorResults:
         [value.clone() if needed else a.parameters[0].new_empty(0) for value, needed in zip(carry, a.need_initial)],
         [
             sum_to_parameter(total, p) if needed else p.new_empty(0)
-            for total, p, needed in zip(sums.values(), a.parameters, a.need_parameters)
+            for total, p, needed in zip([*sums.values()] or [step.zero], a.parameters, a.need_parameters)
         ],
     )
 

@@ -20,7 +20,7 @@ from torch import nn
 
 import snnipu as snn
 from snnipu import backends, poptorch, surrogate
-from snnipu.backends import host
+from snnipu.backends import compiled, host
 from snnipu.backends import neurons as kernels
 from snnipu.neurons import own
 
@@ -476,6 +476,26 @@ def test_no_gradient_where_none_is_asked_for():
     layer.eval()
     assert layer.sequence(X)[1].requires_grad
     assert not Adaptive().sequence(X)[1].requires_grad
+
+
+@pytest.mark.parametrize("reference", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["reference", "kernel"])
+@pytest.mark.parametrize("reads", [0, 1], ids=["spikes", "membranes"])
+def test_without_parameters_through_the_dispatcher(reference, reads, monkeypatch):
+    """Under a profiler the operators are called through the dispatcher, with one tensor in place of the parameters."""
+
+    @snn.neuron(states=("mem",))
+    def Plain(x, mem, *, spike):
+        mem = 0.5 * mem + x
+        return spike(mem - 1), mem
+
+    if reference:
+        monkeypatch.setattr(compiled, "kernels", lambda *arguments: None)
+    x = X.clone().requires_grad_()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        Plain().sequence(x)[reads].sum().backward()
+    expected = X.clone().requires_grad_()
+    snn.Leaky(beta=0.5, reset_mechanism="none").sequence(expected)[reads].sum().backward()
+    assert torch.allclose(x.grad, expected.grad)
 
 
 @needs_host_runtime
