@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oracle import assert_all_equal, with_threads
 from support.delays import TIGHT, weighted
 from support.loops import with_gradients
+from support.tables import assert_refused, each_row
 from torch import nn
 
 import snnipu as snn
@@ -225,10 +226,6 @@ def test_what_is_on_its_way():
         layer(x[:, :2])
     layer.reset_delay()
     assert layer(x[:, :2]).shape == (12, 2, 4)
-    with pytest.raises(ValueError, match=r"x must have shape \[T, B"):
-        whole[0](x[0])
-    with pytest.raises(TypeError, match="init_hidden must be a bool"):
-        snn.DelayLinear(3, 2, 4, init_hidden=1)
 
 
 def test_lags_beyond_the_span_are_refused():
@@ -239,55 +236,49 @@ def test_lags_beyond_the_span_are_refused():
         host_sparse.delay_input_bwd(grad, connected.weight.detach(), connected.lags + 9, connected.span)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "match"),
-    [
-        ((0, 3, 4), {}, ValueError, "in_features"),
-        ((3, 3, -1), {}, ValueError, "max_delay must be at least 0, got -1"),
-        ((3, 3, 1.5), {}, TypeError, "max_delay must be an int"),
-        ((3, 2, 4), {"delay": 5.0}, ValueError, "delay must be from 0 to max_delay = 4"),
-        ((3, 2, 4), {"delay": math.nan}, ValueError, "delay must be from 0 to max_delay = 4"),
-        ((3, 2, 4), {"delay": torch.ones(3, 2)}, ValueError, r"delay must have shape \[2, 3\], \[1, 3\], \[2, 1\]"),
-        ((3, 2, 4), {"delay": "long"}, TypeError, "delay must be a number"),
-        ((3, 2, 4), {"kernel": "box"}, ValueError, "kernel must be one of 'linear', 'gaussian', got 'box'"),
-        ((3, 2, 4), {"sigma": 0}, ValueError, "sigma must be above 0"),
-    ],
-)
-def test_bad_arguments(arguments, options, error, match):
-    with pytest.raises(error, match=match):
-        snn.DelayLinear(*arguments, **options)
+@each_row(r"""
+snn.DelayLinear(0, 3, 4) | ValueError: in_features
+snn.DelayLinear(3, 3, -1) | ValueError: max_delay must be at least 0, got -1
+snn.DelayLinear(3, 3, 1.5) | TypeError: max_delay must be an int
+snn.DelayLinear(3, 2, 4, delay=5.0) | ValueError: delay must be from 0 to max_delay = 4
+snn.DelayLinear(3, 2, 4, delay=math.nan) | ValueError: delay must be from 0 to max_delay = 4
+snn.DelayLinear(3, 2, 4, delay=torch.ones(3, 2)) | ValueError: delay must have shape \[2, 3\], \[1, 3\], \[2, 1\]
+snn.DelayLinear(3, 2, 4, delay="long") | TypeError: delay must be a number
+snn.DelayLinear(3, 2, 4, kernel="box") | ValueError: kernel must be one of 'linear', 'gaussian', got 'box'
+snn.DelayLinear(3, 2, 4, sigma=0) | ValueError: sigma must be above 0
+snn.DelayLinear(3, 2, 4, init_hidden=1) | TypeError: init_hidden must be a bool
+layer(x) | ValueError: x must have shape \[T, B, in_features=3\], got \(2, 1, 4\)
+layer(x[0]) | ValueError: x must have shape \[T, B
+layer(snn.SparseSpikes.from_dense(x)) | ValueError: x must be spikes of in_features = 3 neurons, got 4
+layer([1.0]) | TypeError: x must be
+""")
+def test_bad_arguments_and_input(row):
+    assert_refused(row, globals(), layer=snn.DelayLinear(3, 2, 4), x=torch.zeros(2, 1, 4))
 
 
-def test_bad_input():
+def test_a_sigma_that_is_set_to_a_wrong_one():
     layer = snn.DelayLinear(3, 2, 4)
-    with pytest.raises(ValueError, match=r"x must have shape \[T, B, in_features=3\], got \(2, 1, 4\)"):
-        layer(torch.zeros(2, 1, 4))
-    with pytest.raises(ValueError, match="x must be spikes of in_features = 3 neurons, got 4"):
-        layer(snn.SparseSpikes.from_dense(torch.zeros(2, 1, 4)))
-    with pytest.raises(TypeError, match="x must be"):
-        layer([1.0])
     layer.sigma = -1
     with pytest.raises(ValueError, match="sigma must be above 0"):
         layer(torch.zeros(2, 1, 3))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "match"),
-    [
-        ("delay", torch.zeros(3, 2), r"delay must have shape \[2, 3\], \[1, 3\], \[2, 1\] or none, got \[3, 2\]"),
-        ("delay", torch.zeros(3), r"delay must have shape .* got \[3\]"),
-        ("delay", None, "delay must be a torch.Tensor, got None"),
-        ("delay", torch.zeros(2, 3, device="meta"), "delay must be on the device of weight, cpu, got meta"),
-        ("weight", torch.zeros(4, 3), r"weight must have shape \[2, 3\], got \[4, 3\]"),
-        ("bias", torch.zeros(1), r"bias must have shape \[2\], got \[1\]"),
-        ("bias", torch.zeros(5), r"bias must have shape \[2\], got \[5\]"),
-    ],
-)
+@each_row(r"""
+delay=torch.zeros(3, 2) | delay must have shape \[2, 3\], \[1, 3\], \[2, 1\] or none, got \[3, 2\]
+delay=torch.zeros(3) | delay must have shape .* got \[3\]
+delay=None | delay must be a torch.Tensor, got None
+delay=torch.zeros(2, 3, device="meta") | delay must be on the device of weight, cpu, got meta
+weight=torch.zeros(4, 3) | weight must have shape \[2, 3\], got \[4, 3\]
+bias=torch.zeros(1) | bias must have shape \[2\], got \[1\]
+bias=torch.zeros(5) | bias must have shape \[2\], got \[5\]
+""")
 @pytest.mark.parametrize("init_hidden", [False, True])
-def test_parameters_of_other_shapes(name, value, match, init_hidden):
+def test_parameters_of_other_shapes(row, init_hidden):
     layer = snn.DelayLinear(3, 2, 4, bias=True, init_hidden=init_hidden)
-    setattr(layer, name, None if value is None else nn.Parameter(value))
-    with pytest.raises((TypeError, ValueError), match=match):
+    change, message = row.split(" | ")
+    for name, value in eval(f"dict({change})").items():
+        setattr(layer, name, None if value is None else nn.Parameter(value))
+    with pytest.raises((TypeError, ValueError), match=message):
         layer(torch.zeros(5, 1, 3))
 
 

@@ -12,6 +12,7 @@ import snntorch.utils
 import torch
 from oracle import assert_all_equal
 from support.loops import sequence, steps, with_gradients
+from support.tables import assert_refused, each_row
 from torch import nn
 
 import snnipu as snn
@@ -286,29 +287,24 @@ def test_instances_survive_a_neuron_that_dies_meanwhile():
 X = torch.zeros(2, 3)
 
 
-@pytest.mark.parametrize(
-    ("build", "call", "error", "message"),
-    [
-        ({"reset_mechanism": "hard"}, None, ValueError, "reset_mechanism must be"),
-        ({"spike_grad": 3}, None, TypeError, "spike_grad must be callable"),
-        ({}, lambda lif: lif([0.0]), TypeError, "input_ must be a torch.Tensor"),
-        ({}, lambda lif: lif(X.to(torch.complex64)), TypeError, "input_ must be real"),
-        ({}, lambda lif: lif(X, 0.0), TypeError, "mem must be a torch.Tensor"),
-        ({"init_hidden": True}, lambda lif: lif(X, X), TypeError, "`mem` should not be passed"),
-        ({"init_hidden": True}, lambda lif: lif.sequence(X[None], X), TypeError, "`mem` should not be passed"),
-        ({"beta": torch.rand(4)}, lambda lif: lif(X), ValueError, r"beta must broadcast .* \(4,\)"),
-        ({}, lambda lif: lif(X, torch.zeros(2, 3, device="meta")), ValueError, "mem must be on x's device"),
-        (
-            {"state_quant": lambda mem: mem},
-            lambda lif: lif.sequence(X[None], torch.zeros(1, 3)),
-            ValueError,
-            "mem must have the shape of one step",
-        ),
-    ],
-)
-def test_bad_input(build, call, error, message):
-    with pytest.raises(error, match=message):
-        call(snn.Leaky(**{"beta": 0.9, **build}))
+def leaky(beta=0.9, **options):
+    return snn.Leaky(beta, **options)
+
+
+@each_row(r"""
+leaky(reset_mechanism="hard") | ValueError: reset_mechanism must be
+leaky(spike_grad=3) | TypeError: spike_grad must be callable
+leaky()([0.0]) | TypeError: input_ must be a torch.Tensor
+leaky()(X.to(torch.complex64)) | TypeError: input_ must be real
+leaky()(X, 0.0) | TypeError: mem must be a torch.Tensor
+leaky(init_hidden=True)(X, X) | TypeError: `mem` should not be passed
+leaky(init_hidden=True).sequence(X[None], X) | TypeError: `mem` should not be passed
+leaky(torch.rand(4))(X) | ValueError: beta must broadcast .* \(4,\)
+leaky()(X, torch.zeros(2, 3, device="meta")) | ValueError: mem must be on x's device
+leaky(state_quant=abs).sequence(X[None], X[:1]) | ValueError: mem must have the shape of one step
+""")
+def test_bad_input(row):
+    assert_refused(row, globals())
 
 
 def test_a_membrane_at_its_threshold_has_no_spike_whose_size_could_learn():

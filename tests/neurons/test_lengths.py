@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.tables import assert_refused, each_row
 from torch import nn
 
 import snnipu as snn
@@ -165,24 +166,38 @@ def test_without_padding_the_loss_is_the_loss():
     torch.testing.assert_close(functional.padded_loss(loss_function, spk, LABELS, torch.tensor([5] * 4)), expected)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "error", "message"),
-    [
-        ([7, 1, 12, 7], TypeError, r"lengths must be an int32 or int64 tensor, got \[7, 1, 12, 7\]"),
-        (torch.tensor([7.0, 1, 12, 7]), TypeError, "got torch.float32"),
-        (torch.tensor([7, 1, 12]), ValueError, r"shape \[B\] = \(4,\) .* got \(3,\)"),
-        (torch.tensor([[7, 1, 12, 7]]), ValueError, r"got \(1, 4\)"),
-        (torch.tensor([7, 0, 12, 7]), ValueError, "from 1 to the 12 steps"),
-        (torch.tensor([7, 1, 13, 7]), ValueError, r"got \[7, 1, 13, 7\]"),
-        (torch.tensor([7, 1, 12, 7], device="meta"), ValueError, "on the input's device cpu, got .* on meta"),
-    ],
-)
-def test_wrong_lengths(lengths, error, message):
-    x, _ = padded_input()
-    with pytest.raises(error, match=message):
-        build("leaky")(x, lengths=lengths)
-    with pytest.raises(error, match=message):
-        functional.padded_loss(functional.ce_rate_loss(), torch.zeros(STEPS, 4, CLASSES), LABELS, lengths)
+@each_row(r"""
+run([7, 1, 12, 7]) | TypeError: lengths must be an int32 or int64 tensor, got \[7, 1, 12, 7\]
+run(torch.tensor([7.0, 1, 12, 7])) | TypeError: got torch.float32
+run(torch.tensor([7, 1, 12])) | ValueError: shape \[B\] = \(4,\) .* got \(3,\)
+run(torch.tensor([[7, 1, 12, 7]])) | ValueError: got \(1, 4\)
+run(torch.tensor([7, 0, 12, 7])) | ValueError: from 1 to the 12 steps
+run(torch.tensor([7, 1, 13, 7])) | ValueError: got \[7, 1, 13, 7\]
+run(torch.tensor([7, 1, 12, 7], device="meta")) | ValueError: on the input's device cpu, got .* on meta
+""")
+def test_wrong_lengths(row):
+    out, loss = torch.zeros(STEPS, 4, CLASSES), functional.ce_rate_loss()
+    assert_refused(row, globals(), run=lambda lengths: build("leaky")(padded_input()[0], lengths=lengths))
+    assert_refused(row, globals(), run=lambda lengths: functional.padded_loss(loss, out, LABELS, lengths))
+
+
+@each_row(r"""
+run(nn.Linear(6, 3), snn.Leaky(beta=0.9, init_hidden=True)) | ValueError: module 1 \(Leaky\) reads the padding
+run(nn.GRU(6, 3, bidirectional=True), nn.Linear(6, 3)) | ValueError: module 0 \(GRU\)
+run(nn.Linear(6, 3), nn.LSTM(3, 3)) | ValueError: module 1 \(LSTM\)
+run(nn.Sequential(nn.BatchNorm1d(6)), nn.Linear(6, 3)) | ValueError: module 0.0 \(BatchNorm1d\)
+run(nn.Linear(6, 3), LastStep()) | ValueError: a result that is not \[T, B, ...\], got shape \(4, 3\)
+loss(functional.ce_rate_loss(reduction="none")) | ValueError: must return one number, the mean over samples
+loss(functional.ce_count_loss(weight=torch.ones(CLASSES))) | ValueError: and have weight=None
+loss(lambda out, targets: out.sum(0)) | ValueError: must return one number
+""")
+def test_modules_that_read_the_padding_and_losses_without_a_mean(row):
+    lengths, out = torch.tensor(LENGTHS), torch.zeros(STEPS, 4, CLASSES)
+
+    def run(*modules):
+        snn.MultiStep(*modules).double()(padded_input()[0], lengths=lengths)
+
+    assert_refused(row, globals(), run=run, loss=lambda call: functional.padded_loss(call, out, LABELS, lengths))
 
 
 class LastStep(nn.Module):
@@ -190,32 +205,3 @@ class LastStep(nn.Module):
 
     def forward(self, x):
         return x[-1]
-
-
-@pytest.mark.parametrize(
-    ("modules", "message"),
-    [
-        (lambda: [nn.Linear(6, 3), snn.Leaky(beta=0.9, init_hidden=True)], r"module 1 \(Leaky\) reads the padding"),
-        (lambda: [nn.GRU(6, 3, bidirectional=True), nn.Linear(6, 3)], r"module 0 \(GRU\)"),
-        (lambda: [nn.Linear(6, 3), nn.LSTM(3, 3)], r"module 1 \(LSTM\)"),
-        (lambda: [nn.Sequential(nn.BatchNorm1d(6)), nn.Linear(6, 3)], r"module 0.0 \(BatchNorm1d\)"),
-        (lambda: [nn.Linear(6, 3), LastStep()], r"a result that is not \[T, B, ...\], got shape \(4, 3\)"),
-    ],
-)
-def test_modules_that_read_the_padding(modules, message):
-    x, _ = padded_input()
-    with pytest.raises(ValueError, match=message):
-        snn.MultiStep(*modules()).double()(x, lengths=torch.tensor(LENGTHS))
-
-
-@pytest.mark.parametrize(
-    ("loss_function", "message"),
-    [
-        (functional.ce_rate_loss(reduction="none"), "must return one number, the mean over samples"),
-        (functional.ce_count_loss(weight=torch.ones(CLASSES)), "and have weight=None"),
-        (lambda out, targets: out.sum(0), "must return one number"),
-    ],
-)
-def test_losses_without_a_mean_over_samples(loss_function, message):
-    with pytest.raises(ValueError, match=message):
-        functional.padded_loss(loss_function, torch.zeros(STEPS, 4, CLASSES), LABELS, torch.tensor(LENGTHS))

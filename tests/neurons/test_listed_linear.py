@@ -4,6 +4,7 @@ import pytest
 import torch
 from oracle import random_spikes, relative_error
 from support.operators import needs_library
+from support.tables import assert_refused, each_row
 from torch.nn.utils import prune
 
 import snnipu as snn
@@ -153,20 +154,16 @@ def test_on_the_ipu_model(left):
     assert relative_error(out, layer(x), terms=torch.ones(1)) <= 1e-6
 
 
-@pytest.mark.parametrize(
-    ("synapses", "error", "message"),
-    [
-        ([[0], [1]], TypeError, "synapses must be an int32 or int64 torch.Tensor, got list"),
-        (torch.zeros(2, 3), TypeError, "synapses must be an int32 or int64 torch.Tensor, got torch.float32"),
-        (torch.zeros(3, 2, dtype=torch.int64), ValueError, r"synapses must have shape \[2, kept\], got \(3, 2\)"),
-        (torch.tensor([[0, 4], [1, 1]]), ValueError, r"synapses: neurons must be in \[0, 4\), got 0 to 4"),
-        (torch.tensor([[0, 1], [-1, 1]]), ValueError, r"synapses: inputs must be in \[0, 3\), got -1 to 1"),
-        (torch.tensor([[0, 1, 0], [1, 1, 1]]), ValueError, "must not hold a pair of neuron and input twice"),
-    ],
-)
-def test_bad_synapses(synapses, error, message):
-    with pytest.raises(error, match=message):
-        snn.ListedLinear(3, 4, synapses)
+@each_row(r"""
+layer([[0], [1]]) | TypeError: synapses must be an int32 or int64 torch.Tensor, got list
+layer(torch.zeros(2, 3)) | TypeError: synapses must be an int32 or int64 torch.Tensor, got torch.float32
+layer(torch.zeros(3, 2, dtype=torch.int64)) | ValueError: synapses must have shape \[2, kept\], got \(3, 2\)
+layer(torch.tensor([[0, 4], [1, 1]])) | ValueError: synapses: neurons must be in \[0, 4\), got 0 to 4
+layer(torch.tensor([[0, 1], [-1, 1]])) | ValueError: synapses: inputs must be in \[0, 3\), got -1 to 1
+layer(torch.tensor([[0, 1, 0], [1, 1, 1]])) | ValueError: must not hold a pair of neuron and input twice
+""")
+def test_bad_synapses(row):
+    assert_refused(row, globals(), layer=lambda synapses: snn.ListedLinear(3, 4, synapses))
 
 
 def test_ids_that_are_none():

@@ -6,6 +6,7 @@ import snntorch.utils
 import torch
 from oracle import relative_error
 from support.loops import with_gradients
+from support.tables import assert_refused, each_row
 from support.versions import needs_compile
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -347,13 +348,6 @@ class ReturnsDict(nn.Module):
         return {"x": x}
 
 
-def test_a_module_that_is_appended_is_checked_when_the_network_runs():
-    net = snn.MultiStep(nn.Identity())
-    net.append(nn.LSTM(3, 4, batch_first=True))
-    with pytest.raises(ValueError, match=r"module 1 .*batch_first"):
-        net(torch.rand(2, 3, 3))
-
-
 @pytest.mark.slow
 @needs_compile
 def test_numbers_of_steps_are_compiled_once():
@@ -377,30 +371,26 @@ def test_numbers_of_steps_are_compiled_once():
     assert len(graphs) <= 4  # forward and backward, twice
 
 
-@pytest.mark.parametrize(
-    ("net", "arguments", "error", "message"),
-    [
-        ((), {"x": torch.rand(2, 2)}, ValueError, "no modules"),
-        ((nn.Identity(),), {"x": [1.0]}, TypeError, "x must be a torch.Tensor"),
-        ((nn.Identity(),), {"x": torch.rand(3)}, ValueError, r"x must have shape \[T, B, ...\], got \(3,\)"),
-        ((nn.Identity(),), {"x": torch.rand(()), "num_steps": 2}, ValueError, r"x must have shape \[B, ...\]"),
-        ((nn.Identity(),), {"x": torch.rand(0, 3)}, ValueError, "at least one time step"),
-        ((nn.Identity(),), {"x": torch.rand(2, 3), "num_steps": 0}, ValueError, "num_steps must be at least 1"),
-        ((nn.Identity(),), {"x": torch.rand(2, 3), "num_steps": "3"}, TypeError, "num_steps must be an int"),
-        ((nn.MaxPool1d(2), nn.ModuleDict()), {"x": torch.rand(2, 2, 4)}, TypeError, "module 1 .* has no forward"),
-        ((nn.GRU(3, 4, batch_first=True),), {"x": torch.rand(2, 3, 3)}, ValueError, "module 0 .* batch_first=True"),
-        (
-            (nn.Sequential(nn.Identity(), nn.LSTM(3, 4, batch_first=True)),),
-            {"x": torch.rand(2, 3, 3)},
-            ValueError,
-            "module 0.1 .* batch_first=True",
-        ),
-        ((ReturnsDict(),), {"x": torch.rand(2, 3)}, TypeError, r"module 0 of MultiStep \(ReturnsDict\) must return"),
-    ],
-)
-def test_bad_input(net, arguments, error, message):
-    with pytest.raises(error, match=message):
-        snn.MultiStep(*net)(**arguments)
+@each_row(r"""
+snn.MultiStep()(x) | ValueError: no modules
+identity([1.0]) | TypeError: x must be a torch.Tensor
+identity(x[0]) | ValueError: x must have shape \[T, B, ...\], got \(3,\)
+identity(x[0, 0], num_steps=2) | ValueError: x must have shape \[B, ...\]
+identity(x[:0]) | ValueError: at least one time step
+identity(x, num_steps=0) | ValueError: num_steps must be at least 1
+identity(x, num_steps="3") | TypeError: num_steps must be an int
+snn.MultiStep(nn.MaxPool1d(2), nn.ModuleDict())(x[None]) | TypeError: module 1 .* has no forward
+snn.MultiStep(nn.GRU(3, 4, batch_first=True))(x[None]) | ValueError: module 0 .* batch_first=True
+snn.MultiStep(nn.Sequential(nn.Identity(), lstm))(x[None]) | ValueError: module 0.1 .* batch_first=True
+snn.MultiStep(nn.Identity()).append(lstm)(x[None]) | ValueError: module 1 .*batch_first
+snn.MultiStep(ReturnsDict())(x) | TypeError: module 0 of MultiStep \(ReturnsDict\) must return
+snn.MultiStep(nn.LSTM(5, 4))(maps[:, :, 0], num_steps=3) | ValueError: got \(3, 8, .*leave num_steps out
+snn.MultiStep(nn.Conv1d(1, 2, 3))(maps, num_steps=3) | ValueError: is given, got \(3, 8, .*leave num_steps out
+snn.MultiStep(nn.MaxPool2d(2))(maps[..., None], num_steps=3) | ValueError: got \(3, 8, .*leave num_steps out
+""")
+def test_bad_input(row):
+    lstm, identity = nn.LSTM(3, 4, batch_first=True), snn.MultiStep(nn.Identity())
+    assert_refused(row, globals(), x=torch.rand(2, 3), maps=torch.rand(3, 8, 1, 5), lstm=lstm, identity=identity)
 
 
 def test_all_layers_are_returned(monkeypatch):
@@ -507,12 +497,3 @@ def test_usual_shapes_do_not_warn():
         make()(torch.rand(shape), num_steps=num_steps)
     net = _rows()
     snn.run_segments(net, torch.rand(3, 8, 6), 1)
-
-
-@pytest.mark.parametrize(
-    ("first", "shape"),
-    [(nn.LSTM(6, 4), (3, 8, 6)), (nn.Conv1d(1, 2, 3), (3, 8, 1, 5)), (nn.MaxPool2d(2), (3, 8, 1, 4, 4))],
-)
-def test_time_and_num_steps_are_refused(first, shape):
-    with pytest.raises(ValueError, match=r"where num_steps is given, got \(3, 8, .*leave num_steps out"):
-        snn.MultiStep(first, snn.Leaky(beta=0.9))(torch.rand(shape), num_steps=3)

@@ -15,6 +15,7 @@ from oracle import relative_error
 from support.ipu_training import check_training
 from support.loops import by_steps, sequence, steps, with_gradients
 from support.operators import needs_host_runtime, needs_library
+from support.tables import assert_refused, each_row
 from support.versions import needs_backend
 from torch import nn
 
@@ -355,29 +356,30 @@ def two(x, mem, *, beta, spike):
     return spike(mem), mem
 
 
-@pytest.mark.parametrize(
-    ("keywords", "match"),
-    [
-        ({"states": "mem"}, r'states must be a tuple of names, as states=\("mem",\)'),
-        ({"states": ()}, "states must be one name or more"),
-        ({"states": ("mem", "mem")}, "states must be one name or more, each once"),
-        ({"states": ("syn",)}, r"two: states= names \(syn\), the function's arguments are \(mem\)"),
-        ({"states": {"mem": "a"}}, "state 'mem' must start from a finite number, got 'a'"),
-        ({"parameters": {}}, r"two: parameters= names \(\), the function's arguments are \(beta\)"),
-        ({"parameters": ("beta",)}, "parameters must be a dict of names and values, got tuple"),
-        ({"parameters": {"beta": "big"}}, "beta must be a number or a torch.Tensor, got str"),
-    ],
-)
-def test_definitions_that_do_not_fit(keywords, match):
-    with pytest.raises(TypeError, match=match):
-        snn.neuron(**{"states": ("mem",), "parameters": {"beta": 1.0}, **keywords})(two)
+def define(states=("mem",), parameters=None):
+    snn.neuron(states=states, parameters={"beta": 1.0} if parameters is None else parameters)(two)
 
 
-def test_a_decorator_without_names():
-    with pytest.raises(TypeError, match=r"@snnipu.neuron\(states="):
-        snn.neuron(two)
-    with pytest.raises(TypeError, match="decorates a function, got type"):
-        snn.neuron(states=("mem",))(nn.Linear)
+@each_row(r"""
+define(states="mem") | TypeError: states must be a tuple of names, as states=\("mem",\)
+define(states=()) | TypeError: states must be one name or more
+define(states=("mem", "mem")) | TypeError: states must be one name or more, each once
+define(states=("syn",)) | TypeError: two: states= names \(syn\), the function's arguments are \(mem\)
+define(states={"mem": "a"}) | TypeError: state 'mem' must start from a finite number, got 'a'
+define(parameters={}) | TypeError: two: parameters= names \(\), the function's arguments are \(beta\)
+define(parameters=("beta",)) | TypeError: parameters must be a dict of names and values, got tuple
+define(parameters={"beta": "big"}) | TypeError: beta must be a number or a torch.Tensor, got str
+snn.neuron(two) | TypeError: @snnipu.neuron\(states=
+snn.neuron(states=("mem",))(nn.Linear) | TypeError: decorates a function, got type
+Adaptive(gamma=1.0) | TypeError: Adaptive has no 'gamma'; it has beta, rho, strength, threshold, reset_mechanism
+Adaptive(learn=("gamma",)) | ValueError: learn must name parameters of Adaptive \(beta, .*\), got 'gamma'
+Adaptive(beta=None) | TypeError: beta must be a number or a torch.Tensor, got NoneType
+Adaptive(beta=1j * torch.ones(2)) | TypeError: beta must be real
+Adaptive(spike_grad=1) | TypeError: spike_grad must be callable or None, got 1
+Adaptive(reset_mechanism=[]) | TypeError: options of Adaptive must be hashable
+""")
+def test_definitions_and_layers_that_do_not_fit(row):
+    assert_refused(row, globals())
 
 
 @pytest.mark.parametrize("name", ["learn", "forward", "weight_norm_", "_hidden", "x", "sequence", "train"])
@@ -391,71 +393,44 @@ def test_names_that_are_taken(name):
         snn.neuron(states=("mem",), parameters={name: 1.0})(namespace["f"])
 
 
-@pytest.mark.parametrize(
-    ("line", "match"),
-    [
-        ("mem = mem if mem > 0 else x", "an `if`"),
-        ("mem = mem - mem.mean()", r"mean\(\) goes over several neurons"),
-        ("mem = mem @ mem", "is a product of matrices"),
-        ("mem += x", "writes in place"),
-        ("mem = torch.rand_like(mem)", "rand_like is not one of the operations"),
-        ("mem = mem * torch.ones(3)", "takes a Tensor from outside the step"),
-        ("return spike(mem)", "must return 2 values, spk, mem; it returned 1"),
-        ("return mem > 1, mem", "must return spk as a tensor made of its arguments, got a comparison"),
-    ],
-)
-def test_what_cannot_be_traced_is_refused_when_the_class_is_made(line, match, tmp_path):
+@each_row(r"""
+mem = mem if mem > 0 else x | an `if`
+mem = mem - mem.mean() | mean\(\) goes over several neurons
+mem = mem @ mem | is a product of matrices
+mem += x | writes in place
+mem = torch.rand_like(mem) | rand_like is not one of the operations
+mem = mem * torch.ones(3) | takes a Tensor from outside the step
+return spike(mem) | must return 2 values, spk, mem; it returned 1
+return mem > 1, mem | must return spk as a tensor made of its arguments, got a comparison
+""")
+def test_what_cannot_be_traced_is_refused_when_the_class_is_made(row, tmp_path):
+    line, message = row.split(" | ")
     file = tmp_path / "step.py"
     file.write_text(f"import torch\n\ndef Step(x, mem, *, spike):\n    {line}\n    return spike(mem), mem\n")
     namespace = {}
     exec(compile(file.read_text(), str(file), "exec"), namespace)
-    with pytest.raises(TypeError, match=match) as refused:
+    with pytest.raises(TypeError, match=message) as refused:
         snn.neuron(states=("mem",))(namespace["Step"])
     assert "return" in line or f"line 4 of {file}, `{line}`" in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("keywords", "error", "match"),
-    [
-        ({"gamma": 1.0}, TypeError, "Adaptive has no 'gamma'; it has beta, rho, strength, threshold, reset_mechanism"),
-        ({"learn": ("gamma",)}, ValueError, r"learn must name parameters of Adaptive \(beta, .*\), got 'gamma'"),
-        ({"beta": None}, TypeError, "beta must be a number or a torch.Tensor, got NoneType"),
-        ({"beta": 1j * torch.ones(2)}, TypeError, "beta must be real"),
-        ({"spike_grad": 1}, TypeError, "spike_grad must be callable or None, got 1"),
-        ({"reset_mechanism": []}, TypeError, "options of Adaptive must be hashable"),
-    ],
-)
-def test_layers_that_do_not_fit(keywords, error, match):
-    with pytest.raises(error, match=match):
-        Adaptive(**keywords)
 
 
 X = torch.randn(3, 2, N)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (
-            lambda layer: layer.sequence(X, X[0, :, :5], None),
-            ValueError,
-            r"mem must have the shape of one step of x, \(2, 13\)",
-        ),
-        (lambda layer: layer.sequence(X[..., :5]), ValueError, r"beta must broadcast to one step of x, \(2, 5\)"),
-        (lambda layer: layer(X[0], X[0], X[0], X[0]), TypeError, "Adaptive has the states mem, adapt, got 3"),
-        (lambda layer: layer(X[0], syn=X[0]), TypeError, "Adaptive has no state 'syn'; it has mem, adapt"),
-        (lambda layer: layer(X[0], X[0], mem=X[0]), TypeError, "Adaptive was given the state mem twice"),
-        (lambda layer: layer(X[0], 1.0, None), TypeError, "mem must be a torch.Tensor or None, got float"),
-        (lambda layer: layer([1.0]), TypeError, "x must be a torch.Tensor"),
-        (lambda layer: layer(X[0], X[0]), TypeError, r"given 1 of its states \(mem, adapt\), adapt missing"),
-        (lambda layer: layer.sequence(X, X[0]), TypeError, "adapt missing: give all"),
-    ],
-)
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "python"])
-def test_errors_name_the_argument(call, error, match, fused):
-    spike_grad = None if fused else own_spike
-    with pytest.raises(error, match=match):
-        call(Adaptive(beta=torch.rand(N), spike_grad=spike_grad))
+@each_row(r"""
+layer.sequence(X, X[0, :, :5], None) | ValueError: mem must have the shape of one step of x, \(2, 13\)
+layer.sequence(X[..., :5]) | ValueError: beta must broadcast to one step of x, \(2, 5\)
+layer(X[0], X[0], X[0], X[0]) | TypeError: Adaptive has the states mem, adapt, got 3
+layer(X[0], syn=X[0]) | TypeError: Adaptive has no state 'syn'; it has mem, adapt
+layer(X[0], X[0], mem=X[0]) | TypeError: Adaptive was given the state mem twice
+layer(X[0], 1.0, None) | TypeError: mem must be a torch.Tensor or None, got float
+layer([1.0]) | TypeError: x must be a torch.Tensor
+layer(X[0], X[0]) | TypeError: given 1 of its states \(mem, adapt\), adapt missing
+layer.sequence(X, X[0]) | TypeError: adapt missing: give all
+""")
+@pytest.mark.parametrize("spike_grad", [None, own_spike], ids=["fused", "python"])
+def test_errors_name_the_argument(row, spike_grad):
+    assert_refused(row, globals(), layer=Adaptive(beta=torch.rand(N), spike_grad=spike_grad))
 
 
 def test_other_devices_run_the_reference_and_say_so_once(monkeypatch):

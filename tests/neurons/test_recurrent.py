@@ -8,6 +8,7 @@ import torch
 from oracle import relative_error
 from support.interpreter import interpreted  # noqa: F401
 from support.loops import sequence, steps, with_gradients
+from support.tables import assert_refused, each_row
 from torch import nn
 
 import snnipu as snn
@@ -274,25 +275,19 @@ def test_autocast_is_snntorchs():
     assert ours.runs_fused()
 
 
-@pytest.mark.parametrize(
-    ("keywords", "arguments", "error", "match"),
-    [
-        ({"linear_features": N}, torch.randn(3, 2, 5), ValueError, r"x must have steps of shape \[..., 13\].*\(2, 5\)"),
-        ({"linear_features": N}, torch.randn(3, 2, N).double(), TypeError, "dtype and the device of recurrent.weight"),
-        (
-            {"linear_features": N},
-            (torch.randn(3, 2, N), None, torch.zeros(3, N)),
-            ValueError,
-            "mem must have the shape of one step",
-        ),
-        (CONNECTIONS["conv"][0], torch.randn(3, 2, 4, 5, 5), ValueError, r"\[B, 3, H, W\].*\(2, 4, 5, 5\)"),
-        ({"conv2d_channels": 3, "kernel_size": 2}, torch.randn(3, 2, 3, 5, 5), ValueError, "must keep it"),
-    ],
-)
-def test_errors_name_the_argument(keywords, arguments, error, match):
-    arguments = arguments if isinstance(arguments, tuple) else (arguments,)
-    with pytest.raises(error, match=match):
-        snn.RLeaky(beta=0.8, **keywords).sequence(*arguments)
+def rleaky(**connection):
+    return snn.RLeaky(beta=0.8, **connection)
+
+
+@each_row(r"""
+rleaky(linear_features=N).sequence(rand(3, 2, 5)) | ValueError: x must have steps of shape \[..., 13\].*\(2, 5\)
+rleaky(linear_features=N).sequence(rand(3, 2, N).double()) | TypeError: dtype and the device of recurrent.weight
+rleaky(linear_features=N).sequence(rand(3, 2, N), None, rand(3, N)) | ValueError: mem must have the shape of one step
+rleaky(conv2d_channels=3, kernel_size=3).sequence(rand(3, 2, 4, 5, 5)) | ValueError: \[B, 3, H, W\].*\(2, 4, 5, 5\)
+rleaky(conv2d_channels=3, kernel_size=2).sequence(rand(3, 2, 3, 5, 5)) | ValueError: must keep it
+""")
+def test_errors_name_the_argument(row):
+    assert_refused(row, globals(), rand=torch.rand)
 
 
 def test_states_before_no_step_have_no_gradient():

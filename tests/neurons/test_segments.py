@@ -5,6 +5,7 @@ import snntorch
 import torch
 from neurons.test_own import Adaptive
 from support.loops import with_gradients
+from support.tables import assert_refused, each_row
 from torch import nn
 
 import snnipu as snn
@@ -144,17 +145,16 @@ def test_modules_of_unknown_states_are_refused(module, name):
         snn.run_segments(snn.MultiStep(nn.Sequential(module)), inputs().float(), 5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"steps": True}, "steps must be an int"),
-        ({"steps": 4, "detach_every": 6}, "detach_every must be a multiple of steps=4"),
-        ({"steps": 4, "num_steps": 0}, "num_steps must be at least 1"),
-        ({"steps": 4, "x": [1]}, "x must be a torch.Tensor"),
-        ({"steps": 4, "network": nn.Linear(6, 4)}, "network must be a MultiStep"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        snn.run_segments(**{"network": network(), "x": inputs(), **arguments})
+@each_row("""
+run(0) | ValueError: steps must be at least 1
+run(True) | TypeError: steps must be an int
+run(4, detach_every=6) | ValueError: detach_every must be a multiple of steps=4
+run(4, num_steps=0) | ValueError: num_steps must be at least 1
+run(4, x=[1]) | TypeError: x must be a torch.Tensor
+run(4, net=nn.Linear(6, 4)) | TypeError: network must be a MultiStep
+""")
+def test_bad_arguments(row):
+    def run(steps, net=None, x=None, **options):
+        snn.run_segments(net or network(), x or inputs(), steps, **options)
+
+    assert_refused(row, globals(), run=run)

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from oracle import relative_error
+from support.tables import assert_refused, each_row
 
 import snnipu as snn
 from snnipu import SparseSpikes
@@ -263,55 +264,39 @@ def test_scale_to_activity():
         assert 0.08 < activity < 0.12
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"in_channels": 0}, ValueError, "in_channels must be at least 1"),
-        ({"out_channels": 1.5}, TypeError, "out_channels must be an int"),
-        ({"kernel_size": 0}, ValueError, "kernel_size must be at least 1"),
-        ({"groups": 3}, ValueError, "groups must divide in_channels, 2, got 3"),
-        ({"padding": "full"}, TypeError, "padding must be an int or two"),
-        ({"padding": "same", "stride": 2}, ValueError, "padding='same' needs a stride of 1"),
-        ({"padding": "same", "kernel_size": 2}, ValueError, "padding='same' would be uneven"),
-        ({"input_size": (3, 0)}, ValueError, "input_size must be at least 1"),
-    ],
-)
-def test_bad_options(arguments, error, message):
-    with pytest.raises(error, match=message):
-        snn.SparseConvLeaky(**{"in_channels": 2, "out_channels": 4, "kernel_size": 3, "beta": 0.9, **arguments})
+def layer_of(in_channels=2, out_channels=4, kernel_size=3, **options):
+    return snn.SparseConvLeaky(in_channels, out_channels, kernel_size, beta=0.9, **options)
 
 
-def test_bad_input():
-    layer = snn.SparseConvLeaky(2, 4, 3, beta=0.9, input_size=(9, 8))
-    for x, error, message in [
-        ([1.0], TypeError, "x must be a torch.Tensor or SparseSpikes, got list"),
-        (maps(C=3), ValueError, r"x must have shape \[T, B, in_channels=2, H, W\], got \(5, 3, 3, 9, 8\)"),
-        (maps(W=9), ValueError, r"x must be maps of \(9, 8\), as input_size says, got \(9, 9\)"),
-        (sparse(maps(C=3)), ValueError, "spikes must be of 2 channels"),
-        (sparse(maps(C=3)).with_maps(None), ValueError, "spikes must be of 2 x 9 x 8 = 144 neurons"),
-        (maps().to("meta"), ValueError, "x must be on the device of the layer, cpu, got meta"),
-    ]:
-        with pytest.raises(error, match=message):
-            layer(x)
-    with pytest.raises(ValueError, match="delay must be at least 0"):
-        layer(maps(), delay=-1)
-    with pytest.raises(ValueError, match="input_size must be given"):
-        snn.SparseConvLeaky(2, 4, 3, beta=0.9)(sparse(maps()).with_maps(None))
+def network_of(*sizes):
+    return snn.SparseNetwork(sizes, beta=0.9)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ([(2, 9, 9), "4X3", 10], "sizes: '4X3' is no layer"),
-        ([(2, 9), "4C3", 10], r"sizes must begin with a number of neurons or \(channels, height, width\)"),
-        ([81, "4C3"], "sizes: '4C3' needs maps before it"),
-        ([(2, 9, 9), 10, "MP2"], "sizes: 'MP2' needs maps before it"),
-        ([(2, 9, 9), "MP2", 10], "sizes: 'MP2' stands before the first layer"),
-        ([(2, 9, 9), "4C10"], "sizes: '4C10' does not fit into the maps before it, 9 x 9"),
-        ([(2, 9, 9), "4C3S0"], "sizes: '4C3S0' must have a window and a stride of at least 1"),
-        ([(2, 9, 9), "4C3MP2", 10], "sizes: '4C3MP2' is no layer"),
-    ],
-)
-def test_bad_descriptions(sizes, message):
-    with pytest.raises(ValueError, match=message):
-        snn.SparseNetwork(sizes, beta=0.9)
+@each_row(r"""
+layer_of(in_channels=0) | ValueError: in_channels must be at least 1
+layer_of(out_channels=1.5) | TypeError: out_channels must be an int
+layer_of(kernel_size=0) | ValueError: kernel_size must be at least 1
+layer_of(groups=3) | ValueError: groups must divide in_channels, 2, got 3
+layer_of(padding="full") | TypeError: padding must be an int or two
+layer_of(padding="same", stride=2) | ValueError: padding='same' needs a stride of 1
+layer_of(padding="same", kernel_size=2) | ValueError: padding='same' would be uneven
+layer_of(input_size=(3, 0)) | ValueError: input_size must be at least 1
+layer([1.0]) | TypeError: x must be a torch.Tensor or SparseSpikes, got list
+layer(maps(C=3)) | ValueError: x must have shape \[T, B, in_channels=2, H, W\], got \(5, 3, 3, 9, 8\)
+layer(maps(W=9)) | ValueError: x must be maps of \(9, 8\), as input_size says, got \(9, 9\)
+layer(sparse(maps(C=3))) | ValueError: spikes must be of 2 channels
+layer(sparse(maps(C=3)).with_maps(None)) | ValueError: spikes must be of 2 x 9 x 8 = 144 neurons
+layer(maps().to("meta")) | ValueError: x must be on the device of the layer, cpu, got meta
+layer(maps(), delay=-1) | ValueError: delay must be at least 0
+layer_of()(sparse(maps()).with_maps(None)) | ValueError: input_size must be given
+network_of((2, 9, 9), "4X3", 10) | ValueError: sizes: '4X3' is no layer
+network_of((2, 9), "4C3", 10) | ValueError: sizes must begin with a number of neurons or \(channels, height, width\)
+network_of(81, "4C3") | ValueError: sizes: '4C3' needs maps before it
+network_of((2, 9, 9), 10, "MP2") | ValueError: sizes: 'MP2' needs maps before it
+network_of((2, 9, 9), "MP2", 10) | ValueError: sizes: 'MP2' stands before the first layer
+network_of((2, 9, 9), "4C10") | ValueError: sizes: '4C10' does not fit into the maps before it, 9 x 9
+network_of((2, 9, 9), "4C3S0") | ValueError: sizes: '4C3S0' must have a window and a stride of at least 1
+network_of((2, 9, 9), "4C3MP2", 10) | ValueError: sizes: '4C3MP2' is no layer
+""")
+def test_wrong_options_inputs_and_descriptions(row):
+    assert_refused(row, globals(), layer=layer_of(input_size=(9, 8)))

@@ -13,6 +13,7 @@ from oracle import (
     relative_error,
     slots_of,
 )
+from support.tables import assert_refused, each_row
 
 import snnipu as snn
 from snnipu import SparseSpikes
@@ -237,27 +238,20 @@ def test_to_dense_with_a_delay():
     assert other.layers[2].beta == pytest.approx(0.3)
 
 
-def without(state, name):
-    return {key: value for key, value in state.items() if key != name}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda state: {}, "layer 0: state must hold"),
-        (lambda state: without(state, "2.weight"), "layer 1: state must hold"),
-        (lambda state: {**state, "4.weight": torch.ones(7, 7)}, r"layer 2: state: weight must have shape \(7, 33\)"),
-        (lambda state: {**state, "5.beta": torch.ones(3)}, r"layer 2: state: beta must have shape \(7,\), got \(3,\)"),
-        (lambda state: {**state, "6.weight": torch.ones(7, 7)}, "state must have the modules 0 to 5, got"),
-        (lambda state: {**state, "weight": torch.ones(7, 7)}, "state must have the modules 0 to 5, got"),
-    ],
-)
-def test_bad_dense_state(change, message):
+@each_row(r"""
+{} | layer 0: state must hold
+{name: value for name, value in state.items() if name != "2.weight"} | layer 1: state must hold
+{**state, "4.weight": torch.ones(7, 7)} | layer 2: state: weight must have shape \(7, 33\)
+{**state, "5.beta": torch.ones(3)} | layer 2: state: beta must have shape \(7,\), got \(3,\)
+{**state, "6.weight": torch.ones(7, 7)} | state must have the modules 0 to 5, got
+{**state, "weight": torch.ones(7, 7)} | state must have the modules 0 to 5, got
+""")
+def test_bad_dense_state(row):
     net = make_network()
     before = copy.deepcopy(net.state_dict())
-    state = change(make_network(beta=0.3).dense_state_dict())
+    wrong, message = row.split(" | ")
     with pytest.raises(ValueError, match=message):
-        net.load_dense_state_dict(state)
+        net.load_dense_state_dict(eval(wrong, {"torch": torch, "state": make_network(beta=0.3).dense_state_dict()}))
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name]), name
 
@@ -287,31 +281,27 @@ def test_no_spikes_at_all(path):
 # ---- wrong input
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"sizes": 5}, TypeError, "sizes must be a sequence of ints, got 5"),
-        ({"sizes": "345"}, TypeError, "sizes must be a sequence of ints"),
-        ({"sizes": [5]}, ValueError, r"sizes must have an entry for the input and one for each layer, got \[5\]"),
-        ({"sizes": [5, 0, 3]}, ValueError, "sizes must be at least 1, got 0"),
-        ({"sizes": [5, 4.0, 3]}, TypeError, "sizes must be an int, got 4.0"),
-        ({"delay": 2}, ValueError, "delay must be 0 or 1, got 2"),
-        ({"delay": True}, ValueError, "delay must be 0 or 1, got True"),
-        ({"beta": [0.9]}, ValueError, "beta must have 2 entries, one for each layer, got 1"),
-        ({"beta": [0.9, "x"]}, TypeError, "beta must be a number or a torch.Tensor, got 'x'"),
-        ({"threshold": [1.0, 1.0, 1.0]}, ValueError, "threshold must have 2 entries"),
-        (
-            {"threshold": [1.0, torch.ones(4)]},
-            ValueError,
-            r"threshold must have one element or shape \(3,\), got \(4,\)",
-        ),
-        ({"grad_threshold": [0.5]}, ValueError, "grad_threshold must have 2 entries"),
-        ({"max_spikes": [4, 4]}, ValueError, "max_spikes must have 3 entries, one for the input and for each layer"),
-        ({"max_spikes": [-1, 4, 3]}, ValueError, "max_spikes must be at least 0, got -1"),
-        ({"input_scale": [1.0]}, ValueError, "input_scale must have 2 entries"),
-        ({"input_scale": [1.0, 0]}, ValueError, "input_scale must be a number other than 0, got 0"),
-    ],
-)
-def test_bad_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
-        snn.SparseNetwork(**{"sizes": [5, 4, 3], "beta": 0.9, **arguments})
+def network(sizes=(5, 4, 3), **options):
+    return snn.SparseNetwork(sizes, **{"beta": 0.9, **options})
+
+
+@each_row(r"""
+network(5) | TypeError: sizes must be a sequence of ints, got 5
+network("345") | TypeError: sizes must be a sequence of ints
+network([5]) | ValueError: sizes must have an entry for the input and one for each layer, got \[5\]
+network([5, 0, 3]) | ValueError: sizes must be at least 1, got 0
+network([5, 4.0, 3]) | TypeError: sizes must be an int, got 4.0
+network(delay=2) | ValueError: delay must be 0 or 1, got 2
+network(delay=True) | ValueError: delay must be 0 or 1, got True
+network(beta=[0.9]) | ValueError: beta must have 2 entries, one for each layer, got 1
+network(beta=[0.9, "x"]) | TypeError: beta must be a number or a torch.Tensor, got 'x'
+network(threshold=[1.0, 1.0, 1.0]) | ValueError: threshold must have 2 entries
+network(threshold=[1.0, torch.ones(4)]) | ValueError: threshold must have one element or shape \(3,\), got \(4,\)
+network(grad_threshold=[0.5]) | ValueError: grad_threshold must have 2 entries
+network(max_spikes=[4, 4]) | ValueError: max_spikes must have 3 entries, one for the input and for each layer
+network(max_spikes=[-1, 4, 3]) | ValueError: max_spikes must be at least 0, got -1
+network(input_scale=[1.0]) | ValueError: input_scale must have 2 entries
+network(input_scale=[1.0, 0]) | ValueError: input_scale must be a number other than 0, got 0
+""")
+def test_bad_arguments(row):
+    assert_refused(row, globals())

@@ -9,6 +9,7 @@ import snntorch
 import torch
 from oracle import assert_all_equal, relative_error, with_threads
 from support.loops import sequence, with_gradients
+from support.tables import assert_refused, each_row
 from support.versions import needs_backend
 
 import snnipu as snn
@@ -327,23 +328,19 @@ def test_it_says_that_states_are_dropped():
         snn.SLSTM(4, 4)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: snn.SLSTM(4, 4).sequence(torch.rand(2, 3, 5)), ValueError, r"steps of shape \[B, 4\], got \(3, 5\)"),
-        (lambda: snn.SLSTM(4, 4).sequence(torch.rand(0, 3, 4)), ValueError, "at least one time step"),
-        (lambda: snn.SLSTM(4, 4).sequence([1]), TypeError, "x must be a torch.Tensor"),
-        (lambda: snn.SLSTM(4, 4).sequence(torch.rand(2, 3, 4), torch.rand(3, 5)), ValueError, r"syn must have shape"),
-        (lambda: snn.SLSTM(4, 4).sequence(torch.rand(2, 3, 4), mem=3.0), TypeError, "mem must be a torch.Tensor"),
-        (lambda: snn.SLSTM(4, 4, spike_grad=3), TypeError, "spike_grad must be callable"),
-        (lambda: snn.SLSTM(4, 4, reset_mechanism="no"), ValueError, "reset_mechanism must be"),
-        (lambda: snn.SConv2dLSTM(2, 3, 3).sequence(torch.rand(2, 3, 4)), ValueError, r"\[B, 2, H, W\]"),
-        (lambda: snn.SConv2dLSTM(2, 3, 2).sequence(torch.rand(2, 1, 2, 4, 4)), ValueError, "kernel_size must be odd"),
-    ],
-)
-def test_bad_input(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+@each_row(r"""
+snn.SLSTM(4, 4).sequence(torch.rand(2, 3, 5)) | ValueError: steps of shape \[B, 4\], got \(3, 5\)
+snn.SLSTM(4, 4).sequence(torch.rand(0, 3, 4)) | ValueError: at least one time step
+snn.SLSTM(4, 4).sequence([1]) | TypeError: x must be a torch.Tensor
+snn.SLSTM(4, 4).sequence(torch.rand(2, 3, 4), torch.rand(3, 5)) | ValueError: syn must have shape
+snn.SLSTM(4, 4).sequence(torch.rand(2, 3, 4), mem=3.0) | TypeError: mem must be a torch.Tensor
+snn.SLSTM(4, 4, spike_grad=3) | TypeError: spike_grad must be callable
+snn.SLSTM(4, 4, reset_mechanism="no") | ValueError: reset_mechanism must be
+snn.SConv2dLSTM(2, 3, 3).sequence(torch.rand(2, 3, 4)) | ValueError: \[B, 2, H, W\]
+snn.SConv2dLSTM(2, 3, 2).sequence(torch.rand(2, 1, 2, 4, 4)) | ValueError: kernel_size must be odd
+""")
+def test_bad_input(row):
+    assert_refused(row, globals())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

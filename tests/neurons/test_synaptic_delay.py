@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.delays import TIGHT, shares
 from support.loops import with_gradients
+from support.tables import assert_refused, each_row
 from support.versions import needs_backend
 from torch import nn
 
@@ -127,41 +128,32 @@ def test_a_compiled_loop_is_the_loop():
             torch.testing.assert_close(actual.grad, expected.grad)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "match"),
-    [
-        ((-1,), {}, ValueError, "max_delay must be at least 0"),
-        ((3, "x"), {}, TypeError, "delay must be a number"),
-        ((3, math.nan), {}, ValueError, "delay must be finite"),
-        ((3, torch.ones(2)), {"channels": 3}, ValueError, "delay must have 1 or channels = 3 elements"),
-        ((3,), {"channels": 0}, ValueError, "channels must be at least 1"),
-        ((3,), {"channels": 2.0}, TypeError, "channels must be an int or None"),
-        ((3,), {"kernel": "box"}, ValueError, "kernel"),
-    ],
-)
-def test_bad_arguments(arguments, options, error, match):
-    with pytest.raises(error, match=match):
-        snn.SynapticDelay(*arguments, **options)
+@each_row(r"""
+snn.SynapticDelay(-1) | ValueError: max_delay must be at least 0
+snn.SynapticDelay(3, "x") | TypeError: delay must be a number
+snn.SynapticDelay(3, math.nan) | ValueError: delay must be finite
+snn.SynapticDelay(3, torch.ones(2), channels=3) | ValueError: delay must have 1 or channels = 3 elements
+snn.SynapticDelay(3, channels=0) | ValueError: channels must be at least 1
+snn.SynapticDelay(3, channels=2.0) | TypeError: channels must be an int or None
+snn.SynapticDelay(3, kernel="box") | ValueError: kernel
+layer(x[:1]) | ValueError: x must have the shape \[2, 4\] of the step before .*, got \[1, 4\]
+layer(x.double()) | ValueError: of the step before .torch.float32 on cpu., got .*float64 on cpu.: call reset
+layer(torch.zeros(2, 5)) | ValueError: x must have shape \[B, C, ...\] of 4 channels, got \[2, 5\]
+layer(x.long()) | TypeError: x must be a floating
+""")
+def test_bad_arguments_and_input(row):
+    layer, x = snn.SynapticDelay(3, channels=4), torch.zeros(2, 4)
+    layer(x)
+    assert_refused(row, globals(), layer=layer, x=x)
 
 
-def test_bad_input():
+@pytest.mark.parametrize("longest", [2, 4])
+def test_another_longest_delay(longest):
     layer = snn.SynapticDelay(3, channels=4)
     layer(torch.zeros(2, 4))
-    with pytest.raises(ValueError, match=r"x must have the shape \[2, 4\] of the step before .*, got \[3, 4\]"):
-        layer(torch.zeros(3, 4))
-    with pytest.raises(
-        ValueError, match=r"of the step before .torch.float32 on cpu., got .*float64 on cpu.: call reset"
-    ):
-        layer(torch.zeros(2, 4).double())
-    for longest in (2, 4):
-        layer.max_delay = longest
-        with pytest.raises(ValueError, match=f"max_delay was 3 at the step before, and is {longest}: call reset_delay"):
-            layer(torch.zeros(2, 4))
-    layer.max_delay = 3
-    with pytest.raises(ValueError, match=r"x must have shape \[B, C, ...\] of 4 channels, got \[2, 5\]"):
-        layer(torch.zeros(2, 5))
-    with pytest.raises(TypeError, match="x must be a floating"):
-        layer(torch.zeros(2, 4).long())
+    layer.max_delay = longest
+    with pytest.raises(ValueError, match=f"max_delay was 3 at the step before, and is {longest}: call reset_delay"):
+        layer(torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize("kernel", ["linear", "gaussian"])

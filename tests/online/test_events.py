@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from oracle import relative_error
+from support.tables import assert_refused, each_row
 from torch import nn
 
 import snnipu as snn
@@ -266,50 +267,27 @@ def layer(**options):
     return snn.MultiStep(snn.SparseLeaky(8, 6, beta=0.9, **options))
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "error", "match"),
-    [
-        (lambda: snn.SparseNetwork([8, 6, 4], beta=0.9), {}, ValueError, "SparseNetwork: with delay=1 .* use delay=0"),
-        (
-            lambda: snn.MultiStep(snn.SparseNetwork([8, 6, 4], beta=0.9), nn.Linear(4, 2)),
-            {},
-            ValueError,
-            "module 0: with delay=1",
-        ),
-        (
-            lambda: snn.SparseNetwork([8, 6], beta=0.9, max_spikes=3, overflow="rotate"),
-            {},
-            ValueError,
-            'overflow="rotate"',
-        ),
-        (lambda: layer(max_spikes=3, overflow="rotate"), {}, ValueError, 'module 0: with overflow="rotate"'),
-        (layer, {"rule": "eprop"}, TypeError, r'module 0 \(SparseLeaky\): rule "eprop" .* to_dense\(\)'),
-        (lambda: layer(recurrent=True, max_spikes=3), {}, ValueError, "without max_spikes"),
-        (
-            lambda: layer(recurrent=True),
-            {},
-            ValueError,
-            r"module 0 \(SparseLeaky\): a recurrent layer whose membrane is reset to zero",
-        ),
-        (
-            lambda: snn.MultiStep(nn.Linear(8, 6), snn.SparseLeaky(6, 6, beta=0.9)),
-            {},
-            TypeError,
-            r"module 1 \(SparseLeaky\) follows other weights",
-        ),
-        (
-            lambda: snn.MultiStep(Watched(8, 6, beta=0.9)),
-            {},
-            TypeError,
-            r"module 0 \(Watched\) cannot .* its to_dense\(\)",
-        ),
-        (hooked, {}, TypeError, "hooks"),
-        (lambda: layer(max_delay=3), {"rule": "ottt"}, TypeError, 'use "sltt"'),
-    ],
-)
-def test_what_event_driven_layers_refuse(make, options, error, match):
-    with pytest.raises(error, match=match):
-        snn.Online(make(), **options)
+def network_of(*sizes, **options):
+    return snn.SparseNetwork(sizes, beta=0.9, **options)
+
+
+@each_row(r"""
+online(network_of(8, 6, 4)) | ValueError: SparseNetwork: with delay=1 .* use delay=0
+online(snn.MultiStep(network_of(8, 6, 4), nn.Linear(4, 2))) | ValueError: module 0: with delay=1
+online(network_of(8, 6, max_spikes=3, overflow="rotate")) | ValueError: overflow="rotate"
+online(layer(max_spikes=3, overflow="rotate")) | ValueError: module 0: with overflow="rotate"
+online(layer(), rule="eprop") | TypeError: module 0 \(SparseLeaky\): rule "eprop" .* to_dense\(\)
+online(layer(recurrent=True, max_spikes=3)) | ValueError: without max_spikes
+online(layer(recurrent=True))
+    | ValueError: module 0 \(SparseLeaky\): a recurrent layer whose membrane is reset to zero
+online(snn.MultiStep(nn.Linear(8, 6), snn.SparseLeaky(6, 6, beta=0.9)))
+    | TypeError: module 1 \(SparseLeaky\) follows other weights
+online(snn.MultiStep(Watched(8, 6, beta=0.9))) | TypeError: module 0 \(Watched\) cannot .* its to_dense\(\)
+online(hooked()) | TypeError: hooks
+online(layer(max_delay=3), rule="ottt") | TypeError: use "sltt"
+""")
+def test_what_event_driven_layers_refuse(row):
+    assert_refused(row, globals(), online=snn.Online)
 
 
 def _set(**values):

@@ -7,6 +7,7 @@ import torch
 from online.test_rules import TIGHT
 from oracle import relative_error
 from support.operators import needs_host_runtime, needs_library
+from support.tables import assert_refused, each_row
 from torch import nn
 
 import snnipu as snn
@@ -254,51 +255,52 @@ class Own(snn.Leaky):
     pass
 
 
-@pytest.mark.parametrize(
-    ("behind", "options", "match"),
-    [
-        ([snn.Leaky(beta=0.9)], {"rule": "snap1"}, "'sltt' or 'ottt'"),
-        ([snn.Leaky(beta=0.9)], {"bias_trace": False}, "default options"),
-        ([snn.Synaptic(alpha=0.8, beta=0.9)], {}, r"module 1 \(Synaptic\)"),
-        ([Own(beta=0.9)], {}, r"module 1 \(Own\)"),
-        ([snn.Leaky(beta=0.9, reset_mechanism="zero")], {}, 'its reset_mechanism is "zero"'),
-        ([snn.Leaky(beta=0.9, reset_delay=False)], {}, "reset_delay=False"),
-        ([snn.Leaky(beta=torch.rand(5))], {}, "one for each neuron"),
-        ([snn.Leaky(beta=0.9, learn_beta=True)], {}, "it learns beta"),
-        ([nn.Dropout(0.5), snn.Leaky(beta=0.9)], {"rule": "sltt"}, r"module 1 \(Dropout\)"),
-        ([nn.BatchNorm1d(5).eval(), snn.Leaky(beta=0.9)], {}, r"module 1 \(BatchNorm1d\)"),
-        ([snn.Leaky(beta=0.9), snn.SparseLeaky(5, 5, beta=0.9)], {}, "event-driven"),
-    ],
-)
-def test_what_cannot_be_held_in_one_graph(behind, options, match):
-    online = snn.Online(snn.MultiStep(nn.Linear(20, 5), *behind), **options)
-    with pytest.raises((TypeError, ValueError), match=match):
-        online.prepare(torch.zeros(4, 3, 20))
+@each_row(r"""
+online(leaky(), rule="snap1") | ValueError: 'sltt' or 'ottt'
+online(leaky(), bias_trace=False) | ValueError: default options
+online(snn.Synaptic(alpha=0.8, beta=0.9)) | TypeError: module 1 \(Synaptic\)
+online(Own(beta=0.9)) | TypeError: module 1 \(Own\)
+online(leaky(reset_mechanism="zero")) | TypeError: its reset_mechanism is "zero"
+online(leaky(reset_delay=False)) | TypeError: reset_delay=False
+online(snn.Leaky(beta=torch.rand(5))) | TypeError: one for each neuron
+online(leaky(learn_beta=True)) | TypeError: it learns beta
+online(nn.Dropout(0.5), leaky(), rule="sltt") | TypeError: module 1 \(Dropout\)
+online(nn.BatchNorm1d(5).eval(), leaky()) | TypeError: module 1 \(BatchNorm1d\)
+online(leaky(), snn.SparseLeaky(5, 5, beta=0.9)) | TypeError: event-driven
+""")
+def test_what_cannot_be_held_in_one_graph(row):
+    def leaky(**options):
+        return snn.Leaky(beta=0.9, **options)
+
+    def online(*behind, **options):
+        snn.Online(snn.MultiStep(nn.Linear(20, 5), *behind), **options).prepare(torch.zeros(4, 3, 20))
+
+    assert_refused(row, globals(), online=online, leaky=leaky)
 
 
-def test_wrong_chunks():
-    x = inputs()
-    online = snn.Online(network(LAYERS["linear"]))
-    with pytest.raises(ValueError, match=r"begins is for networks whose states prepare\(\) holds"):
-        online(x, begins=torch.ones(1))
-    for chunk in (None, x[0, 0], x[:0]):
-        with pytest.raises(ValueError, match="x must be a chunk"):
-            online.prepare(chunk)
+@each_row(r"""
+snn.Online(online.net)(x, begins=torch.ones(1)) | ValueError: begins is for networks whose states prepare\(\) holds
+online.prepare(None) | ValueError: x must be a chunk
+online.prepare(x[0, 0]) | ValueError: x must be a chunk
+online.prepare(x[:0]) | ValueError: x must be a chunk
+online(x[:3]) | ValueError: x must be of \(4, 3, 20\)
+online(x[:4].float()) | ValueError: as in prepare\(\)
+online(x[:4], begins=torch.ones(2)) | ValueError: begins must have one element
+online(snn.SparseSpikes.from_dense(x[:4])) | TypeError: after prepare
+""")
+def test_wrong_chunks(row):
+    online, x = snn.Online(network(LAYERS["linear"])), inputs()
     online.prepare(x[:4])
     assert online.chunk_shape == (4, 3, 20)
-    with pytest.raises(ValueError, match=r"x must be of \(4, 3, 20\)"):
-        online(x[:3])
-    with pytest.raises(ValueError, match=r"as in prepare\(\)"):
-        online(x[:4].float())
-    with pytest.raises(ValueError, match="begins must have one element"):
-        online(x[:4], begins=torch.ones(2))
-    with pytest.raises(TypeError, match="after prepare"):
-        online(snn.SparseSpikes.from_dense(x[:4]))
-    # Changes after prepare().
+    assert_refused(row, globals(), online=online, x=x)
+
+
+def test_changes_after_prepare():
+    online, x = snn.Online(network(LAYERS["linear"])), inputs()
+    online.prepare(x[:4])
     online.net[1].reset_mechanism = "zero"
     with pytest.raises(TypeError, match='its reset_mechanism is "zero"'):
         online(x[:4])
     online.net[1].reset_mechanism = "subtract"
-    # For another size.
-    online.prepare(x[:2])
+    online.prepare(x[:2])  # for another size
     assert online(x[:2])[0].shape == (2, 3, 5)

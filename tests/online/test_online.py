@@ -8,6 +8,7 @@ import pytest
 import torch
 from oracle import relative_error
 from support.exact import exact
+from support.tables import assert_refused, each_row
 from torch import nn
 
 import snnipu as snn
@@ -155,47 +156,27 @@ def test_a_neuron_of_ones_own(neuron):
         assert grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "error", "match"),
-    [
-        (network, {"rule": "bptt"}, ValueError, "rule must be one of 'sltt', 'ottt'"),
-        (network, {"rule": "ottt", "feedback": "random"}, TypeError, 'rule "ottt" has no option'),
-        (network, {"rule": "eprop", "feedback": "mirror"}, ValueError, "feedback of rule"),
-        (network, {"rule": "decolle"}, ValueError, "readouts of rule"),
-        (lambda: nn.Linear(2, 2), {}, TypeError, "net must be a MultiStep, .*, got Linear$"),
-        (lambda: network(nn.BatchNorm1d(12)), {}, ValueError, r"module 2 \(BatchNorm1d\) is in training"),
-        (lambda: network(nn.LSTM(12, 12)), {}, TypeError, r"module 2 \(LSTM\) cannot learn online"),
-        (lambda: network(inhibition=True), {}, TypeError, "module 1 .* it has inhibition=True"),
-        (
-            lambda: snn.MultiStep(nn.Linear(8, 6), nn.ReLU(), snn.Leaky(beta=0.9)),
-            {},
-            TypeError,
-            "module 1 .ReLU. stands between weights and their neurons",
-        ),
-        (
-            lambda: network()[:-1].append(snn.Leaky(beta=0.9, reset_mechanism="zero")),
-            {"rule": "eprop"},
-            ValueError,
-            'module 3 .Leaky.: rule "eprop" passes errors through a leaky readout',
-        ),
-        (
-            lambda: snn.MultiStep(snn.DelayLinear(8, 6, 4), snn.Leaky(beta=0.9)),
-            {"rule": "ottt"},
-            TypeError,
-            'module 0 .DelayLinear.: rule "ottt" has no traces of inputs that arrive later; use "sltt"',
-        ),
-        (
-            lambda: snn.MultiStep(nn.Linear(8, 6), snn.Leaky(beta=0.9), snn.DelayLinear(6, 6, 4)),
-            {"rule": "sltt"},
-            TypeError,
-            "module 2 .DelayLinear. sends errors back to earlier steps",
-        ),
-    ],
-)
-def test_what_is_refused(make, options, error, match):
+@each_row(r"""
+online(network(), "bptt") | ValueError: rule must be one of 'sltt', 'ottt'
+online(network(), "ottt", feedback="random") | TypeError: rule "ottt" has no option
+online(network(), "eprop", feedback="mirror") | ValueError: feedback of rule
+online(network(), "decolle") | ValueError: readouts of rule
+online(nn.Linear(2, 2)) | TypeError: net must be a MultiStep, .*, got Linear$
+online(network(nn.BatchNorm1d(12))) | ValueError: module 2 \(BatchNorm1d\) is in training
+online(network(nn.LSTM(12, 12))) | TypeError: module 2 \(LSTM\) cannot learn online
+online(network(inhibition=True)) | TypeError: module 1 .* it has inhibition=True
+online(snn.MultiStep(nn.Linear(8, 6), nn.ReLU(), leaky))
+    | TypeError: module 1 .ReLU. stands between weights and their neurons
+online(network()[:-1].append(snn.Leaky(beta=0.9, reset_mechanism="zero")), "eprop")
+    | ValueError: module 3 .Leaky.: rule "eprop" passes errors through a leaky readout
+online(snn.MultiStep(snn.DelayLinear(8, 6, 4), leaky), "ottt")
+    | TypeError: module 0 .DelayLinear.: rule "ottt" has no traces of inputs that arrive later; use "sltt"
+online(snn.MultiStep(nn.Linear(8, 6), leaky, snn.DelayLinear(6, 6, 4)), "sltt")
+    | TypeError: module 2 .DelayLinear. sends errors back to earlier steps
+""")
+def test_what_is_refused(row):
     """test_divisions.py has the kinds of modules that e-prop's low-pass refuses between neurons."""
-    with pytest.raises(error, match=match):
-        snn.Online(make(), **options)
+    assert_refused(row, globals(), online=snn.Online, leaky=snn.Leaky(beta=0.9))
 
 
 def test_a_stream_that_changes():

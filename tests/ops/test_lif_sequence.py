@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oracle import FUSED, RESETS, boxcar, relative_error, snntorch_loop, soft
 from support.leaky_operator import leaky_loop
 from support.loops import by_steps
+from support.tables import assert_refused, each_row
 
 from snnipu import ops, surrogate
 
@@ -192,33 +193,28 @@ def test_steps_make_a_sequence(shape, reset, dtype):
 X = torch.zeros(4, 2, 3)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"x": [1.0, 2.0]}, TypeError, "x must be a torch.Tensor"),
-        ({"x": torch.zeros(4, 2, 3, dtype=torch.int64)}, TypeError, "x must be float32"),
-        ({"x": torch.zeros(())}, ValueError, r"x must have shape \[T, B, ...\]"),
-        ({"mem": torch.zeros(3, 3)}, ValueError, r"mem must have the shape of one step of x, \(2, 3\), got \(3, 3\)"),
-        ({"mem": torch.zeros(2, 3, dtype=torch.int32)}, TypeError, "mem must be floating"),
-        ({"mem": torch.zeros(2, 3, device="meta")}, ValueError, "mem must be on x's device cpu, got meta"),
-        ({"mem": 0.0}, TypeError, "mem must be a torch.Tensor or None"),
-        ({"beta": torch.rand(4)}, ValueError, r"beta must broadcast to one step of x, \(2, 3\), got .* \(4,\)"),
-        ({"beta": "0.9"}, TypeError, "beta must be a number or a torch.Tensor"),
-        ({"beta": torch.rand(3, device="meta")}, ValueError, "beta must be on x's device"),
-        ({"threshold": torch.rand(2)}, ValueError, "threshold must broadcast"),
-        ({"graded_spikes_factor": torch.rand(7, 1)}, ValueError, "graded_spikes_factor must broadcast"),
-        ({"reset_mechanism": "substract"}, ValueError, "reset_mechanism must be 'subtract', 'zero' or 'none'"),
-        ({"spike_grad": 25}, TypeError, "spike_grad must be callable"),
-        ({"num_steps": 0}, ValueError, "num_steps must be at least 1"),
-        ({"num_steps": 2.5}, TypeError, "num_steps must be an int"),
-    ],
-)
-def test_bad_input(arguments, error, message):
-    with pytest.raises(error, match=message):
-        ops.lif_sequence(**{"x": X, "beta": 0.9, **arguments})
-    if "num_steps" not in arguments and "shape" not in message:
-        with pytest.raises(error, match=message):
-            ops.lif_step(**{"x": X[0], "beta": 0.9, **arguments})
+@each_row(r"""
+run(x=[1.0, 2.0]) | TypeError: x must be a torch.Tensor
+run(x=torch.zeros(4, 2, 3, dtype=torch.int64)) | TypeError: x must be float32
+run(x=torch.zeros(())) | ValueError: x must have shape \[T, B, ...\]
+run(mem=torch.zeros(3, 3)) | ValueError: mem must have the shape of one step of x, \(2, 3\), got \(3, 3\)
+run(mem=torch.zeros(2, 3, dtype=torch.int32)) | TypeError: mem must be floating
+run(mem=torch.zeros(2, 3, device="meta")) | ValueError: mem must be on x's device cpu, got meta
+run(mem=0.0) | TypeError: mem must be a torch.Tensor or None
+run(beta=torch.rand(4)) | ValueError: beta must broadcast to one step of x, \(2, 3\), got .* \(4,\)
+run(beta="0.9") | TypeError: beta must be a number or a torch.Tensor
+run(beta=torch.rand(3, device="meta")) | ValueError: beta must be on x's device
+run(threshold=torch.rand(2)) | ValueError: threshold must broadcast
+run(graded_spikes_factor=torch.rand(7, 1)) | ValueError: graded_spikes_factor must broadcast
+run(reset_mechanism="substract") | ValueError: reset_mechanism must be 'subtract', 'zero' or 'none'
+run(spike_grad=25) | TypeError: spike_grad must be callable
+run(num_steps=0) | ValueError: num_steps must be at least 1
+run(num_steps=2.5) | TypeError: num_steps must be an int
+""")
+def test_bad_input(row):
+    assert_refused(row, globals(), run=lambda **wrong: ops.lif_sequence(**{"x": X, "beta": 0.9, **wrong}))
+    if "num_steps" not in row and "shape" not in row:
+        assert_refused(row, globals(), run=lambda **wrong: ops.lif_step(**{"x": X[0], "beta": 0.9, **wrong}))
 
 
 def channels_last(x):

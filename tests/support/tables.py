@@ -1,0 +1,19 @@
+"""Tests as tables of text, whose rows are a call and the error that it must raise."""
+
+import re
+
+import pytest
+
+
+def each_row(table):
+    """Run a test once for each row of a table, as its argument ``row``. An indented line continues a row."""
+    return pytest.mark.parametrize("row", re.sub(r"\n +", " ", table.strip()).splitlines())
+
+
+def assert_refused(row, names, **more):
+    """Evaluate the call of a row ``call | Error: message`` with these names; the message is a regular expression."""
+    call, error = row.split(" | ")
+    kind, message = error.split(": ", 1)
+    names = {**names, **more}
+    with pytest.raises(eval(kind, names), match=message):
+        eval(call, names)
