@@ -5,6 +5,7 @@ import warnings
 import pytest
 import snntorch
 import torch
+from support.tables import each_row
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -243,23 +244,18 @@ def parametrized():
     return parametrize.register_parametrization(neuron, "beta", Half())
 
 
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (lambda: snn.SparseLeaky(SIZE, SIZE, beta=0.9), r"inner.1 \(SparseLeaky\) is event-driven.*to_dense"),
-        (lambda: snn.SparseNetwork([SIZE, SIZE], beta=0.9), r"inner.1 \(SparseNetwork\) is event-driven"),
-        (lambda: Own(), r"inner.1 \(Own\) is a neuron of one's own"),
-        (lambda: Mine(beta=0.9), r"inner.1 \(Mine\) is a subclass"),
-        (parametrized, r"inner.1 \(ParametrizedLeaky\) is parametrized: .*remove_parametrizations"),
-        (
-            lambda: snn.Online(snn.MultiStep(nn.Linear(SIZE, SIZE), snn.Leaky(beta=0.9)), rule="ottt"),
-            r"inner.1 \(Online\)",
-        ),
-    ],
-)
-def test_neurons_without_a_twin_are_refused_by_name(module, message):
+@each_row(r"""
+snn.SparseLeaky(SIZE, SIZE, beta=0.9) | inner.1 \(SparseLeaky\) is event-driven.*to_dense
+snn.SparseNetwork([SIZE, SIZE], beta=0.9) | inner.1 \(SparseNetwork\) is event-driven
+Own() | inner.1 \(Own\) is a neuron of one's own
+Mine(beta=0.9) | inner.1 \(Mine\) is a subclass
+parametrized() | inner.1 \(ParametrizedLeaky\) is parametrized: .*remove_parametrizations
+snn.Online(snn.MultiStep(nn.Linear(SIZE, SIZE), snn.Leaky(beta=0.9)), rule="ottt") | inner.1 \(Online\)
+""")
+def test_neurons_without_a_twin_are_refused_by_name(row):
+    call, message = row.split(" | ")
     net = nn.Sequential()
-    net.inner = nn.Sequential(nn.Linear(SIZE, SIZE), module())
+    net.inner = nn.Sequential(nn.Linear(SIZE, SIZE), eval(call))
     with pytest.raises(TypeError, match=f"to_snntorch: {message}"):
         snn.to_snntorch(net)
 

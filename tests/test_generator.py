@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.commands import python
+from support.tables import each_row, rows
 
 import snnipu as snn
 from snnipu import _generator, equations, surrogate
@@ -155,50 +156,54 @@ def test_every_neurons_adjoint_is_autograds(function, options, dtype):
             assert_close(actual, other, 1e-5 if dtype == torch.float32 else 1e-12)
 
 
-UNARY = [
-    eval(f"lambda a: {text}", {"torch": torch})
-    for text in (
-        "-a",
-        "abs(a)",
-        "a.tanh()",
-        "torch.sigmoid(a)",
-        "a.clamp(-1.5, 0.75)",
-        "a.masked_fill(a > 0.5, 0.25)",
-        "a.clamp(min=-0.5)",
-        "a.relu()",
-        "torch.exp(a.clamp(-3, 1))",
-        "(a.abs() + 0.25).log()",
-        "torch.sqrt(a.abs() + 0.25)",
-        "1 / (a * a + 0.5)",
-        "2 / (a.abs() + 0.5)",
-        "1 - a",
-        "a**2",
-        "a.tanh() ** 3",
-        "(a.abs() + 0.5) ** 0.5",
-        "(a.abs() + 0.5) ** -1.5",
-        "a * 0.3 + 0.1",
-        "a / 3",
-        "torch.sin(a) * a.cos()",
-        "a.sign() * 0.5",
-        "a.detach()",
-        "(a > 0.1).float() * 0.5",
-    )
-]
-BINARY = [
-    eval(f"lambda a, b: {text}", {"torch": torch})
-    for text in (
-        "a + b",
-        "a - b",
-        "a * b",
-        "a / (b.abs() + 0.5)",
-        "torch.minimum(a, b)",
-        "torch.maximum(a, b)",
-        "torch.where(a > b, a * 0.5, b)",
-        "torch.where((a <= b) & ~(b >= 1), a, 0.25)",
-        "torch.where((a < 0) | (b < -1), 1.0, b)",
-        "(a > 0) * b",
-    )
-]
+def functions_of(arguments, expressions):
+    return [eval(f"lambda {arguments}: {expression}", {"torch": torch}) for expression in rows(expressions)]
+
+
+UNARY = functions_of(
+    "a",
+    """
+-a
+abs(a)
+a.tanh()
+torch.sigmoid(a)
+a.clamp(-1.5, 0.75)
+a.masked_fill(a > 0.5, 0.25)
+a.clamp(min=-0.5)
+a.relu()
+torch.exp(a.clamp(-3, 1))
+(a.abs() + 0.25).log()
+torch.sqrt(a.abs() + 0.25)
+1 / (a * a + 0.5)
+2 / (a.abs() + 0.5)
+1 - a
+a**2
+a.tanh() ** 3
+(a.abs() + 0.5) ** 0.5
+(a.abs() + 0.5) ** -1.5
+a * 0.3 + 0.1
+a / 3
+torch.sin(a) * a.cos()
+a.sign() * 0.5
+a.detach()
+(a > 0.1).float() * 0.5
+""",
+)
+BINARY = functions_of(
+    "a, b",
+    """
+a + b
+a - b
+a * b
+a / (b.abs() + 0.5)
+torch.minimum(a, b)
+torch.maximum(a, b)
+torch.where(a > b, a * 0.5, b)
+torch.where((a <= b) & ~(b >= 1), a, 0.25)
+torch.where((a < 0) | (b < -1), 1.0, b)
+(a > 0) * b
+""",
+)
 
 
 @st.composite
@@ -300,34 +305,32 @@ def test_a_condition_on_values_is_refused():
     assert "if mem > 1:" in message
 
 
-@pytest.mark.parametrize(
-    ("expression", "words"),
-    [
-        ("mem.mean()", "mean() goes over several neurons"),
-        ("torch.sum(mem)", "sum() goes over several neurons"),
-        ("mem @ beta", "product of matrices"),
-        ("torch.matmul(mem, beta)", "product of matrices"),
-        ("mem.add_(x)", "in place"),
-        ("mem[0]", "single elements"),
-        ("mem.reshape(-1)", "shape"),
-        ("torch.cat([mem, x])", "shape"),
-        ("mem * torch.ones(3)", "from outside the step"),
-        ("torch.ones(3) * mem", "from outside the step"),
-        ("math.exp(mem)", "number out of a tensor"),
-        ("mem.item()", "number out of a tensor"),
-        ("torch.erfinv(mem)", "not one of the operations"),
-        ("mem ** x", "exponent"),
-        ("(mem > 1) + x", "comparison"),
-        ("mem.clamp(x, 1)", "bounds"),
-        ("torch.where(mem, x, 1)", "condition"),
-        ("mem.float()", "precision"),
-        ("(mem > 1).with_gradient((mem,), lambda g: (g,))", "must be a number for each neuron"),
-        ("(2 * beta).with_gradient((beta,), lambda g: (g,))", "must be a number for each neuron"),
-        ("mem > 1", "got a comparison"),
-        ("0.5", "got a float"),
-    ],
-)
-def test_what_cannot_be_a_kernel_is_refused(expression, words):
+@each_row("""
+mem.mean() | mean() goes over several neurons
+torch.sum(mem) | sum() goes over several neurons
+mem @ beta | product of matrices
+torch.matmul(mem, beta) | product of matrices
+mem.add_(x) | in place
+mem[0] | single elements
+mem.reshape(-1) | shape
+torch.cat([mem, x]) | shape
+mem * torch.ones(3) | from outside the step
+torch.ones(3) * mem | from outside the step
+math.exp(mem) | number out of a tensor
+mem.item() | number out of a tensor
+torch.erfinv(mem) | not one of the operations
+mem ** x | exponent
+(mem > 1) + x | comparison
+mem.clamp(x, 1) | bounds
+torch.where(mem, x, 1) | condition
+mem.float() | precision
+(mem > 1).with_gradient((mem,), lambda g: (g,)) | must be a number for each neuron
+(2 * beta).with_gradient((beta,), lambda g: (g,)) | must be a number for each neuron
+mem > 1 | got a comparison
+0.5 | got a float
+""")
+def test_what_cannot_be_a_kernel_is_refused(row):
+    expression, words = row.split(" | ")
     scope = {"torch": torch, "math": math}
     exec(f"def step(x, mem, *, beta, spike):\n    return spike(mem - 1), {expression}", scope)
     message = refused(scope["step"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import snntorch
 import torch
+from support.tables import assert_refused, each_row
 from torch import nn
 
 import snnipu as snn
@@ -21,7 +22,7 @@ try:
 except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 from snnipu.export_nir import export_to_nir  # noqa: E402
-from snnipu.import_nir import RSynaptic, import_from_nir, reset  # noqa: E402
+from snnipu.import_nir import RSynaptic, import_from_nir, reset  # noqa: E402, F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 NIRS = {"reset_mechanism": "zero", "reset_delay": False, "init_hidden": True}
@@ -88,33 +89,29 @@ def test_tutorial_network(library, tmp_path):
     assert torch.equal(fused[0].beta, torch.tensor(0.9))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: snn.Leaky(0.9, **NIRS),
-        lambda: snn.Leaky(torch.rand(8), threshold=torch.rand(8) + 0.1, **NIRS),
-        lambda: snn.Leaky(0.0, **NIRS),
-        lambda: snn.Leaky(1.0, **NIRS),
-        lambda: snn.Leaky(0.9, graded_spikes_factor=0.25, **NIRS),
-        lambda: snn.Leaky(0.7, **WITHOUT_RESET),
-        lambda: snn.Synaptic(0.8, 0.9, **NIRS),
-        lambda: snn.Synaptic(torch.rand(8), torch.rand(8), threshold=torch.rand(8) + 0.1, **NIRS),
-        lambda: snn.Synaptic(0.6, 0.7, **WITHOUT_RESET),
-        lambda: snn.RLeaky(0.9, linear_features=8, **NIRS),
-        lambda: snn.RLeaky(0.9, all_to_all=False, V=torch.randn(8), **NIRS),
-        lambda: snn.RLeaky(1.0, all_to_all=False, V=-0.3, **NIRS),
-        lambda: RSynaptic(0.8, 0.9, linear_features=8, **NIRS),
-        lambda: RSynaptic(0.8, 0.9, all_to_all=False, V=torch.randn(8), **NIRS),
-        lambda: Integrator(snn.Leaky(0.9, **WITHOUT_RESET), v_leak=0.5),
-        lambda: Integrator(snn.Leaky(1.0, **WITHOUT_RESET)),
-        lambda: Integrator(snn.Synaptic(0.8, 0.9, **WITHOUT_RESET)),
-    ],
-)
-def test_neurons(make, tmp_path):
+@each_row("""
+snn.Leaky(0.9, **NIRS)
+snn.Leaky(torch.rand(8), threshold=torch.rand(8) + 0.1, **NIRS)
+snn.Leaky(0.0, **NIRS)
+snn.Leaky(1.0, **NIRS)
+snn.Leaky(0.9, graded_spikes_factor=0.25, **NIRS)
+snn.Leaky(0.7, **WITHOUT_RESET)
+snn.Synaptic(0.8, 0.9, **NIRS)
+snn.Synaptic(torch.rand(8), torch.rand(8), threshold=torch.rand(8) + 0.1, **NIRS)
+snn.Synaptic(0.6, 0.7, **WITHOUT_RESET)
+snn.RLeaky(0.9, linear_features=8, **NIRS)
+snn.RLeaky(0.9, all_to_all=False, V=torch.randn(8), **NIRS)
+snn.RLeaky(1.0, all_to_all=False, V=-0.3, **NIRS)
+RSynaptic(0.8, 0.9, linear_features=8, **NIRS)
+RSynaptic(0.8, 0.9, all_to_all=False, V=torch.randn(8), **NIRS)
+Integrator(snn.Leaky(0.9, **WITHOUT_RESET), v_leak=0.5)
+Integrator(snn.Leaky(1.0, **WITHOUT_RESET))
+Integrator(snn.Synaptic(0.8, 0.9, **WITHOUT_RESET))
+""")
+def test_neurons(row, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        neuron = make()
-        assert_round_trip(nn.Sequential(nn.Linear(6, 8), neuron), numbers(15, 3, 6), tmp_path)
+        assert_round_trip(nn.Sequential(nn.Linear(6, 8), eval(row)), numbers(15, 3, 6), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -199,16 +196,15 @@ def test_delays_of_other_tools():
             import_from_nir(graph(np.array([bad])))
 
 
-@pytest.mark.parametrize(
-    ("module", "why"),
-    [
-        (snn.DelayLinear(6, 4, 5), "NIR's Delay is of a channel, not of a synapse"),
-        (snn.DelayLinear(6, 4, 5, delay=1.0, kernel="gaussian"), "kernel 'gaussian': NIR's Delay has one delay time"),
-        (snn.SynapticDelay(5, 1.0, kernel="gaussian"), "kernel 'gaussian': NIR's Delay has one delay time"),
-        (snn.SynapticDelay(5, torch.ones(4)), "it has delays for 4 channels"),
-    ],
-)
-def test_delays_that_nir_cannot_express_are_named(module, why):
+@each_row("""
+snn.DelayLinear(6, 4, 5) | NIR's Delay is of a channel, not of a synapse
+snn.DelayLinear(6, 4, 5, delay=1.0, kernel="gaussian") | kernel 'gaussian': NIR's Delay has one delay time
+snn.SynapticDelay(5, 1.0, kernel="gaussian") | kernel 'gaussian': NIR's Delay has one delay time
+snn.SynapticDelay(5, torch.ones(4)) | it has delays for 4 channels
+""")
+def test_delays_that_nir_cannot_express_are_named(row):
+    call, why = row.split(" | ")
+    module = eval(call)
     with unsupported(rf"module 1 \({type(module).__name__}\) cannot be written to NIR: {why}"):
         export_to_nir(nn.Sequential(nn.Linear(6, 6), module), torch.rand(2, 6))
 
@@ -501,7 +497,12 @@ class OwnFire(snn.Leaky):
         return mem
 
 
-REFUSED = r"""
+def hooked(module):
+    module.register_forward_hook(lambda *arguments: None)
+    return module
+
+
+@each_row(r"""
 nn.MaxPool2d(2) | 1, 2, 4, 4 | module 0 \(MaxPool2d\).*no node
 snn.Alpha(0.9, 0.8) | 1, 4 | module 0 \(Alpha\).*no node
 snn.Leaky(0.9, inhibition=True) | 1, 4 | inhibition has no place
@@ -516,12 +517,10 @@ nn.Linear(4, 4) | 1, 3, 4 | steps of one dimension
 nn.Conv2d(1, 1, 3, padding_mode="circular") | 1, 1, 4, 4 | padding_mode 'circular'
 nn.AvgPool2d(2, ceil_mode=True) | 1, 1, 4, 4 | ceil_mode
 nn.LSTM(4, 4) | 1, 4 | returns no tensor
+hooked(nn.Linear(2, 2)) | 1, 2 | it has hooks
 Residual() | 1, 4 | module b \(Linear\).*not the output of another module
 Twice() | 1, 4 | must call each module once.*a, a, b
-""".strip().splitlines()
-
-
-@pytest.mark.parametrize("row", REFUSED)
+""")
 @pytest.mark.filterwarnings("ignore:Inhibition")
 def test_what_nir_cannot_express_is_refused_by_name(row):
     call, shape, message = row.split(" | ")
@@ -530,13 +529,6 @@ def test_what_nir_cannot_express_is_refused_by_name(row):
     for error in (Unsupported, ValueError, NotImplementedError):
         with pytest.raises(error, match=message):
             export_to_nir(net, x)
-
-
-def test_hooks_are_refused():
-    net = nn.Sequential(nn.Linear(2, 2))
-    net[0].register_forward_hook(lambda *arguments: None)
-    with unsupported("it has hooks"):
-        export_to_nir(net, torch.rand(1, 2))
 
 
 def lif(**values):
@@ -553,47 +545,31 @@ class Unknown(nir.NIRNode):
         self.metadata = {}
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "error", "message"),
-    [
-        (lambda: None, {}, TypeError, "graph must be a nir.NIRGraph, got NoneType"),
-        (lambda: graph_of(lif()), {"dt": 0}, ValueError, "dt must be positive"),
-        (lambda: graph_of(lif(tau=-1.0)), {}, ValueError, "node n0: tau must be positive"),
-        (lambda: graph_of(lif(tau=1e-5)), {}, ValueError, "node n0: tau = 1e-05 is shorter than the time step"),
-        (lambda: graph_of(lif(v_reset=-0.5)), {}, Unsupported, r"node n0 \(LIF\): v_reset -0.5 must be v_leak 0.0"),
-        (lambda: graph_of(Unknown()), {}, Unsupported, "node n0: Unknown of NIR has no module"),
-        (
-            lambda: graph_of(lif(), nir.Scale(np.ones(3)), edges=[("n0", "n1"), ("n1", "n0")]),
-            {}, Unsupported, "a loop through nodes n0, n1, output",
-        ),
-        # A single number would broadcast to all outputs.
-        (
-            lambda: graph_of(nir.Affine(np.ones((3, 3)), np.ones(1))),
-            {}, ValueError, r"node n0 \(Affine\): bias must have shape \(3,\), got \(1,\)",
-        ),
-        (
-            lambda: graph_of(nir.AvgPool2d(np.array([2, 2]), np.array([0, 2]), np.array([0, 0]))),
-            {}, ValueError, r"node n0 \(AvgPool2d\): stride must be 1 or 2 numbers of at least 1, got \[0, 2\]",
-        ),
-    ],
-)  # fmt: skip
-def test_bad_graphs(make, options, error, message):
-    with pytest.raises(error, match=message):
-        import_from_nir(make(), **options)
+def pool(stride):
+    return nir.AvgPool2d(np.array([2, 2]), np.array(stride), np.array([0, 0]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((3, torch.rand(1, 2)), TypeError, "module must be an nn.Module"),
-        ((nn.Linear(2, 2), 3), TypeError, "sample_data must be a torch.Tensor"),
-        ((snn.MultiStep(nn.Linear(2, 2)), torch.rand(2)), ValueError, r"\[T, B, ...\]"),
-        ((nn.Linear(2, 2), torch.rand(1, 2), "net", [], [5]), ValueError, "ignore_dims"),
-    ],
-)
-def test_bad_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
-        export_to_nir(*arguments)
+# A bias of one number would broadcast to all outputs.
+@each_row(r"""
+import_from_nir(None) | TypeError: graph must be a nir.NIRGraph, got NoneType
+import_from_nir(graph_of(lif()), dt=0) | ValueError: dt must be positive
+import_from_nir(graph_of(lif(tau=-1.0))) | ValueError: node n0: tau must be positive
+import_from_nir(graph_of(lif(tau=1e-5))) | ValueError: node n0: tau = 1e-05 is shorter than the time step
+import_from_nir(graph_of(lif(v_reset=-0.5))) | Unsupported: node n0 \(LIF\): v_reset -0.5 must be v_leak 0.0
+import_from_nir(graph_of(Unknown())) | Unsupported: node n0: Unknown of NIR has no module
+import_from_nir(graph_of(lif(), nir.Scale(np.ones(3)), edges=[("n0", "n1"), ("n1", "n0")]))
+    | Unsupported: a loop through nodes n0, n1, output
+import_from_nir(graph_of(nir.Affine(np.ones((3, 3)), np.ones(1))))
+    | ValueError: node n0 \(Affine\): bias must have shape \(3,\), got \(1,\)
+import_from_nir(graph_of(pool([0, 2])))
+    | ValueError: node n0 \(AvgPool2d\): stride must be 1 or 2 numbers of at least 1, got \[0, 2\]
+export_to_nir(3, torch.rand(1, 2)) | TypeError: module must be an nn.Module
+export_to_nir(nn.Linear(2, 2), 3) | TypeError: sample_data must be a torch.Tensor
+export_to_nir(snn.MultiStep(nn.Linear(2, 2)), torch.rand(2)) | ValueError: \[T, B, ...\]
+export_to_nir(nn.Linear(2, 2), torch.rand(1, 2), "net", [], [5]) | ValueError: ignore_dims
+""")
+def test_bad_graphs_and_arguments(row):
+    assert_refused(row, globals())
 
 
 def test_a_single_layer_has_the_models_name():

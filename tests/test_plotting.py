@@ -2,6 +2,7 @@ import sys
 
 import pytest
 import torch
+from support.tables import assert_refused, each_row
 
 from snnipu import plotting
 from snnipu._extras import MissingExtra
@@ -129,30 +130,26 @@ def test_pyplot_is_left_alone():
     assert pyplot.get_fignums() == before
 
 
-@pytest.mark.parametrize(
-    ("draw", "message"),
-    [
-        ("raster(x[0], torch.zeros(2), x[0], x)", "hidden_spikes: expected .*T, B, neurons"),
-        ("raster(x[:2], torch.zeros(3), x, x)", "labels: expected one entry for each of the 2"),
-        ("raster(x[:2], torch.zeros(2), x, x[1:])", "output_spikes: expected 5 steps"),
-        ("membranes(x, x)", "mem: expected .*T, neurons"),
-        ("membranes(x[0], x[1, :1])", "spikes: expected the shape of mem"),
-        ("membranes(x[0], x[1], names=['one'])", "names: expected 4"),
-        ("layer_rasters([x], torch.zeros(2))", "layers: expected an input and one or more layers"),
-        ("layer_rasters([x, x[1:]], torch.zeros(2))", r"layers: expected \(5, 2\) steps and samples"),
-        ("layer_rasters([x, x], torch.zeros(3))", "labels: expected one for each of the 2 samples"),
-        ("layer_rasters([x, x], torch.zeros(2), ['in'])", "names: expected 2 of them, got 1"),
-        ("activity_curve([])", "activity: expected at least one epoch"),
-        ("activity_curve([[0.1], [0.1, 0.2]])", "activity: expected 1 layers in every epoch"),
-        ("activity_curve([[0.1]], ['a', 'b'])", "names: expected 1 of them, got 2"),
-        ("activity_curve([[0.1]], dropped=[[1]])", "cells: needed with dropped"),
-        ("activity_curve([[0.1]], dropped=[], cells=[9])", "dropped: expected 1 epochs"),
-        ("training_curve([])", "history: expected at least one epoch"),
-    ],
-)
-def test_bad_input(draw, message):
-    with pytest.raises(ValueError, match=message):
-        eval(draw, {**vars(plotting), "torch": torch, "x": torch.zeros(5, 2, 4)})
+@each_row(r"""
+raster(x[0], torch.zeros(2), x[0], x) | ValueError: hidden_spikes: expected .*T, B, neurons
+raster(x[:2], torch.zeros(3), x, x) | ValueError: labels: expected one entry for each of the 2
+raster(x[:2], torch.zeros(2), x, x[1:]) | ValueError: output_spikes: expected 5 steps
+membranes(x, x) | ValueError: mem: expected .*T, neurons
+membranes(x[0], x[1, :1]) | ValueError: spikes: expected the shape of mem
+membranes(x[0], x[1], names=['one']) | ValueError: names: expected 4
+layer_rasters([x], torch.zeros(2)) | ValueError: layers: expected an input and one or more layers
+layer_rasters([x, x[1:]], torch.zeros(2)) | ValueError: layers: expected \(5, 2\) steps and samples
+layer_rasters([x, x], torch.zeros(3)) | ValueError: labels: expected one for each of the 2 samples
+layer_rasters([x, x], torch.zeros(2), ['in']) | ValueError: names: expected 2 of them, got 1
+activity_curve([]) | ValueError: activity: expected at least one epoch
+activity_curve([[0.1], [0.1, 0.2]]) | ValueError: activity: expected 1 layers in every epoch
+activity_curve([[0.1]], ['a', 'b']) | ValueError: names: expected 1 of them, got 2
+activity_curve([[0.1]], dropped=[[1]]) | ValueError: cells: needed with dropped
+activity_curve([[0.1]], dropped=[], cells=[9]) | ValueError: dropped: expected 1 epochs
+training_curve([]) | ValueError: history: expected at least one epoch
+""")
+def test_bad_input(row):
+    assert_refused(row, vars(plotting), torch=torch, x=torch.zeros(5, 2, 4))
 
 
 def test_without_matplotlib(monkeypatch):

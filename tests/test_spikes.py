@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from oracle import assert_slots, at_slots, densified, random_spikes, slots_of
+from support.tables import assert_refused, each_row
 from torch.utils.data import DataLoader, Dataset
 
 import snnipu as snn
@@ -86,33 +87,26 @@ def test_constructor():
     assert isinstance(snn.SparseSpikes(**parts()), SparseSpikes)
 
 
-WRONG = r"""
-parts(values=torch.ones(2, 3, 5)) | values must have shape \(2, 3, 4\).* got \(2, 3, 5\)
-parts(counts=torch.ones(2, 3).int()) | counts must have shape \(2, 3, 2\).* got \(2, 3\)
-parts(dropped=torch.zeros(2, 3).int()) | dropped must have shape \(2, 3, 2\)
-parts(num_neurons=0) | num_neurons must be from 1 to .*, got 0
-parts(values=torch.ones(2, 3, 4, device="meta")) | values must be on the device of ids, cpu
-parts(counts=torch.ones(2, 3, 2, device="meta").int()) | counts must be on the device of ids
-changed("ids", (1, 2, 1), 5) | ids must be from 0 to 4, got 5 at step 1, sample 2, slot 1
-changed("ids", (0, 0, 0), -1) | ids must be from 0 to 4, got -1
-changed("ids", (1, 0, 2), 1) | ids must not name a neuron twice in a step: step 1, sample 0
-changed("counts", (1, 1, 0), -1) | counts must satisfy .*, got \[-1, 3\] at step 1, sample 1
-changed("counts", (1, 1, 1), 5) | counts must satisfy 0 <= spikes <= carried <= 4 slots, got
-""".strip().splitlines()
-OF_WRONG_TYPE = """
-parts(ids=[[[0]]]) | ids must be a torch.Tensor, got list
-parts(ids=torch.zeros(2, 3, 4, dtype=torch.int64)) | ids must be int32, got torch.int64
-parts(values=torch.ones(2, 3, 4).half()) | values must be float32 or float64, got torch.float16
-parts(counts=torch.ones(2, 3, 2)) | counts must be int32, got torch.float32
-parts(num_neurons=5.0) | num_neurons must be an int, got 5.0
-""".strip().splitlines()
-
-
-@pytest.mark.parametrize("row", [*WRONG, *OF_WRONG_TYPE])
+@each_row(r"""
+build(parts(values=torch.ones(2, 3, 5))) | ValueError: values must have shape \(2, 3, 4\).* got \(2, 3, 5\)
+build(parts(counts=torch.ones(2, 3).int())) | ValueError: counts must have shape \(2, 3, 2\).* got \(2, 3\)
+build(parts(dropped=torch.zeros(2, 3).int())) | ValueError: dropped must have shape \(2, 3, 2\)
+build(parts(num_neurons=0)) | ValueError: num_neurons must be from 1 to .*, got 0
+build(parts(values=torch.ones(2, 3, 4, device="meta"))) | ValueError: values must be on the device of ids, cpu
+build(parts(counts=torch.ones(2, 3, 2, device="meta").int())) | ValueError: counts must be on the device of ids
+build(changed("ids", (1, 2, 1), 5)) | ValueError: ids must be from 0 to 4, got 5 at step 1, sample 2, slot 1
+build(changed("ids", (0, 0, 0), -1)) | ValueError: ids must be from 0 to 4, got -1
+build(changed("ids", (1, 0, 2), 1)) | ValueError: ids must not name a neuron twice in a step: step 1, sample 0
+build(changed("counts", (1, 1, 0), -1)) | ValueError: counts must satisfy .*, got \[-1, 3\] at step 1, sample 1
+build(changed("counts", (1, 1, 1), 5)) | ValueError: counts must satisfy 0 <= spikes <= carried <= 4 slots, got
+build(parts(ids=[[[0]]])) | TypeError: ids must be a torch.Tensor, got list
+build(parts(ids=torch.zeros(2, 3, 4, dtype=torch.int64))) | TypeError: ids must be int32, got torch.int64
+build(parts(values=torch.ones(2, 3, 4).half())) | TypeError: values must be float32 or float64, got torch.float16
+build(parts(counts=torch.ones(2, 3, 2))) | TypeError: counts must be int32, got torch.float32
+build(parts(num_neurons=5.0)) | TypeError: num_neurons must be an int, got 5.0
+""")
 def test_bad_arguments(row):
-    arguments, message = row.split(" | ")
-    with pytest.raises(ValueError if row in WRONG else TypeError, match=message):
-        SparseSpikes(**eval(arguments))
+    assert_refused(row, globals(), build=lambda arguments: SparseSpikes(**arguments))
 
 
 def test_padding_may_hold_anything():
@@ -159,20 +153,19 @@ def damaged(**changes):
     return spikes
 
 
-@pytest.mark.parametrize(
-    ("spikes", "message"),
-    [
-        (damaged(ids=changed("ids", (1, 2, 0), 5)["ids"]), "ids must be from 0 to 4, got 5 at step 1, sample 2"),
-        (damaged(counts=changed("counts", (0, 0, 1), 9)["counts"]), "counts must satisfy"),
-        (damaged(num_neurons=2.0), "num_neurons must be an int"),
-        (damaged(values=None), "values must be a torch.Tensor"),
-        (damaged(outside=-1), "outside must be an int of 0 or more"),
-    ],
-)
-def test_damaged_spikes_are_not_loaded(spikes, message):
+@each_row("""
+damaged(ids=changed("ids", (1, 2, 0), 5)["ids"]) | ids must be from 0 to 4, got 5 at step 1, sample 2
+damaged(counts=changed("counts", (0, 0, 1), 9)["counts"]) | counts must satisfy
+damaged(num_neurons=2.0) | num_neurons must be an int
+damaged(values=None) | values must be a torch.Tensor
+damaged(outside=-1) | outside must be an int of 0 or more
+""")
+def test_damaged_spikes_are_not_loaded(row):
     def weights_only(file):
         return torch.load(file, **({"weights_only": True} if hasattr(torch.serialization, "add_safe_globals") else {}))
 
+    call, message = row.split(" | ")
+    spikes = eval(call)
     for load in (lambda: pickle.loads(pickle.dumps(spikes)), lambda: weights_only(saved(spikes))):
         with pytest.raises((TypeError, ValueError, pickle.UnpicklingError), match=message):
             load()
@@ -335,20 +328,25 @@ def test_indexing(index):
     assert part.shape == dense.shape
 
 
-@pytest.mark.parametrize(
-    ("index", "error", "message"),
-    [
-        (0, TypeError, "use 0:1 in place of 0"),
-        (None, TypeError, "slices, lists and tensors as indices, got NoneType"),
-        ((slice(None), 2), TypeError, "use 2:3 in place of 2"),
-        ((slice(None),) * 3, IndexError, "two dimensions to index, time and batch, got 3"),
-        (torch.zeros(2, 2, dtype=torch.int64), TypeError, "tensors of one dimension as indices, got 2"),
-        ([9], IndexError, "out of bounds"),
-    ],
-)
-def test_bad_index(index, error, message):
-    with pytest.raises(error, match=message):
-        clean(6, 3, 20)[index]
+@each_row(r"""
+spikes[0] | TypeError: use 0:1 in place of 0
+spikes[None] | TypeError: slices, lists and tensors as indices, got NoneType
+spikes[:, 2] | TypeError: use 2:3 in place of 2
+spikes[:, :, :] | IndexError: two dimensions to index, time and batch, got 3
+spikes[torch.zeros(2, 2, dtype=torch.int64)] | TypeError: tensors of one dimension as indices, got 2
+spikes[[9]] | IndexError: out of bounds
+spikes.cat([]) | TypeError: parts must be one or more SparseSpikes
+spikes.cat([torch.zeros(3)]) | TypeError: parts must be one or more SparseSpikes, got \['Tensor'\]
+spikes.cat([spikes, spikes[:4]]) | ValueError: parts must agree in time steps and neurons
+spikes.cat([spikes, clean(6, 1, 5)]) | ValueError: got \[\(6, 5\), \(6, 20\)\]
+spikes.limit(-1) | ValueError: max_spikes must be
+spikes.limit(1.5) | TypeError: max_spikes must be
+spikes.limit(True) | TypeError: max_spikes must be
+spikes.limit(None) | TypeError: max_spikes must be
+spikes.limit(2, overflow="highest") | ValueError: overflow must be
+""")
+def test_bad_indices_parts_and_limits(row):
+    assert_refused(row, globals(), spikes=clean(6, 3, 20))
 
 
 def test_a_part_has_the_gradient_of_the_whole():
@@ -379,20 +377,6 @@ def test_cat_has_gradients():
     SparseSpikes.cat(pieces).spike_count().sum().backward()
     for piece in pieces:
         assert torch.equal(piece.values.grad, at_slots(torch.ones(4, 2, 9), piece))
-
-
-@pytest.mark.parametrize(
-    ("pieces", "error", "message"),
-    [
-        ([], TypeError, "parts must be one or more SparseSpikes"),
-        ([torch.zeros(3)], TypeError, r"parts must be one or more SparseSpikes, got \['Tensor'\]"),
-        ([random_spikes(3, 1, 5), random_spikes(4, 1, 5)], ValueError, "parts must agree in time steps and neurons"),
-        ([random_spikes(3, 1, 5), random_spikes(3, 1, 6)], ValueError, r"got \[\(3, 5\), \(3, 6\)\]"),
-    ],
-)
-def test_bad_cat(pieces, error, message):
-    with pytest.raises(error, match=message):
-        SparseSpikes.cat(pieces)
 
 
 def test_trim():
@@ -430,15 +414,6 @@ def test_limit(most, overflow):
     limited.values.backward(at_slots(upstream, limited))
     assert torch.equal(spikes.values.grad, at_slots(upstream * expected.taken, spikes))
     assert torch.equal(spikes.limit(100).to_dense(), spikes.to_dense())
-
-
-@pytest.mark.parametrize(("wrong", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), (None, TypeError)])
-def test_bad_limit(wrong, error):
-    spikes = SparseSpikes(**parts())
-    with pytest.raises(error, match="max_spikes must be"):
-        spikes.limit(wrong)
-    with pytest.raises(ValueError, match="overflow must be"):
-        spikes.limit(2, overflow="highest")
 
 
 def test_to():

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import snntorch
 import torch
+from support.tables import assert_refused, each_row
 
 import snnipu
 from snnipu import _generator, equations, surrogate
@@ -99,18 +100,14 @@ def test_snntorchs_other_names_resolve():
         surrogate.no_such_name  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: surrogate.fast_sigmoid("steep"), "slope must be a number"),
-        (lambda: surrogate.atan(None), "alpha must be a number"),
-        (lambda: surrogate.SFS(1, [2]), "B must be a number"),
-        (lambda: surrogate.custom_surrogate(3), "custom_surrogate_function must be callable"),
-    ],
-)
-def test_bad_parameters(build, message):
-    with pytest.raises(TypeError, match=message):
-        build()
+@each_row("""
+surrogate.fast_sigmoid("steep") | TypeError: slope must be a number
+surrogate.atan(None) | TypeError: alpha must be a number
+surrogate.SFS(1, [2]) | TypeError: B must be a number
+surrogate.custom_surrogate(3) | TypeError: custom_surrogate_function must be callable
+""")
+def test_bad_parameters(row):
+    assert_refused(row, globals())
 
 
 @pytest.mark.parametrize("number", [-1, len(equations.SURROGATES), 2**32])

@@ -7,6 +7,7 @@ import zipfile
 import pytest
 import torch
 from support.damage import variants
+from support.tables import assert_refused, each_row
 from support.trainers import config, equal, event_config, same_run
 
 import snnipu as snn
@@ -77,22 +78,18 @@ def whole(make):
     return trainer.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dataset": "cifar"}, "dataset: expected one of digits, mnist, got 'cifar'"),
-        ({"steps": 0}, "steps: expected a positive integer, got 0"),
-        ({"batch_size": True}, "batch_size: expected a positive integer, got True"),
-        ({"lr": 0}, "lr: expected a number above 0, got 0"),
-        ({"lr": float("inf")}, "lr: expected a number above 0, got inf"),
-        ({"lr_decay": 0}, "lr_decay: expected a number above 0 and up to 1, got 0"),
-        ({"beta": "0.9"}, "beta: expected a number from 0 to 1, got '0.9'"),
-        ({"seed": -1}, "seed: expected an integer from 0"),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(ValueError, match="^" + message.replace(".", r"\.")):
-        config(**settings)
+@each_row(r"""
+config(dataset="cifar") | ValueError: ^dataset: expected one of digits, mnist, got 'cifar'
+config(steps=0) | ValueError: ^steps: expected a positive integer, got 0
+config(batch_size=True) | ValueError: ^batch_size: expected a positive integer, got True
+config(lr=0) | ValueError: ^lr: expected a number above 0, got 0
+config(lr=float("inf")) | ValueError: ^lr: expected a number above 0, got inf
+config(lr_decay=0) | ValueError: ^lr_decay: expected a number above 0 and up to 1, got 0
+config(beta="0.9") | ValueError: ^beta: expected a number from 0 to 1, got '0\.9'
+config(seed=-1) | ValueError: ^seed: expected an integer from 0
+""")
+def test_bad_settings(row):
+    assert_refused(row, globals())
 
 
 def test_engines_have_the_same_network():

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from support.tables import assert_refused, each_row
 from torch import nn
 from torch.testing import assert_close
 
@@ -207,19 +208,10 @@ def test_what_cannot_be_reached_is_said():
 
 def test_silence_is_an_error_that_names_the_layer():
     net = network((20, 100, 50))
-    with pytest.raises(ValueError, match=r"x: layer 0 cannot be scaled.*: the batch is silent"):
-        scale_to_activity(net, torch.zeros(10, 4, 20))
     with torch.no_grad():
         net.layers[0].weight.mul_(1e-6)
     with pytest.raises(ValueError, match=r"x: layer 1 cannot be scaled.*: layer 0 is silent on it"):
         scale_to_activity(net, events(), [None, 0.1])
-
-
-def test_scaling_is_of_a_sparse_network():
-    with pytest.raises(TypeError, match="network: expected a SparseNetwork, got Linear"):
-        scale_to_activity(nn.Linear(2, 2), events())
-    with pytest.raises(TypeError, match=r"x: expected SparseSpikes or a torch\.Tensor, got str"):
-        scale_to_activity(network(), "x")
 
 
 # ---- rates
@@ -259,15 +251,6 @@ def test_no_loss_within_the_bounds():
     assert float(ActivityRegularizer(upper=0.01)(x)) > 0
 
 
-def test_wrong_layers_for_the_regularizer():
-    x = snn.SparseSpikes.from_dense(events())
-    with pytest.raises(ValueError, match="upper: expected 1 entries, one for each layer, got 2"):
-        ActivityRegularizer(upper=[0.1, 0.2])([x])
-    for wrong in ([], "spikes", [x, torch.zeros(3)]):
-        with pytest.raises(TypeError, match="layers: expected"):
-            ActivityRegularizer(upper=0.1)(wrong)
-
-
 def small_network(**settings):
     return training.benchmark_network([20, 30, 10], **settings)
 
@@ -280,32 +263,31 @@ def scaled(**arguments):
     return scale_to_activity(network(), **{"x": events(), **arguments})
 
 
-@pytest.mark.parametrize(
-    ("call", "arguments", "message"),
-    [
-        (small_network, {"activity": 0.0}, "activity: expected a number above 0 and up to 1, got 0.0"),
-        (small_network, {"activity": 0.1, "max_spikes": 3}, "max_spikes: not allowed with activity"),
-        (small_network, {"input_slots": 3}, "input_slots: only with activity"),
-        (small_network, {"decay": 1.0}, "decay: expected a number from 0 to 1, 1 excluded"),
-        (
-            training.benchmark_slots,
-            {"activity": 0.1, "num_neurons": 0},
-            "num_neurons: expected a positive integer, got 0",
-        ),
-        (schedule, {"start": 1.0}, "start: expected a number up to target=0.9, got 1"),
-        (schedule, {"start": -math.inf}, "start: expected a finite number"),
-        (schedule, {"target": math.nan}, "target: expected a finite number"),
-        (schedule, {"every": 0}, "every: expected a positive integer, got 0"),
-        (scaled, {"target": 0}, "target: expected numbers above 0 and below 1, got 0"),
-        (scaled, {"target": [0.1]}, "target: expected 2 entries, one for each layer, got 1"),
-        (scaled, {"tolerance": 0}, "tolerance: expected a number above 0"),
-        (scaled, {"max_iterations": 0}, "max_iterations: expected a positive integer"),
-        (scaled, {"x": torch.zeros(3, 4, 5)}, r"x: expected a non-empty \[T, B, 20\], got \(3, 4, 5\)"),
-        (ActivityRegularizer, {"upper": 1.5}, "upper: expected numbers from 0 to 1, got 1.5"),
-        (ActivityRegularizer, {"strength": -1}, "strength: expected numbers from 0 to inf, got -1"),
-        (ActivityRegularizer, {"strength": None}, "strength: expected numbers"),
-    ],
-)
-def test_wrong_arguments(call, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        call(**arguments)
+@each_row(r"""
+small_network(activity=0.0) | ValueError: activity: expected a number above 0 and up to 1, got 0.0
+small_network(activity=0.1, max_spikes=3) | ValueError: max_spikes: not allowed with activity
+small_network(input_slots=3) | ValueError: input_slots: only with activity
+small_network(decay=1.0) | ValueError: decay: expected a number from 0 to 1, 1 excluded
+training.benchmark_slots(activity=0.1, num_neurons=0) | ValueError: num_neurons: expected a positive integer, got 0
+schedule(start=1.0) | ValueError: start: expected a number up to target=0.9, got 1
+schedule(start=-math.inf) | ValueError: start: expected a finite number
+schedule(target=math.nan) | ValueError: target: expected a finite number
+schedule(every=0) | ValueError: every: expected a positive integer, got 0
+scaled(target=0) | ValueError: target: expected numbers above 0 and below 1, got 0
+scaled(target=[0.1]) | ValueError: target: expected 2 entries, one for each layer, got 1
+scaled(tolerance=0) | ValueError: tolerance: expected a number above 0
+scaled(max_iterations=0) | ValueError: max_iterations: expected a positive integer
+scaled(x=torch.zeros(3, 4, 5)) | ValueError: x: expected a non-empty \[T, B, 20\], got \(3, 4, 5\)
+scaled(x=torch.zeros(10, 4, 20)) | ValueError: x: layer 0 cannot be scaled.*: the batch is silent
+scaled(x="x") | TypeError: x: expected SparseSpikes or a torch\.Tensor, got str
+scale_to_activity(nn.Linear(2, 2), events()) | TypeError: network: expected a SparseNetwork, got Linear
+ActivityRegularizer(upper=1.5) | ValueError: upper: expected numbers from 0 to 1, got 1.5
+ActivityRegularizer(strength=-1) | ValueError: strength: expected numbers from 0 to inf, got -1
+ActivityRegularizer(strength=None) | ValueError: strength: expected numbers
+ActivityRegularizer(upper=[0.1, 0.2])([x]) | ValueError: upper: expected 1 entries, one for each layer, got 2
+ActivityRegularizer(upper=0.1)([]) | TypeError: layers: expected
+ActivityRegularizer(upper=0.1)("spikes") | TypeError: layers: expected
+ActivityRegularizer(upper=0.1)([x, torch.zeros(3)]) | TypeError: layers: expected
+""")
+def test_wrong_arguments(row):
+    assert_refused(row, globals(), math=math, x=snn.SparseSpikes.from_dense(events()))

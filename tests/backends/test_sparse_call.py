@@ -4,6 +4,7 @@ import types
 
 import pytest
 import torch
+from support.tables import assert_refused, each_row
 
 from snnipu.backends import host, sparse_call
 
@@ -20,37 +21,24 @@ def slots():
     }
 
 
-def test_what_is_not_contiguous_is_not_written():
-    with pytest.raises(ValueError, match=r"out must be a contiguous .* got torch.float32 of shape \(1, 4\)"):
-        sparse_call.run("sparse_to_dense_fwd", torch.float32, {"out": torch.empty(1, 8)[:, ::2], **slots(), **SIZES})
+@each_row(r"""
+run(out=torch.empty(1, 8)[:, ::2]) | ValueError: out must be a contiguous .* got torch.float32 of shape \(1, 4\)
+run(ids=slots["ids"].long()) | TypeError: ids must be a contiguous torch
+run(values=slots["values"].double()) | TypeError: values must be a contiguous torch
+run(counts=slots["counts"][..., :1]) | ValueError: counts must be a contiguous torch
+run(out=torch.empty(1, 3)) | ValueError: out must be a contiguous torch
+run(out=torch.empty(1, 4, device="meta")) | ValueError: out must be a contiguous torch
+run(torch.float16) | TypeError: takes float32 and float64, got torch.float16
+run(threshold_size=1.0) | KeyError: threshold_size
+run(input_scale=1) | KeyError: input_scale
+run(beta=0.5) | KeyError: beta
+run(no_such_field=1) | KeyError: no_such_field
+""")
+def test_fields_that_do_not_fit_are_refused(row):
+    def run(dtype=torch.float32, **wrong):
+        sparse_call.run("sparse_to_dense_fwd", dtype, {"out": torch.empty(1, 4), **slots(), **SIZES, **wrong})
 
-
-@pytest.mark.parametrize(
-    ("field", "wrong", "error"),
-    [
-        ("ids", lambda tensor: tensor.long(), TypeError),
-        ("values", lambda tensor: tensor.double(), TypeError),
-        ("counts", lambda tensor: tensor[..., :1], ValueError),
-        ("out", lambda tensor: tensor[:, :3], ValueError),
-        ("out", lambda tensor: tensor.to("meta"), ValueError),
-    ],
-)
-def test_a_tensor_that_does_not_fit_is_refused(field, wrong, error):
-    fields = {"out": torch.empty(1, 4), **slots(), **SIZES}
-    fields[field] = wrong(fields[field])
-    with pytest.raises(error, match=f"{field} must be a contiguous torch"):
-        sparse_call.run("sparse_to_dense_fwd", torch.float32, fields)
-
-
-def test_a_dtype_that_no_function_takes_is_refused():
-    with pytest.raises(TypeError, match=r"takes float32 and float64, got torch.float16"):
-        sparse_call.run("sparse_to_dense_fwd", torch.float16, {"out": torch.empty(1, 4), **slots(), **SIZES})
-
-
-@pytest.mark.parametrize("wrong", [{"threshold_size": 1.0}, {"input_scale": 1}, {"beta": 0.5}, {"no_such_field": 1}])
-def test_a_field_of_another_kind_is_refused(wrong):
-    with pytest.raises(KeyError, match=next(iter(wrong))):
-        sparse_call.run("sparse_to_dense_fwd", torch.float32, {"out": torch.empty(1, 4), **slots(), **SIZES, **wrong})
+    assert_refused(row, globals(), run=run, slots=slots())
 
 
 def test_a_library_with_another_struct_is_refused():

@@ -12,6 +12,7 @@ from oracle import (
     random_spikes,
     soft,
 )
+from support.tables import each_row
 from torch import nn
 
 import snnipu as snn
@@ -90,24 +91,19 @@ def test_load_dense_state_dict_of_snntorch():
     assert layer.threshold == 0.4
 
 
-WHOLE = {"0.weight": torch.zeros(4, 3), "1.beta": torch.ones(()), "1.threshold": torch.ones(())}
-
-
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        ({}, "state must hold .* got \\[\\]"),
-        ({"0.weight": torch.zeros(4, 3), "1.beta": torch.tensor(0.9)}, "state must hold"),
-        ({**WHOLE, "0.bias": torch.zeros(4)}, "state must hold .* and no other weights"),
-        ({**WHOLE, "0.weight": torch.zeros(3, 4)}, r"state: weight must have shape \(4, 3\), got \(3, 4\)"),
-        ({**WHOLE, "1.beta": torch.ones(7)}, r"state: beta must have .*, got \(7,\)"),
-    ],
-)
-def test_bad_dense_state(state, message):
+@each_row(r"""
+{} | state must hold .* got \[\]
+{"0.weight": torch.zeros(4, 3), "1.beta": torch.tensor(0.9)} | state must hold
+{**whole, "0.bias": torch.zeros(4)} | state must hold .* and no other weights
+{**whole, "0.weight": torch.zeros(3, 4)} | state: weight must have shape \(4, 3\), got \(3, 4\)
+{**whole, "1.beta": torch.ones(7)} | state: beta must have .*, got \(7,\)
+""")
+def test_bad_dense_state(row):
     layer = snn.SparseLeaky(3, 4, beta=0.9)
     before = copy.deepcopy(layer.state_dict())
+    wrong, message = row.split(" | ")
     with pytest.raises(ValueError, match=message):
-        layer.load_dense_state_dict(state)
+        layer.load_dense_state_dict(eval(wrong, {"torch": torch, "whole": layer.dense_state_dict()}))
     for name, value in layer.state_dict().items():
         assert torch.equal(value, before[name]), name
 

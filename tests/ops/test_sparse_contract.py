@@ -4,6 +4,7 @@ A provider's kernels equal the reference bit by bit in the forward pass, whose s
 they are equal up to the order of sums. Properties of one operator are in that operator's file.
 """
 
+import functools
 import itertools
 
 import pytest
@@ -11,7 +12,6 @@ import torch
 from oracle import (
     assert_all_equal,
     reference_of,
-    soft,
     with_threads,
     with_workers,
 )
@@ -27,6 +27,7 @@ from support.sparse_cases import (
     needs_of,
     outputs,
 )
+from support.tables import assert_refused, rows
 from support.versions import needs_compile
 
 from snnipu import SparseSpikes, ops
@@ -466,92 +467,96 @@ SELECTS = (*cases.LAYERS, "select_spikes")
 INT, META, COMPLEX = {"dtype": torch.int64}, {"device": "meta"}, {"dtype": torch.complex64}
 STEP = torch.zeros(4, 2, 3)
 # Operators -> argument, value, error and message.
+# Operators -> their wrong arguments and errors; {0} is an operator's first argument.
 BAD = {
-    cases.OF_SPIKES: [
-        ("spikes", torch.zeros(1, 4, 4), TypeError, "spikes must be a snnipu.SparseSpikes, got Tensor"),
-    ],
-    cases.WEIGHTED: [
-        ("weight", [[1.0]], TypeError, "weight must be a torch.Tensor, got list"),
-        ("bias", torch.zeros(4), ValueError, r"bias must have shape \(3,\).* got \(4,\)"),
-        ("bias", torch.zeros(3, **INT), TypeError, "bias must be a floating torch.Tensor or None"),
-        ("bias", 1.0, TypeError, "bias must be a floating torch.Tensor or None"),
-        ("bias", torch.zeros(3, **META), ValueError, "bias must be on the device of weight, cpu, got meta"),
-    ],
-    MATRIX: [
-        ("weight", torch.zeros(3, 4, **INT), TypeError, "weight must be float32, .* got torch.int64"),
-        ("weight", torch.zeros(3, 5), ValueError, r"weight must have shape \[out, 4\].* got \(3, 5\)"),
-        ("weight", torch.zeros(4), ValueError, r"weight must have shape \[out, 4\].* got \(4,\)"),
-        ("weight", torch.zeros(0, 4), ValueError, r"weight must have shape \[out, 4\].* got \(0, 4\)"),
-        ("weight", torch.zeros(3, 4, **META), ValueError, "weight must be on the device of the spikes, cpu"),
-    ],
-    MAPPED: [
-        ("weight", torch.zeros(3, 2, 2, 2, **INT), TypeError, "weight must be float32, .* got torch.int64"),
-        ("weight", torch.zeros(3, 2, 2), ValueError, r"weight must have shape \[out, in / groups, kh, kw\]"),
-        ("weight", torch.zeros(0, 2, 2, 2), ValueError, r"weight must have shape \[out, in / groups, kh, kw\]"),
-        ("weight", torch.zeros(3, 3, 2, 2), ValueError, "spikes must be of 3 channels, got .*map_shape=.2, 3, 4."),
-        ("weight", torch.zeros(3, 2, 2, 2, **META), ValueError, "weight must be on the device of the spikes"),
-        ("weight", torch.zeros(3, 2, 4, 2), ValueError, "kernel_size: the kernel's height, 4 .* at most .* 3"),
-        ("dilation", 4, ValueError, "kernel_size: the kernel's height, 5 with its dilation"),
-        ("dilation", 0, ValueError, "dilation must be at least 1, got 0"),
-        ("stride", 0, ValueError, "stride must be at least 1, got 0"),
-        ("stride", 1.5, TypeError, "stride must be an int or two, got 1.5"),
-        ("stride", True, TypeError, "stride must be an int or two, got True"),
-        ("padding", -1, ValueError, "padding must be at least 0, got -1"),
-        ("padding", (1, 2, 3), TypeError, "padding must be an int or two"),
-        ("groups", 2, ValueError, "groups must divide weight's output channels, 3, got 2"),
-        ("groups", "2", TypeError, "groups must be an int, got '2'"),
-        ("input_size", (4, 3), ValueError, r"spikes must be of maps \(2, 4, 3\), .* got map_shape=\(2, 3, 4\)"),
-        ("input_size", 0, ValueError, "input_size must be at least 1, got 0"),
-    ],
-    (*MAPPED, "sparse_pool2d"): [("spikes", OF_MAPS.with_maps(None), ValueError, "input_size must be given")],
-    cases.LAYERS: [
-        ("beta", "0.9", TypeError, "beta must be a number or a torch.Tensor"),
-        ("beta", torch.rand(4), ValueError, r"beta must broadcast .*\(3,\), got .* \(4,\)"),
-        ("beta", torch.rand(3, **META), ValueError, "beta must be on"),
-        ("reset_mechanism", "substract", ValueError, "reset_mechanism must be 'subtract', 'zero' or 'none'"),
-        ("delay", -1, ValueError, "delay must be at least 0, got -1"),
-        ("delay", 1.0, TypeError, "delay must be an int, got 1.0"),
-        ("input_scale", "1", TypeError, "input_scale must be a number, got '1'"),
-        ("input_scale", True, TypeError, "input_scale must be a number, got True"),
-    ],
-    SELECTS: [
-        ("threshold", "1", TypeError, "threshold must be a number or a torch.Tensor"),
-        ("threshold", torch.rand(4), ValueError, r"threshold must broadcast .*\(3,\), got .* \(4,\)"),
-        ("threshold", torch.rand(3, **META), ValueError, "threshold must be on"),
-        ("grad_threshold", "0.5", TypeError, "grad_threshold must be a number or None"),
-        ("grad_threshold", True, TypeError, "grad_threshold must be a number or None"),
-        ("grad_threshold", float("nan"), ValueError, "grad_threshold must not be NaN"),
-        ("spike_grad", 25, TypeError, "spike_grad must be callable or None, got 25"),
-    ],
-    (*SELECTS, "dense_to_sparse"): [
-        ("max_spikes", 2.0, TypeError, "max_spikes must be an int or None, got 2.0"),
-        ("max_spikes", True, TypeError, "max_spikes must be an int or None"),
-        ("max_spikes", -1, ValueError, "max_spikes must be at least 0, got -1"),
-        ("overflow", "highest", ValueError, "overflow must be 'lowest' or 'rotate', got 'highest'"),
-    ],
-    ("select_spikes", "dense_to_sparse"): [
-        ("{0}", [1.0], TypeError, "{0} must be a torch.Tensor, got list"),
-        ("{0}", STEP.bool(), TypeError, "{0} must be floating, got torch.bool"),
-        ("{0}", torch.zeros(4, 2, 3, **COMPLEX), TypeError, "{0} must be floating"),
-        ("{0}", STEP[0], ValueError, r"{0} must have shape \[T, B, N\] .* got \(2, 3\)"),
-        ("{0}", STEP[..., :0], ValueError, r"{0} must have shape .* got \(4, 2, 0\)"),
-    ],
-    (LIF,): [
-        ("recurrent_weight", [[1.0]], TypeError, "recurrent_weight must be a torch.Tensor or None, got list"),
-        ("recurrent_weight", torch.zeros(3, 4), ValueError, r"recurrent_weight must have shape \(3, 3\), got \(3, 4\)"),
-        ("recurrent_weight", torch.zeros(3, 3, **META), ValueError, "recurrent_weight must be on the device"),
-        ("recurrent_weight", torch.zeros(3, 3, **INT), TypeError, "recurrent_weight must be floating"),
-    ],
-    ("sparse_pool2d",): [
-        ("input_size", (2, 4, 3), ValueError, "spikes must be of maps"),
-        ("input_size", (2, 5, 3), ValueError, "map_shape must be of num_neurons=24 neurons"),
-        ("kernel_size", 0, ValueError, "kernel_size must be at least 1"),
-        ("kernel_size", 4, ValueError, "kernel_size: the window's height, 4, must be at most .* 3"),
-        ("kernel_size", "2", TypeError, "kernel_size must be an int or two"),
-        ("stride", 0, ValueError, "stride must be at least 1"),
-        ("padding", 2, ValueError, r"padding must be at most half of kernel_size, \(2, 2\), got \(2, 2\)"),
-        ("mode", "lp", ValueError, "mode must be 'max', 'average' or 'sum', got 'lp'"),
-    ],
+    cases.OF_SPIKES: "run(spikes=torch.zeros(1, 4, 4)) | TypeError: spikes must be a snnipu.SparseSpikes, got Tensor",
+    cases.WEIGHTED: r"""
+run(weight=[[1.0]]) | TypeError: weight must be a torch.Tensor, got list
+run(bias=torch.zeros(4)) | ValueError: bias must have shape \(3,\).* got \(4,\)
+run(bias=torch.zeros(3, **INT)) | TypeError: bias must be a floating torch.Tensor or None
+run(bias=1.0) | TypeError: bias must be a floating torch.Tensor or None
+run(bias=torch.zeros(3, **META)) | ValueError: bias must be on the device of weight, cpu, got meta
+""",
+    MATRIX: r"""
+run(weight=torch.zeros(3, 4, **INT)) | TypeError: weight must be float32, .* got torch.int64
+run(weight=torch.zeros(3, 5)) | ValueError: weight must have shape \[out, 4\].* got \(3, 5\)
+run(weight=torch.zeros(4)) | ValueError: weight must have shape \[out, 4\].* got \(4,\)
+run(weight=torch.zeros(0, 4)) | ValueError: weight must have shape \[out, 4\].* got \(0, 4\)
+run(weight=torch.zeros(3, 4, **META)) | ValueError: weight must be on the device of the spikes, cpu
+""",
+    MAPPED: r"""
+run(weight=torch.zeros(3, 2, 2, 2, **INT)) | TypeError: weight must be float32, .* got torch.int64
+run(weight=torch.zeros(3, 2, 2)) | ValueError: weight must have shape \[out, in / groups, kh, kw\]
+run(weight=torch.zeros(0, 2, 2, 2)) | ValueError: weight must have shape \[out, in / groups, kh, kw\]
+run(weight=torch.zeros(3, 3, 2, 2)) | ValueError: spikes must be of 3 channels, got .*map_shape=.2, 3, 4.
+run(weight=torch.zeros(3, 2, 2, 2, **META)) | ValueError: weight must be on the device of the spikes
+run(weight=torch.zeros(3, 2, 4, 2)) | ValueError: kernel_size: the kernel's height, 4 .* at most .* 3
+run(dilation=4) | ValueError: kernel_size: the kernel's height, 5 with its dilation
+run(dilation=0) | ValueError: dilation must be at least 1, got 0
+run(stride=0) | ValueError: stride must be at least 1, got 0
+run(stride=1.5) | TypeError: stride must be an int or two, got 1.5
+run(stride=True) | TypeError: stride must be an int or two, got True
+run(padding=-1) | ValueError: padding must be at least 0, got -1
+run(padding=(1, 2, 3)) | TypeError: padding must be an int or two
+run(groups=2) | ValueError: groups must divide weight's output channels, 3, got 2
+run(groups="2") | TypeError: groups must be an int, got '2'
+run(input_size=(4, 3)) | ValueError: spikes must be of maps \(2, 4, 3\), .* got map_shape=\(2, 3, 4\)
+run(input_size=0) | ValueError: input_size must be at least 1, got 0
+""",
+    (*MAPPED, "sparse_pool2d"): "run(spikes=OF_MAPS.with_maps(None)) | ValueError: input_size must be given",
+    cases.LAYERS: r"""
+run(beta="0.9") | TypeError: beta must be a number or a torch.Tensor
+run(beta=torch.rand(4)) | ValueError: beta must broadcast .*\(3,\), got .* \(4,\)
+run(beta=torch.rand(3, **META)) | ValueError: beta must be on
+run(reset_mechanism="substract") | ValueError: reset_mechanism must be 'subtract', 'zero' or 'none'
+run(delay=-1) | ValueError: delay must be at least 0, got -1
+run(delay=1.0) | TypeError: delay must be an int, got 1.0
+run(input_scale="1") | TypeError: input_scale must be a number, got '1'
+run(input_scale=True) | TypeError: input_scale must be a number, got True
+""",
+    SELECTS: r"""
+run(threshold="1") | TypeError: threshold must be a number or a torch.Tensor
+run(threshold=torch.rand(4)) | ValueError: threshold must broadcast .*\(3,\), got .* \(4,\)
+run(threshold=torch.rand(3, **META)) | ValueError: threshold must be on
+run(grad_threshold="0.5") | TypeError: grad_threshold must be a number or None
+run(grad_threshold=True) | TypeError: grad_threshold must be a number or None
+run(grad_threshold=float("nan")) | ValueError: grad_threshold must not be NaN
+run(spike_grad=25) | TypeError: spike_grad must be callable or None, got 25
+""",
+    (*SELECTS, "dense_to_sparse"): """
+run(max_spikes=2.0) | TypeError: max_spikes must be an int or None, got 2.0
+run(max_spikes=True) | TypeError: max_spikes must be an int or None
+run(max_spikes=-1) | ValueError: max_spikes must be at least 0, got -1
+run(overflow="highest") | ValueError: overflow must be 'lowest' or 'rotate', got 'highest'
+""",
+    ("select_spikes", "dense_to_sparse"): r"""
+run({0}=[1.0]) | TypeError: {0} must be a torch.Tensor, got list
+run({0}=STEP.bool()) | TypeError: {0} must be floating, got torch.bool
+run({0}=torch.zeros(4, 2, 3, **COMPLEX)) | TypeError: {0} must be floating
+run({0}=STEP[0]) | ValueError: {0} must have shape \[T, B, N\] .* got \(2, 3\)
+run({0}=STEP[..., :0]) | ValueError: {0} must have shape .* got \(4, 2, 0\)
+""",
+    (LIF,): r"""
+run(recurrent_weight=[[1.0]]) | TypeError: recurrent_weight must be a torch.Tensor or None, got list
+run(recurrent_weight=torch.zeros(3, 4)) | ValueError: recurrent_weight must have shape \(3, 3\), got \(3, 4\)
+run(recurrent_weight=torch.zeros(3, 3, **META)) | ValueError: recurrent_weight must be on the device
+run(recurrent_weight=torch.zeros(3, 3, **INT)) | TypeError: recurrent_weight must be floating
+run(recurrent_weight=torch.zeros(3, 3), spike_grad=torch.sigmoid) | ValueError: spike_grad must be a fused surrogate
+""",
+    ("sparse_conv2d",): r"""
+run(spikes=OF_MAPS.with_maps(None), input_size=(3, 5))
+    | ValueError: spikes must be of 2 x 3 x 5 = 30 neurons, as input_size says, got 24
+""",
+    ("sparse_pool2d",): r"""
+run(input_size=(2, 4, 3)) | ValueError: spikes must be of maps
+run(input_size=(2, 5, 3)) | ValueError: map_shape must be of num_neurons=24 neurons
+run(kernel_size=0) | ValueError: kernel_size must be at least 1
+run(kernel_size=4) | ValueError: kernel_size: the window's height, 4, must be at most .* 3
+run(kernel_size="2") | TypeError: kernel_size must be an int or two
+run(stride=0) | ValueError: stride must be at least 1
+run(padding=2) | ValueError: padding must be at most half of kernel_size, \(2, 2\), got \(2, 2\)
+run(mode="lp") | ValueError: mode must be 'max', 'average' or 'sum', got 'lp'
+""",
 }
 
 
@@ -559,15 +564,7 @@ BAD = {
 def test_bad_input(op):
     function, first = getattr(ops, op), next(iter(GOOD[op]))
     function(**GOOD[op])
-    rows = [row for which, rows in BAD.items() if op in which for row in rows]
-    assert rows
-    for name, value, error, message in rows:
-        with pytest.raises(error, match=message.replace("{0}", first)):
-            function(**{**GOOD[op], name.replace("{0}", first): value})
-
-
-def test_bad_input_of_two_arguments():
-    with pytest.raises(ValueError, match="spikes must be of 2 x 3 x 5 = 30 neurons, as input_size says, got 24"):
-        ops.sparse_conv2d(OF_MAPS.with_maps(None), torch.zeros(3, 2, 2, 2), input_size=(3, 5))
-    with pytest.raises(ValueError, match="spike_grad must be a fused surrogate"):
-        ops.sparse_lif_sequence(**GOOD[LIF], recurrent_weight=torch.zeros(3, 3), spike_grad=soft)
+    wrong = [row for which, table in BAD.items() if op in which for row in rows(table)]
+    assert wrong
+    for row in wrong:
+        assert_refused(row.replace("{0}", first), globals(), run=functools.partial(function, **GOOD[op]))

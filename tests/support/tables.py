@@ -5,9 +5,14 @@ import re
 import pytest
 
 
+def rows(table):
+    """Return the rows of a table. An indented line continues the row before it."""
+    return re.sub(r"\n +", " ", table.strip()).splitlines()
+
+
 def each_row(table):
-    """Run a test once for each row of a table, as its argument ``row``. An indented line continues a row."""
-    return pytest.mark.parametrize("row", re.sub(r"\n +", " ", table.strip()).splitlines())
+    """Run a test once for each row of a table, as its argument ``row``."""
+    return pytest.mark.parametrize("row", rows(table))
 
 
 def assert_refused(row, names, **more):
