@@ -94,7 +94,8 @@ class SparseSpikes:
     dropped: Optional[torch.Tensor]
     outside: int = 0
     map_shape: MapShape = None
-    # Times of the spikes in steps, with a gradient, if a layer with gradient="eventprop" made them. Methods drop them.
+    # Times of the spikes in steps, with a gradient, if a layer with gradient="eventprop" made them. Copies and parts of
+    # the batch have them, too; parts of the steps and other selections do not.
     times: Optional[torch.Tensor] = dataclasses.field(default=None, init=False)
 
     def __init__(
@@ -133,8 +134,11 @@ class SparseSpikes:
         return spikes
 
     def _replace(self, **changed: Any) -> "SparseSpikes":
-        """Return these spikes with some attributes replaced; nothing is checked."""
-        return self._trusted(**{**{name: getattr(self, name) for name in _STATE}, **changed})
+        """Return these spikes with some attributes replaced; nothing is checked. Times need the same slots."""
+        times = changed.pop("times", None if "ids" in changed else self.times)
+        spikes = self._trusted(**{**{name: getattr(self, name) for name in _STATE}, **changed})
+        spikes.times = times
+        return spikes
 
     # ---- saving and copying
 
@@ -319,7 +323,7 @@ class SparseSpikes:
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) > 2:
             raise IndexError(f"SparseSpikes has two dimensions to index, time and batch, got {len(parts)} indices")
-        ids, values, counts, dropped = self.ids, self.values, self.counts, self.dropped
+        ids, values, counts, dropped, times = self.ids, self.values, self.counts, self.dropped, self.times
         for dim, part in enumerate(parts):
             if isinstance(part, int):
                 raise TypeError(f"SparseSpikes keeps its dimensions: use {part}:{part + 1} in place of {part}")
@@ -332,13 +336,14 @@ class SparseSpikes:
             at = (slice(None),) * dim + (part,)
             ids, values, counts = ids[at], values[at], counts[at]
             dropped = None if dropped is None else dropped[at]
-        return self._replace(ids=ids, values=values, counts=counts, dropped=dropped, outside=0)
+            if times is not None:  # they count the steps of the whole sequence
+                times = times[at] if dim or (isinstance(part, slice) and part == slice(None)) else None
+        return self._replace(ids=ids, values=values, counts=counts, dropped=dropped, outside=0, times=times)
 
     def _map_tensors(self, change: Any) -> "SparseSpikes":
-        dropped = None if self.dropped is None else change(self.dropped)
-        return self._replace(
-            ids=change(self.ids), values=change(self.values), counts=change(self.counts), dropped=dropped
-        )
+        names = ("ids", "values", "counts", "dropped", "times")
+        tensors = {name: getattr(self, name) for name in names}
+        return self._replace(**{name: each if each is None else change(each) for name, each in tensors.items()})
 
     def with_maps(self, map_shape: MapShape) -> "SparseSpikes":
         """Return the same spikes with this ``map_shape``: maps ``(C, H, W)``, or None for a row of neurons."""
@@ -365,7 +370,7 @@ class SparseSpikes:
         return self._map_tensors(lambda tensor: tensor.pin_memory())
 
     def detach(self) -> "SparseSpikes":
-        return self._replace(values=self.values.detach())
+        return self._replace(values=self.values.detach(), times=None if self.times is None else self.times.detach())
 
     def _totals(self) -> SpikeTotals:
         return SpikeTotals(self.counts, self.num_neurons, self.dropped)

@@ -1,7 +1,7 @@
 """``snnipu.SparseSynaptic``: an event-driven layer of neurons with a synaptic current."""
 
 import math
-from typing import Any, Mapping, Optional, Tuple, Union
+from typing import Any, Mapping, Optional, Union
 
 import torch
 
@@ -10,7 +10,9 @@ from snnipu.neurons.sparse_leaky import DenseOrSparse, FullyConnectedNeurons, Pa
 from snnipu.neurons.sparse_linear import check_path
 from snnipu.neurons.zoo import Synaptic
 from snnipu.ops import eventprop
-from snnipu.ops._arguments import is_compiling
+from snnipu.ops._arguments import compute_dtype, is_compiling
+from snnipu.ops.connections import Connection, FullyConnected
+from snnipu.ops.delay_linear import within_steps
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import SpikeGrad
 
@@ -74,8 +76,8 @@ class SparseSynaptic(FullyConnectedNeurons):
         gradient: ``"surrogate"``, or ``"eventprop"``: the exact gradient of spike times in the limit of short steps,
             at a cost that follows the spikes. The spikes are the same. A loss reads
             :func:`snnipu.functional.first_spike_times` or the membranes of a layer that does not spike. It refuses
-            ``grad_threshold``, ``max_spikes``, ``spike_grad``, delays, learnt decays and thresholds,
-            ``reset_mechanism="none"`` and ``path="dense"``.
+            ``grad_threshold``, ``max_spikes``, ``spike_grad``, learnt decays and thresholds,
+            ``reset_mechanism="none"`` and ``path="dense"``. Learnt delays have the exact gradient, too.
 
     Attributes:
         weight: ``[out, in]``.
@@ -88,7 +90,7 @@ class SparseSynaptic(FullyConnectedNeurons):
         TypeError, ValueError: wrong type, shape or value; the message names the argument.
 
     Source: ``snntorch.Synaptic`` 1.0; Gruen et al., arXiv 2311.04386, 2023, for the two thresholds; Wunderlich & Pehle,
-    Scientific Reports 11, 2021, for EventProp.
+    Scientific Reports 11, 2021, for EventProp; Meszaros et al., arXiv 2501.07331, 2025, for its delays.
     """
 
     neuron = Synaptic
@@ -131,17 +133,18 @@ class SparseSynaptic(FullyConnectedNeurons):
         self._set_neurons(locals())
         if gradient == "eventprop":
             self.grad_threshold = math.inf  # only spikes have slots
-            self._event_neurons()
+            self._check_event_neurons()
 
-    def _event_neurons(self) -> eventprop.Neurons:
-        """Return the neurons' parameters for EventProp; raise an error where it does not run."""
+    def _check_event_neurons(self) -> None:
+        """Raise an error where EventProp does not run; attributes may have changed since the layer was made."""
         if _route.on_ipu():
             raise RuntimeError('SparseSynaptic with gradient="eventprop" does not run on an IPU: use "surrogate"')
         if self.max_spikes is not None:
             raise ValueError(f'max_spikes must be None with gradient="eventprop", got {self.max_spikes}')
+        if self.path != "sparse":
+            raise ValueError(f"path must be 'sparse' with gradient=\"eventprop\", got {self.path!r}")
         if self.reset_mechanism == "none":
             raise ValueError("reset_mechanism must not be 'none' with gradient=\"eventprop\"")
-        # Parameters may have been loaded or changed since the layer was made.
         for name, most in (("alpha", 1.0), ("beta", 1.0), ("threshold", math.inf)):
             value = getattr(self, name)
             if value.requires_grad:
@@ -149,32 +152,38 @@ class SparseSynaptic(FullyConnectedNeurons):
             if not is_compiling() and not bool(((value > 0) & (value <= most)).all()):
                 above = "above 0" if most > 1 else "above 0 and at most 1"
                 raise ValueError(f'{name} must be {above} with gradient="eventprop", got {value.tolist()}')
-        return eventprop.Neurons(self.alpha, self.beta, self.threshold, self.reset_mechanism == "zero")
+
+    def _connected(self, x: SparseSpikes) -> Connection:
+        """Return the layer's connection for the input ``x``, differentiable, in the dtype of the computation."""
+        if self.max_delay is not None:
+            return within_steps(self._delayed_connection(), x.num_steps)
+        return FullyConnected(self.weight.to(compute_dtype(self.weight.dtype)))
+
+    def _event_layer(self, x: DenseOrSparse, delay: int) -> eventprop.EventLayer:
+        self._check_event_neurons()
+        assert isinstance(x, SparseSpikes)
+        connected, dtype = self._connected(x), compute_dtype(self.weight.dtype)
+        each = (connected.per_neuron(value.to(dtype)) for value in (self.alpha, self.beta, self.threshold))
+        neurons = eventprop.Neurons._make((*each, self.reset_mechanism == "zero"))
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return eventprop.EventLayer(x, connected, bias, neurons, self.input_scale, delay)
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
         if self.gradient == "surrogate":
             return super()._spikes(x, delay)
-        assert isinstance(x, SparseSpikes)
-        neurons = self._event_neurons()
+        layer = self._event_layer(x, delay)
         with torch.no_grad():
             mem = super()._membranes(x, delay)
             spikes = self.selected(mem)
-        weight, bias = self._computed(mem)
-        return eventprop.spikes_with_times(x, weight, bias, mem, spikes, neurons, self.input_scale, delay)
+        return eventprop.spikes_with_times(layer, mem, spikes)
 
     def _membranes(self, x: DenseOrSparse, delay: int) -> torch.Tensor:
         if self.gradient == "surrogate" or not torch.is_grad_enabled():
             return super()._membranes(x, delay)
-        assert isinstance(x, SparseSpikes)
-        neurons = self._event_neurons()
+        layer = self._event_layer(x, delay)
         with torch.no_grad():
             mem = super()._membranes(x, delay)
-        weight, bias = self._computed(mem)
-        return eventprop.membranes_with_gradient(x, weight, bias, mem, neurons, self.input_scale, delay)
-
-    def _computed(self, mem: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """Return weight and bias in the dtype of the membranes."""
-        return self.weight.to(mem.dtype), None if self.bias is None else self.bias.to(mem.dtype)
+        return eventprop.membranes_with_gradient(layer, mem)
 
     def _repr_of_neurons(self) -> str:
         if self.gradient == "surrogate":
@@ -184,7 +193,7 @@ class SparseSynaptic(FullyConnectedNeurons):
 
 def _check_eventprop(options: Mapping[str, Any]) -> None:
     """Raise an error for options that EventProp does not have."""
-    expected = dict.fromkeys(("grad_threshold", "max_spikes", "spike_grad", "max_delay", "delay"))
+    expected = dict.fromkeys(("grad_threshold", "max_spikes", "spike_grad"))
     expected.update(dict.fromkeys(("learn_alpha", "learn_beta", "learn_threshold"), False))
     for name, value in expected.items():
         if options[name] is not value:

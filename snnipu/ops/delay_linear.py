@@ -95,7 +95,7 @@ def delay_linear(
     x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
     """Return the currents ``[T, B, neurons]`` of spikes, or of a dense ``[T, B, inputs]`` in the weights' dtype."""
-    connected = _within(connected, x.shape[0])
+    connected = within_steps(connected, x.shape[0])
     weight, lags, geometry = connected.weight, connected.lags, connected.geometry
     if isinstance(x, SparseSpikes):
         values = x.values.to(weight.dtype)
@@ -127,7 +127,7 @@ def delay_linear_dense(
     return total if bias is None else total + bias
 
 
-def _within(connected: Delayed, steps: int) -> Delayed:
+def within_steps(connected: Delayed, steps: int) -> Delayed:
     """Return the connection with lags clamped to ``steps``: later arrivals have no effect, and kernels buffer ``span``
     steps."""
     last = steps + connected.weight.shape[2]

@@ -1,6 +1,6 @@
 """EventProp, the gradient of spike times, for neurons with a synaptic current: operator, reference, autograd."""
 
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -10,9 +10,14 @@ from snnipu.ops._slots import check_spikes, gather, scatter
 from snnipu.ops._sparse_currents import CurrentsBackward
 from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import at_slots
+from snnipu.ops.connections import Connection, Convolution2d, Delayed, FullyConnected, connection
+from snnipu.ops.delay_linear import OPERATORS as DELAY_LINEAR
 from snnipu.ops.select_spikes import spike_values
+from snnipu.ops.sparse_conv2d import OPERATORS as SPARSE_CONV2D
 from snnipu.ops.sparse_linear import OPERATORS as SPARSE_LINEAR
 from snnipu.spikes import SparseSpikes
+
+_CURRENTS = {FullyConnected: SPARSE_LINEAR, Delayed: DELAY_LINEAR, Convolution2d: SPARSE_CONV2D}
 
 _NO_GRADIENT_OF_VALUES = (
     'a loss reads the values of the spikes of a layer with gradient="eventprop", and only the times of these spikes '
@@ -21,7 +26,7 @@ _NO_GRADIENT_OF_VALUES = (
 
 
 class Neurons(NamedTuple):
-    """Parameters of neurons with a synaptic current, each with one element or ``[N]``; the reset is by zero or not."""
+    """Parameters of neurons with a synaptic current, each with one element or ``[N]``; the reset is to zero or not."""
 
     alpha: torch.Tensor
     beta: torch.Tensor
@@ -126,26 +131,42 @@ def crossings(
     return (1 - part) * per_rise, part * per_rise, part
 
 
+class EventLayer(NamedTuple):
+    """A layer for EventProp, in the dtype of its membranes; its spikes arrive ``delay`` steps after those of ``x``."""
+
+    x: SparseSpikes
+    connection: Connection
+    bias: Optional[torch.Tensor]
+    neurons: Neurons
+    input_scale: float
+    delay: int
+
+
+class _Options(NamedTuple):
+    geometry: Optional[List[int]]
+    input_scale: float
+    delay: int
+
+
 class _EventProp(torch.autograd.Function):
     """The gradient of a layer's spike times, or of its membranes ``mem``, whose forward pass has been computed."""
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,
+        options: _Options,
         times: Optional[torch.Tensor],
         weight: torch.Tensor,
         bias: Optional[torch.Tensor],
         mem: Optional[torch.Tensor],
-        scale: float,
-        delay: int,
-        *tensors: torch.Tensor,
+        *tensors: Any,
     ) -> Any:
         ctx.save_for_backward(weight, *tensors)
-        ctx.scale, ctx.delay, ctx.from_mem = scale, delay, mem is not None
+        ctx.options, ctx.from_mem = options, mem is not None
         ctx.set_materialize_grads(False)
         if mem is not None:
             return mem
-        ids, counts, early, _, within = tensors[3:8]
+        ids, counts, early, _, within = tensors[4:9]
         values = spike_values(ids, counts, early.dtype)
         return values, values * (torch.arange(len(ids), device=ids.device)[:, None, None] + within)
 
@@ -154,96 +175,76 @@ class _EventProp(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, *grads: Optional[torch.Tensor]
     ) -> Tuple[Optional[torch.Tensor], ...]:
-        weight, *spikes, ids, counts, early, late, _, alpha, beta, threshold = ctx.saved_tensors
-        need_times, need_weight, need_bias = ctx.needs_input_grad[:3]
-        nothing = (None,) * 14
+        weight, lags, *spikes, ids, counts, early, late, _, alpha, beta, threshold = ctx.saved_tensors
+        o: _Options = ctx.options
+        need_times, need_weight, need_bias = ctx.needs_input_grad[1:4]
+        nothing = (None,) * 13
         if not ctx.from_mem and grads[0] is not None:
             raise RuntimeError(_NO_GRADIENT_OF_VALUES)
         if grads[-1] is None:
-            return (None, None, None, *nothing)
+            return (None, None, None, None, *nothing)
         grad_mem = grads[0].contiguous() if ctx.from_mem and grads[0] is not None else None
         grad = early if ctx.from_mem else grads[-1].contiguous()
+        connected = connection(weight, o.geometry, lags=lags)
         record = EventPropBackward(
-            grad, ids, counts, early, late, grad_mem, alpha, beta, threshold, weight.shape[0], need_times
+            grad, ids, counts, early, late, grad_mem, alpha, beta, threshold, connected.neurons, need_times
         )
         grad_current, change = OPERATOR(record, early, late, grad, ids, counts, grad_mem, alpha, beta, threshold)
-        x_ids, x_values, x_counts = spikes
+        operators = _CURRENTS[type(connected)]
 
         def product(grad: torch.Tensor, need_values: bool, need_weight: bool) -> Any:
-            early = _earlier(grad, ctx.delay)
-            early = early * ctx.scale if ctx.scale != 1 else early
-            a = CurrentsBackward(early, x_ids, x_values, x_counts, weight, None, need_values, need_weight, False)  # type: ignore[arg-type]
-            return SPARSE_LINEAR.backward(a, weight, early, x_ids, x_values, x_counts)
+            early = _earlier(grad, o.delay)
+            early = early * o.input_scale if o.input_scale != 1 else early
+            tensors, needs = (early, *spikes, weight), (need_values, need_weight, False)
+            a = CurrentsBackward._make((*tensors, o.geometry, *needs, None, lags))
+            return operators.backward(a, *tensors, lags)
 
-        grad_times = product(change, True, False).grad_values if need_times else None
+        grad_times = product(change, True, False).grad_values * spikes[1] if need_times else None
         grad_weight = product(grad_current, False, True).grad_weight if need_weight else None
-        grad_bias = grad_current.sum((0, 1)) if need_bias else None
-        return (grad_times, grad_weight, grad_bias, *nothing)
+        grad_bias = connected.per_parameter(grad_current) if need_bias else None
+        return (None, grad_times, grad_weight, grad_bias, *nothing)
 
 
-def _apply(
-    x: SparseSpikes,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    mem: Optional[torch.Tensor],
-    out: Tuple[torch.Tensor, ...],
-    neurons: Neurons,
-    scale: float,
-    delay: int,
-) -> Any:
+def _apply(layer: EventLayer, mem: Optional[torch.Tensor], *out: torch.Tensor) -> Any:
+    x, connected = layer.x, layer.connection
     if x.times is None and x.values.requires_grad:
         raise ValueError(
             "x must be spikes without a gradient of their values, such as an input or the spikes of a layer with "
-            'gradient="eventprop": EventProp has only a gradient of spike times'
+            'gradient="eventprop" as it returned them: EventProp has only a gradient of spike times, which masks and '
+            "parts of the steps lack"
         )
+    weight, geometry = connected.weight, connected.geometry
     spikes = (x.ids, x.values.detach().to(weight.dtype), x.counts)
-    parameters = [p.detach().to(weight.dtype) for p in neurons[:3]]
-    return _EventProp.apply(x.times, weight, bias, mem, scale, delay, *spikes, *out, *parameters)
+    options = _Options(geometry, layer.input_scale, layer.delay)
+    lags = connected.lags if isinstance(connected, Delayed) else None
+    return _EventProp.apply(options, x.times, weight, layer.bias, mem, lags, *spikes, *out, *layer.neurons[:3])
 
 
-def spikes_with_times(
-    x: SparseSpikes,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    mem: torch.Tensor,
-    spikes: SparseSpikes,
-    neurons: Neurons,
-    scale: float,
-    delay: int,
-) -> SparseSpikes:
-    """Return ``spikes``, selected from the membranes ``mem`` of a layer, with times that have a gradient.
+def spikes_with_times(layer: EventLayer, mem: torch.Tensor, spikes: SparseSpikes) -> SparseSpikes:
+    """Return ``spikes``, selected from the membranes ``mem`` ``[T, B, N]`` of a layer, with times that have a gradient.
 
-    The arguments are the input and the parameters of the layer. ``mem`` is not kept.
+    ``mem`` is not kept.
     """
-    out = (spikes.ids, spikes.counts, *crossings(mem, spikes, neurons))
-    values, times = _apply(x, weight, bias, None, out, neurons, scale, delay)
+    values, times = _apply(layer, None, spikes.ids, spikes.counts, *crossings(mem, spikes, layer.neurons))
     result = spikes._replace(values=values)
     result.times = times
     return result
 
 
-def membranes_with_gradient(
-    x: SparseSpikes,
-    weight: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    mem: torch.Tensor,
-    neurons: Neurons,
-    scale: float,
-    delay: int,
-) -> torch.Tensor:
-    """Return the membranes ``mem`` of a layer that does not spike, with a gradient.
+def membranes_with_gradient(layer: EventLayer, mem: torch.Tensor) -> torch.Tensor:
+    """Return the membranes ``mem`` ``[T, B, N]`` of a layer that does not spike, with a gradient.
 
     Raises:
         ValueError: a neuron spikes. A loss would change by steps at its resets.
     """
-    if bool((mem > neurons.threshold).any()):
+    if bool((mem > layer.neurons.threshold).any()):
         raise ValueError(
             'membranes: the neurons of a layer with gradient="eventprop" must not spike if a loss reads their '
             "membranes: give the layer a threshold that they do not reach, such as 1e9"
         )
-    rows = mem.shape[:2]
+    x, rows = layer.x, mem.shape[:2]
     none = x.ids.new_zeros((*rows, 0)), x.counts.new_zeros((*rows, 2)), *[mem.new_zeros((*rows, 0))] * 3
-    result: torch.Tensor = _apply(x, weight, bias, mem, none, neurons, scale, delay)
+    result: torch.Tensor = _apply(layer, mem, *none)
     return result
 
 
@@ -264,7 +265,10 @@ def first_spike_times(spikes: SparseSpikes) -> torch.Tensor:
     """
     spikes = check_spikes("spikes", spikes)
     if spikes.times is None:
-        raise ValueError('spikes must be those of a layer with gradient="eventprop", got spikes without times')
+        raise ValueError(
+            'spikes must be those of a layer with gradient="eventprop" as it returned them, got spikes without times, '
+            "as masks and parts of the steps are"
+        )
     batch, neurons = spikes.batch_size, spikes.num_neurons
     is_spike = torch.arange(spikes.capacity, device=spikes.device) < spikes.counts[..., :1]
     samples = torch.arange(batch, device=spikes.device)[:, None]

@@ -34,52 +34,63 @@ def spikes_in(steps=25, batch=3, inputs=20, rate=0.15):
 # ---- against continuous time
 
 
-def problem(sizes, seed):
-    """Return events of the input, the weights of each layer and a factor for each output."""
+def problem(sizes, seed, kind=None):
+    """Return events of the input, the parameters of each layer by name, and a factor for each output.
+
+    ``kind``: "delay" or "recurrent_weight", a parameter of every layer beside "weight"; None: no other parameter.
+    """
     generator = torch.Generator().manual_seed(seed)
     times = torch.randint(1, round(0.8 / GRID), (2, sizes[0]), generator=generator)
     events = sorted((GRID * int(step), k) for row in times for k, step in enumerate(row))
-    weights = []
+    layers = []
     for inputs, neurons in zip(sizes, sizes[1:]):
-        factor = (6 if not weights else 12) / inputs
-        weights.append(((torch.rand(neurons, inputs, generator=generator) * 0.8 + 0.2) * factor).double())
-    return events, weights, (torch.rand(sizes[-1], generator=generator) + 0.5).double()
+        factor = (6 if not layers else 12) / inputs
+        weight = (torch.rand(neurons, inputs, generator=generator) * 0.8 + 0.2) * factor
+        layers.append({"weight": weight.double()})
+    factors = (torch.rand(sizes[-1], generator=generator) + 0.5).double()
+    for layer in layers if kind else ():
+        neurons, inputs = layer["weight"].shape
+        shape = (neurons, inputs if kind == "delay" else neurons)
+        layer[kind] = (torch.rand(shape, generator=generator) * 0.4).double()
+    return events, layers, factors
 
 
-def loss_in_continuous_time(events, weights, factors, reads_membranes):
-    for weight in weights[: len(weights) - reads_membranes]:
-        events = continuous.layer(events, weight, CONSTANTS)
+def loss_in_continuous_time(events, layers, factors, reads_membranes):
+    for layer in layers[: len(layers) - reads_membranes]:
+        events = continuous.layer(events, c=CONSTANTS, **layer)
     if reads_membranes:
-        silent = CONSTANTS._replace(threshold=1e9)
-        read = [continuous.spikes_of(events, row, silent)[1] for row in weights[-1]]
+        silent, last = CONSTANTS._replace(threshold=1e9), layers[-1]
+        arriving = [continuous.arrivals(events, row) for row in last["delay"]] if "delay" in last else None
+        read = [
+            continuous.spikes_of(arriving[n] if arriving else events, row, silent)[1]
+            for n, row in enumerate(last["weight"])
+        ]
     else:
-        read = continuous.first_times(events, len(weights[-1]), CONSTANTS)
+        read = continuous.first_times(events, len(layers[-1]["weight"]), CONSTANTS)
     return sum(factor * value**2 for factor, value in zip(factors.tolist(), read))
 
 
-def gradient_of_steps(events, weights, factors, reads_membranes, dt, **options):
-    """Return the gradient of the same loss by layers with steps of ``dt``, as one vector."""
+def gradient_of_steps(events, parameters, factors, reads_membranes, dt, **options):
+    """Return the gradient of the same loss by layers with steps of ``dt``, a list of dicts as ``parameters``."""
     alpha, beta = (math.exp(-dt / tau) for tau in (CONSTANTS.tau_s, CONSTANTS.tau_m))
     scale = (alpha - beta) * CONSTANTS.tau_s / (CONSTANTS.tau_s - CONSTANTS.tau_m)
+    decays = {name: torch.tensor(value, dtype=torch.float64) for name, value in (("alpha", alpha), ("beta", beta))}
     layers = []
-    for weight in weights:
-        threshold = 1e9 if reads_membranes and weight is weights[-1] else CONSTANTS.threshold
-        decays = {name: torch.tensor(value, dtype=torch.float64) for name, value in (("alpha", alpha), ("beta", beta))}
-        layer = snn.SparseSynaptic(
-            weight.shape[1],
-            weight.shape[0],
-            **decays,
-            threshold=threshold,
-            input_scale=scale,
-            **{**EVENTPROP, **options},
-        )
-        layer.weight = nn.Parameter(weight.clone())
+    for index, each in enumerate(parameters):
+        reads = reads_membranes and index == len(parameters) - 1
+        keywords = {**decays, "threshold": 1e9 if reads else CONSTANTS.threshold, "input_scale": scale}
+        if "delay" in each:
+            keywords.update(max_delay=math.ceil(0.4 / dt), delay=each["delay"] / dt)
+        neurons, inputs = each["weight"].shape
+        layer = snn.SparseSynaptic(inputs, neurons, **{**EVENTPROP, **keywords, **options}).double()
+        with torch.no_grad():
+            layer.weight.copy_(each["weight"])
         layers.append(layer)
     x = snn.SparseSpikes.from_events(
         [time + dt / 2 for time, _ in events],
         [neuron for _, neuron in events],
         num_steps=round(CONSTANTS.end / dt),
-        num_neurons=weights[0].shape[1],
+        num_neurons=layers[0].in_features,
         step=dt,
         values="count",
     ).to(torch.float64)
@@ -87,19 +98,32 @@ def gradient_of_steps(events, weights, factors, reads_membranes, dt, **options):
         x = layer(x)
     read = layers[-1].membranes(x).sum(0)[0] if reads_membranes else first_spike_times(x)[0]
     (factors * (read * dt) ** 2).sum().backward()
-    return torch.cat([layer.weight.grad.flatten() for layer in layers])
+    unit = {"delay": dt}  # of a parameter in steps
+    return [
+        {name: getattr(layer, name).grad / unit.get(name, 1) for name in each}
+        for layer, each in zip(layers, parameters)
+    ]
 
 
-def errors(sizes, seed, reads_membranes, steps, **options):
-    """Return the relative error of the gradient for each length of a step."""
-    events, weights, factors = problem(sizes, seed)
-    lists = [weight.tolist() for weight in weights]
-    expected = continuous.finite_differences(
-        lambda changed: loss_in_continuous_time(events, changed, factors, reads_membranes), lists
+def errors(sizes, seed, reads_membranes, steps, kind=None, **options):
+    """Return the relative error of the gradient for each length of a step: the largest of all kinds of parameters."""
+    events, parameters, factors = problem(sizes, seed, kind)
+    lists = [{name: value.tolist() for name, value in layer.items()} for layer in parameters]
+    grads = continuous.finite_differences(
+        lambda: loss_in_continuous_time(events, lists, factors, reads_membranes),
+        [matrix for layer in lists for matrix in layer.values()],
     )
-    expected = torch.cat([torch.tensor(matrix, dtype=torch.float64).flatten() for matrix in expected])
-    found = [gradient_of_steps(events, weights, factors, reads_membranes, dt, **options) for dt in steps]
-    return [float((each - expected).norm() / expected.norm()) for each in found]
+    expected = iter(torch.tensor(grad, dtype=torch.float64).flatten() for grad in grads)
+    expected = [dict(zip(layer, expected)) for layer in lists]
+    result = []
+    for dt in steps:
+        found = gradient_of_steps(events, parameters, factors, reads_membranes, dt, **options)
+        of_kinds = []
+        for name in parameters[0]:
+            one, other = (torch.cat([layer[name].flatten() for layer in grads]) for grads in (found, expected))
+            of_kinds.append(float((one - other).norm() / other.norm()))
+        result.append(max(of_kinds))
+    return result
 
 
 @pytest.mark.parametrize("seed", [1, 26])
@@ -117,6 +141,19 @@ def test_one_layer_converges_with_the_square_of_the_step(seed):
 def test_two_layers_converge_with_the_step(seed, reads_membranes, reset_mechanism, most):
     large, small, smallest = errors(
         (5, 8, 3), seed, reads_membranes, (0.02, 0.01, 0.0025), reset_mechanism=reset_mechanism
+    )
+    assert small < most
+    assert large > 1.5 * small > 3 * smallest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "seed", "reads_membranes", "most"), [((10, 4), 26, 0, 0.01), ((5, 8, 3), 123, 0, 0.025)]
+)
+def test_delays_converge_with_the_step(sizes, seed, reads_membranes, most):
+    """The errors are those of weights or of delays, whichever is larger."""
+    large, small, smallest = errors(
+        sizes, seed, reads_membranes, (0.02, 0.01, 0.0025), kind="delay", reset_mechanism="subtract"
     )
     assert small < most
     assert large > 1.5 * small > 3 * smallest
@@ -190,6 +227,42 @@ def test_a_delay_is_a_later_input():
     torch.testing.assert_close(*grads)
 
 
+def test_synapses_of_one_delay_are_a_delay_of_the_layer():
+    grads = []
+    for options, delay in (({"max_delay": 4, "delay": 3.0}, 1), ({}, 4)):
+        first, second = layer_of(neurons=20), layer_of(**options)
+        first_spike_times(second(first(spikes_in()), delay=delay)).sum().backward()
+        grads.append([first.weight.grad, second.weight.grad])
+    assert all(grad.any() for grad in grads[0])
+    torch.testing.assert_close(*grads)
+
+
+def test_the_gradient_of_delays_is_that_of_a_later_arrival():
+    """A loss of membranes is linear in the taps between whole delays."""
+    layer, x = layer_of(max_delay=5, delay=2.5, threshold=1e9), spikes_in()
+    layer.membranes(x).square().sum().backward()
+    ends = []
+    with torch.no_grad():
+        for delay in (2.5 + 1e-5, 2.5 - 1e-5):
+            layer.delay.fill_(delay)
+            ends.append(layer.membranes(x).square().sum())
+    torch.testing.assert_close(layer.delay.grad, (ends[0] - ends[1]) / 2e-5, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, lambda x: x.with_maps((4, 5, 1)), lambda x: x.to(torch.float64), lambda x: x[:, [0, 1, 2]]]
+)
+def test_copies_of_spikes_have_their_times(copied):
+    grads = []
+    for change in (lambda x: x, copied):
+        first, second = layer_of(neurons=20), layer_of()
+        first_spike_times(second(change(first(spikes_in())))).sum().backward()
+        grads.append(first.weight.grad)
+    assert grads[0].any()
+    assert torch.equal(*grads)
+    assert not first(spikes_in()).detach().times.requires_grad
+
+
 def test_half_precision_weights_and_float32():
     for dtype in (torch.float32, torch.bfloat16):
         layer = layer_of(dtype=dtype)
@@ -203,7 +276,7 @@ def operator_arguments():
     x = spikes_in()
     mem = layer_of(gradient="surrogate").membranes(x).detach()
     spikes = layer(x)
-    early, late, _ = eventprop.crossings(mem, spikes, layer._event_neurons())
+    early, late, _ = eventprop.crossings(mem, spikes, layer._event_layer(x, 0).neurons)
     slots = torch.randn_like(early)
     return eventprop.EventPropBackward(
         slots, spikes.ids, spikes.counts, early, late, torch.randn_like(mem), layer.alpha, layer.beta,
@@ -303,10 +376,10 @@ def test_networks_options(options, message):
         ({"grad_threshold": 0.5}, "grad_threshold must be None with gradient"),
         ({"max_spikes": 5}, "max_spikes must be None with gradient"),
         ({"spike_grad": snn.surrogate.atan()}, "spike_grad must be None with gradient"),
-        ({"max_delay": 3}, "max_delay must be None with gradient"),
         ({"learn_beta": True}, "learn_beta must be False with gradient"),
         ({"reset_mechanism": "none"}, "reset_mechanism must not be 'none' with gradient"),
         ({"path": "dense"}, "path must not be 'dense' with gradient"),
+        ({"delay": 2.0}, "delay needs max_delay"),
         ({"path": "fast"}, "path must be 'auto', 'sparse' or 'dense', got 'fast'"),
         ({"threshold": 0.0}, "threshold must be above 0 with gradient"),
         ({"alpha": 0.0}, "alpha must be above 0 and at most 1 with gradient"),
@@ -327,8 +400,9 @@ def test_other_gradients_are_refused():
     for other in (layer_of(neurons=20, gradient="surrogate")(x), layer(x)[:10], torch.rand(5, 2, 20).requires_grad_()):
         with pytest.raises(ValueError, match="x must be spikes without a gradient of their values"):
             layer(other)
-    with pytest.raises(ValueError, match='spikes must be those of a layer with gradient="eventprop"'):
-        first_spike_times(x)
+    for other in (x, layer(x)[5:], layer(x).trim()):
+        with pytest.raises(ValueError, match='spikes must be those of a layer with gradient="eventprop"'):
+            first_spike_times(other)
     with pytest.raises(ValueError, match="membranes: the neurons of a layer"):
         layer.membranes(x)
     layer.max_spikes = 3
@@ -342,6 +416,7 @@ def test_other_gradients_are_refused():
     ("change", "message"),
     [
         (lambda layer: setattr(layer, "reset_mechanism", "none"), "reset_mechanism must not be 'none'"),
+        (lambda layer: setattr(layer, "path", "dense"), "path must be 'sparse' with gradient=.*, got 'dense'"),
         (lambda layer: layer.beta.fill_(1.5), "beta must be above 0 and at most 1 with gradient"),
         (lambda layer: layer.threshold.requires_grad_(), "threshold must not require a gradient"),
     ],

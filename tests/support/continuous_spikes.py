@@ -1,7 +1,7 @@
 """Spiking neurons in continuous time, from event to event: the oracle of EventProp, in plain float64.
 
 ``tau_m V' = I - V`` and ``tau_s I' = -I``. A spike of an input raises ``I`` by its weight. A neuron whose membrane
-reaches ``threshold`` spikes, and its membrane falls by ``threshold``.
+reaches ``threshold`` spikes, and its membrane falls by ``threshold``. A spike may arrive after a delay.
 """
 
 import math
@@ -71,25 +71,57 @@ def spikes_of(events: Sequence[Event], weights: Sequence[float], c: Constants) -
     return times, integral, margin
 
 
-def layer(events: Sequence[Event], weight: Sequence[Sequence[float]], c: Constants) -> List[Event]:
-    """Return the spikes of a layer of neurons, in order of time. ``weight``: one row for each neuron."""
-    return sorted((t, n) for n, row in enumerate(weight) for t in spikes_of(events, row, c)[0])
+def arrivals(events: Sequence[Event], delays: Sequence[float]) -> List[Event]:
+    """Return the events at one neuron, in order of time. ``delays``: one for each source."""
+    return sorted((time + delays[source], source) for time, source in events)
+
+
+def layer(events, weight, c: Constants, delay=None, recurrent_weight=None) -> List[Event]:
+    """Return the spikes of a layer of neurons, in order of time.
+
+    ``weight``, ``delay`` and ``recurrent_weight`` are lists with one row for each neuron.
+    """
+    if recurrent_weight is not None:
+        return _recurrent_layer(events, weight, recurrent_weight, c)
+    arriving = [events if delay is None else arrivals(events, delay[n]) for n in range(len(weight))]
+    return sorted((t, n) for n, row in enumerate(weight) for t in spikes_of(arriving[n], row, c)[0])
+
+
+def _recurrent_layer(events, weight, recurrent_weight, c: Constants) -> List[Event]:
+    """Return the spikes of neurons whose spikes raise the currents of all, by a column of ``recurrent_weight``."""
+    now, membranes, currents = 0.0, [0.0] * len(weight), [0.0] * len(weight)
+    spikes = []
+    for time, source in [*((t, k) for t, k in events if t < c.end), (c.end, -1)]:
+        while True:
+            ahead = [_crossing(v, i, time - now, c) for v, i in zip(membranes, currents)]
+            length, first = min(((s, n) for n, s in enumerate(ahead) if s is not None), default=(time - now, -1))
+            membranes = [_membrane(v, i, length, c) for v, i in zip(membranes, currents)]
+            currents = [i * math.exp(-length / c.tau_s) for i in currents]
+            now += length
+            if first < 0:
+                break
+            spikes.append((now, first))
+            membranes[first] = 0.0
+            currents = [i + row[first] for i, row in zip(currents, recurrent_weight)]
+        if source >= 0:
+            currents = [i + row[source] for i, row in zip(currents, weight)]
+    return spikes
 
 
 def first_times(spikes: Sequence[Event], neurons: int, c: Constants) -> List[float]:
     return [min([t for t, k in spikes if k == n], default=c.end) for n in range(neurons)]
 
 
-def finite_differences(function, weights, step=1e-6):
-    """Return the gradient of ``function`` of a list of matrices, nested lists, as matrices of the same shapes."""
-    grads = [[[0.0] * len(row) for row in matrix] for matrix in weights]
-    for m, matrix in enumerate(weights):
+def finite_differences(function, matrices, step=1e-6):
+    """Return the gradient of ``function``, which reads the nested lists ``matrices``, as matrices of their shapes."""
+    grads = [[[0.0] * len(row) for row in matrix] for matrix in matrices]
+    for m, matrix in enumerate(matrices):
         for n, row in enumerate(matrix):
             for k, value in enumerate(row):
                 ends = []
                 for sign in (1, -1):
                     row[k] = value + sign * step
-                    ends.append(function(weights))
+                    ends.append(function())
                 row[k] = value
                 grads[m][n][k] = (ends[0] - ends[1]) / (2 * step)
     return grads

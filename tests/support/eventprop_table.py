@@ -15,24 +15,29 @@ LEAST_MARGIN = 0.2
 NETWORKS = 8
 
 
-def margin(sizes, seed, reads_membranes):
+def margin(sizes, seed, reads_membranes, kind):
     """Return the smallest margin of the spiking neurons of a network."""
-    events, weights, _ = problem(sizes, seed)
+    events, layers, _ = problem(sizes, seed, kind)
     margins = []
-    for weight in weights[: len(weights) - reads_membranes]:
-        margins += [continuous.spikes_of(events, row, CONSTANTS)[2] for row in weight.tolist()]
-        events = continuous.layer(events, weight.tolist(), CONSTANTS)
+    for layer in layers[: len(layers) - reads_membranes]:
+        lists = {name: value.tolist() for name, value in layer.items()}
+        delays = lists.get("delay", [None] * len(lists["weight"]))
+        arriving = [events if row is None else continuous.arrivals(events, row) for row in delays]
+        margins += [continuous.spikes_of(*each, CONSTANTS)[2] for each in zip(arriving, lists["weight"])]
+        events = continuous.layer(events, c=CONSTANTS, **lists)
     return min(margins)
 
 
 def main():
-    for sizes, reads_membranes in (((10, 4), 0), ((5, 8, 3), 0), ((5, 8, 3), 1)):
-        seeds = [seed for seed in range(600) if margin(sizes, seed, reads_membranes) > LEAST_MARGIN][:NETWORKS]
-        for reset in ("subtract", "zero"):
-            bar = tqdm(seeds, f"{sizes}, {reset}", disable=None)
-            rows = [errors(sizes, seed, reads_membranes, STEPS, reset_mechanism=reset) for seed in bar]
-            read = "membranes" if reads_membranes else "first times"
-            print(sizes, read, reset, len(rows), *(f"{statistics.median(column):.3%}" for column in zip(*rows)))
+    for kind in (None, "delay"):
+        for sizes, reads_membranes in (((10, 4), 0), ((5, 8, 3), 0), ((5, 8, 3), 1)):
+            problems = [seed for seed in range(600) if margin(sizes, seed, reads_membranes, kind) > LEAST_MARGIN]
+            for reset in ("subtract",) if kind else ("subtract", "zero"):
+                bar = tqdm(problems[:NETWORKS], f"{kind}, {sizes}, {reset}", disable=None)
+                rows = [errors(sizes, seed, reads_membranes, STEPS, kind, reset_mechanism=reset) for seed in bar]
+                read = "membranes" if reads_membranes else "first times"
+                medians = (f"{statistics.median(column):.3%}" for column in zip(*rows))
+                print(kind, sizes, read, reset, len(rows), *medians, flush=True)
 
 
 if __name__ == "__main__":
