@@ -6,9 +6,8 @@ import torch
 
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import Operator
-from snnipu.ops._slots import check_spikes, gather, scatter
+from snnipu.ops._slots import check_spikes, scatter
 from snnipu.ops._sparse_currents import CurrentsBackward
-from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import at_slots
 from snnipu.ops.connections import Connection, Convolution2d, Delayed, FullyConnected, connection
 from snnipu.ops.delay_linear import OPERATORS as DELAY_LINEAR
@@ -100,35 +99,44 @@ OPERATOR.define(backward_reference, _meta)
 
 def _earlier(x: torch.Tensor, steps: int) -> torch.Tensor:
     """Return ``x`` ``[T, ...]`` moved ``steps`` steps towards the begin, with zeros last."""
-    return delayed(x.flip(0), steps).flip(0) if steps else x
+    return torch.cat([x[steps:], torch.zeros_like(x[:steps])]) if steps else x
 
 
 def crossings(
     mem: torch.Tensor, spikes: SparseSpikes, neurons: Neurons
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    r"""Return ``early`` and ``late`` of :class:`EventPropBackward`, and the part of its step before each crossing.
+    r"""Return ``early`` and ``late`` of :class:`EventPropBackward`, and the times of the spikes, each in its slot.
 
     A spike crosses its threshold at the part :math:`\varphi` of its step, by linear interpolation. Its membrane then
     rises by :math:`i_t \alpha^\varphi / \sqrt{\alpha \beta} + \theta \ln \beta` per step. A bound of half of the step's
     mean rise limits the gradient. ``early`` and ``late`` divide the inverse between both ends of the step.
     """
-    ids, counts = spikes.ids, spikes.counts[..., :1].expand(-1, -1, 2)
-    is_spike = torch.arange(spikes.capacity, device=ids.device) < counts[..., :1]
-    ids = torch.where(is_spike, ids, 0)
-    alpha, beta, threshold = (at_slots(each, ids) for each in neurons[:3])
-    before = torch.zeros_like(spikes.values)
-    before[1:] = gather(mem[:-1], ids[1:], counts[1:])
-    now = gather(mem, ids, counts)
+    ids, (_, batch, capacity) = spikes.ids, spikes.ids.shape
+    is_spike = torch.arange(capacity, device=ids.device) < spikes.counts[..., :1]
+    slots = is_spike.flatten().nonzero().squeeze(1)
+    spiking = ids.flatten().index_select(0, slots)
+    alpha, beta, threshold = (at_slots(each, spiking) for each in neurons[:3])
+    rows = torch.div(slots, max(capacity, 1), rounding_mode="floor")
+    places = rows * mem.shape[2] + spiking
+    places_before = places - batch * mem.shape[2]  # negative in the first step
+    mem = mem.flatten()
+    now, before = mem.index_select(0, places), mem.index_select(0, places_before.clamp(min=0))
+    before = before.masked_fill(places_before < 0, 0)
     current = now - beta * before
     if not neurons.resets_to_zero:
         by_reset = threshold * (before > threshold)
         before, current = before - by_reset, current + by_reset
-    crosses = is_spike & (before <= threshold)  # a neuron may be above its threshold even after a reset
-    mean_rise = torch.where(crosses, now - before, 1)
-    part = torch.where(crosses, (threshold - before) / mean_rise, 0)
-    rise = current * alpha**part / (alpha * beta).sqrt() + threshold * beta.log()
-    per_rise = torch.where(crosses, 1 / torch.maximum(rise, mean_rise / 2), 0)
-    return (1 - part) * per_rise, part * per_rise, part
+    crosses = before <= threshold  # a neuron may be above its threshold even after a reset
+    mean_rise = (now - before).masked_fill(~crosses, 1)
+    part = crosses * (threshold - before) / mean_rise
+    rise = current * (part * alpha.log()).exp() / (alpha * beta).sqrt() + threshold * beta.log()
+    per_rise = crosses / torch.maximum(rise, mean_rise / 2)
+    times = torch.div(rows, max(batch, 1), rounding_mode="floor") + part
+
+    def in_slots(values: torch.Tensor) -> torch.Tensor:
+        return values.new_zeros(ids.numel()).scatter_(0, slots, values).reshape(ids.shape)
+
+    return in_slots((1 - part) * per_rise), in_slots(part * per_rise), in_slots(times)
 
 
 class EventLayer(NamedTuple):
@@ -166,9 +174,8 @@ class _EventProp(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if mem is not None:
             return mem
-        ids, counts, early, _, within = tensors[4:9]
-        values = spike_values(ids, counts, early.dtype)
-        return values, values * (torch.arange(len(ids), device=ids.device)[:, None, None] + within)
+        ids, counts, _, _, spike_times = tensors[4:9]
+        return spike_values(ids, counts, spike_times.dtype), spike_times
 
     @staticmethod
     @once_differentiable("EventProp")

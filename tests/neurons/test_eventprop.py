@@ -178,10 +178,11 @@ def test_the_spikes_are_those_of_the_surrogate(reset_mechanism):
 
 def test_times_are_within_their_step():
     layer = layer_of()
-    x = spikes_in()
+    x = spikes_in(rate=0.5)
     spikes, mem = layer(x), layer_of(gradient="surrogate").membranes(x)
     is_spike = torch.arange(spikes.capacity) < spikes.counts[..., :1]
     t, b, slot = is_spike.nonzero().T
+    assert (t == 0).any()
     n = spikes.ids[t, b, slot].long()
     before = torch.where(t > 0, mem[t - 1, b, n], 0)
     part = (1 - before) / (mem[t, b, n] - before)
