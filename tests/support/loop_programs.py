@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 from support import loops
+from support.tables import lines_of, cells_of
 from torch import nn
 
 WIDTH, CHANNELS, SIDE = 4, 2, 4
@@ -70,47 +71,55 @@ BETWEEN = ("{m}.clamp(min=-0.25)", "{m} - 0.1 * {s}", "{m} * (1 - 0.5 * {s}.deta
 ELEMENTWISE = ("Leaky", "Synaptic", "Alpha", "Lapicque")
 # Expressions of a value v and an earlier value e of the step, by whether they are maps.
 EXPRESSIONS = {
-    False: (
-        "torch.relu({v})",
-        "{v} * 0.5 + 0.25",
-        "({v} - self.after.weight[0]).clamp(-2, 2)",
-        "{v} + {e}",
-        "{v}.view(len({v}), 2, 2).transpose(1, 2).flatten(1)",
-        "torch.cat([{v}, {e}], 1)[:, 2:6]",
-        "torch.cat([{v}, {e}])[:len({v})]",
-        "torch.where({v} > 0.1, {v}, {e})",
-        "torch.maximum({v}, torch.as_tensor(0.25))",
-        "F.layer_norm({v}, (4,))",
-        "F.dropout({v}, 0.25)",
-        "{v}.softmax(1) + {v}.mean(0)",
+    False: lines_of(
+        """
+    torch.relu({v})
+    {v} * 0.5 + 0.25
+    ({v} - self.after.weight[0]).clamp(-2, 2)
+    {v} + {e}
+    {v}.view(len({v}), 2, 2).transpose(1, 2).flatten(1)
+    torch.cat([{v}, {e}], 1)[:, 2:6]
+    torch.cat([{v}, {e}])[:len({v})]
+    torch.where({v} > 0.1, {v}, {e})
+    torch.maximum({v}, torch.as_tensor(0.25))
+    F.layer_norm({v}, (4,))
+    F.dropout({v}, 0.25)
+    {v}.softmax(1) + {v}.mean(0)
+    """
     ),
-    True: (
-        "torch.relu({v})",
-        "{v} + {e}",
-        "F.avg_pool2d({v}, 3, 1, 1)",
-        "F.max_pool2d({v}, 3, 1, 1)",
-        "{v} * {v}.mean()",
+    True: lines_of(
+        """
+    torch.relu({v})
+    {v} + {e}
+    F.avg_pool2d({v}, 3, 1, 1)
+    F.max_pool2d({v}, 3, 1, 1)
+    {v} * {v}.mean()
+    """
     ),
 }
 MODULES = {
-    False: (
-        "nn.Linear(4, 4)",
-        "nn.Linear(4, 4)",
-        "nn.BatchNorm1d(4, momentum=0.3)",
-        "nn.BatchNorm1d(4)",
-        "nn.BatchNorm1d(4, affine=False)",
-        "nn.BatchNorm1d(4).eval()",
-        "nn.Dropout(0.4)",
-        "nn.Dropout(0.4).eval()",
-        "nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))",
-        "nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Dropout1d(0.4), nn.Flatten())",
+    False: lines_of(
+        """
+    nn.Linear(4, 4)
+    nn.Linear(4, 4)
+    nn.BatchNorm1d(4, momentum=0.3)
+    nn.BatchNorm1d(4)
+    nn.BatchNorm1d(4, affine=False)
+    nn.BatchNorm1d(4).eval()
+    nn.Dropout(0.4)
+    nn.Dropout(0.4).eval()
+    nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Dropout1d(0.4), nn.Flatten())
+    """
     ),
-    True: (
-        "nn.Conv2d(2, 2, 3, padding=1)",
-        "nn.Conv2d(2, 2, 1, bias=False)",
-        "nn.BatchNorm2d(2)",
-        "nn.Dropout2d(0.4)",
-        "nn.Dropout(0.3)",
+    True: lines_of(
+        """
+    nn.Conv2d(2, 2, 3, padding=1)
+    nn.Conv2d(2, 2, 1, bias=False)
+    nn.BatchNorm2d(2)
+    nn.Dropout2d(0.4)
+    nn.Dropout(0.3)
+    """
     ),
 }
 # Recurrence: a neuron's previous spikes through a layer, which becomes one operator.
@@ -124,45 +133,49 @@ RECURRENT = {
     True: ("{v} + self.{m}({s})",),
 }
 # Head of the loop, statement before it, the step's input, the name of the step's number.
-HEADS = (
-    ("for _ in range({T})", "", "x[0]", ""),
-    ("for step in range({T})", "", "x[step]", "step"),
-    ("for step in range(x.shape[0])", "", "x[step]", "step"),
-    ("for step in range({T})", "y = x.transpose(0, 1)", "y[:, step]", "step"),
-    ("for step in range({T})", "y = x.movedim(0, -1)", "y[..., step]", "step"),
-    ("for step in range({T})", "y = x.transpose(0, 1)", "y[:, step : step + 1].squeeze(1)", "step"),
-    ("for step in range({T})", "", "x[-1 - step, :]", "step"),
-    ("for step in range({T})", "y = x.repeat_interleave(2, 0)", "y[2 * step : 2 * step + 2].sum(0)", "step"),
-    ("for step in range(1, {T})", "", "x[step]", ""),
-    ("for step in range({T} - 1, -1, -1)", "", "x[step]", ""),
-    ("for current in x", "", "current", ""),
-    ("for current in x.unbind()", "", "current", ""),
-    ("for step, current in enumerate(x)", "", "current", "step"),
-    ("for a, b in zip(x, x.flip(0))", "", "(a + b)", ""),
+HEADS = cells_of(
+    """
+    for _ in range({T})                |                               | x[0]                              |
+    for step in range({T})             |                               | x[step]                           | step
+    for step in range(x.shape[0])      |                               | x[step]                           | step
+    for step in range({T})             | y = x.transpose(0, 1)         | y[:, step]                        | step
+    for step in range({T})             | y = x.movedim(0, -1)          | y[..., step]                      | step
+    for step in range({T})             | y = x.transpose(0, 1)         | y[:, step : step + 1].squeeze(1)  | step
+    for step in range({T})             |                               | x[-1 - step, :]                   | step
+    for step in range({T})             | y = x.repeat_interleave(2, 0) | y[2 * step : 2 * step + 2].sum(0) | step
+    for step in range(1, {T})          |                               | x[step]                           |
+    for step in range({T} - 1, -1, -1) |                               | x[step]                           |
+    for current in x                   |                               | current                           |
+    for current in x.unbind()          |                               | current                           |
+    for step, current in enumerate(x)  |                               | current                           | step
+    for a, b in zip(x, x.flip(0))      |                               | (a + b)                           |
+    """
 )
 # Records of a value v: statement before the loop, statement in a step, and the result.
-RECORDS = (
-    ("{r} = []", "{r}.append({v})", "torch.stack({r})"),
-    ("{r} = []", "{r}.append({v})", "torch.stack({r}, dim=1)"),
-    ("{r} = []", "{r}.append({v})", "torch.cat({r})"),
-    ("{r} = []", "{r}.append({v})", "{r}[-1]"),
-    ("{r} = []", "{r}.append({v})", "*{r}"),
-    ("{r} = []", "{r}.append({v})", "torch.stack({r}[::2])"),
-    ("{r} = []", "{r}.append({v})", "torch.stack({r}).mean(0)"),
-    ("{r} = []", "{r}.append({v})", "sum(one * 2 for one in {r})"),
-    ("{r} = {zeros}", "{r} += {v}", "{r}"),
-    ("{r} = {zeros}", "{r} = {r} + {v}.detach()", "{r}"),
-    ("{r} = torch.zeros(())", "{r} += {v}.sum()", "{r}"),
-    ("{r} = 0.0", "{r} += {v}.mean().item()", "torch.zeros(()) + {r}"),
-    ("{r} = []", "{r}.append(float({v}[0].max()))", "torch.zeros(()) + {r}[-1] + {r}[0]"),
-    ("{r} = torch.zeros(())", "{r} += {v}.sum().detach()", "{r}"),
-    ("{r} = 0", "{r} += {v}", "{r}"),
-    ("{r} = 0", "{r} = {r} + (({v} - 0.5) ** 2).mean()", "{r}"),
-    ("{r} = torch.zeros({T})", "{r}[step] += {v}.mean()", "{r}"),
-    ("{r} = torch.zeros({T}, *{zeros}.shape)", "{r}[step] = {v}", "{r}"),
-    ("{r} = torch.zeros(())", "with torch.no_grad():\n    {r} += {v}.sum()", "{r}"),
-    ("", "self.total += {v}.detach().sum()", "{v}"),
-    ("", "self.count = self.count + 1", "{v}"),
+RECORDS = cells_of(
+    r"""
+    {r} = []                               | {r}.append({v})                      | torch.stack({r})
+    {r} = []                               | {r}.append({v})                      | torch.stack({r}, dim=1)
+    {r} = []                               | {r}.append({v})                      | torch.cat({r})
+    {r} = []                               | {r}.append({v})                      | {r}[-1]
+    {r} = []                               | {r}.append({v})                      | *{r}
+    {r} = []                               | {r}.append({v})                      | torch.stack({r}[::2])
+    {r} = []                               | {r}.append({v})                      | torch.stack({r}).mean(0)
+    {r} = []                               | {r}.append({v})                      | sum(one * 2 for one in {r})
+    {r} = {zeros}                          | {r} += {v}                           | {r}
+    {r} = {zeros}                          | {r} = {r} + {v}.detach()             | {r}
+    {r} = torch.zeros(())                  | {r} += {v}.sum()                     | {r}
+    {r} = 0.0                              | {r} += {v}.mean().item()             | torch.zeros(()) + {r}
+    {r} = []                               | {r}.append(float({v}[0].max()))      | torch.zeros(()) + {r}[-1] + {r}[0]
+    {r} = torch.zeros(())                  | {r} += {v}.sum().detach()            | {r}
+    {r} = 0                                | {r} += {v}                           | {r}
+    {r} = 0                                | {r} = {r} + (({v} - 0.5) ** 2).mean() | {r}
+    {r} = torch.zeros({T})                 | {r}[step] += {v}.mean()              | {r}
+    {r} = torch.zeros({T}, *{zeros}.shape) | {r}[step] = {v}                      | {r}
+    {r} = torch.zeros(())                  | with torch.no_grad():\n    {r} += {v}.sum() | {r}
+                                           | self.total += {v}.detach().sum()     | {v}
+                                           | self.count = self.count + 1          | {v}
+    """
 )
 SURROGATES = ("fast_sigmoid(slope=5)", "atan(alpha=1.5)", "sigmoid(slope=4)", "straight_through_estimator()")
 

@@ -4,13 +4,10 @@ Each script runs without and with ``snn.auto()``, and both runs must agree. Comp
 counts, errors and the state of random numbers. The networks are few and simple (:mod:`support.loop_programs` varies
 networks). Their weights and inputs are binary fractions, so that sums are exact in every order.
 
-``python tests/support/surroundings.py 0 100`` runs the scripts of these seeds in two processes, one script after the
-other. Scripts that differ run again in one process each. ``--show 7`` prints a script.
+``SNNIPU_SURROUNDINGS_EXAMPLES`` is the number of scripts that ``tests/compiler/test_surroundings.py`` runs.
 """
 
-import argparse
 import contextlib
-import faulthandler
 import gc
 import importlib
 import io
@@ -19,19 +16,16 @@ import pickle
 import random
 import re
 import runpy
-import subprocess
 import sys
-import tempfile
 import textwrap
-import time
 import warnings
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple
 
 import torch
+from support.tables import lines_of
 
 AUTO = "SNNIPU_SURROUNDINGS_AUTO"  # the variable that makes a script call snn.auto()
-SECONDS = 240  # limit for a script
 TOLERANCE, TOLERANCE_OF_NORM, TOLERANCE_OF_BFLOAT16 = 1e-4, 2e-3, 3e-2
 
 
@@ -44,7 +38,7 @@ class Network(NamedTuple):
     init: str
     start: str
     step: str
-    shape: Tuple[int, ...]
+    shape: Tuple[int, ...] = (4,)
 
 
 _READOUT = "self.fc2, self.lif2 = nn.Linear(6, 2), snn.Leaky(beta=0.5)"
@@ -54,33 +48,28 @@ NETWORKS = {
         f"self.fc1, self.lif1 = nn.Linear(4, 6), snn.Leaky(beta=0.75)\n{_READOUT}",
         "mem1, mem = {n}.lif1.reset_mem(), {n}.lif2.reset_mem()",
         "spk1, mem1 = {n}.lif1({n}.fc1({v}), mem1)\n" + _SECOND,
-        (4,),
     ),
     "learnt": Network(
         "self.fc1, self.lif1 = nn.Linear(4, 6), snn.Leaky(beta=0.75, learn_beta=True, learn_threshold=True)\n"
         "self.fc2, self.lif2 = nn.Linear(6, 2), snn.Leaky(beta=0.5, reset_mechanism='zero')",
         "mem1, mem = {n}.lif1.init_leaky(), {n}.lif2.init_leaky()",
         "spk1, mem1 = {n}.lif1({n}.fc1({v}), mem1)\n" + _SECOND,
-        (4,),
     ),
     "recurrent": Network(
         f"self.fc1, self.lif1 = nn.Linear(4, 6), snn.RLeaky(beta=0.5, linear_features=6)\n{_READOUT}",
         "(spk1, mem1), mem = {n}.lif1.reset_mem(), {n}.lif2.reset_mem()",
         "spk1, mem1 = {n}.lif1({n}.fc1({v}), spk1, mem1)\n" + _SECOND,
-        (4,),
     ),
     "synaptic": Network(
         f"self.fc1, self.lif1 = nn.Linear(4, 6), snn.Synaptic(alpha=0.5, beta=0.5)\n{_READOUT}",
         "(syn1, mem1), mem = {n}.lif1.reset_mem(), {n}.lif2.reset_mem()",
         "spk1, syn1, mem1 = {n}.lif1({n}.fc1({v}), syn1, mem1)\n" + _SECOND,
-        (4,),
     ),
     "written": Network(
         "self.fc1, self.lif1, self.spike = nn.Linear(4, 6), nn.Identity(), surrogate.fast_sigmoid(slope=4)\n"
         + _READOUT,
         "mem1, mem = torch.zeros(()), {n}.lif2.reset_mem()",
         "mem1 = 0.5 * mem1 + {n}.lif1({n}.fc1({v}))\nspk1 = {n}.spike(mem1 - 1.0)\nmem1 = mem1 - spk1\n" + _SECOND,
-        (4,),
     ),
     "convolution": Network(
         "self.fc1, self.lif1 = nn.Conv2d(1, 2, 3, padding=1), snn.Leaky(beta=0.5)\n"
@@ -95,122 +84,131 @@ NETWORKS = {
         "self.fc2, self.lif2 = nn.Linear(6, 2), snn.Leaky(beta=0.5, init_hidden=True, output=True)",
         "utils.reset({n})",
         "spk, mem = {n}.lif2({n}.fc2({n}.lif1({n}.fc1({v}))))",
-        (4,),
     ),
     "dropout": Network(
         f"self.fc1, self.lif1, self.drop = nn.Linear(4, 6), snn.Leaky(beta=0.75), nn.Dropout(0.5)\n{_READOUT}",
         "mem1, mem = {n}.lif1.reset_mem(), {n}.lif2.reset_mem()",
         "spk1, mem1 = {n}.lif1({n}.fc1({v}), mem1)\nspk, mem = {n}.lif2({n}.fc2({n}.drop(spk1)), mem)",
-        (4,),
     ),
     "norm": Network(
         "self.fc1, self.lif1 = nn.Linear(4, 6, bias=False), snn.Leaky(beta=0.75)\nself.norm = nn.BatchNorm1d(6)\n"
         + _READOUT,
         "mem1, mem = {n}.lif1.reset_mem(), {n}.lif2.reset_mem()",
         "spk1, mem1 = {n}.lif1({n}.norm({n}.fc1({v})), mem1)\n" + _SECOND,
-        (4,),
     ),
 }
 
 # ---- the loop: its head and its statements. {n} is the network.
 
-HEADS = (
-    "for step in range(len(x)):\n    current = x[step]",
-    "for step in range(len(x)):\n    current = x[step]",
-    "for step, current in enumerate(x):",
-    "step = -1\nfor current in x:\n    step += 1",
-    "step = -1\nwhile step + 1 < len(x):\n    step += 1\n    current = x[step]",
-    "for step in range(STEPS):\n    current = x[step]",
-    "for step, current in zip(range(len(x)), x):",
+HEADS = lines_of(
+    r"""
+    for step in range(len(x)):\n    current = x[step]
+    for step in range(len(x)):\n    current = x[step]
+    for step, current in enumerate(x):
+    step = -1\nfor current in x:\n    step += 1
+    step = -1\nwhile step + 1 < len(x):\n    step += 1\n    current = x[step]
+    for step in range(STEPS):\n    current = x[step]
+    for step, current in zip(range(len(x)), x):
+    """
 )
 # Before the neurons.
-FIRST = (
-    "current = current + 0.25 * torch.rand_like(current).round()",
-    "current = current * (1 + (random.random() < 0.5))",
-    "current = current * float(np.random.randint(1, 3))",
-    "if FAIL['at'] == step:\n    raise Stop(f'at {step}')",
-    "if {n}.fails and step == 2:\n    raise Stop('asked to')",
-    "COUNT['first'] += 1",
-    "assert current.shape[0] > 0, 'no samples'",
-    "if step == 1:\n    continue",
+FIRST = lines_of(
+    r"""
+    current = current + 0.25 * torch.rand_like(current).round()
+    current = current * (1 + (random.random() < 0.5))
+    current = current * float(np.random.randint(1, 3))
+    if FAIL['at'] == step:\n    raise Stop(f'at {step}')
+    if {n}.fails and step == 2:\n    raise Stop('asked to')
+    COUNT['first'] += 1
+    assert current.shape[0] > 0, 'no samples'
+    if step == 1:\n    continue
+    """
 )
 # After them.
-LAST = (
-    "{n}.calls += 1",
-    "{n}.trace.append(mem.detach())",
-    "{n}.trace.append(mem)",
-    "{n}.seen.append(step)",
-    "{n}.rates[step] = spk.detach().mean()",
-    "{n}.total += spk.detach().sum()",
-    "{n}.last = mem.detach()",
-    "COUNT['steps'] += 1",
-    "SEEN.append(float(mem.detach().sum()))",
-    "SEEN.append(step)",
-    "if step == 3:\n    break",
-    "if step == 2:\n    mem = mem.detach()",
-    "mem = mem * 1.0 if {n}.training else mem * 0.5",
-    "if torch.is_grad_enabled():\n    COUNT['with gradient'] += 1",
-    "clock = time.perf_counter()",
-    "with torch.no_grad():\n    COUNT['spikes'] += spk.sum().item()",
-    "def inside(value=mem):\n    return value.detach().sum()\n\nCOUNT['inside'] += inside()",
-    "spk[0] = 0",
-    "mem += 0.25",
-    "if (size := len(record)) > 4:\n    COUNT['size'] = size",
+LAST = lines_of(
+    r"""
+    {n}.calls += 1
+    {n}.trace.append(mem.detach())
+    {n}.trace.append(mem)
+    {n}.seen.append(step)
+    {n}.rates[step] = spk.detach().mean()
+    {n}.total += spk.detach().sum()
+    {n}.last = mem.detach()
+    COUNT['steps'] += 1
+    SEEN.append(float(mem.detach().sum()))
+    SEEN.append(step)
+    if step == 3:\n    break
+    if step == 2:\n    mem = mem.detach()
+    mem = mem * 1.0 if {n}.training else mem * 0.5
+    if torch.is_grad_enabled():\n    COUNT['with gradient'] += 1
+    clock = time.perf_counter()
+    with torch.no_grad():\n    COUNT['spikes'] += spk.sum().item()
+    def inside(value=mem):\n    return value.detach().sum()\n\nCOUNT['inside'] += inside()
+    spk[0] = 0
+    mem += 0.25
+    if (size := len(record)) > 4:\n    COUNT['size'] = size
+    """
 )
-# Statements that may end a graph.
-OBSTACLES = (
-    "print('step', step)",
-    "print(f'{{spk.sum().item():.0f}}', end=' ')",
-    "if spk.sum().item() > 2:\n    break",
-    "if mem.max() > 2:\n    break",
-    "if mem.requires_grad:\n    mem.register_hook(lambda grad: SEEN.append(round(float(grad.sum()), 2)))",
-    "warnings.warn('a step', stacklevel=1)",
-    "logging.getLogger('surroundings').info('step %d', step)",
-    "assert torch.isfinite(mem).all()",
-    "largest = max(float(one) for one in mem.detach().flatten())",
-    # Under an `if`: in some calls only, in none, in one step.
-    "if not torch.is_grad_enabled():\n    print('no gradient', step)",
-    "if COUNT['asked'] % 3 == 1 and step == 1:\n    print(float(mem.detach().sum()))\nCOUNT['asked'] += 1",
-    "if step > 99:\n    SEEN.append(spk.detach().numpy().copy())",
-    "if {n}.training and step == 2:\n    print('training', float(spk.detach().sum()))",
-    "SEEN.append(spk.detach().numpy().sum().item() if len(SEEN) == 3 else -1)",
-    # Output that is deferred until after the loop.
-    "print(step, {n}.training, tuple(mem.shape), f'{{float(mem.detach().mean()):.2f}}', len(record))",
-    "if step % 2:\n    print('odd', spk.detach().sum().item())\nelse:\n    print('even')",
-    "BAR.set_description(f'{{step}} {{spk.sum().item():.0f}}')\nBAR.update(1)",
-    "ROWS.append(spk.detach().cpu().numpy())\nTABLE[step] = round(float(spk.detach().mean().numpy()), 3)",
-    "sys.stdout.write(f'{{step}};')",
-    # Weights computed in each step.
-    "{n}.rounded = Rounded.apply({n}.fc1.weight * 4) / 4",
+# Statements that may end a graph, some under an `if`: in some calls, in none, or in one step. Then output that is
+# deferred until after the loop, and weights that are computed in each step.
+OBSTACLES = lines_of(
+    r"""
+    print('step', step)
+    print(f'{{spk.sum().item():.0f}}', end=' ')
+    if spk.sum().item() > 2:\n    break
+    if mem.max() > 2:\n    break
+    if mem.requires_grad:\n    mem.register_hook(lambda grad: SEEN.append(round(float(grad.sum()), 2)))
+    warnings.warn('a step', stacklevel=1)
+    logging.getLogger('surroundings').info('step %d', step)
+    assert torch.isfinite(mem).all()
+    largest = max(float(one) for one in mem.detach().flatten())
+    if not torch.is_grad_enabled():\n    print('no gradient', step)
+    if COUNT['asked'] % 3 == 1 and step == 1:\n    print(float(mem.detach().sum()))\nCOUNT['asked'] += 1
+    if step > 99:\n    SEEN.append(spk.detach().numpy().copy())
+    if {n}.training and step == 2:\n    print('training', float(spk.detach().sum()))
+    SEEN.append(spk.detach().numpy().sum().item() if len(SEEN) == 3 else -1)
+    print(step, {n}.training, tuple(mem.shape), f'{{float(mem.detach().mean()):.2f}}', len(record))
+    if step % 2:\n    print('odd', spk.detach().sum().item())\nelse:\n    print('even')
+    BAR.set_description(f'{{step}} {{spk.sum().item():.0f}}')\nBAR.update(1)
+    ROWS.append(spk.detach().cpu().numpy())\nTABLE[step] = round(float(spk.detach().mean().numpy()), 3)
+    sys.stdout.write(f'{{step}};')
+    {n}.rounded = Rounded.apply({n}.fc1.weight * 4) / 4
+    """
 )
 # Around the neurons: NEURONS is their place.
-WRAPPED = (
-    "try:\n    NEURONS\nfinally:\n    COUNT['finally'] += 1",
-    "try:\n    NEURONS\nexcept RuntimeError:\n    COUNT['except'] += 1\n    raise",
-    "try:\n    NEURONS\nexcept (RuntimeError, ValueError) as error:\n    raise Stop('told otherwise') from error",
-    "with contextlib.nullcontext():\n    NEURONS",
-    "with counted('block'):\n    NEURONS",
-    "with torch.set_grad_enabled(step > 0 and torch.is_grad_enabled()):\n    NEURONS",
-    "with torch.autocast('cpu', torch.bfloat16, enabled=False):\n    NEURONS",
+WRAPPED = lines_of(
+    r"""
+    try:\n    NEURONS\nfinally:\n    COUNT['finally'] += 1
+    try:\n    NEURONS\nexcept RuntimeError:\n    COUNT['except'] += 1\n    raise
+    try:\n    NEURONS\nexcept (RuntimeError, ValueError) as error:\n    raise Stop('told otherwise') from error
+    with contextlib.nullcontext():\n    NEURONS
+    with counted('block'):\n    NEURONS
+    with torch.set_grad_enabled(step > 0 and torch.is_grad_enabled()):\n    NEURONS
+    with torch.autocast('cpu', torch.bfloat16, enabled=False):\n    NEURONS
+    """
 )
 # After the loop: statements that end a graph, and others.
-ENDS = (
-    "print('ran', len(record))",
-    "COUNT['sum'] += float(mem.detach().sum())",
-    "{n}.zero_grad()",
-    "{n}.calls += 1",
-    "spk.sum().item()",
-    "SEEN.append(len(record))",
+ENDS = lines_of(
+    r"""
+    print('ran', len(record))
+    COUNT['sum'] += float(mem.detach().sum())
+    {n}.zero_grad()
+    {n}.calls += 1
+    spk.sum().item()
+    SEEN.append(len(record))
+    """
 )
 # State for the next call, and its use.
 CARRIED = ("{n}.kept = mem.detach()", "{n}.kept = mem", "{n}.kept = mem.detach().clone()")
-RESULTS = (
-    "torch.stack(record)",
-    "torch.stack(record)",
-    "torch.stack(record, 1)",
-    "record",
-    "sum(record)",
-    "record[-1]",
+RESULTS = lines_of(
+    r"""
+    torch.stack(record)
+    torch.stack(record)
+    torch.stack(record, 1)
+    record
+    sum(record)
+    record[-1]
+    """
 )
 
 # ---- the place of the loop. LOOP n stands for the loop, with the network n. NET stands for a network that has the
@@ -533,165 +531,170 @@ class Event(NamedTuple):
     later: str = ""
 
 
+def events(place: str, text: str) -> Tuple[Event, ...]:
+    """Return an event for each statement of a table, at this place of the call."""
+    return tuple(Event(**{place: statement}) for statement in lines_of(text))
+
+
 def _hooked(register: str) -> Event:
     return Event(f"HANDLES.append({register})", later="while HANDLES:\n    HANDLES.pop().remove()")
 
 
-MODES = tuple(
-    Event(around=statement)
-    for statement in (
-        "torch.no_grad()",
-        "torch.no_grad()",
-        "torch.inference_mode()",
-        "torch.set_grad_enabled(False)",
-        "torch.set_grad_enabled(True)",
-        "torch.autocast('cpu', torch.bfloat16)",
-        "torch.autocast('cpu', torch.bfloat16)",
-        "torch.profiler.profile()",
-        "warnings.catch_warnings(record=True)",
-        "torch.random.fork_rng(devices=[])",
-        "torch.autograd.graph.save_on_cpu()",
-        "torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t)",
-        "torch.autograd.set_detect_anomaly(True)",
-        "torch.device('cpu')",
-        "torch.backends.mkldnn.flags(enabled=False)",
-        "torch.nn.utils.parametrize.cached()",
-        "torch.autograd.graph.allow_mutation_on_saved_tensors()",
-        "Mode()",
-        "DispatchMode()",
-        "traced()",
-        "counted('around')",
-        "deterministic()",
-        "default_dtype(torch.float64)",
-        "contextlib.redirect_stdout(sys.stdout)",
-        "torch.compiler.set_stance('force_eager')",
-    )
+MODES = events(
+    "around",
+    r"""
+    torch.no_grad()
+    torch.no_grad()
+    torch.inference_mode()
+    torch.set_grad_enabled(False)
+    torch.set_grad_enabled(True)
+    torch.autocast('cpu', torch.bfloat16)
+    torch.autocast('cpu', torch.bfloat16)
+    torch.profiler.profile()
+    warnings.catch_warnings(record=True)
+    torch.random.fork_rng(devices=[])
+    torch.autograd.graph.save_on_cpu()
+    torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t)
+    torch.autograd.set_detect_anomaly(True)
+    torch.device('cpu')
+    torch.backends.mkldnn.flags(enabled=False)
+    torch.nn.utils.parametrize.cached()
+    torch.autograd.graph.allow_mutation_on_saved_tensors()
+    Mode()
+    DispatchMode()
+    traced()
+    counted('around')
+    deterministic()
+    default_dtype(torch.float64)
+    contextlib.redirect_stdout(sys.stdout)
+    torch.compiler.set_stance('force_eager')
+    """,
 )
-CALLS = tuple(
-    Event(call=statement)
-    for statement in (
-        "checkpoint(run, net, x, use_reentrant=True)",
-        "checkpoint(run, net, x, use_reentrant=False)",
-        "checkpoint(net, x, use_reentrant=False)",
-        "in_thread(run, net, x)",
-        "in_pool(run, net, x)",
-        "torch.func.functional_call(net, {n: p * 0.5 for n, p in net.named_parameters()}, (x,))",
-        "torch.func.functional_call(net, dict(net.named_parameters()), (x,))",
-        "torch.compile(run, backend='eager')(net, x)",
-        "contextvars.copy_context().run(run, net, x)",
-        "nn.DataParallel(net)(x)",
-        "net.forward(x)",
-        "type(net).forward(net, x)",
-        "run(net=net, x=x)",
-        "run(net, [*x])",
-        "run(net, tuple(x.unbind()))",
-        "[run(net, x), run(net, x)][1]",
-        "[run(net, x), run(net, x * 0.5)][0]",
-        "nn.Sequential(net)(x)",
-        "map(run, [net], [x]).__next__()",
-    )
+CALLS = events(
+    "call",
+    r"""
+    checkpoint(run, net, x, use_reentrant=True)
+    checkpoint(run, net, x, use_reentrant=False)
+    checkpoint(net, x, use_reentrant=False)
+    in_thread(run, net, x)
+    in_pool(run, net, x)
+    torch.func.functional_call(net, {n: p * 0.5 for n, p in net.named_parameters()}, (x,))
+    torch.func.functional_call(net, dict(net.named_parameters()), (x,))
+    torch.compile(run, backend='eager')(net, x)
+    contextvars.copy_context().run(run, net, x)
+    nn.DataParallel(net)(x)
+    net.forward(x)
+    type(net).forward(net, x)
+    run(net=net, x=x)
+    run(net, [*x])
+    run(net, tuple(x.unbind()))
+    [run(net, x), run(net, x)][1]
+    [run(net, x), run(net, x * 0.5)][0]
+    nn.Sequential(net)(x)
+    map(run, [net], [x]).__next__()
+    """,
 )
-INPUTS = tuple(
-    Event(before=statement)
-    for statement in (
-        "x.requires_grad_()",
-        "x.requires_grad_()",
-        "x = x.transpose(0, 1).contiguous().transpose(0, 1)",
-        "x = torch.cat([x, x], -1)[..., ::2]",
-        "x = x[:1].expand_as(x)",
-        "x = x[:, :1].expand_as(x)",
-        "x = x.to(memory_format=torch.channels_last) if x.dim() == 4 else x.flip(0)",
-        "x = (x + net.fc1.weight.flatten()[0]) * 1.0",
-        "x = net.fc1.weight.flatten()[:1].view([1] * x.dim()).expand_as(x)",
-        "x = x.as_subclass(Kind)",
-        "x = nn.Parameter(x)",
-        "x = x.double()",
-        "x = x.round().long()",
-        "x = x[..., :3]",
-        "x = x[:, :0]",
-        "x = x[:, :1]",
-        "x = x[:2]",
-        "x = x[:1]",
-        "x = torch.utils.data.default_collate([*x])",
-        "x = next(iter(DataLoader(TensorDataset(x.transpose(0, 1)), batch_size=x.shape[1])))[0].transpose(0, 1)",
-        "x = torch.as_strided(x.clone(), x.shape, x.stride())",
-        "x = torch.stack([*x]).detach()",
-        "x = torch.from_numpy(x.numpy().copy())",
-        "x = torch.cat([x, x])",
-        "x = torch.cat([x, x], 1)",
-    )
+INPUTS = events(
+    "before",
+    r"""
+    x.requires_grad_()
+    x.requires_grad_()
+    x = x.transpose(0, 1).contiguous().transpose(0, 1)
+    x = torch.cat([x, x], -1)[..., ::2]
+    x = x[:1].expand_as(x)
+    x = x[:, :1].expand_as(x)
+    x = x.to(memory_format=torch.channels_last) if x.dim() == 4 else x.flip(0)
+    x = (x + net.fc1.weight.flatten()[0]) * 1.0
+    x = net.fc1.weight.flatten()[:1].view([1] * x.dim()).expand_as(x)
+    x = x.as_subclass(Kind)
+    x = nn.Parameter(x)
+    x = x.double()
+    x = x.round().long()
+    x = x[..., :3]
+    x = x[:, :0]
+    x = x[:, :1]
+    x = x[:2]
+    x = x[:1]
+    x = torch.utils.data.default_collate([*x])
+    x = next(iter(DataLoader(TensorDataset(x.transpose(0, 1)), batch_size=x.shape[1])))[0].transpose(0, 1)
+    x = torch.as_strided(x.clone(), x.shape, x.stride())
+    x = torch.stack([*x]).detach()
+    x = torch.from_numpy(x.numpy().copy())
+    x = torch.cat([x, x])
+    x = torch.cat([x, x], 1)
+    """,
 )
 CHANGES = (
-    *(
-        Event(before=statement)
-        for statement in (
-            "net = copy.deepcopy(net)",
-            "net = copy.copy(net)",
-            "net = pickle.loads(pickle.dumps(net))",
-            "net.load_state_dict({n: t.clone() for n, t in net.state_dict().items()})",
-            "net.load_state_dict({n: t.clone() for n, t in net.state_dict().items()}, assign=True)",
-            "net.eval()",
-            "net.train()",
-            "net.double()",
-            "net.float()",
-            "net.bfloat16()",
-            "net.fc2.weight = nn.Parameter(net.fc2.weight.detach() * 0.5)",
-            "net.fc2.bias = None",
-            "with torch.no_grad():\n    net.fc2.weight.mul_(0.5)",
-            "net.fc1.weight.data = net.fc1.weight.data * 2",
-            "net.lif2.beta = 0.25",
-            "net.lif2.beta = torch.tensor(0.25)",
-            "net.lif2.beta.fill_(0.25)",
-            "net.lif2.threshold = torch.tensor(0.5)",
-            "net.lif2.threshold.fill_(0.5)",
-            "net.lif2.reset_mechanism = 'zero'",
-            "net.lif2.reset_mechanism = 'none'",
-            "net.lif2.spike_grad = surrogate.sigmoid(slope=2)",
-            "net.lif2.spike_grad = Boxcar.apply",
-            "net.lif2.spike_grad = lambda u: Boxcar.apply(u)",
-            "net.lif2.spike_grad = surrogate.custom_surrogate(lambda u, grad, out: grad / (1 + u.abs()))",
-            "net.fc2 = on_grid(nn.Linear(net.fc2.in_features, 2))",
-            "net.fc2 = nn.Sequential(net.fc2, nn.ReLU())",
-            "net.lif2 = type(net.lif2)(beta=0.5, init_hidden=net.lif2.init_hidden, output=net.lif2.output)",
-            "net.extra = nn.Linear(2, 2)",
-            "net.extra = len(SEEN)",
-            "del net.extra",
-            "net.fc2.requires_grad_(False)",
-            "net.fc1.weight.requires_grad_(False)",
-            "net.requires_grad_(False)",
-            "net.requires_grad_(True)",
-            "nn.utils.parametrizations.weight_norm(net.fc2)",
-            "nn.utils.parametrizations.spectral_norm(net.fc2)",
-            "nn.utils.weight_norm(net.fc2)",
-            "nn.utils.parametrize.register_parametrization(net.fc2, 'weight', Halved())",
-            "nn.utils.parametrize.remove_parametrizations(net.fc2, 'weight')",
-            "nn.utils.prune.random_unstructured(net.fc2, 'weight', 0.5)",
-            "utils.reset(net)",
-            "net.fc2 = torch.jit.trace(net.fc2, torch.ones(2, net.fc2.in_features))",
-            "net.fc2.forward = lambda value: F.linear(value, net.fc2.weight) * 0.5",
-            "net.calls = 0",
-            "net.trace = []",
-            "net.trace.clear()",
-            "net.seen = collections.deque()",
-            "net.kept = None",
-            "if AUTO:\n    snn.auto()",
-            "gc.collect()",
-            "torch.manual_seed(3)",
-            "random.seed(4)",
-            "np.random.seed(5)",
-            "COUNT.clear()",
-            "SEEN.clear()",
-            "net.fc2.weight.grad = None",
-            "for one in net.parameters():\n    one.grad = torch.ones_like(one)",
-            "torch.compile(lambda value: value * 2, backend='eager')(torch.ones(2))",
-            "torch.compile(net.fc2, backend='eager')(torch.ones(2, net.fc2.in_features))",
-            "net.fc2.compile(backend='eager')",
-            "net.half = net.float",
-            "net.lif1, net.lif2 = copy.deepcopy(net.lif1), copy.deepcopy(net.lif2)",
-            "net.share_memory()",
-            "other, net = net, Net()\nnet.load_state_dict(other.state_dict(), strict=False)",
-            "torch.set_grad_enabled(True)",
-        )
+    *events(
+        "before",
+        r"""
+    net = copy.deepcopy(net)
+    net = copy.copy(net)
+    net = pickle.loads(pickle.dumps(net))
+    net.load_state_dict({n: t.clone() for n, t in net.state_dict().items()})
+    net.load_state_dict({n: t.clone() for n, t in net.state_dict().items()}, assign=True)
+    net.eval()
+    net.train()
+    net.double()
+    net.float()
+    net.bfloat16()
+    net.fc2.weight = nn.Parameter(net.fc2.weight.detach() * 0.5)
+    net.fc2.bias = None
+    with torch.no_grad():\n    net.fc2.weight.mul_(0.5)
+    net.fc1.weight.data = net.fc1.weight.data * 2
+    net.lif2.beta = 0.25
+    net.lif2.beta = torch.tensor(0.25)
+    net.lif2.beta.fill_(0.25)
+    net.lif2.threshold = torch.tensor(0.5)
+    net.lif2.threshold.fill_(0.5)
+    net.lif2.reset_mechanism = 'zero'
+    net.lif2.reset_mechanism = 'none'
+    net.lif2.spike_grad = surrogate.sigmoid(slope=2)
+    net.lif2.spike_grad = Boxcar.apply
+    net.lif2.spike_grad = lambda u: Boxcar.apply(u)
+    net.lif2.spike_grad = surrogate.custom_surrogate(lambda u, grad, out: grad / (1 + u.abs()))
+    net.fc2 = on_grid(nn.Linear(net.fc2.in_features, 2))
+    net.fc2 = nn.Sequential(net.fc2, nn.ReLU())
+    net.lif2 = type(net.lif2)(beta=0.5, init_hidden=net.lif2.init_hidden, output=net.lif2.output)
+    net.extra = nn.Linear(2, 2)
+    net.extra = len(SEEN)
+    del net.extra
+    net.fc2.requires_grad_(False)
+    net.fc1.weight.requires_grad_(False)
+    net.requires_grad_(False)
+    net.requires_grad_(True)
+    nn.utils.parametrizations.weight_norm(net.fc2)
+    nn.utils.parametrizations.spectral_norm(net.fc2)
+    nn.utils.weight_norm(net.fc2)
+    nn.utils.parametrize.register_parametrization(net.fc2, 'weight', Halved())
+    nn.utils.parametrize.remove_parametrizations(net.fc2, 'weight')
+    nn.utils.prune.random_unstructured(net.fc2, 'weight', 0.5)
+    utils.reset(net)
+    net.fc2 = torch.jit.trace(net.fc2, torch.ones(2, net.fc2.in_features))
+    net.fc2.forward = lambda value: F.linear(value, net.fc2.weight) * 0.5
+    net.calls = 0
+    net.trace = []
+    net.trace.clear()
+    net.seen = collections.deque()
+    net.kept = None
+    if AUTO:\n    snn.auto()
+    gc.collect()
+    torch.manual_seed(3)
+    random.seed(4)
+    np.random.seed(5)
+    COUNT.clear()
+    SEEN.clear()
+    net.fc2.weight.grad = None
+    for one in net.parameters():\n    one.grad = torch.ones_like(one)
+    torch.compile(lambda value: value * 2, backend='eager')(torch.ones(2))
+    torch.compile(net.fc2, backend='eager')(torch.ones(2, net.fc2.in_features))
+    net.fc2.compile(backend='eager')
+    net.half = net.float
+    net.lif1, net.lif2 = copy.deepcopy(net.lif1), copy.deepcopy(net.lif2)
+    net.share_memory()
+    other, net = net, Net()\nnet.load_state_dict(other.state_dict(), strict=False)
+    torch.set_grad_enabled(True)
+    """,
     ),
     Event("FAIL['at'] = 2", later="FAIL['at'] = None"),
     Event("FAIL['at'] = 0", later="FAIL['at'] = None"),
@@ -715,56 +718,56 @@ CHANGES = (
     ),
 )
 HOOKS = tuple(
-    map(
-        _hooked,
-        (
-            "net.register_forward_hook(lambda module, given, made: SEEN.append('hook'))",
-            "net.register_forward_hook(lambda module, given, made: (made[0], made[1] * 2))",
-            "net.register_forward_pre_hook(lambda module, given: (given[0] * 2,))",
-            "net.register_full_backward_hook(lambda module, before, after: SEEN.append(after[1] is None))",
-            "net.fc2.register_forward_hook(lambda module, given, made: SEEN.append('fc2'))",
-            "net.fc2.register_forward_hook(lambda module, given, made: made * 0.5)",
-            "net.fc2.register_forward_pre_hook(lambda module, given: (given[0] * 2,))",
-            "net.fc2.register_full_backward_hook(lambda module, before, after: SEEN.append(told(after)))",
-            "net.lif1.register_forward_hook(lambda module, given, made: SEEN.append('lif1'))",
-            "net.lif2.register_forward_pre_hook(lambda module, given: SEEN.append('lif2'))",
-            "net.lif2.register_full_backward_hook(lambda module, before, after: SEEN.append('back'))",
-            "net.fc1.weight.register_hook(lambda grad: SEEN.append(told(grad)))",
-            "net.fc1.weight.register_hook(lambda grad: grad * 0.5)",
-            "net.fc2.weight.register_post_accumulate_grad_hook(lambda one: SEEN.append(told(one.grad)))",
-            "nn.modules.module.register_module_forward_hook(lambda *given: COUNT.update([type(given[0]).__name__]))",
-            "nn.modules.module.register_module_forward_pre_hook(lambda module, given: COUNT.update(['before']))",
-            "nn.modules.module.register_module_full_backward_hook(lambda *given: COUNT.update(['back']))",
-        ),
+    _hooked(line)
+    for line in lines_of(
+        r"""
+    net.register_forward_hook(lambda module, given, made: SEEN.append('hook'))
+    net.register_forward_hook(lambda module, given, made: (made[0], made[1] * 2))
+    net.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
+    net.register_full_backward_hook(lambda module, before, after: SEEN.append(after[1] is None))
+    net.fc2.register_forward_hook(lambda module, given, made: SEEN.append('fc2'))
+    net.fc2.register_forward_hook(lambda module, given, made: made * 0.5)
+    net.fc2.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
+    net.fc2.register_full_backward_hook(lambda module, before, after: SEEN.append(told(after)))
+    net.lif1.register_forward_hook(lambda module, given, made: SEEN.append('lif1'))
+    net.lif2.register_forward_pre_hook(lambda module, given: SEEN.append('lif2'))
+    net.lif2.register_full_backward_hook(lambda module, before, after: SEEN.append('back'))
+    net.fc1.weight.register_hook(lambda grad: SEEN.append(told(grad)))
+    net.fc1.weight.register_hook(lambda grad: grad * 0.5)
+    net.fc2.weight.register_post_accumulate_grad_hook(lambda one: SEEN.append(told(one.grad)))
+    nn.modules.module.register_module_forward_hook(lambda *given: COUNT.update([type(given[0]).__name__]))
+    nn.modules.module.register_module_forward_pre_hook(lambda module, given: COUNT.update(['before']))
+    nn.modules.module.register_module_full_backward_hook(lambda *given: COUNT.update(['back']))
+    """
     )
 )
-AFTER = tuple(
-    Event(after=statement)
-    for statement in (
-        "mem.register_hook(lambda grad: SEEN.append(told(grad)))",
-        "first(out).register_hook(lambda grad: grad * 2)",
-        "mem.retain_grad()",
-        "first(out).mul_(2)",
-        "first(out).zero_()",
-        "first(out)[0] = 1",
-        "mem.add_(1)",
-        "mem.detach().zero_()",
-        "first(out).detach().fill_(3)",
-        "first(out).data.fill_(2)",
-        "x.detach().mul_(2)",
-        "x.data = x.data * 2",
-        "with torch.no_grad():\n    net.fc1.weight.mul_(2)",
-        "with torch.no_grad():\n    net.fc2.weight.mul_(2)",
-        "net.fc2.weight.data.mul_(2)",
-        "net.fc2.weight.data = net.fc2.weight.data * 2",
-        "net.lif2.threshold.fill_(0.75)",
-        "out = first(out).detach().requires_grad_()",
-        "gc.collect()",
-        "out, mem = copy.copy((out, mem))",
-        "torch.manual_seed(6)",
-        "REFERENCES.append(weakref.ref(net))",
-        "del x",
-    )
+AFTER = events(
+    "after",
+    r"""
+    mem.register_hook(lambda grad: SEEN.append(told(grad)))
+    first(out).register_hook(lambda grad: grad * 2)
+    mem.retain_grad()
+    first(out).mul_(2)
+    first(out).zero_()
+    first(out)[0] = 1
+    mem.add_(1)
+    mem.detach().zero_()
+    first(out).detach().fill_(3)
+    first(out).data.fill_(2)
+    x.detach().mul_(2)
+    x.data = x.data * 2
+    with torch.no_grad():\n    net.fc1.weight.mul_(2)
+    with torch.no_grad():\n    net.fc2.weight.mul_(2)
+    net.fc2.weight.data.mul_(2)
+    net.fc2.weight.data = net.fc2.weight.data * 2
+    net.lif2.threshold.fill_(0.75)
+    out = first(out).detach().requires_grad_()
+    gc.collect()
+    out, mem = copy.copy((out, mem))
+    torch.manual_seed(6)
+    REFERENCES.append(weakref.ref(net))
+    del x
+    """,
 )
 # Parts of texts with a known difference, which are left out.
 KNOWN = {
@@ -785,23 +788,36 @@ LOSSES = (
     "loss = mem.float().pow(2).sum()",
 )
 PASSES = (
-    *["loss.backward()"] * 6,
-    "loss.backward(retain_graph=True)\nloss.backward()",
-    "loss.backward()\nloss.backward()",
-    "show('gradients', torch.autograd.grad(loss, [*net.parameters()], allow_unused=True))",
+    *lines_of(
+        r"""
+    loss.backward()
+    loss.backward()
+    loss.backward()
+    loss.backward()
+    loss.backward()
+    loss.backward()
+    loss.backward(retain_graph=True)\nloss.backward()
+    loss.backward()\nloss.backward()
+    show('gradients', torch.autograd.grad(loss, [*net.parameters()], allow_unused=True))
+    """
+    ),
     "grads = torch.autograd.grad(loss, [p for p in net.parameters() if p.requires_grad], create_graph=True, "
     "allow_unused=True)\nsum(one.pow(2).sum() for one in grads if one is not None).backward()",
-    "in_thread(loss.backward)",
-    "del out, mem\nloss.backward()",
-    "loss.backward()\noptimizer.step()\noptimizer.zero_grad()",
-    "loss.backward()\noptimizer.step()\noptimizer.zero_grad(set_to_none=False)",
-    "loss.backward()\nnn.utils.clip_grad_norm_(net.parameters(), 1.0)\noptimizer.step()",
-    "optimizer = torch.optim.Adam(net.parameters(), lr=0.03)\nloss.backward()\noptimizer.step()",
-    "lbfgs(net, lambda: loss_of(*run(net, x)))",
-    "torch.autograd.backward([first(out), mem], [torch.ones_like(first(out)), torch.ones_like(mem)])",
-    "show('of mem', torch.autograd.grad(loss, mem, retain_graph=True, allow_unused=True))\nloss.backward()",
-    "show('of x', torch.autograd.grad(loss, [x], allow_unused=True))",
-    "show('no pass', loss)",
+    *lines_of(
+        r"""
+    in_thread(loss.backward)
+    del out, mem\nloss.backward()
+    loss.backward()\noptimizer.step()\noptimizer.zero_grad()
+    loss.backward()\noptimizer.step()\noptimizer.zero_grad(set_to_none=False)
+    loss.backward()\nnn.utils.clip_grad_norm_(net.parameters(), 1.0)\noptimizer.step()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.03)\nloss.backward()\noptimizer.step()
+    lbfgs(net, lambda: loss_of(*run(net, x)))
+    torch.autograd.backward([first(out), mem], [torch.ones_like(first(out)), torch.ones_like(mem)])
+    show('of mem', torch.autograd.grad(loss, mem, retain_graph=True, allow_unused=True))\nloss.backward()
+    show('of x', torch.autograd.grad(loss, [x], allow_unused=True))
+    show('no pass', loss)
+    """
+    ),
 )
 
 HEADER = '''"""{title}"""
@@ -1376,81 +1392,3 @@ def _is_close(value: Any, expected: Any, tolerance: float, least: float) -> bool
     if isinstance(expected, float) and isinstance(value, (int, float)):
         return abs(value - expected) <= tolerance * max(1.0, abs(expected)) or (value != value and expected != expected)
     return bool(value == expected)
-
-
-def _child(folder: Path, auto: bool, seeds: Sequence[int], alone: bool) -> Dict[int, Any]:
-    """Run seeds in new processes; return {seed: records, or a text about the end of the process}."""
-    records: Dict[int, Any] = {}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SNNIPU_POISON_MEMORY": "1", AUTO: "1" if auto else ""}
-    waiting = list(seeds)
-    while waiting:
-        results = folder / "results"
-        results.unlink(missing_ok=True)
-        now = waiting[:1] if alone else waiting
-        command = [sys.executable, __file__, "--play", str(folder), *map(str, now)]
-        with open(folder / f"log_{'auto' if auto else 'plain'}", "a") as log:
-            code = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode
-        done = 0
-        if results.exists():
-            with open(results, "rb") as file, contextlib.suppress(EOFError):
-                while True:
-                    seed, record, seconds = pickle.load(file)
-                    records[seed] = record, seconds
-                    done += 1
-        if done < len(now):
-            records[now[done]] = [("the process", f"ended with {code}")], 0.0
-            done += 1
-        waiting = waiting[done:]
-    return records
-
-
-def _play_all(folder: Path, seeds: Sequence[int]) -> None:
-    """Run one script after the other, in a process that :func:`_child` started."""
-    torch.set_num_threads(1)
-    # TorchDynamo empties the processor's caches to time its guards.
-    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[assignment]
-    for seed in seeds:
-        faulthandler.dump_traceback_later(SECONDS, exit=True)
-        print(f"==== {seed}", file=sys.stderr, flush=True)
-        begin = time.process_time()
-        record = play(seed, folder)
-        with open(folder / "results", "ab") as file:
-            pickle.dump((seed, record, time.process_time() - begin), file)
-    faulthandler.cancel_dump_traceback_later()
-
-
-def main(arguments: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("first", type=int, nargs="?", default=0)
-    parser.add_argument("end", type=int, nargs="?", default=20)
-    parser.add_argument("--batch", type=int, default=25, help="scripts per process")
-    parser.add_argument("--show", type=int, help="only print the script of this seed")
-    options = parser.parse_args(arguments)
-    if options.show is not None:
-        print(Writer(options.show).source)
-        return 0
-    failed = []
-    for begin in range(options.first, options.end, options.batch):
-        seeds = range(begin, min(begin + options.batch, options.end))
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            plain, other = (_child(folder, auto, seeds, alone=False) for auto in (False, True))
-            for seed in seeds:
-                lines = differences(seed, plain[seed][0], other[seed][0])
-                if lines:
-                    alone = [_child(folder, auto, [seed], alone=True)[seed][0] for auto in (False, True)]
-                    again = differences(seed, *alone)
-                    failed += [seed]
-                    print(f"---- seed {seed}" + ("" if again else ", NOT in new processes"))
-                    print("\n".join((again or lines)[:6]), flush=True)
-                if other[seed][1] > 40:
-                    print(f"---- seed {seed} took {other[seed][1]:.0f} s, without the compiler {plain[seed][1]:.0f}")
-    print(f"{options.end - options.first} scripts, {len(failed)} differ: {failed}")
-    return len(failed) > 0
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--play"]:
-        _play_all(Path(sys.argv[2]), list(map(int, sys.argv[3:])))
-    else:
-        sys.exit(main())

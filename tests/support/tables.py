@@ -1,4 +1,4 @@
-"""Tests as tables of text, whose rows are a call and the error that it must raise."""
+"""Tests as tables of text: refused calls with their errors, and statements of random programs."""
 
 import re
 
@@ -22,3 +22,14 @@ def assert_refused(row, names, **more):
     names = {**names, **more}
     with pytest.raises(eval(kind, names), match=message):
         eval(call, names)
+
+
+def lines_of(table):
+    r"""Return the lines of a table; ``\n`` within a line stands for the end of a line."""
+    return tuple(line.strip().replace("\\n", "\n") for line in table.strip().splitlines())
+
+
+def cells_of(table):
+    """Return the cells of each line of a table, which ``|`` separates; a cell may be empty."""
+    lines = [line for line in table.splitlines() if line.strip()]
+    return tuple(sum((lines_of(cell) or ("",) for cell in re.split(r" \|(?: |$)", line)), ()) for line in lines)
