@@ -21,6 +21,8 @@
 using namespace poplar;
 using namespace poplar::program;
 using snnipu::ipu_model::CodeletOf;
+using snnipu::ipu_model::estimate;
+using snnipu::ipu_model::report;
 
 // --- codelets
 
@@ -170,6 +172,9 @@ struct Machine {
     graph.createHostRead(name, tensor);
     return tensor;
   }
+  Tensor floats(const std::string &name, std::size_t size, unsigned tile = 0) {
+    return variable(FLOAT, {size}, name, tile);
+  }
   VertexRef vertex(ComputeSet cs, const std::string &name, const std::vector<ConnectionDesc> &fields, unsigned tile,
                    unsigned cycles = 100) {
     const VertexRef ref = graph.addVertex(cs, name, fields);
@@ -188,6 +193,7 @@ struct Machine {
     result.load(device);
     return result;
   }
+  Engine engineOfSet(const OptionFlags &options = {}) { return engine(Execute(set), options); }
 };
 
 template <typename T> void write(Engine &engine, const char *name, const std::vector<T> &values) {
@@ -197,6 +203,12 @@ template <typename T> std::vector<T> read(Engine &engine, const char *name, std:
   std::vector<T> values(size);
   engine.readTensor(name, values.data(), values.data() + size);
   return values;
+}
+// Print a line, with blanks between the values.
+template <typename... T> void print(const T &...values) {
+  const char *before = "";
+  ((std::cout << before << values, before = " "), ...);
+  std::cout << '\n';
 }
 template <typename T> void print(const std::vector<T> &values) {
   for (std::size_t i = 0; i < values.size(); ++i)
@@ -353,7 +365,7 @@ CASE(tensors) {
     strided += twin.tensor.isContiguous();
   }
   check(strided > 0 && strided < 400, "some are contiguous");
-  std::cout << "ok\n";
+  print("ok");
 }
 
 CASE(mappings) {
@@ -388,7 +400,7 @@ CASE(mappings) {
   const Tensor linear = m.graph.addVariable(FLOAT, {10}, VariableMappingMethod::LINEAR, "linear");
   const auto mapping = m.graph.getTileMapping(linear);
   check(mapping[0][0] == Interval(0, 3) && mapping[3][0] == Interval(9, 10), "a linear mapping");
-  std::cout << "ok\n";
+  print("ok");
 }
 
 // --- execution
@@ -410,18 +422,17 @@ CASE(runs) {
         check(result[i] == static_cast<float>(i + 1 + 10 * (i % 8 / 2)), "element " + std::to_string(i));
     }
   }
-  std::cout << "ok\n";
+  print("ok");
 }
 
 CASE(halves) {
   const Tensor x = m.variable(HALF, {5}, "x", 0), y = m.variable(HALF, {5}, "y", 0);
   m.vertex(m.set, "AddTo<half>", {{"from", x}, {"to", y}, {"size", 5}}, 0);
   m.graph.setInitialValue<float>(x, {0.1f, 65504.0f, 1e-7f, -2.0f, 1e6f});
-  Engine engine = m.engine(Execute(m.set));
+  Engine engine = m.engineOfSet();
   engine.run();
   for (const half value : read<half>(engine, "x", 5))
-    std::cout << value.bits << ' ';
-  std::cout << '\n';
+    print(value.bits);
   // Convert every bit pattern to float and back.
   for (unsigned bits = 0; bits < 65536; ++bits) {
     const float value = half::toFloat(static_cast<std::uint16_t>(bits));
@@ -449,16 +460,16 @@ CASE(loops) {
   write<int>(engine, "limit", {10});
   engine.run();
   print<int>({read<int>(engine, "i", 1)[0], read<int>(engine, "other", 1)[0], read<int>(engine, "limit", 1)[0]});
-  const auto counted = snnipu::ipu_model::report(engine);
-  const auto estimated = snnipu::ipu_model::estimate(engine);
+  const auto counted = report(engine);
+  const auto estimated = estimate(engine);
   for (const auto &entry : counted.steps)
-    std::cout << entry.name << ' ' << entry.executions << '\n';
+    print(entry.name, entry.executions);
   for (const auto &entry : estimated.steps)
-    std::cout << entry.name << ' ' << entry.executions << '\n';
+    print(entry.name, entry.executions);
 }
 
 CASE(streams) {
-  const Tensor x = m.variable(FLOAT, {2}, "x", 0), y = m.variable(FLOAT, {2}, "y", 1);
+  const Tensor x = m.floats("x", 2), y = m.floats("y", 2, 1);
   m.addTo(m.set, x, y, 100, 1);
   const DataStream in = m.graph.addHostToDeviceFIFO("in", FLOAT, 2), out = m.graph.addDeviceToHostFIFO("out", FLOAT, 2);
   Engine engine = m.engine(Repeat(3, Sequence({Copy(in, x), Execute(m.set), Copy(y, out)})));
@@ -466,7 +477,7 @@ CASE(streams) {
   try {
     engine.run();
   } catch (const stream_connection_error &error) {
-    std::cout << error.what() << '\n';
+    print(error.what());
   }
   engine.connectStream("in", from.data(), from.data() + 4);
   engine.connectStream("out", to.data(), to.data() + 6);
@@ -479,7 +490,7 @@ CASE(streams) {
   });
   engine.run();
   print(to);
-  std::cout << snnipu::ipu_model::report(engine).hostBytes << '\n';
+  print(report(engine).hostBytes);
 }
 
 CASE(constants) {
@@ -497,19 +508,18 @@ CASE(virtualGraph, 8, 2) {
   const Tensor b = second.addVariable(INT, {1}, "b");
   second.setTileMapping(b, 3);
   const auto tiles = m.graph.getTileMapping(a);
-  std::cout << part.getTarget().getNumTiles() << ' ' << second.getTarget().getNumIPUs() << ' ';
+  print(part.getTarget().getNumTiles(), second.getTarget().getNumIPUs(), m.graph.getTileMapping(b)[11].size());
   for (std::size_t tile = 0; tile < tiles.size(); ++tile)
     if (!tiles[tile].empty())
-      std::cout << tile << ' ';
-  std::cout << m.graph.getTileMapping(b)[11].size() << '\n';
+      print(tile);
   second.setTileMapping(b, 8);
 }
 
 // --- accounts
 
 CASE(accounts, 3, 2) {
-  const Tensor x = m.variable(FLOAT, {100}, "x", 0), y = m.variable(FLOAT, {4, 5}, "y", 1);
-  const Tensor z = m.variable(FLOAT, {10}, "z", 4), w = m.variable(FLOAT, {1}, "w", 2);
+  const Tensor x = m.floats("x", 100), y = m.variable(FLOAT, {4, 5}, "y", 1);
+  const Tensor z = m.floats("z", 10, 4), w = m.floats("w", 1, 2);
   const ComputeSet all = m.graph.addComputeSet("all"), plain = m.graph.addComputeSet("plain");
   // Tile 1 receives 20 elements of tile 0; tile 4, on the other IPU, receives 10.
   m.addTo(all, x.slice(0, 20), y, 1, 1, 500);
@@ -517,23 +527,23 @@ CASE(accounts, 3, 2) {
   // Tile 1 runs a second vertex after the first, whose result is sent to tile 2.
   m.vertex(all, "LastWorker", {{"last", w.reinterpret(UNSIGNED_INT)[0]}}, 1, 50);
   // Six workers run eight plain vertices.
-  const Tensor sums = m.variable(FLOAT, {8}, "sums", 2);
+  const Tensor sums = m.floats("sums", 8, 2);
   for (unsigned i = 0; i < 8; ++i)
     m.vertex(plain, "Sum", {{"values", x.slice(0, 4)}, {"sum", sums[i]}}, 2, i == 0 ? 30 : 20);
   Engine engine(m.graph, Repeat(2, Sequence({Execute(all), Execute(plain), Copy(x.slice(0, 8), y.flatten().slice(0, 8)),
                                              Copy(y[0], y[1])})));
-  std::cout << snnipu::ipu_model::estimate(engine).toJson() << '\n'
-            << snnipu::ipu_model::report(engine).cycles() << '\n';
+  print(estimate(engine).toJson());
+  print(report(engine).cycles());
 }
 
 CASE(messages, 9) {
-  const Tensor spread = m.graph.addVariable(FLOAT, {8}, "spread"), there = m.variable(FLOAT, {16}, "there", 8);
+  const Tensor spread = m.graph.addVariable(FLOAT, {8}, "spread"), there = m.floats("there", 16, 8);
   for (unsigned tile = 0; tile < 8; ++tile)
     m.graph.setTileMapping(spread[tile], tile);
-  const Tensor far = m.variable(FLOAT, {400}, "far", 0), near = m.variable(FLOAT, {400}, "near", 8);
+  const Tensor far = m.floats("far", 400), near = m.floats("near", 400, 8);
   Engine engine(m.graph, {Copy(spread, there.slice(0, 8)), Copy(there.subSample(2, 0), spread), Copy(far, near)});
   for (unsigned program = 0; program < 3; ++program)
-    std::cout << snnipu::ipu_model::estimate(engine, program).exchangeCycles << '\n';
+    print(estimate(engine, program).exchangeCycles);
 }
 
 CASE(layout, 2) {
@@ -548,17 +558,15 @@ CASE(layout, 2) {
   m.addTo(row, concat(x[2].slice(0, 2), x[0].slice(0, 2)), y[0].slice(0, 4), 0, 0);
   Engine engine(m.graph, {Execute(columns), Execute(row)});
   for (unsigned program = 0; program < 2; ++program) {
-    const auto report = snnipu::ipu_model::estimate(engine, program);
-    std::cout << report.exchangeBytes << ' ' << report.computeCycles << ' ' << report.tileMemory[0].exchangeBuffers
-              << '\n';
+    const auto counts = estimate(engine, program);
+    print(counts.exchangeBytes, counts.computeCycles, counts.tileMemory[0].exchangeBuffers);
   }
 }
 
 CASE(machines) {
   for (const char *name : {"ipu1", "ipu2", "bow"}) {
     const Target target = Target::createIPUTarget(2, name);
-    std::cout << name << ' ' << target.getNumTiles() << ' ' << target.getBytesPerTile() << ' '
-              << target.getTileClockFrequency() << '\n';
+    print(name, target.getNumTiles(), target.getBytesPerTile(), target.getTileClockFrequency());
   }
   Target::createIPUTarget(1, 1473, "ipu2");
 }
@@ -571,21 +579,21 @@ CASE(tutorials) {
   model.relativeSyncDelay = IPUModel::RelativeSyncDelayType::NO_DELAY;
   const Device device = model.createDevice();
   Graph graph(device);
-  const auto print = [&](const Tensor &tensor) {
+  const auto printSizes = [&](const Tensor &tensor) {
+    std::vector<std::size_t> sizes;
     for (const auto &intervals : graph.getTileMapping(tensor))
-      std::cout << (intervals.empty() ? 0 : intervals[0].size()) << ' ';
-    std::cout << '\n';
+      sizes.push_back(intervals.empty() ? 0 : intervals[0].size());
+    print(sizes);
   };
   const Tensor large = graph.addVariable(FLOAT, {10, 101}, "large"), small = graph.addVariable(HALF, {70}, "small"),
                other = graph.addVariable(FLOAT, {70}, "other");
   poputil::mapTensorLinearly(graph, large);
   poputil::mapTensorLinearly(graph, small);
   poputil::mapTensorLinearly(graph, other, 1, 10);
-  print(large);
-  print(small);
-  print(other);
+  for (const Tensor &tensor : {large, small, other})
+    printSizes(tensor);
   Engine engine(graph, Copy(other.slice(0, 1), other.slice(69, 70)));
-  std::cout << snnipu::ipu_model::estimate(engine).syncCycles << '\n';
+  print(estimate(engine).syncCycles);
   poputil::mapTensorLinearly(graph, other, 1, 0);
 }
 
@@ -593,7 +601,7 @@ CASE(estimators) {
   // Every vertex of the package has an estimator.
   m.graph.addCodelets("snnipu.gp");
   for (const std::string &name : snnipu::ipu_model::codeletNames("snnipu"))
-    std::cout << name << '\n';
+    print(name);
   for (const unsigned size : {12u, 1200u}) {
     Machine machine(1);
     machine.graph.addCodelets("snnipu.gp");
@@ -602,38 +610,38 @@ CASE(estimators) {
         machine.graph.addVertex(machine.set, "snnipu::SurrogateSpike<float>", {{"u", u}, {"spk", spk}, {"size", size}});
     machine.graph.setTileMapping(ref, 0);
     Engine engine(machine.graph, Execute(machine.set));
-    std::cout << "cycles " << snnipu::ipu_model::estimate(engine).computeCycles << '\n';
+    print("cycles", estimate(engine).computeCycles);
   }
 }
 
 // --- errors
 
 CASE(unmapped) {
-  const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.graph.addVariable(FLOAT, {6}, "forgotten");
+  const Tensor x = m.floats("x", 6), y = m.graph.addVariable(FLOAT, {6}, "forgotten");
   m.graph.setTileMapping(y.slice(0, 4), 0);
   m.addTo(m.set, x, y, 1, 0);
-  m.engine(Execute(m.set));
+  m.engineOfSet();
 }
 
 CASE(race) {
-  const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.variable(FLOAT, {6}, "shared", 0);
+  const Tensor x = m.floats("x", 6), y = m.floats("shared", 6);
   m.addTo(m.set, x.slice(0, 4), y.slice(0, 4), 1, 0);
   m.addTo(m.set, x.slice(0, 3), y.slice(3, 6), 1, 1);
-  m.engine(Execute(m.set));
+  m.engineOfSet();
 }
 
 CASE(readWriteRace) {
-  const Tensor x = m.variable(FLOAT, {6}, "x", 0), y = m.variable(FLOAT, {6}, "y", 0);
-  const Tensor z = m.variable(FLOAT, {6}, "z", 0);
+  const Tensor x = m.floats("x", 6), y = m.floats("y", 6);
+  const Tensor z = m.floats("z", 6);
   m.addTo(m.set, y.reverse(0), z, 1, 0);
   m.addTo(m.set, x.slice(0, 2), y.slice(0, 2), 1, 0);
-  m.engine(Execute(m.set));
+  m.engineOfSet();
 }
 
 CASE(ownRace) {
-  const Tensor x = m.variable(FLOAT, {6}, "x", 0);
+  const Tensor x = m.floats("x", 6);
   m.addTo(m.set, x.slice(0, 5), x.slice(1, 6), 1, 0);
-  m.engine(Execute(m.set));
+  m.engineOfSet();
 }
 
 // Compare the check of races with its definition, on random intervals.
@@ -676,40 +684,40 @@ CASE(racesByDefinition) {
     refused += raised;
   }
   check(refused > 50 && refused < 350, "both occur: " + std::to_string(refused));
-  std::cout << "ok\n";
+  print("ok");
 }
 
 CASE(memoryOver, 4) {
-  const Tensor x = m.variable(FLOAT, {100000}, "small", 2), y = m.variable(FLOAT, {140000}, "weights of layer 3", 2);
+  const Tensor x = m.floats("small", 100000, 2), y = m.floats("weights of layer 3", 140000, 2);
   m.addTo(m.set, x.slice(0, 2), y.slice(0, 2), 1, 2);
   Engine engine(m.graph, Execute(m.set), what.empty() ? OptionFlags{} : OptionFlags{{"tileMemory", what}});
-  const auto report = snnipu::ipu_model::report(engine);
-  std::cout << report.fits << ' ' << report.fullestTile() << ' ' << report.tileMemory[2].variables << '\n';
+  const auto counts = report(engine);
+  print(counts.fits, counts.fullestTile(), counts.tileMemory[2].variables);
 }
 
-CASE(noSuchTile) { m.variable(FLOAT, {1}, "x", 4); }
+CASE(noSuchTile) { m.floats("x", 1, 4); }
 
 CASE(vertexOnNoSuchTile) {
-  const Tensor x = m.variable(FLOAT, {1}, "x", 0), y = m.variable(FLOAT, {1}, "y", 0);
+  const Tensor x = m.floats("x", 1), y = m.floats("y", 1);
   m.addTo(m.set, x, y, 1, 5888);
 }
 
 CASE(vertexOnNoTile) {
   const Tensor x = m.variable(INT, {}, "x", 0);
   m.graph.addVertex(m.set, "Increment", {{"value", x}});
-  m.engine(Execute(m.set));
+  m.engineOfSet();
 }
 
 CASE(unconnected) {
-  const Tensor x = m.variable(FLOAT, {1}, "x", 0);
+  const Tensor x = m.floats("x", 1);
   m.vertex(m.set, "AddTo<float>", {{"from", x}, {"by", 1}, {"size", 1}}, 0);
-  m.engine(Execute(m.set));
+  m.engineOfSet();
 }
 
 CASE(memberNotSet) {
-  const Tensor x = m.variable(FLOAT, {1}, "x", 0), y = m.variable(FLOAT, {1}, "y", 0);
+  const Tensor x = m.floats("x", 1), y = m.floats("y", 1);
   m.vertex(m.set, "AddTo<float>", {{"from", x}, {"to", y}, {"by", 1}}, 0);
-  m.engine(Execute(m.set));
+  m.engineOfSet();
 }
 
 CASE(wrongType) {
@@ -734,33 +742,30 @@ void estimateOf(const OptionFlags &options) {
   Machine m;
   for (const char *name : {"x", "y"})
     m.graph.setTileMapping(m.graph.addVertex(m.set, "Increment", {{"value", m.variable(INT, {}, name, 0)}}), 0);
-  Engine engine = m.engine(Execute(m.set), options);
-  std::cout << "cycles " << snnipu::ipu_model::estimate(engine).computeCycles << '\n';
+  Engine engine = m.engineOfSet(options);
+  print("cycles", estimate(engine).computeCycles);
 }
 CASE(noEstimate) { estimateOf({{"estimates", "required"}}); }
 CASE(defaultEstimate) { estimateOf({}); }
 
 // A field needs an alignment of 8 bytes, and begins 4 bytes after the start of a variable.
 CASE(misaligned) {
-  const Tensor x = m.variable(FLOAT, {5}, "x", 0), y = m.variable(FLOAT, {4}, "y", 0);
+  const Tensor x = m.floats("x", 5), y = m.floats("y", 4);
   const VertexRef vertex = m.graph.addVertex(m.set, "Pairs", {{"from", x.slice(1, 5)}, {"to", y}});
   m.graph.setTileMapping(vertex, 0);
   m.graph.setInitialValue(vertex["skip"], what == "access" ? 1u : 0u);
   m.graph.setPerfEstimate(vertex, 100);
-  Engine engine = m.engine(Execute(m.set), {{"misaligned", what == "refuse" ? "refuse" : "copy"}});
-  std::cout << "cycles " << snnipu::ipu_model::estimate(engine).computeCycles << '\n';
-  const float values[5] = {0, 1, 2, 3, 4};
-  engine.writeTensor("x", values, values + 5);
+  Engine engine = m.engineOfSet({{"misaligned", what == "refuse" ? "refuse" : "copy"}});
+  print("cycles", estimate(engine).computeCycles);
+  write<float>(engine, "x", {0, 1, 2, 3, 4});
   engine.run();
-  float result[4];
-  engine.readTensor("y", result, result + 4);
-  std::cout << result[0] << ' ' << result[3] << '\n';
+  print(read<float>(engine, "y", 4));
 }
 
 CASE(printed) {
   const Device device = DeviceManager::createDeviceManager().getDevices(TargetType::IPU, 1)[0];
-  std::cout << DeviceManager::createDeviceManager().getDevices(TargetType::CPU, 1).size() << ' ' << device.attach()
-            << ' ' << device.getTarget().getNumTiles() << '\n';
+  print(DeviceManager::createDeviceManager().getDevices(TargetType::CPU, 1).size(), device.attach(),
+        device.getTarget().getNumTiles());
   Graph graph(device.getTarget());
   const float values[4] = {1, 2, 3, 4.5f};
   const Tensor x = graph.addConstant(FLOAT, {2, 2}, values);
@@ -788,7 +793,7 @@ CASE(copyOfOtherSize) {
 CASE(lastWorker) {
   const Tensor x = m.variable(UNSIGNED_INT, {}, "x", 3);
   m.vertex(m.set, "LastWorker", {{"last", x}}, 3);
-  Engine engine = m.engine(Execute(m.set), {{"workerOrder", what}});
+  Engine engine = m.engineOfSet({{"workerOrder", what}});
   engine.run();
   print(read<unsigned>(engine, "x", 1));
 }
@@ -796,7 +801,7 @@ CASE(lastWorker) {
 CASE(inTurns) {
   const Tensor x = m.variable(HALF, {7}, "x", 0);
   m.vertex(m.set, "InTurns", {{"to", x}, {"size", 7}, {"together", std::stoi(what)}}, 0);
-  Engine engine = m.engine(Execute(m.set), {{"workerOrder", "check"}});
+  Engine engine = m.engineOfSet({{"workerOrder", "check"}});
   engine.run();
   print(read<half>(engine, "x", 7));
 }
@@ -804,8 +809,8 @@ CASE(inTurns) {
 CASE(guards) {
   const Tensor x = m.variable(INT, {4}, "x", 0);
   m.vertex(m.set, "TooFar", {{"to", x.slice(0, 3)}, {"size", 3}}, 0);
-  m.engine(Execute(m.set)).run();
-  m.engine(Execute(m.set), {{"guardFields", "true"}}).run();
+  m.engineOfSet().run();
+  m.engineOfSet({{"guardFields", "true"}}).run();
 }
 
 int main(int argc, char **argv) {
@@ -817,7 +822,7 @@ int main(int argc, char **argv) {
   } catch (const poplar_error &error) {
     std::cout << error.name() << ": " << error.what() << '\n';
   } catch (const std::exception &error) {
-    std::cout << error.what() << '\n';
+    print(error.what());
     return 1;
   }
   return 0;

@@ -192,7 +192,7 @@ def test_against_the_definition(case, name):
 @pytest.mark.slow
 def test_half(case):
     # These are 0.1, the largest half, a subnormal number, -2 and infinity.
-    assert case("halves") == [f"{0x2E66} {0x7BFF} 2 {0xC000} {0x7C00} "]
+    assert list(map(int, case("halves"))) == [0x2E66, 0x7BFF, 2, 0xC000, 0x7C00]
 
 
 def test_loops(case):
@@ -227,9 +227,9 @@ def test_short_messages_cost_their_instructions(case):
 
 
 def test_virtual_graphs(case):
-    lines = case("virtualGraph")
-    assert lines[0] == "4 1 2 5 10 13 1"
-    assert lines[1].startswith("invalid_tile_mapping: tile 8")
+    *lines, message = case("virtualGraph")
+    assert lines == ["4 1 1", "2", "5", "10", "13"]
+    assert message.startswith("invalid_tile_mapping: tile 8")
 
 
 # --- accounts
@@ -284,7 +284,7 @@ def test_a_tiles_elements_of_a_variable_are_contiguous(case):
 
 def test_tutorial_networks(case):
     """Tensors are divided equally among four tiles in whole vectors, with at least 128 bytes or a given number each."""
-    lines = [line.strip() for line in case("tutorials")]
+    lines = case("tutorials")
     assert lines[:4] == ["254 254 254 248", "64 6 0 0", "20 20 20 10", "7"]
     assert lines[4] == "poplar_error: mapTensorLinearly: grainSize must be 1 or more"
 
@@ -346,7 +346,7 @@ def test_a_vertex_without_an_estimate_gets_one(case):
 
 def test_alignment(case):
     """A misaligned field is copied, which is counted, or refused; an unaligned access of a vertex is an error."""
-    assert case("misaligned", "copy") == [f"cycles {11 + 6 * 100 + 30 + 2}", "1 4"]
+    assert case("misaligned", "copy") == [f"cycles {11 + 6 * 100 + 30 + 2}", "1 2 3 4"]
     (message,) = case("misaligned", "refuse")
     assert message.startswith('graph_program_compilation_error: field "from" of Pairs')
     assert "a multiple of 8 bytes" in message

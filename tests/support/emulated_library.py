@@ -18,22 +18,17 @@ from snnipu.backends import host, host_sparse, neurons, sparse_call
 
 
 class Address(int):
-    """A tensor's address that knows its tensor."""
-
-    tensor: torch.Tensor
+    """A tensor's address."""
 
 
 _data_ptr = torch.Tensor.data_ptr
-
-
 # Address -> bytes of the tensors whose address was read: pointers in a structure carry no size.
 _asked = {}
 
 
 def _address(tensor):
     address = Address(_data_ptr(tensor))
-    address.tensor = tensor
-    _asked[int(address)] = tensor.numel() * tensor.element_size()
+    _asked[address] = tensor.numel() * tensor.element_size()
     return address
 
 
@@ -43,18 +38,27 @@ _CALLS.update({f"snnipu_{name}": sparse_call.Call for name in sparse_call.SIGNAT
 
 
 def _pointers(structure):
-    """Yield offset and value of each pointer in a structure that is not null."""
+    """Return offset and value of each pointer in a structure that is not null."""
+    pairs = []
     for name, kind in structure._fields_:
         offset, value = getattr(type(structure), name).offset, getattr(structure, name)
         if kind is ctypes.c_void_p:
-            values = [value]
+            pairs.append((offset, value))
         elif issubclass(kind, ctypes.Array) and kind._type_ is ctypes.c_void_p:
-            values = list(value)
-        else:
-            continue
-        for place, pointer in enumerate(values):
-            if pointer:
-                yield offset + place * ctypes.sizeof(ctypes.c_void_p), pointer
+            pairs += [(offset + place * ctypes.sizeof(kind._type_), pointer) for place, pointer in enumerate(value)]
+    return [pair for pair in pairs if pair[1]]
+
+
+def _buffer(address, buffers):
+    """Add the tensor at an address to ``buffers``, and return its size and bytes as a message."""
+    buffers.append((address, _asked[address]))
+    return struct.pack("=Q", _asked[address]) + ctypes.string_at(address, _asked[address])
+
+
+def _packed_pointers(pairs, buffers):
+    """Return the number of pointers, and each as its offset and its buffer, as a message."""
+    messages = [struct.pack("=Q", offset) + _buffer(pointer, buffers) for offset, pointer in pairs]
+    return struct.pack("=Q", len(pairs)) + b"".join(messages)
 
 
 def _take_numbers(structure, sent):
@@ -90,68 +94,42 @@ class EmulatedLibrary:
     def __getattr__(self, name):
         if not name.startswith("snnipu_"):
             raise AttributeError(name)
-        types = getattr(host_library, name).argtypes
-        return lambda *arguments: self._call(name, types, arguments)
+        return lambda *arguments: self._call(name, arguments)
 
-    def _call(self, name, types, arguments):
-        assert len(arguments) == len(types), name
-        message, buffers = [], []
-        for argument, kind in zip(arguments, types):
-            pointer = kind is ctypes.c_void_p or issubclass(kind, ctypes._Pointer)
-            if name in _CALLS:
-                argument = ctypes.byref(_CALLS[name].from_address(argument))
-            if pointer and isinstance(argument, ctypes.c_void_p):
-                argument = argument.value
-            if not pointer:
-                real = kind is ctypes.c_double
-                message.append(struct.pack("=cd", b"d", argument) if real else struct.pack("=cq", b"i", argument))
-            elif argument is None:
-                message.append(b"n")
-            elif isinstance(argument, Address):
-                tensor = argument.tensor
-                assert tensor.is_contiguous(), name
-                buffers.append((int(argument), tensor.numel() * tensor.element_size()))
-                message.append(self._buffer(*buffers[-1]))
-            elif isinstance(getattr(argument, "_obj", None), ctypes.Structure):
-                size, pointers = ctypes.sizeof(argument._obj), list(_pointers(argument._obj))
-                message.append(struct.pack("=cQ", b"s", size) + ctypes.string_at(argument, size))
-                message.append(struct.pack("=Q", len(pointers)))
-                for offset, address in pointers:
-                    buffers.append((address, _asked[address]))
-                    message.append(struct.pack("=Q", offset) + self._buffer(*buffers[-1])[1:])  # without the tag
-            elif hasattr(argument, "_obj"):  # byref(...)
-                buffers.append((ctypes.addressof(argument._obj), ctypes.sizeof(argument._obj)))
-                message.append(self._buffer(*buffers[-1]))
-            else:
-                message.append(struct.pack("=cQ", b"a", argument))
+    def _call(self, name, arguments):
+        buffers = []
+        if name in _CALLS:
+            call = _CALLS[name].from_address(arguments[0])
+            values = [
+                struct.pack("=cQ", b"s", ctypes.sizeof(call)),
+                bytes(call),
+                _packed_pointers(_pointers(call), buffers),
+            ]
+        else:
+            values = [
+                b"b" + _buffer(value, buffers) if isinstance(value, Address) else struct.pack("=cq", b"i", value)
+                for value in arguments
+            ]
         head = struct.pack("=Q", len(name)) + name.encode() + struct.pack("=Q", len(arguments))
-        self._send(head + b"".join(message))
+        self._send(head + b"".join(values))
         while self._receive(1, name) == b"r":
-            self._make_room(name, arguments[0], buffers)
+            self._make_room(name, call, buffers)
         result = struct.unpack("=q", self._receive(8, name))[0]
         if name in _CALLS:
-            _take_numbers(_CALLS[name].from_address(arguments[0]), self._receive(ctypes.sizeof(_CALLS[name]), name))
+            _take_numbers(call, self._receive(ctypes.sizeof(call), name))
         for address, size in buffers:
             ctypes.memmove(address, self._receive(size, name), size)
         self.calls += 1
         return result & (2**64 - 1) if name == "snnipu_fingerprint" else result
 
-    def _make_room(self, name, address, buffers):
+    def _make_room(self, name, call, buffers):
         """Run the callback that makes room, and send its new pointers to the process."""
-        call = _CALLS[name].from_address(address)
         call.output_slots = struct.unpack("=q", self._receive(8, name))[0]
-        before = list(_pointers(call))
+        before = _pointers(call)
         call.most = 0
-        call.room(address)
+        call.room(ctypes.addressof(call))
         new_pointers = [pair for pair in _pointers(call) if pair not in before]
-        message = [struct.pack("=qQ", call.most, len(new_pointers))]
-        for offset, pointer in new_pointers:
-            buffers.append((pointer, _asked[pointer]))
-            message.append(struct.pack("=Q", offset) + self._buffer(*buffers[-1])[1:])  # without the tag
-        self._send(b"".join(message))
-
-    def _buffer(self, address, size):
-        return struct.pack("=cQ", b"b", size) + ctypes.string_at(address, size)
+        self._send(struct.pack("=q", call.most) + _packed_pointers(new_pointers, buffers))
 
     def _send(self, message):
         self._process.stdin.write(message)

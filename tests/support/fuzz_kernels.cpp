@@ -108,8 +108,8 @@ public:
       fail("status where an allocation failed", before);
     return found;
   }
-  // Draw float32 or float64, rarely a dtype that a function refuses.
-  int64_t dtype() { return rarely() ? size(2, 5) : size(0, 1); }
+  // Draw the dtype of the call's arrays: float32 or float64, rarely one that a function refuses.
+  int64_t dtype(bool mayBeRefused = true) { return dtype_ = mayBeRefused && rarely() ? size(2, 5) : size(0, 1); }
   // Draw a surrogate; return True if the library has it.
   template <typename Call> bool surrogate(Call &call, int64_t least = 0) {
     call.surrogate = size(least, rarely() ? 9 : 5);
@@ -123,8 +123,9 @@ public:
     kept_.emplace_back(new char[static_cast<size_t>(count)]);
     return kept_.back().get();
   }
-  // Return random numbers of a dtype.
-  void *numbers(int64_t dtype, int64_t count) {
+  // Return random numbers.
+  void *numbers(int64_t count) { return numbers(count, dtype_); }
+  void *numbers(int64_t count, int64_t dtype) {
     const int kind = static_cast<int>(size(0, 3));
     char *const made = raw(count * bytes(dtype));
     for (int64_t i = 0; i < count; ++i) {
@@ -141,15 +142,20 @@ public:
     }
     return made;
   }
-  void *maybe(int64_t dtype, int64_t count) { return coin() ? numbers(dtype, count) : nullptr; }
-  // Return an output buffer.
-  template <typename T = void> T *room(int64_t bytes) {
+  void *maybe(int64_t count) { return maybe(count, dtype_); }
+  void *maybe(int64_t count, int64_t dtype) { return coin() ? numbers(count, dtype) : nullptr; }
+  // Return an output buffer of the call's dtype, of another dtype, or of integers.
+  void *room(int64_t count) { return room(count, dtype_); }
+  void *room(int64_t count, int64_t dtype) { return room<char>(count * bytes(dtype)); }
+  template <typename T> T *room(int64_t count) {
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
     char *const made = raw(bytes);
     std::memset(made, untouched, static_cast<size_t>(bytes));
     written_.emplace_back(made, bytes);
     return reinterpret_cast<T *>(made);
   }
-  template <typename T = void> T *maybeRoom(int64_t bytes) { return coin() ? room<T>(bytes) : nullptr; }
+  void *maybeRoom(int64_t count) { return maybeRoom(count, dtype_); }
+  void *maybeRoom(int64_t count, int64_t dtype) { return coin() ? room(count, dtype) : nullptr; }
   void checkUntouched() const {
     for (const auto &[at, bytes] : written_)
       if (std::count(at, at + bytes, untouched) != bytes)
@@ -157,8 +163,9 @@ public:
   }
   void forgetRoom() { written_.clear(); }
 
-  // Draw the spikes of all rows; if `broken`, one count or id is out of range.
-  void spikes(snnipu_sparse_call &call, int64_t neurons, bool *broken) {
+  // Draw the spikes of all rows; if `broken`, one count or id is out of range. The ids of the spikes of a row, and
+  // those of its other slots, may have to ascend.
+  void spikes(snnipu_sparse_call &call, int64_t neurons, bool *broken, bool ascending = false) {
     const int64_t rows = call.steps * call.batch, slots = call.slots;
     auto *const ids = reinterpret_cast<int32_t *>(raw(4 * rows * slots));
     auto *const counts = reinterpret_cast<int32_t *>(raw(8 * rows));
@@ -172,6 +179,11 @@ public:
       counts[2 * row] = static_cast<int32_t>(random_() % static_cast<uint32_t>(carried + 1));
       for (int64_t slot = 0; slot < slots; ++slot)
         ids[row * slots + slot] = slot < carried ? every[static_cast<size_t>(slot)] : static_cast<int32_t>(random_());
+      if (ascending) {
+        int32_t *const first = ids + row * slots;
+        std::sort(first, first + counts[2 * row]);
+        std::sort(first + counts[2 * row], first + carried);
+      }
     }
     *broken = rows > 0 && rarely();
     if (*broken) {
@@ -188,7 +200,7 @@ public:
     }
     call.ids = ids;
     call.counts = counts;
-    call.values = numbers(call.dtype, rows * slots);
+    call.values = numbers(rows * slots);
   }
 
 private:
@@ -205,6 +217,7 @@ private:
   }
 
   const uint8_t *next_, *const end_;
+  int64_t dtype_ = SNNIPU_F32;
   std::minstd_rand random_;
   std::vector<std::unique_ptr<char[]>> kept_;
   std::vector<std::pair<const char *, int64_t>> written_;
@@ -258,8 +271,8 @@ void *packed(Draw &draw, const snnipu_sparse_call &like, int64_t neurons, int64_
   call.threads = like.threads;
   call.neurons = neurons;
   call.inputs = inputs;
-  call.weight = draw.numbers(call.dtype, neurons * inputs);
-  call.out = draw.room(snnipu_packed_size(neurons, inputs) * draw.bytes(call.dtype));
+  call.weight = draw.numbers(neurons * inputs);
+  call.out = draw.room(snnipu_packed_size(neurons, inputs));
   run(draw, snnipu_pack_weight, call, false);
   draw.forgetRoom();
   return call.out;
@@ -306,17 +319,15 @@ void connect(Draw &draw, Connected &c, bool isMaps) {
   else
     setMatrix(draw, c.call);
   c.parameters = isMaps ? c.maps.sizes[3] : c.call.neurons;
-  c.call.weight =
-      isMaps ? draw.numbers(c.call.dtype, c.maps.weights()) : packed(draw, c.call, c.call.neurons, c.call.inputs);
+  c.call.weight = isMaps ? draw.numbers(c.maps.weights()) : packed(draw, c.call, c.call.neurons, c.call.inputs);
   draw.spikes(c.call, c.call.inputs, &c.broken);
 }
 
 void setGradients(Draw &draw, Connected &c) {
   auto &call = c.call;
-  const int64_t bytes = draw.bytes(call.dtype);
-  call.grad_values = draw.maybeRoom(call.steps * call.batch * call.slots * bytes);
-  call.grad_weight = draw.maybeRoom((c.isMaps ? c.maps.weights() : call.inputs * call.neurons) * bytes);
-  call.grad_bias = draw.maybeRoom(c.parameters * bytes);
+  call.grad_values = draw.maybeRoom(call.steps * call.batch * call.slots);
+  call.grad_weight = draw.maybeRoom(c.isMaps ? c.maps.weights() : call.inputs * call.neurons);
+  call.grad_bias = draw.maybeRoom(c.parameters);
   if (!call.grad_values && draw.coin())
     call.weight = nullptr;
 }
@@ -326,11 +337,11 @@ void currents(Draw &draw, bool isMaps) {
   connect(draw, c, isMaps);
   const int64_t results = c.call.steps * c.call.batch * c.call.neurons;
   if (draw.coin()) {
-    c.call.bias = draw.maybe(c.call.dtype, c.parameters);
-    c.call.out = draw.room(results * draw.bytes(c.call.dtype));
+    c.call.bias = draw.maybe(c.parameters);
+    c.call.out = draw.room(results);
     run(draw, isMaps ? snnipu_sparse_conv2d_fwd : snnipu_sparse_linear_fwd, c.call, c.broken);
   } else {
-    c.call.grad = draw.numbers(c.call.dtype, results);
+    c.call.grad = draw.numbers(results);
     setGradients(draw, c);
     run(draw, isMaps ? snnipu_sparse_conv2d_bwd : snnipu_sparse_linear_bwd, c.call, c.broken);
   }
@@ -345,26 +356,26 @@ void delays(Draw &draw) {
   for (int64_t i = 0; i < call.inputs * call.neurons; ++i)
     lags[i] = static_cast<int32_t>((i * 2654435761u) % static_cast<uint32_t>(span - taps + 1));
   call.lags = lags;
-  const int64_t weights = call.inputs * call.neurons * taps, bytes = draw.bytes(call.dtype);
+  const int64_t weights = call.inputs * call.neurons * taps;
   const int64_t results = call.steps * call.batch * call.neurons;
-  call.weight = draw.numbers(call.dtype, weights);
+  call.weight = draw.numbers(weights);
   bool broken = false;
   switch (draw.size(0, 2)) {
   case 0:
     draw.spikes(call, call.inputs, &broken);
-    call.bias = draw.maybe(call.dtype, call.neurons);
-    call.out = draw.room(results * bytes);
+    call.bias = draw.maybe(call.neurons);
+    call.out = draw.room(results);
     run(draw, snnipu_delay_linear_fwd, call, broken);
     break;
   case 1:
     draw.spikes(call, call.inputs, &broken);
-    call.grad = draw.numbers(call.dtype, results);
-    call.grad_weight = draw.room(weights * bytes);
+    call.grad = draw.numbers(results);
+    call.grad_weight = draw.room(weights);
     run(draw, snnipu_delay_linear_bwd, call, broken);
     break;
   default:
-    call.grad = draw.numbers(call.dtype, results);
-    call.grad_x = draw.room(call.steps * call.batch * call.inputs * bytes);
+    call.grad = draw.numbers(results);
+    call.grad_x = draw.room(call.steps * call.batch * call.inputs);
     run(draw, snnipu_delay_linear_input_bwd, call, false);
   }
 }
@@ -376,10 +387,10 @@ thread_local std::function<void(snnipu_sparse_call *)> makeRoom;
 // Make the outputs of all slots of a call.
 void makeSlots(Draw &draw, snnipu_sparse_call &call) {
   const int64_t rows = call.steps * call.batch, slots = rows * call.output_slots;
-  call.ids_out = draw.room<int32_t>(4 * slots);
-  call.values_out = draw.room(slots * draw.bytes(call.dtype));
-  call.counts_out = draw.room<int32_t>(8 * rows);
-  call.dropped = draw.room<int32_t>(8 * rows);
+  call.ids_out = draw.room<int32_t>(slots);
+  call.values_out = draw.room(slots);
+  call.counts_out = draw.room<int32_t>(2 * rows);
+  call.dropped = draw.room<int32_t>(2 * rows);
 }
 
 // Let a call ask for room for at most `most` slots, and sometimes refuse it.
@@ -391,10 +402,10 @@ void offerRoom(Draw &draw, snnipu_sparse_call &call, int64_t most) {
       fail("slots", of->output_slots);
     makeSlots(draw, *of);
     const int64_t rows = of->steps * of->batch;
-    of->slot_mem = draw.room(rows * of->output_slots * draw.bytes(of->dtype));
+    of->slot_mem = draw.room(rows * of->output_slots);
     if (of->window) {
-      of->source = draw.room<int32_t>(4 * rows * of->output_slots);
-      of->neuron_counts = draw.room<int32_t>(8 * rows);
+      of->source = draw.room<int32_t>(rows * of->output_slots);
+      of->neuron_counts = draw.room<int32_t>(2 * rows);
     }
     allowed = left;
     of->most = hasRoom;
@@ -406,7 +417,7 @@ void layer(Draw &draw, bool isMaps) {
   Connected c;
   connect(draw, c, isMaps);
   auto &call = c.call;
-  const int64_t bytes = draw.bytes(call.dtype), rows = call.steps * call.batch, neurons = call.neurons;
+  const int64_t rows = call.steps * call.batch, neurons = call.neurons;
   const auto forwards = isMaps ? snnipu_sparse_conv_lif_sequence_fwd : snnipu_sparse_lif_sequence_fwd;
   const auto backwards = isMaps ? snnipu_sparse_conv_lif_sequence_bwd : snnipu_sparse_lif_sequence_bwd;
   void *const weight = const_cast<void *>(call.weight);
@@ -418,11 +429,11 @@ void layer(Draw &draw, bool isMaps) {
   }
   if (!isMaps && draw.coin())
     call.recurrent_weight = packed(draw, call, neurons, neurons);
-  call.bias = draw.maybe(call.dtype, c.parameters);
+  call.bias = draw.maybe(c.parameters);
   call.beta_size = draw.coin() ? 1 : c.parameters;
   call.threshold_size = draw.coin() ? 1 : c.parameters;
-  call.beta = draw.numbers(call.dtype, call.beta_size);
-  call.threshold = draw.numbers(call.dtype, call.threshold_size);
+  call.beta = draw.numbers(call.beta_size);
+  call.threshold = draw.numbers(call.threshold_size);
   call.has_second_threshold = draw.coin();
   call.second_threshold = static_cast<double>(draw.size(-4, 4)) / 2;
   call.input_scale = draw.coin() ? 1 : -0.5;
@@ -430,10 +441,10 @@ void layer(Draw &draw, bool isMaps) {
   call.delay = draw.size(0, std::min<int64_t>(call.steps, 2));
   call.rotate = draw.coin();
   call.output_slots = call.window || draw.coin() ? -1 : draw.size(0, neurons);
-  call.fired = draw.room<uint32_t>(4 * rows * ((neurons + 31) / 32));
+  call.fired = draw.room<uint32_t>(rows * ((neurons + 31) / 32));
   const bool keepsMembranes = draw.coin();
   offerRoom(draw, call, neurons);
-  call.mem = keepsMembranes ? draw.room(rows * neurons * bytes) : nullptr;
+  call.mem = keepsMembranes ? draw.room(rows * neurons) : nullptr;
   if (!run(draw, forwards, call, c.broken) || !draw.coin())
     return;
   draw.forgetRoom();
@@ -442,16 +453,16 @@ void layer(Draw &draw, bool isMaps) {
   call.weight = weight;
   call.neuron_threshold = call.threshold;
   if (isMaps && call.threshold_size > 1)
-    call.neuron_threshold = draw.numbers(call.dtype, neurons);
+    call.neuron_threshold = draw.numbers(neurons);
   if (call.window)
     call.ids_out = call.source;
-  call.grad = draw.numbers(call.dtype, rows * call.output_slots);
+  call.grad = draw.numbers(rows * call.output_slots);
   const bool known = draw.surrogate(call);
   setGradients(draw, c);
-  call.grad_recurrent = call.recurrent_weight ? draw.maybeRoom(neurons * neurons * bytes) : nullptr;
-  call.grad_beta = keepsMembranes ? draw.maybeRoom(call.beta_size * bytes) : nullptr;
-  call.grad_threshold = draw.maybeRoom(call.threshold_size * bytes);
-  call.grad_current = draw.maybeRoom(rows * neurons * bytes);
+  call.grad_recurrent = call.recurrent_weight ? draw.maybeRoom(neurons * neurons) : nullptr;
+  call.grad_beta = keepsMembranes ? draw.maybeRoom(call.beta_size) : nullptr;
+  call.grad_threshold = draw.maybeRoom(call.threshold_size);
+  call.grad_current = draw.maybeRoom(rows * neurons);
   run(draw, backwards, call, false, known);
 }
 
@@ -460,14 +471,14 @@ void layer(Draw &draw, bool isMaps) {
 void select(Draw &draw) {
   auto call = sparseCall(draw);
   call.neurons = draw.size(1, 300);
-  const int64_t rows = call.steps * call.batch, bytes = draw.bytes(call.dtype), words = (call.neurons + 31) / 32;
+  const int64_t rows = call.steps * call.batch, words = (call.neurons + 31) / 32;
   call.threshold_size = draw.coin() ? 1 : call.neurons;
-  call.threshold = draw.numbers(call.dtype, call.threshold_size);
+  call.threshold = draw.numbers(call.threshold_size);
   call.has_second_threshold = draw.coin();
   call.second_threshold = static_cast<double>(draw.size(-4, 4)) / 2;
-  call.x = draw.numbers(call.dtype, rows * call.neurons);
-  call.fired = draw.room<uint32_t>(4 * rows * words);
-  call.carried = draw.room<uint32_t>(4 * rows * words);
+  call.x = draw.numbers(rows * call.neurons);
+  call.fired = draw.room<uint32_t>(rows * words);
+  call.carried = draw.room<uint32_t>(rows * words);
   run(draw, snnipu_above, call, false);
   if (call.most < 0 || call.most > call.neurons)
     fail("neurons above a threshold", call.most);
@@ -476,10 +487,10 @@ void select(Draw &draw) {
   makeSlots(draw, call);
   run(draw, snnipu_select_spikes_fwd, call, false);
   draw.forgetRoom();
-  call.grad = draw.numbers(call.dtype, rows * call.output_slots);
-  call.slot_mem = draw.numbers(call.dtype, rows * call.output_slots);
+  call.grad = draw.numbers(rows * call.output_slots);
+  call.slot_mem = draw.numbers(rows * call.output_slots);
   const bool known = draw.surrogate(call);
-  call.grad_values = draw.room(rows * call.output_slots * bytes);
+  call.grad_values = draw.room(rows * call.output_slots);
   run(draw, snnipu_select_spikes_bwd, call, false, known);
 }
 
@@ -487,19 +498,19 @@ void eventprop(Draw &draw) {
   auto call = sparseCall(draw);
   call.neurons = draw.size(1, 200);
   call.slots = draw.size(0, call.neurons + 2);
-  const int64_t rows = call.steps * call.batch, bytes = draw.bytes(call.dtype);
+  const int64_t rows = call.steps * call.batch;
   bool broken = false;
-  draw.spikes(call, call.neurons, &broken);
+  draw.spikes(call, call.neurons, &broken, true);
   call.output_slots = call.slots;
   call.ids_out = const_cast<int32_t *>(call.ids);
   call.counts_out = const_cast<int32_t *>(call.counts);
   for (const void **const slots : {&call.grad, &call.early, &call.late})
-    *slots = draw.numbers(call.dtype, rows * call.slots);
+    *slots = draw.numbers(rows * call.slots);
   for (const void **const each : {&call.alpha, &call.beta, &call.threshold})
-    *each = draw.numbers(call.dtype, call.neurons);
-  call.mem = draw.maybe(call.dtype, rows * call.neurons);
-  call.grad_current = draw.room(rows * call.neurons * bytes);
-  call.out = draw.maybeRoom(rows * call.neurons * bytes);
+    *each = draw.numbers(call.neurons);
+  call.mem = draw.maybe(rows * call.neurons);
+  call.grad_current = draw.room(rows * call.neurons);
+  call.out = draw.maybeRoom(rows * call.neurons);
   run(draw, snnipu_eventprop_bwd, call, broken);
 }
 
@@ -507,7 +518,7 @@ void nonzero(Draw &draw) {
   auto call = sparseCall(draw);
   call.neurons = draw.rarely() ? draw.size(1, 20000) : draw.size(1, 300);
   offerRoom(draw, call, call.neurons + 3);
-  call.x = draw.numbers(call.dtype, call.steps * call.batch * call.neurons);
+  call.x = draw.numbers(call.steps * call.batch * call.neurons);
   call.output_slots = draw.coin() ? -1 : draw.size(0, call.neurons + 3);
   call.rotate = draw.coin();
   run(draw, snnipu_dense_to_sparse_fwd, call, false);
@@ -519,16 +530,16 @@ void dense(Draw &draw) {
   auto call = sparseCall(draw);
   call.neurons = draw.size(1, 200);
   call.slots = draw.size(0, call.neurons + 2);
-  const int64_t rows = call.steps * call.batch, bytes = draw.bytes(call.dtype);
+  const int64_t rows = call.steps * call.batch;
   call.cells = draw.coin() ? rows : call.batch;
   bool broken = false;
   draw.spikes(call, call.neurons, &broken);
   if (draw.coin()) {
-    call.out = draw.room(call.cells * call.neurons * bytes);
+    call.out = draw.room(call.cells * call.neurons);
     run(draw, snnipu_sparse_to_dense_fwd, call, broken);
   } else {
-    call.x = draw.numbers(call.dtype, call.cells * call.neurons);
-    call.values_out = draw.room(rows * call.slots * bytes);
+    call.x = draw.numbers(call.cells * call.neurons);
+    call.values_out = draw.room(rows * call.slots);
     run(draw, snnipu_sparse_to_dense_bwd, call, broken);
   }
 }
@@ -547,14 +558,14 @@ void sparsePool(Draw &draw) {
   }
   call.geometry = s;
   call.inputs = s[0] * s[1] * s[2];
-  const int64_t neurons = s[0] * s[3] * s[4], rows = call.steps * call.batch, bytes = draw.bytes(call.dtype);
+  const int64_t neurons = s[0] * s[3] * s[4], rows = call.steps * call.batch;
   call.slots = draw.size(0, std::min<int64_t>(call.inputs + 2, 60));
   call.mode = draw.size(0, draw.rarely() ? 4 : 2);
   bool broken = false;
   draw.spikes(call, call.inputs, &broken);
   call.output_slots = draw.coin() ? neurons : draw.size(0, neurons);
   makeSlots(draw, call);
-  call.source = call.mode == 0 ? draw.room<int32_t>(4 * rows * call.output_slots) : nullptr;
+  call.source = call.mode == 0 ? draw.room<int32_t>(rows * call.output_slots) : nullptr;
   const int status = draw.status(snnipu_sparse_pool2d_fwd, call);
   if (call.dtype > SNNIPU_F64) {
     if (status != 1)
@@ -568,14 +579,14 @@ void sparsePool(Draw &draw) {
   if (status != 0 || call.mode > 2)
     return;
   draw.forgetRoom();
-  call.grad = draw.numbers(call.dtype, rows * call.output_slots);
-  call.grad_values = draw.room(rows * call.slots * bytes);
+  call.grad = draw.numbers(rows * call.output_slots);
+  call.grad_values = draw.room(rows * call.slots);
   run(draw, snnipu_sparse_pool2d_bwd, call, false);
 }
 
 void densePool(Draw &draw) {
   snnipu_sparse_call call = {};
-  call.dtype = draw.size(0, 1);
+  call.dtype = draw.dtype(false);
   call.threads = draw.size(1, 3);
   const bool average = draw.coin();
   int64_t s[8];
@@ -586,11 +597,11 @@ void densePool(Draw &draw) {
     s[6 + axis] = (s[axis] - s[2 + axis]) / s[4 + axis] + 1;
   }
   call.geometry = s;
-  const int64_t places = s[2] * s[3], bytes = draw.bytes(call.dtype);
+  const int64_t places = s[2] * s[3];
   call.neurons = draw.size(1, 9);
   const int64_t in = call.neurons * s[0] * s[1], out = call.neurons * s[6] * s[7];
-  call.x = draw.numbers(call.dtype, in);
-  call.out = draw.room(out * bytes);
+  call.x = draw.numbers(in);
+  call.out = draw.room(out);
   call.which = draw.room<uint8_t>(out);
   const auto forward = average ? snnipu_avg_pool2d_fwd : snnipu_max_pool2d_fwd;
   const auto backward = average ? snnipu_avg_pool2d_bwd : snnipu_max_pool2d_bwd;
@@ -600,8 +611,8 @@ void densePool(Draw &draw) {
   if (status != 0)
     return;
   draw.forgetRoom();
-  call.grad = draw.numbers(call.dtype, out);
-  call.grad_x = draw.room(in * bytes);
+  call.grad = draw.numbers(out);
+  call.grad_x = draw.room(in);
   run(draw, backward, call, false);
 }
 
@@ -632,41 +643,40 @@ void neuron(Draw &draw) {
   call.elements = draw.rarely() ? 0 : draw.size(1, draw.rarely() ? 2000 : 70);
   const int64_t storage = std::min<int64_t>(call.dtype, 3), computed = storage == SNNIPU_F64 ? SNNIPU_F64 : SNNIPU_F32;
   const int64_t all = call.steps * call.elements, given = call.constant_input ? call.elements : all;
-  const int64_t stored = draw.bytes(storage), wide = draw.bytes(computed);
   const bool backward = draw.coin();
-  call.x = backward && draw.coin() ? nullptr : draw.numbers(storage, given);
+  call.x = backward && draw.coin() ? nullptr : draw.numbers(given, storage);
   for (int s = 0; s < SNNIPU_MOST_STATES; ++s)
-    call.initial[s] = draw.maybe(computed, call.elements);
+    call.initial[s] = draw.maybe(call.elements, computed);
   for (int p = 0; p < SNNIPU_MOST_PARAMETERS; ++p) {
     int64_t size = draw.coin() || call.elements == 0 ? 1 : draw.size(1, call.elements);
     while (call.elements % size)
       --size;
     call.parameter_sizes[p] = size;
-    call.parameters[p] = draw.numbers(computed, size);
+    call.parameters[p] = draw.numbers(size, computed);
   }
   bool hasSurrogate = true;
   int status;
   if (!backward) {
-    call.spk = draw.room(all * stored);
+    call.spk = draw.room(all, storage);
     for (int s = 0; s < SNNIPU_MOST_STATES; ++s) {
-      call.states[s] = draw.maybeRoom(all * stored);
-      call.final[s] = draw.maybeRoom(call.elements * wide);
+      call.states[s] = draw.maybeRoom(all, storage);
+      call.final[s] = draw.maybeRoom(call.elements, computed);
     }
     status = draw.status(snnipu_neuron_forward, call);
   } else {
     hasSurrogate = draw.surrogate(call, draw.rarely() ? -1 : 0);
     call.grad_constant = draw.coin() ? 0 : draw.size(0, 511);
     const auto seeds = [&](int bit) { return call.grad_constant >> bit & 1 ? call.elements : all; };
-    call.grad_spk = draw.maybe(storage, seeds(0));
+    call.grad_spk = draw.maybe(seeds(0), storage);
     for (int s = 0; s < SNNIPU_MOST_STATES; ++s) {
-      call.states[s] = draw.coin() ? draw.numbers(storage, all) : nullptr;
-      call.grad_states[s] = draw.maybe(storage, seeds(1 + s));
-      call.grad_final[s] = draw.maybe(computed, call.elements);
-      call.grad_initial[s] = draw.maybeRoom(call.elements * wide);
+      call.states[s] = draw.coin() ? draw.numbers(all, storage) : nullptr;
+      call.grad_states[s] = draw.maybe(seeds(1 + s), storage);
+      call.grad_final[s] = draw.maybe(call.elements, computed);
+      call.grad_initial[s] = draw.maybeRoom(call.elements, computed);
     }
     for (int p = 0; p < SNNIPU_MOST_PARAMETERS; ++p)
-      call.grad_parameters[p] = draw.maybeRoom(call.parameter_sizes[p] * wide);
-    call.grad_x = draw.room(given * stored);
+      call.grad_parameters[p] = draw.maybeRoom(call.parameter_sizes[p], computed);
+    call.grad_x = draw.room(given, storage);
     status = draw.status(snnipu_neuron_backward, call);
   }
   const bool known = hasNeuron(call.neuron, call.variant) && call.dtype <= SNNIPU_BF16 && all > 0 && hasSurrogate;
@@ -709,27 +719,27 @@ void recurrence(Draw &draw) {
   all.steps = draw.size(1, 6);
   all.elements = call.features * draw.size(1, 5);
   call.gemm = all.dtype == SNNIPU_F64 ? multiply<double> : multiply<float>;
-  const int64_t every = all.steps * all.elements, bytes = draw.bytes(all.dtype);
-  call.weight = draw.numbers(all.dtype, call.features * call.features);
+  const int64_t every = all.steps * all.elements;
+  call.weight = draw.numbers(call.features * call.features);
   for (int p = 0; p < SNNIPU_MOST_PARAMETERS; ++p) {
     all.parameter_sizes[p] = draw.coin() ? 1 : call.features;
-    all.parameters[p] = draw.numbers(all.dtype, all.parameter_sizes[p]);
+    all.parameters[p] = draw.numbers(all.parameter_sizes[p]);
   }
   const auto own = static_cast<int>(call.adds ? 0 : 1);
   for (int s = own; s < call.num_states; ++s)
-    all.initial[s] = draw.maybe(all.dtype, all.elements);
-  all.x = draw.numbers(all.dtype, all.constant_input ? all.elements : every);
+    all.initial[s] = draw.maybe(all.elements);
+  all.x = draw.numbers(all.constant_input ? all.elements : every);
   const bool backward = draw.coin();
   call.neuron = backward ? snnipu_neuron_backward : snnipu_neuron_forward;
   int status;
   if (!backward) {
-    call.bias = draw.maybe(all.dtype, call.features);
-    call.first = draw.maybe(all.dtype, all.elements);
-    call.incoming = draw.maybeRoom(every * bytes);
-    all.spk = draw.room(every * bytes);
+    call.bias = draw.maybe(call.features);
+    call.first = draw.maybe(all.elements);
+    call.incoming = draw.maybeRoom(every);
+    all.spk = draw.room(every);
     for (int s = own; s < call.num_states; ++s) {
-      all.states[s] = draw.maybeRoom(every * bytes);
-      all.final[s] = draw.maybeRoom(all.elements * bytes);
+      all.states[s] = draw.maybeRoom(every);
+      all.final[s] = draw.maybeRoom(all.elements);
     }
     status = draw.status(snnipu_recurrent_forward, call);
   } else {
@@ -737,21 +747,21 @@ void recurrence(Draw &draw) {
     all.surrogate_a = static_cast<double>(draw.size(-2, 9));
     all.grad_constant = draw.coin() ? 0 : draw.size(0, 511);
     const auto seeds = [&](int bit) { return all.grad_constant >> bit & 1 ? all.elements : every; };
-    all.spk = draw.numbers(all.dtype, every);
-    call.incoming = draw.maybe(all.dtype, every);
-    call.grad_last = draw.maybe(all.dtype, all.elements);
-    call.grad_first = draw.maybeRoom(all.elements * bytes);
-    all.grad_spk = draw.maybe(all.dtype, seeds(0));
+    all.spk = draw.numbers(every);
+    call.incoming = draw.maybe(every);
+    call.grad_last = draw.maybe(all.elements);
+    call.grad_first = draw.maybeRoom(all.elements);
+    all.grad_spk = draw.maybe(seeds(0));
     for (int s = 0; s < call.num_states; ++s)
-      all.grad_states[s] = draw.maybe(all.dtype, seeds(1 + s));
+      all.grad_states[s] = draw.maybe(seeds(1 + s));
     for (int s = own; s < call.num_states; ++s) {
-      all.states[s] = draw.coin() ? draw.numbers(all.dtype, every) : nullptr;
-      all.grad_final[s] = draw.maybe(all.dtype, all.elements);
-      all.grad_initial[s] = draw.maybeRoom(all.elements * bytes);
+      all.states[s] = draw.coin() ? draw.numbers(every) : nullptr;
+      all.grad_final[s] = draw.maybe(all.elements);
+      all.grad_initial[s] = draw.maybeRoom(all.elements);
     }
     for (int p = 0; p < SNNIPU_MOST_PARAMETERS; ++p) // the call adds to it
-      all.grad_parameters[p] = draw.coin() ? draw.numbers(all.dtype, all.parameter_sizes[p]) : nullptr;
-    all.grad_x = draw.room(every * bytes);
+      all.grad_parameters[p] = draw.coin() ? draw.numbers(all.parameter_sizes[p]) : nullptr;
+    all.grad_x = draw.room(every);
     status = draw.status(snnipu_recurrent_backward, call);
   }
   const bool known = hasNeuron(all.neuron, all.variant) && all.dtype <= SNNIPU_F64;
@@ -773,22 +783,22 @@ void spikingLstm(Draw &draw) {
   call.tanh_gate = draw.size(2, 3);
   call.reset = draw.size(0, 2);
   call.threshold = draw.coin() ? 0.0 : 0.5;
-  const int64_t every = call.rows * call.width, bytes = draw.bytes(call.dtype);
-  call.syn_before = draw.maybe(call.dtype, every);
-  call.mem_before = draw.maybe(call.dtype, every);
-  call.gates = draw.numbers(call.dtype, 4 * every);
+  const int64_t every = call.rows * call.width;
+  call.syn_before = draw.maybe(every);
+  call.mem_before = draw.maybe(every);
+  call.gates = draw.numbers(4 * every);
   int status;
   if (draw.coin()) {
-    call.syn = draw.room(every * bytes);
-    call.mem = draw.room(every * bytes);
+    call.syn = draw.room(every);
+    call.mem = draw.room(every);
     status = draw.status(snnipu_lstm_forward, call);
   } else {
-    call.syn = draw.numbers(call.dtype, every);
+    call.syn = draw.numbers(every);
     for (const void **grad : {&call.grad_syn, &call.grad_mem, &call.carried_syn, &call.carried_mem})
-      *grad = draw.maybe(call.dtype, every);
-    call.grad_gates = draw.room(4 * every * bytes);
-    call.grad_before = draw.room(every * bytes);
-    call.grad_reset = draw.maybeRoom(every * bytes);
+      *grad = draw.maybe(every);
+    call.grad_gates = draw.room(4 * every);
+    call.grad_before = draw.room(every);
+    call.grad_reset = draw.maybeRoom(every);
     status = draw.status(snnipu_lstm_backward, call);
   }
   if (status != (call.dtype <= SNNIPU_F64 ? 0 : 1))
@@ -799,7 +809,7 @@ void spikingLstm(Draw &draw) {
 
 void fingerprint(Draw &draw) {
   const int64_t count = draw.size(0, 3000);
-  auto *const bytes = static_cast<char *>(draw.numbers(SNNIPU_F16, count));
+  auto *const bytes = static_cast<char *>(draw.numbers(count, SNNIPU_F16));
   const auto threads = static_cast<int32_t>(draw.size(1, 4));
   const uint64_t found = snnipu_fingerprint(bytes, 2 * count, threads);
   if (found != snnipu_fingerprint(bytes, 2 * count, 1))

@@ -3,12 +3,11 @@
 //
 // The first line of output: the library's instruction set, and the runtime of its threads.
 //
-// A call: the function's name and its arguments. Each argument has a tag and a value: n (a null pointer), a (an
-// address in this process), b (a buffer: its bytes), s (a structure: its bytes, and the number of its pointers that
-// are not null, each an offset and a buffer), i (an integer), d (a double). The answer: d, the result, and the bytes
-// of structures and buffers after the call. A function that asks for room first sends r and the number of slots. It
-// receives `most`, 1 or 0, and the number of new pointers in the form of a structure's. Numbers have 64 bits. The
-// length of a name, a buffer or a structure precedes it.
+// A call: the function's name and its arguments. Each argument has a tag and a value: b (a buffer: its bytes), s (a
+// structure: its bytes, and the number of its pointers that are not null, each an offset and a buffer), i (an integer).
+// The answer: d, the result, and the bytes of structures and buffers after the call. A function that asks for room first
+// sends r and the number of slots. It receives `most`, 1 or 0, and the number of new pointers in the form of a
+// structure's. Numbers have 64 bits. The length of a name, a buffer or a structure precedes it.
 #include "host/neuron.h"
 #include "host/snnipu.h"
 #include "host/sparse.h"
@@ -24,14 +23,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <list>
-#include <map>
 #include <memory>
 #include <string>
-#include <tuple>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 namespace {
@@ -87,48 +81,6 @@ private:
   std::vector<unsigned char> bytes_;
 };
 
-struct Argument {
-  char tag;
-  void *pointer = nullptr;
-  std::int64_t integer = 0;
-  double real = 0;
-};
-
-template <typename T> T as(const Argument &argument) {
-  if constexpr (std::is_pointer_v<T>) {
-    if (!std::strchr("nabs", argument.tag))
-      fail("a pointer was expected");
-    return static_cast<T>(argument.pointer);
-  } else {
-    if (argument.tag != (std::is_floating_point_v<T> ? 'd' : 'i'))
-      fail("a number of another kind was expected");
-    return std::is_floating_point_v<T> ? static_cast<T>(argument.real) : static_cast<T>(argument.integer);
-  }
-}
-
-using Call = std::function<std::int64_t(const std::vector<Argument> &)>;
-
-template <typename R, typename... A, std::size_t... I>
-std::int64_t apply(R (*function)(A...), const std::vector<Argument> &arguments, std::index_sequence<I...>) {
-  if constexpr (std::is_void_v<R>) {
-    function(as<A>(arguments[I])...);
-    return 0;
-  } else {
-    return static_cast<std::int64_t>(function(as<A>(arguments[I])...));
-  }
-}
-
-template <typename R, typename... A> Call bind(void *library, const char *name, R (*)(A...)) {
-  const auto function = reinterpret_cast<R (*)(A...)>(symbol(library, name));
-  if (!function)
-    fail(std::string("no function ") + name);
-  return [function, name](const std::vector<Argument> &arguments) {
-    if (arguments.size() != sizeof...(A))
-      fail(std::string("wrong number of arguments of ") + name);
-    return apply(function, arguments, std::index_sequence_for<A...>{});
-  };
-}
-
 // Read the next bytes into a new buffer.
 using Buffers = std::vector<std::unique_ptr<Buffer>>;
 Buffer &readBuffer(Buffers &buffers) {
@@ -160,28 +112,24 @@ void room(snnipu_sparse_call *call) {
   call->most = most;
 }
 
-// Return a call of a function that takes a structure.
-template <typename T> Call bindCall(void *library, const std::string &name) {
-  const auto function = reinterpret_cast<int (*)(T *)>(symbol(library, name.c_str()));
+// Call a function that takes these arguments; addresses are integers, too.
+std::int64_t call(void *library, const std::string &name, const std::vector<std::int64_t> &arguments) {
+  void *const function = symbol(library, name.c_str());
   if (!function)
     fail("no function " + name);
-  return [function](const std::vector<Argument> &arguments) {
-    T *const call = as<T *>(arguments.at(0));
-    if constexpr (std::is_same_v<T, snnipu_sparse_call>)
-      call->room = room;
-    return static_cast<std::int64_t>(function(call));
-  };
-}
-
-Call find(void *library, const std::string &name) {
-#define PLAIN(NAME)                                                                                                    \
-  if (name == #NAME)                                                                                                   \
-    return bind(library, #NAME, static_cast<decltype(&NAME)>(nullptr));
-  PLAIN(snnipu_set_workers)
-  PLAIN(snnipu_packed_size)
-  PLAIN(snnipu_fingerprint)
-  return name.rfind("snnipu_neuron_", 0) == 0 ? bindCall<snnipu_neuron_call>(library, name)
-                                              : bindCall<snnipu_sparse_call>(library, name);
+  void *const address = reinterpret_cast<void *>(arguments.at(0));
+  if (name == "snnipu_set_workers") {
+    reinterpret_cast<decltype(&snnipu_set_workers)>(function)(arguments[0], arguments[1]);
+    return 0;
+  }
+  if (name == "snnipu_packed_size")
+    return reinterpret_cast<decltype(&snnipu_packed_size)>(function)(arguments[0], arguments[1]);
+  if (name == "snnipu_fingerprint")
+    return reinterpret_cast<decltype(&snnipu_fingerprint)>(function)(address, arguments[1], arguments[2]);
+  // All other functions take a structure.
+  if (name.rfind("snnipu_neuron_", 0) != 0)
+    static_cast<snnipu_sparse_call *>(address)->room = room;
+  return reinterpret_cast<int (*)(void *)>(function)(address);
 }
 
 } // namespace
@@ -205,36 +153,28 @@ int main(int count, char **words) {
     std::printf("%s%c", function(), std::strcmp(name, "snnipu_best_isa") ? ' ' : '\n');
   }
   std::fflush(stdout);
-  std::map<std::string, Call> calls;
   std::uint64_t length;
   while (readBytes(&length, sizeof(length))) {
     std::string name(length, ' ');
     readBytes(&name[0], length);
-    std::vector<Argument> arguments(number<std::uint64_t>());
+    std::vector<std::int64_t> arguments(number<std::uint64_t>());
     Buffers buffers;
     current = &buffers;
     std::list<std::vector<unsigned char>> structures;
-    for (Argument &argument : arguments) {
-      argument.tag = number<char>();
-      if (argument.tag == 'b') {
-        argument.pointer = readBuffer(buffers).data();
-      } else if (argument.tag == 's') {
-        structures.emplace_back(number<std::uint64_t>());
-        auto &bytes = structures.back();
+    for (std::int64_t &argument : arguments) {
+      const char tag = number<char>();
+      if (tag == 'b') {
+        argument = reinterpret_cast<std::int64_t>(readBuffer(buffers).data());
+      } else if (tag == 's') {
+        auto &bytes = structures.emplace_back(number<std::uint64_t>());
         readBytes(bytes.data(), bytes.size());
         readPointers(buffers, bytes.data());
-        argument.pointer = bytes.data();
-      } else if (argument.tag == 'a') {
-        argument.pointer = reinterpret_cast<void *>(number<std::uint64_t>());
-      } else if (argument.tag == 'i') {
-        argument.integer = number<std::int64_t>();
-      } else if (argument.tag == 'd') {
-        argument.real = number<double>();
+        argument = reinterpret_cast<std::int64_t>(bytes.data());
+      } else {
+        argument = number<std::int64_t>();
       }
     }
-    if (calls.find(name) == calls.end())
-      calls[name] = find(library, name);
-    const std::int64_t result = calls[name](arguments);
+    const std::int64_t result = call(library, name, arguments);
     std::fputc('d', stdout);
     std::fwrite(&result, sizeof(result), 1, stdout);
     for (const auto &structure : structures)
