@@ -7,6 +7,7 @@ import shlex
 import pytest
 import torch
 from support.commands import ROOT, refusal, words
+from support.tables import cells_of
 
 pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
@@ -99,18 +100,20 @@ def test_resident_memory(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("nothing", "argument case"),
-        ("--peers snntorch,brian", "argument --peers: unknown peer 'brian'"),
-        ("--dtype float8", "argument --dtype"),
-        ("network --dtype float64", "network does not run in float64 on cpu"),
-        ("lif steps=0", "steps=0: steps must be above 0"),
-        ("lif size=3", "expected SETTING=VALUE[,VALUE], got 'size=3'"),
-        ("lif activity=0.1", "lif has no setting activity; it has steps, batch_size, neurons, beta"),
-        ("sparse activity=0.1,1", "activity must be below 1"),
-        ("sparse hidden_layers=1", "hidden_layers: expected one of 2, 3, 4, 5, got 1"),
-        ("memory tensor=3x4", "tensor: expected sizes TxBxN such as 100x128x1024"),
-    ],
+    cells_of(
+        """
+    nothing                 | argument case
+    --peers snntorch,brian  | argument --peers: unknown peer 'brian'
+    --dtype float8          | argument --dtype
+    network --dtype float64 | network does not run in float64 on cpu
+    lif steps=0             | steps=0: steps must be above 0
+    lif size=3              | expected SETTING=VALUE[,VALUE], got 'size=3'
+    lif activity=0.1        | lif has no setting activity; it has steps, batch_size, neurons, beta
+    sparse activity=0.1,1   | activity must be below 1
+    sparse hidden_layers=1  | hidden_layers: expected one of 2, 3, 4, 5, got 1
+    memory tensor=3x4       | tensor: expected sizes TxBxN such as 100x128x1024
+    """
+    ),
 )
 def test_wrong_arguments_are_status_2(arguments, message, capsys):
     assert message in refusal(capsys, main, arguments)

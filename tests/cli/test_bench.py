@@ -8,6 +8,7 @@ import pytest
 import snntorch
 import torch
 from support.commands import refusal, words
+from support.tables import cells_of
 
 import snnipu
 from snnipu.cli import bench, main
@@ -104,12 +105,14 @@ def test_threads_are_set_recorded_and_restored(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("zeros", "argument case"),
-        ("--device tpu", "argument --device: unknown device 'tpu'"),
-        ("--json no/such/folder/out.json", "argument --json: the folder "),
-        ("--chart out.txt", "argument --chart: out.txt: the name must end in .png"),
-    ],
+    cells_of(
+        """
+    zeros                          | argument case
+    --device tpu                   | argument --device: unknown device 'tpu'
+    --json no/such/folder/out.json | argument --json: the folder
+    --chart out.txt                | argument --chart: out.txt: the name must end in .png
+    """
+    ),
 )
 def test_bad_arguments_are_status_2(arguments, message, capsys):
     assert message in refusal(capsys, main, "bench", arguments)

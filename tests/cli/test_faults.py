@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 from support.commands import python, refusal, words
+from support.tables import cells_of
 
 from snnipu import _files, cli, training
 from snnipu.cli import _streams
@@ -113,12 +114,14 @@ def test_full_disk_for_results(monkeypatch, capsys, tmp_path, name, arguments):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("file", "--no-checkpoint --json file"),
-        ("file", "--checkpoint file"),
-        ("raster.png", "--no-checkpoint --plot-dir ."),
-        ("train-digits.pt", ""),
-    ],
+    cells_of(
+        """
+    file            | --no-checkpoint --json file
+    file            | --checkpoint file
+    raster.png      | --no-checkpoint --plot-dir .
+    train-digits.pt |
+    """
+    ),
 )
 def test_full_disk_before_the_start(monkeypatch, capsys, name, options):
     """A full disk is no wrong argument: the status is not 2."""

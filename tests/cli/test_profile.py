@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.commands import refusal, words
 from support.operators import needs_host_runtime, needs_library
+from support.tables import cells_of
 
 import snnipu as snn
 from snnipu import ipu
@@ -117,19 +118,21 @@ def test_python_files(model_file, document_of):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("--model 300", "sizes must have an entry for the input"),
-        ("--model net.txt", "expected sizes such as"),
-        ("--model missing.py", "there is no file missing.py"),
-        ("--model FILE:absent", "defines no 'absent'"),
-        ("--model FILE:number", "must be a torch.nn.Module"),
-        ("--model FILE:broken", "raised OSError: no such weights"),
-        ("--model FILE --input-slots 4", "--input-slots is for sizes"),
-        ("--model 9,8,7 --activity 1.5", "above 0 and up to 1"),
-        ("--model 9,8,7 --ipus 65", "ipus must be from 1 to 64, got 65"),
-        ("--model 9,8,7 --html out.txt", "must end in"),
-        ("", "--model"),
-    ],
+    cells_of(
+        """
+    --model 300                  | sizes must have an entry for the input
+    --model net.txt              | expected sizes such as
+    --model missing.py           | there is no file missing.py
+    --model FILE:absent          | defines no 'absent'
+    --model FILE:number          | must be a torch.nn.Module
+    --model FILE:broken          | raised OSError: no such weights
+    --model FILE --input-slots 4 | --input-slots is for sizes
+    --model 9,8,7 --activity 1.5 | above 0 and up to 1
+    --model 9,8,7 --ipus 65      | ipus must be from 1 to 64, got 65
+    --model 9,8,7 --html out.txt | must end in
+                                 | --model
+    """
+    ),
 )
 def test_wrong_arguments(arguments, message, model_file, capsys, monkeypatch):
     monkeypatch.chdir(model_file.parent)
@@ -238,12 +241,14 @@ def test_delays_are_counted_and_their_length_costs_nothing(document_of, tmp_path
 
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
-    [
-        ("model", "--html page.html", "--html is for fully connected networks"),
-        ("model", "--neurons-per-tile 4", "--neurons-per-tile is for fully connected networks"),
-        ("model", "--activity 0.1,0.2,0.3", "operator by operator takes one --activity"),
-        ("without_size", "", "the first layer on maps must have its input_size"),
-    ],
+    cells_of(
+        """
+    model        | --html page.html       | --html is for fully connected networks
+    model        | --neurons-per-tile 4   | --neurons-per-tile is for fully connected networks
+    model        | --activity 0.1,0.2,0.3 | operator by operator takes one --activity
+    without_size |                        | the first layer on maps must have its input_size
+    """
+    ),
 )
 @needs_host_runtime
 def test_wrong_arguments_for_layers_on_maps(name, arguments, message, maps_file, capsys, monkeypatch):

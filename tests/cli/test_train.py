@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.commands import refusal, words
 from support.operators import needs_host_runtime, needs_library
+from support.tables import cells_of
 from support.trainers import same_run
 
 from snnipu import datasets, training
@@ -219,22 +220,24 @@ def test_second_interrupt_acts_at_once(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("--steps 0", "argument --steps: expected a positive integer, got '0'"),
-        ("--steps many", "argument --steps: expected a positive integer, got 'many'"),
-        ("--batch-size 1443", "argument --batch-size: 1443 is larger than the training set of digits"),
-        ("--lr 0", "argument --lr: expected a number above 0, got 0.0"),
-        ("--dataset cifar", "argument --dataset: invalid choice: 'cifar'"),
-        ("--dataset mnist", "argument --data-dir: needed for --dataset mnist"),
-        ("--no-checkpoint --resume", "argument --no-checkpoint: not allowed with --resume"),
-        ("--no-checkpoint --checkpoint a.pt", "argument --no-checkpoint: not allowed with --checkpoint"),
-        ("--no-checkpoint --save-every 3", "argument --no-checkpoint: not allowed with --save-every"),
-        ("--save-every 0", "argument --save-every: expected a positive integer, got '0'"),
-        ("--json absent/report.json", "argument --json: the folder "),
-        ("--json .", "is not a plain file"),
-        ("--checkpoint absent/run.pt", "argument --checkpoint: the folder "),
-        ("--checkpoint absent.pt --resume", "argument --checkpoint: there is no checkpoint at "),
-    ],
+    cells_of(
+        """
+    --steps 0                         | argument --steps: expected a positive integer, got '0'
+    --steps many                      | argument --steps: expected a positive integer, got 'many'
+    --batch-size 1443                 | argument --batch-size: 1443 is larger than the training set of digits
+    --lr 0                            | argument --lr: expected a number above 0, got 0.0
+    --dataset cifar                   | argument --dataset: invalid choice: 'cifar'
+    --dataset mnist                   | argument --data-dir: needed for --dataset mnist
+    --no-checkpoint --resume          | argument --no-checkpoint: not allowed with --resume
+    --no-checkpoint --checkpoint a.pt | argument --no-checkpoint: not allowed with --checkpoint
+    --no-checkpoint --save-every 3    | argument --no-checkpoint: not allowed with --save-every
+    --save-every 0                    | argument --save-every: expected a positive integer, got '0'
+    --json absent/report.json         | argument --json: the folder
+    --json .                          | is not a plain file
+    --checkpoint absent/run.pt        | argument --checkpoint: the folder
+    --checkpoint absent.pt --resume   | argument --checkpoint: there is no checkpoint at
+    """
+    ),
 )
 def test_bad_arguments(capsys, arguments, message):
     assert message in fails(capsys, arguments)
@@ -278,13 +281,15 @@ def test_bad_checkpoints(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("--hidden 17", "hidden is 16 there and 17 here"),
-        ("--dataset mnist --data-dir .", "dataset is 'digits' there and 'mnist' here"),
-        ("--seed 1 --lr 0.1", "lr is 0.001 there and 0.1 here, seed is 0 there and 1 here"),
-        ("--engine snntorch", "engine is 'snnipu' there and 'snntorch' here"),
-        ("--epochs 1", "has 2 finished epochs, more than epochs=1"),
-    ],
+    cells_of(
+        """
+    --hidden 17                  | hidden is 16 there and 17 here
+    --dataset mnist --data-dir . | dataset is 'digits' there and 'mnist' here
+    --seed 1 --lr 0.1            | lr is 0.001 there and 0.1 here, seed is 0 there and 1 here
+    --engine snntorch            | engine is 'snnipu' there and 'snntorch' here
+    --epochs 1                   | has 2 finished epochs, more than epochs=1
+    """
+    ),
 )
 def test_checkpoint_of_another_run(capsys, arguments, message):
     run("--checkpoint run.pt")

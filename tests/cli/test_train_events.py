@@ -6,6 +6,7 @@ import torch
 from support.commands import refusal, words
 from support.operators import needs_host_runtime, needs_library
 from support.sounds import tone, write_sound
+from support.tables import cells_of
 
 from snnipu import training
 from snnipu.cli import train
@@ -104,19 +105,21 @@ def test_on_the_ipu_model(arguments, used, tmp_path, ipu_target):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("--hidden 12,0", "argument --hidden: expected a positive integer, got '0'"),
-        ("--engine snntorch", "argument --engine: not for --dataset randman"),
-        ("--activity few", "argument --activity: expected a number or none, got 'few'"),
-        ("--activity 0.1 --max-spikes 3", "argument --max-spikes: expected none, got 3: "),
-        ("--max-spikes 3,4", "argument --max-spikes: expected 4 numbers, for the input, 2 hidden layers"),
-        ("--grad-threshold x", "argument --grad-threshold: expected a number or none, got 'x'"),
-        ("--crop 2", "argument --crop: expected none, got 2: only for the data set nmnist or dvs"),
-        ("--workers -1", "argument --workers: expected an integer from 0, got '-1'"),
-        ("--batch-size 25", "argument --batch-size: 25 is larger than the training set of randman, 24 recordings"),
-        ("--classes 1 --samples-per-class 1", "argument --samples-per-class: "),
-        ("--dataset nmnist", "argument --classes: expected none, got 3: only for the data set randman"),
-    ],
+    cells_of(
+        """
+    --hidden 12,0                  | argument --hidden: expected a positive integer, got '0'
+    --engine snntorch              | argument --engine: not for --dataset randman
+    --activity few                 | argument --activity: expected a number or none, got 'few'
+    --activity 0.1 --max-spikes 3  | argument --max-spikes: expected none, got 3:
+    --max-spikes 3,4               | argument --max-spikes: expected 4 numbers, for the input, 2 hidden layers
+    --grad-threshold x             | argument --grad-threshold: expected a number or none, got 'x'
+    --crop 2                       | argument --crop: expected none, got 2: only for the data set nmnist or dvs
+    --workers -1                   | argument --workers: expected an integer from 0, got '-1'
+    --batch-size 25                | argument --batch-size: 25 is larger than the training set of randman, 24 recordings
+    --classes 1 --samples-per-class 1 | argument --samples-per-class:
+    --dataset nmnist               | argument --classes: expected none, got 3: only for the data set randman
+    """
+    ),
 )
 def test_bad_arguments(capsys, arguments, message):
     assert message in fails(capsys, SMALL, arguments)
@@ -134,13 +137,15 @@ def test_recordings_need_a_folder(capsys, dataset, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("--method dense", "argument --method: not for --dataset digits"),
-        ("--activity 0.1", "argument --activity: not for --dataset digits"),
-        ("--classes 3", "argument --classes: not for --dataset digits"),
-        ("--hidden 16,16", "argument --hidden: expected one number for --dataset digits, got several"),
-        ("--workers 1", "argument --workers: not for --dataset digits"),
-    ],
+    cells_of(
+        """
+    --method dense | argument --method: not for --dataset digits
+    --activity 0.1 | argument --activity: not for --dataset digits
+    --classes 3    | argument --classes: not for --dataset digits
+    --hidden 16,16 | argument --hidden: expected one number for --dataset digits, got several
+    --workers 1    | argument --workers: not for --dataset digits
+    """
+    ),
 )
 def test_options_of_events_with_digits(capsys, arguments, message):
     pytest.importorskip("sklearn")
@@ -208,15 +213,17 @@ def test_convolutions_learn(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("--dataset randman --network conv", "argument --network: expected fc for the data set randman"),
-        ("--dataset digits --network conv", "argument --network: not for --dataset digits"),
-        ("--dataset digits --hidden 12C5", "argument --hidden: expected a number for --dataset digits"),
-        ("--hidden 12C5-0", "argument --hidden: expected a positive integer, got '0'"),
-        ("--dataset nmnist --hidden 12C5", "argument --hidden: '12C5' is a layer of network conv"),
-        ("--dataset nmnist --network conv --hidden 12C5-XY", "argument --hidden: 'XY' is no layer"),
-        ("--dataset nmnist --network conv --crop 4", "argument --hidden: '12C5' does not fit into"),
-    ],
+    cells_of(
+        """
+    --dataset randman --network conv                 | argument --network: expected fc for the data set randman
+    --dataset digits --network conv                  | argument --network: not for --dataset digits
+    --dataset digits --hidden 12C5                   | argument --hidden: expected a number for --dataset digits
+    --hidden 12C5-0                                  | argument --hidden: expected a positive integer, got '0'
+    --dataset nmnist --hidden 12C5                   | argument --hidden: '12C5' is a layer of network conv
+    --dataset nmnist --network conv --hidden 12C5-XY | argument --hidden: 'XY' is no layer
+    --dataset nmnist --network conv --crop 4         | argument --hidden: '12C5' does not fit into
+    """
+    ),
 )
 def test_wrong_networks(tmp_path, capsys, arguments, message):
     write_recordings(tmp_path, samples=2)

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from support.poptorch_models import evaluated, model_of, options, refused, warnings_in
+from support.tables import cells_of
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, TensorDataset
 
 from snnipu import poptorch
@@ -244,12 +245,15 @@ def test_an_accessor_of_any_iterable_can_rebatch():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        ("DataLoader({}, dataset())", r"expected options to be poptorch\.Options, got dict"),
-        ("DataLoader(options(), dataset(), 0)", "batch_size: expected an int of at least 1"),
-        ("DataLoader(options(), dataset(), mode='Async')", "mode: expected one of DataLoaderMode.Sync"),
-        (
-            "DataLoader(options(), dataset(), 2, batch_sampler=[[1, 2]])",
-            "batch_sampler excludes batch_size and shuffle",
+        *cells_of(
+            r"""
+    DataLoader({}, dataset())                                   | expected options to be poptorch\.Options, got dict
+    DataLoader(options(), dataset(), 0)                         | batch_size: expected an int of at least 1
+    DataLoader(options(), dataset(), mode='Async')              | mode: expected one of DataLoaderMode.Sync
+    DataLoader(options(), dataset(), 2, batch_sampler=[[1, 2]]) | batch_sampler excludes batch_size and shuffle
+    AsynchronousDataAccessor([1], buffer_size=0)                | buffer_size: expected an int of at least 1
+    AsynchronousDataAccessor([1], sharing_strategy=3)           | expected one of SharingStrategy
+    """
         ),
         (
             "DataLoader(options(2), dataset(), 2, mode=DataLoaderMode.AsyncRebatched, rebatched_worker_size=5)",
@@ -267,8 +271,6 @@ def test_an_accessor_of_any_iterable_can_rebatch():
             "AsynchronousDataAccessor(DataLoader(options(), dataset(), 3, drop_last=False))",
             "drop_last=False needs rebatched_size",
         ),
-        ("AsynchronousDataAccessor([1], buffer_size=0)", "buffer_size: expected an int of at least 1"),
-        ("AsynchronousDataAccessor([1], sharing_strategy=3)", "expected one of SharingStrategy"),
     ],
 )
 def test_wrong_arguments_are_named(make, message):

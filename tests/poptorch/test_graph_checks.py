@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.operators import needs_host_runtime
 from support.poptorch_models import evaluated, model_of, options, refused, training
+from support.tables import cells_of
 
 import snnipu as snn
 from snnipu import poptorch
@@ -25,15 +26,17 @@ def branch(model, x):
 
 @pytest.mark.parametrize(
     ("function", "name"),
-    [
-        ("x * x.max().item()", "item"),
-        ("branch(model, x)", "__bool__"),
-        ("x * float(model.weight)", "__float__"),
-        ("x[:, : int(x.abs().min())]", "__int__"),
-        ("torch.tensor(x.tolist())", "tolist"),
-        ("torch.from_numpy(x.numpy() + 1)", "numpy"),
-        ("x if torch.equal(x, x + 1) else 2 * x", "equal"),
-    ],
+    cells_of(
+        """
+    x * x.max().item()                    | item
+    branch(model, x)                      | __bool__
+    x * float(model.weight)               | __float__
+    x[:, : int(x.abs().min())]            | __int__
+    torch.tensor(x.tolist())              | tolist
+    torch.from_numpy(x.numpy() + 1)       | numpy
+    x if torch.equal(x, x + 1) else 2 * x | equal
+    """
+    ),
 )
 def test_values_are_refused(function, name):
     with refused(rf"forward: {name}\(\) asks for a tensor's value"):
@@ -42,14 +45,16 @@ def test_values_are_refused(function, name):
 
 @pytest.mark.parametrize(
     ("function", "name"),
-    [
-        ("x[x > 0]", "indexing with a boolean mask"),
-        ("x[0, (x > 0)[0]]", "indexing with a boolean mask"),
-        ("torch.masked_select(x, x > 0)", r"masked_select\(\)"),
-        ("x.nonzero()", r"nonzero\(\)"),
-        ("torch.where(x > 0)[0]", r"where\(\)"),
-        ("torch.unique(x)", r"unique\(\)"),
-    ],
+    cells_of(
+        r"""
+    x[x > 0]                      | indexing with a boolean mask
+    x[0, (x > 0)[0]]              | indexing with a boolean mask
+    torch.masked_select(x, x > 0) | masked_select\(\)
+    x.nonzero()                   | nonzero\(\)
+    torch.where(x > 0)[0]         | where\(\)
+    torch.unique(x)               | unique\(\)
+    """
+    ),
 )
 def test_shapes_that_depend_on_values_are_refused(function, name):
     with refused(rf"forward: .*{name} gives a tensor whose shape depends on values"):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.poptorch_models import evaluated, model_of, options, refused, training, warnings_in
+from support.tables import lines_of, cells_of
 from torch import nn
 
 from snnipu import poptorch
@@ -51,20 +52,22 @@ def test_checkpoints_keep_structure():
 
 @pytest.mark.parametrize(
     ("call", "message"),
-    [
-        ("recomputationCheckpoint(X, 1)", "recomputationCheckpoint: expected a torch.Tensor"),
-        ("set_available_memory(X, 1.1)", "expected a number between 0 and 1, got 1.1"),
-        ("set_overlap_for_input(X, 'no_overlap')", "mode: expected one of OverlapMode.NoOverlap"),
-        ("ipu_print_tensor(X, float_format='hex')", "expected float_format"),
-        ("poptorch.ctc_beam_search_decoder(X, X)", "ctc_beam_search_decoder is not available"),
-        ("NameScope(1)", "NameScope: name: expected a str"),
-        ("Attribute(x=1)", "Attribute: expected a dict for x"),
-        ("CPU(1, 'one')", "CPU: layer_to_call must be callable"),
-        ("MultiConv().planType('Serial')", "MultiConv.planType: expected one of MultiConvPlanType"),
-        ("MultiConv().partialsTypes(torch.int8)", "Expected torch.float or torch.half"),
-        ("MultiConv().enableConvDithering([])", "enableConvDithering: expected at least one value"),
-        ("profiling.Channel(1)", "Channel: name: expected a str"),
-    ],
+    cells_of(
+        """
+    recomputationCheckpoint(X, 1)           | recomputationCheckpoint: expected a torch.Tensor
+    set_available_memory(X, 1.1)            | expected a number between 0 and 1, got 1.1
+    set_overlap_for_input(X, 'no_overlap')  | mode: expected one of OverlapMode.NoOverlap
+    ipu_print_tensor(X, float_format='hex') | expected float_format
+    poptorch.ctc_beam_search_decoder(X, X)  | ctc_beam_search_decoder is not available
+    NameScope(1)                            | NameScope: name: expected a str
+    Attribute(x=1)                          | Attribute: expected a dict for x
+    CPU(1, 'one')                           | CPU: layer_to_call must be callable
+    MultiConv().planType('Serial')          | MultiConv.planType: expected one of MultiConvPlanType
+    MultiConv().partialsTypes(torch.int8)   | Expected torch.float or torch.half
+    MultiConv().enableConvDithering([])     | enableConvDithering: expected at least one value
+    profiling.Channel(1)                    | Channel: name: expected a str
+    """
+    ),
 )
 def test_wrong_arguments_are_named(call, message):
     with refused(message):
@@ -280,16 +283,18 @@ class Blocks(nn.Module):
         return x, poptorch.identity_loss(x, "mean")
 
 
-STRATEGIES = [
-    "PipelinedExecution('A', 'B')",
-    "PipelinedExecution(Stage('A', 'B'))",
-    "PipelinedExecution(['A'], Stage('B').ipu(1))",
-    "PipelinedExecution(AutoStage.AutoIncrement)",
-    "ShardedExecution()",
-    "SerialPhasedExecution(['A'], ['B']).setTensorsLiveness(Liveness.AlwaysLive)",
-    "ParallelPhasedExecution([Phase('A'), Phase(Stage('B').ipu(0))])",
-    "ParallelPhasedExecution('A', 'B').sendTensorsOffChipAfterFwd().useSeparateBackwardPhase()",
-]
+STRATEGIES = lines_of(
+    """
+    PipelinedExecution('A', 'B')
+    PipelinedExecution(Stage('A', 'B'))
+    PipelinedExecution(['A'], Stage('B').ipu(1))
+    PipelinedExecution(AutoStage.AutoIncrement)
+    ShardedExecution()
+    SerialPhasedExecution(['A'], ['B']).setTensorsLiveness(Liveness.AlwaysLive)
+    ParallelPhasedExecution([Phase('A'), Phase(Stage('B').ipu(0))])
+    ParallelPhasedExecution('A', 'B').sendTensorsOffChipAfterFwd().useSeparateBackwardPhase()
+    """
+)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -412,17 +417,19 @@ def test_a_module_that_runs_often_is_one_block():
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [
-        ("Stage(1)", "Stage: block ids are strings, got 1"),
-        ("Phase('A', Stage('B'))", "Phase: expected only stages or only block ids"),
-        ("Phase('A', 'B').ipus(0, 1)", "the phase has 1 stages, got 2 ipus"),
-        ("PipelinedExecution('A', 'A')", "block 'A' is in more than one stage"),
-        ("PipelinedExecution(3)", "expected block ids, stages or one AutoStage, got 3"),
-        ("PipelinedExecution('A').stage('B')", r"unknown block 'B'; known: \['A'\]"),
-        ("SerialPhasedExecution()", "expected at least one phase"),
-        ("SerialPhasedExecution('A').setTensorsLiveness(0)", "expected one of Liveness.AlwaysLive"),
-        ("Block('A', ipu_id=-1)", "Block: ipu_id: expected an int of at least 0"),
-    ],
+    cells_of(
+        r"""
+    Stage(1)                                         | Stage: block ids are strings, got 1
+    Phase('A', Stage('B'))                           | Phase: expected only stages or only block ids
+    Phase('A', 'B').ipus(0, 1)                       | the phase has 1 stages, got 2 ipus
+    PipelinedExecution('A', 'A')                     | block 'A' is in more than one stage
+    PipelinedExecution(3)                            | expected block ids, stages or one AutoStage, got 3
+    PipelinedExecution('A').stage('B')               | unknown block 'B'; known: \['A'\]
+    SerialPhasedExecution()                          | expected at least one phase
+    SerialPhasedExecution('A').setTensorsLiveness(0) | expected one of Liveness.AlwaysLive
+    Block('A', ipu_id=-1)                            | Block: ipu_id: expected an int of at least 0
+    """
+    ),
 )
 def test_strategies_check_their_arguments(make, message):
     with refused(message):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.operators import needs_host_runtime
 from support.poptorch_models import model_of, options, refused, training, warnings_in
+from support.tables import cells_of
 from torch import nn
 
 import snnipu as snn
@@ -59,7 +60,15 @@ X = torch.ones(3, 2)
 @pytest.mark.parametrize("model", [Integrator, nested])
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("replaced", "mem"), ("in place", "mem"), ("made", "mem"), ("new", "fresh"), ("list", "mems")],
+    cells_of(
+        """
+    replaced | mem
+    in place | mem
+    made     | mem
+    new      | fresh
+    list     | mems
+    """
+    ),
 )
 def test_a_plain_attribute_is_a_constant(model, kind, name, warnings):
     module = model(kind)
