@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.poptorch_models import evaluated, model_of, options, refused, training, warnings_in
-from support.tables import lines_of, cells_of
+from support.tables import cells_of, lines_of
 from torch import nn
 
 from snnipu import poptorch

@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 from support.poptorch_models import options, refused
-from support.tables import lines_of, cells_of
+from support.tables import cells_of, lines_of
 
 from snnipu import poptorch
 

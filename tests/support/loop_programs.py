@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 from support import loops
-from support.tables import lines_of, cells_of
+from support.tables import cells_of, lines_of
 from torch import nn
 
 WIDTH, CHANNELS, SIDE = 4, 2, 4
