@@ -95,7 +95,7 @@ class SparseSpikes:
     outside: int = 0
     map_shape: MapShape = None
     # Times of the spikes in steps, with a gradient, if a layer with gradient="eventprop" made them. Copies and parts of
-    # the batch have them, too; parts of the steps and other selections do not.
+    # the batch have them, too, and pools; parts of the steps and other selections do not.
     times: Optional[torch.Tensor] = dataclasses.field(default=None, init=False)
 
     def __init__(

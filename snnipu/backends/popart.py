@@ -702,7 +702,7 @@ def sparse_pool2d(
     """
     if mode not in MODES.values():
         raise ValueError(f"SparsePool2d: mode must be from 0 to 2, got {mode}")
-    ids_out, values_out, counts_out = SparsePool2d.apply(
+    ids_out, values_out, counts_out, _ = SparsePool2d.apply(
         _widen(values), ids.int(), counts.int(), geometry, mode, capacity
     )
     floats = values_out.dtype

@@ -10,8 +10,9 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from torch import nn
 
-from snnipu.neurons import SparseConv2d, SparseConvLeaky
+from snnipu.neurons import SparseConv2d
 from snnipu.neurons.delay_linear import Delays
+from snnipu.neurons.sparse_conv import ConvolutionalNeurons
 from snnipu.online import Online
 from snnipu.planning.convolution import ConvolutionPlan
 from snnipu.planning.targets import KIBIBYTE, Target
@@ -155,4 +156,4 @@ def _has_own_operators(layer: nn.Module) -> bool:
     """Return True for a convolution of spikes, or a layer with delays."""
     if isinstance(layer, Delays):
         return layer.max_delay is not None
-    return isinstance(layer, (SparseConv2d, SparseConvLeaky))
+    return isinstance(layer, (SparseConv2d, ConvolutionalNeurons))

@@ -9,7 +9,7 @@ from snnipu.neurons.sparse_conv import SparseConv2d, SparseConvLeaky, SparsePool
 from snnipu.neurons.sparse_leaky import SparseLeaky
 from snnipu.neurons.sparse_linear import ListedLinear, SparseLinear
 from snnipu.neurons.sparse_network import SparseNetwork
-from snnipu.neurons.sparse_synaptic import SparseSynaptic
+from snnipu.neurons.sparse_synaptic import SparseConvSynaptic, SparseSynaptic
 from snnipu.neurons.spiking_lstm import SLSTM, SConv2dLSTM
 from snnipu.neurons.state_leaky import LinearLeaky, StateLeaky
 from snnipu.neurons.synaptic_delay import SynapticDelay
@@ -30,6 +30,7 @@ __all__ = [
     "SConv2dLSTM",
     "SparseConv2d",
     "SparseConvLeaky",
+    "SparseConvSynaptic",
     "SparseLeaky",
     "SparseLinear",
     "SparseNetwork",

@@ -233,7 +233,60 @@ class SparseConv2d(_MapLayer):
         return self._repr_of_maps() + (", bias=True" if self.bias is not None else "") + path
 
 
-class SparseConvLeaky(_MapLayer, SparseNeurons):
+class ConvolutionalNeurons(_MapLayer, SparseNeurons):
+    """The base class of event-driven layers on maps: convolution of the spikes, fused neurons, selection of spikes."""
+
+    def _set_maps(self, options: Mapping[str, Any]) -> None:
+        super()._set_maps(options)
+        self._neurons = self.out_channels
+
+    def _per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
+        return parameter if parameter.numel() == 1 else parameter.reshape(-1, 1, 1)
+
+    def weighted(self, x: DenseOrSparse) -> torch.Tensor:
+        if isinstance(x, SparseSpikes):
+            return ops.sparse_conv2d(x, self.weight, **self._maps())
+        if self.input_size is None:
+            raise ValueError("input_size must be known: give it, or call the layer first")
+        return self._convolved(x.reshape(*x.shape[:2], self.in_channels, *self.input_size))
+
+    def _membranes(self, x: DenseOrSparse, delay: int) -> torch.Tensor:
+        if isinstance(x, SparseSpikes) or delay or len(lengths := self._chunk_lengths(x)) < 2:
+            return super()._membranes(x, delay)
+        state: Optional[List[torch.Tensor]] = None
+        membranes: List[torch.Tensor] = []
+        for chunk in x.split(lengths):
+            mem, state = self.integrated(self.weighted(chunk), delay, state, goes_on=True)
+            membranes.append(mem)
+        joined: torch.Tensor = Join.apply(*membranes)
+        return joined
+
+    def to_dense(self) -> nn.Sequential:
+        """Return ``nn.Sequential`` of ``nn.Conv2d`` and the neuron with the same parameters.
+
+        The neuron's ``sequence`` takes ``[T, B, out_channels, H', W']``.
+        """
+        return self._dense_twin(
+            nn.Conv2d(
+                self.in_channels,
+                self.out_channels,
+                self.kernel_size,
+                self.stride,
+                self.padding,
+                self.dilation,
+                self.groups,
+                bias=self.bias is not None,
+                device=self.weight.device,
+                dtype=self.weight.dtype,
+            )
+        )
+
+    def extra_repr(self) -> str:
+        bias = ", bias=True" if self.bias is not None else ""
+        return f"{self._repr_of_maps()}{bias}, {self._repr_of_neurons()}"
+
+
+class SparseConvLeaky(ConvolutionalNeurons):
     r"""``nn.Conv2d`` and leaky integrate-and-fire neurons as one event-driven layer.
 
     .. math::
@@ -325,11 +378,7 @@ class SparseConvLeaky(_MapLayer, SparseNeurons):
     ) -> None:
         super().__init__()
         self._set_maps(locals())
-        self._neurons = out_channels
         self._set_neurons(locals())
-
-    def _per_neuron(self, parameter: torch.Tensor) -> torch.Tensor:
-        return parameter if parameter.numel() == 1 else parameter.reshape(-1, 1, 1)
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
         """Return the layer's spikes, by one operator if ``x`` is spikes."""
@@ -338,24 +387,6 @@ class SparseConvLeaky(_MapLayer, SparseNeurons):
         return ops.sparse_conv_lif_sequence(
             x, self.weight, self.bias, **self._neuron_options(), **self._maps(), delay=delay
         )
-
-    def weighted(self, x: DenseOrSparse) -> torch.Tensor:
-        if isinstance(x, SparseSpikes):
-            return ops.sparse_conv2d(x, self.weight, **self._maps())
-        if self.input_size is None:
-            raise ValueError("input_size must be known: give it, or call the layer first")
-        return self._convolved(x.reshape(*x.shape[:2], self.in_channels, *self.input_size))
-
-    def _membranes(self, x: DenseOrSparse, delay: int) -> torch.Tensor:
-        if isinstance(x, SparseSpikes) or delay or len(lengths := self._chunk_lengths(x)) < 2:
-            return super()._membranes(x, delay)
-        state: Optional[List[torch.Tensor]] = None
-        membranes: List[torch.Tensor] = []
-        for chunk in x.split(lengths):
-            mem, state = self.integrated(self.weighted(chunk), delay, state, goes_on=True)
-            membranes.append(mem)
-        joined: torch.Tensor = Join.apply(*membranes)
-        return joined
 
     def pools_in_one(self, pool: "SparsePool2d") -> bool:
         """Return True if the layer and the following ``pool`` can run as one operator, which returns pooled spikes."""
@@ -400,32 +431,6 @@ class SparseConvLeaky(_MapLayer, SparseNeurons):
         self._count(torch.stack([fired, torch.full_like(fired, math.prod(spk.shape[2:]))], 2))
         maps: torch.Tensor = max_pool2d(spk.flatten(0, 1), pool.kernel_size)
         return maps.unflatten(0, spk.shape[:2])
-
-    # ---- to and from nn.Conv2d + Leaky
-
-    def to_dense(self) -> nn.Sequential:
-        """Return ``nn.Sequential(nn.Conv2d, Leaky)`` with the same parameters.
-
-        The ``sequence`` of ``Leaky`` takes ``[T, B, out_channels, H', W']``.
-        """
-        return self._dense_twin(
-            nn.Conv2d(
-                self.in_channels,
-                self.out_channels,
-                self.kernel_size,
-                self.stride,
-                self.padding,
-                self.dilation,
-                self.groups,
-                bias=self.bias is not None,
-                device=self.weight.device,
-                dtype=self.weight.dtype,
-            )
-        )
-
-    def extra_repr(self) -> str:
-        bias = ", bias=True" if self.bias is not None else ""
-        return f"{self._repr_of_maps()}{bias}, {self._repr_of_neurons()}"
 
 
 class SparsePool2d(nn.Module):

@@ -12,10 +12,10 @@ from snnipu._checks import check_int
 from snnipu.backends import popart
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.multistep import MultiStep
-from snnipu.neurons.sparse_conv import SparseConvLeaky, SparsePool2d
+from snnipu.neurons.sparse_conv import ConvolutionalNeurons, SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import Parameter, SparseLeaky
 from snnipu.neurons.sparse_linear import check_path, choose_path
-from snnipu.neurons.sparse_synaptic import SparseSynaptic
+from snnipu.neurons.sparse_synaptic import SparseConvSynaptic, SparseSynaptic
 from snnipu.ops._arguments import is_compiling, learnt_decay, reset_code
 from snnipu.ops._break_even import CONVOLUTION_AND_POOL
 from snnipu.ops._maps import reached
@@ -188,13 +188,14 @@ class SparseNetwork(nn.Module):
             for all layers, or one entry for each layer; None for convolutions. The delays are drawn uniformly from [0,
             ``max_delay``].
         learn_delay: if True, the delays of the synapses are learnt.
-        neuron: ``"leaky"``, or ``"synaptic"``: the layers are :class:`SparseSynaptic`. There are then no convolutions.
+        neuron: ``"leaky"``, or ``"synaptic"``: the layers are :class:`SparseSynaptic` and :class:`SparseConvSynaptic`.
         alpha: decay of the synaptic current per step, with ``neuron="synaptic"``; as ``beta``.
         gradient: ``"surrogate"``, or ``"eventprop"`` with ``neuron="synaptic"``; see :class:`SparseSynaptic`.
 
     Attributes:
         sizes: neurons of the input and of each layer, without pools.
-        layers: the :class:`SparseLeaky`, :class:`SparseConvLeaky` or :class:`SparseSynaptic` layers.
+        layers: the :class:`SparseLeaky`, :class:`SparseConvLeaky`, :class:`SparseSynaptic` or
+            :class:`SparseConvSynaptic` layers.
         pools: the pools after a layer, by the layer's number as a string; empty without pools.
         activity: mean spikes per neuron and step in the last forward pass, from 0 to 1, one float for each layer; None
             before the first.
@@ -281,16 +282,14 @@ class SparseNetwork(nn.Module):
                 "path": path,
             }
             conv = layer.conv
+            kind: Any = SparseLeaky if conv is None else SparseConvLeaky
+            if neuron == "synaptic":
+                kind = SparseSynaptic if conv is None else SparseConvSynaptic
+                options.update(alpha=alphas[i], gradient=gradient)
             if conv is None:
                 options.update(max_delay=delays[i], learn_delay=learn_delay)
-                kind: Any = SparseLeaky
-                if neuron == "synaptic":
-                    kind = SparseSynaptic
-                    options.update(alpha=alphas[i], gradient=gradient)
                 modules.append(kind(layer.inputs, layer.neurons, **options))
                 continue
-            if neuron == "synaptic":
-                raise ValueError(f"neuron must be 'leaky' with layer {i}, a convolution, got {neuron!r}")
             if delays[i] is not None:
                 raise ValueError(
                     f"max_delay must be None for layer {i}, a convolution, which has no delays: give one entry for "
@@ -298,7 +297,7 @@ class SparseNetwork(nn.Module):
                 )
             ins, outs = conv.in_shape[0], conv.out_shape[0]
             sizes_of: Dict[str, Any] = {"stride": conv.stride, "padding": conv.padding, "input_size": conv.in_shape[1:]}
-            modules.append(SparseConvLeaky(ins, outs, conv.kernel, **sizes_of, **options))
+            modules.append(kind(ins, outs, conv.kernel, **sizes_of, **options))
         self.layers: Sequence[Any] = nn.ModuleList(modules)  # type: ignore[assignment]
         pools = {str(i): nn.Sequential(*_pools_of(layer)) for i, layer in enumerate(described) if layer.pools}
         self.pools: Any = nn.ModuleDict(pools) if pools else {}
@@ -351,7 +350,7 @@ class SparseNetwork(nn.Module):
                 return layer.pooled_sparsely(x, pool, delay), None
             if next_takes_maps and x.numel():
                 return layer.pooled_densely(x, pool, delay), None
-        if isinstance(x, torch.Tensor) and index and not isinstance(layer, SparseConvLeaky):
+        if isinstance(x, torch.Tensor) and index and not isinstance(layer, ConvolutionalNeurons):
             x = x.flatten(2)
         spikes: SparseSpikes = layer(x, delay=delay)
         return self.pooled(index, spikes), spikes
@@ -384,7 +383,7 @@ class SparseNetwork(nn.Module):
     @property
     def on_maps(self) -> bool:
         """True if a layer is convolutional."""
-        return any(isinstance(layer, SparseConvLeaky) for layer in self.layers)
+        return any(isinstance(layer, ConvolutionalNeurons) for layer in self.layers)
 
     def _runs_as_operator(self) -> bool:
         """Return True if the network runs as one PopART operator; otherwise each layer is an operator."""
@@ -435,7 +434,7 @@ class SparseNetwork(nn.Module):
         if isinstance(x, SparseSpikes):
             return x if limit is None or x.capacity <= limit else x.limit(limit, overflow=self.overflow_order)
         first = self.layers[0]
-        if isinstance(first, SparseConvLeaky):
+        if isinstance(first, ConvolutionalNeurons):
             if limit is None:
                 return x
             if isinstance(x, torch.Tensor) and x.dim() == 5:
@@ -493,7 +492,7 @@ class SparseNetwork(nn.Module):
         """Yield for each layer: True if the dense network needs ``nn.Flatten`` before it, the layer, its pools."""
         maps_before = False
         for index, layer in enumerate(self.layers):
-            on_maps = isinstance(layer, SparseConvLeaky)
+            on_maps = isinstance(layer, ConvolutionalNeurons)
             yield maps_before and not on_maps, layer, self._pools(index)
             maps_before = on_maps
 

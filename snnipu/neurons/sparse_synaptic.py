@@ -1,4 +1,4 @@
-"""``snnipu.SparseSynaptic``: an event-driven layer of neurons with a synaptic current."""
+"""``snnipu.SparseSynaptic`` and ``SparseConvSynaptic``: event-driven layers of neurons with a synaptic current."""
 
 import math
 from typing import Any, Mapping, Optional, Union
@@ -6,18 +6,98 @@ from typing import Any, Mapping, Optional, Union
 import torch
 
 from snnipu import _route
-from snnipu.neurons.sparse_leaky import DenseOrSparse, FullyConnectedNeurons, Parameter
+from snnipu.neurons.sparse_conv import ConvolutionalNeurons
+from snnipu.neurons.sparse_leaky import DenseOrSparse, FullyConnectedNeurons, Parameter, SparseNeurons
 from snnipu.neurons.sparse_linear import check_path
 from snnipu.neurons.zoo import Synaptic
 from snnipu.ops import eventprop
 from snnipu.ops._arguments import compute_dtype, is_compiling
-from snnipu.ops.connections import Connection, FullyConnected
+from snnipu.ops._maps import Pair
+from snnipu.ops.connections import Connection, Convolution2d, FullyConnected
 from snnipu.ops.delay_linear import within_steps
+from snnipu.ops.sparse_conv2d import conv_argument
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import SpikeGrad
 
 
-class SparseSynaptic(FullyConnectedNeurons):
+class SynapticNeurons(SparseNeurons):
+    """The base class of event-driven layers of neurons with a synaptic current: by a surrogate, or by EventProp."""
+
+    neuron = Synaptic
+
+    alpha: torch.Tensor
+
+    def _set_synaptic(self, options: Mapping[str, Any]) -> None:
+        """Take the neurons' parameters and options, and the kind of gradient, from the constructor's arguments."""
+        self.gradient = options["gradient"]
+        if self.gradient not in ("surrogate", "eventprop"):
+            raise ValueError(f"gradient must be 'surrogate' or 'eventprop', got {self.gradient!r}")
+        if self.gradient == "surrogate":
+            self._set_neurons(options)
+            return
+        check_path(options["path"])
+        _check_eventprop(options)
+        self._set_neurons({**options, "path": "sparse"})
+        self.grad_threshold = math.inf  # only spikes have slots
+        self._check_event_neurons()
+
+    def _connected(self, x: SparseSpikes) -> Connection:
+        """Return the layer's connection for the input ``x``, differentiable, in the dtype of the computation."""
+        raise NotImplementedError
+
+    def _check_event_neurons(self) -> None:
+        """Raise an error where EventProp does not run; attributes may have changed since the layer was made."""
+        if _route.on_ipu():
+            raise RuntimeError(
+                f'{type(self).__name__} with gradient="eventprop" does not run on an IPU: use "surrogate"'
+            )
+        if self.max_spikes is not None:
+            raise ValueError(f'max_spikes must be None with gradient="eventprop", got {self.max_spikes}')
+        if self.path != "sparse":
+            raise ValueError(f"path must be 'sparse' with gradient=\"eventprop\", got {self.path!r}")
+        if self.reset_mechanism == "none":
+            raise ValueError("reset_mechanism must not be 'none' with gradient=\"eventprop\"")
+        for name, most in (("alpha", 1.0), ("beta", 1.0), ("threshold", math.inf)):
+            value = getattr(self, name)
+            if value.requires_grad:
+                raise ValueError(f'{name} must not require a gradient with gradient="eventprop"')
+            if not is_compiling() and not bool(((value > 0) & (value <= most)).all()):
+                above = "above 0" if most > 1 else "above 0 and at most 1"
+                raise ValueError(f'{name} must be {above} with gradient="eventprop", got {value.tolist()}')
+
+    def _event_layer(self, x: DenseOrSparse, delay: int) -> eventprop.EventLayer:
+        self._check_event_neurons()
+        assert isinstance(x, SparseSpikes)
+        connected, dtype = self._connected(x), compute_dtype(self.weight.dtype)
+        each = (connected.per_neuron(value.to(dtype)) for value in (self.alpha, self.beta, self.threshold))
+        neurons = eventprop.Neurons._make((*each, self.reset_mechanism == "zero"))
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return eventprop.EventLayer(x, connected, bias, neurons, self.input_scale, delay)
+
+    def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
+        if self.gradient == "surrogate":
+            return super()._spikes(x, delay)
+        layer = self._event_layer(x, delay)
+        with torch.no_grad():
+            mem = super()._membranes(x, delay)
+            spikes = self.selected(mem)
+        return eventprop.spikes_with_times(layer, mem.flatten(2), spikes)
+
+    def _membranes(self, x: DenseOrSparse, delay: int) -> torch.Tensor:
+        if self.gradient == "surrogate" or not torch.is_grad_enabled():
+            return super()._membranes(x, delay)
+        layer = self._event_layer(x, delay)
+        with torch.no_grad():
+            mem = super()._membranes(x, delay)
+        return eventprop.membranes_with_gradient(layer, mem.flatten(2)).reshape(mem.shape)
+
+    def _repr_of_neurons(self) -> str:
+        if self.gradient == "surrogate":
+            return super()._repr_of_neurons()
+        return super()._repr_of_neurons().replace(", grad_threshold=inf", "") + f", gradient={self.gradient!r}"
+
+
+class SparseSynaptic(SynapticNeurons, FullyConnectedNeurons):
     r"""``nn.Linear`` and leaky integrate-and-fire neurons of second order as an event-driven layer.
 
     .. math::
@@ -93,10 +173,6 @@ class SparseSynaptic(FullyConnectedNeurons):
     Scientific Reports 11, 2021, for EventProp; Meszaros et al., arXiv 2501.07331, 2025, for its delays.
     """
 
-    neuron = Synaptic
-
-    alpha: torch.Tensor
-
     def __init__(
         self,
         in_features: int,
@@ -122,73 +198,83 @@ class SparseSynaptic(FullyConnectedNeurons):
         gradient: str = "surrogate",
     ) -> None:
         super().__init__()
-        if gradient not in ("surrogate", "eventprop"):
-            raise ValueError(f"gradient must be 'surrogate' or 'eventprop', got {gradient!r}")
-        if gradient == "eventprop":
-            check_path(path)
-            _check_eventprop(locals())
-            path = "sparse"
-        self.gradient = gradient
         self._set_features(in_features, out_features, bias, max_delay, delay, learn_delay)
-        self._set_neurons(locals())
-        if gradient == "eventprop":
-            self.grad_threshold = math.inf  # only spikes have slots
-            self._check_event_neurons()
-
-    def _check_event_neurons(self) -> None:
-        """Raise an error where EventProp does not run; attributes may have changed since the layer was made."""
-        if _route.on_ipu():
-            raise RuntimeError('SparseSynaptic with gradient="eventprop" does not run on an IPU: use "surrogate"')
-        if self.max_spikes is not None:
-            raise ValueError(f'max_spikes must be None with gradient="eventprop", got {self.max_spikes}')
-        if self.path != "sparse":
-            raise ValueError(f"path must be 'sparse' with gradient=\"eventprop\", got {self.path!r}")
-        if self.reset_mechanism == "none":
-            raise ValueError("reset_mechanism must not be 'none' with gradient=\"eventprop\"")
-        for name, most in (("alpha", 1.0), ("beta", 1.0), ("threshold", math.inf)):
-            value = getattr(self, name)
-            if value.requires_grad:
-                raise ValueError(f'{name} must not require a gradient with gradient="eventprop"')
-            if not is_compiling() and not bool(((value > 0) & (value <= most)).all()):
-                above = "above 0" if most > 1 else "above 0 and at most 1"
-                raise ValueError(f'{name} must be {above} with gradient="eventprop", got {value.tolist()}')
+        self._set_synaptic(locals())
 
     def _connected(self, x: SparseSpikes) -> Connection:
-        """Return the layer's connection for the input ``x``, differentiable, in the dtype of the computation."""
         if self.max_delay is not None:
             return within_steps(self._delayed_connection(), x.num_steps)
         return FullyConnected(self.weight.to(compute_dtype(self.weight.dtype)))
 
-    def _event_layer(self, x: DenseOrSparse, delay: int) -> eventprop.EventLayer:
-        self._check_event_neurons()
-        assert isinstance(x, SparseSpikes)
-        connected, dtype = self._connected(x), compute_dtype(self.weight.dtype)
-        each = (connected.per_neuron(value.to(dtype)) for value in (self.alpha, self.beta, self.threshold))
-        neurons = eventprop.Neurons._make((*each, self.reset_mechanism == "zero"))
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return eventprop.EventLayer(x, connected, bias, neurons, self.input_scale, delay)
 
-    def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
-        if self.gradient == "surrogate":
-            return super()._spikes(x, delay)
-        layer = self._event_layer(x, delay)
-        with torch.no_grad():
-            mem = super()._membranes(x, delay)
-            spikes = self.selected(mem)
-        return eventprop.spikes_with_times(layer, mem, spikes)
+class SparseConvSynaptic(SynapticNeurons, ConvolutionalNeurons):
+    r"""``nn.Conv2d`` and leaky integrate-and-fire neurons of second order as one event-driven layer.
 
-    def _membranes(self, x: DenseOrSparse, delay: int) -> torch.Tensor:
-        if self.gradient == "surrogate" or not torch.is_grad_enabled():
-            return super()._membranes(x, delay)
-        layer = self._event_layer(x, delay)
-        with torch.no_grad():
-            mem = super()._membranes(x, delay)
-        return eventprop.membranes_with_gradient(layer, mem)
+    The equations are those of :class:`SparseSynaptic`, with the convolution :math:`W * s^{in}_t` in place of the
+    product. The neuron at row :math:`y`, column :math:`x` of channel :math:`c` has the id ``(c * H + y) * W + x``.
 
-    def _repr_of_neurons(self) -> str:
-        if self.gradient == "surrogate":
-            return super()._repr_of_neurons()
-        return super()._repr_of_neurons().replace(", grad_threshold=inf", "") + f", gradient={self.gradient!r}"
+    .. code-block:: python
+
+        layer = snn.SparseConvSynaptic(2, 12, 5, input_size=(34, 34), alpha=0.9, beta=0.95, gradient="eventprop")
+        spikes = layer(x)                # x: SparseSpikes or a dense [T, B, 2, 34, 34] -> SparseSpikes
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, input_size: the convolution, as in
+            :class:`SparseConvLeaky`.
+        alpha, beta, threshold: decays of the current and of the membrane, and the membrane above which a neuron spikes:
+            a number, or a tensor of one element or ``[out_channels]``.
+        grad_threshold, max_spikes, reset_mechanism, spike_grad, bias, input_scale, overflow, path: as in
+            :class:`SparseConvLeaky`.
+        learn_alpha, learn_beta, learn_threshold: if True, the parameter is an ``nn.Parameter``, otherwise a buffer.
+        gradient: ``"surrogate"`` or ``"eventprop"``, as in :class:`SparseSynaptic`. A :class:`SparsePool2d` passes on
+            the times of spikes.
+
+    Attributes:
+        weight: ``[out_channels, in_channels / groups, height, width]``.
+        bias: ``[out_channels]``, or None.
+        activity: mean spikes per neuron and step of the last forward pass, from 0 to 1; None before the first.
+        overflow: spikes without a slot in the last forward pass; None before the first.
+
+    Raises:
+        TypeError, ValueError: wrong type, shape or value; the message names the argument.
+
+    Source: as :class:`SparseSynaptic`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Union[Pair, str] = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        *,
+        alpha: Parameter,
+        beta: Parameter,
+        input_size: Optional[Pair] = None,
+        threshold: Parameter = 1.0,
+        grad_threshold: Optional[float] = None,
+        max_spikes: Optional[int] = None,
+        reset_mechanism: str = "zero",
+        spike_grad: Optional[SpikeGrad] = None,
+        bias: bool = False,
+        learn_alpha: bool = False,
+        learn_beta: bool = False,
+        learn_threshold: bool = False,
+        input_scale: float = 1.0,
+        overflow: str = "lowest",
+        path: str = "auto",
+        gradient: str = "surrogate",
+    ) -> None:
+        super().__init__()
+        self._set_maps(locals())
+        self._set_synaptic(locals())
+
+    def _connected(self, x: SparseSpikes) -> Connection:
+        weight = self.weight.to(compute_dtype(self.weight.dtype))
+        return Convolution2d(weight, conv_argument(x, weight, **self._maps()))
 
 
 def _check_eventprop(options: Mapping[str, Any]) -> None:

@@ -9,11 +9,11 @@ from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.neurons.multistep import _flat_modules
-from snnipu.neurons.sparse_conv import SparseConv2d, SparseConvLeaky, SparsePool2d
+from snnipu.neurons.sparse_conv import ConvolutionalNeurons, SparseConv2d, SparseConvLeaky, SparsePool2d
 from snnipu.neurons.sparse_leaky import SparseLeaky, SparseNeurons
 from snnipu.neurons.sparse_linear import SparseLinear, choose_path
 from snnipu.neurons.sparse_network import SparseNetwork
-from snnipu.neurons.sparse_synaptic import SparseSynaptic
+from snnipu.neurons.sparse_synaptic import SparseConvSynaptic, SparseSynaptic
 from snnipu.neurons.zoo import RLeaky
 from snnipu.ops._arguments import compute_dtype
 from snnipu.ops._break_even import convolution_share
@@ -24,7 +24,7 @@ from snnipu.spikes import SparseSpikes, SpikeTotals
 
 DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 Named = Tuple[str, Any]
-_NEURONS = (SparseLeaky, SparseSynaptic, SparseConvLeaky)
+_NEURONS = (SparseLeaky, SparseSynaptic, SparseConvLeaky, SparseConvSynaptic)
 _MAPS = (SparseLinear, SparseConv2d)
 # Attributes of an event-driven layer that its linear map and its neurons copy.
 _OPTIONS = (
@@ -138,7 +138,7 @@ class EventLayer:
 
     @property
     def is_map(self) -> bool:
-        return isinstance(self.layer, (SparseConv2d, SparseConvLeaky))
+        return isinstance(self.layer, (SparseConv2d, ConvolutionalNeurons))
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Iterate over the parameters of the linear map."""
@@ -211,7 +211,7 @@ class EventLayer:
             x = x if self.is_map else x.flatten(2)
         elif isinstance(layer, SparseConv2d):
             x = layer.chosen(x, convolution_share(layer.out_channels // layer.groups))
-        elif isinstance(layer, SparseConvLeaky):
+        elif isinstance(layer, ConvolutionalNeurons):
             x = layer.chosen(x)
         elif isinstance(self.linear, DelayLinear):
             x = x.to_dense() if isinstance(x, SparseSpikes) else x

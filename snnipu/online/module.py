@@ -10,7 +10,7 @@ from snnipu.neurons._computed_weights import computed_once
 from snnipu.neurons.delay_linear import DelayLinear
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.neurons.multistep import MultiStep
-from snnipu.neurons.sparse_conv import SparseConv2d, SparseConvLeaky
+from snnipu.neurons.sparse_conv import ConvolutionalNeurons, SparseConv2d
 from snnipu.neurons.sparse_leaky import FullyConnectedNeurons
 from snnipu.neurons.sparse_network import SparseNetwork
 from snnipu.neurons.zoo import DeltaLeaky
@@ -32,7 +32,7 @@ from snnipu.spikes import SparseSpikes
 # Number of dimensions of a step, by the type of the first module that determines it.
 _DIMS: Sequence[Any] = (
     ((2,), (nn.Linear, DelayLinear, FullyConnectedNeurons)),
-    ((4, 2), (SparseConv2d, SparseConvLeaky)),  # maps [B, C, H, W] or flattened maps [B, C * H * W]
+    ((4, 2), (SparseConv2d, ConvolutionalNeurons)),  # maps [B, C, H, W] or flattened maps [B, C * H * W]
     ((3,), (nn.Conv1d, nn.ConvTranspose1d, nn.AvgPool1d, nn.MaxPool1d)),
     ((4,), (nn.Conv2d, nn.ConvTranspose2d, nn.AvgPool2d, nn.MaxPool2d, nn.BatchNorm2d)),
     ((5,), (nn.Conv3d, nn.ConvTranspose3d, nn.AvgPool3d, nn.MaxPool3d, nn.BatchNorm3d)),

@@ -129,14 +129,14 @@ class SparsePool2d(torch.autograd.Function):
         geometry: List[int],
         mode: int,
         capacity: int,
-    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         out = torch.ops.snnipu.sparse_pool2d_fwd(ids, values, counts, geometry, mode, capacity)
         ids_out, values_out, counts_out, source = out
         ctx.save_for_backward(ids, counts, ids_out, counts_out, source)
         ctx.geometry, ctx.mode = geometry, mode
-        ctx.mark_non_differentiable(ids_out, counts_out)
+        ctx.mark_non_differentiable(ids_out, counts_out, source)
         ctx.set_materialize_grads(False)
-        return ids_out, values_out, counts_out
+        return ids_out, values_out, counts_out, source
 
     @staticmethod
     @once_differentiable("sparse_pool2d")
@@ -180,6 +180,9 @@ def sparse_pool2d(
     The gradient of a maximum goes to the first carried slot of the window, row by row, that has the maximum. If all
     neurons have a carried slot, this equals PyTorch.
 
+    With EventProp the time of a maximum is that of the spike that gets the gradient. An average or a sum has the mean
+    of the times in its window.
+
     Args:
         spikes: SparseSpikes of ``C * H * W`` neurons, ids of ``[C, H, W]`` flattened.
         kernel_size: size of a window: an int, or two, vertical first.
@@ -217,12 +220,12 @@ def sparse_pool2d(
         return pooled.with_maps(geometry.out_shape)
     # A trace or a meta tensor has no data, so the number of slots is that of the neurons.
     unknown = is_compiling() or spikes.device.type == "meta"
-    ids, values, counts = SparsePool2d.apply(
-        spikes.values,
-        spikes.ids,
-        spikes.counts,
-        as_list(geometry),
-        code,
-        geometry.neurons if unknown else AS_NEEDED,
-    )
-    return SparseSpikes._trusted(ids, values, counts, geometry.neurons, None, map_shape=geometry.out_shape)
+    slots = (spikes.ids, spikes.counts, as_list(geometry), code, geometry.neurons if unknown else AS_NEEDED)
+    ids, values, counts, source = SparsePool2d.apply(spikes.values, *slots)
+    pooled = SparseSpikes._trusted(ids, values, counts, geometry.neurons, None, map_shape=geometry.out_shape)
+    if spikes.times is not None and code == MODES["max"]:
+        pooled.times = gather(spikes.times, source, counts)
+    elif spikes.times is not None:  # a mean, weighted by the values; all are above 0
+        weighted = SparsePool2d.apply(spikes.values.detach() * spikes.times, *slots)[1]
+        pooled.times = weighted / torch.where(values > 0, values.detach(), 1)
+    return pooled

@@ -14,7 +14,8 @@ from torch import nn
 from snnipu.ipu.model import DTYPES, IpuModel, IpuModelTarget, Program
 from snnipu.ipu.network import HEADROOM
 from snnipu.ipu.operators import OperatorFigures, OperatorsProfile, runs_by_operators
-from snnipu.neurons import DelayLinear, SparseConv2d, SparseConvLeaky, SparseLinear, SparseNetwork
+from snnipu.neurons import DelayLinear, SparseConv2d, SparseLinear, SparseNetwork
+from snnipu.neurons.sparse_conv import ConvolutionalNeurons
 from snnipu.neurons.sparse_leaky import FullyConnectedNeurons
 from snnipu.online import Online
 from snnipu.ops._maps import Geometry
@@ -78,10 +79,10 @@ class _CountingModel(IpuModel):
 
 def _input_of(module: nn.Module, activity: float, steps: int, batch_size: int) -> SparseSpikes:
     """Return empty spikes for the first sparse layer; raise TypeError if its number of neurons is unknown."""
-    on_spikes = (SparseConv2d, SparseConvLeaky, DelayLinear, FullyConnectedNeurons, SparseLinear)
+    on_spikes = (SparseConv2d, ConvolutionalNeurons, DelayLinear, FullyConnectedNeurons, SparseLinear)
     first = next(child for child in module.modules() if isinstance(child, on_spikes))
     shape: Tuple[int, ...]
-    if not isinstance(first, (SparseConv2d, SparseConvLeaky)):
+    if not isinstance(first, (SparseConv2d, ConvolutionalNeurons)):
         shape = (first.in_features,)
     elif first.input_size is None:
         raise TypeError("model: the first layer on maps must have its input_size")

@@ -70,15 +70,32 @@ def loss_in_continuous_time(events, layers, factors, reads_membranes):
     return sum(factor * value**2 for factor, value in zip(factors.tolist(), read))
 
 
+def constants_of_steps(dt):
+    """Return the keywords of a layer with steps of ``dt``."""
+    decays = {name: math.exp(-dt / tau) for name, tau in (("alpha", CONSTANTS.tau_s), ("beta", CONSTANTS.tau_m))}
+    scale = (decays["alpha"] - decays["beta"]) * CONSTANTS.tau_s / (CONSTANTS.tau_s - CONSTANTS.tau_m)
+    tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in decays.items()}
+    return {**tensors, "threshold": CONSTANTS.threshold, "input_scale": scale, "reset_mechanism": "subtract"}
+
+
+def input_of_steps(events, neurons, dt):
+    return snn.SparseSpikes.from_events(
+        [time + dt / 2 for time, _ in events],
+        [neuron for _, neuron in events],
+        num_steps=round(CONSTANTS.end / dt),
+        num_neurons=neurons,
+        step=dt,
+        values="count",
+    ).to(torch.float64)
+
+
 def gradient_of_steps(events, parameters, factors, reads_membranes, dt, **options):
     """Return the gradient of the same loss by layers with steps of ``dt``, a list of dicts as ``parameters``."""
-    alpha, beta = (math.exp(-dt / tau) for tau in (CONSTANTS.tau_s, CONSTANTS.tau_m))
-    scale = (alpha - beta) * CONSTANTS.tau_s / (CONSTANTS.tau_s - CONSTANTS.tau_m)
-    decays = {name: torch.tensor(value, dtype=torch.float64) for name, value in (("alpha", alpha), ("beta", beta))}
     layers = []
     for index, each in enumerate(parameters):
-        reads = reads_membranes and index == len(parameters) - 1
-        keywords = {**decays, "threshold": 1e9 if reads else CONSTANTS.threshold, "input_scale": scale}
+        keywords = constants_of_steps(dt)
+        if reads_membranes and index == len(parameters) - 1:
+            keywords["threshold"] = 1e9
         if "delay" in each:
             keywords.update(max_delay=math.ceil(0.4 / dt), delay=each["delay"] / dt)
         neurons, inputs = each["weight"].shape
@@ -86,14 +103,7 @@ def gradient_of_steps(events, parameters, factors, reads_membranes, dt, **option
         with torch.no_grad():
             layer.weight.copy_(each["weight"])
         layers.append(layer)
-    x = snn.SparseSpikes.from_events(
-        [time + dt / 2 for time, _ in events],
-        [neuron for _, neuron in events],
-        num_steps=round(CONSTANTS.end / dt),
-        num_neurons=layers[0].in_features,
-        step=dt,
-        values="count",
-    ).to(torch.float64)
+    x = input_of_steps(events, layers[0].in_features, dt)
     for layer in layers[: len(layers) - reads_membranes]:
         x = layer(x)
     read = layers[-1].membranes(x).sum(0)[0] if reads_membranes else first_spike_times(x)[0]
@@ -156,6 +166,49 @@ def test_delays_converge_with_the_step(sizes, seed, reads_membranes, most):
         sizes, seed, reads_membranes, (0.02, 0.01, 0.0025), kind="delay", reset_mechanism="subtract"
     )
     assert small < most
+    assert large > 1.5 * small > 3 * smallest
+
+
+def matrix_of(weight, channels, size):
+    """Return the matrix of a convolution on maps of ``size``, differentiable."""
+    inputs = channels * size[0] * size[1]
+    basis = torch.eye(inputs, dtype=weight.dtype).reshape(inputs, channels, *size)
+    return nn.functional.conv2d(basis, weight).flatten(1).t()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["max", "average", "sum"])
+def test_a_convolution_and_a_pool_converge_with_the_step(mode):
+    """A pool of continuous time passes on every spike of its window."""
+    events, _, factors = problem((16, 3), 4)
+    torch.manual_seed(7)
+    kernels = (torch.rand(2, 1, 3, 3).double() * 0.8 + 0.2) * 0.6
+    share = 0.25 if mode == "average" else 1.0
+    weight = (torch.rand(3, 2).double() * 1.5 + 0.5) / share
+    lists = [kernels.flatten(1).tolist(), weight.tolist()]
+
+    def loss():
+        matrix = matrix_of(torch.tensor(lists[0], dtype=torch.float64).reshape(2, 1, 3, 3), 1, (4, 4))
+        pooled = [(time, n // 4) for time, n in continuous.layer(events, matrix.tolist(), CONSTANTS)]
+        out = continuous.layer(pooled, [[share * value for value in row] for row in lists[1]], CONSTANTS)
+        times = continuous.first_times(out, 3, CONSTANTS)
+        return sum(factor * value**2 for factor, value in zip(factors.tolist(), times))
+
+    expected = [torch.tensor(grad).flatten() for grad in continuous.finite_differences(loss, lists)]
+    errors = []
+    for dt in (0.02, 0.01, 0.0025):
+        options = constants_of_steps(dt)
+        first = snn.SparseConvSynaptic(1, 2, 3, input_size=4, **options, **EVENTPROP).double()
+        second = snn.SparseSynaptic(2, 3, **options, **EVENTPROP).double()
+        with torch.no_grad():
+            first.weight.copy_(kernels)
+            second.weight.copy_(weight)
+        spikes = snn.SparsePool2d(2, mode=mode)(first(input_of_steps(events, 16, dt).with_maps((1, 4, 4))))
+        (factors * (first_spike_times(second(spikes))[0] * dt) ** 2).sum().backward()
+        found = torch.cat([first.weight.grad.flatten(), second.weight.grad.flatten()])
+        errors.append(float((found - torch.cat(expected)).norm() / torch.cat(expected).norm()))
+    large, small, smallest = errors
+    assert small < 0.03
     assert large > 1.5 * small > 3 * smallest
 
 
@@ -226,6 +279,77 @@ def test_a_delay_is_a_later_input():
         grads.append(second.weight.grad)
     assert all(grad.any() for grad in grads)
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_convolution_is_the_layer_of_its_matrix(bias, each):
+    options = {"alpha": 0.8, "beta": 0.9, "input_scale": 0.7, "bias": bias}
+    if each:
+        options.update(beta=torch.tensor([0.9, 0.8, 0.7]), threshold=torch.tensor([1.0, 0.8, 0.9]))
+    layers = [snn.SparseConvSynaptic(2, 3, 2, **options, gradient=g).double() for g in ("eventprop", "surrogate")]
+    channels = {name: value.repeat_interleave(12) if each and name in ("beta", "threshold") else value
+                for name, value in options.items()}  # fmt: skip
+    whole = snn.SparseSynaptic(40, 36, **channels, **EVENTPROP).double()
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.copy_(torch.linspace(-0.1, 0.8, 24).reshape(3, 2, 2, 2))
+            if bias:
+                layer.bias.copy_(torch.linspace(0, 0.1, 3))
+    matrix = matrix_of(layers[0].weight, 2, (4, 5))
+    whole.weight = nn.Parameter(matrix.detach())
+    if bias:
+        whole.bias = nn.Parameter(layers[0].bias.detach().repeat_interleave(12))
+    below = layer_of(neurons=40)
+    x = below(spikes_in())
+    maps, other, expected = layers[0](x.with_maps((2, 4, 5))), layers[1](x.detach().with_maps((2, 4, 5))), whole(x)
+    assert torch.equal(maps.to_dense(), other.to_dense())
+    assert torch.equal(maps.to_dense(), expected.to_dense())
+    assert maps.map_shape == (3, 3, 4)
+    grads = []
+    for spikes in (maps, expected):
+        below.zero_grad()
+        first_spike_times(spikes).square().sum().backward(retain_graph=True)
+        grads.append(below.weight.grad.clone())
+    assert grads[0].any()
+    torch.testing.assert_close(*grads)
+    (of_kernels,) = torch.autograd.grad(matrix, layers[0].weight, whole.weight.grad)
+    torch.testing.assert_close(layers[0].weight.grad, of_kernels)
+    if bias:
+        torch.testing.assert_close(layers[0].bias.grad, whole.bias.grad.reshape(3, 12).sum(1))
+
+
+def test_membranes_of_a_convolution():
+    layer = snn.SparseConvSynaptic(1, 2, 3, input_size=(4, 5), alpha=0.8, beta=0.9, threshold=1e9, **EVENTPROP).double()
+    surrogate = snn.SparseConvSynaptic(1, 2, 3, input_size=(4, 5), alpha=0.8, beta=0.9, threshold=1e9).double()
+    surrogate.load_state_dict(layer.state_dict())
+    x = spikes_in().with_maps((1, 4, 5))
+    for each in (layer, surrogate):
+        each.membranes(x).square().sum().backward()
+    assert layer.membranes(x).shape == (25, 3, 2, 2, 3)
+    torch.testing.assert_close(layer.weight.grad, surrogate.weight.grad)
+
+
+@pytest.mark.parametrize("mode", ["max", "average", "sum"])
+def test_pools_pass_on_times(mode):
+    spikes = layer_of(neurons=24)(spikes_in()).with_maps((2, 4, 3))
+    pooled = snn.SparsePool2d((2, 3), mode=mode)(spikes)
+    assert pooled.num_spikes > 20
+    dense = torch.full((25, 3, 24), math.nan, dtype=torch.float64)
+    t, b, slot = (torch.arange(spikes.capacity) < spikes.counts[..., :1]).nonzero().T
+    dense[t, b, spikes.ids[t, b, slot].long()] = spikes.times[t, b, slot].detach()
+    windows = dense.unflatten(2, (2, 2, 6)).flatten(2, 3)  # [T, B, 4, 6]
+    t, b, slot = (torch.arange(pooled.capacity) < pooled.counts[..., :1]).nonzero().T
+    window, times = windows[t, b, pooled.ids[t, b, slot].long()], pooled.times[t, b, slot]
+    first = window.isnan().logical_not().int().argmax(1, keepdim=True)
+    expected = window.gather(1, first)[:, 0] if mode == "max" else window.nanmean(1)
+    torch.testing.assert_close(times, expected)
+    grad = torch.autograd.grad(times.sum(), spikes.times)[0]
+    count = window.isnan().logical_not().sum(1)
+    assert grad.count_nonzero() == (len(t) if mode == "max" else int(count.sum()))
+    torch.testing.assert_close(grad.sum(), torch.tensor(float(len(t)), dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="only the times of these spikes have a gradient"):
+        pooled.spike_count().sum().backward()
 
 
 def test_synapses_of_one_delay_are_a_delay_of_the_layer():
@@ -351,6 +475,31 @@ def test_a_network_is_its_layers(delay):
     assert net.layers[1].beta == pytest.approx(0.85)
 
 
+@pytest.mark.parametrize("gradient", ["eventprop", "surrogate"])
+def test_a_network_on_maps(gradient):
+    torch.manual_seed(5)
+    net = snn.SparseNetwork(
+        [(1, 8, 8), "3C3", "MP2", "4C2", "SP2", 5],
+        neuron="synaptic",
+        alpha=0.8,
+        beta=0.9,
+        delay=0,
+        gradient=gradient,
+    ).double()
+    kinds = [snn.SparseConvSynaptic, snn.SparseConvSynaptic, snn.SparseSynaptic]
+    assert [type(layer) for layer in net.layers] == kinds
+    for layer in net.layers:
+        nn.init.uniform_(layer.weight, -0.1, 0.6)
+    x = spikes_in(inputs=64)
+    out = net(x)
+    (first_spike_times(out) if gradient == "eventprop" else out.spike_count()).sum().backward()
+    assert all(layer.weight.grad.any() for layer in net.layers)
+    last = x.with_maps((1, 8, 8))
+    for index, layer in enumerate(net.layers):
+        last = net.pooled(index, layer(last))
+    assert torch.equal(last.to_dense(), out.to_dense())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -358,7 +507,6 @@ def test_a_network_is_its_layers(delay):
         ({"neuron": "synaptic"}, "alpha must be given with neuron='synaptic'"),
         ({"alpha": 0.9}, "alpha must be None with neuron='leaky'"),
         ({"gradient": "eventprop"}, "gradient must be 'surrogate' with neuron='leaky', got 'eventprop'"),
-        ({"neuron": "synaptic", "alpha": 0.9, "sizes": [(1, 8, 8), "2C3", 4]}, "neuron must be 'leaky' with layer 0"),
         ({"neuron": "synaptic", "alpha": 0.9, "gradient": "eventprop", "max_spikes": 3}, "max_spikes must be None"),
     ],
 )

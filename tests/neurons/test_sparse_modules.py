@@ -25,6 +25,7 @@ MODULES = {
     ),
     "SparseNetwork": lambda **options: snn.SparseNetwork([6, 5, 4], **{"beta": 0.9, **options}),
     "SparseConvLeaky": lambda **options: snn.SparseConvLeaky(2, 4, 3, **{"beta": 0.9, **options}),
+    "SparseConvSynaptic": lambda **options: snn.SparseConvSynaptic(2, 4, 3, **{"alpha": 0.8, "beta": 0.9, **options}),
 }
 OF_FEATURES = [*MODULES][:5]
 OF_NEURONS = [*MODULES][2:]
@@ -42,6 +43,9 @@ SIGNATURES = {
     f"input_scale=1.0, overflow='lowest', recurrent=False, path='auto', {DELAYS}",
     "SparseSynaptic": f"in_features, out_features, *, alpha, beta, {NEURONS}learn_alpha=False, learn_beta=False, "
     f"learn_threshold=False, input_scale=1.0, overflow='lowest', path='auto', {DELAYS}, gradient='surrogate'",
+    "SparseConvSynaptic": "in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1, *, "
+    f"alpha, beta, input_size=None, {NEURONS}learn_alpha=False, learn_beta=False, learn_threshold=False, "
+    "input_scale=1.0, overflow='lowest', path='auto', gradient='surrogate'",
     "SparseNetwork": "sizes, *, beta, max_spikes=None, grad_threshold=None, delay=1, threshold=1.0, "
     "reset_mechanism='zero', spike_grad=None, bias=False, learn_beta=False, learn_threshold=False, input_scale=1.0, "
     "overflow='lowest', path='auto', max_delay=None, learn_delay=True, neuron='leaky', alpha=None, "
@@ -84,6 +88,7 @@ DENSE = [
     ("SparseConvLeaky", {"stride": 2, "padding": (1, 0), "threshold": EACH, "bias": True}),
     ("SparseConvLeaky", {"groups": 2, "dilation": 2, "padding": "same", "beta": EACH, **LEARNT}),
     ("SparseConvLeaky", {"reset_mechanism": "subtract", "learn_threshold": True}),
+    ("SparseConvSynaptic", {"alpha": EACH, "stride": 2, "bias": True, **LEARNT}),
     ("SparseNetwork", {"delay": 0, "bias": True, "reset_mechanism": "subtract", **LEARNT}),
     ("SparseNetwork", {"delay": 0, "beta": [0.8, EACH]}),
 ]
@@ -103,7 +108,7 @@ def test_to_and_from_the_dense_twin(name, options, scale, path):
         return MODULES[name](**{"threshold": 0.4, "input_scale": scale, "path": path, **options, **changed}).double()
 
     layer, other = make(), make(beta=0.1 if "beta" not in options or name == "SparseNetwork" else EACH * 0)
-    shape = (2, 9, 8) if name == "SparseConvLeaky" else (6,)
+    shape = (2, 9, 8) if "Conv" in name else (6,)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter *= 1 if parameter.dim() < 2 else 3

@@ -153,11 +153,26 @@ def conv(**options):
             snn.SparseLeaky(36, 5, **SIZES),
         ),
         lambda: (*conv(), nn.Linear(36, 5), readout()),
+        lambda: (
+            nn.Unflatten(1, (5, 2, 2)),
+            snn.SparseConvSynaptic(5, 4, 2, padding=1, alpha=0.8, learn_alpha=True, **SIZES),
+            nn.Linear(36, 5),
+            readout(),
+        ),
         lambda: (*conv(), snn.SparsePool2d(3), nn.Linear(4, 5), readout()),
         lambda: (snn.SparseLeaky(20, 16, max_delay=4, **SIZES), snn.SparseLeaky(16, 5, **SIZES)),
         lambda: (snn.SparseLeaky(20, 16, recurrent=True, reset_mechanism="subtract", learn_beta=True, **SIZES),),
     ],
-    ids=["synaptic", "each-beta", "each-channel", "maps-to-linear", "pool-to-linear", "delays", "recurrent"],
+    ids=[
+        "synaptic",
+        "each-beta",
+        "each-channel",
+        "maps-to-linear",
+        "synaptic-maps",
+        "pool-to-linear",
+        "delays",
+        "recurrent",
+    ],
 )
 def test_layers_learn_as_their_dense_form(make, rule, request):
     if "delays" in request.node.name and rule == "ottt":

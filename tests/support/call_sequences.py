@@ -389,6 +389,9 @@ KINDS = {
         of(snn.SparseConv2d, 2, 3, 3, input_size=(5, 6), padding=[0, 1], bias=EITHER), events_call(2, 5, 6)
     ),
     "SparseConvLeaky": Kind(of(snn.SparseConvLeaky, 2, 3, 3, input_size=(5, 6), **LEAKY), events_call(2, 5, 6)),
+    "SparseConvSynaptic": Kind(
+        of(snn.SparseConvSynaptic, 2, 3, 3, input_size=(5, 6), alpha=0.8, beta=0.9, **SPARSE), events_call(2, 5, 6)
+    ),
     "SparsePool2d": Kind(
         of(snn.SparsePool2d, 2, input_size=(2, 5, 6), mode=["max", "average", "sum"]), events_call(2, 5, 6)
     ),
