@@ -504,11 +504,6 @@ void eventprop(Draw &draw) {
   call.output_slots = call.slots;
   call.ids_out = const_cast<int32_t *>(call.ids);
   call.counts_out = const_cast<int32_t *>(call.counts);
-  for (int64_t row = 0; row < rows && !broken; ++row) { // ids of spikes ascend, and those of the other slots
-    int32_t *const ids = call.ids_out + row * call.slots, *const counts = call.counts_out + 2 * row;
-    std::sort(ids, ids + counts[0]);
-    std::sort(ids + counts[0], ids + counts[1]);
-  }
   for (const void **const slots : {&call.grad, &call.early, &call.late})
     *slots = draw.numbers(rows * call.slots);
   for (const void **const each : {&call.alpha, &call.beta, &call.threshold})
