@@ -6,6 +6,7 @@ import ipu_published as published
 import numpy as np
 import pytest
 import torch
+from support.tables import assert_refused, each_row
 from torch import nn
 
 import snnipu as snn
@@ -250,43 +251,36 @@ def test_networks_of_modules():
     assert ipu.NetworkSpec.from_module(dense, 0.1).sizes == (30, 20, 5)
 
 
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (nn.Sequential(nn.Conv2d(1, 2, 3)), "expected a SparseNetwork.*holds Conv2d"),
-        (nn.Sequential(nn.Linear(3, 4), nn.ReLU()), "expected a SparseNetwork"),
-        (nn.Sequential(snn.SparseLeaky(3, 4, beta=0.9), snn.SparseLeaky(5, 2, beta=0.9)), "do not match the outputs"),
-        (snn.SparseNetwork([(1, 8, 8), "4C3", 10], beta=0.9), "a plan cannot hold layers on maps"),
-        (snn.SparseNetwork([8, 4], beta=0.9, max_delay=3), "a plan needs layers without max_delay"),
-        (nn.Sequential(*(snn.SparseNetwork([3, 2], beta=0.9) for _ in range(2))), "one SparseNetwork, and it holds 2"),
-        (torch.zeros(3), "must be a torch.nn.Module"),
-    ],
-)
-def test_modules_that_cannot_be_planned(module, message):
-    with pytest.raises(TypeError, match=message):
-        ipu.NetworkSpec.from_module(module)
+@each_row(r"""
+nn.Sequential(nn.Conv2d(1, 2, 3)) | TypeError: expected a SparseNetwork.*holds Conv2d
+nn.Sequential(nn.Linear(3, 4), nn.ReLU()) | TypeError: expected a SparseNetwork
+nn.Sequential(snn.SparseLeaky(3, 4, beta=0.9), snn.SparseLeaky(5, 2, beta=0.9)) | TypeError: do not match the outputs
+snn.SparseNetwork([(1, 8, 8), "4C3", 10], beta=0.9) | TypeError: a plan cannot hold layers on maps
+snn.SparseNetwork([8, 4], beta=0.9, max_delay=3) | TypeError: a plan needs layers without max_delay
+nn.Sequential(*(snn.SparseNetwork([3, 2], beta=0.9) for _ in range(2))) | TypeError: one SparseNetwork, and it holds 2
+torch.zeros(3) | TypeError: must be a torch.nn.Module
+""")
+def test_modules_that_cannot_be_planned(row):
+    module, error = row.split(" | ")
+    assert_refused(f"ipu.NetworkSpec.from_module({module}) | {error}", globals(), torch=torch)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: ipu.plan(spec(), "mk3"), "target must be one of mk1, mk2, bow"),
-        (lambda: ipu.plan(spec(), ipus=0), "ipus must be from 1"),
-        (lambda: ipu.plan(spec(), selection_tiles=0), "selection_tiles must be at least 1"),
-        (lambda: ipu.plan(spec(), neurons_per_tile=3), "neurons_per_tile must be even"),
-        (lambda: spec([5]), "sizes must have an entry for the input"),
-        (lambda: spec([5, 0]), "num_neurons|sizes must be positive"),
-        (lambda: spec(dtype="int8"), "dtype must be one of"),
-        (lambda: spec(activity=0.0), "activity must be above 0"),
-        (lambda: spec(activity=[0.1, 0.1]), "activity must be one number, or 4"),
-        (lambda: spec(batch_size=0), "batch_size must be an int from 1 to"),
-        (lambda: ipu.NetworkSpec((4, 2), (3.0, 1.0), (2, 2)), "at most as many spikes as slots"),
-        (lambda: spec(recurrent=(True, False, True, False, True)), "recurrent must have a bool for each of"),
-    ],
-)
-def test_wrong_arguments(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+@each_row(r"""
+ipu.plan(spec(), "mk3") | ValueError: target must be one of mk1, mk2, bow
+ipu.plan(spec(), ipus=0) | ValueError: ipus must be from 1
+ipu.plan(spec(), selection_tiles=0) | ValueError: selection_tiles must be at least 1
+ipu.plan(spec(), neurons_per_tile=3) | ValueError: neurons_per_tile must be even
+spec([5]) | ValueError: sizes must have an entry for the input
+spec([5, 0]) | ValueError: num_neurons|sizes must be positive
+spec(dtype="int8") | ValueError: dtype must be one of
+spec(activity=0.0) | ValueError: activity must be above 0
+spec(activity=[0.1, 0.1]) | ValueError: activity must be one number, or 4
+spec(batch_size=0) | ValueError: batch_size must be an int from 1 to
+ipu.NetworkSpec((4, 2), (3.0, 1.0), (2, 2)) | ValueError: at most as many spikes as slots
+spec(recurrent=(True, False, True, False, True)) | ValueError: recurrent must have a bool for each of
+""")
+def test_wrong_arguments(row):
+    assert_refused(row, globals())
 
 
 # ---- the published networks

@@ -14,6 +14,7 @@ from support.operators import (
     needs_model_and_host,
     slots_of,
 )
+from support.tables import each_row
 
 from snnipu import SparseSpikes
 from snnipu.ipu import NetworkSpec
@@ -71,6 +72,12 @@ def network(
         **changes,
     }
     return (ids, values, counts), parameters, attributes
+
+
+def inputs_of(spikes, parameters, attributes, weights=torch.float32):
+    """Return the operator's inputs, with weights of this dtype, and its attributes."""
+    tensors = [tensor for layer in parameters for tensor in layer]
+    return [*as_floats(*spikes), *(t.to(weights) if t.dim() == 2 else t for t in tensors)], attributes
 
 
 def on_host(spikes, parameters, attributes):
@@ -232,36 +239,68 @@ def test_plan(recurrent):
     assert steps["lif"]["executions"] == T
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"slots": [9, 8]}, "an entry for each layer"),
-        ({"recurrent": [0, 2, 0]}, "recurrent 0 or 1"),
-        ({"plan": PLAN[:-1]}, "plan ends too early"),
-        ({"plan": [1000, *PLAN[1:]]}, "each of its neurons to one of 24 tiles"),
-        ({"plan": [*PLAN[:-2], 4, 1]}, "each sample of the batch to one of 24 tiles"),
-        ({"plan": [*PLAN[:-5], 4, 1, *PLAN[-3:]]}, "each sample of the batch to one of the groups"),
-        ({"plan": [*PLAN[:-2], 5, 0]}, "run of nothing"),
-        ({"plan": [*PLAN[:-2], 5, 1 << 40]}, "run of nothing, or one of more than"),
-    ],
-)
-def test_bad_attributes(changes, message):
-    (ids, values, counts), parameters, attributes = network()
-    inputs = [*as_floats(ids, values, counts), *(tensor for layer in parameters for tensor in layer)]
+@each_row("""
+{"slots": [9, 8]} | an entry for each layer
+{"recurrent": [0, 2, 0]} | recurrent 0 or 1
+{"plan": PLAN[:-1]} | plan ends too early
+{"plan": [1000, *PLAN[1:]]} | each of its neurons to one of 24 tiles
+{"plan": [*PLAN[:-2], 4, 1]} | each sample of the batch to one of 24 tiles
+{"plan": [*PLAN[:-5], 4, 1, *PLAN[-3:]]} | each sample of the batch to one of the groups
+{"plan": [*PLAN[:-2], 5, 0]} | run of nothing
+{"plan": [*PLAN[:-2], 5, 1 << 40]} | run of nothing, or one of more than
+""")
+def test_bad_attributes(row):
+    changes, message = row.split(" | ")
+    inputs, attributes = inputs_of(*network())
     with pytest.raises(IpuModelError, match=message):
-        forward(machine(24), "SparseNetwork", inputs, {**attributes, "plan": PLAN, **changes})
+        forward(machine(24), "SparseNetwork", inputs, {**attributes, "plan": PLAN, **eval(changes)})
 
 
 def test_membranes_carry_no_gradient():
     """A loss that depends on membranes is refused, since it would have no effect."""
-    (ids, values, counts), parameters, attributes = network()
-    inputs = [*as_floats(ids, values, counts), *(tensor for layer in parameters for tensor in layer)]
+    inputs, attributes = inputs_of(*network())
     model = machine(16)
     outputs = forward(model, "SparseNetwork", inputs, attributes)
     upstream = [None] * len(outputs)
     upstream[4] = torch.ones_like(outputs[4])
     with pytest.raises(IpuModelError, match="membranes of layer 0 are on the path to the loss"):
         backward(model, "SparseNetwork", inputs, attributes, outputs, upstream)
+
+
+# ---- weights in float16. Rounding may move a membrane over its threshold: such spikes must be few, and their membranes
+# near the threshold.
+
+
+MEM = 4  # position of the membranes in a layer's five outputs
+
+
+def test_half_weights_differ_at_the_threshold_first():
+    """A neuron's first different spike has a membrane near the threshold."""
+    model, arguments = machine(16, options=()), network(unit=False)
+    runs = [
+        forward(model, "SparseNetwork", *inputs_of(*arguments, weights)) for weights in (torch.float32, torch.float16)
+    ]
+    threshold = arguments[1][0][2]
+    spikes = [run[MEM] > threshold for run in runs]
+    other = spikes[0] != spikes[1]
+    assert float(other.float().mean()) < 0.01
+    first = other & (other.cumsum(0) == 1)
+    distance = (runs[0][MEM] - threshold).abs()
+    # At most 12 weights of about 2, each with a relative error of 2^-11, and the decayed errors of earlier steps.
+    assert not first.any() or float(distance[first].max()) < 0.02
+    unchanged = other.cumsum(0) == 0
+    torch.testing.assert_close(runs[1][MEM][unchanged], runs[0][MEM][unchanged], rtol=0, atol=0.02)
+
+
+def test_half_weights_take_half_the_memory():
+    model = machine(16, options=())
+    sizes = []
+    for weights in (torch.float32, torch.float16):
+        forward(model, "SparseNetwork", *inputs_of(*network(unit=False), weights))
+        sizes.append(sum(model.programs()[-1].report()["tile_variables_bytes"]))
+    weights = sum(a * b for a, b in zip(SIZES, SIZES[1:]))
+    # Float16 saves 2 bytes for each weight that PopART stores, and as much for a padded copy on the tiles.
+    assert 2 * weights <= sizes[0] - sizes[1] <= 5 * weights
 
 
 def programs(model, sizes, slots, steps, batch, plan=None, recurrent=None):

@@ -3,9 +3,10 @@
 import pytest
 import snntorch
 import torch
-from support.ipu_training import check_training, classified, hide_operator, on_model, operators
+from support.ipu_training import check_training, classified, keep_operators, on_model, operators
 from support.operators import needs_host_runtime, needs_library
 from support.poptorch_models import refused
+from support.tables import each_row
 from torch import nn
 
 import snnipu as snn
@@ -28,12 +29,7 @@ def runs(monkeypatch):
 @pytest.fixture
 def few_operators(monkeypatch):
     """Leave the model the operators of neurons only."""
-    every = ipu_model.IpuModel.operators
-
-    def of_neurons(model):
-        return {key: entry for key, entry in every(model).items() if key[1] in ("NeuronSequence", "SurrogateSpike")}
-
-    monkeypatch.setattr(ipu_model.IpuModel, "operators", of_neurons)
+    keep_operators(monkeypatch, lambda name: name in ("NeuronSequence", "SurrogateSpike"))
 
 
 class Net(nn.Module):
@@ -129,51 +125,38 @@ class Inner(nn.Module):
         return out if isinstance(out, torch.Tensor) else out.to_dense()
 
 
+UNKNOWN_SURROGATE = snn.surrogate.custom_surrogate(lambda u, grad, spikes: grad)
+
+
 class Doubled(snn.Leaky):
     def _base_state_function(self, input_):
         return 2 * super()._base_state_function(input_)
 
 
-EVENT_DRIVEN = "event-driven layers cannot run on the IPU model"
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: snn.SparseNetwork([8, 5, 3], beta=0.9), EVENT_DRIVEN),
-        (lambda: snn.SparseLeaky(8, 5, beta=0.9), EVENT_DRIVEN),
-        (lambda: snn.SparseSynaptic(8, 5, alpha=0.5, beta=0.9), EVENT_DRIVEN),
-        (lambda: snn.SparseLinear(8, 5), EVENT_DRIVEN),
-        (lambda: snntorch.Leaky(beta=0.9), r"inner\.lif, a snntorch.Leaky, cannot run on the IPU model"),
-        (lambda: snntorch.Synaptic(alpha=0.9, beta=0.8, init_hidden=True), r"inner\.lif, a snntorch.Synaptic, cannot"),
-        (lambda: snntorch.LeakyParallel(8, 4), r"inner\.lif, a snntorch.LeakyParallel, cannot"),
-        (lambda: snn.MultiStep(nn.Linear(8, 4), snntorch.Leaky(beta=0.9)), r"lif\.1, a snntorch.Leaky, cannot run"),
-        (lambda: Doubled(beta=0.9), r"Leaky cannot run on an IPU with .* replaced parts of its step"),
-        *(
-            (
-                lambda options=options: snn.Leaky(beta=0.9, **options),
-                "Leaky cannot run on an IPU with inhibition, state",
-            )
-            for options in (
-                {"inhibition": True},
-                {"state_quant": lambda mem: mem},
-                {"spike_grad": lambda u: (u > 0).float()},
-            )
-        ),
-        (
-            lambda: snn.Leaky(beta=0.9, spike_grad=snn.surrogate.custom_surrogate(lambda u, grad, spikes: grad)),
-            "spike_grad cannot run on an IPU",
-        ),
-    ],
-)
+@each_row(r"""
+snn.SparseNetwork([8, 5, 3], beta=0.9) | event-driven layers cannot run on the IPU model
+snn.SparseLeaky(8, 5, beta=0.9) | event-driven layers cannot run on the IPU model
+snn.SparseSynaptic(8, 5, alpha=0.5, beta=0.9) | event-driven layers cannot run on the IPU model
+snn.SparseLinear(8, 5) | event-driven layers cannot run on the IPU model
+snntorch.Leaky(beta=0.9) | inner\.lif, a snntorch.Leaky, cannot run on the IPU model
+snntorch.Synaptic(alpha=0.9, beta=0.8, init_hidden=True) | inner\.lif, a snntorch.Synaptic, cannot
+snntorch.LeakyParallel(8, 4) | inner\.lif, a snntorch.LeakyParallel, cannot
+snn.MultiStep(nn.Linear(8, 4), snntorch.Leaky(beta=0.9)) | lif\.1, a snntorch.Leaky, cannot run
+Doubled(beta=0.9) | Leaky cannot run on an IPU with .* replaced parts of its step
+snn.Leaky(beta=0.9, inhibition=True) | Leaky cannot run on an IPU with inhibition, state
+snn.Leaky(beta=0.9, state_quant=lambda mem: mem) | Leaky cannot run on an IPU with inhibition, state
+snn.Leaky(beta=0.9, spike_grad=lambda u: (u > 0).float()) | Leaky cannot run on an IPU with inhibition, state
+snn.Leaky(beta=0.9, spike_grad=UNKNOWN_SURROGATE) | spike_grad cannot run on an IPU
+""")
 @needs_library
-def test_layers_without_operator_are_refused_by_name(few_operators, make, message):
-    layer = make()
+def test_layers_without_operator_are_refused_by_name(few_operators, row):
+    constructor, message = row.split(" | ")
+    layer = eval(constructor)
     x = torch.rand(3, 8) if getattr(layer, "inhibition", False) else torch.rand(2, 3, 8)
     with pytest.raises(RuntimeError, match=message):
         poptorch.inferenceModel(Inner(layer), on_model())(x)
     # The hooks are removed after the error.
-    assert poptorch.inferenceModel(Inner(make()))(x).shape[:-1] == x.shape[:-1]
+    assert poptorch.inferenceModel(Inner(eval(constructor)))(x).shape[:-1] == x.shape[:-1]
     layer(x)
 
 
@@ -204,7 +187,7 @@ def test_surrogates_by_themselves(runs):
     check_surrogate(snn.surrogate.fast_sigmoid(10))
     assert ("SurrogateSpike", (0,)) in [(key.name, key.gradient) for key in runs]
     with pytest.raises(RuntimeError, match="spike_grad cannot run on an IPU"):
-        check_surrogate(snn.surrogate.custom_surrogate(lambda u, grad, spikes: grad))
+        check_surrogate(UNKNOWN_SURROGATE)
 
 
 @needs_library
@@ -438,6 +421,6 @@ def test_layers_with_hooks_or_replaced_layers_run_separately(kind, ipu_target):
 
 @needs_library
 def test_recurrent_layers_without_an_operator_are_refused(monkeypatch):
-    hide_operator(monkeypatch, "SparseNetwork")
+    keep_operators(monkeypatch, lambda name: name != "SparseNetwork")
     with pytest.raises(RuntimeError, match="sparse_lif_sequence with recurrent_weight cannot run on the IPU model"):
         poptorch.inferenceModel(Recurrent("layer"), on_model())(torch.ones(2, 3, 20))

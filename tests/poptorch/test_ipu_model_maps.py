@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.ipu_training import check_training, classified, hide_operator, on_model, operators
+from support.ipu_training import check_training, classified, keep_operators, on_model, operators
 from support.operators import needs_host_runtime, needs_model_and_host
 from torch import nn
 
@@ -167,6 +167,6 @@ def test_what_does_not_fit_is_refused(ipu_target):
     ],
 )
 def test_without_an_operator_they_are_refused_by_name(monkeypatch, operator, call):
-    hide_operator(monkeypatch, operator)
+    keep_operators(monkeypatch, lambda name: name != operator)
     with pytest.raises(RuntimeError, match=call):
         poptorch.inferenceModel(Net(), on_model())(data()[0])

@@ -63,11 +63,11 @@ def classified(counts, labels):
     return counts, poptorch.identity_loss(nn.functional.cross_entropy(counts, labels), "mean")
 
 
-def hide_operator(monkeypatch, name):
-    """Hide an operator of the IPU model."""
+def keep_operators(monkeypatch, keeps):
+    """Hide the operators of the IPU model for whose names ``keeps`` is false."""
     every = IpuModel.operators
 
-    def others(model):
-        return {key: entry for key, entry in every(model).items() if key[1] != name}
+    def kept(model):
+        return {key: entry for key, entry in every(model).items() if keeps(key[1])}
 
-    monkeypatch.setattr(IpuModel, "operators", others)
+    monkeypatch.setattr(IpuModel, "operators", kept)
