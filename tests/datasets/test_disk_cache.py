@@ -10,6 +10,7 @@ import torch
 from datasets.test_event_data import BINNING
 from datasets.test_event_data import assert_same as assert_same_spikes
 from support.damage import variants
+from support.tables import assert_refused, each_row
 
 from snnipu import datasets
 from snnipu.datasets import _disk_cache
@@ -225,20 +226,17 @@ def test_nothing_is_written_where_that_is_asked_for(folder, monkeypatch):
     assert datasets.randman(4, 2, 5).train.cache_folder is None
 
 
-def test_wrong_arguments(folder):
-    for change, error, message in [
-        ({"cache": "tape"}, ValueError, "cache must be True, False, 'memory' or 'disk', got 'tape'"),
-        ({"cache": 1}, ValueError, "cache must be"),
-        ({"key": None}, ValueError, "cache_key and files must both be given"),
-        ({"files": None}, ValueError, "cache_key and files must both be given"),
-        ({"files": ["a"]}, ValueError, "files must have one entry for each of 9 recordings, got 1"),
-    ]:
-        with pytest.raises(error, match=message):
-            make(folder, **change)
-    with pytest.raises(ValueError, match="cache_key and files"):
-        datasets.randman(4, 2, 5, cache="disk")
-    with pytest.raises(ValueError, match="preload needs a data set made with cache=True"):
-        make(folder, cache=False).preload()
+@each_row("""
+make(folder, cache="tape") | ValueError: cache must be True, False, 'memory' or 'disk', got 'tape'
+make(folder, cache=1) | ValueError: cache must be
+make(folder, key=None) | ValueError: cache_key and files must both be given
+make(folder, files=None) | ValueError: cache_key and files must both be given
+make(folder, files=["a"]) | ValueError: files must have one entry for each of 9 recordings, got 1
+datasets.randman(4, 2, 5, cache="disk") | ValueError: cache_key and files
+make(folder, cache=False).preload() | ValueError: preload needs a data set made with cache=True
+""")
+def test_wrong_arguments(folder, row):
+    assert_refused(row, globals(), folder=folder)
 
 
 def test_one_file_for_all(folder):

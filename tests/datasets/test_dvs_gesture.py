@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.tables import each_row
 
 from snnipu import datasets
 from snnipu.datasets.dvs_gesture import read_events
@@ -71,23 +72,21 @@ def test_downsampling_and_cropping(folder):
         datasets.dvs_gesture(folder, crop=129)
 
 
-DAMAGE = {
-    "off the sensor": (np.array([[128, 0, 0, 1]]), "event 0 is at x=128, y=0, outside"),
-    "negative": (np.array([[0, -1, 0, 1]]), "event 0 is at x=0, y=-1"),
-    "polarity": (np.array([[0, 0, 2, 1]]), "polarities must be 0 or 1"),
-    "NaN": (np.array([[0, 0, 0, np.nan]]), "not finite"),
-    "no event": (np.zeros((0, 4)), "holds no event"),
-    "columns": (np.zeros((3, 5)), r"expected numbers \[events, 4\], got float64 \(3, 5\)"),
-    "words": (np.array([["a"] * 4]), "expected numbers"),
-    "objects": (np.array([[{}] * 4]), "no array of a .npy file: ValueError Object arrays cannot be loaded"),
-    "half a pixel": (np.array([[0.5, 0, 0, 1]]), "x and y must be whole numbers"),
-    "an hour": (np.array([[0, 0, 0, 0], [0, 0, 0, 3_600_000]]), "3600 seconds from the first event to the last"),
-}
-
-
-@pytest.mark.parametrize(("events", "message"), DAMAGE.values(), ids=DAMAGE)
-def test_damaged_file(folder, events, message):
-    np.save(folder / "ibmGestureTrain" / "user02_led" / "10.npy", events)
+@each_row(r"""
+[[128, 0, 0, 1]] | event 0 is at x=128, y=0, outside
+[[0, -1, 0, 1]] | event 0 is at x=0, y=-1
+[[0, 0, 2, 1]] | polarities must be 0 or 1
+[[0, 0, 0, np.nan]] | not finite
+np.zeros((0, 4)) | holds no event
+np.zeros((3, 5)) | expected numbers \[events, 4\], got float64 \(3, 5\)
+[["a"] * 4] | expected numbers
+[[{}] * 4] | no array of a .npy file: ValueError Object arrays cannot be loaded
+[[0.5, 0, 0, 1]] | x and y must be whole numbers
+[[0, 0, 0, 0], [0, 0, 0, 3_600_000]] | 3600 seconds from the first event to the last
+""")
+def test_damaged_file(folder, row):
+    events, message = row.split(" | ")
+    np.save(folder / "ibmGestureTrain" / "user02_led" / "10.npy", np.array(eval(events)))
     train = datasets.dvs_gesture(folder).train
     with pytest.raises(datasets.DamagedFileError, match=rf"root: damaged file .*user02_led.10.npy: .*{message}"):
         train[2]

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from support.tables import assert_refused, each_row
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from snnipu import SparseSpikes, datasets
@@ -132,21 +133,18 @@ def test_pickle():
     assert repr(copy) == "EventDataset(9 recordings, T=12, N=50, step=10)"
 
 
-def test_wrong_arguments():
-    for change, error, name in [
-        ({"step": 0}, ValueError, "step"),
-        ({"num_steps": -1}, ValueError, "num_steps"),
-        ({"num_neurons": 1.5}, TypeError, "num_neurons"),
-        ({"values": "sum"}, ValueError, "values"),
-        ({"overflow": "highest"}, ValueError, "overflow"),
-        ({"max_spikes": -1}, ValueError, "max_spikes"),
-    ]:
-        with pytest.raises(error, match=f"^{name} must be"):
-            make(**change)
-    with pytest.raises(TypeError, match="read must be a function"):
-        datasets.EventDataset([1], [0], num_steps=1, num_neurons=1)
-    with pytest.raises(ValueError, match="labels must have one dimension"):
-        datasets.EventDataset(Recordings(), [[0]], num_steps=1, num_neurons=1)
+@each_row("""
+make(step=0) | ValueError: ^step must be
+make(num_steps=-1) | ValueError: ^num_steps must be
+make(num_neurons=1.5) | TypeError: ^num_neurons must be
+make(values="sum") | ValueError: ^values must be
+make(overflow="highest") | ValueError: ^overflow must be
+make(max_spikes=-1) | ValueError: ^max_spikes must be
+datasets.EventDataset([1], [0], num_steps=1, num_neurons=1) | TypeError: read must be a function
+datasets.EventDataset(Recordings(), [[0]], num_steps=1, num_neurons=1) | ValueError: labels must have one dimension
+""")
+def test_wrong_arguments(row):
+    assert_refused(row, globals())
 
 
 def samples_of(loader):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.recordings import places
+from support.tables import assert_refused, each_row
 from tqdm import tqdm
 
 from snnipu import datasets
@@ -115,20 +116,18 @@ def test_merged_polarities(tmp_path):
     assert limited.train[0][0].overflow == 1
 
 
-DAMAGE = {
-    "empty": (b"", "it is empty"),
-    "cut off": (event(1, 2, 0, 3) + b"\0\0\0", "8 bytes, not a multiple of the 5"),
-    "x": (event(1, 2, 0, 3) + event(34, 2, 0, 3), "event 1 is at x=34, y=2, outside the sensor's 34 x 34"),
-    "y": (event(1, 239, 0, 3), "event 0 is at x=1, y=239"),
-    "time": (event(1, 2, 0, 9) + event(1, 2, 0, 3), "time runs backwards, from 9 to 3 at event 1"),
-    "overflows only": (event(0, 240, 0, 0), "no event"),
-}
-
-
-@pytest.mark.parametrize(("data", "message"), DAMAGE.values(), ids=DAMAGE)
+@each_row(r"""
+b"" | it is empty
+event(1, 2, 0, 3) + b"\0\0\0" | 8 bytes, not a multiple of the 5
+event(1, 2, 0, 3) + event(34, 2, 0, 3) | event 1 is at x=34, y=2, outside the sensor's 34 x 34
+event(1, 239, 0, 3) | event 0 is at x=1, y=239
+event(1, 2, 0, 9) + event(1, 2, 0, 3) | time runs backwards, from 9 to 3 at event 1
+event(0, 240, 0, 0) | no event
+""")
 @pytest.mark.parametrize("crop", [None, 24])
-def test_damaged_file(tmp_path, data, message, crop):
-    write(tmp_path, {"0/00001": event(1, 2, 0, 3), "4/00002": data})
+def test_damaged_file(tmp_path, row, crop):
+    data, message = row.split(" | ")
+    write(tmp_path, {"0/00001": event(1, 2, 0, 3), "4/00002": eval(data)})
     train = datasets.nmnist(tmp_path, crop=crop).train
     train[0]
     with pytest.raises(ValueError, match=r"root: damaged file .*4.00002.bin: .*" + message):
@@ -163,21 +162,17 @@ def test_folder_that_is_no_label(folder):
         datasets.nmnist(folder)
 
 
-WRONG = {
-    "num_steps": {"num_steps": 1.5},
-    "step_us": {"step_us": float("nan")},
-    "window_us": {"window_us": -1},
-    "step_us and window_us": {"step_us": 1, "window_us": 1},
-    "crop": {"crop": 35},
-    "crop ": {"crop": (24,)},
-    "values": {"values": "sum"},
-}
-
-
-@pytest.mark.parametrize(("name", "argument"), WRONG.items(), ids=WRONG)
-def test_wrong_argument(folder, name, argument):
-    with pytest.raises(ValueError, match=rf"^{name.strip()} (must|exclude)"):
-        datasets.nmnist(folder, **argument)
+@each_row("""
+datasets.nmnist(folder, num_steps=1.5) | ValueError: ^num_steps must
+datasets.nmnist(folder, step_us=float("nan")) | ValueError: ^step_us must
+datasets.nmnist(folder, window_us=-1) | ValueError: ^window_us must
+datasets.nmnist(folder, step_us=1, window_us=1) | ValueError: ^step_us and window_us exclude
+datasets.nmnist(folder, crop=35) | ValueError: ^crop must
+datasets.nmnist(folder, crop=(24,)) | ValueError: ^crop must
+datasets.nmnist(folder, values="sum") | ValueError: ^values must
+""")
+def test_wrong_argument(folder, row):
+    assert_refused(row, globals(), folder=folder)
 
 
 def test_download_is_left_to_tonic(monkeypatch, tmp_path, capsys):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.tables import assert_refused, each_row
 
 from snnipu import datasets
 from snnipu.datasets.randman import _manifold
@@ -86,17 +87,13 @@ def test_smoothness_and_cutoff(alpha, cutoff):
     steps_of(datasets.randman(2, 2, 5, 20, alpha=alpha, cutoff=cutoff).train)
 
 
-WRONG = [
-    ("num_neurons", 0, ValueError),
-    ("num_neurons", 2.0, TypeError),
-    ("samples_per_class", 1, ValueError),
-    ("cutoff", 0, ValueError),
-    ("alpha", math.nan, ValueError),
-    ("test_fraction", 0.01, ValueError),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "error"), WRONG)
-def test_wrong_argument(name, value, error):
-    with pytest.raises(error, match=f"^{name} must be"):
-        datasets.randman(**{**SMALL, name: value})
+@each_row("""
+randman(num_neurons=0) | ValueError: ^num_neurons must be
+randman(num_neurons=2.0) | TypeError: ^num_neurons must be
+randman(samples_per_class=1) | ValueError: ^samples_per_class must be
+randman(cutoff=0) | ValueError: ^cutoff must be
+randman(alpha=math.nan) | ValueError: ^alpha must be
+randman(test_fraction=0.01) | ValueError: ^test_fraction must be
+""")
+def test_wrong_argument(row):
+    assert_refused(row, globals(), randman=lambda **changes: datasets.randman(**{**SMALL, **changes}))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.tables import assert_refused, each_row
 
 from snnipu import SparseSpikes
 from snnipu.datasets import random_spikes
@@ -92,17 +93,12 @@ def test_memory_goes_with_the_spikes(exact):
     assert spikes.ids.max() > 2**29
 
 
-WRONG = [
-    ({"num_steps": -1}, ValueError, "num_steps must be at least 0"),
-    ({"batch_size": 1.0}, TypeError, "batch_size must be an int"),
-    ({"num_neurons": 0}, ValueError, "num_neurons must be"),
-    ({"activity": 1.1}, ValueError, "activity must be from 0 to 1"),
-    ({"overflow": "highest"}, ValueError, "overflow must be"),
-]
-
-
-@pytest.mark.parametrize(("change", "error", "message"), WRONG)
-def test_wrong_argument(change, error, message):
-    right = {"num_steps": 2, "batch_size": 2, "num_neurons": 5, "activity": 0.5}
-    with pytest.raises(error, match=message):
-        random_spikes(**{**right, **change})
+@each_row("""
+random_spikes(-1, 2, 5, 0.5) | ValueError: num_steps must be at least 0
+random_spikes(2, 1.0, 5, 0.5) | TypeError: batch_size must be an int
+random_spikes(2, 2, 0, 0.5) | ValueError: num_neurons must be
+random_spikes(2, 2, 5, 1.1) | ValueError: activity must be from 0 to 1
+random_spikes(2, 2, 5, 0.5, overflow="highest") | ValueError: overflow must be
+""")
+def test_wrong_argument(row):
+    assert_refused(row, globals())

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.recordings import places
 from support.recordings import write_shd as write
+from support.tables import each_row
 
 from snnipu import datasets
 from snnipu._extras import MissingExtra
@@ -108,18 +109,16 @@ def test_damaged_files(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recording", "message"),
-    [
-        (([0.5], [700]), "recording 1 has unit 700, expected 0 to 699"),
-        (([0.5, 0.6], [1]), r"recording 1 has times of shape \(2,\) and units of shape \(1,\)"),
-        (([-0.5], [1]), "recording 1 has times that are negative or NaN"),
-        (([np.nan], [1]), "recording 1 has times that are negative or NaN"),
-        (([0.5, 60.5], [1, 1]), "recording 1 has a time of 60.5 seconds, expected a minute at most"),
-    ],
-)
-def test_damaged_recording(folder, recording, message):
-    write(folder / "shd_train.h5", [ONE, recording], [3, 4])
+@each_row(r"""
+([0.5], [700]) | recording 1 has unit 700, expected 0 to 699
+([0.5, 0.6], [1]) | recording 1 has times of shape \(2,\) and units of shape \(1,\)
+([-0.5], [1]) | recording 1 has times that are negative or NaN
+([np.nan], [1]) | recording 1 has times that are negative or NaN
+([0.5, 60.5], [1, 1]) | recording 1 has a time of 60.5 seconds, expected a minute at most
+""")
+def test_damaged_recording(folder, row):
+    recording, message = row.split(" | ")
+    write(folder / "shd_train.h5", [ONE, eval(recording)], [3, 4])
     train = datasets.shd(folder).train
     train[0]
     with damaged(message):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.sounds import RATE, tone
 from support.sounds import write_sound as write
+from support.tables import each_row
 
 from snnipu import datasets
 
@@ -104,19 +105,17 @@ def test_missing_and_misnamed(folder, tmp_path):
             datasets.spoken_digits(folder, channels=wrong)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"channels": 2}, "expected 1 channel of 16 bits at 8000 Hz, got 2 of 16 bits at 8000 Hz"),
-        ({"bits": 8}, "got 1 of 8 bits"),
-        ({"rate": 16000}, "at 16000 Hz"),
-        ({"sound": np.zeros(0)}, "it has 0 samples, expected 1 to 480000"),
-        ({"sound": np.zeros(480_001)}, "it has 480001 samples"),
-    ],
-)
-def test_other_sounds_are_refused(folder, options, message):
+@each_row("""
+channels=2 | expected 1 channel of 16 bits at 8000 Hz, got 2 of 16 bits at 8000 Hz
+bits=8 | got 1 of 8 bits
+rate=16000 | at 16000 Hz
+sound=np.zeros(0) | it has 0 samples, expected 1 to 480000
+sound=np.zeros(480_001) | it has 480001 samples
+""")
+def test_other_sounds_are_refused(folder, row):
+    options, message = row.split(" | ")
     path = folder / "recordings" / "0_ann_5.wav"
-    write(path, **options)
+    write(path, **eval(f"dict({options})"))
     train = datasets.spoken_digits(folder, cache=False).train
     at = [index for index in range(8) if str(path) == train._read._paths[index]]
     train[7]

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from support.poptorch_models import model_of, options, refused, training, warnings_in
+from support.tables import assert_refused, each_row
 from torch import nn
 
 from snnipu import poptorch
@@ -44,18 +45,15 @@ def mse(out):
     return nn.functional.mse_loss(out, torch.ones_like(out))
 
 
-@pytest.mark.parametrize(
-    "losses",
-    [
-        mse,
-        lambda out: poptorch.identity_loss(mse(out) + 2 * mse(out), "none"),
-        lambda out: poptorch.identity_loss(out, "mean"),
-        lambda out: poptorch.identity_loss(poptorch.identity_loss(out, "none") ** 2, "sum"),
-        lambda out: (poptorch.identity_loss(mse(out), "none") * 3, "not even a tensor")[1],
-    ],
-)
-def test_the_final_loss_is_found(losses):
-    model = with_losses(losses)
+@each_row("""
+mse(out)
+poptorch.identity_loss(mse(out) + 2 * mse(out), "none")
+poptorch.identity_loss(out, "mean")
+poptorch.identity_loss(poptorch.identity_loss(out, "none") ** 2, "sum")
+(poptorch.identity_loss(mse(out), "none") * 3, "not even a tensor")[1]
+""")
+def test_the_final_loss_is_found(row):
+    model = with_losses(eval(f"lambda out: {row}"))
     before = copy.deepcopy(model.state_dict())
     trained = trainingModel(model)
     for _ in range(2):
@@ -76,18 +74,16 @@ def test_the_loss_need_not_be_returned():
     torch.testing.assert_close(model.fc.weight, reference.fc.weight - 0.1 * reference.fc.weight.grad)
 
 
-@pytest.mark.parametrize(
-    ("losses", "message"),
-    [
-        (lambda out: out.sum(), "forward computes no loss"),
-        (lambda out: mse(out) + mse(out) * 5, "computes 2 losses of which 2 are independent"),
-        (lambda out: (poptorch.identity_loss(out, "mean"), mse(out)), "computes 2 losses of which 2 are independent"),
-        (lambda out: poptorch.identity_loss(out, "none"), "must be a scalar, got shape"),
-        (lambda out: mse(out.detach()), "no parameter that requires a gradient"),
-    ],
-)
-def test_a_loss_that_cannot_be_found_or_used_is_refused(losses, message):
-    model = trainingModel(with_losses(losses))
+@each_row("""
+out.sum() | forward computes no loss
+mse(out) + mse(out) * 5 | computes 2 losses of which 2 are independent
+(poptorch.identity_loss(out, "mean"), mse(out)) | computes 2 losses of which 2 are independent
+poptorch.identity_loss(out, "none") | must be a scalar, got shape
+mse(out.detach()) | no parameter that requires a gradient
+""")
+def test_a_loss_that_cannot_be_found_or_used_is_refused(row):
+    losses, message = row.split(" | ")
+    model = trainingModel(with_losses(eval(f"lambda out: {losses}")))
     for run in (model.compile, model):
         with refused(message):
             run(X)
@@ -297,20 +293,16 @@ def test_arguments_are_matched_to_the_parameters_of_forward():
         model(X, X, X, scale=2)
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "message"),
-    [
-        ((), {}, "forward: argument 'x' is missing"),
-        ((X, Y, Y), {}, r"forward: takes \['x', 'y'\], got 3"),
-        ((X,), {"x": X}, "'x' was passed twice"),
-        ((X,), {"z": Y}, r"\['z'\] are not among its parameters"),
-        ((X.to(torch.complex64),), {}, "input x: IPUs have no type torch.complex64"),
-        ((X[:0],), {}, "input x: zero-sized tensors"),
-    ],
-)
-def test_wrong_arguments_of_forward_are_named(args, kwargs, message):
-    with refused(message):
-        inferenceModel(Net())(*args, **kwargs)
+@each_row(r"""
+inferenceModel(Net())() | poptorch.Error: forward: argument 'x' is missing
+inferenceModel(Net())(X, Y, Y) | poptorch.Error: forward: takes \['x', 'y'\], got 3
+inferenceModel(Net())(X, x=X) | poptorch.Error: 'x' was passed twice
+inferenceModel(Net())(X, z=Y) | poptorch.Error: \['z'\] are not among its parameters
+inferenceModel(Net())(X.to(torch.complex64)) | poptorch.Error: input x: IPUs have no type torch.complex64
+inferenceModel(Net())(X[:0]) | poptorch.Error: input x: zero-sized tensors
+""")
+def test_wrong_arguments_of_forward_are_named(row):
+    assert_refused(row, globals())
 
 
 def test_inputs_inside_structures_are_split_and_checked():

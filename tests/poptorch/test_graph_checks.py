@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.operators import needs_host_runtime
 from support.poptorch_models import evaluated, model_of, options, refused, training
-from support.tables import cells_of
+from support.tables import cells_of, each_row
 
 import snnipu as snn
 from snnipu import poptorch
@@ -67,22 +67,20 @@ def masked_assignment(model, x):
     return y
 
 
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        ("masked_assignment(model, x)", X.clamp(min=0)),
-        ("torch.where(x > 0, x, torch.zeros(()))", X.clamp(min=0)),
-        ("x * model.scale.item()", 2 * X),
-        ("x * int(torch.tensor([1, 2]).sum())", 3 * X),
-        ("x * (2 if x.shape[0] == 1 and x.dim() == 2 else 3)", 2 * X),
-        ("x[:, torch.tensor([2, 0])]", X[:, [2, 0]]),
-        ("x[..., None, 0:2]", X[..., None, 0:2]),
-        ("CPU(lambda t: t * t.max().item(), 'host')(x)", 3 * X),
-        ("dynamic_slice(x, 1, (x[0, :1] * 0).long() + 1, 2, 1)", X[:, 1:]),
-    ],
-)
-def test_code_that_a_graph_can_hold_runs(function, expected):
-    assert torch.equal(run(function), expected)
+@each_row("""
+masked_assignment(model, x) | X.clamp(min=0)
+torch.where(x > 0, x, torch.zeros(())) | X.clamp(min=0)
+x * model.scale.item() | 2 * X
+x * int(torch.tensor([1, 2]).sum()) | 3 * X
+x * (2 if x.shape[0] == 1 and x.dim() == 2 else 3) | 2 * X
+x[:, torch.tensor([2, 0])] | X[:, [2, 0]]
+x[..., None, 0:2] | X[..., None, 0:2]
+CPU(lambda t: t * t.max().item(), 'host')(x) | 3 * X
+dynamic_slice(x, 1, (x[0, :1] * 0).long() + 1, 2, 1) | X[:, 1:]
+""")
+def test_code_that_a_graph_can_hold_runs(row):
+    expression, expected = row.split(" | ")
+    assert torch.equal(run(expression), eval(expected))
 
 
 def test_neurons_may_read_values():
@@ -113,20 +111,19 @@ def squares():
 STRATEGY = poptorch.MeanReductionStrategy
 
 
-@pytest.mark.parametrize(
-    ("make", "strategy"),
-    [
-        (lambda p: poptorch.optim.Adam(p, accum_type=torch.float16), STRATEGY.Running),
-        (lambda p: poptorch.optim.SGD(p, lr=0.1, accum_type=torch.float16), STRATEGY.Running),
-        (lambda p: poptorch.optim.SGD(p, lr=0.1, accum_type=torch.float16, use_combined_accum=True), STRATEGY.Post),
-        (lambda p: poptorch.optim.Adam(p), STRATEGY.Post),
-        (lambda p: torch.optim.Adam(p), STRATEGY.Post),
-    ],
-)
-def test_accumulators_in_half_use_the_running_mean(make, strategy):
+@each_row("""
+poptorch.optim.Adam(weights, accum_type=torch.float16) | Running
+poptorch.optim.SGD(weights, lr=0.1, accum_type=torch.float16) | Running
+poptorch.optim.SGD(weights, lr=0.1, accum_type=torch.float16, use_combined_accum=True) | Post
+poptorch.optim.Adam(weights) | Post
+torch.optim.Adam(weights) | Post
+""")
+def test_accumulators_in_half_use_the_running_mean(row):
+    optimizer, strategy = row.split(" | ")
     model = squares()
-    wrapped = poptorch.trainingModel(model, optimizer=make(model.parameters()))
-    assert wrapped.options.Training.meanAccumulationAndReplicationReductionStrategy == strategy
+    wrapped = poptorch.trainingModel(model, optimizer=eval(optimizer, globals(), {"weights": model.parameters()}))
+    training_options = wrapped.options.Training
+    assert training_options.meanAccumulationAndReplicationReductionStrategy == STRATEGY[strategy]
 
 
 @pytest.mark.parametrize(

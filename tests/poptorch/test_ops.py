@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.poptorch_models import evaluated, model_of, options, refused, training, warnings_in
-from support.tables import cells_of, lines_of
+from support.tables import assert_refused, cells_of, each_row, lines_of
 from torch import nn
 
 from snnipu import poptorch
@@ -118,25 +118,18 @@ def test_loops_repeat_their_body_on_copies():
     assert torch.equal(infer(lambda x: poptorch.for_loop(0, double, [x, x])[0], X), X)
 
 
-@pytest.mark.parametrize(
-    ("loop", "error", "message"),
-    [
-        (
-            "for_loop(2, lambda y: y, x)",
-            ValueError,
-            "for_loop: inputs must be a list of tensors, got an object of type Tensor",
-        ),
-        ("for_loop(2, lambda y: y, [x, 5])", ValueError, r"for_loop: inputs\[1\] must be a torch.Tensor, got int"),
-        ("for_loop(2.0, lambda y: y, [x])", ValueError, "for_loop: count: expected an int"),
-        ("for_loop(2, lambda y: (y, y), [x])", poptorch.Error, "takes 1, returned 2"),
-        ("for_loop(2, lambda y: y[:1], [x])", poptorch.Error, r"output 0 .* got \(1, 3\)"),
-        ("for_loop(2, lambda y: y.half(), [x])", poptorch.Error, "got .* torch.float16"),
-        ("cond(x.sum() > 0, abs, x, abs, [x])", ValueError, "cond: then_inps must be a list of tensors, got Tensor"),
-    ],
-)
-def test_loops_and_branches_check_their_arguments(loop, error, message):
-    with pytest.raises(error, match=message):
-        infer(lambda x: evaluated(loop, x=x), X)
+@each_row(r"""
+for_loop(2, lambda y: y, x) | ValueError: for_loop: inputs must be a list of tensors, got an object of type Tensor
+for_loop(2, lambda y: y, [x, 5]) | ValueError: for_loop: inputs\[1\] must be a torch.Tensor, got int
+for_loop(2.0, lambda y: y, [x]) | ValueError: for_loop: count: expected an int
+for_loop(2, lambda y: (y, y), [x]) | Error: takes 1, returned 2
+for_loop(2, lambda y: y[:1], [x]) | Error: output 0 .* got \(1, 3\)
+for_loop(2, lambda y: y.half(), [x]) | Error: got .* torch.float16
+cond(x.sum() > 0, abs, x, abs, [x]) | ValueError: cond: then_inps must be a list of tensors, got Tensor
+""")
+def test_loops_and_branches_check_their_arguments(row):
+    loop, error = row.split(" | ")
+    assert_refused(f"infer(lambda x: {loop}, X) | {error}", {**vars(poptorch), **globals()})
 
 
 @pytest.mark.parametrize(
@@ -172,15 +165,17 @@ def test_dynamic_slices():
     assert torch.equal(infer(lambda x, s: poptorch.dynamic_slice(x, 0, s, 4, 2), x, start), x[1:5:2])
     updated = infer(lambda x, s: poptorch.dynamic_update(x, torch.zeros(2, 2), 0, s, 2), x, start)
     assert torch.equal(updated, torch.cat([x[:1], torch.zeros(2, 2), x[3:]]))
-    for call, message in [
-        (lambda: poptorch.dynamic_slice(x, 0, torch.tensor(4), 3, 1), "start 4 and size 3 leave dimension 0 of 6"),
-        (lambda: poptorch.dynamic_slice(x, 0, 1, 3, 1), "dynamic_slice: start: expected a torch.Tensor"),
-        (lambda: poptorch.dynamic_slice(x, 0.0, start, 3, 1), "dynamic_slice: dim: expected an int"),
-        (lambda: poptorch.dynamic_update(x, torch.zeros(2), 0, start, 2), "must have same dimensionality"),
-        (lambda: poptorch.dynamic_update(x, torch.zeros(2, 2).half(), 0, start, 2), "must have same dtype"),
-    ]:
-        with refused(message):
-            call()
+
+
+@each_row("""
+dynamic_slice(x, 0, torch.tensor(4), 3, 1) | Error: start 4 and size 3 leave dimension 0 of 6
+dynamic_slice(x, 0, 1, 3, 1) | Error: dynamic_slice: start: expected a torch.Tensor
+dynamic_slice(x, 0.0, start, 3, 1) | Error: dynamic_slice: dim: expected an int
+dynamic_update(x, torch.zeros(2), 0, start, 2) | Error: must have same dimensionality
+dynamic_update(x, torch.zeros(2, 2).half(), 0, start, 2) | Error: must have same dtype
+""")
+def test_dynamic_slices_check_their_arguments(row):
+    assert_refused(row, {**vars(poptorch), **globals()}, x=torch.zeros(6, 2), start=torch.tensor([1]))
 
 
 def test_serialized_products_are_products():
@@ -220,31 +215,20 @@ def test_a_registered_operator_runs_and_has_its_gradient(scaled_add):
     assert "test.domain.ScaledAdd:1" in poptorch.custom_ops.registered()
 
 
-@pytest.mark.parametrize(
-    ("attributes", "message"),
-    [
-        ({"scale": None}, "attribute 'scale' must be a float, int, str or a list"),
-        ({"scale": [1, 2.0]}, "elements of attribute 'scale' must be of one type"),
-        ({3: 1.0}, "attribute names are strings, got 3"),
-        ({"scale": "ä"}, "attributes are ASCII, got 'ä'"),
-    ],
-)
-def test_attributes_are_checked(scaled_add, attributes, message):
-    with refused(message):
-        custom([X, X], attributes)
-
-
-def test_missing_operators_and_outputs_are_named(scaled_add):
-    scale = {"scale": 1.0}
-    for message, arguments, more in (
-        (r"no operator 'Cube' of domain 'test\.domain', version 1", ([X, X],), {"name": "Cube"}),
-        (r"no operator 'ScaledAdd' of domain 'test\.domain', version 2", ([X, X], scale), {"version": 2}),
-        ("has 2 outputs, example_outputs 1", ([X, X], scale, [X]), {}),
-        (r"output 1 of .* is \(2, 3\) torch.float32, example_outputs\[1\] \(1,\)", ([X, X], scale, [X, X[0, :1]]), {}),
-        (r"inputs\[1\] must be a torch.Tensor, got int", ([X, 1],), {}),
-    ):
-        with refused(message):
-            custom(*arguments, **more)
+@each_row(r"""
+custom([X, X], {"scale": None}) | Error: attribute 'scale' must be a float, int, str or a list
+custom([X, X], {"scale": [1, 2.0]}) | Error: elements of attribute 'scale' must be of one type
+custom([X, X], {3: 1.0}) | Error: attribute names are strings, got 3
+custom([X, X], {"scale": "ä"}) | Error: attributes are ASCII, got 'ä'
+custom([X, X], name="Cube") | Error: no operator 'Cube' of domain 'test\.domain', version 1
+custom([X, X], {"scale": 1.0}, version=2) | Error: no operator 'ScaledAdd' of domain 'test\.domain', version 2
+custom([X, X], {"scale": 1.0}, [X]) | Error: has 2 outputs, example_outputs 1
+custom([X, X], {"scale": 1.0}, [X, X[0, :1]]) | Error: output 1 of .* is \(2, 3\) torch.float32,
+    example_outputs\[1\] \(1,\)
+custom([X, 1]) | Error: inputs\[1\] must be a torch.Tensor, got int
+""")
+def test_wrong_custom_operators_are_named(scaled_add, row):
+    assert_refused(row, {**vars(poptorch), **globals()})
 
 
 def test_an_execution_hook_runs_operators_inside_wrappers(scaled_add):
@@ -327,31 +311,19 @@ def test_automatic_ids_restart_in_each_run():
 PLAIN = nn.Linear(3, 3)
 
 
-@pytest.mark.parametrize(
-    ("wrap", "model", "opts", "message"),
-    [
-        (poptorch.trainingModel, Blocks(), options(accumulation=2), r"gradientAccumulation must be .* stages \(3\)"),
-        (inferenceModel, Blocks(), options(), r"deviceIterations must be .* stages \(2\)"),
-        (inferenceModel, Blocks(ipus=(0, 77)), options(2), r"Too many IPUs requested \(78\)"),
-        (
-            inferenceModel,
-            Blocks(),
-            options(2, setExecutionStrategy=poptorch.PipelinedExecution("A", poptorch.Stage("B").ipu(77))),
-            r"Too many IPUs requested \(78\)",
-        ),
-        (inferenceModel, Blocks(), options(2, 64), r"Too many IPUs requested \(128\)"),
-        (inferenceModel, Blocks(ipus=(None, 0)), options(), "no IPU was specified for block A"),
-        (
-            inferenceModel,
-            PLAIN,
-            options(setExecutionStrategy=poptorch.PipelinedExecution("A")),
-            r"none of the blocks \['A'\]",
-        ),
-    ],
-)
-def test_models_that_an_ipu_would_refuse_are_refused(wrap, model, opts, message):
-    with refused(message):
-        wrap(model, opts).compile(torch.ones(128, 3))
+@each_row(r"""
+trainingModel(Blocks(), options(accumulation=2)) | Error: gradientAccumulation must be .* stages \(3\)
+inferenceModel(Blocks(), options()) | Error: deviceIterations must be .* stages \(2\)
+inferenceModel(Blocks(ipus=(0, 77)), options(2)) | Error: Too many IPUs requested \(78\)
+inferenceModel(Blocks(), options(2, setExecutionStrategy=PipelinedExecution("A", Stage("B").ipu(77)))) | Error: Too many
+    IPUs requested \(78\)
+inferenceModel(Blocks(), options(2, 64)) | Error: Too many IPUs requested \(128\)
+inferenceModel(Blocks(ipus=(None, 0)), options()) | Error: no IPU was specified for block A
+inferenceModel(PLAIN, options(setExecutionStrategy=PipelinedExecution("A"))) | Error: none of the blocks \['A'\]
+""")
+def test_models_that_an_ipu_would_refuse_are_refused(row):
+    model, error = row.split(" | ")
+    assert_refused(f"{model}.compile(torch.ones(128, 3)) | {error}", {**vars(poptorch), **globals()})
 
 
 def test_models_that_an_ipu_would_run_run(caplog):

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from support.poptorch_models import model_of, options, refused, training, warnings_in
+from support.tables import assert_refused, cells_of, each_row
 from torch import nn
 
 from snnipu import poptorch
@@ -56,14 +57,19 @@ def check(got, expected, rtol=1e-6, atol=1e-7):
 
 
 OPTIMIZERS = [
-    ("SGD", {"lr": 0.1}),
-    ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
-    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-    ("Adam", {}),
-    ("Adam", {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1}),
-    ("AdamW", {"lr": 0.1, "weight_decay": 0.1}),
-    ("RMSprop", {"lr": 0.01, "alpha": 0.9, "momentum": 0.5, "weight_decay": 0.01}),
-    ("RMSprop", {"lr": 0.01, "centered": True}),
+    (name, eval(f"dict({arguments})"))
+    for name, arguments in cells_of(
+        """
+    SGD     | lr=0.1
+    SGD     | lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01
+    SGD     | lr=0.1, momentum=0.9, nesterov=True
+    Adam    |
+    Adam    | lr=0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1
+    AdamW   | lr=0.1, weight_decay=0.1
+    RMSprop | lr=0.01, alpha=0.9, momentum=0.5, weight_decay=0.01
+    RMSprop | lr=0.01, centered=True
+    """
+    )
 ]
 
 
@@ -179,22 +185,18 @@ def test_gradients_set_by_the_user_are_unchanged():
     assert all(torch.equal(parameter.grad, before[name]) for name, parameter in model.named_parameters())
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("SGD", {"loss_scaling": 0}, "loss_scaling: expected a number above 0, got 0"),
-        ("Adam", {"accum_type": torch.float64}, "accum_type: expected torch.float32 or torch.float16"),
-        ("AdamW", {"first_order_momentum_accum_type": "half"}, "first_order_momentum_accum_type: expected"),
-        ("Adam", {"max_grad_norm": -1.0}, "max_grad_norm: expected a number above 0"),
-        ("AdamW", {"bias_correction": 1}, "bias_correction: expected True or False"),
-        ("LAMB", {"lr": -1.0}, "lr: expected a number of at least 0"),
-        ("LAMB", {"betas": (0.9, 1.0)}, "betas: expected two numbers"),
-        ("LAMB", {"max_weight_norm": 0.0}, "max_weight_norm: expected a number above 0"),
-    ],
-)
-def test_wrong_arguments_are_named(name, arguments, message):
-    with refused(message):
-        getattr(poptorch.optim, name)(Net().parameters(), **{"lr": 0.1, **arguments})
+@each_row("""
+SGD(weights, lr=0.1, loss_scaling=0) | poptorch.Error: loss_scaling: expected a number above 0, got 0
+Adam(weights, accum_type=torch.float64) | poptorch.Error: accum_type: expected torch.float32 or torch.float16
+AdamW(weights, first_order_momentum_accum_type="half") | poptorch.Error: first_order_momentum_accum_type: expected
+Adam(weights, max_grad_norm=-1.0) | poptorch.Error: max_grad_norm: expected a number above 0
+AdamW(weights, bias_correction=1) | poptorch.Error: bias_correction: expected True or False
+LAMB(weights, lr=-1.0) | poptorch.Error: lr: expected a number of at least 0
+LAMB(weights, betas=(0.9, 1.0)) | poptorch.Error: betas: expected two numbers
+LAMB(weights, max_weight_norm=0.0) | poptorch.Error: max_weight_norm: expected a number above 0
+""")
+def test_wrong_arguments_are_named(row):
+    assert_refused(f"poptorch.optim.{row}", globals(), weights=Net().parameters())
 
 
 def test_extra_arguments_are_stored():
@@ -279,19 +281,17 @@ def test_optimizer_states_load_into_a_new_optimizer():
         loaded.load_state_dict(torch.optim.Adam(other.parameters()).state_dict())
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda model: torch.optim.Adagrad(model.parameters()), "Adagrad is not one that PopTorch supports"),
-        (lambda model: "SGD", "expected a torch.optim.Optimizer, got str"),
-        (lambda model: torch.optim.Adam(model.parameters(), amsgrad=True), "amsgrad=True is not supported"),
-        (lambda model: torch.optim.SGD(Net().parameters(), lr=0.1), r"a parameter of shape \(4, 5\) that is not"),
-    ],
-)
-def test_optimizers_that_cannot_be_used_are_refused(make, message):
+@each_row(r"""
+torch.optim.Adagrad(model.parameters()) | Adagrad is not one that PopTorch supports
+"SGD" | expected a torch.optim.Optimizer, got str
+torch.optim.Adam(model.parameters(), amsgrad=True) | amsgrad=True is not supported
+torch.optim.SGD(Net().parameters(), lr=0.1) | a parameter of shape \(4, 5\) that is not
+""")
+def test_optimizers_that_cannot_be_used_are_refused(row):
+    optimizer, message = row.split(" | ")
     model = Net()
     with refused(message):
-        trainingModel(model, optimizer=make(model))
+        trainingModel(model, optimizer=eval(optimizer))
 
 
 def test_constants_of_a_compiled_model_cannot_change():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.operators import needs_host_runtime
 from support.poptorch_models import model_of, options, refused, training
+from support.tables import cells_of, each_row
 from torch.testing import assert_close
 
 from snnipu import poptorch
@@ -45,20 +46,21 @@ def as_from_an_ipu(state):
 
 # The optimizer, its arguments, and the accumulators in its state.
 KINDS = {
-    "SGD": ("SGD", {"momentum": 0.9, "weight_decay": 0.01, "dampening": 0.0, "loss_scaling": 8.0}, {"Accl1"}),
-    "combined": (
-        "SGD",
-        {"momentum": 0.9, "weight_decay": 0.01, "use_combined_accum": True, "velocity_scaling": 4.0},
-        {"Accl"},
-    ),
-    "plain SGD": ("SGD", {}, set()),
-    "Adam": ("Adam", {"weight_decay": 0.01}, {"Accl1", "Accl2", "Step"}),
-    "AdamW": ("AdamW", {}, {"Accl1", "Accl2", "Step"}),
-    "AdamW without correction": ("AdamW", {"bias_correction": False}, {"Accl1", "Accl2"}),
-    "LAMB": ("LAMB", {}, {"Accl1", "Accl2", "Step"}),
-    "RMSprop": ("RMSprop", {}, {"Accl1"}),
-    "centered RMSprop": ("RMSprop", {"centered": True, "momentum": 0.5}, {"Accl1", "Accl2", "Accl3"}),
-    "RMSprop of TensorFlow": ("RMSprop", {"use_tf_variant": True}, {"Accl1"}),
+    kind: (name, eval(f"dict({settings})"), set(accumulators.split()))
+    for kind, name, settings, accumulators in cells_of(
+        """
+    SGD                      | SGD     | momentum=0.9, weight_decay=0.01, dampening=0.0, loss_scaling=8.0 | Accl1
+    combined | SGD | momentum=0.9, weight_decay=0.01, use_combined_accum=True, velocity_scaling=4.0 | Accl
+    plain SGD                | SGD     |                                |
+    Adam                     | Adam    | weight_decay=0.01              | Accl1 Accl2 Step
+    AdamW                    | AdamW   |                                | Accl1 Accl2 Step
+    AdamW without correction | AdamW   | bias_correction=False          | Accl1 Accl2
+    LAMB                     | LAMB    |                                | Accl1 Accl2 Step
+    RMSprop                  | RMSprop |                                | Accl1
+    centered RMSprop         | RMSprop | centered=True, momentum=0.5    | Accl1 Accl2 Accl3
+    RMSprop of TensorFlow    | RMSprop | use_tf_variant=True            | Accl1
+    """
+    )
 }
 
 
@@ -135,20 +137,18 @@ def test_accumulators_in_half_are_saved_in_half():
     assert saved["Accl2___fc.weight"].dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("entry", "value", "message"),
-    [
-        ("exp_avg___0", torch.zeros(2, 3), "unknown entry 'exp_avg___0' of 'ipu_state', expected Accl1___<weight>"),
-        ("Accl1___fc.weight", 3.0, "must be a torch.Tensor"),
-        ("Accl1___fc.wait", torch.zeros(2, 3), r"\['Accl1___fc.wait'\] of 'ipu_state' fit no weight"),
-        ("Accl3___fc.weight", torch.zeros(2, 3), r"\['Accl3___fc.weight'\] of 'ipu_state' fit no weight"),
-        ("Accl1___fc.weight", torch.zeros(3), r"Accl1___fc.weight must have shape \(2, 3\), got \(3,\)"),
-    ],
-)
-def test_what_does_not_fit_is_refused(entry, value, message):
+@each_row(r"""
+exp_avg___0 | torch.zeros(2, 3) | unknown entry 'exp_avg___0' of 'ipu_state', expected Accl1___<weight>
+Accl1___fc.weight | 3.0 | must be a torch.Tensor
+Accl1___fc.wait | torch.zeros(2, 3) | \['Accl1___fc.wait'\] of 'ipu_state' fit no weight
+Accl3___fc.weight | torch.zeros(2, 3) | \['Accl3___fc.weight'\] of 'ipu_state' fit no weight
+Accl1___fc.weight | torch.zeros(3) | Accl1___fc.weight must have shape \(2, 3\), got \(3,\)
+""")
+def test_what_does_not_fit_is_refused(row):
+    entry, value, message = row.split(" | ")
     model, saved = stepped("Adam")
     state = as_from_an_ipu(saved.state_dict())
-    state["ipu_state"][entry] = value
+    state["ipu_state"][entry] = eval(value)
     loaded = optim.Adam(model.parameters(), lr=0.1)
 
     def load():
