@@ -315,7 +315,13 @@ def _holds(condition: Any, symbol: Any, values: Iterable[int]) -> bool:
         return bool(condition)
     import sympy
 
-    function = sympy.lambdify(symbol, condition, [_INTEGER_DIVISIONS, "math"])
+    # sympy would write Mod(s - 2, 10) as s - 2 % 10.
+    named = condition.replace(
+        lambda part: type(part).__name__ in _INTEGER_DIVISIONS,
+        lambda part: sympy.Function(f"of_integers_{type(part).__name__}")(*part.args),
+    )
+    functions = {f"of_integers_{name}": division for name, division in _INTEGER_DIVISIONS.items()}
+    function = sympy.lambdify(symbol, named, [functions, "math"])
     try:
         return all(map(function, values))
     except (NameError, TypeError):  # an operation that Python's numbers do not have

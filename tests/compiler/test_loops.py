@@ -404,6 +404,7 @@ AS_WRITTEN = {
         f"{START}\n{LOOP}\n    {STEP}\n    if rec:\n        mem = mem * 0.5\n    rec.append(mem)\nreturn rec"
     ),
     "every second step": f"{START}\n{LOOP}\n    {STEP}\n    if step % 2:\n        rec.append(spk)\nreturn rec[-1], mem",
+    "every third step": f"{START}\n{LOOP}\n    {STEP}\n    if step % 3 == 0:\n        mem = mem * 0.5\nreturn spk, mem",
     "a bar": (
         f"{START}\nfor step in tqdm.trange(x.shape[0], {BAR}):\n    {STEP}\n    mem = mem * (1 + (step == 2))\n"
         "return spk, mem"
