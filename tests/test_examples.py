@@ -1,6 +1,7 @@
 """The examples, and the commands in their first lines, run with two processes each."""
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -40,6 +41,22 @@ def test_every_rule_learns(repository):
     training = dict(re.findall(r"^\| (\S+) \| [^|]+%? \| ([\d.]+) \|", text, re.MULTILINE))
     assert list(training) == ["bptt", "sltt", "ottt", "eprop", "eprop-random", "snap1", "decolle"]
     assert all(float(accuracy) > 30 for accuracy in training.values()), text  # of ten classes
+
+
+@pytest.mark.slow
+def test_yin_yang_is_learnt_by_both_gradients_and_drawn(repository, tmp_path):
+    script, runs, picture = "examples/train_yin_yang.py", tmp_path / "runs.jsonl", tmp_path / "yin-yang.png"
+    for gradient in ("eventprop", "surrogate"):
+        small = f"--gradient {gradient} --epochs 8 --samples 1000 --hidden 60 --batch 50"
+        run([script, *small.split(), "--json", str(runs)], repository)
+    results = [json.loads(line) for line in runs.read_text().splitlines()]
+    assert [result["gradient"] for result in results] == ["eventprop", "surrogate"]
+    for result in results:
+        assert 0.7 < result["test"] <= 1, result  # of three classes
+        assert len(result["validation"]) == 8
+        assert {len(row) for row in result["regions"]} == {len(result["regions"])}
+    run([script, "--draw", str(runs), str(picture)], repository)
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_guide_names_no_command_that_is_not_run(repository):

@@ -1,7 +1,7 @@
 """snnTorch's ``functional``: losses, accuracies, regularizers and probes.
 
 :mod:`snnipu.functional.quant` and the losses of :mod:`snnipu.functional.loss` replace snnTorch's.
-:func:`first_spike_times` is snnipu's own.
+:func:`first_spike_times`, :func:`spike_count_loss` and :func:`wake_silent` are snnipu's own.
 """
 
 from typing import Any, List
@@ -12,6 +12,7 @@ from snntorch.functional import *  # noqa: F403
 import snnipu.functional._probe
 import snnipu.functional.quant  # noqa: F401  (replaces snnTorch's, which the import above binds)
 from snnipu.functional.loss import ce_rate_loss, ce_temporal_loss, mse_membrane_loss, mse_temporal_loss, padded_loss
+from snnipu.functional.spike_times import spike_count_loss, wake_silent
 from snnipu.ops.eventprop import first_spike_times
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "mse_membrane_loss",
     "mse_temporal_loss",
     "padded_loss",
+    "spike_count_loss",
+    "wake_silent",
 ]
 
 
