@@ -148,7 +148,7 @@ def tables_of(name, case, arguments):
     device_and_dtype = {"device": arguments.device, "dtype": getattr(torch, dtype)}
     if device_and_dtype["dtype"] not in case.dtypes or arguments.device.type not in case.devices:
         raise ValueError(f"{name} does not run in {dtype} on {arguments.device.type}")
-    values = {**case.sizes, **(case.quick if arguments.quick else {})}
+    values = case.values(arguments.quick)
     chosen = {key: value for key, value in arguments.settings if key in values or arguments.case == name}
     for key, value in chosen.items():
         if key not in values:

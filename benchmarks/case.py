@@ -58,12 +58,16 @@ class Workload:
         check: compares the results with their reference; called once, before any ``step``.
         compile_seconds: time of just-in-time compilation, never part of a step's time.
         phases: returns the seconds of each phase of a step by name.
+        memory: the work whose peak memory is measured; None: ``step``.
+        kept: the work whose results' memory is measured, such as a forward pass with all that its backward pass reads.
     """
 
     step: Callable[[], Any]
     check: Callable[[], Check]
     compile_seconds: Optional[float] = None
     phases: Optional[Callable[[], Mapping[str, float]]] = None
+    memory: Optional[Callable[[], Any]] = None
+    kept: Optional[Callable[[], Any]] = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,10 @@ class Contender:
 
 
 Values = Mapping[str, Any]
+
+# Sizes of the cases that do not give others, and those with --quick.
+SIZES = {"steps": 25, "batch_size": 128, "neurons": 1000, "beta": 0.9}
+QUICK = {"steps": 5, "batch_size": 2, "neurons": 32, "activity": (0.05, 0.2)}
 
 
 def several(value):
@@ -128,7 +136,7 @@ class Case:
         title: returns the title of a table; titles must be unique.
         contenders: returns the contenders; input and weights are created when the first one is built.
         sizes: the settings of the case; a tuple is swept.
-        quick: replacements of ``sizes`` with ``--quick``.
+        quick: replacements of ``sizes`` with ``--quick``, in addition to ``QUICK``.
         points: returns the tables of a sweep; raises ValueError if there is none.
         axes: settings that are the x axis of tables and charts.
         tables: columns of the summary that are tabulated along an axis.
@@ -149,8 +157,8 @@ class Case:
     work: str
     title: Callable[[Settings], str]
     contenders: Callable[[Settings], List[Contender]]
-    sizes: Values
-    quick: Values
+    sizes: Values = field(default_factory=SIZES.copy)
+    quick: Values = field(default_factory=dict)
     points: Callable[[Values], List[Dict[str, Any]]] = product
     axes: Tuple[str, ...] = ()
     tables: Tuple[str, ...] = ("milliseconds",)
@@ -173,6 +181,10 @@ class Case:
     memory_apart: bool = False
     samples: Optional[Callable[..., Iterator[Tuple[str, Any]]]] = None
     measured: Callable[[Settings], Dict[str, Any]] = lambda settings: {}
+
+    def values(self, quick):
+        """Return the settings and their values."""
+        return {**{k: QUICK.get(k, v) for k, v in self.sizes.items()}, **self.quick} if quick else dict(self.sizes)
 
     def parameters_of(self, settings):
         if self.parameters is not None:

@@ -18,9 +18,10 @@ from snnipu.backends import release_memory
 from snnipu.backends.memory import keep_freed_memory, memory_of_machine
 
 
-def peak_of_events(events):
-    """Return the largest running sum of the bytes of allocator events, in their order; frees are negative."""
-    return max(itertools.accumulate((int(event["args"]["Bytes"]) for event in events), initial=0))
+def sums_of_events(events):
+    """Return the largest and the last running sum of the bytes of allocator events in order; frees are negative."""
+    sums = list(itertools.accumulate((int(event["args"]["Bytes"]) for event in events), initial=0))
+    return max(sums), sums[-1]
 
 
 # Constants of <malloc.h>.
@@ -46,8 +47,8 @@ def _large_blocks_apart():
         keep_freed_memory()
 
 
-def peak_extra_bytes(step, device):
-    """Return the bytes that ``step`` holds at its peak beyond the bytes allocated before it.
+def extra_bytes(step, device):
+    """Return the bytes that ``step`` holds at its peak beyond those allocated before it, and those of its results.
 
     On a CPU this is the largest sum of live bytes in the profiler's events of PyTorch's allocator, through which all
     libraries allocate. Results count, inputs do not. Other memory, such as a GEMM library's buffers, is not counted. On
@@ -60,14 +61,15 @@ def peak_extra_bytes(step, device):
         before = torch.cuda.memory_allocated(device)
         result = step()
         synchronise(device)
-        peak = torch.cuda.max_memory_allocated(device) - before
+        peak, kept = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
         del result
-        return int(peak)
+        return peak - before, kept - before
     release_memory()  # otherwise results would reuse memory that the allocator does not report
     # Above every log level: the profiler would print its start and stop on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with _large_blocks_apart(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = step()
+        release_memory()
     del result
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -76,7 +78,7 @@ def peak_extra_bytes(step, device):
     events = [event for event in trace if event.get("name") == "[memory]"]
     # Time stamps can repeat; the profiler's index, if this PyTorch writes one, gives the order.
     events.sort(key=lambda event: (event["ts"], event["args"].get("Ev Idx", 0)))
-    return peak_of_events(events)
+    return sums_of_events(events)
 
 
 def available_memory(device=None):

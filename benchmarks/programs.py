@@ -164,13 +164,14 @@ class _Images(Program):
 class _TwoLayers(Program):
     """Two linear layers and their neurons."""
 
-    inputs = INPUTS
+    inputs, outputs, share = INPUTS, CLASSES, 1
 
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
+        hidden = settings.neurons // self.share
         lif1, lif2 = self.neurons(snn, settings)
-        self.fc1, self.lif1 = nn.Linear(self.inputs, settings.neurons), lif1
-        self.fc2, self.lif2 = nn.Linear(settings.neurons, CLASSES), lif2
+        self.fc1, self.lif1 = nn.Linear(self.inputs, hidden), lif1
+        self.fc2, self.lif2 = nn.Linear(hidden, self.outputs), lif2
 
     def neurons(self, snn, settings):
         return [snn.Leaky(beta=settings.beta) for _ in range(2)]
@@ -550,18 +551,17 @@ class AutoencoderOfAllSteps(Autoencoder):
         return functional.mse_loss(record, x.expand_as(record))
 
 
-class Regression(_Frames):
+class Regression(_TwoLayers, _Frames):
     """regression on membranes"""
 
-    rewrites, recorded = True, 1
+    rewrites, recorded, inputs, outputs = True, 1, 1, 1
 
-    def __init__(self, snn, settings):
-        super().__init__(snn, settings)
-        self.fc1 = nn.Linear(1, settings.neurons)
-        self.lif1 = snn.Leaky(beta=torch.full((settings.neurons,), settings.beta), learn_beta=True)
-        self.fc2 = nn.Linear(settings.neurons, 1)
-        # No result depends on the threshold: it has no gradient.
-        self.lif2 = snn.Leaky(beta=settings.beta, learn_beta=True, learn_threshold=True, reset_mechanism="none")
+    def neurons(self, snn, settings):
+        # No result depends on the second threshold: it has no gradient.
+        return [
+            snn.Leaky(beta=torch.full((settings.neurons,), settings.beta), learn_beta=True),
+            snn.Leaky(beta=settings.beta, learn_beta=True, learn_threshold=True, reset_mechanism="none"),
+        ]
 
     @staticmethod
     def data(settings, generator):
@@ -685,17 +685,13 @@ class Tokens(Program):
         return loss / (x.shape[1] - 1)
 
 
-class Population(Program):
+class Population(_TwoLayers):
     """population coding"""
 
-    rewrites = True
+    rewrites, outputs = True, CLASSES * PER_CLASS
 
-    def __init__(self, snn, settings):
-        super().__init__(snn, settings)
-        self.fc1 = nn.Linear(INPUTS, settings.neurons)
-        self.lif1 = snn.Leaky(beta=settings.beta)
-        self.fc2 = nn.Linear(settings.neurons, CLASSES * PER_CLASS)
-        self.lif2 = snn.Leaky(beta=settings.beta, threshold=0.2)
+    def neurons(self, snn, settings):
+        return [snn.Leaky(beta=settings.beta, threshold=threshold) for threshold in (1.0, 0.2)]
 
     def forward(self, x):
         mem1 = self.lif1.init_leaky()
@@ -737,18 +733,19 @@ class Deep(_TutorialLoss, Program):
         return torch.stack(mem3_rec)
 
 
-class Episode(Program):
+class Episode(_TwoLayers):
     """reinforcement learning, a short episode"""
 
     MOVES, STEPS, ACTIONS = 8, 5, 4
+    inputs, outputs, share = CHANNELS, ACTIONS, 4
 
     def __init__(self, snn, settings):
         super().__init__(snn, settings)
-        width = settings.neurons // 4
-        self.fc1, self.lif1 = nn.Linear(CHANNELS, width), snn.Leaky(beta=settings.beta)
-        self.fc2, self.lif2 = nn.Linear(width, self.ACTIONS), snn.Leaky(beta=settings.beta, reset_mechanism="none")
         # The change of the observation by each action.
         self.register_buffer("effect", torch.eye(self.ACTIONS).repeat(1, CHANNELS // self.ACTIONS) - 0.25)
+
+    def neurons(self, snn, settings):
+        return [snn.Leaky(beta=settings.beta, reset_mechanism=reset) for reset in ("subtract", "none")]
 
     @staticmethod
     def data(settings, generator):

@@ -20,6 +20,7 @@ COLUMNS = (
     "user",
     "system",
     "peak_bytes",
+    "kept_bytes",
     "resident_bytes",
     "compile_seconds",
 )
@@ -38,6 +39,7 @@ QUANTITIES = {
     "optimizer": ("optimizer", "{:.0%}"),
     "peak_mebibytes": ("peak MiB", "{:,.1f}"),
     "of_memory": ("of its memory", "{:.0%}"),
+    "kept_mebibytes": ("kept MiB", "{:,.1f}"),
     "resident_mebibytes": ("resident MiB", "{:,.1f}"),
     "compile_seconds": ("compiled in s", "{:.1f}"),
 }
@@ -60,7 +62,7 @@ def summarise(records):
     summary["faults"] = groups["faults"].median()
     used = groups[["system", "user"]].sum(min_count=1)
     summary["kernel"] = used["system"] / used.sum(axis=1, min_count=1)
-    for prefix in ("peak", "resident"):
+    for prefix in ("peak", "kept", "resident"):
         summary[f"{prefix}_mebibytes"] = pd.to_numeric(summary[f"{prefix}_bytes"]) / 2**20
 
     def of_row(name, column):

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.case import Unavailable
 from benchmarks.cases import CASES
-from benchmarks.memory import growth_here, peak_extra_bytes
+from benchmarks.memory import extra_bytes, growth_here
 from benchmarks.timing import interleaved
 from snnipu.backends import release_memory
 
@@ -47,7 +47,9 @@ def _prepare(name, settings, contender, record, resident, memory_apart):
         if record["peak_bytes"] is None:
             raise Unavailable("a separate process has too little memory for it")
     elif contender.torch_memory:
-        record["peak_bytes"] = peak_extra_bytes(workload.step, settings.device)
+        record["peak_bytes"], _ = extra_bytes(workload.memory or workload.step, settings.device)
+        if workload.kept is not None:
+            record["kept_bytes"] = extra_bytes(workload.kept, settings.device)[1]
     return workload
 
 

@@ -17,6 +17,7 @@ from snnipu.datasets import random_spikes
 from snnipu.training import scale_to_activity
 
 THRESHOLD = 1.0
+SECOND_THRESHOLD = 0.9
 # Slope of the surrogate.
 SLOPE = 10.0
 # Index of all samples.
@@ -38,6 +39,14 @@ def on_grid(weight, tf32=False):
     if tf32:
         step = max(step, 2.0 ** (math.ceil(math.log2(float(weight.abs().max()))) - TF32_DIGITS))
     return (weight / step).round() * step
+
+
+def linears(weights, scale=1.0):
+    """Return a linear layer for each of the weights times ``scale``."""
+    layers = [nn.Linear(weight.shape[1], weight.shape[0], bias=False).to(weight.device) for weight in weights]
+    for layer, weight in zip(layers, weights):
+        layer.weight.data.copy_(weight * scale)
+    return layers
 
 
 class SparseProblem:
@@ -69,12 +78,12 @@ class SparseProblem:
     def draw_targets(self, classes):
         self.targets = torch.randint(classes, (self.settings.batch_size,), generator=self.generator).to(self.device)
 
-    def scale(self, net, tolerance, tf32=False):
-        """Set ``weights`` to those of ``net``, scaled until each layer has the activity."""
+    def scale(self, net, tolerance, tf32=False, target=None):
+        """Set ``weights`` to those of ``net``, scaled until each layer has the activity, or that of ``target``."""
         with warnings.catch_warnings():
             # A layer of few neurons cannot reach every activity; the report has the measured one.
             warnings.simplefilter("ignore", RuntimeWarning)
-            scale_to_activity(net, self.x, self.settings.activity, tolerance=tolerance)
+            scale_to_activity(net, self.x, target or self.settings.activity, tolerance=tolerance)
         self.weights = [on_grid(layer.weight.detach(), tf32) for layer in net.layers]
 
     def filled(self, net):
@@ -92,13 +101,13 @@ class SparseProblem:
                     layer.max_spikes = max(1, int(spikes.counts[..., 1].max()))
         return net
 
-    def gradients(self, spike_count, leaves, samples=EVERY):
+    def gradients(self, spike_count, leaves, samples=EVERY, **options):
         """Return the gradients of the loss for the output's spike counts ``[B, ...]``, over a mask of ``samples``.
 
         The loss is the cross-entropy.
         """
         loss = functional.cross_entropy(spike_count.flatten(1)[samples], self.targets[samples])
-        return list(torch.autograd.grad(loss, leaves))
+        return list(torch.autograd.grad(loss, leaves, **options))
 
     def measured(self):
         """Return properties of the input and each layer.
@@ -200,6 +209,11 @@ class LayeredProblem(SparseProblem):
     @functools.cached_property
     def reference(self):
         return self.by_loop()
+
+    @functools.cached_property
+    def selected_reference(self):
+        """The reference with gradients only of neurons above the second threshold, where the surrogate is cut off."""
+        return self.by_loop(snntorch.surrogate.SFS(slope=SLOPE, B=SECOND_THRESHOLD - THRESHOLD))
 
     @functools.cached_property
     def spikingjelly_reference(self):

@@ -4,7 +4,7 @@ import snntorch
 
 import snnipu
 from benchmarks import peers
-from benchmarks.case import Case, Contender, several
+from benchmarks.case import SIZES, Case, Contender, several
 from benchmarks.cases.programs import Training
 from benchmarks.programs import NETWORKS, HiddenStates, forward_pass
 
@@ -74,8 +74,8 @@ CASE = Case(
         f"B={settings.batch_size} (N={settings.neurons})"
     ),
     contenders=contenders,
-    sizes={"steps": 25, "batch_size": BATCHES, "neurons": 1000, "beta": 0.9, "network": tuple(NETWORKS)},
-    quick={"steps": 5, "batch_size": 2, "neurons": 64, "network": ("tutorial-5", "tutorial-7")},
+    sizes={**SIZES, "batch_size": BATCHES, "network": tuple(NETWORKS)},
+    quick={"network": ("tutorial-5", "tutorial-7")},
     points=points,
     axes=("network", "batch_size"),
     tables=("milliseconds", "peak_mebibytes", "faults"),

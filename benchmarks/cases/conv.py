@@ -11,7 +11,7 @@ import torch
 import snnipu
 from benchmarks.case import Case, Check, Contender, Workload
 from benchmarks.checks import both, relative_error
-from benchmarks.sparse_problem import EVERY, SLOPE, THRESHOLD, LayeredProblem
+from benchmarks.sparse_problem import EVERY, SECOND_THRESHOLD, SLOPE, THRESHOLD, LayeredProblem
 from snnipu import SparseNetwork
 
 # Single layers: shape of the input, output channels and size of the kernel.
@@ -28,7 +28,6 @@ NETWORKS = {
     "dvs64": ((2, 64, 64), "16C5P2-MP2-32C3P1-MP2-64C3P1-MP2-FC512-FC11"),
     **{f"layer-{name}": (shape, f"{out}C{kernel}") for name, (shape, out, kernel) in LAYERS.items()},
 }
-SECOND_THRESHOLD = 0.9
 # Sparse and dense membranes are summed in different orders: near the threshold some spikes differ.
 FLIPS = 1e-5
 GRADIENT_TOLERANCE = 5e-4
@@ -213,7 +212,6 @@ CASE = Case(
         "activity": (0.01, 0.02, 0.05, 0.1, 0.2, 0.4),
         "input": "nmnist",
     },
-    quick={"steps": 4, "batch_size": 2, "activity": (0.05, 0.2)},
     axes=("activity",),
     choices={"input": list(NETWORKS)},
     reference="dense",

@@ -120,7 +120,7 @@ CASE = Case(
         "layer": tuple(LAYERS),
         "work": ("currents", "weights"),
     },
-    quick={"steps": 4, "batch_size": 2, "activity": (0.05, 0.2), "layer": next(iter(LAYERS))},
+    quick={"layer": next(iter(LAYERS))},
     axes=("activity",),
     tables=("milliseconds", "faults"),
     choices={"layer": list(LAYERS), "work": ["currents", "weights"]},

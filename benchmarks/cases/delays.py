@@ -136,7 +136,7 @@ CASE = Case(
         "activity": (0.01, 0.02, 0.05, 0.1, 0.2),
         "longest_delay": (5, 25, 100),
     },
-    quick={"steps": 10, "batch_size": 2, "neurons": 16, "activity": (0.05, 0.2), "longest_delay": (3, 6)},
+    quick={"longest_delay": (3, 6)},
     points=cross,
     axes=("activity", "longest_delay"),
     tables=("milliseconds", "faults"),

@@ -82,7 +82,7 @@ CASE = Case(
     ),
     contenders=contenders,
     sizes={"steps": 500, "batch_size": 16, "neurons": 512, "beta": 0.9},
-    quick={"steps": 60, "batch_size": 2, "neurons": 32},
+    quick={"steps": 60},
     axes=("neurons",),
     repeats=10,
     min_seconds=1.0,

@@ -233,8 +233,6 @@ CASE = Case(
         f"{str(settings.dtype).replace('torch.', '')}"
     ),
     contenders=contenders,
-    sizes={"steps": 25, "batch_size": 128, "neurons": 1000, "beta": 0.9},
-    quick={"steps": 5, "batch_size": 16, "neurons": 64},
     axes=("steps", "batch_size", "neurons"),
     dtypes=(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     repeats=20,

@@ -154,8 +154,6 @@ CASE = Case(
         f"B={settings.batch_size}"
     ),
     contenders=contenders,
-    sizes={"steps": 25, "batch_size": 128, "neurons": 1000, "beta": 0.9},
-    quick={"steps": 5, "batch_size": 16, "neurons": 64},
     axes=("steps", "batch_size", "neurons"),
     repeats=20,
     min_seconds=5.0,

@@ -6,7 +6,7 @@ from typing import Any, Mapping, NamedTuple
 import torch
 
 from benchmarks import peers
-from benchmarks.case import Case, Contender
+from benchmarks.case import SIZES, Case, Contender
 from benchmarks.cases import memory
 
 # A neuron that returns only spikes must read and write at least x and the spikes forward, and x, the gradient of the
@@ -143,13 +143,8 @@ CASE = Case(
         f"N={settings.neurons}"
     ),
     contenders=contenders,
-    sizes={"steps": 25, "batch_size": 128, "neurons": 1000, "beta": 0.9, "neuron": tuple(KINDS)},
-    quick={
-        "steps": 5,
-        "batch_size": 16,
-        "neurons": 64,
-        "neuron": ("Leaky", "Synaptic", "RLeaky all-to-all"),
-    },
+    sizes={**SIZES, "neuron": tuple(KINDS)},
+    quick={"neuron": ("Leaky", "Synaptic", "RLeaky all-to-all")},
     axes=("neuron",),
     tables=("milliseconds", "speed", "of_copy", "peak_mebibytes"),
     charts=("milliseconds", "of_copy"),

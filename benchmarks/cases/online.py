@@ -12,7 +12,7 @@ from benchmarks import braintrace, peers
 from benchmarks.case import Case, Contender, Unavailable, Workload
 from benchmarks.checks import check_close
 from benchmarks.memory import available_memory
-from benchmarks.sparse_problem import SnnTorchNet, on_grid
+from benchmarks.sparse_problem import SnnTorchNet, linears, on_grid
 
 INPUTS, OUTPUTS, CHUNK, LONG_CHUNK = 700, 20, 50, 200
 ACTIVITY = 0.02
@@ -50,21 +50,15 @@ class Problem:
     def stream(self, steps):
         return torch.cat(list(self.chunks(steps, CHUNK)))
 
-    def linears(self):
-        linears = [nn.Linear(weight.shape[1], weight.shape[0], bias=False) for weight in self.weights]
-        for linear, weight in zip(linears, self.weights):
-            linear.weight.data.copy_(weight)
-        return linears
-
     def layers(self, neuron):
         """Return each linear layer and its neurons."""
-        return [module for linear in self.linears() for module in (linear, neuron())]
+        return [module for linear in linears(self.weights) for module in (linear, neuron())]
 
     def network(self, init_hidden=False):
         return snnipu.MultiStep(*self.layers(lambda: snnipu.Leaky(beta=self.settings.beta, init_hidden=init_hidden)))
 
     def snntorch_net(self):
-        return SnnTorchNet([[linear] for linear in self.linears()], self.settings.beta, None, False, "subtract")
+        return SnnTorchNet([[linear] for linear in linears(self.weights)], self.settings.beta, None, False, "subtract")
 
     @torch.no_grad()
     def measured(self):
@@ -129,7 +123,7 @@ class Problem:
         With ``at_once`` the reset is in the step of the spike. A product has two gradients: of the layer below by its
         spikes, and of the weights by their trace.
         """
-        weights = [linear.weight for linear in self.linears()]
+        weights = [linear.weight for linear in linears(self.weights)]
         beta, spike_grad = self.settings.beta, snntorch.surrogate.atan()
         mems = [0.0] * len(weights)
         sums = [0.0] * len(weights)
@@ -312,7 +306,7 @@ CASE = Case(
     ),
     contenders=contenders,
     sizes={"steps": (50, 200, 1000, 5000), "batch_size": 32, "neurons": 512, "beta": 0.9},
-    quick={"steps": (10, 20), "batch_size": 2, "neurons": 16},
+    quick={"steps": (10, 20)},
     axes=("steps",),
     tables=("milliseconds", "peak_mebibytes"),
     charts=("milliseconds", "peak_mebibytes"),

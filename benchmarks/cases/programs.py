@@ -107,7 +107,7 @@ CASE = Case(
     ),
     contenders=contenders,
     sizes={"steps": 25, "batch_size": (1, 16, 128), "neurons": 256, "beta": 0.9, "program": tuple(PROGRAMS)},
-    quick={"steps": 5, "batch_size": 2, "neurons": 64, "program": ("forward", "counters", "training")},
+    quick={"program": ("forward", "counters", "training")},
     axes=("program",),
     tables=("milliseconds", "speed", "peak_mebibytes"),
     charts=("speed",),

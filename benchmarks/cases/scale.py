@@ -110,7 +110,6 @@ CASE = Case(
     ),
     contenders=contenders,
     sizes={"steps": 25, "batch_size": 128, "neurons": 1000, "processes": (1, 2)},
-    quick={"steps": 5, "batch_size": 16, "neurons": 64},
     axes=("processes",),
     tables=("milliseconds", "samples_per_second"),
     charts=("milliseconds", "samples_per_second"),

@@ -8,12 +8,10 @@ activity.
 import functools
 
 import torch
-from snntorch import surrogate
-from torch import nn
 
 from benchmarks.case import Case, Contender, Workload, cross
 from benchmarks.checks import both
-from benchmarks.sparse_problem import SLOPE, THRESHOLD, LayeredProblem
+from benchmarks.sparse_problem import SECOND_THRESHOLD, THRESHOLD, LayeredProblem, linears
 from snnipu.training import METHODS, benchmark_network
 
 # Neurons of the input, of the hidden layers by their number, and of the output.
@@ -25,7 +23,6 @@ NETWORKS = {
     ),
     "shd": (700, {2: [1462, 1460], 3: [974] * 3, 4: [732, *[730] * 3], 5: [586, *[584] * 4]}, 20),
 }
-SECOND_THRESHOLD = 0.9
 # Tolerance of a gradient through up to five products of two factors, each rounded to TF32's 11 bits.
 TF32_TOLERANCE = 5e-3
 # Weights of mean zero do not reach higher activities, since half of their sums are negative.
@@ -77,16 +74,7 @@ class Problem(LayeredProblem):
 
     def stages(self):
         """Return ``nn.Linear`` layers with these weights times the input scale, which dense networks do not have."""
-        layers = [nn.Linear(w.shape[1], w.shape[0], bias=False) for w in self.weights]
-        with torch.no_grad():
-            for layer, weight in zip(layers, self.weights):
-                layer.weight.copy_(weight * self.input_scale)
-        return [[layer.to(self.device)] for layer in layers]
-
-    @functools.cached_property
-    def selected_reference(self):
-        """The reference with gradients only of neurons above the second threshold, where the surrogate is cut off."""
-        return self.by_loop(surrogate.SFS(slope=SLOPE, B=SECOND_THRESHOLD - THRESHOLD))
+        return [[layer] for layer in linears(self.weights, self.input_scale)]
 
 
 def _with_path(net, path):
@@ -198,13 +186,7 @@ CASE = Case(
         "hidden_neurons": 0,
         "input": "nmnist",
     },
-    quick={
-        "steps": 10,
-        "batch_size": 4,
-        "hidden_neurons": 32,
-        "activity": (0.02, 0.1, 0.3),
-        "hidden_layers": (2, 3),
-    },
+    quick={"hidden_neurons": 32, "hidden_layers": (2, 3)},
     points=cross,
     axes=("activity", "hidden_layers"),
     choices={"input": list(NETWORKS), "hidden_layers": [2, 3, 4, 5]},

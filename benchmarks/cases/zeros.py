@@ -176,7 +176,6 @@ CASE = Case(
         "work": ("training", "inference"),
         "network": "linear",
     },
-    quick={"steps": 4, "batch_size": 2, "neurons": 32, "activity": (0.05, 0.3)},
     axes=("activity",),
     tables=("milliseconds", "faults"),
     choices={"network": list(NETWORKS), "work": ["training", "inference"]},

@@ -1,4 +1,4 @@
-"""A small tutorial network on the IPU model, by the script for the full network, benchmarks/ipu_tutorial.py."""
+"""A small tutorial network on the IPU model, by the script for the full network, examples/ipu_tutorial.py."""
 
 import json
 import math
@@ -10,11 +10,11 @@ from support.operators import needs_model_and_host
 
 from snnipu import poptorch
 
-SCRIPT = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "ipu_tutorial.py"
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "examples" / "ipu_tutorial.py"
 pytestmark = [
     *needs_model_and_host,
     pytest.mark.skipif(not hasattr(poptorch, "is_host_runtime"), reason="a real PopTorch is installed"),
-    pytest.mark.skipif(not SCRIPT.is_file(), reason="needs the benchmarks of the source tree"),
+    pytest.mark.skipif(not SCRIPT.is_file(), reason="needs the examples of the source tree"),
 ]
 OPERATORS = {
     "dense": {"NeuronSequence"},

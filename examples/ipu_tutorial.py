@@ -1,6 +1,6 @@
 """Time and count the tutorial network on the IPU model: 784-1000-10, 25 steps, batch 128, forward and backward.
 
-    python benchmarks/ipu_tutorial.py [--kind dense layers network] [--json FILE]
+    python examples/ipu_tutorial.py [--kind dense layers network] [--json FILE]
 
 ``dense`` is the tutorial's network: ``snn.Leaky``, and products by PyTorch on the host. ``layers`` is its event-driven
 twin of SparseLinear, NeuronSequence and SelectSpikes. ``network`` is the operator SparseNetwork, with a step from layer
