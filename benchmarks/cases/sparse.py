@@ -186,7 +186,7 @@ CASE = Case(
         "hidden_neurons": 0,
         "input": "nmnist",
     },
-    quick={"hidden_neurons": 32, "hidden_layers": (2, 3)},
+    quick={"steps": 10, "batch_size": 4, "hidden_neurons": 32, "hidden_layers": (2, 3)},
     points=cross,
     axes=("activity", "hidden_layers"),
     choices={"input": list(NETWORKS), "hidden_layers": [2, 3, 4, 5]},
