@@ -20,6 +20,7 @@ TUTORIALS = [
     "05_event_driven_convolutions",
     "06_learn_online",
     "07_delays",
+    "08_eventprop",
 ]
 
 
@@ -244,3 +245,18 @@ def test_learn_online_runs(outputs_of):
     assert float(re.findall(r"the process grew by (-?[\d.]+) MiB", text)[0]) < 5
     assert "the same gradients after the pause: True" in text
     assert pictures == 4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread_each")
+def test_eventprop_runs(outputs_of):
+    text, pictures = outputs_of("08_eventprop", steps=120)
+    assert text.count("equal to the package's: True") == 2
+    errors = [float(error) for error in re.findall(r"relative error of the gradient ([\d.]+) %", text)]
+    assert len(errors) == 5
+    assert all(longer > 3 * shorter for longer, shorter in zip(errors, errors[1:]))
+    distances = dict(re.findall(r"(\w+): mean distance from the targets ([\d.]+)", text))
+    assert float(distances["EventProp"]) < 0.005 < float(distances["surrogate"]) < 0.05
+    assert "EventProp: norm of the gradient 0.0e+00, outputs that spike after training: 0 of 5" in text
+    assert re.search(r"surrogate: norm of the gradient .*: [1-5] of 5", text)
+    assert pictures == 6
