@@ -5,12 +5,29 @@
 namespace snnipu {
 namespace {
 
+// Return the sum of the products, in partial sums that fill vector registers.
+template <typename C> C sumOfProducts(const C *a, const C *b, size_t count) {
+  constexpr size_t lanes = 16;
+  C partial[lanes] = {};
+  size_t at = 0;
+  for (; at + lanes <= count; at += lanes)
+    for (size_t lane = 0; lane < lanes; ++lane)
+      partial[lane] += a[at + lane] * b[at + lane];
+  for (; at < count; ++at)
+    partial[at % lanes] += a[at] * b[at];
+  C sum = 0;
+  for (const C part : partial)
+    sum += part;
+  return sum;
+}
+
 template <typename C> class EventProp {
 public:
   explicit EventProp(const Call<C> &a)
       : spikes_(a.outputSpikes(size(a.c.neurons))), grad_(a.in(a.c.grad)), early_(a.in(a.c.early)),
         late_(a.in(a.c.late)), alpha_(a.in(a.c.alpha)), beta_(a.in(a.c.beta)), faster_(a.in(a.c.threshold)),
-        gradMem_(a.in(a.c.mem)), gradCurrent_(a.out(a.c.grad_current)), change_(a.out(a.c.out)) {}
+        gradMem_(a.in(a.c.mem)), recurrent_(a.in(a.c.recurrent_weight)), gradCurrent_(a.out(a.c.grad_current)),
+        change_(a.out(a.c.out)) {}
 
   int run(int32_t maxThreads) const {
     if (!CheckedSpikes<C>(spikes_, 1, false).fill(maxThreads) || !idsAscend())
@@ -34,7 +51,8 @@ private:
   void runSample(size_t sample) const {
     static thread_local ThreadBuffer<C> buffer;
     const size_t neurons = spikes_.neurons;
-    C *const adjoint = buffer.zeros(2 * neurons + spikes_.slots), *const ofTime = adjoint + 2 * neurons;
+    C *const adjoint = buffer.zeros(3 * neurons + spikes_.slots), *const changeAfter = adjoint + 2 * neurons;
+    C *const ofTime = changeAfter + neurons;
     const C *after = adjoint + neurons;
     for (size_t t = spikes_.steps; t-- > 0;) {
       const size_t row = t * spikes_.batch + sample, first = row * spikes_.slots;
@@ -44,6 +62,8 @@ private:
       for (size_t slot = 0; slot < carried; ++slot) {
         C &own = adjoint[ids[slot]];
         ofTime[slot] = grad_[first + slot] - faster_[ids[slot]] * own;
+        if (recurrent_)
+          ofTime[slot] += sumOfProducts(recurrent_ + static_cast<size_t>(ids[slot]) * neurons, changeAfter, neurons);
         own -= late_[first + slot] * ofTime[slot];
       }
       if (gradMem_)
@@ -55,15 +75,16 @@ private:
       }
       for (size_t slot = 0; slot < carried; ++slot)
         adjoint[ids[slot]] -= early_[first + slot] * ofTime[slot];
-      if (change_)
-        for (size_t n = 0; n < neurons; ++n)
-          change_[row * neurons + n] = after[n] - current[n];
+      for (size_t n = 0; recurrent_ && n < neurons; ++n)
+        changeAfter[n] = after[n] - current[n];
+      for (size_t n = 0; change_ && n < neurons; ++n)
+        change_[row * neurons + n] = after[n] - current[n];
       after = current;
     }
   }
 
   Spikes<C> spikes_;
-  const C *grad_, *early_, *late_, *alpha_, *beta_, *faster_, *gradMem_;
+  const C *grad_, *early_, *late_, *alpha_, *beta_, *faster_, *gradMem_, *recurrent_;
   C *gradCurrent_, *change_;
 };
 

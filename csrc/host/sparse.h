@@ -39,7 +39,8 @@ typedef struct snnipu_sparse_call {
   const int32_t *counts;
   /* C: a matrix packed by pack_weight, or [out channels, in channels / groups, kernel height, kernel width]. */
   const void *weight;
-  const void *recurrent_weight; /* C [neurons, neurons], packed by pack_weight, or NULL */
+  /* C [neurons, neurons], packed by pack_weight, or NULL. eventprop_bwd: a row for each neuron that sends spikes. */
+  const void *recurrent_weight;
   const void *bias;             /* C [neurons] or [out channels], or NULL */
   const void *beta, *threshold; /* C [*_size]: 1, or one for each neuron or channel */
   const void *neuron_threshold; /* layers, backward: C [1], or one for each neuron */
@@ -116,7 +117,8 @@ SNNIPU_SPARSE(sparse_conv_lif_sequence_fwd);
 SNNIPU_SPARSE(sparse_conv_lif_sequence_bwd);
 
 /* grad_current [steps, batch, neurons]: gradient of the synaptic currents from grad, that of the spikes' times in their
- * slots, and from mem, that of the membranes, or NULL. out: grad_current of the next step minus that of this step, or
+ * slots, and from mem, that of the membranes, or NULL. Spikes arrive at the layer's own neurons a step later through
+ * recurrent_weight, or NULL. out: grad_current of the next step minus that of this step, or
  * NULL. alpha and beta are decays. threshold is the difference that a reset makes to the rise of a membrane. The three
  * have one element for each neuron. snnipu/ops/eventprop.py has the equations. */
 SNNIPU_SPARSE(eventprop_bwd);

@@ -478,6 +478,7 @@ def eventprop_bwd(a: EventPropBackward) -> EventPropGradients:
             "early": a.early,
             "late": a.late,
             "mem": a.grad_mem,
+            "recurrent_weight": None if a.recurrent_weight is None else a.recurrent_weight.t(),
             "grad_current": grad_current,
             "out": change,
             **{name: value.expand(a.neurons) for name, value in each.items()},

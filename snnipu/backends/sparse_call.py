@@ -177,6 +177,7 @@ SIGNATURES: Dict[str, Signature] = {
             **dict.fromkeys(("grad", "early", "late"), _OUT),
             **dict.fromkeys(("alpha", "beta", "threshold"), ("neurons",)),
             "mem": _NEURONS,
+            "recurrent_weight": ("neurons", "neurons"),
         },
         {"grad_current": _NEURONS, "out": _NEURONS},
     ),

@@ -141,6 +141,8 @@ class SparseNeurons(nn.Module):
         check_int("delay", delay, 0)
         return self._membranes(self.chosen(x), delay)
 
+    _run_neurons: Any = staticmethod(neuron_apply)
+
     # A method: return the input in the form whose product is to be computed.
     chosen: Any
 
@@ -205,7 +207,7 @@ class SparseNeurons(nn.Module):
         others = len(kind.state_names) - 1
         # The layer selects its spikes from the membranes, so that this operator's spikes need no surrogate. A custom
         # spike_grad would have to compute the spikes of the reset.
-        return neuron_apply(
+        return self._run_neurons(
             kind.equation,
             current,
             [None] * (1 + others) if before is None else before,
@@ -350,11 +352,16 @@ class FullyConnectedNeurons(Delays, SparseNeurons):
         max_delay: Optional[int] = None,
         delay: Union[float, torch.Tensor, None] = None,
         learn_delay: bool = True,
+        recurrent: bool = False,
+        spike_grad: Optional[SpikeGrad] = None,
     ) -> None:
+        if fused(spike_grad)[1] is not None and recurrent:
+            raise ValueError(f"spike_grad must be a fused surrogate where recurrent=True, got {spike_grad!r}")
         self.in_features = check_int("in_features", in_features)
         self.out_features = check_int("out_features", out_features)
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.recurrent_weight = nn.Parameter(torch.empty(out_features, out_features)) if recurrent else None
         self._neurons = self.out_features
         if max_delay is not None:
             self._set_delays(max_delay, delay, learn_delay)
@@ -365,6 +372,8 @@ class FullyConnectedNeurons(Delays, SparseNeurons):
         """Draw the initial weights of ``nn.Linear``, and delays uniformly unless the caller gave them."""
         init_like_linear(self.weight, self.bias)
         self._draw_delays()
+        if self.recurrent_weight is not None:
+            init_like_linear(self.recurrent_weight, None)
 
     def weighted(self, x: DenseOrSparse) -> torch.Tensor:
         if self.max_delay is not None:
@@ -384,6 +393,7 @@ class FullyConnectedNeurons(Delays, SparseNeurons):
 
         The neuron's ``sequence`` takes ``[T, B, out]``.
         """
+        self._refuse_recurrent("to_dense")
         sizes, bias = (self.in_features, self.out_features), self.bias is not None
         linear: Union[nn.Linear, DelayLinear]
         if self.max_delay is None:
@@ -399,6 +409,7 @@ class FullyConnectedNeurons(Delays, SparseNeurons):
         return self._dense_twin(linear)
 
     def _own_state(self, state: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+        self._refuse_recurrent("state")
         layer_state, delay = super()._own_state(state), state.get("0.delay")
         if (delay is None) != (self.max_delay is None):
             raise ValueError(f"state must {'' if delay is None else 'not '}hold 0.delay, got {sorted(state)}")
@@ -410,7 +421,13 @@ class FullyConnectedNeurons(Delays, SparseNeurons):
 
     def extra_repr(self) -> str:
         delays = "" if self.max_delay is None else f"{self._repr_of_delays()}, "
-        return f"in_features={self.in_features}, out_features={self.out_features}, {delays}{self._repr_of_neurons()}"
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        recurrent = "" if self.recurrent_weight is None else ", recurrent=True"
+        return f"{sizes}, {delays}{self._repr_of_neurons()}{recurrent}"
+
+    def _refuse_recurrent(self, operation: str) -> None:
+        if self.recurrent_weight is not None:
+            raise ValueError(f"{operation}: a recurrent layer has no dense twin")
 
 
 def _as_spikes(currents: torch.Tensor) -> SparseSpikes:
@@ -516,16 +533,8 @@ class SparseLeaky(FullyConnectedNeurons):
         learn_delay: bool = True,
     ) -> None:
         super().__init__()
-        self._set_features(in_features, out_features, bias, max_delay, delay, learn_delay)
-        if fused(spike_grad)[1] is not None and recurrent:
-            raise ValueError(f"spike_grad must be a fused surrogate where recurrent=True, got {spike_grad!r}")
-        self.recurrent_weight = nn.Parameter(torch.empty(out_features, out_features)) if recurrent else None
+        self._set_features(in_features, out_features, bias, max_delay, delay, learn_delay, recurrent, spike_grad)
         self._set_neurons(locals())
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        if self.recurrent_weight is not None:
-            init_like_linear(self.recurrent_weight, None)
 
     def membranes(self, x: DenseOrSparse, *, delay: int = 0) -> torch.Tensor:
         """Return the dense membranes ``[T, B, out]``, for inspection or for a loss on them.
@@ -564,20 +573,3 @@ class SparseLeaky(FullyConnectedNeurons):
             delay=delay,
             recurrent_weight=self.recurrent_weight,
         )
-
-    # ---- to and from nn.Linear + Leaky
-
-    def _own_state(self, state: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-        self._refuse_recurrent("state")
-        return super()._own_state(state)
-
-    def to_dense(self) -> nn.Sequential:
-        self._refuse_recurrent("to_dense")
-        return super().to_dense()
-
-    def _refuse_recurrent(self, operation: str) -> None:
-        if self.recurrent_weight is not None:
-            raise ValueError(f"{operation}: a recurrent layer has no dense twin")
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + (", recurrent=True" if self.recurrent_weight is not None else "")

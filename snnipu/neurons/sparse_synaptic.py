@@ -1,6 +1,7 @@
 """``snnipu.SparseSynaptic`` and ``SparseConvSynaptic``: event-driven layers of neurons with a synaptic current."""
 
 import math
+from contextlib import nullcontext
 from typing import Any, Mapping, Optional, Union
 
 import torch
@@ -11,10 +12,12 @@ from snnipu.neurons.sparse_leaky import DenseOrSparse, FullyConnectedNeurons, Pa
 from snnipu.neurons.sparse_linear import check_path
 from snnipu.neurons.zoo import Synaptic
 from snnipu.ops import eventprop
-from snnipu.ops._arguments import compute_dtype, is_compiling
+from snnipu.ops._arguments import compute_dtype, is_autocast, is_compiling
 from snnipu.ops._maps import Pair
 from snnipu.ops.connections import Connection, Convolution2d, FullyConnected
 from snnipu.ops.delay_linear import within_steps
+from snnipu.ops.neuron_sequence import Results
+from snnipu.ops.recurrent_sequence import RecurrentConnection, recurrent_apply
 from snnipu.ops.sparse_conv2d import conv_argument
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import SpikeGrad
@@ -71,8 +74,10 @@ class SynapticNeurons(SparseNeurons):
         connected, dtype = self._connected(x), compute_dtype(self.weight.dtype)
         each = (connected.per_neuron(value.to(dtype)) for value in (self.alpha, self.beta, self.threshold))
         neurons = eventprop.Neurons._make((*each, self.reset_mechanism == "zero"))
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return eventprop.EventLayer(x, connected, bias, neurons, self.input_scale, delay)
+        bias, recurrent_weight = (
+            None if each is None else each.to(dtype) for each in (self.bias, getattr(self, "recurrent_weight", None))
+        )
+        return eventprop.EventLayer(x, connected, bias, recurrent_weight, neurons, self.input_scale, delay)
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
         if self.gradient == "surrogate":
@@ -103,7 +108,7 @@ class SparseSynaptic(SynapticNeurons, FullyConnectedNeurons):
     .. math::
 
         r_t &= H(u_{t-1} - \theta) \\
-        i_t &= \alpha i_{t-1} + c W s^{in}_t + b \\
+        i_t &= \alpha i_{t-1} + c (W s^{in}_t + W^{rec} s_{t-1}) + b \\
         v_t &= \beta u_{t-1} + i_t \\
         u_t &= (1 - r_t) v_t \quad \text{(zero)} \\
         u_t &= v_t - r_t \theta \quad \text{(subtract)} \\
@@ -111,8 +116,8 @@ class SparseSynaptic(SynapticNeurons, FullyConnectedNeurons):
         s_t &= H(u_t - \theta)
 
     :math:`s^{in}` are the spikes of the input, :math:`i` the synaptic current, :math:`u` the membrane, :math:`s` the
-    spikes of the layer, :math:`r` the reset, which carries no gradient. :math:`H` is the step function with
-    :math:`H(0) = 0`; in the backward pass the surrogate replaces its derivative.
+    spikes of the layer, :math:`r` the reset, which carries no gradient. :math:`W^{rec}` is 0 unless ``recurrent``.
+    :math:`H` is the step function with :math:`H(0) = 0`; in the backward pass the surrogate replaces its derivative.
 
     The product reads the weights of spikes alone. The neurons run as one fused operator over all steps. A neuron
     carries gradient if its membrane is above ``grad_threshold``. With ``max_spikes=None`` and ``grad_threshold=None``
@@ -142,9 +147,12 @@ class SparseSynaptic(SynapticNeurons, FullyConnectedNeurons):
         learn_alpha: if True, ``alpha`` is an ``nn.Parameter``, otherwise a buffer.
         learn_beta: if True, ``beta`` is an ``nn.Parameter``, otherwise a buffer.
         learn_threshold: if True, ``threshold`` is an ``nn.Parameter``, otherwise a buffer.
-        input_scale: :math:`c`, a factor of the weighted spikes, not 0.
+        input_scale: :math:`c`, a factor of the weighted spikes, not 0. It also scales ``recurrent_weight``.
         overflow: which neurons get a slot if there are too few: ``"lowest"`` ids first, or ``"rotate"``, where the
             first id moves with the time step. :func:`snnipu.ops.select_spikes` defines both.
+        recurrent: if True, the layer also receives its spikes of the step before, through ``recurrent_weight``. The
+            forward pass then computes a dense product of all neurons in each step, as :class:`RSynaptic` does.
+            ``max_spikes`` and ``grad_threshold`` must be None.
         path: ``"sparse"``: products of spikes; ``"dense"``: one matrix product over all time steps; ``"auto"``: the
             faster one at the measured activity of the input. Results are equal up to the order of additions. On CUDA,
             ``"auto"`` reads the activity a few calls earlier and keeps dense inputs dense. With delays there is no
@@ -162,6 +170,7 @@ class SparseSynaptic(SynapticNeurons, FullyConnectedNeurons):
     Attributes:
         weight: ``[out, in]``.
         bias: ``[out]``, or None.
+        recurrent_weight: ``[out, out]``, or None.
         delay: the delays in time steps, if ``max_delay`` is given.
         activity: mean spikes per neuron and step of the last forward pass, from 0 to 1; None before the first.
         overflow: spikes without a slot in the last forward pass; None before the first.
@@ -191,6 +200,7 @@ class SparseSynaptic(SynapticNeurons, FullyConnectedNeurons):
         learn_threshold: bool = False,
         input_scale: float = 1.0,
         overflow: str = "lowest",
+        recurrent: bool = False,
         path: str = "auto",
         max_delay: Optional[int] = None,
         delay: Union[float, torch.Tensor, None] = None,
@@ -198,8 +208,35 @@ class SparseSynaptic(SynapticNeurons, FullyConnectedNeurons):
         gradient: str = "surrogate",
     ) -> None:
         super().__init__()
-        self._set_features(in_features, out_features, bias, max_delay, delay, learn_delay)
+        self._set_features(in_features, out_features, bias, max_delay, delay, learn_delay, recurrent, spike_grad)
         self._set_synaptic(locals())
+        self._check_recurrent()
+
+    def _check_recurrent(self) -> None:
+        """Raise an error for options that the product of all neurons lacks; attributes may change at any time."""
+        if self.recurrent_weight is None:
+            return
+        if _route.on_ipu():
+            raise RuntimeError("SparseSynaptic with recurrent=True does not run on an IPU")
+        for name in ("max_spikes", "grad_threshold"):
+            value = getattr(self, name)
+            if value not in (None, math.inf):  # with EventProp, grad_threshold is infinite
+                raise ValueError(f"{name} must be None with recurrent=True, got {value}")
+
+    def _run_neurons(
+        self, equation: str, current: torch.Tensor, before: Any, parameters: Any, **options: Any
+    ) -> Results:
+        weight = self.recurrent_weight
+        if weight is None:
+            return super()._run_neurons(equation, current, before, parameters, **options)
+        self._check_recurrent()
+        spikes = [None] * (3 - len(before))
+        options.update(spike_grad=self.spike_grad, store=[False, *options["store"]])
+        kind = current.device.type
+        autocasts = kind in ("cpu", "cuda") and is_autocast(kind)
+        with torch.autocast(kind, enabled=False) if autocasts else nullcontext():
+            connection = RecurrentConnection((weight * self.input_scale).to(current.dtype), None)
+            return recurrent_apply(equation, current, [*spikes, *before], parameters, connection, **options)
 
     def _connected(self, x: SparseSpikes) -> Connection:
         if self.max_delay is not None:

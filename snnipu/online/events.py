@@ -174,6 +174,11 @@ class EventLayer:
         if recurrent is None:
             neuron = layer.neuron(**dict.fromkeys(values, 0.5), **options)
         else:
+            if not isinstance(layer, SparseLeaky):
+                raise ValueError(
+                    f"module {self.name} ({type(layer).__name__}): of recurrent event-driven layers, SparseLeaky alone "
+                    "learns online"
+                )
             if layer.max_spikes is not None or layer.input_scale != 1:
                 raise ValueError(
                     f"module {self.name} ({type(layer).__name__}): a recurrent layer learns online without max_spikes "

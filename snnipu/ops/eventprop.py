@@ -42,6 +42,7 @@ class EventPropBackward(NamedTuple):
         late: the same for the membrane after the step.
         grad_mem: gradient of the membranes ``[T, B, N]``; None: zeros.
         alpha: decay of the current, in (0, 1], one element or ``[N]``; ``beta`` and ``threshold`` likewise.
+        recurrent_weight: ``[N, N]``, a row for each neuron that receives the spikes of the step before; or None.
         neurons: N.
         need_change: compute ``change``.
     """
@@ -55,6 +56,7 @@ class EventPropBackward(NamedTuple):
     alpha: torch.Tensor
     beta: torch.Tensor
     threshold: torch.Tensor
+    recurrent_weight: Optional[torch.Tensor]
     neurons: int
     need_change: bool
 
@@ -76,13 +78,16 @@ def backward_reference(a: EventPropBackward) -> EventPropGradients:
     faster = -a.beta.log() * a.threshold  # rise of the membrane per step, after a reset minus before it
     times, early, late = (scatter(slots, a.ids, a.counts, a.neurons) for slots in (a.grad, a.early, a.late))
     grad_current = torch.empty_like(times)
-    adjoint = after = times.new_zeros(times.shape[1:])
+    adjoint = after = change_after = times.new_zeros(times.shape[1:])
     for t in range(len(times) - 1, -1, -1):
         of_time = times[t] - faster * adjoint
+        if a.recurrent_weight is not None:
+            of_time = of_time + change_after @ a.recurrent_weight
         adjoint = adjoint - late[t] * of_time
         if a.grad_mem is not None:
             adjoint = adjoint + a.grad_mem[t]
-        after = grad_current[t] = a.alpha * after + adjoint
+        now = grad_current[t] = a.alpha * after + adjoint
+        change_after, after = after - now, now
         adjoint = a.beta * adjoint - early[t] * of_time
     change = _earlier(grad_current, 1) - grad_current if a.need_change else grad_current.new_empty(0)
     return EventPropGradients(grad_current, change)
@@ -145,6 +150,7 @@ class EventLayer(NamedTuple):
     x: SparseSpikes
     connection: Connection
     bias: Optional[torch.Tensor]
+    recurrent_weight: Optional[torch.Tensor]
     neurons: Neurons
     input_scale: float
     delay: int
@@ -166,10 +172,11 @@ class _EventProp(torch.autograd.Function):
         times: Optional[torch.Tensor],
         weight: torch.Tensor,
         bias: Optional[torch.Tensor],
+        recurrent_weight: Optional[torch.Tensor],
         mem: Optional[torch.Tensor],
         *tensors: Any,
     ) -> Any:
-        ctx.save_for_backward(weight, *tensors)
+        ctx.save_for_backward(weight, recurrent_weight, *tensors)
         ctx.options, ctx.from_mem = options, mem is not None
         ctx.set_materialize_grads(False)
         if mem is not None:
@@ -182,34 +189,40 @@ class _EventProp(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, *grads: Optional[torch.Tensor]
     ) -> Tuple[Optional[torch.Tensor], ...]:
-        weight, lags, *spikes, ids, counts, early, late, _, alpha, beta, threshold = ctx.saved_tensors
+        weight, recurrent_weight, lags, *spikes, ids, counts, early, late, _, alpha, beta, threshold = ctx.saved_tensors
         o: _Options = ctx.options
-        need_times, need_weight, need_bias = ctx.needs_input_grad[1:4]
+        need_times, need_weight, need_bias, need_recurrent = ctx.needs_input_grad[1:5]
         nothing = (None,) * 13
         if not ctx.from_mem and grads[0] is not None:
             raise RuntimeError(_NO_GRADIENT_OF_VALUES)
         if grads[-1] is None:
-            return (None, None, None, None, *nothing)
+            return (None, None, None, None, None, *nothing)
         grad_mem = grads[0].contiguous() if ctx.from_mem and grads[0] is not None else None
         grad = early if ctx.from_mem else grads[-1].contiguous()
         connected = connection(weight, o.geometry, lags=lags)
-        record = EventPropBackward(
-            grad, ids, counts, early, late, grad_mem, alpha, beta, threshold, connected.neurons, need_times
-        )
-        grad_current, change = OPERATOR(record, early, late, grad, ids, counts, grad_mem, alpha, beta, threshold)
-        operators = _CURRENTS[type(connected)]
+        feedback = None if recurrent_weight is None else recurrent_weight * o.input_scale
+        tensors = (grad, ids, counts, early, late, grad_mem, alpha, beta, threshold, feedback)
+        record = EventPropBackward(*tensors, connected.neurons, need_times)
+        grad_current, change = OPERATOR(record, *tensors)
 
-        def product(grad: torch.Tensor, need_values: bool, need_weight: bool) -> Any:
-            early = _earlier(grad, o.delay)
+        def product(connected: Connection, x: Any, grad: torch.Tensor, steps: int, need_values: bool) -> Any:
+            """Return the gradient of the values of ``x``, or of the weight, whose spikes arrive ``steps`` later."""
+            early = _earlier(grad, steps)
             early = early * o.input_scale if o.input_scale != 1 else early
-            tensors, needs = (early, *spikes, weight), (need_values, need_weight, False)
-            a = CurrentsBackward._make((*tensors, o.geometry, *needs, None, lags))
-            return operators.backward(a, *tensors, lags)
+            lags = connected.lags if isinstance(connected, Delayed) else None
+            tensors, needs = (early, *x, connected.weight), (need_values, not need_values, False)
+            a = CurrentsBackward._make((*tensors, connected.geometry, *needs, None, lags))
+            gradients = _CURRENTS[type(connected)].backward(a, *tensors, lags)
+            return gradients.grad_values if need_values else gradients.grad_weight
 
-        grad_times = product(change, True, False).grad_values * spikes[1] if need_times else None
-        grad_weight = product(grad_current, False, True).grad_weight if need_weight else None
+        grad_times = product(connected, spikes, change, o.delay, True) * spikes[1] if need_times else None
+        grad_weight = product(connected, spikes, grad_current, o.delay, False) if need_weight else None
         grad_bias = connected.per_parameter(grad_current) if need_bias else None
-        return (None, grad_times, grad_weight, grad_bias, *nothing)
+        grad_recurrent = None
+        if need_recurrent:
+            own = (ids, spike_values(ids, counts, grad_current.dtype), counts)
+            grad_recurrent = product(FullyConnected(recurrent_weight), own, grad_current, 1, False)
+        return (None, grad_times, grad_weight, grad_bias, grad_recurrent, *nothing)
 
 
 def _apply(layer: EventLayer, mem: Optional[torch.Tensor], *out: torch.Tensor) -> Any:
@@ -224,7 +237,8 @@ def _apply(layer: EventLayer, mem: Optional[torch.Tensor], *out: torch.Tensor) -
     spikes = (x.ids, x.values.detach().to(weight.dtype), x.counts)
     options = _Options(geometry, layer.input_scale, layer.delay)
     lags = connected.lags if isinstance(connected, Delayed) else None
-    return _EventProp.apply(options, x.times, weight, layer.bias, mem, lags, *spikes, *out, *layer.neurons[:3])
+    learnt = (weight, layer.bias, layer.recurrent_weight)
+    return _EventProp.apply(options, x.times, *learnt, mem, lags, *spikes, *out, *layer.neurons[:3])
 
 
 def spikes_with_times(layer: EventLayer, mem: torch.Tensor, spikes: SparseSpikes) -> SparseSpikes:

@@ -98,10 +98,10 @@ def gradient_of_steps(events, parameters, factors, reads_membranes, dt, **option
             keywords["threshold"] = 1e9
         if "delay" in each:
             keywords.update(max_delay=math.ceil(0.4 / dt), delay=each["delay"] / dt)
+        keywords["recurrent"] = "recurrent_weight" in each
         neurons, inputs = each["weight"].shape
         layer = snn.SparseSynaptic(inputs, neurons, **{**EVENTPROP, **keywords, **options}).double()
-        with torch.no_grad():
-            layer.weight.copy_(each["weight"])
+        layer.load_state_dict({name: value for name, value in each.items() if name != "delay"}, strict=False)
         layers.append(layer)
     x = input_of_steps(events, layers[0].in_features, dt)
     for layer in layers[: len(layers) - reads_membranes]:
@@ -158,13 +158,16 @@ def test_two_layers_converge_with_the_step(seed, reads_membranes, reset_mechanis
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sizes", "seed", "reads_membranes", "most"), [((10, 4), 26, 0, 0.01), ((5, 8, 3), 123, 0, 0.025)]
+    ("kind", "sizes", "seed", "most"),
+    [
+        ("delay", (10, 4), 26, 0.01),
+        ("delay", (5, 8, 3), 123, 0.025),
+        ("recurrent_weight", (10, 4), 10, 0.015),
+    ],
 )
-def test_delays_converge_with_the_step(sizes, seed, reads_membranes, most):
-    """The errors are those of weights or of delays, whichever is larger."""
-    large, small, smallest = errors(
-        sizes, seed, reads_membranes, (0.02, 0.01, 0.0025), kind="delay", reset_mechanism="subtract"
-    )
+def test_delays_and_recurrent_weights_converge_with_the_step(kind, sizes, seed, most):
+    """The errors are those of weights or of the other parameters, whichever is larger."""
+    large, small, smallest = errors(sizes, seed, 0, (0.02, 0.01, 0.0025), kind=kind)
     assert small < most
     assert large > 1.5 * small > 3 * smallest
 
@@ -352,6 +355,49 @@ def test_pools_pass_on_times(mode):
         pooled.spike_count().sum().backward()
 
 
+def test_recurrent_weights_between_two_groups_are_a_second_layer():
+    """The first 20 neurons of a recurrent layer receive the input, and send their spikes to the others."""
+    whole = layer_of(neurons=50, recurrent=True, input_scale=0.8)
+    first, second = layer_of(neurons=20, input_scale=0.8), layer_of(input_scale=0.8)
+    with torch.no_grad():
+        whole.weight.zero_()[:20] = first.weight
+        whole.recurrent_weight.zero_()[20:, :20] = second.weight
+    below = layer_of(neurons=20)
+    grads = []
+    for way in (lambda x: second(first(x), delay=1), lambda x: whole(x)):
+        below.zero_grad()
+        times = first_spike_times(way(below(spikes_in())))[:, -30:]
+        times.square().sum().backward()
+        grads.append([below.weight.grad.clone()])
+    assert (times < 25).sum() > 30
+    grads[0] += [first.weight.grad, second.weight.grad]
+    grads[1] += [whole.weight.grad[:20], whole.recurrent_weight.grad[20:, :20]]
+    assert all(grad.any() for grad in grads[0])
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_delay": 3}, {"bias": True, "reset_mechanism": "subtract"}])
+def test_the_spikes_of_a_recurrent_layer_are_those_of_the_surrogate(options):
+    layers = [layer_of(recurrent=True, gradient=each, **options) for each in ("surrogate", "eventprop")]
+    layers[0].path = "sparse"
+    layers[1].load_state_dict(layers[0].state_dict())
+    expected, found = (layer(spikes_in()) for layer in layers)
+    assert torch.equal(found.to_dense(), expected.to_dense())
+    assert found.num_spikes > 50
+    first_spike_times(found).sum().backward()
+    assert all(parameter.grad.any() for parameter in layers[1].parameters())
+
+
+def test_membranes_of_a_recurrent_layer():
+    layer = layer_of(recurrent=True, threshold=1e9)
+    layer.membranes(spikes_in()).square().sum().backward()
+    assert not layer.recurrent_weight.grad.any()
+    plain = layer_of(threshold=1e9)
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    plain.membranes(spikes_in()).square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad, plain.weight.grad)
+
+
 def test_synapses_of_one_delay_are_a_delay_of_the_layer():
     grads = []
     for options, delay in (({"max_delay": 4, "delay": 3.0}, 1), ({}, 4)):
@@ -405,7 +451,7 @@ def operator_arguments():
     slots = torch.randn_like(early)
     return eventprop.EventPropBackward(
         slots, spikes.ids, spikes.counts, early, late, torch.randn_like(mem), layer.alpha, layer.beta,
-        layer.threshold, 30, True,
+        layer.threshold, torch.randn(30, 30).double(), 30, True,
     )  # fmt: skip
 
 
@@ -416,7 +462,7 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.snnipu.eventprop_bwd.default, tuple(operator_arguments()))
 
 
-def bwd_arguments(dtype, sizes, each, with_mem, need_change):
+def bwd_arguments(dtype, sizes, each, with_mem, need_change, recurrent=False):
     neurons = sizes[2]
     mem = torch.randn(sizes, dtype=dtype)
     spikes = snn.ops.select_spikes(mem, 0.5, 0.2)
@@ -428,16 +474,19 @@ def bwd_arguments(dtype, sizes, each, with_mem, need_change):
     with_mem = torch.randn_like(mem) if with_mem else None
     return eventprop.EventPropBackward(
         slots[0], spikes.ids, spikes.counts, slots[1] / 9, slots[2] / 9, with_mem, decay(), decay(), decay(),
-        neurons, need_change,
+        torch.randn(neurons, neurons, dtype=dtype) / neurons if recurrent else None, neurons, need_change,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("each", "with_mem", "need_change"), [(0, 0, 1), (1, 1, 0), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("each", "with_mem", "need_change", "recurrent"),
+    [(0, 0, 1, 0), (1, 1, 0, 0), (1, 1, 1, 0), (1, 0, 0, 1), (0, 1, 1, 1)],
+)
 @pytest.mark.parametrize("sizes", [(0, 2, 5), (3, 0, 5), (1, 1, 1), (20, 3, 63), (7, 2, 1000)])
-def test_the_kernel_is_the_reference(sizes, each, with_mem, need_change, dtype):
+def test_the_kernel_is_the_reference(sizes, each, with_mem, need_change, recurrent, dtype):
     torch.manual_seed(3)
-    arguments = bwd_arguments(dtype, sizes, bool(each), bool(with_mem), bool(need_change))
+    arguments = bwd_arguments(dtype, sizes, *map(bool, (each, with_mem, need_change, recurrent)))
     found, expected = torch.ops.snnipu.eventprop_bwd(*arguments), eventprop.backward_reference(arguments)
     for one, other in zip(found, expected):
         assert one.shape == other.shape

@@ -20,6 +20,7 @@ MODULES = {
     "SparseLeaky, per neuron": lambda: snn.SparseLeaky(6, 4, beta=torch.rand(4), learn_beta=True),
     "SparseLeaky, recurrent": lambda: snn.SparseLeaky(6, 4, beta=0.9, recurrent=True),
     "SparseSynaptic": lambda: snn.SparseSynaptic(6, 4, alpha=0.8, beta=0.9, max_spikes=3),
+    "recurrent SparseSynaptic": lambda: snn.SparseSynaptic(6, 4, alpha=0.8, beta=0.9, recurrent=True),
     "SparseNetwork": lambda: snn.SparseNetwork([6, 5, 4], beta=0.9),
 }
 X = (torch.arange(3 * 2 * 6).reshape(3, 2, 6) % 4 == 0).float()

@@ -42,7 +42,8 @@ SIGNATURES = {
     "SparseLeaky": f"in_features, out_features, *, beta, {NEURONS}learn_beta=False, learn_threshold=False, "
     f"input_scale=1.0, overflow='lowest', recurrent=False, path='auto', {DELAYS}",
     "SparseSynaptic": f"in_features, out_features, *, alpha, beta, {NEURONS}learn_alpha=False, learn_beta=False, "
-    f"learn_threshold=False, input_scale=1.0, overflow='lowest', path='auto', {DELAYS}, gradient='surrogate'",
+    f"learn_threshold=False, input_scale=1.0, overflow='lowest', recurrent=False, path='auto', {DELAYS}, "
+    "gradient='surrogate'",
     "SparseConvSynaptic": "in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1, *, "
     f"alpha, beta, input_size=None, {NEURONS}learn_alpha=False, learn_beta=False, learn_threshold=False, "
     "input_scale=1.0, overflow='lowest', path='auto', gradient='surrogate'",

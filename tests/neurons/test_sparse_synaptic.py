@@ -87,6 +87,63 @@ def test_the_gradient_of_the_input():
     assert relative_error(x.values.grad, taken) < 1e-5
 
 
+@pytest.mark.parametrize("path", ["sparse", "dense"])
+@pytest.mark.parametrize("options", [{}, {"max_delay": 3, "delay": 1.5}, {"reset_mechanism": "subtract"}])
+def test_a_recurrent_layer_is_a_loop_over_steps(options, path):
+    """snnTorch's neuron steps on the product of the input plus that of the spikes of the step before."""
+    learnt = {"learn_alpha": True, "learn_threshold": True, "input_scale": 0.5, "path": path, **options}
+    layer = layer_of(recurrent=True, beta=torch.linspace(0.5, 0.9, NEURONS), **learnt).double()
+    assert repr(layer).endswith(", recurrent=True)")
+    with torch.no_grad():
+        layer.recurrent_weight.uniform_(-0.3, 0.4)
+    x = snn.SparseSpikes.from_dense(spikes_in().double())
+    out = layer(x, delay=1)
+    upstream = torch.randn(STEPS, BATCH, NEURONS).double()
+    (out.to_dense() * upstream).sum().backward()
+    grads = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
+    layer.zero_grad()
+    current = layer.weighted(x)
+    current = torch.cat([torch.zeros_like(current[:1]), current[:-1]]) * 0.5 + layer.bias
+    neuron = snntorch.Synaptic(0.5, 0.5, reset_mechanism=layer.reset_mechanism)
+    neuron._buffers.update(alpha=layer.alpha, beta=layer.beta, threshold=layer.threshold)
+    syn = mem = spk = torch.zeros_like(current[0])
+    rows, mems = [], []
+    for row in current:
+        spk, syn, mem = neuron(row + spk.double() @ (layer.recurrent_weight * 0.5).t(), syn, mem)
+        rows.append(spk)
+        mems.append(mem)
+    assert torch.equal(out.to_dense(), torch.stack(rows).double())
+    torch.testing.assert_close(layer.membranes(x, delay=1), torch.stack(mems))
+    (torch.stack(rows) * upstream).sum().backward()
+    assert out.num_spikes > 50
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad.any(), name
+        assert relative_error(grads[name], parameter.grad, layer.weight.grad) < 1e-6, name  # snnTorch's are float32
+
+
+def test_a_recurrent_layer_under_autocast_computes_the_same():
+    layer, x = layer_of(recurrent=True, path="sparse"), spikes_in()
+    expected = layer.membranes(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(layer.membranes(x), expected)
+
+
+@pytest.mark.parametrize("name", ["max_spikes", "grad_threshold"])
+def test_options_that_a_recurrent_layer_refuses(name):
+    with pytest.raises(ValueError, match=f"{name} must be None with recurrent=True"):
+        layer_of(recurrent=True, **{name: 0})
+    layer = layer_of(recurrent=True)
+    setattr(layer, name, 0)
+    with pytest.raises(ValueError, match=f"{name} must be None with recurrent=True, got 0"):
+        layer(spikes_in())
+    with pytest.raises(ValueError, match="spike_grad must be a fused surrogate where recurrent=True"):
+        layer_of(recurrent=True, spike_grad=torch.sigmoid)
+    with pytest.raises(ValueError, match="to_dense: a recurrent layer has no dense twin"):
+        layer.to_dense()
+    with pytest.raises(ValueError, match="of recurrent event-driven layers, SparseLeaky alone learns online"):
+        snn.Online(nn.Sequential(layer_of(recurrent=True)), rule="sltt")(spikes_in())
+
+
 @pytest.mark.parametrize("overflow", ["lowest", "rotate"])
 def test_what_has_no_slot_is_dropped_and_carries_no_gradient(overflow):
     options = {"grad_threshold": 0.5, "max_spikes": 9, "overflow": overflow}

@@ -101,8 +101,10 @@ def eventprop_examples():
     spikes = snnipu.ops.select_spikes(torch.randn(STEPS, BATCH, NEURONS), 0.3, 0.0)
     slots = [torch.rand_like(spikes.values) for _ in range(3)]
     decays = [torch.rand(NEURONS) * 0.4 + 0.6 for _ in range(3)]
-    grad_mem = torch.randn(STEPS, BATCH, NEURONS)
-    return {"eventprop_bwd": (slots[0], spikes.ids, spikes.counts, *slots[1:], grad_mem, *decays, NEURONS, True)}
+    grad_mem, recurrent = torch.randn(STEPS, BATCH, NEURONS), torch.randn(NEURONS, NEURONS)
+    return {
+        "eventprop_bwd": (slots[0], spikes.ids, spikes.counts, *slots[1:], grad_mem, *decays, recurrent, NEURONS, True)
+    }
 
 
 def reference(name):

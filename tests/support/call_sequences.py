@@ -382,6 +382,20 @@ KINDS = {
     "SparseLinear": Kind(of(snn.SparseLinear, FEATURES, [70, 4], bias=EITHER), events_call(FEATURES)),
     "SparseLeaky": Kind(of(snn.SparseLeaky, FEATURES, 4, **LEAKY), events_call(FEATURES)),
     "SparseSynaptic": Kind(of(snn.SparseSynaptic, FEATURES, 4, alpha=0.8, beta=0.9, **SPARSE), events_call(FEATURES)),
+    "SparseSynaptic, recurrent": Kind(
+        of(
+            snn.SparseSynaptic,
+            FEATURES,
+            4,
+            alpha=0.8,
+            beta=0.9,
+            recurrent=True,
+            bias=EITHER,
+            learn_threshold=EITHER,
+            reset_mechanism=MECHANISMS,
+        ),
+        events_call(FEATURES),
+    ),
     "SparseNetwork": Kind(
         of(functools.partial(snn.SparseNetwork, [FEATURES, 4, 5]), delay=[0, 1], **LEAKY), events_call(FEATURES)
     ),

@@ -21,15 +21,22 @@ def margin(sizes, seed, reads_membranes, kind):
     margins = []
     for layer in layers[: len(layers) - reads_membranes]:
         lists = {name: value.tolist() for name, value in layer.items()}
-        delays = lists.get("delay", [None] * len(lists["weight"]))
-        arriving = [events if row is None else continuous.arrivals(events, row) for row in delays]
-        margins += [continuous.spikes_of(*each, CONSTANTS)[2] for each in zip(arriving, lists["weight"])]
-        events = continuous.layer(events, c=CONSTANTS, **lists)
+        spikes = continuous.layer(events, c=CONSTANTS, **lists)
+        for n, row in enumerate(lists["weight"]):
+            arriving = events
+            if kind == "delay":
+                arriving = continuous.arrivals(events, lists["delay"][n])
+            elif kind == "recurrent_weight":
+                arriving = sorted([*events, *((time, len(row) + source) for time, source in spikes)])
+                row = row + lists["recurrent_weight"][n]
+            margins.append(continuous.spikes_of(arriving, row, CONSTANTS)[2])
+        events = spikes
     return min(margins)
 
 
 def main():
-    for kind in (None, "delay"):
+    """Print a row for each kind of network: by name of its parameters beside the weights."""
+    for kind in (None, "delay", "recurrent_weight"):
         for sizes, reads_membranes in (((10, 4), 0), ((5, 8, 3), 0), ((5, 8, 3), 1)):
             problems = [seed for seed in range(600) if margin(sizes, seed, reads_membranes, kind) > LEAST_MARGIN]
             for reset in ("subtract",) if kind else ("subtract", "zero"):

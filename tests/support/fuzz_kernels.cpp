@@ -509,6 +509,7 @@ void eventprop(Draw &draw) {
   for (const void **const each : {&call.alpha, &call.beta, &call.threshold})
     *each = draw.numbers(call.neurons);
   call.mem = draw.maybe(rows * call.neurons);
+  call.recurrent_weight = draw.maybe(call.neurons * call.neurons);
   call.grad_current = draw.room(rows * call.neurons);
   call.out = draw.maybeRoom(rows * call.neurons);
   run(draw, snnipu_eventprop_bwd, call, broken);
