@@ -256,6 +256,36 @@ def soft(u):
     return torch.sigmoid(4 * u)
 
 
+def function_of(forward, backward):
+    """Return an autograd function from ``forward(u)`` and ``backward(grad, u)``."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, u):
+            ctx.save_for_backward(u)
+            return forward(u)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return backward(grad, *ctx.saved_tensors)
+
+    return Function
+
+
+ATAN = surrogate.atan(2.0).kernel
+# The step function in the argument's own dtype.
+Spike = function_of(lambda u: (u > 0).to(u.dtype), lambda grad, u: surrogate.surrogate_gradient(ATAN, u, grad))
+
+
+def looped(step, x, states, parameters, **options):
+    """Return spikes and states of all steps of ``x``, computed by the function of a custom neuron itself."""
+    rows = []
+    for current in x:
+        spk, *states = step(current, *states, **parameters, spike=Spike.apply, **options)
+        rows.append([spk, *states])
+    return [torch.stack(values) for values in zip(*rows)]
+
+
 _FUSED = {
     "straight_through_estimator": (),
     "triangular": (0.75,),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tables import assert_refused, each_row
 
 from snnipu import SparseSpikes
 
@@ -182,46 +183,39 @@ def test_events_behind_the_window(late):
     assert (nothing.outside, nothing.num_spikes) == (3, 0)
 
 
-WRONG = r"""
-times=[0, -1] | times must be 0 or more, got -1
-times=[0, math.nan] | times must be finite, got nan
-times=[0, math.inf] | times must be finite, got inf
-times=[0, -1], outside='drop' | times must be 0 or more
-units=[0, 3] | units must be from 0 to 2, got 3 \(event 1\)
-units=np.array([0, 2**64 - 1], np.uint64) | units must be from 0 to 2
-units=[0, 1e300] | units must be from 0 to 2
-units=[-1, 0] | units must be from 0 to 2, got -1 \(event 0\)
-units=[0.5, 1] | units must hold whole numbers, got 0.5
-samples=[0, 2], batch_size=2 | samples must be from 0 to 1, got 2
-samples=[-1, 1] | samples must be .*, got -1
-samples=[-1, -1] | samples must be 0 or more, got -1
-batch_size=0 | batch_size must be 1 or more
-units=[0, 1, 2] | one length, got 2, 3, 2
-samples=[0] | one length, got 2, 2, 1
-times=[[0, 1]] | times must have one dimension
-num_steps=2.0 | num_steps must be an int
-num_neurons=0 | num_neurons must be
-batch_size=-1 | batch_size must be an int
-step=0 | step must be a number above 0
-step=math.inf | step must be
-max_spikes=-1 | max_spikes must be at least 0
-overflow='highest' | overflow must be 'lowest' or 'rotate'
-values='sum' | values must be 'binary' or 'count'
-outside='clamp' | outside must be 'raise' or 'drop'
-""".strip().splitlines()
-OF_WRONG_TYPE = """
-units=['a', 'b'] | units must hold numbers
-times=torch.zeros(2, dtype=torch.complex64) | times must hold
-""".strip().splitlines()
-
-
-@pytest.mark.parametrize("row", [*WRONG, *OF_WRONG_TYPE])
+@each_row(r"""
+build(times=[0, -1]) | ValueError: times must be 0 or more, got -1
+build(times=[0, math.nan]) | ValueError: times must be finite, got nan
+build(times=[0, math.inf]) | ValueError: times must be finite, got inf
+build(times=[0, -1], outside='drop') | ValueError: times must be 0 or more
+build(units=[0, 3]) | ValueError: units must be from 0 to 2, got 3 \(event 1\)
+build(units=np.array([0, 2**64 - 1], np.uint64)) | ValueError: units must be from 0 to 2
+build(units=[0, 1e300]) | ValueError: units must be from 0 to 2
+build(units=[-1, 0]) | ValueError: units must be from 0 to 2, got -1 \(event 0\)
+build(units=[0.5, 1]) | ValueError: units must hold whole numbers, got 0.5
+build(samples=[0, 2], batch_size=2) | ValueError: samples must be from 0 to 1, got 2
+build(samples=[-1, 1]) | ValueError: samples must be .*, got -1
+build(samples=[-1, -1]) | ValueError: samples must be 0 or more, got -1
+build(batch_size=0) | ValueError: batch_size must be 1 or more
+build(units=[0, 1, 2]) | ValueError: one length, got 2, 3, 2
+build(samples=[0]) | ValueError: one length, got 2, 2, 1
+build(times=[[0, 1]]) | ValueError: times must have one dimension
+build(num_steps=2.0) | ValueError: num_steps must be an int
+build(num_neurons=0) | ValueError: num_neurons must be
+build(batch_size=-1) | ValueError: batch_size must be an int
+build(step=0) | ValueError: step must be a number above 0
+build(step=math.inf) | ValueError: step must be
+build(max_spikes=-1) | ValueError: max_spikes must be at least 0
+build(overflow='highest') | ValueError: overflow must be 'lowest' or 'rotate'
+build(values='sum') | ValueError: values must be 'binary' or 'count'
+build(outside='clamp') | ValueError: outside must be 'raise' or 'drop'
+build(units=['a', 'b']) | TypeError: units must hold numbers
+build(times=torch.zeros(2, dtype=torch.complex64)) | TypeError: times must hold
+""")
 def test_wrong_input(row):
     right = {"times": [0, 1], "units": [0, 1], "num_steps": 2, "num_neurons": 3}
     assert SparseSpikes.from_events(**right).num_spikes == 2
-    change, message = row.split(" | ")
-    with pytest.raises(ValueError if row in WRONG else TypeError, match=message):
-        SparseSpikes.from_events(**{**right, **eval(f"dict({change})")})
+    assert_refused(row, globals(), build=lambda **wrong: SparseSpikes.from_events(**{**right, **wrong}))
 
 
 def test_many_neurons_without_a_dense_detour():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracle import ATAN, Spike, looped
 from support.commands import python
 from support.tables import each_row, rows
 
@@ -18,25 +19,11 @@ from snnipu.backends import host
 from snnipu.backends import neurons as kernels
 
 EXAMPLES = int(os.environ.get("SNNIPU_HYPOTHESIS_EXAMPLES", "50"))
-KERNEL = surrogate.atan(2.0).kernel
-
-
-class Spike(torch.autograd.Function):
-    """The step function in the argument's own dtype."""
-
-    @staticmethod
-    def forward(ctx, u):
-        ctx.save_for_backward(u)
-        return (u > 0).to(u.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return surrogate.surrogate_gradient(KERNEL, ctx.saved_tensors[0], grad)
 
 
 FUNCTIONS = {
     "spike": Spike.apply,
-    "surrogate": lambda u, g: surrogate.surrogate_gradient(KERNEL, u, g),
+    "surrogate": lambda u, g: surrogate.surrogate_gradient(ATAN, u, g),
     "stored": lambda value: value,
 }
 
@@ -268,23 +255,14 @@ def test_operations_that_no_neuron_of_ours_has(monkeypatch):
     torch.manual_seed(0)
     layer = Rising(spike_grad=surrogate.atan(2.0)).double()
     x = torch.randn(40, 2, 19, dtype=torch.float64) * 1.5
-
-    def looped(current):
-        states, rows = [torch.zeros_like(x[0])] * 2, []
-        for step in current:
-            spk, *states = Rising.step(step, *states, **dict(layer.named_buffers()), spike=Spike.apply)
-            rows.append([spk, *states])
-        return [torch.stack(values) for values in zip(*rows)]
-
-    results = []
-    for sequence in (layer.sequence, looped):
+    states, parameters, results = [torch.zeros_like(x[0])] * 2, dict(layer.named_buffers()), []
+    for sequence in (layer.sequence, lambda x: looped(Rising.step, x, states, parameters)):
         leaf = x.clone().requires_grad_()
         out = sequence(leaf)
         results.append([*out, torch.autograd.grad(sum((part * x).sum() for part in out), leaf)[0]])
     assert calls == [1]
     assert 0.02 < results[0][0].mean() < 0.98
-    for actual, expected in zip(*results):
-        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
 
 def refused(function):

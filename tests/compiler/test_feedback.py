@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.loops import compared, network, rolled
+from support.tables import rows
 from support.versions import needs_backend
 from torch import nn
 
@@ -82,18 +83,18 @@ SPELLINGS = {
     "a product, subtracted": "n.inp(x) - spk @ n.weight",
     "a constant input": "n.inp.bias.expand(len(x), WIDTH) * 3 + n.rec(spk)",
 }
-NEURONS = {
-    "zero": lambda: leaky(reset_mechanism="zero"),
-    "none": lambda: leaky(reset_mechanism="none", learn_threshold=True, learn_graded_spikes_factor=True),
-    "undelayed": lambda: leaky(reset_delay=False),
-    "graded": lambda: leaky(graded_spikes_factor=0.5, learn_graded_spikes_factor=True),
-    "learnt": lambda: leaky(beta=torch.full((WIDTH,), 0.7), learn_beta=True, learn_threshold=True),
-    "synaptic": lambda: snn.Synaptic(alpha=0.7, beta=0.8, threshold=0.3, learn_alpha=True),
-    "synaptic undelayed": lambda: snn.Synaptic(alpha=0.7, beta=0.8, threshold=0.3, reset_delay=False),
-    "alpha": lambda: snn.Alpha(alpha=0.8, beta=0.7, threshold=0.2),
-    "lapicque": lambda: snn.Lapicque(beta=0.8, threshold=0.3),
-    "custom": lambda: CustomLeaky(learn=True),
-}
+NEURONS = rows("""
+leaky(reset_mechanism="zero")
+leaky(reset_mechanism="none", learn_threshold=True, learn_graded_spikes_factor=True)
+leaky(reset_delay=False)
+leaky(graded_spikes_factor=0.5, learn_graded_spikes_factor=True)
+leaky(beta=torch.full((WIDTH,), 0.7), learn_beta=True, learn_threshold=True)
+snn.Synaptic(alpha=0.7, beta=0.8, threshold=0.3, learn_alpha=True)
+snn.Synaptic(alpha=0.7, beta=0.8, threshold=0.3, reset_delay=False)
+snn.Alpha(alpha=0.8, beta=0.7, threshold=0.2)
+snn.Lapicque(beta=0.8, threshold=0.3)
+CustomLeaky(learn=True)
+""")
 # Feedback that runs step by step, with the loop's results.
 OTHERS = {
     "a sum of the spikes": "n.inp(x) + spk.sum(1, keepdim=True)",
@@ -117,7 +118,7 @@ def test_spellings_are_one_operator_with_the_loops_numbers(training):
 
 @pytest.mark.slow
 def test_neurons():
-    net = Recurrent([LAYER] * len(NEURONS), [make() for make in NEURONS.values()])
+    net = Recurrent([LAYER] * len(NEURONS), [eval(row) for row in NEURONS])
     report = compared(net, torch.randn(STEPS, BATCH, 5))
     assert rolled(report) == [(STEPS - 1, True)] * (len(NEURONS) + 1), report
 

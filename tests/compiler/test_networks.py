@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import snntorch
 import torch
+from oracle import function_of
 from support.loops import compared, network, rolled
+from support.tables import each_row
 from support.versions import needs_backend, needs_gloo
 from torch import nn
 from torch.testing import assert_close
@@ -17,7 +19,7 @@ from torch.testing import assert_close
 import snnipu as snn
 from benchmarks import programs
 from benchmarks.case import Settings
-from snnipu import compiler, surrogate
+from snnipu import compiler
 from snnipu.compiler import backend
 from snnipu.neurons import multistep
 from snnipu.ops import step_operators
@@ -99,49 +101,26 @@ def _twice_each(module, into, out):
     return tuple(None if one is None else 2 * one for one in into)
 
 
-def _hook(net):
-    net.lif1.register_forward_hook(_twice)
-
-
-def _hook_of_a_layer(net):
-    net.fc1.register_forward_hook(_twice)
-
-
-def _backward_hook(net):
-    net.fc1.register_full_backward_hook(_twice_each)
-
-
-def _inhibition(net):
-    net.lif2.inhibition = True
-
-
-def _settings(net):
-    net.lif1.reset_mechanism, net.lif2.spike_grad = "zero", surrogate.sigmoid()
-    net.lif2.threshold.fill_(0.5)
-
-
-def _slope(net):
-    net.lif1.spike_grad = surrogate.atan(alpha=5.0)
-
-
-def _fire(net):
-    net.lif1.fire = lambda mem: (mem > 0.1).float()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "change", [_hook, _hook_of_a_layer, _backward_hook, _inhibition, _settings, _slope, _fire], ids=lambda c: c.__name__
-)
-def test_changes_after_compilation_are_seen(change):
+@each_row("""
+net.lif1.register_forward_hook(_twice)
+net.fc1.register_forward_hook(_twice)
+net.fc1.register_full_backward_hook(_twice_each)
+net.lif2.inhibition = True
+net.lif1.reset_mechanism = "zero"; net.lif2.spike_grad = snn.surrogate.sigmoid(); net.lif2.threshold.fill_(0.5)
+net.lif1.spike_grad = snn.surrogate.atan(alpha=5.0)
+net.lif1.fire = lambda mem: (mem > 0.1).float()
+""")
+def test_changes_after_compilation_are_seen(row):
     net, x = FullyConnected(), torch.rand(3, 12) * 3
     compiled = snn.compile(net)
     compiled(x), compiled(x)
-    change(net)
+    exec(row, globals(), {"net": net})
     for _ in range(2):
         outs = [run(x) for run in (compiled, net)]
         for a, b in zip(*outs):
             assert_close(a, b)
-        if change is not _fire:
+        if "fire" not in row:
             grads = [torch.autograd.grad(out[1].sum() + out[0].sum(), list(net.parameters())) for out in outs]
             for a, b in zip(*grads):
                 assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -296,22 +275,15 @@ STARTS = {
     "anew": lambda neuron, spk: neuron.init_leaky() if isinstance(neuron, snn.Leaky) else neuron.init_synaptic(),
     "from the layer before": lambda neuron, spk: (spk,) if isinstance(neuron, snn.Leaky) else (spk, spk),
 }
-RESTARTED = {
-    "plain": lambda: snn.Leaky(beta=0.9, threshold=0.4),
-    "learnt": lambda: snn.Leaky(beta=torch.full((8,), 0.7), learn_beta=True, threshold=0.4, learn_threshold=True),
-    "zero": lambda: snn.Leaky(beta=0.9, threshold=0.4, reset_mechanism="zero", reset_delay=False),
-    "graded": lambda: snn.Leaky(beta=0.8, threshold=0.4, learn_graded_spikes_factor=True),
-    "synaptic": lambda: snn.Synaptic(alpha=0.8, beta=torch.tensor([0.7]), learn_beta=True, threshold=0.4),
-}
 
 
 class Blocks(nn.Module):
     """A layer whose steps start from new states or from another layer's output, between two stateful layers."""
 
-    def __init__(self, kind, start):
+    def __init__(self, block, start):
         super().__init__()
         self.fc1, self.fc2, self.fc3 = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-        self.first, self.block, self.last = snn.Leaky(beta=0.8, threshold=0.3), RESTARTED[kind](), snn.Leaky(beta=0.9)
+        self.first, self.block, self.last = snn.Leaky(beta=0.8, threshold=0.3), block, snn.Leaky(beta=0.9)
         self.start = STARTS[start]
 
     def forward(self, x):
@@ -327,9 +299,15 @@ class Blocks(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("kind", RESTARTED)
-def test_steps_that_do_not_go_on_from_the_one_before(kind, start):
-    report = compared(Blocks(kind, start), 3 * torch.rand(6, 4, 5), rtol=1e-4, atol=1e-4)
+@each_row("""
+snn.Leaky(beta=0.9, threshold=0.4)
+snn.Leaky(beta=torch.full((8,), 0.7), learn_beta=True, threshold=0.4, learn_threshold=True)
+snn.Leaky(beta=0.9, threshold=0.4, reset_mechanism="zero", reset_delay=False)
+snn.Leaky(beta=0.8, threshold=0.4, learn_graded_spikes_factor=True)
+snn.Synaptic(alpha=0.8, beta=torch.tensor([0.7]), learn_beta=True, threshold=0.4)
+""")
+def test_steps_that_do_not_go_on_from_the_one_before(row, start):
+    report = compared(Blocks(eval(row), start), 3 * torch.rand(6, 4, 5), rtol=1e-4, atol=1e-4)
     assert [one.rolled for one in report.neurons if one.name != "block"] == [True, True], report
 
 
@@ -341,20 +319,8 @@ def masked(grad, x):
 
 def own_function(made, gradient):
     """Return an autograd function of two expressions: of the input ``x``, and of the gradient ``g`` and the input."""
-    forward_pass = eval(f"lambda x: {made}", {"torch": torch})
-    backward_pass = eval(f"lambda g, x: {gradient}", {"torch": torch, "masked": masked})
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return forward_pass(x)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return backward_pass(grad, *ctx.saved_tensors)
-
-    return Function.apply
+    names = {"torch": torch, "masked": masked}
+    return function_of(eval(f"lambda x: {made}", names), eval(f"lambda g, x: {gradient}", names)).apply
 
 
 PASSES = {

@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from oracle import function_of
 from support.versions import needs_backend
 from torch import nn
 
@@ -36,18 +37,8 @@ class Quiet(snn.Leaky):
         return super()._base_state_function(input_) - 0.1 * self.mem.mean(1, keepdim=True)
 
 
-class OfAll(torch.autograd.Function):
-    """Spikes whose gradient depends on all neurons."""
-
-    @staticmethod
-    def forward(ctx, u):
-        ctx.save_for_backward(u)
-        return (u > 0).float()
-
-    @staticmethod
-    def backward(ctx, grad):
-        (u,) = ctx.saved_tensors
-        return grad / (1 + (u - u.mean()).abs())
+# Spikes whose gradient depends on all neurons.
+OfAll = function_of(lambda u: (u > 0).float(), lambda grad, u: grad / (1 + (u - u.mean()).abs()))
 
 
 class Net(nn.Module):

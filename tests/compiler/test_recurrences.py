@@ -4,6 +4,7 @@ import textwrap
 
 import pytest
 import torch
+from oracle import function_of
 from support.loops import compared, executed, network, rolled
 from support.versions import needs_backend, needs_dynamo_of_2_12
 from torch import nn
@@ -79,22 +80,6 @@ class Rectangle(torch.autograd.Function):
         gradient = grad.clone()
         gradient[u.abs() > ctx.width] = 0
         return gradient, None
-
-
-def function_of(forward, backward):
-    """Return an autograd function of these passes."""
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, u):
-            ctx.save_for_backward(u)
-            return forward(u)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return backward(grad, *ctx.saved_tensors)
-
-    return Function
 
 
 def is_positive(u):

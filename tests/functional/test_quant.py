@@ -9,6 +9,7 @@ import snntorch
 import torch
 from snntorch.functional import quant as snntorch_quant
 from support.loops import sequence, steps, with_gradients
+from support.tables import assert_refused, each_row
 from support.versions import NO_MASKS_IN_MODES, needs_backend
 
 import snnipu as snn
@@ -161,9 +162,10 @@ def test_pickles_and_copies():
     assert "16 levels" in repr(ours)
 
 
-@pytest.mark.parametrize(
-    ("levels", "error"), [([0.0, 1.0], TypeError), (torch.zeros(2, 2), ValueError), (torch.arange(3), ValueError)]
-)
-def test_bad_levels(levels, error):
-    with pytest.raises(error, match="levels must be"):
-        quant.StateQuant(levels)
+@each_row("""
+quant.StateQuant([0.0, 1.0]) | TypeError: levels must be
+quant.StateQuant(torch.zeros(2, 2)) | ValueError: levels must be
+quant.StateQuant(torch.arange(3)) | ValueError: levels must be
+""")
+def test_bad_levels(row):
+    assert_refused(row, globals())

@@ -91,45 +91,39 @@ def test_what_may_keep_state_runs_step_by_step():
     assert len(calls) == 4
 
 
-NEURONS = {
-    "Leaky": lambda: snn.Leaky(0.9),
-    "snntorch.Leaky": lambda: snntorch.Leaky(0.9, learn_beta=True),
-    "Synaptic": lambda: snn.Synaptic(0.8, 0.9),
-    "Synaptic, zero": lambda: snn.Synaptic(0.8, 0.9, reset_mechanism="zero"),
-    "Alpha": lambda: snn.Alpha(0.9, 0.8),
-    "Lapicque": lambda: snn.Lapicque(beta=0.9),
-    "RLeaky": lambda: snn.RLeaky(0.9, linear_features=8),
-    "RLeaky, one to one": lambda: snn.RLeaky(0.9, all_to_all=False, V=0.3),
-    "RSynaptic": lambda: snn.RSynaptic(0.8, 0.9, linear_features=8),
-    "RSynaptic, one to one": lambda: snn.RSynaptic(0.8, 0.9, all_to_all=False, V=0.3),
-    "SLSTM": lambda: snn.SLSTM(8, 8, threshold=0.1),
-    "DeltaLeaky": lambda: snn.DeltaLeaky(0.2, beta=0.9),
-    "snntorch.DeltaLeaky": lambda: stock("DeltaLeaky")(0.2, beta=0.9),
-}
-
-
-@pytest.mark.parametrize("name", NEURONS)
-def test_neurons_start_from_zeros_in_each_call(name, request):
+@each_row("""
+snn.Leaky(0.9)
+snntorch.Leaky(0.9, learn_beta=True)
+snn.Synaptic(0.8, 0.9)
+snn.Synaptic(0.8, 0.9, reset_mechanism="zero")
+snn.Alpha(0.9, 0.8)
+snn.Lapicque(beta=0.9)
+snn.RLeaky(0.9, linear_features=8)
+snn.RLeaky(0.9, all_to_all=False, V=0.3)
+snn.RSynaptic(0.8, 0.9, linear_features=8)
+snn.RSynaptic(0.8, 0.9, all_to_all=False, V=0.3)
+snn.SLSTM(8, 8, threshold=0.1)
+snn.DeltaLeaky(0.2, beta=0.9)
+stock("DeltaLeaky")(0.2, beta=0.9)
+""")
+def test_neurons_start_from_zeros_in_each_call(row, request):
     """Two training steps and a batch of another size equal the loop that resets the states before each call."""
-    if name == "SLSTM":  # it rounds in other places: errors grow over three training steps
+    if "SLSTM" in row:  # it rounds in other places: errors grow over three training steps
         torch.set_default_dtype(torch.float64)
         request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
-    net, other = twins(lambda: snn.MultiStep(NEURONS[name](), nn.Identity()))
-    for batch in (4, 4, 2):
+    net, other = twins(lambda: snn.MultiStep(eval(row), nn.Identity()))
+    for batch in (4, 4, 3):
         x = torch.randn(6, batch, 8) * 3
-        upstream, results = torch.randn_like(x), []
+        results = []
         for module, run in ((net, lambda net, x: net(x)), (other, loop)):
-            leaf = x.clone().requires_grad_()
-            module.zero_grad()
-            out = run(module, leaf)
-            (out * upstream).sum().backward()
-            results.append([out, leaf.grad, *(parameter.grad for parameter in module.parameters())])
+            out, gradients = with_gradients(lambda net, x, run=run: [run(net, x)], module, x)
+            results.append([*out, *gradients])
             with torch.no_grad():
-                for parameter in module.parameters():
-                    parameter -= 0.1 * parameter.grad
+                for parameter, gradient in zip(module.parameters(), gradients[1:]):
+                    parameter -= 0.1 * gradient
         for actual, expected in zip(*results):
             # A recurrent layer's weight gradient is one product over all steps, with its rounding.
-            assert relative_error(actual, expected) <= (1e-5 if name in ("RLeaky", "RSynaptic") else 1e-6)
+            assert relative_error(actual, expected) <= (1e-5 if "linear_features" in row else 1e-6)
         assert results[0][0].any()
 
 
@@ -173,23 +167,21 @@ def test_own_initial_state_is_honoured():
     assert torch.equal(spk, expected[0])
 
 
-SEQUENCES = {
-    "StateLeaky": lambda: snn.StateLeaky(beta=0.9, channels=6),
-    "StateLeaky, membranes": lambda: snn.StateLeaky(beta=0.9, channels=6, output=False),
-    "LinearLeaky": lambda: snn.LinearLeaky(beta=0.9, in_features=6, out_features=4),
-    "LeakyParallel": lambda: snn.LeakyParallel(6, 5, beta=0.8),
-    "LSTM": lambda: nn.LSTM(6, 5),
-    "GRU": lambda: nn.GRU(6, 5, bidirectional=True),
-    "RNN": lambda: nn.RNN(6, 5, num_layers=2),
-}
-if hasattr(snntorch, "AssociativeLeaky"):  # since snnTorch 1.0
-    SEQUENCES["AssociativeLeaky"] = lambda: snn.AssociativeLeaky.from_num_spiking_neurons(6, 16)
-
-
-@pytest.mark.parametrize("name", SEQUENCES)
-def test_what_takes_whole_sequences(name):
+@each_row("""
+snn.StateLeaky(beta=0.9, channels=6)
+snn.StateLeaky(beta=0.9, channels=6, output=False)
+snn.LinearLeaky(beta=0.9, in_features=6, out_features=4)
+snn.LeakyParallel(6, 5, beta=0.8)
+snn.AssociativeLeaky.from_num_spiking_neurons(6, 16)
+nn.LSTM(6, 5)
+nn.GRU(6, 5, bidirectional=True)
+nn.RNN(6, 5, num_layers=2)
+""")
+def test_what_takes_whole_sequences(row):
+    if "Associative" in row and not hasattr(snntorch, "AssociativeLeaky"):
+        pytest.skip("AssociativeLeaky came with snnTorch 1.0")
     torch.manual_seed(2)
-    module = SEQUENCES[name]()
+    module = eval(row)
     x = torch.randn(7, 3, 6)
 
     def first(out):
@@ -245,27 +237,26 @@ def test_cells_keep_their_states(cell):
         assert torch.equal(out[0] if isinstance(out, tuple) else out, torch.stack(expected))
 
 
-@pytest.mark.parametrize(
-    ("module", "shape"),
-    [
-        *((nn.Softmax(dim), (4, 6)) for dim in (0, 1)),
-        (nn.LogSoftmax(dim=-2), (4, 6)),
-        (nn.Flatten(start_dim=0), (4, 6)),
-        (nn.Unflatten(0, (2, 2)), (4, 6)),
-        *((nn.LayerNorm(sizes), (4, 6)) for sizes in ([4, 6], 6)),
-        (nn.PReLU(6), (4, 6)),
-        (nn.GroupNorm(2, 6), (4, 6)),
-        (nn.InstanceNorm1d(4), (4, 6)),
-        # Inputs that have no batch.
-        (nn.Linear(6, 2), (6,)),
-        (nn.Conv2d(3, 4, 3), (3, 8, 8)),
-        (nn.MaxPool1d(2), (4, 8)),
-        (nn.PixelShuffle(2), (4, 3, 3)),
-        (nn.Embedding(9, 2), (4,)),
-    ],
-    ids=str,
-)
-def test_dimensions_mean_what_they_mean_in_the_loop(module, shape):
+# Modules, and steps of their inputs; the last ones have no batch.
+@each_row("""
+nn.Softmax(0) | 4, 6
+nn.Softmax(1) | 4, 6
+nn.LogSoftmax(dim=-2) | 4, 6
+nn.Flatten(start_dim=0) | 4, 6
+nn.Unflatten(0, (2, 2)) | 4, 6
+nn.LayerNorm([4, 6]) | 4, 6
+nn.LayerNorm(6) | 4, 6
+nn.PReLU(6) | 4, 6
+nn.GroupNorm(2, 6) | 4, 6
+nn.InstanceNorm1d(4) | 4, 6
+nn.Linear(6, 2) | 6,
+nn.Conv2d(3, 4, 3) | 3, 8, 8
+nn.MaxPool1d(2) | 4, 8
+nn.PixelShuffle(2) | 4, 3, 3
+nn.Embedding(9, 2) | 4,
+""")
+def test_dimensions_mean_what_they_mean_in_the_loop(row):
+    module, shape = map(eval, row.split(" | "))
     x = torch.randint(9, (5, *shape)) if isinstance(module, nn.Embedding) else torch.randn(5, *shape)
     assert torch.allclose(snn.MultiStep(module)(x), torch.stack([module(step) for step in x]), atol=1e-6)
 
@@ -384,9 +375,12 @@ snn.MultiStep(nn.GRU(3, 4, batch_first=True))(x[None]) | ValueError: module 0 .*
 snn.MultiStep(nn.Sequential(nn.Identity(), lstm))(x[None]) | ValueError: module 0.1 .* batch_first=True
 snn.MultiStep(nn.Identity()).append(lstm)(x[None]) | ValueError: module 1 .*batch_first
 snn.MultiStep(ReturnsDict())(x) | TypeError: module 0 of MultiStep \(ReturnsDict\) must return
-snn.MultiStep(nn.LSTM(5, 4))(maps[:, :, 0], num_steps=3) | ValueError: got \(3, 8, .*leave num_steps out
-snn.MultiStep(nn.Conv1d(1, 2, 3))(maps, num_steps=3) | ValueError: is given, got \(3, 8, .*leave num_steps out
-snn.MultiStep(nn.MaxPool2d(2))(maps[..., None], num_steps=3) | ValueError: got \(3, 8, .*leave num_steps out
+snn.MultiStep(nn.LSTM(5, 4))(maps[:, :, 0], num_steps=3)
+    | ValueError: where num_steps is given, got \(3, 8, .*leave num_steps out
+snn.MultiStep(nn.Conv1d(1, 2, 3))(maps, num_steps=3)
+    | ValueError: where num_steps is given, got \(3, 8, .*leave num_steps out
+snn.MultiStep(nn.MaxPool2d(2))(maps[..., None], num_steps=3)
+    | ValueError: where num_steps is given, got \(3, 8, .*leave num_steps out
 """)
 def test_bad_input(row):
     lstm, identity = nn.LSTM(3, 4, batch_first=True), snn.MultiStep(nn.Identity())
@@ -451,20 +445,18 @@ def _maps():
     return snn.MultiStep(nn.Conv2d(1, 2, 3), snn.Leaky(beta=0.9))
 
 
-@pytest.mark.parametrize(
-    ("make", "shape", "num_steps", "message"),
-    [
-        (_rows, (8, 6), None, r"\(8, 6\): its first dimension is time, and module 0 \(Linear\) .* Pass num_steps"),
-        (lambda: snn.MultiStep(_rows()), (8, 6), None, r"module 0\.0 \(Linear\)"),
-        (_maps, (8, 1, 5, 5), None, r"module 0 \(Conv2d\) gets steps without a batch"),
-        (_maps, (1, 5, 5), 3, r"module 0 \(Conv2d\) gets no batch. Pass x.unsqueeze\(0\)"),
-        (_rows, (1, 8, 6), None, "it has one time step. Pass num_steps"),
-        (_rows, (3, 8, 6), 3, "its first dimension has num_steps values. Leave num_steps out"),
-    ],
-)
-def test_doubtful_shapes_warn_once_for_each_network(make, shape, num_steps, message, recwarn):
+@each_row(r"""
+_rows() | 8, 6 | None | \(8, 6\): its first dimension is time, and module 0 \(Linear\) .* Pass num_steps
+snn.MultiStep(_rows()) | 8, 6 | None | module 0\.0 \(Linear\)
+_maps() | 8, 1, 5, 5 | None | module 0 \(Conv2d\) gets steps without a batch
+_maps() | 1, 5, 5 | 3 | module 0 \(Conv2d\) gets no batch. Pass x.unsqueeze\(0\)
+_rows() | 1, 8, 6 | None | it has one time step. Pass num_steps
+_rows() | 3, 8, 6 | 3 | its first dimension has num_steps values. Leave num_steps out
+""")
+def test_doubtful_shapes_warn_once_for_each_network(row, recwarn):
+    *parts, message = row.split(" | ")
     for _ in range(2):
-        net = make()
+        net, shape, num_steps = map(eval, parts)
         with pytest.warns(UserWarning, match=message) as seen:
             net(torch.rand(shape), num_steps=num_steps)
         assert [warning.filename for warning in seen] == [__file__]
@@ -473,27 +465,27 @@ def test_doubtful_shapes_warn_once_for_each_network(make, shape, num_steps, mess
         assert not recwarn.list
 
 
-@pytest.mark.filterwarnings("error")
-def test_usual_shapes_do_not_warn():
-    def hidden():
-        return snn.MultiStep(nn.Linear(6, 4), snn.Leaky(beta=0.9, init_hidden=True))
+def _hidden():
+    return snn.MultiStep(nn.Linear(6, 4), snn.Leaky(beta=0.9, init_hidden=True))
 
-    for make, shape, num_steps in [
-        (_rows, (3, 8, 6), None),
-        (_rows, (3, 1, 6), None),
-        (_rows, (8, 6), 3),
-        (_rows, (3, 6), 3),
-        (_rows, (1, 6), 3),
-        (_rows, (8, 6), 1),
-        (_rows, (2, 9, 6), 3),  # tokens
-        (_rows, (4, 2, 9, 6), None),
-        (_maps, (3, 8, 1, 5, 5), None),
-        (_maps, (3, 1, 5, 5), 3),
-        (hidden, (1, 8, 6), None),
-        (lambda: snn.MultiStep(snn.Leaky(beta=0.9)), (3,), 3),
-        (hidden, (1, 6), None),
-        (lambda: snn.MultiStep(nn.Linear(6, 4)), (1, 6), None),
-    ]:
-        make()(torch.rand(shape), num_steps=num_steps)
-    net = _rows()
-    snn.run_segments(net, torch.rand(3, 8, 6), 1)
+
+@each_row("""
+_rows()(torch.rand(3, 8, 6))
+_rows()(torch.rand(3, 1, 6))
+_rows()(torch.rand(8, 6), num_steps=3)
+_rows()(torch.rand(3, 6), num_steps=3)
+_rows()(torch.rand(1, 6), num_steps=3)
+_rows()(torch.rand(8, 6), num_steps=1)
+_rows()(torch.rand(2, 9, 6), num_steps=3)
+_rows()(torch.rand(4, 2, 9, 6))
+_maps()(torch.rand(3, 8, 1, 5, 5))
+_maps()(torch.rand(3, 1, 5, 5), num_steps=3)
+_hidden()(torch.rand(1, 8, 6))
+snn.MultiStep(snn.Leaky(beta=0.9))(torch.rand(3), num_steps=3)
+_hidden()(torch.rand(1, 6))
+snn.MultiStep(nn.Linear(6, 4))(torch.rand(1, 6))
+snn.run_segments(_rows(), torch.rand(3, 8, 6), 1)
+""")
+@pytest.mark.filterwarnings("error")
+def test_usual_shapes_do_not_warn(row):
+    eval(row)

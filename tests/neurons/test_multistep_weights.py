@@ -80,8 +80,7 @@ def assert_equal_to_steps(layer, change, constant):
         net.zero_grad()
         twin.zero_grad()
         actual, expected = (results(n, x, 7 if constant else None) for n in (net, twin))
-        for one, other in zip(actual[:3], expected[:3]):
-            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(actual[:3], expected[:3], rtol=1e-10, atol=1e-12)
         assert all(grad.any() for grad in actual[1].values())
         assert torch.equal(actual[3], expected[3])
     return net.paths(x, 7 if constant else None)[0].runs_as

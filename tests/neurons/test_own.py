@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from oracle import relative_error
+from oracle import ATAN, looped, relative_error
 from support.ipu_training import check_training
 from support.loops import by_steps, sequence, steps, with_gradients
 from support.operators import needs_host_runtime, needs_library
@@ -26,7 +26,6 @@ from snnipu.backends import neurons as kernels
 from snnipu.neurons import own
 
 N = 13
-KERNEL = surrogate.atan(2.0).kernel
 needs_native = pytest.mark.skipif(host.library is None, reason=host.unavailable_reason or "")
 
 
@@ -46,31 +45,11 @@ adaptive = Adaptive.step
 
 
 def own_spike(u):
-    return surrogate.spike(u, KERNEL)
+    return surrogate.spike(u, ATAN)
 
 
 def random(*shape, dtype=torch.float32):
     return (torch.randn(*shape) * 2).to(dtype)
-
-
-class Spike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, u):
-        ctx.save_for_backward(u)
-        return (u > 0).to(u.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return surrogate.surrogate_gradient(KERNEL, ctx.saved_tensors[0], grad)
-
-
-def looped(function, x, states, parameters, **options):
-    """Return spikes and states of every step, computed by the function itself."""
-    rows = []
-    for current in x:
-        spk, *states = function(current, *states, **parameters, spike=Spike.apply, **options)
-        rows.append([spk, *states])
-    return [torch.stack(values) for values in zip(*rows)]
 
 
 @pytest.mark.slow

@@ -84,8 +84,7 @@ def test_neurons_of_several_states(make, checkpoint):
 def test_a_constant_input():
     net = network()
     x = inputs()[0]
-    for mine, other in zip(snn.run_segments(net, x, 4, num_steps=10), net(x, num_steps=10)):
-        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(snn.run_segments(net, x, 4, num_steps=10), net(x, num_steps=10), rtol=1e-12, atol=1e-13)
 
 
 def test_truncated_gradients_are_those_of_detached_states():

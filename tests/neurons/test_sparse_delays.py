@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from support.delays import TIGHT
+from support.tables import assert_refused, each_row
 
 import snnipu as snn
 from snnipu.training import methods
@@ -95,33 +96,18 @@ def test_paths_dtypes_and_copies():
     assert not hasattr(snn.SparseLeaky(9, 7, beta=0.9), "delay")
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "match"),
-    [
-        (lambda: snn.SparseLeaky(3, 2, beta=0.9, delay=1.0), ValueError, "delay needs max_delay"),
-        (lambda: snn.SparseLeaky(3, 2, beta=0.9, max_delay=-1), ValueError, "max_delay must be at least 0"),
-        (
-            lambda: snn.SparseLeaky(3, 2, beta=0.9, max_delay=2, delay=3.0),
-            ValueError,
-            "delay must be from 0 to max_delay",
-        ),
-        (lambda: snn.SparseLeaky(3, 2, beta=0.9).round_(), ValueError, "round_: the layer has no delays"),
-        (lambda: snn.SparseNetwork([3, 2], beta=0.9, max_delay=[1, 2]), ValueError, "max_delay must have 1 entries"),
-        (
-            lambda: snn.SparseNetwork([(1, 8, 8), "4C3", 10], beta=0.9, max_delay=5),
-            ValueError,
-            "max_delay must be None for layer 0, a convolution",
-        ),
-        (
-            lambda: snn.ipu.NetworkSpec.from_module(snn.SparseNetwork([8, 4], beta=0.9, max_delay=5)),
-            TypeError,
-            "without max_delay",
-        ),
-    ],
-)
-def test_what_has_no_delays_says_so(make, error, match):
-    with pytest.raises(error, match=match):
-        make()
+@each_row("""
+snn.SparseLeaky(3, 2, beta=0.9, delay=1.0) | ValueError: delay needs max_delay
+snn.SparseLeaky(3, 2, beta=0.9, max_delay=-1) | ValueError: max_delay must be at least 0
+snn.SparseLeaky(3, 2, beta=0.9, max_delay=2, delay=3.0) | ValueError: delay must be from 0 to max_delay
+snn.SparseLeaky(3, 2, beta=0.9).round_() | ValueError: round_: the layer has no delays
+snn.SparseNetwork([3, 2], beta=0.9, max_delay=[1, 2]) | ValueError: max_delay must have 1 entries
+snn.SparseNetwork([(1, 8, 8), "4C3", 10], beta=0.9, max_delay=5)
+    | ValueError: max_delay must be None for layer 0, a convolution
+snn.ipu.NetworkSpec.from_module(snn.SparseNetwork([8, 4], beta=0.9, max_delay=5)) | TypeError: without max_delay
+""")
+def test_what_has_no_delays_says_so(row):
+    assert_refused(row, globals())
 
 
 def test_a_neuron_with_a_delay_that_is_nan_is_silent():

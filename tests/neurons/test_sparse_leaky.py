@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-import snntorch
 import torch
 from oracle import (
     dense_layer,
@@ -79,16 +78,6 @@ def test_parameters_and_buffers():
     layer = snn.SparseLeaky(3, 4, beta=0.9, bias=True)
     assert torch.equal(layer.weight, linear.weight)
     assert torch.equal(layer.bias, linear.bias)
-
-
-def test_load_dense_state_dict_of_snntorch():
-    linear, leaky = nn.Linear(40, 65), snntorch.Leaky(0.8, threshold=0.4)
-    layer = snn.SparseLeaky(40, 65, beta=0.9, bias=True)
-    layer.load_dense_state_dict(nn.Sequential(linear, leaky).state_dict())
-    assert torch.equal(layer.weight, linear.weight)
-    assert torch.equal(layer.bias, linear.bias)
-    assert layer.beta == 0.8
-    assert layer.threshold == 0.4
 
 
 @each_row(r"""

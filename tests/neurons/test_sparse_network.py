@@ -275,9 +275,6 @@ def test_no_spikes_at_all(path):
         assert net.layers[-1].threshold.grad < 0
 
 
-# ---- tools
-
-
 # ---- wrong input
 
 

@@ -5,6 +5,7 @@ import snntorch
 import torch
 from oracle import RESETS, assert_slots, masked_spikes, on_grid, relative_error, trimmed
 from support.loops import by_steps
+from support.tables import assert_refused, each_row
 from torch import nn
 
 import snnipu as snn
@@ -188,13 +189,10 @@ def test_scaling_weights_runs_the_layers_own_neurons():
     assert activity.activity == pytest.approx(0.1, rel=0.25)
 
 
-@pytest.mark.parametrize(
-    ("alpha", "message"),
-    [
-        (torch.rand(3), r"alpha must have one element or shape \(4,\), got \(3,\)"),
-        (float("nan"), "alpha must be finite"),
-    ],
-)
-def test_a_wrong_alpha(alpha, message):
-    with pytest.raises(ValueError, match=message):
-        snn.SparseSynaptic(3, 4, alpha=alpha, beta=0.9)
+@each_row(r"""
+snn.SparseSynaptic(3, 4, alpha=torch.rand(3), beta=0.9)
+    | ValueError: alpha must have one element or shape \(4,\), got \(3,\)
+snn.SparseSynaptic(3, 4, alpha=torch.nan, beta=0.9) | ValueError: alpha must be finite
+""")
+def test_a_wrong_alpha(row):
+    assert_refused(row, globals())

@@ -111,8 +111,7 @@ def test_long_inputs_go_in_parts(monkeypatch):
     with torch.no_grad():
         outputs = neuron.sequence(x)
     assert lengths == [7, 2, 2, 2, 1]
-    for ours, whole in zip(outputs, expected):
-        torch.testing.assert_close(ours, whole, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(outputs, expected, rtol=1e-6, atol=1e-6)
 
 
 def scattered(tensor):
@@ -206,8 +205,7 @@ def test_gradients_of_what_is_the_same_at_all_steps(kind):
     torch.testing.assert_close(whole, steps)
     leaves = [x, *neuron.parameters()]
     gradients, expected = (torch.autograd.grad(out.sum(), leaves, allow_unused=True) for out in (whole, steps))
-    for actual, desired in zip(gradients, expected):
-        torch.testing.assert_close(actual, desired)
+    torch.testing.assert_close(gradients, expected)
 
 
 @pytest.mark.parametrize("reset_mechanism", ["subtract", "zero", "none"])
@@ -245,15 +243,9 @@ def test_one_step_of_quantized_states_gives_all_weights_a_gradient():
 @pytest.mark.parametrize("kind", SHAPES)
 def test_one_graph(kind):
     torch._dynamo.reset()
-    neuron, results = make(snn, SHAPES[kind]), []
-    run = torch.compile(neuron.sequence, backend="aot_eager", fullgraph=True)
-    for call in (run, neuron.sequence):
-        x = torch.randn(SHAPES[kind], generator=torch.Generator().manual_seed(1)).requires_grad_()
-        out = call(x)
-        gradients = torch.autograd.grad(out[2].square().sum(), [x, *neuron.parameters()])
-        results.append([*out, *gradients])
-    for actual, expected in zip(*results):
-        torch.testing.assert_close(actual, expected)
+    neuron, x = make(snn, SHAPES[kind]), torch.randn(SHAPES[kind])
+    compiled = torch.compile(sequence, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(*(with_gradients(run, neuron, x) for run in (compiled, sequence)))
 
 
 @pytest.mark.parametrize("kind", SHAPES)

@@ -1,7 +1,6 @@
 """A step is described once and checked at each call: every change between two steps takes effect."""
 
 import copy
-from types import MethodType
 from unittest import mock
 
 import pytest
@@ -28,50 +27,34 @@ def _no_spikes(self, mem):
     return torch.zeros_like(mem) + 0 * mem
 
 
+# What a user may change between two steps of ``lif``.
 CHANGES = {
-    "written in place": lambda lif: lif.threshold.data.fill_(0.25),
-    "exchanged data": lambda lif: setattr(lif.threshold, "data", torch.full_like(lif.threshold, 0.25)),
-    "another tensor": lambda lif: lif.__setattr__(
-        "threshold",
-        torch.nn.Parameter(torch.full_like(lif.threshold, 0.25))
-        if "threshold" in lif._parameters
-        else torch.full_like(lif.threshold, 0.25),
-    ),
-    "it learns": lambda lif: lif.threshold.requires_grad_(True),
-    "it learns no more": lambda lif: lif.threshold.requires_grad_(False),
-    "another surrogate": lambda lif: setattr(lif, "spike_grad", snn.surrogate.fast_sigmoid(5.0)),
-    "another kernel of its surrogate": lambda lif: setattr(
-        lif.spike_grad, "kernel", snn.surrogate.fast_sigmoid(5.0).kernel
-    ),
-    "a function as surrogate": lambda lif: setattr(lif, "spike_grad", lambda u: snntorch.surrogate.atan()(u)),
-    "another reset": lambda lif: setattr(lif, "reset_mechanism", "none"),
-    "no delay": lambda lif: setattr(lif, "reset_delay", False),
-    "quantised": lambda lif: setattr(lif, "state_quant", _half),
-    "fire of its own": lambda lif: setattr(lif, "fire", MethodType(_no_spikes, lif)),
-    "a bound state function": lambda lif: setattr(lif, "state_function", lif._base_int),
-    "loaded": lambda lif: lif.load_state_dict({k: v * 0.5 for k, v in lif.state_dict().items()}),
-    "its states": lambda lif: lif.reset_mem(),
-    "another class": lambda lif: setattr(
-        lif, "__class__", type("Quiet", (type(lif),), {"fire": _no_spikes, "forward": type(lif).forward})
-    ),
-    "a property of another class": lambda lif: setattr(
-        lif, "__class__", type("Other", (type(lif),), {"spike_grad": property(lambda self: snn.surrogate.LSO(0.5))})
-    ),
-    "another recurrence": lambda lif: (
-        (
-            setattr(lif.recurrent, "V", torch.nn.Parameter(torch.tensor(0.1)))
-            if hasattr(lif, "V")
-            else setattr(lif, "recurrent", torch.nn.Linear(6, 6))
-        )
-        if hasattr(lif, "recurrent")
-        else None
-    ),
-    "a parametrization": lambda lif: (
-        torch.nn.utils.parametrize.register_parametrization(lif, "beta", _Halved())
-        if isinstance(lif._parameters.get("beta"), torch.Tensor)
-        else None
-    ),
+    "written in place": "lif.threshold.data.fill_(0.25)",
+    "exchanged data": "lif.threshold.data = torch.full_like(lif.threshold, 0.25)",
+    "another tensor": "lif.threshold = type(lif.threshold)(torch.full_like(lif.threshold, 0.25))",
+    "it learns": "lif.threshold.requires_grad_(True)",
+    "it learns no more": "lif.threshold.requires_grad_(False)",
+    "another surrogate": "lif.spike_grad = snn.surrogate.fast_sigmoid(5.0)",
+    "another kernel of its surrogate": "lif.spike_grad.kernel = snn.surrogate.fast_sigmoid(5.0).kernel",
+    "a function as surrogate": "lif.spike_grad = lambda u: snntorch.surrogate.atan()(u)",
+    "another reset": "lif.reset_mechanism = 'none'",
+    "no delay": "lif.reset_delay = False",
+    "quantised": "lif.state_quant = _half",
+    "fire of its own": "lif.fire = _no_spikes.__get__(lif)",
+    "a bound state function": "lif.state_function = lif._base_int",
+    "loaded": "lif.load_state_dict({name: value * 0.5 for name, value in lif.state_dict().items()})",
+    "its states": "lif.reset_mem()",
+    "another class": "lif.__class__ = _subclass(lif, fire=_no_spikes, forward=type(lif).forward)",
+    "a property of another class": "lif.__class__ = _subclass(lif, spike_grad=property(lambda lif: _LSO))",
+    "another strength": "if hasattr(lif, 'V'): lif.recurrent.V = torch.nn.Parameter(torch.tensor(0.1))",
+    "another recurrence": "if hasattr(lif, 'recurrent'): lif.recurrent = torch.nn.Linear(6, 6)",
+    "a parametrization": "_parametrize(lif)",
 }
+_LSO = snn.surrogate.LSO(0.5)
+
+
+def _subclass(lif, **parts):
+    return type("Own", (type(lif),), parts)
 
 
 class _Halved(torch.nn.Module):
@@ -79,7 +62,12 @@ class _Halved(torch.nn.Module):
         return value / 2
 
 
-def run(kind, change, init_hidden=False, anew=False, source=snn, start=lambda lif: None):
+def _parametrize(lif):
+    if lif._parameters.get("beta") is not None:
+        torch.nn.utils.parametrize.register_parametrization(lif, "beta", _Halved())
+
+
+def run(kind, change="", init_hidden=False, anew=False, source=snn, start=""):
     """Run eight steps with ``change`` after the fourth; return spikes, states, gradients and the error.
 
     With ``anew`` the step is described again at each call.
@@ -87,7 +75,7 @@ def run(kind, change, init_hidden=False, anew=False, source=snn, start=lambda li
     snntorch.SpikingNeuron.init()
     torch.manual_seed(0)
     lif = neuron_of(kind, 6, source, init_hidden=init_hidden, output=True)
-    start(lif)
+    exec(start, globals(), {"lif": lif})
     parameters = dict(lif.named_parameters())
     x = torch.randn(8, *SHAPE, requires_grad=True)
     out, states = [], ()
@@ -97,7 +85,7 @@ def run(kind, change, init_hidden=False, anew=False, source=snn, start=lambda li
         spk, *states = lif(current) if init_hidden else lif(current, *states)
         out.extend([spk, *states])
         if t == 3:
-            change(lif)
+            exec(change, globals(), {"lif": lif})
     parameters.update(lif.named_parameters(), threshold=lif.threshold)
     error = None
     try:
@@ -118,9 +106,9 @@ def check(actual, other, exact=True):
 @pytest.mark.parametrize("init_hidden", [False, True], ids=["given", "hidden"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_give_snntorchs_numbers(kind, init_hidden):
-    actual = run(kind, lambda lif: None, init_hidden)
-    check(actual, run(kind, lambda lif: None, init_hidden, anew=True))
-    check(actual, run(kind, lambda lif: None, init_hidden, source=snntorch), exact=False)
+    actual = run(kind, init_hidden=init_hidden)
+    check(actual, run(kind, init_hidden=init_hidden, anew=True))
+    check(actual, run(kind, init_hidden=init_hidden, source=snntorch), exact=False)
 
 
 @pytest.mark.filterwarnings("ignore:.*replaces")
@@ -132,12 +120,7 @@ def test_a_change_is_seen(kind, change):
 
 def _set_class(lif):
     kind = type(lif)
-    half = {"_base_state_function": lambda self, input_: kind._base_state_function(self, 0.5 * input_)}
-    lif.__class__ = type("Own", (kind,), half)
-
-
-def _reset_class(lif):
-    lif.__class__ = type(lif).__mro__[1]
+    lif.__class__ = _subclass(lif, _base_state_function=lambda self, x: kind._base_state_function(self, 0.5 * x))
 
 
 def _function(u):
@@ -146,15 +129,15 @@ def _function(u):
 
 # Changes that make steps run by snnTorch, and their inverses.
 UNFUSED = {
-    "state_quant": (CHANGES["quantised"], lambda lif: setattr(lif, "state_quant", False)),
-    "fire": (CHANGES["fire of its own"], lambda lif: delattr(lif, "fire")),
-    "class": (_set_class, _reset_class),
-    "surrogate": (
-        lambda lif: setattr(lif, "spike_grad", _function),
-        lambda lif: setattr(lif, "spike_grad", snn.surrogate.atan()),
-    ),
-    "inhibition": (lambda lif: setattr(lif, "inhibition", True), lambda lif: setattr(lif, "inhibition", False)),
+    "state_quant": (CHANGES["quantised"], "lif.state_quant = False"),
+    "fire": (CHANGES["fire of its own"], "del lif.fire"),
+    "class": ("_set_class(lif)", "lif.__class__ = type(lif).__mro__[1]"),
+    "surrogate": ("lif.spike_grad = _function", "lif.spike_grad = snn.surrogate.atan()"),
+    "inhibition": ("lif.inhibition = True", "lif.inhibition = False"),
 }
+
+
+# Changes that make steps run by snnTorch, and their inverses.
 
 
 @pytest.mark.slow
@@ -166,15 +149,11 @@ UNFUSED = {
 def test_steps_that_are_snntorchs_see_a_change(kind, unfused, init_hidden, change):
     """Steps that snnTorch runs are also described once and checked at each call."""
     start, back = UNFUSED[unfused]
-    changes = {"nothing": lambda lif: None, "back": back, **CHANGES}
-
-    def run_steps(**how):
-        return run(kind, changes[change], init_hidden, start=start, **how)
-
-    actual = run_steps()
-    check(actual, run_steps(anew=True))
+    statement = {"nothing": "", "back": back, **CHANGES}[change]
+    actual = run(kind, statement, init_hidden, start=start)
+    check(actual, run(kind, statement, init_hidden, start=start, anew=True))
     if change in ("nothing", "back"):
-        check(actual, run_steps(source=snntorch), exact=change == "nothing")
+        check(actual, run(kind, statement, init_hidden, start=start, source=snntorch), exact=change == "nothing")
 
 
 @pytest.mark.parametrize("kind", [snntorch.SpikingNeuron, snntorch.Leaky])
@@ -384,8 +363,7 @@ def test_a_state_given_by_its_name_is_taken(kind):
         x, other = torch.rand(2, *SHAPE)
         calls = [lif(x, *states), lif(x, *states), lif(x, *states[:-1], mem=other), lif(x, *states[:-1], other)]
         results.append([value for outputs in calls for value in outputs])
-    for calls, expected in zip(*results):
-        torch.testing.assert_close(calls, expected, rtol=0, atol=0)
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -343,15 +343,12 @@ def test_a_step_compiled_whole(name):
     ],
 )
 def test_a_sequence_compiled_whole(name, keywords):
-    layer = pickle.loads(pickle.dumps(getattr(snn, name)(**keywords)))
-    x = random(5, 2, N).requires_grad_()
+    layer, x = pickle.loads(pickle.dumps(getattr(snn, name)(**keywords))), random(5, 2, N)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: layer.sequence(x)[-1], fullgraph=True, backend="aot_eager")
-    actual, expected = compiled(x), layer.sequence(x)[-1]
-    assert torch.equal(actual, expected)
-    for gradient, other in zip(
-        *(torch.autograd.grad(out.square().sum(), [x, layer.beta], allow_unused=True) for out in (actual, expected))
-    ):
+    compiled = torch.compile(sequence, fullgraph=True, backend="aot_eager")
+    (actual, gradients), (expected, others) = (with_gradients(run, layer, x) for run in (compiled, sequence))
+    assert all(map(torch.equal, actual, expected))
+    for gradient, other in zip(gradients, others):
         assert gradient is other or torch.allclose(gradient, other)
 
 
@@ -399,29 +396,22 @@ def test_parameters_of_one_element_load(name):
 def test_what_is_made_of_the_parameters_follows_them(name, single):
     """The change is in place, by ``.data``, or gives another number or dtype."""
     layer = getattr(snn, name)(**NEURONS[name][0])
-    x = torch.rand(4, 2, N) * 2
-
-    def check():
+    x, states = torch.rand(4, 2, N) * 2, [torch.zeros(2, N) for _ in layer.state_names]
+    for change in (
+        "",
+        "layer.threshold.detach().fill_(0.4)",
+        "layer.threshold.data.fill_(0.2)",
+        "layer.threshold = torch.tensor(-0.0)",
+        "layer.threshold = torch.tensor(0.0)",
+        "layer.graded_spikes_factor = torch.tensor(2.0, dtype=torch.float64)",
+    ):
+        exec(change, {"torch": torch, "layer": layer})
         theirs = getattr(snntorch, name)(**NEURONS[name][0])
         for parameter in ("alpha", "beta", "R", "C", "threshold", "graded_spikes_factor"):
             if hasattr(layer, parameter):
                 setattr(theirs, parameter, getattr(layer, parameter))
-        states = [torch.zeros(2, N) for _ in layer.state_names]
         actual = by_steps(layer, x, states) if single else layer.sequence(x)
-        assert all(map(torch.equal, actual, by_steps(theirs, x, states)))
-
-    check()
-    with torch.no_grad():
-        layer.threshold.fill_(0.4)
-    check()
-    layer.threshold.data.fill_(0.2)
-    check()
-    layer.threshold = torch.tensor(-0.0)
-    check()
-    layer.threshold = torch.tensor(0.0)
-    check()
-    layer.graded_spikes_factor = torch.tensor(2.0, dtype=torch.float64)
-    check()
+        assert all(map(torch.equal, actual, by_steps(theirs, x, states))), change
 
 
 @pytest.mark.parametrize("single", [True, False])

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from online import drawn
-from support.computed_weights import COMPUTED, parametrized, weight_norm_hooks
+from support.computed_weights import COMPUTED, parametrized, weight_norm_hooks  # noqa: F401
+from support.tables import assert_refused, each_row
 from torch import nn
 from torch.nn import utils
 from torch.nn.utils import parametrizations
@@ -170,24 +171,18 @@ def _changed(module, change):
     return [module, snn.Leaky(beta=0.9)]
 
 
-REFUSED = {
-    "recurrent": (lambda: _recurrent(POSITIVE), r"module 1 .RLeaky.*recurrent layer must be a plain .* remove"),
-    "recurrent hooks": (
-        lambda: _recurrent(weight_norm_hooks),
-        r"module 1(\.recurrent)? .*(computed at each call|remove its)",
-    ),
-    "delays": (lambda: _changed(snn.DelayLinear(8, 6, 3), POSITIVE), r"module 0 .*computed at each call.*make it"),
-    "events": (lambda: _changed(snn.SparseLinear(8, 6), POSITIVE), r"module 0 .*computed at each call.*make it"),
-    "norm": (lambda: [nn.Linear(8, 6), *_changed(nn.LayerNorm(6), POSITIVE)], r"module 1 .*computed at each.*make it"),
-    "hooks": (
-        lambda: _changed(nn.Linear(8, 6), lambda layer: layer.register_forward_hook(lambda *_: None)),
-        r"module 0 .Linear. cannot learn online: it has hooks, .*; remove them",
-    ),
-}
+def _hooks(layer):
+    layer.register_forward_hook(lambda *_: None)
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused(what):
-    make, message = REFUSED[what]
-    with pytest.raises(TypeError, match=message):
-        snn.Online(snn.MultiStep(*make()), rule="sltt")
+@each_row(r"""
+online(_recurrent(POSITIVE)) | TypeError: module 1 .RLeaky.*recurrent layer must be a plain .* remove
+online(_recurrent(weight_norm_hooks)) | TypeError: module 1(\.recurrent)? .*(computed at each call|remove its)
+online(_changed(snn.DelayLinear(8, 6, 3), POSITIVE)) | TypeError: module 0 .*computed at each call.*make it
+online(_changed(snn.SparseLinear(8, 6), POSITIVE)) | TypeError: module 0 .*computed at each call.*make it
+online([nn.Linear(8, 6), *_changed(nn.LayerNorm(6), POSITIVE)]) | TypeError: module 1 .*computed at each.*make it
+online(_changed(nn.Linear(8, 6), _hooks))
+    | TypeError: module 0 .Linear. cannot learn online: it has hooks, .*; remove them
+""")
+def test_what_is_refused(row):
+    assert_refused(row, globals(), online=lambda modules: snn.Online(snn.MultiStep(*modules), rule="sltt"))

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from online import drawn
+from support.tables import each_row, rows
 from torch import nn
 
 import snnipu as snn
@@ -110,32 +111,32 @@ def test_a_tensor_without_values(rule):
         online(network().to("meta"), rule)(stream())
 
 
-NEURONS = {
-    "leaky": leaky,
-    "each": lambda: snn.Leaky(beta=torch.rand(6), learn_beta=True),
-    "zero": lambda: leaky(reset_mechanism="zero", learn_threshold=True),
-    "rleaky": lambda: snn.RLeaky(beta=0.9, V=0.3, all_to_all=False, learn_beta=True),
-    "rleaky-each": lambda: snn.RLeaky(beta=0.9, V=torch.rand(6), all_to_all=False),
-    "rleaky-all": lambda: snn.RLeaky(beta=0.9, linear_features=6),
-    "rsynaptic": lambda: snn.RSynaptic(alpha=0.8, beta=0.9, linear_features=6, learn_alpha=True),
-}
-
-
-@pytest.mark.parametrize("neuron", NEURONS)
+@each_row("""
+leaky()
+snn.Leaky(beta=torch.rand(6), learn_beta=True)
+leaky(reset_mechanism="zero", learn_threshold=True)
+snn.RLeaky(beta=0.9, V=0.3, all_to_all=False, learn_beta=True)
+snn.RLeaky(beta=0.9, V=torch.rand(6), all_to_all=False)
+snn.RLeaky(beta=0.9, linear_features=6)
+snn.RSynaptic(alpha=0.8, beta=0.9, linear_features=6, learn_alpha=True)
+""")
 @pytest.mark.parametrize("rule", drawn.RULES)
-def test_no_sample(rule, neuron):
+def test_no_sample(rule, row):
     """Gradients are zeros."""
-    net = snn.MultiStep(nn.Linear(8, 6), NEURONS[neuron](), nn.Linear(6, 3), leaky())
+    net = snn.MultiStep(nn.Linear(8, 6), eval(row), nn.Linear(6, 3), leaky())
     grads = learn(online(net, rule), torch.zeros(6, 0, 8))
     assert len(grads) >= 4
     assert not any(grad.any() for grad in grads)
 
 
-@pytest.mark.parametrize("neuron", ["leaky", "zero", "recurrent"])
+@each_row("""
+leaky()
+leaky(reset_mechanism="zero", learn_threshold=True)
+snn.RLeaky(beta=0.9, conv2d_channels=2, kernel_size=3)
+""")
 @pytest.mark.parametrize("rule", ["sltt", "ottt", "eprop", "snap1"])
-def test_no_sample_of_maps(rule, neuron):
-    hidden = snn.RLeaky(beta=0.9, conv2d_channels=2, kernel_size=3) if neuron == "recurrent" else NEURONS[neuron]()
-    net = snn.MultiStep(nn.Conv2d(1, 2, 3, padding=1), hidden, nn.Flatten(), nn.Linear(32, 3), leaky())
+def test_no_sample_of_maps(rule, row):
+    net = snn.MultiStep(nn.Conv2d(1, 2, 3, padding=1), eval(row), nn.Flatten(), nn.Linear(32, 3), leaky())
     assert not any(grad.any() for grad in learn(online(net, rule), torch.zeros(6, 0, 1, 4, 4)))
 
 
@@ -156,8 +157,7 @@ def test_a_bias_that_pytorch_spreads(rule, share):
         learn(learner, x, 20)
         results.append([p.grad.clone() for p in net.parameters()])
     results[0][1] = results[0][1].sum().reshape(1)
-    for grad, other in zip(*results):
-        torch.testing.assert_close(grad, other, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5])
@@ -248,57 +248,43 @@ def test_recurrence_under_autocast():
 # ---- a network that changes in the middle of a stream
 
 
-def _replaced(place, module):
-    def change(net):
-        net[place] = module()
-
-    return change
-
-
-def _weight(net):
-    net[0].weight = nn.Parameter(torch.rand(5, 8))
-
-
-CHANGES = {
-    "appended": (
-        lambda net: net.append(nn.Linear(3, 2)),
-        r"there was module none, and now there is 4 \(Linear: weight",
-    ),
-    "removed": (lambda net: net.pop(3), r"there was module 3 \(Leaky: mem\), and now there is none"),
-    "inserted": (lambda net: net.insert(0, nn.Linear(8, 8)), "now there is 0 .Linear: weight .8, 8. torch.float32"),
-    "neurons inserted": (lambda net: net.insert(2, leaky()), "there was module 2 .Linear.*, and now there is 2 .Leaky"),
-    "other neurons": (_replaced(1, lambda: snn.Synaptic(alpha=0.8, beta=0.9)), "1 .Leaky: mem.*1 .Synaptic: syn, mem"),
-    "other weights": (_replaced(2, lambda: nn.Linear(6, 4)), r"2 .Linear: weight \[3, 6\].*2 .Linear: weight \[4, 6\]"),
-    "weight": (_weight, r"weight \[6, 8\].*weight \[5, 8\]"),
-    "dtype": (lambda net: net.double(), "torch.float32.*torch.float64"),
-}
+CHANGES = rows(r"""
+net.append(nn.Linear(3, 2)) | there was module none, and now there is 4 \(Linear: weight
+net.pop(3) | there was module 3 \(Leaky: mem\), and now there is none
+net.insert(0, nn.Linear(8, 8)) | now there is 0 .Linear: weight .8, 8. torch.float32
+net.insert(2, leaky()) | there was module 2 .Linear.*, and now there is 2 .Leaky
+net[1] = snn.Synaptic(alpha=0.8, beta=0.9) | 1 .Leaky: mem.*1 .Synaptic: syn, mem
+net[2] = nn.Linear(6, 4) | 2 .Linear: weight \[3, 6\].*2 .Linear: weight \[4, 6\]
+net[0].weight = nn.Parameter(torch.rand(5, 8)) | weight \[6, 8\].*weight \[5, 8\]
+net.double() | torch.float32.*torch.float64
+""")
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("row", CHANGES)
 @pytest.mark.parametrize("rule", ["sltt", "ottt", "eprop-now", "snap1"])
-def test_modules_that_change_in_the_middle_of_a_stream(rule, change):
+def test_modules_that_change_in_the_middle_of_a_stream(rule, row):
     net, x = network(), stream()
     learner = online(net, rule)
     learner(x[:3])
     before = copy.deepcopy(net)
-    change_it, message = CHANGES[change]
-    change_it(net)
+    change, message = row.split(" | ")
+    exec(change, globals(), {"net": net})
     with pytest.raises(ValueError, match=f"the network has changed: .*{message}.*; call reset"):
         learner(x[3:])
-    if change not in ("weight", "other weights"):  # the other parts do not fit
-        learn(learner, x.double() if change == "dtype" else x)  # another stream
+    if "Parameter" not in change and "Linear(6, 4)" not in change:  # the other parts do not fit
+        learn(learner, x.double() if "double" in change else x)  # another stream
     learner.net = before
     state = learner.stream_state()
     assert state["chunks"] in (1, 2)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_modules_that_change_after_prepare(change):
+@pytest.mark.parametrize("row", CHANGES)
+def test_modules_that_change_after_prepare(row):
     net, x = network(), stream()
     learner = online(net, "ottt")
     learner.prepare(x)
     learner(x)
-    CHANGES[change][0](net)
+    exec(row.split(" | ")[0], globals(), {"net": net})
     with pytest.raises(ValueError, match=r"the network has changed: there was module .*; call prepare.. again"):
         learner(x)
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from online import drawn
+from support.tables import each_row
 from torch import nn
 
 import snnipu as snn
@@ -144,38 +145,30 @@ def test_spikes_that_are_given(path):
         assert torch.equal(grad, other)
 
 
-def _frozen(net):
+def frozen(net):
     net[2].weight.requires_grad_(False)
+    return net
 
 
-CHANGES = {
-    "weight": (network, lambda net: net[2].weight.add_(0.1)),
-    "optimizer": (network, lambda net: torch.optim.SGD(net.parameters(), lr=0.1).step()),
-    "frozen": (lambda: (lambda net: (_frozen(net), net)[1])(network()), lambda net: net[2].weight.add_(0.1)),
-    "recurrent": (lambda: network("rleaky-all"), lambda net: net[3].recurrent.weight.add_(0.1)),
-    "threshold": (
-        lambda: snn.MultiStep(nn.Linear(8, 3), snn.Leaky(beta=0.9, threshold=torch.full((3,), 0.3))).double(),
-        lambda net: net[1].threshold.add_(0.1),
-    ),
-    "statistics": (
-        lambda: snn.MultiStep(nn.Linear(8, 3), nn.BatchNorm1d(3).eval(), snn.Leaky(beta=0.9)).double(),
-        lambda net: net[1].running_var.add_(1),
-    ),
-}
-
-
-@pytest.mark.parametrize("what", CHANGES)
+@each_row("""
+network() | net[2].weight.add_(0.1)
+network() | torch.optim.SGD(net.parameters(), lr=0.1).step()
+frozen(network()) | net[2].weight.add_(0.1)
+network("rleaky-all") | net[3].recurrent.weight.add_(0.1)
+snn.MultiStep(nn.Linear(8, 3), snn.Leaky(beta=0.9, threshold=torch.full((3,), 0.3))) | net[1].threshold.add_(0.1)
+snn.MultiStep(nn.Linear(8, 3), nn.BatchNorm1d(3).eval(), snn.Leaky(beta=0.9)) | net[1].running_var.add_(1)
+""")
 @pytest.mark.parametrize("rule", ["sltt", "ottt", "eprop-now", "snap1"])
-def test_the_network(rule, what):
-    make, change = CHANGES[what]
-    net = make()
+def test_the_network(rule, row):
+    make, change = row.split(" | ")
+    net = eval(make).double()
     online, x = learner(net, rule), stream()
     learn(online, x)
     online.reset()
     online(x[:3])[-1].sum().backward()
     loss = online(x[3:])[-1].sum()
     with torch.no_grad():
-        change(net)
+        exec(change, globals(), {"net": net})
     with pytest.raises(RuntimeError, match="changed in place between chunk 2 and its backward|" + MODIFIED):
         loss.backward()
 

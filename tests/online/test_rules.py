@@ -4,6 +4,7 @@ import pytest
 import torch
 from online import steps
 from oracle import relative_error
+from support.tables import rows
 from torch import nn
 
 import snnipu as snn
@@ -32,29 +33,29 @@ def alpha(**options):
     return snn.Alpha(alpha=0.9, beta=0.8, threshold=0.1, **options)
 
 
-NEURONS = {
-    "leaky": leaky,
-    "leaky-learnt": lambda: leaky(learn_beta=True, learn_threshold=True),
-    "leaky-each": lambda: leaky(beta=torch.linspace(0.5, 0.9, 6), threshold=1.0, learn_beta=True),
-    "leaky-zero": lambda: leaky(reset_mechanism="zero", learn_beta=True),
-    "leaky-none": lambda: leaky(reset_mechanism="none", learn_threshold=True),
-    "leaky-at-once": lambda: leaky(reset_delay=False, learn_beta=True),
-    "leaky-zero-at-once": lambda: leaky(reset_delay=False, reset_mechanism="zero", learn_threshold=True),
-    "lapicque": lambda: snn.Lapicque(beta=0.9, threshold=0.5, learn_threshold=True),
-    "synaptic": lambda: snn.Synaptic(alpha=0.8, beta=0.9, learn_alpha=True, learn_beta=True),
-    "synaptic-zero": lambda: snn.Synaptic(alpha=0.8, beta=0.9, reset_mechanism="zero", learn_alpha=True),
-    "alpha": lambda: alpha(learn_threshold=True),
-    "alpha-learnt": lambda: with_parameters(alpha(), "alpha", "beta"),
-    "alpha-subtract": lambda: alpha(reset_mechanism="subtract"),
-    "rleaky": lambda: one_to_one(learn_beta=True),
-    "rleaky-zero": lambda: one_to_one(reset_mechanism="zero"),
-    "rleaky-at-once": lambda: one_to_one(reset_delay=False),
-    "rleaky-all": lambda: snn.RLeaky(beta=0.9, linear_features=6, threshold=0.5, learn_beta=True),
-    "rleaky-all-at-once": lambda: snn.RLeaky(beta=0.9, linear_features=6, threshold=0.5, reset_delay=False),
-    "rsynaptic": lambda: snn.RSynaptic(alpha=0.8, beta=0.9, V=0.3, all_to_all=False, learn_alpha=True),
-    "rsynaptic-all": lambda: snn.RSynaptic(alpha=0.8, beta=0.9, linear_features=6, learn_threshold=True),
-    "delta": lambda: snn.DeltaLeaky(beta=0.9, delta_threshold=0.3),
-}
+NEURONS = rows("""
+leaky()
+leaky(learn_beta=True, learn_threshold=True)
+leaky(beta=torch.linspace(0.5, 0.9, 6), threshold=1.0, learn_beta=True)
+leaky(reset_mechanism="zero", learn_beta=True)
+leaky(reset_mechanism="none", learn_threshold=True)
+leaky(reset_delay=False, learn_beta=True)
+leaky(reset_delay=False, reset_mechanism="zero", learn_threshold=True)
+snn.Lapicque(beta=0.9, threshold=0.5, learn_threshold=True)
+snn.Synaptic(alpha=0.8, beta=0.9, learn_alpha=True, learn_beta=True)
+snn.Synaptic(alpha=0.8, beta=0.9, reset_mechanism="zero", learn_alpha=True)
+alpha(learn_threshold=True)
+with_parameters(alpha(), "alpha", "beta")
+alpha(reset_mechanism="subtract")
+one_to_one(learn_beta=True)
+one_to_one(reset_mechanism="zero")
+one_to_one(reset_delay=False)
+snn.RLeaky(beta=0.9, linear_features=6, threshold=0.5, learn_beta=True)
+snn.RLeaky(beta=0.9, linear_features=6, threshold=0.5, reset_delay=False)
+snn.RSynaptic(alpha=0.8, beta=0.9, V=0.3, all_to_all=False, learn_alpha=True)
+snn.RSynaptic(alpha=0.8, beta=0.9, linear_features=6, learn_threshold=True)
+snn.DeltaLeaky(beta=0.9, delta_threshold=0.3)
+""")
 RULES = {
     "sltt": ("sltt", {}),
     "ottt": ("ottt", {}),
@@ -71,7 +72,7 @@ def network(neuron):
     torch.manual_seed(0)
     net = snn.MultiStep(
         nn.Linear(5, 6),
-        NEURONS[neuron](),
+        eval(neuron),
         nn.Linear(6, 4),
         snn.Leaky(beta=0.7, threshold=0.4, reset_mechanism="zero", learn_beta=True),
         nn.Linear(4, 3),

@@ -57,8 +57,7 @@ def test_shapes_of_the_threshold(shape):
         (spikes.values * spikes.ids).sum().backward()
         results.append([spikes.ids, spikes.values.detach(), mem.grad, threshold.grad.sum().reshape(1)])
         assert threshold.grad.shape == threshold.shape
-    for actual, expected in zip(*results):
-        torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(*results)
 
 
 def test_nan_does_not_spike(poisoned):

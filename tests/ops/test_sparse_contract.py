@@ -27,7 +27,7 @@ from support.sparse_cases import (
     needs_of,
     outputs,
 )
-from support.tables import assert_refused, rows
+from support.tables import assert_refused, each_row, rows
 from support.versions import needs_compile
 
 from snnipu import SparseSpikes, ops
@@ -359,34 +359,32 @@ def test_compiles_into_one_graph(op):
     assert_all_equal(results)
 
 
-CHANGES = {
-    "an id too large": (lambda v: v["ids"][1, 0].fill_(v["inputs"]), "ids must .*, got {inputs} at step 1, sample 0"),
-    "an id below 0": (lambda v: v["ids"][1, 0].fill_(-1), "ids must be from 0 to {last}, got -1 at step 1, sample 0"),
-    "an id of the last step": (
-        lambda v: v["ids"][2, 1].fill_(v["inputs"]),
-        "ids must be from 0 to {last}, got {inputs} at step 2, sample 1",
-    ),
-    "more than slots": (lambda v: v["counts"][2, 1].fill_(999), "counts must satisfy .* at step 2, sample 1"),
-    "a count below 0": (lambda v: v["counts"][2, 1, 0].fill_(-1), "counts must satisfy"),
-    "fewer carried than spikes": (lambda v: v["counts"][2, 1, 1].fill_(0), "counts must satisfy"),
-}
+# Changes of ids and counts, and their errors.
+CHANGES = rows("""
+v["ids"][1, 0] = v["inputs"] | ids must .*, got {inputs} at step 1, sample 0
+v["ids"][1, 0] = -1 | ids must be from 0 to {last}, got -1 at step 1, sample 0
+v["ids"][2, 1] = v["inputs"] | ids must be from 0 to {last}, got {inputs} at step 2, sample 1
+v["counts"][2, 1] = 999 | counts must satisfy .* at step 2, sample 1
+v["counts"][2, 1, 0] = -1 | counts must satisfy
+v["counts"][2, 1, 1] = 0 | counts must satisfy
+""")
 
 
 @pytest.mark.parametrize("delay", [0, 1])  # with a delay the spikes of the last step arrive nowhere
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("row", CHANGES)
 @pytest.mark.parametrize(
     ("provider", "op"),
     [*(("CPU", op) for op in cases.OF_SPIKES), *(("reference", op) for op in (*cases.CURRENTS, "sparse_to_dense"))],
 )
-def test_ids_and_counts_changed_after_construction_are_noticed(provider, op, change, delay, kernels):
+def test_ids_and_counts_changed_after_construction_are_noticed(provider, op, row, delay, kernels):
     """The change is before the forward pass, or between it and the backward pass."""
     values = case(op, rows=(3, 2), rates=(0.9, 0.0), delay=delay, each=delay == 1)
     results = reference_of(f"{op}_fwd")(*arguments(f"{op}_fwd", values))
     values = backward_values(op, values, results)
-    alter, message = CHANGES[change]
+    change, message = row.split(" | ")
     message = message.format(last=values["inputs"] - 1, inputs=values["inputs"])
     values.update(ids=values["ids"].clone(), counts=values["counts"].clone())
-    alter(values)
+    exec(change, {"v": values})
     for operator in (f"{op}_fwd", adjoint_of(op)):
         with pytest.raises(ValueError, match=message):
             kernels(operator)(*arguments(operator, values))
@@ -395,44 +393,29 @@ def test_ids_and_counts_changed_after_construction_are_noticed(provider, op, cha
             cases.call(op, values)
 
 
+@each_row("""
+weight.data[2, 1] += 2.0
+weight.data = weight.data.flip(0)
+weight.data[[1, 64]] = weight.data[[64, 1]]; weight.data[:, [0, 1]] = -weight.data[:, [1, 0]]
+weight.data.neg_()
+with torch.no_grad(): weight.add_(0.125)
+weight.detach().numpy()[64] = 3.0
+""")
 @pytest.mark.parametrize("op", cases.WEIGHTED)
-def test_weights_changed_in_place_are_seen(op):
+def test_weights_changed_in_place_are_seen(op, row):
     """For every kind of change, no tensor derived from the old weights is used."""
     values = case(op, recurrent=op == LIF, rows=(5, 3), neurons=66)
     weights = [torch.nn.Parameter(values[n]) for n in ("weight", "recurrent_weight") if values[n] is not None]
     values.update(zip(("weight", "recurrent_weight"), weights))
-
-    def set_by_data(weight):
-        weight.data[2, 1] += 2.0
-
-    def swap_by_data(weight):
-        weight.data[[1, 64]] = weight.data[[64, 1]]
-        weight.data[:, [0, 1]] = -weight.data[:, [1, 0]]
-
-    def set_without_gradient(weight):
-        with torch.no_grad():
-            weight.add_(0.125)
-
-    def set_through_numpy(weight):
-        weight.detach().numpy()[64] = 3.0
-
-    def set_anew(weight):
-        weight.data = weight.data.flip(0)
-
-    def turn_all_signs(weight):
-        weight.data.neg_()
-
-    by_data = (set_by_data, set_anew, swap_by_data, turn_all_signs)
-    for change in (*by_data, set_without_gradient, set_through_numpy):
-        for _ in range(3):  # the third call uses cached weights
-            gradients(op, values, ["values"])
-        before = cases.call(op, values)
-        for weight in weights:
-            change(weight)
-        fresh = {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in values.items()}
-        results = [[*cases.call(op, v), *filter(torch.is_tensor, gradients(op, v).values())] for v in (values, fresh)]
-        assert_all_equal([[each.detach() for each in result] for result in results])
-        assert not all(map(torch.equal, before, results[0])), change.__name__
+    for _ in range(3):  # the third call uses cached weights
+        gradients(op, values, ["values"])
+    before = cases.call(op, values)
+    for weight in weights:
+        exec(row, {"torch": torch, "weight": weight})
+    fresh = {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in values.items()}
+    results = [[*cases.call(op, v), *filter(torch.is_tensor, gradients(op, v).values())] for v in (values, fresh)]
+    assert_all_equal([[each.detach() for each in result] for result in results])
+    assert not all(map(torch.equal, before, results[0]))
 
 
 @pytest.mark.parametrize("op", cases.WEIGHTED)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ops.test_operator_arguments import in_odd_strides
+from ops.test_operator_arguments import CHANGES
 from support.operators import needs_host_runtime
 from support.versions import needs_backend
 from torch import nn
@@ -156,18 +156,13 @@ class Subclass(torch.Tensor):
 
 
 # Changes to an operand that the kernels read: another layout, device, dtype or type.
+# Changes to an operand that the kernels read: another layout, device, dtype or type.
+SHARED = ("negative", "of a conjugate", "strided", "COO", "expanded", "float64", "int64", "complex")
 ODD = {
-    "negative": torch._neg_view,
-    "of a conjugate": lambda tensor: torch.complex(tensor, -tensor).conj().imag,
-    "strided": in_odd_strides,
-    "expanded": lambda tensor: tensor[:1].expand(tensor.shape),
-    "float64": torch.Tensor.double,
+    **{name: CHANGES[name] for name in SHARED},
     "bfloat16": torch.Tensor.bfloat16,
-    "int64": torch.Tensor.long,
-    "complex": lambda tensor: torch.complex(tensor, tensor).conj(),
     "subclass": lambda tensor: tensor.as_subclass(Subclass),
     "mkldnn": torch.Tensor.to_mkldnn,
-    "COO": torch.Tensor.to_sparse,
     "empty": lambda tensor: tensor[:0],
     "one element": lambda tensor: tensor[:1],
     "one less": lambda tensor: tensor[:-1],
