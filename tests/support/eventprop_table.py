@@ -2,6 +2,7 @@
 
 import statistics
 import sys
+from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -13,6 +14,10 @@ from tqdm import tqdm
 STEPS = (0.04, 0.02, 0.01, 0.005, 0.0025)
 LEAST_MARGIN = 0.2
 NETWORKS = 8
+CASES = [
+    *((kind, *case) for kind in (None, "delay") for case in (((10, 4), 0), ((5, 8, 3), 0), ((5, 8, 3), 1))),
+    ("recurrent_weight", (10, 4), 0),
+]
 
 
 def margin(sizes, seed, reads_membranes, kind):
@@ -35,16 +40,16 @@ def margin(sizes, seed, reads_membranes, kind):
 
 
 def main():
-    """Print a row for each kind of network: by name of its parameters beside the weights."""
-    for kind in (None, "delay", "recurrent_weight"):
-        for sizes, reads_membranes in (((10, 4), 0), ((5, 8, 3), 0), ((5, 8, 3), 1)):
-            problems = [seed for seed in range(600) if margin(sizes, seed, reads_membranes, kind) > LEAST_MARGIN]
-            for reset in ("subtract",) if kind else ("subtract", "zero"):
-                bar = tqdm(problems[:NETWORKS], f"{kind}, {sizes}, {reset}", disable=None)
-                rows = [errors(sizes, seed, reads_membranes, STEPS, kind, reset_mechanism=reset) for seed in bar]
-                read = "membranes" if reads_membranes else "first times"
-                medians = (f"{statistics.median(column):.3%}" for column in zip(*rows))
-                print(kind, sizes, read, reset, len(rows), *medians, flush=True)
+    """Print a row for each kind of network, named by its parameters beside the weights."""
+    for kind, sizes, reads_membranes in CASES:
+        seeds = (seed for seed in range(600) if margin(sizes, seed, reads_membranes, kind) > LEAST_MARGIN)
+        problems = [*islice(seeds, NETWORKS)]
+        for reset in ("subtract",) if kind else ("subtract", "zero"):
+            bar = tqdm(problems, f"{kind}, {sizes}, {reset}", disable=None)
+            rows = [errors(sizes, seed, reads_membranes, STEPS, kind, reset_mechanism=reset) for seed in bar]
+            read = "membranes" if reads_membranes else "first times"
+            medians = (f"{statistics.median(column):.3%}" for column in zip(*rows))
+            print(kind, sizes, read, reset, len(rows), *medians, flush=True)
 
 
 if __name__ == "__main__":
