@@ -256,8 +256,9 @@ class _NeuronRecording:
         return arguments
 
     def _arguments(self) -> Iterator[Argument]:
-        for node in self.inside:
-            yield from self._arguments_of(node)
+        for node in self.operations.body.graph.nodes:  # a set's order would make other kernels in each process
+            if node in self.inside:
+                yield from self._arguments_of(node)
 
     def _include_input_operations(self) -> None:
         """Include elementwise operations that only prepare the input."""

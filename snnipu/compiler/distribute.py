@@ -333,6 +333,8 @@ class Distribution:
         if self._first is None:
             return self.constant(before.args[0])
         start = self._first.starts.get(self.body.number_of[before])
+        if isinstance(start, Node) and start.target == "item":
+            return self.graph.call_method("item", (self._inputs[start.args[0]],))
         return self._inputs[start] if isinstance(start, Node) else start
 
     def _output(self, node: Any) -> Any:

@@ -22,6 +22,11 @@ def _same_kind(one: Node, other: Node) -> bool:
     return a.dtype == b.dtype and a.device == b.device and ones[0] == ones[1]
 
 
+def _is_number(value: Any) -> bool:
+    """Return True for a floating-point number of the program, which TorchDynamo reads from a tensor."""
+    return isinstance(value, Node) and value.target == "item" and value.args[0].op == "placeholder"  # type: ignore[union-attr]
+
+
 def matched(steady: Body, first: Body) -> First:
     """Compare the first step with the later ones, operation by operation.
 
@@ -39,7 +44,7 @@ def matched(steady: Body, first: Body) -> First:
             if isinstance(other, Node):
                 # The mark may be that of another variable, as for a neuron's hidden state. A number has no mark.
                 other = other.args[0] if other.target is carried else other
-                if other.op != "placeholder":
+                if other.op != "placeholder" and not _is_number(other):
                     raise Refused("its first step reads another value")
             if match.starts.setdefault(number, other) is not other:
                 raise Refused("its first step reads two values in place of one of a later step")
@@ -47,6 +52,8 @@ def matched(steady: Body, first: Body) -> First:
             fits = isinstance(other, Node) and other.op == "placeholder"
             if not fits or not _same_kind(one, other) or match.inputs.setdefault(one, other) is not other:
                 raise Refused("its first step reads another value")
+        elif _is_number(one) and _is_number(other):
+            compare(one.args, other.args)
         elif isinstance(one, Node):
             if same.get(one) is not other:
                 raise Refused("its first step has another operation")
@@ -64,7 +71,7 @@ def matched(steady: Body, first: Body) -> First:
             raise Refused("its first step has another operation")
 
     lists = [
-        [node for node in body.graph.nodes if node.op != "placeholder" and node.target is not carried]
+        [n for n in body.graph.nodes if n.op != "placeholder" and n.target is not carried and not _is_number(n)]
         for body in (steady, first)
     ]
     if len(lists[0]) != len(lists[1]):

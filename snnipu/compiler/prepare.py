@@ -130,6 +130,10 @@ def _rewrite_in_place(graph: Graph) -> None:
 
     An operation stays in place if its memory is from outside of the graph, or has another name that is read later.
     """
+    for node in graph.nodes:
+        base: Any = node.args[0] if node.args else None
+        if node.target in _OPERATORS and not (isinstance(base, Node) and nodes.is_tensor(base)):
+            node.target = _OPERATORS[node.target]  # `total += x` with a number is a new value
     memory = nodes.Memory(graph)
     if not memory.changes:
         return

@@ -367,6 +367,7 @@ class Traced:
         self.failures = 0
         self.traces = 0
         self._steady: List[Body] = []
+        self._learnt: Set[int] = set()  # the marks of values that require gradients from the second step on
         self._now = _Now()
         numbered = [place for place, _ in spec.counters if isinstance(place, Place)]
         self._owned = [*spec.places, *numbered, *(one for one in spec.grown if one.key is not None), *spec.written]
@@ -448,6 +449,8 @@ class Traced:
                 if type(values[number]) not in _OF_NUMBERS:
                     raise Relook
                 values[number] = torch.tensor(values[number], dtype=_OF_NUMBERS[type(values[number])])
+        if torch.is_grad_enabled():
+            values = [_with_gradient(value, number * _LEAVES + 1 in self._learnt) for number, value in enumerate(values)]
         numbers = []
         for place, by in spec.counters:
             number = place.get(owners[self._owned.index(place)]) if isinstance(place, Place) else arguments[place]
@@ -549,6 +552,7 @@ class Traced:
             note = why_alone(steps[0], distribution) if steps else None
             raise Refused("no neuron's steps become one operator", note)
         self._steady.append(body)
+        self._learnt |= {number for number, mark in body.before.items() if nodes.value_of(mark).requires_grad}
         self.distribution = distribution
         return self._runner(distribution, guards)
 
@@ -605,6 +609,16 @@ def _refuse_unmarked(module: torch.fx.GraphModule) -> None:
     for node in nodes.leaves_of(output.args[0]):
         if node.target not in MARKS and nodes.is_tensor(node) and changed_input(node) is None:
             raise Relook
+
+
+def _with_gradient(value: Any, learns: bool) -> Any:
+    """Return an initial value that requires a gradient if it ``learns``, as the values of later steps do.
+
+    One graph then holds for the first step, too. Its gradient is not used.
+    """
+    if not learns or type(value) is not torch.Tensor or value.requires_grad or not value.is_floating_point():
+        return value
+    return value.detach().requires_grad_().view_as(value)
 
 
 def _distinct(values: List[Any]) -> List[Any]:
