@@ -11,8 +11,10 @@ def fold_time(x: torch.Tensor) -> torch.Tensor:
     return x.flatten(0, 1)
 
 
-def split_time(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return ``[T * B, ...]`` as ``[T, B, ...]``, with T and B of ``like``."""
+def split_time(x: Any, like: torch.Tensor) -> Any:
+    """Return ``[T * B, ...]`` as ``[T, B, ...]``, with T and B of ``like``; for a tuple, each of its tensors."""
+    if isinstance(x, tuple):
+        return tuple(split_time(one, like) for one in x)
     return x.unflatten(0, like.shape[:2])
 
 

@@ -79,16 +79,8 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
 def only_first(call: Call) -> Optional[Lifted]:
     """Return the first argument if no other argument differs from step to step, or None."""
     lifted = call.lifted()
-    first = call.args[0] if call.args else call.kwargs.get("input")
+    first = call.args[0] if call.args else None
     return first if len(lifted) == 1 and lifted[0] is first and isinstance(first.value, torch.Tensor) else None
-
-
-def replace_first(args: Any, kwargs: Any, value: Any) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-    return ((value, *args[1:]), kwargs) if args else (args, {**kwargs, "input": value})
-
-
-def first_of(args: Any, kwargs: Any) -> Any:
-    return args[0] if args else kwargs["input"]
 
 
 def same_call(call: Call) -> Make:
@@ -100,9 +92,9 @@ def folded(call: Call) -> Make:
     """Make the call with all steps as one batch, ``[T * B, ...]``."""
 
     def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
-        sequence = first_of(args, kwargs)
+        sequence, *others = args
         folded = graph.call_function(helpers.fold_time, (sequence,))
-        out = call.call_with(graph, *replace_first(args, kwargs, folded))
+        out = call.call_with(graph, (folded, *others), kwargs)
         return graph.call_function(helpers.split_time, (out, sequence))
 
     return make

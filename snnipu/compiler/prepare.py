@@ -28,10 +28,22 @@ def prepare(graph: Graph) -> None:
 
 def simplify(graph: Graph) -> None:
     """Rewrite operations that have several spellings. Equal steps of a loop stay equal."""
+    _pass_input_first(graph)
     _replace_gradient_modes(graph)
     _drop_casts(graph)
     _rewrite_differences(graph)
     _rewrite_in_place(graph)
+
+
+def _pass_input_first(graph: Graph) -> None:
+    """Write ``f(input=x)`` as ``f(x)``."""
+    for node in graph.nodes:
+        if node.args or "input" not in node.kwargs or "condition" in node.kwargs:
+            continue
+        if node.op == "call_function" and nodes.name_of(node) in rules.RULES:
+            keywords = dict(node.kwargs)
+            node.args = (keywords.pop("input"),)
+            node.kwargs = keywords
 
 
 def _replace_gradient_modes(graph: Graph) -> None:

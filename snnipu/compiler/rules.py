@@ -351,6 +351,14 @@ def _step(call: Call) -> Optional[Make]:
     return same_call(call) if small and not others else None
 
 
+def _lstm_step(call: Call) -> Optional[Make]:
+    """Make steps of a spiking LSTM that all start from zeros with all steps as one batch."""
+    x, states, (threshold, graded, *_), _, _, rolls = call.args
+    if rolls or any(one is not None for one in states) or call.lifted() != [x]:
+        return None
+    return folded(call) if all(value_of(one).dim() < x.dims for one in (threshold, graded)) else None
+
+
 def _autograd_function(call: Call) -> Optional[Make]:
     """Allow elementwise autograd functions of tensors with the same shape."""
     lifted = call.lifted()
@@ -359,9 +367,15 @@ def _autograd_function(call: Call) -> Optional[Make]:
     return same_call(call) if fits and lifted[0].dims and all(one in call.args for one in lifted) else None
 
 
+_STEPS: Dict[Any, Callable[[Call], Optional[Make]]] = {
+    step_operators.neuron_step: _step,
+    step_operators.spiking_lstm_step: _lstm_step,
+}
+
+
 def over_time(call: Call) -> Optional[Make]:
     """Return the function that makes the call over time, or None if the call runs step by step."""
-    rule = _step if call.node.target is step_operators.neuron_step else RULES.get(name_of(call.node))
+    rule = _STEPS.get(call.node.target) or RULES.get(name_of(call.node))
     if autograd_functions.is_called_directly(call.node):
         rule = _autograd_function
     if rule is None or not call.args:

@@ -450,7 +450,9 @@ class Traced:
                     raise Relook
                 values[number] = torch.tensor(values[number], dtype=_OF_NUMBERS[type(values[number])])
         if torch.is_grad_enabled():
-            values = [_with_gradient(value, number * _LEAVES + 1 in self._learnt) for number, value in enumerate(values)]
+            values = [
+                _with_gradient(value, number * _LEAVES + 1 in self._learnt) for number, value in enumerate(values)
+            ]
         numbers = []
         for place, by in spec.counters:
             number = place.get(owners[self._owned.index(place)]) if isinstance(place, Place) else arguments[place]
