@@ -580,6 +580,35 @@ def test_distributed_loops_give_what_they_give(name, load, capsys):
     assert any(one.plans for one in search.loops)
 
 
+FIRST_STEPS = {
+    "an autograd function, which PyTorch traces without its backward pass for states without a gradient": (
+        f"mem = torch.zeros(x.shape[1], 6)\n{LOOP}\n    mem = 0.5 * mem + self.fc1(x[step])\n"
+        "    spk = Box.apply(mem - 0.3)\n    mem = mem - spk.detach()\nreturn spk, mem"
+    ),
+    "a total that begins as a number": (
+        f"{START}\ntotal = 0.0\n{LOOP}\n    {STEP}\n    total += spk.sum()\n"
+        "    rec.append(torch.mean(input=mem, dim=-1))\nreturn total, torch.stack(rec)"
+    ),
+    "three states of two layers": (
+        "shape = 2, x.shape[1], 6\na, b, c = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)\n"
+        f"a, b, c = list(a), list(b), list(c)\n{LOOP}\n    now = self.fc1(x[step])\n    for n in range(2):\n"
+        "        a[n] = 0.5 * a[n] + now\n        b[n] = 0.7 * b[n] * (1 - c[n]) + a[n]\n"
+        "        c[n] = Box.apply(b[n] - 0.3)\n        now = self.fc1(c[n][:, :4])\nreturn c[1], b[1]"
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIRST_STEPS)
+def test_one_graph_holds_for_the_first_step_too(name, load, capsys):
+    search, _ = compare(FIRST_STEPS[name], load, capsys)
+    (plan,) = [plan for one in search.loops for plan in one.plans]
+    assert not plan.first_in_python
+    assert not plan.peeled
+    assert not plan.distribution.cycles
+    assert len({step.args[4] for step in plan.distribution.neurons}) == 1  # a kernel's name, for all layers
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AS_WRITTEN)
 def test_other_loops_run_as_they_are_written(name, load, capsys):
