@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 import torch
-from support.commands import ROOT, refusal, words
+from support.commands import ROOT, read_json, refusal, words
 from support.tables import cells_of
 
 pytest.importorskip("pandas")
@@ -20,7 +20,7 @@ TINY = "batch_size=2 neurons=9 --repeats 2 --min-seconds 0"
 
 
 def records_of(path):
-    return json.loads(path.read_text(encoding="utf-8"))["records"]
+    return read_json(path)["records"]
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ def test_a_sweep(tmp_path, capsys):
     arguments = "sparse activity=0.05,0.3 hidden_layers=2,3 --quick --peers snntorch --json"
     assert main(words(arguments, out, "--chart", picture)) == 0
     printed = capsys.readouterr().out
-    document = json.loads(out.read_text(encoding="utf-8"))
+    document = read_json(out)
     assert document["environment"]["settings"] == {"activity": [0.05, 0.3], "hidden_layers": [2, 3]}
     places = {(record["activity"], record["hidden_layers"]) for record in document["records"]}
     assert places == {(0.05, 2), (0.3, 2), (0.05, 3)}
@@ -68,7 +68,7 @@ def test_runs_as_one(tmp_path, capsys):
     # The last of two equal tables is used.
     assert main(words("lif --merge", *files, files[0], "--json", merged)) == 0
     assert len(records_of(merged)) == len(records_of(files[0])) + len(records_of(files[1]))
-    other = json.loads(files[1].read_text(encoding="utf-8"))
+    other = read_json(files[1])
     other["environment"]["threads"] = 99
     for text, message in ((json.dumps(other), "b.json has another threads than"), ("[]", "b.json is no record")):
         files[1].write_text(text, encoding="utf-8")

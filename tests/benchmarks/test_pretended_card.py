@@ -1,9 +1,7 @@
 """The GPU lines of the command, without a GPU: see tests/support/pretended_card.py."""
 
-import json
-
 import pytest
-from support.commands import ROOT, python, words
+from support.commands import ROOT, python, read_json, words
 
 from snnipu.backends import triton
 
@@ -27,6 +25,6 @@ def test_bench_on_a_card(command, rows, tmp_path):
         pytest.skip(triton.unavailable_reason())
     record = tmp_path / "record.json"
     python(*words(SCRIPT, "benchmarks", command, "--device cuda --quick --peers copy --repeats 1 --json", record))
-    written = json.loads(record.read_text(encoding="utf-8"))
+    written = read_json(record)
     assert written["environment"]["device_name"] == "a pretended card"
     assert {row["contender"] for row in written["records"] if row["status"] == "ok"} >= rows

@@ -1,12 +1,11 @@
 """Records of a run: all kinds of rows, and a run that is stopped."""
 
-import json
 import signal
 import subprocess
 import sys
 
 import pytest
-from support.commands import ROOT, words
+from support.commands import ROOT, read_json, words
 
 from benchmarks import runner
 from benchmarks.case import Settings, Unavailable
@@ -113,7 +112,7 @@ def test_a_stopped_command_has_written_its_records(tmp_path, number):
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "stopped: finished measurements are saved" in errors
-    records = json.loads(out.read_text(encoding="utf-8"))["records"]
+    records = read_json(out)["records"]
     assert {record["steps"] for record in records} == {2}
     assert all(record["status"] == "ok" for record in records)
     assert "T=2 × B=2 × N=4" in printed

@@ -1,13 +1,12 @@
 """``python -m snnipu bench``: snnipu against snnTorch, in less than a minute."""
 
 import dataclasses
-import json
 import sys
 
 import pytest
 import snntorch
 import torch
-from support.commands import refusal, words
+from support.commands import read_json, refusal, words
 from support.tables import cells_of
 
 import snnipu
@@ -21,7 +20,7 @@ def test_quick_run_of_everything(tmp_path, capsys):
     out, picture = tmp_path / "out.json", tmp_path / "out.svg"
     assert main(words("bench --quick --json", out, "--chart", picture)) == 0
     printed = capsys.readouterr().out
-    document = json.loads(out.read_text(encoding="utf-8"))
+    document = read_json(out)
     assert list(dict.fromkeys(record["case"] for record in document["records"])) == ["lif", "network", "sparse"]
     for record in document["records"]:
         assert record["title"] in printed
@@ -49,7 +48,7 @@ def test_wrong_results_are_red_and_have_no_times(name, monkeypatch, tmp_path, ca
     out = tmp_path / "out.json"
     assert main(words("bench --quick --json", out, name)) == 1
     printed = capsys.readouterr().out
-    for record in json.loads(out.read_text(encoding="utf-8"))["records"]:
+    for record in read_json(out)["records"]:
         is_ours = record["contender"].startswith("snnipu")
         assert ("seconds" in record) != is_ours
         assert bool(record["red"]) == is_ours
@@ -99,7 +98,7 @@ def test_rounds_are_interleaved(monkeypatch):
 def test_threads_are_set_recorded_and_restored(tmp_path):
     before, out = torch.get_num_threads(), tmp_path / "out.json"
     main(words("bench lif --quick --threads 2 --json", out))
-    assert json.loads(out.read_text(encoding="utf-8"))["environment"]["native"]["threads"] == 2
+    assert read_json(out)["environment"]["native"]["threads"] == 2
     assert torch.get_num_threads() == before
 
 

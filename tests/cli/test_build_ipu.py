@@ -47,6 +47,12 @@ def build_ipu(*arguments):
     return main(words("build-ipu", *arguments))
 
 
+def fails(capsys, *arguments):
+    """Return the error of a build that fails."""
+    assert build_ipu(*arguments) == 1
+    return capsys.readouterr().err
+
+
 def script(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -130,33 +136,27 @@ def test_dry_run_runs_nothing(compiler, tmp_path, capsys):
 def test_no_sdk(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("POPLAR_SDK_ENABLED", raising=False)
-    assert build_ipu() == 1
-    error = capsys.readouterr().err
+    error = fails(capsys)
     assert "no Poplar SDK is enabled: POPLAR_SDK_ENABLED is not set and popc is not on the PATH" in error
     assert "source <sdk>/enable" in error
     monkeypatch.setenv("POPLAR_SDK_ENABLED", "/opt/poplar")
-    assert build_ipu("--output", tmp_path / "out") == 1
-    assert "POPLAR_SDK_ENABLED is /opt/poplar, but popc is not on the PATH" in capsys.readouterr().err
+    error = fails(capsys, "--output", tmp_path / "out")
+    assert "POPLAR_SDK_ENABLED is /opt/poplar, but popc is not on the PATH" in error
     assert not (tmp_path / "out").exists()
 
 
 def test_popc_without_a_version(sdk, compiler, tmp_path, capsys):
     script(sdk / "bin" / "popc", POPC.replace("POPLAR version", "Poplar").replace("clang version", "clang"))
-    assert build_ipu() == 1
-    assert (
-        "does not print a version (Poplar 3.3.0 (de1f8de2a7)): choose a folder with --output" in capsys.readouterr().err
-    )
+    assert "does not print a version (Poplar 3.3.0 (de1f8de2a7)): choose a folder with --output" in fails(capsys)
     assert build_ipu("--output", tmp_path / "out") == 0
 
 
 def test_no_compiler(sdk, monkeypatch, capsys):
     monkeypatch.setenv("CXX", "no-such-compiler -m64")
-    assert build_ipu() == 1
-    assert "there is no C++ compiler 'no-such-compiler -m64', which CXX names" in capsys.readouterr().err
+    assert "there is no C++ compiler 'no-such-compiler -m64', which CXX names" in fails(capsys)
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(build, "_COMPILERS", ("no-such-compiler",))
-    assert build_ipu() == 1
-    assert "install g++, or name one in CXX (looked for no-such-compiler)" in capsys.readouterr().err
+    assert "install g++, or name one in CXX (looked for no-such-compiler)" in fails(capsys)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,7 @@ def test_failed_compilation(errors, shown, compiler, tmp_path, capsys):
     """The first error is shown and the log is kept; a partial output is no library."""
     lines = "\n".join(f'echo "{line}"' for line in errors.splitlines())
     script(compiler, COMPILER.replace('echo "warning: something is not used" >&2', lines) + "exit 1\n")
-    assert build_ipu() == 1
-    error = capsys.readouterr().err
+    error = fails(capsys)
     assert f"{build.LIBRARY} was not built:\n" in error
     assert shown in error
     assert "another" not in error
@@ -190,16 +189,13 @@ def test_failed_compilation(errors, shown, compiler, tmp_path, capsys):
 
 def test_a_library_that_does_not_load(sdk, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CXX", str(script(tmp_path / "cxx", COMPILER)))
-    assert build_ipu() == 1
-    assert f"{build.LIBRARY} was built, but cannot be loaded: OSError" in capsys.readouterr().err
+    assert f"{build.LIBRARY} was built, but cannot be loaded: OSError" in fails(capsys)
 
 
 def test_wrong_folders(compiler, tmp_path, capsys):
-    assert build_ipu("--output", tmp_path / "a folder") == 1
-    assert "make cannot handle blanks in paths" in capsys.readouterr().err
+    assert "make cannot handle blanks in paths" in fails(capsys, "--output", tmp_path / "a folder")
     (tmp_path / "file").write_text("")
-    assert build_ipu("--output", tmp_path / "file") == 1
-    assert f"cannot write to {tmp_path / 'file'}" in capsys.readouterr().err
+    assert f"cannot write to {tmp_path / 'file'}" in fails(capsys, "--output", tmp_path / "file")
     assert "--no-such-option" in refusal(capsys, main, "build-ipu --no-such-option")
 
 

@@ -1,7 +1,6 @@
 """The commands when output cannot be written: full disks, closed pipes, a second run, a killed run."""
 
 import errno
-import json
 import os
 import pathlib
 import resource
@@ -9,7 +8,7 @@ import signal
 import subprocess
 
 import pytest
-from support.commands import python, refusal, words
+from support.commands import python, read_json, read_up_to, refusal, words
 from support.tables import cells_of
 
 from snnipu import _files, cli, training
@@ -183,9 +182,7 @@ def test_closed_pipe_while_training(command, tmp_path):
     """With ``python -m snnipu train | head -1`` the process ends in silence, and the checkpoint can be resumed."""
     pytest.importorskip("sklearn")
     process = command(SMALL, "--epochs 1000 --checkpoint run.pt")
-    for line in process.stdout:
-        if line.startswith("epoch 1/"):
-            break
+    read_up_to("epoch 1/", process)
     process.stdout.close()
     errors = process.stderr.read()
     assert (process.wait(timeout=120), errors) == (CLOSED_PIPE, "")
@@ -210,9 +207,7 @@ def test_two_runs_of_one_checkpoint(command, capsys, tmp_path):
     pytest.importorskip("sklearn")
     first = command(SMALL, "--epochs 100000 --checkpoint run.pt")
     try:
-        for line in first.stdout:
-            if line.startswith("epoch 1/"):
-                break
+        read_up_to("epoch 1/", first)
         for more in ("", "--resume"):
             error = refusal(capsys, cli.main, SMALL, "--checkpoint run.pt", more).splitlines()[-1]
             expected = (
@@ -258,4 +253,4 @@ def test_killed_while_it_writes_a_checkpoint(repository, tmp_path, capsys):
     assert run("train --resume --checkpoint run.pt --json report.json") == 0
     assert "resumed after epoch 2" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "run.pt"]
-    assert json.loads((tmp_path / "report.json").read_text())["epochs_done"] == 4
+    assert read_json(tmp_path / "report.json")["epochs_done"] == 4

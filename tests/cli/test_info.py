@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from support.commands import refusal, words
+from support.commands import read_json, refusal, words
 
 from snnipu.backends import host
 from snnipu.cli import info, main
@@ -24,7 +24,7 @@ def test_text_names_every_part(capsys):
 
 def test_json(tmp_path, capsys):
     assert main(words("info --json", tmp_path / "info.json")) == 0
-    document = json.loads((tmp_path / "info.json").read_text())
+    document = read_json(tmp_path / "info.json")
     assert document["versions"]["torch"] == torch.__version__
     assert document["native"]["threads"] == torch.get_num_threads()
     capsys.readouterr()

@@ -1,12 +1,11 @@
 """``python -m snnipu profile``."""
 
-import json
 import re
 
 import ipu_published as published
 import pytest
 import torch
-from support.commands import refusal, words
+from support.commands import read_json, refusal, words
 from support.operators import needs_host_runtime, needs_library
 from support.tables import cells_of
 
@@ -61,7 +60,7 @@ def document_of(tmp_path):
 
     def document(*arguments):
         assert run(*arguments, "--json", tmp_path / "out.json") == 0
-        return json.loads((tmp_path / "out.json").read_text())
+        return read_json(tmp_path / "out.json")
 
     return document
 
@@ -277,7 +276,7 @@ def test_the_guide_shows_what_it_prints(repository, capsys):
     words = " ".join(page.split())
     assert f"predicted to train {rate:.0f} samples a second" in words
     assert f"would train {rate / 10:.0f} to {rate / 5:.0f}." in words
-    stored = json.loads((repository / "benchmarks" / "results" / "ipu-model.json").read_text())
+    stored = read_json(repository / "benchmarks" / "results" / "ipu-model.json")
     (row,) = [
         row
         for row in stored["depth"]

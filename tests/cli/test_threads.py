@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from support.commands import words
+from support.commands import read_json, words
 
 from snnipu import _wait_policy, training
 from snnipu.cli import train
@@ -81,5 +81,5 @@ def test_threads_are_told(tmp_path, monkeypatch):
     before = torch.get_num_threads()
     small = "--hidden 16 --steps 5 --epochs 1 --batch-size 128 --no-checkpoint"
     assert train.main(words(small, "--threads 2 --json report.json")) == 0
-    assert json.loads((tmp_path / "report.json").read_text())["threads"] == 2
+    assert read_json(tmp_path / "report.json")["threads"] == 2
     assert torch.get_num_threads() == before

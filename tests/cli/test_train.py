@@ -1,13 +1,11 @@
-import json
 import os
-import shlex
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from support.commands import refusal, words
+from support.commands import read_json, read_up_to, refusal, resume_command, words
 from support.operators import needs_host_runtime, needs_library
 from support.tables import cells_of
 from support.trainers import same_run
@@ -31,7 +29,7 @@ def fails(capsys, *arguments):
 
 
 def report():
-    return json.loads(Path("report.json").read_text())
+    return read_json("report.json")
 
 
 def test_defaults_reach_95_percent_on_digits(tmp_path, capsys):
@@ -50,7 +48,7 @@ def test_on_the_ipu_model(capsys, tmp_path, ipu_target):
     reports = {}
     for device in ("cpu", "ipu-model"):
         assert run(f"--device {device} --json {device}.json --no-checkpoint --epochs 1") == 0
-        reports[device] = json.loads((tmp_path / f"{device}.json").read_text())
+        reports[device] = read_json(tmp_path / f"{device}.json")
     modelled, host = reports["ipu-model"], reports["cpu"]
     assert (modelled["backend"], modelled["device"]) == ("ipu-model", "ipu-model")
     assert modelled["test_accuracy"] == host["test_accuracy"]
@@ -78,7 +76,7 @@ def test_parts_of_a_batch_on_the_ipu_model(tmp_path, ipu_target):
     in_parts, whole = (training.load_checkpoint(tmp_path / name)["model"] for name in ("ipu.pt", "cpu.pt"))
     for name in whole:
         torch.testing.assert_close(in_parts[name], whole[name], rtol=1e-4, atol=1e-6)
-    counted = json.loads((tmp_path / "ipu.json").read_text())
+    counted = read_json(tmp_path / "ipu.json")
     assert [3, 32, 8] in [entry["inputs"][0] for entry in counted["ipu_model"]]  # a quarter of the batch
 
 
@@ -169,9 +167,7 @@ def test_interrupt_loses_only_the_running_epoch(command, tmp_path, signum):
     pytest.importorskip("matplotlib")
     options = "--epochs 100000 --device cpu --json report.json --plot-dir pictures --checkpoint"
     with command("train", SMALL, options, Path("my run.pt")) as process:
-        for line in process.stdout:
-            if line.startswith("epoch 2/"):
-                break
+        read_up_to("epoch 2/", process)
         process.send_signal(signum)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signum
@@ -184,7 +180,7 @@ def test_interrupt_loses_only_the_running_epoch(command, tmp_path, signum):
     assert (tmp_path / "pictures" / "training.png").exists()
     assert f"stopped after {done} of 100000 epochs" in output
 
-    resume = shlex.split(output.splitlines()[output.splitlines().index("resume with:") + 1])
+    resume = resume_command(output)
     assert resume[:4] == ["python", "-m", "snnipu", "train"]
     assert train.main([*resume[4:], "--epochs", str(done + 1)]) == 0
     assert report()["epochs_done"] == done + 1

@@ -1,13 +1,13 @@
 """``python -m snnipu train --rule``: online learning, and the options that exclude it."""
 
 import os
-import shlex
 import signal
 from pathlib import Path
 
 import pytest
 import torch
-from support.commands import refusal, words
+from support.commands import refusal, resume_command, words
+from support.tables import each_row
 
 from snnipu import datasets, training
 from snnipu.cli import train
@@ -81,7 +81,7 @@ def test_a_run_that_is_stopped_goes_on_with_the_next_batch(data, monkeypatch, ca
         assert train.main(words(settings, "--device cpu --checkpoint parts.pt --save-every 3")) == 130
     output = capsys.readouterr().out
     assert "stopped after 1 of 2 epochs; the checkpoint is of epoch 1 and 4 batches" in output
-    resume = shlex.split(output.splitlines()[output.splitlines().index("resume with:") + 1])
+    resume = resume_command(output)
     assert resume[-2:] == ["--save-every", "3"]
     assert train.main(resume[4:]) == 0
     assert "resumed after epoch 1 and 4 batches from " in capsys.readouterr().out
@@ -96,27 +96,23 @@ def test_spikes_that_are_dropped_in_chunks_are_counted():
     assert min(whole["train_overflow"][:2]) > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--chunk 5", "argument --chunk: only with a rule"),
-        ("--rule decolle", "argument --rule: decolle trains local readouts"),
-        ("--rule ottt --engine snntorch", "argument --rule: only for the engine snnipu"),
-        ("--rule ottt --bptt-steps 5", "argument --bptt-steps: a rule of online learning"),
-        ("--rule ottt --checkpoint-steps 5", "argument --checkpoint-steps: a rule of online learning"),
-        ("--rule ottt --precision bf16", "argument --precision: expected float32 with a rule"),
-        ("--rule ottt --dataset randman --method sparse_ops", "argument --method: expected dense with the rule ottt"),
-        (
-            f"--rule ottt {EVENTS} --overflow-order rotate --max-spikes 4",
-            'argument --rule: module SparseNetwork: with overflow="rotate"',
-        ),
-        ("--rule ottt --dataset randman --delay 1", "argument --delay: expected 0 with a rule"),
-        ("--rule ottt --dataset randman --rate-limit 0.1", "argument --rate-limit: expected none"),
-        ("--rule ottt --chunk 0", "argument --chunk: expected a positive integer"),
-        ("--rule bptt", "argument --rule: invalid choice"),
-    ],
-)
-def test_what_does_not_go_with_a_rule(arguments, message, capsys):
+@each_row("""
+--chunk 5 | argument --chunk: only with a rule
+--rule decolle | argument --rule: decolle trains local readouts
+--rule ottt --engine snntorch | argument --rule: only for the engine snnipu
+--rule ottt --bptt-steps 5 | argument --bptt-steps: a rule of online learning
+--rule ottt --checkpoint-steps 5 | argument --checkpoint-steps: a rule of online learning
+--rule ottt --precision bf16 | argument --precision: expected float32 with a rule
+--rule ottt --dataset randman --method sparse_ops | argument --method: expected dense with the rule ottt
+--rule ottt EVENTS --overflow-order rotate --max-spikes 4 | argument --rule: module SparseNetwork: with
+    overflow="rotate"
+--rule ottt --dataset randman --delay 1 | argument --delay: expected 0 with a rule
+--rule ottt --dataset randman --rate-limit 0.1 | argument --rate-limit: expected none
+--rule ottt --chunk 0 | argument --chunk: expected a positive integer
+--rule bptt | argument --rule: invalid choice
+""")
+def test_what_does_not_go_with_a_rule(row, capsys):
+    arguments, message = row.replace("EVENTS", EVENTS).split(" | ")
     assert message in refusal(capsys, train.main, arguments, "--device cpu --no-checkpoint")
 
 

@@ -1,6 +1,5 @@
 """``train`` by several processes: they learn the weights of one process, and none waits for a process that has died."""
 
-import json
 import multiprocessing
 import os
 import shlex
@@ -11,7 +10,7 @@ import time
 
 import pytest
 import torch
-from support.commands import refusal, words
+from support.commands import read_json, refusal, words
 from support.versions import needs_gloo
 
 from snnipu import datasets, training
@@ -213,11 +212,11 @@ def test_the_first_speaks_and_writes_and_another_number_goes_on(tmp_path, capsys
     assert "2 processes, 1 threads each\n" in out
     assert out.count("test accuracy: ") == 1
     assert (tmp_path / "out1").read_text() == ""
-    assert json.loads((tmp_path / "two.json").read_text())["processes"] == 2
+    assert read_json(tmp_path / "two.json")["processes"] == 2
     three = command(SMALL, "--resume --checkpoint two.pt --json three.json --epochs 3")
     assert statuses(start(tmp_path, 3, train.main, three)) == [0, 0, 0]
     assert "resumed after epoch 2 from " in (tmp_path / "out0").read_text()
-    first, last = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "three.json"))
+    first, last = (read_json(tmp_path / name) for name in ("one.json", "three.json"))
     assert len(last["history"]) == 3
     same_curves(first, last)
 

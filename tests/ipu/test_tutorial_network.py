@@ -1,11 +1,11 @@
 """A small tutorial network on the IPU model, by the script for the full network, examples/ipu_tutorial.py."""
 
-import json
 import math
 import runpy
 from pathlib import Path
 
 import pytest
+from support.commands import read_json
 from support.operators import needs_model_and_host
 
 from snnipu import poptorch
@@ -31,7 +31,7 @@ def test_forward_and_backward_on_a_whole_ipu(kind, tmp_path, monkeypatch):
     file = tmp_path / "found.json"
     arguments = ["--kind", kind, "--sizes", "120,150,10", "--batch-size", "12", "--steps", "5", "--slots", "40"]
     (results,) = runpy.run_path(str(SCRIPT))["main"]([*arguments, "--json", str(file)])
-    assert json.loads(file.read_text()) == [results]
+    assert read_json(file) == [results]
     assert results["weights_changed"]
     assert all(math.isfinite(loss) for loss in results["losses"])
     ran = {entry["operator"] for entry in results["operators"]}

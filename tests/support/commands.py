@@ -1,6 +1,8 @@
-"""Command lines, commands that refuse their arguments, and new processes."""
+"""Command lines, commands that refuse their arguments, their output, and new processes."""
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +37,19 @@ def python(*arguments, status=0, env=(), **how):
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, **how)
     assert status is None or done.returncode == status, done.stdout + done.stderr
     return done
+
+
+def read_json(path):
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def read_up_to(start, process):
+    """Read the output of a process up to a line that begins with ``start``."""
+    for line in process.stdout:
+        if line.startswith(start):
+            break
+
+
+def resume_command(output):
+    """Return the words of the command that a stopped training prints."""
+    return shlex.split(output.partition("resume with:\n")[2].splitlines()[0])
