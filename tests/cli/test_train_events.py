@@ -5,6 +5,7 @@ import pytest
 import torch
 from support.commands import refusal, words
 from support.operators import needs_host_runtime, needs_library
+from support.recordings import nmnist_event
 from support.sounds import tone, write_sound
 from support.tables import cells_of
 
@@ -162,11 +163,8 @@ def write_recordings(folder, samples):
             for index in range(samples):
                 times = torch.randint(0, 20_000, (200,), generator=generator).sort().values.tolist()
                 pixels = torch.randint(0, 34, (200, 2), generator=generator).tolist()
-                events = bytearray()
-                for time, (x, y) in zip(times, pixels):
-                    row = y // 2 + 17 * label
-                    events += bytes([x, row, time >> 16, time >> 8 & 255, time & 255])
-                (place / f"{index:05}.bin").write_bytes(bytes(events))
+                events = [nmnist_event(x, y // 2 + 17 * label, 0, time) for time, (x, y) in zip(times, pixels)]
+                (place / f"{index:05}.bin").write_bytes(b"".join(events))
 
 
 def test_nmnist(tmp_path):

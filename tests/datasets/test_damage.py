@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from support.damage import variants
-from support.recordings import write_shd
+from support.recordings import nmnist_event, write_shd
 
 from snnipu import datasets
 from snnipu.datasets import _hdf5
@@ -86,8 +86,7 @@ def test_nmnist(tmp_path, little_memory, request, real):
         times = np.sort(random.integers(0, 300_000, 400))
         pixels = random.integers(0, 34, (400, 2))
         content = b"".join(
-            bytes([x, y, (i % 2) << 7 | t >> 16, t >> 8 & 255, t & 255])
-            for i, (t, (x, y)) in enumerate(zip(times.tolist(), pixels.tolist()))
+            nmnist_event(x, y, i % 2, t) for i, (t, (x, y)) in enumerate(zip(times.tolist(), pixels.tolist()))
         )
     assert nmnist_events(content) is not None
     results = outcomes(read_nmnist, content, tmp_path / "1.bin")

@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from support.recordings import nmnist_event as event
 from support.recordings import places
 from support.tables import assert_refused, each_row
 from tqdm import tqdm
@@ -13,11 +14,6 @@ from tqdm import tqdm
 from snnipu import datasets
 from snnipu._extras import MissingExtra
 from snnipu.datasets.nmnist import read_events
-
-
-def event(x, y, polarity, time):
-    """Return the 5 bytes of an event, by the data set's description."""
-    return (x << 32 | y << 24 | polarity << 23 | time).to_bytes(5, "big")
 
 
 def write(root, train, test=None, folder=""):

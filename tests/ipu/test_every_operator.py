@@ -155,6 +155,12 @@ SparseNetwork | {5: torch.Tensor.half} | threshold must be FLOAT
 )
 
 
+def upstream_of(outputs, with_gradient):
+    """Return random gradients, which float16 can represent, of the outputs that have one."""
+    grads = [torch.randn(out.shape).half() if place in with_gradient else None for place, out in enumerate(outputs)]
+    return [None if grad is None else grad.to(out.dtype) for grad, out in zip(grads, outputs)]
+
+
 def run(name, model, halved=(), rounded=()):
     """Return all outputs, and the gradients by input.
 
@@ -165,8 +171,7 @@ def run(name, model, halved=(), rounded=()):
     inputs = [tensor.half().float() if place in rounded else tensor for place, tensor in enumerate(inputs)]
     inputs = [tensor.half() if place in halved else tensor for place, tensor in enumerate(inputs)]
     outputs = forward(model, name, inputs, attributes)
-    upstream = [torch.randn(out.shape).half() if place in with_gradient else None for place, out in enumerate(outputs)]
-    upstream = [None if grad is None else grad.to(out.dtype) for grad, out in zip(upstream, outputs)]
+    upstream = upstream_of(outputs, with_gradient)
     return outputs, backward(model, name, inputs, attributes, outputs, upstream)
 
 
@@ -248,11 +253,11 @@ def test_by_name_on_the_host(name, half, tiles, ipus):
     inputs = [(tensor.half() if place in halved else tensor).requires_grad_() for place, tensor in enumerate(inputs)]
     attributes = planned(model, name, [tuple(tensor.shape) for tensor in inputs], attributes)
     host = poptorch.custom_op(inputs, name, "ai.snnipu", 1, outputs, attributes=attributes)
-    upstream = [torch.randn(out.shape).half() if place in with_gradient else None for place, out in enumerate(outputs)]
+    upstream = upstream_of(host, with_gradient)
     grads = torch.autograd.grad(
         [host[place] for place in with_gradient],
         inputs,
-        [upstream[place].to(host[place].dtype) for place in with_gradient],
+        [upstream[place] for place in with_gradient],
         allow_unused=True,
     )
     if name == "SparsePool2d":  # only the gradient reads the last output

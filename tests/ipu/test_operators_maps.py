@@ -2,7 +2,17 @@
 
 import pytest
 import torch
-from support.operators import MACHINES, as_floats, backward, forward, machine, needs_model_and_host, slots_of
+from support.operators import (
+    MACHINES,
+    as_floats,
+    backward,
+    forward,
+    forward_steps,
+    machine,
+    needs_model_and_host,
+    slots_of,
+)
+from support.tables import cells_of
 
 from snnipu.backends.popart import pool_slots
 from snnipu.ops._maps import conv_geometry, pool_geometry
@@ -28,16 +38,21 @@ def geometry(in_channels, size, out, kernel, stride=(1, 1), padding=(0, 0), dila
 
 
 CONVOLUTIONS = {
-    "3x3": geometry(3, (7, 9), 10, (3, 3)),
-    "padded": geometry(2, (6, 5), 5, (3, 3), padding=(1, 2)),
-    "strides": geometry(4, (9, 8), 6, (3, 2), stride=(2, 3), padding=(1, 0)),
-    "dilated": geometry(2, (9, 9), 7, (2, 3), stride=(2, 1), padding=(2, 3), dilation=(3, 2)),
-    "groups": geometry(6, (5, 6), 9, (2, 2), groups=3),
-    "depthwise": geometry(4, (5, 5), 4, (3, 3), padding=(1, 1), groups=4),
-    "1x1": geometry(5, (4, 3), 20, (1, 1)),
-    "one place": geometry(3, (4, 4), 3, (4, 4)),
-    "larger than the map": geometry(2, (2, 2), 4, (5, 5), padding=(2, 2)),
-    "wide": geometry(1, (3, 2), 70, (3, 2), padding=(1, 1)),
+    name: eval(f"geometry({sizes})")
+    for name, sizes in cells_of(
+        """
+    3x3                 | 3, (7, 9), 10, (3, 3)
+    padded              | 2, (6, 5), 5, (3, 3), padding=(1, 2)
+    strides             | 4, (9, 8), 6, (3, 2), stride=(2, 3), padding=(1, 0)
+    dilated             | 2, (9, 9), 7, (2, 3), stride=(2, 1), padding=(2, 3), dilation=(3, 2)
+    groups              | 6, (5, 6), 9, (2, 2), groups=3
+    depthwise           | 4, (5, 5), 4, (3, 3), padding=(1, 1), groups=4
+    1x1                 | 5, (4, 3), 20, (1, 1)
+    one place           | 3, (4, 4), 3, (4, 4)
+    larger than the map | 2, (2, 2), 4, (5, 5), padding=(2, 2)
+    wide                | 1, (3, 2), 70, (3, 2), padding=(1, 1)
+    """
+    )
 }
 # (channels of a block, lines of a band, rows of a share): a plan with one part, the smallest parts, and medium parts.
 PLANS = [(64, 99, 99), (2, 1, 1), (4, 2, 5)]
@@ -97,8 +112,7 @@ def test_rows_in_pieces():
     sizes, model = geometry(2, (24, 24), 6, (3, 3)), machine(2, options=())
     slots = slots_of(torch.randn(10, 6, sizes.inputs) * (torch.rand(10, 6, sizes.inputs) < 0.05), 90)
     check_conv(model, sizes, (6, 22, 30), slots=slots, atol=2e-4)
-    names = [step["name"] for step in model.programs()[0].report()["steps"]]
-    assert sum(name.endswith("forward") for name in names) > 1
+    assert len(forward_steps(model.programs()[0])) > 1
 
 
 def test_unit_spikes_are_summed_in_the_hosts_order():
@@ -129,20 +143,22 @@ def test_work_is_divided_among_all_tiles():
     model = machine(0, options=())
     for plan in PLANS:
         forward(model, "SparseConv2d", inputs, attributes(sizes, plan))
-    tiles = [
-        max(step["tiles"] for step in program.report()["steps"] if step["name"].endswith("forward"))
-        for program in model.programs()
-    ]
+    tiles = [max(step["tiles"] for step in forward_steps(program)) for program in model.programs()]
     assert tiles == [1, 5 * 5 * 12, 3 * 3 * 3]
 
 
 POOLS = {
-    "2x2": pool_geometry((3, 6, 8), (2, 2), (2, 2), (0, 0)),
-    "leftover": pool_geometry((3, 7, 5), (2, 2), (2, 2), (0, 0)),
-    "overlapping": pool_geometry((2, 7, 7), (3, 3), (2, 2), (0, 0)),
-    "padded": pool_geometry((2, 6, 7), (3, 2), (2, 1), (1, 1)),
-    "gaps": pool_geometry((8, 7, 7), (2, 1), (3, 2), (0, 0)),
-    "one window": pool_geometry((40, 2, 2), (2, 2), (2, 2), (0, 0)),
+    name: eval(f"pool_geometry({sizes})")
+    for name, sizes in cells_of(
+        """
+    2x2         | (3, 6, 8), (2, 2), (2, 2), (0, 0)
+    leftover    | (3, 7, 5), (2, 2), (2, 2), (0, 0)
+    overlapping | (2, 7, 7), (3, 3), (2, 2), (0, 0)
+    padded      | (2, 6, 7), (3, 2), (2, 1), (1, 1)
+    gaps        | (8, 7, 7), (2, 1), (3, 2), (0, 0)
+    one window  | (40, 2, 2), (2, 2), (2, 2), (0, 0)
+    """
+    )
 }
 MODES = (0, 1, 2)
 

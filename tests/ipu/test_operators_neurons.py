@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.operators import MACHINES, SURROGATES, backward, forward, machine, needs_model_and_host
+from support.operators import MACHINES, SURROGATES, backward, forward, forward_steps, machine, needs_model_and_host
 
 from snnipu.ipu.model import IpuModelError
 from snnipu.ops import _neurons
@@ -98,7 +98,7 @@ def test_neurons_are_divided_in_pairs():
     model = machine(0, options=())
     forward(model, "NeuronSequence", case("leaky", steps=2, batch=1, neurons=9), attributes_of("leaky", 0, 1))
     (program,) = model.programs()
-    (step,) = [step for step in program.report()["steps"] if step["name"].endswith("forward")]
+    (step,) = forward_steps(program)
     assert step["vertices"] == step["tiles"] == 5
 
 

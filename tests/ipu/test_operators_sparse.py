@@ -8,6 +8,7 @@ from support.operators import (
     as_floats,
     backward,
     forward,
+    forward_steps,
     machine,
     needs_model_and_host,
     slots_of,
@@ -79,7 +80,7 @@ def check_linear(model, slots, parameters, unit=1, bias=False, atol=2e-5):
         assert torch.equal(out_on_ipu, expected[0])
     else:  # the host may fuse a product with its sum
         torch.testing.assert_close(out_on_ipu, expected[0].float(), rtol=1e-5, atol=atol)
-    names = [step for step in model.programs()[-1].report()["steps"] if step["name"].endswith("forward")]
+    steps = forward_steps(model.programs()[-1])
     got = backward(model, name, inputs, {"unit_values": unit}, [out_on_ipu], [grad])
     differentiable = [1, 3, *([len(inputs) - 1] if bias else [])]
     for place, gradient in zip(differentiable, expected[1:]):
@@ -87,7 +88,7 @@ def check_linear(model, slots, parameters, unit=1, bias=False, atol=2e-5):
     # Zero gradients of ids and counts: without them PopART would drop the gradient of the operator before.
     for place in set(range(len(inputs))) - set(differentiable):
         assert torch.equal(got[place], torch.zeros_like(inputs[place]))
-    return names
+    return steps
 
 
 def parameters_of(kind, taps=2, out=37, inputs=N, longest=0):
@@ -146,7 +147,7 @@ def test_rows_are_divided_among_groups_of_tiles():
         arguments = [*as_floats(ids, values, counts), torch.randn(10, inputs)]
         (out,) = forward(model, "SparseLinear", arguments, {"unit_values": 1})
         assert torch.equal(out, torch.ops.snnipu.sparse_linear_fwd(ids, values, counts, arguments[3], None))
-        steps = [step for step in model.programs()[-1].report()["steps"] if step["name"].endswith("forward")]
+        steps = forward_steps(model.programs()[-1])
         assert min(step["tiles"] for step in steps) >= tiles
         assert (max(step["tiles"] for step in steps) == tiles) == (inputs == 30000)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.operators import needs_model_and_host
+from support.tables import each_row
 
 from snnipu.ipu import model as ipu_model
 
@@ -46,44 +47,27 @@ def test_sound_operator(case, faults):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "faults", "message"),
-    [
-        (
-            "run",
-            "integerOutput",
-            r"test.Faulty:1 \(faulty\) has a gradient, and output 0 is INT32 .* an integer output",
-        ),
-        ("run", "writes", r"input 0 of test.Faulty:1 \(faulty\) has been written to, which modifies\(\) does not"),
-        ("run", "aliases", r"Output 0 of test.Faulty:1 \(faulty\) shares elements with its input 0"),
-        (
-            "run",
-            "forgetsAttribute",
-            r"appendOutlineAttributes\(\) of test.Faulty:1 .* does not append the attribute scale",
-        ),
-        ("run", "gradForgetsAttribute", r"appendOutlineAttributes\(\) of the gradient of test.Faulty:1 .* scale"),
-        ("run", "forgetsInAttributes", r"appendAttributes\(\) of test.Faulty:1 .* does not append the attribute scale"),
-        ("run", "gradForgetsInAttributes", r"appendAttributes\(\) of the gradient of test.Faulty:1 .* scale"),
-        ("run", "wrongShape", r"Output 0 of test.Faulty:1 \(faulty\) has shape FLOAT \[2, 3\], and its Opx sets"),
-        ("run", "noOutput", r"The Opx of test.Faulty:1 \(faulty\) does not set its output 1"),
-        ("run", "insertsOther", r"x is not an output of test.Faulty:1 \(faulty\)"),
-        ("tooManyInputs", "", r"test.Faulty:1 \(faulty\) takes 1 to 2 inputs, got 3"),
-        ("unknownOperator", "", "There is no operator ai.snnipu.Nothing:1"),
-        (
-            "idsBehind",
-            "noGradientForIds",
-            r"Output 0 of ai.snnipu.SelectSpikes:1 is on the path to the loss and gets no gradient: test.Faulty:1 "
-            "gives none for its input 0",
-        ),
-        (
-            "oneGradient",
-            "needsEveryGradient",
-            r"test.FaultyGrad:1 .* needs the gradient of output 0 .* not on the path to the loss: override",
-        ),
-    ],
-)
-def test_refused(case, name, faults, message):
-    output = case(name, faults)
+@each_row(r"""
+run integerOutput | test.Faulty:1 \(faulty\) has a gradient, and output 0 is INT32 .* an integer output
+run writes | input 0 of test.Faulty:1 \(faulty\) has been written to, which modifies\(\) does not
+run aliases | Output 0 of test.Faulty:1 \(faulty\) shares elements with its input 0
+run forgetsAttribute | appendOutlineAttributes\(\) of test.Faulty:1 .* does not append the attribute scale
+run gradForgetsAttribute | appendOutlineAttributes\(\) of the gradient of test.Faulty:1 .* scale
+run forgetsInAttributes | appendAttributes\(\) of test.Faulty:1 .* does not append the attribute scale
+run gradForgetsInAttributes | appendAttributes\(\) of the gradient of test.Faulty:1 .* scale
+run wrongShape | Output 0 of test.Faulty:1 \(faulty\) has shape FLOAT \[2, 3\], and its Opx sets
+run noOutput | The Opx of test.Faulty:1 \(faulty\) does not set its output 1
+run insertsOther | x is not an output of test.Faulty:1 \(faulty\)
+tooManyInputs | test.Faulty:1 \(faulty\) takes 1 to 2 inputs, got 3
+unknownOperator | There is no operator ai.snnipu.Nothing:1
+idsBehind noGradientForIds | Output 0 of ai.snnipu.SelectSpikes:1 is on the path to the loss and gets no gradient:
+    test.Faulty:1 gives none for its input 0
+oneGradient needsEveryGradient | test.FaultyGrad:1 .* needs the gradient of output 0 .* not on the path to the loss:
+    override
+""")
+def test_refused(case, row):
+    call, message = row.split(" | ")
+    output = case(*call.split())
     assert re.search(message, output), output
 
 

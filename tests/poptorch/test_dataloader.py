@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 from support.poptorch_models import evaluated, model_of, options, refused, warnings_in
-from support.tables import cells_of
+from support.tables import each_row
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, TensorDataset
 
 from snnipu import poptorch
@@ -242,40 +242,25 @@ def test_an_accessor_of_any_iterable_can_rebatch():
     assert [batch.tolist() for batch in big] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        *cells_of(
-            r"""
-    DataLoader({}, dataset())                                   | expected options to be poptorch\.Options, got dict
-    DataLoader(options(), dataset(), 0)                         | batch_size: expected an int of at least 1
-    DataLoader(options(), dataset(), mode='Async')              | mode: expected one of DataLoaderMode.Sync
-    DataLoader(options(), dataset(), 2, batch_sampler=[[1, 2]]) | batch_sampler excludes batch_size and shuffle
-    AsynchronousDataAccessor([1], buffer_size=0)                | buffer_size: expected an int of at least 1
-    AsynchronousDataAccessor([1], sharing_strategy=3)           | expected one of SharingStrategy
-    """
-        ),
-        (
-            "DataLoader(options(2), dataset(), 2, mode=DataLoaderMode.AsyncRebatched, rebatched_worker_size=5)",
-            "rebatched_worker_size 5 is above the combined batch size 4",
-        ),
-        (
-            "DataLoader(options(2), dataset(), 2, mode=DataLoaderMode.Async, async_options={'rebatched_size': 2})",
-            "async_options cannot set rebatched_size",
-        ),
-        (
-            "AsynchronousDataAccessor(DataLoader(options(), dataset(), mode=DataLoaderMode.Async))",
-            "the DataLoader is asynchronous already",
-        ),
-        (
-            "AsynchronousDataAccessor(DataLoader(options(), dataset(), 3, drop_last=False))",
-            "drop_last=False needs rebatched_size",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(make, message):
+@each_row(r"""
+DataLoader({}, dataset()) | expected options to be poptorch\.Options, got dict
+DataLoader(options(), dataset(), 0) | batch_size: expected an int of at least 1
+DataLoader(options(), dataset(), mode='Async') | mode: expected one of DataLoaderMode.Sync
+DataLoader(options(), dataset(), 2, batch_sampler=[[1, 2]]) | batch_sampler excludes batch_size and shuffle
+DataLoader(options(2), dataset(), 2, mode=DataLoaderMode.AsyncRebatched, rebatched_worker_size=5)
+    | rebatched_worker_size 5 is above the combined batch size 4
+DataLoader(options(2), dataset(), 2, mode=DataLoaderMode.Async, async_options={'rebatched_size': 2})
+    | async_options cannot set rebatched_size
+AsynchronousDataAccessor(DataLoader(options(), dataset(), mode=DataLoaderMode.Async))
+    | the DataLoader is asynchronous already
+AsynchronousDataAccessor(DataLoader(options(), dataset(), 3, drop_last=False)) | drop_last=False needs rebatched_size
+AsynchronousDataAccessor([1], buffer_size=0) | buffer_size: expected an int of at least 1
+AsynchronousDataAccessor([1], sharing_strategy=3) | expected one of SharingStrategy
+""")
+def test_wrong_arguments_are_named(row):
+    call, message = row.split(" | ")
     with refused(message):
-        evaluated(make, options=options, dataset=dataset)
+        evaluated(call, options=options, dataset=dataset)
 
 
 @pytest.mark.parametrize(

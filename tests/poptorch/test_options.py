@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 from support.poptorch_models import options, refused
-from support.tables import cells_of, lines_of
+from support.tables import each_row, lines_of
 
 from snnipu import poptorch
 
@@ -87,41 +87,33 @@ def test_setters_return_their_object_and_used_options_are_frozen(call):
     assert repr(opts) == before
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        *cells_of(
-            r"""
-    deviceIterations(0)                                | deviceIterations: expected an int of at least 1, got 0
-    deviceIterations('2')                              | deviceIterations: expected an int, got '2' of type str
-    autoRoundNumIPUs(1)                                | autoRoundNumIPUs: expected True or False
-    outputMode(poptorch.OutputMode.EveryN)             | outputMode: EveryN needs a positive output_return_period
-    outputMode(poptorch.OutputMode.EveryN, 0)          | output_return_period: expected an int of at least 1
-    inputReplicaGrouping(3, poptorch.CommGroupType.Consecutive) | input_group_size 3 does not divide
-    inputReplicaGrouping(1, poptorch.CommGroupType.All) | input_group_type cannot be CommGroupType.All
-    setAvailableMemoryProportion({'0': 0.5})           | expected keys like 'IPU0', got '0'
-    setAvailableMemoryProportion({'IPU0': 1.5})        | \['IPU0'\]: expected a number between 0 and 1, got 1.5
-    setExecutionStrategy('pipelined')                  | setExecutionStrategy: expected a PipelinedExecution
-    useOfflineIpuTarget(3)                             | expected ipu_version 1, 2 or 21, got 3
-    updatableNamedBuffers('buffer')                    | updatableNamedBuffers: expected a list of buffer names
-    anchorTensor('a', 3)                               | anchorTensor: long_name: expected a str
-    Precision.setPartialsType(torch.double)            | expected torch.float or torch.half, got torch.float64
-    Jit.traceModel(True)                               | Jit.traceModel: True is no longer supported
-    Distributed.configureProcessId(2, 2)               | process_id 2 is not below num_processes 2
-    TensorLocations.numIOTiles(33)                     | expected an even number, 32 to 192, got 33
-    TensorLocations.setWeightLocation({})              | setWeightLocation: expected TensorLocationSettings
-    _Popart.set('autoRecomputatoin', 3)                | unknown PopART option.*did you mean 'autoRecomputation'
-    _Popart.set('enableOutlining', 'yes')              | _Popart.set\('enableOutlining'\): expected True or False
-    _Popart.setPatterns([])                            | setPatterns: expected a dict
-    """
-        ),
-        (
-            "Training.accumulationAndReplicationReductionType(poptorch.ReductionType.NoReduction)",
-            "expected ReductionType.Mean or ReductionType.Sum",
-        ),
-    ],
-)
-def test_wrong_values_are_refused_and_named(call, message):
+@each_row(r"""
+deviceIterations(0) | deviceIterations: expected an int of at least 1, got 0
+deviceIterations('2') | deviceIterations: expected an int, got '2' of type str
+autoRoundNumIPUs(1) | autoRoundNumIPUs: expected True or False
+outputMode(poptorch.OutputMode.EveryN) | outputMode: EveryN needs a positive output_return_period
+outputMode(poptorch.OutputMode.EveryN, 0) | output_return_period: expected an int of at least 1
+inputReplicaGrouping(3, poptorch.CommGroupType.Consecutive) | input_group_size 3 does not divide
+inputReplicaGrouping(1, poptorch.CommGroupType.All) | input_group_type cannot be CommGroupType.All
+setAvailableMemoryProportion({'0': 0.5}) | expected keys like 'IPU0', got '0'
+setAvailableMemoryProportion({'IPU0': 1.5}) | \['IPU0'\]: expected a number between 0 and 1, got 1.5
+setExecutionStrategy('pipelined') | setExecutionStrategy: expected a PipelinedExecution
+useOfflineIpuTarget(3) | expected ipu_version 1, 2 or 21, got 3
+updatableNamedBuffers('buffer') | updatableNamedBuffers: expected a list of buffer names
+anchorTensor('a', 3) | anchorTensor: long_name: expected a str
+Precision.setPartialsType(torch.double) | expected torch.float or torch.half, got torch.float64
+Jit.traceModel(True) | Jit.traceModel: True is no longer supported
+Distributed.configureProcessId(2, 2) | process_id 2 is not below num_processes 2
+TensorLocations.numIOTiles(33) | expected an even number, 32 to 192, got 33
+TensorLocations.setWeightLocation({}) | setWeightLocation: expected TensorLocationSettings
+_Popart.set('autoRecomputatoin', 3) | unknown PopART option.*did you mean 'autoRecomputation'
+_Popart.set('enableOutlining', 'yes') | _Popart.set\('enableOutlining'\): expected True or False
+_Popart.setPatterns([]) | setPatterns: expected a dict
+Training.accumulationAndReplicationReductionType(poptorch.ReductionType.NoReduction)
+    | expected ReductionType.Mean or ReductionType.Sum
+""")
+def test_wrong_values_are_refused_and_named(row):
+    call, message = row.split(" | ")
     opts = poptorch.Options()
     before = repr(opts)
     with refused(message):

@@ -5,14 +5,12 @@ the fresh layer differ in numbers or errors, shortened as far as possible. Under
 an array ends the run. ``--case Leaky:12`` runs one sequence. Kind and seed alone determine a sequence.
 """
 
-import argparse
 import contextlib
 import copy
 import functools
 import pathlib
 import random
 import sys
-import time
 import warnings
 from typing import Any, Callable, List, NamedTuple, Tuple
 
@@ -22,6 +20,7 @@ from torch import nn
 import snnipu as snn
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support import seeds
 from support.zeros import events_taken
 
 OPERATIONS = 12  # per sequence
@@ -658,40 +657,14 @@ def describe(name, seed, operations):
     return lines
 
 
-def search(names, seed, seconds):
-    """Run sequences for ``seconds``; return the number of failing ones."""
-    ends, wrong, sequences = time.monotonic() + seconds, 0, 0
-    while time.monotonic() < ends:
-        for name in names:
-            operations = drawn(KINDS[name], seed)
-            sequences += 1
-            error = failure(name, seed, operations)
-            if error:
-                wrong += 1
-                operations = shorten(name, seed, operations)
-                print(f"--case '{name}:{seed}': {failure(name, seed, operations)}", flush=True)
-                print("\n".join(f"  {line}" for line in describe(name, seed, operations)), flush=True)
-        seed += 1
-    print(f"{sequences} sequences, {wrong} failed; next seed {seed}")
-    return wrong
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", nargs="*", choices=sorted(KINDS), help="default: all except slow ones")
-    parser.add_argument("--case", help="KIND:SEED")
-    arguments = parser.parse_args()
-    if arguments.case:
-        name, _, seed = arguments.case.rpartition(":")
-        operations = drawn(KINDS[name], int(seed))
-        error = failure(name, int(seed), operations)
-        print("\n".join(describe(name, int(seed), operations)), error or "all calls agree", sep="\n")
-        return bool(error)
-    names = arguments.kinds or [name for name in KINDS if name not in SLOW]
-    return min(1, search(names, arguments.seed, arguments.seconds))
+def report(name, seed):
+    """Return the error and the shortest form of a failing sequence; empty if all calls agree."""
+    operations = drawn(KINDS[name], seed)
+    if not failure(name, seed, operations):
+        return ""
+    operations = shorten(name, seed, operations)
+    return "\n  ".join([failure(name, seed, operations), *describe(name, seed, operations)])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(seeds.main(__doc__.splitlines()[0], KINDS, report, left_out=SLOW))

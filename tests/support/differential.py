@@ -1,10 +1,9 @@
 """Random networks, calls and changes between calls against snnTorch's own loop: ``make fuzz-numbers``.
 
-``python tests/support/differential.py --seconds 600 --seed 0 --family networks`` prints each seed with a difference.
-``--case SEED`` runs one. The seed alone determines a case.
+``python tests/support/differential.py --seconds 600 --seed 0 --kinds networks`` prints each case with a difference.
+``--case networks:12`` runs one. Family and seed alone determine a case.
 """
 
-import argparse
 import collections
 import contextlib
 import copy
@@ -12,7 +11,7 @@ import functools
 import pathlib
 import random
 import sys
-import time
+import traceback
 import warnings
 
 import snntorch
@@ -26,7 +25,7 @@ from snnipu import equations
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from online import drawn
 from online import steps as explicit_steps
-from support import delays
+from support import delays, seeds
 from support.zeros import events_taken
 
 COMPARED = collections.Counter()  # calls whose results were compared, and calls whose gradients were compared
@@ -719,50 +718,27 @@ FAMILIES = {
 
 
 def run(family, seed):
-    """Return the error of one case, or None if its numbers agree."""
+    """Return the error of one case, or an empty text if its numbers agree."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             FAMILIES[family](seed)
         except Refused:
-            return None
+            pass
         except AssertionError as error:
             return str(error)
-    return None
+    return ""
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--family", choices=list(FAMILIES), help="default: all in turn")
-    parser.add_argument("--case", type=int, help="run only this seed, with a traceback")
-    arguments = parser.parse_args()
-    families = [arguments.family] if arguments.family else list(FAMILIES)
-    torch.set_num_threads(1)
-    if arguments.case is not None:
-        for family in families:
-            with contextlib.suppress(KeyboardInterrupt):
-                FAMILIES[family](arguments.case)
-        return 0
-    count, wrong, started = 0, 0, time.monotonic()
-    while time.monotonic() - started < arguments.seconds:
-        seed = arguments.seed + count
-        for family in families:
-            try:
-                error = run(family, seed)
-            except Exception as raised:  # any exception is a failure
-                error = f"{type(raised).__name__}: {raised}"
-            if error is not None:
-                wrong += 1
-                print(f"{family} {seed}: {error}", flush=True)
-        count += 1
-    print(
-        f"{count} seeds of {', '.join(families)} from {arguments.seed} on, {COMPARED['calls']} calls, "
-        f"{COMPARED['gradients']} with gradients: {wrong} wrong"
-    )
-    return int(wrong > 0)
+def failure(family, seed):
+    try:
+        return run(family, seed)
+    except Exception:  # any exception is a failure
+        return traceback.format_exc()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    torch.set_num_threads(1)
+    status = seeds.main(__doc__.split("\n")[0], FAMILIES, failure)
+    print(f"{COMPARED['calls']} calls were compared, {COMPARED['gradients']} with gradients")
+    sys.exit(status)

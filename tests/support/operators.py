@@ -88,6 +88,11 @@ def forward(model, name, inputs, attributes):
     return compiled(model, name, [tensor_type(tensor, name) for tensor in inputs], attributes).run(inputs)
 
 
+def forward_steps(program):
+    """Return the report's steps of an operator's forward pass."""
+    return [step for step in program.report()["steps"] if step["name"].endswith("forward")]
+
+
 def backward(model, name, inputs, attributes, outputs, upstream):
     """Return gradients by input; ``upstream`` has the outputs' gradients (None: not on the path to the loss)."""
     which = [place for place, grad in enumerate(upstream) if grad is not None]

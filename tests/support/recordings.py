@@ -5,6 +5,11 @@ import importlib
 import numpy as np
 
 
+def nmnist_event(x, y, polarity, time):
+    """Return the 5 bytes of an event of N-MNIST, by the data set's description."""
+    return (x << 32 | y << 24 | polarity << 23 | time).to_bytes(5, "big")
+
+
 def places(spikes):
     """Return ``(t, id, value)`` of the spikes of one sample."""
     dense = spikes.to_dense()[:, 0]
