@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.operators import needs_host_runtime
-from support.poptorch_models import evaluated, model_of, options, refused, training
+from support.poptorch_models import evaluated, model_of, options, refused, squares, training
 from support.tables import cells_of, each_row
 
 import snnipu as snn
@@ -104,10 +104,6 @@ def test_slices_at_values_of_dummy_inputs_compile():
 # The optimizer's constants of the compiled model.
 
 
-def squares():
-    return model_of(lambda self, x: poptorch.identity_loss(self.fc(x).square().sum(), "sum"), fc=torch.nn.Linear(3, 1))
-
-
 STRATEGY = poptorch.MeanReductionStrategy
 
 
@@ -120,7 +116,7 @@ torch.optim.Adam(weights) | Post
 """)
 def test_accumulators_in_half_use_the_running_mean(row):
     optimizer, strategy = row.split(" | ")
-    model = squares()
+    model = squares(1)
     wrapped = poptorch.trainingModel(model, optimizer=eval(optimizer, globals(), {"weights": model.parameters()}))
     training_options = wrapped.options.Training
     assert training_options.meanAccumulationAndReplicationReductionStrategy == STRATEGY[strategy]
@@ -135,7 +131,7 @@ def test_accumulators_in_half_use_the_running_mean(row):
     ],
 )
 def test_constants_of_the_optimizer_cannot_change(name, value, message):
-    wrapped, optimizer = training(squares(), "Adam")
+    wrapped, optimizer = training(squares(1), "Adam")
     wrapped(X)
     setattr(optimizer, name, value)
     with refused(message):
@@ -149,7 +145,7 @@ def anchored(mode=None, period=1, names=("Gradient___fc.weight",), **more):
     opts = options(4)
     for number, name in enumerate(names):
         opts.anchorTensor(str(number), name, mode, period)
-    model = squares()
+    model = squares(1)
     return model, training(model, "SGD", opts, lr=0.1)[0]
 
 

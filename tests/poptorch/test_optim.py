@@ -31,6 +31,11 @@ GENERATOR = torch.Generator().manual_seed(6)
 X, Y = torch.randn(STEPS, 3, 5, generator=GENERATOR), torch.randn(STEPS, 3, 2, generator=GENERATOR)
 
 
+def made(module, name, **arguments):
+    """Return a function from parameters to an optimizer of a module."""
+    return lambda parameters: getattr(module, name)(parameters, **arguments)
+
+
 def by_torch(make, clip=None):
     model = Net()
     optimizer = make(model.parameters())
@@ -75,11 +80,9 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS)
 def test_trajectories_are_those_of_torch(name, arguments):
-    expected = by_torch(lambda parameters: getattr(torch.optim, name)(parameters, **arguments))
-    check(by_poptorch(lambda parameters: getattr(torch.optim, name)(parameters, **arguments)), expected)
-    check(by_poptorch(lambda parameters: getattr(poptorch.optim, name)(parameters, **arguments)), expected)
-    scaled = by_poptorch(lambda parameters: getattr(poptorch.optim, name)(parameters, loss_scaling=64.0, **arguments))
-    check(scaled, expected)
+    expected = by_torch(made(torch.optim, name, **arguments))
+    for module, more in ((torch.optim, {}), (poptorch.optim, {}), (poptorch.optim, {"loss_scaling": 64.0})):
+        check(by_poptorch(made(module, name, **arguments, **more)), expected)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "LAMB"])
@@ -98,9 +101,8 @@ def test_gradients_of_sparse_embeddings_are_dense(name):
 
 @pytest.mark.parametrize(("name", "arguments"), [entry for entry in OPTIMIZERS if entry[0] != "RMSprop"])
 def test_gradients_are_clipped_to_a_common_norm(name, arguments):
-    expected = by_torch(lambda parameters: getattr(torch.optim, name)(parameters, **arguments), clip=0.05)
-    make = getattr(poptorch.optim, name)
-    got = by_poptorch(lambda parameters: make(parameters, max_grad_norm=0.05, loss_scaling=8.0, **arguments))
+    expected = by_torch(made(torch.optim, name, **arguments), clip=0.05)
+    got = by_poptorch(made(poptorch.optim, name, max_grad_norm=0.05, loss_scaling=8.0, **arguments))
     check(got, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from support.operators import needs_host_runtime
-from support.poptorch_models import model_of, options, refused, training
+from support.poptorch_models import options, refused, squares, training
 from support.tables import cells_of, each_row
 from torch.testing import assert_close
 
@@ -18,7 +18,7 @@ optim = poptorch.optim
 
 def net():
     torch.manual_seed(0)
-    return model_of(lambda self, x: poptorch.identity_loss(self.fc(x).square().sum(), "sum"), fc=torch.nn.Linear(3, 2))
+    return squares(2)
 
 
 def step(model, optimizer, times=1):

@@ -26,6 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from online import drawn
 from online import steps as explicit_steps
 from support import delays, seeds
+from support.loop_programs import Spike
 from support.zeros import events_taken
 
 COMPARED = collections.Counter()  # calls whose results were compared, and calls whose gradients were compared
@@ -51,20 +52,6 @@ def scale_of(gradients):
 # ---- networks of ordinary modules and neurons
 
 
-class Step(torch.autograd.Function):
-    """A user's own surrogate."""
-
-    @staticmethod
-    def forward(ctx, u):
-        ctx.save_for_backward(u)
-        return (u > 0).to(u.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (u,) = ctx.saved_tensors
-        return grad * torch.exp(-u.abs())
-
-
 SURROGATES = (
     lambda: None,
     lambda: surrogate.fast_sigmoid(slope=10),
@@ -73,7 +60,7 @@ SURROGATES = (
     lambda: surrogate.triangular(),
     lambda: surrogate.straight_through_estimator(),
     lambda: surrogate.SFS(slope=10, B=0.5),
-    lambda: Step.apply,
+    lambda: Spike.apply,
 )
 
 

@@ -85,15 +85,11 @@ class EmulatedLibrary:
     def snnipu_thread_runtime(self):
         return self._thread_runtime
 
-    def snnipu_neuron_call_size(self):
-        return host_library.snnipu_neuron_call_size()
-
-    def snnipu_sparse_call_size(self):
-        return host_library.snnipu_sparse_call_size()
-
     def __getattr__(self, name):
         if not name.startswith("snnipu_"):
             raise AttributeError(name)
+        if name.endswith("_call_size"):
+            return getattr(host_library, name)
         return lambda *arguments: self._call(name, arguments)
 
     def _call(self, name, arguments):

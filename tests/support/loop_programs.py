@@ -186,7 +186,7 @@ class Spike(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         ctx.save_for_backward(u)
-        return (u > 0).float()
+        return (u > 0).to(u.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]

@@ -16,6 +16,12 @@ def model_of(forward, **members):
     return module
 
 
+def squares(outputs):
+    """Return a network of a linear layer from 3 inputs whose loss is the sum of squares."""
+    layer = torch.nn.Linear(3, outputs)
+    return model_of(lambda self, x: poptorch.identity_loss(self.fc(x).square().sum(), "sum"), fc=layer)
+
+
 def options(iterations=1, replicas=1, accumulation=1, **settings):
     """Return options of these numbers, after a call of each setter in ``settings``."""
     opts = poptorch.Options().deviceIterations(iterations).replicationFactor(replicas)
