@@ -54,7 +54,7 @@ FUZZ_KERNELS := -std=c++17 -Wall -Wextra -Icsrc tests/support/fuzz_kernels.cpp -
 # Cases for each family of calls in make sanitize.
 SANITIZE_CASES ?= 1500
 MUTANTS_SECONDS ?= 3600
-# For example --packages compiler ops; see --help.
+# For example --places snnipu/compiler; see --help.
 MUTANTS_ARGS ?=
 
 # The first clang++ on the PATH, with or without a version in its name.

@@ -1,4 +1,4 @@
-"""``NeuronSequence`` and its gradient on the IPU model, compared with the host kernels."""
+"""``NeuronSequence``, ``SurrogateSpike`` and their gradients on the IPU model, compared with the host."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from support.operators import MACHINES, SURROGATES, backward, forward, forward_s
 from snnipu.ipu.model import IpuModelError
 from snnipu.ops import _neurons
 from snnipu.ops.neuron_sequence import neuron_sequence_bwd_reference, neuron_sequence_fwd_reference
+from snnipu.surrogate import Kernel, surrogate_gradient
 
 pytestmark = needs_model_and_host
 
@@ -137,3 +138,20 @@ def test_one_element(name):
 def test_stored_states_in_both_types(dtype):
     """A step has an odd number of elements, on several tiles."""
     check(machine(4), "alpha", 1, case("alpha", neurons=37, dtype=dtype), 7)
+
+
+@pytest.mark.parametrize(("tiles", "ipus"), MACHINES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_surrogate_spike(tiles, ipus, dtype):
+    model = machine(tiles, ipus)
+    torch.manual_seed(0)
+    for surrogate, (a, b) in SURROGATES.items():
+        u, grad = torch.randn(3, 21).to(dtype), torch.randn(3, 21).to(dtype)
+        u[0, 0] = 0
+        attributes = {"surrogate": surrogate, "surrogate_a": a, "surrogate_b": b}
+        (spk,) = forward(model, "SurrogateSpike", [u], attributes)
+        assert torch.equal(spk, (u > 0).to(dtype))
+        got = backward(model, "SurrogateSpike", [u], attributes, [spk], [grad])[0]
+        expected = surrogate_gradient(Kernel(surrogate, a, b), u.float(), grad.float()).to(dtype)
+        tolerance = {"rtol": 2e-3, "atol": 1e-6} if dtype == torch.float16 else {"rtol": 2e-6, "atol": 1e-7}
+        torch.testing.assert_close(got, expected, **tolerance)

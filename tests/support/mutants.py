@@ -1,11 +1,10 @@
 """Mutation testing: plant faults of one word in a copy of the tree, and run the tests: ``make mutants``.
 
 ``python tests/support/mutants.py --seconds 600 --seed 0 --places snnipu/ops csrc`` draws faults and prints those that
-no
-test noticed. ``--only snnipu/ops/_derivative.py --numbers 3 4`` plants these faults of one file. Only tests that run
-the faulty line are run. A first pass over all tests, or over ``--tests``, records these lines in one and a half times
-the tests' time. ``--folder`` keeps the record until sources or tests change. For a fault in C++ the library is compiled
-again, and the tests that call it are run.
+no test noticed. ``--places snnipu/ops/_derivative.py --numbers 3 4`` plants these faults of one file. Only tests that
+run the faulty line are run. A first pass over all tests, or over ``--tests``, records these lines in one and a half
+times the tests' time. ``--folder`` keeps the record until sources or tests change. For a fault in C++ the library is
+compiled again, and the tests that call it are run.
 """
 
 import argparse
@@ -22,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -283,17 +281,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="faults in parallel")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of the first pass")
     parser.add_argument("--places", nargs="*", default=PLACES, help="patterns for git ls-files")
-    parser.add_argument("--only", help="one file, for example snnipu/ops/_derivative.py")
-    parser.add_argument("--numbers", nargs="*", type=int, help="faults of that file")
+    parser.add_argument("--numbers", nargs="*", type=int, help="plant only these faults of each file")
     parser.add_argument("--tests", nargs="*", default=["tests"], help="run only these, with a shorter first pass")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "out" / "mutants", help="folder for the record of the first pass"
     )
     arguments = parser.parse_args()
-    files = [arguments.only] if arguments.only else tracked(*arguments.places)
-    files = [path for path in files if path.endswith((".py", ".cpp", ".hpp")) and "/triton/" not in path]
+    files = [
+        path for path in tracked(*arguments.places) if path.endswith((".py", ".cpp", ".hpp")) and "/triton/" not in path
+    ]
     sources = {path: (ROOT / path).read_text(encoding="utf-8") for path in files}
     faults = [(path, number) for path, source in sources.items() for number in range(len(places(path, source)))]
     random.Random(arguments.seed).shuffle(faults)
@@ -301,25 +299,12 @@ def main():
         faults = [fault for fault in faults if fault[1] in arguments.numbers]
     record = record_lines(arguments.folder, arguments.jobs, arguments.tests)
     counts = {True: 0, False: 0, None: 0}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
-        idle = [Planter(Path(folder) / str(job), record) for job in range(arguments.jobs)]
-        end = time.monotonic() + arguments.seconds
-
-        def tried(fault):
+    with tempfile.TemporaryDirectory() as folder:
+        planter, end = Planter(Path(folder) / "copy", record), time.monotonic() + arguments.seconds
+        for path, number in tqdm(faults, unit="fault", disable=None):
             if time.monotonic() > end:
-                return None
-            planter = idle.pop()
-            try:
-                return planter.is_noticed(*fault)
-            finally:
-                idle.append(planter)
-
-        for (path, number), result in tqdm(
-            zip(faults, pool.map(tried, faults)), total=len(faults), unit="fault", disable=None
-        ):
-            if result is None:
                 break
-            is_noticed, words, is_run = result
+            is_noticed, words, is_run = planter.is_noticed(path, number)
             counts[is_noticed] += 1
             if is_noticed is False:
                 why = "no test noticed" if is_run else "no test runs the line of"
