@@ -5,8 +5,8 @@
 //
 // A call: the function's name and its arguments. Each argument has a tag and a value: b (a buffer: its bytes), s (a
 // structure: its bytes, and the number of its pointers that are not null, each an offset and a buffer), i (an integer).
-// The answer: d, the result, and the bytes of structures and buffers after the call. A function that asks for room first
-// sends r and the number of slots. It receives `most`, 1 or 0, and the number of new pointers in the form of a
+// The answer: d, the result, and the bytes of structures and buffers after the call. A function that asks for room
+// first sends r and the number of slots. It receives `most`, 1 or 0, and the number of new pointers in the form of a
 // structure's. Numbers have 64 bits. The length of a name, a buffer or a structure precedes it.
 #include "host/neuron.h"
 #include "host/snnipu.h"
