@@ -157,6 +157,54 @@ def test_two_layers_converge_with_the_step(seed, reads_membranes, reset_mechanis
 
 
 @pytest.mark.slow
+def test_eventax_has_the_same_gradient():
+    """eventax differentiates through the events of a solver of differential equations, in JAX."""
+    reason = "eventax is not installed: pip install eventax, with Python 3.11 or later"
+    evnn = pytest.importorskip("eventax.evnn", reason=reason)
+    import diffrax
+    import equinox
+    import jax
+    import optimistix
+    from eventax.neuron_models import LIF
+
+    inputs, *sizes = 5, 8, 3
+    events, parameters, factors = problem((inputs, *sizes), 49)
+    hidden, output = slice(sizes[0]), slice(sizes[0], sum(sizes))
+    places = ((slice(sum(sizes), None), hidden), (hidden, output))  # of the weights of each layer, transposed
+    matrix = torch.zeros(inputs + sum(sizes), sum(sizes), dtype=torch.float64)
+    for place, layer in zip(places, parameters):
+        matrix[place] = layer["weight"].T
+    with jax.enable_x64(True):
+        net = evnn.FFEvNN(
+            layers=sizes,
+            in_size=inputs,
+            neuron_model=LIF,
+            max_solver_time=CONSTANTS.end,
+            key=jax.random.PRNGKey(0),
+            solver=diffrax.Dopri5(),
+            root_finder=optimistix.Newton(1e-10, 1e-10),
+            dtype=jax.numpy.float64,
+            thresh=CONSTANTS.threshold,
+            tsyn=CONSTANTS.tau_s,
+            tmem=CONSTANTS.tau_m,
+            init_weights=jax.numpy.asarray(matrix.numpy()),
+            init_bias=0.0,
+        )
+        times = jax.numpy.asarray([[time for time, source in events if source == n] for n in range(inputs)])
+        weight = jax.numpy.asarray(factors.numpy())
+        loss = equinox.filter_value_and_grad(lambda net: (weight * net.ttfs(times) ** 2).sum())
+        value, grad = equinox.filter_jit(loss)(net)
+    layers = [{"weight": layer["weight"].tolist()} for layer in parameters]
+    assert float(value) == pytest.approx(loss_in_continuous_time(events, layers, factors, 0), rel=1e-9)
+    weights = torch.tensor(grad.neuron_model.weights.tolist(), dtype=torch.float64)
+    expected = torch.cat([weights[place].T.flatten() for place in places])
+    for dt, most in ((0.02, 0.04), (0.01, 0.02), (0.0025, 0.005)):
+        grads = gradient_of_steps(events, parameters, factors, 0, dt)
+        found = torch.cat([layer["weight"].flatten() for layer in grads])
+        assert float((found - expected).norm() / expected.norm()) < most
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sizes", "seed", "most"),
     [
