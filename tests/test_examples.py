@@ -8,6 +8,7 @@ import shlex
 
 import pytest
 from support.commands import python
+from support.sounds import tone, write_sound
 from support.versions import needs_gloo
 
 pytestmark = needs_gloo
@@ -56,6 +57,25 @@ def test_yin_yang_is_learnt_by_both_gradients_and_drawn(repository, tmp_path):
         assert len(result["validation"]) == 8
         assert {len(row) for row in result["regions"]} == {len(result["regions"])}
     run([script, "--draw", str(runs), str(picture)], repository)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_spoken_digits_are_learnt_by_both_gradients_and_drawn(repository, tmp_path):
+    for digit in range(4):
+        for number in range(24):
+            sound = tone(200 * 2**digit * (1 + 0.004 * number), 0.3)
+            write_sound(tmp_path / f"{digit}_somebody_{number}.wav", sound)
+    script, picture = "examples/train_spoken_digits.py", tmp_path / "picture.png"
+    small = "--seeds 1 --epochs 6 --hidden 32 --batch-size 8"
+    text = run([script, tmp_path, *small.split(), "--picture", picture], repository)
+    results = [json.loads(line) for line in text.splitlines()]
+    losses = {"surrogate": ("plain", "shaped"), "eventprop": ("plain", "shaped", "woken")}
+    assert [result["kind"] for result in results] == [f"{key}-{loss}" for key in losses for loss in losses[key]]
+    for result in results:
+        assert 0.6 < result["accuracy"] <= 1, result  # of four digits
+        assert len(result["validation"]) == 6
+        assert 0 < result["activity"] < 0.5
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -143,7 +143,7 @@ draw_forward()
 #
 # - Between spikes, $\lambda$ and $g$ decay like the membrane and the current. $g$ follows $\lambda$, as the membrane
 #   follows the current.
-# - At a spike of its own neuron, $\lambda$ jumps. A membrane that is higher by $\varepsilon$ crosses the threshold
+# - At a spike of the neuron, $\lambda$ jumps. A membrane that is higher by $\varepsilon$ crosses the threshold
 #   earlier by $\varepsilon$ divided by its slope. The jump is the gradient of the spike's time, divided by this slope.
 # - The loss gives the gradient of the output's spike times. A hidden spike reads the gradient of its time from the
 #   change of $g$ in the outputs: a later arrival moves its effect along $g$.
