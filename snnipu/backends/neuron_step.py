@@ -32,15 +32,17 @@ class KernelStep:
         calls: the kernel's single steps, from which a call is copied with its size and parameters.
         dtype: dtype of the input, the states and the results.
         silent: True if the spikes have no gradient.
+        results: number of results: the spikes, and the states that are not the output.
     """
 
-    __slots__ = ("_on_cpu", "_saved", "calls", "dtype", "kernel", "plan", "silent")
+    __slots__ = ("_on_cpu", "_saved", "calls", "dtype", "kernel", "plan", "results", "silent")
 
     def __init__(
         self, plan: _neurons.NeuronPlan, kernel: Kernel, dtype: torch.dtype, on_cpu: bool, silent: bool
     ) -> None:
         self.plan, self.kernel, self.dtype, self.silent = plan, kernel, dtype, silent
         self._on_cpu = on_cpu
+        self.results = 1 + len(plan.states) - (plan.output is not None)
         self.calls: Any = (
             neurons.UncheckedSteps(neurons.built_in_kernels(_neurons.BUILT[plan.neuron]), plan.variant, dtype)
             if on_cpu
@@ -81,7 +83,7 @@ class KernelStep:
         if torch.is_grad_enabled():
             for tensor in (x, *states, *learning):
                 if tensor is not None and tensor.requires_grad:
-                    spk, *after = NeuronStep.apply(self, fixed, x, *states, *learning)
+                    spk, *after = NeuronStep.apply(self, fixed, x, *states, *learning)[: self.results]
                     if self.plan.output is not None:
                         after.insert(self.plan.output, spk)
                     return spk, after
@@ -108,7 +110,11 @@ class KernelStep:
 
 
 class NeuronStep(torch.autograd.Function):
-    """A differentiable step. It saves copies of what the adjoint reads, because loops write to states in place."""
+    """A differentiable step. It saves copies of what the adjoint reads, because loops write to states in place.
+
+    Copies of the states after the step and of x are results, too, so that a second derivative finds this function's
+    inputs: the gradient reads at least one of them, unless it is constant.
+    """
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -119,8 +125,9 @@ class NeuronStep(torch.autograd.Function):
         with_x, with_before, with_after = step.read_by_adjoint(ctx.needs_input_grad[3 + count :])
         read = step.copy_parameters(parameters, x.shape) if fixed is None else fixed
         spk, after, copies = step.run(x, initial, read, with_after)
+        copied_x = x.clone() if with_x else None
         ctx.save_for_backward(
-            x.clone() if with_x else None,
+            copied_x,
             *[state.clone() if saved and state is not None else None for saved, state in zip(with_before, initial)],
             *copies,
             *(read if fixed is None else ()),
@@ -132,7 +139,9 @@ class NeuronStep(torch.autograd.Function):
         if step.silent:
             ctx.mark_non_differentiable(spk)
         output = step.plan.output
-        return (spk, *after) if output is None else (spk, *after[:output], *after[output + 1 :])
+        if output is not None:
+            del after[output]
+        return (spk, *after, *copies, copied_x)
 
     @staticmethod
     @once_differentiable("neuron_step")
@@ -142,7 +151,7 @@ class NeuronStep(torch.autograd.Function):
         plan, shape = step.plan, ctx.shape
         count = len(plan.states)
         need = ctx.needs_input_grad[3:]
-        rows = [None if grad is None else grad.contiguous() for grad in grads]
+        rows = [None if grad is None else grad.contiguous() for grad in grads[: step.results]]
         # The kernel takes a pointer for each tensor, even for those that the requested gradients do not read.
         unread = next((row for row in rows if row is not None), None)
         if unread is None:

@@ -244,7 +244,8 @@ class NeuronSequence(torch.autograd.Function):
     """The autograd function of the two operators: spikes, the stored states, the final states.
 
     The backward pass saves only the input, and recomputes the states. If it reads one state that is a result anyway, it
-    saves that state instead. A single step saves copies, because loops change states in place between steps.
+    saves that state instead. A single step saves copies, because loops change states in place between steps. One of
+    these copies is a result, too, so that a second derivative finds this function's inputs.
     """
 
     @staticmethod
@@ -266,6 +267,7 @@ class NeuronSequence(torch.autograd.Function):
             saved_x = None if saved_x is None else saved_x.clone()
             initial = tuple([None if tensor is None else tensor.clone() for tensor in initial])
             saved_states = [state.clone() for state in saved_states]
+            results = (*results, *(saved_states if saved_x is None else [saved_x]))
         saved_parameters = [] if o.constants is not None else [p if p is None else p.clone() for p in parameters]
         ctx.save_for_backward(saved_x, *initial, *saved_parameters, *saved_states)
         ctx.options = o
@@ -291,7 +293,7 @@ class NeuronSequence(torch.autograd.Function):
             need = (*need[:count], *learns)
         remaining = iter(others)
         grad_states = [next(remaining) if stored else None for stored in o.store]
-        grad_final = list(remaining)
+        grad_final = [next(remaining) for _ in o.store] if o.store_final else []
         num_steps = o.num_steps
         if num_steps == SINGLE_STEP:
             num_steps = 1
@@ -579,7 +581,7 @@ def run_kernels(
     after = [next(remaining) if stored else None for stored in stores]
     if output is not None and store[output]:
         after[output] = spk
-    return Results(spk, after, list(remaining) if need_final else None)
+    return Results(spk, after, [next(remaining) for _ in stores] if need_final else None)
 
 
 def _stored_state_reads(

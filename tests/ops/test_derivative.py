@@ -13,6 +13,8 @@ import snnipu as snn
 from snnipu import ops
 from snnipu.ipu.model import IpuModel
 
+one_to_one = snn.RLeaky(beta=0.9, V=0.5, all_to_all=False)
+
 
 def leaf(*shape):
     torch.manual_seed(0)
@@ -44,6 +46,9 @@ OPERATORS = {
     "neuron_sequence": lambda: from_tensor(lambda x: ops.lif_sequence(x, beta=0.9)[1], 3, 2, 4),
     "neuron_sequence, one step": lambda: from_tensor(lambda x: ops.lif_step(x, beta=0.9)[0], 2, 4),
     "neuron_step": lambda: from_tensor(lambda x: snn.Leaky(beta=0.9)(x)[0], 2, 4),
+    "neuron_step, immediate reset": lambda: from_tensor(lambda x: snn.Leaky(beta=0.9, reset_delay=False)(x)[0], 2, 4),
+    "neuron_step, its spikes a state": lambda: from_tensor(lambda x: one_to_one(x[0])[0], 3, 2, 4),
+    "neuron_step, learnt": lambda: from_tensor(lambda x: snn.Synaptic(0.9, 0.8, learn_beta=True)(x)[0], 2, 4),
     "neuron_recurrent": lambda: from_tensor(snn.RLeaky(beta=0.8, linear_features=4).spikes, 3, 2, 4),
     "spiking_lstm": lambda: from_tensor(lambda x: snn.SLSTM(4, 4).sequence(x)[2], 3, 2, 4),
     "PopART operators": on_ipu_model,
@@ -67,9 +72,7 @@ class NoGradient(torch.autograd.Function):
         return None
 
 
-ONE_TO_ONE = lambda: from_tensor(  # noqa: E731
-    lambda x: snn.RLeaky(beta=0.9, V=0.5, all_to_all=False).sequence(x)[0], 3, 2, 4
-)
+ONE_TO_ONE = lambda: from_tensor(lambda x: one_to_one.sequence(x)[0], 3, 2, 4)  # noqa: E731
 
 
 @pytest.mark.parametrize(("make", "name"), [*CASES, pytest.param(ONE_TO_ONE, "", id="one to one")])
@@ -82,8 +85,8 @@ def test_of_no_gradient_there_is_none(make, name):
     assert all(x.grad is not None for x in leaves)
 
 
-# Single steps save copies, which do not lead to the inputs. The gradient of a sum by the others is a constant.
-UNCONNECTED = ("neuron_sequence, one step", "neuron_step", "sparse_to_dense", "sparse_pool2d", "dense_to_sparse")
+# The gradient of a sum is a constant.
+LINEAR = ("sparse_to_dense", "sparse_pool2d", "dense_to_sparse")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ UNCONNECTED = ("neuron_sequence, one step", "neuron_step", "sparse_to_dense", "s
         pytest.param(*case.values, loss_of, id=f"{case.id}-{kind}", marks=case.marks)
         for case in CASES
         for kind, loss_of in (("sum", torch.sum), ("squares", lambda out: (out**2).sum()))
-        if kind == "squares" or case.id not in UNCONNECTED
+        if kind == "squares" or case.id not in LINEAR
     ],
 )
 def test_a_penalty_on_gradients_is_refused_for_chosen_inputs(make, name, loss_of):
