@@ -276,11 +276,11 @@ def backward(kernels: Kernels, a: BackwardArguments) -> Tuple[torch.Tensor, List
             if gradient is not None:
                 gradient.zero_() if last is None or steps else gradient.copy_(last)
     memory.note_results(grad_x)
-    empty = like.new_empty(0)
+    # An operator may not return the same tensor twice.
     return (
         grad_x,
-        [empty if gradient is None else gradient for gradient in grad_initial],
-        [empty if gradient is None else gradient for gradient in grad_parameters],
+        [like.new_empty(0) if gradient is None else gradient for gradient in grad_initial],
+        [like.new_empty(0) if gradient is None else gradient for gradient in grad_parameters],
     )
 
 

@@ -249,8 +249,9 @@ def test_results_that_are_not_requested_are_different_tensors(name, examples):
     ]
     if name == "neuron_sequence_fwd":
         unrequested[6] = 0  # the bits of the states to store
-    results = tensors(reference(name)(*unrequested))
-    assert len(set(map(id, results))) == len(results)
+    for function in (reference(name), *ways(name).values()):
+        results = tensors(function(*unrequested))
+        assert len(set(map(id, results))) == len(results)
 
 
 @pytest.mark.parametrize("name", NATIVE)

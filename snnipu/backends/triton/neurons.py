@@ -255,7 +255,7 @@ def neuron_sequence_bwd(*arguments: Any) -> OperatorResults:
     steps, step_shape, _ = layout(x, a.num_steps)
     elements = step_shape.numel()
     parameters = [parameter.contiguous() for parameter in a.parameters]
-    like, empty = parameters[0], parameters[0].new_empty(0)
+    like = parameters[0]
     grad_final: Tensors = list(a.grad_final) or [None] * len(a.initial)
     grad_x = x.new_empty(x.shape)
     grad_initial = [like.new_empty(step_shape if needed else 0) for needed in a.need_initial]
@@ -264,7 +264,7 @@ def neuron_sequence_bwd(*arguments: Any) -> OperatorResults:
             gradient.zero_()
             if gradient.numel() and grad is not None:
                 gradient.copy_(grad)
-        gradients = [torch.zeros_like(p) if needed else empty for p, needed in zip(parameters, a.need_parameters)]
+        gradients = [p.new_zeros(p.shape if needed else 0) for p, needed in zip(parameters, a.need_parameters)]
         return grad_x.zero_(), grad_initial, gradients
     read, _ = _reads(a.neuron, a.variant, any(a.need_parameters))
     x, initial, grad_final = x.contiguous(), _contiguous(a.initial), _contiguous(grad_final)

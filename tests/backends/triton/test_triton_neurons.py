@@ -140,6 +140,14 @@ def test_states_that_are_given_take_no_room_again(kernels, monkeypatch):
     assert sum(tensor.numel() >= x.numel() for tensor in allocated) == 1  # the gradient of x
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_results_that_are_not_requested_are_different_tensors(kernels, steps):
+    x = torch.zeros(steps, 1, 3)
+    arguments = backward_arguments(forward_arguments(x, None, SCALARS), (x, None), KERNEL, needs=[False] * 4)
+    results = flat(kernels.neuron_sequence_bwd(*arguments))
+    assert len(set(map(id, results))) == len(results) == 5
+
+
 @pytest.mark.parametrize("delay", [True, False], ids=["delayed", "immediate"])
 def test_half_gradients_are_as_good_as_the_references(kernels, delay):
     """The error against a float64 adjoint is at most twice the reference's error in float16."""
