@@ -234,21 +234,30 @@ def _throughput(axes: Any, rows: Sequence[Dict[str, Any]], name: str) -> None:
         where = [100 * row["activity"] for row in line]
         axes.plot(where, [row["samples_per_s"] for row in line], color=colour, marker="o", markersize=4, linewidth=2)
         ends.append((hidden, where[-1], line[-1]["samples_per_s"], colour))
+        full = [row for row in own if row["hidden_layers"] == hidden and not row["fits"]]
+        if full:
+            where, height = [100 * row["activity"] for row in full], 120 * 1.4 ** (hidden - min(DEPTH_COLOURS))
+            axes.plot(where, [height] * len(full), color=colour, marker="x", markersize=6, linestyle="")
+            kib = " and ".join(f"{row['tile_memory_max_bytes'] / KIBIBYTE:,.0f}" for row in full)
+            axes.annotate(
+                f"{hidden} layers do not fit: {kib} KiB a tile",
+                (where[0], height),
+                (-8, 0),
+                textcoords="offset points",
+                fontsize=7,
+                color=colour,
+                ha="right",
+                va="center",
+            )
     for hidden, x, y, colour in ends:
-        axes.annotate(f"{hidden}", (x, y), (5, 0), textcoords="offset points", fontsize=9, color=colour, va="center")
-    for row in own:
-        if not row["fits"]:
-            colour = DEPTH_COLOURS[row["hidden_layers"]]
-            axes.plot([100 * row["activity"]], [120], marker="x", color=colour, markersize=6)
-            kib = row["tile_memory_max_bytes"] / KIBIBYTE
-            said = f"{row['hidden_layers']} layers do not fit: {kib:,.0f} KiB a tile"
-            axes.annotate(said, (100 * row["activity"], 120), (-8, 0), textcoords="offset points", fontsize=7)
-            axes.texts[-1].set(color=colour, ha="right", va="center")
+        heights = [other[2] for other in ends if other[1] == x]
+        side = "center" if len(heights) == 1 else "top" if y == min(heights) else "bottom"
+        axes.annotate(f"{hidden}", (x, y), (5, 0), textcoords="offset points", fontsize=9, color=colour, va=side)
     two = next(row for row in own if row["hidden_layers"] == 2)
     ceiling = two["a100_ceiling"]["FP32"]
-    axes.axhline(ceiling, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
     note = f"dense products on an A100 at FP32 peak,\n2 hidden layers: at most {ceiling:,.0f}"
-    axes.annotate(note, (50, ceiling), (0, 3), textcoords="offset points", fontsize=7, color=QUIET, ha="right")
+    axes.axhline(ceiling, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), label=note)
+    axes.legend(loc="upper right", fontsize=7, labelcolor=QUIET, frameon=False)
     if name == "N-MNIST" and any(row["activity"] == SHOWN_ACTIVITY for row in own):
         low, high = implied_a100(rows)
         axes.axhspan(low, high, color="#c2703d", alpha=0.13, linewidth=0)
@@ -352,12 +361,14 @@ def _scaling(axes: Any, rows: Sequence[Dict[str, Any]]) -> None:
 def _many(axes: Any, rows: Sequence[Dict[str, Any]]) -> None:
     colours = require("matplotlib.colors", "plot", "a picture")
     rate = np.full((len(NEURONS_PER_TILE), len(IPUS)), np.nan)
+    rates = [row["samples_per_s"] for row in rows if row["fits"]]
+    dark = (min(rates) * max(rates)) ** 0.5  # the middle of the colours
     for row in rows:
         y, x = NEURONS_PER_TILE.index(row["neurons_per_tile"]), IPUS.index(row["ipus"])
         neurons = f"{sum(row['sizes'][1:]) / 1000:,.0f}k neurons"
         if row["fits"]:
             rate[y, x] = np.log10(row["samples_per_s"])
-            said, colour = f"{row['samples_per_s']:,.0f}/s", "white" if row["samples_per_s"] > 9000 else TEXT
+            said, colour = f"{row['samples_per_s']:,.0f}/s", "white" if row["samples_per_s"] > dark else TEXT
         else:
             need = row["tile_memory_max_bytes"] / KIBIBYTE
             said, colour = f"does not fit:\n{need:,.0f} KiB a tile", OVER_COLOUR

@@ -1,5 +1,6 @@
 """Plans of event-driven networks: placement on tiles, memory, and the performance model."""
 
+import itertools
 import json
 
 import ipu_published as published
@@ -299,3 +300,17 @@ def test_published_chart(tmp_path):
     assert (tmp_path / "chart.png").stat().st_size > 20000
     low, high = published.implied_a100(results["depth"])
     assert high == 2 * low
+
+
+def test_labels_of_the_published_chart_do_not_overlap(tmp_path, monkeypatch):
+    page = pytest.importorskip("matplotlib.figure").Figure(figsize=(13, 13.6))
+    monkeypatch.setattr(published, "figure", lambda figsize: page)
+    record = published.ROOT / "benchmarks" / "results" / "ipu-model.json"
+    published.draw_published(json.loads(record.read_text(encoding="utf-8")), tmp_path / "chart.png")
+    for axes in page.axes:
+        boxes = [(text.get_text(), text.get_window_extent()) for text in axes.texts]
+        curves = [(line.get_label(), line.get_transform().transform(line.get_xydata())) for line in axes.lines]
+        for (label, box), (other, other_box) in itertools.combinations(boxes, 2):
+            assert not box.overlaps(other_box), f"{label!r} is over {other!r}"
+        for (label, box), (curve, points) in itertools.product(boxes, curves):
+            assert not box.count_contains(points), f"{label!r} is over {curve}"
