@@ -477,11 +477,13 @@ def _padding(network: nn.Module, last: nn.Module, lengths: Any, x: Any, num_step
 def _without_padding(out: Any, padding: torch.Tensor) -> Any:
     """Return results with zeros, or without spikes, at the steps of the padding."""
     if isinstance(out, (list, tuple)):
-        return type(out)(_without_padding(part, padding) for part in out)
+        parts = [_without_padding(part, padding) for part in out]
+        return getattr(out, "_make", type(out))(parts)  # a named tuple has _make
     if isinstance(out, SparseSpikes):
         return out._map_tensors(lambda part: _without_padding(part, padding))
-    if out.shape[:2] != padding.shape:
-        raise ValueError(f"lengths must be None for a result that is not [T, B, ...], got shape {tuple(out.shape)}")
+    if not isinstance(out, torch.Tensor) or out.shape[:2] != padding.shape:
+        found = f"shape {tuple(out.shape)}" if isinstance(out, torch.Tensor) else repr(out)
+        raise ValueError(f"lengths must be None for a result that is not [T, B, ...], got {found}")
     return out.masked_fill(padding.reshape(*padding.shape, *[1] * (out.dim() - 2)), 0)
 
 

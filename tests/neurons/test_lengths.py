@@ -1,5 +1,7 @@
 """``MultiStep(x, lengths=...)`` and ``padded_loss``: a padded batch equals its samples, each alone without padding."""
 
+import collections
+
 import pytest
 import torch
 from support.exact import exact
@@ -178,7 +180,8 @@ run(nn.Linear(6, 3), snn.Leaky(beta=0.9, init_hidden=True)) | ValueError: module
 run(nn.GRU(6, 3, bidirectional=True), nn.Linear(6, 3)) | ValueError: module 0 \(GRU\)
 run(nn.Linear(6, 3), nn.LSTM(3, 3)) | ValueError: module 1 \(LSTM\)
 run(nn.Sequential(nn.BatchNorm1d(6)), nn.Linear(6, 3)) | ValueError: module 0.0 \(BatchNorm1d\)
-run(nn.Linear(6, 3), LastStep()) | ValueError: a result that is not \[T, B, ...\], got shape \(4, 3\)
+run(Whole(lambda x: x[-1])) | ValueError: a result that is not \[T, B, ...\], got shape \(4, 6\)
+run(Whole(lambda x: (x, None))) | ValueError: a result that is not \[T, B, ...\], got None
 loss(functional.ce_rate_loss(reduction="none")) | ValueError: must return one number, the mean over samples
 loss(functional.ce_count_loss(weight=torch.ones(CLASSES))) | ValueError: and have weight=None
 loss(lambda out, targets: out.sum(0)) | ValueError: must return one number
@@ -192,8 +195,22 @@ def test_modules_that_read_the_padding_and_losses_without_a_mean(row):
     assert_refused(row, globals(), run=run, loss=lambda call: functional.padded_loss(call, out, LABELS, lengths))
 
 
-class LastStep(nn.Module):
+class Whole(nn.Module):
+    """A module that takes all steps at once and returns the result of ``function``."""
+
     takes_whole_sequences = True
 
-    def forward(self, x):
-        return x[-1]
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+
+Doubled = collections.namedtuple("Doubled", ["x", "twice"])
+
+
+def test_a_named_tuple_stays_one():
+    x, _ = padded_input()
+    out = snn.MultiStep(Whole(lambda x: Doubled(x, twice=2 * x)))(x, lengths=torch.tensor(LENGTHS))
+    assert type(out) is Doubled
+    assert torch.equal(out.x, x.nan_to_num(0))
+    assert torch.equal(out.twice, 2 * out.x)
