@@ -3,10 +3,16 @@
 import textwrap
 
 import pytest
+import snntorch
+import torch
 from support.commands import python
 from support.versions import needs_backend
+from torch import nn
 
-from snnipu.compiler import patches
+import snnipu as snn
+from snnipu._names import installed
+from snnipu.compiler import backend, patches
+from snnipu.ops import step_operators
 
 pytestmark = [needs_backend]
 
@@ -87,6 +93,31 @@ def test_stop_leaves_nothing_replaced(repository, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(SCRIPT))
     python(script, env={"PYTHONPATH": str(repository), "PYTHONWARNINGS": "ignore"})
+
+
+@pytest.mark.skipif(not installed.reset_reaches_others(), reason="this snnTorch resets one network alone")
+def test_a_reset_in_a_trace_after_stop_waits_for_the_graph(monkeypatch):
+    """In a program's own ``torch.compile``, neurons of other networks are reset when the graph runs."""
+    backend.enable("this test")
+    backend.disable("this test")
+    monkeypatch.setattr(step_operators, "enabled", False)  # another test may have enabled it
+    torch._dynamo.reset()
+    net, other = (nn.Sequential(snn.Leaky(beta=0.9, init_hidden=True)) for _ in range(2))
+    x, after_trace = torch.ones(2, 3), []
+    other(x)
+
+    def as_traced(graph, _):
+        after_trace.append(other[0].mem.clone())
+        return graph.forward
+
+    @torch.compile(backend=as_traced)
+    def run(x):
+        snntorch.utils.reset(net)
+        return net(x)
+
+    run(x)
+    assert torch.equal(after_trace[0], x)
+    assert not other[0].mem.any()
 
 
 def test_what_another_package_replaces_afterwards_stays():
