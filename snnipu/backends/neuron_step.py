@@ -16,7 +16,7 @@ from snnipu.ops import _neurons
 from snnipu.ops._arguments import PLAIN, Parameter, is_eager
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._reference import StepBackward
-from snnipu.ops.neuron_sequence import Constants, Results, constants, neuron_apply
+from snnipu.ops.neuron_sequence import Constants, Results, constants, is_silent, neuron_apply
 from snnipu.surrogate import Kernel, SpikeGrad
 
 _DTYPES = (torch.float32, torch.float64)
@@ -239,10 +239,7 @@ def kernel_step(
             if not _accepts_parameter(value, x):
                 return None
         values = _derive_parameters(plan, parameters, x)
-    silent = False
-    if kernel.is_zero and plan.output is None:
-        silent = not getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
-    return _step(plan, kernel, x, silent)(x, states, values)
+    return _step(plan, kernel, x, is_silent(plan.neuron, kernel, parameters))(x, states, values)
 
 
 def step_apply(

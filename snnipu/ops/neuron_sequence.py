@@ -417,6 +417,15 @@ def kernel_arguments(
     return initial, values or [unit], False  # a neuron without parameters gets its compute dtype from ``unit``
 
 
+def is_silent(neuron: str, kernel: Kernel, parameters: Mapping[str, Parameter]) -> bool:
+    """Return True if the spikes have no gradient, because the surrogate is 0.
+
+    The spikes of a user's neuron may depend on parameters and states in other ways.
+    """
+    learns = getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
+    return kernel.is_zero and neuron in _neurons.BUILT and not learns
+
+
 def neuron_apply(
     neuron: str,
     x: torch.Tensor,
@@ -473,9 +482,7 @@ def neuron_apply(
     initial, values, constant = kernel_arguments(plan, x, step_shape, states, parameters)
     variant, output = plan.variant, plan.output
     if kernel is not None and not on_ipu:
-        learns = getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
-        silent = kernel.is_zero and plan.output is None and not learns
-        settings = (num_steps, kernel, store, need_final, plan, constant, silent)
+        settings = (num_steps, kernel, store, need_final, plan, constant, is_silent(neuron, kernel, parameters))
         return run_kernels(neuron, variant, x, initial, values, *settings)
     store_or_final = [stored or need_final for stored in store]
     read = plan.reads_all.states

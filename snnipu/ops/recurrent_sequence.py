@@ -21,7 +21,7 @@ from snnipu.ops._arguments import Parameter, compute_dtype, state_argument
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
 from snnipu.ops._reference import ReferenceStep, StepBackward, Tensors, sum_to_parameter
-from snnipu.ops.neuron_sequence import Results, kernel_arguments
+from snnipu.ops.neuron_sequence import Results, is_silent, kernel_arguments
 from snnipu.surrogate import Kernel, SpikeGrad
 
 # The parameter that one-to-one neurons multiply their spikes by, and the index of the spikes among the states.
@@ -429,6 +429,7 @@ class _RecurrentOptions(NamedTuple):
     reads: Optional[_neurons.Reads]  # absent if nothing requires a gradient
     geometry: Tuple[int, ...]
     order: Tuple[int, ...]
+    silent: bool  # the spikes have no gradient
 
 
 class RecurrentSequence(torch.autograd.Function):
@@ -472,6 +473,8 @@ class RecurrentSequence(torch.autograd.Function):
         )
         ctx.options = o
         ctx.set_materialize_grads(False)
+        if o.silent:
+            ctx.mark_non_differentiable(spk)
         if o.reads is not None:
             ctx.save_for_backward(
                 x if reads.x and not adds else None,
@@ -596,6 +599,7 @@ def recurrent_apply(
             reads,
             tuple(connection.geometry),
             tuple(order),
+            is_silent(neuron, surrogate.kernel, parameters),
         ),
         *tensors,
     )

@@ -452,6 +452,21 @@ def test_without_parameters_through_the_dispatcher(reference, reads, monkeypatch
     assert torch.allclose(x.grad, expected.grad)
 
 
+@pytest.mark.parametrize("reference", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["reference", "kernel"])
+def test_without_a_surrogate_spikes_keep_the_gradients_of_their_factors(reference, monkeypatch):
+    @snn.neuron(states=("mem",), parameters={"gain": 1.5})
+    def Gained(x, mem, *, gain, spike):
+        mem = 0.5 * mem + x
+        return spike(mem - 1) * gain, mem
+
+    if reference:
+        monkeypatch.setattr(compiled, "kernels", lambda *arguments: None)
+    layer = Gained(learn=True, spike_grad=surrogate.Surrogate("no_gradient"))
+    out = layer.sequence(X)[0]
+    out.sum().backward()
+    assert layer.gain.grad == out.count_nonzero() > 0
+
+
 @needs_host_runtime
 @needs_library
 def test_on_the_ipu_model():

@@ -104,6 +104,18 @@ def test_steps_are_snntorchs(name, through, chosen):
     )
 
 
+@pytest.mark.parametrize("connection", [{"all_to_all": False}, {"linear_features": N}], ids=["one-to-one", "linear"])
+@pytest.mark.parametrize("name", KINDS)
+def test_without_a_surrogate_spikes_have_no_gradient(name, connection):
+    ours, theirs = twins(name, connection, surrogate_disable=True)
+    x, gradients = torch.randn(5, 3, N, requires_grad=True), []
+    for out in (loop(theirs, x), loop(ours, x), sequence(ours, x)):
+        assert not out[0].requires_grad
+        gradients.append(torch.autograd.grad(out[-1].square().sum(), x)[0])
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("through", ["linear", "conv"])
