@@ -93,7 +93,12 @@ $(VENV)/.torch:
 $(VENV)/.snnipu: $(VENV)/.torch pyproject.toml setup.py snnipu/_version.py $(NATIVE)
 	$(BIN)/python setup.py build_ext --inplace
 	$(PIP) --editable .
-	touch $@
+	echo "$(CURDIR)" > $@
+
+# An editable installation leads to one folder. It is made again after the clone was moved, or for another clone.
+ifeq ($(shell grep -sxF "$(CURDIR)" $(VENV)/.snnipu),)
+.PHONY: $(VENV)/.snnipu
+endif
 
 # This installs the extras of the installed package, without building it again.
 $(VENV)/.data: $(VENV)/.snnipu

@@ -1,7 +1,10 @@
 """Parts of a release agree: versions, dependencies, and the calls of the workflow."""
 
 import re
+import shutil
+import subprocess
 
+import pytest
 from support.commands import ROOT
 
 from snnipu._version import __version__
@@ -54,3 +57,15 @@ def test_the_lint_tools_are_pinned():
     lines = [line for line in text_of(".ci/lint-tools.txt").splitlines() if not line.startswith(("#", " "))]
     assert len(pinned) == len(lines)
     assert set(tools) <= {name for name, _ in pinned}
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize("folder", [ROOT, ROOT.parent / "before it was moved"])
+def test_a_moved_clone_is_installed_again(folder, tmp_path):
+    """An editable installation leads to the folder of its clone."""
+    for stamp in (".torch", ".snnipu", ".data"):
+        (tmp_path / stamp).write_text(f"{folder}\n")
+    command = ["make", "--dry-run", "demo", f"VENV={tmp_path}"]
+    planned = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "-m snnipu train" in planned
+    assert ("--editable ." in planned) == (folder != ROOT)
