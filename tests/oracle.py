@@ -39,6 +39,11 @@ def relative_error(actual, expected, terms=None):
     return ((actual - expected).abs().max() / scale.clamp_min(1e-30)).item()
 
 
+def flat(out):
+    """Return the tensors of nested tuples and lists."""
+    return [out] if isinstance(out, torch.Tensor) else [tensor for part in out for tensor in flat(part)]
+
+
 # ---- spike ids
 
 

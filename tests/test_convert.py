@@ -5,6 +5,7 @@ import warnings
 import pytest
 import snntorch
 import torch
+from oracle import flat
 from support.tables import each_row
 from torch import nn
 from torch.nn.utils import parametrize
@@ -56,10 +57,6 @@ def steps(neuron, name):
             states = out if name.startswith(("RLeaky", "RSynaptic")) else out[1:]
         results += flat(out)
     return results
-
-
-def flat(out):
-    return [out] if isinstance(out, torch.Tensor) else [tensor for part in out for tensor in flat(part)]
 
 
 def assert_equal(actual, expected):

@@ -7,6 +7,7 @@ import io
 import pytest
 import torch
 from neurons.test_own import Adaptive
+from oracle import flat
 from support.loops import kinds, neuron_of
 from torch import nn
 
@@ -83,10 +84,6 @@ def network(form, name):
     states = neuron.reset_mem()
     count = len(states) if isinstance(states, tuple) else 1
     return net, tuple(2 * torch.rand(BATCH, SIZE) for _ in range(1 + count))
-
-
-def flat(out):
-    return [out] if isinstance(out, torch.Tensor) else [tensor for part in out for tensor in flat(part)]
 
 
 def assert_equal(out, expected, name):

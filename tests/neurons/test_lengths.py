@@ -59,6 +59,13 @@ def parts_of(out):
     return list(out) if isinstance(out, tuple) else [out]
 
 
+def take_gradients(net):
+    """Return the gradients of the parameters, and clear them."""
+    gradients = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+    net.zero_grad()
+    return gradients
+
+
 @pytest.mark.parametrize("chunk_bytes", [2**30, 100])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_results_are_those_of_each_sample_alone(name, chunk_bytes, monkeypatch):
@@ -67,8 +74,7 @@ def test_results_are_those_of_each_sample_alone(name, chunk_bytes, monkeypatch):
     out = parts_of(net(x, lengths=torch.tensor(LENGTHS, dtype=torch.int32)))
     weights = torch.rand(STEPS, 1, CLASSES)
     sum((part * weights).sum() for part in out).backward()
-    gradients = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
-    net.zero_grad()
+    gradients = take_gradients(net)
     assert out[0].any()
     for sample, alone in enumerate(samples):
         steps, expected = len(alone), parts_of(net(alone))
@@ -76,7 +82,7 @@ def test_results_are_those_of_each_sample_alone(name, chunk_bytes, monkeypatch):
             assert torch.equal(part[:steps, sample : sample + 1], other)
             assert not part[steps:, sample].any()
         sum((other * weights[:steps]).sum() for other in expected).backward()
-    expected = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    expected = take_gradients(net)
     assert len(gradients) == len(expected) > 0
     torch.testing.assert_close(gradients, expected)
 
@@ -105,8 +111,7 @@ def test_event_driven_network(slots):
     net, (x, samples) = snn.MultiStep(sparse), padded_input()
     out = net(snn.SparseSpikes.from_dense(x), lengths=torch.tensor(LENGTHS))
     out.spike_count().square().sum().backward()
-    gradients = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
-    net.zero_grad()
+    gradients = take_gradients(net)
     overflow = 0
     for sample, alone in enumerate(samples):
         expected = net(snn.SparseSpikes.from_dense(alone))
@@ -116,7 +121,7 @@ def test_event_driven_network(slots):
         expected.spike_count().square().sum().backward()
     assert out.num_spikes > 0
     assert out.overflow == overflow
-    expected = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    expected = take_gradients(net)
     torch.testing.assert_close(gradients, expected)
 
 
@@ -142,13 +147,12 @@ def test_loss_is_the_mean_of_each_sample_alone(name):
     out = net(x, lengths=torch.tensor(LENGTHS))[place]
     loss = functional.padded_loss(loss_function(), out, LABELS, torch.tensor(LENGTHS))
     loss.sum().backward()
-    gradients = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
-    net.zero_grad()
+    gradients = take_gradients(net)
     alone = [loss_function()(net(sample)[place], LABELS[[b]]) for b, sample in enumerate(samples)]
     expected = torch.stack(alone).mean(0)
     expected.sum().backward()
     torch.testing.assert_close(loss, expected)
-    others = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    others = take_gradients(net)
     assert any(other.any() for other in others)
     torch.testing.assert_close(gradients, others)
 
