@@ -95,27 +95,25 @@ def random_events(number=5000, steps=20, batch=4, neurons=300, seed=0):
     return times, units, random.integers(0, batch, number)
 
 
-CONVERSIONS = {
-    "list": list,
-    "uint8": lambda x: x.astype(np.uint8),
-    "uint16": lambda x: x.astype(np.uint16),
-    "big-endian": lambda x: x.astype(">u4"),
-    "uint64": lambda x: x.astype(np.uint64),
-    "int16": lambda x: x.astype(np.int16),
-    "float16": lambda x: x.astype(np.float16),
-    "strided": lambda x: np.stack([x, x], 1)[:, 1],
-    "torch int16": lambda x: torch.tensor(x, dtype=torch.int16),
-    "torch uint8": lambda x: torch.tensor(x, dtype=torch.uint8),
-    "torch bfloat16": lambda x: torch.tensor(x, dtype=torch.bfloat16),
-    "torch strided": lambda x: torch.tensor(np.stack([x, x], 1))[:, 0],
-}
-
-
-@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
-def test_types(convert):
+@each_row("""
+list(x)
+x.astype(np.uint8)
+x.astype(np.uint16)
+x.astype(">u4")
+x.astype(np.uint64)
+x.astype(np.int16)
+x.astype(np.float16)
+np.stack([x, x], 1)[:, 1]
+torch.tensor(x, dtype=torch.int16)
+torch.tensor(x, dtype=torch.uint8)
+torch.tensor(x, dtype=torch.bfloat16)
+torch.tensor(np.stack([x, x], 1))[:, 0]
+""")
+def test_types(row):
     times, units, samples = random_events(300, steps=10, neurons=100)
     size = {"num_steps": 10, "num_neurons": 100, "step": 10, "batch_size": 4}
-    spikes = SparseSpikes.from_events(convert(times), convert(units), convert(samples), **size)
+    converted = [eval(row, {"np": np, "torch": torch, "x": x}) for x in (times, units, samples)]
+    spikes = SparseSpikes.from_events(*converted, **size)
     check(spikes, *naive(times, units, samples, 10, 4, 100, 10), "binary")
     assert spikes.ids.dtype == spikes.counts.dtype == torch.int32
     assert spikes.values.dtype == torch.float32

@@ -6,29 +6,32 @@ import pytest
 import snntorch
 import torch
 from snntorch.functional.probe import AttributeMonitor
+from support.tables import rows
 from torch import nn
 
 import snnipu as snn
 
-MODULES = {
-    "Leaky": lambda: snn.Leaky(beta=0.9, learn_beta=True),
-    "Leaky, per neuron": lambda: snn.Leaky(beta=torch.rand(6), threshold=torch.rand(6)),
-    "Leaky, init_hidden": lambda: snn.Leaky(beta=0.9, init_hidden=True),
-    "MultiStep": lambda: snn.MultiStep(nn.Linear(6, 4), snn.Leaky(beta=0.9)),
-    "SparseLinear": lambda: snn.SparseLinear(6, 4),
-    "SparseLeaky": lambda: snn.SparseLeaky(6, 4, beta=0.9, max_spikes=3),
-    "SparseLeaky, per neuron": lambda: snn.SparseLeaky(6, 4, beta=torch.rand(4), learn_beta=True),
-    "SparseLeaky, recurrent": lambda: snn.SparseLeaky(6, 4, beta=0.9, recurrent=True),
-    "SparseSynaptic": lambda: snn.SparseSynaptic(6, 4, alpha=0.8, beta=0.9, max_spikes=3),
-    "recurrent SparseSynaptic": lambda: snn.SparseSynaptic(6, 4, alpha=0.8, beta=0.9, recurrent=True),
-    "SparseNetwork": lambda: snn.SparseNetwork([6, 5, 4], beta=0.9),
-}
+EVENT_DRIVEN = rows("""
+snn.SparseLinear(6, 4)
+snn.SparseLeaky(6, 4, beta=0.9, max_spikes=3)
+snn.SparseLeaky(6, 4, beta=torch.rand(4), learn_beta=True)
+snn.SparseLeaky(6, 4, beta=0.9, recurrent=True)
+snn.SparseSynaptic(6, 4, alpha=0.8, beta=0.9, max_spikes=3)
+snn.SparseNetwork([6, 5, 4], beta=0.9)
+""")
+OTHERS = rows("""
+snn.Leaky(beta=0.9, learn_beta=True)
+snn.Leaky(beta=torch.rand(6), threshold=torch.rand(6))
+snn.Leaky(beta=0.9, init_hidden=True)
+snn.MultiStep(nn.Linear(6, 4), snn.Leaky(beta=0.9))
+snn.SparseSynaptic(6, 4, alpha=0.8, beta=0.9, recurrent=True)
+""")
 X = (torch.arange(3 * 2 * 6).reshape(3, 2, 6) % 4 == 0).float()
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_members_and_text(name):
-    module = MODULES[name]()
+@pytest.mark.parametrize("row", [*EVENT_DRIVEN, *OTHERS])
+def test_members_and_text(row):
+    module = eval(row)
     inspect.getmembers(module)
     assert repr(module)
     module(X)
@@ -37,15 +40,15 @@ def test_members_and_text(name):
     moved = module.to("meta")
     inspect.getmembers(moved)
     assert type(module).__name__ in repr(moved)
-    other = MODULES[name]().to("meta")
+    other = eval(row).to("meta")
     other(X.to("meta"))
     inspect.getmembers(other)
     assert repr(other)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("Sparse")])
-def test_traces_of_event_driven_layers(name):
+@pytest.mark.parametrize("row", EVENT_DRIVEN)
+def test_traces_of_event_driven_layers(row):
     """Trace before and after a call. test_export.py traces the neurons."""
 
     class Dense(nn.Module):
@@ -54,7 +57,7 @@ def test_traces_of_event_driven_layers(name):
             return out.to_dense() if isinstance(out, snn.SparseSpikes) else out
 
     net = Dense()
-    net.inner = MODULES[name]()
+    net.inner = eval(row)
     for _ in range(2):
         with torch.no_grad():
             traced = torch.jit.trace(net, (X,), check_trace=False)
