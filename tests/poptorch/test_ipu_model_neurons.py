@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from support import loops
 from support.ipu_training import check_training, classified, on_model, operators
 from support.operators import needs_host_runtime, needs_library
 from torch import nn
@@ -14,22 +15,24 @@ from snnipu import poptorch
 pytestmark = [needs_host_runtime, needs_library]
 STEPS, BATCH = 7, 4
 
+# Neurons of support.loops, and more arguments.
 LAYERS = {
-    "Synaptic": lambda **o: snn.Synaptic(alpha=0.8, beta=0.9, learn_alpha=True, learn_beta=True, **o),
-    "Synaptic, no delay": lambda **o: snn.Synaptic(alpha=0.8, beta=torch.rand(12), reset_delay=False, **o),
-    "Alpha": lambda **o: snn.Alpha(alpha=0.9, beta=0.8, learn_threshold=True, **o),
-    "Lapicque": lambda **o: snn.Lapicque(beta=0.9, learn_threshold=True, **o),
-    "RLeaky": lambda **o: snn.RLeaky(beta=0.9, V=0.5, all_to_all=False, learn_recurrent=True, **o),
-    "RSynaptic": lambda **o: snn.RSynaptic(alpha=0.7, beta=0.9, V=torch.rand(12), all_to_all=False, **o),
+    "Synaptic, learnt": {},
+    "Synaptic": {"reset_delay": False},
+    "Alpha": {"learn_threshold": True},
+    "Lapicque": {"learn_threshold": True},
+    "RLeaky, one to one": {"learn_recurrent": True},
+    "RSynaptic, one to one": {},
 }
 
 
 class Net(nn.Module):
-    def __init__(self, make, how):
+    def __init__(self, name, how):
         super().__init__()
         torch.manual_seed(0)
         self.how = how
-        self.fc1, self.layer = nn.Linear(8, 12), make(spike_grad=snn.surrogate.fast_sigmoid(slope=10))
+        surrogate = snn.surrogate.fast_sigmoid(slope=10)
+        self.fc1, self.layer = nn.Linear(8, 12), loops.neuron_of(name, 12, spike_grad=surrogate, **LAYERS[name])
         self.fc2, self.lif = nn.Linear(12, 3), snn.Leaky(beta=0.8, threshold=0.5)
         self.multistep = snn.MultiStep(self.fc1, self.layer, self.fc2, self.lif) if how == "multistep" else None
 
@@ -58,7 +61,7 @@ def check(ipu_target, name, how, target="mk2:4"):
     close = {"rtol": 1e-5, "atol": 1e-5}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        training = check_training(lambda: Net(LAYERS[name], how), batches, close=close, outputs_close=close, lr=0.05)
+        training = check_training(lambda: Net(name, how), batches, close=close, outputs_close=close, lr=0.05)
     return operators(training.model)
 
 
@@ -72,7 +75,7 @@ def test_training(ipu_target, name, how):
 
 @pytest.mark.parametrize("target", ["mk2:1", "mk2", "mk2:3:2"])
 def test_targets(ipu_target, target):
-    check(ipu_target, "Synaptic", "sequence", target)
+    check(ipu_target, "Synaptic, learnt", "sequence", target)
 
 
 def model_of(net, ipu_target):
