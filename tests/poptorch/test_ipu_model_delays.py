@@ -12,16 +12,19 @@ from snnipu.backends import popart
 
 pytestmark = [needs_host_runtime, needs_library]
 LEAKY = {"beta": 0.9, "threshold": 0.5}
+
+
+def dense(longest, **options):
+    """Return a layer with delays, its neurons and a readout."""
+    return [snn.DelayLinear(20, 16, longest, **options), snn.Leaky(**LEAKY), nn.Linear(16, 5)]
+
+
 NETWORKS = {
-    "linear": lambda: [snn.DelayLinear(20, 16, 5, bias=True), snn.Leaky(**LEAKY), nn.Linear(16, 5)],
-    "gaussian": lambda: [snn.DelayLinear(20, 16, 5, kernel="gaussian"), snn.Leaky(**LEAKY), nn.Linear(16, 5)],
+    "linear": lambda: dense(5, bias=True),
+    "gaussian": lambda: dense(5, kernel="gaussian"),
     # The longest delay exceeds the sequence; other delays are between steps.
-    "axonal": lambda: [snn.DelayLinear(20, 16, 15, delay=3 * torch.rand(1, 20)), snn.Leaky(**LEAKY), nn.Linear(16, 5)],
-    "whole steps": lambda: [
-        snn.DelayLinear(20, 16, 3, delay=torch.randint(4, (16, 1)).float(), learn_delay=False),
-        snn.Leaky(**LEAKY),
-        nn.Linear(16, 5),
-    ],
+    "axonal": lambda: dense(15, delay=3 * torch.rand(1, 20)),
+    "whole steps": lambda: dense(3, delay=torch.randint(4, (16, 1)).float(), learn_delay=False),
     "events": lambda: [snn.SparseLeaky(20, 16, max_delay=5, **LEAKY), snn.SparseLinear(16, 5)],
     "recurrent": lambda: [snn.SparseLeaky(20, 16, max_delay=5, recurrent=True, **LEAKY), snn.SparseLinear(16, 5)],
     "slots": lambda: [

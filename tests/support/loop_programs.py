@@ -194,7 +194,20 @@ class Spike(torch.autograd.Function):
         return grad * torch.exp(-2.0 * u.abs())
 
 
-class Writer:
+class Draws:
+    """Choices that a seed determines."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def pick(self, *choices: Any) -> Any:
+        return self.random.choice(choices)
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+
+class Writer(Draws):
     """A writer of one program.
 
     Attributes:
@@ -204,7 +217,7 @@ class Writer:
     """
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        super().__init__(seed)
         self.lines: Dict[str, List[str]] = {"init": [], "start": [], "step": [], "end": []}
         self.names = 0
         self.feedback = False
@@ -223,12 +236,6 @@ class Writer:
         self.dynamic = self.pick(None, True)
         self.part_bytes = self.pick(2**24, 1, 400)
         self.source = self._program()
-
-    def pick(self, *choices: Any) -> Any:
-        return self.random.choice(choices)
-
-    def chance(self, probability: float) -> bool:
-        return self.random.random() < probability
 
     def name(self, kind: str) -> str:
         self.names += 1

@@ -13,7 +13,6 @@ import importlib
 import io
 import os
 import pickle
-import random
 import re
 import runpy
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple
 
 import torch
+from support.loop_programs import Draws
 from support.tables import lines_of
 
 AUTO = "SNNIPU_SURROUNDINGS_AUTO"  # the variable that makes a script call snn.auto()
@@ -1094,7 +1094,7 @@ for _module in list(sys.modules.values()):
 """
 
 
-class Writer:
+class Writer(Draws):
     """A writer of one script.
 
     Attributes:
@@ -1105,7 +1105,7 @@ class Writer:
     """
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        super().__init__(seed)
         self.seed = seed
         self.late = ""
         self.network_name = self.pick(*NETWORKS, "leaky", "leaky")
@@ -1115,12 +1115,6 @@ class Writer:
         self.steps, self.batch = self.pick(4, 5, 6), self.pick(2, 3)
         self.in_place, self.command = self.chance(0.15), self.chance(0.15)
         self.source = self._script()
-
-    def pick(self, *choices: Any) -> Any:
-        return self.random.choice(choices)
-
-    def chance(self, probability: float) -> bool:
-        return self.random.random() < probability
 
     def _is_known(self, *texts: str) -> bool:
         """Return True if a known difference belongs to one of these texts."""
