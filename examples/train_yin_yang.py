@@ -196,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--gradient", choices=["eventprop", "surrogate"], default="eventprop")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--hidden", type=int, default=200, help="neurons of the hidden layer")
     parser.add_argument("--step", type=float, default=1.0, help="length of a time step in milliseconds")
     parser.add_argument("--samples", type=int, default=5000, help="samples of the training set")
