@@ -104,72 +104,88 @@ WORDS = [((1, 8, width), (1, 1), (1, 1), (0, 0), (1, 1), 1) for width in (8, 12)
 # test_sparse_properties draws on a CPU. They have several groups of blocks, chunks of time, and tiles of 192 or 96
 # inputs.
 GRIDS = {
-    "sparse_linear": "neurons=[1100], inputs=[20], rows=[(20, 30)], rates=[(0.1, 0.05)]",
-    "sparse_conv2d": "neurons=[18], geometry=[*MAPS.values()], dtype=DTYPES",
-    LIF: """
-capacity=[AS_NEEDED, 20, 64], rotate=BOTH, recurrent=BOTH, each=[True]
-inputs=[192, 193, 400], rows=[(11, 50)], rates=[(0.3, 0.1)], neurons=[70], delay=[0, 2], graded=BOTH, shuffled=BOTH,
-    threshold=[torch.tensor(4.0)], grad_threshold=[3.0]
-""",
-    CONV_LIF: """
-geometry=[*MAPS.values()], neurons=[2, 66], reset=RESETS, capacity=[AS_NEEDED, 20]
-geometry=[MAPS["many places"]], neurons=[70], rates=[(0.02, 0.1), (0.4, 0.1)], dtype=DTYPES
-geometry=WORDS, neurons=[3], rows=[(3, 2)], reset=RESETS
-""",
+    "sparse_linear": [{"neurons": [1100], "inputs": [20], "rows": [(20, 30)], "rates": [(0.1, 0.05)]}],
+    "sparse_conv2d": [{"neurons": [18], "geometry": [*MAPS.values()], "dtype": DTYPES}],
+    LIF: [
+        {"capacity": [AS_NEEDED, 20, 64], "rotate": BOTH, "recurrent": BOTH, "each": [True]},
+        {
+            "inputs": [192, 193, 400],
+            "rows": [(11, 50)],
+            "rates": [(0.3, 0.1)],
+            "neurons": [70],
+            "delay": [0, 2],
+            "graded": BOTH,
+            "shuffled": BOTH,
+            "threshold": [torch.tensor(4.0)],
+            "grad_threshold": [3.0],
+        },
+    ],
+    CONV_LIF: [
+        {"geometry": [*MAPS.values()], "neurons": [2, 66], "reset": RESETS, "capacity": [AS_NEEDED, 20]},
+        {"geometry": [MAPS["many places"]], "neurons": [70], "rates": [(0.02, 0.1), (0.4, 0.1)], "dtype": DTYPES},
+        {"geometry": WORDS, "neurons": [3], "rows": [(3, 2)], "reset": RESETS},
+    ],
 }
 # Small, as the interpreter is slow: the weights' gradient has a program for each input.
-FEW, SMALL = [1, 5, 63, 130], {"inputs": [9], "neurons": [7]}
+FEW, SMALL, LENGTHS = [1, 5, 63, 130], {"inputs": [9], "neurons": [7]}, [(1, 0), (1, 1), (2, 5), (5, 2), (11, 1)]
 IN_TRITON = {
-    # 128 neurons are whole blocks.
-    "sparse_linear": """
-neurons=FEW, inputs=[9], shuffled=[True], dtype=DTYPES
-neurons=[6], inputs=[63]
-neurons=[128], inputs=[9]
-""",
-    cases.DELAYED: """
-neurons=FEW, inputs=[20], rows=[(5, 2)], shuffled=[True], dtype=DTYPES
-neurons=[40], inputs=[7], rows=[(0, 2), (3, 0), (1, 1), (20, 1)], max_delay=[1, 9], bias=BOTH
-neurons=[6], inputs=[7], rows=[(4, 2)], max_delay=[0, 5], taps=[1], rates=RATES
-neurons=[6], inputs=[7], rows=[(6, 2)], max_delay=[4], taps=[5]
-""",
-    "sparse_conv2d": """
-geometry=[*MAPS.values()][:-1], neurons=[4], rows=[(2, 2)]
-geometry=[MAPS["groups"]], neurons=[4], rows=[(2, 2)], dtype=DTYPES[1:]
-""",
-    "sparse_to_dense": "neurons=FEW, shuffled=[True], rows=[(2, 2)], dtype=DTYPES",
-    "dense_to_sparse": "neurons=FEW, capacity=[AS_NEEDED, 0, 30], rotate=BOTH, rows=[(4, 1)]",
-    "select_spikes": """
-neurons=FEW, capacity=[AS_NEEDED, 0, 30], rotate=BOTH, each=[True], rows=[(3, 1)]
-neurons=[5], grad_threshold=SECOND, dtype=DTYPES, rows=[(2, 2)]
-""",
-    # Fewer steps than are loaded in advance, and more; delays up to and beyond the steps; every surrogate.
-    LIF: """
-recurrent=BOTH, reset=RESETS, each=[True], delay=[1], capacity=[9], **SMALL
-neurons=FEW, inputs=[9], recurrent=BOTH, rotate=[True], grad_threshold=[None], capacity=[3], rows=[(2, 1)]
-neurons=FEW[1::2], inputs=[9], recurrent=BOTH, grad_threshold=[0.1], rows=[(2, 1)]
-inputs=FEW, neurons=[6], dtype=DTYPES[1:]
-rows=[(1, 1)], delay=[0], recurrent=BOTH, **SMALL
-rows=[(1, 1)], delay=[1], recurrent=BOTH, **SMALL
-rows=[(2, 1)], delay=[5], recurrent=BOTH, **SMALL
-rows=[(5, 1)], delay=[2], recurrent=BOTH, **SMALL
-rows=[(11, 1)], delay=[1], recurrent=BOTH, **SMALL
-rates=[(0.0, 0.2)], bias=BOTH, recurrent=BOTH, **SMALL
-neurons=[6], inputs=[9], recurrent=BOTH, rows=[(2, 1)], capacity=[AS_NEEDED, 4, 5, 6]
-inputs=[9], rows=ROWS[:2], capacity=[AS_NEEDED, 0, 3]
-""",
-    CONV_LIF: """
-geometry=[MAPS["plain"]], neurons=[4], reset=RESETS
-geometry=[MAPS["padding"]], neurons=[4], delay=[1], each=[True], capacity=[9], exact=BOTH
-geometry=[MAPS["groups"]], neurons=[6], delay=[5]
-geometry=[MAPS["plain"]], neurons=[70], rows=ROWS[:2]
-geometry=[MAPS["plain"]], neurons=[70], capacity=[0, AS_NEEDED], rows=[(2, 1)]
-geometry=[MAPS["stride"]], neurons=[4], each=[True], exact=[False]
-""",
+    "sparse_linear": [
+        {"neurons": FEW, "inputs": [9], "shuffled": [True], "dtype": DTYPES},
+        {"neurons": [6], "inputs": [63]},
+        {"neurons": [128], "inputs": [9]},  # whole blocks
+    ],
+    cases.DELAYED: [
+        {"neurons": FEW, "inputs": [20], "rows": [(5, 2)], "shuffled": [True], "dtype": DTYPES},
+        {"neurons": [40], "inputs": [7], "rows": [(0, 2), (3, 0), (1, 1), (20, 1)], "max_delay": [1, 9], "bias": BOTH},
+        {"neurons": [6], "inputs": [7], "rows": [(4, 2)], "max_delay": [0, 5], "taps": [1], "rates": RATES},
+        {"neurons": [6], "inputs": [7], "rows": [(6, 2)], "max_delay": [4], "taps": [5]},
+    ],
+    "sparse_conv2d": [
+        {"geometry": [*MAPS.values()][:-1], "neurons": [4], "rows": [(2, 2)]},
+        {"geometry": [MAPS["groups"]], "neurons": [4], "rows": [(2, 2)], "dtype": DTYPES[1:]},
+    ],
+    "sparse_to_dense": [{"neurons": FEW, "shuffled": [True], "rows": [(2, 2)], "dtype": DTYPES}],
+    "dense_to_sparse": [{"neurons": FEW, "capacity": [AS_NEEDED, 0, 30], "rotate": BOTH, "rows": [(4, 1)]}],
+    "select_spikes": [
+        {"neurons": FEW, "capacity": [AS_NEEDED, 0, 30], "rotate": BOTH, "each": [True], "rows": [(3, 1)]},
+        {"neurons": [5], "grad_threshold": SECOND, "dtype": DTYPES, "rows": [(2, 2)]},
+    ],
+    LIF: [
+        {"recurrent": BOTH, "reset": RESETS, "each": [True], "delay": [1], "capacity": [9], **SMALL},
+        {
+            "neurons": FEW,
+            "inputs": [9],
+            "recurrent": BOTH,
+            "rotate": [True],
+            "grad_threshold": [None],
+            "capacity": [3],
+            "rows": [(2, 1)],
+        },
+        {"neurons": FEW[1::2], "inputs": [9], "recurrent": BOTH, "grad_threshold": [0.1], "rows": [(2, 1)]},
+        {"inputs": FEW, "neurons": [6], "dtype": DTYPES[1:]},
+        # Fewer steps than are loaded in advance, and more; delays up to and beyond the steps.
+        *({"rows": [(t, 1)], "delay": [d], "recurrent": BOTH, **SMALL} for t, d in LENGTHS),
+        {"rates": [(0.0, 0.2)], "bias": BOTH, "recurrent": BOTH, **SMALL},
+        # Every surrogate.
+        {"neurons": [6], "inputs": [9], "recurrent": BOTH, "rows": [(2, 1)], "capacity": [AS_NEEDED, 4, 5, 6]},
+        {"inputs": [9], "rows": ROWS[:2], "capacity": [AS_NEEDED, 0, 3]},
+    ],
+    CONV_LIF: [
+        {"geometry": [MAPS["plain"]], "neurons": [4], "reset": RESETS},
+        {
+            "geometry": [MAPS["padding"]],
+            "neurons": [4],
+            "delay": [1],
+            "each": [True],
+            "capacity": [9],
+            "exact": BOTH,
+        },
+        {"geometry": [MAPS["groups"]], "neurons": [6], "delay": [5]},
+        {"geometry": [MAPS["plain"]], "neurons": [70], "rows": ROWS[:2]},
+        {"geometry": [MAPS["plain"]], "neurons": [70], "capacity": [0, AS_NEEDED], "rows": [(2, 1)]},
+        {"geometry": [MAPS["stride"]], "neurons": [4], "each": [True], "exact": [False]},
+    ],
 }
-
-
-def grids_of(table):
-    return [eval(f"dict({row})") for row in rows(table)]
 
 
 def variants(grids):
@@ -184,7 +200,7 @@ TRIED = [("CPU", op) for op in GRIDS] + [(other, op) for other in ("Triton", "CU
 @pytest.mark.parametrize(("provider", "op"), TRIED)
 def test_kernels_equal_the_reference(provider, op, kernels):
     small = {} if provider == "CPU" else {"rows": (3, 2)}
-    for options in variants(grids_of((GRIDS if provider == "CPU" else IN_TRITON)[op])):
+    for options in variants((GRIDS if provider == "CPU" else IN_TRITON)[op]):
         assert_is_the_reference(kernels, op, **{**small, **options})
 
 
