@@ -82,6 +82,8 @@ class SparseSpikes:
         outside: the number of events outside the time window that :meth:`from_events` dropped.
         map_shape: ``(C, H, W)`` if the neurons are those of ``C`` maps: neuron ``(c * H + y) * W + x`` is at ``y, x``
             of map ``c``. None: the neurons are a row. Convolutions and pools set and read the shape.
+        times: times of the spikes in steps, ``[T, B, S]``, with a gradient: a layer with ``gradient="eventprop"`` makes
+            them. Copies, parts of the batch and pools keep them; parts of the steps and other selections do not.
 
     Raises:
         TypeError, ValueError: a shape, dtype, device, count or id is wrong; the message names the argument.
@@ -94,9 +96,7 @@ class SparseSpikes:
     dropped: Optional[torch.Tensor]
     outside: int = 0
     map_shape: MapShape = None
-    # Times of the spikes in steps, with a gradient, if a layer with gradient="eventprop" made them. Copies and parts of
-    # the batch have them, too, and pools; parts of the steps and other selections do not.
-    times: Optional[torch.Tensor] = dataclasses.field(default=None, init=False)
+    times: Optional[torch.Tensor] = None
 
     def __init__(
         self,
@@ -108,13 +108,18 @@ class SparseSpikes:
         dropped: Optional[torch.Tensor] = None,
         outside: int = 0,
         map_shape: MapShape = None,
+        times: Optional[torch.Tensor] = None,
     ) -> None:
         _check_types(ids, values, counts, num_neurons, dropped)
         _check_outside(outside)
+        if times is not None and (times.shape, times.dtype) != (values.shape, values.dtype):
+            expected, got = f"{values.dtype} {tuple(values.shape)}", f"{times.dtype} {tuple(times.shape)}"
+            raise ValueError(f"times must be {expected}, as values, got {got}")
         map_shape = check_map_shape(map_shape, num_neurons)
         _check_contents(ids, counts, num_neurons)
         self.ids, self.values, self.counts = ids, values, counts
         self.num_neurons, self.dropped, self.outside, self.map_shape = num_neurons, dropped, outside, map_shape
+        self.times = times
 
     @classmethod
     def _trusted(

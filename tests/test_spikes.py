@@ -533,3 +533,14 @@ def test_collate_refuses_samples_of_different_length():
     spikes = clean(2, 1, 5)
     with pytest.raises(ValueError, match=r"batch must hold samples of one length, got \[1, 2\]"):
         collate([(spikes, 1), (spikes,)])
+
+
+def test_a_dataclass_is_made_again_of_its_fields():
+    """DistributedDataParallel copies its inputs this way."""
+    spikes = snn.SparseSpikes.from_dense(torch.ones(2, 1, 3))
+    fields = {field.name: getattr(spikes, field.name) for field in dataclasses.fields(spikes)}
+    again = dataclasses.replace(spikes, **{**fields, "times": torch.rand(2, 1, 3)})
+    assert torch.equal(again.ids, spikes.ids)
+    assert again.times.shape == (2, 1, 3)
+    with pytest.raises(ValueError, match=r"times must be torch.float32 \(2, 1, 3\), as values, got .* \(2, 1\)"):
+        dataclasses.replace(spikes, times=torch.rand(2, 1))
