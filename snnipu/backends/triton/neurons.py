@@ -173,8 +173,9 @@ def launch_backward(
     programs, options = _geometry(elements)
     counts = [parameter.numel() for parameter in parameters]
     per_element = max(counts) > 1
-    sums = [like.new_empty(elements if per_element else programs) if needed else None for needed in need]
     names = len(kernels.neuron.parameters)
+    of_sums = like.new_empty if names else like.new_zeros  # no kernel writes the tensor of a neuron without parameters
+    sums = [of_sums(elements if per_element else programs) if needed else None for needed in need]
     with backend.on_device(device):
         # In the order of print_triton_kernels.backward_arguments.
         kernels.backward[(programs,)](
