@@ -46,7 +46,7 @@ def kept(value: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def counted(value: torch.Tensor, number: int) -> torch.Tensor:
-    """Mark a number that no step may change, as a tensor."""
+    """Mark a counter as a tensor, whose value after the last step is checked."""
     return value
 
 
