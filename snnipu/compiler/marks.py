@@ -32,7 +32,8 @@ def clock(value: torch.Tensor) -> torch.Tensor:
 
 def carried(value: torch.Tensor, number: int) -> torch.Tensor:
     """Mark a tensor of the previous step."""
-    return value
+    # PyTorch knows the number in an input without dimensions, and would trace a condition on it for all steps.
+    return value.clone() if value.dim() == 0 else value
 
 
 def result(value: torch.Tensor, number: int) -> torch.Tensor:

@@ -252,9 +252,14 @@ class Guards:
         fixed = [one for symbol, value in environment.replacements.items() for one in (symbol, *value.free_symbols)]
         if getattr(self._clock, "is_Integer", False) or self._clock in fixed:
             raise Refused("its steps depend on their number")
+        read = set(fixed)
         for guard in environment.guards:
+            read |= guard.expr.free_symbols
             if self._clock in guard.expr.free_symbols:
                 self._conditions.append(guard.expr)
+        items = {symbol for source, symbol in environment.source_to_var.items() if source.endswith(".item()")}
+        if read & items and _changes_numbers(body):
+            raise Refused("a condition reads a number that its steps change")
 
     def prove(self, module: torch.fx.GraphModule, counters: Sequence[Tuple[Any, int]]) -> None:
         """Prove that counters have constant increments, and that no other number of the program depends on a step.
@@ -303,6 +308,12 @@ class Guards:
             conditions = {one.subs(values) for one in self._conditions}
             self._known[key] = all(_holds(one, self._clock, clocks) for one in conditions)
         return self._known[key]
+
+
+def _changes_numbers(body: Body) -> bool:
+    """Return True if a step changes a tensor without dimensions in place."""
+    changes = nodes.Memory(body.module.graph).changes.values()
+    return any(nodes.value_of(node).dim() == 0 for changed in changes for node in changed if nodes.is_tensor(node))
 
 
 # The operations in guards that sympy does not have, by the names of PyTorch's classes.

@@ -145,6 +145,7 @@ class Net(nn.Module):
         self.own, self.decides, self.stock = Own(0.9, threshold=0.4), DecidesByTheCode(), snntorch.Leaky(beta=0.8)
         self.spike, self.record = snn.surrogate.fast_sigmoid(), Record()
         self.count, self.trace, self.seen = 0, [], {"steps": 0}
+        self.register_buffer("steps", torch.tensor(0))
         self.register_buffer("total", torch.zeros(()))
 
     def forward(self, x):
@@ -396,6 +397,25 @@ DISTRIBUTED.update(
     }
 )
 AS_WRITTEN = {
+    "a condition on a number that doubles": (
+        f"{START}\nk = 1\n{LOOP}\n    {STEP}\n    if k == 4:\n        mem = mem * 0.5\n    k = k * 2 % 11\n"
+        "return mem, k"
+    ),
+    "a condition on a fraction": (
+        f"{START}\nk = 1.0\n{LOOP}\n    {STEP}\n    mem = mem * (0.5 if k < 0.3 else 1)\n    k *= 0.7\nreturn mem, k"
+    ),
+    "steps in steps of a number that doubles": (
+        f"{START}\nk = 1\n{LOOP}\n    {STEP}\n    for _ in range(k):\n        mem = mem * 0.9\n    k = k * 2 % 5\n"
+        "return mem"
+    ),
+    "a condition on the number in a tensor": (
+        f"{START}\nn = torch.tensor(0)\n{LOOP}\n    {STEP}\n    if n.item() == 3:\n        mem = mem * 0.5\n"
+        "    n = n + 1\nreturn mem, n"
+    ),
+    "a condition on the number in a tensor that changes in place": (
+        f"{START}\nself.steps.zero_()\n{LOOP}\n    {STEP}\n    if self.steps.item() == 3:\n        mem = mem * 0.5\n"
+        "    self.steps += 1\nreturn mem"
+    ),
     "a switch": (
         f"{START}\nlate = False\n{LOOP}\n    {STEP}\n    if late:\n        mem = mem * 0.5\n    late = step > 2\n"
         "return spk, mem, late"
