@@ -13,7 +13,7 @@ import numpy as np
 
 from snnipu._extras import require
 from snnipu.ipu import NetworkSpec
-from snnipu.planning.drawing import OVER_COLOUR, QUIET, SEQUENCE, SHARE_COLOURS, TEXT, figure
+from snnipu.ipu.report import OVER_COLOUR, SEQUENCE, SHARE_COLOURS
 from snnipu.planning.mapping import Plan
 from snnipu.planning.network import benchmark_slots
 from snnipu.planning.performance import LABEL, Performance, estimate
@@ -21,6 +21,7 @@ from snnipu.planning.search import plan
 from snnipu.planning.targets import KIBIBYTE, Target
 
 ROOT = Path(__file__).resolve().parent.parent
+TEXT, QUIET = "#22303c", "#5f6f7d"
 
 # Neurons of the input, of the hidden layers (keyed by their number) and of the output; slots of the input.
 NETWORKS: Dict[str, Dict[str, Any]] = {
@@ -53,6 +54,10 @@ LARGE_ACTIVITY = 0.005
 # A published network on more IPUs.
 SCALED, SCALED_LAYERS, SCALED_ACTIVITIES = "N-MNIST", 2, (0.005, 0.02, 0.1)
 SELECTION = 16
+
+
+def figure(**more: Any) -> Any:
+    return require("matplotlib.figure", "plot", "a picture").Figure(facecolor="white", dpi=150, **more)
 
 
 def network(name: str, hidden_layers: int, activity: float, **more: Any) -> NetworkSpec:

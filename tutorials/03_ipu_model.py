@@ -375,19 +375,24 @@ print("neuron 17 of layer 1 is on tile", plan.tile_of(1, 17))
 
 # %%
 def draw_plan(plan):
-    plan.draw(scratch / "plan.png")
-    try:
-        from IPython.display import Image
-    except ImportError:  # as a script
-        return None
-    return Image(str(scratch / "plan.png"), width=900)
+    figure = plotting.new_figure(11, 4)
+    left, right = figure.subplots(1, 2)
+    grid = (32, 46)  # the 1472 tiles of a Mk2
+    roles = left.imshow(plan.roles().reshape(grid), cmap="RdBu")
+    memory = right.imshow(plan.tile_memory.reshape(grid) / 1024, cmap="Blues", vmin=0)
+    left.set_title("role of each tile: +n neurons of layer n, -n their selection")
+    right.set_title("memory of a tile, KiB of 624, as predicted")
+    for axis, picture in ((left, roles), (right, memory)):
+        axis.set(xticks=[], yticks=[])
+        figure.colorbar(picture, ax=axis, shrink=0.7)
+    return figure
 
 
 draw_plan(plan)
 
 # %% [markdown]
-# Layers with more input spikes get more tiles, so that no tile has much more work than the others. The tiles in lighter
-# colours convert the bits of spiking neurons to ids.
+# Layers with more input spikes get more tiles, so that no tile has much more work than the others. The tiles with
+# negative roles convert the bits of spiking neurons to ids.
 #
 # Two models predict the time of such a plan. The *performance model* has a formula for each phase of a step, and needs
 # a fraction of a second for any size. The *IPU model* builds the graph, runs it, and counts it vertex by vertex. This

@@ -1,17 +1,21 @@
 """The output of ``python -m snnipu profile``: a table, a JSON document, and a self-contained HTML page."""
 
 import html
+import math
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from snnipu._version import __version__
-from snnipu.planning.drawing import IDLE_COLOUR, OVER_COLOUR, ROLE_COLOURS, SEQUENCE, SHARE_COLOURS, grid, lighter
 from snnipu.planning.mapping import CATEGORIES, Plan, code_bytes
 from snnipu.planning.performance import LABEL, Performance, summary
 from snnipu.planning.targets import KIBIBYTE
 
 FORMAT = 1
+ROLE_COLOURS = ("#4878a8", "#c2703d", "#5b9a68", "#8a6fb0", "#b0555f", "#7c8a3a", "#3f9aa0", "#a0784f")
+SEQUENCE = ("#eef3f8", "#d3e0ee", "#b0cbe2", "#86b0d3", "#5a92c1", "#3674a9", "#1f5587", "#0f3a63")
+OVER_COLOUR, IDLE_COLOUR = "#c0392b", "#f4f4f2"
+SHARE_COLOURS = {"compute": "#3674a9", "exchange": "#d08a3e", "sync": "#9aa5ae"}
 ASSUMPTIONS = (
     "The cycles of a vertex follow from the instructions in its source (snnipu/planning/cycles.py, checked against "
     "PopLibs' estimators): 5 for a gathered row, and 3 for each two weights. Six workers take turns.",
@@ -117,9 +121,20 @@ def to_json(plan: Plan, performance: Optional[Performance]) -> Dict[str, Any]:
 # ---- HTML
 
 
+def _grid(tiles: int) -> Tuple[int, int]:
+    """Return the columns and rows of the map of an IPU's tiles."""
+    columns = 46 if tiles % 46 == 0 else 38 if tiles % 38 == 0 else math.ceil(math.sqrt(tiles * 1.4))
+    return columns, math.ceil(tiles / columns)
+
+
+def _lighter(colour: str) -> str:
+    parts = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+    return "#" + "".join(f"{(part + 2 * 255) // 3:02x}" for part in parts)
+
+
 def _map(plan: Plan, colours: Sequence[str], classes: np.ndarray, title: str) -> str:
     """Return an SVG map with a square for each tile, IPU after IPU; tiles of one colour form one path."""
-    columns, rows = grid(plan.target.tiles_per_ipu)
+    columns, rows = _grid(plan.target.tiles_per_ipu)
     across = min(plan.ipus, 2 if plan.ipus <= 4 else 4)
     down = -(-plan.ipus // across)
     step_x, step_y = (columns + 2) * CELL, (rows + 3) * CELL
@@ -152,10 +167,10 @@ def _role_map(plan: Plan) -> str:
     classes = np.zeros(plan.tiles, dtype=np.int32)
     for layer in plan.layers:
         colour = ROLE_COLOURS[(layer.layer - 1) % len(ROLE_COLOURS)]
-        colours += [colour, lighter(colour)]
+        colours += [colour, _lighter(colour)]
         classes[roles == layer.layer] = len(colours) - 2
         classes[roles == -layer.layer] = len(colours) - 1
-        names += [(f"layer {layer.layer}", colour), (f"its selection ({layer.selection_tiles})", lighter(colour))]
+        names += [(f"layer {layer.layer}", colour), (f"its selection ({layer.selection_tiles})", _lighter(colour))]
     return _map(plan, colours, classes, "what each tile does") + _legend(names)
 
 

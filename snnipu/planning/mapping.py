@@ -12,12 +12,10 @@ them. If too few tiles are left, selection uses the last tiles of neurons as wel
 import json
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from snnipu.planning import drawing
 from snnipu.planning.costs import slot_shares
 from snnipu.planning.cycles import lanes
 from snnipu.planning.network import COUNTS_BYTES, FLOAT, ID_BYTES, BaseNetworkSpec
@@ -300,20 +298,6 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         return cls.from_dict(json.loads(text))
-
-    def draw(self, path: Path) -> None:
-        """Write a picture with the role and memory of each tile.
-
-        Args:
-            path: the file: .png, .svg or .pdf.
-
-        Raises:
-            MissingExtra: matplotlib is not installed.
-            ValueError: ``path`` has another suffix.
-        """
-        sizes = "-".join(map(str, self.network.sizes))
-        layers = [layer.layer for layer in self.layers]
-        drawing.draw_tiles(path, sizes, self.target, self.ipus, layers, self.roles(), self.tile_memory)
 
 
 def _runs(values: Sequence[int]) -> List[List[int]]:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar, Union
 import torch
 
 from snnipu.poptorch import _errors
-from snnipu.poptorch._errors import InvalidArgument, InvalidType
+from snnipu.poptorch._errors import InvalidArgument
 from snnipu.poptorch._execution import StageManager
 from snnipu.poptorch.enums import MultiConvPlanType
 
@@ -16,8 +16,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _check_ids(function: str, user_id: Optional[str], ipu_id: Optional[int]) -> None:
-    if user_id is not None and not isinstance(user_id, int):  # PopTorch takes a number as well
-        _errors.check_str(user_id, f"{function}: user_id")
+    if user_id is not None:  # PopTorch takes a number as well
+        _errors.check_type(user_id, f"{function}: user_id", (str, int), "a str")
     if ipu_id is not None:
         _errors.check_int(ipu_id, f"{function}: ipu_id")
 
@@ -91,8 +91,7 @@ def BeginBlock(layer_to_call: Any, user_id: Optional[str] = None, ipu_id: Option
     """
     _check_ids("BeginBlock", user_id, ipu_id)
     if not isinstance(layer_to_call, torch.nn.Module):
-        if not callable(layer_to_call):
-            raise InvalidType(f"BeginBlock: expected a torch.nn.Module or a function, got {layer_to_call!r}")
+        _errors.check_type(layer_to_call, "BeginBlock: layer_to_call", Callable, "a torch.nn.Module or a function")
         return BlockFunction(user_id, ipu_id)(layer_to_call)
     if any(isinstance(hook, _BlockHook) for hook in layer_to_call._forward_pre_hooks.values()):
         raise InvalidArgument("BeginBlock: the module begins a block already; removeBlocks(module) removes it")
@@ -120,9 +119,7 @@ def BlockFunction(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -
 
 def removeBlocks(module: torch.nn.Module) -> None:
     """Remove the blocks that :func:`BeginBlock` added to a module and its submodules."""
-    if not isinstance(module, torch.nn.Module):
-        raise InvalidType(f"removeBlocks: expected a torch.nn.Module, got {type(module).__name__}")
-    for child in module.modules():
+    for child in _errors.check_module(module, "removeBlocks: module").modules():
         for key in [key for key, hook in child._forward_pre_hooks.items() if isinstance(hook, _BlockHook)]:
             del child._forward_pre_hooks[key]
 
@@ -148,8 +145,7 @@ class Attribute:
 
     def __init__(self, **kwargs: Dict[str, Any]) -> None:
         for name, values in kwargs.items():
-            if not isinstance(values, dict):
-                raise InvalidType(f"Attribute: expected a dict for {name}, got {values!r}")
+            _errors.check_type(values, f"Attribute: {name}", dict, "a dict")
 
     def __enter__(self) -> None:
         pass

@@ -7,7 +7,7 @@ import torch
 import torch.utils.data
 
 from snnipu._names import provides_poptorch
-from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_bool, check_enum, check_int
+from snnipu.poptorch._errors import Error, InvalidArgument, check_bool, check_enum, check_int, check_type
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._structure import flatten, rebuild
 from snnipu.poptorch.enums import DataLoaderMode, SharingStrategy
@@ -241,8 +241,7 @@ class DataLoader(torch.utils.data.DataLoader):
         # The arguments of an asynchronous mode's accessors.
         self._async_options: Optional[Dict[str, Any]] = None
         self._terminated = False
-        if not isinstance(options, Options):
-            raise InvalidType(f"DataLoader: expected options to be poptorch.Options, got {type(options).__name__}")
+        check_type(options, "DataLoader: options", Options, "a poptorch.Options")
         check_enum(mode, "DataLoader: mode", DataLoaderMode)
         if batch_size is not None and batch_sampler is None:
             check_int(batch_size, "DataLoader: batch_size", 1)

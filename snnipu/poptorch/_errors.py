@@ -6,7 +6,10 @@ that ``except`` clauses for either class work.
 """
 
 import difflib
+import reprlib
 from typing import Any, Iterable, Type
+
+import torch
 
 
 class Error(Exception):
@@ -74,45 +77,48 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def check_int(value: Any, name: str, minimum: int = 0) -> int:
-    """Return ``value`` if it is an int of at least ``minimum``; a bool is not accepted."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidType(f"{name}: expected an int, got {value!r} of type {type(value).__name__}")
-    if value < minimum:
+NUMBER = (int, float)
+
+
+def check_type(value: Any, name: str, expected: Any, description: str) -> Any:
+    """Return ``value`` if it is an instance of ``expected``, a type or several types; a bool is no number.
+
+    ``description`` describes the expected types in the error.
+    """
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected in (int, NUMBER)):
+        raise InvalidType(f"{name}: expected {description}, got {reprlib.repr(value)} of type {type(value).__name__}")
+    return value
+
+
+def check_int(value: Any, name: str, minimum: int = 0) -> Any:
+    """Return ``value`` if it is an int of at least ``minimum``."""
+    if check_type(value, name, int, "an int") < minimum:
         raise InvalidArgument(f"{name}: expected an int of at least {minimum}, got {value}")
     return value
 
 
-def check_bool(value: Any, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidType(f"{name}: expected True or False, got {value!r} of type {type(value).__name__}")
-    return value
+def check_bool(value: Any, name: str) -> Any:
+    return check_type(value, name, bool, "True or False")
 
 
-def check_str(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidType(f"{name}: expected a str, got {value!r} of type {type(value).__name__}")
-    return value
+def check_str(value: Any, name: str) -> Any:
+    return check_type(value, name, str, "a str")
 
 
 def check_fraction(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidType(f"{name}: expected a number between 0 and 1, got {value!r} of type {type(value).__name__}")
-    if not 0.0 <= value <= 1.0:
+    if not 0.0 <= check_type(value, name, NUMBER, "a number between 0 and 1") <= 1.0:
         raise InvalidArgument(f"{name}: expected a number between 0 and 1, got {value}")
     return float(value)
 
 
 def check_enum(value: Any, name: str, enum_type: Type[Any]) -> Any:
-    if not isinstance(value, enum_type):
-        members = ", ".join(f"{enum_type.__name__}.{member.name}" for member in enum_type)
-        raise InvalidType(f"{name}: expected one of {members}; got {value!r} of type {type(value).__name__}")
-    return value
+    members = ", ".join(f"{enum_type.__name__}.{member.name}" for member in enum_type)
+    return check_type(value, name, enum_type, f"one of {members}")
 
 
 def check_tensor(value: Any, name: str) -> Any:
-    import torch
+    return check_type(value, name, torch.Tensor, "a torch.Tensor")
 
-    if not isinstance(value, torch.Tensor):
-        raise InvalidType(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-    return value
+
+def check_module(value: Any, name: str) -> Any:
+    return check_type(value, name, torch.nn.Module, "a torch.nn.Module")

@@ -6,7 +6,7 @@ errors that IPUs would raise.
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_bool, check_enum, check_int
+from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_bool, check_enum, check_int, check_str
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._options_base import OptionsDict
 from snnipu.poptorch.enums import AutoStage, Liveness
@@ -21,8 +21,7 @@ class Stage:
 
     def __init__(self, *block_ids: str) -> None:
         for block_id in block_ids:
-            if not isinstance(block_id, str):
-                raise InvalidType(f"Stage: block ids are strings, got {block_id!r} of type {type(block_id).__name__}")
+            check_str(block_id, "Stage: block_ids")
         self._blocks = block_ids
         self._stage_id = -1
         self._phase_id = -1

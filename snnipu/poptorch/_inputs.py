@@ -239,8 +239,3 @@ def ipu_output(tensor: torch.Tensor) -> torch.Tensor:
     """Return an output as an IPU would: 64-bit types as 32-bit, bfloat16 as float32, copied and detached."""
     detached = tensor.detach()
     return detached.to(_CONVERSIONS[tensor.dtype]) if tensor.dtype in _CONVERSIONS else detached.clone()
-
-
-def check_model(model: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise InvalidType(f"model: expected a torch.nn.Module, got {type(model).__name__}")

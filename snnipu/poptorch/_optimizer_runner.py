@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 import torch
 
 from snnipu.poptorch import optim
-from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType
+from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_type
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._optimizer_state import Divisors
 from snnipu.poptorch.enums import MeanReductionStrategy, ReductionType
@@ -105,8 +105,7 @@ class OptimizerRunner:
 
     def set(self, optimizer: Any, compiled: bool) -> None:
         """Adopt an optimizer and its hyperparameters. An optimizer without a state takes over the previous state."""
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise InvalidType(f"optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        check_type(optimizer, "optimizer", torch.optim.Optimizer, "a torch.optim.Optimizer")
         settings = _Hyperparameters(optimizer)
         if not type(optimizer).__module__.startswith(("torch.optim", "snnipu.poptorch")):
             logger.warning(

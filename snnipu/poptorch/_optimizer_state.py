@@ -19,7 +19,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 import torch
 
-from snnipu.poptorch._errors import InvalidArgument, InvalidType
+from snnipu.poptorch._errors import InvalidArgument, check_tensor
 
 _STATE = ("Accl1", "Accl2", "Accl3", "Accl", "Step", "Accum")
 _PARAMETERS = (
@@ -53,8 +53,7 @@ def check_names(state: Dict[str, Any], parameters: Dict[str, Any]) -> None:
                 f"load_state_dict: unknown entry {name!r} of 'ipu_state', expected "
                 + ", ".join(f"{known}___<weight>" for known in _STATE)
             )
-        if not isinstance(value, torch.Tensor):
-            raise InvalidType(f"load_state_dict: {name} of 'ipu_state' must be a torch.Tensor, got {value!r}")
+        check_tensor(value, f"load_state_dict: {name} of 'ipu_state'")
     for name in parameters:
         kind, scope = _weight_of(name)
         if kind.startswith("lossScaling_"):

@@ -2,7 +2,7 @@
 
 from typing import Any, Dict
 
-from snnipu.poptorch._errors import InvalidArgument, InvalidType, check_int, suggestion
+from snnipu.poptorch._errors import InvalidArgument, check_int, check_type, suggestion
 from snnipu.poptorch._options_base import OptionsDict
 
 _BOOLS = """
@@ -76,9 +76,7 @@ class _PopartOptions(OptionsDict):
         if key not in _KINDS:
             raise InvalidArgument(f"_Popart.set: unknown PopART option {key!r}{suggestion(str(key), _KINDS)}")
         kind, types = _KINDS[key]
-        if not isinstance(value, types):
-            raise InvalidType(f"_Popart.set({key!r}): expected {kind}, got {value!r} of type {type(value).__name__}")
-        self.options[key] = value
+        self.options[key] = check_type(value, f"_Popart.set({key!r})", types, kind)
         return self
 
     def setEngineOptions(self, engine_options: Dict[str, str]) -> "_PopartOptions":
@@ -92,7 +90,6 @@ class _PopartOptions(OptionsDict):
             patterns: True or False for each pattern's name.
             level: the level of PopART's default patterns.
         """
-        if not isinstance(patterns, dict):
-            raise InvalidType(f"_Popart.setPatterns: expected a dict of names to True or False, got {patterns!r}")
+        check_type(patterns, "_Popart.setPatterns: patterns", dict, "a dict of names to True or False")
         self.set("patterns_level", check_int(level, "_Popart.setPatterns: level"))
         return self.set("patterns", patterns)

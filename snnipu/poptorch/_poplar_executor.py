@@ -22,12 +22,13 @@ from snnipu.poptorch._errors import (
     AlreadyWrapped,
     Error,
     InvalidArgument,
-    InvalidType,
     InvalidUse,
+    check_module,
+    check_type,
     not_available,
 )
 from snnipu.poptorch._impl import is_wrapped, unwrapIfWrapped, wrap
-from snnipu.poptorch._inputs import InputParser, Inputs, check_model, check_same, split
+from snnipu.poptorch._inputs import InputParser, Inputs, check_same, split
 from snnipu.poptorch._instances import check_connected, sum_over_instances
 from snnipu.poptorch._ipu_model import IpuModelRunner, uses_ipu_model
 from snnipu.poptorch._logging import logger
@@ -95,11 +96,8 @@ class PoplarExecutor:
         training: bool,
         optimizer: Optional[torch.optim.Optimizer] = None,
     ) -> None:
-        check_model(model)
-        if options is None:
-            options = Options()
-        elif not isinstance(options, Options):
-            raise InvalidType(f"options: expected a poptorch.Options, got {type(options).__name__}")
+        check_module(model, "model")
+        options = Options() if options is None else check_type(options, "options", Options, "a poptorch.Options")
         self._training = training
         self._user_model = model
         if training and is_wrapped(model):

@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Type
 
 import torch
 
-from snnipu.poptorch._errors import InvalidType
+from snnipu.poptorch._errors import check_type
 
 
 class ICustomArgParser(abc.ABC):
@@ -37,10 +37,9 @@ def registerCustomArgParser(arg_data_type: Type[Any], arg_parser: Optional[ICust
     """
     if arg_parser is None:
         _parsers.pop(arg_data_type, None)
-    elif isinstance(arg_parser, ICustomArgParser):
-        _parsers[arg_data_type] = arg_parser
     else:
-        raise InvalidType(f"registerCustomArgParser: arg_parser must be an ICustomArgParser, got {arg_parser!r}")
+        name = "registerCustomArgParser: arg_parser"
+        _parsers[arg_data_type] = check_type(arg_parser, name, ICustomArgParser, "an ICustomArgParser")
 
 
 def _parser_of(value: Any) -> Optional[ICustomArgParser]:

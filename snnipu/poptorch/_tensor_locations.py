@@ -2,7 +2,7 @@
 
 from typing import Any, Optional
 
-from snnipu.poptorch._errors import InvalidArgument, InvalidType, check_bool, check_int
+from snnipu.poptorch._errors import InvalidArgument, check_bool, check_int, check_type
 from snnipu.poptorch._options_base import OptionRow, OptionsDict
 
 
@@ -17,9 +17,7 @@ def _io_tiles(value: Any, name: str) -> int:
 
 
 def _settings(value: Any, name: str) -> Any:
-    if not isinstance(value, TensorLocationSettings):
-        raise InvalidType(f"{name}: expected TensorLocationSettings, got {value!r}")
-    return value.toDict()
+    return check_type(value, name, TensorLocationSettings, "TensorLocationSettings").toDict()
 
 
 class TensorLocationSettings(OptionsDict):

@@ -11,7 +11,7 @@ import torch
 from snnipu.backends import popart
 from snnipu.backends.popart import DOMAIN
 from snnipu.poptorch import _tracing
-from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_int, check_str
+from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_int, check_str, check_tensor, check_type
 
 # (inputs, attributes) -> outputs
 HostImplementation = Callable[[List[torch.Tensor], Dict[str, Any]], Sequence[torch.Tensor]]
@@ -33,11 +33,8 @@ def register(name: str, domain: str, domain_version: int, implementation: HostIm
         implementation: ``implementation(inputs, attributes)`` returns the outputs in order. Its results must be
             differentiable if the operator has a gradient.
     """
-    if not callable(implementation):
-        raise InvalidType(f"register: implementation of {domain}.{name} must be callable, got {implementation!r}")
-    _registry[check_str(name, "name"), check_str(domain, "domain"), check_int(domain_version, "domain_version", 1)] = (
-        implementation
-    )
+    key = check_str(name, "name"), check_str(domain, "domain"), check_int(domain_version, "domain_version", 1)
+    _registry[key] = check_type(implementation, f"register: implementation of {domain}.{name}", Callable, "a function")
 
 
 def unregister(name: str, domain: str, domain_version: int) -> None:
@@ -68,13 +65,10 @@ def _implementation(name: str, domain: str, version: int) -> HostImplementation:
 def _check_attributes(attributes: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     scalars = (float, int, str)
     for key, value in (attributes or {}).items():
-        if not isinstance(key, str):
-            raise InvalidType(f"custom_op: attribute names are strings, got {key!r}")
+        check_str(key, "custom_op: attribute names")
         elements = list(value) if isinstance(value, (list, tuple)) else [value]
-        if not all(isinstance(element, scalars) for element in elements):
-            raise InvalidType(
-                f"custom_op: attribute {key!r} must be a float, int, str or a list of them, got {value!r}"
-            )
+        for element in elements:
+            check_type(element, f"custom_op: attribute {key!r}", scalars, "a float, int, str or a list of them")
         if any(type(element) is not type(elements[0]) for element in elements):
             raise InvalidType(f"custom_op: the elements of attribute {key!r} must be of one type, got {value!r}")
         for text in [key, *elements]:
@@ -104,8 +98,7 @@ def custom_op(
             ``example_outputs`` in number, shapes or types.
     """
     for number, tensor in enumerate(inputs):
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidType(f"custom_op: inputs[{number}] must be a torch.Tensor, got {type(tensor).__name__}")
+        check_tensor(tensor, f"custom_op: inputs[{number}]")
     checked = _check_attributes(attributes)
     hook = _tracing.execution_hook() if _tracing.isRunningOnIpu() else None
     outputs = hook(name, domain, domain_version, list(inputs), checked) if hook is not None else None

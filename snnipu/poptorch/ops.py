@@ -29,6 +29,7 @@ from snnipu.poptorch._errors import (
     check_fraction,
     check_int,
     check_tensor,
+    check_type,
     not_available,
 )
 from snnipu.poptorch._structure import map_tensors
@@ -96,13 +97,9 @@ def for_loop(count: int, body: Callable[..., Any], inputs: List[torch.Tensor]) -
         inputs: the tensors of the first call, which gets copies of them.
     """
     check_int(count, "for_loop: count")
-    if not isinstance(inputs, list):
-        raise InvalidType(f"for_loop: inputs must be a list of tensors, got an object of type {type(inputs).__name__}")
-    for number, tensor in enumerate(inputs):
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidType(f"for_loop: inputs[{number}] must be a torch.Tensor, got {type(tensor).__name__}")
+    check_type(inputs, "for_loop: inputs", list, "a list of tensors")
+    state = [check_tensor(tensor, f"for_loop: inputs[{number}]").clone() for number, tensor in enumerate(inputs)]
     _only_in_inference("for_loop")
-    state = [tensor.clone() for tensor in inputs]
     for _ in range(count):
         outputs = body(*state)
         new = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
@@ -144,8 +141,7 @@ def cond(
         then_inps, else_inps: the lists of their inputs.
     """
     for name, value in (("then_inps", then_inps), ("else_inps", else_inps)):
-        if not isinstance(value, list):
-            raise InvalidType(f"cond: {name} must be a list of tensors, got {type(value).__name__}")
+        check_type(value, f"cond: {name}", list, "a list of tensors")
     _only_in_inference("cond")
     body, arguments = (then_body, then_inps) if bool(condition) else (else_body, else_inps)
     outputs = body(*arguments)
@@ -357,8 +353,7 @@ class CPU:
     """
 
     def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
-        if not callable(layer_to_call):
-            raise InvalidType(f"CPU: layer_to_call must be callable, got {layer_to_call!r}")
+        check_type(layer_to_call, "CPU: layer_to_call", Callable, "a function or module")
         if isinstance(layer_to_call, torch.nn.Module):
             layer_to_call.requires_grad_(False)
         self._layer_to_call = layer_to_call

@@ -24,7 +24,7 @@ from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 import torch
 
 from snnipu.poptorch import _optimizer_state
-from snnipu.poptorch._errors import InvalidArgument, InvalidType, InvalidUse, check_bool
+from snnipu.poptorch._errors import NUMBER, InvalidArgument, InvalidUse, check_bool, check_type
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._optimizer_state import Divisors
 
@@ -74,9 +74,7 @@ def _dtype(value: Optional[torch.dtype], name: str) -> torch.dtype:
 def _positive(value: Optional[float], name: str, default: float) -> float:
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidType(f"{name}: expected a number, got {value!r} of type {type(value).__name__}")
-    if not value > 0:
+    if not check_type(value, name, NUMBER, "a number") > 0:
         raise InvalidArgument(f"{name}: expected a number above 0, got {value}")
     return float(value)
 

@@ -18,12 +18,12 @@ from snnipu.poptorch._errors import (
     ConfigFileError,
     Error,
     InvalidArgument,
-    InvalidType,
     check_bool,
     check_enum,
     check_fraction,
     check_int,
     check_str,
+    check_type,
 )
 from snnipu.poptorch._execution import PipelinedExecution, _IExecutionStrategy
 from snnipu.poptorch._hardware import IPU_VERSIONS
@@ -202,18 +202,11 @@ def _synthetic_data_mode(value: Union[bool, int], name: str) -> int:
 
 
 def _strategy(value: Any, name: str) -> _IExecutionStrategy:
-    if not isinstance(value, _IExecutionStrategy):
-        raise InvalidType(
-            f"{name}: expected a PipelinedExecution, ShardedExecution, ParallelPhasedExecution or "
-            f"SerialPhasedExecution, got {value!r}"
-        )
-    return value
+    return check_type(value, name, _IExecutionStrategy, "an execution strategy, such as PipelinedExecution")
 
 
 def _buffer_names(value: Any, name: str) -> List[str]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(buffer, str) for buffer in value):
-        raise InvalidType(f"{name}: expected a list of buffer names, got {value!r}")
-    return list(value)
+    return [check_str(buffer, name) for buffer in check_type(value, name, (list, tuple), "a list of buffer names")]
 
 
 def _or_unlimited(value: Any, name: str) -> Any:

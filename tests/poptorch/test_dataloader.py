@@ -243,7 +243,7 @@ def test_an_accessor_of_any_iterable_can_rebatch():
 
 
 @each_row(r"""
-DataLoader({}, dataset()) | expected options to be poptorch\.Options, got dict
+DataLoader({}, dataset()) | DataLoader: options: expected a poptorch\.Options, got {} of type dict
 DataLoader(options(), dataset(), 0) | batch_size: expected an int of at least 1
 DataLoader(options(), dataset(), mode='Async') | mode: expected one of DataLoaderMode.Sync
 DataLoader(options(), dataset(), 2, batch_sampler=[[1, 2]]) | batch_sampler excludes batch_size and shuffle

@@ -60,8 +60,8 @@ def test_checkpoints_keep_structure():
     ipu_print_tensor(X, float_format='hex') | expected float_format
     poptorch.ctc_beam_search_decoder(X, X)  | ctc_beam_search_decoder is not available
     NameScope(1)                            | NameScope: name: expected a str
-    Attribute(x=1)                          | Attribute: expected a dict for x
-    CPU(1, 'one')                           | CPU: layer_to_call must be callable
+    Attribute(x=1)                          | Attribute: x: expected a dict
+    CPU(1, 'one')                           | CPU: layer_to_call: expected a function or module
     MultiConv().planType('Serial')          | MultiConv.planType: expected one of MultiConvPlanType
     MultiConv().partialsTypes(torch.int8)   | Expected torch.float or torch.half
     MultiConv().enableConvDithering([])     | enableConvDithering: expected at least one value
@@ -119,13 +119,13 @@ def test_loops_repeat_their_body_on_copies():
 
 
 @each_row(r"""
-for_loop(2, lambda y: y, x) | ValueError: for_loop: inputs must be a list of tensors, got an object of type Tensor
-for_loop(2, lambda y: y, [x, 5]) | ValueError: for_loop: inputs\[1\] must be a torch.Tensor, got int
+for_loop(2, lambda y: y, x) | ValueError: for_loop: inputs: expected a list of tensors, got .* of type Tensor
+for_loop(2, lambda y: y, [x, 5]) | ValueError: for_loop: inputs\[1\]: expected a torch.Tensor, got 5 of type int
 for_loop(2.0, lambda y: y, [x]) | ValueError: for_loop: count: expected an int
 for_loop(2, lambda y: (y, y), [x]) | Error: takes 1, returned 2
 for_loop(2, lambda y: y[:1], [x]) | Error: output 0 .* got \(1, 3\)
 for_loop(2, lambda y: y.half(), [x]) | Error: got .* torch.float16
-cond(x.sum() > 0, abs, x, abs, [x]) | ValueError: cond: then_inps must be a list of tensors, got Tensor
+cond(x.sum() > 0, abs, x, abs, [x]) | ValueError: cond: then_inps: expected a list of tensors, got .* of type Tensor
 """)
 def test_loops_and_branches_check_their_arguments(row):
     loop, error = row.split(" | ")
@@ -216,16 +216,16 @@ def test_a_registered_operator_runs_and_has_its_gradient(scaled_add):
 
 
 @each_row(r"""
-custom([X, X], {"scale": None}) | Error: attribute 'scale' must be a float, int, str or a list
+custom([X, X], {"scale": None}) | Error: attribute 'scale': expected a float, int, str or a list
 custom([X, X], {"scale": [1, 2.0]}) | Error: elements of attribute 'scale' must be of one type
-custom([X, X], {3: 1.0}) | Error: attribute names are strings, got 3
+custom([X, X], {3: 1.0}) | Error: attribute names: expected a str, got 3
 custom([X, X], {"scale": "ä"}) | Error: attributes are ASCII, got 'ä'
 custom([X, X], name="Cube") | Error: no operator 'Cube' of domain 'test\.domain', version 1
 custom([X, X], {"scale": 1.0}, version=2) | Error: no operator 'ScaledAdd' of domain 'test\.domain', version 2
 custom([X, X], {"scale": 1.0}, [X]) | Error: has 2 outputs, example_outputs 1
 custom([X, X], {"scale": 1.0}, [X, X[0, :1]]) | Error: output 1 of .* is \(2, 3\) torch.float32,
     example_outputs\[1\] \(1,\)
-custom([X, 1]) | Error: inputs\[1\] must be a torch.Tensor, got int
+custom([X, 1]) | Error: inputs\[1\]: expected a torch.Tensor, got 1 of type int
 """)
 def test_wrong_custom_operators_are_named(scaled_add, row):
     assert_refused(row, {**vars(poptorch), **globals()})
@@ -370,7 +370,7 @@ def test_begin_block_marks_a_module_or_a_function():
     poptorch.removeBlocks(model)
     assert not model[0]._forward_pre_hooks
     poptorch.BeginBlock(model[0])
-    with refused(r"removeBlocks: expected a torch\.nn\.Module"):
+    with refused(r"removeBlocks: module: expected a torch\.nn\.Module"):
         poptorch.removeBlocks(3)
 
     @poptorch.BlockFunction("last", ipu_id=1)
@@ -391,7 +391,7 @@ def test_a_module_that_runs_often_is_one_block():
     ("make", "message"),
     cells_of(
         r"""
-    Stage(1)                                         | Stage: block ids are strings, got 1
+    Stage(1)                                         | Stage: block_ids: expected a str, got 1
     Phase('A', Stage('B'))                           | Phase: expected only stages or only block ids
     Phase('A', 'B').ipus(0, 1)                       | the phase has 1 stages, got 2 ipus
     PipelinedExecution('A', 'A')                     | block 'A' is in more than one stage

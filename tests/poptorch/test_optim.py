@@ -285,7 +285,7 @@ def test_optimizer_states_load_into_a_new_optimizer():
 
 @each_row(r"""
 torch.optim.Adagrad(model.parameters()) | Adagrad is not one that PopTorch supports
-"SGD" | expected a torch.optim.Optimizer, got str
+"SGD" | expected a torch.optim.Optimizer, got 'SGD' of type str
 torch.optim.Adam(model.parameters(), amsgrad=True) | amsgrad=True is not supported
 torch.optim.SGD(Net().parameters(), lr=0.1) | a parameter of shape \(4, 5\) that is not
 """)

@@ -139,7 +139,7 @@ def test_accumulators_in_half_are_saved_in_half():
 
 @each_row(r"""
 exp_avg___0 | torch.zeros(2, 3) | unknown entry 'exp_avg___0' of 'ipu_state', expected Accl1___<weight>
-Accl1___fc.weight | 3.0 | must be a torch.Tensor
+Accl1___fc.weight | 3.0 | expected a torch.Tensor
 Accl1___fc.wait | torch.zeros(2, 3) | \['Accl1___fc.wait'\] of 'ipu_state' fit no weight
 Accl3___fc.weight | torch.zeros(2, 3) | \['Accl3___fc.weight'\] of 'ipu_state' fit no weight
 Accl1___fc.weight | torch.zeros(3) | Accl1___fc.weight must have shape \(2, 3\), got \(3,\)

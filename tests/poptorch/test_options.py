@@ -97,7 +97,7 @@ inputReplicaGrouping(3, poptorch.CommGroupType.Consecutive) | input_group_size 3
 inputReplicaGrouping(1, poptorch.CommGroupType.All) | input_group_type cannot be CommGroupType.All
 setAvailableMemoryProportion({'0': 0.5}) | expected keys like 'IPU0', got '0'
 setAvailableMemoryProportion({'IPU0': 1.5}) | \['IPU0'\]: expected a number between 0 and 1, got 1.5
-setExecutionStrategy('pipelined') | setExecutionStrategy: expected a PipelinedExecution
+setExecutionStrategy('pipelined') | setExecutionStrategy: expected an execution strategy, such as PipelinedExecution
 useOfflineIpuTarget(3) | expected ipu_version 1, 2 or 21, got 3
 updatableNamedBuffers('buffer') | updatableNamedBuffers: expected a list of buffer names
 anchorTensor('a', 3) | anchorTensor: long_name: expected a str
@@ -108,7 +108,7 @@ TensorLocations.numIOTiles(33) | expected an even number, 32 to 192, got 33
 TensorLocations.setWeightLocation({}) | setWeightLocation: expected TensorLocationSettings
 _Popart.set('autoRecomputatoin', 3) | unknown PopART option.*did you mean 'autoRecomputation'
 _Popart.set('enableOutlining', 'yes') | _Popart.set\('enableOutlining'\): expected True or False
-_Popart.setPatterns([]) | setPatterns: expected a dict
+_Popart.setPatterns([]) | setPatterns: patterns: expected a dict
 Training.accumulationAndReplicationReductionType(poptorch.ReductionType.NoReduction)
     | expected ReductionType.Mean or ReductionType.Sum
 """)
