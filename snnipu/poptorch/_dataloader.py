@@ -1,5 +1,6 @@
 """``poptorch.DataLoader``: a data loader of combined batches (PopTorch user guide, "Efficient data batching")."""
 
+import itertools
 import multiprocessing
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
 
@@ -34,8 +35,8 @@ class _ProcessShare(torch.utils.data.Dataset):
             self._start, self._length = process * length, length
             self._leftover = size - processes * length
         else:
-            lengths = [size // processes + (number < size % processes) for number in range(processes)]
-            self._start, self._length = sum(lengths[:process]), lengths[process]
+            each, more = divmod(size, processes)
+            self._start, self._length = process * each + min(process, more), each + (process < more)
             self._leftover = 0
         self._dataset = dataset
         self._shift = 0
@@ -70,13 +71,11 @@ def _join_batches(batches: List[Any]) -> Any:
 
 def _combine_batches(batches: Iterable[Any], count: int, drop_last: bool) -> Iterator[Any]:
     """Join ``count`` batches at a time along dim 0."""
-    waiting: List[Any] = []
-    for batch in batches:
-        waiting.append(batch)
-        if len(waiting) == count:
-            yield _join_batches(waiting)
-            waiting = []
-    if waiting and not drop_last:
+    iterator = iter(batches)
+    while True:
+        waiting = list(itertools.islice(iterator, count))
+        if not waiting or (drop_last and len(waiting) < count):
+            return
         yield _join_batches(waiting)
 
 
@@ -85,22 +84,14 @@ def _rebatch(batches: Iterable[Any], size: int, drop_last: bool) -> Iterator[Any
     waiting: List[Any] = []
     num_waiting = 0
     for batch in batches:
-        while True:
-            tensors = flatten(batch)
-            length = tensors[0].shape[0]
-            if num_waiting + length < size:
-                break
-            take = size - num_waiting
-            waiting.append(rebuild(batch, iter([tensor[:take] for tensor in tensors])))
-            yield _join_batches(waiting)
-            waiting, num_waiting = [], 0
-            if take == length:
-                batch = None
-                break
-            batch = rebuild(batch, iter([tensor[take:] for tensor in tensors]))
-        if batch is not None:
-            waiting.append(batch)
-            num_waiting += flatten(batch)[0].shape[0]
+        waiting.append(batch)
+        num_waiting += flatten(batch)[0].shape[0]
+        if num_waiting >= size:
+            columns = zip(*(tensor.split(size) for tensor in flatten(_join_batches(waiting))))
+            pieces = [rebuild(batch, iter(column)) for column in columns]
+            num_waiting %= size
+            waiting = [pieces.pop()] if num_waiting else []
+            yield from pieces
     if waiting and not drop_last:
         yield _join_batches(waiting)
 
@@ -134,7 +125,7 @@ class AsynchronousDataAccessor:
         if rebatched_size is not None:
             check_int(rebatched_size, "AsynchronousDataAccessor: rebatched_size", 2)
         if isinstance(dataset, DataLoader):
-            if dataset._async_options is not None:
+            if dataset._asynchronous:
                 raise InvalidArgument(
                     "AsynchronousDataAccessor: the DataLoader is asynchronous already; iterate over it, or create the "
                     "DataLoader with mode=poptorch.DataLoaderMode.Sync"
@@ -145,21 +136,9 @@ class AsynchronousDataAccessor:
                     "AsynchronousDataAccessor: a DataLoader with drop_last=False needs rebatched_size as well"
                 )
         self._dataset = dataset
-        self._made_by_loader = False
         self.rebatched_size = rebatched_size
         self._iterator: Optional[Iterator[Any]] = None
         self._terminated = False
-
-    @classmethod
-    def _for_loader(cls, loader: "DataLoader", **settings: Any) -> "AsynchronousDataAccessor":
-        """Return the accessor of one iteration over an asynchronous loader.
-
-        The loader holds no reference to the accessor. A cycle of references would wait for the garbage collector,
-        which then waits 5 s for each of the loader's workers.
-        """
-        accessor = cls((), **settings)
-        accessor._dataset, accessor._made_by_loader = loader, True
-        return accessor
 
     def terminate(self) -> None:
         """Stop; iterating then raises ``poptorch.Error``."""
@@ -168,25 +147,21 @@ class AsynchronousDataAccessor:
 
     def __len__(self) -> int:
         length = len(self._dataset)
-        if self.rebatched_size and not self._made_by_loader:
+        if self.rebatched_size:
             length = length * self._dataset.batch_size // self.rebatched_size
         return length
 
     def __iter__(self) -> "AsynchronousDataAccessor":
-        self._check_running()
-        batches = self._dataset._plain_iterator() if isinstance(self._dataset, DataLoader) else iter(self._dataset)
+        if self._terminated:
+            raise Error("AsynchronousDataAccessor: it has been terminated; create a new one")
+        batches = iter(self._dataset)
         if self.rebatched_size:
-            drop_last = getattr(self._dataset, "_rebatched_drop_last", True)
+            drop_last = getattr(self._dataset, "_drop_last", True)
             batches = _rebatch(batches, self.rebatched_size, drop_last)
         self._iterator = batches
         return self
 
-    def _check_running(self) -> None:
-        if self._terminated or (self._made_by_loader and self._dataset._terminated):
-            raise Error("AsynchronousDataAccessor: it has been terminated; create a new one")
-
     def __next__(self) -> Any:
-        self._check_running()
         if self._iterator is None:
             iter(self)
         assert self._iterator is not None
@@ -238,8 +213,6 @@ class DataLoader(torch.utils.data.DataLoader):
         batch_sampler: Optional[Union[torch.utils.data.Sampler, Iterable[Any]]] = None,
         **kwargs: Any,
     ) -> None:
-        # The arguments of an asynchronous mode's accessors.
-        self._async_options: Optional[Dict[str, Any]] = None
         self._terminated = False
         check_type(options, "DataLoader: options", Options, "a poptorch.Options")
         check_enum(mode, "DataLoader: mode", DataLoaderMode)
@@ -257,8 +230,7 @@ class DataLoader(torch.utils.data.DataLoader):
         groups, _ = options._replica_of_input()
         self._combine = options.device_iterations * groups * options.Training.gradient_accumulation
         self._combined_batch_size = None if batch_size is None else batch_size * self._combine
-        self._keep_incomplete = not drop_last
-        self._rebatched_drop_last = drop_last
+        self._drop_last = drop_last
 
         self._share: Optional[_ProcessShare] = None
         iterable = isinstance(dataset, torch.utils.data.IterableDataset)
@@ -273,16 +245,17 @@ class DataLoader(torch.utils.data.DataLoader):
                 num_workers,
             )
 
-        worker_batch, worker_drop_last, rebatched = self._combined_batch_size, drop_last, None
-        asynchronous = mode != DataLoaderMode.Sync
+        worker_batch, worker_drop_last = self._combined_batch_size, drop_last
+        self._asynchronous = mode != DataLoaderMode.Sync
+        self._rebatched: Optional[int] = None  # the size to which batches are cut and joined after reading
         remainder = mode == DataLoaderMode.Async and not drop_last
         if (mode == DataLoaderMode.AsyncRebatched or remainder) and (self._combined_batch_size or 0) > 1:
-            rebatched, worker_drop_last = self._combined_batch_size, False
-            if rebatched_worker_size is not None and rebatched is not None:
-                if check_int(rebatched_worker_size, "DataLoader: rebatched_worker_size", 1) > rebatched:
+            self._rebatched, worker_drop_last = self._combined_batch_size, False
+            if rebatched_worker_size is not None and self._rebatched is not None:
+                if check_int(rebatched_worker_size, "DataLoader: rebatched_worker_size", 1) > self._rebatched:
                     raise InvalidArgument(
                         f"DataLoader: rebatched_worker_size {rebatched_worker_size} is above the combined batch size "
-                        f"{rebatched}"
+                        f"{self._rebatched}"
                     )
                 worker_batch = rebatched_worker_size
 
@@ -303,11 +276,10 @@ class DataLoader(torch.utils.data.DataLoader):
             kwargs.setdefault("multiprocessing_context", "fork")
         super().__init__(dataset, num_workers=num_workers, persistent_workers=persistent_workers, **settings, **kwargs)
         self._warn_of_incomplete(iterable, drop_last)
-        if asynchronous:
+        if self._asynchronous:
             if "rebatched_size" in (async_options or {}):
                 raise InvalidArgument("DataLoader: async_options cannot set rebatched_size, the mode does")
-            self._async_options = {**(async_options or {}), "rebatched_size": rebatched}
-            AsynchronousDataAccessor._for_loader(self, **self._async_options)  # raises now for bad options
+            AsynchronousDataAccessor((), **(async_options or {}))  # raises for wrong options
 
     def _shared_dataset(self, dataset: Any, shuffle: bool, drop_last: bool) -> Any:
         if shuffle and not self._options.exists("random_seed"):
@@ -347,27 +319,22 @@ class DataLoader(torch.utils.data.DataLoader):
 
     def terminate(self) -> None:
         """Stop an asynchronous loader: iterating then raises ``poptorch.Error``. No effect in ``Sync`` mode."""
-        self._terminated = self._async_options is not None
+        self._terminated = self._asynchronous
 
     def __len__(self) -> int:
-        rebatched = self._async_options and self._async_options["rebatched_size"]
-        if rebatched:
-            size, left = divmod(len(self.dataset), rebatched)  # type: ignore[arg-type]
-            return size + bool(left and not self._rebatched_drop_last)
-        if self._user_sampler and self._combine > 1:
-            size, left = divmod(super().__len__(), self._combine)
-            return size + bool(left and self._keep_incomplete)
-        return super().__len__()
+        if self._rebatched:
+            elements, size = len(self.dataset), self._rebatched  # type: ignore[arg-type]
+        else:
+            elements, size = super().__len__(), self._combine if self._user_sampler else 1
+        batches, left = divmod(elements, size)
+        return batches + bool(left and not self._drop_last)
 
     def __iter__(self) -> Any:
-        if self._async_options is None:
-            return self._plain_iterator()
-        return iter(AsynchronousDataAccessor._for_loader(self, **self._async_options))
-
-    def _plain_iterator(self) -> Iterator[Any]:
+        if self._terminated:
+            raise Error("DataLoader: it has been terminated; create a new one")
         if self._share is not None:
             self._share.next_epoch()
-        batches = super().__iter__()
+        batches: Iterator[Any] = super().__iter__()
         if self._user_sampler and self._combine > 1:
-            return _combine_batches(batches, self._combine, not self._keep_incomplete)
-        return batches
+            batches = _combine_batches(batches, self._combine, self._drop_last)
+        return _rebatch(batches, self._rebatched, self._drop_last) if self._rebatched else batches

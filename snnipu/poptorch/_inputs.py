@@ -1,10 +1,11 @@
 """The inputs of a call: matched to the parameters of ``forward``, compared with the compiled ones, and split."""
 
 import inspect
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
+from snnipu.ipu.model import CONVERSIONS, TYPES
 from snnipu.poptorch._errors import InvalidArgument, InvalidType
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._structure import flatten, rebuild
@@ -14,27 +15,8 @@ _ADVICE = (
     "; a model stays compiled for the inputs of its first call. For other inputs, wrap the model again, or call "
     "destroy() on this wrapper first"
 )
-_DTYPES = (
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-)
-_CONVERSIONS = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bfloat16: torch.float32}
-
-
-class TensorSpec:
-    """The shape and dtype of an input tensor that a model is compiled for."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape = tensor.shape
-        self.dtype = tensor.dtype
+_CONVERSIONS = {**CONVERSIONS, torch.bfloat16: torch.float32}
+_DTYPES = (*TYPES, *_CONVERSIONS, torch.int16)
 
 
 class Inputs:
@@ -48,12 +30,11 @@ class Inputs:
     def tensors(self) -> List[torch.Tensor]:
         return flatten([self.args, self.kwargs])
 
-    def specs(self) -> List["TensorSpec"]:
-        """Return the :class:`TensorSpec` objects in a result of :meth:`spec`."""
-        return _specs_of([*self.args, *self.kwargs.values()])
+    def named(self) -> Dict[str, Any]:
+        return {**dict(zip(self.names, self.args)), **self.kwargs}
 
     def named_tensors(self) -> Iterator[Tuple[str, torch.Tensor]]:
-        for name, value in [*zip(self.names, self.args), *self.kwargs.items()]:
+        for name, value in self.named().items():
             tensors = flatten(value)
             for number, tensor in enumerate(tensors):
                 yield (name if len(tensors) == 1 else f"{name}[{number}]"), tensor
@@ -63,26 +44,8 @@ class Inputs:
         return args, kwargs
 
     def spec(self) -> "Inputs":
-        """Return the same arguments with a :class:`TensorSpec` in place of each tensor."""
-        return Inputs(self.names, [_spec(arg) for arg in self.args], {k: _spec(v) for k, v in self.kwargs.items()})
-
-
-def _spec(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return TensorSpec(value)
-    if isinstance(value, dict):
-        return {key: _spec(element) for key, element in value.items()}
-    if isinstance(value, (list, tuple)):
-        return tuple(_spec(element) for element in value)
-    tensors = flatten(value)
-    return tuple(TensorSpec(tensor) for tensor in tensors) if tensors else value
-
-
-def _specs_of(value: Any) -> List[TensorSpec]:
-    if isinstance(value, TensorSpec):
-        return [value]
-    elements = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [spec for element in elements for spec in _specs_of(element)]
+        """Return the same arguments with tensors that have a shape and a dtype, and no values."""
+        return Inputs(self.names, *self.with_tensors([tensor.to("meta") for tensor in self.tensors()]))
 
 
 class InputParser:
@@ -90,11 +53,11 @@ class InputParser:
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         try:
-            self._parameters = list(inspect.signature(forward).parameters.values())
+            self._signature = inspect.signature(forward)
         except ValueError:  # some built-in functions have no signature
-            kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-            self._parameters = [inspect.Parameter(name, kind) for name, kind in zip(("args", "kwargs"), kinds)]
-        self._warned: Dict[str, bool] = {}
+            kinds = {"args": inspect.Parameter.VAR_POSITIONAL, "kwargs": inspect.Parameter.VAR_KEYWORD}
+            self._signature = inspect.Signature([inspect.Parameter(*parameter) for parameter in kinds.items()])
+        self._warned = False
 
     def __call__(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Inputs:
         """Return the inputs of a call.
@@ -102,43 +65,19 @@ class InputParser:
         Raises ``poptorch.Error`` naming an argument that is missing, surplus or passed twice, or has a type that IPUs
         lack.
         """
+        parameters = self._signature.parameters
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidArgument(f"forward: {error}; its parameters are {list(parameters)}") from None
+        bound.apply_defaults()
         names: List[str] = []
-        values: List[Any] = []
-        named: Dict[str, Any] = {}
-        remaining, keywords = list(args), dict(kwargs)
-        variadic = False
-        for parameter in self._parameters:
+        for name, parameter in parameters.items():
             if parameter.kind == inspect.Parameter.VAR_POSITIONAL:
-                variadic = True
-                names.extend(f"*{parameter.name}[{number}]" for number in range(len(remaining)))
-                values.extend(remaining)
-                remaining = []
-            elif parameter.kind == inspect.Parameter.VAR_KEYWORD:
-                named.update(keywords)
-                keywords = {}
-            elif remaining and parameter.kind != inspect.Parameter.KEYWORD_ONLY:
-                if parameter.name in keywords:
-                    raise InvalidArgument(f"forward: argument {parameter.name!r} was passed twice")
-                names.append(parameter.name)
-                values.append(remaining.pop(0))
-            else:
-                if parameter.name in keywords:
-                    value = keywords.pop(parameter.name)
-                elif parameter.default is not inspect.Parameter.empty:
-                    value = parameter.default
-                else:
-                    raise InvalidArgument(f"forward: argument {parameter.name!r} is missing")
-                if variadic or parameter.kind == inspect.Parameter.KEYWORD_ONLY:
-                    named[parameter.name] = value
-                else:
-                    names.append(parameter.name)
-                    values.append(value)
-        known = [parameter.name for parameter in self._parameters]
-        if remaining:
-            raise InvalidArgument(f"forward: takes {known}, got {len(args)} positional arguments")
-        if keywords:
-            raise InvalidArgument(f"forward: {sorted(keywords)} are not among its parameters {known}")
-        return self._prepared(Inputs(names, values, named))
+                names.extend(f"*{name}[{number}]" for number in range(len(bound.arguments[name])))
+            elif parameter.kind not in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+                names.append(name)
+        return self._prepared(Inputs(names, list(bound.args), bound.kwargs))
 
     def _prepared(self, inputs: Inputs) -> Inputs:
         tensors = []
@@ -148,67 +87,59 @@ class InputParser:
             if tensor.numel() == 0:
                 raise InvalidArgument(f"input {name}: zero-sized tensors of shape {tuple(tensor.shape)} do not run")
             if tensor.requires_grad:
-                self._warn_once(
-                    "requires_grad",
-                    f"input {name} has requires_grad=True and is detached: a call runs its own backward",
-                )
+                if not self._warned:
+                    logger.warning(
+                        "input %s has requires_grad=True and is detached: a call runs its own backward", name
+                    )
+                self._warned = True
                 tensor = tensor.detach()
             if tensor.device.type != "cpu":
                 tensor = tensor.cpu()
             tensors.append(tensor)
-        args, kwargs = inputs.with_tensors(tensors)
-        return Inputs(inputs.names, args, kwargs)
-
-    def _warn_once(self, key: str, message: str) -> None:
-        if not self._warned.get(key):
-            self._warned[key] = True
-            logger.warning(message)
+        return Inputs(inputs.names, *inputs.with_tensors(tensors))
 
 
 def check_same(compiled: Inputs, inputs: Inputs) -> None:
     """Raise ``poptorch.Error`` naming the first input that differs from the inputs the model was compiled for."""
-    if len(compiled.args) != len(inputs.args):
-        raise InvalidArgument(
-            f"inputs: expected {len(compiled.args)} positional arguments but got {len(inputs.args)}{_ADVICE}"
-        )
-    for name, expected, value in zip(compiled.names, compiled.args, inputs.args):
-        _check_value(name, expected, _spec(value))
-    _check_keys("keyword arguments", compiled.kwargs, inputs.kwargs)
-    for name, expected in compiled.kwargs.items():
-        _check_value(name, expected, _spec(inputs.kwargs[name]))
+    expected, got = compiled.named(), inputs.named()
+    _check_keys("inputs", expected, got)
+    for name, value in expected.items():
+        _check_value(name, value, got[name])
+
+
+def _elements(value: Any) -> Optional[Dict[Any, Any]]:
+    """Return the elements of a structure, by key or position; None for a tensor and for any other value."""
+    if isinstance(value, dict):
+        return value
+    tensors = [] if isinstance(value, torch.Tensor) else flatten(value)  # of a registered type
+    elements = value if isinstance(value, (list, tuple)) else tensors
+    return dict(enumerate(elements)) if elements is value or tensors else None
 
 
 def _check_value(name: str, expected: Any, got: Any) -> None:
-    if type(expected) is not type(got):
-        raise InvalidType(f"input {name}: expected a {_type_name(expected)} but got a {_type_name(got)}{_ADVICE}")
-    if isinstance(expected, TensorSpec):
+    before, after = _elements(expected), _elements(got)
+    if before is not None and after is not None:
+        _check_keys(f"input {name}", before, after)
+        for key, value in before.items():
+            _check_value(f"{name}[{key!r}]", value, after[key])
+    elif isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor):
         if expected.dtype != got.dtype:
             raise InvalidType(f"input {name}: expected {expected.dtype} but got {got.dtype}{_ADVICE}")
         if expected.shape != got.shape:
             raise InvalidArgument(f"input {name}: expected shape {expected.shape} but got {got.shape}{_ADVICE}")
-    elif isinstance(expected, tuple):
-        if len(expected) != len(got):
-            raise InvalidArgument(f"input {name}: expected {len(expected)} elements but got {len(got)}{_ADVICE}")
-        for number, (old, new) in enumerate(zip(expected, got)):
-            _check_value(f"{name}[{number}]", old, new)
-    elif isinstance(expected, dict):
-        _check_keys(f"input {name}", expected, got)
-        for key, old in expected.items():
-            _check_value(f"{name}[{key!r}]", old, got[key])
+    elif type(expected) is not type(got):
+        types = f"expected a {type(expected).__name__} but got a {type(got).__name__}"
+        raise InvalidType(f"input {name}: {types}{_ADVICE}")
     elif expected is not got and expected != got:
         raise InvalidArgument(
             f"input {name}: expected {expected!r} but got {got!r}; only tensors may change after compiling{_ADVICE}"
         )
 
 
-def _check_keys(name: str, expected: Dict[str, Any], got: Dict[str, Any]) -> None:
+def _check_keys(name: str, expected: Dict[Any, Any], got: Dict[Any, Any]) -> None:
     if expected.keys() != got.keys():
         missing, extra = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
         raise InvalidArgument(f"{name}: missing {missing}, not expected {extra}{_ADVICE}")
-
-
-def _type_name(value: Any) -> str:
-    return "torch.Tensor" if isinstance(value, TensorSpec) else type(value).__name__
 
 
 def split(inputs: Inputs, options: Options, groups: int) -> List[List[torch.Tensor]]:

@@ -551,7 +551,7 @@ class PoplarExecutor:
         """
         if self._executable is None:
             raise InvalidArgument("getTensorNames: " + _NO_EXECUTABLE)
-        tensors = anchor_names(self._user_model, len(self._executable.specs()), self._training)
+        tensors = anchor_names(self._user_model, len(self._executable.tensors()), self._training)
         optimizer = self._runner.optimizer if self._runner is not None else None
         return [*tensors, *((optimizer.state_dict()["ipu_param"] or {}) if isinstance(optimizer, Optimizer) else ())]
 

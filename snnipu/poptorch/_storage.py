@@ -10,7 +10,7 @@ from typing import Any, Dict
 from snnipu.poptorch._errors import Error
 from snnipu.poptorch._logging import logger
 
-_FORMAT = "snnipu.poptorch/2"  # 1: options were stored under other names
+_FORMAT = "snnipu.poptorch/3"  # 1, 2: options and inputs were stored in other forms
 
 
 def save(filename: str, **contents: Any) -> None:

@@ -17,9 +17,10 @@ An argument that was not given is a constant of the compiled model. ``setOptimiz
 unless ``optimizer.variable_attrs.markAsVariable(name)`` was called before compiling.
 """
 
+import inspect
 import math
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Optional, Tuple
+from typing import Any, Callable, ClassVar, Dict, Iterable, Optional, Tuple
 
 import torch
 
@@ -96,41 +97,41 @@ _EXTRAS: Dict[str, Callable[[Any, str], Any]] = {
     "first_order_momentum_accum_type": _dtype,
     "second_order_momentum_accum_type": _dtype,
 }
-_LAMB_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "max_weight_norm": 65500.0}
 _VARIABLE_EXTRAS = ("loss_scaling", "velocity_scaling")
 
 
 class Optimizer(torch.optim.Optimizer):
     """PopTorch's additions to PyTorch's optimizers: extra arguments, constants and IPU states."""
 
-    # The attributes with PopTorch's arguments.
-    _extras: Tuple[str, ...] = ()
+    # PopTorch's arguments, in addition to those of PyTorch's optimizer: the keys of ``_EXTRAS``.
+    _arguments: ClassVar[Tuple[str, ...]] = ()
     # True if a compiled model holds this optimizer.
     _on_device = False
 
-    def _initialize(self, arguments: Dict[str, Any], defaults: Optional[Dict[str, Any]] = None) -> None:
-        """Store PopTorch's arguments of ``__init__`` as attributes and pass the others to PyTorch's optimizer.
+    def __init__(self, params: Iterable[Any], *args: Any, **kwargs: Any) -> None:
+        """Store PopTorch's arguments as attributes and pass the others to PyTorch's optimizer.
 
-        ``defaults``: the default hyperparameters of an optimizer that PyTorch does not have.
+        Args:
+            params: the parameters, or groups of parameters.
+            args, kwargs: arguments of PyTorch's optimizer, and by name PopTorch's; None stands for the default.
         """
-        passed = {name: value for name, value in arguments.items() if name != "self" and value is not None}
-        params = passed.pop("params", None)
-        pytorch_arguments = {name: value for name, value in passed.items() if name not in _EXTRAS}
-        if defaults is None:
-            super().__init__(params, **pytorch_arguments)
-        else:
-            super().__init__(params, {**defaults, **pytorch_arguments})
-        extras = {name: _EXTRAS[name](value, name) for name, value in arguments.items() if name in _EXTRAS}
+        extras = {name: _EXTRAS[name](kwargs.get(name), name) for name in self._arguments}
+        pytorch_kwargs = {name: value for name, value in kwargs.items() if name not in extras}
+        try:
+            bound = inspect.signature(super().__init__).bind(params, *args, **pytorch_kwargs)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}: {error}") from None
+        given = {name: value for name, value in bound.arguments.items() if value is not None}
+        super().__init__(**given)
         scaling = extras.pop("velocity_scaling", 1.0)
         if extras.get("use_combined_accum"):  # each group has its velocity scaling
             self.defaults["velocity_scaling"] = scaling
             for group in self.param_groups:
                 group.setdefault("velocity_scaling", scaling)
-        elif "velocity_scaling" in passed:
+        elif kwargs.get("velocity_scaling") is not None:
             logger.warning("SGD: velocity_scaling has no effect without use_combined_accum=True.")
         self.__dict__.update(extras)
-        self._extras = tuple(extras)
-        variable = [name for name in passed if name in pytorch_arguments or name in _VARIABLE_EXTRAS]
+        variable = [*given, *(name for name in _VARIABLE_EXTRAS if kwargs.get(name) is not None)]
         self.variable_attrs = VariableAttributes(variable, [*self.defaults, "loss_scaling"])
 
     # The trained model's weight names by id, and the divisors of its mean; None: no model.
@@ -197,85 +198,40 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> Dict[str, Any]:
         state: Dict[str, Any] = torch.optim.Optimizer.__getstate__(self)
-        names = ("_extras", "variable_attrs", *self._extras)
+        names = ("variable_attrs", *self._arguments)
         return {**state, **{name: self.__dict__[name] for name in names if name in self.__dict__}}
+
+
+_ADAM_TYPES = ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type")
 
 
 class SGD(Optimizer, torch.optim.SGD):
     """``torch.optim.SGD`` with PopTorch's arguments, which the docstring of ``poptorch.optim`` describes."""
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        momentum: Optional[float] = None,
-        dampening: Optional[float] = None,
-        weight_decay: Optional[float] = None,
-        nesterov: Optional[bool] = None,
-        maximize: Optional[bool] = None,
-        foreach: Optional[bool] = None,
-        differentiable: Optional[bool] = None,
-        loss_scaling: Optional[float] = None,
-        velocity_scaling: Optional[float] = None,
-        use_combined_accum: Optional[bool] = None,
-        accum_type: Optional[torch.dtype] = None,
-        velocity_accum_type: Optional[torch.dtype] = None,
-        max_grad_norm: Optional[float] = None,
-    ) -> None:
-        self._initialize(locals())
+    _arguments = (
+        "loss_scaling",
+        "velocity_scaling",
+        "use_combined_accum",
+        "accum_type",
+        "velocity_accum_type",
+        "max_grad_norm",
+    )
+
+    def __init__(self, params: Iterable[Any], lr: float, *args: Any, **kwargs: Any) -> None:  # lr has no default here
+        super().__init__(params, lr, *args, **kwargs)
 
 
 class Adam(Optimizer, torch.optim.Adam):
     """``torch.optim.Adam`` with PopTorch's arguments (see ``poptorch.optim``); ``amsgrad`` is not supported."""
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: Optional[float] = None,
-        betas: Optional[Tuple[float, float]] = None,
-        eps: Optional[float] = None,
-        weight_decay: Optional[float] = None,
-        amsgrad: Optional[bool] = None,
-        foreach: Optional[bool] = None,
-        maximize: Optional[bool] = None,
-        capturable: Optional[bool] = None,
-        differentiable: Optional[bool] = None,
-        fused: Optional[bool] = None,
-        loss_scaling: Optional[float] = None,
-        accum_type: Optional[torch.dtype] = None,
-        first_order_momentum_accum_type: Optional[torch.dtype] = None,
-        second_order_momentum_accum_type: Optional[torch.dtype] = None,
-        max_grad_norm: Optional[float] = None,
-    ) -> None:
-        self._initialize(locals())
+    _arguments = ("loss_scaling", *_ADAM_TYPES, "max_grad_norm")
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
     """``torch.optim.AdamW`` with PopTorch's arguments (see ``poptorch.optim``); ``amsgrad`` is not supported."""
 
+    _arguments = ("loss_scaling", "bias_correction", *_ADAM_TYPES, "max_grad_norm")
     bias_correction: bool
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: Optional[float] = None,
-        betas: Optional[Tuple[float, float]] = None,
-        eps: Optional[float] = None,
-        weight_decay: Optional[float] = None,
-        amsgrad: Optional[bool] = None,
-        maximize: Optional[bool] = None,
-        foreach: Optional[bool] = None,
-        capturable: Optional[bool] = None,
-        differentiable: Optional[bool] = None,
-        fused: Optional[bool] = None,
-        loss_scaling: Optional[float] = None,
-        bias_correction: Optional[bool] = None,
-        accum_type: Optional[torch.dtype] = None,
-        first_order_momentum_accum_type: Optional[torch.dtype] = None,
-        second_order_momentum_accum_type: Optional[torch.dtype] = None,
-        max_grad_norm: Optional[float] = None,
-    ) -> None:
-        self._initialize(locals())
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Update all parameters that have a gradient; return the loss of ``closure``, if given."""
@@ -287,27 +243,8 @@ class AdamW(Optimizer, torch.optim.AdamW):
 class RMSprop(Optimizer, torch.optim.RMSprop):
     """``torch.optim.RMSprop`` with PopTorch's arguments, which the docstring of ``poptorch.optim`` describes."""
 
+    _arguments = ("loss_scaling", *_ADAM_TYPES, "use_tf_variant")
     use_tf_variant: bool
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: Optional[float] = None,
-        alpha: Optional[float] = None,
-        eps: Optional[float] = None,
-        weight_decay: Optional[float] = None,
-        momentum: Optional[float] = None,
-        centered: Optional[bool] = None,
-        foreach: Optional[bool] = None,
-        maximize: Optional[bool] = None,
-        differentiable: Optional[bool] = None,
-        loss_scaling: Optional[float] = None,
-        accum_type: Optional[torch.dtype] = None,
-        first_order_momentum_accum_type: Optional[torch.dtype] = None,
-        second_order_momentum_accum_type: Optional[torch.dtype] = None,
-        use_tf_variant: Optional[bool] = None,
-    ) -> None:
-        self._initialize(locals())
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Update all parameters that have a gradient; return the loss of ``closure``, if given."""
@@ -316,7 +253,29 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         return _step(self, closure, _tensorflow_rmsprop)
 
 
-class LAMB(Optimizer):
+class _PlainLAMB(torch.optim.Optimizer):
+    """The hyperparameters of LAMB, which PyTorch does not have."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: Tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        max_weight_norm: float = 65500.0,
+    ) -> None:
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if not value >= 0:
+                raise InvalidArgument(f"{name}: expected a number of at least 0, got {value}")
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise InvalidArgument(f"betas: expected two numbers, at least 0 and below 1, got {betas}")
+        _positive(max_weight_norm, "max_weight_norm", 1.0)
+        hyperparameters = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**hyperparameters, "max_weight_norm": max_weight_norm})
+
+
+class LAMB(Optimizer, _PlainLAMB):
     """Layer-wise adaptive moments (You et al., "Large Batch Optimization for Deep Learning", arXiv:1904.00962).
 
     For each parameter w with gradient g, and Adam's running averages m of g and v of g²:
@@ -333,36 +292,11 @@ class LAMB(Optimizer):
             second_order_momentum_accum_type: see ``poptorch.optim``.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: Optional[float] = None,
-        betas: Optional[Tuple[float, float]] = None,
-        eps: Optional[float] = None,
-        weight_decay: Optional[float] = None,
-        bias_correction: Optional[bool] = None,
-        loss_scaling: Optional[float] = None,
-        max_weight_norm: Optional[float] = None,
-        accum_type: Optional[torch.dtype] = None,
-        first_order_momentum_accum_type: Optional[torch.dtype] = None,
-        second_order_momentum_accum_type: Optional[torch.dtype] = None,
-    ) -> None:
-        self._initialize(locals(), _LAMB_DEFAULTS)
-        _check_adam_defaults(self.defaults)
-        _positive(max_weight_norm, "max_weight_norm", 1.0)
+    _arguments = ("bias_correction", "loss_scaling", *_ADAM_TYPES)
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Update all parameters that have a gradient; return the loss of ``closure``, if given."""
         return _step(self, closure, _lamb)
-
-
-def _check_adam_defaults(defaults: Dict[str, Any]) -> None:
-    for name in ("lr", "eps", "weight_decay"):
-        if not defaults[name] >= 0:
-            raise InvalidArgument(f"{name}: expected a number of at least 0, got {defaults[name]}")
-    betas = defaults["betas"]
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise InvalidArgument(f"betas: expected two numbers, at least 0 and below 1, got {betas}")
 
 
 _Update = Callable[[Any, Dict[str, Any], torch.Tensor, torch.Tensor], None]
