@@ -44,9 +44,6 @@ class Anchors:
         }
         self._weights = dict(model.named_parameters()) if self._long_names else {}
 
-    def __bool__(self) -> bool:
-        return bool(self._long_names)
-
     def add_forward(self, place: Any, inputs: List[torch.Tensor], loss: Any) -> None:
         """Keep a micro-batch's tensors; ``place`` is its device iteration, accumulation step and replica."""
         for short, name in self._long_names.items():

@@ -58,10 +58,11 @@ class OutputCollector:
                 self._kept.append(tensors)
             else:
                 self._kept[replica] = [old + new for old, new in zip(self._kept[replica], tensors)]
-        elif self._is_returned(iteration, accumulation):
+        elif self.is_returned(iteration, accumulation):
             self._kept.append(tensors)
 
-    def _is_returned(self, iteration: int, accumulation: int) -> bool:
+    def is_returned(self, iteration: int, accumulation: int) -> bool:
+        """Return True if the outputs of a micro-batch are returned, or complete the sum that is returned."""
         if self._mode == OutputMode.All:
             return True
         if self._mode == OutputMode.EveryN:

@@ -42,7 +42,6 @@ from snnipu.poptorch.optim import SGD, Optimizer
 from snnipu.poptorch.options import Options
 
 _Hooks = Dict[int, Callable[[], Any]]
-_NO_EXECUTABLE = "the model is not compiled: call it, or compile() it, first"
 
 
 def refuse_backward(*args: Any, **kwargs: Any) -> None:
@@ -80,7 +79,7 @@ class PoplarExecutor:
     Other attributes, for instance ``parameters`` and ``state_dict``, are read from the wrapped model.
 
     Args:
-        model: the module to wrap.
+        model: the module to wrap, or the executor of one.
         options: None: the default options. The executor freezes them.
         training: True for a training model.
         optimizer: the optimizer of a training model; None: SGD with a learning rate of 0.01.
@@ -91,12 +90,12 @@ class PoplarExecutor:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: Any,
         options: Optional[Options],
         training: bool,
         optimizer: Optional[torch.optim.Optimizer] = None,
     ) -> None:
-        check_module(model, "model")
+        model = check_module(model._user_model if isinstance(model, PoplarExecutor) else model, "model")
         options = Options() if options is None else check_type(options, "options", Options, "a poptorch.Options")
         self._training = training
         self._user_model = model
@@ -113,9 +112,7 @@ class PoplarExecutor:
         self._parser = InputParser(self._model.forward)
         self._runner: Optional[OptimizerRunner] = None
         self._executable: Optional[Inputs] = None
-        self._watch: Optional[ModelWatch] = None
-        self._attributes: Optional[CompiledAttributes] = None
-        self._replicas = ReplicaBuffers(self._model, 1)
+        self._watch_model()
         self._first_run = False
         self._dummy_run = False
         self._tensors_of_call = 1, 1
@@ -126,7 +123,9 @@ class PoplarExecutor:
         self._loss_position: Dict[int, int] = {}
         self._ipu_model = IpuModelRunner(self._user_model) if uses_ipu_model(self._options) else None
         self._compilation_time = datetime.timedelta()
-        self._times: Dict[str, List[float]] = {"input": [], "input_complete": [], "output": [], "output_complete": []}
+        # The times at which the device iterations of the last call read inputs and returned outputs.
+        self._input_times: List[float] = []
+        self._output_times: List[float] = []
         if training:
             self._runner = OptimizerRunner(model, self._options)
             self.setOptimizer(SGD(model.parameters(), lr=0.01) if optimizer is None else optimizer)
@@ -259,8 +258,7 @@ class PoplarExecutor:
             check_same(self._executable, inputs)
             if not self._attached:
                 self.attachToDevice()
-            if self._watch is not None:
-                self._watch.warn_of_changed_weights()
+            self._watch.warn_of_changed_weights()
             with self._modes():
                 return self._run(inputs)
         with self._compiling(inputs), self._modes():
@@ -321,39 +319,34 @@ class PoplarExecutor:
         pieces = split(inputs, options, groups)
         collector = OutputCollector(options)
         anchors = Anchors(options, self._user_model, len(pieces), self._training)
-        for times in self._times.values():
-            times.clear()
+        self._input_times.clear()
+        self._output_times.clear()
         if self._runner is not None:
             self._runner.warn_of_unset_changes()
-        assert self._attributes is not None
         self._attributes.before_call()
         self._replicas.enter_call()
         for iteration in range(options.device_iterations):
-            started = time.perf_counter()
-            gradients = _Gradients(self._runner)
+            self._input_times.append(time.perf_counter())
+            gradients = _Gradients(self._runner) if self._runner is not None else None
             for step in range(accumulation):
                 for replica, group in enumerate(group_of_replica):
                     position = (iteration * accumulation + step) * groups + group
                     self._replicas.enter(replica)
                     tensors = [piece[position] for piece in pieces]
                     outputs, loss = self._forward(inputs, tensors)
-                    if anchors:
-                        anchors.add_forward((iteration, step, replica), tensors, loss)
-                    if loss is not None:
-                        parameter_gradients = gradients.backward(loss)
-                        if anchors:
-                            anchors.add_gradients((iteration, step, replica), parameter_gradients)
+                    anchors.add_forward((iteration, step, replica), tensors, loss)
+                    if gradients is not None:
+                        anchors.add_gradients((iteration, step, replica), gradients.backward(loss))
                     collector.add(outputs, iteration, step, replica)
-            if self._runner is not None:
+            if gradients is not None:
                 mean = options.Training.accumulation_and_replication_reduction_type == ReductionType.Mean
                 instances = options.Distributed.numProcesses
                 gradients.sum_over(instances)
-                self._runner.step(gradients.reduced(instances * accumulation * len(group_of_replica) if mean else 1))
-                accept_weights(self._runner.parameters())
-                if anchors:
-                    for replica in range(len(group_of_replica)):
-                        anchors.add_updates((iteration, accumulation - 1, replica))
-            self._note_times(iteration, started)
+                gradients.apply(instances * accumulation * len(group_of_replica) if mean else 1)
+                for replica in range(len(group_of_replica)):
+                    anchors.add_updates((iteration, accumulation - 1, replica))
+            if collector.is_returned(iteration, accumulation - 1):
+                self._output_times.append(time.perf_counter())
         self._replicas.leave_call()
         self._attributes.after_call()
         self._anchored = anchors.result()
@@ -366,8 +359,6 @@ class PoplarExecutor:
     def _forward(self, inputs: Inputs, tensors: List[torch.Tensor]) -> Tuple[Any, Optional[torch.Tensor]]:
         """Return the outputs of one micro-batch, and in training its loss."""
         args, kwargs = inputs.with_tensors(tensors)
-        assert self._attributes is not None
-        assert self._watch is not None
         self._attributes.restore()
         blocks = Block._manager = self._options._execution_strategy._start_run()
         grad_mode = torch.enable_grad() if self._training else torch.no_grad()
@@ -477,9 +468,10 @@ class PoplarExecutor:
         if self._training:
             unwrapIfWrapped(self._user_model)
 
-    def _require_compiled(self) -> None:
-        if not self.isCompiled():
-            raise Error(_NO_EXECUTABLE)
+    def _require_compiled(self) -> Inputs:
+        if self._executable is None:
+            raise InvalidArgument("the model is not compiled: call it, or compile() it, first")
+        return self._executable
 
     @property
     def rng_state(self) -> List[int]:
@@ -534,8 +526,7 @@ class PoplarExecutor:
 
     def compilationTime(self) -> datetime.timedelta:
         """Return the duration of the first run of ``forward``."""
-        if not self.isCompiled():
-            raise Error("compilationTime: " + _NO_EXECUTABLE)
+        self._require_compiled()
         if not self._options._show_compilation_progress_bar:
             raise Error("compilationTime: it is only measured with Options.showCompilationProgressBar(True)")
         return self._compilation_time
@@ -549,9 +540,7 @@ class PoplarExecutor:
 
         Raises ``poptorch.Error`` if the model is not compiled.
         """
-        if self._executable is None:
-            raise InvalidArgument("getTensorNames: " + _NO_EXECUTABLE)
-        tensors = anchor_names(self._user_model, len(self._executable.tensors()), self._training)
+        tensors = anchor_names(self._user_model, len(self._require_compiled().tensors()), self._training)
         optimizer = self._runner.optimizer if self._runner is not None else None
         return [*tensors, *((optimizer.state_dict()["ipu_param"] or {}) if isinstance(optimizer, Optimizer) else ())]
 
@@ -568,19 +557,6 @@ class PoplarExecutor:
             )
         return self._anchored[short_name]
 
-    def _note_times(self, iteration: int, started: float) -> None:
-        options, ended = self._options, time.perf_counter()
-        self._times["input"].append(started)
-        self._times["input_complete"].append(started)
-        mode, last = options.output_mode, iteration == options.device_iterations - 1
-        if (
-            mode == OutputMode.All
-            or last
-            or (mode == OutputMode.EveryN and (iteration + 1) % options.output_return_period == 0)
-        ):
-            self._times["output"].append(ended)
-            self._times["output_complete"].append(ended)
-
     def getPerfCounters(self) -> Dict[str, List[List[float]]]:
         """Return the times at which the last call read inputs and returned outputs, in seconds.
 
@@ -588,14 +564,15 @@ class PoplarExecutor:
         ``[tensor][device iteration]``.
         """
         inputs, outputs = self._tensors_of_call
-        return {
-            name: [list(times) for _ in range(inputs if name.startswith("input") else outputs)]
-            for name, times in self._times.items()
-        }
+        counters = {}
+        for end in ("", "_complete"):
+            counters["input" + end] = [list(self._input_times) for _ in range(inputs)]
+            counters["output" + end] = [list(self._output_times) for _ in range(outputs)]
+        return counters
 
     def getLatency(self) -> Tuple[float, float, float]:
         """Return the least, greatest and mean time from inputs to outputs in the last call, in seconds."""
-        starts, ends = self._times["input"], self._times["output_complete"]
+        starts, ends = self._input_times, self._output_times
         if not ends:
             return 0.0, 0.0, 0.0
         # An output of several device iterations is timed from the first of them.
@@ -619,24 +596,23 @@ class PoplarExecutor:
 class _Gradients:
     """The gradients of one optimizer step, summed over micro-batches in float32, or float64 for float64 parameters."""
 
-    def __init__(self, runner: Optional[OptimizerRunner]) -> None:
-        self._scaling = 1.0 if runner is None else runner.loss_scaling
-        self._in_half = runner is not None and runner.accumulates_in_half
-        self._parameters = [] if runner is None else [p for p in runner.parameters() if p.requires_grad]
+    def __init__(self, runner: OptimizerRunner) -> None:
+        self._runner = runner
+        self._parameters = [parameter for parameter in runner.parameters() if parameter.requires_grad]
         self._sums: Dict[torch.nn.Parameter, torch.Tensor] = {}
 
-    def backward(self, loss: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
+    def backward(self, loss: Any) -> Dict[torch.nn.Parameter, torch.Tensor]:
         """Add the gradients of a micro-batch, and return them with the loss scaling, as an IPU has them."""
         if not self._parameters or not loss.requires_grad:
             return {}
-        scale = torch.full_like(loss, self._scaling)
+        scale = torch.full_like(loss, self._runner.loss_scaling)
         results = torch.autograd.grad(loss, self._parameters, scale, allow_unused=True)
         # Sparse gradients (nn.Embedding(sparse=True)) are dense on an IPU; dense ones also sum over processes.
         gradients = [grad if grad is None or grad.layout is torch.strided else grad.to_dense() for grad in results]
         for parameter, gradient in zip(self._parameters, gradients):
             if gradient is None:
                 continue
-            if self._in_half:  # rounded as a half accumulator would
+            if self._runner.accumulates_in_half:  # rounded as a half accumulator would
                 gradient = gradient.half()
             if parameter in self._sums:
                 self._sums[parameter].add_(gradient)
@@ -653,12 +629,14 @@ class _Gradients:
                 self._sums.setdefault(parameter, torch.zeros_like(parameter, dtype=torch.float32))
             sum_over_instances(self._sums[parameter] for parameter in self._parameters)
 
-    def reduced(self, divisor: int) -> Dict[torch.nn.Parameter, torch.Tensor]:
-        factor = 1.0 / (divisor * self._scaling)
+    def apply(self, divisor: int) -> None:
+        """Divide the sums by ``divisor`` and the loss scaling, and step the optimizer."""
+        factor = 1.0 / (divisor * self._runner.loss_scaling)
         if factor != 1.0:
             for total in self._sums.values():
                 total.mul_(factor)
-        return self._sums
+        self._runner.step(self._sums)
+        accept_weights(self._runner.parameters())
 
 
 def _register(hooks: _Hooks, hook: Callable[[], Any]) -> torch.utils.hooks.RemovableHandle:
@@ -706,8 +684,6 @@ def trainingModel(
     Raises:
         poptorch.Error: a ``trainingModel`` wraps the model already; ``model.destroy()`` unwraps it.
     """
-    if isinstance(model, PoplarExecutor):
-        model = model._user_model
     return PoplarExecutor(model, options, training=True, optimizer=optimizer)
 
 
@@ -718,8 +694,6 @@ def inferenceModel(model: Any, options: Optional[Options] = None) -> PoplarExecu
         model: a module, or the result of ``trainingModel``, whose weights are shared.
         options: None: the default options. Gradient accumulation raises ``poptorch.Error``.
     """
-    if isinstance(model, PoplarExecutor):
-        model = model._user_model
     return PoplarExecutor(model, options, training=False)
 
 

@@ -504,7 +504,7 @@ def test_hooks_run_around_compiling_only():
 
 def test_methods_without_meaning_on_a_host_raise():
     model = inferenceModel(Net(), poptorch.Options().logCycleCount(True))
-    with refused("compilationTime: the model is not compiled"):
+    with refused("the model is not compiled"):
         model.compilationTime()
     model(X)
     assert model.compilationTime().total_seconds() > 0

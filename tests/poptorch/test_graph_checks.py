@@ -172,7 +172,7 @@ def test_anchors_have_output_modes(mode, period, rows):
 
 def test_names_of_tensors():
     _, wrapped = anchored()
-    with refused("getTensorNames: the model is not compiled"):
+    with refused("the model is not compiled"):
         wrapped.getTensorNames()
     wrapped(X.expand(4, 3))
     assert {"input", "loss", "fc.bias", "Gradient___fc.bias", "UpdatedVar___fc.weight"} <= set(wrapped.getTensorNames())
