@@ -33,6 +33,10 @@ from snnipu.planning.cycles import lanes
 from snnipu.planning.mapping import LayerPlan, Plan
 from snnipu.planning.network import COUNTS_BYTES, FLOAT, ID_BYTES
 
+FIGURES = (
+    "bound", "cycles_per_step", "cycles_per_batch", "compute_share", "exchange_share", "sync_share", "balance",
+    "exchange_bytes_per_step",
+)  # fmt: skip
 LABEL = "predicted by snnipu's IPU performance model, not measured"
 
 
@@ -140,11 +144,6 @@ class Performance:
         return float(used.mean() / used.max()) if used.size and used.max() > 0 else 0.0
 
 
-def _parallel_layers(plan: Plan) -> List[Sequence[LayerPlan]]:
-    """Return the layers in groups that run in parallel, in the order of the groups."""
-    return [list(plan.layers)] if plan.network.delay else [[layer] for layer in plan.layers]
-
-
 class _Estimator:
     """The computation of :func:`estimate`: appends the phases of a plan and sums cycles and bytes."""
 
@@ -178,25 +177,37 @@ class _Estimator:
         self,
         name: str,
         direction: str,
-        tile_bytes: Dict[int, float],
-        link_bytes: float,
-        instructions: Optional[Dict[int, float]] = None,
+        layers: Sequence[LayerPlan],
+        received: Callable[[LayerPlan], float],
+        links: Optional[Callable[[LayerPlan], float]] = None,
+        *,
+        sent: Callable[[LayerPlan], float] = lambda layer: 0.0,
+        total: Optional[Callable[[LayerPlan], float]] = None,
+        instructions: Callable[[LayerPlan], float] = lambda layer: 0.0,
     ) -> None:
         """Append a phase of exchange.
 
         Args:
             name, direction: as in :class:`Phase`.
-            tile_bytes: for each layer, the bytes that a tile receives or sends.
-            link_bytes: the bytes that an IPU sends over its links.
-            instructions: for each layer, the message instructions of a tile, if they may take longer than the bytes.
+            layers: the layers that take part.
+            received, sent: the bytes that a tile of a layer receives and sends.
+            links: the bytes for a layer that pass the links between IPUs; None: what a tile receives, for each further
+                IPU of the layer.
+            total: the bytes that all tiles of a layer receive; None: ``received`` on each of them.
+            instructions: the message instructions of a tile, which may take longer than the bytes.
         """
-        issued, rate = instructions or {}, self.target.exchange_bytes_per_cycle
-        times = {layer: cycles.exchange(size, rate, issued.get(layer, 0.0)) for layer, size in tile_bytes.items()}
-        where = max(times, key=lambda layer: times[layer])
-        within = times[where]
-        across = cycles.exchange(link_bytes, self.target.link_bytes_per_cycle)
-        if max(within, across):
-            self.phases.append(Phase(name, direction, "exchange", max(within, across), self.sync, where))
+        self.received += sum(total(layer) if total else received(layer) * layer.tiles for layer in layers)
+        rate = self.target.exchange_bytes_per_cycle
+        times = [cycles.exchange(max(received(layer), sent(layer)), rate, instructions(layer)) for layer in layers]
+        if links is None:
+            linked = sum(received(layer) * (len(layer.ipus(self.target)) - 1) for layer in layers)
+        else:
+            linked = sum(map(links, layers))
+        across = cycles.exchange(linked, self.target.link_bytes_per_cycle)
+        slowest = max(*times, across)
+        if slowest:
+            where = layers[times.index(max(times))].layer
+            self.phases.append(Phase(name, direction, "exchange", slowest, self.sync, where))
 
     def remote_ipus(self, layer: LayerPlan, entry: int) -> int:
         """Return the number of IPUs of a layer without a selection tile of layer ``entry``, whose ids it reads."""
@@ -208,43 +219,52 @@ class _Estimator:
     def forward(self, layers: Sequence[LayerPlan]) -> None:
         """Append the phases of a forward step of ``layers``, which run in parallel."""
         network, rows = self.network, self.network.batch_size
-        ids = {layer.layer: layer.samples * sum(self._id_bytes_read(layer)) for layer in layers}
-        self.received += sum(ids[layer.layer] * layer.tiles for layer in layers)
-        links = sum(self._link_bytes(layer) for layer in layers)
-        self.exchange("spike ids to the layers' tiles", "forward", ids, links)
+        self.exchange(
+            "spike ids to the layers' tiles",
+            "forward",
+            layers,
+            lambda layer: layer.samples * sum(self._id_bytes_read(layer)),
+            self._link_bytes,
+        )
         self.compute(
             "integrate and fire",
             "forward",
             layers,
             lambda layer, width: forward_cycles(network, layer.layer, width, layer.samples),
         )
-        pieces = {layer.layer: layer.samples * float(FLOAT) * layer.merged_words for layer in layers}
-        self.received += sum(rows * 2.0 * FLOAT * layer.words for layer in layers if layer.merged_words)
-        instructions = {
-            layer.layer: cycles.RECEIVE * (layer.merged_words - 1.0) + cycles.SEND
-            for layer in layers
-            if layer.merged_words
-        }
-        self.exchange("fired bits to neighbours", "forward", pieces, 0.0, instructions)
+        self.exchange(
+            "fired bits to neighbours",
+            "forward",
+            layers,
+            lambda layer: layer.samples * float(FLOAT) * layer.merged_words,
+            lambda layer: 0.0,
+            total=lambda layer: rows * 2.0 * FLOAT * layer.words if layer.merged_words else 0.0,
+            instructions=lambda layer: (
+                cycles.RECEIVE * (layer.merged_words - 1.0) + cycles.SEND if layer.merged_words else 0.0
+            ),
+        )
         self.compute(
             "words of bits",
             "forward",
             layers,
             lambda layer, width: cycles.merge_bits(layer.samples, layer.merged_words, layer.samples * width),
         )
-        words = {layer.layer: math.ceil(network.sizes[layer.layer] / 32) for layer in layers}
-        bits = {layer.layer: max(layer.rows) * 2.0 * FLOAT * words[layer.layer] for layer in layers}
-        self.received += sum(rows * 2.0 * FLOAT * words[layer.layer] for layer in layers)
-        links = sum(
-            rows
-            * 2.0
-            * FLOAT
-            * words[layer.layer]
-            * (len(layer.ipus(self.target)) > 1 or self.remote_ipus(layer, layer.layer) > 0)
-            for layer in layers
+        words = [math.ceil(size / 32) for size in network.sizes]
+        self.exchange(
+            "fired bits to the selection tiles",
+            "forward",
+            layers,
+            lambda layer: max(layer.rows) * 2.0 * FLOAT * words[layer.layer],
+            lambda layer: (
+                rows
+                * 2.0
+                * FLOAT
+                * words[layer.layer]
+                * (len(layer.ipus(self.target)) > 1 or self.remote_ipus(layer, layer.layer) > 0)
+            ),
+            total=lambda layer: rows * 2.0 * FLOAT * words[layer.layer],
+            instructions=lambda layer: cycles.RECEIVE * 2.0 * layer.word_tiles,
         )
-        instructions = {layer.layer: cycles.RECEIVE * 2.0 * layer.word_tiles for layer in layers}
-        self.exchange("fired bits to the selection tiles", "forward", bits, links, instructions)
         selected = network.slots if network.training else network.spikes
         self.select(
             "spike selection",
@@ -301,15 +321,18 @@ class _Estimator:
             layers,
             lambda entry, samples: 3 * cycles.elementwise(samples * network.slots[entry], 8),
         )
-        arriving = {
-            layer.layer: layer.samples
-            * (self._id_bytes(layer.layer) + network.slots[layer.layer] * FLOAT + sum(self._id_bytes_read(layer)))
-            for layer in layers
-        }
-        self.received += sum(arriving[layer.layer] * layer.tiles for layer in layers)
-        links = sum(arriving[layer.layer] * self.remote_ipus(layer, layer.layer - 1) for layer in layers)
-        self.exchange("spike gradients and ids to the layers' tiles", "backward", arriving, links)
 
+        def arriving(layer: LayerPlan) -> float:
+            own = self._id_bytes(layer.layer) + network.slots[layer.layer] * FLOAT
+            return layer.samples * (own + sum(self._id_bytes_read(layer)))
+
+        self.exchange(
+            "spike gradients and ids to the layers' tiles",
+            "backward",
+            layers,
+            arriving,
+            lambda layer: arriving(layer) * self.remote_ipus(layer, layer.layer - 1),
+        )
         self.compute(
             "neuron gradients",
             "backward",
@@ -340,37 +363,39 @@ class _Estimator:
                     for stage, number in stages:
                         if phase == (last_phase if stage else 0):
                             sums.setdefault(layer.layer, []).append((layer.samples * slots, number, stage))
-            summing = [layer for layer in layers if layer.layer in sums]
-            if not summing:
-                continue
-            arriving = {entry: float(FLOAT * sum(number for _, number, _ in rows)) for entry, rows in sums.items()}
-            self.received += sum(arriving[layer.layer] * layer.tiles for layer in summing)
+            if sums:
+                self._sum_gradients(name, exchanged, [layer for layer in layers if layer.layer in sums], sums)
+
+    def _sum_gradients(
+        self, name: str, exchanged: str, layers: Sequence[LayerPlan], sums: Dict[int, List[Tuple[int, int, int]]]
+    ) -> None:
+        """Append the exchange and the computation of the partial sums of one phase."""
+
+        def arriving(layer: LayerPlan) -> float:
+            return float(FLOAT * sum(number for _, number, _ in sums[layer.layer]))
+
+        def sent(layer: LayerPlan) -> float:
             # A tile sends all its slots, and in the second of two stages only its share.
-            busiest = {
-                layer.layer: max(
-                    arriving[layer.layer],
-                    float(
-                        FLOAT
-                        * sum(
-                            slots
-                            for slots, _, stage in sums[layer.layer]
-                            if stage == 0 or layer.group_tiles <= cycles.FEW_PARTIALS
-                        )
-                    ),
-                )
-                for layer in summing
-            }
-            links = sum(arriving[layer.layer] * max(len(layer.ipus(self.target)) - 1, 0) for layer in summing)
-            self.exchange(exchanged, "backward", busiest, links)
-            self.compute(
-                name,
-                "backward",
-                summing,
-                lambda layer, width, sums=sums: sum(  # type: ignore[misc]
-                    stage_sum(elements, layer.group_tiles, number, stage)
-                    for elements, number, stage in sums[layer.layer]
-                ),
-            )
+            few = layer.group_tiles <= cycles.FEW_PARTIALS
+            return float(FLOAT * sum(slots for slots, _, stage in sums[layer.layer] if stage == 0 or few))
+
+        self.exchange(exchanged, "backward", layers, arriving, sent=sent)
+        self.compute(
+            name,
+            "backward",
+            layers,
+            lambda layer, width: sum(
+                stage_sum(elements, layer.group_tiles, number, stage) for elements, number, stage in sums[layer.layer]
+            ),
+        )
+
+    def _copy_to_groups(self, name: str, layers: Sequence[LayerPlan], number_bytes: int) -> None:
+        """Append an exchange in which every tile receives a number of some bytes for each of its weights."""
+
+        def received(layer: LayerPlan) -> float:
+            return float(sum(self.network.input_sizes(layer.layer)) * lanes(max(layer.neurons))) * number_bytes
+
+        self.exchange(name, "update", layers, received)
 
     def _sum_phases(self, layer: LayerPlan) -> List[int]:
         """Return the phase that ends the sum of each entry of ``gradient_slots``.
@@ -383,7 +408,10 @@ class _Estimator:
 
     def run(self) -> Performance:
         """Append all phases and return the result."""
-        groups = _parallel_layers(self.plan)
+        network = self.network
+        groups: List[Sequence[LayerPlan]] = (
+            [self.plan.layers] if network.delay else [[each] for each in self.plan.layers]
+        )
         for layers in groups:
             self.forward(layers)
         if self.network.training:
@@ -392,18 +420,8 @@ class _Estimator:
             several = [layer for layer in self.plan.layers if len(layer.groups) > 1]
             if several:
                 # Every group receives a copy of the weights; all groups then sum their gradients.
-                weights = {
-                    layer.layer: float(sum(self.network.input_sizes(layer.layer)) * lanes(max(layer.neurons)))
-                    for layer in several
-                }
-                copies = {entry: size * self.network.weight_bytes for entry, size in weights.items()}
-                self.received += sum(copies[layer.layer] * layer.tiles for layer in several)
-                links = sum(copies[layer.layer] * (len(layer.ipus(self.target)) - 1) for layer in several)
-                self.exchange("weights to the groups", "update", copies, links)
-                gradients = {entry: size * FLOAT for entry, size in weights.items()}
-                self.received += sum(gradients[layer.layer] * layer.tiles for layer in several)
-                links = sum(gradients[layer.layer] * (len(layer.ipus(self.target)) - 1) for layer in several)
-                self.exchange("gradients of the groups", "update", gradients, links)
+                self._copy_to_groups("weights to the groups", several, network.weight_bytes)
+                self._copy_to_groups("gradients of the groups", several, FLOAT)
                 self.compute(
                     "sum of the groups",
                     "update",
@@ -438,22 +456,12 @@ def summary(performance: Performance) -> Dict[str, Any]:
         "fits": plan.fits,
         "problems": list(plan.problems),
         "notes": list(plan.notes),
-        "bound": performance.bound,
         "slowest_phase": performance.slowest_phase.name,
         "samples_per_s": performance.samples_per_s if plan.fits else None,
         "seconds_per_batch": performance.seconds_per_batch if plan.fits else None,
-        "cycles_per_step": performance.cycles_per_step,
-        "cycles_per_batch": performance.cycles_per_batch,
-        "compute_share": performance.compute_share,
-        "exchange_share": performance.exchange_share,
-        "sync_share": performance.sync_share,
-        "balance": performance.balance,
-        "tile_memory_max_bytes": plan.tile_memory_max_bytes,
+        **{name: getattr(performance, name) for name in FIGURES},
         "tile_memory_limit_bytes": plan.target.bytes_per_tile,
-        "tiles_used": plan.tiles_used,
-        "tiles": plan.tiles,
-        "ipus_used": plan.ipus_used,
-        "exchange_bytes_per_step": performance.exchange_bytes_per_step,
+        **{name: getattr(plan, name) for name in ("tile_memory_max_bytes", "tiles_used", "tiles", "ipus_used")},
         "phases": [
             {
                 "name": phase.name,
