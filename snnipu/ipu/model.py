@@ -242,6 +242,7 @@ class _ProgramKey(NamedTuple):
     version: int
     inputs: Tuple[TensorType, ...]
     attributes: Tuple[Tuple[str, Any], ...]
+    text: str  # of the attributes: 1.0 == 1 in Python, and these attributes differ
     target: IpuModelTarget
     gradient: Optional[Tuple[int, ...]]  # the outputs that have a gradient; None: the operator, not its gradient
 
@@ -413,20 +414,6 @@ class Program:
             self._handle = None
 
 
-def _sorted_attributes(attributes: Dict[str, Any]) -> Tuple[Tuple[str, Any], ...]:
-    """Return attributes as sorted pairs, hashable."""
-    return tuple(sorted((name, tuple(v) if isinstance(v, (list, tuple)) else v) for name, v in attributes.items()))
-
-
-def _with_types(key: _ProgramKey) -> Tuple[Any, ...]:
-    """Return a key with the types of the attributes, since 1.0 == 1 in Python and these attributes differ."""
-    types = tuple(
-        tuple(type(element) for element in value) if isinstance(value, tuple) else type(value)
-        for _, value in key.attributes
-    )
-    return (*key, types)
-
-
 class IpuModel:
     """Operators on one simulated machine. It compiles a program once per operator, shapes, types and attributes.
 
@@ -445,7 +432,7 @@ class IpuModel:
     def __init__(self, target: Optional[IpuModelTarget] = None, lib: Any = None) -> None:
         self.target = IpuModelTarget.default() if target is None else target
         self._lib = lib
-        self._programs: OrderedDict[Tuple[Any, ...], Program] = OrderedDict()
+        self._programs: OrderedDict[_ProgramKey, Program] = OrderedDict()
         self._lock = threading.Lock()
         self._operators: Optional[Dict[Tuple[str, str, int], Dict[str, Any]]] = None
 
@@ -494,23 +481,24 @@ class IpuModel:
             IpuModelUnavailable: the library cannot be used.
             IpuModelError: the SDK would refuse the operator, or it exceeds tile memory; see ``kind``.
         """
+        pairs = tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in sorted(attributes.items()))
         key = _ProgramKey(
             domain,
             name,
             version,
             tuple(inputs),
-            _sorted_attributes(attributes),
+            pairs,
+            repr(pairs),
             self.target,
             None if gradient is None else tuple(gradient),
         )
-        typed = _with_types(key)
         with self._lock:
-            if typed in self._programs:
-                self._programs.move_to_end(typed)
-                return self._programs[typed]
+            if key in self._programs:
+                self._programs.move_to_end(key)
+                return self._programs[key]
         program = Program(self.lib, key, () if gradient is None else self._forward_outputs(key))
         with self._lock:
-            self._programs[typed] = program
+            self._programs[key] = program
             while len(self._programs) > CACHED_PROGRAMS:
                 self._programs.popitem(last=False)
         return program
@@ -519,7 +507,7 @@ class IpuModel:
         """Return the output types of the operator of a gradient."""
         key = gradient._replace(gradient=None)
         with self._lock:
-            program = self._programs.get(_with_types(key))
+            program = self._programs.get(key)
         return (Program(self.lib, key) if program is None else program).outputs
 
     def apply(

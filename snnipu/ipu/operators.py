@@ -17,6 +17,10 @@ from snnipu.online import Online
 from snnipu.planning.convolution import ConvolutionPlan
 from snnipu.planning.targets import KIBIBYTE, Target
 
+_FIGURES = (
+    "fits", "problems", "samples_per_s", "tile_memory_max_bytes", "cycles_per_batch", "batch_size", "steps", "dtype",
+    "training", "ipus",
+)  # fmt: skip
 LABEL = "predicted by snnipu's IPU model, not measured"
 
 
@@ -39,10 +43,10 @@ class OperatorFigures:
     plan: Optional[ConvolutionPlan] = None
 
     def to_dict(self) -> Dict[str, Any]:
-        figures = {name: getattr(self, name) for name in ("name", "cycles", "tile_memory_max_bytes")}
-        figures["inputs"] = list(self.inputs)
-        if self.plan is not None:
-            figures["plan"] = dict(zip(("channels", "lines", "rows"), self.plan.attribute), tiles=self.plan.tiles_used)
+        figures = {**vars(self), "inputs": list(self.inputs)}
+        plan = figures.pop("plan")
+        if plan is not None:
+            figures["plan"] = dict(zip(("channels", "lines", "rows"), plan.attribute), tiles=plan.tiles_used)
         return figures
 
 
@@ -131,17 +135,8 @@ class OperatorsProfile:
         """The document of ``python -m snnipu profile --json``."""
         return {
             "label": LABEL,
-            "fits": self.fits,
-            "problems": self.problems,
-            "samples_per_s": self.samples_per_s,
-            "tile_memory_max_bytes": self.tile_memory_max_bytes,
-            "cycles_per_batch": self.cycles_per_batch,
-            "batch_size": self.batch_size,
-            "steps": self.steps,
-            "dtype": self.dtype,
-            "training": self.training,
+            **{name: getattr(self, name) for name in _FIGURES},
             "target": self.target.to_dict(),
-            "ipus": self.ipus,
             **({} if self.chunk is None else {"chunk": self.chunk, "kept_bytes": self.kept_bytes}),
             "operators": [operator.to_dict() for operator in self.operators],
         }

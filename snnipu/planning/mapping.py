@@ -69,6 +69,11 @@ class LayerPlan:
         return len(self.rows)
 
     @property
+    def end(self) -> int:
+        """The number after that of the layer's last tile."""
+        return max(self.first_tile + self.tiles, self.first_selection_tile + self.selection_tiles)
+
+    @property
     def lanes(self) -> int:
         """Neurons of the fullest tile, rounded up to pairs."""
         return lanes(self.neurons[0])
@@ -100,12 +105,10 @@ class LayerPlan:
 
     def ipus(self, target: Target) -> range:
         """Return the IPUs of the layer's neurons."""
-        last = self.first_tile + self.tiles - 1
-        return range(self.first_tile // target.tiles_per_ipu, last // target.tiles_per_ipu + 1)
+        return target.ipus_of(self.first_tile, self.tiles)
 
     def selection_ipus(self, target: Target) -> range:
-        last = self.first_selection_tile + self.selection_tiles - 1
-        return range(self.first_selection_tile // target.tiles_per_ipu, last // target.tiles_per_ipu + 1)
+        return target.ipus_of(self.first_selection_tile, self.selection_tiles)
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,12 +143,7 @@ class Plan:
 
     @property
     def tiles_used(self) -> int:
-        ends = [
-            end
-            for layer in self.layers
-            for end in (layer.first_tile + layer.tiles, layer.first_selection_tile + layer.selection_tiles)
-        ]
-        return max(ends, default=0)
+        return max((layer.end for layer in self.layers), default=0)
 
     @property
     def ipus_used(self) -> int:
@@ -435,10 +433,7 @@ def memory_of(
     # A sample's input is on one tile after the layers, or on the last tiles if too few are left.
     samples = -(-network.batch_size // tiles)
     inputs = [samples] * -(-network.batch_size // samples)
-    end = max(
-        max(layer.first_tile + layer.tiles, layer.first_selection_tile + layer.selection_tiles) for layer in layers
-    )
-    add(min(end, tiles - len(inputs)), inputs, partial(input_memory, network))
+    add(min(max(layer.end for layer in layers), tiles - len(inputs)), inputs, partial(input_memory, network))
     # All used tiles share the input tensors, and the tensors from which PopART computes them.
     used = max(placed.first_selection_tile + placed.selection_tiles for placed in layers)
     between = network.steps * network.batch_size * network.slots[0] * (ID_BYTES + FLOAT) * 2

@@ -52,8 +52,7 @@ class BaseNetworkSpec:
             raise ValueError(f"sizes must have an entry for the input and one for each layer, got {list(self.sizes)}")
         for name in ("sizes", "slots"):
             for value in getattr(self, name):
-                if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _NO_ID:
-                    raise ValueError(f"{name} must be ints from 1 to 2**31 - 1, got {value!r}")
+                _check_int(name, value)
         for name in ("spikes", "slots"):
             if len(getattr(self, name)) != len(self.sizes):
                 raise ValueError(f"{name} must have {len(self.sizes)} entries, input first, got {getattr(self, name)}")
@@ -64,9 +63,7 @@ class BaseNetworkSpec:
                     f"{slots} slots and {size} neurons"
                 )
         for name in ("batch_size", "steps"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _NO_ID:
-                raise ValueError(f"{name} must be an int from 1 to 2**31 - 1, got {value!r}")
+            _check_int(name, getattr(self, name))
         for name, allowed in (("dtype", tuple(DTYPES)), ("optimizer", OPTIMIZERS), ("delay", (0, 1))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(self, name)!r}")
@@ -149,10 +146,18 @@ def activities(activity: Activity, entries: int) -> List[float]:
     values: List[Any] = list(activity) if isinstance(activity, (list, tuple)) else [activity] * entries
     if len(values) != entries:
         raise ValueError(f"activity must be one number, or {entries}: one for each size, got {len(values)}")
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-            raise ValueError(f"activity must be above 0 and up to 1, got {value!r}")
-    return [float(value) for value in values]
+    return [_check_activity(value) for value in values]
+
+
+def _check_activity(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise ValueError(f"activity must be above 0 and up to 1, got {value!r}")
+    return float(value)
+
+
+def _check_int(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _NO_ID:
+        raise ValueError(f"{name} must be an int from 1 to 2**31 - 1, got {value!r}")
 
 
 def benchmark_slots(activity: float, num_neurons: int) -> int:
@@ -169,9 +174,7 @@ def benchmark_slots(activity: float, num_neurons: int) -> int:
 
     Source: Gruen et al., "Sparse spiking neural networks on the IPU", arXiv 2311.04386, 2023.
     """
-    if isinstance(activity, bool) or not isinstance(activity, (int, float)) or not 0 < activity <= 1:
-        raise ValueError(f"activity: expected a number above 0 and up to 1, got {activity!r}")
-    if isinstance(num_neurons, bool) or not isinstance(num_neurons, int) or num_neurons < 1:
-        raise ValueError(f"num_neurons: expected a positive integer, got {num_neurons!r}")
+    _check_activity(activity)
+    _check_int("num_neurons", num_neurons)
     # The small number corrects rounding: 0.29 * 200 / 2 is slightly below 29 in floating point.
     return min(max(2 * math.floor(activity * num_neurons / 2 + 1e-9), 2), num_neurons)

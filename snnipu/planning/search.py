@@ -93,23 +93,24 @@ def _place_layers(
     selecting = min(selection, network.batch_size)
     if selecting * network.layers > available:
         return None
-    budget = available
     ways = []
     for index, size in enumerate(network.sizes[1:]):
         layer_least = min(least, cycles.vectors(size))
         wide = [split for split in splits[index] if split.pairs >= layer_least]
         ways.append(wide or splits[index][:1])
-    if not all(ways) or sum(way[0].tiles for way in ways) > budget:
+    if not all(ways):
         return None
     chosen = [0] * network.layers
     taken = sum(way[0].tiles for way in ways)
+    if taken > available:
+        return None
     while True:
         # The slowest layer gets more tiles while tiles are left.
         slowest = max(range(network.layers), key=lambda index: ways[index][chosen[index]].cycles)
         if chosen[slowest] + 1 == len(ways[slowest]):
             break
         more = ways[slowest][chosen[slowest] + 1].tiles - ways[slowest][chosen[slowest]].tiles
-        if taken + more > budget:
+        if taken + more > available:
             break
         chosen[slowest] += 1
         taken += more
@@ -165,7 +166,7 @@ def plan(
         if selection_tiles
         else sorted({network.batch_size, *(n for n in SELECTION_TILES if n <= network.batch_size)})
     )
-    best: Optional[Tuple[Tuple[int, float], Plan]] = None
+    best: Optional[Tuple[Tuple[bool, float], Plan]] = None
     seen = set()
     for fitting in (True, False):
         splits = _best_splits(network, machine, tiles, fitting)
@@ -176,18 +177,23 @@ def plan(
             seen.add(tuple(layers))
             memory = memory_of(network, machine, ipus, layers)
             candidate = Plan(network, machine, ipus, tuple(layers), memory=memory)
-            fits = candidate.tile_memory_max_bytes <= machine.bytes_per_tile
-            cost = estimate(candidate).cycles_per_batch if fits else float(candidate.tile_memory_max_bytes)
-            key = (0 if fits else 1, cost)
-            if best is None or key < best[0]:
-                best = (key, candidate)
-        if best is not None and best[1].tile_memory_max_bytes <= machine.bytes_per_tile:
+            too_full = candidate.tile_memory_max_bytes > machine.bytes_per_tile
+            cost = float(candidate.tile_memory_max_bytes) if too_full else estimate(candidate).cycles_per_batch
+            if best is None or (too_full, cost) < best[0]:
+                best = ((too_full, cost), candidate)
+        if best is not None and not best[0][0]:
             break
     if best is None:
         reason = f"{tiles} tiles cannot hold {network.layers} layers, each with neurons on tiles of its own"
         return Plan(network, machine, ipus, (), (f"{reason}: at least {network.layers} tiles.",))
     fastest = best[1]
-    return replace(fastest, problems=tuple(check_memory(fastest)), notes=tuple(_notes(fastest)))
+    notes = []
+    if fastest.ipus_used < ipus:
+        notes.append(
+            f"only {fastest.ipus_used} of {ipus} IPUs have work: use fewer per replica, and more replicas "
+            "(replicationFactor)"
+        )
+    return replace(fastest, problems=tuple(check_memory(fastest)), notes=tuple(notes))
 
 
 @lru_cache(maxsize=64)
@@ -239,13 +245,3 @@ STATES_SHARE = 1 / 8
 def stores_states(size: int, target: Target, ipus: int) -> bool:
     """Return True if ``NeuronSequence`` stores ``size`` bytes of states; else its backward pass recomputes them."""
     return size <= STATES_SHARE * target.bytes_per_tile * target.tiles_per_ipu * ipus
-
-
-def _notes(plan: Plan) -> List[str]:
-    notes = []
-    if plan.ipus_used < plan.ipus:
-        notes.append(
-            f"only {plan.ipus_used} of {plan.ipus} IPUs have work: use fewer per replica, and more replicas "
-            "(replicationFactor)"
-        )
-    return notes

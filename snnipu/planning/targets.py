@@ -39,6 +39,10 @@ class Target:
     def link_bytes_per_cycle(self) -> float:
         return self.link_bytes_per_second / self.clock_hz
 
+    def ipus_of(self, first_tile: int, tiles: int) -> range:
+        """Return the IPUs that have some consecutive tiles."""
+        return range(first_tile // self.tiles_per_ipu, (first_tile + tiles - 1) // self.tiles_per_ipu + 1)
+
     def to_dict(self) -> Dict[str, Any]:
         return asdict(self)
 

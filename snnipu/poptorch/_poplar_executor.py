@@ -95,10 +95,10 @@ class PoplarExecutor:
         training: bool,
         optimizer: Optional[torch.optim.Optimizer] = None,
     ) -> None:
-        model = check_module(model._user_model if isinstance(model, PoplarExecutor) else model, "model")
+        model = check_module(model.model if isinstance(model, PoplarExecutor) else model, "model")
         options = Options() if options is None else check_type(options, "options", Options, "a poptorch.Options")
         self._training = training
-        self._user_model = model
+        self._user_model: torch.nn.Module = model
         if training and is_wrapped(model):
             raise AlreadyWrapped(
                 "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to "
