@@ -116,10 +116,7 @@ def membranes(
     if spikes.shape != mem.shape:
         raise ValueError(f"spikes: expected the shape of mem, {tuple(mem.shape)}, got {tuple(spikes.shape)}")
     num_steps, neurons = mem.shape
-    if names is None:
-        names = [f"neuron {index}" for index in range(neurons)]
-    elif len(names) != neurons:
-        raise ValueError(f"names: expected {neurons} of them, got {len(names)}")
+    names = _labels(names, [f"neuron {index}" for index in range(neurons)])
 
     steps = list(range(num_steps))
     traces, fired = mem.detach().cpu(), spikes.detach().cpu() > 0
@@ -210,10 +207,7 @@ def layer_rasters(
     num_steps, samples = layers[0].shape[:2]
     if len(labels) != samples:
         raise ValueError(f"labels: expected one for each of the {samples} samples, got {len(labels)}")
-    if names is None:
-        names = ["input", *(f"layer {index}" for index in range(1, len(layers) - 1)), "output"]
-    elif len(names) != len(layers):
-        raise ValueError(f"names: expected {len(layers)} of them, got {len(names)}")
+    names = _labels(names, ["input", *(f"layer {index}" for index in range(1, len(layers) - 1)), "output"])
 
     heights = [1.5] * (len(layers) - 1) + [1.9]
     figure = new_figure(max(5.0, 4.2 * samples), 0.9 + sum(heights))
@@ -285,13 +279,13 @@ def activity_curve(
     if not activity:
         raise ValueError("activity: expected at least one epoch, got none")
     layers = len(activity[0])
-    names = [f"layer {index + 1}" for index in range(layers)] if names is None else names
-    if (dropped is None) != (cells is None) and dropped is not None:
+    names = _labels(names, [f"layer {index + 1}" for index in range(layers)])
+    if dropped is not None and cells is None:
         raise ValueError("cells: needed with dropped")
     for name, entries in (("activity", activity), ("dropped", dropped or [])):
         if any(len(entry) != layers for entry in entries):
             raise ValueError(f"{name}: expected {layers} layers in every epoch, got {[len(e) for e in entries]}")
-    for name, values in (("names", names), ("caps", caps), ("cells", cells)):
+    for name, values in (("caps", caps), ("cells", cells)):
         if values is not None and len(values) != layers:
             raise ValueError(f"{name}: expected {layers} of them, got {len(values)}")
     if dropped is not None and len(dropped) != len(activity):
@@ -369,6 +363,13 @@ def diagnosis(report: Sequence["LayerDiagnosis"]) -> "Figure":
     return figure
 
 
+def _labels(names: Optional[Sequence[str]], defaults: Sequence[str]) -> Sequence[str]:
+    """Return ``names``, or ``defaults`` if it is None; raise ValueError if there are not as many names as defaults."""
+    if names is not None and len(names) != len(defaults):
+        raise ValueError(f"names: expected {len(defaults)} of them, got {len(names)}")
+    return defaults if names is None else names
+
+
 def _by_epoch(*axes: Any) -> None:
     for axis in axes:
         axis.set(xlabel="epoch")
@@ -377,14 +378,11 @@ def _by_epoch(*axes: Any) -> None:
         axis.spines[["top", "right"]].set_visible(False)
 
 
-def _shades(count: int) -> List[Tuple[float, float, float]]:
+def _shades(count: int) -> List[Tuple[float, ...]]:
     """Return blues from dark to light."""
     dark, light = (0.03, 0.19, 0.42), (0.55, 0.77, 0.93)
     part = [index / max(count - 1, 1) for index in range(count)]
-    return [
-        (dark[0] + p * (light[0] - dark[0]), dark[1] + p * (light[1] - dark[1]), dark[2] + p * (light[2] - dark[2]))
-        for p in part
-    ]
+    return [tuple(low + p * (high - low) for low, high in zip(dark, light)) for p in part]
 
 
 def draw_spikes(axis: Any, spikes: torch.Tensor, color: str, size: float, chosen: Optional[int] = None) -> None:

@@ -534,11 +534,9 @@ def check_map_shape(map_shape: object, num_neurons: int) -> MapShape:
 
 def _check_types(ids: object, values: object, counts: object, num_neurons: object, dropped: object) -> None:
     check_num_neurons(num_neurons)
-    tensors = [("ids", ids, (torch.int32,)), ("values", values, (torch.float32, torch.float64))]
-    tensors += [("counts", counts, (torch.int32,))] + (
-        [] if dropped is None else [("dropped", dropped, (torch.int32,))]
-    )
-    for name, tensor, dtypes in tensors:
+    tensors = {"ids": ids, "values": values, "counts": counts, **({} if dropped is None else {"dropped": dropped})}
+    for name, tensor in tensors.items():
+        dtypes = (torch.float32, torch.float64) if name == "values" else (torch.int32,)
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
         if tensor.dtype not in dtypes:
@@ -549,7 +547,7 @@ def _check_types(ids: object, values: object, counts: object, num_neurons: objec
         raise ValueError(f"ids must have shape {_TIME_MAJOR}, got {tuple(ids.shape)}")
     pair = (*ids.shape[:2], 2)
     shapes = {"ids": tuple(ids.shape), "values": tuple(ids.shape), "counts": pair, "dropped": pair}
-    for name, tensor, _ in tensors:
+    for name, tensor in tensors.items():
         assert isinstance(tensor, torch.Tensor)
         if tuple(tensor.shape) != shapes[name]:
             raise ValueError(f"{name} must have shape {shapes[name]}, as ids says, got {tuple(tensor.shape)}")

@@ -89,7 +89,10 @@ class Surrogate:
 
     Args:
         name: the name of the factory in this module.
-        parameters: the factory's parameters.
+        parameters: the factory's parameters: numbers, except the function of ``custom_surrogate``.
+
+    Raises:
+        TypeError: a parameter is no number.
 
     Attributes:
         kernel: the surrogate of the kernels, or None if the gradient is evaluated in PyTorch. This is so for random and
@@ -99,6 +102,8 @@ class Surrogate:
 
     def __init__(self, name: str, **parameters: Any) -> None:
         self.name = name
+        for key, value in parameters.items():
+            parameters[key] = value if name == "custom_surrogate" else _number(key, value)
         self.parameters = parameters
         self._op = f"surrogate.{name}"
         build = None if name in _OF_ANOTHER_FORMULA else _KERNELS.get(name)
@@ -190,7 +195,7 @@ def triangular(threshold: float = 1) -> Surrogate:
     Raises:
         TypeError: the argument is no number.
     """
-    return Surrogate("triangular", threshold=_number("threshold", threshold))
+    return Surrogate("triangular", threshold=threshold)
 
 
 def fast_sigmoid(slope: float = 25) -> Surrogate:
@@ -202,7 +207,7 @@ def fast_sigmoid(slope: float = 25) -> Surrogate:
     Raises:
         TypeError: the argument is no number.
     """
-    return Surrogate("fast_sigmoid", slope=_number("slope", slope))
+    return Surrogate("fast_sigmoid", slope=slope)
 
 
 def atan(alpha: float = 2.0) -> Surrogate:
@@ -214,7 +219,7 @@ def atan(alpha: float = 2.0) -> Surrogate:
     Raises:
         TypeError: the argument is no number.
     """
-    return Surrogate("atan", alpha=_number("alpha", alpha))
+    return Surrogate("atan", alpha=alpha)
 
 
 def heaviside() -> Surrogate:
@@ -231,7 +236,7 @@ def sigmoid(slope: float = 25) -> Surrogate:
     Raises:
         TypeError: the argument is no number.
     """
-    return Surrogate("sigmoid", slope=_number("slope", slope))
+    return Surrogate("sigmoid", slope=slope)
 
 
 def spike_rate_escape(beta: float = 1, slope: float = 25) -> Surrogate:
@@ -244,7 +249,7 @@ def spike_rate_escape(beta: float = 1, slope: float = 25) -> Surrogate:
     Raises:
         TypeError: an argument is no number.
     """
-    return Surrogate("spike_rate_escape", beta=_number("beta", beta), slope=_number("slope", slope))
+    return Surrogate("spike_rate_escape", beta=beta, slope=slope)
 
 
 def SSO(mean: float = 0, variance: float = 0.2) -> Surrogate:
@@ -259,7 +264,7 @@ def SSO(mean: float = 0, variance: float = 0.2) -> Surrogate:
     Raises:
         TypeError: an argument is no number.
     """
-    return Surrogate("SSO", mean=_number("mean", mean), variance=_number("variance", variance))
+    return Surrogate("SSO", mean=mean, variance=variance)
 
 
 def LSO(slope: float = 0.1) -> Surrogate:
@@ -271,7 +276,7 @@ def LSO(slope: float = 0.1) -> Surrogate:
     Raises:
         TypeError: the argument is no number.
     """
-    return Surrogate("LSO", slope=_number("slope", slope))
+    return Surrogate("LSO", slope=slope)
 
 
 def SFS(slope: float = 25, B: float = 1) -> Surrogate:
@@ -284,7 +289,7 @@ def SFS(slope: float = 25, B: float = 1) -> Surrogate:
     Raises:
         TypeError: an argument is no number.
     """
-    return Surrogate("SFS", slope=_number("slope", slope), B=_number("B", B))
+    return Surrogate("SFS", slope=slope, B=B)
 
 
 def custom_surrogate(
