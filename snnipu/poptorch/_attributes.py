@@ -41,14 +41,6 @@ def _same_elements(left: Any, right: Any) -> bool:
     return len(first) == len(second) and all(a is b for a, b in zip(first, second))
 
 
-def _refill(container: Any, content: Any) -> None:
-    container.clear()
-    if isinstance(container, list):
-        container.extend(content)
-    else:
-        container.update(content)
-
-
 class _SavedAttribute:
     """The value of one attribute: the object, a container's elements, and the values and versions of its tensors."""
 
@@ -70,8 +62,11 @@ class _SavedAttribute:
         )
 
     def restore(self) -> None:
-        if self.content is not None and not _same_elements(self.value, self.content):
-            _refill(self.value, self.content)
+        if isinstance(self.value, list):
+            self.value[:] = self.content
+        elif self.content is not None:
+            self.value.clear()
+            self.value.update(self.content)
         with torch.no_grad():
             for tensor, saved in self.tensors:
                 tensor.copy_(saved)
@@ -96,49 +91,43 @@ class CompiledAttributes:
         self._neurons: List[Tuple[str, torch.nn.Module, Dict[str, Any]]] = [
             (name, module, _states(module)) for name, module in model.named_modules() if replaces_state_buffers(module)
         ]
-        self._saved: List[Dict[str, _SavedAttribute]] = [self._save(module) for _, module in self._modules]
+        self._saved: List[Dict[str, _SavedAttribute]] = [
+            {name: _SavedAttribute(value) for name, value in attributes.items()} for attributes in self._attributes()
+        ]
         self._after_call: Optional[List[Dict[str, Any]]] = None
         self._warned: Set[str] = set()
 
-    @staticmethod
-    def _save(module: torch.nn.Module) -> Dict[str, _SavedAttribute]:
-        return {name: _SavedAttribute(value) for name, value in module.__dict__.items() if name not in _MODULE_PARTS}
-
-    def before_call(self) -> None:
-        """Adopt the attributes that the user changed since the last call, as the next call on the host uses them."""
-        if self._after_call is None:
-            return
-        for (_, module), saved, previous in zip(self._modules, self._saved, self._after_call):
-            attributes = module.__dict__
-            for name in [name for name in attributes if name not in _MODULE_PARTS]:
-                if name not in previous or attributes[name] is not previous[name]:
-                    saved[name] = _SavedAttribute(attributes[name])
-            for name in [name for name in saved if name not in attributes and name in previous]:
-                del saved[name]
-        self._after_call = None
-
-    def after_call(self) -> None:
-        self._after_call = [
+    def _attributes(self) -> List[Dict[str, Any]]:
+        return [
             {name: value for name, value in module.__dict__.items() if name not in _MODULE_PARTS}
             for _, module in self._modules
         ]
 
+    def before_call(self) -> None:
+        """Adopt the attributes that the user changed since the last call, as the next call on the host uses them."""
+        for saved, before, now in zip(self._saved, self._after_call or (), self._attributes()):
+            for name, value in now.items():
+                if name not in before or value is not before[name]:
+                    saved[name] = _SavedAttribute(value)
+            for name in before.keys() - now.keys():
+                saved.pop(name, None)
+        self._after_call = None
+
+    def after_call(self) -> None:
+        self._after_call = self._attributes()
+
     def restore(self) -> None:
         """Restore every attribute before a run of ``forward``; warn of each tensor that the last run left."""
-        for (path, module), saved in zip(self._modules, self._saved):
-            attributes = module.__dict__
+        for (path, module), saved, now in zip(self._modules, self._saved, self._attributes()):
+            for name, value in now.items():
+                if name not in saved:
+                    self._warn(path, name, value)
+                    del module.__dict__[name]
             for name, attribute in saved.items():
-                value = attributes.get(name, attribute)
-                if value is not attribute.value:
-                    self._warn(path, name, value, attribute.value)
-                    attributes[name] = attribute.value
-                if attribute.changed_in_place():
-                    self._warn(path, name, attribute.value, attribute.value)
+                if name not in now or now[name] is not attribute.value or attribute.changed_in_place():
+                    self._warn(path, name, now.get(name), attribute.value)
+                    module.__dict__[name] = attribute.value
                     attribute.restore()
-            if len(attributes) != len(saved) + len(_MODULE_PARTS):
-                for name in [name for name in attributes if name not in saved and name not in _MODULE_PARTS]:
-                    self._warn(path, name, attributes[name], None)
-                    del attributes[name]
         for path, neuron, states in self._neurons:
             replaced = [name for name, state in states.items() if getattr(neuron, name, None) is not state]
             if replaced:
@@ -153,8 +142,8 @@ class CompiledAttributes:
                         ", ".join(replaced),
                     )
 
-    def _warn(self, path: str, name: str, new: Any, old: Any) -> None:
-        if not (_tensors(new) or _tensors(old)):
+    def _warn(self, path: str, name: str, *values: Any) -> None:
+        if not any(map(_tensors, values)):
             return
         self._warn_once(
             f"{path}.{name}" if path else name,

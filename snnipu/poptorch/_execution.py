@@ -6,7 +6,16 @@ errors that IPUs would raise.
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_bool, check_enum, check_int, check_str
+from snnipu.poptorch._errors import (
+    Error,
+    InvalidArgument,
+    InvalidType,
+    check_bool,
+    check_enum,
+    check_int,
+    check_str,
+    check_type,
+)
 from snnipu.poptorch._logging import logger
 from snnipu.poptorch._options_base import OptionsDict
 from snnipu.poptorch.enums import AutoStage, Liveness
@@ -46,12 +55,11 @@ class Phase:
     """
 
     def __init__(self, *arg: Union[str, Stage]) -> None:
-        if all(isinstance(element, Stage) for element in arg):
-            self.stages: List[Stage] = [element for element in arg if isinstance(element, Stage)]
-        elif all(isinstance(element, str) for element in arg):
-            self.stages = [Stage(*(element for element in arg if isinstance(element, str)))]
-        else:
+        stages = [element for element in arg if isinstance(element, Stage)]
+        blocks = [element for element in arg if isinstance(element, str)]
+        if len(arg) not in (len(stages), len(blocks)):
             raise InvalidType(f"Phase: expected only stages or only block ids, got {[type(e).__name__ for e in arg]}")
+        self.stages = [Stage(*blocks)] if blocks else stages
 
     def stage(self, idx: int) -> Stage:
         """Return the stage at position ``idx``."""
@@ -142,6 +150,7 @@ class _IExecutionStrategy:
     """The base class of the strategies that ``Options.setExecutionStrategy`` accepts."""
 
     _pipelined = False
+    _execution_mode = 0  # PopTorch's number of the strategy
 
     def __init__(self, blocks: Dict[str, Stage], auto_stage: AutoStage = AutoStage.SameAsIpu) -> None:
         self._block_map = blocks
@@ -158,7 +167,7 @@ class _IExecutionStrategy:
         return self._block_map[block_id]
 
     def backendOptions(self) -> Dict[str, Any]:
-        return {}
+        return {"execution_mode": self._execution_mode}
 
     def _start_run(self) -> StageManager:
         self._manager.reset()
@@ -229,31 +238,18 @@ class PipelinedExecution(_IExecutionStrategy):
             auto_stage = args[0]
         else:
             for number, arg in enumerate(args):
-                if isinstance(arg, Stage):
-                    stage = arg
-                elif isinstance(arg, str):
-                    stage = Stage(arg)
-                elif isinstance(arg, (list, tuple)):
-                    stage = Stage(*arg)
-                else:
-                    raise InvalidType(
-                        f"{type(self).__name__}: expected block ids, stages or one AutoStage, got {arg!r}"
-                    )
+                check_type(arg, type(self).__name__, (Stage, str, list, tuple), "block ids, stages or one AutoStage")
+                stage = arg if isinstance(arg, Stage) else Stage(*([arg] if isinstance(arg, str) else arg))
                 stage._stage_id = number
                 stages.append(stage)
         super().__init__(_collect(stages), auto_stage)
-
-    def backendOptions(self) -> Dict[str, Any]:
-        return {"execution_mode": 0}
 
 
 class ShardedExecution(PipelinedExecution):
     """Stages that run one after another, each on its IPU. Takes the arguments of :class:`PipelinedExecution`."""
 
     _pipelined = False
-
-    def backendOptions(self) -> Dict[str, Any]:
-        return {"execution_mode": 1}
+    _execution_mode = 1
 
 
 class _IPhasedExecution(_IExecutionStrategy):
@@ -263,6 +259,9 @@ class _IPhasedExecution(_IExecutionStrategy):
         phases: one entry per phase: a :class:`Phase`, a block id, or a list of stages or block ids. Or one list of
             such entries.
     """
+
+    _execution_mode = 2
+    _serial = False
 
     def __init__(self, *phases: Union[Phase, str, Sequence[Any]]) -> None:
         self._phases: List[Phase] = []
@@ -299,9 +298,10 @@ class _IPhasedExecution(_IExecutionStrategy):
 
     def backendOptions(self) -> Dict[str, Any]:
         return {
-            "execution_mode": 2,
+            **super().backendOptions(),
             "separate_backward_phase": self._separate_backward_phase,
             "tensors_liveness": self._tensors_liveness.value,
+            "serial_phases_execution": self._serial,
         }
 
 
@@ -318,12 +318,11 @@ class ParallelPhasedExecution(_IPhasedExecution):
         self._tensors_liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
         return self
 
-    def backendOptions(self) -> Dict[str, Any]:
-        return {**super().backendOptions(), "serial_phases_execution": False}
-
 
 class SerialPhasedExecution(_IPhasedExecution):
     """Phases that run one after another on one group of IPUs."""
+
+    _serial = True
 
     def setTensorsLiveness(self, liveness: Liveness) -> "SerialPhasedExecution":
         """Choose the memory that holds tensors between phases; returns self.
@@ -333,6 +332,3 @@ class SerialPhasedExecution(_IPhasedExecution):
         """
         self._tensors_liveness = check_enum(liveness, "setTensorsLiveness", Liveness)
         return self
-
-    def backendOptions(self) -> Dict[str, Any]:
-        return {**super().backendOptions(), "serial_phases_execution": True}

@@ -191,45 +191,54 @@ def _host_value(
     return value
 
 
+# Attribute of an optimizer -> PopART's names of its numbers.
+_ADAPTIVE = {"lr": ("learningRate",), "weight_decay": ("weightDecay",)}
+_ADAM = {**_ADAPTIVE, "betas": ("adamBeta1", "adamBeta2"), "eps": ("adamEps",)}
+_HYPERPARAMETERS = {
+    "RMSprop": {**_ADAPTIVE, "alpha": ("adaptiveAlpha",), "momentum": ("adaptiveMomentum",), "eps": ("adaptiveEps",)},
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+    "LAMB": {**_ADAM, "max_weight_norm": ("maxWeightNorm",)},
+}
+
+
+def _hyperparameters(optimizer: Any, group: Dict[str, Any], divisors: Divisors) -> List[Tuple[Any, ...]]:
+    """Return the hyperparameters of a group: PopART's name, the value, and the attributes from which it is computed."""
+    kind = _kind(optimizer)
+    if kind != "SGD":
+        return [
+            (name, number, attribute)
+            for attribute, names in _HYPERPARAMETERS[kind].items()
+            for name, number in zip(names, group[attribute] if attribute == "betas" else [group[attribute]])
+        ]
+    rate, decay, scaling = group["lr"], group["weight_decay"], optimizer.loss_scaling
+    undamped = 1 - group["dampening"]
+    if not _needs_momentum(optimizer, group, "momentum"):
+        first = rate * undamped / (scaling * math.prod(divisors))
+        return [
+            ("scaledLearningRate0", first, "lr", "loss_scaling", "dampening"),
+            ("weightDecayScaleFactor0", 1 - rate * undamped * decay, "lr", "weight_decay", "dampening"),
+        ]
+    if optimizer.use_combined_accum:
+        return []
+    return [
+        ("scaledLearningRate2", rate / scaling, "lr", "loss_scaling"),
+        ("scaledMomentum2", group["momentum"], "momentum"),
+        ("scaledWeightDecay1", undamped * decay * scaling, "dampening", "weight_decay", "loss_scaling"),
+    ]
+
+
 def parameters(optimizer: Any, names: Dict[int, str], divisors: Divisors) -> Dict[str, torch.Tensor]:
     """Return ``ipu_param``: each weight's hyperparameters that may change, and the loss scaling."""
     hyperparameters: Dict[str, torch.Tensor] = {}
     constant = optimizer.variable_attrs.isConstant
-    kind = _kind(optimizer)
-    scaling = optimizer.loss_scaling
     if not constant("loss_scaling") and divisors == Divisors():
-        hyperparameters["lossScaling_FLOAT"] = torch.tensor(float(scaling))
+        hyperparameters["lossScaling_FLOAT"] = torch.tensor(float(optimizer.loss_scaling))
     for group in optimizer.param_groups:
-        values: Dict[str, Tuple[float, Tuple[str, ...]]] = {}
-        rate, decay = group["lr"], group["weight_decay"]
-        if kind == "SGD":
-            undamped = 1 - group["dampening"]
-            if not _needs_momentum(optimizer, group, "momentum"):
-                divisor = scaling * math.prod(divisors)
-                values["scaledLearningRate0"] = (rate * undamped / divisor, ("lr", "loss_scaling", "dampening"))
-                values["weightDecayScaleFactor0"] = (1 - rate * undamped * decay, ("lr", "weight_decay", "dampening"))
-            elif not optimizer.use_combined_accum:
-                values["scaledLearningRate2"] = (rate / scaling, ("lr", "loss_scaling"))
-                values["scaledMomentum2"] = (group["momentum"], ("momentum",))
-                values["scaledWeightDecay1"] = (
-                    undamped * decay * scaling,
-                    ("dampening", "weight_decay", "loss_scaling"),
-                )
-        else:
-            values["learningRate"], values["weightDecay"] = (rate, ("lr",)), (decay, ("weight_decay",))
-            if kind == "RMSprop":
-                values["adaptiveAlpha"] = (group["alpha"], ("alpha",))
-                values["adaptiveMomentum"] = (group["momentum"], ("momentum",))
-                values["adaptiveEps"] = (group["eps"], ("eps",))
-            else:
-                values["adamBeta1"] = (group["betas"][0], ("betas",))
-                values["adamBeta2"] = (group["betas"][1], ("betas",))
-                values["adamEps"] = (group["eps"], ("eps",))
-            if kind == "LAMB":
-                values["maxWeightNorm"] = (group["max_weight_norm"], ("max_weight_norm",))
+        rows = _hyperparameters(optimizer, group, divisors)
         for weight in group["params"]:
             if weight.requires_grad and id(weight) in names:
-                for name, (value, attributes) in values.items():
-                    if not all(constant(attribute) for attribute in attributes):
+                for name, value, *attributes in rows:
+                    if not all(map(constant, attributes)):
                         hyperparameters[f"{name}___specific___{names[id(weight)]}"] = torch.tensor(float(value))
     return hyperparameters
