@@ -1,10 +1,10 @@
 """``NetworkSpec.from_module``: the description of a module as an event-driven network, for plans."""
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Tuple
 
 from torch import nn
 
-from snnipu.neurons import Leaky, MultiStep, SparseConvLeaky, SparseLeaky, SparseNetwork
+from snnipu.neurons import Leaky, SparseConvLeaky, SparseLeaky, SparseNetwork
 from snnipu.neurons.sparse_leaky import SparseNeurons
 from snnipu.planning import network
 from snnipu.planning.network import Activity, activities
@@ -63,36 +63,23 @@ def _layers_of(module: nn.Module) -> _Layers:
                 "model: a plan needs layers without max_delay; python -m snnipu profile counts their operators one "
                 "by one"
             )
-    if len(networks) == 1:
-        sparse_network = networks[0]
-        caps = [sparse_network.max_input_spikes, *(layer.max_spikes for layer in sparse_network.layers)]
-        return list(sparse_network.sizes), caps, _recurrent_layers(sparse_network.layers), sparse_network.delay
     if len(networks) > 1:
         raise TypeError(f"model: expected one SparseNetwork, and it holds {len(networks)}")
-    layers = [child for child in module.modules() if isinstance(child, (SparseLeaky, nn.Linear, Leaky))]
-    sparse = [layer for layer in layers if isinstance(layer, SparseLeaky)]
-    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    neurons = [layer for layer in layers if isinstance(layer, Leaky)]
-    kinds = ", ".join(sorted({type(child).__name__ for child in module.modules() if not list(child.children())}))
-    if sparse and not linear and not neurons:
-        sizes = [sparse[0].in_features, *(layer.out_features for layer in sparse)]
-        inputs = [layer.in_features for layer in sparse]
-        return _check_chain(sizes, inputs, [None, *(layer.max_spikes for layer in sparse)], _recurrent_layers(sparse))
-    if linear and not sparse and len(linear) == len(neurons) and layers[::2] == linear:
-        sizes = [linear[0].in_features, *(layer.out_features for layer in linear)]
-        return _check_chain(sizes, [layer.in_features for layer in linear], [None] * len(sizes), [False] * len(linear))
-    multi_step = MultiStep.__name__
-    raise TypeError(
-        f"model: expected a SparseNetwork, a stack of SparseLeaky, or a {multi_step} of nn.Linear and Leaky in turn; "
-        f"{type(module).__name__} holds {kinds or 'no layers'}"
-    )
-
-
-def _recurrent_layers(layers: Sequence[SparseLeaky]) -> List[bool]:
-    return [layer.recurrent_weight is not None for layer in layers]
-
-
-def _check_chain(sizes: List[int], inputs: List[int], caps: List[Optional[int]], recurrent: List[bool]) -> _Layers:
+    stack = networks[0] if networks else module
+    layers: List[Any] = [child for child in stack.modules() if isinstance(child, (SparseLeaky, nn.Linear, Leaky))]
+    weighted = [layer for layer in layers if not isinstance(layer, Leaky)]
+    is_sparse = all(isinstance(layer, SparseLeaky) for layer in layers)
+    in_turn = layers[::2] == weighted and len(layers) == 2 * len(weighted)
+    if not layers or not (is_sparse or (in_turn and all(isinstance(layer, nn.Linear) for layer in weighted))):
+        kinds = ", ".join(sorted({type(child).__name__ for child in module.modules() if not list(child.children())}))
+        raise TypeError(
+            "model: expected a SparseNetwork, a stack of SparseLeaky, or a MultiStep of nn.Linear and Leaky in turn; "
+            f"{type(module).__name__} holds {kinds or 'no layers'}"
+        )
+    sizes = [weighted[0].in_features, *(layer.out_features for layer in weighted)]
+    inputs = [layer.in_features for layer in weighted]
     if sizes[:-1] != inputs:
         raise TypeError(f"model: the layers' inputs {inputs} do not match the outputs before them, {sizes[:-1]}")
-    return sizes, caps, recurrent, 0
+    caps = [getattr(stack, "max_input_spikes", None), *(getattr(layer, "max_spikes", None) for layer in weighted)]
+    recurrent = [getattr(layer, "recurrent_weight", None) is not None for layer in weighted]
+    return sizes, caps, recurrent, networks[0].delay if networks else 0
