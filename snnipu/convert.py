@@ -65,7 +65,7 @@ def to_snntorch(net: Network) -> Network:
             in snnTorch: an event-driven layer, a neuron of :func:`snnipu.neuron`, an instance of a subclass, or a
             parametrized neuron.
     """
-    copied, modules = _deep_copy(net, "to_snntorch")
+    copied, modules = deep_copy(net, "to_snntorch")
     for name, module in modules:
         reason = _why_not(module)
         if reason:
@@ -89,7 +89,7 @@ def from_snntorch(net: Network) -> Network:
     Raises:
         TypeError: ``net`` is not a module.
     """
-    copied, modules = _deep_copy(net, "from_snntorch")
+    copied, modules = deep_copy(net, "from_snntorch")
     for name, module in modules:
         kind = type(module)
         if kind in _OURS:
@@ -103,21 +103,20 @@ def from_snntorch(net: Network) -> Network:
     return copied
 
 
-def _deep_copy(net: Network, caller: str) -> Tuple[Network, List[Tuple[str, nn.Module]]]:
+def deep_copy(net: Network, caller: str) -> Tuple[Network, List[Tuple[str, nn.Module]]]:
     """Return a deep copy of ``net`` and the (name, module) pairs of all modules in it.
 
     Modules that ``named_modules`` does not list, such as those in a plain list, have the name "".
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"{caller}: net must be a torch.nn.Module, got {type(net).__name__}")
-    memo: Dict[int, Any] = {}
-    for module in net.modules():
-        if isinstance(module, snntorch.SpikingNeuron):
-            states = [module._buffers.get(name) for name in module._non_persistent_buffers_set]
-            for value in (*vars(module).values(), *states):
-                # The autograd graph of the last step cannot be copied.
-                if isinstance(value, torch.Tensor) and not value.is_leaf:
-                    memo[id(value)] = value.detach().clone()
+    # PyTorch refuses to deep-copy a tensor within a graph, such as the membrane after a training step.
+    memo: Dict[int, Any] = {
+        id(value): value.detach().clone()
+        for module in net.modules()
+        for value in (*vars(module).values(), *module._buffers.values())
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    }
     copied = copy.deepcopy(net, memo)
     names = {id(module): name for name, module in copied.named_modules()}
     return copied, [(names.get(id(item), ""), item) for item in memo.values() if isinstance(item, nn.Module)]

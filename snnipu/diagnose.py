@@ -1,6 +1,5 @@
 """``snnipu.diagnose``: run a network once, and report for each layer of neurons why it may not learn."""
 
-import copy
 import functools
 import math
 import random
@@ -15,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from snnipu._names.stock import stock
+from snnipu.convert import deep_copy
 from snnipu.neurons.multistep import takes_whole_sequences
 from snnipu.neurons.paths import text_table
 from snnipu.neurons.sparse_leaky import SparseNeurons
@@ -138,16 +138,7 @@ def diagnose(
         TypeError: ``net`` is no module.
         ValueError: ``net`` called no neurons.
     """
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
-    # PyTorch refuses to deep-copy a tensor within a graph, such as the membrane after a training step.
-    detached = {
-        id(value): value.detach().clone()
-        for module in net.modules()
-        for value in (*vars(module).values(), *module._buffers.values())
-        if isinstance(value, torch.Tensor) and not value.is_leaf
-    }
-    net = copy.deepcopy(net, detached)  # type: ignore[arg-type]
+    net, _ = deep_copy(net, "diagnose")
     records: Dict[Tuple[str, torch.Size], _Record] = {}
     called: Dict[nn.Module, None] = {}
 

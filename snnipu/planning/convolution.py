@@ -98,6 +98,16 @@ class ConvolutionPlan:
         return lanes(self.channels)
 
     @property
+    def holders(self) -> int:
+        """Parts with the same weights."""
+        return self.bands * self.shares
+
+    @property
+    def stored(self) -> int:
+        """Weights of a block that one of its parts stores for all."""
+        return max(LEAST_INPUTS, -(-self.inputs // self.holders)) * self.lanes
+
+    @property
     def places(self) -> int:
         """Positions of a band, in one channel."""
         return self.lines * self.geometry.out_width
@@ -111,9 +121,7 @@ class ConvolutionPlan:
     def memory(self) -> Dict[str, int]:
         """Return the bytes on the fullest tile by category: variables and outputs of the operator and its gradient."""
         each, weight_bytes = self.parts_of_tile, DTYPES[self.dtype]
-        holders = self.bands * self.shares
-        block_weights = self.inputs * self.lanes
-        stored = max(LEAST_INPUTS, -(-self.inputs // holders)) * self.lanes
+        holders, stored, block_weights = self.holders, self.stored, self.inputs * self.lanes
         alone = self.parts == self.blocks
         received = self.chunk * (self.slots * (ID_BYTES + FLOAT) + COUNTS_BYTES)
         maps = FLOAT * self.chunk * self.places
@@ -158,10 +166,8 @@ class ConvolutionPlan:
             arriving += self.share * (self.slots * 2 * ID_BYTES + FLOAT * self.channels * self.places)
             work += cycles.zero(self.inputs * self.lanes)
             # The tiles of a block share the sum of their weight gradients.
-            holders = self.bands * self.shares
-            stored = max(LEAST_INPUTS, -(-self.inputs // holders)) * self.lanes
-            weights += stored * holders * FLOAT
-            work += cycles.row_sum(stored, holders)
+            weights += self.stored * self.holders * FLOAT
+            work += cycles.row_sum(self.stored, self.holders)
             slots = -(-self.share * self.slots // (self.blocks * self.bands))
             work += cycles.slot_sum(slots, self.blocks * self.bands)
             arriving += slots * self.blocks * self.bands * FLOAT

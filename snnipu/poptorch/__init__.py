@@ -28,7 +28,7 @@ else:
     from snnipu.poptorch import _torch_ops as _torch_ops
     from snnipu.poptorch import custom_ops, enums, ops, optim, options, poptorch_core, profiling, testing
     from snnipu.poptorch._api import *  # noqa: F403
-    from snnipu.poptorch._api import VERSION as __version__
+    from snnipu.poptorch._api import _VERSION as __version__
     from snnipu.poptorch._api import __all__ as _public
     from snnipu.poptorch._errors import not_available
     from snnipu.poptorch.ops import print_module as print

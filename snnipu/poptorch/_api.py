@@ -1,4 +1,6 @@
-"""The public names of the host runtime."""
+"""The public names of the host runtime: all names of this module without a leading underscore."""
+
+# ruff: noqa: F401
 
 from snnipu._version import __version__ as _snnipu_version
 from snnipu.poptorch._blocks import Attribute, module_repr
@@ -29,29 +31,12 @@ from snnipu.poptorch._poplar_executor import (
 )
 from snnipu.poptorch._structure import ICustomArgParser, registerCustomArgParser
 from snnipu.poptorch._tracing import isRunningOnIpu
-from snnipu.poptorch.enums import (
-    AutoStage,
-    CommGroupType,
-    ConnectionType,
-    DataLoaderMode,
-    HalfFloatCastingBehavior,
-    Liveness,
-    MatMulSerializationMode,
-    MeanReductionStrategy,
-    MultiConvPlanType,
-    OutputMode,
-    OverlapMode,
-    ReductionType,
-    SharingStrategy,
-    SyncPattern,
-    VariableRetrievalMode,
-)
+from snnipu.poptorch.enums import *  # noqa: F403
 from snnipu.poptorch.ops import *  # noqa: F403
-from snnipu.poptorch.ops import __all__ as _operators
 from snnipu.poptorch.options import Options, TensorLocationSettings
 
 # The version of PopTorch that the host runtime follows, and the version of snnipu.
-VERSION = f"3.4.0+snnipu.host.{_snnipu_version}"
+_VERSION = f"3.4.0+snnipu.host.{_snnipu_version}"
 
 
 def createPoptorchError(msg: str) -> Error:
@@ -59,51 +44,4 @@ def createPoptorchError(msg: str) -> Error:
     return Error(msg)
 
 
-__all__ = [
-    *_operators,
-    "AsynchronousDataAccessor",
-    "Attribute",
-    "AutoStage",
-    "CommGroupType",
-    "ConfigFileError",
-    "ConnectionType",
-    "DataLoader",
-    "DataLoaderMode",
-    "Error",
-    "HalfFloatCastingBehavior",
-    "ICustomArgParser",
-    "Liveness",
-    "MatMulSerializationMode",
-    "MeanReductionStrategy",
-    "MultiConvPlanType",
-    "Options",
-    "OutputMode",
-    "OverlapMode",
-    "ParallelPhasedExecution",
-    "Phase",
-    "PipelinedExecution",
-    "PoplarExecutor",
-    "RecoverableError",
-    "ReductionType",
-    "SerialPhasedExecution",
-    "ShardedExecution",
-    "SharingStrategy",
-    "Stage",
-    "SyncPattern",
-    "TensorLocationSettings",
-    "UnrecoverableError",
-    "VariableRetrievalMode",
-    "createPoptorchError",
-    "inferenceModel",
-    "ipuHardwareIsAvailable",
-    "ipuHardwareVersion",
-    "isRunningOnIpu",
-    "load",
-    "logger",
-    "module_repr",
-    "registerCustomArgParser",
-    "registerPostCompileHook",
-    "registerPreCompileHook",
-    "setLogLevel",
-    "trainingModel",
-]
+__all__ = [name for name in globals() if not name.startswith("_")]

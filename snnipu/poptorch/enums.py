@@ -132,3 +132,6 @@ class VariableRetrievalMode(enum.IntEnum):
 
     OnePerGroup = 0
     AllReplicas = 2
+
+
+__all__ = [name for name, value in globals().items() if isinstance(value, type)]
