@@ -46,7 +46,7 @@ class _SavedAttribute:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        self.content = value.copy() if isinstance(value, _CONTAINERS) else None
+        self.content: Any = value.copy() if isinstance(value, _CONTAINERS) else None
         self.tensors = [(tensor, tensor.detach().clone()) for tensor in _tensors(value)]
         self.note()
 

@@ -238,8 +238,9 @@ class PipelinedExecution(_IExecutionStrategy):
             auto_stage = args[0]
         else:
             for number, arg in enumerate(args):
-                check_type(arg, type(self).__name__, (Stage, str, list, tuple), "block ids, stages or one AutoStage")
-                stage = arg if isinstance(arg, Stage) else Stage(*([arg] if isinstance(arg, str) else arg))
+                kinds = (Stage, str, list, tuple)
+                part: Any = check_type(arg, type(self).__name__, kinds, "block ids, stages or one AutoStage")
+                stage = part if isinstance(part, Stage) else Stage(*([part] if isinstance(part, str) else part))
                 stage._stage_id = number
                 stages.append(stage)
         super().__init__(_collect(stages), auto_stage)

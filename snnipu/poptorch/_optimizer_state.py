@@ -194,7 +194,7 @@ def _host_value(
 # Attribute of an optimizer -> PopART's names of its numbers.
 _ADAPTIVE = {"lr": ("learningRate",), "weight_decay": ("weightDecay",)}
 _ADAM = {**_ADAPTIVE, "betas": ("adamBeta1", "adamBeta2"), "eps": ("adamEps",)}
-_HYPERPARAMETERS = {
+_HYPERPARAMETERS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     "RMSprop": {**_ADAPTIVE, "alpha": ("adaptiveAlpha",), "momentum": ("adaptiveMomentum",), "eps": ("adaptiveEps",)},
     "Adam": _ADAM,
     "AdamW": _ADAM,
