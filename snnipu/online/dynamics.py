@@ -10,13 +10,12 @@ rule neglects: the connections between neurons and, for some rules, the reset.
 """
 
 from functools import cached_property, lru_cache
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from snnipu._generator import Adjoint
-from snnipu._generator.graph import Operand, Value
-from snnipu._generator.step import Reads, is_one_of
+from snnipu._generator.graph import Value
+from snnipu._generator.step import Reads, is_one_of, needed
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.ops import _library, _neurons
 from snnipu.ops._arguments import compute_dtype, is_autocast
@@ -211,8 +210,8 @@ class Dynamics:
     def _reads(self, needs: Sequence[bool]) -> Reads:
         """Return the tensors that the adjoint reads if it computes the gradients of the parameters in ``needs``."""
         reads = self.plan.reads
-        for needed, of_parameter in zip(needs, self.plan.reads_for):
-            reads = reads | of_parameter if needed else reads
+        for need, of_parameter in zip(needs, self.plan.reads_for):
+            reads = reads | of_parameter if need else reads
         return reads
 
     def _omits_reset(self) -> bool:
@@ -447,58 +446,29 @@ def _unit_gradients(
         return _run(operator, arguments, states, [False] * len(values), True)
 
 
+# True for the flags of an operation's operands, which are True for zeros, if its result is zero.
+_IS_ZERO: Dict[str, Callable[[List[bool]], bool]] = {
+    "mul": any,
+    **dict.fromkeys(("add", "sub"), all),
+    **dict.fromkeys(("neg", "div", "stored"), lambda zero: zero[0]),
+    "surrogate": lambda zero: zero[1],
+    "where": lambda zero: all(zero[1:]),
+}
+
+
 @lru_cache(maxsize=256)
 def _history_parameter_names(neuron: str, variant: int, history_states: Tuple[int, ...]) -> Optional[FrozenSet[str]]:
     """Return the parameters that the Jacobian of the states reads; None if it reads a state or the input, too."""
     adjoint = _neurons.adjoint(neuron, variant)
-    derived = _history_parameters(adjoint, history_states)
-    if derived is None:
+    derived, results = adjoint.step.derived, [adjoint.grad_x, *(adjoint.grad_before[place] for place in history_states)]
+    zeros = [adjoint.grad_spk, *(grad for place, grad in enumerate(adjoint.grad_after) if place not in history_states)]
+    for value in needed(results, ()):
+        is_zero = [is_one_of(o, zeros) if isinstance(o, Value) else o is None or o == 0 for o in value.operands]
+        if is_zero and _IS_ZERO.get(value.operation, lambda zero: False)(is_zero):
+            zeros.append(value)
+    read = [value for value in needed(results, [*derived, *zeros]) if not is_one_of(value, zeros)]
+    gradients = [*adjoint.grad_after, *adjoint.seeds, *derived]
+    if any(value.operation == "input" and not is_one_of(value, gradients) for value in read):
         return None
     texts = _neurons.derived_names(neuron, variant)
-    return frozenset(text for text, value in zip(texts, adjoint.step.derived) if is_one_of(value, derived))
-
-
-def _history_parameters(adjoint: Adjoint, history_states: Sequence[int]) -> Optional[List[Value]]:
-    """Return the derived parameters in the Jacobian of the states; None if it reads a state or the input, too."""
-    zeros = {id(adjoint.grad_spk)}
-    zeros |= {id(value) for place, value in enumerate(adjoint.grad_after) if place not in history_states}
-    derived = adjoint.step.derived
-    seeds = {id(value) for value in (*adjoint.grad_after, *adjoint.seeds)}
-    zero: Dict[int, bool] = {}
-
-    def is_zero(value: Optional[Operand]) -> bool:
-        if not isinstance(value, Value):
-            return value is None or value == 0
-        if id(value) not in zero:
-            operation, operands = value.operation, value.operands
-            if id(value) in zeros:
-                zero[id(value)] = True
-            elif operation == "mul":
-                zero[id(value)] = any(map(is_zero, operands))
-            elif operation in ("neg", "div", "stored"):
-                zero[id(value)] = is_zero(operands[0])
-            elif operation == "surrogate":
-                zero[id(value)] = is_zero(operands[1])
-            elif operation == "where":
-                zero[id(value)] = all(map(is_zero, operands[1:]))
-            elif operation in ("add", "sub"):
-                zero[id(value)] = all(map(is_zero, operands))
-            else:
-                zero[id(value)] = False
-        return zero[id(value)]
-
-    parameters: List[Value] = []
-    stack: List[Any] = [adjoint.grad_x, *(adjoint.grad_before[place] for place in history_states)]
-    visited = set()
-    while stack:
-        value = stack.pop()
-        if not isinstance(value, Value) or id(value) in visited or id(value) in seeds or is_zero(value):
-            continue
-        visited.add(id(value))
-        if is_one_of(value, derived):
-            parameters.append(value)
-        elif value.operation == "input":
-            return None
-        else:
-            stack.extend(value.operands)
-    return parameters
+    return frozenset(text for text, value in zip(texts, derived) if is_one_of(value, read))
