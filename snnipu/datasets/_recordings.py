@@ -5,11 +5,12 @@ import functools
 import io
 import os
 import sys
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from snnipu._extras import require
+from snnipu.datasets.event_data import EventData, EventDataset
 
 PathLike = Union[str, "os.PathLike[str]"]
 Size = Union[int, Tuple[int, int]]
@@ -92,10 +93,9 @@ class Camera(NamedTuple):
     def num_neurons(self) -> int:
         return self.polarities * self.height * self.width
 
-    def neurons(
-        self, times: np.ndarray, x: np.ndarray, y: np.ndarray, polarity: np.ndarray
-    ) -> Tuple[np.ndarray, np.ndarray]:
-        """Return times and neuron ids of the events within the crop."""
+    def neurons(self, events: Sequence[np.ndarray]) -> Tuple[np.ndarray, np.ndarray]:
+        """Return times and neuron ids of the events (times, x, y, polarities) within the crop."""
+        times, x, y, polarity = events
         row, column = y.astype(np.int64) - self.top, x.astype(np.int64) - self.left
         within = (row >= 0) & (row < self.height * self.downsample)
         within &= (column >= 0) & (column < self.width * self.downsample)
@@ -104,6 +104,42 @@ class Camera(NamedTuple):
         if self.polarities == 2:
             unit += polarity.astype(np.int64) * (self.height * self.width)
         return (times, unit) if within.all() else (times[within], unit[within])
+
+
+class _FileReader:
+    """A reader: recording ``i``, one file, as times and neuron ids."""
+
+    def __init__(self, paths: Sequence[str], read: Callable[[str], Any], spikes_of: Callable[[Any], Any]) -> None:
+        self._paths, self._read, self._spikes_of = paths, read, spikes_of
+
+    def __call__(self, index: int) -> Any:
+        return self._spikes_of(self._read(self._paths[index]))
+
+
+def data_of_files(
+    name: str,
+    parts: Iterable[Tuple[Sequence[str], Sequence[int]]],
+    read: Callable[[str], Any],
+    spikes_of: Callable[[Any], Any],
+    num_neurons: int,
+    num_classes: int,
+    sensor_shape: Optional[Tuple[int, ...]] = None,
+    **options: Any,
+) -> EventData:
+    """Return a data set of one file for each recording.
+
+    Args:
+        name, num_neurons, num_classes, sensor_shape: as in :class:`EventData`.
+        parts: files and labels of the training set, and of the test set.
+        read: returns the contents of a file. Worker processes need functions that can be pickled.
+        spikes_of: returns times and neuron ids of the contents.
+        options: arguments of :class:`EventDataset`.
+    """
+    train, test = (
+        EventDataset(_FileReader(paths, read, spikes_of), labels, num_neurons=num_neurons, files=paths, **options)
+        for paths, labels in parts
+    )
+    return EventData(name, train, test, num_neurons, options["num_steps"], num_classes, sensor_shape)
 
 
 def check_pixels(path: str, x: np.ndarray, y: np.ndarray, height: int, width: int) -> None:

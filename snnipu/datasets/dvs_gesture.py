@@ -14,11 +14,12 @@ from snnipu.datasets._recordings import (
     Size,
     check_pixels,
     damaged,
+    data_of_files,
     find,
     read_bytes,
     step_length,
 )
-from snnipu.datasets.event_data import EventData, EventDataset
+from snnipu.datasets.event_data import EventData
 
 SIDE = 128
 CLASSES = 11
@@ -70,16 +71,6 @@ def _array(path: str, data: bytes) -> np.ndarray:
     if stream.tell() != len(data):
         raise damaged(path, f"{len(data) - stream.tell()} bytes after the events")
     return events
-
-
-class _GestureReader:
-    """A reader: recording ``i`` as times and neuron ids."""
-
-    def __init__(self, paths: List[str], camera: Camera) -> None:
-        self._paths, self._camera = paths, camera
-
-    def __call__(self, index: int) -> Tuple[np.ndarray, np.ndarray]:
-        return self._camera.neurons(*read_events(self._paths[index]))
 
 
 def _files(folder: str) -> Tuple[List[str], List[int]]:
@@ -154,21 +145,19 @@ def dvs_gesture(
     names = ("ibmGestureTrain", "ibmGestureTest")
     folder = find("DVS128 Gesture", "DVSGesture", root, names, download)
 
-    def part(name: str) -> EventDataset:
-        paths, labels = _files(os.path.join(folder, name))
-        return EventDataset(
-            _GestureReader(paths, camera),
-            labels,
-            num_steps=num_steps,
-            num_neurons=camera.num_neurons,
-            step=step,
-            max_spikes=max_spikes,
-            overflow=overflow,
-            values=values,
-            cache=cache,
-            cache_key=f"dvs_gesture {tuple(camera)}",
-            files=paths,
-        )
-
-    train, test = part(names[0]), part(names[1])
-    return EventData("dvs_gesture", train, test, camera.num_neurons, num_steps, CLASSES, camera.shape)
+    return data_of_files(
+        "dvs_gesture",
+        [_files(os.path.join(folder, name)) for name in names],
+        read_events,
+        camera.neurons,
+        camera.num_neurons,
+        CLASSES,
+        camera.shape,
+        num_steps=num_steps,
+        step=step,
+        max_spikes=max_spikes,
+        overflow=overflow,
+        values=values,
+        cache=cache,
+        cache_key=f"dvs_gesture {tuple(camera)}",
+    )

@@ -11,8 +11,8 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 import numpy as np
 import torch
 
-from snnipu.datasets._recordings import PathLike, damaged, read_bytes, step_length
-from snnipu.datasets.event_data import EventData, EventDataset
+from snnipu.datasets._recordings import PathLike, damaged, data_of_files, read_bytes, step_length
+from snnipu.datasets.event_data import EventData
 from snnipu.neurons import Leaky
 
 CLASSES = 10
@@ -134,16 +134,6 @@ class Recording(NamedTuple):
     path: str
 
 
-class _SoundReader:
-    """A reader: recording ``i`` as times and channels."""
-
-    def __init__(self, paths: List[str], cochlea: Cochlea) -> None:
-        self._paths, self._cochlea = paths, cochlea
-
-    def __call__(self, index: int) -> Tuple[np.ndarray, np.ndarray]:
-        return self._cochlea(read_sound(self._paths[index]))
-
-
 def _recordings(folder: str) -> List[Recording]:
     """Return all recordings of a folder, sorted by digit, speaker and number."""
     recordings = []
@@ -222,21 +212,22 @@ def spoken_digits(
             "https://github.com/Jakobovski/free-spoken-digit-dataset (CC BY-SA 4.0)"
         )
 
-    def part(test: bool) -> EventDataset:
+    parts = []
+    for test in (False, True):
         recordings = [recording for recording, in_test in zip(all_recordings, is_test) if in_test == test]
-        paths = [recording.path for recording in recordings]
-        return EventDataset(
-            _SoundReader(paths, cochlea),
-            [recording.digit for recording in recordings],
-            num_steps=num_steps,
-            num_neurons=channels,
-            step=step,
-            max_spikes=max_spikes,
-            overflow=overflow,
-            values=values,
-            cache=cache,
-            cache_key="spoken_digits",
-            files=paths,
-        )
-
-    return EventData("spoken_digits", part(False), part(True), channels, num_steps, CLASSES)
+        parts.append(([recording.path for recording in recordings], [recording.digit for recording in recordings]))
+    return data_of_files(
+        "spoken_digits",
+        parts,
+        read_sound,
+        cochlea,
+        channels,
+        CLASSES,
+        num_steps=num_steps,
+        step=step,
+        max_spikes=max_spikes,
+        overflow=overflow,
+        values=values,
+        cache=cache,
+        cache_key="spoken_digits",
+    )
