@@ -11,7 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from oracle import assert_slots, at_slots, densified, random_spikes, slots_of
+from oracle import at_slots, densified, random_spikes
 from support.tables import assert_refused, each_row
 from torch.utils.data import DataLoader, Dataset
 
@@ -379,15 +379,6 @@ def test_cat_has_gradients():
         assert torch.equal(piece.values.grad, at_slots(torch.ones(4, 2, 9), piece))
 
 
-def test_trim():
-    spikes = clean(6, 3, 20, slack=7)
-    trimmed = spikes.trim()
-    assert trimmed.capacity == int(spikes.counts[..., 1].max()) < spikes.capacity
-    assert torch.equal(trimmed.to_dense(), spikes.to_dense())
-    assert trimmed.overflow == spikes.overflow
-    assert trimmed.ids.is_contiguous()
-
-
 def test_events_rotate_as_dense_spikes():
     """The first id of a step's selection may itself spike."""
     dense = (torch.rand(6, 2, 5) < 0.7).float()
@@ -397,23 +388,6 @@ def test_events_rotate_as_dense_spikes():
         spikes = SparseSpikes.from_events(times, units, samples, **named)
         expected = SparseSpikes.from_dense(dense, slots, overflow="rotate")
         assert torch.equal(spikes.to_dense(), expected.to_dense())
-
-
-@pytest.mark.parametrize("overflow", ["lowest", "rotate"])
-@pytest.mark.parametrize("most", [0, 3, 6])
-def test_limit(most, overflow):
-    """Spikes come before slots that only carry gradient; earlier dropped spikes count, too."""
-    drawn = torch.rand(4, 3, 12)
-    fired, carried = drawn < 0.4, drawn < 0.7
-    whole, expected = slots_of(fired, carried), slots_of(fired, carried, most, overflow)
-    spikes = SparseSpikes(*whole[:3], 12, dropped=torch.ones(4, 3, 2, dtype=torch.int32)).requires_grad_()
-    limited = spikes.limit(most, overflow=overflow)
-    assert_slots(limited, expected._replace(dropped=expected.dropped + 1))
-    assert limited.overflow == int(expected.dropped[..., 0].sum()) + 12
-    upstream = torch.randn(4, 3, 12)
-    limited.values.backward(at_slots(upstream, limited))
-    assert torch.equal(spikes.values.grad, at_slots(upstream * expected.taken, spikes))
-    assert torch.equal(spikes.limit(100).to_dense(), spikes.to_dense())
 
 
 def test_to():

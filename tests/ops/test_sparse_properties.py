@@ -392,8 +392,10 @@ def test_kernels_equal_the_reference(drawn, each_need):
 @tried
 @given(steps, batches, neurons, caps, orders, rates, rates, st.booleans(), seeds)
 def test_limit_trim_and_cat(T, B, N, max_spikes, overflow, rate, carried, shuffled, seed):
+    """Spikes come before slots that only carry gradient; earlier dropped spikes count, too."""
     torch.manual_seed(seed)
-    spikes = random_spikes(T, B, N, rate, carried, graded=True, shuffled=shuffled)
+    spikes = random_spikes(T, B, N, rate, carried, graded=True, shuffled=shuffled).requires_grad_()
+    spikes.dropped = torch.ones_like(spikes.counts)
     cap = N if max_spikes is None else max_spikes
     limited = spikes.limit(cap, overflow=overflow)
     dense = densified(spikes.values, spikes)
@@ -407,12 +409,18 @@ def test_limit_trim_and_cat(T, B, N, max_spikes, overflow, rate, carried, shuffl
     # The start of "rotate" advances by the number of slots.
     slots = slots_of(fired, every, cap, overflow)
     assert torch.equal(limited.counts, slots.counts)
-    assert torch.equal(limited.dropped, slots.dropped)
+    assert torch.equal(limited.dropped, slots.dropped + 1)
+    assert limited.overflow == int(slots.dropped[..., 0].sum()) + T * B
     assert torch.equal(limited.to_dense(), torch.where(slots.taken, dense, torch.zeros(())))
     trim = limited.trim()
     assert trim.capacity == (int(limited.counts[..., 1].max()) if T * B else 0)
+    assert trim.ids.is_contiguous()
+    assert trim.overflow == limited.overflow
     assert torch.equal(trim.to_dense(), limited.to_dense())
     both = SparseSpikes.cat([spikes, limited])
     assert torch.equal(both.to_dense(), torch.cat([dense, limited.to_dense()], 1))
-    assert both.overflow == limited.overflow
+    assert both.overflow == limited.overflow + T * B
+    upstream = torch.randn(T, B, N)
+    limited.values.backward(at_slots(upstream, limited))
+    assert torch.equal(spikes.values.grad, at_slots(upstream * slots.taken, spikes))
     SparseSpikes(both.ids, both.values, both.counts, N, dropped=both.dropped)
