@@ -9,7 +9,6 @@ from support.commands import read_json, refusal, words
 
 from snnipu.backends import host
 from snnipu.cli import info, main
-from snnipu.ipu import model as ipu_model
 
 
 def test_text_names_every_part(capsys):
@@ -50,11 +49,6 @@ def test_says_what_an_ipu_lacks(tmp_path, monkeypatch):
     assert info.collect()["backends"]["ipu"]["reason"] == "PopTorch is not installed"
     monkeypatch.setattr(info, "is_installed", lambda name: name == "poptorch")
     assert info.collect()["backends"]["ipu"] == {"available": True, "reason": None}
-
-
-def test_ipu_model():
-    row = info.collect()["backends"]["ipu-model"]
-    assert row == {"available": row["reason"] is None, "reason": ipu_model.unavailable_reason()}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

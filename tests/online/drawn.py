@@ -199,3 +199,22 @@ def learn(online, x, upstream, lengths, begins=None):
         first += length
     grads = {name: p.grad.clone() for name, p in online.named_parameters() if p.grad is not None}
     return [torch.cat(parts) for parts in zip(*results)], grads, leaf.grad
+
+
+def loss_of(online, out):
+    """Return a loss of flat results and of DECOLLE's readouts, which saves none of them for the backward pass."""
+    parts = [(place + 1) * part for place, part in enumerate(out)] + [readout - 1 for readout in online.readouts]
+    return sum(part.square().sum() for part in parts)
+
+
+def gradients(online, x, change=None, length=3, **how):
+    """Return the gradients of a stream; ``change`` is called with each chunk and its results before ``backward()``."""
+    online.reset()
+    online.zero_grad()
+    for chunk in x.clone().split(length):
+        out = flat(online(chunk, **how))
+        loss = loss_of(online, out)
+        if change is not None:
+            change(chunk, out)
+        loss.backward()
+    return {name: p.grad.clone() for name, p in online.named_parameters() if p.grad is not None}

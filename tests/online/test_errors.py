@@ -28,20 +28,13 @@ def stream(*shape):
     return (torch.rand(*(shape or (6, 4, 8))) < 0.4).float()
 
 
+def learn(learner, x, length=3, **how):
+    return list(drawn.gradients(learner, x, length=length, **how).values())
+
+
 def online(net, rule="ottt"):
     name, options = drawn.RULES[rule]
     return snn.Online(net, rule=name, **options)
-
-
-def learn(learner, x, length=3, **how):
-    """Return the gradients of a stream in chunks of this length."""
-    learner.zero_grad()
-    learner.reset()
-    for chunk in x.split(length):
-        out = drawn.flat(learner(chunk, **how))
-        total = sum(part.square().sum() for part in out) + sum(r.square().sum() for r in learner.readouts)
-        total.backward()
-    return [p.grad for p in learner.parameters() if p.grad is not None]
 
 
 # ---- e-prop's low-pass: a trace for each weight
@@ -88,9 +81,8 @@ def test_whole_numbers_where_they_are_taken():
     for make in (lambda: snn.SparseLeaky(8, 6, beta=0.9, threshold=0.2), lambda: snn.DelayLinear(8, 6, 3)):
         torch.manual_seed(0)
         net = snn.MultiStep(make(), *([leaky()] if make().__class__ is snn.DelayLinear else []), nn.Linear(6, 3))
-        expected = learn(online(net, "sltt"), stream())
-        for grad, other in zip(learn(online(net, "sltt"), stream().bool()), expected):
-            assert torch.equal(grad, other)
+        whole, floats = (learn(online(net, "sltt"), x) for x in (stream().bool(), stream()))
+        assert all(map(torch.equal, whole, floats))
 
 
 @pytest.mark.parametrize(("of_x", "of_net"), [(torch.float16, torch.float32), (torch.float32, torch.float64)])
@@ -153,9 +145,7 @@ def test_a_bias_that_pytorch_spreads(rule, share):
     results = []
     for bias in (net[0].bias, nn.Parameter(net[0].bias[:1].detach().clone())):
         net[0].bias = bias
-        learner = online(net, rule)
-        learn(learner, x, 20)
-        results.append([p.grad.clone() for p in net.parameters()])
+        results.append(learn(online(net, rule), x, 20))
     results[0][1] = results[0][1].sum().reshape(1)
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
@@ -177,7 +167,7 @@ def test_weights_with_their_signs_elsewhere(share):
     for lazily in (True, False):
         net = snn.MultiStep(nn.Linear(512, 256, bias=False), leaky()).double()
         net[0].weight = nn.Parameter(torch._neg_view(-weight) if lazily else weight)
-        results.append([grad.clone() for grad in learn(online(net), x, 20)])
+        results.append(learn(online(net), x, 20))
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
 
@@ -304,13 +294,12 @@ def test_one_decay_in_place_of_each_neurons(rule):
     """Traces of each weight continue where traces of the inputs would suffice."""
     net, x = network().double(), stream().double()
     learner = online(net, rule)
-    expected = [grad.clone() for grad in learn(learner, x)]
+    expected = learn(learner, x)
     learner.zero_grad()
     learner.reset()
     for chunk, beta in zip(x.split(2), (torch.full((6,), 0.9), torch.tensor(0.9), torch.full((6,), 0.9))):
         net[1].beta = beta.double()
-        total = sum(part.square().sum() for part in learner(chunk))
-        (total + sum(readout.square().sum() for readout in learner.readouts)).backward()
+        drawn.loss_of(learner, learner(chunk)).backward()
     for grad, p in zip(expected, (p for p in learner.parameters() if p.grad is not None)):
         torch.testing.assert_close(p.grad, grad, rtol=1e-6, atol=1e-6)  # 0.9 in float32
 
@@ -325,12 +314,12 @@ def test_a_call_that_fails_leaves_the_stream_where_it_was(monkeypatch):
     expected = learn(learner, x)
     learner.zero_grad()
     learner.reset()
-    loss = sum(part.square().sum() for part in learner(x[:3]))
+    loss = drawn.loss_of(learner, learner(x[:3]))
     with monkeypatch.context() as patch:
         patch.setattr(layer.Layer, "remember", _fail)
         with pytest.raises(ArithmeticError):
             learner(x[3:])
     loss.backward()  # its chunk is still the last one
-    sum(part.square().sum() for part in learner(x[3:])).backward()
+    drawn.loss_of(learner, learner(x[3:])).backward()
     for grad, p in zip(expected, net.parameters()):
         assert torch.equal(grad, p.grad)

@@ -37,20 +37,6 @@ def stream(steps=6, inputs=8):
     return (torch.rand(steps, 4, inputs) < 0.5).double()
 
 
-def learn(online, x, change=None, length=3):
-    """Return the gradients of a stream; ``change`` is called with each chunk and its results before ``backward()``."""
-    online.reset()
-    online.zero_grad()
-    for chunk in x.clone().split(length):
-        out = drawn.flat(online(chunk))
-        loss = sum(((place + 1) * part).sum() for place, part in enumerate(out))
-        loss = loss + sum((readout - 1).square().sum() for readout in online.readouts)
-        if change is not None:
-            change(chunk, out)
-        loss.backward()
-    return {name: p.grad.clone() for name, p in online.named_parameters() if p.grad is not None}
-
-
 # e-prop's low-pass does not take these.
 UNEVEN = ("leaky-zero", "leaky-at-once", "alpha")
 
@@ -64,10 +50,10 @@ def learner(net, rule, readout="leaky"):
 
 def right_or_pytorchs_error(online, x, change, length=3):
     """Return True if ``change`` led to PyTorch's error; else check that the gradients are unchanged."""
-    expected = learn(online, x, length=length)
+    expected = drawn.gradients(online, x, length=length)
     actual, error = {}, None
     try:
-        actual = learn(online, x, change, length)
+        actual = drawn.gradients(online, x, change, length)
     except RuntimeError as raised:
         error = raised
     if error is not None:
@@ -162,7 +148,7 @@ def test_the_network(rule, row):
     make, change = row.split(" | ")
     net = eval(make).double()
     online, x = learner(net, rule), stream()
-    learn(online, x)
+    drawn.gradients(online, x)
     online.reset()
     online(x[:3])[-1].sum().backward()
     loss = online(x[3:])[-1].sum()
@@ -244,5 +230,5 @@ def test_modules_that_work_in_place(rule, place, module):
             return
         torch.manual_seed(2)
         x = stream() - 0.5
-        results.append(learn(learner(net, rule), x))
+        results.append(drawn.gradients(learner(net, rule), x))
     torch.testing.assert_close(*results, rtol=0, atol=0)
