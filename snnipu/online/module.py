@@ -342,7 +342,7 @@ class Online(nn.Module):
         """
         self._check_not_prepared("stream_state")
         shape, dtype = (None, None) if self._step_format is None else (list(self._step_format[0]), self._step_format[2])
-        memory = None if self._memory is None else [_copy_as_lists(layer) for layer in self._memory]
+        memory = None if self._memory is None else _copied(self._memory)
         return {
             "rule": self.rule.name,
             "chunks": self.chunks,
@@ -372,20 +372,14 @@ class Online(nn.Module):
         self.chunks = state["chunks"]
         self._step_format = None if state["step"] is None else (torch.Size(state["step"]), device, state["dtype"])
         self._descriptions = None if layers is None else modules
-        self._memory = None if layers is None else [_restore_memory(_copy_to(layer, device)) for layer in layers]
+        self._memory = None if layers is None else list(map(_restore_memory, _copied(layers, device)))
 
 
-def _copy_as_lists(value: Any) -> Any:
-    """Replace tuples by lists, and tensors by copies."""
+def _copied(value: Any, device: Optional[torch.device] = None) -> Any:
+    """Replace tuples by lists, and tensors by copies on ``device``; None: on their own."""
     if isinstance(value, (list, tuple)):
-        return [_copy_as_lists(part) for part in value]
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def _copy_to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, list):
-        return [_copy_to(part, device) for part in value]
-    return value.detach().clone().to(device) if isinstance(value, torch.Tensor) else value
+        return [_copied(part, device) for part in value]
+    return value.detach().to(device or value.device, copy=True) if isinstance(value, torch.Tensor) else value
 
 
 def _restore_memory(layer: List[Any]) -> LayerMemory:

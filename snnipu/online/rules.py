@@ -1,6 +1,6 @@
 """The rules of online learning and their options."""
 
-from typing import Any, Dict, Mapping, NamedTuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple
 
 FEEDBACKS = ("symmetric", "random", "adaptive")
 
@@ -29,9 +29,9 @@ class Rule(NamedTuple):
             raise TypeError(f'rule "{self.name}" has no option {unknown[0]!r}: {choices}')
         options = {**self.options, **chosen}
         for name, value in options.items():
-            check = OPTIONS[name]
-            if not check(value):
-                raise ValueError(f'{name} of rule "{self.name}" must be {_EXPECTED[name]}, got {value!r}')
+            expected, accepts = OPTIONS[name]
+            if not accepts(value):
+                raise ValueError(f'{name} of rule "{self.name}" must be {expected}, got {value!r}')
         return self._replace(options=options)
 
 
@@ -39,19 +39,15 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-OPTIONS: Dict[str, Any] = {
-    "input_trace": lambda value: isinstance(value, bool),
-    "bias_trace": lambda value: isinstance(value, bool),
-    "feedback": lambda value: value in FEEDBACKS,
-    "low_pass": lambda value: isinstance(value, bool),
-    "readouts": _is_count,
-}
-_EXPECTED = {
-    "input_trace": "True or False",
-    "bias_trace": "True or False",
-    "feedback": f"one of {', '.join(map(repr, FEEDBACKS))}",
-    "low_pass": "True or False",
-    "readouts": "the number of outputs of each layer's local readout",
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+# The values of each option: their description in errors, and a check.
+OPTIONS: Dict[str, Tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("input_trace", "bias_trace", "low_pass"), ("True or False", _is_bool)),
+    "feedback": (f"one of {', '.join(map(repr, FEEDBACKS))}", FEEDBACKS.__contains__),
+    "readouts": ("the number of outputs of each layer's local readout", _is_count),
 }
 RULES: Dict[str, Rule] = {
     rule.name: rule
