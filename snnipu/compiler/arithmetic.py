@@ -148,7 +148,7 @@ class _Operations:
         self.arguments: Dict[Node, List[Argument]] = {}
         self.others = _neurons_and_sums(body)
         self.effects = {*body.ordered, *filter(nodes.is_random, body.graph.nodes)}
-        self.effects |= nodes.changed_memory(body.graph)[0]
+        self.effects |= nodes.changed_memory(body.graph)
         for node in body.graph.nodes:
             arguments = self._arguments_of(node)
             if arguments is not None:

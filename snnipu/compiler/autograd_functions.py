@@ -6,7 +6,7 @@ the operations of the forward pass are recorded, and those of the backward pass 
 
 import functools
 from types import FunctionType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -59,8 +59,7 @@ class Passes:
 
 def _changes_inputs(graph: Graph) -> bool:
     memory = nodes.Memory(graph)
-    inputs = {memory.root(node) for node in graph.nodes if node.op == "placeholder"}
-    return any(memory.root(node) in inputs for changed in memory.changes.values() for node in changed)
+    return any(node.op == "placeholder" and memory.root(node) in memory.changed_roots() for node in graph.nodes)
 
 
 # Operations that are linear in their first argument, in either of two arguments, and in both arguments together.
@@ -275,12 +274,12 @@ def _apply_function(node: Node, tensors: Sequence[Any]) -> Value:
     remaining = iter(tensors)
     # Sizes among the arguments are unknown here, and no operation of a step takes them.
     arguments = [next(remaining) if nodes.is_tensor(one) else None for one in _arguments(node)]
-    (result,), saved = _Pass(passes.forward, arguments).output
+    (result,), saved = _run_on_symbols(passes.forward, arguments)
     if not isinstance(result, Value):
         raise TraceError("a function that gives a number")
 
     def gradient(g: Value) -> Tuple[Any, ...]:
-        grads = _Pass(passes.backward, [g, *saved]).output
+        grads = _run_on_symbols(passes.backward, [g, *saved])
         return tuple(_gradient(grad) for grad, one in zip(grads, arguments) if isinstance(one, Value))
 
     return result.with_gradient(tuple(one for one in tensors if isinstance(one, Value)), gradient)
@@ -294,71 +293,41 @@ def _gradient(grad: Any) -> Optional[Value]:
     return grad
 
 
-class _Pass:
-    """A pass of an autograd function, run on symbols in place of tensors."""
+def _run_on_symbols(graph: Graph, arguments: Sequence[Any]) -> Any:
+    """Run a pass of an autograd function on symbols in place of tensors, and return its results.
 
-    def __init__(self, graph: Graph, arguments: Sequence[Any]) -> None:
-        self.values: Dict[Node, Any] = {}
-        self.roots: Dict[Node, Node] = {}  # the result that owns a node's memory, if the node does not
-        self.output: Any = ()
-        inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        self.values.update(zip(inputs, arguments))
-        self.shared: Set[Node] = set(inputs)  # memory that others may read
-        for node in graph.nodes:
-            if node.op == "output":
-                self.output = self._results(node.args[0])
-            elif node.op != "placeholder":
-                self._run(node)
+    Raises:
+        TraceError: the pass has an operation that a neuron's step does not have.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    values: Dict[Node, Any] = dict(zip(inputs, arguments))
+    shared = set(inputs)  # tensors whose memory others may read
 
-    def _results(self, returned: Any) -> Any:
-        """Return the symbolic results; a forward pass returns two lists, results and saved values."""
-        if isinstance(returned, (tuple, list)):
-            return [self._results(one) for one in returned]
-        return self._value(returned)
+    def value(argument: Any) -> Any:
+        if isinstance(argument, (tuple, list)):  # the results and the saved values of a forward pass
+            return [value(one) for one in argument]
+        return values[argument] if isinstance(argument, Node) else argument
 
-    def _root(self, node: Node) -> Node:
-        return self.roots.get(node, node)
-
-    def _value(self, argument: Any) -> Any:
-        return self.values[self._root(argument)] if isinstance(argument, Node) else argument
-
-    def _run(self, node: Node) -> None:
-        if nodes.leaves_of(list(node.kwargs.values())):
-            raise TraceError("keywords of a pass that are not known")
-        if node.target is SET_GRAD:
-            return
-        name = nodes.name_of(node)
+    for node in graph.nodes:
+        name, traced = nodes.name_of(node), nodes.value_of(node)
+        if node.op == "output":
+            return value(node.args[0])
+        if node.op == "placeholder" or node.target is SET_GRAD:
+            continue
+        if nodes.leaves_of(list(node.kwargs.values())) or not keywords_are_known(node):
+            raise TraceError(f"{name} with keywords")
         if name == "setitem":
             target, mask, number = node.args
-            chosen = self._value(mask)
-            if not (isinstance(chosen, Value) and chosen.is_bool) or isinstance(number, Node):
+            chosen = value(mask)
+            if not (isinstance(chosen, Value) and chosen.is_bool) or isinstance(number, Node) or target in shared:
                 raise TraceError("setitem of other than a number where a comparison holds")
-            self.values[self._writable_root(target)] = FUNCTIONS["where"](chosen, number, self._value(target))
-            return
-        value = nodes.value_of(node)
-        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.bool):
+            values[target] = FUNCTIONS["where"](chosen, number, values[target])
+            continue
+        if not isinstance(traced, torch.Tensor) or traced.dtype not in (torch.float32, torch.bool):
             raise TraceError("a pass in another precision")
-        if not keywords_are_known(node) or is_cast_to_bool(node):
-            raise TraceError(f"{name} with keywords")
-        arguments = [self._value(one) for one in node.args]
-        if name.endswith("_") and not name.endswith("__") and name not in SAME:
-            root = self._writable_root(node.args[0])
-            self.values[root] = _apply_operator(node, name[:-1], arguments)
-            self.roots[node] = root
-            return
-        self.values[node] = _apply_operator(node, name, arguments)
+        if is_cast_to_bool(node):
+            raise TraceError("a cast to bool")
+        values[node] = _apply_operator(node, name, [value(one) for one in node.args])
         if name in _VIEWS:
-            self.shared.update([node, *self._roots_of(node.args)])
-
-    def _roots_of(self, arguments: Any) -> Iterator[Node]:
-        return (self._root(one) for one in nodes.leaves_of(arguments))
-
-    def _writable_root(self, target: Any) -> Node:
-        """Return the owner of the memory that an operation writes into.
-
-        Raises:
-            TraceError: others may read this memory.
-        """
-        if not isinstance(target, Node) or self._root(target) in self.shared:
-            raise TraceError("a pass that writes into what others read")
-        return self._root(target)
+            shared.update([node, *nodes.leaves_of(node.args)])
+    return ()

@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 from snnipu._names import installed
-from snnipu.compiler import nodes, reset, unrolled
+from snnipu.compiler import helpers, nodes, reset, unrolled
 from snnipu.compiler.marks import MARKS
 from snnipu.compiler.patches import Patches
 from snnipu.compiler.private import dynamo
@@ -131,18 +131,10 @@ def compile_graph(
 
 def _with_check(module: GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``run`` with a check: the original graph runs if an input that it changes shares memory with another."""
-    written = nodes.written_inputs(module.graph)
-    if not written:
-        return run
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    changed = [place for place, node in enumerate(inputs) if node in written]
-    others = [place for place, node in enumerate(inputs) if node not in written and nodes.is_tensor(node)]
+    changed = [inputs.index(node) for node in nodes.Memory(module.graph).changed_inputs()]
 
     def checked(*args: Any) -> Any:
-        storages = {args[place].untyped_storage().data_ptr() for place in changed} - {0}
-        alone = len(storages) == len(changed) and all(
-            args[place].untyped_storage().data_ptr() not in storages for place in others
-        )
-        return run(*args) if alone else module.forward(*args)
+        return module.forward(*args) if helpers.share_memory(args, changed) else run(*args)
 
-    return checked
+    return checked if changed else run

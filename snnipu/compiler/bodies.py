@@ -39,13 +39,12 @@ from snnipu.compiler.outline import (
 PREFIX = "__snnipu_"
 # Python does not mangle names in a class that end with underscores.
 LOOP, UNBOUND, KEPT, _OUT, _SHOWN = (f"{PREFIX}{name}" for name in ("loop_", "unbound__", "kept__", "out__", "shown__"))
-_HEADS, _BARS = {"enumerate", "zip", "reversed"}, {"tqdm", "trange"}
+_HEADS = {"enumerate", "zip"}
 CALLED, ITEM, AT, STACK = (f"{PREFIX}{name}__" for name in ("called", "item", "at", "stack"))
 # For each loop, the positions of results among the arguments (-1: none), and the positions of records.
 CARRIES: Dict[str, Tuple[Tuple[int, ...], Tuple[int, ...]]] = {}
-# Suffixes of a loop's functions: the body, the traced body, the calls that print or log, the objects they write to, the
-# modes of the traced body.
-PARTS = BODY, KEEPING, AFTER, SHOWN_TO, MODES = "body__", "keeping__", "after__", "to__", "modes__"
+# Suffixes of a loop's functions: the body, the traced body, the calls that print or log, the objects they write to.
+PARTS = BODY, KEEPING, AFTER, SHOWN_TO = "body__", "keeping__", "after__", "to__"
 
 
 class OutlinedLoop(NamedTuple):
@@ -136,8 +135,6 @@ class Bodies:
         if scope.is_plain and self._chosen(node):
             host = Host(node.name, [])
             self.hosts.append(host)
-        lists = _records_of(_InPlace().visit(copy.deepcopy(node)), may_be_returned=True)
-        _InPlace(lists).visit(node)
         before, self.records = self.records, _records_of(node)
         node.body = self.block(node.body, scope, host)
         _Stacks(self.records).visit(node)
@@ -170,7 +167,9 @@ class Bodies:
 
     def _build(self, node: Any, loop: Any, parts: Any, known: Any, elsewhere: Any, bound: Any, owner: str) -> Any:
         """Return name, functions and branch of a loop, or None if its body cannot be a function."""
-        if not isinstance(loop, ast.For) or loop.orelse or any(isinstance(n, ast.Break) for n in _inside(loop.body)):
+        if not isinstance(loop, ast.For) or loop.orelse:
+            return None
+        if any(isinstance(one, (ast.Break, ast.Continue)) for one in _inside(loop.body)):
             return None
         if next(deferred([loop]), None) is not None:
             return None
@@ -190,14 +189,8 @@ class Bodies:
         name = f"{LOOP}{next(self._numbers)}__"
         bodies = {BODY: self._body(loop, target, arguments, ordered)}
         traced = loop if parts is None else parts.loop
-        around: Any = traced.body[0]
-        # The loop sets its target outside of the block.
-        apart = results & names_of([loop.target])[1] or stores & names_of(getattr(around, "items", ()))[0]
-        if len(traced.body) == 1 and _is_mode(around) and not apart:
-            bodies[MODES] = [ast.Return(ast.Tuple([one.context_expr for one in around.items], ast.Load()))]
-            traced.body = around.body
         bodies[KEEPING] = [_Indices().visit(one) for one in self._body(traced, target, arguments, ordered)]
-        parameters = {MODES: arguments, BODY: [ITEM, *arguments]}
+        parameters = {BODY: [ITEM, *arguments]}
         parameters[KEEPING] = [ITEM, *arguments, *([] if parts is None else [_SHOWN])]
         if parts is not None:
             bodies[AFTER] = parts.after
@@ -223,18 +216,9 @@ class Bodies:
         return name, functions, _parse_statements("\n".join([*lines, f" del {_OUT}", " break"]))[0]
 
     def _body(self, loop: Any, target: ast.stmt, arguments: Sequence[str], results: Sequence[str]) -> List[Any]:
-        returned = _returned(results)
-        fresh = [each for each in results if each not in arguments]
-        before = _parse_statements("".join(f"{each} = {UNBOUND}\n" for each in fresh))
-        body = [_Continue(returned).visit(one) for one in copy.deepcopy(loop.body)]
-        return [*before, copy.deepcopy(target), *body, copy.deepcopy(returned)]
-
-
-def _is_mode(node: ast.stmt) -> bool:
-    """Return True for ``with torch.no_grad():`` and ``with torch.autocast(...):``."""
-    calls = [one.context_expr for one in node.items] if isinstance(node, ast.With) else [None]
-    named = [ast.unparse(one.func).split(".") if isinstance(one, ast.Call) else [""] for one in calls]
-    return all(one[0] == "torch" and one[-1] in ("no_grad", "autocast") for one in named)
+        fresh = "".join(f"{each} = {UNBOUND}\n" for each in results if each not in arguments)
+        returned = _parse_statements(f"return {''.join(f'{each}, ' for each in results) or '()'}")
+        return [*_parse_statements(fresh), *copy.deepcopy([target, *loop.body]), *returned]
 
 
 def _no_arguments() -> ast.arguments:
@@ -252,29 +236,22 @@ def _globals_of(functions: Iterable[Any], names: Any) -> Any:
     return read & names
 
 
-def _records_of(function: Function, may_be_returned: bool = False) -> Set[str]:
-    """Return the lists of a function that are only appended to and given to ``torch.stack``, or returned."""
+def _records_of(function: Function) -> Set[str]:
+    """Return the lists of a function that are only appended to and given to ``torch.stack``."""
     inside = list(ast.walk(function))
     inner = [one for one in inside if isinstance(one, (*FUNCTIONS, ast.Lambda)) and one is not function]
     hidden = {one.id for each in inner for one in ast.walk(each) if isinstance(one, ast.Name)}
     hidden |= {name for one in inside if isinstance(one, (ast.Global, ast.Nonlocal)) for name in one.names}
     hidden |= {one.arg for one in inside if isinstance(one, ast.arg)}
-    is_over = may_be_returned and not any(getattr(one, "finalbody", ()) for one in inside)
-    changed = [one for one in map(_appended, inside) if one is not None]
-    appended = Counter(one.id for one in changed)
-    known = {*changed, *(n for one in inside if is_over and isinstance(one, ast.Return) for n in ast.walk(one))}
-    names = {one for one in inside if isinstance(one, ast.Name) and one not in known}
+    appended = {one for one in map(_appended, inside) if one is not None}
+    names = {one for one in inside if isinstance(one, ast.Name) and one not in appended}
     loads = Counter(one.id for one in names if isinstance(one.ctx, ast.Load))
     stores = Counter(one.id for one in names if not isinstance(one.ctx, ast.Load))
     stacked = Counter(one.id for one in map(_stacked, inside) if one in names)
     assigned = [one for one in inside if isinstance(one, ast.Assign) and len(one.targets) == 1]
     emptied = Counter(name for one in assigned for name in _emptied(one.targets[0], one.value))
-    return {
-        name
-        for name in appended.keys() - hidden
-        if may_be_returned or stacked[name]
-        if loads[name] == stacked[name] and stores[name] == emptied[name] > 0
-    }
+    names_of_lists = {one.id for one in appended} - hidden
+    return {one for one in names_of_lists if loads[one] == stacked[one] > 0 and stores[one] == emptied[one] > 0}
 
 
 def _emptied(target: ast.expr, value: ast.expr) -> Iterator[str]:
@@ -304,23 +281,6 @@ def _appended(node: ast.AST) -> Optional[ast.Name]:
     return of if isinstance(of, ast.Name) else None
 
 
-class _InPlace(ast.NodeTransformer):
-    """Replaces ``v = v + [...]`` by ``v += [...]``, for some variables or for all."""
-
-    def __init__(self, names: Optional[Set[str]] = None) -> None:
-        self._names = names
-
-    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
-        target, value = node.targets[0], node.value
-        if not isinstance(target, ast.Name) or not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
-            return node
-        if len(node.targets) > 1 or target.id != getattr(value.left, "id", "") or not isinstance(value.right, ast.List):
-            return node
-        if self._names is not None and target.id not in self._names:
-            return node
-        return ast.copy_location(ast.AugAssign(target, value.op, value.right), node)
-
-
 class _Stacks(ast.NodeTransformer):
     """Replaces ``torch.stack`` of records by :func:`snnipu.compiler.trace.stack`, which also takes sequences."""
 
@@ -343,25 +303,6 @@ def _inside(statements: Any) -> Any:
             yield from _inside(statements_of(statement))
         elif isinstance(statement, (ast.For, ast.While)):
             yield from _inside(statement.orelse)
-
-
-class _Continue(ast.NodeTransformer):
-    """Replaces ``continue`` by ``return``."""
-
-    def __init__(self, returned: ast.stmt) -> None:
-        self._returned = returned
-
-    def visit_Continue(self, node: ast.Continue) -> Any:
-        return ast.copy_location(ast.Return(self._returned.value), node)  # type: ignore[attr-defined]
-
-    def _skip(self, node: Any) -> Any:
-        node.orelse = [self.visit(one) for one in node.orelse]
-        return node
-
-    visit_For = visit_While = _skip
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        return node
 
 
 class _Indices(ast.NodeTransformer):
@@ -402,19 +343,13 @@ def _slice(node: Any) -> Any:
 def _head(node: ast.expr) -> Optional[str]:
     """Return the source of a loop's iterable, or None if its evaluation may have side effects.
 
-    Calls of ``enumerate``, ``tqdm`` and similar functions become :class:`snnipu.compiler.items.Called`.
+    Calls of ``enumerate`` and ``zip`` become :class:`snnipu.compiler.items.Called`.
     """
-    is_bar = isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in _BARS
-    is_unbind = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unbind"
-    if is_unbind and _head(node.func.value) is None:  # type: ignore[attr-defined]
-        return None
-    if isinstance(node, ast.Call) and (is_bar or is_unbind or (is_call_of(node, _HEADS) and not node.keywords)):
+    if isinstance(node, ast.Call) and is_call_of(node, _HEADS) and not node.keywords:
         inner = [_head(one) for one in node.args]
-        named = [(repr(one.arg), _head(one.value)) for one in node.keywords if one.arg]
-        if None in (*inner, *(value for _, value in named)) or len(named) < len(node.keywords):
-            return None
-        keywords = ", ".join(f"{name}: {value}" for name, value in named)
-        return f"{CALLED}({ast.unparse(node.func)}, ({''.join(f'{one}, ' for one in inner)}), {{{keywords}}})"
+        return (
+            None if None in inner else f"{CALLED}({ast.unparse(node.func)}, ({''.join(f'{one}, ' for one in inner)}))"
+        )
     calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
     names = [getattr(one.func, "id", "") or getattr(one.func, "attr", "") for one in calls]
     if any(
@@ -445,7 +380,19 @@ _PURE = {
         "view",
         "reshape",
     ),
-    *("transpose", "permute", "movedim", "swapaxes", "flip", "squeeze", "unsqueeze", "flatten", "unflatten", "t"),
+    *(
+        "unbind",
+        "transpose",
+        "permute",
+        "movedim",
+        "swapaxes",
+        "flip",
+        "squeeze",
+        "unsqueeze",
+        "flatten",
+        "unflatten",
+        "t",
+    ),
 }
 
 
@@ -469,9 +416,3 @@ def _parse_statements(source: str) -> List[ast.stmt]:
             for name in node._attributes:
                 node.__dict__.pop(name, None)
     return statements
-
-
-def _returned(names: Sequence[str]) -> ast.stmt:
-    """Return a statement ``return (a, b, ...)`` of variables."""
-    values: List[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
-    return ast.Return(ast.Tuple(values, ast.Load()))

@@ -81,7 +81,7 @@ class Body:
         Counters and running averages are left out if no other call reads them.
         """
         memory = nodes.Memory(self.graph)
-        changed = {memory.root(one) for each in memory.changes.values() for one in each}
+        changed = memory.changed_roots()
         inputs = {memory.root(node) for node in self.graph.nodes if node.op in ("placeholder", "get_attr")}
         ordered: Set[Node] = set()
         for root in changed & inputs:

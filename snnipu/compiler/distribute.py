@@ -84,15 +84,9 @@ class Distribution:
         self._find_effects()
         self.draws = any(map(nodes.is_random, body.graph.nodes))
         self.has_effects = bool(self.memory.changes)
-        first_inputs = (body if first is None else first.body).graph
-        changed = {self.memory.root(one) for each in self.memory.changes.values() for one in each}
-        shared = {node for node in body.graph.nodes if node.op == "placeholder" and self.memory.root(node) in changed}
-        names = [node for node in first_inputs.nodes if node.op == "placeholder"]
-        self.changed_inputs = [
-            names.index(node if first is None else first.inputs[node])
-            for node in shared
-            if nodes.is_tensor(node) and (first is None or node in first.inputs)
-        ]
+        inputs = [node for node in (body if first is None else first.body).graph.nodes if node.op == "placeholder"]
+        mapped = {node: node for node in inputs} if first is None else first.inputs
+        self.changed_inputs = [inputs.index(mapped[node]) for node in self.memory.changed_inputs() if node in mapped]
         self._write()
         self.module = GraphModule({**attributes_of(body.module), **self.modules}, self.graph)
 
@@ -128,12 +122,8 @@ class Distribution:
         Raises:
             Refused: an input that the graph changes shares memory with another one.
         """
-        if not self.changed_inputs:
-            return
-        storages = [helpers.storage(one) if isinstance(one, torch.Tensor) else 0 for one in inputs]
-        for place in self.changed_inputs:
-            if storages[place] and storages.count(storages[place]) > 1:
-                raise Refused("it changes a tensor in place that is also another input")
+        if helpers.share_memory(inputs, self.changed_inputs):
+            raise Refused("it changes a tensor in place that is also another input")
 
     def _writes(self, root: Any) -> Dict[Node, Tuple[Node, List[Any]]]:
         """Return tensor and index of each ``setitem`` if the body only writes to this memory, at one index per step."""
@@ -253,48 +243,25 @@ class Distribution:
         if name in ("getitem", "select", "narrow") and not self._varies(node.args[0]):
             self._sequence[node] = self._slices(node)
             return
-        lifted: Dict[Node, Lifted] = {}
 
-        def lift(argument: Node) -> Any:
+        def lift(argument: Any) -> Any:
             argument = unmarked(argument)
-            if not self._varies(argument):
-                return argument
-            if argument not in lifted:
-                value = nodes.value_of(argument)
-                if is_number(argument):
-                    value = self._number_like(node)
-                lifted[argument] = Lifted(value, argument)
-            return lifted[argument]
+            return Lifted(nodes.value_of(argument), argument) if self._varies(argument) else argument
 
         def given(argument: Any) -> Any:
             if isinstance(argument, Lifted):
-                if is_number(argument.source):
-                    return self._call(
-                        helpers.as_tensor, self._numbers[argument.source], argument.value.dtype, argument.value.device
-                    )
                 return self.sequence(argument.source)
             return self.constant(argument) if isinstance(argument, Node) else argument
 
-        call = Call(node, map_leaves(node.args, lambda a: lift(a) if isinstance(a, Node) else a), {})
-        call.kwargs = map_leaves(node.kwargs, lambda a: lift(a) if isinstance(a, Node) else a)
-        ready = all(value.value is not None for value in lifted.values()) and bool(lifted)
-        make = rules.over_time(call) if ready and not nodes.is_random(node) else None
+        varying = [one for one in node.all_input_nodes if self._varies(one)]
+        ready = bool(varying) and not any(map(is_number, varying)) and not nodes.is_random(node)
+        call = Call(node, map_leaves(node.args, lift), map_leaves(node.kwargs, lift))
+        make = rules.over_time(call) if ready else None
         if make is not None:
-            args, kwargs = map_leaves(call.args, given), map_leaves(call.kwargs, given)
-            self._sequence[node] = make(self.graph, args, kwargs)
-        else:
-            self._sequence.update(self._each_step([node]))
-
-    def _number_like(self, node: Node) -> Any:
-        """Return a tensor without dimensions that can replace a number in an operation, or None."""
-        out = nodes.value_of(node)
-        tensors = [nodes.value_of(one) for one in node.all_input_nodes if nodes.is_tensor(one)]
-        if nodes.name_of(node) not in nodes.ELEMENTWISE or not isinstance(out, torch.Tensor) or not tensors:
-            return None
-        dtypes = {one.dtype for one in tensors}
-        if len(dtypes) > 1 or not tensors[0].dtype.is_floating_point or any(one.dim() == 0 for one in tensors):
-            return None
-        return tensors[0].new_empty(())
+            self._sequence[node] = make(self.graph, map_leaves(call.args, given), map_leaves(call.kwargs, given))
+            return
+        is_pure = name != "" and not any(node in group for group in (self.memory.changes, *self._in_order))
+        self._sequence.update(self._each_step([node], may_be_vmap=ready and is_pure))
 
     # ---- values
 
@@ -555,8 +522,8 @@ class Distribution:
 
     # ---- step by step
 
-    def _each_step(self, component: Sequence[Node]) -> Dict[Node, Any]:
-        """Run operations step by step, and return their results over time."""
+    def _each_step(self, component: Sequence[Node], may_be_vmap: bool = False) -> Dict[Node, Any]:
+        """Run operations step by step, or by ``torch.vmap`` if it can, and return their results over time."""
         inside = set(component)
         states = [(node, self.body.after[self.body.number_of[node]]) for node in component if node.target is carried]
         calls = [node for node in component if node.target is not carried]
@@ -583,15 +550,12 @@ class Distribution:
         body.lint()
         name = f"steps_{len(self.modules)}"
         self.modules[name] = GraphModule(attributes_of(self.body.module), body)
+        run = self.graph.get_attr(name)
+        if may_be_vmap and helpers.is_vectorized(self.modules[name], [*map(nodes.value_of, outside)], sequences):
+            call = self._call(helpers.vectorized, run, tuple(inputs), sequences)
+            return {node: self._call(operator.getitem, call, place) for place, node in enumerate(read_later)}
         starts = tuple(self._start(node) for node, _ in states)
-        call = self._call(
-            helpers.each_step,
-            self.graph.get_attr(name),
-            self.steps,
-            starts,
-            tuple(inputs),
-            sequences,
-        )
+        call = self._call(helpers.each_step, run, self.steps, starts, tuple(inputs), sequences)
         self.cycles.update({node: component for node in calls if not is_number(node)})
         series = self._call(operator.getitem, call, 0)
         finals = self._call(operator.getitem, call, 1)

@@ -1,12 +1,13 @@
 """Comparison of the first step of a loop with later steps: initial values may have another shape or type."""
 
-from typing import Any, Dict, Tuple
+from typing import Any, Dict
 
 import torch
 from torch.fx import Node
 
 from snnipu.compiler import nodes
 from snnipu.compiler.body import Body, First
+from snnipu.compiler.helpers import sizes_of
 from snnipu.compiler.marks import Refused, carried
 from snnipu.ops import step_operators
 
@@ -104,8 +105,3 @@ def _may_be_expanded(number: Any, match: First, reader: Node, first_reader: Node
         return False
     sizes = [sizes_of(part) for part in (value if isinstance(value, tuple) else (value,))]
     return all(each == torch.broadcast_shapes(each, steady) for each in sizes)
-
-
-def sizes_of(value: torch.Tensor) -> Tuple[int, ...]:
-    """Return the sizes of a tensor in the traced call."""
-    return tuple([size if isinstance(size, int) else size.node.hint for size in value.shape])

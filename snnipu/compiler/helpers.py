@@ -1,6 +1,7 @@
 """Functions that compiled graphs call besides PyTorch's. In sequences time is the first dimension."""
 
 import operator
+import warnings
 from typing import Any, List, Sequence, Tuple
 
 import torch
@@ -29,16 +30,6 @@ def held(x: torch.Tensor, num_steps: int) -> torch.Tensor:
     return x.unsqueeze(0).expand(num_steps, *x.shape)
 
 
-def attention_over_time(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **named: Any) -> Any:
-    """Run ``multi_head_attention_forward`` for all steps of ``[T, L, B, E]`` as one batch of ``T * B`` samples."""
-    steps = (query.shape[0], query.shape[2])
-    # If query, key and value are the same tensor, they stay the same tensor: PyTorch then needs a single product.
-    folded = {id(one): one.transpose(0, 1).flatten(1, 2) for one in (query, key, value)}
-    arguments: Any = (*(folded[id(one)] for one in (query, key, value)), *others)
-    out, weights = torch.nn.functional.multi_head_attention_forward(*arguments, **named)
-    return out.unflatten(1, steps).transpose(0, 1), None if weights is None else weights.unflatten(0, steps)
-
-
 def reshaped(x: torch.Tensor, *sizes: Any) -> torch.Tensor:
     """Reshape each step."""
     shape: Sequence[Any] = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
@@ -53,6 +44,12 @@ def clock(num_steps: int, first: int) -> List[int]:
 def storage(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()
+
+
+def share_memory(inputs: Sequence[Any], places: Sequence[int]) -> bool:
+    """Return True if one of the tensors at ``places`` shares memory with another input."""
+    storages = [storage(one) if isinstance(one, torch.Tensor) else 0 for one in inputs] if places else []
+    return any(storages[place] and storages.count(storages[place]) > 1 for place in places)
 
 
 def each_number(name: str, num_steps: int, arguments: Sequence[Any]) -> List[Any]:
@@ -153,11 +150,7 @@ def take_steps(x: torch.Tensor, index: Tuple[Any, ...], num_steps: int) -> torch
 
 def take_windows(x: torch.Tensor, dim: int, start: Any, length: Any, num_steps: int) -> torch.Tensor:
     """Return ``x.narrow(dim, start, length)`` of all steps, time first; a list has a number for each step."""
-    by = _progression(start) if type(start) is list else 0
-    if by < 1 or type(length) is list:
-        return torch.stack([x.narrow(dim, _at(start, step), _at(length, step)) for step in range(num_steps)])
-    windows = x.narrow(dim, start[0], by * (num_steps - 1) + length).unfold(dim, length, by)
-    return windows.movedim(dim, 0).movedim(-1, dim + 1)
+    return torch.stack([x.narrow(dim, _at(start, step), _at(length, step)) for step in range(num_steps)])
 
 
 def set_steps(x: torch.Tensor, index: Tuple[Any, ...], value: Any, num_steps: int) -> None:
@@ -184,7 +177,7 @@ def each_step(
     """Run operations step by step, and return their results over time and the last states.
 
     Args:
-        run: takes the states and the inputs of a step; returns its results and the next states.
+        run: the graph of a step: from states and inputs to results and the next states.
         sequences: for each input, True if it is a sequence.
     """
     parts = [
@@ -193,9 +186,47 @@ def each_step(
     steps = []
     for step in range(num_steps):
         now = [part[step] if varies else part for part, varies in zip(parts, sequences)]
-        results, states = run(*states, *now)
+        results, states = run.forward(*states, *now)
         steps.append(results)
     return tuple([_joined_steps(same) for same in zip(*steps)]), states
+
+
+def vectorized(run: Any, inputs: Sequence[Any], sequences: Sequence[bool]) -> Tuple[Any, ...]:
+    """Run operations without states by ``torch.vmap``; the arguments are those of :func:`each_step`."""
+    places = tuple([0 if varies else None for varies in sequences])
+    return torch.vmap(lambda *now: run.forward(*now)[0], places)(*inputs)  # type: ignore[no-any-return]
+
+
+def is_vectorized(run: Any, values: Sequence[Any], sequences: Sequence[bool]) -> bool:
+    """Return True if ``torch.vmap`` can run operations; they are tried on zeros of two steps.
+
+    Args:
+        values: the traced inputs of a step.
+    """
+
+    def zeros(value: Any, steps: Tuple[int, ...]) -> Any:
+        if isinstance(value, (tuple, list)):
+            return tuple([zeros(one, steps) for one in value])
+        if isinstance(value, torch.Tensor):
+            like = {"dtype": value.dtype, "device": value.device, "requires_grad": value.requires_grad}
+            return torch.zeros((*steps, *sizes_of(value)), **like)  # type: ignore[call-overload]
+        return getattr(getattr(value, "node", None), "hint", value)
+
+    tensors = [(one, varies) for one, varies in zip(values, sequences) if isinstance(one, torch.Tensor)]
+    if len({one.dtype for one, _ in tensors}) > 1 and any(varies and not one.dim() for one, varies in tensors):
+        return False  # vmap would round a tensor without dimensions to the dtype of the result
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "There is a performance drop")  # vmap runs the operator step by step
+            vectorized(run, [zeros(one, (2,) * varies) for one, varies in zip(values, sequences)], sequences)
+    except Exception:
+        return False
+    return True
+
+
+def sizes_of(value: torch.Tensor) -> Tuple[int, ...]:
+    """Return the sizes of a tensor in the traced call."""
+    return tuple([size if isinstance(size, int) else size.node.hint for size in value.shape])
 
 
 def _joined_steps(values: Sequence[Any]) -> Any:

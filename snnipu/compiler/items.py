@@ -1,7 +1,7 @@
 """The items of a loop as functions of the step's number."""
 
 import builtins
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple, Tuple
 
 import torch
 
@@ -17,31 +17,6 @@ class Called(NamedTuple):
 
     function: Any
     arguments: Tuple[Any, ...]
-    keywords: Mapping[str, Any] = {}
-
-    def evaluate(self) -> Any:
-        """Make the call, and return its result."""
-        return self.function(
-            *(one.evaluate() if isinstance(one, Called) else one for one in self.arguments), **self.keywords
-        )
-
-
-def _unbound(call: Called) -> Optional[torch.Tensor]:
-    """Return the tensor of ``x.unbind(dim)`` or ``torch.unbind(x, dim)``, time first, or None for another call."""
-    owner, values = getattr(call.function, "__self__", None), list(call.arguments)
-    if isinstance(owner, torch.Tensor) and getattr(call.function, "__name__", "") == "unbind":
-        values.insert(0, owner)
-    elif call.function is not torch.unbind:
-        return None
-    dim = call.keywords.get("dim", values[1] if len(values) > 1 else 0)
-    if (
-        values
-        and isinstance(values[0], torch.Tensor)
-        and type(dim) is int
-        and -values[0].dim() <= dim < values[0].dim()
-    ):
-        return values[0].movedim(dim, 0)
-    return None  # the program's loop raises the error
 
 
 class Items:
@@ -50,20 +25,18 @@ class Items:
     Attributes:
         text: the item of step ``t`` as an expression; its list ``I`` has the tensors and numbers that it reads.
         values: the list ``I``.
-        bars: progress bars of tqdm around the items, and calls that create such bars.
         count: the number of steps.
     """
 
     def __init__(self, iterable: Any) -> None:
         """
         Args:
-            iterable: the iterable of the loop; a call of ``enumerate``, ``zip`` or ``reversed`` is a :class:`Called`.
+            iterable: the iterable of the loop; a call of ``enumerate`` or ``zip`` is a :class:`Called`.
 
         Raises:
             Refused: the items cannot be read by number.
         """
         self.values: List[Any] = []
-        self.bars: List[Any] = []
         self.text, self.count = self._read(iterable)
 
     def _value(self, value: Any) -> str:
@@ -71,12 +44,6 @@ class Items:
         return f"I[{len(self.values) - 1}]"
 
     def _read(self, iterable: Any) -> Tuple[str, int]:
-        of = iterable.function if isinstance(iterable, Called) else type(iterable)
-        if str(of.__module__).split(".")[0] == "tqdm":
-            self.bars.append(iterable)
-            if not isinstance(iterable, Called):
-                return self._read(iterable.iterable)
-            return self._read(range(*iterable.arguments) if of.__name__ == "trange" else iterable.arguments[0])
         if isinstance(iterable, Called):
             return self._called(iterable)
         if isinstance(iterable, range):
@@ -101,11 +68,6 @@ class Items:
         if call.function is builtins.zip and call.arguments:
             read = [self._read(one) for one in call.arguments]
             return f"({''.join(f'{text}, ' for text, _ in read)})", min(count for _, count in read)
-        if call.function is builtins.reversed and len(call.arguments) == 1 and isinstance(call.arguments[0], range):
-            return self._read(call.arguments[0][::-1])
-        unbound = _unbound(call)
-        if unbound is not None:
-            return self._read(unbound)
         raise Refused(f"it iterates over the result of {getattr(call.function, '__name__', call.function)}")
 
     def tensors(self) -> List[Any]:

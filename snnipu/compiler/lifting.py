@@ -1,12 +1,11 @@
-"""A call at one step, its arguments that differ from step to step, and ways to make the call over all steps."""
+"""A call at one step, and its arguments that differ from step to step."""
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch.fx import Graph, Node
 
-from snnipu.compiler import helpers
 from snnipu.compiler.nodes import is_tensor, value_of
 
 # (graph, arguments, keywords) -> node. The arguments have sequences in place of each Lifted.
@@ -37,32 +36,19 @@ class Call:
     def out(self) -> Any:
         return value_of(self.node)
 
+    def _leaves(self) -> List[Any]:
+        leaves: List[Any] = []
+        map_leaves((self.args, self.kwargs), leaves.append)
+        return leaves
+
     def lifted(self) -> List[Lifted]:
-        lifted: List[Lifted] = []
-        walk((self.args, self.kwargs), lambda a: lifted.append(a) if isinstance(a, Lifted) else None)
-        return lifted
+        return [one for one in self._leaves() if isinstance(one, Lifted)]
 
     def constant_tensors(self) -> List[Node]:
-        tensors: List[Node] = []
-        walk((self.args, self.kwargs), lambda a: tensors.append(a) if isinstance(a, Node) and is_tensor(a) else None)
-        return tensors
+        return [one for one in self._leaves() if isinstance(one, Node) and is_tensor(one)]
 
     def call_with(self, graph: Graph, args: Any, kwargs: Any) -> Node:
         return graph.create_node(self.node.op, self.node.target, tuple(args), dict(kwargs))
-
-
-def walk(value: Any, visit: Callable[[Any], Any]) -> None:
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            walk(item, visit)
-    elif isinstance(value, dict):
-        for item in value.values():
-            walk(item, visit)
-    elif isinstance(value, slice):
-        for item in (value.start, value.stop, value.step):
-            walk(item, visit)
-    else:
-        visit(value)
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -85,32 +71,4 @@ def only_first(call: Call) -> Optional[Lifted]:
 
 def same_call(call: Call) -> Make:
     """Make the same call on the sequence, for operators that only use trailing dimensions."""
-    return lambda graph, args, kwargs: call.call_with(graph, args, kwargs)
-
-
-def folded(call: Call) -> Make:
-    """Make the call with all steps as one batch, ``[T * B, ...]``."""
-
-    def make(graph: Graph, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Node:
-        sequence, *others = args
-        folded = graph.call_function(helpers.fold_time, (sequence,))
-        out = call.call_with(graph, (folded, *others), kwargs)
-        return graph.call_function(helpers.split_time, (out, sequence))
-
-    return make
-
-
-def all_held(graph: Graph, arguments: Sequence[Any], values: Sequence[Any]) -> List[Any]:
-    """Return ``values`` with the constants expanded over time, so that all of them are sequences.
-
-    Args:
-        arguments: the arguments of the step; a :class:`Lifted` has a sequence in ``values``.
-    """
-    steps = next(node for argument, node in zip(arguments, values) if isinstance(argument, Lifted))
-    if all(isinstance(argument, Lifted) for argument in arguments):
-        return list(values)
-    count = graph.call_function(len, (steps,))
-    return [
-        node if isinstance(argument, Lifted) else graph.call_function(helpers.held, (node, count))
-        for argument, node in zip(arguments, values)
-    ]
+    return call.call_with

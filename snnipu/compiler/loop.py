@@ -6,8 +6,6 @@ found by comparing the objects that the body can reach, before and after the fir
 once (:mod:`snnipu.compiler.trace`), and :mod:`snnipu.compiler.distribute` makes a graph of all steps.
 """
 
-import collections
-import contextlib
 import logging
 import random
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
@@ -19,12 +17,12 @@ from snnipu.compiler import reasons
 from snnipu.compiler.calls import calls, counting, has_loop_over_time
 from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.helpers import storage
-from snnipu.compiler.items import Called, Items
+from snnipu.compiler.items import Items
 from snnipu.compiler.marks import Refused
 from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place
 from snnipu.compiler.private import hindrance, version_of
 from snnipu.compiler.steps import is_step
-from snnipu.compiler.trace import Peel, Recount, Relook, Spec, Traced, tensors_of
+from snnipu.compiler.trace import Peel, Relook, Spec, Traced, tensors_of
 
 _LOG = logging.getLogger("snnipu.compiler")
 # Loops with fewer steps are not compiled.
@@ -51,7 +49,6 @@ class Loop:
         traced: the body for the trace, which stores the values that are printed or logged.
         after: makes the calls that print or log, after the compiled loop; None if there are none.
         shown_to: returns the objects that these calls write to, and the values that they read.
-        modes: returns the modes of PyTorch in which the traced body runs.
         has_neurons: True if its steps call neurons of snnipu. Other loops may have hand-coded neurons.
         reason: why the loop runs in Python; empty if it can run compiled.
         note: the reason with the program's lines that cause it; None if they are unknown.
@@ -74,10 +71,9 @@ class Loop:
         traced: Any,
         after: Any = None,
         shown_to: Any = None,
-        modes: Any = None,
     ) -> None:
         self.body, self.label, self.carries, self.records = body, label, tuple(carries), set(records)
-        self.traced, self.after, self.shown_to, self.modes = traced, after, shown_to, modes
+        self.traced, self.after, self.shown_to = traced, after, shown_to
         self.reason = ""
         self.note: Optional[reasons.Reason] = None
         self.error: Optional[BaseException] = None
@@ -160,30 +156,21 @@ class _Run:
         self.looks = 0
         self.results: Tuple[Any, ...] = ()
         self._first: Optional[Objects] = None  # the snapshot before the observed steps
-        self._bars = [iter(one.evaluate() if isinstance(one, Called) else one) for one in items.bars]
 
     def run(self) -> Tuple[Any, ...]:
-        try:
-            if self.loop.plans:
-                calls.has_loop = True
-                self._distribute()
-            elif self.loop.is_observed():
-                self._look()
-            while self.step < self.items.count:
-                self.step_in_python()
-            for bar in self._bars:
-                collections.deque(bar, 0)
-        finally:
-            for bar in self._bars:
-                bar.close()
+        if self.loop.plans:
+            calls.has_loop = True
+            self._distribute()
+        elif self.loop.is_observed():
+            self._look()
+        while self.step < self.items.count:
+            self.step_in_python()
         return self.results
 
     def step_in_python(self) -> None:
         """Run a step in Python."""
         if self._at is None:
             self._at = self.items.reader()
-        for bar in self._bars:
-            next(bar, None)
         self.results = self.loop.body(self._at(self.step), *self.arguments)
         self.carry()
         self.step += 1
@@ -254,44 +241,33 @@ class _Run:
         grown = {**changes[0].grown, **changes[1].grown}
         places: Set[Any] = {one for each in changes for one in each.places} - set(grown)
         variables: Set[Any] = set()
-        counters: Dict[Any, int] = {}
+        fixed: List[int] = []
         in_place: List[int] = []
-        lists = {place.path[0][1] for place in grown if place.path[0][0] == "argument" and place.key is None}
+        lists = {place.path[0] for place in grown if place.key is None}
         for place in {place for place in self.loop.carries if place >= 0} - lists:
             history = [moment[place] for moment in values]
-            if all(one is history[0] for one in history):
-                if isinstance(history[0], torch.Tensor):
-                    if versions[0][place] == versions[-1][place]:
-                        continue
-                    in_place.append(place)
-                elif type(history[0]) in (int, bool):
-                    counters[place] = 0  # the trace proves that no step changes it
-                    continue
-                else:
-                    continue
-            variables.add(place)
+            if any(one is not history[0] for one in history):
+                variables.add(place)
+            elif type(history[0]) in (int, bool):
+                fixed.append(place)  # the trace proves that no step changes it
+            elif isinstance(history[0], torch.Tensor) and versions[0][place] != versions[-1][place]:
+                in_place.append(place)
+                variables.add(place)
         written = {place for place in places if place.key == LAST_STEP}
         places -= written
-        numbers: Set[Any] = set()
-        for place in (*places, *variables):
-            if isinstance(place, Place):
-                history = [moment.value(place) for moment in moments]
-            else:
-                history = [moment[place] for moment in values]
-            by = _counted(place, history)
-            if by is not None and by is not Missing:
-                counters[place] = by
-            elif by is Missing:
-                numbers.add(place)
+        histories = {place: [moment.value(place) for moment in moments] for place in places}
+        histories.update({place: [moment[place] for moment in values] for place in variables})
+        numbers = [place for place, history in histories.items() if _is_number(place, history)]
         spec = Spec(
             self.items.text,
-            tuple(sorted(variables - counters.keys())),
-            tuple(sorted(places - counters.keys(), key=repr)),
+            tuple(sorted(variables)),
+            tuple(sorted(places, key=repr)),
             tuple(sorted(numbers, key=repr)),
-            tuple(sorted(counters.items(), key=repr)),
+            tuple(sorted(fixed)),
             tuple(sorted(grown, key=repr)),
             tuple(sorted(in_place)),
             tuple(sorted(written, key=repr)),
+            self.loop.body,
         )
         self.refuse_aliases(spec)
         return spec
@@ -324,10 +300,7 @@ class _Run:
             if self.items.count - self.step < 2:
                 return
             try:
-                with contextlib.ExitStack() as modes:
-                    for mode in () if loop.modes is None else loop.modes(*self.arguments):
-                        modes.enter_context(mode)
-                    self.results = plan.run(self, self._objects)
+                self.results = plan.run(self, self._objects)
                 self.step = loop.steps = self.items.count
                 loop.runs += 1
                 if loop.runs == 1:
@@ -337,9 +310,6 @@ class _Run:
                 cause = _cause(error)
                 if isinstance(cause, Peel):
                     continue
-                if isinstance(cause, Recount):
-                    loop.plans[-1] = Traced(loop, plan.spec.recounted(cause.number), len(self.arguments))
-                    return self._distribute(looked)
                 if isinstance(cause, Relook):
                     self._look_again(plan, looked, str(cause))
                     return
@@ -368,30 +338,27 @@ class _Run:
             self._look()
 
 
-def _counted(place: Any, history: Sequence[Any]) -> Any:
-    """Return the increment of a number per step, Missing if it is not constant, or None for other values.
+def _is_number(place: Any, history: Sequence[Any]) -> bool:
+    """Return True if the values of a variable, an attribute or an item are numbers.
 
     Raises:
         Refused: the value changes and is neither a tensor nor a number.
     """
-    first, before, last = history
+    _, before, last = history
     name = place.key if isinstance(place, Place) else f"variable {place}"
     if before is Missing or last is Missing:
         raise Refused(f"`{name}` appears")
-    if type(last) is int and type(before) is int:
-        even = first is Missing or (type(first) is int and before - first == last - before)
-        return last - before if even else Missing
-    if type(last) is float and type(before) in (int, float):
-        return Missing
+    if (type(last) is int and type(before) is int) or (type(last) is float and type(before) in (int, float)):
+        return True
     if type(last) in (int, float, bool, str, type(None)) and (type(last) is not type(before) or last != before):
         raise Refused(f"`{name}` is not a tensor, and changes")
-    return None
+    return False
 
 
 def _cause(error: BaseException) -> Optional[BaseException]:
     """Return the error of this package that TorchDynamo has wrapped in another one."""
     cause: Optional[BaseException] = error
-    while cause is not None and not isinstance(cause, (Peel, Recount, Relook, Refused)):
+    while cause is not None and not isinstance(cause, (Peel, Relook, Refused)):
         cause = cause.__cause__ or getattr(cause, "inner_exception", None)
     return cause
 

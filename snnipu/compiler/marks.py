@@ -47,7 +47,7 @@ def kept(value: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def counted(value: torch.Tensor, number: int) -> torch.Tensor:
-    """Mark a counter as a tensor, whose value after the last step is checked."""
+    """Mark a number that no step may change, as a tensor."""
     return value
 
 

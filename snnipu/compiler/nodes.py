@@ -15,60 +15,33 @@ from snnipu import surrogate
 from snnipu.compiler.private import LOG_USE
 from snnipu.ops import step_operators
 
+
+def _words(text: str) -> Set[str]:
+    return set(text.split())
+
+
 # The module of linear also has functions such as pad, which TorchDynamo finds in functions of torch.nn.functional.
 _NAMESPACES = [torch, functional, operator, surrogate, inspect.getmodule(functional.linear)]
-_RANDOM = {
-    "bernoulli",
-    "bernoulli_",
-    "multinomial",
-    "normal",
-    "normal_",
-    "poisson",
-    "rand",
-    "rand_like",
-    "randint",
-    "randint_like",
-    "randn",
-    "randn_like",
-    "randperm",
-    "random_",
-    "uniform_",
-    "exponential_",
-    "geometric_",
-    "cauchy_",
-    "log_normal_",
-    "gumbel_softmax",
-    "seed",
-    "manual_seed",
-    "fractional_max_pool2d",
-    "fractional_max_pool3d",
-}
+_RANDOM = _words(
+    """
+    bernoulli bernoulli_ multinomial normal normal_ poisson rand rand_like randint randint_like randn randn_like
+    randperm random_ uniform_ exponential_ geometric_ cauchy_ log_normal_ gumbel_softmax seed manual_seed
+    fractional_max_pool2d fractional_max_pool3d
+    """
+)
 # Operators that draw random numbers only in training.
-_RANDOM_IN_TRAINING = {
-    "dropout",
-    "alpha_dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "feature_alpha_dropout",
-    "feature_dropout",
-    "rrelu",
-    "multi_head_attention_forward",
-}
+_RANDOM_IN_TRAINING = _words(
+    """
+    dropout alpha_dropout dropout1d dropout2d dropout3d feature_alpha_dropout feature_dropout rrelu
+    multi_head_attention_forward
+    """
+)
 _NORMS_WITH_STATISTICS = {"batch_norm": (1, 2), "instance_norm": (1, 2)}
-_IN_PLACE_OPERATORS = {
-    "iadd",
-    "isub",
-    "imul",
-    "itruediv",
-    "ifloordiv",
-    "imod",
-    "ipow",
-    "imatmul",
-    "iand",
-    "ior",
-    "ixor",
-}
+_IN_PLACE_OPERATORS = _words(
+    """
+    iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor
+    """
+)
 
 
 def name_of(node: Node) -> str:
@@ -233,203 +206,32 @@ def _updates_statistics(node: Node) -> bool:
 
 
 # Elementwise functions, after broadcasting.
-ELEMENTWISE = {
-    "abs",
-    "absolute",
-    "add",
-    "addcdiv",
-    "addcmul",
-    "and_",
-    "atan",
-    "bitwise_and",
-    "bitwise_not",
-    "bitwise_or",
-    "bitwise_xor",
-    "ceil",
-    "celu",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
-    "clip",
-    "clone",
-    "copysign",
-    "cos",
-    "cosh",
-    "detach",
-    "div",
-    "divide",
-    "elu",
-    "eq",
-    "erf",
-    "erfc",
-    "exp",
-    "expm1",
-    "fix",
-    "float_power",
-    "floor",
-    "floor_divide",
-    "floordiv",
-    "fmod",
-    "frac",
-    "ge",
-    "gelu",
-    "greater",
-    "greater_equal",
-    "gt",
-    "hardshrink",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "heaviside",
-    "hypot",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "le",
-    "leaky_relu",
-    "lerp",
-    "less",
-    "less_equal",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "logit",
-    "log_sigmoid",
-    "lt",
-    "masked_fill",
-    "maximum",
-    "minimum",
-    "mish",
-    "mod",
-    "mul",
-    "multiply",
-    "nan_to_num",
-    "ne",
-    "neg",
-    "negative",
-    "not_equal",
-    "ones_like",
-    "or_",
-    "positive",
-    "pow",
-    "reciprocal",
-    "relu",
-    "relu6",
-    "remainder",
-    "round",
-    "rsqrt",
-    "rsub",
-    "selu",
-    "sgn",
-    "sigmoid",
-    "sign",
-    "silu",
-    "sin",
-    "sinh",
-    "softplus",
-    "softshrink",
-    "softsign",
-    "spike_of",
-    "sqrt",
-    "square",
-    "sub",
-    "subtract",
-    "tan",
-    "tanh",
-    "tanhshrink",
-    "threshold",
-    "true_divide",
-    "truediv",
-    "trunc",
-    "where",
-    "xor",
-    "zeros_like",
-    "invert",
-}
+ELEMENTWISE = _words(
+    """
+    abs absolute add addcdiv addcmul and_ atan bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
+    clamp_max clamp_min clip clone copysign cos cosh detach div divide elu eq erf erfc exp expm1 fix float_power
+    floor floor_divide floordiv fmod frac ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh
+    heaviside hypot isfinite isinf isnan le leaky_relu lerp less less_equal log log10 log1p log2 logical_and
+    logical_not logical_or logical_xor logit log_sigmoid lt masked_fill maximum minimum mish mod mul multiply
+    nan_to_num ne neg negative not_equal ones_like or_ positive pow reciprocal relu relu6 remainder round rsqrt rsub
+    selu sgn sigmoid sign silu sin sinh softplus softshrink softsign spike_of sqrt square sub subtract tan tanh
+    tanhshrink threshold true_divide truediv trunc where xor zeros_like invert
+    """
+)
 # Elementwise functions that may return their argument or a view of it.
 _MAY_BE_ARGUMENT = {"detach", "positive"}
 # Calls whose result is new memory, never a view of an argument.
-_FRESH = (ELEMENTWISE - _MAY_BE_ARGUMENT) | {
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "amax",
-    "amin",
-    "arange",
-    "argmax",
-    "argmin",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "batch_norm",
-    "bernoulli",
-    "bilinear",
-    "bmm",
-    "cat",
-    "concat",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "cross_entropy",
-    "cumsum",
-    "embedding",
-    "empty",
-    "empty_like",
-    "flip",
-    "full",
-    "full_like",
-    "gather",
-    "group_norm",
-    "index_add",
-    "index_select",
-    "item",
-    "l1_loss",
-    "layer_norm",
-    "linear",
-    "log_softmax",
-    "matmul",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "mean",
-    "mm",
-    "mse_loss",
-    "multi_head_attention_forward",
-    "new_full",
-    "new_ones",
-    "new_zeros",
-    "nll_loss",
-    "norm",
-    "numel",
-    "one_hot",
-    "ones",
-    "prelu",
-    "prod",
-    "rand",
-    "rand_like",
-    "randn",
-    "randn_like",
-    "repeat",
-    "roll",
-    "scaled_dot_product_attention",
-    "scatter_add",
-    "size",
-    "softmax",
-    "stack",
-    "std",
-    "sum",
-    "tensor",
-    "var",
-    "zeros",
-}
+_FRESH = (ELEMENTWISE - _MAY_BE_ARGUMENT) | _words(
+    """
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d amax amin arange argmax argmin avg_pool1d avg_pool2d
+    avg_pool3d batch_norm bernoulli bilinear bmm cat concat conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    conv_transpose3d cross_entropy cumsum embedding empty empty_like flip full full_like gather group_norm index_add
+    index_select item l1_loss layer_norm linear log_softmax matmul max_pool1d max_pool2d max_pool3d mean mm mse_loss
+    multi_head_attention_forward new_full new_ones new_zeros nll_loss norm numel one_hot ones prelu prod rand
+    rand_like randn randn_like repeat roll scaled_dot_product_attention scatter_add size softmax stack std sum
+    tensor var zeros
+    """
+)
 
 
 # Marks whose result is new memory: the loop owns the values that a step reads from the step before.
@@ -440,7 +242,7 @@ class Memory:
     """Groups of nodes that may share memory. A result that may be a view of an argument counts as a view.
 
     Inputs share memory if their traced values do. A check before each run of the graph makes sure that no other inputs
-    do (:func:`written_inputs`).
+    do (:func:`snnipu.compiler.helpers.share_memory`).
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -473,7 +275,8 @@ class Memory:
             is_neuron = source.target is step_operators.neuron_step
             apart = is_neuron and step_operators.output_state(source.target, source.args[4]) is None
             return [(source, node.args[1])] if apart else [source]
-        return [one for one in node.all_input_nodes if may_be_memory(one)]
+        values = {one: value_of(one) for one in node.all_input_nodes}
+        return [one for one, v in values.items() if v is None or isinstance(v, (torch.Tensor, tuple, list))]
 
     def root(self, item: Any) -> Any:
         """Return the representative of a group of nodes that may share memory."""
@@ -482,6 +285,15 @@ class Memory:
             parent[item] = parent[parent[item]]
             item = parent[item]
         return item
+
+    def changed_roots(self) -> Set[Any]:
+        """Return the representatives of memory that is changed in place."""
+        return {self.root(node) for changed in self.changes.values() for node in changed}
+
+    def changed_inputs(self) -> List[Node]:
+        """Return the inputs that the graph changes in place."""
+        roots = self.changed_roots()
+        return [n for n in self.graph.nodes if n.op == "placeholder" and is_tensor(n) and self.root(n) in roots]
 
     def unite(self, a: Any, b: Any) -> None:
         self._parent[self.root(a)] = self.root(b)
@@ -501,14 +313,11 @@ def _storage_of(node: Node) -> Any:
         return "storage", "unknown"
 
 
-def changed_memory(graph: Graph) -> Tuple[Set[Node], Dict[Node, List[Node]]]:
-    """Return the nodes on memory that is changed in place, and for each node the nodes that must run before it."""
+def changed_memory(graph: Graph) -> Set[Node]:
+    """Return the nodes on memory that is changed in place."""
     memory = Memory(graph)
-    changes = memory.changes
-    if not changes:
-        return set(), {}
-    changed_roots = {memory.root(node) for changed in changes.values() for node in changed}
-    members = {node for node in graph.nodes if node in memory and memory.root(node) in changed_roots} | set(changes)
+    roots = memory.changed_roots()
+    members = {node for node in graph.nodes if node in memory and memory.root(node) in roots} | set(memory.changes)
     # Neurons of which a result is changed.
     members |= {
         source
@@ -517,53 +326,12 @@ def changed_memory(graph: Graph) -> Tuple[Set[Node], Dict[Node, List[Node]]]:
         for source in node.all_input_nodes
         if source.target in step_operators.SEQUENCES
     }
-    before: Dict[Node, List[Node]] = {}
-    written: Dict[Any, Node] = {}
-    read: Dict[Any, List[Node]] = {}
-    for node in graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output"):
-            continue
-        writes = {memory.root(n) for n in changes.get(node, ())}
-        reads = {memory.root(n) for n in node.all_input_nodes if n in memory}
-        for root in (reads & changed_roots) | writes:
-            earlier = [written[root]] if root in written else []
-            if root in writes:
-                earlier += read.pop(root, [])
-                written[root] = node
-            else:
-                read.setdefault(root, []).append(node)
-            before.setdefault(node, []).extend(earlier)
-    return members, before
+    return members
 
 
 def is_norm_in_training(node: Node) -> bool:
     """Return True for a batch norm that updates its running averages."""
     return node.op == "call_function" and node.target is functional.batch_norm and _updates_statistics(node)
-
-
-def written_inputs(graph: Graph) -> List[Node]:
-    """Return the inputs that the graph changes in place, and that must not share memory with another input.
-
-    Statistics of norms and counters are left out: they are assumed not to share memory.
-    """
-    memory = Memory(graph)
-    roots = {memory.root(node) for changed in memory.changes.values() for node in changed}
-    return [
-        node
-        for node in graph.nodes
-        if node.op in ("placeholder", "get_attr")
-        and is_tensor(node)
-        and memory.root(node) in roots
-        and not _only_statistics(node)
-    ]
-
-
-_PRODUCTS = {"linear", "conv1d", "conv2d", "conv3d", "matmul", "mm", "bmm", "addmm"}
-
-
-def may_be_memory(node: Node) -> bool:
-    value = value_of(node)
-    return value is None or isinstance(value, (torch.Tensor, tuple, list))
 
 
 def is_fresh(node: Node) -> bool:
@@ -573,24 +341,11 @@ def is_fresh(node: Node) -> bool:
     return name_of(node) in _FRESH or node.target in step_operators.SEQUENCES or node.target in FRESH_MARKS
 
 
-def _only_statistics(node: Node) -> bool:
-    """Return True if only norms in training use an input, or if it is only counted up."""
-    return all(
-        name_of(user) in _NORMS_WITH_STATISTICS
-        or (name_of(user) in ("add_", "iadd") and not any(isinstance(one, Node) for one in user.args[1:]))
-        for user in node.users
-    )
-
-
 def is_barrier(node: Node) -> bool:
     """Return True if the call changes how later calls run: gradient mode or autocast."""
     if node.op != "call_function" or name_of(node) or node.target is LOG_USE:
         return False
-    return not may_be_tensorial(node)
-
-
-def may_be_tensorial(node: Node) -> bool:
-    return "example_value" in node.meta
+    return "example_value" not in node.meta
 
 
 def leaves_of(argument: Any) -> List[Node]:

@@ -25,7 +25,7 @@ _PASSED = (torch.Tensor, str, bytes, int, float, bool, torch.Size, torch.dtype, 
 LAST_STEP = "_last_step"
 _OF_MODULES = set(vars(torch.nn.Module()))
 
-# An argument, global variable or closure cell, then attributes and items: (("argument", 2), ("attribute", "lif1")).
+# A position among the arguments (-1: the body), then attributes (True) and items (False): (2, ("lif1", True)).
 Path = Tuple[Any, ...]
 
 
@@ -62,48 +62,29 @@ def _item(owner: Any, key: Any) -> Any:
         return Missing
 
 
-def find(path: Path, arguments: Sequence[Any]) -> Any:
+def find(path: Path, roots: Sequence[Any]) -> Any:
     """Return the object of a path.
+
+    Args:
+        roots: the arguments and the body.
 
     Raises:
         LookupError, AttributeError: the object does not exist.
     """
-    (kind, where), *steps = path
-    if kind == "argument":
-        value = arguments[where]
-    elif kind == "global":
-        value = where.space[where.name]
-    else:
-        value = where.cell.cell_contents
-    for kind, name in steps:
-        value = type(value) if kind == "class" else getattr(value, name) if kind == "attribute" else value[name]
+    value = roots[path[0]]
+    for key, is_attribute in path[1:]:
+        value = getattr(value, key) if is_attribute else value[key]
     return value
 
 
-class _Global:
-    """A global variable of a module."""
-
-    def __init__(self, space: Dict[str, Any], name: str) -> None:
-        self.space, self.name = space, name
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Global) and other.space is self.space and other.name == self.name
-
-    def __hash__(self) -> int:
-        return hash((id(self.space), self.name))
-
-
-class _Cell:
-    """A closure cell, compared by identity. Python compares cells by their contents."""
-
-    def __init__(self, cell: Any) -> None:
-        self.cell = cell
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Cell) and other.cell is self.cell
-
-    def __hash__(self) -> int:
-        return id(self.cell)
+# The attributes of functions and descriptors that a call of them uses.
+_PARTS: Dict[type, Tuple[str, ...]] = {
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    types.MethodType: ("__self__", "__func__"),
+    functools.partial: ("func", "args", "keywords"),
+    property: ("fget", "fset"),
+}
 
 
 class _Owner(NamedTuple):
@@ -133,12 +114,13 @@ class Objects:
         """
         self._paths = {} if before is None else {key: one.path for key, one in before._owners.items() if one.path}
         self._owners: Dict[int, _Owner] = {}
-        self._names: Dict[Any, Tuple[Any, Any]] = {}  # global variables and closure cells, and their values
+        self._names: Dict[Any, Tuple[Any, Place, Any]] = {}  # global variables and closure cells, and their values
         self._others: Dict[int, Tuple[Any, List[Any]]] = {}  # sets, deques and long lists, and their items
         self._lists: Dict[int, List[Place]] = {}  # the places that hold a list, by the list's id
         self._has_iterators = self.has_hooks = False
-        waiting = [(value, (("argument", place),)) for place, value in enumerate(arguments)]
-        waiting += self._reachable_from(function)
+        self._space = function.__globals__
+        waiting: List[Tuple[Any, Path]] = [(value, (place,)) for place, value in enumerate(arguments)]
+        waiting += self._reachable_from(function, (-1,))
         seen: Set[int] = set()
         for value, path in waiting:  # the list grows
             if id(value) not in seen and value is not None and not isinstance(value, _PASSED) and len(seen) < _MOST:
@@ -150,24 +132,20 @@ class Objects:
     def _visit(self, value: Any, path: Path) -> List[Tuple[Any, Path]]:
         """Store the attributes or items of an object, and return the objects in them."""
         path = self._paths.get(id(value), path)
-        if isinstance(value, (staticmethod, classmethod)):
-            return [(value.__func__, _to(path, ("attribute", "__func__")))]
-        if isinstance(value, types.MethodType):
-            return [(getattr(value, name), _to(path, ("attribute", name))) for name in ("__self__", "__func__")]
-        if isinstance(value, functools.partial):
-            parts = [(value.func, _to(path, ("attribute", "func"))), (value.args, _to(path, ("attribute", "args")))]
-            return [*parts, (value.keywords, _to(path, ("attribute", "keywords")))]
-        if isinstance(value, property):
-            return [(one, ()) for one in (value.fget, value.fset)]
+        parts: List[Tuple[Any, Path]] = []
+        for name in next((names for kind, names in _PARTS.items() if isinstance(value, kind)), ()):
+            parts.append((getattr(value, name), _to(path, name, True)))
+        if parts:
+            return parts
         if isinstance(value, types.FunctionType):
-            return self._reachable_from(value) if _is_of_program(value.__module__) else []
+            return self._reachable_from(value, path) if _is_of_program(value.__module__) else []
         if isinstance(value, tuple):
-            return [(one, _to(path, ("item", place))) for place, one in enumerate(value)]
+            return [(one, _to(path, place, False)) for place, one in enumerate(value)]
         if isinstance(value, types.ModuleType):
             if is_others(str(getattr(value, "__file__", None) or PACKAGES[0])):
                 return []
-            for name, one in vars(value).items():
-                self._names[id(vars(value)), name] = _Global(vars(value), name), one
+            for name in vars(value):
+                self._note(vars(value), name, False)
             return [(one, ()) for one in vars(value).values() if not isinstance(one, types.ModuleType)]
         if isinstance(value, np.ndarray):
             self._others[id(value)] = value, [hash(value.tobytes())] if value.size <= _MOST_ITEMS else []
@@ -183,10 +161,8 @@ class Objects:
         if isinstance(value, (set, collections.deque)):
             self._others[id(value)] = value, list(value)
             return [(one, ()) for one in value]
-        more: List[Tuple[Any, Path]] = []
-        kind = "attribute"
-        if isinstance(value, (list, dict)):
-            kind = "item"
+        is_attribute = not isinstance(value, (list, dict))
+        if not is_attribute:
             items = enumerate(value) if isinstance(value, list) else value.items()
             values = dict(items) if len(value) <= _MOST_ITEMS else {}
             if len(value) > _MOST_ITEMS:
@@ -195,39 +171,44 @@ class Objects:
             if not _is_of_program(value.__module__):
                 return []
             values = {name: one for name, one in vars(value).items() if name[:2] != "__"}
-            more = [(one, ()) for one in value.__bases__]
+            parts = [(one, ()) for one in value.__bases__]
         elif (hasattr(value, "__dict__") or hasattr(type(value), "__slots__")) and (
             isinstance(value, torch.nn.Module) or _is_of_program(type(value).__module__)
         ):
             values = _attributes(value)
             if isinstance(value, torch.nn.Module):
-                more = [(one, _to(path, ("attribute", name))) for name, one in value._modules.items()]
+                parts = [(one, _to(path, name, True)) for name, one in value._modules.items()]
                 hooks = [(hook, ()) for name in _HOOKS for hook in getattr(value, name, {}).values()]
                 self.has_hooks = self.has_hooks or bool(hooks)
-                more += hooks
-            more.append((type(value), _to(path, ("class", ""))))
+                parts += hooks
+            parts.append((type(value), _to(path, "__class__", True)))
         else:
             return []
         length = len(value) if isinstance(value, list) else 0
         self._owners[id(value)] = _Owner(value, path, values, length)
         for key, one in values.items():
             if isinstance(one, list):
-                self._lists.setdefault(id(one), []).append(Place(path, key, kind == "attribute"))
-        return [*more, *((one, _to(path, (kind, key))) for key, one in values.items())]
+                self._lists.setdefault(id(one), []).append(Place(path, key, is_attribute))
+        return [*parts, *((one, _to(path, key, is_attribute)) for key, one in values.items())]
 
-    def _reachable_from(self, function: Any) -> List[Tuple[Any, Path]]:
+    def _note(self, owner: Any, key: Any, is_attribute: bool) -> Any:
+        """Store a variable's value, and return it."""
+        place = Place((), key, is_attribute)
+        self._names[id(owner), key] = owner, place, place.get(owner)
+        return place.get(owner)
+
+    def _reachable_from(self, function: Any, path: Path) -> List[Tuple[Any, Path]]:
         """Return the objects in a function's defaults, closure and global names."""
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         reachable: List[Tuple[Any, Path]] = [(one, ()) for one in defaults]
-        for cell in function.__closure__ or ():
+        for place, cell in enumerate(function.__closure__ or ()):
             with contextlib.suppress(ValueError):
-                reachable.append((cell.cell_contents, (("cell", _Cell(cell)),)))
-                self._names[id(cell)] = cell, cell.cell_contents
+                where = _to(_to(_to(path, "__closure__", True), place, False), "cell_contents", True)
+                reachable.append((self._note(cell, "cell_contents", True), where))
         space = function.__globals__
+        where = _to((-1,) if space is self._space else path, "__globals__", True)
         for name in [name for code in _codes(function.__code__) for name in code.co_names if name in space]:
-            variable = _Global(space, name)
-            reachable.append((space[name], (("global", variable),)))
-            self._names[id(space), name] = variable, space[name]
+            reachable.append((self._note(space, name, False), _to(where, name, False)))
         return reachable
 
     def changes(self, later: "Objects") -> Changes:
@@ -240,8 +221,8 @@ class Objects:
             raise Refused("it can reach too many objects")
         if self._has_iterators or later._has_iterators:
             raise Refused("it can reach an iterator")
-        for key, (_, value) in self._names.items():
-            if later._names.get(key, (None, value))[1] is not value:
+        for key, (*_, value) in self._names.items():
+            if key in later._names and later._names[key][-1] is not value:
                 raise Refused("it sets a global variable, or a variable of a function around it")
         for other, (_, items) in self._others.items():
             after = later._others.get(other, (None, items))[1]
@@ -269,7 +250,7 @@ class Objects:
         """Return the only place of a list that grows."""
         holders = self._lists.get(key, [])
         if key in self._arguments and not holders:
-            return Place((("argument", self._arguments[key]),), None, False)
+            return Place((self._arguments[key],), None, False)
         if len(holders) != 1 or not holders[0].path or key in self._arguments:
             raise Refused("a list that grows is a global variable, or has several names")
         return holders[0]
@@ -293,11 +274,8 @@ class Objects:
 
     def undo(self, later: "Objects") -> None:
         """Restore the attributes and items of this snapshot."""
-        for holder, value in self._names.values():
-            if isinstance(holder, _Global):
-                holder.space[holder.name] = value
-            else:
-                holder.cell_contents = value
+        for holder, place, value in self._names.values():
+            place.set(holder, value)
         for other, items in self._others.values():
             if isinstance(other, (set, collections.deque)):
                 other.clear()
@@ -313,9 +291,9 @@ class Objects:
                     Place(owner.path, name, not isinstance(owner.object, (list, dict))).set(owner.object, value)
 
 
-def _to(path: Path, step: Any) -> Path:
+def _to(path: Path, key: Any, is_attribute: bool) -> Path:
     """Return a path with one more step; an empty path stays empty."""
-    return (*path, step) if path else ()
+    return (*path, (key, is_attribute)) if path else ()
 
 
 def _attributes(owner: Any) -> Dict[str, Any]:

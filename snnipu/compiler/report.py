@@ -7,7 +7,7 @@ import snntorch
 import torch
 from torch.fx import Node
 
-from snnipu.compiler import nodes, rules
+from snnipu.compiler import nodes
 from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.marks import MARKS
 from snnipu.compiler.reasons import Reason, line_of, reason
@@ -72,7 +72,6 @@ class LoopReport:
         neurons, operators: the neurons and operators of the body, in the program's order.
         runs_as: ``compiled``, or why the loop runs in Python.
         reason: the program's lines for which the loop runs in Python, and what to write instead; None if unknown.
-        code: the graph of all steps as Python code.
     """
 
     label: str
@@ -80,7 +79,6 @@ class LoopReport:
     operators: Tuple[OperatorReport, ...] = ()
     runs_as: str = "compiled"
     reason: Optional[Reason] = None
-    code: str = ""
 
     def text_lines(self) -> List[str]:
         """Return lines of text: the neurons, the operators, and why some of them run step by step."""
@@ -182,9 +180,7 @@ def report_of(label: str, distribution: Distribution, steps: int) -> LoopReport:
         if kind and name not in known and _is_call(node):
             unfused.setdefault(name, reason("unfused", node))
             layers.setdefault((name, kind), NeuronReport(name, kind, line_of(node), steps, unfused[name]))
-    return LoopReport(
-        label, tuple(layers.values()), _operators(distribution, steps, unfused), code=distribution.module.code
-    )
+    return LoopReport(label, tuple(layers.values()), _operators(distribution, steps, unfused))
 
 
 def _is_call(node: Node) -> bool:
@@ -289,5 +285,4 @@ def _why_single(node: Node, distribution: Distribution) -> Reason:
     if node in distribution.memory.changes and nodes.name_of(node):
         return reason("in_place", node)
     numbers = [one for one in node.all_input_nodes if not nodes.is_tensor(one) and one in distribution.body.varying]
-    known = nodes.name_of(node) in rules.RULES and numbers
-    return reason("numbers" if known else "unknown", node)
+    return reason("numbers" if numbers else "unknown", node)

@@ -138,7 +138,7 @@ class _Search:
     def __init__(self, graph: Graph) -> None:
         memory = nodes.Memory(graph)
         self.root = memory.root
-        self.changed = {memory.root(one) for same in memory.changes.values() for one in same}
+        self.changed = memory.changed_roots()
         self.sizes = symbols(graph)
         self.learnt: Dict[Node, FrozenSet[Node]] = {}
         self.calls: List[Node] = []

@@ -174,7 +174,7 @@ DISTRIBUTED = {
     "stacked along 1": f"{START}\n{LOOP}\n    {BOTH}\n    rec.append(mem2)\nreturn torch.stack(rec, dim=1), mem",
     "lists": f"{START}\n{LOOP}\n    {STEP}\n    rec.append((spk, mem))\nreturn [one for pair in rec for one in pair]",
     "lists that are added": (
-        f"{START}\nspikes, rows = [], []\n{LOOP}\n    {STEP}\n    rec += [spk, mem]\n    spikes = spikes + [spk]\n"
+        f"{START}\nspikes, rows = [], []\n{LOOP}\n    {STEP}\n    rec += [spk, mem]\n    spikes += [spk]\n"
         "    rows.extend((mem, step))\n    self.trace += [mem.detach()]\n"
         "return [*rec, *spikes, *rows, torch.stack(spikes)]"
     ),
@@ -184,9 +184,6 @@ DISTRIBUTED = {
     ),
     "items": (
         f"{START}\nfor step, now in enumerate(x):\n    spk, mem = self.lif1(self.fc1(now), mem)\nreturn spk, mem, step"
-    ),
-    "backwards": (
-        f"{START}\nfor step in reversed(range(x.shape[0])):\n    {STEP}\n    rec.append(spk)\nreturn rec[-1], mem"
     ),
     "pairs": (
         f"{START}\ny = x.flip(0)\nfor a, b in zip(x, y):\n    spk, mem = self.lif1(self.fc1(a + b), mem)\n"
@@ -266,15 +263,7 @@ DISTRIBUTED = {
         f"{START}\n{LOOP}\n    if step == 0:\n        total = torch.zeros(())\n    {STEP}\n"
         "    total = total + spk.sum()\nreturn total, mem"
     ),
-    "continued": (
-        f"{START}\n{LOOP}\n    {STEP}\n    if self.count > 5:\n        continue\n    rec.append(spk)\n"
-        "return torch.stack(rec), mem"
-    ),
     "on itself": f"{START}\n{LOOP}\n    {STEP}\n    self.trace.append(mem.detach())\nreturn mem, len(self.trace)",
-    "dictionaries": (
-        f"{START}\n{LOOP}\n    {STEP}\n    rec.append({{'spk': spk, 'at': step, 'late': step > 2}})\n"
-        "return [value for row in rec for value in row.values()]"
-    ),
     "whole numbers": (
         f"{START}\ncount = torch.zeros(x.shape[1], 6, dtype=torch.int32)\n{LOOP}\n    {STEP}\n"
         "    count = count + spk.int()\nreturn count, mem"
@@ -294,17 +283,8 @@ DISTRIBUTED = {
         f"def twice(v):\n    return v * 2\n{START}\n{LOOP}\n    {STEP}\n    rec.append(spk)\n"
         "return torch.stack(rec), twice(mem)"
     ),
-    "bars": (
-        f"{START}\nfor step in tqdm.tqdm(range(x.shape[0]), desc=f'of {{len(x)}}: ', {BAR}):\n    {STEP}\n"
-        f"bar = tqdm.trange(x.shape[0], {BAR})\nfor step, _ in enumerate(bar):\n    {STEP}\nreturn spk, mem, bar.n"
-    ),
     "one norm twice": (
         f"{START}\n{LOOP}\n    spk, mem = self.lif1(self.norm(self.norm(self.fc1(x[step]))), mem)\nreturn spk, mem"
-    ),
-    "without gradients": (
-        f"{START}\n{LOOP}\n    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, x.shape[1] > 2):\n"
-        "        spk, mem = self.lif1(self.fc1(x[step]), mem)\n        if self.count > 5:\n            continue\n"
-        "        rec.append(spk)\n        print(spk.requires_grad)\nreturn torch.stack(rec), mem, x"
     ),
     "printed at some steps": (
         f"{START}\nverbose = self.training\n{LOOP}\n    {STEP}\n    if step % 2:\n        print(float(spk.sum()))\n"
@@ -324,9 +304,6 @@ DISTRIBUTED = {
     "a bar with a description": (
         f"{START}\nbar = tqdm.tqdm(total=len(x), file=io.StringIO())\n{LOOP}\n    {STEP}\n"
         "    bar.set_description(f'step {step}: {spk.sum().item()}')\n    bar.update(1)\nreturn mem, bar.n, bar.desc"
-    ),
-    "a bar that is switched off": (
-        f"{START}\nfor step in tqdm.trange(1, len(x), disable=True):\n    {STEP}\nreturn mem"
     ),
     "a number of the call": (
         f"{START}\ncall = self.count\nname = f'call {{call}}'\n{LOOP}\n    {STEP}\n"
@@ -468,8 +445,31 @@ AS_WRITTEN = {
         "    spk2, syn2, mem2 = self.lif2(self.fc2(spk), syn2, mem2)\n    back = spk2\nreturn spk2, mem"
     ),
 }
-# Output that may have to wait for its step.
+# Loops that may run compiled or as they are written.
 EITHER = {
+    "backwards": (
+        f"{START}\nfor step in reversed(range(x.shape[0])):\n    {STEP}\n    rec.append(spk)\nreturn rec[-1], mem"
+    ),
+    "continued": (
+        f"{START}\n{LOOP}\n    {STEP}\n    if self.count > 5:\n        continue\n    rec.append(spk)\n"
+        "return torch.stack(rec), mem"
+    ),
+    "dictionaries": (
+        f"{START}\n{LOOP}\n    {STEP}\n    rec.append({{'spk': spk, 'at': step, 'late': step > 2}})\n"
+        "return [value for row in rec for value in row.values()]"
+    ),
+    "bars": (
+        f"{START}\nfor step in tqdm.tqdm(range(x.shape[0]), desc=f'of {{len(x)}}: ', {BAR}):\n    {STEP}\n"
+        f"bar = tqdm.trange(x.shape[0], {BAR})\nfor step, _ in enumerate(bar):\n    {STEP}\nreturn spk, mem, bar.n"
+    ),
+    "without gradients": (
+        f"{START}\n{LOOP}\n    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, x.shape[1] > 2):\n"
+        "        spk, mem = self.lif1(self.fc1(x[step]), mem)\n        if self.count > 5:\n            continue\n"
+        "        rec.append(spk)\n        print(spk.requires_grad)\nreturn torch.stack(rec), mem, x"
+    ),
+    "a bar that is switched off": (
+        f"{START}\nfor step in tqdm.trange(1, len(x), disable=True):\n    {STEP}\nreturn mem"
+    ),
     "arrays": (
         f"{START}\ntable = np.zeros((len(x), 6))\n{LOOP}\n    {STEP}\n    rec.append(spk.detach().cpu().numpy())\n"
         "    table[step] = mem.detach().numpy()[0]\n    self.trace.append(spk.mean(0).tolist())\n"

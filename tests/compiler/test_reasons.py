@@ -129,7 +129,7 @@ OPERATORS = [
         f"cur = net.fc1(x[t])\ncur = cur + 1\nfirst = cur[:1]\n{NOISY}\n_, hand = net.clamped(first, hand)",
     ),
     ("function", f"cur = net.spike(net.fc1(x[t]))  # here\n{NOISY}", STEP, with_custom_function),
-    ("unknown", f"{STEP}\nspk = spk + torch.kthvalue(mem, 2, 1, True).values  # here", STEP),
+    ("unknown", f"{STEP}\nspk = spk + nn.functional.bilinear(mem, mem, net.rec.weight[None])  # here", STEP),
     (
         "numbers",
         f"cur = x[t].masked_fill(x[t] > 0, 0.5 + t)  # here\n{NOISY}",

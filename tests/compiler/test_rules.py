@@ -40,11 +40,10 @@ TAKEN = {
     "argmax": "mem.argmax(1)",
     "argmin": "torch.argmin(mem, dim=0)",
     "avg_pool1d": "F.avg_pool1d(mem[:, None], 2)",
-    "avg_pool2d": "F.avg_pool2d(mem.view(1, 1, *mem.shape), 2)",
+    "avg_pool2d": "F.avg_pool2d(mem.view(-1, 1, 2, 3), 2)",
     "avg_pool3d": "F.avg_pool3d(mem.view(-1, 1, 2, 1, 3), 1)",
     "batch_norm": "F.batch_norm(mem, MATRIX[0], MATRIX[0] + 2)",
     "bfloat16": "mem.bfloat16()",
-    "bilinear": "F.bilinear(spk, mem, MATRIX[None])",
     "bmm": "torch.bmm(spk[None], mem[None].transpose(1, 2))",
     "bool": "spk.bool()",
     "cat": "torch.cat([mem, spk, MATRIX], 0)",
@@ -136,7 +135,7 @@ TAKEN = {
     "view": "mem.view(-1, 3)",
     "where": "torch.where(spk > 0, mem.sum(0), mem)",
 }
-# Calls that a rule must refuse, or refuse at some sizes.
+# Calls that a rule must refuse, or refuse at some sizes. Some of them run by torch.vmap.
 REFUSED = {
     # A tensor without dimensions does not promote the dtype of others, but a sequence of such tensors would.
     "double of no dimension": "mem * mem.double().sum()",
@@ -149,6 +148,7 @@ REFUSED = {
     "matrices in front": "torch.stack([MATRIX] * STEPS)[:, :3, : len(mem)] @ mem",
     "convolution without batch": "F.conv1d(mem, MATRIX[:2, : len(mem)].unsqueeze(-1))",
     "vectors": "mem[0] @ mem[1]",
+    "bilinear": "F.bilinear(spk, mem, MATRIX[None])",
     "roll of all": "torch.roll(mem, 1)",
     "flip of two": "torch.flip(mem, (0, -1))",
     "repeat with more": "mem.repeat(2, 1, 1)",
@@ -254,7 +254,7 @@ def test_elementwise_functions_are_called_once():
 
 def test_every_rule_has_a_row():
     """The table only has calls with results of the neuron. Separate tests below cover the other rules."""
-    others = {"getitem", "multi_head_attention_forward", *nodes.ELEMENTWISE}
+    others = {"getitem", *nodes.ELEMENTWISE}
     assert rules.RULES.keys() - others <= {name.split(",")[0] for name in TAKEN}
 
 
@@ -287,9 +287,7 @@ STATEMENTS = {
     "self.count += (spk > 0).sum()\nout = out + self.count": True,
     "half += spk * 0.3\nout = half.float()": True,
     "self.gate.mul_(0.9)\nout = out + self.gate.clone() * spk": True,
-    "with torch.no_grad():\n    out += spk": True,
-    "with torch.no_grad():\n    out += spk.mean() * mem": True,
-    "with torch.no_grad():\n    now = self.map(mem) * self.lif.beta\nout = out + now + spk": True,
+    "with torch.no_grad():\n    out += spk": None,
     "torch._C._log_api_usage_once('test')\nout = out + spk": True,
     "self.count.add_(3)": True,
     "self.count.add_(1).add_(2)": True,
@@ -419,12 +417,13 @@ ATTENTION = (
 
 
 @pytest.mark.slow
-def test_attention_of_all_steps_is_one_call():
+def test_attention_with_weights_is_one_call():
+    """torch.vmap has no rule for PyTorch's attention without weights."""
     call = "out = out + self.attention(spk[None], {0}, {0}, attn_mask={1}, need_weights={2} == 1)[{2}].sum()"
     step = "\n".join([SPIKE, *(call.format(*row) for row in ATTENTION)])
     init = BUFFERS + "self.attention = nn.MultiheadAttention(6, 2, batch_first=True)"
     report = compared(network(step, init), 2 * torch.rand(STEPS + 1, 6, 6))
-    assert times(report, "multi_head_attention_forward") == (STEPS * len(ATTENTION), len(ATTENTION))
+    assert times(report, "multi_head_attention_forward") == (STEPS * len(ATTENTION), STEPS * (len(ATTENTION) - 1) + 1)
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def steps_of(items):
     if isinstance(items, Called):
         inner = [steps_of(argument) if isinstance(argument, Called) else argument for argument in items.arguments]
         fit = all(isinstance(argument, (range, tuple, str, int)) for argument in inner)
-        return tuple(items.function(*inner)) if fit and items.function in (enumerate, zip, reversed) else None
+        return tuple(items.function(*inner)) if fit and items.function in (enumerate, zip) else None
     return items if isinstance(items, (range, tuple, str)) else None
 
 
