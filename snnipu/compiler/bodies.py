@@ -39,7 +39,7 @@ from snnipu.compiler.outline import (
 PREFIX = "__snnipu_"
 # Python does not mangle names in a class that end with underscores.
 LOOP, UNBOUND, KEPT, _OUT, _SHOWN = (f"{PREFIX}{name}" for name in ("loop_", "unbound__", "kept__", "out__", "shown__"))
-_HEADS = {"enumerate", "zip"}
+_HEADS, _BARS = {"enumerate", "zip", "reversed"}, {"tqdm", "trange"}
 CALLED, ITEM, AT, STACK = (f"{PREFIX}{name}__" for name in ("called", "item", "at", "stack"))
 # For each loop, the positions of results among the arguments (-1: none), and the positions of records.
 CARRIES: Dict[str, Tuple[Tuple[int, ...], Tuple[int, ...]]] = {}
@@ -343,13 +343,16 @@ def _slice(node: Any) -> Any:
 def _head(node: ast.expr) -> Optional[str]:
     """Return the source of a loop's iterable, or None if its evaluation may have side effects.
 
-    Calls of ``enumerate`` and ``zip`` become :class:`snnipu.compiler.items.Called`.
+    Calls of ``enumerate``, ``tqdm`` and similar functions become :class:`snnipu.compiler.items.Called`.
     """
-    if isinstance(node, ast.Call) and is_call_of(node, _HEADS) and not node.keywords:
+    is_bar = isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in _BARS
+    if isinstance(node, ast.Call) and (is_bar or (is_call_of(node, _HEADS) and not node.keywords)):
         inner = [_head(one) for one in node.args]
-        return (
-            None if None in inner else f"{CALLED}({ast.unparse(node.func)}, ({''.join(f'{one}, ' for one in inner)}))"
-        )
+        named = [(repr(one.arg), _head(one.value)) for one in node.keywords if one.arg]
+        if None in (*inner, *(value for _, value in named)) or len(named) < len(node.keywords):
+            return None
+        keywords = ", ".join(f"{name}: {value}" for name, value in named)
+        return f"{CALLED}({ast.unparse(node.func)}, ({''.join(f'{one}, ' for one in inner)}), {{{keywords}}})"
     calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
     names = [getattr(one.func, "id", "") or getattr(one.func, "attr", "") for one in calls]
     if any(

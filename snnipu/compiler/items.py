@@ -1,7 +1,7 @@
 """The items of a loop as functions of the step's number."""
 
 import builtins
-from typing import Any, Callable, List, NamedTuple, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Tuple
 
 import torch
 
@@ -17,6 +17,13 @@ class Called(NamedTuple):
 
     function: Any
     arguments: Tuple[Any, ...]
+    keywords: Mapping[str, Any] = {}
+
+    def evaluate(self) -> Any:
+        """Make the call, and return its result."""
+        return self.function(
+            *(one.evaluate() if isinstance(one, Called) else one for one in self.arguments), **self.keywords
+        )
 
 
 class Items:
@@ -25,18 +32,21 @@ class Items:
     Attributes:
         text: the item of step ``t`` as an expression; its list ``I`` has the tensors and numbers that it reads.
         values: the list ``I``.
+        bars: progress bars of tqdm around the items, and calls that create such bars.
         count: the number of steps.
     """
 
     def __init__(self, iterable: Any) -> None:
         """
         Args:
-            iterable: the iterable of the loop; a call of ``enumerate`` or ``zip`` is a :class:`Called`.
+            iterable: the iterable of the loop; a call of ``enumerate``, ``zip``, ``reversed`` or ``tqdm`` is
+                a :class:`Called`.
 
         Raises:
             Refused: the items cannot be read by number.
         """
         self.values: List[Any] = []
+        self.bars: List[Any] = []
         self.text, self.count = self._read(iterable)
 
     def _value(self, value: Any) -> str:
@@ -44,6 +54,12 @@ class Items:
         return f"I[{len(self.values) - 1}]"
 
     def _read(self, iterable: Any) -> Tuple[str, int]:
+        of = iterable.function if isinstance(iterable, Called) else type(iterable)
+        if str(of.__module__).split(".")[0] == "tqdm":
+            self.bars.append(iterable)
+            if not isinstance(iterable, Called):
+                return self._read(iterable.iterable)
+            return self._read(range(*iterable.arguments) if of.__name__ == "trange" else iterable.arguments[0])
         if isinstance(iterable, Called):
             return self._called(iterable)
         if isinstance(iterable, range):
@@ -68,6 +84,8 @@ class Items:
         if call.function is builtins.zip and call.arguments:
             read = [self._read(one) for one in call.arguments]
             return f"({''.join(f'{text}, ' for text, _ in read)})", min(count for _, count in read)
+        if call.function is builtins.reversed and len(call.arguments) == 1 and isinstance(call.arguments[0], range):
+            return self._read(call.arguments[0][::-1])
         raise Refused(f"it iterates over the result of {getattr(call.function, '__name__', call.function)}")
 
     def tensors(self) -> List[Any]:

@@ -6,6 +6,7 @@ found by comparing the objects that the body can reach, before and after the fir
 once (:mod:`snnipu.compiler.trace`), and :mod:`snnipu.compiler.distribute` makes a graph of all steps.
 """
 
+import collections
 import logging
 import random
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
@@ -17,7 +18,7 @@ from snnipu.compiler import reasons
 from snnipu.compiler.calls import calls, counting, has_loop_over_time
 from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.helpers import storage
-from snnipu.compiler.items import Items
+from snnipu.compiler.items import Called, Items
 from snnipu.compiler.marks import Refused
 from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place
 from snnipu.compiler.private import hindrance, version_of
@@ -156,21 +157,30 @@ class _Run:
         self.looks = 0
         self.results: Tuple[Any, ...] = ()
         self._first: Optional[Objects] = None  # the snapshot before the observed steps
+        self._bars = [iter(one.evaluate() if isinstance(one, Called) else one) for one in items.bars]
 
     def run(self) -> Tuple[Any, ...]:
-        if self.loop.plans:
-            calls.has_loop = True
-            self._distribute()
-        elif self.loop.is_observed():
-            self._look()
-        while self.step < self.items.count:
-            self.step_in_python()
+        try:
+            if self.loop.plans:
+                calls.has_loop = True
+                self._distribute()
+            elif self.loop.is_observed():
+                self._look()
+            while self.step < self.items.count:
+                self.step_in_python()
+            for bar in self._bars:
+                collections.deque(bar, 0)
+        finally:
+            for bar in self._bars:
+                bar.close()
         return self.results
 
     def step_in_python(self) -> None:
         """Run a step in Python."""
         if self._at is None:
             self._at = self.items.reader()
+        for bar in self._bars:
+            next(bar, None)
         self.results = self.loop.body(self._at(self.step), *self.arguments)
         self.carry()
         self.step += 1

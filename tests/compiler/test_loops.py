@@ -283,6 +283,16 @@ DISTRIBUTED = {
         f"def twice(v):\n    return v * 2\n{START}\n{LOOP}\n    {STEP}\n    rec.append(spk)\n"
         "return torch.stack(rec), twice(mem)"
     ),
+    "backwards": (
+        f"{START}\nfor step in reversed(range(x.shape[0])):\n    {STEP}\n    rec.append(spk)\nreturn rec[-1], mem"
+    ),
+    "bars": (
+        f"{START}\nfor step in tqdm.tqdm(range(x.shape[0]), desc=f'of {{len(x)}}: ', {BAR}):\n    {STEP}\n"
+        f"bar = tqdm.trange(x.shape[0], {BAR})\nfor step, _ in enumerate(bar):\n    {STEP}\nreturn spk, mem, bar.n"
+    ),
+    "a bar that is switched off": (
+        f"{START}\nfor step in tqdm.trange(1, len(x), disable=True):\n    {STEP}\nreturn mem"
+    ),
     "one norm twice": (
         f"{START}\n{LOOP}\n    spk, mem = self.lif1(self.norm(self.norm(self.fc1(x[step]))), mem)\nreturn spk, mem"
     ),
@@ -447,9 +457,6 @@ AS_WRITTEN = {
 }
 # Loops that may run compiled or as they are written.
 EITHER = {
-    "backwards": (
-        f"{START}\nfor step in reversed(range(x.shape[0])):\n    {STEP}\n    rec.append(spk)\nreturn rec[-1], mem"
-    ),
     "continued": (
         f"{START}\n{LOOP}\n    {STEP}\n    if self.count > 5:\n        continue\n    rec.append(spk)\n"
         "return torch.stack(rec), mem"
@@ -458,17 +465,10 @@ EITHER = {
         f"{START}\n{LOOP}\n    {STEP}\n    rec.append({{'spk': spk, 'at': step, 'late': step > 2}})\n"
         "return [value for row in rec for value in row.values()]"
     ),
-    "bars": (
-        f"{START}\nfor step in tqdm.tqdm(range(x.shape[0]), desc=f'of {{len(x)}}: ', {BAR}):\n    {STEP}\n"
-        f"bar = tqdm.trange(x.shape[0], {BAR})\nfor step, _ in enumerate(bar):\n    {STEP}\nreturn spk, mem, bar.n"
-    ),
     "without gradients": (
         f"{START}\n{LOOP}\n    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, x.shape[1] > 2):\n"
         "        spk, mem = self.lif1(self.fc1(x[step]), mem)\n        if self.count > 5:\n            continue\n"
         "        rec.append(spk)\n        print(spk.requires_grad)\nreturn torch.stack(rec), mem, x"
-    ),
-    "a bar that is switched off": (
-        f"{START}\nfor step in tqdm.trange(1, len(x), disable=True):\n    {STEP}\nreturn mem"
     ),
     "arrays": (
         f"{START}\ntable = np.zeros((len(x), 6))\n{LOOP}\n    {STEP}\n    rec.append(spk.detach().cpu().numpy())\n"
